@@ -1,0 +1,11 @@
+# The CUDA device is optional: without nvcc the library links gpu/stub.c, whose constructor says why.
+set(ANYRANK_HAVE_CUDA OFF)
+if(ANYRANK_CUDA)
+  include(CheckLanguage)
+  check_language(CUDA)
+  file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/gpu/*.cu)
+  if(CMAKE_CUDA_COMPILER AND cuda_sources)
+    set(ANYRANK_HAVE_CUDA ON)
+  endif()
+endif()
+message(STATUS "CUDA device: ${ANYRANK_HAVE_CUDA} (compiler: ${CMAKE_CUDA_COMPILER})")

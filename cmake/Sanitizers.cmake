@@ -1,0 +1,13 @@
+if(ANYRANK_SANITIZE STREQUAL "address")
+  set(flags -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+elseif(ANYRANK_SANITIZE STREQUAL "thread")
+  set(flags -fsanitize=thread -fno-omit-frame-pointer)
+elseif(ANYRANK_SANITIZE)
+  message(FATAL_ERROR "ANYRANK_SANITIZE is '${ANYRANK_SANITIZE}'; it takes 'address', 'thread' or nothing")
+endif()
+if(ANYRANK_SANITIZE)
+  target_compile_options(anyrank_options INTERFACE ${flags})
+  target_link_options(anyrank_options INTERFACE ${flags})
+  # Function multi-versioning resolves before a sanitizer's runtime is up: one version only.
+  target_compile_definitions(anyrank_options INTERFACE ARI_SANITIZED=1)
+endif()

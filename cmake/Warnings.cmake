@@ -1,0 +1,11 @@
+# One interface target carries the flags every C file of the project is compiled with.
+add_library(anyrank_options INTERFACE)
+target_compile_options(anyrank_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wundef
+  -Wvla -Wcast-qual -Wdouble-promotion -Wformat=2 -Wno-unknown-pragmas -Werror
+  # Bits depend on these two: no fused multiply-add that the source does not spell, no re-association.
+  -ffp-contract=off -fno-fast-math -fno-math-errno -fno-trapping-math)
+target_compile_definitions(anyrank_options INTERFACE _GNU_SOURCE)
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  target_compile_options(anyrank_options INTERFACE -O3)
+endif()

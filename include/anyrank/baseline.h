@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_BASELINE_H
+#define ANYRANK_BASELINE_H
+
+#include "anyrank/batch.h"
+#include "anyrank/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The independent, non-parallel baseline: plain loops, no sharding, no threads, no kernels of the product. */
+typedef enum ar_number_mode {
+    AR_MODE_EXACT, /* every sum an integer sum: what N ranks are compared with, bit for bit */
+    AR_MODE_FP32,  /* fp32, sums from first to last */
+    AR_MODE_F64    /* binary64 throughout */
+} ar_number_mode;
+
+/** One tensor of a run. pass: 'i' initial parameter, 'f' forward, 'b' backward, 'g' gradient of a parameter. values:
+ *  row-major binary64, borrowed during the call; in the exact and fp32 modes every value is an fp32 value. Parameters
+ *  and gradients have the Hugging Face name and shape; activations as docs/names.md lists them. Called in execution
+ *  order. A status other than AR_OK ends the run with it. */
+typedef ar_status (*ar_baseline_emit)(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                                      const double *values);
+
+/** Given weights: looked up by Hugging Face name. Returns NULL for a name it does not have (the run then fails), else
+ *  `count` fp32 values, row-major, borrowed until the run returns. */
+typedef const float *(*ar_baseline_weights)(void *user, const char *name, size_t count);
+
+typedef struct ar_baseline_options {
+    ar_number_mode mode;
+    uint64_t seed;               /* of fresh weights */
+    ar_baseline_weights weights; /* NULL: fresh weights by name */
+    void *weights_user;
+    ar_baseline_emit emit; /* NULL: nobody listens */
+    void *emit_user;
+    bool forward_only;
+    bool (*progress)(void *user, double fraction); /* NULL, or called between layers; false ends the run */
+    void *progress_user;
+} ar_baseline_options;
+
+/** Forward, loss and backward of a whole model on one batch. *loss: fp32-valued in exact and fp32 modes.
+ *  Errors: AR_ERR_ARG, AR_ERR_DATA (ids out of range, NaN in weights or mask; names which), AR_ERR_NOT_FOUND (a weight),
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
+                                       double *loss);
+
+/** One transformer block: x [b,s,h] and dy [b,s,h] given, weights by the names of `c`'s layer 0 (for AR_ARCH_STACK:
+ *  layers.0.ln1.weight ...). Emits the same tensors as the block inside a model; y is "<block>:fwd", dx "<block>:bwd".
+ *  batch: batch, seq and masks are used, input_ids and labels are not. */
+AR_NODISCARD ar_status ar_baseline_block(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
+                                         const float *x, const float *dy);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

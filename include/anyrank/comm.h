@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_COMM_H
+#define ANYRANK_COMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "anyrank/queue.h"
+#include "anyrank/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A communicator: one object per rank and group. Every call is collective over the group, enqueues on q, and uses
+ * contiguous buffers. `tag` names layer and tensor in reports and traces; it is borrowed until the call is done.
+ * N = ar_comm_size, r = ar_comm_rank. Counts are elements.
+ *
+ * Order of additions in fp32 and fp64 (the ring's): slice c, one of N slices cut by ar_comm_slice, is added in the
+ * order of ranks c+1, c+2, ..., c (modulo N). So all_reduce has the bits of reduce_scatter (counts from ar_comm_slice)
+ * then all_gather. Integers wrap modulo 2^64 or 2^32 (sums are computed on unsigned types).
+ *
+ * Errors of every call: AR_ERR_ARG, AR_ERR_DTYPE (before anything moves); AR_ERR_MISMATCH (ranks disagree about kind,
+ * dtype, count, op, root or order), AR_ERR_TIMEOUT, AR_ERR_ABORTED. The first error ends the world: every rank of every
+ * group of it gets an error, and ar_comm_error tells the first one. After an error no output is defined.
+ *
+ * dtypes: F32, F64, I64, I32, U8. Sums: all of them; max and min: all, on integers only where NaN may occur
+ * (a floating max would depend on order, so AR_MAX and AR_MIN on F32 or F64 are AR_ERR_DTYPE). */
+typedef enum ar_op { AR_SUM, AR_MAX, AR_MIN } ar_op;
+typedef struct ar_comm ar_comm;
+typedef struct ar_p2p {
+    int peer;
+    bool send;    /* false: receive */
+    ar_buf buf;   /* borrowed; not written where send */
+    size_t count; /* elements */
+} ar_p2p;
+
+typedef struct ar_comm_ops {
+    const char *name; /* static storage: "self", "direct", "ring" */
+    /* out[i] = op over ranks of in[i]. in == out allowed. */
+    ar_status (*all_reduce)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op,
+                            const char *tag);
+    /* in: sum of counts; out: counts[r]. Rank r's out[i] = op over ranks of in[counts[0] + .. + counts[r-1] + i].
+     * In place: out == in + that offset. */
+    ar_status (*reduce_scatter)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
+                                ar_op op, const char *tag);
+    /* in: counts[r]; out: sum of counts, rank after rank. In place: in == out + own offset. */
+    ar_status (*all_gather)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
+                            const char *tag);
+    /* Sends send_counts[p] elements to each rank p, receives recv_counts[p] from it, both packed in rank order. */
+    ar_status (*all_to_all)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *send_counts,
+                            const size_t *recv_counts, ar_dtype t, const char *tag);
+    ar_status (*broadcast)(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root, const char *tag);
+    /* Batched sends and receives; the k-th send to p meets p's k-th receive from r, counts equal. Collective: every
+     * rank of the group calls it, with n = 0 where it has nothing to move. */
+    ar_status (*exchange)(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag);
+    ar_status (*barrier)(ar_comm *c, ar_queue *q, const char *tag);
+    /* Collective. Ranks of one color form a group, ordered by (key, rank); color < 0: *gives = NULL. */
+    ar_status (*split)(ar_comm **gives, ar_comm *c, int color, int key);
+    /* Ends the world: wakes every rank of every group of it with AR_ERR_ABORTED and this reason. First call wins. */
+    void (*abort)(ar_comm *c, ar_status st, const char *why);
+    void (*destroy)(ar_comm *c); /* accepts a failed communicator */
+} ar_comm_ops;
+
+/* Public wrappers: each validates its arguments once and calls the table. NULL c is a programming error (AR_ERR_ARG). */
+AR_NODISCARD ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t,
+                                          ar_op op, const char *tag);
+AR_NODISCARD ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,
+                                              ar_dtype t, ar_op op, const char *tag);
+AR_NODISCARD ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,
+                                          ar_dtype t, const char *tag);
+AR_NODISCARD ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *send_counts,
+                                          const size_t *recv_counts, ar_dtype t, const char *tag);
+AR_NODISCARD ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root,
+                                         const char *tag);
+AR_NODISCARD ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t,
+                                        const char *tag);
+AR_NODISCARD ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag);
+AR_NODISCARD ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key);
+void ar_comm_abort(ar_comm *c, ar_status st, const char *why);
+void ar_comm_destroy(ar_comm *c);
+
+int ar_comm_rank(const ar_comm *c);
+int ar_comm_size(const ar_comm *c);
+/** The first error of any rank of this world, with the table of ranks; "" if none. Valid while the world lives. */
+const char *ar_comm_error(const ar_comm *c);
+/** Bytes of other ranks' memory that this rank read and wrote through this communicator (not its splits), counted in
+ *  the copy loops. */
+void ar_comm_counted(const ar_comm *c, uint64_t *bytes_read, uint64_t *bytes_written);
+/** Number of calls made of one kind since creation, by this rank. Kinds: "all_reduce", "reduce_scatter",
+ *  "all_gather", "all_to_all", "broadcast", "exchange", "barrier". 0 for another name. */
+uint64_t ar_comm_calls(const ar_comm *c, const char *kind);
+
+/** Slice c of N of `count` elements in reductions: the first count mod N slices hold one element more. */
+void ar_comm_slice(size_t count, int n, int c, size_t *start, size_t *size);
+
+/** A group of one: collectives copy. Gives; destroy with ar_comm_destroy. */
+AR_NODISCARD ar_status ar_comm_self(ar_comm **gives);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

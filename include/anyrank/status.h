@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_STATUS_H
+#define ANYRANK_STATUS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define AR_NODISCARD __attribute__((warn_unused_result))
+#define AR_PRINTF(format_at, first_at) __attribute__((format(printf, format_at, first_at)))
+#else
+#define AR_NODISCARD
+#define AR_PRINTF(format_at, first_at)
+#endif
+
+/* One table: code, name, text. Errors are negative. */
+#define AR_STATUS_TABLE(X)                                                                                             \
+    X(0, OK, "no error")                                                                                               \
+    X(-1, ERR_ARG, "invalid argument")                                                                                 \
+    X(-2, ERR_SHAPE, "shapes do not fit")                                                                              \
+    X(-3, ERR_DTYPE, "wrong data type")                                                                                \
+    X(-4, ERR_INDIVISIBLE, "a dimension does not divide")                                                              \
+    X(-5, ERR_OVERFLOW, "a size overflows")                                                                            \
+    X(-6, ERR_MEMORY, "out of memory")                                                                                 \
+    X(-7, ERR_IO, "input or output failed")                                                                            \
+    X(-8, ERR_FORMAT, "malformed file")                                                                                \
+    X(-9, ERR_CONFIG, "unusable model configuration")                                                                  \
+    X(-10, ERR_DATA, "unusable values in the data")                                                                    \
+    X(-11, ERR_UNSUPPORTED, "not supported")                                                                           \
+    X(-12, ERR_MISMATCH, "ranks disagree about a collective")                                                          \
+    X(-13, ERR_ABORTED, "another rank failed")                                                                         \
+    X(-14, ERR_TIMEOUT, "waited too long for a rank")                                                                  \
+    X(-15, ERR_NOT_FOUND, "no such name")                                                                              \
+    X(-16, ERR_INTERNAL, "broken internal invariant")
+
+typedef enum ar_status {
+#define AR_STATUS_ENUM(code, name, text) AR_##name = (code),
+    AR_STATUS_TABLE(AR_STATUS_ENUM)
+#undef AR_STATUS_ENUM
+} ar_status;
+
+/** The enumerator's name, "AR_ERR_SHAPE". Static storage; "AR_?" for an unknown code. */
+const char *ar_status_name(ar_status st);
+/** One line of English for the code. Static storage. */
+const char *ar_status_text(ar_status st);
+
+/** The detail of this thread's last failure: what, where, expected and actual. Thread-local storage, valid until the
+ *  next failing call on this thread; "" if none. */
+const char *ar_error_message(void);
+/** Forgets this thread's detail. */
+void ar_error_clear(void);
+/** Records a detail (replacing the previous one) and returns `st`, so that a module of a user can fail like ours:
+ *  `return ar_error_set(AR_ERR_SHAPE, "my_layer: x has %zu columns, expected %zu", got, want);` */
+ar_status ar_error_set(ar_status st, const char *format, ...) AR_PRINTF(2, 3);
+
+/* Propagation: return on failure, or store and jump to a cleanup label. */
+#define AR_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        const ar_status ar_try_status_ = (call);                                                                       \
+        if (ar_try_status_ != AR_OK)                                                                                   \
+            return ar_try_status_;                                                                                     \
+    } while (0)
+#define AR_TRY_TO(label, st, call)                                                                                     \
+    do {                                                                                                               \
+        (st) = (call);                                                                                                 \
+        if ((st) != AR_OK)                                                                                             \
+            goto label;                                                                                                \
+    } while (0)
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/size.h"
+
+#include <stdlib.h>
+
+ar_status ari_mul_size(size_t *out, size_t a, size_t b)
+{
+    size_t product = 0;
+    if (__builtin_mul_overflow(a, b, &product))
+        return ar_error_set(AR_ERR_OVERFLOW, "%zu times %zu does not fit a size", a, b);
+    *out = product;
+    return AR_OK;
+}
+
+ar_status ari_add_size(size_t *out, size_t a, size_t b)
+{
+    size_t sum = 0;
+    if (__builtin_add_overflow(a, b, &sum))
+        return ar_error_set(AR_ERR_OVERFLOW, "%zu plus %zu does not fit a size", a, b);
+    *out = sum;
+    return AR_OK;
+}
+
+static ar_status allocate(void **gives, size_t n, size_t size, const char *what, int zeroed)
+{
+    size_t bytes = 0;
+    AR_TRY(ari_mul_size(&bytes, n, size));
+    void *p = zeroed ? calloc(bytes ? bytes : 1, 1) : malloc(bytes ? bytes : 1);
+    if (!p)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %s: %zu bytes", what, bytes);
+    *gives = p;
+    return AR_OK;
+}
+
+ar_status ari_alloc(void **gives, size_t n, size_t size, const char *what)
+{
+    return allocate(gives, n, size, what, 0);
+}
+
+ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what)
+{
+    return allocate(gives, n, size, what, 1);
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_SIZE_H
+#define ARI_CORE_SIZE_H
+
+#include <stddef.h>
+
+#include "anyrank/status.h"
+
+/** *out = a * b. Errors: AR_ERR_OVERFLOW, both factors named; *out untouched. out may be one of the factors' storage. */
+AR_NODISCARD ar_status ari_mul_size(size_t *out, size_t a, size_t b);
+/** *out = a + b. Errors: AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_add_size(size_t *out, size_t a, size_t b);
+/** malloc / calloc of n elements of `size` bytes with the product checked; n = 0 gives a valid pointer.
+ *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY; `what` names the thing in the message. Free with free(). */
+AR_NODISCARD ar_status ari_alloc(void **gives, size_t n, size_t size, const char *what);
+AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what);
+
+#endif
