@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_ARITH_H
+#define ANYRANK_ARITH_H
+
+#include "anyrank/param.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The arithmetic: what a contraction and a gradient sum are. `exact` and `native` fill the same table over any device and
+ * communicator; layers call only this and never ask which it is.
+ *
+ *   exact:  integers (docs/numerics.md): the result has the same bits however K, the rows or the samples are split
+ *   native: fp32 GEMM of the device, fp32 sums in ring order
+ *
+ * A contraction is C[i,j] = sum_k A[i,k]*B[j,k]: first B (its exponents scale A), then A, then
+ *   operand_b -> operand_a -> contract -> fold -> round.
+ * Everything given lives until ar_ctx_end_step. Functions are collective over the groups they are given. */
+typedef struct ar_operand ar_operand;
+typedef struct ar_sum ar_sum;
+
+#define AR_MAX_PARTS 4
+/* Matrices side by side: along K, or (rows) one under the other. Several parts: 2-D views only. */
+typedef struct ar_parts {
+    int n;
+    ar_tensor part[AR_MAX_PARTS]; /* [.., rows, k] views */
+    bool along_k;                 /* else along rows */
+} ar_parts;
+
+typedef enum ar_fold {
+    AR_KEEP, /* the sum is complete here */
+    AR_ALL   /* partial over the group: reduce, every rank gets all of it */
+} ar_fold;
+
+/* What follows the one rounding, in the same pass over memory. */
+typedef struct ar_epilogue {
+    ar_cbuf bias;       /* fp32 [columns]; ptr NULL: none */
+    ar_activation act;  /* AR_ACT_NONE: none */
+    const ar_tensor *z; /* act(y), of y's shape, where act is not AR_ACT_NONE */
+} ar_epilogue;
+
+struct ar_arith_ops {
+    const char *name; /* "exact", "native" */
+    /* k_full: the length of K on all ranks together. k_over: the group that shards K, or NULL. rows_over: the group that
+     * shards B's rows, or NULL. scale: equilibrate by B's columns (false for scores and dP: K = head_dim). */
+    ar_status (*operand_b)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
+                           ar_comm *k_over, ar_comm *rows_over, const char *tag);
+    /* A, scaled by b's columns, K sharded as b's. */
+    ar_status (*operand_a)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
+                           const char *tag);
+    /* B from parameters' matrices W [out, in]: along_k false: the rows of all W (forward: K = in); true: the rows of all
+     * W transposed, side by side along K (dX: K = out). Kept until a version changes. */
+    ar_status (*param_operand)(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, bool along_k,
+                               size_t k_full, ar_comm *k_over, ar_comm *rows_over);
+    ar_status (*contract)(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b);
+    ar_status (*fold)(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag);
+    /* y[batch.., m, n] = the sum rounded, then the epilogue (NULL: none). y contiguous, or contiguous along n where the
+     * sum was never folded. Ends the sum. */
+    ar_status (*round)(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue);
+
+    /* grad(p) += sum over samples of dy^T x: dy [tokens, out], x [tokens, in] 2-D views, `samples` runs of `tokens/samples`
+     * tokens. x_rows_over: the group that shards x's features, or NULL. */
+    ar_status (*grad_contract)(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
+                               ar_comm *x_rows_over, const char *tag);
+    /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or
+     * ptr NULL: all into the one row of a vector parameter. */
+    ar_status (*grad_rows)(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);
+    /* Sums the gradients of n parameters over a group (data parallelism). */
+    ar_status (*grads_reduce)(ar_ctx *ctx, ar_param *const *params, size_t n, ar_comm *over, const char *tag);
+    /* g (local, contiguous, the parameter's stored shape) = the gradient. */
+    ar_status (*grad_value)(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
+    ar_status (*grad_zero)(ar_ctx *ctx, ar_param *p);
+    /* Sum of all elements of x (contiguous fp32) into one fp32: the loss. */
+    ar_status (*total)(ar_ctx *ctx, float *sum, const ar_tensor *x);
+    /* Frees what the arithmetic keeps with a parameter. */
+    void (*param_release)(ar_param *p);
+};
+
+const ar_arith_ops *ar_arith_exact(void);
+const ar_arith_ops *ar_arith_native(void);
+/** The context's own. */
+const ar_arith_ops *ar_ctx_arith(const ar_ctx *c);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_CONTEXT_H
+#define ANYRANK_CONTEXT_H
+
+#include "anyrank/comm.h"
+#include "anyrank/device.h"
+#include "anyrank/fault.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A rank's context: its device, its groups, its arithmetic, its memory for one step, who listens. One per rank, used by
+ * that rank's thread alone. Nothing of it is global. */
+typedef struct ar_ctx ar_ctx;
+typedef struct ar_arith_ops ar_arith_ops;
+
+typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
+
+/** A complete value (never a partial sum) of a rank, at the moment it exists. `local` lies in memory as `layout` says:
+ *  box k copies local[box.local ..] <-> global[box.global ..]. Valid during the call only. */
+typedef struct ar_tap_event {
+    const char *name; /* docs/names.md, without the pass */
+    char pass;        /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter */
+    const ar_tensor *local;
+    const ar_layout *layout;
+} ar_tap_event;
+/** Called on the rank's own thread; may copy, must not wait for a peer. A failure ends the rank. */
+typedef ar_status (*ar_tap_fn)(void *user, const ar_tap_event *event);
+
+typedef struct ar_ctx_options {
+    ar_device *device;    /* borrowed until ar_ctx_destroy */
+    ar_comm *tp;          /* tensor-parallel group, borrowed; NULL: a group of one */
+    ar_numerics numerics;
+    ar_fault fault;       /* AR_FAULT_NONE */
+    ar_tap_fn tap;        /* NULL: nobody listens */
+    void *tap_user;
+} ar_ctx_options;
+
+/** Gives. Errors: AR_ERR_ARG (no device), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
+/** Frees all memory of the step too. Accepts NULL. */
+void ar_ctx_destroy(ar_ctx *c);
+/** Ends a step: releases every tensor that ar_ctx_tensor made and every operand; saved activations become invalid. */
+void ar_ctx_end_step(ar_ctx *c);
+
+ar_comm *ar_ctx_tp(const ar_ctx *c);
+ar_device *ar_ctx_device(const ar_ctx *c);
+
+/** A fresh contiguous tensor, contents undefined, that lives until ar_ctx_end_step or ar_ctx_release.
+ *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_ctx_tensor(ar_ctx *c, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape);
+/** Gives memory back before the end of the step. `t` may be a view of the whole; t->data must be what ar_ctx_tensor
+ *  gave. NULL data is fine. */
+void ar_ctx_release(ar_ctx *c, ar_tensor *t);
+/** Copies from or to the host. `t` contiguous; bytes = its size. */
+AR_NODISCARD ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host);
+AR_NODISCARD ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t);
+/** Bytes of step memory now and at most so far. */
+void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak);
+
+/** Reports a value to the listener, if there is one. */
+AR_NODISCARD ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout);
+/** Whether somebody listens (to save the work of preparing a tap). */
+bool ar_tapped(const ar_ctx *c);
+/** Whether this fault is switched on: the one call by which a fault changes a layer's path. */
+bool ar_faulty(const ar_ctx *c, ar_fault fault);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_PARAM_H
+#define ANYRANK_PARAM_H
+
+#include "anyrank/config.h"
+#include "anyrank/context.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ar_param_cache ar_param_cache; /* operands kept by the arithmetic, one list per parameter */
+typedef struct ar_param_grad ar_param_grad;   /* gradient state, in the arithmetic's own form */
+
+/** A trainable tensor: this rank's boxes of it, its gradient, and how it starts. */
+typedef struct ar_param {
+    char name[128];     /* Hugging Face name */
+    ar_layout layout;   /* in the Hugging Face shape */
+    ar_tensor value;    /* local, contiguous, fp32 */
+    bool transposed;    /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
+    bool requires_grad;
+    uint64_t version;   /* counts changes of value: kept operands of an older version are made anew */
+    int uses;           /* how many places of the model use it (a tied weight: 2) */
+    int contributions;  /* how many of them have contributed to the gradient since it was zeroed */
+    ar_init_scheme init;
+    size_t fan_in, fan_out; /* of the FULL matrix */
+    double init_range;      /* of AR_INIT_NORMAL */
+    ar_param_cache *cache;
+    ar_param_grad *grad;
+    ar_device *device; /* that owns the memory */
+} ar_param;
+
+/** Storage for the boxes of `layout`; value undefined, gradient zero. Errors: AR_ERR_ARG (name too long),
+ *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout,
+                                     bool transposed);
+void ar_param_fini(ar_param *p);
+/** The layer's matrix [out, in] (or vector [n]) as a view of the value. */
+ar_tensor ar_param_matrix(const ar_param *p);
+/** Fresh values: element i of the FULL tensor depends on (seed, name, i) alone, never on the layout. */
+AR_NODISCARD ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed);
+/** Copies this rank's boxes out of the full tensor (host, row-major, Hugging Face shape), and counts a new version. */
+AR_NODISCARD ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full);
+/** Taps the complete gradient once every use has contributed; before that does nothing. */
+AR_NODISCARD ar_status ar_param_done(ar_param *p, ar_ctx *ctx);
+AR_NODISCARD ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

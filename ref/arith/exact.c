@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The exact arithmetic: every sum is a sum of integers (docs/numerics.md), so no result depends on how K, the rows or the
+ * samples are split over ranks, tiles or threads. */
+#include <stdlib.h>
+
+#include "ref/arith/exact.h"
+#include "ref/arith/operand.h"
+#include "ref/core/context.h"
+#include "ref/core/size.h"
+
+enum { LARGEST_K_OF_ONE_LIMB = 8191 };
+
+struct ar_operand {
+    ari_extents x;
+    size_t k_full;
+    ar_comm *k_over;   /* NULL: K is whole here */
+    ar_packed *packed; /* [batch, rows, k] */
+    ar_buf c;          /* int32 [batch, k], of B; ptr NULL: not equilibrated */
+    ar_buf e;          /* int32 [batch, rows] */
+    bool kept;         /* owned by a parameter's cache: c and e are device memory of their own */
+};
+
+struct ar_sum {
+    const ar_operand *a, *b;
+    ar_comm *over; /* AR_ALL: the group that gathers after the rounding; NULL: complete here */
+    ar_buf s;      /* int64 slice of the reduced sums, where `over` is set */
+    size_t start, count; /* the slice: elements of the row-major [m, n] matrix */
+    int limbs;
+};
+
+static int limbs_of(size_t k_full)
+{
+    return k_full > LARGEST_K_OF_ONE_LIMB ? 2 : 1;
+}
+
+static ar_status max_over(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag)
+{
+    if (!ari_has_peers(over))
+        return AR_OK;
+    return ar_comm_all_reduce(over, ctx->queue, e, ar_const(e), n, AR_I32, AR_MAX, tag);
+}
+
+static void operand_fini(ar_device *d, ar_operand *o)
+{
+    d->ops->packed_destroy(d, o->packed);
+    if (o->kept) {
+        d->ops->free(d, o->c);
+        d->ops->free(d, o->e);
+    }
+    free(o);
+}
+
+static void operand_destroy(ar_ctx *ctx, void *object)
+{
+    operand_fini(ctx->device, object);
+}
+
+/* Exponent arrays end with the step, unless the operand is kept with a parameter. */
+static ar_status exponent_array(ar_ctx *ctx, const ar_operand *o, ar_buf *gives, size_t n)
+{
+    size_t bytes = 0;
+    AR_TRY(ari_mul_size(&bytes, n ? n : 1, sizeof(int32_t)));
+    return o->kept ? ctx->device->ops->alloc(ctx->device, gives, bytes) : ari_step_alloc(ctx, gives, bytes);
+}
+
+/* Equilibration: one exponent per column of B, over the rows of all parts and all ranks. */
+static ar_status equilibrate(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_comm *rows_over, const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    AR_TRY(exponent_array(ctx, o, &o->c, o->x.batch * o->x.k));
+    size_t at = 0;
+    for (int i = 0; i < p->n; i++) {
+        const ar_tensor *t = &p->part[i];
+        AR_TRY(dev->col_exponents(ctx->device, ctx->queue, ar_buf_at(o->c, at * sizeof(int32_t)), t,
+                                  i > 0 && !p->along_k));
+        at += p->along_k ? t->shape[t->ndim - 1] : 0;
+    }
+    return max_over(ctx, rows_over, o->c, o->x.batch * o->x.k, tag);
+}
+
+/* Row exponents of all parts scaled by c, over all ranks that share K; then the integers. */
+static ar_status quantise(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf c, int sign, bool split,
+                          const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    AR_TRY(exponent_array(ctx, o, &o->e, o->x.batch * o->x.rows));
+    size_t row = 0, k = 0;
+    for (int i = 0; i < p->n; i++) {
+        const ar_tensor *t = &p->part[i];
+        const ar_cbuf part_c = c.ptr ? ar_cbuf_at(c, k * sizeof(int32_t)) : c;
+        AR_TRY(dev->row_exponents(ctx->device, ctx->queue, ar_buf_at(o->e, row * sizeof(int32_t)), t, part_c, sign,
+                                  i > 0 && p->along_k));
+        row += p->along_k ? 0 : t->shape[t->ndim - 2];
+        k += p->along_k ? t->shape[t->ndim - 1] : 0;
+    }
+    AR_TRY(max_over(ctx, o->k_over, o->e, o->x.batch * o->x.rows, tag));
+    AR_TRY(dev->packed_create(ctx->device, &o->packed, o->x.batch, o->x.rows, o->x.k, split));
+    row = k = 0;
+    for (int i = 0; i < p->n; i++) {
+        const ar_tensor *t = &p->part[i];
+        const ar_cbuf part_c = c.ptr ? ar_cbuf_at(c, k * sizeof(int32_t)) : c;
+        AR_TRY(dev->pack(ctx->device, ctx->queue, o->packed, row, k, t, part_c, sign, ar_const(o->e)));
+        row += p->along_k ? 0 : t->shape[t->ndim - 2];
+        k += p->along_k ? t->shape[t->ndim - 1] : 0;
+    }
+    return AR_OK;
+}
+
+static ar_status operand_new(ar_operand **gives, const ar_parts *p, size_t k_full, ar_comm *k_over, bool kept)
+{
+    ari_extents x;
+    AR_TRY(ari_parts_extents(&x, p));
+    if (!ari_has_peers(k_over) && x.k != k_full)
+        return ar_error_set(AR_ERR_SHAPE, "a contraction over %zu terms was given %zu", k_full, x.k);
+    ar_operand *o = calloc(1, sizeof *o);
+    if (!o)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for an operand");
+    o->x = x;
+    o->k_full = k_full;
+    o->k_over = k_over;
+    o->kept = kept;
+    *gives = o;
+    return AR_OK;
+}
+
+static ar_status exact_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
+                                 ar_comm *k_over, ar_comm *rows_over, const char *tag)
+{
+    ar_operand *o = NULL;
+    AR_TRY(operand_new(&o, b, k_full, k_over, false));
+    AR_TRY(ari_step_own(ctx, o, operand_destroy));
+    if (scale)
+        AR_TRY(equilibrate(ctx, o, b, rows_over, tag));
+    AR_TRY(quantise(ctx, o, b, ar_const(o->c), -1, false, tag));
+    *gives = o;
+    return AR_OK;
+}
+
+static ar_status exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
+                                 const char *tag)
+{
+    ar_operand *o = NULL;
+    AR_TRY(operand_new(&o, a, b->k_full, b->k_over, false));
+    AR_TRY(ari_step_own(ctx, o, operand_destroy));
+    if (o->x.k != b->x.k || o->x.batch != b->x.batch)
+        return ar_error_set(AR_ERR_SHAPE, "%s: A is [%zu x %zu, %zu], B is [%zu x %zu, %zu]", tag, o->x.batch,
+                            o->x.rows, o->x.k, b->x.batch, b->x.rows, b->x.k);
+    AR_TRY(quantise(ctx, o, a, ar_const(b->c), +1, true, tag));
+    *gives = o;
+    return AR_OK;
+}
+
+/* --- operands kept with their parameters ---------------------------------------------------------------------------- */
+
+/* One kept operand; params[0] holds the list. */
+struct ar_param_cache {
+    struct ar_param_cache *next;
+    ar_param *params[AR_MAX_PARTS];
+    uint64_t version[AR_MAX_PARTS];
+    int n;
+    bool along_k;
+    ar_operand *operand;
+};
+
+static bool same_use(const ar_param_cache *k, ar_param *const *params, int n, bool along_k)
+{
+    if (k->n != n || k->along_k != along_k)
+        return false;
+    for (int i = 0; i < n; i++) {
+        if (k->params[i] != params[i])
+            return false;
+    }
+    return true;
+}
+
+static bool is_current(const ar_param_cache *k)
+{
+    for (int i = 0; i < k->n; i++) {
+        if (k->version[i] != k->params[i]->version)
+            return false;
+    }
+    return true;
+}
+
+static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
+{
+    ar_parts parts = {.n = k->n, .along_k = k->along_k};
+    for (int i = 0; i < k->n; i++) {
+        const ar_tensor w = ar_param_matrix(k->params[i]);
+        parts.part[i] = k->along_k ? ar_tensor_transposed(&w) : w;
+        k->version[i] = k->params[i]->version;
+    }
+    const char *tag = k->params[0]->name;
+    ar_operand *o = NULL;
+    AR_TRY(operand_new(&o, &parts, k_full, k_over, true));
+    k->operand = o;
+    AR_TRY(equilibrate(ctx, o, &parts, rows_over, tag));
+    return quantise(ctx, o, &parts, ar_const(o->c), -1, false, tag);
+}
+
+static ar_status exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
+                                     bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
+{
+    if (n < 1 || n > AR_MAX_PARTS)
+        return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parameters, not %d", AR_MAX_PARTS, n);
+    ar_param_cache *k = params[0]->cache;
+    while (k && !same_use(k, params, n, along_k))
+        k = k->next;
+    if (!k) {
+        AR_TRY(ari_alloc_zero((void **)&k, 1, sizeof *k, "a kept operand"));
+        for (int i = 0; i < n; i++)
+            k->params[i] = params[i];
+        k->n = n;
+        k->along_k = along_k;
+        k->next = params[0]->cache;
+        params[0]->cache = k;
+    }
+    if (k->operand && !is_current(k)) {
+        operand_fini(ctx->device, k->operand);
+        k->operand = NULL;
+    }
+    if (!k->operand) {
+        const ar_status st = cache_fill(ctx, k, k_full, k_over, rows_over);
+        if (st != AR_OK) {
+            if (k->operand)
+                operand_fini(ctx->device, k->operand);
+            k->operand = NULL;
+            return st;
+        }
+    }
+    *borrows = k->operand;
+    return AR_OK;
+}
+
+static void exact_param_release(ar_param *p)
+{
+    while (p->cache) {
+        ar_param_cache *k = p->cache;
+        p->cache = k->next;
+        if (k->operand)
+            operand_fini(p->device, k->operand);
+        free(k);
+    }
+    ari_exact_grad_release(p);
+}
+
+/* --- contract, fold, round --------------------------------------------------------------------------------------------- */
+
+static void sum_destroy(ar_ctx *ctx, void *object)
+{
+    (void)ctx; /* its buffer is the step's */
+    free(object);
+}
+
+static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
+{
+    ar_sum *s = calloc(1, sizeof *s);
+    if (!s)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a sum");
+    s->a = a;
+    s->b = b;
+    s->limbs = limbs_of(b->k_full);
+    AR_TRY(ari_step_own(ctx, s, sum_destroy));
+    *gives = s; /* the multiplication waits for fold or round: a sum that nobody folds is rounded tile by tile */
+    return AR_OK;
+}
+
+static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag)
+{
+    if (how == AR_KEEP || !ari_has_peers(over))
+        return AR_OK;
+    const ar_device_ops *dev = ctx->device->ops;
+    const int n = ar_comm_size(over), r = ar_comm_rank(over);
+    const size_t total = s->a->x.batch * s->a->x.rows * s->b->x.rows, limbs = (size_t)s->limbs;
+    if (s->a->x.batch != 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a batched contraction cannot be folded", tag);
+    size_t bytes = 0;
+    AR_TRY(ari_mul_size(&bytes, total, limbs * sizeof(int64_t)));
+    ar_buf partial = {NULL};
+    AR_TRY(ari_step_alloc(ctx, &partial, bytes));
+    AR_TRY(dev->gemm_i64(ctx->device, ctx->queue, partial, s->a->packed, s->b->packed, s->limbs));
+    size_t *counts = NULL;
+    AR_TRY(ari_alloc((void **)&counts, (size_t)n, sizeof *counts, "slice sizes"));
+    for (int i = 0; i < n; i++) {
+        size_t start = 0;
+        ar_comm_slice(total, n, i, &start, &counts[i]);
+        if (i == r)
+            s->start = start;
+        counts[i] *= limbs;
+    }
+    s->count = counts[r] / limbs;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
+    AR_TRY_TO(done, st,
+              ar_comm_reduce_scatter(over, ctx->queue, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
+    ari_step_free(ctx, partial);
+    s->over = over;
+done:
+    free(counts);
+    return st;
+}
+
+/* The own slice is rounded, then the rounded fp32 are gathered: 8 + 4 bytes an element in place of 16. */
+static ar_status round_and_gather(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *ep)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const int n = ar_comm_size(s->over);
+    if (!ar_tensor_is_contiguous(y))
+        return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
+    const ar_buf own = ar_buf_at(y->data, s->start * sizeof(float));
+    AR_TRY(dev->round_i64(ctx->device, ctx->queue, own, ar_const(s->s), s->limbs, s->start, s->count, s->b->x.rows,
+                          ar_const(s->a->e), ar_const(s->b->e)));
+    size_t *counts = NULL;
+    AR_TRY(ari_alloc((void **)&counts, (size_t)n, sizeof *counts, "slice sizes"));
+    for (int i = 0; i < n; i++) {
+        size_t start = 0;
+        ar_comm_slice(s->a->x.rows * s->b->x.rows, n, i, &start, &counts[i]);
+    }
+    const ar_status st =
+        ar_comm_all_gather(s->over, ctx->queue, y->data, ar_const(own), counts, AR_F32, "rounded sums");
+    free(counts);
+    AR_TRY(st);
+    if (ep && (ep->bias.ptr || ep->act != AR_ACT_NONE))
+        AR_TRY(dev->bias_act(ctx->device, ctx->queue, y, ep->bias, ep->act, ep->z));
+    return AR_OK;
+}
+
+static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
+{
+    const size_t expected = s->a->x.batch * s->a->x.rows * s->b->x.rows;
+    if (ar_tensor_count(y) != expected)
+        return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", expected,
+                            ar_tensor_count(y));
+    const ar_epilogue none = {{NULL}, AR_ACT_NONE, NULL};
+    const ar_epilogue *ep = epilogue ? epilogue : &none;
+    if (s->over) {
+        AR_TRY(round_and_gather(ctx, y, s, ep));
+        ari_step_free(ctx, s->s);
+    } else {
+        AR_TRY(ctx->device->ops->gemm_round(ctx->device, ctx->queue, y, s->a->packed, s->b->packed,
+                                            ar_const(s->a->e), ar_const(s->b->e), ep->bias, ep->act, ep->z));
+    }
+    ari_step_disown(ctx, s);
+    return AR_OK;
+}
+
+const ar_arith_ops *ar_arith_exact(void)
+{
+    static const ar_arith_ops ops = {
+        .name = "exact",
+        .operand_b = exact_operand_b,
+        .operand_a = exact_operand_a,
+        .param_operand = exact_param_operand,
+        .contract = exact_contract,
+        .fold = exact_fold,
+        .round = exact_round,
+        .grad_contract = ari_exact_grad_contract,
+        .grad_rows = ari_exact_grad_rows,
+        .grads_reduce = ari_exact_grads_reduce,
+        .grad_value = ari_exact_grad_value,
+        .grad_zero = ari_exact_grad_zero,
+        .total = ari_exact_total,
+        .param_release = exact_param_release,
+    };
+    return &ops;
+}

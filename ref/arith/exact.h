@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_ARITH_EXACT_H
+#define ARI_ARITH_EXACT_H
+
+#include "anyrank/arith.h"
+
+/* The gradient half of the exact arithmetic (exact_grad.c); the slots of ar_arith_ops say what each does. */
+AR_NODISCARD ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x,
+                                               size_t samples, ar_comm *x_rows_over, const char *tag);
+AR_NODISCARD ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);
+AR_NODISCARD ar_status ari_exact_grads_reduce(ar_ctx *ctx, ar_param *const *params, size_t n, ar_comm *over,
+                                              const char *tag);
+AR_NODISCARD ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
+AR_NODISCARD ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p);
+AR_NODISCARD ar_status ari_exact_total(ar_ctx *ctx, float *sum, const ar_tensor *x);
+void ari_exact_grad_release(ar_param *p);
+
+#endif

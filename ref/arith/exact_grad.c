@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients in the exact arithmetic. Within a sample dW is one contraction, rounded once; across samples, tokens of a bias,
+ * micro-batches and ranks the values go into the order-independent accumulator (docs/numerics.md). */
+#include <stdlib.h>
+
+#include "ref/arith/exact.h"
+#include "ref/arith/operand.h"
+#include "ref/core/context.h"
+#include "ref/core/size.h"
+
+struct ar_param_grad {
+    size_t n;  /* elements, in the order of the layer's matrix [out, in] */
+    ar_buf t;  /* u8 [n] */
+    ar_buf hl; /* int64 [2n] */
+};
+
+void ari_exact_grad_release(ar_param *p)
+{
+    if (!p->grad)
+        return;
+    p->device->ops->free(p->device, p->grad->t);
+    p->device->ops->free(p->device, p->grad->hl);
+    free(p->grad);
+    p->grad = NULL;
+}
+
+ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p)
+{
+    if (!p->grad)
+        return AR_OK;
+    const ar_device_ops *dev = ctx->device->ops;
+    AR_TRY(dev->zero(ctx->device, ctx->queue, p->grad->t, p->grad->n));
+    return dev->zero(ctx->device, ctx->queue, p->grad->hl, 2 * p->grad->n * sizeof(int64_t));
+}
+
+/* Made when first needed: a model that only runs forward has no gradients. */
+static ar_status ensure(ar_ctx *ctx, ar_param *p)
+{
+    if (p->grad)
+        return AR_OK;
+    size_t n = ar_tensor_count(&p->value), bytes = 0;
+    AR_TRY(ari_mul_size(&bytes, n, 2 * sizeof(int64_t)));
+    AR_TRY(ari_alloc_zero((void **)&p->grad, 1, sizeof *p->grad, "a gradient"));
+    p->grad->n = n;
+    const ar_device_ops *dev = ctx->device->ops;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, dev->alloc(ctx->device, &p->grad->t, n ? n : 1));
+    AR_TRY_TO(failed, st, dev->alloc(ctx->device, &p->grad->hl, bytes ? bytes : 1));
+    AR_TRY_TO(failed, st, ari_exact_grad_zero(ctx, p));
+    return AR_OK;
+failed:
+    ari_exact_grad_release(p);
+    return st;
+}
+
+static size_t rows_of(const ar_param *p)
+{
+    return p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1;
+}
+
+/* One sample: A = dy^T, B = x^T scaled by the tokens' exponents c, rounded into `product`, added. */
+static ar_status add_sample(ar_ctx *ctx, ar_param *p, const ar_tensor *dy_t, const ar_tensor *x_t, ar_cbuf c,
+                            const ar_tensor *product)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t out = dy_t->shape[0], in = x_t->shape[0], tokens = x_t->shape[1];
+    ar_packed *a = NULL, *b = NULL;
+    ar_buf e = {NULL}, f = {NULL};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_step_alloc(ctx, &e, out * sizeof(int32_t)));
+    AR_TRY_TO(done, st, ari_step_alloc(ctx, &f, in * sizeof(int32_t)));
+    AR_TRY_TO(done, st, dev->row_exponents(ctx->device, ctx->queue, e, dy_t, c, +1, false));
+    AR_TRY_TO(done, st, dev->row_exponents(ctx->device, ctx->queue, f, x_t, c, -1, false));
+    AR_TRY_TO(done, st, dev->packed_create(ctx->device, &a, 1, out, tokens, true));
+    AR_TRY_TO(done, st, dev->packed_create(ctx->device, &b, 1, in, tokens, false));
+    AR_TRY_TO(done, st, dev->pack(ctx->device, ctx->queue, a, 0, 0, dy_t, c, +1, ar_const(e)));
+    AR_TRY_TO(done, st, dev->pack(ctx->device, ctx->queue, b, 0, 0, x_t, c, -1, ar_const(f)));
+    AR_TRY_TO(done, st,
+              dev->gemm_round(ctx->device, ctx->queue, product, a, b, ar_const(e), ar_const(f), (ar_cbuf){NULL},
+                              AR_ACT_NONE, NULL));
+    AR_TRY_TO(done, st,
+              dev->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, out, product, (ar_cbuf){NULL}));
+done:
+    dev->packed_destroy(ctx->device, a);
+    dev->packed_destroy(ctx->device, b);
+    ari_step_free(ctx, e);
+    ari_step_free(ctx, f);
+    return st;
+}
+
+ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
+                                  ar_comm *x_rows_over, const char *tag)
+{
+    const size_t tokens = dy->shape[0], out = dy->shape[1], in = x->shape[1];
+    if (x->shape[0] != tokens || samples == 0 || tokens % samples != 0 || out * in != ar_tensor_count(&p->value))
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu] in %zu samples", p->name,
+                            tokens, out, x->shape[0], in, samples);
+    AR_TRY(ensure(ctx, p));
+    const size_t each = tokens / samples, shape[2] = {out, in};
+    const ar_tensor x_t = ar_tensor_transposed(x), dy_t = ar_tensor_transposed(dy);
+    ar_buf c = {NULL};
+    AR_TRY(ari_step_alloc(ctx, &c, tokens * sizeof(int32_t)));
+    AR_TRY(ctx->device->ops->col_exponents(ctx->device, ctx->queue, c, &x_t, false));
+    if (ari_has_peers(x_rows_over))
+        AR_TRY(ar_comm_all_reduce(x_rows_over, ctx->queue, c, ar_const(c), tokens, AR_I32, AR_MAX, tag));
+    ar_tensor product;
+    AR_TRY(ar_ctx_tensor(ctx, &product, AR_F32, 2, shape));
+    for (size_t i = 0; i < samples; i++) {
+        const ar_tensor dy_i = ar_tensor_slice(&dy_t, 1, i * each, each), x_i = ar_tensor_slice(&x_t, 1, i * each, each);
+        AR_TRY(add_sample(ctx, p, &dy_i, &x_i, ar_cbuf_at(ar_const(c), i * each * sizeof(int32_t)), &product));
+    }
+    ar_ctx_release(ctx, &product);
+    ari_step_free(ctx, c);
+    return AR_OK;
+}
+
+ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
+{
+    AR_TRY(ensure(ctx, p));
+    const size_t rows = rows_of(p);
+    if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms of %zu columns for %zu x %zu elements", p->name,
+                            terms->ndim == 2 ? terms->shape[1] : 0, rows, p->grad->n / (rows ? rows : 1));
+    return ctx->device->ops->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, rows, terms, row_of);
+}
+
+ar_status ari_exact_grads_reduce(ar_ctx *ctx, ar_param *const *params, size_t n, ar_comm *over, const char *tag)
+{
+    if (!ari_has_peers(over))
+        return AR_OK;
+    const ar_device_ops *dev = ctx->device->ops;
+    for (size_t i = 0; i < n; i++) {
+        ar_param *p = params[i];
+        AR_TRY(ensure(ctx, p));
+        const size_t count = p->grad->n;
+        ar_buf t = {NULL};
+        AR_TRY(ari_step_alloc(ctx, &t, count));
+        AR_TRY(ar_comm_all_reduce(over, ctx->queue, t, ar_const(p->grad->t), count, AR_U8, AR_MAX, tag));
+        AR_TRY(dev->acc_raise(ctx->device, ctx->queue, p->grad->t, p->grad->hl, ar_const(t), count));
+        AR_TRY(ar_comm_all_reduce(over, ctx->queue, p->grad->hl, ar_const(p->grad->hl), 2 * count, AR_I64, AR_SUM, tag));
+        ari_step_free(ctx, t);
+    }
+    return AR_OK;
+}
+
+ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
+{
+    if (!p->grad)
+        return ctx->device->ops->fill(ctx->device, ctx->queue, g->data, 0.0f, ar_tensor_count(g));
+    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
+    return ctx->device->ops->acc_value(ctx->device, ctx->queue, &matrix, ar_const(p->grad->t), ar_const(p->grad->hl),
+                                       p->grad->n);
+}
+
+ar_status ari_exact_total(ar_ctx *ctx, float *sum, const ar_tensor *x)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t n = ar_tensor_count(x), one[1] = {1}, column[2] = {n, 1};
+    ar_buf t = {NULL}, hl = {NULL};
+    ar_tensor value, terms;
+    AR_TRY(ari_step_alloc(ctx, &t, 1));
+    AR_TRY(ari_step_alloc(ctx, &hl, 2 * sizeof(int64_t)));
+    AR_TRY(dev->zero(ctx->device, ctx->queue, t, 1));
+    AR_TRY(dev->zero(ctx->device, ctx->queue, hl, 2 * sizeof(int64_t)));
+    AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, one));
+    AR_TRY(ar_tensor_view(&terms, AR_F32, 2, column, x->data));
+    AR_TRY(dev->acc_add(ctx->device, ctx->queue, t, hl, 1, &terms, (ar_cbuf){NULL}));
+    AR_TRY(dev->acc_value(ctx->device, ctx->queue, &value, ar_const(t), ar_const(hl), 1));
+    AR_TRY(ar_ctx_download(ctx, sum, &value));
+    ar_ctx_release(ctx, &value);
+    ari_step_free(ctx, t);
+    ari_step_free(ctx, hl);
+    return AR_OK;
+}

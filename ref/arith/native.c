@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The native arithmetic: the device's fp32 GEMM, and fp32 sums in the order the communicator's ring gives them. What
+ * production does; its results depend on the layout by rounding. */
+#include <stdlib.h>
+
+#include "anyrank/arith.h"
+#include "ref/arith/operand.h"
+#include "ref/core/context.h"
+#include "ref/core/size.h"
+
+struct ar_operand {
+    ari_extents x;
+    ar_parts parts; /* views: the caller's memory, valid for the step */
+};
+
+struct ar_sum {
+    const ar_operand *a, *b;
+    ar_tensor folded; /* the reduced matrix; data NULL: never folded */
+};
+
+struct ar_param_grad {
+    size_t n;
+    ar_buf sum; /* fp32 [n], in the order of the layer's matrix [out, in] */
+};
+
+static void free_object(ar_ctx *ctx, void *object)
+{
+    (void)ctx;
+    free(object);
+}
+
+static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *p)
+{
+    ari_extents x;
+    AR_TRY(ari_parts_extents(&x, p));
+    ar_operand *o = NULL;
+    AR_TRY(ari_alloc_zero((void **)&o, 1, sizeof *o, "an operand"));
+    o->x = x;
+    o->parts = *p;
+    AR_TRY(ari_step_own(ctx, o, free_object));
+    *gives = o;
+    return AR_OK;
+}
+
+static ar_status native_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
+                                  ar_comm *k_over, ar_comm *rows_over, const char *tag)
+{
+    (void)scale, (void)k_full, (void)k_over, (void)rows_over, (void)tag;
+    return operand(ctx, gives, b);
+}
+
+static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
+                                  const char *tag)
+{
+    AR_TRY(operand(ctx, gives, a));
+    if ((*gives)->x.k != b->x.k || (*gives)->x.batch != b->x.batch)
+        return ar_error_set(AR_ERR_SHAPE, "%s: A is [%zu x %zu, %zu], B is [%zu x %zu, %zu]", tag, (*gives)->x.batch,
+                            (*gives)->x.rows, (*gives)->x.k, b->x.batch, b->x.rows, b->x.k);
+    return AR_OK;
+}
+
+static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
+                                      bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
+{
+    (void)k_full, (void)k_over, (void)rows_over;
+    if (n < 1 || n > AR_MAX_PARTS)
+        return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parameters, not %d", AR_MAX_PARTS, n);
+    ar_parts parts = {.n = n, .along_k = along_k};
+    for (int i = 0; i < n; i++) {
+        const ar_tensor w = ar_param_matrix(params[i]);
+        parts.part[i] = along_k ? ar_tensor_transposed(&w) : w;
+    }
+    return operand(ctx, borrows, &parts);
+}
+
+static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
+{
+    ar_sum *s = NULL;
+    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a sum"));
+    s->a = a;
+    s->b = b;
+    AR_TRY(ari_step_own(ctx, s, free_object));
+    *gives = s;
+    return AR_OK;
+}
+
+/* y = A B^T, parts along K added up, parts of B along rows side by side in y's columns. A has one part, or B's. */
+static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const ar_parts *a = &s->a->parts, *b = &s->b->parts;
+    const int last = y->ndim - 1;
+    size_t column = 0, k = 0;
+    for (int i = 0; i < b->n; i++) {
+        const ar_tensor *bi = &b->part[i];
+        const size_t rows = bi->shape[bi->ndim - 2], depth = bi->shape[bi->ndim - 1];
+        ar_tensor ai = a->part[a->n > 1 ? i : 0];
+        if (b->along_k && a->n == 1)
+            ai = ar_tensor_slice(&ai, ai.ndim - 1, k, depth);
+        const ar_tensor yi = b->along_k ? *y : ar_tensor_slice(y, last, column, rows);
+        AR_TRY(dev->gemm_f32(ctx->device, ctx->queue, &yi, &ai, bi, b->along_k && i > 0));
+        column += rows;
+        k += depth;
+    }
+    return AR_OK;
+}
+
+static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag)
+{
+    if (how == AR_KEEP || !ari_has_peers(over))
+        return AR_OK;
+    if (s->a->x.batch != 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a batched contraction cannot be folded", tag);
+    const size_t shape[2] = {s->a->x.rows, s->b->x.rows};
+    AR_TRY(ar_ctx_tensor(ctx, &s->folded, AR_F32, 2, shape));
+    AR_TRY(multiply(ctx, &s->folded, s));
+    return ar_comm_all_reduce(over, ctx->queue, s->folded.data, ar_const(s->folded.data), shape[0] * shape[1], AR_F32,
+                              AR_SUM, tag);
+}
+
+static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t rows = s->a->x.batch * s->a->x.rows, cols = s->b->x.rows;
+    if (ar_tensor_count(y) != rows * cols)
+        return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", rows * cols,
+                            ar_tensor_count(y));
+    if (s->folded.data.ptr) {
+        AR_TRY(dev->copy(ctx->device, ctx->queue, y->data, ar_const(s->folded.data), rows * cols * sizeof(float)));
+        ar_ctx_release(ctx, &s->folded);
+    } else {
+        AR_TRY(multiply(ctx, y, s));
+    }
+    if (epilogue && (epilogue->bias.ptr || epilogue->act != AR_ACT_NONE))
+        AR_TRY(dev->bias_act(ctx->device, ctx->queue, y, epilogue->bias, epilogue->act, epilogue->z));
+    ari_step_disown(ctx, s);
+    return AR_OK;
+}
+
+/* --- gradients -------------------------------------------------------------------------------------------------------- */
+
+static void grad_release(ar_param *p)
+{
+    if (!p->grad)
+        return;
+    p->device->ops->free(p->device, p->grad->sum);
+    free(p->grad);
+    p->grad = NULL;
+}
+
+static ar_status native_grad_zero(ar_ctx *ctx, ar_param *p)
+{
+    if (!p->grad)
+        return AR_OK;
+    return ctx->device->ops->zero(ctx->device, ctx->queue, p->grad->sum, p->grad->n * sizeof(float));
+}
+
+static ar_status ensure(ar_ctx *ctx, ar_param *p)
+{
+    if (p->grad)
+        return AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&p->grad, 1, sizeof *p->grad, "a gradient"));
+    p->grad->n = ar_tensor_count(&p->value);
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st,
+              ctx->device->ops->alloc(ctx->device, &p->grad->sum, (p->grad->n ? p->grad->n : 1) * sizeof(float)));
+    AR_TRY_TO(failed, st, native_grad_zero(ctx, p));
+    return AR_OK;
+failed:
+    grad_release(p);
+    return st;
+}
+
+static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
+                                      ar_comm *x_rows_over, const char *tag)
+{
+    (void)samples, (void)x_rows_over, (void)tag;
+    const size_t shape[2] = {dy->shape[1], x->shape[1]};
+    if (x->shape[0] != dy->shape[0] || shape[0] * shape[1] != ar_tensor_count(&p->value))
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu]", p->name, dy->shape[0],
+                            dy->shape[1], x->shape[0], x->shape[1]);
+    AR_TRY(ensure(ctx, p));
+    ar_tensor sum;
+    AR_TRY(ar_tensor_view(&sum, AR_F32, 2, shape, p->grad->sum));
+    const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
+    return ctx->device->ops->gemm_f32(ctx->device, ctx->queue, &sum, &dy_t, &x_t, true);
+}
+
+static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
+{
+    AR_TRY(ensure(ctx, p));
+    const size_t rows = p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1;
+    if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms do not fit %zu elements", p->name, p->grad->n);
+    return ctx->device->ops->sum_rows_f32(ctx->device, ctx->queue, p->grad->sum, rows, terms, row_of);
+}
+
+static ar_status native_grads_reduce(ar_ctx *ctx, ar_param *const *params, size_t n, ar_comm *over, const char *tag)
+{
+    if (!ari_has_peers(over))
+        return AR_OK;
+    for (size_t i = 0; i < n; i++) {
+        AR_TRY(ensure(ctx, params[i]));
+        const ar_param_grad *g = params[i]->grad;
+        AR_TRY(ar_comm_all_reduce(over, ctx->queue, g->sum, ar_const(g->sum), g->n, AR_F32, AR_SUM, tag));
+    }
+    return AR_OK;
+}
+
+static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
+{
+    if (!p->grad)
+        return ctx->device->ops->fill(ctx->device, ctx->queue, g->data, 0.0f, ar_tensor_count(g));
+    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
+    ar_tensor sum;
+    AR_TRY(ar_tensor_view(&sum, AR_F32, matrix.ndim, matrix.shape, p->grad->sum));
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &matrix, &sum);
+}
+
+static ar_status native_total(ar_ctx *ctx, float *sum, const ar_tensor *x)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t one[1] = {1}, column[2] = {ar_tensor_count(x), 1};
+    ar_tensor value, terms;
+    AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, one));
+    AR_TRY(dev->fill(ctx->device, ctx->queue, value.data, 0.0f, 1));
+    AR_TRY(ar_tensor_view(&terms, AR_F32, 2, column, x->data));
+    AR_TRY(dev->sum_rows_f32(ctx->device, ctx->queue, value.data, 1, &terms, (ar_cbuf){NULL}));
+    AR_TRY(ar_ctx_download(ctx, sum, &value));
+    ar_ctx_release(ctx, &value);
+    return AR_OK;
+}
+
+const ar_arith_ops *ar_arith_native(void)
+{
+    static const ar_arith_ops ops = {
+        .name = "native",
+        .operand_b = native_operand_b,
+        .operand_a = native_operand_a,
+        .param_operand = native_param_operand,
+        .contract = native_contract,
+        .fold = native_fold,
+        .round = native_round,
+        .grad_contract = native_grad_contract,
+        .grad_rows = native_grad_rows,
+        .grads_reduce = native_grads_reduce,
+        .grad_value = native_grad_value,
+        .grad_zero = native_grad_zero,
+        .total = native_total,
+        .param_release = grad_release,
+    };
+    return &ops;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/arith/operand.h"
+
+ar_status ari_parts_extents(ari_extents *x, const ar_parts *p)
+{
+    if (p->n < 1 || p->n > AR_MAX_PARTS)
+        return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parts, not %d", AR_MAX_PARTS, p->n);
+    *x = (ari_extents){.batch = 1};
+    for (int i = 0; i < p->n; i++) {
+        const ar_tensor *t = &p->part[i];
+        if (t->dtype != AR_F32)
+            return ar_error_set(AR_ERR_DTYPE, "a contraction takes F32, part %d is %s", i, ar_dtype_name(t->dtype));
+        if (t->ndim < 2 || (p->n > 1 && t->ndim != 2))
+            return ar_error_set(AR_ERR_SHAPE, "a contraction's operand has 2 to 4 dimensions (2 if in parts), not %d",
+                                t->ndim);
+        const size_t rows = t->shape[t->ndim - 2], k = t->shape[t->ndim - 1];
+        if (i == 0) {
+            x->rows = rows;
+            x->k = k;
+            x->batch_dims = t->ndim - 2;
+            for (int d = 0; d < x->batch_dims; d++) {
+                x->batch_shape[d] = t->shape[d];
+                x->batch *= t->shape[d];
+            }
+            continue;
+        }
+        if (p->along_k ? rows != x->rows : k != x->k)
+            return ar_error_set(AR_ERR_SHAPE, "a contraction's part %d is [%zu, %zu] beside [%zu, %zu]", i, rows, k,
+                                x->rows, x->k);
+        x->rows += p->along_k ? 0 : rows;
+        x->k += p->along_k ? k : 0;
+    }
+    return AR_OK;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_ARITH_OPERAND_H
+#define ARI_ARITH_OPERAND_H
+
+#include "anyrank/arith.h"
+
+/* The extents of a contraction's operand; both arithmetics check them alike. */
+typedef struct ari_extents {
+    size_t batch, rows, k;
+    int batch_dims;
+    size_t batch_shape[AR_MAX_DIMS];
+} ari_extents;
+
+/** Extents of `p` put together. Errors: AR_ERR_SHAPE (parts do not fit), AR_ERR_ARG, AR_ERR_DTYPE. */
+AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p);
+
+/** Whether a group has peers. */
+static inline bool ari_has_peers(ar_comm *c)
+{
+    return c && ar_comm_size(c) > 1;
+}
+
+#endif

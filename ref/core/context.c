@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/context.h"
+
+#include <stdlib.h>
+
+#include "anyrank/arith.h"
+
+ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
+{
+    if (!o->device)
+        return ar_error_set(AR_ERR_ARG, "a context needs a device");
+    ar_ctx *c = calloc(1, sizeof *c);
+    if (!c)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a context");
+    c->device = o->device;
+    c->arith = o->numerics == AR_NUMERICS_NATIVE ? ar_arith_native() : ar_arith_exact();
+    c->fault = o->fault;
+    c->tap = o->tap;
+    c->tap_user = o->tap_user;
+    c->owned.next = c->owned.prev = &c->owned;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ar_queue_create(&c->queue, AR_QUEUE_INLINE, "main"));
+    if (!o->tp)
+        AR_TRY_TO(failed, st, ar_comm_self(&c->self));
+    c->tp = o->tp ? o->tp : c->self;
+    *gives = c;
+    return AR_OK;
+failed:
+    ar_ctx_destroy(c);
+    return st;
+}
+
+void ar_ctx_destroy(ar_ctx *c)
+{
+    if (!c)
+        return;
+    ar_ctx_end_step(c);
+    ar_comm_destroy(c->self);
+    ar_queue_destroy(c->queue);
+    free(c);
+}
+
+static void release(ar_ctx *c, ari_owned *o)
+{
+    o->prev->next = o->next;
+    o->next->prev = o->prev;
+    c->bytes_now -= o->bytes;
+    if (o->destroy)
+        o->destroy(c, o->buf.ptr);
+    else
+        c->device->ops->free(c->device, o->buf);
+    free(o);
+}
+
+void ar_ctx_end_step(ar_ctx *c)
+{
+    while (c->owned.next != &c->owned) /* the newest first: objects may refer to older ones */
+        release(c, c->owned.next);
+}
+
+static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx *, void *))
+{
+    ari_owned *o = malloc(sizeof *o);
+    if (!o)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a record of the step");
+    *o = (ari_owned){.next = c->owned.next, .prev = &c->owned, .buf = buf, .bytes = bytes, .destroy = destroy};
+    o->next->prev = o;
+    c->owned.next = o;
+    c->bytes_now += bytes;
+    c->bytes_peak = c->bytes_now > c->bytes_peak ? c->bytes_now : c->bytes_peak;
+    return AR_OK;
+}
+
+ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes)
+{
+    ar_buf b = {NULL};
+    AR_TRY(c->device->ops->alloc(c->device, &b, bytes ? bytes : 1));
+    const ar_status st = own(c, b, bytes, NULL);
+    if (st != AR_OK) {
+        c->device->ops->free(c->device, b);
+        return st;
+    }
+    *gives = b;
+    return AR_OK;
+}
+
+static ari_owned *find(ar_ctx *c, const void *ptr)
+{
+    for (ari_owned *o = c->owned.next; o != &c->owned; o = o->next) {
+        if (o->buf.ptr == ptr)
+            return o;
+    }
+    return NULL;
+}
+
+void ari_step_free(ar_ctx *c, ar_buf b)
+{
+    ari_owned *o = b.ptr ? find(c, b.ptr) : NULL;
+    if (o)
+        release(c, o);
+}
+
+ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object))
+{
+    const ar_buf b = {object};
+    const ar_status st = own(c, b, 0, destroy);
+    if (st != AR_OK)
+        destroy(c, object);
+    return st;
+}
+
+void ari_step_disown(ar_ctx *c, void *object)
+{
+    ari_owned *o = object ? find(c, object) : NULL;
+    if (o)
+        release(c, o);
+}
+
+ar_comm *ar_ctx_tp(const ar_ctx *c)
+{
+    return c->tp;
+}
+
+ar_device *ar_ctx_device(const ar_ctx *c)
+{
+    return c->device;
+}
+
+const ar_arith_ops *ar_ctx_arith(const ar_ctx *c)
+{
+    return c->arith;
+}
+
+ar_status ar_ctx_tensor(ar_ctx *c, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape)
+{
+    ar_tensor view;
+    AR_TRY(ar_tensor_view(&view, dtype, ndim, shape, (ar_buf){NULL}));
+    AR_TRY(ari_step_alloc(c, &view.data, ar_tensor_count(&view) * ar_dtype_bytes(dtype)));
+    *t = view;
+    return AR_OK;
+}
+
+void ar_ctx_release(ar_ctx *c, ar_tensor *t)
+{
+    ari_step_free(c, t->data);
+    t->data.ptr = NULL;
+}
+
+ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host)
+{
+    return c->device->ops->copy(c->device, c->queue, t->data, (ar_cbuf){host},
+                                ar_tensor_count(t) * ar_dtype_bytes(t->dtype));
+}
+
+ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t)
+{
+    AR_TRY(c->device->ops->copy(c->device, c->queue, (ar_buf){host}, ar_const(t->data),
+                                ar_tensor_count(t) * ar_dtype_bytes(t->dtype)));
+    return ar_queue_sync(c->queue, 0);
+}
+
+void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak)
+{
+    *now = c->bytes_now;
+    *peak = c->bytes_peak;
+}
+
+ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout)
+{
+    if (!c->tap)
+        return AR_OK;
+    const ar_tap_event event = {.name = name, .pass = pass, .local = local, .layout = layout};
+    return c->tap(c->tap_user, &event);
+}
+
+bool ar_tapped(const ar_ctx *c)
+{
+    return c->tap != NULL;
+}
+
+bool ar_faulty(const ar_ctx *c, ar_fault fault)
+{
+    return c->fault == fault;
+}
