@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_CLOCK_H
+#define ARI_CORE_CLOCK_H
+
+#include <pthread.h>
+#include <stdint.h>
+#include <time.h>
+
+/* Waits and reports use the monotonic clock: a changed wall clock must not end a world. */
+static inline uint64_t ari_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/** now + wait, at most the largest value: "for ever". */
+static inline uint64_t ari_deadline_ns(uint64_t now_ns, uint64_t wait_ns)
+{
+    return wait_ns > UINT64_MAX - now_ns ? UINT64_MAX : now_ns + wait_ns;
+}
+
+/** A condition variable whose timed waits use the monotonic clock. Returns an errno value. */
+int ari_cond_init(pthread_cond_t *cond);
+/** Waits on cond at most until the deadline. Returns 0 or ETIMEDOUT. */
+int ari_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
+
+#endif

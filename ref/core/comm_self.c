@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/comm_impl.h"
+
+/* A group of one and all that was split from it: one world, one first error. */
+typedef struct self_world {
+    atomic_int refs;
+    pthread_mutex_t lock;
+    _Atomic(ar_status) st; /* stored last, after `message` */
+    char message[512];
+} self_world;
+
+typedef struct self_comm {
+    ar_comm base;
+    self_world *world;
+} self_comm;
+
+static const ar_comm_ops self_ops;
+
+static ar_status self_give(ar_comm **gives, self_world *w);
+
+static self_comm *self_of(ar_comm *c)
+{
+    return (self_comm *)c;
+}
+
+static const char *self_error(const ar_comm *c)
+{
+    const self_world *w = ((const self_comm *)c)->world;
+    return atomic_load(&w->st) == AR_OK ? "" : w->message;
+}
+
+static void self_abort(ar_comm *c, ar_status st, const char *why)
+{
+    self_world *w = self_of(c)->world;
+    pthread_mutex_lock(&w->lock);
+    if (atomic_load(&w->st) == AR_OK) {
+        snprintf(w->message, sizeof w->message, "%s", why);
+        atomic_store(&w->st, st);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+static ar_status mismatch(ar_comm *c, ar_status st)
+{
+    self_abort(c, st, ar_error_message());
+    return st;
+}
+
+/* The k-th send meets the k-th receive. */
+static ar_status self_exchange(ar_comm *c, const ari_call *call)
+{
+    size_t r = 0;
+    for (size_t s = 0; s < call->count; s++) {
+        const ar_p2p *send = &call->p2p[s];
+        if (!send->send)
+            continue;
+        while (r < call->count && call->p2p[r].send)
+            r++;
+        if (r == call->count || call->p2p[r].count != send->count)
+            return mismatch(c, ar_error_set(AR_ERR_MISMATCH, "exchange '%s': send %zu of %zu elements has no receive",
+                                            call->tag, s, send->count));
+        ari_copy_bytes(call->p2p[r++].buf.ptr, send->buf.ptr, send->count * ar_dtype_bytes(call->dtype));
+    }
+    while (r < call->count && call->p2p[r].send)
+        r++;
+    if (r < call->count)
+        return mismatch(c, ar_error_set(AR_ERR_MISMATCH, "exchange '%s': receive %zu of %zu elements has no send",
+                                        call->tag, r, call->p2p[r].count));
+    return AR_OK;
+}
+
+static ar_status self_run(ar_comm *c, const ari_call *call)
+{
+    self_world *w = self_of(c)->world;
+    if (atomic_load(&w->st) != AR_OK)
+        return ar_error_set(AR_ERR_ABORTED, "%s '%s': aborted: %s", ari_kind_name(call->kind), call->tag, w->message);
+    size_t count = call->count;
+    switch (call->kind) {
+    case ARI_ALL_TO_ALL:
+        if (call->counts[0] != call->recv_counts[0])
+            return mismatch(c, ar_error_set(AR_ERR_MISMATCH,
+                                            "all_to_all '%s': rank 0 sends %zu elements to itself and receives %zu",
+                                            call->tag, call->counts[0], call->recv_counts[0]));
+        count = call->counts[0];
+        break;
+    case ARI_REDUCE_SCATTER:
+    case ARI_ALL_GATHER:
+        count = call->counts[0];
+        break;
+    case ARI_EXCHANGE:
+        return self_exchange(c, call);
+    case ARI_ALL_REDUCE:
+    case ARI_BROADCAST:
+    case ARI_BARRIER:
+    case ARI_SPLIT:
+    case ARI_KIND_COUNT:
+        break;
+    }
+    ari_copy_bytes(call->out.ptr, call->in.ptr, count * ar_dtype_bytes(call->dtype));
+    return AR_OK;
+}
+
+static ar_status self_split(ar_comm **gives, ar_comm *c, int color, int key)
+{
+    (void)key;
+    const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .tag = ""};
+    AR_TRY(self_run(c, &call));
+    return color < 0 ? AR_OK : self_give(gives, self_of(c)->world);
+}
+
+static void release_world(self_world *w)
+{
+    if (atomic_fetch_sub(&w->refs, 1) != 1)
+        return;
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+static void self_destroy(ar_comm *c)
+{
+    release_world(self_of(c)->world);
+    free(c);
+}
+
+static const ar_comm_ops self_ops = {
+    .name = "self", ARI_QUEUED_COLLECTIVES, .split = self_split, .abort = self_abort, .destroy = self_destroy};
+
+static ar_status self_give(ar_comm **gives, self_world *w)
+{
+    self_comm *c = calloc(1, sizeof *c);
+    if (!c)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
+    ari_comm_init(&c->base, &self_ops, 0, 1);
+    c->base.error = self_error;
+    c->base.run = self_run;
+    c->world = w;
+    atomic_fetch_add(&w->refs, 1);
+    *gives = &c->base;
+    return AR_OK;
+}
+
+ar_status ar_comm_self(ar_comm **gives)
+{
+    if (!gives)
+        return ar_error_set(AR_ERR_ARG, "ar_comm_self: no place for the communicator");
+    *gives = NULL;
+    self_world *w = calloc(1, sizeof *w);
+    if (!w || pthread_mutex_init(&w->lock, NULL) != 0) {
+        free(w);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
+    }
+    atomic_init(&w->refs, 1);
+    atomic_init(&w->st, AR_OK);
+    const ar_status st = self_give(gives, w);
+    release_world(w);
+    return st;
+}

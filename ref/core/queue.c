@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/queue.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/clock.h"
+#include "ref/core/queue_impl.h"
+
+typedef struct task {
+    struct task *next;
+    ar_status (*fn)(void *);
+    ari_drop_fn drop; /* NULL: nothing to release */
+    void *arg;
+} task;
+
+struct ar_queue {
+    ar_queue_kind kind;
+    char name[32];
+    atomic_int refs; /* the owner, events recorded on it, queues that wait for it */
+    pthread_mutex_t lock;
+    /* Everything below is guarded by `lock`. */
+    pthread_cond_t work, done; /* something to do; a task has ended */
+    task *head, **tail;
+    uint64_t pushed, finished; /* tasks enqueued and ended since creation */
+    bool stop;
+    ar_status st; /* the first error; it stays */
+    char *error;  /* its message; NULL if there was no memory for it */
+    /* Not guarded: written at creation. */
+    pthread_t thread;
+};
+
+/* The first error stays; later ones are consequences. */
+static void poison(ar_queue *q, ar_status st, const char *message)
+{
+    pthread_mutex_lock(&q->lock);
+    if (q->st == AR_OK) {
+        q->st = st;
+        q->error = strdup(message[0] ? message : ar_status_text(st));
+    }
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* Repeats the first error in the calling thread. `lock` held: `error` is not written again while st != AR_OK. */
+static ar_status repeat_error(const ar_queue *q)
+{
+    return q->st == AR_OK ? AR_OK : ar_error_set(q->st, "%s", q->error ? q->error : ar_status_text(q->st));
+}
+
+static ar_status first_error(ar_queue *q)
+{
+    pthread_mutex_lock(&q->lock);
+    const ar_status st = repeat_error(q);
+    pthread_mutex_unlock(&q->lock);
+    return st;
+}
+
+static void run_task(ar_queue *q, const task *t)
+{
+    pthread_mutex_lock(&q->lock);
+    const ar_status before = q->st;
+    pthread_mutex_unlock(&q->lock);
+    if (before != AR_OK) {
+        if (t->drop)
+            t->drop(t->arg, before, q->error ? q->error : ar_status_text(before));
+        return;
+    }
+    ar_error_clear();
+    const ar_status st = t->fn(t->arg);
+    if (st != AR_OK)
+        poison(q, st, ar_error_message());
+}
+
+static void *worker(void *arg)
+{
+    ar_queue *q = arg;
+    pthread_mutex_lock(&q->lock);
+    for (;;) {
+        while (!q->head && !q->stop)
+            pthread_cond_wait(&q->work, &q->lock);
+        task *t = q->head;
+        if (!t)
+            break; /* stopped, and all that was enqueued is done */
+        q->head = t->next;
+        if (!q->head)
+            q->tail = &q->head;
+        pthread_mutex_unlock(&q->lock);
+        run_task(q, t);
+        free(t);
+        pthread_mutex_lock(&q->lock);
+        q->finished++;
+        pthread_cond_broadcast(&q->done);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return NULL;
+}
+
+static int init_locks(ar_queue *q)
+{
+    int rc = pthread_mutex_init(&q->lock, NULL);
+    if (rc != 0)
+        return rc;
+    rc = ari_cond_init(&q->work);
+    if (rc != 0)
+        goto no_work;
+    rc = ari_cond_init(&q->done);
+    if (rc == 0)
+        return 0;
+    pthread_cond_destroy(&q->work);
+no_work:
+    pthread_mutex_destroy(&q->lock);
+    return rc;
+}
+
+ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name)
+{
+    if (!gives)
+        return ar_error_set(AR_ERR_ARG, "ar_queue_create: no place for the queue");
+    *gives = NULL;
+    if (kind != AR_QUEUE_INLINE && kind != AR_QUEUE_THREAD)
+        return ar_error_set(AR_ERR_ARG, "ar_queue_create: unknown kind %d", (int)kind);
+    ar_queue *q = calloc(1, sizeof *q);
+    if (!q)
+        return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no memory for queue '%s'", name ? name : "");
+    q->kind = kind;
+    snprintf(q->name, sizeof q->name, "%s", name ? name : "");
+    atomic_init(&q->refs, 1);
+    q->tail = &q->head;
+    int rc = init_locks(q);
+    if (rc != 0) {
+        free(q);
+        return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no lock for queue '%s': %s", name ? name : "",
+                            strerror(rc));
+    }
+    rc = kind == AR_QUEUE_THREAD ? pthread_create(&q->thread, NULL, worker, q) : 0;
+    if (rc != 0) {
+        ari_queue_release(q);
+        return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no thread for queue '%s': %s", name ? name : "",
+                            strerror(rc));
+    }
+    *gives = q;
+    return AR_OK;
+}
+
+ar_queue *ari_queue_keep(ar_queue *q)
+{
+    atomic_fetch_add(&q->refs, 1);
+    return q;
+}
+
+void ari_queue_release(ar_queue *q)
+{
+    if (!q || atomic_fetch_sub(&q->refs, 1) != 1)
+        return;
+    pthread_cond_destroy(&q->done);
+    pthread_cond_destroy(&q->work);
+    pthread_mutex_destroy(&q->lock);
+    free(q->error);
+    free(q);
+}
+
+void ar_queue_destroy(ar_queue *q)
+{
+    if (!q)
+        return;
+    if (q->kind == AR_QUEUE_THREAD) {
+        pthread_mutex_lock(&q->lock);
+        q->stop = true;
+        pthread_cond_signal(&q->work);
+        pthread_mutex_unlock(&q->lock);
+        pthread_join(q->thread, NULL);
+    }
+    ari_queue_release(q);
+}
+
+bool ari_queue_is_inline(const ar_queue *q)
+{
+    return q->kind == AR_QUEUE_INLINE;
+}
+
+/* Inline: the host is the queue. No allocation, so that a small collective costs what it moves. */
+static ar_status push_inline(ar_queue *q, ar_status (*fn)(void *), void *arg, bool *ran)
+{
+    AR_TRY(first_error(q));
+    *ran = true;
+    const ar_status st = fn(arg);
+    if (st != AR_OK)
+        poison(q, st, ar_error_message());
+    return st;
+}
+
+ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_drop_fn drop, void *arg, bool *ran)
+{
+    *ran = false;
+    if (q->kind == AR_QUEUE_INLINE)
+        return push_inline(q, fn, arg, ran);
+    task *t = malloc(sizeof *t);
+    if (!t)
+        return ar_error_set(AR_ERR_MEMORY, "queue '%s': no memory for a task", q->name);
+    *t = (task){.fn = fn, .drop = drop, .arg = arg};
+    pthread_mutex_lock(&q->lock);
+    const ar_status st = repeat_error(q);
+    if (st == AR_OK) {
+        *q->tail = t;
+        q->tail = &t->next;
+        q->pushed++;
+        pthread_cond_signal(&q->work);
+        t = NULL;
+    }
+    pthread_mutex_unlock(&q->lock);
+    free(t);
+    return st;
+}
+
+ar_status ar_queue_host(ar_queue *q, ar_status (*fn)(void *), void *arg)
+{
+    if (!q || !fn)
+        return ar_error_set(AR_ERR_ARG, "ar_queue_host: %s is missing", q ? "the function" : "the queue");
+    bool ran;
+    return ari_queue_push(q, fn, NULL, arg, &ran);
+}
+
+uint64_t ari_queue_ticket(ar_queue *q)
+{
+    pthread_mutex_lock(&q->lock);
+    const uint64_t ticket = q->pushed;
+    pthread_mutex_unlock(&q->lock);
+    return ticket;
+}
+
+ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
+{
+    const uint64_t deadline = timeout_ns ? ari_deadline_ns(ari_now_ns(), timeout_ns) : UINT64_MAX;
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&q->lock);
+    if (q->finished < ticket && pthread_equal(q->thread, pthread_self())) {
+        st = ar_error_set(AR_ERR_ARG, "queue '%s': one of its own tasks waits for it", q->name);
+        goto unlock;
+    }
+    while (q->finished < ticket) {
+        if (ari_cond_wait_until(&q->done, &q->lock, deadline) == ETIMEDOUT && q->finished < ticket &&
+            ari_now_ns() >= deadline) {
+            st = ar_error_set(AR_ERR_TIMEOUT, "queue '%s': %llu tasks are not done after %.3f s", q->name,
+                              (unsigned long long)(ticket - q->finished), (double)timeout_ns * 1e-9);
+            goto unlock;
+        }
+    }
+    st = repeat_error(q);
+unlock:
+    pthread_mutex_unlock(&q->lock);
+    return st;
+}
+
+ar_status ari_queue_poll(ar_queue *q, uint64_t ticket, bool *done)
+{
+    pthread_mutex_lock(&q->lock);
+    *done = q->finished >= ticket;
+    const ar_status st = repeat_error(q);
+    pthread_mutex_unlock(&q->lock);
+    return st;
+}
+
+ar_status ar_queue_sync(ar_queue *q, uint64_t timeout_ns)
+{
+    if (!q)
+        return ar_error_set(AR_ERR_ARG, "ar_queue_sync: the queue is missing");
+    return ari_queue_await(q, ari_queue_ticket(q), timeout_ns);
+}
