@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NUMERICS_ACTIVATION_H
+#define ARI_NUMERICS_ACTIVATION_H
+
+/* The activations and their derivatives, fp32 (binary64 inside, rounded once) and binary64. Limits at infinity are the
+ * functions' own: act(-inf) = -0, which is also what every very negative finite x rounds to; act'(-inf) = -0;
+ * act(inf) = inf; act'(inf) = 1. NaN passes, canonical in the fp32 forms. */
+#include "anyrank/config.h"
+#include "ref/numerics/elementary.h"
+
+/* Each bound lies where the function has reached its limit in the format: beyond it only the sign and the factor x of
+ * the positive side are left, so limiting x changes no result and keeps every exponential in range. */
+#define ARI_GELU_BOUND32 20.0 /* Phi(-20) < 2^-290, and 1 - Phi(20) < 2^-53 */
+#define ARI_GELU_BOUND64 40.0 /* Phi(-40) < 2^-1150 */
+#define ARI_SILU_BOUND32 200.0
+#define ARI_SILU_BOUND64 800.0
+
+/* --- GELU, erf form: x*Phi(x) ------------------------------------------------------------------------------------- */
+
+/* Phi(x) from e = exp(-x^2/2), a = |x|: the tail is never a difference. */
+ARI_FN double ari_normal_cdf_part(double x, double a, double e)
+{
+    const double tail = 0.5 * e * ari_erfcx_part(a * ARI_SQRT_1_2);
+    return x < 0.0 ? tail : 1.0 - tail;
+}
+
+ARI_FN float ari_gelu_erf32(float x)
+{
+    const double low = (double)x < -ARI_GELU_BOUND32 ? -ARI_GELU_BOUND32 : (double)x;
+    const double a = fabs(low) > ARI_GELU_BOUND32 ? ARI_GELU_BOUND32 : fabs(low);
+    return ari_round32(low * ari_normal_cdf_part(low, a, ari_exp_mid(-0.5 * (a * a))));
+}
+
+ARI_FN double ari_gelu_erf64(double x)
+{
+    const double low = x < -ARI_GELU_BOUND64 ? -ARI_GELU_BOUND64 : x;
+    const double a = fabs(low) > 39.0 ? 39.0 : fabs(low);
+    return low * ari_normal_cdf_part(low, a, ari_exp_minus_square(a * ARI_SQRT_1_2));
+}
+
+/* Phi(x) + x*phi(x). For x < 0 the two are of opposite sign: e*(erfcx/2 - a/sqrt(2 pi)) rounds only within them. */
+ARI_FN double ari_dgelu_erf_part(double x, double a, double e)
+{
+    const double negative = fma(a, -ARI_1_SQRT_2PI, 0.5 * ari_erfcx_part(a * ARI_SQRT_1_2)) * e;
+    return x < 0.0 ? negative : 1.0 - negative;
+}
+
+ARI_FN float ari_dgelu_erf32(float x)
+{
+    const double a = fabs((double)x) > ARI_GELU_BOUND32 ? ARI_GELU_BOUND32 : fabs((double)x);
+    return ari_round32(ari_dgelu_erf_part((double)x, a, ari_exp_mid(-0.5 * (a * a))));
+}
+
+ARI_FN double ari_dgelu_erf64(double x)
+{
+    const double a = fabs(x) > 39.0 ? 39.0 : fabs(x);
+    return ari_dgelu_erf_part(x, a, ari_exp_minus_square(a * ARI_SQRT_1_2));
+}
+
+/* --- GELU, tanh form: x*(1 + tanh(u))/2 = x*sigmoid(2u), u = sqrt(2/pi)*(x + 0.044715 x^3) --------------------------
+ */
+
+#define ARI_GELU_CUBIC 0.044715
+
+ARI_FN double ari_gelu_tanh_2u(double x)
+{
+    return 2.0 * ARI_SQRT_2_PI * x * fma(ARI_GELU_CUBIC, x * x, 1.0);
+}
+
+ARI_FN float ari_gelu_tanh32(float x)
+{
+    const double low = (double)x < -ARI_GELU_BOUND32 ? -ARI_GELU_BOUND32 : (double)x;
+    const double near = low > ARI_GELU_BOUND32 ? ARI_GELU_BOUND32 : low;
+    return ari_round32(low / (1.0 + ari_exp_mid(-ari_gelu_tanh_2u(near))));
+}
+
+ARI_FN double ari_gelu_tanh64(double x)
+{
+    const double near = ari_limit(x, -ARI_GELU_BOUND64, ARI_GELU_BOUND64);
+    return (x < -ARI_GELU_BOUND64 ? -ARI_GELU_BOUND64 : x) * ari_sigmoid64(ari_gelu_tanh_2u(near));
+}
+
+/* sigmoid(w) + x*w'*sigmoid'(w), w = 2u. With e = exp(-|w|): n/(1 + e)^2, times e for w < 0. */
+ARI_FN double ari_dgelu_tanh_part(double x, double e)
+{
+    const double slope = 2.0 * ARI_SQRT_2_PI * x * fma(3.0 * ARI_GELU_CUBIC, x * x, 1.0); /* x*w' */
+    const double n = x < 0.0 ? (1.0 + slope) + e : fma(slope, e, 1.0) + e;
+    const double d = 1.0 + e;
+    return n * (x < 0.0 ? e : 1.0) / (d * d);
+}
+
+ARI_FN float ari_dgelu_tanh32(float x)
+{
+    const double near = ari_limit((double)x, -ARI_GELU_BOUND32, ARI_GELU_BOUND32);
+    const double w = ari_gelu_tanh_2u(near);
+    return ari_round32(ari_dgelu_tanh_part(near, ari_exp_mid(-fabs(w))));
+}
+
+ARI_FN double ari_dgelu_tanh64(double x)
+{
+    const double near = ari_limit(x, -ARI_GELU_BOUND64, ARI_GELU_BOUND64);
+    const double w = ari_gelu_tanh_2u(near);
+    return ari_dgelu_tanh_part(near, ari_exp64(-fabs(w)));
+}
+
+/* --- SiLU: x*sigmoid(x)
+ * ----------------------------------------------------------------------------------------------- */
+
+ARI_FN float ari_silu32(float x)
+{
+    const double low = (double)x < -ARI_SILU_BOUND32 ? -ARI_SILU_BOUND32 : (double)x;
+    const double near = low > ARI_SILU_BOUND32 ? ARI_SILU_BOUND32 : low;
+    return ari_round32(low / (1.0 + ari_exp_mid(-near)));
+}
+
+ARI_FN double ari_silu64(double x)
+{
+    return (x < -ARI_SILU_BOUND64 ? -ARI_SILU_BOUND64 : x) * ari_sigmoid64(x);
+}
+
+/* sigmoid(x)*(1 + x*(1 - sigmoid(x))). With e = exp(-|x|) = scale*(1 + p): (1 + e + x)*e/(1 + e)^2 for x < 0 and
+ * (1 + e + x*e)/(1 + e)^2 otherwise. Near the zero at -1.278 1 + x and scale add exactly, and p is accurate by itself.
+ */
+ARI_FN double ari_dsilu_part(double x, double p, double scale)
+{
+    const double e = fma(scale, p, scale);
+    const double d = 1.0 + e;
+    const double n = fma(scale, p, (1.0 + (x < 0.0 ? x : x * e)) + scale);
+    return n * (x < 0.0 ? e : 1.0) / (d * d);
+}
+
+ARI_FN float ari_dsilu32(float x)
+{
+    const double near = ari_limit((double)x, -ARI_SILU_BOUND32, ARI_SILU_BOUND32);
+    double scale;
+    const double p = ari_expm1_part(-fabs(near), &scale);
+    return ari_round32(ari_dsilu_part(near, p, scale));
+}
+
+ARI_FN double ari_dsilu64(double x)
+{
+    const double near = ari_limit(x, -700.0, 700.0);
+    double scale;
+    const double p = ari_expm1_part(-fabs(near), &scale);
+    return ari_dsilu_part(near, p, scale);
+}
+
+/* --- ReLU and none
+ * ---------------------------------------------------------------------------------------------------- */
+
+ARI_FN float ari_relu32(float x)
+{
+    return ari_canonical32(x < 0.0f ? 0.0f : x);
+}
+
+ARI_FN double ari_relu64(double x)
+{
+    return x < 0.0 ? 0.0 : x;
+}
+
+/** 1 for x > 0, 0 for x <= 0; NaN passes. */
+ARI_FN float ari_drelu32(float x)
+{
+    const float step = x > 0.0f ? 1.0f : 0.0f;
+    return x != x ? ari_nan32() : step;
+}
+
+ARI_FN double ari_drelu64(double x)
+{
+    const double step = x > 0.0 ? 1.0 : 0.0;
+    return x != x ? x : step;
+}
+
+/* --- by kind
+ * ------------------------------------------------------------------------------------------------------------ */
+
+/** act32(x). AR_ACT_NONE is the identity. */
+ARI_FN float ari_act32(ar_activation kind, float x)
+{
+    switch (kind) {
+    case AR_ACT_GELU_ERF:
+        return ari_gelu_erf32(x);
+    case AR_ACT_GELU_TANH:
+        return ari_gelu_tanh32(x);
+    case AR_ACT_SILU:
+        return ari_silu32(x);
+    case AR_ACT_RELU:
+        return ari_relu32(x);
+    case AR_ACT_NONE:
+        break;
+    }
+    return ari_canonical32(x);
+}
+
+/** The derivative of act at x. Of the identity 1; NaN passes there too. */
+ARI_FN float ari_dact32(ar_activation kind, float x)
+{
+    switch (kind) {
+    case AR_ACT_GELU_ERF:
+        return ari_dgelu_erf32(x);
+    case AR_ACT_GELU_TANH:
+        return ari_dgelu_tanh32(x);
+    case AR_ACT_SILU:
+        return ari_dsilu32(x);
+    case AR_ACT_RELU:
+        return ari_drelu32(x);
+    case AR_ACT_NONE:
+        break;
+    }
+    return x != x ? ari_nan32() : 1.0f;
+}
+
+ARI_FN double ari_act64(ar_activation kind, double x)
+{
+    switch (kind) {
+    case AR_ACT_GELU_ERF:
+        return ari_gelu_erf64(x);
+    case AR_ACT_GELU_TANH:
+        return ari_gelu_tanh64(x);
+    case AR_ACT_SILU:
+        return ari_silu64(x);
+    case AR_ACT_RELU:
+        return ari_relu64(x);
+    case AR_ACT_NONE:
+        break;
+    }
+    return x;
+}
+
+ARI_FN double ari_dact64(ar_activation kind, double x)
+{
+    switch (kind) {
+    case AR_ACT_GELU_ERF:
+        return ari_dgelu_erf64(x);
+    case AR_ACT_GELU_TANH:
+        return ari_dgelu_tanh64(x);
+    case AR_ACT_SILU:
+        return ari_dsilu64(x);
+    case AR_ACT_RELU:
+        return ari_drelu64(x);
+    case AR_ACT_NONE:
+        break;
+    }
+    return x != x ? x : 1.0;
+}
+
+#endif

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NUMERICS_BITS_H
+#define ARI_NUMERICS_BITS_H
+
+/* Floating-point values as bits: the one NaN, exponents, powers of two, keys that order like the values. Compiled by
+ * the C compiler and by nvcc alike; nothing here depends on the rounding of a library. docs/numerics.md, section 1. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__CUDACC__)
+#define ARI_FN static __host__ __device__ inline
+#else
+#define ARI_FN static inline
+#endif
+
+/* The only NaN that is stored, tapped, hashed or compared. x86's own default has the sign bit set, a GPU's has not. */
+#define ARI_NAN_BITS 0x7fc00000u
+/* The exponent of a row of zeros and of a row with a NaN or an infinity: an integer maximum carries both. */
+#define ARI_EXP_ZERO INT32_MIN
+#define ARI_EXP_NONFINITE INT32_MAX
+/* 1.5 * 2^52: adding it rounds |x| <= 2^51 to the nearest integer, ties to even, which then stands in the low bits. */
+#define ARI_ROUND_MAGIC 0x1.8p52
+#define ARI_ROUND_MAGIC_BITS 0x4338000000000000u
+
+ARI_FN uint32_t ari_bits32(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+ARI_FN float ari_float32(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+ARI_FN uint64_t ari_bits64(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+ARI_FN double ari_float64(uint64_t u)
+{
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+ARI_FN float ari_nan32(void)
+{
+    return ari_float32(ARI_NAN_BITS);
+}
+
+/** Any NaN becomes 0x7fc00000; every other value is unchanged. */
+ARI_FN float ari_canonical32(float x)
+{
+    return x != x ? ari_nan32() : x;
+}
+
+/** Round to nearest, ties to even. */
+ARI_FN double ari_rint(double x)
+{
+    return rint(x);
+}
+
+/** 2^k for -1022 <= k <= 1023. */
+ARI_FN double ari_pow2(int32_t k)
+{
+    return ari_float64((uint64_t)(uint32_t)(k + 1023) << 52);
+}
+
+/** x*2^k for any k: exact where representable, one rounding otherwise. */
+ARI_FN double ari_scale2(double x, int32_t k)
+{
+    /* Going down in steps of 2^-969 keeps 53 bits of headroom above the subnormals, so that only the last product
+     * rounds; after three steps either way every finite x has become 0 or infinity. */
+    if (k > 1023) {
+        x *= 0x1p1023;
+        k = k > 4000 ? 2977 : k - 1023;
+        if (k > 1023) {
+            x *= 0x1p1023;
+            k -= 1023;
+            k = k > 1023 ? 1023 : k;
+        }
+    } else if (k < -1022) {
+        x *= 0x1p-969;
+        k = k < -4000 ? -3031 : k + 969;
+        if (k < -1022) {
+            x *= 0x1p-969;
+            k += 969;
+            k = k < -1022 ? -1022 : k;
+        }
+    }
+    return x * ari_pow2(k);
+}
+
+/** The smallest integer e with |x| < 2^e, from the bits, subnormals included; ARI_EXP_ZERO for zeros,
+ *  ARI_EXP_NONFINITE for NaN and infinities. */
+ARI_FN int32_t ari_exponent32(float x)
+{
+    const uint32_t magnitude = ari_bits32(x) & 0x7fffffffu;
+    const uint64_t wide = ari_bits64((double)x); /* every fp32 value but 0 is a normal binary64 */
+    const int32_t e = (int32_t)((wide >> 52) & 0x7ffu) - 1022;
+    const int32_t finite = magnitude == 0 ? ARI_EXP_ZERO : e;
+    return magnitude >= 0x7f800000u ? ARI_EXP_NONFINITE : finite;
+}
+
+/** The same for binary64. */
+ARI_FN int32_t ari_exponent64(double x)
+{
+    const uint64_t magnitude = ari_bits64(x) & 0x7fffffffffffffffu;
+    const int subnormal = magnitude < 0x0010000000000000u;
+    const uint64_t wide = subnormal ? ari_bits64(x * 0x1p54) : magnitude;
+    const int32_t e = (int32_t)((wide >> 52) & 0x7ffu) - (subnormal ? 1076 : 1022);
+    const int32_t finite = magnitude == 0 ? ARI_EXP_ZERO : e;
+    return magnitude >= 0x7ff0000000000000u ? ARI_EXP_NONFINITE : finite;
+}
+
+/** An int32 that orders like the value: -0 as +0; NaN and both infinities INT32_MAX, so that a maximum carries them. */
+ARI_FN int32_t ari_key32(float x)
+{
+    const uint32_t u = ari_bits32(x);
+    const int32_t magnitude = (int32_t)(u & 0x7fffffffu);
+    const int32_t key = (u >> 31) != 0 ? -magnitude : magnitude;
+    return magnitude >= 0x7f800000 ? INT32_MAX : key;
+}
+
+/** The value of a key; INT32_MAX gives NaN. */
+ARI_FN float ari_key32_value(int32_t key)
+{
+    const uint32_t u = key < 0 ? 0x80000000u | (0u - (uint32_t)key) : (uint32_t)key;
+    return key == INT32_MAX ? ari_nan32() : ari_float32(u);
+}
+
+/** The sum of two int64 modulo 2^64: signed overflow is undefined in C, and partial sums may wrap. */
+ARI_FN int64_t ari_add64(int64_t a, int64_t b)
+{
+    return (int64_t)((uint64_t)a + (uint64_t)b);
+}
+
+#endif

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NUMERICS_INTEGER_SUM_H
+#define ARI_NUMERICS_INTEGER_SUM_H
+
+/* The element steps of the two sums whose largest term is known before they start: row sums and contractions. What lies
+ * between them is integer addition, which no order or grouping changes. docs/numerics.md, sections 2 and 4. */
+#include <stddef.h>
+
+#include "ref/numerics/bits.h"
+
+/* The integer nearest to x, ties to even, |x| <= 2^51, from the low bits of the magic sum; never an undefined
+ * conversion, whatever x is. */
+ARI_FN int64_t ari_nearest_integer(double x)
+{
+    return (int64_t)(ari_bits64(x + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS);
+}
+
+ARI_FN int32_t ari_clamp32(int32_t k, int32_t low, int32_t high)
+{
+    const int32_t at_least = k < low ? low : k;
+    return at_least > high ? high : at_least;
+}
+
+/* --- row sums
+ * --------------------------------------------------------------------------------------------------------- */
+
+/** P' = min(40, 62 - ceil(log2(n + 1))): n integers of P' bits add up within int64. */
+ARI_FN int32_t ari_rowsum_bits(size_t n)
+{
+    int32_t length = 0; /* bits of n, which is ceil(log2(n + 1)) */
+    for (; n != 0; n >>= 1)
+        length++;
+    return length > 22 ? 62 - length : 40;
+}
+
+/** rint(x*2^(p-e)); 0 where the row's exponent e says all zero or non-finite, and for a non-finite x. Every |x| < 2^e.
+ */
+ARI_FN int64_t ari_rowsum_quantise(double x, int32_t e, int32_t p)
+{
+    const int known = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
+    const int32_t shift = ari_clamp32(p - (known ? ari_clamp32(e, -1200, 1200) : 0), -2000, 2000);
+    const int32_t half = shift / 2; /* two exact factors: the shift of tiny doubles exceeds one exponent */
+    const double y = x * ari_pow2(half) * ari_pow2(shift - half);
+    const int finite = (ari_bits64(x) & 0x7fffffffffffffffu) < 0x7ff0000000000000u;
+    return known && finite ? ari_nearest_integer(y) : 0;
+}
+
+/** The row sum S*2^(e-p); +0 for a row of zeros, NaN for a non-finite one. */
+ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
+{
+    if (e == ARI_EXP_NONFINITE)
+        return (double)ari_nan32();
+    return e == ARI_EXP_ZERO ? 0.0 : ari_scale2((double)s, e - p);
+}
+
+/* --- contractions
+ * ----------------------------------------------------------------------------------------------------- */
+
+#define ARI_CONTRACT_BITS 25
+#define ARI_CONTRACT_LIMIT 33554431 /* 2^25 - 1 */
+#define ARI_CONTRACT_BLOCK 8191     /* terms whose exact sum fits int64: 8191*(2^25 - 1)^2 < 2^63 */
+
+/** clamp(rint(a*2^c*2^(25-e)), +-(2^25 - 1)); 0 where e says all zero or non-finite. c is the shift applied to this
+ *  element, +c_k in A and -c_k in B, e the exponent of its shifted row. */
+ARI_FN int32_t ari_contract_quantise(float a, int32_t c, int32_t e)
+{
+    const int known = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
+    const uint32_t exponent = known ? (uint32_t)e : 0u;
+    /* fp32 exponents and sums of two of them: within +-700, so that the power of two is a normal binary64. */
+    const int32_t shift = ari_clamp32((int32_t)((uint32_t)c + ARI_CONTRACT_BITS - exponent), -1000, 1000);
+    const double x = (double)a * ari_pow2(shift);
+    const double low = x < -(double)ARI_CONTRACT_LIMIT ? -(double)ARI_CONTRACT_LIMIT : x;
+    const double y = low > (double)ARI_CONTRACT_LIMIT ? (double)ARI_CONTRACT_LIMIT : low;
+    return known ? (int32_t)ari_nearest_integer(y) : 0;
+}
+
+/* y*2^(e+f-50) rounded to fp32, with the flags of the two rows. */
+ARI_FN float ari_contract_round(double y, int32_t e, int32_t f)
+{
+    const int nonfinite = e == ARI_EXP_NONFINITE || f == ARI_EXP_NONFINITE;
+    const int zero = e == ARI_EXP_ZERO || f == ARI_EXP_ZERO;
+    const uint32_t sum = nonfinite || zero ? 0u : (uint32_t)e + (uint32_t)f;
+    const int32_t shift = ari_clamp32((int32_t)(sum - 2u * ARI_CONTRACT_BITS), -900, 900);
+    const float value = zero ? 0.0f : (float)(y * ari_pow2(shift));
+    return nonfinite ? ari_nan32() : value;
+}
+
+/** fl32(fl64(s)*2^(e+f-50)); NaN where e or f is ARI_EXP_NONFINITE, else +0 where either is ARI_EXP_ZERO. */
+ARI_FN float ari_contract_value(int64_t s, int32_t e, int32_t f)
+{
+    return ari_contract_round((double)s, e, f);
+}
+
+/* fl64(hi*2^32 + lo), 0 <= lo < 2^32, |hi| >= 2^53: 63 leading bits, the rest as one sticky bit, one conversion. */
+ARI_FN double ari_wide_to_double(int64_t hi, uint64_t lo)
+{
+    const int negative = hi < 0;
+    uint64_t high = negative ? 0u - (uint64_t)hi - (lo != 0 ? 1u : 0u) : (uint64_t)hi;
+    uint64_t low = negative ? (0u - lo) & 0xffffffffu : lo;
+    int32_t shift = 0;
+    while (high >= 0x40000000u) { /* until high*2^32 + low has at most 62 bits */
+        const uint64_t sticky = low & 1u;
+        low = (low >> 1) | ((high & 1u) << 31) | sticky;
+        high >>= 1;
+        shift++;
+    }
+    const double magnitude = (double)((high << 32) | low) * ari_pow2(shift);
+    return negative ? -magnitude : magnitude;
+}
+
+/** ari_contract_value of the exact integer hi*2^32 + lo, any lo: the limbs of a sum longer than one block. */
+ARI_FN float ari_contract_value2(int64_t hi, int64_t lo, int32_t e, int32_t f)
+{
+    const uint64_t rest = (uint64_t)lo & 0xffffffffu;
+    const int64_t carry = (lo - (int64_t)rest) / 4294967296;
+    const int64_t high = ari_add64(hi, carry);
+    const int64_t exact = 9007199254740992; /* 2^53: up to there hi is a binary64 and the sum below rounds once */
+    const double y =
+        high > -exact && high < exact ? (double)high * 0x1p32 + (double)rest : ari_wide_to_double(high, rest);
+    return ari_contract_round(y, e, f);
+}
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NUMERICS_SCALAR_H
+#define ARI_NUMERICS_SCALAR_H
+
+/* Every element-wise definition of the exact numerics, once: the layers' kernels, other devices and the independent
+ * baseline all call these. An expression is evaluated in the order in which it is written, in fp32 unless a double is
+ * named; each result is rounded once per written operation, and a NaN result is the canonical one.
+ * docs/numerics.md, section 4. */
+#include "ref/numerics/accumulator.h"
+#include "ref/numerics/activation.h"
+#include "ref/numerics/bits.h"
+#include "ref/numerics/elementary.h"
+#include "ref/numerics/integer_sum.h"
+#include "ref/numerics/philox.h"
+
+/* --- norms: h the width, S a row sum
+ * ---------------------------------------------------------------------------------- */
+
+/** fl32(1/sqrt(mean_square + eps)) in binary64; mean_square = S(d*d)/h for LayerNorm, S(x*x)/h for RMSNorm. */
+ARI_FN float ari_norm_rstd(double mean_square, double eps)
+{
+    return ari_round32(1.0 / sqrt(mean_square + eps));
+}
+
+/** d = fl32(x - mean), mean in binary64. xhat = fl32(d*rstd). */
+ARI_FN float ari_layernorm_d(float x, double mean)
+{
+    return ari_round32((double)x - mean);
+}
+
+/** fl32(a*b): xhat = d*rstd, g = dy*gamma, and every other single product. */
+ARI_FN float ari_mul32(float a, float b)
+{
+    return ari_canonical32(a * b);
+}
+
+/** fl32(a + b): residuals, biases, masks. */
+ARI_FN float ari_add32(float a, float b)
+{
+    return ari_canonical32(a + b);
+}
+
+/** y = fl32(fl32(xhat*gamma) + beta). */
+ARI_FN float ari_layernorm_y(float xhat, float gamma, float beta)
+{
+    const float scaled = xhat * gamma;
+    return ari_canonical32(scaled + beta);
+}
+
+/** dx = fl32(((g - a) - xhat*b)*rstd) in binary64; a = S(g)/h, b = S(g*xhat)/h, g = fl32(dy*gamma). */
+ARI_FN float ari_layernorm_dx(float g, double a, double b, float xhat, float rstd)
+{
+    return ari_round32((((double)g - a) - (double)xhat * b) * (double)rstd);
+}
+
+/** dx = fl32((g - xhat*b)*rstd) in binary64. */
+ARI_FN float ari_rmsnorm_dx(float g, double b, float xhat, float rstd)
+{
+    return ari_round32(((double)g - (double)xhat * b) * (double)rstd);
+}
+
+/* --- attention
+ * --------------------------------------------------------------------------------------------------------- */
+
+/** fl32(1/sqrt(head_dim)). */
+ARI_FN float ari_softmax_scale(size_t head_dim)
+{
+    return ari_round32(1.0 / sqrt((double)head_dim));
+}
+
+/** dS = fl32(fl32(p*(dp - D))*scale), the inner product in binary64. */
+ARI_FN float ari_attention_ds(float p, float dp, double D, float scale)
+{
+    const float inner = (float)((double)p * ((double)dp - D));
+    return ari_canonical32(inner * scale);
+}
+
+/** exp32(fl32(x - m)): the numerator of a softmax. */
+ARI_FN float ari_softmax_exp(float x, float m)
+{
+    return ari_exp32(x - m);
+}
+
+/** fl32(e/l), l in binary64: a probability. */
+ARI_FN float ari_softmax_p(float e, double l)
+{
+    return ari_round32((double)e / l);
+}
+
+/* --- rotary positions
+ * --------------------------------------------------------------------------------------------------- */
+
+/** fl32(exp(-(2i/d)*log(theta))), i = 0..d/2-1. */
+ARI_FN float ari_rope_inv_freq(double theta, size_t i, size_t d)
+{
+    return ari_round32(ari_exp64(-(2.0 * (double)i / (double)d) * ari_log64(theta)));
+}
+
+/** Linear scaling: fl32(inv_freq/factor), divided in binary64. */
+ARI_FN float ari_rope_scaled(float inv_freq, double factor)
+{
+    return ari_round32((double)inv_freq / factor);
+}
+
+/** fl32(position*inv_freq). */
+ARI_FN float ari_rope_angle(size_t position, float inv_freq)
+{
+    return ari_round32((double)position * (double)inv_freq); /* exact in binary64 below 2^29 */
+}
+
+/** fl32(fl32(x1*c) - fl32(x2*s)), x1 and x2 from the first and second half of the head. Backward: s negated. */
+ARI_FN float ari_rope_first(float x1, float x2, float c, float s)
+{
+    const float u = x1 * c;
+    const float v = x2 * s;
+    return ari_canonical32(u - v);
+}
+
+/** fl32(fl32(x2*c) + fl32(x1*s)). */
+ARI_FN float ari_rope_second(float x1, float x2, float c, float s)
+{
+    const float u = x2 * c;
+    const float v = x1 * s;
+    return ari_canonical32(u + v);
+}
+
+/* --- gated MLP
+ * ---------------------------------------------------------------------------------------------------------- */
+
+/** fl32(act32(gate)*up). */
+ARI_FN float ari_gated_act(ar_activation kind, float gate, float up)
+{
+    return ari_canonical32(ari_act32(kind, gate) * up);
+}
+
+/** fl32(silu32(gate)*up). */
+ARI_FN float ari_gated(float gate, float up)
+{
+    return ari_canonical32(ari_silu32(gate) * up);
+}
+
+/** fl32(dy*act32(gate)). */
+ARI_FN float ari_gated_dup(ar_activation kind, float dy, float gate)
+{
+    return ari_canonical32(dy * ari_act32(kind, gate));
+}
+
+/** fl32(fl32(dy*up)*act'32(gate)). */
+ARI_FN float ari_gated_dgate(ar_activation kind, float dy, float up, float gate)
+{
+    const float product = dy * up;
+    return ari_canonical32(product * ari_dact32(kind, gate));
+}
+
+/* --- cross-entropy over the vocabulary
+ * ------------------------------------------------------------------------------------ */
+
+/** One token's loss: fl32((m + log(l)) - x_target) in binary64. */
+ARI_FN float ari_ce_term(float m, double l, float x_target)
+{
+    return ari_round32(((double)m + ari_log64(l)) - (double)x_target);
+}
+
+/** fl32(fl32(p - onehot)/T), the division in binary64, T > 0; hit: this entry is the target. */
+ARI_FN float ari_ce_dlogit(float p, int hit, double T)
+{
+    const float difference = p - (hit != 0 ? 1.0f : 0.0f);
+    return ari_round32((double)difference / T);
+}
+
+#endif
