@@ -1,0 +1,62 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Configures and builds one preset, and shows how far it is.
+#
+#   scripts/build.sh PRESET [-DNAME=VALUE ...]      PRESET: release (in build/), debug, asan, tsan (in build/PRESET/)
+#
+# On a terminal one line moves; elsewhere one line is printed at the end. Everything the tools say goes to
+# BUILD_DIR/build.log, whose end is printed if they fail. ANYRANK_JOBS sets how many compilers run at once (default: the
+# number of processors). Exit status: the failing tool's.
+set -eu
+
+preset=${1:?usage: scripts/build.sh PRESET [-DNAME=VALUE ...]}
+shift
+cd "$(dirname "$0")/.."
+case $preset in
+    release) dir=build ;;
+    *) dir=build/$preset ;;
+esac
+jobs=${ANYRANK_JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}
+mkdir -p "$dir"
+log=$dir/build.log
+started=$(date +%s)
+
+# The presets name no generator: CMake's default is make.
+if [ -z "${CMAKE_GENERATOR:-}" ] && ! command -v make >/dev/null 2>&1 && command -v ninja >/dev/null 2>&1; then
+    export CMAKE_GENERATOR=Ninja
+fi
+
+# A tree that was moved or copied has a cache that speaks of another place, and CMake refuses it.
+if [ -f "$dir/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$(pwd -P)" "$dir/CMakeCache.txt"; then
+    rm -rf "$dir/CMakeCache.txt" "$dir/CMakeFiles"
+fi
+
+fail() {
+    echo "$preset: $1 failed (exit status $2); the end of $log:" >&2
+    # Errors first: with several compilers at work the last lines are seldom the ones that tell.
+    grep -n -E 'error:|Error |undefined reference|CMake Error' "$log" | head -n 20 >&2 || true
+    echo '  ...' >&2
+    tail -n 40 "$log" >&2
+    exit "$2"
+}
+
+status=0
+cmake --preset "$preset" "$@" > "$log" 2>&1 || status=$?
+[ $status -eq 0 ] || fail "cmake --preset $preset" $status
+
+if [ -t 1 ]; then
+    # make says "[ 12%] Building ...", ninja "[3/40] Building ...": both begin a line with what is shown.
+    { cmake --build "$dir" -j "$jobs" 2>&1 && echo 0 > "$dir/build.status" || echo $? > "$dir/build.status"; } |
+        while IFS= read -r line; do
+            printf '%s\n' "$line" >> "$log"
+            case $line in
+                '['*) printf '\r\033[K%.78s' "$preset: $line" ;;
+            esac
+        done
+    printf '\r\033[K'
+    status=$(cat "$dir/build.status")
+else
+    cmake --build "$dir" -j "$jobs" >> "$log" 2>&1 || status=$?
+fi
+[ "$status" -eq 0 ] || fail "cmake --build $dir" "$status"
+echo "built $dir ($preset) in $(($(date +%s) - started)) s"

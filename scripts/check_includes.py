@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the direction of the includes: scripts/check_includes.py ROOT
+
+Dependencies point one way (docs/architecture.md): core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <-
+verify <- cli. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand on core alone; the
+baseline stands on the scalar definitions and the parsed config and nothing else. Prints "file:line: what is wrong" for
+each violation; exit status 1 if there is one.
+"""
+
+import pathlib
+import re
+import sys
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+SUFFIXES = {".c", ".h", ".cu", ".cuh", ".inc"}
+
+PUBLIC = "include/anyrank"
+
+# Folder -> the folders it may include, besides itself and the public headers. A file belongs to the longest folder here
+# that its path begins with.
+ALLOWED = {
+    PUBLIC: [],
+    "ref/core": [],
+    "ref/numerics": ["ref/core"],
+    "ref/cpu": ["ref/core", "ref/numerics"],
+    "ref/arith": ["ref/core", "ref/numerics"],
+    "ref/io": ["ref/core"],
+    "ref/layers": ["ref/core", "ref/numerics", "ref/arith"],
+    "ref/models": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io"],
+    "ref/train": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models"],
+    "ref/baseline": [],
+    "sim": ["ref/core"],
+    "sim/plan": ["ref/core"],
+    "mpi": ["ref/core"],
+    "gpu": ["ref/core", "ref/numerics"],
+    "gpu/nccl": ["ref/core"],
+    "verify": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
+               "sim/plan"],
+    "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
+            "sim/plan", "verify"],
+    "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
+              "sim/plan", "verify"],
+    "examples": [],
+}
+
+# What the baseline may include besides its own files.
+BASELINE_HEADERS = {
+    "ref/numerics/bits.h", "ref/numerics/scalar.h", "ref/numerics/philox.h", "ref/numerics/accumulator.h",
+    "ref/core/size.h",
+    "include/anyrank/status.h", "include/anyrank/config.h", "include/anyrank/batch.h", "include/anyrank/baseline.h",
+}
+
+# What it may reach through them: the parts that the scalar header is made of. Anything else, and the baseline would stand
+# on what it is there to check.
+BASELINE_REACHES = BASELINE_HEADERS | {
+    "ref/numerics/elementary.h", "ref/numerics/activation.h", "ref/numerics/integer_sum.h",
+}
+
+# Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
+PUBLIC_FOR = {
+    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "verify", "cli", "bench", "examples"},
+    "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"},
+}
+
+STANDARD_C = {name + ".h" for name in (
+    "assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic "
+    "stdbool stddef stdint stdio stdlib stdnoreturn string tgmath time uchar wchar wctype").split()}
+
+# What a folder may not reach, be it through other headers. Threads, CUDA, MPI and BLIS are the business of the folders
+# that are not named here.
+THREADS = r"pthread\.h|threads\.h|semaphore\.h|sched\.h|linux/futex\.h|omp\.h"
+CUDA = r"cuda.*|cublas.*|nccl.*|nvtx.*"
+LIBRARIES = r"blis\.h|blis/.*|cblas\.h"
+FORBIDDEN_SYSTEM = {
+    PUBLIC: re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h|jansson\.h|openssl/.*)$"),
+    "ref/core": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "ref/cpu": re.compile(rf"(?:{CUDA}|mpi\.h)$"),
+    "sim": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "sim/plan": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "mpi": re.compile(rf"(?:{CUDA}|{LIBRARIES})$"),
+    "verify": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "cli": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "gpu": re.compile(r"mpi\.h$"),
+}
+for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/models", "ref/train", "ref/io"):
+    FORBIDDEN_SYSTEM[folder] = re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$")
+
+
+def without_comments(text):
+    """The text with comments blanked, line numbers kept: an include inside one is none."""
+    def blank(match):
+        token = match.group(0)
+        return token if token[0] in "\"'" else re.sub(r"[^\n]", " ", token)
+    return re.sub(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*', blank, text, flags=re.DOTALL)
+
+
+class Tree:
+    """The project's files and what each includes."""
+
+    def __init__(self, root):
+        self.root = root
+        self.includes = {}  # path -> [(line, resolved project path or None, text, is system)]
+        for top in ("include", "ref", "sim", "mpi", "gpu", "verify", "cli", "bench", "examples"):
+            for path in sorted((root / top).rglob("*")):
+                if path.suffix in SUFFIXES and path.is_file():
+                    name = path.relative_to(root).as_posix()
+                    self.includes[name] = self.read(path)
+
+    def read(self, path):
+        text = without_comments(path.read_text(encoding="utf-8", errors="replace"))
+        found = []
+        for match in INCLUDE.finditer(text):
+            # The match may begin on earlier, blank lines.
+            line = text.count("\n", 0, match.start(1) if match.group(1) else match.start(2)) + 1
+            name = match.group(1) or match.group(2)
+            target = self.resolve(path, name)
+            found.append((line, target, name, match.group(1) is None and target is None))
+        return found
+
+    def resolve(self, path, name):
+        """The project's file that an include names, as the compiler finds it; None for another's header."""
+        for base in (path.parent, self.root / "include", self.root):
+            candidate = base / name
+            if candidate.is_file():
+                return candidate.resolve().relative_to(self.root).as_posix()
+        return None
+
+    def reached(self, name):
+        """(chain of files, text, target, is system) of everything that a file includes, directly or not."""
+        seen, stack = {name}, [[name]]
+        while stack:
+            chain = stack.pop()
+            for _, target, text, system in self.includes.get(chain[-1], []):
+                yield chain, text, target, system
+                if target and target not in seen:
+                    seen.add(target)
+                    stack.append(chain + [target])
+
+
+def folder_of(name):
+    """The longest folder with a rule that holds a file; None if there is none."""
+    parts = name.split("/")[:-1]
+    while parts:
+        if "/".join(parts) in ALLOWED:
+            return "/".join(parts)
+        parts.pop()
+    return None
+
+
+def first_line(tree, name, target_or_text):
+    """The line on which `name` includes something, by path or by text."""
+    for line, target, text, _ in tree.includes[name]:
+        if target_or_text in (target, text):
+            return line
+    return 1
+
+
+def check_direct(tree, name, folder):
+    """Violations among a file's own includes."""
+    for line, target, text, system in tree.includes[name]:
+        if target is None:
+            if not system:
+                yield line, f'"{text}" is no file of the project; headers of others go in <>'
+            continue
+        other = folder_of(target)
+        if folder == "ref/baseline":
+            if other != folder and target not in BASELINE_HEADERS:
+                yield line, f"the baseline may not include {target}"
+        elif folder not in PUBLIC_FOR.get(target, {folder}):
+            yield line, f"{folder} may not include {target}"
+        elif other is None:
+            yield line, f"{target} is in a folder without a rule in scripts/check_includes.py"
+        elif other not in (folder, PUBLIC) and other not in ALLOWED[folder]:
+            may = ", ".join(ALLOWED[folder]) or "public headers only"
+            yield line, f"{folder} may not include {target} (it may: {may})"
+
+
+def check_reached(tree, name, folder):
+    """Violations among what a file reaches, each told at the line of the file's own include that leads there."""
+    forbidden = FORBIDDEN_SYSTEM.get(folder)
+    told = set()
+    for chain, text, target, system in tree.reached(name):
+        way = " through " + " -> ".join(chain[1:]) if len(chain) > 1 else ""
+        problem = None
+        if folder == "ref/baseline":
+            if system and text not in STANDARD_C:
+                problem = f"the baseline may not include <{text}>{way}"
+            elif way and target and folder_of(target) != folder and target not in BASELINE_REACHES:
+                problem = f"the baseline may not reach {target}{way}"
+        elif system and forbidden and forbidden.match(text):
+            problem = f"{folder} may not include <{text}>{way}"
+        if problem and (target or text) not in told:
+            told.add(target or text)
+            yield first_line(tree, name, chain[1] if len(chain) > 1 else text), problem
+
+
+def violations(root):
+    """Sorted ["file:line: message"] of a tree."""
+    tree = Tree(root)
+    found = []
+    for name in tree.includes:
+        folder = folder_of(name)
+        if folder is None:
+            found.append((name, 1, "this folder has no rule in scripts/check_includes.py"))
+            continue
+        for check in (check_direct, check_reached):
+            found += [(name, line, message) for line, message in check(tree, name, folder)]
+    return [f"{name}:{line}: {message}" for name, line, message in sorted(set(found))], len(tree.includes)
+
+
+def main():
+    if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_dir():
+        print("usage: check_includes.py ROOT", file=sys.stderr)
+        return 2
+    found, files = violations(pathlib.Path(sys.argv[1]).resolve())
+    for line in found:
+        print(line)
+    if files == 0:
+        print(f"check_includes.py: no sources under {sys.argv[1]}", file=sys.stderr)
+        return 2
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Installs what building anyrank needs, and nothing that is there already.
+#
+#   scripts/install_deps.sh            to build and run the command
+#   scripts/install_deps.sh --tests    also to build and run the tests
+#   scripts/install_deps.sh --lint     also clang-format and clang-tidy
+#   scripts/install_deps.sh --check    installs nothing; tells what is missing
+#
+# Each need is looked for by use (a compiler that links a program, a header that compiles), so a machine that has it from
+# elsewhere than apt is left alone. Debian and Ubuntu: what is missing comes from apt-get, through sudo if not root.
+# Elsewhere the missing packages are named. Exit status: 0 everything is there, 2 something is missing.
+set -eu
+
+tests=no lint=no check_only=no
+for argument in "$@"; do
+    case $argument in
+        --tests) tests=yes ;;
+        --lint) lint=yes ;;
+        --check) check_only=yes ;;
+        -h | --help) sed -n '3,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "install_deps.sh: unknown option $argument; it takes --tests, --lint, --check" >&2; exit 2 ;;
+    esac
+done
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+compiler() {
+    for candidate in ${CC:-} cc gcc clang; do
+        if have "$candidate"; then echo "$candidate"; return 0; fi
+    done
+    return 1
+}
+
+# links SOURCE FLAGS...: whether a one-line program compiles and links.
+links() {
+    cc_command=$(compiler) || return 1
+    printf '%s\n' "$1" > "$scratch/try.c"
+    shift
+    "$cc_command" -std=gnu17 -o "$scratch/try" "$scratch/try.c" "$@" >/dev/null 2>&1
+}
+
+has_pkg() { have pkg-config && pkg-config "$@" >/dev/null 2>&1; }
+
+# cmake_version: "MAJOR MINOR", or nothing.
+cmake_version() { cmake --version 2>/dev/null | sed -n '1s/^cmake version \([0-9]*\)\.\([0-9]*\).*/\1 \2/p'; }
+
+has_compiler() {
+    links '#include <stdio.h>
+#include <pthread.h>
+#include <math.h>
+int main(void) { _Static_assert(sizeof(void *) == 8, "64 bits"); return printf("%p%f", (void *)pthread_create, sin(1)) < 0; }' \
+        -lm -pthread
+}
+has_cmake() {
+    have cmake || return 1
+    # Unquoted on purpose: the two numbers become $1 and $2.
+    # shellcheck disable=SC2046
+    set -- $(cmake_version)
+    [ "${1:-0}" -gt 3 ] || { [ "${1:-0}" -eq 3 ] && [ "${2:-0}" -ge 25 ]; }
+}
+has_make() { have make || have ninja; }
+has_pkg_config() { have pkg-config; }
+has_blis() {
+    links '#include <blis.h>
+int main(void) { return bli_info_get_version_str() == 0; }' -I/usr/include/blis -I/usr/local/include/blis -lblis -lm -pthread
+}
+has_jansson() { has_pkg --atleast-version=2.13 jansson; }
+has_openssl() { has_pkg --atleast-version=1.1.1 libcrypto; }
+has_python() { have python3 && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' >/dev/null 2>&1; }
+has_criterion() { has_pkg --atleast-version=2.4.1 criterion; }
+has_clang_format() { have clang-format; }
+has_clang_tidy() { have clang-tidy; }
+
+# One line a need: the check's name, what a person calls it, the packages of Debian and Ubuntu. Headers of the C library
+# are named because apt is told not to install what gcc only recommends.
+needs() {
+    cat <<'TABLE'
+compiler|a C17 compiler for a 64-bit machine, with the C library's headers|gcc libc6-dev
+cmake|CMake 3.25 or newer|cmake
+make|make or ninja|make
+pkg_config|pkg-config|pkg-config
+blis|BLIS, with its headers|libblis-openmp-dev
+jansson|jansson 2.13 or newer, with its headers|libjansson-dev
+openssl|OpenSSL's libcrypto 1.1.1 or newer, with its headers|libssl-dev
+TABLE
+    if [ $tests = yes ]; then
+        echo "python|Python 3.8 or newer, for the test runner and the checks|python3"
+        echo "criterion|Criterion 2.4.1 or newer, for the tests|libcriterion-dev"
+    fi
+    if [ $lint = yes ]; then
+        echo "clang_format|clang-format|clang-format"
+        echo "clang_tidy|clang-tidy|clang-tidy"
+    fi
+}
+
+# Sets `missing` to the names of the needs not met, and `packages` to what apt would install for them.
+look() {
+    missing='' packages=''
+    needs > "$scratch/needs"
+    while IFS='|' read -r name _ package; do
+        if ! "has_$name"; then
+            missing="$missing $name"
+            packages="$packages $package"
+        fi
+    done < "$scratch/needs"
+}
+
+# Says what is missing, one line each.
+report() {
+    while IFS='|' read -r name what package; do
+        case " $missing " in
+            *" $name "*) echo "  missing: $what (Debian, Ubuntu: $package)" >&2 ;;
+        esac
+    done < "$scratch/needs"
+    if have cmake && ! has_cmake; then
+        echo "  the cmake here is $(cmake --version | sed -n '1s/^cmake version //p')" >&2
+    fi
+}
+
+look
+if [ -z "$missing" ]; then
+    exit 0
+fi
+if [ $check_only = yes ]; then
+    report
+    exit 2
+fi
+if ! have apt-get; then
+    echo "install_deps.sh: this machine has no apt-get; install these and run it again:" >&2
+    report
+    exit 2
+fi
+
+if [ "$(id -u)" -eq 0 ]; then
+    as_root=''
+elif have sudo; then
+    as_root=sudo
+else
+    echo "install_deps.sh: not root, and there is no sudo; as root run: apt-get install --no-install-recommends$packages" >&2
+    report
+    exit 2
+fi
+
+# A system package database that another apt-get holds is waited for, for two minutes.
+apt() { $as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 "$@"; }
+
+echo "install_deps.sh: installing$packages"
+# A failed update is no reason to give up: one broken third-party source fails it, and the lists may be good enough.
+apt update || echo "install_deps.sh: apt-get update failed; trying with the package lists there are" >&2
+# Unquoted on purpose: a list of packages.
+# shellcheck disable=SC2086
+if ! apt install --no-install-recommends $packages; then
+    echo "install_deps.sh: apt-get install failed; its message is above. Wanted:$packages" >&2
+    exit 2
+fi
+
+look
+if [ -n "$missing" ]; then
+    echo "install_deps.sh: the packages are installed, and this is still missing:" >&2
+    report
+    exit 2
+fi

@@ -1,0 +1,403 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Builds anyrank, checks its sources and runs its tests; the last line is "N passed, M failed[, K skipped]".
+
+What counts as one: each test of a Criterion program (from its own closing line), each program with a plain main, each
+check of the sources, each build that fails, and each sanitizer's run of the programs as a whole. A Criterion program that
+ran no test, printed no closing line or reported a leak counts as a failure, because Criterion itself exits 0 then.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROGRAM_LIMIT_S = 300
+EXTENDED_LIMIT_S = 3600
+SHOWN_LINES = 120  # of a failing program's output
+
+SYNTHESIS = re.compile(r"Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+) \| Crashing: (\d+)")
+SKIPPED_TEST = re.compile(r"^\[SKIP\] (\S+?):? +(.*)$", re.MULTILINE)
+NOISE = re.compile(r"\[(?:RUN |PASS)\] |\[(?:----|====)\] (?:Criterion v|Running )")
+ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+SANITIZER_REPORT = re.compile(r"ERROR: (?:Address|Leak)Sanitizer|WARNING: ThreadSanitizer|: runtime error: ")
+# A sanitizer's shadow memory can be in the way of the kernel's address randomisation; without it the program runs.
+SHADOW_MEMORY = re.compile(r"unexpected memory mapping|Shadow memory range interleaves")
+EXIT_SKIPPED = 77
+
+
+class Result:
+    """What one program or check gave."""
+
+    def __init__(self, name, passed=0, failed=0, skips=(), output="", seconds=0.0):
+        self.name, self.passed, self.failed, self.skips = name, passed, failed, list(skips)
+        self.output, self.seconds = output, seconds
+
+
+class Report:
+    """Prints a line for each result as it comes, with a moving line between on a terminal, and adds up."""
+
+    def __init__(self):
+        self.passed = self.failed = 0
+        self.skips = []
+        self.failures = []
+        self.lock = threading.Lock()
+        self.terminal = sys.stdout.isatty()
+        self.started = time.monotonic()
+
+    def clear(self):
+        if self.terminal:
+            print("\r\033[K", end="", flush=True)
+
+    def running(self, text):
+        if self.terminal:
+            with self.lock:
+                width = shutil.get_terminal_size().columns - 1
+                print("\r\033[K" + text[:width], end="", flush=True)
+
+    def heading(self, text):
+        self.clear()
+        print(f"--- {text} [{time.monotonic() - self.started:.0f} s]", flush=True)
+
+    def add(self, result, counts=True):
+        """Prints the result's line; counts it unless it belongs to a sanitizer's run, which counts as one."""
+        with self.lock:
+            self.clear()
+            if counts:
+                self.passed += result.passed
+                self.failed += result.failed
+                self.skips += [(result.name, reason) for reason in result.skips]
+            word = "FAIL" if result.failed else "skip" if result.skips and not result.passed else "ok"
+            tested = result.passed + result.failed
+            count = f"{result.passed}/{tested}" if tested > 1 else ""
+            print(f"{word:4} {result.name:44} {count:>9} {result.seconds:7.1f} s", flush=True)
+            for reason in result.skips:
+                print(f"     skipped: {reason}", flush=True)
+            if result.failed:
+                self.failures.append(result.name)
+                self.show(result.output)
+
+    @staticmethod
+    def show(output):
+        lines = ESCAPES.sub("", output).rstrip().splitlines()
+        lines = [line for line in lines if not NOISE.match(line)]
+        for line in lines[:SHOWN_LINES]:
+            print("     | " + line)
+        if len(lines) > SHOWN_LINES:
+            print(f"     | ... and {len(lines) - SHOWN_LINES} more lines")
+        sys.stdout.flush()
+
+    def close(self):
+        """Prints the closing line; gives the exit status."""
+        self.clear()
+        if self.failures:
+            print("failed: " + ", ".join(self.failures))
+        print(f"total time {time.monotonic() - self.started:.0f} s")
+        line = f"{self.passed} passed, {self.failed} failed"
+        if self.skips:
+            line += f", {len(self.skips)} skipped"
+        print(line, flush=True)
+        return 1 if self.failed or not self.passed else 0
+
+
+def run(command, limit, environment=None):
+    """Runs a command in a process group of its own; gives (exit status, output, seconds, timed out)."""
+    start = time.monotonic()
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, text=True, errors="replace",
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               start_new_session=True)
+    timed_out = False
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        # The whole group: Criterion's tests are processes of their own.
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, output, time.monotonic() - start, timed_out
+
+
+def exit_text(status):
+    """"exit status 3" or "killed by SIGSEGV"."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return "killed by " + signal.Signals(-status).name
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+# --- programs ----------------------------------------------------------------------------------------------------------
+
+
+class Program:
+    """A test program: tests/<folder>/<stem>.c, built as <build>/tests/<stem>."""
+
+    def __init__(self, source):
+        self.folder, self.stem = source.parent.name, source.stem
+        self.criterion = self.stem.endswith("_test")
+        self.extended = self.folder == "extended"
+        self.name = f"{self.folder}/{self.stem}"
+
+
+def programs(extended):
+    """All programs, the extended ones only if asked for; in the order of their names."""
+    sources = sorted([*ROOT.glob("tests/*/*_test.c"), *ROOT.glob("tests/*/*_main.c")])
+    found = [Program(source) for source in sources]
+    return [program for program in found if extended or not program.extended]
+
+
+def judge_criterion(name, status, output, seconds, timed_out, limit):
+    """The result of a Criterion program, from its closing line and everything that line does not tell."""
+    plain = ESCAPES.sub("", output)
+    lines = SYNTHESIS.findall(plain)
+    if timed_out:
+        return Result(name, 0, 1, output=plain + f"\nno end after {limit} s: killed", seconds=seconds)
+    if not lines:
+        return Result(name, 0, 1, output=plain + f"\nno closing line; {exit_text(status)}", seconds=seconds)
+    tested, passing, failing, _ = (int(number) for number in lines[-1])
+    skips = [f"{test}: {why}" if why else test for test, why in SKIPPED_TEST.findall(plain)]
+    if tested == 0 and not skips:
+        return Result(name, 0, 1, output=plain + "\nthe program ran no test", seconds=seconds)
+    if SANITIZER_REPORT.search(plain) and failing == 0:
+        failing, plain = 1, plain + "\na sanitizer reported an error"
+    if status != 0 and failing == 0:
+        failing, plain = 1, plain + f"\nall tests passed, but {exit_text(status)}"
+    return Result(name, passing, failing, skips, plain, seconds)
+
+
+def judge_main(name, status, output, seconds, timed_out, limit):
+    """The result of a program with a plain main: one test."""
+    if timed_out:
+        return Result(name, 0, 1, output=output + f"\nno end after {limit} s: killed", seconds=seconds)
+    if status == EXIT_SKIPPED:
+        lines = output.strip().splitlines()
+        return Result(name, skips=[lines[-1] if lines else "the program gave no reason"], seconds=seconds)
+    if status != 0:
+        return Result(name, 0, 1, output=output + f"\n{exit_text(status)}", seconds=seconds)
+    if SANITIZER_REPORT.search(output):
+        return Result(name, 0, 1, output=output + "\na sanitizer reported an error", seconds=seconds)
+    return Result(name, 1, 0, seconds=seconds)
+
+
+def run_program(program, build, report):
+    """Runs one program of a build directory."""
+    path = ROOT / build / "tests" / program.stem
+    if not path.exists():
+        return Result(program.name, 0, 1, output=f"{build}/tests/{program.stem} was not built")
+    limit = EXTENDED_LIMIT_S if program.extended else PROGRAM_LIMIT_S
+    # One test after the other: a test of ranks takes all the cores there are. C: the closing line untranslated.
+    environment = {"CRITERION_JOBS": "1", "LC_ALL": "C",
+                   "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
+                   "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1"}
+    command = [str(path), "-j1", "--verbose"] if program.criterion else [str(path)]
+    report.running(f"running {build}/tests/{program.stem}")
+    status, output, seconds, timed_out = run(command, limit, environment)
+    if SHADOW_MEMORY.search(output) and shutil.which("setarch"):
+        status, output, seconds, timed_out = run(["setarch", "-R", *command], limit, environment)
+    judge = judge_criterion if program.criterion else judge_main
+    return judge(program.name, status, output, seconds, timed_out, limit)
+
+
+def run_programs(selected, build, report, jobs, label=""):
+    """Runs programs, `jobs` at a time, and reports each as it ends; gives the results. label: of a sanitizer, whose runs
+    count as one in the end."""
+    results = []
+    with concurrent.futures.ThreadPoolExecutor(max_workers=jobs) as pool:
+        futures = [pool.submit(run_program, program, build, report) for program in selected]
+        for future in concurrent.futures.as_completed(futures):
+            result = future.result()
+            result.name = label + result.name
+            results.append(result)
+            report.add(result, counts=not label)
+    return results
+
+
+# --- checks of the sources -----------------------------------------------------------------------------------------------
+
+
+def sources(*suffixes):
+    """The project's files with these endings, relative to the root."""
+    folders = ["include", "ref", "sim", "mpi", "gpu", "verify", "cli", "bench", "examples", "tests"]
+    found = [path for folder in folders for suffix in suffixes for path in (ROOT / folder).rglob("*" + suffix)]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def simple_check(name, command):
+    status, output, seconds, timed_out = run(command, PROGRAM_LIMIT_S)
+    failed = status != 0 or timed_out
+    return Result(name, 0 if failed else 1, 1 if failed else 0, output=output, seconds=seconds)
+
+
+FORMAT_MAJOR = 14  # whose output the sources are kept in
+
+
+def check_format(name):
+    tool = shutil.which(f"clang-format-{FORMAT_MAJOR}") or shutil.which("clang-format")
+    if not tool:
+        return Result(name, skips=["no clang-format here (scripts/install_deps.sh --lint installs it)"])
+    version = re.search(r"version (\d+)", run([tool, "--version"], 10)[1])
+    major = int(version.group(1)) if version else 0
+    if major < FORMAT_MAJOR:
+        return Result(name, skips=[f"clang-format {major} is too old; {FORMAT_MAJOR} or newer is needed"])
+    result = simple_check(name, [tool, "--dry-run", "--Werror", *sources(".c", ".h", ".cu", ".cuh")])
+    result.output += f"\nclang-format -i FILE (version {FORMAT_MAJOR}) puts it right"
+    if result.failed and major > FORMAT_MAJOR:
+        # Each major version changes a few rules, so a difference here is no fault of the sources.
+        return Result(name, skips=[f"clang-format {major} wants a format other than that of {FORMAT_MAJOR}"])
+    return result
+
+
+def check_scripts_parse(name):
+    """Every shell script parses, and every Python script compiles."""
+    start, problems = time.monotonic(), []
+    for path in [ROOT / "test", ROOT / "quickstart", ROOT / ".ci/run", *sorted((ROOT / "scripts").glob("*.sh"))]:
+        if path.exists():
+            status, output, _, _ = run(["sh", "-n", str(path)], 10)
+            if status:
+                problems.append(output)
+    for path in sorted((ROOT / "scripts").glob("*.py")):
+        try:
+            compile(path.read_text(encoding="utf-8"), str(path), "exec")
+        except (SyntaxError, UnicodeDecodeError) as error:
+            problems.append(f"{path}: {error}")
+    return Result(name, int(not problems), int(bool(problems)), output="\n".join(problems),
+                  seconds=time.monotonic() - start)
+
+
+def source_checks(build):
+    """[(name, function)] of the checks that need no test program; `build` is the release build directory."""
+    python = sys.executable
+    checks = [
+        ("check/includes", lambda name: simple_check(name, [python, "scripts/check_includes.py", "."])),
+        ("check/format", check_format),
+        ("check/scripts_parse", check_scripts_parse),
+    ]
+    symbols = ROOT / "scripts/check_baseline_symbols.sh"
+    if os.access(symbols, os.X_OK):
+        checks.append(("check/baseline_symbols", lambda name: simple_check(name, [str(symbols), build])))
+    for path in sorted((ROOT / "scripts").glob("test_*.py")):
+        checks.append((f"scripts/{path.stem}", lambda name, path=path: simple_check(name, [python, str(path)])))
+    for path in sorted((ROOT / "scripts").glob("test_*.sh")):
+        checks.append((f"scripts/{path.stem}", lambda name, path=path: simple_check(name, ["sh", str(path)])))
+    return checks
+
+
+# --- builds ----------------------------------------------------------------------------------------------------------------
+
+
+def build_preset(preset, report):
+    """Configures and builds with the tests; a failure counts as one failed test. True if it was built."""
+    report.heading(f"building preset {preset}")
+    start = time.monotonic()
+    command = ["scripts/build.sh", preset, "-DANYRANK_TESTS=ON"]
+    if report.terminal:
+        # The script moves a line of its own on a terminal, so its output goes there.
+        status, output = subprocess.run(command, cwd=ROOT, check=False).returncode, "the messages are above"
+    else:
+        status, output, _, _ = run(command, EXTENDED_LIMIT_S)
+    if status != 0:
+        report.add(Result(f"build/{preset}", 0, 1, output=output, seconds=time.monotonic() - start))
+        return False
+    if not report.terminal:
+        print(output.rstrip(), flush=True)
+    return True
+
+
+def sanitizer_run(preset, title, selected, report, jobs):
+    """Builds a sanitizer's preset and runs programs under it: one test in all."""
+    if not selected or not build_preset(preset, report):
+        return
+    report.heading(f"running under {title}")
+    start = time.monotonic()
+    results = run_programs(selected, f"build/{preset}", report, jobs, label=preset + ":")
+    failed = [result.name for result in results if result.failed]
+    report.add(Result(f"sanitizer/{preset}", int(not failed), int(bool(failed)), output="failed: " + ", ".join(failed),
+                      seconds=time.monotonic() - start))
+
+
+SANITIZERS = {"asan": ("AddressSanitizer and UndefinedBehaviorSanitizer", lambda program: True),
+              # Criterion does not run under ThreadSanitizer.
+              "tsan": ("ThreadSanitizer", lambda program: not program.criterion)}
+
+
+def matching(names, name):
+    return not names or any(part in name for part in names)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        prog="./test", description="Builds anyrank, checks its sources and runs its tests.",
+        epilog="examples: ./test --quick; ./test sim (every program and check with 'sim' in its name, without "
+               "sanitizers); ./test asan")
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help="run only programs and checks whose name contains NAME; 'asan' and 'tsan' name the "
+                             "sanitizers' runs")
+    parser.add_argument("--quick", action="store_true", help="leave the sanitizers out")
+    parser.add_argument("--extended", action="store_true", help="also run the long programs of tests/extended")
+    parser.add_argument("--list", action="store_true", help="print the names and run nothing")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N",
+                        help="programs run at once (default: %(default)s)")
+    arguments = parser.parse_args()
+    if arguments.jobs < 1:
+        parser.error("--jobs: expected a number from 1 on")
+    return arguments
+
+
+def main():
+    arguments = parse_arguments()
+    sanitizers = [name for name in SANITIZERS if name in arguments.names]
+    names = [name for name in arguments.names if name not in SANITIZERS]
+    if not arguments.names and not arguments.quick:
+        sanitizers = list(SANITIZERS)
+    everything = programs(arguments.extended)
+    only_sanitizers = bool(sanitizers) and not names and bool(arguments.names)
+    selected = [] if only_sanitizers else [p for p in everything if matching(names, p.name)]
+    checks = [] if only_sanitizers else [c for c in source_checks("build") if matching(names, c[0])]
+    if arguments.list:
+        print("\n".join([name for name, _ in checks] + [p.name for p in selected] + sanitizers))
+        return 0
+    if names and not selected and not checks:
+        print(f"test: no program or check has {' or '.join(names)} in its name; ./test --list prints the names",
+              file=sys.stderr)
+        return 2
+
+    report = Report()
+    try:
+        if selected or any(name == "check/baseline_symbols" for name, _ in checks):
+            if not build_preset("release", report):
+                selected = []
+                sanitizers = []  # they would say the same again
+                checks = [check for check in checks if check[0] != "check/baseline_symbols"]
+        if checks:
+            report.heading("checking the sources")
+            for name, function in checks:
+                report.running(f"running {name}")
+                report.add(function(name))
+        if selected:
+            report.heading("running the tests")
+            run_programs(selected, "build", report, arguments.jobs)
+        for preset in sanitizers:
+            title, fits = SANITIZERS[preset]
+            sanitizer_run(preset, title, [p for p in everything if fits(p) and not p.extended], report, arguments.jobs)
+    except KeyboardInterrupt:
+        report.clear()
+        print("interrupted")
+        report.failed += 1
+        report.failures.append("interrupted")
+    return report.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

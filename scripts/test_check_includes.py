@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of check_includes.py on made-up trees: every rule is seen to reject, and a good tree to pass."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parent / "check_includes.py"
+
+GOOD = {
+    "include/anyrank/status.h": "#include <stddef.h>\n",
+    "include/anyrank/config.h": '#include "anyrank/status.h"\n',
+    "include/anyrank/sim.h": '#include "anyrank/status.h"\n',
+    "include/anyrank/baseline.h": '#include "anyrank/config.h"\n',
+    "ref/core/size.h": '#include "anyrank/status.h"\n',
+    "ref/core/wait.h": "#include <pthread.h>\n",
+    "ref/numerics/scalar.h": '#include "ref/core/size.h"\n#include <math.h>\n',
+    "ref/numerics/rows.h": '#include "ref/core/size.h"\n',
+    "ref/cpu/gemm.c": '#include "ref/numerics/scalar.h"\n#include "kernel.h"\n#include <blis.h>\n#include <omp.h>\n',
+    "ref/cpu/kernel.h": "",
+    "ref/io/json.h": '#include "ref/core/size.h"\n',
+    "ref/arith/exact.h": '#include "ref/numerics/rows.h"\n',
+    "ref/layers/norm.c": '#include "ref/arith/exact.h"\n#include "anyrank/config.h"\n',
+    "ref/models/llama.h": '#include "ref/io/json.h"\n',
+    "ref/train/adam.h": '#include "ref/models/llama.h"\n',
+    "ref/baseline/run.c": '#include "ref/numerics/scalar.h"\n#include "anyrank/baseline.h"\n#include "own.h"\n'
+                          "#include <stdio.h>\n",
+    "ref/baseline/own.h": '#include "ref/core/size.h"\n',
+    "sim/ring.c": '#include "ref/core/wait.h"\n#include "anyrank/sim.h"\n',
+    "sim/plan/bytes.c": '#include "anyrank/config.h"\n',
+    "gpu/gemm.cu": '#include "ref/numerics/scalar.h"\n#include <cuda_runtime.h>\n',
+    "gpu/nccl/comm.c": '#include "ref/core/wait.h"\n#include <nccl.h>\n',
+    "verify/check.c": '#include "ref/train/adam.h"\n#include "anyrank/sim.h"\n#include "anyrank/baseline.h"\n',
+    "cli/main.c": '#include "verify/check.h"\n',
+    "verify/check.h": "",
+    "examples/01.c": '#include "anyrank/sim.h"\n#include <stdio.h>\n',
+}
+
+
+class CheckIncludes(unittest.TestCase):
+    def run_on(self, changes):
+        """(exit status, output lines) of the script on the good tree with some files changed."""
+        with tempfile.TemporaryDirectory() as root:
+            for name, text in {**GOOD, **changes}.items():
+                path = pathlib.Path(root, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            done = subprocess.run([sys.executable, str(SCRIPT), root], capture_output=True, text=True, check=False)
+            self.assertEqual(done.stderr, "")
+            return done.returncode, done.stdout.splitlines()
+
+    def rejects(self, name, text, line, *words):
+        """One changed file gives a violation at that line, with those words."""
+        status, output = self.run_on({name: text})
+        self.assertEqual(status, 1, output)
+        told = [entry for entry in output if entry.startswith(f"{name}:{line}: ")]
+        self.assertTrue(any(all(word in entry for word in words) for entry in told), output)
+
+    def test_a_good_tree_passes(self):
+        self.assertEqual(self.run_on({}), (0, []))
+
+    def test_no_arrow_goes_up(self):
+        up = [("ref/core/a.c", "ref/numerics/rows.h"), ("ref/numerics/a.c", "ref/cpu/kernel.h"),
+              ("ref/cpu/a.c", "ref/arith/exact.h"), ("ref/arith/a.c", "ref/layers/l.h"),
+              ("ref/layers/a.c", "ref/models/llama.h"), ("ref/models/a.c", "ref/train/adam.h"),
+              ("ref/train/a.c", "verify/check.h"), ("verify/a.c", "cli/c.h"), ("ref/io/a.c", "ref/numerics/rows.h"),
+              ("cli/a.c", "bench/b.h"), ("bench/a.c", "cli/c.h")]
+        files = {"ref/layers/l.h": "", "cli/c.h": "", "bench/b.h": ""}
+        for name, target in up:
+            with self.subTest(name=name, target=target):
+                status, output = self.run_on({**files, name: f'\n#include "{target}"\n'})
+                self.assertEqual(status, 1)
+                self.assertTrue(output[0].startswith(f"{name}:2: "), output)
+                self.assertIn(target, output[0])
+
+    def test_communicators_stand_on_core_alone(self):
+        for name in ("sim/a.c", "mpi/a.c", "gpu/nccl/a.c", "sim/plan/a.c"):
+            with self.subTest(name=name):
+                self.rejects(name, '#include "ref/numerics/rows.h"\n', 1, "ref/numerics/rows.h")
+
+    def test_sim_and_gpu_do_not_know_each_other(self):
+        status, output = self.run_on({"sim/ring.h": "", "gpu/gemm.h": "", "sim/a.c": '#include "gpu/gemm.h"\n',
+                                      "gpu/a.c": '#include "sim/ring.h"\n'})
+        self.assertEqual((status, len(output)), (1, 2), output)
+
+    def test_layers_know_no_thread_no_cpu_no_cuda(self):
+        for header in ("pthread.h", "omp.h", "blis.h", "cuda_runtime.h", "mpi.h", "cublas_v2.h"):
+            with self.subTest(header=header):
+                self.rejects("ref/layers/a.c", f"#include <stdio.h>\n#include <{header}>\n", 2, header)
+        self.rejects("ref/layers/a.c", '#include "ref/cpu/kernel.h"\n', 1, "ref/cpu/kernel.h")
+        self.rejects("ref/layers/a.c", '#include "anyrank/sim.h"\n', 1, "sim.h")
+
+    def test_layers_do_not_reach_a_thread_through_another_header(self):
+        self.rejects("ref/layers/a.c", '#include "ref/core/size.h"\n#include "ref/core/wait.h"\n', 2, "pthread.h",
+                     "through ref/core/wait.h")
+
+    def test_the_baseline_stands_on_its_list(self):
+        for header in ("ref/numerics/rows.h", "ref/core/wait.h", "ref/io/json.h", "anyrank/sim.h"):
+            with self.subTest(header=header):
+                self.rejects("ref/baseline/own.h", f'#include "{header}"\n', 1, header.split("/")[-1])
+        for header in ("pthread.h", "blis.h", "unistd.h"):
+            with self.subTest(header=header):
+                self.rejects("ref/baseline/own.h", f"#include <{header}>\n", 1, header)
+
+    def test_the_baseline_reaches_nothing_through_the_scalar_header(self):
+        status, output = self.run_on({"ref/numerics/scalar.h": '#include "ref/numerics/rows.h"\n'})
+        self.assertEqual(status, 1)
+        self.assertIn("ref/baseline/run.c:1: the baseline may not reach ref/numerics/rows.h through "
+                      "ref/numerics/scalar.h", output)
+
+    def test_public_headers_include_only_public_headers(self):
+        self.rejects("include/anyrank/a.h", '#include "ref/core/size.h"\n', 1, "ref/core/size.h")
+        self.rejects("include/anyrank/a.h", "#include <pthread.h>\n", 1, "pthread.h")
+        self.rejects("examples/02.c", '#include "ref/core/size.h"\n', 1, "ref/core/size.h")
+
+    def test_an_include_must_name_a_file(self):
+        self.rejects("cli/a.c", '#include "verify/none.h"\n', 1, "verify/none.h")
+
+    def test_a_new_folder_needs_a_rule(self):
+        self.rejects("ref/new/a.c", "", 1, "no rule")
+
+    def test_comments_and_strings_are_no_includes(self):
+        text = '/*\n#include "cli/c.h"\n*/\n// #include "cli/c.h"\nconst char *s = "/*";\n'
+        self.assertEqual(self.run_on({"ref/core/a.c": text}), (0, []))
+        self.rejects("ref/core/a.c", text + '#include "ref/io/json.h"\n', 6, "ref/io/json.h")
+
+    def test_an_empty_root_is_an_error(self):
+        with tempfile.TemporaryDirectory() as root:
+            done = subprocess.run([sys.executable, str(SCRIPT), root], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
