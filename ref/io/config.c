@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "ref/io/config_parts.h"
+#include "ref/io/file.h"
+#include "ref/io/nearest.h"
+
+static const struct {
+    char name[16];
+    ar_status (*read)(ar_config *c, const ari_json_at *at);
+} models[] = {{"llama", ari_config_llama}, {"gpt2", ari_config_gpt2}, {"anyrank-stack", ari_config_stack}};
+#define MODELS (sizeof models / sizeof models[0])
+
+static ar_status unknown_model(const ari_json_at *at, const char *type)
+{
+    const char *names[MODELS];
+    for (size_t i = 0; i < MODELS; i++)
+        names[i] = models[i].name;
+    const char *near = ari_nearest(type, names, MODELS);
+    return ar_error_set(AR_ERR_CONFIG,
+                        "%s: key 'model_type' is '%s', expected one of 'llama', 'gpt2', 'anyrank-stack'%s%s%s",
+                        ARI_SHOW(at->name), ARI_SHOW(type), near == NULL ? "" : "; did you mean '",
+                        near == NULL ? "" : near, near == NULL ? "" : "'?");
+}
+
+/* The largest probability: check says that it ignores them, so it must know whether there is one. */
+static ar_status read_dropout(ar_config *c, const ari_json_at *at)
+{
+    static const char keys[][32] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",
+                                    "attention_dropout",  "hidden_dropout",   "hidden_dropout_prob",
+                                    "embedding_dropout",  "residual_dropout", "attention_probs_dropout_prob",
+                                    "activation_dropout", "dropout",          "ffn_dropout"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        double p = 0;
+        AR_TRY(ari_json_real_or(at, keys[i], &p));
+        if (!(p >= 0 && p <= 1))
+            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a probability from 0 to 1",
+                                ARI_SHOW(at->name), keys[i], p);
+        c->config_dropout = p > c->config_dropout ? p : c->config_dropout;
+    }
+    return AR_OK;
+}
+
+static ar_status read_config(ar_config *c, const ari_json_at *at)
+{
+    const char *type = NULL;
+    AR_TRY(ari_json_string(at, "model_type", &type));
+    for (size_t i = 0; i < MODELS; i++) {
+        if (strcmp(type, models[i].name) != 0)
+            continue;
+        c->initializer_range = 0.02; /* every Hugging Face default so far */
+        c->rope_factor = 1;
+        c->causal = true;
+        AR_TRY(ari_config_refuse(at));
+        AR_TRY(models[i].read(c, at));
+        AR_TRY(ari_json_real_or(at, "initializer_range", &c->initializer_range));
+        AR_TRY(read_dropout(c, at));
+        return ari_config_check(c, at);
+    }
+    return unknown_model(at, type);
+}
+
+ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name)
+{
+    if (c == NULL || json == NULL)
+        return ar_error_set(AR_ERR_ARG, "config_parse: no %s", c == NULL ? "place for the config" : "text");
+    const ari_json_at at0 = {NULL, name == NULL ? "config" : name, AR_ERR_CONFIG};
+    json_t *root = NULL;
+    AR_TRY(ari_json_parse(&root, json, length, at0.name));
+    const ari_json_at at = {root, at0.name, AR_ERR_CONFIG};
+    ar_config read = {.layers = 0};
+    ar_status st = AR_OK;
+    if (!json_is_object(root))
+        st = ar_error_set(AR_ERR_CONFIG, "%s: expected a JSON object", ARI_SHOW(at.name));
+    else
+        st = read_config(&read, &at);
+    json_decref(root);
+    if (st != AR_OK)
+        return st;
+    snprintf(read.name, sizeof read.name, "%s", ari_printable((char[sizeof read.name]){0}, sizeof read.name, at.name));
+    *c = read; /* last: all or nothing */
+    return AR_OK;
+}
+
+/* The name a report calls the model by: the folder's, or a .json file's own unless it is config.json. */
+static void model_name(char *out, size_t cap, const char *path)
+{
+    char *real = realpath(path, NULL);
+    char *text = real != NULL ? real : (char[]){"model"};
+    char *base = strrchr(text, '/');
+    if (base != NULL && strcmp(base, "/config.json") == 0) {
+        *base = '\0';
+        base = strrchr(text, '/');
+    }
+    base = base == NULL ? text : base + 1;
+    const size_t n = strlen(base);
+    if (n > 5 && strcmp(base + n - 5, ".json") == 0)
+        base[n - 5] = '\0';
+    (void)ari_printable(out, cap, base[0] == '\0' ? "model" : base);
+    free(real);
+}
+
+ar_status ar_config_load(ar_config *c, const char *path)
+{
+    struct stat info;
+    if (c == NULL || path == NULL)
+        return ar_error_set(AR_ERR_ARG, "config_load: no %s", c == NULL ? "place for the config" : "path");
+    const bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    char *file = NULL;
+    if (asprintf(&file, folder ? "%s/config.json" : "%s", path) < 0)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its path", ARI_SHOW(path));
+    unsigned char *text = NULL;
+    size_t length = 0;
+    ar_config read = {.layers = 0};
+    ar_status st = ari_file_read(&text, &length, file, ARI_JSON_MAX_BYTES);
+    if (st == AR_OK)
+        st = ar_config_parse(&read, (const char *)text, length, file);
+    if (st == AR_OK) {
+        model_name(read.name, sizeof read.name, file);
+        *c = read;
+    }
+    free(text);
+    free(file);
+    return st;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_REF_IO_CONFIG_PARTS_H
+#define ANYRANK_REF_IO_CONFIG_PARTS_H
+
+#include "anyrank/config.h"
+#include "ref/io/json.h"
+
+/* A dimension of a model: large enough for any, small enough that a product of two fits in 64 bits. */
+#define ARI_CONFIG_MAX_DIM ((size_t)1 << 31)
+
+/* One reader for each model_type: fills in what differs from zero and refuses what it does not know how to compute.
+ * Checks over several keys are ari_config_check's. */
+AR_NODISCARD ar_status ari_config_llama(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_gpt2(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_stack(ar_config *c, const ari_json_at *at);
+
+/** A dimension, 1 .. ARI_CONFIG_MAX_DIM. */
+AR_NODISCARD ar_status ari_config_dim(const ari_json_at *at, const char *key, size_t *out);
+/** The same, *out left as it is where the key is absent or null. */
+AR_NODISCARD ar_status ari_config_dim_or(const ari_json_at *at, const char *key, size_t *out);
+/** Hugging Face's name of an activation; *out left as it is where the key is absent. */
+AR_NODISCARD ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activation *out);
+/** hidden / heads, where the file does not give head_dim. */
+AR_NODISCARD ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key,
+                                           const char *heads_key);
+/** Rotary positions: rope_theta with rope_scaling (before transformers 5), or rope_parameters (since). */
+AR_NODISCARD ar_status ari_config_rope(ar_config *c, const ari_json_at *at);
+/** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused. */
+AR_NODISCARD ar_status ari_config_refuse(const ari_json_at *at);
+/** What must hold between the members of a config, whichever reader filled it in. */
+AR_NODISCARD ar_status ari_config_check(const ar_config *c, const ari_json_at *at);
+
+#endif

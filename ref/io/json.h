@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_REF_IO_JSON_H
+#define ANYRANK_REF_IO_JSON_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "anyrank/status.h"
+
+/* Bounds on JSON that others wrote. A tree takes up to about 250 bytes for the three of "{}," so it is the number of
+ * values, not only that of bytes, that keeps memory bounded. The largest sharded indexes have some 10^5 values. */
+#define ARI_JSON_MAX_BYTES ((size_t)64 << 20)
+#define ARI_JSON_MAX_VALUES ((size_t)1 << 21)
+
+/** Parses JSON text (RFC 8259; duplicate keys, invalid UTF-8, NUL and anything after the value are refused). `name` is
+ *  for messages. Errors: AR_ERR_FORMAT with line and column, AR_ERR_OVERFLOW (beyond the bounds above).
+ *  Gives; free with json_decref. */
+AR_NODISCARD ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const char *name);
+/** The same from a file. Errors: those, and AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_json_load(json_t **gives, const char *path);
+/** Writes `value` and a newline to `path` by way of a temporary file, or to stdout for "-". Borrows. Errors: AR_ERR_IO,
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_json_save(const json_t *value, const char *path);
+/** A JSON number, or one of the strings "NaN", "Infinity", "-Infinity", which JSON cannot spell as numbers. Gives;
+ *  NULL without memory, which json_object_set_new and json_array_append_new report. */
+json_t *ari_json_number(double x);
+
+/** Reads members of one object with messages that name the file and the key: "config.json: key 'hidden_size': ...". */
+typedef struct ari_json_at {
+    const json_t *object;
+    const char *name; /* the file, for messages; may end in the path of a nested object */
+    ar_status code;   /* what a missing or ill-typed key is: AR_ERR_FORMAT, AR_ERR_CONFIG */
+} ari_json_at;
+
+/** The member, or NULL where it is absent or null: Hugging Face writes null for "not set". */
+const json_t *ari_json_get(const ari_json_at *at, const char *key);
+/** An integer in [min, max]. Errors: at->code (absent, another type, out of range). */
+AR_NODISCARD ar_status ari_json_size(const ari_json_at *at, const char *key, size_t min, size_t max, size_t *out);
+/** A finite number, integer or real. Errors: at->code. */
+AR_NODISCARD ar_status ari_json_real(const ari_json_at *at, const char *key, double *out);
+/** true or false. Errors: at->code. */
+AR_NODISCARD ar_status ari_json_bool(const ari_json_at *at, const char *key, bool *out);
+/** A string, borrowed from the object. Errors: at->code. */
+AR_NODISCARD ar_status ari_json_string(const ari_json_at *at, const char *key, const char **out);
+/** A nested object, borrowed. Errors: at->code. */
+AR_NODISCARD ar_status ari_json_object(const ari_json_at *at, const char *key, const json_t **out);
+/** An array, borrowed. Errors: at->code. */
+AR_NODISCARD ar_status ari_json_array(const ari_json_at *at, const char *key, const json_t **out);
+
+/* The same, leaving *out as it is where the key is absent or null: set the default first. */
+AR_NODISCARD ar_status ari_json_size_or(const ari_json_at *at, const char *key, size_t min, size_t max, size_t *out);
+AR_NODISCARD ar_status ari_json_real_or(const ari_json_at *at, const char *key, double *out);
+AR_NODISCARD ar_status ari_json_bool_or(const ari_json_at *at, const char *key, bool *out);
+AR_NODISCARD ar_status ari_json_string_or(const ari_json_at *at, const char *key, const char **out);
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_REF_IO_SAFETENSORS_H
+#define ANYRANK_REF_IO_SAFETENSORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "anyrank/safetensors.h"
+
+/* The format of huggingface/safetensors: 8 bytes of little-endian header length N, N bytes of JSON, the data. */
+#define ARI_ST_PREFIX_BYTES ((size_t)8)
+#define ARI_ST_MAX_HEADER ((size_t)100000000) /* the official library's cap, inclusive */
+#define ARI_ST_METADATA "__metadata__"
+/* serde_json, which reads the format officially, stops at this depth. */
+#define ARI_ST_MAX_DEPTH 128
+/* One tensor's description needs some 300 bytes at most; more are fields that readers ignore. The limit bounds what a
+ * JSON tree of one description can take. */
+#define ARI_ST_MAX_DESCRIPTION ((size_t)65536)
+/* Real files have a handful; each costs some 80 bytes for the 6 of "":"",. */
+#define ARI_ST_MAX_METADATA ((size_t)65536)
+
+typedef struct ari_st_item {
+    ar_st_entry entry; /* first: entries are handed out as pointers to it */
+    uint64_t begin, end;
+} ari_st_item;
+
+/* What a header says. */
+typedef struct ari_st_header {
+    ari_st_item *items; /* in the order of the header */
+    size_t n, cap;
+    ari_st_item **by_name;
+    char **metadata;                 /* key, value, key, value ... */
+    size_t n_metadata, cap_metadata; /* pairs */
+} ari_st_header;
+
+/** Parses and validates the N bytes of a header against `data_bytes` bytes that follow it. Entries get everything but
+ *  their data pointer. Errors as ar_st_open; `h` is to be freed in every case. */
+AR_NODISCARD ar_status ari_st_header_parse(ari_st_header *h, const char *text, size_t length, uint64_t data_bytes,
+                                           const char *path);
+void ari_st_header_free(ari_st_header *h);
+
+/** The rules about offsets, sizes and the end of the file, once the JSON is read (safetensors_layout.c). */
+AR_NODISCARD ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_bytes, const char *path);
+
+/** Elements of a shape, multiplied from left to right: [0, huge, huge] is 0 and [huge, huge, 0] overflows, as in the
+ *  official library. False where it overflows. */
+AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);
+/** Bytes of a tensor to write. Errors: AR_ERR_ARG (name, dtype, ndim, data), AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t);
+/** "[64,256]". `cap` of 21 bytes a dimension and 3 more is always enough. */
+void ari_st_shape_text(char *out, size_t cap, int ndim, const size_t *shape);
+/** True if the bytes are well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF). */
+bool ari_utf8_valid(const char *text, size_t length);
+
+#endif

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/io/file.h"
+#include "ref/io/safetensors.h"
+#include "ref/io/scan.h"
+
+#define RULE "InvalidHeaderDeserialization"
+
+/* What the functions below share while they read one header. */
+typedef struct reader {
+    ari_st_header *h;
+    const char *text;
+    const char *path;
+} reader;
+
+static ar_status bad(const reader *r, size_t at, const char *problem)
+{
+    return ar_error_set(AR_ERR_FORMAT, RULE ": %s: header byte %zu: %s", ARI_SHOW(r->path), at, ARI_SHOW(problem));
+}
+
+static ar_status no_memory(const reader *r)
+{
+    return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its header", ARI_SHOW(r->path));
+}
+
+/* Parses one piece of the header with the real parser. */
+static ar_status parse_slice(const reader *r, const ari_slice *slice, json_t **gives)
+{
+    json_error_t error;
+    *gives =
+        json_loadb(r->text + slice->begin, slice->end - slice->begin, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    if (*gives != NULL)
+        return AR_OK;
+    if (json_error_code(&error) == json_error_out_of_memory)
+        return no_memory(r);
+    return bad(r, slice->begin + (size_t)(error.position > 0 ? error.position : 0), error.text);
+}
+
+static ar_status parse_string(const reader *r, const ari_slice *slice, const char *what, char **gives)
+{
+    json_t *value = NULL;
+    AR_TRY(parse_slice(r, slice, &value));
+    ar_status st = AR_OK;
+    if (!json_is_string(value))
+        st = bad(r, slice->begin, what);
+    else if ((*gives = strdup(json_string_value(value))) == NULL)
+        st = no_memory(r);
+    json_decref(value);
+    return st;
+}
+
+/* --- __metadata__ ---------------------------------------------------------------------------------------------------
+ */
+static ar_status add_metadata(const reader *r, const ari_slice *key, const ari_slice *value)
+{
+    ari_st_header *h = r->h;
+    if (h->n_metadata == ARI_ST_MAX_METADATA)
+        return bad(r, key->begin, "too many keys in " ARI_ST_METADATA);
+    if (h->n_metadata == h->cap_metadata) {
+        const size_t cap = h->cap_metadata == 0 ? 8 : 2 * h->cap_metadata;
+        char **grown = realloc(h->metadata, 2 * cap * sizeof *grown);
+        if (grown == NULL)
+            return no_memory(r);
+        h->metadata = grown;
+        h->cap_metadata = cap;
+    }
+    char **pair = h->metadata + 2 * h->n_metadata;
+    pair[0] = pair[1] = NULL;
+    h->n_metadata++; /* before the strings: the header frees what is there */
+    AR_TRY(parse_string(r, key, "expected a key", &pair[0]));
+    return parse_string(r, value, "a value of " ARI_ST_METADATA " is not a string", &pair[1]);
+}
+
+static int compare_pairs(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static ar_status read_metadata(const reader *r, const ari_slice *slice)
+{
+    const size_t length = slice->end - slice->begin;
+    if (length == 4 && memcmp(r->text + slice->begin, "null", 4) == 0)
+        return AR_OK;
+    ari_scan s = {r->text, slice->end, slice->begin, ARI_ST_MAX_DEPTH, NULL};
+    ari_slice key, value;
+    if (!ari_scan_object_begin(&s))
+        return bad(r, slice->begin, ARI_ST_METADATA " is not an object");
+    for (bool first = true; ari_scan_member(&s, first, &key, &value); first = false)
+        AR_TRY(add_metadata(r, &key, &value));
+    if (s.problem != NULL)
+        return bad(r, s.at, s.problem);
+    if (!ari_scan_at_end(&s))
+        return bad(r, s.at, "something follows " ARI_ST_METADATA);
+    ari_st_header *h = r->h;
+    if (h->n_metadata > 1)
+        qsort(h->metadata, h->n_metadata, 2 * sizeof *h->metadata, compare_pairs);
+    for (size_t i = 1; i < h->n_metadata; i++)
+        if (strcmp(h->metadata[2 * i - 2], h->metadata[2 * i]) == 0)
+            return ar_error_set(AR_ERR_FORMAT, RULE ": %s: duplicate key '%s' in " ARI_ST_METADATA, ARI_SHOW(r->path),
+                                ARI_SHOW(h->metadata[2 * i]));
+    return AR_OK;
+}
+
+/* --- one tensor ------------------------------------------------------------------------------------------------------
+ */
+static ar_status bad_field(const reader *r, const char *name, const char *problem)
+{
+    return ar_error_set(AR_ERR_FORMAT, RULE ": %s: tensor '%s': %s", ARI_SHOW(r->path), ARI_SHOW(name), problem);
+}
+
+/* Element i of an array, as a count. */
+static ar_status read_count(const reader *r, const char *name, const json_t *array, size_t i, const char *problem,
+                            uint64_t *out)
+{
+    const json_t *value = json_array_get(array, i);
+    if (!json_is_integer(value) || json_integer_value(value) < 0)
+        return bad_field(r, name, problem);
+    *out = (uint64_t)json_integer_value(value);
+    return AR_OK;
+}
+
+static ar_status read_shape(const reader *r, ar_st_entry *e, const json_t *shape)
+{
+    if (!json_is_array(shape))
+        return bad_field(r, e->name, shape == NULL ? "field shape is missing" : "field shape is not an array");
+    const size_t ndim = json_array_size(shape);
+    if (ndim > AR_ST_MAX_DIMS)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: tensor '%s' has %zu dimensions, at most %d are supported",
+                            ARI_SHOW(r->path), ARI_SHOW(e->name), ndim, AR_ST_MAX_DIMS);
+    e->ndim = (int)ndim;
+    for (size_t i = 0; i < ndim; i++) {
+        uint64_t extent = 0;
+        AR_TRY(read_count(r, e->name, shape, i, "an extent in shape is not an integer from 0 to 2^63-1", &extent));
+        e->shape[i] = (size_t)extent;
+    }
+    return AR_OK;
+}
+
+static ar_status read_fields(const reader *r, ari_st_item *item, const json_t *fields)
+{
+    ar_st_entry *e = &item->entry;
+    if (!json_is_object(fields))
+        return bad_field(r, e->name, "its description is not an object");
+    const json_t *dtype = json_object_get(fields, "dtype");
+    if (!json_is_string(dtype))
+        return bad_field(r, e->name, dtype == NULL ? "field dtype is missing" : "field dtype is not a string");
+    if (ar_dtype_parse(&e->dtype, json_string_value(dtype)) != AR_OK)
+        return ar_error_set(AR_ERR_FORMAT, RULE ": %s: tensor '%s': unknown dtype '%s'", ARI_SHOW(r->path),
+                            ARI_SHOW(e->name), ARI_SHOW(json_string_value(dtype)));
+    AR_TRY(read_shape(r, e, json_object_get(fields, "shape")));
+    const json_t *offsets = json_object_get(fields, "data_offsets");
+    if (offsets == NULL)
+        return bad_field(r, e->name, "field data_offsets is missing");
+    if (!json_is_array(offsets) || json_array_size(offsets) != 2)
+        return bad_field(r, e->name, "field data_offsets is not an array of two integers");
+    const char *problem = "an offset in data_offsets is not an integer from 0 to 2^63-1";
+    AR_TRY(read_count(r, e->name, offsets, 0, problem, &item->begin));
+    return read_count(r, e->name, offsets, 1, problem, &item->end);
+}
+
+static ar_status add_tensor(const reader *r, char *name, const ari_slice *value)
+{
+    ari_st_header *h = r->h;
+    if (h->n == h->cap) {
+        const size_t cap = h->cap == 0 ? 16 : 2 * h->cap; /* bounded by the header's bytes */
+        ari_st_item *grown = realloc(h->items, cap * sizeof *grown);
+        if (grown == NULL) {
+            free(name);
+            return no_memory(r);
+        }
+        h->items = grown;
+        h->cap = cap;
+    }
+    ari_st_item *item = &h->items[h->n++];
+    memset(item, 0, sizeof *item);
+    item->entry.name = name; /* the header owns it from here on */
+    if (value->end - value->begin > ARI_ST_MAX_DESCRIPTION)
+        return ar_error_set(AR_ERR_FORMAT,
+                            RULE ": %s: tensor '%s': its description has %zu bytes, at most %zu are read",
+                            ARI_SHOW(r->path), ARI_SHOW(name), value->end - value->begin, ARI_ST_MAX_DESCRIPTION);
+    if (value->negative_zero)
+        return bad_field(r, name, "-0 is not a size");
+    json_t *fields = NULL;
+    AR_TRY(parse_slice(r, value, &fields));
+    const ar_status st = read_fields(r, item, fields);
+    json_decref(fields);
+    return st;
+}
+
+/* --- the whole header
+ * ------------------------------------------------------------------------------------------------- */
+static ar_status read_members(const reader *r, size_t length)
+{
+    ari_scan s = {r->text, length, 0, ARI_ST_MAX_DEPTH, NULL};
+    ari_slice key, value;
+    bool metadata_seen = false;
+    if (!ari_scan_object_begin(&s))
+        return bad(r, s.at, s.problem);
+    for (bool first = true; ari_scan_member(&s, first, &key, &value); first = false) {
+        char *name = NULL;
+        AR_TRY(parse_string(r, &key, "expected a name", &name));
+        if (strcmp(name, ARI_ST_METADATA) != 0) {
+            AR_TRY(add_tensor(r, name, &value));
+            continue;
+        }
+        free(name);
+        if (metadata_seen)
+            return bad(r, key.begin, "a second " ARI_ST_METADATA);
+        metadata_seen = true;
+        AR_TRY(read_metadata(r, &value));
+    }
+    if (s.problem != NULL)
+        return bad(r, s.at, s.problem);
+    return ari_scan_at_end(&s) ? AR_OK : bad(r, s.at, "something follows the closing brace");
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    const ari_st_item *const *x = (const ari_st_item *const *)a;
+    const ari_st_item *const *y = (const ari_st_item *const *)b;
+    return strcmp((*x)->entry.name, (*y)->entry.name);
+}
+
+/* The official library lets the last of two equal names win; the format forbids them, so they are refused here. */
+static ar_status index_names(const reader *r)
+{
+    ari_st_header *h = r->h;
+    h->by_name = calloc(h->n + 1, sizeof(ari_st_item *));
+    if (h->by_name == NULL)
+        return no_memory(r);
+    for (size_t i = 0; i < h->n; i++)
+        h->by_name[i] = &h->items[i];
+    if (h->n > 1)
+        qsort(h->by_name, h->n, sizeof(ari_st_item *), compare_names);
+    for (size_t i = 1; i < h->n; i++)
+        if (strcmp(h->by_name[i - 1]->entry.name, h->by_name[i]->entry.name) == 0)
+            return bad_field(r, h->by_name[i]->entry.name, "duplicate name");
+    return AR_OK;
+}
+
+ar_status ari_st_header_parse(ari_st_header *h, const char *text, size_t length, uint64_t data_bytes, const char *path)
+{
+    const reader r = {h, text, path};
+    memset(h, 0, sizeof *h);
+    if (!ari_utf8_valid(text, length))
+        return ar_error_set(AR_ERR_FORMAT, "InvalidHeader: %s: the header is not UTF-8", ARI_SHOW(path));
+    AR_TRY(read_members(&r, length));
+    AR_TRY(index_names(&r));
+    return ari_st_header_validate(h, data_bytes, path);
+}
+
+void ari_st_header_free(ari_st_header *h)
+{
+    for (size_t i = 0; i < h->n; i++)
+        free((void *)(uintptr_t)h->items[i].entry.name);
+    for (size_t i = 0; i < 2 * h->n_metadata; i++)
+        free(h->metadata[i]);
+    free(h->items);
+    free(h->by_name);
+    free(h->metadata);
+    memset(h, 0, sizeof *h);
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/io/file.h"
+#include "ref/io/safetensors.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors data is little-endian and used in place");
+_Static_assert(sizeof(size_t) == 8, "sizes of the format are 64-bit");
+
+bool ari_st_count(uint64_t *count, int ndim, const size_t *shape)
+{
+    uint64_t n = 1;
+    for (int i = 0; i < ndim; i++)
+        if (__builtin_mul_overflow(n, (uint64_t)shape[i], &n))
+            return false;
+    *count = n;
+    return true;
+}
+
+void ari_st_shape_text(char *out, size_t cap, int ndim, const size_t *shape)
+{
+    size_t at = 0;
+    out[at++] = '[';
+    for (int i = 0; i < ndim && at < cap; i++)
+        at += (size_t)snprintf(out + at, cap - at, i == 0 ? "%zu" : ",%zu", shape[i]);
+    if (at < cap)
+        snprintf(out + at, cap - at, "]");
+}
+
+bool ari_utf8_valid(const char *text, size_t length)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    for (size_t i = 0; i < length;) {
+        const unsigned char c = s[i++];
+        if (c < 0x80)
+            continue;
+        /* RFC 3629, section 4: the second byte's range depends on the first, the others are 80..BF. */
+        int more = 0;
+        unsigned char low = 0x80, high = 0xBF;
+        if (c >= 0xC2 && c <= 0xDF) {
+            more = 1;
+        } else if (c >= 0xE0 && c <= 0xEF) {
+            more = 2;
+            low = c == 0xE0 ? 0xA0 : low;
+            high = c == 0xED ? 0x9F : high;
+        } else if (c >= 0xF0 && c <= 0xF4) {
+            more = 3;
+            low = c == 0xF0 ? 0x90 : low;
+            high = c == 0xF4 ? 0x8F : high;
+        } else {
+            return false;
+        }
+        for (; more > 0; more--, i++, low = 0x80, high = 0xBF)
+            if (i >= length || s[i] < low || s[i] > high)
+                return false;
+    }
+    return true;
+}
+
+static ar_status bad(const char *rule, const char *path, const ari_st_item *item, const char *problem)
+{
+    char shape[AR_ST_MAX_DIMS * 21 + 3];
+    ari_st_shape_text(shape, sizeof shape, item->entry.ndim, item->entry.shape);
+    return ar_error_set(AR_ERR_FORMAT, "%s: %s: tensor '%s' %s %s [%" PRIu64 ", %" PRIu64 "): %s", rule, ARI_SHOW(path),
+                        ARI_SHOW(item->entry.name), ar_dtype_name(item->entry.dtype), shape, item->begin, item->end,
+                        problem);
+}
+
+/* One entry, given where the one before it ended. The order of the checks is the official library's. */
+static ar_status check_item(ari_st_item *item, uint64_t previous_end, const char *path)
+{
+    char problem[128];
+    uint64_t count = 0, bits = 0;
+    if (item->begin != previous_end || item->end < item->begin) {
+        snprintf(problem, sizeof problem, "expected it to begin at %" PRIu64 " and not to end before", previous_end);
+        return bad("InvalidOffset", path, item, problem);
+    }
+    if (!ari_st_count(&count, item->entry.ndim, item->entry.shape) ||
+        __builtin_mul_overflow(count, (uint64_t)ar_dtype_bits(item->entry.dtype), &bits))
+        return bad("ValidationOverflow", path, item, "its size overflows 64 bits");
+    if (bits % 8 != 0)
+        return bad("MisalignedSlice", path, item, "its elements do not fill whole bytes");
+    if (item->end - item->begin != bits / 8) {
+        snprintf(problem, sizeof problem, "has %" PRIu64 " bytes, expected %" PRIu64, item->end - item->begin,
+                 bits / 8);
+        return bad("TensorInvalidInfo", path, item, problem);
+    }
+    item->entry.count = (size_t)count;
+    item->entry.bytes = (size_t)(bits / 8);
+    return AR_OK;
+}
+
+static int compare_offsets(const void *a, const void *b)
+{
+    const ari_st_item *x = *(const ari_st_item *const *)a;
+    const ari_st_item *y = *(const ari_st_item *const *)b;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    if (x->end != y->end)
+        return x->end < y->end ? -1 : 1;
+    return x < y ? -1 : x > y; /* the same range twice: a stable order, so the same message each time */
+}
+
+ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_bytes, const char *path)
+{
+    ari_st_item **order = calloc(h->n + 1, sizeof(ari_st_item *));
+    if (order == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its header", ARI_SHOW(path));
+    for (size_t i = 0; i < h->n; i++)
+        order[i] = &h->items[i];
+    if (h->n > 1)
+        qsort(order, h->n, sizeof(ari_st_item *), compare_offsets);
+    ar_status st = AR_OK;
+    uint64_t end = 0;
+    for (size_t i = 0; i < h->n && st == AR_OK; i++) {
+        st = check_item(order[i], end, path);
+        end = order[i]->end;
+    }
+    free(order);
+    if (st == AR_OK && end != data_bytes)
+        st = ar_error_set(AR_ERR_FORMAT,
+                          "MetadataIncompleteBuffer: %s: the tensors end at byte %" PRIu64
+                          " of the data, the file at %" PRIu64,
+                          ARI_SHOW(path), end, data_bytes);
+    return st;
+}

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "ref/io/file.h"
+#include "ref/io/json.h"
+#include "ref/io/safetensors.h"
+
+#define SINGLE "model.safetensors"
+#define INDEX "model.safetensors.index.json"
+
+typedef struct shard {
+    const char *name; /* borrowed from the index */
+    ar_st_file *file;
+} shard;
+
+struct ar_st_model {
+    ar_st_file *single; /* one file, or: */
+    shard *shards;
+    size_t n_shards;
+    const ar_st_entry **entries; /* by name */
+    size_t n;
+};
+
+static ar_status join(char **gives, const char *folder, const char *name)
+{
+    if (asprintf(gives, "%s/%s", folder, name) >= 0)
+        return AR_OK;
+    *gives = NULL;
+    return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
+}
+
+static ar_status bad_index(const char *path, const char *tensor, const char *problem, const char *detail)
+{
+    return ar_error_set(AR_ERR_FORMAT, "InvalidIndex: %s: tensor '%s': %s '%s'", ARI_SHOW(path), ARI_SHOW(tensor),
+                        problem, ARI_SHOW(detail));
+}
+
+static int compare_shards(const void *a, const void *b)
+{
+    return strcmp(((const shard *)a)->name, ((const shard *)b)->name);
+}
+
+/* The distinct file names of the map, sorted. They stay inside the folder: an index is somebody else's text. */
+static ar_status list_shards(ar_st_model *m, const json_t *map, const char *path)
+{
+    const char *tensor;
+    json_t *value;
+    m->shards = calloc(json_object_size(map) + 1, sizeof *m->shards);
+    if (m->shards == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its index", ARI_SHOW(path));
+    size_t n = 0;
+    /* The macro wants a non-const object, which it only reads. */
+    json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
+    {
+        const char *name = json_string_value(value);
+        if (name == NULL)
+            return bad_index(path, tensor, "its file name is not a", "string");
+        if (name[0] == '\0' || strchr(name, '/') != NULL || strstr(name, "..") != NULL || strcmp(name, ".") == 0)
+            return bad_index(path, tensor, "a shard must be a plain file name in the same folder, not", name);
+        m->shards[n++].name = name;
+    }
+    if (n > 1)
+        qsort(m->shards, n, sizeof *m->shards, compare_shards);
+    for (size_t i = 0; i < n; i++)
+        if (m->n_shards == 0 || strcmp(m->shards[m->n_shards - 1].name, m->shards[i].name) != 0)
+            m->shards[m->n_shards++].name = m->shards[i].name;
+    return AR_OK;
+}
+
+static ar_status open_shards(ar_st_model *m, const char *folder)
+{
+    for (size_t i = 0; i < m->n_shards; i++) {
+        char *path = NULL;
+        AR_TRY(join(&path, folder, m->shards[i].name));
+        const ar_status st = ar_st_open(&m->shards[i].file, path);
+        free(path);
+        AR_TRY(st);
+    }
+    return AR_OK;
+}
+
+static int compare_entries(const void *a, const void *b)
+{
+    return strcmp((*(const ar_st_entry *const *)a)->name, (*(const ar_st_entry *const *)b)->name);
+}
+
+/* Every name of the map is in its shard. */
+static ar_status collect(ar_st_model *m, const json_t *map, const char *path)
+{
+    const char *tensor;
+    json_t *value;
+    m->entries = calloc(json_object_size(map) + 1, sizeof *m->entries);
+    if (m->entries == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its index", ARI_SHOW(path));
+    json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
+    {
+        const shard wanted = {json_string_value(value), NULL};
+        const shard *s = bsearch(&wanted, m->shards, m->n_shards, sizeof *m->shards, compare_shards);
+        const ar_st_entry *e = s == NULL ? NULL : ar_st_find(s->file, tensor);
+        if (e == NULL)
+            return ar_error_set(AR_ERR_FORMAT, "TensorNotFound: %s: tensor '%s' is not in its shard '%s'",
+                                ARI_SHOW(path), ARI_SHOW(tensor), ARI_SHOW(wanted.name));
+        m->entries[m->n++] = e;
+    }
+    if (m->n > 1)
+        qsort(m->entries, m->n, sizeof *m->entries, compare_entries);
+    return AR_OK;
+}
+
+/* Every tensor of every shard is the one the map means: none unlisted, no name in two shards. */
+static ar_status check_shards(const ar_st_model *m, const json_t *map, const char *path)
+{
+    for (size_t i = 0; i < m->n_shards; i++)
+        for (size_t k = 0; k < ar_st_count(m->shards[i].file); k++) {
+            const char *tensor = ar_st_at(m->shards[i].file, k)->name;
+            const char *listed = json_string_value(json_object_get(map, tensor));
+            if (listed == NULL)
+                return bad_index(path, tensor, "not listed, but found in the shard", m->shards[i].name);
+            if (strcmp(listed, m->shards[i].name) != 0)
+                return bad_index(path, tensor, "listed in another shard, but also found in", m->shards[i].name);
+        }
+    return AR_OK;
+}
+
+static ar_status open_index(ar_st_model *m, const char *folder, const char *path)
+{
+    json_t *root = NULL;
+    const json_t *map = NULL;
+    AR_TRY(ari_json_load(&root, path));
+    ar_status st = AR_OK;
+    if (!json_is_object(root))
+        st = ar_error_set(AR_ERR_FORMAT, "InvalidIndex: %s: expected an object", ARI_SHOW(path));
+    else if (!json_is_object(map = json_object_get(root, "weight_map")))
+        st = ar_error_set(AR_ERR_FORMAT, "InvalidIndex: %s: key 'weight_map' is missing or not an object",
+                          ARI_SHOW(path));
+    if (st == AR_OK)
+        st = list_shards(m, map, path);
+    if (st == AR_OK)
+        st = open_shards(m, folder);
+    if (st == AR_OK)
+        st = collect(m, map, path);
+    if (st == AR_OK)
+        st = check_shards(m, map, path);
+    json_decref(root);
+    for (size_t i = 0; i < m->n_shards; i++)
+        m->shards[i].name = NULL; /* the index owned the names */
+    return st;
+}
+
+/* A dangling link exists: it is an error to report and not an absence. */
+static bool exists(const char *path)
+{
+    struct stat info;
+    return lstat(path, &info) == 0;
+}
+
+ar_status ar_st_model_open(ar_st_model **gives, const char *folder)
+{
+    ar_status st = AR_OK;
+    struct stat info;
+    char *single = NULL, *index = NULL;
+    *gives = NULL;
+    if (folder == NULL || stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
+        return ar_error_set(AR_ERR_IO, "%s: is not a folder", folder == NULL ? "(none)" : ARI_SHOW(folder));
+    ar_st_model *m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(folder));
+    AR_TRY_TO(done, st, join(&single, folder, SINGLE));
+    AR_TRY_TO(done, st, join(&index, folder, INDEX));
+    if (exists(single)) /* as the official loader: one file goes before an index */
+        AR_TRY_TO(done, st, ar_st_open(&m->single, single));
+    else if (exists(index))
+        AR_TRY_TO(done, st, open_index(m, folder, index));
+    else
+        goto done;
+    *gives = m;
+    m = NULL;
+done:
+    free(single);
+    free(index);
+    ar_st_model_close(m);
+    return st;
+}
+
+void ar_st_model_close(ar_st_model *m)
+{
+    if (m == NULL)
+        return;
+    ar_st_close(m->single);
+    for (size_t i = 0; i < m->n_shards; i++)
+        ar_st_close(m->shards[i].file);
+    free(m->shards);
+    free(m->entries);
+    free(m);
+}
+
+size_t ar_st_model_count(const ar_st_model *m)
+{
+    return m->single != NULL ? ar_st_count(m->single) : m->n;
+}
+
+const ar_st_entry *ar_st_model_at(const ar_st_model *m, size_t i)
+{
+    if (m->single != NULL)
+        return ar_st_at(m->single, i);
+    return i < m->n ? m->entries[i] : NULL;
+}
+
+const ar_st_entry *ar_st_model_find(const ar_st_model *m, const char *name)
+{
+    if (m->single != NULL)
+        return ar_st_find(m->single, name);
+    const ar_st_entry wanted = {.name = name};
+    const ar_st_entry *key = &wanted;
+    const ar_st_entry **found = bsearch(&key, m->entries, m->n, sizeof *m->entries, compare_entries);
+    return found == NULL ? NULL : *found;
+}

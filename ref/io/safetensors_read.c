@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ref/io/file.h"
+#include "ref/io/safetensors.h"
+
+struct ar_st_file {
+    ari_st_header header;
+    void *map; /* the whole file */
+    size_t map_bytes;
+};
+
+/* Reads the length N and the N bytes of the header. Read, not mapped: a file that shrinks meanwhile is then an error
+ * and not a signal. */
+static ar_status read_header(int fd, size_t bytes, const char *path, char **gives, size_t *length)
+{
+    uint64_t n = 0;
+    if (bytes < ARI_ST_PREFIX_BYTES)
+        return ar_error_set(AR_ERR_FORMAT, "HeaderTooSmall: %s: has %zu bytes, expected at least %zu", ARI_SHOW(path),
+                            bytes, ARI_ST_PREFIX_BYTES);
+    AR_TRY(ari_file_pread(fd, &n, sizeof n, 0, path));
+    if (n > ARI_ST_MAX_HEADER)
+        return ar_error_set(AR_ERR_FORMAT, "HeaderTooLarge: %s: a header of %" PRIu64 " bytes, at most %zu are allowed",
+                            ARI_SHOW(path), n, ARI_ST_MAX_HEADER);
+    if (n > bytes - ARI_ST_PREFIX_BYTES)
+        return ar_error_set(AR_ERR_FORMAT, "InvalidHeaderLength: %s: a header of %" PRIu64 " bytes in a file of %zu",
+                            ARI_SHOW(path), n, bytes);
+    char *text = malloc((size_t)n + 1);
+    if (text == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its header of %" PRIu64 " bytes", ARI_SHOW(path), n);
+    const ar_status st = ari_file_pread(fd, text, (size_t)n, ARI_ST_PREFIX_BYTES, path);
+    if (st != AR_OK) {
+        free(text);
+        return st;
+    }
+    *gives = text;
+    *length = (size_t)n;
+    return AR_OK;
+}
+
+static ar_status map_data(ar_st_file *f, int fd, size_t bytes, size_t data_start, const char *path)
+{
+    void *map = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (map == MAP_FAILED)
+        return ar_error_set(errno == ENOMEM ? AR_ERR_MEMORY : AR_ERR_IO, "%s: cannot map its %zu bytes: %s",
+                            ARI_SHOW(path), bytes, strerrordesc_np(errno));
+    f->map = map;
+    f->map_bytes = bytes;
+    struct stat now;
+    if (fstat(fd, &now) != 0 || (size_t)now.st_size != bytes)
+        return ar_error_set(AR_ERR_IO, "%s: changed its size from %zu bytes while it was opened", ARI_SHOW(path),
+                            bytes);
+    for (size_t i = 0; i < f->header.n; i++)
+        f->header.items[i].entry.data = (const char *)map + data_start + f->header.items[i].begin;
+    return AR_OK;
+}
+
+ar_status ar_st_open(ar_st_file **gives, const char *path)
+{
+    ar_status st = AR_OK;
+    int fd = -1;
+    size_t bytes = 0, length = 0;
+    char *text = NULL;
+    AR_TRY(ari_file_open(&fd, &bytes, path));
+    ar_st_file *f = calloc(1, sizeof *f);
+    if (f == NULL) {
+        st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
+        goto done;
+    }
+    AR_TRY_TO(done, st, read_header(fd, bytes, path, &text, &length));
+    const size_t start = ARI_ST_PREFIX_BYTES + length;
+    AR_TRY_TO(done, st, ari_st_header_parse(&f->header, text, length, bytes - start, path));
+    AR_TRY_TO(done, st, map_data(f, fd, bytes, start, path));
+    *gives = f;
+    f = NULL;
+done:
+    free(text);
+    ar_st_close(f);
+    close(fd); /* a mapping outlives its descriptor: hundreds of shards need none */
+    return st;
+}
+
+void ar_st_close(ar_st_file *f)
+{
+    if (f == NULL)
+        return;
+    if (f->map != NULL)
+        munmap(f->map, f->map_bytes);
+    ari_st_header_free(&f->header);
+    free(f);
+}
+
+size_t ar_st_count(const ar_st_file *f)
+{
+    return f->header.n;
+}
+
+const ar_st_entry *ar_st_at(const ar_st_file *f, size_t i)
+{
+    return i < f->header.n ? &f->header.items[i].entry : NULL;
+}
+
+const ar_st_entry *ar_st_find(const ar_st_file *f, const char *name)
+{
+    size_t low = 0, high = f->header.n;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const ar_st_entry *e = &f->header.by_name[middle]->entry;
+        const int order = strcmp(name, e->name);
+        if (order == 0)
+            return e;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return NULL;
+}
+
+const char *ar_st_metadata(const ar_st_file *f, const char *key)
+{
+    for (size_t i = 0; i < f->header.n_metadata; i++)
+        if (strcmp(f->header.metadata[2 * i], key) == 0)
+            return f->header.metadata[2 * i + 1];
+    return NULL;
+}
