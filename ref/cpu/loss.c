@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "ref/cpu/row_kernels.h"
+#include "ref/cpu/row_sum.h"
+
+/* Cross-entropy over a vocabulary that may be sharded: leaf kernels for one shard. What ranks combine between them is
+ * integer: keys by max, sums and bit patterns by addition. Formulas: docs/numerics.md, "Sums along a row". */
+
+ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
+{
+    int32_t top = INT32_MIN;
+    for (size_t j = 0; j < n; j++) {
+        const int32_t key = ari_key32(x[j]);
+        top = key > top ? key : top;
+    }
+    return top;
+}
+
+/** Slot ce_max. */
+ar_status ari_cpu_ce_max(ar_device *d, ar_queue *q, ar_buf key, ar_cbuf logits, size_t n, size_t v_local)
+{
+    (void)q;
+    const int threads = ari_row_threads(d, n, v_local);
+    (void)threads;
+    int32_t *out = key.ptr;
+    const float *x = logits.ptr;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t t = 0; t < n; t++)
+        out[t] = largest_key(x + t * v_local, v_local);
+    return AR_OK;
+}
+
+/* Quantised sum of exp32(fl32(x - m)): exponent 1, since every term is at most exp(0) = 1. */
+ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, float m, size_t n, int32_t p)
+{
+    const double step = ari_row_step(1, p);
+    uint64_t sum = 0;
+    for (size_t j = 0; j < n; j++)
+        sum += ari_row_quantised((double)ari_softmax_exp(x[j], m), step);
+    return sum;
+}
+
+/** Slot ce_sum. */
+ar_status ari_cpu_ce_sum(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf key, size_t n, size_t v_local,
+                         size_t v)
+{
+    (void)q;
+    const int threads = ari_row_threads(d, n, v_local);
+    (void)threads;
+    const int32_t p = ari_rowsum_bits(v);
+    int64_t *out = sum.ptr;
+    const float *x = logits.ptr;
+    const int32_t *keys = key.ptr;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t t = 0; t < n; t++) {
+        const int nan = keys[t] == INT32_MAX;
+        out[t] = nan ? 0 : (int64_t)sum_exponentials(x + t * v_local, ari_key32_value(keys[t]), v_local, p);
+    }
+    return AR_OK;
+}
+
+/** Slot ce_target. */
+ar_status ari_cpu_ce_target(ar_device *d, ar_queue *q, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n,
+                            size_t v_local)
+{
+    (void)d;
+    (void)q;
+    int32_t *out = bits.ptr;
+    const float *x = logits.ptr;
+    const int64_t *at = row_of.ptr;
+    for (size_t t = 0; t < n; t++) {
+        out[t] = 0;
+        if (at[t] >= 0)
+            memcpy(&out[t], &x[t * v_local + (size_t)at[t]], sizeof out[t]);
+    }
+    return AR_OK;
+}
+
+/** Slot ce_terms. */
+ar_status ari_cpu_ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits,
+                           ar_cbuf valid, size_t n, size_t v)
+{
+    (void)d;
+    (void)q;
+    const int32_t p = ari_rowsum_bits(v);
+    float *out = terms.ptr;
+    const int32_t *keys = key.ptr;
+    const int64_t *sums = sum.ptr;
+    const uint32_t *targets = bits.ptr; /* int32 summed over ranks: the same bits */
+    const uint8_t *counts = valid.ptr;
+    for (size_t t = 0; t < n; t++) {
+        const double l = ari_rowsum_value(sums[t], 1, p);
+        const float term = ari_ce_term(ari_key32_value(keys[t]), l, ari_float32(targets[t]));
+        out[t] = counts[t] ? term : 0.0f;
+    }
+    return AR_OK;
+}
+
+/* dlogits of a row whose key is finite, with no target in it. dlogits may be logits. */
+ARI_ROW_KERNEL void backward_row(float *dlogits, const float *x, float m, double l, double targets, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++) {
+        const float p = ari_softmax_p(ari_softmax_exp(x[j], m), l);
+        dlogits[j] = ari_ce_dlogit(p, 0, targets);
+    }
+}
+
+static void fill_row(float *row, float value, size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        row[j] = value;
+}
+
+/** Slot ce_backward. dlogits may be logits; no other overlap. */
+ar_status ari_cpu_ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
+                              ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v)
+{
+    (void)q;
+    const int threads = ari_row_threads(d, n, v_local);
+    (void)threads;
+    const int32_t bits = ari_rowsum_bits(v);
+    float *out = dlogits.ptr;
+    const float *x = logits.ptr;
+    const int32_t *keys = key.ptr;
+    const int64_t *sums = sum.ptr, *at = row_of.ptr;
+    const uint8_t *counts = valid.ptr;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t t = 0; t < n; t++) {
+        float *row = out + t * v_local;
+        if (!counts[t] || !(targets > 0.0)) {
+            fill_row(row, 0.0f, v_local);
+        } else if (keys[t] == INT32_MAX) {
+            fill_row(row, ari_nan32(), v_local);
+        } else {
+            const float m = ari_key32_value(keys[t]);
+            const double l = ari_rowsum_value(sums[t], 1, bits);
+            const int here = at[t] >= 0;
+            const float hit = here ? x[t * v_local + (size_t)at[t]] : 0.0f; /* before it may be overwritten */
+            backward_row(row, x + t * v_local, m, l, targets, v_local);
+            if (here)
+                row[at[t]] = ari_ce_dlogit(ari_softmax_p(ari_softmax_exp(hit, m), l), 1, targets);
+        }
+    }
+    return AR_OK;
+}

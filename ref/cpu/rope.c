@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/cpu/row_kernels.h"
+#include "ref/cpu/row_sum.h"
+
+/* Rotary positions (Su et al. 2021, arXiv:2104.09864), in the form of Hugging Face's Llama: the pairs are (i, i + d/2).
+ */
+
+/* From this angle on the shared header's sine and cosine promise nothing. */
+#define ANGLE_LIMIT 1048576.0f
+
+/* The slower of the two dimensions is the outer loop: a frequency takes an exp and a log. */
+static void table_column(float *cos, float *sin, float inv_freq, size_t positions, size_t half)
+{
+    for (size_t s = 0; s < positions; s++) {
+        const float angle = ari_rope_angle(s, inv_freq);
+        cos[s * half] = ari_cos32(angle);
+        sin[s * half] = ari_sin32(angle);
+    }
+}
+
+/** Slot rope_tables. Errors: AR_ERR_ARG (head_dim odd, factor not positive, or a last position whose angle is 2^20 or
+ *  more: sine and cosine are defined below that); nothing is written then. */
+ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
+                              double theta, double factor)
+{
+    (void)q;
+    const size_t half = head_dim / 2;
+    if (head_dim % 2 != 0)
+        return ar_error_set(AR_ERR_ARG, "rope_tables: head size %zu is odd, expected an even one", head_dim);
+    if (!(factor > 0.0) || !(theta > 0.0))
+        return ar_error_set(AR_ERR_ARG, "rope_tables: theta %g and factor %g, expected positive numbers", theta,
+                            factor);
+    if (positions == 0)
+        return AR_OK;
+    for (size_t i = 0; i < half; i++) {
+        const float inv_freq = ari_rope_scaled(ari_rope_inv_freq(theta, i, head_dim), factor);
+        const float largest = ari_rope_angle(positions - 1, inv_freq);
+        if (!(largest < ANGLE_LIMIT))
+            return ar_error_set(AR_ERR_ARG,
+                                "rope_tables: the angle of position %zu, pair %zu is %g, expected below 2^20",
+                                positions - 1, i, (double)largest);
+    }
+    const int threads = ari_row_threads(d, half, positions);
+    float *c = cos.ptr, *sn = sin.ptr;
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < half; i++) {
+        const float inv_freq = ari_rope_scaled(ari_rope_inv_freq(theta, i, head_dim), factor);
+        table_column(c + i, sn + i, inv_freq, positions, half);
+    }
+    return AR_OK;
+}
+
+/* One head: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; flip is the sign bit that makes sin -sin. y may be x. */
+ARI_ROW_KERNEL void rotate(float *y, const float *x, const float *cos, const float *sin, uint32_t flip, size_t half)
+{
+#pragma GCC ivdep
+    for (size_t i = 0; i < half; i++) {
+        const float x1 = x[i], x2 = x[half + i], c = cos[i];
+        const float s = ari_float32(ari_bits32(sin[i]) ^ flip);
+        y[i] = ari_rope_first(x1, x2, c, s);
+        y[half + i] = ari_rope_second(x1, x2, c, s);
+    }
+}
+
+/** Slot rope. y may be x with x's strides; no other overlap. */
+ar_status ari_cpu_rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
+                       int direction)
+{
+    (void)q;
+    const size_t positions = x->shape[1], heads = x->shape[2], half = x->shape[3] / 2;
+    const size_t rows = x->shape[0] * positions;
+    const uint32_t flip = direction < 0 ? 0x80000000u : 0;
+    const int threads = ari_row_threads(d, rows, heads * half);
+    (void)threads;
+    const float *c = cos.ptr, *sn = sin.ptr;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t r = 0; r < rows; r++) {
+        const ptrdiff_t b = (ptrdiff_t)(r / positions), s = (ptrdiff_t)(r % positions);
+        const float *from = (const float *)x->data.ptr + b * x->stride[0] + s * x->stride[1];
+        float *to = (float *)y->data.ptr + b * y->stride[0] + s * y->stride[1];
+        const size_t row = (size_t)s * half;
+        for (ptrdiff_t head = 0; head < (ptrdiff_t)heads; head++)
+            rotate(to + head * y->stride[2], from + head * x->stride[2], c + row, sn + row, flip, half);
+    }
+    return AR_OK;
+}

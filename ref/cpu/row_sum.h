@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CPU_ROW_SUM_H
+#define ARI_CPU_ROW_SUM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "anyrank/device.h"
+#include "ref/cpu/simd.h"
+#include "ref/numerics/scalar.h"
+
+/* Loops that the row kernels share: exponents and quantised sums of a row (docs/numerics.md, "Sums along a row"). They
+ * must be inlined, so that they are compiled for the instruction set of the ARI_SIMD function that calls them. */
+#if defined(__GNUC__)
+#define ARI_ROW_LOOP static inline __attribute__((always_inline))
+/* On a function with a hot loop: everything it calls is inlined into it, whatever gcc's size heuristics say. */
+#define ARI_ROW_KERNEL ARI_SIMD __attribute__((flatten)) static
+#else
+#define ARI_ROW_LOOP static inline
+#define ARI_ROW_KERNEL static
+#endif
+
+/* Below this many elements a parallel region costs more than it saves (a fork and join is some microseconds). */
+#define ARI_ROW_PARALLEL_MIN ((size_t)16384)
+
+static inline int ari_row_threads(const ar_device *d, size_t rows, size_t cols)
+{
+    return d->threads > 1 && cols > 0 && rows > ARI_ROW_PARALLEL_MIN / cols ? d->threads : 1;
+}
+
+/* The factor 2^(p-e) of a row sum. Rows that are all zero or hold a non-finite value get 0: their sum is not used. */
+ARI_ROW_LOOP double ari_row_step(int32_t e, int32_t p)
+{
+    return e == ARI_EXP_ZERO || e == ARI_EXP_NONFINITE ? 0.0 : ari_scale2(1.0, p - e);
+}
+
+/* ari_rowsum_quantise with its power of two, `step`, taken out of the loop; |x*step| < 2^40 for finite x. The addition
+ * of the magic number is rint and the conversion to an integer in one, on every instruction set, and a NaN or an
+ * infinity that comes here is never converted: it is only bits, of a sum that is not used. */
+ARI_ROW_LOOP uint64_t ari_row_quantised(double x, double step)
+{
+    return ari_bits64(x * step + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS;
+}
+
+ARI_ROW_LOOP uint32_t ari_row_magnitude32(float x)
+{
+    return ari_bits32(x) & 0x7fffffffu;
+}
+
+ARI_ROW_LOOP uint64_t ari_row_magnitude64(double x)
+{
+    return ari_bits64(x) & 0x7fffffffffffffffull;
+}
+
+/* Exponent of a row: a magnitude's bits order as the magnitudes do, with infinities and then NaNs above all finite
+ * values, so that the exponent of the largest is the largest exponent. */
+ARI_ROW_LOOP int32_t ari_row_exponent(const float *x, size_t n)
+{
+    uint32_t top = 0;
+    for (size_t j = 0; j < n; j++) {
+        const uint32_t bits = ari_row_magnitude32(x[j]);
+        top = bits > top ? bits : top;
+    }
+    return ari_exponent32(ari_float32(top));
+}
+
+/* The row sum's value, from the integers. */
+ARI_ROW_LOOP double ari_row_value(uint64_t sum, int32_t e, int32_t p)
+{
+    return ari_rowsum_value((int64_t)sum, e, p);
+}
+
+/* Row sum of n fp32 values whose exponent is e. */
+ARI_ROW_LOOP double ari_row_sum(const float *x, size_t n, int32_t e, int32_t p)
+{
+    const double step = ari_row_step(e, p);
+    uint64_t sum = 0;
+    for (size_t j = 0; j < n; j++)
+        sum += ari_row_quantised((double)x[j], step);
+    return ari_row_value(sum, e, p);
+}
+
+/* Row sum of the n exact squares of fp32 values, the largest of which has the magnitude bits `top`. */
+ARI_ROW_LOOP double ari_row_sum_squares(const float *x, size_t n, uint32_t top, int32_t p)
+{
+    const double largest = (double)ari_float32(top);
+    const int32_t e = ari_exponent64(largest * largest);
+    const double step = ari_row_step(e, p);
+    uint64_t sum = 0;
+    for (size_t j = 0; j < n; j++)
+        sum += ari_row_quantised((double)x[j] * (double)x[j], step);
+    return ari_row_value(sum, e, p);
+}
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/cpu/row_support.h"
+
+TestSuite(norm, .timeout = 60);
+
+static const double eps = 1e-5;
+
+/* One row of h values, everything the formulas of docs/numerics.md name. */
+typedef struct plain_norm {
+    double mean;
+    float rstd;
+    float *d, *xhat, *y, *dx, *dgamma; /* [h] */
+    double *terms;                     /* [h] */
+} plain_norm;
+
+static plain_norm plain_new(size_t h)
+{
+    plain_norm p = {.d = calloc(h, 4), .xhat = calloc(h, 4), .y = calloc(h, 4), .dx = calloc(h, 4)};
+    p.dgamma = calloc(h, 4);
+    p.terms = calloc(h, 8);
+    return p;
+}
+
+static void plain_free(plain_norm *p)
+{
+    free(p->d), free(p->xhat), free(p->y), free(p->dx), free(p->dgamma), free(p->terms);
+}
+
+static void plain_forward(plain_norm *p, ar_norm_kind kind, const float *x, const float *gamma, const float *beta,
+                          size_t h)
+{
+    for (size_t j = 0; j < h; j++)
+        p->terms[j] = (double)x[j];
+    p->mean = kind == AR_NORM_LAYER ? plain_row_sum(p->terms, h) / (double)h : 0.0;
+    for (size_t j = 0; j < h; j++) {
+        p->d[j] = kind == AR_NORM_LAYER ? (float)((double)x[j] - p->mean) : x[j];
+        p->terms[j] = (double)p->d[j] * (double)p->d[j];
+    }
+    p->rstd = stored((float)(1.0 / sqrt(plain_row_sum(p->terms, h) / (double)h + eps)));
+    for (size_t j = 0; j < h; j++) {
+        p->xhat[j] = p->d[j] * p->rstd;
+        const float scaled = p->xhat[j] * gamma[j];
+        p->y[j] = stored(kind == AR_NORM_LAYER ? scaled + beta[j] : scaled);
+    }
+}
+
+static void plain_backward(plain_norm *p, ar_norm_kind kind, const float *dy, const float *gamma, size_t h)
+{
+    float *g = calloc(h, sizeof *g);
+    for (size_t j = 0; j < h; j++) {
+        g[j] = dy[j] * gamma[j];
+        p->terms[j] = (double)g[j];
+    }
+    const double a = plain_row_sum(p->terms, h) / (double)h;
+    for (size_t j = 0; j < h; j++)
+        p->terms[j] = (double)g[j] * (double)p->xhat[j];
+    const double b = plain_row_sum(p->terms, h) / (double)h;
+    for (size_t j = 0; j < h; j++) {
+        const double inner = kind == AR_NORM_LAYER ? (double)g[j] - a : (double)g[j];
+        p->dx[j] = stored((float)((inner - (double)p->xhat[j] * b) * (double)p->rstd));
+        p->dgamma[j] = stored(dy[j] * p->xhat[j]);
+    }
+    free(g);
+}
+
+typedef struct norm_case {
+    ar_norm_kind kind;
+    size_t h;
+    enum values values;
+    int threads;
+} norm_case;
+
+static void check_rows(const norm_case *c, const float *x, const float *gamma, const float *beta, const float *dy,
+                       const float *residual)
+{
+    const size_t h = c->h, n = ROWS * h;
+    ar_device d = test_device(c->threads);
+    float *y = new_copy(x, n), *rstd = new_copy(x, ROWS), *dx = new_copy(x, n), *sum = new_copy(x, n);
+    float *dgamma = new_copy(x, n);
+    double *mean = calloc(ROWS, sizeof *mean);
+    const ar_cbuf shift = cbuf(c->kind == AR_NORM_LAYER ? beta : NULL);
+    plain_norm p = plain_new(h);
+    assert_ok(ari_cpu_norm_forward(&d, NULL, c->kind, buf(y), buf(mean), buf(rstd), cbuf(x), cbuf(gamma), shift, eps,
+                                   ROWS, h));
+    assert_ok(ari_cpu_norm_backward(&d, NULL, c->kind, buf(dx), buf(sum), buf(dgamma), cbuf(dy), cbuf(x), cbuf(mean),
+                                    cbuf(rstd), cbuf(gamma), cbuf(residual), ROWS, h));
+    for (size_t i = 0; i < ROWS; i++) {
+        plain_forward(&p, c->kind, x + i * h, gamma, beta, h);
+        plain_backward(&p, c->kind, dy + i * h, gamma, h);
+        assert_bits(y + i * h, p.y, h, "y");
+        assert_bits(&rstd[i], &p.rstd, 1, "rstd");
+        cr_assert(c->kind == AR_NORM_RMS || isnan(p.mean) || memcmp(&mean[i], &p.mean, 8) == 0, "mean of row %zu", i);
+        assert_bits(dx + i * h, p.dx, h, "dx");
+        assert_bits(dgamma + i * h, p.dgamma, h, "terms of dgamma");
+        for (size_t j = 0; j < h; j++)
+            p.y[j] = stored(residual[i * h + j] + p.dx[j]);
+        assert_bits(sum + i * h, p.y, h, "residual + dx");
+    }
+    plain_free(&p);
+    free(y), free(rstd), free(dx), free(sum), free(dgamma), free(mean);
+}
+
+static void check_case(const norm_case *c)
+{
+    const size_t n = ROWS * c->h;
+    float *x = new_values(n, c->values, 1), *gamma = new_values(c->h, ORDINARY, 2),
+          *beta = new_values(c->h, ORDINARY, 3);
+    float *dy = new_values(n, c->values, 4), *residual = new_values(n, c->values, 5);
+    check_rows(c, x, gamma, beta, dy, residual);
+    free(x), free(gamma), free(beta), free(dy), free(residual);
+}
+
+Test(norm, forward_and_backward_match_the_formulas)
+{
+    for (int kind = AR_NORM_LAYER; kind <= AR_NORM_RMS; kind++)
+        for (size_t i = 0; i < ROW_LENGTHS; i++)
+            for (int values = 0; values < VALUE_KINDS; values++)
+                for (int threads = 1; threads <= 2; threads++) {
+                    const norm_case c = {(ar_norm_kind)kind, row_lengths[i], (enum values)values, threads};
+                    check_case(&c);
+                }
+}
+
+Test(norm, rows_longer_than_2_to_the_22_use_fewer_bits)
+{
+    const size_t h = ((size_t)1 << 22) + 5; /* P' = 39 */
+    ar_device d = test_device(1);
+    float *x = new_values(h, ORDINARY, 6), *y = new_copy(x, h), *ones = new_copy(x, h), rstd = 0.0f;
+    double mean = 0.0;
+    for (size_t j = 0; j < h; j++)
+        ones[j] = 1.0f;
+    plain_norm p = plain_new(h);
+    plain_forward(&p, AR_NORM_LAYER, x, ones, ones, h);
+    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, buf(y), buf(&mean), buf(&rstd), cbuf(x), cbuf(ones),
+                                   cbuf(ones), eps, 1, h));
+    cr_assert(memcmp(&mean, &p.mean, 8) == 0, "mean %a, expected %a", mean, p.mean);
+    assert_bits(&rstd, &p.rstd, 1, "rstd");
+    assert_bits(y, p.y, h, "y");
+    plain_free(&p);
+    free(x), free(y), free(ones);
+}
+
+/* LayerNorm of [1, 2, 3]: mean 2, variance 2/3, known by hand; a constant dy has no component that the norm passes. */
+Test(norm, of_one_two_three_is_known)
+{
+    ar_device d = test_device(1);
+    const float x[] = {1, 2, 3}, gamma[] = {1, 1, 1}, beta[] = {0, 0, 0}, dy[] = {5, 5, 5}, zero[] = {0, 0, 0};
+    float y[3], rstd = 0.0f, dx[3] = {7, 7, 7};
+    double mean = 0.0;
+    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, buf(y), buf(&mean), buf(&rstd), cbuf(x), cbuf(gamma),
+                                   cbuf(beta), 0.0, 1, 3));
+    cr_assert(memcmp(&mean, &(double){2.0}, 8) == 0);
+    const float r = (float)(1.0 / sqrt(2.0 / 3.0)), expected[] = {-r, 0, r};
+    assert_bits(&rstd, &r, 1, "rstd of variance 2/3");
+    assert_bits(y, expected, 3, "y");
+    assert_ok(ari_cpu_norm_backward(&d, NULL, AR_NORM_LAYER, buf(dx), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
+                                    cbuf(&mean), cbuf(&rstd), cbuf(gamma), cbuf(NULL), 1, 3));
+    assert_bits(dx, zero, 3, "dx of a constant dy");
+}
+
+Test(norm, a_row_with_a_nan_is_nan_and_no_other_row_is)
+{
+    ar_device d = test_device(1);
+    const uint32_t bad[] = {0xffc00001u, 0x7f800000u, 0xff800000u};
+    for (size_t v = 0; v < 3; v++)
+        for (int kind = AR_NORM_LAYER; kind <= AR_NORM_RMS; kind++) {
+            float *x = new_values(3 * 33, ORDINARY, 7), *ones = new_values(33, ORDINARY, 8), *y = new_copy(x, 3 * 33);
+            float rstd[3];
+            double mean[3];
+            x[33 + 20] = ari_float32(bad[v]);
+            assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, buf(y), buf(mean), buf(rstd), cbuf(x),
+                                           cbuf(ones), cbuf(ones), eps, 3, 33));
+            for (size_t j = 0; j < 3 * 33; j++)
+                cr_assert_eq(ari_bits32(y[j]) == 0x7fc00000u, j / 33 == 1, "element %zu is 0x%08x", j,
+                             ari_bits32(y[j]));
+            cr_assert_eq(ari_bits32(rstd[1]), 0x7fc00000u);
+            free(x), free(ones), free(y);
+        }
+}
+
+Test(norm, of_constant_rows_without_eps_is_nan_and_of_zero_rows_with_eps_is_beta)
+{
+    ar_device d = test_device(1);
+    const float x[] = {0, 0, -0.0f, 0}, gamma[] = {1, 2, 3, 4}, beta[] = {1, -2, 3, 0};
+    float y[4], rstd = 0.0f;
+    double mean = 1.0;
+    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, buf(y), buf(&mean), buf(&rstd), cbuf(x), cbuf(gamma),
+                                   cbuf(beta), eps, 1, 4));
+    assert_bits(y, beta, 4, "a zero row");
+    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, buf(y), buf(&mean), buf(&rstd), cbuf(x), cbuf(gamma),
+                                   cbuf(beta), 0.0, 1, 4));
+    for (size_t j = 0; j < 4; j++)
+        cr_assert_eq(ari_bits32(y[j]),
+                     0x7fc00000u); /* 0 * (1/sqrt(0)), whose default NaN has its sign bit set on x86 */
+}
+
+Test(norm, works_in_place_and_on_a_part_of_the_rows)
+{
+    ar_device d = test_device(2);
+    const size_t h = 100, n = ROWS * h, part = 13;
+    for (int kind = AR_NORM_LAYER; kind <= AR_NORM_RMS; kind++) {
+        float *x = new_values(n, ORDINARY, 9), *y = new_copy(x, n), *gamma = new_values(h, ORDINARY, 10);
+        float *rstd = new_copy(x, ROWS), *again = new_copy(x, n), *dy = new_values(n, ORDINARY, 11),
+              *dx = new_copy(x, n);
+        double *mean = calloc(ROWS, sizeof *mean);
+        assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, buf(y), buf(mean), buf(rstd), cbuf(x), cbuf(gamma),
+                                       cbuf(gamma), eps, ROWS, h));
+        assert_ok(ari_cpu_norm_backward(&d, NULL, (ar_norm_kind)kind, buf(dx), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
+                                        cbuf(mean), cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
+        assert_ok(ari_cpu_norm_backward(&d, NULL, (ar_norm_kind)kind, buf(dy), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
+                                        cbuf(mean), cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
+        assert_bits(dy, dx, n, "dx in dy's place");
+        for (size_t from = 0; from < ROWS; from += part) {
+            const size_t rows = from + part < ROWS ? part : ROWS - from;
+            assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, buf(again + from * h), buf(mean), buf(rstd),
+                                           cbuf(again + from * h), cbuf(gamma), cbuf(gamma), eps, rows, h));
+        }
+        assert_bits(again, y, n, "y, in x's place and in parts");
+        free(x), free(y), free(gamma), free(rstd), free(again), free(dy), free(dx), free(mean);
+    }
+}
