@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Scaled dot-product attention with grouped KV heads, masks and RoPE: docs/numerics.md section 4. Inside, tensors are
+ * head-major, [b, heads, s, d], so that (query heads of a group x queries) is one strided dimension. */
+#include "ref/baseline/run.h"
+
+#include <math.h>
+
+#include "ref/numerics/scalar.h"
+
+/* --- heads
+ * ------------------------------------------------------------------------------------------------------------ */
+
+/* Columns [first, first + heads*d) of x [tokens, ld] to head-major. */
+static void split_heads(const ari_bl_run *run, double *y, const double *x, size_t ld, size_t first, size_t heads)
+{
+    const size_t d = run->c->head_dim, s = run->s;
+    for (size_t n = 0; n < run->b; n++)
+        for (size_t head = 0; head < heads; head++)
+            for (size_t t = 0; t < s; t++)
+                for (size_t i = 0; i < d; i++)
+                    y[((n * heads + head) * s + t) * d + i] = x[(n * s + t) * ld + first + head * d + i];
+}
+
+/* The inverse. */
+static void merge_heads(const ari_bl_run *run, double *x, size_t ld, size_t first, const double *y, size_t heads)
+{
+    const size_t d = run->c->head_dim, s = run->s;
+    for (size_t n = 0; n < run->b; n++)
+        for (size_t head = 0; head < heads; head++)
+            for (size_t t = 0; t < s; t++)
+                for (size_t i = 0; i < d; i++)
+                    x[(n * s + t) * ld + first + head * d + i] = y[((n * heads + head) * s + t) * d + i];
+}
+
+/* Emits a head-major tensor as [b, s, heads*d]. */
+static ar_status emit_heads(ari_bl_run *run, const char *part, char pass, const double *y, size_t heads)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t features = heads * run->c->head_dim;
+    double *x = ari_bl_doubles(run, run->tokens, features);
+    if (x == NULL)
+        return run->memory;
+    merge_heads(run, x, features, 0, y, heads);
+    AR_TRY(ari_bl_emit_tokens(run, part, pass, x, features, 0, features));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+/* cos and sin of the angle of pair i of head size d at a position. */
+static void rope_angle(const ari_bl_run *run, size_t position, size_t i, double *cosine, double *sine)
+{
+    const size_t d = run->c->head_dim;
+    if (run->o->mode == AR_MODE_F64) {
+        const double exponent = -(2.0 * (double)i / (double)d);
+        const double angle =
+            (double)position * (ari_exp64(exponent * ari_log64(run->c->rope_theta)) / run->c->rope_factor);
+        *cosine = ari_cos64(angle);
+        *sine = ari_sin64(angle);
+        return;
+    }
+    const double inv_freq = ari_bl_fl(run, (double)ari_rope_inv_freq(run->c->rope_theta, i, d) / run->c->rope_factor);
+    const float angle = (float)((double)position * inv_freq);
+    *cosine = (double)ari_cos32(angle);
+    *sine = (double)ari_sin32(angle);
+}
+
+/* y1 = x1*cos - x2*sin, y2 = x2*cos + x1*sin in place; direction -1 is the backward pass. */
+static void rope(const ari_bl_run *run, double *x, size_t heads, double direction)
+{
+    const size_t half = run->c->head_dim / 2;
+    for (size_t t = 0; t < run->s; t++)
+        for (size_t i = 0; i < half; i++) {
+            double cosine, sine;
+            rope_angle(run, t, i, &cosine, &sine);
+            sine *= direction;
+            for (size_t head = 0; head < run->b * heads; head++) {
+                double *row = x + (head * run->s + t) * 2 * half;
+                const double x1 = row[i], x2 = row[half + i];
+                row[i] = ari_bl_fl(run, ari_bl_fl(run, x1 * cosine) - ari_bl_fl(run, x2 * sine));
+                row[half + i] = ari_bl_fl(run, ari_bl_fl(run, x2 * cosine) + ari_bl_fl(run, x1 * sine));
+            }
+        }
+}
+
+/* --- softmax
+ * ---------------------------------------------------------------------------------------------------------- */
+
+static double exponential(const ari_bl_run *run, double x)
+{
+    return run->o->mode == AR_MODE_F64 ? ari_exp64(x) : (double)ari_exp32((float)x);
+}
+
+void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uint8_t *visible, size_t n, double *m,
+                    double *l)
+{
+    bool any = false, finite = true;
+    double max = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        p[i] = 0.0;
+        if (visible != NULL && !visible[i])
+            continue;
+        finite = finite && ari_exponent64(x[i]) != ARI_EXP_NONFINITE;
+        max = !any || x[i] > max ? x[i] : max;
+        any = true;
+    }
+    *m = finite ? max + 0.0 : (double)ari_nan32(); /* + 0: -0 counts as +0 */
+    *l = 0.0;
+    if (!any)
+        return;
+    for (size_t i = 0; i < n; i++)
+        if (visible == NULL || visible[i])
+            p[i] = exponential(run, ari_bl_fl(run, x[i] - *m));
+    *l = ari_bl_row_sum_below(run, p, n, 1); /* p <= 1 */
+    for (size_t i = 0; i < n; i++)
+        if (visible == NULL || visible[i])
+            p[i] = ari_bl_fl(run, p[i] / *l);
+}
+
+/* visible[key] for one query, and the finite mask entries added to its scores. */
+static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, size_t sample, size_t head, size_t query)
+{
+    const ar_batch *batch = run->batch;
+    const size_t s = run->s;
+    const float *additive = NULL;
+    if (batch->additive_mask != NULL) {
+        const size_t n = batch->mask_batch == 1 ? 0 : sample, a = batch->mask_heads == 1 ? 0 : head;
+        additive = batch->additive_mask + ((n * batch->mask_heads + a) * s + query) * s;
+    }
+    for (size_t key = 0; key < s; key++) {
+        visible[key] = !(run->c->causal && key > query) &&
+                       !(batch->padding_mask != NULL && batch->padding_mask[sample * s + key] == 0) &&
+                       !(additive != NULL && isinf(additive[key]));
+        if (scores != NULL && additive != NULL && visible[key])
+            scores[key] = ari_bl_fl(run, scores[key] + (double)additive[key]);
+    }
+}
+
+static double scale_of(const ari_bl_run *run)
+{
+    return ari_bl_fl(run, 1.0 / sqrt((double)run->c->head_dim));
+}
+
+/* --- forward
+ * ---------------------------------------------------------------------------------------------------------- */
+
+/* Probabilities [s, s] and output [s, d] of one head of one sample. */
+static ar_status head_forward(ari_bl_run *run, size_t sample, size_t head, double *probs, double *out, const double *q,
+                              const double *k, const double *v)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t s = run->s, d = run->c->head_dim;
+    double *scores = ari_bl_doubles(run, s, s);
+    uint8_t *visible = ari_bl_take(run, s, 1, 1);
+    if (scores == NULL || visible == NULL)
+        return run->memory;
+    const ari_bl_matrix q_rows = {q, d, 1}, k_rows = {k, d, 1}, p_rows = {probs, s, 1}, v_columns = {v, 1, d};
+    AR_TRY(ari_bl_contract(run, scores, s, s, d, q_rows, k_rows, false));
+    const double scale = scale_of(run);
+    for (size_t query = 0; query < s; query++) {
+        double *row = scores + query * s, m, l;
+        for (size_t key = 0; key < s; key++)
+            row[key] = ari_bl_fl(run, row[key] * scale);
+        mask_row(run, visible, row, sample, head, query);
+        ari_bl_softmax(run, probs + query * s, row, visible, s, &m, &l);
+    }
+    AR_TRY(ari_bl_contract(run, out, s, d, s, p_rows, v_columns, true));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+static ar_status emit_probs(ari_bl_run *run, char pass, const double *probs)
+{
+    const size_t shape[4] = {run->b, run->c->heads, run->s, run->s};
+    return ari_bl_emit(run, run->names->probs, pass, 4, shape, probs);
+}
+
+/* q, k, v as they leave the projections, and as they enter the scores. */
+static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const double *qkv)
+{
+    const ari_bl_names *names = run->names;
+    const size_t heads = run->c->heads, groups = run->c->kv_heads, d = run->c->head_dim;
+    const size_t q_width = heads * d, kv_width = groups * d, ld = q_width + 2 * kv_width;
+    split_heads(run, a->q, qkv, ld, 0, heads);
+    split_heads(run, a->k, qkv, ld, q_width, groups);
+    split_heads(run, a->v, qkv, ld, q_width + kv_width, groups);
+    AR_TRY(ari_bl_emit_tokens(run, names->qkv[0], 'f', qkv, ld, 0, q_width));
+    AR_TRY(ari_bl_emit_tokens(run, names->qkv[1], 'f', qkv, ld, q_width, kv_width));
+    AR_TRY(ari_bl_emit_tokens(run, names->qkv[2], 'f', qkv, ld, q_width + kv_width, kv_width));
+    if (!run->c->rope)
+        return AR_OK;
+    rope(run, a->q, heads, 1.0);
+    rope(run, a->k, groups, 1.0);
+    AR_TRY(emit_heads(run, names->rope[0], 'f', a->q, heads));
+    return emit_heads(run, names->rope[1], 'f', a->k, groups);
+}
+
+ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const double *qkv)
+{
+    const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
+    a->q = ari_bl_doubles(run, run->tokens, heads * d);
+    a->k = ari_bl_doubles(run, run->tokens, groups * d);
+    a->v = ari_bl_doubles(run, run->tokens, groups * d);
+    a->probs = ari_bl_doubles(run, run->tokens * heads, s);
+    a->context = ari_bl_doubles(run, run->tokens, heads * d);
+    const ari_bl_memory *mark = run->top;
+    double *out = ari_bl_doubles(run, run->tokens, heads * d);
+    if (a->q == NULL || a->k == NULL || a->v == NULL || a->probs == NULL || a->context == NULL || out == NULL)
+        return run->memory;
+    AR_TRY(split_qkv(run, a, qkv));
+    for (size_t n = 0; n < run->b; n++)
+        for (size_t head = 0; head < heads; head++) {
+            const size_t at = n * heads + head;
+            const size_t kv = n * groups + head / (heads / groups);
+            AR_TRY(head_forward(run, n, head, a->probs + at * s * s, out + at * s * d, a->q + at * s * d,
+                                a->k + kv * s * d, a->v + kv * s * d));
+        }
+    merge_heads(run, a->context, heads * d, 0, out, heads);
+    ari_bl_release(run, mark);
+    AR_TRY(emit_probs(run, 'f', a->probs));
+    return ari_bl_emit_tokens(run, run->names->context, 'f', a->context, heads * d, 0, heads * d);
+}
+
+/* --- backward
+ * --------------------------------------------------------------------------------------------------------- */
+
+/* dP [s, s] (+0 at masked keys) and dS [s, s] of one head: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP. */
+static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, const double *dout,
+                               const double *probs, const double *v)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t s = run->s, d = run->c->head_dim;
+    double *products = ari_bl_doubles(run, s, 1);
+    uint8_t *visible = ari_bl_take(run, s, 1, 1);
+    if (products == NULL || visible == NULL)
+        return run->memory;
+    const ari_bl_matrix dout_rows = {dout, d, 1}, v_rows = {v, d, 1};
+    AR_TRY(ari_bl_contract(run, dp, s, s, d, dout_rows, v_rows, false));
+    const double scale = scale_of(run);
+    for (size_t query = 0; query < s; query++) {
+        const double *p = probs + query * s;
+        double *dp_row = dp + query * s, *ds_row = ds + query * s;
+        mask_row(run, visible, NULL, sample, head, query);
+        for (size_t key = 0; key < s; key++) {
+            dp_row[key] = visible[key] ? dp_row[key] : 0.0;
+            products[key] = p[key] * dp_row[key];
+        }
+        const double sum = ari_bl_row_sum(run, products, s);
+        for (size_t key = 0; key < s; key++)
+            if (visible[key])
+                ds_row[key] = ari_bl_fl(run, ari_bl_fl(run, p[key] * (dp_row[key] - sum)) * scale);
+    }
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+/* The gradients of one KV head of one sample: dK and dV are one contraction over (query heads of the group x queries),
+ * dQ one per query head. All pointers at the group's first query head, or at the KV head. */
+static ar_status group_backward(ari_bl_run *run, double *dq, double *dk, double *dv, const double *ds,
+                                const double *probs, const double *dout, const double *q, const double *k)
+{
+    const size_t s = run->s, d = run->c->head_dim, members = run->c->heads / run->c->kv_heads;
+    const ari_bl_matrix ds_columns = {ds, 1, s}, p_columns = {probs, 1, s};
+    const ari_bl_matrix q_columns = {q, 1, d}, dout_columns = {dout, 1, d}, k_columns = {k, 1, d};
+    for (size_t member = 0; member < members; member++) {
+        const ari_bl_matrix ds_rows = {ds + member * s * s, s, 1};
+        AR_TRY(ari_bl_contract(run, dq + member * s * d, s, d, s, ds_rows, k_columns, true));
+    }
+    AR_TRY(ari_bl_contract(run, dk, s, d, members * s, ds_columns, q_columns, true));
+    return ari_bl_contract(run, dv, s, d, members * s, p_columns, dout_columns, true);
+}
+
+/* Gradients at the scores' inputs back to the projections' outputs, emitted on the way. */
+static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *dk, const double *dv)
+{
+    const ari_bl_names *names = run->names;
+    const size_t heads = run->c->heads, groups = run->c->kv_heads, d = run->c->head_dim;
+    const size_t q_width = heads * d, kv_width = groups * d, ld = q_width + 2 * kv_width;
+    if (run->c->rope) {
+        AR_TRY(emit_heads(run, names->rope[0], 'b', dq, heads));
+        AR_TRY(emit_heads(run, names->rope[1], 'b', dk, groups));
+        rope(run, dq, heads, -1.0);
+        rope(run, dk, groups, -1.0);
+    }
+    AR_TRY(emit_heads(run, names->dqkv[2], 'b', dv, groups));
+    AR_TRY(emit_heads(run, names->dqkv[0], 'b', dq, heads));
+    AR_TRY(emit_heads(run, names->dqkv[1], 'b', dk, groups));
+    merge_heads(run, dqkv, ld, 0, dq, heads);
+    merge_heads(run, dqkv, ld, q_width, dk, groups);
+    merge_heads(run, dqkv, ld, q_width + kv_width, dv, groups);
+    return AR_OK;
+}
+
+ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext, const ari_bl_attention *a)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
+    const size_t members = heads / groups;
+    double *dout = ari_bl_doubles(run, run->tokens, heads * d), *dq = ari_bl_doubles(run, run->tokens, heads * d);
+    double *dk = ari_bl_doubles(run, run->tokens, groups * d), *dv = ari_bl_doubles(run, run->tokens, groups * d);
+    double *dp = ari_bl_doubles(run, run->tokens * heads, s), *ds = ari_bl_doubles(run, run->tokens * heads, s);
+    if (dout == NULL || dq == NULL || dk == NULL || dv == NULL || dp == NULL || ds == NULL)
+        return run->memory;
+    split_heads(run, dout, dcontext, heads * d, 0, heads);
+    for (size_t n = 0; n < run->b; n++)
+        for (size_t head = 0; head < heads; head++) {
+            const size_t at = n * heads + head, kv = n * groups + head / members;
+            AR_TRY(head_backward(run, n, head, dp + at * s * s, ds + at * s * s, dout + at * s * d,
+                                 a->probs + at * s * s, a->v + kv * s * d));
+        }
+    AR_TRY(emit_probs(run, 'b', dp));
+    for (size_t kv = 0; kv < run->b * groups; kv++) {
+        const size_t at = kv * members; /* heads of a sample are a multiple of members, so this is n*heads + head */
+        AR_TRY(group_backward(run, dq + at * s * d, dk + kv * s * d, dv + kv * s * d, ds + at * s * s,
+                              a->probs + at * s * s, dout + at * s * d, a->q + at * s * d, a->k + kv * s * d));
+    }
+    AR_TRY(finish_qkv(run, dqkv, dq, dk, dv));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}

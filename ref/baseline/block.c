@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A pre-norm transformer block: r = x + attention(norm1(x)), y = r + mlp(norm2(r)), and its backward pass. */
+#include "ref/baseline/run.h"
+
+#include <stdio.h>
+
+#include "ref/numerics/scalar.h"
+
+static void enter(ari_bl_run *run, size_t layer)
+{
+    snprintf(run->prefix, sizeof run->prefix, "%s.%zu", run->names->blocks, layer);
+}
+
+static void leave(ari_bl_run *run)
+{
+    run->prefix[0] = '\0';
+}
+
+static double act(const ari_bl_run *run, double x)
+{
+    const ar_activation kind = run->c->activation;
+    return run->o->mode == AR_MODE_F64 ? ari_act64(kind, x) : (double)ari_act32(kind, (float)x);
+}
+
+static double dact(const ari_bl_run *run, double x)
+{
+    const ar_activation kind = run->c->activation;
+    return run->o->mode == AR_MODE_F64 ? ari_dact64(kind, x) : (double)ari_dact32(kind, (float)x);
+}
+
+static void add(const ari_bl_run *run, double *y, const double *a, const double *b)
+{
+    for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
+        y[i] = ari_bl_fl(run, a[i] + b[i]);
+}
+
+/* out [tokens, F] from fc [tokens, F], or from gate|up [tokens, 2F]: act(gate)*up. */
+static void activate(const ari_bl_run *run, double *out, const double *fc)
+{
+    const size_t f = run->c->ffn, ld = run->c->gated ? 2 * f : f;
+    for (size_t t = 0; t < run->tokens; t++)
+        for (size_t i = 0; i < f; i++) {
+            const double a = act(run, fc[t * ld + i]);
+            out[t * f + i] = run->c->gated ? ari_bl_fl(run, a * fc[t * ld + f + i]) : a;
+        }
+}
+
+/* dfc from dout: dfc = dout*act'(fc), or dgate = (dout*up)*act'(gate) and dup = dout*act(gate). */
+static void activate_backward(const ari_bl_run *run, double *dfc, const double *dout, const double *fc)
+{
+    const size_t f = run->c->ffn, ld = run->c->gated ? 2 * f : f;
+    for (size_t t = 0; t < run->tokens; t++)
+        for (size_t i = 0; i < f; i++) {
+            const double dy = dout[t * f + i], x = fc[t * ld + i];
+            if (run->c->gated) {
+                const double up = fc[t * ld + f + i];
+                dfc[t * ld + i] = ari_bl_fl(run, ari_bl_fl(run, dy * up) * dact(run, x));
+                dfc[t * ld + f + i] = ari_bl_fl(run, dy * act(run, x));
+            } else {
+                dfc[t * ld + i] = ari_bl_fl(run, dy * dact(run, x));
+            }
+        }
+}
+
+/* gate and up, or fc: the columns of [tokens, 2F] or [tokens, F] under their names. */
+static ar_status emit_fc(ari_bl_run *run, const char *const names[2], char pass, const double *fc)
+{
+    const size_t f = run->c->ffn, ld = run->c->gated ? 2 * f : f;
+    AR_TRY(ari_bl_emit_tokens(run, names[0], pass, fc, ld, 0, f));
+    return run->c->gated ? ari_bl_emit_tokens(run, names[1], pass, fc, ld, f, f) : AR_OK;
+}
+
+ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_params *p, ari_bl_block *saved,
+                               const double *x)
+{
+    enter(run, layer);
+    const ari_bl_names *names = run->names;
+    const size_t h = run->c->hidden;
+    saved->fc = ari_bl_doubles(run, run->tokens, p->fc.out);
+    saved->act = ari_bl_doubles(run, run->tokens, run->c->ffn);
+    saved->y = ari_bl_doubles(run, run->tokens, h);
+    AR_TRY(ari_bl_norm_forward(run, &p->ln1, &saved->n1, x));
+    double *qkv = ari_bl_doubles(run, run->tokens, p->qkv.out);
+    double *branch = ari_bl_doubles(run, run->tokens, h), *r = ari_bl_doubles(run, run->tokens, h);
+    if (saved->fc == NULL || saved->act == NULL || saved->y == NULL || qkv == NULL || branch == NULL || r == NULL)
+        return run->memory;
+
+    AR_TRY(ari_bl_linear_forward(run, &p->qkv, qkv, saved->n1.y));
+    AR_TRY(ari_bl_attention_forward(run, &saved->attention, qkv));
+    AR_TRY(ari_bl_linear_forward(run, &p->o, branch, saved->attention.context));
+    AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'f', branch, h, 0, h));
+    add(run, r, x, branch);
+    AR_TRY(ari_bl_emit_tokens(run, names->residual, 'f', r, h, 0, h));
+
+    AR_TRY(ari_bl_norm_forward(run, &p->ln2, &saved->n2, r));
+    AR_TRY(ari_bl_linear_forward(run, &p->fc, saved->fc, saved->n2.y));
+    AR_TRY(emit_fc(run, names->fc, 'f', saved->fc));
+    activate(run, saved->act, saved->fc);
+    AR_TRY(ari_bl_emit_tokens(run, names->act, 'f', saved->act, run->c->ffn, 0, run->c->ffn));
+    AR_TRY(ari_bl_linear_forward(run, &p->down, branch, saved->act));
+    AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'f', branch, h, 0, h));
+    add(run, saved->y, r, branch);
+    AR_TRY(ari_bl_emit_tokens(run, "", 'f', saved->y, h, 0, h));
+    leave(run);
+    return AR_OK;
+}
+
+/* dr = dy + the gradient through the MLP branch. */
+static ar_status mlp_backward(ari_bl_run *run, const ari_bl_params *p, double *dr, const double *dy,
+                              const ari_bl_block *saved)
+{
+    const ari_bl_names *names = run->names;
+    const ari_bl_memory *mark = run->top;
+    const size_t h = run->c->hidden, f = run->c->ffn;
+    double *dact_out = ari_bl_doubles(run, run->tokens, f), *dfc = ari_bl_doubles(run, run->tokens, p->fc.out);
+    double *dnorm = ari_bl_doubles(run, run->tokens, h), *dbranch = ari_bl_doubles(run, run->tokens, h);
+    if (dact_out == NULL || dfc == NULL || dnorm == NULL || dbranch == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_linear_backward(run, &p->down, dact_out, dy));
+    AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'b', dact_out, f, 0, f));
+    AR_TRY(ari_bl_linear_gradients(run, &p->down, dy, saved->act));
+    activate_backward(run, dfc, dact_out, saved->fc);
+    AR_TRY(emit_fc(run, names->dfc, 'b', dfc));
+    AR_TRY(ari_bl_linear_backward(run, &p->fc, dnorm, dfc));
+    AR_TRY(ari_bl_emit_tokens(run, names->dmlp, 'b', dnorm, h, 0, h));
+    AR_TRY(ari_bl_linear_gradients(run, &p->fc, dfc, saved->n2.y));
+    AR_TRY(ari_bl_norm_backward(run, &p->ln2, dbranch, dnorm, &saved->n2));
+    AR_TRY(ari_bl_norm_gradients(run, &p->ln2, dnorm, &saved->n2));
+    add(run, dr, dy, dbranch);
+    AR_TRY(ari_bl_emit_tokens(run, names->residual, 'b', dr, h, 0, h));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+/* dx = dr + the gradient through the attention branch. */
+static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params *p, double *dx, const double *dr,
+                                           const ari_bl_block *saved)
+{
+    const ari_bl_names *names = run->names;
+    const ari_bl_memory *mark = run->top;
+    const size_t h = run->c->hidden;
+    double *dcontext = ari_bl_doubles(run, run->tokens, p->o.in), *dqkv = ari_bl_doubles(run, run->tokens, p->qkv.out);
+    double *dnorm = ari_bl_doubles(run, run->tokens, h), *dbranch = ari_bl_doubles(run, run->tokens, h);
+    if (dcontext == NULL || dqkv == NULL || dnorm == NULL || dbranch == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dr));
+    AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'b', dcontext, p->o.in, 0, p->o.in));
+    AR_TRY(ari_bl_linear_gradients(run, &p->o, dr, saved->attention.context));
+    AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, &saved->attention));
+    AR_TRY(ari_bl_linear_backward(run, &p->qkv, dnorm, dqkv));
+    AR_TRY(ari_bl_emit_tokens(run, names->dattention, 'b', dnorm, h, 0, h));
+    AR_TRY(ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->n1.y));
+    AR_TRY(ari_bl_norm_backward(run, &p->ln1, dbranch, dnorm, &saved->n1));
+    AR_TRY(ari_bl_norm_gradients(run, &p->ln1, dnorm, &saved->n1));
+    add(run, dx, dr, dbranch);
+    AR_TRY(ari_bl_emit_tokens(run, "", 'b', dx, h, 0, h));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, const ari_bl_params *p, double *dx, const double *dy,
+                                const ari_bl_block *saved)
+{
+    enter(run, layer);
+    const ari_bl_memory *mark = run->top;
+    double *dr = ari_bl_doubles(run, run->tokens, run->c->hidden);
+    if (dr == NULL)
+        return run->memory;
+    AR_TRY(mlp_backward(run, p, dr, dy, saved));
+    AR_TRY(attention_branch_backward(run, p, dx, dr, saved));
+    ari_bl_release(run, mark);
+    leave(run);
+    return AR_OK;
+}

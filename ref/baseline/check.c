@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the caller may not pass. */
+#include "ref/baseline/run.h"
+
+#include <math.h>
+
+static ar_status check_config(const ar_config *c)
+{
+    if (c->vocab == 0 || c->hidden == 0 || c->heads == 0 || c->kv_heads == 0 || c->head_dim == 0 || c->ffn == 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "baseline: vocab %zu, hidden %zu, heads %zu, kv_heads %zu, head_dim %zu, ffn %zu: expected "
+                            "all above 0",
+                            c->vocab, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn);
+    if (c->heads % c->kv_heads != 0)
+        return ar_error_set(AR_ERR_ARG, "baseline: %zu heads over %zu kv_heads: expected a multiple", c->heads,
+                            c->kv_heads);
+    if (c->rope && (c->head_dim % 2 != 0 || !(c->rope_theta > 0.0) || !(c->rope_factor > 0.0)))
+        return ar_error_set(AR_ERR_ARG,
+                            "baseline: rope with head_dim %zu, theta %g, factor %g: expected an even head_dim and "
+                            "positive numbers",
+                            c->head_dim, c->rope_theta, c->rope_factor);
+    if (c->gated != (c->arch == AR_ARCH_LLAMA) || c->learned_positions != (c->arch == AR_ARCH_GPT2))
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "baseline: gated %d and learned_positions %d in architecture %d: docs/names.md names a "
+                            "gated MLP for Llama and learned positions for GPT-2, and only there",
+                            c->gated, c->learned_positions, (int)c->arch);
+    return AR_OK;
+}
+
+static ar_status check_masks(const ar_config *c, const ar_batch *batch)
+{
+    const size_t b = batch->batch, s = batch->seq;
+    if (batch->padding_mask != NULL)
+        for (size_t i = 0; i < b * s; i++)
+            if (batch->padding_mask[i] > 1)
+                return ar_error_set(AR_ERR_DATA, "baseline: padding_mask[%zu, %zu] is %u, expected 0 or 1", i / s,
+                                    i % s, (unsigned)batch->padding_mask[i]);
+    if (batch->additive_mask == NULL)
+        return AR_OK;
+    const size_t n = batch->mask_batch, a = batch->mask_heads;
+    if ((n != 1 && n != b) || (a != 1 && a != c->heads))
+        return ar_error_set(AR_ERR_ARG, "baseline: additive_mask is [%zu, %zu, s, s], expected [1 or %zu, 1 or %zu]", n,
+                            a, b, c->heads);
+    for (size_t i = 0; i < n * a * s * s; i++) {
+        const float x = batch->additive_mask[i];
+        if (isnan(x) || (isinf(x) && x > 0.0F))
+            return ar_error_set(AR_ERR_DATA,
+                                "baseline: additive_mask[%zu, %zu, %zu, %zu] is %g, expected a finite value or -inf",
+                                i / (s * s * a), i / (s * s) % a, i / s % s, i % s, (double)x);
+    }
+    return AR_OK;
+}
+
+ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch)
+{
+    if (c == NULL || o == NULL || batch == NULL)
+        return ar_error_set(AR_ERR_ARG, "baseline: config, options or batch is NULL");
+    if (o->mode != AR_MODE_EXACT && o->mode != AR_MODE_FP32 && o->mode != AR_MODE_F64)
+        return ar_error_set(AR_ERR_ARG, "baseline: number mode %d", (int)o->mode);
+    AR_TRY(check_config(c));
+    if (batch->batch == 0 || batch->seq == 0)
+        return ar_error_set(AR_ERR_ARG, "baseline: batch %zu, seq %zu: expected both above 0", batch->batch,
+                            batch->seq);
+    if (batch->seq > c->max_positions)
+        return ar_error_set(AR_ERR_ARG, "baseline: seq %zu is longer than max_positions %zu", batch->seq,
+                            c->max_positions);
+    if (c->rope && batch->seq >= (size_t)1 << 20) /* the domain of the shared sine and cosine */
+        return ar_error_set(AR_ERR_UNSUPPORTED, "baseline: seq %zu with rope, expected below 2^20", batch->seq);
+    return check_masks(c, batch);
+}
+
+int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position)
+{
+    const int64_t *labels = batch->labels != NULL ? batch->labels : batch->input_ids;
+    return position + 1 < batch->seq ? labels[row * batch->seq + position + 1] : AR_IGNORE_INDEX;
+}
+
+ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch)
+{
+    if (batch->input_ids == NULL)
+        return ar_error_set(AR_ERR_ARG, "baseline: input_ids is NULL");
+    for (size_t n = 0; n < batch->batch; n++)
+        for (size_t t = 0; t < batch->seq; t++) {
+            const int64_t id = batch->input_ids[n * batch->seq + t];
+            if (id < 0 || (uint64_t)id >= c->vocab)
+                return ar_error_set(AR_ERR_DATA, "baseline: input_ids[%zu, %zu] is %lld, expected 0 to %zu", n, t,
+                                    (long long)id, c->vocab - 1);
+            const int64_t target = ari_bl_target(batch, n, t);
+            if (target != AR_IGNORE_INDEX && (target < 0 || (uint64_t)target >= c->vocab))
+                return ar_error_set(AR_ERR_DATA, "baseline: labels[%zu, %zu] is %lld, expected 0 to %zu or %d", n,
+                                    t + 1, (long long)target, c->vocab - 1, AR_IGNORE_INDEX);
+        }
+    return AR_OK;
+}

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* C[i,j] = round(sum over k of A[i,k]*B[j,k]): docs/numerics.md section 2, step by step, and two sequential forms. */
+#include "ref/baseline/run.h"
+
+#include "ref/numerics/scalar.h"
+
+__extension__ typedef __int128 wide;
+
+enum { P = 25, LIMIT = (1 << P) - 1, BLOCK = 8191, LANES = 4 };
+
+static int32_t larger(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Step 0: c[k], the smallest integer with |B[j,k]| < 2^c for all j; ARI_EXP_ZERO where the column is all zero, 0 where
+ * it holds a NaN or an infinity, and 0 everywhere without scaling. */
+static void column_exponents(int32_t *c, size_t n, size_t k, ari_bl_matrix b, bool scale)
+{
+    for (size_t kk = 0; kk < k; kk++)
+        c[kk] = scale ? ARI_EXP_ZERO : 0;
+    if (!scale)
+        return;
+    for (size_t j = 0; j < n; j++)
+        for (size_t kk = 0; kk < k; kk++)
+            c[kk] = larger(c[kk], ari_exponent64(b.at[j * b.row + kk * b.col]));
+    for (size_t kk = 0; kk < k; kk++)
+        if (c[kk] == ARI_EXP_NONFINITE)
+            c[kk] = 0;
+}
+
+/* Steps 0, 1 and 3 for one row x: x' = x*2^(sign*c), its exponent, and q = clamp(rint(x'*2^(P - e))). Against an
+ * all-zero column x' is 0, unless x is not finite. Returns e. */
+static int32_t quantise(int32_t *q, double *scaled, size_t k, const double *x, size_t col, const int32_t *c, int sign)
+{
+    int32_t e = ARI_EXP_ZERO;
+    for (size_t kk = 0; kk < k; kk++) {
+        const double value = x[kk * col];
+        const bool finite = ari_exponent64(value) != ARI_EXP_NONFINITE;
+        if (c[kk] == ARI_EXP_ZERO)
+            scaled[kk] = finite ? 0.0 : value;
+        else
+            scaled[kk] = ari_scale2(value, sign * c[kk]);
+        e = larger(e, ari_exponent64(scaled[kk]));
+    }
+    if (e == ARI_EXP_ZERO || e == ARI_EXP_NONFINITE)
+        return e; /* q stays zero */
+    for (size_t kk = 0; kk < k; kk++) {
+        const double r = ari_rint(ari_scale2(scaled[kk], P - e));
+        q[kk] = (int32_t)(r > LIMIT ? LIMIT : r < -LIMIT ? -LIMIT : r);
+    }
+    return e;
+}
+
+/* Step 4 for LANES columns at once: b holds their rows one after the other. A block of 8191 products below 2^50 stays
+ * below 2^63. */
+static void dot(wide s[LANES], const int32_t *a, const int32_t *b, size_t k)
+{
+    for (int r = 0; r < LANES; r++)
+        s[r] = 0;
+    for (size_t from = 0; from < k; from += BLOCK) {
+        const size_t to = k - from < BLOCK ? k : from + BLOCK;
+        int64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+        for (size_t kk = from; kk < to; kk++) {
+            const int64_t x = a[kk];
+            s0 += x * b[kk];
+            s1 += x * b[kk + k];
+            s2 += x * b[kk + 2 * k];
+            s3 += x * b[kk + 3 * k];
+        }
+        s[0] += s0;
+        s[1] += s1;
+        s[2] += s2;
+        s[3] += s3;
+    }
+}
+
+/* Step 5. Both conversions round to nearest, so the first is the correctly rounded binary64 of the exact integer. */
+static double value(wide s, int32_t e, int32_t f)
+{
+    if (e == ARI_EXP_NONFINITE || f == ARI_EXP_NONFINITE)
+        return (double)ari_nan32();
+    if (e == ARI_EXP_ZERO || f == ARI_EXP_ZERO)
+        return 0.0;
+    const double fl64 = s == (int64_t)s ? (double)(int64_t)s : (double)s;
+    return (double)(float)ari_scale2(fl64, e + f - 2 * P);
+}
+
+static ar_status exact(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b,
+                       bool scale)
+{
+    int32_t *shift = ari_bl_take(run, 1, k, sizeof *shift);
+    int32_t *e = ari_bl_take(run, 1, m, sizeof *e);
+    int32_t *f = ari_bl_take(run, 1, n, sizeof *f);
+    int32_t *qa = ari_bl_take(run, m, k, sizeof *qa);
+    int32_t *qb = ari_bl_take(run, n + LANES - 1, k, sizeof *qb); /* the last lanes may be rows of zeros */
+    double *scaled = ari_bl_doubles(run, 1, k);
+    if (shift == NULL || e == NULL || f == NULL || qa == NULL || qb == NULL || scaled == NULL)
+        return run->memory;
+    column_exponents(shift, n, k, b, scale);
+    for (size_t i = 0; i < m; i++)
+        e[i] = quantise(qa + i * k, scaled, k, a.at + i * a.row, a.col, shift, +1);
+    for (size_t j = 0; j < n; j++)
+        f[j] = quantise(qb + j * k, scaled, k, b.at + j * b.row, b.col, shift, -1);
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < n; j += LANES) {
+            wide s[LANES];
+            dot(s, qa + i * k, qb + j * k, k);
+            for (size_t r = 0; r < LANES && j + r < n; r++)
+                c[i * n + j + r] = value(s[r], e[i], f[j + r]);
+        }
+    return AR_OK;
+}
+
+/* c[i,j] = fl32(c[i,j] + fl32(a*b)) for k = 0, 1, ...: k runs outside j, which changes no sum's order. */
+static ar_status sequential32(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
+                              ari_bl_matrix b)
+{
+    float *columns = ari_bl_take(run, k, n, sizeof *columns); /* B transposed: column k of B is contiguous */
+    float *sum = ari_bl_take(run, 1, n, sizeof *sum);
+    if (columns == NULL || sum == NULL)
+        return run->memory;
+    for (size_t j = 0; j < n; j++)
+        for (size_t kk = 0; kk < k; kk++)
+            columns[kk * n + j] = (float)b.at[j * b.row + kk * b.col];
+    for (size_t i = 0; i < m; i++) {
+        for (size_t j = 0; j < n; j++)
+            sum[j] = 0.0F;
+        for (size_t kk = 0; kk < k; kk++) {
+            const float x = (float)a.at[i * a.row + kk * a.col];
+            for (size_t j = 0; j < n; j++)
+                sum[j] += x * columns[kk * n + j];
+        }
+        for (size_t j = 0; j < n; j++)
+            c[i * n + j] = ari_bl_fl(run, (double)sum[j]);
+    }
+    return AR_OK;
+}
+
+/* The same in binary64. */
+static ar_status sequential64(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
+                              ari_bl_matrix b)
+{
+    double *columns = ari_bl_doubles(run, k, n);
+    if (columns == NULL)
+        return run->memory;
+    for (size_t j = 0; j < n; j++)
+        for (size_t kk = 0; kk < k; kk++)
+            columns[kk * n + j] = b.at[j * b.row + kk * b.col];
+    for (size_t i = 0; i < m; i++) {
+        double *sum = c + i * n;
+        for (size_t j = 0; j < n; j++)
+            sum[j] = 0.0;
+        for (size_t kk = 0; kk < k; kk++)
+            for (size_t j = 0; j < n; j++)
+                sum[j] += a.at[i * a.row + kk * a.col] * columns[kk * n + j];
+        for (size_t j = 0; j < n; j++)
+            sum[j] = ari_bl_fl(run, sum[j]);
+    }
+    return AR_OK;
+}
+
+ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b,
+                          bool scale)
+{
+    const ari_bl_memory *mark = run->top;
+    if (run->o->mode == AR_MODE_EXACT)
+        AR_TRY(exact(run, c, m, n, k, a, b, scale));
+    else if (run->o->mode == AR_MODE_FP32)
+        AR_TRY(sequential32(run, c, m, n, k, a, b));
+    else
+        AR_TRY(sequential64(run, c, m, n, k, a, b));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}

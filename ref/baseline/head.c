@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ends of a model: token and position embedding, LM head, loss. */
+#include "ref/baseline/model.h"
+
+#include "ref/numerics/scalar.h"
+
+ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
+{
+    const size_t h = run->c->hidden;
+    for (size_t t = 0; t < run->tokens; t++)
+        for (size_t i = 0; i < h; i++)
+            x[t * h + i] = m->embed[m->ids[t] * h + i];
+    AR_TRY(ari_bl_emit_tokens(run, run->names->embed, 'f', x, h, 0, h));
+    if (m->positions == NULL)
+        return AR_OK;
+    for (size_t t = 0; t < run->tokens; t++)
+        for (size_t i = 0; i < h; i++)
+            x[t * h + i] = ari_bl_fl(run, x[t * h + i] + m->positions[t % run->s * h + i]);
+    return ari_bl_emit_tokens(run, run->names->embedded, 'f', x, h, 0, h);
+}
+
+static ar_status table_gradient(ari_bl_run *run, const char *name, size_t rows, const ari_bl_terms *terms)
+{
+    const size_t h = run->c->hidden;
+    const ari_bl_memory *mark = run->top;
+    double *gradient = ari_bl_doubles(run, rows, h);
+    if (gradient == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_gradient(run, gradient, rows, h, terms));
+    AR_TRY(ari_bl_emit_gradient(run, name, "weight", rows, h, gradient));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
+{
+    ari_bl_terms terms = {.values = m->dx, .row_of = m->ids};
+    if (ari_bl_has_head(run->c) && run->c->tied) { /* both uses into the same sums */
+        terms.dy = m->dlogits;
+        terms.ld = run->c->vocab;
+        terms.x = m->head_x;
+    }
+    AR_TRY(table_gradient(run, run->names->embed, run->c->vocab, &terms));
+    if (m->positions == NULL)
+        return AR_OK;
+    const ari_bl_memory *mark = run->top;
+    size_t *position = ari_bl_take(run, run->tokens, 1, sizeof *position);
+    if (position == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++)
+        position[t] = t % run->s;
+    const ari_bl_terms rows = {.values = m->dx, .row_of = position};
+    AR_TRY(table_gradient(run, run->names->positions, run->c->max_positions, &rows));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+/* A row of logits with a target. Adds fl32((m + log l) - x_target) to the loss; x becomes fl32(fl32(p - onehot)/T). */
+static void cross_entropy_row(const ari_bl_run *run, ari_bl_sums *loss, double *x, double *p, size_t target, double t)
+{
+    double m, l;
+    ari_bl_softmax(run, p, x, NULL, run->c->vocab, &m, &l);
+    ari_bl_sums_add(loss, 0, ari_bl_fl(run, (m + ari_log64(l)) - x[target]));
+    for (size_t i = 0; i < run->c->vocab; i++)
+        x[i] = ari_bl_fl(run, ari_bl_fl(run, p[i] - (i == target ? 1.0 : 0.0)) / t);
+}
+
+/* Logits in m->dlogits become their gradient. */
+static ar_status cross_entropy(ari_bl_run *run, ari_bl_model *m, double *loss)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t v = run->c->vocab;
+    double *p = ari_bl_doubles(run, 1, v);
+    ari_bl_sums sums;
+    if (p == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_sums_open(run, &sums, 1));
+    size_t targets = 0;
+    for (size_t t = 0; t < run->tokens; t++)
+        targets += ari_bl_target(run->batch, t / run->s, t % run->s) != AR_IGNORE_INDEX;
+    for (size_t t = 0; t < run->tokens; t++) {
+        const int64_t target = ari_bl_target(run->batch, t / run->s, t % run->s);
+        double *row = m->dlogits + t * v;
+        if (target != AR_IGNORE_INDEX)
+            cross_entropy_row(run, &sums, row, p, (size_t)target, (double)targets);
+        else
+            for (size_t i = 0; i < v; i++)
+                row[i] = 0.0;
+    }
+    *loss = targets == 0 ? 0.0 : ari_bl_fl(run, ari_bl_sums_value(&sums, 0) / (double)targets);
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+/* The stack has no head: its loss is the sum of all elements of its output. */
+static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss)
+{
+    const ari_bl_memory *mark = run->top;
+    ari_bl_sums sums;
+    AR_TRY(ari_bl_sums_open(run, &sums, 1));
+    for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
+        ari_bl_sums_add(&sums, 0, m->head_x[i]);
+    *loss = ari_bl_sums_value(&sums, 0);
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss)
+{
+    if (ari_bl_has_head(run->c)) {
+        const size_t v = run->c->vocab;
+        AR_TRY(ari_bl_linear_forward(run, &m->head, m->dlogits, m->head_x));
+        AR_TRY(ari_bl_emit_tokens(run, "lm_head", 'f', m->dlogits, v, 0, v));
+        AR_TRY(cross_entropy(run, m, loss));
+    } else {
+        AR_TRY(output_sum(run, m, loss));
+    }
+    return ari_bl_emit(run, "loss", 'f', 0, NULL, loss);
+}
+
+ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *dx)
+{
+    const size_t h = run->c->hidden, v = run->c->vocab;
+    if (!ari_bl_has_head(run->c)) {
+        for (size_t i = 0; i < run->tokens * h; i++)
+            dx[i] = 1.0;
+        return AR_OK;
+    }
+    AR_TRY(ari_bl_emit_tokens(run, "lm_head.logits", 'b', m->dlogits, v, 0, v));
+    AR_TRY(ari_bl_linear_backward(run, &m->head, dx, m->dlogits));
+    AR_TRY(ari_bl_emit_tokens(run, "lm_head", 'b', dx, h, 0, h));
+    return run->c->tied ? AR_OK : ari_bl_linear_gradients(run, &m->head, m->dlogits, m->head_x);
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Linear layers and norms, forward, backward and gradients. */
+#include "ref/baseline/run.h"
+
+#include <math.h>
+
+/* --- y = x*W^T + bias
+ * ------------------------------------------------------------------------------------------------- */
+
+ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x)
+{
+    const ari_bl_matrix a = {x, l->in, 1}, b = {l->weight, l->in, 1};
+    AR_TRY(ari_bl_contract(run, y, run->tokens, l->out, l->in, a, b, true));
+    if (l->bias != NULL)
+        for (size_t t = 0; t < run->tokens; t++)
+            for (size_t i = 0; i < l->out; i++)
+                y[t * l->out + i] = ari_bl_fl(run, y[t * l->out + i] + l->bias[i]);
+    return AR_OK;
+}
+
+/* dx = dy*W: one contraction over the outputs of all parts. */
+ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy)
+{
+    const ari_bl_matrix a = {dy, l->out, 1}, b = {l->weight, 1, l->in};
+    return ari_bl_contract(run, dx, run->tokens, l->in, l->out, a, b, true);
+}
+
+/* dW = dy^T*x of outputs [at, at + width), emitted in the parameter's own shape. */
+static ar_status weight_gradient(ari_bl_run *run, const ari_bl_linear *l, int p, size_t at, const double *dy,
+                                 const double *x)
+{
+    const size_t in = l->in, width = l->width[p];
+    double *dw = ari_bl_doubles(run, width, in);
+    if (dw == NULL)
+        return run->memory;
+    const ari_bl_terms terms = {.dy = dy + at, .ld = l->out, .x = x};
+    AR_TRY(ari_bl_gradient(run, dw, width, in, &terms));
+    if (!l->conv1d)
+        return ari_bl_emit_gradient(run, l->name[p], "weight", width, in, dw);
+    double *turned = ari_bl_doubles(run, in, width);
+    if (turned == NULL)
+        return run->memory;
+    for (size_t o = 0; o < width; o++)
+        for (size_t i = 0; i < in; i++)
+            turned[i * width + o] = dw[o * in + i];
+    return ari_bl_emit_gradient(run, l->name[p], "weight", in, width, turned);
+}
+
+ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy, const double *x)
+{
+    const ari_bl_memory *mark = run->top;
+    double *dbias = ari_bl_doubles(run, l->out, 1);
+    if (dbias == NULL)
+        return run->memory;
+    if (l->bias != NULL) {
+        const ari_bl_terms terms = {.values = dy};
+        AR_TRY(ari_bl_gradient(run, dbias, 1, l->out, &terms));
+    }
+    size_t at = 0;
+    for (int p = 0; p < l->parts; p++) {
+        const ari_bl_memory *part_mark = run->top;
+        AR_TRY(weight_gradient(run, l, p, at, dy, x));
+        if (l->bias != NULL)
+            AR_TRY(ari_bl_emit_gradient(run, l->name[p], "bias", l->width[p], 0, dbias + at));
+        at += l->width[p];
+        ari_bl_release(run, part_mark);
+    }
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+/* --- norms: docs/numerics.md section 4
+ * ---------------------------------------------------------------------------------- */
+
+/* One row. LayerNorm: d = x - mean; RMSNorm: d = x. `work` holds h values. */
+static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, double *xhat, double *rstd,
+                     const double *x, double *work)
+{
+    const size_t h = run->c->hidden;
+    const double width = (double)h;
+    const bool centred = run->c->norm == AR_NORM_LAYER;
+    const double mean = centred ? ari_bl_row_sum(run, x, h) / width : 0.0;
+    for (size_t i = 0; i < h; i++) {
+        xhat[i] = centred ? ari_bl_fl(run, x[i] - mean) : x[i];
+        work[i] = xhat[i] * xhat[i];
+    }
+    *rstd = ari_bl_fl(run, 1.0 / sqrt(ari_bl_row_sum(run, work, h) / width + run->c->norm_eps));
+    for (size_t i = 0; i < h; i++) {
+        xhat[i] = ari_bl_fl(run, xhat[i] * *rstd);
+        y[i] = ari_bl_fl(run, xhat[i] * norm->weight[i]);
+        if (norm->bias != NULL)
+            y[i] = ari_bl_fl(run, y[i] + norm->bias[i]);
+    }
+}
+
+ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, const double *x)
+{
+    const size_t h = run->c->hidden;
+    saved->y = ari_bl_doubles(run, run->tokens, h);
+    saved->xhat = ari_bl_doubles(run, run->tokens, h);
+    saved->rstd = ari_bl_doubles(run, run->tokens, 1);
+    const ari_bl_memory *mark = run->top;
+    double *work = ari_bl_doubles(run, 1, h);
+    if (saved->y == NULL || saved->xhat == NULL || saved->rstd == NULL || work == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++)
+        norm_row(run, norm, saved->y + t * h, saved->xhat + t * h, saved->rstd + t, x + t * h, work);
+    ari_bl_release(run, mark);
+    return ari_bl_emit_tokens(run, norm->name, 'f', saved->y, h, 0, h);
+}
+
+/* With g = dy*gamma, a = S(g)/h (0 for RMSNorm), b = S(g*xhat)/h: dx = ((g - a) - xhat*b)*rstd. */
+ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double *dx, const double *dy,
+                               const ari_bl_norm_saved *saved)
+{
+    const size_t h = run->c->hidden;
+    const ari_bl_memory *mark = run->top;
+    double *g = ari_bl_doubles(run, 1, h), *work = ari_bl_doubles(run, 1, h);
+    if (g == NULL || work == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++) {
+        const double *xhat = saved->xhat + t * h;
+        for (size_t i = 0; i < h; i++) {
+            g[i] = ari_bl_fl(run, dy[t * h + i] * norm->weight[i]);
+            work[i] = g[i] * xhat[i];
+        }
+        const double a = run->c->norm == AR_NORM_LAYER ? ari_bl_row_sum(run, g, h) / (double)h : 0.0;
+        const double b = ari_bl_row_sum(run, work, h) / (double)h;
+        for (size_t i = 0; i < h; i++)
+            dx[t * h + i] = ari_bl_fl(run, ((g[i] - a) - xhat[i] * b) * saved->rstd[t]);
+    }
+    ari_bl_release(run, mark);
+    return ari_bl_emit_tokens(run, norm->name, 'b', dx, h, 0, h);
+}
+
+/* Terms of dgamma: fl32(dy*xhat) per token; of dbeta: dy. */
+ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm *norm, const double *dy,
+                                const ari_bl_norm_saved *saved)
+{
+    const size_t h = run->c->hidden;
+    const ari_bl_memory *mark = run->top;
+    double *values = ari_bl_doubles(run, run->tokens, h), *gradient = ari_bl_doubles(run, 1, h);
+    if (values == NULL || gradient == NULL)
+        return run->memory;
+    for (size_t i = 0; i < run->tokens * h; i++)
+        values[i] = ari_bl_fl(run, dy[i] * saved->xhat[i]);
+    ari_bl_terms terms = {.values = values};
+    AR_TRY(ari_bl_gradient(run, gradient, 1, h, &terms));
+    AR_TRY(ari_bl_emit_gradient(run, norm->name, "weight", h, 0, gradient));
+    if (norm->bias != NULL) {
+        terms.values = dy;
+        AR_TRY(ari_bl_gradient(run, gradient, 1, h, &terms));
+        AR_TRY(ari_bl_emit_gradient(run, norm->name, "bias", h, 0, gradient));
+    }
+    ari_bl_release(run, mark);
+    return AR_OK;
+}

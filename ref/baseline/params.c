@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names, shapes and values of the parameters. */
+#include "ref/baseline/run.h"
+
+#include <stdio.h>
+
+#include "ref/numerics/philox.h"
+
+static const ari_bl_names llama_names = {
+    .embed = "model.embed_tokens",
+    .blocks = "model.layers",
+    .ln1 = "input_layernorm",
+    .ln2 = "post_attention_layernorm",
+    .final_norm = "model.norm",
+    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .o_param = "self_attn.o_proj",
+    .fc_param = {"mlp.gate_proj", "mlp.up_proj"},
+    .down_param = "mlp.down_proj",
+    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
+    .probs = "self_attn.probs",
+    .context = "self_attn.context",
+    .residual = "attn_residual",
+    .fc = {"mlp.gate_proj", "mlp.up_proj"},
+    .act = "mlp.act",
+    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
+    .dattention = "self_attn",
+    .dfc = {"mlp.gate", "mlp.up"},
+    .dmlp = "mlp",
+};
+
+static const ari_bl_names gpt2_names = {
+    .embed = "transformer.wte",
+    .positions = "transformer.wpe",
+    .embedded = "transformer.drop",
+    .blocks = "transformer.h",
+    .ln1 = "ln_1",
+    .ln2 = "ln_2",
+    .final_norm = "transformer.ln_f",
+    .qkv_param = {"attn.c_attn"},
+    .o_param = "attn.c_proj",
+    .fc_param = {"mlp.c_fc"},
+    .down_param = "mlp.c_proj",
+    .qkv = {"attn.q", "attn.k", "attn.v"},
+    .rope = {"attn.q_rope", "attn.k_rope"},
+    .probs = "attn.probs",
+    .context = "attn.context",
+    .residual = "attn_residual",
+    .fc = {"mlp.c_fc"},
+    .act = "mlp.act",
+    .dqkv = {"attn.q", "attn.k", "attn.v"},
+    .dattention = "attn.c_attn",
+    .dfc = {"mlp.fc"},
+    .dmlp = "mlp.c_fc",
+    .conv1d = true,
+};
+
+static const ari_bl_names stack_names = {
+    .embed = "embed",
+    .blocks = "layers",
+    .ln1 = "ln1",
+    .ln2 = "ln2",
+    .final_norm = "norm",
+    .qkv_param = {"attn.wq", "attn.wk", "attn.wv"},
+    .o_param = "attn.wo",
+    .fc_param = {"mlp.w1"},
+    .down_param = "mlp.w2",
+    .qkv = {"attn.wq", "attn.wk", "attn.wv"},
+    .rope = {"attn.q_rope", "attn.k_rope"},
+    .probs = "attn.probs",
+    .context = "attn.context",
+    .residual = "attn_residual",
+    .fc = {"mlp.w1"},
+    .act = "mlp.act",
+    .dqkv = {"attn.q", "attn.k", "attn.v"},
+    .dattention = "attn",
+    .dfc = {"mlp.fc"},
+    .dmlp = "mlp.w1",
+};
+
+const ari_bl_names *ari_bl_names_of(ar_arch arch)
+{
+    return arch == AR_ARCH_LLAMA ? &llama_names : arch == AR_ARCH_GPT2 ? &gpt2_names : &stack_names;
+}
+
+ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, size_t rows, size_t cols,
+                           ar_init_scheme scheme, size_t fan_in, size_t fan_out)
+{
+    char name[ARI_BL_NAME_SIZE]; /* as the weights' callback and the random streams know it */
+    ari_bl_name(run, name, part);
+    double *v = ari_bl_doubles(run, rows, cols > 0 ? cols : 1);
+    if (v == NULL)
+        return run->memory;
+    const size_t count = rows * (cols > 0 ? cols : 1);
+    const float *given = NULL;
+    if (run->o->weights != NULL) {
+        given = run->o->weights(run->o->weights_user, name, count);
+        if (given == NULL)
+            return ar_error_set(AR_ERR_NOT_FOUND, "baseline: no weight '%s' of %zu values", name, count);
+    }
+    const uint64_t key = ari_stream_key(run->o->seed, name);
+    for (size_t i = 0; i < count; i++) {
+        const float x =
+            given != NULL ? given[i] : ari_init_value(scheme, key, i, fan_in, fan_out, run->c->initializer_range);
+        if (x != x)
+            return ar_error_set(AR_ERR_DATA, "baseline: weight '%s' holds a NaN at element %zu of %zu", name, i, count);
+        v[i] = (double)x;
+    }
+    *values = v;
+    const size_t shape[2] = {rows, cols};
+    return ari_bl_emit(run, part, 'i', cols > 0 ? 2 : 1, shape, v);
+}
+
+ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name)
+{
+    char part[200];
+    double *weight = NULL, *bias = NULL;
+    const size_t h = run->c->hidden;
+    snprintf(part, sizeof part, "%s.weight", name);
+    AR_TRY(ari_bl_parameter(run, &weight, part, h, 0, AR_INIT_ONES, h, h));
+    if (run->c->norm == AR_NORM_LAYER) {
+        snprintf(part, sizeof part, "%s.bias", name);
+        AR_TRY(ari_bl_parameter(run, &bias, part, h, 0, AR_INIT_UNIFORM_BIAS, h, h));
+    }
+    *norm = (ari_bl_norm){name, weight, bias};
+    return AR_OK;
+}
+
+/* One parameter tensor into rows [at, at + width) of the stacked weight. */
+static ar_status load_part(ari_bl_run *run, const ari_bl_linear *l, int p, size_t at, double *weight, double *bias)
+{
+    char part[200];
+    const size_t in = l->in, width = l->width[p];
+    double *w = NULL;
+    snprintf(part, sizeof part, "%s.weight", l->name[p]);
+    AR_TRY(ari_bl_parameter(run, &w, part, l->conv1d ? in : width, l->conv1d ? width : in, AR_INIT_XAVIER_NORMAL, in,
+                            width));
+    for (size_t o = 0; o < width; o++)
+        for (size_t i = 0; i < in; i++)
+            weight[(at + o) * in + i] = l->conv1d ? w[i * width + o] : w[o * in + i];
+    if (bias != NULL) {
+        snprintf(part, sizeof part, "%s.bias", l->name[p]);
+        AR_TRY(ari_bl_parameter(run, &w, part, width, 0, AR_INIT_UNIFORM_BIAS, in, width));
+        for (size_t o = 0; o < width; o++)
+            bias[at + o] = w[o];
+    }
+    return AR_OK;
+}
+
+static ar_status load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in, const char *const name[3],
+                             const size_t width[3], bool with_bias)
+{
+    *l = (ari_bl_linear){.in = in, .conv1d = run->names->conv1d};
+    for (int p = 0; p < 3 && name[p] != NULL; p++) {
+        l->name[l->parts] = name[p];
+        l->width[l->parts++] = width[p];
+        l->out += width[p];
+    }
+    double *weight = ari_bl_doubles(run, l->out, in);
+    double *bias = with_bias ? ari_bl_doubles(run, l->out, 1) : NULL;
+    if (weight == NULL || (with_bias && bias == NULL))
+        return run->memory;
+    size_t at = 0;
+    for (int p = 0; p < l->parts; p++) {
+        const ari_bl_memory *mark = run->top;
+        AR_TRY(load_part(run, l, p, at, weight, bias));
+        at += l->width[p];
+        ari_bl_release(run, mark);
+    }
+    l->weight = weight;
+    l->bias = bias;
+    return AR_OK;
+}
+
+ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p)
+{
+    const ar_config *c = run->c;
+    const ari_bl_names *n = run->names;
+    const size_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const bool fused = n->qkv_param[1] == NULL;
+    const size_t qkv_width[3] = {fused ? q + 2 * kv : q, kv, kv};
+    const char *const o_name[3] = {n->o_param, NULL, NULL};
+    const size_t o_width[3] = {c->hidden, 0, 0};
+    const char *const fc_name[3] = {n->fc_param[0], n->fc_param[1], NULL};
+    const size_t fc_width[3] = {c->ffn, c->ffn, 0};
+    const char *const down_name[3] = {n->down_param, NULL, NULL};
+    AR_TRY(ari_bl_load_norm(run, &p->ln1, n->ln1));
+    AR_TRY(load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
+    AR_TRY(load_linear(run, &p->o, q, o_name, o_width, c->out_bias));
+    AR_TRY(ari_bl_load_norm(run, &p->ln2, n->ln2));
+    AR_TRY(load_linear(run, &p->fc, c->hidden, fc_name, fc_width, c->mlp_bias));
+    return load_linear(run, &p->down, c->ffn, down_name, o_width, c->mlp_bias);
+}
+
+ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *kind, size_t rows, size_t cols,
+                               const double *gradient)
+{
+    char part[200];
+    const size_t shape[2] = {rows, cols};
+    snprintf(part, sizeof part, "%s.%s", name, kind);
+    return ari_bl_emit(run, part, 'g', cols > 0 ? 2 : 1, shape, gradient);
+}

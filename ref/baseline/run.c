@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of a run, the one rounding, and emission. */
+#include "ref/baseline/run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+/* The values follow the link; max_align_t keeps them aligned. */
+struct ari_bl_memory {
+    _Alignas(max_align_t) ari_bl_memory *below;
+};
+
+void *ari_bl_take(ari_bl_run *run, size_t rows, size_t cols, size_t size)
+{
+    size_t bytes = 0;
+    run->memory = ari_mul_size(&bytes, rows, cols);
+    if (run->memory == AR_OK)
+        run->memory = ari_mul_size(&bytes, bytes, size);
+    if (run->memory != AR_OK)
+        return NULL;
+    ari_bl_memory *m = bytes <= SIZE_MAX - sizeof *m ? calloc(1, sizeof *m + bytes) : NULL;
+    if (m == NULL) {
+        run->memory = ar_error_set(AR_ERR_MEMORY, "baseline: no memory for %zu x %zu values of %zu bytes in '%s'", rows,
+                                   cols, size, run->prefix);
+        return NULL;
+    }
+    m->below = run->top;
+    run->top = m;
+    return m + 1;
+}
+
+double *ari_bl_doubles(ari_bl_run *run, size_t rows, size_t cols)
+{
+    return ari_bl_take(run, rows, cols, sizeof(double));
+}
+
+void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark)
+{
+    while (run->top != mark) {
+        ari_bl_memory *m = run->top;
+        run->top = m->below;
+        free(m);
+    }
+}
+
+void ari_bl_name(const ari_bl_run *run, char name[ARI_BL_NAME_SIZE], const char *part)
+{
+    const bool both = run->prefix[0] != '\0' && part[0] != '\0';
+    snprintf(name, ARI_BL_NAME_SIZE, "%s%s%s", run->prefix, both ? "." : "", part);
+}
+
+ar_status ari_bl_emit(ari_bl_run *run, const char *part, char pass, int ndim, const size_t *shape, const double *values)
+{
+    if (run->o->emit == NULL)
+        return AR_OK;
+    char name[ARI_BL_NAME_SIZE];
+    ari_bl_name(run, name, part);
+    return run->o->emit(run->o->emit_user, name, pass, ndim, shape, values);
+}
+
+ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld, size_t first,
+                             size_t features)
+{
+    if (run->o->emit == NULL)
+        return AR_OK;
+    const size_t shape[3] = {run->b, run->s, features};
+    if (ld == features)
+        return ari_bl_emit(run, part, pass, 3, shape, x);
+    const ari_bl_memory *mark = run->top;
+    double *copy = ari_bl_doubles(run, run->tokens, features);
+    if (copy == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++)
+        for (size_t i = 0; i < features; i++)
+            copy[t * features + i] = x[t * ld + first + i];
+    AR_TRY(ari_bl_emit(run, part, pass, 3, shape, copy));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The baseline's own insides: one run, its memory, and the operations of a transformer as plain loops. Every tensor is
+ * a row-major array of binary64. Where docs/numerics.md says fl32, ari_bl_fl rounds (not at all in the binary64 mode),
+ * so one text serves the three modes. Letters: b batch, s sequence, h hidden, d head size, H heads, G KV heads, V
+ * vocabulary. */
+#ifndef ARI_BASELINE_RUN_H
+#define ARI_BASELINE_RUN_H
+
+#include <stdint.h>
+
+#include "anyrank/baseline.h"
+#include "ref/numerics/bits.h"
+
+enum { ARI_BL_NAME_SIZE = 400 };
+
+/* The parts' names within a module path, docs/names.md. NULL: the architecture does not have the part. */
+typedef struct ari_bl_names {
+    const char *embed, *positions, *embedded; /* wte, wpe, and their sum */
+    const char *blocks;                       /* blocks.N is the path of block N */
+    const char *ln1, *ln2, *final_norm;
+    const char *qkv_param[3], *o_param, *fc_param[2], *down_param; /* qkv_param[1] NULL: q, k and v are one tensor */
+    const char *qkv[3], *rope[2], *probs, *context, *residual, *fc[2], *act;
+    const char *dqkv[3], *dattention, *dfc[2], *dmlp; /* backward only */
+    bool conv1d;                                      /* weights of the blocks are stored [in, out] */
+} ari_bl_names;
+
+typedef struct ari_bl_memory ari_bl_memory;
+
+/* One run. Borrows the caller's structs. */
+typedef struct ari_bl_run {
+    const ar_config *c;
+    const ar_baseline_options *o;
+    const ar_batch *batch;
+    const ari_bl_names *names;
+    size_t b, s, tokens; /* tokens = b*s */
+    char prefix[160];    /* path of the module that is running; "" for the model itself */
+    ari_bl_memory *top;  /* everything allocated and not yet released, last first */
+    ar_status memory;    /* why the last allocation failed */
+} ari_bl_run;
+
+/* --- memory: a stack
+ * -------------------------------------------------------------------------------------------------- */
+/** rows*cols elements of `size` bytes, all zero; NULL on failure, with run->memory set. Lives until a release. */
+void *ari_bl_take(ari_bl_run *run, size_t rows, size_t cols, size_t size);
+/** ari_bl_take of binary64 values. */
+double *ari_bl_doubles(ari_bl_run *run, size_t rows, size_t cols);
+/** Frees everything taken since `mark` was the top. What an error return leaves is released by whoever releases next,
+ *  at the latest by the end of the run. */
+void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark);
+
+/* --- rounding and emission
+ * -------------------------------------------------------------------------------------------- */
+/** fl32 of docs/numerics.md in the exact and fp32 modes, the identity in the binary64 mode. NaN is canonical. */
+static inline double ari_bl_fl(const ari_bl_run *run, double x)
+{
+    if (x != x)
+        return (double)ari_nan32();
+    return run->o->mode == AR_MODE_F64 ? x : (double)(float)x;
+}
+/** prefix.part, the full name of a tensor; either may be "". */
+void ari_bl_name(const ari_bl_run *run, char name[ARI_BL_NAME_SIZE], const char *part);
+/** Emits values under prefix.part (either may be ""). */
+AR_NODISCARD ar_status ari_bl_emit(ari_bl_run *run, const char *part, char pass, int ndim, const size_t *shape,
+                                   const double *values);
+/** Emits columns [first, first + features) of x [tokens, ld] as [b, s, features]. */
+AR_NODISCARD ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld,
+                                          size_t first, size_t features);
+
+/* --- sums: docs/numerics.md sections 2, 3 and 4
+ * ----------------------------------------------------------------------- */
+/* A matrix by strides: element (i, k) is at[i*row + k*col]. */
+typedef struct ari_bl_matrix {
+    const double *at;
+    size_t row, col;
+} ari_bl_matrix;
+/** c[i,j] = round(sum over k of a(i,k)*b(j,k)); c [m, n] row-major. scale: equilibrate (step 0). */
+AR_NODISCARD ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
+                                       ari_bl_matrix b, bool scale);
+/** Sum of x[0..n) as section 4 has it, in binary64. */
+double ari_bl_row_sum(const ari_bl_run *run, const double *x, size_t n);
+/** The same with the exponent known: |x| < 2^e for all of x. */
+double ari_bl_row_sum_below(const ari_bl_run *run, const double *x, size_t n, int32_t e);
+
+/* Sums over samples and tokens, whose length nobody knows in advance: one per element of a gradient. */
+typedef struct ari_bl_sums {
+    const ari_bl_run *run;
+    int64_t (*slice)[9]; /* exact: the sums of the nine 32-bit slices of |v|*2^149, with v's sign */
+    int8_t *top;   /* exact: the highest slice that was not zero in any value; NONFINITE_TOP: a value was NaN or inf */
+    double *plain; /* the other modes */
+} ari_bl_sums;
+AR_NODISCARD ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n);
+void ari_bl_sums_add(ari_bl_sums *sums, size_t i, double v);
+double ari_bl_sums_value(const ari_bl_sums *sums, size_t i);
+
+/* What a gradient [rows, cols] is summed from; either source may be absent. */
+typedef struct ari_bl_terms {
+    const double *dy; /* [tokens, ld] or NULL: row r takes, per sample, the contraction over tokens of column r of dy */
+    size_t ld;        /*   with */
+    const double *x;  /* [tokens, cols] */
+    const double *values; /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
+    const size_t *row_of; /* [tokens] or NULL: row 0 */
+} ari_bl_terms;
+/** gradient [rows, cols] over all samples and tokens of the batch. */
+AR_NODISCARD ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t cols,
+                                       const ari_bl_terms *terms);
+
+/* --- parameters
+ * ------------------------------------------------------------------------------------------------------- */
+typedef struct ari_bl_norm {
+    const char *name;
+    const double *weight, *bias; /* [h]; bias NULL for RMSNorm */
+} ari_bl_norm;
+/* One input, up to three parameter tensors stacked along the outputs: q|k|v, gate|up. */
+typedef struct ari_bl_linear {
+    size_t in, out; /* out: of all parts together */
+    int parts;
+    const char *name[3];
+    size_t width[3];             /* outputs of each part */
+    bool conv1d;                 /* the parameter is stored [in, out] */
+    const double *weight, *bias; /* [out, in]; [out] or NULL */
+} ari_bl_linear;
+typedef struct ari_bl_params {
+    ari_bl_norm ln1, ln2;
+    ari_bl_linear qkv, o, fc, down;
+} ari_bl_params;
+
+const ari_bl_names *ari_bl_names_of(ar_arch arch);
+/** Loads or makes the parameter prefix.part, HF shape [rows, cols] (cols = 0: a vector), and emits it. */
+AR_NODISCARD ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, size_t rows, size_t cols,
+                                        ar_init_scheme scheme, size_t fan_in, size_t fan_out);
+AR_NODISCARD ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name);
+AR_NODISCARD ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p);
+/** Emits the gradient of prefix.name[.weight|.bias]. */
+AR_NODISCARD ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *kind, size_t rows,
+                                            size_t cols, const double *gradient);
+
+/* --- layers
+ * ----------------------------------------------------------------------------------------------------------- */
+AR_NODISCARD ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x);
+AR_NODISCARD ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy);
+/** Sums and emits the gradients of the weights and biases, part by part. */
+AR_NODISCARD ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy,
+                                               const double *x);
+
+typedef struct ari_bl_norm_saved {
+    double *y, *xhat, *rstd; /* [tokens, h], [tokens, h], [tokens] */
+} ari_bl_norm_saved;
+AR_NODISCARD ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved,
+                                           const double *x);
+AR_NODISCARD ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double *dx, const double *dy,
+                                            const ari_bl_norm_saved *saved);
+AR_NODISCARD ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm *norm, const double *dy,
+                                             const ari_bl_norm_saved *saved);
+
+typedef struct ari_bl_attention {
+    double *q, *k, *v; /* head-major and turned: [b, H, s, d], [b, G, s, d], [b, G, s, d] */
+    double *probs;     /* [b, H, s, s] */
+    double *context;   /* [tokens, H*d] */
+} ari_bl_attention;
+/** qkv [tokens, (H + 2G)*d]: q|k|v. Emits q, k, v, q_rope, k_rope, probs, context. */
+AR_NODISCARD ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *saved, const double *qkv);
+/** dqkv from dcontext [tokens, H*d]; emits probs, q_rope, k_rope, v, q, k. */
+AR_NODISCARD ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext,
+                                                 const ari_bl_attention *saved);
+
+/** p[0..n) = softmax of x over the elements with visible[i] (NULL: all), +0 elsewhere; all +0 if none is visible.
+ *  The maximum and the sum of the exponentials go to *m and *l. */
+void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uint8_t *visible, size_t n, double *m,
+                    double *l);
+
+/* What a block's backward pass needs of its forward pass. */
+typedef struct ari_bl_block {
+    ari_bl_norm_saved n1, n2;
+    ari_bl_attention attention;
+    double *fc, *act, *y; /* [tokens, gate|up or F], [tokens, F], [tokens, h]: the output */
+} ari_bl_block;
+/** Block `layer` on x [tokens, h]. */
+AR_NODISCARD ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_params *p, ari_bl_block *saved,
+                                            const double *x);
+/** dx [tokens, h] from dy; dx may be dy. */
+AR_NODISCARD ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, const ari_bl_params *p, double *dx,
+                                             const double *dy, const ari_bl_block *saved);
+
+/* --- checks of the caller's input
+ * --------------------------------------------------------------------------------------- */
+AR_NODISCARD ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
+AR_NODISCARD ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch);
+/** What sample `row` must predict at `position`: a token id, or AR_IGNORE_INDEX. */
+int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position);
+
+#endif

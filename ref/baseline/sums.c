@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums along a row (docs/numerics.md section 4) and over samples and tokens (section 3). */
+#include "ref/baseline/run.h"
+
+#include "ref/numerics/scalar.h"
+
+enum { SLICES = 9, NONFINITE_TOP = SLICES, BAND = 256 };
+
+/* --- a row
+ * ------------------------------------------------------------------------------------------------------------ */
+
+double ari_bl_row_sum_below(const ari_bl_run *run, const double *x, size_t n, int32_t e)
+{
+    if (run->o->mode != AR_MODE_EXACT) {
+        double sum = 0.0;
+        for (size_t i = 0; i < n; i++)
+            sum = ari_bl_fl(run, sum + ari_bl_fl(run, x[i]));
+        return sum;
+    }
+    if (e == ARI_EXP_ZERO)
+        return 0.0;
+    int bits = 0; /* ceil(log2(n + 1)) */
+    while (bits < 62 && ((size_t)1 << bits) < n + 1)
+        bits++;
+    const int32_t p = 62 - bits < 40 ? 62 - bits : 40;
+    int64_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (e == ARI_EXP_NONFINITE || ari_exponent64(x[i]) == ARI_EXP_NONFINITE)
+            return (double)ari_nan32();
+        sum += (int64_t)ari_rint(ari_scale2(x[i], p - e));
+    }
+    return ari_scale2((double)sum, e - p);
+}
+
+double ari_bl_row_sum(const ari_bl_run *run, const double *x, size_t n)
+{
+    int32_t e = ARI_EXP_ZERO;
+    if (run->o->mode == AR_MODE_EXACT)
+        for (size_t i = 0; i < n; i++) {
+            const int32_t of_x = ari_exponent64(x[i]);
+            e = of_x > e ? of_x : e;
+        }
+    return ari_bl_row_sum_below(run, x, n, e);
+}
+
+/* --- samples and tokens
+ * ----------------------------------------------------------------------------------------------- */
+
+ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n)
+{
+    *sums = (ari_bl_sums){.run = run};
+    if (run->o->mode == AR_MODE_EXACT) {
+        sums->slice = ari_bl_take(run, n, 1, sizeof *sums->slice);
+        sums->top = ari_bl_take(run, n, 1, sizeof *sums->top);
+        return sums->slice == NULL || sums->top == NULL ? run->memory : AR_OK;
+    }
+    sums->plain = ari_bl_doubles(run, n, 1);
+    return sums->plain == NULL ? run->memory : AR_OK;
+}
+
+/* I = |v|*2^149 is v's 24-bit significand shifted left by (biased exponent - 1), so it touches two slices at most. */
+void ari_bl_sums_add(ari_bl_sums *sums, size_t i, double v)
+{
+    if (sums->plain != NULL) {
+        sums->plain[i] = ari_bl_fl(sums->run, sums->plain[i] + v);
+        return;
+    }
+    const uint32_t bits = ari_bits32((float)v);
+    const uint32_t biased = (bits >> 23) & 255U;
+    if (biased == 255U)
+        sums->top[i] = NONFINITE_TOP;
+    if (sums->top[i] == NONFINITE_TOP)
+        return;
+    const uint64_t significand = (bits & 0x7fffffU) | (biased != 0 ? 0x800000U : 0U);
+    const uint32_t shift = biased != 0 ? biased - 1U : 0U;
+    const uint64_t low = significand << (shift % 32U);
+    const int b = (int)(shift / 32U);
+    const int64_t sign = (bits >> 31) != 0 ? -1 : 1;
+    const int64_t part[2] = {(int64_t)(low & 0xffffffffU), (int64_t)(low >> 32)};
+    for (int r = 0; r < 2; r++)
+        if (part[r] != 0) { /* slice 9 is never touched: I < 2^277 */
+            sums->slice[i][b + r] += sign * part[r];
+            if (sums->top[i] < b + r)
+                sums->top[i] = (int8_t)(b + r);
+        }
+}
+
+double ari_bl_sums_value(const ari_bl_sums *sums, size_t i)
+{
+    if (sums->plain != NULL)
+        return sums->plain[i];
+    const int t = sums->top[i];
+    if (t == NONFINITE_TOP)
+        return (double)ari_nan32();
+    const double high = (double)sums->slice[i][t];
+    const double low = t > 0 ? (double)sums->slice[i][t - 1] : 0.0;
+    return (double)(float)ari_scale2(high * 0x1p32 + low, 32 * (t - 1) - 149);
+}
+
+/* One contraction over the tokens of each sample, for rows [first, first + rows) of the gradient; one rounding each. */
+static ar_status add_samples(ari_bl_run *run, ari_bl_sums *sums, size_t first, size_t rows, size_t cols,
+                             const ari_bl_terms *terms)
+{
+    double *dw = ari_bl_doubles(run, rows, cols);
+    if (dw == NULL)
+        return run->memory;
+    for (size_t sample = 0; sample < run->b; sample++) {
+        const ari_bl_matrix a = {terms->dy + sample * run->s * terms->ld + first, 1, terms->ld};
+        const ari_bl_matrix b = {terms->x + sample * run->s * cols, 1, cols};
+        AR_TRY(ari_bl_contract(run, dw, rows, cols, run->s, a, b, true));
+        for (size_t i = 0; i < rows * cols; i++)
+            ari_bl_sums_add(sums, i, dw[i]);
+    }
+    return AR_OK;
+}
+
+static void add_tokens(const ari_bl_run *run, ari_bl_sums *sums, size_t first, size_t rows, size_t cols,
+                       const ari_bl_terms *terms)
+{
+    for (size_t t = 0; t < run->tokens; t++) {
+        const size_t row = terms->row_of != NULL ? terms->row_of[t] : 0;
+        if (row < first || row >= first + rows)
+            continue;
+        for (size_t i = 0; i < cols; i++)
+            ari_bl_sums_add(sums, (row - first) * cols + i, terms->values[t * cols + i]);
+    }
+}
+
+/* Bands of rows, since nine slices take 72 bytes an element. */
+ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t cols, const ari_bl_terms *terms)
+{
+    for (size_t first = 0; first < rows; first += BAND) {
+        const ari_bl_memory *mark = run->top;
+        const size_t band = rows - first < BAND ? rows - first : BAND;
+        ari_bl_sums sums;
+        AR_TRY(ari_bl_sums_open(run, &sums, band * cols));
+        if (terms->dy != NULL)
+            AR_TRY(add_samples(run, &sums, first, band, cols, terms));
+        if (terms->values != NULL)
+            add_tokens(run, &sums, first, band, cols, terms);
+        for (size_t i = 0; i < band * cols; i++)
+            gradient[first * cols + i] = ari_bl_sums_value(&sums, i);
+        ari_bl_release(run, mark);
+    }
+    return AR_OK;
+}
