@@ -68,6 +68,12 @@ ARI_FN double ari_rint(double x)
     return rint(x);
 }
 
+ARI_FN int32_t ari_clamp32(int32_t k, int32_t low, int32_t high)
+{
+    const int32_t at_least = k < low ? low : k;
+    return at_least > high ? high : at_least;
+}
+
 /** 2^k for -1022 <= k <= 1023. */
 ARI_FN double ari_pow2(int32_t k)
 {
@@ -141,6 +147,16 @@ ARI_FN float ari_key32_value(int32_t key)
 ARI_FN int64_t ari_add64(int64_t a, int64_t b)
 {
     return (int64_t)((uint64_t)a + (uint64_t)b);
+}
+
+/** fl64(s). The halves are exact binary64 values (2^84 + high, 2^52 + low, less those constants), so that the one
+ * addition is the one rounding; unlike the conversion instruction this vectorises without AVX-512. */
+ARI_FN double ari_double64(int64_t s)
+{
+    const uint64_t biased = (uint64_t)s + 0x8000000000000000u;
+    const double high = ari_float64((biased >> 32) | 0x4530000000000000u) - (0x1p84 + 0x1p63);
+    const double low = ari_float64((biased & 0xffffffffu) | 0x4330000000000000u) - 0x1p52;
+    return high + low;
 }
 
 #endif

@@ -15,12 +15,6 @@ ARI_FN int64_t ari_nearest_integer(double x)
     return (int64_t)(ari_bits64(x + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS);
 }
 
-ARI_FN int32_t ari_clamp32(int32_t k, int32_t low, int32_t high)
-{
-    const int32_t at_least = k < low ? low : k;
-    return at_least > high ? high : at_least;
-}
-
 /* --- row sums
  * --------------------------------------------------------------------------------------------------------- */
 
@@ -50,7 +44,7 @@ ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
 {
     if (e == ARI_EXP_NONFINITE)
         return (double)ari_nan32();
-    return e == ARI_EXP_ZERO ? 0.0 : ari_scale2((double)s, e - p);
+    return e == ARI_EXP_ZERO ? 0.0 : ari_scale2(ari_double64(s), e - p);
 }
 
 /* --- contractions
@@ -88,7 +82,7 @@ ARI_FN float ari_contract_round(double y, int32_t e, int32_t f)
 /** fl32(fl64(s)*2^(e+f-50)); NaN where e or f is ARI_EXP_NONFINITE, else +0 where either is ARI_EXP_ZERO. */
 ARI_FN float ari_contract_value(int64_t s, int32_t e, int32_t f)
 {
-    return ari_contract_round((double)s, e, f);
+    return ari_contract_round(ari_double64(s), e, f);
 }
 
 /* fl64(hi*2^32 + lo), 0 <= lo < 2^32, |hi| >= 2^53: 63 leading bits, the rest as one sticky bit, one conversion. */
@@ -116,7 +110,7 @@ ARI_FN float ari_contract_value2(int64_t hi, int64_t lo, int32_t e, int32_t f)
     const int64_t high = ari_add64(hi, carry);
     const int64_t exact = 9007199254740992; /* 2^53: up to there hi is a binary64 and the sum below rounds once */
     const double y =
-        high > -exact && high < exact ? (double)high * 0x1p32 + (double)rest : ari_wide_to_double(high, rest);
+        high > -exact && high < exact ? ari_double64(high) * 0x1p32 + (double)rest : ari_wide_to_double(high, rest);
     return ari_contract_round(y, e, f);
 }
 
