@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/cpu/contract_kernels.h"
+#include "ref/cpu/matrix.h"
+#include "ref/cpu/parallel.h"
+#include "ref/cpu/simd.h"
+#include "ref/numerics/accumulator.h"
+
+/* The order-independent accumulator (docs/numerics.md, section 3) over arrays. The loops do what ari_acc_add and
+ * ari_acc_raise do, without branches, and take slices t and t-1 of a value in one shift: with the significand m < 2^24
+ * at bit p of |v|*2^149, the window of 64 bits from bit 32(t-1) on holds both, and m fits it because t is at least the
+ * value's own top. */
+
+#define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
+
+/* 2^32 - 1 in the low half: slice t-1 of a window. */
+#define LOW_SLICE 0xffffffffu
+
+ARI_SIMD static void add_run(uint8_t *restrict t, int64_t *restrict h, int64_t *restrict l, const float *restrict v,
+                             size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t bits = ari_bits32(v[i]);
+        const int64_t biased = (int64_t)((bits >> 23) & 0xffu);
+        const uint64_t significand = (bits & 0x7fffffu) | (biased != 0 ? 0x800000u : 0u);
+        const int64_t place = biased - (biased != 0 ? 1 : 0);
+        const int64_t finite_top = biased == 0 ? 0 : (int64_t)((uint64_t)(biased + 22) >> 5);
+        const int64_t top = biased == 255 ? ARI_ACC_NONFINITE : finite_top;
+        const int64_t old = t[i];
+        const int64_t now = top > old ? top : old;
+        /* Raising by one slice moves H down to L; by more, or to the flag, drops both. */
+        const int64_t kept_h = now == old ? h[i] : 0;
+        const int64_t moved = now == old + 1 && now != ARI_ACC_NONFINITE ? h[i] : 0;
+        const int64_t kept_l = now == old ? l[i] : moved;
+        const int64_t shift = place - 32 * (now - 1);
+        const uint64_t up = (uint64_t)(shift < 0 ? 0 : shift) & 63u;
+        const int64_t down = shift < 0 ? -shift : 0;
+        const uint64_t window = (significand << up) >> (down > 63 ? 63 : down);
+        const uint64_t seen = now == ARI_ACC_NONFINITE ? 0 : window;
+        const uint64_t sign = 0u - (bits >> 31); /* all ones for a negative value: x -> (x ^ sign) - sign negates */
+        t[i] = (uint8_t)now;
+        h[i] = (int64_t)((uint64_t)kept_h + (((seen >> 32) ^ sign) - sign));
+        l[i] = (int64_t)((uint64_t)kept_l + (((seen & LOW_SLICE) ^ sign) - sign));
+    }
+}
+
+ARI_SIMD static void raise_run(uint8_t *restrict t, int64_t *restrict h, int64_t *restrict l,
+                               const uint8_t *restrict t_new, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const int64_t old = t[i];
+        const int64_t now = t_new[i] > old ? t_new[i] : old;
+        const int64_t kept_h = now == old ? h[i] : 0;
+        const int64_t moved = now == old + 1 && now != ARI_ACC_NONFINITE ? h[i] : 0;
+        l[i] = now == old ? l[i] : moved;
+        h[i] = kept_h;
+        t[i] = (uint8_t)now;
+    }
+}
+
+ARI_SIMD static void value_run(float *restrict y, const uint8_t *restrict t, const int64_t *restrict h,
+                               const int64_t *restrict l, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = ari_acc_value(t[i], h[i], l[i]);
+}
+
+/* The accumulator as arrays, [rows, cols] of elements. */
+typedef struct acc_view {
+    uint8_t *t;
+    int64_t *h, *l;
+    size_t cols;
+} acc_view;
+
+/* Adds terms of row r, columns [from, from + n), to row `row` of the accumulator. */
+static void add_piece(const acc_view *acc, size_t row, const ar_tensor *terms, size_t r, size_t from, size_t n)
+{
+    float gathered[CHUNK];
+    const ptrdiff_t stride = terms->stride[1];
+    const float *x = (const float *)terms->data.ptr + (ptrdiff_t)r * terms->stride[0] + (ptrdiff_t)from * stride;
+    if (stride != 1) {
+        for (size_t j = 0; j < n; j++)
+            gathered[j] = x[(ptrdiff_t)j * stride];
+        x = gathered;
+    }
+    const size_t at = row * acc->cols + from;
+    add_run(acc->t + at, acc->h + at, acc->l + at, x, n);
+}
+
+/* The row of the accumulator that row r of the terms goes to; negative: none. */
+static int64_t target_row(const int64_t *row_of, size_t rows_in_acc, size_t r)
+{
+    if (row_of)
+        return row_of[r];
+    return rows_in_acc > 1 ? (int64_t)r : 0;
+}
+
+/** Slot acc_add. Rows of the terms may meet in a row of the accumulator, so threads share out its columns; without
+ *  row_of and with one row each they share out rows too. Errors: AR_ERR_SHAPE (a row outside the accumulator). */
+ar_status ari_cpu_acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
+                          ar_cbuf row_of)
+{
+    (void)q;
+    const size_t rows = terms->shape[0], cols = terms->shape[1];
+    const int64_t *targets = row_of.ptr;
+    int64_t *sums = hl.ptr;
+    const acc_view acc = {.t = t.ptr, .h = sums, .l = sums + rows_in_acc * cols, .cols = cols};
+    for (size_t r = 0; r < rows; r++)
+        if (target_row(targets, rows_in_acc, r) >= (int64_t)rows_in_acc)
+            return ar_error_set(AR_ERR_SHAPE, "acc_add: row %zu goes to row %lld of %zu", r,
+                                (long long)target_row(targets, rows_in_acc, r), rows_in_acc);
+    const bool disjoint = !targets && rows_in_acc > 1;
+    const size_t chunks = (cols + CHUNK - 1) / CHUNK, groups = disjoint ? rows : 1;
+    const int threads = ari_threads_for(d, chunks * groups, rows * cols);
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < chunks * groups; i++) {
+        const size_t from = i % chunks * CHUNK, n = cols - from < CHUNK ? cols - from : CHUNK;
+        const size_t first = disjoint ? i / chunks : 0, last = disjoint ? first + 1 : rows;
+        for (size_t r = first; r < last; r++) {
+            const int64_t row = target_row(targets, rows_in_acc, r);
+            if (row >= 0)
+                add_piece(&acc, (size_t)row, terms, r, from, n);
+        }
+    }
+    return AR_OK;
+}
+
+/** Slot acc_raise. Errors: none. */
+ar_status ari_cpu_acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
+{
+    (void)q;
+    uint8_t *top = t.ptr;
+    int64_t *h = hl.ptr, *l = h + n;
+    const uint8_t *to = t_new.ptr;
+    const size_t chunks = (n + CHUNK - 1) / CHUNK;
+    const int threads = ari_threads_for(d, chunks, n);
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < chunks; i++) {
+        const size_t from = i * CHUNK;
+        raise_run(top + from, h + from, l + from, to + from, n - from < CHUNK ? n - from : CHUNK);
+    }
+    return AR_OK;
+}
+
+/* Writes values[0..n), elements [from, from + n) in row-major order, through the strides of y. */
+static void scatter(const ar_tensor *y, size_t from, const float *values, size_t n)
+{
+    float *out = y->data.ptr;
+    for (size_t i = 0; i < n; i++) {
+        size_t rest = from + i;
+        ptrdiff_t at = 0;
+        for (int dim = y->ndim - 1; dim >= 0; dim--) {
+            at += (ptrdiff_t)(rest % y->shape[dim]) * y->stride[dim];
+            rest /= y->shape[dim];
+        }
+        out[at] = values[i];
+    }
+}
+
+/** Slot acc_value. Errors: none. */
+ar_status ari_cpu_acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n)
+{
+    (void)q;
+    const uint8_t *top = t.ptr;
+    const int64_t *h = hl.ptr, *l = h + n;
+    const bool contiguous = ar_tensor_is_contiguous(y);
+    const size_t chunks = (n + CHUNK - 1) / CHUNK;
+    const int threads = ari_threads_for(d, chunks, n);
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < chunks; i++) {
+        float values[CHUNK];
+        const size_t from = i * CHUNK, count = n - from < CHUNK ? n - from : CHUNK;
+        value_run(contiguous ? (float *)y->data.ptr + from : values, top + from, h + from, l + from, count);
+        if (!contiguous)
+            scatter(y, from, values, count);
+    }
+    return AR_OK;
+}

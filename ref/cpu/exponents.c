@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/cpu/contract_kernels.h"
+#include "ref/cpu/matrix.h"
+#include "ref/cpu/parallel.h"
+#include "ref/cpu/shifts.h"
+#include "ref/cpu/simd.h"
+#include "ref/numerics/bits.h"
+
+/* Exponents of rows and columns (docs/numerics.md, "Contraction", steps 0 and 1). The bits of magnitudes order as the
+ * magnitudes do, infinities and then NaNs above every finite value: so a group's exponent is the exponent of its
+ * largest magnitude as an unsigned integer, and one integer maximum an element does. Scaled values are compared in
+ * binary64, where A*2^c is exact and normal; 0 times a non-finite value is a NaN, so a column that takes no part
+ * (factor 0) still flags its row. */
+
+#define BLOCK ((size_t)512) /* groups whose maxima are kept in the first cache level together */
+
+/* The maximum over a run of contiguous elements, of one group. */
+ARI_SIMD static uint32_t top_of_run(const float *x, size_t n)
+{
+    uint32_t top = 0;
+    for (size_t k = 0; k < n; k++) {
+        const uint32_t bits = ari_bits32(x[k]) & 0x7fffffffu;
+        top = bits > top ? bits : top;
+    }
+    return top;
+}
+
+/* One element each of n groups that lie side by side. */
+ARI_SIMD static void top_of_each(uint32_t *restrict top, const float *restrict x, ptrdiff_t stride, size_t n)
+{
+    if (stride == 1) {
+        for (size_t i = 0; i < n; i++) {
+            const uint32_t bits = ari_bits32(x[i]) & 0x7fffffffu;
+            top[i] = bits > top[i] ? bits : top[i];
+        }
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t bits = ari_bits32(x[(ptrdiff_t)i * stride]) & 0x7fffffffu;
+        top[i] = bits > top[i] ? bits : top[i];
+    }
+}
+
+ARI_SIMD static uint64_t scaled_top_of_run(const float *restrict x, const double *restrict scale, size_t n)
+{
+    uint64_t top = 0;
+    for (size_t k = 0; k < n; k++) {
+        const uint64_t bits = ari_bits64((double)x[k] * scale[k]) & 0x7fffffffffffffffu;
+        top = bits > top ? bits : top;
+    }
+    return top;
+}
+
+ARI_SIMD static void scaled_top_of_each(uint64_t *restrict top, const float *restrict x, ptrdiff_t stride, double scale,
+                                        size_t n)
+{
+    if (stride == 1) {
+        for (size_t i = 0; i < n; i++) {
+            const uint64_t bits = ari_bits64((double)x[i] * scale) & 0x7fffffffffffffffu;
+            top[i] = bits > top[i] ? bits : top[i];
+        }
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t bits = ari_bits64((double)x[(ptrdiff_t)i * stride] * scale) & 0x7fffffffffffffffu;
+        top[i] = bits > top[i] ? bits : top[i];
+    }
+}
+
+static void store(int32_t *e, int32_t found, bool max_into)
+{
+    *e = max_into && *e > found ? *e : found;
+}
+
+/* Groups are lines of a matrix: element `at` of group g is x[g*group_stride + at*along_stride]. */
+typedef struct groups {
+    const float *x;
+    size_t along; /* elements of a group */
+    ptrdiff_t group_stride, along_stride;
+} groups;
+
+/* e[0..n) of n <= BLOCK groups from number `first` on. */
+static void plain_block(int32_t *e, const groups *g, size_t first, size_t n, bool max_into)
+{
+    const float *x = g->x + (ptrdiff_t)first * g->group_stride;
+    uint32_t top[BLOCK] = {0};
+    if (g->along_stride == 1) {
+        for (size_t i = 0; i < n; i++)
+            top[i] = top_of_run(x + (ptrdiff_t)i * g->group_stride, g->along);
+    } else {
+        for (size_t k = 0; k < g->along; k++)
+            top_of_each(top, x + (ptrdiff_t)k * g->along_stride, g->group_stride, n);
+    }
+    for (size_t i = 0; i < n; i++)
+        store(e + i, ari_exponent32(ari_float32(top[i])), max_into);
+}
+
+/* The same for values scaled by scale[0..along). */
+static void scaled_block(int32_t *e, const groups *g, const double *scale, size_t first, size_t n, bool max_into)
+{
+    const float *x = g->x + (ptrdiff_t)first * g->group_stride;
+    uint64_t top[BLOCK] = {0};
+    if (g->along_stride == 1) {
+        for (size_t i = 0; i < n; i++)
+            top[i] = scaled_top_of_run(x + (ptrdiff_t)i * g->group_stride, scale, g->along);
+    } else {
+        for (size_t k = 0; k < g->along; k++)
+            scaled_top_of_each(top, x + (ptrdiff_t)k * g->along_stride, g->group_stride, scale[k], n);
+    }
+    for (size_t i = 0; i < n; i++)
+        store(e + i, ari_exponent64(ari_float64(top[i])), max_into);
+}
+
+/* e[batch, rows] over the columns of a, scaled by scale[batch, cols] unless that is NULL. */
+static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const double *scale, bool max_into)
+{
+    const ari_matrices m = ari_matrices_of(a);
+    /* Short blocks where there are few rows, so that every thread has some. */
+    const size_t share = (m.rows + (size_t)d->threads - 1) / (size_t)d->threads;
+    const size_t block = share < 16 ? 16 : share < BLOCK ? share : BLOCK;
+    const size_t blocks = (m.rows + block - 1) / block;
+    const int threads = ari_threads_for(d, m.batch * blocks, m.batch * m.rows * m.cols);
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < m.batch * blocks; i++) {
+        const size_t at = i / blocks, first = i % blocks * block;
+        const size_t n = m.rows - first < block ? m.rows - first : block;
+        const groups g = {ari_matrix_at(a, at), m.cols, m.row_stride, m.col_stride};
+        int32_t *out = e + at * m.rows + first;
+        if (scale)
+            scaled_block(out, &g, scale + at * m.cols, first, n, max_into);
+        else
+            plain_block(out, &g, first, n, max_into);
+    }
+}
+
+/** Slot col_exponents. Errors: none. */
+ar_status ari_cpu_col_exponents(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into)
+{
+    (void)q;
+    const ar_tensor columns = ar_tensor_transposed(b);
+    exponents(d, c.ptr, &columns, NULL, max_into);
+    return AR_OK;
+}
+
+/** Slot row_exponents. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the table of factors 2^c). */
+ar_status ari_cpu_row_exponents(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
+                                bool max_into)
+{
+    (void)q;
+    const ari_matrices m = ari_matrices_of(a);
+    double *scale = NULL;
+    if (c.ptr)
+        AR_TRY(ari_shift_factors(&scale, c.ptr, sign, m.batch, m.cols));
+    exponents(d, e.ptr, a, scale, max_into);
+    free(scale);
+    return AR_OK;
+}

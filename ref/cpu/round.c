@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/cpu/round.h"
+
+#include "ref/cpu/contract_kernels.h"
+#include "ref/cpu/parallel.h"
+#include "ref/cpu/simd.h"
+#include "ref/numerics/integer_sum.h"
+
+/* fl32(fl64(S)*2^(e+f-50)), docs/numerics.md, "Contraction", step 5. The power of two is applied as 2^(e-50) and 2^f:
+ * exponents of fp32 values shifted by exponents of fp32 values lie in -297..256, |S| < 2^116, so that both products are
+ * normal in binary64 and exact, and the conversion to fp32 is the only rounding after fl64. A flag is a factor: NaN
+ * makes everything NaN, also beside a zero; 0 leaves +0, since the sum of an all-zero row is +0. */
+
+static inline double factor(int32_t f, int32_t shift)
+{
+    const int special = f == ARI_EXP_ZERO || f == ARI_EXP_NONFINITE;
+    const double finite = ari_pow2(ari_clamp32(special ? 0 : f, -900, 900) + shift);
+    const double flagged = f == ARI_EXP_NONFINITE ? (double)ari_nan32() : finite;
+    return f == ARI_EXP_ZERO ? 0.0 : flagged;
+}
+
+ARI_SIMD void ari_round_factors(double *restrict scale, const int32_t *restrict f, size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        scale[j] = factor(f[j], 0);
+}
+
+double ari_round_row_factor(int32_t e)
+{
+    return factor(e, -2 * ARI_CONTRACT_BITS);
+}
+
+/* hi*2^13 is exact and the addition rounds once, to nearest even: the sum is fl64(S). Adding +0 first makes a zero sum
+ * +0 whatever the signs of its halves. */
+ARI_SIMD void ari_round_halves(float *restrict y, const double *restrict hi, const double *restrict lo, double row,
+                               const double *restrict scale, size_t n)
+{
+    for (size_t j = 0; j < n; j++) {
+        const double sum = hi[j] * 8192.0 + (lo[j] + 0.0);
+        y[j] = ari_canonical32((float)(sum * row * scale[j]));
+    }
+}
+
+ARI_SIMD void ari_halves_to_int64(int64_t *restrict s, const double *restrict hi, const double *restrict lo, bool add,
+                                  size_t n)
+{
+    const uint64_t keep = add ? ~(uint64_t)0 : 0;
+    if (!add) {
+        for (size_t j = 0; j < n; j++)
+            s[j] = (int64_t)((uint64_t)(int64_t)hi[j] * 8192u + (uint64_t)(int64_t)lo[j]);
+        return;
+    }
+    for (size_t j = 0; j < n; j++)
+        s[j] = (int64_t)(((uint64_t)s[j] & keep) + (uint64_t)(int64_t)hi[j] * 8192u + (uint64_t)(int64_t)lo[j]);
+}
+
+/* S = (hi >> 19)*2^32 + rest, rest = (hi mod 2^19)*2^13 + lo, of which |rest| < 2^54. */
+ARI_SIMD void ari_halves_to_limbs(int64_t *restrict s, const double *restrict hi, const double *restrict lo, bool add,
+                                  size_t n)
+{
+    for (size_t j = 0; j < n; j++) {
+        const int64_t h = (int64_t)hi[j];
+        const int64_t low_bits = h & 0x7ffff;
+        const int64_t rest = low_bits * 8192 + (int64_t)lo[j];
+        const int64_t rest_low = rest & 0xffffffff;
+        const int64_t high = (h - low_bits) / 524288 + (rest - rest_low) / 4294967296;
+        s[2 * j] = ari_add64(add ? s[2 * j] : 0, high);
+        s[2 * j + 1] = ari_add64(add ? s[2 * j + 1] : 0, rest_low);
+    }
+}
+
+ARI_SIMD static void round_run(float *restrict y, const int64_t *restrict s, double row, const int32_t *restrict f,
+                               size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_canonical32((float)((double)s[j] * row * factor(f[j], 0)));
+}
+
+static void round_segment(float *y, const int64_t *s, int limbs, int32_t e, const int32_t *f, size_t n)
+{
+    if (limbs == 1) {
+        round_run(y, s, ari_round_row_factor(e), f, n);
+        return;
+    }
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_contract_value2(s[2 * j], s[2 * j + 1], e, f[j]);
+}
+
+/** Slot round_i64. Errors: none. */
+ar_status ari_cpu_round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,
+                            size_t n, ar_cbuf e, ar_cbuf f)
+{
+    (void)q;
+    if (count == 0 || n == 0)
+        return AR_OK;
+    float *out = y.ptr;
+    const int64_t *sums = s.ptr;
+    const int32_t *rows = e.ptr, *cols = f.ptr;
+    const size_t first = start / n, last = (start + count - 1) / n;
+    const int threads = ari_threads_for(d, last - first + 1, count);
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = first; i <= last; i++) {
+        const size_t from = i == first ? start : i * n;
+        const size_t to = i == last ? start + count : (i + 1) * n;
+        round_segment(out + (from - start), sums + (from - start) * (size_t)limbs, limbs, rows[i],
+                      cols + (from - i * n), to - from);
+    }
+    return AR_OK;
+}
