@@ -41,7 +41,7 @@ ARI_ROW_KERNEL void mul_loop(float *y, const float *a, const float *b, size_t n)
 ar_status ari_cpu_add(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
 {
     (void)q;
-    const int threads = ari_row_threads(d, n, 1);
+    const int threads = ari_threads_for(d, blocks_of(n), n);
     (void)threads;
     const size_t blocks = blocks_of(n);
     float *out = y.ptr;
@@ -56,7 +56,7 @@ ar_status ari_cpu_add(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b,
 ar_status ari_cpu_mul(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
 {
     (void)q;
-    const int threads = ari_row_threads(d, n, 1);
+    const int threads = ari_threads_for(d, blocks_of(n), n);
     (void)threads;
     const size_t blocks = blocks_of(n);
     float *out = y.ptr;
@@ -71,7 +71,7 @@ ar_status ari_cpu_mul(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b,
 ar_status ari_cpu_fill(ar_device *d, ar_queue *q, ar_buf y, float value, size_t n)
 {
     (void)q;
-    const int threads = ari_row_threads(d, n, 1);
+    const int threads = ari_threads_for(d, blocks_of(n), n);
     (void)threads;
     const size_t blocks = blocks_of(n);
     const float stored = ari_canonical32(value);
@@ -141,7 +141,7 @@ ar_status ari_cpu_bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbu
 {
     (void)q;
     const size_t rows = y->shape[0], cols = y->shape[1], blocks = blocks_of(cols);
-    const int threads = ari_row_threads(d, rows, cols);
+    const int threads = ari_threads_for(d, rows, rows * cols);
     (void)threads;
     float *sums = y->data.ptr, *values = act == AR_ACT_NONE ? NULL : z->data.ptr;
     const float *added = bias.ptr;
@@ -161,7 +161,7 @@ ar_status ari_cpu_bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbu
 ar_status ari_cpu_act_backward(ar_device *d, ar_queue *q, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n)
 {
     (void)q;
-    const int threads = ari_row_threads(d, n, 1);
+    const int threads = ari_threads_for(d, blocks_of(n), n);
     (void)threads;
     const size_t blocks = blocks_of(n);
     float *out = dx.ptr;
@@ -184,7 +184,7 @@ ar_status ari_cpu_gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, c
 {
     (void)q;
     const size_t rows = y->shape[0], cols = y->shape[1];
-    const int threads = ari_row_threads(d, rows, cols);
+    const int threads = ari_threads_for(d, rows, rows * cols);
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < rows; i++)
@@ -198,7 +198,7 @@ ar_status ari_cpu_gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dga
 {
     (void)q;
     const size_t rows = dy->shape[0], cols = dy->shape[1];
-    const int threads = ari_row_threads(d, rows, cols);
+    const int threads = ari_threads_for(d, rows, rows * cols);
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < rows; i++)
@@ -277,7 +277,7 @@ ar_status ari_cpu_copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, 
                      .to_col = to.stride[3],
                      .from_row = from.stride[2],
                      .from_col = from.stride[3]};
-    const int threads = ari_row_threads(d, planes, p.rows * p.cols);
+    const int threads = ari_threads_for(d, planes, planes * p.rows * p.cols);
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < planes; i++) {

@@ -27,7 +27,7 @@ ar_status ari_cpu_gather_rows(ar_device *d, ar_queue *q, ar_buf y, const ar_tens
 {
     (void)q;
     const size_t cols = w->shape[1];
-    const int threads = ari_row_threads(d, n, cols);
+    const int threads = ari_threads_for(d, n, n * cols);
     (void)threads;
     float *out = y.ptr;
     const float *rows = w->data.ptr;
@@ -65,7 +65,7 @@ ar_status ari_cpu_sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t row
     (void)q;
     const size_t rows = terms->shape[0], cols = terms->shape[1];
     const size_t blocks = cols / COLUMN_BLOCK + (cols % COLUMN_BLOCK != 0);
-    const int threads = ari_row_threads(d, rows, cols);
+    const int threads = ari_threads_for(d, blocks, rows * cols);
     (void)threads;
     float *sums = acc.ptr;
     const int64_t *at = row_of.ptr;

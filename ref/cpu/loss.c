@@ -9,19 +9,14 @@
 
 ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
 {
-    int32_t top = INT32_MIN;
-    for (size_t j = 0; j < n; j++) {
-        const int32_t key = ari_key32(x[j]);
-        top = key > top ? key : top;
-    }
-    return top;
+    return ari_row_largest_key(x, n, ari_nan32()); /* no place equals a NaN: all count */
 }
 
 /** Slot ce_max. */
 ar_status ari_cpu_ce_max(ar_device *d, ar_queue *q, ar_buf key, ar_cbuf logits, size_t n, size_t v_local)
 {
     (void)q;
-    const int threads = ari_row_threads(d, n, v_local);
+    const int threads = ari_threads_for(d, n, n * v_local);
     (void)threads;
     int32_t *out = key.ptr;
     const float *x = logits.ptr;
@@ -46,7 +41,7 @@ ar_status ari_cpu_ce_sum(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, 
                          size_t v)
 {
     (void)q;
-    const int threads = ari_row_threads(d, n, v_local);
+    const int threads = ari_threads_for(d, n, n * v_local);
     (void)threads;
     const int32_t p = ari_rowsum_bits(v);
     int64_t *out = sum.ptr;
@@ -118,7 +113,7 @@ ar_status ari_cpu_ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf
                               ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v)
 {
     (void)q;
-    const int threads = ari_row_threads(d, n, v_local);
+    const int threads = ari_threads_for(d, n, n * v_local);
     (void)threads;
     const int32_t bits = ari_rowsum_bits(v);
     float *out = dlogits.ptr;

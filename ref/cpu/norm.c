@@ -52,7 +52,7 @@ ar_status ari_cpu_norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_
                                ar_cbuf x, ar_cbuf gamma, ar_cbuf beta, double eps, size_t rows, size_t h)
 {
     (void)q;
-    const int threads = ari_row_threads(d, rows, h);
+    const int threads = ari_threads_for(d, rows, rows * h);
     const float *in = x.ptr, *gains = gamma.ptr, *shifts = beta.ptr;
     float *out = y.ptr, *r = rstd.ptr;
     double *m = mean.ptr;
@@ -148,7 +148,7 @@ ar_status ari_cpu_norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar
                                 ar_cbuf residual, size_t rows, size_t h)
 {
     (void)q;
-    const int threads = ari_row_threads(d, rows, h);
+    const int threads = ari_threads_for(d, rows, rows * h);
     (void)threads;
     float *dx_all = dx.ptr, *sum_all = sum.ptr, *dgamma_all = dgamma_terms.ptr;
     const float *dy_all = dy.ptr, *x_all = x.ptr, *residual_all = residual.ptr, *gains = gamma.ptr, *r = rstd.ptr;

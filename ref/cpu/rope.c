@@ -40,7 +40,7 @@ ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin,
                                 "rope_tables: the angle of position %zu, pair %zu is %g, expected below 2^20",
                                 positions - 1, i, (double)largest);
     }
-    const int threads = ari_row_threads(d, half, positions);
+    const int threads = ari_threads_for(d, half, half * positions);
     float *c = cos.ptr, *sn = sin.ptr;
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
@@ -71,7 +71,7 @@ ar_status ari_cpu_rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_t
     const size_t positions = x->shape[1], heads = x->shape[2], half = x->shape[3] / 2;
     const size_t rows = x->shape[0] * positions;
     const uint32_t flip = direction < 0 ? 0x80000000u : 0;
-    const int threads = ari_row_threads(d, rows, heads * half);
+    const int threads = ari_threads_for(d, rows, rows * heads * half);
     (void)threads;
     const float *c = cos.ptr, *sn = sin.ptr;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)

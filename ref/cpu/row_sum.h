@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "anyrank/device.h"
+#include "ref/cpu/parallel.h"
 #include "ref/cpu/simd.h"
 #include "ref/numerics/scalar.h"
 
@@ -19,14 +20,6 @@
 #define ARI_ROW_LOOP static inline
 #define ARI_ROW_KERNEL static
 #endif
-
-/* Below this many elements a parallel region costs more than it saves (a fork and join is some microseconds). */
-#define ARI_ROW_PARALLEL_MIN ((size_t)16384)
-
-static inline int ari_row_threads(const ar_device *d, size_t rows, size_t cols)
-{
-    return d->threads > 1 && cols > 0 && rows > ARI_ROW_PARALLEL_MIN / cols ? d->threads : 1;
-}
 
 /* The factor 2^(p-e) of a row sum. Rows that are all zero or hold a non-finite value get 0: their sum is not used. */
 ARI_ROW_LOOP double ari_row_step(int32_t e, int32_t p)
@@ -62,6 +55,23 @@ ARI_ROW_LOOP int32_t ari_row_exponent(const float *x, size_t n)
         top = bits > top ? bits : top;
     }
     return ari_exponent32(ari_float32(top));
+}
+
+/* Largest key of a row (INT32_MIN where it is empty); places that hold `absent` do not count: -inf for a masked key,
+ * NaN for none. The keys pass through a small array, since gcc turns the selections of key and maximum into a branch,
+ * and then no longer vectorises, where it sees both in one loop. */
+ARI_ROW_LOOP int32_t ari_row_largest_key(const float *x, size_t n, float absent)
+{
+    enum { BLOCK = 256 };
+    int32_t keys[BLOCK], top = INT32_MIN;
+    for (size_t from = 0; from < n; from += BLOCK) {
+        const size_t length = n - from < BLOCK ? n - from : BLOCK;
+        for (size_t j = 0; j < length; j++)
+            keys[j] = x[from + j] == absent ? INT32_MIN : ari_key32(x[from + j]);
+        for (size_t j = 0; j < length; j++)
+            top = keys[j] > top ? keys[j] : top;
+    }
+    return top;
 }
 
 /* The row sum's value, from the integers. */

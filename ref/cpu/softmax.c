@@ -56,16 +56,6 @@ ARI_ROW_LOOP void scale_and_mask(float *row, const float *scores, float scale, c
     }
 }
 
-ARI_ROW_LOOP int32_t largest_visible_key(const float *row, size_t n)
-{
-    int32_t top = INT32_MIN;
-    for (size_t j = 0; j < n; j++) {
-        const int32_t key = row[j] == -INFINITY ? INT32_MIN : ari_key32(row[j]);
-        top = key > top ? key : top;
-    }
-    return top;
-}
-
 /* row = exp32(fl32(row - max)) and its row sum, exponent 1: every term is at most exp(0) = 1. */
 ARI_ROW_LOOP double exponentials(float *row, size_t n, float max, int32_t p)
 {
@@ -90,7 +80,7 @@ ARI_ROW_KERNEL void softmax_row(float *row, const float *scores, float scale, co
 {
     const size_t n = m->keys;
     scale_and_mask(row, scores, scale, m);
-    const int32_t top = largest_visible_key(row, n);
+    const int32_t top = ari_row_largest_key(row, n, -INFINITY);
     if (top == INT32_MIN) { /* no visible key */
         set_zero(row, 0, n);
     } else if (top == INT32_MAX) { /* a visible score that is not finite */
@@ -111,7 +101,7 @@ ar_status ari_cpu_softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cb
 {
     (void)q;
     const size_t rows = b * heads * s;
-    const int threads = ari_row_threads(d, rows, s);
+    const int threads = ari_threads_for(d, rows, rows * s);
     (void)threads;
     float *out = probs.ptr;
     const float *in = scores.ptr;
@@ -173,7 +163,7 @@ ar_status ari_cpu_softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf
 {
     (void)q;
     const size_t rows = b * heads * s;
-    const int threads = ari_row_threads(d, rows, s);
+    const int threads = ari_threads_for(d, rows, rows * s);
     (void)threads;
     float *out = ds.ptr, *dp = dprobs.ptr;
     const float *pr = probs.ptr;

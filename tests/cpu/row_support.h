@@ -18,7 +18,7 @@
 static const size_t row_lengths[] = {1, 3, 7, 16, 33, 100, 257};
 #define ROW_LENGTHS (sizeof row_lengths / sizeof *row_lengths)
 /* ROWS * 257 elements are enough for a kernel to use its second thread. */
-#define ROWS ((size_t)67)
+#define ROWS ((size_t)131)
 
 enum values {
     ORDINARY, /* uniform in (-4, 4) */

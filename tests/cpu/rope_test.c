@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/cpu/row_support.h"
+
+TestSuite(rope, .timeout = 60);
+
+Test(rope, tables_hold_cos_and_sin_of_position_times_frequency)
+{
+    static const size_t dims[] = {2, 6, 16, 66, 200, 514};
+    static const double factors[] = {1.0, 4.0, 3.0};
+    for (size_t i = 0; i < 6; i++)
+        for (size_t f = 0; f < 3; f++) {
+            ar_device d = test_device(1 + (int)(i & 1u));
+            const size_t positions = 131, half = dims[i] / 2;
+            float *c = new_values(positions * half, ORDINARY, 1), *s = new_copy(c, positions * half);
+            assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), positions, dims[i], 10000.0, factors[f]));
+            for (size_t n = 0; n < positions * half; n++) {
+                const double exponent = -(2.0 * (double)(n % half) / (double)dims[i]);
+                const float inv_freq = (float)((double)(float)ari_exp64(exponent * ari_log64(10000.0)) / factors[f]);
+                const float angle = (float)(n / half) * inv_freq;
+                const float expected_c = ari_cos32(angle), expected_s = ari_sin32(angle);
+                assert_bits(&c[n], &expected_c, 1, "cos");
+                assert_bits(&s[n], &expected_s, 1, "sin");
+            }
+            free(c), free(s);
+        }
+}
+
+Test(rope, tables_refuse_what_has_no_meaning)
+{
+    ar_device d = test_device(1);
+    float c[4] = {7, 7, 7, 7}, s[4] = {7, 7, 7, 7};
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 3, 1e4, 1.0), AR_ERR_ARG);
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 0.0), AR_ERR_ARG);
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, -1.0, 1.0), AR_ERR_ARG);
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), ((size_t)1 << 20) + 1, 2, 1e4, 1.0), AR_ERR_ARG);
+    cr_assert(c[0] == 7.0f && s[0] == 7.0f);
+    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 0, 2, 1e4, 1.0));
+    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 1.0));
+    cr_assert(c[0] == 1.0f && ari_bits32(s[0]) == 0);
+}
+
+/* Extents of a rotation and where its input and output lie. */
+typedef struct rope_case {
+    size_t b, s, heads, d;
+    size_t pad; /* elements beside the heads in a row of the input, as k and v beside q */
+} rope_case;
+
+/* [b, s, heads, d] as columns of rows that are `ld` long. */
+static ar_tensor in_rows(float *p, const rope_case *c, size_t ld)
+{
+    ar_tensor t = {.dtype = AR_F32, .ndim = 4, .shape = {c->b, c->s, c->heads, c->d}, .data = {p}};
+    t.stride[0] = (ptrdiff_t)(c->s * ld);
+    t.stride[1] = (ptrdiff_t)ld;
+    t.stride[2] = (ptrdiff_t)c->d;
+    t.stride[3] = 1;
+    return t;
+}
+
+/* [b, s, heads, d] that lies in memory as [b, heads, s, d]. */
+static ar_tensor by_heads(float *p, const rope_case *c)
+{
+    ar_tensor t = in_rows(p, c, c->heads * c->d);
+    t.stride[1] = (ptrdiff_t)c->d;
+    t.stride[2] = (ptrdiff_t)(c->s * c->d);
+    return t;
+}
+
+static float at(const ar_tensor *t, size_t b, size_t s, size_t h, size_t i)
+{
+    return ((const float *)t->data.ptr)[(ptrdiff_t)b * t->stride[0] + (ptrdiff_t)s * t->stride[1] +
+                                        (ptrdiff_t)h * t->stride[2] + (ptrdiff_t)i];
+}
+
+static void check_head(const ar_tensor *y, const ar_tensor *x, const float *cos, const float *sin, int direction,
+                       size_t b, size_t s, size_t h)
+{
+    const size_t half = x->shape[3] / 2;
+    for (size_t i = 0; i < half; i++) {
+        const float x1 = at(x, b, s, h, i), x2 = at(x, b, s, h, half + i);
+        const float c = cos[s * half + i], sn = direction < 0 ? -sin[s * half + i] : sin[s * half + i];
+        const float a1 = x1 * c, a2 = x2 * sn, b1 = x2 * c, b2 = x1 * sn;
+        const float y1 = stored(a1 - a2), y2 = stored(b1 + b2);
+        const float got1 = at(y, b, s, h, i), got2 = at(y, b, s, h, half + i);
+        assert_bits(&got1, &y1, 1, "first half");
+        assert_bits(&got2, &y2, 1, "second half");
+    }
+}
+
+static void check(const rope_case *c, enum values kind, int direction, int threads)
+{
+    ar_device dev = test_device(threads);
+    const size_t width = c->heads * c->d, ld = width + c->pad, n = c->b * c->s * ld, half = c->d / 2;
+    float *in = new_values(n, kind, 1), *original = new_copy(in, n),
+          *out = new_values(c->b * c->s * width, ORDINARY, 2);
+    float *cos = malloc(c->s * half * sizeof *cos), *sin = malloc(c->s * half * sizeof *sin);
+    assert_ok(ari_cpu_rope_tables(&dev, NULL, buf(cos), buf(sin), c->s, c->d, 10000.0, 1.0));
+    const ar_tensor x = in_rows(in, c, ld), kept = in_rows(original, c, ld), y = by_heads(out, c);
+    assert_ok(ari_cpu_rope(&dev, NULL, &y, &x, cbuf(cos), cbuf(sin), direction));
+    assert_bits(in, original, n, "the input");
+    assert_ok(ari_cpu_rope(&dev, NULL, &x, &x, cbuf(cos), cbuf(sin), direction)); /* in place */
+    for (size_t r = 0; r < c->b * c->s * c->heads; r++) {
+        check_head(&y, &kept, cos, sin, direction, r / c->heads / c->s, r / c->heads % c->s, r % c->heads);
+        check_head(&x, &kept, cos, sin, direction, r / c->heads / c->s, r / c->heads % c->s, r % c->heads);
+    }
+    for (size_t i = 0; i < n; i++)
+        cr_assert(i % ld < width || ari_bits32(in[i]) == ari_bits32(original[i]), "a column beside the heads changed");
+    free(in), free(original), free(out), free(cos), free(sin);
+}
+
+Test(rope, rotates_strided_views_forward_and_backward)
+{
+    static const rope_case cases[] = {{1, 1, 1, 2, 0},   {2, 3, 1, 6, 5},     {2, 7, 3, 14, 28},
+                                      {1, 33, 2, 66, 1}, {2, 100, 3, 64, 64}, {1, 0, 2, 4, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int kind = 0; kind < VALUE_KINDS; kind++)
+            for (int variant = 0; variant < 4; variant++)
+                check(&cases[i], (enum values)kind, variant & 1 ? -1 : 1, 1 + variant / 2);
+}
+
+Test(rope, position_zero_is_the_identity_and_a_right_angle_swaps_the_halves)
+{
+    ar_device dev = test_device(1);
+    float x[] = {1, 2, 3, 4, 5, 6, 7, 8}, y[8];
+    const float cos[] = {1, 1, 0, 0}, sin[] = {0, 0, 1, 1}, expected[] = {1, 2, 3, 4, -7, -8, 5, 6};
+    const rope_case c = {1, 2, 1, 4, 0};
+    const ar_tensor from = in_rows(x, &c, 4), to = in_rows(y, &c, 4);
+    assert_ok(ari_cpu_rope(&dev, NULL, &to, &from, cbuf(cos), cbuf(sin), 1));
+    assert_bits(y, expected, 8, "forward");
+    assert_ok(ari_cpu_rope(&dev, NULL, &to, &to, cbuf(cos), cbuf(sin), -1));
+    assert_bits(y, x, 8, "and back");
+}

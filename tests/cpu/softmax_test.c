@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/cpu/row_support.h"
+
+TestSuite(softmax, .timeout = 60);
+
+/* A local probability matrix [b, heads, s, s] that stands at head `head_start` of `all_heads`. */
+typedef struct shape {
+    size_t b, heads, s, head_start, all_heads;
+} shape;
+
+static const shape shapes[] = {{1, 1, 1, 0, 1}, {2, 3, 3, 0, 3}, {2, 2, 7, 1, 4}, {1, 2, 33, 2, 4}, {2, 1, 100, 1, 2}};
+#define SHAPES (sizeof shapes / sizeof *shapes)
+
+/* Every way a mask may be given: bit 0 causal, bit 1 padding, bits 2 to 4 the additive one: none, then its two
+ * broadcast flags (one batch, one head). */
+#define MASKS 20
+
+typedef struct masks {
+    ar_mask mask;
+    uint8_t *padding;
+    float *additive;
+} masks;
+
+static masks masks_new(const shape *o, int which)
+{
+    masks m = {.mask = {.causal = which & 1, .head_start = o->head_start}};
+    uint64_t state = 77 + (uint64_t)which;
+    if (which & 2) {
+        m.padding = malloc(o->b * o->s);
+        for (size_t i = 0; i < o->b * o->s; i++)
+            m.padding[i] = (uint8_t)(next_random(&state) % 4 != 0);
+        memset(m.padding, 0, o->s / 2); /* left padding: with causality some queries of sample 0 see nothing */
+        m.mask.padding.ptr = m.padding;
+    }
+    if (which >= 4) {
+        m.mask.mask_batch = (which - 4) & 4 ? 1 : o->b;
+        m.mask.mask_heads = (which - 4) & 8 ? 1 : o->all_heads;
+        const size_t n = m.mask.mask_batch * m.mask.mask_heads * o->s * o->s;
+        m.additive = malloc(n * sizeof *m.additive);
+        for (size_t i = 0; i < n; i++)
+            m.additive[i] = next_random(&state) % 5 == 0 ? -INFINITY : next_value(&state, ORDINARY);
+        m.mask.additive.ptr = m.additive;
+    }
+    return m;
+}
+
+/* The additive mask's entry for a place, 0 without one. */
+static float additive_at(const masks *m, const shape *o, size_t i, size_t h, size_t q, size_t k)
+{
+    if (!m->additive)
+        return 0.0f;
+    const size_t batch = m->mask.mask_batch == 1 ? 0 : i;
+    const size_t head = m->mask.mask_heads == 1 ? 0 : o->head_start + h;
+    return m->additive[((batch * m->mask.mask_heads + head) * o->s + q) * o->s + k];
+}
+
+static bool visible(const masks *m, const shape *o, size_t i, size_t h, size_t q, size_t k)
+{
+    return !(m->mask.causal && k > q) && !(m->padding && m->padding[i * o->s + k] == 0) &&
+           additive_at(m, o, i, h, q, k) != -INFINITY;
+}
+
+static void plain_forward_row(float *p, const float *score, float scale, const masks *m, const shape *o, size_t i,
+                              size_t h, size_t q)
+{
+    const int bits = plain_bits(o->s);
+    float max = -INFINITY;
+    bool finite = true;
+    for (size_t k = 0; k < o->s; k++) {
+        p[k] = score[k] * scale;
+        if (m->additive && visible(m, o, i, h, q, k))
+            p[k] = p[k] + additive_at(m, o, i, h, q, k);
+        if (visible(m, o, i, h, q, k)) {
+            finite = finite && isfinite(p[k]);
+            max = p[k] > max ? p[k] : max;
+        }
+    }
+    int64_t sum = 0;
+    for (size_t k = 0; k < o->s; k++) {
+        p[k] = visible(m, o, i, h, q, k) ? ari_exp32(p[k] - max) : 0.0f;
+        if (finite)
+            sum += plain_quantised((double)p[k], 1, bits);
+    }
+    for (size_t k = 0; k < o->s; k++) {
+        const float value = finite ? (float)((double)p[k] / ldexp((double)sum, 1 - bits)) : ari_nan32();
+        p[k] = visible(m, o, i, h, q, k) ? value : 0.0f;
+    }
+}
+
+static void plain_backward_row(float *ds, float *dp, const float *p, float scale, const masks *m, const shape *o,
+                               size_t i, size_t h, size_t q)
+{
+    double *terms = calloc(o->s, sizeof *terms);
+    for (size_t k = 0; k < o->s; k++) {
+        dp[k] = visible(m, o, i, h, q, k) ? dp[k] : 0.0f;
+        terms[k] = (double)p[k] * (double)dp[k];
+    }
+    const double dot = plain_row_sum(terms, o->s);
+    for (size_t k = 0; k < o->s; k++) {
+        const float inner = (float)((double)p[k] * ((double)dp[k] - dot));
+        ds[k] = visible(m, o, i, h, q, k) ? stored(inner * scale) : 0.0f;
+    }
+    free(terms);
+}
+
+/* Special values in every third row only: else every long row would be NaN. */
+static float *new_scores(size_t n, size_t s, enum values kind, uint64_t seed)
+{
+    float *x = new_values(n, kind, seed), *calm = new_values(n, ORDINARY, seed + 1);
+    for (size_t i = 0; i < n && kind == SPECIAL; i++)
+        x[i] = i / s % 3 == 1 ? x[i] : calm[i];
+    free(calm);
+    return x;
+}
+
+static void check(const shape *o, int which, enum values kind, int threads)
+{
+    const size_t s = o->s, rows = o->b * o->heads * s, n = rows * s;
+    const float scale = ari_softmax_scale(16);
+    ar_device d = test_device(threads);
+    masks m = masks_new(o, which);
+    float *scores = new_scores(n, s, kind, 1), *dp = new_scores(n, s, kind, 2);
+    float *p = new_values(n, SPECIAL, 3), *ds = new_values(n, SPECIAL, 4);
+    float *expected_p = new_copy(p, n), *expected_ds = new_copy(p, n), *expected_dp = new_copy(dp, n);
+    for (size_t r = 0; r < rows; r++) {
+        const size_t i = r / s / o->heads, h = r / s % o->heads, q = r % s;
+        plain_forward_row(expected_p + r * s, scores + r * s, scale, &m, o, i, h, q);
+        plain_backward_row(expected_ds + r * s, expected_dp + r * s, expected_p + r * s, scale, &m, o, i, h, q);
+    }
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), o->b, o->heads, s, scale, &m.mask));
+    assert_bits(p, expected_p, n, "probs");
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(scores), cbuf(scores), o->b, o->heads, s, scale, &m.mask));
+    assert_bits(scores, expected_p, n, "probs in the scores' place");
+    assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(ds), cbuf(p), buf(dp), o->b, o->heads, s, scale, &m.mask));
+    assert_bits(ds, expected_ds, n, "ds");
+    assert_bits(dp, expected_dp, n, "dprobs, masked keys set to +0");
+    assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(dp), cbuf(p), buf(dp), o->b, o->heads, s, scale, &m.mask));
+    assert_bits(dp, expected_ds, n, "ds in the place of dprobs");
+    free(scores), free(dp), free(p), free(ds), free(expected_p), free(expected_ds), free(expected_dp);
+    free(m.padding), free(m.additive);
+}
+
+Test(softmax, forward_and_backward_match_the_formulas_under_every_mask)
+{
+    for (size_t i = 0; i < SHAPES; i++)
+        for (int which = 0; which < MASKS; which++)
+            for (int kind = 0; kind < VALUE_KINDS; kind++)
+                check(&shapes[i], which, (enum values)kind, 1);
+}
+
+Test(softmax, two_threads_give_the_same_bits)
+{
+    const shape o = {2, 2, 100, 1, 3}; /* 40,000 elements: enough for a second thread */
+    for (int which = 0; which < MASKS; which++)
+        check(&o, which, SPECIAL, 2);
+    const shape wide = {1, 1, 257, 0, 1};
+    check(&wide, 1, ORDINARY, 2);
+}
+
+Test(softmax, of_equal_scores_is_uniform_and_causal_rows_are_one_over_their_length)
+{
+    ar_device d = test_device(1);
+    float scores[16], expected[16] = {0};
+    for (size_t i = 0; i < 16; i++)
+        scores[i] = 3.0f;
+    for (size_t q = 0; q < 4; q++)
+        for (size_t k = 0; k <= q; k++)
+            expected[4 * q + k] = 1.0f / (float)(q + 1);
+    const ar_mask causal = {.causal = true}, none = {.causal = false};
+    float p[16];
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), 1, 1, 4, 0.5f, &causal));
+    assert_bits(p, expected, 16, "causal");
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), 1, 1, 4, 0.5f, &none));
+    for (size_t i = 0; i < 16; i++)
+        cr_assert_eq(ari_bits32(p[i]), ari_bits32(0.25f));
+}
+
+/* One query of three keys; what stands at a masked key never matters, what stands at a visible one always does. */
+static void check_three(const float *scores, const uint8_t *padding, const uint32_t *expected)
+{
+    ar_device d = test_device(1);
+    const ar_mask mask = {.padding = {padding}};
+    float nine[9] = {0}, p[9];
+    memcpy(nine, scores, 3 * sizeof *scores);
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(nine), 1, 1, 3, 1.0f, &mask));
+    assert_bits(p, expected, 3, "first row");
+}
+
+Test(softmax, a_visible_non_finite_score_makes_the_visible_row_nan_and_a_masked_one_does_nothing)
+{
+    const uint8_t last_masked[] = {1, 1, 0}, all_masked[] = {0, 0, 0};
+    const uint32_t half_half[] = {0x3f000000u, 0x3f000000u, 0}, nan_nan[] = {0x7fc00000u, 0x7fc00000u, 0};
+    const uint32_t zeros[] = {0, 0, 0};
+    const float bad[] = {ari_float32(0xffc00001u), INFINITY, -INFINITY};
+    for (size_t i = 0; i < 3; i++) {
+        check_three((float[]){1, 1, bad[i]}, last_masked, half_half);
+        check_three((float[]){1, bad[i], 1}, last_masked, nan_nan);
+        check_three((float[]){bad[i], 1, 1}, all_masked, zeros);
+    }
+}
+
+Test(softmax, backward_of_a_constant_dprobs_is_zero)
+{
+    ar_device d = test_device(1);
+    float p[] = {0.25f, 0.25f, 0.5f, 0.5f, 0.5f, 0, 1, 0, 0}, dp[9], ds[9];
+    const ar_mask none = {.causal = false};
+    for (size_t i = 0; i < 9; i++)
+        dp[i] = 3.0f;
+    assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(ds), cbuf(p), buf(dp), 1, 1, 3, 0.5f, &none));
+    const float zero[9] = {0};
+    assert_bits(ds, zero, 9, "ds");
+}
