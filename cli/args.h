@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_ARGS_H
+#define ARI_CLI_ARGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "anyrank/status.h"
+
+/* Options of a subcommand, from a table. A subcommand has a struct of values, whose fields hold the defaults before the
+ * parse, and one static table of options, each with the offset of its field:
+ *
+ *     struct values { ari_common common; const char *model; int tp; bool sp; };
+ *     static const ari_option options[] = {
+ *         {.name = "tp", .kind = ARI_OPT_INT, .at = offsetof(struct values, tp), .min = 1, .max = 4096, .value = "N",
+ *          .help = "tensor-parallel ranks (default 1)"},
+ *         {.name = "sp", .kind = ARI_OPT_FLAG, .at = offsetof(struct values, sp), .help = "sequence parallel"},
+ *         {0}};
+ *
+ * Accepted forms: --name value, --name=value, -x value, and `--`, after which everything is positional. The last of a
+ * repeated option counts. */
+typedef enum ari_option_kind {
+    ARI_OPT_FLAG,   /* bool, set to true; takes no value */
+    ARI_OPT_INT,    /* int in [min, max] */
+    ARI_OPT_SIZE,   /* size_t in [min, max] */
+    ARI_OPT_U64,    /* uint64_t, any */
+    ARI_OPT_DOUBLE, /* double, finite, in [min, max] */
+    ARI_OPT_STRING, /* const char *, borrowed from argv, not empty */
+    ARI_OPT_ENUM,   /* int: the index in `choices` */
+    ARI_OPT_LATER   /* declared, not in this version: parsing it is an error that says so */
+} ari_option_kind;
+
+typedef struct ari_option {
+    const char *name; /* without the dashes; NULL ends a table */
+    char letter;      /* 0: no short form */
+    ari_option_kind kind;
+    size_t at;                  /* offset of the field in the struct of values */
+    double min, max;            /* INT, SIZE, DOUBLE; both 0: all that the type holds, from 0 on for SIZE */
+    const char *const *choices; /* ENUM: ends with NULL */
+    const char *value;          /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
+    const char *help;           /* one or two lines, with the default; NULL: not listed */
+} ari_option;
+
+/* A positional argument; its field is a const char *. */
+typedef struct ari_positional {
+    const char *name; /* "MODEL"; NULL ends a table */
+    size_t at;
+    bool required;
+    const char *help;
+} ari_positional;
+
+/** What every subcommand takes. */
+typedef struct ari_common {
+    const char *json; /* "-": standard output; NULL: none */
+    bool quiet;
+    bool no_color;
+    int threads;   /* of the whole process; 0: as many as there are cores */
+    uint64_t seed; /* 0 unless given */
+} ari_common;
+
+typedef struct ari_args_spec {
+    const char *command;               /* "check" */
+    const char *summary;               /* one line, a sentence */
+    const char *example;               /* whole command lines, separated by '\n' */
+    const ari_option *options;         /* NULL: only the common ones */
+    const ari_positional *positionals; /* NULL: none */
+    size_t common_at;                  /* offset of the ari_common in the struct of values */
+} ari_args_spec;
+
+typedef enum ari_args_action { ARI_ARGS_RUN, ARI_ARGS_HELP, ARI_ARGS_VERSION } ari_args_action;
+
+/** Parses argv[1 ..] into *values; argv[0] is the subcommand's name. *action is HELP or VERSION if --help or --version
+ *  stands before the first error.
+ *  Errors: AR_ERR_ARG (unknown option, with the nearest one; a value missing, malformed or out of range, with what
+ * would be right; too few or too many positionals), AR_ERR_UNSUPPORTED (an option of a later version). Strings are
+ * borrowed from argv. */
+AR_NODISCARD ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values,
+                                      ari_args_action *action);
+
+/** Prints usage, positionals, options and examples. */
+void ari_args_help(FILE *to, const ari_args_spec *spec);
+
+/** Parses, and does what needs no subcommand: prints the help, the version, or an error. True if the subcommand shall
+ *  run; otherwise *exit_code is what it returns. */
+bool ari_args_begin(const ari_args_spec *spec, int argc, char *const *argv, void *values, int *exit_code);
+
+#endif

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/command.h"
+
+#include <string.h>
+
+#include "anyrank/device.h"
+#include "ref/io/json.h"
+
+#ifndef ANYRANK_VERSION
+#define ANYRANK_VERSION "0.1.0"
+#endif
+#ifndef ANYRANK_BUILD_TYPE
+#define ANYRANK_BUILD_TYPE "unnamed build"
+#endif
+
+int ari_exit_code(ar_status st)
+{
+    switch (st) {
+    case AR_OK:
+        return ARI_EXIT_SAME;
+    case AR_ERR_MEMORY:
+        return ARI_EXIT_MACHINE;
+    default:
+        return ARI_EXIT_USAGE;
+    }
+}
+
+void ari_print_error(const char *command, ar_status st)
+{
+    const char *message = ar_error_message();
+    fprintf(stderr, "anyrank%s%s: %s\n", command != NULL ? " " : "", command != NULL ? command : "",
+            message[0] != '\0' ? message : ar_status_text(st));
+}
+
+const char *ari_version(void)
+{
+    return ANYRANK_VERSION;
+}
+
+const char *ari_build_type(void)
+{
+    return ANYRANK_BUILD_TYPE;
+}
+
+void ari_print_version(FILE *to)
+{
+    ar_cpu_info cpu;
+    ar_cpu_info_get(&cpu);
+    fprintf(to, "anyrank %s (%s)\n", ari_version(), ari_build_type());
+    fprintf(to, "BLIS %s, kernels: %s\n", cpu.blis_version, cpu.blis_kernels);
+    fprintf(to, "CUDA: not in this version\n");
+}
+
+bool ari_wants_text(const ari_common *common)
+{
+    return !common->quiet && (common->json == NULL || strcmp(common->json, "-") != 0);
+}
+
+json_t *ari_json_begin(const char *command)
+{
+    return json_pack("{s:s, s:s, s:s}", "tool", "anyrank", "version", ari_version(), "command", command);
+}
+
+ar_status ari_json_end(json_t *result, const ari_common *common)
+{
+    ar_status st = AR_OK;
+    if (result == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the result as JSON");
+    if (common->json != NULL)
+        st = ari_json_save(result, common->json);
+    json_decref(result);
+    return st;
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_COMMAND_H
+#define ARI_CLI_COMMAND_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "anyrank/status.h"
+#include "cli/args.h"
+
+/* What all subcommands share: exit codes, errors, the version, and where results go. */
+
+/* As diff has them. */
+typedef enum ari_exit {
+    ARI_EXIT_SAME = 0,      /* the same, or all well */
+    ARI_EXIT_DIFFERENT = 1, /* a difference, or a failed check */
+    ARI_EXIT_USAGE = 2,     /* the caller can put it right: options, files, configurations */
+    ARI_EXIT_MACHINE = 3    /* the machine failed */
+} ari_exit;
+
+/** The exit code for a status: AR_OK 0, AR_ERR_MEMORY 3, any other 2. A difference is no status: 1 is the caller's. */
+int ari_exit_code(ar_status st);
+
+/** "anyrank check: what went wrong" on stderr, from the thread's last message or, without one, from the status.
+ *  command NULL: "anyrank: ...". */
+void ari_print_error(const char *command, ar_status st);
+
+/** "0.1.0". Static storage. */
+const char *ari_version(void);
+/** "Release". Static storage. */
+const char *ari_build_type(void);
+/** Version, build type, BLIS with its kernels, CUDA: one line each. Starts BLIS. */
+void ari_print_version(FILE *to);
+
+/** Whether the text for people goes to stdout: not with --quiet, nor where --json took stdout. */
+bool ari_wants_text(const ari_common *common);
+
+/** {"tool":"anyrank","version":...,"command":...}: what every result begins with. Gives; NULL without memory. */
+json_t *ari_json_begin(const char *command);
+/** Writes a result to where --json says; nothing without --json. Takes `result` in every case (json_decref); NULL is
+ *  AR_ERR_MEMORY. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_json_end(json_t *result, const ari_common *common);
+
+#endif

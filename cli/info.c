@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "anyrank/config.h"
+#include "anyrank/device.h"
+#include "cli/command.h"
+#include "cli/main.h"
+#include "cli/table.h"
+#include "ref/core/clock.h"
+#include "ref/io/json.h"
+
+static const char not_here[] = "not in this version";
+
+typedef struct info_values {
+    ari_common common;
+    bool probe;
+} info_values;
+
+static const ari_option options[] = {
+    {.name = "probe",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(info_values, probe),
+     .help = "measure sgemm with each of BLIS's kernel sets that this CPU can run, in processes of their own"},
+    {0},
+};
+
+static const ari_args_spec spec = {
+    .command = "info",
+    .summary = "Tells what this machine has, which paths are chosen, and why something is not available.",
+    .example = "anyrank info\nanyrank info --probe --json -",
+    .options = options,
+    .common_at = offsetof(info_values, common),
+};
+
+/* --- the probe of kernel sets ------------------------------------------------------------------------------------- */
+
+/* The numbers that BLIS_ARCH_TYPE takes in BLIS 0.9.0; they change between versions. A set that the CPU cannot run ends
+ * its process by an illegal instruction, hence the features. */
+typedef struct kernel_set {
+    const char *name, *number;
+    const char *features[4]; /* all needed; empty places are NULL */
+} kernel_set;
+
+static const char numbered_version[] = "0.9.0";
+static const kernel_set kernel_sets[] = {
+    {"skx", "0", {"avx512f", "avx512dq", "avx512bw", "avx512vl"}},
+    {"haswell", "3", {"avx2", "fma"}},
+    {"generic", "25", {NULL}},
+};
+enum { KERNEL_SETS = sizeof kernel_sets / sizeof kernel_sets[0] };
+
+typedef struct probe_row {
+    const kernel_set *set;
+    double gflops;   /* NaN: not measured */
+    char reason[96]; /* why not; "" otherwise */
+} probe_row;
+
+static bool cpu_has(const char *feature)
+{
+#if defined(__x86_64__)
+    /* The builtin takes literals only. */
+    if (strcmp(feature, "avx512f") == 0)
+        return __builtin_cpu_supports("avx512f");
+    if (strcmp(feature, "avx512dq") == 0)
+        return __builtin_cpu_supports("avx512dq");
+    if (strcmp(feature, "avx512bw") == 0)
+        return __builtin_cpu_supports("avx512bw");
+    if (strcmp(feature, "avx512vl") == 0)
+        return __builtin_cpu_supports("avx512vl");
+    if (strcmp(feature, "avx2") == 0)
+        return __builtin_cpu_supports("avx2");
+    if (strcmp(feature, "fma") == 0)
+        return __builtin_cpu_supports("fma");
+#endif
+    (void)feature;
+    return false;
+}
+
+/* The first feature that the set needs and the CPU has not, or NULL. */
+static const char *lacking(const kernel_set *set)
+{
+    for (size_t i = 0; i < sizeof set->features / sizeof set->features[0] && set->features[i] != NULL; i++) {
+        if (!cpu_has(set->features[i]))
+            return set->features[i];
+    }
+    return NULL;
+}
+
+/* This process's environment with BLIS_ARCH_TYPE replaced. Gives the array alone: its strings are borrowed. */
+static char **environment_with(char *setting)
+{
+    size_t n = 0;
+    while (environ[n] != NULL)
+        n++;
+    char **out = calloc(n + 2, sizeof *out);
+    size_t kept = 0;
+    for (size_t i = 0; out != NULL && i < n; i++) {
+        if (strncmp(environ[i], "BLIS_ARCH_TYPE=", strlen("BLIS_ARCH_TYPE=")) != 0)
+            out[kept++] = environ[i];
+    }
+    if (out != NULL)
+        out[kept] = setting;
+    return out;
+}
+
+/* Starts this program again as `probe-gemm`, its standard output into a pipe. Gives the pipe's reading end. */
+static int start_child(pid_t *child, char *setting)
+{
+    char name[] = "anyrank", command[] = "probe-gemm";
+    char *argv[] = {name, command, NULL};
+    int ends[2];
+    char **environment = environment_with(setting);
+    if (environment == NULL || pipe(ends) != 0) {
+        free(environment);
+        return -1;
+    }
+    posix_spawn_file_actions_t actions;
+    int failed = posix_spawn_file_actions_init(&actions);
+    if (failed == 0) {
+        posix_spawn_file_actions_addclose(&actions, ends[0]);
+        posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+        posix_spawn_file_actions_addclose(&actions, ends[1]);
+        failed = posix_spawn(child, "/proc/self/exe", &actions, NULL, argv, environment);
+        posix_spawn_file_actions_destroy(&actions);
+    }
+    close(ends[1]);
+    free(environment);
+    if (failed != 0)
+        close(ends[0]);
+    return failed != 0 ? -1 : ends[0];
+}
+
+static void probe_one(probe_row *row)
+{
+    char setting[64], text[64] = "";
+    pid_t child = 0;
+    row->gflops = (double)NAN;
+    const char *feature = lacking(row->set);
+    if (feature != NULL) {
+        snprintf(row->reason, sizeof row->reason, "this CPU has no %s", feature);
+        return;
+    }
+    snprintf(setting, sizeof setting, "BLIS_ARCH_TYPE=%s", row->set->number);
+    const int from = start_child(&child, setting);
+    if (from < 0) {
+        snprintf(row->reason, sizeof row->reason, "no process could be started");
+        return;
+    }
+    size_t length = 0;
+    ssize_t got = 0;
+    while (length + 1 < sizeof text && (got = read(from, text + length, sizeof text - 1 - length)) > 0)
+        length += (size_t)got;
+    close(from);
+    int status = 0;
+    waitpid(child, &status, 0);
+    char *end = NULL;
+    row->gflops = strtod(text, &end);
+    if (end == text || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        row->gflops = (double)NAN;
+        snprintf(row->reason, sizeof row->reason, "its process failed (%s %d)",
+                 WIFSIGNALED(status) ? "signal" : "exit status",
+                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    }
+}
+
+/* Fills all rows. AR_ERR_UNSUPPORTED where the numbers of the sets are not known. */
+static ar_status probe(probe_row *rows, const ar_cpu_info *cpu)
+{
+    if (strncmp(cpu->blis_version, numbered_version, strlen(numbered_version)) != 0)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "--probe: kernel sets have known numbers in BLIS %s, and this is %s",
+                            numbered_version, cpu->blis_version);
+    for (size_t i = 0; i < KERNEL_SETS; i++) {
+        rows[i] = (probe_row){.set = &kernel_sets[i]};
+        probe_one(&rows[i]);
+    }
+    return AR_OK;
+}
+
+/* --- the probing process ------------------------------------------------------------------------------------------ */
+
+enum { PROBE_SIZE = 512, PROBE_LIMIT_S = 60 };
+static const double PROBE_SECONDS = 0.4; /* the best of what fits: the first calls warm caches up */
+
+/* Best rate of c = a b^T, all [PROBE_SIZE, PROBE_SIZE], in GFLOP/s on one thread. */
+static ar_status measure(double *gflops, ar_device *device, ar_queue *queue)
+{
+    const size_t shape[2] = {PROBE_SIZE, PROBE_SIZE};
+    const size_t count = (size_t)PROBE_SIZE * PROBE_SIZE;
+    ar_buf memory = {NULL};
+    ar_tensor m[3];
+    ar_status st = AR_OK;
+    AR_TRY(device->ops->alloc(device, &memory, 3 * count * sizeof(float)));
+    float *values = memory.ptr;
+    for (size_t i = 0; i < 3 * count; i++)
+        values[i] = (float)(i % 17) - 8.0F;
+    for (size_t i = 0; i < 3; i++)
+        AR_TRY_TO(done, st, ar_tensor_view(&m[i], AR_F32, 2, shape, ar_buf_at(memory, i * count * sizeof(float))));
+    const uint64_t start = ari_now_ns();
+    *gflops = 0.0;
+    uint64_t before = start;
+    while ((double)(before - start) < PROBE_SECONDS * 1e9) {
+        AR_TRY_TO(done, st, device->ops->gemm_f32(device, queue, &m[2], &m[0], &m[1], false));
+        const uint64_t after = ari_now_ns();
+        *gflops = fmax(*gflops, 2.0 * PROBE_SIZE * (double)count / (double)(after - before));
+        before = after;
+    }
+done:
+    device->ops->free(device, memory);
+    return st;
+}
+
+int ari_command_probe_gemm(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    ar_device *device = NULL;
+    ar_queue *queue = NULL;
+    double gflops = 0.0;
+    ar_status st = AR_OK;
+    alarm(PROBE_LIMIT_S);
+    AR_TRY_TO(done, st, ar_queue_create(&queue, AR_QUEUE_INLINE, "probe"));
+    AR_TRY_TO(done, st, ar_device_cpu_create(&device, 1));
+    AR_TRY_TO(done, st, measure(&gflops, device, queue));
+    printf("%.1f\n", gflops);
+done:
+    ar_device_destroy(device);
+    ar_queue_destroy(queue);
+    if (st != AR_OK)
+        ari_print_error("probe-gemm", st);
+    return ari_exit_code(st);
+}
+
+/* --- output ------------------------------------------------------------------------------------------------------- */
+
+static ar_status print_text(const ar_cpu_info *cpu, const probe_row *rows, size_t n)
+{
+    static const ari_column columns[] = {{NULL, ARI_LEFT}, {NULL, ARI_LEFT}};
+    static const ari_column probe_columns[] = {{"kernels", ARI_LEFT}, {"GFLOP/s", ARI_RIGHT}, {"", ARI_LEFT}};
+    ari_table *table = NULL;
+    AR_TRY(ari_table_create(&table, columns, 2));
+    const char *const entries[][2] = {
+        {"anyrank", ari_version()},
+        {"build", ari_build_type()},
+        {"CPU", cpu->cpu},
+        {"features", cpu->features},
+        {"BLIS", cpu->blis_version},
+        {"BLIS kernels", cpu->blis_kernels},
+        {"why these", cpu->blis_reason},
+        {"exact path", cpu->exact_path},
+        {"CUDA", not_here},
+        {"NCCL", not_here},
+        {"MPI", not_here},
+        {"data", ar_data_dir()},
+    };
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
+        ari_table_cell(table, "%s", entries[i][0]);
+        ari_table_cell(table, "%s", entries[i][1]);
+        if (strcmp(entries[i][0], "CPU") == 0) {
+            ari_table_cell(table, "cores");
+            ari_table_cell(table, "%d", cpu->cores);
+        }
+    }
+    ar_status st = ari_table_print(table, stdout, 0);
+    ari_table_destroy(table);
+    if (st != AR_OK || n == 0)
+        return st;
+    printf("\nsgemm %d x %d x %d, one thread:\n", PROBE_SIZE, PROBE_SIZE, PROBE_SIZE);
+    AR_TRY(ari_table_create(&table, probe_columns, 3));
+    for (size_t i = 0; i < n; i++) {
+        ari_table_cell(table, "%s", rows[i].set->name);
+        ari_table_cell(table, isnan(rows[i].gflops) ? "-" : "%.1f", rows[i].gflops);
+        ari_table_cell(table, "%s", strcmp(rows[i].set->name, cpu->blis_kernels) == 0 ? "chosen" : rows[i].reason);
+    }
+    st = ari_table_print(table, stdout, 2);
+    ari_table_destroy(table);
+    return st;
+}
+
+/* The space-separated words of a text as a JSON array. */
+static json_t *words(const char *text)
+{
+    json_t *array = json_array();
+    for (const char *at = text + strspn(text, " "); *at != '\0'; at += strspn(at, " ")) {
+        const size_t length = strcspn(at, " ");
+        json_array_append_new(array, json_stringn(at, length));
+        at += length;
+    }
+    return array;
+}
+
+static json_t *absent(void)
+{
+    return json_pack("{s:b, s:s}", "available", 0, "reason", not_here);
+}
+
+static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, const probe_row *rows, size_t n)
+{
+    json_t *result = ari_json_begin("info");
+    json_t *probes = n == 0 ? json_null() : json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(probes, json_pack("{s:s, s:o, s:s}", "kernels", rows[i].set->name, "gflops",
+                                                isnan(rows[i].gflops) ? json_null() : ari_json_number(rows[i].gflops),
+                                                "reason", rows[i].reason));
+    json_t *rest = json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s}, s:s, s:o, s:o, s:o, s:s, s:o}", //
+                             "result", "same", "build_type", ari_build_type(),                                 //
+                             "cpu", "name", cpu->cpu, "cores", cpu->cores, "features", words(cpu->features),   //
+                             "blis", "version", cpu->blis_version, "kernels", cpu->blis_kernels, "reason",
+                             cpu->blis_reason,                                                                   //
+                             "exact_path", cpu->exact_path, "cuda", absent(), "nccl", absent(), "mpi", absent(), //
+                             "data_dir", ar_data_dir(), "probe", probes);
+    if (rest == NULL || json_object_update_new(result, rest) != 0) {
+        json_decref(result);
+        result = NULL;
+    }
+    return ari_json_end(result, common);
+}
+
+int ari_command_info(int argc, char **argv)
+{
+    info_values values = {0};
+    probe_row rows[KERNEL_SETS];
+    ar_cpu_info cpu;
+    int exit_code = 0;
+    if (!ari_args_begin(&spec, argc, argv, &values, &exit_code))
+        return exit_code;
+    ar_status st = AR_OK;
+    const size_t n = values.probe ? (size_t)KERNEL_SETS : 0;
+    ar_cpu_info_get(&cpu);
+    if (values.probe)
+        AR_TRY_TO(done, st, probe(rows, &cpu));
+    if (ari_wants_text(&values.common))
+        AR_TRY_TO(done, st, print_text(&cpu, rows, n));
+    if (values.common.json != NULL)
+        AR_TRY_TO(done, st, write_json(&values.common, &cpu, rows, n));
+done:
+    if (st != AR_OK)
+        ari_print_error("info", st);
+    return ari_exit_code(st);
+}

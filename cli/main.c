@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/main.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "anyrank/device.h"
+#include "cli/command.h"
+#include "ref/core/nearest.h"
+#include "ref/io/file.h"
+
+typedef struct subcommand {
+    const char *name;
+    const char *summary;               /* NULL: not listed */
+    int (*run)(int argc, char **argv); /* NULL: not in this version */
+} subcommand;
+
+/* In the order in which a person meets them. */
+static const subcommand subcommands[] = {
+    {"check", "compare every tensor of a training step with one rank's, bit for bit", NULL},
+    {"grads", "write outputs and gradients of one forward and backward", NULL},
+    {"train", "train on text, the same bits on every layout", NULL},
+    {"verify", "compare two dumps of tensors", NULL},
+    {"reshard", "split and merge checkpoints", NULL},
+    {"plan", "memory, bytes and time of every legal layout", NULL},
+    {"lint", "check a parallel plan without running numbers", NULL},
+    {"bugs", "list the faults that can be injected", NULL},
+    {"bench", "time collectives, contractions, blocks and steps", NULL},
+    {"info", "what this machine has, and which paths are chosen", ari_command_info},
+    {"probe-gemm", NULL, ari_command_probe_gemm},
+};
+enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] };
+
+static void print_help(FILE *to)
+{
+    fprintf(to, "usage: anyrank SUBCOMMAND [options]\n\n"
+                "anyrank runs a transformer's training step on any number of simulated ranks\n"
+                "and shows that every activation, gradient and updated weight has the same\n"
+                "bits as on one rank.\n\n"
+                "subcommands:\n");
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < SUBCOMMANDS; i++) {
+            const subcommand *s = &subcommands[i];
+            if (s->summary != NULL && (s->run == NULL) == (pass == 1))
+                fprintf(to, "  %-9s %s%s\n", s->name, s->summary, pass == 1 ? " (later)" : "");
+        }
+    }
+    fprintf(to, "\nThose marked (later) are not in this version.\n"
+                "anyrank SUBCOMMAND --help tells a subcommand's options; anyrank --version the\n"
+                "version. Exit status: 0 the same, 1 a difference, 2 wrong usage or input, 3 the\n"
+                "machine failed.\n\n"
+                "example:\n"
+                "  anyrank check llama-demo --tp 4 --sp\n");
+}
+
+static int unknown_subcommand(const char *name)
+{
+    const char *names[SUBCOMMANDS];
+    size_t n = 0;
+    for (size_t i = 0; i < SUBCOMMANDS; i++) {
+        if (subcommands[i].summary != NULL)
+            names[n++] = subcommands[i].name;
+    }
+    const char *near = ari_nearest(name, names, n);
+    if (near != NULL)
+        fprintf(stderr, "anyrank: unknown subcommand '%s'; did you mean %s?\n", ARI_SHOW(name), near);
+    else
+        fprintf(stderr, "anyrank: unknown subcommand '%s'; anyrank --help lists them\n", ARI_SHOW(name));
+    return ARI_EXIT_USAGE;
+}
+
+static int run_subcommand(int argc, char **argv)
+{
+    for (size_t i = 0; i < SUBCOMMANDS; i++) {
+        const subcommand *s = &subcommands[i];
+        if (strcmp(s->name, argv[0]) != 0)
+            continue;
+        if (s->run != NULL)
+            return s->run(argc, argv);
+        fprintf(stderr, "anyrank: %s: not in this version\n", s->name);
+        return ARI_EXIT_USAGE;
+    }
+    return unknown_subcommand(argv[0]);
+}
+
+/* What is still in stdout's buffer must not be lost without a word: a full disk is a failed run. */
+static int close_output(int exit_code)
+{
+    if (fflush(stdout) == 0 && ferror(stdout) == 0)
+        return exit_code;
+    fprintf(stderr, "anyrank: standard output: %s\n", strerror(errno));
+    return ARI_EXIT_MACHINE;
+}
+
+static int run(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return ARI_EXIT_USAGE;
+    }
+    const char *first = argv[1];
+    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0) {
+        /* `anyrank help check` is `anyrank check --help`. */
+        char help[] = "--help";
+        char *again[] = {argc > 2 ? argv[2] : NULL, help, NULL};
+        if (argc > 2 && first[0] != '-')
+            return run_subcommand(2, again);
+        print_help(stdout);
+        return ARI_EXIT_SAME;
+    }
+    if (strcmp(first, "--version") == 0) {
+        ari_print_version(stdout);
+        return ARI_EXIT_SAME;
+    }
+    if (first[0] == '-') {
+        fprintf(stderr, "anyrank: %s: options stand after the subcommand; anyrank --help lists the subcommands\n",
+                ARI_SHOW(first));
+        return ARI_EXIT_USAGE;
+    }
+    return run_subcommand(argc - 1, argv + 1);
+}
+
+int main(int argc, char **argv)
+{
+    /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
+    signal(SIGPIPE, SIG_DFL);
+    ar_cpu_select_kernels();
+    return close_output(run(argc, argv));
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/progress.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "ref/core/clock.h"
+
+static const uint64_t FIRST_NS = 1000000000u; /* shorter jobs show nothing */
+static const uint64_t AGAIN_NS = 100000000u;  /* ten times a second */
+
+enum { LINE_SIZE = 512, DEFAULT_WIDTH = 80, LEAST_WIDTH = 20 };
+
+static int terminal_width(void)
+{
+    struct winsize size;
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= LEAST_WIDTH)
+        return size.ws_col;
+    const char *columns = getenv("COLUMNS");
+    const long n = columns != NULL ? strtol(columns, NULL, 10) : 0;
+    return n >= LEAST_WIDTH && n < LINE_SIZE ? (int)n : DEFAULT_WIDTH;
+}
+
+void ari_progress_begin(ari_progress *p, bool quiet)
+{
+    const char *terminal = getenv("TERM");
+    const bool dumb = terminal != NULL && strcmp(terminal, "dumb") == 0;
+    *p = (ari_progress){.on = !quiet && !dumb && isatty(STDERR_FILENO) == 1, .start_ns = ari_now_ns()};
+    p->width = p->on ? terminal_width() : DEFAULT_WIDTH;
+}
+
+void ari_progress_line(char *line, int size, int width, double seconds, double fraction, const char *what)
+{
+    char head[64];
+    if (fraction >= 0.0)
+        snprintf(head, sizeof head, "%3.0f %%  %.0f s  ", (fraction < 1.0 ? fraction : 1.0) * 100.0, seconds);
+    else
+        snprintf(head, sizeof head, "%.0f s  ", seconds);
+    /* One column stays free: a full line would wrap on some terminals. */
+    const int room = (width < size ? width : size) - 1 - (int)strlen(head);
+    const int length = (int)strlen(what);
+    if (room < 4)
+        snprintf(line, (size_t)size, "%.*s", width - 1, head);
+    else if (length <= room)
+        snprintf(line, (size_t)size, "%s%s", head, what);
+    else
+        snprintf(line, (size_t)size, "%s%.*s..%s", head, (room - 2) / 2, what,
+                 what + length - (room - 2 - (room - 2) / 2));
+}
+
+void ari_progress_update(ari_progress *p, double fraction, const char *what)
+{
+    if (!p->on)
+        return;
+    const uint64_t now = ari_now_ns();
+    if (now - p->start_ns < FIRST_NS || (p->last_ns != 0 && now - p->last_ns < AGAIN_NS))
+        return;
+    char line[LINE_SIZE];
+    ari_progress_line(line, LINE_SIZE, p->width, (double)(now - p->start_ns) / 1e9, fraction, what);
+    fprintf(stderr, "\r\033[K%s", line);
+    fflush(stderr);
+    p->last_ns = now;
+    p->shown = true;
+}
+
+void ari_progress_clear(ari_progress *p)
+{
+    if (p->shown) {
+        fprintf(stderr, "\r\033[K");
+        fflush(stderr);
+    }
+    p->shown = false;
+}
+
+void ari_progress_end(ari_progress *p)
+{
+    ari_progress_clear(p);
+    p->on = false;
+}

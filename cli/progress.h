@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_PROGRESS_H
+#define ARI_CLI_PROGRESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A line on stderr that tells how far a long job is: only on a terminal, only after a second, at most ten times a
+ * second, and gone at the end. One thread uses it. Nothing else may print between begin and end without
+ * ari_progress_clear. */
+typedef struct ari_progress {
+    bool on;           /* stderr is a terminal, and nobody asked for quiet */
+    bool shown;        /* the line is on the screen */
+    int width;         /* columns of the terminal */
+    uint64_t start_ns; /* of the job */
+    uint64_t last_ns;  /* of the last print */
+} ari_progress;
+
+/** Starts the clock. */
+void ari_progress_begin(ari_progress *p, bool quiet);
+/** fraction in [0, 1], or negative where it is not known; `what` is shortened in the middle to fit. */
+void ari_progress_update(ari_progress *p, double fraction, const char *what);
+/** Removes the line; the next update draws it again. */
+void ari_progress_clear(ari_progress *p);
+/** Removes the line. */
+void ari_progress_end(ari_progress *p);
+
+/** Writes the line's text, at most `width` columns, to line[0 .. size). What ari_progress_update prints. */
+void ari_progress_line(char *line, int size, int width, double seconds, double fraction, const char *what);
+
+#endif

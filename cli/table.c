@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/table.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COLUMN_GAP = 2 };
+
+struct ari_table {
+    ari_column *columns;
+    size_t n;
+    char **cells; /* row by row; each a string of its own */
+    size_t count, capacity;
+    ar_status status; /* the first failure */
+};
+
+ar_status ari_table_create(ari_table **gives, const ari_column *columns, size_t n)
+{
+    ari_table *t = calloc(1, sizeof *t);
+    ari_column *copy = calloc(n + 1, sizeof *copy);
+    if (t == NULL || copy == NULL || n == 0) {
+        free(t);
+        free(copy);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a table of %zu columns", n);
+    }
+    memcpy(copy, columns, n * sizeof *copy);
+    t->columns = copy;
+    t->n = n;
+    *gives = t;
+    return AR_OK;
+}
+
+void ari_table_destroy(ari_table *t)
+{
+    if (t == NULL)
+        return;
+    for (size_t i = 0; i < t->count; i++)
+        free(t->cells[i]);
+    free(t->cells);
+    free(t->columns);
+    free(t);
+}
+
+void ari_table_cell(ari_table *t, const char *format, ...)
+{
+    if (t->count == t->capacity) {
+        const size_t capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
+        char **cells = realloc(t->cells, capacity * sizeof *cells);
+        if (cells == NULL) {
+            t->status = AR_ERR_MEMORY;
+            return;
+        }
+        t->cells = cells;
+        t->capacity = capacity;
+    }
+    char *text = NULL;
+    va_list args;
+    va_start(args, format);
+    const int length = vasprintf(&text, format, args);
+    va_end(args);
+    if (length < 0)
+        t->status = AR_ERR_MEMORY;
+    else
+        t->cells[t->count++] = text;
+}
+
+/* Characters of a text in UTF-8: bytes that continue none. */
+static int width_of(const char *text)
+{
+    int width = 0;
+    for (; *text != '\0'; text++)
+        width += ((unsigned char)*text & 0xc0) != 0x80;
+    return width;
+}
+
+/* The cells of one row; the last column is not padded, so that no line ends in spaces. */
+static void print_row(const ari_table *t, const char *const *cells, const int *widths, FILE *to, int indent)
+{
+    size_t last = t->n;
+    while (last > 0 && cells[last - 1][0] == '\0')
+        last--;
+    fprintf(to, "%*s", last == 0 ? 0 : indent, "");
+    for (size_t c = 0; c < last; c++) {
+        const int padding = widths[c] - width_of(cells[c]);
+        const int before = t->columns[c].align == ARI_RIGHT ? padding : 0;
+        const int after = c + 1 == last ? 0 : padding - before + COLUMN_GAP;
+        fprintf(to, "%*s%s%*s", before, "", cells[c], after, "");
+    }
+    fputc('\n', to);
+}
+
+ar_status ari_table_print(ari_table *t, FILE *to, int indent)
+{
+    while (t->count % t->n != 0 && t->status == AR_OK)
+        ari_table_cell(t, "%s", "");
+    int *widths = calloc(t->n, sizeof *widths);
+    const char **titles = calloc(t->n, sizeof *titles);
+    if (widths == NULL || titles == NULL || t->status != AR_OK) {
+        free(widths);
+        free(titles);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a table of %zu columns", t->n);
+    }
+    int titled = 0;
+    for (size_t c = 0; c < t->n; c++) {
+        titled += t->columns[c].title != NULL;
+        titles[c] = t->columns[c].title != NULL ? t->columns[c].title : "";
+        widths[c] = width_of(titles[c]);
+    }
+    for (size_t i = 0; i < t->count; i++) {
+        const int width = width_of(t->cells[i]);
+        widths[i % t->n] = width > widths[i % t->n] ? width : widths[i % t->n];
+    }
+    if (titled > 0)
+        print_row(t, titles, widths, to, indent);
+    for (size_t i = 0; i < t->count; i += t->n)
+        print_row(t, (const char *const *)(t->cells + i), widths, to, indent);
+    free(widths);
+    free(titles);
+    return AR_OK;
+}
+
+/* --- numbers for people ------------------------------------------------------------------------------------------- */
+
+const char *ari_count_text(char *text, uint64_t n)
+{
+    char digits[ARI_NUMBER];
+    const int length = snprintf(digits, sizeof digits, "%llu", (unsigned long long)n);
+    int at = 0;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0)
+            text[at++] = ',';
+        text[at++] = digits[i];
+    }
+    text[at] = '\0';
+    return text;
+}
+
+const char *ari_bytes_text(char *text, uint64_t bytes)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+    double value = (double)bytes;
+    size_t unit = 0;
+    /* 999.95 kB would print as 1000.0 kB. */
+    while (value >= (unit == 0 ? 1000.0 : 999.95) && unit + 1 < sizeof units / sizeof units[0]) {
+        value /= 1000.0;
+        unit++;
+    }
+    snprintf(text, ARI_NUMBER, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+    return text;
+}
+
+const char *ari_seconds_text(char *text, double seconds)
+{
+    if (!(seconds >= 0.0) || seconds > 1e9)
+        snprintf(text, ARI_NUMBER, "?");
+    else if (seconds < 0.9995)
+        snprintf(text, ARI_NUMBER, "%.1f ms", seconds * 1e3);
+    else if (seconds < 99.995)
+        snprintf(text, ARI_NUMBER, "%.2f s", seconds);
+    else
+        snprintf(text, ARI_NUMBER, "%.0f min %02.0f s", floor(round(seconds) / 60.0), fmod(round(seconds), 60.0));
+    return text;
+}
