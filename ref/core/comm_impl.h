@@ -6,15 +6,15 @@
 
 #include "anyrank/comm.h"
 
-/* One table: enumerator, name in reports, whether every rank must give the same element count. */
-#define ARI_KIND_TABLE(X)                                                                                              \
-    X(ALL_REDUCE, "all_reduce")                                                                                        \
-    X(REDUCE_SCATTER, "reduce_scatter")                                                                                \
-    X(ALL_GATHER, "all_gather")                                                                                        \
-    X(ALL_TO_ALL, "all_to_all")                                                                                        \
-    X(BROADCAST, "broadcast")                                                                                          \
-    X(EXCHANGE, "exchange")                                                                                            \
-    X(BARRIER, "barrier")                                                                                              \
+/* One table: enumerator, name in reports. */
+#define ARI_KIND_TABLE(X)               \
+    X(ALL_REDUCE, "all_reduce")         \
+    X(REDUCE_SCATTER, "reduce_scatter") \
+    X(ALL_GATHER, "all_gather")         \
+    X(ALL_TO_ALL, "all_to_all")         \
+    X(BROADCAST, "broadcast")           \
+    X(EXCHANGE, "exchange")             \
+    X(BARRIER, "barrier")               \
     X(SPLIT, "split")
 typedef enum ari_kind {
 #define ARI_KIND_ENUM(kind, name) ARI_##kind,
@@ -49,8 +49,7 @@ typedef struct ari_moved {
 
 static inline void ari_moved_read(ari_moved *m, size_t bytes)
 {
-    atomic_store_explicit(&m->read, atomic_load_explicit(&m->read, memory_order_relaxed) + bytes,
-                          memory_order_relaxed);
+    atomic_store_explicit(&m->read, atomic_load_explicit(&m->read, memory_order_relaxed) + bytes, memory_order_relaxed);
 }
 
 static inline void ari_moved_written(ari_moved *m, size_t bytes)
@@ -91,9 +90,9 @@ ar_status ari_queued_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count
                                const char *tag);
 ar_status ari_queued_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag);
 ar_status ari_queued_barrier(ar_comm *c, ar_queue *q, const char *tag);
-#define ARI_QUEUED_COLLECTIVES                                                                                         \
-    .all_reduce = ari_queued_all_reduce, .reduce_scatter = ari_queued_reduce_scatter,                                  \
-    .all_gather = ari_queued_all_gather, .all_to_all = ari_queued_all_to_all, .broadcast = ari_queued_broadcast,       \
+#define ARI_QUEUED_COLLECTIVES                                                                                   \
+    .all_reduce = ari_queued_all_reduce, .reduce_scatter = ari_queued_reduce_scatter,                            \
+    .all_gather = ari_queued_all_gather, .all_to_all = ari_queued_all_to_all, .broadcast = ari_queued_broadcast, \
     .exchange = ari_queued_exchange, .barrier = ari_queued_barrier
 
 /** Sum of counts[0..n): where rank n's part starts. Checked at the public boundary, so it cannot overflow here. */

@@ -120,13 +120,8 @@ ar_status ari_queued_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in,
 
 ar_status ari_queued_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root, const char *tag)
 {
-    const ari_call call = {.kind = ARI_BROADCAST,
-                           .dtype = t,
-                           .root = root,
-                           .count = count,
-                           .out = buf,
-                           .in = ar_const(buf),
-                           .tag = tag};
+    const ari_call call = {
+        .kind = ARI_BROADCAST, .dtype = t, .root = root, .count = count, .out = buf, .in = ar_const(buf), .tag = tag};
     return ari_comm_enqueue(c, q, &call);
 }
 

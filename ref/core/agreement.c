@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdarg.h>
+#include <string.h>
+
+#include "ref/core/rendezvous_impl.h"
+
+/* --- text that grows at its end and never past it --------------------------------------------------------------------
+ */
+
+typedef struct line {
+    char *text;
+    size_t size, used;
+} line;
+
+static void AR_PRINTF(2, 3) put(line *l, const char *format, ...)
+{
+    if (l->used >= l->size)
+        return;
+    va_list args;
+    va_start(args, format);
+    const int n = vsnprintf(l->text + l->used, l->size - l->used, format, args);
+    va_end(args);
+    l->used += n > 0 ? (size_t)n : 0;
+}
+
+void ari_ranks_describe(const int *ranks, int n, char *text, size_t size)
+{
+    line l = {text, size, 0};
+    put(&l, "%s", "");
+    for (int i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && ranks[end] == ranks[end - 1] + 1; end++) {
+        }
+        put(&l, end - i > 1 ? "%s%d-%d" : "%s%d", i > 0 ? ", " : "", ranks[i], ranks[end - 1]);
+    }
+}
+
+static void put_counts(line *l, const char *what, const size_t *counts, int n)
+{
+    const int shown = n <= 8 ? n : 8;
+    put(l, ", %s [", what);
+    for (int i = 0; i < shown; i++)
+        put(l, "%s%zu", i > 0 ? ", " : "", counts[i]);
+    put(l, "%s]", shown < n ? ", ..." : "");
+}
+
+void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
+{
+    line l = {text, size, 0};
+    put(&l, "%s(", ari_kind_name(call->kind));
+    if (call->kind != ARI_BARRIER && call->kind != ARI_SPLIT)
+        put(&l, "%s", ar_dtype_name(call->dtype));
+    switch (call->kind) {
+    case ARI_ALL_REDUCE:
+        put(&l, ", count %zu, %s", call->count, ari_op_name(call->op));
+        break;
+    case ARI_REDUCE_SCATTER:
+        put_counts(&l, "counts", call->counts, n);
+        put(&l, ", %s", ari_op_name(call->op));
+        break;
+    case ARI_ALL_GATHER:
+        put_counts(&l, "counts", call->counts, n);
+        break;
+    case ARI_ALL_TO_ALL:
+        put_counts(&l, "send", call->counts, n);
+        put_counts(&l, "receive", call->recv_counts, n);
+        break;
+    case ARI_BROADCAST:
+        put(&l, ", count %zu, root %d", call->count, call->root);
+        break;
+    case ARI_EXCHANGE:
+        put(&l, ", %zu operations", call->count);
+        break;
+    case ARI_SPLIT:
+        put(&l, "color %d, key %d", call->color, call->key);
+        break;
+    case ARI_BARRIER:
+    case ARI_KIND_COUNT:
+        break;
+    }
+    put(&l, ")%s%s%s", call->tag[0] ? " '" : "", call->tag, call->tag[0] ? "'" : "");
+}
+
+/* --- the comparison --------------------------------------------------------------------------------------------------
+ */
+
+static ar_status disagree(const ari_group *g, int a, int b, char *why, size_t size, const char *difference)
+{
+    char call_a[160], call_b[160], group[96];
+    ari_call_describe(&g->slot[a].call, g->n, call_a, sizeof call_a);
+    ari_call_describe(&g->slot[b].call, g->n, call_b, sizeof call_b);
+    ari_ranks_describe(g->rank, g->n, group, sizeof group);
+    snprintf(why, size,
+             "ranks %d and %d disagree in collective #%llu of ranks %s: rank %d calls %s, rank %d calls %s: %s",
+             g->rank[a], g->rank[b], (unsigned long long)atomic_load(&g->slot[a].entered), group, g->rank[a], call_a,
+             g->rank[b], call_b, difference);
+    return AR_ERR_MISMATCH;
+}
+
+/* The first field in which y differs from x, as text; "" if none. */
+static void difference(const ari_call *x, const ari_call *y, int n, char *text, size_t size)
+{
+    line l = {text, size, 0};
+    put(&l, "%s", "");
+    if (x->kind != y->kind) {
+        put(&l, "kind %s against %s", ari_kind_name(x->kind), ari_kind_name(y->kind));
+    } else if (x->dtype != y->dtype) {
+        put(&l, "dtype %s against %s", ar_dtype_name(x->dtype), ar_dtype_name(y->dtype));
+    } else if (x->op != y->op) {
+        put(&l, "operation %s against %s", ari_op_name(x->op), ari_op_name(y->op));
+    } else if (x->root != y->root) {
+        put(&l, "root %d against %d", x->root, y->root);
+    } else if (x->kind != ARI_EXCHANGE && x->count != y->count) {
+        put(&l, "count %zu against %zu", x->count, y->count);
+    } else if (x->kind == ARI_REDUCE_SCATTER || x->kind == ARI_ALL_GATHER) {
+        for (int i = 0; i < n && l.used == 0; i++) {
+            if (x->counts[i] != y->counts[i])
+                put(&l, "count of rank %d: %zu against %zu", i, x->counts[i], y->counts[i]);
+        }
+    }
+}
+
+/* all_to_all: what a sends to b is what b expects from a. */
+static ar_status compare_all_to_all(const ari_group *g, char *why, size_t size)
+{
+    for (int a = 0; a < g->n; a++) {
+        for (int b = 0; b < g->n; b++) {
+            const size_t sent = g->slot[a].call.counts[b], expected = g->slot[b].call.recv_counts[a];
+            if (sent == expected)
+                continue;
+            char text[128];
+            snprintf(text, sizeof text, "rank %d sends %zu elements to rank %d, which expects %zu", g->rank[a], sent,
+                     g->rank[b], expected);
+            return disagree(g, a, b, why, size, text);
+        }
+    }
+    return AR_OK;
+}
+
+/* The next operation of the batch at or after `at` that sends to (or receives from) peer; call->count if none. */
+static size_t next_op(const ari_call *call, size_t at, bool send, int peer)
+{
+    while (at < call->count && !(call->p2p[at].send == send && call->p2p[at].peer == peer))
+        at++;
+    return at;
+}
+
+static ar_status compare_batches(const ari_group *g, int a, int b, char *why, size_t size)
+{
+    const ari_call *from = &g->slot[a].call, *to = &g->slot[b].call;
+    size_t s = next_op(from, 0, true, b), r = next_op(to, 0, false, a);
+    for (size_t k = 0;; k++) {
+        const bool sends = s < from->count, receives = r < to->count;
+        char text[128];
+        if (!sends && !receives)
+            return AR_OK;
+        if (sends && receives && from->p2p[s].count == to->p2p[r].count) {
+            s = next_op(from, s + 1, true, b);
+            r = next_op(to, r + 1, false, a);
+            continue;
+        }
+        if (sends && receives)
+            snprintf(text, sizeof text, "message %zu from rank %d to rank %d: %zu elements are sent, %zu expected", k,
+                     g->rank[a], g->rank[b], from->p2p[s].count, to->p2p[r].count);
+        else
+            snprintf(text, sizeof text, "message %zu from rank %d to rank %d has %s", k, g->rank[a], g->rank[b],
+                     sends ? "a send but no receive" : "a receive but no send");
+        return disagree(g, a, b, why, size, text);
+    }
+}
+
+static ar_status compare_exchange(const ari_group *g, char *why, size_t size)
+{
+    for (int a = 0; a < g->n; a++) {
+        for (int b = 0; b < g->n; b++)
+            AR_TRY(compare_batches(g, a, b, why, size));
+    }
+    return AR_OK;
+}
+
+ar_status ari_calls_compare(const ari_group *g, char *why, size_t size)
+{
+    const ari_call *first = &g->slot[0].call;
+    for (int i = 1; i < g->n; i++) {
+        char text[128];
+        /* The gate lets each member enter once, so the sequence numbers agree by construction. */
+        difference(first, &g->slot[i].call, g->n, text, sizeof text);
+        if (text[0])
+            return disagree(g, 0, i, why, size, text);
+    }
+    if (first->kind == ARI_ALL_TO_ALL)
+        return compare_all_to_all(g, why, size);
+    return first->kind == ARI_EXCHANGE ? compare_exchange(g, why, size) : AR_OK;
+}

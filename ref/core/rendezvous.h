@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_RENDEZVOUS_H
+#define ARI_CORE_RENDEZVOUS_H
+
+#include "ref/core/comm_impl.h"
+
+/* Where the ranks of one process meet. A world has ranks and one first failure; a group of its ranks meets for one
+ * collective after the other. This file knows nothing of how data moves: a communicator enters, moves, and leaves.
+ *
+ * Invariants
+ * - A collective is agreed upon by all members before any data moves: the last member to enter compares all calls.
+ * - Until then a member's wait ends at a failure anywhere in the world. Once agreed, a collective runs to its end on
+ *   every member, whatever fails elsewhere: a member that left half-way would free memory that others still read.
+ *   Between agreement and end no member waits for anything but other members in the same collective.
+ * - The first failure is kept; whatever follows is a consequence of it. */
+typedef struct ari_world ari_world;
+typedef struct ari_group ari_group;
+
+/* What a rank was doing when the world failed. */
+typedef struct ari_rank_view {
+    char last[96];    /* the last collective it finished: "all_reduce #12 layers.0.mlp.down_proj", or "none" */
+    char current[96]; /* the ones it was in, the oldest first; "running" between two, "returned" after all */
+    char group[32];   /* the ranks it met in the oldest of these; "" if it was in none */
+    double waiting_s; /* how long it had been there */
+} ari_rank_view;
+
+/* --- world ------------------------------------------------------------------------------------------------------- */
+
+/** Gives a world of `ranks` ranks (1 to 4096), with the group of all of them. timeout_ns: the longest wait for a peer.
+ *  Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns);
+/** No rank may be in a call, and no member of its groups may be used afterwards. */
+void ari_world_destroy(ari_world *w);
+ari_group *ari_world_group(ari_world *w);
+/** Ends the world for the reason given, unless it has ended: `rank` is the one that failed; it keeps `st`, and so do
+ *  the members of the group `with` (NULL: none); every other rank gets AR_ERR_ABORTED. Wakes everybody. */
+void ari_world_fail(ari_world *w, int rank, const ari_group *with, ar_status st, const char *what);
+/** AR_OK, or the first failure. */
+ar_status ari_world_status(const ari_world *w);
+/** The first failure: one line, then the table of ranks; "" if none. Valid while the world lives. */
+const char *ari_world_error(const ari_world *w);
+/** The rank's function returned with this status: nobody needs to wait for this rank any more. An error ends the
+ *  world, unless it is only the echo of an earlier failure. */
+void ari_world_returned(ari_world *w, int rank, ar_status st, const char *message);
+/** What the rank was doing at the first failure; zeroes if there is none. */
+const ari_rank_view *ari_world_view(const ari_world *w, int rank);
+
+/* --- group ------------------------------------------------------------------------------------------------------- */
+
+/* One member's place in a group. Used by one thread at a time. */
+typedef struct ari_member {
+    ari_group *group;
+    int index;       /* in the group */
+    int rank;        /* in the world */
+    uint64_t seq;    /* collectives entered */
+    uint64_t leaves; /* of these, the ones that ended in ari_member_leave */
+    int activity;    /* its line among what the rank is doing; -1: none */
+    atomic_int in;   /* 1 in a call: detects use by two threads */
+} ari_member;
+
+/** A new group of members of the world, in this order. Borrows `ranks`. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_group_create(ari_group **gives, ari_world *w, const int *ranks, int n);
+int ari_group_size(const ari_group *g);
+ari_world *ari_group_world(const ari_group *g);
+int ari_group_rank(const ari_group *g, int index); /* in the world */
+/** What member `index` called, and the communicator it called with. Valid between its enter and its leave. */
+const ari_call *ari_group_call(const ari_group *g, int index);
+ar_comm *ari_group_comm(const ari_group *g, int index);
+
+void ari_member_init(ari_member *m, ari_group *g, int index);
+/** The member will not come again; the group ends with its last member. */
+void ari_member_fini(ari_member *m);
+
+/** Work that the last member does on behalf of all of them, while they wait. An error ends the world with it. */
+typedef ar_status (*ari_alone_fn)(ari_group *g, void *arg);
+
+/** Enters a collective with `call`. Returns when every member has entered with the same one and `alone` (if not NULL)
+ *  has run on one of them. Every member then calls ari_member_leave or ari_member_done, all of them the same.
+ *  Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED, or alone's; then the member is out and nothing moves. */
+AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_alone_fn alone, void *arg);
+/** Leaves when every member has come to leave: nobody reads this member's memory any more. */
+void ari_member_leave(ari_member *m);
+/** Leaves at once: for collectives whose work was all done alone. */
+void ari_member_done(ari_member *m);
+
+/** Steps within a collective. Each member counts its own, from 0 at entry; advancing publishes what it wrote. */
+void ari_member_advance(ari_member *m, uint64_t steps_done);
+/** Waits until member `index` has done this many steps. Only between enter and leave. */
+void ari_member_await(ari_member *m, int index, uint64_t steps_done);
+
+#endif

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_RENDEZVOUS_IMPL_H
+#define ARI_CORE_RENDEZVOUS_IMPL_H
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include "ref/core/rendezvous.h"
+
+/* Shared by the files of the rendezvous alone: world.c, rendezvous.c, agreement.c.
+ *
+ * Locks, in the order in which they may be taken: a world's, then a rank's or a group's; never two of a kind. */
+
+enum {
+    ARI_CACHE_LINE = 64,
+    ARI_ACTIVITIES = 4, /* collectives a rank can be in at once: one on each of its queues */
+    ARI_TAG_BYTES = 72
+};
+
+typedef struct ari_activity {
+    bool on;
+    ari_kind kind;
+    const ari_group *group; /* lives while `on`: its member is in a call */
+    uint64_t seq;           /* in the group */
+    uint64_t since_ns;
+    char tag[ARI_TAG_BYTES]; /* copied: the call's own may be gone when a report is made */
+} ari_activity;
+
+/* A rank that returned with an error ends the world itself, so others need not report that it is missing. */
+typedef enum ari_return { ARI_RUNS, ARI_RETURNED_OK, ARI_RETURNED_ERROR } ari_return;
+
+typedef struct ari_rank_state {
+    _Alignas(ARI_CACHE_LINE) pthread_mutex_t lock;
+    /* guarded by `lock` */
+    ari_activity now[ARI_ACTIVITIES];
+    ari_activity last; /* on: there is one */
+    uint64_t idle_since_ns;
+    /* not guarded */
+    _Atomic(ari_return) returned;
+    ari_rank_view view; /* written once, at the first failure, before `st` */
+} ari_rank_state;
+
+struct ari_world {
+    int ranks;
+    bool spins; /* every rank has a core: waiting ranks spin */
+    uint64_t timeout_ns;
+    ari_rank_state *rank;
+    ari_group *whole;
+    _Alignas(ARI_CACHE_LINE) _Atomic(ar_status) st; /* the first failure; stored after everything about it */
+    _Atomic uint64_t signals; /* failures, returns, departures: a waiter that saw this number need not look again */
+    _Alignas(ARI_CACHE_LINE) pthread_mutex_t lock;
+    /* guarded by `lock` */
+    ari_group *groups; /* list */
+    uint64_t groups_made;
+    int failed_rank;
+    uint64_t failed_group; /* its id; 0: none */
+    char line[768];        /* what happened */
+    char *message;         /* line and table; NULL if there was no memory for it */
+};
+
+typedef struct ari_slot {
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t entered; /* the sequence number of the last collective entered */
+    atomic_bool gone;                                  /* its member was dropped */
+    ari_call call;                                     /* read by others between agreement and end only */
+    ar_comm *comm;
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
+} ari_slot;
+
+struct ari_group {
+    ari_world *world;
+    uint64_t id; /* 1, 2, ... in the world */
+    int n;
+    int *rank; /* [n], of the world */
+    ari_slot *slot;
+    /* guarded by the world's lock */
+    ari_group *next, **at; /* at: the pointer that points here */
+    int members_left;
+    /* gate: collectives agreed upon << 17 | dead << 16 | members that have entered the next one. */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t gate;
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t leaves; /* members that came to leave, since creation */
+    _Alignas(ARI_CACHE_LINE) atomic_int sleepers;     /* written under `lock` */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+};
+
+/** Compares what the members called. AR_OK, or AR_ERR_MISMATCH and in `why` a line that names the first two that
+ *  disagree, what each called, and the values that differ. */
+AR_NODISCARD ar_status ari_calls_compare(const ari_group *g, char *why, size_t size);
+/** "all_reduce(F32, count 8, sum)" for a group of n. */
+void ari_call_describe(const ari_call *call, int n, char *text, size_t size);
+/** "0-3, 8" of ascending or other ranks. */
+void ari_ranks_describe(const int *ranks, int n, char *text, size_t size);
+
+/** The rank begins and ends a collective; kept for reports. begin returns the line to give to end. */
+int ari_world_begin(ari_world *w, int rank, const ari_group *g, const ari_call *call, uint64_t seq);
+void ari_world_end(ari_world *w, int rank, int activity, bool finished);
+/** The status of a call of this rank in this group (NULL: none) after a failure, with its message. */
+ar_status ari_world_echo(ari_world *w, int rank, const ari_group *g);
+/** Something changed that waiting members must look at: wakes those of g (NULL: of all groups). */
+void ari_world_signal(ari_world *w, ari_group *g);
+
+void ari_group_wake(ari_group *g);
+void ari_group_free(ari_group *g);
+
+#endif

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "sim/sim_impl.h"
+
+/* Below this size the last member to arrive does the work of all: one meeting instead of two (measured: with more ranks
+ * than cores a second meeting costs more than moving this much). */
+enum { ALONE_BYTES = 16384 };
+
+static ari_sim_comm *sim_of(ar_comm *c)
+{
+    return (ari_sim_comm *)c;
+}
+
+static const char *sim_error(const ar_comm *c)
+{
+    return ari_world_error(ari_group_world(((const ari_sim_comm *)c)->member.group));
+}
+
+static void sim_abort(ar_comm *c, ar_status st, const char *why)
+{
+    const ari_member *m = &sim_of(c)->member;
+    char what[512];
+    snprintf(what, sizeof what, "rank %d aborted: %s", m->rank, why);
+    ari_world_fail(ari_group_world(m->group), m->rank, NULL, st, what);
+}
+
+/* The members decide alike, so from nothing but what they agree on. */
+static bool is_small(const ari_call *call, int n)
+{
+    size_t count = 0;
+    switch (call->kind) {
+    case ARI_ALL_REDUCE:
+    case ARI_BROADCAST:
+        count = call->count;
+        break;
+    case ARI_REDUCE_SCATTER:
+    case ARI_ALL_GATHER:
+        count = ari_counts_before(call->counts, n);
+        break;
+    case ARI_BARRIER:
+        return true;
+    default:
+        return false; /* the sizes of others are not known here */
+    }
+    return count * ar_dtype_bytes(call->dtype) <= ALONE_BYTES;
+}
+
+static ar_status all_parts(ari_group *g, void *arg)
+{
+    (void)arg;
+    for (int r = 0; r < ari_group_size(g); r++)
+        ari_direct_part(g, r);
+    return AR_OK;
+}
+
+static ar_status direct_run(ar_comm *c, const ari_call *call)
+{
+    ari_member *m = &sim_of(c)->member;
+    if (is_small(call, c->size)) {
+        AR_TRY(ari_member_enter(m, c, call, all_parts, NULL));
+        ari_member_done(m);
+        return AR_OK;
+    }
+    AR_TRY(ari_member_enter(m, c, call, NULL, NULL));
+    ari_direct_part(m->group, m->index);
+    ari_member_leave(m);
+    return AR_OK;
+}
+
+/* Before entering: once a collective is agreed upon, nobody may fail. */
+static ar_status reserve(ari_sim_comm *c, size_t bytes)
+{
+    if (bytes <= c->scratch_bytes)
+        return AR_OK;
+    void *larger = malloc(bytes);
+    if (!larger)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes of partial sums", bytes);
+    free(c->scratch);
+    c->scratch = larger;
+    c->scratch_bytes = bytes;
+    return AR_OK;
+}
+
+static ar_status ring_run(ar_comm *c, const ari_call *call)
+{
+    ari_sim_comm *s = sim_of(c);
+    AR_TRY(reserve(s, ari_ring_scratch(s, call)));
+    AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
+    ari_ring_part(s, call);
+    ari_member_leave(&s->member);
+    return AR_OK;
+}
+
+/* --- split ---------------------------------------------------------------------------------------------------------
+ */
+
+static ari_sim_comm *member_comm(ari_group *g, int index)
+{
+    return sim_of(ari_group_comm(g, index));
+}
+
+/* Members of `color` in the order of (key, rank): an insertion into a list that is sorted already. */
+static int members_of_color(ari_group *g, int color, int *members)
+{
+    int n = 0;
+    for (int i = 0; i < ari_group_size(g); i++) {
+        const ari_call *call = ari_group_call(g, i);
+        if (call->color != color)
+            continue;
+        int at = n++;
+        for (; at > 0 && ari_group_call(g, members[at - 1])->key > call->key; at--)
+            members[at] = members[at - 1];
+        members[at] = i;
+    }
+    return n;
+}
+
+static ar_status make_groups(ari_group *g, void *arg)
+{
+    (void)arg;
+    const int n = ari_group_size(g);
+    ar_status st = AR_OK;
+    int *members = malloc(2 * (size_t)n * sizeof *members);
+    if (!members)
+        return ar_error_set(AR_ERR_MEMORY, "split: no memory for %d ranks", n);
+    int *ranks = members + n;
+    for (int i = 0; i < n; i++)
+        member_comm(g, i)->split_group = NULL;
+    for (int i = 0; i < n; i++) {
+        const int color = ari_group_call(g, i)->color;
+        if (color < 0 || member_comm(g, i)->split_group)
+            continue;
+        const int size = members_of_color(g, color, members);
+        for (int k = 0; k < size; k++)
+            ranks[k] = ari_group_rank(g, members[k]);
+        ari_group *made = NULL;
+        AR_TRY_TO(done, st, ari_group_create(&made, ari_group_world(g), ranks, size));
+        for (int k = 0; k < size; k++) {
+            member_comm(g, members[k])->split_group = made;
+            member_comm(g, members[k])->split_index = k;
+        }
+    }
+done:
+    free(members); /* groups made so far end with the world, which ends now */
+    return st;
+}
+
+static ar_status sim_split(ar_comm **gives, ar_comm *c, int color, int key)
+{
+    ari_sim_comm *s = sim_of(c), *made = NULL;
+    const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .color = color, .key = key, .tag = ""};
+    AR_TRY(ari_member_enter(&s->member, c, &call, make_groups, NULL));
+    ari_member_done(&s->member);
+    if (!s->split_group)
+        return AR_OK;
+    AR_TRY(ari_sim_comm_create(&made, s->split_group, s->split_index, s->options));
+    *gives = &made->base;
+    return AR_OK;
+}
+
+static void sim_destroy(ar_comm *c)
+{
+    if (!sim_of(c)->of_world) /* the world's own ends with ar_sim_run */
+        ari_sim_comm_free(sim_of(c));
+}
+
+static const ar_comm_ops direct_ops = {
+    .name = "direct", ARI_QUEUED_COLLECTIVES, .split = sim_split, .abort = sim_abort, .destroy = sim_destroy};
+static const ar_comm_ops ring_ops = {
+    .name = "ring", ARI_QUEUED_COLLECTIVES, .split = sim_split, .abort = sim_abort, .destroy = sim_destroy};
+
+ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, int index, const ar_sim_options *options)
+{
+    const bool ring = options->algorithm == AR_SIM_RING;
+    ari_sim_comm *c = calloc(1, sizeof *c);
+    if (!c) {
+        ari_member dropped;
+        ari_member_init(&dropped, g, index);
+        ari_member_fini(&dropped);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
+    }
+    ari_comm_init(&c->base, ring ? &ring_ops : &direct_ops, index, ari_group_size(g));
+    c->base.error = sim_error;
+    c->base.run = ring ? ring_run : direct_run;
+    c->options = options;
+    ari_member_init(&c->member, g, index);
+    *gives = c;
+    return AR_OK;
+}
+
+void ari_sim_comm_free(ari_sim_comm *c)
+{
+    if (!c)
+        return;
+    ari_member_fini(&c->member);
+    free(c->scratch);
+    free(c);
+}

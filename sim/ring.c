@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sim/reduce.h"
+#include "sim/sim_impl.h"
+
+/* `ring`: rank r reads rank r-1 only, one chunk a step. There are N chunks; indices are modulo N.
+ *
+ *   reduce-scatter, steps s = 0 .. N-2: r sends chunk r-1-s and receives chunk r-2-s, to which it adds its own input.
+ *     Chunk c starts at rank c+1, passes c+2, ... and ends complete at rank c: the order of additions.
+ *   all-gather, steps s = 0 .. N-2: r sends chunk r-s and receives chunk r-1-s, complete.
+ *
+ *   N = 3, what rank r holds of chunk 0 after each step (digits: whose inputs are in it):
+ *     rank 1  1 --\        start
+ *     rank 2       12 --\  after step 0
+ *     rank 0            120 after step 1: complete at rank 0
+ *
+ * Sending is being read: a step ends by publishing the number of steps done, and the right neighbour waits for it. */
+typedef struct ring {
+    ari_sim_comm *c;
+    const ari_call *call, *left_call;
+    int n, r, left, right;
+    size_t element;
+} ring;
+
+static ring ring_of(ari_sim_comm *c, const ari_call *call)
+{
+    const int n = c->base.size, r = c->base.rank, left = (r + n - 1) % n;
+    return (ring){.c = c,
+                  .call = call,
+                  .left_call = ari_group_call(c->member.group, left),
+                  .n = n,
+                  .r = r,
+                  .left = left,
+                  .right = (r + 1) % n,
+                  .element = ar_dtype_bytes(call->dtype)};
+}
+
+/* c modulo n for c >= -2n. */
+static int wrap(const ring *g, int c)
+{
+    return (c + 2 * g->n) % g->n;
+}
+
+/* Where chunk c of the whole buffer lies, in bytes. all_reduce cuts evenly, the others as the counts say. */
+static void chunk_of(const ring *g, int c, size_t *at, size_t *bytes)
+{
+    if (g->call->kind == ARI_ALL_REDUCE) {
+        ar_comm_slice(g->call->count, g->n, c, at, bytes);
+    } else {
+        *at = ari_counts_before(g->call->counts, c);
+        *bytes = g->call->counts[c];
+    }
+    *at *= g->element;
+    *bytes *= g->element;
+}
+
+static void trace(const ring *g, int phase, int step, int sent, int received, size_t bytes)
+{
+    const ar_sim_options *o = g->c->options;
+    if (!o->ring_trace)
+        return;
+    const ar_ring_step event = {.rank = g->r,
+                                .phase = phase,
+                                .step = step,
+                                .chunk = sent,
+                                .read_from = g->left,
+                                .read_chunk = received,
+                                .bytes = bytes};
+    o->ring_trace(o->ring_trace_user, &event);
+}
+
+/* Partial sums of a reduce_scatter: two places in turn, since the output has room for the own chunk alone. */
+static char *partial_place(const ari_sim_comm *c, int step)
+{
+    return (char *)c->scratch + (step % 2 ? c->scratch_bytes / 2 : 0);
+}
+
+static const char *left_partial(const ring *g, int step, size_t at)
+{
+    if (step == 0)
+        return (const char *)g->left_call->in.ptr + at;
+    if (g->call->kind == ARI_ALL_REDUCE)
+        return (const char *)g->left_call->out.ptr + at;
+    const ari_sim_comm *left = (const ari_sim_comm *)ari_group_comm(g->c->member.group, g->left);
+    return partial_place(left, step - 1);
+}
+
+static char *own_partial(const ring *g, int step, size_t at)
+{
+    if (g->call->kind == ARI_ALL_REDUCE)
+        return (char *)g->call->out.ptr + at;
+    return step == g->n - 2 ? (char *)g->call->out.ptr : partial_place(g->c, step);
+}
+
+/* Steps 0 .. N-2. A place of partial sums is written again only after the right neighbour has read it. */
+static void reduce_scatter_steps(const ring *g)
+{
+    const ari_reduce_fn add = ari_reduce_kernel(g->call->dtype, g->call->op);
+    ari_member *m = &g->c->member;
+    for (int s = 0; s < g->n - 1; s++) {
+        const int received = wrap(g, g->r - 2 - s);
+        size_t at, bytes;
+        chunk_of(g, received, &at, &bytes);
+        ari_member_await(m, g->left, (uint64_t)s);
+        if (g->call->kind == ARI_REDUCE_SCATTER && s >= 2)
+            ari_member_await(m, g->right, (uint64_t)s);
+        if (bytes > 0) {
+            add(own_partial(g, s, at), left_partial(g, s, at), (const char *)g->call->in.ptr + at, bytes / g->element);
+            ari_moved_read(&g->c->base.moved, bytes);
+        }
+        ari_member_advance(m, (uint64_t)s + 1);
+        trace(g, 0, s, wrap(g, g->r - 1 - s), received, bytes);
+    }
+}
+
+/* Steps first .. first+N-2 of the call. In an all_reduce the chunk that arrives at step s takes the place of what the
+ * right neighbour read at step s of the reduce-scatter, so that must be over; nothing else orders the two. */
+static void all_gather_steps(const ring *g, int first)
+{
+    ari_member *m = &g->c->member;
+    for (int s = 0; s < g->n - 1; s++) {
+        const int received = wrap(g, g->r - 1 - s);
+        size_t at, bytes;
+        chunk_of(g, received, &at, &bytes);
+        ari_member_await(m, g->left, (uint64_t)(first + s));
+        if (first > 0)
+            ari_member_await(m, g->right, (uint64_t)s + 1);
+        if (bytes > 0) {
+            const bool own_of_left = s == 0 && first == 0;
+            const char *from = own_of_left ? g->left_call->in.ptr : (const char *)g->left_call->out.ptr + at;
+            ari_copy_bytes((char *)g->call->out.ptr + at, from, bytes);
+            ari_moved_read(&g->c->base.moved, bytes);
+        }
+        ari_member_advance(m, (uint64_t)(first + s) + 1);
+        trace(g, 1, s, wrap(g, g->r - s), received, bytes);
+    }
+}
+
+static void all_reduce_part(const ring *g)
+{
+    if (g->n == 1)
+        ari_copy_bytes(g->call->out.ptr, g->call->in.ptr, g->call->count * g->element);
+    reduce_scatter_steps(g);
+    all_gather_steps(g, g->n - 1);
+}
+
+static void reduce_scatter_part(const ring *g)
+{
+    if (g->n == 1)
+        ari_copy_bytes(g->call->out.ptr, g->call->in.ptr, g->call->counts[0] * g->element);
+    reduce_scatter_steps(g);
+}
+
+static void all_gather_part(const ring *g)
+{
+    size_t at, bytes;
+    chunk_of(g, g->r, &at, &bytes);
+    if (bytes > 0)
+        ari_copy_bytes((char *)g->call->out.ptr + at, g->call->in.ptr, bytes);
+    all_gather_steps(g, 0);
+}
+
+/* The buffer travels from the root to the right, N-1 times. */
+static void broadcast_part(const ring *g)
+{
+    ari_member *m = &g->c->member;
+    const size_t bytes = g->call->count * g->element;
+    if (g->r != g->call->root) {
+        ari_member_await(m, g->left, 1);
+        if (bytes > 0) {
+            ari_copy_bytes(g->call->out.ptr, g->left_call->out.ptr, bytes);
+            ari_moved_read(&g->c->base.moved, bytes);
+        }
+    }
+    ari_member_advance(m, 1);
+}
+
+size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call)
+{
+    size_t largest = 0;
+    if (call->kind == ARI_REDUCE_SCATTER && c->base.size > 2) {
+        for (int i = 0; i < c->base.size; i++)
+            largest = call->counts[i] > largest ? call->counts[i] : largest;
+    }
+    /* Two places, each a whole number of cache lines. The sum of the counts fits, but twice the largest may not. */
+    const size_t place = (largest * ar_dtype_bytes(call->dtype) + 63) / 64 * 64;
+    return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
+}
+
+void ari_ring_part(ari_sim_comm *c, const ari_call *call)
+{
+    const ring g = ring_of(c, call);
+    switch (call->kind) {
+    case ARI_ALL_REDUCE:
+        all_reduce_part(&g);
+        break;
+    case ARI_REDUCE_SCATTER:
+        reduce_scatter_part(&g);
+        break;
+    case ARI_ALL_GATHER:
+        all_gather_part(&g);
+        break;
+    case ARI_BROADCAST:
+        broadcast_part(&g);
+        break;
+    case ARI_ALL_TO_ALL:
+    case ARI_EXCHANGE:
+        /* Every pair has something of its own to say: passing it round the ring would only move it more often. */
+        ari_direct_part(c->member.group, g.r);
+        break;
+    case ARI_BARRIER:
+    case ARI_SPLIT:
+    case ARI_KIND_COUNT:
+        break;
+    }
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim/sim_impl.h"
+
+enum { MOST_RANKS = 4096 };
+#define DEFAULT_TIMEOUT_NS ((uint64_t)10000000000u)
+
+/* Ranks start together, or not at all: if a thread cannot be made, no rank's function has run. */
+typedef struct start {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    enum { START_WAIT, START_GO, START_CANCEL } state;
+} start;
+
+typedef struct rank_run {
+    pthread_t thread;
+    start *gate;
+    ari_world *world;
+    ari_sim_comm *comm;
+    ar_rank_fn fn;
+    void *arg;
+    int rank;
+    ar_status st; /* what fn returned */
+} rank_run;
+
+static bool may_start(start *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (s->state == START_WAIT)
+        pthread_cond_wait(&s->changed, &s->lock);
+    const bool go = s->state == START_GO;
+    pthread_mutex_unlock(&s->lock);
+    return go;
+}
+
+static void open_start(start *s, bool go)
+{
+    pthread_mutex_lock(&s->lock);
+    s->state = go ? START_GO : START_CANCEL;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *rank_main(void *arg)
+{
+    rank_run *r = arg;
+    if (!may_start(r->gate))
+        return NULL;
+    ar_error_clear();
+    r->st = r->fn(&r->comm->base, r->arg);
+    ari_world_returned(r->world, r->rank, r->st, r->st == AR_OK ? "" : ar_error_message());
+    return NULL;
+}
+
+/* Starts every thread and joins them. */
+static ar_status run_threads(rank_run *runs, int ranks)
+{
+    start gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .state = START_WAIT};
+    ar_status st = AR_OK;
+    int started = 0;
+    for (; started < ranks; started++) {
+        runs[started].gate = &gate;
+        const int rc = pthread_create(&runs[started].thread, NULL, rank_main, &runs[started]);
+        if (rc != 0) {
+            st = ar_error_set(AR_ERR_MEMORY, "ar_sim_run: no thread for rank %d of %d: %s", started, ranks,
+                              strerror(rc));
+            break;
+        }
+    }
+    open_start(&gate, st == AR_OK);
+    for (int i = 0; i < started; i++)
+        pthread_join(runs[i].thread, NULL);
+    return st;
+}
+
+static void fill_reports(ar_sim_rank_report *reports, const rank_run *runs, int ranks)
+{
+    _Static_assert(sizeof reports->last == sizeof((ari_rank_view *)0)->last, "one length of text");
+    for (int i = 0; reports && i < ranks; i++) {
+        const ari_rank_view *v = ari_world_view(runs[i].world, i);
+        reports[i].rank = i;
+        snprintf(reports[i].status, sizeof reports[i].status, "%s", ar_status_name(runs[i].st));
+        memcpy(reports[i].last, v->last, sizeof v->last);
+        memcpy(reports[i].current, v->current, sizeof v->current);
+        reports[i].waiting_s = v->waiting_s;
+    }
+}
+
+static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
+{
+    if (ranks < 1 || ranks > MOST_RANKS)
+        return ar_error_set(AR_ERR_ARG, "ar_sim_run: %d ranks; 1 to %d expected", ranks, MOST_RANKS);
+    if (!fn)
+        return ar_error_set(AR_ERR_ARG, "ar_sim_run: the ranks' function is missing");
+    if (o && o->algorithm != AR_SIM_DIRECT && o->algorithm != AR_SIM_RING)
+        return ar_error_set(AR_ERR_ARG, "ar_sim_run: unknown algorithm %d", (int)o->algorithm);
+    return AR_OK;
+}
+
+ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, void *arg, ar_sim_rank_report *reports)
+{
+    AR_TRY(check_run(ranks, options, fn));
+    if (reports)
+        memset(reports, 0, (size_t)ranks * sizeof *reports);
+    const ar_sim_options none = {.algorithm = AR_SIM_DIRECT};
+    const ar_sim_options o = options ? *options : none;
+    ari_world *world = NULL;
+    ar_status st = AR_OK;
+    rank_run *runs = calloc((size_t)ranks, sizeof *runs);
+    if (!runs)
+        return ar_error_set(AR_ERR_MEMORY, "ar_sim_run: no memory for %d ranks", ranks);
+    AR_TRY_TO(done, st, ari_world_create(&world, ranks, o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS));
+    for (int i = 0; i < ranks; i++) {
+        runs[i] = (rank_run){.world = world, .fn = fn, .arg = arg, .rank = i};
+        AR_TRY_TO(done, st, ari_sim_comm_create(&runs[i].comm, ari_world_group(world), i, &o));
+        runs[i].comm->of_world = true;
+    }
+    AR_TRY_TO(done, st, run_threads(runs, ranks));
+    st = ari_world_status(world);
+    if (st != AR_OK) {
+        fill_reports(reports, runs, ranks);
+        ar_error_set(st, "%s", ari_world_error(world));
+    }
+done:
+    for (int i = 0; i < ranks; i++)
+        ari_sim_comm_free(runs[i].comm);
+    ari_world_destroy(world);
+    free(runs);
+    return st;
+}
