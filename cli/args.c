@@ -87,7 +87,9 @@ static const char *nearest_option(const ari_args_spec *spec, const char *word)
             names[n++] = o->name;
     }
     const size_t length = strlen(word);
-    for (size_t i = 0; i < n && length > 1; i++) {
+    if (length < 2)
+        return NULL; /* everything short is near to it */
+    for (size_t i = 0; i < n; i++) {
         if (strncmp(names[i], word, length) == 0)
             return names[i];
     }

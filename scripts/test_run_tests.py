@@ -9,7 +9,8 @@ import sys
 import time
 import unittest
 
-import run_tests
+sys.dont_write_bytecode = True  # the checkout stays as it was
+import run_tests  # noqa: E402
 
 CLOSING = "[====] Synthesis: Tested: {} | Passing: {} | Failing: {} | Crashing: {} \n"
 

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/args.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+/* The command's files are no part of the library. */
+#include "cli/args.c"
+#include "cli/command.c"
+
+static const char *const numerics[] = {"exact", "native", NULL};
+
+typedef struct values {
+    ari_common common;
+    const char *model, *text;
+    int tp, numerics;
+    size_t batch;
+    double lr;
+    bool sp;
+} values;
+
+static const ari_option options[] = {
+    {.name = "tp",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(values, tp),
+     .min = 1,
+     .max = 4096,
+     .value = "N",
+     .help = "ranks"},
+    {.name = "sp", .letter = 's', .kind = ARI_OPT_FLAG, .at = offsetof(values, sp), .help = "sequence parallel"},
+    {.name = "pp", .kind = ARI_OPT_LATER, .value = "N"},
+    {.name = "batch", .letter = 'b', .kind = ARI_OPT_SIZE, .at = offsetof(values, batch), .min = 1, .max = 1e6},
+    {.name = "lr", .kind = ARI_OPT_DOUBLE, .at = offsetof(values, lr), .min = 0, .max = 1},
+    {.name = "text", .kind = ARI_OPT_STRING, .at = offsetof(values, text), .value = "FILE", .help = "a file"},
+    {.name = "numerics", .kind = ARI_OPT_ENUM, .at = offsetof(values, numerics), .choices = numerics, .help = "which"},
+    {0},
+};
+static const ari_positional positionals[] = {
+    {.name = "MODEL", .at = offsetof(values, model), .help = "a folder"},
+    {0},
+};
+static const ari_args_spec spec = {
+    .command = "try",
+    .summary = "Tries the parser.",
+    .example = "anyrank try --tp 2",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(values, common),
+};
+
+enum { MAX_WORDS = 16 };
+
+/* Parses words separated by spaces; an underscore stands for an empty word. */
+static ar_status parse(values *v, ari_args_action *action, const char *line)
+{
+    static char text[256];
+    char *argv[MAX_WORDS] = {text};
+    int argc = 1;
+    *v = (values){.tp = 1, .numerics = -1, .batch = 8, .lr = 0.5};
+    snprintf(text, sizeof text, "try %s", line);
+    for (char *word = strtok(text, " "); word != NULL && argc < MAX_WORDS; word = strtok(NULL, " ")) {
+        if (word != text)
+            argv[argc++] = strcmp(word, "_") == 0 ? word + 1 : word;
+    }
+    return ari_args_parse(&spec, argc, argv, v, action);
+}
+
+static values parsed(const char *line)
+{
+    values v;
+    ari_args_action action = ARI_ARGS_HELP;
+    cr_assert_eq(parse(&v, &action, line), AR_OK, "%s: %s", line, ar_error_message());
+    cr_assert_eq(action, ARI_ARGS_RUN);
+    return v;
+}
+
+static void refused(const char *line, ar_status st, const char *message)
+{
+    values v;
+    ari_args_action action = ARI_ARGS_RUN;
+    cr_assert_eq(parse(&v, &action, line), st, "%s: %s", line, ar_error_message());
+    cr_assert_str_eq(ar_error_message(), message);
+}
+
+TestSuite(args, .timeout = 10);
+
+Test(args, nothing_given_leaves_the_defaults)
+{
+    const values v = parsed("");
+    cr_assert(v.tp == 1 && v.batch == 8 && v.lr == 0.5 && !v.sp && v.numerics == -1);
+    cr_assert(v.model == NULL && v.text == NULL && v.common.json == NULL && v.common.seed == 0);
+}
+
+Test(args, every_kind_is_stored_in_its_field)
+{
+    const values v = parsed("llama-demo --tp 4 --sp --batch 32 --lr 1e-3 --text a.txt --numerics native");
+    cr_assert_str_eq(v.model, "llama-demo");
+    cr_assert_str_eq(v.text, "a.txt");
+    cr_assert(v.tp == 4 && v.sp && v.batch == 32 && v.lr == 1e-3 && v.numerics == 1);
+}
+
+Test(args, a_value_may_follow_an_equals_sign)
+{
+    const values v = parsed("--tp=2 --text=a=b --json=- --seed=18446744073709551615");
+    cr_assert_eq(v.tp, 2);
+    cr_assert_str_eq(v.text, "a=b");
+    cr_assert_str_eq(v.common.json, "-");
+    cr_assert_eq(v.common.seed, UINT64_MAX);
+}
+
+Test(args, options_and_positionals_mix_and_the_last_repetition_counts)
+{
+    const values v = parsed("--tp 2 gpt2-demo -s -b 3 --tp 8 -q --no-color --threads 2");
+    cr_assert_str_eq(v.model, "gpt2-demo");
+    cr_assert(v.tp == 8 && v.sp && v.batch == 3 && v.common.quiet && v.common.no_color && v.common.threads == 2);
+}
+
+Test(args, after_two_dashes_everything_is_positional)
+{
+    const values v = parsed("--sp -- --tp");
+    cr_assert_str_eq(v.model, "--tp");
+    cr_assert_str_eq(parsed("-").model, "-");
+}
+
+Test(args, help_and_version_end_the_parse)
+{
+    values v;
+    ari_args_action action = ARI_ARGS_RUN;
+    cr_assert_eq(parse(&v, &action, "-h --nonsense"), AR_OK);
+    cr_assert_eq(action, ARI_ARGS_HELP);
+    cr_assert_eq(parse(&v, &action, "--version --nonsense"), AR_OK);
+    cr_assert_eq(action, ARI_ARGS_VERSION);
+}
+
+Test(args, an_unknown_option_names_the_nearest)
+{
+    refused("--spp", AR_ERR_ARG, "unknown option --spp; did you mean --sp?");
+    refused("--numeric=exact", AR_ERR_ARG, "unknown option --numeric; did you mean --numerics?");
+    refused("--qiet", AR_ERR_ARG, "unknown option --qiet; did you mean --quiet?");
+    refused("--frobnicate 3", AR_ERR_ARG, "unknown option --frobnicate; anyrank try --help lists the options");
+    refused("-tp 3", AR_ERR_ARG, "unknown option -tp; did you mean --tp?");
+    refused("-x", AR_ERR_ARG, "unknown option -x; anyrank try --help lists the options");
+}
+
+Test(args, a_bad_value_is_told_with_what_would_be_right)
+{
+    refused("--tp zero", AR_ERR_ARG, "--tp: got 'zero', expected an integer from 1 to 4096");
+    refused("--tp 0", AR_ERR_ARG, "--tp: got '0', expected an integer from 1 to 4096");
+    refused("--tp 4097", AR_ERR_ARG, "--tp: got '4097', expected an integer from 1 to 4096");
+    refused("--tp 2x", AR_ERR_ARG, "--tp: got '2x', expected an integer from 1 to 4096");
+    refused("--tp 99999999999999999999", AR_ERR_ARG,
+            "--tp: got '99999999999999999999', expected an integer from 1 to 4096");
+    refused("--tp=", AR_ERR_ARG, "--tp: got '', expected an integer from 1 to 4096");
+    refused("--tp _", AR_ERR_ARG, "--tp: got '', expected an integer from 1 to 4096");
+    refused("--batch -1", AR_ERR_ARG, "--batch: got '-1', expected an integer from 1 to 1000000");
+    refused("--lr -0.1", AR_ERR_ARG, "--lr: got '-0.1', expected a number from 0 to 1");
+    refused("--lr nan", AR_ERR_ARG, "--lr: got 'nan', expected a number from 0 to 1");
+    refused("--lr 1e999", AR_ERR_ARG, "--lr: got '1e999', expected a number from 0 to 1");
+    refused("--lr 0x1", AR_ERR_ARG, "--lr: got '0x1', expected a number from 0 to 1");
+    refused("--numerics fast", AR_ERR_ARG, "--numerics: got 'fast', expected exact or native");
+    refused("--seed -1", AR_ERR_ARG, "--seed: got '-1', expected an integer from 0 to 18446744073709551615");
+    refused("--text=", AR_ERR_ARG, "--text: got '', expected FILE");
+}
+
+Test(args, a_missing_or_superfluous_value_is_an_error)
+{
+    refused("--tp", AR_ERR_ARG, "--tp: its value is missing, expected an integer from 1 to 4096");
+    refused("--text --sp", AR_ERR_ARG, "--text: its value is missing, expected FILE");
+    refused("--sp=yes", AR_ERR_ARG, "--sp: got 'yes', but it takes no value");
+    refused("--help=yes", AR_ERR_ARG, "--help: got 'yes', but it takes no value");
+}
+
+Test(args, an_option_of_a_later_version_says_so)
+{
+    refused("--pp 2", AR_ERR_UNSUPPORTED, "--pp: not in this version");
+    refused("--pp=2", AR_ERR_UNSUPPORTED, "--pp: not in this version");
+}
+
+Test(args, too_many_positionals_are_an_error)
+{
+    refused("one two", AR_ERR_ARG, "unexpected argument 'two' after MODEL 'one'");
+    refused("_", AR_ERR_ARG, "MODEL is empty");
+}
+
+Test(args, a_required_positional_is_missed)
+{
+    const ari_positional required[] = {{.name = "DUMP", .at = offsetof(values, model), .required = true, .help = "x"},
+                                       {0}};
+    ari_args_spec strict = spec;
+    strict.positionals = required;
+    values v = {0};
+    ari_args_action action = ARI_ARGS_RUN;
+    char name[] = "try";
+    char *argv[] = {name};
+    cr_assert_eq(ari_args_parse(&strict, 1, argv, &v, &action), AR_ERR_ARG);
+    cr_assert_str_eq(ar_error_message(), "DUMP is missing: x");
+}
+
+Test(args, terminal_escapes_in_arguments_do_not_reach_the_message)
+{
+    refused("--tp \x1b[31m", AR_ERR_ARG, "--tp: got '?[31m', expected an integer from 1 to 4096");
+    refused("--\x1b[31m", AR_ERR_ARG, "unknown option --?[31m; anyrank try --help lists the options");
+}
+
+Test(args, long_arguments_are_cut_in_messages_not_in_memory)
+{
+    static char word[100000];
+    char name[] = "try";
+    char *argv[] = {name, word};
+    values v = {0};
+    ari_args_action action = ARI_ARGS_RUN;
+    memset(word, 'x', sizeof word - 1);
+    word[0] = word[1] = '-';
+    cr_assert_eq(ari_args_parse(&spec, 2, argv, &v, &action), AR_ERR_ARG);
+    cr_assert_lt(strlen(ar_error_message()), 1000);
+}
+
+Test(args, the_help_lists_every_option_within_80_columns)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    ari_args_help(to, &spec);
+    fclose(to);
+    cr_assert(strstr(text, "usage: anyrank try [MODEL] [options]\n") == text);
+    cr_assert_not_null(strstr(text, "\n  --tp N "));
+    cr_assert_not_null(strstr(text, "\n  -s, --sp "));
+    cr_assert_not_null(strstr(text, "\n  --numerics exact|native  which\n"));
+    cr_assert_not_null(strstr(text, "\n  --json FILE|- "));
+    cr_assert_not_null(strstr(text, "\nexample:\n  anyrank try --tp 2\n"));
+    cr_assert_null(strstr(text, "--pp"), "an option without help is not listed");
+    for (const char *line = text; *line != '\0'; line += strcspn(line, "\n") + 1)
+        cr_assert_leq(strcspn(line, "\n"), 80);
+    free(text);
+}
+
+TestSuite(exit_code, .timeout = 10);
+
+Test(exit_code, every_status_has_one)
+{
+    cr_assert_eq(ari_exit_code(AR_OK), 0);
+    cr_assert_eq(ari_exit_code(AR_ERR_MEMORY), 3);
+#define EXPECT(code, name, text)                          \
+    if (AR_##name != AR_OK && AR_##name != AR_ERR_MEMORY) \
+        cr_assert_eq(ari_exit_code(AR_##name), 2);
+    AR_STATUS_TABLE(EXPECT)
+#undef EXPECT
+}

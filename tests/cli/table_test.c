@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/table.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+/* The command's files are no part of the library. */
+#include "cli/progress.c"
+#include "cli/table.c"
+
+TestSuite(table, .timeout = 10);
+
+/* What a table prints; free it. */
+static char *printed(ari_table *t, int indent)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    cr_assert_eq(ari_table_print(t, to, indent), AR_OK);
+    fclose(to);
+    ari_table_destroy(t);
+    return text;
+}
+
+Test(table, columns_are_as_wide_as_their_widest_cell)
+{
+    const ari_column columns[] = {{"layout", ARI_LEFT}, {"bytes", ARI_RIGHT}, {"result", ARI_LEFT}};
+    const char *const cells[] = {"tp 2", "1,048,576", "same", "tp 16 sp", "7", "different"};
+    ari_table *t = NULL;
+    cr_assert_eq(ari_table_create(&t, columns, 3), AR_OK);
+    for (size_t i = 0; i < 6; i++)
+        ari_table_cell(t, "%s", cells[i]);
+    char *text = printed(t, 2);
+    cr_assert_str_eq(text, "  layout        bytes  result\n"
+                           "  tp 2      1,048,576  same\n"
+                           "  tp 16 sp          7  different\n");
+    free(text);
+}
+
+Test(table, widths_count_characters_and_lines_end_without_spaces)
+{
+    const ari_column columns[] = {{NULL, ARI_LEFT}, {NULL, ARI_LEFT}};
+    const char *const cells[] = {"\xc3\xa9\xc3\xa9", "x", "abc", "y", "z"};
+    ari_table *t = NULL;
+    cr_assert_eq(ari_table_create(&t, columns, 2), AR_OK);
+    for (size_t i = 0; i < 5; i++)
+        ari_table_cell(t, "%s", cells[i]);
+    char *text = printed(t, 0);
+    cr_assert_str_eq(text, "\xc3\xa9\xc3\xa9   x\nabc  y\nz\n");
+    free(text);
+}
+
+Test(table, a_table_grows_past_its_first_room)
+{
+    const ari_column columns[] = {{"n", ARI_RIGHT}};
+    ari_table *t = NULL;
+    cr_assert_eq(ari_table_create(&t, columns, 1), AR_OK);
+    for (int i = 0; i < 1000; i++)
+        ari_table_cell(t, "%d", i);
+    char *text = printed(t, 0);
+    cr_assert_not_null(strstr(text, "\n999\n"));
+    cr_assert_eq(strlen(text), 4 * 1001);
+    free(text);
+}
+
+Test(table, numbers_read_as_a_person_writes_them)
+{
+    cr_assert_str_eq(ARI_COUNT(0), "0");
+    cr_assert_str_eq(ARI_COUNT(999), "999");
+    cr_assert_str_eq(ARI_COUNT(1000), "1,000");
+    cr_assert_str_eq(ARI_COUNT(UINT64_MAX), "18,446,744,073,709,551,615");
+    cr_assert_str_eq(ARI_BYTES(0), "0 B");
+    cr_assert_str_eq(ARI_BYTES(999), "999 B");
+    cr_assert_str_eq(ARI_BYTES(1000), "1.0 kB");
+    cr_assert_str_eq(ARI_BYTES(999949), "999.9 kB");
+    cr_assert_str_eq(ARI_BYTES(999999), "1.0 MB");
+    cr_assert_str_eq(ARI_BYTES(UINT64_MAX), "18.4 EB");
+    cr_assert_str_eq(ARI_SECONDS(0.0123), "12.3 ms");
+    cr_assert_str_eq(ARI_SECONDS(0.99996), "1.00 s");
+    cr_assert_str_eq(ARI_SECONDS(99.99), "99.99 s");
+    cr_assert_str_eq(ARI_SECONDS(119.7), "2 min 00 s");
+    cr_assert_str_eq(ARI_SECONDS(3601), "60 min 01 s");
+    cr_assert_str_eq(ARI_SECONDS(-1.0), "?");
+}
+
+TestSuite(progress, .timeout = 10);
+
+Test(progress, the_line_fits_the_terminal_and_keeps_both_ends)
+{
+    char line[256];
+    ari_progress_line(line, sizeof line, 40, 3.2, 0.5, "short");
+    cr_assert_str_eq(line, " 50 %  3 s  short");
+    ari_progress_line(line, sizeof line, 40, 3.2, -1.0, "model.layers.0.self_attn.q_proj.weight:grad");
+    cr_assert_str_eq(line, "3 s  model.layers.0.s..proj.weight:grad");
+    cr_assert_eq(strlen(line), 39);
+    for (int width = 20; width < 100; width++) {
+        ari_progress_line(line, sizeof line, width, 12345.0, 2.0,
+                          "a name that is longer than the narrow terminals here");
+        cr_assert_lt((int)strlen(line), width);
+    }
+    ari_progress_line(line, 30, 200, 1.0, 0.1, "a name that is longer than the buffer it is written to");
+    cr_assert_lt((int)strlen(line), 30);
+}
+
+Test(progress, nothing_is_shown_where_stderr_is_no_terminal)
+{
+    ari_progress p;
+    ari_progress_begin(&p, false);
+    cr_assert(isatty(STDERR_FILENO) == 1 || !p.on);
+    ari_progress_begin(&p, true);
+    cr_assert_not(p.on);
+    p.start_ns = 0; /* long ago: only `on` keeps it from printing */
+    ari_progress_update(&p, 0.5, "work");
+    cr_assert_not(p.shown);
+    ari_progress_end(&p);
+}
