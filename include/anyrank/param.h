@@ -27,7 +27,8 @@ typedef struct ar_param {
     double init_range;      /* of AR_INIT_NORMAL */
     ar_param_cache *cache;
     ar_param_grad *grad;
-    ar_device *device; /* that owns the memory */
+    ar_device *device;                   /* that owns the memory */
+    void (*release)(struct ar_param *p); /* frees cache and grad: the slot of the arithmetic that made them */
 } ar_param;
 
 /** Storage for the boxes of `layout`; value undefined, gradient zero. Errors: AR_ERR_ARG (name too long),

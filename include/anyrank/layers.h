@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_LAYERS_H
+#define ANYRANK_LAYERS_H
+
+#include "anyrank/module.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Layers over the tensor-parallel group of the context they are made with: N ranks, r this one. Weights are [out, in].
+ * X is [.., features]; leading dimensions are flattened to tokens. Y, dX are tensors of the step. All are
+ * collective: every rank of the group calls them in the same order.
+ * Errors of every constructor: AR_ERR_INDIVISIBLE (names the parameter, the dimension, its size and N), AR_ERR_ARG,
+ * AR_ERR_MEMORY; of forward and backward: AR_ERR_SHAPE, and what the communicator gives. */
+
+/* --- the conjugate operators of tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et al.
+ * 2022, arXiv:2205.05198). Each pair is a linear map and its transpose: <A x, y> = <x, A^T y>. fp32, sums in the
+ * communicator's order. x, y contiguous; y may be x where the shapes are equal. --------------------------------------- */
+
+/** f: copy to the region: forward y = x; its transpose is an all-reduce. Shapes equal. */
+AR_NODISCARD ar_status ar_copy_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+AR_NODISCARD ar_status ar_copy_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
+/** f*: reduce from the region: forward y = sum over ranks of x; its transpose is the identity (each rank's y is the same
+ *  value, counted once). */
+AR_NODISCARD ar_status ar_reduce_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+AR_NODISCARD ar_status ar_reduce_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
+/** g: gather along features: x [tokens, f/N] -> y [tokens, f]; its transpose takes the own block. */
+AR_NODISCARD ar_status ar_gather_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+AR_NODISCARD ar_status ar_gather_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
+/** g*: scatter along features: x [tokens, f] -> the own block [tokens, f/N]; its transpose gathers. */
+AR_NODISCARD ar_status ar_scatter_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+AR_NODISCARD ar_status ar_scatter_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
+
+/* --- linear layers ------------------------------------------------------------------------------------------------------ */
+
+typedef struct ar_linear_options {
+    bool bias;
+    bool gather_output;    /* column: Y is gathered along features; else it stays sharded */
+    bool input_is_sharded; /* row: X is this rank's features already; else the own slice is taken */
+} ar_linear_options;
+
+/** Column-parallel: W_r = rows block [out/N, in], b_r = block [out/N].
+ *    forward   Y_r = X W_r^T + b_r          X replicated [.., in], Y_r [.., out/N] (gather_output: [.., out])
+ *    backward  dX = sum_r dY_r W_r          an all-reduce
+ *              dW_r = dY_r^T X, db_r = sum_t dY_r
+ *  Parameters: name.weight [out, in], name.bias [out]. Taps: name:fwd, name:bwd (dX), gradients. */
+AR_NODISCARD ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
+                                               const ar_linear_options *o);
+/** Row-parallel: W_r = columns block [out, in/N], b whole, added once after the sum.
+ *    forward   Y = sum_r X_r W_r^T + b      an all-reduce; Y replicated [.., out]
+ *    backward  dX_r = dY W_r (input not sharded: gathered along features), dW_r = dY^T X_r, db = sum_t dY */
+AR_NODISCARD ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
+                                            const ar_linear_options *o);
+
+/* --- norms (replicated) ------------------------------------------------------------------------------------------------- */
+
+/** LayerNorm (Ba, Kiros, Hinton 2016, arXiv:1607.06450) or RMSNorm (Zhang, Sennrich 2019, arXiv:1910.07467) over the last
+ *  dimension h; the formulas are in docs/numerics.md. Parameters: name.weight [h], LayerNorm: name.bias [h]. */
+AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
+                                      double eps);
+
+/* --- MLP ------------------------------------------------------------------------------------------------------------------ */
+
+typedef enum ar_mlp_order {
+    AR_MLP_COLUMN_ROW, /* one all-reduce forward, one backward */
+    AR_MLP_ROW_COLUMN  /* an all-reduce in the middle and an all-gather at the end */
+} ar_mlp_order;
+typedef struct ar_mlp_options {
+    size_t hidden, ffn;
+    ar_activation activation;
+    bool gated, bias;
+    bool transposed;    /* weights stored [in, out] (GPT-2) */
+    ar_mlp_order order;
+    /* Hugging Face names below the MLP's path; NULL: "fc1", "gate", "fc2" */
+    const char *first, *second, *up; /* c_fc / gate_proj, c_proj / down_proj, up_proj */
+} ar_mlp_options;
+/** act(X W1^T + b1) W2^T + b2, or gated: (act(X Wg^T) * (X Wu^T)) W2^T. X, Y replicated [.., hidden]. */
+AR_NODISCARD ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o);
+
+/* --- attention ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct ar_attention_options {
+    size_t hidden, heads, kv_heads, head_dim;
+    bool qkv_bias, out_bias;
+    bool causal;
+    bool rope;
+    double rope_theta, rope_factor;
+    size_t max_positions; /* rows of the rotary tables */
+    bool fused;           /* q, k, v are one parameter, stored [in, 3*heads*d] (GPT-2's c_attn) */
+    const char *q, *k, *v, *out; /* Hugging Face names below the path; fused: q names the one parameter */
+} ar_attention_options;
+/** Multi-head, grouped-query or multi-query attention; heads split over ranks (AR_ERR_INDIVISIBLE unless N divides heads
+ *  and kv_heads). X, Y [b, s, hidden] replicated. Masks come from the batch. */
+AR_NODISCARD ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name,
+                                           const ar_attention_options *o);
+
+/* --- block ------------------------------------------------------------------------------------------------------------------ */
+
+typedef struct ar_block_options {
+    ar_norm_kind norm;
+    double norm_eps;
+    const char *norm1, *norm2, *attention_name, *mlp_name; /* below the block's path */
+    ar_attention_options attention;
+    ar_mlp_options mlp;
+} ar_block_options;
+/** Pre-norm transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). */
+AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o);
+
+/* --- embedding and loss ------------------------------------------------------------------------------------------------------ */
+
+typedef struct ar_embedding ar_embedding;
+/** Vocab-parallel: rank r holds ceil(V/N) rows (the last ranks fewer). Optionally learned positions [positions, h],
+ *  replicated. Names: token "transformer.wte" (its parameter adds ".weight"), position likewise or NULL, and `sum` the
+ *  name under which token + position is tapped. Gives; ar_embedding_destroy. */
+AR_NODISCARD ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, const char *token, size_t vocab, size_t h,
+                                           double init_range, const char *position, size_t positions, const char *sum);
+void ar_embedding_destroy(ar_embedding *e);
+ar_param *ar_embedding_token(ar_embedding *e);
+ar_param *ar_embedding_position(ar_embedding *e); /* NULL without learned positions */
+/** y [b, s, h] = token rows (a selection: an int32 all-reduce of bit patterns) + position rows. */
+AR_NODISCARD ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y,
+                                            const ar_batch *batch);
+AR_NODISCARD ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
+                                             const ar_batch *batch);
+
+typedef struct ar_lm_head ar_lm_head;
+/** Logits X W^T with W [V, h] vocab-parallel, then softmax cross-entropy with no gathering of logits. tied: the embedding's
+ *  parameter, borrowed; NULL: an own one, name.weight. */
+AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, size_t vocab, size_t h,
+                                         ar_param *tied);
+void ar_lm_head_destroy(ar_lm_head *l);
+ar_param *ar_lm_head_weight(ar_lm_head *l);
+/** *loss: mean over the targets of the batch (0 if there are none). */
+AR_NODISCARD ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, float *loss, const ar_tensor *x,
+                                          const ar_batch *batch);
+AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
+                                           const ar_batch *batch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_MODEL_H
+#define ANYRANK_MODEL_H
+
+#include "anyrank/layers.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whole models out of layers, from a config. Names and numbers of parameters are Hugging Face's. */
+typedef struct ar_model ar_model;
+
+typedef struct ar_plan {
+    ar_mlp_order mlp_order; /* how an MLP's two layers are split */
+} ar_plan;
+
+/** What a layout of `ranks` tensor-parallel ranks would need to be legal, without building anything. Errors:
+ *  AR_ERR_INDIVISIBLE naming the parameter, the dimension, its size and the number of ranks. */
+AR_NODISCARD ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan);
+/** Number of parameters (elements) of the whole model. Errors: AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ar_config_parameters(const ar_config *c, size_t *out);
+
+/** Builds this rank's part; collective over the context's group. Values undefined until ar_model_fresh or _load.
+ *  plan NULL: the default. Gives; ar_model_destroy. */
+AR_NODISCARD ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan);
+void ar_model_destroy(ar_model *m);
+/** All parameters in the order of their first use; writes at most cap, returns how many. */
+size_t ar_model_params(ar_model *m, ar_param **out, size_t cap);
+/** Fresh weights by name, then a tap ':init' of each. */
+AR_NODISCARD ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed);
+/** Given weights: find(user, name, count) returns `count` fp32 values of the full tensor, borrowed, or NULL (then
+ *  AR_ERR_NOT_FOUND). Then a tap ':init' of each. */
+AR_NODISCARD ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t),
+                                    void *user);
+/** Forward and loss. saved NULL: no backward follows. */
+AR_NODISCARD ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, float *loss, const ar_batch *batch);
+/** Backward from the loss; gradients are added to the parameters. */
+AR_NODISCARD ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
+AR_NODISCARD ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx);
+
+/** The options of block `layer` of a config, and the names of its parts. `name` (cap bytes) becomes its path. */
+AR_NODISCARD ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan, ar_block_options *o,
+                                       char *name, size_t cap);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

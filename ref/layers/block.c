@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/norm.h"
+#include "ref/layers/parts.h"
+
+typedef struct block_module {
+    ar_module base;
+    ar_module *norm1, *attention, *norm2, *mlp;
+} block_module;
+
+static ar_status add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+{
+    AR_TRY(ari_like(ctx, y, a, a->shape[a->ndim - 1]));
+    return ctx->device->ops->add(ctx->device, ctx->queue, y->data, ar_const(a->data), ar_const(b->data),
+                                 ar_tensor_count(a));
+}
+
+static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                         const ar_batch *batch)
+{
+    block_module *m = (block_module *)base;
+    ar_tensor n1, a, r, n2, f;
+    AR_TRY(ar_module_forward(m->norm1, ctx, saved, &n1, x, batch));
+    AR_TRY(ar_module_forward(m->attention, ctx, saved, &a, &n1, batch));
+    AR_TRY(add(ctx, &r, x, &a));
+    AR_TRY(ari_tap_whole(ctx, base->name, "attn_residual", 'f', &r));
+    AR_TRY(ar_module_forward(m->norm2, ctx, saved, &n2, &r, batch));
+    AR_TRY(ar_module_forward(m->mlp, ctx, saved, &f, &n2, batch));
+    AR_TRY(add(ctx, y, &r, &f));
+    return ari_tap_whole(ctx, base->name, NULL, 'f', y);
+}
+
+static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                          const ar_batch *batch)
+{
+    block_module *m = (block_module *)base;
+    ar_tensor df, dn2, dr, da, dn1, unwanted;
+    AR_TRY(ar_module_backward(m->mlp, ctx, saved, &df, dy, batch));
+    AR_TRY(ari_norm_backward(m->norm2, ctx, saved, &dn2, &dr, &df, dy));
+    AR_TRY(ari_tap_whole(ctx, base->name, "attn_residual", 'b', &dr));
+    AR_TRY(ar_module_backward(m->attention, ctx, saved, &da, &dr, batch));
+    if (!dx)
+        dx = &unwanted;
+    AR_TRY(ari_norm_backward(m->norm1, ctx, saved, &dn1, dx, &da, &dr));
+    return ari_tap_whole(ctx, base->name, NULL, 'b', dx);
+}
+
+static size_t children(const ar_module *base, ar_module **out, size_t cap)
+{
+    const block_module *m = (const block_module *)base;
+    ar_module *const all[4] = {m->norm1, m->attention, m->norm2, m->mlp};
+    for (size_t i = 0; i < 4 && i < cap; i++)
+        out[i] = all[i];
+    return 4;
+}
+
+static void destroy(ar_module *base)
+{
+    block_module *m = (block_module *)base;
+    ar_module_destroy(m->norm1);
+    ar_module_destroy(m->attention);
+    ar_module_destroy(m->norm2);
+    ar_module_destroy(m->mlp);
+    free(m);
+}
+
+static ar_status create_children(block_module *m, ar_ctx *ctx, const ar_block_options *o)
+{
+    const size_t h = o->attention.hidden;
+    char name[96];
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm1));
+    AR_TRY(ar_norm_create(&m->norm1, ctx, name, o->norm, h, o->norm_eps));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o->attention_name));
+    AR_TRY(ar_attention_create(&m->attention, ctx, name, &o->attention));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm2));
+    AR_TRY(ar_norm_create(&m->norm2, ctx, name, o->norm, h, o->norm_eps));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o->mlp_name));
+    return ar_mlp_create(&m->mlp, ctx, name, &o->mlp);
+}
+
+ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o)
+{
+    static const ar_module_ops ops = {
+        .kind = "block", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
+    block_module *m = NULL;
+    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
+    m->base.ops = &ops;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
+    AR_TRY_TO(failed, st, create_children(m, ctx, o));
+    *gives = &m->base;
+    return AR_OK;
+failed:
+    destroy(&m->base);
+    return st;
+}

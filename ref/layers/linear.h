@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_LAYERS_LINEAR_H
+#define ARI_LAYERS_LINEAR_H
+
+#include "anyrank/layers.h"
+
+typedef enum ari_linear_style {
+    ARI_COLUMN, /* rows of W split: Y sharded along features, dX partial */
+    ARI_ROW     /* columns of W split: Y partial, dX sharded along features */
+} ari_linear_style;
+
+/* One weight of a group, as it is described before it exists. */
+typedef struct ari_linear_part {
+    const char *name;  /* full path, ".weight" and ".bias" are added */
+    size_t out;        /* full output width */
+    ar_param *tied;    /* an existing weight, borrowed; NULL: an own one */
+    int blocks;        /* > 0: packed blocks of out/blocks each, split block by block (q|k|v) */
+} ari_linear_part;
+
+/* Weights that multiply the same input: one contraction forward, and one backward for the dX they share. A single linear
+ * layer is a group of one; q, k, v and gate, up are groups of three and two. Y is [tokens, the outputs side by side]. */
+typedef struct ari_linear {
+    ari_linear_style style;
+    int n;
+    size_t in;                        /* full input width */
+    size_t out[AR_MAX_PARTS];         /* full output widths */
+    size_t local_out[AR_MAX_PARTS];   /* of this rank's Y */
+    size_t local_total;               /* their sum */
+    ar_param *weight[AR_MAX_PARTS];
+    ar_param own_weight[AR_MAX_PARTS];
+    ar_param bias[AR_MAX_PARTS];
+    bool has_bias;
+    bool input_is_sharded; /* row */
+} ari_linear;
+
+typedef struct ari_linear_spec {
+    ari_linear_style style;
+    int n;
+    ari_linear_part part[AR_MAX_PARTS];
+    size_t in;
+    bool bias, transposed, input_is_sharded;
+    bool uneven; /* the vocabulary: rows need not divide */
+} ari_linear_spec;
+
+AR_NODISCARD ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *spec);
+void ari_linear_fini(ari_linear *l);
+/** y [.., local_total] = x W^T + b, and z = act(y) where act is not AR_ACT_NONE (then *z becomes a tensor). */
+AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                          ar_activation act, ar_tensor *z);
+/** dx from dy [.., local_total], tapped as `name` (dx NULL: neither computed nor tapped); then the gradients of the
+ *  weights and biases, in order. samples: how many samples the tokens are. */
+AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
+                                           const ar_tensor *dy, const char *name);
+/** Columns of Y that belong to weight i, as a view. */
+ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i);
+size_t ari_linear_params(ari_linear *l, ar_param **out, size_t cap);
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public column- and row-parallel layers: a group of one weight. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/linear.h"
+#include "ref/layers/parts.h"
+
+typedef struct linear_module {
+    ar_module base;
+    ari_linear linear;
+    bool gather_output;
+} linear_module;
+
+static ar_status tap_output(const linear_module *m, ar_ctx *ctx, const ar_tensor *y)
+{
+    if (m->linear.style == ARI_ROW || m->gather_output)
+        return ari_tap_whole(ctx, m->base.name, NULL, 'f', y);
+    return ari_tap_shard(ctx, m->base.name, NULL, 'f', y, y->ndim - 1, m->linear.out[0]);
+}
+
+static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                         const ar_batch *batch)
+{
+    (void)batch;
+    linear_module *m = (linear_module *)base;
+    ar_tensor local;
+    AR_TRY(ari_linear_forward(&m->linear, ctx, saved, &local, x, AR_ACT_NONE, NULL));
+    *y = local;
+    if (m->gather_output)
+        AR_TRY(ari_gather_features(ctx, y, &local, base->name));
+    return tap_output(m, ctx, y);
+}
+
+static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                          const ar_batch *batch)
+{
+    (void)batch;
+    linear_module *m = (linear_module *)base;
+    ar_tensor own = *dy;
+    if (m->gather_output)
+        AR_TRY(ari_own_features(ctx, &own, dy));
+    return ari_linear_backward(&m->linear, ctx, saved, dx, &own, base->name);
+}
+
+static size_t params(const ar_module *base, ar_param **out, size_t cap)
+{
+    return ari_linear_params(&((linear_module *)(uintptr_t)base)->linear, out, cap);
+}
+
+static void destroy(ar_module *base)
+{
+    ari_linear_fini(&((linear_module *)base)->linear);
+    free(base);
+}
+
+static ar_status create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_module_ops *ops,
+                        const ari_linear_spec *spec, bool gather_output)
+{
+    linear_module *m = NULL;
+    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
+    m->base.ops = ops;
+    m->gather_output = gather_output;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
+    AR_TRY_TO(failed, st, ari_linear_init(&m->linear, ctx, spec));
+    *gives = &m->base;
+    return AR_OK;
+failed:
+    free(m);
+    return st;
+}
+
+ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
+                                  const ar_linear_options *o)
+{
+    static const ar_module_ops ops = {
+        .kind = "column_linear", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
+    const ari_linear_spec spec = {
+        .style = ARI_COLUMN, .n = 1, .part = {{.name = name, .out = out}}, .in = in, .bias = o->bias};
+    return create(gives, ctx, name, &ops, &spec, o->gather_output);
+}
+
+ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
+                               const ar_linear_options *o)
+{
+    static const ar_module_ops ops = {
+        .kind = "row_linear", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
+    const ari_linear_spec spec = {.style = ARI_ROW,
+                                  .n = 1,
+                                  .part = {{.name = name, .out = out}},
+                                  .in = in,
+                                  .bias = o->bias,
+                                  .input_is_sharded = o->input_is_sharded};
+    return create(gives, ctx, name, &ops, &spec, false);
+}

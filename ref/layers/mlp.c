@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/linear.h"
+#include "ref/layers/parts.h"
+
+/* Column -> activation -> row (one all-reduce each way), or row -> activation -> column. In the first the middle is sharded
+ * along its features, in the second it is whole on every rank. */
+typedef struct mlp_module {
+    ar_module base;
+    ar_mlp_options o;
+    ari_linear first, second;
+    char first_name[96], up_name[96], second_name[96];
+} mlp_module;
+
+enum { SAVED_PRE };
+
+static bool middle_is_sharded(const mlp_module *m)
+{
+    return m->o.order == AR_MLP_COLUMN_ROW;
+}
+
+static ar_status tap_middle(const mlp_module *m, ar_ctx *ctx, const char *base, const char *part, char pass,
+                            const ar_tensor *t)
+{
+    if (middle_is_sharded(m))
+        return ari_tap_shard(ctx, base, part, pass, t, t->ndim - 1, m->o.ffn);
+    return ari_tap_whole(ctx, base, part, pass, t);
+}
+
+/* The activation's output from the first layer's: fused with its bias unless gated. */
+static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *act, const ar_tensor *x)
+{
+    ar_tensor pre;
+    if (!m->o.gated) {
+        AR_TRY(ari_linear_forward(&m->first, ctx, saved, &pre, x, m->o.activation, act));
+        AR_TRY(tap_middle(m, ctx, m->first_name, NULL, 'f', &pre));
+    } else {
+        AR_TRY(ari_linear_forward(&m->first, ctx, saved, &pre, x, AR_ACT_NONE, NULL));
+        const ar_tensor gate = ari_linear_part_of(&m->first, &pre, 0), up = ari_linear_part_of(&m->first, &pre, 1);
+        AR_TRY(tap_middle(m, ctx, m->first_name, NULL, 'f', &gate));
+        AR_TRY(tap_middle(m, ctx, m->up_name, NULL, 'f', &up));
+        AR_TRY(ari_like(ctx, act, x, m->first.local_out[0]));
+        const ar_tensor rows = ar_tensor_rows(&pre), y = ar_tensor_rows(act);
+        const ar_tensor gate_rows = ari_linear_part_of(&m->first, &rows, 0);
+        const ar_tensor up_rows = ari_linear_part_of(&m->first, &rows, 1);
+        AR_TRY(ctx->device->ops->gated_forward(ctx->device, ctx->queue, &y, &gate_rows, &up_rows, m->o.activation));
+    }
+    AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
+    return tap_middle(m, ctx, m->base.name, "act", 'f', act);
+}
+
+static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                         const ar_batch *batch)
+{
+    (void)batch;
+    mlp_module *m = (mlp_module *)base;
+    ar_tensor act, out;
+    AR_TRY(first_half(m, ctx, saved, &act, x));
+    AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
+    *y = out;
+    if (!middle_is_sharded(m))
+        AR_TRY(ari_gather_features(ctx, y, &out, m->second_name));
+    return ari_tap_whole(ctx, m->second_name, NULL, 'f', y);
+}
+
+/* Gradient of the first layer's output(s) from the activation's. */
+static ar_status middle_backward(mlp_module *m, ar_ctx *ctx, ar_tensor *dpre, const ar_tensor *dact,
+                                 const ar_tensor *pre)
+{
+    AR_TRY(ari_like(ctx, dpre, pre, pre->shape[pre->ndim - 1]));
+    if (!m->o.gated) {
+        AR_TRY(ctx->device->ops->act_backward(ctx->device, ctx->queue, dpre->data, ar_const(dact->data),
+                                              ar_const(pre->data), m->o.activation, ar_tensor_count(pre)));
+        return tap_middle(m, ctx, m->base.name, "fc", 'b', dpre);
+    }
+    const ar_tensor d = ar_tensor_rows(dpre), p = ar_tensor_rows(pre), dy = ar_tensor_rows(dact);
+    const ar_tensor dgate = ari_linear_part_of(&m->first, &d, 0), dup = ari_linear_part_of(&m->first, &d, 1);
+    const ar_tensor gate = ari_linear_part_of(&m->first, &p, 0), up = ari_linear_part_of(&m->first, &p, 1);
+    AR_TRY(ctx->device->ops->gated_backward(ctx->device, ctx->queue, &dgate, &dup, &dy, &gate, &up, m->o.activation));
+    const ar_tensor tap_gate = ari_linear_part_of(&m->first, dpre, 0), tap_up = ari_linear_part_of(&m->first, dpre, 1);
+    AR_TRY(tap_middle(m, ctx, m->base.name, "gate", 'b', &tap_gate));
+    return tap_middle(m, ctx, m->base.name, "up", 'b', &tap_up);
+}
+
+static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                          const ar_batch *batch)
+{
+    (void)batch;
+    mlp_module *m = (mlp_module *)base;
+    ar_tensor own = *dy, dact, dpre, pre;
+    if (!middle_is_sharded(m))
+        AR_TRY(ari_own_features(ctx, &own, dy));
+    AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &own, m->second_name));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
+    AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre));
+    /* gate and up share one dX, which is the whole MLP's. */
+    return ari_linear_backward(&m->first, ctx, saved, dx, &dpre, m->o.gated ? base->name : m->first_name);
+}
+
+static size_t params(const ar_module *base, ar_param **out, size_t cap)
+{
+    mlp_module *m = (mlp_module *)(uintptr_t)base;
+    const size_t n = ari_linear_params(&m->first, out, cap);
+    return n + ari_linear_params(&m->second, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
+}
+
+static void destroy(ar_module *base)
+{
+    mlp_module *m = (mlp_module *)base;
+    ari_linear_fini(&m->first);
+    ari_linear_fini(&m->second);
+    free(m);
+}
+
+static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
+{
+    const bool column_first = middle_is_sharded(m);
+    const ar_mlp_options *o = &m->o;
+    ari_linear_spec first = {.style = column_first ? ARI_COLUMN : ARI_ROW,
+                             .n = o->gated ? 2 : 1,
+                             .part = {{.name = m->first_name, .out = o->ffn}, {.name = m->up_name, .out = o->ffn}},
+                             .in = o->hidden,
+                             .bias = o->bias,
+                             .transposed = o->transposed};
+    const ari_linear_spec second = {.style = column_first ? ARI_ROW : ARI_COLUMN,
+                                    .n = 1,
+                                    .part = {{.name = m->second_name, .out = o->hidden}},
+                                    .in = o->ffn,
+                                    .bias = o->bias,
+                                    .transposed = o->transposed,
+                                    .input_is_sharded = column_first};
+    AR_TRY(ari_linear_init(&m->first, ctx, &first));
+    return ari_linear_init(&m->second, ctx, &second);
+}
+
+ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o)
+{
+    static const ar_module_ops ops = {
+        .kind = "mlp", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
+    mlp_module *m = NULL;
+    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
+    m->base.ops = &ops;
+    m->o = *o;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
+    AR_TRY_TO(failed, st,
+              ari_path(m->first_name, sizeof m->first_name, name, o->first ? o->first : o->gated ? "gate" : "fc1"));
+    AR_TRY_TO(failed, st, ari_path(m->up_name, sizeof m->up_name, name, o->up ? o->up : "up"));
+    AR_TRY_TO(failed, st, ari_path(m->second_name, sizeof m->second_name, name, o->second ? o->second : "fc2"));
+    AR_TRY_TO(failed, st, init_linears(m, ctx));
+    *gives = &m->base;
+    return AR_OK;
+failed:
+    destroy(&m->base);
+    return st;
+}

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/module.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+/* --- saved activations ------------------------------------------------------------------------------------------------ */
+
+typedef struct entry {
+    const void *owner;
+    int slot;
+    ar_tensor tensor;
+} entry;
+
+/* A stack: backward takes back in the opposite order, so the entry searched for is at or near the top. */
+struct ar_saved {
+    entry *entries;
+    size_t count, capacity;
+};
+
+ar_status ar_saved_create(ar_saved **gives)
+{
+    return ari_alloc_zero((void **)gives, 1, sizeof(ar_saved), "saved activations");
+}
+
+void ar_saved_clear(ar_saved *s)
+{
+    if (s)
+        s->count = 0;
+}
+
+void ar_saved_destroy(ar_saved *s)
+{
+    if (!s)
+        return;
+    free(s->entries);
+    free(s);
+}
+
+ar_status ar_saved_push(ar_saved *s, const void *owner, int slot, const ar_tensor *t)
+{
+    if (!s)
+        return AR_OK;
+    if (s->count == s->capacity) {
+        const size_t capacity = s->capacity ? 2 * s->capacity : 64;
+        entry *grown = realloc(s->entries, capacity * sizeof *grown);
+        if (!grown)
+            return ar_error_set(AR_ERR_MEMORY, "no memory to note a saved activation");
+        s->entries = grown;
+        s->capacity = capacity;
+    }
+    s->entries[s->count++] = (entry){owner, slot, *t};
+    return AR_OK;
+}
+
+ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
+{
+    for (size_t i = s ? s->count : 0; i-- > 0;) {
+        if (s->entries[i].owner != owner || s->entries[i].slot != slot)
+            continue;
+        *t = s->entries[i].tensor;
+        s->count--;
+        for (size_t k = i; k < s->count; k++)
+            s->entries[k] = s->entries[k + 1];
+        return AR_OK;
+    }
+    return ar_error_set(AR_ERR_ARG, "backward of a module whose forward saved nothing");
+}
+
+/* --- modules ------------------------------------------------------------------------------------------------------------ */
+
+ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                            const ar_batch *batch)
+{
+    return m->ops->forward(m, ctx, saved, y, x, batch);
+}
+
+ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                             const ar_batch *batch)
+{
+    return m->ops->backward(m, ctx, saved, dx, dy, batch);
+}
+
+enum { MOST_CHILDREN = 64, MOST_OWN = 16 };
+
+static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)
+{
+    for (size_t i = 0; i < *count && i < cap; i++) {
+        if (out[i] == p)
+            return;
+    }
+    if (*count < cap)
+        out[*count] = p;
+    (*count)++;
+}
+
+static void collect(ar_module *m, ar_param **out, size_t cap, bool trainable_only, size_t *count)
+{
+    ar_param *own[MOST_OWN];
+    const size_t n = m->ops->params ? m->ops->params(m, own, MOST_OWN) : 0;
+    for (size_t i = 0; i < n && i < MOST_OWN; i++) {
+        if (!trainable_only || own[i]->requires_grad)
+            add_once(own[i], out, cap, count);
+    }
+    ar_module *children[MOST_CHILDREN];
+    const size_t c = m->ops->children ? m->ops->children(m, children, MOST_CHILDREN) : 0;
+    for (size_t i = 0; i < c && i < MOST_CHILDREN; i++)
+        collect(children[i], out, cap, trainable_only, count);
+}
+
+size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only)
+{
+    size_t count = 0;
+    collect(m, out, cap, trainable_only, &count);
+    return count;
+}
+
+/* Runs f on every parameter. */
+static ar_status for_all(ar_module *m, ar_ctx *ctx, uint64_t seed,
+                         ar_status (*f)(ar_param *p, ar_ctx *ctx, uint64_t seed))
+{
+    const size_t n = ar_module_params(m, NULL, 0, false);
+    ar_param **all = NULL;
+    AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
+    const size_t found = ar_module_params(m, all, n, false);
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < n && i < found && st == AR_OK; i++)
+        st = f(all[i], ctx, seed);
+    free(all);
+    return st;
+}
+
+static ar_status zero(ar_param *p, ar_ctx *ctx, uint64_t seed)
+{
+    (void)seed;
+    return ar_param_zero_grad(p, ctx);
+}
+
+ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx)
+{
+    return for_all(m, ctx, 0, zero);
+}
+
+ar_status ar_module_fresh(ar_module *m, ar_ctx *ctx, uint64_t seed)
+{
+    return for_all(m, ctx, seed, ar_param_fresh);
+}
+
+void ar_module_destroy(ar_module *m)
+{
+    if (m)
+        m->ops->destroy(m);
+}

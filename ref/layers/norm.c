@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/norm.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/parts.h"
+
+typedef struct norm_module {
+    ar_module base;
+    ar_norm_kind kind;
+    size_t h;
+    double eps;
+    ar_param weight, bias; /* bias: LayerNorm only */
+} norm_module;
+
+enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
+
+static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                         const ar_batch *batch)
+{
+    (void)batch;
+    norm_module *m = (norm_module *)base;
+    if (x->ndim < 1 || x->shape[x->ndim - 1] != m->h || !ar_tensor_is_contiguous(x))
+        return ar_error_set(AR_ERR_SHAPE, "%s: input's last dimension must be %zu, contiguous", base->name, m->h);
+    const size_t rows = ar_tensor_rows(x).shape[0];
+    ar_tensor mean, rstd;
+    AR_TRY(ari_like(ctx, y, x, m->h));
+    AR_TRY(ar_ctx_tensor(ctx, &mean, AR_F64, 1, &rows));
+    AR_TRY(ar_ctx_tensor(ctx, &rstd, AR_F32, 1, &rows));
+    AR_TRY(ctx->device->ops->norm_forward(ctx->device, ctx->queue, m->kind, y->data, mean.data, rstd.data,
+                                          ar_const(x->data), ar_const(m->weight.value.data),
+                                          ar_const(m->bias.value.data), m->eps, rows, m->h));
+    AR_TRY(ar_saved_push(saved, m, SAVED_X, x));
+    AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &mean));
+    AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rstd));
+    return ari_tap_whole(ctx, base->name, NULL, 'f', y);
+}
+
+ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
+                            const ar_tensor *dy, const ar_tensor *residual)
+{
+    norm_module *m = (norm_module *)base;
+    const ar_device_ops *dev = ctx->device->ops;
+    ar_tensor x, mean, rstd, terms;
+    AR_TRY(ar_saved_pop(saved, m, SAVED_RSTD, &rstd));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_MEAN, &mean));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_X, &x));
+    const size_t rows = ar_tensor_rows(&x).shape[0];
+    if (ar_tensor_count(dy) != ar_tensor_count(&x))
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", base->name,
+                            ar_tensor_count(dy), ar_tensor_count(&x));
+    AR_TRY(ari_like(ctx, dx, &x, m->h));
+    AR_TRY(ari_like(ctx, &terms, &x, m->h));
+    if (residual)
+        AR_TRY(ari_like(ctx, sum, &x, m->h));
+    AR_TRY(dev->norm_backward(ctx->device, ctx->queue, m->kind, dx->data, residual ? sum->data : (ar_buf){NULL},
+                              terms.data, ar_const(dy->data), ar_const(x.data), ar_const(mean.data),
+                              ar_const(rstd.data), ar_const(m->weight.value.data),
+                              residual ? ar_const(residual->data) : (ar_cbuf){NULL}, rows, m->h));
+    if (residual && ar_faulty(ctx, AR_FAULT_norm_backward_missing)) {
+        AR_TRY(dev->fill(ctx->device, ctx->queue, dx->data, 0.0f, ar_tensor_count(dx)));
+        AR_TRY(dev->copy(ctx->device, ctx->queue, sum->data, ar_const(residual->data),
+                         ar_tensor_count(dx) * sizeof(float)));
+    }
+    AR_TRY(ari_tap_whole(ctx, base->name, NULL, 'b', dx));
+    const ar_tensor term_rows = ar_tensor_rows(&terms), dy_rows = ar_tensor_rows(dy);
+    AR_TRY(ctx->arith->grad_rows(ctx, &m->weight, &term_rows, (ar_cbuf){NULL}));
+    AR_TRY(ar_param_done(&m->weight, ctx));
+    ar_ctx_release(ctx, &terms);
+    if (m->kind == AR_NORM_RMS)
+        return AR_OK;
+    AR_TRY(ctx->arith->grad_rows(ctx, &m->bias, &dy_rows, (ar_cbuf){NULL}));
+    return ar_param_done(&m->bias, ctx);
+}
+
+static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                          const ar_batch *batch)
+{
+    (void)batch;
+    ar_tensor unwanted;
+    return ari_norm_backward(base, ctx, saved, dx ? dx : &unwanted, NULL, dy, NULL);
+}
+
+static size_t params(const ar_module *base, ar_param **out, size_t cap)
+{
+    norm_module *m = (norm_module *)(uintptr_t)base;
+    const size_t n = m->kind == AR_NORM_LAYER ? 2 : 1;
+    if (cap > 0)
+        out[0] = &m->weight;
+    if (cap > 1 && n > 1)
+        out[1] = &m->bias;
+    return n;
+}
+
+static void destroy(ar_module *base)
+{
+    norm_module *m = (norm_module *)base;
+    ar_param_fini(&m->weight);
+    ar_param_fini(&m->bias);
+    free(m);
+}
+
+static ar_status init_param(ar_param *p, ar_ctx *ctx, const norm_module *m, const char *part, ar_init_scheme init)
+{
+    char name[160];
+    ar_layout layout;
+    AR_TRY(ari_path(name, sizeof name, m->base.name, part));
+    AR_TRY(ar_layout_replicate(&layout, 1, &m->h, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
+    AR_TRY(ar_param_init(p, ctx, name, &layout, false));
+    p->init = init;
+    p->fan_in = p->fan_out = m->h;
+    return AR_OK;
+}
+
+ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h, double eps)
+{
+    static const ar_module_ops ops = {
+        .kind = "norm", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
+    norm_module *m = NULL;
+    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
+    m->base.ops = &ops;
+    m->kind = kind;
+    m->h = h;
+    m->eps = eps;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
+    AR_TRY_TO(failed, st, init_param(&m->weight, ctx, m, "weight", AR_INIT_ONES));
+    if (kind == AR_NORM_LAYER)
+        AR_TRY_TO(failed, st, init_param(&m->bias, ctx, m, "bias", AR_INIT_UNIFORM_BIAS));
+    *gives = &m->base;
+    return AR_OK;
+failed:
+    destroy(&m->base);
+    return st;
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/param.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/arith.h"
+#include "ref/core/context.h"
+#include "ref/core/size.h"
+#include "ref/numerics/philox.h"
+
+ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout, bool transposed)
+{
+    *p = (ar_param){.layout = *layout, .transposed = transposed, .requires_grad = true, .version = 1, .uses = 1};
+    const int written = snprintf(p->name, sizeof p->name, "%s", name);
+    if (written < 0 || (size_t)written >= sizeof p->name)
+        return ar_error_set(AR_ERR_ARG, "a parameter's name has at most %zu bytes: '%s'", sizeof p->name - 1, name);
+    size_t shape[AR_MAX_DIMS] = {0};
+    for (int d = 0; d < layout->ndim; d++)
+        shape[d] = ar_layout_local(layout, d);
+    AR_TRY(ar_tensor_view(&p->value, AR_F32, layout->ndim, shape, (ar_buf){NULL}));
+    p->device = ctx->device;
+    p->release = ctx->arith->param_release;
+    return ctx->device->ops->alloc(ctx->device, &p->value.data, (ar_tensor_count(&p->value) + 1) * sizeof(float));
+}
+
+void ar_param_fini(ar_param *p)
+{
+    if (!p->device)
+        return;
+    p->release(p);
+    p->device->ops->free(p->device, p->value.data);
+    *p = (ar_param){0};
+}
+
+ar_tensor ar_param_matrix(const ar_param *p)
+{
+    return p->transposed ? ar_tensor_transposed(&p->value) : p->value;
+}
+
+/* Calls put(user, local index, full index) for every element this rank holds, both row-major. */
+static void for_each_element(const ar_param *p, const ar_layout *at, void (*put)(void *, size_t, size_t), void *user)
+{
+    const int nd = p->layout.ndim;
+    for (size_t k = 0; k < p->layout.nbox; k++) {
+        const ar_box *mine = &p->layout.box[k], *full = &at->box[k];
+        size_t count = 1;
+        for (int d = 0; d < nd; d++)
+            count *= mine->extent[d];
+        for (size_t i = 0; i < count; i++) {
+            size_t rest = i, local = 0, global = 0, local_stride = 1, global_stride = 1;
+            for (int d = nd - 1; d >= 0; d--) {
+                const size_t x = rest % mine->extent[d];
+                rest /= mine->extent[d];
+                local += (mine->local[d] + x) * local_stride;
+                global += (full->global[d] + x) * global_stride;
+                local_stride *= p->value.shape[d];
+                global_stride *= p->layout.shape[d];
+            }
+            put(user, local, global);
+        }
+    }
+}
+
+struct fresh {
+    const ar_param *p;
+    float *host;
+    uint64_t key;
+    size_t fan_in, fan_out;
+};
+
+static void put_fresh(void *user, size_t local, size_t full)
+{
+    const struct fresh *f = user;
+    f->host[local] = ari_init_value(f->p->init, f->key, full, f->fan_in, f->fan_out, f->p->init_range);
+}
+
+/* The mistake of seeding every shard alike: the indices of the group's first rank. */
+static ar_layout first_shard(const ar_layout *o, int rank)
+{
+    ar_layout first = *o;
+    for (size_t k = 0; k < o->nbox; k++) {
+        for (int d = 0; d < o->ndim; d++) {
+            ar_box *b = &first.box[k];
+            const size_t back = b->extent[d] * (size_t)rank;
+            if (b->extent[d] < o->shape[d] && back <= b->global[d])
+                b->global[d] -= back;
+        }
+    }
+    return first;
+}
+
+static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
+{
+    AR_TRY(ar_ctx_upload(ctx, &p->value, host));
+    p->version++;
+    return AR_OK;
+}
+
+ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
+{
+    const int n = ar_comm_size(ctx->tp);
+    float *host = NULL;
+    AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
+    struct fresh f = {p, host, ari_stream_key(seed, p->name), p->fan_in, p->fan_out};
+    ar_layout at = p->layout;
+    if (ar_faulty(ctx, AR_FAULT_init_per_shard_seed))
+        at = first_shard(&p->layout, ar_comm_rank(ctx->tp));
+    if (ar_faulty(ctx, AR_FAULT_init_local_fan) && p->layout.replicas == 1 && n > 1) {
+        const ar_tensor local = ar_param_matrix(p);
+        f.fan_out = local.ndim > 1 ? local.shape[0] : p->fan_out;
+        f.fan_in = local.ndim > 1 ? local.shape[1] : p->fan_in;
+    }
+    for_each_element(p, &at, put_fresh, &f);
+    const ar_status st = upload(p, ctx, host);
+    free(host);
+    return st;
+}
+
+struct given {
+    float *host;
+    const float *full;
+};
+
+static void put_given(void *user, size_t local, size_t full)
+{
+    const struct given *g = user;
+    g->host[local] = g->full[full];
+}
+
+ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
+{
+    float *host = NULL;
+    AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
+    struct given g = {host, full};
+    for_each_element(p, &p->layout, put_given, &g);
+    const ar_status st = upload(p, ctx, host);
+    free(host);
+    return st;
+}
+
+ar_status ar_param_done(ar_param *p, ar_ctx *ctx)
+{
+    p->contributions++;
+    if (p->contributions < p->uses || !ar_tapped(ctx))
+        return AR_OK;
+    ar_tensor g;
+    AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
+    AR_TRY(ctx->arith->grad_value(ctx, &g, p));
+    AR_TRY(ar_tap(ctx, p->name, 'g', &g, &p->layout));
+    ar_ctx_release(ctx, &g);
+    return AR_OK;
+}
+
+ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx)
+{
+    p->contributions = 0;
+    return ctx->arith->grad_zero(ctx, p);
+}

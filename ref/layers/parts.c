@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+ar_status ari_path(char *out, size_t cap, const char *base, const char *part)
+{
+    const int n = part ? snprintf(out, cap, "%s.%s", base, part) : snprintf(out, cap, "%s", base);
+    if (n < 0 || (size_t)n >= cap)
+        return ar_error_set(AR_ERR_ARG, "name '%s.%s' is longer than %zu bytes", base, part ? part : "", cap - 1);
+    return AR_OK;
+}
+
+ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t)
+{
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    char name[160];
+    ar_layout layout;
+    AR_TRY(ari_path(name, sizeof name, base, part));
+    AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
+    return ar_tap(ctx, name, pass, t, &layout);
+}
+
+ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, int dim,
+                        size_t full)
+{
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    char name[160];
+    ar_layout layout;
+    size_t shape[AR_MAX_DIMS] = {0};
+    for (int d = 0; d < t->ndim; d++)
+        shape[d] = d == dim ? full : t->shape[d];
+    AR_TRY(ari_path(name, sizeof name, base, part));
+    AR_TRY(ar_layout_shard_uneven(&layout, t->ndim, shape, dim, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
+    return ar_tap(ctx, name, pass, t, &layout);
+}
+
+ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features)
+{
+    size_t shape[AR_MAX_DIMS] = {0};
+    for (int d = 0; d < x->ndim; d++)
+        shape[d] = x->shape[d];
+    shape[x->ndim - 1] = features;
+    return ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape);
+}
+
+ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
+    const size_t features = x->shape[x->ndim - 1];
+    if (features % n != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "%zu features cannot be split over %zu ranks", features, n);
+    AR_TRY(ari_like(ctx, y, x, features / n));
+    const ar_tensor rows = ar_tensor_rows(x), to = ar_tensor_rows(y);
+    const ar_tensor from = ar_tensor_slice(&rows, 1, r * (features / n), features / n);
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
+}
+
+ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+{
+    const size_t n = (size_t)ar_comm_size(ctx->tp), width = x->shape[x->ndim - 1], count = ar_tensor_count(x);
+    const size_t shape[1] = {n * count};
+    ar_tensor all;
+    size_t *counts = NULL;
+    AR_TRY(ari_like(ctx, y, x, n * width));
+    AR_TRY(ar_ctx_tensor(ctx, &all, x->dtype, 1, shape));
+    AR_TRY(ari_alloc((void **)&counts, n, sizeof *counts, "gather sizes"));
+    for (size_t i = 0; i < n; i++)
+        counts[i] = count;
+    const ar_status st =
+        ar_comm_all_gather(ctx->tp, ctx->queue, all.data, ar_const(x->data), counts, x->dtype, tag);
+    free(counts);
+    AR_TRY(st);
+    const ar_tensor to = ar_tensor_rows(y);
+    for (size_t i = 0; i < n; i++) {
+        ar_tensor from = ar_tensor_rows(x);
+        from.data = ar_buf_at(all.data, i * count * sizeof(float));
+        const ar_tensor block = ar_tensor_slice(&to, 1, i * width, width);
+        AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &block, &from));
+    }
+    ar_ctx_release(ctx, &all);
+    return AR_OK;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What several layers need: taps by path and part, shapes, moves along features. */
+#ifndef ARI_LAYERS_PARTS_H
+#define ARI_LAYERS_PARTS_H
+
+#include "anyrank/layers.h"
+#include "ref/core/context.h"
+
+/** Taps "base" or "base.part" as a value that every rank holds whole. */
+AR_NODISCARD ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
+/** Taps a value sharded along dimension `dim`, whose full extent is `full`. */
+AR_NODISCARD ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
+                                     int dim, size_t full);
+
+/** x's shape with another last extent. */
+AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
+/** The own block of features of a replicated x, as a fresh contiguous tensor. */
+AR_NODISCARD ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+/** All ranks' features side by side. x contiguous, of equal width on every rank. */
+AR_NODISCARD ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
+/** "base.part" into out[cap]; part NULL: base. Errors: AR_ERR_ARG (too long). */
+AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const char *part);
+
+#endif

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/context.h"
+#include "ref/core/size.h"
+
+struct ar_model {
+    ar_config config;
+    ar_embedding *embedding;
+    ar_module **blocks; /* [config.layers] */
+    ar_module *final_norm; /* NULL: none */
+    ar_lm_head *head;      /* NULL: the loss is the sum of the output */
+};
+
+typedef struct outer_names {
+    const char *token, *position, *sum, *final_norm, *head;
+} outer_names;
+
+static outer_names names_of(const ar_config *c)
+{
+    switch (c->arch) {
+    case AR_ARCH_LLAMA:
+        return (outer_names){"model.embed_tokens", NULL, NULL, "model.norm", "lm_head"};
+    case AR_ARCH_GPT2:
+        return (outer_names){"transformer.wte", "transformer.wpe", "transformer.drop", "transformer.ln_f", "lm_head"};
+    case AR_ARCH_STACK:
+        break;
+    }
+    return (outer_names){"embed", NULL, NULL, NULL, NULL};
+}
+
+ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
+{
+    const ar_plan fallback = {AR_MLP_COLUMN_ROW};
+    const outer_names n = names_of(c);
+    AR_TRY(ar_config_check_tp(c, ar_comm_size(ar_ctx_tp(ctx)), plan ? plan : &fallback));
+    ar_model *m = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, "a model"));
+    m->config = *c;
+    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&m->blocks, c->layers, sizeof *m->blocks, "blocks"));
+    AR_TRY_TO(failed, st,
+              ar_embedding_create(&m->embedding, ctx, n.token, c->vocab, c->hidden, c->initializer_range,
+                                  c->learned_positions ? n.position : NULL, c->max_positions, n.sum));
+    for (size_t i = 0; i < c->layers; i++) {
+        ar_block_options o;
+        char name[96];
+        AR_TRY_TO(failed, st, ar_config_block(c, i, plan ? plan : &fallback, &o, name, sizeof name));
+        AR_TRY_TO(failed, st, ar_block_create(&m->blocks[i], ctx, name, &o));
+    }
+    if (c->final_norm)
+        AR_TRY_TO(failed, st, ar_norm_create(&m->final_norm, ctx, n.final_norm, c->norm, c->hidden, c->norm_eps));
+    if (n.head)
+        AR_TRY_TO(failed, st,
+                  ar_lm_head_create(&m->head, ctx, n.head, c->vocab, c->hidden,
+                                    c->tied ? ar_embedding_token(m->embedding) : NULL));
+    *gives = m;
+    return AR_OK;
+failed:
+    ar_model_destroy(m);
+    return st;
+}
+
+void ar_model_destroy(ar_model *m)
+{
+    if (!m)
+        return;
+    ar_lm_head_destroy(m->head);
+    ar_module_destroy(m->final_norm);
+    for (size_t i = 0; m->blocks && i < m->config.layers; i++)
+        ar_module_destroy(m->blocks[i]);
+    ar_embedding_destroy(m->embedding);
+    free(m->blocks);
+    free(m);
+}
+
+static void put(ar_param **out, size_t cap, size_t *count, ar_param *p)
+{
+    if (*count < cap)
+        out[*count] = p;
+    (*count)++;
+}
+
+static void put_module(ar_param **out, size_t cap, size_t *count, ar_module *m)
+{
+    const size_t room = *count < cap ? cap - *count : 0;
+    *count += ar_module_params(m, room ? out + *count : NULL, room, false);
+}
+
+size_t ar_model_params(ar_model *m, ar_param **out, size_t cap)
+{
+    size_t count = 0;
+    put(out, cap, &count, ar_embedding_token(m->embedding));
+    if (ar_embedding_position(m->embedding))
+        put(out, cap, &count, ar_embedding_position(m->embedding));
+    for (size_t i = 0; i < m->config.layers; i++)
+        put_module(out, cap, &count, m->blocks[i]);
+    if (m->final_norm)
+        put_module(out, cap, &count, m->final_norm);
+    if (m->head && !m->config.tied)
+        put(out, cap, &count, ar_lm_head_weight(m->head));
+    return count;
+}
+
+typedef struct weight_source {
+    uint64_t seed;
+    const float *(*find)(void *, const char *, size_t); /* NULL: fresh */
+    void *user;
+} weight_source;
+
+static ar_status set_one(ar_param *p, ar_ctx *ctx, void *user)
+{
+    const weight_source *s = user;
+    if (!s->find) {
+        AR_TRY(ar_param_fresh(p, ctx, s->seed));
+    } else {
+        size_t count = 1;
+        for (int d = 0; d < p->layout.ndim; d++)
+            count *= p->layout.shape[d];
+        const float *full = s->find(s->user, p->name, count);
+        if (!full)
+            return ar_error_set(AR_ERR_NOT_FOUND, "the weights hold no tensor '%s' of %zu elements", p->name, count);
+        AR_TRY(ar_param_set(p, ctx, full));
+    }
+    return ar_tap(ctx, p->name, 'i', &p->value, &p->layout);
+}
+
+static ar_status zero_one(ar_param *p, ar_ctx *ctx, void *user)
+{
+    (void)user;
+    return ar_param_zero_grad(p, ctx);
+}
+
+static ar_status for_all(ar_model *m, ar_ctx *ctx, void *user, ar_status (*f)(ar_param *, ar_ctx *, void *))
+{
+    const size_t n = ar_model_params(m, NULL, 0);
+    ar_param **all = NULL;
+    AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
+    ar_model_params(m, all, n);
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = f(all[i], ctx, user);
+    free(all);
+    return st;
+}
+
+ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed)
+{
+    weight_source s = {.seed = seed};
+    return for_all(m, ctx, &s, set_one);
+}
+
+ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t), void *user)
+{
+    weight_source s = {.find = find, .user = user};
+    return for_all(m, ctx, &s, set_one);
+}
+
+ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
+{
+    return for_all(m, ctx, NULL, zero_one);
+}
+
+/* stack: the loss is the sum of all elements of the output. */
+static ar_status sum_loss(ar_ctx *ctx, float *loss, const ar_tensor *x)
+{
+    AR_TRY(ctx->arith->total(ctx, loss, x));
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    ar_tensor t;
+    ar_layout layout;
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
+    AR_TRY(ar_ctx_upload(ctx, &t, loss));
+    AR_TRY(ar_layout_replicate(&layout, 0, NULL, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
+    return ar_tap(ctx, "loss", 'f', &t, &layout);
+}
+
+ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, float *loss, const ar_batch *batch)
+{
+    ar_tensor x, y;
+    AR_TRY(ar_embedding_forward(m->embedding, ctx, saved, &x, batch));
+    for (size_t i = 0; i < m->config.layers; i++) {
+        AR_TRY(ar_module_forward(m->blocks[i], ctx, saved, &y, &x, batch));
+        x = y;
+    }
+    if (m->final_norm) {
+        AR_TRY(ar_module_forward(m->final_norm, ctx, saved, &y, &x, batch));
+        x = y;
+    }
+    return m->head ? ar_lm_head_forward(m->head, ctx, saved, loss, &x, batch) : sum_loss(ctx, loss, &x);
+}
+
+ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+{
+    ar_tensor dx, dy;
+    if (m->head) {
+        AR_TRY(ar_lm_head_backward(m->head, ctx, saved, &dy, batch));
+    } else {
+        const size_t shape[3] = {batch->batch, batch->seq, m->config.hidden};
+        AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
+        AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dy.data, 1.0f, ar_tensor_count(&dy)));
+    }
+    if (m->final_norm) {
+        AR_TRY(ar_module_backward(m->final_norm, ctx, saved, &dx, &dy, batch));
+        dy = dx;
+    }
+    for (size_t i = m->config.layers; i-- > 0;) {
+        AR_TRY(ar_module_backward(m->blocks[i], ctx, saved, &dx, &dy, batch));
+        dy = dx;
+    }
+    return ar_embedding_backward(m->embedding, ctx, saved, &dy, batch);
+}
