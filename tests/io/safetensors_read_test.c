@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "io/st_bytes.h"
+#include "ref/io/file.h"
+#include "ref/io/safetensors.h"
+
+#define H(text) text, sizeof(text) - 1
+#define T(name, dtype, shape, begin, end) \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
+#define JSON_RULE "InvalidHeaderDeserialization"
+
+typedef struct bad_case {
+    const char *header;
+    size_t length, data;
+    const char *rule;
+} bad_case;
+
+TestSuite(safetensors_read, .timeout = 60);
+
+/* Every row is one way to break the format, and the rule of the official library that it breaks. */
+static const bad_case bad_json[] = {
+    {H(""), 0, JSON_RULE},
+    {H("   "), 0, JSON_RULE},
+    {H("[]"), 0, JSON_RULE},
+    {H("\"a\""), 0, JSON_RULE},
+    {H("null"), 0, JSON_RULE},
+    {H("{"), 0, JSON_RULE},
+    {H("}"), 0, JSON_RULE},
+    {H("{}x"), 0, JSON_RULE},
+    {H("{} {}"), 0, JSON_RULE},
+    {H("{}\0"), 0, JSON_RULE},
+    {H("{}\0\0\0\0"), 0, JSON_RULE},
+    {H("\xEF\xBB\xBF{}"), 0, JSON_RULE},
+    {H("{} // comment"), 0, JSON_RULE},
+    {H("{/* */}"), 0, JSON_RULE},
+    {H("{,}"), 0, JSON_RULE},
+    {H("{\"a\"}"), 0, JSON_RULE},
+    {H("{\"a\":}"), 0, JSON_RULE},
+    {H("{\"a\":,}"), 0, JSON_RULE},
+    {H("{\"a\""), 0, JSON_RULE},
+    {H("{\"a"), 0, JSON_RULE},
+    {H("{\"a\\"), 0, JSON_RULE},
+    {H("{\"a\":"), 0, JSON_RULE},
+    {H("{\"a\":{"), 0, JSON_RULE},
+    {H("{\"a\":]}"), 0, JSON_RULE},
+    {H("{\"a\":[}]}"), 0, JSON_RULE},
+    {H("{'a':{}}"), 0, JSON_RULE},
+    {H("{a:{}}"), 0, JSON_RULE},
+    {H("{1:{}}"), 0, JSON_RULE},
+    {H("{\"a\":nul}"), 0, JSON_RULE},
+    {H("{\"a\":null}"), 0, JSON_RULE},
+    {H("{\"a\":3}"), 0, JSON_RULE},
+    {H("{\"a\":[]}"), 0, JSON_RULE},
+    {H("{\"a\":\"b\"}"), 0, JSON_RULE},
+    {H("{\"a\":{}}"), 0, JSON_RULE},
+    {H("{" T("a", "U8", "[1]", 0, 1) ",}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[1]", 0, 1) T("b", "U8", "[1]", 1, 2) "}"), 2, JSON_RULE},
+    {H("{" T("a", "U8", "[1]", 0, 1) "]"), 1, JSON_RULE},
+    {H("{\"a\" " T("a", "U8", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a\n", "U8", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a\\x", "U8", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("\\u00", "U8", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a\\u0000b", "U8", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("\\ud800", "U8", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("\\udc00\\ud800", "U8", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[1]", 0, 1) "," T("a", "U8", "[1]", 1, 2) "}"), 2, JSON_RULE},
+    {H("{" T("a", "U8", "[1]", 0, 1) "," T("\\u0061", "U8", "[1]", 1, 2) "}"), 2, JSON_RULE},
+};
+
+static const bad_case bad_fields[] = {
+    {H("{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"shape\":[1],\"data_offsets\":[0,1]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"data_offsets\":[0,1]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"data_off\\u0073ets\":[0,1]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":8,\"shape\":[1],\"data_offsets\":[0,1]}}"), 1, JSON_RULE},
+    {H("{" T("a", "F12", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "f32", "[1]", 0, 4) "}"), 4, JSON_RULE},
+    {H("{" T("a", "F8_E4M3FNUZ", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "", "[1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "1", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "null", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "{}", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[1.0]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[1e0]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[-1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[-0]", 0, 0) "}"), 0, JSON_RULE},
+    {H("{" T("a", "U8", "[01]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[+1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[0x1]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[true]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[\"1\"]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[1,]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[[1]]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[18446744073709551616]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[18446744073709551617]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[99999999999999999999999999]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[1e400]", 0, 1) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[1]", 0, 1.0) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[1]", -1, 0) "}"), 1, JSON_RULE},
+    {H("{" T("a", "U8", "[1]", -0, 1) "}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1,1]}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":1}}"), 1, JSON_RULE},
+    {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":null}}"), 1, JSON_RULE},
+    {H("{\"__metadata__\":[]}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":1}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":nul}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":{\"a\":1}}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":{\"a\":null}}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":{\"a\":{}}}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":{\"a\":\"b\",}}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":{\"a\":\"\\u0000\"}}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":{\"a\":\"b\",\"a\":\"b\"}}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":{\"a\":\"b\",\"c\":\"d\",\"\\u0061\":\"b\"}}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":{},\"__metadata__\":{}}"), 0, JSON_RULE},
+    {H("{\"__metadata__\":{},\"__metadata\\u005f_\":null}"), 0, JSON_RULE},
+};
+
+static const bad_case bad_layout[] = {
+    {H("{" T("a", "U8", "[1]", 1, 2) "}"), 2, "InvalidOffset"},
+    {H("{" T("a", "U8", "[1]", 0, 1) "," T("b", "U8", "[1]", 2, 3) "}"), 3, "InvalidOffset"},
+    {H("{" T("a", "U8", "[2]", 0, 2) "," T("b", "U8", "[2]", 1, 3) "}"), 3, "InvalidOffset"},
+    {H("{" T("a", "U8", "[2]", 0, 2) "," T("b", "U8", "[2]", 0, 2) "}"), 2, "InvalidOffset"},
+    {H("{" T("a", "U8", "[1]", 1, 0) "}"), 1, "InvalidOffset"},
+    {H("{" T("a", "U8", "[1]", 9223372036854775807, 0) "}"), 1, "InvalidOffset"},
+    {H("{" T("a", "U8", "[4]", 0, 4) "," T("b", "F32", "[0]", 2, 2) "}"), 4, "InvalidOffset"},
+    {H("{" T("a", "U8", "[2]", 0, 1) "}"), 1, "TensorInvalidInfo"},
+    {H("{" T("a", "U8", "[1]", 0, 2) "}"), 2, "TensorInvalidInfo"},
+    {H("{" T("a", "F32", "[]", 0, 0) "}"), 0, "TensorInvalidInfo"},
+    {H("{" T("a", "F32", "[1]", 0, 1) "}"), 1, "TensorInvalidInfo"},
+    {H("{" T("a", "U8", "[0]", 0, 1) "}"), 1, "TensorInvalidInfo"},
+    {H("{" T("a", "U8", "[1]", 0, 9223372036854775807) "}"), 1, "TensorInvalidInfo"},
+    {H("{" T("a", "U8", "[4294967296,4294967296]", 0, 0) "}"), 0, "ValidationOverflow"},
+    {H("{" T("a", "U8", "[4294967296,4294967296,0]", 0, 0) "}"), 0, "ValidationOverflow"},
+    {H("{" T("a", "F64", "[2305843009213693952]", 0, 0) "}"), 0, "ValidationOverflow"},
+    {H("{" T("a", "U8", "[2305843009213693952]", 0, 0) "}"), 0, "ValidationOverflow"},
+    /* The product that wraps to 4 elements, 16 bytes, in readers that do not check it. */
+    {H("{" T("a", "F32", "[4194305,4194305,211106198978564]", 0, 16) "}"), 16, "ValidationOverflow"},
+    {H("{" T("a", "F4", "[1]", 0, 1) "}"), 1, "MisalignedSlice"},
+    {H("{" T("a", "F6_E2M3", "[3]", 0, 2) "}"), 2, "MisalignedSlice"},
+    {H("{" T("a", "F6_E3M2", "[1]", 0, 0) "}"), 0, "MisalignedSlice"},
+    {H("{" T("a", "U8", "[1]", 0, 1) "}"), 2, "MetadataIncompleteBuffer"},
+    {H("{" T("a", "U8", "[2]", 0, 2) "}"), 1, "MetadataIncompleteBuffer"},
+    {H("{" T("a", "U8", "[4611686018427387904,0]", 0, 0) "}"), 1, "MetadataIncompleteBuffer"},
+    {H("{}"), 1, "MetadataIncompleteBuffer"},
+    {H("{\"__metadata__\":{}}"), 8, "MetadataIncompleteBuffer"},
+};
+
+static void refuse_all(const bad_case *cases, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const ar_status st = st_try(st_bytes(cases[i].header, cases[i].length, cases[i].data));
+        cr_expect_eq(st, AR_ERR_FORMAT, "%s: %s %s", cases[i].header, ar_status_name(st), ar_error_message());
+        cr_expect(names_rule(cases[i].rule), "%s: expected %s, got %s", cases[i].header, cases[i].rule,
+                  ar_error_message());
+    }
+}
+
+Test(safetensors_read, malformed_json_is_named)
+{
+    refuse_all(bad_json, sizeof bad_json / sizeof bad_json[0]);
+}
+
+Test(safetensors_read, malformed_fields_are_named)
+{
+    refuse_all(bad_fields, sizeof bad_fields / sizeof bad_fields[0]);
+}
+
+Test(safetensors_read, malformed_layouts_are_named)
+{
+    refuse_all(bad_layout, sizeof bad_layout / sizeof bad_layout[0]);
+}
+
+Test(safetensors_read, files_too_short_or_too_long_are_named)
+{
+    for (size_t n = 0; n < 8; n++) {
+        cr_expect_eq(st_try(mem_file_of("\x02\0\0\0\0\0\0\0", n)), AR_ERR_FORMAT);
+        cr_expect(names_rule("HeaderTooSmall"), "%zu bytes: %s", n, ar_error_message());
+    }
+    const uint64_t too_large[] = {100000001,         (uint64_t)1 << 32, INT64_MAX,
+                                  (uint64_t)1 << 63, UINT64_MAX - 7,    UINT64_MAX};
+    for (size_t i = 0; i < sizeof too_large / sizeof too_large[0]; i++) {
+        cr_expect_eq(st_try(st_bytes_claiming(too_large[i], "{}", 2, 0)), AR_ERR_FORMAT);
+        cr_expect(names_rule("HeaderTooLarge"), "%s", ar_error_message());
+    }
+    const uint64_t too_long[] = {3, 4, 1000, 100000000};
+    for (size_t i = 0; i < sizeof too_long / sizeof too_long[0]; i++) {
+        cr_expect_eq(st_try(st_bytes_claiming(too_long[i], "{}", 2, 0)), AR_ERR_FORMAT);
+        cr_expect(names_rule("InvalidHeaderLength"), "%s", ar_error_message());
+    }
+}
+
+Test(safetensors_read, bytes_that_are_not_utf8_are_an_invalid_header)
+{
+    const char *const bad[] = {
+        "{\"\xff\":1}", "{\"\xc0\x80\":1}",         "{\"\xed\xa0\x80\":1}",    "{\"\xe2\x82\":1}",
+        "{\"\x80\":1}", "{\"\xf4\x90\x80\x80\":1}", "{\"\xf0\x80\x80\x80\":1}"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_expect_eq(st_try(st_bytes(bad[i], strlen(bad[i]), 0)), AR_ERR_FORMAT);
+        cr_expect(names_rule("InvalidHeader"), "%zu: %s", i, ar_error_message());
+    }
+}
+
+Test(safetensors_read, every_error_names_the_file_and_the_tensor)
+{
+    cr_assert_eq(st_try(st_bytes(H("{" T("wte", "U8", "[2]", 0, 1) "}"), 1)), AR_ERR_FORMAT);
+    cr_expect_str_eq(strstr(ar_error_message(), "tensor 'wte'"), "tensor 'wte' U8 [2] [0, 1): has 1 bytes, expected 2");
+    cr_expect_not_null(strstr(ar_error_message(), "/proc/self/fd/"));
+}
+
+/* A name is somebody else's text: it must not reach a terminal as escapes, nor fill the screen. */
+Test(safetensors_read, messages_show_hostile_names_harmlessly)
+{
+    char header[4096], name[2048];
+    memset(name, 'x', sizeof name);
+    memcpy(name, "\\u001b[2J\\n", 10);
+    name[sizeof name - 1] = '\0';
+    const int n =
+        snprintf(header, sizeof header, "{\"%s\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,1]}}", name);
+    cr_assert_eq(st_try(st_bytes(header, (size_t)n, 1)), AR_ERR_FORMAT);
+    cr_expect_null(strchr(ar_error_message(), '\x1b'));
+    cr_expect_null(strchr(ar_error_message(), '\n'));
+    cr_expect_lt(strlen(ar_error_message()), 500);
+}
+
+Test(safetensors_read, what_the_format_allows_is_read)
+{
+    static const bad_case good[] = {
+        {H("{}"), 0, ""},
+        {H("{}    "), 0, ""},
+        {H("  \t\r\n{ } \n"), 0, ""},
+        {H("{\"__metadata__\":null}"), 0, ""},
+        {H("{\"__metadata__\":{}}"), 0, ""},
+        {H("{ \"a\" : { \"dtype\" : \"U8\" , \"shape\" : [ 1 ] , \"data_offsets\" : [ 0 , 1 ] } }"), 1, ""},
+        {H("{" T("", "U8", "[1]", 0, 1) "}"), 1, ""},
+        {H("{" T("a", "F32", "[]", 0, 4) "}"), 4, ""},
+        {H("{" T("a", "F32", "[0]", 0, 0) "}"), 0, ""},
+        {H("{" T("a", "F32", "[0,4611686018427387904,4611686018427387904]", 0, 0) "}"), 0, ""},
+        {H("{" T("a", "F32", "[1,1,1,1,1,1,1,1]", 0, 4) "}"), 4, ""},
+        {H("{" T("b", "U8", "[1]", 1, 2) "," T("a", "U8", "[1]", 0, 1) "}"), 2, ""},
+        {H("{" T("a", "U8", "[1]", 0, 1) "," T("b", "F32", "[1]", 1, 5) "}"), 5, ""},
+        {H("{" T("z", "U8", "[0]", 1, 1) "," T("a", "U8", "[1]", 0, 1) "," T("b", "U8", "[1]", 1, 2) "}"), 2, ""},
+        {H("{" T("a", "F4", "[2]", 0, 1) "," T("b", "F6_E2M3", "[4]", 1, 4) "}"), 4, ""},
+        {H("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"x\":[{},-1.5,1e-0,-0.0,\"-0\",null],\"data_offsets\":[0,1]}}"), 1,
+         ""},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        cr_expect_eq(st_try(st_bytes(good[i].header, good[i].length, good[i].data)), AR_OK, "%s: %s", good[i].header,
+                     ar_error_message());
+}
+
+Test(safetensors_read, nine_dimensions_are_unsupported_not_malformed)
+{
+    cr_expect_eq(st_try(st_bytes(H("{" T("a", "U8", "[1,1,1,1,1,1,1,1,1]", 0, 1) "}"), 1)), AR_ERR_UNSUPPORTED);
+}
+
+/* An ignored field with `depth` arrays in one another, inside the description's own braces. */
+static ar_status try_depth(size_t depth)
+{
+    static const char head[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":";
+    char *text = malloc(sizeof head + 2 * depth + 2);
+    cr_assert_not_null(text);
+    memcpy(text, head, sizeof head - 1);
+    memset(text + sizeof head - 1, '[', depth);
+    memset(text + sizeof head - 1 + depth, ']', depth);
+    memcpy(text + sizeof head - 1 + 2 * depth, "}}", 2);
+    const ar_status st = st_try(st_bytes(text, sizeof head + 1 + 2 * depth, 1));
+    free(text);
+    return st;
+}
+
+Test(safetensors_read, nesting_is_limited)
+{
+    cr_expect_eq(try_depth(100), AR_OK);
+    cr_expect_eq(try_depth(127), AR_OK);
+    const size_t deep[] = {128, 2000, 3000, 1000000, 20000000};
+    for (size_t i = 0; i < sizeof deep / sizeof deep[0]; i++) {
+        cr_expect_eq(try_depth(deep[i]), AR_ERR_FORMAT);
+        cr_expect(names_rule(JSON_RULE), "%s", ar_error_message());
+    }
+}
+
+static size_t peak_kib(void)
+{
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return (size_t)use.ru_maxrss;
+}
+
+/* As a tree, every "{}," of the first header would take some 250 bytes. The file itself counts twice here, as it lies
+ * in memory. */
+Test(safetensors_read, a_large_header_takes_memory_in_proportion)
+{
+    const size_t n = (size_t)24 << 20;
+    char *text = malloc(n);
+    cr_assert_not_null(text);
+    static const char head[] = "{\"a\":{\"x\":[";
+    memcpy(text, head, sizeof head - 1);
+    for (size_t i = sizeof head - 1; i < n; i++)
+        text[i] = "{},"[(i - (sizeof head - 1)) % 3];
+    memcpy(text + n - 5, "0]}} ", 5);
+    const size_t before = peak_kib();
+    cr_expect_eq(st_try(st_bytes(text, n, 0)), AR_ERR_FORMAT);
+    cr_expect(names_rule(JSON_RULE), "%s", ar_error_message());
+    memset(text, ' ', n);
+    memcpy(text, "{}", 2);
+    cr_expect_eq(st_try(st_bytes(text, n, 0)), AR_OK, "%s", ar_error_message());
+    free(text);
+    cr_expect_lt(peak_kib() - before, 4 * (n >> 10));
+}
+
+Test(safetensors_read, a_header_of_exactly_the_cap_is_read)
+{
+    const size_t n = 100000000;
+    char *text = malloc(n);
+    cr_assert_not_null(text);
+    memset(text, ' ', n);
+    memcpy(text + n / 2, "{}", 2);
+    cr_expect_eq(st_try(st_bytes(text, n, 0)), AR_OK, "%s", ar_error_message());
+    free(text);
+}
+
+Test(safetensors_read, too_many_metadata_keys_are_refused)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    cr_assert_not_null(f);
+    fputs("{\"__metadata__\":{\"k\":\"\"", f);
+    for (size_t i = 0; i < ARI_ST_MAX_METADATA; i++)
+        fprintf(f, ",\"%zu\":\"\"", i);
+    fputs("}}", f);
+    fclose(f);
+    cr_expect_eq(st_try(st_bytes(text, n, 0)), AR_ERR_FORMAT);
+    cr_expect_not_null(strstr(ar_error_message(), "too many keys"), "%s", ar_error_message());
+    free(text);
+}
+
+Test(safetensors_read, what_is_no_regular_file_is_an_io_error)
+{
+    ar_st_file *f = NULL;
+    char fifo[] = "/tmp/anyrank-fifo-XXXXXX";
+    cr_expect_eq(ar_st_open(&f, "/"), AR_ERR_IO);
+    cr_expect_eq(ar_st_open(&f, "/dev/zero"), AR_ERR_IO);
+    cr_expect_eq(ar_st_open(&f, "/no/such/file"), AR_ERR_IO);
+    cr_expect_not_null(strstr(ar_error_message(), "/no/such/file"));
+    cr_assert_not_null(mkdtemp(fifo));
+    cr_expect_eq(ar_st_open(&f, fifo), AR_ERR_IO);
+    rmdir(fifo);
+    cr_assert_eq(mkfifo(fifo, 0600), 0);
+    cr_expect_eq(ar_st_open(&f, fifo), AR_ERR_IO); /* and does not wait for a writer */
+    unlink(fifo);
+    cr_expect_null(f);
+}
+
+Test(safetensors_read, a_file_that_shrinks_meanwhile_is_an_io_error)
+{
+    char bytes[16];
+    const mem_file m = mem_file_of("0123456789", 10);
+    cr_assert_eq(ari_file_pread(m.fd, bytes, 10, 0, m.path), AR_OK);
+    cr_assert_eq(ftruncate(m.fd, 4), 0);
+    cr_expect_eq(ari_file_pread(m.fd, bytes, 10, 0, m.path), AR_ERR_IO);
+    cr_expect_not_null(strstr(ar_error_message(), "shorter"));
+}
+
+Test(safetensors_read, entries_come_in_the_order_of_the_header_and_by_name)
+{
+    static const char header[] = "{\"__metadata__\":{\"format\":\"pt\",\"\":\"empty\"}," T(
+        "b", "U8", "[2,3]", 4, 10) "," T("a", "I16", "[2]", 0, 4) "}";
+    const mem_file m = st_bytes(H(header), 10);
+    ar_st_file *f = NULL;
+    cr_assert_eq(ar_st_open(&f, m.path), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_st_count(f), 2);
+    const ar_st_entry *b = ar_st_at(f, 0), *a = ar_st_at(f, 1);
+    cr_expect_str_eq(b->name, "b");
+    cr_expect_eq(b->dtype, AR_U8);
+    cr_expect(b->ndim == 2 && b->shape[0] == 2 && b->shape[1] == 3 && b->count == 6 && b->bytes == 6);
+    cr_expect_eq(memcmp(b->data, "\4\5\6\7\10\11", 6), 0);
+    cr_expect(a->count == 2 && a->bytes == 4 && a->dtype == AR_I16);
+    cr_expect_eq(memcmp(a->data, "\0\1\2\3", 4), 0);
+    cr_expect_null(ar_st_at(f, 2));
+    cr_expect_null(ar_st_at(f, SIZE_MAX));
+    cr_expect_eq(ar_st_find(f, "a"), a);
+    cr_expect_eq(ar_st_find(f, "b"), b);
+    cr_expect_null(ar_st_find(f, "c"));
+    cr_expect_null(ar_st_find(f, ""));
+    cr_expect_str_eq(ar_st_metadata(f, "format"), "pt");
+    cr_expect_str_eq(ar_st_metadata(f, ""), "empty");
+    cr_expect_null(ar_st_metadata(f, "none"));
+    ar_st_close(f);
+    ar_st_close(NULL);
+    close(m.fd);
+}
