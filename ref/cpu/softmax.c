@@ -100,6 +100,8 @@ ar_status ari_cpu_softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cb
                                   size_t s, float scale, const ar_mask *mask)
 {
     (void)q;
+    if (heads == 0 || s == 0)
+        return AR_OK;
     const size_t rows = b * heads * s;
     const int threads = ari_threads_for(d, rows, rows * s);
     (void)threads;
@@ -162,6 +164,8 @@ ar_status ari_cpu_softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf
                                    size_t heads, size_t s, float scale, const ar_mask *mask)
 {
     (void)q;
+    if (heads == 0 || s == 0)
+        return AR_OK;
     const size_t rows = b * heads * s;
     const int threads = ari_threads_for(d, rows, rows * s);
     (void)threads;

@@ -17,32 +17,31 @@ Test(embedding, rows_in_range_are_local_numbers_and_others_are_minus_one)
     assert_ok(ari_cpu_rows_in_range(&d, NULL, buf(NULL), cbuf(NULL), 0, 10, 5));
 }
 
-/* Row r, column c of a table whose rows are cols + 3 apart; bits that no arithmetic would keep included. */
-static float *new_table(size_t rows, size_t cols)
+static void check_gather(size_t cols, int threads)
 {
-    float *w = new_values(rows * (cols + 3), SPECIAL, 1);
-    w[0] = -0.0f;
-    return w;
+    ar_device d = test_device(threads);
+    const size_t ld = cols + 3, rows = 11, n = ROWS;
+    float *w = new_values(rows * ld, SPECIAL, 1), *y = new_values(n * cols, SPECIAL, 2);
+    uint32_t *expected = calloc(n * cols, sizeof *expected);
+    int64_t row_of[ROWS];
+    w[0] = -0.0f; /* bits that no arithmetic would keep */
+    w[ld] = ari_float32(0xffc12345u);
+    for (size_t t = 0; t < n; t++) {
+        row_of[t] = (int64_t)(t * 7 % 13) - 2; /* -2 and -1: not here */
+        if (row_of[t] >= 0)
+            memcpy(expected + t * cols, w + (size_t)row_of[t] * ld, cols * sizeof *w);
+    }
+    const ar_tensor table = view2(w, rows, cols, ld);
+    assert_ok(ari_cpu_gather_rows(&d, NULL, buf(y), &table, cbuf(row_of), n));
+    assert_bits(y, expected, n * cols, "gathered");
+    free(w), free(y), free(expected);
 }
 
 Test(embedding, gather_copies_bits_from_strided_rows_and_writes_zero_bits_elsewhere)
 {
     for (size_t i = 0; i < ROW_LENGTHS; i++)
-        for (int threads = 1; threads <= 2; threads++) {
-            ar_device d = test_device(threads);
-            const size_t cols = row_lengths[i], ld = cols + 3, rows = 11, n = ROWS;
-            float *w = new_table(rows, cols), *y = new_values(n * cols, SPECIAL, 2), *expected = calloc(n * cols, 4);
-            int64_t row_of[ROWS];
-            for (size_t t = 0; t < n; t++) {
-                row_of[t] = (int64_t)(t * 7 % 13) - 2; /* -2 and -1: not here */
-                if (row_of[t] >= 0)
-                    memcpy(expected + t * cols, w + (size_t)row_of[t] * ld, cols * 4);
-            }
-            const ar_tensor table = view2(w, rows, cols, ld);
-            assert_ok(ari_cpu_gather_rows(&d, NULL, buf(y), &table, cbuf(row_of), n));
-            assert_bits(y, expected, n * cols, "gathered");
-            free(w), free(y), free(expected);
-        }
+        for (int threads = 1; threads <= 2; threads++)
+            check_gather(row_lengths[i], threads);
 }
 
 /* Without row_of a term goes to its own row, or to row 0 of an accumulator that has one row. */
