@@ -79,12 +79,14 @@ ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch)
 {
     if (batch->input_ids == NULL)
         return ar_error_set(AR_ERR_ARG, "baseline: input_ids is NULL");
+    for (size_t i = 0; i < batch->batch * batch->seq; i++) {
+        const int64_t id = batch->input_ids[i];
+        if (id < 0 || (uint64_t)id >= c->vocab)
+            return ar_error_set(AR_ERR_DATA, "baseline: input_ids[%zu, %zu] is %lld, expected 0 to %zu", i / batch->seq,
+                                i % batch->seq, (long long)id, c->vocab - 1);
+    }
     for (size_t n = 0; n < batch->batch; n++)
         for (size_t t = 0; t < batch->seq; t++) {
-            const int64_t id = batch->input_ids[n * batch->seq + t];
-            if (id < 0 || (uint64_t)id >= c->vocab)
-                return ar_error_set(AR_ERR_DATA, "baseline: input_ids[%zu, %zu] is %lld, expected 0 to %zu", n, t,
-                                    (long long)id, c->vocab - 1);
             const int64_t target = ari_bl_target(batch, n, t);
             if (target != AR_IGNORE_INDEX && (target < 0 || (uint64_t)target >= c->vocab))
                 return ar_error_set(AR_ERR_DATA, "baseline: labels[%zu, %zu] is %lld, expected 0 to %zu or %d", n,

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the baseline's tests share: a recording of everything a run emits, weights from a file, tiny configs. */
+#ifndef TESTS_BASELINE_SUPPORT_H
+#define TESTS_BASELINE_SUPPORT_H
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/baseline.h"
+#include "anyrank/safetensors.h"
+
+/* --- a recording
+ * ------------------------------------------------------------------------------------------------------ */
+
+typedef struct taped {
+    char name[200];
+    char pass;
+    int ndim;
+    size_t shape[4];
+    size_t count;
+    double *values;
+} taped;
+
+typedef struct tape {
+    size_t n;
+    taped at[600];
+} tape;
+
+static inline ar_status tape_emit(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                                  const double *values)
+{
+    tape *t = user;
+    if (t->n == sizeof t->at / sizeof t->at[0] || ndim > 4)
+        return ar_error_set(AR_ERR_INTERNAL, "tape: too many tensors or dimensions");
+    taped *to = &t->at[t->n++];
+    *to = (taped){.pass = pass, .ndim = ndim, .count = 1};
+    snprintf(to->name, sizeof to->name, "%s", name);
+    for (int i = 0; i < ndim; i++) {
+        to->shape[i] = shape[i];
+        to->count *= shape[i];
+    }
+    to->values = malloc(to->count * sizeof *to->values);
+    if (to->values == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "tape: no memory");
+    memcpy(to->values, values, to->count * sizeof *to->values);
+    return AR_OK;
+}
+
+static inline void tape_clear(tape *t)
+{
+    for (size_t i = 0; i < t->n; i++)
+        free(t->at[i].values);
+    t->n = 0;
+}
+
+static inline const taped *tape_find(const tape *t, const char *name, char pass)
+{
+    for (size_t i = 0; i < t->n; i++)
+        if (t->at[i].pass == pass && strcmp(t->at[i].name, name) == 0)
+            return &t->at[i];
+    cr_assert_fail("no tensor %s:%c among %zu", name, pass, t->n);
+    return NULL;
+}
+
+/* The same tensor with the layer's number in its name. */
+static inline const taped *tape_find_layer(const tape *t, const char *format, size_t layer, char pass)
+{
+    char name[200];
+    const char *mark = strchr(format, '#');
+    snprintf(name, sizeof name, "%.*s%zu%s", (int)(mark - format), format, layer, mark + 1);
+    return tape_find(t, name, pass);
+}
+
+/* --- weights from a file
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef struct given {
+    const ar_st_file *file;
+    const char *(*rename)(const char *name); /* to the file's name, or NULL */
+    size_t kept;
+    float *keep[200];
+} given;
+
+static inline const float *given_weight(void *user, const char *name, size_t count)
+{
+    given *g = user;
+    const ar_st_entry *e = ar_st_find(g->file, g->rename != NULL ? g->rename(name) : name);
+    if (e == NULL || e->count != count || g->kept == sizeof g->keep / sizeof g->keep[0])
+        return NULL;
+    float *values = malloc(count * sizeof *values);
+    if (values == NULL || ar_st_to_f32(e, values) != AR_OK) {
+        free(values);
+        return NULL;
+    }
+    g->keep[g->kept++] = values;
+    return values;
+}
+
+static inline void given_clear(given *g)
+{
+    while (g->kept > 0)
+        free(g->keep[--g->kept]);
+}
+
+static inline ar_st_file *open_golden(const char *folder, const char *file)
+{
+    char path[600];
+    ar_st_file *f = NULL;
+    snprintf(path, sizeof path, "%s/%s/%s", TEST_GOLDEN_DIR, folder, file);
+    cr_assert_eq(ar_st_open(&f, path), AR_OK, "%s: %s", path, ar_error_message());
+    return f;
+}
+
+/* Reads element i of an F32, F64 or I64 entry. */
+static inline double entry_value(const ar_st_entry *e, size_t i)
+{
+    const char *at = (const char *)e->data;
+    double d;
+    float f;
+    if (e->dtype == AR_F64) {
+        memcpy(&d, at + i * sizeof d, sizeof d);
+        return d;
+    }
+    cr_assert_eq(e->dtype, AR_F32);
+    memcpy(&f, at + i * sizeof f, sizeof f);
+    return (double)f;
+}
+
+/* max |a - expected| / max |expected|. */
+static inline double worst_error(const taped *a, const ar_st_entry *expected)
+{
+    double difference = 0.0, largest = 0.0;
+    cr_assert_eq(a->count, expected->count, "%s has %zu elements, expected %zu", a->name, a->count, expected->count);
+    for (size_t i = 0; i < a->count; i++) {
+        const double want = entry_value(expected, i);
+        cr_assert(isfinite(a->values[i]), "%s[%zu] is not finite", a->name, i);
+        difference = fmax(difference, fabs(a->values[i] - want));
+        largest = fmax(largest, fabs(want));
+    }
+    return largest > 0.0 ? difference / largest : difference;
+}
+
+/* --- tiny models
+ * ------------------------------------------------------------------------------------------------------ */
+
+static inline ar_config tiny_config(ar_arch arch, size_t layers)
+{
+    ar_config c = {.arch = arch,
+                   .name = "tiny",
+                   .vocab = 11,
+                   .hidden = 8,
+                   .layers = layers,
+                   .heads = 4,
+                   .kv_heads = 2,
+                   .head_dim = 4,
+                   .ffn = 12,
+                   .max_positions = 9,
+                   .activation = AR_ACT_SILU,
+                   .gated = true,
+                   .norm = AR_NORM_RMS,
+                   .norm_eps = 1e-5,
+                   .rope = true,
+                   .rope_theta = 100.0,
+                   .rope_factor = 1.0,
+                   .final_norm = true,
+                   .causal = true,
+                   .initializer_range = 0.3};
+    if (arch == AR_ARCH_LLAMA)
+        return c;
+    c.gated = c.rope = false;
+    c.norm = AR_NORM_LAYER;
+    c.activation = AR_ACT_GELU_TANH;
+    c.mlp_bias = true;
+    if (arch == AR_ARCH_STACK) {
+        c.final_norm = false;
+        return c;
+    }
+    c.kv_heads = c.heads;
+    c.learned_positions = c.tied = true;
+    c.qkv_bias = c.out_bias = true;
+    return c;
+}
+
+static const int64_t tiny_ids[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
+
+/* 3 samples of 5 tokens. */
+static inline ar_batch tiny_batch(void)
+{
+    return (ar_batch){.batch = 3, .seq = 5, .input_ids = tiny_ids};
+}
+
+static inline double run_or_fail(const ar_config *c, ar_number_mode mode, const ar_batch *batch, tape *t)
+{
+    const ar_baseline_options o = {.mode = mode, .seed = 7, .emit = t != NULL ? tape_emit : NULL, .emit_user = t};
+    double loss = NAN;
+    cr_assert_eq(ar_baseline_run(c, &o, batch, &loss), AR_OK, "%s", ar_error_message());
+    return loss;
+}
+
+#endif
