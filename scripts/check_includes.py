@@ -3,7 +3,7 @@
 """Checks the direction of the includes: scripts/check_includes.py ROOT
 
 Dependencies point one way (docs/architecture.md): core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <-
-verify <- cli. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand on core alone; the
+verify <- cli, with bench beside verify. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand on core alone; the
 baseline stands on the scalar definitions and the parsed config and nothing else. Prints "file:line: what is wrong" for
 each violation; exit status 1 if there is one.
 """
@@ -38,7 +38,7 @@ ALLOWED = {
     "verify": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
                "sim/plan"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-            "sim/plan", "verify"],
+            "sim/plan", "verify", "bench"],
     "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
               "sim/plan", "verify"],
     "examples": [],

@@ -21,7 +21,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM_LIMIT_S = 300
-EXTENDED_LIMIT_S = 3600
+EXTENDED_LIMIT_S = 4 * 3600
 SHOWN_LINES = 120  # of a failing program's output
 
 SYNTHESIS = re.compile(r"Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+) \| Crashing: (\d+)")
@@ -142,7 +142,8 @@ def exit_text(status):
 
 
 class Program:
-    """A test program: tests/<folder>/<stem>.c, built as <build>/tests/<stem>."""
+    """A test program: tests/<folder>/<stem>.c, built as <build>/tests/<stem>. Those of tests/extended run for minutes to
+    hours, have a plain main, and are built only with ANYRANK_EXTENDED."""
 
     def __init__(self, source):
         self.folder, self.stem = source.parent.name, source.stem
@@ -153,9 +154,8 @@ class Program:
 
 def programs(extended):
     """All programs, the extended ones only if asked for; in the order of their names."""
-    sources = sorted([*ROOT.glob("tests/*/*_test.c"), *ROOT.glob("tests/*/*_main.c")])
-    found = [Program(source) for source in sources]
-    return [program for program in found if extended or not program.extended]
+    found = {*ROOT.glob("tests/*/*_test.c"), *ROOT.glob("tests/*/*_main.c"), *ROOT.glob("tests/extended/*.c")}
+    return [program for program in map(Program, sorted(found)) if extended or not program.extended]
 
 
 def judge_criterion(name, status, output, seconds, timed_out, limit):
@@ -240,6 +240,7 @@ def simple_check(name, command):
     return Result(name, 0 if failed else 1, 1 if failed else 0, output=output, seconds=seconds)
 
 
+NEED_BUILD = {"check/baseline_symbols", "scripts/test_command"}
 FORMAT_MAJOR = 14  # whose output the sources are kept in
 
 
@@ -277,7 +278,8 @@ def check_scripts_parse(name):
 
 
 def source_checks(build):
-    """[(name, function)] of the checks that need no test program; `build` is the release build directory."""
+    """[(name, function)] of the checks beside the test programs; `build` is the release build directory, which only
+    those in NEED_BUILD look into."""
     python = sys.executable
     checks = [
         ("check/includes", lambda name: simple_check(name, [python, "scripts/check_includes.py", "."])),
@@ -297,11 +299,11 @@ def source_checks(build):
 # --- builds ----------------------------------------------------------------------------------------------------------------
 
 
-def build_preset(preset, report):
+def build_preset(preset, report, extended=False):
     """Configures and builds with the tests; a failure counts as one failed test. True if it was built."""
     report.heading(f"building preset {preset}")
     start = time.monotonic()
-    command = ["scripts/build.sh", preset, "-DANYRANK_TESTS=ON"]
+    command = ["scripts/build.sh", preset, "-DANYRANK_TESTS=ON", f"-DANYRANK_EXTENDED={'ON' if extended else 'OFF'}"]
     if report.terminal:
         # The script moves a line of its own on a terminal, so its output goes there.
         status, output = subprocess.run(command, cwd=ROOT, check=False).returncode, "the messages are above"
@@ -375,11 +377,11 @@ def main():
 
     report = Report()
     try:
-        if selected or any(name == "check/baseline_symbols" for name, _ in checks):
-            if not build_preset("release", report):
+        if selected or any(name in NEED_BUILD for name, _ in checks):
+            if not build_preset("release", report, arguments.extended):
                 selected = []
                 sanitizers = []  # they would say the same again
-                checks = [check for check in checks if check[0] != "check/baseline_symbols"]
+                checks = [check for check in checks if check[0] not in NEED_BUILD]
         if checks:
             report.heading("checking the sources")
             for name, function in checks:

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the built command from outside: exit codes, streams, and what stands where. ANYRANK names another binary."""
+
+import json
+import os
+import pathlib
+import pty
+import signal
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+
+
+def run(*arguments, **options):
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+class Command(unittest.TestCase):
+    def refused(self, *arguments, says):
+        """Exit 2, the words on stderr, nothing on stdout."""
+        done = run(*arguments)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertIn(says, done.stderr)
+
+    def test_help_is_data_and_no_arguments_are_an_error(self):
+        done = run("--help")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("example:\n  anyrank check", done.stdout)
+        self.refused(says="usage: anyrank SUBCOMMAND")
+
+    def test_every_listed_subcommand_has_help_with_an_example(self):
+        listed = [line for line in run("--help").stdout.split("subcommands:\n")[1].split("\n\n")[0].splitlines()]
+        self.assertGreaterEqual(len(listed), 10)
+        for line in listed:
+            name = line.split()[0]
+            with self.subTest(subcommand=name):
+                if line.endswith("(later)"):
+                    self.refused(name, says="not in this version")
+                    continue
+                for arguments in ((name, "--help"), (name, "-h"), ("help", name)):
+                    done = run(*arguments)
+                    self.assertEqual((done.returncode, done.stderr), (0, ""))
+                    self.assertTrue(done.stdout.startswith(f"usage: anyrank {name}"))
+                    self.assertIn(f"  anyrank {name}", done.stdout.split("example")[-1])
+
+    def test_version_names_what_bits_may_depend_on(self):
+        done = run("--version")
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stdout, r"\Aanyrank \d+\.\d+\.\d+ \(.+\)\nBLIS .+, kernels: \S+\nCUDA: .+\n\Z")
+        self.assertEqual(run("info", "--version").stdout, done.stdout)
+
+    def test_mistyped_names_get_the_nearest(self):
+        self.refused("chekc", says="unknown subcommand 'chekc'; did you mean check?")
+        self.refused("inof", says="did you mean info?")
+        self.refused("zzzzzzzz", says="anyrank --help lists them")
+        self.refused("--tp", "2", says="options stand after the subcommand")
+        self.refused("info", "--jsn", "-", says="unknown option --jsn; did you mean --json?")
+
+    def test_info_tells_the_machine_as_text_and_as_json(self):
+        done = run("info")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for word in ("CPU", "BLIS kernels", "exact path", "CUDA", "not in this version", "data"):
+            self.assertIn(word, done.stdout)
+        result = json.loads(run("info", "--json", "-").stdout)
+        self.assertEqual((result["tool"], result["command"], result["probe"]), ("anyrank", "info", None))
+        self.assertGreaterEqual(result["cpu"]["cores"], 1)
+        self.assertFalse(result["cuda"]["available"])
+        self.assertEqual(run("info", "--quiet").stdout, "")
+
+    def test_info_probes_kernel_sets_in_processes_of_their_own(self):
+        done = run("info", "--probe", "--json", "-")
+        if done.returncode == 2 and "this is" in done.stderr:
+            self.skipTest("another BLIS: " + done.stderr.strip())
+        rows = {row["kernels"]: row for row in json.loads(done.stdout)["probe"]}
+        self.assertEqual(set(rows), {"skx", "haswell", "generic"})
+        for row in rows.values():
+            self.assertTrue(row["reason"] or row["gflops"] > 0, row)
+        self.assertGreater(rows["generic"]["gflops"], 0)
+
+    def test_json_appears_by_rename_beside_the_text(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "info.json")
+            done = run("info", "--json", str(path))
+            self.assertIn("BLIS", done.stdout)
+            self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["command"], "info")
+            self.assertEqual(os.listdir(folder), ["info.json"])
+            self.assertEqual(run("info", "--json", str(pathlib.Path(folder, "no", "x"))).returncode, 2)
+
+    def test_a_full_disk_is_a_failure_of_the_machine(self):
+        if not os.path.exists("/dev/full"):
+            self.skipTest("no /dev/full")
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run([COMMAND, "info"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("standard output", done.stderr)
+
+    def test_a_reader_that_closes_early_ends_it_quietly(self):
+        # Python hands on an ignored SIGPIPE only if asked to keep it.
+        process = subprocess.Popen([COMMAND, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN),
+                                   restore_signals=False)
+        process.stdout.close()
+        errors = process.stderr.read()
+        process.stderr.close()
+        self.assertIn(process.wait(), (0, -signal.SIGPIPE))
+        self.assertEqual(errors, b"")
+
+    def test_short_jobs_show_no_progress_on_a_terminal(self):
+        leader, follower = pty.openpty()
+        done = subprocess.run([COMMAND, "info"], stdout=subprocess.PIPE, stderr=follower, check=False)
+        os.close(follower)
+        self.assertEqual(done.returncode, 0)
+        os.set_blocking(leader, False)
+        try:
+            shown = os.read(leader, 100)
+        except OSError:
+            shown = b""
+        os.close(leader)
+        self.assertEqual(shown, b"")
+
+
+if __name__ == "__main__":
+    unittest.main()
