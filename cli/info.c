@@ -54,8 +54,8 @@ static const kernel_set kernel_sets[] = {
 };
 enum { KERNEL_SETS = sizeof kernel_sets / sizeof kernel_sets[0] };
 
+/* Of the kernel set with the same index. */
 typedef struct probe_row {
-    const kernel_set *set;
     double gflops;   /* NaN: not measured */
     char reason[96]; /* why not; "" otherwise */
 } probe_row;
@@ -135,17 +135,17 @@ static int start_child(pid_t *child, char *setting)
     return failed != 0 ? -1 : ends[0];
 }
 
-static void probe_one(probe_row *row)
+static void probe_one(probe_row *row, const kernel_set *set)
 {
     char setting[64], text[64] = "";
     pid_t child = 0;
     row->gflops = (double)NAN;
-    const char *feature = lacking(row->set);
+    const char *feature = lacking(set);
     if (feature != NULL) {
         snprintf(row->reason, sizeof row->reason, "this CPU has no %s", feature);
         return;
     }
-    snprintf(setting, sizeof setting, "BLIS_ARCH_TYPE=%s", row->set->number);
+    snprintf(setting, sizeof setting, "BLIS_ARCH_TYPE=%s", set->number);
     const int from = start_child(&child, setting);
     if (from < 0) {
         snprintf(row->reason, sizeof row->reason, "no process could be started");
@@ -174,10 +174,8 @@ static ar_status probe(probe_row *rows, const ar_cpu_info *cpu)
     if (strncmp(cpu->blis_version, numbered_version, strlen(numbered_version)) != 0)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--probe: kernel sets have known numbers in BLIS %s, and this is %s",
                             numbered_version, cpu->blis_version);
-    for (size_t i = 0; i < KERNEL_SETS; i++) {
-        rows[i] = (probe_row){.set = &kernel_sets[i]};
-        probe_one(&rows[i]);
-    }
+    for (size_t i = 0; i < KERNEL_SETS; i++)
+        probe_one(&rows[i], &kernel_sets[i]);
     return AR_OK;
 }
 
@@ -272,9 +270,9 @@ static ar_status print_text(const ar_cpu_info *cpu, const probe_row *rows, size_
     printf("\nsgemm %d x %d x %d, one thread:\n", PROBE_SIZE, PROBE_SIZE, PROBE_SIZE);
     AR_TRY(ari_table_create(&table, probe_columns, 3));
     for (size_t i = 0; i < n; i++) {
-        ari_table_cell(table, "%s", rows[i].set->name);
+        ari_table_cell(table, "%s", kernel_sets[i].name);
         ari_table_cell(table, isnan(rows[i].gflops) ? "-" : "%.1f", rows[i].gflops);
-        ari_table_cell(table, "%s", strcmp(rows[i].set->name, cpu->blis_kernels) == 0 ? "chosen" : rows[i].reason);
+        ari_table_cell(table, "%s", strcmp(kernel_sets[i].name, cpu->blis_kernels) == 0 ? "chosen" : rows[i].reason);
     }
     st = ari_table_print(table, stdout, 2);
     ari_table_destroy(table);
@@ -303,7 +301,7 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
     json_t *result = ari_json_begin("info");
     json_t *probes = n == 0 ? json_null() : json_array();
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(probes, json_pack("{s:s, s:o, s:s}", "kernels", rows[i].set->name, "gflops",
+        json_array_append_new(probes, json_pack("{s:s, s:o, s:s}", "kernels", kernel_sets[i].name, "gflops",
                                                 isnan(rows[i].gflops) ? json_null() : ari_json_number(rows[i].gflops),
                                                 "reason", rows[i].reason));
     json_t *rest = json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s}, s:s, s:o, s:o, s:o, s:s, s:o}", //
@@ -323,7 +321,7 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
 int ari_command_info(int argc, char **argv)
 {
     info_values values = {0};
-    probe_row rows[KERNEL_SETS];
+    probe_row rows[KERNEL_SETS] = {{0}};
     ar_cpu_info cpu;
     int exit_code = 0;
     if (!ari_args_begin(&spec, argc, argv, &values, &exit_code))

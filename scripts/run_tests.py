@@ -253,7 +253,9 @@ def check_format(name):
     if major < FORMAT_MAJOR:
         return Result(name, skips=[f"clang-format {major} is too old; {FORMAT_MAJOR} or newer is needed"])
     result = simple_check(name, [tool, "--dry-run", "--Werror", *sources(".c", ".h", ".cu", ".cuh")])
-    result.output += f"\nclang-format -i FILE (version {FORMAT_MAJOR}) puts it right"
+    files = sorted(set(re.findall(r"^(\S+?):\d+:\d+: error: code should be clang-formatted", result.output, re.MULTILINE)))
+    if files:
+        result.output = f"clang-format -i (version {FORMAT_MAJOR}) puts these right:\n" + "\n".join(files)
     if result.failed and major > FORMAT_MAJOR:
         # Each major version changes a few rules, so a difference here is no fault of the sources.
         return Result(name, skips=[f"clang-format {major} wants a format other than that of {FORMAT_MAJOR}"])
