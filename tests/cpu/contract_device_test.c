@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+#include "tests/cpu/contract_cases.h"
+
+/* The CPU device as an instance: creation, memory, and what it says about the machine. */
+TestSuite(contract_device, .timeout = 30);
+
+Test(contract_device, needs_a_thread)
+{
+    ar_device *d = NULL;
+    cr_assert_eq(ar_device_cpu_create(&d, 0), AR_ERR_ARG);
+    cr_assert_eq(ar_device_cpu_create(&d, -1), AR_ERR_ARG);
+    cr_assert_null(d);
+    ar_device_destroy(NULL);
+}
+
+/* The table is an array of function pointers after the name: none may be missing. */
+Test(contract_device, fills_every_slot)
+{
+    ar_device *d = NULL;
+    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
+    cr_assert_str_eq(d->ops->name, "cpu");
+    const char *slots = (const char *)d->ops;
+    for (size_t at = 0; at < sizeof *d->ops; at += sizeof(void *)) {
+        const void *slot = NULL;
+        memcpy(&slot, slots + at, sizeof slot);
+        cr_expect_not_null(slot, "slot %zu", at / sizeof slot);
+    }
+    ar_device_destroy(d);
+}
+
+#if defined(__SSE__)
+Test(contract_device, is_refused_where_subnormals_are_flushed)
+{
+    ar_device *d = NULL;
+    const unsigned int saved = _mm_getcsr();
+    for (int i = 0; i < 2; i++) {
+        _mm_setcsr(saved | (i == 0 ? 0x8000u : 0x0040u));
+        const ar_status st = ar_device_cpu_create(&d, 1);
+        _mm_setcsr(saved);
+        cr_expect_eq(st, AR_ERR_DATA);
+    }
+    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
+    ar_device_destroy(d);
+}
+#endif
+
+Test(contract_device, gives_aligned_memory_that_copies_and_zeroes)
+{
+    ar_device *d = NULL;
+    ar_buf a = {NULL}, b = {NULL}, none = {NULL};
+    unsigned char host[100];
+    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
+    cr_assert_eq(d->ops->alloc(d, &a, 100), AR_OK);
+    cr_assert_eq(d->ops->alloc(d, &b, 100), AR_OK);
+    cr_assert_eq(d->ops->alloc(d, &none, 0), AR_OK);
+    cr_assert_eq((uintptr_t)a.ptr % 64, 0u);
+    cr_assert_not_null(none.ptr);
+    for (size_t i = 0; i < sizeof host; i++)
+        host[i] = (unsigned char)(3 * i);
+    cr_assert_eq(d->ops->copy(d, NULL, a, (ar_cbuf){host}, sizeof host), AR_OK);
+    cr_assert_eq(d->ops->copy(d, NULL, b, ar_const(a), sizeof host), AR_OK);
+    cr_assert_eq(memcmp(b.ptr, host, sizeof host), 0);
+    cr_assert_eq(d->ops->zero(d, NULL, b, 99), AR_OK);
+    cr_assert_eq(((unsigned char *)b.ptr)[98], 0);
+    cr_assert_eq(((unsigned char *)b.ptr)[99], host[99]);
+    cr_assert_eq(d->ops->alloc(d, &none, SIZE_MAX), AR_ERR_OVERFLOW);
+    d->ops->free(d, a);
+    d->ops->free(d, b);
+    d->ops->free(d, (ar_buf){NULL});
+    ar_device_destroy(d);
+}
+
+Test(contract_device, says_which_kernels_run_and_why)
+{
+    ar_cpu_info info;
+    cr_assert_eq(unsetenv("BLIS_ARCH_TYPE"), 0);
+    ar_cpu_select_kernels();
+    ar_cpu_info_get(&info);
+    cr_assert(strlen(info.blis_version) > 0 && strlen(info.blis_kernels) > 0 && strlen(info.blis_reason) > 0);
+    cr_assert_str_eq(info.exact_path, "portable");
+    cr_assert(info.cores >= 1);
+    if (strcmp(info.blis_version, "0.9.0") == 0 && strstr(info.features, "avx512vl") &&
+        strstr(info.features, "avx512bw") && strstr(info.features, "avx512dq"))
+        cr_assert_str_eq(info.blis_kernels, "skx");
+    else if (strcmp(info.blis_version, "0.9.0") == 0 && strstr(info.features, "avx2") && strstr(info.features, "fma"))
+        cr_assert_str_eq(info.blis_kernels, "haswell");
+}
+
+Test(contract_device, leaves_the_users_choice_of_kernels_alone)
+{
+    ar_cpu_info info;
+    cr_assert_eq(setenv("BLIS_ARCH_TYPE", "25", 1), 0); /* generic: runs everywhere */
+    ar_cpu_select_kernels();
+    ar_cpu_info_get(&info);
+    cr_assert_str_eq(getenv("BLIS_ARCH_TYPE"), "25");
+    cr_assert_str_eq(info.blis_reason, "BLIS_ARCH_TYPE=25 is set");
+}

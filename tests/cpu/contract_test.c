@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "ref/numerics/contraction.h"
+#include "tests/cpu/contract_cases.h"
+
+/* The exact contraction of the CPU device against its definition in 128-bit integers (ref/numerics/contraction.c):
+ * every comparison is of bits. */
+TestSuite(contract, .timeout = 120);
+
+static ar_device *device(int threads)
+{
+    ar_device *d = NULL;
+    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
+    return d;
+}
+
+static void same_bits(const float *got, const float *want, size_t n, const char *what)
+{
+    const size_t at = case_first_difference(got, want, n);
+    cr_assert(at == n, "%s: first difference at %zu of %zu: got %08x, expected %08x", what, at, n, ari_bits32(got[at]),
+              ari_bits32(want[at]));
+}
+
+/* Both operands row-major, against the definition. */
+static void check_shape(size_t m, size_t n, size_t k, data_kind a_kind, data_kind b_kind, bool scale, int threads)
+{
+    ar_device *d = device(threads);
+    float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *y = case_alloc(m * n, 4), *want = case_alloc(m * n, 4);
+    case_fill(a, m, k, a_kind, m + 3 * k);
+    case_fill(b, n, k, b_kind, n + 7 * k);
+    memset(y, 0x55, m * n * sizeof *y);
+    const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), yv = case_view2(y, m, n);
+    cr_assert_eq(case_product(d, &yv, &av, &bv, scale), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_contract_definition(want, m, n, k, a, (ptrdiff_t)k, 1, b, (ptrdiff_t)k, 1, scale), AR_OK, "%s",
+                 ar_error_message());
+    char what[128];
+    (void)snprintf(what, sizeof what, "m %zu n %zu k %zu, data %d x %d, scale %d, %d threads", m, n, k, (int)a_kind,
+                   (int)b_kind, (int)scale, threads);
+    same_bits(y, want, m * n, what);
+    free(a);
+    free(b);
+    free(y);
+    free(want);
+    ar_device_destroy(d);
+}
+
+static const struct shape {
+    size_t m, n, k;
+} shapes[] = {{0, 5, 3},    {4, 0, 3},    {5, 4, 0},    {1, 1, 1},    {3, 5, 7},    {17, 33, 65},
+              {64, 64, 32}, {1, 70, 100}, {70, 1, 100}, {13, 9, 513}, {2, 3, 8191}, {3, 2, 8192}};
+
+Test(contract, gives_the_bits_of_the_definition_for_every_pair_of_data)
+{
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+        for (int kinds = 0; kinds < DATA_KINDS * DATA_KINDS; kinds++)
+            check_shape(shapes[s].m, shapes[s].n, shapes[s].k, (data_kind)(kinds / DATA_KINDS),
+                        (data_kind)(kinds % DATA_KINDS), kinds % 3 != 1, 1 + kinds % 3);
+}
+
+Test(contract, gives_the_same_bits_with_and_without_equilibration_on_1_2_3_threads)
+{
+    for (int threads = 1; threads <= 3; threads++)
+        for (int scale = 0; scale < 2; scale++) {
+            check_shape(130, 67, 600, DATA_SPREAD, DATA_TINY_COLS, scale, threads);
+            check_shape(67, 130, 600, DATA_NONFINITE, DATA_SPREAD, scale, threads);
+        }
+}
+
+Test(contract, is_exact_for_tiles_larger_than_one)
+{
+    check_shape(700, 1100, 40, DATA_PLAIN, DATA_SPREAD, true, 2);
+    check_shape(1100, 70, 33, DATA_SPREAD, DATA_PLAIN, true, 1);
+}
+
+Test(contract, is_exact_for_sums_of_40000_terms_and_more_than_65536)
+{
+    check_shape(3, 4, 40000, DATA_PLAIN, DATA_SPREAD, true, 1);
+    check_shape(3, 4, 40000, DATA_SPREAD, DATA_PLAIN, false, 2);
+    check_shape(5, 3, 131073, DATA_PLAIN, DATA_TINY_COLS, true, 2);
+    check_shape(4, 3, 70001, DATA_NONFINITE, DATA_PLAIN, true, 1);
+}
+
+/* All integers 2^25 - 2 of one sign: the partial sums come as near to 2^53, and S to 2^63, as they can. */
+Test(contract, is_exact_where_partial_sums_are_largest)
+{
+    const size_t terms[] = {8191, 8192, 65535, 65536, 65537, 131072};
+    for (size_t i = 0; i < sizeof terms / sizeof terms[0]; i++) {
+        check_shape(2, 2, terms[i], DATA_ONES, DATA_ONES, true, 1);
+        check_shape(2, 2, terms[i], DATA_LARGEST, DATA_ONES, false, 1);
+    }
+}
+
+/* a is stored transposed, b with gaps, y with longer rows: the bits of the contiguous product. */
+Test(contract, takes_transposed_and_strided_views)
+{
+    enum { m = 37, n = 45, k = 300, gap = 3, ld = 64 };
+    ar_device *d = device(2);
+    float *a = case_alloc(m * k, 4), *b = case_alloc(n * k * gap, 4), *y = case_alloc(m * ld, 4);
+    float *want = case_alloc(m * n, 4), *got = case_alloc(m * n, 4);
+    case_fill(a, k, m, DATA_SPREAD, 1);
+    case_fill(b, n, k * gap, DATA_PLAIN, 2);
+    const ar_tensor stored = case_view2(a, k, m), av = ar_tensor_transposed(&stored);
+    const ar_tensor bv = {.dtype = AR_F32, .ndim = 2, .shape = {n, k}, .stride = {k * gap, gap}, .data = {b}};
+    ar_tensor yv = case_view2(y, m, n);
+    yv.stride[0] = ld;
+    y[n] = 42.0f;
+    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
+    cr_assert_eq(ar_contract_definition(want, m, n, k, a, 1, m, b, k * gap, gap, true), AR_OK);
+    for (size_t i = 0; i < m; i++)
+        memcpy(got + i * n, y + i * ld, n * sizeof *y);
+    same_bits(got, want, m * n, "strided");
+    cr_assert_eq(y[n], 42.0f, "the gap after a row of y was written");
+    free(a);
+    free(b);
+    free(y);
+    free(want);
+    free(got);
+    ar_device_destroy(d);
+}
+
+/* Attention's views: q and k stored [b, s, heads, d], seen as [b, heads, s, d]; a batch of 6 products, each with its
+ * own shifts and exponents. */
+Test(contract, runs_a_batch_of_permuted_heads)
+{
+    enum { b = 2, s = 33, h = 3, w = 40 };
+    for (int threads = 1; threads <= 3; threads++) {
+        ar_device *d = device(threads);
+        float *q = case_alloc(b * s * h * w, 4), *k = case_alloc(b * s * h * w, 4);
+        float *y = case_alloc(b * h * s * s, 4), *want = case_alloc(s * s, 4);
+        case_fill(q, b * s, h * w, DATA_SPREAD, 11);
+        case_fill(k, b * s, h * w, DATA_TINY_COLS, 12);
+        q[5] = NAN;
+        ar_tensor qv = {
+            .dtype = AR_F32, .ndim = 4, .shape = {b, h, s, w}, .stride = {s * h * w, w, h * w, 1}, .data = {q}};
+        ar_tensor kv = qv, yv;
+        kv.data.ptr = k;
+        cr_assert_eq(ar_tensor_view(&yv, AR_F32, 4, (const size_t[]){b, h, s, s}, (ar_buf){y}), AR_OK);
+        cr_assert_eq(case_product(d, &yv, &qv, &kv, true), AR_OK);
+        for (size_t i = 0; i < b * h; i++) {
+            const size_t at = i / h * s * h * w + i % h * w;
+            cr_assert_eq(ar_contract_definition(want, s, s, w, q + at, h * w, 1, k + at, h * w, 1, true), AR_OK);
+            same_bits(y + i * s * s, want, s * s, "head");
+        }
+        free(q);
+        free(k);
+        free(y);
+        free(want);
+        ar_device_destroy(d);
+    }
+}
+
+/* A NaN row or column beats an all-zero partner; everything else that an all-zero row meets is +0. */
+Test(contract, a_flagged_row_is_nan_and_a_zero_row_is_plus_zero)
+{
+    float a[3 * 2] = {NAN, 1, 0, -0.0f, 1, 2}, b[3 * 2] = {0, -0.0f, 3, INFINITY, -4, -5}, y[9];
+    ar_device *d = device(1);
+    const ar_tensor av = case_view2(a, 3, 2), bv = case_view2(b, 3, 2), yv = case_view2(y, 3, 3);
+    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
+    const uint32_t nan = ARI_NAN_BITS;
+    const uint32_t want[9] = {nan, nan, nan, 0, nan, 0, 0, nan, ari_bits32(-14.0f)};
+    for (size_t i = 0; i < 9; i++)
+        cr_assert_eq(ari_bits32(y[i]), want[i], "element %zu: got %08x, expected %08x", i, ari_bits32(y[i]), want[i]);
+    ar_device_destroy(d);
+}
+
+/* An all-zero column of B takes part in no exponent of A, though a NaN beside it does. */
+Test(contract, a_huge_value_on_a_dead_column_costs_no_bits)
+{
+    float a[2] = {1e30f, 1.25e-6f}, b[2] = {0.0f, 3e-6f}, y[1];
+    ar_device *d = device(1);
+    const ar_tensor av = case_view2(a, 1, 2), bv = case_view2(b, 1, 2), yv = case_view2(y, 1, 1);
+    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
+    cr_assert_eq(ari_bits32(y[0]), ari_bits32((float)((double)1.25e-6f * (double)3e-6f)));
+    a[0] = NAN;
+    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
+    cr_assert_eq(ari_bits32(y[0]), ARI_NAN_BITS);
+    ar_device_destroy(d);
+}
+
+/* y = fl32(product + bias), z = act(y): the same bits as the product, then bias_act. */
+Test(contract, bias_and_activation_in_the_epilogue_are_those_of_bias_act)
+{
+    enum { m = 70, n = 600, k = 50 };
+    const ar_activation acts[] = {AR_ACT_NONE, AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU};
+    ar_device *d = device(2);
+    float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *bias = case_alloc(n, 4);
+    float *y = case_alloc(m * n, 4), *z = case_alloc(m * n, 4), *y2 = case_alloc(m * n, 4), *z2 = case_alloc(m * n, 4);
+    case_fill(a, m, k, DATA_NONFINITE, 1);
+    case_fill(b, n, k, DATA_PLAIN, 2);
+    case_fill(bias, 1, n, DATA_SPREAD, 3);
+    const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), yv = case_view2(y, m, n);
+    const ar_tensor zv = case_view2(z, m, n), y2v = case_view2(y2, m, n), z2v = case_view2(z2, m, n);
+    prepared p;
+    cr_assert_eq(prepared_create(&p, d, &av, &bv, true), AR_OK);
+    for (int i = 0; i < 10; i++) {
+        const ar_cbuf added = {i < 5 ? bias : NULL};
+        cr_assert_eq(d->ops->gemm_round(d, NULL, &yv, p.a, p.b, ar_const(p.e), ar_const(p.f), added, acts[i % 5], &zv),
+                     AR_OK);
+        cr_assert_eq(case_product(d, &y2v, &av, &bv, true), AR_OK);
+        cr_assert_eq(d->ops->bias_act(d, NULL, &y2v, added, acts[i % 5], &z2v), AR_OK);
+        same_bits(y, y2, m * n, "y");
+        same_bits(z, z2, m * n, "z");
+    }
+    prepared_destroy(&p, d);
+    free(a);
+    free(b);
+    free(bias);
+    free(y);
+    free(z);
+    free(y2);
+    free(z2);
+    ar_device_destroy(d);
+}
+
+Test(contract, refuses_operands_that_do_not_belong_together)
+{
+    ar_device *d = device(1);
+    const ar_device_ops *ops = d->ops;
+    ar_packed *a = NULL, *b = NULL, *wide = NULL;
+    float y[6];
+    int64_t s[6];
+    const ar_cbuf none = {NULL};
+    cr_assert_eq(ops->packed_create(d, &a, 1, 2, 4, true), AR_OK);
+    cr_assert_eq(ops->packed_create(d, &b, 1, 3, 5, false), AR_OK);
+    cr_assert_eq(ops->packed_create(d, &wide, 1, 2, 8192, false), AR_OK);
+    const ar_tensor yv = case_view2(y, 2, 3), part = case_view2(y, 2, 3);
+    cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, b, none, none, none, AR_ACT_NONE, NULL), AR_ERR_SHAPE);
+    cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, a, none, none, none, AR_ACT_NONE, NULL), AR_ERR_SHAPE);
+    cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, a, b, 1), AR_ERR_SHAPE);
+    cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, a, a, 3), AR_ERR_ARG);
+    cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, wide, wide, 1), AR_ERR_ARG);
+    cr_expect_eq(ops->pack(d, NULL, a, 1, 0, &part, none, 1, none), AR_ERR_SHAPE);
+    cr_expect_eq(ops->pack(d, NULL, a, 0, 2, &part, none, 1, none), AR_ERR_SHAPE);
+    cr_expect_eq(ops->packed_create(d, &a, SIZE_MAX, 2, 4, true), AR_ERR_OVERFLOW);
+    ops->packed_destroy(d, a);
+    ops->packed_destroy(d, b);
+    ops->packed_destroy(d, wide);
+    ops->packed_destroy(d, NULL);
+    ar_device_destroy(d);
+}

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "tests/cpu/contract_cases.h"
+
+/* The fp32 product against binary64. A sum of k products in fp32, in any order, with or without fused multiply-adds, is
+ * within gamma_k = k*u/(1 - k*u) of the sum of magnitudes, u = 2^-24 (Higham, Accuracy and Stability, section 3.1);
+ * what is added to it counts as one more term. */
+TestSuite(native_gemm, .timeout = 60);
+
+static ar_device *device(int threads)
+{
+    ar_device *d = NULL;
+    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
+    return d;
+}
+
+static float *at(const ar_tensor *t, size_t i, size_t j)
+{
+    return (float *)t->data.ptr + (ptrdiff_t)i * t->stride[0] + (ptrdiff_t)j * t->stride[1];
+}
+
+/* One matrix; before: what c held, NULL where it is overwritten. */
+static void check_bound(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, const float *before)
+{
+    const size_t m = c->shape[0], n = c->shape[1], k = a->shape[1];
+    const double terms = (double)k + 1.0, gamma = terms * 0x1p-24 / (1.0 - terms * 0x1p-24);
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < n; j++) {
+            double sum = before ? (double)before[i * n + j] : 0.0, size = fabs(sum);
+            for (size_t t = 0; t < k; t++) {
+                const double product = (double)*at(a, i, t) * (double)*at(b, j, t);
+                sum += product;
+                size += fabs(product);
+            }
+            const double error = fabs((double)*at(c, i, j) - sum);
+            cr_assert(error <= gamma * size, "c[%zu,%zu] of %zux%zux%zu: error %g, allowed %g", i, j, m, n, k, error,
+                      gamma * size);
+        }
+}
+
+static const struct shape {
+    size_t m, n, k;
+} shapes[] = {{1, 1, 1},      {3, 5, 7}, {64, 64, 32}, {1, 70, 100}, {70, 1, 100},
+              {33, 129, 257}, {5, 4, 0}, {0, 4, 3},    {4, 0, 3}};
+
+Test(native_gemm, is_within_the_bound_for_every_order_of_strides)
+{
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+        for (int order = 0; order < 16; order++) {
+            const size_t m = shapes[s].m, n = shapes[s].n, k = shapes[s].k;
+            ar_device *d = device(1 + order % 3);
+            float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *c = case_alloc(m * n, 4);
+            float *before = case_alloc(m * n, 4);
+            case_fill(a, m, k, DATA_PLAIN, 1);
+            case_fill(b, n, k, DATA_PLAIN, 2);
+            case_fill(before, m, n, DATA_PLAIN, 3);
+            ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), cv = case_view2(c, m, n), t;
+            t = case_view2(a, k, m);
+            av = order & 1 ? ar_tensor_transposed(&t) : av;
+            t = case_view2(b, k, n);
+            bv = order & 2 ? ar_tensor_transposed(&t) : bv;
+            t = case_view2(c, n, m);
+            cv = order & 4 ? ar_tensor_transposed(&t) : cv;
+            const bool add = order & 8;
+            for (size_t i = 0; i < m * n; i++)
+                *at(&cv, i / n, i % n) = add ? before[i] : NAN; /* a NaN that is overwritten must not survive */
+            cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, add), AR_OK);
+            check_bound(&cv, &av, &bv, add ? before : NULL);
+            free(a);
+            free(b);
+            free(c);
+            free(before);
+            ar_device_destroy(d);
+        }
+}
+
+/* Heads: [b, s, h, w] seen as [b, h, s, w]; c likewise permuted. */
+Test(native_gemm, runs_a_batch_of_permuted_matrices)
+{
+    enum { b = 2, s = 20, h = 3, w = 24 };
+    for (int threads = 1; threads <= 3; threads++) {
+        ar_device *d = device(threads);
+        float *q = case_alloc(b * s * h * w, 4), *k = case_alloc(b * s * h * w, 4), *c = case_alloc(b * s * h * s, 4);
+        case_fill(q, b * s, h * w, DATA_PLAIN, 1);
+        case_fill(k, b * s, h * w, DATA_PLAIN, 2);
+        ar_tensor qv = {
+            .dtype = AR_F32, .ndim = 4, .shape = {b, h, s, w}, .stride = {s * h * w, w, h * w, 1}, .data = {q}};
+        ar_tensor kv = qv;
+        kv.data.ptr = k;
+        const ar_tensor cv = {
+            .dtype = AR_F32, .ndim = 4, .shape = {b, h, s, s}, .stride = {s * h * s, s, h * s, 1}, .data = {c}};
+        cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &qv, &kv, false), AR_OK);
+        for (size_t i = 0; i < b * h; i++) {
+            const size_t in = i / h * s * h * w + i % h * w, out = i / h * s * h * s + i % h * s;
+            ar_tensor one = {.dtype = AR_F32, .ndim = 2, .shape = {s, w}, .stride = {h * w, 1}, .data = {q + in}};
+            ar_tensor two = one;
+            two.data.ptr = k + in;
+            const ar_tensor three = {
+                .dtype = AR_F32, .ndim = 2, .shape = {s, s}, .stride = {h * s, 1}, .data = {c + out}};
+            check_bound(&three, &one, &two, NULL);
+        }
+        free(q);
+        free(k);
+        free(c);
+        ar_device_destroy(d);
+    }
+}
+
+Test(native_gemm, the_same_call_gives_the_same_bits)
+{
+    enum { m = 200, n = 150, k = 300 };
+    ar_device *d = device(2);
+    float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *c = case_alloc(m * n, 4),
+          *again = case_alloc(m * n, 4);
+    case_fill(a, m, k, DATA_PLAIN, 1);
+    case_fill(b, n, k, DATA_PLAIN, 2);
+    const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), cv = case_view2(c, m, n);
+    const ar_tensor againv = case_view2(again, m, n);
+    cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, false), AR_OK);
+    for (int i = 0; i < 20; i++) {
+        cr_assert_eq(d->ops->gemm_f32(d, NULL, &againv, &av, &bv, false), AR_OK);
+        cr_assert_eq(case_first_difference(again, c, m * n), m * n);
+    }
+    free(a);
+    free(b);
+    free(c);
+    free(again);
+    ar_device_destroy(d);
+}
