@@ -13,7 +13,7 @@ extern "C" {
 typedef enum ar_number_mode {
     AR_MODE_EXACT, /* every sum an integer sum: what N ranks are compared with, bit for bit */
     AR_MODE_FP32,  /* fp32, sums from first to last */
-    AR_MODE_F64    /* binary64 throughout */
+    AR_MODE_F64    /* binary64 throughout, nothing rounded to fp32 (RoPE's tables included) */
 } ar_number_mode;
 
 /** One tensor of a run. pass: 'i' initial parameter, 'f' forward, 'b' backward, 'g' gradient of a parameter. values:
@@ -39,9 +39,14 @@ typedef struct ar_baseline_options {
     void *progress_user;
 } ar_baseline_options;
 
-/** Forward, loss and backward of a whole model on one batch. *loss: fp32-valued in exact and fp32 modes.
- *  Errors: AR_ERR_ARG, AR_ERR_DATA (ids out of range, NaN in weights or mask; names which), AR_ERR_NOT_FOUND (a weight),
- *  AR_ERR_MEMORY. */
+/** Forward, loss and backward of a whole model on one batch. *loss: fp32-valued in exact and fp32 modes; untouched on
+ *  error. Without a target (T = 0) loss and gradients are +0. Infinite weights pass, and make what depends on them NaN.
+ *  Memory: borrows all arguments until return. Takes 8 bytes a parameter, 8 an activation, and 72 an element of a band
+ *  of 256 rows of one gradient.
+ *  Threads: safe; the run is one thread's, and emit, weights and progress are called on it.
+ *  Errors: AR_ERR_ARG (also a sequence longer than max_positions), AR_ERR_DATA (ids out of range, NaN in weights or mask;
+ *  names which), AR_ERR_NOT_FOUND (a weight), AR_ERR_UNSUPPORTED (a config that docs/names.md has no names for),
+ *  AR_ERR_MEMORY, AR_ERR_OVERFLOW, AR_ERR_ABORTED (progress returned false), and what emit returned. */
 AR_NODISCARD ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
                                        double *loss);
 

@@ -15,11 +15,13 @@ struct ari_bl_memory {
 void *ari_bl_take(ari_bl_run *run, size_t rows, size_t cols, size_t size)
 {
     size_t bytes = 0;
-    run->memory = ari_mul_size(&bytes, rows, cols);
-    if (run->memory == AR_OK)
-        run->memory = ari_mul_size(&bytes, bytes, size);
-    if (run->memory != AR_OK)
+    ar_status st = ari_mul_size(&bytes, rows, cols);
+    if (st == AR_OK)
+        st = ari_mul_size(&bytes, bytes, size);
+    if (st != AR_OK) {
+        run->memory = st;
         return NULL;
+    }
     ari_bl_memory *m = bytes <= SIZE_MAX - sizeof *m ? calloc(1, sizeof *m + bytes) : NULL;
     if (m == NULL) {
         run->memory = ar_error_set(AR_ERR_MEMORY, "baseline: no memory for %zu x %zu values of %zu bytes in '%s'", rows,

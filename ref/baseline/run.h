@@ -35,12 +35,13 @@ typedef struct ari_bl_run {
     size_t b, s, tokens; /* tokens = b*s */
     char prefix[160];    /* path of the module that is running; "" for the model itself */
     ari_bl_memory *top;  /* everything allocated and not yet released, last first */
-    ar_status memory;    /* why the last allocation failed */
+    ar_status memory;    /* why an allocation failed: kept, since the run ends with it */
 } ari_bl_run;
 
 /* --- memory: a stack
  * -------------------------------------------------------------------------------------------------- */
-/** rows*cols elements of `size` bytes, all zero; NULL on failure, with run->memory set. Lives until a release. */
+/** rows*cols elements of `size` bytes, all zero; NULL on failure, with run->memory set (a later success leaves it set,
+ *  so that several can be checked at once). Lives until a release. */
 void *ari_bl_take(ari_bl_run *run, size_t rows, size_t cols, size_t size);
 /** ari_bl_take of binary64 values. */
 double *ari_bl_doubles(ari_bl_run *run, size_t rows, size_t cols);

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every allocation of a run fails once: the run reports AR_ERR_MEMORY and gives all its memory back. This program's
+ * calloc, the only function by which the baseline allocates, stands in for the C library's. A plain main, so that a
+ * leak report fails it. */
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/baseline.h"
+
+static size_t calls, failing;
+
+/* Through volatile pointers, or the compiler would make these two calls one of calloc. */
+static void *(*volatile get)(size_t) = malloc;
+static void *(*volatile clear)(void *, int, size_t) = memset;
+
+void *calloc(size_t n, size_t size)
+{
+    if (++calls == failing || (size != 0 && n > SIZE_MAX / size))
+        return NULL;
+    void *p = get(n * size);
+    return p != NULL ? clear(p, 0, n * size) : NULL;
+}
+
+static ar_config config(ar_arch arch)
+{
+    const bool llama = arch == AR_ARCH_LLAMA, gpt2 = arch == AR_ARCH_GPT2;
+    return (ar_config){.arch = arch,
+                       .vocab = 5,
+                       .hidden = 4,
+                       .layers = 2,
+                       .heads = 2,
+                       .kv_heads = 1,
+                       .head_dim = 2,
+                       .ffn = 3,
+                       .max_positions = 4,
+                       .activation = AR_ACT_SILU,
+                       .gated = llama,
+                       .norm = llama ? AR_NORM_RMS : AR_NORM_LAYER,
+                       .norm_eps = 1e-5,
+                       .rope = llama,
+                       .rope_theta = 10.0,
+                       .rope_factor = 1.0,
+                       .learned_positions = gpt2,
+                       .qkv_bias = gpt2,
+                       .out_bias = gpt2,
+                       .mlp_bias = !llama,
+                       .final_norm = arch != AR_ARCH_STACK,
+                       .tied = gpt2,
+                       .causal = true,
+                       .initializer_range = 0.02};
+}
+
+static ar_status ignore(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
+{
+    (void)user, (void)name, (void)pass, (void)ndim, (void)shape, (void)values;
+    return AR_OK;
+}
+
+static ar_status run(const ar_config *c, ar_number_mode mode)
+{
+    const int64_t ids[] = {1, 2, 3, 0, 4, 4};
+    const ar_batch batch = {.batch = 2, .seq = 3, .input_ids = ids};
+    const ar_baseline_options o = {.mode = mode, .emit = ignore};
+    double loss;
+    return ar_baseline_run(c, &o, &batch, &loss);
+}
+
+static int check(const ar_config *c, ar_number_mode mode)
+{
+    calls = failing = 0;
+    if (run(c, mode) != AR_OK)
+        return 1;
+    const size_t all = calls, before = mallinfo2().uordblks;
+    for (size_t at = 1; at <= all; at++) {
+        calls = 0;
+        failing = at;
+        const ar_status st = run(c, mode);
+        const size_t after = mallinfo2().uordblks;
+        if (st != AR_ERR_MEMORY || after != before || strstr(ar_error_message(), "no memory") == NULL) {
+            fprintf(stderr, "allocation %zu of %zu: %s (%s), %zu bytes before, %zu after\n", at, all,
+                    ar_status_name(st), ar_error_message(), before, after);
+            return 1;
+        }
+    }
+    printf("architecture %d, mode %d: %zu allocations\n", (int)c->arch, (int)mode, all);
+    return all < 100; /* calloc was not reached */
+}
+
+int main(void)
+{
+    const ar_arch archs[] = {AR_ARCH_LLAMA, AR_ARCH_GPT2, AR_ARCH_STACK};
+    const ar_number_mode modes[] = {AR_MODE_EXACT, AR_MODE_FP32, AR_MODE_F64};
+    printf("every allocation fails once\n");
+    for (size_t i = 0; i < 3; i++)
+        for (size_t m = 0; m < 3; m++) {
+            const ar_config c = config(archs[i]);
+            if (check(&c, modes[m]) != 0)
+                return 1;
+        }
+    return 0;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The check of the baseline's undefined symbols passes on this build, and fails on an object that calls something else.
+ * Exit status 77 skips: no nm or no compiler here. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int run(const char *command)
+{
+    const int status = system(command);
+    return status == -1 ? -1 : WEXITSTATUS(status);
+}
+
+static int check(const char *folder)
+{
+    char command[1200];
+    snprintf(command, sizeof command, "'%s/scripts/check_baseline_symbols.sh' '%s'", TEST_SOURCE_DIR, folder);
+    return run(command);
+}
+
+int main(void)
+{
+    char folder[] = "/tmp/anyrank-symbols-XXXXXX", command[400];
+    if (run("command -v nm >/dev/null && command -v cc >/dev/null") != 0)
+        return 77;
+    if (check(TEST_BUILD_DIR) != 0) {
+        fprintf(stderr, "the baseline calls something that it must not\n");
+        return 1;
+    }
+    if (mkdtemp(folder) == NULL)
+        return 1;
+    snprintf(command, sizeof command,
+             "mkdir -p %s/ref/baseline && echo 'void bli_dgemm(void); void f(void) { bli_dgemm(); }' | "
+             "cc -xc -c -o %s/ref/baseline/f.o -",
+             folder, folder);
+    const int made = run(command), rejected = check(folder);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    if (run(command) != 0 || made != 0 || rejected != 1) {
+        fprintf(stderr, "made %d, rejected %d: expected 0 and 1\n", made, rejected);
+        return 1;
+    }
+    return 0;
+}
