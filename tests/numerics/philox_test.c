@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "ref/numerics/philox.h"
+
+TestSuite(philox, .timeout = 60);
+
+typedef struct known_answer {
+    uint32_t ctr[4], key[2], out[4];
+} known_answer;
+
+/* Random123's kat_vectors, philox4x32 with 10 rounds: zeros, ones, digits of pi. */
+static const known_answer known_answers[] = {
+    {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}},
+    {{0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu},
+     {0xffffffffu, 0xffffffffu},
+     {0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}},
+    {{0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u},
+     {0xa4093822u, 0x299f31d0u},
+     {0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}},
+};
+
+Test(philox, gives_the_published_vectors)
+{
+    for (size_t i = 0; i < 3; i++) {
+        uint32_t out[4];
+        ari_philox4x32(known_answers[i].ctr, known_answers[i].key, out);
+        for (int lane = 0; lane < 4; lane++)
+            cr_assert(out[lane] == known_answers[i].out[lane], "vector %zu lane %d: %08x", i, lane, out[lane]);
+    }
+}
+
+Test(philox, element_step_and_use_fill_the_counter)
+{
+    const uint64_t key = 0x299f31d0a4093822u, index = (0x85a308d3243f6a88u << 2) | 3u;
+    const uint32_t step = 0x13198a2eu, use = 0x03707344u;
+    const uint32_t ctr[4] = {0x243f6a88u, 0x85a308d3u & 0x3fffffffu, step, use}, halves[2] = {0xa4093822u, 0x299f31d0u};
+    uint32_t want[4];
+    ari_philox4x32(ctr, halves, want);
+    for (uint32_t lane = 0; lane < 4; lane++)
+        cr_assert(ari_random_u32(key, (index & ~(uint64_t)3) | lane, step, use) == want[lane], "lane %u", lane);
+}
+
+Test(philox, fnv1a_gives_the_published_hashes)
+{
+    cr_assert(ari_fnv1a("") == 0xcbf29ce484222325u);
+    cr_assert(ari_fnv1a("a") == 0xaf63dc4c8601ec8cu);
+    cr_assert(ari_fnv1a("foobar") == 0x85944171f73967e8u);
+}
+
+Test(philox, stream_key_hashes_the_seed_bytes_then_the_name)
+{
+    cr_assert(ari_stream_key(0x6a72656469762031u, "x") == ari_fnv1a("1 viderjx"));
+    cr_assert(ari_stream_key(1, "w") != ari_stream_key(2, "w"));
+    cr_assert(ari_stream_key(1, "w") != ari_stream_key(1, "v"));
+}
+
+Test(philox, unit_lies_strictly_inside_the_interval)
+{
+    cr_assert(ari_random_unit(0) == 0x1p-33 && ari_random_unit(UINT32_MAX) == 1.0 - 0x1p-33);
+    cr_assert(isfinite(ari_random_normal(0, 0, 1.0)));
+}
+
+/* Known answers of the two streams; values computed once with the definitions in 50 decimal digits, by a Philox of its
+ * own. */
+Test(philox, uniform_stream_has_known_bits)
+{
+    static const uint32_t want[] = {0xbc91ac6bu, 0x3bf4fb2cu, 0xbbce601du, 0x3c8a3790u,
+                                    0xbbada980u, 0xbb243ea5u, 0xbc8d4a8fu, 0xbc057a0du};
+    const uint64_t key = ari_stream_key(1234, "layers.0.mlp.fc1.weight");
+    for (uint64_t i = 0; i < 8; i++)
+        cr_assert(ari_bits32(ari_random_uniform(key, i, 0.03125)) == want[i], "element %d: %08x", (int)i,
+                  ari_bits32(ari_random_uniform(key, i, 0.03125)));
+}
+
+Test(philox, normal_stream_has_known_bits)
+{
+    static const uint32_t want[] = {0xbcd1b9fbu, 0xbcc4015cu, 0x3b5e1f8cu, 0xbcdc48ecu,
+                                    0xbcd25fe6u, 0x3bd89df5u, 0xbcc18b30u, 0x3ccf0265u};
+    const uint64_t key = ari_stream_key(1234, "layers.0.mlp.fc1.weight");
+    for (uint64_t i = 0; i < 8; i++)
+        cr_assert(ari_bits32(ari_random_normal(key, i, 0.02)) == want[i], "element %d: %08x", (int)i,
+                  ari_bits32(ari_random_normal(key, i, 0.02)));
+}
+
+Test(philox, normal_stream_has_the_moments_of_a_normal)
+{
+    const uint64_t key = ari_stream_key(7, "moments");
+    const size_t n = 400000;
+    double sum = 0.0, squares = 0.0, fourths = 0.0, products = 0.0, before = 0.0;
+    for (uint64_t i = 0; i < n; i++) {
+        const double z = (double)ari_random_normal(key, i, 1.0);
+        sum += z;
+        squares += z * z;
+        fourths += z * z * z * z;
+        products += z * before;
+        before = z;
+    }
+    /* Standard errors 1, sqrt(2), sqrt(96) and 1 over sqrt(n): five of each. */
+    const double unit = 5.0 / sqrt((double)n);
+    cr_assert(fabs(sum / (double)n) < unit);
+    cr_assert(fabs(squares / (double)n - 1.0) < 1.4143 * unit);
+    cr_assert(fabs(fourths / (double)n - 3.0) < 9.8 * unit);
+    cr_assert(fabs(products / (double)n) < unit);
+}
+
+Test(philox, uniform_stream_fills_its_bounds_evenly)
+{
+    const uint64_t key = ari_stream_key(7, "bins");
+    int bins[16] = {0};
+    for (uint64_t i = 0; i < 160000; i++) {
+        const double u = (double)ari_random_uniform(key, i, 0.5);
+        cr_assert(fabs(u) <= 0.5);
+        bins[(int)((u + 0.5) * 15.999999)]++;
+    }
+    for (int b = 0; b < 16; b++)
+        cr_assert(abs(bins[b] - 10000) < 490, "bin %d holds %d: more than five standard deviations off", b, bins[b]);
+}
+
+Test(philox, schemes_use_the_fans_of_the_full_tensor)
+{
+    const uint64_t key = ari_stream_key(1, "w");
+    const double std = sqrt(2.0 / (768.0 + 2048.0));
+    cr_assert(fabs(std - 0.026650) < 5e-7);
+    cr_assert(ari_init_value(AR_INIT_XAVIER_NORMAL, key, 5, 768, 2048, 0.0) == ari_random_normal(key, 5, std));
+    cr_assert(fabs(1.0 / sqrt(11008.0) - 0.009531) < 5e-7);
+    cr_assert(ari_init_value(AR_INIT_UNIFORM_BIAS, key, 5, 11008, 1, 0.0) ==
+              ari_random_uniform(key, 5, 1.0 / sqrt(11008.0)));
+    cr_assert(ari_init_value(AR_INIT_KAIMING_UNIFORM, key, 5, 64, 1, 0.0) == ari_random_uniform(key, 5, 0.125));
+    cr_assert(ari_init_value(AR_INIT_NORMAL, key, 5, 1, 1, 0.02) == ari_random_normal(key, 5, 0.02));
+    cr_assert(ari_init_value(AR_INIT_ONES, key, 5, 1, 1, 0.0) == 1.0f);
+    cr_assert(ari_bits32(ari_init_value(AR_INIT_ZEROS, key, 5, 1, 1, 0.0)) == 0u);
+}
