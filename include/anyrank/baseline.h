@@ -44,8 +44,8 @@ typedef struct ar_baseline_options {
  *  Memory: borrows all arguments until return. Takes 8 bytes a parameter, 8 an activation, and 72 an element of a band
  *  of 256 rows of one gradient.
  *  Threads: safe; the run is one thread's, and emit, weights and progress are called on it.
- *  Errors: AR_ERR_ARG (also a sequence longer than max_positions), AR_ERR_DATA (ids out of range, NaN in weights or mask;
- *  names which), AR_ERR_NOT_FOUND (a weight), AR_ERR_UNSUPPORTED (a config that docs/names.md has no names for),
+ *  Errors: AR_ERR_ARG (also a sequence longer than max_positions), AR_ERR_DATA (ids out of range, NaN in weights or
+ *  mask; names which), AR_ERR_NOT_FOUND (a weight), AR_ERR_UNSUPPORTED (a config that docs/names.md has no names for),
  *  AR_ERR_MEMORY, AR_ERR_OVERFLOW, AR_ERR_ABORTED (progress returned false), and what emit returned. */
 AR_NODISCARD ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
                                        double *loss);
