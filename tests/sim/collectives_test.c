@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "tests/sim/plain.h"
+
+/* Every collective against its definition, on every number of ranks, both ways of moving data, bit for bit. Since both
+ * ways are held to one definition, they also agree with each other. */
+TestSuite(collectives, .timeout = 120);
+
+static const int world_sizes[] = {1, 2, 3, 4, 5, 7, 8};
+static const ar_dtype dtypes[] = {AR_F32, AR_F64, AR_I64, AR_I32, AR_U8};
+enum { WORLDS = 7, DTYPES = 5, COUNTS = 7, MOST_CASES = 400 };
+
+typedef struct batch {
+    coll_case *k;
+    size_t n;
+    ar_queue_kind queue;
+} batch;
+
+static ar_status run_batch(ar_comm *c, void *arg)
+{
+    const batch *b = arg;
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, b->queue, "test"));
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < b->n && st == AR_OK; i++)
+        st = case_call(&b->k[i], c, q, "case");
+    if (st == AR_OK)
+        st = ar_queue_sync(q, 0);
+    ar_queue_destroy(q);
+    return st;
+}
+
+/* Runs all cases in one world of n ranks, checks them, and frees them. */
+static void run_and_check(batch *b, int n, ar_sim_algorithm algorithm)
+{
+    const ar_sim_options o = {.algorithm = algorithm};
+    char why[256] = "";
+    const ar_status st = ar_sim_run(n, &o, run_batch, b, NULL);
+    cr_assert_eq(st, AR_OK, "%s", ar_error_message());
+    for (size_t i = 0; i < b->n; i++)
+        cr_assert(case_holds(&b->k[i], why, sizeof why), "algorithm %d case %zu: %s", (int)algorithm, i, why);
+    for (size_t i = 0; i < b->n; i++)
+        case_fini(&b->k[i]);
+    b->n = 0;
+}
+
+static size_t count_of(int which, int n)
+{
+    /* The last one is past the size below which one rank does all the work. */
+    const size_t counts[COUNTS] = {0, 1, (size_t)n - 1, (size_t)n, (size_t)n + 1, 1000, 20011};
+    return counts[which];
+}
+
+/* Three ways to share `count` elements: evenly, unevenly with empty parts, all with the last rank. */
+static void share(coll_case *k, int way, size_t count)
+{
+    for (int r = 0; r < k->n; r++) {
+        if (way == 0)
+            k->counts[r] = count / (size_t)k->n;
+        else if (way == 1)
+            k->counts[r] = r % 3 == 1 ? 0 : count / (size_t)(r + 2) + (size_t)r;
+        else
+            k->counts[r] = r == k->n - 1 ? count : 0;
+    }
+}
+
+static void add_case(batch *b, coll_case k)
+{
+    cr_assert_lt(b->n, MOST_CASES);
+    b->k[b->n] = k;
+    case_init(&b->k[b->n], 77 + b->n);
+    b->n++;
+}
+
+/* What `add` makes, for every algorithm, number of ranks, type and operation. */
+static void sweep(void (*add)(batch *, coll_case, int which), ar_queue_kind queue, bool reduces)
+{
+    batch b = {.k = calloc(MOST_CASES, sizeof(coll_case)), .queue = queue};
+    for (int run = 0; run < 2 * WORLDS * DTYPES; run++) {
+        const int n = world_sizes[run / 2 % WORLDS];
+        const ar_dtype t = dtypes[run / 2 / WORLDS];
+        const int ops = reduces && t != AR_F32 && t != AR_F64 ? 3 : 1;
+        for (int which = 0; which < COUNTS; which++) {
+            for (int op = 0; op < ops; op++)
+                add(&b, (coll_case){.dtype = t, .op = (ar_op)op, .n = n}, which);
+        }
+        run_and_check(&b, n, run % 2 ? AR_SIM_RING : AR_SIM_DIRECT);
+    }
+    free(b.k);
+}
+
+static void add_all_reduce(batch *b, coll_case k, int which)
+{
+    k.kind = ALL_REDUCE;
+    k.count = count_of(which, k.n);
+    for (int in_place = 0; in_place < 2; in_place++) {
+        k.in_place = in_place;
+        add_case(b, k);
+    }
+}
+
+Test(collectives, all_reduce_is_its_definition_bit_for_bit)
+{
+    sweep(add_all_reduce, AR_QUEUE_INLINE, true);
+}
+
+static void add_with_counts(batch *b, coll_case k, int which)
+{
+    for (int variant = 0; variant < 6; variant++) {
+        k.in_place = variant % 2;
+        share(&k, variant / 2, count_of(which, k.n));
+        add_case(b, k);
+    }
+}
+
+static void add_reduce_scatter(batch *b, coll_case k, int which)
+{
+    k.kind = REDUCE_SCATTER;
+    add_with_counts(b, k, which);
+}
+
+Test(collectives, reduce_scatter_is_its_definition_with_uneven_and_empty_parts)
+{
+    sweep(add_reduce_scatter, AR_QUEUE_INLINE, true);
+}
+
+static void add_all_gather(batch *b, coll_case k, int which)
+{
+    k.kind = ALL_GATHER;
+    add_with_counts(b, k, which);
+}
+
+Test(collectives, all_gather_is_its_definition_with_uneven_and_empty_parts)
+{
+    sweep(add_all_gather, AR_QUEUE_INLINE, false);
+}
+
+static void add_broadcast(batch *b, coll_case k, int which)
+{
+    k.kind = BROADCAST;
+    k.count = count_of(which, k.n);
+    for (k.root = 0; k.root < k.n; k.root++)
+        add_case(b, k);
+}
+
+Test(collectives, broadcast_is_its_definition_from_every_root)
+{
+    sweep(add_broadcast, AR_QUEUE_INLINE, false);
+}
+
+static void add_pairs(batch *b, coll_case k, int which)
+{
+    const size_t count = count_of(which, k.n) / (which == COUNTS - 1 ? 10 : 1);
+    for (int p = 0; p < k.n; p++) {
+        for (int q = 0; q < k.n; q++)
+            k.sends[p][q] = count == 0 || (p + 2 * q) % 5 == 3 ? 0 : (count + (size_t)(3 * p + 7 * q)) % (count + 2);
+    }
+    k.kind = ALL_TO_ALL;
+    add_case(b, k);
+    k.kind = EXCHANGE;
+    add_case(b, k);
+}
+
+Test(collectives, all_to_all_and_exchange_are_their_definitions_with_uneven_and_empty_messages)
+{
+    sweep(add_pairs, AR_QUEUE_INLINE, false);
+}
+
+static void add_everything(batch *b, coll_case k, int which)
+{
+    add_all_reduce(b, k, which);
+    add_reduce_scatter(b, k, which);
+    add_all_gather(b, k, which);
+    add_pairs(b, k, which);
+    k.kind = BROADCAST;
+    k.count = count_of(which, k.n);
+    add_case(b, k);
+}
+
+Test(collectives, on_a_thread_queue_they_give_the_same_bits)
+{
+    sweep(add_everything, AR_QUEUE_THREAD, true);
+}
+
+/* --- identities ----------------------------------------------------------------------------------------------------
+ */
+
+typedef struct parts_arg {
+    size_t count;
+    float *in[8], *whole[8], *parts[8];
+} parts_arg;
+
+static ar_status reduce_both_ways(ar_comm *c, void *arg)
+{
+    parts_arg *a = arg;
+    const int r = ar_comm_rank(c), n = ar_comm_size(c);
+    size_t counts[8], at = 0, size = 0;
+    for (int i = 0; i < n; i++) {
+        size_t start;
+        ar_comm_slice(a->count, n, i, &start, &counts[i]);
+    }
+    ar_comm_slice(a->count, n, r, &at, &size);
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
+    ar_status st = ar_comm_all_reduce(c, q, (ar_buf){a->whole[r]}, (ar_cbuf){a->in[r]}, a->count, AR_F32, AR_SUM, "w");
+    const ar_buf own = {a->parts[r] + at};
+    if (st == AR_OK)
+        st = ar_comm_reduce_scatter(c, q, own, (ar_cbuf){a->in[r]}, counts, AR_F32, AR_SUM, "p");
+    if (st == AR_OK)
+        st = ar_comm_all_gather(c, q, (ar_buf){a->parts[r]}, ar_const(own), counts, AR_F32, "p");
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(collectives, all_reduce_is_reduce_scatter_then_all_gather_where_the_size_does_not_divide)
+{
+    for (int run = 0; run < 2 * WORLDS * 40; run++) {
+        const int n = world_sizes[run / 2 % WORLDS];
+        parts_arg a = {.count = (size_t)(run / 2 / WORLDS) * 13 % 97};
+        const size_t bytes = a.count * sizeof(float);
+        for (int r = 0; r < n; r++) {
+            a.in[r] = malloc(bytes + 1);
+            a.whole[r] = malloc(bytes + 1);
+            a.parts[r] = malloc(bytes + 1);
+            plain_fill(a.in[r], AR_F32, 5, r, a.count);
+        }
+        const ar_sim_options o = {.algorithm = run % 2 ? AR_SIM_RING : AR_SIM_DIRECT};
+        cr_assert_eq(ar_sim_run(n, &o, reduce_both_ways, &a, NULL), AR_OK, "%s", ar_error_message());
+        for (int r = 0; r < n; r++) {
+            cr_assert_eq(first_difference(a.whole[r], a.parts[r], bytes), -1, "n %d count %zu", n, a.count);
+            cr_assert_eq(first_difference(a.whole[r], a.whole[0], bytes), -1, "n %d count %zu", n, a.count);
+        }
+        for (int r = 0; r < n; r++) {
+            free(a.in[r]);
+            free(a.whole[r]);
+            free(a.parts[r]);
+        }
+    }
+}
+
+Test(collectives, the_order_of_ranks_shows_in_the_data)
+{
+    /* If the order of additions did not matter for these inputs, the tests above could not see a wrong one. */
+    float x[8], forward, backward;
+    int differing = 0;
+    for (size_t i = 0; i < 100; i++) {
+        for (int r = 0; r < 8; r++) {
+            float all[100];
+            plain_fill(all, AR_F32, 77, r, 100);
+            x[r] = all[i];
+        }
+        forward = x[1] + x[2];
+        backward = x[0] + x[1];
+        for (int s = 3; s <= 8; s++) {
+            forward += x[s % 8];
+            backward += x[s - 1];
+        }
+        differing += memcmp(&forward, &backward, sizeof forward) != 0;
+    }
+    cr_assert(differing > 20, "only %d of 100 sums depend on the order", differing);
+}
+
+Test(collectives, the_checker_rejects_one_flipped_bit_anywhere)
+{
+    coll_case k = {.kind = ALL_REDUCE, .dtype = AR_F32, .op = AR_SUM, .n = 3, .count = 5};
+    batch b = {.k = &k, .n = 1};
+    char why[256];
+    case_init(&k, 1);
+    const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
+    cr_assert_eq(ar_sim_run(3, &o, run_batch, &b, NULL), AR_OK);
+    cr_assert(case_holds(&k, why, sizeof why), "%s", why);
+    for (int r = 0; r < 3; r++) {
+        for (size_t bit = 0; bit < (20 + GUARD) * 8; bit++) {
+            k.store[r][bit / 8] ^= (unsigned char)(1u << bit % 8);
+            cr_assert(!case_holds(&k, why, sizeof why), "rank %d bit %zu of the output", r, bit);
+            k.store[r][bit / 8] ^= (unsigned char)(1u << bit % 8);
+        }
+        k.in[r][7] ^= 1;
+        cr_assert(!case_holds(&k, why, sizeof why), "rank %d: a changed input", r);
+        k.in[r][7] ^= 1;
+    }
+    case_fini(&k);
+}
+
+/* --- many ranks ----------------------------------------------------------------------------------------------------
+ */
+
+static ar_status sum_ranks(ar_comm *c, void *arg)
+{
+    int64_t *sums = arg;
+    const int r = ar_comm_rank(c);
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
+    ar_status st = AR_OK;
+    int64_t x[100];
+    for (int round = 0; round < 20 && st == AR_OK; round++) {
+        for (int i = 0; i < 100; i++)
+            x[i] = (int64_t)r * 1000 + i + round;
+        st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, 100, AR_I64, AR_SUM, "many");
+    }
+    sums[r] = x[99];
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(collectives, far_more_ranks_than_cores_complete)
+{
+    for (int algorithm = 0; algorithm < 2; algorithm++) {
+        int64_t sums[64] = {0};
+        const ar_sim_options o = {.algorithm = (ar_sim_algorithm)algorithm};
+        cr_assert_eq(ar_sim_run(64, &o, sum_ranks, sums, NULL), AR_OK, "%s", ar_error_message());
+        for (int r = 0; r < 64; r++)
+            cr_assert_eq(sums[r], 63 * 64 / 2 * 1000 + 64 * (99 + 19));
+    }
+}

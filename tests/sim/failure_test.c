@@ -1,0 +1,553 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "ref/core/clock.h"
+#include "tests/sim/plain.h"
+
+/* Whatever one rank does wrong, every rank hears of it, nobody hangs, and the report says who was where. */
+TestSuite(failure, .timeout = 60);
+
+enum { MOST = 8 };
+#define MS ((uint64_t)1000000)
+
+typedef struct fail_run {
+    ar_status (*body)(ar_comm *world, ar_queue *q, struct fail_run *run, int r);
+    int variant;
+    ar_queue_kind queue;
+    ar_status st[MOST];
+    char message[MOST][512];
+} fail_run;
+
+static ar_status rank_main(ar_comm *c, void *arg)
+{
+    fail_run *run = arg;
+    const int r = ar_comm_rank(c);
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, run->queue, "test"));
+    ar_status st = run->body(c, q, run, r);
+    if (st == AR_OK)
+        st = ar_queue_sync(q, 0);
+    run->st[r] = st;
+    snprintf(run->message[r], sizeof run->message[r], "%s", st == AR_OK ? "" : ar_error_message());
+    ar_queue_destroy(q);
+    return st;
+}
+
+/* Runs body on n ranks; the world must end within the limit. Returns what ar_sim_run does. */
+static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm, uint64_t timeout_ns, uint64_t limit_ns,
+                           ar_sim_rank_report *reports)
+{
+    const ar_sim_options o = {.algorithm = algorithm, .timeout_ns = timeout_ns};
+    const uint64_t start = ari_now_ns();
+    const ar_status st = ar_sim_run(n, &o, rank_main, run, reports);
+    const uint64_t took = ari_now_ns() - start;
+    cr_assert(took <= limit_ns, "the world took %.3f s to end", (double)took * 1e-9);
+    return st;
+}
+
+static void assert_says(const char *text)
+{
+    cr_assert(strstr(ar_error_message(), text), "'%s' is not in: %s", text, ar_error_message());
+}
+
+static ar_status healthy(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    int32_t x = r + 1;
+    AR_TRY(ar_comm_all_reduce(c, q, (ar_buf){&x}, (ar_cbuf){&x}, 1, AR_I32, AR_SUM, "healthy"));
+    AR_TRY(ar_queue_sync(q, 0));
+    const int n = ar_comm_size(c);
+    return x == n * (n + 1) / 2 ? AR_OK : ar_error_set(AR_ERR_DATA, "sum %d", x);
+}
+
+static void assert_process_usable(void)
+{
+    fail_run run = {.body = healthy};
+    cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT, 0, 5000 * MS, NULL), AR_OK, "%s", ar_error_message());
+}
+
+/* --- disagreements -------------------------------------------------------------------------------------------------
+ */
+
+typedef struct disagreement {
+    const char *name, *says[4];
+} disagreement;
+
+/* Rank 2 of four differs from the others as the variant says; messages name rank 0 and rank 2 (or the pair). */
+static const disagreement disagreements[] = {
+    {"kind", {"ranks 0 and 2", "all_reduce", "all_gather", "kind all_reduce against all_gather"}},
+    {"dtype", {"ranks 0 and 2", "dtype F32 against I32", "all_reduce(F32", "all_reduce(I32"}},
+    {"count", {"ranks 0 and 2", "count 8 against 7", "count 8, sum", "count 7, sum"}},
+    {"operation", {"ranks 0 and 2", "operation sum against max", "sum)", "max)"}},
+    {"root", {"ranks 0 and 2", "root 1 against 3", "root 1)", "root 3)"}},
+    {"one of the counts", {"ranks 0 and 2", "count of rank 1: 2 against 3", "[2, 2, 2, 2]", "[2, 3, 2, 2]"}},
+    {"all_to_all", {"ranks 0 and 2", "rank 0 sends 2 elements to rank 2, which expects 1", "all_to_all", "'x'"}},
+    {"exchange count", {"ranks 1 and 2", "message 0 from rank 1 to rank 2: 5 elements are sent, 4 expected", "", ""}},
+    {"exchange receive", {"ranks 1 and 2", "from rank 1 to rank 2 has a send but no receive", "", ""}},
+    {"exchange send", {"ranks 2 and 3", "from rank 2 to rank 3 has a receive but no send", "", ""}},
+    {"split", {"ranks 0 and 2", "kind split against barrier", "split(color 0, key 0)", "barrier()"}},
+    {"order", {"ranks 0 and 2", "kind broadcast against barrier", "collective #2", ""}},
+    {"reduce_scatter op", {"ranks 0 and 2", "operation min against max", "reduce_scatter(I32", ""}},
+};
+
+static ar_status disagree_in_exchange(ar_comm *c, ar_queue *q, int variant, int r)
+{
+    float s[8] = {0}, d[8];
+    const int right = (r + 1) % 4, left = (r + 3) % 4;
+    ar_p2p ops[2] = {{right, true, {s}, 5}, {left, false, {d}, 5}};
+    if (variant == 7 && r == 2)
+        ops[1].count = 4;
+    if (variant == 8 && r == 2)
+        return ar_comm_exchange(c, q, ops, 1, AR_F32, "x");
+    if (variant == 9 && r == 2)
+        return ar_comm_exchange(c, q, ops + 1, 1, AR_F32, "x");
+    return ar_comm_exchange(c, q, ops, 2, AR_F32, "x");
+}
+
+static ar_status disagree_in_counts(ar_comm *c, ar_queue *q, int variant, bool odd)
+{
+    int32_t in[16] = {0}, out[16];
+    size_t even[4] = {2, 2, 2, 2}, uneven[4] = {2, 3, 2, 2}, less[4] = {1, 2, 2, 2};
+    const ar_buf o = {out};
+    const ar_cbuf i = {in};
+    if (variant == 5)
+        return ar_comm_all_gather(c, q, o, i, odd ? uneven : even, AR_I32, "x");
+    if (variant == 6)
+        return ar_comm_all_to_all(c, q, o, i, even, odd ? less : even, AR_I32, "x");
+    return ar_comm_reduce_scatter(c, q, o, i, even, AR_I32, odd ? AR_MAX : AR_MIN, "x");
+}
+
+static ar_status disagree(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    const bool odd = r == 2;
+    int32_t in[16] = {0}, out[16];
+    size_t even[4] = {2, 2, 2, 2};
+    const ar_buf o = {out};
+    const ar_cbuf i = {in};
+    ar_comm *g = NULL;
+    ar_status st;
+    switch (run->variant) {
+    case 0:
+        return odd ? ar_comm_all_gather(c, q, o, i, even, AR_F32, "x")
+                   : ar_comm_all_reduce(c, q, o, i, 8, AR_F32, AR_SUM, "x");
+    case 1:
+        return ar_comm_all_reduce(c, q, o, i, 8, odd ? AR_I32 : AR_F32, AR_SUM, "x");
+    case 2:
+        return ar_comm_all_reduce(c, q, o, i, odd ? 7 : 8, AR_F32, AR_SUM, "x");
+    case 3:
+        return ar_comm_all_reduce(c, q, o, i, 8, AR_I32, odd ? AR_MAX : AR_SUM, "x");
+    case 4:
+        return ar_comm_broadcast(c, q, o, 8, AR_F32, odd ? 3 : 1, "x");
+    case 7:
+    case 8:
+    case 9:
+        return disagree_in_exchange(c, q, run->variant, r);
+    case 10:
+        st = odd ? ar_comm_barrier(c, q, "") : ar_comm_split(&g, c, 0, 0);
+        ar_comm_destroy(g);
+        return st;
+    case 11:
+        AR_TRY(ar_comm_barrier(c, q, "first"));
+        return odd ? ar_comm_barrier(c, q, "x") : ar_comm_broadcast(c, q, o, 8, AR_F32, 0, "x");
+    default:
+        return disagree_in_counts(c, q, run->variant, odd);
+    }
+}
+
+Test(failure, every_disagreement_reaches_all_ranks_with_both_names_and_values)
+{
+    for (size_t v = 0; v < 2 * sizeof disagreements / sizeof *disagreements; v++) {
+        const disagreement *d = &disagreements[v / 2];
+        fail_run run = {.body = disagree, .variant = (int)v / 2};
+        const ar_status st = run_world(&run, 4, v % 2 ? AR_SIM_RING : AR_SIM_DIRECT, 0, 2000 * MS, NULL);
+        cr_assert_eq(st, AR_ERR_MISMATCH, "%s: %s", d->name, ar_error_message());
+        for (size_t i = 0; i < 4; i++)
+            assert_says(d->says[i]);
+        for (int r = 0; r < 4; r++) {
+            cr_assert_eq(run.st[r], AR_ERR_MISMATCH, "%s: rank %d: %s", d->name, r, run.message[r]);
+            cr_assert(strstr(run.message[r], d->says[1]), "rank %d says: %s", r, run.message[r]);
+        }
+    }
+    assert_process_usable();
+}
+
+static ar_status different_tags(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    return ar_comm_barrier(c, q, r == 0 ? "a" : NULL);
+}
+
+Test(failure, tags_are_not_compared)
+{
+    fail_run run = {.body = different_tags};
+    cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT, 0, 2000 * MS, NULL), AR_OK, "%s", ar_error_message());
+}
+
+static ar_status write_then_disagree(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    float x[8];
+    for (int i = 0; i < 8; i++)
+        x[i] = (float)(r + i);
+    const ar_status st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, r == 1 ? 7 : 8, AR_F32, AR_SUM, "x");
+    for (int i = 0; i < 8; i++) {
+        if (x[i] != (float)(r + i))
+            return ar_error_set(AR_ERR_DATA, "rank %d element %d was touched", r, i);
+    }
+    return st;
+}
+
+Test(failure, a_disagreement_is_found_before_any_data_moves)
+{
+    for (int a = 0; a < 2; a++) {
+        fail_run run = {.body = write_then_disagree};
+        cr_assert_eq(run_world(&run, 4, (ar_sim_algorithm)a, 0, 2000 * MS, NULL), AR_ERR_MISMATCH);
+        for (int r = 0; r < 4; r++)
+            cr_assert_eq(run.st[r], AR_ERR_MISMATCH, "%s", run.message[r]);
+    }
+}
+
+static ar_status disagree_in_group(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    ar_comm *g = NULL;
+    float x[8] = {0};
+    ar_status st = ar_comm_split(&g, c, r / 4, r);
+    if (st == AR_OK)
+        st = ar_comm_all_reduce(g, q, (ar_buf){x}, (ar_cbuf){x}, r == 6 ? 7 : 8, AR_F32, AR_SUM, "x");
+    if (st == AR_OK)
+        st = ar_comm_barrier(c, q, "end");
+    ar_comm_destroy(g);
+    return st;
+}
+
+Test(failure, a_disagreement_in_one_group_ends_the_others_as_well)
+{
+    fail_run run = {.body = disagree_in_group};
+    cr_assert_eq(run_world(&run, 8, AR_SIM_DIRECT, 0, 2000 * MS, NULL), AR_ERR_MISMATCH);
+    assert_says("ranks 4 and 6 disagree in collective #1 of ranks 4-7");
+    for (int r = 0; r < 8; r++)
+        cr_assert_eq(run.st[r], r < 4 ? AR_ERR_ABORTED : AR_ERR_MISMATCH, "rank %d: %s", r, run.message[r]);
+}
+
+/* --- ranks that go away --------------------------------------------------------------------------------------------
+ */
+
+static ar_status leave_early(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    AR_TRY(ar_comm_barrier(c, q, "both"));
+    if (r == 2 && run->variant == 0)
+        return AR_OK;
+    if (r == 2 && run->variant == 1)
+        return ar_error_set(AR_ERR_DATA, "weights are NaN");
+    if (r == 2 && run->variant == 2)
+        ar_comm_abort(c, AR_ERR_IO, "the disk is gone");
+    return ar_comm_barrier(c, q, "layers.3.mlp");
+}
+
+Test(failure, a_rank_that_returns_while_others_wait_ends_the_world_at_once)
+{
+    ar_sim_rank_report reports[4];
+    fail_run run = {.body = leave_early, .variant = 0};
+    cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT, 0, 2000 * MS, reports), AR_ERR_MISMATCH);
+    assert_says("rank 2 returned while rank ");
+    assert_says("barrier() 'layers.3.mlp', collective #2");
+    for (int r = 0; r < 4; r++) {
+        cr_assert_eq(run.st[r], r == 2 ? AR_OK : AR_ERR_MISMATCH, "rank %d: %s", r, run.message[r]);
+        cr_assert_eq(reports[r].rank, r);
+        cr_assert_str_eq(reports[r].status, r == 2 ? "AR_OK" : "AR_ERR_MISMATCH");
+        cr_assert_str_eq(reports[r].last, "barrier #1 both");
+    }
+    cr_assert_str_eq(reports[2].current, "returned");
+    assert_process_usable();
+}
+
+Test(failure, an_error_of_one_rank_reaches_every_rank_with_its_message)
+{
+    ar_sim_rank_report reports[4];
+    fail_run run = {.body = leave_early, .variant = 1};
+    cr_assert_eq(run_world(&run, 4, AR_SIM_RING, 0, 2000 * MS, reports), AR_ERR_DATA);
+    assert_says("rank 2 failed with AR_ERR_DATA: weights are NaN\n");
+    for (int r = 0; r < 4; r++) {
+        cr_assert_eq(run.st[r], r == 2 ? AR_ERR_DATA : AR_ERR_ABORTED, "rank %d: %s", r, run.message[r]);
+        if (r != 2)
+            cr_assert_str_eq(run.message[r], "another rank failed: rank 2 failed with AR_ERR_DATA: weights are NaN");
+    }
+    cr_assert_str_eq(reports[2].status, "AR_ERR_DATA");
+    assert_process_usable();
+}
+
+Test(failure, abort_wakes_everybody_with_the_reason)
+{
+    fail_run run = {.body = leave_early, .variant = 2};
+    cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT, 0, 2000 * MS, NULL), AR_ERR_IO);
+    assert_says("rank 2 aborted: the disk is gone");
+    for (int r = 0; r < 4; r++)
+        cr_assert_eq(run.st[r], r == 2 ? AR_ERR_IO : AR_ERR_ABORTED, "rank %d: %s", r, run.message[r]);
+    assert_process_usable();
+}
+
+static ar_status return_at_different_times(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, r == 0 ? -1 : 0, r));
+    ar_status st = AR_OK;
+    for (int i = 0; g && i < 100 && st == AR_OK; i++)
+        st = ar_comm_barrier(g, q, "without rank 0");
+    ar_comm_destroy(g);
+    return st;
+}
+
+Test(failure, returning_early_while_nobody_waits_is_fine)
+{
+    fail_run run = {.body = return_at_different_times};
+    cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT, 0, 2000 * MS, NULL), AR_OK, "%s", ar_error_message());
+}
+
+static ar_status leave_group(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, 0, r));
+    ar_status st = r == 1 ? AR_OK : ar_comm_barrier(g, q, "group");
+    ar_comm_destroy(g);
+    if (st == AR_OK)
+        st = ar_comm_barrier(c, q, "world");
+    return st;
+}
+
+Test(failure, destroying_a_communicator_others_wait_in_ends_the_world_at_once)
+{
+    fail_run run = {.body = leave_group};
+    cr_assert_eq(run_world(&run, 3, AR_SIM_DIRECT, 0, 2000 * MS, NULL), AR_ERR_MISMATCH);
+    assert_says("rank 1 destroyed its communicator while rank ");
+}
+
+/* --- ranks that do not come ----------------------------------------------------------------------------------------
+ */
+
+static ar_status come_late(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    AR_TRY(ar_comm_barrier(c, q, "on time"));
+    if (r == 1)
+        usleep(250000);
+    return ar_comm_barrier(c, q, "late");
+}
+
+Test(failure, a_wait_past_the_timeout_names_the_missing_rank)
+{
+    for (int a = 0; a < 2; a++) {
+        ar_sim_rank_report reports[4];
+        fail_run run = {.body = come_late, .queue = a ? AR_QUEUE_THREAD : AR_QUEUE_INLINE};
+        cr_assert_eq(run_world(&run, 4, (ar_sim_algorithm)a, 100 * MS, 350 * MS, reports), AR_ERR_TIMEOUT);
+        assert_says("waited 0.1");
+        assert_says("barrier() 'late', collective #2 of ranks 0-3, for rank 1\n");
+        assert_says("barrier #2 late");
+        int timeouts = 0;
+        for (int r = 0; r < 4; r++) {
+            timeouts += run.st[r] == AR_ERR_TIMEOUT;
+            cr_assert(run.st[r] == AR_ERR_TIMEOUT || run.st[r] == AR_ERR_ABORTED);
+            cr_assert_str_eq(reports[r].last, "barrier #1 on time");
+            cr_assert_str_eq(reports[r].current, r == 1 ? "running" : "barrier #2 late");
+            cr_assert(reports[r].waiting_s > 0.05 && reports[r].waiting_s < 0.3);
+        }
+        cr_assert_eq(timeouts, 1);
+        assert_process_usable();
+    }
+}
+
+static ar_status cross_two_groups(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    ar_comm *a = NULL, *b = NULL;
+    ar_status st = ar_comm_split(&a, c, 0, r);
+    if (st == AR_OK)
+        st = ar_comm_split(&b, c, 0, -r);
+    if (st == AR_OK)
+        st = ar_comm_barrier(r == 0 ? a : b, q, r == 0 ? "tp" : "dp");
+    if (st == AR_OK)
+        st = ar_comm_barrier(r == 0 ? b : a, q, r == 0 ? "dp" : "tp");
+    ar_comm_destroy(a);
+    ar_comm_destroy(b);
+    return st;
+}
+
+Test(failure, two_groups_entered_in_opposite_order_time_out_and_the_report_names_both)
+{
+    fail_run run = {.body = cross_two_groups};
+    cr_assert_eq(run_world(&run, 2, AR_SIM_DIRECT, 100 * MS, 200 * MS, NULL), AR_ERR_TIMEOUT);
+    assert_says("barrier #1 tp");
+    assert_says("barrier #1 dp");
+    assert_says("0-1");
+    assert_says("1, 0");
+}
+
+/* --- queues --------------------------------------------------------------------------------------------------------
+ */
+
+static ar_status fail_task(void *arg)
+{
+    (void)arg;
+    return ar_error_set(AR_ERR_DATA, "a task before the collective failed");
+}
+
+static ar_status task_fails_first(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    if (r == 1) {
+        const ar_status st = ar_queue_host(q, fail_task, NULL);
+        (void)st; /* on a thread queue it is not known yet; the next call meets it */
+    }
+    return ar_comm_barrier(c, q, "after");
+}
+
+Test(failure, a_task_that_fails_before_a_collective_reaches_every_rank)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        fail_run run = {.body = task_fails_first, .queue = (ar_queue_kind)kind};
+        cr_assert_eq(run_world(&run, 3, AR_SIM_DIRECT, 0, 2000 * MS, NULL), AR_ERR_DATA, "%s", ar_error_message());
+        assert_says("a task before the collective failed");
+        for (int r = 0; r < 3; r++)
+            cr_assert_eq(run.st[r], r == 1 ? AR_ERR_DATA : AR_ERR_ABORTED, "rank %d: %s", r, run.message[r]);
+    }
+}
+
+static ar_status two_queues_two_groups(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    ar_comm *g = NULL;
+    ar_queue *other = NULL;
+    ar_status st = ar_comm_split(&g, c, 0, r);
+    if (st == AR_OK)
+        st = ar_queue_create(&other, AR_QUEUE_THREAD, "other");
+    /* Opposite orders of enqueuing are no deadlock: each queue is in order by itself. */
+    for (int i = 0; i < 50 && st == AR_OK; i++) {
+        st = ar_comm_barrier(r % 2 ? g : c, r % 2 ? other : q, "first");
+        if (st == AR_OK)
+            st = ar_comm_barrier(r % 2 ? c : g, r % 2 ? q : other, "second");
+    }
+    if (st == AR_OK)
+        st = ar_queue_sync(other, 0);
+    if (st == AR_OK)
+        st = ar_queue_sync(q, 0);
+    (void)run;
+    ar_queue_destroy(other);
+    ar_comm_destroy(g);
+    return st;
+}
+
+Test(failure, two_groups_on_two_queues_may_be_entered_in_any_order)
+{
+    fail_run run = {.body = two_queues_two_groups, .queue = AR_QUEUE_THREAD};
+    cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT, 0, 5000 * MS, NULL), AR_OK, "%s", ar_error_message());
+}
+
+static ar_status one_comm_two_queues(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    if (r == 1)
+        usleep(100000); /* keeps rank 0's first call waiting */
+    AR_TRY(ar_comm_barrier(c, q, "first"));
+    if (r == 1)
+        return AR_OK;
+    ar_queue *other = NULL;
+    AR_TRY(ar_queue_create(&other, AR_QUEUE_INLINE, "other"));
+    usleep(20000);
+    const ar_status st = ar_comm_barrier(c, other, "second");
+    ar_queue_destroy(other);
+    return st;
+}
+
+Test(failure, a_communicator_used_by_two_threads_at_once_is_reported)
+{
+    fail_run run = {.body = one_comm_two_queues, .queue = AR_QUEUE_THREAD};
+    cr_assert_eq(run_world(&run, 2, AR_SIM_DIRECT, 0, 2000 * MS, NULL), AR_ERR_ARG, "%s", ar_error_message());
+    assert_says("another of its threads is in a call of the same communicator");
+}
+
+/* --- the run itself ------------------------------------------------------------------------------------------------
+ */
+
+static ar_status swallow_errors(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    const ar_status st = r == 0 ? AR_OK : ar_comm_barrier(c, q, "x");
+    (void)st;
+    return AR_OK;
+}
+
+Test(failure, a_world_that_failed_is_not_ok_even_if_every_rank_says_so)
+{
+    fail_run run = {.body = swallow_errors};
+    cr_assert_eq(run_world(&run, 3, AR_SIM_DIRECT, 0, 2000 * MS, NULL), AR_ERR_MISMATCH);
+}
+
+static ar_status call_after_the_end(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    float x = 0;
+    const ar_status first = r == 0 ? ar_error_set(AR_ERR_DATA, "first") : ar_comm_barrier(c, q, "x");
+    if (r == 0)
+        ar_comm_abort(c, AR_ERR_DATA, "first");
+    ar_comm_abort(c, AR_ERR_IO, "second");
+    ar_comm *g = NULL;
+    ar_queue *fresh = NULL;
+    AR_TRY(ar_queue_create(&fresh, AR_QUEUE_INLINE, "fresh"));
+    const ar_status again = ar_comm_all_reduce(c, fresh, (ar_buf){&x}, (ar_cbuf){&x}, 1, AR_F32, AR_SUM, "y");
+    const ar_status split = ar_comm_split(&g, c, 0, 0);
+    ar_queue_destroy(fresh);
+    if (again != first || split != first || g || !strstr(ar_comm_error(c), "rank 0 aborted: first\n"))
+        return ar_error_set(AR_ERR_INTERNAL, "first %d again %d split %d: %s", (int)first, (int)again, (int)split,
+                            ar_comm_error(c));
+    return first;
+}
+
+Test(failure, the_first_failure_is_kept_and_every_later_call_returns_it)
+{
+    fail_run run = {.body = call_after_the_end};
+    cr_assert_eq(run_world(&run, 4, AR_SIM_RING, 0, 2000 * MS, NULL), AR_ERR_DATA, "%s", ar_error_message());
+    for (int r = 0; r < 4; r++)
+        cr_assert_eq(run.st[r], r == 0 ? AR_ERR_DATA : AR_ERR_ABORTED, "rank %d: %s", r, run.message[r]);
+}
+
+static ar_status must_not_run(ar_comm *c, void *arg)
+{
+    (void)c;
+    atomic_int *ran = arg;
+    atomic_fetch_add(ran, 1);
+    return AR_OK;
+}
+
+Test(failure, arguments_of_the_run_are_checked)
+{
+    atomic_int ran = 0;
+    const ar_sim_options odd = {.algorithm = (ar_sim_algorithm)7};
+    cr_assert_eq(ar_sim_run(0, NULL, must_not_run, &ran, NULL), AR_ERR_ARG);
+    cr_assert_eq(ar_sim_run(4097, NULL, must_not_run, &ran, NULL), AR_ERR_ARG);
+    cr_assert_eq(ar_sim_run(2, NULL, NULL, &ran, NULL), AR_ERR_ARG);
+    cr_assert_eq(ar_sim_run(2, &odd, must_not_run, &ran, NULL), AR_ERR_ARG);
+    cr_assert_eq(atomic_load(&ran), 0);
+}
+
+#if !defined(ARI_SANITIZED)
+Test(failure, when_threads_run_out_no_rank_has_run)
+{
+    /* Address space for a few threads' stacks, not for 200. */
+    atomic_int ran = 0;
+    struct rlimit before, small;
+    getrlimit(RLIMIT_AS, &before);
+    small = before;
+    small.rlim_cur = (rlim_t)600 << 20;
+    setrlimit(RLIMIT_AS, &small);
+    const ar_status st = ar_sim_run(200, NULL, must_not_run, &ran, NULL);
+    setrlimit(RLIMIT_AS, &before);
+    cr_assert_eq(st, AR_ERR_MEMORY, "%s: %s", ar_status_name(st), ar_error_message());
+    assert_says("no thread for rank");
+    cr_assert_eq(atomic_load(&ran), 0);
+    assert_process_usable();
+}
+#endif

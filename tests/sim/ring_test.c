@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "tests/sim/plain.h"
+
+/* The ring is a ring: at step s of the reduce-scatter rank r sends chunk (r - 1 - s) mod N, at step s of the all-gather
+ * chunk (r - s) mod N, and it reads nobody's memory but its left neighbour's. */
+TestSuite(ring, .timeout = 60);
+
+enum { MOST_STEPS = 64 };
+
+typedef struct log_of_rank {
+    ar_ring_step step[MOST_STEPS];
+    int n;
+} log_of_rank;
+
+typedef struct ring_run {
+    coll_case k;
+    log_of_rank log[8]; /* each rank's thread writes its own */
+    uint64_t read[8], written[8];
+} ring_run;
+
+static void note_step(void *user, const ar_ring_step *step)
+{
+    log_of_rank *log = &((ring_run *)user)->log[step->rank];
+    if (log->n < MOST_STEPS)
+        log->step[log->n++] = *step;
+}
+
+static ar_status run_case(ar_comm *c, void *arg)
+{
+    ring_run *run = arg;
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
+    const ar_status st = case_call(&run->k, c, q, "ring");
+    const int r = ar_comm_rank(c);
+    ar_comm_counted(c, &run->read[r], &run->written[r]);
+    ar_queue_destroy(q);
+    return st;
+}
+
+static void run_ring(ring_run *run, case_kind kind, int n, size_t count)
+{
+    *run = (ring_run){.k = {.kind = kind, .dtype = AR_F32, .op = AR_SUM, .n = n, .count = count}};
+    for (int r = 0; r < n; r++)
+        run->k.counts[r] = kind == ALL_REDUCE ? 0 : count + (size_t)r;
+    case_init(&run->k, 3);
+    const ar_sim_options o = {.algorithm = AR_SIM_RING, .ring_trace = note_step, .ring_trace_user = run};
+    cr_assert_eq(ar_sim_run(n, &o, run_case, run, NULL), AR_OK, "%s", ar_error_message());
+}
+
+static int modulo(int a, int n)
+{
+    return ((a % n) + n) % n;
+}
+
+static size_t chunk_bytes(const ring_run *run, int c)
+{
+    size_t start, size;
+    ar_comm_slice(run->k.count, run->k.n, c, &start, &size);
+    return 4 * (run->k.kind == ALL_REDUCE ? size : run->k.counts[c]);
+}
+
+/* `first`: the sent chunk of step s is r + first - s. */
+static void check_phase(const ring_run *run, int r, int at, int phase, int first)
+{
+    const int n = run->k.n;
+    for (int s = 0; s < n - 1; s++) {
+        const ar_ring_step *e = &run->log[r].step[at + s];
+        cr_assert_eq(e->rank, r);
+        cr_assert_eq(e->phase, phase);
+        cr_assert_eq(e->step, s);
+        cr_assert_eq(e->chunk, modulo(r + first - s, n), "N %d rank %d phase %d step %d sends %d", n, r, phase, s,
+                     e->chunk);
+        cr_assert_eq(e->read_from, modulo(r - 1, n), "N %d rank %d reads rank %d", n, r, e->read_from);
+        cr_assert_eq(e->read_chunk, modulo(r - 1 + first - s, n), "N %d rank %d receives %d", n, r, e->read_chunk);
+        cr_assert_eq(e->bytes, chunk_bytes(run, e->read_chunk));
+    }
+}
+
+/* What was traced is all that was read, and nothing was written into another rank's memory. */
+static void check_bytes(ring_run *run)
+{
+    for (int r = 0; r < run->k.n; r++) {
+        uint64_t traced = 0;
+        for (int i = 0; i < run->log[r].n; i++)
+            traced += run->log[r].step[i].bytes;
+        cr_assert_eq(run->read[r], traced);
+        cr_assert_eq(run->written[r], 0);
+    }
+    case_fini(&run->k);
+}
+
+static const int sizes[] = {1, 2, 3, 4, 5, 7, 8};
+
+Test(ring, all_reduce_takes_two_rounds_of_the_ring)
+{
+    static ring_run run;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int n = sizes[i];
+        run_ring(&run, ALL_REDUCE, n, 29);
+        for (int r = 0; r < n; r++) {
+            cr_assert_eq(run.log[r].n, 2 * (n - 1));
+            check_phase(&run, r, 0, 0, -1);
+            check_phase(&run, r, n - 1, 1, 0);
+        }
+        check_bytes(&run);
+    }
+}
+
+Test(ring, reduce_scatter_takes_the_first_round)
+{
+    static ring_run run;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        run_ring(&run, REDUCE_SCATTER, sizes[i], 3);
+        for (int r = 0; r < sizes[i]; r++) {
+            cr_assert_eq(run.log[r].n, sizes[i] - 1);
+            check_phase(&run, r, 0, 0, -1);
+        }
+        check_bytes(&run);
+    }
+}
+
+Test(ring, all_gather_takes_the_second_round)
+{
+    static ring_run run;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        run_ring(&run, ALL_GATHER, sizes[i], 3);
+        for (int r = 0; r < sizes[i]; r++) {
+            cr_assert_eq(run.log[r].n, sizes[i] - 1);
+            check_phase(&run, r, 0, 1, 0);
+        }
+        check_bytes(&run);
+    }
+}
