@@ -214,24 +214,51 @@ typedef struct plane {
     ptrdiff_t to_row, to_col, from_row, from_col;
 } plane;
 
-/* Side of a tile of a transposing copy: 32 rows of 32 4-byte elements touch 32 lines on either side, which the first
- * cache level holds. */
+/* Side of a tile of a transposing copy. It goes through a small array, so that both sides move whole cache lines at
+ * once: the lines of a column may all fall into one set of the cache, and none has to stay there. */
 #define TILE ((size_t)32)
 
-static void copy_tile(char *to, const char *from, const plane *p, size_t row_start, size_t row_end, size_t col_start,
-                      size_t col_end)
-{
-    for (size_t r = row_start; r < row_end; r++) {
-        char *out = to + (ptrdiff_t)r * p->to_row;
-        const char *in = from + (ptrdiff_t)r * p->from_row;
-        if (p->width == 4) {
-            for (size_t c = col_start; c < col_end; c++)
-                memcpy(out + (ptrdiff_t)c * p->to_col, in + (ptrdiff_t)c * p->from_col, 4);
-        } else {
-            for (size_t c = col_start; c < col_end; c++)
-                memcpy(out + (ptrdiff_t)c * p->to_col, in + (ptrdiff_t)c * p->from_col, 8);
-        }
+/* One tile, contiguous along columns in `from` and along rows in `to`; `to` and `from` point at its corner. */
+#define TRANSPOSE_TILE(name, type)                                                                                 \
+    static void name(char *to, ptrdiff_t to_col, const char *from, ptrdiff_t from_row, size_t rows, size_t cols)   \
+    {                                                                                                              \
+        type tile[TILE][TILE];                                                                                     \
+        for (size_t r = 0; r < rows; r++)                                                                          \
+            for (size_t c = 0; c < cols; c++)                                                                      \
+                memcpy(&tile[c][r], from + (ptrdiff_t)r * from_row + (ptrdiff_t)(c * sizeof(type)), sizeof(type)); \
+        for (size_t c = 0; c < cols; c++)                                                                          \
+            memcpy(to + (ptrdiff_t)c * to_col, tile[c], rows * sizeof(type));                                      \
     }
+TRANSPOSE_TILE(transpose_tile4, uint32_t)
+TRANSPOSE_TILE(transpose_tile8, uint64_t)
+
+static void transpose_plane(char *to, const char *from, const plane *p)
+{
+    const ptrdiff_t width = (ptrdiff_t)p->width;
+    for (size_t r = 0; r < p->rows; r += TILE)
+        for (size_t c = 0; c < p->cols; c += TILE) {
+            const size_t rows = p->rows - r < TILE ? p->rows - r : TILE, cols = p->cols - c < TILE ? p->cols - c : TILE;
+            char *out = to + (ptrdiff_t)r * width + (ptrdiff_t)c * p->to_col;
+            const char *in = from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * width;
+            if (p->width == 4)
+                transpose_tile4(out, p->to_col, in, p->from_row, rows, cols);
+            else
+                transpose_tile8(out, p->to_col, in, p->from_row, rows, cols);
+        }
+}
+
+/* Any strides, element by element. */
+static void copy_elements(char *to, const char *from, const plane *p)
+{
+    for (size_t r = 0; r < p->rows; r++)
+        for (size_t c = 0; c < p->cols; c++) {
+            char *out = to + (ptrdiff_t)r * p->to_row + (ptrdiff_t)c * p->to_col;
+            const char *in = from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * p->from_col;
+            if (p->width == 4)
+                memcpy(out, in, 4);
+            else
+                memcpy(out, in, 8);
+        }
 }
 
 static void copy_plane(char *to, const char *from, const plane *p)
@@ -240,15 +267,17 @@ static void copy_plane(char *to, const char *from, const plane *p)
     if (p->to_col == width && p->from_col == width) {
         for (size_t r = 0; r < p->rows; r++)
             memcpy(to + (ptrdiff_t)r * p->to_row, from + (ptrdiff_t)r * p->from_row, p->cols * p->width);
-        return;
+    } else if (p->to_row == width && p->from_col == width) {
+        transpose_plane(to, from, p);
+    } else if (p->to_col == width && p->from_row == width) {
+        const plane swapped = {p->cols, p->rows, p->width, p->to_col, p->to_row, p->from_col, p->from_row};
+        transpose_plane(to, from, &swapped);
+    } else {
+        copy_elements(to, from, p);
     }
-    for (size_t r = 0; r < p->rows; r += TILE)
-        for (size_t c = 0; c < p->cols; c += TILE)
-            copy_tile(to, from, p, r, r + TILE < p->rows ? r + TILE : p->rows, c,
-                      c + TILE < p->cols ? c + TILE : p->cols);
 }
 
-/* t with `dims` dimensions of extent 1 put in front, so that it has four; strides in bytes. */
+/* t with dimensions of extent 1 put in front until it has four; strides in bytes. */
 static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
 {
     ar_tensor v = *t;

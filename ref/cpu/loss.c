@@ -32,8 +32,8 @@ ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, float m, size_t n, int3
     const double step = ari_row_step(1, p);
     uint64_t sum = 0;
     for (size_t j = 0; j < n; j++)
-        sum += ari_row_quantised((double)ari_softmax_exp(x[j], m), step);
-    return sum;
+        sum += ari_row_biased((double)ari_softmax_exp(x[j], m), step);
+    return ari_row_unbiased(sum, n);
 }
 
 /** Slot ce_sum. */

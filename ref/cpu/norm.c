@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
 #include "ref/cpu/row_kernels.h"
 #include "ref/cpu/row_sum.h"
 
@@ -67,63 +70,66 @@ ar_status ari_cpu_norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_
     return AR_OK;
 }
 
-/* What the backward pass of one row reads and writes; mean is unused, and `centred` false, for RMSNorm. */
+/* What the backward pass of one row reads and writes. */
 typedef struct norm_row {
     float *dx, *sum, *dgamma;    /* [h]; sum, dgamma NULL: not wanted */
     const float *dy, *x, *gamma; /* [h] */
     const float *residual;       /* [h]; NULL: none */
-    double mean;
+    double mean;                 /* LayerNorm's; unused for RMSNorm */
     float rstd;
+    float *g, *xhat; /* [h] scratch, kept between the passes over the row */
 } norm_row;
 
-/* xhat again from what the forward pass saved: cheaper than storing and reading it. */
-ARI_ROW_LOOP float xhat_again(const norm_row *row, size_t j, int centred)
+/* Pass 1: g, xhat and dgamma's terms; the largest magnitudes' bits of g and of g*xhat. The forward pass saved mean and
+ * rstd only: xhat again costs less than its memory traffic. */
+ARI_ROW_LOOP void backward_terms(const norm_row *row, size_t h, int centred, uint32_t *top_g, uint64_t *top_product)
 {
-    const float d = centred ? ari_layernorm_d(row->x[j], row->mean) : row->x[j];
-    return d * row->rstd;
+    uint32_t largest_g = 0;
+    uint64_t largest = 0;
+    float *g_row = row->g, *xhat_row = row->xhat, *dgamma = row->dgamma;
+#pragma GCC ivdep
+    for (size_t j = 0; j < h; j++) {
+        const float dy = row->dy[j];
+        const float xhat = (centred ? ari_layernorm_d(row->x[j], row->mean) : row->x[j]) * row->rstd;
+        const float g = dy * row->gamma[j];
+        const uint32_t bits_g = ari_row_magnitude32(g);
+        const uint64_t bits = ari_row_magnitude64((double)g * (double)xhat);
+        largest_g = bits_g > largest_g ? bits_g : largest_g;
+        largest = bits > largest ? bits : largest;
+        if (dgamma)
+            dgamma[j] = ari_mul32(dy, xhat);
+        xhat_row[j] = xhat;
+        g_row[j] = g;
+    }
+    *top_g = largest_g;
+    *top_product = largest;
 }
 
-/* Row means a = S(g)/h and b = S(g*xhat)/h, g = fl32(dy*gamma). */
-ARI_ROW_LOOP void backward_means(double *a, double *b, const norm_row *row, size_t h, int centred)
+/* Pass 2: b = S(g*xhat)/h. */
+ARI_ROW_LOOP double backward_mean_product(const norm_row *row, size_t h, uint64_t top, int32_t p)
 {
-    const int32_t p = ari_rowsum_bits(h);
-    uint32_t top_g = 0;
-    uint64_t top_product = 0;
-    for (size_t j = 0; j < h; j++) {
-        const float g = row->dy[j] * row->gamma[j];
-        const uint32_t bits_g = ari_row_magnitude32(g);
-        const uint64_t bits = ari_row_magnitude64((double)g * (double)xhat_again(row, j, centred));
-        top_g = bits_g > top_g ? bits_g : top_g;
-        top_product = bits > top_product ? bits : top_product;
-    }
-    const int32_t e_g = ari_exponent32(ari_float32(top_g)), e_product = ari_exponent64(ari_float64(top_product));
-    const double step_g = ari_row_step(e_g, p), step_product = ari_row_step(e_product, p);
-    uint64_t sum_g = 0, sum_product = 0;
-    for (size_t j = 0; j < h; j++) {
-        const float g = row->dy[j] * row->gamma[j];
-        sum_product += ari_row_quantised((double)g * (double)xhat_again(row, j, centred), step_product);
-        if (centred)
-            sum_g += ari_row_quantised((double)g, step_g);
-    }
-    *a = centred ? ari_row_value(sum_g, e_g, p) / (double)h : 0.0;
-    *b = ari_row_value(sum_product, e_product, p) / (double)h;
+    const int32_t e = ari_exponent64(ari_float64(top));
+    const double step = ari_row_step(e, p);
+    uint64_t sum = 0;
+    for (size_t j = 0; j < h; j++)
+        sum += ari_row_biased((double)row->g[j] * (double)row->xhat[j], step);
+    return ari_row_value(sum, h, e, p) / (double)h;
 }
 
 ARI_ROW_LOOP void backward_row(const norm_row *row, size_t h, int centred)
 {
-    double a, b;
-    backward_means(&a, &b, row, h, centred);
-    float *dx = row->dx, *dgamma = row->dgamma;
+    const int32_t p = ari_rowsum_bits(h);
+    uint32_t top_g;
+    uint64_t top_product;
+    backward_terms(row, h, centred, &top_g, &top_product);
+    const double a = centred ? ari_row_sum(row->g, h, ari_exponent32(ari_float32(top_g)), p) / (double)h : 0.0;
+    const double b = backward_mean_product(row, h, top_product, p);
+    const float *g = row->g, *xhat = row->xhat;
+    float *dx = row->dx;
 #pragma GCC ivdep
-    for (size_t j = 0; j < h; j++) {
-        const float g = row->dy[j] * row->gamma[j];
-        const float xhat = xhat_again(row, j, centred);
-        const float value =
-            centred ? ari_layernorm_dx(g, a, b, xhat, row->rstd) : ari_rmsnorm_dx(g, b, xhat, row->rstd);
-        if (dgamma)
-            dgamma[j] = ari_mul32(row->dy[j], xhat);
-        dx[j] = value;
-    }
+    for (size_t j = 0; j < h; j++)
+        dx[j] =
+            centred ? ari_layernorm_dx(g[j], a, b, xhat[j], row->rstd) : ari_rmsnorm_dx(g[j], b, xhat[j], row->rstd);
     if (row->sum && row->residual) {
 #pragma GCC ivdep
         for (size_t j = 0; j < h; j++)
@@ -141,33 +147,49 @@ ARI_ROW_KERNEL void rms_backward(const norm_row *row, size_t h)
     backward_row(row, h, 0);
 }
 
+/* Row i of an array of rows of h floats; NULL stays NULL. */
+static float *row_of(ar_buf all, size_t i, size_t h)
+{
+    return all.ptr ? (float *)all.ptr + i * h : NULL;
+}
+
+static const float *const_row_of(ar_cbuf all, size_t i, size_t h)
+{
+    return all.ptr ? (const float *)all.ptr + i * h : NULL;
+}
+
 /** Slot norm_backward. In place: dx may be dy or x, sum may be residual; no other overlap. dgamma_terms NULL: not
- *  written (a frozen gain). */
+ *  written (a frozen gain). Errors: AR_ERR_MEMORY (two rows of scratch a thread), nothing is written then. */
 ar_status ari_cpu_norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf dx, ar_buf sum,
                                 ar_buf dgamma_terms, ar_cbuf dy, ar_cbuf x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
                                 ar_cbuf residual, size_t rows, size_t h)
 {
     (void)q;
     const int threads = ari_threads_for(d, rows, rows * h);
-    (void)threads;
-    float *dx_all = dx.ptr, *sum_all = sum.ptr, *dgamma_all = dgamma_terms.ptr;
-    const float *dy_all = dy.ptr, *x_all = x.ptr, *residual_all = residual.ptr, *gains = gamma.ptr, *r = rstd.ptr;
+    const size_t stride = 2 * h + 16; /* a cache line between two threads' scratch */
+    const float *r = rstd.ptr;
     const double *m = mean.ptr;
+    void *scratch = NULL;
+    AR_TRY(ari_alloc(&scratch, (size_t)threads * stride, sizeof(float), "norm_backward's scratch"));
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < rows; i++) {
-        const norm_row row = {.dx = dx_all + i * h,
-                              .sum = sum_all ? sum_all + i * h : NULL,
-                              .dgamma = dgamma_all ? dgamma_all + i * h : NULL,
-                              .dy = dy_all + i * h,
-                              .x = x_all + i * h,
-                              .gamma = gains,
-                              .residual = residual_all ? residual_all + i * h : NULL,
+        float *own = (float *)scratch + ari_thread_number() * stride;
+        const norm_row row = {.dx = row_of(dx, i, h),
+                              .sum = row_of(sum, i, h),
+                              .dgamma = row_of(dgamma_terms, i, h),
+                              .dy = const_row_of(dy, i, h),
+                              .x = const_row_of(x, i, h),
+                              .gamma = gamma.ptr,
+                              .residual = const_row_of(residual, i, h),
                               .mean = kind == AR_NORM_LAYER ? m[i] : 0.0,
-                              .rstd = r[i]};
+                              .rstd = r[i],
+                              .g = own,
+                              .xhat = own + h};
         if (kind == AR_NORM_LAYER)
             layer_backward(&row, h);
         else
             rms_backward(&row, h);
     }
+    free(scratch);
     return AR_OK;
 }

@@ -27,12 +27,19 @@ ARI_ROW_LOOP double ari_row_step(int32_t e, int32_t p)
     return e == ARI_EXP_ZERO || e == ARI_EXP_NONFINITE ? 0.0 : ari_scale2(1.0, p - e);
 }
 
-/* ari_rowsum_quantise with its power of two, `step`, taken out of the loop; |x*step| < 2^40 for finite x. The addition
- * of the magic number is rint and the conversion to an integer in one, on every instruction set, and a NaN or an
- * infinity that comes here is never converted: it is only bits, of a sum that is not used. */
-ARI_ROW_LOOP uint64_t ari_row_quantised(double x, double step)
+/* ari_rowsum_quantise with its power of two, `step`, taken out of the loop, and biased by ARI_ROUND_MAGIC_BITS, which
+ * ari_row_value takes off the whole sum; |x*step| < 2^40 for finite x. The addition of the magic number is rint and the
+ * conversion to an integer in one, on every instruction set, and a NaN or an infinity that comes here is never
+ * converted: it is only bits, of a sum that is not used. */
+ARI_ROW_LOOP uint64_t ari_row_biased(double x, double step)
 {
-    return ari_bits64(x * step + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS;
+    return ari_bits64(x * step + ARI_ROUND_MAGIC);
+}
+
+/* The integer sum of n biased terms. */
+ARI_ROW_LOOP uint64_t ari_row_unbiased(uint64_t sum, size_t n)
+{
+    return sum - (uint64_t)n * ARI_ROUND_MAGIC_BITS;
 }
 
 ARI_ROW_LOOP uint32_t ari_row_magnitude32(float x)
@@ -74,10 +81,10 @@ ARI_ROW_LOOP int32_t ari_row_largest_key(const float *x, size_t n, float absent)
     return top;
 }
 
-/* The row sum's value, from the integers. */
-ARI_ROW_LOOP double ari_row_value(uint64_t sum, int32_t e, int32_t p)
+/* The row sum's value, from the sum of n biased terms. */
+ARI_ROW_LOOP double ari_row_value(uint64_t sum, size_t n, int32_t e, int32_t p)
 {
-    return ari_rowsum_value((int64_t)sum, e, p);
+    return ari_rowsum_value((int64_t)ari_row_unbiased(sum, n), e, p);
 }
 
 /* Row sum of n fp32 values whose exponent is e. */
@@ -86,8 +93,8 @@ ARI_ROW_LOOP double ari_row_sum(const float *x, size_t n, int32_t e, int32_t p)
     const double step = ari_row_step(e, p);
     uint64_t sum = 0;
     for (size_t j = 0; j < n; j++)
-        sum += ari_row_quantised((double)x[j], step);
-    return ari_row_value(sum, e, p);
+        sum += ari_row_biased((double)x[j], step);
+    return ari_row_value(sum, n, e, p);
 }
 
 /* Row sum of the n exact squares of fp32 values, the largest of which has the magnitude bits `top`. */
@@ -98,8 +105,8 @@ ARI_ROW_LOOP double ari_row_sum_squares(const float *x, size_t n, uint32_t top, 
     const double step = ari_row_step(e, p);
     uint64_t sum = 0;
     for (size_t j = 0; j < n; j++)
-        sum += ari_row_quantised((double)x[j] * (double)x[j], step);
-    return ari_row_value(sum, e, p);
+        sum += ari_row_biased((double)x[j] * (double)x[j], step);
+    return ari_row_value(sum, n, e, p);
 }
 
 #endif

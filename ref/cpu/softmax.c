@@ -64,10 +64,10 @@ ARI_ROW_LOOP double exponentials(float *row, size_t n, float max, int32_t p)
 #pragma GCC ivdep
     for (size_t j = 0; j < n; j++) {
         const float e = row[j] == -INFINITY ? 0.0f : ari_softmax_exp(row[j], max);
-        sum += ari_row_quantised((double)e, step);
+        sum += ari_row_biased((double)e, step);
         row[j] = e;
     }
-    return ari_row_value(sum, 1, p);
+    return ari_row_value(sum, n, 1, p);
 }
 
 ARI_ROW_LOOP void set_zero(float *row, size_t from, size_t to)
@@ -144,8 +144,8 @@ ARI_ROW_LOOP double row_dot(const float *probs, const float *dprobs, size_t n, i
     const double step = ari_row_step(e, p);
     uint64_t sum = 0;
     for (size_t j = 0; j < n; j++)
-        sum += ari_row_quantised((double)probs[j] * (double)dprobs[j], step);
-    return ari_row_value(sum, e, p);
+        sum += ari_row_biased((double)probs[j] * (double)dprobs[j], step);
+    return ari_row_value(sum, n, e, p);
 }
 
 ARI_ROW_KERNEL void softmax_backward_row(float *ds, const float *probs, float *dprobs, float scale, const row_mask *m,

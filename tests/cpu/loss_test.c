@@ -194,6 +194,37 @@ Test(loss, of_equal_logits_is_log_of_their_number)
     assert_bits(dx, quarter, 4, "dlogits");
 }
 
+/* A shard of four columns of a vocabulary of 2^30: P' = min(40, 62 - 31). The rest of it is as if exp had underflowed.
+ */
+Test(loss, of_a_huge_vocabulary_uses_fewer_bits)
+{
+    ar_device d = test_device(1);
+    const size_t v = (size_t)1 << 30;
+    const float x[] = {2, 1, 0.5f, -3};
+    const int64_t row_of[] = {1};
+    const uint8_t valid[] = {1};
+    int32_t key[1], bits[1];
+    int64_t sum[1], expected = 0;
+    float term[1], dx[4], expected_dx[4];
+    assert_ok(ari_cpu_ce_max(&d, NULL, buf(key), cbuf(x), 1, 4));
+    assert_ok(ari_cpu_ce_sum(&d, NULL, buf(sum), cbuf(x), cbuf(key), 1, 4, v));
+    for (size_t j = 0; j < 4; j++)
+        expected += plain_quantised((double)ari_exp32(x[j] - 2.0f), 1, 31);
+    cr_assert_eq(sum[0], expected);
+    const double l = ldexp((double)expected, 1 - 31);
+    const float expected_term = (float)((2.0 + ari_log64(l)) - 1.0);
+    assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits), cbuf(x), cbuf(row_of), 1, 4));
+    assert_ok(ari_cpu_ce_terms(&d, NULL, buf(term), cbuf(key), cbuf(sum), cbuf(bits), cbuf(valid), 1, v));
+    assert_bits(term, &expected_term, 1, "term");
+    for (size_t j = 0; j < 4; j++) {
+        const float p = (float)((double)ari_exp32(x[j] - 2.0f) / l), difference = p - (j == 1 ? 1.0f : 0.0f);
+        expected_dx[j] = (float)((double)difference / 3.0);
+    }
+    assert_ok(
+        ari_cpu_ce_backward(&d, NULL, buf(dx), cbuf(x), cbuf(key), cbuf(sum), cbuf(row_of), cbuf(valid), 3.0, 1, 4, v));
+    assert_bits(dx, expected_dx, 4, "dlogits");
+}
+
 Test(loss, a_target_keeps_its_bits)
 {
     ar_device d = test_device(1);

@@ -194,28 +194,55 @@ Test(norm, of_constant_rows_without_eps_is_nan_and_of_zero_rows_with_eps_is_beta
                      0x7fc00000u); /* 0 * (1/sqrt(0)), whose default NaN has its sign bit set on x86 */
 }
 
-Test(norm, works_in_place_and_on_a_part_of_the_rows)
+Test(norm, forward_in_place_and_in_parts_of_the_rows_gives_the_same_bits)
 {
     ar_device d = test_device(2);
-    const size_t h = 100, n = ROWS * h, part = 13;
+    const size_t h = 257, n = ROWS * h, part = 13;
     for (int kind = AR_NORM_LAYER; kind <= AR_NORM_RMS; kind++) {
         float *x = new_values(n, ORDINARY, 9), *y = new_copy(x, n), *gamma = new_values(h, ORDINARY, 10);
-        float *rstd = new_copy(x, ROWS), *again = new_copy(x, n), *dy = new_values(n, ORDINARY, 11),
-              *dx = new_copy(x, n);
+        float *rstd = new_copy(x, ROWS);
         double *mean = calloc(ROWS, sizeof *mean);
         assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, buf(y), buf(mean), buf(rstd), cbuf(x), cbuf(gamma),
                                        cbuf(gamma), eps, ROWS, h));
-        assert_ok(ari_cpu_norm_backward(&d, NULL, (ar_norm_kind)kind, buf(dx), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
-                                        cbuf(mean), cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
-        assert_ok(ari_cpu_norm_backward(&d, NULL, (ar_norm_kind)kind, buf(dy), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
-                                        cbuf(mean), cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
-        assert_bits(dy, dx, n, "dx in dy's place");
         for (size_t from = 0; from < ROWS; from += part) {
             const size_t rows = from + part < ROWS ? part : ROWS - from;
-            assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, buf(again + from * h), buf(mean), buf(rstd),
-                                           cbuf(again + from * h), cbuf(gamma), cbuf(gamma), eps, rows, h));
+            assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, buf(x + from * h), buf(mean), buf(rstd),
+                                           cbuf(x + from * h), cbuf(gamma), cbuf(gamma), eps, rows, h));
         }
-        assert_bits(again, y, n, "y, in x's place and in parts");
-        free(x), free(y), free(gamma), free(rstd), free(again), free(dy), free(dx), free(mean);
+        assert_bits(x, y, n, "y, in x's place and in parts");
+        free(x), free(y), free(gamma), free(rstd), free(mean);
     }
+}
+
+/* dx in the place of dy, and sum in the place of the residual; then dx in the place of x and no terms of dgamma. */
+static void check_backward_in_place(ar_norm_kind kind)
+{
+    ar_device d = test_device(2);
+    const size_t h = 257, n = ROWS * h;
+    float *x = new_values(n, ORDINARY, 11), *dy = new_values(n, ORDINARY, 12), *gamma = new_values(h, ORDINARY, 13);
+    float *residual = new_values(n, ORDINARY, 14), *rstd = new_copy(x, ROWS), *dx = new_copy(x, n),
+          *dgamma = new_copy(x, n);
+    float *sum = new_copy(x, n), *dx2 = new_copy(dy, n), *sum2 = new_copy(residual, n), *dgamma2 = new_copy(x, n);
+    double *mean = calloc(ROWS, sizeof *mean);
+    assert_ok(ari_cpu_norm_forward(&d, NULL, kind, buf(dx), buf(mean), buf(rstd), cbuf(x), cbuf(gamma), cbuf(gamma),
+                                   eps, ROWS, h));
+    assert_ok(ari_cpu_norm_backward(&d, NULL, kind, buf(dx), buf(sum), buf(dgamma), cbuf(dy), cbuf(x), cbuf(mean),
+                                    cbuf(rstd), cbuf(gamma), cbuf(residual), ROWS, h));
+    assert_ok(ari_cpu_norm_backward(&d, NULL, kind, buf(dx2), buf(sum2), buf(dgamma2), cbuf(dx2), cbuf(x), cbuf(mean),
+                                    cbuf(rstd), cbuf(gamma), cbuf(sum2), ROWS, h));
+    assert_bits(dx2, dx, n, "dx in dy's place");
+    assert_bits(sum2, sum, n, "the sum in the residual's place");
+    assert_bits(dgamma2, dgamma, n, "terms of dgamma beside it");
+    assert_ok(ari_cpu_norm_backward(&d, NULL, kind, buf(x), buf(NULL), buf(NULL), cbuf(dy), cbuf(x), cbuf(mean),
+                                    cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
+    assert_bits(x, dx, n, "dx in x's place, alone");
+    free(x), free(dy), free(gamma), free(residual), free(rstd), free(dx), free(dgamma), free(sum), free(dx2),
+        free(sum2);
+    free(dgamma2), free(mean);
+}
+
+Test(norm, backward_in_place_gives_the_same_bits)
+{
+    check_backward_in_place(AR_NORM_LAYER);
+    check_backward_in_place(AR_NORM_RMS);
 }
