@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_PATTERN_H
+#define ARI_VERIFY_PATTERN_H
+
+#include "anyrank/tensor.h"
+
+/* Says in words where a tensor of N ranks differs from its reference and what kind of mistake leaves that trace. It looks
+ * at the values, the layouts, the name and the pass, and at nothing else. */
+
+/* What one rank holds: contiguous, row-major in the local shape. */
+typedef struct ari_rank_copy {
+    const float *local; /* NULL is fine where the layout has no element */
+    size_t shape[AR_MAX_DIMS];
+    int ndim;
+    const ar_layout *layout; /* its shape is the full tensor's */
+} ari_rank_copy;
+
+/* Fields from `allowed` on may be left zero: what is not known is not used. */
+typedef struct ari_difference {
+    const char *name;       /* docs/names.md, without the pass: "model.layers.3.mlp.down_proj" */
+    char pass;              /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'n' new weights */
+    int ndim;               /* 0 .. AR_MAX_DIMS */
+    const size_t *shape;    /* [ndim], of the full tensor */
+    const float *reference; /* the full tensor, row-major */
+    int ranks;              /* N >= 1 */
+    const ari_rank_copy *copy; /* [ranks] */
+    const float *allowed;   /* as `reference`: largest |difference| that is none; NULL: equal bits or different */
+    size_t batch, seq;      /* of the run */
+    size_t head_dim;        /* of a tensor whose features are heads side by side */
+} ari_difference;
+
+typedef struct ari_pattern {
+    char pattern[256]; /* where: how many elements, of which ranks, samples, tokens, features; what they look like */
+    char hint[512];    /* what kind of mistake does that, and the numbers that say so */
+} ari_pattern;
+
+/** Fills both lines; texts that do not fit end in "...". The same input gives the same text.
+ *  Memory:  borrows `d` until return; needs about count/8 bytes, 20 bytes a column and 8 bytes an index of each
+ *           dimension, and up to 8 bytes an element of one sample.
+ *  Errors:  AR_ERR_ARG (a layout that is not the tensor's, a box outside it, no ranks), AR_ERR_OVERFLOW, AR_ERR_MEMORY.
+ *           On error *out is untouched.
+ *  Threads: safe. */
+AR_NODISCARD ar_status ari_pattern_find(ari_pattern *out, const ari_difference *d);
+
+#endif
