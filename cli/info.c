@@ -3,6 +3,7 @@
 #include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -108,6 +109,13 @@ static char **environment_with(char *setting)
     return out;
 }
 
+/* Where this program's file is. Without /proc it is as the caller named it, which may have been replaced meanwhile. */
+static const char *own_path(void)
+{
+    static const char self[] = "/proc/self/exe";
+    return access(self, X_OK) == 0 ? self : (const char *)(uintptr_t)getauxval(AT_EXECFN);
+}
+
 /* Starts this program again as `probe-gemm`, its standard output into a pipe. Gives the pipe's reading end. */
 static int start_child(pid_t *child, char *setting)
 {
@@ -125,7 +133,7 @@ static int start_child(pid_t *child, char *setting)
         posix_spawn_file_actions_addclose(&actions, ends[0]);
         posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
         posix_spawn_file_actions_addclose(&actions, ends[1]);
-        failed = posix_spawn(child, "/proc/self/exe", &actions, NULL, argv, environment);
+        failed = posix_spawn(child, own_path(), &actions, NULL, argv, environment);
         posix_spawn_file_actions_destroy(&actions);
     }
     close(ends[1]);

@@ -5,7 +5,7 @@
 #   scripts/build.sh PRESET [-DNAME=VALUE ...]      PRESET: release (in build/), debug, asan, tsan (in build/PRESET/)
 #
 # On a terminal one line moves; elsewhere one line is printed at the end. Everything the tools say goes to
-# BUILD_DIR/build.log, whose end is printed if they fail. ANYRANK_JOBS sets how many compilers run at once (default: the
+# BUILD_DIR/build.log, whose errors are printed if they fail. ANYRANK_JOBS sets how many compilers run at once (default: the
 # number of processors). Exit status: the failing tool's.
 set -eu
 
@@ -32,11 +32,13 @@ if [ -f "$dir/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$(
 fi
 
 fail() {
-    echo "$preset: $1 failed (exit status $2); the end of $log:" >&2
-    # Errors first: with several compilers at work the last lines are seldom the ones that tell.
-    grep -n -E 'error:|Error |undefined reference|CMake Error' "$log" | head -n 20 >&2 || true
-    echo '  ...' >&2
-    tail -n 40 "$log" >&2
+    echo "$preset: $1 failed (exit status $2); from $log:" >&2
+    # With several compilers at work the last lines are seldom the ones that tell.
+    if grep -q -E 'error:|undefined reference|CMake Error' "$log"; then
+        grep -A 8 -E 'error:|undefined reference|CMake Error' "$log" | head -n 60 >&2
+    else
+        tail -n 40 "$log" >&2
+    fi
     exit "$2"
 }
 

@@ -148,9 +148,17 @@ else
 fi
 
 # A system package database that another apt-get holds is waited for, for two minutes.
-apt() { $as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 "$@"; }
+# Its hundreds of lines are for a terminal, or for the case that it fails.
+apt() {
+    set -- env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 "$@"
+    if [ -t 1 ]; then
+        $as_root "$@"
+    else
+        $as_root "$@" > "$scratch/apt.log" 2>&1 || { apt_status=$?; tail -n 30 "$scratch/apt.log" >&2; return $apt_status; }
+    fi
+}
 
-echo "install_deps.sh: installing$packages"
+echo "install_deps.sh: installing$packages (100 to 400 MB on disk)"
 # A failed update is no reason to give up: one broken third-party source fails it, and the lists may be good enough.
 apt update || echo "install_deps.sh: apt-get update failed; trying with the package lists there are" >&2
 # Unquoted on purpose: a list of packages.
