@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_NUMERICS_ACCURACY_H
+#define TESTS_NUMERICS_ACCURACY_H
+
+/* The accuracy table of docs/numerics.md section 2: relative Frobenius error against binary64 sums of BLIS sgemm, of
+ * the exact contraction, and of the same without step 0, on the data that tell them apart. */
+#include <blis.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/numerics/contraction.h"
+#include "ref/numerics/scalar.h"
+
+typedef enum accuracy_data {
+    ACCURACY_GAUSSIAN,
+    ACCURACY_CHANNELS, /* 1 % of channels x100 in A, /100 in B */
+    ACCURACY_MASSIVE,  /* one activation x3000 on a weight column x1/1000 */
+    ACCURACY_SINK,     /* attention: 0.9 on a value vector x1/100, a flat tail on the others */
+    ACCURACY_DLOGITS,  /* softmax minus one-hot, times a Gaussian table */
+    ACCURACY_TOKENS    /* log-normal token magnitudes in both operands */
+} accuracy_data;
+
+typedef struct accuracy_row {
+    const char *name;
+    accuracy_data data;
+    size_t k;
+} accuracy_row;
+
+typedef struct accuracy_result {
+    double sgemm, exact, unscaled;
+} accuracy_result;
+
+static inline double accuracy_normal(uint64_t stream, uint64_t index)
+{
+    return (double)ari_random_normal(stream, index, 1.0);
+}
+
+static inline void accuracy_fill_dlogits(float *a, size_t rows, size_t k)
+{
+    for (size_t i = 0; i < rows; i++) {
+        double sum = 0.0;
+        for (size_t j = 0; j < k; j++)
+            sum += exp(accuracy_normal(21, i * k + j));
+        for (size_t j = 0; j < k; j++)
+            a[i * k + j] = (float)(exp(accuracy_normal(21, i * k + j)) / sum - (j == i * 7 % k ? 1.0 : 0.0));
+    }
+}
+
+/* One element of an operand [rows,k]; is_b tells which. */
+static inline float accuracy_element(accuracy_data data, int is_b, size_t row, size_t j, size_t k)
+{
+    const double g = accuracy_normal(is_b ? 12 : 11, row * k + j);
+    switch (data) {
+    case ACCURACY_CHANNELS:
+        return (float)(j % 100 == 37 ? (is_b ? g / 100.0 : g * 100.0) : g);
+    case ACCURACY_MASSIVE:
+        return (float)(j == 37 ? (is_b ? g / 1000.0 : g * 3000.0) : g);
+    case ACCURACY_SINK:
+        if (is_b)
+            return (float)(j == 0 ? g / 100.0 : g);
+        return (float)(j == 0 ? 0.9 : 0.1 / (double)(k - 1));
+    case ACCURACY_TOKENS:
+        return (float)(g * exp(accuracy_normal(is_b ? 14 : 13, j)));
+    case ACCURACY_DLOGITS:
+        return (float)(0.02 * g);
+    case ACCURACY_GAUSSIAN:
+        break;
+    }
+    return (float)g;
+}
+
+static inline double accuracy_distance(const float *c, const double *want, size_t count)
+{
+    double off = 0.0, norm = 0.0;
+    for (size_t i = 0; i < count; i++) {
+        off += ((double)c[i] - want[i]) * ((double)c[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    return sqrt(off / norm);
+}
+
+/** Measures one row of the table on m x m results; three NaN on a failure. */
+static inline accuracy_result accuracy_measure(const accuracy_row *row, size_t m)
+{
+    const size_t k = row->k;
+    const ptrdiff_t stride = (ptrdiff_t)k;
+    const inc_t inc = (inc_t)k;
+    accuracy_result r = {(double)NAN, (double)NAN, (double)NAN};
+    float *a = malloc(m * k * sizeof *a), *b = malloc(m * k * sizeof *b), *c = malloc(m * m * sizeof *c);
+    double *want = malloc(m * m * sizeof *want);
+    float one = 1.0f, zero = 0.0f;
+    if (a == NULL || b == NULL || c == NULL || want == NULL)
+        goto done;
+    for (size_t i = 0; i < m * k; i++) {
+        a[i] = accuracy_element(row->data, 0, i / k, i % k, k);
+        b[i] = accuracy_element(row->data, 1, i / k, i % k, k);
+    }
+    if (row->data == ACCURACY_DLOGITS)
+        accuracy_fill_dlogits(a, m, k);
+    for (size_t i = 0; i < m * m; i++) {
+        want[i] = 0.0;
+        for (size_t j = 0; j < k; j++)
+            want[i] += (double)a[i / m * k + j] * (double)b[i % m * k + j];
+    }
+    bli_sgemm(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, (dim_t)m, (dim_t)m, (dim_t)k, &one, a, inc, 1, b, 1, inc, &zero, c,
+              (inc_t)m, 1);
+    r.sgemm = accuracy_distance(c, want, m * m);
+    if (ar_contract_definition(c, m, m, k, a, stride, 1, b, stride, 1, true) == AR_OK)
+        r.exact = accuracy_distance(c, want, m * m);
+    if (ar_contract_definition(c, m, m, k, a, stride, 1, b, stride, 1, false) == AR_OK)
+        r.unscaled = accuracy_distance(c, want, m * m);
+done:
+    free(a);
+    free(b);
+    free(c);
+    free(want);
+    return r;
+}
+
+#endif
