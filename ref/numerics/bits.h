@@ -149,13 +149,20 @@ ARI_FN int64_t ari_add64(int64_t a, int64_t b)
     return (int64_t)((uint64_t)a + (uint64_t)b);
 }
 
-/** fl64(s). The halves are exact binary64 values (2^84 + high, 2^52 + low, less those constants), so that the one
- * addition is the one rounding; unlike the conversion instruction this vectorises without AVX-512. */
-ARI_FN double ari_double64(int64_t s)
+/* s = *high + the result, both exact: the upper 32 bits times 2^32 and the lower 32. Adding 2^84 and 2^52 through the
+ * bits and taking them away again vectorises without AVX-512, which the conversion instruction does not. */
+ARI_FN double ari_halves64(int64_t s, double *high)
 {
     const uint64_t biased = (uint64_t)s + 0x8000000000000000u;
-    const double high = ari_float64((biased >> 32) | 0x4530000000000000u) - (0x1p84 + 0x1p63);
-    const double low = ari_float64((biased & 0xffffffffu) | 0x4330000000000000u) - 0x1p52;
+    *high = ari_float64((biased >> 32) | 0x4530000000000000u) - (0x1p84 + 0x1p63);
+    return ari_float64((biased & 0xffffffffu) | 0x4330000000000000u) - 0x1p52;
+}
+
+/** fl64(s), correctly rounded: one addition of two exact halves. */
+ARI_FN double ari_double64(int64_t s)
+{
+    double high;
+    const double low = ari_halves64(s, &high);
     return high + low;
 }
 

@@ -85,33 +85,25 @@ ARI_FN float ari_contract_value(int64_t s, int32_t e, int32_t f)
     return ari_contract_round(ari_double64(s), e, f);
 }
 
-/* fl64(hi*2^32 + lo), 0 <= lo < 2^32, |hi| >= 2^53: 63 leading bits, the rest as one sticky bit, one conversion. */
-ARI_FN double ari_wide_to_double(int64_t hi, uint64_t lo)
+/* fl64(hi*2^32 + lo), 0 <= lo < 2^32, correctly rounded. The rest of the first addition (Knuth's two-sum) is a multiple
+ * of 2^32 below 2^43, so that adding lo to it is exact and only the last addition rounds. */
+ARI_FN double ari_double96(int64_t hi, uint64_t lo)
 {
-    const int negative = hi < 0;
-    uint64_t high = negative ? 0u - (uint64_t)hi - (lo != 0 ? 1u : 0u) : (uint64_t)hi;
-    uint64_t low = negative ? (0u - lo) & 0xffffffffu : lo;
-    int32_t shift = 0;
-    while (high >= 0x40000000u) { /* until high*2^32 + low has at most 62 bits */
-        const uint64_t sticky = low & 1u;
-        low = (low >> 1) | ((high & 1u) << 31) | sticky;
-        high >>= 1;
-        shift++;
-    }
-    const double magnitude = (double)((high << 32) | low) * ari_pow2(shift);
-    return negative ? -magnitude : magnitude;
+    double upper;
+    const double lower = ari_halves64(hi, &upper);
+    const double a = upper * 0x1p32, b = lower * 0x1p32;
+    const double sum = a + b;
+    const double b_seen = sum - a;
+    const double rest = (a - (sum - b_seen)) + (b - b_seen);
+    return sum + (rest + (ari_float64(lo | 0x4330000000000000u) - 0x1p52));
 }
 
 /** ari_contract_value of the exact integer hi*2^32 + lo, any lo: the limbs of a sum longer than one block. */
 ARI_FN float ari_contract_value2(int64_t hi, int64_t lo, int32_t e, int32_t f)
 {
     const uint64_t rest = (uint64_t)lo & 0xffffffffu;
-    const int64_t carry = (lo - (int64_t)rest) / 4294967296;
-    const int64_t high = ari_add64(hi, carry);
-    const int64_t exact = 9007199254740992; /* 2^53: up to there hi is a binary64 and the sum below rounds once */
-    const double y =
-        high > -exact && high < exact ? ari_double64(high) * 0x1p32 + (double)rest : ari_wide_to_double(high, rest);
-    return ari_contract_round(y, e, f);
+    const uint64_t carry = (((uint64_t)lo + 0x8000000000000000u) >> 32) - 0x80000000u; /* lo >> 32 with its sign */
+    return ari_contract_round(ari_double96(ari_add64(hi, (int64_t)carry), rest), e, f);
 }
 
 #endif
