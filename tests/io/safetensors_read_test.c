@@ -295,8 +295,8 @@ static size_t peak_kib(void)
     return (size_t)use.ru_maxrss;
 }
 
-/* As a tree, every "{}," of the first header would take some 250 bytes. The file itself counts twice here, as it lies
- * in memory. */
+/* As a tree, every "{}," of the first header would take some 250 bytes: 80 times the header. The bound leaves room for
+ * the copies that the test itself makes and for a sanitizer that keeps freed memory back. */
 Test(safetensors_read, a_large_header_takes_memory_in_proportion)
 {
     const size_t n = (size_t)24 << 20;
@@ -314,7 +314,7 @@ Test(safetensors_read, a_large_header_takes_memory_in_proportion)
     memcpy(text, "{}", 2);
     cr_expect_eq(st_try(st_bytes(text, n, 0)), AR_OK, "%s", ar_error_message());
     free(text);
-    cr_expect_lt(peak_kib() - before, 4 * (n >> 10));
+    cr_expect_lt(peak_kib() - before, 10 * (n >> 10));
 }
 
 Test(safetensors_read, a_header_of_exactly_the_cap_is_read)
