@@ -82,14 +82,16 @@ ar_status ari_file_read(unsigned char **gives, size_t *length, const char *path,
     int fd = -1;
     size_t bytes = 0;
     AR_TRY(ari_file_open(&fd, &bytes, path));
-    ar_status st = AR_OK;
-    unsigned char *data = NULL;
-    if (bytes > limit || bytes == SIZE_MAX)
-        st = ar_error_set(AR_ERR_OVERFLOW, "%s: has %zu bytes, at most %zu are read", ARI_SHOW(path), bytes, limit);
-    if (st == AR_OK && (data = malloc(bytes + 1)) == NULL)
-        st = ar_error_set(AR_ERR_MEMORY, "%s: no memory for its %zu bytes", ARI_SHOW(path), bytes);
-    if (st == AR_OK)
-        st = ari_file_pread(fd, data, bytes, 0, path);
+    if (bytes > limit || bytes == SIZE_MAX) {
+        close(fd);
+        return ar_error_set(AR_ERR_OVERFLOW, "%s: has %zu bytes, at most %zu are read", ARI_SHOW(path), bytes, limit);
+    }
+    unsigned char *data = malloc(bytes + 1);
+    if (data == NULL) {
+        close(fd);
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its %zu bytes", ARI_SHOW(path), bytes);
+    }
+    const ar_status st = ari_file_pread(fd, data, bytes, 0, path);
     close(fd);
     if (st != AR_OK) {
         free(data);
@@ -138,12 +140,16 @@ static ar_status open_temporary(ari_out *o)
 
 ar_status ari_out_create(ari_out **gives, const char *path)
 {
-    if (path == NULL || path[0] == '\0' || strlen(path) > PATH_MAX)
-        return ar_error_set(AR_ERR_ARG, "the name of a file to write is %s",
-                            path == NULL || path[0] == '\0' ? "empty" : "too long");
+    const bool empty = path == NULL || path[0] == '\0';
+    if (empty || strlen(path) > PATH_MAX) {
+        ar_error_set(AR_ERR_ARG, "the name of a file to write is %s", empty ? "empty" : "too long");
+        return AR_ERR_ARG;
+    }
     ari_out *o = calloc(1, sizeof *o);
-    if (o == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory to write it", ARI_SHOW(path));
+    if (o == NULL) {
+        ar_error_set(AR_ERR_MEMORY, "%s: no memory to write it", ARI_SHOW(path));
+        return AR_ERR_MEMORY;
+    }
     ar_status st = AR_OK;
     o->fd = -1;
     o->path = realpath(path, NULL);

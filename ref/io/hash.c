@@ -69,7 +69,7 @@ ar_status ari_tensors_hash(char hex[65], const ar_st_tensor *tensors, size_t n)
 {
     ar_status st = AR_OK;
     ari_sha256 s = {NULL};
-    const ar_st_tensor **order = calloc(n == 0 ? 1 : n, sizeof *order);
+    const ar_st_tensor **order = calloc(n + 1, sizeof(const ar_st_tensor *));
     if (order == NULL)
         return ar_error_set(AR_ERR_MEMORY, "tensors_hash: no memory to sort %zu names", n);
     for (size_t i = 0; i < n; i++) {
@@ -79,7 +79,7 @@ ar_status ari_tensors_hash(char hex[65], const ar_st_tensor *tensors, size_t n)
             goto done;
         }
     }
-    qsort(order, n, sizeof *order, by_name);
+    qsort(order, n, sizeof(const ar_st_tensor *), by_name);
     AR_TRY_TO(done, st, ari_sha256_init(&s));
     for (size_t i = 0; i < n; i++) {
         if (i > 0 && strcmp(order[i - 1]->name, order[i]->name) == 0) {

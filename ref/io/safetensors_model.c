@@ -29,7 +29,8 @@ static ar_status join(char **gives, const char *folder, const char *name)
     if (asprintf(gives, "%s/%s", folder, name) >= 0)
         return AR_OK;
     *gives = NULL;
-    return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
+    ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
+    return AR_ERR_MEMORY;
 }
 
 static ar_status bad_index(const char *path, const char *tensor, const char *problem, const char *detail)
@@ -92,7 +93,7 @@ static ar_status collect(ar_st_model *m, const json_t *map, const char *path)
 {
     const char *tensor;
     json_t *value;
-    m->entries = calloc(json_object_size(map) + 1, sizeof *m->entries);
+    m->entries = calloc(json_object_size(map) + 1, sizeof(const ar_st_entry *));
     if (m->entries == NULL)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its index", ARI_SHOW(path));
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
@@ -106,7 +107,7 @@ static ar_status collect(ar_st_model *m, const json_t *map, const char *path)
         m->entries[m->n++] = e;
     }
     if (m->n > 1)
-        qsort(m->entries, m->n, sizeof *m->entries, compare_entries);
+        qsort(m->entries, m->n, sizeof(const ar_st_entry *), compare_entries);
     return AR_OK;
 }
 
@@ -215,6 +216,6 @@ const ar_st_entry *ar_st_model_find(const ar_st_model *m, const char *name)
         return ar_st_find(m->single, name);
     const ar_st_entry wanted = {.name = name};
     const ar_st_entry *key = &wanted;
-    const ar_st_entry **found = bsearch(&key, m->entries, m->n, sizeof *m->entries, compare_entries);
+    const ar_st_entry **found = bsearch(&key, m->entries, m->n, sizeof(const ar_st_entry *), compare_entries);
     return found == NULL ? NULL : *found;
 }

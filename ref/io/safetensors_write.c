@@ -58,12 +58,12 @@ static ar_status sort_tensors(const ar_st_tensor **order, const ar_st_tensor *te
         order[i] = &tensors[i];
     }
     if (n > 1)
-        qsort(order, n, sizeof *order, compare_names);
+        qsort(order, n, sizeof(const ar_st_tensor *), compare_names);
     for (size_t i = 1; i < n; i++)
         if (strcmp(order[i - 1]->name, order[i]->name) == 0)
             return ar_error_set(AR_ERR_ARG, "tensor '%s' is there twice", ARI_SHOW(order[i]->name));
     if (n > 1)
-        qsort(order, n, sizeof *order, compare);
+        qsort(order, n, sizeof(const ar_st_tensor *), compare);
     return AR_OK;
 }
 
@@ -177,7 +177,7 @@ ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, c
     ari_out *out = NULL;
     char *header = NULL;
     size_t length = 0;
-    const ar_st_tensor **order = calloc(n + 1, sizeof *order);
+    const ar_st_tensor **order = calloc(n + 1, sizeof(const ar_st_tensor *));
     if (order == NULL)
         return ar_error_set(AR_ERR_MEMORY, "no memory to sort %zu tensors", n);
     AR_TRY_TO(done, st, sort_tensors(order, tensors, n));
