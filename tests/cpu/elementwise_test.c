@@ -116,6 +116,12 @@ Test(elementwise, bias_act_adds_the_bias_then_applies_the_activation)
                     check_bias_act(activations[a], variant & 1, row_lengths[i], (enum values)kind, 1 + variant / 2);
 }
 
+Test(elementwise, bias_act_goes_on_past_one_block_of_columns)
+{
+    check_bias_act(AR_ACT_RELU, true, 8195, ORDINARY, 1);
+    check_bias_act(AR_ACT_SILU, true, 16385, SPECIAL, 2);
+}
+
 static void check_act_backward(ar_activation act, size_t n, enum values kind, int threads)
 {
     ar_device d = test_device(threads);

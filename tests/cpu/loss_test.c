@@ -143,6 +143,8 @@ static void check(size_t n, size_t v, enum values kind, int parts, int threads, 
     all_reduce_max(s, parts, n);
     for (int r = 0; r < parts; r++) {
         assert_ok(ari_cpu_ce_sum(&d, NULL, buf(s[r].sum), cbuf(s[r].logits), cbuf(s[r].key), n, s[r].count, v));
+        for (size_t t = 0; t < n; t++)
+            cr_assert(s[r].key[t] != INT32_MAX || s[r].sum[t] == 0);
         assert_ok(ari_cpu_ce_target(&d, NULL, buf(s[r].bits), cbuf(s[r].logits), cbuf(s[r].row_of), n, s[r].count));
     }
     all_reduce_sums(s, parts, n);
