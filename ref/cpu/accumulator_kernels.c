@@ -8,7 +8,7 @@
 /* The order-independent accumulator (docs/numerics.md, section 3) over arrays. The loops do what ari_acc_add and
  * ari_acc_raise do, without branches, and take slices t and t-1 of a value in one shift: with the significand m < 2^24
  * at bit p of |v|*2^149, the window of 64 bits from bit 32(t-1) on holds both, and m fits it because t is at least the
- * value's own top. */
+ * value's own top. For a flagged element, t = 255, the window lies beyond every value and is 0. */
 
 #define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
 
@@ -35,11 +35,10 @@ ARI_SIMD static void add_run(uint8_t *restrict t, int64_t *restrict h, int64_t *
         const uint64_t up = (uint64_t)(shift < 0 ? 0 : shift) & 63u;
         const int64_t down = shift < 0 ? -shift : 0;
         const uint64_t window = (significand << up) >> (down > 63 ? 63 : down);
-        const uint64_t seen = now == ARI_ACC_NONFINITE ? 0 : window;
         const uint64_t sign = 0u - (bits >> 31); /* all ones for a negative value: x -> (x ^ sign) - sign negates */
         t[i] = (uint8_t)now;
-        h[i] = (int64_t)((uint64_t)kept_h + (((seen >> 32) ^ sign) - sign));
-        l[i] = (int64_t)((uint64_t)kept_l + (((seen & LOW_SLICE) ^ sign) - sign));
+        h[i] = (int64_t)((uint64_t)kept_h + (((window >> 32) ^ sign) - sign));
+        l[i] = (int64_t)((uint64_t)kept_l + (((window & LOW_SLICE) ^ sign) - sign));
     }
 }
 

@@ -12,9 +12,10 @@ ar_status ari_cpu_alloc(ar_device *d, ar_buf *gives, size_t bytes)
     size_t rounded = 0;
     AR_TRY(ari_add_size(&rounded, bytes > 0 ? bytes : 1, 63));
     rounded &= ~(size_t)63;
-    gives->ptr = aligned_alloc(64, rounded);
-    if (!gives->ptr)
+    void *memory = aligned_alloc(64, rounded);
+    if (!memory)
         return ar_error_set(AR_ERR_MEMORY, "cpu device: no memory for a buffer of %zu bytes", bytes);
+    gives->ptr = memory;
     return AR_OK;
 }
 

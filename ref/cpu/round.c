@@ -44,14 +44,10 @@ ARI_SIMD void ari_round_halves(float *restrict y, const double *restrict hi, con
 ARI_SIMD void ari_halves_to_int64(int64_t *restrict s, const double *restrict hi, const double *restrict lo, bool add,
                                   size_t n)
 {
-    const uint64_t keep = add ? ~(uint64_t)0 : 0;
-    if (!add) {
-        for (size_t j = 0; j < n; j++)
-            s[j] = (int64_t)((uint64_t)(int64_t)hi[j] * 8192u + (uint64_t)(int64_t)lo[j]);
-        return;
+    for (size_t j = 0; j < n; j++) {
+        const uint64_t sum = (uint64_t)(int64_t)hi[j] * 8192u + (uint64_t)(int64_t)lo[j];
+        s[j] = (int64_t)((add ? (uint64_t)s[j] : 0u) + sum);
     }
-    for (size_t j = 0; j < n; j++)
-        s[j] = (int64_t)(((uint64_t)s[j] & keep) + (uint64_t)(int64_t)hi[j] * 8192u + (uint64_t)(int64_t)lo[j]);
 }
 
 /* S = (hi >> 19)*2^32 + rest, rest = (hi mod 2^19)*2^13 + lo, of which |rest| < 2^54. */
@@ -69,11 +65,15 @@ ARI_SIMD void ari_halves_to_limbs(int64_t *restrict s, const double *restrict hi
     }
 }
 
+/* Sums that came from other ranks are not trusted to be 0 where a flag says that they are. */
 ARI_SIMD static void round_run(float *restrict y, const int64_t *restrict s, double row, const int32_t *restrict f,
                                size_t n)
 {
-    for (size_t j = 0; j < n; j++)
-        y[j] = ari_canonical32((float)((double)s[j] * row * factor(f[j], 0)));
+    for (size_t j = 0; j < n; j++) {
+        const double scale = row * factor(f[j], 0);
+        const double sum = scale == 0.0 ? 0.0 : (double)s[j];
+        y[j] = ari_canonical32((float)(sum * scale));
+    }
 }
 
 static void round_segment(float *y, const int64_t *s, int limbs, int32_t e, const int32_t *f, size_t n)

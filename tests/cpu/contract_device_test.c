@@ -71,6 +71,7 @@ Test(contract_device, gives_aligned_memory_that_copies_and_zeroes)
     cr_assert_eq(d->ops->alloc(d, &none, SIZE_MAX), AR_ERR_OVERFLOW);
     d->ops->free(d, a);
     d->ops->free(d, b);
+    d->ops->free(d, none);
     d->ops->free(d, (ar_buf){NULL});
     ar_device_destroy(d);
 }

@@ -135,15 +135,31 @@ Test(contract_sharded, two_limbs_hold_sums_of_40000_terms)
     }
 }
 
+Test(contract_sharded, two_limbs_lose_nothing_of_a_million_terms)
+{
+    problem p = {1, 1, 1000000, case_alloc(1000000, 4), case_alloc(1000000, 4), case_alloc(1, 4)};
+    case_fill_cancelling(p.a, p.b, p.k); /* the sum is 0, as p.want is */
+    check_sharded_k(&p, (const size_t[]){0, 1000000}, 1, 2, 1, 1);
+    check_sharded_k(&p, (const size_t[]){0, 500001, 1000000}, 2, 2, 1, 1);
+    problem_destroy(&p);
+}
+
+static int64_t quantised(float x, int32_t c, int32_t sign, int32_t e)
+{
+    if (c == ARI_EXP_ZERO || e == ARI_EXP_NONFINITE)
+        return 0;
+    return ari_contract_quantise(x, c == ARI_EXP_NONFINITE ? 0 : sign * c, e);
+}
+
 /* hi*2^32 + lo of gemm_i64 is the plain sum of the quantised products, for one limb and for two. */
-Test(contract_sharded, integers_are_the_sum_of_quantised_products)
+static void check_integers(data_kind kind)
 {
     enum { m = 9, n = 11, k = 200 };
     ar_device *d = device(1);
     float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4);
     int64_t one[m * n], two[2 * m * n];
-    case_fill(a, m, k, DATA_PLAIN, 1);
-    case_fill(b, n, k, DATA_PLAIN, 2);
+    case_fill(a, m, k, kind, 1);
+    case_fill(b, n, k, kind, 2);
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k);
     prepared p;
     cr_assert_eq(prepared_create(&p, d, &av, &bv, true), AR_OK);
@@ -153,8 +169,7 @@ Test(contract_sharded, integers_are_the_sum_of_quantised_products)
     for (size_t i = 0; i < m * n; i++) {
         int64_t want = 0;
         for (size_t t = 0; t < k; t++)
-            want += (int64_t)ari_contract_quantise(a[i / n * k + t], c[t], e[i / n]) *
-                    ari_contract_quantise(b[i % n * k + t], -c[t], f[i % n]);
+            want += quantised(a[i / n * k + t], c[t], 1, e[i / n]) * quantised(b[i % n * k + t], c[t], -1, f[i % n]);
         cr_assert_eq(one[i], want, "element %zu: got %lld, expected %lld", i, (long long)one[i], (long long)want);
         cr_assert_eq(two[2 * i] * 4294967296 + two[2 * i + 1], want, "limbs of element %zu", i);
         cr_assert(two[2 * i + 1] >= 0 && two[2 * i + 1] < 4294967296, "low limb of element %zu", i);
@@ -163,6 +178,52 @@ Test(contract_sharded, integers_are_the_sum_of_quantised_products)
     free(a);
     free(b);
     ar_device_destroy(d);
+}
+
+Test(contract_sharded, integers_are_the_sum_of_quantised_products)
+{
+    for (int kind = 0; kind < DATA_KINDS; kind++)
+        check_integers((data_kind)kind);
+}
+
+/* round_i64 against ari_contract_value on sums, exponents and flags of every kind; pieces stand in memory of their own,
+ * so that an element outside a piece shows. */
+Test(contract_sharded, rounding_any_piece_is_ari_contract_value)
+{
+    enum { m = 7, n = 29, guard = 4 };
+    uint64_t random = 99;
+    int32_t e[m], f[n];
+    for (size_t i = 0; i < m + n; i++) {
+        const int32_t special = i % 9 == 4 ? ARI_EXP_ZERO : ARI_EXP_NONFINITE;
+        *(i < m ? &e[i] : &f[i - m]) = i % 5 == 4 ? special : (int32_t)(case_random(&random) % 240) - 120;
+    }
+    for (int i = 0; i < 300; i++) {
+        ar_device *d = device(1);
+        const int limbs = 1 + i % 2;
+        const size_t start = case_random(&random) % (m * n), count = case_random(&random) % (m * n - start + 1);
+        int64_t *s = case_alloc(count * (size_t)limbs, 8);
+        float *y = case_alloc(count + 2 * guard, 4);
+        for (size_t j = 0; j < count * (size_t)limbs; j++)
+            s[j] =
+                (int64_t)(((uint64_t)case_random(&random) << 32) | case_random(&random)) >> case_random(&random) % 50;
+        cr_assert_eq(d->ops->round_i64(d, NULL, (ar_buf){y + guard}, (ar_cbuf){s}, limbs, start, count, n, (ar_cbuf){e},
+                                       (ar_cbuf){f}),
+                     AR_OK);
+        for (size_t j = 0; j < count + 2 * guard; j++) {
+            const size_t at = start + j - guard;
+            float want = 0.0f;
+            if (j >= guard && j < count + guard && limbs == 1)
+                want = ari_contract_value(s[j - guard], e[at / n], f[at % n]);
+            else if (j >= guard && j < count + guard)
+                want = ari_contract_value2(s[2 * (j - guard)], s[2 * (j - guard) + 1], e[at / n], f[at % n]);
+            cr_assert_eq(ari_bits32(y[j]), ari_bits32(want),
+                         "start %zu count %zu limbs %d: element %zu: %08x, not %08x", start, count, limbs, j,
+                         ari_bits32(y[j]), ari_bits32(want));
+        }
+        free(s);
+        free(y);
+        ar_device_destroy(d);
+    }
 }
 
 /* Parts packed side by side along k (a fused dX) and along the rows of one operand, out of order. */

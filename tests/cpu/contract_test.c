@@ -91,6 +91,22 @@ Test(contract, is_exact_where_partial_sums_are_largest)
     }
 }
 
+/* A binary64 sum of all the positive halves would pass 2^54 and lose its low bits, which then stay when the rest
+ * cancels. */
+Test(contract, a_million_terms_cancel_to_plus_zero)
+{
+    const size_t k = 1000000;
+    ar_device *d = device(1);
+    float *a = case_alloc(k, 4), *b = case_alloc(k, 4), y = 1.0f;
+    case_fill_cancelling(a, b, k);
+    const ar_tensor av = case_view2(a, 1, k), bv = case_view2(b, 1, k), yv = case_view2(&y, 1, 1);
+    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
+    cr_assert_eq(ari_bits32(y), 0u, "got %08x", ari_bits32(y));
+    free(a);
+    free(b);
+    ar_device_destroy(d);
+}
+
 /* a is stored transposed, b with gaps, y with longer rows: the bits of the contiguous product. */
 Test(contract, takes_transposed_and_strided_views)
 {

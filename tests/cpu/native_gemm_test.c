@@ -90,6 +90,8 @@ Test(native_gemm, runs_a_batch_of_permuted_matrices)
         kv.data.ptr = k;
         const ar_tensor cv = {
             .dtype = AR_F32, .ndim = 4, .shape = {b, h, s, s}, .stride = {s * h * s, s, h * s, 1}, .data = {c}};
+        for (size_t i = 0; i < b * s * h * s; i++)
+            c[i] = NAN;
         cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &qv, &kv, false), AR_OK);
         for (size_t i = 0; i < b * h; i++) {
             const size_t in = i / h * s * h * w + i % h * w, out = i / h * s * h * s + i % h * s;
