@@ -121,6 +121,25 @@ Test(norm, forward_and_backward_match_the_formulas)
                 }
 }
 
+/* Threads that shared scratch would differ only when they run at the same moment: many runs, more threads than cores.
+ */
+Test(norm, backward_gives_the_same_bits_on_every_run_with_four_threads)
+{
+    ar_device one = test_device(1), four = test_device(4);
+    const size_t h = 1025, n = ROWS * h;
+    float *x = new_values(n, ORDINARY, 15), *dy = new_values(n, ORDINARY, 16), *gamma = new_values(h, ORDINARY, 17);
+    float *rstd = new_values(ROWS, ORDINARY, 18), *dx = new_copy(x, n), *again = new_copy(x, n);
+    double *mean = calloc(ROWS, sizeof *mean);
+    assert_ok(ari_cpu_norm_backward(&one, NULL, AR_NORM_LAYER, buf(dx), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
+                                    cbuf(mean), cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
+    for (int run = 0; run < 100; run++) {
+        assert_ok(ari_cpu_norm_backward(&four, NULL, AR_NORM_LAYER, buf(again), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
+                                        cbuf(mean), cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
+        assert_bits(again, dx, n, "dx on four threads");
+    }
+    free(x), free(dy), free(gamma), free(rstd), free(dx), free(again), free(mean);
+}
+
 Test(norm, rows_longer_than_2_to_the_22_use_fewer_bits)
 {
     const size_t h = ((size_t)1 << 22) + 5; /* P' = 39 */
