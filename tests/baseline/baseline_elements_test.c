@@ -3,6 +3,7 @@
  * element definitions. Equal bits. */
 #include "tests/baseline/support.h"
 
+#include "ref/baseline/run.h"
 #include "ref/numerics/scalar.h"
 
 enum { B = 3, S = 5, W = 8, HEADS = 4, D = 4, F = 12, V = 11, T = B * S };
@@ -80,6 +81,31 @@ static void check_norm(const norm_names *n)
     }
 }
 
+/* Rows of width 2: dx is what rounding leaves of a difference of equals, so the order of its operations shows. */
+static void check_narrow_norm(void)
+{
+    ar_config c = tiny_config(AR_ARCH_STACK, 1);
+    const ar_baseline_options o = {.mode = AR_MODE_EXACT};
+    ari_bl_run run = {.c = &c, .o = &o, .b = 1, .s = 1, .tokens = 1};
+    c.hidden = 2;
+    for (uint64_t i = 0; i < 400; i++) {
+        double g[2], xhat[2], product[2], dx[2], rstd = (double)ari_random_uniform(3, i, 1.0);
+        const double ones[2] = {1.0, 1.0};
+        for (size_t k = 0; k < 2; k++) {
+            g[k] = (double)ari_random_normal(1, 2 * i + k, 1.0);
+            xhat[k] = (k == 0 ? 1.0 : -1.0) * (double)(1.0F - ari_random_uniform(2, i, 0x1p-18) - 0x1p-18F);
+            product[k] = g[k] * xhat[k];
+        }
+        const ari_bl_norm norm = {"", ones, ones};
+        const ari_bl_norm_saved saved = {.xhat = xhat, .rstd = &rstd};
+        cr_assert_eq(ari_bl_norm_backward(&run, &norm, dx, g, &saved), AR_OK);
+        for (size_t k = 0; k < 2; k++)
+            cr_assert_eq(ari_bits32((float)dx[k]),
+                         ari_bits32(ari_layernorm_dx((float)g[k], row_sum(g, 2) / 2.0, row_sum(product, 2) / 2.0,
+                                                     (float)xhat[k], (float)rstd)));
+    }
+}
+
 /* features of q or k [T, heads*D] before and after the rotation, or after and before with sign -1. */
 static void check_rope(const char *from, const char *to, char pass, size_t heads, float sign, double factor)
 {
@@ -118,6 +144,7 @@ Test(baseline_elements, rmsnorm_and_layernorm_are_their_definitions)
     run_or_fail(&gpt2, AR_MODE_EXACT, &batch, &t);
     check_norm(&layer);
     tape_clear(&t);
+    check_narrow_norm();
 }
 
 Test(baseline_elements, rotary_positions_are_their_definition_and_turn_back)

@@ -6,8 +6,9 @@
 #include "ref/numerics/contraction.h"
 #include "ref/numerics/scalar.h"
 
-/* A tied multi-query-group Llama of one layer: b 3, s 5, h 8, H 4, G 2, d 4, F 12, V 11. */
-enum { B = 3, S = 5, W = 8, HEADS = 4, GROUPS = 2, D = 4, F = 12, V = 11, T = B * S, Q = HEADS * D, KV = GROUPS * D };
+/* A tied Llama of one layer with two groups of query heads: b 3, s 5, h 8, H 4, G 2, F 12, V 11; d 6, so that the scale
+ * of the scores is no power of two and each of its roundings shows. */
+enum { B = 3, S = 5, W = 8, HEADS = 4, GROUPS = 2, D = 6, F = 12, V = 11, T = B * S, Q = HEADS * D, KV = GROUPS * D };
 
 #define LAYER "model.layers.0."
 
@@ -19,6 +20,7 @@ static void record(void)
     ar_batch batch = tiny_batch();
     static const int64_t labels[] = {-100, 1, 4, 1, 5, /**/ 9, 2, 6, -100, 3, /**/ 5, 8, 9, -100, -100};
     c.tied = true;
+    c.head_dim = D;
     batch.labels = labels;
     run_or_fail(&c, AR_MODE_EXACT, &batch, &t);
 }
@@ -194,6 +196,21 @@ static void read_ds(float *ds, float *probs)
                                           : ari_attention_ds(p[j], dp[row * S + j], ari_rowsum_value(sum, e, bits),
                                                              ari_softmax_scale(D));
     }
+}
+
+Test(baseline_roles, gradient_of_the_probabilities_is_zero_at_masked_keys)
+{
+    static float v[T * KV], dout[T * Q], dp[B * HEADS * S * S];
+    read_all(v, LAYER "self_attn.v_proj", 'f');
+    read_all(dout, LAYER "self_attn.o_proj", 'b');
+    for (size_t at = 0; at < B * HEADS; at++) {
+        const size_t n = at / HEADS, head = at % HEADS, group = head / (HEADS / GROUPS);
+        float *one = dp + at * S * S;
+        contract(one, S, S, D, dout + n * S * Q + head * D, Q, 1, v + n * S * KV + group * D, KV, 1, false);
+        for (size_t i = 0; i < S * S; i++)
+            one[i] = i % S > i / S ? 0.0F : one[i];
+    }
+    expect(dp, 1, 0, LAYER "self_attn.probs", 'b', 1);
 }
 
 Test(baseline_roles, key_and_value_gradients_are_one_contraction_over_heads_and_queries)
