@@ -20,7 +20,7 @@ typedef struct subcommand {
 
 /* In the order in which a person meets them. */
 static const subcommand subcommands[] = {
-    {"check", "compare every tensor of a training step with one rank's, bit for bit", NULL},
+    {"check", "compare every tensor of a training step with one rank's, bit for bit", ari_command_check},
     {"grads", "write outputs and gradients of one forward and backward", NULL},
     {"train", "train on text, the same bits on every layout", NULL},
     {"verify", "compare two dumps of tensors", NULL},

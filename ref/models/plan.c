@@ -4,6 +4,7 @@
 
 #include "anyrank/model.h"
 #include "ref/core/size.h"
+#include "ref/models/param_list.h"
 
 static void block_names(const ar_config *c, ar_block_options *o)
 {
@@ -103,39 +104,17 @@ ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
     return AR_OK;
 }
 
-/* sum += rows * cols, checked. */
-static ar_status add_matrix(size_t *sum, size_t rows, size_t cols)
+static ar_status add_elements(void *user, const char *name, int ndim, const size_t *shape)
 {
-    size_t product = 0;
-    AR_TRY(ari_mul_size(&product, rows, cols));
-    return ari_add_size(sum, *sum, product);
+    (void)name;
+    size_t *total = user, product = 1;
+    for (int d = 0; d < ndim; d++)
+        AR_TRY(ari_mul_size(&product, product, shape[d]));
+    return ari_add_size(total, *total, product);
 }
 
 ar_status ar_config_parameters(const ar_config *c, size_t *out)
 {
-    size_t q = 0, kv = 0, block = 0, total = 0;
-    const size_t norm = c->norm == AR_NORM_LAYER ? 2 : 1, h = c->hidden;
-    AR_TRY(ari_mul_size(&q, c->heads, c->head_dim));
-    AR_TRY(ari_mul_size(&kv, c->kv_heads, c->head_dim));
-    AR_TRY(add_matrix(&block, q, h));
-    AR_TRY(add_matrix(&block, kv, 2 * h));
-    AR_TRY(add_matrix(&block, h, q));
-    AR_TRY(add_matrix(&block, c->ffn, (c->gated ? 3 : 2) * h));
-    AR_TRY(add_matrix(&block, 2 * norm, h));
-    if (c->qkv_bias)
-        AR_TRY(add_matrix(&block, 1, q + 2 * kv));
-    if (c->out_bias)
-        AR_TRY(add_matrix(&block, 1, h));
-    if (c->mlp_bias)
-        AR_TRY(add_matrix(&block, 1, (c->gated ? 2 : 1) * c->ffn + h));
-    AR_TRY(add_matrix(&total, block, c->layers));
-    AR_TRY(add_matrix(&total, c->vocab, h));
-    if (c->learned_positions)
-        AR_TRY(add_matrix(&total, c->max_positions, h));
-    if (c->final_norm)
-        AR_TRY(add_matrix(&total, norm, h));
-    if (c->arch != AR_ARCH_STACK && !c->tied)
-        AR_TRY(add_matrix(&total, c->vocab, h));
-    *out = total;
-    return AR_OK;
+    *out = 0;
+    return ari_param_list(c, add_elements, out);
 }

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ref/core/clock.h"
+#include "ref/core/size.h"
+#include "sim/plan/bytes.h"
+#include "verify/check_run.h"
+#include "verify/estimate.h"
+#include "verify/text_batch.h"
+#include "verify/weights.h"
+
+static void tell(const ar_check_options *o, double fraction, const char *what)
+{
+    if (o->progress)
+        o->progress(o->progress_user, fraction, what);
+}
+
+typedef struct phase {
+    const ar_check_options *o;
+    const char *what;
+} phase;
+
+static bool baseline_progress(void *user, double fraction)
+{
+    const phase *p = user;
+    tell(p->o, fraction, p->what);
+    return true;
+}
+
+static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
+{
+    if (o->batch == 0 || o->seq == 0)
+        return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
+    if (o->layouts == 0)
+        return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
+    if ((c->learned_positions || c->rope) && o->seq > c->max_positions)
+        return ar_error_set(AR_ERR_SHAPE, "--seq %zu is longer than the %zu positions of %s", o->seq, c->max_positions,
+                            c->name);
+    int largest = 1;
+    for (size_t i = 0; i < o->layouts; i++) {
+        AR_TRY(ar_config_check_tp(c, o->tp[i], &o->plan));
+        largest = o->tp[i] > largest ? o->tp[i] : largest;
+    }
+    ari_estimate e;
+    AR_TRY(ari_estimate_check(&e, c, o->batch, o->seq, largest, o->layouts));
+    return ari_estimate_fits(&e);
+}
+
+/* The binary64 baseline beside the exact one: worst gradient error, relative to each tensor's largest element. */
+static ar_status measure_error(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                               const double *values)
+{
+    ari_reference *r = user;
+    (void)ndim, (void)shape;
+    if (pass != 'g')
+        return AR_OK;
+    const size_t i = ari_reference_find(r, name, pass);
+    if (i == r->count)
+        return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s alone", name);
+    double largest = 0.0, worst = 0.0;
+    for (size_t k = 0; k < r->tensor[i].count; k++) {
+        largest = fmax(largest, fabs(values[k]));
+        worst = fmax(worst, fabs(values[k] - (double)r->tensor[i].values[k]));
+    }
+    /* A gradient that is zero in exact arithmetic (a key bias) has no scale of its own. */
+    if (largest > 1e-12 && worst / largest > r->max_error_vs_f64)
+        r->max_error_vs_f64 = worst / largest;
+    return AR_OK;
+}
+
+static ar_status run_baseline(ari_reference *ref, const ar_check_options *o, const ar_config *c, ari_weights *w,
+                              const ar_batch *batch)
+{
+    phase p = {o, "baseline, exact"};
+    ar_baseline_options b = {.mode = AR_MODE_EXACT,
+                             .seed = o->seed,
+                             .weights = w ? ari_weights_find : NULL,
+                             .weights_user = w,
+                             .emit = ari_reference_emit,
+                             .emit_user = ref,
+                             .progress = baseline_progress,
+                             .progress_user = &p};
+    AR_TRY(ar_baseline_run(c, &b, batch, &ref->loss));
+    AR_TRY(ari_reference_finish(ref));
+    ref->max_error_vs_f64 = NAN;
+    if (o->skip_f64)
+        return AR_OK;
+    double unused = 0.0;
+    p.what = "baseline, binary64";
+    ref->max_error_vs_f64 = 0.0;
+    b.mode = AR_MODE_F64;
+    b.emit = measure_error;
+    return ar_baseline_run(c, &b, batch, &unused);
+}
+
+static void find_nan(ar_check_report *r, const ari_reference *ref)
+{
+    for (size_t i = 0; i < ref->count && !r->nan_tensor[0]; i++) {
+        const ari_ref_tensor *t = &ref->tensor[i];
+        for (size_t k = 0; k < t->count; k++) {
+            if (t->values[k] == t->values[k])
+                continue;
+            snprintf(r->nan_tensor, sizeof r->nan_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+            break;
+        }
+    }
+}
+
+static ar_status describe_baseline(ar_check_report *r, const ari_reference *ref)
+{
+    r->loss = (float)ref->loss;
+    r->max_error_vs_f64 = ref->max_error_vs_f64;
+    r->tensors = ref->count;
+    r->elements = ari_reference_elements(ref);
+    find_nan(r, ref);
+    AR_TRY(ari_reference_hash(r->weights_hash, ref, 'i', NULL));
+    return ari_reference_hash(r->gradients_hash, ref, 'g', NULL);
+}
+
+static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_reference *ref, ari_weights *w,
+                             const ar_batch *batch)
+{
+    AR_TRY(ari_alloc_zero((void **)&r->run, o->layouts, sizeof *r->run, "results"));
+    for (size_t i = 0; i < o->layouts; i++) {
+        char what[64];
+        snprintf(what, sizeof what, "tp=%d", o->tp[i]);
+        tell(o, (double)i / (double)o->layouts, what);
+        const ari_cluster_options run = {.config = &r->config,
+                                         .plan = o->plan,
+                                         .tp = o->tp[i],
+                                         .batch = batch,
+                                         .seed = o->seed,
+                                         .weights = w ? ari_weights_find : NULL,
+                                         .weights_user = w,
+                                         .fault = o->fault,
+                                         .threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
+                                         .sim = {.algorithm = o->algorithm,
+                                                 .timeout_ns = o->timeout_ns ? o->timeout_ns : 60000000000u}};
+        const ari_traffic_case traffic = {.config = &r->config, .plan = o->plan, .tp = o->tp[i], .batch = o->batch, .seq = o->seq};
+        AR_TRY(ari_traffic_bytes(&r->run[i].bytes_predicted, &traffic));
+        AR_TRY(ari_check_run(&r->run[i], ref, &run));
+        r->runs++;
+        r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
+    }
+    return AR_OK;
+}
+
+ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
+{
+    ar_check_report *r = NULL;
+    ari_reference ref = {0};
+    ari_weights *weights = NULL;
+    int64_t *ids = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
+    r->batch = o->batch;
+    r->seq = o->seq;
+    AR_TRY_TO(done, st, ar_model_path(r->folder, sizeof r->folder, o->model));
+    AR_TRY_TO(done, st, ar_config_load(&r->config, r->folder));
+    AR_TRY_TO(done, st, check_sizes(o, &r->config));
+    AR_TRY_TO(done, st, ar_config_parameters(&r->config, &r->parameters));
+    AR_TRY_TO(done, st, ari_weights_load(&weights, &r->config, r->folder));
+    r->fresh = weights == NULL;
+    AR_TRY_TO(done, st, ari_text_ids(&ids, o->batch, o->seq, r->config.vocab, o->text, o->seed));
+    const ar_batch batch = {.batch = o->batch, .seq = o->seq, .input_ids = ids};
+    const uint64_t start = ari_now_ns();
+    AR_TRY_TO(done, st, run_baseline(&ref, o, &r->config, weights, &batch));
+    r->baseline_seconds = (double)(ari_now_ns() - start) * 1e-9;
+    AR_TRY_TO(done, st, describe_baseline(r, &ref));
+    AR_TRY_TO(done, st, run_layouts(r, o, &ref, weights, &batch));
+    *gives = r;
+    r = NULL;
+done:
+    ari_reference_fini(&ref);
+    ari_weights_destroy(weights);
+    free(ids);
+    ar_check_report_destroy(r);
+    return st;
+}
+
+void ar_check_report_destroy(ar_check_report *r)
+{
+    if (!r)
+        return;
+    for (size_t i = 0; i < r->runs; i++) {
+        free(r->run[i].error);
+        free(r->run[i].reports);
+    }
+    free(r->run);
+    free(r);
+}
+
+size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, int *tp, size_t cap)
+{
+    static const int candidates[] = {2, 3, 4, 6, 8, 12};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
+        if (n < cap && ar_config_check_tp(c, candidates[i], plan) == AR_OK)
+            tp[n++] = candidates[i];
+    }
+    ar_error_clear();
+    if (n == 0 && cap > 0)
+        tp[n++] = 1;
+    return n;
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One layout against the reference: what the ranks report is compared where it arises, and summed up afterwards. */
+#include "verify/check_run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "verify/pattern.h"
+
+typedef struct comparison {
+    const ari_reference *ref;
+    int ranks;
+    ari_comparator *rank; /* [ranks] */
+    void **user;          /* [ranks]: the comparators, as taps see them */
+    float **gathered;     /* [ref->count]: the run's own weights and gradients; NULL for activations */
+} comparison;
+
+static void comparison_fini(comparison *c)
+{
+    for (int r = 0; c->rank && r < c->ranks; r++)
+        ari_comparator_fini(&c->rank[r]);
+    for (size_t i = 0; c->gathered && i < c->ref->count; i++)
+        free(c->gathered[i]);
+    free(c->rank);
+    free(c->user);
+    free(c->gathered);
+}
+
+static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks)
+{
+    *c = (comparison){.ref = ref, .ranks = ranks};
+    AR_TRY(ari_alloc_zero((void **)&c->rank, (size_t)ranks, sizeof *c->rank, "comparators"));
+    AR_TRY(ari_alloc_zero((void **)&c->user, (size_t)ranks, sizeof *c->user, "comparators"));
+    AR_TRY(ari_alloc_zero((void **)&c->gathered, ref->count, sizeof *c->gathered, "gathered tensors"));
+    for (size_t i = 0; i < ref->count; i++) {
+        if (ref->tensor[i].pass == 'i' || ref->tensor[i].pass == 'g')
+            AR_TRY(ari_alloc_zero((void **)&c->gathered[i], ref->tensor[i].count, sizeof(float), "a gathered tensor"));
+    }
+    for (int r = 0; r < ranks; r++) {
+        AR_TRY(ari_comparator_init(&c->rank[r], ref, c->gathered));
+        c->user[r] = &c->rank[r];
+    }
+    return AR_OK;
+}
+
+static void unravel(size_t flat, int ndim, const size_t *shape, size_t *index)
+{
+    for (int d = ndim - 1; d >= 0; d--) {
+        index[d] = flat % shape[d];
+        flat /= shape[d];
+    }
+}
+
+/* "model.layers.3.mlp" -> 3: the first number between dots. */
+static int layer_of(const char *name)
+{
+    for (const char *p = strchr(name, '.'); p; p = strchr(p + 1, '.')) {
+        char *end = NULL;
+        const long n = strtol(p + 1, &end, 10);
+        if (end != p + 1 && (*end == '.' || *end == '\0'))
+            return (int)n;
+    }
+    return -1;
+}
+
+/* The pattern and what it looks like, from all ranks' copies of one tensor. */
+static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
+{
+    const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    ari_rank_copy *copy = NULL;
+    float **local = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&copy, (size_t)c->ranks, sizeof *copy, "copies of a tensor"));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&local, (size_t)c->ranks, sizeof *local, "copies of a tensor"));
+    for (int r = 0; r < c->ranks; r++) {
+        const ari_finding *found = &c->rank[r].finding[tensor];
+        AR_TRY_TO(done, st, ari_comparator_copy(&local[r], &c->rank[r], tensor));
+        copy[r] = (ari_rank_copy){.local = local[r], .ndim = found->ndim, .layout = &found->layout};
+        memcpy(copy[r].shape, found->shape, sizeof copy[r].shape);
+    }
+    const ari_difference d = {.name = t->name,
+                              .pass = t->pass,
+                              .ndim = t->ndim,
+                              .shape = t->shape,
+                              .reference = t->values,
+                              .ranks = c->ranks,
+                              .copy = copy,
+                              .batch = o->batch->batch,
+                              .seq = o->batch->seq,
+                              .head_dim = o->config->head_dim};
+    ari_pattern p = {{0}, {0}};
+    AR_TRY_TO(done, st, ari_pattern_find(&p, &d));
+    snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);
+    snprintf(f->hint, sizeof f->hint, "%s", p.hint);
+done:
+    for (int r = 0; local && r < c->ranks; r++)
+        free(local[r]);
+    free(local);
+    free(copy);
+    return st;
+}
+
+static ar_status describe_first(ar_check_run *run, const comparison *c, size_t tensor, const ari_verdict *v,
+                                const ari_cluster_options *o)
+{
+    const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    ar_first_difference *f = &run->first;
+    run->has_difference = true;
+    *f = (ar_first_difference){.step = 1, .layer = layer_of(t->name), .rank = v->rank, .elements = t->count};
+    snprintf(f->pass, sizeof f->pass, "%s", ari_pass_name(t->pass));
+    snprintf(f->tensor, sizeof f->tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+    if (v->rank < 0) {
+        snprintf(f->pattern, sizeof f->pattern, "the ranks did not report this tensor, or not all of it");
+        return AR_OK;
+    }
+    f->ndim = t->ndim;
+    unravel(v->first, t->ndim, t->shape, f->index);
+    const ari_finding *owner = &c->rank[v->rank].finding[tensor];
+    f->local_ndim = owner->ndim;
+    unravel(v->first_local, owner->ndim, owner->shape, f->local_index);
+    f->reference = t->values[v->first];
+    f->actual = v->actual;
+    f->ulp = ari_ulp_distance(f->reference, f->actual);
+    f->elements_different = v->different;
+    return v->complete ? explain(f, c, tensor, o) : AR_OK;
+}
+
+static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluster_options *o)
+{
+    for (size_t i = 0; i < c->ref->count; i++) {
+        const ari_verdict v = ari_verdict_of(c->rank, c->ranks, i);
+        run->tensors++;
+        run->elements += c->ref->tensor[i].count;
+        run->elements_different += v.different;
+        run->max_ulp = v.max_ulp > run->max_ulp ? v.max_ulp : run->max_ulp;
+        if (v.complete && v.different == 0)
+            continue;
+        if (run->tensors_different++ == 0)
+            AR_TRY(describe_first(run, c, i, &v, o));
+    }
+    for (int r = 0; r < c->ranks; r++) {
+        if (c->rank[r].unexpected[0] && !run->error) {
+            run->result = AR_CHECK_ERROR;
+            const size_t cap = 256;
+            AR_TRY(ari_alloc_zero((void **)&run->error, cap, 1, "a message"));
+            snprintf(run->error, cap, "rank %d reported %s, which the baseline does not have", r, c->rank[r].unexpected);
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
+{
+    const char *message = ar_error_message();
+    run->result = AR_CHECK_ERROR;
+    run->reports = result->reports;
+    AR_TRY(ari_alloc((void **)&run->error, strlen(message) + 1, 1, "a message"));
+    memcpy(run->error, message, strlen(message) + 1);
+    return AR_OK;
+}
+
+ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
+{
+    comparison c;
+    ari_cluster_result result = {0};
+    ari_cluster_options options = *o;
+    run->tp = o->tp;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, comparison_init(&c, ref, o->tp));
+    options.tap = ari_comparator_tap;
+    options.tap_user = c.user;
+    if (ari_cluster_run(&result, &options) != AR_OK) {
+        st = keep_error(run, &result);
+        goto done;
+    }
+    run->bytes_counted = result.bytes;
+    run->bytes_per_rank_max = result.bytes_per_rank_max;
+    memcpy(run->calls, result.calls, sizeof run->calls);
+    run->weights_bytes = result.weights_per_rank;
+    run->peak_bytes = result.peak_per_rank;
+    run->seconds = result.seconds;
+    run->loss = result.loss;
+    AR_TRY_TO(done, st, sum_up(run, &c, o));
+    AR_TRY_TO(done, st, ari_reference_hash(run->weights_hash, ref, 'i', c.gathered));
+    AR_TRY_TO(done, st, ari_reference_hash(run->gradients_hash, ref, 'g', c.gathered));
+    if (run->result == AR_CHECK_SAME && (run->tensors_different > 0 || run->bytes_counted != run->bytes_predicted))
+        run->result = AR_CHECK_DIFFERENT;
+done:
+    comparison_fini(&c);
+    return st;
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_CHECK_RUN_H
+#define ARI_VERIFY_CHECK_RUN_H
+
+#include "anyrank/check.h"
+#include "verify/cluster_run.h"
+#include "verify/compare.h"
+
+/** Runs one layout and compares it with the reference: fills everything of `run` but bytes_predicted, which it reads. A
+ *  run that ends in an error of its ranks is a result (AR_CHECK_ERROR), not a failure. Errors: AR_ERR_MEMORY and the like
+ *  of the comparing itself. */
+AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
+
+#endif

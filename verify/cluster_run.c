@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/cluster_run.h"
+
+#include <stdlib.h>
+
+#include "ref/core/clock.h"
+#include "ref/core/size.h"
+
+const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "exchange", "barrier"};
+
+int ari_core_budget(int threads, int ranks)
+{
+    const int share = threads / ranks;
+    return share > 1 ? share : 1;
+}
+
+typedef struct rank_result {
+    float loss;
+    uint64_t read, written;
+    uint64_t calls[ARI_COLLECTIVE_KINDS];
+    size_t weights, peak;
+} rank_result;
+
+typedef struct job {
+    const ari_cluster_options *o;
+    rank_result *rank; /* [tp] */
+} job;
+
+static size_t weight_bytes(ar_model *m)
+{
+    const size_t n = ar_model_params(m, NULL, 0);
+    ar_param **all = malloc((n ? n : 1) * sizeof *all);
+    size_t bytes = 0;
+    if (!all)
+        return 0;
+    ar_model_params(m, all, n);
+    for (size_t i = 0; i < n; i++)
+        bytes += ar_tensor_count(&all[i]->value) * sizeof(float);
+    free(all);
+    return bytes;
+}
+
+static ar_status step(ar_ctx *ctx, ar_model *m, ar_saved *saved, const ari_cluster_options *o, float *loss)
+{
+    if (o->weights)
+        AR_TRY(ar_model_set(m, ctx, o->weights, o->weights_user));
+    else
+        AR_TRY(ar_model_fresh(m, ctx, o->seed));
+    AR_TRY(ar_model_forward(m, ctx, saved, loss, o->batch));
+    return o->forward_only ? AR_OK : ar_model_backward(m, ctx, saved, o->batch);
+}
+
+static ar_status rank_main(ar_comm *world, void *arg)
+{
+    const job *j = arg;
+    const ari_cluster_options *o = j->o;
+    const int r = ar_comm_rank(world);
+    rank_result *result = &j->rank[r];
+    ar_device *device = NULL;
+    ar_ctx *ctx = NULL;
+    ar_model *model = NULL;
+    ar_saved *saved = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_device_cpu_create(&device, ari_core_budget(o->threads, o->tp)));
+    const ar_ctx_options options = {.device = device,
+                                    .tp = world,
+                                    .numerics = o->numerics,
+                                    .fault = o->fault,
+                                    .tap = o->tap,
+                                    .tap_user = o->tap_user ? o->tap_user[r] : NULL};
+    AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
+    AR_TRY_TO(done, st, ar_saved_create(&saved));
+    AR_TRY_TO(done, st, ar_model_create(&model, ctx, o->config, &o->plan));
+    AR_TRY_TO(done, st, step(ctx, model, saved, o, &result->loss));
+    ar_comm_counted(world, &result->read, &result->written);
+    for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
+        result->calls[k] = ar_comm_calls(world, ari_collective_kind[k]);
+    size_t now = 0;
+    ar_ctx_memory(ctx, &now, &result->peak);
+    result->weights = weight_bytes(model);
+done:
+    ar_model_destroy(model);
+    ar_saved_destroy(saved);
+    ar_ctx_destroy(ctx);
+    ar_device_destroy(device);
+    return st;
+}
+
+ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o)
+{
+    *result = (ari_cluster_result){0};
+    job j = {.o = o};
+    const size_t n = (size_t)o->tp;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&j.rank, n, sizeof *j.rank, "results of the ranks"));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&result->reports, n, sizeof *result->reports, "reports of the ranks"));
+    const uint64_t start = ari_now_ns();
+    AR_TRY_TO(done, st, ar_sim_run(o->tp, &o->sim, rank_main, &j, result->reports));
+    result->seconds = (double)(ari_now_ns() - start) * 1e-9;
+    result->loss = j.rank[0].loss;
+    for (size_t r = 0; r < n; r++) {
+        const uint64_t moved = j.rank[r].read + j.rank[r].written;
+        result->bytes += moved;
+        result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
+        result->weights_per_rank = j.rank[r].weights > result->weights_per_rank ? j.rank[r].weights : result->weights_per_rank;
+        result->peak_per_rank = j.rank[r].peak > result->peak_per_rank ? j.rank[r].peak : result->peak_per_rank;
+    }
+    for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
+        result->calls[k] = j.rank[0].calls[k];
+    free(result->reports);
+    result->reports = NULL;
+done:
+    free(j.rank);
+    return st;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_CLUSTER_RUN_H
+#define ARI_VERIFY_CLUSTER_RUN_H
+
+#include "anyrank/model.h"
+#include "anyrank/sim.h"
+
+/* One forward and backward of a model on N simulated tensor-parallel ranks. */
+typedef struct ari_cluster_options {
+    const ar_config *config;
+    ar_plan plan;
+    int tp;
+    const ar_batch *batch;
+    uint64_t seed;                                        /* of fresh weights */
+    const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
+    void *weights_user;
+    ar_numerics numerics;
+    ar_fault fault;
+    int threads; /* of the whole process; the ranks share them */
+    ar_sim_options sim;
+    bool forward_only;
+    ar_tap_fn tap;   /* NULL: nobody listens */
+    void **tap_user; /* [tp] */
+} ari_cluster_options;
+
+#define ARI_COLLECTIVE_KINDS 7
+extern const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS];
+
+typedef struct ari_cluster_result {
+    float loss;
+    uint64_t bytes;              /* moved between ranks, all ranks together, each byte once */
+    uint64_t bytes_per_rank_max;
+    uint64_t calls[ARI_COLLECTIVE_KINDS]; /* of rank 0 */
+    size_t weights_per_rank, peak_per_rank; /* bytes, the largest rank's */
+    double seconds;
+    ar_sim_rank_report *reports; /* [tp] if the run failed, else NULL; free() */
+} ari_cluster_result;
+
+/** Errors: the first rank's, with the table of ranks in ar_error_message. */
+AR_NODISCARD ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o);
+
+/** Threads one rank may use: the whole process's share, at least one, never more in all than `threads` where there are
+ *  as many as ranks. */
+int ari_core_budget(int threads, int ranks);
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/reference.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/io/hash.h"
+
+ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                             const double *values)
+{
+    ari_reference *r = user;
+    if (r->count == r->capacity) {
+        const size_t capacity = r->capacity ? 2 * r->capacity : 128;
+        ari_ref_tensor *grown = realloc(r->tensor, capacity * sizeof *grown);
+        if (!grown)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for the list of reference tensors");
+        r->tensor = grown;
+        r->capacity = capacity;
+    }
+    ari_ref_tensor *t = &r->tensor[r->count];
+    *t = (ari_ref_tensor){.pass = pass, .ndim = ndim, .count = 1};
+    const int n = snprintf(t->name, sizeof t->name, "%s", name);
+    if (n < 0 || (size_t)n >= sizeof t->name || ndim > AR_MAX_DIMS)
+        return ar_error_set(AR_ERR_INTERNAL, "reference tensor '%s' with %d dimensions", name, ndim);
+    for (int d = 0; d < ndim; d++) {
+        t->shape[d] = shape[d];
+        t->count *= shape[d];
+    }
+    AR_TRY(ari_alloc((void **)&t->values, t->count, sizeof(float), name));
+    r->count++;
+    for (size_t i = 0; i < t->count; i++)
+        t->values[i] = (float)values[i];
+    return AR_OK;
+}
+
+void ari_reference_fini(ari_reference *r)
+{
+    for (size_t i = 0; i < r->count; i++)
+        free(r->tensor[i].values);
+    free(r->tensor);
+    free(r->by_name);
+    *r = (ari_reference){0};
+}
+
+static int compare_names(const char *a, char pass_a, const char *b, char pass_b)
+{
+    const int c = strcmp(a, b);
+    return c ? c : (int)pass_a - (int)pass_b;
+}
+
+static int compare_entries(const void *a, const void *b, void *user)
+{
+    const ari_ref_tensor *t = user, *x = &t[*(const size_t *)a], *y = &t[*(const size_t *)b];
+    return compare_names(x->name, x->pass, y->name, y->pass);
+}
+
+ar_status ari_reference_finish(ari_reference *r)
+{
+    AR_TRY(ari_alloc((void **)&r->by_name, r->count, sizeof *r->by_name, "an index of reference tensors"));
+    for (size_t i = 0; i < r->count; i++)
+        r->by_name[i] = i;
+    qsort_r(r->by_name, r->count, sizeof *r->by_name, compare_entries, r->tensor);
+    for (size_t i = 1; i < r->count; i++) {
+        const ari_ref_tensor *a = &r->tensor[r->by_name[i - 1]], *b = &r->tensor[r->by_name[i]];
+        if (compare_names(a->name, a->pass, b->name, b->pass) == 0)
+            return ar_error_set(AR_ERR_INTERNAL, "the baseline emitted %s%s twice", a->name, ari_pass_suffix(a->pass));
+    }
+    return AR_OK;
+}
+
+size_t ari_reference_find(const ari_reference *r, const char *name, char pass)
+{
+    size_t low = 0, high = r->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const ari_ref_tensor *t = &r->tensor[r->by_name[middle]];
+        const int c = compare_names(name, pass, t->name, t->pass);
+        if (c == 0)
+            return r->by_name[middle];
+        if (c < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return r->count;
+}
+
+size_t ari_reference_elements(const ari_reference *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->count; i++)
+        n += r->tensor[i].count;
+    return n;
+}
+
+ar_status ari_reference_hash(char hex[65], const ari_reference *r, char pass, float *const *values)
+{
+    ar_st_tensor *list = NULL;
+    AR_TRY(ari_alloc_zero((void **)&list, r->count, sizeof *list, "a list to hash"));
+    size_t n = 0;
+    for (size_t i = 0; i < r->count; i++) {
+        const ari_ref_tensor *t = &r->tensor[i];
+        if (t->pass != pass)
+            continue;
+        list[n] = (ar_st_tensor){.name = t->name, .dtype = AR_F32, .ndim = t->ndim, .data = values ? values[i] : t->values};
+        for (int d = 0; d < t->ndim; d++)
+            list[n].shape[d] = t->shape[d];
+        n++;
+    }
+    const ar_status st = ari_tensors_hash(hex, list, n);
+    free(list);
+    return st;
+}
+
+const char *ari_pass_suffix(char pass)
+{
+    return pass == 'i' ? ":init" : pass == 'f' ? ":fwd" : pass == 'b' ? ":bwd" : ":grad";
+}
+
+const char *ari_pass_name(char pass)
+{
+    return pass == 'i' ? "init" : pass == 'f' ? "forward" : "backward";
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/weights.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/safetensors.h"
+#include "ref/core/size.h"
+#include "ref/models/param_list.h"
+
+typedef struct weight {
+    char name[160];
+    size_t count;
+    float *values;
+} weight;
+
+struct ari_weights {
+    weight *list;
+    size_t count, capacity;
+};
+
+void ari_weights_destroy(ari_weights *w)
+{
+    if (!w)
+        return;
+    for (size_t i = 0; i < w->count; i++)
+        free(w->list[i].values);
+    free(w->list);
+    free(w);
+}
+
+const float *ari_weights_find(void *user, const char *name, size_t count)
+{
+    const ari_weights *w = user;
+    for (size_t i = 0; i < w->count; i++) {
+        if (strcmp(w->list[i].name, name) == 0 && w->list[i].count == count)
+            return w->list[i].values;
+    }
+    return NULL;
+}
+
+typedef struct loading {
+    ari_weights *w;
+    const ar_st_model *file;
+    const char *folder;
+    const char *prefix; /* what the file's names lack: "transformer." for GPT-2 of the hub, else "" */
+} loading;
+
+static void shape_text(char *out, size_t cap, int ndim, const size_t *shape)
+{
+    size_t at = (size_t)snprintf(out, cap, "[");
+    for (int d = 0; d < ndim && at < cap; d++)
+        at += (size_t)snprintf(out + at, cap - at, "%s%zu", d ? ", " : "", shape[d]);
+    if (at < cap)
+        snprintf(out + at, cap - at, "]");
+}
+
+static const ar_st_entry *find_entry(const loading *l, const char *name)
+{
+    const size_t skip = strlen(l->prefix);
+    return ar_st_model_find(l->file, strncmp(name, l->prefix, skip) == 0 ? name + skip : name);
+}
+
+static ar_status check_shape(const loading *l, const ar_st_entry *e, int ndim, const size_t *shape)
+{
+    bool same = e->ndim == ndim;
+    for (int d = 0; same && d < ndim; d++)
+        same = e->shape[d] == shape[d];
+    if (same)
+        return AR_OK;
+    char got[160], want[160];
+    shape_text(got, sizeof got, e->ndim, e->shape);
+    shape_text(want, sizeof want, ndim, shape);
+    return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, its config makes it %s", l->folder, e->name, got,
+                        want);
+}
+
+static ar_status check_finite(const loading *l, const ar_st_entry *e, const float *v)
+{
+    for (size_t i = 0; i < e->count; i++) {
+        if (!isfinite(v[i]))
+            return ar_error_set(AR_ERR_DATA, "%s: tensor '%s' holds %s at element %zu", l->folder, e->name,
+                                isnan(v[i]) ? "NaN" : "an infinity", i);
+    }
+    return AR_OK;
+}
+
+static ar_status load_one(void *user, const char *name, int ndim, const size_t *shape)
+{
+    loading *l = user;
+    const ar_st_entry *e = find_entry(l, name);
+    if (!e)
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", l->folder, name);
+    AR_TRY(check_shape(l, e, ndim, shape));
+    if (l->w->count == l->w->capacity) {
+        const size_t capacity = l->w->capacity ? 2 * l->w->capacity : 64;
+        weight *grown = realloc(l->w->list, capacity * sizeof *grown);
+        if (!grown)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for the list of weights");
+        l->w->list = grown;
+        l->w->capacity = capacity;
+    }
+    weight *w = &l->w->list[l->w->count];
+    *w = (weight){.count = e->count};
+    snprintf(w->name, sizeof w->name, "%s", name);
+    AR_TRY(ari_alloc((void **)&w->values, e->count, sizeof(float), name));
+    l->w->count++;
+    AR_TRY(ar_st_to_f32(e, w->values));
+    return check_finite(l, e, w->values);
+}
+
+/* Buffers that old checkpoints carry and no model computes with, and a tied head that repeats the embedding. */
+static bool is_known_extra(const ar_config *c, const char *name)
+{
+    static const char *const endings[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
+    const size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        const size_t m = strlen(endings[i]);
+        if (n >= m && strcmp(name + n - m, endings[i]) == 0)
+            return true;
+    }
+    return c->tied && strcmp(name, "lm_head.weight") == 0;
+}
+
+static ar_status check_extras(const loading *l, const ar_config *c)
+{
+    for (size_t i = 0; i < ar_st_model_count(l->file); i++) {
+        const ar_st_entry *e = ar_st_model_at(l->file, i);
+        bool known = is_known_extra(c, e->name);
+        for (size_t k = 0; !known && k < l->w->count; k++)
+            known = find_entry(l, l->w->list[k].name) == e;
+        if (!known)
+            return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is in the weights, but the model of config.json has none of "
+                                               "that name",
+                                l->folder, e->name);
+    }
+    return AR_OK;
+}
+
+ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *folder)
+{
+    *gives = NULL;
+    ar_st_model *file = NULL;
+    AR_TRY(ar_st_model_open(&file, folder));
+    if (!file)
+        return AR_OK;
+    loading l = {.file = file, .folder = folder, .prefix = ""};
+    if (c->arch == AR_ARCH_GPT2 && ar_st_model_find(file, "wte.weight"))
+        l.prefix = "transformer.";
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&l.w, 1, sizeof *l.w, "weights"));
+    AR_TRY_TO(done, st, ari_param_list(c, load_one, &l));
+    AR_TRY_TO(done, st, check_extras(&l, c));
+    *gives = l.w;
+    l.w = NULL;
+done:
+    ari_weights_destroy(l.w);
+    ar_st_model_close(file);
+    return st;
+}
