@@ -113,7 +113,8 @@ static void reduce_scatter_steps(const ring *g)
 }
 
 /* Steps first .. first+N-2 of the call. In an all_reduce the chunk that arrives at step s takes the place of what the
- * right neighbour read at step s of the reduce-scatter, so that must be over; nothing else orders the two. */
+ * right neighbour read at step s of the reduce-scatter. That is over: the left neighbour has done first+s = N-1+s
+ * steps, so the one before it N-2+s, and so on round the ring to the right neighbour, which has done s+1. */
 static void all_gather_steps(const ring *g, int first)
 {
     ari_member *m = &g->c->member;
@@ -122,8 +123,6 @@ static void all_gather_steps(const ring *g, int first)
         size_t at, bytes;
         chunk_of(g, received, &at, &bytes);
         ari_member_await(m, g->left, (uint64_t)(first + s));
-        if (first > 0)
-            ari_member_await(m, g->right, (uint64_t)s + 1);
         if (bytes > 0) {
             const bool own_of_left = s == 0 && first == 0;
             const char *from = own_of_left ? g->left_call->in.ptr : (const char *)g->left_call->out.ptr + at;
