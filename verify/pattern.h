@@ -4,8 +4,8 @@
 
 #include "anyrank/tensor.h"
 
-/* Says in words where a tensor of N ranks differs from its reference and what kind of mistake leaves that trace. It looks
- * at the values, the layouts, the name and the pass, and at nothing else. */
+/* Says in words where a tensor of N ranks differs from its reference and what kind of mistake leaves that trace. It
+ * looks at the values, the layouts, the name and the pass, and at nothing else. */
 
 /* What one rank holds: contiguous, row-major in the local shape. */
 typedef struct ari_rank_copy {
@@ -24,9 +24,9 @@ typedef struct ari_difference {
     const float *reference; /* the full tensor, row-major */
     int ranks;              /* N >= 1 */
     const ari_rank_copy *copy; /* [ranks] */
-    const float *allowed;   /* as `reference`: largest |difference| that is none; NULL: equal bits or different */
-    size_t batch, seq;      /* of the run */
-    size_t head_dim;        /* of a tensor whose features are heads side by side */
+    const float *allowed;      /* as `reference`: largest |difference| that is none; NULL: equal bits or different */
+    size_t batch, seq;         /* of the run */
+    size_t head_dim;           /* of a tensor whose features are heads side by side */
 } ari_difference;
 
 typedef struct ari_pattern {
