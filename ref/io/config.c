@@ -4,9 +4,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "ref/core/nearest.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
-#include "ref/io/nearest.h"
 
 static const struct {
     char name[16];

@@ -5,8 +5,8 @@
 #include <sys/stat.h>
 
 #include "anyrank/config.h"
+#include "ref/core/nearest.h"
 #include "ref/io/file.h"
-#include "ref/io/nearest.h"
 
 #ifndef ANYRANK_DATA_DIR
 #error "ANYRANK_DATA_DIR is to be defined as the folder of the bundled models"

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "anyrank/config.h"
-#include "ref/io/nearest.h"
 
 TestSuite(model_path, .timeout = 60);
 
@@ -42,6 +41,8 @@ Test(model_path, what_is_not_there_is_not_found_with_a_hint)
     cr_expect_eq(ar_model_path(out, sizeof out, "lama-demo"), AR_ERR_NOT_FOUND);
     cr_expect_not_null(strstr(ar_error_message(), "llama-demo, gpt2-demo, stack-demo; did you mean 'llama-demo'?"),
                        "%s", ar_error_message());
+    cr_expect_eq(ar_model_path(out, sizeof out, "gtp2-demo"), AR_ERR_NOT_FOUND);
+    cr_expect_not_null(strstr(ar_error_message(), "did you mean 'gpt2-demo'?"), "%s", ar_error_message());
     cr_expect_eq(ar_model_path(out, sizeof out, "/no/such/model"), AR_ERR_NOT_FOUND);
     cr_expect_null(strstr(ar_error_message(), "did you mean"), "%s", ar_error_message());
     setenv("ANYRANK_DATA", "/no/such/folder", 1);
@@ -50,21 +51,4 @@ Test(model_path, what_is_not_there_is_not_found_with_a_hint)
     cr_expect_eq(ar_model_path(out, 5, TEST_GOLDEN_DIR), AR_ERR_ARG);
     cr_expect_eq(ar_model_path(out, sizeof out, ""), AR_ERR_ARG);
     cr_expect_eq(ar_model_path(out, sizeof out, NULL), AR_ERR_ARG);
-}
-
-Test(model_path, the_nearest_name_is_a_slip_away)
-{
-    static const char *const names[] = {"--batch", "--seq", "--steps", "--sweep", "check"};
-    char long_word[200];
-    cr_expect_str_eq(ari_nearest("--bacth", names, 5), "--batch");
-    cr_expect_str_eq(ari_nearest("--step", names, 5), "--steps");
-    cr_expect_str_eq(ari_nearest("--swep", names, 5), "--sweep");
-    cr_expect_str_eq(ari_nearest("chekc", names, 5), "check");
-    cr_expect_str_eq(ari_nearest("--seq", names, 5), "--seq");
-    cr_expect_null(ari_nearest("frobnicate", names, 5));
-    cr_expect_null(ari_nearest("", names, 5));
-    cr_expect_null(ari_nearest("check", names, 0));
-    memset(long_word, 'c', sizeof long_word);
-    long_word[sizeof long_word - 1] = '\0';
-    cr_expect_null(ari_nearest(long_word, names, 5));
 }
