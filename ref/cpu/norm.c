@@ -147,15 +147,10 @@ ARI_ROW_KERNEL void rms_backward(const norm_row *row, size_t h)
     backward_row(row, h, 0);
 }
 
-/* Row i of an array of rows of h floats; NULL stays NULL. */
-static float *row_of(ar_buf all, size_t i, size_t h)
+/* Row i of an optional array of rows of h floats; NULL stays NULL. */
+static float *optional_row(ar_buf all, size_t i, size_t h)
 {
     return all.ptr ? (float *)all.ptr + i * h : NULL;
-}
-
-static const float *const_row_of(ar_cbuf all, size_t i, size_t h)
-{
-    return all.ptr ? (const float *)all.ptr + i * h : NULL;
 }
 
 /** Slot norm_backward. In place: dx may be dy or x, sum may be residual; no other overlap. dgamma_terms NULL: not
@@ -174,13 +169,13 @@ ar_status ari_cpu_norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < rows; i++) {
         float *own = (float *)scratch + ari_thread_number() * stride;
-        const norm_row row = {.dx = row_of(dx, i, h),
-                              .sum = row_of(sum, i, h),
-                              .dgamma = row_of(dgamma_terms, i, h),
-                              .dy = const_row_of(dy, i, h),
-                              .x = const_row_of(x, i, h),
+        const norm_row row = {.dx = (float *)dx.ptr + i * h,
+                              .sum = optional_row(sum, i, h),
+                              .dgamma = optional_row(dgamma_terms, i, h),
+                              .dy = (const float *)dy.ptr + i * h,
+                              .x = (const float *)x.ptr + i * h,
                               .gamma = gamma.ptr,
-                              .residual = const_row_of(residual, i, h),
+                              .residual = residual.ptr ? (const float *)residual.ptr + i * h : NULL,
                               .mean = kind == AR_NORM_LAYER ? m[i] : 0.0,
                               .rstd = r[i],
                               .g = own,
