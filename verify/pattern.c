@@ -8,7 +8,7 @@ static const ari_detector detectors[] = {
     ari_detect_nan,    ari_detect_gradient, ari_detect_place,      ari_detect_anything,
 };
 
-ari_text ari_find(ari_finding *f, int confidence)
+ari_text ari_find(ari_clue *f, int confidence)
 {
     f->confidence = confidence;
     f->value[0] = '\0';
@@ -16,11 +16,11 @@ ari_text ari_find(ari_finding *f, int confidence)
 }
 
 /* The most confident finding; of equals the first in the table. */
-static ar_status best_finding(ari_finding *best, const ari_case *c)
+static ar_status best_finding(ari_clue *best, const ari_case *c)
 {
-    *best = (ari_finding){0};
+    *best = (ari_clue){0};
     for (size_t i = 0; i < sizeof detectors / sizeof *detectors; i++) {
-        ari_finding f = {0};
+        ari_clue f = {0};
         AR_TRY(detectors[i](&f, c));
         if (f.confidence > best->confidence)
             *best = f;
@@ -28,10 +28,31 @@ static ar_status best_finding(ari_finding *best, const ari_case *c)
     return AR_OK;
 }
 
-ar_status ari_pattern_find(ari_pattern *out, const ari_difference *d)
+/* The layouts' view of the tensor, where it is another one of the same count; what is wrong with it ari_grid_init says.
+ */
+static ari_difference in_layout_shape(const ari_difference *d)
 {
+    ari_difference view = *d;
+    const ar_layout *o = d->ranks > 0 && d->copy ? d->copy[0].layout : NULL;
+    size_t count = 1, viewed = 1;
+    if (!o || !d->shape || o->ndim == d->ndim || o->ndim < 1 || o->ndim > AR_MAX_DIMS || d->ndim > AR_MAX_DIMS)
+        return view;
+    for (int i = 0; i < d->ndim; i++)
+        count *= d->shape[i];
+    for (int i = 0; i < o->ndim; i++)
+        viewed *= o->shape[i];
+    if (count == viewed) {
+        view.ndim = o->ndim;
+        view.shape = o->shape;
+    }
+    return view;
+}
+
+ar_status ari_pattern_find(ari_pattern *out, const ari_difference *given)
+{
+    const ari_difference view = in_layout_shape(given), *d = &view;
     ari_case c;
-    ari_finding best;
+    ari_clue best;
     ari_pattern found = {{0}, {0}};
     AR_TRY(ari_grid_init(&c.grid, d));
     AR_TRY(ari_survey_init(&c.survey, &c.grid));

@@ -12,7 +12,8 @@ typedef struct ari_rank_copy {
     const float *local; /* NULL is fine where the layout has no element */
     size_t shape[AR_MAX_DIMS];
     int ndim;
-    const ar_layout *layout; /* its shape is the full tensor's */
+    const ar_layout *layout; /* all ranks': of the full tensor's shape, or of one other of the same count, [b, s, H, d]
+                                for [b, s, H*d] */
 } ari_rank_copy;
 
 /* Fields from `allowed` on may be left zero: what is not known is not used. */
@@ -35,11 +36,11 @@ typedef struct ari_pattern {
 } ari_pattern;
 
 /** Fills both lines; texts that do not fit end in "...". The same input gives the same text.
- *  Memory:  borrows `d` until return; needs about count/8 bytes, 20 bytes a column and 8 bytes an index of each
+ *  Memory:  borrows `given` until return; needs about count/8 bytes, 20 bytes a column and 8 bytes an index of each
  *           dimension, and up to 8 bytes an element of one sample.
  *  Errors:  AR_ERR_ARG (a layout that is not the tensor's, a box outside it, no ranks), AR_ERR_OVERFLOW, AR_ERR_MEMORY.
  *           On error *out is untouched.
  *  Threads: safe. */
-AR_NODISCARD ar_status ari_pattern_find(ari_pattern *out, const ari_difference *d);
+AR_NODISCARD ar_status ari_pattern_find(ari_pattern *out, const ari_difference *given);
 
 #endif

@@ -148,11 +148,11 @@ enum ari_confidence {
     ARI_IDENTITY = 90     /* an equation with the reference that holds element by element */
 };
 
-typedef struct ari_finding {
+typedef struct ari_clue {
     int confidence;
     char value[128]; /* for the pattern: what the elements look like */
     char hint[512];
-} ari_finding;
+} ari_clue;
 
 typedef struct ari_case {
     ari_grid grid;
@@ -160,34 +160,34 @@ typedef struct ari_case {
 } ari_case;
 
 /* Leaves f as it is where it has nothing to say. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-typedef ar_status (*ari_detector)(ari_finding *f, const ari_case *c);
+typedef ar_status (*ari_detector)(ari_clue *f, const ari_case *c);
 
 /* States a finding; the hint follows with ari_say on what it returns. */
-ari_text ari_find(ari_finding *f, int confidence);
+ari_text ari_find(ari_clue *f, int confidence);
 
 /* pattern_replica.c: copies that should be equal */
-ar_status ari_detect_sum(ari_finding *f, const ari_case *c);
-ar_status ari_detect_gather(ari_finding *f, const ari_case *c);
-ar_status ari_detect_drift(ari_finding *f, const ari_case *c);
+ar_status ari_detect_sum(ari_clue *f, const ari_case *c);
+ar_status ari_detect_gather(ari_clue *f, const ari_case *c);
+ar_status ari_detect_drift(ari_clue *f, const ari_case *c);
 /* pattern_shard.c: the right values in the wrong place */
-ar_status ari_detect_repeat(ari_finding *f, const ari_case *c);
-ar_status ari_detect_order(ari_finding *f, const ari_case *c);
-ar_status ari_detect_tail(ari_finding *f, const ari_case *c);
+ar_status ari_detect_repeat(ari_clue *f, const ari_case *c);
+ar_status ari_detect_order(ari_clue *f, const ari_case *c);
+ar_status ari_detect_tail(ari_clue *f, const ari_case *c);
 /* pattern_value.c: a relation of each value with its reference */
-ar_status ari_detect_nan(ari_finding *f, const ari_case *c);
-ar_status ari_detect_factor(ari_finding *f, const ari_case *c);
-ar_status ari_detect_zero(ari_finding *f, const ari_case *c);
-ar_status ari_detect_mask(ari_finding *f, const ari_case *c);
-ar_status ari_detect_rounding(ari_finding *f, const ari_case *c);
+ar_status ari_detect_nan(ari_clue *f, const ari_case *c);
+ar_status ari_detect_factor(ari_clue *f, const ari_case *c);
+ar_status ari_detect_zero(ari_clue *f, const ari_case *c);
+ar_status ari_detect_mask(ari_clue *f, const ari_case *c);
+ar_status ari_detect_rounding(ari_clue *f, const ari_case *c);
 /* pattern_vector.c: a difference that repeats from token to token */
-ar_status ari_detect_vector(ari_finding *f, const ari_case *c);
-ar_status ari_detect_row_factor(ari_finding *f, const ari_case *c);
+ar_status ari_detect_vector(ari_clue *f, const ari_case *c);
+ar_status ari_detect_row_factor(ari_clue *f, const ari_case *c);
 /* pattern_part.c: what a loss, a gradient, a place suggest */
-ar_status ari_detect_loss(ari_finding *f, const ari_case *c);
-ar_status ari_detect_rows(ari_finding *f, const ari_case *c);
-ar_status ari_detect_bias(ari_finding *f, const ari_case *c);
-ar_status ari_detect_gradient(ari_finding *f, const ari_case *c);
-ar_status ari_detect_place(ari_finding *f, const ari_case *c);
-ar_status ari_detect_anything(ari_finding *f, const ari_case *c);
+ar_status ari_detect_loss(ari_clue *f, const ari_case *c);
+ar_status ari_detect_rows(ari_clue *f, const ari_case *c);
+ar_status ari_detect_bias(ari_clue *f, const ari_case *c);
+ar_status ari_detect_gradient(ari_clue *f, const ari_case *c);
+ar_status ari_detect_place(ari_clue *f, const ari_case *c);
+ar_status ari_detect_anything(ari_clue *f, const ari_case *c);
 
 #endif

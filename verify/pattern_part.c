@@ -11,7 +11,7 @@ static bool is_off(const void *user, int rank)
 /* --- the loss
  * --------------------------------------------------------------------------------------------------------- */
 
-ar_status ari_detect_loss(ari_finding *f, const ari_case *c)
+ar_status ari_detect_loss(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     if (d->pass != 'f' || c->grid.count != 1 || !ari_name_has(d, "loss") || c->survey.total.nan > 0)
@@ -100,7 +100,7 @@ static void find_ids(looked_up *l, const ari_case *c)
     }
 }
 
-static void detect_lookup(ari_finding *f, const ari_case *c)
+static void detect_lookup(ari_clue *f, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
     looked_up l = {.ids = 0};
@@ -133,7 +133,7 @@ static bool is_edge(const ari_difference *d, size_t id)
     return false;
 }
 
-static void detect_edge_rows(ari_finding *f, const ari_case *c)
+static void detect_edge_rows(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
@@ -150,7 +150,7 @@ static void detect_edge_rows(ari_finding *f, const ari_case *c)
             s->hit[0] == 1 ? "s" : "");
 }
 
-ar_status ari_detect_rows(ari_finding *f, const ari_case *c)
+ar_status ari_detect_rows(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     if (d->pass == 'f' && d->ndim >= 2 && ari_is_embedding(d))
@@ -177,7 +177,7 @@ static size_t written(const ari_difference *d, int r)
     return n;
 }
 
-ar_status ari_detect_bias(ari_finding *f, const ari_case *c)
+ar_status ari_detect_bias(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_tally *all = &c->survey.total;
@@ -227,7 +227,7 @@ static void say_share(ari_text *t, const ari_difference *d, double share)
         ari_say(t, ": samples, tokens or one of two uses of a tied weight are left out");
 }
 
-ar_status ari_detect_gradient(ari_finding *f, const ari_case *c)
+ar_status ari_detect_gradient(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_tally *all = &c->survey.total;
@@ -275,7 +275,7 @@ static int only_block(const ari_case *c, int dim)
     return -1;
 }
 
-static void place_of_rank(ari_finding *f, const ari_case *c)
+static void place_of_rank(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
@@ -302,7 +302,7 @@ static void place_of_rank(ari_finding *f, const ari_case *c)
     }
 }
 
-ar_status ari_detect_place(ari_finding *f, const ari_case *c)
+ar_status ari_detect_place(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
@@ -324,7 +324,7 @@ ar_status ari_detect_place(ari_finding *f, const ari_case *c)
     return AR_OK;
 }
 
-ar_status ari_detect_anything(ari_finding *f, const ari_case *c)
+ar_status ari_detect_anything(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_tally *all = &c->survey.total;

@@ -79,7 +79,7 @@ static bool others_are_zero(const ari_survey *s, int ranks)
     return true;
 }
 
-static void say_sum(ari_finding *f, const ari_case *c, const fold *sums)
+static void say_sum(ari_clue *f, const ari_case *c, const fold *sums)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
@@ -108,7 +108,7 @@ static void say_sum(ari_finding *f, const ari_case *c, const fold *sums)
         ari_say(&t, "; a replicated parameter whose ranks saw different tokens or heads needs its gradients added");
 }
 
-ar_status ari_detect_sum(ari_finding *f, const ari_case *c)
+ar_status ari_detect_sum(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     if (c->survey.disagree == 0 || c->survey.total.nan > 0)
@@ -170,7 +170,7 @@ static void look_at_run(own_block *own, const ari_case *c, const ari_run *run)
     }
 }
 
-static void say_gather(ari_finding *f, const ari_case *c, int dim, bool zero)
+static void say_gather(ari_clue *f, const ari_case *c, int dim, bool zero)
 {
     const ari_grid *g = &c->grid;
     const int n = g->d->ranks;
@@ -186,7 +186,7 @@ static void say_gather(ari_finding *f, const ari_case *c, int dim, bool zero)
         ari_say(&t, "; a layer that slices a replicated input must gather that input's gradient");
 }
 
-ar_status ari_detect_gather(ari_finding *f, const ari_case *c)
+ar_status ari_detect_gather(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     own_block own[AR_MAX_DIMS] = {{false, false, 0, 0}};
@@ -217,7 +217,7 @@ static bool is_off(const void *user, int rank)
     return s->rank[rank].different > 0;
 }
 
-ar_status ari_detect_drift(ari_finding *f, const ari_case *c)
+ar_status ari_detect_drift(ari_clue *f, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
     const ari_difference *d = c->grid.d;

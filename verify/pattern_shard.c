@@ -138,7 +138,7 @@ static bool is_wrong_head(const ari_grid *g, const source *from)
     return true;
 }
 
-static void say_repeat(ari_finding *f, const ari_case *c, const source *from)
+static void say_repeat(ari_clue *f, const ari_case *c, const source *from)
 {
     const ari_grid *g = &c->grid;
     const movement m = describe(g, from);
@@ -164,7 +164,7 @@ static void say_repeat(ari_finding *f, const ari_case *c, const source *from)
         ari_say(&t, "; the random stream must be indexed in the full tensor");
 }
 
-ar_status ari_detect_repeat(ari_finding *f, const ari_case *c)
+ar_status ari_detect_repeat(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     source *from = NULL;
@@ -250,7 +250,7 @@ static bool is_permutation(const size_t *order, size_t n)
     return true;
 }
 
-static void say_order(ari_finding *f, const ari_case *c, int dim, const blocks *b, const size_t *order, int example)
+static void say_order(ari_clue *f, const ari_case *c, int dim, const blocks *b, const size_t *order, int example)
 {
     ari_text t = ari_find(f, ARI_IDENTITY + 3);
     const bool permuted = is_permutation(order, b->n);
@@ -282,7 +282,7 @@ static bool is_interleaved(const ari_case *c)
     return true;
 }
 
-ar_status ari_detect_order(ari_finding *f, const ari_case *c)
+ar_status ari_detect_order(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const size_t n = (size_t)g->d->ranks;
@@ -346,7 +346,7 @@ static void look_for_cut(cut *cuts, const ari_case *c, int rank)
     }
 }
 
-static void say_tail(ari_finding *f, const ari_case *c, int dim, const cut *at, bool zero)
+static void say_tail(ari_clue *f, const ari_case *c, int dim, const cut *at, bool zero)
 {
     const ari_difference *d = c->grid.d;
     const size_t times = at->extent / at->first_wrong;
@@ -364,7 +364,7 @@ static void say_tail(ari_finding *f, const ari_case *c, int dim, const cut *at, 
         ari_say(&t, "; the rest was left out of the loop, or its size was rounded down");
 }
 
-ar_status ari_detect_tail(ari_finding *f, const ari_case *c)
+ar_status ari_detect_tail(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;

@@ -7,7 +7,7 @@
 /* --- not a number
  * ----------------------------------------------------------------------------------------------------- */
 
-ar_status ari_detect_nan(ari_finding *f, const ari_case *c)
+ar_status ari_detect_nan(ari_clue *f, const ari_case *c)
 {
     const ari_tally *t = &c->survey.total;
     if (t->nan == 0)
@@ -137,7 +137,7 @@ static void say_factor(ari_text *t, const ari_case *c, int rank, double factor, 
 }
 
 /* Every wrong rank has a factor, but not the same one. */
-static void say_own_factors(ari_finding *f, const ari_case *c, const double first, const double last)
+static void say_own_factors(ari_clue *f, const ari_case *c, const double first, const double last)
 {
     const ari_difference *d = c->grid.d;
     ari_text t = ari_find(f, ARI_TRACE - 2);
@@ -149,7 +149,7 @@ static void say_own_factors(ari_finding *f, const ari_case *c, const double firs
                                : "each rank divided or clipped by its own norm or count in place of the group's");
 }
 
-ar_status ari_detect_factor(ari_finding *f, const ari_case *c)
+ar_status ari_detect_factor(ari_clue *f, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
     const ari_difference *d = c->grid.d;
@@ -210,7 +210,7 @@ static bool is_off(const void *user, int rank)
     return s->rank[rank].different > 0;
 }
 
-ar_status ari_detect_zero(ari_finding *f, const ari_case *c)
+ar_status ari_detect_zero(ari_clue *f, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
     const ari_difference *d = c->grid.d;
@@ -236,7 +236,7 @@ ar_status ari_detect_zero(ari_finding *f, const ari_case *c)
 /* --- another mask
  * ----------------------------------------------------------------------------------------------------- */
 
-ar_status ari_detect_mask(ari_finding *f, const ari_case *c)
+ar_status ari_detect_mask(ari_clue *f, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
     const ari_tally *t = &s->total;
@@ -264,7 +264,7 @@ ar_status ari_detect_mask(ari_finding *f, const ari_case *c)
 /* --- rounding
  * --------------------------------------------------------------------------------------------------------- */
 
-ar_status ari_detect_rounding(ari_finding *f, const ari_case *c)
+ar_status ari_detect_rounding(ari_clue *f, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
     const ari_tally *t = &s->total;

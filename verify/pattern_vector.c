@@ -69,7 +69,7 @@ static bool is_row_parallel(const ari_difference *d)
     return false;
 }
 
-static void say_vector(ari_finding *f, const ari_case *c, double spread_of_it)
+static void say_vector(ari_clue *f, const ari_case *c, double spread_of_it)
 {
     const ari_difference *d = c->grid.d;
     const ari_tally *all = &c->survey.total;
@@ -84,7 +84,7 @@ static void say_vector(ari_finding *f, const ari_case *c, double spread_of_it)
         ari_say(&t, "; a row-parallel bias is added once, after the sum over tp, or it counts %d times", d->ranks);
 }
 
-static void say_table(ari_finding *f, const ari_case *c, double spread_of_it)
+static void say_table(ari_clue *f, const ari_case *c, double spread_of_it)
 {
     const ari_grid *g = &c->grid;
     ari_text t = ari_find(f, ARI_SHAPE + 12);
@@ -95,7 +95,7 @@ static void say_table(ari_finding *f, const ari_case *c, double spread_of_it)
             g->shape[0], spread_of_it);
 }
 
-ar_status ari_detect_vector(ari_finding *f, const ari_case *c)
+ar_status ari_detect_vector(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
@@ -146,7 +146,7 @@ static void end_row(row_factors *f, row_sums *s)
     *s = (row_sums){0.0, 0.0, 0.0, 0};
 }
 
-ar_status ari_detect_row_factor(ari_finding *f, const ari_case *c)
+ar_status ari_detect_row_factor(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     row_factors all = {INFINITY, -INFINITY, 0, true};
