@@ -209,7 +209,7 @@ Test(integer_sum, two_limbs_see_the_last_bit)
                     const int64_t hi = sign * (one + (one >> shift)), lo = nudge;
                     cr_assert(ari_bits32(ari_contract_value2(hi, lo, 0, 0)) == plain_value2(hi, lo, 0, 0), "%lld, %lld",
                               (long long)hi, (long long)lo);
-                    const uint64_t odd = (uint64_t)(shift + 1);
+                    const uint64_t odd = (uint64_t)shift + 1u;
                     const wide_int exact = (wide_int)hi * ((wide_int)1 << 32) + (wide_int)odd;
                     cr_assert(ari_bits64(ari_double96(hi, odd)) == ari_bits64((double)exact));
                 }

@@ -71,7 +71,7 @@ static void sweep(const char *name, double bound, double max_ulp)
 #define SWEEP(NAME, BOUND, ULP)                                                    \
     Test(scalar, NAME##_is_correctly_rounded_within_##ULP##_thousandths_of_an_ulp) \
     {                                                                              \
-        sweep(#NAME, BOUND, ULP / 1000.0);                                         \
+        sweep(#NAME, (double)(BOUND), (ULP) / 1000.0);                             \
     }
 SWEEP(exp32, INFINITY, 501)
 SWEEP(log32, INFINITY, 501)
