@@ -5,8 +5,8 @@
 #   scripts/build.sh PRESET [-DNAME=VALUE ...]      PRESET: release (in build/), debug, asan, tsan (in build/PRESET/)
 #
 # On a terminal one line moves; elsewhere one line is printed at the end. Everything the tools say goes to
-# BUILD_DIR/build.log, whose errors are printed if they fail. ANYRANK_JOBS sets how many compilers run at once (default: the
-# number of processors). Exit status: the failing tool's.
+# BUILD_DIR/build.log, whose errors are printed if they fail. ANYRANK_JOBS sets how many compilers run at once (default:
+# the number of processors). Exit status: the failing tool's.
 set -eu
 
 preset=${1:?usage: scripts/build.sh PRESET [-DNAME=VALUE ...]}

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the direction of the includes: scripts/check_includes.py ROOT
 
-Dependencies point one way (docs/architecture.md): core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <-
-verify <- cli, with bench beside verify. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand on core alone; the
-baseline stands on the scalar definitions and the parsed config and nothing else. Prints "file:line: what is wrong" for
-each violation; exit status 1 if there is one.
+Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- verify <- cli, bench
+lies between verify and cli. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand on core
+alone; the baseline stands on the scalar definitions and the parsed config and nothing else. Prints "file:line: what is
+wrong" for each violation; exit status 1 if there is one.
 """
 
 import pathlib
@@ -35,8 +35,8 @@ ALLOWED = {
     "mpi": ["ref/core"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core"],
-    "verify": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-               "sim/plan"],
+    "verify": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
+               "ref/baseline", "sim/plan"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
             "sim/plan", "verify", "bench"],
     "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
@@ -51,8 +51,8 @@ BASELINE_HEADERS = {
     "include/anyrank/status.h", "include/anyrank/config.h", "include/anyrank/batch.h", "include/anyrank/baseline.h",
 }
 
-# What it may reach through them: the parts that the scalar header is made of. Anything else, and the baseline would stand
-# on what it is there to check.
+# What it may reach through them: the parts that the scalar header is made of. Anything else, and the baseline would
+# stand on what it is there to check.
 BASELINE_REACHES = BASELINE_HEADERS | {
     "ref/numerics/elementary.h", "ref/numerics/activation.h", "ref/numerics/integer_sum.h",
 }

@@ -7,9 +7,9 @@
 #   scripts/install_deps.sh --lint     also clang-format and clang-tidy
 #   scripts/install_deps.sh --check    installs nothing; tells what is missing
 #
-# Each need is looked for by use (a compiler that links a program, a header that compiles), so a machine that has it from
-# elsewhere than apt is left alone. Debian and Ubuntu: what is missing comes from apt-get, through sudo if not root.
-# Elsewhere the missing packages are named. Exit status: 0 everything is there, 2 something is missing.
+# Each need is looked for by use (a compiler that links a program, a header that compiles), so a machine that has it
+# from elsewhere than apt is left alone. Debian and Ubuntu: what is missing comes from apt-get, through sudo if not
+# root. Elsewhere the missing packages are named. Exit status: 0 everything is there, 2 something is missing.
 set -eu
 
 tests=no lint=no check_only=no
@@ -54,8 +54,8 @@ has_compiler() {
     links '#include <stdio.h>
 #include <pthread.h>
 #include <math.h>
-int main(void) { _Static_assert(sizeof(void *) == 8, "64 bits"); return printf("%p%f", (void *)pthread_create, sin(1)) < 0; }' \
-        -lm -pthread
+_Static_assert(sizeof(void *) == 8, "64 bits");
+int main(void) { return printf("%d%f", pthread_equal(pthread_self(), pthread_self()), sin(1)) < 0; }' -lm -pthread
 }
 has_cmake() {
     have cmake || return 1
@@ -68,7 +68,8 @@ has_make() { have make || have ninja; }
 has_pkg_config() { have pkg-config; }
 has_blis() {
     links '#include <blis.h>
-int main(void) { return bli_info_get_version_str() == 0; }' -I/usr/include/blis -I/usr/local/include/blis -lblis -lm -pthread
+int main(void) { return bli_info_get_version_str() == 0; }' \
+        -I/usr/include/blis -I/usr/local/include/blis -lblis -lm -pthread
 }
 has_jansson() { has_pkg --atleast-version=2.13 jansson; }
 has_openssl() { has_pkg --atleast-version=1.1.1 libcrypto; }
@@ -142,7 +143,8 @@ if [ "$(id -u)" -eq 0 ]; then
 elif have sudo; then
     as_root=sudo
 else
-    echo "install_deps.sh: not root, and there is no sudo; as root run: apt-get install --no-install-recommends$packages" >&2
+    echo "install_deps.sh: not root, and there is no sudo; as root run:" >&2
+    echo "  apt-get install --no-install-recommends$packages" >&2
     report
     exit 2
 fi
@@ -154,7 +156,10 @@ apt() {
     if [ -t 1 ]; then
         $as_root "$@"
     else
-        $as_root "$@" > "$scratch/apt.log" 2>&1 || { apt_status=$?; tail -n 30 "$scratch/apt.log" >&2; return $apt_status; }
+        apt_status=0
+        $as_root "$@" > "$scratch/apt.log" 2>&1 || apt_status=$?
+        [ $apt_status -eq 0 ] || tail -n 30 "$scratch/apt.log" >&2
+        return $apt_status
     fi
 }
 

@@ -3,12 +3,13 @@
 """Builds anyrank, checks its sources and runs its tests; the last line is "N passed, M failed[, K skipped]".
 
 What counts as one: each test of a Criterion program (from its own closing line), each program with a plain main, each
-check of the sources, each build that fails, and each sanitizer's run of the programs as a whole. A Criterion program that
-ran no test, printed no closing line or reported a leak counts as a failure, because Criterion itself exits 0 then.
+check of the sources, each build that fails, and each sanitizer's run of the programs as a whole. A Criterion program
+that ran no test, printed no closing line or reported a leak counts as a failure, because Criterion itself exits 0 then.
 """
 
 import argparse
 import concurrent.futures
+import json
 import os
 import pathlib
 import re
@@ -111,9 +112,9 @@ class Report:
 def run(command, limit, environment=None):
     """Runs a command in a process group of its own; gives (exit status, output, seconds, timed out)."""
     start = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, text=True, errors="replace",
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True)
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, text=True,
+                               errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, start_new_session=True)
     timed_out = False
     try:
         output, _ = process.communicate(timeout=limit)
@@ -138,12 +139,12 @@ def exit_text(status):
         return f"killed by signal {-status}"
 
 
-# --- programs ----------------------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------------
 
 
 class Program:
-    """A test program: tests/<folder>/<stem>.c, built as <build>/tests/<stem>. Those of tests/extended run for minutes to
-    hours, have a plain main, and are built only with ANYRANK_EXTENDED."""
+    """A test program: tests/<folder>/<stem>.c, built as <build>/tests/<stem>. Those of tests/extended run for minutes
+    to hours, have a plain main, and are built only with ANYRANK_EXTENDED."""
 
     def __init__(self, source):
         self.folder, self.stem = source.parent.name, source.stem
@@ -210,21 +211,35 @@ def run_program(program, build, report):
     return judge(program.name, status, output, seconds, timed_out, limit)
 
 
+def read_seconds(path):
+    """What each program took in an earlier run of this build directory; empty if there was none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
 def run_programs(selected, build, report, jobs, label=""):
-    """Runs programs, `jobs` at a time, and reports each as it ends; gives the results. label: of a sanitizer, whose runs
-    count as one in the end."""
+    """Runs programs, `jobs` at a time, and reports each as it ends; gives the results. label: of a sanitizer, whose
+    runs count as one in the end."""
     results = []
+    seconds_path = ROOT / build / "test_seconds.json"
+    seconds = read_seconds(seconds_path)
+    # The longest first, as far as they are known: none of them is left to run alone at the end.
+    selected = sorted(selected, key=lambda program: -seconds.get(program.name, 0.0))
     with concurrent.futures.ThreadPoolExecutor(max_workers=jobs) as pool:
         futures = [pool.submit(run_program, program, build, report) for program in selected]
         for future in concurrent.futures.as_completed(futures):
             result = future.result()
+            seconds[result.name] = round(result.seconds, 2)
             result.name = label + result.name
             results.append(result)
             report.add(result, counts=not label)
+    seconds_path.write_text(json.dumps(seconds, indent=1), encoding="utf-8")
     return results
 
 
-# --- checks of the sources -----------------------------------------------------------------------------------------------
+# --- checks of the sources --------------------------------------------------------------------------------------------
 
 
 def sources(*suffixes):
@@ -253,7 +268,8 @@ def check_format(name):
     if major < FORMAT_MAJOR:
         return Result(name, skips=[f"clang-format {major} is too old; {FORMAT_MAJOR} or newer is needed"])
     result = simple_check(name, [tool, "--dry-run", "--Werror", *sources(".c", ".h", ".cu", ".cuh")])
-    files = sorted(set(re.findall(r"^(\S+?):\d+:\d+: error: code should be clang-formatted", result.output, re.MULTILINE)))
+    complaint = re.compile(r"^(\S+?):\d+:\d+: error: code should be clang-formatted", re.MULTILINE)
+    files = sorted(set(complaint.findall(result.output)))
     if files:
         result.output = f"clang-format -i (version {FORMAT_MAJOR}) puts these right:\n" + "\n".join(files)
     if result.failed and major > FORMAT_MAJOR:
@@ -298,7 +314,7 @@ def source_checks(build):
     return checks
 
 
-# --- builds ----------------------------------------------------------------------------------------------------------------
+# --- builds -----------------------------------------------------------------------------------------------------------
 
 
 def build_preset(preset, report, extended=False):
@@ -343,11 +359,11 @@ def matching(names, name):
 def parse_arguments():
     parser = argparse.ArgumentParser(
         prog="./test", description="Builds anyrank, checks its sources and runs its tests.",
-        epilog="examples: ./test --quick; ./test sim (every program and check with 'sim' in its name, without "
-               "sanitizers); ./test asan")
+        epilog="examples: ./test --quick; ./test sim (every program and check with 'sim' in its name); ./test tsan; "
+               "./test asan sim")
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help="run only programs and checks whose name contains NAME; 'asan' and 'tsan' name the "
-                             "sanitizers' runs")
+                        help="run only programs and checks whose name contains NAME, without sanitizers; 'asan' and "
+                             "'tsan' among the names run them under these sanitizers instead")
     parser.add_argument("--quick", action="store_true", help="leave the sanitizers out")
     parser.add_argument("--extended", action="store_true", help="also run the long programs of tests/extended")
     parser.add_argument("--list", action="store_true", help="print the names and run nothing")
@@ -366,13 +382,14 @@ def main():
     if not arguments.names and not arguments.quick:
         sanitizers = list(SANITIZERS)
     everything = programs(arguments.extended)
-    only_sanitizers = bool(sanitizers) and not names and bool(arguments.names)
-    selected = [] if only_sanitizers else [p for p in everything if matching(names, p.name)]
+    only_sanitizers = bool(sanitizers) and bool(arguments.names)
+    fitting = [p for p in everything if matching(names, p.name)]
+    selected = [] if only_sanitizers else fitting
     checks = [] if only_sanitizers else [c for c in source_checks("build") if matching(names, c[0])]
     if arguments.list:
         print("\n".join([name for name, _ in checks] + [p.name for p in selected] + sanitizers))
         return 0
-    if names and not selected and not checks:
+    if names and not fitting and not checks:
         print(f"test: no program or check has {' or '.join(names)} in its name; ./test --list prints the names",
               file=sys.stderr)
         return 2
@@ -394,7 +411,7 @@ def main():
             run_programs(selected, "build", report, arguments.jobs)
         for preset in sanitizers:
             title, fits = SANITIZERS[preset]
-            sanitizer_run(preset, title, [p for p in everything if fits(p) and not p.extended], report, arguments.jobs)
+            sanitizer_run(preset, title, [p for p in fitting if fits(p) and not p.extended], report, arguments.jobs)
     except KeyboardInterrupt:
         report.clear()
         print("interrupted")
