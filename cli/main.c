@@ -21,14 +21,14 @@ typedef struct subcommand {
 /* In the order in which a person meets them. */
 static const subcommand subcommands[] = {
     {"check", "compare every tensor of a training step with one rank's, bit for bit", ari_command_check},
-    {"grads", "write outputs and gradients of one forward and backward", NULL},
+    {"grads", "write outputs and gradients of one forward and backward", ari_command_grads},
     {"train", "train on text, the same bits on every layout", NULL},
     {"verify", "compare two dumps of tensors", NULL},
     {"reshard", "split and merge checkpoints", NULL},
     {"plan", "memory, bytes and time of every legal layout", NULL},
     {"lint", "check a parallel plan without running numbers", NULL},
-    {"bugs", "list the faults that can be injected", NULL},
-    {"bench", "time collectives, contractions, blocks and steps", NULL},
+    {"bugs", "list the faults that can be injected", ari_command_bugs},
+    {"bench", "time collectives, contractions, blocks and steps", ari_command_bench},
     {"info", "what this machine has, and which paths are chosen", ari_command_info},
     {"probe-gemm", NULL, ari_command_probe_gemm},
 };

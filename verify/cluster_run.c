@@ -41,7 +41,7 @@ static size_t weight_bytes(ar_model *m)
     return bytes;
 }
 
-static ar_status step(ar_ctx *ctx, ar_model *m, ar_saved *saved, const ari_cluster_options *o, float *loss)
+static ar_status forward_backward(ar_ctx *ctx, ar_model *m, ar_saved *saved, const ari_cluster_options *o, float *loss)
 {
     if (o->weights)
         AR_TRY(ar_model_set(m, ctx, o->weights, o->weights_user));
@@ -49,6 +49,21 @@ static ar_status step(ar_ctx *ctx, ar_model *m, ar_saved *saved, const ari_clust
         AR_TRY(ar_model_fresh(m, ctx, o->seed));
     AR_TRY(ar_model_forward(m, ctx, saved, loss, o->batch));
     return o->forward_only ? AR_OK : ar_model_backward(m, ctx, saved, o->batch);
+}
+
+static ar_status step(ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
+{
+    ar_model *model = NULL;
+    ar_saved *saved = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_saved_create(&saved));
+    AR_TRY_TO(done, st, ar_model_create(&model, ctx, o->config, &o->plan));
+    AR_TRY_TO(done, st, forward_backward(ctx, model, saved, o, &result->loss));
+    result->weights = weight_bytes(model);
+done:
+    ar_model_destroy(model);
+    ar_saved_destroy(saved);
+    return st;
 }
 
 static ar_status rank_main(ar_comm *world, void *arg)
@@ -59,8 +74,6 @@ static ar_status rank_main(ar_comm *world, void *arg)
     rank_result *result = &j->rank[r];
     ar_device *device = NULL;
     ar_ctx *ctx = NULL;
-    ar_model *model = NULL;
-    ar_saved *saved = NULL;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_device_cpu_create(&device, ari_core_budget(o->threads, o->tp)));
     const ar_ctx_options options = {.device = device,
@@ -70,18 +83,13 @@ static ar_status rank_main(ar_comm *world, void *arg)
                                     .tap = o->tap,
                                     .tap_user = o->tap_user ? o->tap_user[r] : NULL};
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_model_create(&model, ctx, o->config, &o->plan));
-    AR_TRY_TO(done, st, step(ctx, model, saved, o, &result->loss));
+    AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : step(ctx, o, result));
     ar_comm_counted(world, &result->read, &result->written);
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
         result->calls[k] = ar_comm_calls(world, ari_collective_kind[k]);
     size_t now = 0;
     ar_ctx_memory(ctx, &now, &result->peak);
-    result->weights = weight_bytes(model);
 done:
-    ar_model_destroy(model);
-    ar_saved_destroy(saved);
     ar_ctx_destroy(ctx);
     ar_device_destroy(device);
     return st;

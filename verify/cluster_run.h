@@ -21,6 +21,9 @@ typedef struct ari_cluster_options {
     bool forward_only;
     ar_tap_fn tap;   /* NULL: nobody listens */
     void **tap_user; /* [tp] */
+    /* What a rank does in place of the model's step: NULL, or called on every rank. */
+    ar_status (*body)(void *user, ar_ctx *ctx);
+    void *body_user;
 } ari_cluster_options;
 
 #define ARI_COLLECTIVE_KINDS 7

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "verify/boxes.h"
 
 static uint32_t bits_of(float x)
 {
@@ -45,17 +46,22 @@ void ari_comparator_fini(ari_comparator *c)
     *c = (ari_comparator){0};
 }
 
-/* A run of elements along the last dimension of a box. */
-typedef struct run {
-    const float *local;
-    ptrdiff_t stride;
-    size_t count, full, local_index;
-} run;
+typedef struct comparing {
+    ari_finding *finding;
+    const float *reference;
+    float *gathered; /* NULL: not wanted, or not this rank's to write */
+    bool counts;     /* this rank's elements count as covered */
+} comparing;
 
-static void compare_run(ari_finding *f, const run *r, const float *reference)
+static void compare_run(void *user, const ari_box_run *r)
 {
+    const comparing *c = user;
+    ari_finding *f = c->finding;
+    f->covered += c->counts ? r->count : 0;
     for (size_t i = 0; i < r->count; i++) {
-        const float actual = r->local[(ptrdiff_t)i * r->stride], expected = reference[r->full + i];
+        const float actual = r->local[(ptrdiff_t)i * r->stride], expected = c->reference[r->full + i];
+        if (c->gathered)
+            c->gathered[r->full + i] = actual;
         if (bits_of(actual) == bits_of(expected))
             continue;
         const uint64_t ulp = ari_ulp_distance(actual, expected);
@@ -66,41 +72,6 @@ static void compare_run(ari_finding *f, const run *r, const float *reference)
             f->actual = actual;
         }
         f->different++;
-    }
-}
-
-/* Walks the runs of all boxes. What a run does: compare, and copy into the gathered tensor. */
-static void walk(ari_finding *f, const ar_tap_event *e, const float *reference, float *gathered)
-{
-    const ar_layout *o = e->layout;
-    const int nd = o->ndim;
-    for (size_t k = 0; k < o->nbox; k++) {
-        const ar_box *b = &o->box[k];
-        size_t runs = 1;
-        for (int d = 0; d + 1 < nd; d++)
-            runs *= b->extent[d];
-        const size_t width = nd > 0 ? b->extent[nd - 1] : 1;
-        for (size_t i = 0; i < runs && width > 0; i++) {
-            size_t rest = i, full = 0, full_stride = 1, index = 0, index_stride = 1;
-            ptrdiff_t offset = 0;
-            for (int d = nd - 1; d >= 0; d--) {
-                const size_t x = d == nd - 1 ? 0 : rest % b->extent[d];
-                rest = d == nd - 1 ? rest : rest / b->extent[d];
-                full += (b->global[d] + x) * full_stride;
-                index += (b->local[d] + x) * index_stride;
-                offset += (ptrdiff_t)(b->local[d] + x) * e->local->stride[d];
-                full_stride *= o->shape[d];
-                index_stride *= e->local->shape[d];
-            }
-            const run r = {(const float *)e->local->data.ptr + offset, nd > 0 ? e->local->stride[nd - 1] : 1, width,
-                           full, index};
-            compare_run(f, &r, reference);
-            if (o->replica != 0)
-                continue;
-            f->covered += width;
-            for (size_t j = 0; gathered && j < width; j++)
-                gathered[full + j] = r.local[(ptrdiff_t)j * r.stride];
-        }
     }
 }
 
@@ -141,7 +112,10 @@ ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
     f->layout = *e->layout;
     f->ndim = e->local->ndim;
     memcpy(f->shape, e->local->shape, sizeof f->shape);
-    walk(f, e, c->reference->tensor[i].values, c->gathered ? c->gathered[i] : NULL);
+    const bool first_copy = e->layout->replica == 0;
+    comparing user_data = {f, c->reference->tensor[i].values, c->gathered && first_copy ? c->gathered[i] : NULL,
+                           first_copy};
+    ari_for_each_run(e->local, e->layout, compare_run, &user_data);
     if (f->different > 0 && c->kept_count < ARI_KEPT_COPIES)
         return keep_copy(c, i, e->local);
     return AR_OK;
@@ -171,28 +145,15 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
     return v;
 }
 
-/* The reference's values at the places of a layout's boxes. */
-static void copy_boxes(float *local, const ari_finding *f, const float *reference)
+typedef struct filling {
+    float *local;
+    const float *reference;
+} filling;
+
+static void fill_run(void *user, const ari_box_run *r)
 {
-    const ar_layout *o = &f->layout;
-    for (size_t k = 0; k < o->nbox; k++) {
-        const ar_box *b = &o->box[k];
-        size_t count = 1;
-        for (int d = 0; d < o->ndim; d++)
-            count *= b->extent[d];
-        for (size_t i = 0; i < count; i++) {
-            size_t rest = i, full = 0, full_stride = 1, index = 0, index_stride = 1;
-            for (int d = o->ndim - 1; d >= 0; d--) {
-                const size_t x = rest % b->extent[d];
-                rest /= b->extent[d];
-                full += (b->global[d] + x) * full_stride;
-                index += (b->local[d] + x) * index_stride;
-                full_stride *= o->shape[d];
-                index_stride *= f->shape[d];
-            }
-            local[index] = reference[full];
-        }
-    }
+    const filling *f = user;
+    memcpy(f->local + r->local_index, f->reference + r->full, r->count * sizeof(float));
 }
 
 ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor)
@@ -207,9 +168,14 @@ ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t ten
     if (f->different > 0 && !kept)
         return ar_error_set(AR_ERR_NOT_FOUND, "no copy of tensor %zu was kept", tensor);
     AR_TRY(ari_alloc_zero((void **)gives, count, sizeof(float), "a copy of a tensor"));
-    if (kept)
+    if (kept) {
         memcpy(*gives, kept, count * sizeof(float));
-    else
-        copy_boxes(*gives, f, c->reference->tensor[tensor].values);
+        return AR_OK;
+    }
+    /* No difference: the reference's values at the places of the boxes. */
+    ar_tensor view;
+    filling user = {*gives, c->reference->tensor[tensor].values};
+    AR_TRY(ar_tensor_view(&view, AR_F32, f->ndim, f->shape, (ar_buf){*gives}));
+    ari_for_each_run(&view, &f->layout, fill_run, &user);
     return AR_OK;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/nearest.h"
 
+#include <stdint.h>
 #include <string.h>
 
 enum { LONGEST = 64 };
@@ -11,12 +12,12 @@ static size_t least(size_t a, size_t b, size_t c)
     return ab < c ? ab : c;
 }
 
-/* Levenshtein's distance, one row at a time; words longer than LONGEST count as far away. */
+/* Levenshtein's distance, one row at a time; words longer than LONGEST are near nothing. */
 static size_t distance(const char *a, const char *b)
 {
     const size_t n = strlen(a), m = strlen(b);
     if (n > LONGEST || m > LONGEST)
-        return LONGEST;
+        return SIZE_MAX;
     size_t row[LONGEST + 1];
     for (size_t j = 0; j <= m; j++)
         row[j] = j;

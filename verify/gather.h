@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_GATHER_H
+#define ARI_VERIFY_GATHER_H
+
+#include "anyrank/context.h"
+#include "anyrank/safetensors.h"
+
+/* Full tensors put together from what the ranks tap. Ranks share one gatherer; each writes its own boxes only. */
+typedef struct ari_gathered {
+    char tap[160];  /* name of the tap */
+    char pass;
+    char name[160]; /* name in the file */
+    int ndim;
+    size_t shape[AR_MAX_DIMS];
+    size_t count;
+    float *values;
+    int file; /* which file it goes to */
+} ari_gathered;
+
+typedef struct ari_gatherer {
+    ari_gathered *list;
+    size_t count, capacity;
+} ari_gatherer;
+
+/** Wants a tensor; values are zero until a rank taps it. */
+AR_NODISCARD ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim,
+                                       const size_t *shape, int file);
+/** An ar_tap_fn; user: the ari_gatherer, the same for all ranks. */
+AR_NODISCARD ar_status ari_gather_tap(void *user, const ar_tap_event *event);
+void ari_gatherer_fini(ari_gatherer *g);
+/** Writes the tensors of one file. */
+AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, int file, const char *path);
+/** SHA-256 over all tensors of all files, by name. */
+AR_NODISCARD ar_status ari_gather_hash(const ari_gatherer *g, char hex[65]);
+
+#endif

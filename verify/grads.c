@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/grads.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ref/models/param_list.h"
+#include "verify/block_case.h"
+#include "verify/cluster_run.h"
+#include "verify/estimate.h"
+#include "verify/gather.h"
+#include "verify/input_batch.h"
+#include "verify/weights.h"
+
+enum { OUTPUTS_FILE, GRADS_FILE };
+
+static ar_status make_folder(const char *path)
+{
+    if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        return ar_error_set(AR_ERR_IO, "%s: cannot make the folder: %s", path, strerror(errno));
+    struct stat s;
+    if (stat(path, &s) != 0 || !S_ISDIR(s.st_mode))
+        return ar_error_set(AR_ERR_IO, "%s: is not a folder", path);
+    return AR_OK;
+}
+
+static ar_status want_gradient(void *user, const char *name, int ndim, const size_t *shape)
+{
+    return ari_gather_want(user, name, 'g', name, ndim, shape, GRADS_FILE);
+}
+
+/* Logits, loss, hidden states as Hugging Face returns them, and every gradient. */
+static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b)
+{
+    static const char *const embedded[] = {
+        [AR_ARCH_LLAMA] = "model.embed_tokens", [AR_ARCH_GPT2] = "transformer.drop", [AR_ARCH_STACK] = "embed"};
+    static const char *const final_norm[] = {[AR_ARCH_LLAMA] = "model.norm", [AR_ARCH_GPT2] = "transformer.ln_f"};
+    const size_t hidden[3] = {b->batch, b->seq, c->hidden}, logits[3] = {b->batch, b->seq, c->vocab}, one[1] = {1};
+    if (c->arch != AR_ARCH_STACK)
+        AR_TRY(ari_gather_want(g, "lm_head", 'f', "logits", 3, logits, OUTPUTS_FILE));
+    AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, one, OUTPUTS_FILE));
+    for (size_t i = 0; i <= c->layers; i++) {
+        char tap[96], name[48];
+        ar_block_options unused;
+        const ar_plan plan = {AR_MLP_COLUMN_ROW};
+        if (i == 0)
+            snprintf(tap, sizeof tap, "%s", embedded[c->arch]);
+        else if (i == c->layers && c->final_norm)
+            snprintf(tap, sizeof tap, "%s", final_norm[c->arch]);
+        else
+            AR_TRY(ar_config_block(c, i - 1, &plan, &unused, tap, sizeof tap));
+        snprintf(name, sizeof name, "hidden_states.%zu", i);
+        AR_TRY(ari_gather_want(g, tap, 'f', name, 3, hidden, OUTPUTS_FILE));
+    }
+    return ari_param_list(c, want_gradient, g);
+}
+
+static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options, ari_gatherer *g,
+                     ar_grads_result *result)
+{
+    void **users = malloc((size_t)o->tp * sizeof *users);
+    if (!users)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %d ranks", o->tp);
+    for (int r = 0; r < o->tp; r++)
+        users[r] = g;
+    ari_cluster_result done;
+    run_options->tp = o->tp;
+    run_options->plan = o->plan;
+    run_options->seed = o->seed;
+    run_options->threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    run_options->sim =
+        (ar_sim_options){.algorithm = o->algorithm, .timeout_ns = o->timeout_ns ? o->timeout_ns : 60000000000u};
+    run_options->tap = ari_gather_tap;
+    run_options->tap_user = users;
+    const ar_status st = ari_cluster_run(&done, run_options);
+    free(users);
+    free(done.reports);
+    result->loss = done.loss;
+    result->seconds = done.seconds;
+    return st;
+}
+
+static ar_status write_file(const ari_gatherer *g, int file, const char *folder, const char *name, char path[600])
+{
+    if (snprintf(path, 600, "%s/%s", folder, name) >= 600)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", folder);
+    return ari_gather_write(g, file, path);
+}
+
+static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grads_options *o)
+{
+    AR_TRY(ar_config_check_tp(c, o->tp, &o->plan));
+    if ((c->learned_positions || c->rope) && b->seq > c->max_positions)
+        return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", b->seq,
+                            c->max_positions, c->name);
+    ari_estimate e;
+    AR_TRY(ari_estimate_check(&e, c, b->batch, b->seq, o->tp, 1));
+    return ari_estimate_fits(&e);
+}
+
+static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options *o)
+{
+    char folder[512];
+    ar_config c;
+    ari_input_batch input = {0};
+    ari_weights *weights = NULL;
+    ari_gatherer g = {0};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_model_path(folder, sizeof folder, o->model));
+    AR_TRY_TO(done, st, ar_config_load(&c, folder));
+    AR_TRY_TO(done, st, ari_input_batch_load(&input, &c, o->input));
+    AR_TRY_TO(done, st, check_case(&c, &input.batch, o));
+    AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
+    AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
+    ari_cluster_options run_options = {.config = &c,
+                                       .batch = &input.batch,
+                                       .weights = weights ? ari_weights_find : NULL,
+                                       .weights_user = weights};
+    AR_TRY_TO(done, st, run(o, &run_options, &g, result));
+    AR_TRY_TO(done, st, make_folder(o->out));
+    AR_TRY_TO(done, st, write_file(&g, OUTPUTS_FILE, o->out, "outputs.safetensors", result->file[0]));
+    AR_TRY_TO(done, st, write_file(&g, GRADS_FILE, o->out, "grads.safetensors", result->file[1]));
+    AR_TRY_TO(done, st, ari_gather_hash(&g, result->outputs_hash));
+    result->tensors = g.count;
+done:
+    ari_gatherer_fini(&g);
+    ari_weights_destroy(weights);
+    ari_input_batch_fini(&input);
+    return st;
+}
+
+static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options *o)
+{
+    ari_block_case block = {0};
+    ari_gatherer g = {0};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
+    AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o));
+    AR_TRY_TO(done, st, ari_block_case_want(&block, &g));
+    block.plan = o->plan;
+    ari_cluster_options run_options = {
+        .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
+    AR_TRY_TO(done, st, run(o, &run_options, &g, result));
+    AR_TRY_TO(done, st, make_folder(o->out));
+    AR_TRY_TO(done, st, write_file(&g, 0, o->out, "block.safetensors", result->file[0]));
+    AR_TRY_TO(done, st, ari_gather_hash(&g, result->outputs_hash));
+    result->tensors = g.count;
+done:
+    ari_gatherer_fini(&g);
+    ari_block_case_fini(&block);
+    return st;
+}
+
+ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o)
+{
+    *result = (ar_grads_result){0};
+    if (!o->out || (o->model != NULL) == (o->block != NULL) || (o->model != NULL) != (o->input != NULL))
+        return ar_error_set(AR_ERR_ARG, "gradients need an output folder, and a model with an input or a block");
+    return o->model ? grads_of_model(result, o) : grads_of_block(result, o);
+}
