@@ -5,43 +5,47 @@
 #include "ref/cpu/simd.h"
 #include "ref/numerics/accumulator.h"
 
-/* The order-independent accumulator (docs/numerics.md, section 3) over arrays. The loops do what ari_acc_add and
- * ari_acc_raise do, without branches, and take slices t and t-1 of a value in one shift: with the significand m < 2^24
- * at bit p of |v|*2^149, the window of 64 bits from bit 32(t-1) on holds both, and m fits it because t is at least the
- * value's own top. For a flagged element, t = 255, the window lies beyond every value and is 0. */
+/* The order-independent accumulator (docs/numerics.md, section 3) over arrays, in its two-phase form: the highest slice
+ * of state and value first, raise where that is new (rare after the first few values), then plain additions. The same
+ * states as ari_acc_add's. */
 
 #define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
 
-/* 2^32 - 1 in the low half: slice t-1 of a window. */
-#define LOW_SLICE 0xffffffffu
+/* now[i] = the larger of t[i] and the top slice of v[i]; whether any is larger than t[i]. */
+ARI_SIMD static bool tops_of(uint8_t *restrict now, const uint8_t *restrict t, const float *restrict v, size_t n)
+{
+    unsigned int raised = 0;
+    for (size_t i = 0; i < n; i++) {
+        const uint8_t top = (uint8_t)ari_acc_top(v[i]);
+        const uint8_t larger = top > t[i] ? top : t[i];
+        raised |= (unsigned int)(larger ^ t[i]);
+        now[i] = larger;
+    }
+    return raised != 0;
+}
 
-ARI_SIMD static void add_run(uint8_t *restrict t, int64_t *restrict h, int64_t *restrict l, const float *restrict v,
-                             size_t n)
+/* h += slice t of v, l += slice t-1 of v, for t at least the top of v. With the significand m < 2^24 at bit p of
+ * |v|*2^149, the 64 bits from bit 32(t-1) on hold both slices, and m lies below their end: they are m*2^40 shifted
+ * right by 40 - (p - 32(t-1)) >= 0. For a flagged element, t = 255, that is beyond every value: nothing is added. */
+ARI_SIMD static void add_slices(int64_t *restrict h, int64_t *restrict l, const uint8_t *restrict t,
+                                const float *restrict v, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        const uint64_t bits = ari_bits32(v[i]);
-        const int64_t biased = (int64_t)((bits >> 23) & 0xffu);
-        const uint64_t significand = (bits & 0x7fffffu) | (biased != 0 ? 0x800000u : 0u);
-        const int64_t place = biased - (biased != 0 ? 1 : 0);
-        const int64_t finite_top = biased == 0 ? 0 : (int64_t)((uint64_t)(biased + 22) >> 5);
-        const int64_t top = biased == 255 ? ARI_ACC_NONFINITE : finite_top;
-        const int64_t old = t[i];
-        const int64_t now = top > old ? top : old;
-        /* Raising by one slice moves H down to L; by more, or to the flag, drops both. */
-        const int64_t kept_h = now == old ? h[i] : 0;
-        const int64_t moved = now == old + 1 && now != ARI_ACC_NONFINITE ? h[i] : 0;
-        const int64_t kept_l = now == old ? l[i] : moved;
-        const int64_t shift = place - 32 * (now - 1);
-        const uint64_t up = (uint64_t)(shift < 0 ? 0 : shift) & 63u;
-        const int64_t down = shift < 0 ? -shift : 0;
-        const uint64_t window = (significand << up) >> (down > 63 ? 63 : down);
-        const uint64_t sign = 0u - (bits >> 31); /* all ones for a negative value: x -> (x ^ sign) - sign negates */
-        t[i] = (uint8_t)now;
-        h[i] = (int64_t)((uint64_t)kept_h + (((window >> 32) ^ sign) - sign));
-        l[i] = (int64_t)((uint64_t)kept_l + (((window & LOW_SLICE) ^ sign) - sign));
+        const uint32_t bits = ari_bits32(v[i]);
+        const int32_t biased = (int32_t)((bits >> 23) & 0xffu);
+        const uint32_t significand = (bits & 0x7fffffu) | (biased != 0 ? 0x800000u : 0u);
+        const int32_t place = biased != 0 ? biased - 1 : 0;
+        const int32_t right = 40 - place + 32 * ((int32_t)t[i] - 1);
+        const uint64_t shifted = ((uint64_t)significand << 40) >> (right & 63);
+        const uint64_t window = right > 63 ? 0u : shifted;
+        const uint64_t sign =
+            0u - (uint64_t)(bits >> 31); /* all ones for a negative value: (x ^ sign) - sign negates */
+        h[i] = (int64_t)((uint64_t)h[i] + (((window >> 32) ^ sign) - sign));
+        l[i] = (int64_t)((uint64_t)l[i] + (((window & 0xffffffffu) ^ sign) - sign));
     }
 }
 
+/* Raising by one slice moves H down to L; by more, or to the flag, drops both. */
 ARI_SIMD static void raise_run(uint8_t *restrict t, int64_t *restrict h, int64_t *restrict l,
                                const uint8_t *restrict t_new, size_t n)
 {
@@ -82,7 +86,10 @@ static void add_piece(const acc_view *acc, size_t row, const ar_tensor *terms, s
         x = gathered;
     }
     const size_t at = row * acc->cols + from;
-    add_run(acc->t + at, acc->h + at, acc->l + at, x, n);
+    uint8_t now[CHUNK];
+    if (tops_of(now, acc->t + at, x, n))
+        raise_run(acc->t + at, acc->h + at, acc->l + at, now, n);
+    add_slices(acc->h + at, acc->l + at, acc->t + at, x, n);
 }
 
 /* The row of the accumulator that row r of the terms goes to; negative: none. */
@@ -142,18 +149,25 @@ ar_status ari_cpu_acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_c
     return AR_OK;
 }
 
-/* Writes values[0..n), elements [from, from + n) in row-major order, through the strides of y. */
+/* Writes values[0..n), elements [from, from + n) in row-major order, through the strides of y, a run along the last
+ * dimension at a time. */
 static void scatter(const ar_tensor *y, size_t from, const float *values, size_t n)
 {
-    float *out = y->data.ptr;
-    for (size_t i = 0; i < n; i++) {
-        size_t rest = from + i;
-        ptrdiff_t at = 0;
-        for (int dim = y->ndim - 1; dim >= 0; dim--) {
-            at += (ptrdiff_t)(rest % y->shape[dim]) * y->stride[dim];
+    const size_t inner = y->shape[y->ndim - 1];
+    const ptrdiff_t stride = y->stride[y->ndim - 1];
+    while (n > 0) {
+        float *out = (float *)y->data.ptr + (ptrdiff_t)(from % inner) * stride;
+        size_t rest = from / inner;
+        for (int dim = y->ndim - 2; dim >= 0; dim--) {
+            out += (ptrdiff_t)(rest % y->shape[dim]) * y->stride[dim];
             rest /= y->shape[dim];
         }
-        out[at] = values[i];
+        const size_t run = inner - from % inner < n ? inner - from % inner : n;
+        for (size_t i = 0; i < run; i++)
+            out[(ptrdiff_t)i * stride] = values[i];
+        from += run;
+        values += run;
+        n -= run;
     }
 }
 
