@@ -52,10 +52,9 @@ ARI_SIMD static void raise_run(uint8_t *restrict t, int64_t *restrict h, int64_t
     for (size_t i = 0; i < n; i++) {
         const int64_t old = t[i];
         const int64_t now = t_new[i] > old ? t_new[i] : old;
-        const int64_t kept_h = now == old ? h[i] : 0;
-        const int64_t moved = now == old + 1 && now != ARI_ACC_NONFINITE ? h[i] : 0;
+        const int64_t moved = now == old + 1 ? h[i] : 0;
         l[i] = now == old ? l[i] : moved;
-        h[i] = kept_h;
+        h[i] = now == old ? h[i] : 0;
         t[i] = (uint8_t)now;
     }
 }
