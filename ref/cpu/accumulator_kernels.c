@@ -182,11 +182,14 @@ ar_status ari_cpu_acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cb
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < chunks; i++) {
-        float values[CHUNK];
         const size_t from = i * CHUNK, count = n - from < CHUNK ? n - from : CHUNK;
-        value_run(contiguous ? (float *)y->data.ptr + from : values, top + from, h + from, l + from, count);
-        if (!contiguous)
-            scatter(y, from, values, count);
+        if (contiguous) {
+            value_run((float *)y->data.ptr + from, top + from, h + from, l + from, count);
+            continue;
+        }
+        float values[CHUNK] = {0};
+        value_run(values, top + from, h + from, l + from, count);
+        scatter(y, from, values, count);
     }
     return AR_OK;
 }
