@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The conjugate operators f, f*, g, g*: each backward is the transpose of its forward, <A x, y> = <x, A^T y>. The values are
+ * small integers, so that every sum is exact and the two sides are equal as integers. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "anyrank/layers.h"
+#include "support/rank_run.h"
+
+TestSuite(region, .timeout = 60);
+
+enum { MOST_RANKS = 4, TOKENS = 3, WIDTH = 2, MOST = TOKENS * WIDTH * MOST_RANKS };
+
+typedef ar_status (*map)(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+typedef struct operator_case {
+    const char *name;
+    map forward, backward;
+    bool x_whole, y_whole; /* every rank holds the one value: it counts once; else the ranks' values side by side */
+    bool x_wide, y_wide;   /* WIDTH*N features in place of WIDTH */
+} operator_case;
+
+/* f copies one x to N places; f* adds N values up to one; g gathers blocks; g* takes blocks. */
+static const operator_case cases[] = {
+    {"copy", ar_copy_to_region, ar_copy_to_region_backward, true, false, false, false},
+    {"reduce", ar_reduce_from_region, ar_reduce_from_region_backward, false, true, false, false},
+    {"gather", ar_gather_from_region, ar_gather_from_region_backward, false, true, false, true},
+    {"scatter", ar_scatter_to_region, ar_scatter_to_region_backward, true, false, true, false},
+};
+
+typedef struct region_job {
+    const operator_case *c;
+    int ranks;
+    float x[MOST_RANKS][MOST], y[MOST_RANKS][MOST];   /* given */
+    float ax[MOST_RANKS][MOST], aty[MOST_RANKS][MOST]; /* A x, A^T y */
+} region_job;
+
+static size_t features(const region_job *j, bool wide)
+{
+    return wide ? WIDTH * (size_t)j->ranks : WIDTH;
+}
+
+/* -4 .. 4, other values on every rank unless the ranks hold one value. */
+static void fill(float v[MOST_RANKS][MOST], int salt, bool whole)
+{
+    for (int r = 0; r < MOST_RANKS; r++) {
+        for (int i = 0; i < MOST; i++)
+            v[r][i] = (float)(((i * 7 + salt) * 5 + (whole ? 0 : r * 3)) % 9 - 4);
+    }
+}
+
+static ar_status apply(ar_ctx *ctx, map a, float *to, size_t to_features, const float *from, size_t from_features)
+{
+    const size_t shape[3] = {1, TOKENS, from_features};
+    ar_tensor x, y;
+    AR_TRY(rank_upload(ctx, &x, 3, shape, from));
+    AR_TRY(a(ctx, &y, &x));
+    if (y.ndim != 3 || y.shape[2] != to_features || y.shape[1] != TOKENS)
+        return ar_error_set(AR_ERR_SHAPE, "%zu features, expected %zu", y.shape[y.ndim - 1], to_features);
+    return ar_ctx_download(ctx, to, &y);
+}
+
+static ar_status both(ar_ctx *ctx, void *user)
+{
+    region_job *j = user;
+    const size_t r = rank_of(ctx), nx = features(j, j->c->x_wide), ny = features(j, j->c->y_wide);
+    AR_TRY(apply(ctx, j->c->forward, j->ax[r], ny, j->x[r], nx));
+    return apply(ctx, j->c->backward, j->aty[r], nx, j->y[r], ny);
+}
+
+/* <a, b> over the group: a whole value counts once, and is the same on every rank. */
+static long inner(const region_job *j, float a[MOST_RANKS][MOST], float b[MOST_RANKS][MOST], size_t n,
+                  bool whole)
+{
+    long sum = 0;
+    for (int r = 0; r < j->ranks; r++) {
+        cr_assert(!whole || (memcmp(a[r], a[0], n * sizeof(float)) == 0 && memcmp(b[r], b[0], n * sizeof(float)) == 0),
+                  "%s: rank %d holds another value than rank 0", j->c->name, r);
+        for (size_t i = 0; i < n && (!whole || r == 0); i++)
+            sum += (long)a[r][i] * (long)b[r][i];
+    }
+    return sum;
+}
+
+Test(region, every_backward_is_the_transpose_of_its_forward)
+{
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        for (int ranks = 1; ranks <= 4; ranks++) {
+            static region_job j;
+            j = (region_job){.c = &cases[k], .ranks = ranks};
+            fill(j.x, 1, cases[k].x_whole);
+            fill(j.y, 2, cases[k].y_whole);
+            const rank_run_options o = {.ranks = ranks};
+            cr_assert_eq(rank_run(&o, both, &j), AR_OK, "%s: %s", cases[k].name, ar_error_message());
+            const size_t nx = TOKENS * features(&j, cases[k].x_wide), ny = TOKENS * features(&j, cases[k].y_wide);
+            const long left = inner(&j, j.ax, j.y, ny, cases[k].y_whole);
+            const long right = inner(&j, j.x, j.aty, nx, cases[k].x_whole);
+            cr_assert_eq(left, right, "%s on %d ranks: <Ax, y> = %ld, <x, A'y> = %ld", cases[k].name, ranks, left, right);
+            cr_assert_neq(left, 0, "%s on %d ranks: these values show nothing", cases[k].name, ranks);
+        }
+    }
+}
+
+/* The transpose alone does not say which map it is: the values of each. */
+Test(region, gather_puts_blocks_in_rank_order_and_scatter_takes_them_back)
+{
+    static region_job j;
+    j = (region_job){.c = &cases[2], .ranks = 3};
+    fill(j.x, 1, false);
+    fill(j.y, 2, true);
+    const rank_run_options o = {.ranks = 3};
+    cr_assert_eq(rank_run(&o, both, &j), AR_OK, "%s", ar_error_message());
+    for (size_t i = 0; i < TOKENS * WIDTH * 3; i++) {
+        const size_t t = i / (WIDTH * 3), r = i % (WIDTH * 3) / WIDTH, f = i % WIDTH;
+        cr_assert_eq(j.ax[1][i], j.x[r][t * WIDTH + f]);
+        cr_assert_eq(j.aty[r][t * WIDTH + f], j.y[r][i]);
+    }
+    j.c = &cases[3];
+    fill(j.x, 1, true);
+    fill(j.y, 2, false);
+    cr_assert_eq(rank_run(&o, both, &j), AR_OK, "%s", ar_error_message());
+    for (size_t i = 0; i < TOKENS * WIDTH * 3; i++) {
+        const size_t t = i / (WIDTH * 3), r = i % (WIDTH * 3) / WIDTH, f = i % WIDTH;
+        cr_assert_eq(j.ax[r][t * WIDTH + f], j.x[0][i]);
+        cr_assert_eq(j.aty[1][i], j.y[r][t * WIDTH + f]);
+    }
+}
+
+Test(region, copy_keeps_the_value_and_reduce_adds_the_ranks)
+{
+    static region_job j;
+    j = (region_job){.c = &cases[1], .ranks = 4};
+    fill(j.x, 1, false);
+    fill(j.y, 2, true);
+    const rank_run_options o = {.ranks = 4};
+    cr_assert_eq(rank_run(&o, both, &j), AR_OK, "%s", ar_error_message());
+    for (size_t i = 0; i < TOKENS * WIDTH; i++) {
+        cr_assert_eq(j.ax[3][i], j.x[0][i] + j.x[1][i] + j.x[2][i] + j.x[3][i]);
+        cr_assert_eq(j.aty[3][i], j.y[0][i]);
+    }
+}

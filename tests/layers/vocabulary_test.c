@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Embedding, LM head and cross-entropy over a split vocabulary, in whole models: every tensor, the loss and every gradient
+ * have the bits of the independent baseline's, and stand where it has them. */
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "support/match.h"
+
+TestSuite(vocabulary, .timeout = 120);
+
+enum { B = 2, S = 6 };
+static const int one_two_four[] = {1, 2, 4, 0};
+
+/* A model of each architecture, with 4 KV heads so that 4 ranks are legal. */
+static ar_config model_of(ar_arch arch, size_t vocab, bool tied)
+{
+    ar_config c = match_config(arch, 1);
+    c.kv_heads = 4;
+    c.vocab = vocab;
+    c.tied = tied;
+    return c;
+}
+
+static void expect_same_bits(const ar_config *c, const ar_batch *batch)
+{
+    const match_case m = {.config = *c, .batch = *batch, .seed = 8};
+    size_t tensors = 0;
+    cr_assert_eq(match(&m, one_two_four, &tensors), AR_OK, "arch %d, V %zu, tied %d: %s", (int)c->arch, c->vocab,
+                 c->tied, ar_error_message());
+    cr_assert_gt(tensors, 40);
+}
+
+/* Both uses of the ids: looked up, and targets. On all architectures, tied and not. */
+static void expect_same_bits_everywhere(size_t vocab, const int64_t *ids)
+{
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
+    for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_STACK; arch++) {
+        for (int tied = 0; tied < (arch == AR_ARCH_STACK ? 1 : 2); tied++) {
+            const ar_config c = model_of((ar_arch)arch, vocab, tied);
+            expect_same_bits(&c, &batch);
+        }
+    }
+}
+
+/* V = 32: shards of 32, 16 and 8 rows. */
+Test(vocabulary, ids_and_targets_at_the_edges_of_shards_have_the_baselines_bits)
+{
+    static const int64_t ids[B * S] = {0, 15, 16, 31, 7, 8, 24, 23, 16, 15, 31, 0};
+    expect_same_bits_everywhere(32, ids);
+}
+
+/* ceil(257/4) = 65: rows 65, 65, 65, 62; ceil(257/2) = 129: 129, 128. */
+Test(vocabulary, a_vocabulary_that_does_not_divide_has_the_baselines_bits)
+{
+    static const int64_t ids[B * S] = {0, 64, 65, 129, 130, 128, 256, 195, 194, 255, 1, 256};
+    expect_same_bits_everywhere(257, ids);
+}
+
+/* ceil(5/4) = 2: rows 2, 2, 1, 0: the last rank holds nothing. */
+Test(vocabulary, a_rank_without_rows_has_the_baselines_bits)
+{
+    static const int64_t ids[B * S] = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0, 2, 4};
+    expect_same_bits_everywhere(5, ids);
+}
+
+/* V = 1 leaves three ranks of four without rows; the loss is log 1 = 0 and every gradient of the head is zero. */
+Test(vocabulary, a_vocabulary_of_one_has_the_baselines_bits)
+{
+    static const int64_t ids[B * S] = {0};
+    expect_same_bits_everywhere(1, ids);
+}
+
+Test(vocabulary, repeated_ids_add_up_to_the_baselines_bits)
+{
+    static const int64_t ids[B * S] = {7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 3, 7};
+    expect_same_bits_everywhere(11, ids);
+}
+
+Test(vocabulary, ignored_labels_have_the_baselines_bits)
+{
+    static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1};
+    /* Targets at the edges of shards of 3 and 6 rows, beside ignored ones; the first label of a sample predicts nothing. */
+    static const int64_t labels[B * S] = {10, -100, 5, 6, -100, 2, -100, 3, -100, -100, -100, 9};
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids, .labels = labels};
+    for (int tied = 0; tied < 2; tied++) {
+        ar_config c = model_of(AR_ARCH_LLAMA, 11, tied);
+        expect_same_bits(&c, &batch);
+        c = model_of(AR_ARCH_GPT2, 11, tied);
+        expect_same_bits(&c, &batch);
+    }
+}
+
+Test(vocabulary, without_a_target_loss_and_gradients_are_the_baselines_zeros)
+{
+    static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1};
+    static const int64_t labels[B * S] = {3, -100, -100, -100, -100, -100, 3, -100, -100, -100, -100, -100};
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids, .labels = labels};
+    const match_case m = {.config = model_of(AR_ARCH_GPT2, 11, true), .batch = batch, .seed = 8};
+    match_weights w = {.seed = m.seed};
+    ari_reference r = {0};
+    cr_assert_eq(match_baseline(&m, &w, &r), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(r.loss, 0.0);
+    for (size_t i = 0; i < r.count; i++) {
+        for (size_t k = 0; r.tensor[i].pass == 'g' && k < r.tensor[i].count; k++)
+            cr_assert(r.tensor[i].values[k] == 0.0f && !signbit(r.tensor[i].values[k]), "%s", r.tensor[i].name);
+    }
+    for (int tp = 1; tp <= 4; tp *= 2)
+        cr_assert_eq(match_ranks(&m, &w, &r, tp), AR_OK, "%s", ar_error_message());
+    ari_reference_fini(&r);
+    match_weights_fini(&w);
+}
+
+/* A sequence of one token has no target; a batch of one sample is the smallest. */
+Test(vocabulary, the_smallest_batches_have_the_baselines_bits)
+{
+    static const int64_t ids[2] = {4, 9};
+    for (size_t seq = 1; seq <= 2; seq++) {
+        const ar_batch batch = {.batch = 1, .seq = seq, .input_ids = ids};
+        const ar_config c = model_of(AR_ARCH_LLAMA, 11, true);
+        expect_same_bits(&c, &batch);
+    }
+}
+
+Test(vocabulary, masks_and_labels_together_have_the_baselines_bits)
+{
+    static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1};
+    static const int64_t labels[B * S] = {1, 2, 3, 4, -100, -100, 7, 8, 9, 10, 0, 1};
+    static const uint8_t padding[B * S] = {1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1};
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids, .labels = labels, .padding_mask = padding};
+    for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_STACK; arch++) {
+        const ar_config c = model_of((ar_arch)arch, 11, arch == AR_ARCH_GPT2);
+        expect_same_bits(&c, &batch);
+    }
+}
+
+Test(vocabulary, learned_positions_of_the_full_length_have_the_baselines_bits)
+{
+    static const int64_t ids[18] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 2, 3, 4, 5, 6, 7};
+    const ar_batch batch = {.batch = 2, .seq = 9, .input_ids = ids}; /* max_positions */
+    const ar_config c = model_of(AR_ARCH_GPT2, 11, false);
+    expect_same_bits(&c, &batch);
+}
+
+/* Logits of large magnitude: all of exp's results but the largest vanish, and log l is 0. */
+Test(vocabulary, extreme_logits_have_the_baselines_bits)
+{
+    static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1};
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
+    const match_case m = {
+        .config = model_of(AR_ARCH_LLAMA, 11, false), .batch = batch, .seed = 8, .scale = 60.0};
+    cr_assert_eq(match(&m, one_two_four, NULL), AR_OK, "%s", ar_error_message());
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/match.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/bits.h"
+#include "verify/compare.h"
+
+enum { MOST_RANKS = 16 };
+
+/* --- weights ---------------------------------------------------------------------------------------------------------- */
+
+const float *match_weights_find(void *user, const char *name, size_t count)
+{
+    const match_weights *w = user;
+    for (size_t i = 0; i < w->count; i++) {
+        if (w->at[i].n == count && strcmp(w->at[i].name, name) == 0)
+            return w->at[i].values;
+    }
+    return NULL;
+}
+
+const float *match_weights_make(void *user, const char *name, size_t count)
+{
+    match_weights *w = user;
+    const float *known = match_weights_find(w, name, count);
+    if (known || w->count == sizeof w->at / sizeof w->at[0])
+        return known;
+    float *values = malloc(count * sizeof *values);
+    if (!values)
+        return NULL;
+    unsigned seed = w->seed;
+    for (const char *p = name; *p; p++)
+        seed = seed * 31u + (unsigned char)*p;
+    fill_values(values, count, seed, w->scale > 0.0 ? w->scale : 0.5);
+    snprintf(w->at[w->count].name, sizeof w->at[0].name, "%s", name);
+    w->at[w->count].n = count;
+    w->at[w->count++].values = values;
+    return values;
+}
+
+void match_weights_fini(match_weights *w)
+{
+    while (w->count > 0)
+        free(w->at[--w->count].values);
+}
+
+/* --- the baseline ------------------------------------------------------------------------------------------------------- */
+
+ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r)
+{
+    const ar_baseline_options o = {.mode = AR_MODE_EXACT,
+                                   .weights = match_weights_make,
+                                   .weights_user = w,
+                                   .emit = ari_reference_emit,
+                                   .emit_user = r};
+    if (c->x)
+        AR_TRY(ar_baseline_block(&c->config, &o, &c->batch, c->x, c->dy));
+    else
+        AR_TRY(ar_baseline_run(&c->config, &o, &c->batch, &r->loss));
+    return ari_reference_finish(r);
+}
+
+/* --- the ranks ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct job {
+    const match_case *c;
+    match_weights *w;
+    float loss[MOST_RANKS];
+} job;
+
+static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_saved *saved)
+{
+    enum { MOST = 32 };
+    const match_case *c = j->c;
+    const size_t shape[3] = {c->batch.batch, c->batch.seq, c->config.hidden};
+    ar_param *params[MOST];
+    ar_tensor x, y, dy, dx;
+    const size_t n = ar_module_params(block, params, MOST, false);
+    for (size_t i = 0; i < n; i++) {
+        size_t count = 1;
+        for (int d = 0; d < params[i]->layout.ndim; d++)
+            count *= params[i]->layout.shape[d];
+        const float *full = match_weights_find(j->w, params[i]->name, count);
+        if (!full)
+            return ar_error_set(AR_ERR_NOT_FOUND, "the baseline has no parameter %s", params[i]->name);
+        AR_TRY(ar_param_set(params[i], ctx, full));
+        AR_TRY(ar_tap(ctx, params[i]->name, 'i', &params[i]->value, &params[i]->layout));
+    }
+    AR_TRY(rank_upload(ctx, &x, 3, shape, c->x));
+    AR_TRY(rank_upload(ctx, &dy, 3, shape, c->dy));
+    AR_TRY(ar_module_forward(block, ctx, saved, &y, &x, &c->batch));
+    return ar_module_backward(block, ctx, saved, &dx, &dy, &c->batch);
+}
+
+static ar_status run_block(ar_ctx *ctx, void *user)
+{
+    const job *j = user;
+    ar_block_options o;
+    char name[96];
+    ar_module *block = NULL;
+    ar_saved *saved = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_config_block(&j->c->config, 0, &j->c->plan, &o, name, sizeof name));
+    AR_TRY_TO(done, st, ar_saved_create(&saved));
+    AR_TRY_TO(done, st, ar_block_create(&block, ctx, name, &o));
+    AR_TRY_TO(done, st, block_step(ctx, j, block, saved));
+done:
+    ar_module_destroy(block);
+    ar_saved_destroy(saved);
+    return st;
+}
+
+static ar_status run_model(ar_ctx *ctx, void *user)
+{
+    job *j = user;
+    ar_model *model = NULL;
+    ar_saved *saved = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_saved_create(&saved));
+    AR_TRY_TO(done, st, ar_model_create(&model, ctx, &j->c->config, &j->c->plan));
+    AR_TRY_TO(done, st, ar_model_set(model, ctx, match_weights_find, j->w));
+    AR_TRY_TO(done, st, ar_model_forward(model, ctx, saved, &j->loss[rank_of(ctx)], &j->c->batch));
+    AR_TRY_TO(done, st, ar_model_backward(model, ctx, saved, &j->c->batch));
+done:
+    ar_model_destroy(model);
+    ar_saved_destroy(saved);
+    return st;
+}
+
+/* --- the comparison ------------------------------------------------------------------------------------------------------- */
+
+/* A rank's taps: compared as they come, and each must be the next of the baseline's. */
+typedef struct listener {
+    ari_comparator compare;
+    size_t next;
+    char misplaced[200];
+} listener;
+
+static ar_status listen(void *user, const ar_tap_event *e)
+{
+    listener *l = user;
+    const ari_reference *r = l->compare.reference;
+    const size_t i = ari_reference_find(r, e->name, e->pass);
+    if (i != l->next && !l->misplaced[0])
+        snprintf(l->misplaced, sizeof l->misplaced, "%.80s%s where the baseline has %.80s%s", e->name,
+                 ari_pass_suffix(e->pass), l->next < r->count ? r->tensor[l->next].name : "nothing",
+                 l->next < r->count ? ari_pass_suffix(r->tensor[l->next].pass) : "");
+    l->next++;
+    return ari_comparator_tap(&l->compare, e);
+}
+
+static ar_status judge(const listener *l, const ari_reference *r, int tp, const float *loss)
+{
+    ari_comparator ranks[MOST_RANKS];
+    for (int k = 0; k < tp; k++) {
+        ranks[k] = l[k].compare;
+        if (l[k].misplaced[0] || l[k].compare.unexpected[0])
+            return ar_error_set(AR_ERR_DATA, "tp=%d rank %d: %s%s", tp, k, l[k].misplaced, l[k].compare.unexpected);
+    }
+    for (size_t i = 0; i < r->count; i++) {
+        const ari_ref_tensor *t = &r->tensor[i];
+        const ari_verdict v = ari_verdict_of(ranks, tp, i);
+        if (!v.complete)
+            return ar_error_set(AR_ERR_DATA, "tp=%d: %s%s is not covered once", tp, t->name, ari_pass_suffix(t->pass));
+        if (v.different > 0)
+            return ar_error_set(AR_ERR_DATA, "tp=%d rank %d: %s%s[%zu] is %a, expected %a; %zu of %zu differ", tp,
+                                v.rank, t->name, ari_pass_suffix(t->pass), v.first, (double)v.actual,
+                                (double)t->values[v.first], v.different, t->count);
+    }
+    for (int k = 0; loss && k < tp; k++) {
+        if ((double)loss[k] != r->loss)
+            return ar_error_set(AR_ERR_DATA, "tp=%d rank %d: the loss is %a, expected %a", tp, k, (double)loss[k],
+                                r->loss);
+    }
+    return AR_OK;
+}
+
+ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, const float *loss)
+{
+    listener *l = calloc(MOST_RANKS, sizeof *l);
+    void *listeners[MOST_RANKS];
+    ar_status st = AR_OK;
+    if (!l || tp > MOST_RANKS) {
+        free(l);
+        return ar_error_set(AR_ERR_ARG, "no room for %d ranks", tp);
+    }
+    for (int k = 0; k < tp; k++) {
+        listeners[k] = &l[k];
+        AR_TRY_TO(done, st, ari_comparator_init(&l[k].compare, r, NULL));
+    }
+    const rank_run_options o = {.ranks = tp, .tap = listen, .tap_user = listeners};
+    AR_TRY_TO(done, st, rank_run(&o, fn, user));
+    AR_TRY_TO(done, st, judge(l, r, tp, loss));
+done:
+    for (int k = 0; k < tp; k++)
+        ari_comparator_fini(&l[k].compare);
+    free(l);
+    return st;
+}
+
+ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp)
+{
+    job j = {.c = c, .w = w};
+    return match_taps(r, tp, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss);
+}
+
+ar_status match(const match_case *c, const int *tps, size_t *tensors)
+{
+    match_weights w = {.seed = c->seed, .scale = c->scale};
+    ari_reference r = {0};
+    ar_status st = match_baseline(c, &w, &r);
+    if (tensors)
+        *tensors = r.count;
+    for (const int *tp = tps; *tp && st == AR_OK; tp++)
+        st = match_ranks(c, &w, &r, *tp);
+    ari_reference_fini(&r);
+    match_weights_fini(&w);
+    return st;
+}
+
+ar_config match_config(ar_arch arch, size_t layers)
+{
+    ar_config c = {.arch = arch,
+                   .name = "small",
+                   .vocab = 11,
+                   .hidden = 12,
+                   .layers = layers,
+                   .heads = 4,
+                   .kv_heads = arch == AR_ARCH_GPT2 ? 4 : 2,
+                   .head_dim = 4,
+                   .ffn = 8,
+                   .max_positions = 9,
+                   .activation = AR_ACT_GELU_TANH,
+                   .norm = AR_NORM_LAYER,
+                   .norm_eps = 1e-5,
+                   .rope_theta = 100.0,
+                   .rope_factor = 1.0,
+                   .final_norm = arch != AR_ARCH_STACK,
+                   .causal = true,
+                   .mlp_bias = true,
+                   .initializer_range = 0.3};
+    if (arch == AR_ARCH_LLAMA) {
+        c.activation = AR_ACT_SILU;
+        c.gated = c.rope = true;
+        c.norm = AR_NORM_RMS;
+        c.mlp_bias = false;
+    }
+    if (arch == AR_ARCH_GPT2)
+        c.qkv_bias = c.out_bias = c.learned_positions = c.tied = true;
+    return c;
+}

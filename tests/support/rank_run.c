@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/rank_run.h"
+
+#include "anyrank/sim.h"
+
+typedef struct job {
+    const rank_run_options *o;
+    rank_fn fn;
+    void *user;
+} job;
+
+static ar_status rank_main(ar_comm *world, void *arg)
+{
+    const job *j = arg;
+    const int r = ar_comm_rank(world);
+    ar_device *device = NULL;
+    ar_ctx *ctx = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_device_cpu_create(&device, 1));
+    const ar_ctx_options options = {.device = device,
+                                    .tp = world,
+                                    .numerics = j->o->numerics,
+                                    .fault = j->o->fault,
+                                    .tap = j->o->tap,
+                                    .tap_user = j->o->tap_user ? j->o->tap_user[r] : NULL};
+    AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
+    AR_TRY_TO(done, st, j->fn(ctx, j->user));
+done:
+    ar_ctx_destroy(ctx);
+    ar_device_destroy(device);
+    return st;
+}
+
+ar_status rank_run(const rank_run_options *o, rank_fn fn, void *user)
+{
+    job j = {o, fn, user};
+    const ar_sim_options options = {.timeout_ns = 60000000000u}; /* of a rank that is slow, on a machine that is busy */
+    ar_cpu_select_kernels();
+    return ar_sim_run(o->ranks, &options, rank_main, &j, NULL);
+}
+
+size_t rank_of(const ar_ctx *ctx)
+{
+    return (size_t)ar_comm_rank(ar_ctx_tp(ctx));
+}
+
+size_t ranks_of(const ar_ctx *ctx)
+{
+    return (size_t)ar_comm_size(ar_ctx_tp(ctx));
+}
+
+ar_status rank_upload(ar_ctx *ctx, ar_tensor *t, int ndim, const size_t *shape, const float *values)
+{
+    AR_TRY(ar_ctx_tensor(ctx, t, AR_F32, ndim, shape));
+    return ar_ctx_upload(ctx, t, values);
+}

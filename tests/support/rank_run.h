@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_SUPPORT_RANK_RUN_H
+#define TESTS_SUPPORT_RANK_RUN_H
+
+#include "anyrank/context.h"
+
+/* What one simulated rank does, on its own thread: it returns its status and never asserts; results go through `user`
+ * into memory of its own (rank r's), which the main thread looks at after the join. */
+typedef ar_status (*rank_fn)(ar_ctx *ctx, void *user);
+
+typedef struct rank_run_options {
+    int ranks;
+    ar_numerics numerics;
+    ar_fault fault;
+    ar_tap_fn tap;         /* NULL: nobody listens */
+    void *const *tap_user; /* [ranks] */
+} rank_run_options;
+
+/** Runs fn on `ranks` simulated ranks, each with a CPU device of one thread and a context of its own. The first rank's
+ *  error, with its message in ar_error_message. */
+AR_NODISCARD ar_status rank_run(const rank_run_options *o, rank_fn fn, void *user);
+
+/** This rank of the context's group, and how many there are. */
+size_t rank_of(const ar_ctx *ctx);
+size_t ranks_of(const ar_ctx *ctx);
+/** A fresh tensor of the step with these values. */
+AR_NODISCARD ar_status rank_upload(ar_ctx *ctx, ar_tensor *t, int ndim, const size_t *shape, const float *values);
+
+#endif
