@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/reduce.h"
 #include "sim/sim_impl.h"
+#include "sim/stream.h"
 
 /* `direct`: every rank reads the other ranks' buffers itself. Slice c is still added in the ring's order, ranks c+1,
  * c+2, ..., c modulo N, so the bits are the ring's.
@@ -11,6 +12,9 @@
 
 /* Sums are made in pieces that stay in the first-level cache while N inputs pass. */
 enum { PIECE_BYTES = 8192 };
+/* Outputs that are larger than this together are written past the cache: they would not stay in it, and a plain store
+ * first reads the line that it overwrites. The last-level caches of common machines hold 16 MiB or more. */
+enum { STREAM_BYTES = 1 << 24 };
 
 static const char *input(const ari_group *g, int i)
 {
@@ -28,53 +32,67 @@ static ari_moved *moved_of(const ari_group *g, int r)
     return &ari_group_comm(g, r)->moved;
 }
 
-/* out = inputs[at ..] added in the order r+1, r+2, ..., r. r's own input comes last, so out may be in its place. */
-static void add_piece(const ari_group *g, int r, char *out, size_t at, size_t count, size_t element, ari_reduce_fn add)
+/* out = inputs[at ..] added in the order r+1, r+2, ..., r. r's own input comes last, so out may be in its place. Three
+ * inputs at a time join the sum, so that it passes through the cache less often. */
+static void add_piece(const ari_group *g, int r, char *out, size_t at, size_t count, size_t element,
+                      const ari_reduce *add)
 {
     const int n = ari_group_size(g);
     ari_moved *moved = moved_of(g, r);
     _Alignas(64) char partial[PIECE_BYTES];
     const char *sum = input(g, (r + 1) % n) + at;
-    if (n > 1)
+    if (n == 1)
+        ari_copy_bytes(out, sum, count * element);
+    else
         ari_moved_read(moved, count * element);
-    for (int k = 2; k < n; k++) {
-        add(partial, sum, input(g, (r + k) % n) + at, count);
-        ari_moved_read(moved, count * element);
+    for (int k = 2; k <= n;) {
+        const int joining = k + 2 <= n ? 3 : 1;
+        char *to = k + joining > n ? out : partial;
+        const char *next = input(g, (r + k) % n) + at;
+        if (joining == 3)
+            add->four(to, sum, next, input(g, (r + k + 1) % n) + at, input(g, (r + k + 2) % n) + at, count);
+        else
+            add->two(to, sum, next, count);
+        k += joining;
+        ari_moved_read(moved, (size_t)(k > n ? joining - 1 : joining) * count * element); /* the last one is its own */
         sum = partial;
     }
-    if (n > 1)
-        add(out, sum, input(g, r) + at, count);
-    else
-        ari_copy_bytes(out, sum, count * element);
 }
 
 static void all_reduce_part(const ari_group *g, int r, const ari_call *call)
 {
     const int n = ari_group_size(g);
     const size_t element = ar_dtype_bytes(call->dtype), piece = PIECE_BYTES / element;
-    const ari_reduce_fn add = ari_reduce_kernel(call->dtype, call->op);
+    const ari_reduce add = ari_reduce_kernel(call->dtype, call->op);
+    const bool past_cache = call->count * element >= STREAM_BYTES / (size_t)n;
+    void (*const copy)(void *, const void *, size_t) = past_cache ? ari_stream_bytes : ari_copy_bytes;
+    _Alignas(64) char sum[PIECE_BYTES];
     size_t start, size;
     ar_comm_slice(call->count, n, r, &start, &size);
     for (size_t done = 0; done < size; done += piece) {
         const size_t count = size - done < piece ? size - done : piece;
         const size_t at = (start + done) * element, bytes = count * element;
-        char *own = output(g, r) + at;
-        add_piece(g, r, own, at, count, element, add);
+        char *own = past_cache ? sum : output(g, r) + at;
+        add_piece(g, r, own, at, count, element, &add);
+        if (past_cache)
+            copy(output(g, r) + at, own, bytes);
         for (int k = 1; k < n; k++) {
-            ari_copy_bytes(output(g, (r + k) % n) + at, own, bytes);
+            copy(output(g, (r + k) % n) + at, own, bytes);
             ari_moved_written(moved_of(g, r), bytes);
         }
     }
+    if (past_cache)
+        ari_stream_end();
 }
 
 static void reduce_scatter_part(const ari_group *g, int r, const ari_call *call)
 {
     const size_t element = ar_dtype_bytes(call->dtype), piece = PIECE_BYTES / element;
-    const ari_reduce_fn add = ari_reduce_kernel(call->dtype, call->op);
+    const ari_reduce add = ari_reduce_kernel(call->dtype, call->op);
     const size_t start = ari_counts_before(call->counts, r), size = call->counts[r];
     for (size_t done = 0; done < size; done += piece) {
         const size_t count = size - done < piece ? size - done : piece;
-        add_piece(g, r, output(g, r) + done * element, (start + done) * element, count, element, add);
+        add_piece(g, r, output(g, r) + done * element, (start + done) * element, count, element, &add);
     }
 }
 

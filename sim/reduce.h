@@ -4,11 +4,15 @@
 
 #include "anyrank/comm.h"
 
-/** out[i] = a[i] op b[i] for i < n. One addition per element, in the type's own arithmetic; integer sums wrap (they are
- *  computed unsigned). out may be a or b; other overlap is not allowed. */
-typedef void (*ari_reduce_fn)(void *out, const void *a, const void *b, size_t n);
+/** Sums (maxima, minima) of two or four arrays, element by element and from left to right: ((a op b) op c) op d. One
+ *  operation at a time in the type's own arithmetic; integer sums wrap (they are computed unsigned). out may be one of
+ *  the inputs; other overlap is not allowed. */
+typedef struct ari_reduce {
+    void (*two)(void *out, const void *a, const void *b, size_t n);
+    void (*four)(void *out, const void *a, const void *b, const void *c, const void *d, size_t n);
+} ari_reduce;
 
-/** The kernel for a type and operation that the public boundary accepts. */
-ari_reduce_fn ari_reduce_kernel(ar_dtype t, ar_op op);
+/** The kernels for a type and operation that the public boundary accepts. */
+ari_reduce ari_reduce_kernel(ar_dtype t, ar_op op);
 
 #endif

@@ -94,7 +94,7 @@ static char *own_partial(const ring *g, int step, size_t at)
 /* Steps 0 .. N-2. A place of partial sums is written again only after the right neighbour has read it. */
 static void reduce_scatter_steps(const ring *g)
 {
-    const ari_reduce_fn add = ari_reduce_kernel(g->call->dtype, g->call->op);
+    const ari_reduce add = ari_reduce_kernel(g->call->dtype, g->call->op);
     ari_member *m = &g->c->member;
     for (int s = 0; s < g->n - 1; s++) {
         const int received = wrap(g, g->r - 2 - s);
@@ -104,7 +104,8 @@ static void reduce_scatter_steps(const ring *g)
         if (g->call->kind == ARI_REDUCE_SCATTER && s >= 2)
             ari_member_await(m, g->right, (uint64_t)s);
         if (bytes > 0) {
-            add(own_partial(g, s, at), left_partial(g, s, at), (const char *)g->call->in.ptr + at, bytes / g->element);
+            add.two(own_partial(g, s, at), left_partial(g, s, at), (const char *)g->call->in.ptr + at,
+                    bytes / g->element);
             ari_moved_read(&g->c->base.moved, bytes);
         }
         ari_member_advance(m, (uint64_t)s + 1);

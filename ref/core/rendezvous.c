@@ -123,9 +123,10 @@ void ari_member_fini(ari_member *m)
  */
 
 /* A waiter spins while every rank has a core, then yields, then sleeps. Measured on two cores: with more ranks than
- * cores any spinning before the first yield costs a time slice of the rank that is waited for, and sleeping at once
- * costs ten times what yielding does; after a millisecond the peer is busy and the core belongs to it. */
-enum { SPIN_TURNS = 4000, CLOCK_TURNS = 8 };
+ * cores any spinning before the first yield costs a time slice of the rank that is waited for, and so it does where
+ * other processes want the cores: hence a few microseconds. Sleeping at once costs ten times what yielding does; after
+ * a millisecond the peer is busy and the core belongs to it. */
+enum { SPIN_TURNS = 200, CLOCK_TURNS = 8 };
 #define YIELD_NS ((uint64_t)1000000)
 /* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
 #define SLEEP_NS ((uint64_t)50000000)
