@@ -18,21 +18,49 @@ typedef struct bench_values {
 } bench_values;
 
 static const ari_option options[] = {
-    {.name = "m", .kind = ARI_OPT_SIZE, .at = offsetof(bench_values, m), .min = 1, .max = 1e6, .value = "M",
+    {.name = "m",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(bench_values, m),
+     .min = 1,
+     .max = 1e6,
+     .value = "M",
      .help = "rows of X; with --n and --k: one shape in place of the default ones"},
-    {.name = "n", .kind = ARI_OPT_SIZE, .at = offsetof(bench_values, n), .min = 1, .max = 1e6, .value = "N",
+    {.name = "n",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(bench_values, n),
+     .min = 1,
+     .max = 1e6,
+     .value = "N",
      .help = "rows of W"},
-    {.name = "k", .kind = ARI_OPT_SIZE, .at = offsetof(bench_values, k), .min = 1, .max = 1e6, .value = "K",
+    {.name = "k",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(bench_values, k),
+     .min = 1,
+     .max = 1e6,
+     .value = "K",
      .help = "columns of both"},
-    {.name = "batch", .kind = ARI_OPT_SIZE, .at = offsetof(bench_values, batch), .min = 1, .max = 1e6, .value = "B",
+    {.name = "batch",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(bench_values, batch),
+     .min = 1,
+     .max = 1e6,
+     .value = "B",
      .help = "matrices of that shape (default 1)"},
-    {.name = "repetitions", .kind = ARI_OPT_INT, .at = offsetof(bench_values, repetitions), .min = 1, .max = 1000,
-     .value = "R", .help = "of which the medians are told (default 7)"},
+    {.name = "repetitions",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(bench_values, repetitions),
+     .min = 1,
+     .max = 1000,
+     .value = "R",
+     .help = "of which the medians are told (default 7)"},
     {0},
 };
 
 static const ari_positional positionals[] = {
-    {.name = "WHAT", .at = offsetof(bench_values, what), .required = true, .help = "gemm (allreduce, block, step: not in this version)"},
+    {.name = "WHAT",
+     .at = offsetof(bench_values, what),
+     .required = true,
+     .help = "gemm (allreduce, block, step: not in this version)"},
     {0},
 };
 
@@ -60,10 +88,14 @@ static ar_status shapes_of(const bench_values *v, ar_bench_gemm_row *rows, size_
 
 static ar_status print(const ar_bench_gemm_row *rows, size_t n, int threads)
 {
-    static const ari_column columns[] = {{"batch", ARI_RIGHT},  {"m", ARI_RIGHT},
-                                         {"n", ARI_RIGHT},      {"k", ARI_RIGHT},
-                                         {"native GF/s", ARI_RIGHT}, {"exact/native", ARI_RIGHT},
-                                         {"weights prepared", ARI_RIGHT}, {"spread", ARI_RIGHT}};
+    static const ari_column columns[] = {{"batch", ARI_RIGHT},
+                                         {"m", ARI_RIGHT},
+                                         {"n", ARI_RIGHT},
+                                         {"k", ARI_RIGHT},
+                                         {"native GF/s", ARI_RIGHT},
+                                         {"exact/native", ARI_RIGHT},
+                                         {"weights prepared", ARI_RIGHT},
+                                         {"spread", ARI_RIGHT}};
     ari_table *t = NULL;
     AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
     for (size_t i = 0; i < n; i++) {
@@ -88,13 +120,13 @@ static json_t *as_json(const ar_bench_gemm_row *rows, size_t n, int threads)
 {
     json_t *list = json_array(), *o = ari_json_begin("bench");
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(
-            list, json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "batch", (json_int_t)rows[i].batch, "m",
-                            (json_int_t)rows[i].m, "n", (json_int_t)rows[i].n, "k", (json_int_t)rows[i].k,
-                            "native_gflops", ari_json_number(rows[i].native_gflops), "exact_over_native",
-                            ari_json_number(rows[i].exact_over_native), "exact_over_native_prepared",
-                            ari_json_number(rows[i].exact_over_native_prepared), "spread",
-                            ari_json_number(rows[i].spread)));
+        json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "batch",
+                                              (json_int_t)rows[i].batch, "m", (json_int_t)rows[i].m, "n",
+                                              (json_int_t)rows[i].n, "k", (json_int_t)rows[i].k, "native_gflops",
+                                              ari_json_number(rows[i].native_gflops), "exact_over_native",
+                                              ari_json_number(rows[i].exact_over_native), "exact_over_native_prepared",
+                                              ari_json_number(rows[i].exact_over_native_prepared), "spread",
+                                              ari_json_number(rows[i].spread)));
     json_object_set_new(o, "what", json_string("gemm"));
     json_object_set_new(o, "threads", json_integer(threads));
     if (json_object_set_new(o, "rows", list) != 0) {

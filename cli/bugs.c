@@ -38,8 +38,8 @@ static json_t *as_json(void)
 {
     json_t *list = json_array(), *o = ari_json_begin("bugs");
     for (int i = 1; i < AR_FAULT_COUNT; i++)
-        json_array_append_new(list, json_pack("{s:s, s:s}", "name", ar_fault_name((ar_fault)i), "text",
-                                              ar_fault_text((ar_fault)i)));
+        json_array_append_new(
+            list, json_pack("{s:s, s:s}", "name", ar_fault_name((ar_fault)i), "text", ar_fault_text((ar_fault)i)));
     if (json_object_set_new(o, "faults", list) != 0) {
         json_decref(o);
         return NULL;

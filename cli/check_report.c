@@ -10,7 +10,8 @@
 
 static const char *const result_names[] = {"same", "different", "error"};
 
-/* --- for people ------------------------------------------------------------------------------------------------------- */
+/* --- for people
+ * ------------------------------------------------------------------------------------------------------- */
 
 static void print_head(FILE *to, const ar_check_report *r)
 {
@@ -32,7 +33,7 @@ static void print_head(FILE *to, const ar_check_report *r)
 
 static ar_status print_rows(FILE *to, const ar_check_report *r)
 {
-    static const ari_column columns[] = {{"layout", ARI_LEFT},     {"tensors", ARI_RIGHT},  {"elements", ARI_RIGHT},
+    static const ari_column columns[] = {{"layout", ARI_LEFT},     {"tensors", ARI_RIGHT},   {"elements", ARI_RIGHT},
                                          {"different", ARI_RIGHT}, {"worst ulp", ARI_RIGHT}, {"bytes moved", ARI_RIGHT},
                                          {"predicted", ARI_RIGHT}, {"gradients", ARI_LEFT},  {"time", ARI_RIGHT},
                                          {"result", ARI_LEFT}};
@@ -49,7 +50,10 @@ static ar_status print_rows(FILE *to, const ar_check_report *r)
         ari_table_cell(t, "%s", u->bytes_counted == u->bytes_predicted ? "the same" : ARI_COUNT(u->bytes_predicted));
         ari_table_cell(t, "%.12s", u->gradients_hash);
         ari_table_cell(t, "%s", ARI_SECONDS(u->seconds));
-        ari_table_cell(t, "%s", u->result == AR_CHECK_SAME ? "same bits" : u->result == AR_CHECK_ERROR ? "ERROR" : "DIFFERENT");
+        ari_table_cell(t, "%s",
+                       u->result == AR_CHECK_SAME    ? "same bits"
+                       : u->result == AR_CHECK_ERROR ? "ERROR"
+                                                     : "DIFFERENT");
     }
     const ar_status st = ari_table_print(t, to, 2);
     ari_table_destroy(t);
@@ -96,8 +100,9 @@ ar_status ari_check_print(FILE *to, const ar_check_report *r)
         if (u->has_difference)
             print_difference(to, u);
         if (!u->error && u->bytes_counted != u->bytes_predicted)
-            fprintf(to, "\n  tp=%d: %s bytes were moved between ranks, the layout predicts %s: a collective is missing or "
-                        "one too many\n",
+            fprintf(to,
+                    "\n  tp=%d: %s bytes were moved between ranks, the layout predicts %s: a collective is missing or "
+                    "one too many\n",
                     u->tp, ARI_COUNT(u->bytes_counted), ARI_COUNT(u->bytes_predicted));
     }
     fflush(to);
@@ -124,7 +129,8 @@ void ari_check_print_verdict(FILE *to, ar_check_report *const *reports, size_t n
                 runs);
 }
 
-/* --- for machines ----------------------------------------------------------------------------------------------------- */
+/* --- for machines
+ * ----------------------------------------------------------------------------------------------------- */
 
 static json_t *json_index(int ndim, const size_t *index)
 {
@@ -154,8 +160,8 @@ static json_t *json_error(const ar_check_run *u)
     json_t *ranks = json_array();
     for (int r = 0; u->reports && r < u->tp; r++) {
         const ar_sim_rank_report *p = &u->reports[r];
-        json_array_append_new(ranks, json_pack("{s:i, s:s, s:s, s:s, s:f}", "rank", p->rank, "status", p->status, "last",
-                                               p->last, "current", p->current, "waiting_s", p->waiting_s));
+        json_array_append_new(ranks, json_pack("{s:i, s:s, s:s, s:s, s:f}", "rank", p->rank, "status", p->status,
+                                               "last", p->last, "current", p->current, "waiting_s", p->waiting_s));
     }
     return json_pack("{s:s, s:o}", "message", u->error, "ranks", ranks);
 }

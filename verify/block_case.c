@@ -16,20 +16,13 @@ static const struct {
     const char *name, *parameter;
     extent shape[4];
 } inputs[] = {
-    {"x", NULL, {BATCH, SEQ, HIDDEN}},
-    {"dy", NULL, {BATCH, SEQ, HIDDEN}},
-    {"ln1_weight", "ln1.weight", {HIDDEN}},
-    {"ln1_bias", "ln1.bias", {HIDDEN}},
-    {"wq", "attn.wq.weight", {QUERIES, HIDDEN}},
-    {"wk", "attn.wk.weight", {KEYS, HIDDEN}},
-    {"wv", "attn.wv.weight", {KEYS, HIDDEN}},
-    {"wo", "attn.wo.weight", {HIDDEN, QUERIES}},
-    {"ln2_weight", "ln2.weight", {HIDDEN}},
-    {"ln2_bias", "ln2.bias", {HIDDEN}},
-    {"w1", "mlp.w1.weight", {FFN, HIDDEN}},
-    {"b1", "mlp.w1.bias", {FFN}},
-    {"w2", "mlp.w2.weight", {HIDDEN, FFN}},
-    {"b2", "mlp.w2.bias", {HIDDEN}},
+    {"x", NULL, {BATCH, SEQ, HIDDEN}},           {"dy", NULL, {BATCH, SEQ, HIDDEN}},
+    {"ln1_weight", "ln1.weight", {HIDDEN}},      {"ln1_bias", "ln1.bias", {HIDDEN}},
+    {"wq", "attn.wq.weight", {QUERIES, HIDDEN}}, {"wk", "attn.wk.weight", {KEYS, HIDDEN}},
+    {"wv", "attn.wv.weight", {KEYS, HIDDEN}},    {"wo", "attn.wo.weight", {HIDDEN, QUERIES}},
+    {"ln2_weight", "ln2.weight", {HIDDEN}},      {"ln2_bias", "ln2.bias", {HIDDEN}},
+    {"w1", "mlp.w1.weight", {FFN, HIDDEN}},      {"b1", "mlp.w1.bias", {FFN}},
+    {"w2", "mlp.w2.weight", {HIDDEN, FFN}},      {"b2", "mlp.w2.bias", {HIDDEN}},
 };
 enum { INPUTS = sizeof inputs / sizeof *inputs, X = 0, DY = 1, FIRST_PARAMETER = 2 };
 static const char block_name[] = "layers.0";
@@ -70,8 +63,11 @@ static ar_status parse_activation(ar_activation *a, const char *name, const char
     static const struct {
         const char *name;
         ar_activation activation;
-    } known[] = {{"gelu_tanh", AR_ACT_GELU_TANH}, {"gelu", AR_ACT_GELU_ERF}, {"gelu_erf", AR_ACT_GELU_ERF},
-                 {"silu", AR_ACT_SILU},           {"relu", AR_ACT_RELU}};
+    } known[] = {{"gelu_tanh", AR_ACT_GELU_TANH},
+                 {"gelu", AR_ACT_GELU_ERF},
+                 {"gelu_erf", AR_ACT_GELU_ERF},
+                 {"silu", AR_ACT_SILU},
+                 {"relu", AR_ACT_RELU}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(name, known[i].name) == 0) {
             *a = known[i].activation;
@@ -91,8 +87,15 @@ static ar_status load_sizes(ari_block_case *b, const char *folder)
     const ari_json_at at = {json, path, AR_ERR_CONFIG};
     ar_config *c = &b->config;
     const char *activation = "gelu_tanh";
-    *c = (ar_config){.arch = AR_ARCH_STACK, .layers = 1, .vocab = 1, .norm = AR_NORM_LAYER, .norm_eps = 1e-5,
-                     .mlp_bias = true, .causal = true, .max_positions = SIZE_MAX, .rope_factor = 1.0};
+    *c = (ar_config){.arch = AR_ARCH_STACK,
+                     .layers = 1,
+                     .vocab = 1,
+                     .norm = AR_NORM_LAYER,
+                     .norm_eps = 1e-5,
+                     .mlp_bias = true,
+                     .causal = true,
+                     .max_positions = SIZE_MAX,
+                     .rope_factor = 1.0};
     snprintf(c->name, sizeof c->name, "%.60s", folder);
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_json_size(&at, "batch", 1, LARGEST, &b->batch.batch));
@@ -128,13 +131,15 @@ static ar_status load_input(ari_block_case *b, const ar_st_file *f, const char *
     for (int d = 0; same && d < ndim; d++)
         same = e->shape[d] == shape[d];
     if (!same)
-        return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' does not have the shape that case.json makes it (first extent %zu)",
-                            path, e->name, shape[0]);
+        return ar_error_set(AR_ERR_SHAPE,
+                            "%s: tensor '%s' does not have the shape that case.json makes it (first extent %zu)", path,
+                            e->name, shape[0]);
     AR_TRY(ari_alloc((void **)&b->values[i], e->count, sizeof(float), e->name));
     AR_TRY(ar_st_to_f32(e, b->values[i]));
     for (size_t k = 0; k < e->count; k++) {
         if (!isfinite(b->values[i][k]))
-            return ar_error_set(AR_ERR_DATA, "%s: tensor '%s' holds a NaN or infinity at element %zu", path, e->name, k);
+            return ar_error_set(AR_ERR_DATA, "%s: tensor '%s' holds a NaN or infinity at element %zu", path, e->name,
+                                k);
     }
     return AR_OK;
 }

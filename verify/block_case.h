@@ -6,9 +6,9 @@
 #include "anyrank/model.h"
 #include "verify/gather.h"
 
-/* A single transformer block with given inputs: a folder with case.json (batch, seq, hidden, heads, kv_heads, ffn, causal,
- * eps, activation) and inputs.safetensors (x, dy [b, s, h]; ln1_weight, ln1_bias, wq, wk, wv, wo, ln2_weight, ln2_bias, w1, b1,
- * w2, b2; weights [out, in]). It is layer 0 of a stack. */
+/* A single transformer block with given inputs: a folder with case.json (batch, seq, hidden, heads, kv_heads, ffn,
+ * causal, eps, activation) and inputs.safetensors (x, dy [b, s, h]; ln1_weight, ln1_bias, wq, wk, wv, wo, ln2_weight,
+ * ln2_bias, w1, b1, w2, b2; weights [out, in]). It is layer 0 of a stack. */
 typedef struct ari_block_case {
     ar_config config;
     ar_batch batch; /* sizes only */

@@ -6,11 +6,11 @@
 
 /* Elements that lie next to each other in the full tensor: a run along the last dimension of a box. */
 typedef struct ari_box_run {
-    const float *local;  /* the first element in the rank's memory */
-    ptrdiff_t stride;    /* from one to the next there, in elements */
+    const float *local; /* the first element in the rank's memory */
+    ptrdiff_t stride;   /* from one to the next there, in elements */
     size_t count;
-    size_t full;         /* index of the first in the full tensor, row-major */
-    size_t local_index;  /* and in the local one, row-major in its shape */
+    size_t full;        /* index of the first in the full tensor, row-major */
+    size_t local_index; /* and in the local one, row-major in its shape */
 } ari_box_run;
 
 /** Calls f for every run of every box of a rank's tensor (host memory, fp32). */

@@ -131,18 +131,19 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
         char what[64];
         snprintf(what, sizeof what, "tp=%d", o->tp[i]);
         tell(o, (double)i / (double)o->layouts, what);
-        const ari_cluster_options run = {.config = &r->config,
-                                         .plan = o->plan,
-                                         .tp = o->tp[i],
-                                         .batch = batch,
-                                         .seed = o->seed,
-                                         .weights = w ? ari_weights_find : NULL,
-                                         .weights_user = w,
-                                         .fault = o->fault,
-                                         .threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
-                                         .sim = {.algorithm = o->algorithm,
-                                                 .timeout_ns = o->timeout_ns ? o->timeout_ns : 60000000000u}};
-        const ari_traffic_case traffic = {.config = &r->config, .plan = o->plan, .tp = o->tp[i], .batch = o->batch, .seq = o->seq};
+        const ari_cluster_options run = {
+            .config = &r->config,
+            .plan = o->plan,
+            .tp = o->tp[i],
+            .batch = batch,
+            .seed = o->seed,
+            .weights = w ? ari_weights_find : NULL,
+            .weights_user = w,
+            .fault = o->fault,
+            .threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
+            .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns ? o->timeout_ns : 60000000000u}};
+        const ari_traffic_case traffic = {
+            .config = &r->config, .plan = o->plan, .tp = o->tp[i], .batch = o->batch, .seq = o->seq};
         AR_TRY(ari_traffic_bytes(&r->run[i].bytes_predicted, &traffic));
         AR_TRY(ari_check_run(&r->run[i], ref, &run));
         r->runs++;

@@ -145,7 +145,8 @@ static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluste
             run->result = AR_CHECK_ERROR;
             const size_t cap = 256;
             AR_TRY(ari_alloc_zero((void **)&run->error, cap, 1, "a message"));
-            snprintf(run->error, cap, "rank %d reported %s, which the baseline does not have", r, c->rank[r].unexpected);
+            snprintf(run->error, cap, "rank %d reported %s, which the baseline does not have", r,
+                     c->rank[r].unexpected);
         }
     }
     return AR_OK;

@@ -111,7 +111,8 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
         const uint64_t moved = j.rank[r].read + j.rank[r].written;
         result->bytes += moved;
         result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
-        result->weights_per_rank = j.rank[r].weights > result->weights_per_rank ? j.rank[r].weights : result->weights_per_rank;
+        result->weights_per_rank =
+            j.rank[r].weights > result->weights_per_rank ? j.rank[r].weights : result->weights_per_rank;
         result->peak_per_rank = j.rank[r].peak > result->peak_per_rank ? j.rank[r].peak : result->peak_per_rank;
     }
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)

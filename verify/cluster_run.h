@@ -11,7 +11,7 @@ typedef struct ari_cluster_options {
     ar_plan plan;
     int tp;
     const ar_batch *batch;
-    uint64_t seed;                                        /* of fresh weights */
+    uint64_t seed;                                         /* of fresh weights */
     const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
     void *weights_user;
     ar_numerics numerics;
@@ -31,9 +31,9 @@ extern const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS];
 
 typedef struct ari_cluster_result {
     float loss;
-    uint64_t bytes;              /* moved between ranks, all ranks together, each byte once */
+    uint64_t bytes; /* moved between ranks, all ranks together, each byte once */
     uint64_t bytes_per_rank_max;
-    uint64_t calls[ARI_COLLECTIVE_KINDS]; /* of rank 0 */
+    uint64_t calls[ARI_COLLECTIVE_KINDS];   /* of rank 0 */
     size_t weights_per_rank, peak_per_rank; /* bytes, the largest rank's */
     double seconds;
     ar_sim_rank_report *reports; /* [tp] if the run failed, else NULL; free() */

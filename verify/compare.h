@@ -54,8 +54,8 @@ typedef struct ari_verdict {
 } ari_verdict;
 ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor);
 
-/** The rank's local tensor, contiguous: its kept copy, or where it does not differ the reference's values. Gives; free().
- *  Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
+/** The rank's local tensor, contiguous: its kept copy, or where it does not differ the reference's values. Gives;
+ * free(). Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
 AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor);
 
 /** Distance of two fp32 values in units in the last place; UINT32_MAX if one is NaN and the other is not. */

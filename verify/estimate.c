@@ -57,7 +57,7 @@ ar_status ari_estimate_check(ari_estimate *e, const ar_config *c, size_t batch, 
     AR_TRY(activation_elements(&activations, c, batch, seq));
     AR_TRY(ari_mul_size(&tokens, batch, seq));
     AR_TRY(add_product(&bytes, params, 8 + 8 + 72 / 4 + 3 * 4, 1)); /* baseline in binary64, reference, gathered run */
-    AR_TRY(add_product(&bytes, params, 41, 1));                      /* weight, accumulator, kept operands */
+    AR_TRY(add_product(&bytes, params, 41, 1));                     /* weight, accumulator, kept operands */
     AR_TRY(add_product(&bytes, activations, 2 * 8 + 2 * 4, 1));
     AR_TRY(add_product(&bytes, activations, 3 * 4, (size_t)(largest_tp < 4 ? largest_tp : 4)));
     const double pairs = (double)tokens * (double)seq * (double)(c->heads * c->head_dim) * (double)c->layers;

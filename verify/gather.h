@@ -7,7 +7,7 @@
 
 /* Full tensors put together from what the ranks tap. Ranks share one gatherer; each writes its own boxes only. */
 typedef struct ari_gathered {
-    char tap[160];  /* name of the tap */
+    char tap[160]; /* name of the tap */
     char pass;
     char name[160]; /* name in the file */
     int ndim;

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ref/models/names.h"
 #include "ref/models/param_list.h"
 #include "verify/block_case.h"
 #include "verify/cluster_run.h"
@@ -36,21 +37,19 @@ static ar_status want_gradient(void *user, const char *name, int ndim, const siz
 /* Logits, loss, hidden states as Hugging Face returns them, and every gradient. */
 static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b)
 {
-    static const char *const embedded[] = {
-        [AR_ARCH_LLAMA] = "model.embed_tokens", [AR_ARCH_GPT2] = "transformer.drop", [AR_ARCH_STACK] = "embed"};
-    static const char *const final_norm[] = {[AR_ARCH_LLAMA] = "model.norm", [AR_ARCH_GPT2] = "transformer.ln_f"};
+    const ari_outer_names *n = ari_outer_names_of(c->arch);
     const size_t hidden[3] = {b->batch, b->seq, c->hidden}, logits[3] = {b->batch, b->seq, c->vocab}, one[1] = {1};
-    if (c->arch != AR_ARCH_STACK)
-        AR_TRY(ari_gather_want(g, "lm_head", 'f', "logits", 3, logits, OUTPUTS_FILE));
+    if (n->head)
+        AR_TRY(ari_gather_want(g, n->head, 'f', "logits", 3, logits, OUTPUTS_FILE));
     AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, one, OUTPUTS_FILE));
     for (size_t i = 0; i <= c->layers; i++) {
         char tap[96], name[48];
         ar_block_options unused;
         const ar_plan plan = {AR_MLP_COLUMN_ROW};
         if (i == 0)
-            snprintf(tap, sizeof tap, "%s", embedded[c->arch]);
+            snprintf(tap, sizeof tap, "%s", n->embedded);
         else if (i == c->layers && c->final_norm)
-            snprintf(tap, sizeof tap, "%s", final_norm[c->arch]);
+            snprintf(tap, sizeof tap, "%s", n->final_norm);
         else
             AR_TRY(ar_config_block(c, i - 1, &plan, &unused, tap, sizeof tap));
         snprintf(name, sizeof name, "hidden_states.%zu", i);
@@ -116,10 +115,8 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     AR_TRY_TO(done, st, check_case(&c, &input.batch, o));
     AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
     AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
-    ari_cluster_options run_options = {.config = &c,
-                                       .batch = &input.batch,
-                                       .weights = weights ? ari_weights_find : NULL,
-                                       .weights_user = weights};
+    ari_cluster_options run_options = {
+        .config = &c, .batch = &input.batch, .weights = weights ? ari_weights_find : NULL, .weights_user = weights};
     AR_TRY_TO(done, st, run(o, &run_options, &g, result));
     AR_TRY_TO(done, st, make_folder(o->out));
     AR_TRY_TO(done, st, write_file(&g, OUTPUTS_FILE, o->out, "outputs.safetensors", result->file[0]));

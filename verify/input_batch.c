@@ -93,8 +93,9 @@ static ar_status load_additive(ari_input_batch *b, const ar_config *c, const ar_
     AR_TRY(ar_st_to_f32(e, b->additive));
     for (size_t i = 0; i < e->count; i++) {
         if (isnan(b->additive[i]) || b->additive[i] == INFINITY)
-            return ar_error_set(AR_ERR_DATA, "%s: attention_mask holds %s at element %zu; it is added to scores, -inf masks",
-                                path, isnan(b->additive[i]) ? "NaN" : "+inf", i);
+            return ar_error_set(AR_ERR_DATA,
+                                "%s: attention_mask holds %s at element %zu; it is added to scores, -inf masks", path,
+                                isnan(b->additive[i]) ? "NaN" : "+inf", i);
     }
     b->batch.additive_mask = b->additive;
     b->batch.mask_batch = e->shape[0];

@@ -105,7 +105,8 @@ ar_status ari_reference_hash(char hex[65], const ari_reference *r, char pass, fl
         const ari_ref_tensor *t = &r->tensor[i];
         if (t->pass != pass)
             continue;
-        list[n] = (ar_st_tensor){.name = t->name, .dtype = AR_F32, .ndim = t->ndim, .data = values ? values[i] : t->values};
+        list[n] =
+            (ar_st_tensor){.name = t->name, .dtype = AR_F32, .ndim = t->ndim, .data = values ? values[i] : t->values};
         for (int d = 0; d < t->ndim; d++)
             list[n].shape[d] = t->shape[d];
         n++;

@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-/* The arithmetic: what a contraction and a gradient sum are. `exact` and `native` fill the same table over any device and
- * communicator; layers call only this and never ask which it is.
+/* The arithmetic: what a contraction and a gradient sum are. `exact` and `native` fill the same table over any device
+ * and communicator; layers call only this and never ask which it is.
  *
  *   exact:  integers (docs/numerics.md): the result has the same bits however K, the rows or the samples are split
  *   native: fp32 GEMM of the device, fp32 sums in ring order
@@ -42,15 +42,15 @@ typedef struct ar_epilogue {
 
 struct ar_arith_ops {
     const char *name; /* "exact", "native" */
-    /* k_full: the length of K on all ranks together. k_over: the group that shards K, or NULL. rows_over: the group that
-     * shards B's rows, or NULL. scale: equilibrate by B's columns (false for scores and dP: K = head_dim). */
+    /* k_full: the length of K on all ranks together. k_over: the group that shards K, or NULL. rows_over: the group
+     * that shards B's rows, or NULL. scale: equilibrate by B's columns (false for scores and dP: K = head_dim). */
     ar_status (*operand_b)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
                            ar_comm *k_over, ar_comm *rows_over, const char *tag);
     /* A, scaled by b's columns, K sharded as b's. */
     ar_status (*operand_a)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
                            const char *tag);
-    /* B from parameters' matrices W [out, in]: along_k false: the rows of all W (forward: K = in); true: the rows of all
-     * W transposed, side by side along K (dX: K = out). Kept until a version changes. */
+    /* B from parameters' matrices W [out, in]: along_k false: the rows of all W (forward: K = in); true: the rows of
+     * all W transposed, side by side along K (dX: K = out). Kept until a version changes. */
     ar_status (*param_operand)(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, bool along_k,
                                size_t k_full, ar_comm *k_over, ar_comm *rows_over);
     ar_status (*contract)(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b);
@@ -59,8 +59,8 @@ struct ar_arith_ops {
      * sum was never folded. Ends the sum. */
     ar_status (*round)(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue);
 
-    /* grad(p) += sum over samples of dy^T x: dy [tokens, out], x [tokens, in] 2-D views, `samples` runs of `tokens/samples`
-     * tokens. x_rows_over: the group that shards x's features, or NULL. */
+    /* grad(p) += sum over samples of dy^T x: dy [tokens, out], x [tokens, in] 2-D views, `samples` runs of
+     * `tokens/samples` tokens. x_rows_over: the group that shards x's features, or NULL. */
     ar_status (*grad_contract)(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
                                ar_comm *x_rows_over, const char *tag);
     /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or

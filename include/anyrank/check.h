@@ -12,18 +12,18 @@ extern "C" {
 /* The check: a step on N simulated ranks against the independent baseline, every named tensor bit for bit. */
 
 typedef struct ar_check_options {
-    const char *model;  /* folder, .json file or bundled name */
-    const int *tp;      /* layouts: numbers of tensor-parallel ranks */
+    const char *model; /* folder, .json file or bundled name */
+    const int *tp;     /* layouts: numbers of tensor-parallel ranks */
     size_t layouts;
-    size_t batch, seq;  /* default of the command: 8 x 64 */
-    const char *text;   /* one byte one token; NULL: the project's own */
-    uint64_t seed;      /* of fresh weights and of the place in the text */
+    size_t batch, seq; /* default of the command: 8 x 64 */
+    const char *text;  /* one byte one token; NULL: the project's own */
+    uint64_t seed;     /* of fresh weights and of the place in the text */
     ar_fault fault;
     ar_plan plan;
     ar_sim_algorithm algorithm;
-    int threads;            /* of the whole process; 0: the cores of the machine */
-    uint64_t timeout_ns;    /* longest wait of a rank for another; 0: 60 s */
-    bool skip_f64;          /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
+    int threads;         /* of the whole process; 0: the cores of the machine */
+    uint64_t timeout_ns; /* longest wait of a rank for another; 0: 60 s */
+    bool skip_f64;       /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
     void *progress_user;
 } ar_check_options;
@@ -51,29 +51,29 @@ typedef struct ar_check_run {
     size_t tensors, tensors_different, elements, elements_different;
     uint64_t max_ulp;
     uint64_t bytes_counted, bytes_predicted, bytes_per_rank_max;
-    uint64_t calls[7];            /* all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
+    uint64_t calls[7]; /* all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
     size_t weights_bytes, peak_bytes; /* per rank, the largest */
     double seconds;
     float loss;
     char weights_hash[65], gradients_hash[65];
     bool has_difference;
     ar_first_difference first;
-    char *error;                  /* NULL, or why the run ended: one line, then the table of ranks */
-    ar_sim_rank_report *reports;  /* [tp] with an error, else NULL */
+    char *error;                 /* NULL, or why the run ended: one line, then the table of ranks */
+    ar_sim_rank_report *reports; /* [tp] with an error, else NULL */
 } ar_check_run;
 
 typedef struct ar_check_report {
     ar_config config;
     char folder[512];
-    bool fresh;           /* weights made here, not read */
-    size_t parameters;    /* elements */
+    bool fresh;        /* weights made here, not read */
+    size_t parameters; /* elements */
     size_t batch, seq;
     size_t tensors, elements; /* compared per run */
-    float loss;           /* the baseline's */
+    float loss;               /* the baseline's */
     double baseline_seconds, max_error_vs_f64;
     char weights_hash[65], gradients_hash[65]; /* the baseline's */
-    char nan_tensor[176]; /* the first baseline tensor with a NaN; "" if none */
-    ar_check_run *run;    /* [runs] */
+    char nan_tensor[176];                      /* the first baseline tensor with a NaN; "" if none */
+    ar_check_run *run;                         /* [runs] */
     size_t runs;
     ar_check_result result; /* the worst of the runs */
 } ar_check_report;
@@ -84,8 +84,8 @@ typedef struct ar_check_report {
 AR_NODISCARD ar_status ar_check(ar_check_report **gives, const ar_check_options *o);
 void ar_check_report_destroy(ar_check_report *r);
 
-/** The layouts that `anyrank check` takes by default: those of {2, 3, 4, 6, 8, 12} that are legal for the model, or 1 if
- *  none is. Returns how many, at most cap. */
+/** The layouts that `anyrank check` takes by default: those of {2, 3, 4, 6, 8, 12} that are legal for the model, or 1
+ * if none is. Returns how many, at most cap. */
 size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, int *tp, size_t cap);
 
 #ifdef __cplusplus

@@ -62,7 +62,8 @@ typedef struct ar_comm_ops {
     void (*destroy)(ar_comm *c); /* accepts a failed communicator */
 } ar_comm_ops;
 
-/* Public wrappers: each validates its arguments once and calls the table. NULL c is a programming error (AR_ERR_ARG). */
+/* Public wrappers: each validates its arguments once and calls the table. NULL c is a programming error (AR_ERR_ARG).
+ */
 AR_NODISCARD ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t,
                                           ar_op op, const char *tag);
 AR_NODISCARD ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,

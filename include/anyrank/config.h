@@ -23,29 +23,29 @@ typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
 /** A model's shape and mathematics, parsed from a Hugging Face config.json. Plain data. */
 typedef struct ar_config {
     ar_arch arch;
-    char name[64];          /* folder or bundled name, for reports */
-    size_t vocab;           /* V */
-    size_t hidden;          /* h */
-    size_t layers;          /* L */
-    size_t heads;           /* query heads */
-    size_t kv_heads;        /* divides heads */
-    size_t head_dim;        /* d; q has heads*d features */
-    size_t ffn;             /* width of the MLP */
-    size_t max_positions;   /* longest sequence; rows of the learned positions */
+    char name[64];        /* folder or bundled name, for reports */
+    size_t vocab;         /* V */
+    size_t hidden;        /* h */
+    size_t layers;        /* L */
+    size_t heads;         /* query heads */
+    size_t kv_heads;      /* divides heads */
+    size_t head_dim;      /* d; q has heads*d features */
+    size_t ffn;           /* width of the MLP */
+    size_t max_positions; /* longest sequence; rows of the learned positions */
     ar_activation activation;
-    bool gated;             /* silu(gate)*up in place of act(fc1) */
+    bool gated; /* silu(gate)*up in place of act(fc1) */
     ar_norm_kind norm;
     double norm_eps;
-    bool rope;              /* rotary positions, halves not interleaved */
+    bool rope; /* rotary positions, halves not interleaved */
     double rope_theta;
     double rope_factor;     /* linear scaling: positions divided by it; 1 = none */
     bool learned_positions; /* wpe [max_positions, hidden] */
     bool qkv_bias, out_bias, mlp_bias;
     bool final_norm;
-    bool tied;              /* the LM head is the embedding */
+    bool tied; /* the LM head is the embedding */
     bool causal;
     double initializer_range;
-    double config_dropout;  /* largest dropout probability in the file: ignored, with a note */
+    double config_dropout; /* largest dropout probability in the file: ignored, with a note */
 } ar_config;
 
 /** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture ("llama",
@@ -58,18 +58,18 @@ AR_NODISCARD ar_status ar_config_load(ar_config *c, const char *path);
 AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name);
 
 /** Resolves MODEL: an existing folder or file as it is, else a bundled name (llama-demo, gpt2-demo, stack-demo) in the
- *  data directory: $ANYRANK_DATA, else the built-in one. Writes the path to out[cap]. AR_ERR_NOT_FOUND lists the bundled
- *  names and the nearest one. */
+ *  data directory: $ANYRANK_DATA, else the built-in one. Writes the path to out[cap]. AR_ERR_NOT_FOUND lists the
+ * bundled names and the nearest one. */
 AR_NODISCARD ar_status ar_model_path(char *out, size_t cap, const char *model);
 /** The data directory (borrowed: static or environment storage). */
 const char *ar_data_dir(void);
 
 /* --- parameters by Hugging Face name ------------------------------------------------------------------------------ */
 typedef enum ar_init_scheme {
-    AR_INIT_XAVIER_NORMAL,  /* normal, std sqrt(2/(fan_in+fan_out)) */
-    AR_INIT_KAIMING_UNIFORM,/* uniform +-1/sqrt(fan_in) (a = sqrt(5)) */
-    AR_INIT_NORMAL,         /* normal, std initializer_range */
-    AR_INIT_UNIFORM_BIAS,   /* uniform +-1/sqrt(fan_in) of the layer */
+    AR_INIT_XAVIER_NORMAL,   /* normal, std sqrt(2/(fan_in+fan_out)) */
+    AR_INIT_KAIMING_UNIFORM, /* uniform +-1/sqrt(fan_in) (a = sqrt(5)) */
+    AR_INIT_NORMAL,          /* normal, std initializer_range */
+    AR_INIT_UNIFORM_BIAS,    /* uniform +-1/sqrt(fan_in) of the layer */
     AR_INIT_ZEROS,
     AR_INIT_ONES
 } ar_init_scheme;

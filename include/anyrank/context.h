@@ -29,11 +29,11 @@ typedef struct ar_tap_event {
 typedef ar_status (*ar_tap_fn)(void *user, const ar_tap_event *event);
 
 typedef struct ar_ctx_options {
-    ar_device *device;    /* borrowed until ar_ctx_destroy */
-    ar_comm *tp;          /* tensor-parallel group, borrowed; NULL: a group of one */
+    ar_device *device; /* borrowed until ar_ctx_destroy */
+    ar_comm *tp;       /* tensor-parallel group, borrowed; NULL: a group of one */
     ar_numerics numerics;
-    ar_fault fault;       /* AR_FAULT_NONE */
-    ar_tap_fn tap;        /* NULL: nobody listens */
+    ar_fault fault; /* AR_FAULT_NONE */
+    ar_tap_fn tap;  /* NULL: nobody listens */
     void *tap_user;
 } ar_ctx_options;
 

@@ -32,9 +32,9 @@ typedef struct ar_grads_result {
 } ar_grads_result;
 
 /** Model: out/outputs.safetensors (logits [b,s,V], loss [1], hidden_states.i [b,s,h]: 0 the embedding's output, i the
- *  output of block i-1, the last one after the final norm) and out/grads.safetensors (every parameter, Hugging Face names and
- *  shapes). Block: out/block.safetensors (y, dx, d<parameter>).
- *  Errors: everything wrong with the inputs, by name; AR_ERR_IO. A file that could not be written whole does not appear. */
+ *  output of block i-1, the last one after the final norm) and out/grads.safetensors (every parameter, Hugging Face
+ * names and shapes). Block: out/block.safetensors (y, dx, d<parameter>). Errors: everything wrong with the inputs, by
+ * name; AR_ERR_IO. A file that could not be written whole does not appear. */
 AR_NODISCARD ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o);
 
 #ifdef __cplusplus

@@ -14,15 +14,16 @@ extern "C" {
  * Errors of every constructor: AR_ERR_INDIVISIBLE (names the parameter, the dimension, its size and N), AR_ERR_ARG,
  * AR_ERR_MEMORY; of forward and backward: AR_ERR_SHAPE, and what the communicator gives. */
 
-/* --- the conjugate operators of tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et al.
- * 2022, arXiv:2205.05198). Each pair is a linear map and its transpose: <A x, y> = <x, A^T y>. fp32, sums in the
- * communicator's order. x, y contiguous; y may be x where the shapes are equal. --------------------------------------- */
+/* --- the conjugate operators of tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et
+ * al. 2022, arXiv:2205.05198). Each pair is a linear map and its transpose: <A x, y> = <x, A^T y>. fp32, sums in the
+ * communicator's order. x, y contiguous; y may be x where the shapes are equal. ---------------------------------------
+ */
 
 /** f: copy to the region: forward y = x; its transpose is an all-reduce. Shapes equal. */
 AR_NODISCARD ar_status ar_copy_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_copy_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
-/** f*: reduce from the region: forward y = sum over ranks of x; its transpose is the identity (each rank's y is the same
- *  value, counted once). */
+/** f*: reduce from the region: forward y = sum over ranks of x; its transpose is the identity (each rank's y is the
+ * same value, counted once). */
 AR_NODISCARD ar_status ar_reduce_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_reduce_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
 /** g: gather along features: x [tokens, f/N] -> y [tokens, f]; its transpose takes the own block. */
@@ -32,7 +33,8 @@ AR_NODISCARD ar_status ar_gather_from_region_backward(ar_ctx *ctx, ar_tensor *dx
 AR_NODISCARD ar_status ar_scatter_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_scatter_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
 
-/* --- linear layers ------------------------------------------------------------------------------------------------------ */
+/* --- linear layers
+ * ------------------------------------------------------------------------------------------------------ */
 
 typedef struct ar_linear_options {
     bool bias;
@@ -53,14 +55,16 @@ AR_NODISCARD ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, c
 AR_NODISCARD ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
                                             const ar_linear_options *o);
 
-/* --- norms (replicated) ------------------------------------------------------------------------------------------------- */
+/* --- norms (replicated)
+ * ------------------------------------------------------------------------------------------------- */
 
-/** LayerNorm (Ba, Kiros, Hinton 2016, arXiv:1607.06450) or RMSNorm (Zhang, Sennrich 2019, arXiv:1910.07467) over the last
- *  dimension h; the formulas are in docs/numerics.md. Parameters: name.weight [h], LayerNorm: name.bias [h]. */
+/** LayerNorm (Ba, Kiros, Hinton 2016, arXiv:1607.06450) or RMSNorm (Zhang, Sennrich 2019, arXiv:1910.07467) over the
+ * last dimension h; the formulas are in docs/numerics.md. Parameters: name.weight [h], LayerNorm: name.bias [h]. */
 AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
                                       double eps);
 
-/* --- MLP ------------------------------------------------------------------------------------------------------------------ */
+/* --- MLP
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 typedef enum ar_mlp_order {
     AR_MLP_COLUMN_ROW, /* one all-reduce forward, one backward */
@@ -70,7 +74,7 @@ typedef struct ar_mlp_options {
     size_t hidden, ffn;
     ar_activation activation;
     bool gated, bias;
-    bool transposed;    /* weights stored [in, out] (GPT-2) */
+    bool transposed; /* weights stored [in, out] (GPT-2) */
     ar_mlp_order order;
     /* Hugging Face names below the MLP's path; NULL: "fc1", "gate", "fc2" */
     const char *first, *second, *up; /* c_fc / gate_proj, c_proj / down_proj, up_proj */
@@ -78,7 +82,8 @@ typedef struct ar_mlp_options {
 /** act(X W1^T + b1) W2^T + b2, or gated: (act(X Wg^T) * (X Wu^T)) W2^T. X, Y replicated [.., hidden]. */
 AR_NODISCARD ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o);
 
-/* --- attention ------------------------------------------------------------------------------------------------------------- */
+/* --- attention
+ * ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct ar_attention_options {
     size_t hidden, heads, kv_heads, head_dim;
@@ -86,16 +91,17 @@ typedef struct ar_attention_options {
     bool causal;
     bool rope;
     double rope_theta, rope_factor;
-    size_t max_positions; /* rows of the rotary tables */
-    bool fused;           /* q, k, v are one parameter, stored [in, 3*heads*d] (GPT-2's c_attn) */
+    size_t max_positions;        /* rows of the rotary tables */
+    bool fused;                  /* q, k, v are one parameter, stored [in, 3*heads*d] (GPT-2's c_attn) */
     const char *q, *k, *v, *out; /* Hugging Face names below the path; fused: q names the one parameter */
 } ar_attention_options;
-/** Multi-head, grouped-query or multi-query attention; heads split over ranks (AR_ERR_INDIVISIBLE unless N divides heads
- *  and kv_heads). X, Y [b, s, hidden] replicated. Masks come from the batch. */
+/** Multi-head, grouped-query or multi-query attention; heads split over ranks (AR_ERR_INDIVISIBLE unless N divides
+ * heads and kv_heads). X, Y [b, s, hidden] replicated. Masks come from the batch. */
 AR_NODISCARD ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name,
                                            const ar_attention_options *o);
 
-/* --- block ------------------------------------------------------------------------------------------------------------------ */
+/* --- block
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 typedef struct ar_block_options {
     ar_norm_kind norm;
@@ -107,7 +113,8 @@ typedef struct ar_block_options {
 /** Pre-norm transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). */
 AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o);
 
-/* --- embedding and loss ------------------------------------------------------------------------------------------------------ */
+/* --- embedding and loss
+ * ------------------------------------------------------------------------------------------------------ */
 
 typedef struct ar_embedding ar_embedding;
 /** Vocab-parallel: rank r holds ceil(V/N) rows (the last ranks fewer). Optionally learned positions [positions, h],
@@ -125,8 +132,8 @@ AR_NODISCARD ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_sa
                                              const ar_batch *batch);
 
 typedef struct ar_lm_head ar_lm_head;
-/** Logits X W^T with W [V, h] vocab-parallel, then softmax cross-entropy with no gathering of logits. tied: the embedding's
- *  parameter, borrowed; NULL: an own one, name.weight. */
+/** Logits X W^T with W [V, h] vocab-parallel, then softmax cross-entropy with no gathering of logits. tied: the
+ * embedding's parameter, borrowed; NULL: an own one, name.weight. */
 AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, size_t vocab, size_t h,
                                          ar_param *tied);
 void ar_lm_head_destroy(ar_lm_head *l);

@@ -25,8 +25,8 @@ AR_NODISCARD ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar
 typedef struct ar_module ar_module;
 typedef struct ar_module_ops {
     const char *kind; /* static storage: "column_linear" */
-    /* required: *y becomes a tensor of the step. saved == NULL: no backward will follow. batch may be NULL where the module
-     * does not look at it. */
+    /* required: *y becomes a tensor of the step. saved == NULL: no backward will follow. batch may be NULL where the
+     * module does not look at it. */
     ar_status (*forward)(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch);
     /* required: *dx becomes a tensor of the step, gradients are added to the parameters. dx == NULL: not wanted. */

@@ -14,14 +14,14 @@ typedef struct ar_param_grad ar_param_grad;   /* gradient state, in the arithmet
 
 /** A trainable tensor: this rank's boxes of it, its gradient, and how it starts. */
 typedef struct ar_param {
-    char name[128];     /* Hugging Face name */
-    ar_layout layout;   /* in the Hugging Face shape */
-    ar_tensor value;    /* local, contiguous, fp32 */
-    bool transposed;    /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
+    char name[128];   /* Hugging Face name */
+    ar_layout layout; /* in the Hugging Face shape */
+    ar_tensor value;  /* local, contiguous, fp32 */
+    bool transposed;  /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
     bool requires_grad;
-    uint64_t version;   /* counts changes of value: kept operands of an older version are made anew */
-    int uses;           /* how many places of the model use it (a tied weight: 2) */
-    int contributions;  /* how many of them have contributed to the gradient since it was zeroed */
+    uint64_t version;  /* counts changes of value: kept operands of an older version are made anew */
+    int uses;          /* how many places of the model use it (a tied weight: 2) */
+    int contributions; /* how many of them have contributed to the gradient since it was zeroed */
     ar_init_scheme init;
     size_t fan_in, fan_out; /* of the FULL matrix */
     double init_range;      /* of AR_INIT_NORMAL */

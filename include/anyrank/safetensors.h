@@ -40,8 +40,9 @@ const ar_st_entry *ar_st_find(const ar_st_file *f, const char *name);
 const char *ar_st_metadata(const ar_st_file *f, const char *key);
 
 /** Opens MODEL/model.safetensors, or the shards that MODEL/model.safetensors.index.json lists, as one collection.
- *  *gives = NULL with AR_OK if the folder has neither. Errors: as ar_st_open; AR_ERR_FORMAT, "InvalidIndex: ..." (a file
- *  name with a / or .., a tensor unlisted or in two shards) or "TensorNotFound: ..." (listed, but not in its shard). */
+ *  *gives = NULL with AR_OK if the folder has neither. Errors: as ar_st_open; AR_ERR_FORMAT, "InvalidIndex: ..." (a
+ * file name with a / or .., a tensor unlisted or in two shards) or "TensorNotFound: ..." (listed, but not in its
+ * shard). */
 typedef struct ar_st_model ar_st_model;
 AR_NODISCARD ar_status ar_st_model_open(ar_st_model **gives, const char *folder);
 void ar_st_model_close(ar_st_model *m);

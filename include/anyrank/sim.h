@@ -36,10 +36,10 @@ typedef struct ar_sim_options {
 /** What the world's failure looked like for one rank: the last collective it finished and the one it was in. */
 typedef struct ar_sim_rank_report {
     int rank;
-    char status[32];    /* AR_OK, or the name of its own error */
-    char last[96];      /* "all_reduce #12 layers.0.mlp.down_proj" or "none" */
-    char current[96];   /* the same for the one it is in; "returned" if its function returned, "running" between two */
-    double waiting_s;   /* how long it had been there */
+    char status[32];  /* AR_OK, or the name of its own error */
+    char last[96];    /* "all_reduce #12 layers.0.mlp.down_proj" or "none" */
+    char current[96]; /* the same for the one it is in; "returned" if its function returned, "running" between two */
+    double waiting_s; /* how long it had been there */
 } ar_sim_rank_report;
 
 typedef ar_status (*ar_rank_fn)(ar_comm *world, void *arg); /* runs once per rank, on that rank's thread */

@@ -15,23 +15,23 @@ extern "C" {
 #endif
 
 /* One table: code, name, text. Errors are negative. */
-#define AR_STATUS_TABLE(X)                                                                                             \
-    X(0, OK, "no error")                                                                                               \
-    X(-1, ERR_ARG, "invalid argument")                                                                                 \
-    X(-2, ERR_SHAPE, "shapes do not fit")                                                                              \
-    X(-3, ERR_DTYPE, "wrong data type")                                                                                \
-    X(-4, ERR_INDIVISIBLE, "a dimension does not divide")                                                              \
-    X(-5, ERR_OVERFLOW, "a size overflows")                                                                            \
-    X(-6, ERR_MEMORY, "out of memory")                                                                                 \
-    X(-7, ERR_IO, "input or output failed")                                                                            \
-    X(-8, ERR_FORMAT, "malformed file")                                                                                \
-    X(-9, ERR_CONFIG, "unusable model configuration")                                                                  \
-    X(-10, ERR_DATA, "unusable values in the data")                                                                    \
-    X(-11, ERR_UNSUPPORTED, "not supported")                                                                           \
-    X(-12, ERR_MISMATCH, "ranks disagree about a collective")                                                          \
-    X(-13, ERR_ABORTED, "another rank failed")                                                                         \
-    X(-14, ERR_TIMEOUT, "waited too long for a rank")                                                                  \
-    X(-15, ERR_NOT_FOUND, "no such name")                                                                              \
+#define AR_STATUS_TABLE(X)                                    \
+    X(0, OK, "no error")                                      \
+    X(-1, ERR_ARG, "invalid argument")                        \
+    X(-2, ERR_SHAPE, "shapes do not fit")                     \
+    X(-3, ERR_DTYPE, "wrong data type")                       \
+    X(-4, ERR_INDIVISIBLE, "a dimension does not divide")     \
+    X(-5, ERR_OVERFLOW, "a size overflows")                   \
+    X(-6, ERR_MEMORY, "out of memory")                        \
+    X(-7, ERR_IO, "input or output failed")                   \
+    X(-8, ERR_FORMAT, "malformed file")                       \
+    X(-9, ERR_CONFIG, "unusable model configuration")         \
+    X(-10, ERR_DATA, "unusable values in the data")           \
+    X(-11, ERR_UNSUPPORTED, "not supported")                  \
+    X(-12, ERR_MISMATCH, "ranks disagree about a collective") \
+    X(-13, ERR_ABORTED, "another rank failed")                \
+    X(-14, ERR_TIMEOUT, "waited too long for a rank")         \
+    X(-15, ERR_NOT_FOUND, "no such name")                     \
     X(-16, ERR_INTERNAL, "broken internal invariant")
 
 typedef enum ar_status {
@@ -55,17 +55,17 @@ void ar_error_clear(void);
 ar_status ar_error_set(ar_status st, const char *format, ...) AR_PRINTF(2, 3);
 
 /* Propagation: return on failure, or store and jump to a cleanup label. */
-#define AR_TRY(call)                                                                                                   \
-    do {                                                                                                               \
-        const ar_status ar_try_status_ = (call);                                                                       \
-        if (ar_try_status_ != AR_OK)                                                                                   \
-            return ar_try_status_;                                                                                     \
+#define AR_TRY(call)                             \
+    do {                                         \
+        const ar_status ar_try_status_ = (call); \
+        if (ar_try_status_ != AR_OK)             \
+            return ar_try_status_;               \
     } while (0)
-#define AR_TRY_TO(label, st, call)                                                                                     \
-    do {                                                                                                               \
-        (st) = (call);                                                                                                 \
-        if ((st) != AR_OK)                                                                                             \
-            goto label;                                                                                                \
+#define AR_TRY_TO(label, st, call) \
+    do {                           \
+        (st) = (call);             \
+        if ((st) != AR_OK)         \
+            goto label;            \
     } while (0)
 
 #ifdef __cplusplus

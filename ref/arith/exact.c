@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The exact arithmetic: every sum is a sum of integers (docs/numerics.md), so no result depends on how K, the rows or the
- * samples are split over ranks, tiles or threads. */
+/* The exact arithmetic: every sum is a sum of integers (docs/numerics.md), so no result depends on how K, the rows or
+ * the samples are split over ranks, tiles or threads. */
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"
@@ -22,8 +22,8 @@ struct ar_operand {
 
 struct ar_sum {
     const ar_operand *a, *b;
-    ar_comm *over; /* AR_ALL: the group that gathers after the rounding; NULL: complete here */
-    ar_buf s;      /* int64 slice of the reduced sums, where `over` is set */
+    ar_comm *over;       /* AR_ALL: the group that gathers after the rounding; NULL: complete here */
+    ar_buf s;            /* int64 slice of the reduced sums, where `over` is set */
     size_t start, count; /* the slice: elements of the row-major [m, n] matrix */
     int limbs;
 };
@@ -106,29 +106,30 @@ static ar_status quantise(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf
     return AR_OK;
 }
 
-static ar_status operand_new(ar_operand **gives, const ar_parts *p, size_t k_full, ar_comm *k_over, bool kept)
+static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, ar_comm *k_over, bool kept)
 {
-    ari_extents x;
-    AR_TRY(ari_parts_extents(&x, p));
-    if (!ari_has_peers(k_over) && x.k != k_full)
-        return ar_error_set(AR_ERR_SHAPE, "a contraction over %zu terms was given %zu", k_full, x.k);
-    ar_operand *o = calloc(1, sizeof *o);
-    if (!o)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for an operand");
-    o->x = x;
+    AR_TRY(ari_parts_extents(&o->x, p));
+    if (!ari_has_peers(k_over) && o->x.k != k_full)
+        return ar_error_set(AR_ERR_SHAPE, "a contraction over %zu terms was given %zu", k_full, o->x.k);
     o->k_full = k_full;
     o->k_over = k_over;
     o->kept = kept;
-    *gives = o;
     return AR_OK;
+}
+
+/* An empty operand that ends with the step. */
+static ar_status step_operand(ar_ctx *ctx, ar_operand **gives)
+{
+    AR_TRY(ari_alloc_zero((void **)gives, 1, sizeof **gives, "an operand"));
+    return ari_step_own(ctx, *gives, operand_destroy);
 }
 
 static ar_status exact_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
                                  ar_comm *k_over, ar_comm *rows_over, const char *tag)
 {
     ar_operand *o = NULL;
-    AR_TRY(operand_new(&o, b, k_full, k_over, false));
-    AR_TRY(ari_step_own(ctx, o, operand_destroy));
+    AR_TRY(step_operand(ctx, &o));
+    AR_TRY(operand_init(o, b, k_full, k_over, false));
     if (scale)
         AR_TRY(equilibrate(ctx, o, b, rows_over, tag));
     AR_TRY(quantise(ctx, o, b, ar_const(o->c), -1, false, tag));
@@ -140,8 +141,8 @@ static ar_status exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar
                                  const char *tag)
 {
     ar_operand *o = NULL;
-    AR_TRY(operand_new(&o, a, b->k_full, b->k_over, false));
-    AR_TRY(ari_step_own(ctx, o, operand_destroy));
+    AR_TRY(step_operand(ctx, &o));
+    AR_TRY(operand_init(o, a, b->k_full, b->k_over, false));
     if (o->x.k != b->x.k || o->x.batch != b->x.batch)
         return ar_error_set(AR_ERR_SHAPE, "%s: A is [%zu x %zu, %zu], B is [%zu x %zu, %zu]", tag, o->x.batch,
                             o->x.rows, o->x.k, b->x.batch, b->x.rows, b->x.k);
@@ -150,7 +151,8 @@ static ar_status exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar
     return AR_OK;
 }
 
-/* --- operands kept with their parameters ---------------------------------------------------------------------------- */
+/* --- operands kept with their parameters ----------------------------------------------------------------------------
+ */
 
 /* One kept operand; params[0] holds the list. */
 struct ar_param_cache {
@@ -191,9 +193,9 @@ static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_co
         k->version[i] = k->params[i]->version;
     }
     const char *tag = k->params[0]->name;
-    ar_operand *o = NULL;
-    AR_TRY(operand_new(&o, &parts, k_full, k_over, true));
-    k->operand = o;
+    AR_TRY(ari_alloc_zero((void **)&k->operand, 1, sizeof *k->operand, "a kept operand"));
+    ar_operand *o = k->operand;
+    AR_TRY(operand_init(o, &parts, k_full, k_over, true));
     AR_TRY(equilibrate(ctx, o, &parts, rows_over, tag));
     return quantise(ctx, o, &parts, ar_const(o->c), -1, false, tag);
 }
@@ -244,7 +246,8 @@ static void exact_param_release(ar_param *p)
     ari_exact_grad_release(p);
 }
 
-/* --- contract, fold, round --------------------------------------------------------------------------------------------- */
+/* --- contract, fold, round
+ * --------------------------------------------------------------------------------------------- */
 
 static void sum_destroy(ar_ctx *ctx, void *object)
 {
@@ -291,8 +294,7 @@ static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, 
     s->count = counts[r] / limbs;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
-    AR_TRY_TO(done, st,
-              ar_comm_reduce_scatter(over, ctx->queue, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
+    AR_TRY_TO(done, st, ar_comm_reduce_scatter(over, ctx->queue, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
     ari_step_free(ctx, partial);
     s->over = over;
 done:
@@ -337,8 +339,8 @@ static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const a
         AR_TRY(round_and_gather(ctx, y, s, ep));
         ari_step_free(ctx, s->s);
     } else {
-        AR_TRY(ctx->device->ops->gemm_round(ctx->device, ctx->queue, y, s->a->packed, s->b->packed,
-                                            ar_const(s->a->e), ar_const(s->b->e), ep->bias, ep->act, ep->z));
+        AR_TRY(ctx->device->ops->gemm_round(ctx->device, ctx->queue, y, s->a->packed, s->b->packed, ar_const(s->a->e),
+                                            ar_const(s->b->e), ep->bias, ep->act, ep->z));
     }
     ari_step_disown(ctx, s);
     return AR_OK;

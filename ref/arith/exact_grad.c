@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients in the exact arithmetic. Within a sample dW is one contraction, rounded once; across samples, tokens of a bias,
- * micro-batches and ranks the values go into the order-independent accumulator (docs/numerics.md). */
+/* Gradients in the exact arithmetic. Within a sample dW is one contraction, rounded once; across samples, tokens of a
+ * bias, micro-batches and ranks the values go into the order-independent accumulator (docs/numerics.md). */
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"
@@ -78,8 +78,7 @@ static ar_status add_sample(ar_ctx *ctx, ar_param *p, const ar_tensor *dy_t, con
     AR_TRY_TO(done, st,
               dev->gemm_round(ctx->device, ctx->queue, product, a, b, ar_const(e), ar_const(f), (ar_cbuf){NULL},
                               AR_ACT_NONE, NULL));
-    AR_TRY_TO(done, st,
-              dev->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, out, product, (ar_cbuf){NULL}));
+    AR_TRY_TO(done, st, dev->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, out, product, (ar_cbuf){NULL}));
 done:
     dev->packed_destroy(ctx->device, a);
     dev->packed_destroy(ctx->device, b);
@@ -106,7 +105,8 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
     ar_tensor product;
     AR_TRY(ar_ctx_tensor(ctx, &product, AR_F32, 2, shape));
     for (size_t i = 0; i < samples; i++) {
-        const ar_tensor dy_i = ar_tensor_slice(&dy_t, 1, i * each, each), x_i = ar_tensor_slice(&x_t, 1, i * each, each);
+        const ar_tensor dy_i = ar_tensor_slice(&dy_t, 1, i * each, each),
+                        x_i = ar_tensor_slice(&x_t, 1, i * each, each);
         AR_TRY(add_sample(ctx, p, &dy_i, &x_i, ar_cbuf_at(ar_const(c), i * each * sizeof(int32_t)), &product));
     }
     ar_ctx_release(ctx, &product);
@@ -137,7 +137,8 @@ ar_status ari_exact_grads_reduce(ar_ctx *ctx, ar_param *const *params, size_t n,
         AR_TRY(ari_step_alloc(ctx, &t, count));
         AR_TRY(ar_comm_all_reduce(over, ctx->queue, t, ar_const(p->grad->t), count, AR_U8, AR_MAX, tag));
         AR_TRY(dev->acc_raise(ctx->device, ctx->queue, p->grad->t, p->grad->hl, ar_const(t), count));
-        AR_TRY(ar_comm_all_reduce(over, ctx->queue, p->grad->hl, ar_const(p->grad->hl), 2 * count, AR_I64, AR_SUM, tag));
+        AR_TRY(
+            ar_comm_all_reduce(over, ctx->queue, p->grad->hl, ar_const(p->grad->hl), 2 * count, AR_I64, AR_SUM, tag));
         ari_step_free(ctx, t);
     }
     return AR_OK;

@@ -54,8 +54,11 @@ static void release(ar_ctx *c, ari_owned *o)
 
 void ar_ctx_end_step(ar_ctx *c)
 {
-    while (c->owned.next != &c->owned) /* the newest first: objects may refer to older ones */
-        release(c, c->owned.next);
+    /* The newest first: objects may refer to older ones. */
+    for (ari_owned *o = c->owned.next, *next = NULL; o != &c->owned; o = next) {
+        next = o->next;
+        release(c, o);
+    }
 }
 
 static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx *, void *))

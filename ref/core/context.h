@@ -7,8 +7,8 @@
 /* One thing the step owns: a buffer of the device, or an object with its own destructor. */
 typedef struct ari_owned {
     struct ari_owned *next, *prev;
-    ar_buf buf;                    /* what it is found by */
-    size_t bytes;                  /* 0 for objects */
+    ar_buf buf;                               /* what it is found by */
+    size_t bytes;                             /* 0 for objects */
     void (*destroy)(ar_ctx *c, void *object); /* NULL: buf is device memory */
 } ari_owned;
 

@@ -5,17 +5,15 @@
 
 #include "ref/core/nearest.h"
 
-static const char *const names[AR_FAULT_COUNT] = {
-    "none",
+static const char *const names[AR_FAULT_COUNT] = {"none",
 #define FAULT_NAME(name, text) #name,
-    AR_FAULT_TABLE(FAULT_NAME)
+                                                  AR_FAULT_TABLE(FAULT_NAME)
 #undef FAULT_NAME
 };
 
-static const char *const texts[AR_FAULT_COUNT] = {
-    "no fault",
+static const char *const texts[AR_FAULT_COUNT] = {"no fault",
 #define FAULT_TEXT(name, text) text,
-    AR_FAULT_TABLE(FAULT_TEXT)
+                                                  AR_FAULT_TABLE(FAULT_TEXT)
 #undef FAULT_TEXT
 };
 

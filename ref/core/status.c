@@ -13,8 +13,8 @@ static _Thread_local char message[MESSAGE_SIZE];
 const char *ar_status_name(ar_status st)
 {
     switch (st) {
-#define NAME_CASE(code, name, text)                                                                                    \
-    case AR_##name:                                                                                                    \
+#define NAME_CASE(code, name, text) \
+    case AR_##name:                 \
         return "AR_" #name;
         AR_STATUS_TABLE(NAME_CASE)
 #undef NAME_CASE
@@ -25,8 +25,8 @@ const char *ar_status_name(ar_status st)
 const char *ar_status_text(ar_status st)
 {
     switch (st) {
-#define TEXT_CASE(code, name, text)                                                                                    \
-    case AR_##name:                                                                                                    \
+#define TEXT_CASE(code, name, text) \
+    case AR_##name:                 \
         return text;
         AR_STATUS_TABLE(TEXT_CASE)
 #undef TEXT_CASE

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention with the heads split over ranks. Inside a rank everything works on local head counts, computed once.
- * Memory: the projections' output is [b, s, q | k | v]; queries and keys are then laid out head by head, [b, heads, s, d], so
- * that the query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
+ * Memory: the projections' output is [b, s, q | k | v]; queries and keys are then laid out head by head, [b, heads, s,
+ * d], so that the query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +22,8 @@ typedef struct attention_module {
 
 enum { SAVED_QKV, SAVED_Q, SAVED_K, SAVED_PROBS, SAVED_PADDING, SAVED_ADDITIVE };
 
-/* --- views -------------------------------------------------------------------------------------------------------------- */
+/* --- views
+ * -------------------------------------------------------------------------------------------------------------- */
 
 /* Heads [first, first + heads) of the projections' output, as [b, s, heads, d]. */
 static ar_tensor projected(const ar_tensor *qkv, size_t first, size_t heads, size_t d)
@@ -83,7 +84,8 @@ static ar_status product(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, co
     return AR_OK;
 }
 
-/* --- forward ------------------------------------------------------------------------------------------------------------ */
+/* --- forward
+ * ------------------------------------------------------------------------------------------------------------ */
 
 /* Queries or keys head by head, rotated. */
 static ar_status lay_out(attention_module *m, ar_ctx *ctx, ar_tensor *to, const ar_tensor *from)
@@ -201,7 +203,8 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_tap_whole(ctx, m->out_name, NULL, 'f', y);
 }
 
-/* --- backward ----------------------------------------------------------------------------------------------------------- */
+/* --- backward
+ * ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct gradients {
     ar_tensor q, k, v; /* [b, heads or kv_heads, s, d], contiguous, of the rotated q and k */
@@ -292,7 +295,8 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     return ari_linear_backward(&m->qkv, ctx, saved, dx, &dqkv, m->o.fused ? m->qkv_name[0] : base->name);
 }
 
-/* --- construction ------------------------------------------------------------------------------------------------------- */
+/* --- construction
+ * ------------------------------------------------------------------------------------------------------- */
 
 static size_t params(const ar_module *base, ar_param **out, size_t cap)
 {
@@ -321,13 +325,15 @@ static ar_status check_heads(attention_module *m, ar_ctx *ctx)
         return ar_error_set(AR_ERR_ARG, "%s: %zu query heads cannot share %zu KV heads", m->base.name, o->heads,
                             o->kv_heads);
     if (o->heads % n != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "%s: %zu query heads cannot be split over tp=%zu; use a tp that divides %zu",
-                            m->base.name, o->heads, n, o->heads);
-    if (o->kv_heads % n != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "%s: %zu KV heads cannot be split over tp=%zu; use a tp that divides %zu (replicas of KV heads: "
-                            "not in this version)",
-                            m->base.name, o->kv_heads, n, o->kv_heads);
+                            "%s: %zu query heads cannot be split over tp=%zu; use a tp that divides %zu", m->base.name,
+                            o->heads, n, o->heads);
+    if (o->kv_heads % n != 0)
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "%s: %zu KV heads cannot be split over tp=%zu; use a tp that divides %zu (replicas of KV heads: "
+            "not in this version)",
+            m->base.name, o->kv_heads, n, o->kv_heads);
     m->heads = o->heads / n;
     m->kv_heads = o->kv_heads / n;
     m->group = o->heads / o->kv_heads;

@@ -97,8 +97,8 @@ static ar_status check_ids(const ar_embedding *e, const ar_batch *batch)
                                 i % batch->seq, (long long)batch->input_ids[i], e->vocab);
     }
     if (e->learned && batch->seq > e->positions)
-        return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of the model",
-                            batch->seq, e->positions);
+        return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of the model", batch->seq,
+                            e->positions);
     return AR_OK;
 }
 

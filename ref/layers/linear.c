@@ -18,9 +18,10 @@ static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec 
     for (int i = 0; i < blocks; i++)
         block[i] = shape[dim] / (size_t)blocks;
     if (ar_layout_packed(o, 2, shape, dim, block, blocks, r, n) != AR_OK)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "%s.weight: its %s dimension of %zu cannot be split over %d ranks; use a tp that divides it",
-                            part->name, s->style == ARI_COLUMN ? "output" : "input", block[0], n);
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "%s.weight: its %s dimension of %zu cannot be split over %d ranks; use a tp that divides it", part->name,
+            s->style == ARI_COLUMN ? "output" : "input", block[0], n);
     return AR_OK;
 }
 
@@ -37,6 +38,9 @@ static ar_status init_weight(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *
     AR_TRY(ari_path(name, sizeof name, part->name, "weight"));
     AR_TRY(weight_layout(&layout, ctx, s, part));
     AR_TRY(ar_param_init(&l->own_weight[i], ctx, name, &layout, s->transposed));
+    /* A rank without rows still has columns, or its matrix would be [0, 0]. */
+    if (s->uneven && layout.nbox == 0)
+        l->own_weight[i].value.shape[s->transposed ? 0 : 1] = s->in;
     l->weight[i] = &l->own_weight[i];
     l->weight[i]->init = AR_INIT_XAVIER_NORMAL;
     l->weight[i]->fan_in = s->in;
@@ -69,8 +73,8 @@ static ar_status init_bias(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s,
 
 ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
 {
-    *l = (ari_linear){.style = s->style, .n = s->n, .in = s->in, .has_bias = s->bias,
-                      .input_is_sharded = s->input_is_sharded};
+    *l = (ari_linear){
+        .style = s->style, .n = s->n, .in = s->in, .has_bias = s->bias, .input_is_sharded = s->input_is_sharded};
     ar_status st = AR_OK;
     for (int i = 0; i < s->n; i++) {
         AR_TRY_TO(failed, st, init_weight(l, ctx, s, i));
@@ -183,8 +187,8 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     if (act != AR_ACT_NONE)
         AR_TRY(ari_like(ctx, z, x, l->local_total));
     AR_TRY(joined_bias(l, ctx, &epilogue.bias));
-    AR_TRY(ctx->arith->param_operand(ctx, &b, l->weight, l->n, false, l->in, row ? ctx->tp : NULL,
-                                     row ? NULL : ctx->tp));
+    AR_TRY(
+        ctx->arith->param_operand(ctx, &b, l->weight, l->n, false, l->in, row ? ctx->tp : NULL, row ? NULL : ctx->tp));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, l->weight[0]->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     AR_TRY(ctx->arith->fold(ctx, s, row ? ctx->tp : NULL, row ? AR_ALL : AR_KEEP, l->weight[0]->name));

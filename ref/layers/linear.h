@@ -11,21 +11,22 @@ typedef enum ari_linear_style {
 
 /* One weight of a group, as it is described before it exists. */
 typedef struct ari_linear_part {
-    const char *name;  /* full path, ".weight" and ".bias" are added */
-    size_t out;        /* full output width */
-    ar_param *tied;    /* an existing weight, borrowed; NULL: an own one */
-    int blocks;        /* > 0: packed blocks of out/blocks each, split block by block (q|k|v) */
+    const char *name; /* full path, ".weight" and ".bias" are added */
+    size_t out;       /* full output width */
+    ar_param *tied;   /* an existing weight, borrowed; NULL: an own one */
+    int blocks;       /* > 0: packed blocks of out/blocks each, split block by block (q|k|v) */
 } ari_linear_part;
 
-/* Weights that multiply the same input: one contraction forward, and one backward for the dX they share. A single linear
- * layer is a group of one; q, k, v and gate, up are groups of three and two. Y is [tokens, the outputs side by side]. */
+/* Weights that multiply the same input: one contraction forward, and one backward for the dX they share. A single
+ * linear layer is a group of one; q, k, v and gate, up are groups of three and two. Y is [tokens, the outputs side by
+ * side]. */
 typedef struct ari_linear {
     ari_linear_style style;
     int n;
-    size_t in;                        /* full input width */
-    size_t out[AR_MAX_PARTS];         /* full output widths */
-    size_t local_out[AR_MAX_PARTS];   /* of this rank's Y */
-    size_t local_total;               /* their sum */
+    size_t in;                      /* full input width */
+    size_t out[AR_MAX_PARTS];       /* full output widths */
+    size_t local_out[AR_MAX_PARTS]; /* of this rank's Y */
+    size_t local_total;             /* their sum */
     ar_param *weight[AR_MAX_PARTS];
     ar_param own_weight[AR_MAX_PARTS];
     ar_param bias[AR_MAX_PARTS];

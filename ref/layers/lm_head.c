@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LM head and vocab-parallel cross-entropy: the logits stay sharded; what crosses ranks is a maximum, an integer sum and the
- * target's logit per token. */
+/* LM head and vocab-parallel cross-entropy: the logits stay sharded; what crosses ranks is a maximum, an integer sum
+ * and the target's logit per token. */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -65,8 +65,8 @@ static ar_status host_targets(const ar_lm_head *l, const ar_batch *batch, int64_
         valid[i] = ids[i] != AR_IGNORE_INDEX;
         *count += valid[i];
         if (valid[i] && (ids[i] < 0 || (size_t)ids[i] >= l->vocab))
-            return ar_error_set(AR_ERR_DATA, "labels[%zu, %zu] is %lld, neither an id below %zu nor %d",
-                                i / batch->seq, i % batch->seq + 1, (long long)ids[i], l->vocab, AR_IGNORE_INDEX);
+            return ar_error_set(AR_ERR_DATA, "labels[%zu, %zu] is %lld, neither an id below %zu nor %d", i / batch->seq,
+                                i % batch->seq + 1, (long long)ids[i], l->vocab, AR_IGNORE_INDEX);
     }
     return AR_OK;
 }
@@ -159,8 +159,10 @@ static size_t count_targets(const ar_batch *batch)
 {
     const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
     size_t count = 0;
-    for (size_t i = 0; i < batch->batch * batch->seq; i++)
-        count += i % batch->seq + 1 < batch->seq && labels[i + 1] != AR_IGNORE_INDEX;
+    for (size_t row = 0; row < batch->batch; row++) {
+        for (size_t s = 1; s < batch->seq; s++)
+            count += labels[row * batch->seq + s] != AR_IGNORE_INDEX;
+    }
     return count;
 }
 

@@ -6,8 +6,8 @@
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
 
-/* Column -> activation -> row (one all-reduce each way), or row -> activation -> column. In the first the middle is sharded
- * along its features, in the second it is whole on every rank. */
+/* Column -> activation -> row (one all-reduce each way), or row -> activation -> column. In the first the middle is
+ * sharded along its features, in the second it is whole on every rank. */
 typedef struct mlp_module {
     ar_module base;
     ar_mlp_options o;
@@ -147,7 +147,10 @@ ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const 
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
     AR_TRY_TO(failed, st,
-              ari_path(m->first_name, sizeof m->first_name, name, o->first ? o->first : o->gated ? "gate" : "fc1"));
+              ari_path(m->first_name, sizeof m->first_name, name,
+                       o->first   ? o->first
+                       : o->gated ? "gate"
+                                  : "fc1"));
     AR_TRY_TO(failed, st, ari_path(m->up_name, sizeof m->up_name, name, o->up ? o->up : "up"));
     AR_TRY_TO(failed, st, ari_path(m->second_name, sizeof m->second_name, name, o->second ? o->second : "fc2"));
     AR_TRY_TO(failed, st, init_linears(m, ctx));

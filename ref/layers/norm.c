@@ -48,8 +48,8 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(ar_saved_pop(saved, m, SAVED_X, &x));
     const size_t rows = ar_tensor_rows(&x).shape[0];
     if (ar_tensor_count(dy) != ar_tensor_count(&x))
-        return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", base->name,
-                            ar_tensor_count(dy), ar_tensor_count(&x));
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", base->name, ar_tensor_count(dy),
+                            ar_tensor_count(&x));
     AR_TRY(ari_like(ctx, dx, &x, m->h));
     AR_TRY(ari_like(ctx, &terms, &x, m->h));
     if (residual)

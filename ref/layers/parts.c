@@ -72,8 +72,7 @@ ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
     AR_TRY(ari_alloc((void **)&counts, n, sizeof *counts, "gather sizes"));
     for (size_t i = 0; i < n; i++)
         counts[i] = count;
-    const ar_status st =
-        ar_comm_all_gather(ctx->tp, ctx->queue, all.data, ar_const(x->data), counts, x->dtype, tag);
+    const ar_status st = ar_comm_all_gather(ctx->tp, ctx->queue, all.data, ar_const(x->data), counts, x->dtype, tag);
     free(counts);
     AR_TRY(st);
     const ar_tensor to = ar_tensor_rows(y);

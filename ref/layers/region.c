@@ -12,8 +12,7 @@ static ar_status copy(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 static ar_status sum(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
     AR_TRY(ari_like(ctx, y, x, x->shape[x->ndim - 1]));
-    return ar_comm_all_reduce(ctx->tp, ctx->queue, y->data, ar_const(x->data), ar_tensor_count(x), AR_F32, AR_SUM,
-                              tag);
+    return ar_comm_all_reduce(ctx->tp, ctx->queue, y->data, ar_const(x->data), ar_tensor_count(x), AR_F32, AR_SUM, tag);
 }
 
 ar_status ar_copy_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)

@@ -7,36 +7,20 @@
 
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/models/names.h"
 
 struct ar_model {
     ar_config config;
     ar_embedding *embedding;
-    ar_module **blocks; /* [config.layers] */
+    ar_module **blocks;    /* [config.layers] */
     ar_module *final_norm; /* NULL: none */
     ar_lm_head *head;      /* NULL: the loss is the sum of the output */
 };
 
-typedef struct outer_names {
-    const char *token, *position, *sum, *final_norm, *head;
-} outer_names;
-
-static outer_names names_of(const ar_config *c)
-{
-    switch (c->arch) {
-    case AR_ARCH_LLAMA:
-        return (outer_names){"model.embed_tokens", NULL, NULL, "model.norm", "lm_head"};
-    case AR_ARCH_GPT2:
-        return (outer_names){"transformer.wte", "transformer.wpe", "transformer.drop", "transformer.ln_f", "lm_head"};
-    case AR_ARCH_STACK:
-        break;
-    }
-    return (outer_names){"embed", NULL, NULL, NULL, NULL};
-}
-
 ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
 {
     const ar_plan fallback = {AR_MLP_COLUMN_ROW};
-    const outer_names n = names_of(c);
+    const ari_outer_names *n = ari_outer_names_of(c->arch);
     AR_TRY(ar_config_check_tp(c, ar_comm_size(ar_ctx_tp(ctx)), plan ? plan : &fallback));
     ar_model *m = NULL;
     ar_status st = AR_OK;
@@ -44,8 +28,8 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     m->config = *c;
     AR_TRY_TO(failed, st, ari_alloc_zero((void **)&m->blocks, c->layers, sizeof *m->blocks, "blocks"));
     AR_TRY_TO(failed, st,
-              ar_embedding_create(&m->embedding, ctx, n.token, c->vocab, c->hidden, c->initializer_range,
-                                  c->learned_positions ? n.position : NULL, c->max_positions, n.sum));
+              ar_embedding_create(&m->embedding, ctx, n->token, c->vocab, c->hidden, c->initializer_range,
+                                  c->learned_positions ? n->position : NULL, c->max_positions, n->embedded));
     for (size_t i = 0; i < c->layers; i++) {
         ar_block_options o;
         char name[96];
@@ -53,10 +37,10 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
         AR_TRY_TO(failed, st, ar_block_create(&m->blocks[i], ctx, name, &o));
     }
     if (c->final_norm)
-        AR_TRY_TO(failed, st, ar_norm_create(&m->final_norm, ctx, n.final_norm, c->norm, c->hidden, c->norm_eps));
-    if (n.head)
+        AR_TRY_TO(failed, st, ar_norm_create(&m->final_norm, ctx, n->final_norm, c->norm, c->hidden, c->norm_eps));
+    if (n->head)
         AR_TRY_TO(failed, st,
-                  ar_lm_head_create(&m->head, ctx, n.head, c->vocab, c->hidden,
+                  ar_lm_head_create(&m->head, ctx, n->head, c->vocab, c->hidden,
                                     c->tied ? ar_embedding_token(m->embedding) : NULL));
     *gives = m;
     return AR_OK;

@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 
+#include "ref/models/names.h"
+
 typedef struct walk {
     ar_status (*visit)(void *user, const char *name, int ndim, const size_t *shape);
     void *user;
@@ -22,12 +24,6 @@ static ar_status matrix(const walk *w, const char *part, size_t rows, size_t col
     const size_t shape[2] = {rows, cols};
     snprintf(name, sizeof name, "%s.%s", w->block, part);
     return w->visit(w->user, name, 2, shape);
-}
-
-static ar_status outer(const walk *w, const char *name, size_t rows, size_t cols)
-{
-    const size_t shape[2] = {rows, cols};
-    return w->visit(w->user, name, cols ? 2 : 1, shape);
 }
 
 /* A linear layer: weight in its stored orientation, then the bias. */
@@ -91,34 +87,41 @@ static ar_status stack_block(const walk *w, const ar_config *c)
     return linear(w, "mlp.w2", h, c->ffn, false, c->mlp_bias);
 }
 
-typedef struct family {
-    const char *embedding, *positions, *blocks, *final_norm, *head;
-    ar_status (*block)(const walk *w, const ar_config *c);
-} family;
+static ar_status final_norm(const walk *w, const ar_config *c, const char *path)
+{
+    const size_t h = c->hidden;
+    char name[160];
+    snprintf(name, sizeof name, "%s.weight", path);
+    AR_TRY(w->visit(w->user, name, 1, &h));
+    if (c->norm != AR_NORM_LAYER)
+        return AR_OK;
+    snprintf(name, sizeof name, "%s.bias", path);
+    return w->visit(w->user, name, 1, &h);
+}
+
+static ar_status table(const walk *w, const char *path, size_t rows, size_t cols)
+{
+    char name[160];
+    const size_t shape[2] = {rows, cols};
+    snprintf(name, sizeof name, "%s.weight", path);
+    return w->visit(w->user, name, 2, shape);
+}
 
 ar_status ari_param_list(const ar_config *c,
                          ar_status (*visit)(void *user, const char *name, int ndim, const size_t *shape), void *user)
 {
-    static const family families[] = {
-        [AR_ARCH_LLAMA] = {"model.embed_tokens.weight", NULL, "model.layers", "model.norm", "lm_head.weight", llama_block},
-        [AR_ARCH_GPT2] = {"transformer.wte.weight", "transformer.wpe.weight", "transformer.h", "transformer.ln_f",
-                          "lm_head.weight", gpt2_block},
-        [AR_ARCH_STACK] = {"embed.weight", NULL, "layers", NULL, NULL, stack_block},
-    };
-    const family *f = &families[c->arch];
+    static ar_status (*const block[])(const walk *, const ar_config *) = {
+        [AR_ARCH_LLAMA] = llama_block, [AR_ARCH_GPT2] = gpt2_block, [AR_ARCH_STACK] = stack_block};
+    const ari_outer_names *n = ari_outer_names_of(c->arch);
     walk w = {.visit = visit, .user = user};
-    AR_TRY(outer(&w, f->embedding, c->vocab, c->hidden));
+    AR_TRY(table(&w, n->token, c->vocab, c->hidden));
     if (c->learned_positions)
-        AR_TRY(outer(&w, f->positions, c->max_positions, c->hidden));
+        AR_TRY(table(&w, n->position, c->max_positions, c->hidden));
     for (size_t i = 0; i < c->layers; i++) {
-        snprintf(w.block, sizeof w.block, "%s.%zu", f->blocks, i);
-        AR_TRY(f->block(&w, c));
+        snprintf(w.block, sizeof w.block, "%s.%zu", n->blocks, i);
+        AR_TRY(block[c->arch](&w, c));
     }
-    if (c->final_norm) {
-        snprintf(w.block, sizeof w.block, "%s", f->final_norm);
-        AR_TRY(vector(&w, "weight", c->hidden));
-        if (c->norm == AR_NORM_LAYER)
-            AR_TRY(vector(&w, "bias", c->hidden));
-    }
-    return f->head && !c->tied ? outer(&w, f->head, c->vocab, c->hidden) : AR_OK;
+    if (c->final_norm)
+        AR_TRY(final_norm(&w, c, n->final_norm));
+    return n->head && !c->tied ? table(&w, n->head, c->vocab, c->hidden) : AR_OK;
 }

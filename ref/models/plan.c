@@ -4,6 +4,7 @@
 
 #include "anyrank/model.h"
 #include "ref/core/size.h"
+#include "ref/models/names.h"
 #include "ref/models/param_list.h"
 
 static void block_names(const ar_config *c, ar_block_options *o)
@@ -50,8 +51,6 @@ static void block_names(const ar_config *c, ar_block_options *o)
 ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan, ar_block_options *o, char *name,
                           size_t cap)
 {
-    static const char *const prefix[] = {
-        [AR_ARCH_LLAMA] = "model.layers", [AR_ARCH_GPT2] = "transformer.h", [AR_ARCH_STACK] = "layers"};
     *o = (ar_block_options){.norm = c->norm, .norm_eps = c->norm_eps};
     o->attention = (ar_attention_options){.hidden = c->hidden,
                                           .heads = c->heads,
@@ -71,7 +70,7 @@ ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan,
                               .bias = c->mlp_bias,
                               .order = plan->mlp_order};
     block_names(c, o);
-    const int n = snprintf(name, cap, "%s.%zu", prefix[c->arch], layer);
+    const int n = snprintf(name, cap, "%s.%zu", ari_outer_names_of(c->arch)->blocks, layer);
     if (n < 0 || (size_t)n >= cap)
         return ar_error_set(AR_ERR_ARG, "a block's name does not fit %zu bytes", cap);
     return AR_OK;
@@ -94,10 +93,11 @@ ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
                             ranks, c->heads, c->name);
     AR_TRY(divides("the number of query heads", c->heads, ranks));
     if (c->kv_heads % (size_t)ranks != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "the number of KV heads = %zu cannot be split over tp=%d (replicas of KV heads: not in this "
-                            "version); use a tp that divides %zu",
-                            c->kv_heads, ranks, c->kv_heads);
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "the number of KV heads = %zu cannot be split over tp=%d (replicas of KV heads: not in this "
+            "version); use a tp that divides %zu",
+            c->kv_heads, ranks, c->kv_heads);
     AR_TRY(divides("the MLP's width", c->ffn, ranks));
     if (plan->mlp_order == AR_MLP_ROW_COLUMN)
         AR_TRY(divides("the hidden size (row-column MLP)", c->hidden, ranks));

@@ -3,8 +3,8 @@
 
 #include "ref/core/size.h"
 
-/* A ring over N ranks moves, all ranks together, (N-1)*D bytes for a reduce-scatter or an all-gather of D bytes, and twice
- * that for an all-reduce. Sums are kept in `total`; the first overflow stays in `st`. */
+/* A ring over N ranks moves, all ranks together, (N-1)*D bytes for a reduce-scatter or an all-gather of D bytes, and
+ * twice that for an all-reduce. Sums are kept in `total`; the first overflow stays in `st`. */
 typedef struct tally {
     size_t peers; /* N - 1 */
     size_t total;
@@ -33,8 +33,8 @@ static void all_gather(tally *t, size_t elements, size_t width)
     move(t, 1, elements, width);
 }
 
-/* A sum of `terms` terms that is partial over the group, made complete on every rank: [rows, cols]. Exact: exponents of the
- * rows of A (every time) and of B (once a step), int64 partial sums scattered, rounded fp32 gathered. */
+/* A sum of `terms` terms that is partial over the group, made complete on every rank: [rows, cols]. Exact: exponents of
+ * the rows of A (every time) and of B (once a step), int64 partial sums scattered, rounded fp32 gathered. */
 static void fold(tally *t, size_t rows, size_t cols, size_t terms)
 {
     if (!t->exact) {

@@ -6,7 +6,8 @@
 #include "anyrank/context.h"
 #include "anyrank/model.h"
 
-/* What a step will move, from config and layout alone: nothing here looks at a run (docs/parallelism.md has the table). */
+/* What a step will move, from config and layout alone: nothing here looks at a run (docs/parallelism.md has the table).
+ */
 typedef struct ari_traffic_case {
     const ar_config *config;
     ar_plan plan;
