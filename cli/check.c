@@ -11,6 +11,8 @@
 #include "cli/command.h"
 #include "cli/main.h"
 #include "cli/progress.h"
+#include "cli/table.h"
+#include "verify/estimate.h"
 
 enum { MOST_LAYOUTS = 64, MOST_MODELS = 2 };
 
@@ -203,6 +205,24 @@ static ar_status layouts_of(const check_values *v, const char *model, int *tp, s
     return AR_OK;
 }
 
+/* Before long work: what it will take. */
+static ar_status announce(const check_values *v, const ar_check_options *o)
+{
+    char folder[512];
+    ar_config c;
+    ari_estimate e;
+    int largest = 1;
+    for (size_t i = 0; i < o->layouts; i++)
+        largest = o->tp[i] > largest ? o->tp[i] : largest;
+    AR_TRY(ar_model_path(folder, sizeof folder, o->model));
+    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(ari_estimate_check(&e, &c, o->batch, o->seq, largest, o->layouts));
+    if (e.seconds > 30.0 && !v->common.quiet)
+        fprintf(stderr, "%s: this will take about %s and %s of memory\n", c.name, ARI_SECONDS(e.seconds),
+                ARI_BYTES(e.bytes));
+    return AR_OK;
+}
+
 typedef struct progress_user {
     ari_progress line;
     const char *model;
@@ -242,6 +262,7 @@ static ar_status check_model(ar_check_report **gives, const check_values *v, con
         .progress = show_progress,
         .progress_user = &p,
     };
+    AR_TRY(announce(v, &o));
     const ar_status st = ar_check(gives, &o);
     ari_progress_end(&p.line);
     return st;
