@@ -53,6 +53,8 @@ struct ar_arith_ops {
      * all W transposed, side by side along K (dX: K = out). Kept until a version changes. */
     ar_status (*param_operand)(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, bool along_k,
                                size_t k_full, ar_comm *k_over, ar_comm *rows_over);
+    /* Ends an operand that operand_a or operand_b gave before the step does; the sums made of it are rounded. */
+    void (*operand_done)(ar_ctx *ctx, const ar_operand *o);
     ar_status (*contract)(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b);
     ar_status (*fold)(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag);
     /* y[batch.., m, n] = the sum rounded, then the epilogue (NULL: none). y contiguous, or contiguous along n where the

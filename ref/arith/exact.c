@@ -255,6 +255,11 @@ static void sum_destroy(ar_ctx *ctx, void *object)
     free(object);
 }
 
+static void exact_operand_done(ar_ctx *ctx, const ar_operand *o)
+{
+    ari_step_disown(ctx, (void *)(uintptr_t)o);
+}
+
 static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = calloc(1, sizeof *s);
@@ -353,6 +358,7 @@ const ar_arith_ops *ar_arith_exact(void)
         .operand_b = exact_operand_b,
         .operand_a = exact_operand_a,
         .param_operand = exact_param_operand,
+        .operand_done = exact_operand_done,
         .contract = exact_contract,
         .fold = exact_fold,
         .round = exact_round,

@@ -73,6 +73,11 @@ static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, a
     return operand(ctx, borrows, &parts);
 }
 
+static void native_operand_done(ar_ctx *ctx, const ar_operand *o)
+{
+    ari_step_disown(ctx, (void *)(uintptr_t)o);
+}
+
 static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = NULL;
@@ -239,6 +244,7 @@ const ar_arith_ops *ar_arith_native(void)
         .operand_b = native_operand_b,
         .operand_a = native_operand_a,
         .param_operand = native_param_operand,
+        .operand_done = native_operand_done,
         .contract = native_contract,
         .fold = native_fold,
         .round = native_round,

@@ -79,8 +79,8 @@ static ar_status product(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, co
     AR_TRY(ctx->arith->operand_a(ctx, &oa, &pa, ob, tag));
     AR_TRY(ctx->arith->contract(ctx, &s, oa, ob));
     AR_TRY(ctx->arith->round(ctx, y, s, NULL));
-    ari_step_disown(ctx, (void *)(uintptr_t)oa);
-    ari_step_disown(ctx, (void *)(uintptr_t)ob);
+    ctx->arith->operand_done(ctx, oa);
+    ctx->arith->operand_done(ctx, ob);
     return AR_OK;
 }
 
@@ -254,6 +254,9 @@ static ar_status attend_backward(attention_module *m, ar_ctx *ctx, ar_saved *sav
     AR_TRY(product(ctx, &g->v, &p_t, &do_t, true, m->base.name));
     ar_ctx_release(ctx, &ds);
     ar_ctx_release(ctx, &doh);
+    ar_ctx_release(ctx, &probs);
+    ar_ctx_release(ctx, &kh);
+    ar_ctx_release(ctx, &qh);
     return AR_OK;
 }
 
@@ -291,8 +294,15 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(attend_backward(m, ctx, saved, &g, &qkv, &dcontext));
     AR_TRY(ari_like(ctx, &dqkv, &qkv, qkv.shape[2]));
     AR_TRY(collect(m, ctx, &dqkv, &g));
+    ar_ctx_release(ctx, &g.q);
+    ar_ctx_release(ctx, &g.k);
+    ar_ctx_release(ctx, &g.v);
+    ar_ctx_release(ctx, &qkv);
+    ar_ctx_release(ctx, &dcontext);
     /* q, k and v share one dX: the whole attention's, or c_attn's. */
-    return ari_linear_backward(&m->qkv, ctx, saved, dx, &dqkv, m->o.fused ? m->qkv_name[0] : base->name);
+    AR_TRY(ari_linear_backward(&m->qkv, ctx, saved, dx, &dqkv, m->o.fused ? m->qkv_name[0] : base->name));
+    ar_ctx_release(ctx, &dqkv);
+    return AR_OK;
 }
 
 /* --- construction

@@ -44,6 +44,9 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     if (!dx)
         dx = &unwanted;
     AR_TRY(ari_norm_backward(m->norm1, ctx, saved, &dn1, dx, &da, &dr));
+    ar_tensor *const ended[] = {&df, &dn2, &dr, &da, &dn1};
+    for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
+        ar_ctx_release(ctx, ended[i]);
     return ari_tap_whole(ctx, base->name, NULL, 'b', dx);
 }
 

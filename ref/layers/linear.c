@@ -195,6 +195,7 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     const ar_tensor y_rows = ar_tensor_rows(y), z_rows = act != AR_ACT_NONE ? ar_tensor_rows(z) : y_rows;
     epilogue.z = &z_rows;
     AR_TRY(ctx->arith->round(ctx, &y_rows, s, &epilogue));
+    ctx->arith->operand_done(ctx, a);
     AR_TRY(faults_after_forward(l, ctx, y, &in, epilogue.bias));
     return ar_saved_push(saved, l, 0, &in);
 }
@@ -217,7 +218,9 @@ static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
     const bool reduce = !row && !ar_faulty(ctx, AR_FAULT_column_dx_not_reduced);
     AR_TRY(ctx->arith->fold(ctx, s, ctx->tp, reduce ? AR_ALL : AR_KEEP, l->weight[0]->name));
     const ar_tensor dx_rows = ar_tensor_rows(dx);
-    return ctx->arith->round(ctx, &dx_rows, s, NULL);
+    AR_TRY(ctx->arith->round(ctx, &dx_rows, s, NULL));
+    ctx->arith->operand_done(ctx, a);
+    return AR_OK;
 }
 
 /* The full gradient of a replicated input: every rank's slice, or (a mistake) only the own one among zeros. */

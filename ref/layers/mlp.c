@@ -96,8 +96,12 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &own, m->second_name));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre));
+    ar_ctx_release(ctx, &dact);
+    ar_ctx_release(ctx, &pre);
     /* gate and up share one dX, which is the whole MLP's. */
-    return ari_linear_backward(&m->first, ctx, saved, dx, &dpre, m->o.gated ? base->name : m->first_name);
+    AR_TRY(ari_linear_backward(&m->first, ctx, saved, dx, &dpre, m->o.gated ? base->name : m->first_name));
+    ar_ctx_release(ctx, &dpre);
+    return AR_OK;
 }
 
 static size_t params(const ar_module *base, ar_param **out, size_t cap)

@@ -190,10 +190,12 @@ ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_
     }
     if (m->final_norm) {
         AR_TRY(ar_module_backward(m->final_norm, ctx, saved, &dx, &dy, batch));
+        ar_ctx_release(ctx, &dy);
         dy = dx;
     }
     for (size_t i = m->config.layers; i-- > 0;) {
         AR_TRY(ar_module_backward(m->blocks[i], ctx, saved, &dx, &dy, batch));
+        ar_ctx_release(ctx, &dy);
         dy = dx;
     }
     return ar_embedding_backward(m->embedding, ctx, saved, &dy, batch);
