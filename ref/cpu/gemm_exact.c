@@ -23,8 +23,9 @@
  * products of all slices are added up by dgemm itself, and rounding, bias and activation read the tile once. */
 #define HALVES_TERMS ((size_t)65536)
 
-/* Tile sizes: measured on two cores of a Zen 4; the optimum is flat. */
-#define TILE_ROWS ((size_t)256)
+/* Tile sizes, measured at transformer shapes on a Zen 4: 1 to 2 % better than 256 rows, as good as larger ones, and
+ * 8 MiB of workspace a thread. */
+#define TILE_ROWS ((size_t)384)
 #define TILE_COLS ((size_t)512)
 #define SLICE ((size_t)512)
 #define PAD ((size_t)8) /* doubles: keeps rows of a power-of-two length out of each other's cache sets */
