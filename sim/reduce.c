@@ -3,11 +3,12 @@
 
 /* Every version of a kernel does the same operation per element, so the choice among them cannot change bits. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define CLONES
 #endif
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): types and names cannot be put in parentheses. */
 #define SUM(type, x, y) ((type)((x) + (y)))
 #define MAX(type, x, y) ((type)((x) > (y) ? (x) : (y)))
 #define MIN(type, x, y) ((type)((x) < (y) ? (x) : (y)))
@@ -44,6 +45,7 @@ KERNEL(max_u8, uint8_t, MAX)
 KERNEL(min_i64, int64_t, MIN)
 KERNEL(min_i32, int32_t, MIN)
 KERNEL(min_u8, uint8_t, MIN)
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 ari_reduce ari_reduce_kernel(ar_dtype t, ar_op op)
 {

@@ -123,14 +123,14 @@ static void all_gather_steps(const ring *g, int first)
         const int received = wrap(g, g->r - 1 - s);
         size_t at, bytes;
         chunk_of(g, received, &at, &bytes);
-        ari_member_await(m, g->left, (uint64_t)(first + s));
+        ari_member_await(m, g->left, (uint64_t)first + (uint64_t)s);
         if (bytes > 0) {
             const bool own_of_left = s == 0 && first == 0;
             const char *from = own_of_left ? g->left_call->in.ptr : (const char *)g->left_call->out.ptr + at;
             ari_copy_bytes((char *)g->call->out.ptr + at, from, bytes);
             ari_moved_read(&g->c->base.moved, bytes);
         }
-        ari_member_advance(m, (uint64_t)(first + s) + 1);
+        ari_member_advance(m, (uint64_t)first + (uint64_t)s + 1);
         trace(g, 1, s, wrap(g, g->r - s), received, bytes);
     }
 }

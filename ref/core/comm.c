@@ -102,7 +102,7 @@ ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, si
 {
     const ari_kind kind = ARI_ALL_REDUCE;
     tag = tag_or_empty(tag);
-    size_t bytes;
+    size_t bytes = 0;
     AR_TRY(check_common(c, q, kind, t, tag));
     AR_TRY(check_op(kind, t, op, tag));
     AR_TRY(ari_mul_size(&bytes, count, ar_dtype_bytes(t)));
@@ -117,7 +117,7 @@ ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in
 {
     const ari_kind kind = ARI_REDUCE_SCATTER;
     tag = tag_or_empty(tag);
-    size_t bytes;
+    size_t bytes = 0;
     AR_TRY(check_common(c, q, kind, t, tag));
     AR_TRY(check_op(kind, t, op, tag));
     AR_TRY(sum_bytes(&bytes, kind, counts, c->size, t, tag));
@@ -134,7 +134,7 @@ ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, co
 {
     const ari_kind kind = ARI_ALL_GATHER;
     tag = tag_or_empty(tag);
-    size_t bytes;
+    size_t bytes = 0;
     AR_TRY(check_common(c, q, kind, t, tag));
     AR_TRY(sum_bytes(&bytes, kind, counts, c->size, t, tag));
     const size_t own = counts[c->rank] * ar_dtype_bytes(t);
@@ -150,7 +150,7 @@ ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, co
 {
     const ari_kind kind = ARI_ALL_TO_ALL;
     tag = tag_or_empty(tag);
-    size_t sent, received;
+    size_t sent = 0, received = 0;
     AR_TRY(check_common(c, q, kind, t, tag));
     AR_TRY(sum_bytes(&sent, kind, send_counts, c->size, t, tag));
     AR_TRY(sum_bytes(&received, kind, recv_counts, c->size, t, tag));
@@ -164,7 +164,7 @@ ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, a
 {
     const ari_kind kind = ARI_BROADCAST;
     tag = tag_or_empty(tag);
-    size_t bytes;
+    size_t bytes = 0;
     AR_TRY(check_common(c, q, kind, t, tag));
     if (root < 0 || root >= c->size)
         return ar_error_set(AR_ERR_ARG, "broadcast '%s': root %d; 0 to %d expected", tag, root, c->size - 1);
@@ -195,7 +195,7 @@ ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n,
     if (n > 0 && !ops)
         return ar_error_set(AR_ERR_ARG, "exchange '%s': the %zu operations are missing", tag, n);
     for (size_t i = 0; i < n; i++) {
-        size_t bytes;
+        size_t bytes = 0;
         if (ops[i].peer < 0 || ops[i].peer >= c->size)
             return ar_error_set(AR_ERR_ARG, "exchange '%s': operation %zu has peer %d; 0 to %d expected", tag, i,
                                 ops[i].peer, c->size - 1);

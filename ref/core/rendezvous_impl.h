@@ -46,9 +46,9 @@ struct ari_world {
     uint64_t timeout_ns;
     ari_rank_state *rank;
     ari_group *whole;
-    _Alignas(ARI_CACHE_LINE) _Atomic(ar_status) st; /* the first failure; stored after everything about it */
+    _Atomic(ar_status) st;    /* the first failure; stored after everything about it */
     _Atomic uint64_t signals; /* failures, returns, departures: a waiter that saw this number need not look again */
-    _Alignas(ARI_CACHE_LINE) pthread_mutex_t lock;
+    pthread_mutex_t lock;
     /* guarded by `lock` */
     ari_group *groups; /* list */
     uint64_t groups_made;

@@ -47,10 +47,9 @@ static ar_status init_whole(ari_world *w)
 ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns)
 {
     *gives = NULL;
-    ari_world *w = aligned_alloc(ARI_CACHE_LINE, sizeof *w);
+    ari_world *w = calloc(1, sizeof *w);
     if (!w)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a world of %d ranks", ranks);
-    memset(w, 0, sizeof *w);
     w->timeout_ns = timeout_ns;
     w->spins = ranks <= usable_cores();
     w->failed_rank = -1;
