@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the direction of the includes: scripts/check_includes.py ROOT
 
-Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- verify <- cli, bench
-lies between verify and cli. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand on core
-alone; the baseline stands on the scalar definitions and the parsed config and nothing else. Prints "file:line: what is
-wrong" for each violation; exit status 1 if there is one.
+Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- verify <- cli; bench
+lies between verify and cli. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand
+on core alone; the baseline stands on the scalar definitions and the parsed config and nothing else. Prints
+"file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
 import pathlib
