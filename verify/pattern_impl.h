@@ -94,8 +94,11 @@ typedef struct ari_survey {
 
 static inline bool ari_survey_bit(const ari_survey *s, size_t index)
 {
-    return (s->bits[index / 8] >> (index % 8)) & 1u;
+    return ((unsigned)s->bits[index / 8] >> (index % 8)) & 1u;
 }
+
+/* Of the angle between values and reference, over the elements that differ; NaN if either is all zero. */
+double ari_cosine(const ari_tally *t);
 
 ar_status ari_grid_init(ari_grid *g, const ari_difference *d);
 ar_status ari_survey_init(ari_survey *s, const ari_grid *g);
@@ -182,11 +185,12 @@ ar_status ari_detect_rounding(ari_clue *f, const ari_case *c);
 /* pattern_vector.c: a difference that repeats from token to token */
 ar_status ari_detect_vector(ari_clue *f, const ari_case *c);
 ar_status ari_detect_row_factor(ari_clue *f, const ari_case *c);
-/* pattern_part.c: what a loss, a gradient, a place suggest */
-ar_status ari_detect_loss(ari_clue *f, const ari_case *c);
-ar_status ari_detect_rows(ari_clue *f, const ari_case *c);
+/* pattern_gradient.c: how much of the reference is in a gradient */
 ar_status ari_detect_bias(ari_clue *f, const ari_case *c);
 ar_status ari_detect_gradient(ari_clue *f, const ari_case *c);
+/* pattern_part.c: what a loss, an embedding, a place suggest */
+ar_status ari_detect_loss(ari_clue *f, const ari_case *c);
+ar_status ari_detect_rows(ari_clue *f, const ari_case *c);
 ar_status ari_detect_place(ari_clue *f, const ari_case *c);
 ar_status ari_detect_anything(ari_clue *f, const ari_case *c);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a loss, an embedding, a gradient or a place suggest: the findings that lean on the tensor's name and pass. */
+/* What a loss, an embedding or a place suggest: the findings that lean on the tensor's name and pass. */
 #include "verify/pattern_impl.h"
 
 static bool is_off(const void *user, int rank)
@@ -160,101 +160,6 @@ ar_status ari_detect_rows(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- gradients of parameters
- * ------------------------------------------------------------------------------------------- */
-
-static double cosine(const ari_tally *t)
-{
-    return t->vr / sqrt(t->vv * t->rr);
-}
-
-/* Elements of rank r up to the last that is not zero, if the reference goes on. */
-static size_t written(const ari_difference *d, int r)
-{
-    size_t n = d->copy[r].shape[0];
-    while (n > 0 && d->copy[r].local[n - 1] == 0.0f)
-        n--;
-    return n;
-}
-
-ar_status ari_detect_bias(ari_clue *f, const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    const ari_tally *all = &c->survey.total;
-    const size_t tokens = d->batch * d->seq;
-    if (d->pass != 'g' || d->ndim != 1 || !ari_leaf_has(d, "bias") || all->kept * 10 > all->held ||
-        all->different < 16 || !(fabs(cosine(all)) < 0.7))
-        return AR_OK;
-    size_t first = SIZE_MAX, extent = 0;
-    bool tail = true;
-    for (int r = 0; r < d->ranks; r++) {
-        const size_t n = c->survey.rank[r].held > 0 ? written(d, r) : first;
-        tail = tail && (first == SIZE_MAX || n == first);
-        first = n;
-        extent = d->copy[r].shape[0];
-    }
-    tail = tail && first < extent && first > 0;
-    ari_text t = ari_find(f, tail && first == tokens ? ARI_TRACE + 5 : ARI_SHAPE);
-    ari_say(
-        &t,
-        "a bias gradient summed over the wrong axis: it is unrelated to the reference (cosine %.2f over %zu elements)",
-        cosine(all), all->different);
-    if (tail && first == tokens)
-        ari_say(
-            &t,
-            ", and exactly the first %zu elements, one a token, are written: features were summed in place of tokens",
-            first);
-    else if (tail)
-        ari_say(&t, ", and zero from element %zu on, as if an element were a token", first);
-    else
-        ari_say(&t, "; a bias gradient sums dY over all tokens of all samples, one sum a feature");
-    return AR_OK;
-}
-
-/* "about 1/8: one of 8 samples", where a size of the run is near the ratio. */
-static void say_share(ari_text *t, const ari_difference *d, double share)
-{
-    const double b = (double)d->batch, n = d->ranks;
-    /* Single samples differ; half as much again either way still tells 1/8 from 1/2. */
-    if (b > 1 && share * b > 2.0 / 3 && share * b < 1.5)
-        ari_say(t,
-                ", about 1/%zu: what one of %zu samples contributes; leading dimensions not flattened, or the last "
-                "micro-batch alone counted",
-                d->batch, d->batch);
-    else if (n > 1 && share * n > 2.0 / 3 && share * n < 1.5)
-        ari_say(t, ", about 1/%d: what one of %d ranks contributes; a reduction is missing", d->ranks, d->ranks);
-    else
-        ari_say(t, ": samples, tokens or one of two uses of a tied weight are left out");
-}
-
-ar_status ari_detect_gradient(ari_clue *f, const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    const ari_tally *all = &c->survey.total;
-    if (d->pass != 'g' || all->different < 64 || all->kept * 10 > all->held)
-        return AR_OK;
-    const double angle = cosine(all), share = all->vr / all->rr;
-    if (angle >= 0.2 && share > 0.0 && share < 0.9) {
-        ari_text t = ari_find(f, ARI_STATISTIC + 5);
-        ari_say(
-            &t,
-            "a part of the sum is missing: the gradient points the reference's way (cosine %.2f), its share of it is "
-            "%.3g",
-            angle, share);
-        say_share(&t, d, share);
-    } else if (fabs(angle) < 0.2) {
-        ari_text t = ari_find(f, ARI_STATISTIC);
-        ari_say(&t,
-                "computed from other data: the gradient is unrelated to the reference (cosine %.3f, size %.3g of it); "
-                "if dY and "
-                "this module's dX are right, then the saved input is not: overwritten in place by a reduction or by a "
-                "second "
-                "forward, or released too early",
-                angle, sqrt(all->vv / all->rr));
-    }
-    return AR_OK;
-}
-
 /* --- places
  * ----------------------------------------------------------------------------------------------------------- */
 
@@ -346,7 +251,7 @@ ar_status ari_detect_anything(ari_clue *f, const ari_case *c)
         ari_say(&t,
                 "no known trace; if this is the first difference, its inputs are right: look at this module's own %s",
                 d->pass == 'f' ? "weights and arithmetic" : "backward, its saved values and its collective");
-    if (isfinite(cosine(all)))
-        ari_say(&t, " (cosine with the reference %.3f, size %.3g of it)", cosine(all), sqrt(all->vv / all->rr));
+    if (isfinite(ari_cosine(all)))
+        ari_say(&t, " (cosine with the reference %.3f, size %.3g of it)", ari_cosine(all), sqrt(all->vv / all->rr));
     return AR_OK;
 }

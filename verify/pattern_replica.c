@@ -123,7 +123,7 @@ ar_status ari_detect_sum(ari_clue *f, const ari_case *c)
     /* Copies 1% apart whose sum is within 0.1% of the reference: of many elements that is no accident; of few, ask for
      * what rounding of the copies to fp32 leaves. */
     const double tolerance = c->survey.shared >= 64 ? 1e-3 : 1e-5;
-    const bool far = sums.apart >= 1e-4 * sums.scale && sums.scale > 0.0 && sums.lone == 0;
+    const bool far = isfinite(sums.apart) && sums.apart >= 1e-4 * sums.scale && sums.scale > 0.0 && sums.lone == 0;
     if (far && sums.sum_error <= tolerance * tolerance * sums.scale)
         say_sum(f, c, &sums);
     else if (far && sums.mean_error <= tolerance * tolerance * sums.apart) {

@@ -265,14 +265,16 @@ static void say_wrong_ranks(ari_text *t, const ari_grid *g, const ari_survey *s)
     }
     if (s->shared > 0 && s->disagree == 0)
         ari_say(t, ", whose copies are equal");
+    else if (s->disagree == s->different)
+        ari_say(t, "; the copies differ from each other");
     else if (s->shared > 0)
-        ari_say(t, "; the copies differ from each other in %zu elements", s->disagree);
+        ari_say(t, "; the copies differ from each other in %zu element%s", s->disagree, s->disagree == 1 ? "" : "s");
 }
 
 void ari_say_where(ari_text *t, const ari_grid *g, const ari_survey *s, const char *value)
 {
     if (s->different == g->count)
-        ari_say(t, g->count == 1 ? "the one element" : "all %zu elements", g->count);
+        ari_say(t, g->count == 1 ? "the one value" : "all %zu elements", g->count);
     else
         ari_say(t, "%zu of %zu elements (%.2g%%)", s->different, g->count,
                 100.0 * (double)s->different / (double)g->count);

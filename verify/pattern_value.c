@@ -44,6 +44,15 @@ static double residual(const ari_case *c, int r, double factor)
     return sqrt(error / c->survey.rank[r].vv);
 }
 
+/* Where every dY is the same, a bias gradient over the wrong axis counts features in place of tokens. */
+static bool is_features_per_token(const ari_difference *d, double c, double tolerance)
+{
+    const double tokens = (double)d->batch * (double)d->seq;
+    if (d->pass != 'g' || d->ndim != 1 || !ari_leaf_has(d, "bias") || !(tokens > 0.0))
+        return false;
+    return is_near(c, (double)d->copy[0].shape[0] / tokens, tolerance);
+}
+
 /* What the run's sizes would explain; NULL if nothing. */
 static const char *factor_name(const ari_difference *d, double c, double tolerance, char *buffer, size_t cap)
 {
@@ -111,9 +120,15 @@ static void say_factor(ari_text *t, const ari_case *c, int rank, double factor, 
         return;
     }
     ari_say(t, "every different element is the reference times %.6g", factor);
-    if (name)
+    if (name && !is_features_per_token(d, factor, 1e-5))
         ari_say(t, " = %s", name);
-    if (d->ranks > 1 && is_near(factor, n, 1e-5))
+    if (is_features_per_token(d, factor, 1e-5))
+        ari_say(t,
+                " = %zu features / %zu tokens: a bias gradient summed over the wrong axis, where each dY is the same; "
+                "or, if "
+                "dY is not, a wrong divisor",
+                d->copy[rank].shape[0], d->batch * d->seq);
+    else if (d->ranks > 1 && is_near(factor, n, 1e-5))
         ari_say(
             t,
             " (N = %d ranks): a value that was complete on every rank was summed over tp (reduced twice, or counted "

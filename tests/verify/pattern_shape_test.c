@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Any shape, any number of ranks, and what is refused. */
+#include "tests/verify/pattern_support.h"
+#include "verify/pattern_impl.h"
+
+TestSuite(pattern_shape, .timeout = 60);
+
+/* Precondition: a world of any shape. Identity: without a change nothing differs; with one change one element does. */
+static void check_one_change(world *w)
+{
+    expect_pattern(w, "no element differs");
+    for (int r = 0; r < w->d.ranks; r++) {
+        for (size_t i = 0; i < w->count; i++) {
+            if (!at(w, r, i) || i != w->count / 2)
+                continue;
+            *at(w, r, i) += 1.5f;
+            expect_pattern(w, w->count == 1 ? "the one value" : "1 of ");
+            *at(w, r, i) = w->reference[i];
+        }
+    }
+}
+
+Test(pattern_shape, one_change_is_found_in_every_shape_on_every_number_of_ranks)
+{
+    static const size_t shape[AR_MAX_DIMS] = {3, 4, 2, 5};
+    static const int ranks[] = {1, 2, 3, 4, 7, 64};
+    for (size_t n = 0; n < sizeof ranks / sizeof *ranks; n++) {
+        for (int ndim = 0; ndim <= AR_MAX_DIMS; ndim++) {
+            world w;
+            replicated(&w, "x", 'f', ranks[n], ndim, shape);
+            check_one_change(&w);
+            world_free(&w);
+            for (int dim = 0; dim < ndim; dim++) { /* uneven and empty shards included */
+                sharded(&w, "x", 'g', ranks[n], ndim, shape, dim);
+                check_one_change(&w);
+                world_free(&w);
+            }
+        }
+    }
+}
+
+/* Every pass, name and amount of damage, in every shape: no detector reads outside, divides by nothing, or says
+ * nothing. */
+Test(pattern_shape, any_damage_gives_two_lines)
+{
+    static const char *const names[] = {"loss",    "model.norm", "a.attn.context", "wte.weight",
+                                        "m.embed", "x.bias",     "lm_head"};
+    static const size_t shape[AR_MAX_DIMS] = {2, 4, 3, 4};
+    static const float damage[] = {0.0f, 1.0f, NAN, INFINITY, 3e38f, 1e-45f};
+    for (size_t k = 0; k < 7 * 5 * 5 * 6 * 4; k++) {
+        world w;
+        const int ndim = (int)(k / 7 / 5 % 5), n = 1 + (int)(k / 7 / 5 / 5 / 6 % 4);
+        const float value = damage[k / 7 / 5 / 5 % 6];
+        if (ndim > 0 && k % 2)
+            sharded(&w, names[k % 7], "ifbgn"[k / 7 % 5], n, ndim, shape, ndim - 1);
+        else
+            replicated(&w, names[k % 7], "ifbgn"[k / 7 % 5], n, ndim, shape);
+        w.d.head_dim = 2;
+        w.d.batch = k % 3;
+        w.d.seq = k % 4;
+        for (size_t i = 0; i < w.count; i++) {
+            for (int r = 0; r < n; r++) {
+                if (at(&w, r, i) && (i + k + (size_t)r) % 3 < k % 4)
+                    *at(&w, r, i) = value;
+            }
+        }
+        const ari_pattern p = found(&w);
+        cr_expect(p.pattern[0] != '\0' && p.hint[0] != '\0');
+        cr_expect(memchr(p.pattern, '\0', sizeof p.pattern) && memchr(p.hint, '\0', sizeof p.hint));
+        cr_expect(!strstr(p.hint, "nan") && !strstr(p.hint, "inf "), "%s", p.hint);
+        world_free(&w);
+    }
+}
+
+Test(pattern_shape, a_tensor_without_elements_has_no_difference)
+{
+    for (int dim = 0; dim < 3; dim++) {
+        size_t shape[3] = {2, 3, 4};
+        world w;
+        shape[dim] = 0;
+        replicated(&w, "x", 'f', 2, 3, shape);
+        expect_pattern(&w, "no element differs");
+        world_free(&w);
+    }
+}
+
+Test(pattern_shape, ranks_without_elements_need_no_memory)
+{
+    world w;
+    sharded(&w, "lm_head.weight", 'g', 4, 2, SHAPE(5, 3), 0); /* 2 2 1 0 */
+    cr_assert_eq(w.layout[3].nbox, 0);
+    w.copy[3].local = NULL;
+    *at(&w, 2, 13) += 1.0f;
+    expect_pattern(&w, "1 of 15 elements (6.7%): id 4, column 1; on rank 2 only");
+    world_free(&w);
+}
+
+Test(pattern_shape, layouts_may_view_the_tensor_in_another_shape)
+{
+    world w;
+    sharded(&w, "model.layers.0.self_attn.q_rope", 'f', 2, 4, SHAPE(2, 3, 4, 5), 2);
+    const size_t flat[3] = {2, 3, 20};
+    w.d.ndim = 3;
+    w.d.shape = flat;
+    *at(&w, 1, 38) += 1.0f;
+    expect_pattern(&w, "sample 0, token 1, head 3, lane 3");
+    world_free(&w);
+}
+
+Test(pattern_shape, what_is_allowed_is_no_difference)
+{
+    world w;
+    replicated(&w, "x", 'f', 2, 2, SHAPE(4, 5));
+    float allowed[20];
+    for (size_t i = 0; i < 20; i++) {
+        allowed[i] = 1e-3f;
+        w.local[0][i] += i == 7 ? 1e-2f : 1e-4f;
+    }
+    expect_pattern(&w, "all 20 elements; on rank 0 only");
+    w.d.allowed = allowed;
+    expect_pattern(&w, "1 of 20 elements (5%): token 1, feature 2; on rank 0 only");
+    world_free(&w);
+}
+
+Test(pattern_shape, layouts_that_are_not_the_tensors_are_refused)
+{
+    world w;
+    ari_pattern p = {"untouched", ""};
+    replicated(&w, "x", 'f', 2, 2, SHAPE(4, 5));
+    w.layout[1].box[0].extent[1] = 6;
+    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    cr_assert(strstr(ar_error_message(), "rank 1"), "%s", ar_error_message());
+    w.layout[1].box[0].extent[1] = 5;
+    w.layout[1].box[0].global[0] = SIZE_MAX; /* start + extent would wrap */
+    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    w.layout[1].box[0].global[0] = 0;
+    w.copy[0].shape[0] = 3;
+    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    w.copy[0].shape[0] = 4;
+    w.layout[0].shape[1] = 7;
+    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    w.layout[0].shape[1] = 5;
+    w.layout[0].nbox = AR_MAX_BOXES + 1;
+    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    w.layout[0].nbox = 1;
+    w.d.ranks = 0;
+    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    w.d.ranks = 2;
+    cr_assert_str_eq(p.pattern, "untouched");
+    world_free(&w);
+}
+
+Test(pattern_shape, sizes_that_overflow_are_refused)
+{
+    world w;
+    ari_pattern p;
+    const size_t huge[2] = {SIZE_MAX / 2, 4};
+    replicated(&w, "x", 'f', 1, 2, SHAPE(4, 5));
+    w.d.shape = huge;
+    memcpy(w.layout[0].shape, huge, sizeof huge);
+    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_OVERFLOW);
+    world_free(&w);
+}
+
+Test(pattern_shape, text_that_does_not_fit_ends_in_dots)
+{
+    char small[12];
+    ari_text t = ari_text_in(small, sizeof small);
+    ari_say(&t, "%d", 12345);
+    ari_say(&t, "%s", "67890");
+    cr_assert_str_eq(small, "1234567890");
+    ari_say(&t, "%s", "ab");
+    cr_assert_str_eq(small, "12345678...");
+    ari_say(&t, "more");
+    cr_assert_str_eq(small, "12345678...");
+}

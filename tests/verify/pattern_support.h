@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_VERIFY_PATTERN_SUPPORT_H
+#define TESTS_VERIFY_PATTERN_SUPPORT_H
+
+/* A small world: one tensor, its reference and every rank's copy, right until a test spoils it. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "verify/pattern.h"
+
+enum { MAX_RANKS = 64, MAX_COUNT = 8192 };
+
+typedef struct world {
+    ari_difference d;
+    size_t shape[AR_MAX_DIMS], count;
+    float *reference, *local[MAX_RANKS];
+    ar_layout layout[MAX_RANKS];
+    ari_rank_copy copy[MAX_RANKS];
+} world;
+
+/* In (-1, 1), never zero, with a full mantissa: depends on the index alone. */
+static inline float noise(size_t i)
+{
+    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
+    x ^= x >> 29;
+    x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 32;
+    return ((float)(x & 0xffffffu) + 0.5f) / 8388608.0f - 1.0f;
+}
+
+static inline void world_begin(world *w, const char *name, char pass, int ranks, int ndim, const size_t *shape)
+{
+    memset(w, 0, sizeof *w);
+    w->count = 1;
+    for (int i = 0; i < ndim; i++) {
+        w->shape[i] = shape[i];
+        w->count *= shape[i];
+    }
+    cr_assert(w->count <= MAX_COUNT && ranks <= MAX_RANKS);
+    w->reference = malloc((w->count + 1) * sizeof *w->reference);
+    cr_assert_not_null(w->reference);
+    for (size_t i = 0; i < w->count; i++)
+        w->reference[i] = noise(i);
+    w->d = (ari_difference){.name = name,
+                            .pass = pass,
+                            .ndim = ndim,
+                            .shape = w->shape,
+                            .reference = w->reference,
+                            .ranks = ranks,
+                            .copy = w->copy};
+}
+
+/* The element of the full tensor in rank r's copy; NULL where it holds none. */
+static inline float *at(world *w, int r, size_t index)
+{
+    const ar_layout *o = &w->layout[r];
+    size_t g[AR_MAX_DIMS] = {0};
+    for (int i = o->ndim - 1; i >= 0; i--) {
+        g[i] = index % w->shape[i];
+        index /= w->shape[i];
+    }
+    for (size_t k = 0; k < o->nbox; k++) {
+        size_t local = 0;
+        bool in = true;
+        for (int i = 0; i < o->ndim; i++) {
+            in = in && g[i] >= o->box[k].global[i] && g[i] < o->box[k].global[i] + o->box[k].extent[i];
+            local = local * w->copy[r].shape[i] + o->box[k].local[i] + g[i] - o->box[k].global[i];
+        }
+        if (in)
+            return &w->local[r][local];
+    }
+    return NULL;
+}
+
+/* Copies of what the layouts say, equal to the reference. */
+static inline void world_end(world *w)
+{
+    for (int r = 0; r < w->d.ranks; r++) {
+        size_t count = 1;
+        w->copy[r].ndim = w->d.ndim;
+        w->copy[r].layout = &w->layout[r];
+        for (int i = 0; i < w->d.ndim; i++) {
+            w->copy[r].shape[i] = ar_layout_local(&w->layout[r], i);
+            count *= w->copy[r].shape[i];
+        }
+        w->local[r] = calloc(count + 1, sizeof *w->local[r]);
+        cr_assert_not_null(w->local[r]);
+        w->copy[r].local = w->local[r];
+        for (size_t i = 0; i < w->count; i++) {
+            if (at(w, r, i))
+                *at(w, r, i) = w->reference[i];
+        }
+    }
+}
+
+/* Again equal to the reference, after a test changed that. */
+static inline void world_refresh(world *w)
+{
+    for (int r = 0; r < w->d.ranks; r++)
+        free(w->local[r]);
+    world_end(w);
+}
+
+static inline void world_free(world *w)
+{
+    for (int r = 0; r < w->d.ranks; r++)
+        free(w->local[r]);
+    free(w->reference);
+}
+
+static inline void replicated(world *w, const char *name, char pass, int ranks, int ndim, const size_t *shape)
+{
+    world_begin(w, name, pass, ranks, ndim, shape);
+    for (int r = 0; r < ranks; r++)
+        cr_assert_eq(ar_layout_replicate(&w->layout[r], ndim, shape, r, ranks), AR_OK);
+    world_end(w);
+}
+
+static inline void sharded(world *w, const char *name, char pass, int ranks, int ndim, const size_t *shape, int dim)
+{
+    world_begin(w, name, pass, ranks, ndim, shape);
+    for (int r = 0; r < ranks; r++)
+        cr_assert_eq(ar_layout_shard_uneven(&w->layout[r], ndim, shape, dim, r, ranks), AR_OK);
+    world_end(w);
+}
+
+/* KV heads: `parts` shards along `dim`, each on ranks/parts neighbouring ranks. */
+static inline void grouped(world *w, const char *name, char pass, int ranks, int parts, int ndim, const size_t *shape,
+                           int dim)
+{
+    world_begin(w, name, pass, ranks, ndim, shape);
+    for (int r = 0; r < ranks; r++) {
+        cr_assert_eq(ar_layout_shard(&w->layout[r], ndim, shape, dim, r * parts / ranks, parts), AR_OK);
+        w->layout[r].replicas = ranks / parts;
+        w->layout[r].replica = r % (ranks / parts);
+    }
+    world_end(w);
+}
+
+#define SHAPE(...) ((const size_t[]){__VA_ARGS__})
+
+/* Index of an element of a three-dimensional tensor. */
+static inline size_t at3(const world *w, size_t b, size_t t, size_t f)
+{
+    return (b * w->shape[1] + t) * w->shape[2] + f;
+}
+
+static inline ari_pattern found(const world *w)
+{
+    ari_pattern p;
+    cr_assert_eq(ari_pattern_find(&p, &w->d), AR_OK, "%s", ar_error_message());
+    return p;
+}
+
+/* The hint says `text`, and says it of the data: found twice, it is the same. */
+static inline void expect_hint(const world *w, const char *text)
+{
+    const ari_pattern p = found(w), q = found(w);
+    cr_expect(strstr(p.hint, text), "expected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
+    cr_expect(strcmp(p.hint, q.hint) == 0 && strcmp(p.pattern, q.pattern) == 0);
+}
+
+static inline void expect_no_hint(const world *w, const char *text)
+{
+    const ari_pattern p = found(w);
+    cr_expect(!strstr(p.hint, text), "unexpected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
+}
+
+static inline void expect_pattern(const world *w, const char *text)
+{
+    const ari_pattern p = found(w);
+    cr_expect(strstr(p.pattern, text), "expected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
+}
+
+#endif

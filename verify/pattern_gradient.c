@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients of parameters that are whole and wrong: how much of the reference is in them, and what is not. */
+#include "verify/pattern_impl.h"
+
+double ari_cosine(const ari_tally *t)
+{
+    return t->vr / sqrt(t->vv * t->rr);
+}
+
+/* --- a bias
+ * -------------------------------------------------------------------------------------------------------------- */
+
+/* What the local gradients look like if element t stands for token t. */
+typedef struct per_token {
+    bool ends;      /* on every rank zero from element `end` on, and the reference is not */
+    bool last_only; /* zero exactly at the last token of each sample, which predicts nothing */
+    size_t end;
+} per_token;
+
+static bool zero_at_last_tokens(const ari_difference *d, int r)
+{
+    const size_t n = d->copy[r].shape[0];
+    if (d->seq < 2 || n < d->seq)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        if ((d->copy[r].local[i] == 0.0f) != (i % d->seq == d->seq - 1))
+            return false;
+    }
+    return true;
+}
+
+static per_token look_per_token(const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    per_token p = {.ends = true, .last_only = true, .end = SIZE_MAX};
+    for (int r = 0; r < d->ranks; r++) {
+        if (c->survey.rank[r].held == 0)
+            continue;
+        size_t n = d->copy[r].shape[0];
+        p.last_only = p.last_only && zero_at_last_tokens(d, r);
+        while (n > 0 && d->copy[r].local[n - 1] == 0.0f)
+            n--;
+        /* A handful of zeros at the end is no evidence. */
+        p.ends = p.ends && n > 0 && n + 8 <= d->copy[r].shape[0] && (p.end == SIZE_MAX || p.end == n);
+        p.end = n;
+    }
+    return p;
+}
+
+ar_status ari_detect_bias(ari_clue *f, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_tally *all = &c->survey.total;
+    const size_t tokens = d->batch * d->seq;
+    if (d->pass != 'g' || d->ndim != 1 || !ari_leaf_has(d, "bias") || all->kept * 10 > all->held ||
+        all->different < 16 || !(fabs(ari_cosine(all)) < 0.7))
+        return AR_OK;
+    const per_token p = look_per_token(c);
+    /* The last token of all has no target, so its own zero belongs to the tail. */
+    const bool exact = p.ends && tokens > 0 && (p.end == tokens || p.end + 1 == tokens);
+    ari_text t = ari_find(f, exact || p.last_only ? ARI_TRACE + 5 : ARI_SHAPE);
+    ari_say(&t, "a bias gradient summed over the wrong axis: it is unrelated to the reference (cosine %.2f)",
+            ari_cosine(all));
+    if (p.last_only)
+        ari_say(&t,
+                ", and zero at elements %zu, %zu, ... alone, where the last tokens of the samples stand, which predict "
+                "nothing: element t holds token t's sum over features",
+                d->seq - 1, 2 * d->seq - 1);
+    else if (exact)
+        ari_say(
+            &t,
+            ", and only the first %zu elements are written, one for each of the %zu tokens: features were summed in "
+            "place of tokens",
+            p.end, tokens);
+    else if (p.ends)
+        ari_say(&t, ", and zero from element %zu on, as if an element were a token", p.end);
+    else
+        ari_say(&t, "; a bias gradient sums dY over all tokens of all samples, one sum a feature");
+    return AR_OK;
+}
+
+/* --- a weight
+ * ------------------------------------------------------------------------------------------------------------ */
+
+/* A row-parallel layer reads x [tokens, in/N] and writes y [tokens, out]. If y was put where x lay, the tokens that it
+ * did not reach are right, a share of 1 - out/(in/N); 0 if this is not such a weight or nothing is left. */
+static double share_after_overwriting(const ari_difference *d, size_t *out, size_t *in)
+{
+    const size_t *local = d->copy[0].shape;
+    if (d->ndim != 2 || d->copy[0].layout->nbox != 1)
+        return 0.0;
+    const int split = local[0] < d->shape[0] ? 0 : 1; /* [in, out] or [out, in] */
+    *out = d->shape[1 - split];
+    *in = local[split];
+    return local[split] < d->shape[split] && *out < *in ? 1.0 - (double)*out / (double)*in : 0.0;
+}
+
+static bool is_about(double share, double expected)
+{
+    return expected > 0.0 && share > expected * 0.85 && share < expected * 1.15;
+}
+
+static void say_part(ari_clue *f, const ari_case *c, double angle, double share)
+{
+    const ari_difference *d = c->grid.d;
+    const double b = (double)d->batch, n = d->ranks;
+    /* What samples leave out of a sum is at worst unrelated to what they leave in: then cosine^2 = share, and larger if
+     * samples agree. A smaller one means that something foreign was added. */
+    const bool foreign = angle * angle < share;
+    size_t out = 0, in = 0;
+    ari_text t = ari_find(f, ARI_STATISTIC + 5);
+    if (is_about(share, share_after_overwriting(d, &out, &in)) && (foreign || !is_about(share, 1 / b))) {
+        ari_say(&t,
+                "the saved input was overwritten in part: %.3g of the reference is left in the gradient (cosine %.2f), "
+                "about "
+                "1 - %zu/%zu, as when a reduction in place writes %zu outputs a token over the %zu inputs that the "
+                "backward "
+                "pass needs",
+                share, angle, out, in, out, in);
+        return;
+    }
+    if (foreign) {
+        ari_say(&t,
+                "%.3g of the reference is in the gradient (cosine %.2f), and something foreign: part of the saved "
+                "input or of "
+                "dY was overwritten, in place or by a reused buffer",
+                share, angle);
+        return;
+    }
+    ari_say(
+        &t,
+        "a part of the sum is missing: the gradient points the reference's way (cosine %.2f), its share of it is %.3g",
+        angle, share);
+    /* Samples differ; half as much again either way still tells 1/8 from 1/2. */
+    if (b > 1 && share * b > 2.0 / 3 && share * b < 1.5)
+        ari_say(&t,
+                ", about 1/%zu: as if one of %zu samples counted; leading dimensions not flattened, or the last "
+                "micro-batch "
+                "alone",
+                d->batch, d->batch);
+    else if (c->survey.shared == c->grid.count && n > 1 && share * n > 2.0 / 3 && share * n < 1.5)
+        ari_say(&t, ", about 1/%d: what one of %d ranks contributes; a reduction is missing", d->ranks, d->ranks);
+    else if (b > 1)
+        ari_say(
+            &t,
+            " (one of %zu samples is about %.3g): leading dimensions not flattened, or tokens, a micro-batch or one of "
+            "two uses of a tied weight left out",
+            d->batch, 1 / b);
+    else
+        ari_say(&t, ": tokens, a micro-batch or one of two uses of a tied weight are left out");
+}
+
+ar_status ari_detect_gradient(ari_clue *f, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_tally *all = &c->survey.total;
+    if (d->pass != 'g' || all->different < 64 || all->kept * 10 > all->held)
+        return AR_OK;
+    const double angle = ari_cosine(all), share = all->vr / all->rr;
+    if (angle >= 0.2 && share > 0.0 && share < 0.9)
+        say_part(f, c, angle, share);
+    else if (fabs(angle) < 0.2) {
+        ari_text t = ari_find(f, ARI_STATISTIC);
+        ari_say(&t,
+                "computed from other data: the gradient is unrelated to the reference (cosine %.3f, size %.3g of it); "
+                "if dY and "
+                "this module's dX are right, then the saved input is not: overwritten in place by a reduction or by a "
+                "second "
+                "forward, or released too early",
+                angle, sqrt(all->vv / all->rr));
+    }
+    return AR_OK;
+}
