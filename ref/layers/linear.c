@@ -172,13 +172,11 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
                              ar_activation act, ar_tensor *z)
 {
     const bool row = l->style == ARI_ROW;
+    const size_t n = (size_t)ar_comm_size(ctx->tp);
     ar_tensor in = *x;
+    AR_TRY(ari_check_features(l->weight[0]->name, "input", x, row && l->input_is_sharded ? l->in / n : l->in));
     if (row && !l->input_is_sharded)
         AR_TRY(ari_own_features(ctx, &in, x));
-    const size_t width = row ? l->in / (size_t)ar_comm_size(ctx->tp) : l->in;
-    if (in.ndim < 2 || in.shape[in.ndim - 1] != width || !ar_tensor_is_contiguous(&in))
-        return ar_error_set(AR_ERR_SHAPE, "%s: input of %zu features (%d dimensions), expected %zu, contiguous",
-                            l->weight[0]->name, in.ndim ? in.shape[in.ndim - 1] : 0, in.ndim, width);
     const ar_operand *a = NULL, *b = NULL;
     ar_sum *s = NULL;
     const ar_parts parts = {.n = 1, .part = {ar_tensor_rows(&in)}};
@@ -261,9 +259,7 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
     const bool row = l->style == ARI_ROW, narrow = row && !l->input_is_sharded;
     ar_tensor x;
     AR_TRY(ar_saved_pop(saved, l, 0, &x));
-    if (dy->ndim < 2 || dy->shape[dy->ndim - 1] != l->local_total || !ar_tensor_is_contiguous(dy))
-        return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu features, expected %zu, contiguous", l->weight[0]->name,
-                            dy->ndim ? dy->shape[dy->ndim - 1] : 0, l->local_total);
+    AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->local_total));
     if (dx) {
         ar_tensor own;
         AR_TRY(input_gradient(l, ctx, narrow ? &own : dx, dy, &x));

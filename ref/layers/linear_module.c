@@ -38,8 +38,10 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     (void)batch;
     linear_module *m = (linear_module *)base;
     ar_tensor own = *dy;
-    if (m->gather_output)
+    if (m->gather_output) {
+        AR_TRY(ari_check_features(base->name, "gradient", dy, m->linear.out[0]));
         AR_TRY(ari_own_features(ctx, &own, dy));
+    }
     return ari_linear_backward(&m->linear, ctx, saved, dx, &own, base->name);
 }
 

@@ -91,8 +91,10 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     (void)batch;
     mlp_module *m = (mlp_module *)base;
     ar_tensor own = *dy, dact, dpre, pre;
-    if (!middle_is_sharded(m))
+    if (!middle_is_sharded(m)) {
+        AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
         AR_TRY(ari_own_features(ctx, &own, dy));
+    }
     AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &own, m->second_name));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre));

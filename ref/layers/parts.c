@@ -40,6 +40,14 @@ ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pa
     return ar_tap(ctx, name, pass, t, &layout);
 }
 
+ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features)
+{
+    if (t->ndim >= 2 && t->shape[t->ndim - 1] == features && ar_tensor_is_contiguous(t))
+        return AR_OK;
+    return ar_error_set(AR_ERR_SHAPE, "%s: %s of %zu features (%d dimensions), expected %zu, contiguous", name, what,
+                        t->ndim > 0 ? t->shape[t->ndim - 1] : 0, t->ndim, features);
+}
+
 ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features)
 {
     size_t shape[AR_MAX_DIMS] = {0};

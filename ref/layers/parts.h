@@ -12,9 +12,11 @@ AR_NODISCARD ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *
 AR_NODISCARD ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                      int dim, size_t full);
 
+/** AR_ERR_SHAPE, naming `name` and `what`, unless t is contiguous, has tokens and `features` features. */
+AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features);
 /** x's shape with another last extent. */
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
-/** The own block of features of a replicated x, as a fresh contiguous tensor. */
+/** The own block of features of a replicated x (contiguous), as a fresh contiguous tensor. */
 AR_NODISCARD ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** All ranks' features side by side. x contiguous, of equal width on every rank. */
 AR_NODISCARD ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);

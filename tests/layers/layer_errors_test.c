@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What layers refuse, and that the message says which parameter, which dimension and both numbers. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/model.h"
+#include "support/match.h"
+#include "support/rank_run.h"
+
+TestSuite(layer_errors, .timeout = 60);
+
+/* Runs fn on `ranks` ranks and expects its error with all of the words in the message. */
+static void expect_error(int ranks, rank_fn fn, void *user, ar_status expected, const char *const words[])
+{
+    const rank_run_options o = {.ranks = ranks};
+    const ar_status st = rank_run(&o, fn, user);
+    cr_assert_eq(st, expected, "%s, expected %s: %s", ar_status_name(st), ar_status_name(expected), ar_error_message());
+    for (size_t i = 0; words[i]; i++)
+        cr_assert(strstr(ar_error_message(), words[i]), "'%s' is not in: %s", words[i], ar_error_message());
+}
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+/* --- dimensions that do not divide -------------------------------------------------------------------------------------- */
+
+static const ar_linear_options plain = {.bias = true};
+
+static ar_status column_of_6(ar_ctx *ctx, void *user)
+{
+    (void)user;
+    ar_module *m = NULL;
+    const ar_status st = ar_column_linear_create(&m, ctx, "up.proj", 8, 6, &plain);
+    ar_module_destroy(m);
+    return st;
+}
+
+static ar_status row_of_6(ar_ctx *ctx, void *user)
+{
+    (void)user;
+    ar_module *m = NULL;
+    const ar_status st = ar_row_linear_create(&m, ctx, "down.proj", 6, 8, &plain);
+    ar_module_destroy(m);
+    return st;
+}
+
+Test(layer_errors, linear_layers_name_the_dimension_that_does_not_divide)
+{
+    expect_error(4, column_of_6, NULL, AR_ERR_INDIVISIBLE, WORDS("up.proj.weight", "output", "6", "4 ranks"));
+    expect_error(4, row_of_6, NULL, AR_ERR_INDIVISIBLE, WORDS("down.proj.weight", "input", "6", "4 ranks"));
+}
+
+static ar_status create_mlp(ar_ctx *ctx, void *user)
+{
+    ar_module *m = NULL;
+    const ar_status st = ar_mlp_create(&m, ctx, "mlp", user);
+    ar_module_destroy(m);
+    return st;
+}
+
+Test(layer_errors, mlps_name_the_weight_that_does_not_divide)
+{
+    ar_mlp_options o = {.hidden = 8, .ffn = 6, .activation = AR_ACT_SILU, .gated = true, .first = "gate_proj"};
+    expect_error(4, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.gate_proj.weight", "6", "4 ranks"));
+    o = (ar_mlp_options){.hidden = 6, .ffn = 8, .activation = AR_ACT_RELU, .order = AR_MLP_ROW_COLUMN};
+    expect_error(4, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.fc1.weight", "input", "6", "4 ranks"));
+}
+
+static ar_status create_attention(ar_ctx *ctx, void *user)
+{
+    ar_module *m = NULL;
+    const ar_status st = ar_attention_create(&m, ctx, "attn", user);
+    ar_module_destroy(m);
+    return st;
+}
+
+Test(layer_errors, attention_names_the_heads_that_do_not_divide)
+{
+    ar_attention_options o = {
+        .hidden = 12, .heads = 6, .kv_heads = 6, .head_dim = 2, .q = "q", .k = "k", .v = "v", .out = "o"};
+    expect_error(4, create_attention, &o, AR_ERR_INDIVISIBLE, WORDS("attn", "6 query heads", "tp=4"));
+    o.heads = 8;
+    o.kv_heads = 2;
+    expect_error(4, create_attention, &o, AR_ERR_INDIVISIBLE, WORDS("attn", "2 KV heads", "tp=4"));
+    o.kv_heads = 3;
+    expect_error(1, create_attention, &o, AR_ERR_ARG, WORDS("attn", "8 query heads", "3 KV heads"));
+}
+
+static ar_status create_model(ar_ctx *ctx, void *user)
+{
+    ar_model *m = NULL;
+    const ar_status st = ar_model_create(&m, ctx, user, NULL);
+    ar_model_destroy(m);
+    return st;
+}
+
+Test(layer_errors, models_name_the_number_that_does_not_divide)
+{
+    ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    expect_error(3, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("query heads", "4", "tp=3"));
+    expect_error(4, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("KV heads", "2", "tp=4"));
+    expect_error(5, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("tp=5", "4 query heads"));
+    c.kv_heads = 4;
+    c.ffn = 10;
+    expect_error(4, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("MLP", "10", "tp=4"));
+}
+
+/* --- inputs of the wrong shape ------------------------------------------------------------------------------------------ */
+
+typedef struct wrong_input {
+    const char *layer; /* "column", "row", "norm", "mlp", "attention" */
+    int ndim;
+    size_t shape[3], dy_shape[3];
+    bool backward, with_forward;
+} wrong_input;
+
+static ar_status create_layer(ar_module **m, ar_ctx *ctx, const char *layer)
+{
+    const ar_linear_options o = {.bias = true, .gather_output = true};
+    const ar_mlp_options mlp = {.hidden = 8, .ffn = 4, .activation = AR_ACT_RELU};
+    const ar_attention_options attention = {
+        .hidden = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .q = "q", .k = "k", .v = "v", .out = "o"};
+    if (strcmp(layer, "column") == 0)
+        return ar_column_linear_create(m, ctx, "layer", 8, 8, &o);
+    if (strcmp(layer, "row") == 0)
+        return ar_row_linear_create(m, ctx, "layer", 8, 8, &o);
+    if (strcmp(layer, "norm") == 0)
+        return ar_norm_create(m, ctx, "layer", AR_NORM_LAYER, 8, 1e-5);
+    if (strcmp(layer, "mlp") == 0)
+        return ar_mlp_create(m, ctx, "layer", &mlp);
+    return ar_attention_create(m, ctx, "layer", &attention);
+}
+
+static ar_status wrong_rank(ar_ctx *ctx, void *user)
+{
+    static const float zeros[256];
+    const wrong_input *w = user;
+    const ar_batch batch = {.batch = 2, .seq = 3};
+    ar_module *m = NULL;
+    ar_saved *saved = NULL;
+    ar_tensor x, y, dx, dy;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_saved_create(&saved));
+    AR_TRY_TO(done, st, create_layer(&m, ctx, w->layer));
+    AR_TRY_TO(done, st, ar_module_fresh(m, ctx, 1));
+    AR_TRY_TO(done, st, rank_upload(ctx, &x, w->ndim, w->shape, zeros));
+    if (!w->backward || w->with_forward)
+        AR_TRY_TO(done, st, ar_module_forward(m, ctx, saved, &y, &x, &batch));
+    if (w->backward) {
+        AR_TRY_TO(done, st, rank_upload(ctx, &dy, w->ndim, w->dy_shape, zeros));
+        AR_TRY_TO(done, st, ar_module_backward(m, ctx, saved, &dx, &dy, &batch));
+    }
+done:
+    ar_module_destroy(m);
+    ar_saved_destroy(saved);
+    return st;
+}
+
+static const char *const layers[] = {"column", "row", "norm", "mlp", "attention"};
+enum { LAYERS = sizeof layers / sizeof layers[0] };
+
+Test(layer_errors, inputs_of_the_wrong_width_are_refused_by_name)
+{
+    for (size_t i = 0; i < LAYERS; i++) {
+        wrong_input w = {.layer = layers[i], .ndim = 3, .shape = {2, 3, 10}};
+        for (int ranks = 1; ranks <= 2; ranks++)
+            expect_error(ranks, wrong_rank, &w, AR_ERR_SHAPE, WORDS("layer", "8"));
+    }
+}
+
+Test(layer_errors, right_inputs_pass_the_same_way)
+{
+    for (size_t i = 0; i < LAYERS; i++) {
+        for (int ranks = 1; ranks <= 2; ranks++) {
+            wrong_input w = {.layer = layers[i],
+                             .ndim = 3,
+                             .shape = {2, 3, 8},
+                             .dy_shape = {2, 3, 8},
+                             .backward = true,
+                             .with_forward = true};
+            const rank_run_options o = {.ranks = ranks};
+            cr_assert_eq(rank_run(&o, wrong_rank, &w), AR_OK, "%s: %s", layers[i], ar_error_message());
+        }
+    }
+}
+
+Test(layer_errors, a_vector_is_no_input_of_a_linear_layer)
+{
+    wrong_input w = {.layer = "column", .ndim = 1, .shape = {8}};
+    expect_error(1, wrong_rank, &w, AR_ERR_SHAPE, WORDS("layer.weight", "1 dimensions"));
+}
+
+Test(layer_errors, an_attentions_input_must_be_the_batchs)
+{
+    wrong_input w = {.layer = "attention", .ndim = 3, .shape = {3, 2, 8}};
+    expect_error(2, wrong_rank, &w, AR_ERR_SHAPE, WORDS("layer", "batch"));
+}
+
+Test(layer_errors, gradients_of_the_wrong_width_are_refused_by_name)
+{
+    for (size_t i = 0; i < LAYERS; i++) {
+        for (int ranks = 1; ranks <= 2; ranks++) {
+            wrong_input w = {.layer = layers[i],
+                             .ndim = 3,
+                             .shape = {2, 3, 8},
+                             .dy_shape = {2, 3, 12},
+                             .backward = true,
+                             .with_forward = true};
+            expect_error(ranks, wrong_rank, &w, AR_ERR_SHAPE, WORDS("layer"));
+        }
+    }
+}
+
+Test(layer_errors, backward_needs_its_forward)
+{
+    for (size_t i = 0; i < LAYERS; i++) {
+        wrong_input w = {
+            .layer = layers[i], .ndim = 3, .shape = {2, 3, 8}, .dy_shape = {2, 3, 8}, .backward = true};
+        for (int ranks = 1; ranks <= 2; ranks++)
+            expect_error(ranks, wrong_rank, &w, AR_ERR_ARG, WORDS("backward", "forward"));
+    }
+}
+
+/* --- data --------------------------------------------------------------------------------------------------------------- */
+
+static ar_status step(ar_ctx *ctx, void *user)
+{
+    const match_case *c = user;
+    ar_model *m = NULL;
+    ar_saved *saved = NULL;
+    float loss = 0.0f;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_saved_create(&saved));
+    AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c->config, NULL));
+    AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 7));
+    AR_TRY_TO(done, st, ar_model_forward(m, ctx, saved, &loss, &c->batch));
+done:
+    ar_model_destroy(m);
+    ar_saved_destroy(saved);
+    return st;
+}
+
+Test(layer_errors, ids_and_labels_outside_the_vocabulary_are_refused_with_their_place)
+{
+    static const int64_t good[6] = {1, 2, 3, 4, 5, 6}, high[6] = {1, 2, 3, 4, 11, 6}, low[6] = {1, -1, 3, 4, 5, 6};
+    static const int64_t labels[6] = {1, 2, 3, 4, 5, 11};
+    match_case c = {.config = match_config(AR_ARCH_LLAMA, 1), .batch = {.batch = 2, .seq = 3, .input_ids = high}};
+    expect_error(2, step, &c, AR_ERR_DATA, WORDS("input_ids[1, 1]", "11"));
+    c.batch.input_ids = low;
+    expect_error(2, step, &c, AR_ERR_DATA, WORDS("input_ids[0, 1]", "-1"));
+    c.batch.input_ids = good;
+    c.batch.labels = labels;
+    expect_error(2, step, &c, AR_ERR_DATA, WORDS("labels[1, 2]", "11"));
+}
+
+Test(layer_errors, sequences_longer_than_the_positions_are_refused)
+{
+    static const int64_t ids[10] = {1};
+    for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_GPT2; arch++) {
+        match_case c = {.config = match_config((ar_arch)arch, 1), .batch = {.batch = 1, .seq = 10, .input_ids = ids}};
+        expect_error(2, step, &c, AR_ERR_SHAPE, WORDS("10", "9 positions"));
+    }
+}
+
+static const float *find_none(void *user, const char *name, size_t count)
+{
+    (void)user, (void)name, (void)count;
+    return NULL;
+}
+
+static ar_status set_none(ar_ctx *ctx, void *user)
+{
+    ar_model *m = NULL;
+    AR_TRY(ar_model_create(&m, ctx, user, NULL));
+    const ar_status st = ar_model_set(m, ctx, find_none, NULL);
+    ar_model_destroy(m);
+    return st;
+}
+
+Test(layer_errors, a_weight_that_is_not_given_is_named)
+{
+    ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    expect_error(1, set_none, &c, AR_ERR_NOT_FOUND, WORDS("model.embed_tokens.weight", "132"));
+}
