@@ -3,7 +3,8 @@
 """Derives the polynomial coefficients of ref/numerics/elementary.h: Chebyshev fits in 60 decimal digits, rounded to
 binary64.
 
-Needs mpmath (1.3.0 was used). Prints each table, highest power first, with the fit's largest error relative to the function.
+Needs mpmath (1.3.0 was used). Prints each table, highest power first, with the
+largest error of the fit.
 """
 from mpmath import mp, mpf, chebyfit, cos, erf, erfc, exp, log, nstr, pi, sin, sqrt
 
