@@ -106,11 +106,12 @@ static ar_status quantise(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf
     return AR_OK;
 }
 
-static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, ar_comm *k_over, bool kept)
+static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, ar_comm *k_over, bool kept,
+                              const char *tag)
 {
     AR_TRY(ari_parts_extents(&o->x, p));
     if (!ari_has_peers(k_over) && o->x.k != k_full)
-        return ar_error_set(AR_ERR_SHAPE, "a contraction over %zu terms was given %zu", k_full, o->x.k);
+        return ar_error_set(AR_ERR_SHAPE, "%s: a contraction over %zu terms was given %zu", tag, k_full, o->x.k);
     o->k_full = k_full;
     o->k_over = k_over;
     o->kept = kept;
@@ -129,7 +130,7 @@ static ar_status exact_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar
 {
     ar_operand *o = NULL;
     AR_TRY(step_operand(ctx, &o));
-    AR_TRY(operand_init(o, b, k_full, k_over, false));
+    AR_TRY(operand_init(o, b, k_full, k_over, false, tag));
     if (scale)
         AR_TRY(equilibrate(ctx, o, b, rows_over, tag));
     AR_TRY(quantise(ctx, o, b, ar_const(o->c), -1, false, tag));
@@ -142,7 +143,7 @@ static ar_status exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar
 {
     ar_operand *o = NULL;
     AR_TRY(step_operand(ctx, &o));
-    AR_TRY(operand_init(o, a, b->k_full, b->k_over, false));
+    AR_TRY(operand_init(o, a, b->k_full, b->k_over, false, tag));
     if (o->x.k != b->x.k || o->x.batch != b->x.batch)
         return ar_error_set(AR_ERR_SHAPE, "%s: A is [%zu x %zu, %zu], B is [%zu x %zu, %zu]", tag, o->x.batch,
                             o->x.rows, o->x.k, b->x.batch, b->x.rows, b->x.k);
@@ -195,7 +196,7 @@ static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_co
     const char *tag = k->params[0]->name;
     AR_TRY(ari_alloc_zero((void **)&k->operand, 1, sizeof *k->operand, "a kept operand"));
     ar_operand *o = k->operand;
-    AR_TRY(operand_init(o, &parts, k_full, k_over, true));
+    AR_TRY(operand_init(o, &parts, k_full, k_over, true, tag));
     AR_TRY(equilibrate(ctx, o, &parts, rows_over, tag));
     return quantise(ctx, o, &parts, ar_const(o->c), -1, false, tag);
 }
