@@ -126,10 +126,10 @@ void ari_member_fini(ari_member *m)
  * cores any spinning before the first yield costs a time slice of the rank that is waited for, and so it does where
  * other processes want the cores: hence a few microseconds. Sleeping at once costs ten times what yielding does; after
  * a millisecond the peer is busy and the core belongs to it. */
-enum { SPIN_TURNS = 200, CLOCK_TURNS = 8 };
+enum { SPIN_TURNS = 200 };
 #define YIELD_NS ((uint64_t)1000000)
 /* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
-#define SLEEP_NS ((uint64_t)50000000)
+#define SLEEP_NS ((uint64_t)1000000000)
 
 typedef struct wait_state {
     unsigned turns;
@@ -183,8 +183,7 @@ static void wait_turn(ari_group *g, wait_state *s, const _Atomic uint64_t *word,
         return;
     }
     sched_yield();
-    if (s->turns % CLOCK_TURNS == 0)
-        s->now_ns = ari_now_ns();
+    s->now_ns = ari_now_ns(); /* every time: a turn among thousands of ranks takes long */
 }
 
 /* For waits inside an agreed collective: nothing but other members' progress ends them (see the header). */
