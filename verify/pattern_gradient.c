@@ -95,59 +95,75 @@ static double share_after_overwriting(const ari_difference *d, size_t *out, size
     return local[split] < d->shape[split] && *out < *in ? 1.0 - (double)*out / (double)*in : 0.0;
 }
 
-static bool is_about(double share, double expected)
+/* How many times too large or too small: log of the ratio, without sign. */
+static double distance(double share, double expected)
 {
-    return expected > 0.0 && share > expected * 0.85 && share < expected * 1.15;
+    return expected > 0.0 ? fabs(log(share / expected)) : HUGE_VAL;
+}
+
+static void say_overwritten(ari_text *t, const ari_difference *d, double angle, double share, double samples)
+{
+    size_t out = 0, in = 0;
+    (void)share_after_overwriting(d, &out, &in);
+    ari_say(t,
+            "the saved input was overwritten in part: %.3g of the reference is left in the gradient (cosine %.2f), "
+            "about 1 - "
+            "%zu/%zu, as when a reduction in place writes %zu outputs a token over the %zu inputs that the backward "
+            "pass needs",
+            share, angle, out, in, out, in);
+    if (samples < log(1.25))
+        ari_say(t, "; or one of %zu samples counted alone", d->batch);
+}
+
+static void say_missing(ari_text *t, const ari_case *c, double angle, double share, double samples, double overwritten)
+{
+    const ari_difference *d = c->grid.d;
+    const double n = d->ranks;
+    size_t out = 0, in = 0;
+    ari_say(
+        t,
+        "a part of the sum is missing: the gradient points the reference's way (cosine %.2f), its share of it is %.3g",
+        angle, share);
+    if (samples < log(1.5)) /* samples differ, and this still tells 1/8 from 1/2 */
+        ari_say(t,
+                ", about 1/%zu: as if one of %zu samples counted; leading dimensions not flattened, or the last "
+                "micro-batch "
+                "alone",
+                d->batch, d->batch);
+    else if (c->survey.shared == c->grid.count && n > 1 && distance(share, 1 / n) < log(1.5))
+        ari_say(t, ", about 1/%d: what one of %d ranks contributes; a reduction is missing", d->ranks, d->ranks);
+    else if (d->batch > 1)
+        ari_say(
+            t,
+            " (one of %zu samples is about %.3g): leading dimensions not flattened, or tokens, a micro-batch or one of "
+            "two uses of a tied weight left out",
+            d->batch, 1 / (double)d->batch);
+    else
+        ari_say(t, ": tokens, a micro-batch or one of two uses of a tied weight are left out");
+    if (overwritten < log(1.25) && share_after_overwriting(d, &out, &in) > 0.0)
+        ari_say(t, "; or, as it is also about 1 - %zu/%zu, outputs written over a saved input", out, in);
 }
 
 static void say_part(ari_clue *f, const ari_case *c, double angle, double share)
 {
     const ari_difference *d = c->grid.d;
-    const double b = (double)d->batch, n = d->ranks;
     /* What samples leave out of a sum is at worst unrelated to what they leave in: then cosine^2 = share, and larger if
      * samples agree. A smaller one means that something foreign was added. */
     const bool foreign = angle * angle < share;
     size_t out = 0, in = 0;
+    const double overwritten = distance(share, share_after_overwriting(d, &out, &in));
+    const double samples = d->batch > 1 ? distance(share, 1 / (double)d->batch) : HUGE_VAL;
     ari_text t = ari_find(f, ARI_STATISTIC + 5);
-    if (is_about(share, share_after_overwriting(d, &out, &in)) && (foreign || !is_about(share, 1 / b))) {
-        ari_say(&t,
-                "the saved input was overwritten in part: %.3g of the reference is left in the gradient (cosine %.2f), "
-                "about "
-                "1 - %zu/%zu, as when a reduction in place writes %zu outputs a token over the %zu inputs that the "
-                "backward "
-                "pass needs",
-                share, angle, out, in, out, in);
-        return;
-    }
-    if (foreign) {
+    if (overwritten < log(1.4) && (foreign || overwritten < samples))
+        say_overwritten(&t, d, angle, share, foreign ? HUGE_VAL : samples);
+    else if (foreign)
         ari_say(&t,
                 "%.3g of the reference is in the gradient (cosine %.2f), and something foreign: part of the saved "
                 "input or of "
                 "dY was overwritten, in place or by a reused buffer",
                 share, angle);
-        return;
-    }
-    ari_say(
-        &t,
-        "a part of the sum is missing: the gradient points the reference's way (cosine %.2f), its share of it is %.3g",
-        angle, share);
-    /* Samples differ; half as much again either way still tells 1/8 from 1/2. */
-    if (b > 1 && share * b > 2.0 / 3 && share * b < 1.5)
-        ari_say(&t,
-                ", about 1/%zu: as if one of %zu samples counted; leading dimensions not flattened, or the last "
-                "micro-batch "
-                "alone",
-                d->batch, d->batch);
-    else if (c->survey.shared == c->grid.count && n > 1 && share * n > 2.0 / 3 && share * n < 1.5)
-        ari_say(&t, ", about 1/%d: what one of %d ranks contributes; a reduction is missing", d->ranks, d->ranks);
-    else if (b > 1)
-        ari_say(
-            &t,
-            " (one of %zu samples is about %.3g): leading dimensions not flattened, or tokens, a micro-batch or one of "
-            "two uses of a tied weight left out",
-            d->batch, 1 / b);
     else
-        ari_say(&t, ": tokens, a micro-batch or one of two uses of a tied weight are left out");
+        say_missing(&t, c, angle, share, samples, overwritten);
 }
 
 ar_status ari_detect_gradient(ari_clue *f, const ari_case *c)

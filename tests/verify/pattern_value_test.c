@@ -408,6 +408,11 @@ Test(pattern_part, an_input_overwritten_by_a_narrower_output_leaves_the_share_it
         set_everywhere(&w, i, 0.8f * w.reference[i] + 0.9f * noise(i + 5000));
     expect_hint(&w, "something foreign");
     expect_no_hint(&w, "1 - 24/48");
+    w.d.batch = 2; /* nothing foreign in it, and both readings are near: the nearer one leads */
+    for (size_t i = 0; i < w.count; i++)
+        set_everywhere(&w, i, 0.5f * w.reference[i] + 0.4f * noise(i + 5000));
+    expect_hint(&w, "about 1/2: as if one of 2 samples counted");
+    expect_hint(&w, "also about 1 - 24/48");
     world_free(&w);
 }
 
