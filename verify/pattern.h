@@ -37,7 +37,7 @@ typedef struct ari_pattern {
 
 /** Fills both lines; texts that do not fit end in "...". The same input gives the same text.
  *  Memory:  borrows `given` until return; needs about count/8 bytes, 20 bytes a column and 8 bytes an index of each
- *           dimension, and up to 8 bytes an element of one sample.
+ *           dimension, and up to 16 bytes an element of one sample.
  *  Errors:  AR_ERR_ARG (a layout that is not the tensor's, a box outside it, no ranks), AR_ERR_OVERFLOW, AR_ERR_MEMORY.
  *           On error *out is untouched.
  *  Threads: safe. */

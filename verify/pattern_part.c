@@ -251,6 +251,8 @@ ar_status ari_detect_anything(ari_clue *f, const ari_case *c)
         ari_say(&t,
                 "no known trace; if this is the first difference, its inputs are right: look at this module's own %s",
                 d->pass == 'f' ? "weights and arithmetic" : "backward, its saved values and its collective");
+    if (c->survey.disagree > 0)
+        ari_say(&t, "; copies that should be equal differ, so each rank computed from data of its own");
     if (isfinite(ari_cosine(all)))
         ari_say(&t, " (cosine with the reference %.3f, size %.3g of it)", ari_cosine(all), sqrt(all->vv / all->rr));
     return AR_OK;

@@ -160,6 +160,19 @@ Test(pattern_replica, one_copy_that_drifted_is_named)
     world_free(&w);
 }
 
+Test(pattern_replica, copies_without_a_relation_are_said_to_differ)
+{
+    world w;
+    replicated(&w, "x", 'b', 3, 3, SHAPE(2, 8, 12));
+    for (size_t i = 0; i < w.count; i++) {
+        for (int r = 0; r < 3; r++)
+            *at(&w, r, i) = noise(i * 3 + (size_t)r + 7000);
+    }
+    expect_hint(&w, "no known trace");
+    expect_hint(&w, "each rank computed from data of its own");
+    world_free(&w);
+}
+
 /* --- shards in the wrong place
  * ----------------------------------------------------------------------------------------- */
 
