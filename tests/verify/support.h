@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the tests of verify/ share: small model folders, checks that must run, files of results. */
+#ifndef TESTS_VERIFY_SUPPORT_H
+#define TESTS_VERIFY_SUPPORT_H
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "anyrank/check.h"
+#include "tests/verify/tiny.h"
+
+/* A new folder below the system's for temporary files; remove_folder takes it away again. */
+static inline void make_folder(char path[64])
+{
+    snprintf(path, 64, "/tmp/anyrank-verify-XXXXXX");
+    cr_assert_not_null(mkdtemp(path));
+}
+
+static inline void remove_folder(const char *path)
+{
+    static const char *const files[] = {"config.json", "outputs.safetensors", "grads.safetensors", "block.safetensors",
+                                        "text"};
+    char file[600];
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        snprintf(file, sizeof file, "%s/%s", path, files[i]);
+        unlink(file);
+    }
+    cr_expect_eq(rmdir(path), 0, "%s holds a file that no test expects", path);
+}
+
+static inline void write_file(const char *folder, const char *name, const char *text)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = fopen(path, "w");
+    cr_assert_not_null(f);
+    cr_assert_eq(fwrite(text, 1, strlen(text), f), strlen(text));
+    cr_assert_eq(fclose(f), 0);
+}
+
+static inline ar_config config_of(const char *json)
+{
+    ar_config c;
+    cr_assert_eq(ar_config_parse(&c, json, strlen(json), "tiny"), AR_OK, "%s", ar_error_message());
+    return c;
+}
+
+/* One check of one layout. */
+static inline ar_check_options check_of(const char *model, const int *tp, size_t layouts, size_t batch, size_t seq)
+{
+    return (ar_check_options){.model = model,
+                              .tp = tp,
+                              .layouts = layouts,
+                              .batch = batch,
+                              .seq = seq,
+                              .threads = 1,
+                              .timeout_ns = 120000000000u,
+                              .skip_f64 = true};
+}
+
+static inline ar_check_report *check_or_fail(const ar_check_options *o)
+{
+    ar_check_report *r = NULL;
+    cr_assert_eq(ar_check(&r, o), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(r->runs, o->layouts);
+    return r;
+}
+
+static inline const char *first_of(const ar_check_run *run)
+{
+    return run->error ? run->error : run->has_difference ? run->first.tensor : "no tensor";
+}
+
+/* Every run of the report has the baseline's bits, hashes and predicted bytes. */
+static inline void expect_same(const ar_check_report *r, const char *what)
+{
+    for (size_t i = 0; i < r->runs; i++) {
+        const ar_check_run *run = &r->run[i];
+        cr_expect_eq(run->result, AR_CHECK_SAME, "%s, tp=%d: %s", what, run->tp, first_of(run));
+        cr_expect_eq(run->bytes_counted, run->bytes_predicted, "%s, tp=%d: %zu bytes counted, %zu predicted", what,
+                     run->tp, (size_t)run->bytes_counted, (size_t)run->bytes_predicted);
+        cr_expect_str_eq(run->weights_hash, r->weights_hash, "%s, tp=%d", what, run->tp);
+        cr_expect_str_eq(run->gradients_hash, r->gradients_hash, "%s, tp=%d", what, run->tp);
+        cr_expect(run->loss == r->loss, "%s, tp=%d: loss %a, baseline %a", what, run->tp, (double)run->loss,
+                  (double)r->loss);
+        cr_expect(run->tensors == r->tensors && run->tensors > 0 && run->elements == r->elements);
+    }
+    cr_expect_eq(r->result, AR_CHECK_SAME);
+}
+
+#endif
