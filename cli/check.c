@@ -179,14 +179,22 @@ static ar_status refuse_later(const check_values *v)
     return AR_OK;
 }
 
+/* The default plan, or the one that --mlp-order asks for. */
+static ar_status plan_of(const check_values *v, const ar_config *c, ar_plan *plan)
+{
+    *plan = (ar_plan){0};
+    return v->mlp_order == 0 ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, (ar_mlp_order)v->mlp_order);
+}
+
 /* The layouts of one model: --tp, --sweep, or the default set. */
-static ar_status layouts_of(const check_values *v, const char *model, int *tp, size_t *n, size_t *longest)
+static ar_status layouts_of(const check_values *v, const char *model, ar_plan *plan, int *tp, size_t *n,
+                            size_t *longest)
 {
     char folder[512];
     ar_config c;
-    const ar_plan plan = {(ar_mlp_order)v->mlp_order};
     AR_TRY(ar_model_path(folder, sizeof folder, model));
     AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(plan_of(v, &c, plan));
     *longest = c.max_positions;
     *n = 0;
     if (v->tp > 0) {
@@ -194,11 +202,11 @@ static ar_status layouts_of(const check_values *v, const char *model, int *tp, s
         return AR_OK;
     }
     if (v->sweep == 0) {
-        *n = ar_check_default_layouts(&c, &plan, tp, MOST_LAYOUTS);
+        *n = ar_check_default_layouts(&c, plan, tp, MOST_LAYOUTS);
         return AR_OK;
     }
     for (int ranks = 1; ranks <= v->sweep && *n < MOST_LAYOUTS; ranks++) {
-        if (ar_config_check_tp(&c, ranks, &plan) == AR_OK)
+        if (ar_config_check_tp(&c, ranks, plan) == AR_OK)
             tp[(*n)++] = ranks;
     }
     ar_error_clear();
@@ -240,7 +248,8 @@ static ar_status check_model(ar_check_report **gives, const check_values *v, con
 {
     int tp[MOST_LAYOUTS];
     size_t layouts = 0, longest = 0;
-    AR_TRY(layouts_of(v, model, tp, &layouts, &longest));
+    ar_plan plan;
+    AR_TRY(layouts_of(v, model, &plan, tp, &layouts, &longest));
     progress_user p = {.model = model};
     ari_progress_begin(&p.line, v->common.quiet);
     const ar_check_options o = {
@@ -254,7 +263,7 @@ static ar_status check_model(ar_check_report **gives, const check_values *v, con
         .text = v->text,
         .seed = v->common.seed,
         .fault = fault,
-        .plan = {(ar_mlp_order)v->mlp_order},
+        .plan = plan,
         .algorithm = v->algorithm == 1 ? AR_SIM_RING : AR_SIM_DIRECT,
         .threads = v->common.threads,
         .timeout_ns = (uint64_t)(v->timeout * 1e9),

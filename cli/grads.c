@@ -152,7 +152,7 @@ static ar_status run(const grads_values *v)
                                 .out = v->out,
                                 .tp = v->tp,
                                 .seed = v->common.seed,
-                                .plan = {(ar_mlp_order)v->mlp_order},
+                                .mlp_order = (ar_mlp_order)v->mlp_order,
                                 .algorithm = v->algorithm == 1 ? AR_SIM_RING : AR_SIM_DIRECT,
                                 .threads = v->common.threads,
                                 .timeout_ns = (uint64_t)(v->timeout * 1e9)};

@@ -45,7 +45,7 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
     for (size_t i = 0; i <= c->layers; i++) {
         char tap[96], name[48];
         ar_block_options unused;
-        const ar_plan plan = {AR_MLP_COLUMN_ROW};
+        const ar_plan plan = {0};
         if (i == 0)
             snprintf(tap, sizeof tap, "%s", n->embedded);
         else if (i == c->layers && c->final_norm)
@@ -68,7 +68,6 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
         users[r] = g;
     ari_cluster_result done;
     run_options->tp = o->tp;
-    run_options->plan = o->plan;
     run_options->seed = o->seed;
     run_options->threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
     run_options->sim =
@@ -90,9 +89,12 @@ static ar_status write_file(const ari_gatherer *g, int file, const char *folder,
     return ari_gather_write(g, file, path);
 }
 
-static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grads_options *o)
+static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grads_options *o, ar_plan *plan)
 {
-    AR_TRY(ar_config_check_tp(c, o->tp, &o->plan));
+    *plan = (ar_plan){0};
+    if (o->mlp_order != AR_MLP_COLUMN_ROW)
+        AR_TRY(ar_plan_add_mlp_order(plan, c->arch, o->mlp_order));
+    AR_TRY(ar_config_check_tp(c, o->tp, plan));
     if ((c->learned_positions || c->rope) && b->seq > c->max_positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", b->seq,
                             c->max_positions, c->name);
@@ -105,6 +107,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
 {
     char folder[512];
     ar_config c;
+    ar_plan plan;
     ari_input_batch input = {0};
     ari_weights *weights = NULL;
     ari_gatherer g = {0};
@@ -112,7 +115,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     AR_TRY_TO(done, st, ar_model_path(folder, sizeof folder, o->model));
     AR_TRY_TO(done, st, ar_config_load(&c, folder));
     AR_TRY_TO(done, st, ari_input_batch_load(&input, &c, o->input));
-    AR_TRY_TO(done, st, check_case(&c, &input.batch, o));
+    AR_TRY_TO(done, st, check_case(&c, &input.batch, o, &plan));
     AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
     AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
     ari_cluster_options run_options = {
@@ -136,9 +139,8 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     ari_gatherer g = {0};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
-    AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o));
+    AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
     AR_TRY_TO(done, st, ari_block_case_want(&block, &g));
-    block.plan = o->plan;
     ari_cluster_options run_options = {
         .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
     AR_TRY_TO(done, st, run(o, &run_options, &g, result));

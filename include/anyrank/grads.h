@@ -17,7 +17,7 @@ typedef struct ar_grads_options {
     const char *out;   /* folder, made if it is not there */
     int tp;
     uint64_t seed; /* of fresh weights, where the model's folder has none */
-    ar_plan plan;
+    ar_mlp_order mlp_order;
     ar_sim_algorithm algorithm;
     int threads;         /* of the whole process; 0: the machine's cores */
     uint64_t timeout_ns; /* 0: 60 s */

@@ -2,7 +2,7 @@
 #ifndef ANYRANK_MODEL_H
 #define ANYRANK_MODEL_H
 
-#include "anyrank/layers.h"
+#include "anyrank/plan.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -10,10 +10,6 @@ extern "C" {
 
 /* Whole models out of layers, from a config. Names and numbers of parameters are Hugging Face's. */
 typedef struct ar_model ar_model;
-
-typedef struct ar_plan {
-    ar_mlp_order mlp_order; /* how an MLP's two layers are split */
-} ar_plan;
 
 /** What a layout of `ranks` tensor-parallel ranks would need to be legal, without building anything. Errors:
  *  AR_ERR_INDIVISIBLE naming the parameter, the dimension, its size and the number of ranks. */

@@ -19,7 +19,7 @@ struct ar_model {
 
 ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
 {
-    const ar_plan fallback = {AR_MLP_COLUMN_ROW};
+    const ar_plan fallback = {0};
     const ari_outer_names *n = ari_outer_names_of(c->arch);
     AR_TRY(ar_config_check_tp(c, ar_comm_size(ar_ctx_tp(ctx)), plan ? plan : &fallback));
     ar_model *m = NULL;

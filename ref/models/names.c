@@ -25,3 +25,45 @@ const ari_outer_names *ari_outer_names_of(ar_arch arch)
     }
     return &stack;
 }
+
+const ari_block_names *ari_block_names_of(ar_arch arch)
+{
+    static const ari_block_names llama = {.norm1 = "input_layernorm",
+                                          .norm2 = "post_attention_layernorm",
+                                          .attention = "self_attn",
+                                          .mlp = "mlp",
+                                          .q = "q_proj",
+                                          .k = "k_proj",
+                                          .v = "v_proj",
+                                          .out = "o_proj",
+                                          .first = "gate_proj",
+                                          .up = "up_proj",
+                                          .second = "down_proj"};
+    static const ari_block_names gpt2 = {.norm1 = "ln_1",
+                                         .norm2 = "ln_2",
+                                         .attention = "attn",
+                                         .mlp = "mlp",
+                                         .q = "c_attn",
+                                         .out = "c_proj",
+                                         .first = "c_fc",
+                                         .second = "c_proj"};
+    static const ari_block_names stack = {.norm1 = "ln1",
+                                          .norm2 = "ln2",
+                                          .attention = "attn",
+                                          .mlp = "mlp",
+                                          .q = "wq",
+                                          .k = "wk",
+                                          .v = "wv",
+                                          .out = "wo",
+                                          .first = "w1",
+                                          .second = "w2"};
+    switch (arch) {
+    case AR_ARCH_LLAMA:
+        return &llama;
+    case AR_ARCH_GPT2:
+        return &gpt2;
+    case AR_ARCH_STACK:
+        break;
+    }
+    return &stack;
+}

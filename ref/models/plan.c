@@ -1,120 +1,176 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a config to the options of its blocks, and whether a layout can hold it. */
+#include "anyrank/plan.h"
+
+#include <fnmatch.h>
 #include <stdio.h>
+#include <string.h>
 
-#include "anyrank/model.h"
-#include "ref/core/size.h"
 #include "ref/models/names.h"
-#include "ref/models/param_list.h"
 
-static void block_names(const ar_config *c, ar_block_options *o)
+const char *ar_style_name(ar_style s)
 {
-    switch (c->arch) {
-    case AR_ARCH_LLAMA:
-        o->norm1 = "input_layernorm";
-        o->norm2 = "post_attention_layernorm";
-        o->attention_name = "self_attn";
-        o->attention.q = "q_proj";
-        o->attention.k = "k_proj";
-        o->attention.v = "v_proj";
-        o->attention.out = "o_proj";
-        o->mlp.first = "gate_proj";
-        o->mlp.up = "up_proj";
-        o->mlp.second = "down_proj";
-        break;
-    case AR_ARCH_GPT2:
-        o->norm1 = "ln_1";
-        o->norm2 = "ln_2";
-        o->attention_name = "attn";
-        o->attention.fused = true;
-        o->attention.q = "c_attn";
-        o->attention.out = "c_proj";
-        o->mlp.first = "c_fc";
-        o->mlp.second = "c_proj";
-        o->mlp.transposed = true;
-        break;
-    case AR_ARCH_STACK:
-        o->norm1 = "ln1";
-        o->norm2 = "ln2";
-        o->attention_name = "attn";
-        o->attention.q = "wq";
-        o->attention.k = "wk";
-        o->attention.v = "wv";
-        o->attention.out = "wo";
-        o->mlp.first = "w1";
-        o->mlp.second = "w2";
-        break;
+    static const char *const names[] = {[AR_STYLE_REPLICATE] = "replicate",
+                                        [AR_STYLE_COLWISE] = "colwise",
+                                        [AR_STYLE_ROWWISE] = "rowwise",
+                                        [AR_STYLE_VOCAB] = "vocab"};
+    return (unsigned)s < sizeof names / sizeof *names ? names[s] : "?";
+}
+
+static void put(ar_plan *p, ar_style style, const char *glob)
+{
+    ar_plan_rule *r = &p->rule[p->rules++];
+    r->style = style;
+    memcpy(r->glob, glob, strlen(glob) + 1); /* ar_plan_add has checked its length; the default's are short */
+}
+
+/* "model.layers.LAYER.self_attn.q_proj"; module NULL: directly below the block. */
+static void block_path(char out[AR_PLAN_GLOB], ar_arch arch, const char *layer, const char *module, const char *part)
+{
+    snprintf(out, AR_PLAN_GLOB, "%s.%s.%s%s%s", ari_outer_names_of(arch)->blocks, layer, module ? module : "",
+             module ? "." : "", part);
+}
+
+static void put_in_blocks(ar_plan *p, ar_style style, ar_arch arch, const char *module, const char *part)
+{
+    char glob[AR_PLAN_GLOB];
+    if (!part)
+        return;
+    block_path(glob, arch, "*", module, part);
+    put(p, style, glob);
+}
+
+void ar_plan_default(ar_plan *p, ar_arch arch)
+{
+    const ari_outer_names *n = ari_outer_names_of(arch);
+    const ari_block_names *b = ari_block_names_of(arch);
+    *p = (ar_plan){0};
+    put(p, AR_STYLE_VOCAB, n->token);
+    if (n->position)
+        put(p, AR_STYLE_REPLICATE, n->position);
+    put_in_blocks(p, AR_STYLE_REPLICATE, arch, NULL, b->norm1);
+    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->attention, b->q);
+    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->attention, b->k);
+    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->attention, b->v);
+    put_in_blocks(p, AR_STYLE_ROWWISE, arch, b->attention, b->out);
+    put_in_blocks(p, AR_STYLE_REPLICATE, arch, NULL, b->norm2);
+    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->mlp, b->first);
+    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->mlp, b->up);
+    put_in_blocks(p, AR_STYLE_ROWWISE, arch, b->mlp, b->second);
+    if (n->final_norm)
+        put(p, AR_STYLE_REPLICATE, n->final_norm);
+    if (n->head)
+        put(p, AR_STYLE_VOCAB, n->head);
+}
+
+ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style)
+{
+    if (p->rules == 0)
+        ar_plan_default(p, arch);
+    if (p->rules == AR_PLAN_RULES || strlen(glob) >= sizeof p->rule[0].glob)
+        return ar_error_set(AR_ERR_ARG, "plan: no room for the rule '%s' (at most %d rules of %zu bytes)", glob,
+                            AR_PLAN_RULES, sizeof p->rule[0].glob - 1);
+    put(p, style, glob);
+    return AR_OK;
+}
+
+ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
+{
+    const ari_block_names *b = ari_block_names_of(arch);
+    const bool column_first = order == AR_MLP_COLUMN_ROW;
+    const char *const parts[] = {b->first, b->up, b->second};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        char glob[AR_PLAN_GLOB];
+        if (!parts[i])
+            continue;
+        block_path(glob, arch, "*", b->mlp, parts[i]);
+        AR_TRY(ar_plan_add(p, arch, glob, (i == 2) != column_first ? AR_STYLE_COLWISE : AR_STYLE_ROWWISE));
     }
-    o->mlp_name = "mlp";
-}
-
-ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan, ar_block_options *o, char *name,
-                          size_t cap)
-{
-    *o = (ar_block_options){.norm = c->norm, .norm_eps = c->norm_eps};
-    o->attention = (ar_attention_options){.hidden = c->hidden,
-                                          .heads = c->heads,
-                                          .kv_heads = c->kv_heads,
-                                          .head_dim = c->head_dim,
-                                          .qkv_bias = c->qkv_bias,
-                                          .out_bias = c->out_bias,
-                                          .causal = c->causal,
-                                          .rope = c->rope,
-                                          .rope_theta = c->rope_theta,
-                                          .rope_factor = c->rope_factor,
-                                          .max_positions = c->max_positions};
-    o->mlp = (ar_mlp_options){.hidden = c->hidden,
-                              .ffn = c->ffn,
-                              .activation = c->activation,
-                              .gated = c->gated,
-                              .bias = c->mlp_bias,
-                              .order = plan->mlp_order};
-    block_names(c, o);
-    const int n = snprintf(name, cap, "%s.%zu", ari_outer_names_of(c->arch)->blocks, layer);
-    if (n < 0 || (size_t)n >= cap)
-        return ar_error_set(AR_ERR_ARG, "a block's name does not fit %zu bytes", cap);
     return AR_OK;
 }
 
-static ar_status divides(const char *what, size_t extent, int ranks)
+ar_style ar_plan_style(const ar_plan *p, ar_arch arch, const char *module)
 {
-    if (extent % (size_t)ranks != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "%s = %zu cannot be split over tp=%d; use a tp that divides %zu", what,
-                            extent, ranks, extent);
-    return AR_OK;
+    ar_plan fallback;
+    if (p->rules == 0) {
+        ar_plan_default(&fallback, arch);
+        p = &fallback;
+    }
+    for (size_t i = p->rules; i-- > 0;) {
+        if (fnmatch(p->rule[i].glob, module, 0) == 0)
+            return p->rule[i].style;
+    }
+    return AR_STYLE_REPLICATE;
 }
 
-ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
+static ar_style style_in_mlp(const ar_plan *p, const ar_config *c, size_t layer, const char *part,
+                             char name[AR_PLAN_GLOB])
 {
-    if (ranks < 1)
-        return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
-    if ((size_t)ranks > c->heads)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "tp=%d is more than the %zu query heads of %s; every rank needs a head",
-                            ranks, c->heads, c->name);
-    AR_TRY(divides("the number of query heads", c->heads, ranks));
-    if (c->kv_heads % (size_t)ranks != 0)
+    char number[24];
+    snprintf(number, sizeof number, "%zu", layer);
+    block_path(name, c->arch, number, ari_block_names_of(c->arch)->mlp, part);
+    return ar_plan_style(p, c->arch, name);
+}
+
+ar_status ar_plan_mlp_order(const ar_plan *p, const ar_config *c, size_t layer, ar_mlp_order *order)
+{
+    const ari_block_names *b = ari_block_names_of(c->arch);
+    char name[AR_PLAN_GLOB];
+    const ar_style second = style_in_mlp(p, c, layer, b->second, name);
+    const ar_style first = style_in_mlp(p, c, layer, b->first, name);
+    const bool column_row = first == AR_STYLE_COLWISE && second == AR_STYLE_ROWWISE;
+    const bool row_column = first == AR_STYLE_ROWWISE && second == AR_STYLE_COLWISE;
+    if (!column_row && !row_column)
         return ar_error_set(
-            AR_ERR_INDIVISIBLE,
-            "the number of KV heads = %zu cannot be split over tp=%d (replicas of KV heads: not in this "
-            "version); use a tp that divides %zu",
-            c->kv_heads, ranks, c->kv_heads);
-    AR_TRY(divides("the MLP's width", c->ffn, ranks));
-    if (plan->mlp_order == AR_MLP_ROW_COLUMN)
-        AR_TRY(divides("the hidden size (row-column MLP)", c->hidden, ranks));
+            AR_ERR_UNSUPPORTED,
+            "plan: %s is %s and %s of the same MLP %s; colwise then rowwise, or rowwise then colwise, are "
+            "possible",
+            name, ar_style_name(first), b->second, ar_style_name(second));
+    if (b->up && style_in_mlp(p, c, layer, b->up, name) != first)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "plan: %s is not split as %s is (%s)", name, b->first,
+                            ar_style_name(first));
+    *order = column_row ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN;
     return AR_OK;
 }
 
-static ar_status add_elements(void *user, const char *name, int ndim, const size_t *shape)
+static ar_status expect(const ar_plan *p, const ar_config *c, const char *name, ar_style possible)
 {
-    (void)name;
-    size_t *total = user, product = 1;
-    for (int d = 0; d < ndim; d++)
-        AR_TRY(ari_mul_size(&product, product, shape[d]));
-    return ari_add_size(total, *total, product);
+    const ar_style s = ar_plan_style(p, c->arch, name);
+    if (s == possible)
+        return AR_OK;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "plan: %s is %s; this version has it %s only", name, ar_style_name(s),
+                        ar_style_name(possible));
 }
 
-ar_status ar_config_parameters(const ar_config *c, size_t *out)
+static ar_status check_block(const ar_plan *p, const ar_config *c, size_t layer)
 {
-    *out = 0;
-    return ari_param_list(c, add_elements, out);
+    const ari_block_names *b = ari_block_names_of(c->arch);
+    const struct {
+        const char *module, *part;
+        ar_style style;
+    } parts[] = {{NULL, b->norm1, AR_STYLE_REPLICATE},     {b->attention, b->q, AR_STYLE_COLWISE},
+                 {b->attention, b->k, AR_STYLE_COLWISE},   {b->attention, b->v, AR_STYLE_COLWISE},
+                 {b->attention, b->out, AR_STYLE_ROWWISE}, {NULL, b->norm2, AR_STYLE_REPLICATE}};
+    char name[AR_PLAN_GLOB], number[24];
+    snprintf(number, sizeof number, "%zu", layer);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (!parts[i].part)
+            continue;
+        block_path(name, c->arch, number, parts[i].module, parts[i].part);
+        AR_TRY(expect(p, c, name, parts[i].style));
+    }
+    ar_mlp_order unused;
+    return ar_plan_mlp_order(p, c, layer, &unused);
+}
+
+ar_status ar_plan_check(const ar_plan *p, const ar_config *c)
+{
+    const ari_outer_names *n = ari_outer_names_of(c->arch);
+    AR_TRY(expect(p, c, n->token, AR_STYLE_VOCAB));
+    if (n->position)
+        AR_TRY(expect(p, c, n->position, AR_STYLE_REPLICATE));
+    for (size_t i = 0; i < c->layers; i++)
+        AR_TRY(check_block(p, c, i));
+    if (n->final_norm)
+        AR_TRY(expect(p, c, n->final_norm, AR_STYLE_REPLICATE));
+    return n->head ? expect(p, c, n->head, AR_STYLE_VOCAB) : AR_OK;
 }

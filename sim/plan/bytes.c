@@ -77,11 +77,11 @@ static void row_backward(tally *t, size_t tokens, size_t out, size_t weights)
         equilibrate(t, tokens);
 }
 
-static void mlp(tally *t, const ari_traffic_case *c, size_t tokens)
+static void mlp(tally *t, const ari_traffic_case *c, size_t tokens, ar_mlp_order order)
 {
     const ar_config *m = c->config;
     const size_t weights = m->gated ? 2 : 1, h = m->hidden, wide = weights * m->ffn;
-    if (c->plan.mlp_order == AR_MLP_COLUMN_ROW) {
+    if (order == AR_MLP_COLUMN_ROW) {
         column_forward(t, h);
         row_forward(t, tokens, m->ffn, h);
         if (c->forward_only)
@@ -132,8 +132,10 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
     AR_TRY(ari_mul_size(&widest, tokens, 2 * features)); /* so that rows * cols below fits */
     all_reduce(&t, tokens * c->config->hidden, 4);       /* the embedding's selection */
     for (size_t i = 0; i < c->config->layers && t.st == AR_OK; i++) {
+        ar_mlp_order order;
+        AR_TRY(ar_plan_mlp_order(&c->plan, c->config, i, &order));
         attention(&t, c, tokens);
-        mlp(&t, c, tokens);
+        mlp(&t, c, tokens, order);
     }
     if (c->config->arch != AR_ARCH_STACK)
         head(&t, c, tokens);

@@ -20,7 +20,7 @@ static void expect_same_bits(const ar_config *c, const ar_batch *masks, ar_mlp_o
     static float x[B * S * H], dy[B * S * H];
     fill_values(x, B * S * H, 3, 2.0);
     fill_values(dy, B * S * H, 4, 0.25);
-    match_case m = {.config = *c, .batch = masks ? *masks : (ar_batch){0}, .plan = {order}, .x = x, .dy = dy, .seed = 5};
+    match_case m = {.config = *c, .batch = masks ? *masks : (ar_batch){0}, .order = order, .x = x, .dy = dy, .seed = 5};
     m.batch.batch = B;
     m.batch.seq = S;
     size_t tensors = 0;

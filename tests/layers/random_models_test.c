@@ -48,8 +48,8 @@ static void draw_config(draw *d, uint64_t *s)
     c->head_dim = c->rope ? 2 * (1 + pick(s, 4)) : 1 + pick(s, 8);
     c->rope_theta = coin(s) ? 10000.0 : 500000.0;
     c->rope_factor = coin(s) ? 1.0 : 4.0;
-    d->m.plan.mlp_order = coin(s) ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN;
-    c->hidden = d->m.plan.mlp_order == AR_MLP_ROW_COLUMN ? (size_t)d->tp * (1 + pick(s, 8)) : 1 + pick(s, 40);
+    d->m.order = coin(s) ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN;
+    c->hidden = d->m.order == AR_MLP_ROW_COLUMN ? (size_t)d->tp * (1 + pick(s, 8)) : 1 + pick(s, 40);
     c->ffn = (size_t)d->tp * (1 + pick(s, 10));
     c->vocab = vocabularies[pick(s, sizeof vocabularies / sizeof vocabularies[0])];
     c->activation = (ar_activation)pick(s, AR_ACT_NONE);
@@ -91,7 +91,7 @@ static void describe(const draw *d, char *to, size_t cap)
              "order %d b %zu s %zu labels %d padding %d additive %d",
              d->tp, (int)c->arch, c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
              (int)c->activation, (int)c->norm, c->rope, c->causal, c->tied, c->qkv_bias, c->out_bias, c->mlp_bias,
-             (int)d->m.plan.mlp_order, d->m.batch.batch, d->m.batch.seq, d->m.batch.labels != NULL,
+             (int)d->m.order, d->m.batch.batch, d->m.batch.seq, d->m.batch.labels != NULL,
              d->m.batch.padding_mask != NULL, d->m.batch.additive_mask != NULL);
 }
 
@@ -102,6 +102,7 @@ Test(random_models, every_tensor_has_the_baselines_bits)
     int ranks[17] = {0}, masked = 0, grouped = 0;
     for (uint64_t i = 0; i < MODELS; i++) {
         static draw d;
+        ar_plan plan = {0};
         char text[400];
         uint64_t state = first + i;
         d = (draw){.m = {.seed = (unsigned)i}};
@@ -109,7 +110,8 @@ Test(random_models, every_tensor_has_the_baselines_bits)
         draw_config(&d, &state);
         draw_batch(&d, &state);
         describe(&d, text, sizeof text);
-        cr_assert_eq(ar_config_check_tp(&d.m.config, d.tp, &d.m.plan), AR_OK, "%s: %s", text, ar_error_message());
+        cr_assert_eq(ar_plan_add_mlp_order(&plan, d.m.config.arch, d.m.order), AR_OK);
+        cr_assert_eq(ar_config_check_tp(&d.m.config, d.tp, &plan), AR_OK, "%s: %s", text, ar_error_message());
         cr_assert_eq(match(&d.m, (int[]){d.tp, 0}, NULL), AR_OK, "ANYRANK_TEST_SEED=%llu, model %d: %s: %s",
                      (unsigned long long)first, (int)i, text, ar_error_message());
         ranks[d.tp]++;

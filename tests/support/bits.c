@@ -12,8 +12,8 @@ size_t first_different_bits(const float *actual, const float *expected, size_t n
         memcpy(&a, &actual[i], sizeof a);
         memcpy(&e, &expected[i], sizeof e);
         if (a != e) {
-            fprintf(stderr, "element %zu of %zu: 0x%08x (%.9g), expected 0x%08x (%.9g)\n", i, n, a, (double)actual[i], e,
-                    (double)expected[i]);
+            fprintf(stderr, "element %zu of %zu: 0x%08x (%.9g), expected 0x%08x (%.9g)\n", i, n, a, (double)actual[i],
+                    e, (double)expected[i]);
             return i;
         }
     }

@@ -10,7 +10,8 @@
 
 enum { MOST_RANKS = 16 };
 
-/* --- weights ---------------------------------------------------------------------------------------------------------- */
+/* --- weights
+ * ---------------------------------------------------------------------------------------------------------- */
 
 const float *match_weights_find(void *user, const char *name, size_t count)
 {
@@ -47,7 +48,8 @@ void match_weights_fini(match_weights *w)
         free(w->at[--w->count].values);
 }
 
-/* --- the baseline ------------------------------------------------------------------------------------------------------- */
+/* --- the baseline
+ * ------------------------------------------------------------------------------------------------------- */
 
 ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r)
 {
@@ -63,7 +65,8 @@ ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r
     return ari_reference_finish(r);
 }
 
-/* --- the ranks ------------------------------------------------------------------------------------------------------------ */
+/* --- the ranks
+ * ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct job {
     const match_case *c;
@@ -95,15 +98,23 @@ static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_save
     return ar_module_backward(block, ctx, saved, &dx, &dy, &c->batch);
 }
 
+static ar_status plan_of(const match_case *c, ar_plan *plan)
+{
+    *plan = (ar_plan){0};
+    return ar_plan_add_mlp_order(plan, c->config.arch, c->order);
+}
+
 static ar_status run_block(ar_ctx *ctx, void *user)
 {
     const job *j = user;
+    ar_plan plan;
     ar_block_options o;
     char name[96];
     ar_module *block = NULL;
     ar_saved *saved = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_config_block(&j->c->config, 0, &j->c->plan, &o, name, sizeof name));
+    AR_TRY_TO(done, st, plan_of(j->c, &plan));
+    AR_TRY_TO(done, st, ar_config_block(&j->c->config, 0, &plan, &o, name, sizeof name));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ar_block_create(&block, ctx, name, &o));
     AR_TRY_TO(done, st, block_step(ctx, j, block, saved));
@@ -116,11 +127,13 @@ done:
 static ar_status run_model(ar_ctx *ctx, void *user)
 {
     job *j = user;
+    ar_plan plan;
     ar_model *model = NULL;
     ar_saved *saved = NULL;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_model_create(&model, ctx, &j->c->config, &j->c->plan));
+    AR_TRY_TO(done, st, plan_of(j->c, &plan));
+    AR_TRY_TO(done, st, ar_model_create(&model, ctx, &j->c->config, &plan));
     AR_TRY_TO(done, st, ar_model_set(model, ctx, match_weights_find, j->w));
     AR_TRY_TO(done, st, ar_model_forward(model, ctx, saved, &j->loss[rank_of(ctx)], &j->c->batch));
     AR_TRY_TO(done, st, ar_model_backward(model, ctx, saved, &j->c->batch));
@@ -130,7 +143,8 @@ done:
     return st;
 }
 
-/* --- the comparison ------------------------------------------------------------------------------------------------------- */
+/* --- the comparison
+ * ------------------------------------------------------------------------------------------------------- */
 
 /* A rank's taps: compared as they come, and each must be the next of the baseline's. */
 typedef struct listener {

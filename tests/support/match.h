@@ -11,7 +11,7 @@
 typedef struct match_case {
     ar_config config;
     ar_batch batch;
-    ar_plan plan;
+    ar_mlp_order order;
     const float *x, *dy; /* [b, s, hidden]: block 0 alone; NULL: the whole model */
     unsigned seed;       /* of the weights */
     double scale;        /* their largest magnitude; 0: 0.5 */

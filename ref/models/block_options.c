@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a config to the options of its blocks, and whether a layout can hold it. */
+#include <stdio.h>
+
+#include "anyrank/model.h"
+#include "ref/core/size.h"
+#include "ref/models/names.h"
+#include "ref/models/param_list.h"
+
+static void name_parts(const ar_config *c, ar_block_options *o)
+{
+    const ari_block_names *n = ari_block_names_of(c->arch);
+    o->norm1 = n->norm1;
+    o->norm2 = n->norm2;
+    o->attention_name = n->attention;
+    o->mlp_name = n->mlp;
+    o->attention.q = n->q;
+    o->attention.k = n->k;
+    o->attention.v = n->v;
+    o->attention.out = n->out;
+    o->mlp.first = n->first;
+    o->mlp.up = n->up;
+    o->mlp.second = n->second;
+}
+
+ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan, ar_block_options *o, char *name,
+                          size_t cap)
+{
+    *o = (ar_block_options){.norm = c->norm, .norm_eps = c->norm_eps};
+    o->attention = (ar_attention_options){.hidden = c->hidden,
+                                          .heads = c->heads,
+                                          .kv_heads = c->kv_heads,
+                                          .head_dim = c->head_dim,
+                                          .qkv_bias = c->qkv_bias,
+                                          .out_bias = c->out_bias,
+                                          .causal = c->causal,
+                                          .rope = c->rope,
+                                          .rope_theta = c->rope_theta,
+                                          .rope_factor = c->rope_factor,
+                                          .max_positions = c->max_positions};
+    o->mlp = (ar_mlp_options){.hidden = c->hidden,
+                              .ffn = c->ffn,
+                              .activation = c->activation,
+                              .gated = c->gated,
+                              .bias = c->mlp_bias,
+                              .transposed = c->arch == AR_ARCH_GPT2};
+    o->attention.fused = c->arch == AR_ARCH_GPT2;
+    name_parts(c, o);
+    AR_TRY(ar_plan_mlp_order(plan, c, layer, &o->mlp.order));
+    const int n = snprintf(name, cap, "%s.%zu", ari_outer_names_of(c->arch)->blocks, layer);
+    if (n < 0 || (size_t)n >= cap)
+        return ar_error_set(AR_ERR_ARG, "a block's name does not fit %zu bytes", cap);
+    return AR_OK;
+}
+
+static ar_status divides(const char *what, size_t extent, int ranks)
+{
+    if (extent % (size_t)ranks != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "%s = %zu cannot be split over tp=%d; use a tp that divides %zu", what,
+                            extent, ranks, extent);
+    return AR_OK;
+}
+
+ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
+{
+    if (ranks < 1)
+        return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
+    if ((size_t)ranks > c->heads)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "tp=%d is more than the %zu query heads of %s; every rank needs a head",
+                            ranks, c->heads, c->name);
+    AR_TRY(divides("the number of query heads", c->heads, ranks));
+    if (c->kv_heads % (size_t)ranks != 0)
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "the number of KV heads = %zu cannot be split over tp=%d (replicas of KV heads: not in this "
+            "version); use a tp that divides %zu",
+            c->kv_heads, ranks, c->kv_heads);
+    AR_TRY(divides("the MLP's width", c->ffn, ranks));
+    AR_TRY(ar_plan_check(plan, c));
+    for (size_t i = 0; i < c->layers; i++) {
+        ar_mlp_order order;
+        AR_TRY(ar_plan_mlp_order(plan, c, i, &order));
+        if (order == AR_MLP_ROW_COLUMN)
+            AR_TRY(divides("the hidden size (MLP rowwise then colwise)", c->hidden, ranks));
+    }
+    return AR_OK;
+}
+
+static ar_status add_elements(void *user, const char *name, int ndim, const size_t *shape)
+{
+    (void)name;
+    size_t *total = user, product = 1;
+    for (int d = 0; d < ndim; d++)
+        AR_TRY(ari_mul_size(&product, product, shape[d]));
+    return ari_add_size(total, *total, product);
+}
+
+ar_status ar_config_parameters(const ar_config *c, size_t *out)
+{
+    *out = 0;
+    return ari_param_list(c, add_elements, out);
+}

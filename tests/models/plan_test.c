@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "anyrank/model.h"
+
+TestSuite(plan, .timeout = 10);
+
+static ar_config gpt2(void)
+{
+    ar_config c = {
+        .arch = AR_ARCH_GPT2, .layers = 2, .hidden = 12, .heads = 6, .kv_heads = 6, .ffn = 24, .head_dim = 2};
+    return c;
+}
+
+typedef struct rule {
+    const char *glob;
+    ar_style style;
+} rule;
+
+static void expect_rules(ar_arch arch, const rule *expected, size_t n)
+{
+    ar_plan p;
+    ar_plan_default(&p, arch);
+    cr_assert_eq(p.rules, n, "%zu rules", p.rules);
+    for (size_t i = 0; i < n; i++) {
+        cr_expect_str_eq(p.rule[i].glob, expected[i].glob);
+        cr_expect_eq(p.rule[i].style, expected[i].style, "%s is %s", p.rule[i].glob, ar_style_name(p.rule[i].style));
+    }
+}
+
+Test(plan, llama_splits_as_megatron_does)
+{
+    const rule expected[] = {{"model.embed_tokens", AR_STYLE_VOCAB},
+                             {"model.layers.*.input_layernorm", AR_STYLE_REPLICATE},
+                             {"model.layers.*.self_attn.q_proj", AR_STYLE_COLWISE},
+                             {"model.layers.*.self_attn.k_proj", AR_STYLE_COLWISE},
+                             {"model.layers.*.self_attn.v_proj", AR_STYLE_COLWISE},
+                             {"model.layers.*.self_attn.o_proj", AR_STYLE_ROWWISE},
+                             {"model.layers.*.post_attention_layernorm", AR_STYLE_REPLICATE},
+                             {"model.layers.*.mlp.gate_proj", AR_STYLE_COLWISE},
+                             {"model.layers.*.mlp.up_proj", AR_STYLE_COLWISE},
+                             {"model.layers.*.mlp.down_proj", AR_STYLE_ROWWISE},
+                             {"model.norm", AR_STYLE_REPLICATE},
+                             {"lm_head", AR_STYLE_VOCAB}};
+    expect_rules(AR_ARCH_LLAMA, expected, sizeof expected / sizeof *expected);
+}
+
+Test(plan, gpt2_and_stack_have_their_own_names)
+{
+    const rule of_gpt2[] = {{"transformer.wte", AR_STYLE_VOCAB},
+                            {"transformer.wpe", AR_STYLE_REPLICATE},
+                            {"transformer.h.*.ln_1", AR_STYLE_REPLICATE},
+                            {"transformer.h.*.attn.c_attn", AR_STYLE_COLWISE},
+                            {"transformer.h.*.attn.c_proj", AR_STYLE_ROWWISE},
+                            {"transformer.h.*.ln_2", AR_STYLE_REPLICATE},
+                            {"transformer.h.*.mlp.c_fc", AR_STYLE_COLWISE},
+                            {"transformer.h.*.mlp.c_proj", AR_STYLE_ROWWISE},
+                            {"transformer.ln_f", AR_STYLE_REPLICATE},
+                            {"lm_head", AR_STYLE_VOCAB}};
+    const rule of_stack[] = {{"embed", AR_STYLE_VOCAB},
+                             {"layers.*.ln1", AR_STYLE_REPLICATE},
+                             {"layers.*.attn.wq", AR_STYLE_COLWISE},
+                             {"layers.*.attn.wk", AR_STYLE_COLWISE},
+                             {"layers.*.attn.wv", AR_STYLE_COLWISE},
+                             {"layers.*.attn.wo", AR_STYLE_ROWWISE},
+                             {"layers.*.ln2", AR_STYLE_REPLICATE},
+                             {"layers.*.mlp.w1", AR_STYLE_COLWISE},
+                             {"layers.*.mlp.w2", AR_STYLE_ROWWISE}};
+    expect_rules(AR_ARCH_GPT2, of_gpt2, sizeof of_gpt2 / sizeof *of_gpt2);
+    expect_rules(AR_ARCH_STACK, of_stack, sizeof of_stack / sizeof *of_stack);
+}
+
+Test(plan, the_last_matching_rule_decides_and_no_rules_mean_the_default)
+{
+    const ar_config c = gpt2();
+    ar_plan p = {0};
+    ar_mlp_order order;
+    cr_assert_eq(ar_plan_style(&p, c.arch, "transformer.h.1.mlp.c_fc"), AR_STYLE_COLWISE);
+    cr_assert_eq(ar_plan_style(&p, c.arch, "somewhere.else"), AR_STYLE_REPLICATE);
+    cr_assert_eq(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_fc", AR_STYLE_ROWWISE), AR_OK);
+    cr_assert_eq(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_proj", AR_STYLE_COLWISE), AR_OK);
+    cr_assert_eq(ar_plan_mlp_order(&p, &c, 0, &order), AR_OK);
+    cr_assert_eq(order, AR_MLP_COLUMN_ROW);
+    cr_assert_eq(ar_plan_mlp_order(&p, &c, 1, &order), AR_OK);
+    cr_assert_eq(order, AR_MLP_ROW_COLUMN, "layer 1 alone is split the other way");
+    cr_assert_eq(ar_config_check_tp(&c, 3, &p), AR_OK, "%s", ar_error_message());
+}
+
+Test(plan, what_this_version_cannot_split_is_refused_by_name)
+{
+    const ar_config c = gpt2();
+    ar_plan p = {0};
+    cr_assert_eq(ar_plan_add(&p, c.arch, "*.attn.c_attn", AR_STYLE_ROWWISE), AR_OK);
+    cr_assert_eq(ar_plan_check(&p, &c), AR_ERR_UNSUPPORTED);
+    cr_assert(strstr(ar_error_message(), "transformer.h.0.attn.c_attn is rowwise"), "%s", ar_error_message());
+
+    ar_plan half = {0};
+    cr_assert_eq(ar_plan_add(&half, c.arch, "*.mlp.c_fc", AR_STYLE_ROWWISE), AR_OK);
+    cr_assert_eq(ar_config_check_tp(&c, 2, &half), AR_ERR_UNSUPPORTED);
+    cr_assert(strstr(ar_error_message(), "transformer.h.0.mlp.c_fc is rowwise"), "%s", ar_error_message());
+}
+
+Test(plan, a_rule_that_does_not_fit_is_refused)
+{
+    char longest[AR_PLAN_GLOB + 1];
+    memset(longest, 'x', AR_PLAN_GLOB);
+    longest[AR_PLAN_GLOB] = '\0';
+    ar_plan p = {0};
+    cr_assert_eq(ar_plan_add(&p, AR_ARCH_LLAMA, longest, AR_STYLE_COLWISE), AR_ERR_ARG);
+    ar_status st = AR_OK;
+    for (int i = 0; i <= AR_PLAN_RULES && st == AR_OK; i++)
+        st = ar_plan_add(&p, AR_ARCH_LLAMA, "x", AR_STYLE_COLWISE);
+    cr_assert_eq(st, AR_ERR_ARG);
+    cr_assert_eq(p.rules, (size_t)AR_PLAN_RULES);
+}
