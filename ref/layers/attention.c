@@ -16,8 +16,9 @@ typedef struct attention_module {
     char qkv_name[3][96], out_name[96];
     ari_linear qkv, out;
     size_t heads, kv_heads, group; /* of this rank; group = query heads of one KV head */
-    ar_buf cos, sin;               /* [max_positions, d/2] */
-    ar_device *device;             /* that owns the tables */
+    ar_buf cos, sin;               /* [positions, d/2], made for the longest sequence so far */
+    size_t positions;
+    ar_device *device; /* that owns the tables */
 } attention_module;
 
 enum { SAVED_QKV, SAVED_Q, SAVED_K, SAVED_PROBS, SAVED_PADDING, SAVED_ADDITIVE };
@@ -86,6 +87,32 @@ static ar_status product(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, co
 
 /* --- forward
  * ------------------------------------------------------------------------------------------------------------ */
+
+static void free_tables(attention_module *m)
+{
+    if (!m->device)
+        return;
+    m->device->ops->free(m->device, m->cos);
+    m->device->ops->free(m->device, m->sin);
+    m->cos = m->sin = (ar_buf){NULL};
+    m->positions = 0;
+}
+
+/* Tables for as many positions as a sequence has: a config may allow a hundred thousand. */
+static ar_status ensure_tables(attention_module *m, ar_ctx *ctx, size_t positions)
+{
+    if (!m->o.rope || positions <= m->positions)
+        return AR_OK;
+    const size_t bytes = (positions * (m->o.head_dim / 2) + 1) * sizeof(float);
+    free_tables(m);
+    m->device = ctx->device;
+    AR_TRY(ctx->device->ops->alloc(ctx->device, &m->cos, bytes));
+    AR_TRY(ctx->device->ops->alloc(ctx->device, &m->sin, bytes));
+    AR_TRY(ctx->device->ops->rope_tables(ctx->device, ctx->queue, m->cos, m->sin, positions, m->o.head_dim,
+                                         m->o.rope_theta, m->o.rope_factor));
+    m->positions = positions;
+    return AR_OK;
+}
 
 /* Queries or keys head by head, rotated. */
 static ar_status lay_out(attention_module *m, ar_ctx *ctx, ar_tensor *to, const ar_tensor *from)
@@ -196,6 +223,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu is longer than the %zu positions of the model",
                             base->name, x->shape[1], m->o.max_positions);
     ar_tensor qkv, context;
+    AR_TRY(ensure_tables(m, ctx, x->shape[1]));
     AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, x, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
     AR_TRY(attend(m, ctx, saved, &context, &qkv, batch));
@@ -320,10 +348,7 @@ static void destroy(ar_module *base)
     attention_module *m = (attention_module *)base;
     ari_linear_fini(&m->qkv);
     ari_linear_fini(&m->out);
-    if (m->device) {
-        m->device->ops->free(m->device, m->cos);
-        m->device->ops->free(m->device, m->sin);
-    }
+    free_tables(m);
     free(m);
 }
 
@@ -374,16 +399,6 @@ static ar_status init_linears(attention_module *m, ar_ctx *ctx)
     return ari_linear_init(&m->out, ctx, &out);
 }
 
-static ar_status make_tables(attention_module *m, ar_ctx *ctx)
-{
-    const size_t bytes = (m->o.max_positions * (m->o.head_dim / 2) + 1) * sizeof(float);
-    m->device = ctx->device;
-    AR_TRY(ctx->device->ops->alloc(ctx->device, &m->cos, bytes));
-    AR_TRY(ctx->device->ops->alloc(ctx->device, &m->sin, bytes));
-    return ctx->device->ops->rope_tables(ctx->device, ctx->queue, m->cos, m->sin, m->o.max_positions, m->o.head_dim,
-                                         m->o.rope_theta, m->o.rope_factor);
-}
-
 ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_attention_options *o)
 {
     static const ar_module_ops ops = {
@@ -400,8 +415,6 @@ ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, 
     AR_TRY_TO(failed, st, ari_path(m->out_name, sizeof m->out_name, name, o->out));
     AR_TRY_TO(failed, st, check_heads(m, ctx));
     AR_TRY_TO(failed, st, init_linears(m, ctx));
-    if (o->rope)
-        AR_TRY_TO(failed, st, make_tables(m, ctx));
     *gives = &m->base;
     return AR_OK;
 failed:
