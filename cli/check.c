@@ -9,6 +9,7 @@
 
 #include "cli/check_report.h"
 #include "cli/command.h"
+#include "cli/layout.h"
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -19,25 +20,15 @@ enum { MOST_LAYOUTS = 64, MOST_MODELS = 2 };
 typedef struct check_values {
     ari_common common;
     const char *model, *text, *inject;
-    int tp, sweep, steps, numerics, device, algorithm, mlp_order;
+    ari_layout_values layout;
+    int sweep, steps;
     size_t batch, seq;
-    double timeout;
     bool skip_f64;
 } check_values;
 
-static const char *const numerics_names[] = {"exact", "native", NULL};
-static const char *const device_names[] = {"cpu", "cuda", NULL};
-static const char *const algorithm_names[] = {"direct", "ring", NULL};
-static const char *const order_names[] = {"column-row", "row-column", NULL};
-
 static const ari_option options[] = {
-    {.name = "tp",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(check_values, tp),
-     .min = 1,
-     .max = 4096,
-     .value = "N",
-     .help = "tensor-parallel ranks (default: those of 2, 3, 4, 6, 8, 12 that the model allows)"},
+    ARI_LAYOUT_OPTIONS(check_values,
+                       "tensor-parallel ranks (default: those of 2, 3, 4, 6, 8, 12 that the model allows)"),
     {.name = "sweep",
      .kind = ARI_OPT_INT,
      .at = offsetof(check_values, sweep),
@@ -76,51 +67,16 @@ static const ari_option options[] = {
      .at = offsetof(check_values, inject),
      .value = "BUG",
      .help = "switch a known mistake on ('anyrank bugs' lists them)"},
-    {.name = "mlp-order",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(check_values, mlp_order),
-     .choices = order_names,
-     .help = "how the MLP's two layers are split (default column-row)"},
-    {.name = "collectives",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(check_values, algorithm),
-     .choices = algorithm_names,
-     .help = "how the simulated cluster moves data; the bits are the same (default direct)"},
-    {.name = "timeout",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(check_values, timeout),
-     .min = 0.01,
-     .max = 86400,
-     .value = "S",
-     .help = "longest wait of a rank for another, in seconds (default 60)"},
     {.name = "skip-f64",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(check_values, skip_f64),
      .help = "do not run the binary64 baseline, which only measures the exact one's error"},
-    {.name = "numerics",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(check_values, numerics),
-     .choices = numerics_names,
-     .help = "exact (native: not in this version)"},
-    {.name = "device",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(check_values, device),
-     .choices = device_names,
-     .help = "cpu (cuda: not in this version)"},
-    {.name = "dp", .kind = ARI_OPT_LATER},
-    {.name = "cp", .kind = ARI_OPT_LATER},
-    {.name = "pp", .kind = ARI_OPT_LATER},
-    {.name = "sp", .kind = ARI_OPT_LATER},
-    {.name = "zero", .kind = ARI_OPT_LATER},
-    {.name = "micro-batches", .kind = ARI_OPT_LATER},
     {.name = "optimizer", .kind = ARI_OPT_LATER},
     {.name = "lr", .kind = ARI_OPT_LATER},
     {.name = "clip", .kind = ARI_OPT_LATER},
     {.name = "dropout", .kind = ARI_OPT_LATER},
     {.name = "gradcheck", .kind = ARI_OPT_LATER},
     {.name = "list-tensors", .kind = ARI_OPT_LATER},
-    {.name = "trace", .kind = ARI_OPT_LATER},
-    {.name = "timeline", .kind = ARI_OPT_LATER},
     {0},
 };
 
@@ -172,18 +128,7 @@ static ar_status refuse_later(const check_values *v)
 {
     if (v->steps > 1)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--steps %d: more than one step is not in this version", v->steps);
-    if (v->numerics != 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--numerics native: not in this version");
-    if (v->device != 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--device cuda: not in this version");
-    return AR_OK;
-}
-
-/* The default plan, or the one that --mlp-order asks for. */
-static ar_status plan_of(const check_values *v, const ar_config *c, ar_plan *plan)
-{
-    *plan = (ar_plan){0};
-    return v->mlp_order == 0 ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, (ar_mlp_order)v->mlp_order);
+    return ari_layout_check(&v->layout);
 }
 
 /* The layouts of one model: --tp, --sweep, or the default set. */
@@ -194,11 +139,11 @@ static ar_status layouts_of(const check_values *v, const char *model, ar_plan *p
     ar_config c;
     AR_TRY(ar_model_path(folder, sizeof folder, model));
     AR_TRY(ar_config_load(&c, folder));
-    AR_TRY(plan_of(v, &c, plan));
+    AR_TRY(ari_layout_plan(&v->layout, c.arch, plan));
     *longest = c.max_positions;
     *n = 0;
-    if (v->tp > 0) {
-        tp[(*n)++] = v->tp;
+    if (v->layout.tp > 0) {
+        tp[(*n)++] = v->layout.tp;
         return AR_OK;
     }
     if (v->sweep == 0) {
@@ -264,9 +209,9 @@ static ar_status check_model(ar_check_report **gives, const check_values *v, con
         .seed = v->common.seed,
         .fault = fault,
         .plan = plan,
-        .algorithm = v->algorithm == 1 ? AR_SIM_RING : AR_SIM_DIRECT,
+        .algorithm = ari_layout_algorithm(&v->layout),
         .threads = v->common.threads,
-        .timeout_ns = (uint64_t)(v->timeout * 1e9),
+        .timeout_ns = ari_layout_timeout_ns(&v->layout),
         .skip_f64 = v->skip_f64,
         .progress = show_progress,
         .progress_user = &p,
@@ -294,12 +239,12 @@ static ar_status run(const check_values *given, int *exit_code)
     AR_TRY(refuse_later(&v));
     if (v.inject) {
         AR_TRY(ar_fault_parse(&fault, v.inject));
-        if (!v.model && v.tp == 0 && v.sweep == 0) {
+        if (!v.model && v.layout.tp == 0 && v.sweep == 0) {
             const fault_case *c = case_of(fault);
             models[0] = c->model;
             n_models = 1;
-            v.tp = c->tp;
-            v.mlp_order = (int)c->order;
+            v.layout.tp = c->tp;
+            v.layout.mlp_order = (int)c->order;
         }
     }
     ar_check_report *reports[MOST_MODELS] = {NULL};
@@ -323,7 +268,7 @@ static ar_status run(const check_values *given, int *exit_code)
 
 int ari_command_check(int argc, char **argv)
 {
-    check_values v = {.steps = 1, .timeout = 60.0};
+    check_values v = {.steps = 1, .layout = ARI_LAYOUT_DEFAULTS};
     int exit_code = ARI_EXIT_SAME;
     if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
         return exit_code;
