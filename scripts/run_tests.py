@@ -144,18 +144,21 @@ def exit_text(status):
 
 class Program:
     """A test program: tests/<folder>/<stem>.c, built as <build>/tests/<stem>. Those of tests/extended run for minutes
-    to hours, have a plain main, and are built only with ANYRANK_EXTENDED."""
+    to hours, have a plain main, and are built only with ANYRANK_EXTENDED. examples/<stem>.c, built as
+    <build>/example_<stem>, is one with a plain main."""
 
     def __init__(self, source):
         self.folder, self.stem = source.parent.name, source.stem
         self.criterion = self.stem.endswith("_test")
         self.extended = self.folder == "extended"
         self.name = f"{self.folder}/{self.stem}"
+        self.path = f"example_{self.stem}" if self.folder == "examples" else f"tests/{self.stem}"
 
 
 def programs(extended):
     """All programs, the extended ones only if asked for; in the order of their names."""
-    found = {*ROOT.glob("tests/*/*_test.c"), *ROOT.glob("tests/*/*_main.c"), *ROOT.glob("tests/extended/*.c")}
+    patterns = ["tests/*/*_test.c", "tests/*/*_main.c", "tests/extended/*.c", "examples/*.c"]
+    found = {source for pattern in patterns for source in ROOT.glob(pattern)}
     return [program for program in map(Program, sorted(found)) if extended or not program.extended]
 
 
@@ -194,16 +197,16 @@ def judge_main(name, status, output, seconds, timed_out, limit):
 
 def run_program(program, build, report):
     """Runs one program of a build directory."""
-    path = ROOT / build / "tests" / program.stem
+    path = ROOT / build / program.path
     if not path.exists():
-        return Result(program.name, 0, 1, output=f"{build}/tests/{program.stem} was not built")
+        return Result(program.name, 0, 1, output=f"{build}/{program.path} was not built")
     limit = EXTENDED_LIMIT_S if program.extended else PROGRAM_LIMIT_S
     # One test after the other: a test of ranks takes all the cores there are. C: the closing line untranslated.
     environment = {"CRITERION_JOBS": "1", "LC_ALL": "C",
                    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
                    "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1"}
     command = [str(path), "-j1", "--verbose"] if program.criterion else [str(path)]
-    report.running(f"running {build}/tests/{program.stem}")
+    report.running(f"running {build}/{program.path}")
     status, output, seconds, timed_out = run(command, limit, environment)
     if SHADOW_MEMORY.search(output) and shutil.which("setarch"):
         status, output, seconds, timed_out = run(["setarch", "-R", *command], limit, environment)

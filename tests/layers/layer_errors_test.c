@@ -21,7 +21,8 @@ static void expect_error(int ranks, rank_fn fn, void *user, ar_status expected, 
 }
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-/* --- dimensions that do not divide -------------------------------------------------------------------------------------- */
+/* --- dimensions that do not divide
+ * -------------------------------------------------------------------------------------- */
 
 static const ar_linear_options plain = {.bias = true};
 
@@ -104,7 +105,8 @@ Test(layer_errors, models_name_the_number_that_does_not_divide)
     expect_error(4, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("MLP", "10", "tp=4"));
 }
 
-/* --- inputs of the wrong shape ------------------------------------------------------------------------------------------ */
+/* --- inputs of the wrong shape
+ * ------------------------------------------------------------------------------------------ */
 
 typedef struct wrong_input {
     const char *layer; /* "column", "row", "norm", "mlp", "attention" */
@@ -213,14 +215,14 @@ Test(layer_errors, gradients_of_the_wrong_width_are_refused_by_name)
 Test(layer_errors, backward_needs_its_forward)
 {
     for (size_t i = 0; i < LAYERS; i++) {
-        wrong_input w = {
-            .layer = layers[i], .ndim = 3, .shape = {2, 3, 8}, .dy_shape = {2, 3, 8}, .backward = true};
+        wrong_input w = {.layer = layers[i], .ndim = 3, .shape = {2, 3, 8}, .dy_shape = {2, 3, 8}, .backward = true};
         for (int ranks = 1; ranks <= 2; ranks++)
             expect_error(ranks, wrong_rank, &w, AR_ERR_ARG, WORDS("backward", "forward"));
     }
 }
 
-/* --- data --------------------------------------------------------------------------------------------------------------- */
+/* --- data
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static ar_status step(ar_ctx *ctx, void *user)
 {

@@ -159,7 +159,8 @@ static plain_linear given(size_t samples, size_t each, bool bias)
     return (plain_linear){.n = {samples, each, IN, OUT}, .x = x, .w = w, .b = bias ? b : NULL, .dy = dy};
 }
 
-/* --- exact numbers --------------------------------------------------------------------------------------------------------- */
+/* --- exact numbers
+ * --------------------------------------------------------------------------------------------------------- */
 
 static void expect_part(const char *what, int rank, const float *actual, const float *full, size_t rows, size_t cols,
                         size_t at, size_t width)
@@ -227,8 +228,8 @@ Test(linear, row_with_sharded_input_has_the_plain_layers_bits)
     sweep(ROW, true, 3);
 }
 
-/* A 2-D input is one sample, a 3-D one as many as its first extent: dW is rounded once per sample, so the same tokens in
- * other samples may give other bits. The layer must not confuse the two. */
+/* A 2-D input is one sample, a 3-D one as many as its first extent: dW is rounded once per sample, so the same tokens
+ * in other samples may give other bits. The layer must not confuse the two. */
 Test(linear, samples_are_the_first_extent_of_a_3d_input_only)
 {
     plain_linear one = given(1, 20, false), five = given(5, 4, false);
@@ -240,7 +241,8 @@ Test(linear, samples_are_the_first_extent_of_a_3d_input_only)
     plain_linear_fini(&five);
 }
 
-/* --- native numbers -------------------------------------------------------------------------------------------------------- */
+/* --- native numbers
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* An fp32 sum of n products in any order is within gamma_n * sum|terms|, gamma_n = n*u/(1 - n*u), u = 2^-24 (Higham,
  * Accuracy and Stability, section 3.1). One addition more (a bias, a sum that is added to) is one more of n. */
@@ -268,10 +270,10 @@ static void expect_within_bounds(const linear_job *j)
             expect_near("dX", r->dx[i],
                         plain_dot(out, f->dy + i / r->x_width * out, 1, f->w + r->x_at + i % r->x_width, in), out);
         for (size_t i = 0; i < r->dw_rows * r->dw_cols; i++)
-            expect_near("dW", r->dw[i],
-                        plain_dot(tokens, f->dy + r->dw_row_at + i / r->dw_cols, out,
-                                  f->x + r->dw_col_at + i % r->dw_cols, in),
-                        tokens + 1);
+            expect_near(
+                "dW", r->dw[i],
+                plain_dot(tokens, f->dy + r->dw_row_at + i / r->dw_cols, out, f->x + r->dw_col_at + i % r->dw_cols, in),
+                tokens + 1);
         const float one = 1.0f;
         for (size_t i = 0; f->b && i < r->db_n; i++)
             expect_near("db", r->db[i], plain_dot(tokens, f->dy + r->db_at + i, out, &one, 0), tokens);
@@ -284,7 +286,8 @@ Test(linear, native_layers_stay_within_the_rounding_error_bound)
         const int ndim = variant & 4 ? 3 : 2;
         plain_linear f = ndim == 3 ? given(5, 4, true) : given(1, 5, variant & 1);
         for (int ranks = 1; ranks <= 4; ranks *= 2) {
-            linear_job j = {.c = {variant & 1 ? ROW : COLUMN, variant & 2, ndim, ranks, AR_NUMERICS_NATIVE}, .full = &f};
+            linear_job j = {.c = {variant & 1 ? ROW : COLUMN, variant & 2, ndim, ranks, AR_NUMERICS_NATIVE},
+                            .full = &f};
             run_linear(&j);
             expect_within_bounds(&j);
             linear_job_fini(&j);
@@ -292,7 +295,8 @@ Test(linear, native_layers_stay_within_the_rounding_error_bound)
     }
 }
 
-/* --- worked examples --------------------------------------------------------------------------------------------------------- */
+/* --- worked examples
+ * --------------------------------------------------------------------------------------------------------- */
 
 /* One token, one input feature: column r of dW and db are dY's own block. */
 Test(linear, gathered_output_takes_the_own_block_of_dy)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A linear layer without ranks, from the definitions alone: Y = X W^T + b and its gradients, in exact numbers (the plain
- * definition of a contraction, one of them per sample for dW; the plain accumulator) or in binary64. */
+/* A linear layer without ranks, from the definitions alone: Y = X W^T + b and its gradients, in exact numbers (the
+ * plain definition of a contraction, one of them per sample for dW; the plain accumulator) or in binary64. */
 #ifndef TESTS_LAYERS_PLAIN_LINEAR_H
 #define TESTS_LAYERS_PLAIN_LINEAR_H
 

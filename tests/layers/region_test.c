@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The conjugate operators f, f*, g, g*: each backward is the transpose of its forward, <A x, y> = <x, A^T y>. The values are
- * small integers, so that every sum is exact and the two sides are equal as integers. */
+/* The conjugate operators f, f*, g, g*: each backward is the transpose of its forward, <A x, y> = <x, A^T y>. The
+ * values are small integers, so that every sum is exact and the two sides are equal as integers. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -30,7 +30,7 @@ static const operator_case cases[] = {
 typedef struct region_job {
     const operator_case *c;
     int ranks;
-    float x[MOST_RANKS][MOST], y[MOST_RANKS][MOST];   /* given */
+    float x[MOST_RANKS][MOST], y[MOST_RANKS][MOST];    /* given */
     float ax[MOST_RANKS][MOST], aty[MOST_RANKS][MOST]; /* A x, A^T y */
 } region_job;
 
@@ -68,8 +68,7 @@ static ar_status both(ar_ctx *ctx, void *user)
 }
 
 /* <a, b> over the group: a whole value counts once, and is the same on every rank. */
-static long inner(const region_job *j, float a[MOST_RANKS][MOST], float b[MOST_RANKS][MOST], size_t n,
-                  bool whole)
+static long inner(const region_job *j, float a[MOST_RANKS][MOST], float b[MOST_RANKS][MOST], size_t n, bool whole)
 {
     long sum = 0;
     for (int r = 0; r < j->ranks; r++) {
@@ -94,7 +93,8 @@ Test(region, every_backward_is_the_transpose_of_its_forward)
             const size_t nx = TOKENS * features(&j, cases[k].x_wide), ny = TOKENS * features(&j, cases[k].y_wide);
             const long left = inner(&j, j.ax, j.y, ny, cases[k].y_whole);
             const long right = inner(&j, j.x, j.aty, nx, cases[k].x_whole);
-            cr_assert_eq(left, right, "%s on %d ranks: <Ax, y> = %ld, <x, A'y> = %ld", cases[k].name, ranks, left, right);
+            cr_assert_eq(left, right, "%s on %d ranks: <Ax, y> = %ld, <x, A'y> = %ld", cases[k].name, ranks, left,
+                         right);
             cr_assert_neq(left, 0, "%s on %d ranks: these values show nothing", cases[k].name, ranks);
         }
     }

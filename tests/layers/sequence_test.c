@@ -93,7 +93,8 @@ static ar_status pass_through(ar_ctx *ctx, const sequence *s, ar_module *const *
 
 static ar_status run_sequence(ar_ctx *ctx, void *user)
 {
-    const ar_linear_options o = {.bias = true, .input_is_sharded = true}, gathered = {.bias = true, .gather_output = true};
+    const ar_linear_options o = {.bias = true, .input_is_sharded = true},
+                            gathered = {.bias = true, .gather_output = true};
     ar_module *m[LAYERS] = {NULL};
     ar_saved *saved = NULL;
     ar_status st = AR_OK;

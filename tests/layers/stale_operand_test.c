@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed weights are kept from step to step. Weights set from outside between two steps must reach the second one, forward
- * and backward, and so must those of a tied parameter. */
+/* Packed weights are kept from step to step. Weights set from outside between two steps must reach the second one,
+ * forward and backward, and so must those of a tied parameter. */
 #include <criterion/criterion.h>
 
 #include "support/match.h"

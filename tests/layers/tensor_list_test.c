@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which tensors are compared, in which order: written here by hand for one layer of each architecture (docs/names.md), so
- * that a tensor that nobody reports cannot pass for one that agrees. "B" stands for the block's path. */
+/* Which tensors are compared, in which order: written here by hand for one layer of each architecture (docs/names.md),
+ * so that a tensor that nobody reports cannot pass for one that agrees. "B" stands for the block's path. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
@@ -71,7 +71,7 @@ typedef struct family {
     ar_arch arch;
     const char *blocks;
     const char *const *list;
-    size_t tensors;                             /* of a model of one layer */
+    size_t tensors;                                      /* of a model of one layer */
     size_t block_init, block_fwd, block_bwd, block_grad; /* of each layer */
 } family;
 
@@ -81,7 +81,8 @@ static const family families[] = {
     {AR_ARCH_STACK, "layers", stack_list, 54, 12, 13, 13, 12},
 };
 
-/* --- what a run reports ------------------------------------------------------------------------------------------------- */
+/* --- what a run reports
+ * ------------------------------------------------------------------------------------------------- */
 
 typedef struct report {
     size_t count;
@@ -142,7 +143,8 @@ done:
     return st;
 }
 
-/* --- the claims --------------------------------------------------------------------------------------------------------- */
+/* --- the claims
+ * --------------------------------------------------------------------------------------------------------- */
 
 static void expect_list(const report *r, const family *f, const char *who)
 {
@@ -153,7 +155,8 @@ static void expect_list(const report *r, const family *f, const char *who)
         const bool in_block = f->list[n][0] == 'B';
         snprintf(expected, sizeof expected, "%s%s", in_block ? block : "", f->list[n] + in_block);
         cr_assert(n < r->count, "%s ends before %s", who, expected);
-        cr_assert_str_eq(r->name[n], expected, "%s reports %s as number %zu, expected %s", who, r->name[n], n, expected);
+        cr_assert_str_eq(r->name[n], expected, "%s reports %s as number %zu, expected %s", who, r->name[n], n,
+                         expected);
     }
     cr_assert_eq(r->count, n, "%s reports %zu tensors, expected %zu", who, r->count, n);
     cr_assert_eq(n, f->tensors);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Embedding, LM head and cross-entropy over a split vocabulary, in whole models: every tensor, the loss and every gradient
- * have the bits of the independent baseline's, and stand where it has them. */
+/* Embedding, LM head and cross-entropy over a split vocabulary, in whole models: every tensor, the loss and every
+ * gradient have the bits of the independent baseline's, and stand where it has them. */
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -79,7 +79,8 @@ Test(vocabulary, repeated_ids_add_up_to_the_baselines_bits)
 Test(vocabulary, ignored_labels_have_the_baselines_bits)
 {
     static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1};
-    /* Targets at the edges of shards of 3 and 6 rows, beside ignored ones; the first label of a sample predicts nothing. */
+    /* Targets at the edges of shards of 3 and 6 rows, beside ignored ones; the first label of a sample predicts
+     * nothing. */
     static const int64_t labels[B * S] = {10, -100, 5, 6, -100, 2, -100, 3, -100, -100, -100, 9};
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids, .labels = labels};
     for (int tied = 0; tied < 2; tied++) {
@@ -146,7 +147,6 @@ Test(vocabulary, extreme_logits_have_the_baselines_bits)
 {
     static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1};
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
-    const match_case m = {
-        .config = model_of(AR_ARCH_LLAMA, 11, false), .batch = batch, .seed = 8, .scale = 60.0};
+    const match_case m = {.config = model_of(AR_ARCH_LLAMA, 11, false), .batch = batch, .seed = 8, .scale = 60.0};
     cr_assert_eq(match(&m, one_two_four, NULL), AR_OK, "%s", ar_error_message());
 }

@@ -36,13 +36,14 @@ void match_weights_fini(match_weights *w);
 
 /** The baseline's tensors (not finished where the run failed; ari_reference_fini either way). */
 AR_NODISCARD ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r);
-/** Runs fn on tp ranks and compares what they tap with a reference: the same names in the same order, every element held
- *  by somebody as first copy exactly once, and the same bits in every copy. loss: NULL, or what each rank should have got,
- *  written by fn. AR_ERR_DATA says in ar_error_message what differs. */
+/** Runs fn on tp ranks and compares what they tap with a reference: the same names in the same order, every element
+ * held by somebody as first copy exactly once, and the same bits in every copy. loss: NULL, or what each rank should
+ * have got, written by fn. AR_ERR_DATA says in ar_error_message what differs. */
 AR_NODISCARD ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, const float *loss);
 /** One layout of a case against them. Errors: as match_taps. */
 AR_NODISCARD ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp);
-/** Both, for every tp of a list that ends with 0. *tensors (NULL: not wanted): how many were compared in each layout. */
+/** Both, for every tp of a list that ends with 0. *tensors (NULL: not wanted): how many were compared in each layout.
+ */
 AR_NODISCARD ar_status match(const match_case *c, const int *tps, size_t *tensors);
 
 /** Small models of each architecture, to vary: hidden 12, 4 heads of 4 features (2 KV heads but for GPT-2), MLP 8 wide,

@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The exact arithmetic alone: however K, the rows or the samples are cut up over parts and ranks, a contraction has the
+ * bits of its plain definition, and a gradient those of the plain accumulator. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/arith.h"
+#include "ref/numerics/scalar.h"
+#include "support/bits.h"
+#include "support/rank_run.h"
+#include "tests/layers/plain_linear.h"
+
+TestSuite(exact_arith, .timeout = 120);
+
+enum { MOST_RANKS = 4, M = 5, N = 7, MOST_K = 8200 };
+
+/* A [M, K] and B [N, K]; magnitudes differ from column to column, so that the equilibration counts. */
+typedef struct contraction {
+    size_t k;
+    bool cut_k, cut_rows; /* over the ranks: K, or B's rows */
+    int parts;            /* of each rank's share: 1 to 3 */
+    float a[M * MOST_K], b[N * MOST_K];
+    float expected[M * N];
+    float y[MOST_RANKS][M * N];
+} contraction;
+
+static contraction *contraction_new(size_t k)
+{
+    contraction *c = calloc(1, sizeof *c);
+    cr_assert_not_null(c);
+    c->k = k;
+    c->parts = 1;
+    fill_values(c->a, M * k, 1, 1.0);
+    fill_values(c->b, N * k, 2, 1.0);
+    for (size_t i = 0; i < k; i++) {
+        for (size_t r = 0; r < M; r++)
+            c->a[r * k + i] = ldexpf(c->a[r * k + i], (int)(i % 13) - 6);
+        for (size_t r = 0; r < N; r++)
+            c->b[r * k + i] = i % 17 == 0 ? 0.0f : ldexpf(c->b[r * k + i], 6 - (int)(i % 11));
+    }
+    return c;
+}
+
+static void define(contraction *c)
+{
+    plain_contract(c->expected, M, N, c->k, c->a, c->k, 1, c->b, c->k, 1);
+}
+
+/* Cuts `t` along `dim` into c->parts pieces. */
+static ar_parts cut(const contraction *c, const ar_tensor *t, int dim, bool along_k)
+{
+    ar_parts p = {.n = c->parts, .along_k = along_k};
+    for (int i = 0; i < c->parts; i++) {
+        size_t start = 0, count = 0;
+        ar_comm_slice(t->shape[dim], c->parts, i, &start, &count);
+        p.part[i] = ar_tensor_slice(t, dim, start, count);
+    }
+    return p;
+}
+
+static ar_status contract_rank(ar_ctx *ctx, void *user)
+{
+    contraction *c = user;
+    const ar_arith_ops *arith = ar_ctx_arith(ctx);
+    const size_t r = rank_of(ctx), a_shape[2] = {M, c->k}, b_shape[2] = {N, c->k};
+    ar_tensor a, b, y;
+    const ar_operand *oa = NULL, *ob = NULL;
+    ar_sum *sum = NULL;
+    size_t start = 0, count = 0;
+    AR_TRY(rank_upload(ctx, &a, 2, a_shape, c->a));
+    AR_TRY(rank_upload(ctx, &b, 2, b_shape, c->b));
+    if (c->cut_k) {
+        ar_comm_slice(c->k, (int)ranks_of(ctx), (int)r, &start, &count);
+        a = ar_tensor_slice(&a, 1, start, count);
+        b = ar_tensor_slice(&b, 1, start, count);
+    }
+    if (c->cut_rows) {
+        ar_comm_slice(N, (int)ranks_of(ctx), (int)r, &start, &count);
+        b = ar_tensor_slice(&b, 0, start, count);
+    }
+    const bool along_k = c->cut_k;
+    const ar_parts pb = cut(c, &b, along_k ? 1 : 0, along_k);
+    const ar_parts pa = along_k ? cut(c, &a, 1, true) : (ar_parts){.n = 1, .part = {a}};
+    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, c->k, c->cut_k ? ar_ctx_tp(ctx) : NULL,
+                            c->cut_rows ? ar_ctx_tp(ctx) : NULL, "b"));
+    AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
+    AR_TRY(arith->contract(ctx, &sum, oa, ob));
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_tp(ctx), c->cut_k ? AR_ALL : AR_KEEP, "fold"));
+    const size_t y_shape[2] = {M, b.shape[0]};
+    AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 2, y_shape));
+    AR_TRY(arith->round(ctx, &y, sum, NULL));
+    return ar_ctx_download(ctx, c->y[r], &y);
+}
+
+static void run_contraction(contraction *c, int ranks)
+{
+    const rank_run_options o = {.ranks = ranks};
+    cr_assert_eq(rank_run(&o, contract_rank, c), AR_OK, "%s", ar_error_message());
+}
+
+static void expect_definition(const contraction *c, int ranks)
+{
+    for (int r = 0; r < ranks; r++) {
+        size_t start = 0, count = N;
+        if (c->cut_rows)
+            ar_comm_slice(N, ranks, r, &start, &count);
+        for (size_t i = 0; i < M; i++)
+            cr_assert_eq(first_different_bits(c->y[r] + i * count, c->expected + i * N + start, count), count,
+                         "K %zu, rank %d of %d, %d parts, row %zu", c->k, r, ranks, c->parts, i);
+    }
+}
+
+/* 8191 is the longest K of one 64-bit sum; longer ones are kept in two. */
+Test(exact_arith, k_cut_over_ranks_and_parts_has_the_definitions_bits)
+{
+    static const size_t ks[] = {1, 3, 64, 1000, 8191, 8192, 8200};
+    for (size_t i = 0; i < sizeof ks / sizeof ks[0]; i++) {
+        contraction *c = contraction_new(ks[i]);
+        c->cut_k = true;
+        define(c);
+        for (int ranks = 1; ranks <= 4 && (size_t)ranks <= c->k; ranks++) {
+            for (c->parts = 1; c->parts <= 3 && (size_t)(c->parts * ranks) <= c->k; c->parts++) {
+                run_contraction(c, ranks);
+                expect_definition(c, ranks);
+            }
+        }
+        free(c);
+    }
+}
+
+Test(exact_arith, rows_cut_over_ranks_and_parts_have_the_definitions_bits)
+{
+    contraction *c = contraction_new(100);
+    c->cut_rows = true;
+    define(c);
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        for (c->parts = 1; c->parts <= (ranks == 4 ? 1 : 2); c->parts++) {
+            run_contraction(c, ranks);
+            expect_definition(c, ranks);
+        }
+    }
+    free(c);
+}
+
+/* What one rank's share of K holds reaches every rank's result: the exponents are agreed before the sums. */
+Test(exact_arith, a_nan_in_one_share_of_k_makes_the_row_nan_on_every_rank)
+{
+    contraction *c = contraction_new(40);
+    c->cut_k = true;
+    c->a[2 * 40 + 39] = NAN;      /* row 2, in the last rank's share */
+    c->b[4 * 40 + 1] = -INFINITY; /* column 4, in the first one's */
+    define(c);
+    cr_assert(isnan(c->expected[2 * N]) && isnan(c->expected[4]) && isfinite(c->expected[0]));
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        run_contraction(c, ranks);
+        expect_definition(c, ranks);
+    }
+    free(c);
+}
+
+Test(exact_arith, zero_rows_and_columns_give_positive_zeros)
+{
+    contraction *c = contraction_new(20);
+    c->cut_k = true;
+    memset(c->a + 1 * 20, 0, 20 * sizeof(float));
+    for (size_t i = 0; i < 20; i++)
+        c->b[3 * 20 + i] = -0.0f;
+    define(c);
+    run_contraction(c, 2);
+    expect_definition(c, 2);
+    const float zero = 0.0f;
+    cr_assert_eq(first_different_bits(&c->y[1][1 * N + 2], &zero, 1), 1);
+    cr_assert_eq(first_different_bits(&c->y[1][0 * N + 3], &zero, 1), 1);
+    free(c);
+}
+
+/* --- batches, bias and activation
+ * ---------------------------------------------------------------------------------------- */
+
+enum { HEADS = 6, ROWS = 4, COLS = 3, DEPTH = 5 };
+typedef struct batched {
+    float a[HEADS * ROWS * DEPTH], b[HEADS * COLS * DEPTH], bias[COLS];
+    float y[HEADS * ROWS * COLS], z[ROWS * COLS], yb[ROWS * COLS];
+} batched;
+
+static ar_status contract_once(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b, bool scale,
+                               const ar_epilogue *epilogue)
+{
+    const ar_arith_ops *arith = ar_ctx_arith(ctx);
+    const ar_parts pa = {.n = 1, .part = {*a}}, pb = {.n = 1, .part = {*b}};
+    const ar_operand *oa = NULL, *ob = NULL;
+    ar_sum *sum = NULL;
+    AR_TRY(arith->operand_b(ctx, &ob, &pb, scale, DEPTH, NULL, NULL, "b"));
+    AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
+    AR_TRY(arith->contract(ctx, &sum, oa, ob));
+    return arith->round(ctx, y, sum, epilogue);
+}
+
+static ar_status batched_rank(ar_ctx *ctx, void *user)
+{
+    batched *t = user;
+    const size_t a_shape[4] = {2, 3, ROWS, DEPTH}, b_shape[4] = {2, 3, COLS, DEPTH}, y_shape[4] = {2, 3, ROWS, COLS};
+    const size_t cols = COLS;
+    ar_tensor a, b, y, bias, yb, z;
+    AR_TRY(rank_upload(ctx, &a, 4, a_shape, t->a));
+    AR_TRY(rank_upload(ctx, &b, 4, b_shape, t->b));
+    AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 4, y_shape));
+    AR_TRY(contract_once(ctx, &y, &a, &b, false, NULL));
+    AR_TRY(ar_ctx_download(ctx, t->y, &y));
+    AR_TRY(rank_upload(ctx, &bias, 1, &cols, t->bias));
+    AR_TRY(ar_ctx_tensor(ctx, &yb, AR_F32, 2, y_shape + 2));
+    AR_TRY(ar_ctx_tensor(ctx, &z, AR_F32, 2, y_shape + 2));
+    AR_TRY(rank_upload(ctx, &a, 2, a_shape + 2, t->a));
+    AR_TRY(rank_upload(ctx, &b, 2, b_shape + 2, t->b));
+    const ar_epilogue epilogue = {.bias = ar_const(bias.data), .act = AR_ACT_GELU_TANH, .z = &z};
+    AR_TRY(contract_once(ctx, &yb, &a, &b, true, &epilogue));
+    AR_TRY(ar_ctx_download(ctx, t->yb, &yb));
+    return ar_ctx_download(ctx, t->z, &z);
+}
+
+Test(exact_arith, batches_and_the_epilogue_have_the_definitions_bits)
+{
+    static batched t;
+    const rank_run_options o = {.ranks = 1};
+    float expected[ROWS * COLS];
+    fill_values(t.a, HEADS * ROWS * DEPTH, 1, 8.0);
+    fill_values(t.b, HEADS * COLS * DEPTH, 2, 1.0);
+    fill_values(t.bias, COLS, 3, 1.0);
+    for (size_t i = 0; i < COLS * HEADS; i++)
+        t.b[i * DEPTH] *= 0x1p-20f; /* where c = 0 or not shows */
+    cr_assert_eq(rank_run(&o, batched_rank, &t), AR_OK, "%s", ar_error_message());
+    for (size_t h = 0; h < HEADS; h++) { /* not equilibrated, like attention's scores */
+        cr_assert_eq(ar_contract_definition(expected, ROWS, COLS, DEPTH, t.a + h * ROWS * DEPTH, DEPTH, 1,
+                                            t.b + h * COLS * DEPTH, DEPTH, 1, false),
+                     AR_OK);
+        cr_assert_eq(first_different_bits(t.y + h * ROWS * COLS, expected, ROWS * COLS), ROWS * COLS, "matrix %zu", h);
+    }
+    plain_contract(expected, ROWS, COLS, DEPTH, t.a, DEPTH, 1, t.b, DEPTH, 1);
+    for (size_t i = 0; i < ROWS * COLS; i++) { /* the bias is added to the rounded sum */
+        const float with_bias = expected[i] + t.bias[i % COLS], act = ari_act32(AR_ACT_GELU_TANH, with_bias);
+        cr_assert_eq(first_different_bits(&t.yb[i], &with_bias, 1), 1);
+        cr_assert_eq(first_different_bits(&t.z[i], &act, 1), 1);
+    }
+}
+
+/* --- gradients
+ * ------------------------------------------------------------------------------------------------------------ */
+
+enum { OUT = 3, IN = 4, EACH = 6, SAMPLES = 9, VOCAB = 5 };
+typedef struct gradients {
+    bool transposed;
+    float x[SAMPLES * EACH * IN], dy[SAMPLES * EACH * OUT];
+    float w[MOST_RANKS][OUT * IN], b[MOST_RANKS][OUT], rows[MOST_RANKS][VOCAB * OUT], total[MOST_RANKS];
+} gradients;
+
+static ar_status make_param(ar_param *p, ar_ctx *ctx, const char *name, int ndim, size_t rows, size_t cols,
+                            bool transposed)
+{
+    const size_t shape[2] = {rows, cols};
+    ar_layout layout;
+    AR_TRY(ar_layout_replicate(&layout, ndim, shape, (int)rank_of(ctx), (int)ranks_of(ctx)));
+    return ar_param_init(p, ctx, name, &layout, transposed);
+}
+
+static ar_status gradient_of(ar_ctx *ctx, float *to, const ar_param *p)
+{
+    ar_tensor g;
+    AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
+    AR_TRY(ar_ctx_arith(ctx)->grad_value(ctx, &g, p));
+    return ar_ctx_download(ctx, to, &g);
+}
+
+/* Token t looks up row t mod 7 - 1: -1 belongs to nobody, 5 is not in this table. */
+static int64_t row_of(size_t token)
+{
+    const int64_t row = (int64_t)(token % 7) - 1;
+    return row < VOCAB ? row : -1;
+}
+
+static ar_status add_share(ar_ctx *ctx, const gradients *g, ar_param *w, ar_param *b, ar_param *rows)
+{
+    const ar_arith_ops *arith = ar_ctx_arith(ctx);
+    size_t start = 0, count = 0;
+    ar_comm_slice(SAMPLES, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
+    for (size_t s = start; s < start + count;) { /* one sample, then two at once, and so on: micro-batches */
+        const size_t now = s + 2 < start + count ? 1 + (s - start) % 2 : 1, tokens = now * EACH;
+        const size_t x_shape[2] = {tokens, IN}, dy_shape[2] = {tokens, OUT};
+        int64_t ids[SAMPLES * EACH];
+        ar_tensor x, dy, at;
+        for (size_t t = 0; t < tokens; t++)
+            ids[t] = row_of(s * EACH + t);
+        AR_TRY(rank_upload(ctx, &x, 2, x_shape, g->x + s * EACH * IN));
+        AR_TRY(rank_upload(ctx, &dy, 2, dy_shape, g->dy + s * EACH * OUT));
+        AR_TRY(ar_ctx_tensor(ctx, &at, AR_I64, 1, &tokens));
+        AR_TRY(ar_ctx_upload(ctx, &at, ids));
+        AR_TRY(arith->grad_contract(ctx, w, &dy, &x, now, NULL, "w"));
+        AR_TRY(arith->grad_rows(ctx, b, &dy, (ar_cbuf){NULL}));
+        AR_TRY(arith->grad_rows(ctx, rows, &dy, ar_const(at.data)));
+        s += now;
+    }
+    return AR_OK;
+}
+
+static ar_status gradient_rank(ar_ctx *ctx, void *user)
+{
+    gradients *g = user;
+    const ar_arith_ops *arith = ar_ctx_arith(ctx);
+    const size_t r = rank_of(ctx), count = SAMPLES * EACH * OUT;
+    ar_param w = {0}, b = {0}, rows = {0}, *all[3] = {&w, &b, &rows};
+    ar_tensor dy;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st,
+              g->transposed ? make_param(&w, ctx, "w", 2, IN, OUT, true) : make_param(&w, ctx, "w", 2, OUT, IN, false));
+    AR_TRY_TO(done, st, make_param(&b, ctx, "b", 1, OUT, 0, false));
+    AR_TRY_TO(done, st, make_param(&rows, ctx, "rows", 2, VOCAB, OUT, false));
+    AR_TRY_TO(done, st, add_share(ctx, g, &w, &b, &rows));
+    for (int i = 0; i < 3; i++) /* a step that is thrown away leaves nothing */
+        AR_TRY_TO(done, st, arith->grad_zero(ctx, all[i]));
+    AR_TRY_TO(done, st, add_share(ctx, g, &w, &b, &rows));
+    AR_TRY_TO(done, st, arith->grads_reduce(ctx, all, 3, ar_ctx_tp(ctx), "gradients"));
+    AR_TRY_TO(done, st, gradient_of(ctx, g->w[r], &w));
+    AR_TRY_TO(done, st, gradient_of(ctx, g->b[r], &b));
+    AR_TRY_TO(done, st, gradient_of(ctx, g->rows[r], &rows));
+    AR_TRY_TO(done, st, rank_upload(ctx, &dy, 1, &count, g->dy));
+    AR_TRY_TO(done, st, arith->total(ctx, &g->total[r], &dy));
+done:
+    for (int i = 0; i < 3; i++)
+        ar_param_fini(all[i]);
+    return st;
+}
+
+/* The same from the definitions. rows: [VOCAB, OUT]. */
+static void plain_gradients(const gradients *g, float *dw, float *db, float *rows, float *total)
+{
+    float w[OUT * IN] = {0}, b[OUT] = {0};
+    plain_linear p = {.n = {SAMPLES, EACH, IN, OUT}, .x = g->x, .w = w, .b = b, .dy = g->dy};
+    plain_linear_exact(&p);
+    memcpy(dw, p.dw, OUT * IN * sizeof *dw);
+    memcpy(db, p.db, OUT * sizeof *db);
+    plain_accumulate(total, g->dy, SAMPLES * EACH * OUT, 1);
+    for (int64_t v = 0; v < VOCAB; v++) {
+        float terms[SAMPLES * EACH * OUT];
+        size_t n = 0;
+        for (size_t t = 0; t < SAMPLES * EACH; t++) {
+            if (row_of(t) == v)
+                memcpy(terms + OUT * n++, g->dy + t * OUT, OUT * sizeof(float));
+        }
+        plain_accumulate(rows + v * OUT, terms, n, OUT);
+    }
+    plain_linear_fini(&p);
+}
+
+/* Values of very different magnitude: the accumulators of two ranks stand at different slices when they meet. */
+static void fill_gradients(gradients *g)
+{
+    fill_values(g->x, SAMPLES * EACH * IN, 1, 1.0);
+    fill_values(g->dy, SAMPLES * EACH * OUT, 2, 1.0);
+    for (size_t i = 0; i < SAMPLES * EACH * OUT; i++)
+        g->dy[i] = ldexpf(g->dy[i], (int)(i / (EACH * OUT) * 11) - 50);
+}
+
+Test(exact_arith, gradients_cut_over_ranks_and_micro_batches_have_the_accumulators_bits)
+{
+    float dw[OUT * IN], db[OUT], rows[VOCAB * OUT], total;
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        static gradients g;
+        const rank_run_options o = {.ranks = ranks};
+        fill_gradients(&g);
+        g.transposed = ranks % 2 == 0;
+        plain_gradients(&g, dw, db, rows, &total);
+        cr_assert_eq(rank_run(&o, gradient_rank, &g), AR_OK, "%s", ar_error_message());
+        for (int r = 0; r < ranks; r++) {
+            for (size_t i = 0; i < OUT * IN; i++) {
+                const float actual = g.w[r][g.transposed ? i % IN * OUT + i / IN : i];
+                cr_assert_eq(first_different_bits(&actual, &dw[i], 1), 1, "rank %d of %d: dW", r, ranks);
+            }
+            cr_assert_eq(first_different_bits(g.b[r], db, OUT), OUT, "rank %d of %d: db", r, ranks);
+            cr_assert_eq(first_different_bits(g.rows[r], rows, VOCAB * OUT), VOCAB * OUT, "rank %d of %d", r, ranks);
+            cr_assert_eq(first_different_bits(&g.total[r], &total, 1), 1, "rank %d of %d: total", r, ranks);
+        }
+    }
+}
+
+/* --- what is refused
+ * ------------------------------------------------------------------------------------------------------ */
+
+static ar_status fold_a_batch(ar_ctx *ctx, void *user)
+{
+    static const float zeros[64];
+    const size_t shape[3] = {2, 3, DEPTH};
+    const ar_arith_ops *arith = ar_ctx_arith(ctx);
+    const ar_operand *oa = NULL, *ob = NULL;
+    ar_sum *sum = NULL;
+    ar_parts p = {.n = 1};
+    (void)user;
+    AR_TRY(rank_upload(ctx, &p.part[0], 3, shape, zeros));
+    AR_TRY(arith->operand_b(ctx, &ob, &p, true, (size_t)2 * DEPTH, ar_ctx_tp(ctx), NULL, "b"));
+    AR_TRY(arith->operand_a(ctx, &oa, &p, ob, "a"));
+    AR_TRY(arith->contract(ctx, &sum, oa, ob));
+    return arith->fold(ctx, sum, ar_ctx_tp(ctx), AR_ALL, "scores");
+}
+
+static ar_status other_depth(ar_ctx *ctx, void *user)
+{
+    static const float zeros[64];
+    const size_t a_shape[2] = {2, DEPTH + 1}, b_shape[2] = {2, DEPTH};
+    const ar_operand *oa = NULL, *ob = NULL;
+    ar_parts a = {.n = 1}, b = {.n = 1};
+    (void)user;
+    AR_TRY(rank_upload(ctx, &a.part[0], 2, a_shape, zeros));
+    AR_TRY(rank_upload(ctx, &b.part[0], 2, b_shape, zeros));
+    AR_TRY(ar_ctx_arith(ctx)->operand_b(ctx, &ob, &b, true, DEPTH, NULL, NULL, "b"));
+    return ar_ctx_arith(ctx)->operand_a(ctx, &oa, &a, ob, "proj");
+}
+
+static ar_status other_type(ar_ctx *ctx, void *user)
+{
+    const size_t shape[2] = {2, DEPTH};
+    const ar_operand *ob = NULL;
+    ar_parts b = {.n = 1};
+    (void)user;
+    AR_TRY(ar_ctx_tensor(ctx, &b.part[0], AR_I32, 2, shape));
+    return ar_ctx_arith(ctx)->operand_b(ctx, &ob, &b, true, DEPTH, NULL, NULL, "b");
+}
+
+Test(exact_arith, operands_that_do_not_fit_are_refused_in_both_numerics)
+{
+    for (int numerics = AR_NUMERICS_EXACT; numerics <= AR_NUMERICS_NATIVE; numerics++) {
+        const rank_run_options one = {.ranks = 1, .numerics = (ar_numerics)numerics};
+        const rank_run_options two = {.ranks = 2, .numerics = (ar_numerics)numerics};
+        cr_assert_eq(rank_run(&two, fold_a_batch, NULL), AR_ERR_UNSUPPORTED, "%s", ar_error_message());
+        cr_assert_eq(rank_run(&one, other_depth, NULL), AR_ERR_SHAPE, "%s", ar_error_message());
+        cr_assert(strstr(ar_error_message(), "proj"), "%s", ar_error_message());
+        cr_assert_eq(rank_run(&one, other_type, NULL), AR_ERR_DTYPE, "%s", ar_error_message());
+    }
+}
