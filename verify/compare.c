@@ -107,6 +107,7 @@ ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
         return AR_OK;
     }
     ari_finding *f = &c->finding[i];
+    f->repeated = f->seen;
     f->seen = true;
     f->replicated = e->layout->replicas > 1;
     f->layout = *e->layout;
@@ -121,14 +122,53 @@ ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
     return AR_OK;
 }
 
-ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
+static bool overlap(const ar_box *a, const ar_box *b, int ndim)
 {
-    ari_verdict v = {.complete = true, .rank = -1};
+    for (int d = 0; d < ndim; d++) {
+        if (a->global[d] + a->extent[d] <= b->global[d] || b->global[d] + b->extent[d] <= a->global[d])
+            return false;
+    }
+    return true;
+}
+
+/* Whether no element stands in two boxes of a and b (of one layout with itself: in two of its boxes). */
+static bool apart(const ar_layout *a, const ar_layout *b)
+{
+    if (a->ndim != b->ndim || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
+        return false;
+    for (size_t i = 0; i < a->nbox; i++) {
+        for (size_t k = a == b ? i + 1 : 0; k < b->nbox; k++) {
+            if (overlap(&a->box[i], &b->box[k], a->ndim))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* Whether the ranks' first copies cover `count` elements once each: as many as there are, and none of them twice. A
+ * count alone would take two ranks with the same part for the whole. */
+static bool covers_once(const ari_comparator *ranks, int n, size_t tensor, size_t count)
+{
     size_t covered = 0;
     for (int r = 0; r < n; r++) {
         const ari_finding *f = &ranks[r].finding[tensor];
-        v.complete = v.complete && f->seen;
+        if (!f->seen || f->repeated)
+            return false;
         covered += f->covered;
+        for (int other = 0; f->layout.replica == 0 && other <= r; other++) {
+            const ar_layout *o = &ranks[other].finding[tensor].layout;
+            if (o->replica == 0 && !apart(o, &f->layout))
+                return false;
+        }
+    }
+    return covered == count;
+}
+
+ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
+{
+    ari_verdict v = {.rank = -1};
+    for (int r = 0; r < n; r++) {
+        const ari_finding *f = &ranks[r].finding[tensor];
         if (!f->replicated)
             v.different += f->different;
         else if (f->different > v.different)
@@ -141,7 +181,7 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
             v.rank = r;
         }
     }
-    v.complete = v.complete && covered == ranks[0].reference->tensor[tensor].count;
+    v.complete = covers_once(ranks, n, tensor, ranks[0].reference->tensor[tensor].count);
     return v;
 }
 

@@ -7,10 +7,10 @@
 
 /* What one rank found about one tensor. */
 typedef struct ari_finding {
-    bool seen;
-    bool replicated;  /* other ranks hold the same elements */
-    size_t covered;   /* elements of the full tensor this rank holds as replica 0 */
-    size_t different; /* elements of this rank that differ in bits */
+    bool seen, repeated; /* reported by this rank; more than once */
+    bool replicated;     /* other ranks hold the same elements */
+    size_t covered;      /* elements of the full tensor this rank holds as replica 0 */
+    size_t different;    /* elements of this rank that differ in bits */
     uint64_t max_ulp;
     size_t first;       /* lowest index of the full tensor among them */
     size_t first_local; /* the same element in the rank's local tensor, row-major */

@@ -119,6 +119,12 @@ static void place_fini(const place *p)
         remove_folder(p->model[m]);
 }
 
+/* "gpt2-demo" and "gpt2" alike. */
+static ar_arch arch_of(const char *model)
+{
+    return model[0] == 'l' ? AR_ARCH_LLAMA : model[0] == 'g' ? AR_ARCH_GPT2 : AR_ARCH_STACK;
+}
+
 static ar_check_report *run_case(const expected *e, ar_fault fault, const place *p)
 {
     const char *model = e->model;
@@ -126,7 +132,7 @@ static ar_check_report *run_case(const expected *e, ar_fault fault, const place 
         model = strcmp(model, small_names[m]) == 0 ? p->model[m] : model;
     ar_check_options o = check_of(model, &e->tp, 1, BATCH, SEQ);
     o.fault = fault;
-    o.plan = (ar_plan){e->order};
+    o.plan = plan_of(arch_of(e->model), e->order);
     o.algorithm = e->algorithm;
     o.text = p->text;
     return check_or_fail(&o);

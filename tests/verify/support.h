@@ -49,7 +49,21 @@ static inline ar_config config_of(const char *json)
     return c;
 }
 
-/* One check of one layout. */
+/* The default plan, or the one that splits every MLP the other way. */
+static inline ar_plan plan_of(ar_arch arch, ar_mlp_order order)
+{
+    ar_plan plan = {0};
+#ifdef AR_PLAN_RULES
+    if (order != AR_MLP_COLUMN_ROW)
+        cr_assert_eq(ar_plan_add_mlp_order(&plan, arch, order), AR_OK, "%s", ar_error_message());
+#else
+    (void)arch;
+    plan.mlp_order = order;
+#endif
+    return plan;
+}
+
+/* Checks of one model on several numbers of ranks. */
 static inline ar_check_options check_of(const char *model, const int *tp, size_t layouts, size_t batch, size_t seq)
 {
     return (ar_check_options){.model = model,
