@@ -15,9 +15,9 @@ static const char *const result_names[] = {"same", "different", "error"};
 
 static void print_head(FILE *to, const ar_check_report *r)
 {
-    fprintf(to, "\n%s: %s parameters (%s), %zu sequences of %zu tokens, forward + loss + backward, exact numerics\n",
+    fprintf(to, "\n%s: %s parameters (%s), %zu sequence%s of %zu token%s, forward + loss + backward, exact numerics\n",
             r->config.name, ARI_COUNT(r->parameters), r->fresh ? "fresh weights" : "weights of the folder", r->batch,
-            r->seq);
+            r->batch == 1 ? "" : "s", r->seq, r->seq == 1 ? "" : "s");
     fprintf(to, "baseline on one rank, independent code: loss %.6f, gradients %.12s, %s", (double)r->loss,
             r->gradients_hash, ARI_SECONDS(r->baseline_seconds));
     if (!isnan(r->max_error_vs_f64))
@@ -72,7 +72,10 @@ static void print_difference(FILE *to, const ar_check_run *u)
 {
     const ar_first_difference *f = &u->first;
     fprintf(to, "\n  tp=%d: the first tensor that differs is %s\n", u->tp, f->tensor);
-    fprintf(to, "    where     step %d, %s pass", f->step, f->pass);
+    fprintf(to, "    where     step %d, %s", f->step,
+            strcmp(f->pass, "init") == 0      ? "initial values"
+            : strcmp(f->pass, "forward") == 0 ? "forward pass"
+                                              : "backward pass");
     if (f->layer >= 0)
         fprintf(to, ", layer %d", f->layer);
     fprintf(to, "; element ");
@@ -111,19 +114,25 @@ ar_status ari_check_print(FILE *to, const ar_check_report *r)
 
 void ari_check_print_verdict(FILE *to, ar_check_report *const *reports, size_t n, ar_fault fault)
 {
-    size_t runs = 0, bad = 0;
+    size_t runs = 0, different = 0, errors = 0;
     for (size_t i = 0; i < n; i++) {
         for (size_t k = 0; k < reports[i]->runs; k++) {
             runs++;
-            bad += reports[i]->run[k].result != AR_CHECK_SAME;
+            different += reports[i]->run[k].result == AR_CHECK_DIFFERENT;
+            errors += reports[i]->run[k].result == AR_CHECK_ERROR;
         }
     }
     fprintf(to, "\n");
     if (fault != AR_FAULT_NONE)
         fprintf(to, "injected: %s (%s)%s\n", ar_fault_name(fault), ar_fault_text(fault),
-                bad ? "" : "; it changed nothing in these layouts");
-    if (bad)
-        fprintf(to, "check: DIFFERENT in %zu of %zu runs\n", bad, runs);
+                different + errors ? "" : "; it changed nothing in these layouts");
+    const char *plural = runs == 1 ? "" : "s";
+    if (errors)
+        fprintf(to, "check: %zu of %zu run%s ended in an ERROR, %zu DIFFERENT\n", errors, runs, plural, different);
+    else if (different)
+        fprintf(to, "check: DIFFERENT in %zu of %zu run%s\n", different, runs, plural);
+    else if (runs == 1)
+        fprintf(to, "check: the same bits: every tensor equals the one-rank baseline\n");
     else
         fprintf(to, "check: the same bits in all %zu runs: every tensor of every layout equals the one-rank baseline\n",
                 runs);

@@ -28,7 +28,7 @@ static const subcommand subcommands[] = {
     {"plan", "memory, bytes and time of every legal layout", NULL},
     {"lint", "check a parallel plan without running numbers", NULL},
     {"bugs", "list the faults that can be injected", ari_command_bugs},
-    {"bench", "time collectives, contractions, blocks and steps", ari_command_bench},
+    {"bench", "time exact contractions against native ones", ari_command_bench},
     {"info", "what this machine has, and which paths are chosen", ari_command_info},
     {"probe-gemm", NULL, ari_command_probe_gemm},
 };
@@ -37,8 +37,8 @@ enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] };
 static void print_help(FILE *to)
 {
     fprintf(to, "usage: anyrank SUBCOMMAND [options]\n\n"
-                "anyrank runs a transformer's training step on any number of simulated ranks\n"
-                "and shows that every activation, gradient and updated weight has the same\n"
+                "anyrank runs a transformer's forward and backward pass on any number of\n"
+                "simulated ranks and shows that every activation and gradient has the same\n"
                 "bits as on one rank.\n\n"
                 "subcommands:\n");
     for (int pass = 0; pass < 2; pass++) {
@@ -53,7 +53,7 @@ static void print_help(FILE *to)
                 "version. Exit status: 0 the same, 1 a difference, 2 wrong usage or input, 3 the\n"
                 "machine failed.\n\n"
                 "example:\n"
-                "  anyrank check llama-demo --tp 4 --sp\n");
+                "  anyrank check gpt2-demo --tp 4\n");
 }
 
 static int unknown_subcommand(const char *name)
