@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whole checks in a program of its own, for ThreadSanitizer: two small models on 2, 4 and 8 ranks, with both ways to
+ * move data; one run of each with a fault, so that differences are explained, and one that ends in an error. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "anyrank/check.h"
+#include "tests/verify/tiny.h"
+#include "verify/cluster_run.h"
+
+static const char *const models[] = {LLAMA(61, 32, 48, 2, 16, 8, 4, false), GPT2(61, 32, 48, 2, 8)};
+enum { MODELS = 2 };
+
+static int failures;
+
+static void expect(int holds, const char *what)
+{
+    if (!holds) {
+        fprintf(stderr, "check_main: %s (%s)\n", what, ar_error_message());
+        failures++;
+    }
+}
+
+static int write_config(const char *folder, const char *json)
+{
+    char path[200];
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    FILE *f = fopen(path, "w");
+    if (!f)
+        return 0;
+    const int ok = fputs(json, f) >= 0;
+    return fclose(f) == 0 && ok;
+}
+
+static void check(const char *folder, ar_sim_algorithm algorithm, ar_fault fault, ar_check_result wanted)
+{
+    static const int tp[] = {2, 4, 8};
+    ar_check_report *r = NULL;
+    const ar_check_options o = {.model = folder,
+                                .tp = tp,
+                                .layouts = 3,
+                                .batch = 2,
+                                .seq = 6,
+                                .threads = 16,
+                                .fault = fault,
+                                .algorithm = algorithm,
+                                .timeout_ns = 120000000000u,
+                                .skip_f64 = true};
+    expect(ar_check(&r, &o) == AR_OK, "a check did not run");
+    for (size_t i = 0; r && i < r->runs; i++)
+        expect(r->run[i].result == wanted, r->run[i].error ? r->run[i].error : "a run has another result");
+    ar_check_report_destroy(r);
+}
+
+static ar_status tap_that_fails(void *user, const ar_tap_event *e)
+{
+    int *left = user;
+    return left && (*left)-- == 0 ? ar_error_set(AR_ERR_DATA, "no more of %s", e->name) : AR_OK;
+}
+
+/* The last of eight ranks gives up in the middle while the others compute and wait. */
+static void fail_in_the_middle(const char *json, ar_sim_algorithm algorithm)
+{
+    static const int64_t ids[] = {1, 2, 3, 4, 5, 6};
+    ar_config c;
+    int left = 50;
+    void *users[8] = {NULL};
+    ari_cluster_result result;
+    const ar_batch batch = {.batch = 2, .seq = 3, .input_ids = ids};
+    const ari_cluster_options o = {.config = &c,
+                                   .tp = 8,
+                                   .batch = &batch,
+                                   .threads = 1,
+                                   .sim = {.algorithm = algorithm, .timeout_ns = 120000000000u},
+                                   .tap = tap_that_fails,
+                                   .tap_user = users};
+    users[7] = &left;
+    expect(ar_config_parse(&c, json, strlen(json), "tiny") == AR_OK, "a config was refused");
+    expect(ari_cluster_run(&result, &o) == AR_ERR_DATA, "a failing rank did not end the run");
+    free(result.reports);
+}
+
+int main(void)
+{
+    char folder[] = "/tmp/anyrank-check-XXXXXX", path[200];
+    if (!mkdtemp(folder))
+        return 1;
+    for (int m = 0; m < MODELS; m++) {
+        expect(write_config(folder, models[m]), "config.json was not written");
+        for (int a = AR_SIM_DIRECT; a <= AR_SIM_RING; a++) {
+            check(folder, (ar_sim_algorithm)a, AR_FAULT_NONE, AR_CHECK_SAME);
+            fail_in_the_middle(models[m], (ar_sim_algorithm)a);
+        }
+        check(folder, AR_SIM_DIRECT, AR_FAULT_column_dx_not_reduced, AR_CHECK_DIFFERENT);
+    }
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    unlink(path);
+    rmdir(folder);
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ar_check as a whole: the same bits, hashes and predicted bytes in every layout, and runs that cannot end well. */
+#include "tests/verify/support.h"
+
+#include <math.h>
+
+#include "ref/core/clock.h"
+#include "ref/core/context.h"
+#include "verify/check_run.h"
+
+TestSuite(check, .timeout = 200);
+
+/* --- the same everywhere ---------------------------------------------------------------------------------------- */
+
+static void check_everywhere(const char *json, const char *name, const int *tp, size_t layouts, size_t batch,
+                             size_t seq, const ar_plan *plan)
+{
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", json);
+    for (int algorithm = AR_SIM_DIRECT; algorithm <= AR_SIM_RING; algorithm++) {
+        ar_check_options o = check_of(folder, tp, layouts, batch, seq);
+        o.plan = *plan;
+        o.algorithm = (ar_sim_algorithm)algorithm;
+        o.seed = batch * 10 + seq;
+        ar_check_report *r = check_or_fail(&o);
+        expect_same(r, name);
+        ar_check_report_destroy(r);
+    }
+    remove_folder(folder);
+}
+
+Test(check, bundled_models_have_the_baselines_bits_in_every_default_layout)
+{
+    static const char *const models[] = {"llama-demo", "gpt2-demo", "stack-demo"};
+    static const size_t layouts[] = {1, 5, 2}; /* llama: 2 KV heads; gpt2: 12 heads; stack: 4 KV heads, tp 2, 4 */
+    for (size_t m = 0; m < 3; m++) {
+        char folder[600];
+        int tp[16];
+        ar_config c;
+        cr_assert_eq(ar_model_path(folder, sizeof folder, models[m]), AR_OK);
+        cr_assert_eq(ar_config_load(&c, folder), AR_OK);
+        const ar_plan plan = plan_of(c.arch, AR_MLP_COLUMN_ROW);
+        const size_t n = ar_check_default_layouts(&c, &plan, tp, 16);
+        cr_expect_eq(n, layouts[m], "%s: %zu layouts", models[m], n);
+        const ar_check_options o = check_of(models[m], tp, n, 2, 5);
+        ar_check_report *r = check_or_fail(&o);
+        expect_same(r, models[m]);
+        cr_expect_str_neq(r->weights_hash, r->gradients_hash);
+        ar_check_report_destroy(r);
+    }
+}
+
+Test(check, odd_shapes_have_the_baselines_bits_in_both_mlp_orders)
+{
+    static const int tp[] = {1, 2, 3, 4, 6};
+    static const size_t shapes[][2] = {{1, 1}, {1, 2}, {3, 1}, {3, 7}, {2, 13}};
+    for (int m = 0; m < TINY_MODELS; m++) {
+        const ar_config c = config_of(tiny_models[m]);
+        for (int order = AR_MLP_COLUMN_ROW; order <= AR_MLP_ROW_COLUMN; order++) {
+            const ar_plan plan = plan_of(c.arch, (ar_mlp_order)order);
+            for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+                check_everywhere(tiny_models[m], tiny_names[m], tp, 5, shapes[s][0], shapes[s][1], &plan);
+        }
+    }
+}
+
+/* Sums of more than 8191 terms are kept in two limbs: in the head's dX (over the vocabulary), in the MLP's second layer
+ * (over ffn), and in dX of gate and up, which is one sum over both. */
+Test(check, sums_of_two_limbs_have_the_baselines_bits)
+{
+    static const int tp[] = {1, 2, 3, 4};
+    const ar_plan plan = plan_of(AR_ARCH_LLAMA, AR_MLP_COLUMN_ROW), other = plan_of(AR_ARCH_LLAMA, AR_MLP_ROW_COLUMN);
+    check_everywhere(LLAMA(8200, 12, 12, 1, 12, 12, 2, false), "vocabulary", tp, 4, 2, 3, &plan);
+    check_everywhere(LLAMA(8193, 12, 12, 1, 12, 12, 2, true), "tied vocabulary", tp, 4, 2, 3, &plan);
+    check_everywhere(LLAMA(30, 12, 8196, 1, 12, 12, 2, false), "ffn", tp, 4, 2, 3, &plan);
+    check_everywhere(LLAMA(30, 12, 4104, 1, 12, 12, 2, false), "gate and up", tp, 4, 2, 3, &plan);
+    check_everywhere(LLAMA(30, 12, 8196, 1, 12, 12, 2, false), "ffn, the other order", tp, 4, 2, 3, &other);
+}
+
+Test(check, seeds_and_threads_change_what_they_should_and_nothing_else)
+{
+    const int tp = 2;
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
+    ar_check_options o = check_of(folder, &tp, 1, 2, 6);
+    ar_check_report *one = check_or_fail(&o);
+    o.threads = 4;
+    ar_check_report *four = check_or_fail(&o);
+    o.seed = 1;
+    ar_check_report *other = check_or_fail(&o);
+    cr_expect_str_eq(one->gradients_hash, four->gradients_hash);
+    cr_expect_str_eq(one->run[0].gradients_hash, four->run[0].gradients_hash);
+    cr_expect_str_neq(one->weights_hash, other->weights_hash);
+    cr_expect_str_neq(one->gradients_hash, other->gradients_hash);
+    expect_same(other, "seed 1");
+    ar_check_report_destroy(one);
+    ar_check_report_destroy(four);
+    ar_check_report_destroy(other);
+    remove_folder(folder);
+}
+
+Test(check, the_binary64_baseline_says_how_exact_the_exact_one_is)
+{
+    const int tp = 2;
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_GPT2]);
+    ar_check_options o = check_of(folder, &tp, 1, 2, 12);
+    ar_check_report *without = check_or_fail(&o);
+    o.skip_f64 = false;
+    ar_check_report *with = check_or_fail(&o);
+    cr_expect(isnan(without->max_error_vs_f64));
+    /* As in golden_test.c: at most 40 contractions of at most 257 terms. */
+    cr_expect(with->max_error_vs_f64 > 0.0 && with->max_error_vs_f64 < 6.1e-6, "%g", with->max_error_vs_f64);
+    ar_check_report_destroy(without);
+    ar_check_report_destroy(with);
+    remove_folder(folder);
+}
+
+/* --- runs that go wrong ----------------------------------------------------------------------------------------- */
+
+Test(check, a_collective_that_is_left_out_is_counted)
+{
+    const int tp = 3;
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_STACK]);
+    ar_check_options o = check_of(folder, &tp, 1, 2, 6);
+    o.fault = AR_FAULT_column_dx_not_reduced;
+    ar_check_report *r = check_or_fail(&o);
+    const ar_check_run *run = &r->run[0];
+    cr_expect_eq(run->result, AR_CHECK_DIFFERENT);
+    cr_expect(run->bytes_counted < run->bytes_predicted, "%zu counted, %zu predicted", (size_t)run->bytes_counted,
+              (size_t)run->bytes_predicted);
+    ar_check_report_destroy(r);
+    remove_folder(folder);
+}
+
+static const int64_t ids[] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3};
+
+typedef struct failing {
+    int rank;    /* which one fails */
+    int at, now; /* at which of its taps */
+} failing;
+
+static ar_status tap_that_fails(void *user, const ar_tap_event *e)
+{
+    failing *f = user;
+    if (f && f->now++ == f->at)
+        return ar_error_set(AR_ERR_DATA, "no more of %s", e->name);
+    return AR_OK;
+}
+
+/* Rank `tp - 1` gives up at its tap number `at`; every rank returns, the reports name it. */
+static void fail_at(const ar_config *c, int tp, int at, ar_sim_algorithm algorithm)
+{
+    failing f = {.at = at};
+    void *users[8] = {NULL};
+    const ar_batch batch = {.batch = 2, .seq = 5, .input_ids = ids};
+    ari_cluster_result result;
+    users[tp - 1] = &f;
+    const ari_cluster_options o = {.config = c,
+                                   .tp = tp,
+                                   .batch = &batch,
+                                   .threads = 1,
+                                   .sim = {.algorithm = algorithm, .timeout_ns = 60000000000u},
+                                   .tap = tap_that_fails,
+                                   .tap_user = users};
+    const uint64_t start = ari_now_ns();
+    const ar_status st = ari_cluster_run(&result, &o);
+    const double seconds = (double)(ari_now_ns() - start) * 1e-9;
+    cr_expect_eq(st, AR_ERR_DATA, "tp=%d, tap %d: %s", tp, at, ar_status_name(st));
+    cr_expect(strstr(ar_error_message(), "no more of"), "%s", ar_error_message());
+    cr_expect(seconds < 20.0, "tp=%d, tap %d: %.1f s; nobody may wait for the timeout", tp, at, seconds);
+    cr_assert_not_null(result.reports);
+    for (int r = 0; r < tp; r++)
+        cr_expect_eq(result.reports[r].rank, r);
+    cr_expect_str_eq(result.reports[tp - 1].status, "AR_ERR_DATA");
+    free(result.reports);
+}
+
+Test(check, a_rank_that_fails_anywhere_ends_the_run_for_all)
+{
+    const ar_config c = config_of(tiny_models[TINY_GPT2]);
+    static const int at[] = {0, 27, 28, 40, 60, 61, 62, 80, 107}; /* 28 :init, 34 forward, 46 backward taps */
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        fail_at(&c, 2, at[i], AR_SIM_DIRECT);
+        fail_at(&c, 2, at[i], AR_SIM_RING);
+        fail_at(&c, 6, at[i], i % 2 ? AR_SIM_RING : AR_SIM_DIRECT);
+    }
+}
+
+/* All ranks meet once; then rank 1 gives up, and the others would wait for it. */
+static ar_status body_that_fails(void *user, ar_ctx *ctx)
+{
+    (void)user;
+    int32_t value = 1, sum = 0;
+    ar_comm *tp = ar_ctx_tp(ctx);
+    AR_TRY(ar_comm_all_reduce(tp, ctx->queue, (ar_buf){&sum}, (ar_cbuf){&value}, 1, AR_I32, AR_SUM, "a sum"));
+    if (ar_comm_rank(tp) == 1)
+        return ar_error_set(AR_ERR_DATA, "rank 1 had enough");
+    return ar_comm_all_reduce(tp, ctx->queue, (ar_buf){&sum}, (ar_cbuf){&value}, 1, AR_I32, AR_SUM, "another sum");
+}
+
+Test(check, a_failed_run_is_a_result_with_the_table_of_ranks)
+{
+    ar_config c = config_of(tiny_models[TINY_STACK]);
+    const ar_batch batch = {.batch = 2, .seq = 5, .input_ids = ids};
+    ari_reference ref = {0};
+    const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &ref};
+    cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK);
+    cr_assert_eq(ari_reference_finish(&ref), AR_OK);
+    const ari_cluster_options o = {.config = &c,
+                                   .tp = 3,
+                                   .batch = &batch,
+                                   .threads = 1,
+                                   .sim = {.timeout_ns = 60000000000u},
+                                   .body = body_that_fails};
+    ar_check_run run = {0};
+    cr_assert_eq(ari_check_run(&run, &ref, &o), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(run.result, AR_CHECK_ERROR);
+    cr_assert(run.error && run.reports && !run.has_difference);
+    cr_expect(strstr(run.error, "rank 1 had enough"), "%s", run.error);
+    cr_expect_str_eq(run.reports[1].status, "AR_ERR_DATA");
+    for (int r = 0; r < 3; r++) {
+        cr_expect(strstr(run.reports[r].last, "a sum"), "rank %d finished %s", r, run.reports[r].last);
+        cr_expect(strstr(run.error, run.reports[r].last), "not in the table: %s", run.reports[r].last);
+    }
+    free(run.error);
+    free(run.reports);
+    ari_reference_fini(&ref);
+}
+
+/* A body that reports nothing at all: every tensor is missing. */
+static ar_status body_that_is_idle(void *user, ar_ctx *ctx)
+{
+    (void)user;
+    (void)ctx;
+    return AR_OK;
+}
+
+Test(check, a_run_that_reports_nothing_differs_in_every_tensor)
+{
+    ar_config c = config_of(tiny_models[TINY_STACK]);
+    const ar_batch batch = {.batch = 2, .seq = 5, .input_ids = ids};
+    ari_reference ref = {0};
+    const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &ref};
+    cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK);
+    cr_assert_eq(ari_reference_finish(&ref), AR_OK);
+    const ari_cluster_options o = {.config = &c, .tp = 2, .batch = &batch, .threads = 1, .body = body_that_is_idle};
+    ar_check_run run = {0};
+    cr_assert_eq(ari_check_run(&run, &ref, &o), AR_OK, "%s", ar_error_message());
+    cr_expect(run.result == AR_CHECK_DIFFERENT && run.tensors_different == ref.count);
+    cr_expect_str_eq(run.first.tensor, "embed.weight:init");
+    ari_reference_fini(&ref);
+}
+
+/* --- values that are no numbers ----------------------------------------------------------------------------------- */
+
+/* Weights so large that products overflow: what arises are infinities and NaNs. user: the two tables. */
+enum { MOST_WEIGHTS = 1 << 15 };
+typedef struct huge {
+    float norm[MOST_WEIGHTS], other[MOST_WEIGHTS];
+} huge;
+
+static void huge_init(huge *w)
+{
+    for (size_t i = 0; i < MOST_WEIGHTS; i++) {
+        w->norm[i] = (float)((int)(i * 37 % 11) - 5);
+        w->other[i] = 0x1p+120f * w->norm[i];
+    }
+}
+
+static const float *huge_weights(void *user, const char *name, size_t count)
+{
+    const huge *w = user;
+    return count > MOST_WEIGHTS ? NULL : strstr(name, "ln_") ? w->norm : w->other;
+}
+
+Test(check, overflow_gives_the_same_bits_and_names_a_nan)
+{
+    static huge w;
+    ar_config c = config_of(tiny_models[TINY_GPT2]);
+    const ar_batch batch = {.batch = 2, .seq = 5, .input_ids = ids};
+    ari_reference ref = {0};
+    huge_init(&w);
+    const ar_baseline_options b = {.mode = AR_MODE_EXACT,
+                                   .weights = huge_weights,
+                                   .weights_user = &w,
+                                   .emit = ari_reference_emit,
+                                   .emit_user = &ref};
+    cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_reference_finish(&ref), AR_OK);
+    cr_assert(isnan(ref.loss), "these weights were to overflow, the loss is %g", ref.loss);
+    for (int tp = 2; tp <= 6; tp += 2) {
+        const ari_cluster_options o = {
+            .config = &c, .tp = tp, .batch = &batch, .threads = 1, .weights = huge_weights, .weights_user = &w};
+        ar_check_run run = {0};
+        cr_assert_eq(ari_check_run(&run, &ref, &o), AR_OK, "%s", ar_error_message());
+        cr_expect(run.tensors_different == 0 && !run.error, "tp=%d: %s", tp, first_of(&run));
+    }
+    ari_reference_fini(&ref);
+}
+
+/* --- input that is refused ------------------------------------------------------------------------------------ */
+
+static void expect_refused(ar_check_options o, ar_status st, const char *says)
+{
+    ar_check_report *r = NULL;
+    const ar_status got = ar_check(&r, &o);
+    cr_expect_eq(got, st, "%s: %s, expected %s", says, ar_status_name(got), ar_status_name(st));
+    cr_expect(strstr(ar_error_message(), says), "no \"%s\" in \"%s\"", says, ar_error_message());
+    cr_expect_null(r);
+}
+
+Test(check, impossible_requests_are_refused_by_name)
+{
+    const int two = 2, five = 5, many = 48;
+    char folder[64], none[80];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_GPT2]);
+    snprintf(none, sizeof none, "%s/no", folder);
+    ar_check_options o = check_of(folder, &two, 1, 2, 6);
+    expect_refused((ar_check_options){.model = none, .tp = &two, .layouts = 1, .batch = 1, .seq = 1}, AR_ERR_NOT_FOUND,
+                   "no");
+    o.batch = 0;
+    expect_refused(o, AR_ERR_ARG, "batch");
+    o = check_of(folder, &two, 0, 2, 6);
+    expect_refused(o, AR_ERR_ARG, "layout");
+    o = check_of(folder, &five, 1, 2, 6);
+    expect_refused(o, AR_ERR_INDIVISIBLE, "heads");
+    o = check_of(folder, &many, 1, 2, 6);
+    expect_refused(o, AR_ERR_INDIVISIBLE, "heads");
+    o = check_of(folder, &two, 1, 2, 129);
+    expect_refused(o, AR_ERR_SHAPE, "128");
+    o = check_of(folder, &two, 1, (size_t)1 << 62, 100);
+    expect_refused(o, AR_ERR_OVERFLOW, "");
+    o = check_of(folder, &two, 1, (size_t)1 << 34, 100);
+    expect_refused(o, AR_ERR_ARG, "memory");
+    o = check_of(folder, &two, 1, 2, 6);
+    o.text = none;
+    expect_refused(o, AR_ERR_IO, "no");
+    write_file(folder, "text", "");
+    snprintf(none, sizeof none, "%s/text", folder);
+    expect_refused(o, AR_ERR_DATA, "empty");
+    remove_folder(folder);
+}
