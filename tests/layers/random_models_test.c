@@ -59,6 +59,7 @@ static void draw_config(draw *d, uint64_t *s)
     c->mlp_bias = coin(s);
     c->causal = coin(s);
     c->tied = arch != AR_ARCH_STACK && coin(s);
+    d->m.algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
 }
 
 static void draw_batch(draw *d, uint64_t *s)
@@ -89,11 +90,11 @@ static void describe(const draw *d, char *to, size_t cap)
     snprintf(to, cap,
              "tp %d arch %d L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu act %d norm %d rope %d causal %d tied %d "
              "bias %d%d%d "
-             "order %d b %zu s %zu labels %d padding %d additive %d",
+             "order %d ring %d b %zu s %zu labels %d padding %d additive %d",
              d->tp, (int)c->arch, c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
              (int)c->activation, (int)c->norm, c->rope, c->causal, c->tied, c->qkv_bias, c->out_bias, c->mlp_bias,
-             (int)d->m.order, d->m.batch.batch, d->m.batch.seq, d->m.batch.labels != NULL,
-             d->m.batch.padding_mask != NULL, d->m.batch.additive_mask != NULL);
+             (int)d->m.order, d->m.algorithm == AR_SIM_RING, d->m.batch.batch, d->m.batch.seq,
+             d->m.batch.labels != NULL, d->m.batch.padding_mask != NULL, d->m.batch.additive_mask != NULL);
 }
 
 Test(random_models, every_tensor_has_the_baselines_bits)

@@ -192,7 +192,8 @@ static ar_status judge(const listener *l, const ari_reference *r, int tp, const 
     return AR_OK;
 }
 
-ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, const float *loss)
+ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, const float *loss,
+                     ar_sim_algorithm algorithm)
 {
     listener *l = calloc(MOST_RANKS, sizeof *l);
     void *listeners[MOST_RANKS];
@@ -205,7 +206,7 @@ ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, con
         listeners[k] = &l[k];
         AR_TRY_TO(done, st, ari_comparator_init(&l[k].compare, r, NULL));
     }
-    const rank_run_options o = {.ranks = tp, .tap = listen, .tap_user = listeners};
+    const rank_run_options o = {.ranks = tp, .algorithm = algorithm, .tap = listen, .tap_user = listeners};
     AR_TRY_TO(done, st, rank_run(&o, fn, user));
     AR_TRY_TO(done, st, judge(l, r, tp, loss));
 done:
@@ -218,7 +219,7 @@ done:
 ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp)
 {
     job j = {.c = c, .w = w};
-    return match_taps(r, tp, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss);
+    return match_taps(r, tp, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss, c->algorithm);
 }
 
 ar_status match(const match_case *c, const int *tps, size_t *tensors)

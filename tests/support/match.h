@@ -12,6 +12,7 @@ typedef struct match_case {
     ar_config config;
     ar_batch batch;
     ar_mlp_order order;
+    ar_sim_algorithm algorithm;
     const float *x, *dy; /* [b, s, hidden]: block 0 alone; NULL: the whole model */
     unsigned seed;       /* of the weights */
     double scale;        /* their largest magnitude; 0: 0.5 */
@@ -39,7 +40,8 @@ AR_NODISCARD ar_status match_baseline(const match_case *c, match_weights *w, ari
 /** Runs fn on tp ranks and compares what they tap with a reference: the same names in the same order, every element
  * held by somebody as first copy exactly once, and the same bits in every copy. loss: NULL, or what each rank should
  * have got, written by fn. AR_ERR_DATA says in ar_error_message what differs. */
-AR_NODISCARD ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, const float *loss);
+AR_NODISCARD ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, const float *loss,
+                                  ar_sim_algorithm algorithm);
 /** One layout of a case against them. Errors: as match_taps. */
 AR_NODISCARD ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp);
 /** Both, for every tp of a list that ends with 0. *tensors (NULL: not wanted): how many were compared in each layout.

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/rank_run.h"
 
-#include "anyrank/sim.h"
-
 typedef struct job {
     const rank_run_options *o;
     rank_fn fn;
@@ -34,7 +32,7 @@ done:
 ar_status rank_run(const rank_run_options *o, rank_fn fn, void *user)
 {
     job j = {o, fn, user};
-    const ar_sim_options options = {.timeout_ns = 60000000000u}; /* of a rank that is slow, on a machine that is busy */
+    const ar_sim_options options = {.algorithm = o->algorithm, .timeout_ns = 60000000000u}; /* ranks may be slow */
     ar_cpu_select_kernels();
     return ar_sim_run(o->ranks, &options, rank_main, &j, NULL);
 }

@@ -3,6 +3,7 @@
 #define TESTS_SUPPORT_RANK_RUN_H
 
 #include "anyrank/context.h"
+#include "anyrank/sim.h"
 
 /* What one simulated rank does, on its own thread: it returns its status and never asserts; results go through `user`
  * into memory of its own (rank r's), which the main thread looks at after the join. */
@@ -12,6 +13,7 @@ typedef struct rank_run_options {
     int ranks;
     ar_numerics numerics;
     ar_fault fault;
+    ar_sim_algorithm algorithm;
     ar_tap_fn tap;         /* NULL: nobody listens */
     void *const *tap_user; /* [ranks] */
 } rank_run_options;
