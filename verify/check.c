@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
@@ -140,7 +139,7 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
             .weights = w ? ari_weights_find : NULL,
             .weights_user = w,
             .fault = o->fault,
-            .threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
+            .threads = o->threads,
             .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns ? o->timeout_ns : 60000000000u}};
         const ari_traffic_case traffic = {
             .config = &r->config, .plan = o->plan, .tp = o->tp[i], .batch = o->batch, .seq = o->seq};

@@ -3,17 +3,12 @@
 
 #include <stdlib.h>
 
+#include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
 const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "exchange", "barrier"};
-
-int ari_core_budget(int threads, int ranks)
-{
-    const int share = threads / ranks;
-    return share > 1 ? share : 1;
-}
 
 typedef struct rank_result {
     float loss;
@@ -75,7 +70,8 @@ static ar_status rank_main(ar_comm *world, void *arg)
     ar_device *device = NULL;
     ar_ctx *ctx = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_device_cpu_create(&device, ari_core_budget(o->threads, o->tp)));
+    AR_TRY_TO(done, st,
+              ar_device_cpu_create(&device, ari_core_budget(o->threads > 0 ? o->threads : ari_cores(), o->tp)));
     const ar_ctx_options options = {.device = device,
                                     .tp = world,
                                     .numerics = o->numerics,

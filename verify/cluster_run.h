@@ -16,7 +16,7 @@ typedef struct ari_cluster_options {
     void *weights_user;
     ar_numerics numerics;
     ar_fault fault;
-    int threads; /* of the whole process; the ranks share them */
+    int threads; /* of the whole process, shared by the ranks; 0: the cores of the machine */
     ar_sim_options sim;
     bool forward_only;
     ar_tap_fn tap;   /* NULL: nobody listens */
@@ -41,9 +41,5 @@ typedef struct ari_cluster_result {
 
 /** Errors: the first rank's, with the table of ranks in ar_error_message. */
 AR_NODISCARD ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o);
-
-/** Threads one rank may use: the whole process's share, at least one, never more in all than `threads` where there are
- *  as many as ranks. */
-int ari_core_budget(int threads, int ranks);
 
 #endif

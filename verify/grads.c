@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
@@ -69,7 +68,7 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     ari_cluster_result done;
     run_options->tp = o->tp;
     run_options->seed = o->seed;
-    run_options->threads = o->threads > 0 ? o->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    run_options->threads = o->threads;
     run_options->sim =
         (ar_sim_options){.algorithm = o->algorithm, .timeout_ns = o->timeout_ns ? o->timeout_ns : 60000000000u};
     run_options->tap = ari_gather_tap;
