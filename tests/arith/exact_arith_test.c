@@ -130,6 +130,28 @@ Test(exact_arith, k_cut_over_ranks_and_parts_has_the_definitions_bits)
     }
 }
 
+/* All terms as large as they can be: from K = 8193 on their sum does not fit 63 bits, however few of them a rank holds.
+ */
+Test(exact_arith, the_largest_sums_of_a_long_k_do_not_overflow)
+{
+    static const size_t ks[] = {8190, 8191, 8192, 8200};
+    for (size_t i = 0; i < sizeof ks / sizeof ks[0]; i++) {
+        contraction *c = contraction_new(ks[i]);
+        c->cut_k = true;
+        for (size_t k = 0; k < M * c->k; k++)
+            c->a[k] = 0x1.fffffep-1f;
+        for (size_t k = 0; k < N * c->k; k++)
+            c->b[k] = k / c->k == 2 ? -0x1.fffffep-1f : 0x1.fffffep-1f;
+        define(c);
+        cr_assert_float_eq(c->expected[0], (float)c->k, 0x1p-10f, "the definition itself overflows");
+        for (int ranks = 1; ranks <= 4; ranks++) {
+            run_contraction(c, ranks);
+            expect_definition(c, ranks);
+        }
+        free(c);
+    }
+}
+
 Test(exact_arith, rows_cut_over_ranks_and_parts_have_the_definitions_bits)
 {
     contraction *c = contraction_new(100);

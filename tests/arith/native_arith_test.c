@@ -113,6 +113,7 @@ Test(native_arith, ranks_agree_and_runs_repeat_to_the_bit)
 /* Gradients: two calls add up, zeroing forgets, the group sums. */
 enum { TOKENS = 10, OUT = 3, IN = 4 };
 typedef struct gradient_job {
+    bool transposed;
     float x[TOKENS * IN], dy[TOKENS * OUT];
     float w[MOST_RANKS][OUT * IN], b[MOST_RANKS][OUT], total[MOST_RANKS];
 } gradient_job;
@@ -146,14 +147,15 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
 {
     gradient_job *g = user;
     const ar_arith_ops *arith = ar_ctx_arith(ctx);
-    const size_t r = rank_of(ctx), shape[2] = {OUT, IN}, count = TOKENS * OUT;
+    const size_t r = rank_of(ctx), shape[2] = {g->transposed ? IN : OUT, g->transposed ? OUT : IN};
+    const size_t out = OUT, count = TOKENS * OUT;
     ar_param w = {0}, b = {0}, *all[2] = {&w, &b};
     ar_layout layout;
     ar_tensor dy;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_layout_replicate(&layout, 2, shape, (int)r, (int)ranks_of(ctx)));
-    AR_TRY_TO(done, st, ar_param_init(&w, ctx, "w", &layout, false));
-    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, shape, (int)r, (int)ranks_of(ctx)));
+    AR_TRY_TO(done, st, ar_param_init(&w, ctx, "w", &layout, g->transposed));
+    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, &out, (int)r, (int)ranks_of(ctx)));
     AR_TRY_TO(done, st, ar_param_init(&b, ctx, "b", &layout, false));
     AR_TRY_TO(done, st, add_share(ctx, g, &w, &b));
     for (int i = 0; i < 2; i++)
@@ -176,12 +178,14 @@ Test(native_arith, gradients_stay_within_the_bound_however_they_are_cut)
     for (int ranks = 1; ranks <= 4; ranks++) {
         static gradient_job g;
         const rank_run_options o = {.ranks = ranks, .numerics = AR_NUMERICS_NATIVE};
+        g.transposed = ranks % 2 == 0;
         fill_values(g.x, TOKENS * IN, 1, 1.0);
         fill_values(g.dy, TOKENS * OUT, 2, 1.0);
         cr_assert_eq(rank_run(&o, gradient_rank, &g), AR_OK, "%s", ar_error_message());
         for (int r = 0; r < ranks; r++) {
             for (size_t i = 0; i < OUT * IN; i++) /* one addition more: to the zeroed gradient */
-                expect_near(g.w[r][i], plain_dot(TOKENS, g.dy + i / IN, OUT, g.x + i % IN, IN), TOKENS + 1);
+                expect_near(g.w[r][g.transposed ? i % IN * OUT + i / IN : i],
+                            plain_dot(TOKENS, g.dy + i / IN, OUT, g.x + i % IN, IN), TOKENS + 1);
             for (size_t i = 0; i < OUT; i++)
                 expect_near(g.b[r][i], plain_dot(TOKENS, g.dy + i, OUT, &one, 0), TOKENS);
             expect_near(g.total[r], plain_dot(TOKENS * OUT, g.dy, 1, &one, 0), TOKENS * OUT);

@@ -36,6 +36,8 @@ const float *match_weights_make(void *user, const char *name, size_t count)
     for (const char *p = name; *p; p++)
         seed = seed * 31u + (unsigned char)*p;
     fill_values(values, count, seed, w->scale > 0.0 ? w->scale : 0.5);
+    for (size_t i = 5; i < count; i += 13)
+        values[i] = -0.0f; /* a bit pattern that a sum with zeros would lose */
     snprintf(w->at[w->count].name, sizeof w->at[0].name, "%s", name);
     w->at[w->count].n = count;
     w->at[w->count++].values = values;
