@@ -58,10 +58,12 @@ AR_NODISCARD ar_status ar_config_load(ar_config *c, const char *path);
 AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name);
 
 /** Resolves MODEL: an existing folder or file as it is, else a bundled name (llama-demo, gpt2-demo, stack-demo) in the
- *  data directory: $ANYRANK_DATA, else the built-in one. Writes the path to out[cap]. AR_ERR_NOT_FOUND lists the
- * bundled names and the nearest one. */
+ *  data directory (ar_data_dir). Writes the path to out[cap]. AR_ERR_NOT_FOUND lists the bundled names and the
+ *  nearest one. */
 AR_NODISCARD ar_status ar_model_path(char *out, size_t cap, const char *model);
-/** The data directory (borrowed: static or environment storage). */
+/** The data directory: $ANYRANK_DATA; else, for a program of the build tree, that of the sources; else the installed
+ *  one, beside the running program's folder (../share/anyrank) or where the library was configured to be installed.
+ *  Borrowed: environment, static or thread-local storage, valid until this thread calls it again. */
 const char *ar_data_dir(void);
 
 /* --- parameters by Hugging Face name ------------------------------------------------------------------------------ */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -8,18 +7,8 @@
 #include "ref/core/nearest.h"
 #include "ref/io/file.h"
 
-#ifndef ANYRANK_DATA_DIR
-#error "ANYRANK_DATA_DIR is to be defined as the folder of the bundled models"
-#endif
-
 static const char *const bundled[] = {"llama-demo", "gpt2-demo", "stack-demo"};
 #define BUNDLED (sizeof bundled / sizeof bundled[0])
-
-const char *ar_data_dir(void)
-{
-    const char *set = getenv("ANYRANK_DATA");
-    return set != NULL && set[0] != '\0' ? set : ANYRANK_DATA_DIR;
-}
 
 static ar_status put(char *out, size_t cap, const char *folder, const char *name)
 {

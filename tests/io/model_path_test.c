@@ -21,10 +21,10 @@ Test(model_path, bundled_names_lie_in_the_data_directory)
 {
     static const char *const names[] = {"llama-demo", "gpt2-demo", "stack-demo"};
     char out[512], want[512];
-    unsetenv("ANYRANK_DATA");
-    cr_expect_gt(strlen(ar_data_dir()), 0);
-    setenv("ANYRANK_DATA", "", 1); /* set but empty: the built-in one */
-    cr_expect_gt(strlen(ar_data_dir()), 0);
+    unsetenv("ANYRANK_DATA"); /* this program is of the build tree, so: that of the sources */
+    cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
+    setenv("ANYRANK_DATA", "", 1); /* set but empty: as if it were not set */
+    cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
     setenv("ANYRANK_DATA", TEST_DATA_DIR, 1);
     cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
     for (size_t i = 0; i < 3; i++) {
