@@ -140,6 +140,7 @@ static ar_status layouts_of(const check_values *v, const char *model, ar_plan *p
     AR_TRY(ar_model_path(folder, sizeof folder, model));
     AR_TRY(ar_config_load(&c, folder));
     AR_TRY(ari_layout_plan(&v->layout, c.arch, plan));
+    AR_TRY(ari_estimate_layers(&c));
     *longest = c.max_positions;
     *n = 0;
     if (v->layout.tp > 0) {
@@ -170,7 +171,7 @@ static ar_status announce(const check_values *v, const ar_check_options *o)
     AR_TRY(ar_model_path(folder, sizeof folder, o->model));
     AR_TRY(ar_config_load(&c, folder));
     AR_TRY(ari_estimate_check(&e, &c, o->batch, o->seq, largest, o->layouts));
-    if (e.seconds > 30.0 && !v->common.quiet)
+    if (e.seconds > 30.0 && e.bytes <= e.available && !v->common.quiet)
         fprintf(stderr, "%s: this will take about %s and %s of memory\n", c.name, ARI_SECONDS(e.seconds),
                 ARI_BYTES(e.bytes));
     return AR_OK;

@@ -41,6 +41,7 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
     if ((c->learned_positions || c->rope) && o->seq > c->max_positions)
         return ar_error_set(AR_ERR_SHAPE, "--seq %zu is longer than the %zu positions of %s", o->seq, c->max_positions,
                             c->name);
+    AR_TRY(ari_estimate_layers(c));
     int largest = 1;
     for (size_t i = 0; i < o->layouts; i++) {
         AR_TRY(ar_config_check_tp(c, o->tp[i], &o->plan));

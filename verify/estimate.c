@@ -49,6 +49,19 @@ static ar_status activation_elements(size_t *out, const ar_config *c, size_t bat
     return AR_OK;
 }
 
+/* Baseline in binary64, reference, gathered run; weight, accumulator, kept operands. */
+enum { BYTES_PER_PARAMETER = 8 + 8 + 72 / 4 + 3 * 4 + 41 };
+
+ar_status ari_estimate_layers(const ar_config *c)
+{
+    size_t bytes = 0;
+    ari_estimate e = {.available = available_memory()};
+    AR_TRY(add_product(&bytes, c->hidden, c->ffn, 2));
+    AR_TRY(add_product(&bytes, c->hidden, c->heads * c->head_dim, 2));
+    AR_TRY(add_product(&e.bytes, bytes, c->layers, BYTES_PER_PARAMETER));
+    return ari_estimate_fits(&e);
+}
+
 ar_status ari_estimate_check(ari_estimate *e, const ar_config *c, size_t batch, size_t seq, int largest_tp,
                              size_t layouts)
 {
@@ -56,8 +69,7 @@ ar_status ari_estimate_check(ari_estimate *e, const ar_config *c, size_t batch, 
     AR_TRY(ar_config_parameters(c, &params));
     AR_TRY(activation_elements(&activations, c, batch, seq));
     AR_TRY(ari_mul_size(&tokens, batch, seq));
-    AR_TRY(add_product(&bytes, params, 8 + 8 + 72 / 4 + 3 * 4, 1)); /* baseline in binary64, reference, gathered run */
-    AR_TRY(add_product(&bytes, params, 41, 1));                     /* weight, accumulator, kept operands */
+    AR_TRY(add_product(&bytes, params, BYTES_PER_PARAMETER, 1));
     AR_TRY(add_product(&bytes, activations, 2 * 8 + 2 * 4, 1));
     AR_TRY(add_product(&bytes, activations, 3 * 4, (size_t)(largest_tp < 4 ? largest_tp : 4)));
     const double pairs = (double)tokens * (double)seq * (double)(c->heads * c->head_dim) * (double)c->layers;
@@ -72,7 +84,7 @@ ar_status ari_estimate_fits(const ari_estimate *e)
 {
     if (e->bytes > e->available)
         return ar_error_set(AR_ERR_ARG,
-                            "this check would take about %.1f GB of memory and %.1f GB are free; take a smaller model, "
+                            "this would take about %.1f GB of memory and %.1f GB are free; take a smaller model, "
                             "--batch or --seq",
                             (double)e->bytes * 1e-9, (double)e->available * 1e-9);
     return AR_OK;

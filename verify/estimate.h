@@ -11,6 +11,9 @@ typedef struct ari_estimate {
     size_t available; /* bytes of memory this machine can give now */
 } ari_estimate;
 
+/** Refuses a config whose layers alone do not fit, without a look at one after the other: to be called before anything
+ *  that goes through them, which takes minutes where there are 2^31. Errors: AR_ERR_ARG, AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_estimate_layers(const ar_config *c);
 /** What a check of this size takes. Errors: AR_ERR_OVERFLOW (absurd sizes). */
 AR_NODISCARD ar_status ari_estimate_check(ari_estimate *e, const ar_config *c, size_t batch, size_t seq, int largest_tp,
                                           size_t layouts);

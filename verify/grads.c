@@ -91,6 +91,7 @@ static ar_status write_file(const ari_gatherer *g, int file, const char *folder,
 static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grads_options *o, ar_plan *plan)
 {
     *plan = (ar_plan){0};
+    AR_TRY(ari_estimate_layers(c));
     if (o->mlp_order != AR_MLP_COLUMN_ROW)
         AR_TRY(ar_plan_add_mlp_order(plan, c->arch, o->mlp_order));
     AR_TRY(ar_config_check_tp(c, o->tp, plan));
