@@ -359,6 +359,10 @@ static ar_status check_heads(attention_module *m, ar_ctx *ctx)
     if (o->heads == 0 || o->kv_heads == 0 || o->heads % o->kv_heads != 0)
         return ar_error_set(AR_ERR_ARG, "%s: %zu query heads cannot share %zu KV heads", m->base.name, o->heads,
                             o->kv_heads);
+    if (o->fused && o->heads != o->kv_heads)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: one parameter for q, k and v needs as many KV heads (%zu) as query heads (%zu)",
+                            m->base.name, o->kv_heads, o->heads);
     if (o->heads % n != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: %zu query heads cannot be split over tp=%zu; use a tp that divides %zu", m->base.name,
