@@ -258,7 +258,7 @@ def simple_check(name, command):
     return Result(name, 0 if failed else 1, 1 if failed else 0, output=output, seconds=seconds)
 
 
-NEED_BUILD = {"check/baseline_symbols", "scripts/test_command"}
+NEED_BUILD = {"check/baseline_symbols", "scripts/test_command", "cli/command_test"}
 FORMAT_MAJOR = 14  # whose output the sources are kept in
 
 
@@ -289,7 +289,7 @@ def check_scripts_parse(name):
             status, output, _, _ = run(["sh", "-n", str(path)], 10)
             if status:
                 problems.append(output)
-    for path in sorted((ROOT / "scripts").glob("*.py")):
+    for path in sorted([*(ROOT / "scripts").glob("*.py"), *ROOT.glob("tests/*/*_test.py")]):
         try:
             compile(path.read_text(encoding="utf-8"), str(path), "exec")
         except (SyntaxError, UnicodeDecodeError) as error:
@@ -312,6 +312,9 @@ def source_checks(build):
         checks.append(("check/baseline_symbols", lambda name: simple_check(name, [str(symbols), build])))
     for path in sorted((ROOT / "scripts").glob("test_*.py")):
         checks.append((f"scripts/{path.stem}", lambda name, path=path: simple_check(name, [python, str(path)])))
+    for path in sorted(ROOT.glob("tests/*/*_test.py")):
+        name = f"{path.parent.name}/{path.stem}"
+        checks.append((name, lambda name, path=path: simple_check(name, [python, str(path)])))
     for path in sorted((ROOT / "scripts").glob("test_*.sh")):
         checks.append((f"scripts/{path.stem}", lambda name, path=path: simple_check(name, ["sh", str(path)])))
     return checks

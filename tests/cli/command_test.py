@@ -1,0 +1,709 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of check, grads, bugs, info and bench from outside: exit codes, messages, JSON, and every kind of bad input.
+
+    tests/cli/command_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build, one with sanitizers for example; default build/anyrank.
+"""
+
+import json
+import math
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests/golden"
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+LIMIT_S = 60
+FAST_S = 5.0  # for what is refused before any work; under one second where the machine is idle
+SMALL_KIB = 300 * 1024
+
+FAULTS = ["column_dx_not_reduced", "row_bias_every_rank", "row_input_grad_not_gathered", "heads_divided_twice",
+          "allreduce_aliases_input", "init_local_fan", "init_per_shard_seed", "vocab_target_off_by_shard",
+          "loss_parallel_no_max", "embedding_edge_twice", "weight_grad_leading_dims", "bias_grad_wrong_axis",
+          "norm_backward_missing"]
+
+
+class Done:
+    """How a command ended: code (negative: the signal), out, err, seconds, peak_kib."""
+
+    def __init__(self, arguments, environment=None, folder=None):
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            start = time.monotonic()
+            child = subprocess.Popen([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                     cwd=folder, env={**os.environ, **(environment or {})})
+            while True:
+                pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+                if pid:
+                    break
+                if time.monotonic() - start > LIMIT_S:
+                    child.kill()
+                    os.wait4(child.pid, 0)
+                    child.returncode = -9
+                    raise AssertionError(f"no end after {LIMIT_S} s: {arguments}")
+                time.sleep(0.002)
+            child.returncode = self.code = os.waitstatus_to_exitcode(status)
+            self.seconds = time.monotonic() - start
+            self.peak_kib = usage.ru_maxrss
+            out.seek(0)
+            err.seek(0)
+            self.out = out.read().decode("utf-8", "replace")
+            self.err = err.read().decode("utf-8", "replace")
+
+    def __str__(self):
+        return f"exit {self.code}\n{self.out}\n{self.err}"
+
+
+def run(*arguments, **options):
+    return Done(arguments, **options)
+
+
+# --- files --------------------------------------------------------------------------------------------------------------
+
+
+def raw_safetensors(header, data=b""):
+    """A file from its header, as text, bytes or an object, without a look at whether it makes sense."""
+    if not isinstance(header, (bytes, str)):
+        header = json.dumps(header)
+    if isinstance(header, str):
+        header = header.encode("utf-8")
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def read_safetensors(path):
+    """{name: [dtype, shape, bytes]}"""
+    content = pathlib.Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8:8 + length]), content[8 + length:]
+    return {name: [e["dtype"], e["shape"], data[e["data_offsets"][0]:e["data_offsets"][1]]]
+            for name, e in header.items() if name != "__metadata__"}
+
+
+def write_safetensors(path, tensors):
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    pathlib.Path(path).write_bytes(raw_safetensors(header, data))
+
+
+def i64(*values):
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+def f32(*values):
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def entry(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def malformed():
+    """[(what, bytes of the file, word of the message)]: each way in which a safetensors file can be wrong."""
+    good = entry("F32", [2], 0, 8)
+    eight = b"\0" * 8
+    dup = '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    deep = '{"a":' + "[" * 3000 + "]" * 3000 + "}"
+    return [
+        ("an empty file", b"", "HeaderTooSmall"),
+        ("seven bytes", b"\1\0\0\0\0\0\0", "HeaderTooSmall"),
+        ("a header of more than 100 MB", struct.pack("<Q", 100_000_001) + b"{}", "HeaderTooLarge"),
+        ("a header of 2^63 bytes", struct.pack("<Q", 1 << 63) + b"{}", "HeaderTooLarge"),
+        ("a header longer than the file", struct.pack("<Q", 1000) + b"{}", "InvalidHeaderLength"),
+        ("a header that is not UTF-8", raw_safetensors(b'{"\xff\xfe":1}'), "InvalidHeader"),
+        ("no header at all", raw_safetensors(b""), "InvalidHeader"),
+        ("half a JSON object", raw_safetensors('{"a":'), "InvalidHeader"),
+        ("a byte order mark", raw_safetensors(b"\xef\xbb\xbf{}"), "InvalidHeader"),
+        ("zero bytes after the header", raw_safetensors(b"{}\0\0"), "InvalidHeader"),
+        ("text after the header", raw_safetensors("{} x"), "InvalidHeader"),
+        ("an array on top", raw_safetensors("[]"), "InvalidHeader"),
+        ("JSON 3000 levels deep", raw_safetensors(deep), "InvalidHeader"),
+        ("half a surrogate pair", raw_safetensors('{"\\ud800":1}'), "InvalidHeader"),
+        ("a name with a NUL", raw_safetensors('{"\\u0000":1}'), "InvalidHeader"),
+        ("no dtype", raw_safetensors({"a": {"shape": [2], "data_offsets": [0, 8]}}, eight), "InvalidHeader"),
+        ("no shape", raw_safetensors({"a": {"dtype": "F32", "data_offsets": [0, 8]}}, eight), "InvalidHeader"),
+        ("no offsets", raw_safetensors({"a": {"dtype": "F32", "shape": [2]}}, eight), "InvalidHeader"),
+        ("an unknown dtype", raw_safetensors({"a": entry("F33", [2], 0, 8)}, eight), "InvalidHeader"),
+        ("a dtype in small letters", raw_safetensors({"a": entry("f32", [2], 0, 8)}, eight), "InvalidHeader"),
+        ("a negative extent", raw_safetensors({"a": entry("F32", [-2], 0, 8)}, eight), "InvalidHeader"),
+        ("an extent that is a real number", raw_safetensors({"a": entry("F32", [2.0], 0, 8)}, eight), "InvalidHeader"),
+        ("an extent of 2^64", raw_safetensors({"a": entry("F32", [1 << 64], 0, 8)}, eight), "InvalidHeader"),
+        ("a negative offset", raw_safetensors({"a": entry("F32", [2], -8, 0)}, eight), "InvalidHeader"),
+        ("three offsets", raw_safetensors({"a": {**good, "data_offsets": [0, 8, 8]}}, eight), "InvalidHeader"),
+        ("metadata that is a number", raw_safetensors({"__metadata__": {"a": 1}}), "InvalidHeader"),
+        ("a tensor twice", raw_safetensors(dup, eight), "InvalidHeader"),
+        ("a gap between tensors", raw_safetensors({"a": good, "b": entry("F32", [2], 16, 24)}, eight * 3), "InvalidOffset"),
+        ("tensors that overlap", raw_safetensors({"a": good, "b": entry("F32", [2], 4, 12)}, eight * 2), "InvalidOffset"),
+        ("one range twice", raw_safetensors({"a": good, "b": good}, eight), "InvalidOffset"),
+        ("a start after 0", raw_safetensors({"a": entry("F32", [2], 8, 16)}, eight * 2), "InvalidOffset"),
+        ("an end before the start", raw_safetensors({"a": entry("F32", [2], 8, 0)}, eight), "Invalid"),
+        ("more bytes than the shape", raw_safetensors({"a": entry("F32", [1], 0, 8)}, eight), "TensorInvalidInfo"),
+        ("fewer bytes than the shape", raw_safetensors({"a": entry("F32", [4], 0, 8)}, eight), "TensorInvalidInfo"),
+        ("extents whose product wraps", raw_safetensors(
+            {"a": entry("F32", [4194305, 4194305, 211106198978564], 0, 16)}, eight * 2), "ValidationOverflow"),
+        ("bytes that wrap", raw_safetensors({"a": entry("F32", [1 << 62], 0, 0)}), "ValidationOverflow"),
+        ("half a byte", raw_safetensors({"a": entry("F4", [3], 0, 2)}, b"\0\0"), "MisalignedSlice"),
+        ("bytes after the last tensor", raw_safetensors({"a": good}, eight + b"x"), "MetadataIncompleteBuffer"),
+        ("a file that was cut off", raw_safetensors({"a": good}, b"\0" * 5), "MetadataIncompleteBuffer"),
+        ("nine dimensions", raw_safetensors({"a": entry("F32", [1] * 8 + [2], 0, 8)}, eight), "dimensions"),
+    ]
+
+
+LLAMA = {"model_type": "llama", "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 32,
+         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "initializer_range": 0.2}
+
+
+class CommandTest(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory(prefix="anyrank-cli-")
+        self.addCleanup(holder.cleanup)
+        self.folder = pathlib.Path(holder.name)
+
+    def config(self, name="model", **changes):
+        """A folder with a small Llama's config.json; a change to None leaves the key out."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        content = {key: value for key, value in {**LLAMA, **changes}.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+        return folder
+
+    def golden(self, name="gpt2-tiny"):
+        """A copy of a golden model, to be spoilt."""
+        folder = self.folder / name
+        if not folder.exists():
+            folder.mkdir()
+            for file in ("config.json", "model.safetensors", "batch.safetensors"):
+                shutil.copy(GOLDEN / name / file, folder / file)
+        return folder
+
+    def sane(self, done):
+        """No crash, no sanitizer's report, no colours."""
+        self.assertGreaterEqual(done.code, 0, str(done))
+        for sign in ("Sanitizer", "runtime error:", "\x1b"):
+            self.assertNotIn(sign, done.out + done.err)
+
+    def refused(self, *arguments, says, code=2, fast=True, **options):
+        """Exit 2, nothing on stdout, one clear message on stderr, quickly and with little memory."""
+        done = run(*arguments, **options)
+        self.sane(done)
+        self.assertEqual((done.code, done.out), (code, ""), str(done))
+        self.assertTrue(done.err.startswith("anyrank"), done.err)
+        self.assertLessEqual(done.err.count("\n"), 3, done.err)
+        for word in [says] if isinstance(says, str) else says:
+            self.assertIn(word, done.err)
+        if fast and "san" not in COMMAND:
+            self.assertLess(done.seconds, FAST_S, str(arguments))
+            self.assertLess(done.peak_kib, SMALL_KIB, str(arguments))
+        return done
+
+    def passes(self, *arguments, code=0, **options):
+        done = run(*arguments, **options)
+        self.sane(done)
+        self.assertEqual((done.code, done.err), (code, ""), str(done))
+        return done
+
+    def result(self, *arguments, code=0):
+        done = self.passes(*arguments, "--json", "-", code=code)
+        return json.loads(done.out, parse_constant=lambda name: self.fail(f"{name} is no JSON"))
+
+
+# --- what a good run prints and writes ---------------------------------------------------------------------------------
+
+
+SMALL = ("--batch", "2", "--seq", "8", "--skip-f64")
+
+
+class Check(CommandTest):
+    def test_text_ends_with_the_verdict(self):
+        done = self.passes("check", self.config(), "--tp", "2", *SMALL)
+        self.assertIn("the same bits", done.out.strip().splitlines()[-1])
+        self.assertIn("tp=2", done.out)
+        self.assertEqual(self.passes("check", self.config(), "--tp", "2", "--quiet", *SMALL).out, "")
+
+    def test_json_has_every_key(self):
+        result = self.result("check", self.config(), "--tp", "2", "--batch", "2", "--seq", "8")
+        self.assertEqual({key: result[key] for key in ("tool", "command", "numerics", "device", "result")},
+                         {"tool": "anyrank", "command": "check", "numerics": "exact", "device": "cpu", "result": "same"})
+        self.assertRegex(result["version"], r"^\d+\.\d+\.\d+$")
+        (model,) = result["models"]
+        self.assertIsNone(model["gradcheck"])
+        # embedding and head 40*16, q and o 16*16, k and v 8*16, gate, up, down 24*16, three norms
+        self.assertEqual(model["parameters"], 2 * 640 + 2 * 256 + 2 * 128 + 3 * 384 + 3 * 16)
+        baseline = model["baseline"]
+        self.assertRegex(baseline["weights_hash"] + baseline["gradients_hash"], r"^[0-9a-f]{128}$")
+        self.assertEqual(len(baseline["loss"]), 1)
+        self.assertTrue(0.0 < baseline["max_error_vs_f64"] < 1e-5)
+        (one,) = model["runs"]
+        self.assertEqual(one["layout"], {"world": 2, "tp": 2, "dp": 1, "cp": 1, "pp": 1, "sp": False, "zero": 0,
+                                         "micro_batches": 1, "samples_per_rank": [2]})
+        self.assertEqual((one["result"], one["tensors_different"], one["elements_different"], one["max_ulp"]),
+                         ("same", 0, 0, 0))
+        self.assertGreater(one["tensors"], 50)
+        self.assertGreater(one["elements"], model["parameters"])
+        self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
+        self.assertGreaterEqual(one["bytes"]["counted"], one["bytes"]["per_rank_max"])
+        self.assertGreaterEqual(2 * one["bytes"]["per_rank_max"], one["bytes"]["counted"])
+        self.assertTrue(set(one["collectives"]) <= {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                                                    "broadcast", "exchange", "barrier"})
+        self.assertGreater(one["collectives"]["all_reduce"], 0)
+        self.assertGreater(one["peak_bytes_per_rank"]["weights"], 0)
+        self.assertGreater(one["peak_bytes_per_rank"]["activations_peak"], 0)
+        self.assertGreater(one["seconds"], 0)
+        self.assertEqual((one["loss"], one["weights_hash"], one["gradients_hash"]),
+                         (baseline["loss"], baseline["weights_hash"], baseline["gradients_hash"]))
+        self.assertIsNone(one["first_difference"])
+        self.assertIsNone(one["error"])
+
+    def test_json_of_a_difference_tells_where(self):
+        result = self.result("check", self.config(), "--tp", "2", *SMALL, "--inject", "norm_backward_missing", code=1)
+        self.assertEqual(result["result"], "different")
+        first = result["models"][0]["runs"][0]["first_difference"]
+        self.assertEqual({key: first[key] for key in ("step", "pass", "tensor", "layer", "rank", "actual")},
+                         {"step": 1, "pass": "backward", "tensor": "model.layers.0.post_attention_layernorm:bwd",
+                          "layer": 0, "rank": 0, "actual": 0.0})
+        self.assertEqual((len(first["index"]), len(first["local_index"])), (3, 3))
+        self.assertNotEqual(first["reference"], 0.0)
+        self.assertGreater(first["ulp"], 0)
+        self.assertTrue(0 < first["elements_different"] <= first["elements"] == 2 * 8 * 16)
+        self.assertIn("norm", first["hint"])
+        self.assertTrue(first["pattern"])
+
+    def test_layouts_are_those_asked_for(self):
+        def layouts(*arguments):
+            return [r["layout"]["tp"] for r in self.result("check", *arguments, *SMALL)["models"][0]["runs"]]
+        self.assertEqual(layouts(self.config(num_key_value_heads=4), "--sweep", "8"), [1, 2, 4])
+        self.assertEqual(layouts(self.config(num_key_value_heads=4)), [2, 4])
+        self.assertEqual(layouts(self.config(num_key_value_heads=1)), [1])
+        self.assertEqual(layouts(self.config(), "--tp", "1", "--mlp-order", "row-column"), [1])
+
+    def test_hashes_do_not_depend_on_layout_order_collectives_or_threads(self):
+        hashes = set()
+        for options in (("--tp", 1), ("--tp", 2), ("--tp", 4), ("--tp", 4, "--mlp-order", "row-column"),
+                        ("--tp", 4, "--collectives", "ring"), ("--tp", 2, "--threads", 3)):
+            runs = self.result("check", self.config(num_key_value_heads=4), *options, *SMALL)["models"][0]["runs"]
+            hashes |= {(r["weights_hash"], r["gradients_hash"]) for r in runs}
+        self.assertEqual(len(hashes), 1)
+
+    def test_golden_weights_are_read(self):
+        result = self.result("check", GOLDEN / "llama-gqa-tiny", "--tp", "2", *SMALL)
+        self.assertEqual(result["result"], "same")
+        other = self.result("check", GOLDEN / "llama-gqa-tiny", "--tp", "2", "--seed", "5", *SMALL)
+        self.assertEqual(result["models"][0]["baseline"]["weights_hash"],
+                         other["models"][0]["baseline"]["weights_hash"])
+
+    def test_each_fault_without_a_model_picks_one_where_it_matters(self):
+        for fault in FAULTS:
+            with self.subTest(fault=fault):
+                # 240 bytes: the text's first byte above 127 is the last of them.
+                done = self.passes("check", "--inject", fault, "--batch", "4", "--seq", "60", "--skip-f64", code=1)
+                self.assertIn(f"injected: {fault}", done.out)
+                self.assertIn("hint", done.out)
+
+    def test_an_infinity_or_nan_is_a_string(self):
+        folder = self.golden()
+        tensors = read_safetensors(folder / "model.safetensors")
+        for name, tensor in tensors.items():
+            if "weight" in name and "ln_" not in name:
+                tensor[2] = f32(*([3e38] * (len(tensor[2]) // 4)))
+        write_safetensors(folder / "model.safetensors", tensors)
+        done = run("check", folder, "--tp", "2", *SMALL, "--json", "-")
+        self.sane(done)
+        self.assertEqual(done.code, 0, str(done))
+        result = json.loads(done.out, parse_constant=lambda name: self.fail(f"{name} is no JSON"))
+        self.assertEqual(result["models"][0]["baseline"]["loss"], ["NaN"])
+        self.assertIn("NaN", self.passes("check", folder, "--tp", "2", *SMALL).out)
+
+
+class Grads(CommandTest):
+    def test_files_and_json(self):
+        out = self.folder / "out"
+        result = self.result("grads", GOLDEN / "gpt2-tiny", "--input", GOLDEN / "gpt2-tiny/batch.safetensors", "--out",
+                             out, "--tp", "2")
+        self.assertEqual((result["tool"], result["command"], result["result"]), ("anyrank", "grads", "same"))
+        self.assertRegex(result["outputs_hash"], "^[0-9a-f]{64}$")
+        self.assertEqual(sorted(os.listdir(out)), ["grads.safetensors", "outputs.safetensors"])
+        self.assertEqual([pathlib.Path(f).name for f in result["files"]], ["outputs.safetensors", "grads.safetensors"])
+        outputs, grads = (read_safetensors(out / f"{name}.safetensors") for name in ("outputs", "grads"))
+        self.assertEqual(set(outputs), {"logits", "loss", "hidden_states.0", "hidden_states.1", "hidden_states.2"})
+        expected = read_safetensors(GOLDEN / "gpt2-tiny/grads.safetensors")
+        self.assertEqual({n: t[:2] for n, t in grads.items()}, {n: t[:2] for n, t in expected.items()})
+        self.assertEqual(result["tensors"], len(outputs) + len(grads))
+        (loss,) = struct.unpack("<f", outputs["loss"][2])
+        self.assertEqual(result["loss"], [loss])
+        (reference,) = struct.unpack("<f", read_safetensors(GOLDEN / "gpt2-tiny/outputs.safetensors")["loss"][2])
+        self.assertLess(abs(loss - reference) / reference, 1e-5)
+
+    def test_a_block(self):
+        out = self.folder / "out"
+        done = self.passes("grads", "--block", GOLDEN / "block-gqa", "--out", out, "--tp", "3")
+        self.assertIn("block.safetensors", done.out)
+        self.assertIn("hash", done.out.strip().splitlines()[-1])
+        tensors = read_safetensors(out / "block.safetensors")
+        self.assertEqual(set(tensors), set(read_safetensors(GOLDEN / "block-gqa/expected_f64.safetensors")))
+
+    def test_masks_and_labels_are_used(self):
+        folder = self.golden()
+        hashes = set()
+        size = 2 * 32
+        ids = read_safetensors(folder / "batch.safetensors")["input_ids"]
+        ones, half = i64(*[1] * size), i64(*([1] * 16 + [0] * 16) * 2)
+        zero4, low4 = f32(*[0.0] * 1024), f32(*[-math.inf if c % 32 > 20 else 0.0 for c in range(1024)])
+        extras = [{}, {"attention_mask": ["I64", [2, 32], half]}, {"labels": ["I64", [2, 32], i64(*[-100, 7] * 32)]},
+                  {"attention_mask": ["F32", [1, 1, 32, 32], low4]}]
+        same = [{"attention_mask": ["I64", [2, 32], ones]}, {"labels": ids},
+                {"attention_mask": ["F32", [2, 32], f32(*[1.0] * size)]},
+                {"attention_mask": ["F32", [1, 1, 32, 32], zero4]}]
+        for extra in extras + same:
+            write_safetensors(folder / "batch.safetensors", {"input_ids": ids, **extra})
+            hashes.add(self.result("grads", folder, "--input", folder / "batch.safetensors", "--out",
+                                   self.folder / "out", "--tp", "2")["outputs_hash"])
+        self.assertEqual(len(hashes), len(extras))
+
+
+class Others(CommandTest):
+    def test_bugs_lists_every_fault(self):
+        result = self.result("bugs")
+        self.assertEqual([fault["name"] for fault in result["faults"]], FAULTS)
+        self.assertTrue(all(fault["text"] for fault in result["faults"]))
+        self.assertIn(f"{len(FAULTS)} faults", self.passes("bugs").out.strip().splitlines()[-1])
+
+    def test_info(self):
+        result = self.result("info")
+        self.assertEqual((result["tool"], result["command"]), ("anyrank", "info"))
+        for key in ("cpu", "blis", "cuda"):
+            self.assertIn(key, result)
+
+    def test_bench_gemm(self):
+        result = self.result("bench", "gemm", "--m", "16", "--n", "8", "--k", "24", "--repetitions", "3")
+        (row,) = result["rows"]
+        self.assertEqual((row["m"], row["n"], row["k"]), (16, 8, 24))
+        for key in ("native_gflops", "exact_over_native", "exact_over_native_prepared"):
+            self.assertGreater(row[key], 0)
+        self.refused("bench", "gemm", "--m", "16", says="--n")
+        self.refused("bench", says="WHAT")
+        self.refused("bench", "step", says="not in this version")
+        self.refused("bench", "nothing", says="nothing")
+
+    def test_json_to_a_file_leaves_that_file_alone_behind(self):
+        path = self.folder / "result.json"
+        path.write_text("old", encoding="utf-8")
+        self.passes("check", self.config(), "--tp", "2", *SMALL, "--json", path)
+        self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["result"], "same")
+        self.assertEqual(sorted(os.listdir(self.folder)), ["model", "result.json"])
+
+
+# --- options ------------------------------------------------------------------------------------------------------------
+
+
+class Options(CommandTest):
+    def test_those_of_later_versions_say_so(self):
+        later = [("--steps", "2"), ("--sp",), ("--dp", "2"), ("--cp", "2"), ("--pp", "2"), ("--zero", "1"),
+                 ("--numerics", "native"), ("--device", "cuda"), ("--optimizer", "adamw"), ("--lr", "0.1"),
+                 ("--clip", "1"), ("--dropout", "0.1"), ("--gradcheck",), ("--micro-batches", "2"),
+                 ("--list-tensors",), ("--trace", "x"), ("--timeline", "x.html")]
+        for option in later:
+            with self.subTest(option=option):
+                self.refused("check", self.config(), *option, says=[option[0], "not in this version"])
+        for option in (("--sp",), ("--dp", "2"), ("--numerics", "native"), ("--device", "cuda"), ("--per-rank",),
+                       ("--sensitivity",)):
+            with self.subTest(option=option):
+                self.refused("grads", self.config(), "--input", "x", "--out", self.folder / "out", *option,
+                             says=[option[0], "not in this version"])
+        self.refused("bugs", "--run", says="not in this version")
+        self.assertEqual(os.listdir(self.folder), ["model"])
+
+    def test_unknown_ones_name_the_nearest(self):
+        for wrong, near in (("--bacth", "--batch"), ("--tpp", "--tp"), ("--injekt", "--inject"), ("--swep", "--sweep"),
+                            ("--colectives", "--collectives")):
+            self.refused("check", wrong, "2", says=[wrong, f"did you mean {near}"])
+        self.refused("grads", "--inptu", "x", says="--input")
+        self.refused("check", "--inject", "column_dx_not_reducd", says="column_dx_not_reduced")
+        self.refused("check", "llama-dmeo", says="llama-demo")
+
+    def test_values_are_checked(self):
+        model = self.config()
+        for option, value, says in (("--tp", "0", "--tp"), ("--tp", "-1", "--tp"), ("--tp", "two", "--tp"),
+                                    ("--tp", "2x", "--tp"), ("--tp", "99999999999999999999", "--tp"),
+                                    ("--batch", "0", "--batch"), ("--seq", "0", "--seq"), ("--seq", "", "--seq"),
+                                    ("--seed", "-1", "--seed"), ("--seed", "18446744073709551616", "--seed"),
+                                    ("--threads", "0", "--threads"), ("--timeout", "nan", "--timeout"),
+                                    ("--timeout", "0", "--timeout"), ("--numerics", "exactly", "--numerics"),
+                                    ("--mlp-order", "column", "--mlp-order"), ("--collectives", "rings", "ring"),
+                                    ("--inject", "nothing", "nothing"), ("--sweep", "0", "--sweep")):
+            with self.subTest(option=option, value=value):
+                self.refused("check", model, option, value, says=says)
+        self.refused("check", model, "--tp", says="--tp")
+        self.refused("check", model, "another", says="another")
+        self.refused("grads", model, "--input", "x", says="--out")
+        self.refused("grads", model, "--out", "x", says="--input")
+        self.refused("grads", "--out", "x", says="MODEL")
+        self.refused("grads", model, "--block", "x", "--out", "x", says="--block")
+
+    def test_no_colour_codes_whatever_the_terminal(self):
+        environment = {"TERM": "xterm-256color", "CLICOLOR_FORCE": "1"}
+        self.passes("check", self.config(), "--tp", "2", *SMALL, environment=environment)
+        self.passes("check", self.config(), "--tp", "2", *SMALL, "--inject", "init_local_fan", code=1,
+                    environment=environment)
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------------
+
+
+class Configs(CommandTest):
+    def check_refused(self, folder, says, *more):
+        return self.refused("check", folder, *(more or ("--tp", "2")), "--batch", "1", "--seq", "4", says=says)
+
+    def test_files_that_are_no_config(self):
+        folder = self.config()
+        path = folder / "config.json"
+        for content, says in ((b"", "config.json"), (b"{", "config.json"), (b"[]", "config.json"),
+                              (b'{"model_type": "llama",}', "line 1"), (b"\xff\xfe", "config.json"),
+                              (b"[" * 100000, "config.json"), (b'{"model_type": 1}', "model_type"),
+                              (b"{}", "model_type"), (b'{"model_type": "llama", "model_type": "gpt2"}', "model_type"),
+                              (b'{"model_type": "mamba"}', "mamba"), (b'{"model_type": "lama"}', "lama")):
+            with self.subTest(content=content[:40]):
+                path.write_bytes(content)
+                self.check_refused(folder, says)
+        path.unlink()
+        self.check_refused(folder, "config.json")
+        path.mkdir()
+        self.check_refused(folder, "config.json")
+
+    def test_missing_and_ill_typed_keys(self):
+        for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+            for value in (None, 0, -4, 1.5, "16", [16], True):
+                with self.subTest(key=key, value=value):
+                    self.check_refused(self.config(**{key: value}), key)
+            for value in (1 << 63, 1 << 65):
+                self.check_refused(self.config(**{key: value}), ["line 1", str(value)])
+        self.check_refused(self.config(hidden_act="swoosh"), ["hidden_act", "swoosh"])
+        self.check_refused(self.config(rms_norm_eps=-1.0), "eps")
+        self.check_refused(self.config(rope_theta=0), "rope_theta")
+        self.check_refused(self.config(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "yarn")
+        self.check_refused(self.config(tie_word_embeddings="no"), "tie_word_embeddings")
+
+    def test_what_does_not_divide_is_named(self):
+        self.check_refused(self.config(num_attention_heads=3, num_key_value_heads=3), "num_attention_heads")
+        self.check_refused(self.config(num_key_value_heads=3), "num_key_value_heads")
+        self.check_refused(self.config(), ["heads", "3"], "--tp", "3")
+        self.check_refused(self.config(), ["heads", "4"], "--tp", "4")  # two KV heads
+        self.check_refused(self.config(), "heads", "--tp", "64")
+        self.check_refused(self.config(intermediate_size=23), ["23", "2"])
+
+    def test_absurd_sizes_are_refused_before_anything_is_allocated(self):
+        for changes in ({"hidden_size": 1 << 31}, {"vocab_size": 1 << 31}, {"intermediate_size": 1 << 31},
+                        {"num_hidden_layers": 1 << 31}, {"hidden_size": 1 << 31, "num_attention_heads": 1 << 31,
+                                                         "num_key_value_heads": 1 << 31},
+                        {"hidden_size": 1 << 40, "vocab_size": 1 << 40}, {"max_position_embeddings": 1 << 31},
+                        {"head_dim": 1 << 31}, {"hidden_size": 1 << 20, "intermediate_size": 1 << 22,
+                                                "num_hidden_layers": 100}):
+            with self.subTest(changes=changes):
+                folder = self.config(**changes)
+                if changes == {"max_position_embeddings": 1 << 31}:
+                    self.passes("check", folder, "--tp", "2", *SMALL)  # rotary: nothing is as long as that
+                    continue
+                self.check_refused(folder, "")
+                self.refused("check", folder, says="")
+        model = self.config(max_position_embeddings=1 << 40)
+        for batch, seq in ((1_000_000_000, 1_000_000_000), (1_000_000_000, 4), (1, 1_000_000_000), (1, 1_000_000)):
+            with self.subTest(batch=batch, seq=seq):
+                self.refused("check", model, "--tp", "2", "--batch", batch, "--seq", seq, says="")
+        self.refused("check", self.config(), "--seq", "33", says=["33", "32"])
+        gpt2 = {"model_type": "gpt2", "vocab_size": 40, "n_embd": 16, "n_head": 4, "n_layer": 1,
+                "n_positions": 1 << 40}
+        (folder := self.folder / "gpt2").mkdir()
+        (folder / "config.json").write_text(json.dumps(gpt2), encoding="utf-8")
+        self.check_refused(folder, "")
+
+
+class Files(CommandTest):
+    def input_refused(self, path, says):
+        out = self.folder / "out"
+        self.refused("grads", self.golden(), "--input", path, "--out", out, says=says)
+        self.assertFalse(out.exists(), "a refused input leaves a folder behind")
+
+    def test_malformed_safetensors_as_weights_and_as_input(self):
+        folder, path = self.golden(), self.folder / "bad.safetensors"
+        for what, content, says in malformed():
+            with self.subTest(what=what):
+                (folder / "model.safetensors").write_bytes(content)
+                self.refused("check", folder, "--tp", "2", "--batch", "1", "--seq", "4",
+                             says=[says, "model.safetensors"])
+                path.write_bytes(content)
+                self.input_refused(path, [says, "bad.safetensors"])
+
+    def spoil(self, change):
+        """The golden weights with one thing changed."""
+        folder = self.golden()
+        tensors = read_safetensors(GOLDEN / "gpt2-tiny/model.safetensors")
+        change(tensors)
+        write_safetensors(folder / "model.safetensors", tensors)
+        return folder
+
+    def test_weights_that_are_not_the_models(self):
+        name = next(n for n in read_safetensors(GOLDEN / "gpt2-tiny/model.safetensors") if "h.1.mlp.c_fc.weight" in n)
+
+        def poke(value):
+            def change(tensors):
+                content = bytearray(tensors[name][2])
+                content[40:44] = f32(value)
+                tensors[name][2] = bytes(content)
+            return change
+
+        cases = [
+            (lambda t: t.pop(name), [name, "missing"]),
+            (lambda t: t.update({"extra.weight": ["F32", [1], f32(0.0)]}), "extra.weight"),
+            (lambda t: t[name].__setitem__(1, t[name][1][::-1]), [name, "64", "256"]),
+            (lambda t: t[name].__setitem__(1, [len(t[name][2]) // 4]), name),
+            (lambda t: t[name].__setitem__(0, "I32"), [name, "I32"]),
+            (lambda t: t[name].__setitem__(0, "U32"), [name, "U32"]),
+            (poke(math.nan), [name, "NaN", "10"]),
+            (poke(math.inf), [name, "infinity", "10"]),
+            (poke(-math.inf), [name, "infinity"]),
+            (lambda t: t.clear(), "missing"),
+        ]
+        for change, says in cases:
+            with self.subTest(says=says):
+                folder = self.spoil(change)
+                self.refused("check", folder, "--tp", "2", "--batch", "1", "--seq", "4", says=says)
+                self.refused("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out",
+                             says=says)
+        self.assertFalse((self.folder / "out").exists())
+
+    def test_sharded_weights_that_do_not_fit(self):
+        folder = self.golden()
+        (folder / "model.safetensors").rename(folder / "part.safetensors")
+        names = list(read_safetensors(folder / "part.safetensors"))
+        whole = {name: "part.safetensors" for name in names}
+        index = folder / "model.safetensors.index.json"
+
+        def check(weight_map, says):
+            index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
+            self.refused("check", folder, "--tp", "2", "--batch", "1", "--seq", "4", says=says)
+        check({**whole, names[0]: "../part.safetensors"}, "..")
+        check({**whole, names[0]: "no.safetensors"}, "no.safetensors")
+        check({**whole, "nobody": "part.safetensors"}, "nobody")
+        check({name: file for name, file in whole.items() if name != names[3]}, names[3])
+        check({**whole, names[0]: 7}, names[0])
+        index.write_text("{", encoding="utf-8")
+        self.refused("check", folder, "--tp", "2", says="index.json")
+        index.write_text(json.dumps({"weight_map": whole}), encoding="utf-8")
+        self.passes("check", folder, "--tp", "2", *SMALL)
+
+    def test_inputs_that_do_not_fit(self):
+        path = self.folder / "input.safetensors"
+        good = ["I64", [1, 4], i64(1, 2, 3, 4)]
+        nan, inf = f32(*[math.nan] + [0.0] * 15), f32(*[0.0] * 15 + [math.inf])
+        cases = [
+            ({}, "input_ids"),
+            ({"input_ids": ["I64", [4], i64(1, 2, 3, 4)]}, "input_ids"),
+            ({"input_ids": ["I64", [0, 4], b""]}, "input_ids"),
+            ({"input_ids": ["I64", [1, 0], b""]}, "input_ids"),
+            ({"input_ids": ["F32", [1, 4], f32(1, 2, 3, 4)]}, ["input_ids", "F32"]),
+            ({"input_ids": ["I64", [1, 4], i64(1, 256, 3, 4)]}, ["input_ids[0, 1]", "256"]),
+            ({"input_ids": ["I64", [1, 4], i64(1, 2, 3, -1)]}, ["input_ids[0, 3]", "-1"]),
+            ({"input_ids": ["I64", [1, 4], i64(1 << 62, 2, 3, 4)]}, "input_ids[0, 0]"),
+            ({"input_ids": ["U64", [1, 4], struct.pack("<4Q", 1, 2, 3, (1 << 64) - 1)]}, "input_ids"),
+            ({"input_ids": ["I64", [1, 65], i64(*range(65))]}, ["65", "64"]),
+            ({"input_ids": good, "labels": ["I64", [1, 4], i64(1, 2, 300, 4)]}, ["labels[0, 2]", "300"]),
+            ({"input_ids": good, "labels": ["I64", [1, 4], i64(1, -1, 3, 4)]}, ["labels[0, 1]", "-1"]),
+            ({"input_ids": good, "labels": ["I64", [4], i64(1, 2, 3, 4)]}, "labels"),
+            ({"input_ids": good, "labels": ["F32", [1, 4], f32(1, 2, 3, 4)]}, ["labels", "F32"]),
+            ({"input_ids": good, "attention_mask": ["I64", [1, 4], i64(1, 1, 2, 0)]}, "attention_mask[0, 2]"),
+            ({"input_ids": good, "attention_mask": ["F32", [1, 4], f32(1, 0.5, 1, 0)]}, "attention_mask[0, 1]"),
+            ({"input_ids": good, "attention_mask": ["I64", [4], i64(1, 1, 1, 1)]}, "attention_mask"),
+            ({"input_ids": good, "attention_mask": ["I64", [1, 5], i64(1, 1, 1, 1, 1)]}, "attention_mask"),
+            ({"input_ids": good, "attention_mask": ["F32", [1, 1, 4, 4], nan]}, ["attention_mask", "NaN"]),
+            ({"input_ids": good, "attention_mask": ["F32", [1, 1, 4, 4], inf]}, ["attention_mask", "inf"]),
+            ({"input_ids": good, "attention_mask": ["F32", [2, 1, 2, 4], f32(*[0] * 16)]}, "attention_mask"),
+            ({"input_ids": good, "attention_mask": ["I64", [1, 1, 4, 4], i64(*[0] * 16)]}, ["attention_mask", "I64"]),
+            ({"input_ids": ["U8", [1, 1 << 26], bytes(1 << 26)]}, "64"),
+        ]
+        for tensors, says in cases:
+            with self.subTest(says=says):
+                write_safetensors(path, tensors)
+                out = self.folder / "out"
+                self.refused("grads", self.golden(), "--input", path, "--out", out, says=says,
+                             fast=len(tensors) != 1 or tensors.get("input_ids", [0, [0]])[1] != [1, 1 << 26])
+                self.assertFalse(out.exists())
+
+    def test_blocks_that_do_not_fit(self):
+        block, out = self.folder / "block", self.folder / "out"
+        shutil.copytree(GOLDEN / "block-mha", block)
+        case = json.loads((block / "case.json").read_text(encoding="utf-8"))
+        for change, says in (({"heads": 5}, "heads"), ({"heads": None}, "heads"), ({"hidden": "x"}, "hidden"),
+                             ({"ffn": 1 << 40}, "ffn"), ({"seq": 17}, "'x'"), ({"activation": "tan"}, "tan"),
+                             ({"eps": -1.0}, "eps"), ({"causal": 3}, "causal")):
+            with self.subTest(change=change):
+                new = {k: v for k, v in {**case, **change}.items() if v is not None}
+                (block / "case.json").write_text(json.dumps(new), encoding="utf-8")
+                self.refused("grads", "--block", block, "--out", out, says=says)
+        (block / "case.json").unlink()
+        self.refused("grads", "--block", block, "--out", out, says="case.json")
+        self.refused("grads", "--block", GOLDEN / "block-gqa", "--tp", "6", "--out", out, says="heads")
+        self.refused("grads", "--block", GOLDEN / "block-mha", "--tp", "3", "--out", out, says="heads")
+        self.assertFalse(out.exists())
+
+    def test_texts_that_cannot_be_read(self):
+        model, text = self.config(), self.folder / "text"
+        text.write_bytes(b"")
+        self.refused("check", model, "--text", text, says=["text", "empty"])
+        self.refused("check", model, "--text", self.folder / "no", says="no")
+        self.refused("check", model, "--text", self.folder, says=str(self.folder))
+        self.refused("check", model, "--text", "/dev/zero", says="/dev/zero")
+        os.mkfifo(self.folder / "pipe")
+        self.refused("check", model, "--text", self.folder / "pipe", says="pipe")
+        self.input_refused(self.folder / "pipe", "pipe")
+        self.input_refused(self.folder, str(self.folder))
+        self.input_refused(self.folder / "no", "no")
+        if os.geteuid() != 0:
+            text.write_bytes(b"abc")
+            text.chmod(0)
+            self.refused("check", model, "--text", text, says="text")
+        text.chmod(0o600)
+        text.write_bytes(b"x")
+        self.passes("check", model, "--tp", "2", "--text", text, *SMALL)
+
+    def test_places_that_cannot_be_written(self):
+        folder, file = self.golden(), self.folder / "file"
+        file.write_text("mine", encoding="utf-8")
+        batch = folder / "batch.safetensors"
+        for out in (file, file / "below", self.folder / "no" / "deeper", "/proc/nothing", ""):
+            with self.subTest(out=out):
+                self.refused("grads", folder, "--input", batch, "--out", out, says=str(out), fast=False)
+        for path in (file / "x.json", self.folder / "no" / "x.json", self.folder):
+            with self.subTest(json=path):
+                done = run("check", self.config(), "--tp", "2", *SMALL, "--json", path)
+                self.sane(done)
+                self.assertEqual(done.code, 2, str(done))
+                self.assertIn(str(path), done.err)
+        self.assertEqual(file.read_text(encoding="utf-8"), "mine")
+        self.assertEqual(sorted(os.listdir(self.folder)), ["file", "gpt2-tiny", "model"])
+
+    def test_a_full_disk_leaves_nothing_behind(self):
+        """A file size limit stands for the full disk: the write fails in the middle."""
+        folder, out = self.golden(), self.folder / "out"
+        line = 'ulimit -f 8; trap "" XFSZ; exec "$0" "$@"'
+        done = subprocess.run(["sh", "-c", line, COMMAND, "grads", folder, "--input", folder / "batch.safetensors",
+                               "--out", out], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        self.assertIn(done.returncode, (2, 3), done.stderr)
+        self.assertIn("safetensors", done.stderr)
+        self.assertEqual(os.listdir(out), [])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and os.access(sys.argv[1], os.X_OK) and not os.path.isdir(sys.argv[1]):
+        COMMAND = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
