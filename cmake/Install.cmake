@@ -1,7 +1,84 @@
-include(GNUInstallDirs)
-install(TARGETS anyrank LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# `cmake --install BUILD [--prefix P]` and `cmake --build BUILD -t uninstall`; the packages that find_package and
+# pkg-config find. Nothing installed holds the prefix, so an installed tree may be moved.
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/anyrank)
+set(doc_dir ${CMAKE_INSTALL_DATADIR}/doc/anyrank)
+
+# First of all rules: uninstalling removes the folders that installing made, and no others.
+set(folders ${CMAKE_INSTALL_BINDIR} ${CMAKE_INSTALL_LIBDIR}/pkgconfig ${package_dir} ${CMAKE_INSTALL_INCLUDEDIR}/anyrank
+  ${CMAKE_INSTALL_MANDIR}/man1 ${doc_dir}/docs ${doc_dir}/examples)
+foreach(folder bash-completion/completions zsh/site-functions fish/vendor_completions.d anyrank)
+  list(APPEND folders ${CMAKE_INSTALL_DATADIR}/${folder})
+endforeach()
+file(GLOB models RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/data CONFIGURE_DEPENDS data/*/config.json)
+foreach(model IN LISTS models)
+  get_filename_component(folder ${model} DIRECTORY)
+  list(APPEND folders ${CMAKE_INSTALL_DATADIR}/anyrank/${folder})
+endforeach()
+configure_file(${CMAKE_CURRENT_LIST_DIR}/RecordFolders.cmake.in ${CMAKE_BINARY_DIR}/RecordFolders.cmake @ONLY)
+install(SCRIPT ${CMAKE_BINARY_DIR}/RecordFolders.cmake)
+
+# --- the library, its headers, the command, the data -----------------------------------------------------------------
+install(TARGETS anyrank EXPORT anyrankTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+                                              ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY include/anyrank DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 if(TARGET anyrank_cli)
+  if(BUILD_SHARED_LIBS)
+    file(RELATIVE_PATH lib_from_command ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+    set_target_properties(anyrank_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_command}")
+  endif()
   install(TARGETS anyrank_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
-install(DIRECTORY include/anyrank DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/anyrank)
+
+# --- what is read ------------------------------------------------------------------------------------------------------
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${doc_dir})
+install(DIRECTORY docs examples DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.md" PATTERN "*.c" PATTERN man EXCLUDE)
+file(GLOB man_pages CONFIGURE_DEPENDS docs/man/*.1)
+install(FILES ${man_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES completions/anyrank.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME anyrank)
+install(FILES completions/_anyrank DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+install(FILES completions/anyrank.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+
+# --- find_package ------------------------------------------------------------------------------------------------------
+install(EXPORT anyrankTargets NAMESPACE anyrank:: DESTINATION ${package_dir})
+set(uses_openmp OFF)
+if(TARGET OpenMP::OpenMP_C AND NOT ANYRANK_SANITIZE STREQUAL "thread")
+  set(uses_openmp ON)
+endif()
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/anyrankConfig.cmake.in
+  ${CMAKE_BINARY_DIR}/package/anyrankConfig.cmake INSTALL_DESTINATION ${package_dir}
+  PATH_VARS CMAKE_INSTALL_DATADIR NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/anyrankConfigVersion.cmake
+  COMPATIBILITY SameMajorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/package/anyrankConfig.cmake ${CMAKE_BINARY_DIR}/package/anyrankConfigVersion.cmake
+  ${CMAKE_CURRENT_LIST_DIR}/FindBLIS.cmake DESTINATION ${package_dir})
+
+# --- pkg-config ----------------------------------------------------------------------------------------------------------
+# Sets `result` to the linker's flags for a library given as a path.
+function(link_flags result library)
+  get_filename_component(folder ${library} DIRECTORY)
+  get_filename_component(name ${library} NAME_WE)
+  string(REGEX REPLACE "^lib" "-l" flags ${name})
+  if(NOT folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+    string(PREPEND flags "-L${folder} ")
+  endif()
+  set(${result} ${flags} PARENT_SCOPE)
+endfunction()
+link_flags(private_libs ${BLIS_LIBRARY})
+if(uses_openmp)
+  foreach(name IN LISTS OpenMP_C_LIB_NAMES)
+    link_flags(flags ${OpenMP_${name}_LIBRARY})
+    string(APPEND private_libs " ${flags}")
+  endforeach()
+endif()
+file(RELATIVE_PATH prefix_from_pc ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" prefix_from_pc ${prefix_from_pc})
+configure_file(${CMAKE_CURRENT_LIST_DIR}/anyrank.pc.in ${CMAKE_BINARY_DIR}/package/anyrank.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/package/anyrank.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# --- uninstall -----------------------------------------------------------------------------------------------------------
+if(PROJECT_IS_TOP_LEVEL)
+  add_custom_target(uninstall COMMENT "Removing what was installed last"
+    COMMAND ${CMAKE_COMMAND} -DBUILD_DIR=${CMAKE_BINARY_DIR} -P ${CMAKE_CURRENT_LIST_DIR}/Uninstall.cmake)
+endif()

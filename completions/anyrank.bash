@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# Completion of anyrank for bash. Installed as share/bash-completion/completions/anyrank; sourcing it works as well.
+
+_anyrank() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} subcommand=${COMP_WORDS[1]}
+    local models="llama-demo gpt2-demo stack-demo"
+    local faults="column_dx_not_reduced row_bias_every_rank row_input_grad_not_gathered heads_divided_twice
+        allreduce_aliases_input init_local_fan init_per_shard_seed vocab_target_off_by_shard loss_parallel_no_max
+        embedding_edge_twice weight_grad_leading_dims bias_grad_wrong_axis norm_backward_missing"
+    local subcommands="check grads bugs bench info"
+    local common="--json --quiet --no-color --threads --seed --help --version"
+    local layout="--tp --mlp-order --collectives --timeout --numerics --device"
+    local options="$common" names=""
+    COMPREPLY=()
+
+    # bash splits --name=value at the sign.
+    if [[ $current == "=" ]]; then
+        current=""
+    elif [[ $previous == "=" ]]; then
+        previous=${COMP_WORDS[COMP_CWORD - 2]}
+    fi
+    if ((COMP_CWORD == 1)); then
+        mapfile -t COMPREPLY < <(compgen -W "$subcommands help --help --version" -- "$current")
+        return
+    fi
+    case $subcommand in
+        check)
+            options="$layout --sweep --batch --seq --text --steps --inject --skip-f64 $common" names=$models ;;
+        grads) options="$layout --input --block --out $common" names=$models ;;
+        bench) options="--m --n --k --batch --repetitions $common" names="gemm" ;;
+        info) options="--probe $common" ;;
+        help) names=$subcommands options="" ;;
+    esac
+
+    case $previous in
+        --inject) mapfile -t COMPREPLY < <(compgen -W "$faults" -- "$current"); return ;;
+        --mlp-order) mapfile -t COMPREPLY < <(compgen -W "column-row row-column" -- "$current"); return ;;
+        --collectives) mapfile -t COMPREPLY < <(compgen -W "direct ring" -- "$current"); return ;;
+        --numerics) mapfile -t COMPREPLY < <(compgen -W "exact native" -- "$current"); return ;;
+        --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda" -- "$current"); return ;;
+        --text | --json | --input) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+        --block | --out) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
+        --tp | --timeout | --sweep | --batch | --seq | --steps | --threads | --seed | --m | --n | --k | --repetitions) return ;;
+    esac
+    if [[ $current == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
+        return
+    fi
+    mapfile -t COMPREPLY < <(compgen -W "$names" -- "$current")
+    if [[ $subcommand == check || $subcommand == grads ]]; then
+        local folders
+        mapfile -t folders < <(compgen -d -- "$current")
+        if ((${#folders[@]})); then
+            compopt -o filenames 2>/dev/null
+            COMPREPLY+=("${folders[@]}")
+        fi
+    fi
+}
+complete -F _anyrank anyrank
