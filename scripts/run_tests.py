@@ -258,7 +258,7 @@ def simple_check(name, command):
     return Result(name, 0 if failed else 1, 1 if failed else 0, output=output, seconds=seconds)
 
 
-NEED_BUILD = {"check/baseline_symbols", "scripts/test_command", "cli/command_test"}
+NEED_BUILD = {"check/baseline_symbols", "scripts/test_command", "cli/command_test", "install/install_test"}
 FORMAT_MAJOR = 14  # whose output the sources are kept in
 
 
