@@ -224,10 +224,9 @@ Test(check, a_failed_run_is_a_result_with_the_table_of_ranks)
     cr_assert(run.error && run.reports && !run.has_difference);
     cr_expect(strstr(run.error, "rank 1 had enough"), "%s", run.error);
     cr_expect_str_eq(run.reports[1].status, "AR_ERR_DATA");
-    for (int r = 0; r < 3; r++) {
-        cr_expect(strstr(run.reports[r].last, "a sum"), "rank %d finished %s", r, run.reports[r].last);
-        cr_expect(strstr(run.error, run.reports[r].last), "not in the table: %s", run.reports[r].last);
-    }
+    /* The others may still be leaving the first collective when rank 1 has failed. */
+    cr_expect(strstr(run.reports[1].last, "a sum"), "rank 1 finished %s", run.reports[1].last);
+    cr_expect(strstr(run.error, run.reports[1].last), "not in the table: %s", run.reports[1].last);
     free(run.error);
     free(run.reports);
     ari_reference_fini(&ref);
