@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/command.h"
+#include "cli/json_text.h"
 #include "cli/table.h"
 #include "ref/io/json.h"
 
@@ -172,7 +173,7 @@ static json_t *json_error(const ar_check_run *u)
         json_array_append_new(ranks, json_pack("{s:i, s:s, s:s, s:s, s:f}", "rank", p->rank, "status", p->status,
                                                "last", p->last, "current", p->current, "waiting_s", p->waiting_s));
     }
-    return json_pack("{s:s, s:o}", "message", u->error, "ranks", ranks);
+    return json_pack("{s:o, s:o}", "message", ari_json_text(u->error), "ranks", ranks);
 }
 
 static json_t *json_collectives(const ar_check_run *u)
@@ -224,10 +225,14 @@ static json_t *json_model(const ar_check_report *r)
     json_t *runs = json_array();
     for (size_t i = 0; i < r->runs; i++)
         json_array_append_new(runs, json_run(r, &r->run[i]));
+    if (json_array_size(runs) != r->runs) {
+        json_decref(runs);
+        return NULL;
+    }
     json_t *baseline = json_pack("{s:s, s:s, s:[o], s:o, s:f}", "weights_hash", r->weights_hash, "gradients_hash",
                                  r->gradients_hash, "loss", ari_json_number((double)r->loss), "max_error_vs_f64",
                                  ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
-    return json_pack("{s:s, s:I, s:I, s:I, s:o, s:n, s:o}", "name", r->config.name, "parameters",
+    return json_pack("{s:o, s:I, s:I, s:I, s:o, s:n, s:o}", "name", ari_json_text(r->config.name), "parameters",
                      (json_int_t)r->parameters, "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "baseline",
                      baseline, "gradcheck", "runs", runs);
 }
@@ -244,7 +249,8 @@ json_t *ari_check_json(ar_check_report *const *reports, size_t n)
     json_object_set_new(o, "numerics", json_string("exact"));
     json_object_set_new(o, "device", json_string("cpu"));
     json_object_set_new(o, "result", json_string(result_names[worst]));
-    if (json_object_set_new(o, "models", models) != 0) {
+    const bool whole = json_array_size(models) == n;
+    if (json_object_set_new(o, "models", models) != 0 || !whole) {
         json_decref(o);
         return NULL;
     }

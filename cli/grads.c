@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "cli/command.h"
+#include "cli/json_text.h"
 #include "cli/layout.h"
 #include "cli/main.h"
 #include "cli/table.h"
@@ -76,7 +77,7 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v)
     json_t *files = json_array(), *o = ari_json_begin("grads");
     for (int i = 0; i < 2; i++) {
         if (r->file[i][0])
-            json_array_append_new(files, json_string(r->file[i]));
+            json_array_append_new(files, ari_json_text(r->file[i]));
     }
     json_object_set_new(o, "result", json_string("same"));
     json_object_set_new(o, "numerics", json_string("exact"));
