@@ -124,10 +124,13 @@ static const fault_case *case_of(ar_fault fault)
     return c;
 }
 
-static ar_status refuse_later(const check_values *v)
+static ar_status refuse(const check_values *v)
 {
     if (v->steps > 1)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--steps %d: more than one step is not in this version", v->steps);
+    if (v->layout.tp > 0 && v->sweep > 0)
+        return ar_error_set(AR_ERR_ARG, "--tp %d is one layout, --sweep %d is all up to it: give one of them",
+                            v->layout.tp, v->sweep);
     return ari_layout_check(&v->layout);
 }
 
@@ -237,7 +240,7 @@ static ar_status run(const check_values *given, int *exit_code)
     ar_fault fault = AR_FAULT_NONE;
     const char *models[MOST_MODELS] = {v.model ? v.model : "llama-demo", "gpt2-demo"};
     size_t n_models = v.model ? 1 : MOST_MODELS;
-    AR_TRY(refuse_later(&v));
+    AR_TRY(refuse(&v));
     if (v.inject) {
         AR_TRY(ar_fault_parse(&fault, v.inject));
         if (!v.model && v.layout.tp == 0 && v.sweep == 0) {
@@ -245,7 +248,8 @@ static ar_status run(const check_values *given, int *exit_code)
             models[0] = c->model;
             n_models = 1;
             v.layout.tp = c->tp;
-            v.layout.mlp_order = (int)c->order;
+            if (c->order != AR_MLP_COLUMN_ROW) /* else the one given stands */
+                v.layout.mlp_order = (int)c->order;
         }
     }
     ar_check_report *reports[MOST_MODELS] = {NULL};
