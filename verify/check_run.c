@@ -172,7 +172,14 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     AR_TRY_TO(done, st, comparison_init(&c, ref, o->tp));
     options.tap = ari_comparator_tap;
     options.tap_user = c.user;
-    if (ari_cluster_run(&result, &options) != AR_OK) {
+    const ar_status ended = ari_cluster_run(&result, &options);
+    if (ended == AR_ERR_MEMORY) { /* the machine's failure: it says nothing about the layout */
+        const char *message = ar_error_message();
+        free(result.reports);
+        st = ar_error_set(ended, "tp=%d: %.*s", o->tp, (int)strcspn(message, "\n"), message);
+        goto done;
+    }
+    if (ended != AR_OK) {
         st = keep_error(run, &result);
         goto done;
     }
