@@ -11,6 +11,7 @@
 #include "sim/plan/bytes.h"
 #include "verify/check_run.h"
 #include "verify/estimate.h"
+#include "verify/positions.h"
 #include "verify/text_batch.h"
 #include "verify/weights.h"
 
@@ -42,6 +43,7 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
         return ar_error_set(AR_ERR_SHAPE, "--seq %zu is longer than the %zu positions of %s", o->seq, c->max_positions,
                             c->name);
     AR_TRY(ari_estimate_layers(c));
+    AR_TRY(ari_check_angles(c, o->seq));
     int largest = 1;
     for (size_t i = 0; i < o->layouts; i++) {
         AR_TRY(ar_config_check_tp(c, o->tp[i], &o->plan));
@@ -52,7 +54,10 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
     return ari_estimate_fits(&e);
 }
 
-/* The binary64 baseline beside the exact one: worst gradient error, relative to each tensor's largest element. */
+enum { NOTHING_MEASURED = -1 };
+
+/* The binary64 baseline beside the exact one: worst gradient error, relative to each tensor's largest element. Infinite
+ * where one of the two alone is not finite; NaN where both hold NaN, since then nothing is known of the rest. */
 static ar_status measure_error(void *user, const char *name, char pass, int ndim, const size_t *shape,
                                const double *values)
 {
@@ -64,13 +69,25 @@ static ar_status measure_error(void *user, const char *name, char pass, int ndim
     if (i == r->count)
         return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s alone", name);
     double largest = 0.0, worst = 0.0;
+    bool blind = false;
     for (size_t k = 0; k < r->tensor[i].count; k++) {
-        largest = fmax(largest, fabs(values[k]));
-        worst = fmax(worst, fabs(values[k] - (double)r->tensor[i].values[k]));
+        const double wide = values[k], exact = (double)r->tensor[i].values[k];
+        if (isnan(wide) && isnan(exact)) {
+            blind = true;
+            continue;
+        }
+        largest = fmax(largest, fabs(wide));
+        if (wide != exact) /* fmax does not see a NaN, and infinity minus infinity is one */
+            worst = fmax(worst, isfinite(wide) && isfinite(exact) ? fabs(wide - exact) : (double)INFINITY);
     }
     /* A gradient that is zero in exact arithmetic (a key bias) has no scale of its own. */
-    if (largest > 1e-12 && worst / largest > r->max_error_vs_f64)
-        r->max_error_vs_f64 = worst / largest;
+    const double relative = worst > 0.0 && largest > 1e-12 ? worst / largest : worst > 0.0 ? NOTHING_MEASURED : 0.0;
+    if (isinf(worst))
+        r->max_error_vs_f64 = INFINITY;
+    else if (blind && !isinf(r->max_error_vs_f64))
+        r->max_error_vs_f64 = NAN;
+    else if (relative > r->max_error_vs_f64) /* never over a NaN */
+        r->max_error_vs_f64 = relative;
     return AR_OK;
 }
 
@@ -93,10 +110,13 @@ static ar_status run_baseline(ari_reference *ref, const ar_check_options *o, con
         return AR_OK;
     double unused = 0.0;
     p.what = "baseline, binary64";
-    ref->max_error_vs_f64 = 0.0;
+    ref->max_error_vs_f64 = NOTHING_MEASURED;
     b.mode = AR_MODE_F64;
     b.emit = measure_error;
-    return ar_baseline_run(c, &b, batch, &unused);
+    AR_TRY(ar_baseline_run(c, &b, batch, &unused));
+    if (ref->max_error_vs_f64 < 0.0)
+        ref->max_error_vs_f64 = NAN;
+    return AR_OK;
 }
 
 static void find_nan(ar_check_report *r, const ari_reference *ref)
@@ -144,9 +164,9 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
             .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns ? o->timeout_ns : 60000000000u}};
         const ari_traffic_case traffic = {
             .config = &r->config, .plan = o->plan, .tp = o->tp[i], .batch = o->batch, .seq = o->seq};
+        r->runs++; /* first: what a failed run has allocated is the report's to free */
         AR_TRY(ari_traffic_bytes(&r->run[i].bytes_predicted, &traffic));
         AR_TRY(ari_check_run(&r->run[i], ref, &run));
-        r->runs++;
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
     }
     return AR_OK;

@@ -14,6 +14,7 @@
 #include "verify/estimate.h"
 #include "verify/gather.h"
 #include "verify/input_batch.h"
+#include "verify/positions.h"
 #include "verify/weights.h"
 
 enum { OUTPUTS_FILE, GRADS_FILE };
@@ -98,6 +99,7 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
     if ((c->learned_positions || c->rope) && b->seq > c->max_positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", b->seq,
                             c->max_positions, c->name);
+    AR_TRY(ari_check_angles(c, b->seq));
     ari_estimate e;
     AR_TRY(ari_estimate_check(&e, c, b->batch, b->seq, o->tp, 1));
     return ari_estimate_fits(&e);
