@@ -8,14 +8,15 @@
 /* --- a rank holds another rank's shard
  * --------------------------------------------------------------------------------- */
 
-/* Whether what rank r holds in box k is, bit for bit, the reference where `from` lies. Counts distinct neighbours too:
- * a constant block equals many places and proves nothing. */
+/* Whether what rank r holds in box k is, bit for bit, the reference where `from` begins: all of that block, or, where
+ * the parts are uneven and the own one is smaller, its first part. Counts distinct neighbours too: a constant block
+ * equals many places and proves nothing. */
 static bool holds_block(const ari_grid *g, int r, size_t k, const ar_box *from, bool *varies)
 {
     const ar_box *mine = &g->d->copy[r].layout->box[k];
     size_t shift_stride[AR_MAX_DIMS], stride = 1;
     for (int i = g->d->ndim - 1; i >= 0; i--) {
-        if (mine->extent[i] != from->extent[i])
+        if (mine->extent[i] > from->extent[i])
             return false;
         shift_stride[i] = stride;
         stride *= g->shape[i];
@@ -349,15 +350,20 @@ static void look_for_cut(cut *cuts, const ari_case *c, int rank)
 static void say_tail(ari_clue *f, const ari_case *c, int dim, const cut *at, bool zero)
 {
     const ari_difference *d = c->grid.d;
-    const size_t times = at->extent / at->first_wrong;
+    const size_t times = at->extent / at->first_wrong, ranks = (size_t)d->ranks;
+    const bool by_heads = ari_is_by_heads(d) && dim == d->ndim - 1 && at->first_wrong % d->head_dim == 0;
+    const size_t unit = by_heads ? d->head_dim : 1, local = at->extent / unit, right = at->first_wrong / unit;
     const bool heads = ari_name_has(d, "attn") || ari_name_has(d, "attention") || ari_leaf_has(d, "context");
     ari_text t = ari_find(f, zero ? ARI_TRACE + 8 : ARI_SHAPE + 10);
     ari_say(&t, "%s every rank has only the first %zu of its %zu %s right",
             heads ? "heads:" : "shards:", at->first_wrong, at->extent, ari_dim_name(&c->grid, dim, true));
-    if (ari_is_by_heads(d) && dim == d->ndim - 1 && at->first_wrong % d->head_dim == 0)
-        ari_say(&t, " (%zu of %zu heads)", at->first_wrong / d->head_dim, at->extent / d->head_dim);
+    if (by_heads)
+        ari_say(&t, " (%zu of %zu heads)", right, local);
     ari_say(&t, zero ? ", the rest is zero" : ", the rest is wrong");
-    if (times == (size_t)d->ranks && at->extent % at->first_wrong == 0)
+    if (by_heads && local % ranks != 0 && right == local / ranks)
+        ari_say(&t, "; that is %zu / %d rounded down: the local head count was divided by the number of ranks twice",
+                local, d->ranks);
+    else if (times == ranks && at->extent % at->first_wrong == 0)
         ari_say(&t, "; that is 1/%zu for %d ranks: the local %s was divided by the number of ranks twice", times,
                 d->ranks, heads ? "head count" : "extent");
     else

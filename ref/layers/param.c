@@ -76,14 +76,15 @@ static void put_fresh(void *user, size_t local, size_t full)
     f->host[local] = ari_init_value(f->p->init, f->key, full, f->fan_in, f->fan_out, f->p->init_range);
 }
 
-/* The mistake of seeding every shard alike: the indices of the group's first rank. */
+/* The mistake of seeding every shard alike: the indices of the group's first rank. A single box begins at 0 there, also
+ * where the ranks' parts are of different sizes; one of several (q | k | v) at the beginning of its own part. */
 static ar_layout first_shard(const ar_layout *o, int rank)
 {
     ar_layout first = *o;
     for (size_t k = 0; k < o->nbox; k++) {
         for (int d = 0; d < o->ndim; d++) {
             ar_box *b = &first.box[k];
-            const size_t back = b->extent[d] * (size_t)rank;
+            const size_t back = o->nbox == 1 ? b->global[d] : b->extent[d] * (size_t)rank;
             if (b->extent[d] < o->shape[d] && back <= b->global[d])
                 b->global[d] -= back;
         }

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a check must not say more than it knows: memory that ran out, errors that cannot be measured, angles that have
+ * no sine, shards of different sizes. */
+#include "tests/verify/support.h"
+
+#include <math.h>
+
+#include "verify/check_run.h"
+#include "verify/positions.h"
+
+TestSuite(limits, .timeout = 100);
+
+static const int64_t ids[] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3};
+
+static ar_status body_without_memory(void *user, ar_ctx *ctx)
+{
+    (void)user;
+    (void)ctx;
+    return ar_error_set(AR_ERR_MEMORY, "no memory for a test");
+}
+
+Test(limits, memory_that_runs_out_in_a_rank_is_no_result_of_the_layout)
+{
+    ar_config c = config_of(tiny_models[TINY_STACK]);
+    const ar_batch batch = {.batch = 2, .seq = 5, .input_ids = ids};
+    ari_reference ref = {0};
+    const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &ref};
+    cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK);
+    cr_assert_eq(ari_reference_finish(&ref), AR_OK);
+    const ari_cluster_options o = {.config = &c, .tp = 2, .batch = &batch, .threads = 1, .body = body_without_memory};
+    ar_check_run run = {0};
+    cr_expect_eq(ari_check_run(&run, &ref, &o), AR_ERR_MEMORY);
+    cr_expect(strstr(ar_error_message(), "tp=2") && strstr(ar_error_message(), "no memory for a test"), "%s",
+              ar_error_message());
+    cr_expect_null(strchr(ar_error_message(), '\n'), "more than one line: %s", ar_error_message());
+    cr_expect(!run.error && !run.reports && run.result != AR_CHECK_ERROR);
+    ari_reference_fini(&ref);
+}
+
+/* What a check of a stack says of its error against binary64. */
+static double error_of(const char *range, const char *eps)
+{
+    const int tp = 1;
+    char folder[64], json[400];
+    make_folder(folder);
+    snprintf(json, sizeof json,
+             "{\"model_type\": \"anyrank-stack\", \"vocab_size\": 257, \"hidden_size\": 16, \"intermediate_size\": 24, "
+             "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"max_position_embeddings\": 128, "
+             "\"initializer_range\": %s, \"layer_norm_eps\": %s}",
+             range, eps);
+    write_file(folder, "config.json", json);
+    ar_check_options o = check_of(folder, &tp, 1, 2, 6);
+    o.skip_f64 = false;
+    ar_check_report *r = check_or_fail(&o);
+    const double error = r->max_error_vs_f64;
+    ar_check_report_destroy(r);
+    remove_folder(folder);
+    return error;
+}
+
+Test(limits, an_error_that_cannot_be_measured_is_not_told_as_zero)
+{
+    const double ordinary = error_of("0.02", "1e-5"), both = error_of("0.0", "0.0");
+    cr_expect(ordinary > 0.0 && ordinary < 1e-5, "%g", ordinary);
+    cr_expect(isnan(both), "rows of zeros without eps are NaN in both baselines, the error is told as %g", both);
+}
+
+/* A sine of such an angle is not defined: the baseline's would be NaN, and every rank would stop. */
+Test(limits, rotary_angles_of_two_to_the_twenty_are_refused)
+{
+    static const struct {
+        double theta, factor;
+        size_t seq;
+        bool fits;
+    } cases[] = {{1e4, 1.0, 1u << 20, true},  {1e4, 1.0, (1u << 20) + 1, false}, {1e4, 2.0, (1u << 20) + 1, true},
+                 {1e-3, 1.0, 2, true},        {1e-3, 1.0, 1u << 20, false},      {1e-300, 1.0, 1, false},
+                 {1e300, 1.0, 1u << 20, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ar_config c = config_of(tiny_models[TINY_LLAMA]);
+        c.rope_theta = cases[i].theta;
+        c.rope_factor = cases[i].factor;
+        const ar_status st = ari_check_angles(&c, cases[i].seq);
+        cr_expect_eq(st, cases[i].fits ? AR_OK : AR_ERR_CONFIG, "theta %g, factor %g, %zu positions: %s",
+                     cases[i].theta, cases[i].factor, cases[i].seq, ar_status_name(st));
+    }
+    const ar_config without = config_of(tiny_models[TINY_STACK]);
+    cr_expect_eq(ari_check_angles(&without, 1u << 24), AR_OK);
+}
+
+/* 257 ids over 2, 3 or 4 ranks: the last rank has fewer, and its rows are the first ones of rank 0. */
+Test(limits, shards_of_different_sizes_that_were_seeded_alike_are_recognised)
+{
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
+    for (int tp = 2; tp <= 4; tp++) {
+        ar_check_options o = check_of(folder, &tp, 1, 1, 4);
+        o.fault = AR_FAULT_init_per_shard_seed;
+        ar_check_report *r = check_or_fail(&o);
+        cr_expect_str_eq(r->run[0].first.tensor, "model.embed_tokens.weight:init");
+        cr_expect(strstr(r->run[0].first.hint, "seeded alike"), "tp=%d: %s", tp, r->run[0].first.hint);
+        ar_check_report_destroy(r);
+    }
+    remove_folder(folder);
+}
