@@ -18,7 +18,7 @@ ar_status ari_config_llama(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_config_dim(at, "vocab_size", &c->vocab));
     AR_TRY(ari_config_dim(at, "hidden_size", &c->hidden));
     AR_TRY(ari_config_dim(at, "intermediate_size", &c->ffn));
-    AR_TRY(ari_config_dim(at, "num_hidden_layers", &c->layers));
+    AR_TRY(ari_json_size(at, "num_hidden_layers", 1, ARI_CONFIG_MAX_LAYERS, &c->layers));
     AR_TRY(ari_config_dim(at, "num_attention_heads", &c->heads));
     c->kv_heads = c->heads;
     AR_TRY(ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads));
@@ -47,7 +47,7 @@ ar_status ari_config_gpt2(ar_config *c, const ari_json_at *at)
     c->norm_eps = 1e-5;
     AR_TRY(ari_config_dim(at, "vocab_size", &c->vocab));
     AR_TRY(ari_config_dim(at, "n_embd", &c->hidden));
-    AR_TRY(ari_config_dim(at, "n_layer", &c->layers));
+    AR_TRY(ari_json_size(at, "n_layer", 1, ARI_CONFIG_MAX_LAYERS, &c->layers));
     AR_TRY(ari_config_dim(at, "n_head", &c->heads));
     AR_TRY(ari_config_dim(at, "n_positions", &c->max_positions));
     c->kv_heads = c->heads;
@@ -76,7 +76,7 @@ ar_status ari_config_stack(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_config_dim(at, "vocab_size", &c->vocab));
     AR_TRY(ari_config_dim(at, "hidden_size", &c->hidden));
     AR_TRY(ari_config_dim(at, "intermediate_size", &c->ffn));
-    AR_TRY(ari_config_dim(at, "num_hidden_layers", &c->layers));
+    AR_TRY(ari_json_size(at, "num_hidden_layers", 1, ARI_CONFIG_MAX_LAYERS, &c->layers));
     AR_TRY(ari_config_dim(at, "num_attention_heads", &c->heads));
     c->kv_heads = c->heads;
     AR_TRY(ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads));

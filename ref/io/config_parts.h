@@ -7,6 +7,8 @@
 
 /* A dimension of a model: large enough for any, small enough that a product of two fits in 64 bits. */
 #define ARI_CONFIG_MAX_DIM ((size_t)1 << 31)
+/* Layers are walked one by one before anything is refused for its size. */
+#define ARI_CONFIG_MAX_LAYERS ((size_t)1 << 16)
 
 /* One reader for each model_type: fills in what differs from zero and refuses what it does not know how to compute.
  * Checks over several keys are ari_config_check's. */
