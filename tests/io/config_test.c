@@ -344,7 +344,7 @@ Test(config, sizes_whose_products_overflow_are_absurd)
         "\"num_hidden_layers\":1,\"num_attention_heads\":1}",
         "{\"model_type\":\"llama\",\"vocab_size\":1,\"hidden_size\":2,\"intermediate_size\":1,"
         "\"num_hidden_layers\":1,\"num_attention_heads\":2147483648,\"head_dim\":2147483648}",
-        "{\"model_type\":\"gpt2\",\"vocab_size\":1,\"n_embd\":65536,\"n_layer\":2147483648,\"n_head\":1,"
+        "{\"model_type\":\"gpt2\",\"vocab_size\":1,\"n_embd\":1073741824,\"n_layer\":65536,\"n_head\":1,"
         "\"n_positions\":1}",
         "{\"model_type\":\"gpt2\",\"vocab_size\":1,\"n_embd\":1073741824,\"n_layer\":1,\"n_head\":1,"
         "\"n_positions\":2147483648}"};
@@ -353,6 +353,14 @@ Test(config, sizes_whose_products_overflow_are_absurd)
         cr_expect_eq(ar_config_parse(&c, bad[i], strlen(bad[i]), "x"), AR_ERR_CONFIG, "%s", bad[i]);
         cr_expect_not_null(strstr(ar_error_message(), "absurd"), "%s", ar_error_message());
     }
+}
+
+Test(config, more_layers_than_anybody_has_are_refused_by_name)
+{
+    ar_config c;
+    cr_expect_eq(parse_with(&c, LLAMA, "num_hidden_layers", "65537"), AR_ERR_CONFIG);
+    cr_expect_not_null(strstr(ar_error_message(), "num_hidden_layers"), "%s", ar_error_message());
+    cr_expect_eq(parse_with(&c, GPT2, "n_layer", "65536"), AR_OK, "%s", ar_error_message());
 }
 
 Test(config, an_unknown_model_type_lists_the_known_ones)
