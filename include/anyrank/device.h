@@ -176,7 +176,10 @@ struct ar_device {
 };
 
 /** The CPU device, with `threads` threads a kernel (a rank's share of the cores). Gives; ar_device_destroy.
- *  Errors: AR_ERR_ARG (threads < 1), AR_ERR_DATA (flush-to-zero is on in this thread), AR_ERR_MEMORY. */
+ *  Its exact products take the fastest path that CPUID offers, or the one that the environment variable
+ *  ANYRANK_EXACT_PATH ("portable", "ifma") names: the same bits either way.
+ *  Errors: AR_ERR_ARG (threads < 1, another value of that variable), AR_ERR_UNSUPPORTED (a path that this processor
+ *  lacks), AR_ERR_DATA (flush-to-zero is on in this thread), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cpu_create(ar_device **gives, int threads);
 void ar_device_destroy(ar_device *d);
 
@@ -192,7 +195,7 @@ typedef struct ar_cpu_info {
     char blis_version[32];
     char blis_kernels[32]; /* "skx", "haswell", ... */
     char blis_reason[96];  /* why these */
-    char exact_path[32];   /* "portable" */
+    char exact_path[32];   /* "portable" or "ifma"; "refused": ANYRANK_EXACT_PATH asks for what is not there */
     int cores;
 } ar_cpu_info;
 void ar_cpu_info_get(ar_cpu_info *out);

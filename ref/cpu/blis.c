@@ -12,6 +12,7 @@
 #endif
 
 #include "anyrank/device.h"
+#include "ref/cpu/gemm_paths.h"
 
 /* BLIS 0.9.0 does not know processors younger than itself and falls back to kernels that are several times slower; it
  * reads BLIS_ARCH_TYPE once, when it is first used, as a number of an enumeration that changes from version to version
@@ -148,7 +149,9 @@ void ar_cpu_info_get(ar_cpu_info *out)
     blis_reason(out->blis_reason, sizeof out->blis_reason);
     bli_init(); /* the query below aborts on a library that is not initialised */
     (void)snprintf(out->blis_kernels, sizeof out->blis_kernels, "%s", bli_arch_string(bli_arch_query_id()));
-    (void)snprintf(out->exact_path, sizeof out->exact_path, "portable");
+    ari_exact_choice exact = ARI_EXACT_PORTABLE;
+    const bool refused = ari_exact_choose(&exact) != AR_OK;
+    (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : ari_exact_name(exact));
     cpu_set_t cores;
     CPU_ZERO(&cores);
     out->cores = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;

@@ -8,6 +8,7 @@
 
 #include "ref/core/size.h"
 #include "ref/cpu/contract_kernels.h"
+#include "ref/cpu/gemm_paths.h"
 #include "ref/cpu/row_kernels.h"
 
 static const ar_device_ops cpu_ops = {
@@ -24,8 +25,6 @@ static const ar_device_ops cpu_ops = {
     .packed_create = ari_cpu_packed_create,
     .packed_destroy = ari_cpu_packed_destroy,
     .pack = ari_cpu_pack,
-    .gemm_i64 = ari_cpu_gemm_i64,
-    .gemm_round = ari_cpu_gemm_round,
     .round_i64 = ari_cpu_round_i64,
     .acc_add = ari_cpu_acc_add,
     .acc_raise = ari_cpu_acc_raise,
@@ -52,6 +51,12 @@ static const ar_device_ops cpu_ops = {
     .ce_backward = ari_cpu_ce_backward,
 };
 
+/* An instance has a table of its own, since the exact products depend on the processor (gemm_paths.h). */
+typedef struct cpu_device {
+    ar_device base;
+    ar_device_ops ops;
+} cpu_device;
+
 /* Subnormals are part of the numbers that are promised: bits 15 (flush to zero) and 6 (denormals are zero) of MXCSR
  * must be clear. They are per thread; a library linked with -ffast-math sets them behind one's back. */
 static ar_status check_subnormals(void)
@@ -69,11 +74,15 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
     void *memory = NULL;
     if (!gives || threads < 1)
         return ar_error_set(AR_ERR_ARG, "cpu device: %d threads, expected at least 1", threads);
+    ari_exact_choice exact = ARI_EXACT_PORTABLE;
     AR_TRY(check_subnormals());
-    AR_TRY(ari_alloc(&memory, 1, sizeof(ar_device), "the cpu device"));
-    ar_device *d = memory;
-    *d = (ar_device){.ops = &cpu_ops, .threads = threads};
-    *gives = d;
+    AR_TRY(ari_exact_choose(&exact));
+    AR_TRY(ari_alloc(&memory, 1, sizeof(cpu_device), "the cpu device"));
+    cpu_device *d = memory;
+    d->ops = cpu_ops;
+    ari_exact_fill(&d->ops, exact);
+    d->base = (ar_device){.ops = &d->ops, .threads = threads};
+    *gives = &d->base;
     return AR_OK;
 }
 

@@ -30,6 +30,12 @@ double ari_round_row_factor(int32_t e)
     return factor(e, -2 * ARI_CONTRACT_BITS);
 }
 
+/* fl32 of fl64(S) times the row's and the column's power of two. */
+static inline float rounded(double sum, double row, double scale)
+{
+    return ari_canonical32((float)(sum * row * scale));
+}
+
 /* hi*2^13 is exact and the addition rounds once, to nearest even: the sum is fl64(S). Adding +0 first makes a zero sum
  * +0 whatever the signs of its halves. */
 ARI_SIMD void ari_round_halves(float *restrict y, const double *restrict hi, const double *restrict lo, double row,
@@ -37,8 +43,15 @@ ARI_SIMD void ari_round_halves(float *restrict y, const double *restrict hi, con
 {
     for (size_t j = 0; j < n; j++) {
         const double sum = hi[j] * 8192.0 + (lo[j] + 0.0);
-        y[j] = ari_canonical32((float)(sum * row * scale[j]));
+        y[j] = rounded(sum, row, scale[j]);
     }
+}
+
+ARI_SIMD void ari_round_sums(float *restrict y, const int64_t *restrict s, double row, const double *restrict scale,
+                             size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        y[j] = rounded((double)s[j], row, scale[j]);
 }
 
 ARI_SIMD void ari_halves_to_int64(int64_t *restrict s, const double *restrict hi, const double *restrict lo, bool add,
@@ -62,6 +75,16 @@ ARI_SIMD void ari_halves_to_limbs(int64_t *restrict s, const double *restrict hi
         const int64_t high = (h - low_bits) / 524288 + (rest - rest_low) / 4294967296;
         s[2 * j] = ari_add64(add ? s[2 * j] : 0, high);
         s[2 * j + 1] = ari_add64(add ? s[2 * j + 1] : 0, rest_low);
+    }
+}
+
+ARI_SIMD void ari_sums_to_limbs(int64_t *restrict s, const int64_t *restrict sums, bool add, size_t n)
+{
+    for (size_t j = 0; j < n; j++) {
+        const int64_t low = sums[j] & 0xffffffff;
+        const int64_t high = (sums[j] - low) / 4294967296; /* no remainder */
+        s[2 * j] = ari_add64(add ? s[2 * j] : 0, high);
+        s[2 * j + 1] = ari_add64(add ? s[2 * j + 1] : 0, low);
     }
 }
 

@@ -5,6 +5,7 @@
 #endif
 
 #include "tests/cpu/contract_cases.h"
+#include "tests/cpu/contract_paths.h"
 
 /* The CPU device as an instance: creation, memory, and what it says about the machine. */
 TestSuite(contract_device, .timeout = 30);
@@ -83,13 +84,43 @@ Test(contract_device, says_which_kernels_run_and_why)
     ar_cpu_select_kernels();
     ar_cpu_info_get(&info);
     cr_assert(strlen(info.blis_version) > 0 && strlen(info.blis_kernels) > 0 && strlen(info.blis_reason) > 0);
-    cr_assert_str_eq(info.exact_path, "portable");
+    cr_assert(strcmp(info.exact_path, "portable") == 0 || strcmp(info.exact_path, "ifma") == 0, "%s", info.exact_path);
     cr_assert(info.cores >= 1);
     if (strcmp(info.blis_version, "0.9.0") == 0 && strstr(info.features, "avx512vl") &&
         strstr(info.features, "avx512bw") && strstr(info.features, "avx512dq"))
         cr_assert_str_eq(info.blis_kernels, "skx");
     else if (strcmp(info.blis_version, "0.9.0") == 0 && strstr(info.features, "avx2") && strstr(info.features, "fma"))
         cr_assert_str_eq(info.blis_kernels, "haswell");
+}
+
+static void expect_path(const char *forced, const char *expected)
+{
+    ar_cpu_info info;
+    cr_assert_eq(forced ? setenv(ARI_EXACT_VARIABLE, forced, 1) : unsetenv(ARI_EXACT_VARIABLE), 0);
+    ar_cpu_info_get(&info);
+    cr_expect_str_eq(info.exact_path, expected, "%s: got %s, expected %s", forced ? forced : "unset", info.exact_path,
+                     expected);
+}
+
+Test(contract_device, says_which_exact_path_a_new_device_takes)
+{
+    ar_cpu_info info;
+    ar_cpu_info_get(&info);
+    const bool ifma = strstr(info.features, "avx512ifma") && strstr(info.features, "avx512vl") && ARI_HAVE_IFMA;
+    expect_path(NULL, ifma ? "ifma" : "portable");
+    expect_path("", ifma ? "ifma" : "portable");
+    expect_path("portable", "portable");
+    expect_path("ifma", ifma ? "ifma" : "refused");
+    expect_path("IFMA", "refused");
+}
+
+Test(contract_device, refuses_an_exact_path_that_is_none)
+{
+    ar_device *d = NULL;
+    cr_assert_eq(setenv(ARI_EXACT_VARIABLE, "fastest", 1), 0);
+    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_ERR_ARG);
+    cr_assert(strstr(ar_error_message(), "ANYRANK_EXACT_PATH is 'fastest'"), "%s", ar_error_message());
+    cr_assert_null(d);
 }
 
 Test(contract_device, leaves_the_users_choice_of_kernels_alone)

@@ -4,10 +4,12 @@
 #include "ref/numerics/contraction.h"
 #include "ref/numerics/integer_sum.h"
 #include "tests/cpu/contract_cases.h"
+#include "tests/cpu/contract_paths.h"
 
 /* What ranks do with a contraction: exponents combined by maximum, integers of parts, partial sums added, rounding in
  * pieces. Whatever the cut, the bits are those of the definition on the whole operands. */
 TestSuite(contract_sharded, .timeout = 120);
+PATH_SUITE(contract_sharded, .timeout = 120);
 
 static ar_device *device(int threads)
 {
@@ -101,7 +103,7 @@ static void check_sharded_k(const problem *p, const size_t *cuts, size_t parts, 
     ar_device_destroy(d);
 }
 
-Test(contract_sharded, k_in_uneven_parts_gives_the_bits_of_the_whole)
+PATH_TEST(contract_sharded, k_in_uneven_parts_gives_the_bits_of_the_whole)
 {
     const size_t cuts[][6] = {{0, 301}, {0, 1, 301}, {0, 100, 200, 301}, {0, 7, 7, 150, 300, 301}};
     const size_t parts[] = {1, 2, 3, 5};
@@ -116,7 +118,7 @@ Test(contract_sharded, k_in_uneven_parts_gives_the_bits_of_the_whole)
     }
 }
 
-Test(contract_sharded, one_limb_holds_the_largest_sum_of_8191_terms)
+PATH_TEST(contract_sharded, one_limb_holds_the_largest_sum_of_8191_terms)
 {
     problem p = problem_create(3, 2, 8191, DATA_ONES, DATA_ONES);
     check_sharded_k(&p, (const size_t[]){0, 8191}, 1, 1, 6, 1);
@@ -124,7 +126,7 @@ Test(contract_sharded, one_limb_holds_the_largest_sum_of_8191_terms)
     problem_destroy(&p);
 }
 
-Test(contract_sharded, two_limbs_hold_sums_of_40000_terms)
+PATH_TEST(contract_sharded, two_limbs_hold_sums_of_40000_terms)
 {
     const data_kind kinds[] = {DATA_ONES, DATA_LARGEST, DATA_SPREAD, DATA_PLAIN};
     for (size_t i = 0; i < 4; i++) {
@@ -135,7 +137,7 @@ Test(contract_sharded, two_limbs_hold_sums_of_40000_terms)
     }
 }
 
-Test(contract_sharded, two_limbs_lose_nothing_of_a_million_terms)
+PATH_TEST(contract_sharded, two_limbs_lose_nothing_of_a_million_terms)
 {
     problem p = {1, 1, 1000000, case_alloc(1000000, 4), case_alloc(1000000, 4), case_alloc(1, 4)};
     case_fill_cancelling(p.a, p.b, p.k); /* the sum is 0, as p.want is */
@@ -180,7 +182,7 @@ static void check_integers(data_kind kind)
     ar_device_destroy(d);
 }
 
-Test(contract_sharded, integers_are_the_sum_of_quantised_products)
+PATH_TEST(contract_sharded, integers_are_the_sum_of_quantised_products)
 {
     for (int kind = 0; kind < DATA_KINDS; kind++)
         check_integers((data_kind)kind);
@@ -227,7 +229,7 @@ Test(contract_sharded, rounding_any_piece_is_ari_contract_value)
 }
 
 /* Parts packed side by side along k (a fused dX) and along the rows of one operand, out of order. */
-Test(contract_sharded, parts_packed_into_one_operand_are_one_contraction)
+PATH_TEST(contract_sharded, parts_packed_into_one_operand_are_one_contraction)
 {
     enum { m = 21, n = 34, k = 310, cut = 130, row_cut = 5 };
     problem p = problem_create(m, n, k, DATA_SPREAD, DATA_NONFINITE);

@@ -3,10 +3,11 @@
 
 #include "ref/numerics/contraction.h"
 #include "tests/cpu/contract_cases.h"
+#include "tests/cpu/contract_paths.h"
 
 /* The exact contraction of the CPU device against its definition in 128-bit integers (ref/numerics/contraction.c):
- * every comparison is of bits. */
-TestSuite(contract, .timeout = 120);
+ * every comparison is of bits, and on every path that the machine has. */
+PATH_SUITE(contract, .timeout = 120);
 
 static ar_device *device(int threads)
 {
@@ -50,7 +51,7 @@ static const struct shape {
 } shapes[] = {{0, 5, 3},    {4, 0, 3},    {5, 4, 0},    {1, 1, 1},    {3, 5, 7},    {17, 33, 65},
               {64, 64, 32}, {1, 70, 100}, {70, 1, 100}, {13, 9, 513}, {2, 3, 8191}, {3, 2, 8192}};
 
-Test(contract, gives_the_bits_of_the_definition_for_every_pair_of_data)
+PATH_TEST(contract, gives_the_bits_of_the_definition_for_every_pair_of_data)
 {
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
         for (int kinds = 0; kinds < DATA_KINDS * DATA_KINDS; kinds++)
@@ -58,7 +59,7 @@ Test(contract, gives_the_bits_of_the_definition_for_every_pair_of_data)
                         (data_kind)(kinds % DATA_KINDS), kinds % 3 != 1, 1 + kinds % 3);
 }
 
-Test(contract, gives_the_same_bits_with_and_without_equilibration_on_1_2_3_threads)
+PATH_TEST(contract, gives_the_same_bits_with_and_without_equilibration_on_1_2_3_threads)
 {
     for (int threads = 1; threads <= 3; threads++)
         for (int scale = 0; scale < 2; scale++) {
@@ -67,13 +68,31 @@ Test(contract, gives_the_same_bits_with_and_without_equilibration_on_1_2_3_threa
         }
 }
 
-Test(contract, is_exact_for_tiles_larger_than_one)
+PATH_TEST(contract, is_exact_for_tiles_larger_than_one)
 {
     check_shape(700, 1100, 40, DATA_PLAIN, DATA_SPREAD, true, 2);
     check_shape(1100, 70, 33, DATA_SPREAD, DATA_PLAIN, true, 1);
 }
 
-Test(contract, is_exact_for_sums_of_40000_terms_and_more_than_65536)
+/* Register tiles are 8 rows by up to 3 vectors of 8 columns, panels are packed 8 terms at a time. */
+PATH_TEST(contract, is_exact_for_every_remainder_of_a_register_tile)
+{
+    for (size_t m = 1; m <= 17; m += m == 1 ? 6 : m == 9 ? 7 : 1)
+        for (size_t n = 1; n <= 50; n++)
+            check_shape(m, n, 1 + (m + n) % 19, n % 2 ? DATA_PLAIN : DATA_LARGEST, DATA_SPREAD, n % 3 == 0, 1);
+}
+
+/* Slices of K: one, one and a bit, several of unequal length; with results of more than one tile. */
+PATH_TEST(contract, is_exact_for_every_remainder_of_a_slice)
+{
+    for (size_t k = 376; k <= 392; k++)
+        check_shape(9, 26, k, DATA_LARGEST, DATA_PLAIN, true, 1);
+    for (size_t k = 760; k <= 776; k++)
+        check_shape(17, 9, k, DATA_PLAIN, DATA_LARGEST, false, 1);
+    check_shape(530, 790, 393, DATA_PLAIN, DATA_SPREAD, true, 2);
+}
+
+PATH_TEST(contract, is_exact_for_sums_of_40000_terms_and_more_than_65536)
 {
     check_shape(3, 4, 40000, DATA_PLAIN, DATA_SPREAD, true, 1);
     check_shape(3, 4, 40000, DATA_SPREAD, DATA_PLAIN, false, 2);
@@ -82,7 +101,7 @@ Test(contract, is_exact_for_sums_of_40000_terms_and_more_than_65536)
 }
 
 /* All integers 2^25 - 2 of one sign: the partial sums come as near to 2^53, and S to 2^63, as they can. */
-Test(contract, is_exact_where_partial_sums_are_largest)
+PATH_TEST(contract, is_exact_where_partial_sums_are_largest)
 {
     const size_t terms[] = {8191, 8192, 65535, 65536, 65537, 131072};
     for (size_t i = 0; i < sizeof terms / sizeof terms[0]; i++) {
@@ -93,7 +112,7 @@ Test(contract, is_exact_where_partial_sums_are_largest)
 
 /* A binary64 sum of all the positive halves would pass 2^54 and lose its low bits, which then stay when the rest
  * cancels. */
-Test(contract, a_million_terms_cancel_to_plus_zero)
+PATH_TEST(contract, a_million_terms_cancel_to_plus_zero)
 {
     const size_t k = 1000000;
     ar_device *d = device(1);
@@ -108,7 +127,7 @@ Test(contract, a_million_terms_cancel_to_plus_zero)
 }
 
 /* a is stored transposed, b with gaps, y with longer rows: the bits of the contiguous product. */
-Test(contract, takes_transposed_and_strided_views)
+PATH_TEST(contract, takes_transposed_and_strided_views)
 {
     enum { m = 37, n = 45, k = 300, gap = 3, ld = 64 };
     ar_device *d = device(2);
@@ -137,7 +156,7 @@ Test(contract, takes_transposed_and_strided_views)
 
 /* Attention's views: q and k stored [b, s, heads, d], seen as [b, heads, s, d]; a batch of 6 products, each with its
  * own shifts and exponents. */
-Test(contract, runs_a_batch_of_permuted_heads)
+PATH_TEST(contract, runs_a_batch_of_permuted_heads)
 {
     enum { b = 2, s = 33, h = 3, w = 40 };
     for (int threads = 1; threads <= 3; threads++) {
@@ -167,7 +186,7 @@ Test(contract, runs_a_batch_of_permuted_heads)
 }
 
 /* A NaN row or column beats an all-zero partner; everything else that an all-zero row meets is +0. */
-Test(contract, a_flagged_row_is_nan_and_a_zero_row_is_plus_zero)
+PATH_TEST(contract, a_flagged_row_is_nan_and_a_zero_row_is_plus_zero)
 {
     float a[3 * 2] = {NAN, 1, 0, -0.0f, 1, 2}, b[3 * 2] = {0, -0.0f, 3, INFINITY, -4, -5}, y[9];
     ar_device *d = device(1);
@@ -181,7 +200,7 @@ Test(contract, a_flagged_row_is_nan_and_a_zero_row_is_plus_zero)
 }
 
 /* An all-zero column of B takes part in no exponent of A, though a NaN beside it does. */
-Test(contract, a_huge_value_on_a_dead_column_costs_no_bits)
+PATH_TEST(contract, a_huge_value_on_a_dead_column_costs_no_bits)
 {
     float a[2] = {1e30f, 1.25e-6f}, b[2] = {0.0f, 3e-6f}, y[1];
     ar_device *d = device(1);
@@ -195,7 +214,7 @@ Test(contract, a_huge_value_on_a_dead_column_costs_no_bits)
 }
 
 /* y = fl32(product + bias), z = act(y): the same bits as the product, then bias_act. */
-Test(contract, bias_and_activation_in_the_epilogue_are_those_of_bias_act)
+PATH_TEST(contract, bias_and_activation_in_the_epilogue_are_those_of_bias_act)
 {
     enum { m = 70, n = 600, k = 50 };
     const ar_activation acts[] = {AR_ACT_NONE, AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU};
@@ -229,7 +248,7 @@ Test(contract, bias_and_activation_in_the_epilogue_are_those_of_bias_act)
     ar_device_destroy(d);
 }
 
-Test(contract, refuses_operands_that_do_not_belong_together)
+PATH_TEST(contract, refuses_operands_that_do_not_belong_together)
 {
     ar_device *d = device(1);
     const ar_device_ops *ops = d->ops;

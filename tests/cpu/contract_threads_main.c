@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <pthread.h>
 
+#include "ref/cpu/gemm_paths.h"
 #include "tests/cpu/contract_cases.h"
 
 /* Rank threads call the kernels at the same time, each with a device of its own and on operands that they share: the
@@ -44,9 +45,9 @@ static void *rank_main(void *argument)
     return NULL;
 }
 
-int main(void)
+/* 0: all ranks agree. The exact result is copied to y. */
+static int run_ranks(float *y)
 {
-    ar_cpu_select_kernels();
     float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4);
     case_fill(a, m, k, DATA_SPREAD, 1);
     case_fill(b, n, k, DATA_PLAIN, 2);
@@ -66,6 +67,7 @@ int main(void)
         bad |= memcmp(jobs[r].t, jobs[0].t, n) != 0 || memcmp(jobs[r].hl, jobs[0].hl, 2 * n * sizeof(int64_t)) != 0;
         free(jobs[r].fast);
     }
+    memcpy(y, jobs[0].y, m * n * sizeof *y);
     for (int r = 0; r < ranks; r++) {
         free(jobs[r].y);
         free(jobs[r].t);
@@ -75,5 +77,30 @@ int main(void)
     free(b);
     if (bad)
         (void)fprintf(stderr, "contract_threads: ranks disagree or failed: %s\n", ar_error_message());
+    return bad;
+}
+
+/* Once for every path of the exact product that the machine has; all give the same bits. */
+int main(void)
+{
+    float first[m * n], y[m * n];
+    int bad = 0;
+    ar_cpu_select_kernels();
+    for (int path = ARI_EXACT_PORTABLE; path <= ARI_EXACT_IFMA; path++) {
+        const char *name = ari_exact_name((ari_exact_choice)path);
+        ari_exact_choice chosen = ARI_EXACT_PORTABLE;
+        if (setenv(ARI_EXACT_VARIABLE, name, 1) != 0)
+            return 1;
+        if (ari_exact_choose(&chosen) != AR_OK) {
+            (void)printf("%s: not run: %s\n", name, ar_error_message());
+            continue;
+        }
+        bad |= run_ranks(path == ARI_EXACT_PORTABLE ? first : y);
+        if (path != ARI_EXACT_PORTABLE && memcmp(first, y, sizeof y) != 0) {
+            (void)fprintf(stderr, "contract_threads: %s and portable differ\n", name);
+            bad = 1;
+        }
+        (void)printf("%s: run on %d threads\n", name, (int)ranks);
+    }
     return bad;
 }
