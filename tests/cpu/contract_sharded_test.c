@@ -128,9 +128,10 @@ PATH_TEST(contract_sharded, one_limb_holds_the_largest_sum_of_8191_terms)
 
 PATH_TEST(contract_sharded, two_limbs_hold_sums_of_40000_terms)
 {
-    const data_kind kinds[] = {DATA_ONES, DATA_LARGEST, DATA_SPREAD, DATA_PLAIN};
-    for (size_t i = 0; i < 4; i++) {
-        problem p = problem_create(4, 3, 40000, kinds[i], kinds[3 - i]);
+    const data_kind kinds[][2] = {{DATA_ONES, DATA_ONES},      {DATA_LARGEST, DATA_LARGEST}, {DATA_ONES, DATA_PLAIN},
+                                  {DATA_LARGEST, DATA_SPREAD}, {DATA_SPREAD, DATA_LARGEST},  {DATA_PLAIN, DATA_ONES}};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        problem p = problem_create(4, 3, 40000, kinds[i][0], kinds[i][1]);
         check_sharded_k(&p, (const size_t[]){0, 40000}, 1, 2, 12, 1);
         check_sharded_k(&p, (const size_t[]){0, 8192, 17000, 40000}, 3, 2, 5, 2);
         problem_destroy(&p);
