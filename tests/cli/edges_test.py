@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of check and grads at the edges: names that are not UTF-8, options that meet.
+"""Tests of check and grads at the edges: names that are not UTF-8, options that meet, masks of heads, memory by hand.
 
     tests/cli/edges_test.py [BINARY] [unittest options]
 
@@ -10,6 +10,8 @@ BINARY (or the environment variable ANYRANK) is another build; default build/any
 import json
 import os
 import pathlib
+import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -76,6 +78,49 @@ class EdgesTest(unittest.TestCase):
         given = json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["predicted"]
         done = run("check", "llama-demo", *SMALL, "--mlp-order", "row-column", "--json", "-")
         self.assertEqual(json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["predicted"], given)
+
+    def test_the_memory_of_a_rank_is_what_it_holds(self):
+        c = json.loads(CONFIG)
+        h, layers, vocab, ffn = c["hidden_size"], c["num_hidden_layers"], c["vocab_size"], c["intermediate_size"]
+        d = c.get("head_dim") or h // c["num_attention_heads"]
+        q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
+        cut = 2 * vocab * h + layers * (2 * q * h + 2 * kv * h + 3 * ffn * h)
+        whole = (2 * layers + 1) * h
+        self.assertFalse(c["tie_word_embeddings"])
+        peaks = []
+        for ranks in (1, 2):
+            done = run("check", self.model(b"m%d" % ranks), "--tp", str(ranks), *SMALL[2:], "--json", "-")
+            run_of = json.loads(done.stdout)["models"][0]["runs"][0]
+            self.assertEqual(run_of["peak_bytes_per_rank"]["weights"], 4 * (cut // ranks + whole))
+            self.assertEqual(run_of["bytes"]["per_rank_max"] * ranks, run_of["bytes"]["counted"])
+            peaks.append(run_of["peak_bytes_per_rank"]["activations_peak"])
+            # At the end of the forward pass the logits and each norm's output and input are there.
+            self.assertGreater(peaks[-1], 4 * 4 * (vocab // ranks + 2 * (2 * layers + 1) * h))
+        self.assertLess(peaks[1], peaks[0])
+
+    def test_an_additive_mask_may_differ_by_head(self):
+        heads, s = json.loads(CONFIG)["num_attention_heads"], 4
+        draw = random.Random(1)
+        plane = [draw.uniform(-2, 0) for _ in range(s * s)]
+        other = [draw.uniform(-2, 0) for _ in range(s * s)]
+        masks = {"one for all": (1, plane), "the same for each": (heads, plane * heads),
+                 "another for the last": (heads, plane * (heads - 1) + other)}
+        for ranks in (1, 2):
+            hashes = {}
+            for what, (n, values) in masks.items():
+                data = struct.pack(f"<{s}q", *range(s)) + struct.pack(f"<{len(values)}f", *values)
+                header = json.dumps({"input_ids": {"dtype": "I64", "shape": [1, s], "data_offsets": [0, 8 * s]},
+                                     "attention_mask": {"dtype": "F32", "shape": [1, n, s, s],
+                                                        "data_offsets": [8 * s, len(data)]}}).encode()
+                path = os.path.join(self.folder, b"batch.safetensors")
+                with open(path, "wb") as file:
+                    file.write(struct.pack("<Q", len(header)) + header + data)
+                done = run("grads", str(GOLDEN), "--input", path, "--out", os.path.join(self.folder, b"out"), "--tp",
+                           str(ranks), "--json", "-")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                hashes[what] = json.loads(done.stdout)["outputs_hash"]
+            self.assertEqual(hashes["one for all"], hashes["the same for each"])
+            self.assertNotEqual(hashes["one for all"], hashes["another for the last"])
 
 
 if __name__ == "__main__":
