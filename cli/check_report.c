@@ -11,8 +11,7 @@
 
 static const char *const result_names[] = {"same", "different", "error"};
 
-/* --- for people
- * ------------------------------------------------------------------------------------------------------- */
+/* --- for people --------------------------------------------------------------------------------------------------- */
 
 static void print_head(FILE *to, const ar_check_report *r)
 {
@@ -139,8 +138,7 @@ void ari_check_print_verdict(FILE *to, ar_check_report *const *reports, size_t n
                 runs);
 }
 
-/* --- for machines
- * ----------------------------------------------------------------------------------------------------- */
+/* --- for machines ------------------------------------------------------------------------------------------------- */
 
 static json_t *json_index(int ndim, const size_t *index)
 {

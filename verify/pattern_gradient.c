@@ -7,8 +7,7 @@ double ari_cosine(const ari_tally *t)
     return t->vr / sqrt(t->vv * t->rr);
 }
 
-/* --- a bias
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- a bias ------------------------------------------------------------------------------------------------------- */
 
 /* What the local gradients look like if element t stands for token t. */
 typedef struct per_token {
@@ -79,8 +78,7 @@ ar_status ari_detect_bias(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- a weight
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- a weight ----------------------------------------------------------------------------------------------------- */
 
 /* A row-parallel layer reads x [tokens, in/N] and writes y [tokens, out]. If y was put where x lay, the tokens that it
  * did not reach are right, a share of 1 - out/(in/N); 0 if this is not such a weight or nothing is left. */

@@ -11,8 +11,7 @@
 
 #include "verify/pattern.h"
 
-/* --- the walk
- * --------------------------------------------------------------------------------------------------------- */
+/* --- the walk ----------------------------------------------------------------------------------------------------- */
 
 /* The full tensor as rows of its last dimension; ndim 0 is one row of one element. */
 typedef struct ari_grid {
@@ -62,8 +61,7 @@ static inline bool ari_run_differs(const ari_grid *g, const ari_run *run, size_t
     return !allowed || !(fabs((double)run->value[i] - (double)run->ref[i]) <= (double)allowed[run->index + i]);
 }
 
-/* --- the survey
- * ------------------------------------------------------------------------------------------------------- */
+/* --- the survey --------------------------------------------------------------------------------------------------- */
 
 /* Counts and sums over the elements that differ, but for `held` and `kept`. */
 typedef struct ari_tally {
@@ -104,8 +102,7 @@ ar_status ari_grid_init(ari_grid *g, const ari_difference *d);
 ar_status ari_survey_init(ari_survey *s, const ari_grid *g);
 void ari_survey_fini(ari_survey *s);
 
-/* --- text
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- text --------------------------------------------------------------------------------------------------------- */
 
 /* Appends to a buffer; what does not fit is cut and ends in "...". */
 typedef struct ari_text {
@@ -137,8 +134,7 @@ bool ari_is_embedding(const ari_difference *d);
 /* Whether the last dimension of this activation is heads side by side. */
 bool ari_is_by_heads(const ari_difference *d);
 
-/* --- detectors
- * -------------------------------------------------------------------------------------------------------- */
+/* --- detectors ---------------------------------------------------------------------------------------------------- */
 
 /* How much a finding says: the most specific one is told. Two of a kind: the first in the table of pattern.c. */
 enum ari_confidence {

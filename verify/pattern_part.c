@@ -8,8 +8,7 @@ static bool is_off(const void *user, int rank)
     return s->rank[rank].different > 0;
 }
 
-/* --- the loss
- * --------------------------------------------------------------------------------------------------------- */
+/* --- the loss ----------------------------------------------------------------------------------------------------- */
 
 ar_status ari_detect_loss(ari_clue *f, const ari_case *c)
 {
@@ -52,8 +51,7 @@ ar_status ari_detect_loss(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- whole rows of an embedding
- * ---------------------------------------------------------------------------------------- */
+/* --- whole rows of an embedding ----------------------------------------------------------------------------------- */
 
 enum { ROWS_COMPARED = 64 };
 
@@ -160,8 +158,7 @@ ar_status ari_detect_rows(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- places
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- places ------------------------------------------------------------------------------------------------------- */
 
 /* The one rank in whose even block along `dim` all differences lie; -1 if there is none. */
 static int only_block(const ari_case *c, int dim)

@@ -5,8 +5,7 @@
 #include "ref/core/size.h"
 #include "verify/pattern_impl.h"
 
-/* --- a sum (or an average) over the copies is the reference
- * ------------------------------------------------------------ */
+/* --- a sum (or an average) over the copies is the reference ------------------------------------------------------- */
 
 /* Over the elements that several ranks hold. */
 typedef struct fold {
@@ -141,8 +140,7 @@ done:
     return st;
 }
 
-/* --- each rank has its own block alone
- * --------------------------------------------------------------------------------- */
+/* --- each rank has its own block alone ---------------------------------------------------------------------------- */
 
 typedef struct own_block {
     bool zero, right;    /* still possible: zeros outside, anything outside; right inside both ways */
@@ -208,8 +206,7 @@ ar_status ari_detect_gather(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- some copies are right, some are not
- * ------------------------------------------------------------------------------- */
+/* --- some copies are right, some are not -------------------------------------------------------------------------- */
 
 static bool is_off(const void *user, int rank)
 {

@@ -5,8 +5,7 @@
 #include "ref/core/size.h"
 #include "verify/pattern_impl.h"
 
-/* --- a rank holds another rank's shard
- * --------------------------------------------------------------------------------- */
+/* --- a rank holds another rank's shard ---------------------------------------------------------------------------- */
 
 /* Whether what rank r holds in box k is, bit for bit, the reference where `from` begins: all of that block, or, where
  * the parts are uneven and the own one is smaller, its first part. Counts distinct neighbours too: a constant block
@@ -178,8 +177,7 @@ ar_status ari_detect_repeat(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- blocks of a whole tensor in another order
- * ------------------------------------------------------------------------- */
+/* --- blocks of a whole tensor in another order -------------------------------------------------------------------- */
 
 /* A whole tensor as [outer, blocks, inner]. */
 typedef struct blocks {
@@ -315,8 +313,7 @@ ar_status ari_detect_order(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- shards of which only the first part is right
- * ---------------------------------------------------------------------- */
+/* --- shards of which only the first part is right ----------------------------------------------------------------- */
 
 /* Along one dimension, over all ranks: where in the local extent differences begin, and where right values end. */
 typedef struct cut {

@@ -5,8 +5,7 @@
 #include "ref/core/size.h"
 #include "verify/pattern_impl.h"
 
-/* --- checks
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------------- */
 
 static ar_status check_box(const ari_difference *d, int rank, size_t k)
 {
@@ -57,8 +56,7 @@ ar_status ari_grid_init(ari_grid *g, const ari_difference *d)
     return AR_OK;
 }
 
-/* --- the walk
- * --------------------------------------------------------------------------------------------------------- */
+/* --- the walk ----------------------------------------------------------------------------------------------------- */
 
 ari_runs ari_runs_of(const ari_grid *g)
 {
@@ -121,8 +119,7 @@ bool ari_runs_next(ari_runs *it, ari_run *run)
     return false;
 }
 
-/* --- the survey
- * ------------------------------------------------------------------------------------------------------- */
+/* --- the survey --------------------------------------------------------------------------------------------------- */
 
 /* Whether the value fits in 16 bits of either kind and is what rounding the reference to it could give. */
 static bool is_coarse(float value, float ref)

@@ -24,8 +24,7 @@ void ari_say(ari_text *t, const char *format, ...)
     memcpy(t->at + t->cap - 4, "...", 4);
 }
 
-/* --- names
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- names -------------------------------------------------------------------------------------------------------- */
 
 bool ari_name_has(const ari_difference *d, const char *part)
 {
@@ -101,8 +100,7 @@ const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
     return words[word][plural];
 }
 
-/* --- lists
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- lists -------------------------------------------------------------------------------------------------------- */
 
 /* A set of 0 .. n-1 given by `in`, as runs: "17", "3..9, 12", "5 onward". */
 static void say_set(ari_text *t, size_t n, bool (*in)(const void *, size_t), const void *user, bool onward)
@@ -189,8 +187,7 @@ void ari_say_indices(ari_text *t, const ari_grid *g, const ari_survey *s, int di
         ari_say(t, ")");
 }
 
-/* --- the line that says where
- * ----------------------------------------------------------------------------------------- */
+/* --- the line that says where ------------------------------------------------------------------------------------- */
 
 /* Rows (tokens) that differ: all of their elements, or some. */
 static void count_rows(const ari_grid *g, const ari_survey *s, size_t *full, size_t *touched)

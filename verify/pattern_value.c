@@ -4,8 +4,7 @@
 
 #include "verify/pattern_impl.h"
 
-/* --- not a number
- * ----------------------------------------------------------------------------------------------------- */
+/* --- not a number ------------------------------------------------------------------------------------------------- */
 
 ar_status ari_detect_nan(ari_clue *f, const ari_case *c)
 {
@@ -21,8 +20,7 @@ ar_status ari_detect_nan(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- a constant factor
- * ------------------------------------------------------------------------------------------------ */
+/* --- a constant factor -------------------------------------------------------------------------------------------- */
 
 static bool is_near(double a, double b, double tolerance)
 {
@@ -197,8 +195,7 @@ ar_status ari_detect_factor(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- zero
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- zero --------------------------------------------------------------------------------------------------------- */
 
 static void say_all_zero(ari_text *t, const ari_difference *d)
 {
@@ -248,8 +245,7 @@ ar_status ari_detect_zero(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- another mask
- * ----------------------------------------------------------------------------------------------------- */
+/* --- another mask ------------------------------------------------------------------------------------------------- */
 
 ar_status ari_detect_mask(ari_clue *f, const ari_case *c)
 {
@@ -276,8 +272,7 @@ ar_status ari_detect_mask(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- rounding
- * --------------------------------------------------------------------------------------------------------- */
+/* --- rounding ----------------------------------------------------------------------------------------------------- */
 
 ar_status ari_detect_rounding(ari_clue *f, const ari_case *c)
 {

@@ -5,8 +5,7 @@
 #include "ref/core/size.h"
 #include "verify/pattern_impl.h"
 
-/* --- the same vector for every token, the same table for every sample
- * -------------------------------------------------- */
+/* --- the same vector for every token, the same table for every sample --------------------------------------------- */
 
 /* Difference modulo a period of consecutive elements. */
 typedef struct period {
@@ -117,8 +116,7 @@ ar_status ari_detect_vector(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- a factor for each row
- * --------------------------------------------------------------------------------------------- */
+/* --- a factor for each row ---------------------------------------------------------------------------------------- */
 
 typedef struct row_sums {
     double vr, rr, vv;

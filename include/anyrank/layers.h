@@ -33,8 +33,7 @@ AR_NODISCARD ar_status ar_gather_from_region_backward(ar_ctx *ctx, ar_tensor *dx
 AR_NODISCARD ar_status ar_scatter_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_scatter_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
 
-/* --- linear layers
- * ------------------------------------------------------------------------------------------------------ */
+/* --- linear layers ------------------------------------------------------------------------------------------------ */
 
 typedef struct ar_linear_options {
     bool bias;
@@ -55,16 +54,14 @@ AR_NODISCARD ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, c
 AR_NODISCARD ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
                                             const ar_linear_options *o);
 
-/* --- norms (replicated)
- * ------------------------------------------------------------------------------------------------- */
+/* --- norms (replicated) ------------------------------------------------------------------------------------------- */
 
 /** LayerNorm (Ba, Kiros, Hinton 2016, arXiv:1607.06450) or RMSNorm (Zhang, Sennrich 2019, arXiv:1910.07467) over the
  * last dimension h; the formulas are in docs/numerics.md. Parameters: name.weight [h], LayerNorm: name.bias [h]. */
 AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
                                       double eps);
 
-/* --- MLP
- * ------------------------------------------------------------------------------------------------------------------ */
+/* --- MLP ---------------------------------------------------------------------------------------------------------- */
 
 typedef enum ar_mlp_order {
     AR_MLP_COLUMN_ROW, /* one all-reduce forward, one backward */
@@ -82,8 +79,7 @@ typedef struct ar_mlp_options {
 /** act(X W1^T + b1) W2^T + b2, or gated: (act(X Wg^T) * (X Wu^T)) W2^T. X, Y replicated [.., hidden]. */
 AR_NODISCARD ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o);
 
-/* --- attention
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- attention ---------------------------------------------------------------------------------------------------- */
 
 typedef struct ar_attention_options {
     size_t hidden, heads, kv_heads, head_dim;
@@ -100,8 +96,7 @@ typedef struct ar_attention_options {
 AR_NODISCARD ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name,
                                            const ar_attention_options *o);
 
-/* --- block
- * ------------------------------------------------------------------------------------------------------------------ */
+/* --- block -------------------------------------------------------------------------------------------------------- */
 
 typedef struct ar_block_options {
     ar_norm_kind norm;
@@ -113,8 +108,7 @@ typedef struct ar_block_options {
 /** Pre-norm transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). */
 AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o);
 
-/* --- embedding and loss
- * ------------------------------------------------------------------------------------------------------ */
+/* --- embedding and loss ------------------------------------------------------------------------------------------- */
 
 typedef struct ar_embedding ar_embedding;
 /** Vocab-parallel: rank r holds ceil(V/N) rows (the last ranks fewer). Optionally learned positions [positions, h],

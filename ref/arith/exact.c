@@ -152,8 +152,7 @@ static ar_status exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar
     return AR_OK;
 }
 
-/* --- operands kept with their parameters ----------------------------------------------------------------------------
- */
+/* --- operands kept with their parameters -------------------------------------------------------------------------- */
 
 /* One kept operand; params[0] holds the list. */
 struct ar_param_cache {
@@ -247,8 +246,7 @@ static void exact_param_release(ar_param *p)
     ari_exact_grad_release(p);
 }
 
-/* --- contract, fold, round
- * --------------------------------------------------------------------------------------------- */
+/* --- contract, fold, round ---------------------------------------------------------------------------------------- */
 
 static void sum_destroy(ar_ctx *ctx, void *object)
 {

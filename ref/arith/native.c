@@ -142,8 +142,7 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
     return AR_OK;
 }
 
-/* --- gradients
- * -------------------------------------------------------------------------------------------------------- */
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 static void grad_release(ar_param *p)
 {

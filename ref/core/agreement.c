@@ -4,8 +4,7 @@
 
 #include "ref/core/rendezvous_impl.h"
 
-/* --- text that grows at its end and never past it --------------------------------------------------------------------
- */
+/* --- text that grows at its end and never past it ----------------------------------------------------------------- */
 
 typedef struct line {
     char *text;
@@ -80,8 +79,7 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
     put(&l, ")%s%s%s", call->tag[0] ? " '" : "", call->tag, call->tag[0] ? "'" : "");
 }
 
-/* --- the comparison --------------------------------------------------------------------------------------------------
- */
+/* --- the comparison ----------------------------------------------------------------------------------------------- */
 
 static ar_status disagree(const ari_group *g, int a, int b, char *why, size_t size, const char *difference)
 {

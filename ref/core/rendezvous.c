@@ -12,8 +12,7 @@
 #define DEAD ((uint64_t)1 << 16)
 enum { EPOCH_SHIFT = 17 };
 
-/* --- groups --------------------------------------------------------------------------------------------------------
- */
+/* --- groups ------------------------------------------------------------------------------------------------------- */
 
 void ari_group_free(ari_group *g)
 {
@@ -119,8 +118,7 @@ void ari_member_fini(ari_member *m)
         ari_group_free(g);
 }
 
-/* --- waiting -------------------------------------------------------------------------------------------------------
- */
+/* --- waiting ------------------------------------------------------------------------------------------------------ */
 
 /* A waiter spins while every rank has a core, then yields, then sleeps. Measured on two cores: with more ranks than
  * cores any spinning before the first yield costs a time slice of the rank that is waited for, and so it does where
@@ -210,8 +208,7 @@ void ari_member_await(ari_member *m, int index, uint64_t steps_done)
     wait_for_members(m->group, &m->group->slot[index].steps, steps_done);
 }
 
-/* --- entering ------------------------------------------------------------------------------------------------------
- */
+/* --- entering ----------------------------------------------------------------------------------------------------- */
 
 enum { WHY_BYTES = 768 };
 

@@ -104,8 +104,7 @@ const ari_rank_view *ari_world_view(const ari_world *w, int rank)
     return &w->rank[rank].view;
 }
 
-/* --- what each rank is doing ---------------------------------------------------------------------------------------
- */
+/* --- what each rank is doing -------------------------------------------------------------------------------------- */
 
 int ari_world_begin(ari_world *w, int rank, const ari_group *g, const ari_call *call, uint64_t seq)
 {
@@ -189,8 +188,7 @@ static void take_view(ari_rank_state *r, uint64_t now_ns)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* --- failure -------------------------------------------------------------------------------------------------------
- */
+/* --- failure ------------------------------------------------------------------------------------------------------ */
 
 /* Neighbouring ranks that were at the same place share a line, so that the table of a large world can be read. */
 static void write_table(FILE *to, const ari_world *w)

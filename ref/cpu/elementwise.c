@@ -21,8 +21,7 @@ static size_t block_length(size_t n, size_t block)
     return left < BLOCK ? left : BLOCK;
 }
 
-/* --- add, mul, fill
- * --------------------------------------------------------------------------------------------------- */
+/* --- add, mul, fill ----------------------------------------------------------------------------------------------- */
 ARI_ROW_KERNEL void add_loop(float *y, const float *a, const float *b, size_t n)
 {
 #pragma GCC ivdep
@@ -85,8 +84,7 @@ ar_status ari_cpu_fill(ar_device *d, ar_queue *q, ar_buf y, float value, size_t 
     return AR_OK;
 }
 
-/* --- activations: one set of loops for each, so that the choice is made outside the loop
- * ------------------------------- */
+/* --- activations: one set of loops for each, so that the choice is made outside the loop -------------------------- */
 typedef struct act_loops {
     void (*act)(float *z, const float *x, size_t n);
     void (*dact)(float *dx, const float *dy, const float *x, size_t n);
@@ -206,8 +204,7 @@ ar_status ari_cpu_gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dga
     return AR_OK;
 }
 
-/* --- copies
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- copies ------------------------------------------------------------------------------------------------------- */
 /* A 2-D plane of `width`-byte elements; strides in bytes. */
 typedef struct plane {
     size_t rows, cols, width;

@@ -53,8 +53,7 @@ ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *h
     return AR_OK;
 }
 
-/* --- rotary positions ------------------------------------------------------------------------------------------------
- */
+/* --- rotary positions --------------------------------------------------------------------------------------------- */
 static ar_status read_theta(const ari_json_at *at, double *theta)
 {
     AR_TRY(ari_json_real_or(at, "rope_theta", theta));
@@ -135,8 +134,7 @@ ar_status ari_config_rope(ar_config *c, const ari_json_at *at)
     return before ? read_rope_object(c, at, "rope_scaling", NULL) : AR_OK;
 }
 
-/* --- what is not computed --------------------------------------------------------------------------------------------
- */
+/* --- what is not computed ----------------------------------------------------------------------------------------- */
 typedef enum neutral { NULL_OR_FALSE, ZERO, ONE, FULL_ATTENTION, EMPTY } neutral;
 
 static bool is_full_attention(const json_t *value)
@@ -223,8 +221,7 @@ ar_status ari_config_refuse(const ari_json_at *at)
     return AR_OK;
 }
 
-/* --- between keys ----------------------------------------------------------------------------------------------------
- */
+/* --- between keys ------------------------------------------------------------------------------------------------- */
 /* Parameters, counted a little high, so that no later sum of sizes can wrap: below 2^60 elements, 2^62 bytes. */
 static bool size_is_sane(const ar_config *c)
 {

@@ -54,8 +54,7 @@ static ar_status parse_string(const reader *r, const ari_slice *slice, const cha
     return st;
 }
 
-/* --- __metadata__ ---------------------------------------------------------------------------------------------------
- */
+/* --- __metadata__ ------------------------------------------------------------------------------------------------- */
 static ar_status add_metadata(const reader *r, const ari_slice *key, const ari_slice *value)
 {
     ari_st_header *h = r->h;
@@ -106,8 +105,7 @@ static ar_status read_metadata(const reader *r, const ari_slice *slice)
     return AR_OK;
 }
 
-/* --- one tensor ------------------------------------------------------------------------------------------------------
- */
+/* --- one tensor --------------------------------------------------------------------------------------------------- */
 static ar_status bad_field(const reader *r, const char *name, const char *problem)
 {
     return ar_error_set(AR_ERR_FORMAT, RULE ": %s: tensor '%s': %s", ARI_SHOW(r->path), ARI_SHOW(name), problem);
@@ -192,8 +190,7 @@ static ar_status add_tensor(const reader *r, char *name, const ari_slice *value)
     return st;
 }
 
-/* --- the whole header
- * ------------------------------------------------------------------------------------------------- */
+/* --- the whole header --------------------------------------------------------------------------------------------- */
 static ar_status read_members(const reader *r, size_t length)
 {
     ari_scan s = {r->text, length, 0, ARI_ST_MAX_DEPTH, NULL};

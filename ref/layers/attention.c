@@ -23,8 +23,7 @@ typedef struct attention_module {
 
 enum { SAVED_QKV, SAVED_Q, SAVED_K, SAVED_PROBS, SAVED_PADDING, SAVED_ADDITIVE };
 
-/* --- views
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- views -------------------------------------------------------------------------------------------------------- */
 
 /* Heads [first, first + heads) of the projections' output, as [b, s, heads, d]. */
 static ar_tensor projected(const ar_tensor *qkv, size_t first, size_t heads, size_t d)
@@ -85,8 +84,7 @@ static ar_status product(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, co
     return AR_OK;
 }
 
-/* --- forward
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- forward ------------------------------------------------------------------------------------------------------ */
 
 static void free_tables(attention_module *m)
 {
@@ -231,8 +229,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_tap_whole(ctx, m->out_name, NULL, 'f', y);
 }
 
-/* --- backward
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- backward ----------------------------------------------------------------------------------------------------- */
 
 typedef struct gradients {
     ar_tensor q, k, v; /* [b, heads or kv_heads, s, d], contiguous, of the rotated q and k */
@@ -333,8 +330,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     return AR_OK;
 }
 
-/* --- construction
- * ------------------------------------------------------------------------------------------------------- */
+/* --- construction ------------------------------------------------------------------------------------------------- */
 
 static size_t params(const ar_module *base, ar_param **out, size_t cap)
 {

@@ -5,8 +5,7 @@
 
 #include "ref/core/size.h"
 
-/* --- saved activations
- * ------------------------------------------------------------------------------------------------ */
+/* --- saved activations -------------------------------------------------------------------------------------------- */
 
 typedef struct entry {
     const void *owner;
@@ -69,8 +68,7 @@ ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
     return ar_error_set(AR_ERR_ARG, "backward of a module whose forward saved nothing");
 }
 
-/* --- modules
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- modules ------------------------------------------------------------------------------------------------------ */
 
 ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                             const ar_batch *batch)

@@ -57,8 +57,7 @@ ARI_FN double ari_dgelu_erf64(double x)
     return ari_dgelu_erf_part(x, a, ari_exp_minus_square(a * ARI_SQRT_1_2));
 }
 
-/* --- GELU, tanh form: x*(1 + tanh(u))/2 = x*sigmoid(2u), u = sqrt(2/pi)*(x + 0.044715 x^3) --------------------------
- */
+/* --- GELU, tanh form: x*(1 + tanh(u))/2 = x*sigmoid(2u), u = sqrt(2/pi)*(x + 0.044715 x^3) ------------------------ */
 
 #define ARI_GELU_CUBIC 0.044715
 
@@ -103,8 +102,7 @@ ARI_FN double ari_dgelu_tanh64(double x)
     return ari_dgelu_tanh_part(near, ari_exp64(-fabs(w)));
 }
 
-/* --- SiLU: x*sigmoid(x)
- * ----------------------------------------------------------------------------------------------- */
+/* --- SiLU: x*sigmoid(x) ------------------------------------------------------------------------------------------- */
 
 ARI_FN float ari_silu32(float x)
 {
@@ -145,8 +143,7 @@ ARI_FN double ari_dsilu64(double x)
     return ari_dsilu_part(near, p, scale);
 }
 
-/* --- ReLU and none
- * ---------------------------------------------------------------------------------------------------- */
+/* --- ReLU and none ------------------------------------------------------------------------------------------------ */
 
 ARI_FN float ari_relu32(float x)
 {
@@ -171,8 +168,7 @@ ARI_FN double ari_drelu64(double x)
     return x != x ? x : step;
 }
 
-/* --- by kind
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- by kind ------------------------------------------------------------------------------------------------------ */
 
 /** act32(x). AR_ACT_NONE is the identity. */
 ARI_FN float ari_act32(ar_activation kind, float x)

@@ -260,8 +260,7 @@ ARI_FN double ari_cos64(double x)
     return fabs(x) < 0x1p20 ? y : (double)NAN;
 }
 
-/* --- the fp32 forms: binary64 inside, rounded once, NaN canonical ---------------------------------------------------
- */
+/* --- the fp32 forms: binary64 inside, rounded once, NaN canonical ------------------------------------------------- */
 
 /** binary64 rounded to fp32, NaN canonical. */
 ARI_FN float ari_round32(double x)

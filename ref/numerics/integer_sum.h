@@ -15,8 +15,7 @@ ARI_FN int64_t ari_nearest_integer(double x)
     return (int64_t)(ari_bits64(x + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS);
 }
 
-/* --- row sums
- * --------------------------------------------------------------------------------------------------------- */
+/* --- row sums ----------------------------------------------------------------------------------------------------- */
 
 /** P' = min(40, 62 - ceil(log2(n + 1))): n integers of P' bits add up within int64. */
 ARI_FN int32_t ari_rowsum_bits(size_t n)
@@ -47,8 +46,7 @@ ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
     return e == ARI_EXP_ZERO ? 0.0 : ari_scale2(ari_double64(s), e - p);
 }
 
-/* --- contractions
- * ----------------------------------------------------------------------------------------------------- */
+/* --- contractions ------------------------------------------------------------------------------------------------- */
 
 #define ARI_CONTRACT_BITS 25
 #define ARI_CONTRACT_LIMIT 33554431 /* 2^25 - 1 */

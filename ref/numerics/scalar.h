@@ -13,8 +13,7 @@
 #include "ref/numerics/integer_sum.h"
 #include "ref/numerics/philox.h"
 
-/* --- norms: h the width, S a row sum
- * ---------------------------------------------------------------------------------- */
+/* --- norms: h the width, S a row sum ------------------------------------------------------------------------------ */
 
 /** fl32(1/sqrt(mean_square + eps)) in binary64; mean_square = S(d*d)/h for LayerNorm, S(x*x)/h for RMSNorm. */
 ARI_FN float ari_norm_rstd(double mean_square, double eps)
@@ -59,8 +58,7 @@ ARI_FN float ari_rmsnorm_dx(float g, double b, float xhat, float rstd)
     return ari_round32(((double)g - (double)xhat * b) * (double)rstd);
 }
 
-/* --- attention
- * --------------------------------------------------------------------------------------------------------- */
+/* --- attention ---------------------------------------------------------------------------------------------------- */
 
 /** fl32(1/sqrt(head_dim)). */
 ARI_FN float ari_softmax_scale(size_t head_dim)
@@ -87,8 +85,7 @@ ARI_FN float ari_softmax_p(float e, double l)
     return ari_round32((double)e / l);
 }
 
-/* --- rotary positions
- * --------------------------------------------------------------------------------------------------- */
+/* --- rotary positions --------------------------------------------------------------------------------------------- */
 
 /** fl32(exp(-(2i/d)*log(theta))), i = 0..d/2-1. */
 ARI_FN float ari_rope_inv_freq(double theta, size_t i, size_t d)
@@ -124,8 +121,7 @@ ARI_FN float ari_rope_second(float x1, float x2, float c, float s)
     return ari_canonical32(u + v);
 }
 
-/* --- gated MLP
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- gated MLP ---------------------------------------------------------------------------------------------------- */
 
 /** fl32(act32(gate)*up). */
 ARI_FN float ari_gated_act(ar_activation kind, float gate, float up)
@@ -152,8 +148,7 @@ ARI_FN float ari_gated_dgate(ar_activation kind, float dy, float up, float gate)
     return ari_canonical32(product * ari_dact32(kind, gate));
 }
 
-/* --- cross-entropy over the vocabulary
- * ------------------------------------------------------------------------------------ */
+/* --- cross-entropy over the vocabulary ---------------------------------------------------------------------------- */
 
 /** One token's loss: fl32((m + log(l)) - x_target) in binary64. */
 ARI_FN float ari_ce_term(float m, double l, float x_target)
