@@ -7,8 +7,7 @@
 #include "ref/arith/operand.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
-
-enum { LARGEST_K_OF_ONE_LIMB = 8191 };
+#include "ref/numerics/integer_sum.h"
 
 struct ar_operand {
     ari_extents x;
@@ -28,9 +27,10 @@ struct ar_sum {
     int limbs;
 };
 
+/* Two int64 where a sum of that many terms need not fit one. */
 static int limbs_of(size_t k_full)
 {
-    return k_full > LARGEST_K_OF_ONE_LIMB ? 2 : 1;
+    return k_full > ARI_CONTRACT_BLOCK ? 2 : 1;
 }
 
 static ar_status max_over(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag)
@@ -78,7 +78,8 @@ static ar_status equilibrate(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_c
     return max_over(ctx, rows_over, o->c, o->x.batch * o->x.k, tag);
 }
 
-/* Row exponents of all parts scaled by c, over all ranks that share K; then the integers. */
+/* Row exponents of all parts scaled by 2^(sign*c), over all ranks that share K; then the integers. sign: +1 for A, -1
+ * for B, so that every product stays what it was. split: packed as A. */
 static ar_status quantise(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf c, int sign, bool split,
                           const char *tag)
 {
@@ -150,6 +151,11 @@ static ar_status exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar
     AR_TRY(quantise(ctx, o, a, ar_const(b->c), +1, true, tag));
     *gives = o;
     return AR_OK;
+}
+
+static void exact_operand_done(ar_ctx *ctx, const ar_operand *o)
+{
+    ari_step_disown(ctx, (void *)(uintptr_t)o); /* const for the layers; the step, which made it, ends it */
 }
 
 /* --- operands kept with their parameters -------------------------------------------------------------------------- */
@@ -254,16 +260,10 @@ static void sum_destroy(ar_ctx *ctx, void *object)
     free(object);
 }
 
-static void exact_operand_done(ar_ctx *ctx, const ar_operand *o)
-{
-    ari_step_disown(ctx, (void *)(uintptr_t)o);
-}
-
 static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
 {
-    ar_sum *s = calloc(1, sizeof *s);
-    if (!s)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for a sum");
+    ar_sum *s = NULL;
+    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a sum"));
     s->a = a;
     s->b = b;
     s->limbs = limbs_of(b->k_full);
@@ -272,12 +272,24 @@ static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a
     return AR_OK;
 }
 
+/* How much of `total` elements each rank of a group has, in units of `width`. Gives; free(). */
+static ar_status slice_counts(size_t **gives, ar_comm *over, size_t total, size_t width)
+{
+    const int n = ar_comm_size(over);
+    AR_TRY(ari_alloc((void **)gives, (size_t)n, sizeof **gives, "slice sizes"));
+    for (int i = 0; i < n; i++) {
+        size_t start = 0, count = 0;
+        ar_comm_slice(total, n, i, &start, &count);
+        (*gives)[i] = count * width;
+    }
+    return AR_OK;
+}
+
 static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag)
 {
     if (how == AR_KEEP || !ari_has_peers(over))
         return AR_OK;
     const ar_device_ops *dev = ctx->device->ops;
-    const int n = ar_comm_size(over), r = ar_comm_rank(over);
     const size_t total = s->a->x.batch * s->a->x.rows * s->b->x.rows, limbs = (size_t)s->limbs;
     if (s->a->x.batch != 1)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a batched contraction cannot be folded", tag);
@@ -287,15 +299,8 @@ static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, 
     AR_TRY(ari_step_alloc(ctx, &partial, bytes));
     AR_TRY(dev->gemm_i64(ctx->device, ctx->queue, partial, s->a->packed, s->b->packed, s->limbs));
     size_t *counts = NULL;
-    AR_TRY(ari_alloc((void **)&counts, (size_t)n, sizeof *counts, "slice sizes"));
-    for (int i = 0; i < n; i++) {
-        size_t start = 0;
-        ar_comm_slice(total, n, i, &start, &counts[i]);
-        if (i == r)
-            s->start = start;
-        counts[i] *= limbs;
-    }
-    s->count = counts[r] / limbs;
+    AR_TRY(slice_counts(&counts, over, total, limbs));
+    ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
     AR_TRY_TO(done, st, ar_comm_reduce_scatter(over, ctx->queue, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
@@ -310,18 +315,13 @@ done:
 static ar_status round_and_gather(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *ep)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const int n = ar_comm_size(s->over);
     if (!ar_tensor_is_contiguous(y))
         return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
     const ar_buf own = ar_buf_at(y->data, s->start * sizeof(float));
     AR_TRY(dev->round_i64(ctx->device, ctx->queue, own, ar_const(s->s), s->limbs, s->start, s->count, s->b->x.rows,
                           ar_const(s->a->e), ar_const(s->b->e)));
     size_t *counts = NULL;
-    AR_TRY(ari_alloc((void **)&counts, (size_t)n, sizeof *counts, "slice sizes"));
-    for (int i = 0; i < n; i++) {
-        size_t start = 0;
-        ar_comm_slice(s->a->x.rows * s->b->x.rows, n, i, &start, &counts[i]);
-    }
+    AR_TRY(slice_counts(&counts, s->over, s->a->x.rows * s->b->x.rows, 1));
     const ar_status st =
         ar_comm_all_gather(s->over, ctx->queue, y->data, ar_const(own), counts, AR_F32, "rounded sums");
     free(counts);
