@@ -26,7 +26,7 @@ static char *output(const ari_group *g, int i)
     return ari_group_call(g, i)->out.ptr;
 }
 
-/* Bytes moved on behalf of rank r between its own memory (not counted) and that of rank `other`. */
+/* The count of what rank r moves between its own memory and that of other ranks. */
 static ari_moved *moved_of(const ari_group *g, int r)
 {
     return &ari_group_comm(g, r)->moved;

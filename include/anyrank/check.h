@@ -32,16 +32,16 @@ typedef enum ar_check_result { AR_CHECK_SAME, AR_CHECK_DIFFERENT, AR_CHECK_ERROR
 
 /** The first tensor in execution order in which a run leaves the baseline. */
 typedef struct ar_first_difference {
-    int step;
-    char pass[16];    /* "init", "forward", "backward" */
-    char tensor[176]; /* with its suffix, "model.layers.0.mlp.down_proj:fwd" */
-    int layer;        /* -1: outside the blocks */
-    int ndim, local_ndim;
-    size_t index[AR_MAX_DIMS], local_index[AR_MAX_DIMS];
-    float reference, actual;
+    int step;             /* 1 */
+    char pass[16];        /* "init", "forward", "backward" */
+    char tensor[176];     /* with its suffix, "model.layers.0.mlp.down_proj:fwd" */
+    int layer;            /* -1: outside the blocks */
+    int ndim, local_ndim; /* 0: the value has no dimensions, or no rank holds a difference (rank -1) */
+    size_t index[AR_MAX_DIMS], local_index[AR_MAX_DIMS]; /* in the full tensor; in the rank's own part */
+    float reference, actual;                             /* the baseline's value; the rank's */
     uint64_t ulp;
-    int rank; /* owner: the lowest rank of a replicated value */
-    size_t elements, elements_different;
+    int rank; /* that holds it: of a replicated value the lowest whose copy is wrong; -1: the tensor was not reported */
+    size_t elements, elements_different; /* of this tensor */
     char pattern[256], hint[512];
 } ar_first_difference;
 
@@ -70,7 +70,9 @@ typedef struct ar_check_report {
     size_t batch, seq;
     size_t tensors, elements; /* compared per run */
     float loss;               /* the baseline's */
-    double baseline_seconds, max_error_vs_f64;
+    double baseline_seconds;
+    double max_error_vs_f64; /* worst |exact - binary64| of a gradient over its largest |binary64|; NaN: not measured,
+                                or gradients are NaN; infinity: only one of the two is finite */
     char weights_hash[65], gradients_hash[65]; /* the baseline's */
     char nan_tensor[176];                      /* the first baseline tensor with a NaN; "" if none */
     ar_check_run *run;                         /* [runs] */
@@ -79,9 +81,12 @@ typedef struct ar_check_report {
 } ar_check_report;
 
 /** Runs the baseline once and every layout against it. Gives the report even where runs differ or end in an error; its
- *  `result` tells. Errors (no report): everything that is wrong with the input: the model, the text, an illegal layout,
- *  memory that would not suffice. */
+ *  `result` tells. Borrows the options until return. Errors (no report):
+ *  AR_ERR_ARG (batch, seq or layouts of 0; memory that would not suffice), AR_ERR_SHAPE (seq longer than the model's),
+ *  AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (illegal layouts), AR_ERR_MEMORY (also of one rank), and those of reading
+ *  the model and the text. */
 AR_NODISCARD ar_status ar_check(ar_check_report **gives, const ar_check_options *o);
+/** Accepts NULL. */
 void ar_check_report_destroy(ar_check_report *r);
 
 /** The layouts that `anyrank check` takes by default: those of {2, 3, 4, 6, 8, 12} that are legal for the model, or 1

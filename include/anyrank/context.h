@@ -37,29 +37,34 @@ typedef struct ar_ctx_options {
     void *tap_user;
 } ar_ctx_options;
 
-/** Gives. Errors: AR_ERR_ARG (no device), AR_ERR_MEMORY. */
+/** Gives a context; ar_ctx_destroy. Borrows the device and the group of the options until then; the options themselves
+ *  until return. Errors: AR_ERR_ARG (no device), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
 /** Frees all memory of the step too. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *c);
 /** Ends a step: releases every tensor that ar_ctx_tensor made and every operand; saved activations become invalid. */
 void ar_ctx_end_step(ar_ctx *c);
 
+/** The tensor-parallel group; where none was given, a group of one that the context owns. Never NULL. */
 ar_comm *ar_ctx_tp(const ar_ctx *c);
+/** The device of the options. */
 ar_device *ar_ctx_device(const ar_ctx *c);
 
 /** A fresh contiguous tensor, contents undefined, that lives until ar_ctx_end_step or ar_ctx_release.
- *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+ *  Errors: AR_ERR_ARG (ndim), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_tensor(ar_ctx *c, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape);
 /** Gives memory back before the end of the step. `t` may be a view of the whole; t->data must be what ar_ctx_tensor
  *  gave. NULL data is fine. */
 void ar_ctx_release(ar_ctx *c, ar_tensor *t);
-/** Copies from or to the host. `t` contiguous; bytes = its size. */
+/** Copies all elements of a contiguous `t` from or to the host, where they have its size, row-major. Borrows `host`
+ *  until return. Errors: those of the device. */
 AR_NODISCARD ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host);
 AR_NODISCARD ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t);
 /** Bytes of step memory now and at most so far. */
 void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak);
 
-/** Reports a value to the listener, if there is one. */
+/** Reports a value to the listener, if there is one; the arguments are those of ar_tap_event. Errors: the listener's.
+ */
 AR_NODISCARD ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout);
 /** Whether somebody listens (to save the work of preparing a tap). */
 bool ar_tapped(const ar_ctx *c);

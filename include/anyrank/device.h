@@ -46,8 +46,7 @@ typedef struct ar_device_ops {
     /* dst = src, element by element; same dtype (4 or 8 bytes wide) and shape, any strides, no overlap. */
     ar_status (*copy_strided)(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src);
 
-    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T in fp32 ------------------------------------------
-     */
+    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T in fp32 ---------------------------------------- */
     ar_status (*gemm_f32)(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
                           bool add);
     /* y[i,j] = fl32(y[i,j] + bias[j]), then act (AR_ACT_NONE: z is not written) z = act32(y). y, z contiguous
@@ -55,8 +54,7 @@ typedef struct ar_device_ops {
     ar_status (*bias_act)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act,
                           const ar_tensor *z);
 
-    /* --- contraction, exact ------------------------------------------------------------------------------------------
-     */
+    /* --- contraction, exact --------------------------------------------------------------------------------------- */
     /* c[batch, k] = exponent over rows j of b[.., j, k]. max_into: the maximum with what c holds. */
     ar_status (*col_exponents)(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into);
     /* e[batch, rows] = exponent over k of a[i,k]*2^(sign*c[k]); c ptr NULL: no scaling. sign = +1 (operand A): columns
@@ -64,7 +62,7 @@ typedef struct ar_device_ops {
      * as 0. sign = -1 (operand B): likewise. max_into: the maximum with what e holds (parts concatenated along k). */
     ar_status (*row_exponents)(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
                                bool max_into);
-    /* Storage for [batch, rows, k]. split: this operand will be the left one (A) of gemm_exact. */
+    /* Storage for [batch, rows, k]. split: this operand will be the A of gemm_i64 and gemm_round. */
     ar_status (*packed_create)(ar_device *d, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split);
     void (*packed_destroy)(ar_device *d, ar_packed *p); /* accepts NULL */
     /* q[i, k_at + k] = clamp(rint(a[i,k]*2^(sign*c[k] + 25 - e[i])), +-(2^25 - 1)), 0 where e or c says all zero or e
@@ -72,7 +70,7 @@ typedef struct ar_device_ops {
      * [batch, k of a] or NULL. */
     ar_status (*pack)(ar_device *d, ar_queue *q, ar_packed *p, size_t row_at, size_t k_at, const ar_tensor *a,
                       ar_cbuf c, int sign, ar_cbuf e);
-    /* s[batch, m, n] = exact integer sums over p's k of qA*qB. limbs = 1: one int64 an element; limbs = 2: two, the
+    /* s[batch, m, n] = exact integer sums over k of qA*qB. limbs = 1: one int64 an element; limbs = 2: two, the
      * sums of S_b >> 32 and of S_b & 0xffffffff over blocks of at most 8191 terms, side by side. k <= 8191 for limbs
      * = 1. */
     ar_status (*gemm_i64)(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs);
@@ -86,8 +84,7 @@ typedef struct ar_device_ops {
     ar_status (*round_i64)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,
                            size_t n, ar_cbuf e, ar_cbuf f);
 
-    /* --- the order-independent accumulator: t u8 [n], hl int64 [2n] (all H, then all L) -----------------------------
-     */
+    /* --- the order-independent accumulator: t u8 [n], hl int64 [2n] (all H, then all L) --------------------------- */
     /* Adds terms[r, 0..cols) to row row_of[r] (int64, negative: skip; ptr NULL: r itself if rows_in_acc > 1, else row
      * 0) of an accumulator of [rows_in_acc, cols]. terms: 2-D fp32 view, any strides. */
     ar_status (*acc_add)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
@@ -100,8 +97,7 @@ typedef struct ar_device_ops {
     ar_status (*sum_rows_f32)(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                               ar_cbuf row_of);
 
-    /* --- element-wise: contiguous fp32, n elements
-     * -------------------------------------------------------------------- */
+    /* --- element-wise: contiguous fp32, n elements ---------------------------------------------------------------- */
     ar_status (*add)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n); /* y = fl32(a + b) */
     ar_status (*mul)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n); /* y = fl32(a * b) */
     ar_status (*fill)(ar_device *d, ar_queue *q, ar_buf y, float value, size_t n);
@@ -113,19 +109,17 @@ typedef struct ar_device_ops {
     ar_status (*gated_backward)(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup,
                                 const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act);
 
-    /* --- norms: x, y [rows, h] contiguous fp32. mean f64 [rows] (LayerNorm only), rstd f32 [rows] are saved --------
-     */
+    /* --- norms: x, y [rows, h] contiguous fp32. mean f64 [rows] (LayerNorm only), rstd f32 [rows] are saved ------- */
     ar_status (*norm_forward)(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd,
                               ar_cbuf x, ar_cbuf gamma, ar_cbuf beta, double eps, size_t rows,
                               size_t h); /* beta NULL for RMS */
     /* dx = the norm's own gradient; sum = fl32(residual + dx) if residual is given (ptr NULL: sum is not written);
-     * dgamma_terms, dbeta_terms [rows, h] = fl32(dy*xhat), and dbeta's terms are dy itself (not written). One pass. */
+     * dgamma_terms [rows, h] = fl32(dy*xhat); dbeta's terms are dy itself. One pass. */
     ar_status (*norm_backward)(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf dx, ar_buf sum, ar_buf dgamma_terms,
                                ar_cbuf dy, ar_cbuf x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, ar_cbuf residual,
                                size_t rows, size_t h);
 
-    /* --- attention
-     * --------------------------------------------------------------------------------------------------------- */
+    /* --- attention ------------------------------------------------------------------------------------------------ */
     /* cos, sin [positions, d/2] fp32 */
     ar_status (*rope_tables)(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
                              double theta, double factor);
@@ -143,8 +137,7 @@ typedef struct ar_device_ops {
     ar_status (*softmax_backward)(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, size_t b,
                                   size_t heads, size_t s, float scale, const ar_mask *mask);
 
-    /* --- embedding and loss
-     * -------------------------------------------------------------------------------------------------- */
+    /* --- embedding and loss --------------------------------------------------------------------------------------- */
     /* row_of[t] = ids[t] - start if ids[t] in [start, start + count), else -1 */
     ar_status (*rows_in_range)(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start,
                                int64_t count);

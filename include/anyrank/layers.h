@@ -14,10 +14,11 @@ extern "C" {
  * Errors of every constructor: AR_ERR_INDIVISIBLE (names the parameter, the dimension, its size and N), AR_ERR_ARG,
  * AR_ERR_MEMORY; of forward and backward: AR_ERR_SHAPE, and what the communicator gives. */
 
-/* --- the conjugate operators of tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et
- * al. 2022, arXiv:2205.05198). Each pair is a linear map and its transpose: <A x, y> = <x, A^T y>. fp32, sums in the
- * communicator's order. x, y contiguous; y may be x where the shapes are equal. ---------------------------------------
- */
+/* --- the conjugate operators -------------------------------------------------------------------------------------- */
+
+/* The four of tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et al. 2022,
+ * arXiv:2205.05198). Each pair is a linear map and its transpose: <A x, y> = <x, A^T y>. fp32, sums in the
+ * communicator's order. x contiguous; *y becomes a tensor of the step, so y must not point to x. */
 
 /** f: copy to the region: forward y = x; its transpose is an all-reduce. Shapes equal. */
 AR_NODISCARD ar_status ar_copy_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
@@ -50,14 +51,16 @@ AR_NODISCARD ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, c
                                                const ar_linear_options *o);
 /** Row-parallel: W_r = columns block [out, in/N], b whole, added once after the sum.
  *    forward   Y = sum_r X_r W_r^T + b      an all-reduce; Y replicated [.., out]
- *    backward  dX_r = dY W_r (input not sharded: gathered along features), dW_r = dY^T X_r, db = sum_t dY */
+ *    backward  dX_r = dY W_r (input not sharded: gathered along features), dW_r = dY^T X_r, db = sum_t dY
+ *  Parameters and taps as above. */
 AR_NODISCARD ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
                                             const ar_linear_options *o);
 
 /* --- norms (replicated) ------------------------------------------------------------------------------------------- */
 
 /** LayerNorm (Ba, Kiros, Hinton 2016, arXiv:1607.06450) or RMSNorm (Zhang, Sennrich 2019, arXiv:1910.07467) over the
- * last dimension h; the formulas are in docs/numerics.md. Parameters: name.weight [h], LayerNorm: name.bias [h]. */
+ * last dimension h; the formulas are in docs/numerics.md, section 4. Parameters: name.weight [h], LayerNorm also
+ * name.bias [h]. */
 AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
                                       double eps);
 
@@ -113,28 +116,35 @@ AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const cha
 typedef struct ar_embedding ar_embedding;
 /** Vocab-parallel: rank r holds ceil(V/N) rows (the last ranks fewer). Optionally learned positions [positions, h],
  *  replicated. Names: token "transformer.wte" (its parameter adds ".weight"), position likewise or NULL, and `sum` the
- *  name under which token + position is tapped. Gives; ar_embedding_destroy. */
+ *  name under which token + position is tapped. Gives; ar_embedding_destroy, which accepts NULL. */
 AR_NODISCARD ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, const char *token, size_t vocab, size_t h,
                                            double init_range, const char *position, size_t positions, const char *sum);
 void ar_embedding_destroy(ar_embedding *e);
+/** The embedding's own parameters, borrowed; the positions' is NULL without learned positions. */
 ar_param *ar_embedding_token(ar_embedding *e);
-ar_param *ar_embedding_position(ar_embedding *e); /* NULL without learned positions */
-/** y [b, s, h] = token rows (a selection: an int32 all-reduce of bit patterns) + position rows. */
+ar_param *ar_embedding_position(ar_embedding *e);
+/** y [b, s, h] = token rows (a selection: an int32 all-reduce of bit patterns) + position rows. Errors: AR_ERR_DATA (an
+ *  id outside the vocabulary), AR_ERR_SHAPE (more tokens than positions), what the communicator gives. */
 AR_NODISCARD ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y,
                                             const ar_batch *batch);
+/** Adds the rows of dy [b, s, h] to the gradients of the rows they came from. Moves nothing between ranks. */
 AR_NODISCARD ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
                                              const ar_batch *batch);
 
 typedef struct ar_lm_head ar_lm_head;
 /** Logits X W^T with W [V, h] vocab-parallel, then softmax cross-entropy with no gathering of logits. tied: the
- * embedding's parameter, borrowed; NULL: an own one, name.weight. */
+ * embedding's parameter, borrowed; NULL: an own one, name.weight. Gives; ar_lm_head_destroy, which accepts NULL
+ *  and leaves a tied parameter to its owner. */
 AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, size_t vocab, size_t h,
                                          ar_param *tied);
 void ar_lm_head_destroy(ar_lm_head *l);
+/** The weight, own or tied, borrowed. */
 ar_param *ar_lm_head_weight(ar_lm_head *l);
-/** *loss: mean over the targets of the batch (0 if there are none). */
+/** *loss: mean over the targets of the batch (0 if there are none), the same on every rank. x [b, s, h] replicated.
+ *  Errors: AR_ERR_DATA (a label outside the vocabulary), AR_ERR_SHAPE, what the communicator gives. */
 AR_NODISCARD ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, float *loss, const ar_tensor *x,
                                           const ar_batch *batch);
+/** dx [b, s, h] of that loss, an all-reduce; adds to the weight's gradient. */
 AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_batch *batch);
 

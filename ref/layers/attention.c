@@ -3,7 +3,6 @@
  * Memory: the projections' output is [b, s, q | k | v]; queries and keys are then laid out head by head, [b, heads, s,
  * d], so that the query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/linear.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/linear.h"
 
-#include <stdlib.h>
-
 #include "ref/layers/parts.h"
 
 /* Shards the weight along its output (column) or input (row) dimension, wherever its storage has that. */

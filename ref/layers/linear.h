@@ -43,17 +43,21 @@ typedef struct ari_linear_spec {
     bool uneven; /* the vocabulary: rows need not divide */
 } ari_linear_spec;
 
-AR_NODISCARD ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *spec);
+/** Makes the parameters that are not tied. On failure nothing is left to release. Errors: AR_ERR_INDIVISIBLE (names the
+ *  weight), AR_ERR_ARG (name too long), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s);
+/** Frees what ari_linear_init made; a tied weight stays its owner's. */
 void ari_linear_fini(ari_linear *l);
 /** y [.., local_total] = x W^T + b, and z = act(y) where act is not AR_ACT_NONE (then *z becomes a tensor). */
 AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                           ar_activation act, ar_tensor *z);
 /** dx from dy [.., local_total], tapped as `name` (dx NULL: neither computed nor tapped); then the gradients of the
- *  weights and biases, in order. samples: how many samples the tokens are. */
+ *  weights and biases, in order. A 3-D input has a sample for each of its first index, a 2-D one is one sample. */
 AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dy, const char *name);
 /** Columns of Y that belong to weight i, as a view. */
 ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i);
+/** Each weight, then its bias; tied weights too. Returns how many; writes at most cap. */
 size_t ari_linear_params(ari_linear *l, ar_param **out, size_t cap);
 
 #endif
