@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
@@ -54,7 +53,11 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
     return ari_estimate_fits(&e);
 }
 
+/* In ari_reference.max_error_vs_f64 while no tensor has given an error; every error is larger. */
 enum { NOTHING_MEASURED = -1 };
+/* A gradient that is zero in exact arithmetic (a key bias) has no scale of its own: what binary64 leaves of it is
+ * rounding, far below this. */
+static const double NO_SCALE = 1e-12;
 
 /* The binary64 baseline beside the exact one: worst gradient error, relative to each tensor's largest element. Infinite
  * where one of the two alone is not finite; NaN where both hold NaN, since then nothing is known of the rest. */
@@ -80,8 +83,9 @@ static ar_status measure_error(void *user, const char *name, char pass, int ndim
         if (wide != exact) /* fmax does not see a NaN, and infinity minus infinity is one */
             worst = fmax(worst, isfinite(wide) && isfinite(exact) ? fabs(wide - exact) : (double)INFINITY);
     }
-    /* A gradient that is zero in exact arithmetic (a key bias) has no scale of its own. */
-    const double relative = worst > 0.0 && largest > 1e-12 ? worst / largest : worst > 0.0 ? NOTHING_MEASURED : 0.0;
+    double relative = 0.0;
+    if (worst > 0.0)
+        relative = largest > NO_SCALE ? worst / largest : NOTHING_MEASURED;
     if (isinf(worst))
         r->max_error_vs_f64 = INFINITY;
     else if (blind && !isinf(r->max_error_vs_f64))
