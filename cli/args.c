@@ -397,15 +397,17 @@ static void print_entry(FILE *to, const char *label, const char *help, int width
     print_wrapped(to, help, column);
 }
 
+/* No title where every option is one of a later version, which has no help. */
 static void print_options(FILE *to, const char *title, const ari_option *options, int width)
 {
-    if (options == NULL || options->name == NULL)
-        return;
-    fprintf(to, "\n%s:\n", title);
-    for (const ari_option *o = options; o->name != NULL; o++) {
+    bool titled = false;
+    for (const ari_option *o = options; o != NULL && o->name != NULL; o++) {
         char label[TEXT_SIZE];
         if (o->help == NULL)
             continue;
+        if (!titled)
+            fprintf(to, "\n%s:\n", title);
+        titled = true;
         option_label(o, label, sizeof label);
         print_entry(to, label, o->help, width);
     }

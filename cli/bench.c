@@ -110,9 +110,11 @@ static ar_status print(const ar_bench_gemm_row *rows, size_t n, int threads)
     }
     const ar_status st = ari_table_print(t, stdout, 0);
     ari_table_destroy(t);
-    printf("\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
-           "prepared': W's exponents and integers were made before, as in a training step.\n",
-           threads, threads == 1 ? "" : "s");
+    printf(
+        "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
+        "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the repetitions'\n"
+        "exact/native, (largest - smallest)/median.\n",
+        threads, threads == 1 ? "" : "s");
     return st;
 }
 
