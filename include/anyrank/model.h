@@ -11,15 +11,16 @@ extern "C" {
 /* Whole models out of layers, from a config. Names and numbers of parameters are Hugging Face's. */
 typedef struct ar_model ar_model;
 
-/** What a layout of `ranks` tensor-parallel ranks would need to be legal, without building anything. Errors:
- *  AR_ERR_INDIVISIBLE naming the parameter, the dimension, its size and the number of ranks. */
+/** Whether a layout of `ranks` tensor-parallel ranks is legal, without building anything. Errors: AR_ERR_INDIVISIBLE
+ *  (names the dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (ranks < 1). */
 AR_NODISCARD ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan);
 /** Number of parameters (elements) of the whole model. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_config_parameters(const ar_config *c, size_t *out);
 
-/** Builds this rank's part; collective over the context's group. Values undefined until ar_model_fresh or _load.
+/** Builds this rank's part; collective over the context's group. Values undefined until ar_model_fresh or ar_model_set.
  *  plan NULL: the default. Gives; ar_model_destroy. */
 AR_NODISCARD ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan);
+/** Accepts NULL. */
 void ar_model_destroy(ar_model *m);
 /** All parameters in the order of their first use; writes at most cap, returns how many. */
 size_t ar_model_params(ar_model *m, ar_param **out, size_t cap);
