@@ -15,7 +15,7 @@
 #include "cli/table.h"
 #include "verify/estimate.h"
 
-enum { MOST_LAYOUTS = 64, MOST_MODELS = 2 };
+enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 
 typedef struct check_values {
     ari_common common;

@@ -115,7 +115,10 @@ ar_status ari_check_print(FILE *to, const ar_check_report *r)
 void ari_check_print_verdict(FILE *to, ar_check_report *const *reports, size_t n, ar_fault fault)
 {
     size_t runs = 0, different = 0, errors = 0;
+    const char *nan_tensor = NULL;
     for (size_t i = 0; i < n; i++) {
+        if (reports[i]->nan_tensor[0])
+            nan_tensor = reports[i]->nan_tensor;
         for (size_t k = 0; k < reports[i]->runs; k++) {
             runs++;
             different += reports[i]->run[k].result == AR_CHECK_DIFFERENT;
@@ -126,6 +129,8 @@ void ari_check_print_verdict(FILE *to, ar_check_report *const *reports, size_t n
     if (fault != AR_FAULT_NONE)
         fprintf(to, "injected: %s (%s)%s\n", ar_fault_name(fault), ar_fault_text(fault),
                 different + errors ? "" : "; it changed nothing in these layouts");
+    if (nan_tensor)
+        fprintf(to, "NaN on one rank already, first in %s: what is computed from it says nothing\n", nan_tensor);
     const char *plural = runs == 1 ? "" : "s";
     if (errors)
         fprintf(to, "check: %zu of %zu run%s ended in an ERROR, %zu DIFFERENT\n", errors, runs, plural, different);
@@ -192,6 +197,15 @@ static json_t *json_layout(const ar_check_report *r, const ar_check_run *u)
                      "pp", 1, "sp", 0, "zero", 0, "micro_batches", 1, "samples_per_rank", (json_int_t)r->batch);
 }
 
+/* Measured where memory is given out; what this version does not have takes nothing. */
+static json_t *json_memory(const ar_check_run *u)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)u->weights_bytes, "gradients",
+                     (json_int_t)u->gradients_bytes, "optimizer", (json_int_t)0, "activations_stored",
+                     (json_int_t)u->stored_bytes, "activations_peak", (json_int_t)u->peak_bytes, "buckets",
+                     (json_int_t)0);
+}
+
 static json_t *json_run(const ar_check_report *r, const ar_check_run *u)
 {
     json_t *o = json_object();
@@ -206,9 +220,7 @@ static json_t *json_run(const ar_check_report *r, const ar_check_run *u)
                         json_pack("{s:I, s:I, s:I}", "counted", (json_int_t)u->bytes_counted, "predicted",
                                   (json_int_t)u->bytes_predicted, "per_rank_max", (json_int_t)u->bytes_per_rank_max));
     json_object_set_new(o, "collectives", json_collectives(u));
-    json_object_set_new(o, "peak_bytes_per_rank",
-                        json_pack("{s:I, s:I}", "weights", (json_int_t)u->weights_bytes, "activations_peak",
-                                  (json_int_t)u->peak_bytes));
+    json_object_set_new(o, "peak_bytes_per_rank", json_memory(u));
     json_object_set_new(o, "seconds", ari_json_number(u->seconds));
     json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)u->loss)));
     json_object_set_new(o, "weights_hash", json_string(u->weights_hash));
@@ -230,9 +242,11 @@ static json_t *json_model(const ar_check_report *r)
     json_t *baseline = json_pack("{s:s, s:s, s:[o], s:o, s:f}", "weights_hash", r->weights_hash, "gradients_hash",
                                  r->gradients_hash, "loss", ari_json_number((double)r->loss), "max_error_vs_f64",
                                  ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
-    return json_pack("{s:o, s:I, s:I, s:I, s:o, s:n, s:o}", "name", ari_json_text(r->config.name), "parameters",
-                     (json_int_t)r->parameters, "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "baseline",
-                     baseline, "gradcheck", "runs", runs);
+    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:o, s:o, s:n, s:o}", "name", ari_json_text(r->config.name),
+                     "parameters", (json_int_t)r->parameters, "weights", r->fresh ? "fresh" : "folder", "batch",
+                     (json_int_t)r->batch, "seq", (json_int_t)r->seq, "first_nan",
+                     r->nan_tensor[0] ? json_string(r->nan_tensor) : json_null(), "baseline", baseline, "gradcheck",
+                     "runs", runs);
 }
 
 json_t *ari_check_json(ar_check_report *const *reports, size_t n)

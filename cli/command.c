@@ -19,6 +19,9 @@ int ari_exit_code(ar_status st)
     case AR_OK:
         return ARI_EXIT_SAME;
     case AR_ERR_MEMORY:
+    case AR_ERR_TIMEOUT:
+    case AR_ERR_ABORTED:
+    case AR_ERR_INTERNAL:
         return ARI_EXIT_MACHINE;
     default:
         return ARI_EXIT_USAGE;

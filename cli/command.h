@@ -19,7 +19,8 @@ typedef enum ari_exit {
     ARI_EXIT_MACHINE = 3    /* the machine failed */
 } ari_exit;
 
-/** The exit code for a status: AR_OK 0, AR_ERR_MEMORY 3, any other 2. A difference is no status: 1 is the caller's. */
+/** The exit code for a status: AR_OK 0; 3 for what the caller cannot put right (no memory, a rank that was late or
+ * ended, a broken invariant); any other 2. A difference is no status: 1 is the caller's. */
 int ari_exit_code(ar_status st);
 
 /** "anyrank check: what went wrong" on stderr, from the thread's last message or, without one, from the status.

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/layout.h"
 
+#include "anyrank/device.h"
+
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
 const char *const ari_algorithm_names[] = {"direct", "ring", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
@@ -12,6 +14,10 @@ ar_status ari_layout_check(const ari_layout_values *v)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--numerics native: not in this version");
     if (v->device != 0)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--device cuda: not in this version");
+    /* What the device refuses (ANYRANK_EXACT_PATH), it refuses before minutes of work. */
+    ar_device *device = NULL;
+    AR_TRY(ar_device_cpu_create(&device, 1));
+    ar_device_destroy(device);
     return AR_OK;
 }
 

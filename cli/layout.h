@@ -69,7 +69,7 @@ extern const char *const ari_device_names[];
         .name = "timeline", .kind = ARI_OPT_LATER                                                  \
     }
 
-/** Refuses the choices of later versions: AR_ERR_UNSUPPORTED. */
+/** Refuses the choices of later versions (AR_ERR_UNSUPPORTED), and what the device refuses. */
 AR_NODISCARD ar_status ari_layout_check(const ari_layout_values *v);
 ar_sim_algorithm ari_layout_algorithm(const ari_layout_values *v);
 uint64_t ari_layout_timeout_ns(const ari_layout_values *v);

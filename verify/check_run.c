@@ -187,6 +187,8 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     run->bytes_per_rank_max = result.bytes_per_rank_max;
     memcpy(run->calls, result.calls, sizeof run->calls);
     run->weights_bytes = result.weights_per_rank;
+    run->gradients_bytes = result.gradients_per_rank;
+    run->stored_bytes = result.stored_per_rank;
     run->peak_bytes = result.peak_per_rank;
     run->seconds = result.seconds;
     run->loss = result.loss;

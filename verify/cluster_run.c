@@ -14,7 +14,7 @@ typedef struct rank_result {
     float loss;
     uint64_t read, written;
     uint64_t calls[ARI_COLLECTIVE_KINDS];
-    size_t weights, peak;
+    size_t weights, gradients, stored, peak;
 } rank_result;
 
 typedef struct job {
@@ -22,27 +22,31 @@ typedef struct job {
     rank_result *rank; /* [tp] */
 } job;
 
-static size_t weight_bytes(ar_model *m)
+/* Memory that outlives the step: weights, and the gradients in the arithmetic's own form. */
+static ar_status measure_params(ar_ctx *ctx, ar_model *m, rank_result *result)
 {
     const size_t n = ar_model_params(m, NULL, 0);
-    ar_param **all = malloc((n ? n : 1) * sizeof *all);
-    size_t bytes = 0;
-    if (!all)
-        return 0;
+    ar_param **all = NULL;
+    AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
     ar_model_params(m, all, n);
-    for (size_t i = 0; i < n; i++)
-        bytes += ar_tensor_count(&all[i]->value) * sizeof(float);
+    for (size_t i = 0; i < n; i++) {
+        result->weights += ar_tensor_count(&all[i]->value) * sizeof(float);
+        result->gradients += ar_ctx_arith(ctx)->grad_bytes(all[i]);
+    }
     free(all);
-    return bytes;
+    return AR_OK;
 }
 
-static ar_status forward_backward(ar_ctx *ctx, ar_model *m, ar_saved *saved, const ari_cluster_options *o, float *loss)
+static ar_status forward_backward(ar_ctx *ctx, ar_model *m, ar_saved *saved, const ari_cluster_options *o,
+                                  rank_result *result)
 {
+    size_t unused = 0;
     if (o->weights)
         AR_TRY(ar_model_set(m, ctx, o->weights, o->weights_user));
     else
         AR_TRY(ar_model_fresh(m, ctx, o->seed));
-    AR_TRY(ar_model_forward(m, ctx, saved, loss, o->batch));
+    AR_TRY(ar_model_forward(m, ctx, saved, &result->loss, o->batch));
+    ar_ctx_memory(ctx, &result->stored, &unused);
     return o->forward_only ? AR_OK : ar_model_backward(m, ctx, saved, o->batch);
 }
 
@@ -53,8 +57,8 @@ static ar_status step(ar_ctx *ctx, const ari_cluster_options *o, rank_result *re
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ar_model_create(&model, ctx, o->config, &o->plan));
-    AR_TRY_TO(done, st, forward_backward(ctx, model, saved, o, &result->loss));
-    result->weights = weight_bytes(model);
+    AR_TRY_TO(done, st, forward_backward(ctx, model, saved, o, result));
+    AR_TRY_TO(done, st, measure_params(ctx, model, result));
 done:
     ar_model_destroy(model);
     ar_saved_destroy(saved);
@@ -91,6 +95,11 @@ done:
     return st;
 }
 
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
 ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o)
 {
     *result = (ari_cluster_result){0};
@@ -104,12 +113,14 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;
     result->loss = j.rank[0].loss;
     for (size_t r = 0; r < n; r++) {
-        const uint64_t moved = j.rank[r].read + j.rank[r].written;
+        const rank_result *rank = &j.rank[r];
+        const uint64_t moved = rank->read + rank->written;
         result->bytes += moved;
         result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
-        result->weights_per_rank =
-            j.rank[r].weights > result->weights_per_rank ? j.rank[r].weights : result->weights_per_rank;
-        result->peak_per_rank = j.rank[r].peak > result->peak_per_rank ? j.rank[r].peak : result->peak_per_rank;
+        result->weights_per_rank = larger(result->weights_per_rank, rank->weights);
+        result->gradients_per_rank = larger(result->gradients_per_rank, rank->gradients);
+        result->stored_per_rank = larger(result->stored_per_rank, rank->stored);
+        result->peak_per_rank = larger(result->peak_per_rank, rank->peak);
     }
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
         result->calls[k] = j.rank[0].calls[k];

@@ -33,8 +33,9 @@ typedef struct ari_cluster_result {
     float loss;
     uint64_t bytes; /* moved between ranks, all ranks together, each byte once */
     uint64_t bytes_per_rank_max;
-    uint64_t calls[ARI_COLLECTIVE_KINDS];   /* of rank 0 */
-    size_t weights_per_rank, peak_per_rank; /* bytes, the largest rank's */
+    uint64_t calls[ARI_COLLECTIVE_KINDS]; /* of rank 0 */
+    /* Bytes, the largest rank's: weights, gradient state, step memory after the forward pass and at most. */
+    size_t weights_per_rank, gradients_per_rank, stored_per_rank, peak_per_rank;
     double seconds;
     ar_sim_rank_report *reports; /* [tp] if the run failed, else NULL; free() */
 } ari_cluster_result;

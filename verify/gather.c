@@ -35,9 +35,10 @@ ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const cha
 
 static void copy_run(void *user, const ari_box_run *r)
 {
-    float *full = user;
+    ari_gathered *t = user;
     for (size_t i = 0; i < r->count; i++)
-        full[r->full + i] = r->local[(ptrdiff_t)i * r->stride];
+        t->values[r->full + i] = r->local[(ptrdiff_t)i * r->stride];
+    atomic_fetch_add(&t->covered, r->count);
 }
 
 ar_status ari_gather_tap(void *user, const ar_tap_event *e)
@@ -46,7 +47,7 @@ ar_status ari_gather_tap(void *user, const ar_tap_event *e)
     if (e->layout->replica != 0)
         return AR_OK;
     for (size_t i = 0; i < g->count; i++) {
-        const ari_gathered *t = &g->list[i];
+        ari_gathered *t = &g->list[i];
         if (t->pass != e->pass || strcmp(t->tap, e->name) != 0)
             continue;
         size_t count = 1;
@@ -54,7 +55,18 @@ ar_status ari_gather_tap(void *user, const ar_tap_event *e)
             count *= e->layout->shape[d];
         if (count != t->count)
             return ar_error_set(AR_ERR_INTERNAL, "%s has %zu elements, expected %zu", e->name, count, t->count);
-        ari_for_each_run(e->local, e->layout, copy_run, t->values);
+        ari_for_each_run(e->local, e->layout, copy_run, t);
+    }
+    return AR_OK;
+}
+
+ar_status ari_gather_check(const ari_gatherer *g)
+{
+    for (size_t i = 0; i < g->count; i++) {
+        const size_t covered = atomic_load(&g->list[i].covered);
+        if (covered != g->list[i].count)
+            return ar_error_set(AR_ERR_INTERNAL, "the ranks reported %zu of the %zu elements of %s", covered,
+                                g->list[i].count, g->list[i].tap);
     }
     return AR_OK;
 }

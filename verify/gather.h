@@ -2,6 +2,8 @@
 #ifndef ARI_VERIFY_GATHER_H
 #define ARI_VERIFY_GATHER_H
 
+#include <stdatomic.h>
+
 #include "anyrank/context.h"
 #include "anyrank/safetensors.h"
 
@@ -14,7 +16,8 @@ typedef struct ari_gathered {
     size_t shape[AR_MAX_DIMS];
     size_t count;
     float *values;
-    int file; /* which file it goes to */
+    atomic_size_t covered; /* elements that ranks have written */
+    int file;              /* which file it goes to */
 } ari_gathered;
 
 typedef struct ari_gatherer {
@@ -28,6 +31,8 @@ AR_NODISCARD ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pa
 /** An ar_tap_fn; user: the ari_gatherer, the same for all ranks. */
 AR_NODISCARD ar_status ari_gather_tap(void *user, const ar_tap_event *event);
 void ari_gatherer_fini(ari_gatherer *g);
+/** Whether every wanted tensor was reported whole: AR_ERR_INTERNAL names the first that was not. */
+AR_NODISCARD ar_status ari_gather_check(const ari_gatherer *g);
 /** Writes the tensors of one file. */
 AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, int file, const char *path);
 /** SHA-256 over all tensors of all files, by name. */

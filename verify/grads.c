@@ -123,6 +123,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     ari_cluster_options run_options = {
         .config = &c, .batch = &input.batch, .weights = weights ? ari_weights_find : NULL, .weights_user = weights};
     AR_TRY_TO(done, st, run(o, &run_options, &g, result));
+    AR_TRY_TO(done, st, ari_gather_check(&g));
     AR_TRY_TO(done, st, make_folder(o->out));
     AR_TRY_TO(done, st, write_file(&g, OUTPUTS_FILE, o->out, "outputs.safetensors", result->file[0]));
     AR_TRY_TO(done, st, write_file(&g, GRADS_FILE, o->out, "grads.safetensors", result->file[1]));
@@ -146,6 +147,7 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     ari_cluster_options run_options = {
         .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
     AR_TRY_TO(done, st, run(o, &run_options, &g, result));
+    AR_TRY_TO(done, st, ari_gather_check(&g));
     AR_TRY_TO(done, st, make_folder(o->out));
     AR_TRY_TO(done, st, write_file(&g, 0, o->out, "block.safetensors", result->file[0]));
     AR_TRY_TO(done, st, ari_gather_hash(&g, result->outputs_hash));

@@ -73,6 +73,8 @@ struct ar_arith_ops {
     /* g (local, contiguous, the parameter's stored shape) = the gradient. */
     ar_status (*grad_value)(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
     ar_status (*grad_zero)(ar_ctx *ctx, ar_param *p);
+    /* Bytes that the gradient takes now: 0 before the first contribution. */
+    size_t (*grad_bytes)(const ar_param *p);
     /* Sum of all elements of x (contiguous fp32) into one fp32: the loss. */
     ar_status (*total)(ar_ctx *ctx, float *sum, const ar_tensor *x);
     /* Frees what the arithmetic keeps with a parameter. */

@@ -52,7 +52,8 @@ typedef struct ar_check_run {
     uint64_t max_ulp;
     uint64_t bytes_counted, bytes_predicted, bytes_per_rank_max;
     uint64_t calls[7]; /* all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
-    size_t weights_bytes, peak_bytes; /* per rank, the largest */
+    /* Per rank, the largest: weights; gradient state; what the forward pass keeps; the most of a step at once. */
+    size_t weights_bytes, gradients_bytes, stored_bytes, peak_bytes;
     double seconds;
     float loss;
     char weights_hash[65], gradients_hash[65];

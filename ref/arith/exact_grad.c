@@ -153,6 +153,11 @@ ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *
                                        p->grad->n);
 }
 
+size_t ari_exact_grad_bytes(const ar_param *p)
+{
+    return p->grad ? p->grad->n * (sizeof(uint8_t) + 2 * sizeof(int64_t)) : 0;
+}
+
 ar_status ari_exact_total(ar_ctx *ctx, float *sum, const ar_tensor *x)
 {
     const ar_device_ops *dev = ctx->device->ops;

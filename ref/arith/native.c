@@ -222,6 +222,11 @@ static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_par
     return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &matrix, &sum);
 }
 
+static size_t native_grad_bytes(const ar_param *p)
+{
+    return p->grad ? p->grad->n * sizeof(float) : 0;
+}
+
 static ar_status native_total(ar_ctx *ctx, float *sum, const ar_tensor *x)
 {
     const ar_device_ops *dev = ctx->device->ops;
@@ -252,6 +257,7 @@ const ar_arith_ops *ar_arith_native(void)
         .grads_reduce = native_grads_reduce,
         .grad_value = native_grad_value,
         .grad_zero = native_grad_zero,
+        .grad_bytes = native_grad_bytes,
         .total = native_total,
         .param_release = grad_release,
     };

@@ -92,6 +92,11 @@ class EdgesTest(unittest.TestCase):
             done = run("check", self.model(b"m%d" % ranks), "--tp", str(ranks), *SMALL[2:], "--json", "-")
             run_of = json.loads(done.stdout)["models"][0]["runs"][0]
             self.assertEqual(run_of["peak_bytes_per_rank"]["weights"], 4 * (cut // ranks + whole))
+            self.assertEqual(run_of["peak_bytes_per_rank"]["gradients"], 17 * (cut // ranks + whole))
+            self.assertEqual(run_of["peak_bytes_per_rank"]["optimizer"], 0)
+            self.assertEqual(run_of["peak_bytes_per_rank"]["buckets"], 0)
+            stored = run_of["peak_bytes_per_rank"]["activations_stored"]
+            self.assertTrue(0 < stored <= run_of["peak_bytes_per_rank"]["activations_peak"])
             self.assertEqual(run_of["bytes"]["per_rank_max"] * ranks, run_of["bytes"]["counted"])
             peaks.append(run_of["peak_bytes_per_rank"]["activations_peak"])
             # At the end of the forward pass the logits and each norm's output and input are there.
