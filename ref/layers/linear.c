@@ -3,6 +3,15 @@
 
 #include "ref/layers/parts.h"
 
+/* The blocks of a dimension of a column-parallel part: each is cut by itself. Returns how many. */
+static int blocks_of(size_t block[AR_MAX_PARTS], const ari_linear_part *part, size_t extent)
+{
+    const int blocks = part->blocks > 0 ? part->blocks : 1;
+    for (int i = 0; i < blocks; i++)
+        block[i] = extent / (size_t)blocks;
+    return blocks;
+}
+
 /* Shards the weight along its output (column) or input (row) dimension, wherever its storage has that. */
 static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec *s, const ari_linear_part *part)
 {
@@ -11,10 +20,8 @@ static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec 
     const int dim = (s->style == ARI_COLUMN) == s->transposed ? 1 : 0;
     if (s->uneven)
         return ar_layout_shard_uneven(o, 2, shape, dim, r, n);
-    size_t block[AR_MAX_PARTS];
-    const int blocks = s->style == ARI_COLUMN && part->blocks > 0 ? part->blocks : 1;
-    for (int i = 0; i < blocks; i++)
-        block[i] = shape[dim] / (size_t)blocks;
+    size_t block[AR_MAX_PARTS] = {shape[dim]};
+    const int blocks = s->style == ARI_COLUMN ? blocks_of(block, part, shape[dim]) : 1;
     if (ar_layout_packed(o, 2, shape, dim, block, blocks, r, n) != AR_OK)
         return ar_error_set(
             AR_ERR_INDIVISIBLE,
@@ -56,10 +63,8 @@ static ar_status init_bias(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s,
     if (s->style == ARI_ROW) {
         AR_TRY(ar_layout_replicate(&layout, 1, &part->out, r, n));
     } else {
-        const int blocks = part->blocks > 0 ? part->blocks : 1;
         size_t block[AR_MAX_PARTS];
-        for (int k = 0; k < blocks; k++)
-            block[k] = part->out / (size_t)blocks;
+        const int blocks = blocks_of(block, part, part->out);
         AR_TRY(ar_layout_packed(&layout, 1, &part->out, 0, block, blocks, r, n));
     }
     AR_TRY(ar_param_init(&l->bias[i], ctx, name, &layout, false));
