@@ -15,6 +15,8 @@
 #define TRANSFER_BYTES ((size_t)1 << 30)
 /* A crashed process may have left temporary files whose names come round again with its process number. */
 #define TEMPORARY_NAMES 1000
+/* Bytes of such a name after its folder: two numbers and what stands around them. */
+#define TEMPORARY_BYTES 64
 
 static ar_status fail(const char *what, const char *path)
 {
@@ -108,6 +110,7 @@ struct ari_out {
     int fd;
     char *path; /* the final name, links resolved: the file is replaced, not the link to it */
     char *temp; /* NULL: written directly */
+    bool named; /* temp stands in the folder, ours to remove; else the file has no name yet */
 };
 
 /* Where the folder part of `path` ends, its slash included. */
@@ -117,25 +120,66 @@ static size_t folder_length(const char *path)
     return slash == NULL ? 0 : (size_t)(slash - path) + 1;
 }
 
-static ar_status open_temporary(ari_out *o)
+/* Where the kernel shows an open file under a name that can be linked to. */
+typedef struct self_path {
+    char text[32];
+} self_path;
+
+static self_path path_of_fd(int fd)
+{
+    self_path p;
+    snprintf(p.text, sizeof p.text, "/proc/self/fd/%d", fd);
+    return p;
+}
+
+/* Gives the unnamed file a name, which must be free. */
+static bool link_as(const ari_out *o, const char *name)
+{
+    const self_path self = path_of_fd(o->fd);
+    return linkat(AT_FDCWD, self.text, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0;
+}
+
+/* A file without a name goes with the process, however that ends. False where the file system has none of them, or
+ * where /proc, through which it gets its name later, is missing. */
+static bool open_unnamed(ari_out *o)
 {
     const size_t folder = folder_length(o->path);
-    const size_t cap = folder + 64;
-    o->temp = malloc(cap);
-    if (o->temp == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(o->path));
-    for (int i = 0; i < TEMPORARY_NAMES; i++) {
-        snprintf(o->temp, cap, "%.*s.anyrank-%ld-%d.tmp", (int)folder, o->path, (long)getpid(), i);
-        o->fd = open(o->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (o->fd >= 0 || errno != EEXIST)
+    snprintf(o->temp, folder + 2, "%.*s", folder == 0 ? 1 : (int)folder, folder == 0 ? "." : o->path);
+    o->fd = open(o->temp, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
+    if (o->fd < 0)
+        return false;
+    const self_path self = path_of_fd(o->fd);
+    if (access(self.text, F_OK) == 0)
+        return true;
+    close(o->fd);
+    o->fd = -1;
+    return false;
+}
+
+/* Creates a file under the first temporary name that is free, or links the unnamed one to it. */
+static bool take_temporary_name(ari_out *o)
+{
+    const size_t folder = folder_length(o->path);
+    const bool create = o->fd < 0;
+    for (int i = 0; i < TEMPORARY_NAMES && !o->named; i++) {
+        snprintf(o->temp, folder + TEMPORARY_BYTES, "%.*s.anyrank-%ld-%d.tmp", (int)folder, o->path, (long)getpid(), i);
+        if (create)
+            o->fd = open(o->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        o->named = create ? o->fd >= 0 : link_as(o, o->temp);
+        if (!o->named && errno != EEXIST)
             break;
     }
-    if (o->fd >= 0)
+    return o->named;
+}
+
+static ar_status open_temporary(ari_out *o)
+{
+    o->temp = malloc(folder_length(o->path) + TEMPORARY_BYTES);
+    if (o->temp == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(o->path));
+    if (open_unnamed(o) || take_temporary_name(o))
         return AR_OK;
-    const ar_status st = fail("create a file in its folder", o->path);
-    free(o->temp); /* of another writer, or not there at all: not ours to remove */
-    o->temp = NULL;
-    return st;
+    return fail("create a file in its folder", o->path);
 }
 
 ar_status ari_out_create(ari_out **gives, const char *path)
@@ -202,25 +246,52 @@ static void sync_folder(const char *path)
     close(fd);
 }
 
-ar_status ari_out_commit(ari_out *o)
+/* Everything that can fail for lack of space or of a sound disk. A device takes no fsync and needs none. */
+static ar_status settle(const ari_out *o)
+{
+    return o->temp == NULL || fsync(o->fd) == 0 ? AR_OK : fail("write", o->path);
+}
+
+/* Puts a settled file in its place. A name that is free takes an unnamed file in one step. Over an old file it needs
+ * two, and only a process that ends between them leaves the temporary name behind. */
+static ar_status publish(ari_out *o)
+{
+    if (o->temp == NULL || o->named) { /* an unnamed file has no name to close it under */
+        const int closed = close(o->fd);
+        o->fd = -1;
+        if (closed != 0)
+            return fail("write", o->path);
+    }
+    if (o->temp == NULL)
+        return AR_OK;
+    if (o->named || !link_as(o, o->path)) {
+        if (!o->named && errno != EEXIST)
+            return fail("give its name to", o->path);
+        if (!take_temporary_name(o))
+            return fail("create a file in its folder", o->path);
+        if (rename(o->temp, o->path) != 0)
+            return fail("rename to", o->path);
+    }
+    o->named = false;
+    sync_folder(o->path);
+    return AR_OK;
+}
+
+ar_status ari_out_commit_all(ari_out *const *list, size_t n)
 {
     ar_status st = AR_OK;
-    if (o->temp != NULL && fsync(o->fd) != 0)
-        st = fail("write", o->path);
-    if (close(o->fd) != 0 && st == AR_OK)
-        st = fail("write", o->path);
-    o->fd = -1;
-    if (st == AR_OK && o->temp != NULL) {
-        if (rename(o->temp, o->path) != 0) {
-            st = fail("rename to", o->path);
-        } else {
-            sync_folder(o->path);
-            free(o->temp);
-            o->temp = NULL;
-        }
-    }
-    ari_out_discard(o);
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = list[i] == NULL ? AR_OK : settle(list[i]);
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = list[i] == NULL ? AR_OK : publish(list[i]);
+    for (size_t i = 0; i < n; i++)
+        ari_out_discard(list[i]);
     return st;
+}
+
+ar_status ari_out_commit(ari_out *o)
+{
+    return ari_out_commit_all(&o, 1);
 }
 
 void ari_out_discard(ari_out *o)
@@ -229,7 +300,7 @@ void ari_out_discard(ari_out *o)
         return;
     if (o->fd >= 0)
         close(o->fd);
-    if (o->temp != NULL)
+    if (o->named)
         unlink(o->temp);
     free(o->temp);
     free(o->path);

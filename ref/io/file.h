@@ -21,14 +21,21 @@ AR_NODISCARD ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t of
  *  AR_ERR_OVERFLOW (longer than `limit`), AR_ERR_MEMORY. Gives; free with free(). */
 AR_NODISCARD ar_status ari_file_read(unsigned char **gives, size_t *length, const char *path, size_t limit);
 
-/** A file being written under a temporary name in the folder of its final one. A path that names a device or a pipe is
- *  written directly: replacing /dev/null by a file would be worse than no atomicity. */
+/** A file being written without a name in the folder of its final one, or under a temporary name where the file system
+ *  has no unnamed files (or /proc is missing). However the process ends, an unnamed file leaves nothing behind. A path
+ *  that names a device or a pipe is written directly: replacing /dev/null by a file would be worse than no atomicity.
+ */
 typedef struct ari_out ari_out;
 AR_NODISCARD ar_status ari_out_create(ari_out **gives, const char *path);
 AR_NODISCARD ar_status ari_out_write(ari_out *o, const void *data, size_t bytes);
-/** Syncs, closes and renames. On failure nothing is left behind. Frees `o` in both cases. */
+/** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. Frees `o` in
+ *  both cases. */
 AR_NODISCARD ar_status ari_out_commit(ari_out *o);
-/** Closes and removes the temporary file. Accepts NULL. */
+/** The same for files that belong together: all are synced before the first gets its name, so that a full or broken
+ *  disk leaves every old file. Only a failure to rename can still part them. Frees every list[i] in both cases; NULLs
+ *  are passed over. */
+AR_NODISCARD ar_status ari_out_commit_all(ari_out *const *list, size_t n);
+/** Closes and removes the file. Accepts NULL. */
 void ari_out_discard(ari_out *o);
 
 /** The three steps above for data that is whole in memory; path "-" is stdout. */
