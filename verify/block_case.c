@@ -191,6 +191,8 @@ static ar_status set_parameters(const ari_block_case *b, ar_ctx *ctx, ar_module 
 {
     ar_param *params[INPUTS];
     const size_t n = ar_module_params(block, params, INPUTS, false);
+    if (n > INPUTS)
+        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of a block");
     for (size_t k = 0; k < n; k++) {
         size_t i = FIRST_PARAMETER;
         while (i < INPUTS && strcmp(params[k]->name + sizeof block_name, inputs[i].parameter) != 0)

@@ -28,8 +28,8 @@ static ar_status measure_params(ar_ctx *ctx, ar_model *m, rank_result *result)
     const size_t n = ar_model_params(m, NULL, 0);
     ar_param **all = NULL;
     AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
-    ar_model_params(m, all, n);
-    for (size_t i = 0; i < n; i++) {
+    const size_t found = ar_model_params(m, all, n);
+    for (size_t i = 0; i < n && i < found; i++) {
         result->weights += ar_tensor_count(&all[i]->value) * sizeof(float);
         result->gradients += ar_ctx_arith(ctx)->grad_bytes(all[i]);
     }

@@ -22,7 +22,7 @@ AR_NODISCARD ar_status ar_config_parameters(const ar_config *c, size_t *out);
 AR_NODISCARD ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan);
 /** Accepts NULL. */
 void ar_model_destroy(ar_model *m);
-/** All parameters in the order of their first use; writes at most cap, returns how many. */
+/** All parameters in the order of their first use; writes at most cap, returns how many (SIZE_MAX: no memory). */
 size_t ar_model_params(ar_model *m, ar_param **out, size_t cap);
 /** Fresh weights by name, then a tap ':init' of each. */
 AR_NODISCARD ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed);

@@ -35,7 +35,7 @@ typedef struct ar_module_ops {
     /* required: *dx becomes a tensor of the step, gradients are added to the parameters. dx == NULL: not wanted. */
     ar_status (*backward)(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                           const ar_batch *batch);
-    /* optional: own parameters without the children's (at most 16), and the children (at most 64), in order; returns
+    /* optional: own parameters without the children's, and the children, in order; returns
      * how many there are and writes at most cap of them */
     size_t (*params)(const ar_module *m, ar_param **out, size_t cap);
     size_t (*children)(const ar_module *m, ar_module **out, size_t cap);
@@ -56,7 +56,8 @@ AR_NODISCARD ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *sa
 AR_NODISCARD ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                           const ar_tensor *dy, const ar_batch *batch);
 /** All parameters of m and its children, depth first, a shared one once. Borrowed from the modules. Returns how many;
- *  writes at most cap. (With a cap too small for all, a shared one may be counted for each of its uses.) */
+ *  writes at most cap. (With a cap too small for all, a shared one may be counted for each of its uses.) SIZE_MAX
+ *  where memory is too short to list them. */
 size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only);
 /** Every parameter's gradient becomes zero. Errors: AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx);

@@ -82,8 +82,6 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     return m->ops->backward(m, ctx, saved, dx, dy, batch);
 }
 
-enum { MOST_CHILDREN = 64, MOST_OWN = 16 };
-
 static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)
 {
     for (size_t i = 0; i < *count && i < cap; i++) {
@@ -95,25 +93,33 @@ static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)
     (*count)++;
 }
 
-static void collect(ar_module *m, ar_param **out, size_t cap, bool trainable_only, size_t *count)
+/* Lists of a module are as long as it says. False without memory. */
+static bool collect(ar_module *m, ar_param **out, size_t cap, bool trainable_only, size_t *count)
 {
-    ar_param *own[MOST_OWN];
-    const size_t n = m->ops->params ? m->ops->params(m, own, MOST_OWN) : 0;
-    for (size_t i = 0; i < n && i < MOST_OWN; i++) {
+    const size_t n = m->ops->params ? m->ops->params(m, NULL, 0) : 0;
+    const size_t c = m->ops->children ? m->ops->children(m, NULL, 0) : 0;
+    ar_param **own = calloc(n + 1, sizeof *own);
+    ar_module **children = calloc(c + 1, sizeof *children);
+    bool ok = own && children;
+    if (ok && n > 0)
+        m->ops->params(m, own, n);
+    if (ok && c > 0)
+        m->ops->children(m, children, c);
+    for (size_t i = 0; ok && i < n; i++) {
         if (!trainable_only || own[i]->requires_grad)
             add_once(own[i], out, cap, count);
     }
-    ar_module *children[MOST_CHILDREN];
-    const size_t c = m->ops->children ? m->ops->children(m, children, MOST_CHILDREN) : 0;
-    for (size_t i = 0; i < c && i < MOST_CHILDREN; i++)
-        collect(children[i], out, cap, trainable_only, count);
+    for (size_t i = 0; ok && i < c; i++)
+        ok = collect(children[i], out, cap, trainable_only, count);
+    free(own);
+    free(children);
+    return ok;
 }
 
 size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only)
 {
     size_t count = 0;
-    collect(m, out, cap, trainable_only, &count);
-    return count;
+    return collect(m, out, cap, trainable_only, &count) ? count : SIZE_MAX;
 }
 
 /* Runs f on every parameter. */
@@ -122,9 +128,12 @@ static ar_status for_all(ar_module *m, ar_ctx *ctx, uint64_t seed,
 {
     const size_t n = ar_module_params(m, NULL, 0, false);
     ar_param **all = NULL;
+    if (n == SIZE_MAX)
+        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
     AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
     const size_t found = ar_module_params(m, all, n, false);
-    ar_status st = AR_OK;
+    ar_status st =
+        found == SIZE_MAX ? ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name) : AR_OK;
     for (size_t i = 0; i < n && i < found && st == AR_OK; i++)
         st = f(all[i], ctx, seed);
     free(all);

@@ -66,13 +66,14 @@ static void put(ar_param **out, size_t cap, size_t *count, ar_param *p)
 {
     if (*count < cap)
         out[*count] = p;
-    (*count)++;
+    *count += *count < SIZE_MAX;
 }
 
 static void put_module(ar_param **out, size_t cap, size_t *count, ar_module *m)
 {
     const size_t room = *count < cap ? cap - *count : 0;
-    *count += ar_module_params(m, room ? out + *count : NULL, room, false);
+    const size_t n = ar_module_params(m, room ? out + *count : NULL, room, false);
+    *count = n == SIZE_MAX || *count == SIZE_MAX ? SIZE_MAX : *count + n;
 }
 
 size_t ar_model_params(ar_model *m, ar_param **out, size_t cap)
@@ -124,8 +125,8 @@ static ar_status for_all(ar_model *m, ar_ctx *ctx, void *user, ar_status (*f)(ar
     const size_t n = ar_model_params(m, NULL, 0);
     ar_param **all = NULL;
     AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
-    ar_model_params(m, all, n);
-    ar_status st = AR_OK;
+    ar_status st =
+        ar_model_params(m, all, n) == n ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory to list parameters");
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = f(all[i], ctx, user);
     free(all);
