@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/io/hash.h"
 
+#include <openssl/err.h>
 #include <openssl/evp.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,13 +11,25 @@
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
+/* True if one of the reasons that the library queued is a lack of memory. Empties the queue. */
+static bool no_memory_queued(void)
+{
+    bool found = false;
+    for (unsigned long e = ERR_get_error(); e != 0; e = ERR_get_error())
+        found = found || ERR_GET_REASON(e) == ERR_R_MALLOC_FAILURE;
+    return found;
+}
+
 ar_status ari_sha256_init(ari_sha256 *s)
 {
+    ERR_clear_error(); /* or what somebody else left there would be taken for a reason */
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     s->context = context;
     if (context != NULL && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1)
         return AR_OK;
     ari_sha256_drop(s);
+    if (context == NULL || no_memory_queued())
+        return ar_error_set(AR_ERR_MEMORY, "no memory for SHA-256");
     return ar_error_set(AR_ERR_INTERNAL, "SHA-256 cannot be started");
 }
 

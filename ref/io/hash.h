@@ -11,7 +11,8 @@
 typedef struct ari_sha256 {
     void *context; /* NULL before init and after final */
 } ari_sha256;
-/** Errors: AR_ERR_INTERNAL where the crypto library refuses (no memory, or SHA-256 switched off). */
+/** Errors: AR_ERR_MEMORY; AR_ERR_INTERNAL where the crypto library refuses (SHA-256 switched off, or no memory for a
+ * part of it that does not say so). Empties the thread's queue of OpenSSL errors. */
 AR_NODISCARD ar_status ari_sha256_init(ari_sha256 *s);
 AR_NODISCARD ar_status ari_sha256_update(ari_sha256 *s, const void *data, size_t bytes);
 /** Writes 64 lower-case hexadecimal digits and a 0 byte, and frees the state. */

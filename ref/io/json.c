@@ -17,6 +17,11 @@ static size_t value_bound(const char *text, size_t length)
     return n;
 }
 
+bool ari_json_no_memory(const json_error_t *error)
+{
+    return error->text[0] == '\0' || json_error_code(error) == json_error_out_of_memory;
+}
+
 ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const char *name)
 {
     if (length > ARI_JSON_MAX_BYTES)
@@ -24,9 +29,9 @@ ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const 
                             ARI_JSON_MAX_BYTES);
     if (value_bound(text, length) > ARI_JSON_MAX_VALUES)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: more than %zu JSON values", ARI_SHOW(name), ARI_JSON_MAX_VALUES);
-    json_error_t error;
+    json_error_t error = {.line = -1}; /* jansson leaves the code unset where it has nothing to say */
     json_t *value = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
-    if (value == NULL && json_error_code(&error) == json_error_out_of_memory)
+    if (value == NULL && ari_json_no_memory(&error))
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(name));
     if (value == NULL)
         return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: line %d, column %d: %s", ARI_SHOW(name), error.line,

@@ -14,11 +14,14 @@
 #define ARI_JSON_MAX_VALUES ((size_t)1 << 21)
 
 /** Parses JSON text (RFC 8259; duplicate keys, invalid UTF-8, NUL and anything after the value are refused). `name` is
- *  for messages. Errors: AR_ERR_FORMAT with line and column, AR_ERR_OVERFLOW (beyond the bounds above).
- *  Gives; free with json_decref. */
+ *  for messages. Errors: AR_ERR_FORMAT with line and column, AR_ERR_OVERFLOW (beyond the bounds above),
+ *  AR_ERR_MEMORY. Gives; free with json_decref. */
 AR_NODISCARD ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const char *name);
-/** The same from a file. Errors: those, and AR_ERR_IO, AR_ERR_MEMORY. */
+/** The same from a file. Errors: those, and AR_ERR_IO. */
 AR_NODISCARD ar_status ari_json_load(json_t **gives, const char *path);
+/** True if a load failed for lack of memory. jansson then mostly says nothing at all: of what it dislikes in the text
+ * it always speaks. (A string that it has no room for is "invalid token", which cannot be told from a bad one.) */
+bool ari_json_no_memory(const json_error_t *error);
 /** Writes `value` and a newline to `path` by way of a temporary file, or to stdout for "-". Borrows. Errors: AR_ERR_IO,
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_save(const json_t *value, const char *path);

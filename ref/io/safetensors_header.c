@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/io/file.h"
+#include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 #include "ref/io/scan.h"
 
@@ -31,12 +31,12 @@ static ar_status no_memory(const reader *r)
 /* Parses one piece of the header with the real parser. */
 static ar_status parse_slice(const reader *r, const ari_slice *slice, json_t **gives)
 {
-    json_error_t error;
+    json_error_t error = {.line = -1};
     *gives =
         json_loadb(r->text + slice->begin, slice->end - slice->begin, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (*gives != NULL)
         return AR_OK;
-    if (json_error_code(&error) == json_error_out_of_memory)
+    if (ari_json_no_memory(&error))
         return no_memory(r);
     return bad(r, slice->begin + (size_t)(error.position > 0 ? error.position : 0), error.text);
 }

@@ -173,3 +173,32 @@ Test(json, a_dash_is_standard_output)
     close(keep);
     unlink(path);
 }
+
+/* --- out of memory ------------------------------------------------------------------------------------------------ */
+static size_t allocations_left;
+
+static void *scarce_malloc(size_t bytes)
+{
+    return allocations_left == 0 || --allocations_left == 0 ? NULL : malloc(bytes);
+}
+
+/* Every allocation fails in turn, and with it all that follow. A string is left out: jansson calls one that it has no
+ * room for an invalid token. */
+Test(json, no_memory_is_not_an_error_of_the_text)
+{
+    static const char text[] = "[1, [2.5, [], true], null, [-3, 4e2, 5, 6, 7, 8, 9, 10, 11]]";
+    size_t n = 1;
+    json_set_alloc_funcs(scarce_malloc, free);
+    for (;; n++) {
+        allocations_left = n;
+        const ar_status st = parse(text);
+        if (st == AR_OK)
+            break;
+        cr_assert_eq(st, AR_ERR_MEMORY, "allocation %zu: %s", n, ar_error_message());
+        cr_assert_not_null(strstr(ar_error_message(), "x.json"), "%s", ar_error_message());
+    }
+    cr_expect_gt(n, 15, "only %zu allocations", n);
+    allocations_left = SIZE_MAX;
+    cr_expect_eq(parse("[1 2]"), AR_ERR_FORMAT); /* and an error of the text is none of memory */
+    json_set_alloc_funcs(malloc, free);
+}
