@@ -8,6 +8,7 @@
 
 #include "anyrank/safetensors.h"
 #include "ref/core/size.h"
+#include "ref/models/names.h"
 #include "ref/models/param_list.h"
 
 typedef struct weight {
@@ -111,8 +112,8 @@ static ar_status load_one(void *user, const char *name, int ndim, const size_t *
     return check_finite(l, e, w->values);
 }
 
-/* Buffers that old checkpoints carry and no model computes with, and a tied head that repeats the embedding. */
-static bool is_known_extra(const ar_config *c, const char *name)
+/* Buffers that old checkpoints carry and no model computes with. */
+static bool is_known_extra(const char *name)
 {
     static const char *const endings[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
     const size_t n = strlen(name);
@@ -121,14 +122,50 @@ static bool is_known_extra(const ar_config *c, const char *name)
         if (n >= m && strcmp(name + n - m, endings[i]) == 0)
             return true;
     }
-    return c->tied && strcmp(name, "lm_head.weight") == 0;
+    return false;
+}
+
+/* A tied head may be in the file, but only as the embedding's bits: with others the file is another model's, and one
+ * of the two tensors would go unread. */
+static ar_status check_tied_head(const loading *l, const ar_config *c, const ar_st_entry *head)
+{
+    const size_t shape[2] = {c->vocab, c->hidden};
+    char token[160];
+    snprintf(token, sizeof token, "%s.weight", ari_outer_names_of(c->arch)->token);
+    AR_TRY(check_shape(l, head, 2, shape));
+    const float *want = ari_weights_find(l->w, token, head->count);
+    if (!want)
+        return ar_error_set(AR_ERR_INTERNAL, "%s: tensor '%s' was not loaded", l->folder, token);
+    float *got = NULL;
+    AR_TRY(ari_alloc((void **)&got, head->count, sizeof *got, head->name));
+    ar_status st = ar_st_to_f32(head, got);
+    for (size_t i = 0; st == AR_OK && i < head->count; i++) {
+        if (memcmp(&got[i], &want[i], sizeof *got) != 0)
+            st = ar_error_set(AR_ERR_DATA,
+                              "%s: tensors '%s' and '%s' differ at element %zu (%.9g and %.9g), but the config ties "
+                              "them, expected the same bits",
+                              l->folder, head->name, find_entry(l, token)->name, i, (double)got[i], (double)want[i]);
+    }
+    free(got);
+    return st;
+}
+
+static bool is_tied_head(const ar_config *c, const char *name)
+{
+    const char *head = ari_outer_names_of(c->arch)->head;
+    const size_t n = head ? strlen(head) : 0;
+    return c->tied && head && strncmp(name, head, n) == 0 && strcmp(name + n, ".weight") == 0;
 }
 
 static ar_status check_extras(const loading *l, const ar_config *c)
 {
     for (size_t i = 0; i < ar_st_model_count(l->file); i++) {
         const ar_st_entry *e = ar_st_model_at(l->file, i);
-        bool known = is_known_extra(c, e->name);
+        bool known = is_known_extra(e->name);
+        if (is_tied_head(c, e->name)) {
+            AR_TRY(check_tied_head(l, c, e));
+            known = true;
+        }
         for (size_t k = 0; !known && k < l->w->count; k++)
             known = find_entry(l, l->w->list[k].name) == e;
         if (!known)

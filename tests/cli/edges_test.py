@@ -127,6 +127,39 @@ class EdgesTest(unittest.TestCase):
             self.assertEqual(hashes["one for all"], hashes["the same for each"])
             self.assertNotEqual(hashes["one for all"], hashes["another for the last"])
 
+    def test_a_tied_head_in_the_file_is_the_embedding(self):
+        for golden, prefixes in (("llama-mqa-tied-tiny", ("model.embed_tokens.weight",)),
+                                 ("gpt2-tiny", ("transformer.wte.weight", "wte.weight"))):
+            whole = (GOLDEN.parent / golden / "model.safetensors").read_bytes()
+            start = 8 + struct.unpack_from("<Q", whole)[0]
+            header, data = json.loads(whole[8:start]), whole[start:]
+            header.pop("__metadata__", None)
+            embedding = next(name for name in prefixes if name in header)
+            config = (GOLDEN.parent / golden / "config.json").read_bytes()
+            head = dict(header[embedding])
+            begin, end = head["data_offsets"]
+            values = data[begin:end]
+            head["data_offsets"] = [len(data), len(data) + len(values)]
+            last = struct.unpack_from("<I", values, len(values) - 4)[0]
+            cases = {"equal": (head, values, 0, b""),
+                     "last bit": (head, values[:-4] + struct.pack("<I", last ^ 1), 1, b"at element"),
+                     "shape": (dict(head, shape=head["shape"][::-1]), values, 1, b"has shape")}
+            for what, (entry, added, status, message) in cases.items():
+                with self.subTest(golden=golden, what=what):
+                    path = self.model(f"{golden} {what}".encode())
+                    with open(os.path.join(path, b"config.json"), "wb") as file:
+                        file.write(config)
+                    text = json.dumps(dict(header, **{"lm_head.weight": entry})).encode()
+                    text += b" " * (-len(text) % 8)
+                    with open(os.path.join(path, b"model.safetensors"), "wb") as file:
+                        file.write(struct.pack("<Q", len(text)) + text + data + added)
+                    done = run("check", path, "--tp", "1", *SMALL[2:])
+                    self.assertEqual(done.returncode == 0, status == 0, done.stderr)
+                    self.assertIn(message, done.stderr)
+                    if what == "last bit":
+                        self.assertIn(b"'lm_head.weight'", done.stderr)
+                        self.assertIn(embedding.encode(), done.stderr)
+
 
 if __name__ == "__main__":
     if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.path.exists(sys.argv[1]):
