@@ -7,6 +7,7 @@
 
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
+#include "ref/io/safetensors.h"
 #include "verify/boxes.h"
 
 ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim, const size_t *shape,
@@ -96,14 +97,24 @@ static ar_status as_tensors(const ari_gatherer *g, int file, ar_st_tensor **give
     return AR_OK;
 }
 
-ar_status ari_gather_write(const ari_gatherer *g, int file, const char *path)
+ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *path)
 {
     static const char *const metadata[] = {"format", "pt"};
-    ar_st_tensor *list = NULL;
-    size_t n = 0;
-    AR_TRY(as_tensors(g, file, &list, &n));
-    const ar_status st = ar_st_write(path, list, n, metadata, 1);
-    free(list);
+    ari_out *out[2] = {NULL};
+    ar_status st = AR_OK;
+    for (int i = 0; i < files; i++) {
+        ar_st_tensor *list = NULL;
+        size_t n = 0;
+        AR_TRY_TO(done, st, as_tensors(g, i, &list, &n));
+        st = ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, 1);
+        free(list);
+        if (st != AR_OK)
+            goto done;
+    }
+    return ari_out_commit_all(out, 2);
+done:
+    for (int i = 0; i < 2; i++)
+        ari_out_discard(out[i]);
     return st;
 }
 

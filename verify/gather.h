@@ -33,8 +33,9 @@ AR_NODISCARD ar_status ari_gather_tap(void *user, const ar_tap_event *event);
 void ari_gatherer_fini(ari_gatherer *g);
 /** Whether every wanted tensor was reported whole: AR_ERR_INTERNAL names the first that was not. */
 AR_NODISCARD ar_status ari_gather_check(const ari_gatherer *g);
-/** Writes the tensors of one file. */
-AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, int file, const char *path);
+/** Writes all files, file i to path[i]: each whole before the first gets its name, so that a failure leaves what was
+ *  there. files: 1 or 2. */
+AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *path);
 /** SHA-256 over all tensors of all files, by name. */
 AR_NODISCARD ar_status ari_gather_hash(const ari_gatherer *g, char hex[65]);
 

@@ -82,11 +82,17 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     return st;
 }
 
-static ar_status write_file(const ari_gatherer *g, int file, const char *folder, const char *name, char path[600])
+static ar_status write_files(const ari_gatherer *g, const char *folder, int files, const char *const *names,
+                             char path[][600])
 {
-    if (snprintf(path, 600, "%s/%s", folder, name) >= 600)
-        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", folder);
-    return ari_gather_write(g, file, path);
+    const char *list[2] = {NULL};
+    for (int i = 0; i < files; i++) {
+        if (snprintf(path[i], 600, "%s/%s", folder, names[i]) >= 600)
+            return ar_error_set(AR_ERR_ARG, "%s: the path is too long", folder);
+        list[i] = path[i];
+    }
+    AR_TRY(make_folder(folder));
+    return ari_gather_write(g, files, list);
 }
 
 static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grads_options *o, ar_plan *plan)
@@ -107,6 +113,7 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
 
 static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options *o)
 {
+    static const char *const names[] = {[OUTPUTS_FILE] = "outputs.safetensors", [GRADS_FILE] = "grads.safetensors"};
     char folder[512];
     ar_config c;
     ar_plan plan;
@@ -124,9 +131,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
         .config = &c, .batch = &input.batch, .weights = weights ? ari_weights_find : NULL, .weights_user = weights};
     AR_TRY_TO(done, st, run(o, &run_options, &g, result));
     AR_TRY_TO(done, st, ari_gather_check(&g));
-    AR_TRY_TO(done, st, make_folder(o->out));
-    AR_TRY_TO(done, st, write_file(&g, OUTPUTS_FILE, o->out, "outputs.safetensors", result->file[0]));
-    AR_TRY_TO(done, st, write_file(&g, GRADS_FILE, o->out, "grads.safetensors", result->file[1]));
+    AR_TRY_TO(done, st, write_files(&g, o->out, 2, names, result->file));
     AR_TRY_TO(done, st, ari_gather_hash(&g, result->outputs_hash));
     result->tensors = g.count;
 done:
@@ -148,8 +153,7 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
         .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
     AR_TRY_TO(done, st, run(o, &run_options, &g, result));
     AR_TRY_TO(done, st, ari_gather_check(&g));
-    AR_TRY_TO(done, st, make_folder(o->out));
-    AR_TRY_TO(done, st, write_file(&g, 0, o->out, "block.safetensors", result->file[0]));
+    AR_TRY_TO(done, st, write_files(&g, o->out, 1, (const char *const[]){"block.safetensors"}, result->file));
     AR_TRY_TO(done, st, ari_gather_hash(&g, result->outputs_hash));
     result->tensors = g.count;
 done:

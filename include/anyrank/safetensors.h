@@ -64,9 +64,10 @@ typedef struct ar_st_tensor {
     const void *data; /* row-major */
 } ar_st_tensor;
 /** Writes a file as the official library does: __metadata__ first, entries sorted by alignment (descending) then name,
- *  header padded with spaces to 8 bytes; without a name (or under a temporary one, where the file system knows none
- *  without) in the same folder until it is whole, so that a half-written file never appears. metadata: n_meta pairs key, value, written in their order. Errors: AR_ERR_ARG (a NULL, repeated
- *  or ill-formed name or key, an unknown dtype, missing data), AR_ERR_OVERFLOW, AR_ERR_IO (nothing is left behind). */
+ *  header padded with spaces to 8 bytes. Until it is whole it has no name, or a temporary one in the same folder where
+ *  the file system knows none without, so that a half-written file never appears. metadata: n_meta pairs key, value,
+ *  written in their order. Errors: AR_ERR_ARG (a NULL, repeated or ill-formed name or key, an unknown dtype, missing
+ *  data), AR_ERR_OVERFLOW, AR_ERR_IO (nothing is left behind). */
 AR_NODISCARD ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
                                    size_t n_meta);
 

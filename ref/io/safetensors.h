@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "anyrank/safetensors.h"
+#include "ref/io/file.h"
 
 /* The format of huggingface/safetensors: 8 bytes of little-endian header length N, N bytes of JSON, the data. */
 #define ARI_ST_PREFIX_BYTES ((size_t)8)
@@ -48,6 +49,10 @@ AR_NODISCARD ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_by
 AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);
 /** Bytes of a tensor to write. Errors: AR_ERR_ARG (name, dtype, ndim, data), AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t);
+/** ar_st_write up to its last step, for files that belong together. Gives; end with ari_out_commit, ari_out_commit_all
+ * or ari_out_discard. */
+AR_NODISCARD ar_status ari_st_write_uncommitted(ari_out **gives, const char *path, const ar_st_tensor *tensors,
+                                                size_t n, const char *const *metadata, size_t n_meta);
 /** "[64,256]". `cap` of 21 bytes a dimension and 3 more is always enough. */
 void ari_st_shape_text(char *out, size_t cap, int ndim, const size_t *shape);
 /** True if the bytes are well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF). */

@@ -170,8 +170,8 @@ static ar_status put_data(ari_out *out, const ar_st_tensor *const *order, size_t
     return AR_OK;
 }
 
-ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
-                      size_t n_meta)
+ar_status ari_st_write_uncommitted(ari_out **gives, const char *path, const ar_st_tensor *tensors, size_t n,
+                                   const char *const *metadata, size_t n_meta)
 {
     ar_status st = AR_OK;
     ari_out *out = NULL;
@@ -186,11 +186,19 @@ ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, c
     AR_TRY_TO(done, st, ari_out_create(&out, path));
     AR_TRY_TO(done, st, ari_out_write(out, header, length));
     AR_TRY_TO(done, st, put_data(out, order, n));
-    st = ari_out_commit(out);
+    *gives = out;
     out = NULL;
 done:
     ari_out_discard(out);
     free(header);
     free(order);
     return st;
+}
+
+ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
+                      size_t n_meta)
+{
+    ari_out *out = NULL;
+    AR_TRY(ari_st_write_uncommitted(&out, path, tensors, n, metadata, n_meta));
+    return ari_out_commit(out);
 }

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import struct
 import subprocess
 import sys
@@ -159,6 +160,30 @@ class EdgesTest(unittest.TestCase):
                     if what == "last bit":
                         self.assertIn(b"'lm_head.weight'", done.stderr)
                         self.assertIn(embedding.encode(), done.stderr)
+
+    def test_files_that_belong_together_come_together(self):
+        """A file may have as many bytes as the first of the two needs: the second fails and both old ones stay."""
+        out = os.path.join(self.folder, b"out")
+        names = (b"outputs.safetensors", b"grads.safetensors")
+
+        def grads(prepare=None):
+            command = [COMMAND, "grads", str(GOLDEN), "--input", str(GOLDEN / "batch.safetensors"), "--out", out]
+            return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False,
+                                  preexec_fn=prepare, restore_signals=False)  # Python ignores SIGXFSZ
+
+        self.assertEqual(grads().returncode, 0)
+        size = [os.path.getsize(os.path.join(out, name)) for name in names]
+        self.assertLess(size[0], size[1])
+        for name in names:
+            with open(os.path.join(out, name), "wb") as file:
+                file.write(b"old " + name)
+        done = grads(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size[0], size[0])))
+        self.assertGreater(done.returncode, 0, done.stderr)
+        self.assertIn(b"grads.safetensors", done.stderr)
+        self.assertEqual(sorted(os.listdir(out)), sorted(names))
+        for name in names:
+            with open(os.path.join(out, name), "rb") as file:
+                self.assertEqual(file.read(), b"old " + name)
 
 
 if __name__ == "__main__":
