@@ -173,7 +173,14 @@ static ar_status announce(const check_values *v, const ar_check_options *o)
         largest = o->tp[i] > largest ? o->tp[i] : largest;
     AR_TRY(ar_model_path(folder, sizeof folder, o->model));
     AR_TRY(ar_config_load(&c, folder));
-    AR_TRY(ari_estimate_check(&e, &c, o->batch, o->seq, largest, o->layouts));
+    const ari_estimate_case size = {.config = &c,
+                                    .plan = &o->plan,
+                                    .batch = o->batch,
+                                    .seq = o->seq,
+                                    .tp = largest,
+                                    .layouts = o->layouts,
+                                    .f64 = !o->skip_f64};
+    AR_TRY(ari_estimate_check(&e, &size));
     if (e.seconds > 30.0 && e.bytes <= e.available && !v->common.quiet)
         fprintf(stderr, "%s: this will take about %s and %s of memory\n", c.name, ARI_SECONDS(e.seconds),
                 ARI_BYTES(e.bytes));

@@ -49,7 +49,14 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
         largest = o->tp[i] > largest ? o->tp[i] : largest;
     }
     ari_estimate e;
-    AR_TRY(ari_estimate_check(&e, c, o->batch, o->seq, largest, o->layouts));
+    const ari_estimate_case size = {.config = c,
+                                    .plan = &o->plan,
+                                    .batch = o->batch,
+                                    .seq = o->seq,
+                                    .tp = largest,
+                                    .layouts = o->layouts,
+                                    .f64 = !o->skip_f64};
+    AR_TRY(ari_estimate_check(&e, &size));
     return ari_estimate_fits(&e);
 }
 

@@ -1,82 +1,191 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What is alive at each of the moments where memory can peak; the peak is the largest of them. Elements are counted in
+ * binary64, where no product of sizes wraps and nothing here needs the last digit. tests/verify/estimate_test.c holds
+ * the figures to measured ones. */
 #include "verify/estimate.h"
 
 #include <stdint.h>
-#include <stdio.h>
 
 #include "anyrank/model.h"
-#include "ref/core/size.h"
+#include "verify/available_memory.h"
+#include "verify/compare.h"
 
-/* MemAvailable, or where the system does not tell it "no limit known". */
-static size_t available_memory(void)
+/* Bytes of one element. */
+static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
+/* A rank's own: an accumulator of 17 bytes (t, h, l) and the weight packed as integers in both orientations. */
+static const double ACCUMULATOR = 17.0, KEPT_OPERANDS = 8.0;
+/* The baseline sums a gradient over bands of this many rows: nine slices, a top and a product for each element. */
+static const double BAND_ROWS = 256.0, BAND_BYTES = 9.0 * 8.0 + 1.0 + 8.0;
+/* Freed pieces between others that live on, page tables, what an allocation is rounded up to. */
+static const double SLACK = 1.15;
+/* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch. */
+static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 1e6;
+/* Tensors that the baseline emits: at most this many in a block of both passes and its parameters, and around them. */
+static const double BLOCK_TENSORS = 56.0, OUTER_TENSORS = 24.0;
+
+/* Numbers of elements, of the whole model unless "block" says one block. */
+typedef struct elements {
+    double parameters, largest; /* largest: of one weight matrix */
+    double block_matrices;      /* weight matrices of a block */
+    double table, widest;       /* the embedding; the widest row of a block's weight */
+    double head;                /* of the LM head's weight; 0 without one */
+    double tokens, hidden, q, kv, ffn, fc, logits, probs;
+    double layers, ranks;
+    double middles;         /* copies of an MLP's middle over all blocks: one of a block, or one on each rank of it */
+    bool whole_middle;      /* somewhere the latter */
+    double block_reference; /* what the baseline emits in one pass of a block */
+    double outer_reference; /* and around the blocks */
+    double tensors;
+} elements;
+
+static double largest_of(double a, double b)
 {
-    size_t kib = 0;
-    char line[128];
-    FILE *f = fopen("/proc/meminfo", "r");
-    if (!f)
-        return SIZE_MAX;
-    while (fgets(line, sizeof line, f)) {
-        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1)
-            break;
+    return a > b ? a : b;
+}
+
+/* Row-column, the middle of an MLP is whole on every rank. */
+static ar_status count_middles(elements *n, const ari_estimate_case *run)
+{
+    for (size_t layer = 0; layer < run->config->layers; layer++) {
+        ar_mlp_order order;
+        AR_TRY(ar_plan_mlp_order(run->plan, run->config, layer, &order));
+        const bool whole = order == AR_MLP_ROW_COLUMN && run->tp > 1;
+        n->middles += whole ? n->ranks : 1.0;
+        n->whole_middle = n->whole_middle || whole;
     }
-    fclose(f);
-    return kib ? kib * 1024 : SIZE_MAX;
-}
-
-static ar_status add_product(size_t *sum, size_t a, size_t b, size_t c)
-{
-    size_t p = 0;
-    AR_TRY(ari_mul_size(&p, a, b));
-    AR_TRY(ari_mul_size(&p, p, c));
-    return ari_add_size(sum, *sum, p);
-}
-
-/* Activations that one forward keeps: values of hidden width, of the MLP's, of the heads, and the probabilities. */
-static ar_status activation_elements(size_t *out, const ar_config *c, size_t batch, size_t seq)
-{
-    size_t tokens = 0, block = 0, total = 0;
-    AR_TRY(ari_mul_size(&tokens, batch, seq));
-    AR_TRY(add_product(&block, tokens, c->hidden, 7));
-    AR_TRY(add_product(&block, tokens, c->ffn, c->gated ? 4 : 3));
-    AR_TRY(add_product(&block, tokens, (c->heads + c->kv_heads) * c->head_dim, 4));
-    size_t pairs = 0;
-    AR_TRY(ari_mul_size(&pairs, tokens, seq));
-    AR_TRY(add_product(&block, pairs, c->heads, 2));
-    AR_TRY(add_product(&total, block, c->layers, 1));
-    AR_TRY(add_product(&total, tokens, c->vocab, 3));
-    AR_TRY(add_product(&total, tokens, c->hidden, 6));
-    *out = total;
     return AR_OK;
 }
 
-/* Baseline in binary64, reference, gathered run; weight, accumulator, kept operands. */
-enum { BYTES_PER_PARAMETER = 8 + 8 + 72 / 4 + 3 * 4 + 41 };
+static ar_status count_elements(elements *n, const ari_estimate_case *run)
+{
+    const ar_config *c = run->config;
+    const bool has_head = c->arch != AR_ARCH_STACK;
+    size_t parameters = 0;
+    AR_TRY(ar_config_parameters(c, &parameters));
+    const double heads = (double)c->heads, d = (double)c->head_dim, h = (double)c->hidden;
+    *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)c->layers};
+    n->ranks = (double)run->tp;
+    n->tokens = (double)run->batch * (double)run->seq;
+    n->q = heads * d;
+    n->kv = (double)c->kv_heads * d;
+    n->ffn = (double)c->ffn;
+    n->fc = c->gated ? 2.0 * n->ffn : n->ffn;
+    n->probs = n->tokens * (double)run->seq * heads;
+    n->logits = has_head ? n->tokens * (double)c->vocab : 0.0;
+    n->table = (double)c->vocab * h;
+    n->head = has_head ? n->table : 0.0;
+    n->widest = largest_of(h, largest_of(n->ffn, n->q));
+    n->block_matrices = h * (2.0 * n->q + 2.0 * n->kv + n->fc + n->ffn);
+    n->largest = h * largest_of(largest_of(n->ffn, (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
+    const double rotated = c->rope ? n->q + n->kv : 0.0;
+    n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->fc + n->ffn) + n->probs;
+    n->outer_reference = n->logits + 3.0 * n->tokens * h;
+    n->tensors = n->layers * BLOCK_TENSORS + OUTER_TENSORS;
+    return count_middles(n, run);
+}
+
+/* The reference's forward and backward tensors. */
+static double reference_bytes(const elements *n)
+{
+    return FLOAT * 2.0 * (n->layers * n->block_reference + n->outer_reference);
+}
+
+/* The exact baseline keeps weights and a forward pass in binary64, and frees a block once it is back through it. As it
+ * turns round at the last block all of the forward pass is alive; at its end every gradient is in the reference. */
+static double baseline_bytes(const elements *n, bool f64)
+{
+    const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
+    const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * (n->fc + n->ffn) + n->probs);
+    const double around = DOUBLE * (3.0 * h + n->logits);
+    const double attention = 6.0 * q + 4.0 * kv + 2.0 * n->probs, mlp = n->tokens * (n->fc + n->ffn);
+    const double back = DOUBLE * (4.0 * h + largest_of(attention, mlp));
+    /* A gradient, the same transposed, and one operand as integers; a band's sums. */
+    const double gradient = (2.0 * DOUBLE + INT) * n->largest + BAND_ROWS * n->widest * BAND_BYTES;
+    const double common = around + back + gradient + DOUBLE * n->parameters;
+    const double forward = FLOAT * (n->parameters + n->layers * n->block_reference + n->outer_reference);
+    const double turn = common + forward + n->layers * block;
+    const double end = common + 2.0 * FLOAT * n->parameters + reference_bytes(n) + block;
+    /* The binary64 one finds the whole reference there. */
+    return largest_of(turn, end + (f64 ? (n->layers - 1.0) * block : 0.0));
+}
+
+/* Activations of all ranks at once: hidden ones on each, the others split between them. */
+static double step_bytes(const elements *n)
+{
+    const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
+    const double middle = n->tokens * n->fc, copies = n->whole_middle ? n->ranks : 1.0;
+    const double each = n->ranks * (8.0 * n->layers + 6.0) * h;                               /* kept on every rank */
+    const double split = n->layers * (3.0 * (q + kv) + n->probs) + 2.0 * n->middles * middle; /* kept once */
+    const double back = 3.0 * n->probs + 8.0 * largest_of(copies * n->tokens * n->ffn, q); /* of a block on its way */
+    /* Partial sums of two limbs under way: three of hidden width, or one of a middle. */
+    const double sums = n->ranks * 4.0 * largest_of(3.0 * h, n->whole_middle ? middle : 0.0);
+    return FLOAT * (each + split + 3.0 * n->logits + back + sums);
+}
+
+/* One layout: weights, gradients and kept operands once over all ranks (what they replicate is small), a checkpoint's
+ * weights beside them, and one gradient's value and product under way. */
+static double layout_bytes(const elements *n, bool alone)
+{
+    const double checkpoint = FLOAT;
+    const double own = (FLOAT + ACCUMULATOR + KEPT_OPERANDS + checkpoint) * n->parameters + 2.0 * FLOAT * n->largest;
+    const double ranks = own + step_bytes(n);
+    if (alone) /* gradients, logits and the hidden states between blocks */
+        return ranks + FLOAT * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
+    const double findings = n->tensors * (sizeof(ari_ref_tensor) + n->ranks * sizeof(ari_finding));
+    /* Weights and gradients: the reference's, and those gathered from the ranks. */
+    return ranks + reference_bytes(n) + 2.0 * 2.0 * FLOAT * n->parameters + findings;
+}
+
+/* --- time --------------------------------------------------------------------------------------------------------- */
+
+/* Measured on two x86-64 cores with AVX-512. */
+static const double EXACT_RATE = 1.9e9, BINARY64_RATE = 3.4e9; /* of the baseline, multiply-adds a second on one core */
+static const double LAYOUT_RATE = 8e9;                         /* of a layout, all ranks together */
+/* A weight of one run: 50 ns to draw it, the rest for its gradient, its memory's first touch and its hash. */
+static const double PARAMETER_SECONDS = 90e-9;
+static const double VALUE_SECONDS = 20e-9; /* an activation: functions of one value, comparison */
+
+static double seconds_of(const elements *n, double macs, const ari_estimate_case *run)
+{
+    const double values = 2.0 * (n->layers * n->block_reference + n->outer_reference);
+    const double once = PARAMETER_SECONDS * n->parameters + VALUE_SECONDS * values;
+    const double layouts = (double)run->layouts * (macs / LAYOUT_RATE + once);
+    if (run->alone)
+        return layouts;
+    return layouts + macs / EXACT_RATE + once + (run->f64 ? macs / BINARY64_RATE + once : 0.0);
+}
+
+/* --- the whole ---------------------------------------------------------------------------------------------------- */
+
+static ar_status as_bytes(size_t *bytes, double count)
+{
+    if (!(count < 0x1p62))
+        return ar_error_set(AR_ERR_OVERFLOW, "this would take about %.3g GB of memory", count * 1e-9);
+    *bytes = (size_t)count;
+    return AR_OK;
+}
 
 ar_status ari_estimate_layers(const ar_config *c)
 {
-    size_t bytes = 0;
-    ari_estimate e = {.available = available_memory()};
-    AR_TRY(add_product(&bytes, c->hidden, c->ffn, 2));
-    AR_TRY(add_product(&bytes, c->hidden, c->heads * c->head_dim, 2));
-    AR_TRY(add_product(&e.bytes, bytes, c->layers, BYTES_PER_PARAMETER));
+    ari_estimate e = {.available = ari_available_memory()};
+    const double q = (double)c->heads * (double)c->head_dim;
+    const double matrices = 2.0 * (double)c->hidden * ((double)c->ffn + q) * (double)c->layers;
+    AR_TRY(as_bytes(&e.bytes, matrices * (FLOAT + ACCUMULATOR + KEPT_OPERANDS)));
     return ari_estimate_fits(&e);
 }
 
-ar_status ari_estimate_check(ari_estimate *e, const ar_config *c, size_t batch, size_t seq, int largest_tp,
-                             size_t layouts)
+ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
 {
-    size_t params = 0, activations = 0, bytes = 0, tokens = 0;
-    AR_TRY(ar_config_parameters(c, &params));
-    AR_TRY(activation_elements(&activations, c, batch, seq));
-    AR_TRY(ari_mul_size(&tokens, batch, seq));
-    AR_TRY(add_product(&bytes, params, BYTES_PER_PARAMETER, 1));
-    AR_TRY(add_product(&bytes, activations, 2 * 8 + 2 * 4, 1));
-    AR_TRY(add_product(&bytes, activations, 3 * 4, (size_t)(largest_tp < 4 ? largest_tp : 4)));
-    const double pairs = (double)tokens * (double)seq * (double)(c->heads * c->head_dim) * (double)c->layers;
-    *e = (ari_estimate){.bytes = bytes, .available = available_memory()};
-    e->macs = 3.0 * (double)params * (double)tokens + 6.0 * pairs;
-    /* The baseline runs twice (exact and binary64) at about 1e9 multiply-adds a second; a layout is far faster. */
-    e->seconds = e->macs * 1e-9 * (2.0 + 0.15 * (double)layouts);
+    elements n;
+    ari_estimate r = {.available = ari_available_memory()};
+    AR_TRY(count_elements(&n, run));
+    const double layout = layout_bytes(&n, run->alone);
+    const double most = run->alone ? layout : largest_of(layout, baseline_bytes(&n, run->f64));
+    AR_TRY(as_bytes(&r.bytes, SLACK * most + PROGRAM_BYTES + n.ranks * RANK_BYTES));
+    const double pairs = n.tokens * (double)run->seq * n.q;
+    r.macs = 3.0 * n.tokens * (n.layers * n.block_matrices + n.head) + 6.0 * n.layers * pairs;
+    r.seconds = seconds_of(&n, r.macs, run);
+    *e = r;
     return AR_OK;
 }
 

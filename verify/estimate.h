@@ -3,20 +3,31 @@
 #define ARI_VERIFY_ESTIMATE_H
 
 #include "anyrank/config.h"
+#include "anyrank/plan.h"
+
+/* What is about to run. */
+typedef struct ari_estimate_case {
+    const ar_config *config;
+    const ar_plan *plan;
+    size_t batch, seq;
+    int tp;         /* ranks of the largest layout */
+    size_t layouts; /* run one after the other; 1 of a run without a baseline */
+    bool f64;       /* the binary64 baseline too */
+    bool alone;     /* no baseline and nothing to compare with: one layout writes its gradients */
+} ari_estimate_case;
 
 typedef struct ari_estimate {
-    size_t bytes;     /* of memory at the peak, all ranks and the baseline together; generous */
-    double macs;      /* multiply-adds of the baseline */
-    double seconds;   /* rough, of the whole check */
-    size_t available; /* bytes of memory this machine can give now */
+    size_t bytes;     /* of memory at the peak, all ranks and the baseline together: an upper bound, not 1.6 times */
+    double macs;      /* multiply-adds of one forward and backward */
+    double seconds;   /* rough, of the whole */
+    size_t available; /* bytes of memory this process can still take */
 } ari_estimate;
 
 /** Refuses a config whose layers alone do not fit, without a look at one after the other: to be called before anything
  *  that goes through them, which takes minutes where there are 2^31. Errors: AR_ERR_ARG, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_estimate_layers(const ar_config *c);
-/** What a check of this size takes. Errors: AR_ERR_OVERFLOW (absurd sizes). */
-AR_NODISCARD ar_status ari_estimate_check(ari_estimate *e, const ar_config *c, size_t batch, size_t seq, int largest_tp,
-                                          size_t layouts);
+/** What a run of this size takes. Errors: AR_ERR_OVERFLOW (absurd sizes), AR_ERR_UNSUPPORTED (the plan of an MLP). */
+AR_NODISCARD ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run);
 /** AR_ERR_MEMORY... is for the machine; a check that cannot fit is the caller's: AR_ERR_ARG, with both sizes. */
 AR_NODISCARD ar_status ari_estimate_fits(const ari_estimate *e);
 

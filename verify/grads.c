@@ -107,7 +107,9 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
                             c->max_positions, c->name);
     AR_TRY(ari_check_angles(c, b->seq));
     ari_estimate e;
-    AR_TRY(ari_estimate_check(&e, c, b->batch, b->seq, o->tp, 1));
+    const ari_estimate_case size = {
+        .config = c, .plan = plan, .batch = b->batch, .seq = b->seq, .tp = o->tp, .layouts = 1, .alone = true};
+    AR_TRY(ari_estimate_check(&e, &size));
     return ari_estimate_fits(&e);
 }
 

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory that a run is said to take, beside what GNU time measured: maximum resident set of
+ *
+ *     /usr/bin/time -f %M anyrank check MODEL --tp N --batch B --seq S [--skip-f64] [--mlp-order row-column]
+ *     /usr/bin/time -f %M anyrank grads MODEL --tp N --input IDS.safetensors --out FOLDER      (rows "alone")
+ *
+ * of a Release build with gcc 12 and glibc 2.36 on two x86-64 cores; models other than the demos are a folder with the
+ * config.json below and fresh weights, "file" one with weights too. The estimate is never below and at most 1.6 times
+ * that. */
+#include <stdint.h>
+
+#include "tests/verify/support.h"
+#include "verify/estimate.h"
+
+TestSuite(estimate, .timeout = 60);
+
+#define GPT2_124M                                                                                                 \
+    "{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_head\":12,\"n_layer\":12,\"n_inner\":3072," \
+    "\"n_positions\":1024,\"activation_function\":\"gelu_new\",\"layer_norm_epsilon\":1e-05,"                     \
+    "\"tie_word_embeddings\":true,\"initializer_range\":0.02}"
+#define TWO_BLOCKS(vocab, hidden, ffn, heads, kv)                                                              \
+    "{\"model_type\":\"llama\",\"vocab_size\":" vocab ",\"hidden_size\":" hidden ",\"intermediate_size\":" ffn \
+    ",\"num_hidden_layers\":2,\"num_attention_heads\":" heads ",\"num_key_value_heads\":" kv                   \
+    ",\"hidden_act\":\"silu\",\"max_position_embeddings\":2048,\"rms_norm_eps\":1e-05,"                        \
+    "\"tie_word_embeddings\":false,\"initializer_range\":0.02}"
+#define WIDE TWO_BLOCKS("256", "1024", "4096", "8", "2")
+#define MANY_TOKENS TWO_BLOCKS("32000", "128", "344", "4", "4")
+
+typedef struct measured {
+    const char *model; /* of the data directory, or JSON */
+    int tp;
+    size_t batch, seq;
+    bool f64, alone, row_column;
+    size_t kib;
+} measured;
+
+static const measured table[] = {
+    {.model = "gpt2-demo", .tp = 1, .batch = 8, .seq = 64, .kib = 227224},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .kib = 295216},
+    {.model = "gpt2-demo", .tp = 12, .batch = 8, .seq = 64, .f64 = true, .kib = 438020},
+    {.model = "llama-demo", .tp = 2, .batch = 8, .seq = 64, .f64 = true, .kib = 292644},
+    {.model = "stack-demo", .tp = 4, .batch = 8, .seq = 64, .kib = 82440},
+    {.model = "stack-demo", .tp = 1, .batch = 2, .seq = 512, .f64 = true, .kib = 286576},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 128, .row_column = true, .kib = 585668},
+    {.model = "gpt2-demo", .tp = 12, .batch = 8, .seq = 64, .row_column = true, .kib = 645828},
+    {.model = "llama-demo", .tp = 2, .batch = 2, .seq = 256, .kib = 326308},
+    {.model = "gpt2-demo", .tp = 6, .batch = 32, .seq = 16, .kib = 320264},
+    {.model = "gpt2-demo", .tp = 4, .batch = 1, .seq = 1024, .kib = 1079284},
+    {.model = "gpt2-demo", .tp = 12, .batch = 2, .seq = 512, .kib = 1015216},
+    {.model = "gpt2-demo", .tp = 1, .batch = 8, .seq = 512, .kib = 2631912},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 512, .kib = 2631876},
+    {.model = MANY_TOKENS, .tp = 2, .batch = 4, .seq = 128, .kib = 713160},
+    {.model = MANY_TOKENS, .tp = 4, .batch = 4, .seq = 128, .f64 = true, .kib = 716164},
+    {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .kib = 1467700},
+    {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .kib = 1581356}, /* file */
+    {.model = GPT2_124M, .tp = 4, .batch = 1, .seq = 32, .kib = 5822220},
+    {.model = GPT2_124M, .tp = 1, .batch = 1, .seq = 32, .kib = 5806376},
+    {.model = GPT2_124M, .tp = 1, .batch = 1, .seq = 32, .f64 = true, .kib = 5825912},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 512, .alone = true, .kib = 1304772},
+    {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .alone = true, .kib = 1057072},
+    {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .alone = true, .kib = 1176852}, /* file */
+};
+
+static void load(ar_config *c, const char *model)
+{
+    char path[600];
+    if (model[0] == '{')
+        cr_assert_eq(ar_config_parse(c, model, strlen(model), "test"), AR_OK, "%s", ar_error_message());
+    else
+        cr_assert(snprintf(path, sizeof path, "%s/%s", TEST_DATA_DIR, model) < (int)sizeof path &&
+                      ar_config_load(c, path) == AR_OK,
+                  "%s", ar_error_message());
+}
+
+static ari_estimate estimate_of(const measured *m)
+{
+    ar_config c;
+    ar_plan plan = {0};
+    ari_estimate e = {0};
+    load(&c, m->model);
+    if (m->row_column)
+        cr_assert_eq(ar_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN), AR_OK);
+    const ari_estimate_case run = {.config = &c,
+                                   .plan = &plan,
+                                   .batch = m->batch,
+                                   .seq = m->seq,
+                                   .tp = m->tp,
+                                   .layouts = 1,
+                                   .f64 = m->f64,
+                                   .alone = m->alone};
+    cr_assert_eq(ari_estimate_check(&e, &run), AR_OK, "%s", ar_error_message());
+    return e;
+}
+
+Test(estimate, is_between_the_measured_peak_and_sixteen_tenths_of_it)
+{
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const measured *m = &table[i];
+        const double ratio = (double)estimate_of(m).bytes / ((double)m->kib * 1024.0);
+        cr_expect(ratio >= 1.0 && ratio <= 1.6, "row %zu (tp=%d, %zu x %zu): %.3f of the measured peak", i, m->tp,
+                  m->batch, m->seq, ratio);
+    }
+}
+
+Test(estimate, grows_with_what_is_run)
+{
+    /* Long sequences: here the binary64 baseline is the peak. */
+    measured m = {.model = "stack-demo", .tp = 1, .batch = 2, .seq = 512};
+    const ari_estimate exact = estimate_of(&m);
+    m.f64 = true;
+    const ari_estimate both = estimate_of(&m);
+    cr_expect(both.bytes > exact.bytes && both.seconds > exact.seconds && both.macs == exact.macs);
+    m.alone = true;
+    const ari_estimate alone = estimate_of(&m);
+    cr_expect(alone.bytes < exact.bytes && alone.seconds < exact.seconds);
+    cr_expect(exact.macs > 0.0 && exact.seconds > 0.0 && exact.available > 0);
+}
+
+Test(estimate, counts_multiply_adds_by_hand)
+{
+    /* Two blocks of h 128, q 128, kv 64, F 344 on 3 x 5 tokens: 3 passes over the matrices and 6 attention products. */
+    const measured m = {.model = "stack-demo", .tp = 1, .batch = 3, .seq = 5};
+    const double matrices = 128.0 * (128 + 64 + 64) + 128.0 * 128 + 2.0 * 128 * 344;
+    cr_expect_eq(estimate_of(&m).macs, 2.0 * (3.0 * 15 * matrices + 6.0 * 15 * 5 * 128));
+}
+
+Test(estimate, says_what_does_not_fit)
+{
+    ari_estimate e = {.bytes = 3000000000u, .available = 3000000000u};
+    cr_expect_eq(ari_estimate_fits(&e), AR_OK);
+    e.available--;
+    cr_expect_eq(ari_estimate_fits(&e), AR_ERR_ARG);
+    cr_expect(strstr(ar_error_message(), "3.0 GB"), "%s", ar_error_message());
+}
+
+Test(estimate, refuses_absurd_sizes)
+{
+    ar_config c;
+    ar_plan plan = {0};
+    ari_estimate e;
+    load(&c, "stack-demo");
+    cr_expect_eq(ari_estimate_layers(&c), AR_OK);
+    const ari_estimate_case run = {
+        .config = &c, .plan = &plan, .batch = (size_t)1 << 40, .seq = (size_t)1 << 40, .tp = 1, .layouts = 1};
+    cr_expect_eq(ari_estimate_check(&e, &run), AR_ERR_OVERFLOW);
+    c.layers = (size_t)1 << 40; /* at once: not one layer after the other */
+    cr_expect_eq(ari_estimate_layers(&c), AR_ERR_ARG);
+    c.layers = SIZE_MAX;
+    cr_expect_eq(ari_estimate_layers(&c), AR_ERR_OVERFLOW);
+}
