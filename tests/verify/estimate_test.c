@@ -4,9 +4,9 @@
  *     /usr/bin/time -f %M anyrank check MODEL --tp N --batch B --seq S [--skip-f64] [--mlp-order row-column]
  *     /usr/bin/time -f %M anyrank grads MODEL --tp N --input IDS.safetensors --out FOLDER      (rows "alone")
  *
- * of a Release build with gcc 12 and glibc 2.36 on two x86-64 cores; models other than the demos are a folder with the
- * config.json below and fresh weights, "file" one with weights too. The estimate is never below and at most 1.6 times
- * that. */
+ * of a Release build with gcc 12 and glibc 2.36 on two x86-64 cores; the larger of two measurements, which differ by
+ * up to 2% (the smallest model: 14%). Models other than the demos are a folder with the config.json below and fresh
+ * weights, "file" one with weights too. The estimate is never below and at most 1.6 times that. */
 #include <stdint.h>
 
 #include "tests/verify/support.h"
