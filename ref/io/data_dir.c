@@ -48,7 +48,7 @@ const char *ar_data_dir(void)
     const int n = snprintf(beside, sizeof beside, "%s/%s", program, ANYRANK_DATA_FROM_COMMAND);
     if (n > 0 && (size_t)n < sizeof beside && has_data(beside)) {
         /* "/usr/share/anyrank" reads better than "/usr/bin/../share/anyrank". */
-        return realpath(beside, program) != NULL ? strcpy(beside, program) : beside;
+        return realpath(beside, program) != NULL ? memcpy(beside, program, strlen(program) + 1) : beside;
     }
     return ANYRANK_INSTALLED_DATA;
 }
