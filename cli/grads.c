@@ -84,6 +84,7 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v)
     json_object_set_new(o, "layout", json_pack("{s:i, s:i}", "world", v->layout.tp, "tp", v->layout.tp));
     json_object_set_new(o, "outputs_hash", json_string(r->outputs_hash));
     json_object_set_new(o, "tensors", json_integer((json_int_t)r->tensors));
+    json_object_set_new(o, "bytes", json_pack("{s:I}", "counted", (json_int_t)r->bytes));
     json_object_set_new(o, "seconds", ari_json_number(r->seconds));
     if (v->model)
         json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)r->loss)));

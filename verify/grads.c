@@ -79,6 +79,7 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     free(done.reports);
     result->loss = done.loss;
     result->seconds = done.seconds;
+    result->bytes = done.bytes;
     return st;
 }
 
@@ -129,8 +130,11 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     AR_TRY_TO(done, st, check_case(&c, &input.batch, o, &plan));
     AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
     AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
-    ari_cluster_options run_options = {
-        .config = &c, .batch = &input.batch, .weights = weights ? ari_weights_find : NULL, .weights_user = weights};
+    ari_cluster_options run_options = {.config = &c,
+                                       .plan = plan,
+                                       .batch = &input.batch,
+                                       .weights = weights ? ari_weights_find : NULL,
+                                       .weights_user = weights};
     AR_TRY_TO(done, st, run(o, &run_options, &g, result));
     AR_TRY_TO(done, st, ari_gather_check(&g));
     AR_TRY_TO(done, st, write_files(&g, o->out, 2, names, result->file));

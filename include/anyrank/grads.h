@@ -26,6 +26,7 @@ typedef struct ar_grads_options {
 typedef struct ar_grads_result {
     float loss; /* 0 with `block` */
     double seconds;
+    uint64_t bytes; /* moved between ranks, all ranks together */
     size_t tensors;
     char outputs_hash[65]; /* over everything written */
     char file[2][600];     /* what was written; "" if only one file */

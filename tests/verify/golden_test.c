@@ -9,6 +9,7 @@
 
 #include "anyrank/grads.h"
 #include "anyrank/safetensors.h"
+#include "sim/plan/bytes.h"
 
 #define MODEL_BOUND 1e-5
 #define BLOCK_BOUND 5.23e-6 /* sqrt(20 * 384) * 2^-24 */
@@ -44,8 +45,8 @@ static const struct {
     {"block-mqa-bidirectional", true, 2, "KV heads"},
 };
 
-static ar_status grads_of(ar_grads_result *result, const char *name, bool block, int tp, ar_sim_algorithm algorithm,
-                          const char *out)
+static ar_status grads_in_order(ar_grads_result *result, const char *name, bool block, int tp,
+                                ar_sim_algorithm algorithm, ar_mlp_order order, const char *out)
 {
     char folder[600], input[700];
     snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, name);
@@ -56,8 +57,15 @@ static ar_status grads_of(ar_grads_result *result, const char *name, bool block,
                                 .out = out,
                                 .tp = tp,
                                 .algorithm = algorithm,
+                                .mlp_order = order,
                                 .threads = 1};
     return ar_grads(result, &o);
+}
+
+static ar_status grads_of(ar_grads_result *result, const char *name, bool block, int tp, ar_sim_algorithm algorithm,
+                          const char *out)
+{
+    return grads_in_order(result, name, block, tp, algorithm, AR_MLP_COLUMN_ROW, out);
 }
 
 static ar_st_file *open_in(const char *folder, const char *file)
@@ -205,6 +213,38 @@ Test(golden, files_are_the_same_bytes_on_any_number_of_ranks)
             expect_same_bits(c, c->tp[k], AR_SIM_RING, one, &r);
         }
         remove_folder(one);
+    }
+}
+
+/* The other order of an MLP moves other bytes and gives the same bits: equal files alone would not tell that it ran. */
+Test(golden, the_order_of_the_mlp_reaches_the_run)
+{
+    static const struct {
+        const char *name;
+        bool block;
+    } of[] = {{"gpt2-tiny", false}, {"llama-gqa-tiny", false}, {"block-mha", true}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        char folder[600], out[64];
+        ar_grads_result r[2];
+        uint64_t expected[2] = {0};
+        make_folder(out);
+        for (int order = 0; order < 2; order++) {
+            cr_assert_eq(grads_in_order(&r[order], of[i].name, of[i].block, 2, AR_SIM_DIRECT, (ar_mlp_order)order, out),
+                         AR_OK, "%s", ar_error_message());
+            if (of[i].block)
+                continue;
+            ar_config c;
+            snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, of[i].name);
+            cr_assert_eq(ar_config_load(&c, folder), AR_OK);
+            ari_traffic_case t = {.config = &c, .tp = 2, .batch = 2, .seq = 32};
+            cr_assert_eq(ar_plan_add_mlp_order(&t.plan, c.arch, (ar_mlp_order)order), AR_OK);
+            cr_assert_eq(ari_traffic_bytes(&expected[order], &t), AR_OK);
+            cr_expect_eq(r[order].bytes, expected[order], "%s, order %d: %llu bytes, predicted %llu", of[i].name, order,
+                         (unsigned long long)r[order].bytes, (unsigned long long)expected[order]);
+        }
+        cr_expect_str_eq(r[0].outputs_hash, r[1].outputs_hash);
+        cr_expect_lt(r[0].bytes, r[1].bytes, "%s: the order changed nothing", of[i].name);
+        remove_folder(out);
     }
 }
 
