@@ -13,7 +13,7 @@
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/table.h"
-#include "verify/estimate.h"
+#include "verify/check_run.h"
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 
@@ -134,28 +134,25 @@ static ar_status refuse(const check_values *v)
     return ari_layout_check(&v->layout);
 }
 
-/* The layouts of one model: --tp, --sweep, or the default set. */
-static ar_status layouts_of(const check_values *v, const char *model, ar_plan *plan, int *tp, size_t *n,
-                            size_t *longest)
+/* A model's config, plan and layouts: --tp, --sweep, or the default set. */
+static ar_status layouts_of(const check_values *v, const char *model, ar_config *c, ar_plan *plan, int *tp, size_t *n)
 {
     char folder[512];
-    ar_config c;
     AR_TRY(ar_model_path(folder, sizeof folder, model));
-    AR_TRY(ar_config_load(&c, folder));
-    AR_TRY(ari_layout_plan(&v->layout, c.arch, plan));
-    AR_TRY(ari_estimate_layers(&c));
-    *longest = c.max_positions;
+    AR_TRY(ar_config_load(c, folder));
+    AR_TRY(ari_layout_plan(&v->layout, c->arch, plan));
+    AR_TRY(ari_estimate_layers(c));
     *n = 0;
     if (v->layout.tp > 0) {
         tp[(*n)++] = v->layout.tp;
         return AR_OK;
     }
     if (v->sweep == 0) {
-        *n = ar_check_default_layouts(&c, plan, tp, MOST_LAYOUTS);
+        *n = ar_check_default_layouts(c, plan, tp, MOST_LAYOUTS);
         return AR_OK;
     }
     for (int ranks = 1; ranks <= v->sweep && *n < MOST_LAYOUTS; ranks++) {
-        if (ar_config_check_tp(&c, ranks, plan) == AR_OK)
+        if (ar_config_check_tp(c, ranks, plan) == AR_OK)
             tp[(*n)++] = ranks;
     }
     ar_error_clear();
@@ -163,26 +160,12 @@ static ar_status layouts_of(const check_values *v, const char *model, ar_plan *p
 }
 
 /* Before long work: what it will take. */
-static ar_status announce(const check_values *v, const ar_check_options *o)
+static ar_status announce(const check_values *v, const ar_check_options *o, const ar_config *c)
 {
-    char folder[512];
-    ar_config c;
     ari_estimate e;
-    int largest = 1;
-    for (size_t i = 0; i < o->layouts; i++)
-        largest = o->tp[i] > largest ? o->tp[i] : largest;
-    AR_TRY(ar_model_path(folder, sizeof folder, o->model));
-    AR_TRY(ar_config_load(&c, folder));
-    const ari_estimate_case size = {.config = &c,
-                                    .plan = &o->plan,
-                                    .batch = o->batch,
-                                    .seq = o->seq,
-                                    .tp = largest,
-                                    .layouts = o->layouts,
-                                    .f64 = !o->skip_f64};
-    AR_TRY(ari_estimate_check(&e, &size));
+    AR_TRY(ari_check_estimate(&e, o, c));
     if (e.seconds > 30.0 && e.bytes <= e.available && !v->common.quiet)
-        fprintf(stderr, "%s: this will take about %s and %s of memory\n", c.name, ARI_SECONDS(e.seconds),
+        fprintf(stderr, "%s: this will take about %s and %s of memory\n", c->name, ARI_SECONDS(e.seconds),
                 ARI_BYTES(e.bytes));
     return AR_OK;
 }
@@ -203,9 +186,11 @@ static void show_progress(void *user, double fraction, const char *what)
 static ar_status check_model(ar_check_report **gives, const check_values *v, const char *model, ar_fault fault)
 {
     int tp[MOST_LAYOUTS];
-    size_t layouts = 0, longest = 0;
+    size_t layouts = 0;
+    ar_config c;
     ar_plan plan;
-    AR_TRY(layouts_of(v, model, &plan, tp, &layouts, &longest));
+    AR_TRY(layouts_of(v, model, &c, &plan, tp, &layouts));
+    const size_t longest = c.max_positions;
     progress_user p = {.model = model};
     ari_progress_begin(&p.line, v->common.quiet);
     const ar_check_options o = {
@@ -227,7 +212,7 @@ static ar_status check_model(ar_check_report **gives, const check_values *v, con
         .progress = show_progress,
         .progress_user = &p,
     };
-    AR_TRY(announce(v, &o));
+    AR_TRY(announce(v, &o, &c));
     const ar_status st = ar_check(gives, &o);
     ari_progress_end(&p.line);
     return st;

@@ -8,6 +8,7 @@
 #include "cli/json_text.h"
 #include "cli/table.h"
 #include "ref/io/json.h"
+#include "verify/cluster_run.h"
 
 static const char *const result_names[] = {"same", "different", "error"};
 
@@ -181,12 +182,10 @@ static json_t *json_error(const ar_check_run *u)
 
 static json_t *json_collectives(const ar_check_run *u)
 {
-    static const char *const kinds[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
-                                        "broadcast",  "exchange",       "barrier"};
     json_t *o = json_object();
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    for (size_t i = 0; i < ARI_COLLECTIVE_KINDS; i++) {
         if (u->calls[i])
-            json_object_set_new(o, kinds[i], json_integer((json_int_t)u->calls[i]));
+            json_object_set_new(o, ari_collective_kind[i], json_integer((json_int_t)u->calls[i]));
     }
     return o;
 }

@@ -32,6 +32,20 @@ static bool baseline_progress(void *user, double fraction)
     return true;
 }
 
+ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c)
+{
+    ari_estimate_case size = {.config = c,
+                              .plan = &o->plan,
+                              .batch = o->batch,
+                              .seq = o->seq,
+                              .tp = 1,
+                              .layouts = o->layouts,
+                              .f64 = !o->skip_f64};
+    for (size_t i = 0; i < o->layouts; i++)
+        size.tp = o->tp[i] > size.tp ? o->tp[i] : size.tp;
+    return ari_estimate_check(e, &size);
+}
+
 static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
 {
     if (o->batch == 0 || o->seq == 0)
@@ -43,20 +57,10 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
                             c->name);
     AR_TRY(ari_estimate_layers(c));
     AR_TRY(ari_check_angles(c, o->seq));
-    int largest = 1;
-    for (size_t i = 0; i < o->layouts; i++) {
+    for (size_t i = 0; i < o->layouts; i++)
         AR_TRY(ar_config_check_tp(c, o->tp[i], &o->plan));
-        largest = o->tp[i] > largest ? o->tp[i] : largest;
-    }
     ari_estimate e;
-    const ari_estimate_case size = {.config = c,
-                                    .plan = &o->plan,
-                                    .batch = o->batch,
-                                    .seq = o->seq,
-                                    .tp = largest,
-                                    .layouts = o->layouts,
-                                    .f64 = !o->skip_f64};
-    AR_TRY(ari_estimate_check(&e, &size));
+    AR_TRY(ari_check_estimate(&e, o, c));
     return ari_estimate_fits(&e);
 }
 
@@ -162,17 +166,16 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
         char what[64];
         snprintf(what, sizeof what, "tp=%d", o->tp[i]);
         tell(o, (double)i / (double)o->layouts, what);
-        const ari_cluster_options run = {
-            .config = &r->config,
-            .plan = o->plan,
-            .tp = o->tp[i],
-            .batch = batch,
-            .seed = o->seed,
-            .weights = w ? ari_weights_find : NULL,
-            .weights_user = w,
-            .fault = o->fault,
-            .threads = o->threads,
-            .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns ? o->timeout_ns : 60000000000u}};
+        const ari_cluster_options run = {.config = &r->config,
+                                         .plan = o->plan,
+                                         .tp = o->tp[i],
+                                         .batch = batch,
+                                         .seed = o->seed,
+                                         .weights = w ? ari_weights_find : NULL,
+                                         .weights_user = w,
+                                         .fault = o->fault,
+                                         .threads = o->threads,
+                                         .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns}};
         const ari_traffic_case traffic = {
             .config = &r->config, .plan = o->plan, .tp = o->tp[i], .batch = o->batch, .seq = o->seq};
         r->runs++; /* first: what a failed run has allocated is the report's to free */

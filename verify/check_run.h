@@ -5,10 +5,14 @@
 #include "anyrank/check.h"
 #include "verify/cluster_run.h"
 #include "verify/compare.h"
+#include "verify/estimate.h"
 
 /** Runs one layout and compares it with the reference: fills everything of `run` but bytes_predicted, which it reads. A
  *  run that ends in an error of its ranks is a result (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is
  *  the machine's and not the layout's. Errors: AR_ERR_MEMORY, of a rank or of the comparing itself. */
 AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
+
+/** What a whole check takes: the estimate of its largest layout. Errors: those of ari_estimate_check. */
+AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
 
 #endif

@@ -16,8 +16,8 @@ typedef struct ari_cluster_options {
     void *weights_user;
     ar_numerics numerics;
     ar_fault fault;
-    int threads; /* of the whole process, shared by the ranks; 0: the cores of the machine */
-    ar_sim_options sim;
+    int threads;        /* of the whole process, shared by the ranks; 0: the cores of the machine */
+    ar_sim_options sim; /* timeout_ns 0: 60 s */
     bool forward_only;
     ar_tap_fn tap;   /* NULL: nobody listens */
     void **tap_user; /* [tp] */

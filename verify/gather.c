@@ -13,14 +13,7 @@
 ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim, const size_t *shape,
                           int file)
 {
-    if (g->count == g->capacity) {
-        const size_t capacity = g->capacity ? 2 * g->capacity : 64;
-        ari_gathered *grown = realloc(g->list, capacity * sizeof *grown);
-        if (!grown)
-            return ar_error_set(AR_ERR_MEMORY, "no memory for the list of outputs");
-        g->list = grown;
-        g->capacity = capacity;
-    }
+    AR_TRY(ari_grow(&g->list, &g->capacity, g->count, sizeof *g->list, "the list of outputs"));
     ari_gathered *t = &g->list[g->count];
     *t = (ari_gathered){.pass = pass, .ndim = ndim, .count = 1, .file = file};
     snprintf(t->tap, sizeof t->tap, "%s", tap);

@@ -70,8 +70,7 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     run_options->tp = o->tp;
     run_options->seed = o->seed;
     run_options->threads = o->threads;
-    run_options->sim =
-        (ar_sim_options){.algorithm = o->algorithm, .timeout_ns = o->timeout_ns ? o->timeout_ns : 60000000000u};
+    run_options->sim = (ar_sim_options){.algorithm = o->algorithm, .timeout_ns = o->timeout_ns};
     run_options->tap = ari_gather_tap;
     run_options->tap_user = users;
     const ar_status st = ari_cluster_run(&done, run_options);

@@ -12,14 +12,7 @@ ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, 
                              const double *values)
 {
     ari_reference *r = user;
-    if (r->count == r->capacity) {
-        const size_t capacity = r->capacity ? 2 * r->capacity : 128;
-        ari_ref_tensor *grown = realloc(r->tensor, capacity * sizeof *grown);
-        if (!grown)
-            return ar_error_set(AR_ERR_MEMORY, "no memory for the list of reference tensors");
-        r->tensor = grown;
-        r->capacity = capacity;
-    }
+    AR_TRY(ari_grow(&r->tensor, &r->capacity, r->count, sizeof *r->tensor, "the list of reference tensors"));
     ari_ref_tensor *t = &r->tensor[r->count];
     *t = (ari_ref_tensor){.pass = pass, .ndim = ndim, .count = 1};
     const int n = snprintf(t->name, sizeof t->name, "%s", name);

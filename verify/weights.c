@@ -95,14 +95,7 @@ static ar_status load_one(void *user, const char *name, int ndim, const size_t *
     if (!e)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", l->folder, name);
     AR_TRY(check_shape(l, e, ndim, shape));
-    if (l->w->count == l->w->capacity) {
-        const size_t capacity = l->w->capacity ? 2 * l->w->capacity : 64;
-        weight *grown = realloc(l->w->list, capacity * sizeof *grown);
-        if (!grown)
-            return ar_error_set(AR_ERR_MEMORY, "no memory for the list of weights");
-        l->w->list = grown;
-        l->w->capacity = capacity;
-    }
+    AR_TRY(ari_grow(&l->w->list, &l->w->capacity, l->w->count, sizeof *l->w->list, "the list of weights"));
     weight *w = &l->w->list[l->w->count];
     *w = (weight){.count = e->count};
     snprintf(w->name, sizeof w->name, "%s", name);

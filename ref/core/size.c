@@ -2,6 +2,7 @@
 #include "ref/core/size.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 ar_status ari_mul_size(size_t *out, size_t a, size_t b)
 {
@@ -40,4 +41,21 @@ ar_status ari_alloc(void **gives, size_t n, size_t size, const char *what)
 ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what)
 {
     return allocate(gives, n, size, what, 1);
+}
+
+ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what)
+{
+    if (count < *capacity)
+        return AR_OK;
+    size_t more = 0, bytes = 0;
+    void *old = NULL;
+    AR_TRY(ari_mul_size(&more, *capacity ? *capacity : 32, 2));
+    AR_TRY(ari_mul_size(&bytes, more, size));
+    memcpy(&old, list, sizeof old); /* a T ** of any T */
+    void *grown = realloc(old, bytes);
+    if (!grown)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %s: %zu bytes", what, bytes);
+    memcpy(list, &grown, sizeof grown);
+    *capacity = more;
+    return AR_OK;
 }

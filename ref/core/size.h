@@ -16,4 +16,8 @@ AR_NODISCARD ar_status ari_add_size(size_t *out, size_t a, size_t b);
 AR_NODISCARD ar_status ari_alloc(void **gives, size_t n, size_t size, const char *what);
 AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what);
 
+/** Makes room for one element more in a list of `count`: doubles *capacity (64 at first) when it is full. list points
+ * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `what`; the list is as it was. */
+AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what);
+
 #endif

@@ -42,14 +42,7 @@ ar_status ar_saved_push(ar_saved *s, const void *owner, int slot, const ar_tenso
 {
     if (!s)
         return AR_OK;
-    if (s->count == s->capacity) {
-        const size_t capacity = s->capacity ? 2 * s->capacity : 64;
-        entry *grown = realloc(s->entries, capacity * sizeof *grown);
-        if (!grown)
-            return ar_error_set(AR_ERR_MEMORY, "no memory to note a saved activation");
-        s->entries = grown;
-        s->capacity = capacity;
-    }
+    AR_TRY(ari_grow(&s->entries, &s->capacity, s->count, sizeof *s->entries, "saved activations"));
     s->entries[s->count++] = (entry){owner, slot, *t};
     return AR_OK;
 }
