@@ -104,6 +104,30 @@ class EdgesTest(unittest.TestCase):
             self.assertGreater(peaks[-1], 4 * 4 * (vocab // ranks + 2 * (2 * layers + 1) * h))
         self.assertLess(peaks[1], peaks[0])
 
+    def test_a_nan_of_the_baseline_is_told_beside_equal_bits(self):
+        # Rows of zeros, and no eps to divide by.
+        zero = dict(json.loads(CONFIG), rms_norm_eps=0.0, initializer_range=0.0)
+        path = self.model(b"zero")
+        pathlib.Path(os.fsdecode(path), "config.json").write_text(json.dumps(zero))
+        text = run("check", path, *SMALL)
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assertIn(b"NaN on one rank already, first in model.layers.0.input_layernorm:fwd", text.stdout)
+        one = json.loads(run("check", path, *SMALL, "--json", "-").stdout)["models"][0]
+        self.assertEqual(one["first_nan"], "model.layers.0.input_layernorm:fwd")
+        self.assertEqual(one["weights"], "fresh")
+        clean = json.loads(run("check", self.model(b"clean"), *SMALL, "--json", "-").stdout)["models"][0]
+        self.assertIsNone(clean["first_nan"])
+
+    def test_an_unknown_exact_path_is_refused_before_the_work(self):
+        os.environ["ANYRANK_EXACT_PATH"] = "fastest"
+        try:
+            done = run("check", self.model(b"m"), *SMALL)
+        finally:
+            del os.environ["ANYRANK_EXACT_PATH"]
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(b"ANYRANK_EXACT_PATH is 'fastest'", done.stderr)
+        self.assertEqual(done.stdout, b"")
+
     def test_an_additive_mask_may_differ_by_head(self):
         heads, s = json.loads(CONFIG)["num_attention_heads"], 4
         draw = random.Random(1)

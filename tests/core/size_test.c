@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+TestSuite(size, .timeout = 10);
+
+Test(size, products_and_sums_that_do_not_fit_are_errors_and_change_nothing)
+{
+    size_t out = 7;
+    cr_assert_eq(ari_mul_size(&out, SIZE_MAX / 2 + 1, 2), AR_ERR_OVERFLOW);
+    cr_assert_eq(ari_add_size(&out, SIZE_MAX, 1), AR_ERR_OVERFLOW);
+    cr_assert_eq(out, (size_t)7);
+    cr_assert_eq(ari_mul_size(&out, SIZE_MAX, 1), AR_OK);
+    cr_assert_eq(out, SIZE_MAX);
+}
+
+Test(size, a_list_grows_and_keeps_what_it_holds)
+{
+    uint32_t *list = NULL;
+    size_t capacity = 0;
+    for (size_t i = 0; i < 1000; i++) {
+        cr_assert_eq(ari_grow(&list, &capacity, i, sizeof *list, "numbers"), AR_OK);
+        cr_assert_gt(capacity, i);
+        list[i] = (uint32_t)(i * 3);
+    }
+    for (size_t i = 0; i < 1000; i++)
+        cr_assert_eq(list[i], (uint32_t)(i * 3));
+    cr_assert_leq(capacity, (size_t)1024, "capacity doubles, it does not run away");
+    free(list);
+}
+
+Test(size, a_list_too_long_for_memory_stays_as_it_was)
+{
+    int *list = NULL;
+    size_t capacity = SIZE_MAX / 4;
+    cr_assert_eq(ari_grow(&list, &capacity, capacity, sizeof *list, "numbers"), AR_ERR_OVERFLOW);
+    cr_assert_null(list);
+    cr_assert_eq(capacity, SIZE_MAX / 4);
+}

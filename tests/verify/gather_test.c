@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "verify/gather.h"
+
+TestSuite(gather, .timeout = 10);
+
+/* Part `part` of two of a vector of four, as rank `part` taps it. */
+static void tap_half(ari_gatherer *g, int part, float *values)
+{
+    const size_t full = 4, half = 2;
+    ar_tensor t;
+    ar_layout layout;
+    cr_assert_eq(ar_tensor_view(&t, AR_F32, 1, &half, (ar_buf){values}), AR_OK);
+    cr_assert_eq(ar_layout_shard(&layout, 1, &full, 0, part, 2), AR_OK);
+    const ar_tap_event event = {.name = "w", .pass = 'g', .local = &t, .layout = &layout};
+    cr_assert_eq(ari_gather_tap(g, &event), AR_OK);
+}
+
+Test(gather, a_tensor_that_no_rank_or_only_one_reported_is_not_whole)
+{
+    const size_t shape = 4;
+    float low[2] = {1.0f, 2.0f}, high[2] = {3.0f, 4.0f};
+    ari_gatherer g = {0};
+    cr_assert_eq(ari_gather_want(&g, "w", 'g', "w", 1, &shape, 0), AR_OK);
+    cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "nobody reported it");
+    tap_half(&g, 0, low);
+    cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "half of it is there");
+    cr_assert(strstr(ar_error_message(), "2 of the 4 elements of w"), "%s", ar_error_message());
+    tap_half(&g, 1, high);
+    cr_assert_eq(ari_gather_check(&g), AR_OK, "%s", ar_error_message());
+    const float expected[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+    cr_assert_eq(memcmp(g.list[0].values, expected, sizeof expected), 0);
+    ari_gatherer_fini(&g);
+}
