@@ -135,7 +135,8 @@ static ar_status refuse(const check_values *v)
 }
 
 /* A model's config, plan and layouts: --tp, --sweep, or the default set. */
-static ar_status layouts_of(const check_values *v, const char *model, ar_config *c, ar_plan *plan, int *tp, size_t *n)
+static ar_status layouts_of(const check_values *v, const char *model, ar_config *c, ar_plan *plan, ar_parallel *p,
+                            size_t *n)
 {
     char folder[512];
     AR_TRY(ar_model_path(folder, sizeof folder, model));
@@ -144,18 +145,15 @@ static ar_status layouts_of(const check_values *v, const char *model, ar_config 
     AR_TRY(ari_estimate_layers(c));
     *n = 0;
     if (v->layout.tp > 0) {
-        tp[(*n)++] = v->layout.tp;
+        p[(*n)++] = (ar_parallel){.tp = v->layout.tp};
         return AR_OK;
     }
     if (v->sweep == 0) {
-        *n = ar_check_default_layouts(c, plan, tp, MOST_LAYOUTS);
+        *n = ar_check_default_layouts(c, plan, v->batch, v->seq, p, MOST_LAYOUTS);
         return AR_OK;
     }
-    for (int ranks = 1; ranks <= v->sweep && *n < MOST_LAYOUTS; ranks++) {
-        if (ar_config_check_tp(c, ranks, plan) == AR_OK)
-            tp[(*n)++] = ranks;
-    }
-    ar_error_clear();
+    *n = ar_check_sweep(c, plan, v->batch, v->seq, v->sweep, p, MOST_LAYOUTS);
+    *n = *n < MOST_LAYOUTS ? *n : MOST_LAYOUTS;
     return AR_OK;
 }
 
@@ -185,17 +183,17 @@ static void show_progress(void *user, double fraction, const char *what)
 
 static ar_status check_model(ar_check_report **gives, const check_values *v, const char *model, ar_fault fault)
 {
-    int tp[MOST_LAYOUTS];
+    ar_parallel parallel[MOST_LAYOUTS];
     size_t layouts = 0;
     ar_config c;
     ar_plan plan;
-    AR_TRY(layouts_of(v, model, &c, &plan, tp, &layouts));
+    AR_TRY(layouts_of(v, model, &c, &plan, parallel, &layouts));
     const size_t longest = c.max_positions;
     progress_user p = {.model = model};
     ari_progress_begin(&p.line, v->common.quiet);
     const ar_check_options o = {
         .model = model,
-        .tp = tp,
+        .parallel = parallel,
         .layouts = layouts,
         .batch = v->batch ? v->batch : 8,
         .seq = v->seq         ? v->seq

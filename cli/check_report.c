@@ -19,7 +19,7 @@ static void print_head(FILE *to, const ar_check_report *r)
     fprintf(to, "\n%s: %s parameters (%s), %zu sequence%s of %zu token%s, forward + loss + backward, exact numerics\n",
             r->config.name, ARI_COUNT(r->parameters), r->fresh ? "fresh weights" : "weights of the folder", r->batch,
             r->batch == 1 ? "" : "s", r->seq, r->seq == 1 ? "" : "s");
-    fprintf(to, "baseline on one rank, independent code: loss %.6f, gradients %.12s, %s", (double)r->loss,
+    fprintf(to, "baseline on one rank, independent code: loss %.6f, gradients %.12s, %s", (double)r->loss[0],
             r->gradients_hash, ARI_SECONDS(r->baseline_seconds));
     if (!isnan(r->max_error_vs_f64))
         fprintf(to, "; worst error against binary64 %.1e of a gradient's largest element", r->max_error_vs_f64);
@@ -42,7 +42,7 @@ static ar_status print_rows(FILE *to, const ar_check_report *r)
     AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
-        ari_table_cell(t, "tp=%d", u->tp);
+        ari_table_cell(t, "tp=%d", u->parallel.tp);
         ari_table_cell(t, "%zu", u->tensors);
         ari_table_cell(t, "%s", ARI_COUNT(u->elements));
         ari_table_cell(t, "%s", ARI_COUNT(u->elements_different));
@@ -72,7 +72,7 @@ static void print_index(FILE *to, int ndim, const size_t *index)
 static void print_difference(FILE *to, const ar_check_run *u)
 {
     const ar_first_difference *f = &u->first;
-    fprintf(to, "\n  tp=%d: the first tensor that differs is %s\n", u->tp, f->tensor);
+    fprintf(to, "\n  tp=%d: the first tensor that differs is %s\n", u->parallel.tp, f->tensor);
     fprintf(to, "    where     step %d, %s", f->step,
             strcmp(f->pass, "init") == 0      ? "initial values"
             : strcmp(f->pass, "forward") == 0 ? "forward pass"
@@ -100,14 +100,14 @@ ar_status ari_check_print(FILE *to, const ar_check_report *r)
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
         if (u->error)
-            fprintf(to, "\n  tp=%d: the run ended in an error\n%s\n", u->tp, u->error);
+            fprintf(to, "\n  tp=%d: the run ended in an error\n%s\n", u->parallel.tp, u->error);
         if (u->has_difference)
             print_difference(to, u);
         if (!u->error && u->bytes_counted != u->bytes_predicted)
             fprintf(to,
                     "\n  tp=%d: %s bytes were moved between ranks, the layout predicts %s: a collective is missing or "
                     "one too many\n",
-                    u->tp, ARI_COUNT(u->bytes_counted), ARI_COUNT(u->bytes_predicted));
+                    u->parallel.tp, ARI_COUNT(u->bytes_counted), ARI_COUNT(u->bytes_predicted));
     }
     fflush(to);
     return AR_OK;
@@ -172,7 +172,7 @@ static json_t *json_error(const ar_check_run *u)
     if (!u->error)
         return json_null();
     json_t *ranks = json_array();
-    for (int r = 0; u->reports && r < u->tp; r++) {
+    for (int r = 0; u->reports && r < u->parallel.tp; r++) {
         const ar_sim_rank_report *p = &u->reports[r];
         json_array_append_new(ranks, json_pack("{s:i, s:s, s:s, s:s, s:f}", "rank", p->rank, "status", p->status,
                                                "last", p->last, "current", p->current, "waiting_s", p->waiting_s));
@@ -192,8 +192,9 @@ static json_t *json_collectives(const ar_check_run *u)
 
 static json_t *json_layout(const ar_check_report *r, const ar_check_run *u)
 {
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:[I]}", "world", u->tp, "tp", u->tp, "dp", 1, "cp", 1,
-                     "pp", 1, "sp", 0, "zero", 0, "micro_batches", 1, "samples_per_rank", (json_int_t)r->batch);
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:[I]}", "world", u->parallel.tp, "tp", u->parallel.tp,
+                     "dp", 1, "cp", 1, "pp", 1, "sp", 0, "zero", 0, "micro_batches", 1, "samples_per_rank",
+                     (json_int_t)r->batch);
 }
 
 /* Measured where memory is given out; what this version does not have takes nothing. */
@@ -221,7 +222,7 @@ static json_t *json_run(const ar_check_report *r, const ar_check_run *u)
     json_object_set_new(o, "collectives", json_collectives(u));
     json_object_set_new(o, "peak_bytes_per_rank", json_memory(u));
     json_object_set_new(o, "seconds", ari_json_number(u->seconds));
-    json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)u->loss)));
+    json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)(u->loss ? u->loss[0] : 0.0f))));
     json_object_set_new(o, "weights_hash", json_string(u->weights_hash));
     json_object_set_new(o, "gradients_hash", json_string(u->gradients_hash));
     json_object_set_new(o, "first_difference", json_difference(u));
@@ -239,7 +240,7 @@ static json_t *json_model(const ar_check_report *r)
         return NULL;
     }
     json_t *baseline = json_pack("{s:s, s:s, s:[o], s:o, s:f}", "weights_hash", r->weights_hash, "gradients_hash",
-                                 r->gradients_hash, "loss", ari_json_number((double)r->loss), "max_error_vs_f64",
+                                 r->gradients_hash, "loss", ari_json_number((double)r->loss[0]), "max_error_vs_f64",
                                  ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
     return json_pack("{s:o, s:I, s:s, s:I, s:I, s:o, s:o, s:n, s:o}", "name", ari_json_text(r->config.name),
                      "parameters", (json_int_t)r->parameters, "weights", r->fresh ? "fresh" : "folder", "batch",

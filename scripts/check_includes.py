@@ -49,6 +49,7 @@ BASELINE_HEADERS = {
     "ref/numerics/bits.h", "ref/numerics/scalar.h", "ref/numerics/philox.h", "ref/numerics/accumulator.h",
     "ref/core/size.h",
     "include/anyrank/status.h", "include/anyrank/config.h", "include/anyrank/batch.h", "include/anyrank/baseline.h",
+    "include/anyrank/optimizer.h", "ref/numerics/optimizer.h",
 }
 
 # What it may reach through them: the parts that the scalar header is made of. Anything else, and the baseline would

@@ -42,7 +42,7 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
                               .layouts = o->layouts,
                               .f64 = !o->skip_f64};
     for (size_t i = 0; i < o->layouts; i++)
-        size.tp = o->tp[i] > size.tp ? o->tp[i] : size.tp;
+        size.tp = o->parallel[i].tp > size.tp ? o->parallel[i].tp : size.tp;
     return ari_estimate_check(e, &size);
 }
 
@@ -58,7 +58,7 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
     AR_TRY(ari_estimate_layers(c));
     AR_TRY(ari_check_angles(c, o->seq));
     for (size_t i = 0; i < o->layouts; i++)
-        AR_TRY(ar_config_check_tp(c, o->tp[i], &o->plan));
+        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->plan, o->batch, o->seq));
     ari_estimate e;
     AR_TRY(ari_check_estimate(&e, o, c));
     return ari_estimate_fits(&e);
@@ -118,7 +118,9 @@ static ar_status run_baseline(ari_reference *ref, const ar_check_options *o, con
                              .emit_user = ref,
                              .progress = baseline_progress,
                              .progress_user = &p};
-    AR_TRY(ar_baseline_run(c, &b, batch, &ref->loss));
+    double loss = 0.0;
+    AR_TRY(ar_baseline_run(c, &b, batch, &loss));
+    ref->loss = loss;
     AR_TRY(ari_reference_finish(ref));
     ref->max_error_vs_f64 = NAN;
     if (o->skip_f64)
@@ -149,7 +151,8 @@ static void find_nan(ar_check_report *r, const ari_reference *ref)
 
 static ar_status describe_baseline(ar_check_report *r, const ari_reference *ref)
 {
-    r->loss = (float)ref->loss;
+    AR_TRY(ari_alloc((void **)&r->loss, 1, sizeof *r->loss, "losses"));
+    r->loss[0] = (float)ref->loss;
     r->max_error_vs_f64 = ref->max_error_vs_f64;
     r->tensors = ref->count;
     r->elements = ari_reference_elements(ref);
@@ -164,11 +167,11 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
     AR_TRY(ari_alloc_zero((void **)&r->run, o->layouts, sizeof *r->run, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
         char what[64];
-        snprintf(what, sizeof what, "tp=%d", o->tp[i]);
+        ar_parallel_text(what, sizeof what, &o->parallel[i]);
         tell(o, (double)i / (double)o->layouts, what);
         const ari_cluster_options run = {.config = &r->config,
                                          .plan = o->plan,
-                                         .tp = o->tp[i],
+                                         .parallel = o->parallel[i],
                                          .batch = batch,
                                          .seed = o->seed,
                                          .weights = w ? ari_weights_find : NULL,
@@ -177,7 +180,7 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
                                          .threads = o->threads,
                                          .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns}};
         const ari_traffic_case traffic = {
-            .config = &r->config, .plan = o->plan, .tp = o->tp[i], .batch = o->batch, .seq = o->seq};
+            .config = &r->config, .plan = o->plan, .parallel = o->parallel[i], .batch = o->batch, .seq = o->seq};
         r->runs++; /* first: what a failed run has allocated is the report's to free */
         AR_TRY(ari_traffic_bytes(&r->run[i].bytes_predicted, &traffic));
         AR_TRY(ari_check_run(&r->run[i], ref, &run));
@@ -226,21 +229,41 @@ void ar_check_report_destroy(ar_check_report *r)
     for (size_t i = 0; i < r->runs; i++) {
         free(r->run[i].error);
         free(r->run[i].reports);
+        free(r->run[i].loss);
     }
     free(r->run);
+    free(r->loss);
     free(r);
 }
 
-size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, int *tp, size_t cap)
+size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
+                                size_t cap)
 {
     static const int candidates[] = {2, 3, 4, 6, 8, 12};
     size_t n = 0;
     for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
-        if (n < cap && ar_config_check_tp(c, candidates[i], plan) == AR_OK)
-            tp[n++] = candidates[i];
+        const ar_parallel one = {.tp = candidates[i]};
+        if (n < cap && ar_parallel_check(&one, c, plan, batch, seq) == AR_OK)
+            p[n++] = one;
     }
     ar_error_clear();
     if (n == 0 && cap > 0)
-        tp[n++] = 1;
+        p[n++] = (ar_parallel){.tp = 1};
+    return n;
+}
+
+size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
+                      size_t cap)
+{
+    size_t n = 0;
+    for (int ranks = 1; ranks <= world; ranks++) {
+        const ar_parallel one = {.tp = ranks};
+        if (ar_parallel_check(&one, c, plan, batch, seq) != AR_OK)
+            continue;
+        if (n < cap)
+            p[n] = one;
+        n++;
+    }
+    ar_error_clear();
     return n;
 }

@@ -167,16 +167,19 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     comparison c;
     ari_cluster_result result = {0};
     ari_cluster_options options = *o;
-    run->tp = o->tp;
+    const int world = ar_parallel_world(&o->parallel);
+    run->parallel = o->parallel;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, comparison_init(&c, ref, o->tp));
+    AR_TRY_TO(done, st, comparison_init(&c, ref, world));
     options.tap = ari_comparator_tap;
     options.tap_user = c.user;
     const ar_status ended = ari_cluster_run(&result, &options);
     if (ended == AR_ERR_MEMORY) { /* the machine's failure: it says nothing about the layout */
         const char *message = ar_error_message();
         free(result.reports);
-        st = ar_error_set(ended, "tp=%d: %.*s", o->tp, (int)strcspn(message, "\n"), message);
+        char layout[96];
+        ar_parallel_text(layout, sizeof layout, &o->parallel);
+        st = ar_error_set(ended, "%s: %.*s", layout, (int)strcspn(message, "\n"), message);
         goto done;
     }
     if (ended != AR_OK) {
@@ -192,6 +195,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     run->peak_bytes = result.peak_per_rank;
     run->seconds = result.seconds;
     run->loss = result.loss;
+    run->optimizer_bytes = result.optimizer_per_rank;
     AR_TRY_TO(done, st, sum_up(run, &c, o));
     AR_TRY_TO(done, st, ari_reference_hash(run->weights_hash, ref, 'i', c.gathered));
     AR_TRY_TO(done, st, ari_reference_hash(run->gradients_hash, ref, 'g', c.gathered));

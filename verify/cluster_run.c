@@ -6,6 +6,7 @@
 #include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/models/model.h"
 
 const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "exchange", "barrier"};
@@ -14,25 +15,29 @@ const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
 #define LONGEST_WAIT_NS UINT64_C(60000000000)
 
 typedef struct rank_result {
-    float loss;
+    float *loss; /* [max(steps, 1)] */
     uint64_t read, written;
     uint64_t calls[ARI_COLLECTIVE_KINDS];
-    size_t weights, gradients, stored, peak;
+    size_t weights, gradients, optimizer, stored, peak;
 } rank_result;
 
 typedef struct job {
     const ari_cluster_options *o;
-    rank_result *rank; /* [tp] */
+    rank_result *rank; /* [world] */
 } job;
+
+static int steps_of(const ari_cluster_options *o)
+{
+    return o->steps > 1 ? o->steps : 1;
+}
 
 /* Memory that outlives the step: weights, and the gradients in the arithmetic's own form. */
 static ar_status measure_params(ar_ctx *ctx, ar_model *m, rank_result *result)
 {
-    const size_t n = ar_model_params(m, NULL, 0);
+    size_t n = 0;
     ar_param **all = NULL;
-    AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
-    const size_t found = ar_model_params(m, all, n);
-    for (size_t i = 0; i < n && i < found; i++) {
+    AR_TRY(ari_model_list(&all, &n, m));
+    for (size_t i = 0; i < n; i++) {
         result->weights += ar_tensor_count(&all[i]->value) * sizeof(float);
         result->gradients += ar_ctx_arith(ctx)->grad_bytes(all[i]);
     }
@@ -40,32 +45,58 @@ static ar_status measure_params(ar_ctx *ctx, ar_model *m, rank_result *result)
     return AR_OK;
 }
 
-static ar_status forward_backward(ar_ctx *ctx, ar_model *m, ar_saved *saved, const ari_cluster_options *o,
-                                  rank_result *result)
+static ar_status create_optimizer(ar_optimizer **gives, ar_ctx *ctx, ar_model *m, const ar_optimizer_options *o)
 {
-    size_t unused = 0;
-    if (o->weights)
-        AR_TRY(ar_model_set(m, ctx, o->weights, o->weights_user));
-    else
-        AR_TRY(ar_model_fresh(m, ctx, o->seed));
-    AR_TRY(ar_model_forward(m, ctx, saved, &result->loss, o->batch));
-    ar_ctx_memory(ctx, &result->stored, &unused);
-    return o->forward_only ? AR_OK : ar_model_backward(m, ctx, saved, o->batch);
+    size_t n = 0;
+    ar_param **all = NULL;
+    AR_TRY(ari_model_list(&all, &n, m));
+    const ar_status st = ar_optimizer_create(gives, ctx, all, n, o);
+    free(all);
+    return st;
 }
 
-static ar_status step(ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
+static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
 {
+    const ar_train_options options = {.parallel = o->parallel, .clip = o->clip, .forward_only = o->forward_only};
     ar_model *model = NULL;
-    ar_saved *saved = NULL;
+    ar_optimizer *optimizer = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ar_model_create(&model, ctx, o->config, &o->plan));
-    AR_TRY_TO(done, st, forward_backward(ctx, model, saved, o, result));
+    if (o->weights)
+        AR_TRY_TO(done, st, ar_model_set(model, ctx, o->weights, o->weights_user));
+    else
+        AR_TRY_TO(done, st, ar_model_fresh(model, ctx, o->seed));
+    if (o->steps > 0)
+        AR_TRY_TO(done, st, create_optimizer(&optimizer, ctx, model, &o->optimizer));
+    for (int i = 0; i < steps_of(o); i++) {
+        ar_train_result step;
+        AR_TRY_TO(done, st, ar_train_step(&step, model, ctx, optimizer, &o->batch[i], (uint32_t)i + 1, &options));
+        result->loss[i] = step.loss;
+        result->stored = step.stored_bytes > result->stored ? step.stored_bytes : result->stored;
+    }
+    result->optimizer = optimizer ? ar_optimizer_bytes(optimizer) : 0;
     AR_TRY_TO(done, st, measure_params(ctx, model, result));
 done:
+    ar_optimizer_destroy(optimizer);
     ar_model_destroy(model);
-    ar_saved_destroy(saved);
     return st;
+}
+
+/* The groups of a rank: tp ranks are neighbours, dp ranks a stride of tp apart. Swapped, a mistake, the other way
+ * round. Both gives are split off the world. */
+static ar_status split_groups(ar_comm **tp, ar_comm **dp, ar_comm *world, const ar_parallel *p, bool swapped)
+{
+    const ar_mesh mesh = {.pp = 1, .dp = p->dp > 1 ? p->dp : 1, .cp = 1, .tp = p->tp > 1 ? p->tp : 1};
+    const int rank = ar_comm_rank(world);
+    int pp = 0, dp_rank = 0, cp = 0, tp_rank = 0;
+    AR_TRY(ar_mesh_check(&mesh, ar_comm_size(world)));
+    ar_mesh_coords(&mesh, rank, &pp, &dp_rank, &cp, &tp_rank);
+    if (swapped) {
+        dp_rank = rank % mesh.dp;
+        tp_rank = rank / mesh.dp;
+    }
+    AR_TRY(ar_comm_split(tp, world, dp_rank, tp_rank));
+    return ar_comm_split(dp, world, tp_rank, dp_rank);
 }
 
 static ar_status rank_main(ar_comm *world, void *arg)
@@ -76,25 +107,36 @@ static ar_status rank_main(ar_comm *world, void *arg)
     rank_result *result = &j->rank[r];
     ar_device *device = NULL;
     ar_ctx *ctx = NULL;
+    ar_comm *tp = NULL, *dp = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st,
-              ar_device_cpu_create(&device, ari_core_budget(o->threads > 0 ? o->threads : ari_cores(), o->tp)));
+    AR_TRY_TO(done, st, split_groups(&tp, &dp, world, &o->parallel, o->fault == AR_FAULT_group_wrong_stride));
+    AR_TRY_TO(
+        done, st,
+        ar_device_cpu_create(&device, ari_core_budget(o->threads > 0 ? o->threads : ari_cores(), ar_comm_size(world))));
     const ar_ctx_options options = {.device = device,
-                                    .tp = world,
+                                    .tp = tp,
+                                    .dp = dp,
+                                    .world = world,
+                                    .sp = o->parallel.sp,
+                                    .keep_gathered = o->parallel.keep_gathered,
+                                    .dropout = o->dropout,
+                                    .seed = o->seed,
                                     .numerics = o->numerics,
                                     .fault = o->fault,
                                     .tap = o->tap,
                                     .tap_user = o->tap_user ? o->tap_user[r] : NULL};
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
-    AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : step(ctx, o, result));
-    ar_comm_counted(world, &result->read, &result->written);
+    AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : train(ctx, o, result));
+    ar_ctx_counted(ctx, &result->read, &result->written);
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
-        result->calls[k] = ar_comm_calls(world, ari_collective_kind[k]);
+        result->calls[k] = ar_ctx_calls(ctx, ari_collective_kind[k]);
     size_t now = 0;
     ar_ctx_memory(ctx, &now, &result->peak);
 done:
     ar_ctx_destroy(ctx);
     ar_device_destroy(device);
+    ar_comm_destroy(dp);
+    ar_comm_destroy(tp);
     return st;
 }
 
@@ -107,16 +149,21 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
 {
     *result = (ari_cluster_result){0};
     job j = {.o = o};
-    const size_t n = (size_t)o->tp;
+    const size_t n = (size_t)ar_parallel_world(&o->parallel), steps = (size_t)steps_of(o);
+    float *losses = NULL; /* [n, steps] */
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&j.rank, n, sizeof *j.rank, "results of the ranks"));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&losses, n * steps, sizeof *losses, "losses"));
+    for (size_t r = 0; r < n; r++)
+        j.rank[r].loss = losses + r * steps;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&result->reports, n, sizeof *result->reports, "reports of the ranks"));
     const uint64_t start = ari_now_ns();
     ar_sim_options sim = o->sim;
     sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
-    AR_TRY_TO(done, st, ar_sim_run(o->tp, &sim, rank_main, &j, result->reports));
+    AR_TRY_TO(done, st, ar_sim_run((int)n, &sim, rank_main, &j, result->reports));
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    result->loss = j.rank[0].loss;
+    result->loss = losses;
+    losses = NULL;
     for (size_t r = 0; r < n; r++) {
         const rank_result *rank = &j.rank[r];
         const uint64_t moved = rank->read + rank->written;
@@ -124,6 +171,7 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
         result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
         result->weights_per_rank = larger(result->weights_per_rank, rank->weights);
         result->gradients_per_rank = larger(result->gradients_per_rank, rank->gradients);
+        result->optimizer_per_rank = larger(result->optimizer_per_rank, rank->optimizer);
         result->stored_per_rank = larger(result->stored_per_rank, rank->stored);
         result->peak_per_rank = larger(result->peak_per_rank, rank->peak);
     }
@@ -132,6 +180,7 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     free(result->reports);
     result->reports = NULL;
 done:
+    free(losses);
     free(j.rank);
     return st;
 }

@@ -4,13 +4,17 @@
 
 #include "anyrank/model.h"
 #include "anyrank/sim.h"
+#include "anyrank/train.h"
 
-/* One forward and backward of a model on N simulated tensor-parallel ranks. */
+/* Training steps of a model on N simulated ranks. */
 typedef struct ari_cluster_options {
     const ar_config *config;
     ar_plan plan;
-    int tp;
-    const ar_batch *batch;
+    ar_parallel parallel;
+    const ar_batch *batch; /* [max(steps, 1)], global */
+    int steps;             /* 0: one forward and backward, no update */
+    ar_optimizer_options optimizer;
+    double clip, dropout;
     uint64_t seed;                                         /* of fresh weights */
     const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
     void *weights_user;
@@ -20,7 +24,7 @@ typedef struct ari_cluster_options {
     ar_sim_options sim; /* timeout_ns 0: 60 s */
     bool forward_only;
     ar_tap_fn tap;   /* NULL: nobody listens */
-    void **tap_user; /* [tp] */
+    void **tap_user; /* [world] */
     /* What a rank does in place of the model's step: NULL, or called on every rank. */
     ar_status (*body)(void *user, ar_ctx *ctx);
     void *body_user;
@@ -30,14 +34,14 @@ typedef struct ari_cluster_options {
 extern const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS];
 
 typedef struct ari_cluster_result {
-    float loss;
+    float *loss;    /* [max(steps, 1)], of rank 0; free() */
     uint64_t bytes; /* moved between ranks, all ranks together, each byte once */
     uint64_t bytes_per_rank_max;
     uint64_t calls[ARI_COLLECTIVE_KINDS]; /* of rank 0 */
     /* Bytes, the largest rank's: weights, gradient state, step memory after the forward pass and at most. */
-    size_t weights_per_rank, gradients_per_rank, stored_per_rank, peak_per_rank;
+    size_t weights_per_rank, gradients_per_rank, optimizer_per_rank, stored_per_rank, peak_per_rank;
     double seconds;
-    ar_sim_rank_report *reports; /* [tp] if the run failed, else NULL; free() */
+    ar_sim_rank_report *reports; /* [world] if the run failed, else NULL; free() */
 } ari_cluster_result;
 
 /** Errors: the first rank's, with the table of ranks in ar_error_message. */

@@ -67,7 +67,7 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     for (int r = 0; r < o->tp; r++)
         users[r] = g;
     ari_cluster_result done;
-    run_options->tp = o->tp;
+    run_options->parallel = (ar_parallel){.tp = o->tp};
     run_options->seed = o->seed;
     run_options->threads = o->threads;
     run_options->sim = (ar_sim_options){.algorithm = o->algorithm, .timeout_ns = o->timeout_ns};
@@ -76,7 +76,9 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     const ar_status st = ari_cluster_run(&done, run_options);
     free(users);
     free(done.reports);
-    result->loss = done.loss;
+    if (done.loss)
+        result->loss = done.loss[0];
+    free(done.loss);
     result->seconds = done.seconds;
     result->bytes = done.bytes;
     return st;

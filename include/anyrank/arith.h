@@ -29,8 +29,9 @@ typedef struct ar_parts {
 } ar_parts;
 
 typedef enum ar_fold {
-    AR_KEEP, /* the sum is complete here */
-    AR_ALL   /* partial over the group: reduce, every rank gets all of it */
+    AR_KEEP,        /* the sum is complete here */
+    AR_ALL,         /* partial over the group: reduce, every rank gets all of it */
+    AR_SCATTER_ROWS /* partial over the group: reduce, rank r gets rows [r*m/N, (r+1)*m/N) of the m; N divides m */
 } ar_fold;
 
 /* What follows the one rounding, in the same pass over memory. */
@@ -57,8 +58,8 @@ struct ar_arith_ops {
     void (*operand_done)(ar_ctx *ctx, const ar_operand *o);
     ar_status (*contract)(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b);
     ar_status (*fold)(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag);
-    /* y[batch.., m, n] = the sum rounded, then the epilogue (NULL: none). y contiguous, or contiguous along n where the
-     * sum was never folded. Ends the sum. */
+    /* y[batch.., m, n] = the sum rounded, then the epilogue (NULL: none); after AR_SCATTER_ROWS y has the own rows. y
+     * contiguous, or contiguous along n where the sum was never folded. Ends the sum. */
     ar_status (*round)(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue);
 
     /* grad(p) += sum over samples of dy^T x: dy [tokens, out], x [tokens, in] 2-D views, `samples` runs of
@@ -75,8 +76,6 @@ struct ar_arith_ops {
     ar_status (*grad_zero)(ar_ctx *ctx, ar_param *p);
     /* Bytes that the gradient takes now: 0 before the first contribution. */
     size_t (*grad_bytes)(const ar_param *p);
-    /* Sum of all elements of x (contiguous fp32) into one fp32: the loss. */
-    ar_status (*total)(ar_ctx *ctx, float *sum, const ar_tensor *x);
     /* Frees what the arithmetic keeps with a parameter. */
     void (*param_release)(ar_param *p);
 };

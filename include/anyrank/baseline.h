@@ -4,6 +4,7 @@
 
 #include "anyrank/batch.h"
 #include "anyrank/config.h"
+#include "anyrank/optimizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,10 +17,10 @@ typedef enum ar_number_mode {
     AR_MODE_F64    /* binary64 throughout, nothing rounded to fp32 (RoPE's tables included) */
 } ar_number_mode;
 
-/** One tensor of a run. pass: 'i' initial parameter, 'f' forward, 'b' backward, 'g' gradient of a parameter. values:
- *  row-major binary64, borrowed during the call; in the exact and fp32 modes every value is an fp32 value. Parameters
- *  and gradients have the Hugging Face name and shape; activations as docs/names.md lists them. Called in execution
- *  order. A status other than AR_OK ends the run with it. */
+/** One tensor of a run. pass: 'i' initial parameter, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c'
+ * clipping, 'n' new value of a parameter. values: row-major binary64, borrowed during the call; in the exact and fp32
+ * modes every value is an fp32 value. Parameters and gradients have the Hugging Face name and shape; activations as
+ * docs/names.md lists them. Called in execution order. A status other than AR_OK ends the run with it. */
 typedef ar_status (*ar_baseline_emit)(void *user, const char *name, char pass, int ndim, const size_t *shape,
                                       const double *values);
 
@@ -35,6 +36,17 @@ typedef struct ar_baseline_options {
     ar_baseline_emit emit; /* NULL: nobody listens */
     void *emit_user;
     bool forward_only;
+    double dropout; /* probability; 0: none */
+    /* Training. steps 0: one forward and backward, no update. Else that many steps: `batch` and `loss` of
+     * ar_baseline_run are arrays of `steps`, and after each step's gradients come the clipping ("grad_norm", pass 'c',
+     * where clip is set) and every parameter's new value (pass 'n'). */
+    int steps;
+    ar_optimizer_options optimizer;
+    double clip;                              /* largest gradient norm; 0: no clipping */
+    void (*begin_step)(void *user, int step); /* NULL, or called with emit_user before each step: 1, 2, .. */
+    /* AR_MODE_F64 only: not 0: every rounding that fp32 arithmetic would make is made as a random error of the size
+     * that docs/numerics.md, section 7, bounds; another seed, other errors. */
+    uint64_t noise_seed;
     bool (*progress)(void *user, double fraction); /* NULL, or called between layers; false ends the run */
     void *progress_user;
 } ar_baseline_options;

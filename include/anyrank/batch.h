@@ -17,5 +17,9 @@ typedef struct ar_batch {
     const float *additive_mask;  /* [mask_batch, mask_heads, s, s], or NULL; -inf masks, NaN and +inf are errors */
     size_t mask_batch;           /* b or 1 */
     size_t mask_heads;           /* heads or 1 */
+    /* Where these rows stand in the global batch, whose samples data parallelism and micro-batches share out. */
+    size_t global_batch; /* samples of it; 0: these rows are all of it, and the two below are not looked at */
+    size_t first_sample; /* index of row 0 in it */
+    size_t targets;      /* T, its target tokens: what every loss and gradient is divided by */
 } ar_batch;
 #endif

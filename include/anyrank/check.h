@@ -2,22 +2,30 @@
 #ifndef ANYRANK_CHECK_H
 #define ANYRANK_CHECK_H
 
-#include "anyrank/model.h"
+#include "anyrank/optimizer.h"
+#include "anyrank/parallel.h"
 #include "anyrank/sim.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* The check: a step on N simulated ranks against the independent baseline, every named tensor bit for bit. */
+/* The check: training steps on N simulated ranks against the independent baseline, every named tensor of every step:
+ * bit for bit in the exact numerics, within a stated allowance in the native ones. */
 
 typedef struct ar_check_options {
-    const char *model; /* folder, .json file or bundled name */
-    const int *tp;     /* layouts: numbers of tensor-parallel ranks */
+    const char *model;           /* folder, .json file or bundled name */
+    const ar_parallel *parallel; /* [layouts] */
     size_t layouts;
     size_t batch, seq; /* default of the command: 8 x 64 */
-    const char *text;  /* one byte one token; NULL: the project's own */
-    uint64_t seed;     /* of fresh weights and of the place in the text */
+    int steps;         /* of training; 0: one forward and backward, no update */
+    ar_optimizer_options optimizer;
+    double clip;    /* largest gradient norm; 0: none */
+    double dropout; /* probability; 0: none */
+    ar_numerics numerics;
+    bool gradcheck;   /* the binary64 baseline against central differences, on a shrunk batch */
+    const char *text; /* one byte one token; NULL: the project's own */
+    uint64_t seed;    /* of fresh weights and of the place in the text */
     ar_fault fault;
     ar_plan plan;
     ar_sim_algorithm algorithm;
@@ -32,8 +40,8 @@ typedef enum ar_check_result { AR_CHECK_SAME, AR_CHECK_DIFFERENT, AR_CHECK_ERROR
 
 /** The first tensor in execution order in which a run leaves the baseline. */
 typedef struct ar_first_difference {
-    int step;             /* 1 */
-    char pass[16];        /* "init", "forward", "backward" */
+    int step;             /* 1, 2, .. */
+    char pass[16];        /* "init", "forward", "backward", "clip", "update" */
     char tensor[176];     /* with its suffix, "model.layers.0.mlp.down_proj:fwd" */
     int layer;            /* -1: outside the blocks */
     int ndim, local_ndim; /* 0: the value has no dimensions, or no rank holds a difference (rank -1) */
@@ -46,22 +54,44 @@ typedef struct ar_first_difference {
 } ar_first_difference;
 
 typedef struct ar_check_run {
-    int tp;
+    ar_parallel parallel;
     ar_check_result result;
     size_t tensors, tensors_different, elements, elements_different;
     uint64_t max_ulp;
     uint64_t bytes_counted, bytes_predicted, bytes_per_rank_max;
-    uint64_t calls[7]; /* all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
-    /* Per rank, the largest: weights; gradient state; what the forward pass keeps; the most of a step at once. */
-    size_t weights_bytes, gradients_bytes, stored_bytes, peak_bytes;
+    uint64_t calls[7];      /* all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
+    double max_ratio;       /* native: the worst |difference| over what is allowed; 0 in the exact numerics */
+    char ratio_tensor[176]; /* the tensor that has it */
+    /* Per rank, the largest: weights; gradient state; optimizer state; what the forward pass keeps; the most of a step
+     * at once. */
+    size_t weights_bytes, gradients_bytes, optimizer_bytes, stored_bytes, peak_bytes;
     double seconds;
-    float loss;
-    char weights_hash[65], gradients_hash[65];
+    float *loss;                               /* [max(steps, 1)] */
+    char weights_hash[65], gradients_hash[65]; /* after the last step; of the last step, before clipping */
     bool has_difference;
     ar_first_difference first;
     char *error;                 /* NULL, or why the run ended: one line, then the table of ranks */
-    ar_sim_rank_report *reports; /* [tp] with an error, else NULL */
+    ar_sim_rank_report *reports; /* [world] with an error, else NULL */
 } ar_check_run;
+
+/** Central differences against the binary64 baseline's gradients. */
+typedef struct ar_gradcheck_row {
+    double step;               /* of the difference, relative to the element's own size or the tensor's */
+    double max_relative_error; /* over all elements drawn */
+    char worst_tensor[176];
+} ar_gradcheck_row;
+#define AR_GRADCHECK_STEPS 8
+typedef struct ar_gradcheck {
+    size_t batch, seq; /* shrunk */
+    size_t elements;   /* drawn */
+    size_t parameters; /* tensors, all of them */
+    ar_gradcheck_row row[AR_GRADCHECK_STEPS];
+    size_t rows;
+    size_t best;               /* the row with the smallest error */
+    double max_relative_error; /* of that row */
+    char worst_tensor[176];
+    bool ok; /* below 1e-6 */
+} ar_gradcheck;
 
 typedef struct ar_check_report {
     ar_config config;
@@ -70,13 +100,17 @@ typedef struct ar_check_report {
     size_t parameters; /* elements */
     size_t batch, seq;
     size_t tensors, elements; /* compared per run */
-    float loss;               /* the baseline's */
+    int steps;
+    ar_numerics numerics;
+    float *loss; /* [max(steps, 1)], the baseline's */
     double baseline_seconds;
     double max_error_vs_f64; /* worst |exact - binary64| of a gradient over its largest |binary64|; NaN: not measured,
                                 or gradients are NaN; infinity: only one of the two is finite */
     char weights_hash[65], gradients_hash[65]; /* the baseline's */
-    char nan_tensor[176];                      /* the first baseline tensor with a NaN; "" if none */
-    ar_check_run *run;                         /* [runs] */
+    bool has_gradcheck;
+    ar_gradcheck gradcheck;
+    char nan_tensor[176]; /* the first baseline tensor with a NaN; "" if none */
+    ar_check_run *run;    /* [runs] */
     size_t runs;
     ar_check_result result; /* the worst of the runs */
 } ar_check_report;
@@ -90,9 +124,14 @@ AR_NODISCARD ar_status ar_check(ar_check_report **gives, const ar_check_options 
 /** Accepts NULL. */
 void ar_check_report_destroy(ar_check_report *r);
 
-/** The layouts that `anyrank check` takes by default: those of {2, 3, 4, 6, 8, 12} that are legal for the model, or 1
- * if none is. Returns how many, at most cap. */
-size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, int *tp, size_t cap);
+/** The layouts that `anyrank check` takes by default: those of a fixed list of tp, sp, dp and micro-batches that are
+ *  legal for the model and the batch, or one rank if none is. Returns how many, at most cap. */
+size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
+                                size_t cap);
+/** Every legal layout of at most `world` ranks, by world size: all tp * dp, each with sp where tp > 1, and with
+ *  micro-batches of 2 where a rank has that many samples. Returns how many there are; writes at most cap. */
+size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
+                      size_t cap);
 
 #ifdef __cplusplus
 }

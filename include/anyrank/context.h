@@ -2,6 +2,7 @@
 #ifndef ANYRANK_CONTEXT_H
 #define ANYRANK_CONTEXT_H
 
+#include "anyrank/batch.h"
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
 #include "anyrank/fault.h"
@@ -21,7 +22,8 @@ typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
  *  box k copies local[box.local ..] <-> global[box.global ..]. Valid during the call only. */
 typedef struct ar_tap_event {
     const char *name; /* docs/names.md, without the pass */
-    char pass;        /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter */
+    char pass;        /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new */
+    uint32_t step;    /* of ar_ctx_begin_step; 1 before the first */
     const ar_tensor *local;
     const ar_layout *layout;
 } ar_tap_event;
@@ -31,9 +33,15 @@ typedef ar_status (*ar_tap_fn)(void *user, const ar_tap_event *event);
 typedef struct ar_ctx_options {
     ar_device *device; /* borrowed until ar_ctx_destroy */
     ar_comm *tp;       /* tensor-parallel group, borrowed; NULL: a group of one */
+    ar_comm *dp;       /* data-parallel group, borrowed; NULL: a group of one */
+    ar_comm *world;    /* all ranks, borrowed; NULL: the tensor-parallel group */
     ar_numerics numerics;
-    ar_fault fault; /* AR_FAULT_NONE */
-    ar_tap_fn tap;  /* NULL: nobody listens */
+    bool sp;            /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
+    bool keep_gathered; /* of ar_parallel */
+    double dropout;     /* probability; 0: none */
+    uint64_t seed;      /* of the dropout masks */
+    ar_fault fault;     /* AR_FAULT_NONE */
+    ar_tap_fn tap;      /* NULL: nobody listens */
     void *tap_user;
 } ar_ctx_options;
 
@@ -47,6 +55,14 @@ void ar_ctx_end_step(ar_ctx *c);
 
 /** The tensor-parallel group; where none was given, a group of one that the context owns. Never NULL. */
 ar_comm *ar_ctx_tp(const ar_ctx *c);
+/** The data-parallel group, in the same way. */
+ar_comm *ar_ctx_dp(const ar_ctx *c);
+/** The step that runs: dropout masks and taps know it. 1 before the first call. */
+void ar_ctx_begin_step(ar_ctx *c, uint32_t step);
+/** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
+ *  (KV replicas) included, and the number of its calls of one kind (ar_comm_calls). */
+void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written);
+uint64_t ar_ctx_calls(const ar_ctx *c, const char *kind);
 /** The device of the options. */
 ar_device *ar_ctx_device(const ar_ctx *c);
 
@@ -62,6 +78,11 @@ AR_NODISCARD ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *
 AR_NODISCARD ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t);
 /** Bytes of step memory now and at most so far. */
 void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak);
+
+/** Where the rows of a batch stand among the samples of the global batch: taps of activations [samples, ..] say it
+ * until the next call. NULL, or a batch of its own (global_batch 0): the rows are all there is. Modules call it with
+ * the batch that they are given. */
+void ar_ctx_place(ar_ctx *c, const ar_batch *batch);
 
 /** Reports a value to the listener, if there is one; the arguments are those of ar_tap_event. Errors: the listener's.
  */

@@ -140,10 +140,16 @@ AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const 
 void ar_lm_head_destroy(ar_lm_head *l);
 /** The weight, own or tied, borrowed. */
 ar_param *ar_lm_head_weight(ar_lm_head *l);
-/** *loss: mean over the targets of the batch (0 if there are none), the same on every rank. x [b, s, h] replicated.
+/** Adds the batch's loss terms to those since ar_lm_head_zero. x [b, s, h] replicated (sp: the own positions).
  *  Errors: AR_ERR_DATA (a label outside the vocabulary), AR_ERR_SHAPE, what the communicator gives. */
-AR_NODISCARD ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, float *loss, const ar_tensor *x,
+AR_NODISCARD ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                           const ar_batch *batch);
+/** *loss: the sum of the terms of all data-parallel ranks over `targets` (0 if there are none), the same on every rank;
+ *  tapped as "loss". */
+AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets);
+AR_NODISCARD ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx);
+/** Positions of a batch that predict something. */
+size_t ar_batch_targets(const ar_batch *batch);
 /** dx [b, s, h] of that loss, an all-reduce; adds to the weight's gradient. */
 AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_batch *batch);

@@ -24,17 +24,25 @@ AR_NODISCARD ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_c
 void ar_model_destroy(ar_model *m);
 /** All parameters in the order of their first use; writes at most cap, returns how many (SIZE_MAX: no memory). */
 size_t ar_model_params(ar_model *m, ar_param **out, size_t cap);
-/** Fresh weights by name, then a tap ':init' of each. */
+/** Fresh weights by name, made equal over the data-parallel group, then a tap ':init' of each. */
 AR_NODISCARD ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed);
 /** Given weights: find(user, name, count) returns `count` fp32 values of the full tensor, borrowed, or NULL (then
  *  AR_ERR_NOT_FOUND). Then a tap ':init' of each. */
 AR_NODISCARD ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t),
                                     void *user);
-/** Forward and loss. saved NULL: no backward follows. */
-AR_NODISCARD ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, float *loss, const ar_batch *batch);
+/** Forward up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no backward follows.
+ */
+AR_NODISCARD ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
+/** The loss of all micro-batches and data-parallel ranks since ar_model_zero_grad, tapped as "loss": the terms' sum
+ *  over `targets`, the target tokens of the global batch (0: the loss is 0), or the sum itself where the model has no
+ *  LM head. The same on every rank. */
+AR_NODISCARD ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets);
 /** Backward from the loss; gradients are added to the parameters. */
 AR_NODISCARD ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
+/** Gradients and the loss's terms become zero. */
 AR_NODISCARD ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx);
+/** ar_params_reduce of all its parameters. */
+AR_NODISCARD ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx);
 
 /** The options of block `layer` of a config, and the names of its parts. `name` (cap bytes) becomes its path. */
 AR_NODISCARD ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan, ar_block_options *o,

@@ -59,6 +59,8 @@ AR_NODISCARD ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *s
  *  writes at most cap. (With a cap too small for all, a shared one may be counted for each of its uses.) SIZE_MAX
  *  where memory is too short to list them. */
 size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only);
+/** ar_params_reduce of all parameters: after the last backward pass of a step. */
+AR_NODISCARD ar_status ar_module_reduce_grads(ar_module *m, ar_ctx *ctx);
 /** Every parameter's gradient becomes zero. Errors: AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx);
 /** Fresh values for every parameter (ar_param_fresh): the same full tensors on any number of ranks. */

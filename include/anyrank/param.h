@@ -19,9 +19,10 @@ typedef struct ar_param {
     ar_tensor value;  /* local, contiguous, fp32 */
     bool transposed;  /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
     bool requires_grad;
-    uint64_t version;  /* counts changes of value: kept operands of an older version are made anew */
-    int uses;          /* how many places of the model use it (a tied weight: 2) */
-    int contributions; /* how many of them have contributed to the gradient since it was zeroed */
+    uint64_t version; /* counts changes of value: kept operands of an older version are made anew */
+    int uses;         /* how many places of the model use it (a tied weight: 2) */
+    bool spread;      /* a replicated parameter whose gradient's terms are spread over the tensor-parallel group (the
+                         tokens of sequence parallelism): summed over it too */
     ar_init_scheme init;
     size_t fan_in, fan_out; /* of the FULL matrix */
     double init_range;      /* of AR_INIT_NORMAL */
@@ -42,8 +43,15 @@ ar_tensor ar_param_matrix(const ar_param *p);
 AR_NODISCARD ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed);
 /** Copies this rank's boxes out of the full tensor (host, row-major, Hugging Face shape), and counts a new version. */
 AR_NODISCARD ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full);
-/** Taps the complete gradient once every use has contributed; before that does nothing. */
-AR_NODISCARD ar_status ar_param_done(ar_param *p, ar_ctx *ctx);
+/** Completes the gradients after the last backward pass of a step: each is summed over the data-parallel group, and
+ * over the tensor-parallel one where its terms are spread, the last parameter first; then a tap ':grad' of each.
+ *  Collective over the groups of the context. */
+AR_NODISCARD ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx);
+/** The values of each group's data-parallel rank 0, on all its ranks: every rank starts from the same weights. Counts a
+ *  new version. */
+AR_NODISCARD ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx);
+/** Taps a value of the parameter's shape (its value, its gradient) as all copies of it that the ranks hold. */
+AR_NODISCARD ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t);
 AR_NODISCARD ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx);
 
 #ifdef __cplusplus

@@ -367,7 +367,6 @@ const ar_arith_ops *ar_arith_exact(void)
         .grad_value = ari_exact_grad_value,
         .grad_zero = ari_exact_grad_zero,
         .grad_bytes = ari_exact_grad_bytes,
-        .total = ari_exact_total,
         .param_release = exact_param_release,
     };
     return &ops;

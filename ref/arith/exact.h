@@ -13,7 +13,6 @@ AR_NODISCARD ar_status ari_exact_grads_reduce(ar_ctx *ctx, ar_param *const *para
 AR_NODISCARD ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
 AR_NODISCARD ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p);
 size_t ari_exact_grad_bytes(const ar_param *p);
-AR_NODISCARD ar_status ari_exact_total(ar_ctx *ctx, float *sum, const ar_tensor *x);
 void ari_exact_grad_release(ar_param *p);
 
 #endif

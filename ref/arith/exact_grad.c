@@ -157,24 +157,3 @@ size_t ari_exact_grad_bytes(const ar_param *p)
 {
     return p->grad ? p->grad->n * (sizeof(uint8_t) + 2 * sizeof(int64_t)) : 0;
 }
-
-ar_status ari_exact_total(ar_ctx *ctx, float *sum, const ar_tensor *x)
-{
-    const ar_device_ops *dev = ctx->device->ops;
-    const size_t n = ar_tensor_count(x), one[1] = {1}, column[2] = {n, 1};
-    ar_buf t = {NULL}, hl = {NULL};
-    ar_tensor value, terms;
-    AR_TRY(ari_step_alloc(ctx, &t, 1));
-    AR_TRY(ari_step_alloc(ctx, &hl, 2 * sizeof(int64_t)));
-    AR_TRY(dev->zero(ctx->device, ctx->queue, t, 1));
-    AR_TRY(dev->zero(ctx->device, ctx->queue, hl, 2 * sizeof(int64_t)));
-    AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, one));
-    AR_TRY(ar_tensor_view(&terms, AR_F32, 2, column, x->data));
-    AR_TRY(dev->acc_add(ctx->device, ctx->queue, t, hl, 1, &terms, (ar_cbuf){NULL}));
-    AR_TRY(dev->acc_value(ctx->device, ctx->queue, &value, ar_const(t), ar_const(hl), 1));
-    AR_TRY(ar_ctx_download(ctx, sum, &value));
-    ar_ctx_release(ctx, &value);
-    ari_step_free(ctx, t);
-    ari_step_free(ctx, hl);
-    return AR_OK;
-}

@@ -227,20 +227,6 @@ static size_t native_grad_bytes(const ar_param *p)
     return p->grad ? p->grad->n * sizeof(float) : 0;
 }
 
-static ar_status native_total(ar_ctx *ctx, float *sum, const ar_tensor *x)
-{
-    const ar_device_ops *dev = ctx->device->ops;
-    const size_t one[1] = {1}, column[2] = {ar_tensor_count(x), 1};
-    ar_tensor value, terms;
-    AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, one));
-    AR_TRY(dev->fill(ctx->device, ctx->queue, value.data, 0.0f, 1));
-    AR_TRY(ar_tensor_view(&terms, AR_F32, 2, column, x->data));
-    AR_TRY(dev->sum_rows_f32(ctx->device, ctx->queue, value.data, 1, &terms, (ar_cbuf){NULL}));
-    AR_TRY(ar_ctx_download(ctx, sum, &value));
-    ar_ctx_release(ctx, &value);
-    return AR_OK;
-}
-
 const ar_arith_ops *ar_arith_native(void)
 {
     static const ar_arith_ops ops = {
@@ -258,7 +244,6 @@ const ar_arith_ops *ar_arith_native(void)
         .grad_value = native_grad_value,
         .grad_zero = native_grad_zero,
         .grad_bytes = native_grad_bytes,
-        .total = native_total,
         .param_release = grad_release,
     };
     return &ops;

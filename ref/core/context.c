@@ -17,12 +17,19 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     c->fault = o->fault;
     c->tap = o->tap;
     c->tap_user = o->tap_user;
+    c->sp = o->sp;
+    c->keep_gathered = o->keep_gathered;
+    c->dropout = o->dropout;
+    c->seed = o->seed;
+    c->step = 1;
     c->owned.next = c->owned.prev = &c->owned;
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ar_queue_create(&c->queue, AR_QUEUE_INLINE, "main"));
-    if (!o->tp)
+    if (!o->tp || !o->dp)
         AR_TRY_TO(failed, st, ar_comm_self(&c->self));
     c->tp = o->tp ? o->tp : c->self;
+    c->dp = o->dp ? o->dp : c->self;
+    c->world = o->world ? o->world : c->tp;
     *gives = c;
     return AR_OK;
 failed:
@@ -35,6 +42,7 @@ void ar_ctx_destroy(ar_ctx *c)
     if (!c)
         return;
     ar_ctx_end_step(c);
+    ar_comm_destroy(c->replicas.comm);
     ar_comm_destroy(c->self);
     ar_queue_destroy(c->queue);
     free(c);
@@ -124,6 +132,71 @@ ar_comm *ar_ctx_tp(const ar_ctx *c)
     return c->tp;
 }
 
+ar_comm *ar_ctx_dp(const ar_ctx *c)
+{
+    return c->dp;
+}
+
+ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads)
+{
+    const int n = ar_comm_size(c->tp), r = ar_comm_rank(c->tp);
+    if (c->replicas.heads == 0) {
+        AR_TRY(ar_comm_split(&c->replicas.comm, c->tp, r * kv_heads / n, r));
+        c->replicas.heads = kv_heads;
+    }
+    if (c->replicas.heads != kv_heads)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "replicas of %d KV heads and of %d in one context", c->replicas.heads,
+                            kv_heads);
+    *group = c->replicas.comm;
+    return AR_OK;
+}
+
+void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
+{
+    c->step = step;
+}
+
+/* The groups that the context's collectives go through, each once. */
+static int groups_of(const ar_ctx *c, const ar_comm *group[3])
+{
+    int n = 0;
+    group[n++] = c->tp;
+    if (c->dp != c->tp)
+        group[n++] = c->dp;
+    if (c->replicas.comm)
+        group[n++] = c->replicas.comm;
+    return n;
+}
+
+void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written)
+{
+    const ar_comm *group[3];
+    const int n = groups_of(c, group);
+    *bytes_read = *bytes_written = 0;
+    for (int i = 0; i < n; i++) {
+        uint64_t read = 0, written = 0;
+        ar_comm_counted(group[i], &read, &written);
+        *bytes_read += read;
+        *bytes_written += written;
+    }
+}
+
+uint64_t ar_ctx_calls(const ar_ctx *c, const char *kind)
+{
+    const ar_comm *group[3];
+    const int n = groups_of(c, group);
+    uint64_t calls = 0;
+    for (int i = 0; i < n; i++)
+        calls += ar_comm_size(group[i]) > 1 ? ar_comm_calls(group[i], kind) : 0;
+    return calls;
+}
+
+void ar_ctx_place(ar_ctx *c, const ar_batch *batch)
+{
+    c->first_sample = batch && batch->global_batch > 0 ? batch->first_sample : 0;
+    c->samples = batch ? batch->global_batch : 0;
+}
+
 ar_device *ar_ctx_device(const ar_ctx *c)
 {
     return c->device;
@@ -172,7 +245,7 @@ ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local,
 {
     if (!c->tap)
         return AR_OK;
-    const ar_tap_event event = {.name = name, .pass = pass, .local = local, .layout = layout};
+    const ar_tap_event event = {.name = name, .pass = pass, .step = c->step, .local = local, .layout = layout};
     return c->tap(c->tap_user, &event);
 }
 

@@ -12,11 +12,23 @@ typedef struct ari_owned {
     void (*destroy)(ar_ctx *c, void *object); /* NULL: buf is device memory */
 } ari_owned;
 
+/* The ranks that hold copies of one KV head: made by the first attention that needs it, for all that follow. */
+typedef struct ari_replica_group {
+    int heads;     /* KV heads that the tensor-parallel group shares; 0: not made yet */
+    ar_comm *comm; /* owned */
+} ari_replica_group;
+
 struct ar_ctx {
     ar_device *device;
-    ar_queue *queue; /* the main queue */
-    ar_comm *tp;     /* never NULL */
-    ar_comm *self;   /* owned; what tp is where none was given */
+    ar_queue *queue;          /* the main queue */
+    ar_comm *tp, *dp, *world; /* never NULL */
+    ar_comm *self;            /* owned; what tp and dp are where none was given */
+    ari_replica_group replicas;
+    bool sp, keep_gathered;
+    double dropout;
+    uint64_t seed;
+    uint32_t step;
+    size_t first_sample, samples; /* of the batch under way in the global one; samples 0: it is all there is */
     const ar_arith_ops *arith;
     ar_fault fault;
     ar_tap_fn tap;
@@ -32,5 +44,15 @@ void ari_step_free(ar_ctx *c, ar_buf b);
 AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object));
 /** Ends an owned object early. */
 void ari_step_disown(ar_ctx *c, void *object);
+
+/** The group of the N/kv_heads ranks that hold KV head floor(r*kv_heads/N), borrowed; kv_heads divides N. Collective
+ *  over the tensor-parallel group where it is made, the first time. Errors: AR_ERR_UNSUPPORTED (another number of heads
+ *  in the same context), what the communicator gives. */
+AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads);
+/** Whether activations between the tensor-parallel regions are sharded along the sequence. */
+static inline bool ari_ctx_sp(const ar_ctx *c)
+{
+    return c->sp && ar_comm_size(c->tp) > 1;
+}
 
 #endif

@@ -149,6 +149,7 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
     const ar_device_ops *dev = ctx->device->ops;
     const size_t n = batch->batch * batch->seq, shape[3] = {batch->batch, batch->seq, e->h};
     ar_tensor row_of, token;
+    ar_ctx_place(ctx, batch);
     AR_TRY(check_ids(e, batch));
     AR_TRY(own_rows(e, ctx, &row_of, batch));
     AR_TRY(ar_ctx_tensor(ctx, &token, AR_F32, 3, shape));
@@ -177,15 +178,13 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
 ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
                                 const ar_batch *batch)
 {
-    (void)batch;
     ar_tensor row_of, at;
+    ar_ctx_place(ctx, batch);
     const ar_tensor terms = ar_tensor_rows(dy);
     AR_TRY(ar_saved_pop(saved, e, SAVED_ROWS, &row_of));
     AR_TRY(ctx->arith->grad_rows(ctx, &e->token, &terms, ar_const(row_of.data)));
-    AR_TRY(ar_param_done(&e->token, ctx));
     if (!e->learned)
         return AR_OK;
     AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
-    AR_TRY(ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data)));
-    return ar_param_done(&e->position, ctx);
+    return ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data));
 }

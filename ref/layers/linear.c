@@ -252,8 +252,7 @@ static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
         AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &wrong, &from));
         dy = zeros;
     }
-    AR_TRY(ctx->arith->grad_rows(ctx, &l->bias[i], &dy, (ar_cbuf){NULL}));
-    return ar_param_done(&l->bias[i], ctx);
+    return ctx->arith->grad_rows(ctx, &l->bias[i], &dy, (ar_cbuf){NULL});
 }
 
 ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -285,7 +284,6 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
         const ar_tensor dy_i = ari_linear_part_of(l, &dy_rows, i);
         AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples, row ? ctx->tp : NULL,
                                          l->weight[i]->name));
-        AR_TRY(ar_param_done(l->weight[i], ctx));
         if (l->has_bias)
             AR_TRY(bias_gradient(l, ctx, i, ari_linear_part_of(l, &all_dy, i)));
     }

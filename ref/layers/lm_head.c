@@ -5,6 +5,7 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/linear.h"
+#include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 
 struct ar_lm_head {
@@ -12,6 +13,7 @@ struct ar_lm_head {
     size_t start, rows; /* this rank's ids */
     char name[96];
     ari_linear linear;
+    ari_loss loss;
 };
 
 enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID };
@@ -27,10 +29,12 @@ ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, s
         .style = ARI_COLUMN, .n = 1, .part = {{.name = name, .out = vocab, .tied = tied}}, .in = h, .uneven = true};
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ari_path(l->name, sizeof l->name, name, NULL));
+    AR_TRY_TO(failed, st, ari_loss_init(&l->loss, ctx, false));
     AR_TRY_TO(failed, st, ari_linear_init(&l->linear, ctx, &spec));
     *gives = l;
     return AR_OK;
 failed:
+    ari_loss_fini(&l->loss);
     free(l);
     return st;
 }
@@ -40,6 +44,7 @@ void ar_lm_head_destroy(ar_lm_head *l)
     if (!l)
         return;
     ari_linear_fini(&l->linear);
+    ari_loss_fini(&l->loss);
     free(l);
 }
 
@@ -49,21 +54,18 @@ ar_param *ar_lm_head_weight(ar_lm_head *l)
 }
 
 /* Position s predicts labels[s+1] of its own sample; the last one and AR_IGNORE_INDEX predict nothing. */
-typedef struct targets {
+typedef struct target_rows {
     ar_tensor row_of; /* int64 [n]: local row of the target, -1 where another rank holds it */
     ar_tensor valid;  /* u8 [n] */
-    size_t count;     /* valid positions */
-} targets;
+} target_rows;
 
-static ar_status host_targets(const ar_lm_head *l, const ar_batch *batch, int64_t *ids, uint8_t *valid, size_t *count)
+static ar_status host_targets(const ar_lm_head *l, const ar_batch *batch, int64_t *ids, uint8_t *valid)
 {
     const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
-    *count = 0;
     for (size_t i = 0; i < batch->batch * batch->seq; i++) {
         const bool last = i % batch->seq + 1 == batch->seq;
         ids[i] = last ? AR_IGNORE_INDEX : labels[i + 1];
         valid[i] = ids[i] != AR_IGNORE_INDEX;
-        *count += valid[i];
         if (valid[i] && (ids[i] < 0 || (size_t)ids[i] >= l->vocab))
             return ar_error_set(AR_ERR_DATA, "labels[%zu, %zu] is %lld, neither an id below %zu nor %d", i / batch->seq,
                                 i % batch->seq + 1, (long long)ids[i], l->vocab, AR_IGNORE_INDEX);
@@ -71,7 +73,7 @@ static ar_status host_targets(const ar_lm_head *l, const ar_batch *batch, int64_
     return AR_OK;
 }
 
-static ar_status make_targets(ar_lm_head *l, ar_ctx *ctx, targets *t, const ar_batch *batch)
+static ar_status make_targets(ar_lm_head *l, ar_ctx *ctx, target_rows *t, const ar_batch *batch)
 {
     const size_t n = batch->batch * batch->seq;
     /* A mistake moves the range by one: the first id of the next shard counts as this one's. */
@@ -82,7 +84,7 @@ static ar_status make_targets(ar_lm_head *l, ar_ctx *ctx, targets *t, const ar_b
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc((void **)&ids, n, sizeof *ids, "targets"));
     AR_TRY_TO(done, st, ari_alloc((void **)&valid, n, sizeof *valid, "targets"));
-    AR_TRY_TO(done, st, host_targets(l, batch, ids, valid, &t->count));
+    AR_TRY_TO(done, st, host_targets(l, batch, ids, valid));
     for (size_t i = 0; off && i < n; i++) {
         const int64_t edge = (int64_t)(l->start + l->rows), first = (int64_t)l->start;
         ids[i] = ids[i] == edge && l->rows > 0 ? edge - 1 : ids[i] == first && first > 0 ? AR_IGNORE_INDEX : ids[i];
@@ -102,13 +104,13 @@ done:
     return st;
 }
 
-static ar_status cross_entropy(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, float *loss, const ar_tensor *logits,
+static ar_status cross_entropy(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *logits,
                                const ar_batch *batch)
 {
     const ar_device_ops *dev = ctx->device->ops;
     const size_t n = batch->batch * batch->seq;
     ar_tensor key, sum, bits, terms;
-    targets t;
+    target_rows t;
     AR_TRY(make_targets(l, ctx, &t, batch));
     AR_TRY(ar_ctx_tensor(ctx, &key, AR_I32, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, &sum, AR_I64, 1, &n));
@@ -125,37 +127,34 @@ static ar_status cross_entropy(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, floa
     AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, bits.data, ar_const(bits.data), n, AR_I32, AR_SUM, "loss target"));
     AR_TRY(dev->ce_terms(ctx->device, ctx->queue, terms.data, ar_const(key.data), ar_const(sum.data),
                          ar_const(bits.data), ar_const(t.valid.data), n, l->vocab));
-    float total = 0.0f;
-    AR_TRY(ctx->arith->total(ctx, &total, &terms));
-    *loss = t.count ? (float)((double)total / (double)t.count) : 0.0f;
+    AR_TRY(ari_loss_add(&l->loss, ctx, &terms));
     AR_TRY(ar_saved_push(saved, l, SAVED_KEY, &key));
     AR_TRY(ar_saved_push(saved, l, SAVED_SUM, &sum));
     AR_TRY(ar_saved_push(saved, l, SAVED_TARGET_ROWS, &t.row_of));
     return ar_saved_push(saved, l, SAVED_VALID, &t.valid);
 }
 
-static ar_status tap_loss(ar_ctx *ctx, float loss)
+ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx)
 {
-    if (!ar_tapped(ctx))
-        return AR_OK;
-    ar_tensor t;
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
-    AR_TRY(ar_ctx_upload(ctx, &t, &loss));
-    return ari_tap_whole(ctx, "loss", NULL, 'f', &t);
+    return ari_loss_zero(&l->loss, ctx);
 }
 
-ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, float *loss, const ar_tensor *x,
-                             const ar_batch *batch)
+ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets)
+{
+    return ari_loss_value(&l->loss, ctx, loss, (double)targets);
+}
+
+ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
 {
     ar_tensor logits;
+    ar_ctx_place(ctx, batch);
     AR_TRY(ari_linear_forward(&l->linear, ctx, saved, &logits, x, AR_ACT_NONE, NULL));
     AR_TRY(ari_tap_shard(ctx, l->name, NULL, 'f', &logits, 2, l->vocab));
-    AR_TRY(cross_entropy(l, ctx, saved, loss, &logits, batch));
-    AR_TRY(ar_saved_push(saved, l, SAVED_LOGITS, &logits));
-    return tap_loss(ctx, *loss);
+    AR_TRY(cross_entropy(l, ctx, saved, &logits, batch));
+    return ar_saved_push(saved, l, SAVED_LOGITS, &logits);
 }
 
-static size_t count_targets(const ar_batch *batch)
+size_t ar_batch_targets(const ar_batch *batch)
 {
     const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
     size_t count = 0;
@@ -169,7 +168,9 @@ static size_t count_targets(const ar_batch *batch)
 ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_batch *batch)
 {
     const size_t n = batch->batch * batch->seq;
+    const size_t targets = batch->global_batch > 0 ? batch->targets : ar_batch_targets(batch);
     ar_tensor logits, key, sum, row_of, valid, dlogits;
+    ar_ctx_place(ctx, batch);
     AR_TRY(ar_saved_pop(saved, l, SAVED_LOGITS, &logits));
     AR_TRY(ar_saved_pop(saved, l, SAVED_VALID, &valid));
     AR_TRY(ar_saved_pop(saved, l, SAVED_TARGET_ROWS, &row_of));
@@ -178,7 +179,7 @@ ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(ari_like(ctx, &dlogits, &logits, l->rows));
     AR_TRY(ctx->device->ops->ce_backward(ctx->device, ctx->queue, dlogits.data, ar_const(logits.data),
                                          ar_const(key.data), ar_const(sum.data), ar_const(row_of.data),
-                                         ar_const(valid.data), (double)count_targets(batch), n, l->rows, l->vocab));
+                                         ar_const(valid.data), (double)targets, n, l->rows, l->vocab));
     char part[112];
     AR_TRY(ari_path(part, sizeof part, l->name, "logits"));
     AR_TRY(ari_tap_shard(ctx, part, NULL, 'b', &dlogits, 2, l->vocab));

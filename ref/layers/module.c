@@ -66,12 +66,16 @@ ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
 ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                             const ar_batch *batch)
 {
+    if (batch)
+        ar_ctx_place(ctx, batch);
     return m->ops->forward(m, ctx, saved, y, x, batch);
 }
 
 ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                              const ar_batch *batch)
 {
+    if (batch)
+        ar_ctx_place(ctx, batch);
     return m->ops->backward(m, ctx, saved, dx, dy, batch);
 }
 
@@ -115,19 +119,32 @@ size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable
     return collect(m, out, cap, trainable_only, &count) ? count : SIZE_MAX;
 }
 
-/* Runs f on every parameter. */
-static ar_status for_all(ar_module *m, ar_ctx *ctx, uint64_t seed,
-                         ar_status (*f)(ar_param *p, ar_ctx *ctx, uint64_t seed))
+/* The parameters, in an array of their own. Gives; free(). */
+static ar_status list_params(ar_param ***gives, size_t *count, ar_module *m)
 {
     const size_t n = ar_module_params(m, NULL, 0, false);
     ar_param **all = NULL;
     if (n == SIZE_MAX)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
     AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
-    const size_t found = ar_module_params(m, all, n, false);
-    ar_status st =
-        found == SIZE_MAX ? ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name) : AR_OK;
-    for (size_t i = 0; i < n && i < found && st == AR_OK; i++)
+    *count = ar_module_params(m, all, n, false);
+    if (*count > n) {
+        free(all);
+        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
+    }
+    *gives = all;
+    return AR_OK;
+}
+
+/* Runs f on every parameter. */
+static ar_status for_all(ar_module *m, ar_ctx *ctx, uint64_t seed,
+                         ar_status (*f)(ar_param *p, ar_ctx *ctx, uint64_t seed))
+{
+    size_t n = 0;
+    ar_param **all = NULL;
+    AR_TRY(list_params(&all, &n, m));
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < n && st == AR_OK; i++)
         st = f(all[i], ctx, seed);
     free(all);
     return st;
@@ -147,6 +164,16 @@ ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx)
 ar_status ar_module_fresh(ar_module *m, ar_ctx *ctx, uint64_t seed)
 {
     return for_all(m, ctx, seed, ar_param_fresh);
+}
+
+ar_status ar_module_reduce_grads(ar_module *m, ar_ctx *ctx)
+{
+    size_t n = 0;
+    ar_param **all = NULL;
+    AR_TRY(list_params(&all, &n, m));
+    const ar_status st = ar_params_reduce(all, n, ctx);
+    free(all);
+    return st;
 }
 
 void ar_module_destroy(ar_module *m)

@@ -66,12 +66,10 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(ari_tap_whole(ctx, base->name, NULL, 'b', dx));
     const ar_tensor term_rows = ar_tensor_rows(&terms), dy_rows = ar_tensor_rows(dy);
     AR_TRY(ctx->arith->grad_rows(ctx, &m->weight, &term_rows, (ar_cbuf){NULL}));
-    AR_TRY(ar_param_done(&m->weight, ctx));
     ar_ctx_release(ctx, &terms);
     if (m->kind == AR_NORM_RMS)
         return AR_OK;
-    AR_TRY(ctx->arith->grad_rows(ctx, &m->bias, &dy_rows, (ar_cbuf){NULL}));
-    return ar_param_done(&m->bias, ctx);
+    return ctx->arith->grad_rows(ctx, &m->bias, &dy_rows, (ar_cbuf){NULL});
 }
 
 static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,

@@ -141,21 +141,48 @@ ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
     return st;
 }
 
-ar_status ar_param_done(ar_param *p, ar_ctx *ctx)
+ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t)
 {
-    p->contributions++;
-    if (p->contributions < p->uses || !ar_tapped(ctx))
+    /* Every data-parallel rank holds what this tensor-parallel group shares out. */
+    ar_layout layout = p->layout;
+    layout.replicas *= ar_comm_size(ctx->dp);
+    layout.replica += p->layout.replicas * ar_comm_rank(ctx->dp);
+    return ar_tap(ctx, p->name, pass, t, &layout);
+}
+
+static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
+{
+    if (p->spread)
+        AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->tp, p->name));
+    AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->dp, p->name));
+    if (!ar_tapped(ctx))
         return AR_OK;
     ar_tensor g;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
     AR_TRY(ctx->arith->grad_value(ctx, &g, p));
-    AR_TRY(ar_tap(ctx, p->name, 'g', &g, &p->layout));
+    AR_TRY(ar_param_tap(p, ctx, 'g', &g));
     ar_ctx_release(ctx, &g);
+    return AR_OK;
+}
+
+ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
+{
+    for (size_t i = n; i-- > 0;)
+        AR_TRY(reduce_one(params[i], ctx));
+    return AR_OK;
+}
+
+ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
+{
+    for (size_t i = 0; i < n && ar_comm_size(ctx->dp) > 1; i++) {
+        ar_param *p = params[i];
+        AR_TRY(ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value), AR_F32, 0, p->name));
+        p->version++;
+    }
     return AR_OK;
 }
 
 ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx)
 {
-    p->contributions = 0;
     return ctx->arith->grad_zero(ctx, p);
 }

@@ -14,15 +14,39 @@ ar_status ari_path(char *out, size_t cap, const char *base, const char *part)
     return AR_OK;
 }
 
+/* The own samples of a batch that is shared out: dimension 0 of every box moves to their place. */
+static void place_samples(ar_layout *o, const ar_ctx *ctx)
+{
+    if (ctx->samples == 0 || o->ndim < 3)
+        return;
+    o->shape[0] = ctx->samples;
+    for (size_t k = 0; k < o->nbox; k++)
+        o->box[k].global[0] = ctx->first_sample;
+}
+
+static ar_status tap(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, ar_layout *layout)
+{
+    char name[160];
+    AR_TRY(ari_path(name, sizeof name, base, part));
+    place_samples(layout, ctx);
+    return ar_tap(ctx, name, pass, t, layout);
+}
+
+ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t)
+{
+    const int n = ar_comm_size(ctx->tp);
+    if (!ari_ctx_sp(ctx) || t->ndim < 2)
+        return ari_tap_whole(ctx, base, part, pass, t);
+    return ari_tap_shard(ctx, base, part, pass, t, t->ndim - 2, t->shape[t->ndim - 2] * (size_t)n);
+}
+
 ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t)
 {
     if (!ar_tapped(ctx))
         return AR_OK;
-    char name[160];
     ar_layout layout;
-    AR_TRY(ari_path(name, sizeof name, base, part));
     AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
-    return ar_tap(ctx, name, pass, t, &layout);
+    return tap(ctx, base, part, pass, t, &layout);
 }
 
 ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, int dim,
@@ -30,13 +54,22 @@ ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pa
 {
     if (!ar_tapped(ctx))
         return AR_OK;
-    char name[160];
     ar_layout layout;
     size_t shape[AR_MAX_DIMS] = {0};
     for (int d = 0; d < t->ndim; d++)
         shape[d] = d == dim ? full : t->shape[d];
-    AR_TRY(ari_path(name, sizeof name, base, part));
     AR_TRY(ar_layout_shard_uneven(&layout, t->ndim, shape, dim, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
+    return tap(ctx, base, part, pass, t, &layout);
+}
+
+ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t)
+{
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    ar_layout layout;
+    const int tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp);
+    AR_TRY(
+        ar_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ctx->dp) * tp + ar_comm_rank(ctx->tp), dp * tp));
     return ar_tap(ctx, name, pass, t, &layout);
 }
 

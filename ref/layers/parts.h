@@ -6,9 +6,14 @@
 #include "anyrank/layers.h"
 #include "ref/core/context.h"
 
-/** Taps "base" or "base.part" as a value that every rank holds whole. */
+/* Taps of "base" or "base.part". Dimension 0 of a value of three or more dimensions is the samples, of which this rank
+ * may hold some only (ar_ctx_place). */
+/** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
+ * the rank's positions. */
+AR_NODISCARD ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
+/** A value of which every rank of the tensor-parallel group holds all positions and features. */
 AR_NODISCARD ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
-/** Taps a value sharded along dimension `dim`, whose full extent is `full`. */
+/** A value sharded along dimension `dim`, whose full extent is `full`. */
 AR_NODISCARD ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                      int dim, size_t full);
 
@@ -18,6 +23,9 @@ AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, co
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
 /** The own block of features of a replicated x (contiguous), as a fresh contiguous tensor. */
 AR_NODISCARD ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+/** Value of the whole world: no dimension is shared out (the loss). */
+AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t);
+
 /** All ranks' features side by side. x contiguous, of equal width on every rank. */
 AR_NODISCARD ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 /** "base.part" into out[cap]; part NULL: base. Errors: AR_ERR_ARG (too long). */

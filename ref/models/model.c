@@ -7,6 +7,8 @@
 
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/layers/loss.h"
+#include "ref/models/model.h"
 #include "ref/models/names.h"
 
 struct ar_model {
@@ -15,6 +17,7 @@ struct ar_model {
     ar_module **blocks;    /* [config.layers] */
     ar_module *final_norm; /* NULL: none */
     ar_lm_head *head;      /* NULL: the loss is the sum of the output */
+    ari_loss sum;          /* that sum, without a head */
 };
 
 ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
@@ -42,6 +45,8 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
         AR_TRY_TO(failed, st,
                   ar_lm_head_create(&m->head, ctx, n->head, c->vocab, c->hidden,
                                     c->tied ? ar_embedding_token(m->embedding) : NULL));
+    else
+        AR_TRY_TO(failed, st, ari_loss_init(&m->sum, ctx, ari_ctx_sp(ctx)));
     *gives = m;
     return AR_OK;
 failed:
@@ -54,6 +59,7 @@ void ar_model_destroy(ar_model *m)
     if (!m)
         return;
     ar_lm_head_destroy(m->head);
+    ari_loss_fini(&m->sum);
     ar_module_destroy(m->final_norm);
     for (size_t i = 0; m->blocks && i < m->config.layers; i++)
         ar_module_destroy(m->blocks[i]);
@@ -97,9 +103,8 @@ typedef struct weight_source {
     void *user;
 } weight_source;
 
-static ar_status set_one(ar_param *p, ar_ctx *ctx, void *user)
+static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
 {
-    const weight_source *s = user;
     if (!s->find) {
         AR_TRY(ar_param_fresh(p, ctx, s->seed));
     } else {
@@ -111,7 +116,7 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, void *user)
             return ar_error_set(AR_ERR_NOT_FOUND, "the weights hold no tensor '%s' of %zu elements", p->name, count);
         AR_TRY(ar_param_set(p, ctx, full));
     }
-    return ar_tap(ctx, p->name, 'i', &p->value, &p->layout);
+    return AR_OK;
 }
 
 static ar_status zero_one(ar_param *p, ar_ctx *ctx, void *user)
@@ -120,15 +125,43 @@ static ar_status zero_one(ar_param *p, ar_ctx *ctx, void *user)
     return ar_param_zero_grad(p, ctx);
 }
 
+ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m)
+{
+    ar_param **all = NULL;
+    *n = ar_model_params(m, NULL, 0);
+    AR_TRY(ari_alloc((void **)&all, *n, sizeof *all, "a list of parameters"));
+    if (ar_model_params(m, all, *n) != *n) {
+        free(all);
+        return ar_error_set(AR_ERR_MEMORY, "no memory to list parameters");
+    }
+    *gives = all;
+    return AR_OK;
+}
+
 static ar_status for_all(ar_model *m, ar_ctx *ctx, void *user, ar_status (*f)(ar_param *, ar_ctx *, void *))
 {
-    const size_t n = ar_model_params(m, NULL, 0);
+    size_t n = 0;
     ar_param **all = NULL;
-    AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
-    ar_status st =
-        ar_model_params(m, all, n) == n ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory to list parameters");
+    AR_TRY(ari_model_list(&all, &n, m));
+    ar_status st = AR_OK;
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = f(all[i], ctx, user);
+    free(all);
+    return st;
+}
+
+static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
+{
+    size_t n = 0;
+    ar_param **all = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_model_list(&all, &n, m));
+    for (size_t i = 0; i < n; i++)
+        AR_TRY_TO(done, st, set_one(all[i], ctx, s));
+    AR_TRY_TO(done, st, ar_params_broadcast(all, n, ctx));
+    for (size_t i = 0; i < n; i++)
+        AR_TRY_TO(done, st, ar_param_tap(all[i], ctx, 'i', &all[i]->value));
+done:
     free(all);
     return st;
 }
@@ -136,37 +169,40 @@ static ar_status for_all(ar_model *m, ar_ctx *ctx, void *user, ar_status (*f)(ar
 ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed)
 {
     weight_source s = {.seed = seed};
-    return for_all(m, ctx, &s, set_one);
+    return set_all(m, ctx, &s);
 }
 
 ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t), void *user)
 {
     weight_source s = {.find = find, .user = user};
-    return for_all(m, ctx, &s, set_one);
+    return set_all(m, ctx, &s);
 }
 
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
+    AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ari_loss_zero(&m->sum, ctx));
     return for_all(m, ctx, NULL, zero_one);
 }
 
-/* stack: the loss is the sum of all elements of the output. */
-static ar_status sum_loss(ar_ctx *ctx, float *loss, const ar_tensor *x)
+ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx)
 {
-    AR_TRY(ctx->arith->total(ctx, loss, x));
-    if (!ar_tapped(ctx))
-        return AR_OK;
-    ar_tensor t;
-    ar_layout layout;
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
-    AR_TRY(ar_ctx_upload(ctx, &t, loss));
-    AR_TRY(ar_layout_replicate(&layout, 0, NULL, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
-    return ar_tap(ctx, "loss", 'f', &t, &layout);
+    size_t n = 0;
+    ar_param **all = NULL;
+    AR_TRY(ari_model_list(&all, &n, m));
+    const ar_status st = ar_params_reduce(all, n, ctx);
+    free(all);
+    return st;
 }
 
-ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, float *loss, const ar_batch *batch)
+ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets)
+{
+    return m->head ? ar_lm_head_loss(m->head, ctx, loss, targets) : ari_loss_value(&m->sum, ctx, loss, 1.0);
+}
+
+ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
     ar_tensor x, y;
+    ar_ctx_place(ctx, batch);
     AR_TRY(ar_embedding_forward(m->embedding, ctx, saved, &x, batch));
     for (size_t i = 0; i < m->config.layers; i++) {
         AR_TRY(ar_module_forward(m->blocks[i], ctx, saved, &y, &x, batch));
@@ -176,12 +212,13 @@ ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, float *los
         AR_TRY(ar_module_forward(m->final_norm, ctx, saved, &y, &x, batch));
         x = y;
     }
-    return m->head ? ar_lm_head_forward(m->head, ctx, saved, loss, &x, batch) : sum_loss(ctx, loss, &x);
+    return m->head ? ar_lm_head_forward(m->head, ctx, saved, &x, batch) : ari_loss_add(&m->sum, ctx, &x);
 }
 
 ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
     ar_tensor dx, dy;
+    ar_ctx_place(ctx, batch);
     if (m->head) {
         AR_TRY(ar_lm_head_backward(m->head, ctx, saved, &dy, batch));
     } else {

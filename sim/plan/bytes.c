@@ -125,7 +125,9 @@ static void head(tally *t, const ari_traffic_case *c, size_t tokens)
 
 ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
 {
-    tally t = {.peers = (size_t)c->tp - 1, .exact = c->numerics == AR_NUMERICS_EXACT, .st = AR_OK};
+    tally t = {.peers = (size_t)(c->parallel.tp > 1 ? c->parallel.tp : 1) - 1,
+               .exact = c->numerics == AR_NUMERICS_EXACT,
+               .st = AR_OK};
     size_t tokens = 0, widest = 0;
     const size_t features = c->config->ffn > c->config->hidden ? c->config->ffn : c->config->hidden;
     AR_TRY(ari_mul_size(&tokens, c->batch, c->seq));

@@ -5,20 +5,23 @@
 #include "anyrank/config.h"
 #include "anyrank/context.h"
 #include "anyrank/model.h"
+#include "anyrank/parallel.h"
 
 /* What a step will move, from config and layout alone: nothing here looks at a run (docs/parallelism.md has the table).
  */
 typedef struct ari_traffic_case {
     const ar_config *config;
     ar_plan plan;
-    int tp;
-    size_t batch, seq;
+    ar_parallel parallel;
+    size_t batch, seq; /* of the global batch */
+    int steps;         /* 0: one forward and backward, no update */
+    bool clip;
     ar_numerics numerics;
     bool forward_only;
 } ari_traffic_case;
 
-/** Bytes moved between ranks in one step with weights not used before, all ranks together.
- *  Errors: AR_ERR_OVERFLOW. */
+/** Bytes moved between ranks from the first weight to the last step, all ranks together: the start (parameters made
+ * equal over dp) and max(steps, 1) steps. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c);
 
 #endif

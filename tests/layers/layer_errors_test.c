@@ -229,12 +229,11 @@ static ar_status step(ar_ctx *ctx, void *user)
     const match_case *c = user;
     ar_model *m = NULL;
     ar_saved *saved = NULL;
-    float loss = 0.0f;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c->config, NULL));
     AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 7));
-    AR_TRY_TO(done, st, ar_model_forward(m, ctx, saved, &loss, &c->batch));
+    AR_TRY_TO(done, st, ar_model_forward(m, ctx, saved, &c->batch));
 done:
     ar_model_destroy(m);
     ar_saved_destroy(saved);

@@ -86,6 +86,7 @@ static ar_status pass_through(ar_ctx *ctx, const sequence *s, ar_module *const *
     }
     for (int i = LAYERS - 1; i >= 0; i--) {
         AR_TRY(ar_module_backward(m[i], ctx, saved, &dx, &dy, NULL));
+        AR_TRY(ar_module_reduce_grads(m[i], ctx));
         dy = dx;
     }
     return AR_OK;

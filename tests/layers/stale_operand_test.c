@@ -34,9 +34,8 @@ static ar_status write_values(ar_model *m, ar_ctx *ctx, match_weights *w)
 /* `quiet` is the first step's context, over the same device and group, to which nobody listens. */
 static ar_status two_steps(ar_ctx *ctx, ar_ctx *quiet, stale_job *j, ar_model *m, ar_saved *saved)
 {
-    float unused = 0.0f;
     AR_TRY(ar_model_set(m, quiet, match_weights_find, j->before));
-    AR_TRY(ar_model_forward(m, quiet, saved, &unused, &j->c->batch));
+    AR_TRY(ar_model_forward(m, quiet, saved, &j->c->batch));
     AR_TRY(ar_model_backward(m, quiet, saved, &j->c->batch));
     AR_TRY(ar_model_zero_grad(m, quiet));
     ar_saved_clear(saved);
@@ -45,8 +44,10 @@ static ar_status two_steps(ar_ctx *ctx, ar_ctx *quiet, stale_job *j, ar_model *m
         AR_TRY(write_values(m, ctx, j->after));
     else
         AR_TRY(ar_model_set(m, ctx, match_weights_find, j->after));
-    AR_TRY(ar_model_forward(m, ctx, saved, &j->loss[rank_of(ctx)], &j->c->batch));
-    return ar_model_backward(m, ctx, saved, &j->c->batch);
+    AR_TRY(ar_model_forward(m, ctx, saved, &j->c->batch));
+    AR_TRY(ar_model_loss(m, ctx, &j->loss[rank_of(ctx)], ar_batch_targets(&j->c->batch)));
+    AR_TRY(ar_model_backward(m, ctx, saved, &j->c->batch));
+    return ar_model_reduce_grads(m, ctx);
 }
 
 static ar_status stale_rank(ar_ctx *ctx, void *user)

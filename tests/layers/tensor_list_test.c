@@ -135,8 +135,10 @@ static ar_status step(ar_ctx *ctx, void *user)
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c->config, NULL));
     AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 7));
-    AR_TRY_TO(done, st, ar_model_forward(m, ctx, saved, &loss, &c->batch));
+    AR_TRY_TO(done, st, ar_model_forward(m, ctx, saved, &c->batch));
+    AR_TRY_TO(done, st, ar_model_loss(m, ctx, &loss, ar_batch_targets(&c->batch)));
     AR_TRY_TO(done, st, ar_model_backward(m, ctx, saved, &c->batch));
+    AR_TRY_TO(done, st, ar_model_reduce_grads(m, ctx));
 done:
     ar_model_destroy(m);
     ar_saved_destroy(saved);

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_PARALLEL_H
+#define ANYRANK_PARALLEL_H
+
+#include "anyrank/batch.h"
+#include "anyrank/plan.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** How a training step is split over W = dp * tp ranks, tp ranks being neighbours. Plain data; an extent of 0 counts as
+ *  1, so that {.tp = 4} is a layout. */
+typedef struct ar_parallel {
+    int tp;             /* tensor-parallel ranks */
+    int dp;             /* data-parallel ranks: each holds some samples of the global batch */
+    int micro_batches;  /* each rank goes through its samples in so many pieces */
+    bool sp;            /* sequence parallelism: between the tensor-parallel regions each of the tp ranks holds seq/tp
+                           positions of every sequence; nothing changes with tp = 1 */
+    bool keep_gathered; /* sp: a column-parallel layer keeps its gathered input for the backward pass; false: it keeps
+                           its own positions and gathers again (less memory, more bytes) */
+    bool forward_first; /* all micro-batches go forward before the first goes backward, in reverse order; false: each
+                           goes forward and backward before the next */
+} ar_parallel;
+
+/** The number of ranks, dp * tp. */
+int ar_parallel_world(const ar_parallel *p);
+/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "dp=3 micro-batches=2": what the layout differs in from one rank. */
+void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
+/** Whether a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the global
+ *  batch; 0 for either: not known yet, not checked. Errors: AR_ERR_INDIVISIBLE (names the dimension, its size and the
+ *  number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (negative extents, more dp ranks than samples). */
+AR_NODISCARD ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
+                                         size_t seq);
+/** The rows [start, start + count) of a global batch that micro-batch `micro` of data-parallel rank `dp_rank` holds.
+ *  Ranks take consecutive runs of samples, the first (batch mod dp) of them one more; a rank's micro-batches cut its
+ *  run in the same way. A micro-batch may be empty. */
+void ar_parallel_rows(const ar_parallel *p, size_t batch, int dp_rank, int micro, size_t *start, size_t *count);
+/** Micro-batch `micro` of `dp_rank` as a view of the global batch: rows, masks and place. Borrows from `global`. Its
+ *  `targets` are the global batch's own (0 until counted). */
+void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *global, int dp_rank, int micro);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_TRAIN_H
+#define ANYRANK_TRAIN_H
+
+#include "anyrank/model.h"
+#include "anyrank/optimizer.h"
+#include "anyrank/parallel.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The training step: micro-batches forward and backward, gradients summed over the groups that hold parts of them,
+ * clipped, applied. Everything is collective over the groups of the context. */
+
+/** Optimizer state for a list of parameters, element by element where the parameter's own shard is. */
+typedef struct ar_optimizer ar_optimizer;
+/** Borrows the parameters and the context's device until ar_optimizer_destroy; copies the options. Errors:
+ *  AR_ERR_ARG (ar_optimizer_check), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
+                                           const ar_optimizer_options *o);
+/** Accepts NULL. */
+void ar_optimizer_destroy(ar_optimizer *o);
+/** The gradient norm over all parameters and ranks, each element of the full tensors once: sqrt(sum g^2) as
+ *  docs/numerics.md, section 4, sums it. Same bits on every rank. Gradients must have been reduced. */
+AR_NODISCARD ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n);
+/** One update of every parameter from its gradient times `scale` (fl32(g*scale); 1: untouched), and a new version of
+ *  each. Then a tap ':new' of each. */
+AR_NODISCARD ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale);
+/** Steps taken. */
+uint64_t ar_optimizer_steps(const ar_optimizer *o);
+/** Bytes of state. */
+size_t ar_optimizer_bytes(const ar_optimizer *o);
+
+typedef struct ar_train_options {
+    ar_parallel parallel;
+    double clip; /* largest gradient norm; 0: no clipping */
+    bool forward_only;
+} ar_train_options;
+typedef struct ar_train_result {
+    float loss;
+    float norm;          /* of the gradients before clipping; 0 where nothing asked for it */
+    size_t targets;      /* T, of the global batch */
+    size_t stored_bytes; /* step memory after a micro-batch's forward pass, the largest */
+} ar_train_result;
+/** One step on this rank's rows of a global batch (host; the same on every rank): counts the targets over all
+ *  micro-batches and data-parallel ranks, runs the micro-batches, sums the gradients, clips and updates.
+ *  optimizer NULL: gradients only. A gradient norm that is not finite while clipping: AR_ERR_DATA, before any weight
+ *  has changed. step: 1 for the first. Ends the step of the context. */
+AR_NODISCARD ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
+                                     const ar_batch *global, uint32_t step, const ar_train_options *o);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
