@@ -93,6 +93,24 @@ ARI_FN float ari_random_normal(uint64_t key, uint64_t index, double std)
     return (float)(std * (radius * direction));
 }
 
+/** floor(p*2^32) for 0 <= p < 1: an element is dropped where its bits are below. */
+ARI_FN uint32_t ari_dropout_threshold(double p)
+{
+    return (uint32_t)(p * 0x1p32);
+}
+
+/** What is kept is multiplied by this: fl32(1/(1 - p)), the division in binary64. */
+ARI_FN float ari_dropout_scale(double p)
+{
+    return (float)(1.0 / (1.0 - p));
+}
+
+/** Whether element `index` of the full tensor is kept in this step; use 0. */
+ARI_FN bool ari_dropout_keep(uint64_t key, uint64_t index, uint32_t step, uint32_t threshold)
+{
+    return ari_random_u32(key, index, step, 0) >= threshold;
+}
+
 /** The initial value of element `index` (row-major in the full tensor's Hugging Face shape). Fans are the full
  * tensor's; range is the standard deviation of AR_INIT_NORMAL. Standard deviations and bounds are binary64. */
 ARI_FN float ari_init_value(ar_init_scheme scheme, uint64_t key, uint64_t index, size_t fan_in, size_t fan_out,
