@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NUMERICS_OPTIMIZER_H
+#define ARI_NUMERICS_OPTIMIZER_H
+
+/* The gradient's norm, clipping, and one element's update: docs/numerics.md, sections 4 and 6. In fp32, every written
+ * operation rounded, in the order in which it is written; what depends on the step alone is made once, in binary64. */
+#include "anyrank/optimizer.h"
+#include "ref/numerics/bits.h"
+
+/* --- the norm of the gradients: a sum of integers ----------------------------------------------------------------- */
+
+/** rint((g*2^-e)^2*2^60), e the largest exponent of all gradients: at most 2^60. 0 where e says all zero or non-finite.
+ *  A rank sums q >> 30 and q & (2^30 - 1) apart: 2^32 elements fit. */
+ARI_FN int64_t ari_norm_square(float g, int32_t e)
+{
+    const int known = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
+    const double x = (double)g * ari_pow2(known ? ari_clamp32(-e, -200, 200) : 0); /* exact, and so is its square */
+    return known ? (int64_t)ari_rint(x * x * 0x1p60) : 0;
+}
+
+ARI_FN int64_t ari_norm_high(int64_t q)
+{
+    return q >> 30;
+}
+
+ARI_FN int64_t ari_norm_low(int64_t q)
+{
+    return q & 0x3fffffff;
+}
+
+/** fl32(sqrt(fl64(high)*2^-30 + fl64(low)*2^-60)*2^e) in binary64; +0 and NaN where e says so. */
+ARI_FN float ari_norm_value(int64_t high, int64_t low, int32_t e)
+{
+    if (e == ARI_EXP_NONFINITE)
+        return ari_nan32();
+    if (e == ARI_EXP_ZERO)
+        return 0.0f;
+    return (float)(sqrt(ari_double64(high) * 0x1p-30 + ari_double64(low) * 0x1p-60) * ari_pow2(e));
+}
+
+/** fl32(min(1, max_norm/(norm + 1e-6))), divided in binary64; NaN passes. */
+ARI_FN float ari_clip_factor(double max_norm, float norm)
+{
+    const double ratio = max_norm / ((double)norm + 1e-6);
+    return ari_canonical32((float)(ratio > 1.0 ? 1.0 : ratio));
+}
+
+/** fl32(g*factor). */
+ARI_FN float ari_clipped(float g, float factor)
+{
+    return ari_canonical32(g * factor);
+}
+
+/* --- one step ----------------------------------------------------------------------------------------------------- */
+
+/* What an optimizer keeps besides the moments of each element. All zero before the first step. */
+typedef struct ari_optimizer_clock {
+    uint64_t steps;          /* taken */
+    double beta1_t, beta2_t; /* beta^steps by repeated multiplication */
+} ari_optimizer_clock;
+
+/* What one step's updates share. */
+typedef struct ari_optimizer_constants {
+    ar_optimizer_kind kind;
+    int first;  /* no step before this one */
+    int decays; /* SGD, Adam: weight_decay is not 0 */
+    int has_momentum, nesterov;
+    float lr, momentum, weight_decay;
+    float rest1;          /* fl32(1 - beta1) */
+    float beta2, rest2;   /* fl32(beta2), fl32(1 - beta2) */
+    float eps, step_size; /* fl32(lr/(1 - beta1^t)) */
+    float root2;          /* fl32(sqrt(1 - beta2^t)) */
+    float shrink;         /* AdamW: fl32(1 - lr*weight_decay) */
+} ari_optimizer_constants;
+
+/** Advances the clock to the step that begins, and gives that step's constants. */
+ARI_FN ari_optimizer_constants ari_optimizer_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o)
+{
+    ari_optimizer_constants k;
+    clock->beta1_t = clock->steps == 0 ? o->beta1 : clock->beta1_t * o->beta1;
+    clock->beta2_t = clock->steps == 0 ? o->beta2 : clock->beta2_t * o->beta2;
+    clock->steps++;
+    k.kind = o->kind;
+    k.first = clock->steps == 1;
+    k.decays = o->weight_decay != 0.0;
+    k.has_momentum = o->momentum != 0.0;
+    k.nesterov = o->nesterov;
+    k.lr = (float)o->lr;
+    k.momentum = (float)o->momentum;
+    k.weight_decay = (float)o->weight_decay;
+    k.rest1 = (float)(1.0 - o->beta1);
+    k.beta2 = (float)o->beta2;
+    k.rest2 = (float)(1.0 - o->beta2);
+    k.eps = (float)o->eps;
+    k.step_size = (float)(o->lr / (1.0 - clock->beta1_t));
+    k.root2 = (float)sqrt(1.0 - clock->beta2_t);
+    k.shrink = (float)(1.0 - o->lr * o->weight_decay);
+    return k;
+}
+
+/** g' = g + weight_decay*w: SGD and Adam, where the decay is not 0. */
+ARI_FN float ari_decayed(float g, float w, float weight_decay)
+{
+    const float decay = weight_decay * w;
+    return g + decay;
+}
+
+/** SGD. *m: the momentum, or NULL where there is none. */
+ARI_FN void ari_sgd_update(const ari_optimizer_constants *k, float *w, float *m, float g)
+{
+    float step = k->decays ? ari_decayed(g, *w, k->weight_decay) : g;
+    if (k->has_momentum) {
+        const float kept = k->momentum * *m;
+        const float moment = k->first ? step : kept + step;
+        const float ahead = k->momentum * moment;
+        step = k->nesterov ? step + ahead : moment;
+        *m = ari_canonical32(moment);
+    }
+    const float change = k->lr * step;
+    *w = ari_canonical32(*w - change);
+}
+
+/** Adam and AdamW. *m, *v: the moments. */
+ARI_FN void ari_adam_update(const ari_optimizer_constants *k, float *w, float *m, float *v, float g)
+{
+    const int decoupled = k->kind == AR_OPTIMIZER_ADAMW;
+    const float from = decoupled ? *w * k->shrink : *w;
+    const float slope = !decoupled && k->decays ? ari_decayed(g, *w, k->weight_decay) : g;
+    const float towards = slope - *m;
+    const float moved = k->rest1 * towards;
+    const float m1 = *m + moved;
+    const float kept = k->beta2 * *v;
+    const float scaled = k->rest2 * slope;
+    const float square = scaled * slope;
+    const float v1 = kept + square;
+    const float root = sqrtf(v1) / k->root2;
+    const float ratio = m1 / (root + k->eps);
+    const float change = k->step_size * ratio;
+    *m = ari_canonical32(m1);
+    *v = ari_canonical32(v1);
+    *w = ari_canonical32(from - change);
+}
+
+#endif
