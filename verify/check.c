@@ -226,11 +226,8 @@ void ar_check_report_destroy(ar_check_report *r)
 {
     if (!r)
         return;
-    for (size_t i = 0; i < r->runs; i++) {
-        free(r->run[i].error);
-        free(r->run[i].reports);
-        free(r->run[i].loss);
-    }
+    for (size_t i = 0; i < r->runs; i++)
+        ari_check_run_fini(&r->run[i]);
     free(r->run);
     free(r->loss);
     free(r);

@@ -205,3 +205,11 @@ done:
     comparison_fini(&c);
     return st;
 }
+
+void ari_check_run_fini(ar_check_run *run)
+{
+    free(run->error);
+    free(run->reports);
+    free(run->loss);
+    *run = (ar_check_run){0};
+}

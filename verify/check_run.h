@@ -12,6 +12,9 @@
  *  the machine's and not the layout's. Errors: AR_ERR_MEMORY, of a rank or of the comparing itself. */
 AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
 
+/** Frees what it holds. */
+void ari_check_run_fini(ar_check_run *run);
+
 /** What a whole check takes: the estimate of its largest layout. Errors: those of ari_estimate_check. */
 AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
 

@@ -36,10 +36,10 @@ static int write_config(const char *folder, const char *json)
 
 static void check(const char *folder, ar_sim_algorithm algorithm, ar_fault fault, ar_check_result wanted)
 {
-    static const int tp[] = {2, 4, 8};
+    static const ar_parallel layouts[] = {{.tp = 2}, {.tp = 4}, {.tp = 8}};
     ar_check_report *r = NULL;
     const ar_check_options o = {.model = folder,
-                                .tp = tp,
+                                .parallel = layouts,
                                 .layouts = 3,
                                 .batch = 2,
                                 .seq = 6,
@@ -70,7 +70,7 @@ static void fail_in_the_middle(const char *json, ar_sim_algorithm algorithm)
     ari_cluster_result result;
     const ar_batch batch = {.batch = 2, .seq = 3, .input_ids = ids};
     const ari_cluster_options o = {.config = &c,
-                                   .tp = 8,
+                                   .parallel = {.tp = 8},
                                    .batch = &batch,
                                    .threads = 1,
                                    .sim = {.algorithm = algorithm, .timeout_ns = 120000000000u},

@@ -33,17 +33,15 @@ static void check_everywhere(const char *json, const char *name, const int *tp, 
 Test(check, bundled_models_have_the_baselines_bits_in_every_default_layout)
 {
     static const char *const models[] = {"llama-demo", "gpt2-demo", "stack-demo"};
-    static const size_t layouts[] = {1, 5, 2}; /* llama: 2 KV heads; gpt2: 12 heads; stack: 4 KV heads, tp 2, 4 */
     for (size_t m = 0; m < 3; m++) {
         char folder[600];
-        int tp[16];
+        ar_parallel layouts[16];
         ar_config c;
         cr_assert_eq(ar_model_path(folder, sizeof folder, models[m]), AR_OK);
         cr_assert_eq(ar_config_load(&c, folder), AR_OK);
         const ar_plan plan = plan_of(c.arch, AR_MLP_COLUMN_ROW);
-        const size_t n = ar_check_default_layouts(&c, &plan, tp, 16);
-        cr_expect_eq(n, layouts[m], "%s: %zu layouts", models[m], n);
-        const ar_check_options o = check_of(models[m], tp, n, 2, 5);
+        const size_t n = ar_check_default_layouts(&c, &plan, 2, 5, layouts, 16);
+        const ar_check_options o = check_layouts(models[m], layouts, n, 2, 5);
         ar_check_report *r = check_or_fail(&o);
         expect_same(r, models[m]);
         cr_expect_str_neq(r->weights_hash, r->gradients_hash);
@@ -162,7 +160,7 @@ static void fail_at(const ar_config *c, int tp, int at, ar_sim_algorithm algorit
     ari_cluster_result result;
     users[tp - 1] = &f;
     const ari_cluster_options o = {.config = c,
-                                   .tp = tp,
+                                   .parallel = {.tp = tp},
                                    .batch = &batch,
                                    .threads = 1,
                                    .sim = {.algorithm = algorithm, .timeout_ns = 60000000000u},
@@ -213,7 +211,7 @@ Test(check, a_failed_run_is_a_result_with_the_table_of_ranks)
     cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK);
     cr_assert_eq(ari_reference_finish(&ref), AR_OK);
     const ari_cluster_options o = {.config = &c,
-                                   .tp = 3,
+                                   .parallel = {.tp = 3},
                                    .batch = &batch,
                                    .threads = 1,
                                    .sim = {.timeout_ns = 60000000000u},
@@ -227,8 +225,7 @@ Test(check, a_failed_run_is_a_result_with_the_table_of_ranks)
     /* The others may still be leaving the first collective when rank 1 has failed. */
     cr_expect(strstr(run.reports[1].last, "a sum"), "rank 1 finished %s", run.reports[1].last);
     cr_expect(strstr(run.error, run.reports[1].last), "not in the table: %s", run.reports[1].last);
-    free(run.error);
-    free(run.reports);
+    ari_check_run_fini(&run);
     ari_reference_fini(&ref);
 }
 
@@ -248,11 +245,13 @@ Test(check, a_run_that_reports_nothing_differs_in_every_tensor)
     const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &ref};
     cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK);
     cr_assert_eq(ari_reference_finish(&ref), AR_OK);
-    const ari_cluster_options o = {.config = &c, .tp = 2, .batch = &batch, .threads = 1, .body = body_that_is_idle};
+    const ari_cluster_options o = {
+        .config = &c, .parallel = {.tp = 2}, .batch = &batch, .threads = 1, .body = body_that_is_idle};
     ar_check_run run = {0};
     cr_assert_eq(ari_check_run(&run, &ref, &o), AR_OK, "%s", ar_error_message());
     cr_expect(run.result == AR_CHECK_DIFFERENT && run.tensors_different == ref.count);
     cr_expect_str_eq(run.first.tensor, "embed.weight:init");
+    ari_check_run_fini(&run);
     ari_reference_fini(&ref);
 }
 
@@ -294,11 +293,16 @@ Test(check, overflow_gives_the_same_bits_and_names_a_nan)
     cr_assert_eq(ari_reference_finish(&ref), AR_OK);
     cr_assert(isnan(ref.loss), "these weights were to overflow, the loss is %g", ref.loss);
     for (int tp = 2; tp <= 6; tp += 2) {
-        const ari_cluster_options o = {
-            .config = &c, .tp = tp, .batch = &batch, .threads = 1, .weights = huge_weights, .weights_user = &w};
+        const ari_cluster_options o = {.config = &c,
+                                       .parallel = {.tp = tp},
+                                       .batch = &batch,
+                                       .threads = 1,
+                                       .weights = huge_weights,
+                                       .weights_user = &w};
         ar_check_run run = {0};
         cr_assert_eq(ari_check_run(&run, &ref, &o), AR_OK, "%s", ar_error_message());
         cr_expect(run.tensors_different == 0 && !run.error, "tp=%d: %s", tp, first_of(&run));
+        ari_check_run_fini(&run);
     }
     ari_reference_fini(&ref);
 }
@@ -322,8 +326,9 @@ Test(check, impossible_requests_are_refused_by_name)
     write_file(folder, "config.json", tiny_models[TINY_GPT2]);
     snprintf(none, sizeof none, "%s/no", folder);
     ar_check_options o = check_of(folder, &two, 1, 2, 6);
-    expect_refused((ar_check_options){.model = none, .tp = &two, .layouts = 1, .batch = 1, .seq = 1}, AR_ERR_NOT_FOUND,
-                   "no");
+    expect_refused(
+        (ar_check_options){.model = none, .parallel = &(ar_parallel){.tp = 2}, .layouts = 1, .batch = 1, .seq = 1},
+        AR_ERR_NOT_FOUND, "no");
     o.batch = 0;
     expect_refused(o, AR_ERR_ARG, "batch");
     o = check_of(folder, &two, 0, 2, 6);

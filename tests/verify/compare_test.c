@@ -237,12 +237,16 @@ static void whole_run_init(whole_run *w, const char *json, int tp)
     const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &w->ref};
     cr_assert_eq(ar_baseline_run(&w->config, &b, &w->batch, &w->ref.loss), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_reference_finish(&w->ref), AR_OK);
-    w->cluster = (ari_cluster_options){
-        .config = &w->config, .tp = tp, .batch = &w->batch, .threads = 1, .sim = {.timeout_ns = 60000000000u}};
+    w->cluster = (ari_cluster_options){.config = &w->config,
+                                       .parallel = {.tp = tp},
+                                       .batch = &w->batch,
+                                       .threads = 1,
+                                       .sim = {.timeout_ns = 60000000000u}};
     ar_check_run first = {0};
     cr_assert_eq(ari_check_run(&first, &w->ref, &w->cluster), AR_OK, "%s", ar_error_message());
     cr_assert(first.tensors_different == 0 && !first.error);
     w->predicted = first.bytes_counted;
+    ari_check_run_fini(&first);
 }
 
 static ar_check_run run_of(const whole_run *w)
@@ -250,12 +254,6 @@ static ar_check_run run_of(const whole_run *w)
     ar_check_run run = {.bytes_predicted = w->predicted};
     cr_assert_eq(ari_check_run(&run, &w->ref, &w->cluster), AR_OK, "%s", ar_error_message());
     return run;
-}
-
-static void run_fini(ar_check_run *run)
-{
-    free(run->error);
-    free(run->reports);
 }
 
 static size_t flat_index(const ar_first_difference *f, const ari_ref_tensor *t)
@@ -287,7 +285,7 @@ static void flip_each(const char *json, int tp)
         cr_expect_eq(flat_index(&run.first, t), at, "%s", name);
         cr_expect(run.first.ulp == 1 && run.max_ulp == 1 && run.first.elements_different == 1, "%s", name);
         cr_expect(run.first.reference == t->values[at] && run.first.rank >= 0 && run.first.rank < tp);
-        run_fini(&run);
+        ari_check_run_fini(&run);
         u ^= 1u;
         memcpy(&t->values[at], &u, sizeof u);
     }
@@ -319,7 +317,7 @@ static void expect_owner(const char *json, int tp, const char *name, char pass, 
     cr_expect_eq(f->rank, rank, "%s[%zu]: rank %d, expected %d", name, at, f->rank, rank);
     cr_expect_eq(f->local_index[f->local_ndim - 1], local, "%s[%zu]: local index %zu, expected %zu", name, at,
                  f->local_index[f->local_ndim - 1], local);
-    run_fini(&run);
+    ari_check_run_fini(&run);
     ari_reference_fini(&w.ref);
 }
 
@@ -353,7 +351,7 @@ Test(compare, a_tensor_that_no_rank_reports_is_a_difference)
     cr_expect(run.result == AR_CHECK_DIFFERENT && run.tensors_different == 1 && !run.error);
     cr_expect_str_eq(run.first.tensor, "model.nobody:fwd");
     cr_expect(strstr(run.first.pattern, "did not report"), "%s", run.first.pattern);
-    run_fini(&run);
+    ari_check_run_fini(&run);
     ari_reference_fini(&w.ref);
 }
 
@@ -369,7 +367,7 @@ Test(compare, a_tensor_that_only_the_ranks_report_is_an_error)
     ar_check_run run = run_of(&w);
     cr_expect_eq(run.result, AR_CHECK_ERROR);
     cr_expect(run.error && strstr(run.error, "layers.1.mlp.act:fwd"), "%s", run.error);
-    run_fini(&run);
+    ari_check_run_fini(&run);
     ari_reference_fini(&w.ref);
 }
 
@@ -382,7 +380,7 @@ Test(compare, equal_values_with_other_bytes_than_predicted_are_a_difference)
     w.predicted++;
     ar_check_run run = run_of(&w);
     cr_expect(run.result == AR_CHECK_DIFFERENT && run.tensors_different == 0 && !run.has_difference);
-    run_fini(&right);
-    run_fini(&run);
+    ari_check_run_fini(&right);
+    ari_check_run_fini(&run);
     ari_reference_fini(&w.ref);
 }

@@ -27,7 +27,8 @@ Test(limits, memory_that_runs_out_in_a_rank_is_no_result_of_the_layout)
     const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &ref};
     cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK);
     cr_assert_eq(ari_reference_finish(&ref), AR_OK);
-    const ari_cluster_options o = {.config = &c, .tp = 2, .batch = &batch, .threads = 1, .body = body_without_memory};
+    const ari_cluster_options o = {
+        .config = &c, .parallel = {.tp = 2}, .batch = &batch, .threads = 1, .body = body_without_memory};
     ar_check_run run = {0};
     cr_expect_eq(ari_check_run(&run, &ref, &o), AR_ERR_MEMORY);
     cr_expect(strstr(ar_error_message(), "tp=2") && strstr(ar_error_message(), "no memory for a test"), "%s",

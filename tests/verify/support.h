@@ -58,17 +58,28 @@ static inline ar_plan plan_of(ar_arch arch, ar_mlp_order order)
     return plan;
 }
 
-/* Checks of one model on several numbers of ranks. */
-static inline ar_check_options check_of(const char *model, const int *tp, size_t layouts, size_t batch, size_t seq)
+/* Checks of one model in several layouts. */
+static inline ar_check_options check_layouts(const char *model, const ar_parallel *parallel, size_t layouts,
+                                             size_t batch, size_t seq)
 {
     return (ar_check_options){.model = model,
-                              .tp = tp,
+                              .parallel = parallel,
                               .layouts = layouts,
                               .batch = batch,
                               .seq = seq,
                               .threads = 1,
                               .timeout_ns = 120000000000u,
                               .skip_f64 = true};
+}
+
+/* Checks of one model on several numbers of tensor-parallel ranks. The layouts last until the next call. */
+static inline ar_check_options check_of(const char *model, const int *tp, size_t layouts, size_t batch, size_t seq)
+{
+    static ar_parallel parallel[32];
+    cr_assert(layouts <= sizeof parallel / sizeof *parallel);
+    for (size_t i = 0; i < layouts; i++)
+        parallel[i] = (ar_parallel){.tp = tp[i]};
+    return check_layouts(model, parallel, layouts, batch, seq);
 }
 
 static inline ar_check_report *check_or_fail(const ar_check_options *o)
@@ -84,18 +95,21 @@ static inline const char *first_of(const ar_check_run *run)
     return run->error ? run->error : run->has_difference ? run->first.tensor : "no tensor";
 }
 
-/* Every run of the report has the baseline's bits, hashes and predicted bytes. */
+/* Every run of the report has the baseline's bits, losses, hashes and predicted bytes. */
 static inline void expect_same(const ar_check_report *r, const char *what)
 {
+    const size_t losses = r->steps > 1 ? (size_t)r->steps : 1;
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *run = &r->run[i];
-        cr_expect_eq(run->result, AR_CHECK_SAME, "%s, tp=%d: %s", what, run->tp, first_of(run));
-        cr_expect_eq(run->bytes_counted, run->bytes_predicted, "%s, tp=%d: %zu bytes counted, %zu predicted", what,
-                     run->tp, (size_t)run->bytes_counted, (size_t)run->bytes_predicted);
-        cr_expect_str_eq(run->weights_hash, r->weights_hash, "%s, tp=%d", what, run->tp);
-        cr_expect_str_eq(run->gradients_hash, r->gradients_hash, "%s, tp=%d", what, run->tp);
-        cr_expect(run->loss == r->loss, "%s, tp=%d: loss %a, baseline %a", what, run->tp, (double)run->loss,
-                  (double)r->loss);
+        char layout[96];
+        ar_parallel_text(layout, sizeof layout, &run->parallel);
+        cr_expect_eq(run->result, AR_CHECK_SAME, "%s, %s: %s", what, layout, first_of(run));
+        cr_expect_eq(run->bytes_counted, run->bytes_predicted, "%s, %s: %zu bytes counted, %zu predicted", what, layout,
+                     (size_t)run->bytes_counted, (size_t)run->bytes_predicted);
+        cr_expect_str_eq(run->weights_hash, r->weights_hash, "%s, %s", what, layout);
+        cr_expect_str_eq(run->gradients_hash, r->gradients_hash, "%s, %s", what, layout);
+        cr_expect(run->loss && memcmp(run->loss, r->loss, losses * sizeof *r->loss) == 0, "%s, %s: losses differ", what,
+                  layout);
         cr_expect(run->tensors == r->tensors && run->tensors > 0 && run->elements == r->elements);
     }
     cr_expect_eq(r->result, AR_CHECK_SAME);
