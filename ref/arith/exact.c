@@ -23,7 +23,7 @@ struct ar_sum {
     const ar_operand *a, *b;
     ar_comm *over;       /* AR_ALL: the group that gathers after the rounding; NULL: complete here */
     ar_buf s;            /* int64 slice of the reduced sums, where `over` is set */
-    size_t start, count; /* the slice: elements of the row-major [m, n] matrix */
+    size_t start, count; /* the slice: elements of the row-major [batch, m, n] */
     int limbs;
 };
 
@@ -291,8 +291,6 @@ static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, 
         return AR_OK;
     const ar_device_ops *dev = ctx->device->ops;
     const size_t total = s->a->x.batch * s->a->x.rows * s->b->x.rows, limbs = (size_t)s->limbs;
-    if (s->a->x.batch != 1)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a batched contraction cannot be folded", tag);
     size_t bytes = 0;
     AR_TRY(ari_mul_size(&bytes, total, limbs * sizeof(int64_t)));
     ar_buf partial = {NULL};
@@ -311,6 +309,23 @@ done:
     return st;
 }
 
+/* Rounds the own slice, matrix by matrix. */
+static ar_status round_slice(ar_ctx *ctx, ar_buf y, const ar_sum *s)
+{
+    const size_t rows = s->a->x.rows, cols = s->b->x.rows, matrix = rows * cols, end = s->start + s->count;
+    for (size_t at = s->start; at < end;) {
+        const size_t batch = at / matrix, stop = (batch + 1) * matrix < end ? (batch + 1) * matrix : end;
+        const size_t done = at - s->start;
+        AR_TRY(ctx->device->ops->round_i64(ctx->device, ctx->queue, ar_buf_at(y, done * sizeof(float)),
+                                           ar_cbuf_at(ar_const(s->s), done * (size_t)s->limbs * sizeof(int64_t)),
+                                           s->limbs, at - batch * matrix, stop - at, cols,
+                                           ar_cbuf_at(ar_const(s->a->e), batch * rows * sizeof(int32_t)),
+                                           ar_cbuf_at(ar_const(s->b->e), batch * cols * sizeof(int32_t))));
+        at = stop;
+    }
+    return AR_OK;
+}
+
 /* The own slice is rounded, then the rounded fp32 are gathered: 8 + 4 bytes an element in place of 16. */
 static ar_status round_and_gather(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *ep)
 {
@@ -318,10 +333,9 @@ static ar_status round_and_gather(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, co
     if (!ar_tensor_is_contiguous(y))
         return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
     const ar_buf own = ar_buf_at(y->data, s->start * sizeof(float));
-    AR_TRY(dev->round_i64(ctx->device, ctx->queue, own, ar_const(s->s), s->limbs, s->start, s->count, s->b->x.rows,
-                          ar_const(s->a->e), ar_const(s->b->e)));
+    AR_TRY(round_slice(ctx, own, s));
     size_t *counts = NULL;
-    AR_TRY(slice_counts(&counts, s->over, s->a->x.rows * s->b->x.rows, 1));
+    AR_TRY(slice_counts(&counts, s->over, s->a->x.batch * s->a->x.rows * s->b->x.rows, 1));
     const ar_status st =
         ar_comm_all_gather(s->over, ctx->queue, y->data, ar_const(own), counts, AR_F32, "rounded sums");
     free(counts);

@@ -114,13 +114,16 @@ static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how,
 {
     if (how == AR_KEEP || !ari_has_peers(over))
         return AR_OK;
-    if (s->a->x.batch != 1)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a batched contraction cannot be folded", tag);
-    const size_t shape[2] = {s->a->x.rows, s->b->x.rows};
-    AR_TRY(ar_ctx_tensor(ctx, &s->folded, AR_F32, 2, shape));
+    const ari_extents *x = &s->a->x;
+    size_t shape[AR_MAX_DIMS] = {0};
+    for (int d = 0; d < x->batch_dims; d++)
+        shape[d] = x->batch_shape[d];
+    shape[x->batch_dims] = x->rows;
+    shape[x->batch_dims + 1] = s->b->x.rows;
+    AR_TRY(ar_ctx_tensor(ctx, &s->folded, AR_F32, x->batch_dims + 2, shape));
     AR_TRY(multiply(ctx, &s->folded, s));
-    return ar_comm_all_reduce(over, ctx->queue, s->folded.data, ar_const(s->folded.data), shape[0] * shape[1], AR_F32,
-                              AR_SUM, tag);
+    return ar_comm_all_reduce(over, ctx->queue, s->folded.data, ar_const(s->folded.data), ar_tensor_count(&s->folded),
+                              AR_F32, AR_SUM, tag);
 }
 
 static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
