@@ -12,6 +12,23 @@ static int blocks_of(size_t block[AR_MAX_PARTS], const ari_linear_part *part, si
     return blocks;
 }
 
+/* The part of a column-parallel dimension that this rank holds, and which copy of it. */
+static ar_status column_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_part *part, int ndim, const size_t *shape,
+                               int dim)
+{
+    const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp), copies = part->copies > 1 ? part->copies : 1;
+    size_t block[AR_MAX_PARTS];
+    const int blocks = blocks_of(block, part, shape[dim]);
+    if (ar_layout_packed(o, ndim, shape, dim, block, blocks, r / copies, n / copies) != AR_OK)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s.weight: its output dimension of %zu cannot be split over %d ranks; use a tp that "
+                            "divides it",
+                            part->name, block[0], n / copies);
+    o->replica = r % copies;
+    o->replicas = copies;
+    return AR_OK;
+}
+
 /* Shards the weight along its output (column) or input (row) dimension, wherever its storage has that. */
 static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec *s, const ari_linear_part *part)
 {
@@ -20,13 +37,13 @@ static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec 
     const int dim = (s->style == ARI_COLUMN) == s->transposed ? 1 : 0;
     if (s->uneven)
         return ar_layout_shard_uneven(o, 2, shape, dim, r, n);
-    size_t block[AR_MAX_PARTS] = {shape[dim]};
-    const int blocks = s->style == ARI_COLUMN ? blocks_of(block, part, shape[dim]) : 1;
-    if (ar_layout_packed(o, 2, shape, dim, block, blocks, r, n) != AR_OK)
-        return ar_error_set(
-            AR_ERR_INDIVISIBLE,
-            "%s.weight: its %s dimension of %zu cannot be split over %d ranks; use a tp that divides it", part->name,
-            s->style == ARI_COLUMN ? "output" : "input", block[0], n);
+    if (s->style == ARI_COLUMN)
+        return column_layout(o, ctx, part, 2, shape, dim);
+    if (ar_layout_shard(o, 2, shape, dim, r, n) != AR_OK)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s.weight: its input dimension of %zu cannot be split over %d ranks; use a tp that "
+                            "divides it",
+                            part->name, shape[dim], n);
     return AR_OK;
 }
 
@@ -63,9 +80,7 @@ static ar_status init_bias(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s,
     if (s->style == ARI_ROW) {
         AR_TRY(ar_layout_replicate(&layout, 1, &part->out, r, n));
     } else {
-        size_t block[AR_MAX_PARTS];
-        const int blocks = blocks_of(block, part, part->out);
-        AR_TRY(ar_layout_packed(&layout, 1, &part->out, 0, block, blocks, r, n));
+        AR_TRY(column_layout(&layout, ctx, part, 1, &part->out, 0));
     }
     AR_TRY(ar_param_init(&l->bias[i], ctx, name, &layout, false));
     l->bias[i].init = AR_INIT_UNIFORM_BIAS;
@@ -201,18 +216,33 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     return ar_saved_push(saved, l, 0, &in);
 }
 
+/* The weights whose part of dX this rank counts: of those that several ranks hold, the first rank's alone. Gives their
+ * parts of dy. Returns how many. */
+static int counted_weights(ari_linear *l, ar_param **weight, ar_parts *dy_parts, const ar_tensor *dy)
+{
+    int n = 0;
+    for (int i = 0; i < l->n; i++) {
+        if (l->weight[i]->layout.replica > 0)
+            continue;
+        dy_parts->part[n] = ari_linear_part_of(l, dy, i);
+        weight[n++] = l->weight[i];
+    }
+    dy_parts->n = n;
+    return n;
+}
+
 /* dX = sum over the group's weights and, column-parallel, over the ranks. */
 static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x)
 {
     const bool row = l->style == ARI_ROW;
     const ar_operand *a = NULL, *b = NULL;
     ar_sum *s = NULL;
-    ar_parts parts = {.n = l->n, .along_k = true};
+    ar_parts parts = {.along_k = true};
+    ar_param *weight[AR_MAX_PARTS];
     const ar_tensor rows = ar_tensor_rows(dy);
-    for (int i = 0; i < l->n; i++)
-        parts.part[i] = ari_linear_part_of(l, &rows, i);
+    const int counted = counted_weights(l, weight, &parts, &rows);
     AR_TRY(ari_like(ctx, dx, x, x->shape[x->ndim - 1]));
-    AR_TRY(ctx->arith->param_operand(ctx, &b, l->weight, l->n, true, sum_of(l->out, l->n), row ? NULL : ctx->tp,
+    AR_TRY(ctx->arith->param_operand(ctx, &b, weight, counted, true, sum_of(l->out, l->n), row ? NULL : ctx->tp,
                                      row ? ctx->tp : NULL));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, l->weight[0]->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));

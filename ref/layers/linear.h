@@ -15,6 +15,7 @@ typedef struct ari_linear_part {
     size_t out;       /* full output width */
     ar_param *tied;   /* an existing weight, borrowed; NULL: an own one */
     int blocks;       /* > 0: packed blocks of out/blocks each, split block by block (q|k|v) */
+    int copies;       /* > 1: so many neighbouring ranks hold the same rows, so that there are N/copies parts of them */
 } ari_linear_part;
 
 /* Weights that multiply the same input: one contraction forward, and one backward for the dX they share. A single
