@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention with the heads split over ranks. Inside a rank everything works on local head counts, computed once.
+/* Attention with the heads split over ranks. Inside a rank everything works on local head counts, computed once. Where
+ * there are fewer KV heads than ranks, neighbouring ranks are copies of one KV head, each with some of its query heads.
  * Memory: the projections' output is [b, s, q | k | v]; queries and keys are then laid out head by head, [b, heads, s,
  * d], so that the query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
 #include <stdlib.h>
@@ -15,6 +16,9 @@ typedef struct attention_module {
     char qkv_name[3][96], out_name[96];
     ari_linear qkv, out;
     size_t heads, kv_heads, group; /* of this rank; group = query heads of one KV head */
+    size_t group_full;             /* query heads of a KV head on all ranks that hold it */
+    int copies;                    /* ranks that hold each KV head */
+    ar_comm *replicas;             /* those that hold this rank's, borrowed; NULL: it alone */
     ar_buf cos, sin;               /* [positions, d/2], made for the longest sequence so far */
     size_t positions;
     ar_device *device; /* that owns the tables */
@@ -67,20 +71,37 @@ static ar_status new_heads(ar_ctx *ctx, ar_tensor *t, size_t b, size_t heads, si
     return ar_ctx_tensor(ctx, t, AR_F32, 4, shape);
 }
 
-/* y = a b^T for every (sample, head). scale: equilibrate by b's columns. */
-static ar_status product(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b, bool scale,
-                         const char *tag)
+/* y = a b^T for every (sample, head). scale: equilibrate by b's columns. over: the group that shares the k_full terms,
+ * or NULL; partial: a mistake leaves each rank its own. */
+typedef struct product_options {
+    bool scale;
+    ar_comm *over;
+    size_t k_full;
+    bool partial;
+} product_options;
+
+static ar_status product_over(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b,
+                              const product_options *o, const char *tag)
 {
     const ar_operand *oa = NULL, *ob = NULL;
     ar_sum *s = NULL;
     const ar_parts pa = {.n = 1, .part = {*a}}, pb = {.n = 1, .part = {*b}};
-    AR_TRY(ctx->arith->operand_b(ctx, &ob, &pb, scale, b->shape[3], NULL, NULL, tag));
+    AR_TRY(ctx->arith->operand_b(ctx, &ob, &pb, o->scale, o->k_full, o->over, NULL, tag));
     AR_TRY(ctx->arith->operand_a(ctx, &oa, &pa, ob, tag));
     AR_TRY(ctx->arith->contract(ctx, &s, oa, ob));
+    AR_TRY(ctx->arith->fold(ctx, s, o->over, o->partial ? AR_KEEP : AR_ALL, tag));
     AR_TRY(ctx->arith->round(ctx, y, s, NULL));
     ctx->arith->operand_done(ctx, oa);
     ctx->arith->operand_done(ctx, ob);
     return AR_OK;
+}
+
+/* The same with all terms here. */
+static ar_status product(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b, bool scale,
+                         const char *tag)
+{
+    const product_options o = {.scale = scale, .k_full = b->shape[3]};
+    return product_over(ctx, y, a, b, &o, tag);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -126,11 +147,12 @@ static ar_status tap_projections(attention_module *m, ar_ctx *ctx, const ar_tens
     static const char *const fused_names[3] = {"q", "k", "v"};
     const size_t local[3] = {m->heads, m->kv_heads, m->kv_heads};
     const size_t full[3] = {m->o.heads, m->o.kv_heads, m->o.kv_heads};
+    const int copies[3] = {1, m->copies, m->copies};
     size_t at = 0;
     for (int i = 0; i < 3; i++) {
         const ar_tensor t = ar_tensor_slice(qkv, 2, at * m->o.head_dim, local[i] * m->o.head_dim);
-        AR_TRY(ari_tap_shard(ctx, m->o.fused ? m->base.name : m->qkv_name[i], m->o.fused ? fused_names[i] : NULL, 'f',
-                             &t, 2, full[i] * m->o.head_dim));
+        AR_TRY(ari_tap_copies(ctx, m->o.fused ? m->base.name : m->qkv_name[i], m->o.fused ? fused_names[i] : NULL, 'f',
+                              &t, 2, full[i] * m->o.head_dim, copies[i]));
         at += local[i];
     }
     return AR_OK;
@@ -188,7 +210,7 @@ static ar_status attend(attention_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
     if (m->o.rope) {
         const ar_tensor tq = swapped(&qh), tk = swapped(&kh);
         AR_TRY(ari_tap_shard(ctx, m->base.name, "q_rope", 'f', &tq, 2, m->o.heads));
-        AR_TRY(ari_tap_shard(ctx, m->base.name, "k_rope", 'f', &tk, 2, m->o.kv_heads));
+        AR_TRY(ari_tap_copies(ctx, m->base.name, "k_rope", 'f', &tk, 2, m->o.kv_heads, m->copies));
     }
     AR_TRY(new_heads(ctx, &probs, b, m->heads, s, s));
     const ar_tensor scores = grouped(m, &probs), queries = grouped(m, &qh);
@@ -213,19 +235,20 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
                          const ar_batch *batch)
 {
     attention_module *m = (attention_module *)base;
-    if (x->ndim != 3 || !batch || x->shape[0] != batch->batch || x->shape[1] != batch->seq)
+    const size_t ranks = ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
+    if (x->ndim != 3 || !batch || x->shape[0] != batch->batch || x->shape[1] * ranks != batch->seq)
         return ar_error_set(AR_ERR_SHAPE, "%s: input must be [batch, seq, hidden] of the batch given with it",
                             base->name);
-    if (m->o.rope && x->shape[1] > m->o.max_positions)
+    if (m->o.rope && batch->seq > m->o.max_positions)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu is longer than the %zu positions of the model",
-                            base->name, x->shape[1], m->o.max_positions);
+                            base->name, batch->seq, m->o.max_positions);
     ar_tensor qkv, context;
-    AR_TRY(ensure_tables(m, ctx, x->shape[1]));
+    AR_TRY(ensure_tables(m, ctx, batch->seq));
     AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, x, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
     AR_TRY(attend(m, ctx, saved, &context, &qkv, batch));
     AR_TRY(ari_linear_forward(&m->out, ctx, saved, y, &context, AR_ACT_NONE, NULL));
-    return ari_tap_whole(ctx, m->out_name, NULL, 'f', y);
+    return ari_tap_tokens(ctx, m->out_name, NULL, 'f', y);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -265,7 +288,12 @@ static ar_status attend_backward(attention_module *m, ar_ctx *ctx, ar_saved *sav
     AR_TRY(ari_tap_shard(ctx, m->base.name, "probs", 'b', &dprobs, 1, m->o.heads));
     ar_ctx_release(ctx, &dprobs);
 
-    /* A KV head's dK and dV are one contraction over (query heads of its group x queries). */
+    /* A KV head's dK and dV are one contraction over (query heads of its group x queries), whichever ranks hold those:
+     * completed before the rounding and before RoPE's backward. */
+    const product_options over_group = {.scale = true,
+                                        .over = m->replicas,
+                                        .k_full = m->group_full * s,
+                                        .partial = ar_faulty(ctx, AR_FAULT_kv_replica_grad_local)};
     AR_TRY(new_heads(ctx, &g->q, b, m->heads, s, d));
     AR_TRY(new_heads(ctx, &g->k, b, m->kv_heads, s, d));
     AR_TRY(new_heads(ctx, &g->v, b, m->kv_heads, s, d));
@@ -274,8 +302,8 @@ static ar_status attend_backward(attention_module *m, ar_ctx *ctx, ar_saved *sav
     const ar_tensor q = grouped(m, &qh), q_t = ar_tensor_transposed(&q);
     const ar_tensor k_t = ar_tensor_transposed(&kh), do_t = ar_tensor_transposed(&dout);
     AR_TRY(product(ctx, &dq, &dscores, &k_t, true, m->base.name));
-    AR_TRY(product(ctx, &g->k, &dscores_t, &q_t, true, m->base.name));
-    AR_TRY(product(ctx, &g->v, &p_t, &do_t, true, m->base.name));
+    AR_TRY(product_over(ctx, &g->k, &dscores_t, &q_t, &over_group, m->base.name));
+    AR_TRY(product_over(ctx, &g->v, &p_t, &do_t, &over_group, m->base.name));
     ar_ctx_release(ctx, &ds);
     ar_ctx_release(ctx, &doh);
     ar_ctx_release(ctx, &probs);
@@ -294,7 +322,7 @@ static ar_status collect(attention_module *m, ar_ctx *ctx, ar_tensor *dqkv, cons
     const ar_tensor q = swapped(&g->q), k = swapped(&g->k), v = swapped(&g->v);
     if (m->o.rope) {
         AR_TRY(ari_tap_shard(ctx, m->base.name, "q_rope", 'b', &q, 2, m->o.heads));
-        AR_TRY(ari_tap_shard(ctx, m->base.name, "k_rope", 'b', &k, 2, m->o.kv_heads));
+        AR_TRY(ari_tap_copies(ctx, m->base.name, "k_rope", 'b', &k, 2, m->o.kv_heads, m->copies));
         AR_TRY(dev->rope(ctx->device, ctx->queue, &to_q, &q, ar_const(m->cos), ar_const(m->sin), -1));
         AR_TRY(dev->rope(ctx->device, ctx->queue, &to_k, &k, ar_const(m->cos), ar_const(m->sin), -1));
     } else {
@@ -302,9 +330,9 @@ static ar_status collect(attention_module *m, ar_ctx *ctx, ar_tensor *dqkv, cons
         AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &to_k, &k));
     }
     AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &to_v, &v));
-    AR_TRY(ari_tap_shard(ctx, m->base.name, "v", 'b', &to_v, 2, m->o.kv_heads));
+    AR_TRY(ari_tap_copies(ctx, m->base.name, "v", 'b', &to_v, 2, m->o.kv_heads, m->copies));
     AR_TRY(ari_tap_shard(ctx, m->base.name, "q", 'b', &to_q, 2, m->o.heads));
-    return ari_tap_shard(ctx, m->base.name, "k", 'b', &to_k, 2, m->o.kv_heads);
+    return ari_tap_copies(ctx, m->base.name, "k", 'b', &to_k, 2, m->o.kv_heads, m->copies);
 }
 
 static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -362,16 +390,18 @@ static ar_status check_heads(attention_module *m, ar_ctx *ctx)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: %zu query heads cannot be split over tp=%zu; use a tp that divides %zu", m->base.name,
                             o->heads, n, o->heads);
-    if (o->kv_heads % n != 0)
+    if (o->kv_heads % n != 0 && n % o->kv_heads != 0)
         return ar_error_set(
             AR_ERR_INDIVISIBLE,
-            "%s: %zu KV heads cannot be split over tp=%zu; use a tp that divides %zu (replicas of KV heads: "
-            "not in this version)",
+            "%s: %zu KV heads cannot be split over or copied to tp=%zu; use a tp that divides %zu or is "
+            "a multiple of it",
             m->base.name, o->kv_heads, n, o->kv_heads);
+    m->copies = n > o->kv_heads ? (int)(n / o->kv_heads) : 1;
     m->heads = o->heads / n;
-    m->kv_heads = o->kv_heads / n;
-    m->group = o->heads / o->kv_heads;
-    return AR_OK;
+    m->kv_heads = o->kv_heads > n ? o->kv_heads / n : 1;
+    m->group = m->heads / m->kv_heads;
+    m->group_full = o->heads / o->kv_heads;
+    return m->copies > 1 ? ari_ctx_replicas(ctx, &m->replicas, (int)o->kv_heads) : AR_OK;
 }
 
 static ar_status init_linears(attention_module *m, ar_ctx *ctx)
@@ -385,7 +415,8 @@ static ar_status init_linears(attention_module *m, ar_ctx *ctx)
     } else {
         qkv.n = 3;
         for (int i = 0; i < 3; i++)
-            qkv.part[i] = (ari_linear_part){.name = m->qkv_name[i], .out = i == 0 ? q : kv};
+            qkv.part[i] =
+                (ari_linear_part){.name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i == 0 ? 1 : m->copies};
     }
     const ari_linear_spec out = {.style = ARI_ROW,
                                  .n = 1,

@@ -52,13 +52,22 @@ ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pa
 ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, int dim,
                         size_t full)
 {
+    return ari_tap_copies(ctx, base, part, pass, t, dim, full, 1);
+}
+
+ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, int dim,
+                         size_t full, int copies)
+{
     if (!ar_tapped(ctx))
         return AR_OK;
     ar_layout layout;
     size_t shape[AR_MAX_DIMS] = {0};
     for (int d = 0; d < t->ndim; d++)
         shape[d] = d == dim ? full : t->shape[d];
-    AR_TRY(ar_layout_shard_uneven(&layout, t->ndim, shape, dim, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
+    const int r = ar_comm_rank(ctx->tp), n = ar_comm_size(ctx->tp);
+    AR_TRY(ar_layout_shard_uneven(&layout, t->ndim, shape, dim, r / copies, n / copies));
+    layout.replica = r % copies;
+    layout.replicas = copies;
     return tap(ctx, base, part, pass, t, &layout);
 }
 

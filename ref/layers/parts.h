@@ -16,6 +16,9 @@ AR_NODISCARD ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *
 /** A value sharded along dimension `dim`, whose full extent is `full`. */
 AR_NODISCARD ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                      int dim, size_t full);
+/** The same where every part is on `copies` neighbouring ranks. */
+AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
+                                      int dim, size_t full, int copies);
 
 /** AR_ERR_SHAPE, naming `name` and `what`, unless t is contiguous, has tokens and `features` features. */
 AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features);

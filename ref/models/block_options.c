@@ -69,12 +69,11 @@ ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
         return ar_error_set(AR_ERR_INDIVISIBLE, "tp=%d is more than the %zu query heads of %s; every rank needs a head",
                             ranks, c->heads, c->name);
     AR_TRY(divides("the number of query heads", c->heads, ranks));
-    if (c->kv_heads % (size_t)ranks != 0)
-        return ar_error_set(
-            AR_ERR_INDIVISIBLE,
-            "the number of KV heads = %zu cannot be split over tp=%d (replicas of KV heads: not in this "
-            "version); use a tp that divides %zu",
-            c->kv_heads, ranks, c->kv_heads);
+    if (c->kv_heads % (size_t)ranks != 0 && (size_t)ranks % c->kv_heads != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "the number of KV heads = %zu cannot be split over tp=%d, nor copied to it evenly; use a "
+                            "tp that divides %zu, or a multiple of it that divides the %zu query heads",
+                            c->kv_heads, ranks, c->kv_heads, c->heads);
     AR_TRY(divides("the MLP's width", c->ffn, ranks));
     AR_TRY(ar_plan_check(plan, c));
     for (size_t i = 0; i < c->layers; i++) {
