@@ -94,8 +94,11 @@ typedef struct ar_attention_options {
     bool fused;                  /* q, k, v are one parameter, stored [in, 3*heads*d] (GPT-2's c_attn) */
     const char *q, *k, *v, *out; /* Hugging Face names below the path; fused: q names the one parameter */
 } ar_attention_options;
-/** Multi-head, grouped-query or multi-query attention; heads split over ranks (AR_ERR_INDIVISIBLE unless N divides
- * heads and kv_heads). X, Y [b, s, hidden] replicated. Masks come from the batch. */
+/** Multi-head, grouped-query or multi-query attention; heads split over ranks: rank r has query heads [r*heads/N, ..)
+ *  and KV heads [r*kv_heads/N, ..), or with more ranks than KV heads the one KV head floor(r*kv_heads/N), of which
+ *  N/kv_heads neighbouring ranks then hold equal copies. AR_ERR_INDIVISIBLE unless N divides heads, and divides
+ * kv_heads or is a multiple of it. X, Y [b, s, hidden] replicated (sp: the own positions). Masks come from the batch.
+ */
 AR_NODISCARD ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name,
                                            const ar_attention_options *o);
 

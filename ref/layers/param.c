@@ -92,6 +92,27 @@ static ar_layout first_shard(const ar_layout *o, int rank)
     return first;
 }
 
+/* Which boxes of the full tensor the values come from: the own ones. Two mistakes: of parts that neighbouring ranks
+ * hold copies of (KV heads), rank r takes part r mod P of the P there are; of packed blocks (q | k | v), it takes its
+ * N-th of all rows as if they were one block. */
+static ar_layout source_of(const ar_layout *o, ar_ctx *ctx)
+{
+    const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
+    ar_layout at = *o;
+    for (size_t k = 0; k < o->nbox; k++) {
+        for (int d = 0; d < o->ndim; d++) {
+            const ar_box *b = &o->box[k];
+            if (b->extent[d] == o->shape[d])
+                continue;
+            if (o->replicas > 1 && ar_faulty(ctx, AR_FAULT_kv_replica_wrong_head))
+                at.box[k].global[d] = r % (n / (size_t)o->replicas) * b->extent[d];
+            if (o->nbox > 1 && ar_faulty(ctx, AR_FAULT_gate_up_interleaved_wrong))
+                at.box[k].global[d] = r * (o->shape[d] / n) + b->local[d];
+        }
+    }
+    return at;
+}
+
 static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
 {
     AR_TRY(ar_ctx_upload(ctx, &p->value, host));
@@ -105,7 +126,7 @@ ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
     float *host = NULL;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
     struct fresh f = {p, host, ari_stream_key(seed, p->name), p->fan_in, p->fan_out};
-    ar_layout at = p->layout;
+    ar_layout at = source_of(&p->layout, ctx);
     if (ar_faulty(ctx, AR_FAULT_init_per_shard_seed))
         at = first_shard(&p->layout, ar_comm_rank(ctx->tp));
     if (ar_faulty(ctx, AR_FAULT_init_local_fan) && p->layout.replicas == 1 && n > 1) {
@@ -135,7 +156,8 @@ ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
     float *host = NULL;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
     struct given g = {host, full};
-    for_each_element(p, &p->layout, put_given, &g);
+    const ar_layout at = source_of(&p->layout, ctx);
+    for_each_element(p, &at, put_given, &g);
     const ar_status st = upload(p, ctx, host);
     free(host);
     return st;
