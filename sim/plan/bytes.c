@@ -1,146 +1,130 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim/plan/bytes.h"
+#include "sim/plan/bytes_impl.h"
 
 #include "ref/core/size.h"
 
-/* A ring over N ranks moves, all ranks together, (N-1)*D bytes for a reduce-scatter or an all-gather of D bytes, and
- * twice that for an all-reduce. Sums are kept in `total`; the first overflow stays in `st`. */
-typedef struct tally {
-    size_t peers; /* N - 1 */
-    size_t total;
-    bool exact;
-    ar_status st;
-} tally;
-
-static void move(tally *t, size_t times, size_t elements, size_t width)
+size_t ari_tally_mul(ari_tally *t, size_t a, size_t b)
 {
-    size_t bytes = t->peers;
+    size_t product = 0;
     if (t->st == AR_OK)
-        t->st = ari_mul_size(&bytes, bytes, times * width);
-    if (t->st == AR_OK)
-        t->st = ari_mul_size(&bytes, bytes, elements);
-    if (t->st == AR_OK)
-        t->st = ari_add_size(&t->total, t->total, bytes);
+        t->st = ari_mul_size(&product, a, b);
+    return t->st == AR_OK ? product : 0;
 }
 
-static void all_reduce(tally *t, size_t elements, size_t width)
+size_t ari_tally_add(ari_tally *t, size_t a, size_t b)
 {
-    move(t, 2, elements, width);
+    size_t sum = 0;
+    if (t->st == AR_OK)
+        t->st = ari_add_size(&sum, a, b);
+    return t->st == AR_OK ? sum : 0;
 }
 
-static void all_gather(tally *t, size_t elements, size_t width)
+void ari_tally_pass(ari_tally *t, size_t elements, size_t width)
 {
-    move(t, 1, elements, width);
+    const size_t bytes = ari_tally_mul(t, elements, width);
+    t->bytes = ari_tally_add(t, t->bytes, ari_tally_mul(t, t->links, bytes));
 }
 
-/* A sum of `terms` terms that is partial over the group, made complete on every rank: [rows, cols]. Exact: exponents of
- * the rows of A (every time) and of B (once a step), int64 partial sums scattered, rounded fp32 gathered. */
-static void fold(tally *t, size_t rows, size_t cols, size_t terms)
+void ari_tally_all_reduce(ari_tally *t, size_t elements, size_t width)
 {
-    if (!t->exact) {
-        all_reduce(t, rows * cols, 4);
+    ari_tally_pass(t, elements, width);
+    ari_tally_pass(t, elements, width);
+}
+
+static size_t at_least_one(int extent)
+{
+    return extent > 1 ? (size_t)extent : 1;
+}
+
+static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
+{
+    const size_t tp = at_least_one(c->parallel.tp), kv = c->config->kv_heads;
+    *s = (ari_step_shape){.config = c->config,
+                          .exact = c->numerics == AR_NUMERICS_EXACT,
+                          .backward = !c->forward_only,
+                          .sp = c->parallel.sp && tp > 1,
+                          .keep_gathered = c->parallel.keep_gathered,
+                          .tp = tp,
+                          .samples = c->batch,
+                          .seq = c->seq,
+                          .replicas = kv > 0 && tp > kv ? tp / kv : 1};
+    return ari_mul_size(&s->tokens, c->batch, c->seq);
+}
+
+/* The layers, over tp. Weights are new at the start and after each update; each of the dp groups has its own copies. */
+static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s)
+{
+    const size_t dp = at_least_one(c->parallel.dp), steps = at_least_one(c->steps);
+    const size_t groups = s->tp / s->replicas; /* of replicas, in a group of tp */
+    ari_layer_tally t = {.shape = s,
+                         .weights.links = s->tp - 1,
+                         .tokens.links = s->tp - 1,
+                         .replicas.links = (s->replicas - 1) * groups};
+    ari_count_embedding(&t);
+    for (size_t i = 0; i < c->config->layers && t.tokens.st == AR_OK; i++) {
+        ar_mlp_order order;
+        AR_TRY(ar_plan_mlp_order(&c->plan, c->config, i, &order));
+        ari_count_block(&t, order);
+    }
+    if (c->config->arch != AR_ARCH_STACK)
+        ari_count_head(&t);
+    AR_TRY(t.weights.st);
+    AR_TRY(t.tokens.st);
+    AR_TRY(t.replicas.st);
+    const size_t versions = c->forward_only ? 1 : steps;
+    const size_t weights = ari_tally_mul(total, ari_tally_mul(total, t.weights.bytes, dp), versions);
+    const size_t tokens = ari_tally_mul(total, ari_tally_add(total, t.tokens.bytes, t.replicas.bytes), steps);
+    total->bytes = ari_tally_add(total, total->bytes, ari_tally_add(total, weights, tokens));
+    return total->st;
+}
+
+/* A sum of gradients or loss terms. Exact: the accumulator's index (u8) and its two int64. */
+static void reduce_gradients(ari_tally *t, const ari_step_shape *s, size_t elements)
+{
+    if (!s->exact) {
+        ari_tally_all_reduce(t, elements, 4);
         return;
     }
-    all_reduce(t, cols, 4);
-    all_reduce(t, rows, 4);
-    move(t, 1, rows * cols, terms > 8191 ? 16 : 8);
-    all_gather(t, rows * cols, 4);
+    ari_tally_all_reduce(t, elements, 1);
+    ari_tally_all_reduce(t, elements, 2 * 8);
 }
 
-/* Exponents by which B, whose rows are sharded, equilibrates: one per term. */
-static void equilibrate(tally *t, size_t terms)
+/* Gradients and loss of a step, over tp where their terms are spread over it, then over dp; and the gradient norm. */
+static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s,
+                            const ari_param_elements *n)
 {
-    if (t->exact)
-        all_reduce(t, terms, 4);
-}
-
-static void column_forward(tally *t, size_t in)
-{
-    equilibrate(t, in);
-}
-
-static void column_backward(tally *t, size_t tokens, size_t in, size_t out)
-{
-    fold(t, tokens, in, out);
-}
-
-static void row_forward(tally *t, size_t tokens, size_t in, size_t out)
-{
-    fold(t, tokens, out, in);
-}
-
-/* dX from a sharded weight, and for each of the group's weights the tokens' exponents of its sharded input. */
-static void row_backward(tally *t, size_t tokens, size_t out, size_t weights)
-{
-    equilibrate(t, out);
-    for (size_t i = 0; i < weights; i++)
-        equilibrate(t, tokens);
-}
-
-static void mlp(tally *t, const ari_traffic_case *c, size_t tokens, ar_mlp_order order)
-{
-    const ar_config *m = c->config;
-    const size_t weights = m->gated ? 2 : 1, h = m->hidden, wide = weights * m->ffn;
-    if (order == AR_MLP_COLUMN_ROW) {
-        column_forward(t, h);
-        row_forward(t, tokens, m->ffn, h);
-        if (c->forward_only)
-            return;
-        row_backward(t, tokens, h, 1);
-        column_backward(t, tokens, h, wide);
-        return;
+    const size_t dp = at_least_one(c->parallel.dp);
+    ari_tally tp_groups = {.st = AR_OK}, dp_groups = {.st = AR_OK}, ranks = {.links = dp - 1, .st = AR_OK};
+    tp_groups.links = ari_tally_mul(&tp_groups, s->tp - 1, dp);
+    dp_groups.links = ari_tally_mul(&dp_groups, dp - 1, s->tp);
+    ari_tally_all_reduce(&dp_groups, 1, 8); /* the number of targets */
+    reduce_gradients(&dp_groups, s, 1);     /* the loss */
+    if (s->sp && c->config->arch == AR_ARCH_STACK)
+        reduce_gradients(&tp_groups, s, 1); /* its loss sums all tokens' features */
+    if (s->backward) {
+        reduce_gradients(&tp_groups, s, n->spread);
+        reduce_gradients(&ranks, s, n->held); /* already summed over the groups */
+        if (c->clip)
+            ari_tally_all_reduce(&tp_groups, 1, 4 + 2 * 8); /* an exponent, then two int64 */
     }
-    row_forward(t, tokens, h, wide);
-    column_forward(t, m->ffn);
-    all_gather(t, tokens * h, 4);
-    if (c->forward_only)
-        return;
-    column_backward(t, tokens, m->ffn, h);
-    row_backward(t, tokens, wide, weights);
-    all_gather(t, tokens * h, 4);
-}
-
-static void attention(tally *t, const ari_traffic_case *c, size_t tokens)
-{
-    const ar_config *m = c->config;
-    const size_t q = m->heads * m->head_dim, kv = m->kv_heads * m->head_dim;
-    column_forward(t, m->hidden);
-    row_forward(t, tokens, q, m->hidden);
-    if (c->forward_only)
-        return;
-    row_backward(t, tokens, m->hidden, 1);
-    column_backward(t, tokens, m->hidden, q + 2 * kv);
-}
-
-/* Logits stay sharded: per token a maximum (int32), a denominator (int64), the target's bits (int32). */
-static void head(tally *t, const ari_traffic_case *c, size_t tokens)
-{
-    column_forward(t, c->config->hidden);
-    all_reduce(t, tokens, 4);
-    all_reduce(t, tokens, 8);
-    all_reduce(t, tokens, 4);
-    if (!c->forward_only)
-        column_backward(t, tokens, c->config->hidden, c->config->vocab);
+    AR_TRY(tp_groups.st);
+    AR_TRY(dp_groups.st);
+    AR_TRY(ranks.st);
+    const size_t step = ari_tally_add(total, ari_tally_add(total, tp_groups.bytes, dp_groups.bytes), ranks.bytes);
+    total->bytes = ari_tally_add(total, total->bytes, ari_tally_mul(total, step, at_least_one(c->steps)));
+    return total->st;
 }
 
 ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
 {
-    tally t = {.peers = (size_t)(c->parallel.tp > 1 ? c->parallel.tp : 1) - 1,
-               .exact = c->numerics == AR_NUMERICS_EXACT,
-               .st = AR_OK};
-    size_t tokens = 0, widest = 0;
-    const size_t features = c->config->ffn > c->config->hidden ? c->config->ffn : c->config->hidden;
-    AR_TRY(ari_mul_size(&tokens, c->batch, c->seq));
-    AR_TRY(ari_mul_size(&widest, tokens, 2 * features)); /* so that rows * cols below fits */
-    all_reduce(&t, tokens * c->config->hidden, 4);       /* the embedding's selection */
-    for (size_t i = 0; i < c->config->layers && t.st == AR_OK; i++) {
-        ar_mlp_order order;
-        AR_TRY(ar_plan_mlp_order(&c->plan, c->config, i, &order));
-        attention(&t, c, tokens);
-        mlp(&t, c, tokens, order);
-    }
-    if (c->config->arch != AR_ARCH_STACK)
-        head(&t, c, tokens);
-    *bytes = t.total;
-    return t.st;
+    ari_step_shape s;
+    ari_param_elements n;
+    ari_tally total = {.links = at_least_one(c->parallel.dp) - 1, .st = AR_OK};
+    AR_TRY(shape_of(&s, c));
+    AR_TRY(ari_count_params(&n, &s, &c->plan));
+    ari_tally_pass(&total, n.held, 4); /* parameters are broadcast over dp before the first step */
+    AR_TRY(count_layers(&total, c, &s));
+    AR_TRY(count_step(&total, c, &s, &n));
+    *bytes = total.bytes;
+    return AR_OK;
 }
