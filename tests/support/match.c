@@ -237,6 +237,12 @@ ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference
     return match_taps(r, tp, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss, c->algorithm);
 }
 
+ar_status match_run(const match_case *c, match_weights *w, const rank_run_options *o)
+{
+    job j = {.c = c, .w = w};
+    return rank_run(o, c->x ? run_block : run_model, &j);
+}
+
 ar_status match(const match_case *c, const int *tps, size_t *tensors)
 {
     match_weights w = {.seed = c->seed, .scale = c->scale};

@@ -44,6 +44,8 @@ AR_NODISCARD ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, vo
                                   ar_sim_algorithm algorithm);
 /** One layout of a case against them. Errors: as match_taps. */
 AR_NODISCARD ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp);
+/** The ranks' part of a case as `o` says (native numerics, a mistake, a listener of its own): nothing is compared. */
+AR_NODISCARD ar_status match_run(const match_case *c, match_weights *w, const rank_run_options *o);
 /** Both, for every tp of a list that ends with 0. *tensors (NULL: not wanted): how many were compared in each layout.
  */
 AR_NODISCARD ar_status match(const match_case *c, const int *tps, size_t *tensors);
