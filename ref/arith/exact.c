@@ -21,8 +21,9 @@ struct ar_operand {
 
 struct ar_sum {
     const ar_operand *a, *b;
-    ar_comm *over;       /* AR_ALL: the group that gathers after the rounding; NULL: complete here */
-    ar_buf s;            /* int64 slice of the reduced sums, where `over` is set */
+    ar_comm *over;  /* the group that a fold reduced over; NULL: complete here */
+    bool scattered; /* AR_SCATTER_ROWS: the slice, of whole rows, is what is wanted; else it is gathered once rounded */
+    ar_buf s;       /* int64 slice of the reduced sums, where `over` is set */
     size_t start, count; /* the slice: elements of the row-major [batch, m, n] */
     int limbs;
 };
@@ -272,7 +273,8 @@ static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a
     return AR_OK;
 }
 
-/* How much of `total` elements each rank of a group has, in units of `width`. Gives; free(). */
+/* How much of `total` elements each rank of a group has, in units of `width`. Gives; free(). Equal parts, of whole
+ * rows, where the group divides the rows. */
 static ar_status slice_counts(size_t **gives, ar_comm *over, size_t total, size_t width)
 {
     const int n = ar_comm_size(over);
@@ -292,6 +294,7 @@ static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, 
     const ar_device_ops *dev = ctx->device->ops;
     const size_t total = s->a->x.batch * s->a->x.rows * s->b->x.rows, limbs = (size_t)s->limbs;
     size_t bytes = 0;
+    AR_TRY(ari_check_scatter(&s->a->x, over, how, tag));
     AR_TRY(ari_mul_size(&bytes, total, limbs * sizeof(int64_t)));
     ar_buf partial = {NULL};
     AR_TRY(ari_step_alloc(ctx, &partial, bytes));
@@ -304,6 +307,7 @@ static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, 
     AR_TRY_TO(done, st, ar_comm_reduce_scatter(over, ctx->queue, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
     ari_step_free(ctx, partial);
     s->over = over;
+    s->scattered = how == AR_SCATTER_ROWS;
 done:
     free(counts);
     return st;
@@ -326,20 +330,27 @@ static ar_status round_slice(ar_ctx *ctx, ar_buf y, const ar_sum *s)
     return AR_OK;
 }
 
-/* The own slice is rounded, then the rounded fp32 are gathered: 8 + 4 bytes an element in place of 16. */
-static ar_status round_and_gather(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *ep)
+static ar_status gather_rounded(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s, ar_buf own)
 {
-    const ar_device_ops *dev = ctx->device->ops;
-    if (!ar_tensor_is_contiguous(y))
-        return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
-    const ar_buf own = ar_buf_at(y->data, s->start * sizeof(float));
-    AR_TRY(round_slice(ctx, own, s));
     size_t *counts = NULL;
     AR_TRY(slice_counts(&counts, s->over, s->a->x.batch * s->a->x.rows * s->b->x.rows, 1));
     const ar_status st =
         ar_comm_all_gather(s->over, ctx->queue, y->data, ar_const(own), counts, AR_F32, "rounded sums");
     free(counts);
-    AR_TRY(st);
+    return st;
+}
+
+/* The own slice is rounded; unless that is all that was asked for, the rounded fp32 are gathered: 8 + 4 bytes an
+ * element in place of 16. */
+static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *ep)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    if (!ar_tensor_is_contiguous(y))
+        return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
+    const ar_buf own = s->scattered ? y->data : ar_buf_at(y->data, s->start * sizeof(float));
+    AR_TRY(round_slice(ctx, own, s));
+    if (!s->scattered)
+        AR_TRY(gather_rounded(ctx, y, s, own));
     if (ep && (ep->bias.ptr || ep->act != AR_ACT_NONE))
         AR_TRY(dev->bias_act(ctx->device, ctx->queue, y, ep->bias, ep->act, ep->z));
     return AR_OK;
@@ -347,14 +358,14 @@ static ar_status round_and_gather(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, co
 
 static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
 {
-    const size_t expected = s->a->x.batch * s->a->x.rows * s->b->x.rows;
+    const size_t expected = s->scattered ? s->count : s->a->x.batch * s->a->x.rows * s->b->x.rows;
     if (ar_tensor_count(y) != expected)
         return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", expected,
                             ar_tensor_count(y));
     const ar_epilogue none = {{NULL}, AR_ACT_NONE, NULL};
     const ar_epilogue *ep = epilogue ? epilogue : &none;
     if (s->over) {
-        AR_TRY(round_and_gather(ctx, y, s, ep));
+        AR_TRY(round_folded(ctx, y, s, ep));
         ari_step_free(ctx, s->s);
     } else {
         AR_TRY(ctx->device->ops->gemm_round(ctx->device, ctx->queue, y, s->a->packed, s->b->packed, ar_const(s->a->e),

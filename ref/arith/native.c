@@ -15,7 +15,7 @@ struct ar_operand {
 
 struct ar_sum {
     const ar_operand *a, *b;
-    ar_tensor folded; /* the reduced matrix; data NULL: never folded */
+    ar_tensor folded; /* the reduced matrix, or the own rows of it; data NULL: never folded */
 };
 
 struct ar_param_grad {
@@ -110,10 +110,31 @@ static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
     return AR_OK;
 }
 
+/* The own rows of the one matrix's sum over the group: an equal number on every rank. */
+static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_comm *over, const char *tag)
+{
+    const size_t n = (size_t)ar_comm_size(over), cols = s->b->x.rows;
+    const size_t shape[2] = {s->a->x.rows / n, cols};
+    ar_tensor own;
+    size_t *counts = NULL;
+    AR_TRY(ar_ctx_tensor(ctx, &own, AR_F32, 2, shape));
+    AR_TRY(ari_alloc((void **)&counts, n, sizeof *counts, "slice sizes"));
+    for (size_t i = 0; i < n; i++)
+        counts[i] = shape[0] * cols;
+    const ar_status st =
+        ar_comm_reduce_scatter(over, ctx->queue, own.data, ar_const(s->folded.data), counts, AR_F32, AR_SUM, tag);
+    free(counts);
+    AR_TRY(st);
+    ar_ctx_release(ctx, &s->folded);
+    s->folded = own;
+    return AR_OK;
+}
+
 static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag)
 {
     if (how == AR_KEEP || !ari_has_peers(over))
         return AR_OK;
+    AR_TRY(ari_check_scatter(&s->a->x, over, how, tag));
     const ari_extents *x = &s->a->x;
     size_t shape[AR_MAX_DIMS] = {0};
     for (int d = 0; d < x->batch_dims; d++)
@@ -122,6 +143,8 @@ static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how,
     shape[x->batch_dims + 1] = s->b->x.rows;
     AR_TRY(ar_ctx_tensor(ctx, &s->folded, AR_F32, x->batch_dims + 2, shape));
     AR_TRY(multiply(ctx, &s->folded, s));
+    if (how == AR_SCATTER_ROWS)
+        return scatter_rows(ctx, s, over, tag);
     return ar_comm_all_reduce(over, ctx->queue, s->folded.data, ar_const(s->folded.data), ar_tensor_count(&s->folded),
                               AR_F32, AR_SUM, tag);
 }
@@ -129,12 +152,13 @@ static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how,
 static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t rows = s->a->x.batch * s->a->x.rows, cols = s->b->x.rows;
-    if (ar_tensor_count(y) != rows * cols)
-        return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", rows * cols,
+    const bool folded = s->folded.data.ptr != NULL;
+    const size_t count = folded ? ar_tensor_count(&s->folded) : s->a->x.batch * s->a->x.rows * s->b->x.rows;
+    if (ar_tensor_count(y) != count)
+        return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", count,
                             ar_tensor_count(y));
-    if (s->folded.data.ptr) {
-        AR_TRY(dev->copy(ctx->device, ctx->queue, y->data, ar_const(s->folded.data), rows * cols * sizeof(float)));
+    if (folded) {
+        AR_TRY(dev->copy(ctx->device, ctx->queue, y->data, ar_const(s->folded.data), count * sizeof(float)));
         ar_ctx_release(ctx, &s->folded);
     } else {
         AR_TRY(multiply(ctx, y, s));

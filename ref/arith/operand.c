@@ -32,3 +32,18 @@ ar_status ari_parts_extents(ari_extents *x, const ar_parts *p)
     }
     return AR_OK;
 }
+
+ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold how, const char *tag)
+{
+    const size_t n = (size_t)ar_comm_size(over);
+    if (how != AR_SCATTER_ROWS)
+        return AR_OK;
+    if (a->batch != 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: the rows of %zu products cannot be scattered, only of one", tag,
+                            a->batch);
+    if (a->rows % n != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s: %zu rows cannot be scattered over %zu ranks; use a multiple of %zu", tag, a->rows, n,
+                            n);
+    return AR_OK;
+}

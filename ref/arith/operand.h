@@ -14,6 +14,10 @@ typedef struct ari_extents {
 /** Extents of `p` put together. Errors: AR_ERR_SHAPE (parts do not fit), AR_ERR_ARG, AR_ERR_DTYPE. */
 AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p);
 
+/** Whether the rows of a product, those of `a`, can be scattered, where `how` does that. Errors: AR_ERR_INDIVISIBLE,
+ *  AR_ERR_UNSUPPORTED (several matrices). */
+AR_NODISCARD ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold how, const char *tag);
+
 /** Whether a group has peers. */
 static inline bool ari_has_peers(ar_comm *c)
 {
