@@ -22,6 +22,7 @@ extern "C" {
 #define AR_EXP_NONFINITE INT32_MAX
 
 typedef struct ar_device ar_device;
+struct ari_optimizer_constants; /* what the updates of one step share: ref/numerics/optimizer.h */
 
 /* Quantised rows in the device's own form: [batch, rows, k] of 26-bit signed integers. */
 typedef struct ar_packed ar_packed;
@@ -160,6 +161,16 @@ typedef struct ar_device_ops {
      */
     ar_status (*ce_backward)(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
                              ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v);
+
+    /* --- gradients and weights: contiguous fp32, n elements ------------------------------------------------------- */
+    /* sums (int64 [2]) += the sums over g of q >> 30 and of q & (2^30 - 1), q = rint((g*2^-e)^2*2^60), e (int32 [1])
+     * at least the exponent of g; nothing where e says all zero or non-finite. */
+    ar_status (*sum_squares)(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n);
+    ar_status (*scale)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n); /* y = fl32(x*factor) */
+    /* One step of w from its gradient g, and of the moments: m where SGD has a momentum, m and v for Adam and AdamW;
+     * a moment that the kind does not have: ptr NULL. No two may overlap. */
+    ar_status (*optimizer_step)(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
+                                const struct ari_optimizer_constants *k, size_t n);
 } ar_device_ops;
 
 /** An instance: its table, and how many threads a kernel may use. */

@@ -49,6 +49,9 @@ static const ar_device_ops cpu_ops = {
     .ce_target = ari_cpu_ce_target,
     .ce_terms = ari_cpu_ce_terms,
     .ce_backward = ari_cpu_ce_backward,
+    .sum_squares = ari_cpu_sum_squares,
+    .scale = ari_cpu_scale,
+    .optimizer_step = ari_cpu_optimizer_step,
 };
 
 /* An instance has a table of its own, since the exact products depend on the processor (gemm_paths.h). */

@@ -60,4 +60,10 @@ ar_status ari_cpu_ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key,
 ar_status ari_cpu_ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
                               ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v);
 
+/* optimizer.c */
+ar_status ari_cpu_sum_squares(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n);
+ar_status ari_cpu_scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n);
+ar_status ari_cpu_optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
+                                 const struct ari_optimizer_constants *k, size_t n);
+
 #endif

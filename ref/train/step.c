@@ -1,34 +1,91 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One training step on one rank. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "anyrank/train.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/layers/parts.h"
 #include "ref/models/model.h"
+#include "ref/numerics/optimizer.h"
 
-/* T over all micro-batches and data-parallel ranks, known before the first backward pass. */
-static ar_status count_targets(size_t *targets, ar_ctx *ctx, const ar_batch *micro, size_t n)
+static int at_least_one(int extent)
 {
-    const size_t one = 1;
-    int64_t count = 0;
-    ar_tensor t;
-    for (size_t i = 0; i < n; i++)
-        count += (int64_t)ar_batch_targets(&micro[i]);
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 1, &one));
-    AR_TRY(ar_ctx_upload(ctx, &t, &count));
-    AR_TRY(ar_comm_all_reduce(ctx->dp, ctx->queue, t.data, ar_const(t.data), 1, AR_I64, AR_SUM, "targets"));
-    AR_TRY(ar_ctx_download(ctx, &count, &t));
-    ar_ctx_release(ctx, &t);
-    *targets = (size_t)count;
+    return extent > 1 ? extent : 1;
+}
+
+/* The layout must be the one that the context's groups were made for. */
+static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
+{
+    const ar_parallel *p = &o->parallel;
+    const int tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp);
+    if (at_least_one(p->tp) != tp || at_least_one(p->dp) != dp)
+        return ar_error_set(AR_ERR_ARG, "a training step of layout tp=%d, dp=%d in a context of tp=%d, dp=%d",
+                            at_least_one(p->tp), at_least_one(p->dp), tp, dp);
+    if (tp > 1 && p->sp != ctx->sp)
+        return ar_error_set(AR_ERR_ARG, "a training step %s sequence parallelism in a context %s it",
+                            p->sp ? "with" : "without", ctx->sp ? "with" : "without");
+    if (!(o->clip >= 0.0))
+        return ar_error_set(AR_ERR_ARG, "the largest gradient norm is %g, expected at least 0", o->clip);
     return AR_OK;
 }
 
-/* This rank's micro-batches that hold samples. Gives; free(). */
+/* n numbers, each summed over the data-parallel ranks. */
+static ar_status sum_over_dp(int64_t *counts, ar_ctx *ctx, size_t n)
+{
+    ar_tensor t;
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 1, &n));
+    AR_TRY(ar_ctx_upload(ctx, &t, counts));
+    AR_TRY(ar_comm_all_reduce(ctx->dp, ctx->queue, t.data, ar_const(t.data), n, AR_I64, AR_SUM, "targets"));
+    AR_TRY(ar_ctx_download(ctx, counts, &t));
+    ar_ctx_release(ctx, &t);
+    return AR_OK;
+}
+
+/* The mistake of dividing each micro-batch by its own count: its mean, which the number of micro-batches then divides.
+ * `own` are this rank's counts, 0 for the micro-batches in which it has no sample. */
+static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, size_t n, size_t pieces)
+{
+    AR_TRY(sum_over_dp(own, ctx, pieces));
+    for (size_t i = 0; i < n; i++)
+        micro[i].targets = (size_t)own[i] * pieces;
+    return AR_OK;
+}
+
+/* T over all micro-batches and data-parallel ranks, known before the first backward pass: what everything is divided
+ * by. */
+static ar_status count_targets(size_t *targets, ar_ctx *ctx, ar_batch *micro, size_t n, size_t pieces)
+{
+    int64_t *own = NULL, sum = 0;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
+    for (size_t i = 0; i < n; i++) {
+        own[i] = (int64_t)ar_batch_targets(&micro[i]);
+        sum += own[i];
+    }
+    const size_t mine = (size_t)sum;
+    AR_TRY_TO(done, st, sum_over_dp(&sum, ctx, 1));
+    *targets = (size_t)sum;
+    if (ar_faulty(ctx, AR_FAULT_dp_mean_of_means))
+        *targets = mine * (size_t)ar_comm_size(ctx->dp);
+    if (ar_faulty(ctx, AR_FAULT_dp_sum_of_local_means))
+        *targets = mine;
+    for (size_t i = 0; i < n; i++)
+        micro[i].targets = *targets;
+    if (ar_faulty(ctx, AR_FAULT_accum_mean_of_means))
+        AR_TRY_TO(done, st, divide_by_micro(micro, own, ctx, n, pieces));
+done:
+    free(own);
+    return st;
+}
+
+/* This rank's micro-batches that hold samples: the first ones of all. Data-parallel ranks may have more or fewer of
+ * them; they meet only before the first and after the last. Gives; free(). */
 static ar_status own_batches(ar_batch **gives, size_t *n, const ar_ctx *ctx, const ar_batch *global,
                              const ar_parallel *p)
 {
-    const int pieces = p->micro_batches > 1 ? p->micro_batches : 1;
+    const int pieces = at_least_one(p->micro_batches);
     ar_batch *micro = NULL;
     AR_TRY(ari_alloc((void **)&micro, (size_t)pieces, sizeof *micro, "micro-batches"));
     *n = 0;
@@ -68,29 +125,69 @@ static ar_status run_batches(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar
     return AR_OK;
 }
 
-ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
-                        const ar_batch *global, uint32_t step, const ar_train_options *o)
+static ar_status tap_norm(ar_ctx *ctx, float norm)
+{
+    ar_tensor t;
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
+    AR_TRY(ar_ctx_upload(ctx, &t, &norm));
+    AR_TRY(ari_tap_world(ctx, "grad_norm", 'c', &t));
+    ar_ctx_release(ctx, &t);
+    return AR_OK;
+}
+
+/* Clips by the norm of all gradients, then changes the weights. */
+static ar_status update(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer, double clip)
+{
+    float factor = 1.0f;
+    if (clip > 0.0) {
+        size_t n = 0;
+        ar_param **all = NULL;
+        AR_TRY(ari_model_list(&all, &n, m));
+        const ar_status st = ar_gradient_norm(&result->norm, ctx, all, n);
+        free(all);
+        AR_TRY(st);
+        AR_TRY(tap_norm(ctx, result->norm));
+        if (!isfinite(result->norm))
+            return ar_error_set(AR_ERR_DATA, "the gradient norm is not finite at step %u; no weight was changed",
+                                (unsigned)ctx->step);
+        factor = ari_clip_factor(clip, result->norm);
+    }
+    return ar_optimizer_step(optimizer, ctx, factor);
+}
+
+static ar_status run_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
+                          const ar_batch *global, const ar_train_options *o)
 {
     ar_batch *micro = NULL;
     ar_saved *saved = NULL;
     size_t n = 0;
     ar_status st = AR_OK;
-    *result = (ar_train_result){0};
-    (void)optimizer;
-    ar_ctx_begin_step(ctx, step);
     AR_TRY_TO(done, st, own_batches(&micro, &n, ctx, global, &o->parallel));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, count_targets(&result->targets, ctx, micro, n));
-    for (size_t i = 0; i < n; i++)
-        micro[i].targets = result->targets;
+    AR_TRY_TO(done, st,
+              count_targets(&result->targets, ctx, micro, n, (size_t)at_least_one(o->parallel.micro_batches)));
     AR_TRY_TO(done, st, ar_model_zero_grad(m, ctx));
     AR_TRY_TO(done, st, run_batches(m, ctx, saved, micro, n, o, result));
     AR_TRY_TO(done, st, ar_model_loss(m, ctx, &result->loss, result->targets));
-    if (!o->forward_only)
-        AR_TRY_TO(done, st, ar_model_reduce_grads(m, ctx));
-    ar_ctx_end_step(ctx);
+    if (o->forward_only)
+        goto done;
+    AR_TRY_TO(done, st, ar_model_reduce_grads(m, ctx));
+    ar_ctx_end_step(ctx); /* activations of all micro-batches, before the update takes memory */
+    if (optimizer)
+        AR_TRY_TO(done, st, update(result, m, ctx, optimizer, o->clip));
 done:
     ar_saved_destroy(saved);
     free(micro);
+    return st;
+}
+
+ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
+                        const ar_batch *global, uint32_t step, const ar_train_options *o)
+{
+    *result = (ar_train_result){0};
+    AR_TRY(check_options(ctx, o));
+    ar_ctx_begin_step(ctx, step);
+    const ar_status st = run_step(result, m, ctx, optimizer, global, o);
+    ar_ctx_end_step(ctx);
     return st;
 }

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/numerics/optimizer.h"
+
+#include "ref/cpu/row_kernels.h"
+#include "ref/cpu/row_sum.h"
+
+/* Gradients and weights, element by element: the norm's integer sums, clipping, the optimizers' updates. What an
+ * element becomes is said once, in ref/numerics/optimizer.h. */
+
+/* Elements a thread takes at a time: the four arrays of Adam's step fill the second cache level at most. */
+#define BLOCK ((size_t)8192)
+
+static size_t blocks_of(size_t n)
+{
+    return n / BLOCK + (n % BLOCK != 0);
+}
+
+static size_t block_length(size_t n, size_t block)
+{
+    const size_t left = n - block * BLOCK;
+    return left < BLOCK ? left : BLOCK;
+}
+
+/* --- the gradient norm -------------------------------------------------------------------------------------------- */
+
+typedef struct halves {
+    uint64_t high, low;
+} halves;
+
+ARI_ROW_KERNEL halves square_loop(const float *g, int32_t e, size_t n)
+{
+    uint64_t high = 0, low = 0;
+    for (size_t j = 0; j < n; j++) {
+        const int64_t square = ari_norm_square(g[j], e);
+        high += (uint64_t)ari_norm_high(square);
+        low += (uint64_t)ari_norm_low(square);
+    }
+    return (halves){high, low};
+}
+
+/** Slot sum_squares. Integers, so that no order of the threads changes the sums. Errors: none. */
+ar_status ari_cpu_sum_squares(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n)
+{
+    (void)q;
+    const size_t blocks = blocks_of(n);
+    const int threads = ari_threads_for(d, blocks, n);
+    (void)threads;
+    const float *values = g.ptr;
+    const int32_t exponent = *(const int32_t *)e.ptr;
+    uint64_t high = 0, low = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) reduction(+ : high, low)
+    for (size_t i = 0; i < blocks; i++) {
+        const halves sum = square_loop(values + i * BLOCK, exponent, block_length(n, i));
+        high += sum.high;
+        low += sum.low;
+    }
+    int64_t *out = sums.ptr;
+    out[0] = ari_add64(out[0], (int64_t)high);
+    out[1] = ari_add64(out[1], (int64_t)low);
+    return AR_OK;
+}
+
+/* --- clipping ----------------------------------------------------------------------------------------------------- */
+
+ARI_ROW_KERNEL void scale_loop(float *y, const float *x, float factor, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_clipped(x[j], factor);
+}
+
+/** Slot scale. y may be x. Errors: none. */
+ar_status ari_cpu_scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n)
+{
+    (void)q;
+    const size_t blocks = blocks_of(n);
+    const int threads = ari_threads_for(d, blocks, n);
+    (void)threads;
+    float *out = y.ptr;
+    const float *in = x.ptr;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < blocks; i++)
+        scale_loop(out + i * BLOCK, in + i * BLOCK, factor, block_length(n, i));
+    return AR_OK;
+}
+
+/* --- updates ------------------------------------------------------------------------------------------------------ */
+
+/* What does not change within a step is read once: the compiler takes the choices out of the loops. */
+ARI_ROW_KERNEL void plain_loop(const ari_optimizer_constants *k, float *w, const float *g, size_t n)
+{
+    ari_optimizer_constants own = *k;
+    own.has_momentum = 0;
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        ari_sgd_update(&own, w + j, NULL, g[j]);
+}
+
+ARI_ROW_KERNEL void momentum_loop(const ari_optimizer_constants *k, float *w, float *m, const float *g, size_t n)
+{
+    ari_optimizer_constants own = *k;
+    own.has_momentum = 1;
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        ari_sgd_update(&own, w + j, m + j, g[j]);
+}
+
+ARI_ROW_KERNEL void adam_loop(const ari_optimizer_constants *k, float *w, float *m, float *v, const float *g, size_t n)
+{
+    const ari_optimizer_constants own = *k;
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        ari_adam_update(&own, w + j, m + j, v + j, g[j]);
+}
+
+static void step_block(const ari_optimizer_constants *k, float *w, float *m, float *v, const float *g, size_t n)
+{
+    if (v)
+        adam_loop(k, w, m, v, g, n);
+    else if (m)
+        momentum_loop(k, w, m, g, n);
+    else
+        plain_loop(k, w, g, n);
+}
+
+/** Slot optimizer_step. Errors: none. */
+ar_status ari_cpu_optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
+                                 const struct ari_optimizer_constants *k, size_t n)
+{
+    (void)q;
+    const size_t blocks = blocks_of(n);
+    const int threads = ari_threads_for(d, blocks, n);
+    (void)threads;
+    float *weight = w.ptr, *first = m.ptr, *second = v.ptr;
+    const float *gradient = g.ptr;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < blocks; i++) {
+        const size_t at = i * BLOCK;
+        step_block(k, weight + at, first ? first + at : NULL, second ? second + at : NULL, gradient + at,
+                   block_length(n, i));
+    }
+    return AR_OK;
+}
