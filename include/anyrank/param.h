@@ -50,6 +50,10 @@ AR_NODISCARD ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ct
 /** The values of each group's data-parallel rank 0, on all its ranks: every rank starts from the same weights. Counts a
  *  new version. */
 AR_NODISCARD ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx);
+/** Whether the ranks of the tensor-parallel group that hold copies of the same elements hold the same bits, by a hash
+ * of each copy. Collective over that group, with the same answer on every rank. Errors: AR_ERR_DATA (names the first
+ *  parameter that differs and two ranks that hold different copies of it), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_params_check_replicas(ar_param *const *params, size_t n, ar_ctx *ctx);
 /** Taps a value of the parameter's shape (its value, its gradient) as all copies of it that the ranks hold. */
 AR_NODISCARD ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t);
 AR_NODISCARD ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx);

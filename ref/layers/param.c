@@ -125,6 +125,8 @@ ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
     const int n = ar_comm_size(ctx->tp);
     float *host = NULL;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
+    if (ar_faulty(ctx, AR_FAULT_init_replica_differs) && p->layout.replicas > 1)
+        seed += (uint64_t)ar_comm_rank(ctx->tp);
     struct fresh f = {p, host, ari_stream_key(seed, p->name), p->fan_in, p->fan_out};
     ar_layout at = source_of(&p->layout, ctx);
     if (ar_faulty(ctx, AR_FAULT_init_per_shard_seed))
@@ -176,7 +178,8 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
 {
     if (p->spread)
         AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->tp, p->name));
-    AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->dp, p->name));
+    if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
+        AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->dp, p->name));
     if (!ar_tapped(ctx))
         return AR_OK;
     ar_tensor g;
@@ -194,13 +197,32 @@ ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
     return AR_OK;
 }
 
+/* The mistake of taking the world for the group: every rank gets the first one's shard, as far as it fits into each. */
+static ar_status broadcast_over_world(ar_param *p, ar_ctx *ctx)
+{
+    const size_t one = 1;
+    int64_t count = (int64_t)ar_tensor_count(&p->value);
+    ar_tensor t;
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 1, &one));
+    AR_TRY(ar_ctx_upload(ctx, &t, &count));
+    AR_TRY(ar_comm_all_reduce(ctx->world, ctx->queue, t.data, ar_const(t.data), 1, AR_I64, AR_MIN, p->name));
+    AR_TRY(ar_ctx_download(ctx, &count, &t));
+    ar_ctx_release(ctx, &t);
+    return ar_comm_broadcast(ctx->world, ctx->queue, p->value.data, (size_t)count, AR_F32, 0, p->name);
+}
+
+static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
+{
+    p->version++;
+    if (ar_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
+        return broadcast_over_world(p, ctx);
+    return ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value), AR_F32, 0, p->name);
+}
+
 ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
-    for (size_t i = 0; i < n && ar_comm_size(ctx->dp) > 1; i++) {
-        ar_param *p = params[i];
-        AR_TRY(ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value), AR_F32, 0, p->name));
-        p->version++;
-    }
+    for (size_t i = 0; i < n && ar_comm_size(ctx->dp) > 1; i++)
+        AR_TRY(broadcast_one(params[i], ctx));
     return AR_OK;
 }
 
