@@ -5,163 +5,287 @@
 #include "sim/plan/bytes.h"
 #include "verify/cluster_run.h"
 
-TestSuite(traffic, .timeout = 120);
+TestSuite(traffic, .timeout = 240);
 
-static uint64_t predicted(const ar_config *c, ar_mlp_order order, int tp, size_t batch, size_t seq,
-                          ar_numerics numerics, bool forward_only)
+static uint64_t predicted(const ari_traffic_case *c)
 {
     uint64_t bytes = 0;
-    const ari_traffic_case t = {.config = c,
-                                .plan = plan_of(c->arch, order),
-                                .tp = tp,
-                                .batch = batch,
-                                .seq = seq,
-                                .numerics = numerics,
-                                .forward_only = forward_only};
-    cr_assert_eq(ari_traffic_bytes(&bytes, &t), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_traffic_bytes(&bytes, c), AR_OK, "%s", ar_error_message());
     return bytes;
 }
 
-/* Elements of 4 bytes that one rank sends in native numerics for `layers` blocks: those of 2 layers less those of 1. */
-static uint64_t sent_per_layer(const char *one_layer, const char *two_layers, int tp, size_t batch, size_t seq,
-                               bool forward_only)
+/* b, s, the rest as given; default: exact, forward and backward, no update, one micro-batch. */
+static ari_traffic_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
 {
-    const ar_config one = config_of(one_layer), two = config_of(two_layers);
-    const uint64_t bytes = predicted(&two, AR_MLP_COLUMN_ROW, tp, batch, seq, AR_NUMERICS_NATIVE, forward_only) -
-                           predicted(&one, AR_MLP_COLUMN_ROW, tp, batch, seq, AR_NUMERICS_NATIVE, forward_only);
-    cr_assert_eq(bytes % (4u * (unsigned)tp), 0);
-    return bytes / (4u * (unsigned)tp);
+    return (ari_traffic_case){.config = c, .parallel = parallel, .batch = batch, .seq = seq};
 }
 
-/* An all-reduce of n elements over N ranks sends 2(N-1)/N * n a rank; a layer has two forward and two backward. */
+/* --- native, by hand ---------------------------------------------------------------------------------------------- */
+
+typedef struct volume {
+    const char *one_layer, *two_layers;
+    size_t batch, seq;
+    ar_parallel parallel;
+    bool forward_only;
+    uint64_t sent; /* elements of 4 bytes that one rank sends in one layer */
+} volume;
+
+/* An all-reduce of n elements over N ranks sends 2(N-1)/N * n a rank, an all-gather or a reduce-scatter half of it. A
+ * layer has two all-reduces forward and two backward; with sequence parallelism two all-gathers and two
+ * reduce-scatters each way, and two all-gathers more where the gathered inputs were not kept. */
 Test(traffic, native_layers_send_what_rings_send)
 {
-    /* b, s, h, N = 4, 512, 768, 2: 1,572,864 an all-reduce */
     const char *one = STACK(1000, 768, 3072, 1, 12, 12), *two = STACK(1000, 768, 3072, 2, 12, 12);
-    cr_expect_eq(sent_per_layer(one, two, 2, 4, 512, true), 3145728);
-    cr_expect_eq(sent_per_layer(one, two, 2, 4, 512, false), 6291456);
-    /* b, s, h, N = 2, 4096, 4096, 8: 58,720,256 an all-reduce */
     const char *big = STACK(1000, 4096, 11008, 1, 32, 8), *bigger = STACK(1000, 4096, 11008, 2, 32, 8);
-    cr_expect_eq(sent_per_layer(big, bigger, 8, 2, 4096, true), 117440512);
-    cr_expect_eq(sent_per_layer(big, bigger, 8, 2, 4096, false), 234881024);
-    /* The embedding is one all-reduce more, and the stack has no head. */
-    const ar_config c = config_of(one);
-    cr_expect_eq(predicted(&c, AR_MLP_COLUMN_ROW, 2, 4, 512, AR_NUMERICS_NATIVE, true),
-                 2u * 4u * (3145728u + 1572864u));
+    const ar_parallel tp2 = {.tp = 2}, sp2 = {.tp = 2, .sp = true};
+    const ar_parallel kept2 = {.tp = 2, .sp = true, .keep_gathered = true};
+    const ar_parallel tp8 = {.tp = 8}, sp8 = {.tp = 8, .sp = true};
+    const ar_parallel kept8 = {.tp = 8, .sp = true, .keep_gathered = true};
+    const volume all[] = {
+        {one, two, 4, 512, tp2, true, 3145728},          {one, two, 4, 512, tp2, false, 6291456},
+        {one, two, 4, 512, sp2, true, 3145728},          {one, two, 4, 512, kept2, false, 6291456},
+        {one, two, 4, 512, sp2, false, 7864320},         {big, bigger, 2, 4096, tp8, true, 117440512},
+        {big, bigger, 2, 4096, tp8, false, 234881024},   {big, bigger, 2, 4096, sp8, true, 117440512},
+        {big, bigger, 2, 4096, kept8, false, 234881024}, {big, bigger, 2, 4096, sp8, false, 293601280}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const volume *v = &all[i];
+        const ar_config c1 = config_of(v->one_layer), c2 = config_of(v->two_layers);
+        ari_traffic_case t = case_of(&c1, v->parallel, v->batch, v->seq);
+        t.numerics = AR_NUMERICS_NATIVE;
+        t.forward_only = v->forward_only;
+        const uint64_t less = predicted(&t);
+        t.config = &c2;
+        uint64_t bytes = predicted(&t) - less;
+        /* A block's two LayerNorms and two row biases: all-reduced where each rank has its own tokens. */
+        if (v->parallel.sp && !v->forward_only)
+            bytes -= 2 * ((uint64_t)v->parallel.tp - 1) * 4 * (2 * 2 + 1) * c1.hidden;
+        cr_expect_eq(bytes, 4u * (uint64_t)v->parallel.tp * v->sent, "case %zu: %zu bytes", i, (size_t)bytes);
+    }
+}
+
+static uint64_t native_forward(ar_mlp_order order, ar_parallel parallel)
+{
+    const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
+    ari_traffic_case t = case_of(&c, parallel, 2, 6);
+    t.plan = plan_of(c.arch, order);
+    t.numerics = AR_NUMERICS_NATIVE;
+    t.forward_only = true;
+    return predicted(&t);
 }
 
 /* Forward, all ranks: an all-reduce in the middle ([tokens, ffn]) and an all-gather at the end, in place of one
- * all-reduce. Tokens 10, h 12, ffn 24, N 3. */
+ * all-reduce; with sequence parallelism all tokens are gathered first. Tokens 12, h 12, ffn 24, N 3. */
 Test(traffic, row_then_column_costs_a_collective_more)
 {
-    const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
-    const uint64_t usual = predicted(&c, AR_MLP_COLUMN_ROW, 3, 2, 5, AR_NUMERICS_NATIVE, true);
-    const uint64_t other = predicted(&c, AR_MLP_ROW_COLUMN, 3, 2, 5, AR_NUMERICS_NATIVE, true);
-    const uint64_t all_reduce_h = 2 * 2 * 10 * 12 * 4, all_reduce_ffn = 2 * 2 * 10 * 24 * 4,
-                   all_gather = 2 * 10 * 12 * 4;
-    cr_expect_eq(other - usual, all_reduce_ffn + all_gather - all_reduce_h);
+    const uint64_t all_reduce_h = 2 * 2 * 12 * 12 * 4, all_reduce_ffn = 2 * 2 * 12 * 24 * 4;
+    const uint64_t all_gather = 2 * 12 * 12 * 4, reduce_scatter = all_gather;
+    const ar_parallel tp = {.tp = 3}, sp = {.tp = 3, .sp = true};
+    cr_expect_eq(native_forward(AR_MLP_ROW_COLUMN, tp) - native_forward(AR_MLP_COLUMN_ROW, tp),
+                 all_reduce_ffn + all_gather - all_reduce_h);
+    cr_expect_eq(native_forward(AR_MLP_ROW_COLUMN, sp) - native_forward(AR_MLP_COLUMN_ROW, sp),
+                 all_gather + all_reduce_ffn + all_gather - (all_gather + reduce_scatter));
 }
 
-/* Exact numerics, in full, for a stack of one block: N ranks, T tokens, hidden h, ffn f, q heads' features q, k and v
- * together 2k. Everything times N-1. A sum over the ranks of [T, cols]: exponents of B's rows (cols) and of A's (T),
- * each an all-reduce of 4 bytes; partial sums scattered in 8 or 16 bytes; rounded values gathered in 4. */
+/* The embedding: one all-reduce, or a reduce-scatter of half its bytes; 786,432 elements a rank for b, s, h, N = 4,
+ * 512, 768, 2. */
+Test(traffic, an_embedding_under_sequence_parallelism_scatters)
+{
+    const ar_config one = config_of(STACK(1000, 768, 3072, 1, 12, 12));
+    ari_traffic_case t = case_of(&one, (ar_parallel){.tp = 2}, 4, 512);
+    t.numerics = AR_NUMERICS_NATIVE;
+    t.forward_only = true;
+    cr_expect_eq(predicted(&t), 2u * 4u * (3145728u + 1572864u));
+    t.parallel.sp = true;
+    const uint64_t loss = 2 * 4; /* the sum of all tokens' features, spread over tp */
+    cr_expect_eq(predicted(&t), 2u * 4u * (3145728u + 786432u) + loss);
+}
+
+/* --- exact, by hand ----------------------------------------------------------------------------------------------- */
+
+/* Exact numerics, for a stack of one block: N ranks, T tokens, hidden h, ffn f, q heads' features q, k and v together
+ * 2k. Everything times N-1. A sum over the ranks of [T, cols]: exponents of B's rows (cols) and of A's (T), each an
+ * all-reduce of 4 bytes; partial sums scattered in 8 or 16 bytes; rounded values gathered in 4, unless each rank keeps
+ * its own positions. */
+static uint64_t scatter(uint64_t rows, uint64_t cols, uint64_t terms)
+{
+    return 8 * cols + 8 * rows + (terms > 8191 ? 16 : 8) * rows * cols;
+}
+
 static uint64_t fold(uint64_t rows, uint64_t cols, uint64_t terms)
 {
-    return 8 * cols + 8 * rows + (terms > 8191 ? 16 : 8) * rows * cols + 4 * rows * cols;
+    return scatter(rows, cols, terms) + 4 * rows * cols;
 }
 
 Test(traffic, exact_stack_of_one_block_by_hand)
 {
-    const uint64_t n = 3, t = 10, h = 12, f = 24, q = 12, k = 12;
+    const uint64_t n = 3, t = 12, h = 12, f = 24, q = 12, k = 12;
     const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
     const uint64_t embedding = 8 * t * h;
     /* c of a column-parallel weight is 4 bytes a column, reduced: q|k|v and w1 share theirs. */
     const uint64_t forward = 8 * h + fold(t, h, q) + 8 * h + fold(t, h, f);
     /* Row-parallel: c of wo, of w2 (h rows each), and per token of the sharded input in dW. */
     const uint64_t backward = 2 * (8 * h + 8 * t) + fold(t, h, f) + fold(t, h, q + 2 * k);
-    cr_expect_eq(predicted(&c, AR_MLP_COLUMN_ROW, 3, 2, 5, AR_NUMERICS_EXACT, true), (n - 1) * (embedding + forward));
-    cr_expect_eq(predicted(&c, AR_MLP_COLUMN_ROW, 3, 2, 5, AR_NUMERICS_EXACT, false),
-                 (n - 1) * (embedding + forward + backward));
+    ari_traffic_case each = case_of(&c, (ar_parallel){.tp = 3}, 2, 6);
+    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + backward));
+    each.forward_only = true;
+    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward));
+}
+
+/* The same block with sequence parallelism. gather: fp32 of all tokens' features. */
+Test(traffic, exact_stack_with_sequence_parallelism_by_hand)
+{
+    const uint64_t n = 3, t = 12, h = 12, f = 24, q = 12, k = 12, gather = 4 * t * h;
+    const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
+    const uint64_t embedding = 4 * t * h, loss = 2 * (1 + 16);
+    const uint64_t forward = 2 * gather + 8 * h + scatter(t, h, q) + 8 * h + scatter(t, h, f);
+    const uint64_t backward = 2 * (gather + 8 * h + 8 * t) + scatter(t, h, f) + scatter(t, h, q + 2 * k);
+    /* Two LayerNorms' weights and biases and w2's bias: an index of a byte and two int64 an element, all-reduced. */
+    const uint64_t spread = 2 * (1 + 16) * (2 * 2 * h + h);
+    ari_traffic_case each = case_of(&c, (ar_parallel){.tp = 3, .sp = true, .keep_gathered = true}, 2, 6);
+    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + gather + spread));
+    each.parallel.keep_gathered = false; /* the inputs of q|k|v and of w1 again */
+    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + 3 * gather + spread));
+    each.forward_only = true;
+    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss));
+}
+
+/* 8,192 elements for a LayerNorm of h = 4096: what another norm of the final kind would add is what this one adds. */
+Test(traffic, norms_are_reduced_over_tp_under_sequence_parallelism)
+{
+    ar_config c = config_of(STACK(1000, 4096, 11008, 1, 32, 8)), more = c;
+    more.final_norm = true;
+    const ari_traffic_case without = case_of(&c, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
+    const ari_traffic_case with = case_of(&more, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
+    cr_expect_eq(predicted(&with) - predicted(&without), 7 * 2 * (1 + 16) * 8192u);
 }
 
 /* The head: c of its weight, per token a maximum (4), a denominator (8), a target (4), dX over the vocabulary. */
-static uint64_t head_bytes(const char *llama)
+static uint64_t head_bytes(const char *llama, ar_parallel parallel)
 {
     const ar_config c = config_of(llama);
     ar_config body = c;
     body.arch = AR_ARCH_STACK; /* the same blocks, no head */
-    return predicted(&c, AR_MLP_COLUMN_ROW, 2, 2, 5, AR_NUMERICS_EXACT, false) -
-           predicted(&body, AR_MLP_COLUMN_ROW, 2, 2, 5, AR_NUMERICS_EXACT, false);
+    const ari_traffic_case with = case_of(&c, parallel, 2, 6), without = case_of(&body, parallel, 2, 6);
+    return predicted(&with) - predicted(&without);
 }
 
 Test(traffic, more_than_8191_terms_are_scattered_in_16_bytes)
 {
-    const uint64_t t = 10, h = 12, head = 8 * h + 8 * t + 16 * t + 8 * t;
-    cr_expect_eq(head_bytes(LLAMA(8191, 12, 24, 1, 12, 12, 2, false)), head + fold(t, h, 8191));
-    cr_expect_eq(head_bytes(LLAMA(8192, 12, 24, 1, 12, 12, 2, false)), head + fold(t, h, 8192));
+    const uint64_t t = 12, h = 12, head = 8 * h + 8 * t + 16 * t + 8 * t;
+    const ar_parallel tp = {.tp = 2}, sp = {.tp = 2, .sp = true};
+    const char *one = LLAMA(8191, 12, 24, 1, 12, 12, 2, false), *two = LLAMA(8192, 12, 24, 1, 12, 12, 2, false);
+    cr_expect_eq(head_bytes(one, tp), head + fold(t, h, 8191));
+    cr_expect_eq(head_bytes(two, tp), head + fold(t, h, 8192));
     cr_expect_eq(fold(t, h, 8192) - fold(t, h, 8191), 8 * t * h);
+    /* Its input gathered twice; the stack's loss, which moves 2*(1 + 16), is not there. */
+    cr_expect_eq(head_bytes(two, sp) + 2 * (1 + 16), head + scatter(t, h, 8192) + 2 * 4 * t * h);
+}
+
+/* 8 ranks, 2 KV heads of d = 4 features: 4 ranks hold each. dK and dV: exponents of s rows a sample and of d columns,
+ * sums of 6 query heads' queries in 8 bytes, rounded values in 4, times 3 in each of the 2 groups. */
+static uint64_t stack_of_kv(const char *model, ar_numerics numerics, size_t batch, size_t seq)
+{
+    const ar_config c = config_of(model);
+    ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 8}, batch, seq);
+    t.numerics = numerics;
+    return predicted(&t);
+}
+
+Test(traffic, replicas_of_a_kv_head_fold_its_gradients)
+{
+    /* hidden 96, 24 heads of 4 features; as many terms in dX: K and V count once whoever holds copies. */
+    const uint64_t b = 3, s = 6, d = 4;
+    const char *few = STACK(30, 96, 24, 1, 24, 2), *enough = STACK(30, 96, 24, 1, 24, 8);
+    cr_expect_eq(stack_of_kv(few, AR_NUMERICS_EXACT, b, s) - stack_of_kv(enough, AR_NUMERICS_EXACT, b, s),
+                 2 * 3 * 2 * (8 * b * s + 8 * b * d + 8 * b * s * d + 4 * b * s * d));
+    cr_expect_eq(stack_of_kv(few, AR_NUMERICS_NATIVE, b, s) - stack_of_kv(enough, AR_NUMERICS_NATIVE, b, s),
+                 2 * 3 * 2 * (8 * b * s * d));
+    /* 12 query heads a KV head times 683 queries: 8196 terms. */
+    cr_expect_eq(stack_of_kv(few, AR_NUMERICS_EXACT, 1, 683) - stack_of_kv(enough, AR_NUMERICS_EXACT, 1, 683),
+                 2 * 3 * 2 * (8 * 683 + 8 * d + 16 * 683 * d + 4 * 683 * d));
+}
+
+/* --- data parallelism, steps -------------------------------------------------------------------------------------- */
+
+/* A stack of one block, h 12, f 24, V 31, tp 1: 31*12 of the table, 4*12*12 of the attention, 2*12*24 of the MLP, its
+ * biases 24 + 12, two LayerNorms 4*12. */
+Test(traffic, data_parallelism_by_hand)
+{
+    const uint64_t n = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24 + 12 + 4 * 12, dp = 3;
+    const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
+    const uint64_t start = 4 * n, targets = 2 * 8, loss = 2 * (1 + 16), gradients = 2 * (1 + 16) * n;
+    ari_traffic_case t = case_of(&c, (ar_parallel){.dp = 3}, 4, 6);
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + gradients));
+    t.clip = true; /* over tp alone */
+    t.parallel.micro_batches = 2;
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + gradients));
+    t.steps = 5;
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + gradients)));
+    t.numerics = AR_NUMERICS_NATIVE;
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + 2 * 4 * n)));
+    t.forward_only = true;
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4)));
+}
+
+/* Two groups of 3 ranks: activations as one group would move them, weights' exponents in both; over dp the three
+ * shards of everything, replicated parameters and the step's numbers three times. */
+Test(traffic, both_kinds_of_parallelism_by_hand)
+{
+    const uint64_t sharded = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24, replicated = 12 + 4 * 12;
+    const uint64_t held = sharded + 3 * replicated;
+    const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
+    ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 3}, 5, 6);
+    const uint64_t one_group = predicted(&t);
+    /* Rows or columns of q|k|v, wo, w1, w2, forward and backward: 8 times h = 12 exponents, all-reduced over 3. */
+    const uint64_t exponents = 2 * 8 * 8 * 12;
+    const uint64_t over_dp = 4 * held + 3 * 2 * 8 + 3 * 2 * (1 + 16) + 2 * (1 + 16) * held;
+    t.parallel.dp = 2;
+    cr_expect_eq(predicted(&t), one_group + exponents + over_dp);
+    t.parallel.micro_batches = 3;
+    t.parallel.forward_first = true;
+    cr_expect_eq(predicted(&t), one_group + exponents + over_dp);
+}
+
+Test(traffic, clipping_moves_an_exponent_and_two_sums)
+{
+    const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
+    ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 4, .dp = 2}, 5, 6);
+    t.steps = 3;
+    const uint64_t without = predicted(&t);
+    t.clip = true;
+    cr_expect_eq(predicted(&t) - without, 3u * 2u * (4u - 1u) * 2u * (4u + 16u));
+}
+
+/* Weights are new in every step, and so are their exponents; forward alone never makes them new. */
+Test(traffic, steps_multiply_all_but_the_start)
+{
+    const ar_config c = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false));
+    ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 3, .sp = true}, 2, 6);
+    const uint64_t once = predicted(&t);
+    t.steps = 1;
+    cr_expect_eq(predicted(&t), once);
+    t.steps = 4;
+    cr_expect_eq(predicted(&t), 4 * once);
+    t.forward_only = true;
+    const uint64_t four = predicted(&t);
+    t.steps = 1;
+    /* q|k|v and gate|up: 24 columns; o and down: 24 rows; the head: 24 columns. Two layers, one head. */
+    const uint64_t exponents = 2 * 8 * 24 * (4 * 2 + 1);
+    cr_expect_eq(four, 4 * predicted(&t) - 3 * exponents);
 }
 
 Test(traffic, one_rank_moves_nothing_and_absurd_sizes_are_refused)
 {
     uint64_t bytes = 0;
     const ar_config c = config_of(tiny_models[TINY_LLAMA]);
-    cr_expect_eq(predicted(&c, AR_MLP_COLUMN_ROW, 1, 2, 5, AR_NUMERICS_EXACT, false), 0);
-    const ari_traffic_case huge = {.config = &c, .tp = 2, .batch = (size_t)1 << 40, .seq = (size_t)1 << 40};
+    const ari_traffic_case alone = case_of(&c, (ar_parallel){.tp = 1, .sp = true}, 2, 5);
+    cr_expect_eq(predicted(&alone), 0);
+    const ari_traffic_case huge = case_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 40, (size_t)1 << 40);
     cr_expect_eq(ari_traffic_bytes(&bytes, &huge), AR_ERR_OVERFLOW);
-    const ari_traffic_case wide = {.config = &c, .tp = 2, .batch = (size_t)1 << 30, .seq = (size_t)1 << 28};
+    const ari_traffic_case wide = case_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 30, (size_t)1 << 28);
     cr_expect_eq(ari_traffic_bytes(&bytes, &wide), AR_ERR_OVERFLOW);
-}
-
-/* --- counted ------------------------------------------------------------------------------------------------------ */
-
-static uint64_t counted(const ar_config *c, ar_mlp_order order, int tp, ar_numerics numerics, bool forward_only,
-                        ar_sim_algorithm algorithm)
-{
-    static const int64_t ids[6] = {3, 1, 29, 8, 5, 9};
-    const ar_batch batch = {.batch = 2, .seq = 3, .input_ids = ids};
-    ari_cluster_result result;
-    const ari_cluster_options o = {.config = c,
-                                   .plan = plan_of(c->arch, order),
-                                   .tp = tp,
-                                   .batch = &batch,
-                                   .numerics = numerics,
-                                   .forward_only = forward_only,
-                                   .threads = 1,
-                                   .sim = {.algorithm = algorithm, .timeout_ns = 60000000000u}};
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
-    return result.bytes;
-}
-
-static const char *const counted_models[] = {LLAMA(31, 24, 36, 2, 24, 12, 4, false),
-                                             LLAMA(31, 24, 36, 1, 12, 12, 2, true), GPT2(31, 24, 36, 2, 12),
-                                             STACK(31, 24, 36, 2, 24, 12), LLAMA(8200, 12, 12, 1, 12, 12, 2, false)};
-
-static void count_all(ar_numerics numerics, const char *what)
-{
-    static const int ranks[] = {1, 2, 3, 4, 6, 12};
-    for (size_t m = 0; m < sizeof counted_models / sizeof *counted_models; m++) {
-        const ar_config c = config_of(counted_models[m]);
-        for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
-            for (int k = 0; k < 8; k++) { /* both MLP orders, with and without backward, both ways to move data */
-                const ar_mlp_order order = k & 1 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW;
-                const bool forward_only = (k & 2) != 0;
-                const ar_sim_algorithm algorithm = k & 4 ? AR_SIM_RING : AR_SIM_DIRECT;
-                const uint64_t want = predicted(&c, order, ranks[i], 2, 3, numerics, forward_only);
-                const uint64_t got = counted(&c, order, ranks[i], numerics, forward_only, algorithm);
-                cr_expect_eq(got, want, "%s, model %zu, tp=%d, case %d: %zu counted, %zu predicted", what, m, ranks[i],
-                             k, (size_t)got, (size_t)want);
-            }
-        }
-    }
-}
-
-Test(traffic, exact_runs_count_what_is_predicted)
-{
-    count_all(AR_NUMERICS_EXACT, "exact");
-}
-
-Test(traffic, native_runs_count_what_is_predicted)
-{
-    count_all(AR_NUMERICS_NATIVE, "native");
+    ar_config many = c;
+    many.vocab = (size_t)1 << 62;
+    const ari_traffic_case parameters = case_of(&many, (ar_parallel){.dp = 2}, 2, 5);
+    cr_expect_eq(ari_traffic_bytes(&bytes, &parameters), AR_ERR_OVERFLOW);
 }
