@@ -36,6 +36,15 @@ typedef struct ar_mask {
     size_t head_start;             /* global number of local head 0 */
 } ar_mask;
 
+/* Which elements of a local value dropout drops: element (i_0, i_1, ..) is number first + sum of i_d * stride[d] of the
+ * full value, whose bits are those of the stream `key` in step `step` (ref/numerics/philox.h). The last stride is 1. */
+typedef struct ar_dropout {
+    uint64_t key;
+    uint32_t step, threshold; /* dropped where the bits are below it */
+    float scale;              /* of what is kept */
+    uint64_t first, stride[AR_MAX_DIMS];
+} ar_dropout;
+
 typedef struct ar_device_ops {
     const char *name; /* "cpu" */
 
@@ -109,6 +118,10 @@ typedef struct ar_device_ops {
                                const ar_tensor *up, ar_activation act);
     ar_status (*gated_backward)(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup,
                                 const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act);
+
+    /* y = fl32(x*scale) where the element is kept, +0 where it is dropped. x, y contiguous, of one shape; y may be x.
+     */
+    ar_status (*dropout)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which);
 
     /* --- norms: x, y [rows, h] contiguous fp32. mean f64 [rows] (LayerNorm only), rstd f32 [rows] are saved ------- */
     ar_status (*norm_forward)(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd,

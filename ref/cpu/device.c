@@ -36,6 +36,7 @@ static const ar_device_ops cpu_ops = {
     .act_backward = ari_cpu_act_backward,
     .gated_forward = ari_cpu_gated_forward,
     .gated_backward = ari_cpu_gated_backward,
+    .dropout = ari_cpu_dropout,
     .norm_forward = ari_cpu_norm_forward,
     .norm_backward = ari_cpu_norm_backward,
     .rope_tables = ari_cpu_rope_tables,

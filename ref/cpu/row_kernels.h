@@ -23,6 +23,9 @@ ar_status ari_cpu_gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dga
                                  const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act);
 ar_status ari_cpu_copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src);
 
+/* dropout.c */
+ar_status ari_cpu_dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which);
+
 /* norm.c */
 ar_status ari_cpu_norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd,
                                ar_cbuf x, ar_cbuf gamma, ar_cbuf beta, double eps, size_t rows, size_t h);
