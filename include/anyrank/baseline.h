@@ -36,14 +36,16 @@ typedef struct ar_baseline_options {
     ar_baseline_emit emit; /* NULL: nobody listens */
     void *emit_user;
     bool forward_only;
-    double dropout; /* probability; 0: none */
+    double dropout; /* probability, below 1; 0: none. Masks come from `seed` too */
     /* Training. steps 0: one forward and backward, no update. Else that many steps: `batch` and `loss` of
      * ar_baseline_run are arrays of `steps`, and after each step's gradients come the clipping ("grad_norm", pass 'c',
-     * where clip is set) and every parameter's new value (pass 'n'). */
+     * where clip is set) and every parameter's new value (pass 'n'), in the order of first use. Optimizer options are
+     * those that ar_optimizer_check takes. */
     int steps;
     ar_optimizer_options optimizer;
     double clip;                              /* largest gradient norm; 0: no clipping */
-    void (*begin_step)(void *user, int step); /* NULL, or called with emit_user before each step: 1, 2, .. */
+    void (*begin_step)(void *user, int step); /* NULL, or called with emit_user before each step: 1, 2, .. (with steps
+                                                 0: 1), the first time before the initial parameters */
     /* AR_MODE_F64 only: not 0: every rounding that fp32 arithmetic would make is made as a random error of the size
      * that docs/numerics.md, section 7, bounds; another seed, other errors. */
     uint64_t noise_seed;
@@ -51,13 +53,14 @@ typedef struct ar_baseline_options {
     void *progress_user;
 } ar_baseline_options;
 
-/** Forward, loss and backward of a whole model on one batch. *loss: fp32-valued in exact and fp32 modes; untouched on
- *  error. Without a target (T = 0) loss and gradients are +0. Infinite weights pass, and make what depends on them NaN.
- *  Memory: borrows all arguments until return. Takes 8 bytes a parameter, 8 an activation, and 72 an element of a band
- *  of 256 rows of one gradient.
- *  Threads: safe; the run is one thread's, and emit, weights and progress are called on it.
- *  Errors: AR_ERR_ARG (also a sequence longer than max_positions), AR_ERR_DATA (ids out of range, NaN in weights or
- *  mask; names which), AR_ERR_NOT_FOUND (a weight), AR_ERR_UNSUPPORTED (a config that docs/names.md has no names for),
+/** Forward, loss and backward of a whole model on one batch, or that many training steps; a batch is always the global
+ *  one. *loss: fp32-valued in exact and fp32 modes; untouched on error. Without a target (T = 0) loss and gradients are
+ * +0. Infinite weights pass, and make what depends on them NaN. Memory: borrows all arguments until return. Takes 8
+ * bytes a parameter, 8 an activation, and 72 an element of a band of 256 rows of one gradient. Training takes 8 bytes a
+ * parameter more for the gradients, and 8 (momentum) or 16 (Adam) for the moments. Threads: safe; the run is one
+ * thread's, and emit, weights and progress are called on it. Errors: AR_ERR_ARG (also a sequence longer than
+ * max_positions), AR_ERR_DATA (ids out of range, NaN in weights or mask, a gradient norm to clip that is not finite;
+ * names which), AR_ERR_NOT_FOUND (a weight), AR_ERR_UNSUPPORTED (a config that docs/names.md has no names for),
  *  AR_ERR_MEMORY, AR_ERR_OVERFLOW, AR_ERR_ABORTED (progress returned false), and what emit returned. */
 AR_NODISCARD ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
                                        double *loss);

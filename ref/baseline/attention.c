@@ -54,8 +54,8 @@ static void rope_angle(const ari_bl_run *run, size_t position, size_t i, double 
         const double exponent = -(2.0 * (double)i / (double)d);
         const double angle =
             (double)position * (ari_exp64(exponent * ari_log64(run->c->rope_theta)) / run->c->rope_factor);
-        *cosine = ari_cos64(angle);
-        *sine = ari_sin64(angle);
+        *cosine = ari_bl_fl(run, ari_cos64(ari_bl_fl(run, angle)));
+        *sine = ari_bl_fl(run, ari_sin64(ari_bl_fl(run, angle)));
         return;
     }
     const double inv_freq = ari_bl_fl(run, (double)ari_rope_inv_freq(run->c->rope_theta, i, d) / run->c->rope_factor);
@@ -87,7 +87,7 @@ static void rope(const ari_bl_run *run, double *x, size_t heads, double directio
 
 static double exponential(const ari_bl_run *run, double x)
 {
-    return run->o->mode == AR_MODE_F64 ? ari_exp64(x) : (double)ari_exp32((float)x);
+    return run->o->mode == AR_MODE_F64 ? ari_bl_fl(run, ari_exp64(x)) : (double)ari_exp32((float)x);
 }
 
 void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uint8_t *visible, size_t n, double *m,
@@ -143,9 +143,9 @@ static double scale_of(const ari_bl_run *run)
 /* --- forward
  * ---------------------------------------------------------------------------------------------------------- */
 
-/* Probabilities [s, s] and output [s, d] of one head of one sample. */
-static ar_status head_forward(ari_bl_run *run, size_t sample, size_t head, double *probs, double *out, const double *q,
-                              const double *k, const double *v)
+/* Probabilities [s, s] of one head of one sample. */
+static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double *probs, const double *q,
+                            const double *k)
 {
     const ari_bl_memory *mark = run->top;
     const size_t s = run->s, d = run->c->head_dim;
@@ -153,7 +153,7 @@ static ar_status head_forward(ari_bl_run *run, size_t sample, size_t head, doubl
     uint8_t *visible = ari_bl_take(run, s, 1, 1);
     if (scores == NULL || visible == NULL)
         return run->memory;
-    const ari_bl_matrix q_rows = {q, d, 1}, k_rows = {k, d, 1}, p_rows = {probs, s, 1}, v_columns = {v, 1, d};
+    const ari_bl_matrix q_rows = {q, d, 1}, k_rows = {k, d, 1};
     AR_TRY(ari_bl_contract(run, scores, s, s, d, q_rows, k_rows, false));
     const double scale = scale_of(run);
     for (size_t query = 0; query < s; query++) {
@@ -163,7 +163,6 @@ static ar_status head_forward(ari_bl_run *run, size_t sample, size_t head, doubl
         mask_row(run, visible, row, sample, head, query);
         ari_bl_softmax(run, probs + query * s, row, visible, s, &m, &l);
     }
-    AR_TRY(ari_bl_contract(run, out, s, d, s, p_rows, v_columns, true));
     ari_bl_release(run, mark);
     return AR_OK;
 }
@@ -197,44 +196,47 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const double *q
 ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const double *qkv)
 {
     const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
+    const size_t members =
+        heads / groups; /* heads of a sample are a multiple of it: at / members is n*groups + group */
     a->q = ari_bl_doubles(run, run->tokens, heads * d);
     a->k = ari_bl_doubles(run, run->tokens, groups * d);
     a->v = ari_bl_doubles(run, run->tokens, groups * d);
     a->probs = ari_bl_doubles(run, run->tokens * heads, s);
     a->context = ari_bl_doubles(run, run->tokens, heads * d);
+    a->dropped = run->o->dropout > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : a->probs;
     const ari_bl_memory *mark = run->top;
     double *out = ari_bl_doubles(run, run->tokens, heads * d);
-    if (a->q == NULL || a->k == NULL || a->v == NULL || a->probs == NULL || a->context == NULL || out == NULL)
+    if (a->q == NULL || a->k == NULL || a->v == NULL || a->probs == NULL || a->context == NULL || a->dropped == NULL ||
+        out == NULL)
         return run->memory;
     AR_TRY(split_qkv(run, a, qkv));
-    for (size_t n = 0; n < run->b; n++)
-        for (size_t head = 0; head < heads; head++) {
-            const size_t at = n * heads + head;
-            const size_t kv = n * groups + head / (heads / groups);
-            AR_TRY(head_forward(run, n, head, a->probs + at * s * s, out + at * s * d, a->q + at * s * d,
-                                a->k + kv * s * d, a->v + kv * s * d));
-        }
+    for (size_t at = 0; at < run->b * heads; at++)
+        AR_TRY(head_probs(run, at / heads, at % heads, a->probs + at * s * s, a->q + at * s * d,
+                          a->k + at / members * s * d));
+    AR_TRY(emit_probs(run, 'f', a->probs));
+    if (run->o->dropout > 0.0)
+        AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 'f', a->dropped, a->probs, heads, s));
+    for (size_t at = 0; at < run->b * heads; at++) {
+        const ari_bl_matrix p_rows = {a->dropped + at * s * s, s, 1}, v_columns = {a->v + at / members * s * d, 1, d};
+        AR_TRY(ari_bl_contract(run, out + at * s * d, s, d, s, p_rows, v_columns, true));
+    }
     merge_heads(run, a->context, heads * d, 0, out, heads);
     ari_bl_release(run, mark);
-    AR_TRY(emit_probs(run, 'f', a->probs));
     return ari_bl_emit_tokens(run, run->names->context, 'f', a->context, heads * d, 0, heads * d);
 }
 
 /* --- backward
  * --------------------------------------------------------------------------------------------------------- */
 
-/* dP [s, s] (+0 at masked keys) and dS [s, s] of one head: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP. */
-static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, const double *dout,
-                               const double *probs, const double *v)
+/* +0 in dP [s, s] at masked keys, and dS [s, s] of one head: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP. */
+static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, const double *probs)
 {
     const ari_bl_memory *mark = run->top;
-    const size_t s = run->s, d = run->c->head_dim;
+    const size_t s = run->s;
     double *products = ari_bl_doubles(run, s, 1);
     uint8_t *visible = ari_bl_take(run, s, 1, 1);
     if (products == NULL || visible == NULL)
         return run->memory;
-    const ari_bl_matrix dout_rows = {dout, d, 1}, v_rows = {v, d, 1};
-    AR_TRY(ari_bl_contract(run, dp, s, s, d, dout_rows, v_rows, false));
     const double scale = scale_of(run);
     for (size_t query = 0; query < s; query++) {
         const double *p = probs + query * s;
@@ -253,8 +255,9 @@ static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, doub
     return AR_OK;
 }
 
-/* The gradients of one KV head of one sample: dK and dV are one contraction over (query heads of the group x queries),
- * dQ one per query head. All pointers at the group's first query head, or at the KV head. */
+/* The gradients of one KV head of one sample; probs are those that met V. dK and dV are one contraction over (query
+ * heads of the group x queries), dQ one per query head. All pointers at the group's first query head, or at the KV
+ * head. */
 static ar_status group_backward(ari_bl_run *run, double *dq, double *dk, double *dv, const double *ds,
                                 const double *probs, const double *dout, const double *q, const double *k)
 {
@@ -301,17 +304,19 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
     if (dout == NULL || dq == NULL || dk == NULL || dv == NULL || dp == NULL || ds == NULL)
         return run->memory;
     split_heads(run, dout, dcontext, heads * d, 0, heads);
-    for (size_t n = 0; n < run->b; n++)
-        for (size_t head = 0; head < heads; head++) {
-            const size_t at = n * heads + head, kv = n * groups + head / members;
-            AR_TRY(head_backward(run, n, head, dp + at * s * s, ds + at * s * s, dout + at * s * d,
-                                 a->probs + at * s * s, a->v + kv * s * d));
-        }
+    for (size_t at = 0; at < run->b * heads; at++) {
+        const ari_bl_matrix dout_rows = {dout + at * s * d, d, 1}, v_rows = {a->v + at / members * s * d, d, 1};
+        AR_TRY(ari_bl_contract(run, dp + at * s * s, s, s, d, dout_rows, v_rows, false));
+    }
+    if (run->o->dropout > 0.0)
+        AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, dp, dp, heads, s));
+    for (size_t at = 0; at < run->b * heads; at++)
+        AR_TRY(head_backward(run, at / heads, at % heads, dp + at * s * s, ds + at * s * s, a->probs + at * s * s));
     AR_TRY(emit_probs(run, 'b', dp));
     for (size_t kv = 0; kv < run->b * groups; kv++) {
-        const size_t at = kv * members; /* heads of a sample are a multiple of members, so this is n*heads + head */
+        const size_t at = kv * members; /* the group's first head */
         AR_TRY(group_backward(run, dq + at * s * d, dk + kv * s * d, dv + kv * s * d, ds + at * s * s,
-                              a->probs + at * s * s, dout + at * s * d, a->q + at * s * d, a->k + kv * s * d));
+                              a->dropped + at * s * s, dout + at * s * d, a->q + at * s * d, a->k + kv * s * d));
     }
     AR_TRY(finish_qkv(run, dqkv, dq, dk, dv));
     ari_bl_release(run, mark);

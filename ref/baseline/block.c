@@ -19,13 +19,13 @@ static void leave(ari_bl_run *run)
 static double act(const ari_bl_run *run, double x)
 {
     const ar_activation kind = run->c->activation;
-    return run->o->mode == AR_MODE_F64 ? ari_act64(kind, x) : (double)ari_act32(kind, (float)x);
+    return run->o->mode == AR_MODE_F64 ? ari_bl_fl(run, ari_act64(kind, x)) : (double)ari_act32(kind, (float)x);
 }
 
 static double dact(const ari_bl_run *run, double x)
 {
     const ar_activation kind = run->c->activation;
-    return run->o->mode == AR_MODE_F64 ? ari_dact64(kind, x) : (double)ari_dact32(kind, (float)x);
+    return run->o->mode == AR_MODE_F64 ? ari_bl_fl(run, ari_dact64(kind, x)) : (double)ari_dact32(kind, (float)x);
 }
 
 static void add(const ari_bl_run *run, double *y, const double *a, const double *b)
@@ -89,6 +89,8 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
     AR_TRY(ari_bl_attention_forward(run, &saved->attention, qkv));
     AR_TRY(ari_bl_linear_forward(run, &p->o, branch, saved->attention.context));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'f', branch, h, 0, h));
+    if (run->o->dropout > 0.0)
+        AR_TRY(ari_bl_dropout(run, names->drop_attention, 'f', branch, branch, 0, h));
     add(run, r, x, branch);
     AR_TRY(ari_bl_emit_tokens(run, names->residual, 'f', r, h, 0, h));
 
@@ -99,10 +101,25 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
     AR_TRY(ari_bl_emit_tokens(run, names->act, 'f', saved->act, run->c->ffn, 0, run->c->ffn));
     AR_TRY(ari_bl_linear_forward(run, &p->down, branch, saved->act));
     AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'f', branch, h, 0, h));
+    if (run->o->dropout > 0.0)
+        AR_TRY(ari_bl_dropout(run, names->drop_mlp, 'f', branch, branch, 0, h));
     add(run, saved->y, r, branch);
     AR_TRY(ari_bl_emit_tokens(run, "", 'f', saved->y, h, 0, h));
     leave(run);
     return AR_OK;
+}
+
+/* The gradient of a branch's output before its dropout, from the one after it. */
+static ar_status branch_gradient(ari_bl_run *run, const char *site, const double **dbranch, const double *dy)
+{
+    *dbranch = dy;
+    if (run->o->dropout == 0.0)
+        return AR_OK;
+    double *dropped = ari_bl_doubles(run, run->tokens, run->c->hidden);
+    if (dropped == NULL)
+        return run->memory;
+    *dbranch = dropped;
+    return ari_bl_dropout(run, site, 'b', dropped, dy, 0, run->c->hidden);
 }
 
 /* dr = dy + the gradient through the MLP branch. */
@@ -116,9 +133,11 @@ static ar_status mlp_backward(ari_bl_run *run, const ari_bl_params *p, double *d
     double *dnorm = ari_bl_doubles(run, run->tokens, h), *dbranch = ari_bl_doubles(run, run->tokens, h);
     if (dact_out == NULL || dfc == NULL || dnorm == NULL || dbranch == NULL)
         return run->memory;
-    AR_TRY(ari_bl_linear_backward(run, &p->down, dact_out, dy));
+    const double *ddown;
+    AR_TRY(branch_gradient(run, names->drop_mlp, &ddown, dy));
+    AR_TRY(ari_bl_linear_backward(run, &p->down, dact_out, ddown));
     AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'b', dact_out, f, 0, f));
-    AR_TRY(ari_bl_linear_gradients(run, &p->down, dy, saved->act));
+    AR_TRY(ari_bl_linear_gradients(run, &p->down, ddown, saved->act));
     activate_backward(run, dfc, dact_out, saved->fc);
     AR_TRY(emit_fc(run, names->dfc, 'b', dfc));
     AR_TRY(ari_bl_linear_backward(run, &p->fc, dnorm, dfc));
@@ -143,9 +162,11 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
     double *dnorm = ari_bl_doubles(run, run->tokens, h), *dbranch = ari_bl_doubles(run, run->tokens, h);
     if (dcontext == NULL || dqkv == NULL || dnorm == NULL || dbranch == NULL)
         return run->memory;
-    AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dr));
+    const double *dout;
+    AR_TRY(branch_gradient(run, names->drop_attention, &dout, dr));
+    AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dout));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'b', dcontext, p->o.in, 0, p->o.in));
-    AR_TRY(ari_bl_linear_gradients(run, &p->o, dr, saved->attention.context));
+    AR_TRY(ari_bl_linear_gradients(run, &p->o, dout, saved->attention.context));
     AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, &saved->attention));
     AR_TRY(ari_bl_linear_backward(run, &p->qkv, dnorm, dqkv));
     AR_TRY(ari_bl_emit_tokens(run, names->dattention, 'b', dnorm, h, 0, h));

@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include "ref/core/size.h"
+
 static ar_status check_config(const ar_config *c)
 {
     if (c->vocab == 0 || c->hidden == 0 || c->heads == 0 || c->kv_heads == 0 || c->head_dim == 0 || c->ffn == 0)
@@ -51,6 +53,25 @@ static ar_status check_masks(const ar_config *c, const ar_batch *batch)
     return AR_OK;
 }
 
+/* Ranges of the optimizer's own numbers are ar_optimizer_check's. */
+static ar_status check_training(const ar_baseline_options *o)
+{
+    const ar_optimizer_kind kind = o->optimizer.kind;
+    if (!(o->dropout >= 0.0 && o->dropout < 1.0))
+        return ar_error_set(AR_ERR_ARG, "baseline: dropout %g: expected a probability, at least 0 and below 1",
+                            o->dropout);
+    if (o->noise_seed != 0 && o->mode != AR_MODE_F64)
+        return ar_error_set(AR_ERR_ARG, "baseline: noise in number mode %d: only binary64 takes it", (int)o->mode);
+    if (o->steps < 0 || (o->steps > 0 && o->forward_only))
+        return ar_error_set(AR_ERR_ARG, "baseline: %d steps, %s: expected 0 or more, and 0 of a forward pass alone",
+                            o->steps, o->forward_only ? "forward only" : "forward and backward");
+    if (!(o->clip >= 0.0) || isinf(o->clip))
+        return ar_error_set(AR_ERR_ARG, "baseline: clip %g: expected a finite norm, at least 0", o->clip);
+    if (kind != AR_OPTIMIZER_SGD && kind != AR_OPTIMIZER_ADAM && kind != AR_OPTIMIZER_ADAMW)
+        return ar_error_set(AR_ERR_ARG, "baseline: optimizer %d", (int)kind);
+    return AR_OK;
+}
+
 ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch)
 {
     if (c == NULL || o == NULL || batch == NULL)
@@ -58,6 +79,23 @@ ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const a
     if (o->mode != AR_MODE_EXACT && o->mode != AR_MODE_FP32 && o->mode != AR_MODE_F64)
         return ar_error_set(AR_ERR_ARG, "baseline: number mode %d", (int)o->mode);
     AR_TRY(check_config(c));
+    return check_training(o);
+}
+
+/* The largest index of an element at a dropout site, every sequence being as long as the model allows. */
+static ar_status check_dropout(const ar_config *c, const ar_batch *batch)
+{
+    size_t rows = 0, probs = 0;
+    AR_TRY(ari_mul_size(&rows, batch->batch, c->max_positions));
+    AR_TRY(ari_mul_size(&probs, rows, c->heads));
+    AR_TRY(ari_mul_size(&probs, probs, c->max_positions));
+    return ari_mul_size(&rows, rows, c->hidden);
+}
+
+ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch)
+{
+    if (o->dropout > 0.0)
+        AR_TRY(check_dropout(c, batch));
     if (batch->batch == 0 || batch->seq == 0)
         return ar_error_set(AR_ERR_ARG, "baseline: batch %zu, seq %zu: expected both above 0", batch->batch,
                             batch->seq);

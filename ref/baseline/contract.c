@@ -2,6 +2,8 @@
 /* C[i,j] = round(sum over k of A[i,k]*B[j,k]): docs/numerics.md section 2, step by step, and two sequential forms. */
 #include "ref/baseline/run.h"
 
+#include <math.h>
+
 #include "ref/numerics/scalar.h"
 
 __extension__ typedef __int128 wide;
@@ -160,6 +162,40 @@ static ar_status sequential64(ari_bl_run *run, double *c, size_t m, size_t n, si
     return AR_OK;
 }
 
+/* What accumulating sum j in fp32 would add, by its expected size: each of the K additions and products errs by up to
+ * 2^-24 of its own result, independently of the others. */
+static void accumulation_noise(const ari_bl_run *run, double *sum, const double *squares, size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        sum[j] += 0x1p-24 * sqrt(squares[j]) * ari_bl_noise_normal(run->noise);
+}
+
+/* sequential64 with that error; squares: the sum over k of (partial sum)^2 + product^2. */
+static ar_status noisy64(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b)
+{
+    double *columns = ari_bl_doubles(run, k, n), *squares = ari_bl_doubles(run, 1, n);
+    if (columns == NULL || squares == NULL)
+        return run->memory;
+    for (size_t j = 0; j < n; j++)
+        for (size_t kk = 0; kk < k; kk++)
+            columns[kk * n + j] = b.at[j * b.row + kk * b.col];
+    for (size_t i = 0; i < m; i++) {
+        double *sum = c + i * n;
+        for (size_t j = 0; j < n; j++)
+            sum[j] = squares[j] = 0.0;
+        for (size_t kk = 0; kk < k; kk++)
+            for (size_t j = 0; j < n; j++) {
+                const double product = a.at[i * a.row + kk * a.col] * columns[kk * n + j];
+                sum[j] += product;
+                squares[j] += sum[j] * sum[j] + product * product;
+            }
+        accumulation_noise(run, sum, squares, n);
+        for (size_t j = 0; j < n; j++)
+            sum[j] = ari_bl_fl(run, sum[j]);
+    }
+    return AR_OK;
+}
+
 ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b,
                           bool scale)
 {
@@ -168,6 +204,8 @@ ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t
         AR_TRY(exact(run, c, m, n, k, a, b, scale));
     else if (run->o->mode == AR_MODE_FP32)
         AR_TRY(sequential32(run, c, m, n, k, a, b));
+    else if (run->noise != NULL)
+        AR_TRY(noisy64(run, c, m, n, k, a, b));
     else
         AR_TRY(sequential64(run, c, m, n, k, a, b));
     ari_bl_release(run, mark);

@@ -16,6 +16,8 @@ ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0; i < h; i++)
             x[t * h + i] = ari_bl_fl(run, x[t * h + i] + m->positions[t % run->s * h + i]);
+    if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
+        return ari_bl_dropout(run, run->names->drop_embed, 'f', x, x, 0, h);
     return ari_bl_emit_tokens(run, run->names->embedded, 'f', x, h, 0, h);
 }
 
@@ -34,6 +36,8 @@ static ar_status table_gradient(ari_bl_run *run, const char *name, size_t rows, 
 
 ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
 {
+    if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
+        AR_TRY(ari_bl_dropout(run, run->names->drop_embed, 0, m->dx, m->dx, 0, run->c->hidden));
     ari_bl_terms terms = {.values = m->dx, .row_of = m->ids};
     if (ari_bl_has_head(run->c) && run->c->tied) { /* both uses into the same sums */
         terms.dy = m->dlogits;

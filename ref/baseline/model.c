@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "ref/core/size.h"
+#include "ref/numerics/philox.h"
 
 bool ari_bl_has_head(const ar_config *c)
 {
@@ -14,8 +15,11 @@ bool ari_bl_has_head(const ar_config *c)
 static ar_status progress(const ari_bl_run *run, size_t done, size_t all)
 {
     const ar_baseline_options *o = run->o;
-    if (o->progress != NULL && !o->progress(o->progress_user, (double)done / (double)all))
-        return ar_error_set(AR_ERR_ABORTED, "baseline: stopped by the caller at %zu of %zu", done, all);
+    const double steps = o->steps > 0 ? (double)o->steps : 1.0;
+    const double fraction = ((double)(run->step - 1) + (double)done / (double)all) / steps;
+    if (o->progress != NULL && !o->progress(o->progress_user, fraction))
+        return ar_error_set(AR_ERR_ABORTED, "baseline: stopped by the caller at %zu of %zu of step %u", done, all,
+                            (unsigned)run->step);
     return AR_OK;
 }
 
@@ -28,6 +32,7 @@ static ar_status load_table(ari_bl_run *run, const double **values, const char *
     double *table = NULL;
     snprintf(part, sizeof part, "%s.weight", name);
     AR_TRY(ari_bl_parameter(run, &table, part, rows, run->c->hidden, AR_INIT_NORMAL, rows, run->c->hidden));
+    ari_bl_training_add(run, part, rows, run->c->hidden, table, run->c->hidden, 1);
     *values = table;
     return AR_OK;
 }
@@ -60,6 +65,7 @@ static ar_status load_model(ari_bl_run *run, ari_bl_model *m)
     double *weight = NULL;
     AR_TRY(ari_bl_parameter(run, &weight, "lm_head.weight", c->vocab, c->hidden, AR_INIT_XAVIER_NORMAL, c->hidden,
                             c->vocab));
+    ari_bl_training_add(run, "lm_head.weight", c->vocab, c->hidden, weight, c->hidden, 1);
     m->head.weight = weight;
     return AR_OK;
 }
@@ -111,34 +117,69 @@ static ar_status run_end(ari_bl_run *run, ari_bl_model *m, const double *x, doub
     return AR_OK;
 }
 
-static ar_status run_model(ari_bl_run *run, double *loss)
+/* Forward, loss and backward on run->batch. */
+static ar_status run_pass(ari_bl_run *run, ari_bl_model *m, double *loss)
 {
     const size_t layers = run->c->layers;
-    ari_bl_model m = {0};
-    AR_TRY(load_model(run, &m));
-    AR_TRY(take_buffers(run, &m));
+    AR_TRY(take_buffers(run, m));
     ari_bl_block *saved = ari_bl_take(run, layers, 1, sizeof *saved);
     const ari_bl_memory **mark = ari_bl_take(run, layers, 1, sizeof *mark);
     double *embedded = ari_bl_doubles(run, run->tokens, run->c->hidden);
     if (saved == NULL || mark == NULL || embedded == NULL)
         return run->memory;
-    AR_TRY(ari_bl_embed(run, &m, embedded));
+    AR_TRY(ari_bl_embed(run, m, embedded));
     const double *x = embedded;
     for (size_t layer = 0; layer < layers; layer++) {
         mark[layer] = run->top;
-        AR_TRY(ari_bl_block_forward(run, layer, &m.block[layer], &saved[layer], x));
+        AR_TRY(ari_bl_block_forward(run, layer, &m->block[layer], &saved[layer], x));
         x = saved[layer].y;
         AR_TRY(progress(run, layer + 1, 3 * layers)); /* a block costs twice as much backwards */
     }
-    AR_TRY(run_end(run, &m, x, loss));
+    AR_TRY(run_end(run, m, x, loss));
     if (run->o->forward_only)
         return AR_OK;
     for (size_t layer = layers; layer-- > 0;) {
-        AR_TRY(ari_bl_block_backward(run, layer, &m.block[layer], m.dx, m.dx, &saved[layer]));
+        AR_TRY(ari_bl_block_backward(run, layer, &m->block[layer], m->dx, m->dx, &saved[layer]));
         ari_bl_release(run, mark[layer]);
         AR_TRY(progress(run, layers + 2 * (layers - layer), 3 * layers));
     }
-    return ari_bl_embed_gradients(run, &m);
+    return ari_bl_embed_gradients(run, m);
+}
+
+/* The batch becomes that of a step. */
+static ar_status enter_step(ari_bl_run *run, const ar_batch *batch, uint32_t step)
+{
+    if (run->o->begin_step != NULL)
+        run->o->begin_step(run->o->emit_user, (int)step);
+    run->step = step;
+    run->batch = batch;
+    run->b = batch->batch;
+    run->s = batch->seq;
+    return ari_mul_size(&run->tokens, run->b, run->s);
+}
+
+/* loss and batch: [max(steps, 1)]. */
+static ar_status run_steps(ari_bl_run *run, const ar_batch *batch, double *loss)
+{
+    const bool trains = run->o->steps > 0;
+    const uint32_t steps = trains ? (uint32_t)run->o->steps : 1;
+    ari_bl_model m = {0};
+    for (uint32_t step = 1; step <= steps; step++) {
+        AR_TRY(enter_step(run, &batch[step - 1], step));
+        if (step == 1) {
+            if (trains)
+                AR_TRY(ari_bl_training_open(run));
+            AR_TRY(load_model(run, &m));
+            if (trains)
+                AR_TRY(ari_bl_training_take(run));
+        }
+        const ari_bl_memory *mark = run->top;
+        AR_TRY(run_pass(run, &m, &loss[step - 1]));
+        ari_bl_release(run, mark);
+        if (trains)
+            AR_TRY(ari_bl_training_update(run));
+    }
+    return AR_OK;
 }
 
 /* --- entry points
@@ -147,28 +188,47 @@ static ar_status run_model(ari_bl_run *run, double *loss)
 static ar_status begin(ari_bl_run *run, const ar_config *c, const ar_baseline_options *o, const ar_batch *batch)
 {
     AR_TRY(ari_bl_check(c, o, batch));
-    *run = (ari_bl_run){.c = c, .o = o, .batch = batch, .b = batch->batch, .s = batch->seq};
+    *run = (ari_bl_run){.c = c, .o = o, .step = 1};
     run->names = ari_bl_names_of(c->arch);
-    return ari_mul_size(&run->tokens, run->b, run->s);
+    if (o->noise_seed == 0)
+        return AR_OK;
+    run->noise = ari_bl_take(run, 1, 1, sizeof *run->noise);
+    if (run->noise == NULL)
+        return run->memory;
+    run->noise->key = ari_stream_key(o->noise_seed, "noise");
+    return AR_OK;
+}
+
+static ar_status run_model(ari_bl_run *run, const ar_batch *batch, double *loss)
+{
+    const size_t steps = run->o->steps > 0 ? (size_t)run->o->steps : 1;
+    for (size_t i = 0; i < steps; i++) {
+        AR_TRY(ari_bl_check_batch(run->c, run->o, &batch[i]));
+        AR_TRY(ari_bl_check_tokens(run->c, &batch[i]));
+    }
+    double *value = ari_bl_doubles(run, steps, 1); /* *loss stays as it is where a later step fails */
+    if (value == NULL)
+        return run->memory;
+    AR_TRY(run_steps(run, batch, value));
+    for (size_t i = 0; i < steps; i++)
+        loss[i] = value[i];
+    return AR_OK;
 }
 
 ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch, double *loss)
 {
     ari_bl_run run = {0};
-    double value = 0.0;
-    AR_TRY(begin(&run, c, o, batch));
-    AR_TRY(ari_bl_check_tokens(c, batch));
-    if (loss == NULL)
-        return ar_error_set(AR_ERR_ARG, "baseline: loss is NULL");
-    const ar_status st = run_model(&run, &value);
-    ari_bl_release(&run, NULL);
+    ar_status st = begin(&run, c, o, batch);
     if (st == AR_OK)
-        *loss = value;
+        st = loss != NULL ? run_model(&run, batch, loss) : ar_error_set(AR_ERR_ARG, "baseline: loss is NULL");
+    ari_bl_release(&run, NULL);
     return st;
 }
 
-static ar_status run_block(ari_bl_run *run, const float *x, const float *dy)
+static ar_status run_block(ari_bl_run *run, const ar_batch *batch, const float *x, const float *dy)
 {
+    AR_TRY(ari_bl_check_batch(run->c, run->o, batch));
+    AR_TRY(enter_step(run, batch, 1));
     const size_t count = run->tokens * run->c->hidden;
     ari_bl_params p;
     ari_bl_block saved;
@@ -191,10 +251,11 @@ ar_status ar_baseline_block(const ar_config *c, const ar_baseline_options *o, co
                             const float *dy)
 {
     ari_bl_run run = {0};
-    AR_TRY(begin(&run, c, o, batch));
-    if (x == NULL || (dy == NULL && !o->forward_only))
-        return ar_error_set(AR_ERR_ARG, "baseline: x or dy is NULL");
-    const ar_status st = run_block(&run, x, dy);
+    ar_status st = begin(&run, c, o, batch);
+    if (st == AR_OK && (x == NULL || (dy == NULL && !o->forward_only)))
+        st = ar_error_set(AR_ERR_ARG, "baseline: x or dy is NULL");
+    if (st == AR_OK)
+        st = run_block(&run, batch, x, dy);
     ari_bl_release(&run, NULL);
     return st;
 }

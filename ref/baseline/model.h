@@ -21,7 +21,8 @@ typedef struct ari_bl_model {
 bool ari_bl_has_head(const ar_config *c);
 /** x [tokens, h]: rows of the embedding plus learned positions; emitted. */
 AR_NODISCARD ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x);
-/** Gradients of the embedding (tied: of both uses) and of the learned positions, from m->dx; emitted. */
+/** Gradients of the embedding (tied: of both uses) and of the learned positions, from m->dx, which dropout overwrites;
+ * emitted. */
 AR_NODISCARD ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m);
 /** Logits and loss from m->head_x; m->dlogits is left holding the gradient of the logits. */
 AR_NODISCARD ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss);

@@ -27,6 +27,9 @@ static const ari_bl_names llama_names = {
     .dattention = "self_attn",
     .dfc = {"mlp.gate", "mlp.up"},
     .dmlp = "mlp",
+    .drop_probs = "self_attn.attn_dropout",
+    .drop_attention = "self_attn.resid_dropout",
+    .drop_mlp = "mlp.dropout",
 };
 
 static const ari_bl_names gpt2_names = {
@@ -52,6 +55,10 @@ static const ari_bl_names gpt2_names = {
     .dattention = "attn.c_attn",
     .dfc = {"mlp.fc"},
     .dmlp = "mlp.c_fc",
+    .drop_embed = "transformer.drop",
+    .drop_probs = "attn.attn_dropout",
+    .drop_attention = "attn.resid_dropout",
+    .drop_mlp = "mlp.dropout",
     .conv1d = true,
 };
 
@@ -76,6 +83,9 @@ static const ari_bl_names stack_names = {
     .dattention = "attn",
     .dfc = {"mlp.fc"},
     .dmlp = "mlp.w1",
+    .drop_probs = "attn.attn_dropout",
+    .drop_attention = "attn.resid_dropout",
+    .drop_mlp = "mlp.dropout",
 };
 
 const ari_bl_names *ari_bl_names_of(ar_arch arch)
@@ -118,9 +128,11 @@ ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name)
     const size_t h = run->c->hidden;
     snprintf(part, sizeof part, "%s.weight", name);
     AR_TRY(ari_bl_parameter(run, &weight, part, h, 0, AR_INIT_ONES, h, h));
+    ari_bl_training_add(run, part, h, 0, weight, 1, 1);
     if (run->c->norm == AR_NORM_LAYER) {
         snprintf(part, sizeof part, "%s.bias", name);
         AR_TRY(ari_bl_parameter(run, &bias, part, h, 0, AR_INIT_UNIFORM_BIAS, h, h));
+        ari_bl_training_add(run, part, h, 0, bias, 1, 1);
     }
     *norm = (ari_bl_norm){name, weight, bias};
     return AR_OK;
@@ -131,18 +143,21 @@ static ar_status load_part(ari_bl_run *run, const ari_bl_linear *l, int p, size_
 {
     char part[200];
     const size_t in = l->in, width = l->width[p];
-    double *w = NULL;
+    const size_t rows = l->conv1d ? in : width, cols = l->conv1d ? width : in;
+    const size_t row = l->conv1d ? 1 : in, col = l->conv1d ? in : 1; /* within the stacked weight, [out, in] */
+    double *w = NULL, *first = weight + at * in;
     snprintf(part, sizeof part, "%s.weight", l->name[p]);
-    AR_TRY(ari_bl_parameter(run, &w, part, l->conv1d ? in : width, l->conv1d ? width : in, AR_INIT_XAVIER_NORMAL, in,
-                            width));
-    for (size_t o = 0; o < width; o++)
-        for (size_t i = 0; i < in; i++)
-            weight[(at + o) * in + i] = l->conv1d ? w[i * width + o] : w[o * in + i];
+    AR_TRY(ari_bl_parameter(run, &w, part, rows, cols, AR_INIT_XAVIER_NORMAL, in, width));
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < cols; i++)
+            first[r * row + i * col] = w[r * cols + i];
+    ari_bl_training_add(run, part, rows, cols, first, row, col);
     if (bias != NULL) {
         snprintf(part, sizeof part, "%s.bias", l->name[p]);
         AR_TRY(ari_bl_parameter(run, &w, part, width, 0, AR_INIT_UNIFORM_BIAS, in, width));
         for (size_t o = 0; o < width; o++)
             bias[at + o] = w[o];
+        ari_bl_training_add(run, part, width, 0, bias + at, 1, 1);
     }
     return AR_OK;
 }
@@ -198,5 +213,6 @@ ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *ki
     char part[200];
     const size_t shape[2] = {rows, cols};
     snprintf(part, sizeof part, "%s.%s", name, kind);
+    AR_TRY(ari_bl_training_keep(run, part, gradient));
     return ari_bl_emit(run, part, 'g', cols > 0 ? 2 : 1, shape, gradient);
 }

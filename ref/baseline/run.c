@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/numerics/philox.h"
 
 /* The values follow the link; max_align_t keeps them aligned. */
 struct ari_bl_memory {
@@ -45,6 +46,24 @@ void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark)
         run->top = m->below;
         free(m);
     }
+}
+
+double ari_bl_noise_uniform(ari_bl_noise *noise)
+{
+    const uint64_t lane = noise->used & 3U;
+    if (lane == 0)
+        ari_random_block(noise->key, noise->used, 0, 0, noise->block);
+    noise->used++;
+    return 2.0 * ari_random_unit(noise->block[lane]) - 1.0;
+}
+
+/* Four uniform numbers, each of variance 1/3. */
+double ari_bl_noise_normal(ari_bl_noise *noise)
+{
+    double sum = 0.0;
+    for (int i = 0; i < 4; i++)
+        sum += ari_bl_noise_uniform(noise);
+    return sum * 0x1.bb67ae8584caap-1; /* sqrt(3/4) */
 }
 
 void ari_bl_name(const ari_bl_run *run, char name[ARI_BL_NAME_SIZE], const char *part)

@@ -20,22 +20,34 @@ typedef struct ari_bl_names {
     const char *ln1, *ln2, *final_norm;
     const char *qkv_param[3], *o_param, *fc_param[2], *down_param; /* qkv_param[1] NULL: q, k and v are one tensor */
     const char *qkv[3], *rope[2], *probs, *context, *residual, *fc[2], *act;
-    const char *dqkv[3], *dattention, *dfc[2], *dmlp; /* backward only */
-    bool conv1d;                                      /* weights of the blocks are stored [in, out] */
+    const char *dqkv[3], *dattention, *dfc[2], *dmlp;                /* backward only */
+    const char *drop_embed, *drop_probs, *drop_attention, *drop_mlp; /* dropout sites; drop_embed may be NULL */
+    bool conv1d;                                                     /* weights of the blocks are stored [in, out] */
 } ari_bl_names;
 
 typedef struct ari_bl_memory ari_bl_memory;
+
+/* Random errors in place of fp32's roundings: the stream of docs/numerics.md section 7 and how far it has been used. */
+typedef struct ari_bl_noise {
+    uint64_t key, used;
+    uint32_t block[4];
+} ari_bl_noise;
+
+typedef struct ari_bl_training ari_bl_training;
 
 /* One run. Borrows the caller's structs. */
 typedef struct ari_bl_run {
     const ar_config *c;
     const ar_baseline_options *o;
-    const ar_batch *batch;
+    const ar_batch *batch; /* of this step */
     const ari_bl_names *names;
-    size_t b, s, tokens; /* tokens = b*s */
-    char prefix[160];    /* path of the module that is running; "" for the model itself */
-    ari_bl_memory *top;  /* everything allocated and not yet released, last first */
-    ar_status memory;    /* why an allocation failed: kept, since the run ends with it */
+    uint32_t step;             /* 1, 2, ..: dropout's masks know it */
+    ari_bl_noise *noise;       /* NULL: none */
+    ari_bl_training *training; /* NULL: no weight is updated */
+    size_t b, s, tokens;       /* tokens = b*s */
+    char prefix[160];          /* path of the module that is running; "" for the model itself */
+    ari_bl_memory *top;        /* everything allocated and not yet released, last first */
+    ar_status memory;          /* why an allocation failed: kept, since the run ends with it */
 } ari_bl_run;
 
 /* --- memory: a stack
@@ -51,12 +63,18 @@ void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark);
 
 /* --- rounding and emission
  * -------------------------------------------------------------------------------------------- */
-/** fl32 of docs/numerics.md in the exact and fp32 modes, the identity in the binary64 mode. NaN is canonical. */
+/** A number in (-1, 1), and one of mean 0 and variance 1 between -3.5 and 3.5. */
+double ari_bl_noise_uniform(ari_bl_noise *noise);
+double ari_bl_noise_normal(ari_bl_noise *noise);
+/** fl32 of docs/numerics.md in the exact and fp32 modes; in the binary64 mode the identity, or an error of fp32's size
+ *  where the run has noise. NaN is canonical. */
 static inline double ari_bl_fl(const ari_bl_run *run, double x)
 {
     if (x != x)
         return (double)ari_nan32();
-    return run->o->mode == AR_MODE_F64 ? x : (double)(float)x;
+    if (run->o->mode != AR_MODE_F64)
+        return (double)(float)x;
+    return run->noise == NULL ? x : x + x * 0x1p-24 * ari_bl_noise_uniform(run->noise);
 }
 /** prefix.part, the full name of a tensor; either may be "". */
 void ari_bl_name(const ari_bl_run *run, char name[ARI_BL_NAME_SIZE], const char *part);
@@ -135,8 +153,39 @@ AR_NODISCARD ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p);
 AR_NODISCARD ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *kind, size_t rows,
                                             size_t cols, const double *gradient);
 
+/* --- training: docs/numerics.md section 6
+ * ----------------------------------------------------------------------------- */
+/* A parameter that is updated. Element (r, c) of its Hugging Face shape lies at at[r*row + c*col]. */
+typedef struct ari_bl_trained {
+    char name[ARI_BL_NAME_SIZE];
+    size_t rows, cols; /* cols 0: a vector */
+    double *at;
+    size_t row, col;
+    double *gradient, *m, *v; /* row-major in that shape; m and v: NULL where the optimizer keeps none */
+} ari_bl_trained;
+struct ari_bl_training {
+    ari_bl_trained *of; /* [n], in the order of first use */
+    size_t n;
+    double beta1_t, beta2_t; /* beta^step */
+};
+/** Before the parameters are loaded: from here on the run keeps a list of them. */
+AR_NODISCARD ar_status ari_bl_training_open(ari_bl_run *run);
+/** Adds prefix.part to the list, where there is one. */
+void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t cols, double *at, size_t row,
+                         size_t col);
+/** After the last one: takes the memory of gradients and moments. */
+AR_NODISCARD ar_status ari_bl_training_take(ari_bl_run *run);
+/** Keeps a gradient for the update, where there is a list. */
+AR_NODISCARD ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *gradient);
+/** Clips (emitting the norm) and updates every parameter; emits the new values. */
+AR_NODISCARD ar_status ari_bl_training_update(ari_bl_run *run);
+
 /* --- layers
  * ----------------------------------------------------------------------------------------------------------- */
+/** y [rows, cols] = x with the elements of a dropout site, prefix.part, dropped, the others scaled; y may be x. Rows
+ * are tokens, or, `heads` > 0, the queries of [b, heads, s] and columns the keys. Emitted unless pass is 0. */
+AR_NODISCARD ar_status ari_bl_dropout(ari_bl_run *run, const char *part, char pass, double *y, const double *x,
+                                      size_t heads, size_t cols);
 AR_NODISCARD ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x);
 AR_NODISCARD ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy);
 /** Sums and emits the gradients of the weights and biases, part by part. */
@@ -156,6 +205,7 @@ AR_NODISCARD ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm 
 typedef struct ari_bl_attention {
     double *q, *k, *v; /* head-major and turned: [b, H, s, d], [b, G, s, d], [b, G, s, d] */
     double *probs;     /* [b, H, s, s] */
+    double *dropped;   /* [b, H, s, s]: probs after dropout; probs itself where there is none */
     double *context;   /* [tokens, H*d] */
 } ari_bl_attention;
 /** qkv [tokens, (H + 2G)*d]: q|k|v. Emits q, k, v, q_rope, k_rope, probs, context. */
@@ -185,6 +235,7 @@ AR_NODISCARD ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, cons
 /* --- checks of the caller's input
  * --------------------------------------------------------------------------------------- */
 AR_NODISCARD ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
+AR_NODISCARD ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
 AR_NODISCARD ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch);
 /** What sample `row` must predict at `position`: a token id, or AR_IGNORE_INDEX. */
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position);

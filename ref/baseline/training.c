@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The norm of the gradients, clipping and the optimizers: docs/numerics.md sections 4 and 6, written once more and
+ * through ari_bl_fl, so that one text serves the three number modes. */
+#include "ref/baseline/run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A block has at most two norms of two, and four linear layers of three parts with a weight and a bias each; around the
+ * blocks stand two tables, a norm and a head: fewer than another block has. */
+enum { BLOCK_PARAMETERS = 28 };
+
+/* --- the list
+ * --------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_bl_training_open(ari_bl_run *run)
+{
+    ari_bl_training *t = ari_bl_take(run, 1, 1, sizeof *t);
+    ari_bl_trained *blocks = ari_bl_take(run, run->c->layers + 1, BLOCK_PARAMETERS, sizeof *blocks);
+    if (t == NULL || blocks == NULL)
+        return run->memory;
+    t->of = blocks;
+    run->training = t;
+    return AR_OK;
+}
+
+void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t cols, double *at, size_t row,
+                         size_t col)
+{
+    if (run->training == NULL)
+        return;
+    ari_bl_trained *p = &run->training->of[run->training->n++];
+    *p = (ari_bl_trained){.rows = rows, .cols = cols, .at = at, .row = row, .col = col};
+    ari_bl_name(run, p->name, part);
+}
+
+/* Elements of a row of the Hugging Face shape. */
+static size_t width_of(const ari_bl_trained *p)
+{
+    return p->cols > 0 ? p->cols : 1;
+}
+
+ar_status ari_bl_training_take(ari_bl_run *run)
+{
+    const ar_optimizer_options *o = &run->o->optimizer;
+    const bool adam = o->kind != AR_OPTIMIZER_SGD;
+    for (size_t i = 0; i < run->training->n; i++) {
+        ari_bl_trained *p = &run->training->of[i];
+        p->gradient = ari_bl_doubles(run, p->rows, width_of(p));
+        if (adam || o->momentum != 0.0)
+            p->m = ari_bl_doubles(run, p->rows, width_of(p));
+        if (adam)
+            p->v = ari_bl_doubles(run, p->rows, width_of(p));
+        if (run->memory != AR_OK)
+            return run->memory;
+    }
+    return AR_OK;
+}
+
+ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *gradient)
+{
+    char name[ARI_BL_NAME_SIZE];
+    if (run->training == NULL)
+        return AR_OK;
+    ari_bl_name(run, name, part);
+    for (size_t i = 0; i < run->training->n; i++) {
+        ari_bl_trained *p = &run->training->of[i];
+        if (strcmp(p->name, name) == 0) {
+            memcpy(p->gradient, gradient, p->rows * width_of(p) * sizeof *gradient);
+            return AR_OK;
+        }
+    }
+    return ar_error_set(AR_ERR_INTERNAL, "baseline: a gradient of '%s', which is no parameter", name);
+}
+
+/* --- clipping
+ * --------------------------------------------------------------------------------------------------------- */
+
+/* One integer q = rint((g*2^-e)^2*2^60) an element, the sums of its upper part and of its lower 30 bits. */
+static double exact_norm(const ari_bl_training *t)
+{
+    int32_t e = ARI_EXP_ZERO;
+    for (size_t i = 0; i < t->n; i++)
+        for (size_t k = 0; k < t->of[i].rows * width_of(&t->of[i]); k++) {
+            const int32_t of_g = ari_exponent64(t->of[i].gradient[k]);
+            e = of_g > e ? of_g : e;
+        }
+    if (e == ARI_EXP_ZERO)
+        return 0.0;
+    if (e == ARI_EXP_NONFINITE)
+        return (double)ari_nan32();
+    int64_t high = 0, low = 0;
+    for (size_t i = 0; i < t->n; i++)
+        for (size_t k = 0; k < t->of[i].rows * width_of(&t->of[i]); k++) {
+            const double g = ari_scale2(t->of[i].gradient[k], -e);
+            const int64_t q = (int64_t)ari_rint(g * g * 0x1p60);
+            high += q >> 30;
+            low += q & ((1 << 30) - 1);
+        }
+    return (double)(float)ari_scale2(sqrt((double)high * 0x1p-30 + (double)low * 0x1p-60), e);
+}
+
+static double plain_norm(const ari_bl_run *run)
+{
+    const ari_bl_training *t = run->training;
+    double sum = 0.0;
+    for (size_t i = 0; i < t->n; i++)
+        for (size_t k = 0; k < t->of[i].rows * width_of(&t->of[i]); k++) {
+            const double g = t->of[i].gradient[k];
+            sum = ari_bl_fl(run, sum + ari_bl_fl(run, g * g));
+        }
+    return ari_bl_fl(run, sqrt(sum));
+}
+
+static ar_status clip(ari_bl_run *run)
+{
+    const double norm = run->o->mode == AR_MODE_EXACT ? exact_norm(run->training) : plain_norm(run);
+    AR_TRY(ari_bl_emit(run, "grad_norm", 'c', 0, NULL, &norm));
+    if (ari_exponent64(norm) == ARI_EXP_NONFINITE)
+        return ar_error_set(AR_ERR_DATA, "baseline: the gradient norm of step %u is %g: expected a finite one to clip",
+                            (unsigned)run->step, norm);
+    const double ratio = run->o->clip / (norm + 1e-6);
+    const double factor = ari_bl_fl(run, ratio < 1.0 ? ratio : 1.0);
+    for (size_t i = 0; i < run->training->n; i++) {
+        const ari_bl_trained *p = &run->training->of[i];
+        for (size_t k = 0; k < p->rows * width_of(p); k++)
+            p->gradient[k] = ari_bl_fl(run, p->gradient[k] * factor);
+    }
+    return AR_OK;
+}
+
+/* --- optimizers
+ * ------------------------------------------------------------------------------------------------------- */
+
+/* m = the first g, later momentum*m + g; w = w - lr*m, or with Nesterov w - lr*(g + momentum*m). */
+static void sgd(const ari_bl_run *run, double *w, double *m, double g)
+{
+    const ar_optimizer_options *o = &run->o->optimizer;
+    const double momentum = ari_bl_fl(run, o->momentum), lr = ari_bl_fl(run, o->lr);
+    if (o->weight_decay != 0.0)
+        g = ari_bl_fl(run, g + ari_bl_fl(run, ari_bl_fl(run, o->weight_decay) * *w));
+    double step = g;
+    if (m != NULL) {
+        *m = run->step == 1 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);
+        step = o->nesterov ? ari_bl_fl(run, g + ari_bl_fl(run, momentum * *m)) : *m;
+    }
+    *w = ari_bl_fl(run, *w - ari_bl_fl(run, lr * step));
+}
+
+/* m = m + (1 - beta1)*(g - m); v = beta2*v + (1 - beta2)*g*g;
+ * w = w - lr/(1 - beta1^t) * m/(sqrt(v)/sqrt(1 - beta2^t) + eps). */
+static void adam(const ari_bl_run *run, double *w, double *m, double *v, double g)
+{
+    const ar_optimizer_options *o = &run->o->optimizer;
+    const ari_bl_training *t = run->training;
+    const double rest1 = ari_bl_fl(run, 1.0 - o->beta1), rest2 = ari_bl_fl(run, 1.0 - o->beta2);
+    const double beta2 = ari_bl_fl(run, o->beta2), eps = ari_bl_fl(run, o->eps);
+    const double step_size = ari_bl_fl(run, o->lr / (1.0 - t->beta1_t));
+    const double root2 = ari_bl_fl(run, sqrt(1.0 - t->beta2_t));
+    if (o->kind == AR_OPTIMIZER_ADAMW)
+        *w = ari_bl_fl(run, *w * ari_bl_fl(run, 1.0 - o->lr * o->weight_decay));
+    else if (o->weight_decay != 0.0)
+        g = ari_bl_fl(run, g + ari_bl_fl(run, ari_bl_fl(run, o->weight_decay) * *w));
+    *m = ari_bl_fl(run, *m + ari_bl_fl(run, rest1 * ari_bl_fl(run, g - *m)));
+    *v = ari_bl_fl(run, ari_bl_fl(run, beta2 * *v) + ari_bl_fl(run, ari_bl_fl(run, rest2 * g) * g));
+    const double root = ari_bl_fl(run, ari_bl_fl(run, sqrt(*v)) / root2);
+    const double ratio = ari_bl_fl(run, *m / ari_bl_fl(run, root + eps));
+    *w = ari_bl_fl(run, *w - ari_bl_fl(run, step_size * ratio));
+}
+
+static void update(const ari_bl_run *run, const ari_bl_trained *p)
+{
+    for (size_t r = 0; r < p->rows; r++)
+        for (size_t c = 0; c < width_of(p); c++) {
+            const size_t i = r * width_of(p) + c;
+            double *w = &p->at[r * p->row + c * p->col];
+            if (run->o->optimizer.kind == AR_OPTIMIZER_SGD)
+                sgd(run, w, p->m != NULL ? p->m + i : NULL, p->gradient[i]);
+            else
+                adam(run, w, p->m + i, p->v + i, p->gradient[i]);
+        }
+}
+
+static ar_status emit_new(ari_bl_run *run, const ari_bl_trained *p)
+{
+    if (run->o->emit == NULL)
+        return AR_OK;
+    const ari_bl_memory *mark = run->top;
+    const size_t shape[2] = {p->rows, p->cols}, width = width_of(p);
+    double *values = ari_bl_doubles(run, p->rows, width);
+    if (values == NULL)
+        return run->memory;
+    for (size_t r = 0; r < p->rows; r++)
+        for (size_t c = 0; c < width; c++)
+            values[r * width + c] = p->at[r * p->row + c * p->col];
+    AR_TRY(ari_bl_emit(run, p->name, 'n', p->cols > 0 ? 2 : 1, shape, values));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+ar_status ari_bl_training_update(ari_bl_run *run)
+{
+    ari_bl_training *t = run->training;
+    if (run->o->clip > 0.0)
+        AR_TRY(clip(run));
+    t->beta1_t = run->step == 1 ? run->o->optimizer.beta1 : t->beta1_t * run->o->optimizer.beta1;
+    t->beta2_t = run->step == 1 ? run->o->optimizer.beta2 : t->beta2_t * run->o->optimizer.beta2;
+    for (size_t i = 0; i < t->n; i++) {
+        update(run, &t->of[i]);
+        AR_TRY(emit_new(run, &t->of[i]));
+    }
+    return AR_OK;
+}
