@@ -44,7 +44,9 @@ ar_status ar_optimizer_check(const ar_optimizer_options *o)
     }
     AR_TRY(check_fraction(o, "beta1", o->beta1));
     AR_TRY(check_fraction(o, "beta2", o->beta2));
-    return o->eps > 0.0 && isfinite(o->eps) ? AR_OK : refuse(o, "eps", o->eps, "a finite number above 0");
+    /* In fp32: 0 would divide the moments of a weight without gradients by 0. */
+    const float eps = (float)o->eps;
+    return eps > 0.0f && isfinite(eps) ? AR_OK : refuse(o, "eps", o->eps, "a finite number above 0 in fp32");
 }
 
 const char *ar_optimizer_name(ar_optimizer_kind kind)

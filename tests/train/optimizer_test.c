@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The optimizer on 1, 2 and 4 ranks against loops over whole tensors that follow the formulas of docs/numerics.md. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "anyrank/arith.h"
+#include "anyrank/train.h"
+#include "support/bits.h"
+#include "support/rank_run.h"
+
+TestSuite(optimizer, .timeout = 60);
+
+/* A matrix sharded by rows and a replicated vector. Five steps: the gradients of three of them are scaled. */
+enum { ROWS = 8, COLS = 3, MATRIX = ROWS * COLS, VECTOR = 5, STEPS = 5, MOST_RANKS = 4 };
+static const float scales[STEPS] = {1.0f, 0.37f, 1.0f, 0.001f, 3.0f};
+
+typedef struct weights {
+    float matrix[MATRIX], vector[VECTOR];
+} weights;
+
+static weights start_values(void)
+{
+    weights w;
+    fill_values(w.matrix, MATRIX, 1, 2.0);
+    fill_values(w.vector, VECTOR, 2, 2.0);
+    w.matrix[4] = w.vector[1] = -0.0f;
+    w.matrix[7] = 0x1p-140f;
+    return w;
+}
+
+static weights gradients_of(unsigned step)
+{
+    weights g;
+    fill_values(g.matrix, MATRIX, 10 + step, 0.5);
+    fill_values(g.vector, VECTOR, 20 + step, 0.5);
+    g.matrix[4] = g.vector[1] = 0.0f;
+    g.matrix[9] = 0x1p-130f;
+    g.matrix[11] = 1e25f; /* its square overflows */
+    return g;
+}
+
+/* The one NaN: 0 times the infinity that a square became. */
+static float canonical(float x)
+{
+    return isnan(x) ? NAN : x;
+}
+
+/* --- the formulas, over one tensor -------------------------------------------------------------------------------- */
+
+static void plain_sgd(const ar_optimizer_options *o, float *w, float *m, const float *g, size_t n, unsigned step)
+{
+    const float lr = (float)o->lr, mu = (float)o->momentum, wd = (float)o->weight_decay;
+    for (size_t i = 0; i < n; i++) {
+        float change = g[i];
+        if (o->weight_decay != 0.0)
+            change = g[i] + wd * w[i];
+        if (o->momentum != 0.0) {
+            m[i] = step == 1 ? change : mu * m[i] + change;
+            change = o->nesterov ? change + mu * m[i] : m[i];
+        }
+        w[i] = w[i] - lr * change;
+    }
+}
+
+static void plain_adam(const ar_optimizer_options *o, float *w, float *m, float *v, const float *g, size_t n,
+                       unsigned step)
+{
+    double beta1_t = 1.0, beta2_t = 1.0;
+    for (unsigned i = 0; i < step; i++) {
+        beta1_t *= o->beta1;
+        beta2_t *= o->beta2;
+    }
+    const float size = (float)(o->lr / (1.0 - beta1_t)), root = (float)sqrt(1.0 - beta2_t);
+    const float rest1 = (float)(1.0 - o->beta1), rest2 = (float)(1.0 - o->beta2), beta2 = (float)o->beta2;
+    for (size_t i = 0; i < n; i++) {
+        float slope = g[i];
+        if (o->kind == AR_OPTIMIZER_ADAMW)
+            w[i] = w[i] * (float)(1.0 - o->lr * o->weight_decay);
+        else if (o->weight_decay != 0.0)
+            slope = g[i] + (float)o->weight_decay * w[i];
+        m[i] = m[i] + rest1 * (slope - m[i]);
+        v[i] = beta2 * v[i] + rest2 * slope * slope;
+        v[i] = canonical(v[i]);
+        w[i] = canonical(w[i] - size * (m[i] / (sqrtf(v[i]) / root + (float)o->eps)));
+    }
+}
+
+typedef struct moments {
+    weights m, v;
+} moments;
+
+static void plain_step(const ar_optimizer_options *o, weights *w, moments *s, unsigned step)
+{
+    weights g = gradients_of(step);
+    for (size_t i = 0; i < MATRIX; i++)
+        g.matrix[i] *= scales[step - 1];
+    for (size_t i = 0; i < VECTOR; i++)
+        g.vector[i] *= scales[step - 1];
+    if (o->kind == AR_OPTIMIZER_SGD) {
+        plain_sgd(o, w->matrix, s->m.matrix, g.matrix, MATRIX, step);
+        plain_sgd(o, w->vector, s->m.vector, g.vector, VECTOR, step);
+    } else {
+        plain_adam(o, w->matrix, s->m.matrix, s->v.matrix, g.matrix, MATRIX, step);
+        plain_adam(o, w->vector, s->m.vector, s->v.vector, g.vector, VECTOR, step);
+    }
+}
+
+/* --- the same on ranks -------------------------------------------------------------------------------------------- */
+
+typedef struct job {
+    ar_optimizer_options options;
+    bool freeze_vector, twice;
+    weights out[STEPS][MOST_RANKS]; /* each rank's vector, and its own rows of the matrix in the first one's */
+    uint64_t steps[MOST_RANKS], versions[MOST_RANKS];
+    size_t bytes[MOST_RANKS];
+} job;
+
+static ar_status add_gradient(ar_ctx *ctx, ar_param *p, const float *values)
+{
+    const size_t columns = p->value.shape[p->value.ndim - 1];
+    const size_t shape[2] = {ar_tensor_count(&p->value) / columns, columns};
+    ar_tensor terms;
+    AR_TRY(rank_upload(ctx, &terms, 2, shape, values));
+    AR_TRY(ar_ctx_arith(ctx)->grad_zero(ctx, p));
+    return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
+}
+
+static ar_status one_step(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *matrix, ar_param *vector, unsigned step)
+{
+    const weights g = gradients_of(step);
+    const size_t r = rank_of(ctx), own = MATRIX / ranks_of(ctx) * r;
+    AR_TRY(add_gradient(ctx, matrix, g.matrix + own));
+    AR_TRY(add_gradient(ctx, vector, g.vector));
+    AR_TRY(ar_optimizer_step(o, ctx, scales[step - 1]));
+    AR_TRY(ar_ctx_download(ctx, j->out[step - 1][0].matrix + own, &matrix->value));
+    AR_TRY(ar_ctx_download(ctx, j->out[step - 1][r].vector, &vector->value));
+    ar_ctx_end_step(ctx);
+    return AR_OK;
+}
+
+static ar_status train(ar_ctx *ctx, job *j, ar_param *matrix, ar_param *vector)
+{
+    const weights start = start_values();
+    const size_t r = rank_of(ctx);
+    ar_param *const all[3] = {matrix, vector, matrix};
+    ar_optimizer *o = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ar_param_set(matrix, ctx, start.matrix));
+    AR_TRY(ar_param_set(vector, ctx, start.vector));
+    vector->requires_grad = !j->freeze_vector;
+    AR_TRY(ar_optimizer_create(&o, ctx, all, j->twice ? 3 : 2, &j->options));
+    const uint64_t version = matrix->version;
+    for (unsigned step = 1; step <= STEPS && st == AR_OK; step++)
+        st = one_step(ctx, j, o, matrix, vector, step);
+    j->steps[r] = ar_optimizer_steps(o);
+    j->bytes[r] = ar_optimizer_bytes(o);
+    j->versions[r] = matrix->version - version;
+    ar_optimizer_destroy(o);
+    return st;
+}
+
+static ar_status rank_main(ar_ctx *ctx, void *user)
+{
+    const size_t shape[2] = {ROWS, COLS}, length = VECTOR;
+    const int r = (int)rank_of(ctx), n = (int)ranks_of(ctx);
+    ar_param matrix = {0}, vector = {0};
+    ar_layout layout;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_layout_shard(&layout, 2, shape, 0, r, n));
+    AR_TRY_TO(done, st, ar_param_init(&matrix, ctx, "matrix", &layout, false));
+    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, &length, r, n));
+    AR_TRY_TO(done, st, ar_param_init(&vector, ctx, "vector", &layout, false));
+    AR_TRY_TO(done, st, train(ctx, user, &matrix, &vector));
+done:
+    ar_param_fini(&vector);
+    ar_param_fini(&matrix);
+    return st;
+}
+
+static ar_status run(job *j, int ranks, ar_numerics numerics)
+{
+    const rank_run_options o = {.ranks = ranks, .numerics = numerics};
+    return rank_run(&o, rank_main, j);
+}
+
+/* --- the claims --------------------------------------------------------------------------------------------------- */
+
+static const ar_optimizer_options kinds[] = {
+    {.kind = AR_OPTIMIZER_SGD, .lr = 0.1},
+    {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .weight_decay = 0.03},
+    {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.9},
+    {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.7, .nesterov = true, .weight_decay = 0.2},
+    {.kind = AR_OPTIMIZER_ADAM, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
+    {.kind = AR_OPTIMIZER_ADAM, .lr = 0.01, .beta1 = 0.5, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.3},
+    {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.4},
+    {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.0, .beta2 = 0.0, .eps = 1e-8},
+};
+
+static void expect_plain_steps(const job *j, size_t kind, int ranks)
+{
+    weights w = start_values();
+    moments s = {0};
+    for (unsigned step = 1; step <= STEPS; step++) {
+        plain_step(&j->options, &w, &s, step);
+        cr_expect_eq(first_different_bits(j->out[step - 1][0].matrix, w.matrix, MATRIX), MATRIX,
+                     "kind %zu, %d ranks, step %u, matrix", kind, ranks, step);
+        for (int r = 0; r < ranks; r++)
+            cr_expect_eq(first_different_bits(j->out[step - 1][r].vector, w.vector, VECTOR), VECTOR,
+                         "kind %zu, %d ranks, step %u, vector of rank %d", kind, ranks, step, r);
+    }
+}
+
+Test(optimizer, five_steps_have_the_bits_of_a_plain_loop_on_1_2_and_4_ranks)
+{
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
+        for (int ranks = 1; ranks <= 4; ranks *= 2) {
+            job j = {.options = kinds[kind]};
+            cr_assert_eq(run(&j, ranks, AR_NUMERICS_EXACT), AR_OK, "%s", ar_error_message());
+            expect_plain_steps(&j, kind, ranks);
+        }
+    }
+}
+
+Test(optimizer, native_gradients_take_the_same_steps)
+{
+    job j = {.options = kinds[6]};
+    cr_assert_eq(run(&j, 2, AR_NUMERICS_NATIVE), AR_OK, "%s", ar_error_message());
+    expect_plain_steps(&j, 6, 2);
+}
+
+Test(optimizer, moments_are_as_large_as_the_shards)
+{
+    /* floats an element: none, the momentum, two moments */
+    static const size_t floats[] = {0, 0, 1, 1, 2, 2, 2, 2};
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
+        job j = {.options = kinds[kind]};
+        cr_assert_eq(run(&j, 2, AR_NUMERICS_EXACT), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(j.bytes[1], floats[kind] * sizeof(float) * (MATRIX / 2 + VECTOR), "kind %zu", kind);
+    }
+}
+
+Test(optimizer, a_step_is_counted_and_makes_a_new_version_of_each_weight)
+{
+    job j = {.options = kinds[0]};
+    cr_assert_eq(run(&j, 2, AR_NUMERICS_EXACT), AR_OK, "%s", ar_error_message());
+    cr_expect(j.steps[0] == STEPS && j.steps[1] == STEPS);
+    cr_expect(j.versions[0] == STEPS && j.versions[1] == STEPS);
+}
+
+Test(optimizer, a_parameter_that_requires_no_gradient_stays_and_has_no_moments)
+{
+    const weights start = start_values();
+    job j = {.options = kinds[4], .freeze_vector = true};
+    cr_assert_eq(run(&j, 2, AR_NUMERICS_EXACT), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(first_different_bits(j.out[STEPS - 1][1].vector, start.vector, VECTOR), VECTOR);
+    cr_expect_eq(j.bytes[0], 2 * sizeof(float) * MATRIX / 2);
+}
+
+Test(optimizer, a_parameter_given_twice_is_refused)
+{
+    job j = {.options = kinds[0], .twice = true};
+    cr_expect_eq(run(&j, 1, AR_NUMERICS_EXACT), AR_ERR_ARG);
+    cr_expect(strstr(ar_error_message(), "matrix twice"), "%s", ar_error_message());
+}
+
+/* --- options ------------------------------------------------------------------------------------------------------ */
+
+Test(optimizer, defaults_are_pytorchs_and_pass_the_check)
+{
+    for (ar_optimizer_kind kind = AR_OPTIMIZER_SGD; kind <= AR_OPTIMIZER_ADAMW; kind++) {
+        const ar_optimizer_options o = ar_optimizer_defaults(kind);
+        cr_expect_eq(ar_optimizer_check(&o), AR_OK, "%s", ar_error_message());
+        cr_expect(o.kind == kind && o.lr == 1e-3 && o.momentum == 0.0 && !o.nesterov);
+        cr_expect(o.beta1 == 0.9 && o.beta2 == 0.999 && o.eps == 1e-8);
+        cr_expect_eq(o.weight_decay, kind == AR_OPTIMIZER_ADAMW ? 0.01 : 0.0);
+    }
+    cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_SGD), "sgd");
+    cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_ADAM), "adam");
+    cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_ADAMW), "adamw");
+}
+
+static void expect_refused(const ar_optimizer_options *o, const char *option)
+{
+    cr_expect_eq(ar_optimizer_check(o), AR_ERR_ARG, "%s", option);
+    cr_expect(strstr(ar_error_message(), option), "'%s' does not name %s", ar_error_message(), option);
+}
+
+Test(optimizer, an_option_out_of_its_range_is_refused_by_name)
+{
+    const double wrong[] = {-1e-9, NAN, INFINITY};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        ar_optimizer_options o[6];
+        for (size_t k = 0; k < 6; k++)
+            o[k] = ar_optimizer_defaults(k == 2 ? AR_OPTIMIZER_SGD : AR_OPTIMIZER_ADAM);
+        o[0].lr = o[1].weight_decay = o[2].momentum = o[3].beta1 = o[4].beta2 = o[5].eps = wrong[i];
+        static const char *const names[] = {"lr", "weight_decay", "momentum", "beta1", "beta2", "eps"};
+        for (size_t k = 0; k < 6; k++)
+            expect_refused(&o[k], names[k]);
+    }
+    ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.beta2 = 1.0;
+    expect_refused(&o, "beta2");
+    o = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.eps = 0.0;
+    expect_refused(&o, "eps");
+    o.eps = 1e-50; /* 0 in fp32: 0/0 where a weight has never had a gradient */
+    expect_refused(&o, "eps");
+    o = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    o.nesterov = true;
+    expect_refused(&o, "nesterov");
+    o.kind = (ar_optimizer_kind)7;
+    expect_refused(&o, "kind 7");
+}
+
+Test(optimizer, options_of_another_kind_are_not_looked_at)
+{
+    ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    o.beta1 = 2.0;
+    o.eps = -1.0;
+    cr_expect_eq(ar_optimizer_check(&o), AR_OK, "%s", ar_error_message());
+    o = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
+    o.momentum = 5.0;
+    cr_expect_eq(ar_optimizer_check(&o), AR_OK, "%s", ar_error_message());
+}
