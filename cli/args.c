@@ -192,13 +192,20 @@ static bool in_range(const ari_option *o, double value)
 
 static ar_status set_enum(const ari_option *o, void *field, const char *value)
 {
-    for (int i = 0; o->choices[i] != NULL; i++) {
-        if (strcmp(o->choices[i], value) == 0) {
-            *(int *)field = i;
+    size_t n = 0;
+    for (; o->choices[n] != NULL; n++) {
+        if (strcmp(o->choices[n], value) == 0) {
+            *(int *)field = (int)n;
             return AR_OK;
         }
     }
-    return bad_value(o, value);
+    const char *near = strlen(value) < 2 ? NULL : ari_nearest(value, o->choices, n);
+    if (near == NULL)
+        return bad_value(o, value);
+    char right[TEXT_SIZE];
+    describe(o, right, sizeof right);
+    return ar_error_set(AR_ERR_ARG, "--%s: got '%s', expected %s; did you mean %s?", o->name, ARI_SHOW(value), right,
+                        near);
 }
 
 static ar_status set_value(const found_option *f, const char *value)
@@ -245,6 +252,14 @@ static ar_status set_value(const found_option *f, const char *value)
 
 /* --- the parse ---------------------------------------------------------------------------------------------------- */
 
+static bool looks_like_number(const char *argument)
+{
+    if (argument == NULL)
+        return false;
+    const char first = argument[strspn(argument, "+-")];
+    return first >= '0' && first <= '9';
+}
+
 /* Takes the option at argv[*i], and its value where it stands apart. */
 static ar_status take_option(const ari_args_spec *spec, int argc, char *const *argv, int *i, void *values,
                              ari_args_action *action)
@@ -274,8 +289,11 @@ static ar_status take_option(const ari_args_spec *spec, int argc, char *const *a
     }
     if (value != NULL)
         return set_value(&f, value + 1);
+    const char *next = *i + 1 < argc ? argv[*i + 1] : NULL;
+    if (o->otherwise != NULL && !looks_like_number(next))
+        return set_value(&f, o->otherwise);
     /* A negative number is a value; another option is none. */
-    if (*i + 1 >= argc || (argv[*i + 1][0] == '-' && argv[*i + 1][1] == '-')) {
+    if (next == NULL || (next[0] == '-' && next[1] == '-')) {
         char right[TEXT_SIZE];
         describe(o, right, sizeof right);
         return ar_error_set(AR_ERR_ARG, "--%s: its value is missing, expected %s", o->name, right);
@@ -359,7 +377,7 @@ static int option_label(const ari_option *o, char *text, size_t size)
         for (size_t i = 0; o->choices[i] != NULL && (size_t)n < size; i++)
             n += snprintf(text + n, size - (size_t)n, "%c%s", i == 0 ? ' ' : '|', o->choices[i]);
     } else if (o->value != NULL && (size_t)n < size) {
-        n += snprintf(text + n, size - (size_t)n, " %s", o->value);
+        n += snprintf(text + n, size - (size_t)n, o->otherwise != NULL ? " [%s]" : " %s", o->value);
     }
     return n;
 }

@@ -40,6 +40,7 @@ typedef struct ari_option {
     double min, max;            /* INT, SIZE, DOUBLE; both 0: all that the type holds, from 0 on for SIZE */
     const char *const *choices; /* ENUM: ends with NULL */
     const char *value;          /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
+    const char *otherwise;      /* INT, SIZE: the value where no number follows; NULL: one must */
     const char *help;           /* one or two lines, with the default; NULL: not listed */
 } ari_option;
 

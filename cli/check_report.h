@@ -7,11 +7,21 @@
 
 #include "anyrank/check.h"
 
-/** The table of one model, and what its runs differ in. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_check_print(FILE *to, const ar_check_report *r);
+/* One model's report, and what it was asked for. */
+typedef struct ari_checked {
+    ar_check_report *report;
+    ar_optimizer_options optimizer;
+    double clip, dropout;
+} ari_checked;
+
+/** Whether every run is the same and every gradcheck passed. */
+bool ari_check_same(const ari_checked *checked, size_t n);
+/** The table of one model, and what its runs differ in; `memory`: a table of what a rank holds too. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory);
 /** The last line: the key fact. */
-void ari_check_print_verdict(FILE *to, ar_check_report *const *reports, size_t n, ar_fault fault);
+void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault);
 /** The stable JSON of the whole check. Gives; NULL without memory. */
-json_t *ari_check_json(ar_check_report *const *reports, size_t n);
+json_t *ari_check_json(const ari_checked *checked, size_t n);
 
 #endif

@@ -33,7 +33,10 @@ static const ari_option options[] = {
      .at = offsetof(grads_values, out),
      .value = "DIR",
      .help = "where outputs.safetensors and grads.safetensors (or block.safetensors) go"},
-    ARI_LAYOUT_OPTIONS(grads_values, "tensor-parallel ranks (default 1)"),
+    ARI_LAYOUT_OPTIONS(grads_values, "tensor-parallel ranks (default 1)", "exact (native: not in this version)"),
+    {.name = "sp", .kind = ARI_OPT_LATER},
+    {.name = "dp", .kind = ARI_OPT_LATER},
+    {.name = "micro-batches", .kind = ARI_OPT_LATER},
     {.name = "per-rank", .kind = ARI_OPT_LATER},
     {.name = "sensitivity", .kind = ARI_OPT_LATER},
     {0},
@@ -59,6 +62,8 @@ static const ari_args_spec spec = {
 static ar_status check_values(const grads_values *v)
 {
     AR_TRY(ari_layout_check(&v->layout));
+    if (v->layout.numerics != 0)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "--numerics native: not in this version");
     if (!v->model && !v->block)
         return ar_error_set(AR_ERR_ARG, "give a MODEL, or --block DIR");
     if (v->model && v->block)

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/layout.h"
 
+#include <string.h>
+
+#include "anyrank/comm.h"
 #include "anyrank/device.h"
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
@@ -8,12 +11,32 @@ const char *const ari_algorithm_names[] = {"direct", "ring", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
 const char *const ari_device_names[] = {"cpu", "cuda", NULL};
 
+bool ari_layout_given(const ari_layout_values *v)
+{
+    return v->tp > 0 || v->dp > 0 || v->micro_batches > 0 || v->sp;
+}
+
+ar_parallel ari_layout_parallel(const ari_layout_values *v)
+{
+    return (ar_parallel){.tp = v->tp > 0 ? v->tp : 1,
+                         .dp = v->dp > 0 ? v->dp : 1,
+                         .micro_batches = v->micro_batches > 0 ? v->micro_batches : 1,
+                         .sp = v->sp,
+                         .keep_gathered = v->keep_gathered,
+                         .forward_first = v->forward_first};
+}
+
 ar_status ari_layout_check(const ari_layout_values *v)
 {
-    if (v->numerics != 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--numerics native: not in this version");
     if (v->device != 0)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--device cuda: not in this version");
+    if (v->sp && v->tp == 0)
+        return ar_error_set(AR_ERR_ARG, "--sp splits sequences over the ranks of --tp: give --tp N too");
+    if (v->keep_gathered && !v->sp)
+        return ar_error_set(AR_ERR_ARG, "--keep-gathered is about the gathers of --sp: give --tp N --sp too");
+    if (v->forward_first && v->micro_batches < 2)
+        return ar_error_set(AR_ERR_ARG, "--forward-first is an order of micro-batches: give --micro-batches M of at "
+                                        "least 2 too");
     /* What the device refuses (ANYRANK_EXACT_PATH), it refuses before minutes of work. */
     ar_device *device = NULL;
     AR_TRY(ar_device_cpu_create(&device, 1));
@@ -35,4 +58,26 @@ ar_status ari_layout_plan(const ari_layout_values *v, ar_arch arch, ar_plan *pla
 {
     *plan = (ar_plan){0};
     return v->mlp_order == 0 ? AR_OK : ar_plan_add_mlp_order(plan, arch, (ar_mlp_order)v->mlp_order);
+}
+
+size_t ari_layout_samples(const ar_parallel *p, size_t batch, int dp_rank)
+{
+    size_t start = 0, count = 0;
+    ar_comm_slice(batch, p->dp > 1 ? p->dp : 1, dp_rank, &start, &count);
+    return count;
+}
+
+const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
+{
+    enum { MOST_SHOWN = 12 };
+    const size_t dp = p->dp > 1 ? (size_t)p->dp : 1;
+    ar_parallel_text(text, ARI_LAYOUT_TEXT, p);
+    if (batch % dp == 0 || dp > batch || dp > MOST_SHOWN)
+        return text;
+    for (size_t r = 0; r < dp; r++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, ARI_LAYOUT_TEXT - used, "%s%zu%s", r == 0 ? " (" : "+",
+                 ari_layout_samples(p, batch, (int)r), r + 1 == dp ? ")" : "");
+    }
+    return text;
 }

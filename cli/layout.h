@@ -2,13 +2,14 @@
 #ifndef ARI_CLI_LAYOUT_H
 #define ARI_CLI_LAYOUT_H
 
-#include "anyrank/plan.h"
+#include "anyrank/parallel.h"
 #include "anyrank/sim.h"
 #include "cli/args.h"
 
-/* The options that say how a model is split and what runs it: the same for every subcommand that runs one. */
+/* The options that say how a step is split and what runs it: the same for every subcommand that runs one. */
 typedef struct ari_layout_values {
-    int tp; /* 0: not given */
+    int tp, dp, micro_batches; /* 0: not given */
+    bool sp, keep_gathered, forward_first;
     int mlp_order, algorithm, numerics, device;
     double timeout; /* seconds */
 } ari_layout_values;
@@ -26,54 +27,93 @@ extern const char *const ari_device_names[];
 #define ARI_LAYOUT_AT(values, field) (offsetof(values, layout) + offsetof(ari_layout_values, field))
 
 /* Rows of an option table; `values` is the subcommand's struct, with an ari_layout_values called `layout`. */
-#define ARI_LAYOUT_OPTIONS(values, tp_help)                                                        \
-    {.name = "tp",                                                                                 \
-     .kind = ARI_OPT_INT,                                                                          \
-     .at = ARI_LAYOUT_AT(values, tp),                                                              \
-     .min = 1,                                                                                     \
-     .max = 4096,                                                                                  \
-     .value = "N",                                                                                 \
-     .help = (tp_help)},                                                                           \
-        {.name = "mlp-order",                                                                      \
-         .kind = ARI_OPT_ENUM,                                                                     \
-         .at = ARI_LAYOUT_AT(values, mlp_order),                                                   \
-         .choices = ari_mlp_order_names,                                                           \
-         .help = "how the MLP's two layers are split (default column-row)"},                       \
-        {.name = "collectives",                                                                    \
-         .kind = ARI_OPT_ENUM,                                                                     \
-         .at = ARI_LAYOUT_AT(values, algorithm),                                                   \
-         .choices = ari_algorithm_names,                                                           \
-         .help = "how the simulated cluster moves data; the bits are the same (default direct)"},  \
-        {.name = "timeout",                                                                        \
-         .kind = ARI_OPT_DOUBLE,                                                                   \
-         .at = ARI_LAYOUT_AT(values, timeout),                                                     \
-         .min = 0.01,                                                                              \
-         .max = 86400,                                                                             \
-         .value = "S",                                                                             \
-         .help = "longest wait of a rank for another, in seconds (default 60)"},                   \
-        {.name = "numerics",                                                                       \
-         .kind = ARI_OPT_ENUM,                                                                     \
-         .at = ARI_LAYOUT_AT(values, numerics),                                                    \
-         .choices = ari_numerics_names,                                                            \
-         .help = "exact (native: not in this version)"},                                           \
-        {.name = "device",                                                                         \
-         .kind = ARI_OPT_ENUM,                                                                     \
-         .at = ARI_LAYOUT_AT(values, device),                                                      \
-         .choices = ari_device_names,                                                              \
-         .help = "cpu (cuda: not in this version)"},                                               \
-        {.name = "dp", .kind = ARI_OPT_LATER}, {.name = "cp", .kind = ARI_OPT_LATER},              \
-        {.name = "pp", .kind = ARI_OPT_LATER}, {.name = "sp", .kind = ARI_OPT_LATER},              \
-        {.name = "zero", .kind = ARI_OPT_LATER}, {.name = "micro-batches", .kind = ARI_OPT_LATER}, \
-        {.name = "trace", .kind = ARI_OPT_LATER},                                                  \
-    {                                                                                              \
-        .name = "timeline", .kind = ARI_OPT_LATER                                                  \
+#define ARI_LAYOUT_OPTIONS(values, tp_help, numerics_help)                                        \
+    {.name = "tp",                                                                                \
+     .kind = ARI_OPT_INT,                                                                         \
+     .at = ARI_LAYOUT_AT(values, tp),                                                             \
+     .min = 1,                                                                                    \
+     .max = 4096,                                                                                 \
+     .value = "N",                                                                                \
+     .help = (tp_help)},                                                                          \
+        {.name = "mlp-order",                                                                     \
+         .kind = ARI_OPT_ENUM,                                                                    \
+         .at = ARI_LAYOUT_AT(values, mlp_order),                                                  \
+         .choices = ari_mlp_order_names,                                                          \
+         .help = "how the MLP's two layers are split (default column-row)"},                      \
+        {.name = "collectives",                                                                   \
+         .kind = ARI_OPT_ENUM,                                                                    \
+         .at = ARI_LAYOUT_AT(values, algorithm),                                                  \
+         .choices = ari_algorithm_names,                                                          \
+         .help = "how the simulated cluster moves data; the bits are the same (default direct)"}, \
+        {.name = "timeout",                                                                       \
+         .kind = ARI_OPT_DOUBLE,                                                                  \
+         .at = ARI_LAYOUT_AT(values, timeout),                                                    \
+         .min = 0.01,                                                                             \
+         .max = 86400,                                                                            \
+         .value = "S",                                                                            \
+         .help = "longest wait of a rank for another, in seconds (default 60)"},                  \
+        {.name = "numerics",                                                                      \
+         .kind = ARI_OPT_ENUM,                                                                    \
+         .at = ARI_LAYOUT_AT(values, numerics),                                                   \
+         .choices = ari_numerics_names,                                                           \
+         .help = (numerics_help)},                                                                \
+        {.name = "device",                                                                        \
+         .kind = ARI_OPT_ENUM,                                                                    \
+         .at = ARI_LAYOUT_AT(values, device),                                                     \
+         .choices = ari_device_names,                                                             \
+         .help = "cpu (cuda: not in this version)"},                                              \
+        {.name = "cp", .kind = ARI_OPT_LATER}, {.name = "pp", .kind = ARI_OPT_LATER},             \
+        {.name = "zero", .kind = ARI_OPT_LATER}, {.name = "trace", .kind = ARI_OPT_LATER},        \
+    {                                                                                             \
+        .name = "timeline", .kind = ARI_OPT_LATER                                                 \
     }
 
-/** Refuses the choices of later versions (AR_ERR_UNSUPPORTED), and what the device refuses. */
+/* The same for what else splits a training step. */
+#define ARI_LAYOUT_STEP_OPTIONS(values)                                                                       \
+    {.name = "sp",                                                                                            \
+     .kind = ARI_OPT_FLAG,                                                                                    \
+     .at = ARI_LAYOUT_AT(values, sp),                                                                         \
+     .help = "sequence parallel beside --tp: each rank holds a part of every sequence between the regions"},  \
+        {.name = "keep-gathered",                                                                             \
+         .kind = ARI_OPT_FLAG,                                                                                \
+         .at = ARI_LAYOUT_AT(values, keep_gathered),                                                          \
+         .help = "with --sp: keep gathered inputs for the backward pass, in place of gathering them again"},  \
+        {.name = "dp",                                                                                        \
+         .kind = ARI_OPT_INT,                                                                                 \
+         .at = ARI_LAYOUT_AT(values, dp),                                                                     \
+         .min = 1,                                                                                            \
+         .max = 4096,                                                                                         \
+         .value = "N",                                                                                        \
+         .help = "data-parallel ranks, or groups of --tp ranks: each holds some of the sequences"},           \
+        {.name = "micro-batches",                                                                             \
+         .kind = ARI_OPT_INT,                                                                                 \
+         .at = ARI_LAYOUT_AT(values, micro_batches),                                                          \
+         .min = 1,                                                                                            \
+         .max = 1e9,                                                                                          \
+         .value = "M",                                                                                        \
+         .help = "pieces in which a rank goes through its sequences; gradients are accumulated (default 1)"}, \
+    {                                                                                                         \
+        .name = "forward-first", .kind = ARI_OPT_FLAG, .at = ARI_LAYOUT_AT(values, forward_first),            \
+        .help = "all micro-batches go forward before the first goes backward"                                 \
+    }
+
+/** Whether any option asks for one layout. */
+bool ari_layout_given(const ari_layout_values *v);
+/** The layout that the options ask for. */
+ar_parallel ari_layout_parallel(const ari_layout_values *v);
+/** Refuses the choices of later versions (AR_ERR_UNSUPPORTED), options that mean nothing without another (AR_ERR_ARG),
+ *  and what the device refuses. */
 AR_NODISCARD ar_status ari_layout_check(const ari_layout_values *v);
 ar_sim_algorithm ari_layout_algorithm(const ari_layout_values *v);
 uint64_t ari_layout_timeout_ns(const ari_layout_values *v);
 /** The default plan, or the one that --mlp-order asks for. */
 AR_NODISCARD ar_status ari_layout_plan(const ari_layout_values *v, ar_arch arch, ar_plan *plan);
+
+enum { ARI_LAYOUT_TEXT = 128 };
+/** ar_parallel_text, and behind it the samples of each data-parallel rank where they are not equally many: "dp=3
+ *  (3+3+2)". Writes into text[0 .. ARI_LAYOUT_TEXT) and gives it back. */
+const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
+/** Samples of a data-parallel rank. */
+size_t ari_layout_samples(const ar_parallel *p, size_t batch, int dp_rank);
 
 #endif

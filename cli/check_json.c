@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stable JSON of a check: docs/check.md lists its fields. */
+#include <math.h>
+
+#include "cli/check_report.h"
+#include "cli/command.h"
+#include "cli/json_text.h"
+#include "cli/layout.h"
+#include "ref/io/json.h"
+#include "verify/cluster_run.h"
+
+static const char *const result_names[] = {"same", "different", "error"};
+
+static json_t *json_index(int ndim, const size_t *index)
+{
+    json_t *a = json_array();
+    for (int d = 0; d < ndim; d++)
+        json_array_append_new(a, json_integer((json_int_t)index[d]));
+    return a;
+}
+
+static json_t *json_difference(const ar_check_run *u)
+{
+    const ar_first_difference *f = &u->first;
+    if (!u->has_difference)
+        return json_null();
+    return json_pack("{s:i, s:s, s:s, s:i, s:o, s:o, s:o, s:I, s:i, s:o, s:I, s:I, s:s, s:s}", "step", f->step, "pass",
+                     f->pass, "tensor", f->tensor, "layer", f->layer, "index", json_index(f->ndim, f->index),
+                     "reference", ari_json_number((double)f->reference), "actual", ari_json_number((double)f->actual),
+                     "ulp", (json_int_t)f->ulp, "rank", f->rank, "local_index",
+                     json_index(f->local_ndim, f->local_index), "elements", (json_int_t)f->elements,
+                     "elements_different", (json_int_t)f->elements_different, "pattern", f->pattern, "hint", f->hint);
+}
+
+static json_t *json_error(const ar_check_run *u)
+{
+    if (!u->error)
+        return json_null();
+    json_t *ranks = json_array();
+    for (int r = 0; u->reports && r < ar_parallel_world(&u->parallel); r++) {
+        const ar_sim_rank_report *p = &u->reports[r];
+        json_array_append_new(ranks, json_pack("{s:i, s:s, s:s, s:s, s:f}", "rank", p->rank, "status", p->status,
+                                               "last", p->last, "current", p->current, "waiting_s", p->waiting_s));
+    }
+    return json_pack("{s:o, s:o}", "message", ari_json_text(u->error), "ranks", ranks);
+}
+
+static json_t *json_collectives(const ar_check_run *u)
+{
+    json_t *o = json_object();
+    for (size_t i = 0; i < ARI_COLLECTIVE_KINDS; i++) {
+        if (u->calls[i])
+            json_object_set_new(o, ari_collective_kind[i], json_integer((json_int_t)u->calls[i]));
+    }
+    return o;
+}
+
+static int at_least_one(int extent)
+{
+    return extent > 1 ? extent : 1;
+}
+
+static json_t *json_layout(const ar_check_report *r, const ar_check_run *u)
+{
+    const ar_parallel *p = &u->parallel;
+    json_t *samples = json_array();
+    for (int d = 0; d < at_least_one(p->dp); d++)
+        json_array_append_new(samples, json_integer((json_int_t)ari_layout_samples(p, r->batch, d)));
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p), "tp",
+                     at_least_one(p->tp), "dp", at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero", 0,
+                     "micro_batches", at_least_one(p->micro_batches), "samples_per_rank", samples, "keep_gathered",
+                     p->keep_gathered, "forward_first", p->forward_first);
+}
+
+/* Measured where memory is given out; what this version does not have takes nothing. */
+static json_t *json_memory(const ar_check_run *u)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)u->weights_bytes, "gradients",
+                     (json_int_t)u->gradients_bytes, "optimizer", (json_int_t)u->optimizer_bytes, "activations_stored",
+                     (json_int_t)u->stored_bytes, "activations_peak", (json_int_t)u->peak_bytes, "buckets",
+                     (json_int_t)0);
+}
+
+/* One a step; none of a run that ended in an error before it had any. */
+static json_t *json_loss(const ar_check_report *r, const float *loss)
+{
+    json_t *a = json_array();
+    for (int i = 0; loss && i < at_least_one(r->steps); i++)
+        json_array_append_new(a, ari_json_number((double)loss[i]));
+    return a;
+}
+
+static json_t *json_run(const ar_check_report *r, const ar_check_run *u)
+{
+    json_t *o = json_object();
+    json_object_set_new(o, "layout", json_layout(r, u));
+    json_object_set_new(o, "result", json_string(result_names[u->result]));
+    json_object_set_new(o, "tensors", json_integer((json_int_t)u->tensors));
+    json_object_set_new(o, "tensors_different", json_integer((json_int_t)u->tensors_different));
+    json_object_set_new(o, "elements", json_integer((json_int_t)u->elements));
+    json_object_set_new(o, "elements_different", json_integer((json_int_t)u->elements_different));
+    json_object_set_new(o, "max_ulp", json_integer((json_int_t)u->max_ulp));
+    if (r->numerics == AR_NUMERICS_NATIVE) {
+        json_object_set_new(o, "max_ratio", ari_json_number(u->max_ratio));
+        json_object_set_new(o, "max_ratio_tensor", json_string(u->ratio_tensor));
+    }
+    json_object_set_new(o, "bytes",
+                        json_pack("{s:I, s:I, s:I}", "counted", (json_int_t)u->bytes_counted, "predicted",
+                                  (json_int_t)u->bytes_predicted, "per_rank_max", (json_int_t)u->bytes_per_rank_max));
+    json_object_set_new(o, "collectives", json_collectives(u));
+    json_object_set_new(o, "peak_bytes_per_rank", json_memory(u));
+    json_object_set_new(o, "seconds", ari_json_number(u->seconds));
+    json_object_set_new(o, "loss", json_loss(r, u->loss));
+    json_object_set_new(o, "weights_hash", json_string(u->weights_hash));
+    json_object_set_new(o, "gradients_hash", json_string(u->gradients_hash));
+    json_object_set_new(o, "first_difference", json_difference(u));
+    json_object_set_new(o, "error", json_error(u));
+    return o;
+}
+
+static json_t *json_gradcheck(const ar_check_report *r)
+{
+    const ar_gradcheck *g = &r->gradcheck;
+    if (!r->has_gradcheck)
+        return json_null();
+    json_t *rows = json_array();
+    for (size_t i = 0; i < g->rows; i++)
+        json_array_append_new(rows, json_pack("{s:f, s:o, s:s}", "step", g->row[i].step, "max_relative_error",
+                                              ari_json_number(g->row[i].max_relative_error), "worst_tensor",
+                                              g->row[i].worst_tensor));
+    return json_pack("{s:I, s:o, s:s, s:b, s:I, s:I, s:I, s:o}", "elements", (json_int_t)g->elements,
+                     "max_relative_error", ari_json_number(g->max_relative_error), "worst_tensor", g->worst_tensor,
+                     "ok", g->ok, "parameters", (json_int_t)g->parameters, "batch", (json_int_t)g->batch, "seq",
+                     (json_int_t)g->seq, "rows", rows);
+}
+
+static json_t *json_optimizer(const ari_checked *c)
+{
+    const ar_optimizer_options *p = &c->optimizer;
+    if (c->report->steps == 0)
+        return json_null();
+    return json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f}", "name", ar_optimizer_name(p->kind), "lr", p->lr,
+                     "momentum", p->momentum, "nesterov", p->nesterov, "beta1", p->beta1, "beta2", p->beta2, "eps",
+                     p->eps, "weight_decay", p->weight_decay);
+}
+
+static json_t *json_model(const ari_checked *c)
+{
+    const ar_check_report *r = c->report;
+    json_t *runs = json_array();
+    for (size_t i = 0; i < r->runs; i++)
+        json_array_append_new(runs, json_run(r, &r->run[i]));
+    if (json_array_size(runs) != r->runs) {
+        json_decref(runs);
+        return NULL;
+    }
+    json_t *baseline = json_pack("{s:s, s:s, s:o, s:o, s:f}", "weights_hash", r->weights_hash, "gradients_hash",
+                                 r->gradients_hash, "loss", json_loss(r, r->loss), "max_error_vs_f64",
+                                 ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
+    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o}", "name",
+                     ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
+                     r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "steps",
+                     r->steps, "optimizer", json_optimizer(c), "clip", c->clip, "dropout", c->dropout, "first_nan",
+                     r->nan_tensor[0] ? json_string(r->nan_tensor) : json_null(), "baseline", baseline, "gradcheck",
+                     json_gradcheck(r), "runs", runs);
+}
+
+json_t *ari_check_json(const ari_checked *checked, size_t n)
+{
+    ar_check_result worst = AR_CHECK_SAME;
+    json_t *models = json_array();
+    for (size_t i = 0; i < n; i++) {
+        const ar_check_report *r = checked[i].report;
+        worst = r->result > worst ? r->result : worst;
+        json_array_append_new(models, json_model(&checked[i]));
+    }
+    if (worst == AR_CHECK_SAME && !ari_check_same(checked, n)) /* a gradcheck */
+        worst = AR_CHECK_DIFFERENT;
+    const bool native = n > 0 && checked[0].report->numerics == AR_NUMERICS_NATIVE;
+    json_t *o = ari_json_begin("check");
+    json_object_set_new(o, "numerics", json_string(native ? "native" : "exact"));
+    json_object_set_new(o, "device", json_string("cpu"));
+    json_object_set_new(o, "result", json_string(result_names[worst]));
+    const bool whole = json_array_size(models) == n;
+    if (json_object_set_new(o, "models", models) != 0 || !whole) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/check_options.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "ref/io/file.h"
+#include "verify/fault_case.h"
+
+/* In the order of ar_optimizer_kind. */
+static const char *const optimizer_names[] = {"sgd", "adam", "adamw", NULL};
+
+static const ari_option options[] = {
+    ARI_LAYOUT_OPTIONS(ari_check_values,
+                       "tensor-parallel ranks (no layout given: a set of those that the model allows)",
+                       "exact: the same bits; native: fp32, within an allowance (default exact)"),
+    ARI_LAYOUT_STEP_OPTIONS(ari_check_values),
+    {.name = "sweep",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(ari_check_values, sweep),
+     .min = 1,
+     .max = 4096,
+     .value = "W",
+     .otherwise = "8",
+     .help = "every legal layout of up to W ranks (W: 8 unless given)"},
+    {.name = "batch",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(ari_check_values, batch),
+     .min = 1,
+     .max = 1e9,
+     .value = "B",
+     .help = "sequences of a step (default 8)"},
+    {.name = "seq",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(ari_check_values, seq),
+     .min = 1,
+     .max = 1e9,
+     .value = "S",
+     .help = "tokens of each (default 64, or fewer if the model holds fewer)"},
+    {.name = "text",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(ari_check_values, text),
+     .value = "FILE",
+     .help = "any file, one byte one token (default: the project's own text)"},
+    {.name = "steps",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(ari_check_values, steps),
+     .min = 0,
+     .max = 1e6,
+     .value = "K",
+     .help = "training steps; 0: one forward and backward, no update (default 3)"},
+    {.name = "optimizer",
+     .kind = ARI_OPT_ENUM,
+     .at = offsetof(ari_check_values, optimizer),
+     .choices = optimizer_names,
+     .help = "what updates the weights (default adamw)"},
+    {.name = "lr",
+     .kind = ARI_OPT_DOUBLE,
+     .at = offsetof(ari_check_values, lr),
+     .min = 0,
+     .max = 1e6,
+     .value = "X",
+     .help = "learning rate (default 0.001)"},
+    {.name = "momentum",
+     .kind = ARI_OPT_DOUBLE,
+     .at = offsetof(ari_check_values, momentum),
+     .min = 0,
+     .max = 1,
+     .value = "X",
+     .help = "of sgd, below 1 (default 0)"},
+    {.name = "nesterov",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(ari_check_values, nesterov),
+     .help = "of sgd with --momentum: Nesterov's variant"},
+    {.name = "betas",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(ari_check_values, betas),
+     .value = "B1,B2",
+     .help = "of adam and adamw (default 0.9,0.999)"},
+    {.name = "weight-decay",
+     .kind = ARI_OPT_DOUBLE,
+     .at = offsetof(ari_check_values, weight_decay),
+     .min = 0,
+     .max = 1e6,
+     .value = "X",
+     .help = "added to the gradient by sgd and adam, decoupled in adamw (default 0; adamw 0.01)"},
+    {.name = "clip",
+     .kind = ARI_OPT_DOUBLE,
+     .at = offsetof(ari_check_values, clip),
+     .min = 0,
+     .max = 1e30,
+     .value = "X",
+     .help = "largest norm of all gradients together; 0: no clipping (default 1)"},
+    {.name = "dropout",
+     .kind = ARI_OPT_DOUBLE,
+     .at = offsetof(ari_check_values, dropout),
+     .min = 0,
+     .max = 1,
+     .value = "P",
+     .help = "probability, below 1; of the config's own nothing is used (default 0)"},
+    {.name = "inject",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(ari_check_values, inject),
+     .value = "BUG",
+     .help = "switch a known mistake on ('anyrank bugs' lists them)"},
+    {.name = "gradcheck",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(ari_check_values, gradcheck),
+     .help = "compare the binary64 baseline's gradients with central differences, on a small batch"},
+    {.name = "skip-f64",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(ari_check_values, skip_f64),
+     .help = "do not run the binary64 baseline, which only measures the exact one's error"},
+    {.name = "memory",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(ari_check_values, memory),
+     .help = "print the memory of a rank in every layout too"},
+    {.name = "list-tensors", .kind = ARI_OPT_LATER},
+    {0},
+};
+
+static const ari_positional positionals[] = {
+    {.name = "MODEL",
+     .at = offsetof(ari_check_values, model),
+     .help = "a folder with a Hugging Face config.json (and weights), or llama-demo, gpt2-demo, stack-demo; "
+             "default: llama-demo and gpt2-demo"},
+    {0},
+};
+
+const ari_args_spec ari_check_spec = {
+    .command = "check",
+    .summary = "Runs training steps on N simulated ranks and compares every tensor of every step with one rank's, bit "
+               "for bit.",
+    .example = "anyrank check\nanyrank check gpt2-demo --tp 3 --sp --batch 4 --seq 48\nanyrank check llama-demo --dp 3 "
+               "--tp 2 --steps 1\nanyrank check --inject column_dx_not_reduced",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(ari_check_values, common),
+};
+
+ari_check_values ari_check_values_defaults(void)
+{
+    const double none = (double)NAN;
+    return (ari_check_values){.layout = ARI_LAYOUT_DEFAULTS,
+                              .steps = -1,
+                              .optimizer = -1,
+                              .lr = none,
+                              .momentum = none,
+                              .weight_decay = none,
+                              .clip = none,
+                              .dropout = none};
+}
+
+static ar_optimizer_kind kind_of(const ari_check_values *v)
+{
+    return v->optimizer < 0 ? AR_OPTIMIZER_ADAMW : (ar_optimizer_kind)v->optimizer;
+}
+
+ar_status ari_check_values_check(const ari_check_values *v)
+{
+    const bool sgd = kind_of(v) == AR_OPTIMIZER_SGD;
+    if (ari_layout_given(&v->layout) && v->sweep > 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "--sweep %d takes all layouts, --tp, --dp, --sp and --micro-batches name one: "
+                            "give one of both",
+                            v->sweep);
+    if (!sgd && (!isnan(v->momentum) || v->nesterov))
+        return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has --betas",
+                            optimizer_names[kind_of(v)]);
+    if (sgd && v->betas)
+        return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
+    if (v->dropout >= 1.0)
+        return ar_error_set(AR_ERR_ARG, "--dropout %g drops everything: give a probability from 0 to below 1",
+                            v->dropout);
+    return ari_layout_check(&v->layout);
+}
+
+void ari_check_values_inject(ari_check_values *v, ar_fault fault)
+{
+    const ari_fault_case c = ari_fault_case_of(fault);
+    v->model = c.model;
+    v->layout.tp = c.parallel.tp;
+    v->layout.dp = c.parallel.dp;
+    v->layout.micro_batches = c.parallel.micro_batches;
+    v->layout.sp = c.parallel.sp;
+    v->layout.forward_first = c.parallel.forward_first;
+    v->layout.keep_gathered = c.parallel.keep_gathered;
+    if (c.order != AR_MLP_COLUMN_ROW) /* else the one given stands */
+        v->layout.mlp_order = (int)c.order;
+    v->batch = v->batch ? v->batch : c.batch;
+    v->seq = v->seq ? v->seq : c.seq;
+    v->steps = v->steps < 0 ? c.steps : v->steps;
+    v->clip = isnan(v->clip) ? c.clip : v->clip;
+    v->dropout = isnan(v->dropout) ? c.dropout : v->dropout;
+}
+
+/* "0.9,0.999" */
+static ar_status parse_betas(double *beta1, double *beta2, const char *text)
+{
+    char *end = NULL;
+    *beta1 = strtod(text, &end);
+    const bool first = end != text && *end == ',';
+    const char *second = first ? end + 1 : text;
+    *beta2 = strtod(second, &end);
+    if (!first || end == second || *end != '\0' || !(*beta1 >= 0 && *beta1 < 1) || !(*beta2 >= 0 && *beta2 < 1))
+        return ar_error_set(AR_ERR_ARG,
+                            "--betas: got '%s', expected two numbers from 0 to below 1 with a comma between",
+                            ARI_SHOW(text));
+    return AR_OK;
+}
+
+static double or_else(double given, double otherwise)
+{
+    return isnan(given) ? otherwise : given;
+}
+
+ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *v, ar_fault fault)
+{
+    *o = (ar_check_options){.batch = v->batch ? v->batch : 8,
+                            .steps = v->steps < 0 ? 3 : v->steps,
+                            .optimizer = ar_optimizer_defaults(kind_of(v)),
+                            .clip = or_else(v->clip, 1.0),
+                            .dropout = or_else(v->dropout, 0.0),
+                            .numerics = (ar_numerics)v->layout.numerics,
+                            .gradcheck = v->gradcheck,
+                            .text = v->text,
+                            .seed = v->common.seed,
+                            .fault = fault,
+                            .algorithm = ari_layout_algorithm(&v->layout),
+                            .threads = v->common.threads,
+                            .timeout_ns = ari_layout_timeout_ns(&v->layout),
+                            .skip_f64 = v->skip_f64};
+    if (o->steps == 0) /* gradients only: there is nothing to clip them for */
+        o->clip = 0.0;
+    o->optimizer.lr = or_else(v->lr, o->optimizer.lr);
+    o->optimizer.momentum = or_else(v->momentum, o->optimizer.momentum);
+    o->optimizer.weight_decay = or_else(v->weight_decay, o->optimizer.weight_decay);
+    o->optimizer.nesterov = v->nesterov;
+    if (v->betas)
+        AR_TRY(parse_betas(&o->optimizer.beta1, &o->optimizer.beta2, v->betas));
+    return ar_optimizer_check(&o->optimizer);
+}

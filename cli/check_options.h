@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_CHECK_OPTIONS_H
+#define ARI_CLI_CHECK_OPTIONS_H
+
+#include "anyrank/check.h"
+#include "cli/args.h"
+#include "cli/layout.h"
+
+/* What `anyrank check` is asked for. Of the training step -1 and NaN: not given. */
+typedef struct ari_check_values {
+    ari_common common;
+    const char *model, *text, *inject, *betas;
+    ari_layout_values layout;
+    int sweep, steps, optimizer;
+    size_t batch, seq; /* 0: not given */
+    double lr, momentum, weight_decay, clip, dropout;
+    bool nesterov, gradcheck, memory, skip_f64;
+} ari_check_values;
+
+extern const ari_args_spec ari_check_spec;
+
+/** Nothing given. */
+ari_check_values ari_check_values_defaults(void);
+/** Refuses options of later versions and those that contradict each other. */
+AR_NODISCARD ar_status ari_check_values_check(const ari_check_values *v);
+/** Takes what was not given from the case in which an injected fault matters. */
+void ari_check_values_inject(ari_check_values *v, ar_fault fault);
+/** The options of a check as far as they do not depend on the model. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *v, ar_fault fault);
+
+#endif

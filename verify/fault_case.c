@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/fault_case.h"
+
+#include <string.h>
+
+#include "anyrank/model.h"
+
+/* 96 tokens a step. 24 positions divide by 2, 3, 4 and 8; 4 samples over 3 ranks are 2, 1 and 1, and 3 samples in 2
+ * micro-batches 2 and 1: means over unlike numbers of tokens differ. */
+enum { BATCH = 4, SEQ = 24 };
+
+#define LLAMA .model = "llama-demo"
+#define GPT2 .model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
+#define TP(n) .parallel.tp = (n)
+#define SP(n) .parallel = {.tp = (n), .sp = true}
+#define DP(n) .parallel.dp = (n)
+#define DP_TP(d, t) .parallel = {.dp = (d), .tp = (t)}
+
+/* Of what is not written: tp=2, 4 x 24 tokens, one step, no dropout. */
+static const ari_fault_case cases[] = {
+    {AR_FAULT_column_dx_not_reduced, LLAMA},
+    {AR_FAULT_row_bias_every_rank, GPT2},
+    {AR_FAULT_row_input_grad_not_gathered, GPT2, .order = AR_MLP_ROW_COLUMN},
+    {AR_FAULT_heads_divided_twice, LLAMA},
+    {AR_FAULT_allreduce_aliases_input, LLAMA},
+    {AR_FAULT_init_local_fan, LLAMA},
+    {AR_FAULT_init_per_shard_seed, LLAMA},
+    {AR_FAULT_vocab_target_off_by_shard, LLAMA, TP(8)}, /* a shard begins with the space */
+    {AR_FAULT_loss_parallel_no_max, LLAMA},
+    {AR_FAULT_embedding_edge_twice, LLAMA, TP(8)},
+    {AR_FAULT_weight_grad_leading_dims, LLAMA},
+    {AR_FAULT_bias_grad_wrong_axis, GPT2},
+    {AR_FAULT_norm_backward_missing, GPT2},
+    {AR_FAULT_sp_norm_grad_local, LLAMA, SP(2)},
+    {AR_FAULT_sp_row_bias_grad_local, GPT2, SP(2)},
+    {AR_FAULT_sp_position_grad_local, GPT2, SP(2)},
+    {AR_FAULT_kv_replica_grad_local, LLAMA, TP(4)}, /* two KV heads */
+    {AR_FAULT_kv_replica_wrong_head, LLAMA, TP(4)},
+    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .dropout = 0.1},
+    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .dropout = 0.1},
+    {AR_FAULT_dp_mean_of_means, LLAMA, DP(3)},
+    {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2)},
+    {AR_FAULT_dp_group_missing, LLAMA, DP(2)},
+    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2)},
+    {AR_FAULT_accum_mean_of_means, LLAMA, .parallel = {.tp = 1, .micro_batches = 2}, .batch = 3},
+    {AR_FAULT_saved_input_overwritten, LLAMA, .parallel = {.tp = 1, .micro_batches = 2, .forward_first = true}},
+    {AR_FAULT_embedding_tied_once, GPT2},
+    {AR_FAULT_gradnorm_counts_replicas, GPT2},
+    {AR_FAULT_gradnorm_local_clip, GPT2},
+    {AR_FAULT_group_wrong_stride, LLAMA, DP_TP(2, 2)},
+    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2)},
+    {AR_FAULT_positions_local, GPT2, SP(2)},
+    {AR_FAULT_silent_truncation, GPT2, TP(3)}, /* 256 ids */
+    {AR_FAULT_gate_up_interleaved_wrong, GPT2},
+    {AR_FAULT_norm_padded_lanes, GPT2},
+    {AR_FAULT_bias_added_twice, GPT2},
+    {AR_FAULT_row_bias_partial_grad, GPT2},
+    {AR_FAULT_init_replica_differs, GPT2},
+    {AR_FAULT_gather_batch_order, LLAMA, SP(2)},
+};
+
+ari_fault_case ari_fault_case_of(ar_fault fault)
+{
+    size_t i = 0;
+    while (i + 1 < sizeof cases / sizeof *cases && cases[i].fault != fault)
+        i++;
+    ari_fault_case c = cases[i];
+    const bool split = c.parallel.tp || c.parallel.dp;
+    c.parallel.tp = split ? c.parallel.tp : 2;
+    c.batch = c.batch ? c.batch : BATCH;
+    c.seq = SEQ;
+    c.steps = 1;
+    c.clip = 1.0;
+    return c;
+}
+
+bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
+{
+    const ar_parallel *p = &a->parallel, *q = &b->parallel;
+    return strcmp(a->model, b->model) == 0 && p->tp == q->tp && p->dp == q->dp &&
+           p->micro_batches == q->micro_batches && p->sp == q->sp && p->keep_gathered == q->keep_gathered &&
+           p->forward_first == q->forward_first && a->order == b->order && a->batch == b->batch && a->seq == b->seq &&
+           a->steps == b->steps && a->clip == b->clip && a->dropout == b->dropout;
+}
+
+ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
+{
+    char folder[512];
+    AR_TRY(ar_model_path(folder, sizeof folder, f->model));
+    AR_TRY(ar_config_load(c, folder));
+    *plan = (ar_plan){0};
+    return f->order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, f->order);
+}
+
+ar_status ari_fault_case_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault, int threads,
+                               uint64_t seed)
+{
+    ar_config c;
+    ar_plan plan;
+    AR_TRY(ari_fault_case_load(&c, &plan, f));
+    const ar_check_options o = {.model = f->model,
+                                .parallel = &f->parallel,
+                                .layouts = 1,
+                                .batch = f->batch,
+                                .seq = f->seq,
+                                .steps = f->steps,
+                                .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                .clip = f->clip,
+                                .dropout = f->dropout,
+                                .seed = seed,
+                                .fault = fault,
+                                .plan = plan,
+                                .threads = threads,
+                                .skip_f64 = true};
+    return ar_check(gives, &o);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_FAULT_CASE_H
+#define ARI_VERIFY_FAULT_CASE_H
+
+#include "anyrank/check.h"
+
+/* Where an injectable fault matters: a bundled model, a layout and a step in which it changes something. Small, so that
+ * all of them run in a minute. What a fault looks like there is not known here. */
+typedef struct ari_fault_case {
+    ar_fault fault;
+    const char *model;
+    ar_parallel parallel;
+    ar_mlp_order order;
+    size_t batch, seq;
+    int steps;
+    double clip, dropout;
+} ari_fault_case;
+
+/** The case of a fault; not of AR_FAULT_NONE. */
+ari_fault_case ari_fault_case_of(ar_fault fault);
+/** Whether two cases run the same, but for the fault. */
+bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
+/** The case's config and plan. Errors: those of reading the model. */
+AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f);
+/** ar_check of the case with `fault`, or AR_FAULT_NONE for the clean run. threads 0: the machine's cores. Gives;
+ *  ar_check_report_destroy. Errors: those of ar_check. */
+AR_NODISCARD ar_status ari_fault_case_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault,
+                                            int threads, uint64_t seed);
+
+#endif
