@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/dropout.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/scalar.h"
@@ -19,6 +20,7 @@ typedef struct attention_module {
     size_t group_full;             /* query heads of a KV head on all ranks that hold it */
     int copies;                    /* ranks that hold each KV head */
     ar_comm *replicas;             /* those that hold this rank's, borrowed; NULL: it alone */
+    ari_dropout dropout;           /* of the probabilities */
     ar_buf cos, sin;               /* [positions, d/2], made for the longest sequence so far */
     size_t positions;
     ar_device *device; /* that owns the tables */
@@ -158,10 +160,16 @@ static ar_status tap_projections(attention_module *m, ar_ctx *ctx, const ar_tens
     return AR_OK;
 }
 
+/* The global number of this rank's first query head. */
+static size_t head_start(const attention_module *m, const ar_ctx *ctx)
+{
+    return (size_t)ar_comm_rank(ctx->tp) * m->heads;
+}
+
 static ar_status upload_masks(ar_ctx *ctx, ar_saved *saved, const attention_module *m, ar_mask *mask,
                               const ar_batch *batch)
 {
-    *mask = (ar_mask){.causal = m->o.causal, .head_start = (size_t)ar_comm_rank(ctx->tp) * m->heads};
+    *mask = (ar_mask){.causal = m->o.causal, .head_start = head_start(m, ctx)};
     ar_tensor padding = {0}, additive = {0};
     if (batch->padding_mask) {
         const size_t shape[2] = {batch->batch, batch->seq};
@@ -197,13 +205,24 @@ static ar_status assemble(attention_module *m, ar_ctx *ctx, ar_tensor *context, 
     return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
 }
 
+/* The probabilities that weigh the values: what dropout leaves, as a tensor of its own, or `probs` itself. Drawn again
+ * in the backward pass, not kept. */
+static ar_status weights_of(attention_module *m, ar_ctx *ctx, ar_tensor *weights, const ar_tensor *probs)
+{
+    *weights = *probs;
+    if (!ari_dropout_on(ctx))
+        return AR_OK;
+    AR_TRY(ari_like(ctx, weights, probs, probs->shape[3]));
+    return ari_drop_heads(&m->dropout, ctx, weights, probs, head_start(m, ctx));
+}
+
 static ar_status attend(attention_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, const ar_tensor *qkv,
                         const ar_batch *batch)
 {
     const size_t b = qkv->shape[0], s = qkv->shape[1], d = m->o.head_dim;
     const ar_tensor q = projected(qkv, 0, m->heads, d), k = projected(qkv, m->heads, m->kv_heads, d);
     const ar_tensor v = projected(qkv, m->heads + m->kv_heads, m->kv_heads, d);
-    ar_tensor qh, kh, probs, o;
+    ar_tensor qh, kh, probs, weights, o;
     ar_mask mask;
     AR_TRY(lay_out(m, ctx, &qh, &q));
     AR_TRY(lay_out(m, ctx, &kh, &k));
@@ -219,9 +238,15 @@ static ar_status attend(attention_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(ctx->device->ops->softmax_forward(ctx->device, ctx->queue, probs.data, ar_const(probs.data), b, m->heads, s,
                                              ari_softmax_scale(d), &mask));
     AR_TRY(ari_tap_shard(ctx, m->base.name, "probs", 'f', &probs, 1, m->o.heads));
+    AR_TRY(weights_of(m, ctx, &weights, &probs));
+    if (ari_dropout_on(ctx))
+        AR_TRY(ari_tap_shard(ctx, m->base.name, ARI_DROPPED_PROBS, 'f', &weights, 1, m->o.heads));
     AR_TRY(new_heads(ctx, &o, b, m->heads, s, d));
     const ar_tensor vh = swapped(&v), values = ar_tensor_transposed(&vh), out = grouped(m, &o);
-    AR_TRY(product(ctx, &out, &scores, &values, true, m->base.name));
+    const ar_tensor weighing = grouped(m, &weights);
+    AR_TRY(product(ctx, &out, &weighing, &values, true, m->base.name));
+    if (ari_dropout_on(ctx))
+        ar_ctx_release(ctx, &weights);
     AR_TRY(assemble(m, ctx, context, &o));
     ar_ctx_release(ctx, &o);
     AR_TRY(ari_tap_shard(ctx, m->base.name, "context", 'f', context, 2, m->o.heads * d));
@@ -260,7 +285,7 @@ typedef struct gradients {
 static ar_status attend_backward(attention_module *m, ar_ctx *ctx, ar_saved *saved, gradients *g, ar_tensor *qkv,
                                  const ar_tensor *dcontext)
 {
-    ar_tensor qh, kh, probs, padding, additive, doh, dprobs, ds;
+    ar_tensor qh, kh, probs, weights, padding, additive, doh, dprobs, ds;
     AR_TRY(ar_saved_pop(saved, m, SAVED_PROBS, &probs));
     AR_TRY(ar_saved_pop(saved, m, SAVED_K, &kh));
     AR_TRY(ar_saved_pop(saved, m, SAVED_Q, &qh));
@@ -273,7 +298,7 @@ static ar_status attend_backward(attention_module *m, ar_ctx *ctx, ar_saved *sav
                           .additive = ar_const(additive.data),
                           .mask_batch = additive.shape[0],
                           .mask_heads = additive.shape[1],
-                          .head_start = (size_t)ar_comm_rank(ctx->tp) * m->heads};
+                          .head_start = head_start(m, ctx)};
     AR_TRY(new_heads(ctx, &doh, b, m->heads, s, d));
     const ar_tensor doh_view = swapped(&doh), from = projected(dcontext, 0, m->heads, d);
     AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &doh_view, &from));
@@ -283,6 +308,8 @@ static ar_status attend_backward(attention_module *m, ar_ctx *ctx, ar_saved *sav
     AR_TRY(new_heads(ctx, &ds, b, m->heads, s, s));
     const ar_tensor dp = grouped(m, &dprobs), dout = grouped(m, &doh);
     AR_TRY(product(ctx, &dp, &dout, &vh, false, m->base.name));
+    if (ari_dropout_on(ctx))
+        AR_TRY(ari_drop_heads(&m->dropout, ctx, &dprobs, &dprobs, head_start(m, ctx)));
     AR_TRY(ctx->device->ops->softmax_backward(ctx->device, ctx->queue, ds.data, ar_const(probs.data), dprobs.data, b,
                                               m->heads, s, ari_softmax_scale(d), &mask));
     AR_TRY(ari_tap_shard(ctx, m->base.name, "probs", 'b', &dprobs, 1, m->o.heads));
@@ -298,7 +325,8 @@ static ar_status attend_backward(attention_module *m, ar_ctx *ctx, ar_saved *sav
     AR_TRY(new_heads(ctx, &g->k, b, m->kv_heads, s, d));
     AR_TRY(new_heads(ctx, &g->v, b, m->kv_heads, s, d));
     const ar_tensor dscores = grouped(m, &ds), dscores_t = ar_tensor_transposed(&dscores);
-    const ar_tensor p = grouped(m, &probs), p_t = ar_tensor_transposed(&p), dq = grouped(m, &g->q);
+    AR_TRY(weights_of(m, ctx, &weights, &probs));
+    const ar_tensor p = grouped(m, &weights), p_t = ar_tensor_transposed(&p), dq = grouped(m, &g->q);
     const ar_tensor q = grouped(m, &qh), q_t = ar_tensor_transposed(&q);
     const ar_tensor k_t = ar_tensor_transposed(&kh), do_t = ar_tensor_transposed(&dout);
     AR_TRY(product(ctx, &dq, &dscores, &k_t, true, m->base.name));
@@ -306,6 +334,8 @@ static ar_status attend_backward(attention_module *m, ar_ctx *ctx, ar_saved *sav
     AR_TRY(product_over(ctx, &g->v, &p_t, &do_t, &over_group, m->base.name));
     ar_ctx_release(ctx, &ds);
     ar_ctx_release(ctx, &doh);
+    if (ari_dropout_on(ctx))
+        ar_ctx_release(ctx, &weights);
     ar_ctx_release(ctx, &probs);
     ar_ctx_release(ctx, &kh);
     ar_ctx_release(ctx, &qh);
@@ -443,6 +473,7 @@ ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, 
     for (int i = 0; i < (o->fused ? 1 : 3); i++)
         AR_TRY_TO(failed, st, ari_path(m->qkv_name[i], sizeof m->qkv_name[i], name, parts[i]));
     AR_TRY_TO(failed, st, ari_path(m->out_name, sizeof m->out_name, name, o->out));
+    AR_TRY_TO(failed, st, ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
     AR_TRY_TO(failed, st, check_heads(m, ctx));
     AR_TRY_TO(failed, st, init_linears(m, ctx));
     *gives = &m->base;

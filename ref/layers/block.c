@@ -2,12 +2,14 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/dropout.h"
 #include "ref/layers/norm.h"
 #include "ref/layers/parts.h"
 
 typedef struct block_module {
     ar_module base;
     ar_module *norm1, *attention, *norm2, *mlp;
+    ari_dropout after_attention, after_mlp; /* of what each adds to the residual */
 } block_module;
 
 static ar_status add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
@@ -17,6 +19,28 @@ static ar_status add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_ten
                                  ar_tensor_count(a));
 }
 
+/* In place: nobody keeps the output of an attention or an MLP. */
+static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *t)
+{
+    return ari_dropout_on(ctx) ? ari_drop_tokens(d, ctx, 'f', t, t) : AR_OK;
+}
+
+/* dy as it reaches an attention or an MLP: a tensor of its own, or dy itself. */
+static ar_status drop_backward(const ari_dropout *d, ar_ctx *ctx, ar_tensor *dropped, const ar_tensor *dy)
+{
+    *dropped = *dy;
+    if (!ari_dropout_on(ctx))
+        return AR_OK;
+    AR_TRY(ari_like(ctx, dropped, dy, dy->shape[dy->ndim - 1]));
+    return ari_drop_tokens(d, ctx, 'b', dropped, dy);
+}
+
+static void release_dropped(ar_ctx *ctx, ar_tensor *dropped)
+{
+    if (ari_dropout_on(ctx))
+        ar_ctx_release(ctx, dropped);
+}
+
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
 {
@@ -24,10 +48,12 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     ar_tensor n1, a, r, n2, f;
     AR_TRY(ar_module_forward(m->norm1, ctx, saved, &n1, x, batch));
     AR_TRY(ar_module_forward(m->attention, ctx, saved, &a, &n1, batch));
+    AR_TRY(drop(&m->after_attention, ctx, &a));
     AR_TRY(add(ctx, &r, x, &a));
     AR_TRY(ari_tap_whole(ctx, base->name, "attn_residual", 'f', &r));
     AR_TRY(ar_module_forward(m->norm2, ctx, saved, &n2, &r, batch));
     AR_TRY(ar_module_forward(m->mlp, ctx, saved, &f, &n2, batch));
+    AR_TRY(drop(&m->after_mlp, ctx, &f));
     AR_TRY(add(ctx, y, &r, &f));
     return ari_tap_whole(ctx, base->name, NULL, 'f', y);
 }
@@ -36,11 +62,15 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
                           const ar_batch *batch)
 {
     block_module *m = (block_module *)base;
-    ar_tensor df, dn2, dr, da, dn1, unwanted;
-    AR_TRY(ar_module_backward(m->mlp, ctx, saved, &df, dy, batch));
+    ar_tensor dropped, df, dn2, dr, da, dn1, unwanted;
+    AR_TRY(drop_backward(&m->after_mlp, ctx, &dropped, dy));
+    AR_TRY(ar_module_backward(m->mlp, ctx, saved, &df, &dropped, batch));
+    release_dropped(ctx, &dropped);
     AR_TRY(ari_norm_backward(m->norm2, ctx, saved, &dn2, &dr, &df, dy));
     AR_TRY(ari_tap_whole(ctx, base->name, "attn_residual", 'b', &dr));
-    AR_TRY(ar_module_backward(m->attention, ctx, saved, &da, &dr, batch));
+    AR_TRY(drop_backward(&m->after_attention, ctx, &dropped, &dr));
+    AR_TRY(ar_module_backward(m->attention, ctx, saved, &da, &dropped, batch));
+    release_dropped(ctx, &dropped);
     if (!dx)
         dx = &unwanted;
     AR_TRY(ari_norm_backward(m->norm1, ctx, saved, &dn1, dx, &da, &dr));
@@ -71,15 +101,17 @@ static void destroy(ar_module *base)
 
 static ar_status create_children(block_module *m, ar_ctx *ctx, const ar_block_options *o)
 {
-    const size_t h = o->attention.hidden;
+    const size_t h = o->attention.hidden, positions = o->attention.max_positions;
     char name[96];
     AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm1));
     AR_TRY(ar_norm_create(&m->norm1, ctx, name, o->norm, h, o->norm_eps));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o->attention_name));
     AR_TRY(ar_attention_create(&m->attention, ctx, name, &o->attention));
+    AR_TRY(ari_dropout_init(&m->after_attention, name, ARI_DROPPED_ATTENTION, h, positions));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm2));
     AR_TRY(ar_norm_create(&m->norm2, ctx, name, o->norm, h, o->norm_eps));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o->mlp_name));
+    AR_TRY(ari_dropout_init(&m->after_mlp, name, ARI_DROPPED_MLP, h, positions));
     return ar_mlp_create(&m->mlp, ctx, name, &o->mlp);
 }
 

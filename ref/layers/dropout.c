@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/dropout.h"
+
+#include "ref/core/size.h"
+#include "ref/layers/parts.h"
+#include "ref/numerics/philox.h"
+
+ar_status ari_dropout_init(ari_dropout *d, const char *base, const char *part, size_t width, size_t positions)
+{
+    *d = (ari_dropout){.width = width, .positions = positions};
+    return ari_path(d->name, sizeof d->name, base, part);
+}
+
+bool ari_dropout_on(const ar_ctx *ctx)
+{
+    return ctx->dropout > 0.0;
+}
+
+/* Where a local value stands in the full one; dimension 0 is the samples. */
+typedef struct place {
+    size_t extent[AR_MAX_DIMS]; /* of the full value; [0] is not looked at */
+    size_t start[AR_MAX_DIMS];
+    uint64_t seed;
+} place;
+
+/* The number of an element: sample by sample, then as the full value's dimensions say. */
+static ar_status number_elements(ar_dropout *w, const ari_dropout *d, ar_ctx *ctx, const ar_tensor *x, const place *p)
+{
+    const size_t samples = ctx->samples > 0 ? ctx->samples : x->shape[0];
+    size_t stride = 1;
+    for (int i = x->ndim - 1; i >= 0; i--) {
+        if (i > 0 && p->start[i] + x->shape[i] > p->extent[i])
+            return ar_error_set(AR_ERR_SHAPE, "%s: dimension %d reaches %zu, of %zu that are numbered", d->name, i,
+                                p->start[i] + x->shape[i], p->extent[i]);
+        w->stride[i] = stride;
+        w->first += (uint64_t)stride * p->start[i];
+        if (ari_mul_size(&stride, stride, i > 0 ? p->extent[i] : samples) != AR_OK)
+            return ar_error_set(AR_ERR_OVERFLOW,
+                                "%s: %zu samples of %zu positions have more elements than 64 bits can "
+                                "number",
+                                d->name, samples, d->positions);
+    }
+    return AR_OK;
+}
+
+static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, const place *p)
+{
+    ar_dropout w = {.key = ari_stream_key(p->seed, d->name),
+                    .step = ctx->step,
+                    .threshold = ari_dropout_threshold(ctx->dropout),
+                    .scale = ari_dropout_scale(ctx->dropout)};
+    AR_TRY(number_elements(&w, d, ctx, x, p));
+    return ctx->device->ops->dropout(ctx->device, ctx->queue, y, x, &w);
+}
+
+ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y, const ar_tensor *x)
+{
+    const size_t r = (size_t)ar_comm_rank(ctx->tp);
+    place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
+    if (ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard))
+        p.start[1] = r * x->shape[1];
+    if (!ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_dropout_different_mask_in_replica))
+        p.seed += r;
+    AR_TRY(drop(d, ctx, y, x, &p));
+    return pass ? ari_tap_tokens(ctx, d->name, NULL, pass, y) : AR_OK;
+}
+
+ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, size_t head_start)
+{
+    place p = {.extent = {0, d->width, d->positions, d->positions},
+               .start = {ctx->first_sample, head_start},
+               .seed = ctx->seed};
+    if (ar_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard))
+        p.start[1] = 0;
+    return drop(d, ctx, y, x, &p);
+}
