@@ -50,12 +50,12 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ar_module_forward(m->attention, ctx, saved, &a, &n1, batch));
     AR_TRY(drop(&m->after_attention, ctx, &a));
     AR_TRY(add(ctx, &r, x, &a));
-    AR_TRY(ari_tap_whole(ctx, base->name, "attn_residual", 'f', &r));
+    AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'f', &r));
     AR_TRY(ar_module_forward(m->norm2, ctx, saved, &n2, &r, batch));
     AR_TRY(ar_module_forward(m->mlp, ctx, saved, &f, &n2, batch));
     AR_TRY(drop(&m->after_mlp, ctx, &f));
     AR_TRY(add(ctx, y, &r, &f));
-    return ari_tap_whole(ctx, base->name, NULL, 'f', y);
+    return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
 }
 
 static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -67,7 +67,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(ar_module_backward(m->mlp, ctx, saved, &df, &dropped, batch));
     release_dropped(ctx, &dropped);
     AR_TRY(ari_norm_backward(m->norm2, ctx, saved, &dn2, &dr, &df, dy));
-    AR_TRY(ari_tap_whole(ctx, base->name, "attn_residual", 'b', &dr));
+    AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'b', &dr));
     AR_TRY(drop_backward(&m->after_attention, ctx, &dropped, &dr));
     AR_TRY(ar_module_backward(m->attention, ctx, saved, &da, &dropped, batch));
     release_dropped(ctx, &dropped);
@@ -77,7 +77,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     ar_tensor *const ended[] = {&df, &dn2, &dr, &da, &dn1};
     for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
         ar_ctx_release(ctx, ended[i]);
-    return ari_tap_whole(ctx, base->name, NULL, 'b', dx);
+    return ari_tap_tokens(ctx, base->name, NULL, 'b', dx);
 }
 
 static size_t children(const ar_module *base, ar_module **out, size_t cap)

@@ -3,6 +3,7 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
+#include "ref/layers/sequence.h"
 
 struct ar_embedding {
     size_t vocab, h, positions;
@@ -22,7 +23,7 @@ static ar_status init_token(ar_embedding *e, ar_ctx *ctx, double range)
     const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
     AR_TRY(ari_path(name, sizeof name, e->token_name, "weight"));
     AR_TRY(ar_layout_shard_uneven(&layout, 2, shape, 0, r, n));
-    ar_split_uneven(e->vocab, n, r, &e->start, &e->rows);
+    ari_own_ids(ctx, e->vocab, &e->start, &e->rows);
     AR_TRY(ar_param_init(&e->token, ctx, name, &layout, false));
     /* A rank without rows still has columns, or its matrix would be [0, 0]. */
     e->token.value.shape[1] = e->h;
@@ -45,6 +46,8 @@ static ar_status init_position(ar_embedding *e, ar_ctx *ctx, const char *path, d
     e->position.init_range = range;
     e->position.fan_in = e->h;
     e->position.fan_out = e->positions;
+    /* Each rank adds the rows of its own positions. */
+    e->position.spread = ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_sp_position_grad_local);
     e->learned = true;
     return AR_OK;
 }
@@ -89,7 +92,13 @@ ar_param *ar_embedding_position(ar_embedding *e)
     return e->learned ? &e->position : NULL;
 }
 
-static ar_status check_ids(const ar_embedding *e, const ar_batch *batch)
+/* The ranks that share the positions of a sequence. */
+static size_t ranks_of(const ar_ctx *ctx)
+{
+    return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
+}
+
+static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_batch *batch)
 {
     for (size_t i = 0; i < batch->batch * batch->seq; i++) {
         if (batch->input_ids[i] < 0 || (size_t)batch->input_ids[i] >= e->vocab)
@@ -99,30 +108,57 @@ static ar_status check_ids(const ar_embedding *e, const ar_batch *batch)
     if (e->learned && batch->seq > e->positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of the model", batch->seq,
                             e->positions);
+    if (batch->seq % ranks_of(ctx) != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "a sequence of %zu cannot be split over tp=%zu; use a multiple of %zu",
+                            batch->seq, ranks_of(ctx), ranks_of(ctx));
     return AR_OK;
 }
 
-/* Which local row each token takes, -1 where another rank holds it. */
+/* Which token of [b, s] stands at place i of the token rows: the same, or in the order of the ranks' positions. */
+static size_t token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i)
+{
+    const size_t own = batch->seq / ranks_of(ctx), sample = i / own % batch->batch, rank = i / own / batch->batch;
+    return sample * batch->seq + rank * own + i % own;
+}
+
+static ar_status upload_ids(ar_ctx *ctx, const ar_tensor *ids, const ar_batch *batch)
+{
+    const size_t n = batch->batch * batch->seq;
+    int64_t *host = NULL;
+    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "ids"));
+    for (size_t i = 0; i < n; i++)
+        host[i] = batch->input_ids[token_at(ctx, batch, i)];
+    const ar_status st = ar_ctx_upload(ctx, ids, host);
+    free(host);
+    return st;
+}
+
+/* Which local row each token takes, -1 where another rank holds it; with sequence parallelism in the order of the ranks
+ * that hold the tokens. */
 static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
     const size_t n = batch->batch * batch->seq;
     ar_tensor ids;
     AR_TRY(ar_ctx_tensor(ctx, &ids, AR_I64, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n));
-    AR_TRY(ar_ctx_upload(ctx, &ids, batch->input_ids));
+    AR_TRY(upload_ids(ctx, &ids, batch));
     AR_TRY(ctx->device->ops->rows_in_range(ctx->device, ctx->queue, row_of->data, ar_const(ids.data), n,
                                            (int64_t)e->start, (int64_t)e->rows));
     ar_ctx_release(ctx, &ids);
     return AR_OK;
 }
 
+/* The rows of the own positions, [b, s] or with sequence parallelism [b, s/N]. */
 static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
-    const size_t n = batch->batch * batch->seq;
+    const size_t own = batch->seq / ranks_of(ctx), n = batch->batch * own;
+    size_t first = ari_ctx_sp(ctx) ? own * (size_t)ar_comm_rank(ctx->tp) : 0;
+    if (ar_faulty(ctx, AR_FAULT_positions_local))
+        first = 0;
     int64_t *host = NULL;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
     for (size_t i = 0; i < n; i++)
-        host[i] = (int64_t)(i % batch->seq);
+        host[i] = (int64_t)(first + i % own);
     ar_status st = ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n);
     if (st == AR_OK)
         st = ar_ctx_upload(ctx, row_of, host);
@@ -135,7 +171,7 @@ static ar_status edge_twice(ar_embedding *e, ar_ctx *ctx, const ar_tensor *y, co
 {
     const size_t n = batch->batch * batch->seq;
     for (size_t i = 0; i < n && e->rows > 0; i++) {
-        if ((size_t)batch->input_ids[i] != e->start + e->rows)
+        if ((size_t)batch->input_ids[token_at(ctx, batch, i)] != e->start + e->rows)
             continue;
         const size_t row_bytes = e->h * sizeof(float);
         AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, ar_buf_at(y->data, i * row_bytes),
@@ -144,35 +180,69 @@ static ar_status edge_twice(ar_embedding *e, ar_ctx *ctx, const ar_tensor *y, co
     return AR_OK;
 }
 
-ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_batch *batch)
+/* The tokens' rows, [b, s, h] or the own positions of it. A selection: one rank has a row, the others zero bits. */
+static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of,
+                             const ar_batch *batch)
+{
+    const size_t n = batch->batch * batch->seq, shape[3] = {batch->batch, batch->seq, e->h};
+    ar_tensor all;
+    AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 3, shape));
+    AR_TRY(
+        ctx->device->ops->gather_rows(ctx->device, ctx->queue, all.data, &e->token.value, ar_const(row_of->data), n));
+    if (ar_faulty(ctx, AR_FAULT_embedding_edge_twice))
+        AR_TRY(edge_twice(e, ctx, &all, batch));
+    *token = all;
+    if (!ari_ctx_sp(ctx))
+        return ar_comm_all_reduce(ctx->tp, ctx->queue, all.data, ar_const(all.data), n * e->h, AR_I32, AR_SUM,
+                                  e->token.name);
+    AR_TRY(ari_like_own_tokens(ctx, token, &all, e->h));
+    AR_TRY(ari_select_tokens(ctx, token, &all, e->token.name));
+    ar_ctx_release(ctx, &all);
+    return AR_OK;
+}
+
+/* Learned positions come after the selection, so that each rank adds those it holds. */
+static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *token,
+                               const ar_batch *batch)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t n = batch->batch * batch->seq, shape[3] = {batch->batch, batch->seq, e->h};
+    const size_t count = ar_tensor_count(token);
+    ar_tensor at, position;
+    AR_TRY(position_rows(ctx, &at, batch));
+    AR_TRY(ari_like(ctx, &position, token, e->h));
+    AR_TRY(ari_like(ctx, y, token, e->h));
+    AR_TRY(dev->gather_rows(ctx->device, ctx->queue, position.data, &e->position.value, ar_const(at.data),
+                            ar_tensor_count(&at)));
+    AR_TRY(dev->add(ctx->device, ctx->queue, y->data, ar_const(token->data), ar_const(position.data), count));
+    ar_ctx_release(ctx, &position);
+    return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at);
+}
+
+ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_batch *batch)
+{
     ar_tensor row_of, token;
     ar_ctx_place(ctx, batch);
-    AR_TRY(check_ids(e, batch));
+    AR_TRY(check_batch(e, ctx, batch));
     AR_TRY(own_rows(e, ctx, &row_of, batch));
-    AR_TRY(ar_ctx_tensor(ctx, &token, AR_F32, 3, shape));
-    AR_TRY(dev->gather_rows(ctx->device, ctx->queue, token.data, &e->token.value, ar_const(row_of.data), n));
-    if (ar_faulty(ctx, AR_FAULT_embedding_edge_twice))
-        AR_TRY(edge_twice(e, ctx, &token, batch));
-    /* A selection: one rank has the row, the others zero bits. */
-    AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, token.data, ar_const(token.data), n * e->h, AR_I32, AR_SUM,
-                              e->token.name));
+    AR_TRY(select_rows(e, ctx, &token, &row_of, batch));
     AR_TRY(ar_saved_push(saved, e, SAVED_ROWS, &row_of));
-    AR_TRY(ari_tap_whole(ctx, e->token_name, NULL, 'f', &token));
+    AR_TRY(ari_tap_tokens(ctx, e->token_name, NULL, 'f', &token));
     *y = token;
     if (!e->learned)
         return AR_OK;
-    ar_tensor at, position;
-    AR_TRY(position_rows(ctx, &at, batch));
-    AR_TRY(ar_ctx_tensor(ctx, &position, AR_F32, 3, shape));
-    AR_TRY(ar_ctx_tensor(ctx, y, AR_F32, 3, shape));
-    AR_TRY(dev->gather_rows(ctx->device, ctx->queue, position.data, &e->position.value, ar_const(at.data), n));
-    AR_TRY(dev->add(ctx->device, ctx->queue, y->data, ar_const(token.data), ar_const(position.data), n * e->h));
-    AR_TRY(ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at));
-    ar_ctx_release(ctx, &position);
-    return ari_tap_whole(ctx, e->sum_name, NULL, 'f', y);
+    AR_TRY(add_positions(e, ctx, saved, y, &token, batch));
+    return ari_tap_tokens(ctx, e->sum_name, NULL, 'f', y);
+}
+
+/* A token's row may be on any rank: each gets the gradients of all positions, in the order of its row numbers. */
+static ar_status token_gradient(ar_embedding *e, ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *row_of)
+{
+    ar_tensor terms = ar_tensor_rows(dy);
+    if (ari_ctx_sp(ctx))
+        AR_TRY(ari_gather_rank_major(ctx, &terms, dy, e->token.name));
+    AR_TRY(ctx->arith->grad_rows(ctx, &e->token, &terms, ar_const(row_of->data)));
+    ari_release_rows(ctx, &terms, dy);
+    return AR_OK;
 }
 
 ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
@@ -180,11 +250,13 @@ ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, c
 {
     ar_tensor row_of, at;
     ar_ctx_place(ctx, batch);
-    const ar_tensor terms = ar_tensor_rows(dy);
     AR_TRY(ar_saved_pop(saved, e, SAVED_ROWS, &row_of));
-    AR_TRY(ctx->arith->grad_rows(ctx, &e->token, &terms, ar_const(row_of.data)));
+    /* A mistake leaves the gradient of a tied weight to the LM head. */
+    if (e->token.uses == 1 || !ar_faulty(ctx, AR_FAULT_embedding_tied_once))
+        AR_TRY(token_gradient(e, ctx, dy, &row_of));
     if (!e->learned)
         return AR_OK;
+    const ar_tensor terms = ar_tensor_rows(dy);
     AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
     return ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data));
 }

@@ -86,13 +86,19 @@ static ar_status init_bias(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s,
     l->bias[i].init = AR_INIT_UNIFORM_BIAS;
     l->bias[i].fan_in = s->in;
     l->bias[i].fan_out = part->out;
+    /* A row-parallel bias meets the rank's own positions only. */
+    l->bias[i].spread = s->sequence && s->style == ARI_ROW && !ar_faulty(ctx, AR_FAULT_sp_row_bias_grad_local);
     return AR_OK;
 }
 
 ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
 {
-    *l = (ari_linear){
-        .style = s->style, .n = s->n, .in = s->in, .has_bias = s->bias, .input_is_sharded = s->input_is_sharded};
+    *l = (ari_linear){.style = s->style,
+                      .n = s->n,
+                      .in = s->in,
+                      .has_bias = s->bias,
+                      .input_is_sharded = s->input_is_sharded,
+                      .sequence = s->sequence};
     ar_status st = AR_OK;
     for (int i = 0; i < s->n; i++) {
         AR_TRY_TO(failed, st, init_weight(l, ctx, s, i));
@@ -138,184 +144,4 @@ ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i)
     for (int k = 0; k < i; k++)
         at += l->local_out[k];
     return ar_tensor_slice(y, y->ndim - 1, at, l->local_out[i]);
-}
-
-/* The biases side by side, as the outputs are. */
-static ar_status joined_bias(ari_linear *l, ar_ctx *ctx, ar_cbuf *bias)
-{
-    *bias = (ar_cbuf){NULL};
-    if (!l->has_bias)
-        return AR_OK;
-    if (l->n == 1) {
-        *bias = ar_const(l->bias[0].value.data);
-        return AR_OK;
-    }
-    ar_tensor all;
-    size_t at = 0;
-    AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 1, &l->local_total));
-    for (int i = 0; i < l->n; i++) {
-        AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, ar_buf_at(all.data, at * sizeof(float)),
-                                      ar_const(l->bias[i].value.data), l->local_out[i] * sizeof(float)));
-        at += l->local_out[i];
-    }
-    *bias = ar_const(all.data);
-    return AR_OK;
-}
-
-static size_t sum_of(const size_t *v, int n)
-{
-    size_t total = 0;
-    for (int i = 0; i < n; i++)
-        total += v[i];
-    return total;
-}
-
-/* What two mistakes do to a row-parallel output: the bias of every rank counted, the saved input overwritten. */
-static ar_status faults_after_forward(ari_linear *l, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, ar_cbuf bias)
-{
-    const ar_device_ops *dev = ctx->device->ops;
-    if (l->style == ARI_ROW && bias.ptr && ar_faulty(ctx, AR_FAULT_row_bias_every_rank)) {
-        const ar_tensor rows = ar_tensor_rows(y);
-        for (int i = 1; i < ar_comm_size(ctx->tp); i++)
-            AR_TRY(dev->bias_act(ctx->device, ctx->queue, &rows, bias, AR_ACT_NONE, NULL));
-    }
-    if (l->style == ARI_ROW && ar_comm_size(ctx->tp) > 1 && ar_faulty(ctx, AR_FAULT_allreduce_aliases_input)) {
-        const size_t nx = ar_tensor_count(x), ny = ar_tensor_count(y);
-        AR_TRY(dev->copy(ctx->device, ctx->queue, x->data, ar_const(y->data), (nx < ny ? nx : ny) * sizeof(float)));
-    }
-    return AR_OK;
-}
-
-ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                             ar_activation act, ar_tensor *z)
-{
-    const bool row = l->style == ARI_ROW;
-    const size_t n = (size_t)ar_comm_size(ctx->tp);
-    ar_tensor in = *x;
-    AR_TRY(ari_check_features(l->weight[0]->name, "input", x, row && l->input_is_sharded ? l->in / n : l->in));
-    if (row && !l->input_is_sharded)
-        AR_TRY(ari_own_features(ctx, &in, x));
-    const ar_operand *a = NULL, *b = NULL;
-    ar_sum *s = NULL;
-    const ar_parts parts = {.n = 1, .part = {ar_tensor_rows(&in)}};
-    ar_epilogue epilogue = {.act = act, .z = z};
-    AR_TRY(ari_like(ctx, y, x, l->local_total));
-    if (act != AR_ACT_NONE)
-        AR_TRY(ari_like(ctx, z, x, l->local_total));
-    AR_TRY(joined_bias(l, ctx, &epilogue.bias));
-    AR_TRY(
-        ctx->arith->param_operand(ctx, &b, l->weight, l->n, false, l->in, row ? ctx->tp : NULL, row ? NULL : ctx->tp));
-    AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, l->weight[0]->name));
-    AR_TRY(ctx->arith->contract(ctx, &s, a, b));
-    AR_TRY(ctx->arith->fold(ctx, s, row ? ctx->tp : NULL, row ? AR_ALL : AR_KEEP, l->weight[0]->name));
-    const ar_tensor y_rows = ar_tensor_rows(y), z_rows = act != AR_ACT_NONE ? ar_tensor_rows(z) : y_rows;
-    epilogue.z = &z_rows;
-    AR_TRY(ctx->arith->round(ctx, &y_rows, s, &epilogue));
-    ctx->arith->operand_done(ctx, a);
-    AR_TRY(faults_after_forward(l, ctx, y, &in, epilogue.bias));
-    return ar_saved_push(saved, l, 0, &in);
-}
-
-/* The weights whose part of dX this rank counts: of those that several ranks hold, the first rank's alone. Gives their
- * parts of dy. Returns how many. */
-static int counted_weights(ari_linear *l, ar_param **weight, ar_parts *dy_parts, const ar_tensor *dy)
-{
-    int n = 0;
-    for (int i = 0; i < l->n; i++) {
-        if (l->weight[i]->layout.replica > 0)
-            continue;
-        dy_parts->part[n] = ari_linear_part_of(l, dy, i);
-        weight[n++] = l->weight[i];
-    }
-    dy_parts->n = n;
-    return n;
-}
-
-/* dX = sum over the group's weights and, column-parallel, over the ranks. */
-static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x)
-{
-    const bool row = l->style == ARI_ROW;
-    const ar_operand *a = NULL, *b = NULL;
-    ar_sum *s = NULL;
-    ar_parts parts = {.along_k = true};
-    ar_param *weight[AR_MAX_PARTS];
-    const ar_tensor rows = ar_tensor_rows(dy);
-    const int counted = counted_weights(l, weight, &parts, &rows);
-    AR_TRY(ari_like(ctx, dx, x, x->shape[x->ndim - 1]));
-    AR_TRY(ctx->arith->param_operand(ctx, &b, weight, counted, true, sum_of(l->out, l->n), row ? NULL : ctx->tp,
-                                     row ? ctx->tp : NULL));
-    AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, l->weight[0]->name));
-    AR_TRY(ctx->arith->contract(ctx, &s, a, b));
-    const bool reduce = !row && !ar_faulty(ctx, AR_FAULT_column_dx_not_reduced);
-    AR_TRY(ctx->arith->fold(ctx, s, ctx->tp, reduce ? AR_ALL : AR_KEEP, l->weight[0]->name));
-    const ar_tensor dx_rows = ar_tensor_rows(dx);
-    AR_TRY(ctx->arith->round(ctx, &dx_rows, s, NULL));
-    ctx->arith->operand_done(ctx, a);
-    return AR_OK;
-}
-
-/* The full gradient of a replicated input: every rank's slice, or (a mistake) only the own one among zeros. */
-static ar_status widen_gradient(ar_ctx *ctx, ar_tensor *dx, ar_tensor *slice, const char *tag)
-{
-    if (!ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
-        return ari_gather_features(ctx, dx, slice, tag);
-    const size_t n = (size_t)ar_comm_size(ctx->tp), width = slice->shape[slice->ndim - 1];
-    AR_TRY(ari_like(ctx, dx, slice, n * width));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dx->data, 0.0f, ar_tensor_count(dx)));
-    const ar_tensor to = ar_tensor_rows(dx), from = ar_tensor_rows(slice);
-    const ar_tensor own = ar_tensor_slice(&to, 1, (size_t)ar_comm_rank(ctx->tp) * width, width);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &own, &from);
-}
-
-static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
-{
-    if (ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis)) {
-        /* Sums over features: token t's sum lands in element t. */
-        const size_t tokens = dy.shape[0] < dy.shape[1] ? dy.shape[0] : dy.shape[1];
-        ar_tensor wrong, zeros;
-        const size_t shape[2] = {dy.shape[1], dy.shape[1]};
-        AR_TRY(ar_ctx_tensor(ctx, &zeros, AR_F32, 2, shape));
-        AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, zeros.data, 0.0f, shape[0] * shape[1]));
-        const ar_tensor swapped = ar_tensor_transposed(&dy);
-        const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens);
-        wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
-        AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &wrong, &from));
-        dy = zeros;
-    }
-    return ctx->arith->grad_rows(ctx, &l->bias[i], &dy, (ar_cbuf){NULL});
-}
-
-ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                              const char *name)
-{
-    const bool row = l->style == ARI_ROW, narrow = row && !l->input_is_sharded;
-    ar_tensor x;
-    AR_TRY(ar_saved_pop(saved, l, 0, &x));
-    AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->local_total));
-    if (dx) {
-        ar_tensor own;
-        AR_TRY(input_gradient(l, ctx, narrow ? &own : dx, dy, &x));
-        if (narrow)
-            AR_TRY(widen_gradient(ctx, dx, &own, l->weight[0]->name));
-        if (row && !narrow)
-            AR_TRY(ari_tap_shard(ctx, name, NULL, 'b', dx, dx->ndim - 1, l->in));
-        else
-            AR_TRY(ari_tap_whole(ctx, name, NULL, 'b', dx));
-    }
-    size_t samples = x.ndim > 2 ? x.shape[0] : 1;
-    ar_tensor x_rows = ar_tensor_rows(&x), dy_rows = ar_tensor_rows(dy);
-    if (samples > 1 && ar_faulty(ctx, AR_FAULT_weight_grad_leading_dims)) {
-        x_rows = ar_tensor_slice(&x_rows, 0, 0, x.shape[x.ndim - 2]);
-        dy_rows = ar_tensor_slice(&dy_rows, 0, 0, x.shape[x.ndim - 2]);
-        samples = 1;
-    }
-    const ar_tensor all_dy = ar_tensor_rows(dy);
-    for (int i = 0; i < l->n; i++) {
-        const ar_tensor dy_i = ari_linear_part_of(l, &dy_rows, i);
-        AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples, row ? ctx->tp : NULL,
-                                         l->weight[i]->name));
-        if (l->has_bias)
-            AR_TRY(bias_gradient(l, ctx, i, ari_linear_part_of(l, &all_dy, i)));
-    }
-    return AR_OK;
 }

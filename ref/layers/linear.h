@@ -33,6 +33,7 @@ typedef struct ari_linear {
     ar_param bias[AR_MAX_PARTS];
     bool has_bias;
     bool input_is_sharded; /* row */
+    bool sequence;
 } ari_linear;
 
 typedef struct ari_linear_spec {
@@ -41,7 +42,9 @@ typedef struct ari_linear_spec {
     ari_linear_part part[AR_MAX_PARTS];
     size_t in;
     bool bias, transposed, input_is_sharded;
-    bool uneven; /* the vocabulary: rows need not divide */
+    bool uneven;   /* the vocabulary: rows need not divide */
+    bool sequence; /* sequence parallelism: X of a column-parallel group and Y of a row-parallel one, and their
+                      gradients, are the rank's own positions [.., s/N, features] */
 } ari_linear_spec;
 
 /** Makes the parameters that are not tied. On failure nothing is left to release. Errors: AR_ERR_INDIVISIBLE (names the
@@ -49,7 +52,9 @@ typedef struct ari_linear_spec {
 AR_NODISCARD ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s);
 /** Frees what ari_linear_init made; a tied weight stays its owner's. */
 void ari_linear_fini(ari_linear *l);
-/** y [.., local_total] = x W^T + b, and z = act(y) where act is not AR_ACT_NONE (then *z becomes a tensor). */
+/** y [.., local_total] = x W^T + b, and z = act(y) where act is not AR_ACT_NONE (then *z becomes a tensor). With
+ *  `sequence` a column-parallel group gathers x along the sequence, once, and a row-parallel one scatters y along it.
+ */
 AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                           ar_activation act, ar_tensor *z);
 /** dx from dy [.., local_total], tapped as `name` (dx NULL: neither computed nor tapped); then the gradients of the

@@ -5,6 +5,7 @@
 #include "ref/core/size.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
+#include "ref/layers/sequence.h"
 
 typedef struct linear_module {
     ar_module base;
@@ -15,8 +16,34 @@ typedef struct linear_module {
 static ar_status tap_output(const linear_module *m, ar_ctx *ctx, const ar_tensor *y)
 {
     if (m->linear.style == ARI_ROW || m->gather_output)
-        return ari_tap_whole(ctx, m->base.name, NULL, 'f', y);
+        return ari_tap_tokens(ctx, m->base.name, NULL, 'f', y);
     return ari_tap_shard(ctx, m->base.name, NULL, 'f', y, y->ndim - 1, m->linear.out[0]);
+}
+
+/* All features of Y, with sequence parallelism of the own positions. */
+static ar_status gather_output(const linear_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *local)
+{
+    ar_tensor whole;
+    AR_TRY(ari_gather_features(ctx, &whole, local, m->base.name));
+    *y = whole;
+    if (!m->linear.sequence)
+        return AR_OK;
+    AR_TRY(ari_own_tokens(ctx, y, &whole));
+    ar_ctx_release(ctx, &whole);
+    return AR_OK;
+}
+
+/* Its transpose for values that are equal on every rank: the own features, of all positions. */
+static ar_status own_output(const linear_module *m, ar_ctx *ctx, ar_tensor *own, const ar_tensor *dy)
+{
+    ar_tensor whole = *dy;
+    AR_TRY(ari_check_features(m->base.name, "gradient", dy, m->linear.out[0]));
+    if (m->linear.sequence)
+        AR_TRY(ari_gather_tokens(ctx, &whole, dy, m->base.name));
+    AR_TRY(ari_own_features(ctx, own, &whole));
+    if (m->linear.sequence)
+        ar_ctx_release(ctx, &whole);
+    return AR_OK;
 }
 
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -28,7 +55,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ari_linear_forward(&m->linear, ctx, saved, &local, x, AR_ACT_NONE, NULL));
     *y = local;
     if (m->gather_output)
-        AR_TRY(ari_gather_features(ctx, y, &local, base->name));
+        AR_TRY(gather_output(m, ctx, y, &local));
     return tap_output(m, ctx, y);
 }
 
@@ -38,10 +65,8 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     (void)batch;
     linear_module *m = (linear_module *)base;
     ar_tensor own = *dy;
-    if (m->gather_output) {
-        AR_TRY(ari_check_features(base->name, "gradient", dy, m->linear.out[0]));
-        AR_TRY(ari_own_features(ctx, &own, dy));
-    }
+    if (m->gather_output)
+        AR_TRY(own_output(m, ctx, &own, dy));
     return ari_linear_backward(&m->linear, ctx, saved, dx, &own, base->name);
 }
 
@@ -78,8 +103,12 @@ ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *na
 {
     static const ar_module_ops ops = {
         .kind = "column_linear", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
-    const ari_linear_spec spec = {
-        .style = ARI_COLUMN, .n = 1, .part = {{.name = name, .out = out}}, .in = in, .bias = o->bias};
+    const ari_linear_spec spec = {.style = ARI_COLUMN,
+                                  .n = 1,
+                                  .part = {{.name = name, .out = out}},
+                                  .in = in,
+                                  .bias = o->bias,
+                                  .sequence = ari_ctx_sp(ctx)};
     return create(gives, ctx, name, &ops, &spec, o->gather_output);
 }
 
@@ -93,6 +122,7 @@ ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name,
                                   .part = {{.name = name, .out = out}},
                                   .in = in,
                                   .bias = o->bias,
-                                  .input_is_sharded = o->input_is_sharded};
+                                  .input_is_sharded = o->input_is_sharded,
+                                  .sequence = ari_ctx_sp(ctx)};
     return create(gives, ctx, name, &ops, &spec, false);
 }

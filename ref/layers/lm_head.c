@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LM head and vocab-parallel cross-entropy: the logits stay sharded; what crosses ranks is a maximum, an integer sum
  * and the target's logit per token. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -10,7 +11,8 @@
 
 struct ar_lm_head {
     size_t vocab, h;
-    size_t start, rows; /* this rank's ids */
+    size_t rows;         /* logits of this rank */
+    size_t start, owned; /* its ids */
     char name[96];
     ari_linear linear;
     ari_loss loss;
@@ -24,13 +26,18 @@ ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, s
     AR_TRY(ari_alloc_zero((void **)&l, 1, sizeof *l, name));
     l->vocab = vocab;
     l->h = h;
-    ar_split_uneven(vocab, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), &l->start, &l->rows);
-    const ari_linear_spec spec = {
-        .style = ARI_COLUMN, .n = 1, .part = {{.name = name, .out = vocab, .tied = tied}}, .in = h, .uneven = true};
+    ari_own_ids(ctx, vocab, &l->start, &l->owned);
+    const ari_linear_spec spec = {.style = ARI_COLUMN,
+                                  .n = 1,
+                                  .part = {{.name = name, .out = vocab, .tied = tied}},
+                                  .in = h,
+                                  .uneven = true,
+                                  .sequence = ari_ctx_sp(ctx)};
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ari_path(l->name, sizeof l->name, name, NULL));
     AR_TRY_TO(failed, st, ari_loss_init(&l->loss, ctx, false));
     AR_TRY_TO(failed, st, ari_linear_init(&l->linear, ctx, &spec));
+    l->rows = l->linear.local_total;
     *gives = l;
     return AR_OK;
 failed:
@@ -86,8 +93,8 @@ static ar_status make_targets(ar_lm_head *l, ar_ctx *ctx, target_rows *t, const 
     AR_TRY_TO(done, st, ari_alloc((void **)&valid, n, sizeof *valid, "targets"));
     AR_TRY_TO(done, st, host_targets(l, batch, ids, valid));
     for (size_t i = 0; off && i < n; i++) {
-        const int64_t edge = (int64_t)(l->start + l->rows), first = (int64_t)l->start;
-        ids[i] = ids[i] == edge && l->rows > 0 ? edge - 1 : ids[i] == first && first > 0 ? AR_IGNORE_INDEX : ids[i];
+        const int64_t edge = (int64_t)(l->start + l->owned), first = (int64_t)l->start;
+        ids[i] = ids[i] == edge && l->owned > 0 ? edge - 1 : ids[i] == first && first > 0 ? AR_IGNORE_INDEX : ids[i];
     }
     AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &device_ids, AR_I64, 1, &n));
     AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t->row_of, AR_I64, 1, &n));
@@ -96,7 +103,7 @@ static ar_status make_targets(ar_lm_head *l, ar_ctx *ctx, target_rows *t, const 
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t->valid, valid));
     AR_TRY_TO(done, st,
               ctx->device->ops->rows_in_range(ctx->device, ctx->queue, t->row_of.data, ar_const(device_ids.data), n,
-                                              (int64_t)l->start, (int64_t)l->rows));
+                                              (int64_t)l->start, (int64_t)l->owned));
     ar_ctx_release(ctx, &device_ids);
 done:
     free(ids);
@@ -144,11 +151,24 @@ ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t target
     return ari_loss_value(&l->loss, ctx, loss, (double)targets);
 }
 
+/* A mistake: the rows of ids that belong to nobody have no logits, so they take no part in the softmax. */
+static ar_status truncate_logits(const ar_lm_head *l, ar_ctx *ctx, const ar_tensor *logits)
+{
+    const ar_tensor rows = ar_tensor_rows(logits);
+    const ar_tensor lost = ar_tensor_slice(&rows, 1, l->owned, l->rows - l->owned);
+    ar_tensor nothing;
+    AR_TRY(ar_ctx_tensor(ctx, &nothing, AR_F32, 2, lost.shape));
+    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, nothing.data, -INFINITY, ar_tensor_count(&nothing)));
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &lost, &nothing);
+}
+
 ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
 {
     ar_tensor logits;
     ar_ctx_place(ctx, batch);
     AR_TRY(ari_linear_forward(&l->linear, ctx, saved, &logits, x, AR_ACT_NONE, NULL));
+    if (ar_faulty(ctx, AR_FAULT_silent_truncation))
+        AR_TRY(truncate_logits(l, ctx, &logits));
     AR_TRY(ari_tap_shard(ctx, l->name, NULL, 'f', &logits, 2, l->vocab));
     AR_TRY(cross_entropy(l, ctx, saved, &logits, batch));
     return ar_saved_push(saved, l, SAVED_LOGITS, &logits);

@@ -5,9 +5,11 @@
 #include "ref/core/size.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
+#include "ref/layers/sequence.h"
 
 /* Column -> activation -> row (one all-reduce each way), or row -> activation -> column. In the first the middle is
- * sharded along its features, in the second it is whole on every rank. */
+ * sharded along its features, in the second it is whole on every rank. With sequence parallelism the first works on the
+ * own positions at both ends; the second gathers them at its beginning and takes the own ones at its end. */
 typedef struct mlp_module {
     ar_module base;
     ar_mlp_options o;
@@ -42,7 +44,7 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
         const ar_tensor gate = ari_linear_part_of(&m->first, &pre, 0), up = ari_linear_part_of(&m->first, &pre, 1);
         AR_TRY(tap_middle(m, ctx, m->first_name, NULL, 'f', &gate));
         AR_TRY(tap_middle(m, ctx, m->up_name, NULL, 'f', &up));
-        AR_TRY(ari_like(ctx, act, x, m->first.local_out[0]));
+        AR_TRY(ari_like(ctx, act, &pre, m->first.local_out[0]));
         const ar_tensor rows = ar_tensor_rows(&pre), y = ar_tensor_rows(act);
         const ar_tensor gate_rows = ari_linear_part_of(&m->first, &rows, 0);
         const ar_tensor up_rows = ari_linear_part_of(&m->first, &rows, 1);
@@ -52,18 +54,48 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     return tap_middle(m, ctx, m->base.name, "act", 'f', act);
 }
 
+/* Whether the linear layers see whole sequences on every rank, though others hold the own positions. */
+static bool gathers(const mlp_module *m, const ar_ctx *ctx)
+{
+    return ari_ctx_sp(ctx) && !middle_is_sharded(m);
+}
+
+static ar_status all_positions(const mlp_module *m, ar_ctx *ctx, ar_tensor *whole, const ar_tensor *x)
+{
+    *whole = *x;
+    if (!gathers(m, ctx))
+        return AR_OK;
+    AR_TRY(ari_check_features(m->base.name, "input", x, m->o.hidden));
+    return ari_gather_tokens(ctx, whole, x, m->base.name);
+}
+
+static ar_status own_positions(const mlp_module *m, ar_ctx *ctx, ar_tensor *own, ar_tensor *whole)
+{
+    *own = *whole;
+    if (!gathers(m, ctx))
+        return AR_OK;
+    AR_TRY(ari_own_tokens(ctx, own, whole));
+    ar_ctx_release(ctx, whole);
+    return AR_OK;
+}
+
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
 {
     (void)batch;
     mlp_module *m = (mlp_module *)base;
-    ar_tensor act, out;
-    AR_TRY(first_half(m, ctx, saved, &act, x));
+    ar_tensor whole, act, out;
+    AR_TRY(all_positions(m, ctx, &whole, x));
+    AR_TRY(first_half(m, ctx, saved, &act, &whole));
+    if (gathers(m, ctx))
+        ar_ctx_release(ctx, &whole);
     AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
     *y = out;
-    if (!middle_is_sharded(m))
-        AR_TRY(ari_gather_features(ctx, y, &out, m->second_name));
-    return ari_tap_whole(ctx, m->second_name, NULL, 'f', y);
+    if (!middle_is_sharded(m)) {
+        AR_TRY(ari_gather_features(ctx, &whole, &out, m->second_name));
+        AR_TRY(own_positions(m, ctx, y, &whole));
+    }
+    return ari_tap_tokens(ctx, m->second_name, NULL, 'f', y);
 }
 
 /* Gradient of the first layer's output(s) from the activation's. */
@@ -90,20 +122,23 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
 {
     (void)batch;
     mlp_module *m = (mlp_module *)base;
-    ar_tensor own = *dy, dact, dpre, pre;
-    if (!middle_is_sharded(m)) {
-        AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
-        AR_TRY(ari_own_features(ctx, &own, dy));
-    }
+    ar_tensor whole, own = *dy, dact, dpre, pre;
+    AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
+    AR_TRY(all_positions(m, ctx, &whole, dy));
+    if (!middle_is_sharded(m))
+        AR_TRY(ari_own_features(ctx, &own, &whole));
+    if (gathers(m, ctx))
+        ar_ctx_release(ctx, &whole);
     AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &own, m->second_name));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre));
     ar_ctx_release(ctx, &dact);
     ar_ctx_release(ctx, &pre);
     /* gate and up share one dX, which is the whole MLP's. */
-    AR_TRY(ari_linear_backward(&m->first, ctx, saved, dx, &dpre, m->o.gated ? base->name : m->first_name));
+    AR_TRY(
+        ari_linear_backward(&m->first, ctx, saved, dx ? &whole : NULL, &dpre, m->o.gated ? base->name : m->first_name));
     ar_ctx_release(ctx, &dpre);
-    return AR_OK;
+    return dx ? own_positions(m, ctx, dx, &whole) : AR_OK;
 }
 
 static size_t params(const ar_module *base, ar_param **out, size_t cap)
@@ -130,14 +165,16 @@ static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
                              .part = {{.name = m->first_name, .out = o->ffn}, {.name = m->up_name, .out = o->ffn}},
                              .in = o->hidden,
                              .bias = o->bias,
-                             .transposed = o->transposed};
+                             .transposed = o->transposed,
+                             .sequence = column_first && ari_ctx_sp(ctx)};
     const ari_linear_spec second = {.style = column_first ? ARI_ROW : ARI_COLUMN,
                                     .n = 1,
                                     .part = {{.name = m->second_name, .out = o->hidden}},
                                     .in = o->ffn,
                                     .bias = o->bias,
                                     .transposed = o->transposed,
-                                    .input_is_sharded = column_first};
+                                    .input_is_sharded = column_first,
+                                    .sequence = column_first && ari_ctx_sp(ctx)};
     AR_TRY(ari_linear_init(&m->first, ctx, &first));
     return ari_linear_init(&m->second, ctx, &second);
 }

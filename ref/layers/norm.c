@@ -34,7 +34,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ar_saved_push(saved, m, SAVED_X, x));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &mean));
     AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rstd));
-    return ari_tap_whole(ctx, base->name, NULL, 'f', y);
+    return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
 }
 
 ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
@@ -63,7 +63,7 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
         AR_TRY(dev->copy(ctx->device, ctx->queue, sum->data, ar_const(residual->data),
                          ar_tensor_count(dx) * sizeof(float)));
     }
-    AR_TRY(ari_tap_whole(ctx, base->name, NULL, 'b', dx));
+    AR_TRY(ari_tap_tokens(ctx, base->name, NULL, 'b', dx));
     const ar_tensor term_rows = ar_tensor_rows(&terms), dy_rows = ar_tensor_rows(dy);
     AR_TRY(ctx->arith->grad_rows(ctx, &m->weight, &term_rows, (ar_cbuf){NULL}));
     ar_ctx_release(ctx, &terms);
@@ -108,6 +108,7 @@ static ar_status init_param(ar_param *p, ar_ctx *ctx, const norm_module *m, cons
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
     p->init = init;
     p->fan_in = p->fan_out = m->h;
+    p->spread = ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_sp_norm_grad_local);
     return AR_OK;
 }
 

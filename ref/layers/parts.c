@@ -90,6 +90,19 @@ ar_status ari_check_features(const char *name, const char *what, const ar_tensor
                         t->ndim > 0 ? t->shape[t->ndim - 1] : 0, t->ndim, features);
 }
 
+void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
+{
+    const int n = ar_comm_size(ctx->tp);
+    int r = ar_comm_rank(ctx->tp);
+    if (ar_faulty(ctx, AR_FAULT_world_rank_in_group))
+        r = ar_comm_rank(ctx->world);
+    ar_split_uneven(vocab, n, r, start, rows);
+    /* A mistake splits what N ranks can share evenly, and forgets the rest. */
+    const size_t shared = vocab - vocab % (size_t)n;
+    if (ar_faulty(ctx, AR_FAULT_silent_truncation) && *start + *rows > shared)
+        *rows = *start < shared ? shared - *start : 0;
+}
+
 ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features)
 {
     size_t shape[AR_MAX_DIMS] = {0};

@@ -22,6 +22,8 @@ AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char 
 
 /** AR_ERR_SHAPE, naming `name` and `what`, unless t is contiguous, has tokens and `features` features. */
 AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features);
+/** The ids whose rows of a vocabulary of `vocab` this rank holds: [start, start + rows). */
+void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 /** x's shape with another last extent. */
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
 /** The own block of features of a replicated x (contiguous), as a fresh contiguous tensor. */

@@ -222,7 +222,8 @@ ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_
     if (m->head) {
         AR_TRY(ar_lm_head_backward(m->head, ctx, saved, &dy, batch));
     } else {
-        const size_t shape[3] = {batch->batch, batch->seq, m->config.hidden};
+        const size_t ranks = ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
+        const size_t shape[3] = {batch->batch, batch->seq / ranks, m->config.hidden};
         AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
         AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dy.data, 1.0f, ar_tensor_count(&dy)));
     }

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/sequence.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/parts.h"
+
+/* x [.., s, f]: samples, the positions of a rank, features. */
+typedef struct token_extents {
+    size_t ranks, samples, own, features;
+} token_extents;
+
+/* Of an x with all positions. */
+static ar_status extents_of(token_extents *e, const ar_ctx *ctx, const ar_tensor *x)
+{
+    *e = (token_extents){.ranks = (size_t)ar_comm_size(ctx->tp), .samples = 1, .features = x->shape[x->ndim - 1]};
+    const size_t s = x->shape[x->ndim - 2];
+    for (int d = 0; d < x->ndim - 2; d++)
+        e->samples *= x->shape[d];
+    if (s % e->ranks != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "a sequence of %zu positions cannot be split over tp=%zu; use a multiple of %zu", s,
+                            e->ranks, e->ranks);
+    e->own = s / e->ranks;
+    return AR_OK;
+}
+
+/* Of an x with a rank's own positions. */
+static token_extents own_extents(const ar_ctx *ctx, const ar_tensor *x)
+{
+    token_extents e = {.ranks = (size_t)ar_comm_size(ctx->tp), .samples = 1, .features = x->shape[x->ndim - 1]};
+    for (int d = 0; d < x->ndim - 2; d++)
+        e.samples *= x->shape[d];
+    e.own = x->shape[x->ndim - 2];
+    return e;
+}
+
+/* Memory in the order of the sequences [samples, ranks, own, f] and of the ranks [ranks, samples, own, f], both as
+ * views [ranks, samples, own, f]. */
+static ar_tensor sequence_view(const token_extents *e, ar_buf data)
+{
+    const ptrdiff_t position = (ptrdiff_t)e->features, run = position * (ptrdiff_t)e->own;
+    return (ar_tensor){.dtype = AR_F32,
+                       .ndim = 4,
+                       .shape = {e->ranks, e->samples, e->own, e->features},
+                       .stride = {run, run * (ptrdiff_t)e->ranks, position, 1},
+                       .data = data};
+}
+
+static ar_tensor rank_view(const token_extents *e, ar_buf data)
+{
+    ar_tensor t = sequence_view(e, data);
+    t.stride[1] = t.stride[0];
+    t.stride[0] *= (ptrdiff_t)e->samples;
+    return t;
+}
+
+ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features)
+{
+    token_extents e;
+    size_t shape[AR_MAX_DIMS] = {0};
+    AR_TRY(extents_of(&e, ctx, x));
+    for (int d = 0; d < x->ndim; d++)
+        shape[d] = x->shape[d];
+    shape[x->ndim - 2] = e.own;
+    shape[x->ndim - 1] = features;
+    return ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape);
+}
+
+ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    token_extents e;
+    AR_TRY(extents_of(&e, ctx, x));
+    AR_TRY(ari_like_own_tokens(ctx, y, x, e.features));
+    const ar_tensor all = sequence_view(&e, x->data);
+    const ar_tensor from = ar_tensor_slice(&all, 0, (size_t)ar_comm_rank(ctx->tp), 1);
+    e.ranks = 1;
+    const ar_tensor to = rank_view(&e, y->data);
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
+}
+
+static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, const token_extents *e)
+{
+    const size_t shape[2] = {e->ranks * e->samples * e->own, e->features};
+    return ar_ctx_tensor(ctx, rows, AR_F32, 2, shape);
+}
+
+ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
+{
+    token_extents e;
+    AR_TRY(extents_of(&e, ctx, x));
+    *rows = ar_tensor_rows(x);
+    if (e.samples == 1)
+        return AR_OK;
+    AR_TRY(new_rows(ctx, rows, &e));
+    const ar_tensor to = rank_view(&e, rows->data), from = sequence_view(&e, x->data);
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
+}
+
+void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
+{
+    if (rows->data.ptr != x->data.ptr)
+        ar_ctx_release(ctx, rows);
+}
+
+/* The same number of elements for every rank. Gives; free(). */
+static ar_status equal_counts(size_t **gives, const ar_ctx *ctx, size_t count)
+{
+    const size_t n = (size_t)ar_comm_size(ctx->tp);
+    AR_TRY(ari_alloc((void **)gives, n, sizeof **gives, "sizes of the ranks' positions"));
+    for (size_t i = 0; i < n; i++)
+        (*gives)[i] = count;
+    return AR_OK;
+}
+
+ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag)
+{
+    const token_extents e = own_extents(ctx, x);
+    size_t *counts = NULL;
+    AR_TRY(new_rows(ctx, rows, &e));
+    AR_TRY(equal_counts(&counts, ctx, ar_tensor_count(x)));
+    const ar_status st = ar_comm_all_gather(ctx->tp, ctx->queue, rows->data, ar_const(x->data), counts, AR_F32, tag);
+    free(counts);
+    return st;
+}
+
+ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+{
+    const token_extents e = own_extents(ctx, x);
+    size_t shape[AR_MAX_DIMS] = {0};
+    ar_tensor rows;
+    for (int d = 0; d < x->ndim; d++)
+        shape[d] = x->shape[d];
+    shape[x->ndim - 2] *= e.ranks;
+    AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));
+    if (e.samples == 1 || ar_faulty(ctx, AR_FAULT_gather_batch_order))
+        return ar_tensor_view(y, AR_F32, x->ndim, shape, rows.data);
+    AR_TRY(ar_ctx_tensor(ctx, y, AR_F32, x->ndim, shape));
+    const ar_tensor to = sequence_view(&e, y->data), from = rank_view(&e, rows.data);
+    AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from));
+    ar_ctx_release(ctx, &rows);
+    return AR_OK;
+}
+
+/* The own rows of the sum over ranks: y has their number. */
+static ar_status scatter_rows(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, ar_dtype as, const char *tag)
+{
+    size_t *counts = NULL;
+    AR_TRY(equal_counts(&counts, ctx, ar_tensor_count(y)));
+    const ar_status st =
+        ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts, as, AR_SUM, tag);
+    free(counts);
+    return st;
+}
+
+ar_status ari_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+{
+    ar_tensor rows;
+    AR_TRY(ari_rank_major(ctx, &rows, x));
+    AR_TRY(ari_like_own_tokens(ctx, y, x, x->shape[x->ndim - 1]));
+    AR_TRY(scatter_rows(ctx, y, &rows, AR_F32, tag));
+    ari_release_rows(ctx, &rows, x);
+    return AR_OK;
+}
+
+ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag)
+{
+    return scatter_rows(ctx, y, rows, AR_I32, tag);
+}
