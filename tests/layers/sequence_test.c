@@ -116,8 +116,10 @@ Test(sequence, column_row_column_has_the_bits_of_plain_layers)
     static sequence s;
     ari_reference r = {0};
     compute(&s, &r);
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        cr_assert_eq(match_taps(&r, ranks, run_sequence, &s, NULL, AR_SIM_DIRECT), AR_OK, "%s", ar_error_message());
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        const rank_run_options o = {.ranks = ranks};
+        cr_assert_eq(match_taps(&r, &o, run_sequence, &s, NULL), AR_OK, "%s", ar_error_message());
+    }
     for (int i = 0; i < LAYERS; i++)
         plain_linear_fini(&s.layer[i]);
     ari_reference_fini(&r);

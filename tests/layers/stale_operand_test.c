@@ -79,7 +79,7 @@ static ar_status second_step(ar_arch arch, int tp, bool behind_its_back)
     cr_assert_eq(match_baseline(&c, &before, &unused), AR_OK, "%s", ar_error_message());
     cr_assert_eq(match_baseline(&c, &after, &r), AR_OK, "%s", ar_error_message());
     stale_job j = {.c = &c, .before = &before, .after = &after, .behind_its_back = behind_its_back};
-    const ar_status st = match_taps(&r, tp, stale_rank, &j, j.loss, AR_SIM_DIRECT);
+    const ar_status st = match_taps(&r, &(rank_run_options){.ranks = tp}, stale_rank, &j, j.loss);
     ari_reference_fini(&unused);
     ari_reference_fini(&r);
     match_weights_fini(&before);

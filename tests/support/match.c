@@ -76,11 +76,26 @@ typedef struct job {
     float loss[MOST_RANKS];
 } job;
 
+/* This rank's part of a value between the regions: with sequence parallelism positions [r*s/N, (r+1)*s/N) of each
+ * sequence. */
+static ar_status upload_own(ar_ctx *ctx, ar_tensor *t, const match_case *c, const float *full)
+{
+    const size_t n = c->sp ? ranks_of(ctx) : 1, r = c->sp ? rank_of(ctx) : 0;
+    const size_t own = c->batch.seq / n, h = c->config.hidden, shape[3] = {c->batch.batch, own, h};
+    float *part = malloc((c->batch.batch * own * h + 1) * sizeof *part);
+    if (!part)
+        return AR_ERR_MEMORY;
+    for (size_t b = 0; b < c->batch.batch; b++)
+        memcpy(part + b * own * h, full + (b * c->batch.seq + r * own) * h, own * h * sizeof *part);
+    const ar_status st = rank_upload(ctx, t, 3, shape, part);
+    free(part);
+    return st;
+}
+
 static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_saved *saved)
 {
     enum { MOST = 32 };
     const match_case *c = j->c;
-    const size_t shape[3] = {c->batch.batch, c->batch.seq, c->config.hidden};
     ar_param *params[MOST];
     ar_tensor x, y, dy, dx;
     const size_t n = ar_module_params(block, params, MOST, false);
@@ -94,8 +109,8 @@ static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_save
         AR_TRY(ar_param_set(params[i], ctx, full));
         AR_TRY(ar_tap(ctx, params[i]->name, 'i', &params[i]->value, &params[i]->layout));
     }
-    AR_TRY(rank_upload(ctx, &x, 3, shape, c->x));
-    AR_TRY(rank_upload(ctx, &dy, 3, shape, c->dy));
+    AR_TRY(upload_own(ctx, &x, c, c->x));
+    AR_TRY(upload_own(ctx, &dy, c, c->dy));
     AR_TRY(ar_module_forward(block, ctx, saved, &y, &x, &c->batch));
     AR_TRY(ar_module_backward(block, ctx, saved, &dx, &dy, &c->batch));
     return ar_module_reduce_grads(block, ctx);
@@ -207,9 +222,9 @@ static ar_status judge(const listener *l, const ari_reference *r, int tp, const 
     return AR_OK;
 }
 
-ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, const float *loss,
-                     ar_sim_algorithm algorithm)
+ar_status match_taps(const ari_reference *r, const rank_run_options *how, rank_fn fn, void *user, const float *loss)
 {
+    const int tp = how->ranks;
     listener *l = calloc(MOST_RANKS, sizeof *l);
     void *listeners[MOST_RANKS];
     ar_status st = AR_OK;
@@ -221,7 +236,9 @@ ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, con
         listeners[k] = &l[k];
         AR_TRY_TO(done, st, ari_comparator_init(&l[k].compare, r, NULL));
     }
-    const rank_run_options o = {.ranks = tp, .algorithm = algorithm, .tap = listen, .tap_user = listeners};
+    rank_run_options o = *how;
+    o.tap = listen;
+    o.tap_user = listeners;
     AR_TRY_TO(done, st, rank_run(&o, fn, user));
     AR_TRY_TO(done, st, judge(l, r, tp, loss));
 done:
@@ -234,7 +251,8 @@ done:
 ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp)
 {
     job j = {.c = c, .w = w};
-    return match_taps(r, tp, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss, c->algorithm);
+    const rank_run_options o = {.ranks = tp, .sp = c->sp, .keep_gathered = c->keep_gathered, .algorithm = c->algorithm};
+    return match_taps(r, &o, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss);
 }
 
 ar_status match_run(const match_case *c, match_weights *w, const rank_run_options *o)

@@ -16,6 +16,7 @@ typedef struct match_case {
     const float *x, *dy; /* [b, s, hidden]: block 0 alone; NULL: the whole model */
     unsigned seed;       /* of the weights */
     double scale;        /* their largest magnitude; 0: 0.5 */
+    bool sp, keep_gathered;
 } match_case;
 
 /* Weights by name, made by the baseline's run and looked up by the ranks. None is what a fresh parameter would hold. */
@@ -37,11 +38,11 @@ void match_weights_fini(match_weights *w);
 
 /** The baseline's tensors (not finished where the run failed; ari_reference_fini either way). */
 AR_NODISCARD ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r);
-/** Runs fn on tp ranks and compares what they tap with a reference: the same names in the same order, every element
- * held by somebody as first copy exactly once, and the same bits in every copy. loss: NULL, or what each rank should
- * have got, written by fn. AR_ERR_DATA says in ar_error_message what differs. */
-AR_NODISCARD ar_status match_taps(const ari_reference *r, int tp, rank_fn fn, void *user, const float *loss,
-                                  ar_sim_algorithm algorithm);
+/** Runs fn on ranks as `o` says, whose listener is not looked at, and compares what they tap with a reference: the same
+ * names in the same order, every element held by somebody as first copy exactly once, and the same bits in every copy.
+ * loss: NULL, or what each rank should have got, written by fn. AR_ERR_DATA says in ar_error_message what differs. */
+AR_NODISCARD ar_status match_taps(const ari_reference *r, const rank_run_options *o, rank_fn fn, void *user,
+                                  const float *loss);
 /** One layout of a case against them. Errors: as match_taps. */
 AR_NODISCARD ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp);
 /** The ranks' part of a case as `o` says (native numerics, a mistake, a listener of its own): nothing is compared. */

@@ -11,12 +11,24 @@ static ar_status rank_main(ar_comm *world, void *arg)
 {
     const job *j = arg;
     const int r = ar_comm_rank(world);
+    const int dp_ranks = j->o->dp > 0 ? j->o->dp : 1, tp_ranks = j->o->ranks / dp_ranks;
     ar_device *device = NULL;
+    ar_comm *tp = NULL, *dp = NULL;
     ar_ctx *ctx = NULL;
     ar_status st = AR_OK;
+    if (dp_ranks > 1) {
+        AR_TRY_TO(done, st, ar_comm_split(&tp, world, r / tp_ranks, r % tp_ranks));
+        AR_TRY_TO(done, st, ar_comm_split(&dp, world, r % tp_ranks, r / tp_ranks));
+    }
     AR_TRY_TO(done, st, ar_device_cpu_create(&device, 1));
     const ar_ctx_options options = {.device = device,
-                                    .tp = world,
+                                    .tp = tp ? tp : world,
+                                    .dp = dp,
+                                    .world = world,
+                                    .sp = j->o->sp,
+                                    .keep_gathered = j->o->keep_gathered,
+                                    .dropout = j->o->dropout,
+                                    .seed = j->o->seed,
                                     .numerics = j->o->numerics,
                                     .fault = j->o->fault,
                                     .tap = j->o->tap,
@@ -26,6 +38,8 @@ static ar_status rank_main(ar_comm *world, void *arg)
 done:
     ar_ctx_destroy(ctx);
     ar_device_destroy(device);
+    ar_comm_destroy(dp);
+    ar_comm_destroy(tp);
     return st;
 }
 

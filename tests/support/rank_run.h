@@ -10,7 +10,11 @@
 typedef ar_status (*rank_fn)(ar_ctx *ctx, void *user);
 
 typedef struct rank_run_options {
-    int ranks;
+    int ranks; /* all of them */
+    int dp;    /* data-parallel ranks among them, tensor-parallel ones being neighbours; 0: one */
+    bool sp, keep_gathered;
+    double dropout;
+    uint64_t seed; /* of its masks */
     ar_numerics numerics;
     ar_fault fault;
     ar_sim_algorithm algorithm;
@@ -22,7 +26,7 @@ typedef struct rank_run_options {
  *  error, with its message in ar_error_message. */
 AR_NODISCARD ar_status rank_run(const rank_run_options *o, rank_fn fn, void *user);
 
-/** This rank of the context's group, and how many there are. */
+/** This rank of the context's tensor-parallel group, and how many there are. */
 size_t rank_of(const ar_ctx *ctx);
 size_t ranks_of(const ar_ctx *ctx);
 /** A fresh tensor of the step with these values. */

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sequence parallelism: between the regions a rank holds its positions of every sequence, and nothing changes: every
+ * tensor has the baseline's bits, whatever the number of samples, of ranks, and what is kept for the backward pass. */
+#include <criterion/criterion.h>
+
+#include "support/bits.h"
+#include "support/match.h"
+
+TestSuite(sequence_parallel, .timeout = 120);
+
+enum { MOST = 3 * 8 * 12 };
+
+/* A case on 1, 2 and 4 ranks, its gathered inputs kept and not. */
+static void expect_match(match_case *c)
+{
+    static const int tps[] = {1, 2, 4, 0};
+    c->sp = true;
+    for (int keep = 0; keep < 2; keep++) {
+        c->keep_gathered = keep;
+        cr_assert_eq(match(c, tps, NULL), AR_OK, "b=%zu s=%zu keep=%d: %s", c->batch.batch, c->batch.seq, keep,
+                     ar_error_message());
+    }
+}
+
+static void fill_ids(int64_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        ids[i] = (int64_t)(i * i * 7 + i) % 11;
+}
+
+Test(sequence_parallel, models_of_every_architecture_have_the_baselines_bits)
+{
+    static const ar_arch archs[3] = {AR_ARCH_LLAMA, AR_ARCH_GPT2, AR_ARCH_STACK};
+    int64_t ids[3 * 8];
+    fill_ids(ids, 3 * 8);
+    for (int i = 0; i < 3; i++) {
+        for (size_t batch = 1; batch <= 3; batch += 2) {
+            match_case c = {.config = match_config(archs[i], 2), .batch = {batch, 8, ids}, .seed = 3};
+            expect_match(&c);
+        }
+    }
+}
+
+Test(sequence_parallel, both_orders_of_the_mlp_have_the_baselines_bits)
+{
+    static const ar_arch archs[2] = {AR_ARCH_LLAMA, AR_ARCH_STACK};
+    float x[MOST], dy[MOST];
+    int64_t ids[3 * 8];
+    fill_ids(ids, 3 * 8);
+    fill_values(x, MOST, 5, 1.0);
+    fill_values(dy, MOST, 6, 1.0);
+    for (int i = 0; i < 4; i++) {
+        for (size_t batch = 1; batch <= 3; batch += 2) {
+            match_case c = {.config = match_config(archs[i % 2], 1),
+                            .batch = {batch, 8, ids},
+                            .order = i < 2 ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN,
+                            .x = x,
+                            .dy = dy,
+                            .seed = 4};
+            expect_match(&c);
+        }
+    }
+}
