@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/dropout.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/sequence.h"
 
@@ -10,6 +11,7 @@ struct ar_embedding {
     size_t start, rows; /* this rank's ids */
     bool learned;
     char token_name[96], sum_name[96];
+    ari_dropout dropout; /* of the sum */
     ar_param token, position;
 };
 
@@ -63,6 +65,7 @@ ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, const char *tok
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ari_path(e->token_name, sizeof e->token_name, token, NULL));
     AR_TRY_TO(failed, st, ari_path(e->sum_name, sizeof e->sum_name, sum ? sum : token, NULL));
+    AR_TRY_TO(failed, st, ari_dropout_init(&e->dropout, e->sum_name, NULL, h, positions));
     AR_TRY_TO(failed, st, init_token(e, ctx, init_range));
     if (position)
         AR_TRY_TO(failed, st, init_position(e, ctx, position, init_range));
@@ -231,6 +234,8 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
     if (!e->learned)
         return AR_OK;
     AR_TRY(add_positions(e, ctx, saved, y, &token, batch));
+    if (ari_dropout_on(ctx))
+        return ari_drop_tokens(&e->dropout, ctx, 'f', y, y);
     return ari_tap_tokens(ctx, e->sum_name, NULL, 'f', y);
 }
 
@@ -248,15 +253,19 @@ static ar_status token_gradient(ar_embedding *e, ar_ctx *ctx, const ar_tensor *d
 ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
                                 const ar_batch *batch)
 {
-    ar_tensor row_of, at;
+    ar_tensor row_of, at, dsum = *dy;
     ar_ctx_place(ctx, batch);
+    if (e->learned && ari_dropout_on(ctx)) {
+        AR_TRY(ari_like(ctx, &dsum, dy, e->h));
+        AR_TRY(ari_drop_tokens(&e->dropout, ctx, '\0', &dsum, dy));
+    }
     AR_TRY(ar_saved_pop(saved, e, SAVED_ROWS, &row_of));
     /* A mistake leaves the gradient of a tied weight to the LM head. */
     if (e->token.uses == 1 || !ar_faulty(ctx, AR_FAULT_embedding_tied_once))
-        AR_TRY(token_gradient(e, ctx, dy, &row_of));
+        AR_TRY(token_gradient(e, ctx, &dsum, &row_of));
     if (!e->learned)
         return AR_OK;
-    const ar_tensor terms = ar_tensor_rows(dy);
+    const ar_tensor terms = ar_tensor_rows(&dsum);
     AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
     return ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data));
 }

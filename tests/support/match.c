@@ -58,6 +58,8 @@ ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r
     const ar_baseline_options o = {.mode = AR_MODE_EXACT,
                                    .weights = match_weights_make,
                                    .weights_user = w,
+                                   .seed = c->seed,
+                                   .dropout = c->dropout,
                                    .emit = ari_reference_emit,
                                    .emit_user = r};
     if (c->x)
@@ -251,7 +253,12 @@ done:
 ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp)
 {
     job j = {.c = c, .w = w};
-    const rank_run_options o = {.ranks = tp, .sp = c->sp, .keep_gathered = c->keep_gathered, .algorithm = c->algorithm};
+    const rank_run_options o = {.ranks = tp,
+                                .sp = c->sp,
+                                .keep_gathered = c->keep_gathered,
+                                .dropout = c->dropout,
+                                .seed = c->seed,
+                                .algorithm = c->algorithm};
     return match_taps(r, &o, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss);
 }
 

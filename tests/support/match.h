@@ -17,6 +17,7 @@ typedef struct match_case {
     unsigned seed;       /* of the weights */
     double scale;        /* their largest magnitude; 0: 0.5 */
     bool sp, keep_gathered;
+    double dropout; /* probability; the seed is that of the weights */
 } match_case;
 
 /* Weights by name, made by the baseline's run and looked up by the ranks. None is what a fresh parameter would hold. */
