@@ -82,20 +82,18 @@ done:
     return st;
 }
 
-/* The groups of a rank: tp ranks are neighbours, dp ranks a stride of tp apart. Swapped, a mistake, the other way
- * round. Both gives are split off the world. */
-static ar_status split_groups(ar_comm **tp, ar_comm **dp, ar_comm *world, const ar_parallel *p, bool swapped)
+/* The groups of a rank: tp ranks are neighbours, dp ranks a stride of tp apart; with the wrong stride, a mistake, dp
+ * ranks are neighbours too. Both gives are split off the world. */
+static ar_status split_groups(ar_comm **tp, ar_comm **dp, ar_comm *world, const ar_parallel *p, bool wrong_stride)
 {
     const ar_mesh mesh = {.pp = 1, .dp = p->dp > 1 ? p->dp : 1, .cp = 1, .tp = p->tp > 1 ? p->tp : 1};
     const int rank = ar_comm_rank(world);
     int pp = 0, dp_rank = 0, cp = 0, tp_rank = 0;
     AR_TRY(ar_mesh_check(&mesh, ar_comm_size(world)));
     ar_mesh_coords(&mesh, rank, &pp, &dp_rank, &cp, &tp_rank);
-    if (swapped) {
-        dp_rank = rank % mesh.dp;
-        tp_rank = rank / mesh.dp;
-    }
     AR_TRY(ar_comm_split(tp, world, dp_rank, tp_rank));
+    if (wrong_stride)
+        return ar_comm_split(dp, world, rank / mesh.dp, rank % mesh.dp);
     return ar_comm_split(dp, world, tp_rank, dp_rank);
 }
 

@@ -39,7 +39,7 @@ extern "C" {
     X(embedding_tied_once, "only the LM head's use of a tied weight contributes to its gradient")                \
     X(gradnorm_counts_replicas, "clipping counts replicated parameters once per rank")                           \
     X(gradnorm_local_clip, "each rank clips by the norm of its own shards")                                      \
-    X(group_wrong_stride, "dp and tp groups are swapped in the mesh")                                            \
+    X(group_wrong_stride, "data-parallel groups are made of neighbours: stride 1 in the mesh in place of tp")    \
     X(world_rank_in_group, "the rank in the world is used where the rank in the tp group belongs")               \
     X(positions_local, "sequence parallelism: learned positions count from 0 on every rank")                     \
     X(silent_truncation, "a vocabulary that does not divide is floored: the last ids belong to nobody")          \
