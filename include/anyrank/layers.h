@@ -34,6 +34,16 @@ AR_NODISCARD ar_status ar_gather_from_region_backward(ar_ctx *ctx, ar_tensor *dx
 AR_NODISCARD ar_status ar_scatter_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_scatter_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
 
+/** Those of sequence parallelism, where between the regions rank r holds positions [r*s/N, (r+1)*s/N) of every sequence
+ * (Korthikanti et al., section 4.2). Gather along the sequence, x [.., s/N, f] -> y [.., s, f]; each rank's y then
+ * meets other weights, so its transpose is a reduce-scatter. */
+AR_NODISCARD ar_status ar_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+AR_NODISCARD ar_status ar_gather_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
+/** Reduce-scatter along the sequence, the ranks' x [.., s, f] added up -> the own positions y [.., s/N, f]; its
+ * transpose is an all-gather. Errors: AR_ERR_INDIVISIBLE. */
+AR_NODISCARD ar_status ar_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+AR_NODISCARD ar_status ar_scatter_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
+
 /* --- linear layers ------------------------------------------------------------------------------------------------ */
 
 typedef struct ar_linear_options {
@@ -46,19 +56,26 @@ typedef struct ar_linear_options {
  *    forward   Y_r = X W_r^T + b_r          X replicated [.., in], Y_r [.., out/N] (gather_output: [.., out])
  *    backward  dX = sum_r dY_r W_r          an all-reduce
  *              dW_r = dY_r^T X, db_r = sum_t dY_r
+ *  With sequence parallelism X and dX are the rank's own positions [.., s/N, in]: X is gathered along the sequence, and
+ *  dX is a reduce-scatter along it. Y_r has all positions; with gather_output, the own ones.
  *  Parameters: name.weight [out, in], name.bias [out]. Taps: name:fwd, name:bwd (dX), gradients. */
 AR_NODISCARD ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
                                                const ar_linear_options *o);
 /** Row-parallel: W_r = columns block [out, in/N], b whole, added once after the sum.
  *    forward   Y = sum_r X_r W_r^T + b      an all-reduce; Y replicated [.., out]
  *    backward  dX_r = dY W_r (input not sharded: gathered along features), dW_r = dY^T X_r, db = sum_t dY
+ *  With sequence parallelism Y and dY are the rank's own positions [.., s/N, out]: Y is a reduce-scatter along the
+ *  sequence, dY is gathered along it, and db is of the own positions until the gradients are reduced. X_r has all
+ *  positions; an X that is not sharded along features has the own ones, and is gathered.
  *  Parameters and taps as above. */
 AR_NODISCARD ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
                                             const ar_linear_options *o);
 
 /* --- norms (replicated) ------------------------------------------------------------------------------------------- */
 
-/** LayerNorm (Ba, Kiros, Hinton 2016, arXiv:1607.06450) or RMSNorm (Zhang, Sennrich 2019, arXiv:1910.07467) over the
+/** Every rank does all rows it is given, which with sequence parallelism are those of its own positions: the gradients
+ * are then complete once they are reduced.
+ * LayerNorm (Ba, Kiros, Hinton 2016, arXiv:1607.06450) or RMSNorm (Zhang, Sennrich 2019, arXiv:1910.07467) over the
  * last dimension h; the formulas are in docs/numerics.md, section 4. Parameters: name.weight [h], LayerNorm also
  * name.bias [h]. */
 AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
@@ -79,7 +96,8 @@ typedef struct ar_mlp_options {
     /* Hugging Face names below the MLP's path; NULL: "fc1", "gate", "fc2" */
     const char *first, *second, *up; /* c_fc / gate_proj, c_proj / down_proj, up_proj */
 } ar_mlp_options;
-/** act(X W1^T + b1) W2^T + b2, or gated: (act(X Wg^T) * (X Wu^T)) W2^T. X, Y replicated [.., hidden]. */
+/** act(X W1^T + b1) W2^T + b2, or gated: (act(X Wg^T) * (X Wu^T)) W2^T. X, Y replicated [.., hidden]; with sequence
+ *  parallelism the own positions. */
 AR_NODISCARD ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o);
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
@@ -126,11 +144,13 @@ void ar_embedding_destroy(ar_embedding *e);
 /** The embedding's own parameters, borrowed; the positions' is NULL without learned positions. */
 ar_param *ar_embedding_token(ar_embedding *e);
 ar_param *ar_embedding_position(ar_embedding *e);
-/** y [b, s, h] = token rows (a selection: an int32 all-reduce of bit patterns) + position rows. Errors: AR_ERR_DATA (an
- *  id outside the vocabulary), AR_ERR_SHAPE (more tokens than positions), what the communicator gives. */
+/** y [b, s, h] = token rows (a selection: an int32 all-reduce of bit patterns) + position rows. With sequence
+ *  parallelism the own positions of it (a reduce-scatter). Errors: AR_ERR_DATA (an id outside the vocabulary),
+ *  AR_ERR_SHAPE (more tokens than positions), AR_ERR_INDIVISIBLE, what the communicator gives. */
 AR_NODISCARD ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y,
                                             const ar_batch *batch);
-/** Adds the rows of dy [b, s, h] to the gradients of the rows they came from. Moves nothing between ranks. */
+/** Adds the rows of dy [b, s, h] to the gradients of the rows they came from. Moves nothing between ranks, but for the
+ *  gathering of a dy that is the own positions. */
 AR_NODISCARD ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
                                              const ar_batch *batch);
 
@@ -153,7 +173,8 @@ AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, 
 AR_NODISCARD ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx);
 /** Positions of a batch that predict something. */
 size_t ar_batch_targets(const ar_batch *batch);
-/** dx [b, s, h] of that loss, an all-reduce; adds to the weight's gradient. */
+/** dx [b, s, h] of that loss, an all-reduce (sp: the own positions, a reduce-scatter); adds to the weight's gradient.
+ */
 AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_batch *batch);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The conjugate operators f, f*, g, g*: each is the transpose of its partner's map (layers.h). */
+/* The conjugate operators: each is the transpose of its partner's map (layers.h). */
 #include "ref/layers/parts.h"
+#include "ref/layers/sequence.h"
 
 static ar_status copy(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 {
@@ -53,4 +54,24 @@ ar_status ar_scatter_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 ar_status ar_scatter_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
 {
     return ari_gather_features(ctx, dx, dy, "scatter_to_region backward");
+}
+
+ar_status ar_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    return ari_gather_tokens(ctx, y, x, "gather_tokens");
+}
+
+ar_status ar_gather_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
+{
+    return ari_scatter_tokens(ctx, dx, dy, "gather_tokens backward");
+}
+
+ar_status ar_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    return ari_scatter_tokens(ctx, y, x, "scatter_tokens");
+}
+
+ar_status ar_scatter_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
+{
+    return ari_gather_tokens(ctx, dx, dy, "scatter_tokens backward");
 }
