@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/gemm.h"
 
-#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "anyrank/device.h"
+#include "bench/measure.h"
 #include "ref/core/size.h"
 
 const ar_bench_gemm_row ari_bench_gemm_shapes[ARI_BENCH_GEMM_SHAPES] = {
@@ -29,13 +28,6 @@ typedef struct gemm_bench {
     ar_tensor y;
 } gemm_bench;
 
-static double seconds(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static ar_status create_tensor(ar_device *d, ar_tensor *t, size_t batch, size_t rows, size_t cols)
 {
     size_t count = 0;
@@ -47,22 +39,10 @@ static ar_status create_tensor(ar_device *d, ar_tensor *t, size_t batch, size_t 
     return ar_tensor_view(t, AR_F32, 3, (const size_t[]){batch, rows, cols}, memory);
 }
 
-/* Values of magnitudes 2^-4 .. 1 and both signs, by a linear congruence (Knuth's MMIX constants). */
-static void fill_values(const ar_tensor *t, uint64_t seed)
-{
-    float *x = t->data.ptr;
-    const size_t n = ar_tensor_count(t);
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        const float unit = (float)((int64_t)(seed >> 40) - (1 << 23)) * 0x1p-23f;
-        x[i] = unit * (float)(1 + (seed >> 62)) * 0.25f;
-    }
-}
-
 static ar_status operand_create(ar_device *d, operand *o, size_t batch, size_t rows, size_t k, bool split)
 {
     AR_TRY(create_tensor(d, &o->values, batch, rows, k));
-    fill_values(&o->values, rows * k + (split ? 1 : 2));
+    ari_bench_fill(o->values.data.ptr, ar_tensor_count(&o->values), rows * k + (split ? 1 : 2));
     AR_TRY(d->ops->alloc(d, &o->exponents, batch * rows * sizeof(int32_t)));
     return d->ops->packed_create(d, &o->packed, batch, rows, k, split);
 }
@@ -94,28 +74,17 @@ static ar_status run_prepared(gemm_bench *b)
 /* times[0..3) = native, exact, exact with prepared weights. */
 static ar_status repetition(gemm_bench *b, double times[3])
 {
-    const double start = seconds();
+    const double start = ari_bench_seconds();
     AR_TRY(b->d->ops->gemm_f32(b->d, NULL, &b->y, &b->x.values, &b->w.values, false));
-    const double native = seconds();
+    const double native = ari_bench_seconds();
     AR_TRY(prepare_weight(b));
     AR_TRY(run_prepared(b));
-    const double exact = seconds();
+    const double exact = ari_bench_seconds();
     AR_TRY(run_prepared(b));
     times[0] = native - start;
     times[1] = exact - native;
-    times[2] = seconds() - exact;
+    times[2] = ari_bench_seconds() - exact;
     return AR_OK;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *sorted, size_t n)
-{
-    return 0.5 * (sorted[(n - 1) / 2] + sorted[n / 2]);
 }
 
 static ar_status measure(gemm_bench *b, ar_bench_gemm_row *row, size_t repetitions)
@@ -131,14 +100,12 @@ static ar_status measure(gemm_bench *b, ar_bench_gemm_row *row, size_t repetitio
         exact[i] = times[1] / times[0];
         prepared[i] = times[2] / times[0];
     }
-    qsort(native, repetitions, sizeof(double), by_value);
-    qsort(exact, repetitions, sizeof(double), by_value);
-    qsort(prepared, repetitions, sizeof(double), by_value);
+    const ari_bench_stat ratio = ari_bench_stat_of(exact, repetitions);
     const double operations = 2.0 * (double)row->batch * (double)row->m * (double)row->n * (double)row->k;
-    row->native_gflops = 1e-9 * operations / median(native, repetitions);
-    row->exact_over_native = median(exact, repetitions);
-    row->exact_over_native_prepared = median(prepared, repetitions);
-    row->spread = (exact[repetitions - 1] - exact[0]) / row->exact_over_native;
+    row->native_gflops = 1e-9 * operations / ari_bench_stat_of(native, repetitions).median;
+    row->exact_over_native = ratio.median;
+    row->exact_over_native_prepared = ari_bench_stat_of(prepared, repetitions).median;
+    row->spread = ratio.spread;
 done:
     free(memory);
     return st;

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/block.h"
+
+#include <stdlib.h>
+
+#include "anyrank/model.h"
+#include "bench/gemm_list.h"
+#include "bench/measure.h"
+#include "ref/core/size.h"
+
+#define PARAMS ((size_t)16) /* a block has fewer */
+
+const ar_config *ari_bench_block_config(size_t i)
+{
+    static const ar_config configs[] = {
+        {.arch = AR_ARCH_GPT2,
+         .name = "gpt2",
+         .hidden = 768,
+         .layers = 1,
+         .heads = 12,
+         .kv_heads = 12,
+         .head_dim = 64,
+         .ffn = 3072,
+         .max_positions = 4096,
+         .activation = AR_ACT_GELU_TANH,
+         .norm = AR_NORM_LAYER,
+         .norm_eps = 1e-5,
+         .qkv_bias = true,
+         .out_bias = true,
+         .mlp_bias = true,
+         .causal = true},
+        {.arch = AR_ARCH_LLAMA,
+         .name = "llama",
+         .hidden = 768,
+         .layers = 1,
+         .heads = 12,
+         .kv_heads = 12,
+         .head_dim = 64,
+         .ffn = 2048,
+         .max_positions = 4096,
+         .activation = AR_ACT_SILU,
+         .gated = true,
+         .norm = AR_NORM_RMS,
+         .norm_eps = 1e-6,
+         .rope = true,
+         .rope_theta = 10000.0,
+         .rope_factor = 1.0,
+         .causal = true},
+    };
+    return i < sizeof configs / sizeof *configs ? &configs[i] : NULL;
+}
+
+/* One block in one of the numerics, with its input and the gradient of its output. */
+typedef struct side {
+    ar_ctx *ctx;
+    ar_module *block;
+    ar_saved *saved;
+    ar_param *params[PARAMS];
+    size_t n;
+    ar_tensor x, dy; /* [batch, seq, hidden] */
+} side;
+
+static ar_status create_input(ar_device *d, ar_tensor *t, const ar_batch *batch, size_t hidden, uint64_t seed)
+{
+    const size_t shape[3] = {batch->batch, batch->seq, hidden};
+    size_t bytes = 0;
+    ar_buf memory = {NULL};
+    AR_TRY(ari_mul_size(&bytes, batch->batch, batch->seq));
+    AR_TRY(ari_mul_size(&bytes, bytes, hidden * sizeof(float)));
+    AR_TRY(d->ops->alloc(d, &memory, bytes));
+    AR_TRY(ar_tensor_view(t, AR_F32, 3, shape, memory));
+    ari_bench_fill(memory.ptr, ar_tensor_count(t), seed);
+    return AR_OK;
+}
+
+static ar_status side_create(side *s, ar_device *d, ar_numerics numerics, const ar_config *config,
+                             const ar_batch *batch)
+{
+    const ar_ctx_options options = {.device = d, .numerics = numerics};
+    ar_plan plan = {0};
+    ar_block_options o;
+    char name[96];
+    ar_plan_default(&plan, config->arch);
+    AR_TRY(ar_config_block(config, 0, &plan, &o, name, sizeof name));
+    AR_TRY(ar_ctx_create(&s->ctx, &options));
+    AR_TRY(ar_block_create(&s->block, s->ctx, name, &o));
+    AR_TRY(ar_saved_create(&s->saved));
+    AR_TRY(ar_module_fresh(s->block, s->ctx, 1));
+    s->n = ar_module_params(s->block, s->params, PARAMS, true);
+    if (s->n > PARAMS)
+        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of a block");
+    AR_TRY(create_input(d, &s->x, batch, config->hidden, 1));
+    return create_input(d, &s->dy, batch, config->hidden, 2);
+}
+
+static void side_destroy(side *s, ar_device *d)
+{
+    d->ops->free(d, s->x.data);
+    d->ops->free(d, s->dy.data);
+    ar_saved_destroy(s->saved);
+    ar_module_destroy(s->block);
+    ar_ctx_destroy(s->ctx);
+}
+
+static ar_status pass(side *s, const ar_batch *batch, double *seconds)
+{
+    ar_tensor y, dx;
+    AR_TRY(ar_module_zero_grad(s->block, s->ctx));
+    for (size_t i = 0; i < s->n; i++)
+        s->params[i]->version++;
+    const double start = ari_bench_seconds();
+    AR_TRY(ar_module_forward(s->block, s->ctx, s->saved, &y, &s->x, batch));
+    AR_TRY(ar_module_backward(s->block, s->ctx, s->saved, &dx, &s->dy, batch));
+    ar_saved_clear(s->saved);
+    ar_ctx_end_step(s->ctx);
+    *seconds = ari_bench_seconds() - start;
+    return AR_OK;
+}
+
+typedef struct bench {
+    ar_device *d;
+    side native, exact;
+    ari_gemm_list list;
+} bench;
+
+/* times: native block, products alone, exact block. */
+static ar_status repetition(bench *b, const ar_batch *batch, double times[3])
+{
+    AR_TRY(pass(&b->native, batch, &times[0]));
+    AR_TRY(ari_gemm_list_run(&b->list, &times[1]));
+    return pass(&b->exact, batch, &times[2]);
+}
+
+/* All of one numerics: its times, and those that they are compared with, repetition by repetition. */
+static ar_status summarise(ar_bench_block_row *row, const double *own, const double *native, const double *products,
+                           size_t n, double operations)
+{
+    double *ratios = NULL;
+    AR_TRY(ari_alloc((void **)&ratios, n, sizeof(double), "the benchmark's ratios"));
+    for (size_t i = 0; i < n; i++)
+        ratios[i] = products[i] / own[i];
+    row->gemm_fraction = ari_bench_stat_of(ratios, n).median;
+    for (size_t i = 0; i < n; i++)
+        ratios[i] = own[i] / native[i];
+    row->over_native = ari_bench_stat_of(ratios, n).median;
+    for (size_t i = 0; i < n; i++)
+        ratios[i] = own[i];
+    const ari_bench_stat seconds = ari_bench_stat_of(ratios, n);
+    row->seconds = seconds.median;
+    row->spread = seconds.spread;
+    row->gflops = 1e-9 * operations / seconds.median;
+    free(ratios);
+    return AR_OK;
+}
+
+static ar_status measure(bench *b, ar_bench_block_row row[2], const ar_batch *batch, size_t repetitions)
+{
+    double *native = NULL, times[3];
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc((void **)&native, repetitions, 3 * sizeof(double), "the benchmark's times"));
+    double *products = native + repetitions, *exact = products + repetitions;
+    for (int i = 0; i < 2; i++) /* warms caches, page tables and BLIS's buffers */
+        AR_TRY_TO(done, st, repetition(b, batch, times));
+    for (size_t i = 0; i < repetitions; i++) {
+        AR_TRY_TO(done, st, repetition(b, batch, times));
+        native[i] = times[0];
+        products[i] = times[1];
+        exact[i] = times[2];
+    }
+    const double operations = ari_gemm_list_operations(&b->list);
+    AR_TRY_TO(done, st, summarise(&row[0], native, native, products, repetitions, operations));
+    AR_TRY_TO(done, st, summarise(&row[1], exact, native, products, repetitions, operations));
+done:
+    free(native);
+    return st;
+}
+
+ar_status ari_bench_block(ar_bench_block_row row[2], const ar_config *config, size_t batch, size_t seq, int threads,
+                          size_t repetitions)
+{
+    const ar_batch given = {.batch = batch, .seq = seq};
+    bench b = {0};
+    ar_status st = AR_OK;
+    if (batch == 0 || seq == 0 || repetitions == 0)
+        return ar_error_set(AR_ERR_ARG, "bench block: batch %zu, seq %zu, repetitions %zu: all must be > 0", batch, seq,
+                            repetitions);
+    AR_TRY(ar_device_cpu_create(&b.d, threads));
+    AR_TRY_TO(done, st, side_create(&b.native, b.d, AR_NUMERICS_NATIVE, config, &given));
+    AR_TRY_TO(done, st, side_create(&b.exact, b.d, AR_NUMERICS_EXACT, config, &given));
+    AR_TRY_TO(done, st, ari_gemm_list_block(&b.list, b.d, config, batch, seq));
+    st = measure(&b, row, &given, repetitions);
+done:
+    ari_gemm_list_destroy(&b.list);
+    side_destroy(&b.exact, b.d);
+    side_destroy(&b.native, b.d);
+    ar_device_destroy(b.d);
+    return st;
+}

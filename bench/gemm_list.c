@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/gemm_list.h"
+
+#include "bench/measure.h"
+#include "ref/core/size.h"
+
+static void add_shape(ari_gemm_list *list, ari_gemm_shape shape)
+{
+    if (list->n < ARI_GEMM_LIST_MAX)
+        list->shape[list->n++] = shape;
+}
+
+/* `parts` layers side by side on one input, weights [out, in] or (transposed) [in, out]: Y, dX and dW. */
+static void add_linear(ari_gemm_list *list, size_t tokens, size_t in, size_t out, size_t parts, bool transposed)
+{
+    for (size_t i = 0; i < parts; i++) {
+        add_shape(list, (ari_gemm_shape){.batch = 1, .m = tokens, .n = out, .k = in, .b_transposed = transposed});
+        add_shape(list, (ari_gemm_shape){
+                            .batch = 1, .m = tokens, .n = in, .k = out, .b_transposed = !transposed, .add = i > 0});
+        add_shape(
+            list,
+            (ari_gemm_shape){
+                .batch = 1, .m = out, .n = in, .k = tokens, .a_transposed = true, .b_transposed = true, .add = true});
+    }
+}
+
+/* Scores, P V, dP, dQ, dK, dV of every head of every sequence; the query heads of a KV head's group are rows of one
+ * matrix. */
+static void add_attention(ari_gemm_list *list, const ar_config *c, size_t batch, size_t s)
+{
+    const size_t matrices = batch * c->kv_heads, rows = c->heads / c->kv_heads * s, d = c->head_dim;
+    for (int i = 0; i < 2; i++)
+        add_shape(list, (ari_gemm_shape){.batch = matrices, .m = rows, .n = s, .k = d});
+    for (int i = 0; i < 2; i++)
+        add_shape(list, (ari_gemm_shape){.batch = matrices, .m = rows, .n = d, .k = s, .b_transposed = true});
+    for (int i = 0; i < 2; i++)
+        add_shape(list, (ari_gemm_shape){
+                            .batch = matrices, .m = s, .n = d, .k = rows, .a_transposed = true, .b_transposed = true});
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static ar_status allocate(ari_gemm_list *list)
+{
+    size_t a = 0, b = 0, c = 0;
+    for (size_t i = 0; i < list->n; i++) {
+        const ari_gemm_shape *s = &list->shape[i];
+        size_t rows = 0, cols = 0, size = 0;
+        AR_TRY(ari_mul_size(&rows, s->batch, s->m));
+        AR_TRY(ari_mul_size(&cols, s->batch, s->n));
+        AR_TRY(ari_mul_size(&size, rows, s->k));
+        a = larger(a, size);
+        AR_TRY(ari_mul_size(&size, cols, s->k));
+        b = larger(b, size);
+        AR_TRY(ari_mul_size(&size, rows, s->n));
+        c = larger(c, size);
+    }
+    const struct {
+        ar_buf *at;
+        size_t n;
+    } all[3] = {{&list->a, a}, {&list->b, b}, {&list->c, c}};
+    for (size_t i = 0; i < 3; i++) {
+        size_t bytes = 0;
+        AR_TRY(ari_mul_size(&bytes, all[i].n, sizeof(float)));
+        AR_TRY(list->device->ops->alloc(list->device, all[i].at, bytes));
+        ari_bench_fill(all[i].at->ptr, all[i].n, i + 1);
+    }
+    return AR_OK;
+}
+
+ar_status ari_gemm_list_block(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch, size_t seq)
+{
+    const bool fused = config->arch == AR_ARCH_GPT2;
+    const size_t h = config->hidden, q = config->heads * config->head_dim, kv = config->kv_heads * config->head_dim;
+    size_t tokens = 0;
+    AR_TRY(ari_mul_size(&tokens, batch, seq));
+    *list = (ari_gemm_list){.device = d};
+    if (fused) {
+        add_linear(list, tokens, h, q + 2 * kv, 1, true);
+    } else {
+        add_linear(list, tokens, h, q, 1, false);
+        add_linear(list, tokens, h, kv, 2, false);
+    }
+    add_attention(list, config, batch, seq);
+    add_linear(list, tokens, q, h, 1, fused);
+    add_linear(list, tokens, h, config->ffn, config->gated ? 2 : 1, fused);
+    add_linear(list, tokens, config->ffn, h, 1, fused);
+    return allocate(list);
+}
+
+void ari_gemm_list_destroy(ari_gemm_list *list)
+{
+    if (!list->device)
+        return;
+    list->device->ops->free(list->device, list->a);
+    list->device->ops->free(list->device, list->b);
+    list->device->ops->free(list->device, list->c);
+}
+
+static ar_tensor matrices(ar_buf memory, size_t batch, size_t rows, size_t cols, bool transposed)
+{
+    return (ar_tensor){
+        .dtype = AR_F32,
+        .ndim = 3,
+        .shape = {batch, rows, cols},
+        .stride = {(ptrdiff_t)(rows * cols), transposed ? 1 : (ptrdiff_t)cols, transposed ? (ptrdiff_t)rows : 1},
+        .data = memory};
+}
+
+ar_status ari_gemm_list_run(const ari_gemm_list *list, double *seconds)
+{
+    const double start = ari_bench_seconds();
+    for (size_t i = 0; i < list->n; i++) {
+        const ari_gemm_shape *s = &list->shape[i];
+        const ar_tensor a = matrices(list->a, s->batch, s->m, s->k, s->a_transposed);
+        const ar_tensor b = matrices(list->b, s->batch, s->n, s->k, s->b_transposed);
+        const ar_tensor c = matrices(list->c, s->batch, s->m, s->n, false);
+        AR_TRY(list->device->ops->gemm_f32(list->device, NULL, &c, &a, &b, s->add));
+    }
+    *seconds = ari_bench_seconds() - start;
+    return AR_OK;
+}
+
+double ari_gemm_list_operations(const ari_gemm_list *list)
+{
+    double sum = 0.0;
+    for (size_t i = 0; i < list->n; i++) {
+        const ari_gemm_shape *s = &list->shape[i];
+        sum += 2.0 * (double)s->batch * (double)s->m * (double)s->n * (double)s->k;
+    }
+    return sum;
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/bench_report.h"
+
+#include "cli/table.h"
+#include "ref/io/json.h"
+
+ar_status ari_bench_print_gemm(const ar_bench_gemm_row *rows, size_t n, int threads)
+{
+    static const ari_column columns[] = {{"batch", ARI_RIGHT},
+                                         {"m", ARI_RIGHT},
+                                         {"n", ARI_RIGHT},
+                                         {"k", ARI_RIGHT},
+                                         {"native GF/s", ARI_RIGHT},
+                                         {"exact/native", ARI_RIGHT},
+                                         {"weights prepared", ARI_RIGHT},
+                                         {"spread", ARI_RIGHT}};
+    ari_table *t = NULL;
+    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
+    for (size_t i = 0; i < n; i++) {
+        ari_table_cell(t, "%zu", rows[i].batch);
+        ari_table_cell(t, "%zu", rows[i].m);
+        ari_table_cell(t, "%zu", rows[i].n);
+        ari_table_cell(t, "%zu", rows[i].k);
+        ari_table_cell(t, "%.1f", rows[i].native_gflops);
+        ari_table_cell(t, "%.2f", rows[i].exact_over_native);
+        ari_table_cell(t, "%.2f", rows[i].exact_over_native_prepared);
+        ari_table_cell(t, "%.0f %%", 100.0 * rows[i].spread);
+    }
+    const ar_status st = ari_table_print(t, stdout, 0);
+    ari_table_destroy(t);
+    printf(
+        "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
+        "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the repetitions'\n"
+        "exact/native, (largest - smallest)/median.\n",
+        threads, threads == 1 ? "" : "s");
+    return st;
+}
+
+json_t *ari_bench_json_gemm(const ar_bench_gemm_row *rows, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "batch",
+                                              (json_int_t)rows[i].batch, "m", (json_int_t)rows[i].m, "n",
+                                              (json_int_t)rows[i].n, "k", (json_int_t)rows[i].k, "native_gflops",
+                                              ari_json_number(rows[i].native_gflops), "exact_over_native",
+                                              ari_json_number(rows[i].exact_over_native), "exact_over_native_prepared",
+                                              ari_json_number(rows[i].exact_over_native_prepared), "spread",
+                                              ari_json_number(rows[i].spread)));
+    return list;
+}
+
+ar_status ari_bench_print_block(const ari_bench_block_line *lines, size_t n, int threads)
+{
+    static const ari_column columns[] = {{"block", ARI_LEFT},     {"numerics", ARI_LEFT},   {"batch", ARI_RIGHT},
+                                         {"seq", ARI_RIGHT},      {"time", ARI_RIGHT},      {"GF/s", ARI_RIGHT},
+                                         {"products", ARI_RIGHT}, {"of native", ARI_RIGHT}, {"spread", ARI_RIGHT}};
+    ari_table *t = NULL;
+    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
+    for (size_t i = 0; i < n; i++) {
+        const ar_bench_block_row *row = &lines[i].row;
+        ari_table_cell(t, "%s", lines[i].block);
+        ari_table_cell(t, "%s", lines[i].numerics);
+        ari_table_cell(t, "%zu", lines[i].batch);
+        ari_table_cell(t, "%zu", lines[i].seq);
+        ari_table_cell(t, "%s", ARI_SECONDS(row->seconds));
+        ari_table_cell(t, "%.1f", row->gflops);
+        ari_table_cell(t, "%.2f", row->gemm_fraction);
+        ari_table_cell(t, "%.2f", row->over_native);
+        ari_table_cell(t, "%.0f %%", 100.0 * row->spread);
+    }
+    const ar_status st = ari_table_print(t, stdout, 0);
+    ari_table_destroy(t);
+    printf(
+        "\nOne transformer block forward and backward, %d thread%s; medians. 'products': time of its matrix products\n"
+        "alone, by sgemm, over that of the block. 'of native': over the time of the native block. 'spread': of the\n"
+        "times, (largest - smallest)/median.\n",
+        threads, threads == 1 ? "" : "s");
+    return st;
+}
+
+json_t *ari_bench_json_block(const ari_bench_block_line *lines, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) {
+        const ar_bench_block_row *row = &lines[i].row;
+        json_array_append_new(
+            list, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "block", lines[i].block, "numerics",
+                            lines[i].numerics, "batch", (json_int_t)lines[i].batch, "seq", (json_int_t)lines[i].seq,
+                            "seconds", ari_json_number(row->seconds), "gflops", ari_json_number(row->gflops),
+                            "gemm_fraction", ari_json_number(row->gemm_fraction), "over_native",
+                            ari_json_number(row->over_native), "spread", ari_json_number(row->spread)));
+    }
+    return list;
+}

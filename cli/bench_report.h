@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_BENCH_REPORT_H
+#define ARI_CLI_BENCH_REPORT_H
+
+#include "bench/block.h"
+#include "bench/gemm.h"
+#include "cli/command.h"
+
+/* What `bench` tells: a table for people, and {"rows": [...]} for programs. */
+
+AR_NODISCARD ar_status ari_bench_print_gemm(const ar_bench_gemm_row *rows, size_t n, int threads);
+json_t *ari_bench_json_gemm(const ar_bench_gemm_row *rows, size_t n);
+
+/* A block in one of the numerics. */
+typedef struct ari_bench_block_line {
+    const char *block, *numerics;
+    size_t batch, seq;
+    ar_bench_block_row row;
+} ari_bench_block_line;
+AR_NODISCARD ar_status ari_bench_print_block(const ari_bench_block_line *lines, size_t n, int threads);
+json_t *ari_bench_json_block(const ari_bench_block_line *lines, size_t n);
+
+#endif
