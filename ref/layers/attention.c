@@ -256,28 +256,6 @@ static ar_status attend(attention_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
     return ar_saved_push(saved, m, SAVED_PROBS, &probs);
 }
 
-/* In place: nobody keeps the output of an attention or an MLP. */
-static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *t)
-{
-    return ari_dropout_on(ctx) ? ari_drop_tokens(d, ctx, 'f', t, t) : AR_OK;
-}
-
-/* dy as it reaches an attention or an MLP: a tensor of its own, or dy itself. */
-static ar_status drop_backward(const ari_dropout *d, ar_ctx *ctx, ar_tensor *dropped, const ar_tensor *dy)
-{
-    *dropped = *dy;
-    if (!ari_dropout_on(ctx))
-        return AR_OK;
-    AR_TRY(ari_like(ctx, dropped, dy, dy->shape[dy->ndim - 1]));
-    return ari_drop_tokens(d, ctx, 'b', dropped, dy);
-}
-
-static void release_dropped(ar_ctx *ctx, ar_tensor *dropped)
-{
-    if (ari_dropout_on(ctx))
-        ar_ctx_release(ctx, dropped);
-}
-
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
 {
