@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "verify/coverage.h"
 #include "verify/pattern.h"
 
 typedef struct comparison {
@@ -14,7 +15,7 @@ typedef struct comparison {
     int ranks;
     ari_comparator *rank; /* [ranks] */
     void **user;          /* [ranks]: the comparators, as taps see them */
-    float **gathered;     /* [ref->count]: the run's own weights and gradients; NULL for activations */
+    float **gathered;     /* [ref->count]: the run's own final weights and gradients; NULL for the others */
 } comparison;
 
 static void comparison_fini(comparison *c)
@@ -35,7 +36,7 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
     AR_TRY(ari_alloc_zero((void **)&c->user, (size_t)ranks, sizeof *c->user, "comparators"));
     AR_TRY(ari_alloc_zero((void **)&c->gathered, ref->count, sizeof *c->gathered, "gathered tensors"));
     for (size_t i = 0; i < ref->count; i++) {
-        if (ref->tensor[i].pass == 'i' || ref->tensor[i].pass == 'g')
+        if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
             AR_TRY(ari_alloc_zero((void **)&c->gathered[i], ref->tensor[i].count, sizeof(float), "a gathered tensor"));
     }
     for (int r = 0; r < ranks; r++) {
@@ -65,10 +66,25 @@ static int layer_of(const char *name)
     return -1;
 }
 
+/* What a rank holds that reported nothing: no part of the tensor. */
+static ar_layout nothing_of(const comparison *c, size_t tensor)
+{
+    for (int r = 0; r < c->ranks; r++) {
+        const ari_finding *f = &c->rank[r].finding[tensor];
+        if (!f->seen)
+            continue;
+        ar_layout none = f->layout;
+        none.nbox = 0;
+        return none;
+    }
+    return (ar_layout){0};
+}
+
 /* The pattern and what it looks like, from all ranks' copies of one tensor. */
 static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
 {
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    const ar_layout nothing = nothing_of(c, tensor);
     ari_rank_copy *copy = NULL;
     float **local = NULL;
     ar_status st = AR_OK;
@@ -78,15 +94,22 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
         const ari_finding *found = &c->rank[r].finding[tensor];
         AR_TRY_TO(done, st, ari_comparator_copy(&local[r], &c->rank[r], tensor));
         copy[r] = (ari_rank_copy){.local = local[r], .ndim = found->ndim, .layout = &found->layout};
+        if (!found->seen)
+            copy[r] = (ari_rank_copy){.ndim = nothing.ndim, .layout = &nothing};
         memcpy(copy[r].shape, found->shape, sizeof copy[r].shape);
     }
     const ari_difference d = {.name = t->name,
                               .pass = t->pass,
+                              .step = t->step,
                               .ndim = t->ndim,
                               .shape = t->shape,
                               .reference = t->values,
                               .ranks = c->ranks,
                               .copy = copy,
+                              .allowed = t->allowed,
+                              .tp = o->parallel.tp > 1 ? o->parallel.tp : 1,
+                              .dp = o->parallel.dp > 1 ? o->parallel.dp : 1,
+                              .sp = o->parallel.sp && o->parallel.tp > 1,
                               .batch = o->batch->batch,
                               .seq = o->batch->seq,
                               .head_dim = o->config->head_dim};
@@ -108,13 +131,13 @@ static ar_status describe_first(ar_check_run *run, const comparison *c, size_t t
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
     ar_first_difference *f = &run->first;
     run->has_difference = true;
-    *f = (ar_first_difference){.step = 1, .layer = layer_of(t->name), .rank = v->rank, .elements = t->count};
+    *f = (ar_first_difference){.step = t->step, .layer = layer_of(t->name), .rank = v->rank, .elements = t->count};
     snprintf(f->pass, sizeof f->pass, "%s", ari_pass_name(t->pass));
     snprintf(f->tensor, sizeof f->tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
-    if (v->rank < 0) {
-        snprintf(f->pattern, sizeof f->pattern, "the ranks did not report this tensor, or not all of it");
+    if (!v->complete)
+        ari_explain_coverage(f, c->rank, c->ranks, tensor);
+    if (v->rank < 0)
         return AR_OK;
-    }
     f->ndim = t->ndim;
     unravel(v->first, t->ndim, t->shape, f->index);
     const ari_finding *owner = &c->rank[v->rank].finding[tensor];
@@ -127,29 +150,39 @@ static ar_status describe_first(ar_check_run *run, const comparison *c, size_t t
     return v->complete ? explain(f, c, tensor, o) : AR_OK;
 }
 
+static ar_status expect_no_more(ar_check_run *run, const comparison *c)
+{
+    const size_t cap = 256;
+    for (int r = 0; r < c->ranks; r++) {
+        if (!c->rank[r].unexpected[0])
+            continue;
+        run->result = AR_CHECK_ERROR;
+        AR_TRY(ari_alloc_zero((void **)&run->error, cap, 1, "a message"));
+        snprintf(run->error, cap, "rank %d reported %s, which the baseline does not have", r, c->rank[r].unexpected);
+        break;
+    }
+    return AR_OK;
+}
+
 static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluster_options *o)
 {
     for (size_t i = 0; i < c->ref->count; i++) {
+        const ari_ref_tensor *t = &c->ref->tensor[i];
         const ari_verdict v = ari_verdict_of(c->rank, c->ranks, i);
         run->tensors++;
-        run->elements += c->ref->tensor[i].count;
+        run->elements += t->count;
         run->elements_different += v.different;
         run->max_ulp = v.max_ulp > run->max_ulp ? v.max_ulp : run->max_ulp;
+        if (v.max_ratio > run->max_ratio) {
+            run->max_ratio = v.max_ratio;
+            snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+        }
         if (v.complete && v.different == 0)
             continue;
         if (run->tensors_different++ == 0)
             AR_TRY(describe_first(run, c, i, &v, o));
     }
-    for (int r = 0; r < c->ranks; r++) {
-        if (c->rank[r].unexpected[0] && !run->error) {
-            run->result = AR_CHECK_ERROR;
-            const size_t cap = 256;
-            AR_TRY(ari_alloc_zero((void **)&run->error, cap, 1, "a message"));
-            snprintf(run->error, cap, "rank %d reported %s, which the baseline does not have", r,
-                     c->rank[r].unexpected);
-        }
-    }
-    return AR_OK;
+    return expect_no_more(run, c);
 }
 
 static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
@@ -160,6 +193,20 @@ static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
     AR_TRY(ari_alloc((void **)&run->error, strlen(message) + 1, 1, "a message"));
     memcpy(run->error, message, strlen(message) + 1);
     return AR_OK;
+}
+
+static void keep_counts(ar_check_run *run, const ari_cluster_result *result)
+{
+    run->bytes_counted = result->bytes;
+    run->bytes_per_rank_max = result->bytes_per_rank_max;
+    memcpy(run->calls, result->calls, sizeof run->calls);
+    run->weights_bytes = result->weights_per_rank;
+    run->gradients_bytes = result->gradients_per_rank;
+    run->optimizer_bytes = result->optimizer_per_rank;
+    run->stored_bytes = result->stored_per_rank;
+    run->peak_bytes = result->peak_per_rank;
+    run->seconds = result->seconds;
+    run->loss = result->loss;
 }
 
 ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
@@ -186,19 +233,10 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         st = keep_error(run, &result);
         goto done;
     }
-    run->bytes_counted = result.bytes;
-    run->bytes_per_rank_max = result.bytes_per_rank_max;
-    memcpy(run->calls, result.calls, sizeof run->calls);
-    run->weights_bytes = result.weights_per_rank;
-    run->gradients_bytes = result.gradients_per_rank;
-    run->stored_bytes = result.stored_per_rank;
-    run->peak_bytes = result.peak_per_rank;
-    run->seconds = result.seconds;
-    run->loss = result.loss;
-    run->optimizer_bytes = result.optimizer_per_rank;
+    keep_counts(run, &result);
     AR_TRY_TO(done, st, sum_up(run, &c, o));
-    AR_TRY_TO(done, st, ari_reference_hash(run->weights_hash, ref, 'i', c.gathered));
-    AR_TRY_TO(done, st, ari_reference_hash(run->gradients_hash, ref, 'g', c.gathered));
+    AR_TRY_TO(done, st, ari_reference_hash(run->weights_hash, ref, ari_reference_is_weight, c.gathered));
+    AR_TRY_TO(done, st, ari_reference_hash(run->gradients_hash, ref, ari_reference_is_gradient, c.gathered));
     if (run->result == AR_CHECK_SAME && (run->tensors_different > 0 || run->bytes_counted != run->bytes_predicted))
         run->result = AR_CHECK_DIFFERENT;
 done:

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/compare.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,39 +50,113 @@ void ari_comparator_fini(ari_comparator *c)
 typedef struct comparing {
     ari_finding *finding;
     const float *reference;
+    double allowed;
     float *gathered; /* NULL: not wanted, or not this rank's to write */
-    bool counts;     /* this rank's elements count as covered */
+    size_t before;   /* elements of earlier reports that stand before this one in the local tensor */
 } comparing;
+
+/* |difference| over what is allowed: infinite where only one of the two is a number, or nothing is allowed. */
+static double ratio_of(float actual, float expected, double allowed)
+{
+    if (actual == expected || (actual != actual && expected != expected))
+        return 0.0;
+    const double difference = fabs((double)actual - (double)expected);
+    return isfinite(difference) ? difference / allowed : (double)INFINITY;
+}
 
 static void compare_run(void *user, const ari_box_run *r)
 {
     const comparing *c = user;
     ari_finding *f = c->finding;
-    f->covered += c->counts ? r->count : 0;
+    f->covered += r->count;
     for (size_t i = 0; i < r->count; i++) {
         const float actual = r->local[(ptrdiff_t)i * r->stride], expected = c->reference[r->full + i];
         if (c->gathered)
             c->gathered[r->full + i] = actual;
         if (bits_of(actual) == bits_of(expected))
             continue;
+        if (c->allowed > 0.0) {
+            const double ratio = ratio_of(actual, expected, c->allowed);
+            f->max_ratio = ratio > f->max_ratio ? ratio : f->max_ratio;
+            if (ratio <= 1.0)
+                continue;
+        }
         const uint64_t ulp = ari_ulp_distance(actual, expected);
         f->max_ulp = ulp > f->max_ulp ? ulp : f->max_ulp;
         if (f->different == 0 || r->full + i < f->first) {
             f->first = r->full + i;
-            f->first_local = r->local_index + i;
+            f->first_local = c->before + r->local_index + i;
             f->actual = actual;
         }
         f->different++;
     }
 }
 
-static ar_status keep_copy(ari_comparator *c, size_t tensor, const ar_tensor *t)
+/* --- reports of one tensor that become one part ------------------------------------------------------------------- */
+
+static size_t count_of(int ndim, const size_t *shape)
 {
-    ari_kept *k = &c->kept[c->kept_count];
+    size_t count = 1;
+    for (int d = 0; d < ndim; d++)
+        count *= shape[d];
+    return count;
+}
+
+static bool same_but_rows(const ar_box *a, const ar_box *b, int ndim)
+{
+    for (int d = 1; d < ndim; d++) {
+        if (a->global[d] != b->global[d] || a->local[d] != b->local[d] || a->extent[d] != b->extent[d])
+            return false;
+    }
+    return a->local[0] == 0 && b->local[0] == 0;
+}
+
+typedef enum place { NOWHERE, AFTER, BEFORE } place;
+
+/* Where the rows of a report stand: directly after those there are, directly before them, or neither. */
+static place place_of(const ari_finding *f, const ar_layout *o, const ar_tensor *t)
+{
+    const ar_layout *have = &f->layout;
+    const int nd = o->ndim;
+    if (nd < 1 || have->ndim != nd || f->ndim != t->ndim || have->nbox != o->nbox || have->replica != o->replica ||
+        have->replicas != o->replicas || memcmp(have->shape, o->shape, (size_t)nd * sizeof *o->shape) != 0)
+        return NOWHERE;
+    bool after = true, before = true;
+    for (size_t k = 0; k < o->nbox; k++) {
+        const ar_box *a = &have->box[k], *b = &o->box[k];
+        if (!same_but_rows(a, b, nd) || a->extent[0] != f->shape[0] || b->extent[0] != t->shape[0])
+            return NOWHERE;
+        after = after && a->global[0] + a->extent[0] == b->global[0];
+        before = before && b->global[0] + b->extent[0] == a->global[0];
+    }
+    return after ? AFTER : before ? BEFORE : NOWHERE;
+}
+
+static void join(ari_finding *f, const ar_layout *o, const ar_tensor *t, place where)
+{
+    for (size_t k = 0; k < o->nbox; k++) {
+        f->layout.box[k].extent[0] += o->box[k].extent[0];
+        if (where == BEFORE)
+            f->layout.box[k].global[0] = o->box[k].global[0];
+    }
+    f->shape[0] += t->shape[0];
+    if (where == BEFORE)
+        f->first_local += ar_tensor_count(t);
+}
+
+static void first_report(ari_finding *f, const ar_layout *o, const ar_tensor *t)
+{
+    f->seen = true;
+    f->layout = *o;
+    f->ndim = t->ndim;
+    memcpy(f->shape, t->shape, sizeof f->shape);
+}
+
+/* --- copies that are kept ----------------------------------------------------------------------------------------- */
+
+static void copy_elements(float *to, const ar_tensor *t)
+{
     const size_t count = ar_tensor_count(t);
-    AR_TRY(ari_alloc((void **)&k->local, count, sizeof(float), "a copy of a tensor that differs"));
-    k->tensor = tensor;
-    c->kept_count++;
     for (size_t i = 0; i < count; i++) {
         size_t rest = i;
         ptrdiff_t offset = 0;
@@ -89,38 +164,119 @@ static ar_status keep_copy(ari_comparator *c, size_t tensor, const ar_tensor *t)
             offset += (ptrdiff_t)(rest % t->shape[d]) * t->stride[d];
             rest /= t->shape[d];
         }
-        k->local[i] = ((const float *)t->data.ptr)[offset];
+        to[i] = ((const float *)t->data.ptr)[offset];
     }
+}
+
+typedef struct filling {
+    float *local;
+    const float *reference;
+} filling;
+
+static void fill_run(void *user, const ari_box_run *r)
+{
+    const filling *f = user;
+    memcpy(f->local + r->local_index, f->reference + r->full, r->count * sizeof(float));
+}
+
+/* What a rank holds where nothing differs: the reference's values at the places of the boxes. */
+static ar_status fill_from_reference(float *local, const ari_finding *f, const ari_ref_tensor *reference)
+{
+    ar_tensor view;
+    filling user = {local, reference->values};
+    AR_TRY(ar_tensor_view(&view, AR_F32, f->ndim, f->shape, (ar_buf){local}));
+    ari_for_each_run(&view, &f->layout, fill_run, &user);
+    return AR_OK;
+}
+
+static ari_kept *find_kept(ari_comparator *c, size_t tensor)
+{
+    for (size_t i = 0; i < c->kept_count; i++) {
+        if (c->kept[i].tensor == tensor)
+            return &c->kept[i];
+    }
+    return NULL;
+}
+
+/* A slot for a tensor: a free one, or that of the last in execution order if it comes after this one. A tensor that
+ * lost its slot is not kept again: those that are kept then all come before it. */
+static ari_kept *slot_for(ari_comparator *c, size_t tensor)
+{
+    if (c->kept_count < ARI_KEPT_COPIES) {
+        c->kept[c->kept_count] = (ari_kept){.tensor = tensor};
+        return &c->kept[c->kept_count++];
+    }
+    ari_kept *last = &c->kept[0];
+    for (size_t i = 1; i < c->kept_count; i++)
+        last = c->kept[i].tensor > last->tensor ? &c->kept[i] : last;
+    if (last->tensor < tensor)
+        return NULL;
+    free(last->local);
+    *last = (ari_kept){.tensor = tensor};
+    return last;
+}
+
+/* Keeps what a finding of `had` elements has become by a report: the earlier rows, kept or without a difference, and
+ * the new ones after or before them. */
+static ar_status keep_report(ari_comparator *c, size_t tensor, const ari_finding *had, size_t had_count,
+                             const ar_tensor *t, place where)
+{
+    const size_t count = ar_tensor_count(t);
+    ari_kept *k = find_kept(c, tensor);
+    float *whole = NULL;
+    if (!k)
+        k = slot_for(c, tensor);
+    if (!k)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&whole, had_count + count, sizeof *whole, "a copy of a tensor that differs"));
+    float *earlier = whole + (where == BEFORE ? count : 0), *now = whole + (where == BEFORE ? 0 : had_count);
+    ar_status st = AR_OK;
+    if (k->local)
+        memcpy(earlier, k->local, had_count * sizeof *whole);
+    else if (had_count > 0)
+        st = fill_from_reference(earlier, had, &c->reference->tensor[tensor]);
+    copy_elements(now, t);
+    free(k->local);
+    k->local = whole;
+    return st;
+}
+
+/* --- the tap ------------------------------------------------------------------------------------------------------ */
+
+static ar_status add_report(ari_comparator *c, size_t i, const ar_tap_event *e)
+{
+    const ari_ref_tensor *reference = &c->reference->tensor[i];
+    ari_finding *f = &c->finding[i];
+    const ari_finding had = *f;
+    const size_t had_count = had.seen ? count_of(had.ndim, had.shape) : 0;
+    const place where = had.seen ? place_of(f, e->layout, e->local) : AFTER;
+    if (where == NOWHERE)
+        f->broken = true;
+    else if (had.seen)
+        join(f, e->layout, e->local, where);
+    else
+        first_report(f, e->layout, e->local);
+    comparing user = {f, reference->values, reference->allowed,
+                      c->gathered && e->layout->replica == 0 ? c->gathered[i] : NULL, where == AFTER ? had_count : 0};
+    ari_for_each_run(e->local, e->layout, compare_run, &user);
+    if (f->different > 0 && where != NOWHERE)
+        return keep_report(c, i, &had, had_count, e->local, where);
     return AR_OK;
 }
 
 ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
 {
     ari_comparator *c = user;
-    const size_t i = ari_reference_find(c->reference, e->name, e->pass);
-    size_t count = 1;
-    for (int d = 0; d < e->layout->ndim; d++)
-        count *= e->layout->shape[d];
-    if (i == c->reference->count || count != c->reference->tensor[i].count || e->local->dtype != AR_F32) {
-        if (!c->unexpected[0])
-            snprintf(c->unexpected, sizeof c->unexpected, "%.140s%s", e->name, ari_pass_suffix(e->pass));
-        return AR_OK;
-    }
-    ari_finding *f = &c->finding[i];
-    f->repeated = f->seen;
-    f->seen = true;
-    f->replicated = e->layout->replicas > 1;
-    f->layout = *e->layout;
-    f->ndim = e->local->ndim;
-    memcpy(f->shape, e->local->shape, sizeof f->shape);
-    const bool first_copy = e->layout->replica == 0;
-    comparing user_data = {f, c->reference->tensor[i].values, c->gathered && first_copy ? c->gathered[i] : NULL,
-                           first_copy};
-    ari_for_each_run(e->local, e->layout, compare_run, &user_data);
-    if (f->different > 0 && c->kept_count < ARI_KEPT_COPIES)
-        return keep_copy(c, i, e->local);
+    const size_t i = ari_reference_find_in(c->reference, e->name, e->pass, (int)e->step);
+    if (i < c->reference->count && count_of(e->layout->ndim, e->layout->shape) == c->reference->tensor[i].count &&
+        e->local->dtype == AR_F32)
+        return add_report(c, i, e);
+    if (!c->unexpected[0])
+        snprintf(c->unexpected, sizeof c->unexpected, "%.140s%s", e->name, ari_pass_suffix(e->pass));
     return AR_OK;
 }
+
+/* --- what all ranks say ------------------------------------------------------------------------------------------- */
 
 static bool overlap(const ar_box *a, const ar_box *b, int ndim)
 {
@@ -145,23 +301,39 @@ static bool apart(const ar_layout *a, const ar_layout *b)
     return true;
 }
 
-/* Whether the ranks' first copies cover `count` elements once each: as many as there are, and none of them twice. A
- * count alone would take two ranks with the same part for the whole. */
+/* Whether of every replica the ranks that hold it cover the tensor's `count` elements once each: as many as there are,
+ * and none of them twice. A count alone would take two ranks with the same part for the whole. */
 static bool covers_once(const ari_comparator *ranks, int n, size_t tensor, size_t count)
 {
     size_t covered = 0;
+    int replicas = 0;
     for (int r = 0; r < n; r++) {
         const ari_finding *f = &ranks[r].finding[tensor];
-        if (!f->seen || f->repeated)
+        if (!f->seen)
+            continue;
+        replicas = replicas ? replicas : f->layout.replicas;
+        if (f->broken || f->layout.replicas != replicas || f->layout.replica < 0 || f->layout.replica >= replicas)
             return false;
         covered += f->covered;
-        for (int other = 0; f->layout.replica == 0 && other <= r; other++) {
-            const ar_layout *o = &ranks[other].finding[tensor].layout;
-            if (o->replica == 0 && !apart(o, &f->layout))
+        for (int other = 0; other <= r; other++) {
+            const ari_finding *o = &ranks[other].finding[tensor];
+            if (o->seen && o->layout.replica == f->layout.replica && !apart(&o->layout, &f->layout))
                 return false;
         }
     }
-    return covered == count;
+    /* Within a replica nothing stands twice, so that this sum is reached only if every replica is whole. */
+    return replicas > 0 && covered == count * (size_t)replicas;
+}
+
+/* Elements that differ in one replica, over all ranks that hold a part of it. */
+static size_t different_in(const ari_comparator *ranks, int n, size_t tensor, int replica)
+{
+    size_t different = 0;
+    for (int r = 0; r < n; r++) {
+        const ari_finding *f = &ranks[r].finding[tensor];
+        different += f->layout.replica == replica ? f->different : 0;
+    }
+    return different;
 }
 
 ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
@@ -169,12 +341,13 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
     ari_verdict v = {.rank = -1};
     for (int r = 0; r < n; r++) {
         const ari_finding *f = &ranks[r].finding[tensor];
-        if (!f->replicated)
-            v.different += f->different;
-        else if (f->different > v.different)
-            v.different = f->different;
         v.max_ulp = f->max_ulp > v.max_ulp ? f->max_ulp : v.max_ulp;
-        if (f->different > 0 && (v.rank < 0 || f->first < v.first)) {
+        v.max_ratio = f->max_ratio > v.max_ratio ? f->max_ratio : v.max_ratio;
+        if (f->different == 0)
+            continue;
+        const size_t different = different_in(ranks, n, tensor, f->layout.replica);
+        v.different = different > v.different ? different : v.different;
+        if (v.rank < 0 || f->first < v.first) {
             v.first = f->first;
             v.first_local = f->first_local;
             v.actual = f->actual;
@@ -185,37 +358,19 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
     return v;
 }
 
-typedef struct filling {
-    float *local;
-    const float *reference;
-} filling;
-
-static void fill_run(void *user, const ari_box_run *r)
-{
-    const filling *f = user;
-    memcpy(f->local + r->local_index, f->reference + r->full, r->count * sizeof(float));
-}
-
 ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor)
 {
     const ari_finding *f = &c->finding[tensor];
-    size_t count = 1;
-    for (int d = 0; d < f->ndim; d++)
-        count *= f->shape[d];
+    const size_t count = f->seen ? count_of(f->ndim, f->shape) : 0;
     const float *kept = NULL;
     for (size_t i = 0; i < c->kept_count; i++)
         kept = c->kept[i].tensor == tensor ? c->kept[i].local : kept;
     if (f->different > 0 && !kept)
         return ar_error_set(AR_ERR_NOT_FOUND, "no copy of tensor %zu was kept", tensor);
     AR_TRY(ari_alloc_zero((void **)gives, count, sizeof(float), "a copy of a tensor"));
-    if (kept) {
+    if (kept)
         memcpy(*gives, kept, count * sizeof(float));
-        return AR_OK;
-    }
-    /* No difference: the reference's values at the places of the boxes. */
-    ar_tensor view;
-    filling user = {*gives, c->reference->tensor[tensor].values};
-    AR_TRY(ar_tensor_view(&view, AR_F32, f->ndim, f->shape, (ar_buf){*gives}));
-    ari_for_each_run(&view, &f->layout, fill_run, &user);
+    else if (count > 0)
+        return fill_from_reference(*gives, f, &c->reference->tensor[tensor]);
     return AR_OK;
 }

@@ -5,14 +5,16 @@
 #include "anyrank/context.h"
 #include "verify/reference.h"
 
-/* What one rank found about one tensor. */
+/* What one rank found about one tensor. A rank that goes through its samples in micro-batches reports a tensor once for
+ * each; reports of neighbouring rows are one finding, its local tensor the reports stacked along dimension 0. */
 typedef struct ari_finding {
-    bool seen, repeated; /* reported by this rank; more than once */
-    bool replicated;     /* other ranks hold the same elements */
-    size_t covered;      /* elements of the full tensor this rank holds as replica 0 */
-    size_t different;    /* elements of this rank that differ in bits */
-    uint64_t max_ulp;
-    size_t first;       /* lowest index of the full tensor among them */
+    bool seen;
+    bool broken;        /* reports that do not join: the same part twice, or a hole between two */
+    size_t covered;     /* elements of the full tensor this rank holds */
+    size_t different;   /* elements of this rank that differ: in bits, or by more than is allowed */
+    uint64_t max_ulp;   /* of those */
+    double max_ratio;   /* of |difference| over what is allowed; 0 where equal bits are asked for */
+    size_t first;       /* lowest index of the full tensor among those that differ */
     size_t first_local; /* the same element in the rank's local tensor, row-major */
     float actual;       /* its value there */
     ar_layout layout;   /* where this rank's part stands */
@@ -31,9 +33,9 @@ enum { ARI_KEPT_COPIES = 4 };
 /* Listens to one rank. Ranks share the reference (read only) and `gathered`, where each writes its own boxes only. */
 typedef struct ari_comparator {
     const ari_reference *reference;
-    float *const *gathered; /* one array per reference tensor or NULL: the run's own full values, for hashes */
-    ari_finding *finding;   /* [reference->count] */
-    ari_kept kept[ARI_KEPT_COPIES];
+    float *const *gathered;         /* one array per reference tensor or NULL: the run's own full values, for hashes */
+    ari_finding *finding;           /* [reference->count] */
+    ari_kept kept[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
     size_t kept_count;
     char unexpected[160]; /* a tensor that the baseline does not have; "" if none */
 } ari_comparator;
@@ -45,9 +47,10 @@ AR_NODISCARD ar_status ari_comparator_tap(void *user, const ar_tap_event *event)
 
 /* All ranks' findings about one tensor. */
 typedef struct ari_verdict {
-    bool complete;    /* the ranks' boxes cover the full tensor exactly once, and every rank reported it */
-    size_t different; /* elements of the full tensor; of replicated ones, as many as the worst rank's */
+    bool complete;    /* of every replica, the ranks' boxes cover the full tensor exactly once */
+    size_t different; /* elements of the full tensor; of a replicated one, as many as in the worst replica */
     uint64_t max_ulp;
+    double max_ratio;
     size_t first, first_local;
     float actual;
     int rank; /* the lowest rank with the first difference; -1: none */

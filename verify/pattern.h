@@ -18,14 +18,18 @@ typedef struct ari_rank_copy {
 
 /* Fields from `allowed` on may be left zero: what is not known is not used. */
 typedef struct ari_difference {
-    const char *name;       /* docs/names.md, without the pass: "model.layers.3.mlp.down_proj" */
-    char pass;              /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'n' new weights */
-    int ndim;               /* 0 .. AR_MAX_DIMS */
-    const size_t *shape;    /* [ndim], of the full tensor */
-    const float *reference; /* the full tensor, row-major */
-    int ranks;              /* N >= 1 */
+    const char *name;    /* docs/names.md, without the pass: "model.layers.3.mlp.down_proj" */
+    char pass;           /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new
+                            weights */
+    int ndim;            /* 0 .. AR_MAX_DIMS */
+    const size_t *shape; /* [ndim], of the full tensor */
+    const float *reference;    /* the full tensor, row-major */
+    int ranks;                 /* N >= 1 */
     const ari_rank_copy *copy; /* [ranks] */
-    const float *allowed;      /* as `reference`: largest |difference| that is none; NULL: equal bits or different */
+    double allowed;            /* largest |difference| that is none; 0: equal bits or different */
+    int step;                  /* 1, 2, .. */
+    int tp, dp;                /* the layout: rank = dp_rank * tp + tp_rank; 0: tp is all ranks */
+    bool sp;                   /* positions are spread over tp between the tensor-parallel regions */
     size_t batch, seq;         /* of the run */
     size_t head_dim;           /* of a tensor whose features are heads side by side */
 } ari_difference;

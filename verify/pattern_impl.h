@@ -57,8 +57,8 @@ static inline bool ari_run_differs(const ari_grid *g, const ari_run *run, size_t
 {
     if (ari_same_bits(run->ref[i], run->value[i]))
         return false;
-    const float *allowed = g->d->allowed;
-    return !allowed || !(fabs((double)run->value[i] - (double)run->ref[i]) <= (double)allowed[run->index + i]);
+    const double allowed = g->d->allowed;
+    return !(allowed > 0.0) || !(fabs((double)run->value[i] - (double)run->ref[i]) <= allowed);
 }
 
 /* --- the survey --------------------------------------------------------------------------------------------------- */

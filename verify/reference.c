@@ -14,7 +14,7 @@ ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, 
     ari_reference *r = user;
     AR_TRY(ari_grow(&r->tensor, &r->capacity, r->count, sizeof *r->tensor, "the list of reference tensors"));
     ari_ref_tensor *t = &r->tensor[r->count];
-    *t = (ari_ref_tensor){.pass = pass, .ndim = ndim, .count = 1};
+    *t = (ari_ref_tensor){.pass = pass, .step = r->step > 0 ? r->step : 1, .ndim = ndim, .count = 1};
     const int n = snprintf(t->name, sizeof t->name, "%s", name);
     if (n < 0 || (size_t)n >= sizeof t->name || ndim > AR_MAX_DIMS)
         return ar_error_set(AR_ERR_INTERNAL, "reference tensor '%s' with %d dimensions", name, ndim);
@@ -29,6 +29,12 @@ ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, 
     return AR_OK;
 }
 
+void ari_reference_begin(void *user, int step)
+{
+    ari_reference *r = user;
+    r->step = step;
+}
+
 void ari_reference_fini(ari_reference *r)
 {
     for (size_t i = 0; i < r->count; i++)
@@ -38,16 +44,18 @@ void ari_reference_fini(ari_reference *r)
     *r = (ari_reference){0};
 }
 
-static int compare_names(const char *a, char pass_a, const char *b, char pass_b)
+static int compare_keys(const char *name, char pass, int step, const ari_ref_tensor *t)
 {
-    const int c = strcmp(a, b);
-    return c ? c : (int)pass_a - (int)pass_b;
+    const int c = strcmp(name, t->name);
+    if (c != 0)
+        return c;
+    return pass != t->pass ? (int)pass - (int)t->pass : step - t->step;
 }
 
 static int compare_entries(const void *a, const void *b, void *user)
 {
     const ari_ref_tensor *t = user, *x = &t[*(const size_t *)a], *y = &t[*(const size_t *)b];
-    return compare_names(x->name, x->pass, y->name, y->pass);
+    return compare_keys(x->name, x->pass, x->step, y);
 }
 
 ar_status ari_reference_finish(ari_reference *r)
@@ -58,19 +66,20 @@ ar_status ari_reference_finish(ari_reference *r)
     qsort_r(r->by_name, r->count, sizeof *r->by_name, compare_entries, r->tensor);
     for (size_t i = 1; i < r->count; i++) {
         const ari_ref_tensor *a = &r->tensor[r->by_name[i - 1]], *b = &r->tensor[r->by_name[i]];
-        if (compare_names(a->name, a->pass, b->name, b->pass) == 0)
-            return ar_error_set(AR_ERR_INTERNAL, "the baseline emitted %s%s twice", a->name, ari_pass_suffix(a->pass));
+        if (compare_keys(a->name, a->pass, a->step, b) == 0)
+            return ar_error_set(AR_ERR_INTERNAL, "the baseline emitted %s%s twice in step %d", a->name,
+                                ari_pass_suffix(a->pass), a->step);
     }
     return AR_OK;
 }
 
-size_t ari_reference_find(const ari_reference *r, const char *name, char pass)
+size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass, int step)
 {
     size_t low = 0, high = r->count;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         const ari_ref_tensor *t = &r->tensor[r->by_name[middle]];
-        const int c = compare_names(name, pass, t->name, t->pass);
+        const int c = compare_keys(name, pass, step, t);
         if (c == 0)
             return r->by_name[middle];
         if (c < 0)
@@ -81,6 +90,11 @@ size_t ari_reference_find(const ari_reference *r, const char *name, char pass)
     return r->count;
 }
 
+size_t ari_reference_find(const ari_reference *r, const char *name, char pass)
+{
+    return ari_reference_find_in(r, name, pass, 1);
+}
+
 size_t ari_reference_elements(const ari_reference *r)
 {
     size_t n = 0;
@@ -89,14 +103,34 @@ size_t ari_reference_elements(const ari_reference *r)
     return n;
 }
 
-ar_status ari_reference_hash(char hex[65], const ari_reference *r, char pass, float *const *values)
+static int last_step(const ari_reference *r)
+{
+    return r->step > 0 ? r->step : 1;
+}
+
+bool ari_reference_is_weight(const ari_reference *r, size_t tensor)
+{
+    const ari_ref_tensor *t = &r->tensor[tensor];
+    if (t->pass == 'n')
+        return t->step == last_step(r);
+    /* Initial ones come first in the list, updates last. */
+    return t->pass == 'i' && r->tensor[r->count - 1].pass != 'n';
+}
+
+bool ari_reference_is_gradient(const ari_reference *r, size_t tensor)
+{
+    return r->tensor[tensor].pass == 'g' && r->tensor[tensor].step == last_step(r);
+}
+
+ar_status ari_reference_hash(char hex[65], const ari_reference *r, bool (*is)(const ari_reference *, size_t),
+                             float *const *values)
 {
     ar_st_tensor *list = NULL;
     AR_TRY(ari_alloc_zero((void **)&list, r->count, sizeof *list, "a list to hash"));
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) {
         const ari_ref_tensor *t = &r->tensor[i];
-        if (t->pass != pass)
+        if (!is(r, i))
             continue;
         list[n] =
             (ar_st_tensor){.name = t->name, .dtype = AR_F32, .ndim = t->ndim, .data = values ? values[i] : t->values};
@@ -111,10 +145,34 @@ ar_status ari_reference_hash(char hex[65], const ari_reference *r, char pass, fl
 
 const char *ari_pass_suffix(char pass)
 {
-    return pass == 'i' ? ":init" : pass == 'f' ? ":fwd" : pass == 'b' ? ":bwd" : ":grad";
+    switch (pass) {
+    case 'i':
+        return ":init";
+    case 'f':
+        return ":fwd";
+    case 'b':
+        return ":bwd";
+    case 'c':
+        return ":clip";
+    case 'n':
+        return ":new";
+    default:
+        return ":grad";
+    }
 }
 
 const char *ari_pass_name(char pass)
 {
-    return pass == 'i' ? "init" : pass == 'f' ? "forward" : "backward";
+    switch (pass) {
+    case 'i':
+        return "init";
+    case 'f':
+        return "forward";
+    case 'c':
+        return "clip";
+    case 'n':
+        return "update";
+    default:
+        return "backward";
+    }
 }

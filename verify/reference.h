@@ -8,36 +8,46 @@
 /* The baseline's tensors, in execution order. */
 typedef struct ari_ref_tensor {
     char name[160];
-    char pass; /* 'i', 'f', 'b', 'g' */
+    char pass; /* 'i', 'f', 'b', 'g', 'c', 'n' */
+    int step;  /* 1, 2, .. */
     int ndim;
     size_t shape[AR_MAX_DIMS];
     size_t count;
-    float *values; /* row-major */
+    float *values;  /* row-major */
+    double allowed; /* largest |difference| that is none; 0: equal bits or different */
 } ari_ref_tensor;
 
 typedef struct ari_reference {
     ari_ref_tensor *tensor;
     size_t count, capacity;
-    size_t *by_name; /* indices sorted by (name, pass), after ari_reference_finish */
-    double loss;
-    double max_error_vs_f64; /* worst |exact - f64| / max |f64| over all gradients; NaN: not measured */
+    size_t *by_name; /* indices sorted by (name, pass, step), after ari_reference_finish */
+    int step;        /* under way; 0 before the first: tensors then belong to step 1 */
+    double loss;     /* room for that of a run of one step */
 } ari_reference;
 
 /** An ar_baseline_emit that appends; user: an ari_reference, zeroed before the first. */
 AR_NODISCARD ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, const size_t *shape,
                                           const double *values);
+/** The begin_step of ar_baseline_options; user as above. */
+void ari_reference_begin(void *user, int step);
 AR_NODISCARD ar_status ari_reference_finish(ari_reference *r);
 void ari_reference_fini(ari_reference *r);
-/** Index of a tensor, or r->count if there is none. */
+/** Index of a tensor of a step, or of the first step, or r->count if there is none. */
+size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass, int step);
 size_t ari_reference_find(const ari_reference *r, const char *name, char pass);
+/** Whether the tensor belongs to the final weights (after the last step; the initial ones where there was no update),
+ *  or to the gradients of the last step. */
+bool ari_reference_is_weight(const ari_reference *r, size_t tensor);
+bool ari_reference_is_gradient(const ari_reference *r, size_t tensor);
 /** Elements of all tensors together. */
 size_t ari_reference_elements(const ari_reference *r);
-/** SHA-256 over all tensors of one pass ('i': weights, 'g': gradients), as io/hash.h defines it. `values`: NULL, or one
- *  array per tensor in place of the reference's own. */
-AR_NODISCARD ar_status ari_reference_hash(char hex[65], const ari_reference *r, char pass, float *const *values);
-/** ":init", ":fwd", ":bwd", ":grad". */
+/** SHA-256 over the tensors that `is` picks, as io/hash.h defines it. `values`: NULL, or one array per tensor in place
+ *  of the reference's own. */
+AR_NODISCARD ar_status ari_reference_hash(char hex[65], const ari_reference *r,
+                                          bool (*is)(const ari_reference *, size_t), float *const *values);
+/** ":init", ":fwd", ":bwd", ":grad", ":clip", ":new". */
 const char *ari_pass_suffix(char pass);
-/** "init", "forward", "backward" (gradients belong to the backward pass). */
+/** "init", "forward", "backward" (gradients belong to the backward pass), "clip", "update". */
 const char *ari_pass_name(char pass);
 
 #endif

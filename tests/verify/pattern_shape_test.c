@@ -111,13 +111,10 @@ Test(pattern_shape, what_is_allowed_is_no_difference)
 {
     world w;
     replicated(&w, "x", 'f', 2, 2, SHAPE(4, 5));
-    float allowed[20];
-    for (size_t i = 0; i < 20; i++) {
-        allowed[i] = 1e-3f;
+    for (size_t i = 0; i < 20; i++)
         w.local[0][i] += i == 7 ? 1e-2f : 1e-4f;
-    }
     expect_pattern(&w, "all 20 elements; on rank 0 only");
-    w.d.allowed = allowed;
+    w.d.allowed = 1e-3;
     expect_pattern(&w, "1 of 20 elements (5%): token 1, feature 2; on rank 0 only");
     world_free(&w);
 }
