@@ -85,6 +85,34 @@ Test(philox, normal_stream_has_known_bits)
                   ari_bits32(ari_random_normal(key, i, 0.02)));
 }
 
+/* Values computed once by a Philox of its own: 1 is kept. */
+Test(philox, dropout_stream_keeps_known_elements)
+{
+    static const struct {
+        double p;
+        uint32_t step;
+        const char *kept;
+    } known[] = {{0.1, 1, "1111111111111011111011001011111111101111111111110011111111111111"},
+                 {0.1, 2, "1111111111111111111101011111111111111110111111011111111111011111"},
+                 {0.5, 1, "0101000101100001101010001000111010100001110100110001111110100101"}};
+    const uint64_t key = ari_stream_key(1234, "transformer.drop");
+    for (size_t k = 0; k < 3; k++) {
+        for (uint64_t i = 0; i < 64; i++)
+            cr_assert_eq(ari_dropout_keep(key, i, known[k].step, ari_dropout_threshold(known[k].p)),
+                         known[k].kept[i] == '1', "p %g, step %u, element %d", known[k].p, known[k].step, (int)i);
+    }
+    cr_assert(ari_random_u32(key, ((uint64_t)1 << 40) + 5, 7, 0) == 0x4941a56eu);
+    cr_assert(ari_random_u32(key, UINT64_MAX, 7, 0) == 0x4c9075b0u);
+}
+
+Test(philox, dropout_thresholds_are_floored_and_scales_rounded_once)
+{
+    cr_assert(ari_dropout_threshold(0.1) == 429496729u && ari_dropout_threshold(0.3) == 1288490188u);
+    cr_assert(ari_dropout_threshold(0.0) == 0 && ari_dropout_threshold(1.0 - 0x1p-53) == UINT32_MAX);
+    cr_assert(ari_bits32(ari_dropout_scale(0.1)) == 0x3f8e38e4u && ari_bits32(ari_dropout_scale(0.3)) == 0x3fb6db6eu);
+    cr_assert(ari_bits32(ari_dropout_scale(0.5)) == 0x40000000u && ari_bits32(ari_dropout_scale(0.0)) == 0x3f800000u);
+}
+
 Test(philox, normal_stream_has_the_moments_of_a_normal)
 {
     const uint64_t key = ari_stream_key(7, "moments");
