@@ -38,7 +38,7 @@ typedef struct ar_ctx_options {
     ar_numerics numerics;
     bool sp;            /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
     bool keep_gathered; /* of ar_parallel */
-    double dropout;     /* probability; 0: none */
+    double dropout;     /* probability, below 1; 0: none */
     uint64_t seed;      /* of the dropout masks */
     ar_fault fault;     /* AR_FAULT_NONE */
     ar_tap_fn tap;      /* NULL: nobody listens */
@@ -46,7 +46,7 @@ typedef struct ar_ctx_options {
 } ar_ctx_options;
 
 /** Gives a context; ar_ctx_destroy. Borrows the device and the group of the options until then; the options themselves
- *  until return. Errors: AR_ERR_ARG (no device), AR_ERR_MEMORY. */
+ *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1)), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
 /** Frees all memory of the step too. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *c);

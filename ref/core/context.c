@@ -9,6 +9,8 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
 {
     if (!o->device)
         return ar_error_set(AR_ERR_ARG, "a context needs a device");
+    if (!(o->dropout >= 0.0 && o->dropout < 1.0))
+        return ar_error_set(AR_ERR_ARG, "dropout %g, expected a probability from 0 to less than 1", o->dropout);
     ar_ctx *c = calloc(1, sizeof *c);
     if (!c)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a context");
