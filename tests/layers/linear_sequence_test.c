@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The column- and row-parallel layers with sequence parallelism: against the same layer without ranks. */
+#include "tests/layers/linear_case.h"
+
+TestSuite(linear_sequence, .timeout = 120);
+
+/* Each layer, with its option and without, 1 and 3 samples of 12 positions, 2-D and 3-D, with and without a bias, on 1
+ * to 4 ranks, the gathered input kept and not. */
+static void sweep(style layer, bool flag)
+{
+    for (int variant = 0; variant < 4; variant++) {
+        const size_t batch = variant & 1 ? 3 : 1;
+        plain_linear f = given(batch, 12, variant & 2);
+        plain_linear_exact(&f);
+        for (int i = 0; i < 8; i++) {
+            linear_job j = {.c = {layer, flag, 3, i % 4 + 1, AR_NUMERICS_EXACT, true, i >= 4}, .full = &f};
+            run_linear(&j);
+            expect_plain_bits(&j);
+            linear_job_fini(&j);
+            if (batch > 1)
+                continue;
+            j.c.ndim = 2;
+            run_linear(&j);
+            expect_plain_bits(&j);
+            linear_job_fini(&j);
+        }
+        plain_linear_fini(&f);
+    }
+}
+
+Test(linear_sequence, column_gathers_its_input_and_scatters_its_gradient)
+{
+    sweep(COLUMN, false);
+}
+
+Test(linear_sequence, column_with_gathered_output_gives_the_own_positions)
+{
+    sweep(COLUMN, true);
+}
+
+Test(linear_sequence, row_scatters_its_output_and_gathers_its_gradient)
+{
+    sweep(ROW, true);
+}
+
+Test(linear_sequence, row_with_unsharded_input_takes_the_own_positions)
+{
+    sweep(ROW, false);
+}
+
+Test(linear_sequence, native_layers_stay_within_the_rounding_error_bound)
+{
+    for (int variant = 0; variant < 8; variant++) {
+        plain_linear f = given(variant & 4 ? 3 : 1, 12, true);
+        for (int ranks = 1; ranks <= 4; ranks++) {
+            linear_job j = {.c = {variant & 1 ? ROW : COLUMN, variant & 2, 3, ranks, AR_NUMERICS_NATIVE, true, false},
+                            .full = &f};
+            run_linear(&j);
+            expect_within_bounds(&j);
+            linear_job_fini(&j);
+        }
+    }
+}
+
+/* Two samples of two positions, one feature, two ranks: rank r has position r of both samples. */
+Test(linear_sequence, a_rank_holds_its_positions_of_every_sample)
+{
+    const float x[4] = {1, 2, 3, 4}, w[2] = {1, 10}, dy[8] = {1, 0, 2, 0, 4, 0, 8, 0};
+    plain_linear f = {.n = {2, 2, 1, 2}, .x = x, .w = w, .dy = dy};
+    linear_job j = {.c = {COLUMN, false, 3, 2, AR_NUMERICS_EXACT, true, false}, .full = &f};
+    run_linear(&j);
+    const float y[2][4] = {{1, 2, 3, 4}, {10, 20, 30, 40}}, dx[2][2] = {{1, 4}, {2, 8}}, dw[2] = {1 + 4 + 12 + 32, 0};
+    for (int r = 0; r < 2; r++) {
+        cr_assert_eq(first_different_bits(j.rank[r].y, y[r], 4), 4);
+        cr_assert_eq(first_different_bits(j.rank[r].dx, dx[r], 2), 2);
+        cr_assert_eq(first_different_bits(j.rank[r].dw, &dw[r], 1), 1);
+    }
+    linear_job_fini(&j);
+}
+
+/* Of three positions nothing is shared out over two ranks. */
+static ar_status refused(ar_ctx *ctx, void *user)
+{
+    const ar_linear_options o = {.input_is_sharded = true};
+    const size_t shape[3] = {1, 3, 2};
+    const float zeros[6] = {0};
+    ar_module *m = NULL;
+    ar_tensor x, y;
+    (void)user;
+    AR_TRY(ar_row_linear_create(&m, ctx, "l", 4, 2, &o));
+    ar_status st = ar_module_fresh(m, ctx, 1);
+    if (st == AR_OK)
+        st = rank_upload(ctx, &x, 3, shape, zeros);
+    if (st == AR_OK)
+        st = ar_module_forward(m, ctx, NULL, &y, &x, NULL);
+    ar_module_destroy(m);
+    return st;
+}
+
+Test(linear_sequence, positions_that_do_not_divide_are_refused)
+{
+    const rank_run_options o = {.ranks = 2, .sp = true};
+    cr_assert_eq(rank_run(&o, refused, NULL), AR_ERR_INDIVISIBLE);
+    cr_assert_not_null(strstr(ar_error_message(), "3 positions"), "%s", ar_error_message());
+}
