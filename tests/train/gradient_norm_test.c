@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gradient norm, each element of the full tensors once, whoever holds it. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "anyrank/arith.h"
+#include "anyrank/train.h"
+#include "support/bits.h"
+#include "support/rank_run.h"
+
+TestSuite(gradient_norm, .timeout = 60);
+
+/* Three parameters on N ranks: a matrix cut by rows, a vector that all hold, and `heads` rows of which N/heads ranks
+ * each hold a copy (all of them where there are fewer ranks). The last matrix requires no gradient. */
+enum { ROWS = 12, HEADS = 2, COLS = 3, VECTOR = 5, PARAMS = 4, MOST_RANKS = 4, MATRIX = ROWS * COLS };
+
+typedef struct job {
+    float sharded[MATRIX], replicated[VECTOR], heads[HEADS * COLS]; /* gradients of the full tensors */
+    bool none;                                                      /* no gradient was ever added */
+    float norm[MOST_RANKS];
+} job;
+
+static ar_status make(ar_ctx *ctx, ar_param *p, const char *name, const ar_layout *layout, const job *j,
+                      const float *gradient)
+{
+    ar_tensor terms;
+    AR_TRY(ar_param_init(p, ctx, name, layout, false));
+    const size_t cols = layout->shape[layout->ndim - 1], rows = ar_tensor_count(&p->value) / cols;
+    const size_t shape[2] = {rows, cols}, first = layout->ndim > 1 ? layout->box[0].global[0] * cols : 0;
+    if (j->none)
+        return AR_OK;
+    AR_TRY(rank_upload(ctx, &terms, 2, shape, gradient + first));
+    return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
+}
+
+static ar_status make_all(ar_ctx *ctx, ar_param p[PARAMS], const job *j)
+{
+    static const float huge[VECTOR] = {1e30f, 1e30f, 1e30f, 1e30f, 1e30f};
+    const size_t matrix[2] = {ROWS, COLS}, length = VECTOR, head[2] = {HEADS, COLS};
+    const int r = (int)rank_of(ctx), n = (int)ranks_of(ctx), parts = n < HEADS ? n : HEADS, copies = n / parts;
+    ar_layout layout;
+    AR_TRY(ar_layout_shard(&layout, 2, matrix, 0, r, n));
+    AR_TRY(make(ctx, &p[0], "sharded", &layout, j, j->sharded));
+    AR_TRY(ar_layout_replicate(&layout, 1, &length, r, n));
+    AR_TRY(make(ctx, &p[1], "replicated", &layout, j, j->replicated));
+    AR_TRY(make(ctx, &p[3], "frozen", &layout, j, huge));
+    p[3].requires_grad = false;
+    AR_TRY(ar_layout_shard(&layout, 2, head, 0, r / copies, parts));
+    layout.replica = r % copies;
+    layout.replicas = copies;
+    return make(ctx, &p[2], "heads", &layout, j, j->heads);
+}
+
+static ar_status rank_main(ar_ctx *ctx, void *user)
+{
+    job *j = user;
+    ar_param p[PARAMS] = {0};
+    ar_param *const all[PARAMS] = {&p[0], &p[1], &p[2], &p[3]};
+    ar_status st = make_all(ctx, p, j);
+    if (st == AR_OK)
+        st = ar_gradient_norm(&j->norm[rank_of(ctx)], ctx, all, PARAMS);
+    for (int i = 0; i < PARAMS; i++)
+        ar_param_fini(&p[i]);
+    return st;
+}
+
+static void run(job *j, int ranks, ar_numerics numerics, ar_fault fault)
+{
+    const rank_run_options o = {.ranks = ranks, .numerics = numerics, .fault = fault};
+    cr_assert_eq(rank_run(&o, rank_main, j), AR_OK, "%s", ar_error_message());
+}
+
+static void fill(float *x, size_t n, float value)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = value;
+}
+
+/* 36 + 5 + 6 elements of 1, of which one becomes -2 and another 0: squares that add up to 49. */
+static job ones(void)
+{
+    job j = {0};
+    fill(j.sharded, MATRIX, 1.0f);
+    fill(j.replicated, VECTOR, 1.0f);
+    fill(j.heads, HEADS * COLS, 1.0f);
+    j.sharded[7] = -2.0f;
+    j.heads[5] = 0.0f;
+    return j;
+}
+
+Test(gradient_norm, each_element_counts_once_on_any_number_of_ranks)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        job j = ones();
+        run(&j, ranks, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+        for (int r = 0; r < ranks; r++)
+            cr_expect_eq(j.norm[r], 7.0f, "%d ranks, rank %d: %a", ranks, r, (double)j.norm[r]);
+    }
+}
+
+Test(gradient_norm, native_gradients_are_summed_in_the_same_way)
+{
+    job j = ones();
+    run(&j, 4, AR_NUMERICS_NATIVE, AR_FAULT_NONE);
+    cr_expect_eq(j.norm[3], 7.0f);
+}
+
+Test(gradient_norm, counting_copies_is_a_fault_that_shows_from_two_ranks_on)
+{
+    job one = ones(), two = ones(), four = ones();
+    run(&one, 1, AR_NUMERICS_EXACT, AR_FAULT_gradnorm_counts_replicas);
+    run(&two, 2, AR_NUMERICS_EXACT, AR_FAULT_gradnorm_counts_replicas);
+    run(&four, 4, AR_NUMERICS_EXACT, AR_FAULT_gradnorm_counts_replicas);
+    cr_expect_eq(one.norm[0], 7.0f);
+    cr_expect_eq(two.norm[1], sqrtf(49.0f + 5.0f));
+    cr_expect_eq(four.norm[2], sqrtf(49.0f + 3.0f * 5.0f + 5.0f));
+}
+
+Test(gradient_norm, a_local_norm_is_a_fault_in_which_ranks_disagree)
+{
+    job j = ones();
+    run(&j, 2, AR_NUMERICS_EXACT, AR_FAULT_gradnorm_local_clip);
+    cr_expect_eq(j.norm[0], sqrtf(18.0f + 3.0f + 5.0f + 3.0f)); /* own rows, the vector as first copy, one head */
+    cr_expect_eq(j.norm[1], sqrtf(18.0f + 2.0f));
+}
+
+/* The largest element decides the quantum, wherever it is. */
+static void fill_all(job *j, unsigned seed, double scale)
+{
+    fill_values(j->sharded, MATRIX, seed, scale);
+    fill_values(j->replicated, VECTOR, seed + 1, scale * 100);
+    fill_values(j->heads, HEADS * COLS, seed + 2, scale * 1e-3);
+}
+
+static long double squares_of(const float *x, size_t n)
+{
+    long double sum = 0.0L;
+    for (size_t i = 0; i < n; i++)
+        sum += (long double)x[i] * (long double)x[i];
+    return sum;
+}
+
+Test(gradient_norm, any_magnitude_gives_the_same_bits_and_the_nearest_value)
+{
+    static const double scales[] = {1e-44, 1e-39, 1e-20, 1.0, 1e20, 1e36};
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
+        job one = {0};
+        fill_all(&one, 40 + (unsigned)i, scales[i]);
+        const long double sum =
+            squares_of(one.sharded, MATRIX) + squares_of(one.replicated, VECTOR) + squares_of(one.heads, HEADS * COLS);
+        run(&one, 1, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+        cr_expect_eq(one.norm[0], (float)sqrtl(sum), "scale %g: %a", scales[i], (double)one.norm[0]);
+        for (int ranks = 2; ranks <= 4; ranks += 2) {
+            job j = one;
+            run(&j, ranks, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+            for (int r = 0; r < ranks; r++)
+                cr_expect_eq(memcmp(&j.norm[r], &one.norm[0], sizeof(float)), 0, "scale %g, rank %d of %d", scales[i],
+                             r, ranks);
+        }
+    }
+}
+
+Test(gradient_norm, gradients_of_zero_and_no_gradients_have_the_norm_plus_zero)
+{
+    for (int none = 0; none < 2; none++) {
+        job j = {.none = none};
+        run(&j, 2, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+        cr_expect(j.norm[1] == 0.0f && !signbit(j.norm[1]));
+    }
+}
+
+Test(gradient_norm, one_element_that_is_not_finite_makes_every_ranks_norm_nan)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        job j = ones();
+        j.sharded[MATRIX - 1] = bad[i]; /* the last rank's */
+        run(&j, 4, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+        for (int r = 0; r < 4; r++)
+            cr_expect(isnan(j.norm[r]), "%g, rank %d: %g", (double)bad[i], r, (double)j.norm[r]);
+    }
+}

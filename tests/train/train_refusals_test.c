@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a training step refuses, and that nothing has changed then; copies of parameters that differ. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/train.h"
+#include "support/bits.h"
+#include "support/match.h"
+#include "verify/cluster_run.h"
+
+TestSuite(train_refusals, .timeout = 60);
+
+enum { B = 2, S = 4, MOST = 64, MOST_ELEMENTS = 4000, RANKS = 4 };
+static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+typedef struct job {
+    ar_train_options options; /* of the step */
+    size_t poisoned;          /* the parameter that holds an infinity, of all of them; SIZE_MAX: none */
+    bool check_copies;        /* in place of a step */
+    float before[RANKS][MOST_ELEMENTS], after[RANKS][MOST_ELEMENTS];
+    size_t elements[RANKS];
+    uint64_t versions[RANKS];
+    ar_status status[RANKS];
+    char message[RANKS][200];
+} job;
+
+static ar_status read_all(ar_ctx *ctx, float *out, size_t *elements, ar_param *const *p, size_t n)
+{
+    *elements = 0;
+    for (size_t i = 0; i < n; i++) {
+        const size_t count = ar_tensor_count(&p[i]->value);
+        if (*elements + count > MOST_ELEMENTS)
+            return ar_error_set(AR_ERR_INTERNAL, "no room for %s", p[i]->name);
+        AR_TRY(ar_ctx_download(ctx, out + *elements, &p[i]->value));
+        *elements += count;
+    }
+    return AR_OK;
+}
+
+static uint64_t versions_of(ar_param *const *p, size_t n)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += p[i]->version;
+    return sum;
+}
+
+static ar_status poison(ar_ctx *ctx, ar_param *p)
+{
+    static const float bad = INFINITY;
+    const size_t one = 1;
+    ar_tensor first;
+    AR_TRY(ar_tensor_view(&first, AR_F32, 1, &one, p->value.data));
+    return ar_ctx_upload(ctx, &first, &bad);
+}
+
+/* The step's own error is a result here: every rank gets one, and all go on to the end. */
+static ar_status try_step(ar_ctx *ctx, job *j, ar_model *m, ar_optimizer *o, ar_param *const *p, size_t n)
+{
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
+    const size_t r = (size_t)ar_comm_rank(ar_ctx_tp(ctx));
+    ar_train_result result;
+    if (j->poisoned < n)
+        AR_TRY(poison(ctx, p[j->poisoned]));
+    const uint64_t versions = versions_of(p, n);
+    AR_TRY(read_all(ctx, j->before[r], &j->elements[r], p, n));
+    j->status[r] = j->check_copies ? ar_params_check_replicas(p, n, ctx)
+                                   : ar_train_step(&result, m, ctx, o, &batch, 3, &j->options);
+    snprintf(j->message[r], sizeof j->message[r], "%s", j->status[r] == AR_OK ? "" : ar_error_message());
+    j->versions[r] = versions_of(p, n) - versions;
+    return read_all(ctx, j->after[r], &j->elements[r], p, n);
+}
+
+static ar_status rank_main(void *user, ar_ctx *ctx)
+{
+    const ar_config c = match_config(AR_ARCH_GPT2, 1);
+    const ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    ar_param *p[MOST];
+    ar_model *m = NULL;
+    ar_optimizer *o = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c, NULL));
+    AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 1));
+    const size_t n = ar_model_params(m, p, MOST);
+    AR_TRY_TO(done, st, ar_optimizer_create(&o, ctx, p, n, &options));
+    AR_TRY_TO(done, st, try_step(ctx, user, m, o, p, n));
+    if (ar_optimizer_steps(o) > 1)
+        st = ar_error_set(AR_ERR_INTERNAL, "more than one step");
+done:
+    ar_optimizer_destroy(o);
+    ar_model_destroy(m);
+    return st;
+}
+
+static void run(job *j, int tp, ar_fault fault)
+{
+    const ari_cluster_options o = {
+        .parallel = {.tp = tp}, .fault = fault, .threads = 1, .body = rank_main, .body_user = j};
+    ari_cluster_result result;
+    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    free(result.loss);
+}
+
+static void expect_refused(const job *j, int ranks, ar_status st, const char *message)
+{
+    for (int r = 0; r < ranks; r++) {
+        cr_expect_eq(j->status[r], st, "rank %d: %s", r, ar_status_name(j->status[r]));
+        cr_expect(strstr(j->message[r], message), "rank %d: '%s' does not say '%s'", r, j->message[r], message);
+        cr_expect_eq(j->versions[r], 0, "rank %d", r);
+        cr_expect_eq(first_different_bits(j->after[r], j->before[r], j->elements[r]), j->elements[r]);
+    }
+}
+
+Test(train_refusals, a_gradient_norm_that_is_not_finite_changes_no_weight)
+{
+    for (int tp = 1; tp <= 2; tp++) {
+        static job j;
+        j = (job){.options = {.parallel = {.tp = tp}, .clip = 1.0}, .poisoned = 3};
+        run(&j, tp, AR_FAULT_NONE);
+        expect_refused(&j, tp, AR_ERR_DATA, "the gradient norm is not finite at step 3; no weight was changed");
+    }
+}
+
+Test(train_refusals, without_clipping_such_gradients_reach_the_weights)
+{
+    static job j = {.options = {.parallel = {.tp = 2}}, .poisoned = 3};
+    run(&j, 2, AR_FAULT_NONE);
+    cr_expect_eq(j.status[0], AR_OK, "%s", j.message[0]);
+    cr_expect_gt(j.versions[0], 0);
+}
+
+Test(train_refusals, a_layout_that_is_not_the_contexts_is_refused)
+{
+    static const ar_train_options wrong[] = {
+        {.parallel = {.tp = 4}}, {.parallel = {.tp = 2, .dp = 2}}, {.parallel = {.tp = 2, .sp = true}}};
+    static const char *const says[] = {"tp=4, dp=1 in a context of tp=2, dp=1", "tp=2, dp=2 in a context",
+                                       "with sequence parallelism in a context without"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        static job j;
+        j = (job){.options = wrong[i], .poisoned = SIZE_MAX};
+        run(&j, 2, AR_FAULT_NONE);
+        expect_refused(&j, 2, AR_ERR_ARG, says[i]);
+    }
+}
+
+Test(train_refusals, a_largest_norm_below_0_or_nan_is_refused)
+{
+    static const double wrong[] = {-1.0, NAN};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        static job j;
+        j = (job){.options = {.parallel = {.tp = 1}, .clip = wrong[i]}, .poisoned = SIZE_MAX};
+        run(&j, 1, AR_FAULT_NONE);
+        expect_refused(&j, 1, AR_ERR_ARG, "the largest gradient norm is");
+    }
+}
+
+/* --- copies of parameters ----------------------------------------------------------------------------------------- */
+
+Test(train_refusals, fresh_copies_of_replicated_parameters_are_the_same)
+{
+    for (int tp = 1; tp <= 4; tp *= 2) {
+        static job j;
+        j = (job){.check_copies = true, .poisoned = SIZE_MAX};
+        run(&j, tp, AR_FAULT_NONE);
+        for (int r = 0; r < tp; r++)
+            cr_expect_eq(j.status[r], AR_OK, "%d ranks: %s", tp, j.message[r]);
+    }
+}
+
+Test(train_refusals, copies_drawn_differently_are_named_with_the_ranks_that_hold_them)
+{
+    static job j = {.check_copies = true, .poisoned = SIZE_MAX};
+    run(&j, 4, AR_FAULT_init_replica_differs);
+    expect_refused(&j, 4, AR_ERR_DATA, "transformer.wpe.weight: the copies of tensor-parallel ranks 0 and 1 differ");
+}
