@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "anyrank/safetensors.h"
 #include "ref/core/size.h"
@@ -174,6 +175,9 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
 {
     *gives = NULL;
     ar_st_model *file = NULL;
+    struct stat info;
+    if (stat(folder, &info) == 0 && S_ISREG(info.st_mode))
+        return AR_OK; /* a config file alone */
     AR_TRY(ar_st_model_open(&file, folder));
     if (!file)
         return AR_OK;
