@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/layout_draw.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_RANKS = 32, SEEDS_APART = 1000003 };
+
+/* A number in [0, n), from the middle of a linear congruential state. */
+static size_t pick(uint64_t *state, size_t n)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (size_t)(*state >> 33) % n;
+}
+
+static bool coin(uint64_t *state)
+{
+    return pick(state, 2) == 1;
+}
+
+#define PICK(state, list) ((list)[pick((state), sizeof(list) / sizeof *(list))])
+
+static void draw_parallel(layout_draw *d, uint64_t *s)
+{
+    static const int tps[] = {1, 1, 2, 2, 3, 4, 4, 4, 5, 6, 6, 8}, dps[] = {1, 1, 2, 2, 2, 3, 4};
+    ar_parallel *p = &d->parallel;
+    p->tp = PICK(s, tps);
+    p->dp = PICK(s, dps);
+    p->micro_batches = 1 + (int)pick(s, 3);
+    p->sp = pick(s, 5) < 3;
+    p->keep_gathered = coin(s);
+    p->forward_first = coin(s);
+    d->batch = 1 + pick(s, LAYOUT_DRAW_BATCH);
+    d->seq = p->sp ? (size_t)p->tp * (1 + pick(s, 3)) : 1 + pick(s, 12);
+}
+
+/* Heads that the ranks can share: KV heads a multiple of them, or (replicas) a divisor. */
+static void draw_heads(layout_draw *d, uint64_t *s)
+{
+    ar_config *c = &d->config;
+    const size_t tp = (size_t)d->parallel.tp;
+    c->kv_heads = tp * (tp < 4 ? 1 + pick(s, 2) : 1);
+    c->heads = c->kv_heads * (c->arch == AR_ARCH_GPT2 || tp > 4 ? 1 : 1 + pick(s, 3));
+    if (c->arch == AR_ARCH_GPT2 || pick(s, 4) == 0)
+        return;
+    size_t kv = 1 + pick(s, tp);
+    while (tp % kv != 0)
+        kv--;
+    c->kv_heads = kv;
+}
+
+/* What the architecture's file can say. */
+static void draw_usual(layout_draw *d, uint64_t *s)
+{
+    ar_config *c = &d->config;
+    const bool bias = coin(s);
+    c->activation = (ar_activation)pick(s, AR_ACT_NONE);
+    if (c->arch == AR_ARCH_LLAMA) {
+        c->qkv_bias = c->out_bias = bias;
+        c->mlp_bias = coin(s);
+        c->head_dim = 2 * (1 + pick(s, 4));
+        c->hidden = 1 + pick(s, 30);
+        c->tied = coin(s);
+        c->rope_theta = coin(s) ? 10000.0 : 500000.0;
+        c->rope_factor = coin(s) ? 1.0 : 4.0;
+    } else {
+        c->head_dim = 1 + pick(s, 5);
+        c->hidden = c->heads * c->head_dim;
+        c->tied = c->arch == AR_ARCH_GPT2 && coin(s);
+        c->causal = c->arch == AR_ARCH_GPT2 || coin(s);
+    }
+}
+
+/* Combinations that no file has, and batches with labels and masks. */
+static void draw_unusual(layout_draw *d, uint64_t *s)
+{
+    ar_config *c = &d->config;
+    c->activation = (ar_activation)pick(s, AR_ACT_NONE);
+    c->rope = c->arch == AR_ARCH_GPT2 ? false : coin(s);
+    c->head_dim = c->rope ? 2 * (1 + pick(s, 3)) : 1 + pick(s, 6);
+    c->rope_theta = coin(s) ? 100.0 : 10000.0;
+    c->hidden = 1 + pick(s, 30);
+    c->norm = coin(s) ? AR_NORM_RMS : AR_NORM_LAYER;
+    c->qkv_bias = coin(s);
+    c->out_bias = coin(s);
+    c->mlp_bias = coin(s);
+    c->causal = coin(s);
+    c->tied = c->arch != AR_ARCH_STACK && coin(s);
+    d->given = coin(s);
+    d->labels = coin(s);
+    d->padding = coin(s);
+    d->additive = pick(s, 3) == 0;
+    d->mask_per_sample = coin(s);
+    d->mask_per_head = coin(s);
+}
+
+static void draw_model(layout_draw *d, uint64_t *s)
+{
+    static const size_t vocabularies[] = {2, 3, 5, 7, 13, 16, 31, 64, 97, 127};
+    ar_config *c = &d->config;
+    *c = match_config((ar_arch)pick(s, 3), 1 + pick(s, 2));
+    draw_heads(d, s);
+    d->by_check = coin(s);
+    if (d->by_check)
+        draw_usual(d, s);
+    else
+        draw_unusual(d, s);
+    const size_t tp = (size_t)d->parallel.tp;
+    d->order = pick(s, 3) == 0 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW;
+    if (d->order == AR_MLP_ROW_COLUMN && c->hidden % tp != 0) {
+        c->hidden = tp * (1 + pick(s, 4));
+        if (d->by_check && c->arch != AR_ARCH_LLAMA) /* hidden is heads * head_dim, and tp divides the heads */
+            c->hidden = c->heads * c->head_dim;
+    }
+    c->ffn = tp * (1 + pick(s, 6));
+    c->vocab = PICK(s, vocabularies);
+    c->max_positions = d->seq + pick(s, 3);
+    c->initializer_range = 0.3;
+}
+
+static void draw_training(layout_draw *d, uint64_t *s)
+{
+    static const double rates[] = {0.1, 0.25, 0.5, 0.9}, norms[] = {1e-3, 0.05, 1.0, 100.0};
+    d->steps = (int)pick(s, LAYOUT_DRAW_STEPS + 1);
+    d->dropout = coin(s) ? PICK(s, rates) : 0.0;
+    d->clip = d->steps > 0 && coin(s) ? PICK(s, norms) : 0.0;
+    d->optimizer = ar_optimizer_defaults((ar_optimizer_kind)pick(s, 3));
+    d->optimizer.lr = coin(s) ? 0.01 : 0.3;
+    if (d->optimizer.kind == AR_OPTIMIZER_SGD) {
+        d->optimizer.momentum = coin(s) ? 0.9 : 0.0;
+        d->optimizer.nesterov = d->optimizer.momentum > 0.0 && coin(s);
+    } else if (coin(s)) {
+        d->optimizer.beta1 = 0.5;
+        d->optimizer.beta2 = 0.95;
+        d->optimizer.eps = 1e-3;
+    }
+    d->optimizer.weight_decay = coin(s) ? 0.1 : 0.0;
+    d->algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
+    d->weights_seed = pick(s, 1u << 30);
+}
+
+static bool is_legal(layout_draw *d)
+{
+    if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
+        return false;
+    return ar_parallel_world(&d->parallel) <= MOST_RANKS && d->seq <= LAYOUT_DRAW_SEQ &&
+           d->config.heads <= LAYOUT_DRAW_HEADS &&
+           ar_parallel_check(&d->parallel, &d->config, &d->plan, d->batch, d->seq) == AR_OK;
+}
+
+void layout_draw_make(layout_draw *d, uint64_t seed)
+{
+    uint64_t state = seed * SEEDS_APART;
+    pick(&state, 2);
+    do {
+        *d = (layout_draw){.seed = seed};
+        draw_parallel(d, &state);
+        draw_model(d, &state);
+        draw_training(d, &state);
+    } while (!is_legal(d));
+    ar_error_clear();
+}
+
+void layout_draw_text(char *out, size_t cap, const layout_draw *d)
+{
+    static const char *const archs[] = {"llama", "gpt2", "stack"};
+    const ar_config *c = &d->config;
+    const ar_optimizer_options *o = &d->optimizer;
+    char layout[96];
+    ar_parallel_text(layout, sizeof layout, &d->parallel);
+    snprintf(
+        out, cap,
+        "%s, %s, %s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d causal %d "
+        "tied %d bias %d%d%d order %d, b %zu s %zu, steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, "
+        "dropout %g, %s, weights %llu%s, labels %d padding %d additive %d (%d %d)",
+        layout, d->by_check ? "check" : "steps", archs[c->arch], c->layers, c->hidden, c->heads, c->kv_heads,
+        c->head_dim, c->ffn, c->vocab, c->max_positions, (int)c->activation, (int)c->norm, c->rope, c->causal, c->tied,
+        c->qkv_bias, c->out_bias, c->mlp_bias, (int)d->order, d->batch, d->seq, d->steps, ar_optimizer_name(o->kind),
+        o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay, o->beta1, o->beta2, d->clip, d->dropout,
+        d->algorithm == AR_SIM_RING ? "ring" : "direct", (unsigned long long)d->weights_seed, d->given ? " given" : "",
+        d->labels, d->padding, d->additive, d->mask_per_sample, d->mask_per_head);
+}
+
+/* --- what the draws cover ----------------------------------------------------------------------------------------- */
+
+void layout_histogram_add(layout_histogram *h, const layout_draw *d)
+{
+    const ar_parallel *p = &d->parallel;
+    h->draws++;
+    h->ranks[ar_parallel_world(p)]++;
+    h->tp += p->tp > 1;
+    h->sp += p->tp > 1 && p->sp;
+    h->replicas += (size_t)p->tp > d->config.kv_heads;
+    h->dp += p->dp > 1;
+    h->uneven += d->batch % (size_t)p->dp != 0;
+    h->micro += p->micro_batches > 1;
+    h->by_check += d->by_check;
+    h->dropout += d->dropout > 0.0;
+    h->clip += d->clip > 0.0;
+    h->row_column += d->order == AR_MLP_ROW_COLUMN;
+    h->tied += d->config.tied;
+    h->steps[d->steps]++;
+}
+
+void layout_histogram_print(const layout_histogram *h, FILE *to)
+{
+    fprintf(to,
+            "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, dp > 1: %d, uneven: %d, micro-batches: %d, "
+            "row-column: %d, tied: %d, dropout: %d, clipping: %d, steps 0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
+            h->draws, h->tp, h->sp, h->replicas, h->dp, h->uneven, h->micro, h->row_column, h->tied, h->dropout,
+            h->clip, h->steps[0], h->steps[1], h->steps[2], h->by_check);
+    for (int i = 1; i <= MOST_RANKS; i++) {
+        if (h->ranks[i] > 0)
+            fprintf(to, " %d: %d", i, h->ranks[i]);
+    }
+    fprintf(to, "\n");
+}
+
+bool layout_histogram_is_wide(const layout_histogram *h)
+{
+    return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 10 * h->replicas >= 2 * h->draws &&
+           10 * h->uneven >= 2 * h->draws;
+}
+
+static uint64_t from_environment(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+int layout_draws_run(uint64_t first, int draws, FILE *to)
+{
+    const bool asked = getenv("ANYRANK_TEST_DRAWS") != NULL;
+    const uint64_t start = from_environment("ANYRANK_TEST_SEED", first);
+    const int n = (int)from_environment("ANYRANK_TEST_DRAWS", (uint64_t)draws);
+    layout_histogram h = {0};
+    int failures = 0;
+    for (int i = 0; i < n; i++) {
+        char text[700];
+        layout_draw d;
+        layout_draw_make(&d, start + (uint64_t)i);
+        layout_histogram_add(&h, &d);
+        if (layout_draw_run(&d) == AR_OK)
+            continue;
+        failures++;
+        layout_draw_text(text, sizeof text, &d);
+        fprintf(to, "ANYRANK_TEST_SEED=%llu ANYRANK_TEST_DRAWS=1 repeats: %s\n%s\n\n", (unsigned long long)d.seed, text,
+                ar_error_message());
+    }
+    layout_histogram_print(&h, to);
+    if (!asked && !layout_histogram_is_wide(&h)) {
+        fprintf(to, "too few of the draws have tp, sp, replicas or uneven dp\n");
+        failures++;
+    }
+    return failures;
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A random small model, layout and training run, all legal; and the check that the ranks have the baseline's bits. */
+#ifndef TESTS_SUPPORT_LAYOUT_DRAW_H
+#define TESTS_SUPPORT_LAYOUT_DRAW_H
+
+#include <stdio.h>
+
+#include "anyrank/check.h"
+#include "support/match.h"
+
+enum { LAYOUT_DRAW_BATCH = 6, LAYOUT_DRAW_SEQ = 24, LAYOUT_DRAW_HEADS = 16, LAYOUT_DRAW_STEPS = 2 };
+enum { LAYOUT_DRAW_TOKENS = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_SEQ };
+
+typedef struct layout_draw {
+    uint64_t seed; /* makes the same draw again */
+    ar_config config;
+    ar_plan plan;
+    ar_mlp_order order;
+    ar_parallel parallel;
+    size_t batch, seq;
+    int steps;
+    ar_optimizer_options optimizer;
+    double clip, dropout;
+    ar_sim_algorithm algorithm;
+    uint64_t weights_seed;
+    /* Through ar_check, with a config file and text; else training steps on batches with labels and masks. */
+    bool by_check;
+    bool given; /* training steps: weights that no fresh parameter would hold */
+    bool labels, padding, additive, mask_per_sample, mask_per_head;
+} layout_draw;
+
+/** The draw of a seed. Draws that are not legal are drawn again. */
+void layout_draw_make(layout_draw *d, uint64_t seed);
+/** All of it in one line. */
+void layout_draw_text(char *out, size_t cap, const layout_draw *d);
+/** AR_OK: same tensors, hashes, losses and predicted bytes. Errors: AR_ERR_DATA with what differs first, or what
+ * stopped the run. */
+AR_NODISCARD ar_status layout_draw_run(const layout_draw *d);
+
+/* What a number of draws covers. */
+typedef struct layout_histogram {
+    int draws, tp, sp, replicas, uneven; /* uneven: dp ranks with different numbers of samples */
+    int dp, micro, ranks[33], by_check, dropout, clip, row_column, tied, steps[LAYOUT_DRAW_STEPS + 1];
+} layout_histogram;
+void layout_histogram_add(layout_histogram *h, const layout_draw *d);
+void layout_histogram_print(const layout_histogram *h, FILE *to);
+/** At least 60 % of the draws have tp > 1, 30 % sequence parallelism, 20 % replicas of KV heads, 20 % uneven dp. */
+bool layout_histogram_is_wide(const layout_histogram *h);
+
+/** Runs `draws` draws from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and
+ *  ANYRANK_TEST_DRAWS. Each failure is one paragraph on `to`, which says how to run its draw alone; then the histogram.
+ *  Returns the number of failures; one more where the draws were not asked for and do not cover enough. */
+int layout_draws_run(uint64_t first, int draws, FILE *to);
+
+#endif

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "sim/plan/bytes.h"
+#include "support/bits.h"
+#include "support/layout_draw.h"
+#include "verify/check_run.h"
+
+enum { MOST_MASK = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_HEADS * LAYOUT_DRAW_SEQ * LAYOUT_DRAW_SEQ };
+
+/* --- what a run must be ------------------------------------------------------------------------------------------- */
+
+static ar_status judge_run(const ar_check_run *run, const char *weights, const char *gradients)
+{
+    const ar_first_difference *f = &run->first;
+    if (run->error)
+        return ar_error_set(AR_ERR_DATA, "%s", run->error);
+    if (run->has_difference)
+        return ar_error_set(AR_ERR_DATA,
+                            "step %d %s, rank %d: %zu of %zu differ, first [%zu %zu %zu %zu] is %a, expected %a; %zu "
+                            "of %zu tensors differ\npattern: %s\nhint: %s",
+                            f->step, f->tensor, f->rank, f->elements_different, f->elements, f->index[0], f->index[1],
+                            f->index[2], f->index[3], (double)f->actual, (double)f->reference, run->tensors_different,
+                            run->tensors, f->pattern, f->hint);
+    if (run->bytes_counted != run->bytes_predicted)
+        return ar_error_set(AR_ERR_DATA, "%zu bytes counted, %zu predicted", (size_t)run->bytes_counted,
+                            (size_t)run->bytes_predicted);
+    if (strcmp(run->weights_hash, weights) != 0 || strcmp(run->gradients_hash, gradients) != 0)
+        return ar_error_set(AR_ERR_DATA, "the hashes differ: weights %s, expected %s; gradients %s, expected %s",
+                            run->weights_hash, weights, run->gradients_hash, gradients);
+    if (run->result != AR_CHECK_SAME || run->tensors == 0)
+        return ar_error_set(AR_ERR_DATA, "result %d after %zu tensors", (int)run->result, run->tensors);
+    return AR_OK;
+}
+
+static ar_status judge_losses(const float *actual, const double *expected, int steps)
+{
+    for (int i = 0; i < (steps > 1 ? steps : 1); i++) {
+        const float want = (float)expected[i];
+        if (memcmp(&actual[i], &want, sizeof want) != 0)
+            return ar_error_set(AR_ERR_DATA, "the loss of step %d is %a, expected %a", i + 1, (double)actual[i],
+                                expected[i]);
+    }
+    return AR_OK;
+}
+
+/* --- a whole check ------------------------------------------------------------------------------------------------ */
+
+static const char *activation_name(ar_activation act)
+{
+    static const char *const names[] = {
+        [AR_ACT_GELU_ERF] = "gelu", [AR_ACT_GELU_TANH] = "gelu_new", [AR_ACT_SILU] = "silu", [AR_ACT_RELU] = "relu"};
+    return names[act];
+}
+
+static void write_llama(FILE *f, const ar_config *c)
+{
+    fprintf(f,
+            "{\"model_type\": \"llama\", \"vocab_size\": %zu, \"hidden_size\": %zu, \"intermediate_size\": %zu, "
+            "\"num_hidden_layers\": %zu, \"num_attention_heads\": %zu, \"num_key_value_heads\": %zu, "
+            "\"head_dim\": %zu, \"hidden_act\": \"%s\", \"max_position_embeddings\": %zu, \"rms_norm_eps\": 1e-5, "
+            "\"rope_theta\": %g, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": %g}, "
+            "\"attention_bias\": %s, \"mlp_bias\": %s, \"tie_word_embeddings\": %s, \"initializer_range\": 0.3}\n",
+            c->vocab, c->hidden, c->ffn, c->layers, c->heads, c->kv_heads, c->head_dim, activation_name(c->activation),
+            c->max_positions, c->rope_theta, c->rope_factor, c->qkv_bias ? "true" : "false",
+            c->mlp_bias ? "true" : "false", c->tied ? "true" : "false");
+}
+
+static void write_gpt2(FILE *f, const ar_config *c)
+{
+    fprintf(f,
+            "{\"model_type\": \"gpt2\", \"vocab_size\": %zu, \"n_embd\": %zu, \"n_inner\": %zu, \"n_layer\": %zu, "
+            "\"n_head\": %zu, \"n_positions\": %zu, \"activation_function\": \"%s\", \"tie_word_embeddings\": %s, "
+            "\"initializer_range\": 0.3}\n",
+            c->vocab, c->hidden, c->ffn, c->layers, c->heads, c->max_positions, activation_name(c->activation),
+            c->tied ? "true" : "false");
+}
+
+static void write_stack(FILE *f, const ar_config *c)
+{
+    fprintf(f,
+            "{\"model_type\": \"anyrank-stack\", \"vocab_size\": %zu, \"hidden_size\": %zu, "
+            "\"intermediate_size\": %zu, \"num_hidden_layers\": %zu, \"num_attention_heads\": %zu, "
+            "\"num_key_value_heads\": %zu, \"hidden_act\": \"%s\", \"max_position_embeddings\": %zu, "
+            "\"causal\": %s, \"initializer_range\": 0.3}\n",
+            c->vocab, c->hidden, c->ffn, c->layers, c->heads, c->kv_heads, activation_name(c->activation),
+            c->max_positions, c->causal ? "true" : "false");
+}
+
+/* path: a template of mkstemps that ends with ".json". */
+static ar_status write_config(char *path, const ar_config *c)
+{
+    static void (*const write[])(FILE *, const ar_config *) = {
+        [AR_ARCH_LLAMA] = write_llama, [AR_ARCH_GPT2] = write_gpt2, [AR_ARCH_STACK] = write_stack};
+    const int fd = mkstemps(path, 5);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
+    if (!f)
+        return ar_error_set(AR_ERR_IO, "%s cannot be written", path);
+    write[c->arch](f, c);
+    return fclose(f) == 0 ? AR_OK : ar_error_set(AR_ERR_IO, "%s cannot be written", path);
+}
+
+static ar_status judge_report(const ar_check_report *r, const layout_draw *d)
+{
+    double losses[LAYOUT_DRAW_STEPS] = {0};
+    if (r->runs != 1)
+        return ar_error_set(AR_ERR_DATA, "%zu runs in place of one", r->runs);
+    for (int i = 0; i < (d->steps > 1 ? d->steps : 1); i++)
+        losses[i] = (double)r->loss[i];
+    AR_TRY(judge_run(&r->run[0], r->weights_hash, r->gradients_hash));
+    if (r->run[0].tensors != r->tensors || r->run[0].elements != r->elements)
+        return ar_error_set(AR_ERR_DATA, "%zu of %zu tensors compared", r->run[0].tensors, r->tensors);
+    return judge_losses(r->run[0].loss, losses, d->steps);
+}
+
+static ar_status run_check(const layout_draw *d)
+{
+    char path[] = "/tmp/anyrank-draw-XXXXXX.json";
+    ar_check_report *r = NULL;
+    AR_TRY(write_config(path, &d->config));
+    const ar_check_options o = {.model = path,
+                                .parallel = &d->parallel,
+                                .layouts = 1,
+                                .batch = d->batch,
+                                .seq = d->seq,
+                                .steps = d->steps,
+                                .optimizer = d->optimizer,
+                                .clip = d->clip,
+                                .dropout = d->dropout,
+                                .seed = d->weights_seed,
+                                .plan = d->plan,
+                                .algorithm = d->algorithm,
+                                .threads = 1,
+                                .timeout_ns = 120000000000u,
+                                .skip_f64 = true};
+    ar_status st = ar_check(&r, &o);
+    unlink(path);
+    if (st == AR_OK)
+        st = judge_report(r, d);
+    ar_check_report_destroy(r);
+    return st;
+}
+
+/* --- training steps on batches with labels and masks -------------------------------------------------------------- */
+
+typedef struct step_data {
+    ar_batch batch;
+    int64_t ids[LAYOUT_DRAW_TOKENS], labels[LAYOUT_DRAW_TOKENS];
+    uint8_t padding[LAYOUT_DRAW_TOKENS];
+    float additive[MOST_MASK];
+} step_data;
+
+static uint64_t next(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+static void fill_step(step_data *t, const layout_draw *d, uint64_t seed)
+{
+    uint64_t state = seed;
+    t->batch = (ar_batch){.batch = d->batch, .seq = d->seq, .input_ids = t->ids};
+    for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++) {
+        t->ids[i] = (int64_t)(next(&state) % d->config.vocab);
+        t->labels[i] = next(&state) % 4 == 0 ? AR_IGNORE_INDEX : (int64_t)(next(&state) % d->config.vocab);
+        t->padding[i] = next(&state) % 3 > 0;
+    }
+    t->batch.labels = d->labels ? t->labels : NULL;
+    t->batch.padding_mask = d->padding ? t->padding : NULL;
+    if (!d->additive)
+        return;
+    t->batch.additive_mask = t->additive;
+    t->batch.mask_batch = d->mask_per_sample ? d->batch : 1;
+    t->batch.mask_heads = d->mask_per_head ? d->config.heads : 1;
+    fill_values(t->additive, MOST_MASK, (unsigned)(seed % 1000), 4.0);
+    for (size_t i = 0; i < MOST_MASK; i++)
+        t->additive[i] = next(&state) % 5 == 0 ? -INFINITY : t->additive[i];
+}
+
+static ar_status run_reference(ari_reference *ref, double *losses, const layout_draw *d, const ar_batch *batches,
+                               match_weights *w)
+{
+    const ar_baseline_options o = {.mode = AR_MODE_EXACT,
+                                   .seed = d->weights_seed,
+                                   .weights = d->given ? match_weights_make : NULL,
+                                   .weights_user = w,
+                                   .emit = ari_reference_emit,
+                                   .emit_user = ref,
+                                   .begin_step = ari_reference_begin,
+                                   .dropout = d->dropout,
+                                   .steps = d->steps,
+                                   .optimizer = d->optimizer,
+                                   .clip = d->clip};
+    AR_TRY(ar_baseline_run(&d->config, &o, batches, losses));
+    return ari_reference_finish(ref);
+}
+
+static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, const double *losses,
+                               const ar_batch *batches, match_weights *w)
+{
+    ar_check_run run = {0};
+    char weights[65], gradients[65];
+    const ari_cluster_options o = {.config = &d->config,
+                                   .plan = d->plan,
+                                   .parallel = d->parallel,
+                                   .batch = batches,
+                                   .steps = d->steps,
+                                   .optimizer = d->optimizer,
+                                   .clip = d->clip,
+                                   .dropout = d->dropout,
+                                   .seed = d->weights_seed,
+                                   .weights = d->given ? match_weights_find : NULL,
+                                   .weights_user = w,
+                                   .threads = 1,
+                                   .sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u}};
+    const ari_traffic_case traffic = {.config = &d->config,
+                                      .plan = d->plan,
+                                      .parallel = d->parallel,
+                                      .batch = d->batch,
+                                      .seq = d->seq,
+                                      .steps = d->steps,
+                                      .clip = d->clip > 0.0};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_traffic_bytes(&run.bytes_predicted, &traffic));
+    AR_TRY_TO(done, st, ari_check_run(&run, ref, &o));
+    AR_TRY_TO(done, st, ari_reference_hash(weights, ref, ari_reference_is_weight, NULL));
+    AR_TRY_TO(done, st, ari_reference_hash(gradients, ref, ari_reference_is_gradient, NULL));
+    AR_TRY_TO(done, st, judge_run(&run, weights, gradients));
+    AR_TRY_TO(done, st, judge_losses(run.loss, losses, d->steps));
+done:
+    ari_check_run_fini(&run);
+    return st;
+}
+
+static ar_status run_steps(const layout_draw *d)
+{
+    match_weights w = {.seed = (unsigned)d->weights_seed};
+    ari_reference ref = {0};
+    double losses[LAYOUT_DRAW_STEPS] = {0};
+    ar_batch batches[LAYOUT_DRAW_STEPS];
+    step_data *data = calloc(LAYOUT_DRAW_STEPS, sizeof *data);
+    if (!data)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for batches");
+    ar_status st = AR_OK;
+    for (int i = 0; i < LAYOUT_DRAW_STEPS; i++) {
+        fill_step(&data[i], d, d->weights_seed + (uint64_t)i);
+        batches[i] = data[i].batch;
+    }
+    AR_TRY_TO(done, st, run_reference(&ref, losses, d, batches, &w));
+    AR_TRY_TO(done, st, compare_steps(d, &ref, losses, batches, &w));
+done:
+    ari_reference_fini(&ref);
+    match_weights_fini(&w);
+    free(data);
+    return st;
+}
+
+ar_status layout_draw_run(const layout_draw *d)
+{
+    return d->by_check ? run_check(d) : run_steps(d);
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Random legal layouts of random small models, trained for a step or two: every tensor, hash and count of bytes is the
+ * baseline's or what was predicted. The seeds are always the same unless ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask
+ * for others; tests/extended/random_layouts.c runs more of them. */
+#include <criterion/criterion.h>
+
+#include "support/layout_draw.h"
+
+TestSuite(random_layouts, .timeout = 240);
+
+enum { DRAWS = 40, FIRST_SEED = 1 };
+
+Test(random_layouts, every_tensor_has_the_baselines_bits)
+{
+    cr_assert_eq(layout_draws_run(FIRST_SEED, DRAWS, stderr), 0);
+}
+
+Test(random_layouts, a_seed_makes_the_same_draw_again)
+{
+    for (uint64_t seed = 1; seed < 50; seed++) {
+        char one[700], two[700], other[700];
+        layout_draw a, b, c;
+        layout_draw_make(&a, seed);
+        layout_draw_make(&b, seed);
+        layout_draw_make(&c, seed + 1);
+        layout_draw_text(one, sizeof one, &a);
+        layout_draw_text(two, sizeof two, &b);
+        layout_draw_text(other, sizeof other, &c);
+        cr_expect_str_eq(one, two);
+        cr_expect_str_neq(one, other);
+    }
+}
