@@ -45,7 +45,7 @@ static ar_status load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
     return AR_OK;
 }
 
-static ar_status load_model(ari_bl_run *run, ari_bl_model *m)
+ar_status ari_bl_load_model(ari_bl_run *run, ari_bl_model *m)
 {
     const ar_config *c = run->c;
     AR_TRY(load_table(run, &m->embed, run->names->embed, c->vocab));
@@ -70,8 +70,8 @@ static ar_status load_model(ari_bl_run *run, ari_bl_model *m)
     return AR_OK;
 }
 
-/* What lives through the whole pass, taken before the blocks' activations so that these can be released one by one. */
-static ar_status take_buffers(ari_bl_run *run, ari_bl_model *m)
+/* Taken before the blocks' activations so that these can be released one by one. */
+ar_status ari_bl_take_buffers(ari_bl_run *run, ari_bl_model *m)
 {
     const size_t h = run->c->hidden;
     m->ids = ari_bl_take(run, run->tokens, 1, sizeof *m->ids);
@@ -90,8 +90,7 @@ static ar_status take_buffers(ari_bl_run *run, ari_bl_model *m)
 /* --- a model
  * -------------------------------------------------------------------------------------------------------------- */
 
-/* The final norm (or none), the loss, and back: m->dx is then the gradient of x, the last block's output. */
-static ar_status run_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *loss)
+ar_status ari_bl_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *loss)
 {
     const size_t h = run->c->hidden;
     const ari_bl_memory *mark = run->top;
@@ -121,7 +120,7 @@ static ar_status run_end(ari_bl_run *run, ari_bl_model *m, const double *x, doub
 static ar_status run_pass(ari_bl_run *run, ari_bl_model *m, double *loss)
 {
     const size_t layers = run->c->layers;
-    AR_TRY(take_buffers(run, m));
+    AR_TRY(ari_bl_take_buffers(run, m));
     ari_bl_block *saved = ari_bl_take(run, layers, 1, sizeof *saved);
     const ari_bl_memory **mark = ari_bl_take(run, layers, 1, sizeof *mark);
     double *embedded = ari_bl_doubles(run, run->tokens, run->c->hidden);
@@ -135,7 +134,7 @@ static ar_status run_pass(ari_bl_run *run, ari_bl_model *m, double *loss)
         x = saved[layer].y;
         AR_TRY(progress(run, layer + 1, 3 * layers)); /* a block costs twice as much backwards */
     }
-    AR_TRY(run_end(run, m, x, loss));
+    AR_TRY(ari_bl_end(run, m, x, loss));
     if (run->o->forward_only)
         return AR_OK;
     for (size_t layer = layers; layer-- > 0;) {
@@ -146,8 +145,7 @@ static ar_status run_pass(ari_bl_run *run, ari_bl_model *m, double *loss)
     return ari_bl_embed_gradients(run, m);
 }
 
-/* The batch becomes that of a step. */
-static ar_status enter_step(ari_bl_run *run, const ar_batch *batch, uint32_t step)
+ar_status ari_bl_enter_step(ari_bl_run *run, const ar_batch *batch, uint32_t step)
 {
     if (run->o->begin_step != NULL)
         run->o->begin_step(run->o->emit_user, (int)step);
@@ -165,11 +163,11 @@ static ar_status run_steps(ari_bl_run *run, const ar_batch *batch, double *loss)
     const uint32_t steps = trains ? (uint32_t)run->o->steps : 1;
     ari_bl_model m = {0};
     for (uint32_t step = 1; step <= steps; step++) {
-        AR_TRY(enter_step(run, &batch[step - 1], step));
+        AR_TRY(ari_bl_enter_step(run, &batch[step - 1], step));
         if (step == 1) {
             if (trains)
                 AR_TRY(ari_bl_training_open(run));
-            AR_TRY(load_model(run, &m));
+            AR_TRY(ari_bl_load_model(run, &m));
             if (trains)
                 AR_TRY(ari_bl_training_take(run));
         }
@@ -185,7 +183,7 @@ static ar_status run_steps(ari_bl_run *run, const ar_batch *batch, double *loss)
 /* --- entry points
  * --------------------------------------------------------------------------------------------------------- */
 
-static ar_status begin(ari_bl_run *run, const ar_config *c, const ar_baseline_options *o, const ar_batch *batch)
+ar_status ari_bl_begin(ari_bl_run *run, const ar_config *c, const ar_baseline_options *o, const ar_batch *batch)
 {
     AR_TRY(ari_bl_check(c, o, batch));
     *run = (ari_bl_run){.c = c, .o = o, .step = 1};
@@ -218,7 +216,7 @@ static ar_status run_model(ari_bl_run *run, const ar_batch *batch, double *loss)
 ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch, double *loss)
 {
     ari_bl_run run = {0};
-    ar_status st = begin(&run, c, o, batch);
+    ar_status st = ari_bl_begin(&run, c, o, batch);
     if (st == AR_OK)
         st = loss != NULL ? run_model(&run, batch, loss) : ar_error_set(AR_ERR_ARG, "baseline: loss is NULL");
     ari_bl_release(&run, NULL);
@@ -228,7 +226,7 @@ ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, cons
 static ar_status run_block(ari_bl_run *run, const ar_batch *batch, const float *x, const float *dy)
 {
     AR_TRY(ari_bl_check_batch(run->c, run->o, batch));
-    AR_TRY(enter_step(run, batch, 1));
+    AR_TRY(ari_bl_enter_step(run, batch, 1));
     const size_t count = run->tokens * run->c->hidden;
     ari_bl_params p;
     ari_bl_block saved;
@@ -251,7 +249,7 @@ ar_status ar_baseline_block(const ar_config *c, const ar_baseline_options *o, co
                             const float *dy)
 {
     ari_bl_run run = {0};
-    ar_status st = begin(&run, c, o, batch);
+    ar_status st = ari_bl_begin(&run, c, o, batch);
     if (st == AR_OK && (x == NULL || (dy == NULL && !o->forward_only)))
         st = ar_error_set(AR_ERR_ARG, "baseline: x or dy is NULL");
     if (st == AR_OK)

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loss as a function of one weight. */
+#include "ref/baseline/perturb.h"
+
+#include <string.h>
+
+#include "ref/baseline/model.h"
+
+typedef struct trial {
+    ari_bl_run run;
+    ari_bl_model model;
+    double **input; /* [layers + 1]: of each block, and of what follows the last */
+} trial;
+
+/* From the input of a block to the loss; keep: later inputs are kept too. */
+static ar_status forward(trial *t, size_t from, bool keep, double *loss)
+{
+    ari_bl_run *run = &t->run;
+    const size_t layers = run->c->layers, count = run->tokens * run->c->hidden;
+    const ari_bl_memory *mark = run->top;
+    const double *x = t->input[from];
+    for (size_t layer = from; layer < layers; layer++) {
+        ari_bl_block saved;
+        AR_TRY(ari_bl_block_forward(run, layer, &t->model.block[layer], &saved, x));
+        x = saved.y;
+        if (keep)
+            memcpy(t->input[layer + 1], x, count * sizeof *x);
+    }
+    AR_TRY(ari_bl_end(run, &t->model, x, loss));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+static ar_status load(trial *t)
+{
+    ari_bl_run *run = &t->run;
+    const size_t layers = run->c->layers;
+    double loss;
+    AR_TRY(ari_bl_training_open(run)); /* for the list of names */
+    AR_TRY(ari_bl_load_model(run, &t->model));
+    AR_TRY(ari_bl_take_buffers(run, &t->model));
+    t->input = ari_bl_take(run, layers + 1, 1, sizeof *t->input);
+    for (size_t i = 0; t->input != NULL && i <= layers; i++)
+        t->input[i] = ari_bl_doubles(run, run->tokens, run->c->hidden);
+    if (run->memory != AR_OK)
+        return run->memory;
+    AR_TRY(ari_bl_embed(run, &t->model, t->input[0]));
+    return forward(t, 0, true, &loss);
+}
+
+/* The block whose weight this is; the number of blocks for what follows them, and 0 for what they start from. */
+static size_t block_of(const trial *t, const ari_bl_trained *p, bool *embeds)
+{
+    const ari_bl_names *names = t->run.names;
+    const size_t length = strlen(names->blocks), layers = t->run.c->layers;
+    *embeds = false;
+    if (memcmp(p->name, names->blocks, length) == 0 && p->name[length] == '.') {
+        size_t layer = 0;
+        for (const char *digit = p->name + length + 1; *digit >= '0' && *digit <= '9'; digit++)
+            layer = layer * 10 + (size_t)(*digit - '0');
+        return layer;
+    }
+    *embeds = p->at == t->model.embed || p->at == t->model.positions;
+    return *embeds ? 0 : layers;
+}
+
+static ar_status find(const trial *t, const ari_bl_trained **gives, const ari_perturbation *p)
+{
+    const ari_bl_training *list = t->run.training;
+    for (size_t i = 0; i < list->n; i++) {
+        const ari_bl_trained *of = &list->of[i];
+        if (strcmp(of->name, p->name) != 0)
+            continue;
+        if (p->element >= of->rows * (of->cols > 0 ? of->cols : 1))
+            return ar_error_set(AR_ERR_ARG, "baseline: no element %zu in '%s'", p->element, p->name);
+        *gives = of;
+        return AR_OK;
+    }
+    return ar_error_set(AR_ERR_NOT_FOUND, "baseline: no parameter '%s' to perturb", p->name);
+}
+
+static ar_status perturb(trial *t, ari_perturbation *p)
+{
+    const ari_bl_trained *of = NULL;
+    AR_TRY(find(t, &of, p));
+    const size_t width = of->cols > 0 ? of->cols : 1;
+    double *w = &of->at[p->element / width * of->row + p->element % width * of->col];
+    const double before = *w;
+    bool embeds;
+    const size_t from = block_of(t, of, &embeds);
+    *w = p->value = before + p->by;
+    if (embeds)
+        AR_TRY(ari_bl_embed(&t->run, &t->model, t->input[0]));
+    AR_TRY(forward(t, from, false, &p->loss));
+    *w = before;
+    return embeds ? ari_bl_embed(&t->run, &t->model, t->input[0]) : AR_OK;
+}
+
+static ar_status run_all(trial *t, const ar_batch *batch, ari_perturbation *p, size_t n)
+{
+    const ar_baseline_options *o = t->run.o;
+    AR_TRY(ari_bl_check_batch(t->run.c, o, batch));
+    AR_TRY(ari_bl_check_tokens(t->run.c, batch));
+    AR_TRY(ari_bl_enter_step(&t->run, batch, 1));
+    AR_TRY(load(t));
+    for (size_t i = 0; i < n; i++) {
+        AR_TRY(perturb(t, &p[i]));
+        if (o->progress != NULL && !o->progress(o->progress_user, (double)(i + 1) / (double)n))
+            return ar_error_set(AR_ERR_ABORTED, "baseline: stopped by the caller at %zu of %zu losses", i + 1, n);
+    }
+    return AR_OK;
+}
+
+ar_status ari_baseline_perturb(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
+                               ari_perturbation *p, size_t n)
+{
+    trial t = {0};
+    if (o == NULL || o->mode != AR_MODE_F64 || (p == NULL && n > 0))
+        return ar_error_set(AR_ERR_ARG, "baseline: perturbations need options of the binary64 mode");
+    ar_baseline_options quiet = *o;
+    quiet.forward_only = true;
+    quiet.steps = 0;
+    quiet.emit = NULL;
+    quiet.begin_step = NULL;
+    quiet.noise_seed = 0;
+    ar_status st = ari_bl_begin(&t.run, c, &quiet, batch);
+    if (st == AR_OK)
+        st = run_all(&t, batch, p, n);
+    ari_bl_release(&t.run, NULL);
+    return st;
+}
