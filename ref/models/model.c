@@ -10,6 +10,7 @@
 #include "ref/layers/loss.h"
 #include "ref/models/model.h"
 #include "ref/models/names.h"
+#include "ref/models/streams.h"
 
 struct ar_model {
     ar_config config;
@@ -25,6 +26,7 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     const ar_plan fallback = {0};
     const ari_outer_names *n = ari_outer_names_of(c->arch);
     AR_TRY(ar_config_check_tp(c, ar_comm_size(ar_ctx_tp(ctx)), plan ? plan : &fallback));
+    AR_TRY(ari_streams_check(c, ctx->seed));
     ar_model *m = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, "a model"));
@@ -169,6 +171,7 @@ done:
 ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed)
 {
     weight_source s = {.seed = seed};
+    AR_TRY(ari_streams_check(&m->config, seed));
     return set_all(m, ctx, &s);
 }
 

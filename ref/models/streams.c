@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/models/streams.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/dropout.h"
+#include "ref/models/names.h"
+#include "ref/models/param_list.h"
+#include "ref/numerics/philox.h"
+
+static int by_key(const void *a, const void *b)
+{
+    const uint64_t x = ((const ari_stream *)a)->key, y = ((const ari_stream *)b)->key;
+    return x < y ? -1 : x > y;
+}
+
+ar_status ari_streams_distinct(ari_stream *s, size_t n)
+{
+    if (n > 1)
+        qsort(s, n, sizeof *s, by_key);
+    for (size_t i = 1; i < n; i++) {
+        if (s[i].key == s[i - 1].key)
+            return ar_error_set(AR_ERR_UNSUPPORTED, "'%s' and '%s' draw the same random numbers; use another seed",
+                                s[i - 1].name, s[i].name);
+    }
+    return AR_OK;
+}
+
+typedef struct list {
+    ari_stream *at; /* NULL: they are only counted */
+    size_t n;
+    uint64_t seed;
+} list;
+
+static void put(list *l, const char *name)
+{
+    if (l->at) {
+        l->at[l->n].key = ari_stream_key(l->seed, name);
+        snprintf(l->at[l->n].name, sizeof l->at->name, "%s", name);
+    }
+    l->n++;
+}
+
+static ar_status put_param(void *user, const char *name, int ndim, const size_t *shape)
+{
+    (void)ndim, (void)shape;
+    put(user, name);
+    return AR_OK;
+}
+
+static ar_status put_all(list *l, const ar_config *c)
+{
+    const ari_outer_names *outer = ari_outer_names_of(c->arch);
+    const ari_block_names *block = ari_block_names_of(c->arch);
+    const char *const at[3][2] = {{block->attention, ARI_DROPPED_PROBS},
+                                  {block->attention, ARI_DROPPED_ATTENTION},
+                                  {block->mlp, ARI_DROPPED_MLP}};
+    char name[160];
+    l->n = 0;
+    AR_TRY(ari_param_list(c, put_param, l));
+    if (c->learned_positions)
+        put(l, outer->embedded);
+    for (size_t i = 0; i < c->layers; i++) {
+        for (size_t k = 0; k < 3; k++) {
+            snprintf(name, sizeof name, "%s.%zu.%s.%s", outer->blocks, i, at[k][0], at[k][1]);
+            put(l, name);
+        }
+    }
+    return AR_OK;
+}
+
+ar_status ari_streams_check(const ar_config *c, uint64_t seed)
+{
+    list l = {.seed = seed};
+    AR_TRY(put_all(&l, c));
+    AR_TRY(ari_alloc((void **)&l.at, l.n, sizeof *l.at, "names of random streams"));
+    ar_status st = put_all(&l, c);
+    if (st == AR_OK)
+        st = ari_streams_distinct(l.at, l.n);
+    free(l.at);
+    return st;
+}
