@@ -13,7 +13,7 @@
 
 TestSuite(kv_replica, .timeout = 240);
 
-enum { B = 2, S = 8, H = 12, MOST = 32 };
+enum { B = 2, S = 24, H = 12, MOST = 32 };
 
 /* A block's attention with every feature that K and V pass through. */
 static ar_config config_of(size_t heads, size_t kv_heads)
@@ -22,6 +22,7 @@ static ar_config config_of(size_t heads, size_t kv_heads)
     c.heads = heads;
     c.kv_heads = kv_heads;
     c.ffn = 48;
+    c.max_positions = S;
     c.qkv_bias = c.out_bias = true;
     return c;
 }
@@ -38,8 +39,12 @@ static void expect_same_bits(size_t heads, size_t kv_heads, bool rope, const int
 {
     ar_config c = config_of(heads, kv_heads);
     c.rope = rope;
-    const match_case m = block_of(&c);
-    cr_assert_eq(match(&m, tps, NULL), AR_OK, "%zu query and %zu KV heads: %s", heads, kv_heads, ar_error_message());
+    match_case m = block_of(&c);
+    for (int sp = 0; sp < 2; sp++) {
+        m.sp = sp;
+        cr_assert_eq(match(&m, tps, NULL), AR_OK, "%zu query and %zu KV heads, sp %d: %s", heads, kv_heads, sp,
+                     ar_error_message());
+    }
 }
 
 /* --- every layout --------------------------------------------------------------------------------------------------
@@ -69,12 +74,17 @@ Test(kv_replica, three_kv_heads_on_six_and_twelve_ranks_have_the_baselines_bits)
 Test(kv_replica, a_whole_model_has_the_baselines_bits)
 {
     static const int tps[] = {2, 4, 8, 0};
-    static const int64_t ids[B * S] = {0, 10, 5, 5, 3, 9, 1, 7, 2, 2, 4, 10, 0, 6, 8, 1};
+    int64_t ids[B * S];
+    for (size_t i = 0; i < B * S; i++)
+        ids[i] = (int64_t)(i * i * 7 + i) % 11;
     for (size_t kv_heads = 1; kv_heads <= 2; kv_heads++) {
         ar_config c = config_of(8, kv_heads);
         c.layers = 2;
-        const match_case m = {.config = c, .batch = {.batch = B, .seq = S, .input_ids = ids}, .seed = 16};
-        cr_assert_eq(match(&m, tps, NULL), AR_OK, "%zu KV heads: %s", kv_heads, ar_error_message());
+        match_case m = {.config = c, .batch = {.batch = B, .seq = S, .input_ids = ids}, .seed = 16};
+        for (int sp = 0; sp < 2; sp++) {
+            m.sp = sp;
+            cr_assert_eq(match(&m, tps, NULL), AR_OK, "%zu KV heads, sp %d: %s", kv_heads, sp, ar_error_message());
+        }
     }
 }
 
@@ -304,7 +314,8 @@ Test(kv_replica, a_wrong_head_is_seen_when_it_is_loaded)
 Test(kv_replica, a_fused_projection_sharded_as_one_block_is_seen_when_it_is_loaded)
 {
     char first[160];
-    const ar_config c = match_config(AR_ARCH_GPT2, 1);
+    ar_config c = match_config(AR_ARCH_GPT2, 1);
+    c.max_positions = S;
     const match_case m = block_of(&c);
     first_difference(first, &m, 2, AR_FAULT_gate_up_interleaved_wrong);
     cr_assert_str_eq(first, "transformer.h.0.attn.c_attn.weight:init");
