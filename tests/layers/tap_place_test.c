@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a tap says that its value stands: samples at their place in the global batch, positions and features at theirs.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "anyrank/layers.h"
+#include "ref/layers/parts.h"
+#include "support/rank_run.h"
+
+TestSuite(tap_place, .timeout = 60);
+
+enum { MOST = 8 };
+
+/* The last layout under each name. */
+typedef struct heard {
+    size_t count;
+    struct {
+        char name[40];
+        ar_layout layout;
+    } tap[MOST];
+} heard;
+
+static ar_status hear(void *user, const ar_tap_event *e)
+{
+    heard *h = user;
+    if (h->count == MOST)
+        return AR_ERR_INTERNAL;
+    snprintf(h->tap[h->count].name, sizeof h->tap[0].name, "%s:%c", e->name, e->pass);
+    h->tap[h->count++].layout = *e->layout;
+    return AR_OK;
+}
+
+static void expect_box(const heard *h, const char *name, const ar_layout *expected)
+{
+    for (size_t i = 0; i < h->count; i++) {
+        const ar_layout *o = &h->tap[i].layout;
+        if (strcmp(h->tap[i].name, name) != 0)
+            continue;
+        cr_assert_eq(o->ndim, expected->ndim);
+        cr_assert_eq(o->nbox, 1);
+        for (int d = 0; d < o->ndim; d++) {
+            cr_assert_eq(o->shape[d], expected->shape[d], "%s is %zu long along %d", name, o->shape[d], d);
+            cr_assert_eq(o->box[0].global[d], expected->box[0].global[d], "%s begins at %zu along %d", name,
+                         o->box[0].global[d], d);
+            cr_assert_eq(o->box[0].extent[d], expected->box[0].extent[d], "%s extends %zu along %d", name,
+                         o->box[0].extent[d], d);
+        }
+        cr_assert_eq(o->replica, expected->replica, "%s is copy %d", name, o->replica);
+        cr_assert_eq(o->replicas, expected->replicas);
+        return;
+    }
+    cr_assert_fail("no tap %s", name);
+}
+
+/* Rows 3 and 4 of five, 4 positions, 6 features. */
+static const ar_batch rows = {.batch = 2, .seq = 4, .global_batch = 5, .first_sample = 3};
+
+static ar_status tap_all(ar_ctx *ctx, void *user)
+{
+    const size_t own[3] = {2, 2, 6}, all[3] = {2, 4, 6}, heads[4] = {2, 3, 4, 4}, matrix[2] = {2, 6};
+    ar_tensor t;
+    (void)user;
+    ar_ctx_place(ctx, &rows);
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, own));
+    AR_TRY(ari_tap_tokens(ctx, "tokens", NULL, 'f', &t));
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, all));
+    AR_TRY(ari_tap_whole(ctx, "whole", NULL, 'b', &t));
+    AR_TRY(ari_tap_shard(ctx, "features", NULL, 'f', &t, 2, 12));
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 4, heads));
+    AR_TRY(ari_tap_shard(ctx, "heads", NULL, 'f', &t, 1, 6));
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 2, matrix));
+    AR_TRY(ari_tap_whole(ctx, "matrix", NULL, 'f', &t));
+    ar_ctx_place(ctx, NULL);
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, all));
+    return ari_tap_whole(ctx, "alone", NULL, 'f', &t);
+}
+
+Test(tap_place, samples_positions_and_features_stand_at_their_places)
+{
+    heard h[2] = {{0}, {0}};
+    void *user[2] = {&h[0], &h[1]};
+    const rank_run_options o = {.ranks = 2, .sp = true, .tap = hear, .tap_user = user};
+    cr_assert_eq(rank_run(&o, tap_all, NULL), AR_OK, "%s", ar_error_message());
+    for (size_t r = 0; r < 2; r++) {
+        const int copy = (int)r;
+        expect_box(&h[r], "tokens:f",
+                   &(ar_layout){3, {5, 4, 6}, 1, {{.global = {3, 2 * r, 0}, .extent = {2, 2, 6}}}, 0, 1});
+        expect_box(&h[r], "whole:b",
+                   &(ar_layout){3, {5, 4, 6}, 1, {{.global = {3, 0, 0}, .extent = {2, 4, 6}}}, copy, 2});
+        expect_box(&h[r], "features:f",
+                   &(ar_layout){3, {5, 4, 12}, 1, {{.global = {3, 0, 6 * r}, .extent = {2, 4, 6}}}, 0, 1});
+        expect_box(&h[r], "heads:f",
+                   &(ar_layout){4, {5, 6, 4, 4}, 1, {{.global = {3, 3 * r, 0, 0}, .extent = {2, 3, 4, 4}}}, 0, 1});
+        expect_box(&h[r], "matrix:f", &(ar_layout){2, {2, 6}, 1, {{.global = {0, 0}, .extent = {2, 6}}}, copy, 2});
+        expect_box(&h[r], "alone:f",
+                   &(ar_layout){3, {2, 4, 6}, 1, {{.global = {0, 0, 0}, .extent = {2, 4, 6}}}, copy, 2});
+    }
+}
+
+static ar_status norm_step(ar_ctx *ctx, void *user)
+{
+    static const float zeros[2 * 2 * 6];
+    const size_t own[3] = {2, 2, 6};
+    (void)user;
+    ar_module *norm = NULL;
+    ar_saved *saved = NULL;
+    ar_tensor x, y, dx;
+    ar_status st = AR_OK;
+    AR_TRY(ar_norm_create(&norm, ctx, "n", AR_NORM_LAYER, 6, 1e-5));
+    AR_TRY_TO(done, st, ar_saved_create(&saved));
+    AR_TRY_TO(done, st, ar_module_fresh(norm, ctx, 1));
+    AR_TRY_TO(done, st, rank_upload(ctx, &x, 3, own, zeros));
+    AR_TRY_TO(done, st, ar_module_forward(norm, ctx, saved, &y, &x, &rows));
+    ar_ctx_place(ctx, NULL);
+    AR_TRY_TO(done, st, ar_module_backward(norm, ctx, saved, &dx, &x, &rows));
+    AR_TRY_TO(done, st, ar_module_reduce_grads(norm, ctx));
+done:
+    ar_module_destroy(norm);
+    ar_saved_destroy(saved);
+    return st;
+}
+
+Test(tap_place, a_module_places_what_it_taps_by_the_batch_it_is_given)
+{
+    heard h[2] = {{0}, {0}};
+    void *user[2] = {&h[0], &h[1]};
+    const rank_run_options o = {.ranks = 2, .sp = true, .tap = hear, .tap_user = user};
+    cr_assert_eq(rank_run(&o, norm_step, NULL), AR_OK, "%s", ar_error_message());
+    for (size_t r = 0; r < 2; r++) {
+        const ar_layout own = {3, {5, 4, 6}, 1, {{.global = {3, 2 * r, 0}, .extent = {2, 2, 6}}}, 0, 1};
+        expect_box(&h[r], "n:f", &own);
+        expect_box(&h[r], "n:b", &own);
+        expect_box(&h[r], "n.weight:g", &(ar_layout){1, {6}, 1, {{.global = {0}, .extent = {6}}}, (int)r, 2});
+    }
+}
