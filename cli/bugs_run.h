@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_BUGS_RUN_H
+#define ARI_CLI_BUGS_RUN_H
+
+#include <jansson.h>
+
+#include "cli/args.h"
+#include "verify/fault_curve.h"
+
+/* `anyrank bugs --run`: each fault in the case in which it matters, and the same case without it. */
+typedef struct ari_bug_run {
+    ar_fault fault;
+    ari_fault_case at;
+    ar_check_result clean; /* of the case without the fault */
+    bool caught;
+    ar_first_difference first; /* with tensor "": the run ended in an error, or only its bytes differ */
+    uint64_t bytes_counted, bytes_predicted;
+    char error[256]; /* the first line; "" if there is none */
+    double seconds;
+    bool has_curve, curve_ended; /* curve_ended: false where an error ended the 20 steps */
+    ari_fault_curve curve;
+} ari_bug_run;
+
+/** Runs every fault; run: [AR_FAULT_COUNT - 1]. Errors: those of ar_check, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_bugs_run(ari_bug_run *run, const ari_common *common, bool curves);
+/** Whether each is caught, and each clean run the same. */
+bool ari_bugs_well(const ari_bug_run *run);
+AR_NODISCARD ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves);
+/** An array of objects, one a fault. Gives; NULL without memory. */
+json_t *ari_bugs_json(const ari_bug_run *run);
+
+#endif
