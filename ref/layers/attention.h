@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside of the attention layer: the module, and what lies between its two linear layers. */
+#ifndef ARI_LAYERS_ATTENTION_H
+#define ARI_LAYERS_ATTENTION_H
+
+#include "ref/layers/dropout.h"
+#include "ref/layers/linear.h"
+
+typedef struct ari_attention {
+    ar_module base;
+    ar_attention_options o;
+    char qkv_name[3][96], out_name[96];
+    ari_linear qkv, out;
+    size_t heads, kv_heads, group; /* of this rank; group = query heads of one KV head */
+    size_t group_full;             /* query heads of a KV head on all ranks that hold it */
+    int copies;                    /* ranks that hold each KV head */
+    ar_comm *replicas;             /* those that hold this rank's, borrowed; NULL: it alone */
+    ari_dropout dropout;           /* of the probabilities */
+    ar_buf cos, sin;               /* [positions, d/2], made for the longest sequence so far */
+    size_t positions;
+    ar_device *device; /* that owns the tables */
+} ari_attention;
+
+/** From the projections' output [b, s, q | k | v] to the heads' outputs side by side, [b, s, heads * d]. Taps what
+ *  lies between. Errors: those of the device. */
+AR_NODISCARD ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context,
+                                  const ar_tensor *qkv, const ar_batch *batch);
+/** From the gradient of that to the gradient of the projections' output. Releases what the forward pass kept. Errors:
+ *  those of the device and the communicator. */
+AR_NODISCARD ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
+                                           const ar_tensor *dcontext);
+
+#endif
