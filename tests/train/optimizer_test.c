@@ -111,6 +111,7 @@ static void plain_step(const ar_optimizer_options *o, weights *w, moments *s, un
 typedef struct job {
     ar_optimizer_options options;
     bool freeze_vector, twice;
+    unsigned freeze_from;           /* the step from which on the vector requires no gradient; 0: none */
     weights out[STEPS][MOST_RANKS]; /* each rank's vector, and its own rows of the matrix in the first one's */
     uint64_t steps[MOST_RANKS], versions[MOST_RANKS];
     size_t bytes[MOST_RANKS];
@@ -151,8 +152,10 @@ static ar_status train(ar_ctx *ctx, job *j, ar_param *matrix, ar_param *vector)
     vector->requires_grad = !j->freeze_vector;
     AR_TRY(ar_optimizer_create(&o, ctx, all, j->twice ? 3 : 2, &j->options));
     const uint64_t version = matrix->version;
-    for (unsigned step = 1; step <= STEPS && st == AR_OK; step++)
+    for (unsigned step = 1; step <= STEPS && st == AR_OK; step++) {
+        vector->requires_grad = vector->requires_grad && step != j->freeze_from;
         st = one_step(ctx, j, o, matrix, vector, step);
+    }
     j->steps[r] = ar_optimizer_steps(o);
     j->bytes[r] = ar_optimizer_bytes(o);
     j->versions[r] = matrix->version - version;
@@ -255,6 +258,14 @@ Test(optimizer, a_parameter_that_requires_no_gradient_stays_and_has_no_moments)
     cr_assert_eq(run(&j, 2, AR_NUMERICS_EXACT), AR_OK, "%s", ar_error_message());
     cr_expect_eq(first_different_bits(j.out[STEPS - 1][1].vector, start.vector, VECTOR), VECTOR);
     cr_expect_eq(j.bytes[0], 2 * sizeof(float) * MATRIX / 2);
+}
+
+Test(optimizer, a_parameter_that_stops_requiring_a_gradient_stays_from_then_on)
+{
+    job j = {.options = kinds[4], .freeze_from = 3};
+    cr_assert_eq(run(&j, 2, AR_NUMERICS_EXACT), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(first_different_bits(j.out[STEPS - 1][1].vector, j.out[1][1].vector, VECTOR), VECTOR);
+    cr_expect_neq(j.out[1][1].vector[0], j.out[0][1].vector[0]);
 }
 
 Test(optimizer, a_parameter_given_twice_is_refused)
