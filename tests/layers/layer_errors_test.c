@@ -79,9 +79,9 @@ Test(layer_errors, attention_names_the_heads_that_do_not_divide)
     ar_attention_options o = {
         .hidden = 12, .heads = 6, .kv_heads = 6, .head_dim = 2, .q = "q", .k = "k", .v = "v", .out = "o"};
     expect_error(4, create_attention, &o, AR_ERR_INDIVISIBLE, WORDS("attn", "6 query heads", "tp=4"));
+    o.heads = 12; /* four ranks neither share six KV heads nor are copies of them */
+    expect_error(4, create_attention, &o, AR_ERR_INDIVISIBLE, WORDS("attn", "6 KV heads", "tp=4"));
     o.heads = 8;
-    o.kv_heads = 2;
-    expect_error(4, create_attention, &o, AR_ERR_INDIVISIBLE, WORDS("attn", "2 KV heads", "tp=4"));
     o.kv_heads = 3;
     expect_error(1, create_attention, &o, AR_ERR_ARG, WORDS("attn", "8 query heads", "3 KV heads"));
 }
@@ -98,8 +98,11 @@ Test(layer_errors, models_name_the_number_that_does_not_divide)
 {
     ar_config c = match_config(AR_ARCH_LLAMA, 1);
     expect_error(3, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("query heads", "4", "tp=3"));
-    expect_error(4, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("KV heads", "2", "tp=4"));
     expect_error(5, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("tp=5", "4 query heads"));
+    c.heads = 12;
+    c.kv_heads = 6;
+    expect_error(4, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("KV heads", "6", "tp=4", "12 query heads"));
+    c.heads = 4;
     c.kv_heads = 4;
     c.ffn = 10;
     expect_error(4, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("MLP", "10", "tp=4"));
