@@ -39,8 +39,6 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
 {
     if (o->batch == 0 || o->seq == 0)
         return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
-    if (o->layouts == 0)
-        return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
     if (o->steps < 0)
         return ar_error_set(AR_ERR_ARG, "%d steps: at least 0", o->steps);
     if (o->steps > 0)
@@ -54,11 +52,18 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
                             c->name);
     AR_TRY(ari_estimate_layers(c));
     AR_TRY(ari_check_angles(c, o->seq));
-    for (size_t i = 0; i < o->layouts; i++)
-        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->plan, o->batch, o->seq));
     ari_estimate e;
     AR_TRY(ari_check_estimate(&e, o, c));
     return ari_estimate_fits(&e);
+}
+
+static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
+{
+    if (o->layouts == 0)
+        return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
+    for (size_t i = 0; i < o->layouts; i++)
+        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->plan, o->batch, o->seq));
+    return AR_OK;
 }
 
 static void find_nan(ar_check_report *r, const ari_reference *ref)
@@ -145,6 +150,7 @@ static ar_status begin_report(ar_check_report *r, ari_weights **weights, const a
     AR_TRY(ar_model_path(r->folder, sizeof r->folder, o->model));
     AR_TRY(ar_config_load(&r->config, r->folder));
     AR_TRY(check_sizes(o, &r->config));
+    AR_TRY(check_layouts(o, &r->config));
     AR_TRY(ar_config_parameters(&r->config, &r->parameters));
     AR_TRY(ari_weights_load(weights, &r->config, r->folder));
     r->fresh = *weights == NULL;
@@ -176,6 +182,47 @@ done:
     free(batch);
     free(ids);
     ar_check_report_destroy(r);
+    return st;
+}
+
+typedef struct listing {
+    ar_check_tensor_fn emit;
+    void *user;
+} listing;
+
+static ar_status list_tensor(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                             const double *values)
+{
+    const listing *l = user;
+    char tensor[176];
+    (void)values;
+    snprintf(tensor, sizeof tensor, "%s%s", name, ari_pass_suffix(pass));
+    return l->emit(l->user, tensor, ari_pass_name(pass), ndim, shape);
+}
+
+ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, void *user)
+{
+    char folder[512];
+    ar_config c;
+    int64_t *ids = NULL;
+    double unused = 0.0;
+    listing l = {emit, user};
+    AR_TRY(ar_model_path(folder, sizeof folder, o->model));
+    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(check_sizes(o, &c));
+    AR_TRY(ari_text_ids(&ids, o->batch, o->seq, c.vocab, o->text, o->seed));
+    const ar_batch batch = {.batch = o->batch, .seq = o->seq, .input_ids = ids};
+    /* Names and shapes are those of any weights and any arithmetic: fresh ones, and the fastest. */
+    const ar_baseline_options b = {.mode = AR_MODE_F64,
+                                   .seed = o->seed,
+                                   .emit = list_tensor,
+                                   .emit_user = &l,
+                                   .dropout = o->dropout,
+                                   .steps = o->steps > 0 ? 1 : 0,
+                                   .optimizer = o->optimizer,
+                                   .clip = o->clip};
+    const ar_status st = ar_baseline_run(&c, &b, &batch, &unused);
+    free(ids);
     return st;
 }
 

@@ -124,8 +124,17 @@ AR_NODISCARD ar_status ar_check(ar_check_report **gives, const ar_check_options 
 /** Accepts NULL. */
 void ar_check_report_destroy(ar_check_report *r);
 
+/** One tensor that a check compares: its name with its suffix, its pass as in ar_first_difference, its full shape. A
+ *  status other than AR_OK ends the listing with it. */
+typedef ar_status (*ar_check_tensor_fn)(void *user, const char *tensor, const char *pass, int ndim,
+                                        const size_t *shape);
+/** Lists the tensors of step 1 in execution order, from the baseline's own run of that step. Layouts are not looked at.
+ *  Errors: those of ar_check. */
+AR_NODISCARD ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, void *user);
+
 /** The layouts that `anyrank check` takes by default: those of a fixed list of tp, sp, dp and micro-batches that are
- *  legal for the model and the batch, or one rank if none is. Returns how many, at most cap. */
+ *  legal for the model and the batch, or one rank if none is. Heads that divide by 3 take the list with 3 and 6
+ *  tensor-parallel ranks, others that with 2, 4 and 8. Returns how many, at most cap. */
 size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
                                 size_t cap);
 /** Every legal layout of at most `world` ranks, by world size: all tp * dp, each with sp where tp > 1, and with
