@@ -214,7 +214,8 @@ static ar_status forward_backward(const ari_block_case *b, ar_ctx *ctx, ar_modul
     AR_TRY(ar_ctx_upload(ctx, &x, b->values[X]));
     AR_TRY(ar_ctx_upload(ctx, &dy, b->values[DY]));
     AR_TRY(ar_module_forward(block, ctx, saved, &y, &x, &b->batch));
-    return ar_module_backward(block, ctx, saved, &dx, &dy, &b->batch);
+    AR_TRY(ar_module_backward(block, ctx, saved, &dx, &dy, &b->batch));
+    return ar_module_reduce_grads(block, ctx);
 }
 
 ar_status ari_block_case_run(void *user, ar_ctx *ctx)
