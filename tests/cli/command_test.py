@@ -498,7 +498,8 @@ class Configs(CommandTest):
         self.check_refused(self.config(num_attention_heads=3, num_key_value_heads=3), "num_attention_heads")
         self.check_refused(self.config(num_key_value_heads=3), "num_key_value_heads")
         self.check_refused(self.config(), ["heads", "3"], "--tp", "3")
-        self.check_refused(self.config(), ["heads", "4"], "--tp", "4")  # two KV heads
+        kv = self.config(num_attention_heads=12, num_key_value_heads=6, head_dim=4)
+        self.check_refused(kv, ["KV heads", "6"], "--tp", "4")
         self.check_refused(self.config(), "heads", "--tp", "64")
         self.check_refused(self.config(intermediate_size=23), ["23", "2"])
 
