@@ -74,9 +74,10 @@ typedef struct ar_check_run {
     ar_sim_rank_report *reports; /* [world] with an error, else NULL */
 } ar_check_run;
 
-/** Central differences against the binary64 baseline's gradients. */
+/** Central differences against the binary64 baseline's gradients: of every parameter two elements drawn among those
+ *  with |g| > 1e-3*max|g| and one with g = 0, where there is one; errors relative to max(|g|, 1e-3*max|g|). */
 typedef struct ar_gradcheck_row {
-    double step;               /* of the difference, relative to the element's own size or the tensor's */
+    double step; /* of the difference, relative to the element's size or the tensor's root mean square, the larger */
     double max_relative_error; /* over all elements drawn */
     char worst_tensor[176];
 } ar_gradcheck_row;
