@@ -30,12 +30,11 @@ static void fill_ids(int64_t *ids, size_t n)
 
 Test(sequence_parallel, models_of_every_architecture_have_the_baselines_bits)
 {
-    static const ar_arch archs[3] = {AR_ARCH_LLAMA, AR_ARCH_GPT2, AR_ARCH_STACK};
     int64_t ids[3 * 8];
     fill_ids(ids, 3 * 8);
-    for (int i = 0; i < 3; i++) {
+    for (int arch = 0; arch < 3; arch++) {
         for (size_t batch = 1; batch <= 3; batch += 2) {
-            match_case c = {.config = match_config(archs[i], 2), .batch = {batch, 8, ids}, .seed = 3};
+            match_case c = {.config = match_config((ar_arch)arch, 2), .batch = {batch, 8, ids}, .seed = 3};
             expect_match(&c);
         }
     }
@@ -58,6 +57,40 @@ Test(sequence_parallel, both_orders_of_the_mlp_have_the_baselines_bits)
                             .dy = dy,
                             .seed = 4};
             expect_match(&c);
+        }
+    }
+}
+
+/* Three ranks: heads, the MLP and positions of six; a vocabulary that does not divide. */
+Test(sequence_parallel, three_ranks_share_out_what_three_divides)
+{
+    static const int tps[] = {3, 0};
+    int64_t ids[2 * 6];
+    fill_ids(ids, 2 * 6);
+    for (int arch = 0; arch < 3; arch++) {
+        match_case c = {.config = match_config((ar_arch)arch, 1), .batch = {2, 6, ids}, .seed = 5, .sp = true};
+        c.config.heads = c.config.kv_heads = 3;
+        c.config.ffn = 9;
+        cr_assert_eq(match(&c, tps, NULL), AR_OK, "%s", ar_error_message());
+    }
+}
+
+/* Five samples over two data-parallel ranks in two micro-batches each: of 2, 1, 1 and 1. */
+Test(sequence_parallel, micro_batches_and_data_parallel_ranks_change_no_bit)
+{
+    static const int tps[] = {1, 2, 4, 0};
+    int64_t ids[5 * 8];
+    fill_ids(ids, 5 * 8);
+    for (int arch = 0; arch < 3; arch++) {
+        for (int i = 0; i < 4; i++) {
+            match_case c = {.config = match_config((ar_arch)arch, 1),
+                            .batch = {5, 8, ids},
+                            .seed = 6,
+                            .sp = i % 2 == 0,
+                            .dp = i < 2 ? 2 : 1,
+                            .micro_batches = 2,
+                            .forward_first = i > 1};
+            cr_assert_eq(match(&c, tps, NULL), AR_OK, "case %d: %s", i, ar_error_message());
         }
     }
 }

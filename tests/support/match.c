@@ -5,10 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/parallel.h"
 #include "support/bits.h"
 #include "verify/compare.h"
 
-enum { MOST_RANKS = 16 };
+enum { MOST_RANKS = 16, MOST_PARTS = 4 };
 
 /* --- weights
  * ---------------------------------------------------------------------------------------------------------- */
@@ -144,6 +145,29 @@ done:
     return st;
 }
 
+/* The rank's own samples, in micro-batches. */
+static ar_status forward_backward(ar_ctx *ctx, const match_case *c, ar_model *model, ar_saved *saved)
+{
+    const ar_parallel p = {.tp = (int)ranks_of(ctx), .dp = c->dp, .micro_batches = c->micro_batches};
+    const int n = c->micro_batches > 1 ? c->micro_batches : 1;
+    ar_batch part[MOST_PARTS];
+    if (n > MOST_PARTS)
+        return ar_error_set(AR_ERR_ARG, "no room for %d micro-batches", n);
+    for (int i = 0; i < n; i++) {
+        ar_parallel_slice(&part[i], &p, &c->batch, ar_comm_rank(ar_ctx_dp(ctx)), i);
+        part[i].targets = ar_batch_targets(&c->batch);
+        if (part[i].batch > 0)
+            AR_TRY(ar_model_forward(model, ctx, saved, &part[i]));
+        if (part[i].batch > 0 && !c->forward_first)
+            AR_TRY(ar_model_backward(model, ctx, saved, &part[i]));
+    }
+    for (int i = n - 1; i >= 0 && c->forward_first; i--) {
+        if (part[i].batch > 0)
+            AR_TRY(ar_model_backward(model, ctx, saved, &part[i]));
+    }
+    return AR_OK;
+}
+
 static ar_status run_model(ar_ctx *ctx, void *user)
 {
     job *j = user;
@@ -155,9 +179,9 @@ static ar_status run_model(ar_ctx *ctx, void *user)
     AR_TRY_TO(done, st, plan_of(j->c, &plan));
     AR_TRY_TO(done, st, ar_model_create(&model, ctx, &j->c->config, &plan));
     AR_TRY_TO(done, st, ar_model_set(model, ctx, match_weights_find, j->w));
-    AR_TRY_TO(done, st, ar_model_forward(model, ctx, saved, &j->c->batch));
-    AR_TRY_TO(done, st, ar_model_loss(model, ctx, &j->loss[rank_of(ctx)], ar_batch_targets(&j->c->batch)));
-    AR_TRY_TO(done, st, ar_model_backward(model, ctx, saved, &j->c->batch));
+    AR_TRY_TO(done, st, forward_backward(ctx, j->c, model, saved));
+    const size_t rank = (size_t)ar_comm_rank(ar_ctx_dp(ctx)) * ranks_of(ctx) + rank_of(ctx);
+    AR_TRY_TO(done, st, ar_model_loss(model, ctx, &j->loss[rank], ar_batch_targets(&j->c->batch)));
     AR_TRY_TO(done, st, ar_model_reduce_grads(model, ctx));
 done:
     ar_model_destroy(model);
@@ -188,7 +212,8 @@ static ar_status listen(void *user, const ar_tap_event *e)
     const size_t i = ari_reference_find(r, e->name, e->pass);
     while (l->next < r->count && comes_later(r->tensor[l->next].name, r->tensor[l->next].pass))
         l->next++;
-    if (comes_later(e->name, e->pass))
+    const bool again = i < r->count && l->compare.finding[i].seen; /* of another micro-batch */
+    if (again || comes_later(e->name, e->pass))
         return ari_comparator_tap(&l->compare, e);
     if (i != l->next && !l->misplaced[0])
         snprintf(l->misplaced, sizeof l->misplaced, "%.80s%s where the baseline has %.80s%s", e->name,
@@ -253,7 +278,8 @@ done:
 ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp)
 {
     job j = {.c = c, .w = w};
-    const rank_run_options o = {.ranks = tp,
+    const rank_run_options o = {.ranks = c->dp > 1 ? tp * c->dp : tp,
+                                .dp = c->dp,
                                 .sp = c->sp,
                                 .keep_gathered = c->keep_gathered,
                                 .dropout = c->dropout,

@@ -17,6 +17,8 @@ typedef struct match_case {
     unsigned seed;       /* of the weights */
     double scale;        /* their largest magnitude; 0: 0.5 */
     bool sp, keep_gathered;
+    int dp, micro_batches; /* of whole models; 0: one. A tensor's first report is looked for in its place */
+    bool forward_first;
     double dropout; /* probability; the seed is that of the weights */
 } match_case;
 
