@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients against differences of the loss, on models of a few hundred weights: what is right passes, what is wrong in
+ * one tensor by 1e-5 does not, and is named. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "verify/gradcheck.h"
+
+static ar_config tiny(ar_arch arch)
+{
+    const bool llama = arch == AR_ARCH_LLAMA, gpt2 = arch == AR_ARCH_GPT2;
+    return (ar_config){.arch = arch,
+                       .name = "tiny",
+                       .vocab = 13,
+                       .hidden = 8,
+                       .layers = 2,
+                       .heads = 4,
+                       .kv_heads = gpt2 ? 4 : 2,
+                       .head_dim = 4,
+                       .ffn = 12,
+                       .max_positions = 20,
+                       .activation = llama ? AR_ACT_SILU : AR_ACT_GELU_TANH,
+                       .gated = llama,
+                       .norm = llama ? AR_NORM_RMS : AR_NORM_LAYER,
+                       .norm_eps = 1e-5,
+                       .rope = llama,
+                       .rope_theta = 100.0,
+                       .rope_factor = 1.0,
+                       .learned_positions = gpt2,
+                       .qkv_bias = gpt2,
+                       .out_bias = gpt2,
+                       .mlp_bias = !llama,
+                       .final_norm = arch != AR_ARCH_STACK,
+                       .tied = gpt2,
+                       .causal = true,
+                       .initializer_range = 0.3};
+}
+
+static const int64_t ids[3 * 18] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8,
+                                    3, 2, 7, 9, 5, 0, 2, 8, 8, 4, 1, 9, 7, 1, 6, 9, 3, 9, 9, 3, 7, 5, 1, 0, 5, 8, 2};
+static const ar_batch batch = {.batch = 3, .seq = 18, .input_ids = ids};
+
+static ar_gradcheck check(const ari_gradcheck_case *c)
+{
+    ar_gradcheck g;
+    memset(&g, 0x7f, sizeof g);
+    cr_assert_eq(ari_gradcheck(&g, c), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(g.rows, AR_GRADCHECK_STEPS);
+    for (size_t i = 0; i < g.rows; i++) {
+        cr_assert_eq(g.row[i].step, 0.0625 / pow(4.0, (double)i));
+        cr_assert_geq(g.row[i].max_relative_error, g.max_relative_error);
+    }
+    cr_assert_eq(g.row[g.best].max_relative_error, g.max_relative_error);
+    cr_assert_str_eq(g.row[g.best].worst_tensor, g.worst_tensor);
+    return g;
+}
+
+static void expect_ok(const ar_config *c, size_t parameters)
+{
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        const ar_gradcheck g = check(&(ari_gradcheck_case){.config = c, .batch = &batch, .seed = seed, .threads = 1});
+        cr_expect(g.ok, "seed %d: %.3g in %s", (int)seed, g.max_relative_error, g.worst_tensor);
+        cr_assert_lt(g.max_relative_error, 1e-6);
+        cr_assert_str_neq(g.worst_tensor, "");
+        cr_assert_eq(g.batch, 2);
+        cr_assert_eq(g.seq, 16);
+        cr_assert_eq(g.parameters, parameters);
+        cr_assert(g.elements >= 2 * parameters && g.elements <= 3 * parameters, "%zu elements", g.elements);
+        cr_assert_gt(g.row[0].max_relative_error, 10.0 * g.max_relative_error, "a step too long shows");
+        cr_assert_gt(g.row[7].max_relative_error, 10.0 * g.max_relative_error, "a step too short shows");
+    }
+}
+
+TestSuite(gradcheck, .timeout = 120);
+
+Test(gradcheck, passes_for_every_architecture_on_two_samples_of_sixteen_tokens)
+{
+    const ar_config llama = tiny(AR_ARCH_LLAMA), gpt2 = tiny(AR_ARCH_GPT2), stack = tiny(AR_ARCH_STACK);
+    expect_ok(&llama, 2 * 9 + 3);
+    expect_ok(&gpt2, 2 * 12 + 4);
+    expect_ok(&stack, 2 * 12 + 1);
+}
+
+/* Softmax ignores a shift of all scores: what binary64 leaves of the gradient is rounding. */
+Test(gradcheck, passes_a_key_bias_whose_gradient_is_noise)
+{
+    ar_config c = tiny(AR_ARCH_LLAMA);
+    c.rope = false;
+    c.qkv_bias = true;
+    expect_ok(&c, 2 * 12 + 3);
+}
+
+/* --- gradients that are wrong ------------------------------------------------------------------------------------- */
+
+static struct {
+    const char *name;         /* of the tensor that is spoilt */
+    double factor, zero, all; /* g becomes all + g*factor, zeros become `zero` */
+    ar_baseline_emit emit;
+    void *user;
+} spoilt;
+
+static ar_status spoil(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
+{
+    static double copy[4096];
+    size_t count = 1;
+    (void)user;
+    for (int i = 0; i < ndim; i++)
+        count *= shape[i];
+    if (pass != 'g' || strcmp(name, spoilt.name) != 0)
+        return spoilt.emit(spoilt.user, name, pass, ndim, shape, values);
+    for (size_t k = 0; k < count; k++)
+        copy[k] = spoilt.all + (values[k] == 0.0 ? spoilt.zero : values[k] * spoilt.factor);
+    return spoilt.emit(spoilt.user, name, pass, ndim, shape, copy);
+}
+
+static ar_status wrong(const ar_config *c, const ar_baseline_options *o, const ar_batch *b, double *loss)
+{
+    ar_baseline_options with = *o;
+    spoilt.emit = o->emit;
+    spoilt.user = o->emit_user;
+    with.emit = spoil;
+    return ar_baseline_run(c, &with, b, loss);
+}
+
+static ar_gradcheck check_wrong(const char *name, double factor, double zero, double all)
+{
+    const ar_config c = tiny(AR_ARCH_LLAMA);
+    spoilt.name = name;
+    spoilt.factor = factor;
+    spoilt.zero = zero;
+    spoilt.all = all;
+    return check(&(ari_gradcheck_case){.config = &c, .batch = &batch, .threads = 1, .gradients = wrong});
+}
+
+Test(gradcheck, fails_a_gradient_that_is_wrong_in_its_fifth_digit_and_names_it)
+{
+    cr_assert(check_wrong("model.norm.weight", 1.0, 0.0, 0.0).ok);
+    const char *const names[] = {"model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight",
+                                 "model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"};
+    for (size_t i = 0; i < 5; i++) {
+        const ar_gradcheck g = check_wrong(names[i], 1.0 + 1e-5, 0.0, 0.0);
+        cr_expect(!g.ok && g.max_relative_error > 0.9e-5 && g.max_relative_error < 1.1e-5, "%s: %.3g", names[i],
+                  g.max_relative_error);
+        cr_expect_str_eq(g.worst_tensor, names[i]);
+    }
+}
+
+/* Token 12 of 13 does not occur: its row of the embedding has the gradient zero. */
+Test(gradcheck, fails_a_gradient_that_should_be_zero)
+{
+    const ar_gradcheck g = check_wrong("model.embed_tokens.weight", 1.0, 1e-7, 0.0);
+    cr_assert(g.ok, "no element is zero any more, and 1e-7 is too little to be drawn: %.3g in %s", g.max_relative_error,
+              g.worst_tensor);
+    const ar_gradcheck large = check_wrong("model.embed_tokens.weight", 1.0, 1.0, 0.0);
+    cr_assert(!large.ok);
+    cr_assert_str_eq(large.worst_tensor, "model.embed_tokens.weight");
+}
+
+Test(gradcheck, fails_a_gradient_that_is_forgotten)
+{
+    const ar_gradcheck g = check_wrong("model.layers.0.mlp.gate_proj.weight", 0.0, 0.0, 0.0);
+    cr_assert(!g.ok && g.max_relative_error > 0.1, "%.3g", g.max_relative_error);
+    cr_assert_str_eq(g.worst_tensor, "model.layers.0.mlp.gate_proj.weight");
+}
+
+Test(gradcheck, calls_what_is_not_finite_infinitely_wrong)
+{
+    const ar_gradcheck g = check_wrong("model.layers.1.self_attn.v_proj.weight", 1.0, 0.0, NAN);
+    cr_assert(!g.ok && isinf(g.max_relative_error));
+    cr_assert_str_eq(g.worst_tensor, "model.layers.1.self_attn.v_proj.weight");
+}
+
+/* --- how it runs -------------------------------------------------------------------------------------------------- */
+
+Test(gradcheck, two_threads_find_what_one_finds)
+{
+    const ar_config c = tiny(AR_ARCH_GPT2);
+    ari_gradcheck_case one = {.config = &c, .batch = &batch, .seed = 5, .threads = 1}, two = one;
+    two.threads = 2;
+    const ar_gradcheck a = check(&one), b = check(&two);
+    cr_assert_eq(a.elements, b.elements);
+    for (size_t i = 0; i < a.rows; i++) {
+        cr_assert_eq(a.row[i].max_relative_error, b.row[i].max_relative_error);
+        cr_assert_str_eq(a.row[i].worst_tensor, b.row[i].worst_tensor);
+    }
+}
+
+Test(gradcheck, takes_what_a_short_model_and_a_small_batch_hold)
+{
+    ar_config c = tiny(AR_ARCH_LLAMA);
+    c.max_positions = 7;
+    ar_batch small = batch;
+    small.batch = 1;
+    const ar_gradcheck g = check(&(ari_gradcheck_case){.config = &c, .batch = &small, .threads = 1});
+    cr_assert_eq(g.batch, 1);
+    cr_assert_eq(g.seq, 7);
+    cr_assert(g.ok, "%.3g in %s", g.max_relative_error, g.worst_tensor);
+}
+
+static bool twice(void *user, double fraction)
+{
+    int *calls = user;
+    return fraction >= 0.0 && fraction <= 1.0 && ++*calls < 2;
+}
+
+Test(gradcheck, ends_when_progress_says_so)
+{
+    const ar_config c = tiny(AR_ARCH_STACK);
+    for (int threads = 1; threads <= 2; threads++) {
+        int calls = 0;
+        ar_gradcheck g;
+        const ari_gradcheck_case k = {
+            .config = &c, .batch = &batch, .threads = threads, .progress = twice, .progress_user = &calls};
+        cr_assert_eq(ari_gradcheck(&g, &k), AR_ERR_ABORTED);
+        cr_assert_eq(calls, 2);
+    }
+}
+
+static const float *nothing(void *user, const char *name, size_t count)
+{
+    (void)user, (void)name, (void)count;
+    return NULL;
+}
+
+Test(gradcheck, names_a_weight_that_is_not_there)
+{
+    const ar_config c = tiny(AR_ARCH_LLAMA);
+    ar_gradcheck g;
+    const ari_gradcheck_case k = {.config = &c, .batch = &batch, .weights = nothing};
+    cr_assert_eq(ari_gradcheck(&g, &k), AR_ERR_NOT_FOUND);
+    cr_assert(strstr(ar_error_message(), "model.embed_tokens.weight") != NULL, "%s", ar_error_message());
+}
