@@ -130,6 +130,25 @@ static ar_status run_gemm(const bench_values *v)
     return end(ari_bench_json_gemm(rows, n), v, threads);
 }
 
+static ar_status run_grad(const bench_values *v)
+{
+    ar_bench_grad_row rows[ARI_BENCH_GRAD_SHAPES];
+    const int threads = v->common.threads > 0 ? v->common.threads : 1;
+    ari_progress p;
+    ari_progress_begin(&p, v->common.quiet);
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < ARI_BENCH_GRAD_SHAPES && st == AR_OK; i++) {
+        ari_progress_update(&p, (double)i / ARI_BENCH_GRAD_SHAPES, "bench grad");
+        rows[i] = ari_bench_grad_shapes[i];
+        st = ari_bench_grad(&rows[i], threads, repetitions_of(v));
+    }
+    ari_progress_end(&p);
+    AR_TRY(st);
+    if (ari_wants_text(&v->common))
+        AR_TRY(ari_bench_print_grad(rows, ARI_BENCH_GRAD_SHAPES, threads));
+    return end(ari_bench_json_grad(rows, ARI_BENCH_GRAD_SHAPES), v, threads);
+}
+
 static ar_status run_block(const bench_values *v)
 {
     ari_bench_block_line lines[2 * BLOCKS];
@@ -158,6 +177,8 @@ static ar_status run(const bench_values *v)
 {
     if (strcmp(v->what, "gemm") == 0)
         return run_gemm(v);
+    if (strcmp(v->what, "grad") == 0)
+        return run_grad(v);
     if (strcmp(v->what, "block") == 0)
         return run_block(v);
     if (strcmp(v->what, "allreduce") == 0 || strcmp(v->what, "step") == 0)

@@ -50,6 +50,47 @@ json_t *ari_bench_json_gemm(const ar_bench_gemm_row *rows, size_t n)
     return list;
 }
 
+ar_status ari_bench_print_grad(const ar_bench_grad_row *rows, size_t n, int threads)
+{
+    static const ari_column columns[] = {{"out", ARI_RIGHT},      {"in", ARI_RIGHT},
+                                         {"tokens", ARI_RIGHT},   {"seq", ARI_RIGHT},
+                                         {"time", ARI_RIGHT},     {"of one contraction", ARI_RIGHT},
+                                         {"of sgemm", ARI_RIGHT}, {"spread", ARI_RIGHT}};
+    ari_table *t = NULL;
+    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
+    for (size_t i = 0; i < n; i++) {
+        ari_table_cell(t, "%zu", rows[i].out);
+        ari_table_cell(t, "%zu", rows[i].in);
+        ari_table_cell(t, "%zu", rows[i].tokens);
+        ari_table_cell(t, "%zu", rows[i].seq);
+        ari_table_cell(t, "%s", ARI_SECONDS(rows[i].seconds));
+        ari_table_cell(t, "%.2f", rows[i].over_contraction);
+        ari_table_cell(t, "%.2f", rows[i].over_native);
+        ari_table_cell(t, "%.0f %%", 100.0 * rows[i].spread);
+    }
+    const ar_status st = ari_table_print(t, stdout, 0);
+    ari_table_destroy(t);
+    printf("\nThe exact gradient of a weight [out, in], %d thread%s: each sequence's contraction is rounded and goes "
+           "into\n"
+           "the accumulator. Medians of its time over that of one exact contraction over all tokens, and of sgemm.\n"
+           "'spread': of the first ratio, (largest - smallest)/median.\n",
+           threads, threads == 1 ? "" : "s");
+    return st;
+}
+
+json_t *ari_bench_json_grad(const ar_bench_grad_row *rows, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(
+            list, json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "out", (json_int_t)rows[i].out, "in",
+                            (json_int_t)rows[i].in, "tokens", (json_int_t)rows[i].tokens, "seq",
+                            (json_int_t)rows[i].seq, "seconds", ari_json_number(rows[i].seconds), "over_contraction",
+                            ari_json_number(rows[i].over_contraction), "over_native",
+                            ari_json_number(rows[i].over_native), "spread", ari_json_number(rows[i].spread)));
+    return list;
+}
+
 ar_status ari_bench_print_block(const ari_bench_block_line *lines, size_t n, int threads)
 {
     static const ari_column columns[] = {{"block", ARI_LEFT},     {"numerics", ARI_LEFT},   {"batch", ARI_RIGHT},

@@ -4,12 +4,16 @@
 
 #include "bench/block.h"
 #include "bench/gemm.h"
+#include "bench/grad.h"
 #include "cli/command.h"
 
 /* What `bench` tells: a table for people, and {"rows": [...]} for programs. */
 
 AR_NODISCARD ar_status ari_bench_print_gemm(const ar_bench_gemm_row *rows, size_t n, int threads);
 json_t *ari_bench_json_gemm(const ar_bench_gemm_row *rows, size_t n);
+
+AR_NODISCARD ar_status ari_bench_print_grad(const ar_bench_grad_row *rows, size_t n, int threads);
+json_t *ari_bench_json_grad(const ar_bench_grad_row *rows, size_t n);
 
 /* A block in one of the numerics. */
 typedef struct ari_bench_block_line {

@@ -89,6 +89,10 @@ typedef struct ar_device_ops {
      * into z (same shape and strides rules) as in bias_act; batch 1 for those. */
     ar_status (*gemm_round)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
                             ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z);
+    /* Every matrix of the batch, rounded as by gemm_round, is added to one accumulator of [m, n]: t u8 [m*n], hl int64
+     * [2*m*n]. */
+    ar_status (*gemm_acc)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
+                          ar_cbuf e, ar_cbuf f);
     /* y[i] (fp32, contiguous, count elements) = rounded value of elements [start, start + count) of the row-major [m,
      * n] matrix of sums; s points at the first of them. */
     ar_status (*round_i64)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,

@@ -58,30 +58,42 @@ static size_t rows_of(const ar_param *p)
     return p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1;
 }
 
-/* One sample: A = dy^T, B = x^T scaled by the tokens' exponents c, rounded into `product`, added. */
-static ar_status add_sample(ar_ctx *ctx, ar_param *p, const ar_tensor *dy_t, const ar_tensor *x_t, ar_cbuf c,
-                            const ar_tensor *product)
+/* [tokens, features] as [samples, features, tokens of a sample]. */
+static ar_tensor by_sample(const ar_tensor *t, size_t samples)
+{
+    const size_t each = t->shape[0] / samples;
+    return (ar_tensor){.dtype = t->dtype,
+                       .ndim = 3,
+                       .shape = {samples, t->shape[1], each},
+                       .stride = {(ptrdiff_t)each * t->stride[0], t->stride[1], t->stride[0]},
+                       .data = t->data};
+}
+
+/* Exponents and integers of one operand, all samples at once. */
+static ar_status quantise(ar_ctx *ctx, ar_packed **packed, ar_buf *e, const ar_tensor *t, ar_cbuf c, int sign)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t out = dy_t->shape[0], in = x_t->shape[0], tokens = x_t->shape[1];
+    const size_t samples = t->shape[0], rows = t->shape[1];
+    AR_TRY(ari_step_alloc(ctx, e, samples * rows * sizeof(int32_t)));
+    AR_TRY(dev->row_exponents(ctx->device, ctx->queue, *e, t, c, sign, false));
+    AR_TRY(dev->packed_create(ctx->device, packed, samples, rows, t->shape[2], sign > 0));
+    return dev->pack(ctx->device, ctx->queue, *packed, 0, 0, t, c, sign, ar_const(*e));
+}
+
+/* For every sample A = dy^T, B = x^T scaled by the tokens' exponents c. */
+static ar_status add_samples(ar_ctx *ctx, ar_param *p, const ar_tensor *dy_t, const ar_tensor *x_t, ar_cbuf c)
+{
     ar_packed *a = NULL, *b = NULL;
     ar_buf e = {NULL}, f = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_step_alloc(ctx, &e, out * sizeof(int32_t)));
-    AR_TRY_TO(done, st, ari_step_alloc(ctx, &f, in * sizeof(int32_t)));
-    AR_TRY_TO(done, st, dev->row_exponents(ctx->device, ctx->queue, e, dy_t, c, +1, false));
-    AR_TRY_TO(done, st, dev->row_exponents(ctx->device, ctx->queue, f, x_t, c, -1, false));
-    AR_TRY_TO(done, st, dev->packed_create(ctx->device, &a, 1, out, tokens, true));
-    AR_TRY_TO(done, st, dev->packed_create(ctx->device, &b, 1, in, tokens, false));
-    AR_TRY_TO(done, st, dev->pack(ctx->device, ctx->queue, a, 0, 0, dy_t, c, +1, ar_const(e)));
-    AR_TRY_TO(done, st, dev->pack(ctx->device, ctx->queue, b, 0, 0, x_t, c, -1, ar_const(f)));
-    AR_TRY_TO(done, st,
-              dev->gemm_round(ctx->device, ctx->queue, product, a, b, ar_const(e), ar_const(f), (ar_cbuf){NULL},
-                              AR_ACT_NONE, NULL));
-    AR_TRY_TO(done, st, dev->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, out, product, (ar_cbuf){NULL}));
+    AR_TRY_TO(done, st, quantise(ctx, &a, &e, dy_t, c, +1));
+    AR_TRY_TO(done, st, quantise(ctx, &b, &f, x_t, c, -1));
+    AR_TRY_TO(
+        done, st,
+        ctx->device->ops->gemm_acc(ctx->device, ctx->queue, p->grad->t, p->grad->hl, a, b, ar_const(e), ar_const(f)));
 done:
-    dev->packed_destroy(ctx->device, a);
-    dev->packed_destroy(ctx->device, b);
+    ctx->device->ops->packed_destroy(ctx->device, a);
+    ctx->device->ops->packed_destroy(ctx->device, b);
     ari_step_free(ctx, e);
     ari_step_free(ctx, f);
     return st;
@@ -95,21 +107,14 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu] in %zu samples", p->name,
                             tokens, out, x->shape[0], in, samples);
     AR_TRY(ensure(ctx, p));
-    const size_t each = tokens / samples, shape[2] = {out, in};
-    const ar_tensor x_t = ar_tensor_transposed(x), dy_t = ar_tensor_transposed(dy);
-    ar_buf c = {NULL};
+    const ar_tensor x_t = ar_tensor_transposed(x);
+    ar_buf c = {NULL}; /* [samples, tokens of a sample] */
     AR_TRY(ari_step_alloc(ctx, &c, tokens * sizeof(int32_t)));
     AR_TRY(ctx->device->ops->col_exponents(ctx->device, ctx->queue, c, &x_t, false));
     if (ari_has_peers(x_rows_over))
         AR_TRY(ar_comm_all_reduce(x_rows_over, ctx->queue, c, ar_const(c), tokens, AR_I32, AR_MAX, tag));
-    ar_tensor product;
-    AR_TRY(ar_ctx_tensor(ctx, &product, AR_F32, 2, shape));
-    for (size_t i = 0; i < samples; i++) {
-        const ar_tensor dy_i = ar_tensor_slice(&dy_t, 1, i * each, each),
-                        x_i = ar_tensor_slice(&x_t, 1, i * each, each);
-        AR_TRY(add_sample(ctx, p, &dy_i, &x_i, ar_cbuf_at(ar_const(c), i * each * sizeof(int32_t)), &product));
-    }
-    ar_ctx_release(ctx, &product);
+    const ar_tensor dy_by = by_sample(dy, samples), x_by = by_sample(x, samples);
+    AR_TRY(add_samples(ctx, p, &dy_by, &x_by, ar_const(c)));
     ari_step_free(ctx, c);
     return AR_OK;
 }

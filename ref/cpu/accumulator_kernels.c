@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/cpu/accumulate.h"
 #include "ref/cpu/contract_kernels.h"
 #include "ref/cpu/matrix.h"
 #include "ref/cpu/parallel.h"
@@ -66,6 +67,17 @@ ARI_SIMD static void value_run(float *restrict y, const uint8_t *restrict t, con
         y[i] = ari_acc_value(t[i], h[i], l[i]);
 }
 
+void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *v, size_t n)
+{
+    uint8_t now[CHUNK];
+    for (size_t i = 0; i < n; i += CHUNK) {
+        const size_t count = n - i < CHUNK ? n - i : CHUNK;
+        if (tops_of(now, t + i, v + i, count))
+            raise_run(t + i, h + i, l + i, now, count);
+        add_slices(h + i, l + i, t + i, v + i, count);
+    }
+}
+
 /* The accumulator as arrays, [rows, cols] of elements. */
 typedef struct acc_view {
     uint8_t *t;
@@ -85,10 +97,7 @@ static void add_piece(const acc_view *acc, size_t row, const ar_tensor *terms, s
         x = gathered;
     }
     const size_t at = row * acc->cols + from;
-    uint8_t now[CHUNK];
-    if (tops_of(now, acc->t + at, x, n))
-        raise_run(acc->t + at, acc->h + at, acc->l + at, now, n);
-    add_slices(acc->h + at, acc->l + at, acc->t + at, x, n);
+    ari_accumulate(acc->t + at, acc->h + at, acc->l + at, x, n);
 }
 
 /* The row of the accumulator that row r of the terms goes to; negative: none. */

@@ -34,10 +34,14 @@ ar_status ari_cpu_pack(ar_device *d, ar_queue *q, ar_packed *p, size_t row_at, s
 ar_status ari_cpu_gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs);
 ar_status ari_cpu_gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
                              ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z);
-/* The two slots where the processor has AVX-512 IFMA (gemm_paths.h); not defined where the compiler has no x86-64. */
+ar_status ari_cpu_gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
+                           ar_cbuf e, ar_cbuf f);
+/* The slots where the processor has AVX-512 IFMA (gemm_paths.h); not defined where the compiler has no x86-64. */
 ar_status ari_cpu_gemm_i64_ifma(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs);
 ar_status ari_cpu_gemm_round_ifma(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
                                   ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z);
+ar_status ari_cpu_gemm_acc_ifma(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
+                                ar_cbuf e, ar_cbuf f);
 ar_status ari_cpu_round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,
                             size_t n, ar_cbuf e, ar_cbuf f);
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/cpu/accumulate.h"
 #include "ref/cpu/contract_kernels.h"
 #include "ref/cpu/gemm_tiles.h"
 #include "ref/cpu/matrix.h"
@@ -25,12 +26,19 @@ static size_t part_extent(size_t n, size_t parts, size_t step)
     return parts <= 1 ? n : ceil_div(ceil_div(n, parts), step) * step;
 }
 
+/* What a job over tiles asks of their plan. */
+typedef struct tile_request {
+    size_t matrices; /* results: a batch's, or the one that a whole batch goes into */
+    size_t terms;    /* the longest sum between two flushes */
+    bool values;     /* a row of rounded values beside the sums */
+} tile_request;
+
 static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,
-                                size_t terms)
+                                const tile_request *r)
 {
     ari_tile_plan p = {.down = ceil_div(a->rows, path->rows), .across = ceil_div(b->rows, path->cols)};
     /* A single product is cut further until every thread has a tile, though never below 32 rows or columns. */
-    while (a->batch * p.down * p.across < (size_t)d->threads) {
+    while (r->matrices * p.down * p.across < (size_t)d->threads) {
         const size_t rows = a->rows / p.down, cols = b->rows / p.across;
         if (rows < 64 && cols < 64)
             break;
@@ -44,8 +52,9 @@ static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, 
     p.down = ceil_div(a->rows, p.tile_rows);
     p.across = ceil_div(b->rows, p.tile_cols);
     path->plan(&p, a->k);
-    p.wide = terms < a->k ? 2 * p.tile_rows * p.tile_cols : 0;
-    p.total = ari_round_up8(p.path + p.tile_cols + p.wide);
+    p.wide = r->terms < a->k ? 2 * p.tile_rows * p.tile_cols : 0;
+    p.row = r->values ? ceil_div(p.tile_cols, 2) : 0;
+    p.total = ari_round_up8(p.path + p.tile_cols + p.wide + p.row);
     return p;
 }
 
@@ -58,6 +67,7 @@ static ari_tile tile_of(const ari_tile_plan *p, const ar_packed *a, const ar_pac
     t.cols = b->rows - t.col < p->tile_cols ? b->rows - t.col : p->tile_cols;
     t.scale = words + p->path;
     t.wide = (int64_t *)(void *)(t.scale + p->tile_cols);
+    t.values = (float *)(void *)(t.wide + p->wide);
     return t;
 }
 
@@ -77,17 +87,16 @@ static size_t block_of(size_t k, size_t terms, size_t slice)
     return k <= terms ? k : terms / slice * slice;
 }
 
-/* Runs job(path, context, tile) for every tile, spread over the threads; `terms` is the longest sum between two
- * flushes. */
+/* Runs job(path, context, tile) for every tile, spread over the threads. */
 static ar_status for_each_tile(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,
-                               size_t terms,
+                               const tile_request *r,
                                void (*job)(const ari_exact_path *path, const void *context, const ari_tile *t),
                                const void *context)
 {
     if (a->batch == 0 || a->rows == 0 || b->rows == 0)
         return AR_OK;
-    const ari_tile_plan p = plan_tiles(path, d, a, b, terms);
-    const size_t tiles = a->batch * p.down * p.across;
+    const ari_tile_plan p = plan_tiles(path, d, a, b, r);
+    const size_t tiles = r->matrices * p.down * p.across;
     const int threads = ari_threads_for(d, tiles, a->batch * a->rows * b->rows * (a->k + 8) / 8);
     ar_buf words = {NULL};
     size_t count = 0;
@@ -141,7 +150,8 @@ static ar_status gemm_i64(const ari_exact_path *path, const ar_device *d, ar_buf
         return ar_error_set(AR_ERR_ARG, "gemm_i64: k %zu needs two limbs, one holds up to %d terms", a->k,
                             ARI_CONTRACT_BLOCK);
     const int_output o = {.s = s.ptr, .limbs = limbs};
-    return for_each_tile(path, d, a, b, ARI_CONTRACT_BLOCK, int_tile, &o);
+    const tile_request r = {.matrices = a->batch, .terms = ARI_CONTRACT_BLOCK};
+    return for_each_tile(path, d, a, b, &r, int_tile, &o);
 }
 
 /* --- rounded values out ---------------------------------------------------------------------------------------------
@@ -167,9 +177,23 @@ static void wide_sums(const ari_exact_path *path, const ari_tile *t)
     }
 }
 
-static void round_wide_row(const round_output *o, const ari_tile *t, size_t i, float *y, int32_t e)
+/* The tile's sums, and the factors of its columns with the exponents f. */
+static void make_sums(const ari_exact_path *path, const ari_tile *t, const int32_t *f)
 {
-    const int32_t *f = o->f + t->at * t->b->rows + t->col;
+    ari_round_factors(t->scale, f, t->cols);
+    if (t->a->k > path->terms)
+        wide_sums(path, t);
+    else
+        path->sum(t, 0, t->a->k);
+}
+
+/* Row i of the tile rounded; e: its own exponent. */
+static void round_row_of(const ari_exact_path *path, const ari_tile *t, size_t i, float *y, int32_t e, const int32_t *f)
+{
+    if (t->a->k <= path->terms) {
+        path->round_row(t, i, y, ari_round_row_factor(e));
+        return;
+    }
     const int64_t *s = t->wide + i * 2 * t->cols;
     for (size_t j = 0; j < t->cols; j++)
         y[j] = ari_contract_value2(s[2 * j], s[2 * j + 1], e, f[j]);
@@ -199,20 +223,12 @@ static void round_tile(const ari_exact_path *path, const void *context, const ar
 {
     const round_output *o = context;
     const ari_matrices ym = ari_matrices_of(o->y);
-    const bool wide = t->a->k > path->terms;
     float *first = ari_matrix_at(o->y, t->at) + (ptrdiff_t)t->row * ym.row_stride + t->col;
-    ari_round_factors(t->scale, o->f + t->at * t->b->rows + t->col, t->cols);
-    if (wide)
-        wide_sums(path, t);
-    else
-        path->sum(t, 0, t->a->k);
+    const int32_t *e = o->e + t->at * t->a->rows + t->row, *f = o->f + t->at * t->b->rows + t->col;
+    make_sums(path, t, f);
     for (size_t i = 0; i < t->rows; i++) {
         float *y = first + (ptrdiff_t)i * ym.row_stride;
-        const int32_t e = o->e[t->at * t->a->rows + t->row + i];
-        if (wide)
-            round_wide_row(o, t, i, y, e);
-        else
-            path->round_row(t, i, y, ari_round_row_factor(e));
+        round_row_of(path, t, i, y, e[i], f);
         finish_row(o, t, i, y);
     }
 }
@@ -225,7 +241,49 @@ static ar_status gemm_round(const ari_exact_path *path, const round_output *o, c
     if (ym.batch != a->batch || ym.rows != a->rows || ym.cols != b->rows)
         return ar_error_set(AR_ERR_SHAPE, "gemm_round: result [%zu, %zu, %zu], expected [%zu, %zu, %zu]", ym.batch,
                             ym.rows, ym.cols, a->batch, a->rows, b->rows);
-    return for_each_tile(path, o->d, a, b, path->terms, round_tile, o);
+    const tile_request r = {.matrices = a->batch, .terms = path->terms};
+    return for_each_tile(path, o->d, a, b, &r, round_tile, o);
+}
+
+/* --- rounded values into an accumulator -----------------------------------------------------------------------------
+ */
+
+typedef struct acc_output {
+    uint8_t *t;           /* [m, n] */
+    int64_t *h, *l;       /* [m, n] */
+    const int32_t *e, *f; /* [batch, m], [batch, n] */
+} acc_output;
+
+/* The tile of every matrix of the batch, one after the other, while the accumulator's own tile stays in the cache.
+ * Smaller tiles, which would stay in the second level, were measured and are slower: they pack the operands more
+ * often. */
+static void acc_tile(const ari_exact_path *path, const void *context, const ari_tile *first)
+{
+    const acc_output *o = context;
+    ari_tile t = *first;
+    for (t.at = 0; t.at < t.a->batch; t.at++) {
+        const int32_t *e = o->e + t.at * t.a->rows + t.row, *f = o->f + t.at * t.b->rows + t.col;
+        make_sums(path, &t, f);
+        for (size_t i = 0; i < t.rows; i++) {
+            const size_t at = (t.row + i) * t.b->rows + t.col;
+            round_row_of(path, &t, i, t.values, e[i], f);
+            ari_accumulate(o->t + at, o->h + at, o->l + at, t.values, t.cols);
+        }
+    }
+}
+
+static acc_output acc_output_of(ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b, ar_cbuf e, ar_cbuf f)
+{
+    int64_t *sums = hl.ptr;
+    return (acc_output){.t = t.ptr, .h = sums, .l = sums + a->rows * b->rows, .e = e.ptr, .f = f.ptr};
+}
+
+static ar_status gemm_acc(const ari_exact_path *path, const ar_device *d, const acc_output *o, const ar_packed *a,
+                          const ar_packed *b)
+{
+    AR_TRY(check_pair(a, b, "gemm_acc"));
+    const tile_request r = {.matrices = 1, .terms = path->terms, .values = true};
+    return for_each_tile(path, d, a, b, &r, acc_tile, o);
 }
 
 /* --- slots ----------------------------------------------------------------------------------------------------------
@@ -248,6 +306,16 @@ ar_status ari_cpu_gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, cons
     return gemm_round(&ari_exact_portable, &o, a, b);
 }
 
+/** Slot gemm_acc. Threads share out the elements of the accumulator. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY,
+ *  AR_ERR_OVERFLOW. */
+ar_status ari_cpu_gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
+                           ar_cbuf e, ar_cbuf f)
+{
+    (void)q;
+    const acc_output o = acc_output_of(t, hl, a, b, e, f);
+    return gemm_acc(&ari_exact_portable, d, &o, a, b);
+}
+
 #if ARI_HAVE_IFMA
 /** The same slots where the processor has AVX-512 IFMA. */
 ar_status ari_cpu_gemm_i64_ifma(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs)
@@ -262,5 +330,13 @@ ar_status ari_cpu_gemm_round_ifma(ar_device *d, ar_queue *q, const ar_tensor *y,
     (void)q;
     const round_output o = {.d = d, .y = y, .z = z, .e = e.ptr, .f = f.ptr, .bias = bias.ptr, .act = act};
     return gemm_round(&ari_exact_ifma, &o, a, b);
+}
+
+ar_status ari_cpu_gemm_acc_ifma(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
+                                ar_cbuf e, ar_cbuf f)
+{
+    (void)q;
+    const acc_output o = acc_output_of(t, hl, a, b, e, f);
+    return gemm_acc(&ari_exact_ifma, d, &o, a, b);
 }
 #endif

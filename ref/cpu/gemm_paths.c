@@ -46,10 +46,12 @@ void ari_exact_fill(ar_device_ops *ops, ari_exact_choice choice)
 {
     ops->gemm_i64 = ari_cpu_gemm_i64;
     ops->gemm_round = ari_cpu_gemm_round;
+    ops->gemm_acc = ari_cpu_gemm_acc;
 #if ARI_HAVE_IFMA
     if (choice == ARI_EXACT_IFMA) {
         ops->gemm_i64 = ari_cpu_gemm_i64_ifma;
         ops->gemm_round = ari_cpu_gemm_round_ifma;
+        ops->gemm_acc = ari_cpu_gemm_acc_ifma;
     }
 #else
     (void)choice;

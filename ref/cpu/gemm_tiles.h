@@ -20,6 +20,7 @@ typedef struct ari_tile_plan {
     size_t slice;                /* of K, packed at a time: set by the path */
     size_t path;                 /* 8-byte words of the path's own workspace, a multiple of 8: set by the path */
     size_t wide;                 /* int64 for sums over more terms than the path keeps in one */
+    size_t row;                  /* words of a row of rounded values, where no result holds it */
     size_t total;                /* 8-byte words a thread */
 } ari_tile_plan;
 
@@ -31,6 +32,7 @@ typedef struct ari_tile {
     void *words;   /* plan->path words, 64-byte aligned */
     double *scale; /* [cols] */
     int64_t *wide; /* [rows, 2*cols] */
+    float *values; /* [cols], where plan->row is not 0 */
 } ari_tile;
 
 typedef struct ari_exact_path {

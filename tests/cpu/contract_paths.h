@@ -46,6 +46,7 @@ static inline void force_path(ari_exact_choice path)
     cr_assert_eq(st, AR_OK, "%s", ar_error_message());
     cr_assert_eq(d->ops->gemm_round == ari_cpu_gemm_round, path == ARI_EXACT_PORTABLE);
     cr_assert_eq(d->ops->gemm_i64 == ari_cpu_gemm_i64, path == ARI_EXACT_PORTABLE);
+    cr_assert_eq(d->ops->gemm_acc == ari_cpu_gemm_acc, path == ARI_EXACT_PORTABLE);
     ar_device_destroy(d);
 }
 

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "ref/numerics/accumulator.h"
+#include "ref/numerics/contraction.h"
+#include "tests/cpu/contract_cases.h"
+#include "tests/cpu/contract_paths.h"
+
+/* Contractions that end in an accumulator, against the two definitions one after the other: each matrix of the batch by
+ * ar_contract_definition, each of its values by ari_acc_add. The states are compared, not only their values. */
+PATH_SUITE(gemm_acc, .timeout = 120);
+
+static ar_device *device(int threads)
+{
+    ar_device *d = NULL;
+    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
+    return d;
+}
+
+/* The state of an accumulator of n elements. */
+typedef struct state {
+    size_t n;
+    uint8_t *t;
+    int64_t *hl;
+} state;
+
+static state state_create(size_t n)
+{
+    return (state){.n = n, .t = case_alloc(n, 1), .hl = case_alloc(2 * n, sizeof(int64_t))};
+}
+
+static void state_destroy(state *s)
+{
+    free(s->t);
+    free(s->hl);
+}
+
+static void same_states(const state *got, const state *want, const char *what)
+{
+    for (size_t i = 0; i < got->n; i++)
+        cr_assert(got->t[i] == want->t[i] && got->hl[i] == want->hl[i] && got->hl[got->n + i] == want->hl[got->n + i],
+                  "%s: element %zu of %zu: got %d %lld %lld, expected %d %lld %lld", what, i, got->n, got->t[i],
+                  (long long)got->hl[i], (long long)got->hl[got->n + i], want->t[i], (long long)want->hl[i],
+                  (long long)want->hl[got->n + i]);
+}
+
+typedef struct problem {
+    size_t samples, m, n, k;
+    float *a, *b; /* [samples, m, k], [samples, n, k] */
+} problem;
+
+/* Samples of different magnitudes, so that later ones raise what earlier ones have left. */
+static problem problem_create(size_t samples, size_t m, size_t n, size_t k, data_kind kind)
+{
+    problem p = {samples, m, n, k, case_alloc(samples * m * k, 4), case_alloc(samples * n * k, 4)};
+    for (size_t i = 0; i < samples; i++) {
+        case_fill(p.a + i * m * k, m, k, kind, 2 * i + 1);
+        case_fill(p.b + i * n * k, n, k, DATA_PLAIN, 2 * i + 2);
+        for (size_t j = 0; j < n * k; j++)
+            p.b[i * n * k + j] *= ari_float32((uint32_t)(107 + 20 * (i % 3)) << 23);
+    }
+    return p;
+}
+
+static void problem_destroy(problem *p)
+{
+    free(p->a);
+    free(p->b);
+}
+
+static ar_tensor batch_of(float *x, size_t samples, size_t rows, size_t k)
+{
+    return (ar_tensor){.dtype = AR_F32,
+                       .ndim = 3,
+                       .shape = {samples, rows, k},
+                       .stride = {(ptrdiff_t)(rows * k), (ptrdiff_t)k, 1},
+                       .data = {x}};
+}
+
+static void add_on_device(state *s, const problem *p, int threads)
+{
+    ar_device *d = device(threads);
+    const ar_tensor a = batch_of(p->a, p->samples, p->m, p->k), b = batch_of(p->b, p->samples, p->n, p->k);
+    prepared ready;
+    cr_assert_eq(prepared_create(&ready, d, &a, &b, true), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(d->ops->gemm_acc(d, NULL, (ar_buf){s->t}, (ar_buf){s->hl}, ready.a, ready.b, ar_const(ready.e),
+                                  ar_const(ready.f)),
+                 AR_OK, "%s", ar_error_message());
+    prepared_destroy(&ready, d);
+    ar_device_destroy(d);
+}
+
+static void add_by_definition(state *s, const problem *p)
+{
+    const ptrdiff_t k = (ptrdiff_t)p->k;
+    float *y = case_alloc(s->n, 4);
+    for (size_t i = 0; i < p->samples; i++) {
+        cr_assert_eq(ar_contract_definition(y, p->m, p->n, p->k, p->a + i * p->m * p->k, k, 1, p->b + i * p->n * p->k,
+                                            k, 1, true),
+                     AR_OK, "%s", ar_error_message());
+        for (size_t j = 0; j < s->n; j++)
+            ari_acc_add(&s->t[j], &s->hl[j], &s->hl[s->n + j], y[j]);
+    }
+    free(y);
+}
+
+static void check(size_t samples, size_t m, size_t n, size_t k, data_kind kind, int threads)
+{
+    problem p = problem_create(samples, m, n, k, kind);
+    state got = state_create(m * n), want = state_create(m * n);
+    char what[96];
+    (void)snprintf(what, sizeof what, "%zu samples, m %zu n %zu k %zu, data %d, %d threads", samples, m, n, k,
+                   (int)kind, threads);
+    for (int pass = 0; pass < 2; pass++) { /* the second into what the first has left */
+        add_on_device(&got, &p, threads);
+        add_by_definition(&want, &p);
+        same_states(&got, &want, what);
+    }
+    state_destroy(&got);
+    state_destroy(&want);
+    problem_destroy(&p);
+}
+
+PATH_TEST(gemm_acc, leaves_the_state_of_the_definition_for_all_data)
+{
+    static const struct shape {
+        size_t samples, m, n, k;
+    } shapes[] = {{1, 5, 7, 3}, {3, 17, 33, 20}, {4, 64, 100, 9}, {7, 1, 40, 64}, {2, 40, 1, 400}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        for (int kind = 0; kind < DATA_KINDS; kind++)
+            check(shapes[i].samples, shapes[i].m, shapes[i].n, shapes[i].k, (data_kind)kind, 1 + kind % 3);
+}
+
+PATH_TEST(gemm_acc, covers_several_tiles_once_each)
+{
+    check(2, 521, 30, 3, DATA_PLAIN, 1);
+    check(2, 30, 790, 3, DATA_PLAIN, 2);
+    check(1, 520, 780, 2, DATA_PLAIN, 3);
+}
+
+PATH_TEST(gemm_acc, sums_longer_samples_than_one_integer_holds)
+{
+    check(2, 3, 4, 8192, DATA_ONES, 1);
+    check(2, 3, 2, 70000, DATA_ONES, 2);
+    check(1, 2, 3, 8191, DATA_LARGEST, 1);
+}
+
+PATH_TEST(gemm_acc, does_not_depend_on_the_order_of_the_samples)
+{
+    enum { SAMPLES = 5, M = 12, N = 30, K = 16 };
+    problem p = problem_create(SAMPLES, M, N, K, DATA_PLAIN), back = problem_create(SAMPLES, M, N, K, DATA_PLAIN);
+    state forward = state_create(M * N), reversed = state_create(M * N);
+    for (size_t i = 0; i < SAMPLES; i++) {
+        memcpy(back.a + i * M * K, p.a + (SAMPLES - 1 - i) * M * K, M * K * sizeof(float));
+        memcpy(back.b + i * N * K, p.b + (SAMPLES - 1 - i) * N * K, N * K * sizeof(float));
+    }
+    add_on_device(&forward, &p, 1);
+    add_on_device(&reversed, &back, 1);
+    same_states(&reversed, &forward, "samples in reverse");
+    state_destroy(&forward);
+    state_destroy(&reversed);
+    problem_destroy(&p);
+    problem_destroy(&back);
+}
+
+PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
+{
+    state got = state_create(6), want = state_create(6);
+    ar_device *d = device(1);
+    ar_packed *a = NULL, *b = NULL;
+    cr_assert_eq(d->ops->packed_create(d, &a, 0, 2, 4, true), AR_OK);
+    cr_assert_eq(d->ops->packed_create(d, &b, 0, 3, 4, false), AR_OK);
+    got.t[3] = want.t[3] = 4;
+    got.hl[3] = want.hl[3] = 77;
+    cr_assert_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, (ar_cbuf){NULL}, (ar_cbuf){NULL}),
+                 AR_OK);
+    same_states(&got, &want, "no samples");
+    d->ops->packed_destroy(d, a);
+    d->ops->packed_destroy(d, b);
+    ar_device_destroy(d);
+    state_destroy(&got);
+    state_destroy(&want);
+}
+
+PATH_TEST(gemm_acc, refuses_operands_that_do_not_belong_together)
+{
+    state got = state_create(6), want = state_create(6);
+    ar_device *d = device(1);
+    ar_packed *a = NULL, *b = NULL;
+    const ar_cbuf none = {NULL};
+    cr_assert_eq(d->ops->packed_create(d, &a, 1, 2, 4, true), AR_OK);
+    cr_assert_eq(d->ops->packed_create(d, &b, 2, 3, 4, false), AR_OK);
+    cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, none, none), AR_ERR_SHAPE);
+    same_states(&got, &want, "refused");
+    d->ops->packed_destroy(d, a);
+    d->ops->packed_destroy(d, b);
+    ar_device_destroy(d);
+    state_destroy(&got);
+    state_destroy(&want);
+}
