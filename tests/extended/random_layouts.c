@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* 500 random layouts, as tests/verify/random_layouts_test.c runs 40: ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask for
+/* 500 random layouts, as tests/verify/random_layouts_test.c runs 120: ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask for
  * others. Exit status 0: all have the baseline's bits and the predicted bytes. */
 #include <stdlib.h>
 

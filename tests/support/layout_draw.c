@@ -87,6 +87,7 @@ static void draw_unusual(layout_draw *d, uint64_t *s)
     c->causal = coin(s);
     c->tied = c->arch != AR_ARCH_STACK && coin(s);
     d->given = coin(s);
+    d->huge = d->given && pick(s, 8) == 0;
     d->labels = coin(s);
     d->padding = coin(s);
     d->additive = pick(s, 3) == 0;
@@ -97,6 +98,7 @@ static void draw_unusual(layout_draw *d, uint64_t *s)
 static void draw_model(layout_draw *d, uint64_t *s)
 {
     static const size_t vocabularies[] = {2, 3, 5, 7, 13, 16, 31, 64, 97, 127};
+    enum { LONG_SUM = 8200 }; /* terms of a sum that takes two int64 */
     ar_config *c = &d->config;
     *c = match_config((ar_arch)pick(s, 3), 1 + pick(s, 2));
     draw_heads(d, s);
@@ -113,7 +115,7 @@ static void draw_model(layout_draw *d, uint64_t *s)
             c->hidden = c->heads * c->head_dim;
     }
     c->ffn = tp * (1 + pick(s, 6));
-    c->vocab = PICK(s, vocabularies);
+    c->vocab = pick(s, 40) == 0 ? LONG_SUM : PICK(s, vocabularies);
     c->max_positions = d->seq + pick(s, 3);
     c->initializer_range = 0.3;
 }
@@ -123,7 +125,7 @@ static void draw_training(layout_draw *d, uint64_t *s)
     static const double rates[] = {0.1, 0.25, 0.5, 0.9}, norms[] = {1e-3, 0.05, 1.0, 100.0};
     d->steps = (int)pick(s, LAYOUT_DRAW_STEPS + 1);
     d->dropout = coin(s) ? PICK(s, rates) : 0.0;
-    d->clip = d->steps > 0 && coin(s) ? PICK(s, norms) : 0.0;
+    d->clip = d->steps > 0 && !d->huge && coin(s) ? PICK(s, norms) : 0.0;
     d->optimizer = ar_optimizer_defaults((ar_optimizer_kind)pick(s, 3));
     d->optimizer.lr = coin(s) ? 0.01 : 0.3;
     if (d->optimizer.kind == AR_OPTIMIZER_SGD) {
@@ -135,6 +137,7 @@ static void draw_training(layout_draw *d, uint64_t *s)
         d->optimizer.eps = 1e-3;
     }
     d->optimizer.weight_decay = coin(s) ? 0.1 : 0.0;
+    d->threads = coin(s) ? 1 : 4;
     d->algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
     d->weights_seed = pick(s, 1u << 30);
 }
@@ -161,24 +164,35 @@ void layout_draw_make(layout_draw *d, uint64_t seed)
     ar_error_clear();
 }
 
-void layout_draw_text(char *out, size_t cap, const layout_draw *d)
+static void model_text(char *out, size_t cap, const ar_config *c)
 {
     static const char *const archs[] = {"llama", "gpt2", "stack"};
-    const ar_config *c = &d->config;
+    snprintf(out, cap,
+             "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d causal %d tied %d "
+             "bias %d%d%d",
+             archs[c->arch], c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
+             c->max_positions, (int)c->activation, (int)c->norm, c->rope, c->causal, c->tied, c->qkv_bias, c->out_bias,
+             c->mlp_bias);
+}
+
+void layout_draw_text(char *out, size_t cap, const layout_draw *d)
+{
     const ar_optimizer_options *o = &d->optimizer;
-    char layout[96];
+    char layout[96], model[250];
     ar_parallel_text(layout, sizeof layout, &d->parallel);
-    snprintf(
-        out, cap,
-        "%s, %s, %s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d causal %d "
-        "tied %d bias %d%d%d order %d, b %zu s %zu, steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, "
-        "dropout %g, %s, weights %llu%s, labels %d padding %d additive %d (%d %d)",
-        layout, d->by_check ? "check" : "steps", archs[c->arch], c->layers, c->hidden, c->heads, c->kv_heads,
-        c->head_dim, c->ffn, c->vocab, c->max_positions, (int)c->activation, (int)c->norm, c->rope, c->causal, c->tied,
-        c->qkv_bias, c->out_bias, c->mlp_bias, (int)d->order, d->batch, d->seq, d->steps, ar_optimizer_name(o->kind),
-        o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay, o->beta1, o->beta2, d->clip, d->dropout,
-        d->algorithm == AR_SIM_RING ? "ring" : "direct", (unsigned long long)d->weights_seed, d->given ? " given" : "",
-        d->labels, d->padding, d->additive, d->mask_per_sample, d->mask_per_head);
+    model_text(model, sizeof model, &d->config);
+    const int used = snprintf(out, cap, "%s, %s, %s order %d, b %zu s %zu, weights %llu%s%s, threads %d, %s", layout,
+                              d->by_check ? "check" : "steps", model, (int)d->order, d->batch, d->seq,
+                              (unsigned long long)d->weights_seed, d->given ? " given" : "", d->huge ? " huge" : "",
+                              d->threads, d->algorithm == AR_SIM_RING ? "ring" : "direct");
+    if (used < 0 || (size_t)used >= cap)
+        return;
+    snprintf(out + used, cap - (size_t)used,
+             ", steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, dropout %g, labels %d padding %d "
+             "additive %d (%d %d)",
+             d->steps, ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay,
+             o->beta1, o->beta2, d->clip, d->dropout, d->labels, d->padding, d->additive, d->mask_per_sample,
+             d->mask_per_head);
 }
 
 /* --- what the draws cover ----------------------------------------------------------------------------------------- */

@@ -22,10 +22,12 @@ typedef struct layout_draw {
     ar_optimizer_options optimizer;
     double clip, dropout;
     ar_sim_algorithm algorithm;
+    int threads;
     uint64_t weights_seed;
     /* Through ar_check, with a config file and text; else training steps on batches with labels and masks. */
     bool by_check;
     bool given; /* training steps: weights that no fresh parameter would hold */
+    bool huge;  /* so large that sums overflow */
     bool labels, padding, additive, mask_per_sample, mask_per_head;
 } layout_draw;
 

@@ -9,6 +9,8 @@
 #include "support/layout_draw.h"
 #include "verify/check_run.h"
 
+static const double huge_scale = 1e25; /* of weights whose products overflow */
+
 enum { MOST_MASK = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_HEADS * LAYOUT_DRAW_SEQ * LAYOUT_DRAW_SEQ };
 
 /* --- what a run must be ------------------------------------------------------------------------------------------- */
@@ -133,7 +135,7 @@ static ar_status run_check(const layout_draw *d)
                                 .seed = d->weights_seed,
                                 .plan = d->plan,
                                 .algorithm = d->algorithm,
-                                .threads = 1,
+                                .threads = d->threads,
                                 .timeout_ns = 120000000000u,
                                 .skip_f64 = true};
     ar_status st = ar_check(&r, &o);
@@ -214,7 +216,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
                                    .seed = d->weights_seed,
                                    .weights = d->given ? match_weights_find : NULL,
                                    .weights_user = w,
-                                   .threads = 1,
+                                   .threads = d->threads,
                                    .sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u}};
     const ari_traffic_case traffic = {.config = &d->config,
                                       .plan = d->plan,
@@ -237,7 +239,7 @@ done:
 
 static ar_status run_steps(const layout_draw *d)
 {
-    match_weights w = {.seed = (unsigned)d->weights_seed};
+    match_weights w = {.seed = (unsigned)d->weights_seed, .scale = d->huge ? huge_scale : 0.0};
     ari_reference ref = {0};
     double losses[LAYOUT_DRAW_STEPS] = {0};
     ar_batch batches[LAYOUT_DRAW_STEPS];
