@@ -19,6 +19,7 @@
 typedef struct taped {
     char name[200];
     char pass;
+    int step; /* 0 where nobody counts them */
     int ndim;
     size_t shape[4];
     size_t count;
@@ -27,8 +28,15 @@ typedef struct taped {
 
 typedef struct tape {
     size_t n;
-    taped at[600];
+    int step;
+    taped at[1500];
 } tape;
+
+static inline void tape_begin(void *user, int step)
+{
+    tape *t = user;
+    t->step = step;
+}
 
 static inline ar_status tape_emit(void *user, const char *name, char pass, int ndim, const size_t *shape,
                                   const double *values)
@@ -37,7 +45,7 @@ static inline ar_status tape_emit(void *user, const char *name, char pass, int n
     if (t->n == sizeof t->at / sizeof t->at[0] || ndim > 4)
         return ar_error_set(AR_ERR_INTERNAL, "tape: too many tensors or dimensions");
     taped *to = &t->at[t->n++];
-    *to = (taped){.pass = pass, .ndim = ndim, .count = 1};
+    *to = (taped){.pass = pass, .step = t->step, .ndim = ndim, .count = 1};
     snprintf(to->name, sizeof to->name, "%s", name);
     for (int i = 0; i < ndim; i++) {
         to->shape[i] = shape[i];
@@ -55,6 +63,7 @@ static inline void tape_clear(tape *t)
     for (size_t i = 0; i < t->n; i++)
         free(t->at[i].values);
     t->n = 0;
+    t->step = 0;
 }
 
 static inline const taped *tape_find(const tape *t, const char *name, char pass)
@@ -63,6 +72,15 @@ static inline const taped *tape_find(const tape *t, const char *name, char pass)
         if (t->at[i].pass == pass && strcmp(t->at[i].name, name) == 0)
             return &t->at[i];
     cr_assert_fail("no tensor %s:%c among %zu", name, pass, t->n);
+    return NULL;
+}
+
+static inline const taped *tape_find_step(const tape *t, const char *name, char pass, int step)
+{
+    for (size_t i = 0; i < t->n; i++)
+        if (t->at[i].pass == pass && t->at[i].step == step && strcmp(t->at[i].name, name) == 0)
+            return &t->at[i];
+    cr_assert_fail("no tensor %s:%c in step %d among %zu", name, pass, step, t->n);
     return NULL;
 }
 
