@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "cli/check_list.h"
 #include "cli/check_options.h"
 #include "cli/check_report.h"
 #include "cli/command.h"
@@ -14,10 +15,13 @@
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 
-/* A model's config, plan, tokens of a sequence, and layouts: the one given, those of --sweep, or the default set. */
-static ar_status layouts_of(const ari_check_values *v, ar_config *c, ar_check_options *o, ar_parallel *p)
+/* A model's config and all options, with its layouts in p: the one given, those of --sweep, or the default set. */
+static ar_status options_of(const ari_check_values *v, const char *model, ar_fault fault, ar_config *c,
+                            ar_check_options *o, ar_parallel *p)
 {
     char folder[512];
+    AR_TRY(ari_check_values_options(o, v, fault));
+    o->model = model;
     AR_TRY(ar_model_path(folder, sizeof folder, o->model));
     AR_TRY(ar_config_load(c, folder));
     AR_TRY(ari_layout_plan(&v->layout, c->arch, &o->plan));
@@ -68,9 +72,7 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
     ar_parallel parallel[MOST_LAYOUTS];
     ar_check_options o;
     ar_config c;
-    AR_TRY(ari_check_values_options(&o, v, fault));
-    o.model = model;
-    AR_TRY(layouts_of(v, &c, &o, parallel));
+    AR_TRY(options_of(v, model, fault, &c, &o, parallel));
     progress_user p = {.model = model};
     ari_progress_begin(&p.line, v->common.quiet);
     o.progress = show_progress;
@@ -99,6 +101,26 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
     return ari_json_end(ari_check_json(checked, n), &v->common);
 }
 
+static ar_status list_models(const ari_check_values *v, const char *const *models, size_t n)
+{
+    json_t *all = json_array();
+    for (size_t i = 0; i < n; i++) {
+        ar_parallel parallel[MOST_LAYOUTS];
+        ar_check_options o;
+        ar_config c;
+        json_t *one = NULL;
+        ar_status st = options_of(v, models[i], AR_FAULT_NONE, &c, &o, parallel);
+        if (st == AR_OK)
+            st = ari_check_list(&one, ari_wants_text(&v->common) ? stdout : NULL, &o);
+        if (st != AR_OK) {
+            json_decref(all);
+            return st;
+        }
+        json_array_append_new(all, one);
+    }
+    return ari_json_end(ari_check_list_json(all), &v->common);
+}
+
 static ar_status run(ari_check_values *v, int *exit_code)
 {
     ar_fault fault = AR_FAULT_NONE;
@@ -109,6 +131,8 @@ static ar_status run(ari_check_values *v, int *exit_code)
         ari_check_values_inject(v, fault);
     const char *models[MOST_MODELS] = {v->model ? v->model : "llama-demo", "gpt2-demo"};
     const size_t n = v->model ? 1 : MOST_MODELS;
+    if (v->list_tensors)
+        return list_models(v, models, n);
     ari_checked checked[MOST_MODELS] = {0};
     const ar_status st = run_models(v, models, n, fault, checked, exit_code);
     for (size_t i = 0; i < n; i++)

@@ -115,7 +115,10 @@ static const ari_option options[] = {
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_check_values, memory),
      .help = "print the memory of a rank in every layout too"},
-    {.name = "list-tensors", .kind = ARI_OPT_LATER},
+    {.name = "list-tensors",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(ari_check_values, list_tensors),
+     .help = "print the tensors that are compared, in the order of execution, and compare nothing"},
     {0},
 };
 

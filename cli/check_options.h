@@ -14,7 +14,7 @@ typedef struct ari_check_values {
     int sweep, steps, optimizer;
     size_t batch, seq; /* 0: not given */
     double lr, momentum, weight_decay, clip, dropout;
-    bool nesterov, gradcheck, memory, skip_f64;
+    bool nesterov, gradcheck, list_tensors, memory, skip_f64;
 } ari_check_values;
 
 extern const ari_args_spec ari_check_spec;

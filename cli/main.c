@@ -20,14 +20,14 @@ typedef struct subcommand {
 
 /* In the order in which a person meets them. */
 static const subcommand subcommands[] = {
-    {"check", "compare every tensor of a training step with one rank's, bit for bit", ari_command_check},
+    {"check", "compare every tensor of training steps with one rank's, bit for bit", ari_command_check},
     {"grads", "write outputs and gradients of one forward and backward", ari_command_grads},
     {"train", "train on text, the same bits on every layout", NULL},
     {"verify", "compare two dumps of tensors", NULL},
     {"reshard", "split and merge checkpoints", NULL},
     {"plan", "memory, bytes and time of every legal layout", NULL},
     {"lint", "check a parallel plan without running numbers", NULL},
-    {"bugs", "list the faults that can be injected", ari_command_bugs},
+    {"bugs", "list the faults that can be injected, and run each", ari_command_bugs},
     {"bench", "time exact contractions against native ones", ari_command_bench},
     {"info", "what this machine has, and which paths are chosen", ari_command_info},
     {"probe-gemm", NULL, ari_command_probe_gemm},
@@ -37,9 +37,9 @@ enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] };
 static void print_help(FILE *to)
 {
     fprintf(to, "usage: anyrank SUBCOMMAND [options]\n\n"
-                "anyrank runs a transformer's forward and backward pass on any number of\n"
-                "simulated ranks and shows that every activation and gradient has the same\n"
-                "bits as on one rank.\n\n"
+                "anyrank trains a transformer on any number of simulated ranks and shows that\n"
+                "every activation, gradient and updated weight has the same bits as on one\n"
+                "rank.\n\n"
                 "subcommands:\n");
     for (int pass = 0; pass < 2; pass++) {
         for (size_t i = 0; i < SUBCOMMANDS; i++) {
@@ -53,7 +53,7 @@ static void print_help(FILE *to)
                 "version. Exit status: 0 the same, 1 a difference, 2 wrong usage or input, 3 the\n"
                 "machine failed.\n\n"
                 "example:\n"
-                "  anyrank check gpt2-demo --tp 4\n");
+                "  anyrank check gpt2-demo --dp 2 --tp 4 --sp\n");
 }
 
 static int unknown_subcommand(const char *name)
