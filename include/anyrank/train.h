@@ -15,14 +15,17 @@ extern "C" {
 
 /** Optimizer state for a list of parameters, element by element where the parameter's own shard is. */
 typedef struct ar_optimizer ar_optimizer;
-/** Borrows the parameters and the context's device until ar_optimizer_destroy; copies the options. Errors:
- *  AR_ERR_ARG (ar_optimizer_check), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+/** Borrows the parameters and the context's device until ar_optimizer_destroy; copies the options. A parameter that
+ *  requires no gradient now gets no state and is never updated, one that requires none at a step not in that step.
+ *  Errors: AR_ERR_ARG (ar_optimizer_check; a parameter twice), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
                                            const ar_optimizer_options *o);
 /** Accepts NULL. */
 void ar_optimizer_destroy(ar_optimizer *o);
 /** The gradient norm over all parameters and ranks, each element of the full tensors once: sqrt(sum g^2) as
- *  docs/numerics.md, section 4, sums it. Same bits on every rank. Gradients must have been reduced. */
+ *  docs/numerics.md, section 4, sums it. Same bits on every rank. Gradients must have been reduced;
+ *  parameters that require none do not count. NaN where one is not finite. Collective over the tensor-parallel group.
+ */
 AR_NODISCARD ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n);
 /** One update of every parameter from its gradient times `scale` (fl32(g*scale); 1: untouched), and a new version of
  *  each. Then a tap ':new' of each. */
