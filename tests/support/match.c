@@ -284,6 +284,7 @@ ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference
                                 .keep_gathered = c->keep_gathered,
                                 .dropout = c->dropout,
                                 .seed = c->seed,
+                                .fault = c->fault,
                                 .algorithm = c->algorithm};
     return match_taps(r, &o, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss);
 }

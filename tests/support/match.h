@@ -19,6 +19,7 @@ typedef struct match_case {
     bool sp, keep_gathered;
     int dp, micro_batches; /* of whole models; 0: one. A tensor's first report is looked for in its place */
     bool forward_first;
+    ar_fault fault; /* of the ranks */
     double dropout; /* probability; the seed is that of the weights */
 } match_case;
 
