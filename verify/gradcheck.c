@@ -83,8 +83,8 @@ static void add_element(parameter *p, size_t at, const double *gradient)
     p->element[p->elements++].gradient = gradient[at];
 }
 
-/* Until the parameter has `wanted` elements: those with |gradient| > low, or with 0 where low is 0, by drawing; the first
- * ones from a drawn place on where that finds too few. */
+/* Until the parameter has `wanted` elements: those with |gradient| > low, or with 0 where low is 0, by drawing; where
+ * that finds too few, the first ones from the last place drawn. */
 static void draw(parameter *p, uint64_t key, size_t wanted, double low, const double *gradient)
 {
     size_t place = 0;
