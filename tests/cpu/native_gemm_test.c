@@ -41,8 +41,8 @@ static void check_bound(const ar_tensor *c, const ar_tensor *a, const ar_tensor 
 
 static const struct shape {
     size_t m, n, k;
-} shapes[] = {{1, 1, 1},      {3, 5, 7}, {64, 64, 32}, {1, 70, 100}, {70, 1, 100},
-              {33, 129, 257}, {5, 4, 0}, {0, 4, 3},    {4, 0, 3}};
+} shapes[] = {{1, 1, 1},      {3, 5, 7},      {64, 64, 32}, {1, 70, 100}, {70, 1, 100},
+              {33, 129, 257}, {150, 64, 100}, {5, 4, 0},    {0, 4, 3},    {4, 0, 3}};
 
 Test(native_gemm, is_within_the_bound_for_every_order_of_strides)
 {
