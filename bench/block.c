@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/block.h"
 
-#include <stdlib.h>
-
 #include "anyrank/model.h"
 #include "bench/gemm_list.h"
 #include "bench/measure.h"
@@ -131,47 +129,29 @@ static ar_status repetition(bench *b, const ar_batch *batch, double times[3])
     return pass(&b->exact, batch, &times[2]);
 }
 
-/* All of one numerics: its times, and those that they are compared with, repetition by repetition. */
-static ar_status summarise(ar_bench_block_row *row, const double *own, const double *native, const double *products,
-                           size_t n, double operations)
-{
-    double *ratios = NULL;
-    AR_TRY(ari_alloc((void **)&ratios, n, sizeof(double), "the benchmark's ratios"));
-    for (size_t i = 0; i < n; i++)
-        ratios[i] = products[i] / own[i];
-    row->gemm_fraction = ari_bench_stat_of(ratios, n).median;
-    for (size_t i = 0; i < n; i++)
-        ratios[i] = own[i] / native[i];
-    row->over_native = ari_bench_stat_of(ratios, n).median;
-    for (size_t i = 0; i < n; i++)
-        ratios[i] = own[i];
-    const ari_bench_stat seconds = ari_bench_stat_of(ratios, n);
-    row->seconds = seconds.median;
-    row->spread = seconds.spread;
-    row->gflops = 1e-9 * operations / seconds.median;
-    free(ratios);
-    return AR_OK;
-}
-
 static ar_status measure(bench *b, ar_bench_block_row row[2], const ar_batch *batch, size_t repetitions)
 {
-    double *native = NULL, times[3];
+    ari_bench_series s = {0};
+    double times[3];
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc((void **)&native, repetitions, 3 * sizeof(double), "the benchmark's times"));
-    double *products = native + repetitions, *exact = products + repetitions;
+    AR_TRY(ari_bench_series_create(&s, repetitions));
     for (int i = 0; i < 2; i++) /* warms caches, page tables and BLIS's buffers */
         AR_TRY_TO(done, st, repetition(b, batch, times));
     for (size_t i = 0; i < repetitions; i++) {
         AR_TRY_TO(done, st, repetition(b, batch, times));
-        native[i] = times[0];
-        products[i] = times[1];
-        exact[i] = times[2];
+        ari_bench_series_put(&s, i, times);
     }
     const double operations = ari_gemm_list_operations(&b->list);
-    AR_TRY_TO(done, st, summarise(&row[0], native, native, products, repetitions, operations));
-    AR_TRY_TO(done, st, summarise(&row[1], exact, native, products, repetitions, operations));
+    for (int i = 0; i < 2; i++) {
+        const ari_bench_summary of = ari_bench_series_summary(&s, i);
+        row[i] = (ar_bench_block_row){.seconds = of.seconds.median,
+                                      .gflops = 1e-9 * operations / of.seconds.median,
+                                      .gemm_fraction = of.products,
+                                      .over_native = of.ratio.median,
+                                      .spread = i == 0 ? of.seconds.spread : of.ratio.spread};
+    }
 done:
-    free(native);
+    ari_bench_series_destroy(&s);
     return st;
 }
 

@@ -13,7 +13,7 @@ typedef struct ar_bench_block_row {
     double gflops;        /* rate of its matrix products' operations in that time */
     double gemm_fraction; /* median of (time of the same matrix products alone, by sgemm)/(time of the block) */
     double over_native;   /* median of (time)/(time of the native block) */
-    double spread;        /* (largest - smallest)/median of the seconds */
+    double spread;        /* (largest - smallest)/median of that ratio; of native's seconds in its own row */
 } ar_bench_block_row;
 
 /** The blocks that stand for the usual ones: width 768, 12 heads; "gpt2" with LayerNorm, GELU and an MLP of 3072,

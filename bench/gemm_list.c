@@ -6,8 +6,10 @@
 
 static void add_shape(ari_gemm_list *list, ari_gemm_shape shape)
 {
-    if (list->n < ARI_GEMM_LIST_MAX)
-        list->shape[list->n++] = shape;
+    if (list->n == ARI_GEMM_LIST_MAX)
+        return;
+    shape.times = 1;
+    list->shape[list->n++] = shape;
 }
 
 /* `parts` layers side by side on one input, weights [out, in] or (transposed) [in, out]: Y, dX and dW. */
@@ -71,13 +73,12 @@ static ar_status allocate(ari_gemm_list *list)
     return AR_OK;
 }
 
-ar_status ari_gemm_list_block(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch, size_t seq)
+static ar_status add_block(ari_gemm_list *list, const ar_config *config, size_t batch, size_t seq)
 {
     const bool fused = config->arch == AR_ARCH_GPT2;
     const size_t h = config->hidden, q = config->heads * config->head_dim, kv = config->kv_heads * config->head_dim;
     size_t tokens = 0;
     AR_TRY(ari_mul_size(&tokens, batch, seq));
-    *list = (ari_gemm_list){.device = d};
     if (fused) {
         add_linear(list, tokens, h, q + 2 * kv, 1, true);
     } else {
@@ -88,6 +89,24 @@ ar_status ari_gemm_list_block(ari_gemm_list *list, ar_device *d, const ar_config
     add_linear(list, tokens, q, h, 1, fused);
     add_linear(list, tokens, h, config->ffn, config->gated ? 2 : 1, fused);
     add_linear(list, tokens, config->ffn, h, 1, fused);
+    return AR_OK;
+}
+
+ar_status ari_gemm_list_block(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch, size_t seq)
+{
+    *list = (ari_gemm_list){.device = d};
+    AR_TRY(add_block(list, config, batch, seq));
+    return allocate(list);
+}
+
+ar_status ari_gemm_list_model(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch, size_t seq)
+{
+    *list = (ari_gemm_list){.device = d};
+    AR_TRY(add_block(list, config, batch, seq));
+    for (size_t i = 0; i < list->n; i++)
+        list->shape[i].times = config->layers;
+    if (config->arch != AR_ARCH_STACK)
+        add_linear(list, batch * seq, config->hidden, config->vocab, 1, false);
     return allocate(list);
 }
 
@@ -110,16 +129,20 @@ static ar_tensor matrices(ar_buf memory, size_t batch, size_t rows, size_t cols,
         .data = memory};
 }
 
+static ar_status run_shape(const ari_gemm_list *list, const ari_gemm_shape *s)
+{
+    const ar_tensor a = matrices(list->a, s->batch, s->m, s->k, s->a_transposed);
+    const ar_tensor b = matrices(list->b, s->batch, s->n, s->k, s->b_transposed);
+    const ar_tensor c = matrices(list->c, s->batch, s->m, s->n, false);
+    return list->device->ops->gemm_f32(list->device, NULL, &c, &a, &b, s->add);
+}
+
 ar_status ari_gemm_list_run(const ari_gemm_list *list, double *seconds)
 {
     const double start = ari_bench_seconds();
-    for (size_t i = 0; i < list->n; i++) {
-        const ari_gemm_shape *s = &list->shape[i];
-        const ar_tensor a = matrices(list->a, s->batch, s->m, s->k, s->a_transposed);
-        const ar_tensor b = matrices(list->b, s->batch, s->n, s->k, s->b_transposed);
-        const ar_tensor c = matrices(list->c, s->batch, s->m, s->n, false);
-        AR_TRY(list->device->ops->gemm_f32(list->device, NULL, &c, &a, &b, s->add));
-    }
+    for (size_t i = 0; i < list->n; i++)
+        for (size_t k = 0; k < list->shape[i].times; k++)
+            AR_TRY(run_shape(list, &list->shape[i]));
     *seconds = ari_bench_seconds() - start;
     return AR_OK;
 }
@@ -129,7 +152,7 @@ double ari_gemm_list_operations(const ari_gemm_list *list)
     double sum = 0.0;
     for (size_t i = 0; i < list->n; i++) {
         const ari_gemm_shape *s = &list->shape[i];
-        sum += 2.0 * (double)s->batch * (double)s->m * (double)s->n * (double)s->k;
+        sum += 2.0 * (double)s->times * (double)s->batch * (double)s->m * (double)s->n * (double)s->k;
     }
     return sum;
 }

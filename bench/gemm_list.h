@@ -7,6 +7,7 @@
 
 /* C[m,n] (+)= A[m,k] B[n,k]^T, `batch` times; a transposed operand has its rows side by side in memory. */
 typedef struct ari_gemm_shape {
+    size_t times; /* how often it occurs */
     size_t batch, m, n, k;
     bool a_transposed, b_transposed, add;
 } ari_gemm_shape;
@@ -24,6 +25,9 @@ typedef struct ari_gemm_list {
 /** Forward and backward of one block of `config`, all parameters and the input's gradient included. Errors:
  *  AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_gemm_list_block(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch,
+                                           size_t seq);
+/** The same of all blocks and the LM head. */
+AR_NODISCARD ar_status ari_gemm_list_model(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch,
                                            size_t seq);
 /** Accepts a zeroed one. */
 void ari_gemm_list_destroy(ari_gemm_list *list);

@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* anyrank bench: ratios measured side by side in one run. */
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/bench_report.h"
+#include "cli/layout.h"
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "ref/core/budget.h"
+#include "verify/text_batch.h"
 
 #define BLOCKS ((size_t)2)
 
 typedef struct bench_values {
     ari_common common;
-    const char *what;
+    const char *what, *model;
+    ari_layout_values layout;
     size_t m, n, k, batch, seq;
     int repetitions; /* 0: not given */
 } bench_values;
@@ -45,14 +48,14 @@ static const ari_option options[] = {
      .min = 1,
      .max = 1e6,
      .value = "B",
-     .help = "gemm: matrices of that shape (default 1); block: sequences (default 2)"},
+     .help = "gemm: matrices of that shape (default 1); block, step: sequences (default 2, 8)"},
     {.name = "seq",
      .kind = ARI_OPT_SIZE,
      .at = offsetof(bench_values, seq),
      .min = 1,
      .max = 4096,
      .value = "S",
-     .help = "block: tokens of a sequence (default 512)"},
+     .help = "block, step: tokens of a sequence (default 512, 64)"},
     {.name = "repetitions",
      .kind = ARI_OPT_INT,
      .at = offsetof(bench_values, repetitions),
@@ -60,6 +63,9 @@ static const ari_option options[] = {
      .max = 1000,
      .value = "R",
      .help = "of which the medians are told (default 7; block 15)"},
+    ARI_LAYOUT_OPTIONS(bench_values, "step: tensor-parallel ranks (default 4 where no layout is given)",
+                       "step: exact or native (default: both)"),
+    ARI_LAYOUT_STEP_OPTIONS(bench_values),
     {0},
 };
 
@@ -67,14 +73,16 @@ static const ari_positional positionals[] = {
     {.name = "WHAT",
      .at = offsetof(bench_values, what),
      .required = true,
-     .help = "gemm or block (allreduce, step: not in this version)"},
+     .help = "gemm, grad, block or step (allreduce: not in this version)"},
+    {.name = "MODEL", .at = offsetof(bench_values, model), .help = "step: as check has it (default llama-demo)"},
     {0},
 };
 
 static const ari_args_spec spec = {
     .command = "bench",
     .summary = "Times exact arithmetic against native, interleaved in one run.",
-    .example = "anyrank bench gemm\nanyrank bench gemm --m 1024 --n 768 --k 3072 --threads 1\nanyrank bench block",
+    .example = "anyrank bench gemm\nanyrank bench gemm --m 1024 --n 768 --k 3072 --threads 1\nanyrank bench block\n"
+               "anyrank bench step llama-demo --tp 4",
     .options = options,
     .positionals = positionals,
     .common_at = offsetof(bench_values, common),
@@ -173,22 +181,79 @@ static ar_status run_block(const bench_values *v)
     return end(ari_bench_json_block(lines, n), v, threads);
 }
 
+/* One rank and the layout, in the numerics asked for or in both. */
+static ar_status run_numerics(const bench_values *v, ar_bench_step_options *o)
+{
+    static const ar_numerics all[] = {AR_NUMERICS_NATIVE, AR_NUMERICS_EXACT};
+    ari_bench_step_line lines[4];
+    ar_status st = AR_OK;
+    size_t n = 0;
+    ari_progress p;
+    ari_progress_begin(&p, v->common.quiet);
+    for (size_t i = 0; i < 2 && st == AR_OK; i++) {
+        if (v->layout.numerics >= 0 && (ar_numerics)v->layout.numerics != all[i])
+            continue;
+        ar_bench_step_row row[2] = {0};
+        ari_progress_update(&p, (double)n / 4.0, "bench step");
+        o->numerics = all[i];
+        st = ari_bench_step(row, o);
+        lines[n++] = (ari_bench_step_line){.parallel = {.tp = 1}, .numerics = all[i], .row = row[0]};
+        lines[n++] = (ari_bench_step_line){.parallel = o->parallel, .numerics = all[i], .row = row[1]};
+    }
+    ari_progress_end(&p);
+    AR_TRY(st);
+    if (ari_wants_text(&v->common))
+        AR_TRY(ari_bench_print_step(lines, n, o));
+    return end(ari_bench_json_step(lines, n, o), v, o->threads);
+}
+
+static ar_status run_step(const bench_values *v)
+{
+    char folder[512];
+    ar_config c;
+    int64_t *ids = NULL;
+    ar_bench_step_options o = {
+        .config = &c,
+        .parallel = {.tp = 4},
+        .batch = v->batch ? v->batch : 8,
+        .seq = v->seq ? v->seq : 64,
+        .sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
+        .threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
+        .repetitions = repetitions_of(v)};
+    AR_TRY(ari_layout_check(&v->layout));
+    AR_TRY(ar_model_path(folder, sizeof folder, v->model ? v->model : "llama-demo"));
+    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.plan));
+    if (ari_layout_given(&v->layout))
+        o.parallel = ari_layout_parallel(&v->layout);
+    AR_TRY(ari_text_ids(&ids, o.batch, o.seq, c.vocab, NULL, v->common.seed));
+    o.input_ids = ids;
+    const ar_status st = run_numerics(v, &o);
+    free(ids);
+    return st;
+}
+
 static ar_status run(const bench_values *v)
 {
+    if (v->model && strcmp(v->what, "step") != 0)
+        return ar_error_set(AR_ERR_ARG, "bench %s takes no model, '%s' is one too many", v->what, v->model);
     if (strcmp(v->what, "gemm") == 0)
         return run_gemm(v);
     if (strcmp(v->what, "grad") == 0)
         return run_grad(v);
     if (strcmp(v->what, "block") == 0)
         return run_block(v);
-    if (strcmp(v->what, "allreduce") == 0 || strcmp(v->what, "step") == 0)
+    if (strcmp(v->what, "step") == 0)
+        return run_step(v);
+    if (strcmp(v->what, "allreduce") == 0)
         return ar_error_set(AR_ERR_UNSUPPORTED, "bench %s: not in this version", v->what);
-    return ar_error_set(AR_ERR_ARG, "there is no benchmark '%s'; 'gemm' and 'block' are two", v->what);
+    return ar_error_set(AR_ERR_ARG, "there is no benchmark '%s'; there are gemm, grad, block and step", v->what);
 }
 
 int ari_command_bench(int argc, char **argv)
 {
-    bench_values v = {0};
+    bench_values v = {.layout = ARI_LAYOUT_DEFAULTS};
+    v.layout.numerics = -1; /* both */
     int exit_code = ARI_EXIT_SAME;
     if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
         return exit_code;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/bench_report.h"
 
+#include "cli/layout.h"
 #include "cli/table.h"
 #include "ref/io/json.h"
 
@@ -131,6 +132,52 @@ json_t *ari_bench_json_block(const ari_bench_block_line *lines, size_t n)
                             "seconds", ari_json_number(row->seconds), "gflops", ari_json_number(row->gflops),
                             "gemm_fraction", ari_json_number(row->gemm_fraction), "over_native",
                             ari_json_number(row->over_native), "spread", ari_json_number(row->spread)));
+    }
+    return list;
+}
+
+ar_status ari_bench_print_step(const ari_bench_step_line *lines, size_t n, const ar_bench_step_options *o)
+{
+    static const ari_column columns[] = {{"layout", ARI_LEFT}, {"numerics", ARI_LEFT},  {"time", ARI_RIGHT},
+                                         {"GF/s", ARI_RIGHT},  {"products", ARI_RIGHT}, {"of tp=1", ARI_RIGHT},
+                                         {"spread", ARI_RIGHT}};
+    ari_table *t = NULL;
+    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
+    for (size_t i = 0; i < n; i++) {
+        const ar_bench_step_row *row = &lines[i].row;
+        char layout[ARI_LAYOUT_TEXT];
+        ari_table_cell(t, "%s", ari_layout_text(layout, &lines[i].parallel, o->batch));
+        ari_table_cell(t, "%s", ari_numerics_names[lines[i].numerics]);
+        ari_table_cell(t, "%s", ARI_SECONDS(row->seconds));
+        ari_table_cell(t, "%.1f", row->gflops);
+        ari_table_cell(t, "%.2f", row->gemm_fraction);
+        ari_table_cell(t, "%.2f", row->over_single);
+        ari_table_cell(t, "%.0f %%", 100.0 * row->spread);
+    }
+    const ar_status st = ari_table_print(t, stdout, 0);
+    ari_table_destroy(t);
+    printf("\nA training step of %s (AdamW, clipping), batch %zu x seq %zu, %d thread%s in all; medians. 'products': "
+           "time\n"
+           "of the model's matrix products alone, by sgemm, over that of the step. 'of tp=1': over the time of one "
+           "rank's\n"
+           "step. 'spread': of that ratio, in the first row of the times, (largest - smallest)/median.\n",
+           o->config->name, o->batch, o->seq, o->threads, o->threads == 1 ? "" : "s");
+    return st;
+}
+
+json_t *ari_bench_json_step(const ari_bench_step_line *lines, size_t n, const ar_bench_step_options *o)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) {
+        const ar_bench_step_row *row = &lines[i].row;
+        char layout[ARI_LAYOUT_TEXT];
+        ar_parallel_text(layout, sizeof layout, &lines[i].parallel);
+        json_array_append_new(
+            list, json_pack("{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "model", o->config->name, "layout",
+                            layout, "numerics", ari_numerics_names[lines[i].numerics], "batch", (json_int_t)o->batch,
+                            "seq", (json_int_t)o->seq, "seconds", ari_json_number(row->seconds), "gflops",
+                            ari_json_number(row->gflops), "gemm_fraction", ari_json_number(row->gemm_fraction),
+                            "over_single", ari_json_number(row->over_single), "spread", ari_json_number(row->spread)));
     }
     return list;
 }

@@ -5,6 +5,7 @@
 #include "bench/block.h"
 #include "bench/gemm.h"
 #include "bench/grad.h"
+#include "bench/step.h"
 #include "cli/command.h"
 
 /* What `bench` tells: a table for people, and {"rows": [...]} for programs. */
@@ -23,5 +24,14 @@ typedef struct ari_bench_block_line {
 } ari_bench_block_line;
 AR_NODISCARD ar_status ari_bench_print_block(const ari_bench_block_line *lines, size_t n, int threads);
 json_t *ari_bench_json_block(const ari_bench_block_line *lines, size_t n);
+
+/* A step in one layout and one of the numerics. */
+typedef struct ari_bench_step_line {
+    ar_parallel parallel;
+    ar_numerics numerics;
+    ar_bench_step_row row;
+} ari_bench_step_line;
+AR_NODISCARD ar_status ari_bench_print_step(const ari_bench_step_line *lines, size_t n, const ar_bench_step_options *o);
+json_t *ari_bench_json_step(const ari_bench_step_line *lines, size_t n, const ar_bench_step_options *o);
 
 #endif
