@@ -13,7 +13,7 @@ static const char *const numerics[] = {"exact", "native", NULL};
 typedef struct values {
     ari_common common;
     const char *model, *text;
-    int tp, numerics;
+    int tp, numerics, sweep;
     size_t batch;
     double lr;
     bool sp;
@@ -27,6 +27,14 @@ static const ari_option options[] = {
      .max = 4096,
      .value = "N",
      .help = "ranks"},
+    {.name = "sweep",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(values, sweep),
+     .min = 1,
+     .max = 64,
+     .value = "W",
+     .otherwise = "8",
+     .help = "all"},
     {.name = "sp", .letter = 's', .kind = ARI_OPT_FLAG, .at = offsetof(values, sp), .help = "sequence parallel"},
     {.name = "pp", .kind = ARI_OPT_LATER, .value = "N"},
     {.name = "batch", .letter = 'b', .kind = ARI_OPT_SIZE, .at = offsetof(values, batch), .min = 1, .max = 1e6},
@@ -162,6 +170,27 @@ Test(args, a_bad_value_is_told_with_what_would_be_right)
     refused("--text=", AR_ERR_ARG, "--text: got '', expected FILE");
 }
 
+Test(args, a_choice_that_is_near_is_named)
+{
+    refused("--numerics nativ", AR_ERR_ARG, "--numerics: got 'nativ', expected exact or native; did you mean native?");
+    refused("--numerics e", AR_ERR_ARG, "--numerics: got 'e', expected exact or native");
+}
+
+Test(args, a_number_that_may_be_left_out_is_taken_only_where_one_follows)
+{
+    cr_expect_eq(parsed("--sweep").sweep, 8);
+    cr_expect_eq(parsed("--sweep 4").sweep, 4);
+    cr_expect_eq(parsed("--sweep=4").sweep, 4);
+    cr_expect_eq(parsed("--sweep --sp").sweep, 8);
+    const values v = parsed("--sweep llama-demo");
+    cr_expect_eq(v.sweep, 8);
+    cr_expect_str_eq(v.model, "llama-demo");
+    refused("--sweep 0", AR_ERR_ARG, "--sweep: got '0', expected an integer from 1 to 64");
+    refused("--sweep -1", AR_ERR_ARG, "--sweep: got '-1', expected an integer from 1 to 64");
+    refused("--sweep=", AR_ERR_ARG, "--sweep: got '', expected an integer from 1 to 64");
+    refused("--sweep 4x", AR_ERR_ARG, "--sweep: got '4x', expected an integer from 1 to 64");
+}
+
 Test(args, a_missing_or_superfluous_value_is_an_error)
 {
     refused("--tp", AR_ERR_ARG, "--tp: its value is missing, expected an integer from 1 to 4096");
@@ -225,6 +254,7 @@ Test(args, the_help_lists_every_option_within_80_columns)
     cr_assert(strstr(text, "usage: anyrank try [MODEL] [options]\n") == text);
     cr_assert_not_null(strstr(text, "\n  --tp N "));
     cr_assert_not_null(strstr(text, "\n  -s, --sp "));
+    cr_assert_not_null(strstr(text, "\n  --sweep [W] "));
     cr_assert_not_null(strstr(text, "\n  --numerics exact|native  which\n"));
     cr_assert_not_null(strstr(text, "\n  --json FILE|- "));
     cr_assert_not_null(strstr(text, "\nexample:\n  anyrank try --tp 2\n"));
