@@ -5,12 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "sim/plan/bytes.h"
 #include "verify/check_baseline.h"
 #include "verify/check_run.h"
 #include "verify/estimate.h"
+#include "verify/gradcheck.h"
 #include "verify/positions.h"
 #include "verify/text_batch.h"
 #include "verify/weights.h"
@@ -157,6 +159,30 @@ static ar_status begin_report(ar_check_report *r, ari_weights **weights, const a
     return ari_alloc_zero((void **)&r->loss, ari_check_steps(o), sizeof *r->loss, "losses");
 }
 
+static bool gradcheck_progress(void *user, double fraction)
+{
+    tell(user, fraction, "central differences");
+    return true;
+}
+
+static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, ari_weights *w, const ar_batch *batch)
+{
+    ar_check_options options = *o;
+    const ari_gradcheck_case c = {.config = &r->config,
+                                  .weights = w ? ari_weights_find : NULL,
+                                  .weights_user = w,
+                                  .batch = batch,
+                                  .seed = o->seed,
+                                  .threads = o->threads > 0 ? o->threads : ari_cores(),
+                                  .progress = gradcheck_progress,
+                                  .progress_user = &options};
+    AR_TRY(ari_gradcheck(&r->gradcheck, &c));
+    r->has_gradcheck = true;
+    if (!r->gradcheck.ok && r->result == AR_CHECK_SAME)
+        r->result = AR_CHECK_DIFFERENT;
+    return AR_OK;
+}
+
 ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
 {
     ar_check_report *r = NULL;
@@ -173,6 +199,8 @@ ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
     AR_TRY_TO(done, st, ari_check_baseline(&ref, r->loss, &r->max_error_vs_f64, &baseline));
     r->baseline_seconds = (double)(ari_now_ns() - start) * 1e-9;
     AR_TRY_TO(done, st, describe_baseline(r, &ref));
+    if (o->gradcheck)
+        AR_TRY_TO(done, st, run_gradcheck(r, o, weights, batch));
     AR_TRY_TO(done, st, run_layouts(r, o, &ref, weights, batch));
     *gives = r;
     r = NULL;

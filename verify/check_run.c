@@ -109,9 +109,11 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .allowed = t->allowed,
                               .tp = o->parallel.tp > 1 ? o->parallel.tp : 1,
                               .dp = o->parallel.dp > 1 ? o->parallel.dp : 1,
+                              .micro_batches = o->parallel.micro_batches,
                               .sp = o->parallel.sp && o->parallel.tp > 1,
                               .batch = o->batch->batch,
                               .seq = o->batch->seq,
+                              .ids = o->batch[t->step - 1].input_ids,
                               .head_dim = o->config->head_dim};
     ari_pattern p = {{0}, {0}};
     AR_TRY_TO(done, st, ari_pattern_find(&p, &d));

@@ -29,8 +29,10 @@ typedef struct ari_difference {
     double allowed;            /* largest |difference| that is none; 0: equal bits or different */
     int step;                  /* 1, 2, .. */
     int tp, dp;                /* the layout: rank = dp_rank * tp + tp_rank; 0: tp is all ranks */
+    int micro_batches;         /* of each rank; 0: one */
     bool sp;                   /* positions are spread over tp between the tensor-parallel regions */
     size_t batch, seq;         /* of the run */
+    const int64_t *ids;        /* [batch, seq] of this step, or NULL */
     size_t head_dim;           /* of a tensor whose features are heads side by side */
 } ari_difference;
 

@@ -147,20 +147,22 @@ static void say_part(ari_clue *f, const ari_case *c, double angle, double share)
     const ari_difference *d = c->grid.d;
     /* What samples leave out of a sum is at worst unrelated to what they leave in: then cosine^2 = share, and larger if
      * samples agree. A smaller one means that something foreign was added. */
-    const bool foreign = angle * angle < share;
+    const bool foreign = angle * angle < 0.8 * share;
     size_t out = 0, in = 0;
     const double overwritten = distance(share, share_after_overwriting(d, &out, &in));
     const double samples = d->batch > 1 ? distance(share, 1 / (double)d->batch) : HUGE_VAL;
     ari_text t = ari_find(f, ARI_STATISTIC + 5);
     if (overwritten < log(1.4) && (foreign || overwritten < samples))
         say_overwritten(&t, d, angle, share, foreign ? HUGE_VAL : samples);
-    else if (foreign)
+    else if (foreign) {
         ari_say(&t,
                 "%.3g of the reference is in the gradient (cosine %.2f), and something foreign: part of the saved "
                 "input or of "
                 "dY was overwritten, in place or by a reused buffer",
                 share, angle);
-    else
+        if (d->micro_batches > 1)
+            ari_say(&t, ", or by the forward pass of another micro-batch before this one's backward");
+    } else
         say_missing(&t, c, angle, share, samples, overwritten);
 }
 

@@ -102,6 +102,34 @@ ar_status ari_grid_init(ari_grid *g, const ari_difference *d);
 ar_status ari_survey_init(ari_survey *s, const ari_grid *g);
 void ari_survey_fini(ari_survey *s);
 
+/* --- the mesh ----------------------------------------------------------------------------------------------------- */
+
+/* Ranks along tp and dp; where the layout is not known or is none, all along tp. */
+int ari_tp_of(const ari_difference *d);
+int ari_dp_of(const ari_difference *d);
+
+typedef enum ari_over { ARI_OVER_TP, ARI_OVER_DP, ARI_OVER_BOTH } ari_over;
+/* "tp", "dp", "tp and dp". */
+const char *ari_over_name(ari_over over);
+/* Along which groups copies of one part differ from each other. */
+ari_over ari_apart_over(const ari_difference *d);
+/* Groups of a kind, and whether a rank is in group `key` of them: of the tensor-parallel ones the key is the dp rank,
+ * of the data-parallel ones the tp rank; both: one group of all ranks. */
+int ari_groups(const ari_difference *d, ari_over over);
+bool ari_in_group(const ari_difference *d, int rank, ari_over over, int key);
+
+/* What ari_one_group made. */
+typedef struct ari_group_view {
+    ar_layout *layout;
+    ari_rank_copy *copy; /* NULL: nothing was made */
+    size_t shape[AR_MAX_DIMS];
+} ari_group_view;
+/* The difference as the tensor-parallel group of `rank` sees it: its ranks alone, of an activation its samples alone.
+ * Leaves view->copy NULL where there is one group only, or the group's ranks hold unlike samples. Errors:
+ * AR_ERR_MEMORY. */
+ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_difference *d, int rank);
+void ari_group_view_fini(ari_group_view *view);
+
 /* --- text --------------------------------------------------------------------------------------------------------- */
 
 /* Appends to a buffer; what does not fit is cut and ends in "...". */
@@ -184,6 +212,15 @@ ar_status ari_detect_row_factor(ari_clue *f, const ari_case *c);
 /* pattern_gradient.c: how much of the reference is in a gradient */
 ar_status ari_detect_bias(ari_clue *f, const ari_case *c);
 ar_status ari_detect_gradient(ari_clue *f, const ari_case *c);
+/* pattern_layout.c: what the layout suggests */
+ar_status ari_detect_means(ari_clue *f, const ari_case *c);
+ar_status ari_detect_clip(ari_clue *f, const ari_case *c);
+ar_status ari_detect_world_rank(ari_clue *f, const ari_case *c);
+/* pattern_tokens.c: tokens in another order, rows of ids, statistics of a norm */
+ar_status ari_detect_tokens(ari_clue *f, const ari_case *c);
+ar_status ari_detect_tied(ari_clue *f, const ari_case *c);
+ar_status ari_detect_statistic(ari_clue *f, const ari_case *c);
+ar_status ari_detect_truncation(ari_clue *f, const ari_case *c);
 /* pattern_part.c: what a loss, an embedding, a place suggest */
 ar_status ari_detect_loss(ari_clue *f, const ari_case *c);
 ar_status ari_detect_rows(ari_clue *f, const ari_case *c);

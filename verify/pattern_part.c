@@ -29,7 +29,7 @@ ar_status ari_detect_loss(ari_clue *f, const ari_case *c)
             &t,
             "softmax maximum: the ranks do not agree on the loss (from %.9g to %.9g, reference %.9g); each took the "
             "exponentials relative to its own shard's maximum, but denominators add up only under one maximum (an "
-            "all-reduce(max)); or each rank has the loss of its own tokens",
+            "all-reduce(max)); or each rank has the loss of its own tokens, or divided by their number",
             low, high, ref);
         return AR_OK;
     }

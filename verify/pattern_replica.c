@@ -44,7 +44,8 @@ static void end_fold_row(fold *f, const ari_case *c, fold_row *row, size_t at)
     }
 }
 
-static void fold_copies(fold *f, const ari_case *c, fold_row *row)
+/* Over the ranks of one group; ends the row's sums. */
+static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_over over, int key)
 {
     ari_runs it = ari_runs_of(&c->grid);
     ari_run run;
@@ -53,7 +54,7 @@ static void fold_copies(fold *f, const ari_case *c, fold_row *row)
         if (run.row != current)
             end_fold_row(f, c, row, current);
         current = run.row;
-        for (size_t i = 0; i < run.count; i++) {
+        for (size_t i = 0; i < run.count && ari_in_group(c->grid.d, run.rank, over, key); i++) {
             const double v = (double)run.value[i], delta = v - (double)run.ref[i];
             row->sum[run.col + i] += v;
             row->apart[run.col + i] += delta * delta;
@@ -78,7 +79,7 @@ static bool others_are_zero(const ari_survey *s, int ranks)
     return true;
 }
 
-static void say_sum(ari_clue *f, const ari_case *c, const fold *sums)
+static void say_sum(ari_clue *f, const ari_case *c, const fold *sums, const char *over)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
@@ -86,15 +87,15 @@ static void say_sum(ari_clue *f, const ari_case *c, const fold *sums)
     const int right = s->holding_ranks - s->wrong_ranks;
     ari_text t = ari_find(f, ARI_IDENTITY + 2);
     if (right == 1 && others_are_zero(s, d->ranks)) {
-        ari_say(&t, "looks like a missing broadcast or all-reduce over tp: ");
+        ari_say(&t, "looks like a missing broadcast or all-reduce over %s: ", over);
         ari_say_ranks(&t, d->ranks, is_right, s);
         ari_say(&t, " has the value, the others hold zeros where the reference does not");
         return;
     }
     ari_say(&t,
-            "looks like a missing all-reduce over tp: the values of %s add up to the reference (largest difference "
+            "looks like a missing all-reduce over %s: the values of %s add up to the reference (largest difference "
             "%.1e of its largest value), ",
-            s->whole ? "the ranks" : "the ranks that hold copies of an element", worst);
+            over, s->whole ? "the ranks" : "the ranks that hold copies of an element", worst);
     if (right > 0)
         ari_say_ranks(&t, d->ranks, is_right, s);
     ari_say(&t, right > 0 ? " alone agrees with it" : "no rank has it");
@@ -103,35 +104,68 @@ static void say_sum(ari_clue *f, const ari_case *c, const fold *sums)
                     "until it is reduced");
     else if (d->pass == 'f')
         ari_say(&t, "; a row-parallel output is partial until it is reduced");
+    else if (d->pass == 'g' && strcmp(over, "dp") == 0)
+        ari_say(&t, "; each data-parallel rank saw its own samples: gradients are added over dp before the update");
+    else if (d->pass == 'g' && d->sp)
+        ari_say(&t, "; a replicated parameter of which each rank saw its own positions only (sequence parallelism): "
+                    "its gradient is spread over the ranks and must be added over tp");
     else if (d->pass == 'g')
         ari_say(&t, "; a replicated parameter whose ranks saw different tokens or heads needs its gradients added");
+}
+
+static void say_mean(ari_clue *f, const ari_case *c, const fold *sums, const char *over)
+{
+    ari_text t = ari_find(f, ARI_IDENTITY + 1);
+    ari_say(&t,
+            "looks like a missing average over %s: the mean of the ranks' values is the reference (largest difference "
+            "%.1e of its largest value), as if each rank had divided by its own part's count, or multiplied by N",
+            over, sums->worst_mean / c->survey.max_reference);
+}
+
+/* What the copies are, if they are that in every group of this kind. */
+typedef enum relation { UNRELATED, ADD_UP, AVERAGE } relation;
+
+static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_over over)
+{
+    /* Copies 1% apart whose sum is within 0.1% of the reference: of many elements that is no accident; of few, ask for
+     * what rounding of the copies to fp32 leaves. */
+    const double tolerance = c->survey.shared >= 64 ? 1e-3 : 1e-5;
+    relation all = UNRELATED;
+    for (int key = 0; key < ari_groups(c->grid.d, over); key++) {
+        fold one = {0};
+        fold_copies(&one, c, row, over, key);
+        const bool far = isfinite(one.apart) && one.apart >= 1e-4 * one.scale && one.scale > 0.0 && one.lone == 0;
+        const relation mine = far && one.sum_error <= tolerance * tolerance * one.scale    ? ADD_UP
+                              : far && one.mean_error <= tolerance * tolerance * one.apart ? AVERAGE
+                                                                                           : UNRELATED;
+        if (mine == UNRELATED || (key > 0 && mine != all))
+            return UNRELATED;
+        all = mine;
+        sums->worst = fmax(sums->worst, one.worst);
+        sums->worst_mean = fmax(sums->worst_mean, one.worst_mean);
+    }
+    return all;
 }
 
 ar_status ari_detect_sum(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
+    static const ari_over kinds[] = {ARI_OVER_BOTH, ARI_OVER_TP, ARI_OVER_DP};
     if (c->survey.disagree == 0 || c->survey.total.nan > 0)
         return AR_OK;
     ar_status st = AR_OK;
-    fold sums = {0};
     fold_row row = {NULL, NULL, NULL};
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.sum, g->cols, sizeof *row.sum, g->d->name));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.apart, g->cols, sizeof *row.apart, g->d->name));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.holders, g->cols, sizeof *row.holders, g->d->name));
-    fold_copies(&sums, c, &row);
-    /* Copies 1% apart whose sum is within 0.1% of the reference: of many elements that is no accident; of few, ask for
-     * what rounding of the copies to fp32 leaves. */
-    const double tolerance = c->survey.shared >= 64 ? 1e-3 : 1e-5;
-    const bool far = isfinite(sums.apart) && sums.apart >= 1e-4 * sums.scale && sums.scale > 0.0 && sums.lone == 0;
-    if (far && sums.sum_error <= tolerance * tolerance * sums.scale)
-        say_sum(f, c, &sums);
-    else if (far && sums.mean_error <= tolerance * tolerance * sums.apart) {
-        ari_text t = ari_find(f, ARI_IDENTITY + 1);
-        ari_say(
-            &t,
-            "looks like a missing average over tp: the mean of the ranks' values is the reference (largest difference "
-            "%.1e of its largest value), as if each rank had divided by its own part's count, or multiplied by N",
-            sums.worst_mean / c->survey.max_reference);
+    for (size_t i = 0; i < 3 && f->confidence == ARI_SILENT; i++) {
+        fold sums = {0};
+        const relation is = relation_in(&sums, c, &row, kinds[i]);
+        const char *over = ari_over_name(kinds[i] == ARI_OVER_BOTH ? ari_apart_over(g->d) : kinds[i]);
+        if (is == ADD_UP)
+            say_sum(f, c, &sums, over);
+        else if (is == AVERAGE)
+            say_mean(f, c, &sums, over);
     }
 done:
     free(row.sum);

@@ -145,6 +145,7 @@ static void say_repeat(ari_clue *f, const ari_case *c, const source *from)
     const bool fresh = g->d->pass == 'i';
     ari_text t = ari_find(f, ARI_IDENTITY + 4);
     if (is_wrong_head(g, from)) {
+        f->confidence++; /* in the full tensor of several groups it looks like a mere permutation */
         ari_say(&t, "the wrong KV head: rank r holds head r mod %d, not floor(r %d / %d): ",
                 g->d->ranks / g->d->copy[0].layout->replicas, g->d->ranks / g->d->copy[0].layout->replicas,
                 g->d->ranks);
@@ -347,7 +348,7 @@ static void look_for_cut(cut *cuts, const ari_case *c, int rank)
 static void say_tail(ari_clue *f, const ari_case *c, int dim, const cut *at, bool zero)
 {
     const ari_difference *d = c->grid.d;
-    const size_t times = at->extent / at->first_wrong, ranks = (size_t)d->ranks;
+    const size_t times = at->extent / at->first_wrong, ranks = (size_t)ari_tp_of(d);
     const bool by_heads = ari_is_by_heads(d) && dim == d->ndim - 1 && at->first_wrong % d->head_dim == 0;
     const size_t unit = by_heads ? d->head_dim : 1, local = at->extent / unit, right = at->first_wrong / unit;
     const bool heads = ari_name_has(d, "attn") || ari_name_has(d, "attention") || ari_leaf_has(d, "context");
@@ -358,11 +359,11 @@ static void say_tail(ari_clue *f, const ari_case *c, int dim, const cut *at, boo
         ari_say(&t, " (%zu of %zu heads)", right, local);
     ari_say(&t, zero ? ", the rest is zero" : ", the rest is wrong");
     if (by_heads && local % ranks != 0 && right == local / ranks)
-        ari_say(&t, "; that is %zu / %d rounded down: the local head count was divided by the number of ranks twice",
-                local, d->ranks);
+        ari_say(&t, "; that is %zu / %zu rounded down: the local head count was divided by the number of ranks twice",
+                local, ranks);
     else if (times == ranks && at->extent % at->first_wrong == 0)
-        ari_say(&t, "; that is 1/%zu for %d ranks: the local %s was divided by the number of ranks twice", times,
-                d->ranks, heads ? "head count" : "extent");
+        ari_say(&t, "; that is 1/%zu for %zu ranks: the local %s was divided by the number of ranks twice", times,
+                ranks, heads ? "head count" : "extent");
     else
         ari_say(&t, "; the rest was left out of the loop, or its size was rounded down");
 }

@@ -87,7 +87,8 @@ const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
     };
     enum { SAMPLE, TOKEN, FEATURE, HEAD, QUERY, KEY, LANE, ROW, COLUMN, ELEMENT, ID };
     const ari_difference *d = g->d;
-    const bool probs = ari_leaf_has(d, "probs"), vocabulary = ari_is_embedding(d) || ari_name_has(d, "lm_head");
+    const bool probs = ari_leaf_has(d, "probs") || ari_leaf_has(d, "attn_dropout"),
+               vocabulary = ari_is_embedding(d) || ari_name_has(d, "lm_head");
     const bool logits = ari_leaf_has(d, "logits") || (ari_leaf_has(d, "lm_head") && d->pass == 'f');
     const int activation[5][4] = {{ELEMENT},
                                   {ELEMENT},

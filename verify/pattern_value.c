@@ -54,11 +54,14 @@ static bool is_features_per_token(const ari_difference *d, double c, double tole
 /* What the run's sizes would explain; NULL if nothing. */
 static const char *factor_name(const ari_difference *d, double c, double tolerance, char *buffer, size_t cap)
 {
-    const double n = d->ranks, b = (double)d->batch, tokens = d->seq > 1 ? b * (double)(d->seq - 1) : 0.0;
+    const double n = ari_tp_of(d), dp = ari_dp_of(d), b = (double)d->batch,
+                 tokens = d->seq > 1 ? b * (double)(d->seq - 1) : 0.0;
     const struct {
         double value;
         const char *text;
     } known[] = {
+        {dp > 1 ? dp : 0, "dp"},
+        {dp > 1 ? 1 / dp : 0, "1/dp"},
         {n > 1 ? n : 0, "N"},
         {n > 1 ? 1 / n : 0, "1/N"},
         {2, "2"},
@@ -112,7 +115,7 @@ static void say_initial_factor(ari_text *t, const ari_difference *d, int rank, d
 static void say_factor(ari_text *t, const ari_case *c, int rank, double factor, const char *name)
 {
     const ari_difference *d = c->grid.d;
-    const double n = d->ranks;
+    const int tp = ari_tp_of(d), dp = ari_dp_of(d);
     if (d->pass == 'i') {
         say_initial_factor(t, d, rank, factor, name);
         return;
@@ -126,18 +129,26 @@ static void say_factor(ari_text *t, const ari_case *c, int rank, double factor, 
                 "or, if "
                 "dY is not, a wrong divisor",
                 d->copy[rank].shape[0], d->batch * d->seq);
-    else if (d->ranks > 1 && is_near(factor, n, 1e-5))
+    else if (dp > 1 && is_near(factor, dp, 1e-5))
+        ari_say(t,
+                " (dp = %d ranks): a value that was complete on every data-parallel rank was added over dp, or each "
+                "rank divided by its own number of targets in place of the global one%s",
+                dp, tp == dp ? "; or the same over tp" : "");
+    else if (dp > 1 && is_near(factor, 1.0 / dp, 1e-5))
+        ari_say(t, " (dp = %d ranks): averaged over dp where the sum was wanted%s", dp,
+                tp == dp ? ", or the same over tp" : "");
+    else if (tp > 1 && is_near(factor, tp, 1e-5))
         ari_say(
             t,
             " (N = %d ranks): a value that was complete on every rank was summed over tp (reduced twice, or counted "
             "once per replica)",
-            d->ranks);
-    else if (d->ranks > 1 && is_near(factor, 1 / n, 1e-5))
+            tp);
+    else if (tp > 1 && is_near(factor, 1.0 / tp, 1e-5))
         ari_say(
             t,
             " (N = %d ranks): averaged over tp where the sum was wanted, or divided by N before each rank added its "
             "own",
-            d->ranks);
+            tp);
     else if (is_near(factor, 2, 1e-5))
         ari_say(t, ": counted twice (a bucket reduced twice, a gradient accumulated over an old one)");
     else if (is_near(factor, 0.5, 1e-5))

@@ -79,8 +79,8 @@ static void say_vector(ari_clue *f, const ari_case *c, double spread_of_it)
         "against %.2g of the values)",
         d->pass == 'f' ? "a bias counted more than once, or left out" : "a constant vector added to every gradient row",
         c->grid.rows, spread_of_it, sqrt(all->dd / (double)all->different), sqrt(all->rr / (double)all->different));
-    if (is_row_parallel(d) && d->pass == 'f' && d->ranks > 1)
-        ari_say(&t, "; a row-parallel bias is added once, after the sum over tp, or it counts %d times", d->ranks);
+    if (is_row_parallel(d) && d->pass == 'f' && ari_tp_of(d) > 1)
+        ari_say(&t, "; a row-parallel bias is added once, after the sum over tp, or it counts %d times", ari_tp_of(d));
 }
 
 static void say_table(ari_clue *f, const ari_case *c, double spread_of_it)
