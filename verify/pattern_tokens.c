@@ -118,20 +118,23 @@ ar_status ari_detect_tokens(ari_clue *f, const ari_case *c)
 
 /* --- rows of the ids in the batch --------------------------------------------------------------------------------- */
 
-/* Whether the rows that differ are those of the ids in the batch, all of them that the reference looks up and no other.
- */
+/* Whether the rows that differ are those of the ids in the batch, all of them and no other. The last token of a sample
+ * predicts nothing, so that an id which stands there alone may have no gradient. */
 static bool are_ids(const ari_case *c, size_t *ids)
 {
     const ari_grid *g = &c->grid;
     const ari_difference *d = g->d;
     *ids = 0;
     for (size_t id = 0; id < g->shape[0]; id++) {
-        bool used = false;
-        for (size_t i = 0; i < d->batch * d->seq && !used; i++)
-            used = d->ids[i] == (int64_t)id;
-        if (used != (c->survey.hits[0][id] > 0))
+        bool used = false, predicts = false;
+        for (size_t i = 0; i < d->batch * d->seq && !predicts; i++) {
+            used = used || d->ids[i] == (int64_t)id;
+            predicts = d->ids[i] == (int64_t)id && (i + 1) % d->seq != 0;
+        }
+        const bool wrong = c->survey.hits[0][id] > 0;
+        if ((wrong && !used) || (predicts && !wrong))
             return false;
-        *ids += used;
+        *ids += wrong;
     }
     return true;
 }
