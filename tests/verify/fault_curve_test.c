@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/fault_curve.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+TestSuite(fault_curve, .timeout = 60);
+
+/* One gradient of four elements on each of two ranks; loss 4 at every step. */
+typedef struct made {
+    float values[2][4];
+    ari_traced_gradient gradient[2];
+    ari_traced_rank rank[2];
+    ari_fault_trace trace;
+} made;
+
+static void make(made *m)
+{
+    static const float values[2][4] = {{1.0f, -2.0f, 0.5f, 0.0f}, {4.0f, 1.0f, 0.0f, -1.0f}};
+    memcpy(m->values, values, sizeof values);
+    m->trace = (ari_fault_trace){.ended = true, .rank = m->rank, .ranks = 2};
+    for (int r = 0; r < 2; r++) {
+        m->gradient[r] = (ari_traced_gradient){.name = "w", .count = 4, .values = m->values[r]};
+        m->rank[r] = (ari_traced_rank){.gradient = &m->gradient[r], .count = 1};
+    }
+    for (int i = 0; i < ARI_CURVE_STEPS; i++)
+        m->trace.loss[i] = 4.0f;
+}
+
+Test(fault_curve, equal_runs_deviate_by_nothing)
+{
+    made clean, faulty;
+    make(&clean);
+    make(&faulty);
+    const ari_fault_curve c = ari_fault_curve_of(&clean.trace, &faulty.trace);
+    cr_assert(c.loss == 0.0 && c.gradient == 0.0);
+    cr_assert_str_eq(c.gradient_tensor, "");
+}
+
+Test(fault_curve, the_worst_step_counts_relative_to_the_clean_loss)
+{
+    made clean, faulty;
+    make(&clean);
+    make(&faulty);
+    faulty.trace.loss[3] = 4.5f;
+    faulty.trace.loss[19] = 3.0f;
+    cr_assert_eq(ari_fault_curve_of(&clean.trace, &faulty.trace).loss, 0.25);
+}
+
+/* Rank 1 holds the tensor's largest element, rank 0 the wrong one: 0.5 of 4. */
+Test(fault_curve, a_gradient_is_measured_by_its_largest_element_on_any_rank)
+{
+    made clean, faulty;
+    make(&clean);
+    make(&faulty);
+    faulty.values[0][2] = 1.0f;
+    const ari_fault_curve c = ari_fault_curve_of(&clean.trace, &faulty.trace);
+    cr_assert_eq(c.gradient, 0.125);
+    cr_assert_str_eq(c.gradient_tensor, "w");
+    cr_assert_eq(c.loss, 0.0);
+}
+
+Test(fault_curve, what_is_no_number_or_not_there_is_infinitely_far)
+{
+    made clean, faulty;
+    make(&clean);
+    make(&faulty);
+    faulty.values[1][0] = NAN;
+    faulty.trace.loss[0] = NAN;
+    ari_fault_curve c = ari_fault_curve_of(&clean.trace, &faulty.trace);
+    cr_expect(isinf(c.gradient) && isinf(c.loss));
+    make(&faulty);
+    faulty.gradient[1].count = 3;
+    cr_expect(isinf(ari_fault_curve_of(&clean.trace, &faulty.trace).gradient));
+    make(&faulty);
+    faulty.rank[0].count = 0;
+    cr_expect(isinf(ari_fault_curve_of(&clean.trace, &faulty.trace).gradient));
+}
+
+Test(fault_curve, every_fault_has_a_legal_case_of_its_own)
+{
+    for (int f = 1; f < AR_FAULT_COUNT; f++) {
+        const ari_fault_case c = ari_fault_case_of((ar_fault)f);
+        const char *name = ar_fault_name((ar_fault)f);
+        ar_config config;
+        ar_plan plan;
+        cr_expect_eq((int)c.fault, f, "%s has no case", name);
+        cr_assert_eq(ari_fault_case_load(&config, &plan, &c), AR_OK, "%s: %s", name, ar_error_message());
+        cr_expect_eq(ar_parallel_check(&c.parallel, &config, &plan, c.batch, c.seq), AR_OK, "%s: %s", name,
+                     ar_error_message());
+        cr_expect(c.batch > 0 && c.seq > 0 && c.steps == 1 && c.clip >= 0.0 && c.dropout < 1.0);
+    }
+}
+
+Test(fault_curve, cases_are_alike_up_to_the_fault)
+{
+    const ari_fault_case a = ari_fault_case_of(AR_FAULT_init_local_fan);
+    ari_fault_case b = ari_fault_case_of(AR_FAULT_init_per_shard_seed);
+    cr_expect(ari_fault_case_alike(&a, &b));
+    b.dropout = 0.1;
+    cr_expect_not(ari_fault_case_alike(&a, &b));
+    b = ari_fault_case_of(AR_FAULT_sp_norm_grad_local);
+    cr_expect_not(ari_fault_case_alike(&a, &b));
+    b = ari_fault_case_of(AR_FAULT_row_bias_every_rank);
+    cr_expect_not(ari_fault_case_alike(&a, &b));
+}
+
+/* Twenty steps of the smallest case: gradients of every rank, losses that fall, and a fault that shows in both. */
+Test(fault_curve, a_run_is_traced_on_every_rank)
+{
+    ari_fault_case c = ari_fault_case_of(AR_FAULT_dp_group_missing);
+    c.model = "stack-demo";
+    c.batch = 2;
+    c.seq = 4;
+    ari_fault_trace clean, again, faulty;
+    cr_assert_eq(ari_fault_trace_run(&clean, &c, AR_FAULT_NONE, 1, 0), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_fault_trace_run(&again, &c, AR_FAULT_NONE, 2, 0), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_fault_trace_run(&faulty, &c, AR_FAULT_dp_group_missing, 1, 0), AR_OK, "%s", ar_error_message());
+    cr_assert(clean.ended && again.ended && faulty.ended && clean.ranks == 2);
+    cr_expect(clean.rank[0].count > 10 && clean.rank[1].count == clean.rank[0].count);
+    cr_expect_lt(clean.loss[ARI_CURVE_STEPS - 1], clean.loss[0]);
+    const ari_fault_curve same = ari_fault_curve_of(&clean, &again), other = ari_fault_curve_of(&clean, &faulty);
+    cr_expect(same.loss == 0.0 && same.gradient == 0.0);
+    cr_expect(other.loss > 0.0 && other.gradient > 0.1);
+    ari_fault_trace_fini(&clean);
+    ari_fault_trace_fini(&again);
+    ari_fault_trace_fini(&faulty);
+}
