@@ -121,6 +121,11 @@ static double step_of_largest(const ari_ref_tensor *t)
     return (double)(nextafterf(largest, INFINITY) - largest);
 }
 
+static double safety_of(size_t elements)
+{
+    return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
+}
+
 static ar_baseline_options options_of(const ari_baseline_case *c, phase *p)
 {
     const ar_check_options *o = c->check;
@@ -151,8 +156,10 @@ static ar_status measure_spread(measuring *m, ari_reference *ref, const ari_base
         m->step = 1;
         AR_TRY(ar_baseline_run(c->config, &b, c->batch, unused));
     }
-    for (size_t i = 0; i < ref->count; i++)
-        ref->tensor[i].allowed = ARI_NOISE_SAFETY * m->spread[i] + step_of_largest(&ref->tensor[i]);
+    for (size_t i = 0; i < ref->count; i++) {
+        ari_ref_tensor *t = &ref->tensor[i];
+        t->allowed = safety_of(t->count) * m->spread[i] + step_of_largest(t);
+    }
     return AR_OK;
 }
 

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks of whole training steps: layouts of every kind, dropout, native numerics, the step in which a run leaves. */
+#include "tests/verify/support.h"
+
+#include <math.h>
+
+#include "verify/check_run.h"
+
+TestSuite(steps, .timeout = 250);
+
+/* Every kind of layout, for models whose heads divide by 12; of three samples two ranks have two and one. */
+static const ar_parallel layouts[] = {
+    {.tp = 1},
+    {.tp = 2},
+    {.tp = 3, .sp = true},
+    {.tp = 4, .sp = true, .keep_gathered = true},
+    {.dp = 2},
+    {.dp = 3, .tp = 2},
+    {.dp = 2, .tp = 2, .sp = true},
+    {.micro_batches = 3},
+    {.dp = 2, .tp = 2, .micro_batches = 2, .forward_first = true},
+    {.dp = 2, .tp = 3, .sp = true, .micro_batches = 2},
+};
+enum { LAYOUTS = sizeof layouts / sizeof *layouts, BATCH = 3, SEQ = 12 };
+
+static void check_steps(int model, double dropout, ar_optimizer_kind kind, ar_sim_algorithm algorithm)
+{
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[model]);
+    ar_check_options o = check_layouts(folder, layouts, LAYOUTS, BATCH, SEQ);
+    ar_check_report *untrained = check_or_fail(&o);
+    o.steps = 3;
+    o.optimizer = ar_optimizer_defaults(kind);
+    o.optimizer.lr = 0.01;
+    o.clip = 0.5;
+    o.dropout = dropout;
+    o.algorithm = algorithm;
+    ar_check_report *r = check_or_fail(&o);
+    expect_same(r, tiny_names[model]);
+    cr_expect(r->steps == 3 && r->loss[2] != r->loss[0], "%s: the loss does not move", tiny_names[model]);
+    cr_expect_str_neq(r->weights_hash, untrained->weights_hash, "%s: these are the initial weights", tiny_names[model]);
+    cr_expect_str_neq(r->gradients_hash, untrained->gradients_hash);
+    ar_check_report_destroy(untrained);
+    ar_check_report_destroy(r);
+    remove_folder(folder);
+}
+
+Test(steps, three_of_adamw_with_clipping_have_the_baselines_bits_in_every_layout)
+{
+    for (int m = 0; m < TINY_MODELS; m++)
+        check_steps(m, 0.0, AR_OPTIMIZER_ADAMW, m % 2 ? AR_SIM_RING : AR_SIM_DIRECT);
+}
+
+Test(steps, dropout_has_the_baselines_bits_in_every_layout)
+{
+    check_steps(TINY_LLAMA, 0.2, AR_OPTIMIZER_SGD, AR_SIM_DIRECT);
+    check_steps(TINY_GPT2, 0.2, AR_OPTIMIZER_ADAM, AR_SIM_RING);
+    check_steps(TINY_STACK, 0.2, AR_OPTIMIZER_ADAMW, AR_SIM_DIRECT);
+}
+
+Test(steps, each_has_rows_of_its_own)
+{
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
+    ar_check_options o = check_layouts(folder, layouts, 1, BATCH, SEQ);
+    o.steps = 2;
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    o.optimizer.lr = 0.0; /* the same weights in both steps */
+    ar_check_report *r = check_or_fail(&o);
+    cr_expect(r->loss[0] != r->loss[1], "both steps saw the same text");
+    ar_check_report_destroy(r);
+    remove_folder(folder);
+}
+
+/* --- native numerics ---------------------------------------------------------------------------------------------- */
+
+static ar_check_report *native(const char *model, const ar_parallel *p, size_t n, size_t batch, size_t seq,
+                               ar_fault fault)
+{
+    ar_check_options o = check_layouts(model, p, n, batch, seq);
+    o.steps = 2;
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.clip = 1.0;
+    o.numerics = AR_NUMERICS_NATIVE;
+    o.fault = fault;
+    return check_or_fail(&o);
+}
+
+Test(steps, native_numerics_stay_within_what_rounding_does)
+{
+    static const char *const models[] = {"llama-demo", "gpt2-demo", "stack-demo"};
+    static const ar_parallel some[] = {{.tp = 1}, {.tp = 4, .sp = true}, {.dp = 2, .tp = 2}, {.micro_batches = 2}};
+    for (size_t m = 0; m < 3; m++) {
+        ar_check_report *r = native(models[m], some, 4, 2, 8, AR_FAULT_NONE);
+        cr_expect_eq(r->numerics, AR_NUMERICS_NATIVE);
+        for (size_t i = 0; i < r->runs; i++) {
+            const ar_check_run *run = &r->run[i];
+            cr_expect_eq(run->result, AR_CHECK_SAME, "%s, layout %zu: %s", models[m], i, first_of(run));
+            cr_expect(run->max_ratio > 0.0 && run->max_ratio < 1.0, "%s, layout %zu: ratio %g of %s", models[m], i,
+                      run->max_ratio, run->ratio_tensor);
+            cr_expect(run->tensors_different == 0 && run->elements_different == 0 && run->ratio_tensor[0] != '\0');
+            cr_expect_eq(run->bytes_counted, run->bytes_predicted);
+            cr_expect_str_neq(run->gradients_hash, r->gradients_hash, "%s: these are the exact bits", models[m]);
+        }
+        ar_check_report_destroy(r);
+    }
+}
+
+Test(steps, native_numerics_do_not_hide_a_fault)
+{
+    static const ar_parallel two[] = {{.tp = 2}}, shared[] = {{.tp = 2, .sp = true}}, over[] = {{.dp = 2}};
+    static const struct {
+        ar_fault fault;
+        const char *model;
+        const ar_parallel *layout;
+        const char *tensor, *hint;
+    } cases[] = {
+        {AR_FAULT_row_bias_every_rank, "gpt2-demo", two, "transformer.h.0.attn.c_proj:fwd", "bias"},
+        {AR_FAULT_column_dx_not_reduced, "llama-demo", two, "lm_head:bwd", "missing all-reduce over tp"},
+        {AR_FAULT_sp_norm_grad_local, "llama-demo", shared, "model.norm.weight:grad", "missing all-reduce over tp"},
+        {AR_FAULT_dp_group_missing, "llama-demo", over, "lm_head.weight:grad", "missing all-reduce over dp"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ar_check_report *r = native(cases[i].model, cases[i].layout, 1, 2, 8, cases[i].fault);
+        const ar_check_run *run = &r->run[0];
+        cr_expect(run->result == AR_CHECK_DIFFERENT && run->max_ratio > 1.0, "case %zu: ratio %g", i, run->max_ratio);
+        cr_expect_str_eq(run->first.tensor, cases[i].tensor);
+        cr_expect(strstr(run->first.hint, cases[i].hint), "%s: %s", cases[i].tensor, run->first.hint);
+        ar_check_report_destroy(r);
+    }
+}
+
+/* --- the step in which a run leaves ------------------------------------------------------------------------------- */
+
+static const int64_t ids[2 * 2 * 5] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3, 7, 8, 200, 100, 1, 0, 12, 90, 33, 5};
+
+typedef struct two_steps {
+    ar_config config;
+    ar_batch batch[2];
+    ari_reference ref;
+    ari_cluster_options cluster;
+} two_steps;
+
+/* Two steps of SGD with momentum. */
+static void two_steps_init(two_steps *t)
+{
+    double losses[2];
+    *t = (two_steps){.config = config_of(tiny_models[TINY_STACK])};
+    for (size_t i = 0; i < 2; i++)
+        t->batch[i] = (ar_batch){.batch = 2, .seq = 5, .input_ids = ids + i * 10};
+    ar_optimizer_options optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    optimizer.momentum = 0.9;
+    const ar_baseline_options b = {.mode = AR_MODE_EXACT,
+                                   .emit = ari_reference_emit,
+                                   .emit_user = &t->ref,
+                                   .begin_step = ari_reference_begin,
+                                   .steps = 2,
+                                   .optimizer = optimizer};
+    cr_assert_eq(ar_baseline_run(&t->config, &b, t->batch, losses), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_reference_finish(&t->ref), AR_OK);
+    t->cluster = (ari_cluster_options){.config = &t->config,
+                                       .parallel = {.tp = 2, .dp = 2},
+                                       .batch = t->batch,
+                                       .steps = 2,
+                                       .optimizer = optimizer,
+                                       .threads = 1,
+                                       .sim = {.timeout_ns = 60000000000u}};
+}
+
+static void expect_first(two_steps *t, int step, const char *pass, const char *tensor)
+{
+    ar_check_run run = {0};
+    cr_assert_eq(ari_check_run(&run, &t->ref, &t->cluster), AR_OK, "%s", ar_error_message());
+    cr_assert(run.has_difference && !run.error, "%s", run.error);
+    cr_expect_eq(run.first.step, step, "%s: step %d", run.first.tensor, run.first.step);
+    cr_expect_str_eq(run.first.pass, pass);
+    cr_expect_str_eq(run.first.tensor, tensor);
+    ari_check_run_fini(&run);
+}
+
+/* The first step of a momentum is without it: only the second one's weights are other ones. */
+Test(steps, a_momentum_left_out_is_found_in_the_second_steps_weights)
+{
+    two_steps t;
+    two_steps_init(&t);
+    t.cluster.optimizer.momentum = 0.0;
+    expect_first(&t, 2, "update", "embed.weight:new");
+    ari_reference_fini(&t.ref);
+}
+
+Test(steps, another_learning_rate_is_found_in_the_first_steps_weights)
+{
+    two_steps t;
+    two_steps_init(&t);
+    t.cluster.optimizer.lr *= 1.5;
+    expect_first(&t, 1, "update", "embed.weight:new");
+    ari_reference_fini(&t.ref);
+}
+
+Test(steps, one_bit_of_the_second_step_is_that_steps_alone)
+{
+    two_steps t;
+    two_steps_init(&t);
+    static const struct {
+        const char *name, *pass, *tensor;
+        char letter;
+    } flips[] = {{"layers.1.mlp.act", "forward", "layers.1.mlp.act:fwd", 'f'},
+                 {"layers.0.ln1.bias", "backward", "layers.0.ln1.bias:grad", 'g'},
+                 {"layers.0.ln1.bias", "update", "layers.0.ln1.bias:new", 'n'}};
+    for (size_t i = 0; i < sizeof flips / sizeof *flips; i++) {
+        const size_t at = ari_reference_find_in(&t.ref, flips[i].name, flips[i].letter, 2);
+        cr_assert_lt(at, t.ref.count);
+        float *v = &t.ref.tensor[at].values[3];
+        const float was = *v;
+        *v = nextafterf(was, INFINITY);
+        expect_first(&t, 2, flips[i].pass, flips[i].tensor);
+        *v = was;
+    }
+    ari_reference_fini(&t.ref);
+}
+
+/* --- which layouts ------------------------------------------------------------------------------------------------ */
+
+static void expect_defaults(const char *model, size_t seq, const char *const *expected, size_t count)
+{
+    char folder[600], text[96];
+    ar_parallel p[32];
+    ar_config c;
+    const ar_plan plan = {0};
+    cr_assert_eq(ar_model_path(folder, sizeof folder, model), AR_OK);
+    cr_assert_eq(ar_config_load(&c, folder), AR_OK);
+    const size_t n = ar_check_default_layouts(&c, &plan, 8, seq, p, 32);
+    cr_expect_eq(n, count, "%s: %zu layouts", model, n);
+    for (size_t i = 0; i < n && i < count; i++) {
+        ar_parallel_text(text, sizeof text, &p[i]);
+        cr_expect_str_eq(text, expected[i], "%s, layout %zu", model, i);
+    }
+    cr_expect_eq(ar_check_default_layouts(&c, &plan, 8, seq, p, 2), 2, "more than there is room for");
+}
+
+Test(steps, default_layouts_are_of_every_kind_and_legal)
+{
+    static const char *const llama[] = {"tp=1", "tp=2",         "tp=4", "tp=4 sp",         "tp=8 sp",
+                                        "dp=2", "dp=2 tp=2 sp", "dp=3", "micro-batches=2", "micro-batches=4"};
+    static const char *const gpt2[] = {"tp=1", "tp=3 sp",         "tp=6",           "dp=2", "dp=2 tp=3 sp",
+                                       "dp=3", "micro-batches=2", "micro-batches=4"};
+    static const char *const gpt2_64[] = {"tp=1", "tp=4 sp",         "tp=6",           "dp=2", "dp=2 tp=2 sp",
+                                          "dp=3", "micro-batches=2", "micro-batches=4"};
+    expect_defaults("llama-demo", 64, llama, 10);
+    expect_defaults("stack-demo", 64, llama, 10);
+    expect_defaults("gpt2-demo", 48, gpt2, 8);
+    expect_defaults("gpt2-demo", 64, gpt2_64, 8); /* 64 positions do not divide by 3 */
+}
+
+/* The tied llama: 12 heads and KV heads. Up to three ranks with two samples of 6 positions: dp=3 has no sample left. */
+Test(steps, a_sweep_lists_every_legal_layout_by_world_size)
+{
+    static const char *const expected[] = {"tp=1",
+                                           "micro-batches=2",
+                                           "dp=2",
+                                           "tp=2",
+                                           "tp=2 sp",
+                                           "tp=2 micro-batches=2",
+                                           "tp=2 sp micro-batches=2",
+                                           "tp=3",
+                                           "tp=3 sp",
+                                           "tp=3 micro-batches=2",
+                                           "tp=3 sp micro-batches=2"};
+    ar_parallel p[16];
+    char text[96];
+    const ar_config c = config_of(tiny_models[TINY_TIED]);
+    const ar_plan plan = {0};
+    const size_t n = ar_check_sweep(&c, &plan, 2, 6, 3, p, 16);
+    cr_assert_eq(n, sizeof expected / sizeof *expected, "%zu layouts", n);
+    for (size_t i = 0; i < n; i++) {
+        ar_parallel_text(text, sizeof text, &p[i]);
+        cr_expect_str_eq(text, expected[i], "layout %zu", i);
+    }
+    cr_expect_eq(ar_check_sweep(&c, &plan, 2, 6, 3, NULL, 0), n, "counts without room too");
+}
+
+/* --- central differences ------------------------------------------------------------------------------------------ */
+
+Test(steps, a_check_runs_central_differences_where_it_is_asked_to)
+{
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_TIED]);
+    ar_check_options o = check_layouts(folder, layouts, 1, BATCH, SEQ);
+    ar_check_report *without = check_or_fail(&o);
+    o.gradcheck = true;
+    ar_check_report *with = check_or_fail(&o);
+    cr_expect(!without->has_gradcheck && with->has_gradcheck);
+    cr_expect(with->gradcheck.ok && with->gradcheck.max_relative_error < 1e-6, "%g in %s",
+              with->gradcheck.max_relative_error, with->gradcheck.worst_tensor);
+    cr_expect(with->gradcheck.parameters > 0 && with->gradcheck.rows == AR_GRADCHECK_STEPS);
+    cr_expect_eq(with->result, AR_CHECK_SAME);
+    ar_check_report_destroy(without);
+    ar_check_report_destroy(with);
+    remove_folder(folder);
+}
