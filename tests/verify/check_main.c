@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whole checks in a program of its own, for ThreadSanitizer: two small models on 2, 4 and 8 ranks, with both ways to
- * move data; one run of each with a fault, so that differences are explained, and one that ends in an error. */
+ * move data, and training steps on a mesh; one run of each with a fault, so that differences are explained, and one
+ * that ends in an error. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +55,32 @@ static void check(const char *folder, ar_sim_algorithm algorithm, ar_fault fault
     ar_check_report_destroy(r);
 }
 
+/* Two steps with dropout and clipping on 8 ranks: data, tensors, positions and micro-batches shared out at once. */
+static void train(const char *folder, ar_sim_algorithm algorithm, ar_numerics numerics)
+{
+    static const ar_parallel layouts[] = {{.dp = 2, .tp = 4, .sp = true},
+                                          {.dp = 4, .tp = 2, .micro_batches = 2, .forward_first = true}};
+    ar_check_report *r = NULL;
+    const ar_check_options o = {.model = folder,
+                                .parallel = layouts,
+                                .layouts = 2,
+                                .batch = 7,
+                                .seq = 8,
+                                .steps = 2,
+                                .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                .clip = 0.1,
+                                .dropout = 0.1,
+                                .numerics = numerics,
+                                .threads = 16,
+                                .algorithm = algorithm,
+                                .timeout_ns = 120000000000u,
+                                .skip_f64 = true};
+    expect(ar_check(&r, &o) == AR_OK, "a check of steps did not run");
+    for (size_t i = 0; r && i < r->runs; i++)
+        expect(r->run[i].result == AR_CHECK_SAME, r->run[i].error ? r->run[i].error : "steps have another result");
+    ar_check_report_destroy(r);
+}
+
 static ar_status tap_that_fails(void *user, const ar_tap_event *e)
 {
     int *left = user;
@@ -91,6 +118,7 @@ int main(void)
         expect(write_config(folder, models[m]), "config.json was not written");
         for (int a = AR_SIM_DIRECT; a <= AR_SIM_RING; a++) {
             check(folder, (ar_sim_algorithm)a, AR_FAULT_NONE, AR_CHECK_SAME);
+            train(folder, (ar_sim_algorithm)a, a == AR_SIM_RING ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT);
             fail_in_the_middle(models[m], (ar_sim_algorithm)a);
         }
         check(folder, AR_SIM_DIRECT, AR_FAULT_column_dx_not_reduced, AR_CHECK_DIFFERENT);
