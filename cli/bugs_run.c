@@ -173,7 +173,7 @@ static void percent_cell(ari_table *t, const ari_bug_run *r, double value)
     else if (isinf(value))
         ari_table_cell(t, "no number");
     else
-        ari_table_cell(t, "%.2g %%", 100.0 * value);
+        ari_table_cell(t, value < 0.1 ? "%.2g %%" : "%.0f %%", 100.0 * value);
 }
 
 static void curve_cells(ari_table *t, const ari_bug_run *r)
