@@ -6,10 +6,17 @@ _anyrank() {
     local models="llama-demo gpt2-demo stack-demo"
     local faults="column_dx_not_reduced row_bias_every_rank row_input_grad_not_gathered heads_divided_twice
         allreduce_aliases_input init_local_fan init_per_shard_seed vocab_target_off_by_shard loss_parallel_no_max
-        embedding_edge_twice weight_grad_leading_dims bias_grad_wrong_axis norm_backward_missing"
+        embedding_edge_twice weight_grad_leading_dims bias_grad_wrong_axis norm_backward_missing sp_norm_grad_local
+        sp_row_bias_grad_local sp_position_grad_local kv_replica_grad_local kv_replica_wrong_head
+        dropout_same_mask_in_shard dropout_different_mask_in_replica dp_mean_of_means dp_sum_of_local_means
+        dp_group_missing dp_broadcast_over_world accum_mean_of_means saved_input_overwritten embedding_tied_once
+        gradnorm_counts_replicas gradnorm_local_clip group_wrong_stride world_rank_in_group positions_local
+        silent_truncation gate_up_interleaved_wrong norm_padded_lanes bias_added_twice row_bias_partial_grad
+        init_replica_differs gather_batch_order"
     local subcommands="check grads bugs bench info"
     local common="--json --quiet --no-color --threads --seed --help --version"
     local layout="--tp --mlp-order --collectives --timeout --numerics --device"
+    local split="--sp --keep-gathered --dp --micro-batches --forward-first"
     local options="$common" names=""
     COMPREPLY=()
 
@@ -25,9 +32,15 @@ _anyrank() {
     fi
     case $subcommand in
         check)
-            options="$layout --sweep --batch --seq --text --steps --inject --skip-f64 $common" names=$models ;;
+            options="$layout $split --sweep --batch --seq --text --steps --optimizer --lr --momentum --nesterov --betas
+                --weight-decay --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors $common"
+            names=$models ;;
         grads) options="$layout --input --block --out $common" names=$models ;;
-        bench) options="--m --n --k --batch --repetitions $common" names="gemm" ;;
+        bugs) options="--run --curves $common" ;;
+        bench)
+            options="$layout $split --m --n --k --batch --seq --repetitions $common"
+            names="gemm grad block step"
+            if ((COMP_CWORD > 2)); then names=$models; fi ;;
         info) options="--probe $common" ;;
         help) names=$subcommands options="" ;;
     esac
@@ -37,10 +50,12 @@ _anyrank() {
         --mlp-order) mapfile -t COMPREPLY < <(compgen -W "column-row row-column" -- "$current"); return ;;
         --collectives) mapfile -t COMPREPLY < <(compgen -W "direct ring" -- "$current"); return ;;
         --numerics) mapfile -t COMPREPLY < <(compgen -W "exact native" -- "$current"); return ;;
+        --optimizer) mapfile -t COMPREPLY < <(compgen -W "sgd adam adamw" -- "$current"); return ;;
         --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda" -- "$current"); return ;;
         --text | --json | --input) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
         --block | --out) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
-        --tp | --timeout | --sweep | --batch | --seq | --steps | --threads | --seed | --m | --n | --k | --repetitions) return ;;
+        --tp | --dp | --micro-batches | --timeout | --batch | --seq | --steps | --lr | --momentum | --betas | \
+            --weight-decay | --clip | --dropout | --threads | --seed | --m | --n | --k | --repetitions) return ;;
     esac
     if [[ $current == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")

@@ -5,20 +5,28 @@ set -l subcommands check grads bugs bench info
 set -l models llama-demo gpt2-demo stack-demo
 set -l faults column_dx_not_reduced row_bias_every_rank row_input_grad_not_gathered heads_divided_twice \
     allreduce_aliases_input init_local_fan init_per_shard_seed vocab_target_off_by_shard loss_parallel_no_max \
-    embedding_edge_twice weight_grad_leading_dims bias_grad_wrong_axis norm_backward_missing
+    embedding_edge_twice weight_grad_leading_dims bias_grad_wrong_axis norm_backward_missing sp_norm_grad_local \
+    sp_row_bias_grad_local sp_position_grad_local kv_replica_grad_local kv_replica_wrong_head \
+    dropout_same_mask_in_shard dropout_different_mask_in_replica dp_mean_of_means dp_sum_of_local_means \
+    dp_group_missing dp_broadcast_over_world accum_mean_of_means saved_input_overwritten embedding_tied_once \
+    gradnorm_counts_replicas gradnorm_local_clip group_wrong_stride world_rank_in_group positions_local \
+    silent_truncation gate_up_interleaved_wrong norm_padded_lanes bias_added_twice row_bias_partial_grad \
+    init_replica_differs gather_batch_order
 set -l none "not __fish_seen_subcommand_from $subcommands help"
 set -l any "__fish_seen_subcommand_from $subcommands"
 set -l check "__fish_seen_subcommand_from check"
 set -l grads "__fish_seen_subcommand_from grads"
 set -l bench "__fish_seen_subcommand_from bench"
 set -l info "__fish_seen_subcommand_from info"
-set -l layout "__fish_seen_subcommand_from check grads"
+set -l bugs "__fish_seen_subcommand_from bugs"
+set -l layout "__fish_seen_subcommand_from check grads bench"
+set -l split "__fish_seen_subcommand_from check bench"
 
 complete -c anyrank -f
-complete -c anyrank -n $none -a check -d "Compare every tensor of a step with one rank's"
+complete -c anyrank -n $none -a check -d "Compare every tensor of training steps with one rank's"
 complete -c anyrank -n $none -a grads -d "Write outputs and gradients"
-complete -c anyrank -n $none -a bugs -d "List the faults that can be injected"
-complete -c anyrank -n $none -a bench -d "Time exact contractions against native ones"
+complete -c anyrank -n $none -a bugs -d "List the faults that can be injected, and run each"
+complete -c anyrank -n $none -a bench -d "Time exact arithmetic against native"
 complete -c anyrank -n $none -a info -d "What this machine has"
 complete -c anyrank -n "__fish_seen_subcommand_from help" -a "$subcommands"
 complete -c anyrank -s h -l help -d "Print help and exit"
@@ -35,26 +43,47 @@ complete -c anyrank -n $layout -l tp -x -d "Tensor-parallel ranks"
 complete -c anyrank -n $layout -l mlp-order -x -a "column-row row-column" -d "How the MLP's two layers are split"
 complete -c anyrank -n $layout -l collectives -x -a "direct ring" -d "How the simulated cluster moves data"
 complete -c anyrank -n $layout -l timeout -x -d "Longest wait of a rank, in seconds"
-complete -c anyrank -n $layout -l numerics -x -a "exact native" -d "exact; native is not in this version"
+complete -c anyrank -n $layout -l numerics -x -a "exact native" -d "The same bits, or within an allowance"
 complete -c anyrank -n $layout -l device -x -a "cpu cuda" -d "cpu; cuda is not in this version"
 
-complete -c anyrank -n $check -l sweep -x -d "Every legal number of ranks up to this one"
+complete -c anyrank -n $split -l sp -d "Sequence parallel beside --tp"
+complete -c anyrank -n $split -l keep-gathered -d "Keep gathered inputs for the backward pass"
+complete -c anyrank -n $split -l dp -x -d "Data-parallel ranks"
+complete -c anyrank -n $split -l micro-batches -x -d "Pieces in which a rank goes through its sequences"
+complete -c anyrank -n $split -l forward-first -d "All micro-batches go forward before the first goes backward"
+
+complete -c anyrank -n $check -l sweep -d "Every legal layout of up to so many ranks"
 complete -c anyrank -n $check -l batch -x -d "Sequences"
 complete -c anyrank -n $check -l seq -x -d "Tokens of each"
 complete -c anyrank -n $check -l text -rF -d "Any file, one byte one token"
 complete -c anyrank -n $check -l steps -x -d "Training steps"
+complete -c anyrank -n $check -l optimizer -x -a "sgd adam adamw" -d "What updates the weights"
+complete -c anyrank -n $check -l lr -x -d "Learning rate"
+complete -c anyrank -n $check -l momentum -x -d "Of sgd"
+complete -c anyrank -n $check -l nesterov -d "Of sgd, with momentum"
+complete -c anyrank -n $check -l betas -x -d "Of adam and adamw"
+complete -c anyrank -n $check -l weight-decay -x -d "Of the weights"
+complete -c anyrank -n $check -l clip -x -d "Largest norm of all gradients together"
+complete -c anyrank -n $check -l dropout -x -d "Probability"
 complete -c anyrank -n $check -l inject -x -a "$faults" -d "Switch a known mistake on"
+complete -c anyrank -n $check -l gradcheck -d "Compare with central differences"
 complete -c anyrank -n $check -l skip-f64 -d "Do not run the binary64 baseline"
+complete -c anyrank -n $check -l memory -d "Print the memory of a rank too"
+complete -c anyrank -n $check -l list-tensors -d "Print the tensors that are compared"
+
+complete -c anyrank -n $bugs -l run -d "Run each in a case in which it matters"
+complete -c anyrank -n $bugs -l curves -d "What losses and a tolerance would show of it"
 
 complete -c anyrank -n $grads -l input -rF -d "input_ids, attention_mask, labels"
 complete -c anyrank -n $grads -l block -x -a "(__fish_complete_directories)" -d "A single block in place of a model"
 complete -c anyrank -n $grads -l out -x -a "(__fish_complete_directories)" -d "Where the results go"
 
-complete -c anyrank -n $bench -a gemm
+complete -c anyrank -n $bench -a "gemm grad block step"
 complete -c anyrank -n $bench -l m -x -d "Rows of X"
 complete -c anyrank -n $bench -l n -x -d "Rows of W"
 complete -c anyrank -n $bench -l k -x -d "Columns of both"
-complete -c anyrank -n $bench -l batch -x -d "Matrices of that shape"
+complete -c anyrank -n $bench -l batch -x -d "Matrices, or sequences"
+complete -c anyrank -n $bench -l seq -x -d "Tokens of a sequence"
 complete -c anyrank -n $bench -l repetitions -x -d "Of which the medians are told"
 
 complete -c anyrank -n $info -l probe -d "Measure the kernel sets of BLIS"
