@@ -26,10 +26,10 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_fau
     AR_TRY(ar_config_load(c, folder));
     AR_TRY(ari_layout_plan(&v->layout, c->arch, &o->plan));
     AR_TRY(ari_estimate_layers(c));
-    const size_t usual = c->max_positions < 64 ? c->max_positions : 64;
-    o->seq = v->seq ? v->seq : usual;
-    if (ari_layout_given(&v->layout)) {
-        p[0] = ari_layout_parallel(&v->layout);
+    const bool given = ari_layout_given(&v->layout);
+    p[0] = ari_layout_parallel(&v->layout);
+    o->seq = v->seq ? v->seq : ar_check_default_seq(c, given ? p : NULL);
+    if (given) {
         o->layouts = 1;
     } else if (v->sweep > 0) {
         o->layouts = ar_check_sweep(c, &o->plan, o->batch, o->seq, v->sweep, p, MOST_LAYOUTS);

@@ -33,6 +33,20 @@ static const choice multiples_of_three[] = {
     {.first = {.micro_batches = 4}},
 };
 
+size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p)
+{
+    const size_t usual = 64, of_threes = 24; /* the first multiple of 2, 3, 4, 6 and 8 */
+    size_t unit = 1;
+    if (p)
+        unit = p->sp && p->tp > 1 ? (size_t)p->tp : 1;
+    else if (c->heads % 3 == 0)
+        unit = of_threes;
+    const size_t wanted = (usual + unit - 1) / unit * unit;
+    if (wanted <= c->max_positions)
+        return wanted;
+    return c->max_positions >= unit ? c->max_positions / unit * unit : c->max_positions;
+}
+
 size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
                                 size_t cap)
 {

@@ -133,6 +133,10 @@ typedef ar_status (*ar_check_tensor_fn)(void *user, const char *tensor, const ch
  *  Errors: those of ar_check. */
 AR_NODISCARD ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, void *user);
 
+/** The tokens of a sequence where nobody says how many: 64, or the next number that fits, and no more than the model
+ *  holds. p given: what its sp can share out. NULL, for the default layouts and a sweep: 72 where the heads can be
+ * split over 3 ranks, so that sp over 2, 3, 4, 6 and 8 has its place. */
+size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p);
 /** The layouts that `anyrank check` takes by default: those of a fixed list of tp, sp, dp and micro-batches that are
  *  legal for the model and the batch, or one rank if none is. Heads that divide by 3 take the list with 3 and 6
  *  tensor-parallel ranks, others that with 2, 4 and 8. Returns how many, at most cap. */

@@ -254,8 +254,26 @@ Test(steps, default_layouts_are_of_every_kind_and_legal)
                                           "dp=3", "micro-batches=2", "micro-batches=4"};
     expect_defaults("llama-demo", 64, llama, 10);
     expect_defaults("stack-demo", 64, llama, 10);
-    expect_defaults("gpt2-demo", 48, gpt2, 8);
+    expect_defaults("gpt2-demo", 72, gpt2, 8);
     expect_defaults("gpt2-demo", 64, gpt2_64, 8); /* 64 positions do not divide by 3 */
+}
+
+Test(steps, a_sequence_fits_the_layouts_where_nobody_says_how_long_it_is)
+{
+    const ar_parallel three = {.tp = 3}, three_sp = {.tp = 3, .sp = true}, one_sp = {.tp = 1, .sp = true};
+    ar_config c = {.heads = 12, .max_positions = 1024};
+    cr_expect_eq(ar_check_default_seq(&c, NULL), 72);
+    cr_expect_eq(ar_check_default_seq(&c, &three), 64);
+    cr_expect_eq(ar_check_default_seq(&c, &three_sp), 66);
+    cr_expect_eq(ar_check_default_seq(&c, &one_sp), 64);
+    c.max_positions = 50;
+    cr_expect_eq(ar_check_default_seq(&c, NULL), 48);
+    cr_expect_eq(ar_check_default_seq(&c, &three), 50);
+    c.max_positions = 2; /* no multiple of 3: the layout is refused, not the length */
+    cr_expect_eq(ar_check_default_seq(&c, &three_sp), 2);
+    c.heads = 8;
+    c.max_positions = 2048;
+    cr_expect_eq(ar_check_default_seq(&c, NULL), 64);
 }
 
 /* The tied llama: 12 heads and KV heads. Up to three ranks with two samples of 6 positions: dp=3 has no sample left. */
