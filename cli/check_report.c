@@ -241,9 +241,13 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
     } else {
         fprintf(to, "\n");
     }
-    fprintf(to, "    how many  %s of %s elements; %zu of %zu tensors differ in all\n", ARI_COUNT(f->elements_different),
-            ARI_COUNT(f->elements), u->tensors_different, u->tensors);
-    fprintf(to, "    pattern   %s\n", f->pattern);
+    fprintf(to, "    how many  %s of %s elements; ", ARI_COUNT(f->elements_different), ARI_COUNT(f->elements));
+    if (u->error)
+        fprintf(to, "the run ended before all tensors were compared\n");
+    else
+        fprintf(to, "%zu of %zu tensors differ in all\n", u->tensors_different, u->tensors);
+    if (f->pattern[0])
+        fprintf(to, "    pattern   %s\n", f->pattern);
     if (f->hint[0])
         fprintf(to, "    hint      %s\n", f->hint);
 }

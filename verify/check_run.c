@@ -136,7 +136,7 @@ static ar_status describe_first(ar_check_run *run, const comparison *c, size_t t
     *f = (ar_first_difference){.step = t->step, .layer = layer_of(t->name), .rank = v->rank, .elements = t->count};
     snprintf(f->pass, sizeof f->pass, "%s", ari_pass_name(t->pass));
     snprintf(f->tensor, sizeof f->tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
-    if (!v->complete)
+    if (!v->complete && run->result != AR_CHECK_ERROR) /* a run that ended early had no time to report all of it */
         ari_explain_coverage(f, c->rank, c->ranks, tensor);
     if (v->rank < 0)
         return AR_OK;
@@ -187,6 +187,18 @@ static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluste
     return expect_no_more(run, c);
 }
 
+/* A mistake often ends the run: a NaN that it made is refused as a gradient norm. What the ranks had reported until
+ * then still shows where it began. */
+static ar_status describe_before_error(ar_check_run *run, const comparison *c, const ari_cluster_options *o)
+{
+    for (size_t i = 0; i < c->ref->count; i++) {
+        const ari_verdict v = ari_verdict_of(c->rank, c->ranks, i);
+        if (v.different > 0)
+            return describe_first(run, c, i, &v, o);
+    }
+    return AR_OK;
+}
+
 static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
 {
     const char *message = ar_error_message();
@@ -232,7 +244,8 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         goto done;
     }
     if (ended != AR_OK) {
-        st = keep_error(run, &result);
+        AR_TRY_TO(done, st, keep_error(run, &result));
+        st = describe_before_error(run, &c, o);
         goto done;
     }
     keep_counts(run, &result);

@@ -147,6 +147,42 @@ typedef struct two_steps {
     ari_cluster_options cluster;
 } two_steps;
 
+Test(steps, a_run_that_ends_at_a_norm_that_is_no_number_still_names_where_it_began)
+{
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_GPT2]);
+    const ar_parallel thirds = {.tp = 3}; /* of a vocabulary that 3 does not divide */
+    ar_check_options o = check_layouts(folder, &thirds, 1, BATCH, SEQ);
+    o.steps = 1;
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    o.clip = 1.0;
+    o.fault = AR_FAULT_silent_truncation;
+    ar_check_report *r = check_or_fail(&o);
+    const ar_check_run *run = &r->run[0];
+    cr_assert(run->result == AR_CHECK_ERROR && run->error && run->has_difference);
+    cr_expect(strstr(run->error, "norm is not finite"), "%s", run->error);
+    cr_expect_str_eq(run->first.tensor, "lm_head:fwd");
+    cr_expect(run->first.rank == 2 && isinf(run->first.actual) && run->first.pattern[0], "rank %d", run->first.rank);
+    ar_check_report_destroy(r);
+    remove_folder(folder);
+}
+
+/* A rank that ends before it has reported half of the tensors: those say nothing. */
+static ar_status body_that_ends_early(void *user, ar_ctx *ctx)
+{
+    const ari_reference *ref = user;
+    const ari_ref_tensor *t = &ref->tensor[0];
+    ar_layout layout;
+    ar_tensor value;
+    AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
+    AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, t->ndim, t->shape));
+    AR_TRY(ar_ctx_upload(ctx, &value, t->values));
+    if (ar_comm_rank(ar_ctx_tp(ctx)) == 0)
+        AR_TRY(ar_tap(ctx, t->name, t->pass, &value, &layout));
+    return ar_error_set(AR_ERR_DATA, "enough");
+}
+
 /* Two steps of SGD with momentum. */
 static void two_steps_init(two_steps *t)
 {
@@ -182,6 +218,19 @@ static void expect_first(two_steps *t, int step, const char *pass, const char *t
     cr_expect_str_eq(run.first.pass, pass);
     cr_expect_str_eq(run.first.tensor, tensor);
     ari_check_run_fini(&run);
+}
+
+Test(steps, what_a_failed_run_did_not_come_to_report_is_no_difference)
+{
+    two_steps t;
+    two_steps_init(&t);
+    t.cluster.body = body_that_ends_early;
+    t.cluster.body_user = &t.ref;
+    ar_check_run run = {0};
+    cr_assert_eq(ari_check_run(&run, &t.ref, &t.cluster), AR_OK, "%s", ar_error_message());
+    cr_expect(run.result == AR_CHECK_ERROR && !run.has_difference, "%s: %s", run.first.tensor, run.first.pattern);
+    ari_check_run_fini(&run);
+    ari_reference_fini(&t.ref);
 }
 
 /* The first step of a momentum is without it: only the second one's weights are other ones. */
