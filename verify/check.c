@@ -25,15 +25,18 @@ static void tell(const ar_check_options *o, double fraction, const char *what)
 
 ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c)
 {
-    ari_estimate_case size = {.config = c,
-                              .plan = &o->plan,
-                              .batch = o->batch,
-                              .seq = o->seq,
-                              .tp = 1,
-                              .layouts = o->layouts,
-                              .f64 = !o->skip_f64};
-    for (size_t i = 0; i < o->layouts; i++)
-        size.tp = o->parallel[i].tp > size.tp ? o->parallel[i].tp : size.tp;
+    const ari_estimate_case size = {.config = c,
+                                    .plan = &o->plan,
+                                    .batch = o->batch,
+                                    .seq = o->seq,
+                                    .parallel = o->parallel,
+                                    .layouts = o->layouts,
+                                    .steps = o->steps,
+                                    .optimizer = o->optimizer,
+                                    .numerics = o->numerics,
+                                    .dropout = o->dropout > 0.0,
+                                    .f64 = !o->skip_f64,
+                                    .gradcheck = o->gradcheck};
     return ari_estimate_check(e, &size);
 }
 

@@ -4,10 +4,12 @@
  * the figures to measured ones. */
 #include "verify/estimate.h"
 
+#include <math.h>
 #include <stdint.h>
 
 #include "anyrank/model.h"
 #include "verify/available_memory.h"
+#include "verify/check_baseline.h"
 #include "verify/compare.h"
 
 /* Bytes of one element. */
@@ -16,12 +18,14 @@ static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
 static const double ACCUMULATOR = 17.0, KEPT_OPERANDS = 8.0;
 /* The baseline sums a gradient over bands of this many rows: nine slices, a top and a product for each element. */
 static const double BAND_ROWS = 256.0, BAND_BYTES = 9.0 * 8.0 + 1.0 + 8.0;
-/* Freed pieces between others that live on, page tables, what an allocation is rounded up to. */
-static const double SLACK = 1.15;
+/* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
+ * one lie where temporaries of the next would. */
+static const double SLACK = 1.15, SLACK_OF_STEPS = 1.3;
 /* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch. */
 static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 1e6;
-/* Tensors that the baseline emits: at most this many in a block of both passes and its parameters, and around them. */
-static const double BLOCK_TENSORS = 56.0, OUTER_TENSORS = 24.0;
+/* Tensors that the baseline emits in a step: at most this many in a block of both passes and its parameters, and around
+ * them. */
+static const double BLOCK_TENSORS = 74.0, OUTER_TENSORS = 32.0;
 
 /* Numbers of elements, of the whole model unless "block" says one block. */
 typedef struct elements {
@@ -30,30 +34,56 @@ typedef struct elements {
     double table, widest;       /* the embedding; the widest row of a block's weight */
     double head;                /* of the LM head's weight; 0 without one */
     double tokens, hidden, q, kv, ffn, fc, logits, probs;
-    double layers, ranks;
-    double middles;         /* copies of an MLP's middle over all blocks: one of a block, or one on each rank of it */
-    bool whole_middle;      /* somewhere the latter */
+    double layers;
     double block_reference; /* what the baseline emits in one pass of a block */
     double outer_reference; /* and around the blocks */
-    double tensors;
+    double tensors;         /* of all steps */
+    double steps, states;   /* states: numbers of an optimizer for each weight */
+    bool trains;
 } elements;
+
+/* What a layout makes of them. */
+typedef struct split {
+    double tp, dp, ranks;
+    double at_once;    /* share of the batch that goes through a rank at once: micro-batches */
+    double whole;      /* hidden states kept on each of the tp ranks, in copies of all tokens */
+    double middles;    /* copies of an MLP's middle over all blocks: one of a block, or one on each rank of it */
+    bool whole_middle; /* somewhere the latter */
+} split;
 
 static double largest_of(double a, double b)
 {
     return a > b ? a : b;
 }
 
-/* Row-column, the middle of an MLP is whole on every rank. */
-static ar_status count_middles(elements *n, const ari_estimate_case *run)
+static double at_least_one(int extent)
 {
+    return extent > 1 ? (double)extent : 1.0;
+}
+
+static ar_status count_split(split *s, const elements *n, const ari_estimate_case *run, const ar_parallel *p)
+{
+    const double pieces = p->forward_first ? 1.0 : at_least_one(p->micro_batches), kept = 8.0 * n->layers + 6.0;
+    *s = (split){.tp = at_least_one(p->tp), .dp = at_least_one(p->dp)};
+    s->ranks = s->tp * s->dp;
+    const double samples = ceil((double)run->batch / s->dp);
+    s->at_once = ceil(samples / pieces) * s->dp / (double)run->batch;
+    /* Shared sequences: a part of what is kept; the inputs gathered for a block's two halves are kept or go again. */
+    s->whole = p->sp && p->tp > 1 ? kept / s->tp + 6.0 + (p->keep_gathered ? 2.0 * n->layers + 1.0 : 0.0) : kept;
+    /* Row-column, the middle of an MLP is whole on every rank. */
     for (size_t layer = 0; layer < run->config->layers; layer++) {
         ar_mlp_order order;
         AR_TRY(ar_plan_mlp_order(run->plan, run->config, layer, &order));
-        const bool whole = order == AR_MLP_ROW_COLUMN && run->tp > 1;
-        n->middles += whole ? n->ranks : 1.0;
-        n->whole_middle = n->whole_middle || whole;
+        const bool whole = order == AR_MLP_ROW_COLUMN && s->tp > 1.0;
+        s->middles += whole ? s->tp : 1.0;
+        s->whole_middle = s->whole_middle || whole;
     }
     return AR_OK;
+}
+
+static double states_of(const ar_optimizer_options *o)
+{
+    return o->kind == AR_OPTIMIZER_SGD ? (o->momentum != 0.0 ? 1.0 : 0.0) : 2.0;
 }
 
 static ar_status count_elements(elements *n, const ari_estimate_case *run)
@@ -64,7 +94,9 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     AR_TRY(ar_config_parameters(c, &parameters));
     const double heads = (double)c->heads, d = (double)c->head_dim, h = (double)c->hidden;
     *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)c->layers};
-    n->ranks = (double)run->tp;
+    n->trains = run->steps > 0;
+    n->steps = at_least_one(run->steps);
+    n->states = n->trains ? states_of(&run->optimizer) : 0.0;
     n->tokens = (double)run->batch * (double)run->seq;
     n->q = heads * d;
     n->kv = (double)c->kv_heads * d;
@@ -79,21 +111,32 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->largest = h * largest_of(largest_of(n->ffn, (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
     const double rotated = c->rope ? n->q + n->kv : 0.0;
     n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->fc + n->ffn) + n->probs;
+    if (run->dropout) /* of the probabilities forward, of two hidden states both ways */
+        n->block_reference += n->tokens * 2.0 * h + n->probs / 2.0;
     n->outer_reference = n->logits + 3.0 * n->tokens * h;
-    n->tensors = n->layers * BLOCK_TENSORS + OUTER_TENSORS;
-    return count_middles(n, run);
+    n->tensors = n->steps * (n->layers * BLOCK_TENSORS + OUTER_TENSORS);
+    return AR_OK;
 }
 
-/* The reference's forward and backward tensors. */
-static double reference_bytes(const elements *n)
+/* The reference's forward and backward tensors of one step. */
+static double activation_bytes(const elements *n)
 {
     return FLOAT * 2.0 * (n->layers * n->block_reference + n->outer_reference);
 }
 
-/* The exact baseline keeps weights and a forward pass in binary64, and frees a block once it is back through it. As it
- * turns round at the last block all of the forward pass is alive; at its end every gradient is in the reference. */
-static double baseline_bytes(const elements *n, bool f64)
+/* And of all steps, with initial weights, gradients and new weights. */
+static double reference_bytes(const elements *n)
 {
+    const double each = activation_bytes(n) + FLOAT * n->parameters * (n->trains ? 2.0 : 1.0);
+    return n->steps * each + FLOAT * n->parameters;
+}
+
+/* The exact baseline keeps weights and a forward pass in binary64, and frees a block once it is back through it. As it
+ * turns round at the last block all of the forward pass is alive; at its end every gradient is in the reference. Where
+ * it trains, it keeps gradients and the optimizer's state too. */
+static double baseline_bytes(const elements *n, const ari_estimate_case *run)
+{
+    const bool native = run->numerics == AR_NUMERICS_NATIVE;
     const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
     const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * (n->fc + n->ffn) + n->probs);
     const double around = DOUBLE * (3.0 * h + n->logits);
@@ -102,57 +145,84 @@ static double baseline_bytes(const elements *n, bool f64)
     /* A gradient, the same transposed, and one operand as integers; a band's sums. */
     const double gradient = (2.0 * DOUBLE + INT) * n->largest + BAND_ROWS * n->widest * BAND_BYTES;
     const double common = around + back + gradient + DOUBLE * n->parameters;
-    const double forward = FLOAT * (n->parameters + n->layers * n->block_reference + n->outer_reference);
-    const double turn = common + forward + n->layers * block;
-    const double end = common + 2.0 * FLOAT * n->parameters + reference_bytes(n) + block;
-    /* The binary64 one finds the whole reference there. */
-    return largest_of(turn, end + (f64 ? (n->layers - 1.0) * block : 0.0));
+    const double trained = n->trains ? DOUBLE * (1.0 + n->states) * n->parameters : 0.0;
+    /* At the last step's turn, its backward tensors and what follows them are not there yet. */
+    const double forward = reference_bytes(n) - activation_bytes(n) / 2.0 - FLOAT * n->parameters;
+    const double turn = common + trained + forward + n->layers * block, end = common + reference_bytes(n) + block;
+    const double exact = largest_of(turn, end + trained);
+    /* The binary64 one finds the whole reference there; to measure rounding it runs as long, and keeps as much again.
+     */
+    const double wide = end + (n->layers - 1.0) * block;
+    const double noisy = wide + trained + reference_bytes(n);
+    return largest_of(exact, native ? noisy : run->f64 ? wide : 0.0);
 }
 
 /* Activations of all ranks at once: hidden ones on each, the others split between them. */
-static double step_bytes(const elements *n)
+static double step_bytes(const elements *n, const split *s)
 {
     const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
-    const double middle = n->tokens * n->fc, copies = n->whole_middle ? n->ranks : 1.0;
-    const double each = n->ranks * (8.0 * n->layers + 6.0) * h;                               /* kept on every rank */
-    const double split = n->layers * (3.0 * (q + kv) + n->probs) + 2.0 * n->middles * middle; /* kept once */
+    const double middle = n->tokens * n->fc, copies = s->whole_middle ? s->tp : 1.0;
+    const double each = s->tp * s->whole * h;                                                  /* kept on every rank */
+    const double shared = n->layers * (3.0 * (q + kv) + n->probs) + 2.0 * s->middles * middle; /* kept once */
     const double back = 3.0 * n->probs + 8.0 * largest_of(copies * n->tokens * n->ffn, q); /* of a block on its way */
     /* Partial sums of two limbs under way: three of hidden width, or one of a middle. */
-    const double sums = n->ranks * 4.0 * largest_of(3.0 * h, n->whole_middle ? middle : 0.0);
-    return FLOAT * (each + split + 3.0 * n->logits + back + sums);
+    const double sums = s->tp * 4.0 * largest_of(3.0 * h, s->whole_middle ? middle : 0.0);
+    return s->at_once * FLOAT * (each + shared + 3.0 * n->logits + back + sums);
 }
 
-/* One layout: weights, gradients and kept operands once over all ranks (what they replicate is small), a checkpoint's
- * weights beside them, and one gradient's value and product under way. */
-static double layout_bytes(const elements *n, bool alone)
+/* One layout: weights, gradients, kept operands and the optimizer's state once over the ranks of a tensor-parallel
+ * group (what they replicate is small), a checkpoint's weights beside them, and one gradient's value and product under
+ * way. */
+static double layout_bytes(const elements *n, const split *s, bool alone)
 {
     const double checkpoint = FLOAT;
-    const double own = (FLOAT + ACCUMULATOR + KEPT_OPERANDS + checkpoint) * n->parameters + 2.0 * FLOAT * n->largest;
-    const double ranks = own + step_bytes(n);
+    const double group = FLOAT + ACCUMULATOR + KEPT_OPERANDS + FLOAT * n->states;
+    const double own = (s->dp * group + checkpoint) * n->parameters + s->dp * 2.0 * FLOAT * n->largest;
+    const double ranks = own + step_bytes(n, s);
     if (alone) /* gradients, logits and the hidden states between blocks */
         return ranks + FLOAT * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
-    const double findings = n->tensors * (sizeof(ari_ref_tensor) + n->ranks * sizeof(ari_finding));
-    /* Weights and gradients: the reference's, and those gathered from the ranks. */
-    return ranks + reference_bytes(n) + 2.0 * 2.0 * FLOAT * n->parameters + findings;
+    const double findings = n->tensors * (sizeof(ari_ref_tensor) + s->ranks * sizeof(ari_finding));
+    /* Beside the reference's, final weights and gradients are gathered from the ranks. */
+    return ranks + reference_bytes(n) + 2.0 * FLOAT * n->parameters + findings;
 }
 
 /* --- time --------------------------------------------------------------------------------------------------------- */
 
 /* Measured on two x86-64 cores with AVX-512. */
 static const double EXACT_RATE = 1.9e9, BINARY64_RATE = 3.4e9; /* of the baseline, multiply-adds a second on one core */
+static const double NOISY_RATE = 0.35e9;                       /* with an error drawn for every rounding */
 static const double LAYOUT_RATE = 8e9;                         /* of a layout, all ranks together */
+static const double GRADCHECK_RATE = 5e9;                      /* of central differences, on two threads */
 /* A weight of one run: 50 ns to draw it, the rest for its gradient, its memory's first touch and its hash. */
 static const double PARAMETER_SECONDS = 90e-9;
 static const double VALUE_SECONDS = 20e-9; /* an activation: functions of one value, comparison */
 
+/* Central differences: each of two elements of a parameter, eight sizes of a step, up and down, on 2 x 16 tokens, where
+ * about half of the forward pass runs again. */
+static double gradcheck_seconds(const elements *n)
+{
+    const double parameters = n->layers * 12.0 + 4.0;
+    return parameters * 2.0 * AR_GRADCHECK_STEPS * 2.0 * 32.0 * n->parameters / 2.0 / GRADCHECK_RATE;
+}
+
+/* macs: of one step. */
 static double seconds_of(const elements *n, double macs, const ari_estimate_case *run)
 {
+    const bool native = run->numerics == AR_NUMERICS_NATIVE;
     const double values = 2.0 * (n->layers * n->block_reference + n->outer_reference);
-    const double once = PARAMETER_SECONDS * n->parameters + VALUE_SECONDS * values;
-    const double layouts = (double)run->layouts * (macs / LAYOUT_RATE + once);
+    const double tensors = VALUE_SECONDS * values, weights = PARAMETER_SECONDS * n->parameters;
+    double seconds = 0.0;
+    for (size_t i = 0; i < run->layouts; i++)
+        seconds += n->steps * (macs / LAYOUT_RATE + tensors + at_least_one(run->parallel[i].dp) * weights);
     if (run->alone)
-        return layouts;
-    return layouts + macs / EXACT_RATE + once + (run->f64 ? macs / BINARY64_RATE + once : 0.0);
+        return seconds;
+    seconds += n->steps * (macs / EXACT_RATE + tensors + weights);
+    if (native)
+        seconds += n->steps * (macs / BINARY64_RATE + ARI_NOISE_SEEDS * macs / NOISY_RATE +
+                               (1.0 + ARI_NOISE_SEEDS) * (tensors + weights));
+    else if (run->f64)
+        seconds += macs / BINARY64_RATE + tensors + weights;
+    return seconds + (run->gradcheck ? gradcheck_seconds(n) : 0.0);
 }
 
 /* --- the whole ---------------------------------------------------------------------------------------------------- */
@@ -179,12 +249,18 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     elements n;
     ari_estimate r = {.available = ari_available_memory()};
     AR_TRY(count_elements(&n, run));
-    const double layout = layout_bytes(&n, run->alone);
-    const double most = run->alone ? layout : largest_of(layout, baseline_bytes(&n, run->f64));
-    AR_TRY(as_bytes(&r.bytes, SLACK * most + PROGRAM_BYTES + n.ranks * RANK_BYTES));
+    double most = run->alone ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
+    for (size_t i = 0; i < run->layouts; i++) {
+        split s;
+        AR_TRY(count_split(&s, &n, run, &run->parallel[i]));
+        most = largest_of(most, layout_bytes(&n, &s, run->alone));
+        ranks = largest_of(ranks, s.ranks);
+    }
+    AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));
     const double pairs = n.tokens * (double)run->seq * n.q;
-    r.macs = 3.0 * n.tokens * (n.layers * n.block_matrices + n.head) + 6.0 * n.layers * pairs;
-    r.seconds = seconds_of(&n, r.macs, run);
+    const double macs = 3.0 * n.tokens * (n.layers * n.block_matrices + n.head) + 6.0 * n.layers * pairs;
+    r.macs = n.steps * macs;
+    r.seconds = seconds_of(&n, macs, run);
     *e = r;
     return AR_OK;
 }

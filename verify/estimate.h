@@ -3,22 +3,28 @@
 #define ARI_VERIFY_ESTIMATE_H
 
 #include "anyrank/config.h"
-#include "anyrank/plan.h"
+#include "anyrank/optimizer.h"
+#include "anyrank/parallel.h"
 
 /* What is about to run. */
 typedef struct ari_estimate_case {
     const ar_config *config;
     const ar_plan *plan;
     size_t batch, seq;
-    int tp;         /* ranks of the largest layout */
-    size_t layouts; /* run one after the other; 1 of a run without a baseline */
+    const ar_parallel *parallel; /* [layouts], run one after the other; 1 of a run without a baseline */
+    size_t layouts;
+    int steps;                      /* of training; 0: no update */
+    ar_optimizer_options optimizer; /* where steps > 0 */
+    ar_numerics numerics;
+    bool dropout;   /* more tensors */
     bool f64;       /* the binary64 baseline too */
+    bool gradcheck; /* central differences too */
     bool alone;     /* no baseline and nothing to compare with: one layout writes its gradients */
 } ari_estimate_case;
 
 typedef struct ari_estimate {
     size_t bytes;     /* of memory at the peak, all ranks and the baseline together: an upper bound, not 1.6 times */
-    double macs;      /* multiply-adds of one forward and backward */
+    double macs;      /* multiply-adds of all steps' forward and backward passes */
     double seconds;   /* rough, of the whole */
     size_t available; /* bytes of memory this process can still take */
 } ari_estimate;

@@ -109,8 +109,14 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
                             c->max_positions, c->name);
     AR_TRY(ari_check_angles(c, b->seq));
     ari_estimate e;
-    const ari_estimate_case size = {
-        .config = c, .plan = plan, .batch = b->batch, .seq = b->seq, .tp = o->tp, .layouts = 1, .alone = true};
+    const ar_parallel parallel = {.tp = o->tp};
+    const ari_estimate_case size = {.config = c,
+                                    .plan = plan,
+                                    .batch = b->batch,
+                                    .seq = b->seq,
+                                    .parallel = &parallel,
+                                    .layouts = 1,
+                                    .alone = true};
     AR_TRY(ari_estimate_check(&e, &size));
     return ari_estimate_fits(&e);
 }

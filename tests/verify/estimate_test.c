@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory that a run is said to take, beside what GNU time measured: maximum resident set of
  *
- *     /usr/bin/time -f %M anyrank check MODEL --tp N --batch B --seq S [--skip-f64] [--mlp-order row-column]
+ *     /usr/bin/time -f %M anyrank check MODEL --steps K --tp N --batch B --seq S [--skip-f64] [--mlp-order row-column] [--dp N]
+ *         [--sp] [--keep-gathered] [--micro-batches M] [--forward-first] [--optimizer O] [--dropout 0.1] [--numerics native]
  *     /usr/bin/time -f %M anyrank grads MODEL --tp N --input IDS.safetensors --out FOLDER      (rows "alone")
  *
  * of a Release build with gcc 12 and glibc 2.36 on two x86-64 cores; the larger of two measurements, which differ by
@@ -28,9 +29,12 @@ TestSuite(estimate, .timeout = 60);
 
 typedef struct measured {
     const char *model; /* of the data directory, or JSON */
-    int tp;
+    int tp;            /* alone, or with: */
+    ar_parallel parallel;
     size_t batch, seq;
-    bool f64, alone, row_column;
+    int steps;
+    ar_optimizer_kind optimizer;
+    bool f64, alone, row_column, native, dropout;
     size_t kib;
 } measured;
 
@@ -59,6 +63,76 @@ static const measured table[] = {
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 512, .alone = true, .kib = 1304772},
     {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .alone = true, .kib = 1057072},
     {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .alone = true, .kib = 1176852}, /* file */
+    {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, .batch = 8, .seq = 64, .kib = 257332},
+    {.model = "gpt2-demo", .parallel = {.tp = 12, .sp = true}, .batch = 8, .seq = 48, .kib = 270804},
+    {.model = "gpt2-demo", .parallel = {.dp = 2}, .batch = 8, .seq = 64, .kib = 286376},
+    {.model = "gpt2-demo", .parallel = {.dp = 4}, .batch = 8, .seq = 64, .kib = 401160},
+    {.model = "gpt2-demo", .parallel = {.dp = 8}, .batch = 8, .seq = 64, .kib = 629088},
+    {.model = "gpt2-demo", .parallel = {.dp = 4, .tp = 2, .sp = true}, .batch = 8, .seq = 64, .kib = 438540},
+    {.model = "gpt2-demo", .parallel = {.micro_batches = 4}, .batch = 8, .seq = 64, .kib = 211136},
+    {.model = "gpt2-demo",
+     .parallel = {.dp = 2, .micro_batches = 2, .forward_first = true},
+     .batch = 8,
+     .seq = 64,
+     .kib = 297344},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .steps = 1, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 353168},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .steps = 3, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 607064},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .steps = 3, .optimizer = AR_OPTIMIZER_SGD, .kib = 564400},
+    {.model = "gpt2-demo",
+     .parallel = {.dp = 4},
+     .batch = 8,
+     .seq = 64,
+     .steps = 3,
+     .optimizer = AR_OPTIMIZER_ADAMW,
+     .kib = 708312},
+    {.model = "gpt2-demo",
+     .parallel = {.dp = 2, .tp = 3, .sp = true},
+     .batch = 8,
+     .seq = 48,
+     .dropout = true,
+     .steps = 3,
+     .optimizer = AR_OPTIMIZER_ADAMW,
+     .kib = 571584},
+    {.model = "gpt2-demo",
+     .tp = 4,
+     .batch = 8,
+     .seq = 64,
+     .steps = 2,
+     .native = true,
+     .optimizer = AR_OPTIMIZER_ADAMW,
+     .kib = 545580},
+    {.model = "llama-demo", .parallel = {.tp = 8, .sp = true}, .batch = 8, .seq = 64, .kib = 336548},
+    {.model = "llama-demo",
+     .parallel = {.dp = 2, .tp = 4, .sp = true, .keep_gathered = true},
+     .batch = 8,
+     .seq = 64,
+     .steps = 2,
+     .optimizer = AR_OPTIMIZER_ADAMW,
+     .kib = 704888},
+    {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .steps = 1, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 1841792},
+    {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .steps = 2, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 2144060},
+    {.model = WIDE, .parallel = {.dp = 2}, .batch = 2, .seq = 64, .kib = 2354596},
+    {.model = MANY_TOKENS,
+     .tp = 2,
+     .batch = 4,
+     .seq = 128,
+     .steps = 2,
+     .optimizer = AR_OPTIMIZER_ADAMW,
+     .kib = 1063148},
+    {.model = MANY_TOKENS, .parallel = {.tp = 2, .dp = 2, .sp = true}, .batch = 4, .seq = 128, .kib = 896220},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 32, .steps = 8, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 642576},
+    {.model = "llama-demo", .tp = 2, .batch = 8, .seq = 64, .steps = 3, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 670896},
+    {.model = "stack-demo",
+     .parallel = {.tp = 4, .dp = 2, .sp = true},
+     .batch = 8,
+     .seq = 128,
+     .steps = 3,
+     .optimizer = AR_OPTIMIZER_ADAMW,
+     .kib = 312304},
+    {.model = "stack-demo", .tp = 2, .batch = 2, .seq = 256, .native = true, .kib = 139320},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .dropout = true, .kib = 316016},
+    {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, .batch = 4, .seq = 512, .kib = 1331888},
+    {.model = "gpt2-demo", .parallel = {.micro_batches = 8}, .batch = 8, .seq = 256, .kib = 914012},
 };
 
 static void load(ar_config *c, const char *model)
@@ -80,12 +154,19 @@ static ari_estimate estimate_of(const measured *m)
     load(&c, m->model);
     if (m->row_column)
         cr_assert_eq(ar_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN), AR_OK);
+    ar_parallel parallel = m->parallel;
+    if (m->tp > 0)
+        parallel.tp = m->tp;
     const ari_estimate_case run = {.config = &c,
                                    .plan = &plan,
                                    .batch = m->batch,
                                    .seq = m->seq,
-                                   .tp = m->tp,
+                                   .parallel = &parallel,
                                    .layouts = 1,
+                                   .steps = m->steps,
+                                   .optimizer = ar_optimizer_defaults(m->optimizer),
+                                   .numerics = m->native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                                   .dropout = m->dropout,
                                    .f64 = m->f64,
                                    .alone = m->alone};
     cr_assert_eq(ari_estimate_check(&e, &run), AR_OK, "%s", ar_error_message());
@@ -140,8 +221,9 @@ Test(estimate, refuses_absurd_sizes)
     ari_estimate e;
     load(&c, "stack-demo");
     cr_expect_eq(ari_estimate_layers(&c), AR_OK);
+    const ar_parallel one = {.tp = 1};
     const ari_estimate_case run = {
-        .config = &c, .plan = &plan, .batch = (size_t)1 << 40, .seq = (size_t)1 << 40, .tp = 1, .layouts = 1};
+        .config = &c, .plan = &plan, .batch = (size_t)1 << 40, .seq = (size_t)1 << 40, .parallel = &one, .layouts = 1};
     cr_expect_eq(ari_estimate_check(&e, &run), AR_ERR_OVERFLOW);
     c.layers = (size_t)1 << 40; /* at once: not one layer after the other */
     cr_expect_eq(ari_estimate_layers(&c), AR_ERR_ARG);
