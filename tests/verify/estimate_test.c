@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory that a run is said to take, beside what GNU time measured: maximum resident set of
  *
- *     /usr/bin/time -f %M anyrank check MODEL --steps K --tp N --batch B --seq S [--skip-f64] [--mlp-order row-column] [--dp N]
- *         [--sp] [--keep-gathered] [--micro-batches M] [--forward-first] [--optimizer O] [--dropout 0.1] [--numerics native]
- *     /usr/bin/time -f %M anyrank grads MODEL --tp N --input IDS.safetensors --out FOLDER      (rows "alone")
+ *     /usr/bin/time -f %M anyrank check MODEL --steps K --tp N --batch B --seq S [--skip-f64] [--mlp-order row-column]
+ * [--dp N]
+ *         [--sp] [--keep-gathered] [--micro-batches M] [--forward-first] [--optimizer O] [--dropout 0.1] [--numerics
+ * native] /usr/bin/time -f %M anyrank grads MODEL --tp N --input IDS.safetensors --out FOLDER      (rows "alone")
  *
  * of a Release build with gcc 12 and glibc 2.36 on two x86-64 cores; the larger of two measurements, which differ by
  * up to 2% (the smallest model: 14%). Models other than the demos are a folder with the config.json below and fresh

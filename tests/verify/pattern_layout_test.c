@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Traces of mistakes in a mesh of data- and tensor-parallel ranks, each spoiled by hand as the mistake would. */
+#include "tests/verify/pattern_support.h"
+
+TestSuite(pattern_layout, .timeout = 60);
+
+/* dp groups of tp ranks. An activation's samples lie over dp, in runs whose lengths differ by one; dimension `dim` over
+ * tp (-1: all of it on every rank). A parameter is whole on every dp rank. */
+static void mesh(world *w, const char *name, char pass, int dp, int tp, int ndim, const size_t *shape, int dim)
+{
+    const bool activation = (pass == 'f' || pass == 'b') && ndim >= 3;
+    world_begin(w, name, pass, dp * tp, ndim, shape);
+    w->d.dp = dp;
+    w->d.tp = tp;
+    w->d.batch = shape[0];
+    w->d.seq = ndim > 1 ? shape[1] : 1;
+    for (int r = 0; r < dp * tp; r++) {
+        ar_layout *o = &w->layout[r];
+        if (dim < 0)
+            cr_assert_eq(ar_layout_replicate(o, ndim, shape, r % tp, tp), AR_OK);
+        else
+            cr_assert_eq(ar_layout_shard(o, ndim, shape, dim, r % tp, tp), AR_OK);
+        if (activation) {
+            const size_t rank = (size_t)(r / tp), n = (size_t)dp, most = shape[0] % n;
+            o->box[0].global[0] = rank * (shape[0] / n) + (rank < most ? rank : most);
+            o->box[0].extent[0] = shape[0] / n + (rank < most);
+        } else {
+            o->replica += o->replicas * (r / tp);
+            o->replicas *= dp;
+        }
+    }
+    world_end(w);
+}
+
+/* Every rank's copy of element i becomes f(rank, i, reference). */
+static void spoil(world *w, float (*f)(const world *, int, size_t, float))
+{
+    for (int r = 0; r < w->d.ranks; r++) {
+        for (size_t i = 0; i < w->count; i++) {
+            if (at(w, r, i))
+                *at(w, r, i) = f(w, r, i, w->reference[i]);
+        }
+    }
+}
+
+/* --- sums over a group ------------------------------------------------------------------------------------------- */
+
+/* A part of the reference for each of `n`: they add up to it. */
+static float part_of(size_t i, int k, int n, float reference)
+{
+    const double even = (double)reference / n, off = 0.3 * (double)noise(i + 7);
+    return (float)(k == 0 ? even + off : k == 1 ? even - off : even);
+}
+
+static float part_of_dp(const world *w, int r, size_t i, float reference)
+{
+    return part_of(i, r / w->d.tp, w->d.dp, reference);
+}
+
+static float part_of_tp(const world *w, int r, size_t i, float reference)
+{
+    return part_of(i, r % w->d.tp, w->d.tp, reference);
+}
+
+Test(pattern_layout, gradients_that_were_not_added_over_dp_say_so)
+{
+    for (int dim = -1; dim < 2; dim++) {
+        world w;
+        mesh(&w, "model.layers.0.mlp.up_proj.weight", 'g', 2, 2, 2, SHAPE(8, 12), dim);
+        spoil(&w, part_of_dp);
+        expect_hint(&w, "missing all-reduce over dp");
+        expect_no_hint(&w, "over tp");
+        world_free(&w);
+    }
+}
+
+Test(pattern_layout, gradients_that_were_not_added_over_tp_say_so_beside_other_groups)
+{
+    world w;
+    mesh(&w, "model.norm.weight", 'g', 3, 2, 1, SHAPE(96), -1);
+    w.d.sp = true;
+    spoil(&w, part_of_tp);
+    expect_hint(&w, "missing all-reduce over tp");
+    expect_hint(&w, "its own positions only");
+    world_free(&w);
+}
+
+Test(pattern_layout, activations_of_each_group_are_looked_at_alone)
+{
+    world w;
+    mesh(&w, "model.layers.0.mlp", 'b', 2, 2, 3, SHAPE(3, 4, 12), -1);
+    spoil(&w, part_of_tp);
+    expect_hint(&w, "missing all-reduce over tp");
+    world_free(&w);
+}
+
+static float own_features_only(const world *w, int r, size_t i, float reference)
+{
+    const size_t width = w->shape[2] / (size_t)w->d.tp;
+    return i % w->shape[2] / width == (size_t)(r % w->d.tp) ? reference : 0.0f;
+}
+
+Test(pattern_layout, a_missing_gather_is_seen_in_a_group_and_its_ranks_are_counted_from_its_first)
+{
+    world w;
+    mesh(&w, "model.layers.0.mlp", 'b', 2, 2, 3, SHAPE(4, 4, 12), -1);
+    for (size_t i = w.count / 2; i < w.count; i++) { /* the second group alone */
+        *at(&w, 2, i) = own_features_only(&w, 2, i, w.reference[i]);
+        *at(&w, 3, i) = own_features_only(&w, 3, i, w.reference[i]);
+    }
+    expect_hint(&w, "missing all-gather along features");
+    expect_hint(&w, "counted from 2");
+    world_free(&w);
+}
+
+/* --- means over parts -------------------------------------------------------------------------------------------- */
+
+/* Samples of 4 over 3 ranks: 2, 1 and 1. */
+static double share_of(int rank)
+{
+    return rank == 0 ? 0.5 : 0.25;
+}
+
+static float mean_of_means(const world *w, int r, size_t i, float reference)
+{
+    (void)i;
+    return (float)((double)reference / (w->d.dp * share_of(r / w->d.tp)));
+}
+
+static float sum_of_means(const world *w, int r, size_t i, float reference)
+{
+    (void)i;
+    return (float)((double)reference / share_of(r / w->d.tp));
+}
+
+Test(pattern_layout, means_of_unlike_numbers_of_samples_are_told_from_their_sums)
+{
+    world w;
+    mesh(&w, "lm_head.logits", 'b', 3, 2, 3, SHAPE(4, 3, 8), 2);
+    spoil(&w, mean_of_means);
+    expect_hint(&w, "mean of means");
+    expect_hint(&w, "from 0.666667 to 1.33333");
+    world_refresh(&w);
+    spoil(&w, sum_of_means);
+    expect_hint(&w, "sum of local means");
+    expect_hint(&w, "data-parallel ranks");
+    world_free(&w);
+}
+
+Test(pattern_layout, the_loss_of_ranks_that_divided_by_their_own_count_is_a_mean_of_means)
+{
+    world w;
+    mesh(&w, "loss", 'f', 3, 1, 0, SHAPE(1), -1);
+    w.d.batch = 4;
+    spoil(&w, mean_of_means);
+    expect_hint(&w, "mean of means");
+    expect_no_hint(&w, "softmax");
+    world_free(&w);
+}
+
+/* Three samples in two micro-batches of two and one: 3/(2*2) and 3/(2*1). */
+static float mean_of_micro_batches(const world *w, int r, size_t i, float reference)
+{
+    (void)r;
+    return reference * (i < w->count / 3 * 2 ? 0.75f : 1.5f);
+}
+
+Test(pattern_layout, means_over_micro_batches_are_recognised)
+{
+    world w;
+    mesh(&w, "lm_head.logits", 'b', 1, 1, 3, SHAPE(3, 4, 8), -1);
+    w.d.micro_batches = 2;
+    spoil(&w, mean_of_micro_batches);
+    expect_hint(&w, "mean of means");
+    expect_hint(&w, "micro-batches");
+    w.d.micro_batches = 1; /* without them it is a factor for each row */
+    expect_no_hint(&w, "mean of means");
+    world_free(&w);
+}
+
+static float doubled(const world *w, int r, size_t i, float reference)
+{
+    (void)w, (void)r, (void)i;
+    return 2.0f * reference;
+}
+
+Test(pattern_layout, a_factor_is_that_of_the_group_that_has_so_many_ranks)
+{
+    world w;
+    mesh(&w, "model.norm.weight", 'g', 2, 3, 1, SHAPE(96), -1);
+    spoil(&w, doubled);
+    expect_hint(&w, "dp = 2 ranks");
+    world_free(&w);
+    mesh(&w, "model.norm.weight", 'g', 3, 2, 1, SHAPE(96), -1);
+    spoil(&w, doubled);
+    expect_hint(&w, "summed over tp");
+    world_free(&w);
+}
+
+/* --- the gradients' norm ----------------------------------------------------------------------------------------- */
+
+static float norm_of_own(const world *w, int r, size_t i, float reference)
+{
+    (void)i;
+    return reference * (r % w->d.tp ? 0.6f : 0.8f);
+}
+
+static float norm_counted_twice(const world *w, int r, size_t i, float reference)
+{
+    (void)w, (void)r, (void)i;
+    return reference * 1.1f;
+}
+
+Test(pattern_layout, norms_of_shards_and_norms_that_count_twice_are_told_apart)
+{
+    world w;
+    mesh(&w, "grad_norm", 'c', 2, 2, 0, SHAPE(1), -1);
+    w.reference[0] = 5.0f;
+    world_refresh(&w);
+    spoil(&w, norm_of_own);
+    expect_hint(&w, "norm of its own shards");
+    expect_hint(&w, "squares is 5)");
+    spoil(&w, norm_counted_twice);
+    expect_hint(&w, "counts something twice");
+    world_free(&w);
+}
+
+/* --- ranks of the wrong group ------------------------------------------------------------------------------------ */
+
+static float zero_after_the_first_group(const world *w, int r, size_t i, float reference)
+{
+    (void)i;
+    return r < w->d.tp ? reference : 0.0f;
+}
+
+Test(pattern_layout, groups_after_the_first_that_are_all_wrong_took_the_world_rank)
+{
+    world w;
+    mesh(&w, "model.embed_tokens", 'f', 2, 2, 3, SHAPE(4, 3, 8), -1);
+    spoil(&w, zero_after_the_first_group);
+    expect_hint(&w, "the rank in the world was used");
+    *at(&w, 1, 0) = 9.0f; /* not if the first group is wrong too */
+    expect_no_hint(&w, "the rank in the world was used");
+    world_free(&w);
+}
+
+/* --- tokens ------------------------------------------------------------------------------------------------------ */
+
+/* [b, s, h] of two ranks' [b, s/2, h], one after the other. */
+static void leave_in_rank_order(world *w)
+{
+    const size_t b = w->shape[0], s = w->shape[1], h = w->shape[2], part = s / 2;
+    for (int r = 0; r < w->d.ranks; r++) {
+        for (size_t i = 0; i < b * s; i++) {
+            const size_t rank = i / (b * part), sample = i / part % b, from = sample * s + rank * part + i % part;
+            for (size_t k = 0; k < h; k++) {
+                if (at(w, r, i * h + k))
+                    *at(w, r, i * h + k) = w->reference[from * h + k];
+            }
+        }
+    }
+}
+
+Test(pattern_layout, tokens_left_in_the_order_of_the_ranks_are_recognised_in_a_sharded_product)
+{
+    world w;
+    mesh(&w, "model.layers.0.self_attn.q_proj", 'f', 1, 2, 3, SHAPE(3, 8, 8), 2);
+    leave_in_rank_order(&w);
+    expect_hint(&w, "tokens in another order");
+    expect_hint(&w, "order of the ranks' parts one after the other");
+    world_free(&w);
+}
+
+Test(pattern_layout, tokens_in_any_other_order_are_recognised_and_values_that_are_nobodys_are_not)
+{
+    world w;
+    mesh(&w, "model.layers.0.self_attn.q_proj", 'f', 1, 2, 3, SHAPE(2, 4, 8), 2);
+    for (int r = 0; r < 2; r++) {
+        for (size_t i = 0; i < w.count; i++) {
+            const size_t row = i / 8, from = 7 - row; /* reversed */
+            if (at(&w, r, i))
+                *at(&w, r, i) = w.reference[from * 8 + i % 8];
+        }
+    }
+    expect_hint(&w, "[0, 0] has [1, 3]'s");
+    *at(&w, 0, 0) += 0.5f;
+    expect_no_hint(&w, "tokens in another order");
+    world_free(&w);
+}
+
+/* --- ids --------------------------------------------------------------------------------------------------------- */
+
+Test(pattern_layout, rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight)
+{
+    static const int64_t ids[] = {2, 5, 5, 11};
+    world w;
+    mesh(&w, "transformer.wte.weight", 'g', 1, 2, 2, SHAPE(12, 8), 0);
+    w.d.ids = ids;
+    w.d.batch = w.d.seq = 2;
+    for (size_t k = 0; k < 4; k++) {
+        for (size_t c = 0; c < 8; c++)
+            *at(&w, ids[k] < 6 ? 0 : 1, (size_t)ids[k] * 8 + c) = 0.01f * (float)c;
+    }
+    expect_hint(&w, "exactly the rows of the 3 ids");
+    *at(&w, 1, 7 * 8) += 1.0f; /* one row more */
+    expect_no_hint(&w, "exactly the rows");
+    world_free(&w);
+}
+
+Test(pattern_layout, the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_to_nobody)
+{
+    world w;
+    mesh(&w, "lm_head", 'f', 1, 1, 3, SHAPE(2, 3, 11), -1);
+    w.d.ranks = w.d.tp = 1;
+    for (size_t row = 0; row < 6; row++)
+        *at(&w, 0, row * 11 + 10) = -INFINITY;
+    expect_no_hint(&w, "belong to nobody"); /* one rank does not round */
+    world_free(&w);
+    world_begin(&w, "lm_head", 'f', 3, 3, SHAPE(2, 3, 11));
+    for (int r = 0; r < 3; r++)
+        cr_assert_eq(ar_layout_shard_uneven(&w.layout[r], 3, SHAPE(2, 3, 11), 2, r, 3), AR_OK);
+    world_end(&w);
+    for (size_t row = 0; row < 6; row++) {
+        for (size_t id = 9; id < 11; id++)
+            *at(&w, 2, row * 11 + id) = -INFINITY;
+    }
+    expect_hint(&w, "the last 2 of 11 ids belong to nobody");
+    world_free(&w);
+}
+
+/* --- norms ------------------------------------------------------------------------------------------------------- */
+
+/* A norm with a bias: 12 lanes are padded to 16, which stretches what stands before the bias. */
+Test(pattern_layout, a_norm_over_padded_lanes_is_recognised)
+{
+    world w;
+    mesh(&w, "transformer.h.0.ln_1", 'f', 1, 2, 3, SHAPE(2, 3, 12), -1);
+    for (size_t i = 0; i < w.count; i++) {
+        const float bias = 0.05f * noise(i % 12 + 99), before = w.reference[i] - bias;
+        for (int r = 0; r < 2; r++)
+            *at(&w, r, i) = before * sqrtf(16.0f / 12.0f) + bias;
+    }
+    expect_hint(&w, "taken over 16 lanes, padding included");
+    for (size_t i = 0; i < w.count; i++) {
+        const float bias = 0.05f * noise(i % 12 + 99), before = w.reference[i] - bias;
+        for (int r = 0; r < 2; r++)
+            *at(&w, r, i) = before * (1.5f + 0.1f * (float)(i / 12)) + bias;
+    }
+    expect_hint(&w, "mean and variance");
+    expect_no_hint(&w, "padding included");
+    world_free(&w);
+}
