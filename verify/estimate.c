@@ -179,8 +179,8 @@ static double layout_bytes(const elements *n, const split *s, bool alone)
     const double group = FLOAT + ACCUMULATOR + KEPT_OPERANDS + FLOAT * n->states;
     const double own = (s->dp * group + checkpoint) * n->parameters + s->dp * 2.0 * FLOAT * n->largest;
     const double ranks = own + step_bytes(n, s);
-    if (alone) /* gradients, logits and the hidden states between blocks */
-        return ranks + FLOAT * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
+    if (alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
+        return ranks + (FLOAT + 1.0) * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
     const double findings = n->tensors * (sizeof(ari_ref_tensor) + s->ranks * sizeof(ari_finding));
     /* Beside the reference's, final weights and gradients are gathered from the ranks. */
     return ranks + reference_bytes(n) + 2.0 * FLOAT * n->parameters + findings;

@@ -24,14 +24,19 @@ ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const cha
     }
     AR_TRY(ari_alloc_zero((void **)&t->values, t->count, sizeof(float), name));
     g->count++;
+    void *written = NULL; /* zero bytes are flags that are not set */
+    AR_TRY(ari_alloc_zero(&written, t->count, sizeof *t->written, name));
+    t->written = written;
     return AR_OK;
 }
 
 static void copy_run(void *user, const ari_box_run *r)
 {
     ari_gathered *t = user;
-    for (size_t i = 0; i < r->count; i++)
+    for (size_t i = 0; i < r->count; i++) {
         t->values[r->full + i] = r->local[(ptrdiff_t)i * r->stride];
+        atomic_store_explicit(&t->written[r->full + i], 1, memory_order_relaxed);
+    }
     atomic_fetch_add(&t->covered, r->count);
 }
 
@@ -57,18 +62,27 @@ ar_status ari_gather_tap(void *user, const ar_tap_event *e)
 ar_status ari_gather_check(const ari_gatherer *g)
 {
     for (size_t i = 0; i < g->count; i++) {
-        const size_t covered = atomic_load(&g->list[i].covered);
-        if (covered != g->list[i].count)
-            return ar_error_set(AR_ERR_INTERNAL, "the ranks reported %zu of the %zu elements of %s", covered,
-                                g->list[i].count, g->list[i].tap);
+        const ari_gathered *t = &g->list[i];
+        const size_t covered = atomic_load(&t->covered);
+        size_t written = 0;
+        for (size_t k = 0; k < t->count; k++)
+            written += atomic_load_explicit(&t->written[k], memory_order_relaxed);
+        if (written != t->count)
+            return ar_error_set(AR_ERR_INTERNAL, "the ranks reported %zu of the %zu elements of %s", written, t->count,
+                                t->tap);
+        if (covered != t->count)
+            return ar_error_set(AR_ERR_INTERNAL, "the ranks reported some of the %zu elements of %s more than once",
+                                t->count, t->tap);
     }
     return AR_OK;
 }
 
 void ari_gatherer_fini(ari_gatherer *g)
 {
-    for (size_t i = 0; i < g->count; i++)
+    for (size_t i = 0; i < g->count; i++) {
         free(g->list[i].values);
+        free(g->list[i].written);
+    }
     free(g->list);
     *g = (ari_gatherer){0};
 }

@@ -16,7 +16,8 @@ typedef struct ari_gathered {
     size_t shape[AR_MAX_DIMS];
     size_t count;
     float *values;
-    atomic_size_t covered; /* elements that ranks have written */
+    atomic_uchar *written; /* [count] whether a rank has written the element */
+    atomic_size_t covered; /* elements that ranks have written, each as often as it was */
     int file;              /* which file it goes to */
 } ari_gathered;
 
@@ -31,7 +32,8 @@ AR_NODISCARD ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pa
 /** An ar_tap_fn; user: the ari_gatherer, the same for all ranks. */
 AR_NODISCARD ar_status ari_gather_tap(void *user, const ar_tap_event *event);
 void ari_gatherer_fini(ari_gatherer *g);
-/** Whether every wanted tensor was reported whole: AR_ERR_INTERNAL names the first that was not. */
+/** Whether every element of every wanted tensor was reported once: AR_ERR_INTERNAL names the first tensor that was not.
+ */
 AR_NODISCARD ar_status ari_gather_check(const ari_gatherer *g);
 /** Writes all files, file i to path[i]: each whole before the first gets its name, so that a failure leaves what was
  *  there. files: 1 or 2. */

@@ -7,6 +7,7 @@
 
 #include "verify/check_run.h"
 #include "verify/compare.h"
+#include "verify/coverage.h"
 
 enum { ROWS = 6, COLS = 4, COUNT = ROWS * COLS, RANKS = 2 };
 static const size_t full_shape[2] = {ROWS, COLS};
@@ -280,6 +281,38 @@ Test(compare, a_rank_without_samples_reports_nothing_and_the_others_are_the_whol
     tap_some(&f.rank[1], f.values, 0, 6, 0, 1);
     cr_expect(verdict_of(&f).complete);
     fixture_fini(&f);
+}
+
+static void expect_coverage(fixture *f, const char *pattern, const char *hint)
+{
+    ar_first_difference d = {.step = 1};
+    cr_expect(!verdict_of(f).complete);
+    ari_explain_coverage(&d, f->rank, RANKS, 0);
+    cr_expect(strstr(d.pattern, pattern), "no \"%s\" in \"%s\"", pattern, d.pattern);
+    cr_expect(strstr(d.hint, hint), "no \"%s\" in \"%s\"", hint, d.hint);
+    fixture_fini(f);
+}
+
+Test(compare, what_is_not_covered_once_is_told_with_what_does_that)
+{
+    fixture f;
+    fixture_init(&f);
+    expect_coverage(&f, "the ranks did not report this tensor", "was not run");
+    fixture_init(&f);
+    tap_some(&f.rank[0], f.values, 0, 2, 0, 1);
+    tap_some(&f.rank[0], f.values, 0, 2, 0, 1);
+    expect_coverage(&f, "rank 0 reported it more than once", "micro-batch went through it twice");
+    fixture_init(&f);
+    for (int r = 0; r < RANKS; r++)
+        tap_some(&f.rank[r], f.values, 3, 6, 0, 1);
+    expect_coverage(&f, "ranks 0 and 1 hold the same part", "do not form a mesh");
+    fixture_init(&f);
+    tap_some(&f.rank[1], f.values, 0, 6, 1, 2);
+    expect_coverage(&f, "24 of 48 elements, in 2 copies", "some ranks did not run");
+    fixture_init(&f);
+    tap_some(&f.rank[0], f.values, 0, 3, 0, 1);
+    tap_some(&f.rank[1], f.values, 3, 5, 0, 1);
+    expect_coverage(&f, "20 of 24 elements, in 1 copy", "belongs to no rank");
 }
 
 /* --- steps and allowances --------------------------------------------------------------------------------------- */

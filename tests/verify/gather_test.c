@@ -34,3 +34,41 @@ Test(gather, a_tensor_that_no_rank_or_only_one_reported_is_not_whole)
     cr_assert_eq(memcmp(g.list[0].values, expected, sizeof expected), 0);
     ari_gatherer_fini(&g);
 }
+
+/* As many elements as there are, but one half twice. */
+Test(gather, a_part_that_was_reported_twice_does_not_stand_for_the_other)
+{
+    const size_t shape = 4;
+    float low[2] = {1.0f, 2.0f}, high[2] = {3.0f, 4.0f};
+    ari_gatherer g = {0};
+    cr_assert_eq(ari_gather_want(&g, "w", 'g', "w", 1, &shape, 0), AR_OK);
+    tap_half(&g, 0, low);
+    tap_half(&g, 0, low);
+    cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "half of it is there");
+    tap_half(&g, 1, high);
+    cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "half of it came twice");
+    cr_assert(strstr(ar_error_message(), "more than once"), "%s", ar_error_message());
+    ari_gatherer_fini(&g);
+}
+
+/* Two micro-batches of one rank: samples 0 and 1 of two. */
+Test(gather, samples_of_micro_batches_are_put_where_they_stand)
+{
+    const size_t full[3] = {2, 1, 3}, local[3] = {1, 1, 3};
+    float values[2][3] = {{1.0f, 2.0f, 3.0f}, {4.0f, 5.0f, 6.0f}};
+    ari_gatherer g = {0};
+    cr_assert_eq(ari_gather_want(&g, "x", 'f', "x", 3, full, 0), AR_OK);
+    for (size_t sample = 2; sample-- > 0;) {
+        ar_tensor t;
+        ar_layout layout;
+        cr_assert_eq(ar_tensor_view(&t, AR_F32, 3, local, (ar_buf){values[sample]}), AR_OK);
+        cr_assert_eq(ar_layout_replicate(&layout, 3, full, 0, 1), AR_OK);
+        layout.box[0].global[0] = sample;
+        layout.box[0].extent[0] = 1;
+        const ar_tap_event event = {.name = "x", .pass = 'f', .local = &t, .layout = &layout};
+        cr_assert_eq(ari_gather_tap(&g, &event), AR_OK);
+    }
+    cr_assert_eq(ari_gather_check(&g), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(memcmp(g.list[0].values, values, sizeof values), 0);
+    ari_gatherer_fini(&g);
+}
