@@ -50,6 +50,7 @@ const ar_config *ari_bench_block_config(size_t i)
 
 /* One block in one of the numerics, with its input and the gradient of its output. */
 typedef struct side {
+    ar_device *d; /* of its own, as in a run that does nothing else */
     ar_ctx *ctx;
     ar_module *block;
     ar_saved *saved;
@@ -71,10 +72,10 @@ static ar_status create_input(ar_device *d, ar_tensor *t, const ar_batch *batch,
     return AR_OK;
 }
 
-static ar_status side_create(side *s, ar_device *d, ar_numerics numerics, const ar_config *config,
-                             const ar_batch *batch)
+static ar_status side_create(side *s, ar_numerics numerics, const ar_config *config, const ar_batch *batch, int threads)
 {
-    const ar_ctx_options options = {.device = d, .numerics = numerics};
+    AR_TRY(ar_device_cpu_create(&s->d, threads));
+    const ar_ctx_options options = {.device = s->d, .numerics = numerics};
     ar_plan plan = {0};
     ar_block_options o;
     char name[96];
@@ -87,17 +88,20 @@ static ar_status side_create(side *s, ar_device *d, ar_numerics numerics, const 
     s->n = ar_module_params(s->block, s->params, PARAMS, true);
     if (s->n > PARAMS)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of a block");
-    AR_TRY(create_input(d, &s->x, batch, config->hidden, 1));
-    return create_input(d, &s->dy, batch, config->hidden, 2);
+    AR_TRY(create_input(s->d, &s->x, batch, config->hidden, 1));
+    return create_input(s->d, &s->dy, batch, config->hidden, 2);
 }
 
-static void side_destroy(side *s, ar_device *d)
+static void side_destroy(side *s)
 {
-    d->ops->free(d, s->x.data);
-    d->ops->free(d, s->dy.data);
+    if (!s->d)
+        return;
+    s->d->ops->free(s->d, s->x.data);
+    s->d->ops->free(s->d, s->dy.data);
     ar_saved_destroy(s->saved);
     ar_module_destroy(s->block);
     ar_ctx_destroy(s->ctx);
+    ar_device_destroy(s->d);
 }
 
 static ar_status pass(side *s, const ar_batch *batch, double *seconds)
@@ -116,7 +120,7 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds)
 }
 
 typedef struct bench {
-    ar_device *d;
+    ar_device *d; /* of the products */
     side native, exact;
     ari_gemm_list list;
 } bench;
@@ -165,14 +169,14 @@ ar_status ari_bench_block(ar_bench_block_row row[2], const ar_config *config, si
         return ar_error_set(AR_ERR_ARG, "bench block: batch %zu, seq %zu, repetitions %zu: all must be > 0", batch, seq,
                             repetitions);
     AR_TRY(ar_device_cpu_create(&b.d, threads));
-    AR_TRY_TO(done, st, side_create(&b.native, b.d, AR_NUMERICS_NATIVE, config, &given));
-    AR_TRY_TO(done, st, side_create(&b.exact, b.d, AR_NUMERICS_EXACT, config, &given));
+    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, config, &given, threads));
+    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, config, &given, threads));
     AR_TRY_TO(done, st, ari_gemm_list_block(&b.list, b.d, config, batch, seq));
     st = measure(&b, row, &given, repetitions);
 done:
     ari_gemm_list_destroy(&b.list);
-    side_destroy(&b.exact, b.d);
-    side_destroy(&b.native, b.d);
+    side_destroy(&b.exact);
+    side_destroy(&b.native);
     ar_device_destroy(b.d);
     return st;
 }

@@ -8,6 +8,7 @@
 
 #include "ref/core/size.h"
 #include "ref/cpu/contract_kernels.h"
+#include "ref/cpu/cpu_device.h"
 #include "ref/cpu/gemm_paths.h"
 #include "ref/cpu/row_kernels.h"
 
@@ -55,12 +56,6 @@ static const ar_device_ops cpu_ops = {
     .optimizer_step = ari_cpu_optimizer_step,
 };
 
-/* An instance has a table of its own, since the exact products depend on the processor (gemm_paths.h). */
-typedef struct cpu_device {
-    ar_device base;
-    ar_device_ops ops;
-} cpu_device;
-
 /* Subnormals are part of the numbers that are promised: bits 15 (flush to zero) and 6 (denormals are zero) of MXCSR
  * must be clear. They are per thread; a library linked with -ffast-math sets them behind one's back. */
 static ar_status check_subnormals(void)
@@ -81,9 +76,10 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
     ari_exact_choice exact = ARI_EXACT_PORTABLE;
     AR_TRY(check_subnormals());
     AR_TRY(ari_exact_choose(&exact));
-    AR_TRY(ari_alloc(&memory, 1, sizeof(cpu_device), "the cpu device"));
-    cpu_device *d = memory;
+    AR_TRY(ari_alloc(&memory, 1, sizeof(ari_cpu_device), "the cpu device"));
+    ari_cpu_device *d = memory;
     d->ops = cpu_ops;
+    ari_pool_init(&d->pool);
     ari_exact_fill(&d->ops, exact);
     d->base = (ar_device){.ops = &d->ops, .threads = threads};
     *gives = &d->base;
@@ -92,5 +88,8 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
 
 void ar_device_destroy(ar_device *d)
 {
+    if (!d)
+        return;
+    ari_pool_fini(&((ari_cpu_device *)d)->pool);
     free(d);
 }

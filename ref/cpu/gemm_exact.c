@@ -88,7 +88,7 @@ static size_t block_of(size_t k, size_t terms, size_t slice)
 }
 
 /* Runs job(path, context, tile) for every tile, spread over the threads. */
-static ar_status for_each_tile(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,
+static ar_status for_each_tile(const ari_exact_path *path, ar_device *d, const ar_packed *a, const ar_packed *b,
                                const tile_request *r,
                                void (*job)(const ari_exact_path *path, const void *context, const ari_tile *t),
                                const void *context)
@@ -101,14 +101,14 @@ static ar_status for_each_tile(const ari_exact_path *path, const ar_device *d, c
     ar_buf words = {NULL};
     size_t count = 0;
     AR_TRY(ari_mul_size(&count, p.total, (size_t)threads * sizeof(double)));
-    AR_TRY(ari_cpu_alloc(NULL, &words, count));
+    AR_TRY(ari_cpu_alloc(d, &words, count));
     double *base = words.ptr;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < tiles; i++) {
         const ari_tile t = tile_of(&p, a, b, i, base + ari_thread_number() * p.total);
         job(path, context, &t);
     }
-    ari_cpu_free(NULL, words);
+    ari_cpu_free(d, words);
     return AR_OK;
 }
 
@@ -140,8 +140,8 @@ static void int_tile(const ari_exact_path *path, const void *context, const ari_
     } while (from < k);
 }
 
-static ar_status gemm_i64(const ari_exact_path *path, const ar_device *d, ar_buf s, const ar_packed *a,
-                          const ar_packed *b, int limbs)
+static ar_status gemm_i64(const ari_exact_path *path, ar_device *d, ar_buf s, const ar_packed *a, const ar_packed *b,
+                          int limbs)
 {
     AR_TRY(check_pair(a, b, "gemm_i64"));
     if (limbs != 1 && limbs != 2)
@@ -278,7 +278,7 @@ static acc_output acc_output_of(ar_buf t, ar_buf hl, const ar_packed *a, const a
     return (acc_output){.t = t.ptr, .h = sums, .l = sums + a->rows * b->rows, .e = e.ptr, .f = f.ptr};
 }
 
-static ar_status gemm_acc(const ari_exact_path *path, const ar_device *d, const acc_output *o, const ar_packed *a,
+static ar_status gemm_acc(const ari_exact_path *path, ar_device *d, const acc_output *o, const ar_packed *a,
                           const ar_packed *b)
 {
     AR_TRY(check_pair(a, b, "gemm_acc"));

@@ -1,29 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/cpu/contract_kernels.h"
+#include "ref/cpu/cpu_device.h"
+
+static ari_pool *pool_of(ar_device *d)
+{
+    return &((ari_cpu_device *)d)->pool;
+}
 
 /** Slot alloc. No bytes: a valid pointer all the same. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 ar_status ari_cpu_alloc(ar_device *d, ar_buf *gives, size_t bytes)
 {
-    (void)d;
-    size_t rounded = 0;
-    AR_TRY(ari_add_size(&rounded, bytes > 0 ? bytes : 1, 63));
-    rounded &= ~(size_t)63;
-    void *memory = aligned_alloc(64, rounded);
-    if (!memory)
-        return ar_error_set(AR_ERR_MEMORY, "cpu device: no memory for a buffer of %zu bytes", bytes);
-    gives->ptr = memory;
-    return AR_OK;
+    return ari_pool_alloc(pool_of(d), &gives->ptr, bytes);
 }
 
 /** Slot free. */
 void ari_cpu_free(ar_device *d, ar_buf b)
 {
-    (void)d;
-    free(b.ptr);
+    ari_pool_free(pool_of(d), b.ptr);
 }
 
 /** Slot copy: memory of the device is memory of the host. */

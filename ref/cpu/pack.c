@@ -15,17 +15,18 @@
  *  AR_ERR_MEMORY. */
 ar_status ari_cpu_packed_create(ar_device *d, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split)
 {
-    (void)d;
     (void)split;
     ar_status st = AR_OK;
-    void *memory = NULL, *q = NULL;
+    void *memory = NULL;
+    ar_buf q = {NULL};
     size_t n = 0;
     AR_TRY_TO(done, st, ari_mul_size(&n, batch, rows));
     AR_TRY_TO(done, st, ari_mul_size(&n, n, k));
+    AR_TRY_TO(done, st, ari_mul_size(&n, n, sizeof(int32_t)));
     AR_TRY_TO(done, st, ari_alloc(&memory, 1, sizeof(ar_packed), "a packed operand"));
-    AR_TRY_TO(done, st, ari_alloc(&q, n, sizeof(int32_t), "a packed operand's integers"));
+    AR_TRY_TO(done, st, ari_cpu_alloc(d, &q, n));
     ar_packed *p = memory;
-    *p = (ar_packed){.batch = batch, .rows = rows, .k = k, .q = q};
+    *p = (ar_packed){.batch = batch, .rows = rows, .k = k, .q = q.ptr};
     *gives = p;
     memory = NULL;
 done:
@@ -36,10 +37,9 @@ done:
 /** Slot packed_destroy. */
 void ari_cpu_packed_destroy(ar_device *d, ar_packed *p)
 {
-    (void)d;
     if (!p)
         return;
-    free(p->q);
+    ari_cpu_free(d, (ar_buf){p->q});
     free(p);
 }
 

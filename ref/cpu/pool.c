@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/cpu/pool.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+
+/* Before every buffer, so that its size is known when it comes back. */
+struct ari_block {
+    size_t bytes; /* with this header, a multiple of ALIGNMENT */
+    size_t asked; /* what its user needs of them */
+};
+
+#define ALIGNMENT ((size_t)64)
+/* From here on glibc asks the kernel for pages; below, its own lists are as fast. */
+#define LARGE ((size_t)1 << 17)
+
+/* Sanitizers shall see every buffer come and go. */
+#if defined(ARI_SANITIZED)
+#define KEEP 0
+#else
+#define KEEP 1
+#endif
+
+void ari_pool_init(ari_pool *p)
+{
+    *p = (ari_pool){.n = 0};
+    pthread_mutex_init(&p->lock, NULL);
+}
+
+/* Takes kept block i out of the list. */
+static ari_block *take(ari_pool *p, size_t i)
+{
+    ari_block *b = p->block[i];
+    p->n--;
+    memmove(p->block + i, p->block + i + 1, (p->n - i) * sizeof *p->block);
+    p->kept -= b->bytes;
+    return b;
+}
+
+void ari_pool_fini(ari_pool *p)
+{
+    while (p->n > 0)
+        free(take(p, p->n - 1));
+    pthread_mutex_destroy(&p->lock);
+}
+
+/* The smallest kept block that is large enough and wastes at most an eighth; NULL: none. */
+static ari_block *find(ari_pool *p, size_t asked)
+{
+    size_t best = p->n;
+    for (size_t i = 0; i < p->n; i++) {
+        const size_t bytes = p->block[i]->bytes;
+        const bool fits = bytes >= asked && bytes - asked <= bytes / 8;
+        if (fits && (best == p->n || bytes <= p->block[best]->bytes))
+            best = i; /* of equal ones the newest, which is the likeliest to be in a cache */
+    }
+    return best < p->n ? take(p, best) : NULL;
+}
+
+/* Gives kept blocks back to the system until all memory fits `limit`. */
+static void shrink(ari_pool *p, size_t limit)
+{
+    while (p->n > 0 && p->in_use + p->kept > limit)
+        free(take(p, 0));
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* A kept block, or room for a new one: NULL. */
+static ari_block *reuse(ari_pool *p, size_t asked)
+{
+    pthread_mutex_lock(&p->lock);
+    p->asked += asked;
+    ari_block *b = find(p, asked);
+    p->in_use += b ? b->bytes : asked;
+    shrink(p, larger(p->most, p->asked));
+    pthread_mutex_unlock(&p->lock);
+    return b;
+}
+
+/* A new block; where there is no memory for it, there may be enough without what is kept. */
+static ari_block *allocate(ari_pool *p, size_t bytes)
+{
+    ari_block *b = aligned_alloc(ALIGNMENT, bytes);
+    if (!b) {
+        pthread_mutex_lock(&p->lock);
+        shrink(p, 0);
+        pthread_mutex_unlock(&p->lock);
+        b = aligned_alloc(ALIGNMENT, bytes);
+    }
+    if (b)
+        b->bytes = bytes;
+    return b;
+}
+
+/* What `reuse` counted was not to be had. */
+static void give_up(ari_pool *p, size_t asked)
+{
+    pthread_mutex_lock(&p->lock);
+    p->in_use -= asked;
+    p->asked -= asked;
+    pthread_mutex_unlock(&p->lock);
+}
+
+ar_status ari_pool_alloc(ari_pool *p, void **gives, size_t bytes)
+{
+    size_t rounded = 0;
+    AR_TRY(ari_add_size(&rounded, bytes > 0 ? bytes : 1, 2 * ALIGNMENT - 1));
+    rounded &= ~(ALIGNMENT - 1);
+    const bool large = rounded >= LARGE;
+    ari_block *b = large ? reuse(p, rounded) : NULL;
+    if (!b)
+        b = allocate(p, rounded);
+    if (!b) {
+        if (large)
+            give_up(p, rounded);
+        return ar_error_set(AR_ERR_MEMORY, "cpu device: no memory for a buffer of %zu bytes", bytes);
+    }
+    b->asked = rounded;
+    *gives = (char *)b + ALIGNMENT;
+    return AR_OK;
+}
+
+void ari_pool_free(ari_pool *p, void *memory)
+{
+    if (!memory)
+        return;
+    ari_block *b = (ari_block *)(void *)((char *)memory - ALIGNMENT);
+    if (b->asked < LARGE) {
+        free(b);
+        return;
+    }
+    pthread_mutex_lock(&p->lock);
+    p->most = larger(p->most, p->asked);
+    p->in_use -= b->bytes;
+    p->asked -= b->asked;
+    if (p->n == ARI_POOL_KEPT)
+        free(take(p, 0));
+    p->block[p->n++] = b;
+    p->kept += b->bytes;
+    shrink(p, KEEP ? p->most : 0);
+    pthread_mutex_unlock(&p->lock);
+}

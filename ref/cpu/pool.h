@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CPU_POOL_H
+#define ARI_CPU_POOL_H
+
+#include <pthread.h>
+#include <stddef.h>
+
+#include "anyrank/status.h"
+
+/* Memory of a device. Large buffers that are given back are kept for the next one of about their size: a training step
+ * asks for the same sizes again and again, and fresh pages cost time. What is in use and what is kept are together
+ * never more than what users needed at some moment before, so that a process takes no more memory than without. Any
+ * thread may call. */
+#define ARI_POOL_KEPT 256
+
+typedef struct ari_block ari_block;
+
+typedef struct ari_pool {
+    pthread_mutex_t lock;
+    size_t asked, most;  /* bytes of large buffers that users need now, and at most so far */
+    size_t in_use, kept; /* bytes of the blocks that they have, and of those that wait */
+    size_t n;
+    ari_block *block[ARI_POOL_KEPT]; /* the kept ones, the longest kept first */
+} ari_pool;
+
+void ari_pool_init(ari_pool *p);
+/** Frees what is kept. All buffers must have been given back. */
+void ari_pool_fini(ari_pool *p);
+/** Gives `bytes` bytes (0: a valid pointer all the same), 64-byte aligned, contents undefined; ari_pool_free. Errors:
+ *  AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_pool_alloc(ari_pool *p, void **gives, size_t bytes);
+/** Accepts NULL. */
+void ari_pool_free(ari_pool *p, void *memory);
+
+#endif
