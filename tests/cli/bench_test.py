@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `anyrank bench` from outside: the JSON rows of every benchmark and what it refuses. How fast anything is, is
+not tested: docs/measured.md tells it.
+
+    tests/cli/bench_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+
+
+def bench(*arguments):
+    return subprocess.run([COMMAND, "bench", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=120)
+
+
+class Bench(unittest.TestCase):
+    def rows(self, *arguments):
+        """The rows of a benchmark, whose text goes nowhere."""
+        done = bench(*arguments, "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(done.stdout)
+        self.assertEqual((result["tool"], result["command"], result["what"]), ("anyrank", "bench", arguments[0]))
+        return result["rows"]
+
+    def refused(self, *arguments, says):
+        done = bench(*arguments)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn(says, done.stderr)
+        self.assertEqual(done.stdout, "")
+
+    def positive(self, row, *keys):
+        for key in keys:
+            self.assertIsInstance(row[key], (int, float), key)
+            self.assertGreater(row[key], 0, key)
+
+    def test_a_block_native_and_exact(self):
+        rows = self.rows("block", "--batch", "1", "--seq", "8", "--repetitions", "1")
+        self.assertEqual([(row["block"], row["numerics"]) for row in rows],
+                         [("gpt2", "native"), ("gpt2", "exact"), ("llama", "native"), ("llama", "exact")])
+        for row in rows:
+            self.assertEqual((row["batch"], row["seq"], row["spread"]), (1, 8, 0))
+            self.positive(row, "seconds", "gflops", "gemm_fraction", "over_native")
+        # 2*3*tokens*parameters of the weights, and six products of [8, 8, 64] for 12 heads.
+        weights = {"gpt2": 12 * 768 * 768, "llama": 4 * 768 * 768 + 3 * 768 * 2048}
+        for row in rows:
+            operations = 6 * 8 * weights[row["block"]] + 6 * 2 * 12 * 8 * 8 * 64
+            self.assertAlmostEqual(row["gflops"] * row["seconds"] * 1e9 / operations, 1, places=6)
+        for row in rows[0::2]:
+            self.assertEqual(row["over_native"], 1)
+
+    def test_a_weight_gradient(self):
+        rows = self.rows("grad", "--repetitions", "1")
+        self.assertEqual([row["seq"] for row in rows], [512, 128, 32])
+        for row in rows:
+            self.assertEqual((row["out"], row["in"], row["tokens"]), (3072, 768, 1024))
+            self.positive(row, "seconds", "over_contraction", "over_native")
+
+    def test_a_step_in_a_layout_beside_one_rank(self):
+        rows = self.rows("step", "gpt2-demo", "--dp", "2", "--tp", "2", "--sp", "--micro-batches", "2", "--batch", "4",
+                         "--seq", "8", "--repetitions", "1")
+        self.assertEqual([(row["layout"], row["numerics"]) for row in rows],
+                         [("tp=1", "native"), ("dp=2 tp=2 sp micro-batches=2", "native"),
+                          ("tp=1", "exact"), ("dp=2 tp=2 sp micro-batches=2", "exact")])
+        for row in rows:
+            self.assertEqual((row["model"], row["batch"], row["seq"]), ("gpt2-demo", 4, 8))
+            self.positive(row, "seconds", "gflops", "gemm_fraction", "over_single")
+        for row in rows[0::2]:
+            self.assertEqual(row["over_single"], 1)
+
+    def test_a_step_in_one_of_the_numerics(self):
+        rows = self.rows("step", "stack-demo", "--tp", "2", "--numerics", "exact", "--batch", "1", "--seq", "4",
+                         "--repetitions", "1")
+        self.assertEqual([(row["layout"], row["numerics"]) for row in rows], [("tp=1", "exact"), ("tp=2", "exact")])
+
+    def test_text_names_the_columns(self):
+        for arguments, words in ((("block", "--batch", "1", "--seq", "4", "--repetitions", "1"), "of native"),
+                                 (("step", "stack-demo", "--tp", "2", "--batch", "1", "--seq", "4", "--repetitions",
+                                   "1"), "of tp=1")):
+            done = bench(*arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(words, done.stdout.splitlines()[0])
+
+    def test_refusals(self):
+        self.refused("allreduce", says="not in this version")
+        self.refused("blocks", says="there is no benchmark 'blocks'")
+        self.refused("block", "llama-demo", says="takes no model")
+        self.refused("block", "--seq", "0", says="--seq")
+        self.refused("step", "llama-demo", "--tp", "3", says="tp=3")
+        self.refused("step", "llama-demo", "--dp", "9", says="9")
+        self.refused("step", "no-such-model", says="no-such-model")
+        self.refused("step", "llama-demo", "--sp", says="--tp")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
+        COMMAND = sys.argv.pop(1)
+    unittest.main()
