@@ -108,9 +108,10 @@ typedef struct ar_attention_options {
     bool causal;
     bool rope;
     double rope_theta, rope_factor;
-    size_t max_positions;        /* rows of the rotary tables */
-    bool fused;                  /* q, k, v are one parameter, stored [in, 3*heads*d] (GPT-2's c_attn) */
-    const char *q, *k, *v, *out; /* Hugging Face names below the path; fused: q names the one parameter */
+    size_t max_positions; /* rows of the rotary tables */
+    bool fused;           /* q, k, v are one parameter, stored [in, 3*heads*d] (GPT-2's c_attn) */
+    /* Hugging Face names below the path; NULL: "q" (fused, where it names the one parameter: "qkv"), "k", "v", "out" */
+    const char *q, *k, *v, *out;
 } ar_attention_options;
 /** Multi-head, grouped-query or multi-query attention; heads split over ranks: rank r has query heads [r*heads/N, ..)
  *  and KV heads [r*kv_heads/N, ..), or with more ranks than KV heads the one KV head floor(r*kv_heads/N), of which
@@ -125,7 +126,8 @@ AR_NODISCARD ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const
 typedef struct ar_block_options {
     ar_norm_kind norm;
     double norm_eps;
-    const char *norm1, *norm2, *attention_name, *mlp_name; /* below the block's path */
+    /* below the block's path; NULL: "norm1", "norm2", "attention", "mlp" */
+    const char *norm1, *norm2, *attention_name, *mlp_name;
     ar_attention_options attention;
     ar_mlp_options mlp;
 } ar_block_options;

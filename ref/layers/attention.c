@@ -170,12 +170,12 @@ ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, 
     AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
     m->base.ops = &ops;
     m->o = *o;
-    const char *const parts[3] = {o->q, o->k, o->v};
+    const char *const parts[3] = {o->q ? o->q : o->fused ? "qkv" : "q", o->k ? o->k : "k", o->v ? o->v : "v"};
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
     for (int i = 0; i < (o->fused ? 1 : 3); i++)
         AR_TRY_TO(failed, st, ari_path(m->qkv_name[i], sizeof m->qkv_name[i], name, parts[i]));
-    AR_TRY_TO(failed, st, ari_path(m->out_name, sizeof m->out_name, name, o->out));
+    AR_TRY_TO(failed, st, ari_path(m->out_name, sizeof m->out_name, name, o->out ? o->out : "out"));
     AR_TRY_TO(failed, st, ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
     AR_TRY_TO(failed, st, check_heads(m, ctx));
     AR_TRY_TO(failed, st, init_linears(m, ctx));

@@ -103,14 +103,14 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, const ar_block_op
 {
     const size_t h = o->attention.hidden, positions = o->attention.max_positions;
     char name[96];
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm1));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm1 ? o->norm1 : "norm1"));
     AR_TRY(ar_norm_create(&m->norm1, ctx, name, o->norm, h, o->norm_eps));
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o->attention_name));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o->attention_name ? o->attention_name : "attention"));
     AR_TRY(ar_attention_create(&m->attention, ctx, name, &o->attention));
     AR_TRY(ari_dropout_init(&m->after_attention, name, ARI_DROPPED_ATTENTION, h, positions));
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm2));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm2 ? o->norm2 : "norm2"));
     AR_TRY(ar_norm_create(&m->norm2, ctx, name, o->norm, h, o->norm_eps));
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o->mlp_name));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o->mlp_name ? o->mlp_name : "mlp"));
     AR_TRY(ari_dropout_init(&m->after_mlp, name, ARI_DROPPED_MLP, h, positions));
     return ar_mlp_create(&m->mlp, ctx, name, &o->mlp);
 }

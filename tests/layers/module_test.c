@@ -62,3 +62,38 @@ Test(module, parameters_are_listed_however_many_there_are)
     ar_ctx_destroy(ctx);
     ar_device_destroy(device);
 }
+
+/* A parameter's name chooses its random numbers: two of one name would start as copies of each other. */
+Test(module, parts_of_a_block_that_were_given_no_names_have_different_ones)
+{
+    static const char *const expected[] = {
+        "b.norm1.weight",         "b.norm1.bias",         "b.attention.q.weight", "b.attention.q.bias",
+        "b.attention.k.weight",   "b.attention.k.bias",   "b.attention.v.weight", "b.attention.v.bias",
+        "b.attention.out.weight", "b.attention.out.bias", "b.norm2.weight",       "b.norm2.bias",
+        "b.mlp.fc1.weight",       "b.mlp.fc1.bias",       "b.mlp.fc2.weight",     "b.mlp.fc2.bias"};
+    enum { PARAMS = sizeof expected / sizeof *expected };
+    const ar_attention_options heads = {
+        .hidden = 4, .heads = 2, .kv_heads = 2, .head_dim = 2, .qkv_bias = true, .out_bias = true};
+    ar_attention_options packed = heads;
+    packed.fused = true;
+    const ar_block_options o = {
+        .norm = AR_NORM_LAYER, .attention = heads, .mlp = {.hidden = 4, .ffn = 8, .bias = true}};
+    ar_device *device = NULL;
+    ar_ctx *ctx = NULL;
+    ar_module *block = NULL, *fused = NULL;
+    ar_param *all[PARAMS] = {NULL};
+    cr_assert_eq(ar_device_cpu_create(&device, 1), AR_OK);
+    cr_assert_eq(ar_ctx_create(&ctx, &(ar_ctx_options){.device = device}), AR_OK);
+    cr_assert_eq(ar_block_create(&block, ctx, "b", &o), AR_OK);
+    cr_assert_eq(ar_module_params(block, all, PARAMS, false), (size_t)PARAMS);
+    for (int i = 0; i < PARAMS; i++)
+        cr_expect_str_eq(all[i]->name, expected[i]);
+    cr_assert_eq(ar_attention_create(&fused, ctx, "a", &packed), AR_OK);
+    cr_assert_eq(ar_module_params(fused, all, PARAMS, false), 4u);
+    cr_expect_str_eq(all[0]->name, "a.qkv.weight");
+    cr_expect_str_eq(all[3]->name, "a.out.bias");
+    ar_module_destroy(fused);
+    ar_module_destroy(block);
+    ar_ctx_destroy(ctx);
+    ar_device_destroy(device);
+}
