@@ -283,6 +283,42 @@ Test(compare, a_rank_without_samples_reports_nothing_and_the_others_are_the_whol
     fixture_fini(&f);
 }
 
+/* A rank may come to a later tensor first: the backward pass of one micro-batch is before the forward pass of the next.
+ */
+Test(compare, copies_are_kept_of_the_first_tensors_in_execution_order_whatever_comes_first)
+{
+    enum { TENSORS = 7 };
+    ari_reference ref = {0};
+    ari_comparator c;
+    double wide[COUNT] = {0.0};
+    float wrong[COUNT], *copy = NULL;
+    ar_layout o;
+    char name[8];
+    for (int i = 0; i < TENSORS; i++) {
+        snprintf(name, sizeof name, "w%d", i);
+        cr_assert_eq(ari_reference_emit(&ref, name, 'f', 2, full_shape, wide), AR_OK);
+    }
+    cr_assert_eq(ari_reference_finish(&ref), AR_OK);
+    cr_assert_eq(ari_comparator_init(&c, &ref, NULL), AR_OK);
+    cr_assert_eq(ar_layout_replicate(&o, 2, full_shape, 0, 1), AR_OK);
+    for (int i = TENSORS - 1; i >= 0; i--) {
+        for (int k = 0; k < COUNT; k++)
+            wrong[k] = (float)(i + 1);
+        snprintf(name, sizeof name, "w%d", i);
+        tap(&c, name, wrong, &o);
+    }
+    for (size_t i = 0; i < TENSORS; i++) {
+        const ar_status st = ari_comparator_copy(&copy, &c, i);
+        cr_assert_eq(st, i < ARI_KEPT_COPIES ? AR_OK : AR_ERR_NOT_FOUND, "tensor %zu", i);
+        if (st != AR_OK)
+            continue;
+        cr_expect(copy[0] == (float)(i + 1) && copy[COUNT - 1] == (float)(i + 1), "tensor %zu", i);
+        free(copy);
+    }
+    ari_comparator_fini(&c);
+    ari_reference_fini(&ref);
+}
+
 static void expect_coverage(fixture *f, const char *pattern, const char *hint)
 {
     ar_first_difference d = {.step = 1};

@@ -74,6 +74,26 @@ Test(steps, each_has_rows_of_its_own)
     remove_folder(folder);
 }
 
+/* One step: the gradients are those of the initial weights, the weights are not. */
+Test(steps, the_weights_hash_is_that_of_the_new_weights)
+{
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_STACK]);
+    ar_check_options o = check_layouts(folder, layouts, 2, BATCH, SEQ);
+    o.steps = 1;
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    ar_check_report *slow = check_or_fail(&o);
+    o.optimizer.lr *= 2.0;
+    ar_check_report *fast = check_or_fail(&o);
+    cr_expect_str_eq(slow->gradients_hash, fast->gradients_hash);
+    cr_expect_str_neq(slow->weights_hash, fast->weights_hash);
+    cr_expect_str_neq(slow->run[1].weights_hash, fast->run[1].weights_hash);
+    ar_check_report_destroy(slow);
+    ar_check_report_destroy(fast);
+    remove_folder(folder);
+}
+
 /* --- native numerics ---------------------------------------------------------------------------------------------- */
 
 static ar_check_report *native(const char *model, const ar_parallel *p, size_t n, size_t batch, size_t seq,
