@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "verify/adam_allowance.h"
 
 typedef struct phase {
     const ar_check_options *o;
@@ -59,9 +60,10 @@ static void add_error(double *error, const ari_ref_tensor *t, const double *valu
 typedef struct measuring {
     const ari_reference *ref;
     int step;
-    double error;   /* as above, of step 1 */
-    float **beyond; /* [ref->count] binary64 - exact, element by element, of the run without noise; NULL: not kept */
-    double *spread; /* [ref->count] largest |noisy - quiet|; NULL: this run is the quiet one */
+    double error;     /* as above, of step 1 */
+    float **beyond;   /* [ref->count] binary64 - exact, element by element, of the run without noise; NULL: not kept */
+    double *spread;   /* [ref->count] largest |noisy - quiet|; NULL: this run is the quiet one */
+    uint8_t **rounds; /* [ref->count], of gradients: elements that are not zero in every run; NULL with beyond */
 } measuring;
 
 static void begin_step(void *user, int step)
@@ -74,6 +76,8 @@ static ar_status keep_quiet(measuring *m, size_t i, const double *values)
 {
     const ari_ref_tensor *t = &m->ref->tensor[i];
     AR_TRY(ari_alloc((void **)&m->beyond[i], t->count, sizeof(float), t->name));
+    if (t->pass == 'g')
+        AR_TRY(ari_alloc_zero((void **)&m->rounds[i], t->count, 1, t->name));
     for (size_t k = 0; k < t->count; k++)
         m->beyond[i][k] = (float)(values[k] - (double)t->values[k]);
     return AR_OK;
@@ -90,6 +94,14 @@ static void add_spread(measuring *m, size_t i, const double *values)
     }
 }
 
+/* A gradient that no run has other than zero (an id that does not occur) is zero whatever rounding does. */
+static void note_zeros(measuring *m, size_t i, const double *values)
+{
+    const ari_ref_tensor *t = &m->ref->tensor[i];
+    for (size_t k = 0; m->rounds[i] && k < t->count; k++)
+        m->rounds[i][k] |= values[k] != 0.0 || t->values[k] != 0.0f;
+}
+
 static ar_status measure(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
 {
     measuring *m = user;
@@ -102,11 +114,16 @@ static ar_status measure(void *user, const char *name, char pass, int ndim, cons
         return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
     if (m->spread) {
         add_spread(m, i, values);
+        note_zeros(m, i, values);
         return AR_OK;
     }
     if (pass == 'g' && m->step == 1)
         add_error(&m->error, &m->ref->tensor[i], values);
-    return wanted ? keep_quiet(m, i, values) : AR_OK;
+    if (!wanted)
+        return AR_OK;
+    AR_TRY(keep_quiet(m, i, values));
+    note_zeros(m, i, values);
+    return AR_OK;
 }
 
 /* The distance of the largest element to the next fp32 number: no result in fp32 can be asked to be nearer. */
@@ -160,7 +177,9 @@ static ar_status measure_spread(measuring *m, ari_reference *ref, const ari_base
         ari_ref_tensor *t = &ref->tensor[i];
         t->allowed = safety_of(t->count) * m->spread[i] + step_of_largest(t);
     }
-    return AR_OK;
+    const ari_adam_case adam = {
+        .optimizer = &c->check->optimizer, .steps = c->check->steps, .clip = c->check->clip, .rounds = m->rounds};
+    return ari_adam_allow(ref, &adam);
 }
 
 /* --- the runs ----------------------------------------------------------------------------------------------------- */
@@ -195,7 +214,10 @@ static void measuring_fini(measuring *m)
 {
     for (size_t i = 0; m->beyond && i < m->ref->count; i++)
         free(m->beyond[i]);
+    for (size_t i = 0; m->rounds && i < m->ref->count; i++)
+        free(m->rounds[i]);
     free(m->beyond);
+    free(m->rounds);
     free(m->spread);
 }
 
@@ -211,8 +233,10 @@ ar_status ari_check_baseline(ari_reference *ref, float *loss, double *max_error,
     AR_TRY_TO(done, st, run_exact(ref, losses, c));
     for (size_t i = 0; i < steps; i++)
         loss[i] = (float)losses[i];
-    if (native)
+    if (native) {
         AR_TRY_TO(done, st, ari_alloc_zero((void **)&m.beyond, ref->count, sizeof *m.beyond, "binary64 tensors"));
+        AR_TRY_TO(done, st, ari_alloc_zero((void **)&m.rounds, ref->count, sizeof *m.rounds, "flags"));
+    }
     if (native || !c->check->skip_f64)
         AR_TRY_TO(done, st, run_binary64(&m, c, losses));
     if (!c->check->skip_f64 && !(m.error < 0.0))

@@ -107,6 +107,7 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .ranks = c->ranks,
                               .copy = copy,
                               .allowed = t->allowed,
+                              .beside = t->beside,
                               .tp = o->parallel.tp > 1 ? o->parallel.tp : 1,
                               .dp = o->parallel.dp > 1 ? o->parallel.dp : 1,
                               .micro_batches = o->parallel.micro_batches,

@@ -51,8 +51,9 @@ typedef struct comparing {
     ari_finding *finding;
     const float *reference;
     double allowed;
-    float *gathered; /* NULL: not wanted, or not this rank's to write */
-    size_t before;   /* elements of earlier reports that stand before this one in the local tensor */
+    const float *beside; /* NULL: nothing */
+    float *gathered;     /* NULL: not wanted, or not this rank's to write */
+    size_t before;       /* elements of earlier reports that stand before this one in the local tensor */
 } comparing;
 
 /* |difference| over what is allowed: infinite where only one of the two is a number, or nothing is allowed. */
@@ -76,7 +77,8 @@ static void compare_run(void *user, const ari_box_run *r)
         if (bits_of(actual) == bits_of(expected))
             continue;
         if (c->allowed > 0.0) {
-            const double ratio = ratio_of(actual, expected, c->allowed);
+            const double beside = c->beside ? (double)c->beside[r->full + i] : 0.0;
+            const double ratio = ratio_of(actual, expected, c->allowed + beside);
             f->max_ratio = ratio > f->max_ratio ? ratio : f->max_ratio;
             if (ratio <= 1.0)
                 continue;
@@ -256,8 +258,12 @@ static ar_status add_report(ari_comparator *c, size_t i, const ar_tap_event *e)
         join(f, e->layout, e->local, where);
     else
         first_report(f, e->layout, e->local);
-    comparing user = {f, reference->values, reference->allowed,
-                      c->gathered && e->layout->replica == 0 ? c->gathered[i] : NULL, where == AFTER ? had_count : 0};
+    comparing user = {f,
+                      reference->values,
+                      reference->allowed,
+                      reference->beside,
+                      c->gathered && e->layout->replica == 0 ? c->gathered[i] : NULL,
+                      where == AFTER ? had_count : 0};
     ari_for_each_run(e->local, e->layout, compare_run, &user);
     if (f->different > 0 && where != NOWHERE)
         return keep_report(c, i, &had, had_count, e->local, where);

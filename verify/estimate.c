@@ -39,6 +39,7 @@ typedef struct elements {
     double outer_reference; /* and around the blocks */
     double tensors;         /* of all steps */
     double steps, states;   /* states: numbers of an optimizer for each weight */
+    double beside; /* bytes of each weight and step: an allowance of its own, and whether its gradient rounds */
     bool trains;
 } elements;
 
@@ -97,6 +98,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->trains = run->steps > 0;
     n->steps = at_least_one(run->steps);
     n->states = n->trains ? states_of(&run->optimizer) : 0.0;
+    n->beside = run->numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
     n->tokens = (double)run->batch * (double)run->seq;
     n->q = heads * d;
     n->kv = (double)c->kv_heads * d;
@@ -127,7 +129,7 @@ static double activation_bytes(const elements *n)
 /* And of all steps, with initial weights, gradients and new weights. */
 static double reference_bytes(const elements *n)
 {
-    const double each = activation_bytes(n) + FLOAT * n->parameters * (n->trains ? 2.0 : 1.0);
+    const double each = activation_bytes(n) + (FLOAT * (n->trains ? 2.0 : 1.0) + n->beside) * n->parameters;
     return n->steps * each + FLOAT * n->parameters;
 }
 

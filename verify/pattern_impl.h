@@ -57,7 +57,8 @@ static inline bool ari_run_differs(const ari_grid *g, const ari_run *run, size_t
 {
     if (ari_same_bits(run->ref[i], run->value[i]))
         return false;
-    const double allowed = g->d->allowed;
+    const ari_difference *d = g->d;
+    const double allowed = d->allowed + (d->beside ? (double)d->beside[run->index + i] : 0.0);
     return !(allowed > 0.0) || !(fabs((double)run->value[i] - (double)run->ref[i]) <= allowed);
 }
 

@@ -37,8 +37,10 @@ void ari_reference_begin(void *user, int step)
 
 void ari_reference_fini(ari_reference *r)
 {
-    for (size_t i = 0; i < r->count; i++)
+    for (size_t i = 0; i < r->count; i++) {
         free(r->tensor[i].values);
+        free(r->tensor[i].beside);
+    }
     free(r->tensor);
     free(r->by_name);
     *r = (ari_reference){0};

@@ -15,6 +15,7 @@ typedef struct ari_ref_tensor {
     size_t count;
     float *values;  /* row-major */
     double allowed; /* largest |difference| that is none; 0: equal bits or different */
+    float *beside;  /* [count] what is allowed beside that, an element at a time; NULL: nothing */
 } ari_ref_tensor;
 
 typedef struct ari_reference {

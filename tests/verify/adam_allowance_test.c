@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How far a weight may be off whose gradient is mere rounding: literal gradients, moments worked out by hand. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "tests/verify/support.h"
+#include "verify/adam_allowance.h"
+#include "verify/check_baseline.h"
+#include "verify/check_run.h"
+
+TestSuite(adam_allowance, .timeout = 200);
+
+enum { ELEMENTS = 4 };
+
+typedef struct world {
+    ari_reference ref;
+    uint8_t flags[ELEMENTS], *rounds[16];
+    ar_optimizer_options optimizer;
+    double clip;
+} world;
+
+static void emit(world *w, const char *name, char pass, double allowed, const double *values)
+{
+    const size_t shape[] = {ELEMENTS};
+    cr_assert_eq(ari_reference_emit(&w->ref, name, pass, pass == 'c' ? 0 : 1, shape, values), AR_OK);
+    w->ref.tensor[w->ref.count - 1].allowed = allowed;
+    w->rounds[w->ref.count - 1] = pass == 'g' ? w->flags : NULL;
+}
+
+/* One parameter: what it begins as, and of each step its gradient with an allowance of 1e-6, and what it becomes. */
+static void world_init(world *w, ar_optimizer_kind kind, int steps, const double (*gradients)[ELEMENTS])
+{
+    static const double weights[ELEMENTS] = {0.5, 0.5, 0.0, 0.0};
+    *w = (world){.flags = {1, 1, 1, 0}, .optimizer = ar_optimizer_defaults(kind)};
+    emit(w, "w", 'i', 1e-3, weights);
+    for (int t = 1; t <= steps; t++) {
+        ari_reference_begin(&w->ref, t);
+        emit(w, "w", 'g', 1e-6, gradients[t - 1]);
+        emit(w, "w", 'n', 1e-3, weights);
+    }
+    cr_assert_eq(ari_reference_finish(&w->ref), AR_OK);
+}
+
+static const float *allow(world *w, int steps)
+{
+    const ari_adam_case c = {.optimizer = &w->optimizer, .steps = steps, .clip = w->clip, .rounds = w->rounds};
+    cr_assert_eq(ari_adam_allow(&w->ref, &c), AR_OK);
+    return w->ref.tensor[ari_reference_find_in(&w->ref, "w", 'n', steps)].beside;
+}
+
+static void expect_near(const float *beside, size_t element, double expected)
+{
+    cr_assert_not_null(beside);
+    cr_expect(fabs((double)beside[element] - expected) <= 1e-6 * expected, "element %zu: %g, not %g", element,
+              (double)beside[element], expected);
+}
+
+Test(adam_allowance, a_first_step_moves_a_weight_by_the_learning_rate_and_later_ones_by_little_more)
+{
+    const ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
+    cr_expect(fabs(ari_adam_reach(&o, 1) - 1e-3) < 1e-12);
+    /* (0.1/0.19)^2 * 1.999 * (1 + 0.81/0.999) */
+    cr_expect(fabs(ari_adam_reach(&o, 2) - 1e-3 * sqrt(0.01 / 0.0361 * 1.999 * (1.0 + 0.81 / 0.999))) < 1e-12);
+    cr_expect(ari_adam_reach(&o, 100000) < 7.3e-3 && ari_adam_reach(&o, 100000) > 7.2e-3);
+}
+
+/* Whatever the gradients: the worst ones by the inequality are g_j = (b1/b2)^j, newest first. */
+Test(adam_allowance, the_reach_is_reached_and_not_passed)
+{
+    const double b1 = 0.9, b2 = 0.95;
+    ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
+    o.beta1 = b1;
+    o.beta2 = b2;
+    for (int steps = 1; steps <= 30; steps++) {
+        double m = 0.0, v = 0.0;
+        for (int t = 1; t <= steps; t++) {
+            const double g = pow(b1 / b2, steps - t);
+            m = b1 * m + (1.0 - b1) * g;
+            v = b2 * v + (1.0 - b2) * g * g;
+        }
+        const double moved = o.lr * m / (1.0 - pow(b1, steps)) / sqrt(v / (1.0 - pow(b2, steps)));
+        cr_expect(fabs(moved / ari_adam_reach(&o, steps) - 1.0) < 1e-9, "step %d: %g", steps, moved);
+    }
+}
+
+/* The doubt is 1e-6; beside it eps, 1e-8, is little. */
+Test(adam_allowance, a_gradient_within_its_own_allowance_may_go_either_way_and_a_large_one_may_not)
+{
+    static const double gradients[][ELEMENTS] = {{1e-6, 1.0, 0.0, 0.0}};
+    world w;
+    world_init(&w, AR_OPTIMIZER_ADAM, 1, gradients);
+    const float *beside = allow(&w, 1);
+    expect_near(beside, 0, 2e-3);
+    expect_near(beside, 1, 2e-3 * 1e-6 / (1.0 - 1e-6 + 1e-8));
+    expect_near(beside, 2, 2e-3); /* zero here, and something else in a run that rounds */
+    cr_expect_eq(beside[3], 0.0f, "zero in every run");
+    cr_expect(w.ref.tensor[2].allowed > 1e-7 && w.ref.tensor[2].allowed < 2e-7, "a step of 0.5 is 6e-8: %g",
+              w.ref.tensor[2].allowed);
+    ari_reference_fini(&w.ref);
+}
+
+Test(adam_allowance, what_a_step_did_stays_and_a_large_gradient_ends_the_doubt)
+{
+    static const double gradients[][ELEMENTS] = {{0.0, 1.0, 0.0, 0.0}, {1.0, 1e-9, 0.0, 0.0}};
+    world w;
+    world_init(&w, AR_OPTIMIZER_ADAMW, 2, gradients);
+    w.optimizer.weight_decay = 100.0; /* 1 - lr*decay = 0.9 */
+    const float *beside = allow(&w, 2);
+    cr_expect(beside[0] > 0.9f * 2e-3f && beside[0] < 0.9f * 2.01e-3f, "%g", (double)beside[0]);
+    cr_expect(beside[1] > 0.0f && beside[1] < 1e-8f, "the first gradient is most of the moments: %g",
+              (double)beside[1]);
+    expect_near(beside, 2, 0.9 * 2e-3 + 2.0 * ari_adam_reach(&w.optimizer, 2));
+    ari_reference_fini(&w.ref);
+}
+
+Test(adam_allowance, a_decay_that_is_part_of_the_gradient_decides_the_sign)
+{
+    static const double gradients[][ELEMENTS] = {{0.0, 0.0, 0.0, 0.0}};
+    world w;
+    world_init(&w, AR_OPTIMIZER_ADAM, 1, gradients);
+    w.optimizer.weight_decay = 0.01; /* of 0.5 */
+    const float *beside = allow(&w, 1);
+    expect_near(beside, 0, 2e-3 * 1e-6 / (0.005 - 1e-6 + 1e-8));
+    expect_near(beside, 2, 2e-3);
+    ari_reference_fini(&w.ref);
+}
+
+/* A norm of 10 and a limit of 5: the gradients halve, and so does their doubt; the norm's own is a tenth. */
+Test(adam_allowance, clipping_scales_a_gradient_and_its_doubt_and_adds_its_own)
+{
+    static const double gradients[][ELEMENTS] = {{1.0, 0.0, 0.0, 0.0}}, norm[] = {10.0};
+    world w;
+    world_init(&w, AR_OPTIMIZER_ADAM, 1, gradients);
+    w.clip = 5.0;
+    emit(&w, "grad_norm", 'c', 1.0, norm);
+    free(w.ref.by_name);
+    w.ref.by_name = NULL;
+    cr_assert_eq(ari_reference_finish(&w.ref), AR_OK);
+    expect_near(allow(&w, 1), 0, 2e-3 * 0.0500005 / (0.5 - 0.0500005 + 1e-8));
+    ari_reference_fini(&w.ref);
+}
+
+Test(adam_allowance, leaves_weights_after_other_optimizers_alone)
+{
+    static const double gradients[][ELEMENTS] = {{0.0, 0.0, 0.0, 0.0}};
+    world w;
+    world_init(&w, AR_OPTIMIZER_SGD, 1, gradients);
+    cr_expect_null(allow(&w, 1));
+    cr_expect_eq(w.ref.tensor[2].allowed, 1e-3);
+    ari_reference_fini(&w.ref);
+}
+
+/* --- whole runs --------------------------------------------------------------------------------------------------- */
+
+/* Drawn with these settings, ten elements of a weight have gradients of 1e-8 where 1e-4 is rounding. */
+Test(adam_allowance, a_run_with_gradients_that_are_rounding_is_within)
+{
+    char folder[64];
+    const ar_parallel layouts[] = {{.tp = 1}, {.tp = 2, .sp = true}, {.dp = 2}};
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
+    ar_check_options o = check_layouts(folder, layouts, 3, 2, 6);
+    o.steps = 2;
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.optimizer.lr = 1.0;
+    o.clip = 1.0;
+    o.dropout = 0.9;
+    o.seed = 88;
+    o.numerics = AR_NUMERICS_NATIVE;
+    ar_check_report *r = check_or_fail(&o);
+    for (size_t i = 0; i < r->runs; i++)
+        cr_expect(r->run[i].max_ratio > 0.0 && r->run[i].max_ratio < 1.0, "layout %zu: %g in %s", i,
+                  r->run[i].max_ratio, r->run[i].ratio_tensor);
+    ar_check_report_destroy(r);
+    remove_folder(folder);
+}
+
+/* A run against the allowance of another learning rate: gradients are right, and the first weights are not. */
+static void expect_found(double factor, const char *tensor)
+{
+    static const int64_t ids[2 * 2 * 5] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3, 7, 8, 200, 100, 1, 0, 12, 90, 33, 5};
+    const ar_config config = config_of(tiny_models[TINY_LLAMA]);
+    const ar_batch batch[] = {{.batch = 2, .seq = 5, .input_ids = ids}, {.batch = 2, .seq = 5, .input_ids = ids + 10}};
+    const ar_check_options o = {.steps = 2,
+                                .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                .numerics = AR_NUMERICS_NATIVE,
+                                .skip_f64 = true};
+    const ari_baseline_case baseline = {.check = &o, .config = &config, .batch = batch};
+    ari_reference ref = {0};
+    float loss[2];
+    double error;
+    cr_assert_eq(ari_check_baseline(&ref, loss, &error, &baseline), AR_OK, "%s", ar_error_message());
+    ari_cluster_options cluster = {.config = &config,
+                                   .parallel = {.tp = 2},
+                                   .batch = batch,
+                                   .steps = 2,
+                                   .optimizer = o.optimizer,
+                                   .numerics = o.numerics,
+                                   .threads = 1,
+                                   .sim = {.timeout_ns = 60000000000u}};
+    cluster.optimizer.lr *= factor;
+    ar_check_run run = {0};
+    cr_assert_eq(ari_check_run(&run, &ref, &cluster), AR_OK, "%s", ar_error_message());
+    cr_expect(!run.error && run.has_difference == (tensor != NULL), "a factor of %g: ratio %g", factor, run.max_ratio);
+    if (tensor)
+        cr_expect(strcmp(run.first.tensor, tensor) == 0 && run.first.step == 1 && run.max_ratio > 1.0, "%s",
+                  run.first.tensor);
+    ari_check_run_fini(&run);
+    ari_reference_fini(&ref);
+}
+
+Test(adam_allowance, a_learning_rate_that_is_off_by_a_thousandth_is_found_in_the_first_weights)
+{
+    expect_found(1.0, NULL);
+    expect_found(1.001, "model.embed_tokens.weight:new");
+}
+
+Test(adam_allowance, faults_of_clipping_and_of_reduction_are_found)
+{
+    static const struct {
+        ar_fault fault;
+        ar_parallel layout;
+        const char *tensor;
+    } cases[] = {{AR_FAULT_gradnorm_local_clip, {.tp = 2}, "grad_norm:clip"},
+                 {AR_FAULT_gradnorm_counts_replicas, {.tp = 2}, "grad_norm:clip"},
+                 {AR_FAULT_dp_group_missing, {.dp = 2}, "lm_head.weight:grad"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char folder[64];
+        make_folder(folder);
+        write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
+        ar_check_options o = check_layouts(folder, &cases[i].layout, 1, 2, 6);
+        o.steps = 2;
+        o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+        o.clip = 1.0;
+        o.dropout = 0.9;
+        o.numerics = AR_NUMERICS_NATIVE;
+        o.fault = cases[i].fault;
+        ar_check_report *r = check_or_fail(&o);
+        cr_expect(r->run[0].result == AR_CHECK_DIFFERENT && r->run[0].max_ratio > 1.0, "case %zu", i);
+        cr_expect_str_eq(r->run[0].first.tensor, cases[i].tensor);
+        ar_check_report_destroy(r);
+        remove_folder(folder);
+    }
+}
