@@ -80,6 +80,14 @@ static ar_layout nothing_of(const comparison *c, size_t tensor)
     return (ar_layout){0};
 }
 
+/* A weight's values before the step that made it. */
+static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
+{
+    const bool first = t->step == 1;
+    const size_t i = ari_reference_find_in(ref, t->name, first ? 'i' : 'n', first ? 1 : t->step - 1);
+    return t->pass == 'n' && i < ref->count ? ref->tensor[i].values : NULL;
+}
+
 /* The pattern and what it looks like, from all ranks' copies of one tensor. */
 static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
 {
@@ -111,11 +119,13 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .tp = o->parallel.tp > 1 ? o->parallel.tp : 1,
                               .dp = o->parallel.dp > 1 ? o->parallel.dp : 1,
                               .micro_batches = o->parallel.micro_batches,
+                              .forward_first = o->parallel.forward_first,
                               .sp = o->parallel.sp && o->parallel.tp > 1,
                               .batch = o->batch->batch,
                               .seq = o->batch->seq,
                               .ids = o->batch[t->step - 1].input_ids,
-                              .head_dim = o->config->head_dim};
+                              .head_dim = o->config->head_dim,
+                              .before = before_of(c->ref, t)};
     ari_pattern p = {{0}, {0}};
     AR_TRY_TO(done, st, ari_pattern_find(&p, &d));
     snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);

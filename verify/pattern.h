@@ -31,10 +31,12 @@ typedef struct ari_difference {
     int step;                  /* 1, 2, .. */
     int tp, dp;                /* the layout: rank = dp_rank * tp + tp_rank; 0: tp is all ranks */
     int micro_batches;         /* of each rank; 0: one */
+    bool forward_first;        /* all micro-batches go forward before the first goes back */
     bool sp;                   /* positions are spread over tp between the tensor-parallel regions */
     size_t batch, seq;         /* of the run */
     const int64_t *ids;        /* [batch, seq] of this step, or NULL */
     size_t head_dim;           /* of a tensor whose features are heads side by side */
+    const float *before;       /* of new weights: the reference's before the step, or NULL */
 } ari_difference;
 
 typedef struct ari_pattern {

@@ -46,17 +46,30 @@ static per_token look_per_token(const ari_case *c)
     return p;
 }
 
+/* Tokens that go through a rank at once: of all samples, of a data-parallel rank's, or of a micro-batch. The last token
+ * has no target, so that its own zero belongs to the tail. */
+static bool ends_at_tokens(const ari_difference *d, size_t end, size_t *tokens)
+{
+    const size_t dp = (size_t)ari_dp_of(d), micro = d->micro_batches > 1 ? (size_t)d->micro_batches : 1;
+    const size_t of_rank = (d->batch + dp - 1) / dp, samples[] = {d->batch, of_rank, (of_rank + micro - 1) / micro};
+    for (size_t i = 0; i < 3; i++) {
+        *tokens = samples[i] * d->seq;
+        if (*tokens > 0 && (end == *tokens || end + 1 == *tokens))
+            return true;
+    }
+    return false;
+}
+
 ar_status ari_detect_bias(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_tally *all = &c->survey.total;
-    const size_t tokens = d->batch * d->seq;
+    size_t tokens = 0;
     if (d->pass != 'g' || d->ndim != 1 || !ari_leaf_has(d, "bias") || all->kept * 10 > all->held ||
         all->different < 16 || !(fabs(ari_cosine(all)) < 0.7))
         return AR_OK;
     const per_token p = look_per_token(c);
-    /* The last token of all has no target, so its own zero belongs to the tail. */
-    const bool exact = p.ends && tokens > 0 && (p.end == tokens || p.end + 1 == tokens);
+    const bool exact = p.ends && ends_at_tokens(d, p.end, &tokens);
     ari_text t = ari_find(f, exact || p.last_only ? ARI_TRACE + 5 : ARI_SHAPE);
     ari_say(&t, "a bias gradient summed over the wrong axis: it is unrelated to the reference (cosine %.2f)",
             ari_cosine(all));
@@ -68,8 +81,8 @@ ar_status ari_detect_bias(ari_clue *f, const ari_case *c)
     else if (exact)
         ari_say(
             &t,
-            ", and only the first %zu elements are written, one for each of the %zu tokens: features were summed in "
-            "place of tokens",
+            ", and only the first %zu elements are written, one for each of the %zu tokens that a rank has at once: "
+            "features were summed in place of tokens",
             p.end, tokens);
     else if (p.ends)
         ari_say(&t, ", and zero from element %zu on, as if an element were a token", p.end);
@@ -113,6 +126,23 @@ static void say_overwritten(ari_text *t, const ari_difference *d, double angle, 
         ari_say(t, "; or one of %zu samples counted alone", d->batch);
 }
 
+/* Between its forward and its backward pass other micro-batches go forward through a layer, and it keeps an input for
+ * each. */
+static bool keeps_several_inputs(const ari_difference *d)
+{
+    return d->forward_first && d->micro_batches > 1 && d->ndim == 2;
+}
+
+static void say_other_input(ari_clue *f, double angle, double share)
+{
+    ari_text t = ari_find(f, ARI_STATISTIC + 5);
+    ari_say(&t,
+            "the saved input of another micro-batch: the gradient points the reference's way (cosine %.2f, its share "
+            "of it is %.3g), but is not a part of its sum; all micro-batches went forward before the first went back, "
+            "so each needs its own saved input, and a later forward pass has overwritten it",
+            angle, share);
+}
+
 static void say_missing(ari_text *t, const ari_case *c, double angle, double share, double samples, double overwritten)
 {
     const ari_difference *d = c->grid.d;
@@ -125,9 +155,8 @@ static void say_missing(ari_text *t, const ari_case *c, double angle, double sha
     if (samples < log(1.5)) /* samples differ, and this still tells 1/8 from 1/2 */
         ari_say(t,
                 ", about 1/%zu: as if one of %zu samples counted; leading dimensions not flattened, or the last "
-                "micro-batch "
-                "alone",
-                d->batch, d->batch);
+                "micro-batch alone%s",
+                d->batch, d->batch, keeps_several_inputs(d) ? ", or its saved input used for all" : "");
     else if (c->survey.shared == c->grid.count && n > 1 && distance(share, 1 / n) < log(1.5))
         ari_say(t, ", about 1/%d: what one of %d ranks contributes; a reduction is missing", d->ranks, d->ranks);
     else if (d->batch > 1)
@@ -173,7 +202,11 @@ ar_status ari_detect_gradient(ari_clue *f, const ari_case *c)
     if (d->pass != 'g' || all->different < 64 || all->kept * 10 > all->held)
         return AR_OK;
     const double angle = ari_cosine(all), share = all->vr / all->rr;
-    if (angle >= 0.2 && share > 0.0 && share < 0.9)
+    /* A part of a sum, as in say_part; with other samples' inputs the foreign is alike, and less of it is enough. */
+    const bool part = share < 0.9 && angle * angle >= 0.91 * share;
+    if (keeps_several_inputs(d) && angle >= 0.2 && share > 0.0 && share < 2.0 && !part)
+        say_other_input(f, angle, share);
+    else if (angle >= 0.2 && share > 0.0 && share < 0.9)
         say_part(f, c, angle, share);
     else if (fabs(angle) < 0.2) {
         ari_text t = ari_find(f, ARI_STATISTIC);

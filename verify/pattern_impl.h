@@ -77,13 +77,13 @@ typedef struct ari_tally {
 } ari_tally;
 
 typedef struct ari_survey {
-    size_t different; /* elements of the full tensor that differ on some rank */
-    size_t shared;    /* elements that several ranks hold */
-    size_t disagree;  /* of those, where the copies differ from each other */
-    bool whole;       /* every rank holds every element */
-    bool product;     /* the different elements are all combinations of an index set per dimension */
-    int wrong_ranks;  /* ranks with a difference */
-    int holding_ranks;
+    size_t different;  /* elements of the full tensor that differ on some rank */
+    size_t shared;     /* elements that several ranks hold */
+    size_t disagree;   /* of those, where the copies differ from each other */
+    bool whole;        /* every rank holds every element */
+    bool product;      /* the different elements are all combinations of an index set per dimension */
+    int wrong_ranks;   /* ranks with a difference */
+    int holding_ranks; /* ranks that hold anything but zeros that are right: those say nothing */
     double max_reference;
     size_t *hits[AR_MAX_DIMS]; /* [shape[dim]]: how many different elements have this index */
     size_t hit[AR_MAX_DIMS];   /* how many indices of a dimension have any */
@@ -159,6 +159,8 @@ void ari_say_where(ari_text *t, const ari_grid *g, const ari_survey *s, const ch
 bool ari_name_has(const ari_difference *d, const char *part);
 bool ari_leaf_has(const ari_difference *d, const char *part);
 bool ari_is_norm(const ari_difference *d);
+/* Whether it is the output, the weight or the bias of a row-parallel layer. */
+bool ari_is_row_parallel(const ari_difference *d);
 bool ari_is_embedding(const ari_difference *d);
 /* Whether the last dimension of this activation is heads side by side. */
 bool ari_is_by_heads(const ari_difference *d);
@@ -216,7 +218,10 @@ ar_status ari_detect_gradient(ari_clue *f, const ari_case *c);
 /* pattern_layout.c: what the layout suggests */
 ar_status ari_detect_means(ari_clue *f, const ari_case *c);
 ar_status ari_detect_clip(ari_clue *f, const ari_case *c);
+ar_status ari_detect_scatter(ari_clue *f, const ari_case *c);
 ar_status ari_detect_world_rank(ari_clue *f, const ari_case *c);
+/* pattern_update.c: new weights beside the ones before */
+ar_status ari_detect_update(ari_clue *f, const ari_case *c);
 /* pattern_tokens.c: tokens in another order, rows of ids, statistics of a norm */
 ar_status ari_detect_tokens(ari_clue *f, const ari_case *c);
 ar_status ari_detect_tied(ari_clue *f, const ari_case *c);

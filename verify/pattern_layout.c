@@ -178,13 +178,53 @@ ar_status ari_detect_clip(ari_clue *f, const ari_case *c)
         ari_say(&t,
                 "the norm counts something twice: it is %.6g on every rank, %.4g times the reference; a parameter that "
                 "all ranks hold (norms, row-parallel biases, copies of KV heads, a tied weight) counts once, not once "
-                "per rank",
-                low, low / ref);
+                "per rank; clip factor: where it is below 1, gradients are %.4g times the expected",
+                low, low / ref, ref / low);
     else
         ari_say(&t,
                 "the norm leaves something out: it is %.6g on every rank, %.4g times the reference; squares of other "
-                "ranks' shards were not added, or a parameter is not in the list",
-                low, low / ref);
+                "ranks' shards were not added, or a parameter is not in the list; clip factor: where it is below 1, "
+                "gradients are %.4g times the expected",
+                low, low / ref, ref / low);
+    return AR_OK;
+}
+
+/* --- a sum that was not taken before its tokens were shared out -----------------------------------------------------
+ */
+
+/* Whether every rank holds some of the positions only. */
+static bool positions_are_shared(const ari_difference *d)
+{
+    for (int r = 0; r < d->ranks; r++) {
+        if (d->copy[r].shape[1] >= d->shape[1])
+            return false;
+    }
+    return true;
+}
+
+/* No rank has a second copy of its tokens to add up. But one of N contributions to a sum, unrelated to the others, is
+ * orthogonal to what is missing: of the reference its share is about 1/N, and v*r = v*v. */
+ar_status ari_detect_scatter(ari_clue *f, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_tally *all = &c->survey.total;
+    const int tp = ari_tp_of(d);
+    const bool activation = (d->pass == 'f' || d->pass == 'b') && d->ndim == 3;
+    if (!d->sp || tp < 2 || !activation || !positions_are_shared(d) || all->different < 64 || all->nan > 0 ||
+        all->kept * 20 > all->held || c->survey.wrong_ranks < c->survey.holding_ranks)
+        return AR_OK;
+    const double share = all->vr / all->rr, size = all->vv / all->rr;
+    if (!(share > 0.0) || fabs(log(share * tp)) > log(1.5) || fabs(log(size / share)) > log(1.5))
+        return AR_OK;
+    ari_text t = ari_find(f, ARI_STATISTIC + 6);
+    ari_say(&t,
+            "looks like a missing reduce-scatter over tp: every token has about 1/%d of the reference (its share is "
+            "%.3g, cosine %.2f), what one of %d ranks contributes; ",
+            tp, share, ari_cosine(all), tp);
+    ari_say(&t, d->pass == 'b' ? "the input gradient of a column-parallel layer is partial until the ranks' are added "
+                                 "and each keeps its positions (sequence parallelism)"
+                               : "a row-parallel output is partial until the ranks' are added and each keeps its "
+                                 "positions (sequence parallelism)");
     return AR_OK;
 }
 

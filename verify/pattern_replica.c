@@ -67,7 +67,7 @@ static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_over over
 static bool is_right(const void *user, int rank)
 {
     const ari_survey *s = user;
-    return s->rank[rank].different == 0 && s->rank[rank].held > 0;
+    return s->rank[rank].different == 0 && s->rank[rank].kept > 0;
 }
 
 static bool others_are_zero(const ari_survey *s, int ranks)

@@ -7,15 +7,29 @@
 
 /* --- a rank holds another rank's shard ---------------------------------------------------------------------------- */
 
+/* Rows that every rank's box k has: where the parts are uneven, the smallest one's. */
+static size_t common_rows(const ari_grid *g, size_t k)
+{
+    size_t rows = SIZE_MAX;
+    for (int r = 0; r < g->d->ranks; r++) {
+        const ar_layout *o = g->d->copy[r].layout;
+        if (k < o->nbox && o->box[k].extent[0] < rows)
+            rows = o->box[k].extent[0];
+    }
+    return rows;
+}
+
 /* Whether what rank r holds in box k is, bit for bit, the reference where `from` begins: all of that block, or, where
- * the parts are uneven and the own one is smaller, its first part. Counts distinct neighbours too: a constant block
- * equals many places and proves nothing. */
+ * the parts are uneven, its first part; rows that not every rank has may be right in their own place. Counts distinct
+ * neighbours too: a constant block equals many places and proves nothing. */
 static bool holds_block(const ari_grid *g, int r, size_t k, const ar_box *from, bool *varies)
 {
     const ar_box *mine = &g->d->copy[r].layout->box[k];
     size_t shift_stride[AR_MAX_DIMS], stride = 1;
+    const size_t common = g->d->ndim > 0 ? common_rows(g, k) : 0;
     for (int i = g->d->ndim - 1; i >= 0; i--) {
-        if (mine->extent[i] > from->extent[i])
+        const size_t extent = i == 0 && mine->extent[i] > common ? common : mine->extent[i];
+        if (extent > from->extent[i])
             return false;
         shift_stride[i] = stride;
         stride *= g->shape[i];
@@ -31,8 +45,11 @@ static bool holds_block(const ari_grid *g, int r, size_t k, const ar_box *from, 
     while (ari_runs_next(&it, &run)) {
         if (run.box != k)
             continue;
+        const bool beyond = g->nd > 1 && ari_grid_index(g, run.index, 0) - mine->global[0] >= common;
         for (size_t i = 0; i < run.count; i++) {
-            if (!ari_same_bits(run.value[i], run.ref[(ptrdiff_t)i + shift]))
+            if (beyond && ari_same_bits(run.value[i], run.ref[i]))
+                continue;
+            if (beyond || !ari_same_bits(run.value[i], run.ref[(ptrdiff_t)i + shift]))
                 return false;
             *varies = *varies || (seen && !ari_same_bits(first, run.value[i]));
             first = run.value[i];
@@ -378,7 +395,7 @@ ar_status ari_detect_tail(ari_clue *f, const ari_case *c)
         return AR_OK;
     for (int r = 0; r < g->d->ranks; r++) {
         cut mine[AR_MAX_DIMS];
-        if (s->rank[r].held == 0)
+        if (s->rank[r].different == 0 && s->rank[r].kept == 0)
             continue;
         for (int dim = 0; dim < g->nd; dim++)
             mine[dim] = (cut){true, SIZE_MAX, 0, g->d->copy[r].shape[dim]};

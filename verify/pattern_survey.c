@@ -235,7 +235,7 @@ static void summarise(ari_survey *s, const ari_grid *g)
     for (int r = 0; r < g->d->ranks; r++) {
         tally_add(&s->total, &s->rank[r]);
         s->wrong_ranks += s->rank[r].different > 0;
-        s->holding_ranks += s->rank[r].held > 0;
+        s->holding_ranks += s->rank[r].different > 0 || s->rank[r].kept > 0;
         s->whole = s->whole && s->rank[r].held == g->count;
     }
     count_hits(s, g);

@@ -52,6 +52,20 @@ bool ari_is_embedding(const ari_difference *d)
     return ari_name_has(d, "embed") || ari_name_has(d, "wte");
 }
 
+bool ari_is_row_parallel(const ari_difference *d)
+{
+    static const char *const names[] = {"o_proj", "c_proj", "down_proj", "w2", "wo", "fc2"};
+    const char *end = d->name + strlen(d->name), *leaf = leaf_of(d);
+    if (strcmp(leaf, "weight") == 0 || strcmp(leaf, "bias") == 0)
+        end = leaf > d->name ? leaf - 1 : leaf;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const size_t n = strlen(names[i]);
+        if ((size_t)(end - d->name) >= n && strncmp(end - n, names[i], n) == 0)
+            return true;
+    }
+    return false;
+}
+
 static bool is_parameter(const ari_difference *d)
 {
     return d->pass != 'f' && d->pass != 'b';

@@ -51,10 +51,18 @@ static bool is_features_per_token(const ari_difference *d, double c, double tole
     return is_near(c, (double)d->copy[0].shape[0] / tokens, tolerance);
 }
 
+/* Of a row-parallel bias alone a factor is the tensor-parallel group's, which holds it whole: one of the data-parallel
+ * group would be in every gradient. */
+static bool is_of_tp(const ari_difference *d)
+{
+    return ari_tp_of(d) > 1 && (ari_dp_of(d) == 1 || (d->pass == 'g' && d->ndim == 1 && ari_is_row_parallel(d)));
+}
+
 /* What the run's sizes would explain; NULL if nothing. */
 static const char *factor_name(const ari_difference *d, double c, double tolerance, char *buffer, size_t cap)
 {
-    const double n = ari_tp_of(d), dp = ari_dp_of(d), b = (double)d->batch,
+    const bool of_tp = is_of_tp(d) && ari_tp_of(d) == ari_dp_of(d);
+    const double n = ari_tp_of(d), dp = of_tp ? 1 : ari_dp_of(d), b = (double)d->batch,
                  tokens = d->seq > 1 ? b * (double)(d->seq - 1) : 0.0;
     const struct {
         double value;
@@ -115,7 +123,7 @@ static void say_initial_factor(ari_text *t, const ari_difference *d, int rank, d
 static void say_factor(ari_text *t, const ari_case *c, int rank, double factor, const char *name)
 {
     const ari_difference *d = c->grid.d;
-    const int tp = ari_tp_of(d), dp = ari_dp_of(d);
+    const int tp = ari_tp_of(d), dp = is_of_tp(d) && tp == ari_dp_of(d) ? 1 : ari_dp_of(d);
     if (d->pass == 'i') {
         say_initial_factor(t, d, rank, factor, name);
         return;

@@ -14,6 +14,12 @@ typedef struct period {
     size_t *n;   /* [length] */
 } period;
 
+/* Dropout zeroes an element on both sides, and says nothing of the difference there. */
+static bool is_dropped(const period *p, const ari_case *c, const ari_run *run, size_t i)
+{
+    return p->length > c->grid.cols && c->grid.d->pass == 'f' && run->value[i] == 0.0f && run->ref[i] == 0.0f;
+}
+
 static void add_differences(period *p, const ari_case *c)
 {
     ari_runs it = ari_runs_of(&c->grid);
@@ -22,7 +28,7 @@ static void add_differences(period *p, const ari_case *c)
         size_t at = run.index % p->length; /* a row never crosses the end of a period */
         for (size_t i = 0; i < run.count; i++, at++) {
             p->sum[at] += (double)run.value[i] - (double)run.ref[i];
-            p->n[at]++;
+            p->n[at] += !is_dropped(p, c, &run, i);
         }
     }
 }
@@ -36,12 +42,25 @@ static double spread(const period *p, const ari_case *c)
     while (ari_runs_next(&it, &run)) {
         size_t at = run.index % p->length;
         for (size_t i = 0; i < run.count; i++, at++) {
+            if (is_dropped(p, c, &run, i))
+                continue;
             const double delta = (double)run.value[i] - (double)run.ref[i], off = delta - p->sum[at] / (double)p->n[at];
             error += off * off;
             size += delta * delta;
         }
     }
     return sqrt(error / size);
+}
+
+/* Whether there is much to compare: a place that one period alone has agrees with itself. */
+static bool repeats(const period *p)
+{
+    size_t places = 0, all = 0;
+    for (size_t i = 0; i < p->length; i++) {
+        places += p->n[i] > 0;
+        all += p->n[i];
+    }
+    return all >= places + places / 2;
 }
 
 static ar_status spread_over(double *out, const ari_case *c, size_t length)
@@ -51,21 +70,11 @@ static ar_status spread_over(double *out, const ari_case *c, size_t length)
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&p.sum, length, sizeof *p.sum, c->grid.d->name));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&p.n, length, sizeof *p.n, c->grid.d->name));
     add_differences(&p, c);
-    *out = spread(&p, c);
+    *out = repeats(&p) ? spread(&p, c) : (double)INFINITY;
 done:
     free(p.sum);
     free(p.n);
     return st;
-}
-
-static bool is_row_parallel(const ari_difference *d)
-{
-    static const char *const names[] = {"o_proj", "c_proj", "down_proj", "w2", "wo", "fc2"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (ari_leaf_has(d, names[i]))
-            return true;
-    }
-    return false;
 }
 
 static void say_vector(ari_clue *f, const ari_case *c, double spread_of_it)
@@ -79,7 +88,7 @@ static void say_vector(ari_clue *f, const ari_case *c, double spread_of_it)
         "against %.2g of the values)",
         d->pass == 'f' ? "a bias counted more than once, or left out" : "a constant vector added to every gradient row",
         c->grid.rows, spread_of_it, sqrt(all->dd / (double)all->different), sqrt(all->rr / (double)all->different));
-    if (is_row_parallel(d) && d->pass == 'f' && ari_tp_of(d) > 1)
+    if (ari_is_row_parallel(d) && d->pass == 'f' && ari_tp_of(d) > 1)
         ari_say(&t, "; a row-parallel bias is added once, after the sum over tp, or it counts %d times", ari_tp_of(d));
 }
 

@@ -4,45 +4,6 @@
 
 TestSuite(pattern_layout, .timeout = 60);
 
-/* dp groups of tp ranks. An activation's samples lie over dp, in runs whose lengths differ by one; dimension `dim` over
- * tp (-1: all of it on every rank). A parameter is whole on every dp rank. */
-static void mesh(world *w, const char *name, char pass, int dp, int tp, int ndim, const size_t *shape, int dim)
-{
-    const bool activation = (pass == 'f' || pass == 'b') && ndim >= 3;
-    world_begin(w, name, pass, dp * tp, ndim, shape);
-    w->d.dp = dp;
-    w->d.tp = tp;
-    w->d.batch = shape[0];
-    w->d.seq = ndim > 1 ? shape[1] : 1;
-    for (int r = 0; r < dp * tp; r++) {
-        ar_layout *o = &w->layout[r];
-        if (dim < 0)
-            cr_assert_eq(ar_layout_replicate(o, ndim, shape, r % tp, tp), AR_OK);
-        else
-            cr_assert_eq(ar_layout_shard(o, ndim, shape, dim, r % tp, tp), AR_OK);
-        if (activation) {
-            const size_t rank = (size_t)(r / tp), n = (size_t)dp, most = shape[0] % n;
-            o->box[0].global[0] = rank * (shape[0] / n) + (rank < most ? rank : most);
-            o->box[0].extent[0] = shape[0] / n + (rank < most);
-        } else {
-            o->replica += o->replicas * (r / tp);
-            o->replicas *= dp;
-        }
-    }
-    world_end(w);
-}
-
-/* Every rank's copy of element i becomes f(rank, i, reference). */
-static void spoil(world *w, float (*f)(const world *, int, size_t, float))
-{
-    for (int r = 0; r < w->d.ranks; r++) {
-        for (size_t i = 0; i < w->count; i++) {
-            if (at(w, r, i))
-                *at(w, r, i) = f(w, r, i, w->reference[i]);
-        }
-    }
-}
-
 /* --- sums over a group ------------------------------------------------------------------------------------------- */
 
 /* A part of the reference for each of `n`: they add up to it. */
