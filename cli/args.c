@@ -458,7 +458,10 @@ void ari_args_help(FILE *to, const ari_args_spec *spec)
 bool ari_args_begin(const ari_args_spec *spec, int argc, char *const *argv, void *values, int *exit_code)
 {
     ari_args_action action = ARI_ARGS_RUN;
-    const ar_status st = ari_args_parse(spec, argc, argv, values, &action);
+    ar_status st = ari_args_parse(spec, argc, argv, values, &action);
+    const ari_common *common = (const ari_common *)(const void *)((const char *)values + spec->common_at);
+    if (st == AR_OK && action == ARI_ARGS_RUN && common->json && strcmp(common->json, "-") != 0)
+        st = ari_out_check(common->json); /* before the work whose result it takes */
     *exit_code = ari_exit_code(st);
     if (st != AR_OK) {
         ari_print_error(spec->command, st);

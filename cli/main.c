@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "anyrank/device.h"
 #include "cli/command.h"
@@ -123,8 +125,20 @@ static int run(int argc, char **argv)
     return run_subcommand(argc - 1, argv + 1);
 }
 
+/* OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
+ * check then takes several times as long. The runtime reads how to wait before main begins, so the command starts
+ * itself again with its choice, once; a choice of the user's stands. Where that fails it goes on as it is. */
+static void let_threads_sleep(char **argv)
+{
+    const bool chosen = getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL;
+    if (!chosen && setenv("OMP_WAIT_POLICY", "passive", 0) == 0)
+        execv("/proc/self/exe", argv);
+    errno = 0;
+}
+
 int main(int argc, char **argv)
 {
+    let_threads_sleep(argv);
     /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
     ar_cpu_select_kernels();

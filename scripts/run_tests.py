@@ -202,7 +202,8 @@ def run_program(program, build, report):
         return Result(program.name, 0, 1, output=f"{build}/{program.path} was not built")
     limit = EXTENDED_LIMIT_S if program.extended else PROGRAM_LIMIT_S
     # One test after the other: a test of ranks takes all the cores there are. C: the closing line untranslated.
-    environment = {"CRITERION_JOBS": "1", "LC_ALL": "C",
+    # Threads that spin while they wait keep others from running where programs share the cores.
+    environment = {"CRITERION_JOBS": "1", "LC_ALL": "C", "OMP_WAIT_POLICY": "passive",
                    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
                    "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1"}
     command = [str(path), "-j1", "--verbose"] if program.criterion else [str(path)]

@@ -217,6 +217,17 @@ ar_status ari_out_create(ari_out **gives, const char *path)
     return AR_OK;
 }
 
+ar_status ari_out_check(const char *path)
+{
+    struct stat s;
+    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode) && !S_ISDIR(s.st_mode))
+        return AR_OK;
+    ari_out *o = NULL;
+    AR_TRY(ari_out_create(&o, path));
+    ari_out_discard(o);
+    return AR_OK;
+}
+
 ar_status ari_out_write(ari_out *o, const void *data, size_t bytes)
 {
     size_t done = 0;

@@ -27,6 +27,9 @@ AR_NODISCARD ar_status ari_file_read(unsigned char **gives, size_t *length, cons
  */
 typedef struct ari_out ari_out;
 AR_NODISCARD ar_status ari_out_create(ari_out **gives, const char *path);
+/** Whether ari_out_create would succeed now, so that long work does not end in vain. A device or a pipe is not opened.
+ *  Errors: as ari_out_create. */
+AR_NODISCARD ar_status ari_out_check(const char *path);
 AR_NODISCARD ar_status ari_out_write(ari_out *o, const void *data, size_t bytes);
 /** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. Frees `o` in
  *  both cases. */
