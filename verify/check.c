@@ -71,17 +71,45 @@ static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
     return AR_OK;
 }
 
-static void find_nan(ar_check_report *r, const ari_reference *ref)
+static bool is_nan(float x)
 {
-    for (size_t i = 0; i < ref->count && !r->nan_tensor[0]; i++) {
-        const ari_ref_tensor *t = &ref->tensor[i];
-        for (size_t k = 0; k < t->count; k++) {
-            if (t->values[k] == t->values[k])
-                continue;
-            snprintf(r->nan_tensor, sizeof r->nan_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
-            break;
+    return x != x;
+}
+
+static bool is_not_finite(float x)
+{
+    return !isfinite(x);
+}
+
+/* The first tensor with such an element; NULL if there is none. */
+static const ari_ref_tensor *first_with(const ari_reference *ref, bool (*is)(float))
+{
+    for (size_t i = 0; i < ref->count; i++) {
+        for (size_t k = 0; k < ref->tensor[i].count; k++) {
+            if (is(ref->tensor[i].values[k]))
+                return &ref->tensor[i];
         }
     }
+    return NULL;
+}
+
+static void find_nan(ar_check_report *r, const ari_reference *ref)
+{
+    const ari_ref_tensor *t = first_with(ref, is_nan);
+    if (t)
+        snprintf(r->nan_tensor, sizeof r->nan_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+}
+
+/* A baseline that ends at its gradients' norm: says with which tensor of what it had computed that began. */
+static ar_status name_not_finite(ar_status ended, const ari_reference *ref)
+{
+    const ari_ref_tensor *t = ended == AR_ERR_DATA ? first_with(ref, is_not_finite) : NULL;
+    char message[512];
+    if (!t)
+        return ended;
+    snprintf(message, sizeof message, "%s", ar_error_message());
+    return ar_error_set(ended, "%s; the first tensor that is not finite is %s%s of step %d", message, t->name,
+                        ari_pass_suffix(t->pass), t->step);
 }
 
 static ar_status describe_baseline(ar_check_report *r, const ari_reference *ref)
@@ -199,7 +227,9 @@ ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
     AR_TRY_TO(done, st, make_batches(&ids, &batch, o, r->config.vocab));
     const uint64_t start = ari_now_ns();
     const ari_baseline_case baseline = {.check = o, .config = &r->config, .weights = weights, .batch = batch};
-    AR_TRY_TO(done, st, ari_check_baseline(&ref, r->loss, &r->max_error_vs_f64, &baseline));
+    st = name_not_finite(ari_check_baseline(&ref, r->loss, &r->max_error_vs_f64, &baseline), &ref);
+    if (st != AR_OK)
+        goto done;
     r->baseline_seconds = (double)(ari_now_ns() - start) * 1e-9;
     AR_TRY_TO(done, st, describe_baseline(r, &ref));
     if (o->gradcheck)

@@ -29,7 +29,7 @@ static void comparison_fini(comparison *c)
     free(c->gathered);
 }
 
-static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks)
+static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, int group)
 {
     *c = (comparison){.ref = ref, .ranks = ranks};
     AR_TRY(ari_alloc_zero((void **)&c->rank, (size_t)ranks, sizeof *c->rank, "comparators"));
@@ -39,8 +39,9 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
         if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
             AR_TRY(ari_alloc_zero((void **)&c->gathered[i], ref->tensor[i].count, sizeof(float), "a gathered tensor"));
     }
+    /* Each tensor-parallel group holds all weights and gradients: the first one's are the run's. */
     for (int r = 0; r < ranks; r++) {
-        AR_TRY(ari_comparator_init(&c->rank[r], ref, c->gathered));
+        AR_TRY(ari_comparator_init(&c->rank[r], ref, r < group ? c->gathered : NULL));
         c->user[r] = &c->rank[r];
     }
     return AR_OK;
@@ -242,7 +243,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     const int world = ar_parallel_world(&o->parallel);
     run->parallel = o->parallel;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, comparison_init(&c, ref, world));
+    AR_TRY_TO(done, st, comparison_init(&c, ref, world, o->parallel.tp > 1 ? o->parallel.tp : 1));
     options.tap = ari_comparator_tap;
     options.tap_user = c.user;
     const ar_status ended = ari_cluster_run(&result, &options);

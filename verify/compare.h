@@ -30,10 +30,10 @@ typedef struct ari_kept {
 
 enum { ARI_KEPT_COPIES = 4 };
 
-/* Listens to one rank. Ranks share the reference (read only) and `gathered`, where each writes its own boxes only. */
+/* Listens to one rank. Ranks share the reference (read only) and `gathered`, where each writes its own boxes. */
 typedef struct ari_comparator {
     const ari_reference *reference;
-    float *const *gathered;         /* one array per reference tensor or NULL: the run's own full values, for hashes */
+    float *const *gathered;         /* NULL, or one array per reference tensor or NULL: the run's values, for hashes */
     ari_finding *finding;           /* [reference->count] */
     ari_kept kept[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
     size_t kept_count;

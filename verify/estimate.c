@@ -272,7 +272,7 @@ ar_status ari_estimate_fits(const ari_estimate *e)
     if (e->bytes > e->available)
         return ar_error_set(AR_ERR_ARG,
                             "this would take about %.1f GB of memory and %.1f GB are free; take a smaller model, "
-                            "--batch or --seq",
+                            "fewer --steps, --batch or --seq, or fewer ranks",
                             (double)e->bytes * 1e-9, (double)e->available * 1e-9);
     return AR_OK;
 }

@@ -26,7 +26,7 @@ static bool holds_block(const ari_grid *g, int r, size_t k, const ar_box *from, 
 {
     const ar_box *mine = &g->d->copy[r].layout->box[k];
     size_t shift_stride[AR_MAX_DIMS], stride = 1;
-    const size_t common = g->d->ndim > 0 ? common_rows(g, k) : 0;
+    const size_t common = g->d->ndim > 1 ? common_rows(g, k) : SIZE_MAX;
     for (int i = g->d->ndim - 1; i >= 0; i--) {
         const size_t extent = i == 0 && mine->extent[i] > common ? common : mine->extent[i];
         if (extent > from->extent[i])
@@ -45,11 +45,12 @@ static bool holds_block(const ari_grid *g, int r, size_t k, const ar_box *from, 
     while (ari_runs_next(&it, &run)) {
         if (run.box != k)
             continue;
-        const bool beyond = g->nd > 1 && ari_grid_index(g, run.index, 0) - mine->global[0] >= common;
+        const size_t row = g->nd > 1 ? ari_grid_index(g, run.index, 0) - mine->global[0] : 0;
+        const bool beyond = row >= common, there = row < from->extent[0];
         for (size_t i = 0; i < run.count; i++) {
             if (beyond && ari_same_bits(run.value[i], run.ref[i]))
                 continue;
-            if (beyond || !ari_same_bits(run.value[i], run.ref[(ptrdiff_t)i + shift]))
+            if (!there || !ari_same_bits(run.value[i], run.ref[(ptrdiff_t)i + shift]))
                 return false;
             *varies = *varies || (seen && !ari_same_bits(first, run.value[i]));
             first = run.value[i];

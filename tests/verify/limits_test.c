@@ -38,6 +38,28 @@ Test(limits, memory_that_runs_out_in_a_rank_is_no_result_of_the_layout)
     ari_reference_fini(&ref);
 }
 
+/* Rows of zeros without eps: 0/0 in the first norm. */
+Test(limits, a_baseline_without_a_gradient_norm_says_where_that_began)
+{
+    const int tp = 1;
+    char folder[64];
+    ar_check_report *r = NULL;
+    make_folder(folder);
+    write_file(folder, "config.json",
+               "{\"model_type\": \"anyrank-stack\", \"vocab_size\": 257, \"hidden_size\": 16, \"intermediate_size\": "
+               "24, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"max_position_embeddings\": 128, "
+               "\"initializer_range\": 0.0, \"layer_norm_eps\": 0.0}");
+    ar_check_options o = check_of(folder, &tp, 1, 2, 6);
+    o.steps = 1;
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    o.clip = 1.0;
+    cr_expect_eq(ar_check(&r, &o), AR_ERR_DATA);
+    cr_expect(strstr(ar_error_message(), "gradient norm of step 1"), "%s", ar_error_message());
+    cr_expect(strstr(ar_error_message(), "the first tensor that is not finite is layers.0.ln1:fwd of step 1"), "%s",
+              ar_error_message());
+    remove_folder(folder);
+}
+
 /* What a check of a stack says of its error against binary64. */
 static double error_of(const char *range, const char *eps)
 {

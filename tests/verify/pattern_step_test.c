@@ -79,6 +79,12 @@ static float unrelated(const world *w, int r, size_t i, float reference)
     return contribution(i, 9);
 }
 
+static float half_and_more(const world *w, int r, size_t i, float reference)
+{
+    (void)w, (void)r;
+    return 0.5f * reference + 2.0f * contribution(i, 9);
+}
+
 Test(pattern_step, values_that_are_no_part_of_the_sum_miss_no_reduce_scatter)
 {
     world w;
@@ -86,6 +92,8 @@ Test(pattern_step, values_that_are_no_part_of_the_sum_miss_no_reduce_scatter)
     w.d.sp = true;
     sum_contributions(&w, 2);
     spoil(&w, unrelated);
+    expect_no_hint(&w, "reduce-scatter");
+    spoil(&w, half_and_more); /* its share is a half, but it is too large for a part */
     expect_no_hint(&w, "reduce-scatter");
     world_free(&w);
 }
