@@ -212,7 +212,9 @@ Test(estimate, says_what_does_not_fit)
     cr_expect_eq(ari_estimate_fits(&e), AR_OK);
     e.available--;
     cr_expect_eq(ari_estimate_fits(&e), AR_ERR_ARG);
-    cr_expect(strstr(ar_error_message(), "3.0 GB"), "%s", ar_error_message());
+    cr_expect(strstr(ar_error_message(), "3.0 GB") && strstr(ar_error_message(), "--steps") &&
+                  strstr(ar_error_message(), "ranks"),
+              "%s", ar_error_message());
 }
 
 Test(estimate, refuses_absurd_sizes)
