@@ -35,8 +35,8 @@ typedef struct adam_step {
     const float *old; /* the weights before it */
     double old_allowed;
     const uint8_t *rounds;
-    double clip_factor, clip_off; /* clip_off: what the factor may be off, as a fraction of it */
-    double decay, shrink;         /* weight decay as part of the gradient (Adam), as a factor (AdamW) */
+    double clip, clip_most; /* the clip factor; it may be as far from it as clip_most, on either side */
+    double decay, shrink;   /* weight decay as part of the gradient (Adam), as a factor (AdamW) */
     double beta2, bias2, eps, reach;
 } adam_step;
 
@@ -46,10 +46,9 @@ typedef struct adam_step {
 static void advance(element *e, const adam_step *s)
 {
     for (size_t i = 0; i < s->new->count; i++, e++) {
-        const double clipped = s->clip_factor * (double)s->grad->values[i];
-        const double gradient = clipped + s->decay * (double)s->old[i];
-        const double off = (s->rounds[i] ? s->clip_factor * s->grad->allowed : 0.0) + s->clip_off * fabs(clipped) +
-                           s->decay * (s->old_allowed + e->beside);
+        const double raw = (double)s->grad->values[i], gradient = s->clip * raw + s->decay * (double)s->old[i];
+        const double off = (s->rounds[i] ? s->clip_most * s->grad->allowed : 0.0) +
+                           (s->clip_most - s->clip) * fabs(raw) + s->decay * (s->old_allowed + e->beside);
         e->square = s->beta2 * e->square + (1.0 - s->beta2) * gradient * gradient;
         e->doubt = s->beta2 * e->doubt + (1.0 - s->beta2) * off * off;
         const double size = sqrt(e->square / s->bias2), doubt = sqrt(e->doubt / s->bias2);
@@ -82,7 +81,8 @@ static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, in
     const ar_optimizer_options *o = c->optimizer;
     const bool decoupled = o->kind == AR_OPTIMIZER_ADAMW;
     const size_t at = ari_reference_find_in(ref, "grad_norm", 'c', t);
-    adam_step s = {.clip_factor = 1.0,
+    adam_step s = {.clip = 1.0,
+                   .clip_most = 1.0,
                    .decay = decoupled ? 0.0 : o->weight_decay,
                    .shrink = decoupled ? fabs(1.0 - o->lr * o->weight_decay) : 1.0,
                    .beta2 = o->beta2,
@@ -91,8 +91,10 @@ static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, in
                    .reach = ari_adam_reach(o, t)};
     if (at < ref->count) {
         const double norm = (double)ref->tensor[at].values[0] + 1e-6;
-        s.clip_factor = fmin(1.0, c->clip / norm);
-        s.clip_off = ref->tensor[at].allowed / norm;
+        s.clip = fmin(1.0, c->clip / norm);
+        /* A smaller norm makes it larger, by more than a larger one makes it smaller, but no more than 1. */
+        s.clip_most = fmin(1.0, c->clip / fmax(norm - ref->tensor[at].allowed, 1e-6));
+        s.clip_most = fmax(s.clip_most, s.clip + fmax(0.0, s.clip - c->clip / (norm + ref->tensor[at].allowed)));
     }
     return s;
 }

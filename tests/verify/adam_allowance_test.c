@@ -126,19 +126,38 @@ Test(adam_allowance, a_decay_that_is_part_of_the_gradient_decides_the_sign)
     ari_reference_fini(&w.ref);
 }
 
-/* A norm of 10 and a limit of 5: the gradients halve, and so does their doubt; the norm's own is a tenth. */
-Test(adam_allowance, clipping_scales_a_gradient_and_its_doubt_and_adds_its_own)
+/* What is allowed of an element with a gradient of 1, clipped to a norm of 5. */
+static double clipped(double norm, double allowed)
 {
-    static const double gradients[][ELEMENTS] = {{1.0, 0.0, 0.0, 0.0}}, norm[] = {10.0};
+    static const double gradients[][ELEMENTS] = {{1.0, 0.0, 0.0, 0.0}};
     world w;
     world_init(&w, AR_OPTIMIZER_ADAM, 1, gradients);
     w.clip = 5.0;
-    emit(&w, "grad_norm", 'c', 1.0, norm);
+    emit(&w, "grad_norm", 'c', allowed, &norm);
     free(w.ref.by_name);
     w.ref.by_name = NULL;
     cr_assert_eq(ari_reference_finish(&w.ref), AR_OK);
-    expect_near(allow(&w, 1), 0, 2e-3 * 0.0500005 / (0.5 - 0.0500005 + 1e-8));
+    const float *beside = allow(&w, 1);
+    cr_assert_not_null(beside);
+    const double found = (double)beside[0];
     ari_reference_fini(&w.ref);
+    return found;
+}
+
+static void expect_share(double found, double gradient, double doubt)
+{
+    const double expected = 2e-3 * fmin(1.0, doubt / (fmax(gradient - doubt, 0.0) + 1e-8));
+    cr_expect(fabs(found - expected) <= 1e-4 * expected, "%g, not %g", found, expected);
+}
+
+/* The factor is 5/norm, and at most 5/(norm - allowed) or 1; where 1 is the most, 5/(norm + allowed) is further away.
+ */
+Test(adam_allowance, clipping_scales_a_gradient_and_its_doubt_and_adds_its_own)
+{
+    expect_share(clipped(4.0, 0.5), 1.0, 1e-6);
+    expect_share(clipped(10.0, 1.0), 0.5, 5.0 / 9.0 - 0.5 + 5.0 / 9.0 * 1e-6);
+    expect_share(clipped(100.0, 1000.0), 0.05, 0.95 + 1e-6);
+    expect_share(clipped(5.0, 1.0), 1.0, 1.0 / 6.0 + 7.0 / 6.0 * 1e-6);
 }
 
 Test(adam_allowance, leaves_weights_after_other_optimizers_alone)
