@@ -42,7 +42,7 @@ static ar_status step(ar_comm *world, void *first)
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, &x, (float[]){1, -2, 3, 0.1f, -0.2f, 0.3f, 1e3f, -1e-3f}));
     AR_TRY_TO(done, st, ar_module_forward(mlp, ctx, saved, &y, &x, NULL));
     AR_TRY_TO(done, st, ar_module_backward(mlp, ctx, saved, &dx, &y, NULL)); /* the loss is |Y|^2/2, so dY = Y */
-    AR_TRY_TO(done, st, ar_module_reduce_grads(mlp, ctx)); /* complete now: reported */
+    AR_TRY_TO(done, st, ar_module_reduce_grads(mlp, ctx));                   /* complete now: reported */
 done:
     ar_module_destroy(mlp);
     ar_saved_destroy(saved);
