@@ -348,6 +348,7 @@ def sanitizer_run(preset, title, selected, report, jobs):
         return
     report.heading(f"running under {title}")
     start = time.monotonic()
+    os.environ["ANYRANK_TEST_SMALL"] = "1"  # small models stand for the bundled ones: the same code, a tenth of the time
     results = run_programs(selected, f"build/{preset}", report, jobs, label=preset + ":")
     failed = [result.name for result in results if result.failed]
     report.add(Result(f"sanitizer/{preset}", int(not failed), int(bool(failed)), output="failed: " + ", ".join(failed),
@@ -389,6 +390,8 @@ def main():
     if not arguments.names and not arguments.quick:
         sanitizers = list(SANITIZERS)
     everything = programs(arguments.extended)
+    if arguments.extended:
+        os.environ["ANYRANK_TEST_EXTENDED"] = "1"  # the long tests among the others
     only_sanitizers = bool(sanitizers) and bool(arguments.names)
     fitting = [p for p in everything if matching(names, p.name)]
     selected = [] if only_sanitizers else fitting

@@ -514,6 +514,8 @@ class Others(CommandTest):
         self.refused("bugs", "--curves", says="--run")
         self.refused("bugs", "--rnu", says="--run")
 
+    # Most of a minute for what tests/verify/fault_test.c holds in more cases: among the long tests.
+    @unittest.skipUnless("ANYRANK_TEST_EXTENDED" in os.environ, "a long test")
     def test_bugs_run_catches_every_fault(self):
         path = self.folder / "bugs.json"
         done = self.passes("bugs", "--run", "--json", path, limit=900)

@@ -312,6 +312,11 @@ static bool same_run(const expected *a, const expected *b)
            a->algorithm == b->algorithm && a->at.batch == b->at.batch && a->at.dropout == b->at.dropout;
 }
 
+static bool left_out(const expected *e)
+{
+    return small_only() && strstr(e->model, "-demo") != NULL;
+}
+
 /* Each distinct layout of the table once, with no fault. */
 static void expect_clean(const expected *table, size_t n, const place *p)
 {
@@ -319,7 +324,7 @@ static void expect_clean(const expected *table, size_t n, const place *p)
         size_t before = 0;
         while (before < i && !same_run(&table[before], &table[i]))
             before++;
-        if (before < i)
+        if (before < i || left_out(&table[i]))
             continue;
         ar_check_report *r = run_case(&table[i], AR_FAULT_NONE, p);
         expect_same(r, table[i].model);
@@ -344,8 +349,10 @@ Test(fault, each_is_caught_where_it_arises)
 {
     place p;
     place_init(&p);
-    for (size_t i = 0; i < ONCE; i++)
-        expect_caught(&once[i], &p);
+    for (size_t i = 0; i < ONCE; i++) {
+        if (!left_out(&once[i]))
+            expect_caught(&once[i], &p);
+    }
     place_fini(&p);
 }
 

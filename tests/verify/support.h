@@ -49,6 +49,12 @@ static inline ar_config config_of(const char *json)
     return c;
 }
 
+/* Whether small models stand for the bundled ones: under a sanitizer, where these take a minute a test. */
+static inline bool small_only(void)
+{
+    return getenv("ANYRANK_TEST_SMALL") != NULL;
+}
+
 /* The default plan, or the one that splits every MLP the other way. */
 static inline ar_plan plan_of(ar_arch arch, ar_mlp_order order)
 {
