@@ -133,6 +133,7 @@ typedef struct wait_state {
     unsigned turns;
     uint64_t start_ns, now_ns; /* 0: the clock has not been read yet */
     uint64_t signals;          /* the world's, when the waiter last looked */
+    uint64_t leaving_ns;       /* when it first saw that a member has left the group; 0: none has */
 } wait_state;
 
 static inline void relax_core(void)
@@ -223,18 +224,27 @@ static void fail_of_departed(ari_member *m, int index, bool returned)
     ari_world_fail(g->world, m->rank, g, AR_ERR_MISMATCH, why);
 }
 
-/* Whether a member that this one waits for will never come. */
-static void look_for_departed(ari_member *m)
+/* A rank that fails destroys its communicators on its way out, and returns with its own error, which is the one to
+ * tell: so long the others wait for it. */
+static const uint64_t WAY_OUT_NS = 500000000;
+
+/* Whether a member that this one waits for will never come: its rank has returned, or it left the group a while ago. */
+static void look_for_departed(ari_member *m, wait_state *s)
 {
     const ari_group *g = m->group;
     for (int i = 0; i < g->n; i++) {
         /* In this order: a rank that entered and then returned is seen to have entered. */
-        const bool returned = atomic_load(&g->world->rank[g->rank[i]].returned) == ARI_RETURNED_OK;
+        const ari_return returned = atomic_load(&g->world->rank[g->rank[i]].returned);
         const bool gone = atomic_load(&g->slot[i].gone);
-        if ((returned || gone) && atomic_load(&g->slot[i].entered) < m->seq) {
-            fail_of_departed(m, i, returned);
-            return;
-        }
+        const bool left = returned == ARI_RETURNED_OK || (returned == ARI_RUNS && gone); /* an error tells itself */
+        if (!left || atomic_load(&g->slot[i].entered) >= m->seq)
+            continue;
+        const uint64_t now_ns = ari_now_ns();
+        s->leaving_ns = s->leaving_ns ? s->leaving_ns : now_ns;
+        if (returned == ARI_RUNS && now_ns - s->leaving_ns < WAY_OUT_NS)
+            continue;
+        fail_of_departed(m, i, !gone);
+        return;
     }
 }
 
@@ -264,10 +274,10 @@ static bool must_give_up(ari_member *m, wait_state *s)
 {
     ari_world *w = m->group->world;
     const uint64_t signals = atomic_load(&w->signals);
-    if (signals != s->signals) {
+    if (signals != s->signals || s->leaving_ns) {
         s->signals = signals;
         if (ari_world_status(w) == AR_OK)
-            look_for_departed(m);
+            look_for_departed(m, s);
     }
     if (s->now_ns - s->start_ns >= w->timeout_ns)
         fail_of_timeout(m, s->now_ns - s->start_ns);

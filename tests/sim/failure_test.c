@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -330,6 +331,30 @@ Test(failure, destroying_a_communicator_others_wait_in_ends_the_world_at_once)
     fail_run run = {.body = leave_group};
     cr_assert_eq(run_world(&run, 3, AR_SIM_DIRECT, 0, 5000 * MS, NULL), AR_ERR_MISMATCH);
     assert_says("rank 1 destroyed its communicator while rank ");
+}
+
+static ar_status fail_and_leave_group(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, 0, r));
+    if (r != 1) {
+        const ar_status st = ar_comm_barrier(g, q, "group");
+        ar_comm_destroy(g);
+        return st;
+    }
+    ar_comm_destroy(g);
+    const uint64_t start = ari_now_ns(); /* the rest of its way out takes a while, in which the others look for it */
+    while (ari_now_ns() - start < 50 * MS)
+        sched_yield();
+    return ar_error_set(AR_ERR_DATA, "its own error");
+}
+
+Test(failure, a_rank_that_leaves_its_groups_on_the_way_out_tells_its_own_error)
+{
+    fail_run run = {.body = fail_and_leave_group};
+    cr_assert_eq(run_world(&run, 3, AR_SIM_DIRECT, 0, 5000 * MS, NULL), AR_ERR_DATA);
+    assert_says("its own error");
 }
 
 /* --- ranks that do not come ----------------------------------------------------------------------------------------
