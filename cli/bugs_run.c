@@ -243,10 +243,10 @@ static json_t *json_curve(const ari_bug_run *r)
 static json_t *json_bug(const ari_bug_run *r)
 {
     const ar_parallel *p = &r->at.parallel;
-    json_t *layout = json_pack("{s:i, s:i, s:i, s:b, s:i, s:b, s:s}", "world", ar_parallel_world(p), "tp",
-                               p->tp > 1 ? p->tp : 1, "dp", p->dp > 1 ? p->dp : 1, "sp", p->sp, "micro_batches",
-                               p->micro_batches > 1 ? p->micro_batches : 1, "forward_first", p->forward_first,
-                               "mlp_order", ari_mlp_order_names[r->at.order]);
+    json_t *layout =
+        json_pack("{s:i, s:i, s:i, s:b, s:i, s:b, s:s}", "world", ar_parallel_world(p), "tp", ari_at_least_one(p->tp),
+                  "dp", ari_at_least_one(p->dp), "sp", p->sp, "micro_batches", ari_at_least_one(p->micro_batches),
+                  "forward_first", p->forward_first, "mlp_order", ari_mlp_order_names[r->at.order]);
     return json_pack("{s:s, s:s, s:s, s:o, s:I, s:I, s:f, s:b, s:b, s:o, s:o, s:{s:I, s:I}, s:f, s:o}", "name",
                      ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.model, "layout", layout,
                      "batch", (json_int_t)r->at.batch, "seq", (json_int_t)r->at.seq, "dropout", r->at.dropout, "caught",

@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "cli/json_text.h"
 #include "cli/layout.h"
+#include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "verify/cluster_run.h"
 
@@ -55,20 +56,15 @@ static json_t *json_collectives(const ar_check_run *u)
     return o;
 }
 
-static int at_least_one(int extent)
-{
-    return extent > 1 ? extent : 1;
-}
-
 static json_t *json_layout(const ar_check_report *r, const ar_check_run *u)
 {
     const ar_parallel *p = &u->parallel;
     json_t *samples = json_array();
-    for (int d = 0; d < at_least_one(p->dp); d++)
+    for (int d = 0; d < ari_at_least_one(p->dp); d++)
         json_array_append_new(samples, json_integer((json_int_t)ari_layout_samples(p, r->batch, d)));
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p), "tp",
-                     at_least_one(p->tp), "dp", at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero", 0,
-                     "micro_batches", at_least_one(p->micro_batches), "samples_per_rank", samples, "keep_gathered",
+                     ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero", 0,
+                     "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples, "keep_gathered",
                      p->keep_gathered, "forward_first", p->forward_first);
 }
 
@@ -85,7 +81,7 @@ static json_t *json_memory(const ar_check_run *u)
 static json_t *json_loss(const ar_check_report *r, const float *loss)
 {
     json_t *a = json_array();
-    for (int i = 0; loss && i < at_least_one(r->steps); i++)
+    for (int i = 0; loss && i < ari_at_least_one(r->steps); i++)
         json_array_append_new(a, ari_json_number((double)loss[i]));
     return a;
 }

@@ -5,6 +5,7 @@
 
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
+#include "ref/core/size.h"
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
 const char *const ari_algorithm_names[] = {"direct", "ring", NULL};
@@ -18,9 +19,9 @@ bool ari_layout_given(const ari_layout_values *v)
 
 ar_parallel ari_layout_parallel(const ari_layout_values *v)
 {
-    return (ar_parallel){.tp = v->tp > 0 ? v->tp : 1,
-                         .dp = v->dp > 0 ? v->dp : 1,
-                         .micro_batches = v->micro_batches > 0 ? v->micro_batches : 1,
+    return (ar_parallel){.tp = ari_at_least_one(v->tp),
+                         .dp = ari_at_least_one(v->dp),
+                         .micro_batches = ari_at_least_one(v->micro_batches),
                          .sp = v->sp,
                          .keep_gathered = v->keep_gathered,
                          .forward_first = v->forward_first};
@@ -63,14 +64,14 @@ ar_status ari_layout_plan(const ari_layout_values *v, ar_arch arch, ar_plan *pla
 size_t ari_layout_samples(const ar_parallel *p, size_t batch, int dp_rank)
 {
     size_t start = 0, count = 0;
-    ar_comm_slice(batch, p->dp > 1 ? p->dp : 1, dp_rank, &start, &count);
+    ar_comm_slice(batch, ari_at_least_one(p->dp), dp_rank, &start, &count);
     return count;
 }
 
 const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
 {
     enum { MOST_SHOWN = 12 };
-    const size_t dp = p->dp > 1 ? (size_t)p->dp : 1;
+    const size_t dp = (size_t)ari_at_least_one(p->dp);
     ar_parallel_text(text, ARI_LAYOUT_TEXT, p);
     if (batch % dp == 0 || dp > batch || dp > MOST_SHOWN)
         return text;

@@ -117,8 +117,8 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .copy = copy,
                               .allowed = t->allowed,
                               .beside = t->beside,
-                              .tp = o->parallel.tp > 1 ? o->parallel.tp : 1,
-                              .dp = o->parallel.dp > 1 ? o->parallel.dp : 1,
+                              .tp = ari_at_least_one(o->parallel.tp),
+                              .dp = ari_at_least_one(o->parallel.dp),
                               .micro_batches = o->parallel.micro_batches,
                               .forward_first = o->parallel.forward_first,
                               .sp = o->parallel.sp && o->parallel.tp > 1,
@@ -243,7 +243,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     const int world = ar_parallel_world(&o->parallel);
     run->parallel = o->parallel;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, comparison_init(&c, ref, world, o->parallel.tp > 1 ? o->parallel.tp : 1));
+    AR_TRY_TO(done, st, comparison_init(&c, ref, world, ari_at_least_one(o->parallel.tp)));
     options.tap = ari_comparator_tap;
     options.tap_user = c.user;
     const ar_status ended = ari_cluster_run(&result, &options);

@@ -26,11 +26,6 @@ typedef struct job {
     rank_result *rank; /* [world] */
 } job;
 
-static int steps_of(const ari_cluster_options *o)
-{
-    return o->steps > 1 ? o->steps : 1;
-}
-
 /* Memory that outlives the step: weights, and the gradients in the arithmetic's own form. */
 static ar_status measure_params(ar_ctx *ctx, ar_model *m, rank_result *result)
 {
@@ -68,7 +63,7 @@ static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *r
         AR_TRY_TO(done, st, ar_model_fresh(model, ctx, o->seed));
     if (o->steps > 0)
         AR_TRY_TO(done, st, create_optimizer(&optimizer, ctx, model, &o->optimizer));
-    for (int i = 0; i < steps_of(o); i++) {
+    for (int i = 0; i < ari_at_least_one(o->steps); i++) {
         ar_train_result step;
         AR_TRY_TO(done, st, ar_train_step(&step, model, ctx, optimizer, &o->batch[i], (uint32_t)i + 1, &options));
         result->loss[i] = step.loss;
@@ -86,7 +81,7 @@ done:
  * ranks are neighbours too. Both gives are split off the world. */
 static ar_status split_groups(ar_comm **tp, ar_comm **dp, ar_comm *world, const ar_parallel *p, bool wrong_stride)
 {
-    const ar_mesh mesh = {.pp = 1, .dp = p->dp > 1 ? p->dp : 1, .cp = 1, .tp = p->tp > 1 ? p->tp : 1};
+    const ar_mesh mesh = {.pp = 1, .dp = ari_at_least_one(p->dp), .cp = 1, .tp = ari_at_least_one(p->tp)};
     const int rank = ar_comm_rank(world);
     int pp = 0, dp_rank = 0, cp = 0, tp_rank = 0;
     AR_TRY(ar_mesh_check(&mesh, ar_comm_size(world)));
@@ -147,7 +142,7 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
 {
     *result = (ari_cluster_result){0};
     job j = {.o = o};
-    const size_t n = (size_t)ar_parallel_world(&o->parallel), steps = (size_t)steps_of(o);
+    const size_t n = (size_t)ar_parallel_world(&o->parallel), steps = (size_t)ari_at_least_one(o->steps);
     float *losses = NULL; /* [n, steps] */
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&j.rank, n, sizeof *j.rank, "results of the ranks"));

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "anyrank/model.h"
+#include "ref/core/size.h"
 #include "verify/available_memory.h"
 #include "verify/check_baseline.h"
 #include "verify/compare.h"
@@ -57,15 +58,10 @@ static double largest_of(double a, double b)
     return a > b ? a : b;
 }
 
-static double at_least_one(int extent)
-{
-    return extent > 1 ? (double)extent : 1.0;
-}
-
 static ar_status count_split(split *s, const elements *n, const ari_estimate_case *run, const ar_parallel *p)
 {
-    const double pieces = p->forward_first ? 1.0 : at_least_one(p->micro_batches), kept = 8.0 * n->layers + 6.0;
-    *s = (split){.tp = at_least_one(p->tp), .dp = at_least_one(p->dp)};
+    const double pieces = p->forward_first ? 1.0 : ari_at_least_one(p->micro_batches), kept = 8.0 * n->layers + 6.0;
+    *s = (split){.tp = ari_at_least_one(p->tp), .dp = ari_at_least_one(p->dp)};
     s->ranks = s->tp * s->dp;
     const double samples = ceil((double)run->batch / s->dp);
     s->at_once = ceil(samples / pieces) * s->dp / (double)run->batch;
@@ -96,7 +92,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     const double heads = (double)c->heads, d = (double)c->head_dim, h = (double)c->hidden;
     *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)c->layers};
     n->trains = run->steps > 0;
-    n->steps = at_least_one(run->steps);
+    n->steps = ari_at_least_one(run->steps);
     n->states = n->trains ? states_of(&run->optimizer) : 0.0;
     n->beside = run->numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
     n->tokens = (double)run->batch * (double)run->seq;
@@ -215,7 +211,7 @@ static double seconds_of(const elements *n, double macs, const ari_estimate_case
     const double tensors = VALUE_SECONDS * values, weights = PARAMETER_SECONDS * n->parameters;
     double seconds = 0.0;
     for (size_t i = 0; i < run->layouts; i++)
-        seconds += n->steps * (macs / LAYOUT_RATE + tensors + at_least_one(run->parallel[i].dp) * weights);
+        seconds += n->steps * (macs / LAYOUT_RATE + tensors + ari_at_least_one(run->parallel[i].dp) * weights);
     if (run->alone)
         return seconds;
     seconds += n->steps * (macs / EXACT_RATE + tensors + weights);

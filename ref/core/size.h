@@ -20,4 +20,10 @@ AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const
  * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `what`; the list is as it was. */
 AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what);
 
+/** An extent of a layout, or a number of steps: 0 (not given) counts as 1. */
+static inline int ari_at_least_one(int extent)
+{
+    return extent > 1 ? extent : 1;
+}
+
 #endif

@@ -121,12 +121,6 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
     return AR_OK;
 }
 
-static ar_status zero_one(ar_param *p, ar_ctx *ctx, void *user)
-{
-    (void)user;
-    return ar_param_zero_grad(p, ctx);
-}
-
 ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m)
 {
     ar_param **all = NULL;
@@ -138,18 +132,6 @@ ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m)
     }
     *gives = all;
     return AR_OK;
-}
-
-static ar_status for_all(ar_model *m, ar_ctx *ctx, void *user, ar_status (*f)(ar_param *, ar_ctx *, void *))
-{
-    size_t n = 0;
-    ar_param **all = NULL;
-    AR_TRY(ari_model_list(&all, &n, m));
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = f(all[i], ctx, user);
-    free(all);
-    return st;
 }
 
 static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
@@ -183,8 +165,15 @@ ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, co
 
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
+    size_t n = 0;
+    ar_param **all = NULL;
     AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ari_loss_zero(&m->sum, ctx));
-    return for_all(m, ctx, NULL, zero_one);
+    AR_TRY(ari_model_list(&all, &n, m));
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = ar_param_zero_grad(all[i], ctx);
+    free(all);
+    return st;
 }
 
 ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx)

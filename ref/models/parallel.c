@@ -6,15 +6,11 @@
 
 #include "anyrank/comm.h"
 #include "anyrank/model.h"
-
-static int at_least_one(int extent)
-{
-    return extent > 1 ? extent : 1;
-}
+#include "ref/core/size.h"
 
 int ar_parallel_world(const ar_parallel *p)
 {
-    return at_least_one(p->tp) * at_least_one(p->dp);
+    return ari_at_least_one(p->tp) * ari_at_least_one(p->dp);
 }
 
 /* Appends " word" or " word=extent" to a text of `cap` bytes; what does not fit is cut. */
@@ -30,7 +26,7 @@ static void append(char *out, size_t cap, const char *word, int extent)
 
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
 {
-    const int tp = at_least_one(p->tp), dp = at_least_one(p->dp), micro = at_least_one(p->micro_batches);
+    const int tp = ari_at_least_one(p->tp), dp = ari_at_least_one(p->dp), micro = ari_at_least_one(p->micro_batches);
     if (cap == 0)
         return;
     out[0] = '\0';
@@ -48,7 +44,7 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
 
 static ar_status check_batch(const ar_parallel *p, size_t batch)
 {
-    const size_t dp = (size_t)at_least_one(p->dp), micro = (size_t)at_least_one(p->micro_batches);
+    const size_t dp = (size_t)ari_at_least_one(p->dp), micro = (size_t)ari_at_least_one(p->micro_batches);
     if (batch == 0)
         return AR_OK;
     if (dp > batch)
@@ -69,7 +65,7 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0)
         return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, micro-batches=%d: extents are at least 1", p->tp, p->dp,
                             p->micro_batches);
-    const int tp = at_least_one(p->tp);
+    const int tp = ari_at_least_one(p->tp);
     AR_TRY(ar_config_check_tp(c, tp, plan));
     AR_TRY(check_batch(p, batch));
     if (p->sp && seq % (size_t)tp != 0)
@@ -83,8 +79,8 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
 void ar_parallel_rows(const ar_parallel *p, size_t batch, int dp_rank, int micro, size_t *start, size_t *count)
 {
     size_t rank_start = 0, rank_count = 0;
-    ar_comm_slice(batch, at_least_one(p->dp), dp_rank, &rank_start, &rank_count);
-    ar_comm_slice(rank_count, at_least_one(p->micro_batches), micro, start, count);
+    ar_comm_slice(batch, ari_at_least_one(p->dp), dp_rank, &rank_start, &rank_count);
+    ar_comm_slice(rank_count, ari_at_least_one(p->micro_batches), micro, start, count);
     *start += rank_start;
 }
 

@@ -10,19 +10,14 @@
 #include "ref/models/model.h"
 #include "ref/numerics/optimizer.h"
 
-static int at_least_one(int extent)
-{
-    return extent > 1 ? extent : 1;
-}
-
 /* The layout must be the one that the context's groups were made for. */
 static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 {
     const ar_parallel *p = &o->parallel;
     const int tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp);
-    if (at_least_one(p->tp) != tp || at_least_one(p->dp) != dp)
+    if (ari_at_least_one(p->tp) != tp || ari_at_least_one(p->dp) != dp)
         return ar_error_set(AR_ERR_ARG, "a training step of layout tp=%d, dp=%d in a context of tp=%d, dp=%d",
-                            at_least_one(p->tp), at_least_one(p->dp), tp, dp);
+                            ari_at_least_one(p->tp), ari_at_least_one(p->dp), tp, dp);
     if (tp > 1 && p->sp != ctx->sp)
         return ar_error_set(AR_ERR_ARG, "a training step %s sequence parallelism in a context %s it",
                             p->sp ? "with" : "without", ctx->sp ? "with" : "without");
@@ -85,7 +80,7 @@ done:
 static ar_status own_batches(ar_batch **gives, size_t *n, const ar_ctx *ctx, const ar_batch *global,
                              const ar_parallel *p)
 {
-    const int pieces = at_least_one(p->micro_batches);
+    const int pieces = ari_at_least_one(p->micro_batches);
     ar_batch *micro = NULL;
     AR_TRY(ari_alloc((void **)&micro, (size_t)pieces, sizeof *micro, "micro-batches"));
     *n = 0;
@@ -165,7 +160,7 @@ static ar_status run_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_
     AR_TRY_TO(done, st, own_batches(&micro, &n, ctx, global, &o->parallel));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st,
-              count_targets(&result->targets, ctx, micro, n, (size_t)at_least_one(o->parallel.micro_batches)));
+              count_targets(&result->targets, ctx, micro, n, (size_t)ari_at_least_one(o->parallel.micro_batches)));
     AR_TRY_TO(done, st, ar_model_zero_grad(m, ctx));
     AR_TRY_TO(done, st, run_batches(m, ctx, saved, micro, n, o, result));
     AR_TRY_TO(done, st, ar_model_loss(m, ctx, &result->loss, result->targets));

@@ -31,14 +31,9 @@ void ari_tally_all_reduce(ari_tally *t, size_t elements, size_t width)
     ari_tally_pass(t, elements, width);
 }
 
-static size_t at_least_one(int extent)
-{
-    return extent > 1 ? (size_t)extent : 1;
-}
-
 static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
 {
-    const size_t tp = at_least_one(c->parallel.tp), kv = c->config->kv_heads;
+    const size_t tp = (size_t)ari_at_least_one(c->parallel.tp), kv = c->config->kv_heads;
     *s = (ari_step_shape){.config = c->config,
                           .exact = c->numerics == AR_NUMERICS_EXACT,
                           .backward = !c->forward_only,
@@ -54,7 +49,7 @@ static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
 /* The layers, over tp. Weights are new at the start and after each update; each of the dp groups has its own copies. */
 static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s)
 {
-    const size_t dp = at_least_one(c->parallel.dp), steps = at_least_one(c->steps);
+    const size_t dp = (size_t)ari_at_least_one(c->parallel.dp), steps = (size_t)ari_at_least_one(c->steps);
     const size_t groups = s->tp / s->replicas; /* of replicas, in a group of tp */
     ari_layer_tally t = {.shape = s,
                          .weights.links = s->tp - 1,
@@ -93,7 +88,7 @@ static void reduce_gradients(ari_tally *t, const ari_step_shape *s, size_t eleme
 static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s,
                             const ari_param_elements *n)
 {
-    const size_t dp = at_least_one(c->parallel.dp);
+    const size_t dp = (size_t)ari_at_least_one(c->parallel.dp);
     ari_tally tp_groups = {.st = AR_OK}, dp_groups = {.st = AR_OK}, ranks = {.links = dp - 1, .st = AR_OK};
     tp_groups.links = ari_tally_mul(&tp_groups, s->tp - 1, dp);
     dp_groups.links = ari_tally_mul(&dp_groups, dp - 1, s->tp);
@@ -111,7 +106,7 @@ static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const a
     AR_TRY(dp_groups.st);
     AR_TRY(ranks.st);
     const size_t step = ari_tally_add(total, ari_tally_add(total, tp_groups.bytes, dp_groups.bytes), ranks.bytes);
-    total->bytes = ari_tally_add(total, total->bytes, ari_tally_mul(total, step, at_least_one(c->steps)));
+    total->bytes = ari_tally_add(total, total->bytes, ari_tally_mul(total, step, (size_t)ari_at_least_one(c->steps)));
     return total->st;
 }
 
@@ -119,7 +114,7 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
 {
     ari_step_shape s;
     ari_param_elements n;
-    ari_tally total = {.links = at_least_one(c->parallel.dp) - 1, .st = AR_OK};
+    ari_tally total = {.links = (size_t)ari_at_least_one(c->parallel.dp) - 1, .st = AR_OK};
     AR_TRY(shape_of(&s, c));
     AR_TRY(ari_count_params(&n, &s, &c->plan));
     ari_tally_pass(&total, n.held, 4); /* parameters are broadcast over dp before the first step */
