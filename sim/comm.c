@@ -65,8 +65,7 @@ static ar_status direct_run(ar_comm *c, const ari_call *call)
     }
     AR_TRY(ari_member_enter(m, c, call, NULL, NULL));
     ari_direct_part(m->group, m->index);
-    ari_member_leave(m);
-    return AR_OK;
+    return ari_member_leave(m);
 }
 
 /* Before entering: once a collective is agreed upon, nobody may fail. */
@@ -89,8 +88,7 @@ static ar_status ring_run(ar_comm *c, const ari_call *call)
     AR_TRY(reserve(s, ari_ring_scratch(s, call)));
     AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
     ari_ring_part(s, call);
-    ari_member_leave(&s->member);
-    return AR_OK;
+    return ari_member_leave(&s->member);
 }
 
 /* --- split -------------------------------------------------------------------------------------------------------- */

@@ -100,9 +100,11 @@ static void reduce_scatter_steps(const ring *g)
         const int received = wrap(g, g->r - 2 - s);
         size_t at, bytes;
         chunk_of(g, received, &at, &bytes);
-        ari_member_await(m, g->left, (uint64_t)s);
+        if (!ari_member_await(m, g->left, (uint64_t)s))
+            return;
         if (g->call->kind == ARI_REDUCE_SCATTER && s >= 2)
-            ari_member_await(m, g->right, (uint64_t)s);
+            if (!ari_member_await(m, g->right, (uint64_t)s))
+                return;
         if (bytes > 0) {
             add.two(own_partial(g, s, at), left_partial(g, s, at), (const char *)g->call->in.ptr + at,
                     bytes / g->element);
@@ -123,7 +125,8 @@ static void all_gather_steps(const ring *g, int first)
         const int received = wrap(g, g->r - 1 - s);
         size_t at, bytes;
         chunk_of(g, received, &at, &bytes);
-        ari_member_await(m, g->left, (uint64_t)first + (uint64_t)s);
+        if (!ari_member_await(m, g->left, (uint64_t)first + (uint64_t)s))
+            return;
         if (bytes > 0) {
             const bool own_of_left = s == 0 && first == 0;
             const char *from = own_of_left ? g->left_call->in.ptr : (const char *)g->left_call->out.ptr + at;
@@ -165,7 +168,8 @@ static void broadcast_part(const ring *g)
     ari_member *m = &g->c->member;
     const size_t bytes = g->call->count * g->element;
     if (g->r != g->call->root) {
-        ari_member_await(m, g->left, 1);
+        if (!ari_member_await(m, g->left, 1))
+            return;
         if (bytes > 0) {
             ari_copy_bytes(g->call->out.ptr, g->left_call->out.ptr, bytes);
             ari_moved_read(&g->c->base.moved, bytes);

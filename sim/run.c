@@ -21,6 +21,7 @@ typedef struct rank_run {
     start *gate;
     ari_world *world;
     ari_sim_comm *comm;
+    ari_lane *lane; /* NULL: nothing watches */
     ar_rank_fn fn;
     void *arg;
     int rank;
@@ -50,9 +51,11 @@ static void *rank_main(void *arg)
     rank_run *r = arg;
     if (!may_start(r->gate))
         return NULL;
+    ari_lane_enter(r->lane);
     ar_error_clear();
     r->st = r->fn(&r->comm->base, r->arg);
     ari_world_returned(r->world, r->rank, r->st, r->st == AR_OK ? "" : ar_error_message());
+    ari_lane_leave(r->lane);
     return NULL;
 }
 
@@ -96,9 +99,23 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: %d ranks; 1 to %d expected", ranks, MOST_RANKS);
     if (!fn)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: the ranks' function is missing");
-    if (o && o->algorithm != AR_SIM_DIRECT && o->algorithm != AR_SIM_RING)
+    if (o && (unsigned)o->algorithm > AR_SIM_LAST)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: unknown algorithm %d", (int)o->algorithm);
+    if (o && o->cluster)
+        AR_TRY(ari_virtual_check(o->cluster));
     return AR_OK;
+}
+
+/* What watches the run, or drives it, as the options say. */
+static ar_status instruments_of(ari_instruments *with, const ar_sim_options *o)
+{
+    *with = (ari_instruments){.trace = o->trace};
+    if (o->cluster) {
+        with->flops = o->cluster->flops;
+        with->virtual_cost = ari_virtual_cost;
+        with->user = (void *)(uintptr_t)o->cluster;
+    }
+    return o->explore ? ari_scheduler_create(&with->scheduler, o->schedule_seed) : AR_OK;
 }
 
 ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, void *arg, ar_sim_rank_report *reports)
@@ -106,18 +123,22 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
     AR_TRY(check_run(ranks, options, fn));
     if (reports)
         memset(reports, 0, (size_t)ranks * sizeof *reports);
-    const ar_sim_options none = {.algorithm = AR_SIM_DIRECT};
+    const ar_sim_options none = {.algorithm = AR_SIM_AUTO};
     const ar_sim_options o = options ? *options : none;
+    ari_instruments with = {0};
     ari_world *world = NULL;
     ar_status st = AR_OK;
     rank_run *runs = calloc((size_t)ranks, sizeof *runs);
     if (!runs)
         return ar_error_set(AR_ERR_MEMORY, "ar_sim_run: no memory for %d ranks", ranks);
-    AR_TRY_TO(done, st, ari_world_create(&world, ranks, o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS));
+    AR_TRY_TO(done, st, instruments_of(&with, &o));
+    AR_TRY_TO(done, st, ari_world_create(&world, ranks, o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS, &with));
     for (int i = 0; i < ranks; i++) {
         runs[i] = (rank_run){.world = world, .fn = fn, .arg = arg, .rank = i};
         AR_TRY_TO(done, st, ari_sim_comm_create(&runs[i].comm, ari_world_group(world), i, &o));
         runs[i].comm->of_world = true;
+        if (with.trace || with.scheduler || with.virtual_cost)
+            AR_TRY_TO(done, st, ari_lane_create(&runs[i].lane, NULL, &with, i, "main"));
     }
     AR_TRY_TO(done, st, run_threads(runs, ranks));
     st = ari_world_status(world);
@@ -126,9 +147,12 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
         ar_error_set(st, "%s", ari_world_error(world));
     }
 done:
-    for (int i = 0; i < ranks; i++)
+    for (int i = 0; i < ranks; i++) {
         ari_sim_comm_free(runs[i].comm);
+        ari_lane_destroy(runs[i].lane);
+    }
     ari_world_destroy(world);
+    ari_scheduler_destroy(with.scheduler);
     free(runs);
     return st;
 }

@@ -33,4 +33,9 @@ size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call);
 /** ring: r reads its left neighbour (r - 1 mod N), step by step. */
 void ari_ring_part(ari_sim_comm *c, const ari_call *call);
 
+/** Virtual time: what a collective takes on the cluster (`user`: an ar_sim_cluster), for ari_instruments. */
+void ari_virtual_cost(void *user, ari_group *g);
+/** Errors: AR_ERR_ARG, a latency, a rate or a number of ranks that makes no sense. */
+AR_NODISCARD ar_status ari_virtual_check(const ar_sim_cluster *c);
+
 #endif

@@ -12,21 +12,29 @@
 extern "C" {
 #endif
 
-/* A communicator: one object per rank and group. Every call is collective over the group, enqueues on q, and uses
- * contiguous buffers. `tag` names layer and tensor in reports and traces; it is borrowed until the call is done.
- * N = ar_comm_size, r = ar_comm_rank. Counts are elements.
+/* A communicator: one object per rank and group. Every call is collective over the group (send and recv: of the two
+ * ranks), enqueues on q, and uses contiguous buffers. `tag` names layer and tensor in reports and traces; it is
+ * borrowed until the call is done, and so are the buffers; counts and operations are copied. Inputs are never modified,
+ * except where input and output are the same memory as documented ("in place"); other overlap is AR_ERR_ARG. N =
+ * ar_comm_size, r = ar_comm_rank. Counts are elements. A NULL buffer is fine where nothing is in it.
  *
- * Order of additions in fp32 and fp64 (the ring's): slice c, one of N slices cut by ar_comm_slice, is added in the
- * order of ranks c+1, c+2, ..., c (modulo N). So all_reduce has the bits of reduce_scatter (counts from ar_comm_slice)
- * then all_gather. Integers wrap modulo 2^64 or 2^32 (sums are computed on unsigned types).
+ * Calls of one communicator run one at a time, in the order in which its rank enqueued them: use one queue for each
+ * communicator. Collectives of different communicators may be in flight at once, each on a queue of its own.
+ *
+ * Reductions. dtypes: F32, F64, BF16, F16, I64, I32, U8; every operation on every one of them.
+ *   order    (the ring's) slice c, one of N slices cut by ar_comm_slice, is combined in the order of ranks c+1, c+2,
+ * ..., c (modulo N), from left to right; reduce: everything in the order root+1, ..., root. So all_reduce has the bits
+ * of reduce_scatter (counts from ar_comm_slice) then all_gather. AR_SUM, AR_PROD   in the type's own arithmetic; BF16
+ * and F16: each step in fp32, rounded to the type (ties to even). Integers wrap modulo 2^64, 2^32 or 2^8. AR_AVG   the
+ * sum as above, then one division by N: correctly rounded (BF16, F16: of the fp32 quotient); integers: toward zero, of
+ * the wrapped sum. AR_MAX, AR_MIN   of floats as IEEE 754-2019 maximum and minimum, whatever the order: NaN where any
+ * is NaN (the one canonical quiet NaN, sign 0), and -0 below +0. Where a sum or product is NaN, its payload is not
+ * defined.
  *
  * Errors of every call: AR_ERR_ARG, AR_ERR_DTYPE (before anything moves); AR_ERR_MISMATCH (ranks disagree about kind,
  * dtype, count, op, root or order), AR_ERR_TIMEOUT, AR_ERR_ABORTED. The first error ends the world: every rank of every
- * group of it gets an error, and ar_comm_error tells the first one. After an error no output is defined.
- *
- * dtypes: F32, F64, I64, I32, U8. Sums: all of them; max and min: all, on integers only where NaN may occur
- * (a floating max would depend on order, so AR_MAX and AR_MIN on F32 or F64 are AR_ERR_DTYPE). */
-typedef enum ar_op { AR_SUM, AR_MAX, AR_MIN } ar_op;
+ * group of it gets an error, and ar_comm_error tells the first one. After an error no output is defined. */
+typedef enum ar_op { AR_SUM, AR_MAX, AR_MIN, AR_PROD, AR_AVG } ar_op;
 typedef struct ar_comm ar_comm;
 typedef struct ar_p2p {
     int peer;
@@ -36,7 +44,7 @@ typedef struct ar_p2p {
 } ar_p2p;
 
 typedef struct ar_comm_ops {
-    const char *name; /* static storage: "self", "direct", "ring" */
+    const char *name; /* static storage: "self", "auto", "direct", "ring", "last" */
     /* out[i] = op over ranks of in[i]. in == out allowed. */
     ar_status (*all_reduce)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op,
                             const char *tag);
@@ -51,6 +59,20 @@ typedef struct ar_comm_ops {
     ar_status (*all_to_all)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *send_counts,
                             const size_t *recv_counts, ar_dtype t, const char *tag);
     ar_status (*broadcast)(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root, const char *tag);
+    /* As all_reduce, at the root alone; out is not looked at elsewhere. In place: out == in. */
+    ar_status (*reduce)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op, int root,
+                        const char *tag);
+    /* As all_gather, at the root alone; out is not looked at elsewhere. In place: in == out + own offset. */
+    ar_status (*gather)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
+                        const char *tag);
+    /* The root's in, the sum of counts, rank after rank; every rank's out: its counts[r]. in is not looked at
+     * elsewhere. In place at the root: out == in + own offset. */
+    ar_status (*scatter)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
+                         const char *tag);
+    /* Between two ranks alone: the k-th send from a to b meets b's k-th recv from a; counts and dtypes equal. A send is
+     * done when its peer has received. The two directions of a pair are independent of each other. peer != r. */
+    ar_status (*send)(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer, const char *tag);
+    ar_status (*recv)(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer, const char *tag);
     /* Batched sends and receives; the k-th send to p meets p's k-th receive from r, counts equal. Collective: every
      * rank of the group calls it, with n = 0 where it has nothing to move. */
     ar_status (*exchange)(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag);
@@ -74,6 +96,16 @@ AR_NODISCARD ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, a
                                           const size_t *recv_counts, ar_dtype t, const char *tag);
 AR_NODISCARD ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root,
                                          const char *tag);
+AR_NODISCARD ar_status ar_comm_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t,
+                                      ar_op op, int root, const char *tag);
+AR_NODISCARD ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
+                                      int root, const char *tag);
+AR_NODISCARD ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,
+                                       ar_dtype t, int root, const char *tag);
+AR_NODISCARD ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer,
+                                    const char *tag);
+AR_NODISCARD ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer,
+                                    const char *tag);
 AR_NODISCARD ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t,
                                         const char *tag);
 AR_NODISCARD ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag);
@@ -89,7 +121,8 @@ const char *ar_comm_error(const ar_comm *c);
  *  the copy loops. */
 void ar_comm_counted(const ar_comm *c, uint64_t *bytes_read, uint64_t *bytes_written);
 /** Number of calls made of one kind since creation, by this rank. Kinds: "all_reduce", "reduce_scatter",
- *  "all_gather", "all_to_all", "broadcast", "exchange", "barrier". 0 for another name. */
+ *  "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "exchange", "barrier".
+ *  0 for another name. */
 uint64_t ar_comm_calls(const ar_comm *c, const char *kind);
 
 /** Slice c of N of `count` elements in reductions: the first count mod N slices hold one element more. */

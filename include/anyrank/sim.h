@@ -3,6 +3,7 @@
 #define ANYRANK_SIM_H
 
 #include "anyrank/comm.h"
+#include "anyrank/trace.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -10,10 +11,14 @@ extern "C" {
 
 /* The simulated cluster: N ranks as threads of this process, collectives through shared memory.
  *
- * `direct` and `ring` give the same bits and count the same total of bytes; they differ in how data moves. */
+ * All algorithms give the same bits. Bytes are counted where they move, as what each rank's thread reads and writes of
+ * other ranks' memory: over all ranks together the ring's total in each of them; over one rank the ring's share in ring
+ * and direct, while in `last` the rank that happened to come last moved everything. */
 typedef enum ar_sim_algorithm {
-    AR_SIM_DIRECT, /* rank r reduces slice r of N inputs into N outputs: two barriers */
-    AR_SIM_RING    /* 2(N-1) steps, each rank reads its left neighbour only */
+    AR_SIM_AUTO,   /* last for short messages, else direct */
+    AR_SIM_DIRECT, /* rank r reduces slice r of N inputs into N outputs: two meetings */
+    AR_SIM_RING,   /* 2(N-1) steps, each rank reads its left neighbour only */
+    AR_SIM_LAST    /* the last rank to arrive does the work of all: one meeting */
 } ar_sim_algorithm;
 
 /* One step of a ring, as the trace sees it. phase 0: reduce-scatter, 1: all-gather. */
@@ -25,12 +30,72 @@ typedef struct ar_ring_step {
     size_t bytes;   /* received */
 } ar_ring_step;
 
+/* --- transport faults --------------------------------------------------------------------------------------------- */
+
+/* What may go wrong between ranks. A collective's number counts what the rank takes part in, over all its
+ * communicators, splits included, in the order in which it begins them: 1, 2, ... A transfer's number counts the pieces
+ * of other ranks' memory that the rank's thread moves in that collective: 0, 1, ... */
+typedef enum ar_sim_fault_kind {
+    AR_SIM_DELAY,     /* the rank comes `ns` later to the collective */
+    AR_SIM_STALL,     /* it comes for as long as the world lives no more; its thread ends with the world */
+    AR_SIM_KILL,      /* it dies: before the collective (transfer 0) or in its middle, before that transfer */
+    AR_SIM_CORRUPT,   /* one bit of one element of a transfer arrives inverted */
+    AR_SIM_DUPLICATE, /* a transfer arrives a second time, in place of the next one */
+    AR_SIM_DROP,      /* a transfer never arrives: the receiver's memory stays as it was */
+    AR_SIM_SLOW,      /* from that collective on, each takes the rank `ns` longer */
+    AR_SIM_FAULT_KINDS
+} ar_sim_fault_kind;
+typedef struct ar_sim_fault {
+    ar_sim_fault_kind kind;
+    int rank;            /* in the world */
+    uint64_t collective; /* 1, 2, ... */
+    uint64_t transfer;   /* KILL, CORRUPT, DUPLICATE, DROP; past the last of the collective: nothing happens */
+    uint64_t bit;        /* CORRUPT: of the transfer, modulo its bits */
+    uint64_t ns;         /* DELAY, SLOW */
+} ar_sim_fault;
+/** "delay", "stall", ...; "?" for an unknown value. Static storage. */
+const char *ar_sim_fault_name(ar_sim_fault_kind k);
+/** "corrupt rank 2 collective 14 transfer 0 bit 77". Truncates to size. */
+void ar_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size);
+/** A fault drawn from a seed: any kind, a rank below `ranks`, a collective of at most `collectives`; delays up to
+ *  `longest_ns`. The same on every machine. */
+ar_sim_fault ar_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns);
+
+/* --- the cluster that virtual time pretends
+ * --------------------------------------------------------------------------- */
+
+typedef struct ar_sim_link {
+    double latency_s;   /* alpha: of one step of a ring */
+    double bytes_per_s; /* beta: of one rank in one direction */
+} ar_sim_link;
+/* Ranks r and q share a node iff r / ranks_per_node == q / ranks_per_node. A collective takes what a ring over its
+ * group takes, step by step, whatever algorithm moves the data here; the bytes are those that really move. */
+typedef struct ar_sim_cluster {
+    int ranks_per_node; /* 0: all ranks share one node */
+    ar_sim_link inside, between;
+    double flops; /* of one rank, per second */
+} ar_sim_cluster;
+
+/* --- running
+ * ---------------------------------------------------------------------------------------------------------- */
+
 typedef struct ar_sim_options {
     ar_sim_algorithm algorithm;
     uint64_t timeout_ns; /* longest wait for a peer; 0: 10 s */
     /* Called by the receiving rank's thread in each step of AR_SIM_RING; NULL: nobody listens. */
     void (*ring_trace)(void *user, const ar_ring_step *step);
     void *ring_trace_user;
+    /* Every transfer carries its number, length and a checksum, which the receiver compares: what the transport does
+     * wrong becomes AR_ERR_DATA with both ranks, collective and element named, instead of a wrong result. Slower. */
+    bool verify_transfers;
+    const ar_sim_fault *faults; /* [fault_count]; borrowed */
+    size_t fault_count;
+    /* The threads of all ranks run one at a time; wherever one could wait or another overtake it, `schedule_seed`
+     * decides who runs next. Time stands still except where all wait. The same seed, the same run. */
+    bool explore;
+    uint64_t schedule_seed;
+    ar_trace *trace;               /* records the run; NULL: nothing does. Borrowed; one run each */
+    const ar_sim_cluster *cluster; /* virtual time; NULL: none. Borrowed */
 } ar_sim_options;
 
 /** What the world's failure looked like for one rank: the last collective it finished and the one it was in. */
@@ -49,10 +114,17 @@ typedef ar_status (*ar_rank_fn)(ar_comm *world, void *arg); /* runs once per ran
  *  says what happened, then the table of ranks. A rank that returns an error, or returns while others wait for it in a
  *  collective, ends the world; nobody waits longer than the timeout.
  *  reports: NULL, or `ranks` entries, filled when the result is not AR_OK (a world that succeeds leaves them zeroed).
- *  Errors: AR_ERR_ARG (ranks < 1 or > 4096), AR_ERR_MEMORY, or the first rank's.
+ *  Errors: AR_ERR_ARG (ranks < 1 or > 4096; options that make no sense), AR_ERR_MEMORY, or the first rank's.
  *  Ownership: borrows options and arg until return. */
 AR_NODISCARD ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, void *arg,
                                   ar_sim_rank_report *reports);
+
+/** Runs fn under schedules seed, seed + 1, ..., at most `seeds` of them, until one run is not AR_OK; that one's status
+ *  is returned, its seed is in *failing, and the message ends with a line that names it: `explore` with that
+ *  schedule_seed replays the run. begin (NULL: nothing) is called before each run, to set up what arg points to.
+ *  Errors: as ar_sim_run. options: NULL, or the rest of the options (explore and schedule_seed are set here). */
+AR_NODISCARD ar_status ar_sim_explore(int ranks, const ar_sim_options *options, ar_rank_fn fn, void *arg,
+                                      ar_status (*begin)(void *arg), uint64_t seed, uint64_t seeds, uint64_t *failing);
 
 /** A mesh of named dimensions, outermost first (pp, dp, cp, tp): coordinates of a rank and its groups. */
 typedef struct ar_mesh {

@@ -9,13 +9,16 @@
 #include <string.h>
 
 #include "ref/core/clock.h"
+#include "ref/core/lane.h"
 #include "ref/core/queue_impl.h"
+#include "ref/core/size.h"
 
 typedef struct task {
     struct task *next;
     ar_status (*fn)(void *);
     ari_drop_fn drop; /* NULL: nothing to release */
     void *arg;
+    uint64_t virtual_ns; /* when it was enqueued, by the clock of the lane that did */
 } task;
 
 struct ar_queue {
@@ -28,10 +31,13 @@ struct ar_queue {
     task *head, **tail;
     uint64_t pushed, finished; /* tasks enqueued and ended since creation */
     bool stop;
-    ar_status st; /* the first error; it stays */
-    char *error;  /* its message; NULL if there was no memory for it */
+    ar_status st;           /* the first error; it stays */
+    char *error;            /* its message; NULL if there was no memory for it */
+    uint64_t *virtual_ends; /* [finished]: when each task ended, by the lane's virtual clock; empty without one */
+    size_t virtual_capacity;
     /* Not guarded: written at creation. */
     pthread_t thread;
+    ari_lane *lane; /* of the thread, where a simulated rank made the queue */
 };
 
 /* The first error stays; later ones are consequences. */
@@ -75,9 +81,24 @@ static void run_task(ar_queue *q, const task *t)
         poison(q, st, ar_error_message());
 }
 
+/* `lock` held. */
+static void count_ended(ar_queue *q)
+{
+    if (ari_lane_is_virtual(q->lane)) {
+        const size_t n = (size_t)q->finished;
+        if (ari_grow(&q->virtual_ends, &q->virtual_capacity, n, sizeof *q->virtual_ends, "virtual times") == AR_OK)
+            q->virtual_ends[n] = q->lane->virtual_ns;
+        else if (q->st == AR_OK)
+            q->st = AR_ERR_MEMORY;
+    }
+    q->finished++;
+    pthread_cond_broadcast(&q->done);
+}
+
 static void *worker(void *arg)
 {
     ar_queue *q = arg;
+    ari_lane_enter(q->lane);
     pthread_mutex_lock(&q->lock);
     for (;;) {
         while (!q->head && !q->stop)
@@ -89,13 +110,14 @@ static void *worker(void *arg)
         if (!q->head)
             q->tail = &q->head;
         pthread_mutex_unlock(&q->lock);
+        ari_lane_reach(q->lane, t->virtual_ns);
         run_task(q, t);
         free(t);
         pthread_mutex_lock(&q->lock);
-        q->finished++;
-        pthread_cond_broadcast(&q->done);
+        count_ended(q);
     }
     pthread_mutex_unlock(&q->lock);
+    ari_lane_leave(q->lane);
     return NULL;
 }
 
@@ -136,6 +158,14 @@ ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name
         return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no lock for queue '%s': %s", name ? name : "",
                             strerror(rc));
     }
+    ari_lane *self = ari_lane_self();
+    if (kind == AR_QUEUE_THREAD && self) {
+        const ar_status st = ari_lane_create(&q->lane, self, self->with, self->rank, q->name);
+        if (st != AR_OK) {
+            ari_queue_release(q);
+            return st;
+        }
+    }
     rc = kind == AR_QUEUE_THREAD ? pthread_create(&q->thread, NULL, worker, q) : 0;
     if (rc != 0) {
         ari_queue_release(q);
@@ -159,6 +189,8 @@ void ari_queue_release(ar_queue *q)
     pthread_cond_destroy(&q->done);
     pthread_cond_destroy(&q->work);
     pthread_mutex_destroy(&q->lock);
+    ari_lane_destroy(q->lane);
+    free(q->virtual_ends);
     free(q->error);
     free(q);
 }
@@ -201,7 +233,8 @@ ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_drop_fn drop,
     task *t = malloc(sizeof *t);
     if (!t)
         return ar_error_set(AR_ERR_MEMORY, "queue '%s': no memory for a task", q->name);
-    *t = (task){.fn = fn, .drop = drop, .arg = arg};
+    const ari_lane *self = ari_lane_self();
+    *t = (task){.fn = fn, .drop = drop, .arg = arg, .virtual_ns = self ? self->virtual_ns : 0};
     pthread_mutex_lock(&q->lock);
     const ar_status st = repeat_error(q);
     if (st == AR_OK) {
@@ -232,6 +265,13 @@ uint64_t ari_queue_ticket(ar_queue *q)
     return ticket;
 }
 
+/* `lock` held; the ticket is done: the calling lane has waited for it, so its virtual clock is not before it. */
+static void reach_ticket(const ar_queue *q, uint64_t ticket)
+{
+    if (ticket > 0 && q->virtual_ends)
+        ari_lane_reach(ari_lane_self(), q->virtual_ends[ticket - 1]);
+}
+
 ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
 {
     const uint64_t deadline = timeout_ns ? ari_deadline_ns(ari_now_ns(), timeout_ns) : UINT64_MAX;
@@ -249,6 +289,7 @@ ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
             goto unlock;
         }
     }
+    reach_ticket(q, ticket);
     st = repeat_error(q);
 unlock:
     pthread_mutex_unlock(&q->lock);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/rendezvous.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,8 +15,7 @@ enum { EPOCH_SHIFT = 17 };
 
 void ari_group_free(ari_group *g)
 {
-    pthread_cond_destroy(&g->changed);
-    pthread_mutex_destroy(&g->lock);
+    ari_sleepers_fini(&g->sleepers);
     free(g->slot);
     free(g->rank);
     free(g);
@@ -31,15 +29,10 @@ static ari_group *group_alloc(int n)
     memset(g, 0, sizeof *g);
     g->rank = malloc((size_t)n * sizeof *g->rank);
     g->slot = aligned_alloc(ARI_CACHE_LINE, (size_t)n * sizeof *g->slot);
-    if (!g->rank || !g->slot || pthread_mutex_init(&g->lock, NULL) != 0)
-        goto no_lock;
-    if (ari_cond_init(&g->changed) != 0)
-        goto no_cond;
-    memset(g->slot, 0, (size_t)n * sizeof *g->slot);
-    return g;
-no_cond:
-    pthread_mutex_destroy(&g->lock);
-no_lock:
+    if (g->rank && g->slot && ari_sleepers_init(&g->sleepers) == 0) {
+        memset(g->slot, 0, (size_t)n * sizeof *g->slot);
+        return g;
+    }
     free(g->slot);
     free(g->rank);
     free(g);
@@ -120,81 +113,26 @@ void ari_member_fini(ari_member *m)
 
 /* --- waiting ------------------------------------------------------------------------------------------------------ */
 
-/* A waiter spins while every rank has a core, then yields, then sleeps. Measured on two cores: with more ranks than
- * cores any spinning before the first yield costs a time slice of the rank that is waited for, and so it does where
- * other processes want the cores: hence a few microseconds. Sleeping at once costs ten times what yielding does; after
- * a millisecond the peer is busy and the core belongs to it. */
-enum { SPIN_TURNS = 200 };
-#define YIELD_NS ((uint64_t)1000000)
-/* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
-#define SLEEP_NS ((uint64_t)1000000000)
-
-typedef struct wait_state {
-    unsigned turns;
-    uint64_t start_ns, now_ns; /* 0: the clock has not been read yet */
-    uint64_t signals;          /* the world's, when the waiter last looked */
-    uint64_t leaving_ns;       /* when it first saw that a member has left the group; 0: none has */
-} wait_state;
-
-static inline void relax_core(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 void ari_group_wake(ari_group *g)
 {
-    /* Sequentially consistent with sleep_on: either the sleeper's count is seen here, or the change is seen there. */
-    if (atomic_load(&g->sleepers) == 0)
-        return;
-    pthread_mutex_lock(&g->lock);
-    pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->lock);
+    ari_wake(&g->sleepers);
 }
 
-static void sleep_on(ari_group *g, wait_state *s, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns)
+static ari_wait wait_in(ari_group *g)
 {
-    const uint64_t slice = ari_deadline_ns(s->now_ns, SLEEP_NS);
-    pthread_mutex_lock(&g->lock);
-    atomic_fetch_add(&g->sleepers, 1);
-    if (atomic_load(word) == seen && atomic_load(&g->world->signals) == s->signals)
-        ari_cond_wait_until(&g->changed, &g->lock, slice < deadline_ns ? slice : deadline_ns);
-    atomic_fetch_sub(&g->sleepers, 1);
-    pthread_mutex_unlock(&g->lock);
-    s->now_ns = ari_now_ns();
-}
-
-/* One turn of waiting for `word` to change from `seen`; may return for no reason. */
-static void wait_turn(ari_group *g, wait_state *s, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns)
-{
-    s->turns++;
-    if (g->world->spins && s->turns < SPIN_TURNS) {
-        relax_core();
-        return;
-    }
-    if (s->start_ns == 0)
-        s->start_ns = s->now_ns = ari_now_ns();
-    if (s->now_ns - s->start_ns >= YIELD_NS) {
-        sleep_on(g, s, word, seen, deadline_ns);
-        return;
-    }
-    sched_yield();
-    s->now_ns = ari_now_ns(); /* every time: a turn among thousands of ranks takes long */
+    return (ari_wait){.at = &g->sleepers, .other = &g->world->signals, .spins = g->world->spins};
 }
 
 /* For waits inside an agreed collective: nothing but other members' progress ends them (see the header). */
 static void wait_for_members(ari_group *g, const _Atomic uint64_t *word, uint64_t target)
 {
-    wait_state s = {.signals = atomic_load(&g->world->signals)};
+    ari_wait s = wait_in(g);
     for (;;) {
+        const uint64_t signals = atomic_load(&g->world->signals);
         const uint64_t seen = atomic_load_explicit(word, memory_order_acquire);
         if (seen >= target)
             return;
-        wait_turn(g, &s, word, seen, UINT64_MAX);
-        s.signals = atomic_load(&g->world->signals);
+        ari_wait_turn(&s, word, seen, signals);
     }
 }
 
@@ -204,9 +142,10 @@ void ari_member_advance(ari_member *m, uint64_t steps_done)
     ari_group_wake(m->group);
 }
 
-void ari_member_await(ari_member *m, int index, uint64_t steps_done)
+bool ari_member_await(ari_member *m, int index, uint64_t steps_done)
 {
     wait_for_members(m->group, &m->group->slot[index].steps, steps_done);
+    return true;
 }
 
 /* --- entering ----------------------------------------------------------------------------------------------------- */
@@ -228,8 +167,14 @@ static void fail_of_departed(ari_member *m, int index, bool returned)
  * tell: so long the others wait for it. */
 static const uint64_t WAY_OUT_NS = 500000000;
 
+typedef struct gate_wait {
+    ari_wait wait;
+    uint64_t signals;    /* the world's, when the waiter last looked */
+    uint64_t leaving_ns; /* when it first saw that a member has left the group; 0: none has */
+} gate_wait;
+
 /* Whether a member that this one waits for will never come: its rank has returned, or it left the group a while ago. */
-static void look_for_departed(ari_member *m, wait_state *s)
+static void look_for_departed(ari_member *m, gate_wait *s)
 {
     const ari_group *g = m->group;
     for (int i = 0; i < g->n; i++) {
@@ -239,7 +184,7 @@ static void look_for_departed(ari_member *m, wait_state *s)
         const bool left = returned == ARI_RETURNED_OK || (returned == ARI_RUNS && gone); /* an error tells itself */
         if (!left || atomic_load(&g->slot[i].entered) >= m->seq)
             continue;
-        const uint64_t now_ns = ari_now_ns();
+        const uint64_t now_ns = ari_wait_now_ns();
         s->leaving_ns = s->leaving_ns ? s->leaving_ns : now_ns;
         if (returned == ARI_RUNS && now_ns - s->leaving_ns < WAY_OUT_NS)
             continue;
@@ -270,7 +215,7 @@ static void fail_of_timeout(ari_member *m, uint64_t waited_ns)
 }
 
 /* Whether this member must give up waiting for the others to enter. Ends the world where it is the first to know. */
-static bool must_give_up(ari_member *m, wait_state *s)
+static bool must_give_up(ari_member *m, gate_wait *s)
 {
     ari_world *w = m->group->world;
     const uint64_t signals = atomic_load(&w->signals);
@@ -279,8 +224,8 @@ static bool must_give_up(ari_member *m, wait_state *s)
         if (ari_world_status(w) == AR_OK)
             look_for_departed(m, s);
     }
-    if (s->now_ns - s->start_ns >= w->timeout_ns)
-        fail_of_timeout(m, s->now_ns - s->start_ns);
+    if (ari_wait_is_over(&s->wait))
+        fail_of_timeout(m, s->wait.now_ns - s->wait.start_ns);
     return ari_world_status(w) != AR_OK;
 }
 
@@ -289,7 +234,8 @@ static bool wait_for_gate(ari_member *m)
 {
     ari_group *g = m->group;
     const uint64_t target = m->seq << EPOCH_SHIFT;
-    wait_state s = {0};
+    gate_wait s = {.wait = wait_in(g)};
+    s.wait.timeout_ns = g->world->timeout_ns;
     for (;;) {
         uint64_t gate = atomic_load_explicit(&g->gate, memory_order_acquire);
         if (gate >= target)
@@ -305,7 +251,7 @@ static bool wait_for_gate(ari_member *m)
             }
             continue;
         }
-        wait_turn(g, &s, &g->gate, gate, s.start_ns ? ari_deadline_ns(s.start_ns, g->world->timeout_ns) : UINT64_MAX);
+        ari_wait_turn(&s.wait, &g->gate, gate, s.signals);
     }
 }
 
@@ -322,6 +268,9 @@ static bool open_gate(ari_member *m, ari_alone_fn alone, void *arg)
             ari_world_fail(g->world, m->rank, g, st, ar_error_message());
     }
     const bool open = ari_world_status(g->world) == AR_OK;
+    g->last = m->rank;
+    if (open && g->world->with.virtual_cost)
+        g->world->with.virtual_cost(g->world->with.user, g);
     if (open)
         atomic_store(&g->gate, m->seq << EPOCH_SHIFT);
     else
@@ -330,8 +279,84 @@ static bool open_gate(ari_member *m, ari_alone_fn alone, void *arg)
     return open;
 }
 
+/* --- what watches ------------------------------------------------------------------------------------------------- */
+
+uint64_t ari_group_virtual_begin(const ari_group *g, int index)
+{
+    return g->slot[index].virtual_begin_ns;
+}
+
+void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns)
+{
+    g->slot[index].virtual_end_ns = ns;
+}
+
+void ari_group_set_virtual_last(ari_group *g, int index)
+{
+    g->virtual_last = g->rank[index];
+    g->virtual_begin_ns = g->slot[index].virtual_begin_ns;
+}
+
+static size_t count_of(const ari_call *call, int n)
+{
+    return call->counts && call->kind != ARI_ALL_TO_ALL ? ari_counts_before(call->counts, n) : call->count;
+}
+
+static void record_begin(ari_member *m, const ar_comm *c, const ari_call *call)
+{
+    const ari_lane *lane = ari_lane_self();
+    ari_group *g = m->group;
+    g->slot[m->index].virtual_begin_ns = lane ? lane->virtual_ns : 0;
+    if (!lane || !lane->recording)
+        return;
+    m->record = (ari_record){.kind = ARI_RECORD_COLLECTIVE,
+                             .begin_ns = ari_now_ns(),
+                             .virtual_begin_ns = lane->virtual_ns,
+                             .op_kind = call->kind,
+                             .dtype = call->dtype,
+                             .op = call->op,
+                             .root = call->root,
+                             .count = count_of(call, g->n),
+                             .group = g->id,
+                             .seq = m->seq,
+                             .ranks = g->n,
+                             .bytes_read = atomic_load_explicit(&c->moved.read, memory_order_relaxed),
+                             .bytes_written = atomic_load_explicit(&c->moved.written, memory_order_relaxed)};
+}
+
+/* The collective is agreed upon: nobody writes what is read here before this member enters the next one. */
+static void record_agreed(ari_member *m)
+{
+    const ari_lane *lane = ari_lane_self();
+    const ari_group *g = m->group;
+    if (!lane || !lane->recording)
+        return;
+    m->record.agreed_ns = ari_now_ns();
+    m->record.last = g->last;
+    m->record.virtual_last = g->virtual_last;
+    m->record.virtual_agreed_ns = g->virtual_begin_ns;
+}
+
+static void record_end(ari_member *m)
+{
+    ari_lane *lane = ari_lane_self();
+    const ari_slot *slot = &m->group->slot[m->index];
+    ari_record *r = &m->record;
+    if (ari_lane_is_virtual(lane))
+        ari_lane_reach(lane, slot->virtual_end_ns);
+    if (!lane || !lane->recording)
+        return;
+    r->end_ns = ari_now_ns();
+    r->virtual_end_ns = lane->virtual_ns;
+    r->bytes_read = atomic_load_explicit(&slot->comm->moved.read, memory_order_relaxed) - r->bytes_read;
+    r->bytes_written = atomic_load_explicit(&slot->comm->moved.written, memory_order_relaxed) - r->bytes_written;
+    ari_record_add(lane->recording, r, slot->call.tag);
+}
+
 static void out(ari_member *m, bool finished)
 {
+    if (finished)
+        record_end(m);
     ari_world_end(m->group->world, m->rank, m->activity, finished);
     m->activity = -1;
     atomic_store(&m->in, 0);
@@ -360,18 +385,21 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_
     slot->comm = c;
     atomic_store_explicit(&slot->steps, 0, memory_order_relaxed);
     m->activity = ari_world_begin(g->world, m->rank, g, call, m->seq);
+    record_begin(m, c, call);
     atomic_store(&slot->entered, m->seq);
     const uint64_t before = atomic_fetch_add(&g->gate, 1);
     bool entered = false;
     if (!(before & DEAD))
         entered = (before & COUNT_MASK) + 1 == (uint64_t)g->n ? open_gate(m, alone, arg) : wait_for_gate(m);
-    if (entered)
+    if (entered) {
+        record_agreed(m);
         return AR_OK;
+    }
     out(m, false);
     return ari_world_echo(g->world, m->rank, g);
 }
 
-void ari_member_leave(ari_member *m)
+ar_status ari_member_leave(ari_member *m)
 {
     ari_group *g = m->group;
     const uint64_t target = ++m->leaves * (uint64_t)g->n;
@@ -380,6 +408,7 @@ void ari_member_leave(ari_member *m)
     else
         wait_for_members(g, &g->leaves, target);
     out(m, true);
+    return AR_OK;
 }
 
 void ari_member_done(ari_member *m)

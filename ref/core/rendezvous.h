@@ -3,6 +3,7 @@
 #define ARI_CORE_RENDEZVOUS_H
 
 #include "ref/core/comm_impl.h"
+#include "ref/core/lane.h"
 
 /* Where the ranks of one process meet. A world has ranks and one first failure; a group of its ranks meets for one
  * collective after the other. This file knows nothing of how data moves: a communicator enters, moves, and leaves.
@@ -27,8 +28,10 @@ typedef struct ari_rank_view {
 /* --- world ------------------------------------------------------------------------------------------------------- */
 
 /** Gives a world of `ranks` ranks (1 to 4096), with the group of all of them. timeout_ns: the longest wait for a peer.
- *  Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns);
+ *  with: copied; NULL: nothing watches. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns, const ari_instruments *with);
+/** What it is watched by. */
+const ari_instruments *ari_world_instruments(const ari_world *w);
 /** No rank may be in a call, and no member of its groups may be used afterwards. */
 void ari_world_destroy(ari_world *w);
 ari_group *ari_world_group(ari_world *w);
@@ -50,12 +53,13 @@ const ari_rank_view *ari_world_view(const ari_world *w, int rank);
 /* One member's place in a group. Used by one thread at a time. */
 typedef struct ari_member {
     ari_group *group;
-    int index;       /* in the group */
-    int rank;        /* in the world */
-    uint64_t seq;    /* collectives entered */
-    uint64_t leaves; /* of these, the ones that ended in ari_member_leave */
-    int activity;    /* its line among what the rank is doing; -1: none */
-    atomic_int in;   /* 1 in a call: detects use by two threads */
+    int index;         /* in the group */
+    int rank;          /* in the world */
+    uint64_t seq;      /* collectives entered */
+    uint64_t leaves;   /* of these, the ones that ended in ari_member_leave */
+    int activity;      /* its line among what the rank is doing; -1: none */
+    atomic_int in;     /* 1 in a call: detects use by two threads */
+    ari_record record; /* of the collective it is in, where the lane is recorded */
 } ari_member;
 
 /** A new group of members of the world, in this order. Borrows `ranks`. Errors: AR_ERR_MEMORY. */
@@ -66,6 +70,12 @@ int ari_group_rank(const ari_group *g, int index); /* in the world */
 /** What member `index` called, and the communicator it called with. Valid between its enter and its leave. */
 const ari_call *ari_group_call(const ari_group *g, int index);
 ar_comm *ari_group_comm(const ari_group *g, int index);
+
+/** Virtual time: when member `index` came to the collective, and when it is done with it. For virtual_cost alone, which
+ *  also says which member came last (by index). */
+uint64_t ari_group_virtual_begin(const ari_group *g, int index);
+void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns);
+void ari_group_set_virtual_last(ari_group *g, int index);
 
 void ari_member_init(ari_member *m, ari_group *g, int index);
 /** The member will not come again; the group ends with its last member. */
@@ -78,14 +88,16 @@ typedef ar_status (*ari_alone_fn)(ari_group *g, void *arg);
  *  has run on one of them. Every member then calls ari_member_leave or ari_member_done, all of them the same.
  *  Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED, or alone's; then the member is out and nothing moves. */
 AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_alone_fn alone, void *arg);
-/** Leaves when every member has come to leave: nobody reads this member's memory any more. */
-void ari_member_leave(ari_member *m);
+/** Leaves when every member has come to leave: nobody reads this member's memory any more. Errors: those of enter,
+ * where the collective was broken off: then it was on every member. */
+AR_NODISCARD ar_status ari_member_leave(ari_member *m);
 /** Leaves at once: for collectives whose work was all done alone. */
 void ari_member_done(ari_member *m);
 
 /** Steps within a collective. Each member counts its own, from 0 at entry; advancing publishes what it wrote. */
 void ari_member_advance(ari_member *m, uint64_t steps_done);
-/** Waits until member `index` has done this many steps. Only between enter and leave. */
-void ari_member_await(ari_member *m, int index, uint64_t steps_done);
+/** Waits until member `index` has done this many steps. Only between enter and leave. False: the collective is broken
+ *  off; the member touches no other's memory any more and leaves. */
+AR_NODISCARD bool ari_member_await(ari_member *m, int index, uint64_t steps_done);
 
 #endif

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "ref/core/rendezvous.h"
+#include "ref/core/wait.h"
 
 /* Shared by the files of the rendezvous alone: world.c, rendezvous.c, agreement.c.
  *
@@ -41,6 +42,7 @@ typedef struct ari_rank_state {
 } ari_rank_state;
 
 struct ari_world {
+    ari_instruments with;
     int ranks;
     bool spins; /* every rank has a core: waiting ranks spin */
     uint64_t timeout_ns;
@@ -63,6 +65,7 @@ typedef struct ari_slot {
     atomic_bool gone;                                  /* its member was dropped */
     ari_call call;                                     /* read by others between agreement and end only */
     ar_comm *comm;
+    uint64_t virtual_begin_ns, virtual_end_ns; /* end: written by the last member before the gate opens */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
 } ari_slot;
 
@@ -78,9 +81,10 @@ struct ari_group {
     /* gate: collectives agreed upon << 17 | dead << 16 | members that have entered the next one. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t gate;
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t leaves; /* members that came to leave, since creation */
-    _Alignas(ARI_CACHE_LINE) atomic_int sleepers;     /* written under `lock` */
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
+    _Alignas(ARI_CACHE_LINE) ari_sleepers sleepers;
+    /* Of the collective agreed upon last; written by its last member before the gate opens. */
+    int last, virtual_last;    /* world ranks of the members that came last, by the two clocks */
+    uint64_t virtual_begin_ns; /* when the last one came */
 };
 
 /** Compares what the members called. AR_OK, or AR_ERR_MISMATCH and in `why` a line that names the first two that

@@ -1,19 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/clock.h"
 #include "ref/core/rendezvous_impl.h"
-
-/* Cores that this process may run on. */
-static int usable_cores(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1; /* waiting ranks then yield, which is never far off */
-    return CPU_COUNT(&set);
-}
 
 static ar_status init_ranks(ari_world *w, int ranks)
 {
@@ -22,7 +12,7 @@ static ar_status init_ranks(ari_world *w, int ranks)
     if (!w->rank)
         return AR_ERR_MEMORY;
     memset(w->rank, 0, bytes);
-    const uint64_t now = ari_now_ns();
+    const uint64_t now = ari_wait_now_ns();
     for (; w->ranks < ranks; w->ranks++) {
         ari_rank_state *r = &w->rank[w->ranks];
         if (pthread_mutex_init(&r->lock, NULL) != 0)
@@ -44,14 +34,16 @@ static ar_status init_whole(ari_world *w)
     return st;
 }
 
-ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns)
+ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns, const ari_instruments *with)
 {
     *gives = NULL;
     ari_world *w = calloc(1, sizeof *w);
     if (!w)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a world of %d ranks", ranks);
+    if (with)
+        w->with = *with;
     w->timeout_ns = timeout_ns;
-    w->spins = ranks <= usable_cores();
+    w->spins = ranks <= ari_usable_cores();
     w->failed_rank = -1;
     if (pthread_mutex_init(&w->lock, NULL) != 0) {
         free(w);
@@ -82,6 +74,11 @@ void ari_world_destroy(ari_world *w)
     free(w);
 }
 
+const ari_instruments *ari_world_instruments(const ari_world *w)
+{
+    return &w->with;
+}
+
 ari_group *ari_world_group(ari_world *w)
 {
     return w->whole;
@@ -109,7 +106,7 @@ const ari_rank_view *ari_world_view(const ari_world *w, int rank)
 int ari_world_begin(ari_world *w, int rank, const ari_group *g, const ari_call *call, uint64_t seq)
 {
     ari_rank_state *r = &w->rank[rank];
-    const uint64_t now = ari_now_ns();
+    const uint64_t now = ari_wait_now_ns();
     int line = 0;
     pthread_mutex_lock(&r->lock);
     while (line < ARI_ACTIVITIES && r->now[line].on)
@@ -134,7 +131,7 @@ void ari_world_end(ari_world *w, int rank, int activity, bool finished)
     if (activity < 0)
         return;
     ari_rank_state *r = &w->rank[rank];
-    const uint64_t now = ari_now_ns();
+    const uint64_t now = ari_wait_now_ns();
     pthread_mutex_lock(&r->lock);
     if (finished)
         r->last = r->now[activity];
@@ -259,7 +256,7 @@ void ari_world_fail(ari_world *w, int rank, const ari_group *with, ar_status st,
 {
     pthread_mutex_lock(&w->lock);
     if (atomic_load(&w->st) == AR_OK) {
-        const uint64_t now = ari_now_ns();
+        const uint64_t now = ari_wait_now_ns();
         for (int i = 0; i < w->ranks; i++)
             take_view(&w->rank[i], now);
         w->failed_rank = rank;

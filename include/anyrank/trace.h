@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_TRACE_H
+#define ANYRANK_TRACE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "anyrank/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What happened in a run of the simulated cluster, and when: for each rank a track of computation and one for each
+ * queue that communicates; spans (modules, and whatever a program marks), collectives with bytes and tags, transfers
+ * between ranks. Two clocks: the real one of this machine, and the virtual one of the cluster that ar_sim_options
+ * describe. */
+typedef struct ar_trace ar_trace;
+typedef enum ar_trace_clock { AR_TRACE_REAL, AR_TRACE_VIRTUAL } ar_trace_clock;
+
+/** Gives an empty trace, to be named in ar_sim_options. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_trace_create(ar_trace **gives);
+/** Not while a run uses it. Accepts NULL. */
+void ar_trace_destroy(ar_trace *t);
+
+/** A span of the calling rank's thread, from begin to end; spans nest. `name` is copied. Outside a traced run: nothing.
+ *  Where memory runs out the trace ends and says so when it is written. */
+void ar_trace_begin(const char *name);
+void ar_trace_end(void);
+/** The calling rank has computed so much: its virtual clock goes on by flops / the cluster's rate. */
+void ar_trace_work(double flops);
+
+/** Writes what Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for each rank, a thread for each track,
+ *  arrows between ranks, bytes in flight as a counter. The file appears whole or not at all.
+ *  Errors: AR_ERR_ARG (the virtual clock of a run without a cluster), AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const char *path);
+/** Writes a page of its own: no network, zoom and hover. `title` heads it. Errors: as above. */
+AR_NODISCARD ar_status ar_trace_write_html(const ar_trace *t, ar_trace_clock clock, const char *title,
+                                           const char *path);
+
+/* Where the time went, by one clock. All in seconds. */
+typedef struct ar_trace_part {
+    char what[96];  /* the tag of a collective, the name of a span; "compute", "wait" */
+    int rank;       /* where it ran */
+    double seconds; /* its share of the critical path */
+} ar_trace_part;
+typedef struct ar_trace_summary {
+    double seconds;       /* from the first begin to the last end */
+    double compute;       /* the rank that computes longest; virtual clock: work alone */
+    double communication; /* time in collectives, the rank that has most of it; overlapping ones once */
+    double exposed;       /* of that, while the rank's main thread did nothing else; the rank that has most of it */
+    double overlap;       /* 1 - exposed / communication of the rank with the most communication; 0 without any */
+    uint64_t bytes;       /* moved between ranks */
+    size_t collectives;   /* calls, all ranks together */
+    double path_compute, path_communication, path_wait; /* the critical path: what it is made of */
+    ar_trace_part longest[8];                           /* its largest parts, the largest first */
+    size_t parts;
+} ar_trace_summary;
+/** Errors: AR_ERR_ARG (the virtual clock of a run without a cluster), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_trace_summarise(ar_trace_summary *s, const ar_trace *t, ar_trace_clock clock);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

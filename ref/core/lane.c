@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/lane.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static _Thread_local ari_lane *self;
+
+ari_lane *ari_lane_self(void)
+{
+    return self;
+}
+
+ar_status ari_lane_create(ari_lane **gives, ari_lane *of, const ari_instruments *with, int rank, const char *name)
+{
+    ar_status st = AR_OK;
+    ari_lane *l = calloc(1, sizeof *l);
+    *gives = NULL;
+    if (!l)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a lane of rank %d", rank);
+    *l = (ari_lane){.with = with, .rank = rank, .tracks = 1};
+    if (of) {
+        l->track = of->tracks++;
+        l->virtual_ns = of->virtual_ns;
+    }
+    snprintf(l->name, sizeof l->name, "%s", name);
+    if (with->trace)
+        AR_TRY_TO(failed, st, ari_recording_create(&l->recording, with->trace, l));
+    if (with->scheduler)
+        AR_TRY_TO(failed, st, ari_turn_create(&l->turn, with->scheduler));
+    *gives = l;
+    return AR_OK;
+failed:
+    ari_lane_destroy(l);
+    return st;
+}
+
+void ari_lane_destroy(ari_lane *l)
+{
+    if (!l)
+        return;
+    ari_turn_destroy(l->turn);
+    free(l);
+}
+
+void ari_lane_enter(ari_lane *l)
+{
+    if (!l)
+        return;
+    self = l;
+    if (l->turn)
+        ari_turn_enter(l->turn);
+}
+
+void ari_lane_leave(ari_lane *l)
+{
+    if (!l)
+        return;
+    self = NULL;
+    if (l->turn)
+        ari_turn_leave(l->turn);
+}

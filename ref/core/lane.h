@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_LANE_H
+#define ARI_CORE_LANE_H
+
+#include <stdbool.h>
+
+#include "anyrank/status.h"
+#include "ref/core/record.h"
+#include "ref/core/scheduler.h"
+
+/* A lane is a thread of a simulated rank: its main thread, or one of its queues. Whatever watches a run or drives it
+ * from outside (traces, virtual time, the scheduler) hangs on the lane of the calling thread. A thread without one, as
+ * in a plain program, pays for it with one test of a pointer. */
+
+struct ari_group;
+
+/* What a world is watched and driven by. Borrowed by it. */
+typedef struct ari_instruments {
+    ar_trace *trace;          /* NULL: nothing is recorded */
+    ari_scheduler *scheduler; /* NULL: the system's */
+    double flops;             /* of a rank, per virtual second; 0: no virtual time */
+    /* Virtual time: called by the last member of a group to enter a collective, before any goes on: from the members'
+     * calls and ari_group_virtual_begin it sets each one's ari_group_set_virtual_end. NULL: none. */
+    void (*virtual_cost)(void *user, struct ari_group *g);
+    void *user;
+} ari_instruments;
+
+typedef struct ari_lane {
+    const ari_instruments *with;
+    int rank, track;          /* track 0: the rank's main thread; 1, 2, ...: its queues in the order of creation */
+    char name[32];            /* of the track: "main", or the queue's */
+    uint64_t virtual_ns;      /* the lane's virtual clock; stays 0 without virtual time */
+    ari_recording *recording; /* NULL: nothing is recorded */
+    ari_turn *turn;           /* NULL: the system's scheduler */
+    int tracks;               /* track 0: made so far, itself included */
+} ari_lane;
+
+/** The calling thread's; NULL outside a simulated rank. */
+ari_lane *ari_lane_self(void);
+
+/** A lane for a thread that is about to be made: by the world's runner for rank's main thread (of NULL), or by a thread
+ * of that rank (of: its lane) for a queue. Gives; ari_lane_destroy after the thread was joined. Errors: AR_ERR_MEMORY.
+ */
+AR_NODISCARD ar_status ari_lane_create(ari_lane **gives, ari_lane *of, const ari_instruments *with, int rank,
+                                       const char *name);
+/** Accepts NULL. */
+void ari_lane_destroy(ari_lane *l);
+/** The calling thread becomes the lane (NULL: nothing), from now until leave. With a scheduler enter returns when it is
+ *  the lane's turn, and leave passes the turn on. */
+void ari_lane_enter(ari_lane *l);
+void ari_lane_leave(ari_lane *l);
+
+/** Moves the lane's virtual clock to at least `virtual_ns`. NULL: nothing. */
+static inline void ari_lane_reach(ari_lane *l, uint64_t virtual_ns)
+{
+    if (l && l->virtual_ns < virtual_ns)
+        l->virtual_ns = virtual_ns;
+}
+static inline bool ari_lane_is_virtual(const ari_lane *l)
+{
+    return l && l->with->flops > 0;
+}
+
+#endif

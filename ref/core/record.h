@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_RECORD_H
+#define ARI_CORE_RECORD_H
+
+#include "anyrank/trace.h"
+#include "ref/core/comm_impl.h"
+
+/* What a trace is made of: one recording per lane, written by that lane's thread alone and read after the run. */
+struct ari_lane;
+
+typedef enum ari_record_kind {
+    ARI_RECORD_SPAN,       /* of the program: a module, a step */
+    ARI_RECORD_WORK,       /* computation that takes virtual time; none of the real clock's own */
+    ARI_RECORD_COLLECTIVE, /* from entering it to leaving it */
+    ARI_RECORD_WAIT,       /* the lane waited for an event of another lane, or for a queue */
+    ARI_RECORD_TRANSFER    /* inside a collective: bytes from another rank */
+} ari_record_kind;
+
+typedef struct ari_record {
+    ari_record_kind kind;
+    uint32_t depth;            /* of spans that were open when it began */
+    uint64_t begin_ns, end_ns; /* of the monotonic clock */
+    uint64_t virtual_begin_ns, virtual_end_ns;
+    const char *name; /* span: its name; collective: its tag; else "". Owned by the trace */
+    double flops;     /* work */
+    /* collective */
+    ari_kind op_kind;
+    ar_dtype dtype;
+    ar_op op;
+    int root;
+    size_t count;                          /* elements of the call: of a v-form, of all ranks together */
+    uint64_t group, seq;                   /* the group's number in the world; the collective's in the group */
+    int ranks;                             /* of the group */
+    int last;                              /* world rank of the member that came last, by the real clock */
+    int virtual_last;                      /* and by the virtual one */
+    uint64_t agreed_ns, virtual_agreed_ns; /* when all had come */
+    uint64_t bytes_read, bytes_written;    /* by this rank, of other ranks' memory */
+    /* transfer; wait */
+    int peer;       /* world rank it came from; the rank's own for a wait */
+    int peer_track; /* wait: the lane that was waited for */
+    uint64_t bytes;
+} ari_record;
+
+typedef struct ari_recording ari_recording;
+
+/** A recording for the lane, owned by the trace. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_recording_create(ari_recording **gives, ar_trace *t, const struct ari_lane *l);
+/** Adds a record to the calling thread's lane, real times as given; `name` is copied. NULL recording: nothing. */
+void ari_record_add(ari_recording *to, const ari_record *r, const char *name);
+
+/* For what reads a trace. */
+size_t ari_trace_lanes(const ar_trace *t);
+typedef struct ari_trace_lane {
+    int rank, track;
+    const char *name;
+    const ari_record *records; /* in the order in which they ended */
+    size_t count;
+} ari_trace_lane;
+ari_trace_lane ari_trace_lane_at(const ar_trace *t, size_t i);
+/** Whether the run had virtual time. */
+bool ari_trace_is_virtual(const ar_trace *t);
+/** Whether memory ran out, so that the end is missing. */
+bool ari_trace_is_cut(const ar_trace *t);
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/wait.h"
+
+#include <sched.h>
+
+#include "ref/core/clock.h"
+#include "ref/core/lane.h"
+
+/* A waiter spins while every rank has a core, then yields, then sleeps. Measured on two cores: with more ranks than
+ * cores any spinning before the first yield costs a time slice of the rank that is waited for, and so it does where
+ * other processes want the cores: hence a few microseconds. Sleeping at once costs ten times what yielding does; after
+ * a millisecond the peer is busy and the core belongs to it. */
+enum { SPIN_TURNS = 200 };
+#define YIELD_NS ((uint64_t)1000000)
+/* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
+#define SLEEP_NS ((uint64_t)1000000000)
+
+int ari_sleepers_init(ari_sleepers *s)
+{
+    atomic_init(&s->count, 0);
+    int rc = pthread_mutex_init(&s->lock, NULL);
+    if (rc != 0)
+        return rc;
+    rc = ari_cond_init(&s->changed);
+    if (rc != 0)
+        pthread_mutex_destroy(&s->lock);
+    return rc;
+}
+
+void ari_sleepers_fini(ari_sleepers *s)
+{
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+}
+
+void ari_wake(ari_sleepers *s)
+{
+    /* Sequentially consistent with sleep_on: either the sleeper's count is seen here, or the change is seen there. */
+    if (atomic_load(&s->count) == 0)
+        return;
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void sleep_on(ari_sleepers *s, const _Atomic uint64_t *word, uint64_t seen, const _Atomic uint64_t *other,
+                     uint64_t other_seen, uint64_t deadline_ns)
+{
+    pthread_mutex_lock(&s->lock);
+    atomic_fetch_add(&s->count, 1);
+    if (atomic_load(word) == seen && (!other || atomic_load(other) == other_seen))
+        ari_cond_wait_until(&s->changed, &s->lock, deadline_ns);
+    atomic_fetch_sub(&s->count, 1);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static inline void relax_core(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static uint64_t deadline_of(const ari_wait *w)
+{
+    return w->timeout_ns ? ari_deadline_ns(w->start_ns, w->timeout_ns) : UINT64_MAX;
+}
+
+void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen)
+{
+    const ari_lane *lane = ari_lane_self();
+    if (lane && lane->turn) {
+        w->start_ns = w->start_ns ? w->start_ns : ari_turn_now_ns(lane->turn);
+        ari_turn_wait(lane->turn, word, seen, w->other, other_seen, deadline_of(w));
+        w->now_ns = ari_turn_now_ns(lane->turn);
+        return;
+    }
+    w->turns++;
+    if (w->spins && w->turns < SPIN_TURNS) {
+        relax_core();
+        return;
+    }
+    if (w->start_ns == 0)
+        w->start_ns = w->now_ns = ari_now_ns();
+    if (w->now_ns - w->start_ns >= YIELD_NS) {
+        const uint64_t slice = ari_deadline_ns(w->now_ns, SLEEP_NS), deadline = deadline_of(w);
+        sleep_on(w->at, word, seen, w->other, other_seen, slice < deadline ? slice : deadline);
+    } else {
+        sched_yield();
+    }
+    w->now_ns = ari_now_ns(); /* every time: a turn among thousands of ranks takes long */
+}
+
+uint64_t ari_wait_now_ns(void)
+{
+    const ari_lane *lane = ari_lane_self();
+    return lane && lane->turn ? ari_turn_now_ns(lane->turn) : ari_now_ns();
+}
+
+void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns)
+{
+    const ari_lane *lane = ari_lane_self();
+    while (atomic_load(word) == seen && ari_wait_now_ns() < deadline_ns) {
+        if (lane && lane->turn)
+            ari_turn_wait(lane->turn, word, seen, NULL, 0, deadline_ns);
+        else
+            sleep_on(at, word, seen, NULL, 0, deadline_ns);
+    }
+}
+
+void ari_wait_yield(void)
+{
+    const ari_lane *lane = ari_lane_self();
+    if (lane && lane->turn)
+        ari_turn_yield(lane->turn);
+}
+
+int ari_usable_cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return 1; /* waiting ranks then yield, which is never far off */
+    return CPU_COUNT(&set);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_WAIT_H
+#define ARI_CORE_WAIT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Waiting for a word of memory to change: spinning while every waiting thread has a core, then yielding, then asleep;
+ * under a deterministic scheduler, giving the turn away. The only place in which lanes wait. */
+
+/* Where waiters of some words sleep. */
+typedef struct ari_sleepers {
+    atomic_int count; /* written under `lock` */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+} ari_sleepers;
+/** Returns an errno value. */
+int ari_sleepers_init(ari_sleepers *s);
+void ari_sleepers_fini(ari_sleepers *s);
+/** To be called after a word was changed (sequentially consistent) for which somebody may sleep here. */
+void ari_wake(ari_sleepers *s);
+
+typedef struct ari_wait {
+    ari_sleepers *at;
+    const _Atomic uint64_t *other; /* a second word whose change ends a turn; NULL: none */
+    bool spins;                    /* every thread that may wait has a core */
+    uint64_t timeout_ns;           /* turns do not last longer than that after the first; 0: no limit */
+    unsigned turns;
+    uint64_t start_ns, now_ns; /* 0: the clock has not been read yet */
+} ari_wait;
+
+/** One turn of waiting for `word` to change from `seen`, or `other` from other_seen; may return for no reason. */
+void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen);
+/** Whether the timeout is over. */
+static inline bool ari_wait_is_over(const ari_wait *w)
+{
+    return w->timeout_ns && w->start_ns && w->now_ns - w->start_ns >= w->timeout_ns;
+}
+
+/** The monotonic clock; a lane under a deterministic scheduler sees the scheduler's. */
+uint64_t ari_wait_now_ns(void);
+/** The calling thread sleeps until then, or until *word != seen. */
+void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns);
+/** A point at which others may overtake the calling lane: a choice for a deterministic scheduler, else nothing. */
+void ari_wait_yield(void);
+/** Cores that this process may run on. */
+int ari_usable_cores(void);
+
+#endif
