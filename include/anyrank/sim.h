@@ -37,7 +37,7 @@ typedef struct ar_ring_step {
  * of other ranks' memory that the rank's thread moves in that collective: 0, 1, ... */
 typedef enum ar_sim_fault_kind {
     AR_SIM_DELAY,     /* the rank comes `ns` later to the collective */
-    AR_SIM_STALL,     /* it comes for as long as the world lives no more; its thread ends with the world */
+    AR_SIM_STALL,     /* it never comes; its thread ends when the world does */
     AR_SIM_KILL,      /* it dies: before the collective (transfer 0) or in its middle, before that transfer */
     AR_SIM_CORRUPT,   /* one bit of one element of a transfer arrives inverted */
     AR_SIM_DUPLICATE, /* a transfer arrives a second time, in place of the next one */
@@ -61,8 +61,8 @@ void ar_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size);
  *  `longest_ns`. The same on every machine. */
 ar_sim_fault ar_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns);
 
-/* --- the cluster that virtual time pretends
- * --------------------------------------------------------------------------- */
+/* --- the cluster that virtual time pretends ------------------------------------------------------------------------
+ */
 
 typedef struct ar_sim_link {
     double latency_s;   /* alpha: of one step of a ring */
