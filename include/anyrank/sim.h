@@ -76,7 +76,7 @@ typedef struct ar_sim_cluster {
     double flops; /* of one rank, per second */
 } ar_sim_cluster;
 
-/* --- running ------------------------------------------------------------------------------------------------------- */
+/* --- running ------------------------------------------------------------------------------------------------------ */
 
 typedef struct ar_sim_options {
     ar_sim_algorithm algorithm;
