@@ -177,6 +177,11 @@ void ari_direct_part(ari_group *g, int r)
     case ARI_EXCHANGE:
         exchange_part(g, r, call);
         break;
+    case ARI_REDUCE:
+    case ARI_GATHER:
+    case ARI_SCATTER:
+    case ARI_SEND:
+    case ARI_RECV:
     case ARI_BARRIER:
     case ARI_SPLIT:
     case ARI_KIND_COUNT:

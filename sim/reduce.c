@@ -32,7 +32,7 @@
             o[i] = OP(type, three, d[i]);                                                                     \
         }                                                                                                     \
     }                                                                                                         \
-    static const ari_reduce name = {name##_two, name##_four};
+    static const ari_reduce name = {name##_two, name##_four, NULL};
 
 KERNEL(sum_f32, float, SUM)
 KERNEL(sum_f64, double, SUM)

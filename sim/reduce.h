@@ -4,12 +4,15 @@
 
 #include "anyrank/comm.h"
 
-/** Sums (maxima, minima) of two or four arrays, element by element and from left to right: ((a op b) op c) op d. One
- *  operation at a time in the type's own arithmetic; integer sums wrap (they are computed unsigned). out may be one of
- *  the inputs; other overlap is not allowed. */
+/** Combines two or four arrays, element by element and from left to right: ((a op b) op c) op d. One operation at a
+ *  time in the type's own arithmetic; BF16 and F16 in fp32, rounded after each; integers wrap (they are computed
+ *  unsigned). out may be one of the inputs; other overlap is not allowed. */
 typedef struct ari_reduce {
     void (*two)(void *out, const void *a, const void *b, size_t n);
     void (*four)(void *out, const void *a, const void *b, const void *c, const void *d, size_t n);
+    /* Applied once, in place, to what the last addition gave: the division of an average by the number of ranks.
+     * NULL: nothing is left to do. */
+    void (*finish)(void *out, size_t n, int ranks);
 } ari_reduce;
 
 /** The kernels for a type and operation that the public boundary accepts. */

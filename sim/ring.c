@@ -211,6 +211,11 @@ void ari_ring_part(ari_sim_comm *c, const ari_call *call)
         /* Every pair has something of its own to say: passing it round the ring would only move it more often. */
         ari_direct_part(c->member.group, g.r);
         break;
+    case ARI_REDUCE:
+    case ARI_GATHER:
+    case ARI_SCATTER:
+    case ARI_SEND:
+    case ARI_RECV:
     case ARI_BARRIER:
     case ARI_SPLIT:
     case ARI_KIND_COUNT:

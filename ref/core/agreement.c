@@ -52,12 +52,24 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
     case ARI_ALL_REDUCE:
         put(&l, ", count %zu, %s", call->count, ari_op_name(call->op));
         break;
+    case ARI_REDUCE:
+        put(&l, ", count %zu, %s, root %d", call->count, ari_op_name(call->op), call->root);
+        break;
     case ARI_REDUCE_SCATTER:
         put_counts(&l, "counts", call->counts, n);
         put(&l, ", %s", ari_op_name(call->op));
         break;
     case ARI_ALL_GATHER:
         put_counts(&l, "counts", call->counts, n);
+        break;
+    case ARI_GATHER:
+    case ARI_SCATTER:
+        put_counts(&l, "counts", call->counts, n);
+        put(&l, ", root %d", call->root);
+        break;
+    case ARI_SEND:
+    case ARI_RECV:
+        put(&l, ", count %zu, peer %d", call->count, call->peer);
         break;
     case ARI_ALL_TO_ALL:
         put_counts(&l, "send", call->counts, n);
@@ -84,13 +96,13 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
 static ar_status disagree(const ari_group *g, int a, int b, char *why, size_t size, const char *difference)
 {
     char call_a[160], call_b[160], group[96];
+    const char *const meeting = g->slot[0].call.kind == ARI_SEND ? "message" : "collective";
     ari_call_describe(&g->slot[a].call, g->n, call_a, sizeof call_a);
     ari_call_describe(&g->slot[b].call, g->n, call_b, sizeof call_b);
     ari_ranks_describe(g->rank, g->n, group, sizeof group);
-    snprintf(why, size,
-             "ranks %d and %d disagree in collective #%llu of ranks %s: rank %d calls %s, rank %d calls %s: %s",
-             g->rank[a], g->rank[b], (unsigned long long)atomic_load(&g->slot[a].entered), group, g->rank[a], call_a,
-             g->rank[b], call_b, difference);
+    snprintf(why, size, "ranks %d and %d disagree in %s #%llu of ranks %s: rank %d calls %s, rank %d calls %s: %s",
+             g->rank[a], g->rank[b], meeting, (unsigned long long)atomic_load(&g->slot[a].entered), group, g->rank[a],
+             call_a, g->rank[b], call_b, difference);
     return AR_ERR_MISMATCH;
 }
 
@@ -109,7 +121,7 @@ static void difference(const ari_call *x, const ari_call *y, int n, char *text, 
         put(&l, "root %d against %d", x->root, y->root);
     } else if (x->kind != ARI_EXCHANGE && x->count != y->count) {
         put(&l, "count %zu against %zu", x->count, y->count);
-    } else if (x->kind == ARI_REDUCE_SCATTER || x->kind == ARI_ALL_GATHER) {
+    } else if (x->counts && x->kind != ARI_ALL_TO_ALL) {
         for (int i = 0; i < n && l.used == 0; i++) {
             if (x->counts[i] != y->counts[i])
                 put(&l, "count of rank %d: %zu against %zu", i, x->counts[i], y->counts[i]);
@@ -132,6 +144,21 @@ static ar_status compare_all_to_all(const ari_group *g, char *why, size_t size)
         }
     }
     return AR_OK;
+}
+
+/* The two calls of a channel: what is sent is what the other one expects. */
+static ar_status compare_message(const ari_group *g, char *why, size_t size)
+{
+    const ari_call *send = &g->slot[0].call, *receive = &g->slot[1].call;
+    if (send->count == receive->count && send->dtype == receive->dtype)
+        return AR_OK;
+    char text[128];
+    line l = {text, sizeof text, 0};
+    put(&l, "rank %d sends %zu elements of %s to rank %d, which expects %zu", g->rank[0], send->count,
+        ar_dtype_name(send->dtype), g->rank[1], receive->count);
+    if (send->dtype != receive->dtype)
+        put(&l, " of %s", ar_dtype_name(receive->dtype));
+    return disagree(g, 0, 1, why, size, text);
 }
 
 /* The next operation of the batch at or after `at` that sends to (or receives from) peer; call->count if none. */
@@ -178,6 +205,8 @@ static ar_status compare_exchange(const ari_group *g, char *why, size_t size)
 ar_status ari_calls_compare(const ari_group *g, char *why, size_t size)
 {
     const ari_call *first = &g->slot[0].call;
+    if (g->n == 2 && first->kind == ARI_SEND && g->slot[1].call.kind == ARI_RECV)
+        return compare_message(g, why, size);
     for (int i = 1; i < g->n; i++) {
         char text[128];
         /* The gate lets each member enter once, so the sequence numbers agree by construction. */

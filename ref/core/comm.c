@@ -20,7 +20,9 @@ const char *ari_kind_name(ari_kind kind)
 
 const char *ari_op_name(ar_op op)
 {
-    return op == AR_SUM ? "sum" : op == AR_MAX ? "max" : op == AR_MIN ? "min" : "?";
+    static const char *const names[] = {
+        [AR_SUM] = "sum", [AR_MAX] = "max", [AR_MIN] = "min", [AR_PROD] = "prod", [AR_AVG] = "avg"};
+    return (unsigned)op < sizeof names / sizeof *names ? names[op] : "?";
 }
 
 void ari_comm_init(ar_comm *c, const ar_comm_ops *ops, int rank, int size)
@@ -44,19 +46,35 @@ static ar_status check_common(const ar_comm *c, const ar_queue *q, ari_kind kind
     if (!c || !q)
         return ar_error_set(AR_ERR_ARG, "%s '%s': the %s is missing", ari_kind_name(kind), tag,
                             c ? "queue" : "communicator");
-    if (t != AR_F32 && t != AR_F64 && t != AR_I64 && t != AR_I32 && t != AR_U8)
-        return ar_error_set(AR_ERR_DTYPE, "%s '%s': dtype %s; F32, F64, I64, I32 or U8 expected", ari_kind_name(kind),
-                            tag, ar_dtype_name(t));
+    if (t != AR_F32 && t != AR_F64 && t != AR_BF16 && t != AR_F16 && t != AR_I64 && t != AR_I32 && t != AR_U8)
+        return ar_error_set(AR_ERR_DTYPE, "%s '%s': dtype %s; F32, F64, BF16, F16, I64, I32 or U8 expected",
+                            ari_kind_name(kind), tag, ar_dtype_name(t));
     return AR_OK;
 }
 
-static ar_status check_op(ari_kind kind, ar_dtype t, ar_op op, const char *tag)
+static ar_status check_root(const ar_comm *c, ari_kind kind, int root, const char *tag)
 {
-    if (op != AR_SUM && op != AR_MAX && op != AR_MIN)
+    if (root < 0 || root >= c->size)
+        return ar_error_set(AR_ERR_ARG, "%s '%s': root %d; 0 to %d expected", ari_kind_name(kind), tag, root,
+                            c->size - 1);
+    return AR_OK;
+}
+
+static ar_status check_peer(const ar_comm *c, ari_kind kind, int peer, const char *tag)
+{
+    if (peer < 0 || peer >= c->size)
+        return ar_error_set(AR_ERR_ARG, "%s '%s': peer %d; 0 to %d expected", ari_kind_name(kind), tag, peer,
+                            c->size - 1);
+    if (peer == c->rank)
+        return ar_error_set(AR_ERR_ARG, "%s '%s': peer %d is the rank itself; another one is expected",
+                            ari_kind_name(kind), tag, peer);
+    return AR_OK;
+}
+
+static ar_status check_op(ari_kind kind, ar_op op, const char *tag)
+{
+    if (op != AR_SUM && op != AR_MAX && op != AR_MIN && op != AR_PROD && op != AR_AVG)
         return ar_error_set(AR_ERR_ARG, "%s '%s': unknown operation %d", ari_kind_name(kind), tag, (int)op);
-    if (op != AR_SUM && (t == AR_F32 || t == AR_F64))
-        return ar_error_set(AR_ERR_DTYPE, "%s '%s': %s of %s depends on the order where NaN occurs; integers expected",
-                            ari_kind_name(kind), tag, ari_op_name(op), ar_dtype_name(t));
     return AR_OK;
 }
 
@@ -104,7 +122,7 @@ ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, si
     tag = tag_or_empty(tag);
     size_t bytes = 0;
     AR_TRY(check_common(c, q, kind, t, tag));
-    AR_TRY(check_op(kind, t, op, tag));
+    AR_TRY(check_op(kind, op, tag));
     AR_TRY(ari_mul_size(&bytes, count, ar_dtype_bytes(t)));
     AR_TRY(check_buf(kind, out.ptr, bytes, "output", tag));
     AR_TRY(check_buf(kind, in.ptr, bytes, "input", tag));
@@ -119,7 +137,7 @@ ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in
     tag = tag_or_empty(tag);
     size_t bytes = 0;
     AR_TRY(check_common(c, q, kind, t, tag));
-    AR_TRY(check_op(kind, t, op, tag));
+    AR_TRY(check_op(kind, op, tag));
     AR_TRY(sum_bytes(&bytes, kind, counts, c->size, t, tag));
     const size_t own = counts[c->rank] * ar_dtype_bytes(t);
     const size_t at = ari_counts_before(counts, c->rank) * ar_dtype_bytes(t);
@@ -166,11 +184,90 @@ ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, a
     tag = tag_or_empty(tag);
     size_t bytes = 0;
     AR_TRY(check_common(c, q, kind, t, tag));
-    if (root < 0 || root >= c->size)
-        return ar_error_set(AR_ERR_ARG, "broadcast '%s': root %d; 0 to %d expected", tag, root, c->size - 1);
+    AR_TRY(check_root(c, kind, root, tag));
     AR_TRY(ari_mul_size(&bytes, count, ar_dtype_bytes(t)));
     AR_TRY(check_buf(kind, buf.ptr, bytes, "only", tag));
     return counted(c, kind, c->ops->broadcast(c, q, buf, count, t, root, tag));
+}
+
+ar_status ar_comm_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op, int root,
+                         const char *tag)
+{
+    const ari_kind kind = ARI_REDUCE;
+    tag = tag_or_empty(tag);
+    size_t bytes = 0;
+    AR_TRY(check_common(c, q, kind, t, tag));
+    AR_TRY(check_op(kind, op, tag));
+    AR_TRY(check_root(c, kind, root, tag));
+    AR_TRY(ari_mul_size(&bytes, count, ar_dtype_bytes(t)));
+    AR_TRY(check_buf(kind, in.ptr, bytes, "input", tag));
+    if (root == c->rank) {
+        AR_TRY(check_buf(kind, out.ptr, bytes, "output", tag));
+        AR_TRY(check_overlap(kind, out.ptr, bytes, in.ptr, bytes, out.ptr == in.ptr, tag));
+    }
+    return counted(c, kind, c->ops->reduce(c, q, out, in, count, t, op, root, tag));
+}
+
+ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
+                         const char *tag)
+{
+    const ari_kind kind = ARI_GATHER;
+    tag = tag_or_empty(tag);
+    size_t bytes = 0;
+    AR_TRY(check_common(c, q, kind, t, tag));
+    AR_TRY(check_root(c, kind, root, tag));
+    AR_TRY(sum_bytes(&bytes, kind, counts, c->size, t, tag));
+    const size_t own = counts[c->rank] * ar_dtype_bytes(t);
+    const size_t at = ari_counts_before(counts, c->rank) * ar_dtype_bytes(t);
+    AR_TRY(check_buf(kind, in.ptr, own, "input", tag));
+    if (root == c->rank) {
+        AR_TRY(check_buf(kind, out.ptr, bytes, "output", tag));
+        AR_TRY(check_overlap(kind, out.ptr, bytes, in.ptr, own, (uintptr_t)in.ptr == (uintptr_t)out.ptr + at, tag));
+    }
+    return counted(c, kind, c->ops->gather(c, q, out, in, counts, t, root, tag));
+}
+
+ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
+                          const char *tag)
+{
+    const ari_kind kind = ARI_SCATTER;
+    tag = tag_or_empty(tag);
+    size_t bytes = 0;
+    AR_TRY(check_common(c, q, kind, t, tag));
+    AR_TRY(check_root(c, kind, root, tag));
+    AR_TRY(sum_bytes(&bytes, kind, counts, c->size, t, tag));
+    const size_t own = counts[c->rank] * ar_dtype_bytes(t);
+    const size_t at = ari_counts_before(counts, c->rank) * ar_dtype_bytes(t);
+    AR_TRY(check_buf(kind, out.ptr, own, "output", tag));
+    if (root == c->rank) {
+        AR_TRY(check_buf(kind, in.ptr, bytes, "input", tag));
+        AR_TRY(check_overlap(kind, out.ptr, own, in.ptr, bytes, (uintptr_t)out.ptr == (uintptr_t)in.ptr + at, tag));
+    }
+    return counted(c, kind, c->ops->scatter(c, q, out, in, counts, t, root, tag));
+}
+
+ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer, const char *tag)
+{
+    const ari_kind kind = ARI_SEND;
+    tag = tag_or_empty(tag);
+    size_t bytes = 0;
+    AR_TRY(check_common(c, q, kind, t, tag));
+    AR_TRY(check_peer(c, kind, peer, tag));
+    AR_TRY(ari_mul_size(&bytes, count, ar_dtype_bytes(t)));
+    AR_TRY(check_buf(kind, in.ptr, bytes, "input", tag));
+    return counted(c, kind, c->ops->send(c, q, in, count, t, peer, tag));
+}
+
+ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer, const char *tag)
+{
+    const ari_kind kind = ARI_RECV;
+    tag = tag_or_empty(tag);
+    size_t bytes = 0;
+    AR_TRY(check_common(c, q, kind, t, tag));
+    AR_TRY(check_peer(c, kind, peer, tag));
+    AR_TRY(ari_mul_size(&bytes, count, ar_dtype_bytes(t)));
+    AR_TRY(check_buf(kind, out.ptr, bytes, "output", tag));
+    return counted(c, kind, c->ops->recv(c, q, out, count, t, peer, tag));
 }
 
 /* What is received may not overlap anything else of the batch: the order inside a batch is not defined. */

@@ -13,6 +13,11 @@
     X(ALL_GATHER, "all_gather")         \
     X(ALL_TO_ALL, "all_to_all")         \
     X(BROADCAST, "broadcast")           \
+    X(REDUCE, "reduce")                 \
+    X(GATHER, "gather")                 \
+    X(SCATTER, "scatter")               \
+    X(SEND, "send")                     \
+    X(RECV, "recv")                     \
     X(EXCHANGE, "exchange")             \
     X(BARRIER, "barrier")               \
     X(SPLIT, "split")
@@ -25,20 +30,24 @@ typedef enum ari_kind {
 const char *ari_kind_name(ari_kind kind); /* "?" for an unknown value */
 const char *ari_op_name(ar_op op);
 
-/* One call of one rank, validated. Fields that a kind does not use are zero. Borrows everything it points to. */
+/* One call of one rank, validated. Fields that a kind does not use are zero. Borrows everything it points to.
+ *
+ * A send and the recv that it meets are one collective of a channel: a group of two ranks, the sender its member 0, the
+ * receiver its member 1. They are agreed upon where count and dtype are equal. */
 typedef struct ari_call {
     ari_kind kind;
     ar_dtype dtype;
     ar_op op;
-    int root;
+    int root;                  /* broadcast, reduce, gather, scatter */
+    int peer;                  /* send, recv: a rank of the communicator, not of the channel */
     int color, key;            /* split */
     size_t count;              /* elements; the number of p2p operations of an exchange */
-    const size_t *counts;      /* [N]; the send counts of an all_to_all */
+    const size_t *counts;      /* [N]; reduce_scatter, all_gather, gather, scatter; all_to_all: what is sent */
     const size_t *recv_counts; /* [N]; all_to_all */
     const ar_p2p *p2p;         /* [count] */
-    ar_buf out;                /* broadcast: the buffer, in = out */
-    ar_cbuf in;
-    const char *tag; /* never NULL */
+    ar_buf out;                /* broadcast: the buffer, in = out; reduce, gather: the root's alone; send: none */
+    ar_cbuf in;                /* scatter: the root's alone; recv: none */
+    const char *tag;           /* never NULL */
 } ari_call;
 
 /* Bytes of other ranks' memory read and written on behalf of one rank. Relaxed atomics with one writer at a time: a
@@ -88,12 +97,21 @@ ar_status ari_queued_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in,
                                 const size_t *recv_counts, ar_dtype t, const char *tag);
 ar_status ari_queued_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root,
                                const char *tag);
+ar_status ari_queued_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op,
+                            int root, const char *tag);
+ar_status ari_queued_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
+                            const char *tag);
+ar_status ari_queued_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
+                             int root, const char *tag);
+ar_status ari_queued_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer, const char *tag);
+ar_status ari_queued_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer, const char *tag);
 ar_status ari_queued_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag);
 ar_status ari_queued_barrier(ar_comm *c, ar_queue *q, const char *tag);
-#define ARI_QUEUED_COLLECTIVES                                                                                   \
-    .all_reduce = ari_queued_all_reduce, .reduce_scatter = ari_queued_reduce_scatter,                            \
-    .all_gather = ari_queued_all_gather, .all_to_all = ari_queued_all_to_all, .broadcast = ari_queued_broadcast, \
-    .exchange = ari_queued_exchange, .barrier = ari_queued_barrier
+#define ARI_QUEUED_COLLECTIVES                                                                                        \
+    .all_reduce = ari_queued_all_reduce, .reduce_scatter = ari_queued_reduce_scatter,                                 \
+    .all_gather = ari_queued_all_gather, .all_to_all = ari_queued_all_to_all, .broadcast = ari_queued_broadcast,      \
+    .reduce = ari_queued_reduce, .gather = ari_queued_gather, .scatter = ari_queued_scatter, .send = ari_queued_send, \
+    .recv = ari_queued_recv, .exchange = ari_queued_exchange, .barrier = ari_queued_barrier
 
 /** Sum of counts[0..n): where rank n's part starts. Checked at the public boundary, so it cannot overflow here. */
 static inline size_t ari_counts_before(const size_t *counts, int n)

@@ -125,6 +125,42 @@ ar_status ari_queued_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count
     return ari_comm_enqueue(c, q, &call);
 }
 
+ar_status ari_queued_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op,
+                            int root, const char *tag)
+{
+    const ari_call call = {
+        .kind = ARI_REDUCE, .dtype = t, .op = op, .root = root, .count = count, .out = out, .in = in, .tag = tag};
+    return ari_comm_enqueue(c, q, &call);
+}
+
+ar_status ari_queued_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
+                            const char *tag)
+{
+    const ari_call call = {
+        .kind = ARI_GATHER, .dtype = t, .root = root, .counts = counts, .out = out, .in = in, .tag = tag};
+    return ari_comm_enqueue(c, q, &call);
+}
+
+ar_status ari_queued_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
+                             int root, const char *tag)
+{
+    const ari_call call = {
+        .kind = ARI_SCATTER, .dtype = t, .root = root, .counts = counts, .out = out, .in = in, .tag = tag};
+    return ari_comm_enqueue(c, q, &call);
+}
+
+ar_status ari_queued_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer, const char *tag)
+{
+    const ari_call call = {.kind = ARI_SEND, .dtype = t, .peer = peer, .count = count, .in = in, .tag = tag};
+    return ari_comm_enqueue(c, q, &call);
+}
+
+ar_status ari_queued_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer, const char *tag)
+{
+    const ari_call call = {.kind = ARI_RECV, .dtype = t, .peer = peer, .count = count, .out = out, .tag = tag};
+    return ari_comm_enqueue(c, q, &call);
+}
+
 ar_status ari_queued_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag)
 {
     const ari_call call = {.kind = ARI_EXCHANGE, .dtype = t, .count = n, .p2p = ops, .tag = tag};

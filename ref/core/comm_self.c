@@ -90,12 +90,17 @@ static ar_status self_run(ar_comm *c, const ari_call *call)
         break;
     case ARI_REDUCE_SCATTER:
     case ARI_ALL_GATHER:
+    case ARI_GATHER:
+    case ARI_SCATTER:
         count = call->counts[0];
         break;
     case ARI_EXCHANGE:
         return self_exchange(c, call);
     case ARI_ALL_REDUCE:
     case ARI_BROADCAST:
+    case ARI_REDUCE:
+    case ARI_SEND: /* a group of one has no peer: the boundary lets neither of the two pass */
+    case ARI_RECV:
     case ARI_BARRIER:
     case ARI_SPLIT:
     case ARI_KIND_COUNT:
