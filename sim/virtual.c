@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/sim_impl.h"
 
-ar_status ari_virtual_check(const ar_sim_cluster *c)
-{
-    (void)c;
-    return AR_OK;
-}
-
 void ari_virtual_cost(void *user, ari_group *g)
 {
     (void)user;

@@ -71,10 +71,20 @@ typedef struct ar_sim_link {
 /* Ranks r and q share a node iff r / ranks_per_node == q / ranks_per_node. A collective takes what a ring over its
  * group takes, step by step, whatever algorithm moves the data here; the bytes are those that really move. */
 typedef struct ar_sim_cluster {
-    int ranks_per_node; /* 0: all ranks share one node */
-    ar_sim_link inside, between;
-    double flops; /* of one rank, per second */
-} ar_sim_cluster;
+    int ranks_per_node;          /* 0: all ranks share one node */
+    ar_sim_link inside, between; /* between: not looked at while all ranks share one node */
+    double flops;                /* of one rank, per second */
+} ar_sim_cluster;                /* rates may be infinite: then it takes no time */
+/** Reads a cluster from words with spaces or commas between them, as
+ *      8x inside=2us:300GB/s between=5us:25GB/s flops=400T
+ *  RANKSx: ranks of a node (left out: all share one, and there is no `between`); LINK: LATENCY:RATE or one of nvlink3,
+ *  nvlink4, pcie4, pcie5, hdr, ndr, roce100; `nvlink` and `net` are other words for `inside` and `between`. Latencies
+ * in ns, us, ms, s; rates in B/s to TB/s or Mbit/s to Tbit/s; flops bare or with G, T, P. A machine's name in front,
+ * a100 or h100, stands for the vendor's peak rates, which the words after it change: "h100 flops=400T". Errors:
+ * AR_ERR_ARG, naming the word and what would be right; *c is as it was. */
+AR_NODISCARD ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text);
+/** The same in words that ar_sim_cluster_parse reads (6 digits). Truncates to size. */
+void ar_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size);
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 

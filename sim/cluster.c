@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cluster of virtual time as text, and whether it makes sense. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "sim/sim_impl.h"
+
+/* Latencies: what NCCL's model takes for one step of a ring with its Simple protocol, the one that reaches full
+ * bandwidth (src/graph/tuning.cc, hwLat). Rates: the vendor's peak in one direction. */
+static const struct {
+    const char *name;
+    ar_sim_link link;
+} links[] = {
+    {"nvlink3", {3.4e-6, 300e9}},  {"nvlink4", {3.4e-6, 450e9}}, {"pcie4", {5.7e-6, 32e9}},
+    {"pcie5", {5.7e-6, 64e9}},     {"hdr", {9.6e-6, 25e9}},      {"ndr", {9.6e-6, 50e9}},
+    {"roce100", {9.6e-6, 12.5e9}},
+};
+
+/* The vendor's machines of eight; flops: dense 16-bit peak of one GPU. */
+static const struct {
+    const char *name, *text;
+} machines[] = {
+    {"a100", "8x inside=nvlink3 between=hdr flops=312T"},
+    {"h100", "8x inside=nvlink4 between=ndr flops=989T"},
+};
+
+typedef struct unit {
+    const char *name;
+    double factor;
+} unit;
+static const unit times[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}, {0}};
+static const unit rates[] = {{"B/s", 1},          {"kB/s", 1e3},        {"MB/s", 1e6},
+                             {"GB/s", 1e9},       {"TB/s", 1e12},       {"Mbit/s", 1e6 / 8},
+                             {"Gbit/s", 1e9 / 8}, {"Tbit/s", 1e12 / 8}, {0}};
+static const unit flops_units[] = {{"", 1},         {"G", 1e9},       {"T", 1e12},      {"P", 1e15},
+                                   {"GFLOPS", 1e9}, {"TFLOPS", 1e12}, {"PFLOPS", 1e15}, {0}};
+
+#define EXAMPLE "8x inside=2us:300GB/s between=5us:25GB/s flops=400T"
+enum { MOST_PER_NODE = 4096, WORD_BYTES = 96 };
+enum { HAS_NODE = 1, HAS_INSIDE = 2, HAS_BETWEEN = 4, HAS_FLOPS = 8 };
+
+/* A decimal number at *at, past which it moves; of no locale. False: there is none. */
+static bool read_number(const char **at, double *value)
+{
+    static const char digits[] = "0123456789";
+    const char *s = *at;
+    const size_t whole = strspn(s, digits), part = s[whole] == '.' ? strspn(s + whole + 1, digits) : 0;
+    double v = 0;
+    if (strncmp(s, "inf", 3) == 0) {
+        *value = HUGE_VAL;
+        *at = s + 3;
+        return true;
+    }
+    if (whole + part == 0)
+        return false;
+    for (size_t i = 0; i < whole; i++)
+        v = v * 10 + (s[i] - '0');
+    double scale = 1;
+    for (size_t i = 0; i < part; i++) {
+        v = v * 10 + (s[whole + 1 + i] - '0');
+        scale *= 10;
+    }
+    s += whole + (s[whole] == '.' ? part + 1 : 0);
+    int exponent = 0;
+    if (*s == 'e') {
+        const char *e = s + 1 + (s[1] == '-' || s[1] == '+');
+        const size_t n = strspn(e, digits);
+        if (n < 1 || n > 2)
+            return false;
+        exponent = n == 2 ? (e[0] - '0') * 10 + (e[1] - '0') : e[0] - '0';
+        exponent = s[1] == '-' ? -exponent : exponent;
+        s = e + n;
+    }
+    *value = v / scale * pow(10, exponent);
+    *at = s;
+    return true;
+}
+
+static void list_units(const unit *units, char *text, size_t size)
+{
+    text[0] = '\0';
+    for (const unit *u = units; u->name; u++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, size - used, "%s%s", u == units ? "" : ", ", u->name[0] ? u->name : "none");
+    }
+}
+
+/* `text` is a number and one of the units, and nothing after it. */
+static ar_status read_quantity(double *value, const char *word, const char *text, const unit *units, const char *what)
+{
+    const char *at = text;
+    if (read_number(&at, value)) {
+        for (const unit *u = units; u->name; u++) {
+            if (strcmp(at, u->name) == 0 || (isinf(*value) && !at[0])) {
+                *value *= u->factor;
+                return AR_OK;
+            }
+        }
+    }
+    char known[128];
+    list_units(units, known, sizeof known);
+    return ar_error_set(AR_ERR_ARG, "cluster: '%s': '%s' is no %s; a number and a unit are expected, one of %s", word,
+                        text, what, known);
+}
+
+static ar_status read_link(ar_sim_link *link, const char *word, const char *text)
+{
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++) {
+        if (strcmp(text, links[i].name) == 0) {
+            *link = links[i].link;
+            return AR_OK;
+        }
+    }
+    const char *colon = strchr(text, ':');
+    char known[WORD_BYTES] = "";
+    if (colon) {
+        char latency[WORD_BYTES];
+        snprintf(latency, sizeof latency, "%.*s", (int)(colon - text), text);
+        AR_TRY(read_quantity(&link->latency_s, word, latency, times, "latency"));
+        return read_quantity(&link->bytes_per_s, word, colon + 1, rates, "rate");
+    }
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++) {
+        const size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", links[i].name);
+    }
+    return ar_error_set(AR_ERR_ARG, "cluster: '%s': a link is LATENCY:RATE, as 2us:300GB/s, or one of %s", word, known);
+}
+
+/* "8x". *had: the words that were there. */
+static ar_status read_node(ar_sim_cluster *c, const char *word)
+{
+    int n = 0;
+    const char *s = word;
+    while (*s >= '0' && *s <= '9' && n <= MOST_PER_NODE)
+        n = n * 10 + (*s++ - '0');
+    if (s == word || strcmp(s, "x") != 0 || n < 1 || n > MOST_PER_NODE)
+        return ar_error_set(AR_ERR_ARG,
+                            "cluster: '%s' is none of RANKSx (1 to %d ranks of a node), inside=LINK, between=LINK, "
+                            "flops=RATE, a100, h100; for example '" EXAMPLE "'",
+                            word, MOST_PER_NODE);
+    c->ranks_per_node = n;
+    return AR_OK;
+}
+
+static const char *after(const char *word, const char *key)
+{
+    const size_t n = strlen(key);
+    return strncmp(word, key, n) == 0 ? word + n : NULL;
+}
+
+static ar_status read_word(ar_sim_cluster *c, const char *word, unsigned *had)
+{
+    const char *value = NULL;
+    unsigned is = 0;
+    if ((value = after(word, "inside=")) || (value = after(word, "nvlink="))) {
+        is = HAS_INSIDE;
+        AR_TRY(read_link(&c->inside, word, value));
+    } else if ((value = after(word, "between=")) || (value = after(word, "net="))) {
+        is = HAS_BETWEEN;
+        AR_TRY(read_link(&c->between, word, value));
+    } else if ((value = after(word, "flops="))) {
+        is = HAS_FLOPS;
+        AR_TRY(read_quantity(&c->flops, word, value, flops_units, "rate of computation"));
+    } else {
+        is = HAS_NODE;
+        AR_TRY(read_node(c, word));
+    }
+    if (*had & is)
+        return ar_error_set(AR_ERR_ARG, "cluster: '%s' says a second time what a word before it said", word);
+    *had |= is;
+    return AR_OK;
+}
+
+/* The next word of *text, past which it moves; "" at the end. */
+static ar_status next_word(char word[WORD_BYTES], const char **text)
+{
+    static const char apart[] = " ,\t";
+    *text += strspn(*text, apart);
+    const size_t n = strcspn(*text, apart);
+    if (n >= WORD_BYTES)
+        return ar_error_set(AR_ERR_ARG, "cluster: a word of %zu characters; at most %d are expected", n,
+                            WORD_BYTES - 1);
+    memcpy(word, *text, n);
+    word[n] = '\0';
+    *text += n;
+    return AR_OK;
+}
+
+static ar_status read_words(ar_sim_cluster *c, const char *text, unsigned *had)
+{
+    char word[WORD_BYTES];
+    for (;;) {
+        AR_TRY(next_word(word, &text));
+        if (!word[0])
+            return AR_OK;
+        AR_TRY(read_word(c, word, had));
+    }
+}
+
+/* A machine's name in front: what it stands for, which the words after it may change. *text moves past it. */
+static ar_status read_machine(ar_sim_cluster *c, const char **text, bool *found)
+{
+    char word[WORD_BYTES];
+    const char *rest = *text;
+    unsigned had = 0;
+    *found = false;
+    AR_TRY(next_word(word, &rest));
+    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
+        if (strcmp(word, machines[i].name) == 0) {
+            *found = true;
+            *text = rest;
+            return read_words(c, machines[i].text, &had);
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status missing(const char *what)
+{
+    return ar_error_set(AR_ERR_ARG, "cluster: %s is missing; for example '" EXAMPLE "'", what);
+}
+
+ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text)
+{
+    if (!c || !text)
+        return ar_error_set(AR_ERR_ARG, "ar_sim_cluster_parse: %s is missing", c ? "the text" : "the cluster's place");
+    ar_sim_cluster made = {0};
+    unsigned had = 0;
+    bool machine = false;
+    AR_TRY(read_machine(&made, &text, &machine));
+    AR_TRY(read_words(&made, text, &had));
+    if (!machine && !(had & HAS_INSIDE))
+        return missing("inside=LINK, what joins the ranks of a node,");
+    if (!machine && !(had & HAS_FLOPS))
+        return missing("flops=RATE, what a rank computes in a second,");
+    if (!machine && (had & HAS_NODE) && !(had & HAS_BETWEEN))
+        return missing("between=LINK, what joins the nodes,");
+    if (!machine && !(had & HAS_NODE) && (had & HAS_BETWEEN))
+        return missing("RANKSx, how many ranks a node has,");
+    AR_TRY(ari_virtual_check(&made));
+    *c = made;
+    return AR_OK;
+}
+
+void ar_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size)
+{
+    char node[16] = "", between[64] = "";
+    if (c->ranks_per_node > 0) {
+        snprintf(node, sizeof node, "%dx ", c->ranks_per_node);
+        snprintf(between, sizeof between, "between=%gus:%gGB/s ", c->between.latency_s * 1e6,
+                 c->between.bytes_per_s * 1e-9);
+    }
+    snprintf(text, size, "%sinside=%gus:%gGB/s %sflops=%gT", node, c->inside.latency_s * 1e6,
+             c->inside.bytes_per_s * 1e-9, between, c->flops * 1e-12);
+}
+
+static ar_status check_link(const char *which, const ar_sim_link *l)
+{
+    if (!(isfinite(l->latency_s) && l->latency_s >= 0))
+        return ar_error_set(AR_ERR_ARG, "cluster: the link %s has a latency of %g s; 0 or more is expected", which,
+                            l->latency_s);
+    if (!(l->bytes_per_s > 0))
+        return ar_error_set(AR_ERR_ARG, "cluster: the link %s moves %g bytes/s; more than 0 is expected", which,
+                            l->bytes_per_s);
+    return AR_OK;
+}
+
+ar_status ari_virtual_check(const ar_sim_cluster *c)
+{
+    if (c->ranks_per_node < 0)
+        return ar_error_set(AR_ERR_ARG, "cluster: %d ranks in a node; 1 or more are expected, or 0: all of them",
+                            c->ranks_per_node);
+    AR_TRY(check_link("inside a node", &c->inside));
+    if (c->ranks_per_node > 0)
+        AR_TRY(check_link("between nodes", &c->between));
+    if (!(c->flops > 0))
+        return ar_error_set(AR_ERR_ARG, "cluster: a rank computes %g flops; more than 0 is expected", c->flops);
+    return AR_OK;
+}
