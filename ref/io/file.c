@@ -3,38 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-/* Linux transfers at most 0x7ffff000 bytes in one call; a smaller step keeps the arithmetic away from SSIZE_MAX. */
-#define TRANSFER_BYTES ((size_t)1 << 30)
-/* A crashed process may have left temporary files whose names come round again with its process number. */
-#define TEMPORARY_NAMES 1000
-/* Bytes of such a name after its folder: two numbers and what stands around them. */
-#define TEMPORARY_BYTES 64
-
-static ar_status fail(const char *what, const char *path)
-{
-    char text[128];
-    const int error = errno;
-    return ar_error_set(AR_ERR_IO, "%s: cannot %s: %s", ARI_SHOW(path), what, strerror_r(error, text, sizeof text));
-}
-
-const char *ari_printable(char *out, size_t cap, const char *text)
-{
-    size_t n = 0;
-    for (; text[n] != '\0' && n + 1 < cap; n++)
-        out[n] = (unsigned char)text[n] < 0x20 || text[n] == 0x7f ? '?' : text[n];
-    out[n] = '\0';
-    if (text[n] != '\0' && n >= 3)
-        memcpy(out + n - 3, "...", 3);
-    return out;
-}
 
 ar_status ari_file_open(int *fd, size_t *bytes, const char *path)
 {
@@ -43,10 +17,10 @@ ar_status ari_file_open(int *fd, size_t *bytes, const char *path)
     /* O_NONBLOCK: opening a named pipe without a writer would wait for ever. It changes nothing for regular files. */
     const int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (opened < 0)
-        return fail("open", path);
+        return ari_out_fail("open", path);
     struct stat info;
     if (fstat(opened, &info) != 0) {
-        const ar_status st = fail("read the size", path);
+        const ar_status st = ari_out_fail("read the size", path);
         close(opened);
         return st;
     }
@@ -64,12 +38,12 @@ ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const c
 {
     size_t done = 0;
     while (done < bytes) {
-        const size_t step = bytes - done < TRANSFER_BYTES ? bytes - done : TRANSFER_BYTES;
+        const size_t step = bytes - done < ARI_TRANSFER_BYTES ? bytes - done : ARI_TRANSFER_BYTES;
         const ssize_t got = pread(fd, (char *)out + done, step, (off_t)(offset + done));
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return fail("read", path);
+            return ari_out_fail("read", path);
         if (got == 0)
             return ar_error_set(AR_ERR_IO,
                                 "%s: became shorter while it was read: %zu bytes at offset %zu, expected %zu",
@@ -105,224 +79,11 @@ ar_status ari_file_read(unsigned char **gives, size_t *length, const char *path,
     return AR_OK;
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------------ */
-struct ari_out {
-    int fd;
-    char *path; /* the final name, links resolved: the file is replaced, not the link to it */
-    char *temp; /* NULL: written directly */
-    bool named; /* temp stands in the folder, ours to remove; else the file has no name yet */
-};
-
-/* Where the folder part of `path` ends, its slash included. */
-static size_t folder_length(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash == NULL ? 0 : (size_t)(slash - path) + 1;
-}
-
-/* Where the kernel shows an open file under a name that can be linked to. */
-typedef struct self_path {
-    char text[32];
-} self_path;
-
-static self_path path_of_fd(int fd)
-{
-    self_path p;
-    snprintf(p.text, sizeof p.text, "/proc/self/fd/%d", fd);
-    return p;
-}
-
-/* Gives the unnamed file a name, which must be free. */
-static bool link_as(const ari_out *o, const char *name)
-{
-    const self_path self = path_of_fd(o->fd);
-    return linkat(AT_FDCWD, self.text, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0;
-}
-
-/* A file without a name goes with the process, however that ends. False where the file system has none of them, or
- * where /proc, through which it gets its name later, is missing. */
-static bool open_unnamed(ari_out *o)
-{
-    const size_t folder = folder_length(o->path);
-    snprintf(o->temp, folder + 2, "%.*s", folder == 0 ? 1 : (int)folder, folder == 0 ? "." : o->path);
-    o->fd = open(o->temp, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
-    if (o->fd < 0)
-        return false;
-    const self_path self = path_of_fd(o->fd);
-    if (access(self.text, F_OK) == 0)
-        return true;
-    close(o->fd);
-    o->fd = -1;
-    return false;
-}
-
-/* Creates a file under the first temporary name that is free, or links the unnamed one to it. */
-static bool take_temporary_name(ari_out *o)
-{
-    const size_t folder = folder_length(o->path);
-    const bool create = o->fd < 0;
-    for (int i = 0; i < TEMPORARY_NAMES && !o->named; i++) {
-        snprintf(o->temp, folder + TEMPORARY_BYTES, "%.*s.anyrank-%ld-%d.tmp", (int)folder, o->path, (long)getpid(), i);
-        if (create)
-            o->fd = open(o->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        o->named = create ? o->fd >= 0 : link_as(o, o->temp);
-        if (!o->named && errno != EEXIST)
-            break;
-    }
-    return o->named;
-}
-
-static ar_status open_temporary(ari_out *o)
-{
-    o->temp = malloc(folder_length(o->path) + TEMPORARY_BYTES);
-    if (o->temp == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(o->path));
-    if (open_unnamed(o) || take_temporary_name(o))
-        return AR_OK;
-    return fail("create a file in its folder", o->path);
-}
-
-ar_status ari_out_create(ari_out **gives, const char *path)
-{
-    const bool empty = path == NULL || path[0] == '\0';
-    if (empty || strlen(path) > PATH_MAX) {
-        ar_error_set(AR_ERR_ARG, "the name of a file to write is %s", empty ? "empty" : "too long");
-        return AR_ERR_ARG;
-    }
-    ari_out *o = calloc(1, sizeof *o);
-    if (o == NULL) {
-        ar_error_set(AR_ERR_MEMORY, "%s: no memory to write it", ARI_SHOW(path));
-        return AR_ERR_MEMORY;
-    }
-    ar_status st = AR_OK;
-    o->fd = -1;
-    o->path = realpath(path, NULL);
-    if (o->path == NULL)
-        o->path = strdup(path);
-    struct stat info;
-    if (o->path == NULL) {
-        st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to write it", ARI_SHOW(path));
-    } else if (stat(o->path, &info) == 0 && !S_ISREG(info.st_mode)) {
-        o->fd = open(o->path, O_WRONLY | O_CLOEXEC);
-        if (o->fd < 0)
-            st = fail("write", path);
-    } else {
-        st = open_temporary(o);
-    }
-    if (st != AR_OK) {
-        ari_out_discard(o);
-        return st;
-    }
-    *gives = o;
-    return AR_OK;
-}
-
-ar_status ari_out_check(const char *path)
-{
-    struct stat s;
-    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode) && !S_ISDIR(s.st_mode))
-        return AR_OK;
-    ari_out *o = NULL;
-    AR_TRY(ari_out_create(&o, path));
-    ari_out_discard(o);
-    return AR_OK;
-}
-
-ar_status ari_out_write(ari_out *o, const void *data, size_t bytes)
-{
-    size_t done = 0;
-    while (done < bytes) {
-        const size_t step = bytes - done < TRANSFER_BYTES ? bytes - done : TRANSFER_BYTES;
-        const ssize_t put = write(o->fd, (const char *)data + done, step);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return fail("write", o->path);
-        done += (size_t)put;
-    }
-    return AR_OK;
-}
-
-/* The name itself is durable once the folder is. Some file systems refuse this; the data is safe all the same. */
-static void sync_folder(const char *path)
-{
-    char *folder = strndup(path, folder_length(path));
-    if (folder == NULL)
-        return;
-    const int fd = open(folder[0] == '\0' ? "." : folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    free(folder);
-    if (fd < 0)
-        return;
-    (void)fsync(fd);
-    close(fd);
-}
-
-/* Everything that can fail for lack of space or of a sound disk. A device takes no fsync and needs none. */
-static ar_status settle(const ari_out *o)
-{
-    return o->temp == NULL || fsync(o->fd) == 0 ? AR_OK : fail("write", o->path);
-}
-
-/* Puts a settled file in its place. A name that is free takes an unnamed file in one step. Over an old file it needs
- * two, and only a process that ends between them leaves the temporary name behind. */
-static ar_status publish(ari_out *o)
-{
-    if (o->temp == NULL || o->named) { /* an unnamed file has no name to close it under */
-        const int closed = close(o->fd);
-        o->fd = -1;
-        if (closed != 0)
-            return fail("write", o->path);
-    }
-    if (o->temp == NULL)
-        return AR_OK;
-    if (o->named || !link_as(o, o->path)) {
-        if (!o->named && errno != EEXIST)
-            return fail("give its name to", o->path);
-        if (!take_temporary_name(o))
-            return fail("create a file in its folder", o->path);
-        if (rename(o->temp, o->path) != 0)
-            return fail("rename to", o->path);
-    }
-    o->named = false;
-    sync_folder(o->path);
-    return AR_OK;
-}
-
-ar_status ari_out_commit_all(ari_out *const *list, size_t n)
-{
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = list[i] == NULL ? AR_OK : settle(list[i]);
-    for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = list[i] == NULL ? AR_OK : publish(list[i]);
-    for (size_t i = 0; i < n; i++)
-        ari_out_discard(list[i]);
-    return st;
-}
-
-ar_status ari_out_commit(ari_out *o)
-{
-    return ari_out_commit_all(&o, 1);
-}
-
-void ari_out_discard(ari_out *o)
-{
-    if (o == NULL)
-        return;
-    if (o->fd >= 0)
-        close(o->fd);
-    if (o->named)
-        unlink(o->temp);
-    free(o->temp);
-    free(o->path);
-    free(o);
-}
-
 ar_status ari_file_write(const char *path, const void *data, size_t bytes)
 {
     if (path != NULL && strcmp(path, "-") == 0) {
         if (fwrite(data, 1, bytes, stdout) != bytes || fflush(stdout) != 0)
-            return fail("write", "standard output");
+            return ari_out_fail("write", "standard output");
         return AR_OK;
     }
     ari_out *o = NULL;

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_OUT_H
+#define ARI_CORE_OUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "anyrank/status.h"
+
+/* Files are written whole or not at all: everything the project writes appears by rename, so a reader never sees half a
+ * file and a failure leaves what was there before. */
+
+/** A file being written without a name in the folder of its final one, or under a temporary name where the file system
+ *  has no unnamed files (or /proc is missing). However the process ends, an unnamed file leaves nothing behind. A path
+ *  that names a device or a pipe is written directly: replacing /dev/null by a file would be worse than no atomicity.
+ */
+typedef struct ari_out ari_out;
+AR_NODISCARD ar_status ari_out_create(ari_out **gives, const char *path);
+/** Whether ari_out_create would succeed now, so that long work does not end in vain. A device or a pipe is not opened.
+ *  Errors: as ari_out_create. */
+AR_NODISCARD ar_status ari_out_check(const char *path);
+AR_NODISCARD ar_status ari_out_write(ari_out *o, const void *data, size_t bytes);
+/** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. Frees `o` in
+ *  both cases. */
+AR_NODISCARD ar_status ari_out_commit(ari_out *o);
+/** The same for files that belong together: all are synced before the first gets its name, so that a full or broken
+ *  disk leaves every old file. Only a failure to rename can still part them. Frees every list[i] in both cases; NULLs
+ *  are passed over. */
+AR_NODISCARD ar_status ari_out_commit_all(ari_out *const *list, size_t n);
+/** Closes and removes the file. Accepts NULL. */
+void ari_out_discard(ari_out *o);
+
+/** `text` for a message: at most cap - 1 bytes, control characters as '?', an ellipsis where it was cut. Returns
+ *  `out`. Names in files of others may hold anything, terminal escapes included. */
+const char *ari_printable(char *out, size_t cap, const char *text);
+#define ARI_PRINTABLE 160
+/** The same as an expression, in storage that lives to the end of the enclosing block. */
+#define ARI_SHOW(text) ari_printable((char[ARI_PRINTABLE]){0}, ARI_PRINTABLE, (text))
+/** AR_ERR_IO: "PATH: cannot WHAT: REASON", the reason from errno. */
+ar_status ari_out_fail(const char *what, const char *path);
+
+/* Linux transfers at most 0x7ffff000 bytes in one call; a smaller step keeps the arithmetic away from SSIZE_MAX. */
+#define ARI_TRANSFER_BYTES ((size_t)1 << 30)
+
+#endif
