@@ -153,6 +153,8 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     const uint64_t start = ari_now_ns();
     ar_sim_options sim = o->sim;
     sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
+    /* Bytes are counted as each rank's own, and predicted so: the last one to come must not move everybody's. */
+    sim.algorithm = sim.algorithm == AR_SIM_AUTO ? AR_SIM_DIRECT : sim.algorithm;
     AR_TRY_TO(done, st, ar_sim_run((int)n, &sim, rank_main, &j, result->reports));
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;
     result->loss = losses;

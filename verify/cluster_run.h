@@ -21,7 +21,7 @@ typedef struct ari_cluster_options {
     ar_numerics numerics;
     ar_fault fault;
     int threads;        /* of the whole process, shared by the ranks; 0: the cores of the machine */
-    ar_sim_options sim; /* timeout_ns 0: 60 s */
+    ar_sim_options sim; /* timeout_ns 0: 60 s; AR_SIM_AUTO: direct */
     bool forward_only;
     ar_tap_fn tap;   /* NULL: nobody listens */
     void **tap_user; /* [world] */

@@ -58,6 +58,9 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_row_bias_partial_grad, GPT2},
     {AR_FAULT_init_replica_differs, GPT2},
     {AR_FAULT_gather_batch_order, LLAMA, SP(2)},
+    {AR_FAULT_collective_order_swapped, GPT2, DP(2)},
+    {AR_FAULT_collective_size_mismatch, LLAMA},
+    {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2)},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)

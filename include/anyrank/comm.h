@@ -32,8 +32,10 @@ extern "C" {
  * defined.
  *
  * Errors of every call: AR_ERR_ARG, AR_ERR_DTYPE (before anything moves); AR_ERR_MISMATCH (ranks disagree about kind,
- * dtype, count, op, root or order), AR_ERR_TIMEOUT, AR_ERR_ABORTED. The first error ends the world: every rank of every
- * group of it gets an error, and ar_comm_error tells the first one. After an error no output is defined. */
+ * dtype, count, op, root or order: two collectives in another order show at least by their tags, which are compared
+ * where both ranks give one, except in exchange, send and recv), AR_ERR_TIMEOUT, AR_ERR_ABORTED. The first error ends
+ * the world: every rank of every group of it gets an error, and ar_comm_error tells the first one. After an error no
+ * output is defined. */
 typedef enum ar_op { AR_SUM, AR_MAX, AR_MIN, AR_PROD, AR_AVG } ar_op;
 typedef struct ar_comm ar_comm;
 typedef struct ar_p2p {

@@ -48,7 +48,10 @@ extern "C" {
     X(bias_added_twice, "a linear layer's bias is added in the product's epilogue and again after it")           \
     X(row_bias_partial_grad, "a row-parallel bias's gradient is divided by the number of ranks")                 \
     X(init_replica_differs, "replicated parameters are drawn with the rank in their seed")                       \
-    X(gather_batch_order, "sequence parallelism: gathered tokens are interleaved wrongly when batch > 1")
+    X(gather_batch_order, "sequence parallelism: gathered tokens are interleaved wrongly when batch > 1")        \
+    X(collective_order_swapped, "one rank reduces the gradients of two parameters in the other order")           \
+    X(collective_size_mismatch, "one rank leaves the last token out of a reduction over tokens")                 \
+    X(collective_dtype_mismatch, "one rank takes part in a parameter's broadcast as if it were bf16")
 
 typedef enum ar_fault {
     AR_FAULT_NONE,

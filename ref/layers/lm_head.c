@@ -124,8 +124,10 @@ static ar_status cross_entropy(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, cons
     AR_TRY(ar_ctx_tensor(ctx, &bits, AR_I32, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, &terms, AR_F32, 1, &n));
     AR_TRY(dev->ce_max(ctx->device, ctx->queue, key.data, ar_const(logits->data), n, l->rows));
+    const bool one_less = ar_faulty(ctx, AR_FAULT_collective_size_mismatch) && ar_comm_rank(ctx->tp) == 1;
     if (!ar_faulty(ctx, AR_FAULT_loss_parallel_no_max))
-        AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, key.data, ar_const(key.data), n, AR_I32, AR_MAX, "loss max"));
+        AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, key.data, ar_const(key.data), one_less ? n - 1 : n, AR_I32,
+                                  AR_MAX, "loss max"));
     AR_TRY(dev->ce_sum(ctx->device, ctx->queue, sum.data, ar_const(logits->data), ar_const(key.data), n, l->rows,
                        l->vocab));
     AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, sum.data, ar_const(sum.data), n, AR_I64, AR_SUM, "loss sum"));
