@@ -2,14 +2,17 @@
 #include "ref/core/record.h"
 
 #include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/clock.h"
 #include "ref/core/lane.h"
 #include "ref/core/size.h"
+#include "ref/core/span.h"
 
-enum { SPANS = 64, CHUNK_BYTES = 1 << 16 };
+enum { SPANS = 64, CHUNK_BYTES = 1 << 16, NAME_BYTES = 160, SHORTEST_WAIT_NS = 1000 };
 
 /* Names, one after the other in chunks that do not move. */
 typedef struct text_chunk {
@@ -112,9 +115,22 @@ static const char *keep_name(ari_recording *r, const char *name)
     return to;
 }
 
+/* Whether r only prolongs the work recorded last. A span that began or ended between the two would have changed the
+ * depth, or have been recorded itself. */
+static bool prolongs_work(ari_recording *to, const ari_record *r)
+{
+    ari_record *before = to->count > 0 ? &to->records[to->count - 1] : NULL;
+    if (!before || r->kind != ARI_RECORD_WORK || before->kind != ARI_RECORD_WORK || before->depth != to->depth ||
+        before->virtual_end_ns != r->virtual_begin_ns)
+        return false;
+    before->virtual_end_ns = r->virtual_end_ns;
+    before->flops += r->flops;
+    return true;
+}
+
 void ari_record_add(ari_recording *to, const ari_record *r, const char *name)
 {
-    if (!to || atomic_load_explicit(&to->trace->cut, memory_order_relaxed))
+    if (!to || atomic_load_explicit(&to->trace->cut, memory_order_relaxed) || prolongs_work(to, r))
         return;
     const char *kept = keep_name(to, name);
     if (!kept || ari_grow(&to->records, &to->capacity, to->count, sizeof *to->records, "a trace") != AR_OK) {
@@ -127,25 +143,19 @@ void ari_record_add(ari_recording *to, const ari_record *r, const char *name)
     record->depth = to->depth;
 }
 
-void ar_trace_begin(const char *name)
+static void begin_span(ari_recording *r, const char *name, uint64_t virtual_ns)
 {
-    const ari_lane *l = ari_lane_self();
-    if (!l || !l->recording)
-        return;
-    ari_recording *r = l->recording;
     if (r->depth < SPANS) {
-        const char *kept = keep_name(r, name ? name : "");
-        r->open[r->depth] = (open_span){kept ? kept : "", ari_now_ns(), l->virtual_ns};
+        const char *kept = keep_name(r, name);
+        if (!kept)
+            atomic_store(&r->trace->cut, true);
+        r->open[r->depth] = (open_span){kept ? kept : "", ari_now_ns(), virtual_ns};
     }
     r->depth++;
 }
 
-void ar_trace_end(void)
+static void end_span(ari_recording *r, uint64_t virtual_ns)
 {
-    const ari_lane *l = ari_lane_self();
-    if (!l || !l->recording || l->recording->depth == 0)
-        return;
-    ari_recording *r = l->recording;
     if (--r->depth >= SPANS)
         return;
     const open_span *o = &r->open[r->depth];
@@ -153,8 +163,81 @@ void ar_trace_end(void)
                              .begin_ns = o->begin_ns,
                              .end_ns = ari_now_ns(),
                              .virtual_begin_ns = o->virtual_begin_ns,
-                             .virtual_end_ns = l->virtual_ns};
+                             .virtual_end_ns = virtual_ns};
     ari_record_add(r, &span, o->name);
+}
+
+void ar_trace_begin(const char *name)
+{
+    const ari_lane *l = ari_lane_self();
+    if (l && l->recording)
+        begin_span(l->recording, name ? name : "", l->virtual_ns);
+}
+
+void ari_span_begin(const char *format, ...)
+{
+    const ari_lane *l = ari_lane_self();
+    if (!l || !l->recording)
+        return;
+    char name[NAME_BYTES];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(name, sizeof name, format, list);
+    va_end(list);
+    begin_span(l->recording, name, l->virtual_ns);
+}
+
+void ar_trace_end(void)
+{
+    const ari_lane *l = ari_lane_self();
+    if (l && l->recording && l->recording->depth > 0)
+        end_span(l->recording, l->virtual_ns);
+}
+
+void ari_recording_close(ari_recording *r, uint64_t virtual_ns)
+{
+    while (r && r->depth > 0)
+        end_span(r, virtual_ns);
+}
+
+ari_moment ari_record_moment(void)
+{
+    const ari_lane *l = ari_lane_self();
+    return l && l->recording ? (ari_moment){ari_now_ns(), l->virtual_ns} : (ari_moment){0, 0};
+}
+
+void ari_record_wait(ari_moment since, const ari_lane *peer)
+{
+    const ari_lane *l = ari_lane_self();
+    if (!l || !l->recording || !since.ns)
+        return;
+    const uint64_t now = ari_now_ns();
+    if (now - since.ns < SHORTEST_WAIT_NS && l->virtual_ns - since.virtual_ns < SHORTEST_WAIT_NS)
+        return;
+    const ari_record wait = {.kind = ARI_RECORD_WAIT,
+                             .begin_ns = since.ns,
+                             .end_ns = now,
+                             .virtual_begin_ns = since.virtual_ns,
+                             .virtual_end_ns = l->virtual_ns,
+                             .peer = l->rank,
+                             .peer_track = peer ? peer->track : -1};
+    ari_record_add(l->recording, &wait, peer ? peer->name : "");
+}
+
+void ari_record_transfer(ari_moment since, int from, uint64_t bytes)
+{
+    const ari_lane *l = ari_lane_self();
+    if (!l || !l->recording || !since.ns)
+        return;
+    const ari_record transfer = {.kind = ARI_RECORD_TRANSFER,
+                                 .begin_ns = since.ns,
+                                 .end_ns = ari_now_ns(),
+                                 .virtual_begin_ns = since.virtual_ns,
+                                 .virtual_end_ns = l->virtual_ns,
+                                 .peer = from,
+                                 .peer_track = -1,
+                                 .bytes = bytes};
+    ari_record_add(l->recording, &transfer, "");
 }
 
 void ar_trace_work(double flops)

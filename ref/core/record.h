@@ -21,7 +21,7 @@ typedef struct ari_record {
     uint32_t depth;            /* of spans that were open when it began */
     uint64_t begin_ns, end_ns; /* of the monotonic clock */
     uint64_t virtual_begin_ns, virtual_end_ns;
-    const char *name; /* span: its name; collective: its tag; else "". Owned by the trace */
+    const char *name; /* span: its name; collective: its tag; wait: the lane's name; else "". Owned by the trace */
     double flops;     /* work */
     /* collective */
     ari_kind op_kind;
@@ -37,7 +37,7 @@ typedef struct ari_record {
     uint64_t bytes_read, bytes_written;    /* by this rank, of other ranks' memory */
     /* transfer; wait */
     int peer;       /* world rank it came from; the rank's own for a wait */
-    int peer_track; /* wait: the lane that was waited for */
+    int peer_track; /* wait: the lane that was waited for; -1: not known */
     uint64_t bytes;
 } ari_record;
 
@@ -45,8 +45,22 @@ typedef struct ari_recording ari_recording;
 
 /** A recording for the lane, owned by the trace. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_recording_create(ari_recording **gives, ar_trace *t, const struct ari_lane *l);
-/** Adds a record to the calling thread's lane, real times as given; `name` is copied. NULL recording: nothing. */
+/** Adds a record to the calling thread's lane, real times as given; `name` is copied. NULL recording: nothing. Work
+ * that follows other work without a pause is added to that one's record. */
 void ari_record_add(ari_recording *to, const ari_record *r, const char *name);
+/** The lane's thread is about to end: so do the spans that its program left open. NULL: nothing. */
+void ari_recording_close(ari_recording *r, uint64_t virtual_ns);
+
+/* When something began, by the calling thread's clocks; zeroes where nothing is recorded. */
+typedef struct ari_moment {
+    uint64_t ns, virtual_ns;
+} ari_moment;
+ari_moment ari_record_moment(void);
+/** The calling lane has waited for another lane of its rank: by an event or a whole queue. Waits of less than a
+ *  microsecond, by either clock, are left out. peer NULL: nothing is known of it. */
+void ari_record_wait(ari_moment since, const struct ari_lane *peer);
+/** Inside a collective: `bytes` have come from the memory of this rank of the world. */
+void ari_record_transfer(ari_moment since, int from, uint64_t bytes);
 
 /* For what reads a trace. */
 size_t ari_trace_lanes(const ar_trace *t);

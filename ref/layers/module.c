@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/core/span.h"
 
 /* --- saved activations -------------------------------------------------------------------------------------------- */
 
@@ -68,7 +69,8 @@ ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
 {
     if (batch)
         ar_ctx_place(ctx, batch);
-    return m->ops->forward(m, ctx, saved, y, x, batch);
+    ari_span_begin("%s:fwd", m->name);
+    return ari_span_end(m->ops->forward(m, ctx, saved, y, x, batch));
 }
 
 ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -76,7 +78,8 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
 {
     if (batch)
         ar_ctx_place(ctx, batch);
-    return m->ops->backward(m, ctx, saved, dx, dy, batch);
+    ari_span_begin("%s:bwd", m->name);
+    return ari_span_end(m->ops->backward(m, ctx, saved, dx, dy, batch));
 }
 
 static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)
