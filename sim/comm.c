@@ -4,10 +4,6 @@
 
 #include "sim/sim_impl.h"
 
-/* Below this size the last member to arrive does the work of all: one meeting instead of two (measured: with more ranks
- * than cores a second meeting costs more than moving this much). */
-enum { ALONE_BYTES = 16384 };
-
 static ari_sim_comm *sim_of(ar_comm *c)
 {
     return (ari_sim_comm *)c;
@@ -26,46 +22,16 @@ static void sim_abort(ar_comm *c, ar_status st, const char *why)
     ari_world_fail(ari_group_world(m->group), m->rank, NULL, st, what);
 }
 
-/* The members decide alike, so from nothing but what they agree on. */
-static bool is_small(const ari_call *call, int n)
-{
-    size_t count = 0;
-    switch (call->kind) {
-    case ARI_ALL_REDUCE:
-    case ARI_BROADCAST:
-        count = call->count;
-        break;
-    case ARI_REDUCE_SCATTER:
-    case ARI_ALL_GATHER:
-        count = ari_counts_before(call->counts, n);
-        break;
-    case ARI_BARRIER:
-        return true;
-    default:
-        return false; /* the sizes of others are not known here */
-    }
-    return count * ar_dtype_bytes(call->dtype) <= ALONE_BYTES;
-}
-
-static ar_status all_parts(ari_group *g, void *arg)
-{
-    (void)arg;
-    for (int r = 0; r < ari_group_size(g); r++)
-        ari_direct_part(g, r);
-    return AR_OK;
-}
-
 static ar_status direct_run(ar_comm *c, const ari_call *call)
 {
-    ari_member *m = &sim_of(c)->member;
-    if (is_small(call, c->size)) {
-        AR_TRY(ari_member_enter(m, c, call, all_parts, NULL));
-        ari_member_done(m);
+    ari_sim_comm *s = sim_of(c);
+    AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
+    if (call->kind == ARI_BARRIER) {
+        ari_member_done(&s->member);
         return AR_OK;
     }
-    AR_TRY(ari_member_enter(m, c, call, NULL, NULL));
-    ari_direct_part(m->group, m->index);
-    return ari_member_leave(m);
+    ari_direct_part(s, call);
+    return ari_member_leave(&s->member);
 }
 
 /* Before entering: once a collective is agreed upon, nobody may fail. */

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim/reduce.h"
-#include "sim/sim_impl.h"
-#include "sim/stream.h"
+#include "sim/sum.h"
 
 /* `direct`: every rank reads the other ranks' buffers itself. Slice c is still added in the ring's order, ranks c+1,
  * c+2, ..., c modulo N, so the bits are the ring's.
@@ -10,181 +8,203 @@
  *                        in[1]  a1 b1 c1     and writing its sum to three outputs: every input is read once and every
  *                        in[2]  a2 b2 c2     output written once, which is the least there is. */
 
-/* Sums are made in pieces that stay in the first-level cache while N inputs pass. */
-enum { PIECE_BYTES = 8192 };
 /* Outputs that are larger than this together are written past the cache: they would not stay in it, and a plain store
  * first reads the line that it overwrites. The last-level caches of common machines hold 16 MiB or more. */
 enum { STREAM_BYTES = 1 << 24 };
 
-static const char *input(const ari_group *g, int i)
+typedef struct direct {
+    ari_wire *wire;
+    const ari_group *group;
+    const ari_call *call;
+    int n, r;
+    size_t element;
+} direct;
+
+static const char *input(const direct *d, int i)
 {
-    return ari_group_call(g, i)->in.ptr;
+    return ari_group_call(d->group, i)->in.ptr;
 }
 
-static char *output(const ari_group *g, int i)
+static char *output(const direct *d, int i)
 {
-    return ari_group_call(g, i)->out.ptr;
+    return ari_group_call(d->group, i)->out.ptr;
 }
 
-/* The count of what rank r moves between its own memory and that of other ranks. */
-static ari_moved *moved_of(const ari_group *g, int r)
+static bool is_past_cache(const direct *d, size_t bytes)
 {
-    return &ari_group_comm(g, r)->moved;
+    return bytes >= STREAM_BYTES / (size_t)d->n;
 }
 
-/* out = inputs[at ..] added in the order r+1, r+2, ..., r. r's own input comes last, so out may be in its place. Three
- * inputs at a time join the sum, so that it passes through the cache less often. */
-static void add_piece(const ari_group *g, int r, char *out, size_t at, size_t count, size_t element,
-                      const ari_reduce *add)
+/* Writes what is complete to every output, beginning with the own one. */
+static bool hand_out(const direct *d, const char *sum, size_t at, size_t bytes, bool past_cache)
 {
-    const int n = ari_group_size(g);
-    ari_moved *moved = moved_of(g, r);
-    _Alignas(64) char partial[PIECE_BYTES];
-    const char *sum = input(g, (r + 1) % n) + at;
-    if (n == 1)
-        ari_copy_bytes(out, sum, count * element);
-    else
-        ari_moved_read(moved, count * element);
-    for (int k = 2; k <= n;) {
-        const int joining = k + 2 <= n ? 3 : 1;
-        char *to = k + joining > n ? out : partial;
-        const char *next = input(g, (r + k) % n) + at;
-        if (joining == 3)
-            add->four(to, sum, next, input(g, (r + k + 1) % n) + at, input(g, (r + k + 2) % n) + at, count);
-        else
-            add->two(to, sum, next, count);
-        k += joining;
-        ari_moved_read(moved, (size_t)(k > n ? joining - 1 : joining) * count * element); /* the last one is its own */
-        sum = partial;
+    char *own = output(d, d->r) + at;
+    if (past_cache)
+        ari_stream_bytes(own, sum, bytes);
+    for (int k = 1; k < d->n; k++) {
+        const int i = (d->r + k) % d->n;
+        if (!ari_wire_put(d->wire, i, output(d, i) + at, sum, bytes, past_cache))
+            return false;
     }
+    return true;
 }
 
-static void all_reduce_part(const ari_group *g, int r, const ari_call *call)
+static void all_reduce_part(const direct *d)
 {
-    const int n = ari_group_size(g);
-    const size_t element = ar_dtype_bytes(call->dtype), piece = PIECE_BYTES / element;
-    const ari_reduce add = ari_reduce_kernel(call->dtype, call->op);
-    const bool past_cache = call->count * element >= STREAM_BYTES / (size_t)n;
-    void (*const copy)(void *, const void *, size_t) = past_cache ? ari_stream_bytes : ari_copy_bytes;
-    _Alignas(64) char sum[PIECE_BYTES];
+    const ari_sum sum = ari_sum_of(d->wire, d->r);
+    const size_t piece = ari_sum_piece_count(&sum);
+    const bool past_cache = is_past_cache(d, d->call->count * d->element);
+    _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
     size_t start, size;
-    ar_comm_slice(call->count, n, r, &start, &size);
+    ar_comm_slice(d->call->count, d->n, d->r, &start, &size);
     for (size_t done = 0; done < size; done += piece) {
-        const size_t count = size - done < piece ? size - done : piece;
-        const size_t at = (start + done) * element, bytes = count * element;
-        char *own = past_cache ? sum : output(g, r) + at;
-        add_piece(g, r, own, at, count, element, &add);
-        if (past_cache)
-            copy(output(g, r) + at, own, bytes);
-        for (int k = 1; k < n; k++) {
-            copy(output(g, (r + k) % n) + at, own, bytes);
-            ari_moved_written(moved_of(g, r), bytes);
-        }
+        const size_t count = size - done < piece ? size - done : piece, at = (start + done) * d->element;
+        char *own = past_cache ? result : output(d, d->r) + at;
+        if (!ari_sum_piece(&sum, own, at, count) || !hand_out(d, own, at, count * d->element, past_cache))
+            break;
     }
     if (past_cache)
         ari_stream_end();
 }
 
-static void reduce_scatter_part(const ari_group *g, int r, const ari_call *call)
+/* The reduction of `size` elements from `start` on into the own output. */
+static void reduce_range(const direct *d, size_t start, size_t size)
 {
-    const size_t element = ar_dtype_bytes(call->dtype), piece = PIECE_BYTES / element;
-    const ari_reduce add = ari_reduce_kernel(call->dtype, call->op);
-    const size_t start = ari_counts_before(call->counts, r), size = call->counts[r];
+    const ari_sum sum = ari_sum_of(d->wire, d->r);
+    const size_t piece = ari_sum_piece_count(&sum);
     for (size_t done = 0; done < size; done += piece) {
         const size_t count = size - done < piece ? size - done : piece;
-        add_piece(g, r, output(g, r) + done * element, (start + done) * element, count, element, &add);
+        if (!ari_sum_piece(&sum, output(d, d->r) + done * d->element, (start + done) * d->element, count))
+            return;
     }
 }
 
-/* r reads `bytes` of rank `from`. */
-static void take(const ari_group *g, int r, char *to, int from, const char *at, size_t bytes)
+/* Copies `bytes` of rank `from`; the pointers may be NULL where there are none. False: broken off. */
+static bool take(const direct *d, char *to, int from, const char *at, size_t bytes)
 {
+    if (bytes == 0)
+        return true;
+    if (from != d->r)
+        return ari_wire_take(d->wire, to, from, at, bytes, false);
     ari_copy_bytes(to, at, bytes);
-    if (from != r)
-        ari_moved_read(moved_of(g, r), bytes);
+    return true;
 }
 
-static void all_gather_part(const ari_group *g, int r, const ari_call *call)
+static void gather_part(const direct *d)
 {
-    const size_t element = ar_dtype_bytes(call->dtype);
-    char *to = output(g, r);
-    for (int i = 0; i < ari_group_size(g); i++) {
-        const size_t bytes = call->counts[i] * element;
-        if (bytes == 0)
-            continue; /* the pointers may be NULL */
-        take(g, r, to, i, input(g, i), bytes);
-        to += bytes;
+    size_t at = 0;
+    for (int i = 0; i < d->n; i++) {
+        const size_t bytes = d->call->counts[i] * d->element;
+        if (bytes > 0 && !take(d, output(d, d->r) + at, i, input(d, i), bytes))
+            return;
+        at += bytes;
     }
 }
 
-static void all_to_all_part(const ari_group *g, int r, const ari_call *call)
+static void scatter_part(const direct *d)
 {
-    const size_t element = ar_dtype_bytes(call->dtype);
-    char *to = output(g, r);
-    for (int i = 0; i < ari_group_size(g); i++) {
-        const ari_call *from = ari_group_call(g, i);
-        const size_t bytes = call->recv_counts[i] * element;
-        if (bytes == 0)
-            continue;
-        take(g, r, to, i, input(g, i) + ari_counts_before(from->counts, r) * element, bytes);
-        to += bytes;
+    const size_t bytes = d->call->counts[d->r] * d->element;
+    const size_t at = ari_counts_before(d->call->counts, d->r) * d->element;
+    if (bytes > 0)
+        (void)take(d, output(d, d->r), d->call->root, input(d, d->call->root) + at, bytes);
+}
+
+static void all_to_all_part(const direct *d)
+{
+    size_t at = 0;
+    for (int i = 0; i < d->n; i++) {
+        const size_t bytes = d->call->recv_counts[i] * d->element;
+        const size_t from = ari_counts_before(ari_group_call(d->group, i)->counts, d->r) * d->element;
+        if (bytes > 0 && !take(d, output(d, d->r) + at, i, input(d, i) + from, bytes))
+            return;
+        at += bytes;
     }
 }
 
-static void broadcast_part(const ari_group *g, int r, const ari_call *call)
+static void broadcast_part(const direct *d)
 {
-    if (r != call->root && call->count > 0)
-        take(g, r, output(g, r), call->root, input(g, call->root), call->count * ar_dtype_bytes(call->dtype));
+    if (d->r != d->call->root)
+        (void)take(d, output(d, d->r), d->call->root, input(d, d->call->root), d->call->count * d->element);
 }
 
 /* The k-th receive from a rank meets that rank's k-th send to r. */
-static void exchange_part(const ari_group *g, int r, const ari_call *call)
+static bool exchange_with(const direct *d, int i)
 {
-    const size_t element = ar_dtype_bytes(call->dtype);
-    for (int i = 0; i < ari_group_size(g); i++) {
-        const ari_call *from = ari_group_call(g, i);
-        size_t s = 0;
-        for (size_t k = 0; k < call->count; k++) {
-            const ar_p2p *receive = &call->p2p[k];
-            if (receive->send || receive->peer != i)
-                continue;
-            while (!from->p2p[s].send || from->p2p[s].peer != r)
-                s++;
-            take(g, r, receive->buf.ptr, i, from->p2p[s++].buf.ptr, receive->count * element);
-        }
+    const ari_call *from = ari_group_call(d->group, i);
+    size_t s = 0;
+    for (size_t k = 0; k < d->call->count; k++) {
+        const ar_p2p *receive = &d->call->p2p[k];
+        if (receive->send || receive->peer != i)
+            continue;
+        while (!from->p2p[s].send || from->p2p[s].peer != d->r)
+            s++;
+        if (!take(d, receive->buf.ptr, i, from->p2p[s++].buf.ptr, receive->count * d->element))
+            return false;
+    }
+    return true;
+}
+
+static void exchange_part(const direct *d)
+{
+    for (int i = 0; i < d->n; i++) {
+        if (!exchange_with(d, i))
+            return;
     }
 }
 
-void ari_direct_part(ari_group *g, int r)
+static void move(const direct *d)
 {
-    const ari_call *call = ari_group_call(g, r);
+    const ari_call *call = d->call;
     switch (call->kind) {
     case ARI_ALL_REDUCE:
-        all_reduce_part(g, r, call);
+        all_reduce_part(d);
         break;
     case ARI_REDUCE_SCATTER:
-        reduce_scatter_part(g, r, call);
-        break;
-    case ARI_ALL_GATHER:
-        all_gather_part(g, r, call);
-        break;
-    case ARI_ALL_TO_ALL:
-        all_to_all_part(g, r, call);
-        break;
-    case ARI_BROADCAST:
-        broadcast_part(g, r, call);
-        break;
-    case ARI_EXCHANGE:
-        exchange_part(g, r, call);
+        reduce_range(d, ari_counts_before(call->counts, d->r), call->counts[d->r]);
         break;
     case ARI_REDUCE:
+        if (d->r == call->root)
+            reduce_range(d, 0, call->count);
+        break;
+    case ARI_ALL_GATHER:
+        gather_part(d);
+        break;
     case ARI_GATHER:
+        if (d->r == call->root)
+            gather_part(d);
+        break;
     case ARI_SCATTER:
+        scatter_part(d);
+        break;
+    case ARI_ALL_TO_ALL:
+        all_to_all_part(d);
+        break;
+    case ARI_BROADCAST:
+        broadcast_part(d);
+        break;
+    case ARI_RECV: /* of a channel: its member 1, from its member 0 */
+        (void)take(d, output(d, 1), 0, input(d, 0), call->count * d->element);
+        break;
+    case ARI_EXCHANGE:
+        exchange_part(d);
+        break;
     case ARI_SEND:
-    case ARI_RECV:
     case ARI_BARRIER:
     case ARI_SPLIT:
     case ARI_KIND_COUNT:
         break;
     }
+}
+
+void ari_direct_part(ari_sim_comm *c, const ari_call *call)
+{
+    ari_wire wire = ari_wire_open(c);
+    const direct d = {.wire = &wire,
+                      .group = c->member.group,
+                      .call = call,
+                      .n = c->base.size,
+                      .r = c->member.index,
+                      .element = ar_dtype_bytes(call->dtype)};
+    move(&d);
+    ari_wire_close(&wire);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim/reduce.h"
-#include "sim/sim_impl.h"
+#include "sim/sum.h"
 
 /* `ring`: rank r reads rank r-1 only, one chunk a step. There are N chunks; indices are modulo N.
  *
@@ -16,15 +15,17 @@
  * Sending is being read: a step ends by publishing the number of steps done, and the right neighbour waits for it. */
 typedef struct ring {
     ari_sim_comm *c;
+    ari_wire *wire;
     const ari_call *call, *left_call;
     int n, r, left, right;
     size_t element;
 } ring;
 
-static ring ring_of(ari_sim_comm *c, const ari_call *call)
+static ring ring_of(ari_sim_comm *c, ari_wire *wire, const ari_call *call)
 {
     const int n = c->base.size, r = c->base.rank, left = (r + n - 1) % n;
     return (ring){.c = c,
+                  .wire = wire,
                   .call = call,
                   .left_call = ari_group_call(c->member.group, left),
                   .n = n,
@@ -91,28 +92,44 @@ static char *own_partial(const ring *g, int step, size_t at)
     return step == g->n - 2 ? (char *)g->call->out.ptr : partial_place(g->c, step);
 }
 
-/* Steps 0 .. N-2. A place of partial sums is written again only after the right neighbour has read it. */
-static void reduce_scatter_steps(const ring *g)
+/* Adds the own input to what arrives from the left, piece by piece, and finishes what is complete. */
+static bool add_chunk(const ring *g, const ari_reduce *kernel, int step, size_t at, size_t bytes)
 {
-    const ari_reduce add = ari_reduce_kernel(g->call->dtype, g->call->op);
+    const char *from = left_partial(g, step, at), *in = (const char *)g->call->in.ptr + at;
+    char *to = own_partial(g, step, at);
+    const size_t piece = ARI_WIRE_PIECE_BYTES;
+    for (size_t done = 0; done < bytes; done += piece) {
+        const size_t now = bytes - done < piece ? bytes - done : piece;
+        const void *left = ari_wire_read(g->wire, g->left, from + done, now, 0);
+        if (!left)
+            return false;
+        kernel->two(to + done, left, in + done, now / g->element);
+        if (step == g->n - 2 && kernel->finish)
+            kernel->finish(to + done, now / g->element, g->n);
+    }
+    return true;
+}
+
+/* Steps 0 .. N-2. A place of partial sums is written again only after the right neighbour has read it. */
+static bool reduce_scatter_steps(const ring *g)
+{
+    const ari_reduce kernel = ari_reduce_kernel(g->call->dtype, g->call->op);
     ari_member *m = &g->c->member;
     for (int s = 0; s < g->n - 1; s++) {
         const int received = wrap(g, g->r - 2 - s);
         size_t at, bytes;
         chunk_of(g, received, &at, &bytes);
         if (!ari_member_await(m, g->left, (uint64_t)s))
-            return;
+            return false;
         if (g->call->kind == ARI_REDUCE_SCATTER && s >= 2)
             if (!ari_member_await(m, g->right, (uint64_t)s))
-                return;
-        if (bytes > 0) {
-            add.two(own_partial(g, s, at), left_partial(g, s, at), (const char *)g->call->in.ptr + at,
-                    bytes / g->element);
-            ari_moved_read(&g->c->base.moved, bytes);
-        }
+                return false;
+        if (bytes > 0 && !add_chunk(g, &kernel, s, at, bytes))
+            return false;
         ari_member_advance(m, (uint64_t)s + 1);
         trace(g, 0, s, wrap(g, g->r - 1 - s), received, bytes);
     }
+    return true;
 }
 
 /* Steps first .. first+N-2 of the call. In an all_reduce the chunk that arrives at step s takes the place of what the
@@ -130,8 +147,8 @@ static void all_gather_steps(const ring *g, int first)
         if (bytes > 0) {
             const bool own_of_left = s == 0 && first == 0;
             const char *from = own_of_left ? g->left_call->in.ptr : (const char *)g->left_call->out.ptr + at;
-            ari_copy_bytes((char *)g->call->out.ptr + at, from, bytes);
-            ari_moved_read(&g->c->base.moved, bytes);
+            if (!ari_wire_take(g->wire, (char *)g->call->out.ptr + at, g->left, from, bytes, false))
+                return;
         }
         ari_member_advance(m, (uint64_t)first + (uint64_t)s + 1);
         trace(g, 1, s, wrap(g, g->r - s), received, bytes);
@@ -140,17 +157,8 @@ static void all_gather_steps(const ring *g, int first)
 
 static void all_reduce_part(const ring *g)
 {
-    if (g->n == 1)
-        ari_copy_bytes(g->call->out.ptr, g->call->in.ptr, g->call->count * g->element);
-    reduce_scatter_steps(g);
-    all_gather_steps(g, g->n - 1);
-}
-
-static void reduce_scatter_part(const ring *g)
-{
-    if (g->n == 1)
-        ari_copy_bytes(g->call->out.ptr, g->call->in.ptr, g->call->counts[0] * g->element);
-    reduce_scatter_steps(g);
+    if (reduce_scatter_steps(g))
+        all_gather_steps(g, g->n - 1);
 }
 
 static void all_gather_part(const ring *g)
@@ -170,10 +178,8 @@ static void broadcast_part(const ring *g)
     if (g->r != g->call->root) {
         if (!ari_member_await(m, g->left, 1))
             return;
-        if (bytes > 0) {
-            ari_copy_bytes(g->call->out.ptr, g->left_call->out.ptr, bytes);
-            ari_moved_read(&g->c->base.moved, bytes);
-        }
+        if (bytes > 0 && !ari_wire_take(g->wire, g->call->out.ptr, g->left, g->left_call->out.ptr, bytes, false))
+            return;
     }
     ari_member_advance(m, 1);
 }
@@ -190,35 +196,37 @@ size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call)
     return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
 }
 
-void ari_ring_part(ari_sim_comm *c, const ari_call *call)
+static void move(const ring *g)
 {
-    const ring g = ring_of(c, call);
-    switch (call->kind) {
+    switch (g->call->kind) {
     case ARI_ALL_REDUCE:
-        all_reduce_part(&g);
+        all_reduce_part(g);
         break;
     case ARI_REDUCE_SCATTER:
-        reduce_scatter_part(&g);
+        (void)reduce_scatter_steps(g);
         break;
     case ARI_ALL_GATHER:
-        all_gather_part(&g);
+        all_gather_part(g);
         break;
     case ARI_BROADCAST:
-        broadcast_part(&g);
+        broadcast_part(g);
         break;
-    case ARI_ALL_TO_ALL:
-    case ARI_EXCHANGE:
-        /* Every pair has something of its own to say: passing it round the ring would only move it more often. */
-        ari_direct_part(c->member.group, g.r);
-        break;
-    case ARI_REDUCE:
-    case ARI_GATHER:
-    case ARI_SCATTER:
-    case ARI_SEND:
-    case ARI_RECV:
-    case ARI_BARRIER:
-    case ARI_SPLIT:
-    case ARI_KIND_COUNT:
+    default:
         break;
     }
+}
+
+void ari_ring_part(ari_sim_comm *c, const ari_call *call)
+{
+    const ari_kind kind = call->kind;
+    const bool round =
+        kind == ARI_ALL_REDUCE || kind == ARI_REDUCE_SCATTER || kind == ARI_ALL_GATHER || kind == ARI_BROADCAST;
+    if (c->base.size == 1 || !round) {
+        ari_direct_part(c, call);
+        return;
+    }
+    ari_wire wire = ari_wire_open(c);
+    const ring g = ring_of(c, &wire, call);
+    move(&g);
+    ari_wire_close(&wire);
 }

@@ -26,8 +26,8 @@ void ari_sim_comm_free(ari_sim_comm *c);
 /* Data movement. Calls are agreed upon; member r does its part and returns without waiting for others to finish. */
 
 /** direct: r reads what it needs from every member, and for all_reduce writes its slice to every member. Waits for
- *  nobody, so one thread may do all parts one after the other. */
-void ari_direct_part(ari_group *g, int r);
+ *  nobody. */
+void ari_direct_part(ari_sim_comm *c, const ari_call *call);
 /** Bytes of partial sums that a ring needs for this call. */
 size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call);
 /** ring: r reads its left neighbour (r - 1 mod N), step by step. */
