@@ -25,45 +25,44 @@
 #define F16_SUM(type, x, y) ari_f16_of_f32(ari_f32_of_f16(x) + ari_f32_of_f16(y))
 #define F16_PROD(type, x, y) ari_f16_of_f32(ari_f32_of_f16(x) * ari_f32_of_f16(y))
 
-/* maximum and minimum of IEEE 754-2019. Of numbers that are equal only zeros differ in their bits: the sign is kept
- * where both have it (maximum) or where one has (minimum). Selects without branches, so that they vectorise. */
-#define FLOAT_EXTREMES(name, type, bits_type, nan)                 \
-    static inline type name##_extreme(type x, type y, bool larger) \
-    {                                                              \
-        const bits_type quiet = nan;                               \
-        bits_type a, b, chosen;                                    \
-        memcpy(&a, &x, sizeof a);                                  \
-        memcpy(&b, &y, sizeof b);                                  \
-        chosen = larger ? a & b : a | b;                           \
-        chosen = (larger ? x > y : x < y) ? a : chosen;            \
-        chosen = (larger ? x < y : x > y) ? b : chosen;            \
-        chosen = x != x || y != y ? quiet : chosen;                \
-        memcpy(&x, &chosen, sizeof x);                             \
-        return x;                                                  \
+/* maximum and minimum of IEEE 754-2019. Floats are ordered as their bits are as signed integers, once those below the
+ * sign of a negative one are inverted; -0 is then below +0. Selects without branches, so that they vectorise. */
+#define EXTREME(name, bits_type, key_type, sign, infinity, nan)                                      \
+    static inline key_type name##_key(bits_type x)                                                   \
+    {                                                                                                \
+        return (key_type)(x ^ (x / sign) * (sign - 1));                                              \
+    }                                                                                                \
+    static inline bits_type name##_extreme(bits_type x, bits_type y, bool larger)                    \
+    {                                                                                                \
+        const bits_type chosen = (name##_key(x) > name##_key(y)) == larger ? x : y;                  \
+        return (x & (sign - 1)) > infinity || (y & (sign - 1)) > infinity ? (bits_type)nan : chosen; \
     }
-FLOAT_EXTREMES(f32, float, uint32_t, 0x7fc00000)
-FLOAT_EXTREMES(f64, double, uint64_t, 0x7ff8000000000000)
-#define F32_MAX(type, x, y) f32_extreme(x, y, true)
-#define F32_MIN(type, x, y) f32_extreme(x, y, false)
-#define F64_MAX(type, x, y) f64_extreme(x, y, true)
-#define F64_MIN(type, x, y) f64_extreme(x, y, false)
+EXTREME(f32, uint32_t, int32_t, 0x80000000u, 0x7f800000u, 0x7fc00000u)
+EXTREME(f64, uint64_t, int64_t, 0x8000000000000000u, 0x7ff0000000000000u, 0x7ff8000000000000u)
+EXTREME(bf16, uint16_t, int16_t, 0x8000u, 0x7f80u, 0x7fc0u)
+EXTREME(f16, uint16_t, int16_t, 0x8000u, 0x7c00u, 0x7e00u)
+#define BF16_MAX(type, x, y) bf16_extreme(x, y, true)
+#define BF16_MIN(type, x, y) bf16_extreme(x, y, false)
+#define F16_MAX(type, x, y) f16_extreme(x, y, true)
+#define F16_MIN(type, x, y) f16_extreme(x, y, false)
 
-/* The same on 16 bits: floats are ordered as their bits are as signed integers, once those below the sign of a negative
- * one are inverted. */
-static inline int16_t half_key(uint16_t x)
+static inline uint64_t f64_bits(double x)
 {
-    return (int16_t)(x ^ (x >> 15) * 0x7fff);
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
 }
 
-static inline uint16_t half_extreme(uint16_t x, uint16_t y, bool larger, uint16_t infinity, uint16_t nan)
+static inline double f64_of_bits(uint64_t bits)
 {
-    const uint16_t chosen = (half_key(x) > half_key(y)) == larger ? x : y;
-    return (x & 0x7fff) > infinity || (y & 0x7fff) > infinity ? nan : chosen;
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
 }
-#define BF16_MAX(type, x, y) half_extreme(x, y, true, 0x7f80, 0x7fc0)
-#define BF16_MIN(type, x, y) half_extreme(x, y, false, 0x7f80, 0x7fc0)
-#define F16_MAX(type, x, y) half_extreme(x, y, true, 0x7c00, 0x7e00)
-#define F16_MIN(type, x, y) half_extreme(x, y, false, 0x7c00, 0x7e00)
+#define F32_MAX(type, x, y) ari_f32_of_bits(f32_extreme(ari_f32_bits(x), ari_f32_bits(y), true))
+#define F32_MIN(type, x, y) ari_f32_of_bits(f32_extreme(ari_f32_bits(x), ari_f32_bits(y), false))
+#define F64_MAX(type, x, y) f64_of_bits(f64_extreme(f64_bits(x), f64_bits(y), true))
+#define F64_MIN(type, x, y) f64_of_bits(f64_extreme(f64_bits(x), f64_bits(y), false))
 
 /* The mean of what was added: one division. */
 #define FLOAT_MEAN(type, x, n) ((x) / (type)(n))
