@@ -99,7 +99,7 @@ static const char *keep_name(ari_recording *r, const char *name)
 {
     if (!name[0])
         return "";
-    const size_t bytes = strnlen(name, 255) + 1;
+    const size_t length = strlen(name), bytes = (length < 255 ? length : 255) + 1;
     if (!r->text || r->text->used + bytes > CHUNK_BYTES) {
         text_chunk *c = malloc(sizeof *c);
         if (!c)
