@@ -2,31 +2,9 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "ref/core/half.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
-
-static void store_bits(float *out, uint32_t bits)
-{
-    memcpy(out, &bits, sizeof bits);
-}
-
-/* IEEE 754 binary16 to binary32, exact. */
-static uint32_t half_bits(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
-    const uint32_t mantissa = h & 0x3ffu;
-    uint32_t exponent = (h >> 10) & 0x1fu;
-    if (exponent == 0x1f) /* infinity, or NaN with its payload */
-        return sign | 0x7f800000u | mantissa << 13;
-    if (exponent != 0)
-        return sign | (exponent + 112) << 23 | mantissa << 13; /* biases 15 and 127 */
-    if (mantissa == 0)
-        return sign;
-    uint32_t m = mantissa; /* subnormal: mantissa * 2^-24, normalised */
-    for (exponent = 113; (m & 0x400u) == 0; exponent--)
-        m <<= 1;
-    return sign | exponent << 23 | (m & 0x3ffu) << 13;
-}
 
 ar_status ar_st_to_f32(const ar_st_entry *e, float *out)
 {
@@ -48,7 +26,7 @@ ar_status ar_st_to_f32(const ar_st_entry *e, float *out)
         for (size_t i = 0; i < e->count; i++) {
             uint16_t h;
             memcpy(&h, data + 2 * i, sizeof h);
-            store_bits(&out[i], e->dtype == AR_F16 ? half_bits(h) : (uint32_t)h << 16);
+            out[i] = e->dtype == AR_F16 ? ari_f32_of_f16(h) : ari_f32_of_bf16(h);
         }
         return AR_OK;
     default:
