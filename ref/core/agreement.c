@@ -106,15 +106,6 @@ static ar_status disagree(const ari_group *g, int a, int b, char *why, size_t si
     return AR_ERR_MISMATCH;
 }
 
-/* Two calls that are alike but for their tags are two collectives in different orders: their results would be mixed up.
- * A side without a tag says nothing, and the operations of an exchange may be named on each rank as it sees them. */
-static bool tags_differ(const ari_call *x, const ari_call *y)
-{
-    if (x->kind == ARI_EXCHANGE || x->tag == y->tag || !x->tag[0] || !y->tag[0])
-        return false;
-    return strcmp(x->tag, y->tag) != 0;
-}
-
 /* The first field in which y differs from x, as text; "" if none. */
 static void difference(const ari_call *x, const ari_call *y, int n, char *text, size_t size)
 {
@@ -136,8 +127,6 @@ static void difference(const ari_call *x, const ari_call *y, int n, char *text, 
                 put(&l, "count of rank %d: %zu against %zu", i, x->counts[i], y->counts[i]);
         }
     }
-    if (l.used == 0 && tags_differ(x, y))
-        put(&l, "tag '%s' against '%s', so they call in different orders", x->tag, y->tag);
 }
 
 /* all_to_all: what a sends to b is what b expects from a. */
@@ -213,19 +202,41 @@ static ar_status compare_exchange(const ari_group *g, char *why, size_t size)
     return AR_OK;
 }
 
+/* Calls that are alike but for their tags are two collectives in different orders: their results would be mixed up. A
+ * rank without a tag says nothing, and the operations of an exchange are named as each rank sees them. */
+static ar_status compare_tags(const ari_group *g, char *why, size_t size)
+{
+    int named = -1;
+    for (int i = 0; i < g->n; i++) {
+        const char *tag = g->slot[i].call.tag;
+        if (!tag[0])
+            continue;
+        named = named < 0 ? i : named;
+        const char *other = g->slot[named].call.tag;
+        if (tag == other || strcmp(tag, other) == 0)
+            continue;
+        char text[256];
+        snprintf(text, sizeof text, "tag '%s' against '%s', so they call in different orders", other, tag);
+        return disagree(g, named, i, why, size, text);
+    }
+    return AR_OK;
+}
+
 ar_status ari_calls_compare(const ari_group *g, char *why, size_t size)
 {
     const ari_call *first = &g->slot[0].call;
     if (g->n == 2 && first->kind == ARI_SEND && g->slot[1].call.kind == ARI_RECV)
         return compare_message(g, why, size);
     for (int i = 1; i < g->n; i++) {
-        char text[256];
+        char text[128];
         /* The gate lets each member enter once, so the sequence numbers agree by construction. */
         difference(first, &g->slot[i].call, g->n, text, sizeof text);
         if (text[0])
             return disagree(g, 0, i, why, size, text);
     }
+    if (first->kind == ARI_EXCHANGE)
+        return compare_exchange(g, why, size);
     if (first->kind == ARI_ALL_TO_ALL)
-        return compare_all_to_all(g, why, size);
-    return first->kind == ARI_EXCHANGE ? compare_exchange(g, why, size) : AR_OK;
+        AR_TRY(compare_all_to_all(g, why, size));
+    return compare_tags(g, why, size);
 }

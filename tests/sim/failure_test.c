@@ -182,7 +182,7 @@ static ar_status different_tags(ar_comm *c, ar_queue *q, fail_run *run, int r)
     return ar_comm_barrier(c, q, r == 0 ? "a" : NULL);
 }
 
-Test(failure, tags_are_not_compared)
+Test(failure, a_rank_without_a_tag_agrees_with_any)
 {
     fail_run run = {.body = different_tags};
     cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT, 0, 5000 * MS, NULL), AR_OK, "%s", ar_error_message());

@@ -135,6 +135,56 @@ static const expected once[] = {
 };
 enum { ONCE = sizeof once / sizeof *once };
 
+/* Mistakes that the ranks themselves must notice, before any data moves: which collective, and what each of two ranks
+ * said about it. The named ranks meet in it and have the mismatch as their own error; the others are told. */
+typedef struct expected_end {
+    ar_fault fault;
+    const char *model;
+    setting at;
+    ar_sim_algorithm algorithm;
+    const char *says[3];
+    unsigned meet; /* bit r: rank r is among those that meet */
+} expected_end;
+
+static const expected_end ends[] = {
+    /* Biases are registered behind weights, and reduced in reverse: the last norm's two come first, of one shape. */
+    {F(collective_order_swapped),
+     "gpt2",
+     DP(2, 1, 0),
+     DIRECT,
+     {"ranks 0 and 1", "tag 'transformer.ln_f.bias' against 'transformer.ln_f.weight'", "different orders"},
+     3},
+    {F(collective_order_swapped),
+     "gpt2",
+     SP(2),
+     RING,
+     {"ranks 0 and 1", "tag 'transformer.ln_f.bias' against 'transformer.ln_f.weight'", "different orders"},
+     3},
+    /* Of ranks 0 to 3 with tp 2, ranks 1 and 3 share their parameters. Llama has an odd number of them: the head comes
+     * first everywhere, then the final norm and the last block's last matrix change places. */
+    {F(collective_order_swapped),
+     "llama",
+     DP(2, 2, 0),
+     DIRECT,
+     {"ranks 1 and 3", "'model.layers.1.mlp.down_proj.weight'", "'model.norm.weight'"},
+     10},
+    {F(collective_size_mismatch), "llama", TP(2), DIRECT, {"ranks 0 and 1", "'loss max'", "count 48 against 47"}, 3},
+    {F(collective_size_mismatch), "gpt2", SP(3), RING, {"ranks 0 and 1", "'loss max'", "count 48 against 47"}, 7},
+    {F(collective_dtype_mismatch),
+     "llama",
+     DP(2, 1, 0),
+     DIRECT,
+     {"ranks 0 and 1", "'model.embed_tokens.weight'", "dtype F32 against BF16"},
+     3},
+    {F(collective_dtype_mismatch),
+     "gpt2",
+     DP(3, 1, 3),
+     RING,
+     {"ranks 0 and 1", "'transformer.wte.weight'", "dtype F32 against BF16"},
+     7},
+};
+enum { ENDS = sizeof ends / sizeof *ends };
+
 /* The same on other models, numbers of ranks, orders of the MLP, and with the ring. */
 static const char *const small_names[] = {"llama", "gpt2", "stack"};
 static const char *const small_models[] = {LLAMA(256, 64, 96, 2, 8, 2, 8, false), GPT2(256, 96, 192, 2, 12),
@@ -304,6 +354,29 @@ static void expect_caught(const expected *e, const place *p)
     ar_check_report_destroy(r);
 }
 
+/* The run ends in the mismatch, on all ranks, with a table of all of them. */
+static void expect_ended(const expected_end *e, const place *p)
+{
+    const expected as = {.fault = e->fault, .model = e->model, .at = e->at, .algorithm = e->algorithm};
+    const int world = ar_parallel_world(&e->at.parallel);
+    const char *name = ar_fault_name(e->fault);
+    ar_check_report *r = run_case(&as, e->fault, p);
+    const ar_check_run *run = &r->run[0];
+    cr_expect(r->result == AR_CHECK_ERROR && run->result == AR_CHECK_ERROR, "%s: result %d", name, (int)r->result);
+    cr_assert(run->error && run->reports, "%s: no error, or no reports", name);
+    for (size_t i = 0; i < sizeof e->says / sizeof *e->says; i++)
+        cr_expect(strstr(run->error, e->says[i]), "%s: no \"%s\" in:\n%s", name, e->says[i], run->error);
+    cr_expect(strstr(run->error, "last finished"), "%s: no table in:\n%s", name, run->error);
+    for (int k = 0; k < world; k++) {
+        const ar_sim_rank_report *rank = &run->reports[k];
+        const bool meets = (e->meet >> k & 1) != 0;
+        cr_expect_eq(rank->rank, k);
+        cr_expect_str_eq(rank->status, meets ? "AR_ERR_MISMATCH" : "AR_ERR_ABORTED", "%s: rank %d", name, k);
+        cr_expect(rank->current[0] && rank->last[0], "%s: rank %d: where was it?", name, k);
+    }
+    ar_check_report_destroy(r);
+}
+
 static bool same_run(const expected *a, const expected *b)
 {
     const ar_parallel *p = &a->at.parallel, *q = &b->at.parallel;
@@ -334,15 +407,25 @@ static void expect_clean(const expected *table, size_t n, const place *p)
 
 TestSuite(fault, .timeout = 280);
 
-Test(fault, table_has_every_fault_once)
+Test(fault, tables_have_every_fault)
 {
-    cr_assert_eq((int)ONCE, AR_FAULT_COUNT - 1);
     for (int f = 1; f < AR_FAULT_COUNT; f++) {
-        size_t rows = 0;
+        size_t rows = 0, ended = 0;
         for (size_t i = 0; i < ONCE; i++)
             rows += once[i].fault == (ar_fault)f;
-        cr_expect_eq(rows, 1, "%s", ar_fault_name((ar_fault)f));
+        for (size_t i = 0; i < ENDS; i++)
+            ended += ends[i].fault == (ar_fault)f;
+        cr_expect(rows == 1 ? ended == 0 : rows == 0 && ended > 0, "%s", ar_fault_name((ar_fault)f));
     }
+}
+
+Test(fault, collectives_that_do_not_match_end_the_run_on_all_ranks)
+{
+    place p;
+    place_init(&p);
+    for (size_t i = 0; i < ENDS; i++)
+        expect_ended(&ends[i], &p);
+    place_fini(&p);
 }
 
 Test(fault, each_is_caught_where_it_arises)
@@ -371,6 +454,10 @@ Test(fault, without_one_all_these_layouts_have_the_same_bits)
     place_init(&p);
     expect_clean(once, ONCE, &p);
     expect_clean(elsewhere, ELSEWHERE, &p);
+    for (size_t i = 0; i < ENDS; i++) {
+        const expected as = {.model = ends[i].model, .at = ends[i].at, .algorithm = ends[i].algorithm};
+        expect_clean(&as, 1, &p);
+    }
     place_fini(&p);
 }
 

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "anyrank/sim.h"
+
+/* Two collectives that are alike but for what they are about, called in another order on one rank: only their tags
+ * tell, and the results would be mixed up. */
+TestSuite(tags, .timeout = 30);
+
+enum { RANKS = 3 };
+
+typedef struct tag_run {
+    const char *tag[RANKS][2]; /* of each rank's first and second call */
+    ar_status (*call)(ar_comm *c, ar_queue *q, const char *tag);
+    ar_status st[RANKS];
+} tag_run;
+
+static ar_status rank_main(ar_comm *c, void *arg)
+{
+    tag_run *run = arg;
+    const int r = ar_comm_rank(c);
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    ar_status st = run->call(c, q, run->tag[r][0]);
+    st = st == AR_OK ? run->call(c, q, run->tag[r][1]) : st;
+    run->st[r] = st;
+    ar_queue_destroy(q);
+    return st;
+}
+
+static ar_status all_reduce(ar_comm *c, ar_queue *q, const char *tag)
+{
+    int64_t x[4] = {ar_comm_rank(c)};
+    return ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, 4, AR_I64, AR_SUM, tag);
+}
+
+static ar_status barrier(ar_comm *c, ar_queue *q, const char *tag)
+{
+    return ar_comm_barrier(c, q, tag);
+}
+
+static ar_status exchange(ar_comm *c, ar_queue *q, const char *tag)
+{
+    return ar_comm_exchange(c, q, NULL, 0, AR_F32, tag);
+}
+
+static ar_status run_tags(tag_run *run)
+{
+    const ar_sim_options o = {.timeout_ns = 10000000000u};
+    return ar_sim_run(RANKS, &o, rank_main, run, NULL);
+}
+
+Test(tags, two_equal_collectives_in_another_order_end_every_rank)
+{
+    tag_run run = {.tag = {{"up", "gate"}, {"up", "gate"}, {"gate", "up"}}, .call = all_reduce};
+    cr_assert_eq(run_tags(&run), AR_ERR_MISMATCH, "%s", ar_error_message());
+    cr_assert(strstr(ar_error_message(), "ranks 0 and 2 disagree"), "%s", ar_error_message());
+    cr_assert(strstr(ar_error_message(), "tag 'up' against 'gate'"), "%s", ar_error_message());
+    cr_assert(strstr(ar_error_message(), "in different orders"), "%s", ar_error_message());
+    for (int r = 0; r < RANKS; r++)
+        cr_expect_eq(run.st[r], AR_ERR_MISMATCH, "rank %d: %s", r, ar_status_name(run.st[r]));
+}
+
+Test(tags, a_second_call_in_another_order_is_found_too)
+{
+    tag_run run = {.tag = {{"x", "a"}, {"x", "b"}, {"x", "a"}}, .call = barrier};
+    cr_assert_eq(run_tags(&run), AR_ERR_MISMATCH);
+    cr_assert(strstr(ar_error_message(), "ranks 0 and 1 disagree in collective #2"), "%s", ar_error_message());
+}
+
+Test(tags, ranks_without_one_agree_with_any_and_hide_nothing)
+{
+    tag_run silent = {.tag = {{NULL, "a"}, {"x", ""}, {"", NULL}}, .call = all_reduce};
+    cr_expect_eq(run_tags(&silent), AR_OK, "%s", ar_error_message());
+    tag_run behind = {.tag = {{NULL, NULL}, {"a", "b"}, {"b", "a"}}, .call = all_reduce};
+    cr_expect_eq(run_tags(&behind), AR_ERR_MISMATCH);
+    cr_expect(strstr(ar_error_message(), "ranks 1 and 2 disagree"), "%s", ar_error_message());
+}
+
+Test(tags, equal_texts_at_other_places_are_equal)
+{
+    char one[] = "layers.0.mlp", two[] = "layers.0.mlp";
+    tag_run run = {.tag = {{one, one}, {two, two}, {one, two}}, .call = all_reduce};
+    cr_expect_eq(run_tags(&run), AR_OK, "%s", ar_error_message());
+}
+
+Test(tags, each_rank_may_name_an_exchange_as_it_sees_it)
+{
+    tag_run run = {.tag = {{"send", "s"}, {"receive", "r"}, {"nothing", ""}}, .call = exchange};
+    cr_expect_eq(run_tags(&run), AR_OK, "%s", ar_error_message());
+}
