@@ -11,129 +11,160 @@
 #define DEAD ((uint64_t)1 << 16)
 enum { EPOCH_SHIFT = 17 };
 
-/* --- groups ------------------------------------------------------------------------------------------------------- */
-
-void ari_group_free(ari_group *g)
-{
-    ari_sleepers_fini(&g->sleepers);
-    free(g->slot);
-    free(g->rank);
-    free(g);
-}
-
-static ari_group *group_alloc(int n)
-{
-    ari_group *g = aligned_alloc(ARI_CACHE_LINE, sizeof *g);
-    if (!g)
-        return NULL;
-    memset(g, 0, sizeof *g);
-    g->rank = malloc((size_t)n * sizeof *g->rank);
-    g->slot = aligned_alloc(ARI_CACHE_LINE, (size_t)n * sizeof *g->slot);
-    if (g->rank && g->slot && ari_sleepers_init(&g->sleepers) == 0) {
-        memset(g->slot, 0, (size_t)n * sizeof *g->slot);
-        return g;
-    }
-    free(g->slot);
-    free(g->rank);
-    free(g);
-    return NULL;
-}
-
-ar_status ari_group_create(ari_group **gives, ari_world *w, const int *ranks, int n)
-{
-    *gives = NULL;
-    ari_group *g = group_alloc(n);
-    if (!g)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for a group of %d ranks", n);
-    g->world = w;
-    g->n = n;
-    g->members_left = n;
-    memcpy(g->rank, ranks, (size_t)n * sizeof *ranks);
-    pthread_mutex_lock(&w->lock);
-    g->id = ++w->groups_made;
-    g->next = w->groups;
-    g->at = &w->groups;
-    if (g->next)
-        g->next->at = &g->next;
-    w->groups = g;
-    pthread_mutex_unlock(&w->lock);
-    *gives = g;
-    return AR_OK;
-}
-
-int ari_group_size(const ari_group *g)
-{
-    return g->n;
-}
-
-ari_world *ari_group_world(const ari_group *g)
-{
-    return g->world;
-}
-
-int ari_group_rank(const ari_group *g, int index)
-{
-    return g->rank[index];
-}
-
-const ari_call *ari_group_call(const ari_group *g, int index)
-{
-    return &g->slot[index].call;
-}
-
-ar_comm *ari_group_comm(const ari_group *g, int index)
-{
-    return g->slot[index].comm;
-}
-
-void ari_member_init(ari_member *m, ari_group *g, int index)
-{
-    *m = (ari_member){.group = g, .index = index, .rank = g->rank[index], .activity = -1};
-}
-
-void ari_member_fini(ari_member *m)
-{
-    ari_group *g = m->group;
-    ari_world *w = g->world;
-    pthread_mutex_lock(&w->lock);
-    atomic_store(&g->slot[m->index].gone, true);
-    const bool last = --g->members_left == 0;
-    if (last) {
-        *g->at = g->next;
-        if (g->next)
-            g->next->at = g->at;
-    } else {
-        atomic_fetch_add(&w->signals, 1);
-        ari_group_wake(g);
-    }
-    pthread_mutex_unlock(&w->lock);
-    if (last)
-        ari_group_free(g);
-}
-
 /* --- waiting ------------------------------------------------------------------------------------------------------ */
 
-void ari_group_wake(ari_group *g)
-{
-    ari_wake(&g->sleepers);
-}
+enum { WHY_BYTES = 768 };
 
 static ari_wait wait_in(ari_group *g)
 {
     return (ari_wait){.at = &g->sleepers, .other = &g->world->signals, .spins = g->world->spins};
 }
 
-/* For waits inside an agreed collective: nothing but other members' progress ends them (see the header). */
-static void wait_for_members(ari_group *g, const _Atomic uint64_t *word, uint64_t target)
+/* A wait in an agreed collective. Only other members' progress ends it, and once in a while it looks for some. */
+typedef struct inner_wait {
+    ari_wait wait;
+    uint64_t progress, since_ns; /* what all members had done, and since when; 0: not looked yet */
+} inner_wait;
+
+/* A report may come this much after the timeout. */
+#define LONGEST_POLL_NS ((uint64_t)25000000)
+
+static uint64_t poll_ns(const ari_world *w)
 {
-    ari_wait s = wait_in(g);
+    const uint64_t part = w->timeout_ns / 16;
+    return part > LONGEST_POLL_NS ? LONGEST_POLL_NS : part + (w->timeout_ns > 0);
+}
+
+static bool is_broken(const ari_group *g)
+{
+    return (atomic_load(&g->leaves) & ARI_BROKEN) != 0;
+}
+
+/* Of the collective that the member is in and has not come to leave. */
+static uint64_t all_have_left(const ari_member *m)
+{
+    return (m->leaves + 1) * (uint64_t)m->group->n;
+}
+
+/* A number that grows with whatever any member does. The counters of a member's communicator live until its departure,
+ * which takes the same lock. */
+static uint64_t progress_of(ari_group *g)
+{
+    uint64_t sum = atomic_load(&g->leaves);
+    pthread_mutex_lock(&g->world->lock);
+    for (int i = 0; i < g->n; i++) {
+        const ari_slot *s = &g->slot[i];
+        sum += atomic_load(&s->steps);
+        if (!atomic_load(&s->gone))
+            sum += atomic_load_explicit(&s->comm->moved.read, memory_order_relaxed) +
+                   atomic_load_explicit(&s->comm->moved.written, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&g->world->lock);
+    return sum;
+}
+
+/* Whether nothing has moved for the timeout; waited_ns: for how long. Also tells the others that this member waits. */
+static bool is_stuck(ari_member *m, inner_wait *s, uint64_t *waited_ns)
+{
+    ari_group *g = m->group;
+    if (!ari_wait_is_over(&s->wait) || is_broken(g))
+        return false;
+    const uint64_t now = s->wait.now_ns, progress = progress_of(g);
+    s->wait.timeout_ns = now - s->wait.start_ns + poll_ns(g->world);
+    atomic_store(&g->slot[m->index].waits, true);
+    if (s->since_ns == 0 || progress != s->progress) {
+        s->progress = progress;
+        s->since_ns = now;
+    }
+    *waited_ns = now - s->since_ns;
+    return *waited_ns >= g->world->timeout_ns;
+}
+
+/* The ranks of members for which `is_missing` holds, as text; returns how many. */
+static int describe_missing(ari_member *m, bool (*is_missing)(const ari_member *m, const ari_slot *s), char *text,
+                            size_t size)
+{
+    const ari_group *g = m->group;
+    int *missing = calloc((size_t)g->n, sizeof *missing), n = 0;
+    for (int i = 0; missing && i < g->n; i++) {
+        if (is_missing(m, &g->slot[i]))
+            missing[n++] = g->rank[i];
+    }
+    ari_ranks_describe(missing, n, text, size);
+    const bool known = missing != NULL;
+    free(missing);
+    return known ? n : -1;
+}
+
+static bool does_not_wait(const ari_member *m, const ari_slot *s)
+{
+    (void)m;
+    return !atomic_load(&s->waits);
+}
+
+static bool has_not_entered(const ari_member *m, const ari_slot *s)
+{
+    return atomic_load(&s->entered) < m->seq;
+}
+
+/* Ends the world, unless somebody that the member waits for has just moved. */
+static void fail_of_timeout(ari_member *m, uint64_t waited_ns, const char *where,
+                            bool (*is_missing)(const ari_member *m, const ari_slot *s))
+{
+    const ari_group *g = m->group;
+    char call[160], missing[128], group[96], why[WHY_BYTES];
+    const int n = describe_missing(m, is_missing, missing, sizeof missing);
+    if (n == 0)
+        return;
+    ari_call_describe(&g->slot[m->index].call, g->n, call, sizeof call);
+    ari_ranks_describe(g->rank, g->n, group, sizeof group);
+    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, collective #%llu of ranks %s, for rank%s %s", m->rank,
+             (double)waited_ns * 1e-9, where, call, (unsigned long long)m->seq, group, n == 1 ? "" : "s",
+             n < 0 ? "?" : missing);
+    ari_world_fail(g->world, m->rank, NULL, AR_ERR_TIMEOUT, why);
+}
+
+/* Marks the collective as broken off, unless all have come to leave it. The world has failed before: whoever sees the
+ * mark finds the reason. */
+static void mark_broken(ari_group *g, uint64_t all)
+{
+    uint64_t seen = atomic_load(&g->leaves);
+    while ((seen & ~ARI_BROKEN) < all && !atomic_compare_exchange_weak(&g->leaves, &seen, seen | ARI_BROKEN)) {
+    }
+    ari_world_signal(g->world, g);
+}
+
+static void look_for_progress(ari_member *m, inner_wait *s, uint64_t all)
+{
+    ari_world *w = m->group->world;
+    uint64_t waited_ns;
+    if (!is_stuck(m, s, &waited_ns))
+        return;
+    fail_of_timeout(m, waited_ns, "in the middle of", does_not_wait);
+    if (ari_world_status(w) != AR_OK)
+        mark_broken(m->group, all);
+}
+
+/* Waits for word, less ARI_BROKEN, to reach the target. False: the collective is broken off, and the member does not
+ * wait for that to end (`leaving`). `all`: of leaves, when it is over. */
+static bool wait_inside(ari_member *m, const _Atomic uint64_t *word, uint64_t target, uint64_t all, bool leaving)
+{
+    ari_group *g = m->group;
+    inner_wait s = {.wait = wait_in(g)};
+    s.wait.timeout_ns = poll_ns(g->world);
+    bool good;
     for (;;) {
         const uint64_t signals = atomic_load(&g->world->signals);
         const uint64_t seen = atomic_load_explicit(word, memory_order_acquire);
-        if (seen >= target)
-            return;
-        ari_wait_turn(&s, word, seen, signals);
+        good = leaving || !is_broken(g);
+        if (!good || (seen & ~ARI_BROKEN) >= target)
+            break;
+        ari_wait_turn(&s.wait, word, seen, signals);
+        look_for_progress(m, &s, all);
     }
+    if (s.since_ns)
+        atomic_store(&g->slot[m->index].waits, false);
+    return good;
 }
 
 void ari_member_advance(ari_member *m, uint64_t steps_done)
@@ -144,13 +175,60 @@ void ari_member_advance(ari_member *m, uint64_t steps_done)
 
 bool ari_member_await(ari_member *m, int index, uint64_t steps_done)
 {
-    wait_for_members(m->group, &m->group->slot[index].steps, steps_done);
+    return wait_inside(m, &m->group->slot[index].steps, steps_done, all_have_left(m), false);
+}
+
+void ari_member_break(ari_member *m, ar_status st, const char *why)
+{
+    ari_world_fail(m->group->world, m->rank, m->group, st, why);
+    mark_broken(m->group, all_have_left(m));
+}
+
+/* --- ranks that are late or lost ---------------------------------------------------------------------------------- */
+
+void ari_member_sleep(ari_member *m, uint64_t ns)
+{
+    ari_group *g = m->group;
+    ari_world *w = g->world;
+    const uint64_t deadline = ari_deadline_ns(ari_wait_now_ns(), ns);
+    for (;;) {
+        const uint64_t signals = atomic_load(&w->signals);
+        if (ari_world_status(w) != AR_OK || ari_wait_now_ns() >= deadline)
+            return;
+        ari_wait_until(&g->sleepers, &w->signals, signals, deadline);
+    }
+}
+
+/* Whether every other rank has returned or is held. */
+static bool nobody_is_left(const ari_world *w, int rank)
+{
+    for (int i = 0; i < w->ranks; i++) {
+        if (i != rank && atomic_load(&w->rank[i].returned) == ARI_RUNS && atomic_load(&w->rank[i].held) == 0)
+            return false;
+    }
     return true;
 }
 
-/* --- entering ----------------------------------------------------------------------------------------------------- */
+void ari_member_hold(ari_member *m, const char *why)
+{
+    ari_group *g = m->group;
+    ari_world *w = g->world;
+    const uint64_t deadline = w->timeout_ns ? ari_deadline_ns(ari_wait_now_ns(), w->timeout_ns) : UINT64_MAX;
+    atomic_fetch_add(&w->rank[m->rank].held, 1);
+    ari_world_signal(w, NULL);
+    for (;;) {
+        const uint64_t signals = atomic_load(&w->signals);
+        const bool late = ari_wait_now_ns() >= deadline;
+        if (ari_world_status(w) == AR_OK && late && nobody_is_left(w, m->rank))
+            ari_world_fail(w, m->rank, NULL, AR_ERR_TIMEOUT, why);
+        if (ari_world_status(w) != AR_OK)
+            break;
+        ari_wait_until(&g->sleepers, &w->signals, signals, late ? UINT64_MAX : deadline);
+    }
+    atomic_fetch_sub(&w->rank[m->rank].held, 1);
+}
 
-enum { WHY_BYTES = 768 };
+/* --- entering ----------------------------------------------------------------------------------------------------- */
 
 static void fail_of_departed(ari_member *m, int index, bool returned)
 {
@@ -193,27 +271,6 @@ static void look_for_departed(ari_member *m, gate_wait *s)
     }
 }
 
-static void fail_of_timeout(ari_member *m, uint64_t waited_ns)
-{
-    const ari_group *g = m->group;
-    char call[160], missing_text[128], group[96], why[WHY_BYTES];
-    ari_call_describe(&g->slot[m->index].call, g->n, call, sizeof call);
-    ari_ranks_describe(g->rank, g->n, group, sizeof group);
-    int *missing = malloc((size_t)g->n * sizeof *missing), n = 0;
-    for (int i = 0; missing && i < g->n; i++) {
-        if (atomic_load(&g->slot[i].entered) < m->seq)
-            missing[n++] = g->rank[i];
-    }
-    ari_ranks_describe(missing, n, missing_text, sizeof missing_text);
-    const bool all_came = missing && n == 0; /* just now: the gate is about to open */
-    free(missing);
-    if (all_came)
-        return;
-    snprintf(why, sizeof why, "rank %d waited %.3f s in %s, collective #%llu of ranks %s, for rank%s %s", m->rank,
-             (double)waited_ns * 1e-9, call, (unsigned long long)m->seq, group, n == 1 ? "" : "s", missing_text);
-    ari_world_fail(g->world, m->rank, NULL, AR_ERR_TIMEOUT, why);
-}
-
 /* Whether this member must give up waiting for the others to enter. Ends the world where it is the first to know. */
 static bool must_give_up(ari_member *m, gate_wait *s)
 {
@@ -225,8 +282,30 @@ static bool must_give_up(ari_member *m, gate_wait *s)
             look_for_departed(m, s);
     }
     if (ari_wait_is_over(&s->wait))
-        fail_of_timeout(m, s->wait.now_ns - s->wait.start_ns);
+        fail_of_timeout(m, s->wait.now_ns - s->wait.start_ns, "in", has_not_entered);
     return ari_world_status(w) != AR_OK;
+}
+
+/* All have entered, so the last one decides for all: opens the gate, or kills it. It may be held in the work that it
+ * does alone; then the world fails here, which lets it go. */
+static bool wait_for_last(ari_member *m)
+{
+    ari_group *g = m->group;
+    const uint64_t target = m->seq << EPOCH_SHIFT;
+    inner_wait s = {.wait = wait_in(g)};
+    s.wait.timeout_ns = poll_ns(g->world);
+    uint64_t gate, waited_ns;
+    while ((gate = atomic_load_explicit(&g->gate, memory_order_acquire)) < target && !(gate & DEAD)) {
+        const uint64_t signals = atomic_load(&g->world->signals);
+        if (atomic_load(&g->gate) != gate)
+            continue;
+        ari_wait_turn(&s.wait, &g->gate, gate, signals);
+        if (ari_world_status(g->world) == AR_OK && is_stuck(m, &s, &waited_ns))
+            fail_of_timeout(m, waited_ns, "in the middle of", does_not_wait);
+    }
+    if (s.since_ns)
+        atomic_store(&g->slot[m->index].waits, false);
+    return gate >= target;
 }
 
 /* Waits for the gate to open. False: it will not, and this member's entry is void for everybody. */
@@ -242,9 +321,11 @@ static bool wait_for_gate(ari_member *m)
             return true;
         if (gate & DEAD)
             return false;
-        /* Once all have entered, the last one decides for all: opens the gate, or kills it. Before that, a member may
-         * withdraw; it closes the gate for good in the same atomic step, so that nobody can count on it. */
-        if ((gate & COUNT_MASK) < (uint64_t)g->n && must_give_up(m, &s)) {
+        if ((gate & COUNT_MASK) == (uint64_t)g->n)
+            return wait_for_last(m);
+        /* A member may withdraw; it closes the gate for good in the same atomic step, so that nobody can count on it.
+         */
+        if (must_give_up(m, &s)) {
             if (atomic_compare_exchange_strong(&g->gate, &gate, gate | DEAD)) {
                 ari_group_wake(g);
                 return false;
@@ -280,22 +361,6 @@ static bool open_gate(ari_member *m, ari_alone_fn alone, void *arg)
 }
 
 /* --- what watches ------------------------------------------------------------------------------------------------- */
-
-uint64_t ari_group_virtual_begin(const ari_group *g, int index)
-{
-    return g->slot[index].virtual_begin_ns;
-}
-
-void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns)
-{
-    g->slot[index].virtual_end_ns = ns;
-}
-
-void ari_group_set_virtual_last(ari_group *g, int index)
-{
-    g->virtual_last = g->rank[index];
-    g->virtual_begin_ns = g->slot[index].virtual_begin_ns;
-}
 
 static size_t count_of(const ari_call *call, int n)
 {
@@ -357,8 +422,7 @@ static void out(ari_member *m, bool finished)
 {
     if (finished)
         record_end(m);
-    ari_world_end(m->group->world, m->rank, m->activity, finished);
-    m->activity = -1;
+    ari_world_end(m, finished);
     atomic_store(&m->in, 0);
 }
 
@@ -382,9 +446,10 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_
     ari_slot *slot = &g->slot[m->index];
     m->seq++;
     slot->call = *call;
-    slot->comm = c;
+    if (slot->comm != c) /* once: others look at its counters from time to time */
+        slot->comm = c;
     atomic_store_explicit(&slot->steps, 0, memory_order_relaxed);
-    m->activity = ari_world_begin(g->world, m->rank, g, call, m->seq);
+    ari_world_begin(m, call);
     record_begin(m, c, call);
     atomic_store(&slot->entered, m->seq);
     const uint64_t before = atomic_fetch_add(&g->gate, 1);
@@ -402,13 +467,18 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_
 ar_status ari_member_leave(ari_member *m)
 {
     ari_group *g = m->group;
-    const uint64_t target = ++m->leaves * (uint64_t)g->n;
-    if (atomic_fetch_add(&g->leaves, 1) + 1 == target)
+    const uint64_t all = all_have_left(m);
+    const uint64_t before = atomic_fetch_add(&g->leaves, 1);
+    if ((before & ~ARI_BROKEN) + 1 == all)
         ari_group_wake(g);
     else
-        wait_for_members(g, &g->leaves, target);
-    out(m, true);
-    return AR_OK;
+        (void)wait_inside(m, &g->leaves, all, all, true);
+    m->leaves++;
+    /* All members find the same: a mark that is set later belongs to a later collective, which this one has not
+     * entered, so that it cannot have been agreed upon. */
+    const bool broken = is_broken(g);
+    out(m, !broken);
+    return broken ? ari_world_echo(g->world, m->rank, g) : AR_OK;
 }
 
 void ari_member_done(ari_member *m)

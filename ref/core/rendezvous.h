@@ -10,9 +10,16 @@
  *
  * Invariants
  * - A collective is agreed upon by all members before any data moves: the last member to enter compares all calls.
- * - Until then a member's wait ends at a failure anywhere in the world. Once agreed, a collective runs to its end on
- *   every member, whatever fails elsewhere: a member that left half-way would free memory that others still read.
- *   Between agreement and end no member waits for anything but other members in the same collective.
+ * - Until then a member's wait ends at a failure anywhere in the world, or at the world's timeout.
+ * - Once agreed, a member leaves only when all have come to leave: one that left half-way would free memory that others
+ *   still read. Between agreement and end no member waits for anything but other members in the same collective; what
+ *   fails elsewhere does not end it.
+ * - A collective is broken off where a member cannot do its part (ari_member_break), or waits in it while nothing moves
+ *   (no step, no leaving, no byte of any member) for the world's timeout. Either fails the world first. From then on
+ *   ari_member_await is false on every member; each touches no other's memory any more and comes to leave, a rank that
+ *   was killed or stalled (ari_member_hold) as well.
+ * - A collective ends alike on all members: leave returns AR_OK on every one, or an error on every one. It is decided
+ * by the last to come: a break-off after that is none.
  * - The first failure is kept; whatever follows is a consequence of it. */
 typedef struct ari_world ari_world;
 typedef struct ari_group ari_group;
@@ -20,7 +27,8 @@ typedef struct ari_group ari_group;
 /* What a rank was doing when the world failed. */
 typedef struct ari_rank_view {
     char last[96];    /* the last collective it finished: "all_reduce #12 layers.0.mlp.down_proj", or "none" */
-    char current[96]; /* the ones it was in, the oldest first; "running" between two, "returned" after all */
+    char current[96]; /* the ones it was in, the oldest first; "running" between two, "returned" after all; ends in
+                         "; ..." where they do not fit */
     char group[32];   /* the ranks it met in the oldest of these; "" if it was in none */
     double waiting_s; /* how long it had been there */
 } ari_rank_view;
@@ -47,19 +55,33 @@ const char *ari_world_error(const ari_world *w);
 void ari_world_returned(ari_world *w, int rank, ar_status st, const char *message);
 /** What the rank was doing at the first failure; zeroes if there is none. */
 const ari_rank_view *ari_world_view(const ari_world *w, int rank);
+/** Counts what the rank takes part in, over all its groups: 1, 2, ... */
+uint64_t ari_world_number(ari_world *w, int rank);
 
 /* --- group ------------------------------------------------------------------------------------------------------- */
 
-/* One member's place in a group. Used by one thread at a time. */
+enum { ARI_TAG_BYTES = 72 };
+
+/* A collective that a rank is in, for reports. */
+typedef struct ari_activity {
+    ari_kind kind;
+    const ari_group *group; /* NULL: there is none */
+    uint64_t seq;           /* in the group */
+    uint64_t since_ns;
+    char tag[ARI_TAG_BYTES];         /* copied: the call's own may be gone when a report is made */
+    struct ari_activity *next, **at; /* in the rank's list, the oldest first; at: the pointer that points here */
+} ari_activity;
+
+/* One member's place in a group. Used by one thread at a time. Stays where it is from init to fini. */
 typedef struct ari_member {
     ari_group *group;
-    int index;         /* in the group */
-    int rank;          /* in the world */
-    uint64_t seq;      /* collectives entered */
-    uint64_t leaves;   /* of these, the ones that ended in ari_member_leave */
-    int activity;      /* its line among what the rank is doing; -1: none */
-    atomic_int in;     /* 1 in a call: detects use by two threads */
-    ari_record record; /* of the collective it is in, where the lane is recorded */
+    int index;             /* in the group */
+    int rank;              /* in the world */
+    uint64_t seq;          /* collectives entered */
+    uint64_t leaves;       /* of these, the ones that ended in ari_member_leave */
+    atomic_int in;         /* 1 in a call: detects use by two threads */
+    ari_activity activity; /* in the list of what the rank is doing, while in a call */
+    ari_record record;     /* of the collective it is in, where the lane is recorded */
 } ari_member;
 
 /** A new group of members of the world, in this order. Borrows `ranks`. Errors: AR_ERR_MEMORY. */
@@ -99,5 +121,17 @@ void ari_member_advance(ari_member *m, uint64_t steps_done);
 /** Waits until member `index` has done this many steps. Only between enter and leave. False: the collective is broken
  *  off; the member touches no other's memory any more and leaves. */
 AR_NODISCARD bool ari_member_await(ari_member *m, int index, uint64_t steps_done);
+/** Breaks the collective off and ends the world with `st` and `why`, unless it has ended: the members of the group get
+ *  `st`. Between enter and leave, or in an ari_alone_fn, which then returns an error. The caller touches no other's
+ *  memory any more and leaves as usual. */
+void ari_member_break(ari_member *m, ar_status st, const char *why);
+
+/* Ranks that are late or lost; before entering, or in the middle followed by ari_member_break. */
+
+/** Waits so long, or until the world has failed. */
+void ari_member_sleep(ari_member *m, uint64_t ns);
+/** Waits until the world has failed. Where every other rank has returned or is held like this one, nobody is left to
+ *  miss it: then it ends the world itself after the timeout, with AR_ERR_TIMEOUT and `why`. */
+void ari_member_hold(ari_member *m, const char *why);
 
 #endif

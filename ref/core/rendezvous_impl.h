@@ -8,37 +8,37 @@
 #include "ref/core/rendezvous.h"
 #include "ref/core/wait.h"
 
-/* Shared by the files of the rendezvous alone: world.c, rendezvous.c, agreement.c.
+/* Shared by the files of the rendezvous alone: world.c, rank_table.c, group.c, rendezvous.c, agreement.c.
  *
  * Locks, in the order in which they may be taken: a world's, then a rank's or a group's; never two of a kind. */
 
-enum {
-    ARI_CACHE_LINE = 64,
-    ARI_ACTIVITIES = 4, /* collectives a rank can be in at once: one on each of its queues */
-    ARI_TAG_BYTES = 72
-};
-
-typedef struct ari_activity {
-    bool on;
-    ari_kind kind;
-    const ari_group *group; /* lives while `on`: its member is in a call */
-    uint64_t seq;           /* in the group */
-    uint64_t since_ns;
-    char tag[ARI_TAG_BYTES]; /* copied: the call's own may be gone when a report is made */
-} ari_activity;
+enum { ARI_CACHE_LINE = 64 };
+/* In a group's word of leaves: a collective was broken off, and the group is at its end. */
+#define ARI_BROKEN ((uint64_t)1 << 63)
 
 /* A rank that returned with an error ends the world itself, so others need not report that it is missing. */
 typedef enum ari_return { ARI_RUNS, ARI_RETURNED_OK, ARI_RETURNED_ERROR } ari_return;
 
+/* A line of the table of ranks. */
+typedef struct ari_rank_row {
+    char current[96], group[32];
+    double waiting_s;
+} ari_rank_row;
+
 typedef struct ari_rank_state {
     _Alignas(ARI_CACHE_LINE) pthread_mutex_t lock;
     /* guarded by `lock` */
-    ari_activity now[ARI_ACTIVITIES];
-    ari_activity last; /* on: there is one */
+    ari_activity *now, **now_end;
+    ari_activity last; /* no group: there is none */
     uint64_t idle_since_ns;
     /* not guarded */
+    _Atomic uint64_t number; /* of collectives, over all groups */
+    atomic_int held;         /* threads in ari_member_hold */
     _Atomic(ari_return) returned;
-    ari_rank_view view; /* written once, at the first failure, before `st` */
+    /* written once, at the first failure, before the world's `st` */
+    ari_rank_view view;
+    ari_rank_row *rows; /* [row_count]; NULL where there was no memory for them: then the view tells */
+    size_t row_count;
 } ari_rank_state;
 
 struct ari_world {
@@ -62,10 +62,11 @@ struct ari_world {
 
 typedef struct ari_slot {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t entered; /* the sequence number of the last collective entered */
-    atomic_bool gone;                                  /* its member was dropped */
+    atomic_bool gone;                                  /* its member was dropped; set under the world's lock */
+    atomic_bool waits;                                 /* in an agreed collective, for other members, a while already */
     ari_call call;                                     /* read by others between agreement and end only */
-    ar_comm *comm;
-    uint64_t virtual_begin_ns, virtual_end_ns; /* end: written by the last member before the gate opens */
+    ar_comm *comm;                                     /* the same in every collective; ends after `gone` is set */
+    uint64_t virtual_begin_ns, virtual_end_ns;         /* end: written by the last member before the gate opens */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
 } ari_slot;
 
@@ -80,7 +81,9 @@ struct ari_group {
     int members_left;
     /* gate: collectives agreed upon << 17 | dead << 16 | members that have entered the next one. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t gate;
-    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t leaves; /* members that came to leave, since creation */
+    /* Members that came to leave, since creation | ARI_BROKEN: set before the last member of the collective comes, so
+     * that all find it, or not at all. */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t leaves;
     _Alignas(ARI_CACHE_LINE) ari_sleepers sleepers;
     /* Of the collective agreed upon last; written by its last member before the gate opens. */
     int last, virtual_last;    /* world ranks of the members that came last, by the two clocks */
@@ -95,9 +98,13 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size);
 /** "0-3, 8" of ascending or other ranks. */
 void ari_ranks_describe(const int *ranks, int n, char *text, size_t size);
 
-/** The rank begins and ends a collective; kept for reports. begin returns the line to give to end. */
-int ari_world_begin(ari_world *w, int rank, const ari_group *g, const ari_call *call, uint64_t seq);
-void ari_world_end(ari_world *w, int rank, int activity, bool finished);
+/** The member begins and ends a collective; kept for reports. */
+void ari_world_begin(ari_member *m, const ari_call *call);
+void ari_world_end(ari_member *m, bool finished);
+/** Takes what each rank is doing now. The world's lock held. */
+void ari_world_take_views(ari_world *w);
+/** Writes them, each line after a line break. */
+void ari_world_write_table(FILE *to, const ari_world *w);
 /** The status of a call of this rank in this group (NULL: none) after a failure, with its message. */
 ar_status ari_world_echo(ari_world *w, int rank, const ari_group *g);
 /** Something changed that waiting members must look at: wakes those of g (NULL: of all groups). */

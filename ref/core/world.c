@@ -17,6 +17,7 @@ static ar_status init_ranks(ari_world *w, int ranks)
         ari_rank_state *r = &w->rank[w->ranks];
         if (pthread_mutex_init(&r->lock, NULL) != 0)
             return AR_ERR_MEMORY;
+        r->now_end = &r->now;
         r->idle_since_ns = now;
     }
     return AR_OK;
@@ -66,8 +67,10 @@ void ari_world_destroy(ari_world *w)
         w->groups = g->next;
         ari_group_free(g);
     }
-    for (int i = 0; i < w->ranks; i++)
+    for (int i = 0; i < w->ranks; i++) {
         pthread_mutex_destroy(&w->rank[i].lock);
+        free(w->rank[i].rows);
+    }
     pthread_mutex_destroy(&w->lock);
     free(w->rank);
     free(w->message);
@@ -101,115 +104,12 @@ const ari_rank_view *ari_world_view(const ari_world *w, int rank)
     return &w->rank[rank].view;
 }
 
-/* --- what each rank is doing -------------------------------------------------------------------------------------- */
-
-int ari_world_begin(ari_world *w, int rank, const ari_group *g, const ari_call *call, uint64_t seq)
+uint64_t ari_world_number(ari_world *w, int rank)
 {
-    ari_rank_state *r = &w->rank[rank];
-    const uint64_t now = ari_wait_now_ns();
-    int line = 0;
-    pthread_mutex_lock(&r->lock);
-    while (line < ARI_ACTIVITIES && r->now[line].on)
-        line++;
-    if (line < ARI_ACTIVITIES) {
-        ari_activity *a = &r->now[line];
-        a->on = true;
-        a->kind = call->kind;
-        a->group = g;
-        a->seq = seq;
-        a->since_ns = now;
-        const size_t length = strnlen(call->tag, sizeof a->tag - 1);
-        memcpy(a->tag, call->tag, length);
-        a->tag[length] = '\0';
-    }
-    pthread_mutex_unlock(&r->lock);
-    return line < ARI_ACTIVITIES ? line : -1;
-}
-
-void ari_world_end(ari_world *w, int rank, int activity, bool finished)
-{
-    if (activity < 0)
-        return;
-    ari_rank_state *r = &w->rank[rank];
-    const uint64_t now = ari_wait_now_ns();
-    pthread_mutex_lock(&r->lock);
-    if (finished)
-        r->last = r->now[activity];
-    r->now[activity].on = false;
-    r->idle_since_ns = now;
-    pthread_mutex_unlock(&r->lock);
-}
-
-static int write_activity(char *text, size_t size, const ari_activity *a)
-{
-    return snprintf(text, size, "%s #%llu%s%s", ari_kind_name(a->kind), (unsigned long long)a->seq,
-                    a->tag[0] ? " " : "", a->tag);
-}
-
-/* The rank's lock held. */
-static const ari_activity *oldest_after(const ari_rank_state *r, const ari_activity *after)
-{
-    const ari_activity *best = NULL;
-    for (const ari_activity *a = r->now; a < r->now + ARI_ACTIVITIES; a++) {
-        const bool later = !after || a->since_ns > after->since_ns || (a->since_ns == after->since_ns && a > after);
-        if (a->on && later && (!best || a->since_ns < best->since_ns))
-            best = a;
-    }
-    return best;
-}
-
-static void take_view(ari_rank_state *r, uint64_t now_ns)
-{
-    ari_rank_view *v = &r->view;
-    pthread_mutex_lock(&r->lock);
-    uint64_t since = r->idle_since_ns;
-    if (r->last.on)
-        write_activity(v->last, sizeof v->last, &r->last);
-    else
-        snprintf(v->last, sizeof v->last, "none");
-    const ari_activity *a = oldest_after(r, NULL);
-    if (!a) {
-        snprintf(v->current, sizeof v->current, "%s", atomic_load(&r->returned) == ARI_RUNS ? "running" : "returned");
-    } else {
-        since = a->since_ns;
-        ari_ranks_describe(a->group->rank, a->group->n, v->group, sizeof v->group);
-        size_t used = 0;
-        for (; a && used < sizeof v->current; a = oldest_after(r, a)) {
-            if (used > 0)
-                used += (size_t)snprintf(v->current + used, sizeof v->current - used, "; ");
-            if (used < sizeof v->current)
-                used += (size_t)write_activity(v->current + used, sizeof v->current - used, a);
-        }
-    }
-    v->waiting_s = now_ns > since ? (double)(now_ns - since) * 1e-9 : 0.0;
-    pthread_mutex_unlock(&r->lock);
+    return atomic_fetch_add(&w->rank[rank].number, 1) + 1;
 }
 
 /* --- failure ------------------------------------------------------------------------------------------------------ */
-
-/* Neighbouring ranks that were at the same place share a line, so that the table of a large world can be read. */
-static void write_table(FILE *to, const ari_world *w)
-{
-    const char *const row = "\n%9s  %-36s  %-36s  %-12s  %s";
-    fprintf(to, row, "rank", "last finished", "now", "with ranks", "for");
-    for (int i = 0, end; i < w->ranks; i = end) {
-        const ari_rank_view *v = &w->rank[i].view;
-        double longest = v->waiting_s;
-        for (end = i + 1; end < w->ranks; end++) {
-            const ari_rank_view *u = &w->rank[end].view;
-            if (strcmp(u->last, v->last) != 0 || strcmp(u->current, v->current) != 0 || strcmp(u->group, v->group) != 0)
-                break;
-            longest = u->waiting_s > longest ? u->waiting_s : longest;
-        }
-        char who[32], time[32];
-        snprintf(time, sizeof time, "%.3f s", longest);
-        if (end == i + 1)
-            snprintf(who, sizeof who, "%d", i);
-        else
-            snprintf(who, sizeof who, "%d-%d", i, end - 1);
-        fprintf(to, row, who, v->last, v->current, v->group, time);
-    }
-}
 
 static char *make_message(const ari_world *w)
 {
@@ -219,7 +119,7 @@ static char *make_message(const ari_world *w)
     if (!to)
         return NULL;
     fputs(w->line, to);
-    write_table(to, w);
+    ari_world_write_table(to, w);
     if (fclose(to) != 0) {
         free(text);
         return NULL;
@@ -256,9 +156,7 @@ void ari_world_fail(ari_world *w, int rank, const ari_group *with, ar_status st,
 {
     pthread_mutex_lock(&w->lock);
     if (atomic_load(&w->st) == AR_OK) {
-        const uint64_t now = ari_wait_now_ns();
-        for (int i = 0; i < w->ranks; i++)
-            take_view(&w->rank[i], now);
+        ari_world_take_views(w);
         w->failed_rank = rank;
         w->failed_group = with ? with->id : 0;
         keep_line(w, what);

@@ -476,9 +476,9 @@ static ar_status two_queues_two_groups(ar_comm *c, ar_queue *q, fail_run *run, i
         st = ar_queue_create(&other, AR_QUEUE_THREAD, "other");
     /* Opposite orders of enqueuing are no deadlock: each queue is in order by itself. */
     for (int i = 0; i < 50 && st == AR_OK; i++) {
-        st = ar_comm_barrier(r % 2 ? g : c, r % 2 ? other : q, "first");
+        st = r % 2 ? ar_comm_barrier(g, other, "group") : ar_comm_barrier(c, q, "world");
         if (st == AR_OK)
-            st = ar_comm_barrier(r % 2 ? c : g, r % 2 ? q : other, "second");
+            st = r % 2 ? ar_comm_barrier(c, q, "world") : ar_comm_barrier(g, other, "group");
     }
     if (st == AR_OK)
         st = ar_queue_sync(other, 0);

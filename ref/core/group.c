@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/rendezvous_impl.h"
+
+void ari_group_free(ari_group *g)
+{
+    ari_sleepers_fini(&g->sleepers);
+    free(g->slot);
+    free(g->rank);
+    free(g);
+}
+
+static ari_group *group_alloc(int n)
+{
+    ari_group *g = aligned_alloc(ARI_CACHE_LINE, sizeof *g);
+    if (!g)
+        return NULL;
+    memset(g, 0, sizeof *g);
+    g->rank = malloc((size_t)n * sizeof *g->rank);
+    g->slot = aligned_alloc(ARI_CACHE_LINE, (size_t)n * sizeof *g->slot);
+    if (g->rank && g->slot && ari_sleepers_init(&g->sleepers) == 0) {
+        memset(g->slot, 0, (size_t)n * sizeof *g->slot);
+        return g;
+    }
+    free(g->slot);
+    free(g->rank);
+    free(g);
+    return NULL;
+}
+
+ar_status ari_group_create(ari_group **gives, ari_world *w, const int *ranks, int n)
+{
+    *gives = NULL;
+    ari_group *g = group_alloc(n);
+    if (!g)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a group of %d ranks", n);
+    g->world = w;
+    g->n = n;
+    g->members_left = n;
+    memcpy(g->rank, ranks, (size_t)n * sizeof *ranks);
+    pthread_mutex_lock(&w->lock);
+    g->id = ++w->groups_made;
+    g->next = w->groups;
+    g->at = &w->groups;
+    if (g->next)
+        g->next->at = &g->next;
+    w->groups = g;
+    pthread_mutex_unlock(&w->lock);
+    *gives = g;
+    return AR_OK;
+}
+
+int ari_group_size(const ari_group *g)
+{
+    return g->n;
+}
+
+ari_world *ari_group_world(const ari_group *g)
+{
+    return g->world;
+}
+
+int ari_group_rank(const ari_group *g, int index)
+{
+    return g->rank[index];
+}
+
+const ari_call *ari_group_call(const ari_group *g, int index)
+{
+    return &g->slot[index].call;
+}
+
+ar_comm *ari_group_comm(const ari_group *g, int index)
+{
+    return g->slot[index].comm;
+}
+
+void ari_member_init(ari_member *m, ari_group *g, int index)
+{
+    *m = (ari_member){.group = g, .index = index, .rank = g->rank[index]};
+}
+
+void ari_member_fini(ari_member *m)
+{
+    ari_group *g = m->group;
+    ari_world *w = g->world;
+    pthread_mutex_lock(&w->lock);
+    atomic_store(&g->slot[m->index].gone, true);
+    const bool last = --g->members_left == 0;
+    if (last) {
+        *g->at = g->next;
+        if (g->next)
+            g->next->at = g->at;
+    } else {
+        atomic_fetch_add(&w->signals, 1);
+        ari_group_wake(g);
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (last)
+        ari_group_free(g);
+}
+
+void ari_group_wake(ari_group *g)
+{
+    ari_wake(&g->sleepers);
+}
+
+/* --- virtual time ------------------------------------------------------------------------------------------------- */
+
+uint64_t ari_group_virtual_begin(const ari_group *g, int index)
+{
+    return g->slot[index].virtual_begin_ns;
+}
+
+void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns)
+{
+    g->slot[index].virtual_end_ns = ns;
+}
+
+void ari_group_set_virtual_last(ari_group *g, int index)
+{
+    g->virtual_last = g->rank[index];
+    g->virtual_begin_ns = g->slot[index].virtual_begin_ns;
+}

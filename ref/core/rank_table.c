@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/rendezvous_impl.h"
+
+/* What each rank is doing, and the table of it when the world fails. */
+
+void ari_world_begin(ari_member *m, const ari_call *call)
+{
+    ari_rank_state *r = &m->group->world->rank[m->rank];
+    ari_activity *a = &m->activity;
+    const size_t length = strnlen(call->tag, sizeof a->tag - 1);
+    pthread_mutex_lock(&r->lock);
+    *a = (ari_activity){
+        .kind = call->kind, .group = m->group, .seq = m->seq, .since_ns = ari_wait_now_ns(), .at = r->now_end};
+    memcpy(a->tag, call->tag, length);
+    *a->at = a;
+    r->now_end = &a->next;
+    pthread_mutex_unlock(&r->lock);
+}
+
+void ari_world_end(ari_member *m, bool finished)
+{
+    ari_rank_state *r = &m->group->world->rank[m->rank];
+    ari_activity *a = &m->activity;
+    pthread_mutex_lock(&r->lock);
+    *a->at = a->next;
+    if (a->next)
+        a->next->at = a->at;
+    else
+        r->now_end = a->at;
+    if (finished)
+        r->last = *a;
+    r->idle_since_ns = ari_wait_now_ns();
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* --- taking views ------------------------------------------------------------------------------------------------- */
+
+static int write_activity(char *text, size_t size, const ari_activity *a)
+{
+    return snprintf(text, size, "%s #%llu%s%s", ari_kind_name(a->kind), (unsigned long long)a->seq,
+                    a->tag[0] ? " " : "", a->tag);
+}
+
+static double seconds_since(uint64_t since_ns, uint64_t now_ns)
+{
+    return now_ns > since_ns ? (double)(now_ns - since_ns) * 1e-9 : 0.0;
+}
+
+/* All that the rank is in, in one text. Its lock held. */
+static void join_activities(const ari_rank_state *r, char *text, size_t size)
+{
+    static const char more[] = "; ...";
+    size_t used = 0;
+    for (const ari_activity *a = r->now; a; a = a->next) {
+        char one[96];
+        const size_t length = (size_t)write_activity(one, sizeof one, a);
+        const size_t room = size - used - (a->next ? sizeof more - 1 : 0);
+        if (used > 0 && length + 2 >= room) {
+            snprintf(text + used, size - used, "%s", more);
+            return;
+        }
+        used += (size_t)snprintf(text + used, size - used, "%s%s", used > 0 ? "; " : "", one);
+        used = used < size ? used : size - 1;
+    }
+}
+
+/* The rank's lock held. */
+static void take_rows(ari_rank_state *r, uint64_t now_ns)
+{
+    for (const ari_activity *a = r->now; a; a = a->next)
+        r->row_count++;
+    r->rows = calloc(r->row_count, sizeof *r->rows);
+    ari_rank_row *row = r->rows;
+    for (const ari_activity *a = r->now; row && a; a = a->next, row++) {
+        write_activity(row->current, sizeof row->current, a);
+        ari_ranks_describe(a->group->rank, a->group->n, row->group, sizeof row->group);
+        row->waiting_s = seconds_since(a->since_ns, now_ns);
+    }
+}
+
+static void take_view(ari_rank_state *r, uint64_t now_ns)
+{
+    ari_rank_view *v = &r->view;
+    pthread_mutex_lock(&r->lock);
+    if (r->last.group)
+        write_activity(v->last, sizeof v->last, &r->last);
+    else
+        snprintf(v->last, sizeof v->last, "none");
+    const ari_activity *oldest = r->now;
+    if (oldest) {
+        ari_ranks_describe(oldest->group->rank, oldest->group->n, v->group, sizeof v->group);
+        join_activities(r, v->current, sizeof v->current);
+        take_rows(r, now_ns);
+    } else {
+        snprintf(v->current, sizeof v->current, "%s", atomic_load(&r->returned) == ARI_RUNS ? "running" : "returned");
+    }
+    v->waiting_s = seconds_since(oldest ? oldest->since_ns : r->idle_since_ns, now_ns);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void ari_world_take_views(ari_world *w)
+{
+    const uint64_t now = ari_wait_now_ns();
+    for (int i = 0; i < w->ranks; i++)
+        take_view(&w->rank[i], now);
+}
+
+/* --- the table ---------------------------------------------------------------------------------------------------- */
+
+static size_t rows_of(const ari_rank_state *r)
+{
+    return r->rows ? r->row_count : 1;
+}
+
+static ari_rank_row row_at(const ari_rank_state *r, size_t i)
+{
+    if (r->rows)
+        return r->rows[i];
+    ari_rank_row row = {.waiting_s = r->view.waiting_s};
+    memcpy(row.current, r->view.current, sizeof row.current);
+    memcpy(row.group, r->view.group, sizeof row.group);
+    return row;
+}
+
+static bool same_place(const ari_rank_state *a, const ari_rank_state *b)
+{
+    bool same = strcmp(a->view.last, b->view.last) == 0 && rows_of(a) == rows_of(b);
+    for (size_t i = 0; same && i < rows_of(a); i++) {
+        const ari_rank_row x = row_at(a, i), y = row_at(b, i);
+        same = strcmp(x.current, y.current) == 0 && strcmp(x.group, y.group) == 0;
+    }
+    return same;
+}
+
+/* Neighbouring ranks that were at the same place share their lines, so that the table of a large world can be read; a
+ * rank in several collectives has a line for each, the oldest first. */
+void ari_world_write_table(FILE *to, const ari_world *w)
+{
+    const char *const line = "\n%9s  %-36s  %-36s  %-12s  %s";
+    fprintf(to, line, "rank", "last finished", "now", "with ranks", "for");
+    for (int first = 0, end; first < w->ranks; first = end) {
+        const ari_rank_state *r = &w->rank[first];
+        for (end = first + 1; end < w->ranks && same_place(r, &w->rank[end]);)
+            end++;
+        char who[32];
+        snprintf(who, sizeof who, end == first + 1 ? "%d" : "%d-%d", first, end - 1);
+        for (size_t i = 0; i < rows_of(r); i++) {
+            const ari_rank_row row = row_at(r, i);
+            double longest = row.waiting_s;
+            for (int k = first + 1; k < end; k++) {
+                const double waits = row_at(&w->rank[k], i).waiting_s;
+                longest = waits > longest ? waits : longest;
+            }
+            char time[32];
+            snprintf(time, sizeof time, "%.3f s", longest);
+            fprintf(to, line, i == 0 ? who : "", i == 0 ? r->view.last : "", row.current, row.group, time);
+        }
+    }
+}
