@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/core/span.h"
 #include "ref/layers/dropout.h"
 #include "ref/layers/norm.h"
 #include "ref/layers/parts.h"
@@ -66,14 +67,16 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(drop_backward(&m->after_mlp, ctx, &dropped, dy));
     AR_TRY(ar_module_backward(m->mlp, ctx, saved, &df, &dropped, batch));
     release_dropped(ctx, &dropped);
-    AR_TRY(ari_norm_backward(m->norm2, ctx, saved, &dn2, &dr, &df, dy));
+    ari_span_begin("%s:bwd", m->norm2->name);
+    AR_TRY(ari_span_end(ari_norm_backward(m->norm2, ctx, saved, &dn2, &dr, &df, dy)));
     AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'b', &dr));
     AR_TRY(drop_backward(&m->after_attention, ctx, &dropped, &dr));
     AR_TRY(ar_module_backward(m->attention, ctx, saved, &da, &dropped, batch));
     release_dropped(ctx, &dropped);
     if (!dx)
         dx = &unwanted;
-    AR_TRY(ari_norm_backward(m->norm1, ctx, saved, &dn1, dx, &da, &dr));
+    ari_span_begin("%s:bwd", m->norm1->name);
+    AR_TRY(ari_span_end(ari_norm_backward(m->norm1, ctx, saved, &dn1, dx, &da, &dr)));
     ar_tensor *const ended[] = {&df, &dn2, &dr, &da, &dn1};
     for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
         ar_ctx_release(ctx, ended[i]);

@@ -7,6 +7,7 @@
 
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/core/span.h"
 #include "ref/layers/loss.h"
 #include "ref/models/model.h"
 #include "ref/models/names.h"
@@ -181,21 +182,26 @@ ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx)
     size_t n = 0;
     ar_param **all = NULL;
     AR_TRY(ari_model_list(&all, &n, m));
-    const ar_status st = ar_params_reduce(all, n, ctx);
+    ari_span_begin("reduce gradients");
+    const ar_status st = ari_span_end(ar_params_reduce(all, n, ctx));
     free(all);
     return st;
 }
 
 ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets)
 {
-    return m->head ? ar_lm_head_loss(m->head, ctx, loss, targets) : ari_loss_value(&m->sum, ctx, loss, 1.0);
+    ari_span_begin("loss");
+    return ari_span_end(m->head ? ar_lm_head_loss(m->head, ctx, loss, targets)
+                                : ari_loss_value(&m->sum, ctx, loss, 1.0));
 }
 
 ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
+    const ari_outer_names *names = ari_outer_names_of(m->config.arch);
     ar_tensor x, y;
     ar_ctx_place(ctx, batch);
-    AR_TRY(ar_embedding_forward(m->embedding, ctx, saved, &x, batch));
+    ari_span_begin("%s:fwd", names->embedded);
+    AR_TRY(ari_span_end(ar_embedding_forward(m->embedding, ctx, saved, &x, batch)));
     for (size_t i = 0; i < m->config.layers; i++) {
         AR_TRY(ar_module_forward(m->blocks[i], ctx, saved, &y, &x, batch));
         x = y;
@@ -204,15 +210,18 @@ ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_b
         AR_TRY(ar_module_forward(m->final_norm, ctx, saved, &y, &x, batch));
         x = y;
     }
-    return m->head ? ar_lm_head_forward(m->head, ctx, saved, &x, batch) : ari_loss_add(&m->sum, ctx, &x);
+    ari_span_begin("%s:fwd", m->head ? names->head : "loss");
+    return ari_span_end(m->head ? ar_lm_head_forward(m->head, ctx, saved, &x, batch) : ari_loss_add(&m->sum, ctx, &x));
 }
 
 ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
+    const ari_outer_names *names = ari_outer_names_of(m->config.arch);
     ar_tensor dx, dy;
     ar_ctx_place(ctx, batch);
     if (m->head) {
-        AR_TRY(ar_lm_head_backward(m->head, ctx, saved, &dy, batch));
+        ari_span_begin("%s:bwd", names->head);
+        AR_TRY(ari_span_end(ar_lm_head_backward(m->head, ctx, saved, &dy, batch)));
     } else {
         const size_t ranks = ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
         const size_t shape[3] = {batch->batch, batch->seq / ranks, m->config.hidden};
@@ -229,5 +238,6 @@ ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_
         ar_ctx_release(ctx, &dy);
         dy = dx;
     }
-    return ar_embedding_backward(m->embedding, ctx, saved, &dy, batch);
+    ari_span_begin("%s:bwd", names->embedded);
+    return ari_span_end(ar_embedding_backward(m->embedding, ctx, saved, &dy, batch));
 }

@@ -6,6 +6,7 @@
 #include "anyrank/train.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/core/span.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/numerics/optimizer.h"
@@ -92,13 +93,21 @@ static ar_status own_batches(ar_batch **gives, size_t *n, const ar_ctx *ctx, con
     return AR_OK;
 }
 
-static ar_status forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, ar_train_result *result)
+static ar_status forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index,
+                         ar_train_result *result)
 {
     size_t now = 0, peak = 0;
-    AR_TRY(ar_model_forward(m, ctx, saved, batch));
+    ari_span_begin("micro-batch %zu:fwd", index);
+    AR_TRY(ari_span_end(ar_model_forward(m, ctx, saved, batch)));
     ar_ctx_memory(ctx, &now, &peak);
     result->stored_bytes = now > result->stored_bytes ? now : result->stored_bytes;
     return AR_OK;
+}
+
+static ar_status backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index)
+{
+    ari_span_begin("micro-batch %zu:bwd", index);
+    return ari_span_end(ar_model_backward(m, ctx, saved, batch));
 }
 
 /* Each micro-batch forward and backward, its memory given back before the next; or all forward, then all backward. */
@@ -107,16 +116,16 @@ static ar_status run_batches(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar
 {
     const bool all_first = o->parallel.forward_first;
     for (size_t i = 0; i < n; i++) {
-        AR_TRY(forward(m, ctx, saved, &micro[i], result));
+        AR_TRY(forward(m, ctx, saved, &micro[i], i, result));
         if (!o->forward_only && !all_first)
-            AR_TRY(ar_model_backward(m, ctx, saved, &micro[i]));
+            AR_TRY(backward(m, ctx, saved, &micro[i], i));
         if (!all_first) {
             ar_saved_clear(saved);
             ar_ctx_end_step(ctx);
         }
     }
     for (size_t i = n; all_first && !o->forward_only && i-- > 0;)
-        AR_TRY(ar_model_backward(m, ctx, saved, &micro[i]));
+        AR_TRY(backward(m, ctx, saved, &micro[i], i));
     return AR_OK;
 }
 
@@ -168,8 +177,10 @@ static ar_status run_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_
         goto done;
     AR_TRY_TO(done, st, ar_model_reduce_grads(m, ctx));
     ar_ctx_end_step(ctx); /* activations of all micro-batches, before the update takes memory */
-    if (optimizer)
-        AR_TRY_TO(done, st, update(result, m, ctx, optimizer, o->clip));
+    if (optimizer) {
+        ari_span_begin("optimizer");
+        AR_TRY_TO(done, st, ari_span_end(update(result, m, ctx, optimizer, o->clip)));
+    }
 done:
     ar_saved_destroy(saved);
     free(micro);
@@ -182,7 +193,8 @@ ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_op
     *result = (ar_train_result){0};
     AR_TRY(check_options(ctx, o));
     ar_ctx_begin_step(ctx, step);
-    const ar_status st = run_step(result, m, ctx, optimizer, global, o);
+    ari_span_begin("step %u", (unsigned)step);
+    const ar_status st = ari_span_end(run_step(result, m, ctx, optimizer, global, o));
     ar_ctx_end_step(ctx);
     return st;
 }
