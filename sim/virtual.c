@@ -1,13 +1,265 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What a collective takes on the cluster of virtual time: from when its members came and what each called, when each is
+ * done (docs/virtual-time.md). Nothing else goes in, neither how the data really moves nor when. */
 #include "sim/sim_impl.h"
+
+enum { MOST_MEMBERS = 4096 }; /* ar_sim_run takes no more ranks */
+
+/* A time since the first member came, and the member whose coming decided it. Not rounded: a collective is rounded to
+ * nanoseconds once, at its end. */
+typedef struct moment {
+    double ns;
+    int from;
+} moment;
+
+typedef struct timing {
+    const ar_sim_cluster *cluster;
+    const ari_group *group;
+    const ari_call *call; /* member 0's; the others' agree with it */
+    int n;
+    int node[MOST_MEMBERS];
+    moment at[MOST_MEMBERS];                        /* when each came; at the end when it is done */
+    moment sends[MOST_MEMBERS], gets[MOST_MEMBERS]; /* direct messages: when its port is free */
+    int order[MOST_MEMBERS];                        /* direct messages: members in the order in which they came */
+} timing;
+
+/* Of two moments that are equal, the first decides. */
+static moment later(moment a, moment b)
+{
+    return b.ns > a.ns ? b : a;
+}
+
+static moment plus(moment a, double ns)
+{
+    return (moment){a.ns + ns, a.from};
+}
+
+static const ar_sim_link *link_of(const timing *t, int a, int b)
+{
+    return t->node[a] == t->node[b] ? &t->cluster->inside : &t->cluster->between;
+}
+
+static double latency_ns(const ar_sim_link *l)
+{
+    return l->latency_s * 1e9;
+}
+
+static double moving_ns(const ar_sim_link *l, size_t bytes)
+{
+    return (double)bytes / l->bytes_per_s * 1e9;
+}
+
+/* --- rings -------------------------------------------------------------------------------------------------------- */
+
+static size_t chunk_bytes(const timing *t, int chunk)
+{
+    const ari_call *call = t->call;
+    size_t start = 0, size = 0;
+    if (call->kind == ARI_BARRIER)
+        return 0;
+    if (call->counts)
+        size = call->counts[chunk];
+    else
+        ar_comm_slice(call->count, t->n, chunk, &start, &size);
+    return size * ar_dtype_bytes(call->dtype);
+}
+
+/* n - 1 steps: in step s member r receives chunk r + first - s from its left neighbour, when both have done the step
+ * before. An empty chunk takes the latency too: the step is made all the same. */
+static void ring(timing *t, int first)
+{
+    const int n = t->n;
+    for (int s = 1; s < n; s++) {
+        moment left = t->at[n - 1];
+        for (int r = 0; r < n; r++) {
+            const ar_sim_link *l = link_of(t, r > 0 ? r - 1 : n - 1, r);
+            const moment own = t->at[r];
+            const size_t bytes = chunk_bytes(t, (r + first - s + 2 * n) % n);
+            t->at[r] = plus(later(own, left), latency_ns(l) + moving_ns(l, bytes));
+            left = own;
+        }
+    }
+}
+
+/* Partial sums of chunk c go from c + 1 round to c. */
+static void ring_reduce_scatter(timing *t)
+{
+    ring(t, -1);
+}
+
+/* Chunk c goes from c round to c - 1. */
+static void ring_all_gather(timing *t)
+{
+    ring(t, 0);
+}
+
+/* Everything goes from `start` to the right through all members, each passing on what has come so far: as many small
+ * pieces, so that a link's latency counts once and the slowest link's rate decides. */
+static void chain(timing *t, int start, size_t bytes)
+{
+    moment first = t->at[start], last = first; /* of the data, at the member before */
+    int before = start;
+    for (int p = 1; p < t->n; p++) {
+        const int r = (start + p) % t->n;
+        const ar_sim_link *l = link_of(t, before, r);
+        const double latency = latency_ns(l), moving = moving_ns(l, bytes);
+        t->at[before] = later(last, plus(first, moving)); /* it has received, and sent */
+        first = plus(later(t->at[r], first), latency);
+        last = later(plus(first, moving), plus(last, latency));
+        before = r;
+    }
+    t->at[before] = last;
+}
+
+/* --- direct messages ---------------------------------------------------------------------------------------------- */
+
+/* What member i sends to member k. */
+static size_t message_bytes(const timing *t, int i, int k)
+{
+    const ari_call *call = ari_group_call(t->group, i);
+    size_t count = 0;
+    switch (call->kind) {
+    case ARI_GATHER:
+        count = k == call->root ? call->counts[i] : 0;
+        break;
+    case ARI_SCATTER:
+        count = i == call->root ? call->counts[k] : 0;
+        break;
+    case ARI_ALL_TO_ALL:
+        count = call->counts[k];
+        break;
+    case ARI_EXCHANGE:
+        for (size_t o = 0; o < call->count; o++)
+            count += call->p2p[o].send && call->p2p[o].peer == k ? call->p2p[o].count : 0;
+        break;
+    case ARI_SEND: /* of a channel: its member 0, to its member 1 */
+        count = call->count;
+        break;
+    default:
+        break;
+    }
+    return count * ar_dtype_bytes(call->dtype);
+}
+
+/* The message has the sender's port out and the receiver's port in to itself while it moves; both are done a latency
+ * later. No message where there is nothing to send. */
+static void message(timing *t, int i, int k)
+{
+    const size_t bytes = message_bytes(t, i, k);
+    if (bytes == 0)
+        return;
+    const ar_sim_link *l = link_of(t, i, k);
+    const moment moved = plus(later(t->sends[i], t->gets[k]), moving_ns(l, bytes));
+    const moment arrived = plus(moved, latency_ns(l));
+    t->sends[i] = t->gets[k] = moved;
+    t->at[i] = later(t->at[i], arrived);
+    t->at[k] = later(t->at[k], arrived);
+}
+
+/* Members in the order in which they came, the lower first of those that came at once. */
+static void sort_by_coming(timing *t)
+{
+    for (int i = 0; i < t->n; i++) {
+        int at = i;
+        for (; at > 0 && t->sends[t->order[at - 1]].ns > t->sends[i].ns; at--)
+            t->order[at] = t->order[at - 1];
+        t->order[at] = i;
+    }
+}
+
+/* The messages of those that came at the time `now`, order[begin..end), with each other and with those before them: to
+ * the next neighbours first, so that every port has one message at a time. */
+static void messages_of(timing *t, const double came[], int begin, int end)
+{
+    const double now = came[t->order[begin]];
+    for (int s = 1; s < t->n; s++) {
+        for (int j = begin; j < end; j++) {
+            const int i = t->order[j], right = (i + s) % t->n, left = (i - s + t->n) % t->n;
+            if (came[right] <= now)
+                message(t, i, right);
+            if (came[left] < now)
+                message(t, left, i);
+        }
+    }
+}
+
+static void direct(timing *t)
+{
+    double came[MOST_MEMBERS];
+    for (int i = 0; i < t->n; i++) {
+        t->sends[i] = t->gets[i] = t->at[i];
+        came[i] = t->at[i].ns;
+    }
+    sort_by_coming(t);
+    for (int begin = 0, end = 0; begin < t->n; begin = end) {
+        while (end < t->n && came[t->order[end]] <= came[t->order[begin]])
+            end++;
+        messages_of(t, came, begin, end);
+    }
+}
+
+/* --- all kinds ---------------------------------------------------------------------------------------------------- */
+
+static void run_kind(timing *t)
+{
+    const ari_call *call = t->call;
+    const size_t bytes = call->count * ar_dtype_bytes(call->dtype);
+    switch (call->kind) {
+    case ARI_ALL_REDUCE:
+    case ARI_BARRIER: /* an all-reduce of nothing */
+        ring_reduce_scatter(t);
+        ring_all_gather(t);
+        break;
+    case ARI_REDUCE_SCATTER:
+        ring_reduce_scatter(t);
+        break;
+    case ARI_ALL_GATHER:
+        ring_all_gather(t);
+        break;
+    case ARI_BROADCAST:
+        chain(t, call->root, bytes);
+        break;
+    case ARI_REDUCE:
+        chain(t, (call->root + 1) % t->n, bytes);
+        break;
+    case ARI_ALL_TO_ALL:
+    case ARI_GATHER:
+    case ARI_SCATTER:
+    case ARI_EXCHANGE:
+    case ARI_SEND:
+    case ARI_RECV:
+        direct(t);
+        break;
+    case ARI_SPLIT: /* takes no time, but needs what everybody called */
+    case ARI_KIND_COUNT:
+        break;
+    }
+}
 
 void ari_virtual_cost(void *user, ari_group *g)
 {
-    (void)user;
-    int last = 0;
-    for (int i = 1; i < ari_group_size(g); i++)
+    timing t;
+    t.cluster = user;
+    t.group = g;
+    t.call = ari_group_call(g, 0);
+    t.n = ari_group_size(g);
+    int first = 0, last = 0;
+    for (int i = 0; i < t.n; i++) {
+        first = ari_group_virtual_begin(g, i) < ari_group_virtual_begin(g, first) ? i : first;
         last = ari_group_virtual_begin(g, i) > ari_group_virtual_begin(g, last) ? i : last;
+    }
+    const uint64_t base = ari_group_virtual_begin(g, first);
+    for (int i = 0; i < t.n; i++) {
+        const int per_node = t.cluster->ranks_per_node;
+        t.node[i] = per_node > 0 ? ari_group_rank(g, i) / per_node : 0;
+        t.at[i] = (moment){(double)(ari_group_virtual_begin(g, i) - base), i};
+    }
+    if (t.call->kind == ARI_SPLIT) {
+        for (int i = 0; i < t.n; i++)
+            t.at[i] = later(t.at[i], t.at[last]);
+    }
+    run_kind(&t);
     ari_group_set_virtual_last(g, last);
-    for (int i = 0; i < ari_group_size(g); i++)
-        ari_group_set_virtual_end(g, i, ari_group_virtual_begin(g, last));
+    for (int i = 0; i < t.n; i++)
+        ari_group_set_virtual_end(g, i, base + (uint64_t)(t.at[i].ns + 0.5), t.at[i].from);
 }

@@ -114,9 +114,10 @@ uint64_t ari_group_virtual_begin(const ari_group *g, int index)
     return g->slot[index].virtual_begin_ns;
 }
 
-void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns)
+void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns, int from)
 {
     g->slot[index].virtual_end_ns = ns;
+    g->slot[index].virtual_from = g->rank[from];
 }
 
 void ari_group_set_virtual_last(ari_group *g, int index)

@@ -33,6 +33,7 @@ typedef struct ari_record {
     int ranks;                             /* of the group */
     int last;                              /* world rank of the member that came last, by the real clock */
     int virtual_last;                      /* and by the virtual one */
+    int virtual_from;                      /* world rank of the member whose coming decided virtual_end_ns */
     uint64_t agreed_ns, virtual_agreed_ns; /* when all had come */
     uint64_t bytes_read, bytes_written;    /* by this rank, of other ranks' memory */
     /* transfer; wait */

@@ -171,6 +171,7 @@ void ari_member_advance(ari_member *m, uint64_t steps_done)
 {
     atomic_store(&m->group->slot[m->index].steps, steps_done);
     ari_group_wake(m->group);
+    ari_wait_yield();
 }
 
 bool ari_member_await(ari_member *m, int index, uint64_t steps_done)
@@ -399,6 +400,7 @@ static void record_agreed(ari_member *m)
     m->record.agreed_ns = ari_now_ns();
     m->record.last = g->last;
     m->record.virtual_last = g->virtual_last;
+    m->record.virtual_from = g->slot[m->index].virtual_from;
     m->record.virtual_agreed_ns = g->virtual_begin_ns;
 }
 
@@ -439,6 +441,7 @@ static ar_status used_twice(ari_member *m, const ari_call *call)
 ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_alone_fn alone, void *arg)
 {
     ari_group *g = m->group;
+    ari_wait_yield();
     if (ari_world_status(g->world) != AR_OK)
         return ari_world_echo(g->world, m->rank, g);
     if (atomic_exchange(&m->in, 1) != 0)
@@ -478,10 +481,12 @@ ar_status ari_member_leave(ari_member *m)
      * entered, so that it cannot have been agreed upon. */
     const bool broken = is_broken(g);
     out(m, !broken);
+    ari_wait_yield();
     return broken ? ari_world_echo(g->world, m->rank, g) : AR_OK;
 }
 
 void ari_member_done(ari_member *m)
 {
     out(m, true);
+    ari_wait_yield();
 }

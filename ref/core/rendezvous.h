@@ -93,10 +93,10 @@ int ari_group_rank(const ari_group *g, int index); /* in the world */
 const ari_call *ari_group_call(const ari_group *g, int index);
 ar_comm *ari_group_comm(const ari_group *g, int index);
 
-/** Virtual time: when member `index` came to the collective, and when it is done with it. For virtual_cost alone, which
- *  also says which member came last (by index). */
+/** Virtual time: when member `index` came to the collective, and when it is done with it, which the coming of member
+ *  `from` decided. For virtual_cost alone, which also says which member came last (by index). */
 uint64_t ari_group_virtual_begin(const ari_group *g, int index);
-void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns);
+void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns, int from);
 void ari_group_set_virtual_last(ari_group *g, int index);
 
 void ari_member_init(ari_member *m, ari_group *g, int index);

@@ -67,6 +67,7 @@ typedef struct ari_slot {
     ari_call call;                                     /* read by others between agreement and end only */
     ar_comm *comm;                                     /* the same in every collective; ends after `gone` is set */
     uint64_t virtual_begin_ns, virtual_end_ns;         /* end: written by the last member before the gate opens */
+    int virtual_from;                                  /* and so is this: whose coming decided it; in the world */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
 } ari_slot;
 
