@@ -16,7 +16,10 @@ typedef struct bench_values {
     ari_common common;
     const char *what, *model;
     ari_layout_values layout;
-    size_t m, n, k, batch, seq;
+    size_t m, n, k, batch, seq, bytes;
+    int ranks;       /* 0: not given */
+    int dtype;       /* -1: not given */
+    int algorithm;   /* ar_sim_algorithm */
     int repetitions; /* 0: not given */
 } bench_values;
 
@@ -62,7 +65,31 @@ static const ari_option options[] = {
      .min = 1,
      .max = 1000,
      .value = "R",
-     .help = "of which the medians are told (default 7; block 15)"},
+     .help = "of which the medians are told (default 7; block, step, allreduce 15)"},
+    {.name = "ranks",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(bench_values, ranks),
+     .min = 2,
+     .max = 4096,
+     .value = "N",
+     .help = "allreduce: simulated ranks (default: 2, 4 and 8)"},
+    {.name = "bytes",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(bench_values, bytes),
+     .min = 1,
+     .max = 1e12,
+     .value = "D",
+     .help = "allreduce: bytes of each rank's input (default: seven sizes, 1 KiB to 100 MiB)"},
+    {.name = "dtype",
+     .kind = ARI_OPT_ENUM,
+     .at = offsetof(bench_values, dtype),
+     .choices = ari_bench_dtype_names,
+     .help = "allreduce: what is summed (default: both)"},
+    {.name = "algorithm",
+     .kind = ARI_OPT_ENUM,
+     .at = offsetof(bench_values, algorithm),
+     .choices = ari_bench_algorithm_names,
+     .help = "allreduce: how data moves (default auto: last for short messages, else direct)"},
     ARI_LAYOUT_OPTIONS(bench_values, "step: tensor-parallel ranks (default 4 where no layout is given)",
                        "step: exact or native (default: both)"),
     ARI_LAYOUT_STEP_OPTIONS(bench_values),
@@ -73,16 +100,16 @@ static const ari_positional positionals[] = {
     {.name = "WHAT",
      .at = offsetof(bench_values, what),
      .required = true,
-     .help = "gemm, grad, block or step (allreduce: not in this version)"},
+     .help = "gemm, grad, block, step or allreduce"},
     {.name = "MODEL", .at = offsetof(bench_values, model), .help = "step: as check has it (default llama-demo)"},
     {0},
 };
 
 static const ari_args_spec spec = {
     .command = "bench",
-    .summary = "Times exact arithmetic against native, interleaved in one run.",
+    .summary = "Times what anyrank does against what bounds it, interleaved in one run.",
     .example = "anyrank bench gemm\nanyrank bench gemm --m 1024 --n 768 --k 3072 --threads 1\nanyrank bench block\n"
-               "anyrank bench step llama-demo --tp 4",
+               "anyrank bench step llama-demo --tp 4\nanyrank bench allreduce --ranks 4 --bytes 1048576",
     .options = options,
     .positionals = positionals,
     .common_at = offsetof(bench_values, common),
@@ -106,11 +133,13 @@ static ar_status shapes_of(const bench_values *v, ar_bench_gemm_row *rows, size_
     return AR_OK;
 }
 
+/* threads 0: each row has its own. */
 static ar_status end(json_t *rows, const bench_values *v, int threads)
 {
     json_t *o = ari_json_begin("bench");
     json_object_set_new(o, "what", json_string(v->what));
-    json_object_set_new(o, "threads", json_integer(threads));
+    if (threads > 0)
+        json_object_set_new(o, "threads", json_integer(threads));
     if (json_object_set_new(o, "rows", rows) != 0) {
         json_decref(o);
         return ari_json_end(NULL, &v->common);
@@ -233,6 +262,40 @@ static ar_status run_step(const bench_values *v)
     return st;
 }
 
+/* The rows that the options ask for: every number of ranks, of every type, in every size. */
+static size_t allreduce_rows(const bench_values *v, ar_bench_allreduce_row *rows)
+{
+    static const int ranks[] = {2, 4, 8};
+    static const ar_dtype dtypes[] = {AR_F32, AR_I64};
+    size_t n = 0;
+    for (size_t r = 0; r < (v->ranks ? 1 : sizeof ranks / sizeof *ranks); r++)
+        for (size_t t = 0; t < (v->dtype >= 0 ? 1 : sizeof dtypes / sizeof *dtypes); t++)
+            for (size_t s = 0; s < (v->bytes ? 1 : ARI_BENCH_ALLREDUCE_SIZES); s++)
+                rows[n++] = (ar_bench_allreduce_row){.ranks = v->ranks ? v->ranks : ranks[r],
+                                                     .bytes = v->bytes ? v->bytes : ari_bench_allreduce_sizes[s],
+                                                     .dtype = dtypes[v->dtype >= 0 ? (size_t)v->dtype : t],
+                                                     .algorithm = (ar_sim_algorithm)v->algorithm};
+    return n;
+}
+
+static ar_status run_allreduce(const bench_values *v)
+{
+    ar_bench_allreduce_row rows[3 * 2 * ARI_BENCH_ALLREDUCE_SIZES];
+    const size_t n = allreduce_rows(v, rows);
+    ar_status st = AR_OK;
+    ari_progress p;
+    ari_progress_begin(&p, v->common.quiet);
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        ari_progress_update(&p, (double)i / (double)n, "bench allreduce");
+        st = ari_bench_allreduce(&rows[i], ari_layout_timeout_ns(&v->layout), repetitions_of(v));
+    }
+    ari_progress_end(&p);
+    AR_TRY(st);
+    if (ari_wants_text(&v->common))
+        AR_TRY(ari_bench_print_allreduce(rows, n));
+    return end(ari_bench_json_allreduce(rows, n), v, 0);
+}
+
 static ar_status run(const bench_values *v)
 {
     if (v->model && strcmp(v->what, "step") != 0)
@@ -246,14 +309,15 @@ static ar_status run(const bench_values *v)
     if (strcmp(v->what, "step") == 0)
         return run_step(v);
     if (strcmp(v->what, "allreduce") == 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "bench %s: not in this version", v->what);
-    return ar_error_set(AR_ERR_ARG, "there is no benchmark '%s'; there are gemm, grad, block and step", v->what);
+        return run_allreduce(v);
+    return ar_error_set(AR_ERR_ARG, "there is no benchmark '%s'; there are gemm, grad, block, step and allreduce",
+                        v->what);
 }
 
 int ari_command_bench(int argc, char **argv)
 {
     bench_values v = {.layout = ARI_LAYOUT_DEFAULTS};
-    v.layout.numerics = -1; /* both */
+    v.layout.numerics = v.dtype = -1; /* both */
     int exit_code = ARI_EXIT_SAME;
     if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
         return exit_code;

@@ -181,3 +181,71 @@ json_t *ari_bench_json_step(const ari_bench_step_line *lines, size_t n, const ar
     }
     return list;
 }
+
+const char *const ari_bench_dtype_names[] = {"f32", "i64", NULL};
+const char *const ari_bench_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
+
+/* "1 KiB", "25 MiB"; what is not a whole number of either, in bytes. */
+static void size_cell(ari_table *t, size_t bytes)
+{
+    if (bytes % 1048576 == 0)
+        ari_table_cell(t, "%zu MiB", bytes / 1048576);
+    else if (bytes % 1024 == 0)
+        ari_table_cell(t, "%zu KiB", bytes / 1024);
+    else
+        ari_table_cell(t, "%zu B", bytes);
+}
+
+static void time_cell(ari_table *t, double seconds)
+{
+    if (seconds < 0.9995e-3)
+        ari_table_cell(t, "%.2f us", 1e6 * seconds);
+    else
+        ari_table_cell(t, "%.2f ms", 1e3 * seconds);
+}
+
+ar_status ari_bench_print_allreduce(const ar_bench_allreduce_row *rows, size_t n)
+{
+    static const ari_column columns[] = {{"ranks", ARI_RIGHT}, {"size", ARI_RIGHT},         {"type", ARI_LEFT},
+                                         {"how", ARI_LEFT},    {"time", ARI_RIGHT},         {"bus GB/s", ARI_RIGHT},
+                                         {"copy", ARI_RIGHT},  {"times a copy", ARI_RIGHT}, {"spread", ARI_RIGHT}};
+    ari_table *t = NULL;
+    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
+    for (size_t i = 0; i < n; i++) {
+        ari_table_cell(t, "%d", rows[i].ranks);
+        size_cell(t, rows[i].bytes);
+        ari_table_cell(t, "%s", ari_bench_dtype_names[rows[i].dtype == AR_I64]);
+        ari_table_cell(t, "%s", ari_bench_algorithm_names[rows[i].algorithm]);
+        time_cell(t, rows[i].seconds);
+        ari_table_cell(t, "%.2f", rows[i].bus_gbps);
+        time_cell(t, rows[i].copy_seconds);
+        ari_table_cell(t, "%.2f", rows[i].over_copy);
+        ari_table_cell(t, "%.0f %%", 100.0 * rows[i].spread);
+    }
+    const ar_status st = ari_table_print(t, stdout, 0);
+    ari_table_destroy(t);
+    printf(
+        "\nOne all-reduce (sum) between N ranks, which are threads of this process, each with an input and an output "
+        "of\n"
+        "this size; medians. 'bus': 2(N-1)/N x size over the time, the rate of each link of a ring that took as "
+        "long.\n"
+        "'copy': the same threads each copy their input to their output, so the memory has the same traffic; the\n"
+        "fastest of memcpy, streaming stores and rep movsb. 'spread': of times a copy, (largest - "
+        "smallest)/median.\n");
+    return st;
+}
+
+json_t *ari_bench_json_allreduce(const ar_bench_allreduce_row *rows, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(
+            list,
+            json_pack("{s:i, s:I, s:s, s:s, s:o, s:o, s:o, s:o, s:s, s:o}", "ranks", rows[i].ranks, "bytes",
+                      (json_int_t)rows[i].bytes, "numerics", ari_bench_dtype_names[rows[i].dtype == AR_I64],
+                      "algorithm", ari_bench_algorithm_names[rows[i].algorithm], "seconds",
+                      ari_json_number(rows[i].seconds), "bus_gbps", ari_json_number(rows[i].bus_gbps), "over_copy",
+                      ari_json_number(rows[i].over_copy), "copy_seconds", ari_json_number(rows[i].copy_seconds), "copy",
+                      rows[i].copy, "spread", ari_json_number(rows[i].spread)));
+    return list;
+}

@@ -2,6 +2,7 @@
 #ifndef ARI_CLI_BENCH_REPORT_H
 #define ARI_CLI_BENCH_REPORT_H
 
+#include "bench/allreduce.h"
 #include "bench/block.h"
 #include "bench/gemm.h"
 #include "bench/grad.h"
@@ -33,5 +34,10 @@ typedef struct ari_bench_step_line {
 } ari_bench_step_line;
 AR_NODISCARD ar_status ari_bench_print_step(const ari_bench_step_line *lines, size_t n, const ar_bench_step_options *o);
 json_t *ari_bench_json_step(const ari_bench_step_line *lines, size_t n, const ar_bench_step_options *o);
+
+extern const char *const ari_bench_dtype_names[];     /* "f32", "i64" */
+extern const char *const ari_bench_algorithm_names[]; /* in the order of ar_sim_algorithm */
+AR_NODISCARD ar_status ari_bench_print_allreduce(const ar_bench_allreduce_row *rows, size_t n);
+json_t *ari_bench_json_allreduce(const ar_bench_allreduce_row *rows, size_t n);
 
 #endif

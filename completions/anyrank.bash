@@ -38,8 +38,8 @@ _anyrank() {
         grads) options="$layout --input --block --out $common" names=$models ;;
         bugs) options="--run --curves $common" ;;
         bench)
-            options="$layout $split --m --n --k --batch --seq --repetitions $common"
-            names="gemm grad block step"
+            options="$layout $split --m --n --k --batch --seq --repetitions --ranks --bytes --dtype --algorithm $common"
+            names="gemm grad block step allreduce"
             if ((COMP_CWORD > 2)); then names=$models; fi ;;
         info) options="--probe $common" ;;
         help) names=$subcommands options="" ;;
@@ -47,6 +47,8 @@ _anyrank() {
 
     case $previous in
         --inject) mapfile -t COMPREPLY < <(compgen -W "$faults" -- "$current"); return ;;
+        --dtype) mapfile -t COMPREPLY < <(compgen -W "f32 i64" -- "$current"); return ;;
+        --algorithm) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
         --mlp-order) mapfile -t COMPREPLY < <(compgen -W "column-row row-column" -- "$current"); return ;;
         --collectives) mapfile -t COMPREPLY < <(compgen -W "direct ring" -- "$current"); return ;;
         --numerics) mapfile -t COMPREPLY < <(compgen -W "exact native" -- "$current"); return ;;
@@ -56,6 +58,7 @@ _anyrank() {
         --block | --out) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
         --tp | --dp | --micro-batches | --timeout | --batch | --seq | --steps | --lr | --momentum | --betas | \
             --weight-decay | --clip | --dropout | --threads | --seed | --m | --n | --k | --repetitions) return ;;
+        --ranks | --bytes) return ;;
     esac
     if [[ $current == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")

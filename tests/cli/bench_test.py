@@ -83,16 +83,43 @@ class Bench(unittest.TestCase):
                          "--repetitions", "1")
         self.assertEqual([(row["layout"], row["numerics"]) for row in rows], [("tp=1", "exact"), ("tp=2", "exact")])
 
+    def test_an_all_reduce_in_every_algorithm_and_type(self):
+        for algorithm in ("auto", "direct", "ring", "last"):
+            rows = self.rows("allreduce", "--ranks", "3", "--bytes", "1032", "--algorithm", algorithm,
+                             "--repetitions", "2")
+            self.assertEqual([(row["ranks"], row["bytes"], row["numerics"], row["algorithm"]) for row in rows],
+                             [(3, 1032, "f32", algorithm), (3, 1032, "i64", algorithm)])
+            for row in rows:
+                self.assertEqual(set(row), {"ranks", "bytes", "numerics", "algorithm", "seconds", "bus_gbps",
+                                            "over_copy", "copy_seconds", "copy", "spread"})
+                self.positive(row, "seconds", "bus_gbps", "over_copy", "copy_seconds", "spread")
+                self.assertIn(row["copy"], ("memcpy", "streaming stores", "rep movsb"))
+                self.assertAlmostEqual(row["bus_gbps"] * row["seconds"] * 1e9 / (4 / 3 * 1032), 1, places=6)
+
+    def test_an_all_reduce_between_every_number_of_ranks(self):
+        rows = self.rows("allreduce", "--bytes", "64", "--dtype", "i64", "--repetitions", "1")
+        self.assertEqual([(row["ranks"], row["bytes"], row["numerics"], row["algorithm"], row["spread"])
+                          for row in rows], [(n, 64, "i64", "auto", 0) for n in (2, 4, 8)])
+        for row in rows:
+            self.assertAlmostEqual(row["over_copy"] * row["copy_seconds"] / row["seconds"], 1, places=6)
+
     def test_text_names_the_columns(self):
         for arguments, words in ((("block", "--batch", "1", "--seq", "4", "--repetitions", "1"), "of native"),
                                  (("step", "stack-demo", "--tp", "2", "--batch", "1", "--seq", "4", "--repetitions",
-                                   "1"), "of tp=1")):
+                                   "1"), "of tp=1"),
+                                 (("allreduce", "--ranks", "2", "--bytes", "8", "--repetitions", "1"),
+                                  "times a copy")):
             done = bench(*arguments)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn(words, done.stdout.splitlines()[0])
 
     def test_refusals(self):
-        self.refused("allreduce", says="not in this version")
+        self.refused("allreduce", "--bytes", "1026", "--dtype", "f32", says="1026 bytes are no whole number")
+        self.refused("allreduce", "--bytes", "1028", "--dtype", "i64", says="elements of 8 bytes")
+        self.refused("allreduce", "--ranks", "1", says="--ranks")
+        self.refused("allreduce", "--dtype", "f16", says="f32")
+        self.refused("allreduce", "--algorithm", "tree", says="auto")
+        self.refused("allreduce", "llama-demo", says="takes no model")
         self.refused("blocks", says="there is no benchmark 'blocks'")
         self.refused("block", "llama-demo", says="takes no model")
         self.refused("block", "--seq", "0", says="--seq")

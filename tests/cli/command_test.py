@@ -546,7 +546,6 @@ class Others(CommandTest):
             self.assertGreater(row[key], 0)
         self.refused("bench", "gemm", "--m", "16", says="--n")
         self.refused("bench", says="WHAT")
-        self.refused("bench", "allreduce", says="not in this version")
         self.refused("bench", "nothing", says="nothing")
 
     def test_json_to_a_file_leaves_that_file_alone_behind(self):

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/allreduce.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/copy.h"
+#include "bench/measure.h"
+#include "ref/core/size.h"
+
+const size_t ari_bench_allreduce_sizes[ARI_BENCH_ALLREDUCE_SIZES] = {
+    1024, 4096, 16384, 65536, 1048576, 26214400, 104857600,
+};
+
+/* What a repetition runs: the all-reduce, then the copies. */
+enum { ALL_REDUCE, FIRST_COPY, KINDS = FIRST_COPY + ARI_COPY_KINDS };
+
+/* A block lasts at least this long, so that neither the clock nor the way out of the barrier before it shows. */
+#define BLOCK_SECONDS 0.004
+enum { MOST_CALLS = 1 << 16, LINE = 64 };
+
+/* One rank's memory, and when it began and ended its last block. */
+typedef struct side {
+    void *in, *out;
+    double begin, end;
+} side;
+
+typedef struct bench {
+    const ar_bench_allreduce_row *row;
+    size_t repetitions;
+    side *rank;    /* [ranks] */
+    double *times; /* [KINDS, repetitions] */
+} bench;
+
+/* What one rank's thread works with. */
+typedef struct member {
+    bench *b;
+    ar_comm *comm;
+    ar_queue *q;
+    side *own;
+} member;
+
+/* Small integers, so that sums are exact in any order; a chunk in the wrong place shows. */
+static int64_t value(int rank, size_t i)
+{
+    return (int64_t)(i % 1021) + 3 * rank;
+}
+
+static int64_t sum_of_values(int ranks, size_t i)
+{
+    return ranks * (int64_t)(i % 1021) + 3 * (int64_t)ranks * (ranks - 1) / 2;
+}
+
+static void fill(const bench *b, int rank)
+{
+    const size_t count = b->row->bytes / ar_dtype_bytes(b->row->dtype);
+    for (size_t i = 0; i < count; i++) {
+        if (b->row->dtype == AR_F32)
+            ((float *)b->rank[rank].in)[i] = (float)value(rank, i);
+        else
+            ((int64_t *)b->rank[rank].in)[i] = value(rank, i);
+    }
+    memset(b->rank[rank].out, 0, b->row->bytes);
+}
+
+static ar_status check_sum(const bench *b, int rank)
+{
+    const size_t count = b->row->bytes / ar_dtype_bytes(b->row->dtype);
+    for (size_t i = 0; i < count; i++) {
+        const int64_t expected = sum_of_values(b->row->ranks, i);
+        const bool same = b->row->dtype == AR_F32 ? ((const float *)b->rank[rank].out)[i] == (float)expected
+                                                  : ((const int64_t *)b->rank[rank].out)[i] == expected;
+        if (!same)
+            return ar_error_set(AR_ERR_DATA, "bench allreduce: element %zu of rank %d is not the sum, %lld", i, rank,
+                                (long long)expected);
+    }
+    return AR_OK;
+}
+
+static ar_status calls_of(const member *m, int kind, size_t calls)
+{
+    const ar_bench_allreduce_row *row = m->b->row;
+    const size_t count = row->bytes / ar_dtype_bytes(row->dtype);
+    for (size_t i = 0; i < calls; i++) {
+        if (kind == ALL_REDUCE)
+            AR_TRY(ar_comm_all_reduce(m->comm, m->q, (ar_buf){m->own->out}, (ar_cbuf){m->own->in}, count, row->dtype,
+                                      AR_SUM, "bench"));
+        else
+            ari_bench_copy((ari_bench_copy_kind)(kind - FIRST_COPY), m->own->out, m->own->in, row->bytes);
+    }
+    return AR_OK;
+}
+
+/* Every rank learns the same time, of one call. */
+static ar_status time_block(const member *m, int kind, size_t calls, double *seconds)
+{
+    AR_TRY(ar_comm_barrier(m->comm, m->q, "bench: begin"));
+    m->own->begin = ari_bench_seconds();
+    AR_TRY(calls_of(m, kind, calls));
+    m->own->end = ari_bench_seconds();
+    AR_TRY(ar_comm_barrier(m->comm, m->q, "bench: end"));
+    const side *rank = m->b->rank;
+    double begin = rank[0].begin, end = rank[0].end;
+    for (int i = 1; i < m->b->row->ranks; i++) {
+        begin = rank[i].begin < begin ? rank[i].begin : begin;
+        end = rank[i].end > end ? rank[i].end : end;
+    }
+    *seconds = (end - begin) / (double)calls;
+    return AR_OK;
+}
+
+/* How many calls make a block. What is read here on every rank is the same, and so is the answer. */
+static ar_status block_size(const member *m, int kind, size_t *calls)
+{
+    double seconds = 0.0;
+    *calls = 1;
+    AR_TRY(time_block(m, kind, 1, &seconds)); /* warms caches and page tables */
+    do {
+        AR_TRY(time_block(m, kind, *calls, &seconds));
+        if (seconds * (double)*calls >= 0.5 * BLOCK_SECONDS)
+            break;
+        *calls *= 2;
+    } while (*calls < MOST_CALLS);
+    const double wanted = seconds > 0.0 ? BLOCK_SECONDS / seconds : MOST_CALLS;
+    *calls = wanted >= MOST_CALLS ? MOST_CALLS : wanted > 1.0 ? (size_t)wanted : 1;
+    return AR_OK;
+}
+
+static ar_status measure(const member *m)
+{
+    const int rank = ar_comm_rank(m->comm);
+    size_t calls[KINDS];
+    fill(m->b, rank);
+    AR_TRY(calls_of(m, ALL_REDUCE, 1));
+    AR_TRY(check_sum(m->b, rank));
+    for (int k = 0; k < KINDS; k++)
+        AR_TRY(block_size(m, k, &calls[k]));
+    for (size_t i = 0; i < m->b->repetitions; i++) {
+        for (int k = 0; k < KINDS; k++) {
+            double seconds = 0.0;
+            AR_TRY(time_block(m, k, calls[k], &seconds));
+            if (rank == 0)
+                m->b->times[(size_t)k * m->b->repetitions + i] = seconds;
+        }
+    }
+    /* The copies have written over what the all-reduce gave: the last word is its own. */
+    AR_TRY(calls_of(m, ALL_REDUCE, 1));
+    return check_sum(m->b, rank);
+}
+
+static ar_status rank_main(ar_comm *comm, void *arg)
+{
+    bench *b = arg;
+    member m = {.b = b, .comm = comm, .own = &b->rank[ar_comm_rank(comm)]};
+    AR_TRY(ar_queue_create(&m.q, AR_QUEUE_INLINE, "main"));
+    const ar_status st = measure(&m);
+    ar_queue_destroy(m.q);
+    return st;
+}
+
+/* The copy that took least; its ratios repetition by repetition. */
+static void summarise(ar_bench_allreduce_row *row, const bench *b, double *work)
+{
+    const size_t n = b->repetitions;
+    int best = FIRST_COPY;
+    for (int k = 0; k < KINDS; k++) {
+        memcpy(work, b->times + (size_t)k * n, n * sizeof *work);
+        const double median = ari_bench_stat_of(work, n).median;
+        if (k == ALL_REDUCE) {
+            row->seconds = median;
+        } else if (k == FIRST_COPY || median < row->copy_seconds) {
+            row->copy_seconds = median;
+            best = k;
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        work[i] = b->times[i] / b->times[(size_t)best * n + i];
+    const ari_bench_stat ratio = ari_bench_stat_of(work, n);
+    const double ranks = row->ranks;
+    row->bus_gbps = 1e-9 * 2.0 * (ranks - 1.0) / ranks * (double)row->bytes / row->seconds;
+    row->over_copy = ratio.median;
+    row->spread = ratio.spread;
+    row->copy = ari_bench_copy_name((ari_bench_copy_kind)(best - FIRST_COPY));
+}
+
+static ar_status create_memory(bench *b)
+{
+    size_t bytes = 0;
+    AR_TRY(ari_add_size(&bytes, b->row->bytes, LINE - 1));
+    bytes = bytes / LINE * LINE;
+    for (int i = 0; i < b->row->ranks; i++) {
+        b->rank[i].in = aligned_alloc(LINE, bytes);
+        b->rank[i].out = aligned_alloc(LINE, bytes);
+        if (!b->rank[i].in || !b->rank[i].out)
+            return ar_error_set(AR_ERR_MEMORY, "bench allreduce: no memory for %d ranks of 2 x %zu bytes",
+                                b->row->ranks, bytes);
+    }
+    return AR_OK;
+}
+
+static ar_status check_row(const ar_bench_allreduce_row *row, size_t repetitions)
+{
+    if (row->dtype != AR_F32 && row->dtype != AR_I64)
+        return ar_error_set(AR_ERR_DTYPE, "bench allreduce: F32 or I64 expected, not %s", ar_dtype_name(row->dtype));
+    if (row->ranks < 1 || repetitions == 0)
+        return ar_error_set(AR_ERR_ARG, "bench allreduce: %d ranks, %zu repetitions: at least one of each expected",
+                            row->ranks, repetitions);
+    if (row->bytes == 0 || row->bytes % ar_dtype_bytes(row->dtype) != 0)
+        return ar_error_set(AR_ERR_ARG, "bench allreduce: %zu bytes are no whole number of elements of %zu bytes",
+                            row->bytes, ar_dtype_bytes(row->dtype));
+    return AR_OK;
+}
+
+ar_status ari_bench_allreduce(ar_bench_allreduce_row *row, uint64_t timeout_ns, size_t repetitions)
+{
+    bench b = {.row = row, .repetitions = repetitions};
+    const ar_sim_options options = {.algorithm = row->algorithm, .timeout_ns = timeout_ns};
+    ar_status st = AR_OK;
+    AR_TRY(check_row(row, repetitions));
+    AR_TRY(ari_alloc_zero((void **)&b.rank, (size_t)row->ranks, sizeof *b.rank, "the benchmark's ranks"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&b.times, repetitions, (KINDS + 1) * sizeof(double), "its times"));
+    AR_TRY_TO(done, st, create_memory(&b));
+    AR_TRY_TO(done, st, ar_sim_run(row->ranks, &options, rank_main, &b, NULL));
+    summarise(row, &b, b.times + KINDS * repetitions);
+done:
+    for (int i = 0; i < row->ranks; i++) {
+        free(b.rank[i].in);
+        free(b.rank[i].out);
+    }
+    free(b.rank);
+    free(b.times);
+    return st;
+}
