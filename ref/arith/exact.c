@@ -299,6 +299,7 @@ static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, 
     ar_buf partial = {NULL};
     AR_TRY(ari_step_alloc(ctx, &partial, bytes));
     AR_TRY(dev->gemm_i64(ctx->device, ctx->queue, partial, s->a->packed, s->b->packed, s->limbs));
+    ari_work_of_product(&s->a->x, &s->b->x);
     size_t *counts = NULL;
     AR_TRY(slice_counts(&counts, over, total, limbs));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
@@ -370,6 +371,7 @@ static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const a
     } else {
         AR_TRY(ctx->device->ops->gemm_round(ctx->device, ctx->queue, y, s->a->packed, s->b->packed, ar_const(s->a->e),
                                             ar_const(s->b->e), ep->bias, ep->act, ep->z));
+        ari_work_of_product(&s->a->x, &s->b->x);
     }
     ari_step_disown(ctx, s);
     return AR_OK;

@@ -115,6 +115,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
         AR_TRY(ar_comm_all_reduce(x_rows_over, ctx->queue, c, ar_const(c), tokens, AR_I32, AR_MAX, tag));
     const ar_tensor dy_by = by_sample(dy, samples), x_by = by_sample(x, samples);
     AR_TRY(add_samples(ctx, p, &dy_by, &x_by, ar_const(c)));
+    ari_work_of_product(&(ari_extents){.batch = 1, .rows = out, .k = tokens}, &(ari_extents){.rows = in});
     ari_step_free(ctx, c);
     return AR_OK;
 }

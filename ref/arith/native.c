@@ -107,6 +107,7 @@ static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
         column += rows;
         k += depth;
     }
+    ari_work_of_product(&s->a->x, &s->b->x);
     return AR_OK;
 }
 
@@ -215,7 +216,10 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
     ar_tensor sum;
     AR_TRY(ar_tensor_view(&sum, AR_F32, 2, shape, p->grad->sum));
     const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
-    return ctx->device->ops->gemm_f32(ctx->device, ctx->queue, &sum, &dy_t, &x_t, true);
+    AR_TRY(ctx->device->ops->gemm_f32(ctx->device, ctx->queue, &sum, &dy_t, &x_t, true));
+    ari_work_of_product(&(ari_extents){.batch = 1, .rows = shape[0], .k = dy->shape[0]},
+                        &(ari_extents){.rows = shape[1]});
+    return AR_OK;
 }
 
 static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/arith/operand.h"
 
+#include "anyrank/trace.h"
+
 ar_status ari_parts_extents(ari_extents *x, const ar_parts *p)
 {
     if (p->n < 1 || p->n > AR_MAX_PARTS)
@@ -46,4 +48,9 @@ ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold h
                             "%s: %zu rows cannot be scattered over %zu ranks; use a multiple of %zu", tag, a->rows, n,
                             n);
     return AR_OK;
+}
+
+void ari_work_of_product(const ari_extents *a, const ari_extents *b)
+{
+    ar_trace_work(2.0 * (double)a->batch * (double)a->rows * (double)a->k * (double)b->rows);
 }

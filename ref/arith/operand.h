@@ -18,6 +18,11 @@ AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p);
  *  AR_ERR_UNSUPPORTED (several matrices). */
 AR_NODISCARD ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold how, const char *tag);
 
+/** What a product of operands with these extents takes of virtual time: the multiplications and additions of a floating
+ *  GEMM, in either arithmetic, so that a run in exact numerics predicts the native one's. To be called where the
+ * product is computed. */
+void ari_work_of_product(const ari_extents *a, const ari_extents *b);
+
 /** Whether a group has peers. */
 static inline bool ari_has_peers(ar_comm *c)
 {
