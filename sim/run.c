@@ -118,6 +118,18 @@ static ar_status instruments_of(ari_instruments *with, const ar_sim_options *o)
     return o->explore ? ari_scheduler_create(&with->scheduler, o->schedule_seed) : AR_OK;
 }
 
+/* The first failure of the world becomes this thread's. */
+static void tell(ar_status st, const ari_world *world, const ar_sim_options *o)
+{
+    /* A table too long for a message loses its end, not the line that replays the run. */
+    enum { TABLE_BYTES = 8000 };
+    if (o->explore)
+        ar_error_set(st, "%.*s\nschedule seed %llu replays this run", TABLE_BYTES, ari_world_error(world),
+                     (unsigned long long)o->schedule_seed);
+    else
+        ar_error_set(st, "%s", ari_world_error(world));
+}
+
 ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, void *arg, ar_sim_rank_report *reports)
 {
     AR_TRY(check_run(ranks, options, fn));
@@ -144,8 +156,10 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
     st = ari_world_status(world);
     if (st != AR_OK) {
         fill_reports(reports, runs, ranks);
-        ar_error_set(st, "%s", ari_world_error(world));
+        tell(st, world, &o);
     }
+    if (with.scheduler && o.schedule)
+        ari_scheduler_choices(with.scheduler, &o.schedule->choices, &o.schedule->hash);
 done:
     for (int i = 0; i < ranks; i++) {
         ari_sim_comm_free(runs[i].comm);

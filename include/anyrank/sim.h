@@ -88,6 +88,12 @@ void ar_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size);
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
+/* Of a deterministic schedule: equal for equal runs. */
+typedef struct ar_sim_schedule {
+    uint64_t choices; /* how often it was decided who goes on */
+    uint64_t hash;    /* of all who did, in this order */
+} ar_sim_schedule;
+
 typedef struct ar_sim_options {
     ar_sim_algorithm algorithm;
     uint64_t timeout_ns; /* longest wait for a peer; 0: 10 s */
@@ -103,6 +109,7 @@ typedef struct ar_sim_options {
      * decides who runs next. Time stands still except where all wait. The same seed, the same run. */
     bool explore;
     uint64_t schedule_seed;
+    ar_sim_schedule *schedule;     /* explore: what became of it, when the run has ended; NULL: nobody asks. Borrowed */
     ar_trace *trace;               /* records the run; NULL: nothing does. Borrowed; one run each */
     const ar_sim_cluster *cluster; /* virtual time; NULL: none. Borrowed */
 } ar_sim_options;
@@ -130,8 +137,11 @@ AR_NODISCARD ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_r
 
 /** Runs fn under schedules seed, seed + 1, ..., at most `seeds` of them, until one run is not AR_OK; that one's status
  *  is returned, its seed is in *failing, and the message ends with a line that names it: `explore` with that
- *  schedule_seed replays the run. begin (NULL: nothing) is called before each run, to set up what arg points to.
- *  Errors: as ar_sim_run. options: NULL, or the rest of the options (explore and schedule_seed are set here). */
+ *  schedule_seed replays the run. begin (NULL: nothing) is called before each run, to set up what arg points to; its
+ *  error ends the exploration as a run's does.
+ *  Errors: as ar_sim_run; AR_ERR_ARG also for no seeds, more than there are from `seed` on, no place for the failing
+ *  one, and a trace for more than one run. options: NULL, or the rest of the options (explore and schedule_seed are set
+ *  here). */
 AR_NODISCARD ar_status ar_sim_explore(int ranks, const ar_sim_options *options, ar_rank_fn fn, void *arg,
                                       ar_status (*begin)(void *arg), uint64_t seed, uint64_t seeds, uint64_t *failing);
 

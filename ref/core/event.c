@@ -3,6 +3,7 @@
 
 #include "anyrank/queue.h"
 #include "ref/core/queue_impl.h"
+#include "ref/core/wait.h"
 
 /* A point in a queue. Recording again moves it; queues that wait keep the point they were given. */
 struct ar_event {
@@ -30,6 +31,7 @@ ar_status ar_event_record(ar_event *e, ar_queue *q)
 {
     if (!e || !q)
         return ar_error_set(AR_ERR_ARG, "ar_event_record: %s is missing", e ? "the queue" : "the event");
+    ari_wait_yield();
     ar_queue *before = e->q;
     e->q = ari_queue_keep(q);
     e->ticket = ari_queue_ticket(q);

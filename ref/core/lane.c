@@ -18,7 +18,7 @@ ar_status ari_lane_create(ari_lane **gives, ari_lane *of, const ari_instruments 
     *gives = NULL;
     if (!l)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lane of rank %d", rank);
-    *l = (ari_lane){.with = with, .rank = rank, .tracks = 1};
+    *l = (ari_lane){.with = &l->own, .rank = rank, .tracks = 1, .own = *with};
     if (of) {
         l->track = of->tracks++;
         l->virtual_ns = of->virtual_ns;
@@ -56,7 +56,14 @@ void ari_lane_leave(ari_lane *l)
 {
     if (!l)
         return;
+    ari_recording_close(l->recording, l->virtual_ns);
     self = NULL;
     if (l->turn)
         ari_turn_leave(l->turn);
+}
+
+void ari_lane_join(const ari_lane *l)
+{
+    if (l && l->turn && self && self->turn)
+        ari_turn_join(self->turn, l->turn);
 }

@@ -26,13 +26,14 @@ typedef struct ari_instruments {
 } ari_instruments;
 
 typedef struct ari_lane {
-    const ari_instruments *with;
-    int rank, track;          /* track 0: the rank's main thread; 1, 2, ...: its queues in the order of creation */
-    char name[32];            /* of the track: "main", or the queue's */
-    uint64_t virtual_ns;      /* the lane's virtual clock; stays 0 without virtual time */
-    ari_recording *recording; /* NULL: nothing is recorded */
-    ari_turn *turn;           /* NULL: the system's scheduler */
-    int tracks;               /* track 0: made so far, itself included */
+    const ari_instruments *with; /* its own copy: a queue may outlive the world */
+    int rank, track;             /* track 0: the rank's main thread; 1, 2, ...: its queues in the order of creation */
+    char name[32];               /* of the track: "main", or the queue's */
+    uint64_t virtual_ns;         /* the lane's virtual clock; stays 0 without virtual time */
+    ari_recording *recording;    /* NULL: nothing is recorded */
+    ari_turn *turn;              /* NULL: the system's scheduler */
+    int tracks;                  /* track 0: made so far, itself included */
+    ari_instruments own;
 } ari_lane;
 
 /** The calling thread's; NULL outside a simulated rank. */
@@ -49,6 +50,9 @@ void ari_lane_destroy(ari_lane *l);
  *  the lane's turn, and leave passes the turn on. */
 void ari_lane_enter(ari_lane *l);
 void ari_lane_leave(ari_lane *l);
+
+/** The calling thread is about to wait for the lane's thread to end (pthread_join). NULL: nothing. */
+void ari_lane_join(const ari_lane *l);
 
 /** Moves the lane's virtual clock to at least `virtual_ns`. NULL: nothing. */
 static inline void ari_lane_reach(ari_lane *l, uint64_t virtual_ns)

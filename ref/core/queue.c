@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/queue.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,6 +11,11 @@
 #include "ref/core/lane.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
+#include "ref/core/wait.h"
+
+/* A worker without work sleeps soon: the cores belong to the ranks, which compute in the meantime. Measured: a queue
+ * that gets its tasks at shorter distances than this hands them over without a system call that sleeps or wakes. */
+#define IDLE_AWAKE_NS ((uint64_t)50000)
 
 typedef struct task {
     struct task *next;
@@ -25,11 +29,14 @@ struct ar_queue {
     ar_queue_kind kind;
     char name[32];
     atomic_int refs; /* the owner, events recorded on it, queues that wait for it */
+    /* Words to wait for, written under `lock`. */
+    _Atomic uint64_t posted;   /* changes with every task enqueued, and at the end */
+    _Atomic uint64_t finished; /* tasks ended since creation */
+    ari_sleepers work, done;   /* who waits for `posted`: the worker; for `finished` */
     pthread_mutex_t lock;
     /* Everything below is guarded by `lock`. */
-    pthread_cond_t work, done; /* something to do; a task has ended */
     task *head, **tail;
-    uint64_t pushed, finished; /* tasks enqueued and ended since creation */
+    uint64_t pushed; /* tasks enqueued since creation */
     bool stop;
     ar_status st;           /* the first error; it stays */
     char *error;            /* its message; NULL if there was no memory for it */
@@ -81,42 +88,53 @@ static void run_task(ar_queue *q, const task *t)
         poison(q, st, ar_error_message());
 }
 
-/* `lock` held. */
 static void count_ended(ar_queue *q)
 {
+    pthread_mutex_lock(&q->lock);
+    const size_t n = (size_t)atomic_load(&q->finished);
     if (ari_lane_is_virtual(q->lane)) {
-        const size_t n = (size_t)q->finished;
         if (ari_grow(&q->virtual_ends, &q->virtual_capacity, n, sizeof *q->virtual_ends, "virtual times") == AR_OK)
             q->virtual_ends[n] = q->lane->virtual_ns;
         else if (q->st == AR_OK)
             q->st = AR_ERR_MEMORY;
     }
-    q->finished++;
-    pthread_cond_broadcast(&q->done);
+    atomic_store(&q->finished, n + 1);
+    pthread_mutex_unlock(&q->lock);
+    ari_wake(&q->done);
+}
+
+/* NULL: stopped, and all that was enqueued is done. */
+static task *next_task(ar_queue *q)
+{
+    ari_wait w = {.at = &q->work, .awake_ns = IDLE_AWAKE_NS};
+    for (;;) {
+        const uint64_t seen = atomic_load(&q->posted);
+        pthread_mutex_lock(&q->lock);
+        task *t = q->head;
+        const bool stop = q->stop;
+        if (t) {
+            q->head = t->next;
+            if (!q->head)
+                q->tail = &q->head;
+        }
+        pthread_mutex_unlock(&q->lock);
+        if (t || stop)
+            return t;
+        ari_wait_turn(&w, &q->posted, seen, 0);
+    }
 }
 
 static void *worker(void *arg)
 {
     ar_queue *q = arg;
     ari_lane_enter(q->lane);
-    pthread_mutex_lock(&q->lock);
-    for (;;) {
-        while (!q->head && !q->stop)
-            pthread_cond_wait(&q->work, &q->lock);
-        task *t = q->head;
-        if (!t)
-            break; /* stopped, and all that was enqueued is done */
-        q->head = t->next;
-        if (!q->head)
-            q->tail = &q->head;
-        pthread_mutex_unlock(&q->lock);
+    for (task *t = next_task(q); t; t = next_task(q)) {
         ari_lane_reach(q->lane, t->virtual_ns);
         run_task(q, t);
         free(t);
-        pthread_mutex_lock(&q->lock);
         count_ended(q);
+        ari_wait_yield();
     }
-    pthread_mutex_unlock(&q->lock);
     ari_lane_leave(q->lane);
     return NULL;
 }
@@ -126,13 +144,13 @@ static int init_locks(ar_queue *q)
     int rc = pthread_mutex_init(&q->lock, NULL);
     if (rc != 0)
         return rc;
-    rc = ari_cond_init(&q->work);
+    rc = ari_sleepers_init(&q->work);
     if (rc != 0)
         goto no_work;
-    rc = ari_cond_init(&q->done);
+    rc = ari_sleepers_init(&q->done);
     if (rc == 0)
         return 0;
-    pthread_cond_destroy(&q->work);
+    ari_sleepers_fini(&q->work);
 no_work:
     pthread_mutex_destroy(&q->lock);
     return rc;
@@ -173,6 +191,7 @@ ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name
                             strerror(rc));
     }
     *gives = q;
+    ari_wait_yield();
     return AR_OK;
 }
 
@@ -186,8 +205,8 @@ void ari_queue_release(ar_queue *q)
 {
     if (!q || atomic_fetch_sub(&q->refs, 1) != 1)
         return;
-    pthread_cond_destroy(&q->done);
-    pthread_cond_destroy(&q->work);
+    ari_sleepers_fini(&q->done);
+    ari_sleepers_fini(&q->work);
     pthread_mutex_destroy(&q->lock);
     ari_lane_destroy(q->lane);
     free(q->virtual_ends);
@@ -200,11 +219,18 @@ void ar_queue_destroy(ar_queue *q)
     if (!q)
         return;
     if (q->kind == AR_QUEUE_THREAD) {
+        ari_wait_yield();
         pthread_mutex_lock(&q->lock);
         q->stop = true;
-        pthread_cond_signal(&q->work);
+        atomic_fetch_add(&q->posted, 1);
         pthread_mutex_unlock(&q->lock);
+        ari_wake(&q->work);
+        const ari_moment since = ari_record_moment();
+        ari_lane_join(q->lane);
         pthread_join(q->thread, NULL);
+        if (q->lane)
+            ari_lane_reach(ari_lane_self(), q->lane->virtual_ns);
+        ari_record_wait(since, q->lane);
     }
     ari_queue_release(q);
 }
@@ -228,6 +254,7 @@ static ar_status push_inline(ar_queue *q, ar_status (*fn)(void *), void *arg, bo
 ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_drop_fn drop, void *arg, bool *ran)
 {
     *ran = false;
+    ari_wait_yield();
     if (q->kind == AR_QUEUE_INLINE)
         return push_inline(q, fn, arg, ran);
     task *t = malloc(sizeof *t);
@@ -241,11 +268,13 @@ ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_drop_fn drop,
         *q->tail = t;
         q->tail = &t->next;
         q->pushed++;
-        pthread_cond_signal(&q->work);
+        atomic_fetch_add(&q->posted, 1);
         t = NULL;
     }
     pthread_mutex_unlock(&q->lock);
+    ari_wake(&q->work);
     free(t);
+    ari_wait_yield();
     return st;
 }
 
@@ -272,34 +301,45 @@ static void reach_ticket(const ar_queue *q, uint64_t ticket)
         ari_lane_reach(ari_lane_self(), q->virtual_ends[ticket - 1]);
 }
 
+static ar_status wait_for_ticket(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
+{
+    ari_wait w = {.at = &q->done, .timeout_ns = timeout_ns, .gives_up = timeout_ns == 0};
+    for (;;) {
+        const uint64_t finished = atomic_load(&q->finished);
+        if (finished >= ticket)
+            return AR_OK;
+        const unsigned long long left = ticket - finished;
+        if (pthread_equal(q->thread, pthread_self()))
+            return ar_error_set(AR_ERR_ARG, "queue '%s': one of its own tasks waits for it", q->name);
+        if (ari_wait_is_over(&w))
+            return ar_error_set(AR_ERR_TIMEOUT, "queue '%s': %llu tasks are not done after %.3f s", q->name, left,
+                                (double)timeout_ns * 1e-9);
+        if (w.stuck)
+            return ar_error_set(AR_ERR_TIMEOUT,
+                                "queue '%s': %llu tasks are not done, and never will be: no rank can go on", q->name,
+                                left);
+        ari_wait_turn(&w, &q->finished, finished, 0);
+    }
+}
+
 ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
 {
-    const uint64_t deadline = timeout_ns ? ari_deadline_ns(ari_now_ns(), timeout_ns) : UINT64_MAX;
-    ar_status st = AR_OK;
+    ari_wait_yield();
+    const ari_moment since = ari_record_moment();
+    AR_TRY(wait_for_ticket(q, ticket, timeout_ns));
     pthread_mutex_lock(&q->lock);
-    if (q->finished < ticket && pthread_equal(q->thread, pthread_self())) {
-        st = ar_error_set(AR_ERR_ARG, "queue '%s': one of its own tasks waits for it", q->name);
-        goto unlock;
-    }
-    while (q->finished < ticket) {
-        if (ari_cond_wait_until(&q->done, &q->lock, deadline) == ETIMEDOUT && q->finished < ticket &&
-            ari_now_ns() >= deadline) {
-            st = ar_error_set(AR_ERR_TIMEOUT, "queue '%s': %llu tasks are not done after %.3f s", q->name,
-                              (unsigned long long)(ticket - q->finished), (double)timeout_ns * 1e-9);
-            goto unlock;
-        }
-    }
     reach_ticket(q, ticket);
-    st = repeat_error(q);
-unlock:
+    const ar_status st = repeat_error(q);
     pthread_mutex_unlock(&q->lock);
+    ari_record_wait(since, q->lane);
     return st;
 }
 
 ar_status ari_queue_poll(ar_queue *q, uint64_t ticket, bool *done)
 {
+    ari_wait_poll();
     pthread_mutex_lock(&q->lock);
-    *done = q->finished >= ticket;
+    *done = atomic_load(&q->finished) >= ticket;
     const ar_status st = repeat_error(q);
     pthread_mutex_unlock(&q->lock);
     return st;

@@ -13,29 +13,48 @@
  * once a year is a number to replay.
  *
  * Time is the scheduler's own: it stands still while any lane can run, and jumps to the earliest deadline when all of
- * them wait. So a timeout is reached at once, and only where nothing else could happen. */
+ * them wait. So a timeout is reached at once, and only where nothing else could happen.
+ *
+ * A lane never gives its turn away while it holds a lock that another lane may need: that one would wait for the lock,
+ * unseen by the scheduler, with the turn in its hands. */
 typedef struct ari_scheduler ari_scheduler;
 typedef struct ari_turn ari_turn; /* one lane's place in it */
 
 AR_NODISCARD ar_status ari_scheduler_create(ari_scheduler **gives, uint64_t seed);
-/** No lane may be left. Accepts NULL. */
+/** The world is over: lanes that are left (of queues that a rank forgot to destroy) run as the system lets them. The
+ *  memory goes with the last of them. Accepts NULL. */
 void ari_scheduler_destroy(ari_scheduler *s);
 /** Choices made so far, and a hash of them: equal for equal runs. */
-void ari_scheduler_choices(const ari_scheduler *s, uint64_t *choices, uint64_t *hash);
+void ari_scheduler_choices(ari_scheduler *s, uint64_t *choices, uint64_t *hash);
+/** The scheduler's time; never 0. */
+uint64_t ari_scheduler_now_ns(ari_scheduler *s);
 
-/** A place for a lane that is about to start; runnable from now on. Gives; destroy after leave. */
+/** A place for a lane that is about to start; runnable from now on. Made before the first lane runs, or by the lane
+ *  whose turn it is. Gives; destroy after leave. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_turn_create(ari_turn **gives, ari_scheduler *s);
+/** Accepts NULL. */
 void ari_turn_destroy(ari_turn *t);
 /** Returns when it is this lane's turn for the first time. */
 void ari_turn_enter(ari_turn *t);
 /** The lane has ended: passes the turn on. */
 void ari_turn_leave(ari_turn *t);
-/** The lane could go on, and so could others: chooses among all. */
-void ari_turn_yield(ari_turn *t);
-/** The lane waits until *word != seen, or *other != other_seen (NULL: not looked at), or the scheduler's time reaches
- * the deadline. The words are only changed by lanes of the same scheduler. */
-void ari_turn_wait(ari_turn *t, const _Atomic uint64_t *word, uint64_t seen, const _Atomic uint64_t *other,
-                   uint64_t other_seen, uint64_t deadline_ns);
+/** The lane could go on, and so could others: chooses among all, after so much of the scheduler's time (0: none). */
+void ari_turn_yield(ari_turn *t, uint64_t takes_ns);
+
+/* What a lane waits for: *word != seen, or *other != other_seen, or the scheduler's time reaches the deadline. The
+ * words are only changed by lanes of the same scheduler. */
+typedef struct ari_turn_until {
+    const _Atomic uint64_t *word, *other; /* other: NULL: not looked at */
+    uint64_t seen, other_seen;
+    uint64_t deadline_ns; /* UINT64_MAX: none */
+    bool gives_up;        /* whoever waits can do something about a word that nobody will change any more */
+} ari_turn_until;
+typedef enum ari_turn_end {
+    ARI_TURN_CHANGED, /* a word, or the time */
+    ARI_TURN_STUCK,   /* no lane can go on, and none has a deadline: this one was chosen to give up */
+    ARI_TURN_FREE     /* the world is over: the lane has to wait by itself */
+} ari_turn_end;
+ari_turn_end ari_turn_wait(ari_turn *t, const ari_turn_until *until);
 /** The lane is about to wait for the thread of another lane to end (pthread_join): the others run until that one has
  *  left. */
 void ari_turn_join(ari_turn *t, const ari_turn *ends);

@@ -12,6 +12,7 @@
  * a millisecond the peer is busy and the core belongs to it. */
 enum { SPIN_TURNS = 200 };
 #define YIELD_NS ((uint64_t)1000000)
+#define POLL_NS ((uint64_t)1000)
 /* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
 #define SLEEP_NS ((uint64_t)1000000000)
 
@@ -68,15 +69,30 @@ static uint64_t deadline_of(const ari_wait *w)
     return w->timeout_ns ? ari_deadline_ns(w->start_ns, w->timeout_ns) : UINT64_MAX;
 }
 
-void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen)
+/* False: there is no deterministic scheduler, and the thread has to wait by itself. */
+static bool turn_given(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen)
 {
     const ari_lane *lane = ari_lane_self();
-    if (lane && lane->turn) {
-        w->start_ns = w->start_ns ? w->start_ns : ari_turn_now_ns(lane->turn);
-        ari_turn_wait(lane->turn, word, seen, w->other, other_seen, deadline_of(w));
-        w->now_ns = ari_turn_now_ns(lane->turn);
+    if (!lane || !lane->turn)
+        return false;
+    if (w->start_ns == 0)
+        w->start_ns = ari_turn_now_ns(lane->turn);
+    const ari_turn_until until = {.word = word,
+                                  .seen = seen,
+                                  .other = w->other,
+                                  .other_seen = other_seen,
+                                  .deadline_ns = deadline_of(w),
+                                  .gives_up = w->gives_up};
+    const ari_turn_end end = ari_turn_wait(lane->turn, &until);
+    w->now_ns = ari_turn_now_ns(lane->turn);
+    w->stuck = end == ARI_TURN_STUCK;
+    return end != ARI_TURN_FREE;
+}
+
+void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen)
+{
+    if (turn_given(w, word, seen, other_seen))
         return;
-    }
     w->turns++;
     if (w->spins && w->turns < SPIN_TURNS) {
         relax_core();
@@ -84,7 +100,7 @@ void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uin
     }
     if (w->start_ns == 0)
         w->start_ns = w->now_ns = ari_now_ns();
-    if (w->now_ns - w->start_ns >= YIELD_NS) {
+    if (w->now_ns - w->start_ns >= (w->awake_ns ? w->awake_ns : YIELD_NS)) {
         const uint64_t slice = ari_deadline_ns(w->now_ns, SLEEP_NS), deadline = deadline_of(w);
         sleep_on(w->at, word, seen, w->other, other_seen, slice < deadline ? slice : deadline);
     } else {
@@ -102,19 +118,28 @@ uint64_t ari_wait_now_ns(void)
 void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns)
 {
     const ari_lane *lane = ari_lane_self();
+    const ari_turn_until until = {.word = word, .seen = seen, .deadline_ns = deadline_ns};
     while (atomic_load(word) == seen && ari_wait_now_ns() < deadline_ns) {
-        if (lane && lane->turn)
-            ari_turn_wait(lane->turn, word, seen, NULL, 0, deadline_ns);
-        else
+        if (!lane || !lane->turn || ari_turn_wait(lane->turn, &until) == ARI_TURN_FREE)
             sleep_on(at, word, seen, NULL, 0, deadline_ns);
     }
 }
 
-void ari_wait_yield(void)
+static void yield_for(uint64_t ns)
 {
     const ari_lane *lane = ari_lane_self();
     if (lane && lane->turn)
-        ari_turn_yield(lane->turn);
+        ari_turn_yield(lane->turn, ns);
+}
+
+void ari_wait_yield(void)
+{
+    yield_for(0);
+}
+
+void ari_wait_poll(void)
+{
+    yield_for(POLL_NS);
 }
 
 int ari_usable_cores(void)

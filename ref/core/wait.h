@@ -26,7 +26,10 @@ typedef struct ari_wait {
     ari_sleepers *at;
     const _Atomic uint64_t *other; /* a second word whose change ends a turn; NULL: none */
     bool spins;                    /* every thread that may wait has a core */
+    bool gives_up;                 /* it has no limit of its own, and its owner looks at `stuck` */
     uint64_t timeout_ns;           /* turns do not last longer than that after the first; 0: no limit */
+    uint64_t awake_ns;             /* then the thread sleeps; 0: a millisecond */
+    bool stuck;                    /* set under a deterministic scheduler: nobody will ever change the words */
     unsigned turns;
     uint64_t start_ns, now_ns; /* 0: the clock has not been read yet */
 } ari_wait;
@@ -45,6 +48,10 @@ uint64_t ari_wait_now_ns(void);
 void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns);
 /** A point at which others may overtake the calling lane: a choice for a deterministic scheduler, else nothing. */
 void ari_wait_yield(void);
+/** The calling lane is about to ask whether something is done, and may ask without end: as above, and takes a
+ *  microsecond of a deterministic scheduler's time, so that whoever asks in a loop lets others reach their deadlines.
+ */
+void ari_wait_poll(void);
 /** Cores that this process may run on. */
 int ari_usable_cores(void);
 
