@@ -23,6 +23,7 @@ typedef struct text_chunk {
 
 typedef struct open_span {
     const char *name;
+    uint32_t order;
     uint64_t begin_ns, virtual_begin_ns;
 } open_span;
 
@@ -35,7 +36,7 @@ struct ari_recording {
     size_t count, capacity;
     text_chunk *text;
     open_span open[SPANS]; /* deeper ones are not recorded */
-    uint32_t depth;
+    uint32_t depth, order; /* order: records begun so far */
 };
 
 struct ar_trace {
@@ -141,6 +142,8 @@ void ari_record_add(ari_recording *to, const ari_record *r, const char *name)
     *record = *r;
     record->name = kept;
     record->depth = to->depth;
+    if (r->kind != ARI_RECORD_SPAN) /* which took its place when it began */
+        record->order = r->kind == ARI_RECORD_TRANSFER ? to->order : to->order++;
 }
 
 static void begin_span(ari_recording *r, const char *name, uint64_t virtual_ns)
@@ -149,7 +152,7 @@ static void begin_span(ari_recording *r, const char *name, uint64_t virtual_ns)
         const char *kept = keep_name(r, name);
         if (!kept)
             atomic_store(&r->trace->cut, true);
-        r->open[r->depth] = (open_span){kept ? kept : "", ari_now_ns(), virtual_ns};
+        r->open[r->depth] = (open_span){kept ? kept : "", r->order++, ari_now_ns(), virtual_ns};
     }
     r->depth++;
 }
@@ -160,6 +163,7 @@ static void end_span(ari_recording *r, uint64_t virtual_ns)
         return;
     const open_span *o = &r->open[r->depth];
     const ari_record span = {.kind = ARI_RECORD_SPAN,
+                             .order = o->order,
                              .begin_ns = o->begin_ns,
                              .end_ns = ari_now_ns(),
                              .virtual_begin_ns = o->virtual_begin_ns,

@@ -19,6 +19,8 @@ typedef enum ari_record_kind {
 typedef struct ari_record {
     ari_record_kind kind;
     uint32_t depth;            /* of spans that were open when it began */
+    uint32_t order;            /* in which the lane's records began; transfers have their collective's */
+    bool broken;               /* collective: an error ended it; some of its members may never have come */
     uint64_t begin_ns, end_ns; /* of the monotonic clock */
     uint64_t virtual_begin_ns, virtual_end_ns;
     const char *name; /* span: its name; collective: its tag; wait: the lane's name; else "". Owned by the trace */

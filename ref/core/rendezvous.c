@@ -404,17 +404,24 @@ static void record_agreed(ari_member *m)
     m->record.virtual_agreed_ns = g->virtual_begin_ns;
 }
 
-static void record_end(ari_member *m)
+/* A collective that an error ended is recorded too: a trace of a failing run shows who was in what. */
+static void record_end(ari_member *m, bool finished)
 {
     ari_lane *lane = ari_lane_self();
     const ari_slot *slot = &m->group->slot[m->index];
     ari_record *r = &m->record;
-    if (ari_lane_is_virtual(lane))
+    if (finished && ari_lane_is_virtual(lane))
         ari_lane_reach(lane, slot->virtual_end_ns);
     if (!lane || !lane->recording)
         return;
+    r->broken = !finished;
     r->end_ns = ari_now_ns();
     r->virtual_end_ns = lane->virtual_ns;
+    if (r->agreed_ns == 0) { /* it never was: all of it was waiting */
+        r->agreed_ns = r->end_ns;
+        r->virtual_agreed_ns = r->virtual_end_ns;
+        r->last = r->virtual_last = m->rank;
+    }
     r->bytes_read = atomic_load_explicit(&slot->comm->moved.read, memory_order_relaxed) - r->bytes_read;
     r->bytes_written = atomic_load_explicit(&slot->comm->moved.written, memory_order_relaxed) - r->bytes_written;
     ari_record_add(lane->recording, r, slot->call.tag);
@@ -422,8 +429,7 @@ static void record_end(ari_member *m)
 
 static void out(ari_member *m, bool finished)
 {
-    if (finished)
-        record_end(m);
+    record_end(m, finished);
     ari_world_end(m, finished);
     atomic_store(&m->in, 0);
 }

@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A trace in the JSON of Chrome's trace viewer, which Perfetto opens. docs/trace.md says how it is read. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "sim/trace_text.h"
+#include "sim/trace_view.h"
+
+/* The main thread's spans and its collectives are tracks of their own: in a span of computation a collective would look
+ * like a part of it. */
+typedef enum track_kind { ALL_OF_LANE, COMPUTATION, COMMUNICATION } track_kind;
+
+typedef struct writer {
+    ari_text *text;
+    const ari_trace_view *view;
+    bool any; /* an event has been written */
+    uint64_t flows;
+} writer;
+
+/* Track numbers mean a track of the whole file, and readers take 0 for an idle processor. */
+static size_t track_id(size_t lane, track_kind kind)
+{
+    return 2 * lane + (kind == COMMUNICATION ? 2 : 1);
+}
+
+static bool on_track(const ari_record *r, track_kind kind)
+{
+    const bool moves = r->kind == ARI_RECORD_COLLECTIVE || r->kind == ARI_RECORD_TRANSFER;
+    return kind == ALL_OF_LANE || moves == (kind == COMMUNICATION);
+}
+
+static track_kind track_of(const ari_view_lane *lane, const ari_record *r)
+{
+    return lane->track > 0 ? ALL_OF_LANE : on_track(r, COMMUNICATION) ? COMMUNICATION : COMPUTATION;
+}
+
+static void begin_event(writer *w, const char *phase, int pid)
+{
+    ari_text_put(w->text, "%s{\"ph\":\"%s\",\"pid\":%d", w->any ? ",\n" : "", phase, pid);
+    w->any = true;
+}
+
+static void put_time(writer *w, const char *key, uint64_t ns)
+{
+    ari_text_put(w->text, ",\"%s\":", key);
+    ari_text_us(w->text, ns);
+}
+
+static void put_string(writer *w, const char *key, const char *value)
+{
+    ari_text_put(w->text, ",\"%s\":", key);
+    ari_text_string(w->text, value);
+}
+
+/* --- names of processes and tracks -------------------------------------------------------------------------------- */
+
+static void name_process(writer *w, int pid, const char *name, int sort)
+{
+    begin_event(w, "M", pid);
+    ari_text_put(w->text, ",\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", name);
+    begin_event(w, "M", pid);
+    ari_text_put(w->text, ",\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}", sort);
+}
+
+static void name_track(writer *w, size_t lane, track_kind kind, const char *name)
+{
+    const int pid = w->view->lanes[lane].rank;
+    begin_event(w, "M", pid);
+    ari_text_put(w->text, ",\"tid\":%zu,\"name\":\"thread_name\",\"args\":{\"name\":", track_id(lane, kind));
+    ari_text_string(w->text, name);
+    ari_text_put(w->text, "}}");
+    begin_event(w, "M", pid);
+    ari_text_put(w->text, ",\"tid\":%zu,\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}",
+                 track_id(lane, kind), 2 * w->view->lanes[lane].track + (kind == COMMUNICATION));
+}
+
+static void put_names(writer *w)
+{
+    const ari_trace_view *v = w->view;
+    name_process(w, v->ranks, "cluster", -1);
+    for (size_t i = 0; i < v->lane_count; i++) {
+        const ari_view_lane *lane = &v->lanes[i];
+        if (i == 0 || lane->rank != v->lanes[i - 1].rank) {
+            char name[32];
+            snprintf(name, sizeof name, "rank %d", lane->rank);
+            name_process(w, lane->rank, name, lane->rank);
+        }
+        if (lane->track > 0) {
+            name_track(w, i, ALL_OF_LANE, lane->name[0] ? lane->name : "queue");
+            continue;
+        }
+        name_track(w, i, COMPUTATION, "compute");
+        if (lane->collectives > 0)
+            name_track(w, i, COMMUNICATION, "communication");
+    }
+}
+
+/* --- slices ------------------------------------------------------------------------------------------------------- */
+
+static void begin_slice(writer *w, size_t lane, track_kind kind, const char *category, uint64_t begin, uint64_t end)
+{
+    begin_event(w, "X", w->view->lanes[lane].rank);
+    ari_text_put(w->text, ",\"tid\":%zu,\"cat\":\"%s\"", track_id(lane, kind), category);
+    put_time(w, "ts", begin);
+    put_time(w, "dur", end - begin);
+}
+
+static bool has_reduction(ari_kind k)
+{
+    return k == ARI_ALL_REDUCE || k == ARI_REDUCE_SCATTER || k == ARI_REDUCE;
+}
+
+static bool has_root(ari_kind k)
+{
+    return k == ARI_BROADCAST || k == ARI_REDUCE || k == ARI_GATHER || k == ARI_SCATTER;
+}
+
+static void put_collective(writer *w, size_t lane, size_t place, track_kind kind)
+{
+    const ari_trace_view *v = w->view;
+    const ari_record *r = v->lanes[lane].shown[place];
+    const ari_meeting *m = &v->meetings[v->lanes[lane].meeting[place]];
+    const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r), waiting = ari_view_waiting(v, m, r);
+    char ranks[256];
+    ari_view_ranks(v, m, ranks, sizeof ranks);
+    begin_slice(w, lane, kind, "collective", begin, end);
+    ari_text_put(w->text, ",\"name\":\"%s\",\"args\":{\"op\":\"%s\"", ari_kind_name(r->op_kind),
+                 ari_kind_name(r->op_kind));
+    put_string(w, "tag", r->name);
+    if (has_reduction(r->op_kind))
+        ari_text_put(w->text, ",\"reduction\":\"%s\"", ari_op_name(r->op));
+    if (has_root(r->op_kind))
+        ari_text_put(w->text, ",\"root\":%d", r->root);
+    ari_text_put(w->text,
+                 ",\"dtype\":\"%s\",\"count\":%zu,\"bytes read\":%" PRIu64 ",\"bytes written\":%" PRIu64
+                 ",\"group\":%" PRIu64 ",\"sequence\":%" PRIu64 ",\"ranks\":\"%s\",\"group size\":%d,\"came last\":%d",
+                 ar_dtype_name(r->dtype), r->count, r->bytes_read, r->bytes_written, r->group, r->seq, ranks, r->ranks,
+                 m->last);
+    put_time(w, "waiting_us", waiting);
+    put_time(w, "moving_us", end - begin - waiting);
+    ari_text_put(w->text, "%s}}", r->broken ? ",\"broken off\":true" : "");
+    if (waiting == 0)
+        return;
+    begin_slice(w, lane, kind, "waiting", begin, begin + waiting);
+    ari_text_put(w->text, ",\"name\":\"waiting\",\"args\":{\"for rank\":%d}}", m->last);
+}
+
+static void put_slice(writer *w, size_t lane, size_t place, track_kind kind)
+{
+    const ari_trace_view *v = w->view;
+    const ari_record *r = v->lanes[lane].shown[place];
+    const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r);
+    switch (r->kind) {
+    case ARI_RECORD_SPAN:
+        begin_slice(w, lane, kind, "span", begin, end);
+        put_string(w, "name", r->name);
+        ari_text_put(w->text, "}");
+        break;
+    case ARI_RECORD_WORK:
+        begin_slice(w, lane, kind, "work", begin, end);
+        ari_text_put(w->text, ",\"name\":\"work\",\"args\":{\"flops\":%.17g}}", r->flops);
+        break;
+    case ARI_RECORD_WAIT:
+        begin_slice(w, lane, kind, "queue", begin, end);
+        ari_text_put(w->text, ",\"name\":\"waits for a queue\",\"args\":{\"queue\":");
+        ari_text_string(w->text, r->name);
+        ari_text_put(w->text, "}}");
+        break;
+    case ARI_RECORD_TRANSFER:
+        begin_slice(w, lane, kind, "transfer", begin, end);
+        ari_text_put(w->text, ",\"name\":\"from rank %d\",\"args\":{\"from\":%d,\"bytes\":%" PRIu64 "}}", r->peer,
+                     r->peer, r->bytes);
+        break;
+    case ARI_RECORD_COLLECTIVE:
+        put_collective(w, lane, place, kind);
+        break;
+    }
+}
+
+static void put_track(writer *w, size_t lane, track_kind kind)
+{
+    const ari_view_lane *l = &w->view->lanes[lane];
+    for (size_t i = 0; i < l->count; i++) {
+        if (on_track(l->shown[i], kind))
+            put_slice(w, lane, i, kind);
+    }
+}
+
+static void put_slices(writer *w)
+{
+    for (size_t i = 0; i < w->view->lane_count; i++) {
+        const bool main_lane = w->view->lanes[i].track == 0;
+        put_track(w, i, main_lane ? COMPUTATION : ALL_OF_LANE);
+        if (main_lane && w->view->lanes[i].collectives > 0)
+            put_track(w, i, COMMUNICATION);
+    }
+}
+
+/* --- arrows ------------------------------------------------------------------------------------------------------- */
+
+/* An end of an arrow lies in a slice, and before its end: where one slice ends the reader looks into the next. */
+static bool lies_in(const ari_trace_view *v, const ari_record *r, uint64_t ns)
+{
+    return ari_view_begin(v, r) <= ns && ns < ari_view_end(v, r);
+}
+
+typedef struct place {
+    size_t lane;
+    const ari_record *record;
+    uint64_t ns;
+} place;
+
+static void put_arrow_end(writer *w, const char *phase, const char *category, const char *name, const place *p)
+{
+    const ari_view_lane *lane = &w->view->lanes[p->lane];
+    begin_event(w, phase, lane->rank);
+    ari_text_put(w->text, ",\"tid\":%zu,\"id\":%" PRIu64 ",\"cat\":\"%s\",\"name\":\"%s\"",
+                 track_id(p->lane, track_of(lane, p->record)), w->flows, category, name);
+    put_time(w, "ts", p->ns);
+    ari_text_put(w->text, "%s}", phase[0] == 'f' ? ",\"bp\":\"e\"" : "");
+}
+
+/* An arrow whose ends cannot both be shown is left out. */
+static void put_arrow(writer *w, const char *category, const char *name, const place *from, const place *to)
+{
+    if (!lies_in(w->view, from->record, from->ns) || !lies_in(w->view, to->record, to->ns) || to->ns < from->ns)
+        return;
+    w->flows++;
+    put_arrow_end(w, "s", category, name, from);
+    put_arrow_end(w, "f", category, name, to);
+}
+
+static place member_at(const ari_meeting_member *m, uint64_t ns)
+{
+    return (place){m->lane, m->record, ns};
+}
+
+/* From the member that came last to each one that waited for it. */
+static void put_waits(writer *w, const ari_meeting *m)
+{
+    const ari_trace_view *v = w->view;
+    const ari_meeting_member *last = ari_view_member(v, m, m->last);
+    const uint64_t came = m->came_ns - v->start_ns;
+    const place from = member_at(last, came);
+    for (size_t i = m->first; i < m->first + m->members; i++) {
+        const ari_meeting_member *x = &v->members[i];
+        const place to = member_at(x, came);
+        if (x != last && ari_view_waiting(v, m, x->record) > 0)
+            put_arrow(w, "last", "the last to come", &from, &to);
+    }
+}
+
+/* Data goes from a sender to its receiver. */
+static void put_message(writer *w, const ari_meeting *m)
+{
+    const ari_trace_view *v = w->view;
+    const ari_meeting_member *a = &v->members[m->first], *b = a + 1;
+    if (m->members != 2 || a->record->op_kind == b->record->op_kind)
+        return;
+    const bool a_sends = a->record->op_kind == ARI_SEND;
+    const ari_meeting_member *sender = a_sends ? a : b, *receiver = a_sends ? b : a;
+    const uint64_t end = ari_view_end(v, receiver->record);
+    const place from = member_at(sender, m->came_ns - v->start_ns), to = member_at(receiver, end > 0 ? end - 1 : 0);
+    put_arrow(w, "data", "message", &from, &to);
+}
+
+static bool goes_round(ari_kind k)
+{
+    return k == ARI_ALL_REDUCE || k == ARI_REDUCE_SCATTER || k == ARI_ALL_GATHER;
+}
+
+/* In virtual time collectives go round a ring: what each member receives comes from its left neighbour. */
+static void put_ring(writer *w, const ari_meeting *m)
+{
+    const ari_trace_view *v = w->view;
+    if (!goes_round(m->of->op_kind) || m->members < 2 || m->members < (size_t)m->of->ranks)
+        return;
+    for (size_t i = 0; i < m->members; i++) {
+        const ari_meeting_member *to = &v->members[m->first + i];
+        const ari_meeting_member *left = &v->members[m->first + (i + m->members - 1) % m->members];
+        const uint64_t end = ari_view_end(v, to->record);
+        const place from = member_at(left, m->came_ns - v->start_ns), into = member_at(to, end > 0 ? end - 1 : 0);
+        put_arrow(w, "data", "round the ring", &from, &into);
+    }
+}
+
+/* Steps of a ring that was recorded: from the neighbour whose memory was read. */
+static void put_transfers(writer *w, size_t lane)
+{
+    const ari_trace_view *v = w->view;
+    const ari_view_lane *l = &v->lanes[lane];
+    const ari_meeting *m = NULL;
+    for (size_t i = 0; i < l->count; i++) {
+        const ari_record *r = l->shown[i];
+        if (r->kind == ARI_RECORD_COLLECTIVE)
+            m = &v->meetings[l->meeting[i]];
+        const ari_meeting_member *source = m && r->kind == ARI_RECORD_TRANSFER ? ari_view_member(v, m, r->peer) : NULL;
+        if (!source)
+            continue;
+        const uint64_t begin = ari_view_begin(v, r);
+        const place from = member_at(source, begin), to = {lane, r, begin};
+        put_arrow(w, "data", "step of the ring", &from, &to);
+    }
+}
+
+static const ari_view_lane *find_lane(const ari_trace_view *v, int rank, int track)
+{
+    for (size_t i = 0; i < v->lane_count; i++) {
+        if (v->lanes[i].rank == rank && v->lanes[i].track == track)
+            return &v->lanes[i];
+    }
+    return NULL;
+}
+
+/* The last thing that a lane had done by then; NULL: nothing. Records are in the order in which they began. */
+static const ari_record *done_by(const ari_trace_view *v, const ari_view_lane *l, uint64_t ns)
+{
+    size_t low = 0, high = l->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (ari_view_begin(v, l->shown[middle]) < ns)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    while (low > 0) {
+        const ari_record *r = l->shown[--low];
+        if (ari_view_end(v, r) <= ns && ari_view_end(v, r) > ari_view_begin(v, r))
+            return r;
+    }
+    return NULL;
+}
+
+/* From what a queue did last to the thread that waited for it. */
+static void put_queue_waits(writer *w, size_t lane)
+{
+    const ari_trace_view *v = w->view;
+    const ari_view_lane *l = &v->lanes[lane];
+    for (size_t i = 0; i < l->count; i++) {
+        const ari_record *r = l->shown[i];
+        const ari_view_lane *peer = r->kind == ARI_RECORD_WAIT ? find_lane(v, r->peer, r->peer_track) : NULL;
+        const uint64_t end = ari_view_end(v, r);
+        const ari_record *done = peer ? done_by(v, peer, end) : NULL;
+        if (!done || ari_view_begin(v, r) == end)
+            continue;
+        const place from = {(size_t)(peer - v->lanes), done, ari_view_end(v, done) - 1}, to = {lane, r, end - 1};
+        put_arrow(w, "queue", "waited for", &from, &to);
+    }
+}
+
+static void put_arrows(writer *w)
+{
+    const ari_trace_view *v = w->view;
+    for (size_t i = 0; i < v->meeting_count; i++) {
+        put_waits(w, &v->meetings[i]);
+        put_message(w, &v->meetings[i]);
+        if (v->clock == AR_TRACE_VIRTUAL)
+            put_ring(w, &v->meetings[i]);
+    }
+    for (size_t i = 0; i < v->lane_count; i++) {
+        put_transfers(w, i);
+        put_queue_waits(w, i);
+    }
+}
+
+/* --- counters ----------------------------------------------------------------------------------------------------- */
+
+static void put_counter(writer *w, int pid, uint64_t ns, int64_t bytes)
+{
+    begin_event(w, "C", pid);
+    ari_text_put(w->text, ",\"name\":\"bytes in flight\"");
+    put_time(w, "ts", ns);
+    ari_text_put(w->text, ",\"args\":{\"bytes\":%" PRId64 "}}", bytes);
+}
+
+/* Each changes once at a time, whatever begins and ends then: of two values at one moment a reader may show either. */
+static void put_changes(writer *w, const ari_flight *list, size_t n, int64_t *of_rank)
+{
+    int64_t all = 0;
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i; end < n && list[end].ns == list[i].ns; end++) {
+            all += list[end].bytes;
+            of_rank[list[end].rank] += list[end].bytes;
+        }
+        for (size_t k = i; k < end; k++) {
+            bool again = false;
+            for (size_t b = i; b < k; b++)
+                again = again || list[b].rank == list[k].rank;
+            if (!again)
+                put_counter(w, list[k].rank, list[k].ns, of_rank[list[k].rank]);
+        }
+        put_counter(w, w->view->ranks, list[i].ns, all);
+    }
+}
+
+static ar_status put_counters(writer *w)
+{
+    ari_flight *list = NULL;
+    int64_t *of_rank = NULL;
+    size_t n = 0;
+    ar_status st = AR_OK;
+    AR_TRY(ari_view_flights(&list, &n, w->view));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&of_rank, (size_t)w->view->ranks, sizeof *of_rank, "bytes in flight"));
+    for (int rank = 0; n > 0 && rank <= w->view->ranks; rank++)
+        put_counter(w, rank, 0, 0);
+    put_changes(w, list, n, of_rank);
+done:
+    free(of_rank);
+    free(list);
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+static void put_cut(writer *w)
+{
+    begin_event(w, "i", w->view->ranks);
+    ari_text_put(w->text, ",\"tid\":0,\"s\":\"g\",\"name\":\"memory ran out here: the end of this trace is missing\"");
+    put_time(w, "ts", w->view->end_ns - w->view->start_ns);
+    ari_text_put(w->text, "}");
+}
+
+ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const char *path)
+{
+    if (!t)
+        return ar_error_set(AR_ERR_ARG, "ar_trace_write_json: the trace is missing");
+    ari_trace_view view;
+    ari_text *text = NULL;
+    AR_TRY(ari_trace_view_init(&view, t, clock));
+    ar_status st = ari_text_create(&text, path);
+    if (st == AR_OK) {
+        writer w = {.text = text, .view = &view};
+        ari_text_put(text,
+                     "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"clock\":\"%s\",\"cut\":%s},\"traceEvents\":[\n",
+                     clock == AR_TRACE_REAL ? "real" : "virtual", view.cut ? "true" : "false");
+        put_names(&w);
+        put_slices(&w);
+        put_arrows(&w);
+        st = put_counters(&w);
+        if (view.cut)
+            put_cut(&w);
+        ari_text_put(text, "\n]}\n");
+        st = ari_text_end(text, st);
+    }
+    ari_trace_view_fini(&view);
+    return st;
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sim/trace_view.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+static uint64_t begin_of(const ari_trace_view *v, const ari_record *r)
+{
+    return v->clock == AR_TRACE_REAL ? r->begin_ns : r->virtual_begin_ns;
+}
+
+static uint64_t end_of(const ari_trace_view *v, const ari_record *r)
+{
+    return v->clock == AR_TRACE_REAL ? r->end_ns : r->virtual_end_ns;
+}
+
+uint64_t ari_view_begin(const ari_trace_view *v, const ari_record *r)
+{
+    return begin_of(v, r) - v->start_ns;
+}
+
+uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r)
+{
+    return end_of(v, r) - v->start_ns;
+}
+
+bool ari_view_shows(const ari_trace_view *v, const ari_record *r)
+{
+    return v->clock == AR_TRACE_VIRTUAL || r->kind != ARI_RECORD_WORK;
+}
+
+/* --- lanes -------------------------------------------------------------------------------------------------------- */
+
+/* A collective comes before the transfers in it, which have its number. */
+static int by_order(const void *a, const void *b)
+{
+    const ari_record *x = *(const ari_record *const *)a, *y = *(const ari_record *const *)b;
+    if (x->order != y->order)
+        return x->order < y->order ? -1 : 1;
+    const bool x_in = x->kind == ARI_RECORD_TRANSFER, y_in = y->kind == ARI_RECORD_TRANSFER;
+    if (x_in != y_in)
+        return x_in ? 1 : -1;
+    return x < y ? -1 : x > y;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const ari_view_lane *x = a, *y = b;
+    return x->rank != y->rank ? (x->rank < y->rank ? -1 : 1) : (x->track > y->track) - (x->track < y->track);
+}
+
+static ar_status show_lane(ari_view_lane *to, ari_trace_view *v, const ari_trace_lane *from)
+{
+    *to = (ari_view_lane){.rank = from->rank, .track = from->track, .name = from->name};
+    AR_TRY(ari_alloc((void **)&to->shown, from->count, sizeof *to->shown, "a view of a trace"));
+    AR_TRY(ari_alloc((void **)&to->meeting, from->count, sizeof *to->meeting, "a view of a trace"));
+    for (size_t i = 0; i < from->count; i++) {
+        const ari_record *r = &from->records[i];
+        if (!ari_view_shows(v, r))
+            continue;
+        to->meeting[to->count] = SIZE_MAX;
+        to->shown[to->count++] = r;
+        to->collectives += r->kind == ARI_RECORD_COLLECTIVE;
+        v->start_ns = begin_of(v, r) < v->start_ns ? begin_of(v, r) : v->start_ns;
+        v->end_ns = end_of(v, r) > v->end_ns ? end_of(v, r) : v->end_ns;
+    }
+    qsort(to->shown, to->count, sizeof *to->shown, by_order);
+    v->ranks = to->rank >= v->ranks ? to->rank + 1 : v->ranks;
+    v->member_count += to->collectives;
+    return AR_OK;
+}
+
+static ar_status show_lanes(ari_trace_view *v, const ar_trace *t)
+{
+    const size_t n = ari_trace_lanes(t);
+    AR_TRY(ari_alloc_zero((void **)&v->lanes, n, sizeof *v->lanes, "a view of a trace"));
+    v->lane_count = n;
+    v->start_ns = UINT64_MAX;
+    for (size_t i = 0; i < n; i++) {
+        const ari_trace_lane lane = ari_trace_lane_at(t, i);
+        AR_TRY(show_lane(&v->lanes[i], v, &lane));
+    }
+    if (v->start_ns > v->end_ns)
+        v->start_ns = v->end_ns; /* nothing was recorded */
+    qsort(v->lanes, n, sizeof *v->lanes, by_place);
+    return AR_OK;
+}
+
+/* --- meetings ----------------------------------------------------------------------------------------------------- */
+
+static bool same_meeting(const ari_record *x, const ari_record *y)
+{
+    return x->group == y->group && x->seq == y->seq;
+}
+
+/* Members of the same rank stay in the order of the lanes. */
+static int by_meeting(const void *a, const void *b)
+{
+    const ari_meeting_member *x = a, *y = b;
+    if (x->record->group != y->record->group)
+        return x->record->group < y->record->group ? -1 : 1;
+    if (x->record->seq != y->record->seq)
+        return x->record->seq < y->record->seq ? -1 : 1;
+    return x->lane < y->lane ? -1 : x->lane > y->lane;
+}
+
+/* Members that came at the same moment: the one that the collective itself saw last. */
+static void find_last(const ari_trace_view *v, ari_meeting *m)
+{
+    for (size_t i = 0; i < m->members; i++) {
+        const ari_meeting_member *x = &v->members[m->first + i];
+        const int rank = v->lanes[x->lane].rank;
+        const int seen = v->clock == AR_TRACE_REAL ? x->record->last : x->record->virtual_last;
+        const uint64_t ns = begin_of(v, x->record);
+        if (i == 0 || ns > m->came_ns || (ns == m->came_ns && rank == seen)) {
+            m->came_ns = ns;
+            m->last = rank;
+        }
+    }
+}
+
+static ar_status put_together(ari_trace_view *v)
+{
+    AR_TRY(ari_alloc((void **)&v->members, v->member_count, sizeof *v->members, "a view of a trace"));
+    AR_TRY(ari_alloc((void **)&v->meetings, v->member_count, sizeof *v->meetings, "a view of a trace"));
+    size_t n = 0;
+    for (size_t l = 0; l < v->lane_count; l++) {
+        for (size_t i = 0; i < v->lanes[l].count; i++) {
+            if (v->lanes[l].shown[i]->kind == ARI_RECORD_COLLECTIVE)
+                v->members[n++] = (ari_meeting_member){v->lanes[l].shown[i], l, i};
+        }
+    }
+    qsort(v->members, n, sizeof *v->members, by_meeting);
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && same_meeting(v->members[end].record, v->members[i].record);)
+            end++;
+        ari_meeting *m = &v->meetings[v->meeting_count];
+        *m = (ari_meeting){.first = i, .members = end - i, .of = v->members[i].record};
+        find_last(v, m);
+        for (size_t k = i; k < end; k++)
+            v->lanes[v->members[k].lane].meeting[v->members[k].place] = v->meeting_count;
+        v->meeting_count++;
+    }
+    return AR_OK;
+}
+
+ar_status ari_trace_view_init(ari_trace_view *v, const ar_trace *t, ar_trace_clock clock)
+{
+    *v = (ari_trace_view){.clock = clock, .cut = ari_trace_is_cut(t)};
+    if (clock != AR_TRACE_REAL && clock != AR_TRACE_VIRTUAL)
+        return ar_error_set(AR_ERR_ARG, "a trace has no clock %d", (int)clock);
+    if (clock == AR_TRACE_VIRTUAL && !ari_trace_is_virtual(t))
+        return ar_error_set(AR_ERR_ARG, "the run that was traced had no virtual time: its options named no cluster");
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, show_lanes(v, t));
+    AR_TRY_TO(failed, st, put_together(v));
+    return AR_OK;
+failed:
+    ari_trace_view_fini(v);
+    return st;
+}
+
+void ari_trace_view_fini(ari_trace_view *v)
+{
+    for (size_t i = 0; i < v->lane_count; i++) {
+        free(v->lanes[i].shown);
+        free(v->lanes[i].meeting);
+    }
+    free(v->lanes);
+    free(v->members);
+    free(v->meetings);
+}
+
+uint64_t ari_view_waiting(const ari_trace_view *v, const ari_meeting *m, const ari_record *r)
+{
+    const uint64_t begin = begin_of(v, r), end = end_of(v, r);
+    const bool incomplete = r->broken && m->members < (size_t)r->ranks;
+    const uint64_t until = incomplete || m->came_ns > end ? end : m->came_ns;
+    return until > begin ? until - begin : 0;
+}
+
+const ari_meeting_member *ari_view_member(const ari_trace_view *v, const ari_meeting *m, int rank)
+{
+    for (size_t i = m->first; i < m->first + m->members; i++) {
+        if (v->lanes[v->members[i].lane].rank == rank)
+            return &v->members[i];
+    }
+    return NULL;
+}
+
+void ari_view_ranks(const ari_trace_view *v, const ari_meeting *m, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0, end; i < m->members && used < size; i = end) {
+        const int first = v->lanes[v->members[m->first + i].lane].rank;
+        int last = first;
+        for (end = i + 1; end < m->members && v->lanes[v->members[m->first + end].lane].rank == last + 1; end++)
+            last++;
+        const char *comma = i > 0 ? ", " : "";
+        const int put = last > first ? snprintf(text + used, size - used, "%s%d-%d", comma, first, last)
+                                     : snprintf(text + used, size - used, "%s%d", comma, first);
+        used += (size_t)put;
+    }
+}
+
+/* --- bytes in flight ---------------------------------------------------------------------------------------------- */
+
+static int by_time(const void *a, const void *b)
+{
+    const ari_flight *x = a, *y = b;
+    if (x->ns != y->ns)
+        return x->ns < y->ns ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
+}
+
+ar_status ari_view_flights(ari_flight **gives, size_t *count, const ari_trace_view *v)
+{
+    ari_flight *list = NULL;
+    size_t n = 0, most = 0;
+    AR_TRY(ari_mul_size(&most, v->member_count, 2));
+    AR_TRY(ari_alloc((void **)&list, most, sizeof *list, "bytes in flight"));
+    for (size_t i = 0; i < v->meeting_count; i++) {
+        const ari_meeting *m = &v->meetings[i];
+        for (size_t k = m->first; k < m->first + m->members; k++) {
+            const ari_record *r = v->members[k].record;
+            const uint64_t begin = ari_view_begin(v, r) + ari_view_waiting(v, m, r), end = ari_view_end(v, r);
+            const int64_t bytes = (int64_t)(r->bytes_read + r->bytes_written);
+            const int rank = v->lanes[v->members[k].lane].rank;
+            if (bytes == 0 || end <= begin) /* at once */
+                continue;
+            list[n++] = (ari_flight){begin, rank, bytes};
+            list[n++] = (ari_flight){end, rank, -bytes};
+        }
+    }
+    qsort(list, n, sizeof *list, by_time);
+    *gives = list;
+    *count = n;
+    return AR_OK;
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_SIM_TRACE_VIEW_H
+#define ARI_SIM_TRACE_VIEW_H
+
+#include "ref/core/record.h"
+
+/* A trace as one clock saw it, in the order in which it is shown: lanes by rank and track, records by their beginning,
+ * and the collectives put together again from what each member recorded. */
+
+/* One collective. Of the members, those that came to it and are in the trace. */
+typedef struct ari_meeting {
+    size_t first, members; /* in ari_trace_view.members */
+    uint64_t came_ns;      /* when the last one came */
+    int last;              /* that one's rank */
+    const ari_record *of;  /* of the first member; all agree on op, tag, dtype, count, group, sequence number */
+} ari_meeting;
+
+typedef struct ari_meeting_member {
+    const ari_record *record;
+    size_t lane, place; /* of the record: view->lanes[lane].shown[place] */
+} ari_meeting_member;
+
+typedef struct ari_view_lane {
+    int rank, track;
+    const char *name;
+    const ari_record **shown; /* [count] */
+    size_t *meeting;          /* [count]: of a collective; SIZE_MAX for everything else */
+    size_t count;
+    size_t collectives;
+} ari_view_lane;
+
+typedef struct ari_trace_view {
+    ar_trace_clock clock;
+    uint64_t start_ns, end_ns; /* first begin, last end */
+    int ranks;                 /* largest rank of all + 1 */
+    bool cut;
+    ari_view_lane *lanes;
+    size_t lane_count;
+    ari_meeting_member *members; /* by group, sequence number, rank */
+    size_t member_count;
+    ari_meeting *meetings;
+    size_t meeting_count;
+} ari_trace_view;
+
+/** Errors: AR_ERR_ARG (no such clock, or the virtual clock of a run without a cluster), AR_ERR_MEMORY. The view borrows
+ *  the trace. */
+AR_NODISCARD ar_status ari_trace_view_init(ari_trace_view *v, const ar_trace *t, ar_trace_clock clock);
+void ari_trace_view_fini(ari_trace_view *v);
+
+/* By the view's clock, from the view's start. */
+uint64_t ari_view_begin(const ari_trace_view *v, const ari_record *r);
+uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r);
+/** Of a collective: how long this member waited for the last one. The rest of it is moving. */
+uint64_t ari_view_waiting(const ari_trace_view *v, const ari_meeting *m, const ari_record *r);
+/** Whether the clock has it at all: computation takes no time of the real clock's own. */
+bool ari_view_shows(const ari_trace_view *v, const ari_record *r);
+/** The member of a meeting with this rank; NULL: not in the trace. */
+const ari_meeting_member *ari_view_member(const ari_trace_view *v, const ari_meeting *m, int rank);
+/** The ranks of a meeting: "0-3, 8". */
+void ari_view_ranks(const ari_trace_view *v, const ari_meeting *m, char *text, size_t size);
+
+/* Bytes in flight: what a rank reads and writes of other ranks' memory in a collective, from when the last one has come
+ * to its end. */
+typedef struct ari_flight {
+    uint64_t ns; /* from the view's start */
+    int rank;
+    int64_t bytes; /* more, or less again */
+} ari_flight;
+/** All changes, in time; ends before begins where both are at once. Gives; free(). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_view_flights(ari_flight **gives, size_t *count, const ari_trace_view *v);
+
+#endif
