@@ -12,7 +12,8 @@ static ar_status init_ranks(ari_world *w, int ranks)
     if (!w->rank)
         return AR_ERR_MEMORY;
     memset(w->rank, 0, bytes);
-    const uint64_t now = ari_wait_now_ns();
+    /* The ranks' clock, which need not be the calling thread's: it may be a rank of another world. */
+    const uint64_t now = w->with.scheduler ? ari_scheduler_now_ns(w->with.scheduler) : ari_now_ns();
     for (; w->ranks < ranks; w->ranks++) {
         ari_rank_state *r = &w->rank[w->ranks];
         if (pthread_mutex_init(&r->lock, NULL) != 0)
