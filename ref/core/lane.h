@@ -30,6 +30,7 @@ typedef struct ari_lane {
     int rank, track;             /* track 0: the rank's main thread; 1, 2, ...: its queues in the order of creation */
     char name[32];               /* of the track: "main", or the queue's */
     uint64_t virtual_ns;         /* the lane's virtual clock; stays 0 without virtual time */
+    double virtual_rest;         /* ns of work that rounding to whole ones has left out so far */
     ari_recording *recording;    /* NULL: nothing is recorded */
     ari_turn *turn;              /* NULL: the system's scheduler */
     int tracks;                  /* track 0: made so far, itself included */

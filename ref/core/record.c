@@ -249,8 +249,11 @@ void ar_trace_work(double flops)
     ari_lane *l = ari_lane_self();
     if (!ari_lane_is_virtual(l) || !(flops > 0))
         return;
+    /* Small products take less than a nanosecond each, and there are many of them. */
+    const double exact_ns = flops / l->with->flops * 1e9 + l->virtual_rest;
     const uint64_t begin = l->virtual_ns;
-    l->virtual_ns += (uint64_t)(flops / l->with->flops * 1e9 + 0.5);
+    l->virtual_ns += (uint64_t)(exact_ns + 0.5);
+    l->virtual_rest = exact_ns - (double)(l->virtual_ns - begin);
     const uint64_t now = l->recording ? ari_now_ns() : 0;
     const ari_record work = {.kind = ARI_RECORD_WORK,
                              .begin_ns = now,
