@@ -46,20 +46,12 @@ static uint64_t all_have_left(const ari_member *m)
     return (m->leaves + 1) * (uint64_t)m->group->n;
 }
 
-/* A number that grows with whatever any member does. The counters of a member's communicator live until its departure,
- * which takes the same lock. */
-static uint64_t progress_of(ari_group *g)
+/* A number that grows with whatever any member does. */
+static uint64_t progress_of(const ari_group *g)
 {
     uint64_t sum = atomic_load(&g->leaves);
-    pthread_mutex_lock(&g->world->lock);
-    for (int i = 0; i < g->n; i++) {
-        const ari_slot *s = &g->slot[i];
-        sum += atomic_load(&s->steps);
-        if (!atomic_load(&s->gone))
-            sum += atomic_load_explicit(&s->comm->moved.read, memory_order_relaxed) +
-                   atomic_load_explicit(&s->comm->moved.written, memory_order_relaxed);
-    }
-    pthread_mutex_unlock(&g->world->lock);
+    for (int i = 0; i < g->n; i++)
+        sum += atomic_load(&g->slot[i].steps) + atomic_load_explicit(&g->slot[i].pulses, memory_order_relaxed);
     return sum;
 }
 
@@ -78,6 +70,16 @@ static bool is_stuck(ari_member *m, inner_wait *s, uint64_t *waited_ns)
     }
     *waited_ns = now - s->since_ns;
     return *waited_ns >= g->world->timeout_ns;
+}
+
+void ari_member_describe(const ari_member *m, const ari_call *call, char *text, size_t size)
+{
+    const ari_group *g = m->group;
+    char what[192], group[96];
+    ari_call_describe(call, g->n, what, sizeof what);
+    ari_ranks_describe(g->rank, g->n, group, sizeof group);
+    snprintf(text, size, "%s, collective #%llu of ranks %s", what,
+             (unsigned long long)(m->seq + (atomic_load(&m->in) ? 0 : 1)), group);
 }
 
 /* The ranks of members for which `is_missing` holds, as text; returns how many. */
@@ -112,15 +114,13 @@ static void fail_of_timeout(ari_member *m, uint64_t waited_ns, const char *where
                             bool (*is_missing)(const ari_member *m, const ari_slot *s))
 {
     const ari_group *g = m->group;
-    char call[160], missing[128], group[96], why[WHY_BYTES];
+    char collective[384], missing[128], why[WHY_BYTES];
     const int n = describe_missing(m, is_missing, missing, sizeof missing);
     if (n == 0)
         return;
-    ari_call_describe(&g->slot[m->index].call, g->n, call, sizeof call);
-    ari_ranks_describe(g->rank, g->n, group, sizeof group);
-    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, collective #%llu of ranks %s, for rank%s %s", m->rank,
-             (double)waited_ns * 1e-9, where, call, (unsigned long long)m->seq, group, n == 1 ? "" : "s",
-             n < 0 ? "?" : missing);
+    ari_member_describe(m, &g->slot[m->index].call, collective, sizeof collective);
+    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->rank, (double)waited_ns * 1e-9, where,
+             collective, n == 1 ? "" : "s", n < 0 ? "?" : missing);
     ari_world_fail(g->world, m->rank, NULL, AR_ERR_TIMEOUT, why);
 }
 
@@ -172,6 +172,12 @@ void ari_member_advance(ari_member *m, uint64_t steps_done)
     atomic_store(&m->group->slot[m->index].steps, steps_done);
     ari_group_wake(m->group);
     ari_wait_yield();
+}
+
+void ari_member_pulse(ari_member *m)
+{
+    _Atomic uint64_t *pulses = &m->group->slot[m->index].pulses;
+    atomic_store_explicit(pulses, atomic_load_explicit(pulses, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
 bool ari_member_await(ari_member *m, int index, uint64_t steps_done)
@@ -455,8 +461,7 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_
     ari_slot *slot = &g->slot[m->index];
     m->seq++;
     slot->call = *call;
-    if (slot->comm != c) /* once: others look at its counters from time to time */
-        slot->comm = c;
+    slot->comm = c;
     atomic_store_explicit(&slot->steps, 0, memory_order_relaxed);
     ari_world_begin(m, call);
     record_begin(m, c, call);

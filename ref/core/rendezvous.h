@@ -15,7 +15,7 @@
  *   still read. Between agreement and end no member waits for anything but other members in the same collective; what
  *   fails elsewhere does not end it.
  * - A collective is broken off where a member cannot do its part (ari_member_break), or waits in it while nothing moves
- *   (no step, no leaving, no byte of any member) for the world's timeout. Either fails the world first. From then on
+ *   (no step, no pulse, no leaving of any member) for the world's timeout. Either fails the world first. From then on
  *   ari_member_await is false on every member; each touches no other's memory any more and comes to leave, a rank that
  *   was killed or stalled (ari_member_hold) as well.
  * - A collective ends alike on all members: leave returns AR_OK on every one, or an error on every one. It is decided
@@ -118,6 +118,8 @@ void ari_member_done(ari_member *m);
 
 /** Steps within a collective. Each member counts its own, from 0 at entry; advancing publishes what it wrote. */
 void ari_member_advance(ari_member *m, uint64_t steps_done);
+/** The member is moving bytes: a long step is no standstill. To be called once in a while. */
+void ari_member_pulse(ari_member *m);
 /** Waits until member `index` has done this many steps. Only between enter and leave. False: the collective is broken
  *  off; the member touches no other's memory any more and leaves. */
 AR_NODISCARD bool ari_member_await(ari_member *m, int index, uint64_t steps_done);
@@ -128,6 +130,9 @@ void ari_member_break(ari_member *m, ar_status st, const char *why);
 
 /* Ranks that are late or lost; before entering, or in the middle followed by ari_member_break. */
 
+/** "all_reduce(F32, count 8, sum) 'x', collective #3 of ranks 0-3": the one that the member is in, or about to enter.
+ */
+void ari_member_describe(const ari_member *m, const ari_call *call, char *text, size_t size);
 /** Waits so long, or until the world has failed. */
 void ari_member_sleep(ari_member *m, uint64_t ns);
 /** Waits until the world has failed. Where every other rank has returned or is held like this one, nobody is left to

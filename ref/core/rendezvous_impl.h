@@ -62,13 +62,14 @@ struct ari_world {
 
 typedef struct ari_slot {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t entered; /* the sequence number of the last collective entered */
-    atomic_bool gone;                                  /* its member was dropped; set under the world's lock */
+    atomic_bool gone;                                  /* its member was dropped */
     atomic_bool waits;                                 /* in an agreed collective, for other members, a while already */
     ari_call call;                                     /* read by others between agreement and end only */
-    ar_comm *comm;                                     /* the same in every collective; ends after `gone` is set */
-    uint64_t virtual_begin_ns, virtual_end_ns;         /* end: written by the last member before the gate opens */
-    int virtual_from;                                  /* and so is this: whose coming decided it; in the world */
+    ar_comm *comm;
+    uint64_t virtual_begin_ns, virtual_end_ns; /* end: written by the last member before the gate opens */
+    int virtual_from;                          /* and so is this: whose coming decided it; in the world */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
+    _Atomic uint64_t pulses; /* never start again: since the group began */
 } ari_slot;
 
 struct ari_group {
