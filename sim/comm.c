@@ -4,6 +4,10 @@
 
 #include "sim/sim_impl.h"
 
+/* Up to this size the last member to arrive does the work of all: one meeting instead of two (measured: with more ranks
+ * than cores a second meeting costs more than moving this much). */
+enum { LAST_BYTES = 16384 };
+
 static ari_sim_comm *sim_of(ar_comm *c)
 {
     return (ari_sim_comm *)c;
@@ -22,20 +26,59 @@ static void sim_abort(ar_comm *c, ar_status st, const char *why)
     ari_world_fail(ari_group_world(m->group), m->rank, NULL, st, what);
 }
 
+/* --- algorithms --------------------------------------------------------------------------------------------------- */
+
+static bool is_message(const ari_call *call)
+{
+    return call->kind == ARI_SEND || call->kind == ARI_RECV;
+}
+
+/* Nothing moves: once all have come, all may go. */
+static ar_status meet(ari_sim_comm *s, const ari_call *call)
+{
+    AR_TRY(ari_member_enter(&s->member, &s->base, call, NULL, NULL));
+    ari_member_done(&s->member);
+    return AR_OK;
+}
+
 static ar_status direct_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
+    if (is_message(call))
+        return ari_channel_run(s, call);
+    if (call->kind == ARI_BARRIER)
+        return meet(s, call);
     AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
-    if (call->kind == ARI_BARRIER) {
-        ari_member_done(&s->member);
-        return AR_OK;
-    }
     ari_direct_part(s, call);
     return ari_member_leave(&s->member);
 }
 
-/* Before entering: once a collective is agreed upon, nobody may fail. */
-static ar_status reserve(ari_sim_comm *c, size_t bytes)
+static ar_status ring_run(ar_comm *c, const ari_call *call)
+{
+    ari_sim_comm *s = sim_of(c);
+    if (c->size == 1 || !ari_ring_moves(call->kind))
+        return direct_run(c, call);
+    AR_TRY(ari_sim_reserve(s, ari_ring_scratch(s, call)));
+    AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
+    ari_ring_part(s, call);
+    return ari_member_leave(&s->member);
+}
+
+static ar_status last_run(ar_comm *c, const ari_call *call)
+{
+    return ari_last_moves(call->kind) ? ari_last_run(sim_of(c), call) : direct_run(c, call);
+}
+
+/* The members decide alike, so from nothing but what they agree on. */
+static ar_status auto_run(ar_comm *c, const ari_call *call)
+{
+    if (!ari_last_moves(call->kind))
+        return direct_run(c, call);
+    const size_t count = call->counts ? ari_counts_before(call->counts, c->size) : call->count;
+    return count * ar_dtype_bytes(call->dtype) <= LAST_BYTES ? last_run(c, call) : direct_run(c, call);
+}
+
+ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes)
 {
     if (bytes <= c->scratch_bytes)
         return AR_OK;
@@ -46,15 +89,6 @@ static ar_status reserve(ari_sim_comm *c, size_t bytes)
     c->scratch = larger;
     c->scratch_bytes = bytes;
     return AR_OK;
-}
-
-static ar_status ring_run(ar_comm *c, const ari_call *call)
-{
-    ari_sim_comm *s = sim_of(c);
-    AR_TRY(reserve(s, ari_ring_scratch(s, call)));
-    AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
-    ari_ring_part(s, call);
-    return ari_member_leave(&s->member);
 }
 
 /* --- split -------------------------------------------------------------------------------------------------------- */
@@ -80,6 +114,14 @@ static int members_of_color(ari_group *g, int color, int *members)
     return n;
 }
 
+/* The world ends now, and the group with it. */
+static void leave_split(ari_sim_comm *c)
+{
+    if (c->split_group)
+        ari_channels_leave(c->split_channels, c->split_index);
+    c->split_group = NULL;
+}
+
 static ar_status make_groups(ari_group *g, void *arg)
 {
     (void)arg;
@@ -99,14 +141,20 @@ static ar_status make_groups(ari_group *g, void *arg)
         for (int k = 0; k < size; k++)
             ranks[k] = ari_group_rank(g, members[k]);
         ari_group *made = NULL;
+        ari_channels *channels = NULL;
         AR_TRY_TO(done, st, ari_group_create(&made, ari_group_world(g), ranks, size));
+        AR_TRY_TO(done, st, ari_channels_create(&channels, made));
         for (int k = 0; k < size; k++) {
-            member_comm(g, members[k])->split_group = made;
-            member_comm(g, members[k])->split_index = k;
+            ari_sim_comm *member = member_comm(g, members[k]);
+            member->split_group = made;
+            member->split_channels = channels;
+            member->split_index = k;
         }
     }
 done:
-    free(members); /* groups made so far end with the world, which ends now */
+    for (int i = 0; st != AR_OK && i < n; i++)
+        leave_split(member_comm(g, i));
+    free(members);
     return st;
 }
 
@@ -118,7 +166,11 @@ static ar_status sim_split(ar_comm **gives, ar_comm *c, int color, int key)
     ari_member_done(&s->member);
     if (!s->split_group)
         return AR_OK;
-    AR_TRY(ari_sim_comm_create(&made, s->split_group, s->split_index, s->options));
+    const ar_status st = ari_sim_comm_create(&made, s->split_group, s->split_channels, s->split_index, s->options);
+    if (st != AR_OK) {
+        ari_channels_leave(s->split_channels, s->split_index);
+        return st;
+    }
     *gives = &made->base;
     return AR_OK;
 }
@@ -129,14 +181,25 @@ static void sim_destroy(ar_comm *c)
         ari_sim_comm_free(sim_of(c));
 }
 
-static const ar_comm_ops direct_ops = {
-    .name = "direct", ARI_QUEUED_COLLECTIVES, .split = sim_split, .abort = sim_abort, .destroy = sim_destroy};
-static const ar_comm_ops ring_ops = {
-    .name = "ring", ARI_QUEUED_COLLECTIVES, .split = sim_split, .abort = sim_abort, .destroy = sim_destroy};
+#define OPS(algorithm)                                                                                            \
+    {                                                                                                             \
+        .name = algorithm, ARI_QUEUED_COLLECTIVES, .split = sim_split, .abort = sim_abort, .destroy = sim_destroy \
+    }
+typedef struct algorithm {
+    ar_comm_ops ops;
+    ar_status (*run)(ar_comm *c, const ari_call *call);
+} algorithm;
+static const algorithm algorithms[] = {
+    [AR_SIM_AUTO] = {OPS("auto"), auto_run},
+    [AR_SIM_DIRECT] = {OPS("direct"), direct_run},
+    [AR_SIM_RING] = {OPS("ring"), ring_run},
+    [AR_SIM_LAST] = {OPS("last"), last_run},
+};
 
-ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, int index, const ar_sim_options *options)
+ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *channels, int index,
+                              const ar_sim_options *options)
 {
-    const bool ring = options->algorithm == AR_SIM_RING;
+    const algorithm *with = &algorithms[options->algorithm];
     ari_sim_comm *c = calloc(1, sizeof *c);
     if (!c) {
         ari_member dropped;
@@ -144,10 +207,11 @@ ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, int index, con
         ari_member_fini(&dropped);
         return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
     }
-    ari_comm_init(&c->base, ring ? &ring_ops : &direct_ops, index, ari_group_size(g));
+    ari_comm_init(&c->base, &with->ops, index, ari_group_size(g));
     c->base.error = sim_error;
-    c->base.run = ring ? ring_run : direct_run;
+    c->base.run = with->run;
     c->options = options;
+    c->channels = channels;
     ari_member_init(&c->member, g, index);
     *gives = c;
     return AR_OK;
@@ -157,6 +221,8 @@ void ari_sim_comm_free(ari_sim_comm *c)
 {
     if (!c)
         return;
+    ari_channel_ends_free(c);
+    ari_channels_leave(c->channels, c->member.index);
     ari_member_fini(&c->member);
     free(c->scratch);
     free(c);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim/sum.h"
+#include "sim/ring_impl.h"
 
 /* `ring`: rank r reads rank r-1 only, one chunk a step. There are N chunks; indices are modulo N.
  *
@@ -13,36 +13,29 @@
  *     rank 0            120 after step 1: complete at rank 0
  *
  * Sending is being read: a step ends by publishing the number of steps done, and the right neighbour waits for it. */
-typedef struct ring {
-    ari_sim_comm *c;
-    ari_wire *wire;
-    const ari_call *call, *left_call;
-    int n, r, left, right;
-    size_t element;
-} ring;
-
-static ring ring_of(ari_sim_comm *c, ari_wire *wire, const ari_call *call)
+static ari_ring ring_of(ari_sim_comm *c, ari_wire *wire, const ari_call *call)
 {
     const int n = c->base.size, r = c->base.rank, left = (r + n - 1) % n;
-    return (ring){.c = c,
-                  .wire = wire,
-                  .call = call,
-                  .left_call = ari_group_call(c->member.group, left),
-                  .n = n,
-                  .r = r,
-                  .left = left,
-                  .right = (r + 1) % n,
-                  .element = ar_dtype_bytes(call->dtype)};
+    return (ari_ring){.c = c,
+                      .wire = wire,
+                      .call = call,
+                      .left_call = ari_group_call(c->member.group, left),
+                      .n = n,
+                      .r = r,
+                      .left = left,
+                      .right = (r + 1) % n,
+                      .element = ar_dtype_bytes(call->dtype),
+                      .kernel = ari_reduce_kernel(call->dtype, call->op)};
 }
 
 /* c modulo n for c >= -2n. */
-static int wrap(const ring *g, int c)
+static int wrap(const ari_ring *g, int c)
 {
     return (c + 2 * g->n) % g->n;
 }
 
 /* Where chunk c of the whole buffer lies, in bytes. all_reduce cuts evenly, the others as the counts say. */
-static void chunk_of(const ring *g, int c, size_t *at, size_t *bytes)
+static void chunk_of(const ari_ring *g, int c, size_t *at, size_t *bytes)
 {
     if (g->call->kind == ARI_ALL_REDUCE) {
         ar_comm_slice(g->call->count, g->n, c, at, bytes);
@@ -54,19 +47,23 @@ static void chunk_of(const ring *g, int c, size_t *at, size_t *bytes)
     *bytes *= g->element;
 }
 
-static void trace(const ring *g, int phase, int step, int sent, int received, size_t bytes)
+void ari_ring_step(const ari_ring *g, uint64_t steps_done, ar_ring_step step)
 {
     const ar_sim_options *o = g->c->options;
-    if (!o->ring_trace)
-        return;
-    const ar_ring_step event = {.rank = g->r,
-                                .phase = phase,
-                                .step = step,
-                                .chunk = sent,
-                                .read_from = g->left,
-                                .read_chunk = received,
-                                .bytes = bytes};
-    o->ring_trace(o->ring_trace_user, &event);
+    ari_member_advance(&g->c->member, steps_done);
+    step.rank = g->r;
+    step.read_from = g->left;
+    if (o->ring_trace)
+        o->ring_trace(o->ring_trace_user, &step);
+}
+
+/* Step s of a round: the chunk that is sent is the one after the chunk received. */
+static void round_step(const ari_ring *g, int phase, int s, uint64_t steps_done, int received, size_t bytes)
+{
+    ari_ring_step(
+        g, steps_done,
+        (ar_ring_step){
+            .phase = phase, .step = s, .chunk = wrap(g, received + 1), .read_chunk = received, .bytes = bytes});
 }
 
 /* Partial sums of a reduce_scatter: two places in turn, since the output has room for the own chunk alone. */
@@ -75,7 +72,7 @@ static char *partial_place(const ari_sim_comm *c, int step)
     return (char *)c->scratch + (step % 2 ? c->scratch_bytes / 2 : 0);
 }
 
-static const char *left_partial(const ring *g, int step, size_t at)
+static const char *left_partial(const ari_ring *g, int step, size_t at)
 {
     if (step == 0)
         return (const char *)g->left_call->in.ptr + at;
@@ -85,35 +82,32 @@ static const char *left_partial(const ring *g, int step, size_t at)
     return partial_place(left, step - 1);
 }
 
-static char *own_partial(const ring *g, int step, size_t at)
+static char *own_partial(const ari_ring *g, int step, size_t at)
 {
     if (g->call->kind == ARI_ALL_REDUCE)
         return (char *)g->call->out.ptr + at;
     return step == g->n - 2 ? (char *)g->call->out.ptr : partial_place(g->c, step);
 }
 
-/* Adds the own input to what arrives from the left, piece by piece, and finishes what is complete. */
-static bool add_chunk(const ring *g, const ari_reduce *kernel, int step, size_t at, size_t bytes)
+bool ari_ring_add(const ari_ring *g, void *to, const void *from, const void *own, size_t bytes, bool complete)
 {
-    const char *from = left_partial(g, step, at), *in = (const char *)g->call->in.ptr + at;
-    char *to = own_partial(g, step, at);
     const size_t piece = ARI_WIRE_PIECE_BYTES;
-    for (size_t done = 0; done < bytes; done += piece) {
-        const size_t now = bytes - done < piece ? bytes - done : piece;
-        const void *left = ari_wire_read(g->wire, g->left, from + done, now, 0);
+    for (size_t at = 0; at < bytes; at += piece) {
+        const size_t now = bytes - at < piece ? bytes - at : piece, count = now / g->element;
+        const void *left = ari_wire_read(g->wire, g->left, (const char *)from + at, now, 0);
+        char *out = (char *)to + at;
         if (!left)
             return false;
-        kernel->two(to + done, left, in + done, now / g->element);
-        if (step == g->n - 2 && kernel->finish)
-            kernel->finish(to + done, now / g->element, g->n);
+        g->kernel.two(out, left, (const char *)own + at, count);
+        if (complete && g->kernel.finish)
+            g->kernel.finish(out, count, g->n);
     }
     return true;
 }
 
 /* Steps 0 .. N-2. A place of partial sums is written again only after the right neighbour has read it. */
-static bool reduce_scatter_steps(const ring *g)
+static bool reduce_scatter_steps(const ari_ring *g)
 {
-    const ari_reduce kernel = ari_reduce_kernel(g->call->dtype, g->call->op);
     ari_member *m = &g->c->member;
     for (int s = 0; s < g->n - 1; s++) {
         const int received = wrap(g, g->r - 2 - s);
@@ -124,10 +118,10 @@ static bool reduce_scatter_steps(const ring *g)
         if (g->call->kind == ARI_REDUCE_SCATTER && s >= 2)
             if (!ari_member_await(m, g->right, (uint64_t)s))
                 return false;
-        if (bytes > 0 && !add_chunk(g, &kernel, s, at, bytes))
+        if (bytes > 0 && !ari_ring_add(g, own_partial(g, s, at), left_partial(g, s, at),
+                                       (const char *)g->call->in.ptr + at, bytes, s == g->n - 2))
             return false;
-        ari_member_advance(m, (uint64_t)s + 1);
-        trace(g, 0, s, wrap(g, g->r - 1 - s), received, bytes);
+        round_step(g, 0, s, (uint64_t)s + 1, received, bytes);
     }
     return true;
 }
@@ -135,7 +129,7 @@ static bool reduce_scatter_steps(const ring *g)
 /* Steps first .. first+N-2 of the call. In an all_reduce the chunk that arrives at step s takes the place of what the
  * right neighbour read at step s of the reduce-scatter. That is over: the left neighbour has done first+s = N-1+s
  * steps, so the one before it N-2+s, and so on round the ring to the right neighbour, which has done s+1. */
-static void all_gather_steps(const ring *g, int first)
+static void all_gather_steps(const ari_ring *g, int first)
 {
     ari_member *m = &g->c->member;
     for (int s = 0; s < g->n - 1; s++) {
@@ -150,18 +144,17 @@ static void all_gather_steps(const ring *g, int first)
             if (!ari_wire_take(g->wire, (char *)g->call->out.ptr + at, g->left, from, bytes, false))
                 return;
         }
-        ari_member_advance(m, (uint64_t)first + (uint64_t)s + 1);
-        trace(g, 1, s, wrap(g, g->r - s), received, bytes);
+        round_step(g, 1, s, (uint64_t)first + (uint64_t)s + 1, received, bytes);
     }
 }
 
-static void all_reduce_part(const ring *g)
+static void all_reduce_part(const ari_ring *g)
 {
     if (reduce_scatter_steps(g))
         all_gather_steps(g, g->n - 1);
 }
 
-static void all_gather_part(const ring *g)
+static void all_gather_part(const ari_ring *g)
 {
     size_t at, bytes;
     chunk_of(g, g->r, &at, &bytes);
@@ -170,63 +163,37 @@ static void all_gather_part(const ring *g)
     all_gather_steps(g, 0);
 }
 
-/* The buffer travels from the root to the right, N-1 times. */
-static void broadcast_part(const ring *g)
-{
-    ari_member *m = &g->c->member;
-    const size_t bytes = g->call->count * g->element;
-    if (g->r != g->call->root) {
-        if (!ari_member_await(m, g->left, 1))
-            return;
-        if (bytes > 0 && !ari_wire_take(g->wire, g->call->out.ptr, g->left, g->left_call->out.ptr, bytes, false))
-            return;
-    }
-    ari_member_advance(m, 1);
-}
-
 size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call)
 {
     size_t largest = 0;
-    if (call->kind == ARI_REDUCE_SCATTER && c->base.size > 2) {
-        for (int i = 0; i < c->base.size; i++)
-            largest = call->counts[i] > largest ? call->counts[i] : largest;
-    }
+    if (call->kind != ARI_REDUCE_SCATTER)
+        return ari_chain_scratch(c, call);
+    for (int i = 0; c->base.size > 2 && i < c->base.size; i++)
+        largest = call->counts[i] > largest ? call->counts[i] : largest;
     /* Two places, each a whole number of cache lines. The sum of the counts fits, but twice the largest may not. */
     const size_t place = (largest * ar_dtype_bytes(call->dtype) + 63) / 64 * 64;
     return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
 }
 
-static void move(const ring *g)
+bool ari_ring_moves(ari_kind kind)
 {
-    switch (g->call->kind) {
-    case ARI_ALL_REDUCE:
-        all_reduce_part(g);
-        break;
-    case ARI_REDUCE_SCATTER:
-        (void)reduce_scatter_steps(g);
-        break;
-    case ARI_ALL_GATHER:
-        all_gather_part(g);
-        break;
-    case ARI_BROADCAST:
-        broadcast_part(g);
-        break;
-    default:
-        break;
-    }
+    return kind == ARI_ALL_REDUCE || kind == ARI_REDUCE_SCATTER || kind == ARI_ALL_GATHER || kind == ARI_BROADCAST ||
+           kind == ARI_REDUCE;
 }
 
 void ari_ring_part(ari_sim_comm *c, const ari_call *call)
 {
-    const ari_kind kind = call->kind;
-    const bool round =
-        kind == ARI_ALL_REDUCE || kind == ARI_REDUCE_SCATTER || kind == ARI_ALL_GATHER || kind == ARI_BROADCAST;
-    if (c->base.size == 1 || !round) {
-        ari_direct_part(c, call);
-        return;
-    }
     ari_wire wire = ari_wire_open(c);
-    const ring g = ring_of(c, &wire, call);
-    move(&g);
+    const ari_ring g = ring_of(c, &wire, call);
+    if (call->kind == ARI_ALL_REDUCE)
+        all_reduce_part(&g);
+    else if (call->kind == ARI_REDUCE_SCATTER)
+        (void)reduce_scatter_steps(&g);
+    else if (call->kind == ARI_ALL_GATHER)
+        all_gather_part(&g);
+    else if (call->kind == ARI_BROADCAST)
+        ari_chain_broadcast(&g);
+    else
+        ari_chain_reduce(&g);
     ari_wire_close(&wire);
 }

@@ -139,15 +139,17 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
     const ar_sim_options o = options ? *options : none;
     ari_instruments with = {0};
     ari_world *world = NULL;
+    ari_channels *channels = NULL;
     ar_status st = AR_OK;
     rank_run *runs = calloc((size_t)ranks, sizeof *runs);
     if (!runs)
         return ar_error_set(AR_ERR_MEMORY, "ar_sim_run: no memory for %d ranks", ranks);
     AR_TRY_TO(done, st, instruments_of(&with, &o));
     AR_TRY_TO(done, st, ari_world_create(&world, ranks, o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS, &with));
+    AR_TRY_TO(done, st, ari_channels_create(&channels, ari_world_group(world)));
     for (int i = 0; i < ranks; i++) {
         runs[i] = (rank_run){.world = world, .fn = fn, .arg = arg, .rank = i};
-        AR_TRY_TO(done, st, ari_sim_comm_create(&runs[i].comm, ari_world_group(world), i, &o));
+        AR_TRY_TO(done, st, ari_sim_comm_create(&runs[i].comm, ari_world_group(world), channels, i, &o));
         runs[i].comm->of_world = true;
         if (with.trace || with.scheduler || with.virtual_cost)
             AR_TRY_TO(done, st, ari_lane_create(&runs[i].lane, NULL, &with, i, "main"));
@@ -162,6 +164,8 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
         ari_scheduler_choices(with.scheduler, &o.schedule->choices, &o.schedule->hash);
 done:
     for (int i = 0; i < ranks; i++) {
+        if (!runs[i].comm)
+            ari_channels_leave(channels, i);
         ari_sim_comm_free(runs[i].comm);
         ari_lane_destroy(runs[i].lane);
     }

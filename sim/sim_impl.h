@@ -5,33 +5,61 @@
 #include "anyrank/sim.h"
 #include "ref/core/rendezvous.h"
 
+typedef struct ari_channels ari_channels; /* of one group, shared by its members */
+struct ari_channel_end;
+
 /* One rank's place in one group of the simulated cluster. */
 typedef struct ari_sim_comm {
     ar_comm base; /* first: an ar_comm * is one of these */
     ari_member member;
     const ar_sim_options *options; /* of the world; borrowed */
     bool of_world;                 /* made by ar_sim_run, which also ends it */
-    void *scratch;                 /* partial sums of a ring; grows */
+    void *scratch;                 /* partial sums; grows */
     size_t scratch_bytes;
+    ari_channels *channels;          /* where sends and recvs of the group meet */
+    struct ari_channel_end *ends;    /* this rank's places in them; guarded by the channels' lock */
+    struct ari_sim_comm *counted_by; /* of a place in a channel: the communicator that counts its bytes */
     /* Filled for each member by the one that does the split. NULL: no group for this one. */
     ari_group *split_group;
+    ari_channels *split_channels;
     int split_index;
 } ari_sim_comm;
 
-/** The communicator of member `index` of g. Gives. Errors: AR_ERR_MEMORY; then the member counts as dropped. */
-AR_NODISCARD ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, int index,
+/** The communicator of member `index` of g, which takes that member's place in the group's channels. Gives. Errors:
+ *  AR_ERR_MEMORY; then the member counts as dropped, but its place in the channels is still to be left. */
+AR_NODISCARD ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *channels, int index,
                                            const ar_sim_options *options);
 void ari_sim_comm_free(ari_sim_comm *c);
+/** Before entering a collective: once it is agreed upon, nobody may fail. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes);
 
 /* Data movement. Calls are agreed upon; member r does its part and returns without waiting for others to finish. */
 
 /** direct: r reads what it needs from every member, and for all_reduce writes its slice to every member. Waits for
  *  nobody. */
 void ari_direct_part(ari_sim_comm *c, const ari_call *call);
+/** Whether a ring moves this kind: not what each pair has of its own, which would only move more often. */
+bool ari_ring_moves(ari_kind kind);
 /** Bytes of partial sums that a ring needs for this call. */
 size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call);
-/** ring: r reads its left neighbour (r - 1 mod N), step by step. */
+/** ring of two ranks or more: r reads its left neighbour (r - 1 mod N), step by step. */
 void ari_ring_part(ari_sim_comm *c, const ari_call *call);
+
+/** Whether the last rank to arrive can do the work of all without moving more than others would. */
+bool ari_last_moves(ari_kind kind);
+/** last: the whole call, from entering to leaving. */
+AR_NODISCARD ar_status ari_last_run(ari_sim_comm *c, const ari_call *call);
+
+/* Channels: what rank a sends to rank b, for each pair of a group that does. */
+
+/** The channels of the group, none so far; they end when every member has left them. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_channels_create(ari_channels **gives, const ari_group *g);
+/** Member `index` will not come again. Accepts NULL. */
+void ari_channels_leave(ari_channels *s, int index);
+/** A send or recv, from entering the channel to leaving it. */
+AR_NODISCARD ar_status ari_channel_run(ari_sim_comm *c, const ari_call *call);
+/** Drops this rank's places in channels. */
+void ari_channel_ends_free(ari_sim_comm *c);
 
 /** Virtual time: what a collective takes on the cluster (`user`: an ar_sim_cluster), for ari_instruments. */
 void ari_virtual_cost(void *user, ari_group *g);

@@ -13,6 +13,6 @@ ari_wire ari_wire_open(ari_sim_comm *mover)
 
 void ari_wire_close(const ari_wire *w)
 {
-    ari_moved_read(&w->mover->base.moved, w->read);
-    ari_moved_written(&w->mover->base.moved, w->written);
+    for (ari_sim_comm *c = w->mover; c; c = c->counted_by)
+        ari_moved_add(&c->base.moved, w->read, w->written);
 }

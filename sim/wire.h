@@ -9,6 +9,7 @@
  * counted, where a transport's faults strike, and where transfers are verified. A plain wire costs an addition. */
 
 enum {
+    ARI_WIRE_PULSE_BYTES = 1 << 20,
     ARI_WIRE_PLACES = 4,           /* inputs that a kernel reads at once */
     ARI_WIRE_PIECE_BYTES = 1 << 13 /* the longest read: four of them stay in the first-level cache */
 };
@@ -19,6 +20,7 @@ typedef struct ari_wire {
     bool plain;             /* neither faults nor verification: memory is read where it lies */
     uint64_t transfers;     /* so far in this collective; not counted where plain */
     uint64_t read, written; /* bytes */
+    uint64_t since_pulse;   /* the same, since the others were last told that the mover is at work */
 } ari_wire;
 
 /** Whether transfers of this communicator can fail: then a collective takes a second meeting, in which every rank hears
@@ -34,12 +36,23 @@ const void *ari_wire_read_watched(ari_wire *w, int from, const void *at, size_t 
 bool ari_wire_take_watched(ari_wire *w, void *to, int from, const void *at, size_t bytes, bool past_cache);
 bool ari_wire_put_watched(ari_wire *w, int to, void *at, const void *from, size_t bytes, bool past_cache);
 
+/* A long piece of work is no standstill. */
+static inline void ari_wire_pulse(ari_wire *w, size_t bytes)
+{
+    w->since_pulse += bytes;
+    if (w->since_pulse < ARI_WIRE_PULSE_BYTES)
+        return;
+    ari_member_pulse(&w->mover->member);
+    w->since_pulse = 0;
+}
+
 /** `bytes`, at most ARI_WIRE_PIECE_BYTES, that lie at `at` in the memory of group member `from`, as they arrive here:
  *  `at` itself, or a copy that stays until the next read into the same place. NULL: they do not; the collective is
  *  broken off, and the member leaves. */
 static inline const void *ari_wire_read(ari_wire *w, int from, const void *at, size_t bytes, int place)
 {
     w->read += bytes;
+    ari_wire_pulse(w, bytes);
     return w->plain ? at : ari_wire_read_watched(w, from, at, bytes, place);
 }
 
@@ -48,6 +61,7 @@ static inline const void *ari_wire_read(ari_wire *w, int from, const void *at, s
 static inline bool ari_wire_take(ari_wire *w, void *to, int from, const void *at, size_t bytes, bool past_cache)
 {
     w->read += bytes;
+    ari_wire_pulse(w, bytes);
     if (!w->plain)
         return ari_wire_take_watched(w, to, from, at, bytes, past_cache);
     (past_cache ? ari_stream_bytes : ari_copy_bytes)(to, at, bytes);
@@ -58,6 +72,7 @@ static inline bool ari_wire_take(ari_wire *w, void *to, int from, const void *at
 static inline bool ari_wire_put(ari_wire *w, int to, void *at, const void *from, size_t bytes, bool past_cache)
 {
     w->written += bytes;
+    ari_wire_pulse(w, bytes);
     if (!w->plain)
         return ari_wire_put_watched(w, to, at, from, bytes, past_cache);
     (past_cache ? ari_stream_bytes : ari_copy_bytes)(at, from, bytes);

@@ -50,21 +50,17 @@ typedef struct ari_call {
     const char *tag;           /* never NULL */
 } ari_call;
 
-/* Bytes of other ranks' memory read and written on behalf of one rank. Relaxed atomics with one writer at a time: a
- * report may read them while a collective runs. */
+/* Bytes of other ranks' memory read and written on behalf of one rank, by whichever of its threads. */
 typedef struct ari_moved {
     _Atomic uint64_t read, written;
 } ari_moved;
 
-static inline void ari_moved_read(ari_moved *m, size_t bytes)
+static inline void ari_moved_add(ari_moved *m, uint64_t read, uint64_t written)
 {
-    atomic_store_explicit(&m->read, atomic_load_explicit(&m->read, memory_order_relaxed) + bytes, memory_order_relaxed);
-}
-
-static inline void ari_moved_written(ari_moved *m, size_t bytes)
-{
-    atomic_store_explicit(&m->written, atomic_load_explicit(&m->written, memory_order_relaxed) + bytes,
-                          memory_order_relaxed);
+    if (read > 0)
+        atomic_fetch_add_explicit(&m->read, read, memory_order_relaxed);
+    if (written > 0)
+        atomic_fetch_add_explicit(&m->written, written, memory_order_relaxed);
 }
 
 /* Every communicator begins with this. */

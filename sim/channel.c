@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "sim/sim_impl.h"
+
+/* Between two ranks alone. A channel carries what rank a sends to rank b: a group of the two, of which the sender is
+ * member 0 and the receiver member 1, so that the k-th send meets the k-th recv, and nobody else is asked. It is made
+ * by whichever of them comes first, and found by the other one.
+ *
+ * A rank that drops its communicator leaves its place in every channel that leads to it or from it, also in those which
+ * it never used and those made later: whoever waits for it there hears of it, as in any other group. */
+typedef struct channel {
+    int rank[2]; /* sender, receiver: members of the communicator's group */
+    ari_group *group;
+    bool taken[2]; /* by a member that will be dropped with its communicator */
+    struct channel *next;
+} channel;
+
+struct ari_channels {
+    pthread_mutex_t lock;
+    const ari_group *group; /* compared and asked while a member of it is left */
+    int n, left;
+    channel *first;
+    bool gone[]; /* [n] */
+};
+
+/* One rank's place in a channel. */
+struct ari_channel_end {
+    ari_sim_comm comm;
+    const channel *of;
+    struct ari_channel_end *next;
+};
+
+ar_status ari_channels_create(ari_channels **gives, const ari_group *g)
+{
+    const int n = ari_group_size(g);
+    ari_channels *s = calloc(1, sizeof *s + (size_t)n * sizeof *s->gone);
+    if (!s || pthread_mutex_init(&s->lock, NULL) != 0) {
+        free(s);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the channels of %d ranks", n);
+    }
+    s->group = g;
+    s->n = s->left = n;
+    *gives = s;
+    return AR_OK;
+}
+
+/* A place that nobody will ever take. */
+static void leave_place(channel *h, int index)
+{
+    ari_member dropped;
+    ari_member_init(&dropped, h->group, index);
+    ari_member_fini(&dropped);
+    h->taken[index] = true;
+}
+
+void ari_channels_leave(ari_channels *s, int index)
+{
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->gone[index] = true;
+    for (channel *h = s->first; h; h = h->next) {
+        for (int i = 0; i < 2; i++) {
+            if (h->rank[i] == index && !h->taken[i])
+                leave_place(h, i);
+        }
+    }
+    const bool last = --s->left == 0;
+    pthread_mutex_unlock(&s->lock);
+    if (!last)
+        return;
+    for (channel *h = s->first, *next; h; h = next) {
+        next = h->next;
+        free(h);
+    }
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+/* The channels' lock held. */
+static ar_status make_channel(channel **gives, ari_channels *s, int from, int to)
+{
+    channel *h = calloc(1, sizeof *h);
+    if (!h)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
+    const int ranks[2] = {ari_group_rank(s->group, from), ari_group_rank(s->group, to)};
+    const ar_status st = ari_group_create(&h->group, ari_group_world((ari_group *)(uintptr_t)s->group), ranks, 2);
+    if (st != AR_OK) {
+        free(h);
+        return st;
+    }
+    h->rank[0] = from;
+    h->rank[1] = to;
+    h->next = s->first;
+    s->first = h;
+    for (int i = 0; i < 2; i++) {
+        if (s->gone[h->rank[i]])
+            leave_place(h, i);
+    }
+    *gives = h;
+    return AR_OK;
+}
+
+/* The channels' lock held. */
+static ar_status find_channel(channel **gives, ari_channels *s, int from, int to)
+{
+    for (channel *h = s->first; h; h = h->next) {
+        if (h->rank[0] == from && h->rank[1] == to) {
+            *gives = h;
+            return AR_OK;
+        }
+    }
+    return make_channel(gives, s, from, to);
+}
+
+/* The channels' lock held. */
+static ar_status make_end(struct ari_channel_end **gives, ari_sim_comm *c, channel *h, int index)
+{
+    struct ari_channel_end *e = calloc(1, sizeof *e);
+    if (!e)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
+    ari_comm_init(&e->comm.base, c->base.ops, index, 2);
+    e->comm.options = c->options;
+    e->comm.counted_by = c;
+    ari_member_init(&e->comm.member, h->group, index);
+    e->of = h;
+    e->next = c->ends;
+    c->ends = e;
+    h->taken[index] = true;
+    *gives = e;
+    return AR_OK;
+}
+
+/* This rank's place in the channel of the call. Several queues of a rank may ask at once. */
+static ar_status end_of(struct ari_channel_end **gives, ari_sim_comm *c, const ari_call *call)
+{
+    const bool sends = call->kind == ARI_SEND;
+    const int from = sends ? c->base.rank : call->peer, to = sends ? call->peer : c->base.rank;
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&c->channels->lock);
+    struct ari_channel_end *e = c->ends;
+    while (e && !(e->of->rank[0] == from && e->of->rank[1] == to))
+        e = e->next;
+    channel *h = NULL;
+    if (!e)
+        st = find_channel(&h, c->channels, from, to);
+    if (!e && st == AR_OK)
+        st = make_end(&e, c, h, sends ? 0 : 1);
+    pthread_mutex_unlock(&c->channels->lock);
+    *gives = e;
+    return st;
+}
+
+ar_status ari_channel_run(ari_sim_comm *c, const ari_call *call)
+{
+    struct ari_channel_end *e = NULL;
+    AR_TRY(end_of(&e, c, call));
+    AR_TRY(ari_member_enter(&e->comm.member, &e->comm.base, call, NULL, NULL));
+    ari_direct_part(&e->comm, call);
+    return ari_member_leave(&e->comm.member);
+}
+
+void ari_channel_ends_free(ari_sim_comm *c)
+{
+    for (struct ari_channel_end *e = c->ends, *next; e; e = next) {
+        next = e->next;
+        ari_member_fini(&e->comm.member);
+        free(e);
+    }
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/size.h"
+#include "sim/sum.h"
+
+/* `last`: the last rank to arrive, the mover m, does the work of all while the others wait: one meeting instead of two.
+ * What m's thread reads and writes of other ranks' memory is counted on m, and comes to the ring's total. For that
+ * nobody's memory is touched twice, and each rank does with its own buffers what needs no other rank:
+ *
+ *   all_reduce      m reads the N-1 other inputs and writes N-1 outputs:                                      2(N-1) D
+ *   reduce_scatter  slice c != m: m adds ranks c+1 .. c-1, which is N-2 reads, and writes the sum to rank c, which adds
+ *                   its own input, the last in the ring's order. Slice m: N-1 reads.                           (N-1) D
+ *   reduce          the same with one slice, the root's                                                        (N-1) D
+ *   all_gather      m reads what it lacks into its own output, D - D[m], and writes from there to each rank r what r
+ *                   lacks, D - D[r]; each copies its own part.                                                 (N-1) D
+ *   broadcast       m reads the buffer, unless it is the root, and writes it to all but itself and the root    (N-1) D
+ *
+ * The other kinds move as `direct` does: between two ranks, a third would touch everything twice. */
+typedef struct last {
+    ari_sim_comm *c;
+    const ari_call *call;
+    bool moves; /* this rank came last */
+} last;
+
+typedef struct mover {
+    ari_wire *wire;
+    const ari_group *group;
+    const ari_call *call;
+    int n, m;
+    size_t element;
+} mover;
+
+static char *output(const mover *v, int i)
+{
+    return ari_group_call(v->group, i)->out.ptr;
+}
+
+/* --- the mover's part --------------------------------------------------------------------------------------------- */
+
+/* Writes the sums of elements [start, start + count) of the buffer, which may lie in several slices, to `out`. */
+static bool sum_slices(const mover *v, char *out, size_t start, size_t count)
+{
+    const size_t end = start + count;
+    for (int c = 0; c < v->n; c++) {
+        size_t from, size;
+        ar_comm_slice(v->call->count, v->n, c, &from, &size);
+        const size_t low = from > start ? from : start, high = from + size < end ? from + size : end;
+        const ari_sum sum = ari_sum_of(v->wire, c);
+        if (low < high && !ari_sum_piece(&sum, out + (low - start) * v->element, low * v->element, high - low))
+            return false;
+    }
+    return true;
+}
+
+static bool move_all_reduce(const mover *v)
+{
+    _Alignas(64) char sum[ARI_WIRE_PIECE_BYTES];
+    const size_t piece = sizeof sum / v->element;
+    for (size_t start = 0; start < v->call->count; start += piece) {
+        const size_t count = v->call->count - start < piece ? v->call->count - start : piece;
+        const size_t at = start * v->element, bytes = count * v->element;
+        if (!sum_slices(v, sum, start, count))
+            return false;
+        for (int i = 0; i < v->n; i++) {
+            if (i == v->m)
+                ari_copy_bytes(output(v, i) + at, sum, bytes);
+            else if (!ari_wire_put(v->wire, i, output(v, i) + at, sum, bytes, false))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* One slice that rank c gets: whole in the mover's own output, or but for c's own input in c's scratch. */
+static bool move_slice(const mover *v, int c, size_t start, size_t size)
+{
+    _Alignas(64) char partial[ARI_WIRE_PIECE_BYTES];
+    const ari_sum sum = c == v->m ? ari_sum_of(v->wire, c) : ari_sum_before(v->wire, c);
+    const size_t piece = ari_sum_piece_count(&sum);
+    char *to = c == v->m ? output(v, c) : ((ari_sim_comm *)ari_group_comm(v->group, c))->scratch;
+    for (size_t done = 0; done < size; done += piece) {
+        const size_t count = size - done < piece ? size - done : piece, bytes = count * v->element;
+        char *at = to + done * v->element;
+        if (!ari_sum_piece(&sum, c == v->m ? at : partial, (start + done) * v->element, count))
+            return false;
+        if (c != v->m && !ari_wire_put(v->wire, c, at, partial, bytes, false))
+            return false;
+    }
+    return true;
+}
+
+static bool move_reduce_scatter(const mover *v)
+{
+    size_t start = 0;
+    for (int c = 0; c < v->n; c++) {
+        if (!move_slice(v, c, start, v->call->counts[c]))
+            return false;
+        start += v->call->counts[c];
+    }
+    return true;
+}
+
+static bool put_range(const mover *v, int to, size_t from, size_t end)
+{
+    const char *own = output(v, v->m);
+    return from == end || ari_wire_put(v->wire, to, output(v, to) + from, own + from, end - from, false);
+}
+
+static bool move_all_gather(const mover *v)
+{
+    const size_t whole = ari_counts_before(v->call->counts, v->n) * v->element;
+    size_t at = 0;
+    for (int i = 0; i < v->n; i++) {
+        const size_t bytes = v->call->counts[i] * v->element;
+        const void *from = ari_group_call(v->group, i)->in.ptr;
+        if (bytes > 0 && i == v->m)
+            ari_copy_bytes(output(v, i) + at, from, bytes);
+        else if (bytes > 0 && !ari_wire_take(v->wire, output(v, v->m) + at, i, from, bytes, false))
+            return false;
+        at += bytes;
+    }
+    at = 0;
+    for (int i = 0; i < v->n; i++) {
+        const size_t next = at + v->call->counts[i] * v->element;
+        if (i != v->m && (!put_range(v, i, 0, at) || !put_range(v, i, next, whole)))
+            return false;
+        at = next;
+    }
+    return true;
+}
+
+static bool move_broadcast(const mover *v)
+{
+    const int root = v->call->root;
+    const size_t bytes = v->call->count * v->element;
+    if (bytes == 0)
+        return true;
+    if (v->m != root && !ari_wire_take(v->wire, output(v, v->m), root, output(v, root), bytes, false))
+        return false;
+    for (int i = 0; i < v->n; i++) {
+        if (i != v->m && i != root && !ari_wire_put(v->wire, i, output(v, i), output(v, v->m), bytes, false))
+            return false;
+    }
+    return true;
+}
+
+static bool move(const mover *v)
+{
+    switch (v->call->kind) {
+    case ARI_ALL_REDUCE:
+        return move_all_reduce(v);
+    case ARI_REDUCE_SCATTER:
+        return move_reduce_scatter(v);
+    case ARI_REDUCE:
+        return move_slice(v, v->call->root, 0, v->call->count);
+    case ARI_ALL_GATHER:
+        return move_all_gather(v);
+    case ARI_BROADCAST:
+        return move_broadcast(v);
+    default:
+        return true;
+    }
+}
+
+static void move_all(last *l)
+{
+    ari_wire wire = ari_wire_open(l->c);
+    const mover v = {.wire = &wire,
+                     .group = l->c->member.group,
+                     .call = l->call,
+                     .n = l->c->base.size,
+                     .m = l->c->member.index,
+                     .element = ar_dtype_bytes(l->call->dtype)};
+    (void)move(&v);
+    ari_wire_close(&wire);
+}
+
+/* --- each rank's own ---------------------------------------------------------------------------------------------- */
+
+/* Elements that the rank gets as a sum that lacks its own input, and where that lies in it. */
+static size_t lacking(const ari_sim_comm *c, const ari_call *call, size_t *start)
+{
+    const int r = c->member.index;
+    *start = call->kind == ARI_REDUCE_SCATTER ? ari_counts_before(call->counts, r) : 0;
+    if (call->kind == ARI_REDUCE_SCATTER)
+        return call->counts[r];
+    return call->kind == ARI_REDUCE && call->root == r ? call->count : 0;
+}
+
+/* What a rank that was not the mover does when the mover is done. */
+static void complete_own(const last *l)
+{
+    const ari_call *call = l->call;
+    const size_t element = ar_dtype_bytes(call->dtype);
+    const ari_reduce kernel = ari_reduce_kernel(call->dtype, call->op);
+    size_t start;
+    const size_t count = lacking(l->c, call, &start);
+    if (count > 0) {
+        kernel.two(call->out.ptr, l->c->scratch, (const char *)call->in.ptr + start * element, count);
+        if (kernel.finish)
+            kernel.finish(call->out.ptr, count, l->c->base.size);
+    }
+    if (call->kind == ARI_ALL_GATHER && call->counts[l->c->member.index] > 0) {
+        char *own = (char *)call->out.ptr + ari_counts_before(call->counts, l->c->member.index) * element;
+        ari_copy_bytes(own, call->in.ptr, call->counts[l->c->member.index] * element);
+    }
+}
+
+/* --- the call ----------------------------------------------------------------------------------------------------- */
+
+static ar_status move_alone(ari_group *g, void *arg)
+{
+    (void)g;
+    last *l = arg;
+    l->moves = true;
+    move_all(l);
+    return AR_OK;
+}
+
+static ar_status note_last(ari_group *g, void *arg)
+{
+    (void)g;
+    ((last *)arg)->moves = true;
+    return AR_OK;
+}
+
+/* A transfer that can fail fails between two meetings, so that every rank hears of it in the second. */
+static ar_status run_watched(last *l)
+{
+    ari_member *m = &l->c->member;
+    AR_TRY(ari_member_enter(m, &l->c->base, l->call, note_last, l));
+    if (l->moves)
+        move_all(l);
+    AR_TRY(ari_member_leave(m));
+    if (!l->moves)
+        complete_own(l);
+    return AR_OK;
+}
+
+bool ari_last_moves(ari_kind kind)
+{
+    return kind == ARI_ALL_REDUCE || kind == ARI_REDUCE_SCATTER || kind == ARI_REDUCE || kind == ARI_ALL_GATHER ||
+           kind == ARI_BROADCAST;
+}
+
+ar_status ari_last_run(ari_sim_comm *c, const ari_call *call)
+{
+    size_t start, bytes;
+    AR_TRY(ari_mul_size(&bytes, lacking(c, call, &start), ar_dtype_bytes(call->dtype)));
+    AR_TRY(ari_sim_reserve(c, bytes));
+    last l = {.c = c, .call = call};
+    if (!ari_wire_is_plain(c))
+        return run_watched(&l);
+    AR_TRY(ari_member_enter(&c->member, &c->base, call, move_alone, &l));
+    if (!l.moves)
+        complete_own(&l);
+    ari_member_done(&c->member);
+    return AR_OK;
+}
