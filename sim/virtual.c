@@ -104,7 +104,7 @@ static void chain(timing *t, int start, size_t bytes)
         const ar_sim_link *l = link_of(t, before, r);
         const double latency = latency_ns(l), moving = moving_ns(l, bytes);
         t->at[before] = later(last, plus(first, moving)); /* it has received, and sent */
-        first = plus(later(t->at[r], first), latency);
+        first = plus(later(first, t->at[r]), latency);
         last = later(plus(first, moving), plus(last, latency));
         before = r;
     }
