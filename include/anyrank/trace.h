@@ -40,20 +40,27 @@ AR_NODISCARD ar_status ar_trace_write_html(const ar_trace *t, ar_trace_clock clo
 
 /* Where the time went, by one clock. All in seconds. */
 typedef struct ar_trace_part {
-    char what[96];  /* the tag of a collective, the name of a span; "compute", "wait" */
+    char what[96];  /* "all_reduce layers.0.mlp.down_proj": kind and tag of a collective; the name of the innermost span
+                       of a computation, "compute" outside all of them; "wait" */
     int rank;       /* where it ran */
-    double seconds; /* its share of the critical path */
+    double seconds; /* its share of the critical path, all times together */
 } ar_trace_part;
 typedef struct ar_trace_summary {
-    double seconds;       /* from the first begin to the last end */
-    double compute;       /* the rank that computes longest; virtual clock: work alone */
-    double communication; /* time in collectives, the rank that has most of it; overlapping ones once */
-    double exposed;       /* of that, while the rank's main thread did nothing else; the rank that has most of it */
-    double overlap;       /* 1 - exposed / communication of the rank with the most communication; 0 without any */
-    uint64_t bytes;       /* moved between ranks */
+    double seconds; /* from the first begin to the last end */
+    double compute; /* of the rank that computes longest. Virtual clock: its work (ar_trace_work); real clock: what
+                       its main thread does outside of collectives and waits */
+    double communication; /* time in collectives, waiting for others in them included, overlapping ones once: of the
+                             rank that has most of it */
+    double exposed;       /* time in collectives while the rank computes nothing: of the rank that has most of it */
+    double overlap;       /* 1 - exposed / communication, of the rank with the most communication; 0 without any */
+    uint64_t bytes;       /* moved between ranks, as they counted them */
     size_t collectives;   /* calls, all ranks together */
-    double path_compute, path_communication, path_wait; /* the critical path: what it is made of */
-    ar_trace_part longest[8];                           /* its largest parts, the largest first */
+    /* The critical path: from the last end back to the first begin, at every moment what decided it: the rank's own
+     * work before, the member of a collective that the others waited for, the task of a queue that was waited for, the
+     * thread that enqueued it. The three make up `seconds`. wait: by the real clock, between the end of what was waited
+     * for and going on; by the virtual one there is none in a run without errors. */
+    double path_compute, path_communication, path_wait;
+    ar_trace_part longest[8]; /* its largest parts, the largest first */
     size_t parts;
 } ar_trace_summary;
 /** Errors: AR_ERR_ARG (the virtual clock of a run without a cluster), AR_ERR_MEMORY. */

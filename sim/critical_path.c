@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sim/critical_path.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+/* What a lane did, one after the other: collectives, work, waits. Spans only name what lies in them. */
+typedef struct stretch {
+    uint64_t begin, end; /* begin < end */
+    const ari_record *record;
+    size_t meeting; /* SIZE_MAX: none */
+} stretch;
+
+typedef struct lane_line {
+    stretch *list; /* by time; they do not overlap */
+    size_t count;
+} lane_line;
+
+typedef struct walk {
+    const ari_trace_view *v;
+    lane_line *lanes;
+    size_t lane; /* where the path is, */
+    uint64_t at; /* and when */
+    ari_path_step *steps;
+    size_t count, capacity;
+} walk;
+
+/* --- lanes as lines of stretches ---------------------------------------------------------------------------------- */
+
+static ar_status make_line(lane_line *to, const ari_trace_view *v, const ari_view_lane *lane)
+{
+    AR_TRY(ari_alloc((void **)&to->list, lane->count, sizeof *to->list, "a critical path"));
+    for (size_t i = 0; i < lane->count; i++) {
+        const ari_record *r = lane->shown[i];
+        const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r);
+        if (r->kind != ARI_RECORD_SPAN && r->kind != ARI_RECORD_TRANSFER && begin < end)
+            to->list[to->count++] = (stretch){begin, end, r, lane->meeting[i]};
+    }
+    return AR_OK;
+}
+
+/* The last stretch of the lane that began before `ns`; NULL: none did. */
+static const stretch *stretch_before(const walk *w, size_t lane, uint64_t ns)
+{
+    const lane_line *l = &w->lanes[lane];
+    size_t low = 0, high = l->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (l->list[middle].begin < ns)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low > 0 ? &l->list[low - 1] : NULL;
+}
+
+/* --- going back --------------------------------------------------------------------------------------------------- */
+
+/* The path goes back to `begin` on this lane. */
+static ar_status go_back(walk *w, ari_path_kind kind, uint64_t begin, const ari_record *record)
+{
+    if (begin >= w->at)
+        return AR_OK;
+    AR_TRY(ari_grow(&w->steps, &w->capacity, w->count, sizeof *w->steps, "a critical path"));
+    w->steps[w->count++] = (ari_path_step){kind, w->lane, begin, w->at, record};
+    w->at = begin;
+    return AR_OK;
+}
+
+/* To the member whose coming decided when this one was done. By the real clock that is the last one to come, and what
+ * was before that was waiting for it; by the virtual one the collective says who it was. */
+static ar_status through_collective(walk *w, const stretch *s)
+{
+    const ari_trace_view *v = w->v;
+    const ari_meeting *m = &v->meetings[s->meeting];
+    const bool is_virtual = v->clock == AR_TRACE_VIRTUAL;
+    const ari_meeting_member *from = ari_view_member(v, m, is_virtual ? s->record->virtual_from : m->last);
+    if (!from || s->record->broken) {
+        const uint64_t came = s->begin + ari_view_waiting(v, m, s->record);
+        AR_TRY(go_back(w, ARI_PATH_COMMUNICATION, came, s->record));
+        return go_back(w, ARI_PATH_WAIT, s->begin, NULL);
+    }
+    AR_TRY(go_back(w, ARI_PATH_COMMUNICATION, ari_view_begin(v, from->record), s->record));
+    w->lane = from->lane;
+    return AR_OK;
+}
+
+/* SIZE_MAX: the rank has no such lane. */
+static size_t lane_of(const ari_trace_view *v, int rank, int track)
+{
+    for (size_t i = 0; i < v->lane_count; i++) {
+        if (v->lanes[i].rank == rank && v->lanes[i].track == track)
+            return i;
+    }
+    return SIZE_MAX;
+}
+
+/* To what the other lane had done last, unless that was over when the wait began. */
+static ar_status through_wait(walk *w, const stretch *s)
+{
+    const size_t peer = lane_of(w->v, s->record->peer, s->record->peer_track);
+    const stretch *last = peer != SIZE_MAX && peer != w->lane ? stretch_before(w, peer, w->at) : NULL;
+    if (!last || last->end <= s->begin)
+        return go_back(w, ARI_PATH_WAIT, s->begin, NULL);
+    AR_TRY(go_back(w, ARI_PATH_WAIT, last->end, NULL));
+    w->lane = peer;
+    return AR_OK;
+}
+
+/* A lane of the same rank, the main one first, on which a stretch ends exactly now: what this lane got its time from.
+ * SIZE_MAX: none. */
+static size_t lane_that_ends_now(const walk *w)
+{
+    for (size_t i = 0; i < w->v->lane_count; i++) {
+        const stretch *s = stretch_before(w, i, w->at);
+        if (i != w->lane && w->v->lanes[i].rank == w->v->lanes[w->lane].rank && s && s->end == w->at)
+            return i;
+    }
+    return SIZE_MAX;
+}
+
+/* Nothing was recorded on this lane just before. By the virtual clock its time came from another lane, which enqueued
+ * its task or was waited for too shortly to be recorded. By the real clock the main lane computed, and a queue had
+ * nothing to do until the main lane gave it something. `before`: where the last stretch ended. */
+static ar_status through_gap(walk *w, uint64_t before)
+{
+    const ari_view_lane *lane = &w->v->lanes[w->lane];
+    const size_t main_lane = lane_of(w->v, lane->rank, 0);
+    if (w->v->clock == AR_TRACE_VIRTUAL) {
+        const size_t other = lane_that_ends_now(w);
+        if (other == SIZE_MAX)
+            return go_back(w, ARI_PATH_WAIT, before, NULL);
+        w->lane = other;
+        return AR_OK;
+    }
+    if (lane->track == 0 || main_lane == SIZE_MAX)
+        return go_back(w, ARI_PATH_COMPUTE, before, NULL);
+    w->lane = main_lane;
+    return AR_OK;
+}
+
+static ar_status step_back(walk *w)
+{
+    const stretch *s = stretch_before(w, w->lane, w->at);
+    if (!s || s->end < w->at)
+        return through_gap(w, s ? s->end : 0);
+    if (s->record->kind == ARI_RECORD_COLLECTIVE)
+        return through_collective(w, s);
+    if (s->record->kind == ARI_RECORD_WAIT)
+        return through_wait(w, s);
+    return go_back(w, ARI_PATH_COMPUTE, s->begin, NULL);
+}
+
+/* Moments of several lanes that are equal by chance could lead in a circle: then the lane goes back on its own. */
+static ar_status walk_back(walk *w)
+{
+    size_t jumps = 0;
+    while (w->at > 0) {
+        const uint64_t at = w->at;
+        if (jumps > 2 * w->v->lane_count) {
+            const stretch *s = stretch_before(w, w->lane, w->at);
+            AR_TRY(go_back(w, ARI_PATH_WAIT, !s ? 0 : s->end < at ? s->end : s->begin, NULL));
+        } else {
+            AR_TRY(step_back(w));
+        }
+        jumps = w->at < at ? 0 : jumps + 1;
+    }
+    return AR_OK;
+}
+
+/* The lane that ends last; of several the first. */
+static void find_end(walk *w)
+{
+    const ari_trace_view *v = w->v;
+    for (size_t i = 0; i < v->lane_count; i++) {
+        for (size_t k = 0; k < v->lanes[i].count; k++) {
+            const uint64_t end = ari_view_end(v, v->lanes[i].shown[k]);
+            if (end > w->at) {
+                w->at = end;
+                w->lane = i;
+            }
+        }
+    }
+}
+
+ar_status ari_critical_path(ari_path_step **gives, size_t *count, const ari_trace_view *v)
+{
+    walk w = {.v = v};
+    ar_status st = AR_OK;
+    *gives = NULL;
+    *count = 0;
+    AR_TRY(ari_alloc_zero((void **)&w.lanes, v->lane_count, sizeof *w.lanes, "a critical path"));
+    for (size_t i = 0; i < v->lane_count; i++)
+        AR_TRY_TO(done, st, make_line(&w.lanes[i], v, &v->lanes[i]));
+    find_end(&w);
+    AR_TRY_TO(done, st, walk_back(&w));
+    *gives = w.steps;
+    *count = w.count;
+    w.steps = NULL;
+done:
+    for (size_t i = 0; i < v->lane_count; i++)
+        free(w.lanes[i].list);
+    free(w.lanes);
+    free(w.steps);
+    return st;
+}

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the time of a run went (docs/virtual-time.md). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "sim/critical_path.h"
+
+/* --- sets of time ------------------------------------------------------------------------------------------------- */
+
+typedef struct interval {
+    uint64_t begin, end;
+} interval;
+
+typedef struct intervals {
+    interval *list;
+    size_t count, capacity;
+} intervals;
+
+static ar_status add_interval(intervals *to, uint64_t begin, uint64_t end)
+{
+    if (begin >= end)
+        return AR_OK;
+    AR_TRY(ari_grow(&to->list, &to->capacity, to->count, sizeof *to->list, "a summary"));
+    to->list[to->count++] = (interval){begin, end};
+    return AR_OK;
+}
+
+static int by_begin(const void *a, const void *b)
+{
+    const interval *x = a, *y = b;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+/* In order, and none touching another. */
+static void unite(intervals *s)
+{
+    size_t n = 0;
+    if (s->count > 0)
+        qsort(s->list, s->count, sizeof *s->list, by_begin);
+    for (size_t i = 0; i < s->count; i++) {
+        if (n > 0 && s->list[i].begin <= s->list[n - 1].end)
+            s->list[n - 1].end = s->list[i].end > s->list[n - 1].end ? s->list[i].end : s->list[n - 1].end;
+        else
+            s->list[n++] = s->list[i];
+    }
+    s->count = n;
+}
+
+static uint64_t length(const intervals *s)
+{
+    uint64_t ns = 0;
+    for (size_t i = 0; i < s->count; i++)
+        ns += s->list[i].end - s->list[i].begin;
+    return ns;
+}
+
+/* How much of it both have; both united. */
+static uint64_t common(const intervals *a, const intervals *b)
+{
+    uint64_t ns = 0;
+    for (size_t i = 0, k = 0; i < a->count && k < b->count;) {
+        const interval *x = &a->list[i], *y = &b->list[k];
+        const uint64_t begin = x->begin > y->begin ? x->begin : y->begin;
+        const uint64_t end = x->end < y->end ? x->end : y->end;
+        ns += end > begin ? end - begin : 0;
+        if (x->end < y->end)
+            i++;
+        else
+            k++;
+    }
+    return ns;
+}
+
+/* --- ranks -------------------------------------------------------------------------------------------------------- */
+
+/* What one rank did. */
+typedef struct rank_time {
+    intervals moves;     /* in collectives, on any lane */
+    intervals computes;  /* virtual clock: work on any lane; real clock: the main lane in neither of the other two */
+    intervals idles;     /* real clock: the main lane in collectives and waits */
+    uint64_t begin, end; /* of the main lane */
+} rank_time;
+
+static ar_status add_record(rank_time *to, const ari_trace_view *v, const ari_view_lane *lane, const ari_record *r)
+{
+    const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r);
+    const bool moves = r->kind == ARI_RECORD_COLLECTIVE;
+    if (lane->track == 0) {
+        to->begin = begin < to->begin ? begin : to->begin;
+        to->end = end > to->end ? end : to->end;
+        if (moves || r->kind == ARI_RECORD_WAIT)
+            AR_TRY(add_interval(&to->idles, begin, end));
+    }
+    if (r->kind == ARI_RECORD_WORK)
+        AR_TRY(add_interval(&to->computes, begin, end));
+    return moves ? add_interval(&to->moves, begin, end) : AR_OK;
+}
+
+/* By the real clock a main lane computes where nothing else is known of it. */
+static ar_status rest_computes(rank_time *t)
+{
+    uint64_t at = t->begin;
+    for (size_t i = 0; i < t->idles.count; i++) {
+        AR_TRY(add_interval(&t->computes, at, t->idles.list[i].begin));
+        at = t->idles.list[i].end;
+    }
+    return add_interval(&t->computes, at, t->end);
+}
+
+static ar_status time_of_rank(rank_time *to, const ari_trace_view *v, int rank)
+{
+    to->begin = UINT64_MAX;
+    for (size_t l = 0; l < v->lane_count; l++) {
+        const ari_view_lane *lane = &v->lanes[l];
+        for (size_t i = 0; lane->rank == rank && i < lane->count; i++)
+            AR_TRY(add_record(to, v, lane, lane->shown[i]));
+    }
+    unite(&to->moves);
+    unite(&to->idles);
+    if (v->clock == AR_TRACE_REAL)
+        AR_TRY(rest_computes(to));
+    unite(&to->computes);
+    return AR_OK;
+}
+
+static void fini_rank(rank_time *t)
+{
+    free(t->moves.list);
+    free(t->computes.list);
+    free(t->idles.list);
+}
+
+static void count_rank(ar_trace_summary *s, const rank_time *t, int rank)
+{
+    const uint64_t moves_ns = length(&t->moves), exposed_ns = moves_ns - common(&t->moves, &t->computes);
+    const double computes = (double)length(&t->computes) * 1e-9, moves = (double)moves_ns * 1e-9;
+    const double exposed = (double)exposed_ns * 1e-9;
+    s->compute = computes > s->compute ? computes : s->compute;
+    if (rank == 0 || moves > s->communication) {
+        s->communication = moves;
+        s->overlap = moves_ns > 0 ? 1 - (double)exposed_ns / (double)moves_ns : 0;
+    }
+    s->exposed = exposed > s->exposed ? exposed : s->exposed;
+}
+
+static ar_status count_ranks(ar_trace_summary *s, const ari_trace_view *v)
+{
+    for (int rank = 0; rank < v->ranks; rank++) {
+        rank_time t = {.begin = 0};
+        const ar_status st = time_of_rank(&t, v, rank);
+        if (st == AR_OK)
+            count_rank(s, &t, rank);
+        fini_rank(&t);
+        AR_TRY(st);
+    }
+    for (size_t i = 0; i < v->member_count; i++)
+        s->bytes += v->members[i].record->bytes_read + v->members[i].record->bytes_written;
+    s->collectives = v->member_count;
+    return AR_OK;
+}
+
+/* --- names of computation ----------------------------------------------------------------------------------------- */
+
+/* A stretch of a lane, and the innermost span that it lies in. */
+typedef struct named {
+    uint64_t begin, end;
+    const char *name;
+} named;
+
+typedef struct names {
+    named *list;
+    size_t count, capacity;
+    const ari_record *open[64]; /* spans; deeper ones are not recorded */
+    size_t depth;
+    uint64_t at;
+} names;
+
+static ar_status name_until(names *n, uint64_t end)
+{
+    if (end <= n->at || n->depth == 0) {
+        n->at = end > n->at ? end : n->at;
+        return AR_OK;
+    }
+    AR_TRY(ari_grow(&n->list, &n->capacity, n->count, sizeof *n->list, "a summary"));
+    n->list[n->count++] = (named){n->at, end, n->open[n->depth - 1]->name};
+    n->at = end;
+    return AR_OK;
+}
+
+static ar_status close_until(names *n, const ari_trace_view *v, uint64_t ns)
+{
+    while (n->depth > 0 && ari_view_end(v, n->open[n->depth - 1]) <= ns) {
+        AR_TRY(name_until(n, ari_view_end(v, n->open[n->depth - 1])));
+        n->depth--;
+    }
+    return name_until(n, ns);
+}
+
+static ar_status name_lane(names *n, const ari_trace_view *v, const ari_view_lane *lane)
+{
+    for (size_t i = 0; i < lane->count; i++) {
+        const ari_record *r = lane->shown[i];
+        if (r->kind != ARI_RECORD_SPAN)
+            continue;
+        AR_TRY(close_until(n, v, ari_view_begin(v, r)));
+        if (n->depth < sizeof n->open / sizeof *n->open)
+            n->open[n->depth++] = r;
+    }
+    return close_until(n, v, UINT64_MAX);
+}
+
+/* --- parts of the path -------------------------------------------------------------------------------------------- */
+
+typedef struct parts {
+    ar_trace_part *list;
+    size_t count, capacity;
+    names *lanes; /* [lanes of the view] */
+} parts;
+
+static ar_status add_part(parts *to, const char *kind, const char *name, int rank, uint64_t ns)
+{
+    if (ns == 0)
+        return AR_OK;
+    AR_TRY(ari_grow(&to->list, &to->capacity, to->count, sizeof *to->list, "a summary"));
+    ar_trace_part *p = &to->list[to->count++];
+    *p = (ar_trace_part){.rank = rank, .seconds = (double)ns * 1e-9};
+    snprintf(p->what, sizeof p->what, "%s%s%s", kind, kind[0] && name[0] ? " " : "", name);
+    return AR_OK;
+}
+
+/* By the spans that it lies in; what lies in none is plain computation. */
+static ar_status add_compute(parts *to, const names *n, int rank, uint64_t begin, uint64_t end)
+{
+    size_t low = 0, high = n->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (n->list[middle].end <= begin)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (; low < n->count && n->list[low].begin < end; low++) {
+        const named *s = &n->list[low];
+        const uint64_t from = s->begin > begin ? s->begin : begin, until = s->end < end ? s->end : end;
+        AR_TRY(add_part(to, "compute", "", rank, from - begin));
+        AR_TRY(add_part(to, s->name[0] ? "" : "compute", s->name, rank, until - from));
+        begin = until;
+    }
+    return add_part(to, "compute", "", rank, end - begin);
+}
+
+static ar_status add_step(parts *to, const ari_trace_view *v, const ari_path_step *p)
+{
+    const int rank = v->lanes[p->lane].rank;
+    if (p->kind == ARI_PATH_COMPUTE)
+        return add_compute(to, &to->lanes[p->lane], rank, p->begin_ns, p->end_ns);
+    if (p->kind == ARI_PATH_WAIT)
+        return add_part(to, "wait", "", rank, p->end_ns - p->begin_ns);
+    return add_part(to, ari_kind_name(p->record->op_kind), p->record->name, rank, p->end_ns - p->begin_ns);
+}
+
+static int by_what(const void *a, const void *b)
+{
+    const ar_trace_part *x = a, *y = b;
+    const int order = strcmp(x->what, y->what);
+    return order ? order : (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static int by_length(const void *a, const void *b)
+{
+    const ar_trace_part *x = a, *y = b;
+    if (x->seconds > y->seconds || x->seconds < y->seconds)
+        return x->seconds > y->seconds ? -1 : 1;
+    return by_what(a, b);
+}
+
+/* Parts of one name and rank together, the longest in front. */
+static void gather_parts(ar_trace_summary *s, parts *p)
+{
+    size_t n = 0;
+    if (p->count == 0)
+        return;
+    qsort(p->list, p->count, sizeof *p->list, by_what);
+    for (size_t i = 0; i < p->count; i++) {
+        if (n > 0 && by_what(&p->list[n - 1], &p->list[i]) == 0)
+            p->list[n - 1].seconds += p->list[i].seconds;
+        else
+            p->list[n++] = p->list[i];
+    }
+    qsort(p->list, n, sizeof *p->list, by_length);
+    const size_t most = sizeof s->longest / sizeof *s->longest;
+    s->parts = n < most ? n : most;
+    memcpy(s->longest, p->list, s->parts * sizeof *p->list);
+}
+
+static ar_status add_steps(ar_trace_summary *s, parts *p, const ari_trace_view *v)
+{
+    ari_path_step *steps = NULL;
+    size_t count = 0;
+    ar_status st = AR_OK;
+    uint64_t ns[ARI_PATH_KINDS] = {0};
+    AR_TRY(ari_critical_path(&steps, &count, v));
+    for (size_t i = 0; i < count && st == AR_OK; i++) {
+        ns[steps[i].kind] += steps[i].end_ns - steps[i].begin_ns;
+        st = add_step(p, v, &steps[i]);
+    }
+    free(steps);
+    s->path_compute = (double)ns[ARI_PATH_COMPUTE] * 1e-9;
+    s->path_communication = (double)ns[ARI_PATH_COMMUNICATION] * 1e-9;
+    s->path_wait = (double)ns[ARI_PATH_WAIT] * 1e-9;
+    return st;
+}
+
+static ar_status find_path(ar_trace_summary *s, const ari_trace_view *v)
+{
+    parts p = {0};
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&p.lanes, v->lane_count, sizeof *p.lanes, "a summary"));
+    for (size_t i = 0; i < v->lane_count; i++)
+        AR_TRY_TO(done, st, name_lane(&p.lanes[i], v, &v->lanes[i]));
+    AR_TRY_TO(done, st, add_steps(s, &p, v));
+    gather_parts(s, &p);
+done:
+    for (size_t i = 0; i < v->lane_count; i++)
+        free(p.lanes[i].list);
+    free(p.lanes);
+    free(p.list);
+    return st;
+}
+
+ar_status ar_trace_summarise(ar_trace_summary *s, const ar_trace *t, ar_trace_clock clock)
+{
+    if (!s || !t)
+        return ar_error_set(AR_ERR_ARG, "ar_trace_summarise: %s is missing", s ? "the trace" : "the summary's place");
+    ari_trace_view v;
+    *s = (ar_trace_summary){.seconds = 0};
+    AR_TRY(ari_trace_view_init(&v, t, clock));
+    ar_status st = AR_OK;
+    s->seconds = (double)(v.end_ns - v.start_ns) * 1e-9;
+    AR_TRY_TO(done, st, count_ranks(s, &v));
+    AR_TRY_TO(done, st, find_path(s, &v));
+done:
+    ari_trace_view_fini(&v);
+    return st;
+}
