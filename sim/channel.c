@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "sim/sim_impl.h"
+#include "sim/fault_impl.h"
 
 /* Between two ranks alone. A channel carries what rank a sends to rank b: a group of the two, of which the sender is
  * member 0 and the receiver member 1, so that the k-th send meets the k-th recv, and nobody else is asked. It is made
@@ -121,8 +121,13 @@ static ar_status make_end(struct ari_channel_end **gives, ari_sim_comm *c, chann
     struct ari_channel_end *e = calloc(1, sizeof *e);
     if (!e)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
-    ari_comm_init(&e->comm.base, c->base.ops, index, 2);
     e->comm.options = c->options;
+    const ar_status st = ari_fault_watch_create(&e->comm);
+    if (st != AR_OK) {
+        free(e);
+        return st;
+    }
+    ari_comm_init(&e->comm.base, c->base.ops, index, 2);
     e->comm.counted_by = c;
     ari_member_init(&e->comm.member, h->group, index);
     e->of = h;
@@ -157,6 +162,7 @@ ar_status ari_channel_run(ari_sim_comm *c, const ari_call *call)
 {
     struct ari_channel_end *e = NULL;
     AR_TRY(end_of(&e, c, call));
+    ari_fault_before(&e->comm, call);
     AR_TRY(ari_member_enter(&e->comm.member, &e->comm.base, call, NULL, NULL));
     ari_direct_part(&e->comm, call);
     return ari_member_leave(&e->comm.member);
@@ -167,6 +173,7 @@ void ari_channel_ends_free(ari_sim_comm *c)
     for (struct ari_channel_end *e = c->ends, *next; e; e = next) {
         next = e->next;
         ari_member_fini(&e->comm.member);
+        ari_fault_watch_free(e->comm.watch);
         free(e);
     }
 }

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "sim/sim_impl.h"
+#include "sim/fault_impl.h"
 
 /* Up to this size the last member to arrive does the work of all: one meeting instead of two (measured: with more ranks
  * than cores a second meeting costs more than moving this much). */
@@ -162,6 +162,7 @@ static ar_status sim_split(ar_comm **gives, ar_comm *c, int color, int key)
 {
     ari_sim_comm *s = sim_of(c), *made = NULL;
     const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .color = color, .key = key, .tag = ""};
+    ari_fault_before(s, &call);
     AR_TRY(ari_member_enter(&s->member, c, &call, make_groups, NULL));
     ari_member_done(&s->member);
     if (!s->split_group)
@@ -196,6 +197,14 @@ static const algorithm algorithms[] = {
     [AR_SIM_LAST] = {OPS("last"), last_run},
 };
 
+/* Where faults may strike. A send or recv meets its own in its channel. */
+static ar_status watched_run(ar_comm *c, const ari_call *call)
+{
+    if (!is_message(call))
+        ari_fault_before(sim_of(c), call);
+    return algorithms[sim_of(c)->options->algorithm].run(c, call);
+}
+
 ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *channels, int index,
                               const ar_sim_options *options)
 {
@@ -207,12 +216,18 @@ ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *
         ari_member_fini(&dropped);
         return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
     }
+    c->options = options;
+    ari_member_init(&c->member, g, index);
+    const ar_status st = ari_fault_watch_create(c);
+    if (st != AR_OK) {
+        ari_member_fini(&c->member);
+        free(c);
+        return st;
+    }
     ari_comm_init(&c->base, &with->ops, index, ari_group_size(g));
     c->base.error = sim_error;
-    c->base.run = with->run;
-    c->options = options;
+    c->base.run = c->watch ? watched_run : with->run;
     c->channels = channels;
-    ari_member_init(&c->member, g, index);
     *gives = c;
     return AR_OK;
 }
@@ -224,6 +239,7 @@ void ari_sim_comm_free(ari_sim_comm *c)
     ari_channel_ends_free(c);
     ari_channels_leave(c->channels, c->member.index);
     ari_member_fini(&c->member);
+    ari_fault_watch_free(c->watch);
     free(c->scratch);
     free(c);
 }

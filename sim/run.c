@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim/sim_impl.h"
+#include "sim/fault_impl.h"
 
 enum { MOST_RANKS = 4096 };
 #define DEFAULT_TIMEOUT_NS ((uint64_t)10000000000u)
@@ -101,6 +101,8 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: the ranks' function is missing");
     if (o && (unsigned)o->algorithm > AR_SIM_LAST)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: unknown algorithm %d", (int)o->algorithm);
+    if (o)
+        AR_TRY(ari_fault_check(o->faults, o->fault_count, ranks));
     if (o && o->cluster)
         AR_TRY(ari_virtual_check(o->cluster));
     return AR_OK;

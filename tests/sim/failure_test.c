@@ -1,74 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "ref/core/clock.h"
-#include "tests/sim/plain.h"
+#include "tests/sim/fail_run.h"
 
 /* Whatever one rank does wrong, every rank hears of it, nobody hangs, and the report says who was where. */
 TestSuite(failure, .timeout = 60);
-
-enum { MOST = 8 };
-#define MS ((uint64_t)1000000)
-
-typedef struct fail_run {
-    ar_status (*body)(ar_comm *world, ar_queue *q, struct fail_run *run, int r);
-    int variant;
-    ar_queue_kind queue;
-    ar_status st[MOST];
-    char message[MOST][512];
-    uint64_t took_ns[MOST]; /* a wait of the rank, where the body measures one */
-} fail_run;
-
-static ar_status rank_main(ar_comm *c, void *arg)
-{
-    fail_run *run = arg;
-    const int r = ar_comm_rank(c);
-    ar_queue *q = NULL;
-    AR_TRY(ar_queue_create(&q, run->queue, "test"));
-    ar_status st = run->body(c, q, run, r);
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    run->st[r] = st;
-    snprintf(run->message[r], sizeof run->message[r], "%s", st == AR_OK ? "" : ar_error_message());
-    ar_queue_destroy(q);
-    return st;
-}
 
 /* Runs body on n ranks; the world must end within the limit. Returns what ar_sim_run does. */
 static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm, uint64_t timeout_ns, uint64_t limit_ns,
                            ar_sim_rank_report *reports)
 {
     const ar_sim_options o = {.algorithm = algorithm, .timeout_ns = timeout_ns};
-    const uint64_t start = ari_now_ns();
-    const ar_status st = ar_sim_run(n, &o, rank_main, run, reports);
-    const uint64_t took = ari_now_ns() - start;
-    cr_assert(took <= limit_ns, "the world took %.3f s to end", (double)took * 1e-9);
-    return st;
-}
-
-static void assert_says(const char *text)
-{
-    cr_assert(strstr(ar_error_message(), text), "'%s' is not in: %s", text, ar_error_message());
-}
-
-static ar_status healthy(ar_comm *c, ar_queue *q, fail_run *run, int r)
-{
-    (void)run;
-    int32_t x = r + 1;
-    AR_TRY(ar_comm_all_reduce(c, q, (ar_buf){&x}, (ar_cbuf){&x}, 1, AR_I32, AR_SUM, "healthy"));
-    AR_TRY(ar_queue_sync(q, 0));
-    const int n = ar_comm_size(c);
-    return x == n * (n + 1) / 2 ? AR_OK : ar_error_set(AR_ERR_DATA, "sum %d", x);
-}
-
-static void assert_process_usable(void)
-{
-    fail_run run = {.body = healthy};
-    cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT, 0, 5000 * MS, NULL), AR_OK, "%s", ar_error_message());
+    return run_with(run, n, &o, limit_ns, reports);
 }
 
 /* --- disagreements -------------------------------------------------------------------------------------------------

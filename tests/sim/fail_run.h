@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_SIM_FAIL_RUN_H
+#define TESTS_SIM_FAIL_RUN_H
+
+#include <criterion/criterion.h>
+
+#include "ref/core/clock.h"
+#include "tests/sim/plain.h"
+
+/* Runs of the simulated cluster that are to fail, for tests of what every rank hears of it. */
+
+enum { MOST = 8 };
+#define MS ((uint64_t)1000000)
+
+typedef struct fail_run {
+    ar_status (*body)(ar_comm *world, ar_queue *q, struct fail_run *run, int r);
+    int variant;
+    ar_queue_kind queue;
+    ar_status st[MOST];
+    char message[MOST][512];
+    uint64_t took_ns[MOST]; /* a wait of the rank, where the body measures one */
+    int32_t result[MOST][16];
+} fail_run;
+
+static ar_status fail_rank_main(ar_comm *c, void *arg)
+{
+    fail_run *run = arg;
+    const int r = ar_comm_rank(c);
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, run->queue, "test"));
+    ar_status st = run->body(c, q, run, r);
+    if (st == AR_OK)
+        st = ar_queue_sync(q, 0);
+    run->st[r] = st;
+    snprintf(run->message[r], sizeof run->message[r], "%s", st == AR_OK ? "" : ar_error_message());
+    ar_queue_destroy(q);
+    return st;
+}
+
+/* Runs body on n ranks; the world must end within the limit. Returns what ar_sim_run does. */
+static ar_status run_with(fail_run *run, int n, const ar_sim_options *o, uint64_t limit_ns, ar_sim_rank_report *reports)
+{
+    const uint64_t start = ari_now_ns();
+    const ar_status st = ar_sim_run(n, o, fail_rank_main, run, reports);
+    const uint64_t took = ari_now_ns() - start;
+    cr_assert(took <= limit_ns, "the world took %.3f s to end", (double)took * 1e-9);
+    return st;
+}
+
+static void assert_says(const char *text)
+{
+    cr_assert(strstr(ar_error_message(), text), "'%s' is not in: %s", text, ar_error_message());
+}
+
+static ar_status healthy(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    int32_t x = r + 1;
+    AR_TRY(ar_comm_all_reduce(c, q, (ar_buf){&x}, (ar_cbuf){&x}, 1, AR_I32, AR_SUM, "healthy"));
+    AR_TRY(ar_queue_sync(q, 0));
+    const int n = ar_comm_size(c);
+    return x == n * (n + 1) / 2 ? AR_OK : ar_error_set(AR_ERR_DATA, "sum %d", x);
+}
+
+static void assert_process_usable(void)
+{
+    fail_run run = {.body = healthy};
+    const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
+    cr_assert_eq(run_with(&run, 4, &o, 5000 * MS, NULL), AR_OK, "%s", ar_error_message());
+}
+
+#endif
