@@ -8,7 +8,6 @@ static ari_sum sum_to(ari_wire *w, int end, int last, bool finishes)
     return (ari_sum){.wire = w,
                      .group = g,
                      .kernel = ari_reduce_kernel(call->dtype, call->op),
-                     .op = call->op,
                      .element = ar_dtype_bytes(call->dtype),
                      .first = (end + 1) % ari_group_size(g),
                      .last = last,
@@ -39,15 +38,6 @@ static const void *input(const ari_sum *s, int k, size_t at, size_t bytes, int p
     return i == s->wire->mover->member.index ? ptr : ari_wire_read(s->wire, i, ptr, bytes, place);
 }
 
-/* A maximum or minimum with itself: the same, and NaNs become the one that stands for all. */
-static void copy_one(const ari_sum *s, void *out, const void *in, size_t count)
-{
-    if (s->finishes && (s->op == AR_MAX || s->op == AR_MIN))
-        s->kernel.two(out, in, in, count);
-    else
-        ari_copy_bytes(out, in, count * s->element);
-}
-
 /* Three inputs at a time join the sum, so that it passes through the cache less often. */
 bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count)
 {
@@ -58,7 +48,7 @@ bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count)
     if (!sum)
         return false;
     if (ranks == 1)
-        copy_one(s, out, sum, count);
+        ari_copy_bytes(out, sum, bytes);
     for (int k = 1; k < ranks;) {
         const int joining = k + 3 <= ranks ? 3 : 1;
         void *to = k + joining == ranks ? out : partial;
@@ -75,7 +65,7 @@ bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count)
         k += joining;
         sum = partial;
     }
-    if (s->finishes && s->kernel.finish)
+    if (s->finishes && n > 1 && s->kernel.finish)
         s->kernel.finish(out, count, n);
     return true;
 }

@@ -10,7 +10,6 @@ typedef struct ari_sum {
     ari_wire *wire;
     const ari_group *group;
     ari_reduce kernel;
-    ar_op op;
     size_t element;  /* bytes */
     int first, last; /* members first, first+1, ..., last (modulo N) */
     bool finishes;   /* these are all, so the result is the whole one */
