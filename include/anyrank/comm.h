@@ -130,7 +130,7 @@ uint64_t ar_comm_calls(const ar_comm *c, const char *kind);
 /** Slice c of N of `count` elements in reductions: the first count mod N slices hold one element more. */
 void ar_comm_slice(size_t count, int n, int c, size_t *start, size_t *size);
 
-/** A group of one: collectives copy. Gives; destroy with ar_comm_destroy. */
+/** A group of one: collectives copy (maxima and minima with the canonical NaN). Gives; destroy with ar_comm_destroy. */
 AR_NODISCARD ar_status ar_comm_self(ar_comm **gives);
 
 #ifdef __cplusplus

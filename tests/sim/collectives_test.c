@@ -3,13 +3,13 @@
 
 #include "tests/sim/plain.h"
 
-/* Every collective against its definition, on every number of ranks, both ways of moving data, bit for bit. Since both
- * ways are held to one definition, they also agree with each other. */
+/* Every collective against its definition, on every number of ranks, with every algorithm, bit for bit. Since all
+ * algorithms are held to one definition, they also agree with each other. */
 TestSuite(collectives, .timeout = 120);
 
 static const int world_sizes[] = {1, 2, 3, 4, 5, 7, 8};
-static const ar_dtype dtypes[] = {AR_F32, AR_F64, AR_I64, AR_I32, AR_U8};
-enum { WORLDS = 7, DTYPES = 5, COUNTS = 7, MOST_CASES = 400 };
+static const ar_sim_algorithm algorithms[] = {AR_SIM_AUTO, AR_SIM_DIRECT, AR_SIM_RING, AR_SIM_LAST};
+enum { WORLDS = 7, ALGORITHMS = 4, COUNTS = 7, MOST_CASES = 400 };
 
 typedef struct batch {
     coll_case *k;
@@ -31,15 +31,21 @@ static ar_status run_batch(ar_comm *c, void *arg)
     return st;
 }
 
-/* Runs all cases in one world of n ranks, checks them, and frees them. */
-static void run_and_check(batch *b, int n, ar_sim_algorithm algorithm)
+/* Runs all cases in worlds of n ranks, once with each algorithm, checks them, and frees them. */
+static void run_and_check(batch *b, int n)
 {
-    const ar_sim_options o = {.algorithm = algorithm};
     char why[256] = "";
-    const ar_status st = ar_sim_run(n, &o, run_batch, b, NULL);
-    cr_assert_eq(st, AR_OK, "%s", ar_error_message());
-    for (size_t i = 0; i < b->n; i++)
-        cr_assert(case_holds(&b->k[i], why, sizeof why), "algorithm %d case %zu: %s", (int)algorithm, i, why);
+    for (int a = 0; a < ALGORITHMS; a++) {
+        const ar_sim_options o = {.algorithm = algorithms[a]};
+        for (size_t i = 0; i < b->n; i++) {
+            for (int r = 0; r < n; r++)
+                case_reset(&b->k[i], r);
+        }
+        const ar_status st = ar_sim_run(n, &o, run_batch, b, NULL);
+        cr_assert_eq(st, AR_OK, "%s", ar_error_message());
+        for (size_t i = 0; i < b->n; i++)
+            cr_assert(case_holds(&b->k[i], why, sizeof why), "algorithm %d case %zu: %s", a, i, why);
+    }
     for (size_t i = 0; i < b->n; i++)
         case_fini(&b->k[i]);
     b->n = 0;
@@ -73,19 +79,17 @@ static void add_case(batch *b, coll_case k)
     b->n++;
 }
 
-/* What `add` makes, for every algorithm, number of ranks, type and operation. */
+/* What `add` makes, for every number of ranks, type and operation. */
 static void sweep(void (*add)(batch *, coll_case, int which), ar_queue_kind queue, bool reduces)
 {
     batch b = {.k = calloc(MOST_CASES, sizeof(coll_case)), .queue = queue};
-    for (int run = 0; run < 2 * WORLDS * DTYPES; run++) {
-        const int n = world_sizes[run / 2 % WORLDS];
-        const ar_dtype t = dtypes[run / 2 / WORLDS];
-        const int ops = reduces && t != AR_F32 && t != AR_F64 ? 3 : 1;
+    for (int run = 0; run < WORLDS * PLAIN_DTYPES; run++) {
+        const int n = world_sizes[run % WORLDS];
         for (int which = 0; which < COUNTS; which++) {
-            for (int op = 0; op < ops; op++)
-                add(&b, (coll_case){.dtype = t, .op = (ar_op)op, .n = n}, which);
+            for (int op = 0; op < (reduces ? PLAIN_OPS : 1); op++)
+                add(&b, (coll_case){.dtype = plain_dtypes[run / WORLDS], .op = (ar_op)op, .n = n}, which);
         }
-        run_and_check(&b, n, run % 2 ? AR_SIM_RING : AR_SIM_DIRECT);
+        run_and_check(&b, n);
     }
     free(b.k);
 }
@@ -149,6 +153,40 @@ Test(collectives, broadcast_is_its_definition_from_every_root)
     sweep(add_broadcast, AR_QUEUE_INLINE, false);
 }
 
+static void add_rooted(batch *b, coll_case k, int which)
+{
+    k.count = count_of(which, k.n);
+    share(&k, which % 3, k.count);
+    for (k.root = 0; k.root<k.n; k.root += k.n> 4 ? 3 : 1) {
+        for (int in_place = 0; in_place < 2; in_place++) {
+            k.in_place = in_place;
+            k.kind = GATHER;
+            add_case(b, k);
+            k.kind = SCATTER;
+            add_case(b, k);
+        }
+    }
+}
+
+Test(collectives, gather_and_scatter_are_their_definitions_at_every_root)
+{
+    sweep(add_rooted, AR_QUEUE_INLINE, false);
+}
+
+static void add_reduce(batch *b, coll_case k, int which)
+{
+    k.kind = REDUCE;
+    k.count = count_of(which, k.n);
+    k.in_place = which % 2;
+    for (k.root = 0; k.root<k.n; k.root += k.n> 4 ? 3 : 1)
+        add_case(b, k);
+}
+
+Test(collectives, reduce_is_its_definition_at_every_root)
+{
+    sweep(add_reduce, AR_QUEUE_INLINE, true);
+}
+
 static void add_pairs(batch *b, coll_case k, int which)
 {
     const size_t count = count_of(which, k.n) / (which == COUNTS - 1 ? 10 : 1);
@@ -158,29 +196,37 @@ static void add_pairs(batch *b, coll_case k, int which)
     }
     k.kind = ALL_TO_ALL;
     add_case(b, k);
+    k.kind = SEND_RECV;
+    add_case(b, k);
     k.kind = EXCHANGE;
     add_case(b, k);
 }
 
-Test(collectives, all_to_all_and_exchange_are_their_definitions_with_uneven_and_empty_messages)
+Test(collectives, all_to_all_and_messages_are_their_definitions_with_uneven_and_empty_messages)
 {
     sweep(add_pairs, AR_QUEUE_INLINE, false);
 }
 
 static void add_everything(batch *b, coll_case k, int which)
 {
+    k.op = (ar_op)((which + (int)k.dtype) % PLAIN_OPS);
+    k.special = true;
     add_all_reduce(b, k, which);
     add_reduce_scatter(b, k, which);
     add_all_gather(b, k, which);
     add_pairs(b, k, which);
-    k.kind = BROADCAST;
+    k.root = k.n / 2;
     k.count = count_of(which, k.n);
+    share(&k, which % 3, k.count);
+    for (k.kind = BROADCAST; k.kind <= SCATTER; k.kind++)
+        add_case(b, k);
+    k.kind = BARRIER;
     add_case(b, k);
 }
 
 Test(collectives, on_a_thread_queue_they_give_the_same_bits)
 {
-    sweep(add_everything, AR_QUEUE_THREAD, true);
+    sweep(add_everything, AR_QUEUE_THREAD, false);
 }
 
 /* --- identities ----------------------------------------------------------------------------------------------------
@@ -215,9 +261,9 @@ static ar_status reduce_both_ways(ar_comm *c, void *arg)
 
 Test(collectives, all_reduce_is_reduce_scatter_then_all_gather_where_the_size_does_not_divide)
 {
-    for (int run = 0; run < 2 * WORLDS * 40; run++) {
-        const int n = world_sizes[run / 2 % WORLDS];
-        parts_arg a = {.count = (size_t)(run / 2 / WORLDS) * 13 % 97};
+    for (int run = 0; run < ALGORITHMS * WORLDS * 40; run++) {
+        const int n = world_sizes[run / ALGORITHMS % WORLDS];
+        parts_arg a = {.count = (size_t)(run / ALGORITHMS / WORLDS) * 13 % 97};
         const size_t bytes = a.count * sizeof(float);
         for (int r = 0; r < n; r++) {
             a.in[r] = malloc(bytes + 1);
@@ -225,7 +271,7 @@ Test(collectives, all_reduce_is_reduce_scatter_then_all_gather_where_the_size_do
             a.parts[r] = malloc(bytes + 1);
             plain_fill(a.in[r], AR_F32, 5, r, a.count);
         }
-        const ar_sim_options o = {.algorithm = run % 2 ? AR_SIM_RING : AR_SIM_DIRECT};
+        const ar_sim_options o = {.algorithm = algorithms[run % ALGORITHMS]};
         cr_assert_eq(ar_sim_run(n, &o, reduce_both_ways, &a, NULL), AR_OK, "%s", ar_error_message());
         for (int r = 0; r < n; r++) {
             cr_assert_eq(first_difference(a.whole[r], a.parts[r], bytes), -1, "n %d count %zu", n, a.count);
@@ -237,6 +283,60 @@ Test(collectives, all_reduce_is_reduce_scatter_then_all_gather_where_the_size_do
             free(a.parts[r]);
         }
     }
+}
+
+/* Directly, without a definition between them: what DIRECT gave is kept and compared with what the others give. */
+static void keep_outputs(const batch *b, int n, unsigned char **kept)
+{
+    for (size_t i = 0; i < b->n; i++) {
+        for (int r = 0; r < n; r++) {
+            const coll_case *k = &b->k[i];
+            unsigned char **at = &kept[i * PLAIN_RANKS + (size_t)r];
+            if (!*at) {
+                *at = malloc(k->out_bytes[r] + 1);
+                memcpy(*at, k->out[r], k->out_bytes[r]);
+            }
+            cr_assert_eq(first_difference(*at, k->out[r], k->out_bytes[r]), -1, "N %d %s of %s op %d count %zu", n,
+                         case_names[k->kind], ar_dtype_name(k->dtype), (int)k->op, k->count);
+        }
+    }
+}
+
+static void add_reductions(batch *b, int n, ar_dtype t)
+{
+    static const size_t counts[] = {1, 10, 1001, 20011};
+    for (int i = 0; i < 4 * PLAIN_OPS; i++) {
+        coll_case k = {.kind = ALL_REDUCE, .dtype = t, .op = (ar_op)(i / 4), .n = n, .count = counts[i % 4]};
+        add_case(b, k);
+        k.kind = REDUCE;
+        k.root = n - 1;
+        add_case(b, k);
+        k.kind = REDUCE_SCATTER;
+        share(&k, 1, k.count);
+        add_case(b, k);
+    }
+}
+
+Test(collectives, all_algorithms_give_the_same_bits)
+{
+    static const int sizes[] = {2, 3, 4, 5, 7, 8};
+    batch b = {.k = calloc(MOST_CASES, sizeof(coll_case)), .queue = AR_QUEUE_INLINE};
+    for (int run = 0; run < 6 * 4; run++) {
+        const int n = sizes[run % 6];
+        unsigned char *kept[MOST_CASES * PLAIN_RANKS] = {NULL};
+        add_reductions(&b, n, plain_dtypes[run / 6]);
+        for (int a = 0; a < ALGORITHMS; a++) {
+            const ar_sim_options o = {.algorithm = algorithms[a]};
+            cr_assert_eq(ar_sim_run(n, &o, run_batch, &b, NULL), AR_OK, "%s", ar_error_message());
+            keep_outputs(&b, n, kept);
+        }
+        for (size_t i = 0; i < MOST_CASES * PLAIN_RANKS; i++)
+            free(kept[i]);
+        for (size_t i = 0; i < b.n; i++)
+            case_fini(&b.k[i]);
+        b.n = 0;
+    }
+    free(b.k);
 }
 
 Test(collectives, the_order_of_ranks_shows_in_the_data)
@@ -271,9 +371,9 @@ Test(collectives, the_checker_rejects_one_flipped_bit_anywhere)
     cr_assert_eq(ar_sim_run(3, &o, run_batch, &b, NULL), AR_OK);
     cr_assert(case_holds(&k, why, sizeof why), "%s", why);
     for (int r = 0; r < 3; r++) {
-        for (size_t bit = 0; bit < (20 + GUARD) * 8; bit++) {
+        for (size_t bit = 0; bit < (GUARD + 20 + GUARD) * 8; bit++) {
             k.store[r][bit / 8] ^= (unsigned char)(1u << bit % 8);
-            cr_assert(!case_holds(&k, why, sizeof why), "rank %d bit %zu of the output", r, bit);
+            cr_assert(!case_holds(&k, why, sizeof why), "rank %d bit %zu of the output or its guards", r, bit);
             k.store[r][bit / 8] ^= (unsigned char)(1u << bit % 8);
         }
         k.in[r][7] ^= 1;
@@ -306,9 +406,9 @@ static ar_status sum_ranks(ar_comm *c, void *arg)
 
 Test(collectives, far_more_ranks_than_cores_complete)
 {
-    for (int algorithm = 0; algorithm < 2; algorithm++) {
+    for (int algorithm = 0; algorithm < ALGORITHMS; algorithm++) {
         int64_t sums[64] = {0};
-        const ar_sim_options o = {.algorithm = (ar_sim_algorithm)algorithm};
+        const ar_sim_options o = {.algorithm = algorithms[algorithm]};
         cr_assert_eq(ar_sim_run(64, &o, sum_ranks, sums, NULL), AR_OK, "%s", ar_error_message());
         for (int r = 0; r < 64; r++)
             cr_assert_eq(sums[r], 63 * 64 / 2 * 1000 + 64 * (99 + 19));
