@@ -304,6 +304,7 @@ static void reach_ticket(const ar_queue *q, uint64_t ticket)
 static ar_status wait_for_ticket(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
 {
     ari_wait w = {.at = &q->done, .timeout_ns = timeout_ns, .gives_up = timeout_ns == 0};
+    w.outside = !q->lane || !q->lane->turn;
     for (;;) {
         const uint64_t finished = atomic_load(&q->finished);
         if (finished >= ticket)

@@ -18,7 +18,7 @@
  * drawn, too, since what a run needs depends on its length. */
 
 /* Of a choice by priority, one in so many makes the chosen lane fall behind; 1: uniform. A seed draws one of these. */
-static const uint64_t one_in[] = {1, 1, 4, 16, 64, 256};
+static const uint64_t one_in[] = {1, 4, 16, 64, 256};
 enum { WAYS = sizeof one_in / sizeof *one_in };
 
 /* Time begins here: 0 means "not read" to those who wait. */

@@ -73,7 +73,7 @@ static uint64_t deadline_of(const ari_wait *w)
 static bool turn_given(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen)
 {
     const ari_lane *lane = ari_lane_self();
-    if (!lane || !lane->turn)
+    if (!lane || !lane->turn || w->outside)
         return false;
     if (w->start_ns == 0)
         w->start_ns = ari_turn_now_ns(lane->turn);

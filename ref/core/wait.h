@@ -26,6 +26,7 @@ typedef struct ari_wait {
     ari_sleepers *at;
     const _Atomic uint64_t *other; /* a second word whose change ends a turn; NULL: none */
     bool spins;                    /* every thread that may wait has a core */
+    bool outside;                  /* threads that no scheduler knows change the words: waits, its turn in its hands */
     bool gives_up;                 /* it has no limit of its own, and its owner looks at `stuck` */
     uint64_t timeout_ns;           /* turns do not last longer than that after the first; 0: no limit */
     uint64_t awake_ns;             /* then the thread sleeps; 0: a millisecond */
