@@ -247,7 +247,7 @@ static void put_waits(writer *w, const ari_meeting *m)
     for (size_t i = m->first; i < m->first + m->members; i++) {
         const ari_meeting_member *x = &v->members[i];
         const place to = member_at(x, came);
-        if (x != last && ari_view_waiting(v, m, x->record) > 0)
+        if (x != last && !x->record->broken && ari_view_waiting(v, m, x->record) > 0)
             put_arrow(w, "last", "the last to come", &from, &to);
     }
 }

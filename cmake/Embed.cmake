@@ -1,0 +1,9 @@
+# cmake -DIN=FILE -DOUT=FILE.c -DNAME=name -P Embed.cmake: a C file with the bytes of IN as `name`, a 0 after them, and
+# their number as `name_bytes`.
+file(READ ${IN} hex HEX)
+string(LENGTH "${hex}" digits)
+math(EXPR bytes "${digits} / 2")
+string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," hex "${hex}")
+string(REGEX REPLACE "(0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,)" "\\1\n" hex "${hex}")
+file(WRITE ${OUT} "extern const unsigned char ${NAME}[];\nextern const unsigned long ${NAME}_bytes;\n"
+                  "const unsigned char ${NAME}[] = {\n${hex}0};\nconst unsigned long ${NAME}_bytes = ${bytes};\n")
