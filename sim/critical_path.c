@@ -108,16 +108,20 @@ static ar_status through_wait(walk *w, const stretch *s)
     return AR_OK;
 }
 
-/* A lane of the same rank, the main one first, on which a stretch ends exactly now: what this lane got its time from.
- * SIZE_MAX: none. */
-static size_t lane_that_ends_now(const walk *w)
+/* The lane of the same rank from which this one got its time: a stretch of it ends exactly now, or, in the middle of
+ * its work, it enqueued something. The main one first. SIZE_MAX: none. */
+static size_t lane_that_gave_time(const walk *w)
 {
+    const int rank = w->v->lanes[w->lane].rank;
+    size_t works = SIZE_MAX;
     for (size_t i = 0; i < w->v->lane_count; i++) {
-        const stretch *s = stretch_before(w, i, w->at);
-        if (i != w->lane && w->v->lanes[i].rank == w->v->lanes[w->lane].rank && s && s->end == w->at)
+        const stretch *s = i != w->lane && w->v->lanes[i].rank == rank ? stretch_before(w, i, w->at) : NULL;
+        if (s && s->end == w->at)
             return i;
+        if (s && s->end > w->at && s->record->kind == ARI_RECORD_WORK && works == SIZE_MAX)
+            works = i;
     }
-    return SIZE_MAX;
+    return works;
 }
 
 /* Nothing was recorded on this lane just before. By the virtual clock its time came from another lane, which enqueued
@@ -128,7 +132,7 @@ static ar_status through_gap(walk *w, uint64_t before)
     const ari_view_lane *lane = &w->v->lanes[w->lane];
     const size_t main_lane = lane_of(w->v, lane->rank, 0);
     if (w->v->clock == AR_TRACE_VIRTUAL) {
-        const size_t other = lane_that_ends_now(w);
+        const size_t other = lane_that_gave_time(w);
         if (other == SIZE_MAX)
             return go_back(w, ARI_PATH_WAIT, before, NULL);
         w->lane = other;

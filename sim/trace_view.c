@@ -28,7 +28,9 @@ uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r)
 
 bool ari_view_shows(const ari_trace_view *v, const ari_record *r)
 {
-    return v->clock == AR_TRACE_VIRTUAL || r->kind != ARI_RECORD_WORK;
+    if (v->clock == AR_TRACE_REAL)
+        return r->kind != ARI_RECORD_WORK;
+    return r->kind != ARI_RECORD_WAIT || r->virtual_end_ns - r->virtual_begin_ns >= ARI_SHORTEST_WAIT_NS;
 }
 
 /* --- lanes -------------------------------------------------------------------------------------------------------- */

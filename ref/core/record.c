@@ -12,7 +12,7 @@
 #include "ref/core/size.h"
 #include "ref/core/span.h"
 
-enum { SPANS = 64, CHUNK_BYTES = 1 << 16, NAME_BYTES = 160, SHORTEST_WAIT_NS = 1000 };
+enum { SPANS = 64, CHUNK_BYTES = 1 << 16, NAME_BYTES = 160 };
 
 /* Names, one after the other in chunks that do not move. */
 typedef struct text_chunk {
@@ -37,6 +37,7 @@ struct ari_recording {
     text_chunk *text;
     open_span open[SPANS]; /* deeper ones are not recorded */
     uint32_t depth, order; /* order: records begun so far */
+    bool waited;           /* since the last record, too shortly to be one */
 };
 
 struct ar_trace {
@@ -117,12 +118,13 @@ static const char *keep_name(ari_recording *r, const char *name)
 }
 
 /* Whether r only prolongs the work recorded last. A span that began or ended between the two would have changed the
- * depth, or have been recorded itself. */
+ * depth, or have been recorded itself. A wait parts them even where it is not recorded: how long it lasted is of the
+ * real clock, and must not decide what the virtual one shows. */
 static bool prolongs_work(ari_recording *to, const ari_record *r)
 {
     ari_record *before = to->count > 0 ? &to->records[to->count - 1] : NULL;
     if (!before || r->kind != ARI_RECORD_WORK || before->kind != ARI_RECORD_WORK || before->depth != to->depth ||
-        before->virtual_end_ns != r->virtual_begin_ns)
+        to->waited || before->virtual_end_ns != r->virtual_begin_ns)
         return false;
     before->virtual_end_ns = r->virtual_end_ns;
     before->flops += r->flops;
@@ -140,6 +142,7 @@ void ari_record_add(ari_recording *to, const ari_record *r, const char *name)
     }
     ari_record *record = &to->records[to->count++];
     *record = *r;
+    to->waited = false;
     record->name = kept;
     record->depth = to->depth;
     if (r->kind != ARI_RECORD_SPAN) /* which took its place when it began */
@@ -216,7 +219,8 @@ void ari_record_wait(ari_moment since, const ari_lane *peer)
     if (!l || !l->recording || !since.ns)
         return;
     const uint64_t now = ari_now_ns();
-    if (now - since.ns < SHORTEST_WAIT_NS && l->virtual_ns - since.virtual_ns < SHORTEST_WAIT_NS)
+    l->recording->waited = true;
+    if (now - since.ns < ARI_SHORTEST_WAIT_NS && l->virtual_ns - since.virtual_ns < ARI_SHORTEST_WAIT_NS)
         return;
     const ari_record wait = {.kind = ARI_RECORD_WAIT,
                              .begin_ns = since.ns,

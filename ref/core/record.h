@@ -59,8 +59,9 @@ typedef struct ari_moment {
     uint64_t ns, virtual_ns;
 } ari_moment;
 ari_moment ari_record_moment(void);
-/** The calling lane has waited for another lane of its rank: by an event or a whole queue. Waits of less than a
- *  microsecond, by either clock, are left out. peer NULL: nothing is known of it. */
+enum { ARI_SHORTEST_WAIT_NS = 1000 };
+/** The calling lane has waited for another lane of its rank: by an event or a whole queue. Waits that are shorter than
+ *  that by both clocks are left out. peer NULL: nothing is known of it. */
 void ari_record_wait(ari_moment since, const struct ari_lane *peer);
 /** Inside a collective: `bytes` have come from the memory of this rank of the world. */
 void ari_record_transfer(ari_moment since, int from, uint64_t bytes);

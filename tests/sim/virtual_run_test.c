@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whole programs in virtual time: queues and events, overlap, layers, and one timeline whatever moves the data. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "anyrank/layers.h"
+#include "support/rank_run.h"
+#include "tests/sim/virtual_support.h"
+
+TestSuite(virtual_run, .timeout = 120);
+
+enum { MOST = 8, CHUNKS = 5 };
+
+/* --- queues and events -------------------------------------------------------------------------------------------- */
+
+typedef struct clocks {
+    double first, second, third;
+} clocks;
+
+static ar_status two_tasks(ar_comm *c, void *arg)
+{
+    clocks *to = arg;
+    ar_queue *q = NULL, *other = NULL;
+    ar_event *e = NULL;
+    float x = 1, y = 1;
+    ar_status st = AR_OK;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
+    AR_TRY_TO(done, st, ar_queue_create(&other, AR_QUEUE_THREAD, "other"));
+    AR_TRY_TO(done, st, ar_event_create(&e));
+    AR_TRY_TO(done, st, small_all_reduce(c, q, &x, "first"));
+    AR_TRY_TO(done, st, ar_event_record(e, q));
+    AR_TRY_TO(done, st, small_all_reduce(c, q, &y, "second"));
+    usleep(20000); /* both are over by now, by the real clock */
+    AR_TRY_TO(done, st, ar_event_sync(e, 0));
+    to[ar_comm_rank(c)].first = now_us();
+    AR_TRY_TO(done, st, ar_queue_wait(other, e));
+    AR_TRY_TO(done, st, ar_queue_sync(other, 0));
+    to[ar_comm_rank(c)].second = now_us();
+    AR_TRY_TO(done, st, ar_queue_sync(q, 0));
+    to[ar_comm_rank(c)].third = now_us();
+done:
+    ar_event_destroy(e);
+    ar_queue_destroy(other);
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(virtual_run, an_event_is_reached_when_what_it_stands_for_has_ended_and_no_later)
+{
+    clocks at[4];
+    const ar_sim_cluster cluster = cluster_of(4, 100);
+    const ar_sim_options o = {.cluster = &cluster};
+    cr_assert_eq(ar_sim_run(4, &o, two_tasks, at, NULL), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < 4; r++) {
+        expect_us(at[r].first * 1e-6, 100, "the first task");
+        expect_us(at[r].second * 1e-6, 100, "a queue that waits for it");
+        expect_us(at[r].third * 1e-6, 200, "both tasks");
+    }
+}
+
+/* --- chunked overlap ---------------------------------------------------------------------------------------------- */
+
+typedef struct chunked {
+    double gemm_us;
+    size_t bytes; /* of a chunk, from all ranks together */
+    uint8_t *out[MOST];
+    double end_us[MOST];
+} chunked;
+
+/* Gathers chunk by chunk on a queue, and multiplies what has come while the next one does. */
+static ar_status gather_and_multiply(ar_comm *c, void *arg)
+{
+    chunked *j = arg;
+    const int r = ar_comm_rank(c), n = ar_comm_size(c);
+    ar_queue *q = NULL;
+    ar_event *e[CHUNKS] = {NULL};
+    ar_status st = AR_OK;
+    size_t counts[MOST], own = 0;
+    for (int i = 0; i < n; i++)
+        ar_comm_slice(j->bytes, n, i, i == r ? &own : &(size_t){0}, &counts[i]);
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
+    for (int k = 0; k < CHUNKS; k++) {
+        uint8_t *out = j->out[r] + (size_t)k * j->bytes;
+        AR_TRY_TO(done, st, ar_event_create(&e[k]));
+        AR_TRY_TO(done, st, ar_comm_all_gather(c, q, (ar_buf){out}, (ar_cbuf){out + own}, counts, AR_U8, "chunk"));
+        AR_TRY_TO(done, st, ar_event_record(e[k], q));
+    }
+    for (int k = 0; k < CHUNKS; k++) {
+        AR_TRY_TO(done, st, ar_event_sync(e[k], 0));
+        work_us(j->gemm_us);
+    }
+    j->end_us[r] = now_us();
+done:
+    ar_queue_destroy(q);
+    for (int k = 0; k < CHUNKS; k++)
+        ar_event_destroy(e[k]);
+    return st;
+}
+
+Test(virtual_run, gathering_in_chunks_hides_the_shorter_of_gathering_and_multiplying)
+{
+    const ar_sim_cluster cluster = {0, {2e-6, 1e9}, {0, 1}, FLOPS};
+    const ar_sim_options o = {.cluster = &cluster};
+    const double gemms_us[] = {1, 30, 61, 200};
+    for (int n = 2; n <= 8; n += n) {
+        for (size_t g = 0; g < sizeof gemms_us / sizeof *gemms_us; g++) {
+            chunked j = {.gemm_us = gemms_us[g], .bytes = 60000};
+            for (int r = 0; r < n; r++)
+                cr_assert(j.out[r] = calloc(CHUNKS, j.bytes));
+            cr_assert_eq(ar_sim_run(n, &o, gather_and_multiply, &j, NULL), AR_OK, "%s", ar_error_message());
+            const double t_a = (n - 1) * 2.0 + (double)(n - 1) / n * (double)j.bytes / 1e3, t_g = gemms_us[g];
+            const double want = t_a + (CHUNKS - 1) * fmax(t_a, t_g) + t_g;
+            for (int r = 0; r < n; r++) {
+                cr_expect(fabs(j.end_us[r] - want) <= 0.01 * want, "N = %d, t_g = %g: %g us, not %g", n, t_g,
+                          j.end_us[r], want);
+                free(j.out[r]);
+            }
+        }
+    }
+}
+
+/* --- gradients that are reduced while others are computed ----------------------------------------------------------
+ */
+
+enum { BUCKETS = 4 };
+
+/* Backward: a bucket is ready after 100 us each, and is reduced on a queue: 150 us. */
+static ar_status overlapped_backward(ar_comm *c, void *arg)
+{
+    (void)arg;
+    static const char *const tags[BUCKETS] = {"bucket 0", "bucket 1", "bucket 2", "bucket 3"};
+    float grad[BUCKETS] = {0};
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
+    ar_status st = AR_OK;
+    for (int i = 0; i < BUCKETS && st == AR_OK; i++) {
+        work_us(100);
+        st = small_all_reduce(c, q, &grad[i], tags[i]);
+    }
+    if (st == AR_OK)
+        st = ar_queue_sync(q, 0);
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(virtual_run, overlapped_reductions_expose_what_computation_does_not_hide)
+{
+    const ar_sim_cluster cluster = cluster_of(4, 150);
+    const ar_sim_options o = {.cluster = &cluster};
+    ar_trace *t = traced(4, &o, overlapped_backward, NULL);
+    const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
+    /* Reductions 100-250, 250-400, 400-550, 550-700; computation ends at 400. */
+    expect_us(s.seconds, 700, "all");
+    expect_us(s.compute, 400, "computation");
+    expect_us(s.communication, 600, "communication");
+    expect_us(s.exposed, 300, "exposed");
+    cr_expect_float_eq(s.overlap, 0.5, 1e-9);
+    cr_expect_eq(s.collectives, 16);
+    expect_us(s.path_compute, 100, "the path computes the first bucket");
+    expect_us(s.path_communication, 600, "and then reduces all of them");
+    cr_expect_eq(s.parts, 5);
+    ar_trace_destroy(t);
+}
+
+/* --- layers ------------------------------------------------------------------------------------------------------- */
+
+enum { SAMPLES = 2, SEQ = 8, HIDDEN = 32, FFN = 64, HEADS = 8 };
+
+static ar_status block_step(ar_comm *world, void *arg)
+{
+    const ar_block_options shape = {
+        .norm = AR_NORM_RMS,
+        .norm_eps = 1e-5,
+        .attention = {.hidden = HIDDEN, .heads = HEADS, .kv_heads = HEADS, .head_dim = HIDDEN / HEADS, .causal = true},
+        .mlp = {.hidden = HIDDEN, .ffn = FFN, .activation = AR_ACT_GELU_TANH}};
+    const ar_batch batch = {.batch = SAMPLES, .seq = SEQ};
+    static const float values[SAMPLES * SEQ * HIDDEN] = {1, -2, 3};
+    ar_ctx_options o = {.tp = world, .numerics = *(const ar_numerics *)arg};
+    ar_ctx *ctx = NULL;
+    ar_module *block = NULL;
+    ar_saved *saved = NULL;
+    ar_tensor x, y, dx;
+    ar_status st = ar_device_cpu_create(&o.device, 1);
+    AR_TRY_TO(done, st, ar_ctx_create(&ctx, &o));
+    AR_TRY_TO(done, st, ar_saved_create(&saved));
+    AR_TRY_TO(done, st, ar_block_create(&block, ctx, "block", &shape));
+    AR_TRY_TO(done, st, ar_module_fresh(block, ctx, 42));
+    AR_TRY_TO(done, st, rank_upload(ctx, &x, 3, (size_t[]){SAMPLES, SEQ, HIDDEN}, values));
+    AR_TRY_TO(done, st, ar_module_forward(block, ctx, saved, &y, &x, &batch));
+    AR_TRY_TO(done, st, ar_module_backward(block, ctx, saved, &dx, &y, &batch));
+done:
+    ar_module_destroy(block);
+    ar_saved_destroy(saved);
+    ar_ctx_destroy(ctx);
+    ar_device_destroy(o.device);
+    return st;
+}
+
+/* Multiplications and additions of one rank's products, forward and, twice as many, backward. */
+static double block_flops(int n)
+{
+    const double tokens = SAMPLES * SEQ, matrices = 4.0 * HIDDEN * HIDDEN + 2.0 * HIDDEN * FFN;
+    const double scores_and_values = 2.0 * SAMPLES * HEADS * SEQ * SEQ * (HIDDEN / HEADS);
+    return 3 * 2 * (tokens * matrices + scores_and_values) / n;
+}
+
+Test(virtual_run, a_tensor_parallel_block_takes_what_its_volumes_and_products_say)
+{
+    const ar_sim_cluster cluster = {0, {1e-6, 1e9}, {0, 1}, 1e9};
+    const ar_sim_options o = {.cluster = &cluster};
+    ar_numerics native = AR_NUMERICS_NATIVE, exact = AR_NUMERICS_EXACT;
+    ar_cpu_select_kernels();
+    for (int n = 1; n <= 8; n += n) {
+        ar_trace *t = traced(n, &o, block_step, &native);
+        const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
+        /* Two all-reduces forward and two backward, of every token's features in fp32. */
+        const double bytes = SAMPLES * SEQ * HIDDEN * 4.0;
+        expect_us(s.communication, 4 * (2 * (n - 1) * 1.0 + 2.0 * (n - 1) / n * bytes * 1e-3), "communication");
+        expect_us(s.compute, block_flops(n) * 1e-3, "computation");
+        expect_us(s.seconds, s.communication * 1e6 + s.compute * 1e6, "all");
+        cr_expect_eq(s.collectives, (size_t)(n > 1 ? 4 * n : 0));
+        ar_trace_destroy(t);
+        t = traced(n, &o, block_step, &exact);
+        const ar_trace_summary e = summary_of(t, AR_TRACE_VIRTUAL);
+        cr_expect_float_eq(e.compute, s.compute, 1e-15, "products count alike in both numerics: %.9g, %.9g", e.compute,
+                           s.compute);
+        cr_expect(n == 1 || e.communication > s.communication, "exact numerics move more");
+        ar_trace_destroy(t);
+    }
+}
+
+/* --- one timeline ------------------------------------------------------------------------------------------------- */
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+/* Work and collectives over the world and over a part of it, some on queues, of sizes on both sides of every choice
+ * that is made by size; ranks come at times of their own. */
+static ar_status random_program(ar_comm *world, void *arg)
+{
+    enum { STEPS = 30, MOST_COUNT = 20000 };
+    const int r = ar_comm_rank(world), n = ar_comm_size(world);
+    uint64_t shared = *(const uint64_t *)arg, own = shared + 1000003u * (uint64_t)(r + 1);
+    ar_comm *part = NULL;
+    ar_queue *q = NULL, *inline_q = NULL;
+    ar_event *e = NULL;
+    ar_status st = AR_OK;
+    float *x = calloc(3 * MOST_COUNT, sizeof *x);
+    if (!x)
+        return AR_ERR_MEMORY;
+    AR_TRY_TO(done, st, ar_comm_split(&part, world, r % 2, r));
+    AR_TRY_TO(done, st, ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
+    AR_TRY_TO(done, st, ar_queue_create(&inline_q, AR_QUEUE_INLINE, "main"));
+    AR_TRY_TO(done, st, ar_event_create(&e));
+    for (int i = 0; i < STEPS; i++) {
+        const size_t count = next_random(&shared) % MOST_COUNT;
+        const int root = (int)(next_random(&shared) % (uint64_t)n);
+        const uint64_t kind = next_random(&shared) % 6;
+        work_us((double)(next_random(&own) % 100000) * 1e-3);
+        const ar_buf a = {x}, b = {x + MOST_COUNT};
+        if (kind == 0)
+            AR_TRY_TO(done, st, ar_comm_all_reduce(world, inline_q, a, ar_const(a), count, AR_F32, AR_SUM, "world"));
+        else if (kind == 1)
+            AR_TRY_TO(done, st, ar_comm_broadcast(world, inline_q, a, count, AR_F32, root, "broadcast"));
+        else if (kind == 2)
+            AR_TRY_TO(done, st, ar_comm_barrier(world, inline_q, "barrier"));
+        else
+            AR_TRY_TO(done, st, ar_comm_all_reduce(part, q, b, ar_const(b), count, AR_F32, AR_SUM, "part"));
+        if (kind == 3)
+            AR_TRY_TO(done, st, ar_event_record(e, q));
+        if (kind == 5)
+            AR_TRY_TO(done, st, ar_event_sync(e, 0));
+    }
+    st = ar_queue_sync(q, 0);
+done:
+    ar_queue_destroy(q);
+    ar_queue_destroy(inline_q);
+    ar_event_destroy(e);
+    ar_comm_destroy(part);
+    free(x);
+    return st;
+}
+
+/* What a timeline shows of one lane: all that took virtual time. Waits shorter than a microsecond may be left out. */
+typedef struct shown {
+    int rank, track;
+    ari_record_kind kind;
+    ari_kind op;
+    char name[24];
+    uint64_t begin, end;
+    int from;
+} shown;
+
+static int by_lane(const void *a, const void *b)
+{
+    const shown *x = a, *y = b;
+    if (x->rank != y->rank || x->track != y->track)
+        return x->rank != y->rank ? x->rank - y->rank : x->track - y->track;
+    return x->end < y->end ? -1 : x->end > y->end ? 1 : x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+static size_t timeline_of(const ar_trace *t, shown *to, size_t most)
+{
+    size_t n = 0;
+    for (size_t l = 0; l < ari_trace_lanes(t); l++) {
+        const ari_trace_lane lane = ari_trace_lane_at(t, l);
+        for (size_t i = 0; i < lane.count; i++) {
+            const ari_record *r = &lane.records[i];
+            const uint64_t shortest = r->kind == ARI_RECORD_WAIT ? 1000 : 1;
+            if (r->kind == ARI_RECORD_TRANSFER || r->virtual_end_ns - r->virtual_begin_ns < shortest)
+                continue;
+            cr_assert_lt(n, most);
+            memset(&to[n], 0, sizeof to[n]);
+            to[n].rank = lane.rank;
+            to[n].track = lane.track;
+            to[n].kind = r->kind;
+            to[n].op = r->op_kind;
+            strncpy(to[n].name, r->name, sizeof to[n].name - 1);
+            to[n].begin = r->virtual_begin_ns;
+            to[n].end = r->virtual_end_ns;
+            to[n].from = r->virtual_from;
+            n++;
+        }
+    }
+    qsort(to, n, sizeof *to, by_lane);
+    return n;
+}
+
+Test(virtual_run, the_timeline_is_the_same_whatever_moves_the_data_and_whoever_runs_when)
+{
+    enum { RECORDS = 4096, WAYS = 9 };
+    const ar_sim_cluster cluster = {2, {1e-6, 10e9}, {4e-6, 2e9}, FLOPS};
+    const ar_sim_options ways[WAYS] = {{.algorithm = AR_SIM_AUTO},
+                                       {.algorithm = AR_SIM_AUTO},
+                                       {.algorithm = AR_SIM_DIRECT},
+                                       {.algorithm = AR_SIM_RING},
+                                       {.algorithm = AR_SIM_LAST},
+                                       {.verify_transfers = true},
+                                       {.explore = true, .schedule_seed = 1},
+                                       {.explore = true, .schedule_seed = 2},
+                                       {.explore = true, .schedule_seed = 3, .algorithm = AR_SIM_RING}};
+    static shown first[RECORDS], now[RECORDS];
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        size_t n = 0;
+        for (int w = 0; w < WAYS; w++) {
+            ar_sim_options o = ways[w];
+            o.cluster = &cluster;
+            ar_trace *t = traced(5, &o, random_program, &seed);
+            const size_t here = timeline_of(t, w == 0 ? first : now, RECORDS);
+            n = w == 0 ? here : n;
+            cr_expect_eq(here, n, "seed %d, way %d: %zu records, not %zu", (int)seed, w, here, n);
+            cr_expect_gt(n, 150);
+            for (size_t i = 0; w > 0 && i < n && i < here; i++)
+                cr_assert_eq(memcmp(&first[i], &now[i], sizeof *now), 0,
+                             "seed %d, way %d, record %zu: rank %d track %d kind %d %s %llu-%llu from %d, not %s "
+                             "%llu-%llu from %d",
+                             (int)seed, w, i, now[i].rank, now[i].track, (int)now[i].kind, now[i].name,
+                             (unsigned long long)now[i].begin, (unsigned long long)now[i].end, now[i].from,
+                             first[i].name, (unsigned long long)first[i].begin, (unsigned long long)first[i].end,
+                             first[i].from);
+            (void)summary_of(t, AR_TRACE_VIRTUAL);
+            (void)summary_of(t, AR_TRACE_REAL);
+            ar_trace_destroy(t);
+        }
+    }
+}
+
+/* 0.3 ns each. */
+static ar_status ten_thousand(ar_comm *c, void *arg)
+{
+    (void)c;
+    for (int i = 0; i < 10000; i++)
+        work_us(3e-4);
+    *(double *)arg = now_us();
+    return AR_OK;
+}
+
+Test(virtual_run, products_of_less_than_a_nanosecond_add_up)
+{
+    const ar_sim_cluster cluster = {0, {1e-6, 1e9}, {0, 1}, FLOPS};
+    const ar_sim_options o = {.cluster = &cluster};
+    double end_us = 0;
+    cr_assert_eq(ar_sim_run(1, &o, ten_thousand, &end_us, NULL), AR_OK);
+    cr_expect_float_eq(end_us, 3, 0.001, "%g us", end_us);
+}
