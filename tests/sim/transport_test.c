@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/sim/fail_run.h"
+
+/* What goes wrong between ranks: where it strikes, what it does, and what everybody hears of it. */
+TestSuite(transport, .timeout = 60);
+
+#define TIMEOUT_NS (150 * MS)
+
+static ar_status run_fault(fail_run *run, int n, ar_sim_algorithm algorithm, const ar_sim_fault *fault, bool verify)
+{
+    const ar_sim_options o = {.algorithm = algorithm,
+                              .timeout_ns = TIMEOUT_NS,
+                              .faults = fault,
+                              .fault_count = fault ? 1 : 0,
+                              .verify_transfers = verify};
+    return run_with(run, n, &o, 3000 * MS, NULL);
+}
+
+/* Every rank failed, with this status or AR_ERR_ABORTED, and says the world's first line. */
+static void assert_all_hear(const fail_run *run, int n, ar_status st)
+{
+    char line[512];
+    snprintf(line, sizeof line, "%.*s", (int)strcspn(ar_error_message(), "\n"), ar_error_message());
+    for (int r = 0; r < n; r++) {
+        cr_assert(run->st[r] == st || run->st[r] == AR_ERR_ABORTED, "rank %d: %s", r, run->message[r]);
+        cr_assert(strstr(run->message[r], line), "rank %d says '%s', the world '%s'", r, run->message[r], line);
+    }
+}
+
+/* --- what arrives wrong ------------------------------------------------------------------------------------------- */
+
+/* Rank 0 sends {1, 2, 3, 4}; the others begin with {9, 9, 9, 9}. */
+static ar_status broadcast_four(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    int32_t *x = run->result[r];
+    for (int i = 0; i < 4; i++)
+        x[i] = r == 0 ? i + 1 : 9;
+    return ar_comm_broadcast(c, q, (ar_buf){x}, 4, AR_I32, 0, "layers.0");
+}
+
+static const ar_sim_fault corrupt = {.kind = AR_SIM_CORRUPT, .rank = 1, .collective = 1, .transfer = 0, .bit = 65};
+static const ar_sim_fault drop = {.kind = AR_SIM_DROP, .rank = 1, .collective = 1, .transfer = 0};
+
+Test(transport, a_corrupted_bit_changes_that_element_and_nothing_else)
+{
+    static const int32_t wrong[4] = {1, 2, 1, 4}, right[4] = {1, 2, 3, 4};
+    fail_run run = {.body = broadcast_four};
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &corrupt, false), AR_OK, "%s", ar_error_message());
+    cr_assert_arr_eq(run.result[1], wrong, sizeof wrong);
+    cr_assert_arr_eq(run.result[2], right, sizeof right);
+}
+
+Test(transport, verification_names_ranks_transfer_element_and_both_values)
+{
+    fail_run run = {.body = broadcast_four};
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &corrupt, true), AR_ERR_DATA);
+    assert_says("rank 1, transfer 0 from rank 0 in broadcast(I32, count 4, root 0) 'layers.0', collective #1 of ranks "
+                "0-2: element 2 of 4 is 0x00000001, 0x00000003 was sent\n");
+    assert_says("broadcast #1 layers.0");
+    assert_all_hear(&run, 3, AR_ERR_DATA);
+    for (int r = 0; r < 3; r++)
+        cr_assert_eq(run.st[r], AR_ERR_DATA, "rank %d: %s", r, run.message[r]);
+    assert_process_usable();
+}
+
+Test(transport, a_dropped_transfer_leaves_the_receivers_memory_as_it_was)
+{
+    static const int32_t nothing[4] = {9, 9, 9, 9};
+    fail_run run = {.body = broadcast_four};
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &drop, false), AR_OK, "%s", ar_error_message());
+    cr_assert_arr_eq(run.result[1], nothing, sizeof nothing);
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &drop, true), AR_ERR_DATA);
+    assert_says("rank 1, transfer 0 from rank 0 in broadcast(I32, count 4, root 0) 'layers.0', collective #1 of ranks "
+                "0-2: it never arrived\n");
+    assert_all_hear(&run, 3, AR_ERR_DATA);
+}
+
+/* Rank r gives {10 r, 10 r + 1}; rank 0 reads rank 1 (transfer 0), then rank 2 (transfer 1). */
+static ar_status gather_pairs(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    static const size_t counts[3] = {2, 2, 2};
+    const int32_t own[2] = {10 * r, 10 * r + 1};
+    AR_TRY(ar_comm_all_gather(c, q, (ar_buf){run->result[r]}, (ar_cbuf){own}, counts, AR_I32, "x"));
+    return ar_queue_sync(q, 0);
+}
+
+Test(transport, a_duplicated_transfer_takes_the_place_of_the_next)
+{
+    static const int32_t twice[6] = {0, 1, 10, 11, 10, 11}, right[6] = {0, 1, 10, 11, 20, 21};
+    const ar_sim_fault duplicate = {.kind = AR_SIM_DUPLICATE, .rank = 0, .collective = 1, .transfer = 0};
+    const ar_sim_fault last = {.kind = AR_SIM_DUPLICATE, .rank = 0, .collective = 1, .transfer = 1};
+    fail_run run = {.body = gather_pairs};
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &duplicate, false), AR_OK, "%s", ar_error_message());
+    cr_assert_arr_eq(run.result[0], twice, sizeof twice);
+    cr_assert_arr_eq(run.result[1], right, sizeof right);
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &duplicate, true), AR_ERR_DATA);
+    assert_says("rank 0, transfer 1 from rank 2 in all_gather(I32, counts [2, 2, 2]) 'x', collective #1 of ranks 0-2: "
+                "transfer 0 arrived in its place, a second time\n");
+    assert_all_hear(&run, 3, AR_ERR_DATA);
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &last, true), AR_OK, "nothing comes after the last transfer: %s",
+                 ar_error_message());
+    cr_assert_arr_eq(run.result[0], right, sizeof right);
+}
+
+static ar_status message_to_two(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    int32_t *x = run->result[r];
+    for (int i = 0; i < 4; i++)
+        x[i] = r == 0 ? i + 1 : 9;
+    if (r == 0)
+        return ar_comm_send(c, q, (ar_cbuf){x}, 4, AR_I32, 2, "act");
+    return r == 2 ? ar_comm_recv(c, q, (ar_buf){x}, 4, AR_I32, 0, "act") : AR_OK;
+}
+
+Test(transport, messages_between_two_ranks_are_counted_and_verified)
+{
+    const ar_sim_fault f = {.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 1, .transfer = 0, .bit = 1};
+    fail_run run = {.body = message_to_two};
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &f, false), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(run.result[2][0], 3);
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &f, true), AR_ERR_DATA);
+    assert_says("rank 2, transfer 0 from rank 0 in recv(");
+    assert_says("element 0 of 4 is 0x00000003, 0x00000001 was sent\n");
+}
+
+/* --- everything that is verified is right ------------------------------------------------------------------------- */
+
+typedef struct verified {
+    coll_case k;
+    ar_sim_algorithm algorithm;
+} verified;
+
+static ar_status call_case(ar_comm *c, void *arg)
+{
+    const verified *v = arg;
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
+    const ar_status st = case_call(&v->k, c, q, "x");
+    ar_queue_destroy(q);
+    return st;
+}
+
+static void draw_verified(verified *v, int kind, int algorithm, uint64_t seed)
+{
+    *v = (verified){.algorithm = (ar_sim_algorithm)algorithm};
+    coll_case *k = &v->k;
+    k->kind = (case_kind)kind;
+    k->dtype = AR_F32;
+    k->op = AR_SUM;
+    k->n = 2 + (int)(seed % 5);
+    k->root = (int)(seed % (uint64_t)k->n);
+    k->in_place = seed % 2;
+    k->count = 5000;
+    for (int p = 0; p < k->n; p++) {
+        k->counts[p] = plain_hash(seed + (uint64_t)p) % 3000;
+        for (int q = 0; q < k->n; q++)
+            k->sends[p][q] = k->kind == BARRIER ? 0 : plain_hash(seed * 77 + (uint64_t)(p * 16 + q)) % 500;
+    }
+    case_init(k, seed);
+}
+
+Test(transport, verification_changes_no_result)
+{
+    for (int kind = 0; kind < CASE_KINDS; kind++) {
+        for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
+            for (uint64_t seed = 0; seed < 4; seed++) {
+                verified v;
+                char why[256] = "";
+                draw_verified(&v, kind, a, seed);
+                const ar_sim_options o = {.algorithm = v.algorithm, .verify_transfers = true};
+                cr_assert_eq(ar_sim_run(v.k.n, &o, call_case, &v, NULL), AR_OK, "%s", ar_error_message());
+                cr_assert(case_holds(&v.k, why, sizeof why), "algorithm %d: %s", a, why);
+                case_fini(&v.k);
+            }
+        }
+    }
+}
+
+/* Whatever one transfer's fault does, verification sees it, or the result is right. */
+Test(transport, no_verified_collective_gives_a_wrong_result)
+{
+    int seen = 0;
+    for (uint64_t seed = 0; seed < 600; seed++) {
+        static const ar_sim_fault_kind kinds[3] = {AR_SIM_CORRUPT, AR_SIM_DUPLICATE, AR_SIM_DROP};
+        verified v;
+        char why[256] = "";
+        draw_verified(&v, (int)(seed % CASE_KINDS), (int)(plain_hash(seed) % 4), plain_hash(seed + 1) % 1000);
+        const ar_sim_fault f = {.kind = kinds[plain_hash(seed + 2) % 3],
+                                .rank = (int)(plain_hash(seed + 3) % (uint64_t)v.k.n),
+                                .collective = 1,
+                                .transfer = plain_hash(seed + 4) % 6,
+                                .bit = plain_hash(seed + 5)};
+        const ar_sim_options o = {.algorithm = v.algorithm, .verify_transfers = true, .faults = &f, .fault_count = 1};
+        const ar_status st = ar_sim_run(v.k.n, &o, call_case, &v, NULL);
+        seen += st != AR_OK;
+        cr_assert(st == AR_ERR_DATA || (st == AR_OK && case_holds(&v.k, why, sizeof why)), "seed %llu: %s: %s%s",
+                  (unsigned long long)seed, ar_status_name(st), why, st == AR_OK ? "" : ar_error_message());
+        case_fini(&v.k);
+    }
+    cr_assert_gt(seen, 120, "only %d of 600 faults struck", seen);
+}
+
+/* --- ranks that are late or lost ---------------------------------------------------------------------------------- */
+
+static ar_status reduce_twice(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    enum { COUNT = 20000 };
+    ar_status st = AR_OK;
+    float *x = calloc(COUNT, sizeof *x);
+    for (int i = 0; i < 2 && st == AR_OK; i++)
+        st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, COUNT, AR_F32, AR_SUM, i ? "second" : "first");
+    const ar_status end = ar_queue_sync(q, 0); /* in any case: the queue may still use x */
+    st = st == AR_OK ? end : st;
+    free(x);
+    (void)run;
+    (void)r;
+    return st;
+}
+
+static const ar_sim_algorithm algorithms[] = {AR_SIM_DIRECT, AR_SIM_RING};
+
+Test(transport, a_killed_rank_is_told_of_at_once_before_a_collective)
+{
+    for (size_t i = 0; i < 4; i++) {
+        const ar_sim_fault f = {.kind = AR_SIM_KILL, .rank = 2, .collective = 2};
+        fail_run run = {.body = reduce_twice, .queue = i % 2 ? AR_QUEUE_THREAD : AR_QUEUE_INLINE};
+        cr_assert_eq(run_fault(&run, 4, algorithms[i / 2], &f, false), AR_ERR_ABORTED);
+        assert_says(
+            "rank 2 was killed before all_reduce(F32, count 20000, sum) 'second', collective #2 of ranks 0-3\n");
+        assert_all_hear(&run, 4, AR_ERR_ABORTED);
+        assert_process_usable();
+    }
+}
+
+Test(transport, a_rank_killed_in_the_middle_breaks_the_collective_on_all)
+{
+    for (size_t i = 0; i < 4; i++) {
+        const ar_sim_fault f = {.kind = AR_SIM_KILL, .rank = 2, .collective = 2, .transfer = 3};
+        fail_run run = {.body = reduce_twice, .queue = i % 2 ? AR_QUEUE_THREAD : AR_QUEUE_INLINE};
+        cr_assert_eq(run_fault(&run, 4, algorithms[i / 2], &f, i % 2), AR_ERR_ABORTED);
+        assert_says("rank 2 was killed in the middle of all_reduce(F32, count 20000, sum) 'second', collective #2");
+        assert_all_hear(&run, 4, AR_ERR_ABORTED);
+        assert_process_usable();
+    }
+}
+
+static void check_stall(size_t i, uint64_t transfer, const char *where)
+{
+    const ar_sim_fault f = {.kind = AR_SIM_STALL, .rank = 2, .collective = 2, .transfer = transfer};
+    fail_run run = {.body = reduce_twice, .queue = i % 2 ? AR_QUEUE_THREAD : AR_QUEUE_INLINE};
+    const uint64_t start = ari_now_ns();
+    cr_assert_eq(run_fault(&run, 4, algorithms[i / 2], &f, false), AR_ERR_TIMEOUT);
+    cr_assert_geq(ari_now_ns() - start, TIMEOUT_NS);
+    assert_says(where);
+    assert_says(" all_reduce(F32, count 20000, sum) 'second', collective #2 of ranks 0-3, for rank 2\n");
+    assert_all_hear(&run, 4, AR_ERR_TIMEOUT);
+    assert_process_usable();
+}
+
+Test(transport, a_rank_that_stands_still_is_missed_after_the_timeout)
+{
+    for (size_t i = 0; i < 4; i++) {
+        check_stall(i, 0, " s in all_reduce");
+        check_stall(i, 3, " s in the middle of all_reduce");
+    }
+}
+
+Test(transport, standing_still_in_the_middle_is_missed_where_the_last_rank_does_all)
+{
+    int struck = 0;
+    for (int i = 0; i < 20 && struck < 2; i++) { /* only while rank 2 happens to come last */
+        const ar_sim_fault f = {.kind = AR_SIM_STALL, .rank = 2, .collective = 2, .transfer = 1};
+        fail_run run = {.body = reduce_twice};
+        const ar_status st = run_fault(&run, 4, AR_SIM_LAST, &f, false);
+        cr_assert(st == AR_OK || st == AR_ERR_TIMEOUT);
+        struck += st != AR_OK;
+        if (st != AR_OK)
+            assert_says(
+                "s in the middle of all_reduce(F32, count 20000, sum) 'second', collective #2 of ranks 0-3, for "
+                "rank 2\n");
+    }
+}
+
+static ar_status alone(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, r, 0));
+    const ar_status st = ar_comm_barrier(g, q, "own");
+    ar_comm_destroy(g);
+    (void)run;
+    return st;
+}
+
+Test(transport, a_rank_that_stands_still_where_nobody_waits_for_it_ends_the_world_itself)
+{
+    const ar_sim_fault f = {.kind = AR_SIM_STALL, .rank = 1, .collective = 2};
+    fail_run run = {.body = alone};
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &f, false), AR_ERR_TIMEOUT);
+    assert_says("rank 1 stands still before barrier() 'own', collective #1 of ranks 1, and no rank is left to wait for "
+                "it\n");
+    cr_assert_eq(run.st[0], AR_OK);
+    cr_assert_eq(run.st[1], AR_ERR_TIMEOUT, "%s", run.message[1]);
+}
+
+Test(transport, all_ranks_may_stand_still)
+{
+    const ar_sim_fault f[2] = {{.kind = AR_SIM_STALL, .rank = 0, .collective = 1},
+                               {.kind = AR_SIM_STALL, .rank = 1, .collective = 2}};
+    const ar_sim_options o = {.timeout_ns = TIMEOUT_NS, .faults = f, .fault_count = 2};
+    fail_run run = {.body = alone};
+    cr_assert_eq(run_with(&run, 2, &o, 3000 * MS, NULL), AR_ERR_TIMEOUT);
+}
+
+Test(transport, a_delay_within_the_timeout_harms_nobody_and_a_longer_one_is_told)
+{
+    ar_sim_fault f = {.kind = AR_SIM_DELAY, .rank = 1, .collective = 2, .ns = 40 * MS};
+    fail_run run = {.body = reduce_twice};
+    uint64_t start = ari_now_ns();
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &f, false), AR_OK, "%s", ar_error_message());
+    cr_assert_geq(ari_now_ns() - start, 40 * MS);
+    f.ns = 3600000 * MS; /* an hour: its sleep ends with the world */
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_DIRECT, &f, false), AR_ERR_TIMEOUT);
+    assert_says("for rank 1\n");
+    assert_all_hear(&run, 3, AR_ERR_TIMEOUT);
+}
+
+Test(transport, a_slow_rank_takes_longer_in_each_collective_from_the_first_named)
+{
+    const ar_sim_fault f = {.kind = AR_SIM_SLOW, .rank = 1, .collective = 1, .ns = 30 * MS};
+    fail_run run = {.body = reduce_twice};
+    const uint64_t start = ari_now_ns();
+    cr_assert_eq(run_fault(&run, 3, AR_SIM_RING, &f, false), AR_OK, "%s", ar_error_message());
+    cr_assert_geq(ari_now_ns() - start, 60 * MS);
+}
+
+/* --- where they strike -------------------------------------------------------------------------------------------- */
+
+static ar_status three_communicators(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, r / 2, r));    /* collective 1 */
+    ar_status st = ar_comm_barrier(g, q, "a"); /* 2 */
+    if (st == AR_OK)
+        st = ar_comm_barrier(c, q, "b"); /* 3 */
+    if (st == AR_OK)
+        st = ar_comm_barrier(g, q, "c"); /* 4 */
+    ar_comm_destroy(g);
+    (void)run;
+    return st;
+}
+
+Test(transport, collectives_are_counted_over_all_communicators_of_the_rank)
+{
+    static const char *const says[5] = {"before split(", "before barrier() 'a', collective #1 of ranks 2-3",
+                                        "before barrier() 'b', collective #2 of ranks 0-3",
+                                        "before barrier() 'c', collective #2 of ranks 2-3"};
+    for (uint64_t i = 0; i < 5; i++) {
+        const ar_sim_fault f = {.kind = AR_SIM_KILL, .rank = 3, .collective = i + 1};
+        fail_run run = {.body = three_communicators};
+        cr_assert_eq(run_fault(&run, 4, AR_SIM_DIRECT, &f, false), i < 4 ? AR_ERR_ABORTED : AR_OK);
+        if (says[i])
+            assert_says(says[i]);
+    }
+}
+
+Test(transport, faults_that_make_no_sense_are_refused)
+{
+    const ar_sim_fault rank = {.kind = AR_SIM_KILL, .rank = 4, .collective = 1};
+    const ar_sim_fault kind = {.kind = AR_SIM_FAULT_KINDS, .rank = 0, .collective = 1};
+    const ar_sim_fault none = {.kind = AR_SIM_DROP, .rank = 0, .collective = 0};
+    fail_run run = {.body = healthy};
+    cr_assert_eq(run_fault(&run, 4, AR_SIM_AUTO, &rank, false), AR_ERR_ARG);
+    assert_says("rank 4; 0 to 3 expected");
+    cr_assert_eq(run_fault(&run, 4, AR_SIM_AUTO, &kind, false), AR_ERR_ARG);
+    assert_says("unknown kind");
+    cr_assert_eq(run_fault(&run, 4, AR_SIM_AUTO, &none, false), AR_ERR_ARG);
+    assert_says("count from 1");
+    const ar_sim_options o = {.fault_count = 1};
+    cr_assert_eq(run_with(&run, 4, &o, 3000 * MS, NULL), AR_ERR_ARG);
+}
+
+Test(transport, a_seed_draws_one_fault_and_seeds_draw_every_kind)
+{
+    int kinds[AR_SIM_FAULT_KINDS] = {0};
+    for (uint64_t seed = 0; seed < 1000; seed++) {
+        const ar_sim_fault a = ar_sim_fault_draw(seed, 8, 30, 5 * MS), b = ar_sim_fault_draw(seed, 8, 30, 5 * MS);
+        cr_assert(a.kind == b.kind && a.rank == b.rank && a.collective == b.collective && a.bit == b.bit);
+        cr_assert(a.rank >= 0 && a.rank < 8 && a.collective >= 1 && a.collective <= 30 && a.ns <= 5 * MS);
+        kinds[a.kind]++;
+    }
+    for (int k = 0; k < AR_SIM_FAULT_KINDS; k++)
+        cr_assert_gt(kinds[k], 80, "%s: %d of 1000", ar_sim_fault_name((ar_sim_fault_kind)k), kinds[k]);
+}
+
+Test(transport, descriptions_name_what_matters)
+{
+    const ar_sim_fault f[] = {{AR_SIM_CORRUPT, 2, 14, 0, 77, 0},
+                              {AR_SIM_KILL, 2, 14, 0, 0, 0},
+                              {AR_SIM_STALL, 2, 14, 3, 0, 0},
+                              {AR_SIM_DELAY, 1, 3, 0, 0, 20000000}};
+    static const char *const says[] = {"corrupt rank 2 collective 14 transfer 0 bit 77", "kill rank 2 collective 14",
+                                       "stall rank 2 collective 14 transfer 3",
+                                       "delay rank 1 collective 3 ns 20000000"};
+    for (size_t i = 0; i < sizeof f / sizeof *f; i++) {
+        char text[128];
+        ar_sim_fault_describe(&f[i], text, sizeof text);
+        cr_assert_str_eq(text, says[i]);
+    }
+    cr_assert_str_eq(ar_sim_fault_name(AR_SIM_FAULT_KINDS), "?");
+}
