@@ -181,13 +181,17 @@ def judge_criterion(name, status, output, seconds, timed_out, limit):
     return Result(name, passing, failing, skips, plain, seconds)
 
 
+def skip_reason(output):
+    lines = output.strip().splitlines()
+    return lines[-1] if lines else "the program gave no reason"
+
+
 def judge_main(name, status, output, seconds, timed_out, limit):
     """The result of a program with a plain main: one test."""
     if timed_out:
         return Result(name, 0, 1, output=output + f"\nno end after {limit} s: killed", seconds=seconds)
     if status == EXIT_SKIPPED:
-        lines = output.strip().splitlines()
-        return Result(name, skips=[lines[-1] if lines else "the program gave no reason"], seconds=seconds)
+        return Result(name, skips=[skip_reason(output)], seconds=seconds)
     if status != 0:
         return Result(name, 0, 1, output=output + f"\n{exit_text(status)}", seconds=seconds)
     if SANITIZER_REPORT.search(output):
@@ -255,6 +259,8 @@ def sources(*suffixes):
 
 def simple_check(name, command):
     status, output, seconds, timed_out = run(command, PROGRAM_LIMIT_S)
+    if status == EXIT_SKIPPED:
+        return Result(name, skips=[skip_reason(output)], seconds=seconds)
     failed = status != 0 or timed_out
     return Result(name, 0 if failed else 1, 1 if failed else 0, output=output, seconds=seconds)
 

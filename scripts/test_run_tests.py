@@ -69,6 +69,17 @@ class PlainMain(unittest.TestCase):
         self.assertEqual(plain_main(0, "WARNING: ThreadSanitizer: data race\n"), (0, 1, 0))
 
 
+class Check(unittest.TestCase):
+    def check(self, script):
+        result = run_tests.simple_check("x", ["sh", "-c", script])
+        return result.passed, result.failed, result.skips
+
+    def test_exit_status_decides(self):
+        self.assertEqual(self.check("exit 0"), (1, 0, []))
+        self.assertEqual(self.check("exit 2"), (0, 1, []))
+        self.assertEqual(self.check("echo why; exit 77"), (0, 0, ["why"]))
+
+
 class ClosingLine(unittest.TestCase):
     def close(self, *results):
         report = run_tests.Report()
