@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the time went: sums over ranks and the critical path, of programs whose path is known by construction. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tests/sim/virtual_support.h"
+
+TestSuite(summary, .timeout = 60);
+
+static void expect_part(const ar_trace_summary *s, size_t i, const char *what, int rank, double us)
+{
+    cr_assert_lt(i, s->parts, "there are %zu parts", s->parts);
+    cr_expect_str_eq(s->longest[i].what, what);
+    cr_expect_eq(s->longest[i].rank, rank, "%s on rank %d, not %d", what, s->longest[i].rank, rank);
+    expect_us(s->longest[i].seconds, us, what);
+}
+
+/* --- a rank that comes late --------------------------------------------------------------------------------------- */
+
+static ar_status late_rank(ar_comm *c, void *arg)
+{
+    (void)arg;
+    const int r = ar_comm_rank(c);
+    float x = 0;
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    ar_trace_begin("step");
+    ar_trace_begin("backward");
+    work_us(r == 2 ? 500 : 100);
+    ar_trace_end();
+    const ar_status st = small_all_reduce(c, q, &x, "grads");
+    work_us(r == 0 ? 50 : 20);
+    ar_trace_end();
+    work_us(r == 0 ? 5 : 0);
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(summary, the_path_leads_through_the_rank_that_came_last)
+{
+    const ar_sim_cluster cluster = cluster_of(4, 150);
+    const ar_sim_options o = {.cluster = &cluster};
+    ar_trace *t = traced(4, &o, late_rank, NULL);
+    const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
+    expect_us(s.seconds, 705, "all");
+    expect_us(s.compute, 520, "rank 2 computes longest");
+    expect_us(s.communication, 550, "the others wait 400 and reduce 150");
+    expect_us(s.exposed, 550, "nothing hides it");
+    cr_expect_float_eq(s.overlap, 0, 1e-9);
+    expect_us(s.path_compute, 555, "500 on rank 2, 55 on rank 0");
+    expect_us(s.path_communication, 150, "without waiting");
+    cr_expect_eq(s.path_wait, 0.0);
+    cr_expect_eq(s.parts, 4);
+    expect_part(&s, 0, "backward", 2, 500);
+    expect_part(&s, 1, "all_reduce grads", 0, 150);
+    expect_part(&s, 2, "step", 0, 50);
+    expect_part(&s, 3, "compute", 0, 5);
+    ar_trace_destroy(t);
+}
+
+/* --- from hand to hand -------------------------------------------------------------------------------------------- */
+
+/* A pipeline: rank r works when it has what rank r - 1 made. */
+static ar_status pipeline(ar_comm *c, void *arg)
+{
+    (void)arg;
+    static const char *const names[] = {"stage 0", "stage 1", "stage 2"};
+    const int r = ar_comm_rank(c), n = ar_comm_size(c);
+    float x[250] = {0};
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    ar_status st = AR_OK;
+    if (r > 0)
+        st = ar_comm_recv(c, q, (ar_buf){x}, 250, AR_F32, r - 1, "activations");
+    ar_trace_begin(names[r]);
+    work_us(10 * (r + 1));
+    ar_trace_end();
+    if (r < n - 1 && st == AR_OK)
+        st = ar_comm_send(c, q, (ar_cbuf){x}, 250, AR_F32, r + 1, "activations");
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(summary, the_path_goes_from_stage_to_stage)
+{
+    /* 3 us and 1000 bytes at 1 GB/s: 4 us a message; 10, 20, 30 us of work. */
+    const ar_sim_cluster cluster = {0, {3e-6, 1e9}, {0, 1}, FLOPS};
+    const ar_sim_options o = {.cluster = &cluster};
+    ar_trace *t = traced(3, &o, pipeline, NULL);
+    const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
+    expect_us(s.seconds, 68, "all");
+    expect_us(s.path_compute, 60, "all stages");
+    expect_us(s.path_communication, 8, "both messages");
+    expect_part(&s, 0, "stage 2", 2, 30);
+    expect_part(&s, 1, "stage 1", 1, 20);
+    expect_part(&s, 2, "stage 0", 0, 10);
+    expect_part(&s, 3, "recv activations", 1, 4);
+    expect_part(&s, 4, "recv activations", 2, 4);
+    cr_expect_eq(s.collectives, 4);
+    cr_expect_eq(s.bytes, 2000);
+    ar_trace_destroy(t);
+}
+
+/* --- queues ------------------------------------------------------------------------------------------------------- */
+
+/* Two groups at once: pairs on one queue, the world on another; both are enqueued in the middle of work. */
+static ar_status two_queues(ar_comm *c, void *arg)
+{
+    (void)arg;
+    const int r = ar_comm_rank(c);
+    float x = 0, y = 0;
+    ar_comm *pair = NULL;
+    ar_queue *q = NULL, *other = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_comm_split(&pair, c, r / 2, r));
+    AR_TRY_TO(done, st, ar_queue_create(&q, AR_QUEUE_THREAD, "world"));
+    AR_TRY_TO(done, st, ar_queue_create(&other, AR_QUEUE_THREAD, "pairs"));
+    work_us(30);
+    AR_TRY_TO(done, st, small_all_reduce(c, q, &x, "all")); /* 30 .. 90 */
+    work_us(30);
+    AR_TRY_TO(done, st, small_all_reduce(pair, other, &y, "pair")); /* 60 .. 80 */
+    work_us(10);
+    AR_TRY_TO(done, st, ar_queue_sync(other, 0));
+    work_us(4);
+    AR_TRY_TO(done, st, ar_queue_sync(q, 0));
+    work_us(10);
+done:
+    ar_queue_destroy(q);
+    ar_queue_destroy(other);
+    ar_comm_destroy(pair);
+    return st;
+}
+
+Test(summary, collectives_that_overlap_count_once_and_the_path_takes_the_one_that_ends_last)
+{
+    const ar_sim_cluster cluster = {0, {10e-6, HUGE_VAL}, {0, 1}, FLOPS};
+    const ar_sim_options o = {.cluster = &cluster};
+    ar_trace *t = traced(4, &o, two_queues, NULL);
+    const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
+    expect_us(s.seconds, 100, "all");
+    expect_us(s.compute, 84, "computation");
+    expect_us(s.communication, 60, "30 .. 90");
+    expect_us(s.exposed, 16, "70 .. 80 and 84 .. 90");
+    cr_expect_float_eq(s.overlap, 44.0 / 60, 1e-9);
+    expect_us(s.path_compute, 40, "30 before, 10 after");
+    expect_us(s.path_communication, 60, "the longer of the two");
+    cr_expect_str_eq(s.longest[0].what, "all_reduce all");
+    ar_trace_destroy(t);
+}
+
+/* --- a run that fails --------------------------------------------------------------------------------------------- */
+
+static ar_status rank_1_fails(ar_comm *c, void *arg)
+{
+    (void)arg;
+    float x = 0;
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    work_us(10);
+    ar_status st = small_all_reduce(c, q, &x, "first");
+    if (st == AR_OK && ar_comm_rank(c) == 1)
+        st = ar_error_set(AR_ERR_DATA, "rank 1 has enough");
+    if (st == AR_OK)
+        st = small_all_reduce(c, q, &x, "second");
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(summary, a_run_that_failed_is_summed_up_as_far_as_it_came)
+{
+    const ar_sim_cluster cluster = cluster_of(3, 100);
+    ar_sim_options o = {.cluster = &cluster};
+    cr_assert_eq(ar_trace_create(&o.trace), AR_OK);
+    cr_expect_eq(ar_sim_run(3, &o, rank_1_fails, NULL, NULL), AR_ERR_DATA);
+    const ar_trace_summary s = summary_of(o.trace, AR_TRACE_VIRTUAL);
+    expect_us(s.seconds, 110, "all");
+    (void)summary_of(o.trace, AR_TRACE_REAL);
+    ar_trace_destroy(o.trace);
+}
+
+/* --- the real clock ----------------------------------------------------------------------------------------------- */
+
+static ar_status late_for_real(ar_comm *c, void *arg)
+{
+    (void)arg;
+    float x = 0;
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    ar_trace_begin("sleep");
+    usleep(ar_comm_rank(c) == 1 ? 60000 : 1000);
+    ar_trace_end();
+    const ar_status st = small_all_reduce(c, q, &x, "grads");
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(summary, the_real_clock_finds_the_late_rank_too)
+{
+    const ar_sim_options o = {.algorithm = AR_SIM_AUTO};
+    ar_trace *t = traced(3, &o, late_for_real, NULL), *empty = NULL;
+    const ar_trace_summary s = summary_of(t, AR_TRACE_REAL);
+    cr_expect_geq(s.compute, 0.06, "rank 1 was busy for %g s", s.compute);
+    cr_expect_geq(s.communication, 0.02, "the others waited for %g s", s.communication);
+    cr_expect_geq(s.exposed, 0.02);
+    cr_expect_geq(s.path_compute, 0.06);
+    cr_expect_str_eq(s.longest[0].what, "sleep");
+    cr_expect_eq(s.longest[0].rank, 1);
+    ar_trace_summary none;
+    cr_expect_eq(ar_trace_summarise(&none, t, AR_TRACE_VIRTUAL), AR_ERR_ARG, "the run had no cluster");
+    cr_expect(strstr(ar_error_message(), "virtual time"), "%s", ar_error_message());
+    cr_expect_eq(ar_trace_summarise(NULL, t, AR_TRACE_REAL), AR_ERR_ARG);
+    cr_expect_eq(ar_trace_summarise(&none, NULL, AR_TRACE_REAL), AR_ERR_ARG);
+    ar_trace_destroy(t);
+    cr_assert_eq(ar_trace_create(&empty), AR_OK);
+    const ar_trace_summary nothing = summary_of(empty, AR_TRACE_REAL);
+    cr_expect(nothing.seconds <= 0 && nothing.collectives == 0 && nothing.parts == 0);
+    ar_trace_destroy(empty);
+}
