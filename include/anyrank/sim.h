@@ -21,10 +21,11 @@ typedef enum ar_sim_algorithm {
     AR_SIM_LAST    /* the last rank to arrive does the work of all: one meeting */
 } ar_sim_algorithm;
 
-/* One step of a ring, as the trace sees it. phase 0: reduce-scatter, 1: all-gather. */
+/* One step of a ring, as the trace sees it. phase 0: reduce-scatter, 1: all-gather. A reduce is a chain of phase 0, a
+ * broadcast one of phase 1, whose chunks are segments of the whole buffer. */
 typedef struct ar_ring_step {
     int rank, phase, step;
-    int chunk;      /* the chunk that `rank` sends in this step */
+    int chunk;      /* the chunk that `rank` sends in this step; -1: none, in a chain */
     int read_from;  /* the rank whose memory was read to receive */
     int read_chunk; /* the chunk received */
     size_t bytes;   /* received */
@@ -57,6 +58,9 @@ typedef struct ar_sim_fault {
 const char *ar_sim_fault_name(ar_sim_fault_kind k);
 /** "corrupt rank 2 collective 14 transfer 0 bit 77". Truncates to size. */
 void ar_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size);
+/** Reads what ar_sim_fault_describe writes. Errors: AR_ERR_ARG, naming the word and what would be right; *f is as it
+ *  was. */
+AR_NODISCARD ar_status ar_sim_fault_parse(ar_sim_fault *f, const char *text);
 /** A fault drawn from a seed: any kind, a rank below `ranks`, a collective of at most `collectives`; delays up to
  *  `longest_ns`. The same on every machine. */
 ar_sim_fault ar_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns);

@@ -1,22 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 
+#include "ref/core/comm_impl.h"
 #include "tests/sim/plain.h"
 
-/* Bytes of other ranks' memory, summed over the ranks, against closed forms: D is the whole buffer.
- *   all_reduce 2(N-1)D;  reduce_scatter, all_gather, broadcast (N-1)D;  all_to_all and exchange: what is sent to
- *   others. The same for both ways of moving data, for sizes on both sides of the one below which one rank works for
- *   all. */
-TestSuite(counted, .timeout = 60);
+/* Bytes of other ranks' memory that each rank's thread reads and writes, against closed forms; D is the whole buffer,
+ * D[r] rank r's part of it. Over all ranks they are the same in every algorithm:
+ *   all_reduce 2(N-1)D;  reduce_scatter, all_gather, broadcast, reduce (N-1)D;  gather, scatter D - D[root];
+ *   all_to_all, send and recv, exchange: what is sent to others. */
+TestSuite(counted, .timeout = 120);
+
+enum { MOST = 8 };
+
+typedef struct bytes {
+    uint64_t read, written;
+} bytes;
 
 typedef struct counted_run {
     coll_case k;
     int times;
-    uint64_t read[8], written[8], calls[8], other_calls[8];
+    bytes moved[MOST];
+    uint64_t calls[MOST], other_calls[MOST];
 } counted_run;
 
-static const char *const kind_names[] = {"all_reduce", "reduce_scatter", "all_gather",
-                                         "all_to_all", "broadcast",      "exchange"};
+/* The call by which each kind of case is known; a send_recv makes two. */
+static const char *const kinds[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce",
+                                    "gather",     "scatter",        "send",       "exchange",   "barrier"};
 
 static ar_status run_case(ar_comm *c, void *arg)
 {
@@ -27,96 +36,221 @@ static ar_status run_case(ar_comm *c, void *arg)
     ar_status st = AR_OK;
     for (int i = 0; i < run->times && st == AR_OK; i++)
         st = case_call(&run->k, c, q, "counted");
-    ar_comm_counted(c, &run->read[r], &run->written[r]);
-    for (size_t i = 0; i < CASE_KINDS; i++) {
-        if (i == run->k.kind)
-            run->calls[r] = ar_comm_calls(c, kind_names[i]);
+    ar_comm_counted(c, &run->moved[r].read, &run->moved[r].written);
+    for (int i = 0; i < CASE_KINDS; i++) {
+        if (i == (int)run->k.kind)
+            run->calls[r] = ar_comm_calls(c, kinds[i]);
         else
-            run->other_calls[r] += ar_comm_calls(c, kind_names[i]);
+            run->other_calls[r] += ar_comm_calls(c, kinds[i]);
     }
-    run->other_calls[r] += ar_comm_calls(c, "barrier") + ar_comm_calls(c, "no such kind");
+    if (run->k.kind == SEND_RECV)
+        run->calls[r] += ar_comm_calls(c, "recv");
+    else
+        run->other_calls[r] += ar_comm_calls(c, "recv");
+    run->other_calls[r] += ar_comm_calls(c, "no such kind");
     ar_queue_destroy(q);
     return st;
 }
 
-static uint64_t closed_form(const coll_case *k)
+/* --- closed forms, in elements ------------------------------------------------------------------------------------ */
+
+static size_t slice(const coll_case *k, int r)
 {
-    const uint64_t others = (uint64_t)k->n - 1, e = plain_size(k->dtype);
-    uint64_t sent = 0;
-    for (int p = 0; p < k->n; p++) {
-        for (int q = 0; q < k->n; q++)
-            sent += p == q ? 0 : k->sends[p][q] * e;
-    }
+    return k->count / (size_t)k->n + ((size_t)r < k->count % (size_t)k->n ? 1 : 0);
+}
+
+static size_t received(const coll_case *k, int r)
+{
+    size_t sum = 0;
+    for (int p = 0; p < k->n; p++)
+        sum += p == r ? 0 : k->sends[p][r];
+    return sum;
+}
+
+/* direct: each rank what it needs. */
+static bytes direct_form(const coll_case *k, int r)
+{
+    const size_t others = (size_t)k->n - 1, whole = plain_before(k->counts, k->n);
+    const bool root = r == k->root;
     switch (k->kind) {
     case ALL_REDUCE:
-        return 2 * others * k->count * e;
+        return (bytes){others * slice(k, r), others * slice(k, r)};
     case REDUCE_SCATTER:
+        return (bytes){others * k->counts[r], 0};
+    case REDUCE:
+        return (bytes){root ? others * k->count : 0, 0};
     case ALL_GATHER:
-        return others * plain_before(k->counts, k->n) * e;
+        return (bytes){whole - k->counts[r], 0};
+    case GATHER:
+        return (bytes){root ? whole - k->counts[r] : 0, 0};
+    case SCATTER:
+        return (bytes){root ? 0 : k->counts[r], 0};
     case BROADCAST:
-        return others * k->count * e;
-    case ALL_TO_ALL:
-        return sent;
+        return (bytes){root ? 0 : k->count, 0};
+    case BARRIER:
+        return (bytes){0, 0};
+    case EXCHANGE:
+        return (bytes){2 * received(k, r), 0};
     default:
-        return 2 * sent;
+        return (bytes){received(k, r), 0};
     }
 }
 
-static void check_kind(case_kind kind, int n, size_t count, ar_sim_algorithm algorithm)
+/* ring: all but one chunk in each round, all but the first of a chain; the rest as direct. */
+static bytes ring_form(const coll_case *k, int r)
 {
-    counted_run run = {.k = {.kind = kind, .dtype = AR_F64, .op = AR_SUM, .n = n, .root = n - 1, .count = count},
-                       .times = 3};
+    const size_t whole = plain_before(k->counts, k->n);
+    const int left = (r + k->n - 1) % k->n;
+    if (k->kind == ALL_REDUCE)
+        return (bytes){2 * k->count - slice(k, left) - slice(k, r), 0};
+    if (k->kind == REDUCE_SCATTER)
+        return (bytes){whole - k->counts[left], 0};
+    if (k->kind == REDUCE)
+        return (bytes){left == k->root ? 0 : k->count, 0};
+    return direct_form(k, r);
+}
+
+/* last, rank m having come last: m moves everything. */
+static bytes last_form(const coll_case *k, int r, int m)
+{
+    const size_t n = (size_t)k->n, whole = plain_before(k->counts, k->n), own = k->counts[m];
+    const bool root = m == k->root, alone = k->n == 1;
+    bytes form;
+    switch (k->kind) {
+    case ALL_REDUCE:
+        form = (bytes){(n - 1) * k->count, (n - 1) * k->count};
+        break;
+    case REDUCE_SCATTER: /* the other ranks' sums lack their own inputs */
+        form = (bytes){(n - 1) * own + (alone ? 0 : n - 2) * (whole - own), whole - own};
+        break;
+    case REDUCE:
+        form = root ? (bytes){(n - 1) * k->count, 0} : (bytes){(n - 2) * k->count, k->count};
+        break;
+    case ALL_GATHER:
+        form = (bytes){whole - own, (n - 1) * whole - (whole - own)};
+        break;
+    case BROADCAST:
+        form = root ? (bytes){0, (n - 1) * k->count} : (bytes){k->count, (n - 2) * k->count};
+        break;
+    default:
+        return direct_form(k, r);
+    }
+    return r == m ? form : (bytes){0, 0};
+}
+
+static size_t total_form(const coll_case *k)
+{
+    size_t sum = 0;
+    for (int r = 0; r < k->n; r++) {
+        const bytes form = direct_form(k, r);
+        sum += form.read + form.written;
+    }
+    return sum;
+}
+
+/* --- cases -------------------------------------------------------------------------------------------------------- */
+
+static void run_counted(counted_run *run, case_kind kind, int n, size_t count, ar_sim_algorithm algorithm)
+{
+    *run = (counted_run){.k = {.kind = kind, .dtype = AR_F64, .op = AR_SUM, .n = n, .root = n / 2, .count = count},
+                         .times = algorithm == AR_SIM_LAST ? 1 : 3};
     for (int p = 0; p < n; p++) {
-        run.k.counts[p] = (count + (size_t)p) % 5 == 0 ? 0 : count / (size_t)n + (size_t)p;
+        run->k.counts[p] = (count + (size_t)p) % 5 == 0 ? 0 : count / (size_t)n + (size_t)p;
         for (int q = 0; q < n; q++)
-            run.k.sends[p][q] = (count + (size_t)(p + 3 * q)) % 11;
+            run->k.sends[p][q] = kind == BARRIER ? 0 : (count + (size_t)(p + 3 * q)) % 11;
     }
-    case_init(&run.k, 9);
+    case_init(&run->k, 9);
     const ar_sim_options o = {.algorithm = algorithm};
-    cr_assert_eq(ar_sim_run(n, &o, run_case, &run, NULL), AR_OK, "%s", ar_error_message());
-    uint64_t total = 0;
-    for (int r = 0; r < n; r++) {
-        total += run.read[r] + run.written[r];
-        cr_assert_eq(run.calls[r], 3);
-        cr_assert_eq(run.other_calls[r], 0);
-    }
-    cr_assert_eq(total, 3 * closed_form(&run.k), "%s N %d count %zu algorithm %d: %llu bytes, %llu expected",
-                 kind_names[kind], n, count, (int)algorithm, (unsigned long long)total,
-                 (unsigned long long)(3 * closed_form(&run.k)));
-    case_fini(&run.k);
+    cr_assert_eq(ar_sim_run(n, &o, run_case, run, NULL), AR_OK, "%s", ar_error_message());
+    char why[256];
+    cr_assert(case_holds(&run->k, why, sizeof why), "algorithm %d: %s", (int)algorithm, why);
 }
 
-Test(counted, bytes_over_all_ranks_are_the_closed_forms)
+/* The rank that came last is the one that moved anything. */
+static int mover_of(const counted_run *run)
 {
-    static const size_t counts[] = {0, 1, 7, 1000, 10007};
-    for (int n = 1; n <= 8; n++) {
+    int mover = 0;
+    for (int r = 0; r < run->k.n; r++) {
+        if (run->moved[r].read + run->moved[r].written > 0)
+            mover = r;
+    }
+    return mover;
+}
+
+static void check_ranks(counted_run *run, ar_sim_algorithm algorithm)
+{
+    const coll_case *k = &run->k;
+    const uint64_t unit = (uint64_t)run->times * plain_size(k->dtype);
+    const int mover = mover_of(run);
+    for (int r = 0; r < k->n; r++) {
+        const bytes form = algorithm == AR_SIM_RING   ? ring_form(k, r)
+                           : algorithm == AR_SIM_LAST ? last_form(k, r, mover)
+                                                      : direct_form(k, r);
+        cr_assert_eq(run->moved[r].read, unit * form.read,
+                     "%s N %d count %zu algorithm %d rank %d reads %llu, not %llu", case_names[k->kind], k->n, k->count,
+                     (int)algorithm, r, (unsigned long long)run->moved[r].read, (unsigned long long)(unit * form.read));
+        cr_assert_eq(run->moved[r].written, unit * form.written,
+                     "%s N %d count %zu algorithm %d rank %d writes %llu, not %llu", case_names[k->kind], k->n,
+                     k->count, (int)algorithm, r, (unsigned long long)run->moved[r].written,
+                     (unsigned long long)(unit * form.written));
+    }
+}
+
+static void check_total(counted_run *run, ar_sim_algorithm algorithm)
+{
+    const coll_case *k = &run->k;
+    uint64_t total = 0;
+    for (int r = 0; r < k->n; r++)
+        total += run->moved[r].read + run->moved[r].written;
+    const uint64_t form = (uint64_t)run->times * plain_size(k->dtype) * total_form(k);
+    cr_assert_eq(total, form, "%s N %d count %zu algorithm %d: %llu bytes, %llu expected", case_names[k->kind], k->n,
+                 k->count, (int)algorithm, (unsigned long long)total, (unsigned long long)form);
+    const uint64_t made = (uint64_t)run->times * (k->kind == SEND_RECV ? 2 * (uint64_t)(k->n - 1) : 1);
+    for (int r = 0; r < k->n; r++) {
+        cr_assert_eq(run->calls[r], made);
+        cr_assert_eq(run->other_calls[r], 0);
+    }
+}
+
+static const size_t counts[] = {0, 1, 7, 1000, 10007};
+
+static void check_all(ar_sim_algorithm algorithm)
+{
+    static counted_run run;
+    for (int n = 1; n <= MOST; n++) {
         for (int kind = 0; kind < CASE_KINDS; kind++) {
             for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-                check_kind((case_kind)kind, n, counts[i], AR_SIM_DIRECT);
-                check_kind((case_kind)kind, n, counts[i], AR_SIM_RING);
+                run_counted(&run, (case_kind)kind, n, counts[i], algorithm);
+                check_total(&run, algorithm);
+                if (algorithm != AR_SIM_AUTO)
+                    check_ranks(&run, algorithm);
+                case_fini(&run.k);
             }
         }
     }
 }
 
-/* direct credits each rank with its own slice, whoever did the work: r reads N-1 inputs and writes N-1 outputs. */
-Test(counted, direct_all_reduce_credits_each_rank_with_its_slice)
+Test(counted, direct_counts_each_rank_with_what_it_needs)
 {
-    static const size_t counts[] = {10, 10001};
-    for (size_t i = 0; i < 2; i++) {
-        counted_run run = {.k = {.kind = ALL_REDUCE, .dtype = AR_F32, .op = AR_SUM, .n = 3, .count = counts[i]},
-                           .times = 1};
-        case_init(&run.k, 9);
-        cr_assert_eq(ar_sim_run(3, NULL, run_case, &run, NULL), AR_OK, "%s", ar_error_message());
-        for (int r = 0; r < 3; r++) {
-            size_t start, size;
-            ar_comm_slice(counts[i], 3, r, &start, &size);
-            cr_assert_eq(run.read[r], 2 * 4 * size);
-            cr_assert_eq(run.written[r], 2 * 4 * size);
-        }
-        case_fini(&run.k);
-    }
+    check_all(AR_SIM_DIRECT);
 }
+
+Test(counted, ring_counts_each_rank_with_what_its_left_neighbour_has)
+{
+    check_all(AR_SIM_RING);
+}
+
+Test(counted, last_counts_the_mover_with_the_rings_total)
+{
+    check_all(AR_SIM_LAST);
+}
+
+Test(counted, the_automatic_choice_counts_the_same_total_whatever_it_chose)
+{
+    check_all(AR_SIM_AUTO);
+}
+
+/* --- groups and the choice ---------------------------------------------------------------------------------------- */
 
 typedef struct split_bytes {
     uint64_t world[4], group[4];
@@ -148,9 +282,53 @@ static ar_status reduce_in_group(ar_comm *c, void *arg)
 Test(counted, a_group_counts_its_own_bytes)
 {
     split_bytes b = {{0}, {0}};
-    cr_assert_eq(ar_sim_run(4, NULL, reduce_in_group, &b, NULL), AR_OK, "%s", ar_error_message());
+    const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
+    cr_assert_eq(ar_sim_run(4, &o, reduce_in_group, &b, NULL), AR_OK, "%s", ar_error_message());
     for (int r = 0; r < 4; r++) {
         cr_assert_eq(b.world[r], 0);
         cr_assert_eq(b.group[r], 24); /* reads 12 and writes 12 of its partner's */
     }
+}
+
+static ar_status tell_name(ar_comm *c, void *arg)
+{
+    if (ar_comm_rank(c) == 0)
+        *(const char **)arg = c->ops->name;
+    return AR_OK;
+}
+
+Test(counted, communicators_are_named_by_their_algorithm_and_choose_where_none_is_given)
+{
+    static const char *const names[] = {"auto", "direct", "ring", "last"};
+    const char *name = NULL;
+    for (int a = 0; a < 4; a++) {
+        const ar_sim_options o = {.algorithm = (ar_sim_algorithm)a};
+        cr_assert_eq(ar_sim_run(2, &o, tell_name, &name, NULL), AR_OK);
+        cr_assert_str_eq(name, names[a]);
+    }
+    cr_assert_eq(ar_sim_run(2, NULL, tell_name, &name, NULL), AR_OK);
+    cr_assert_str_eq(name, "auto");
+}
+
+/* How many of three ranks moved anything in one all-reduce of so many bytes. */
+static int movers(size_t size, ar_sim_algorithm algorithm)
+{
+    static counted_run run;
+    run = (counted_run){.k = {.kind = ALL_REDUCE, .dtype = AR_F32, .n = 3, .count = size / 4}, .times = 1};
+    case_init(&run.k, 9);
+    const ar_sim_options o = {.algorithm = algorithm};
+    cr_assert_eq(ar_sim_run(3, &o, run_case, &run, NULL), AR_OK, "%s", ar_error_message());
+    case_fini(&run.k);
+    int n = 0;
+    for (int r = 0; r < 3; r++)
+        n += run.moved[r].read > 0;
+    return n;
+}
+
+Test(counted, short_messages_are_moved_by_one_rank_and_long_ones_by_all)
+{
+    cr_assert_eq(movers(1 << 10, AR_SIM_AUTO), 1);
+    cr_assert_eq(movers(1 << 20, AR_SIM_AUTO), 3);
+    cr_assert_eq(movers(1 << 10, AR_SIM_DIRECT), 3);
+    cr_assert_eq(movers(1 << 20, AR_SIM_LAST), 1);
 }

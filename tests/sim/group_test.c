@@ -42,7 +42,7 @@ static ar_status split_by_color_and_key(ar_comm *c, void *arg)
 
 Test(groups, ranks_of_one_color_are_ordered_by_key_then_rank)
 {
-    for (int a = 0; a < 2; a++) {
+    for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
         static group_run run;
         const ar_sim_options o = {.algorithm = (ar_sim_algorithm)a};
         cr_assert_eq(ar_sim_run(10, &o, split_by_color_and_key, &run, NULL), AR_OK, "%s", ar_error_message());
@@ -95,7 +95,7 @@ static ar_status rows_columns_and_a_group_of_a_group(ar_comm *c, void *arg)
 
 Test(groups, overlapping_and_nested_groups_work_side_by_side)
 {
-    for (int a = 0; a < 2; a++) {
+    for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
         static group_run run;
         const ar_sim_options o = {.algorithm = (ar_sim_algorithm)a};
         const ar_status st = ar_sim_run(16, &o, rows_columns_and_a_group_of_a_group, &run, NULL);

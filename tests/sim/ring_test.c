@@ -5,7 +5,8 @@
 #include "tests/sim/plain.h"
 
 /* The ring is a ring: at step s of the reduce-scatter rank r sends chunk (r - 1 - s) mod N, at step s of the all-gather
- * chunk (r - s) mod N, and it reads nobody's memory but its left neighbour's. */
+ * chunk (r - s) mod N, and it reads nobody's memory but its left neighbour's. A chain is the ring without the hop that
+ * ends in the first of its ranks. */
 TestSuite(ring, .timeout = 60);
 
 enum { MOST_STEPS = 64 };
@@ -144,6 +145,66 @@ Test(ring, all_gather_takes_the_second_round)
     }
 }
 
+/* --- chains ------------------------------------------------------------------------------------------------------- */
+
+enum { SEGMENT = 65536 }; /* elements of F32 that travel at once */
+
+/* The rank p places from the beginning receives segment s-p+1 at step s, and sends segment s-p where it has one and is
+ * not the end. */
+static void check_chain(ring_run *run, int first, int phase)
+{
+    const int n = run->k.n;
+    const size_t count = run->k.count;
+    const int segments = (int)((count + SEGMENT - 1) / SEGMENT);
+    for (int r = 0; r < n; r++) {
+        const int place = modulo(r - first, n);
+        cr_assert_eq(run->log[r].n, place == 0 ? 0 : segments);
+        for (int i = 0; i < run->log[r].n; i++) {
+            const ar_ring_step *e = &run->log[r].step[i];
+            const size_t rest = count - (size_t)i * SEGMENT;
+            cr_assert_eq(e->rank, r);
+            cr_assert_eq(e->phase, phase);
+            cr_assert_eq(e->step, i + place - 1);
+            cr_assert_eq(e->read_from, modulo(r - 1, n), "N %d rank %d reads rank %d", n, r, e->read_from);
+            cr_assert_eq(e->read_chunk, i);
+            cr_assert_eq(e->chunk, place < n - 1 ? i - 1 : -1, "N %d rank %d step %d sends %d", n, r, i, e->chunk);
+            cr_assert_eq(e->bytes, 4 * (rest < SEGMENT ? rest : SEGMENT));
+        }
+    }
+}
+
+Test(ring, a_reduce_is_a_chain_that_ends_at_the_root)
+{
+    static ring_run run;
+    static const size_t counts[] = {0, 1, 29, SEGMENT, SEGMENT + 1, 3 * SEGMENT + 5};
+    for (int n = 2; n <= 5; n++) {
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            run = (ring_run){.slow_rank = -1};
+            run.k = (coll_case){.kind = REDUCE, .dtype = AR_F32, .op = AR_SUM, .n = n, .count = counts[i], .root = 1};
+            start_ring(&run);
+            check_chain(&run, modulo(run.k.root + 1, n), 0);
+            check_bytes(&run);
+        }
+    }
+}
+
+Test(ring, a_broadcast_is_a_chain_that_begins_at_the_root)
+{
+    static ring_run run;
+    static const size_t counts[] = {0, 1, 29, SEGMENT, SEGMENT + 1, 3 * SEGMENT + 5};
+    for (int n = 2; n <= 5; n++) {
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            run = (ring_run){.slow_rank = -1};
+            run.k = (coll_case){.kind = BROADCAST, .dtype = AR_F32, .n = n, .count = counts[i], .root = n - 1};
+            start_ring(&run);
+            check_chain(&run, run.k.root, 1);
+            check_bytes(&run);
+        }
+    }
+}
+
+/* --- ranks that fall behind --------------------------------------------------------------------------------------- */
+
 /* A rank that falls behind is overtaken as far as the steps allow: what it has not read yet must still be there. */
 Test(ring, a_slow_rank_at_any_step_does_not_change_a_bit)
 {
@@ -157,6 +218,26 @@ Test(ring, a_slow_rank_at_any_step_does_not_change_a_bit)
             run.k.in_place = variant % 2;
             for (int r = 0; r < n; r++)
                 run.k.counts[r] = run.k.kind == ALL_REDUCE ? 0 : (size_t)(20 + r);
+            start_ring(&run);
+            char why[256];
+            cr_assert(case_holds(&run.k, why, sizeof why), "rank %d slow after step %d: %s", run.slow_rank,
+                      run.slow_step, why);
+            case_fini(&run.k);
+        }
+    }
+}
+
+/* Long enough for every place of partial sums to be written three times. */
+Test(ring, a_slow_rank_in_a_chain_does_not_change_a_bit)
+{
+    static ring_run run;
+    for (int variant = 0; variant < 2 * 2; variant++) {
+        for (int slow = 0; slow < 4 * 4; slow++) {
+            run = (ring_run){.slow_rank = slow % 4, .slow_step = slow / 4};
+            run.k = (coll_case){.kind = variant / 2 ? REDUCE : BROADCAST, .dtype = AR_F32, .op = AR_SUM, .n = 4};
+            run.k.count = 5 * SEGMENT + 7;
+            run.k.in_place = variant % 2;
+            run.k.root = 2;
             start_ring(&run);
             char why[256];
             cr_assert(case_holds(&run.k, why, sizeof why), "rank %d slow after step %d: %s", run.slow_rank,

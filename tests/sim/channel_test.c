@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <unistd.h>
+
+#include "tests/sim/fail_run.h"
+
+/* Sends and recvs are an affair of two ranks: the k-th send meets the k-th recv, nobody else is asked, and a peer that
+ * is not there any more is noticed. */
+TestSuite(channels, .timeout = 60);
+
+static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm, uint64_t timeout_ns, uint64_t limit_ns)
+{
+    const ar_sim_options o = {.algorithm = algorithm, .timeout_ns = timeout_ns};
+    return run_with(run, n, &o, limit_ns, NULL);
+}
+
+static ar_status send_one(ar_comm *c, ar_queue *q, int64_t x, int peer)
+{
+    return ar_comm_send(c, q, (ar_cbuf){&x}, 1, AR_I64, peer, "one");
+}
+
+static ar_status expect_one(ar_comm *c, ar_queue *q, int64_t expected, int peer)
+{
+    int64_t x = -1;
+    AR_TRY(ar_comm_recv(c, q, (ar_buf){&x}, 1, AR_I64, peer, "one"));
+    if (x != expected)
+        return ar_error_set(AR_ERR_DATA, "%lld from rank %d, %lld expected", (long long)x, peer, (long long)expected);
+    return AR_OK;
+}
+
+/* --- who takes part ----------------------------------------------------------------------------------------------- */
+
+static ar_status only_two(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    for (int i = 0; i < 100; i++) {
+        if (r == 1)
+            AR_TRY(send_one(c, q, 7 * i, 3));
+        if (r == 3)
+            AR_TRY(expect_one(c, q, 7 * i, 1));
+    }
+    return AR_OK;
+}
+
+Test(channels, ranks_that_neither_send_nor_receive_are_not_asked)
+{
+    for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
+        fail_run run = {.body = only_two};
+        cr_assert_eq(run_world(&run, 5, (ar_sim_algorithm)a, 0, 5000 * MS), AR_OK, "%s", ar_error_message());
+    }
+}
+
+enum { ROUNDS = 50 };
+
+/* Every rank sends to its right and receives from its left at once, each on a queue of its own. */
+static ar_status ring_of_sends(ar_comm *c, ar_queue *out, fail_run *run, int r)
+{
+    (void)run;
+    const int n = ar_comm_size(c), right = (r + 1) % n, left = (r + n - 1) % n;
+    static _Thread_local int64_t sent[ROUNDS], got[ROUNDS];
+    ar_queue *in = NULL;
+    AR_TRY(ar_queue_create(&in, AR_QUEUE_THREAD, "receive"));
+    ar_status st = AR_OK;
+    for (int i = 0; i < ROUNDS && st == AR_OK; i++) {
+        sent[i] = 1000 * r + i;
+        st = ar_comm_send(c, out, (ar_cbuf){&sent[i]}, 1, AR_I64, right, "right");
+        if (st == AR_OK)
+            st = ar_comm_recv(c, in, (ar_buf){&got[i]}, 1, AR_I64, left, "left");
+    }
+    if (st == AR_OK)
+        st = ar_queue_sync(in, 0);
+    if (st == AR_OK)
+        st = ar_queue_sync(out, 0);
+    for (int i = 0; i < ROUNDS && st == AR_OK; i++) {
+        if (got[i] != 1000 * left + i)
+            st = ar_error_set(AR_ERR_DATA, "message %d: %lld", i, (long long)got[i]);
+    }
+    ar_queue_destroy(in);
+    uint64_t read = 0, written = 0;
+    ar_comm_counted(c, &read, &written);
+    if (st == AR_OK && (read != ROUNDS * sizeof(int64_t) || written != 0))
+        st = ar_error_set(AR_ERR_DATA, "%llu bytes read", (unsigned long long)read);
+    return st;
+}
+
+Test(channels, a_ring_of_sends_on_queues_of_their_own_goes_round)
+{
+    for (int n = 2; n <= MOST; n++) {
+        fail_run run = {.body = ring_of_sends, .queue = AR_QUEUE_THREAD};
+        cr_assert_eq(run_world(&run, n, AR_SIM_AUTO, 0, 10000 * MS), AR_OK, "%s", ar_error_message());
+    }
+}
+
+/* Rank 0 sends to 1 first and to 2 then, but 1 receives only after it has heard of 2, which has heard of 0. */
+static ar_status out_of_order(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    int64_t x = 5;
+    if (r == 1) {
+        AR_TRY(expect_one(c, q, 6, 2));
+        return expect_one(c, q, 5, 0);
+    }
+    if (r == 2) {
+        AR_TRY(expect_one(c, q, 5, 0));
+        return send_one(c, q, 6, 1);
+    }
+    ar_queue *first = NULL;
+    AR_TRY(ar_queue_create(&first, AR_QUEUE_THREAD, "first"));
+    ar_status st = ar_comm_send(c, first, (ar_cbuf){&x}, 1, AR_I64, 1, "first");
+    if (st == AR_OK)
+        st = send_one(c, q, 5, 2);
+    if (st == AR_OK)
+        st = ar_queue_sync(first, 0);
+    ar_queue_destroy(first);
+    return st;
+}
+
+Test(channels, sends_to_different_peers_wait_on_different_queues)
+{
+    for (int i = 0; i < 20; i++) {
+        fail_run run = {.body = out_of_order};
+        cr_assert_eq(run_world(&run, 3, AR_SIM_AUTO, 0, 5000 * MS), AR_OK, "%s", ar_error_message());
+    }
+}
+
+/* While one message waits for its recv, the group does other things on another queue. */
+static ar_status beside_collectives(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    int64_t x = 9, sum = 0;
+    ar_queue *aside = NULL;
+    AR_TRY(ar_queue_create(&aside, AR_QUEUE_THREAD, "aside"));
+    ar_status st = r == 0 ? ar_comm_send(c, aside, (ar_cbuf){&x}, 1, AR_I64, 2, "aside") : AR_OK;
+    for (int i = 0; i < 20 && st == AR_OK; i++) {
+        sum = 1;
+        st = ar_comm_all_reduce(c, q, (ar_buf){&sum}, (ar_cbuf){&sum}, 1, AR_I64, AR_SUM, "beside");
+    }
+    if (st == AR_OK && r == 2)
+        st = expect_one(c, q, 9, 0);
+    if (st == AR_OK)
+        st = ar_queue_sync(aside, 0);
+    ar_queue_destroy(aside);
+    return st == AR_OK && sum != 3 ? ar_error_set(AR_ERR_DATA, "sum %lld", (long long)sum) : st;
+}
+
+Test(channels, a_message_that_waits_does_not_hold_up_collectives)
+{
+    fail_run run = {.body = beside_collectives};
+    cr_assert_eq(run_world(&run, 3, AR_SIM_AUTO, 0, 5000 * MS), AR_OK, "%s", ar_error_message());
+}
+
+/* --- groups ------------------------------------------------------------------------------------------------------- */
+
+/* Rows and columns of 2 x 4: two ranks may meet in a row, in a column and in the world, one apart from the other. Peers
+ * are ranks of the group. */
+static ar_status rows_and_columns(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    ar_comm *g[3] = {c, NULL, NULL};
+    ar_status st = ar_comm_split(&g[1], c, r / 4, -r); /* falling ranks */
+    if (st == AR_OK)
+        st = ar_comm_split(&g[2], c, r % 4, r);
+    for (int i = 0; i < 3 && st == AR_OK; i++) {
+        const int rank = ar_comm_rank(g[i]), last = ar_comm_size(g[i]) - 1;
+        const int other = rank == 0 ? last : 0;
+        if (rank == 0)
+            st = send_one(g[i], q, 100 * i + r, other);
+        if (st == AR_OK && rank == last) {
+            const int from = i == 0 ? 0 : i == 1 ? r + 3 : r - 4;
+            st = expect_one(g[i], q, 100 * i + from, other);
+        }
+    }
+    ar_comm_destroy(g[1]);
+    ar_comm_destroy(g[2]);
+    return st;
+}
+
+Test(channels, overlapping_groups_have_channels_of_their_own)
+{
+    for (int i = 0; i < 10; i++) {
+        fail_run run = {.body = rows_and_columns};
+        cr_assert_eq(run_world(&run, 8, AR_SIM_AUTO, 0, 5000 * MS), AR_OK, "%s", ar_error_message());
+    }
+}
+
+static ar_status many_groups(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    for (int i = 0; i < 200; i++) {
+        ar_comm *g = NULL;
+        AR_TRY(ar_comm_split(&g, c, 0, r));
+        ar_status st = AR_OK;
+        if (r == i % 4)
+            st = send_one(g, q, i, (r + 1) % 4);
+        if (r == (i + 1) % 4)
+            st = expect_one(g, q, i, i % 4);
+        ar_comm_destroy(g);
+        AR_TRY(st);
+    }
+    return AR_OK;
+}
+
+Test(channels, groups_made_again_and_again_keep_nothing)
+{
+    fail_run run = {.body = many_groups};
+    cr_assert_eq(run_world(&run, 4, AR_SIM_AUTO, 0, 10000 * MS), AR_OK, "%s", ar_error_message());
+}
+
+/* --- peers that are not there ------------------------------------------------------------------------------------- */
+
+typedef struct absence {
+    const char *name;
+    ar_status st;
+    const char *says[3];
+} absence;
+
+/* What becomes of rank 1's send of 5 elements to rank 3. */
+static const absence absences[] = {
+    {"returned", AR_ERR_MISMATCH, {"rank 3 returned while rank 1 waits", "send(F32, count 5, peer 3) 'x'", ""}},
+    {"late", AR_ERR_TIMEOUT, {"rank 1 waited 0.3", "send(F32, count 5, peer 3) 'x'", "for rank 3"}},
+    {"count", AR_ERR_MISMATCH, {"ranks 1 and 3", "sends 5 elements of F32", "which expects 4"}},
+    {"dtype", AR_ERR_MISMATCH, {"ranks 1 and 3", "sends 5 elements of F32", "of I32"}},
+    {"group dropped, never used", AR_ERR_MISMATCH, {"rank 3 destroyed its communicator while rank 1", "send(F32", ""}},
+    {"group dropped after use", AR_ERR_MISMATCH, {"rank 3 destroyed its communicator while rank 1", "send(F32", ""}},
+    {"collective instead", AR_ERR_TIMEOUT, {"waited 0.3", "for rank", ""}},
+};
+enum { RETURNED, LATE, COUNT, DTYPE, DROPPED_UNUSED, DROPPED, COLLECTIVE };
+
+static ar_status absent_peer(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    float x[5] = {0};
+    ar_comm *g = NULL;
+    const int v = run->variant;
+    AR_TRY(ar_comm_split(&g, c, 0, r));
+    ar_status st = AR_OK;
+    if (v == DROPPED && (r == 1 || r == 3))
+        st = r == 1 ? send_one(g, q, 1, 3) : expect_one(g, q, 1, 1);
+    if (st == AR_OK && r == 1)
+        st = ar_comm_send(v == RETURNED ? c : g, q, (ar_cbuf){x}, 5, AR_F32, 3, "x");
+    if (st == AR_OK && r == 3 && (v == COUNT || v == DTYPE))
+        st = ar_comm_recv(g, q, (ar_buf){x}, v == COUNT ? 4 : 5, v == DTYPE ? AR_I32 : AR_F32, 1, "x");
+    if (st == AR_OK && r == 3 && (v == DROPPED || v == DROPPED_UNUSED)) {
+        ar_comm_destroy(g);
+        g = NULL;
+    }
+    if (st == AR_OK && r != 1 && (v == DROPPED || v == DROPPED_UNUSED || v == COLLECTIVE))
+        st = ar_comm_barrier(c, q, "elsewhere");
+    for (int i = 0; r == 3 && v == LATE && i < 1000 && !ar_comm_error(c)[0]; i++)
+        usleep(1000);
+    ar_comm_destroy(g);
+    return st;
+}
+
+Test(channels, a_peer_that_is_not_there_is_named)
+{
+    for (int v = 0; v < (int)(sizeof absences / sizeof *absences); v++) {
+        const absence *a = &absences[v];
+        fail_run run = {.body = absent_peer, .variant = v};
+        const uint64_t timeout = v == LATE || v == COLLECTIVE ? 300 * MS : 3000 * MS;
+        cr_assert_eq(run_world(&run, 4, AR_SIM_AUTO, timeout, 2500 * MS), a->st, "%s: %s", a->name, ar_error_message());
+        for (int i = 0; i < 3; i++)
+            assert_says(a->says[i]);
+        cr_assert(v == COLLECTIVE || run.st[1] == a->st, "%s: %s", a->name, run.message[1]);
+    }
+    assert_process_usable();
+}
+
+/* Two threads of a rank in one channel: which of the two messages comes first would be anybody's guess. */
+static ar_status one_channel_twice(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    int64_t x = 0;
+    if (r == 1)
+        return ar_comm_barrier(c, q, "until the end");
+    ar_queue *other = NULL;
+    AR_TRY(ar_queue_create(&other, AR_QUEUE_THREAD, "other"));
+    ar_status st = ar_comm_send(c, other, (ar_cbuf){&x}, 1, AR_I64, 1, "a");
+    if (st == AR_OK)
+        st = ar_comm_send(c, q, (ar_cbuf){&x}, 1, AR_I64, 1, "b");
+    ar_queue_destroy(other);
+    return st;
+}
+
+Test(channels, two_threads_in_one_channel_are_an_error)
+{
+    fail_run run = {.body = one_channel_twice};
+    cr_assert_eq(run_world(&run, 2, AR_SIM_AUTO, 2000 * MS, 5000 * MS), AR_ERR_ARG, "%s", ar_error_message());
+    assert_says("rank 0 calls send(I64, count 1, peer 1)");
+    assert_says("another of its threads");
+    assert_process_usable();
+}
