@@ -31,10 +31,10 @@ static bool await_left(const chain *h, size_t k)
     return h->place == 1 || ari_member_await(&h->g->c->member, h->g->left, k + 1);
 }
 
-static void step(const chain *h, size_t k)
+static void step(const chain *h, ari_moment since, size_t k)
 {
     const bool sends = k > 0 && h->place < h->g->n - 1;
-    ari_ring_step(h->g, k + 1,
+    ari_ring_step(h->g, since, k + 1,
                   (ar_ring_step){.phase = h->phase,
                                  .step = (int)k + h->place - 1,
                                  .chunk = sends ? (int)k - 1 : -1,
@@ -49,9 +49,10 @@ void ari_chain_broadcast(const ari_ring *g)
         const char *from = (const char *)g->left_call->out.ptr + at;
         if (!await_left(&h, k))
             return;
+        const ari_moment since = ari_record_moment();
         if (!ari_wire_take(g->wire, (char *)g->call->out.ptr + at, g->left, from, segment_bytes(&h, k), false))
             return;
-        step(&h, k);
+        step(&h, since, k);
     }
 }
 
@@ -79,11 +80,12 @@ void ari_chain_reduce(const ari_ring *g)
             return;
         if (!ends && k >= 2 && !ari_member_await(&g->c->member, g->right, k - 1))
             return;
+        const ari_moment since = ari_record_moment();
         const ari_sim_comm *left = (const ari_sim_comm *)ari_group_comm(g->c->member.group, g->left);
         const char *from = h.place == 1 ? (const char *)g->left_call->in.ptr + at : partial(left, k);
         char *to = ends ? (char *)g->call->out.ptr + at : partial(g->c, k);
         if (!ari_ring_add(g, to, from, (const char *)g->call->in.ptr + at, segment_bytes(&h, k), ends))
             return;
-        step(&h, k);
+        step(&h, since, k);
     }
 }

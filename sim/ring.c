@@ -47,10 +47,11 @@ static void chunk_of(const ari_ring *g, int c, size_t *at, size_t *bytes)
     *bytes *= g->element;
 }
 
-void ari_ring_step(const ari_ring *g, uint64_t steps_done, ar_ring_step step)
+void ari_ring_step(const ari_ring *g, ari_moment since, uint64_t steps_done, ar_ring_step step)
 {
     const ar_sim_options *o = g->c->options;
     ari_member_advance(&g->c->member, steps_done);
+    ari_record_transfer(since, ari_group_rank(g->c->member.group, g->left), step.bytes);
     step.rank = g->r;
     step.read_from = g->left;
     if (o->ring_trace)
@@ -58,10 +59,11 @@ void ari_ring_step(const ari_ring *g, uint64_t steps_done, ar_ring_step step)
 }
 
 /* Step s of a round: the chunk that is sent is the one after the chunk received. */
-static void round_step(const ari_ring *g, int phase, int s, uint64_t steps_done, int received, size_t bytes)
+static void round_step(const ari_ring *g, ari_moment since, int phase, int s, uint64_t steps_done, int received,
+                       size_t bytes)
 {
     ari_ring_step(
-        g, steps_done,
+        g, since, steps_done,
         (ar_ring_step){
             .phase = phase, .step = s, .chunk = wrap(g, received + 1), .read_chunk = received, .bytes = bytes});
 }
@@ -118,10 +120,11 @@ static bool reduce_scatter_steps(const ari_ring *g)
         if (g->call->kind == ARI_REDUCE_SCATTER && s >= 2)
             if (!ari_member_await(m, g->right, (uint64_t)s))
                 return false;
+        const ari_moment since = ari_record_moment();
         if (bytes > 0 && !ari_ring_add(g, own_partial(g, s, at), left_partial(g, s, at),
                                        (const char *)g->call->in.ptr + at, bytes, s == g->n - 2))
             return false;
-        round_step(g, 0, s, (uint64_t)s + 1, received, bytes);
+        round_step(g, since, 0, s, (uint64_t)s + 1, received, bytes);
     }
     return true;
 }
@@ -138,13 +141,14 @@ static void all_gather_steps(const ari_ring *g, int first)
         chunk_of(g, received, &at, &bytes);
         if (!ari_member_await(m, g->left, (uint64_t)first + (uint64_t)s))
             return;
+        const ari_moment since = ari_record_moment();
         if (bytes > 0) {
             const bool own_of_left = s == 0 && first == 0;
             const char *from = own_of_left ? g->left_call->in.ptr : (const char *)g->left_call->out.ptr + at;
             if (!ari_wire_take(g->wire, (char *)g->call->out.ptr + at, g->left, from, bytes, false))
                 return;
         }
-        round_step(g, 1, s, (uint64_t)first + (uint64_t)s + 1, received, bytes);
+        round_step(g, since, 1, s, (uint64_t)first + (uint64_t)s + 1, received, bytes);
     }
 }
 

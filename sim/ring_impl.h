@@ -22,8 +22,8 @@ typedef struct ari_ring {
  *  to add. False: broken off. */
 AR_NODISCARD bool ari_ring_add(const ari_ring *g, void *to, const void *from, const void *own, size_t bytes,
                                bool complete);
-/** One step is over: it is published and recorded. sent -1: nothing. */
-void ari_ring_step(const ari_ring *g, uint64_t steps_done, ar_ring_step step);
+/** One step is over, whose bytes moved since then: it is published and recorded. sent -1: nothing. */
+void ari_ring_step(const ari_ring *g, ari_moment since, uint64_t steps_done, ar_ring_step step);
 
 void ari_chain_broadcast(const ari_ring *g);
 void ari_chain_reduce(const ari_ring *g);

@@ -30,6 +30,8 @@ bool ari_view_shows(const ari_trace_view *v, const ari_record *r)
 {
     if (v->clock == AR_TRACE_REAL)
         return r->kind != ARI_RECORD_WORK;
+    if (r->kind == ARI_RECORD_TRANSFER)
+        return false;
     return r->kind != ARI_RECORD_WAIT || r->virtual_end_ns - r->virtual_begin_ns >= ARI_SHORTEST_WAIT_NS;
 }
 

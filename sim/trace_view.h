@@ -52,8 +52,9 @@ uint64_t ari_view_begin(const ari_trace_view *v, const ari_record *r);
 uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r);
 /** Of a collective: how long this member waited for the last one. The rest of it is moving. */
 uint64_t ari_view_waiting(const ari_trace_view *v, const ari_meeting *m, const ari_record *r);
-/** Whether the clock has it at all: computation takes no time of the real clock's own, and what was a wait by the real
- *  clock may be none by the virtual one. */
+/** Whether the clock has it at all: computation takes no time of the real clock's own; the virtual clock knows how long
+ *  a collective takes, not its single transfers, and what was a wait by the real clock may be none by the virtual one.
+ */
 bool ari_view_shows(const ari_trace_view *v, const ari_record *r);
 /** The member of a meeting with this rank; NULL: not in the trace. */
 const ari_meeting_member *ari_view_member(const ari_trace_view *v, const ari_meeting *m, int rank);
