@@ -58,6 +58,38 @@ Test(summary, the_path_leads_through_the_rank_that_came_last)
     ar_trace_destroy(t);
 }
 
+/* --- the last to come is not always the one that decides -------------------------------------------------------------
+ */
+
+static ar_status late_leaf(ar_comm *c, void *arg)
+{
+    (void)arg;
+    const double before_us[] = {100, 10, 200};
+    const int r = ar_comm_rank(c);
+    float x = 0;
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    work_us(before_us[r]);
+    const ar_status st = ar_comm_broadcast(c, q, (ar_buf){&x}, 1, AR_F32, 0, "weights");
+    work_us(r == 1 ? 500 : 1);
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(summary, the_path_leaves_out_a_late_member_that_nobody_on_it_waited_for)
+{
+    const ar_sim_cluster cluster = {0, {10e-6, HUGE_VAL}, {0, 1}, FLOPS};
+    const ar_sim_options o = {.cluster = &cluster};
+    ar_trace *t = traced(3, &o, late_leaf, NULL);
+    const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
+    expect_us(s.seconds, 610, "all");
+    cr_expect_eq(s.parts, 3);
+    expect_part(&s, 0, "compute", 1, 500);
+    expect_part(&s, 1, "compute", 0, 100);
+    expect_part(&s, 2, "broadcast weights", 1, 10);
+    ar_trace_destroy(t);
+}
+
 /* --- from hand to hand -------------------------------------------------------------------------------------------- */
 
 /* A pipeline: rank r works when it has what rank r - 1 made. */
@@ -158,6 +190,8 @@ static ar_status rank_1_fails(ar_comm *c, void *arg)
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
     work_us(10);
     ar_status st = small_all_reduce(c, q, &x, "first");
+    if (ar_comm_rank(c) == 1)
+        usleep(60000);
     if (st == AR_OK && ar_comm_rank(c) == 1)
         st = ar_error_set(AR_ERR_DATA, "rank 1 has enough");
     if (st == AR_OK)
@@ -174,7 +208,8 @@ Test(summary, a_run_that_failed_is_summed_up_as_far_as_it_came)
     cr_expect_eq(ar_sim_run(3, &o, rank_1_fails, NULL, NULL), AR_ERR_DATA);
     const ar_trace_summary s = summary_of(o.trace, AR_TRACE_VIRTUAL);
     expect_us(s.seconds, 110, "all");
-    (void)summary_of(o.trace, AR_TRACE_REAL);
+    const ar_trace_summary real = summary_of(o.trace, AR_TRACE_REAL);
+    cr_expect_geq(real.path_wait, 0.02, "the others waited in vain for %g s", real.path_wait);
     ar_trace_destroy(o.trace);
 }
 

@@ -209,6 +209,17 @@ Test(virtual, an_uneven_all_gather_waits_for_its_large_part_at_every_step)
         cr_expect_eq(m.ends[i], ends[i], "rank %d: %llu", i, (unsigned long long)m.ends[i]);
 }
 
+Test(virtual, an_uneven_reduce_scatter_carries_its_large_sum_round_to_its_owner)
+{
+    /* Rank 0's sum begins on 1 and goes over 2 and 3 to 0: 1000 ns at each step, on one rank at a time. */
+    const size_t counts[4] = {300000, 0, 0, 0};
+    meeting m = all_call(4, (ari_call){.kind = ARI_REDUCE_SCATTER, .dtype = AR_U8, .counts = counts});
+    ask(&m, &one_node);
+    const uint64_t ends[4] = {3 * 2000 + 3000, 3 * 2000, 3 * 2000 + 1000, 3 * 2000 + 2000};
+    for (int i = 0; i < 4; i++)
+        cr_expect_eq(m.ends[i], ends[i], "rank %d: %llu", i, (unsigned long long)m.ends[i]);
+}
+
 Test(virtual, uneven_messages_fill_the_ports_they_use)
 {
     /* Rank 0 sends 600000 to 1 and 300000 to 2; rank 2 sends 300000 to 1. Round of next neighbours: 0 to 1 (2000 ns),
@@ -291,15 +302,15 @@ Test(virtual, a_late_leaf_of_a_broadcast_holds_up_those_after_it_alone)
 
 Test(virtual, a_late_sender_of_a_gather_does_not_hold_up_the_others)
 {
-    /* Root 0; 1, 2, 3 send 300 ns each; 1 comes at 5000: by then 2 and 3 are through. */
-    size_t counts[4] = {1, 90000, 90000, 90000};
-    meeting m = all_call(4, (ari_call){.kind = ARI_GATHER, .dtype = AR_U8, .counts = counts});
+    /* Root 2; 0, 1, 3 send 300 ns each; 1, its next neighbour, comes at 5000: by then 0 and 3 are through. */
+    size_t counts[4] = {90000, 90000, 1, 90000};
+    meeting m = all_call(4, (ari_call){.kind = ARI_GATHER, .dtype = AR_U8, .counts = counts, .root = 2});
     m.comes[1] = 5000;
     ask(&m, &one_node);
-    const uint64_t ends[4] = {7300, 7300, 2600, 2300};
+    const uint64_t ends[4] = {2300, 7300, 7300, 2600};
     for (int i = 0; i < 4; i++)
         cr_expect_eq(m.ends[i], ends[i], "rank %d: %llu", i, (unsigned long long)m.ends[i]);
-    cr_expect_eq(m.from[0], 1);
+    cr_expect_eq(m.from[2], 1);
 }
 
 /* --- two nodes ---------------------------------------------------------------------------------------------------- */
