@@ -68,10 +68,11 @@ static void round_step(const ari_ring *g, ari_moment since, int phase, int s, ui
             .phase = phase, .step = s, .chunk = wrap(g, received + 1), .read_chunk = received, .bytes = bytes});
 }
 
-/* Partial sums of a reduce_scatter: two places in turn, since the output has room for the own chunk alone. */
+/* Partial sums of a reduce_scatter: two places in turn, since the output has room for the own chunk alone. Each is a
+ * whole number of cache lines; the scratch memory is not, where something else has made it grow. */
 static char *partial_place(const ari_sim_comm *c, int step)
 {
-    return (char *)c->scratch + (step % 2 ? c->scratch_bytes / 2 : 0);
+    return (char *)c->scratch + (step % 2 ? c->scratch_bytes / 2 / 64 * 64 : 0);
 }
 
 static const char *left_partial(const ari_ring *g, int step, size_t at)

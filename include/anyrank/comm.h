@@ -21,15 +21,16 @@ extern "C" {
  * Calls of one communicator run one at a time, in the order in which its rank enqueued them: use one queue for each
  * communicator. Collectives of different communicators may be in flight at once, each on a queue of its own.
  *
- * Reductions. dtypes: F32, F64, BF16, F16, I64, I32, U8; every operation on every one of them.
- *   order    (the ring's) slice c, one of N slices cut by ar_comm_slice, is combined in the order of ranks c+1, c+2,
- * ..., c (modulo N), from left to right; reduce: everything in the order root+1, ..., root. So all_reduce has the bits
- * of reduce_scatter (counts from ar_comm_slice) then all_gather. AR_SUM, AR_PROD   in the type's own arithmetic; BF16
- * and F16: each step in fp32, rounded to the type (ties to even). Integers wrap modulo 2^64, 2^32 or 2^8. AR_AVG   the
- * sum as above, then one division by N: correctly rounded (BF16, F16: of the fp32 quotient); integers: toward zero, of
- * the wrapped sum. AR_MAX, AR_MIN   of floats as IEEE 754-2019 maximum and minimum, whatever the order: NaN where any
- * is NaN (the one canonical quiet NaN, sign 0), and -0 below +0. Where a sum or product is NaN, its payload is not
- * defined.
+ * Reductions. dtypes: F32, F64, BF16, F16, I64, I32, U8; every operation on every one of them. N = 1: a copy.
+ * - Order (the ring's): slice c, one of N slices cut by ar_comm_slice, is combined in the order of ranks c+1, c+2, ...,
+ *   c (modulo N), from left to right; reduce: everything in the order root+1, ..., root. So all_reduce has the bits of
+ *   reduce_scatter (counts from ar_comm_slice) then all_gather.
+ * - AR_SUM, AR_PROD: in the type's own arithmetic. BF16 and F16: each step in fp32, rounded to the type (ties to even).
+ *   Integers wrap modulo 2^64, 2^32 or 2^8. Where a float's sum or product is NaN, its payload is not defined.
+ * - AR_AVG: the sum as above, then one division by N: correctly rounded (BF16, F16: of the fp32 quotient); integers:
+ *   toward zero, of the wrapped sum.
+ * - AR_MAX, AR_MIN: of floats as IEEE 754-2019 maximum and minimum, whatever the order: NaN where any is NaN (the one
+ *   canonical quiet NaN, sign 0), and -0 below +0.
  *
  * Errors of every call: AR_ERR_ARG, AR_ERR_DTYPE (before anything moves); AR_ERR_MISMATCH (ranks disagree about kind,
  * dtype, count, op, root or order: two collectives in another order show at least by their tags, which are compared
@@ -130,7 +131,7 @@ uint64_t ar_comm_calls(const ar_comm *c, const char *kind);
 /** Slice c of N of `count` elements in reductions: the first count mod N slices hold one element more. */
 void ar_comm_slice(size_t count, int n, int c, size_t *start, size_t *size);
 
-/** A group of one: collectives copy (maxima and minima with the canonical NaN). Gives; destroy with ar_comm_destroy. */
+/** A group of one: collectives copy. Gives; destroy with ar_comm_destroy. */
 AR_NODISCARD ar_status ar_comm_self(ar_comm **gives);
 
 #ifdef __cplusplus

@@ -74,33 +74,6 @@ static ar_status self_exchange(ar_comm *c, const ari_call *call)
     return AR_OK;
 }
 
-/* A maximum or minimum is NaN where an input is: the one that stands for all, as in larger groups. */
-static void make_nan_canonical(char *x, size_t count, ar_dtype t)
-{
-    static const uint64_t nan64 = 0x7ff8000000000000u;
-    static const uint32_t nan32 = 0x7fc00000u;
-    static const uint16_t bf16 = 0x7fc0, f16 = 0x7e00;
-    const size_t e = ar_dtype_bytes(t);
-    for (size_t i = 0; i < count; i++, x += e) {
-        double f64;
-        float f32;
-        uint16_t half;
-        if (t == AR_F64) {
-            memcpy(&f64, x, e);
-            if (f64 != f64)
-                memcpy(x, &nan64, e);
-        } else if (t == AR_F32) {
-            memcpy(&f32, x, e);
-            if (f32 != f32)
-                memcpy(x, &nan32, e);
-        } else if (t == AR_BF16 || t == AR_F16) {
-            memcpy(&half, x, e);
-            if ((half & 0x7fff) > (t == AR_BF16 ? 0x7f80 : 0x7c00))
-                memcpy(x, t == AR_BF16 ? &bf16 : &f16, e);
-        }
-    }
-}
-
 static ar_status self_run(ar_comm *c, const ari_call *call)
 {
     self_world *w = self_of(c)->world;
@@ -134,8 +107,6 @@ static ar_status self_run(ar_comm *c, const ari_call *call)
         break;
     }
     ari_copy_bytes(call->out.ptr, call->in.ptr, count * ar_dtype_bytes(call->dtype));
-    if (call->op == AR_MAX || call->op == AR_MIN) /* AR_SUM, 0, where the kind has no operation */
-        make_nan_canonical(call->out.ptr, count, call->dtype);
     return AR_OK;
 }
 

@@ -80,27 +80,6 @@ Test(comm, a_group_of_one_copies)
     }
 }
 
-Test(comm, a_group_of_one_makes_the_nan_of_a_maximum_canonical)
-{
-    fixture f = make(AR_QUEUE_INLINE);
-    const size_t two[1] = {2};
-    const uint16_t half[2] = {0xffc1, 0x7c01}, want_bf16[2] = {0x7fc0, 0x7c01}, want_f16[2] = {0x7e00, 0x7e00};
-    const uint32_t f32[2] = {0xff800001u, 0xff800000u}, want_f32[2] = {0x7fc00000u, 0xff800000u};
-    const uint64_t f64[2] = {0x7ff0000000000001u, 1}, want_f64[2] = {0x7ff8000000000000u, 1};
-    unsigned char out[16];
-    cr_assert_eq(ar_comm_all_reduce(f.c, f.q, (ar_buf){out}, (ar_cbuf){half}, 2, AR_BF16, AR_MAX, "t"), AR_OK);
-    cr_assert_eq(memcmp(out, want_bf16, 4), 0);
-    cr_assert_eq(ar_comm_reduce(f.c, f.q, (ar_buf){out}, (ar_cbuf){half}, 2, AR_F16, AR_MIN, 0, "t"), AR_OK);
-    cr_assert_eq(memcmp(out, want_f16, 4), 0);
-    cr_assert_eq(ar_comm_reduce_scatter(f.c, f.q, (ar_buf){out}, (ar_cbuf){f32}, two, AR_F32, AR_MAX, "t"), AR_OK);
-    cr_assert_eq(memcmp(out, want_f32, 8), 0);
-    cr_assert_eq(ar_comm_all_reduce(f.c, f.q, (ar_buf){out}, (ar_cbuf){f64}, 2, AR_F64, AR_MIN, "t"), AR_OK);
-    cr_assert_eq(memcmp(out, want_f64, 16), 0);
-    cr_assert_eq(ar_comm_all_reduce(f.c, f.q, (ar_buf){out}, (ar_cbuf){f64}, 2, AR_F64, AR_SUM, "t"), AR_OK);
-    cr_assert_eq(memcmp(out, f64, 16), 0, "a sum of one is a copy");
-    end(&f);
-}
-
 Test(comm, a_group_of_one_finds_messages_that_do_not_meet)
 {
     float a[4] = {0}, b[4] = {0};

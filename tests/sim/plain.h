@@ -77,8 +77,6 @@ static inline void plain_element(const coll_case *k, unsigned char *to, size_t i
 {
     const size_t e = plain_size(k->dtype);
     memcpy(to, k->before[(c + 1) % k->n] + i * e, e);
-    if (k->n == 1 && (k->op == AR_MAX || k->op == AR_MIN))
-        plain_combine(to, k->before[0] + i * e, k->dtype, k->op); /* with itself: NaN becomes the canonical one */
     for (int s = 2; s <= k->n; s++)
         plain_combine(to, k->before[(c + s) % k->n] + i * e, k->dtype, k->op);
     if (k->op == AR_AVG && k->n > 1)
@@ -137,6 +135,8 @@ static inline void plain_want(const coll_case *k, unsigned char *w, int r)
     case GATHER:
         for (int p = 0; p < k->n && elements > 0; p++)
             memcpy(w + plain_before(k->counts, p) * e, k->before[p], k->counts[p] * e);
+        break;
+    case BARRIER:
         break;
     default:
         plain_want_messages(k, w, r);
