@@ -49,11 +49,10 @@ static uint64_t draw(uint64_t *state, uint64_t below)
 
 static void draw_case(coll_case *k, uint64_t *rng, int n)
 {
-    static const ar_dtype dtypes[] = {AR_F32, AR_F64, AR_I64, AR_I32, AR_U8};
     const size_t largest = draw(rng, 10) == 0 ? 9000 : 60;
     k->kind = (case_kind)draw(rng, CASE_KINDS);
-    k->dtype = dtypes[draw(rng, 5)];
-    k->op = k->dtype == AR_F32 || k->dtype == AR_F64 ? AR_SUM : (ar_op)draw(rng, 3);
+    k->dtype = plain_dtypes[draw(rng, PLAIN_DTYPES)];
+    k->op = (ar_op)draw(rng, PLAIN_OPS);
     k->n = n;
     k->root = (int)draw(rng, (uint64_t)n);
     k->in_place = draw(rng, 2) != 0;
@@ -223,7 +222,7 @@ static int abort_many_times(uint64_t first)
     int bad = 0;
     for (uint64_t i = 0; i < 200; i++) {
         uint64_t delay_us = plain_hash(first + i) % 2000;
-        const ar_sim_options o = {.algorithm = i % 2 ? AR_SIM_RING : AR_SIM_DIRECT};
+        const ar_sim_options o = {.algorithm = (ar_sim_algorithm)(i % 4)};
         bad += ar_sim_run(4, &o, abort_while_others_reduce, &delay_us, NULL) != AR_ERR_IO;
     }
     printf("aborts in the middle: %d of 200 wrong\n", bad);
@@ -244,7 +243,7 @@ int main(int argc, char **argv)
     for (uint64_t seed = first; seed < first + worlds; seed++) {
         draw_world(w, seed);
         faults[w->fault]++;
-        bad += !check_world(w, seed, seed % 2 ? AR_SIM_RING : AR_SIM_DIRECT);
+        bad += !check_world(w, seed, (ar_sim_algorithm)(seed % 4));
         for (int i = 0; i < OPS; i++) {
             for (int g = 0; g < w->ops[i].groups; g++) {
                 collectives++;
