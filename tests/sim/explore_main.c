@@ -7,9 +7,11 @@
 
 /* Schedules by seed, in a program of its own, so that the sanitizers see them: programs whose mistake only some orders
  * show, from several first seeds, with how many runs each needed; and random collectives on queues, against their plain
- * definitions. usage: explore [first seeds [seeds of the mended programs [seeds of the collectives]]] */
+ * definitions, without faults and with. The mended programs also run as the system schedules them, where the thread
+ * sanitizer sees races that a schedule of one lane at a time hides.
+ * usage: explore [first seeds [seeds of the mended programs [seeds of the collectives]]] */
 
-enum { FIRST_SEEDS = 10, MENDED_SEEDS = 200, COLLECTIVE_SEEDS = 60, MOST_SEEDS = 1000 };
+enum { FIRST_SEEDS = 10, MENDED_SEEDS = 200, COLLECTIVE_SEEDS = 300, MOST_SEEDS = 1000, SYSTEM_RUNS = 20 };
 
 static double seconds_since(uint64_t start_ns)
 {
@@ -75,15 +77,17 @@ static uint64_t draw(uint64_t *state, uint64_t below)
 
 static void draw_case(coll_case *k, uint64_t *rng, int n)
 {
-    static const ar_dtype dtypes[] = {AR_F32, AR_I64, AR_U8};
-    *k = (coll_case){.kind = (case_kind)draw(rng, CASE_KINDS), .dtype = dtypes[draw(rng, 3)], .op = AR_SUM, .n = n};
+    *k = (coll_case){.kind = (case_kind)draw(rng, CASE_KINDS),
+                     .dtype = plain_dtypes[draw(rng, PLAIN_DTYPES)],
+                     .op = (ar_op)draw(rng, PLAIN_OPS),
+                     .n = n};
     k->root = (int)draw(rng, (uint64_t)n);
     k->in_place = draw(rng, 2) != 0;
     k->count = draw(rng, 40);
     for (int p = 0; p < n; p++) {
         k->counts[p] = draw(rng, 10);
         for (int q = 0; q < n; q++)
-            k->sends[p][q] = draw(rng, 10);
+            k->sends[p][q] = k->kind == BARRIER ? 0 : draw(rng, 10);
     }
 }
 
@@ -158,6 +162,58 @@ static int check_collectives(uint64_t seeds)
     return bad;
 }
 
+/* --- faults ------------------------------------------------------------------------------------------------------- */
+
+typedef struct outcome {
+    ar_status st;
+    ar_sim_schedule schedule;
+    bool holds; /* every result is what it should be */
+    char message[8192];
+} outcome;
+
+static void run_with_fault(outcome *x, plan *p, uint64_t seed)
+{
+    const ar_sim_fault fault = ar_sim_fault_draw(seed, RANKS, OPS, 1000000000);
+    const ar_sim_options o = {.explore = true,
+                              .schedule_seed = seed,
+                              .schedule = &x->schedule,
+                              .algorithm = (ar_sim_algorithm)(seed % (AR_SIM_LAST + 1)),
+                              .verify_transfers = true,
+                              .faults = &fault,
+                              .fault_count = 1};
+    char why[256];
+    memset(x, 0, sizeof *x);
+    draw_plan(p, seed);
+    x->st = ar_sim_run(RANKS, &o, run_plan, p, NULL);
+    snprintf(x->message, sizeof x->message, "%s", x->st == AR_OK ? "" : ar_error_message());
+    x->holds = finish_plan(p, why, sizeof why);
+}
+
+/* One seed gives one outcome, message included, and none is a wrong result. */
+static int check_faults(uint64_t seeds)
+{
+    int bad = 0;
+    uint64_t failed = 0;
+    plan *p = malloc(sizeof *p);
+    outcome *x = malloc(2 * sizeof *x);
+    const uint64_t start = ari_now_ns();
+    for (uint64_t seed = 1; p && x && seed <= seeds; seed++) {
+        run_with_fault(&x[0], p, seed);
+        run_with_fault(&x[1], p, seed);
+        failed += x->st != AR_OK;
+        if ((x->st == AR_OK && !x->holds) || memcmp(&x[0], &x[1], sizeof *x) != 0) {
+            printf("seed %llu: %s\nthen\n%s\n", (unsigned long long)seed, x[0].message, x[1].message);
+            bad++;
+        }
+    }
+    printf("%llu faults, of which %llu end the world: %d wrong or different from run to run, %.0f runs/s\n",
+           (unsigned long long)seeds, (unsigned long long)failed, bad, 2 * (double)seeds / seconds_since(start));
+    bad += !p || !x;
+    free(x);
+    free(p);
+    return bad;
+}
+
 static uint64_t argument(int argc, char **argv, int i, uint64_t otherwise)
 {
     return argc > i ? strtoull(argv[i], NULL, 0) : otherwise;
@@ -171,5 +227,6 @@ int main(int argc, char **argv)
         bad +=
             check_ordering(&orderings[i], argument(argc, argv, 1, FIRST_SEEDS), argument(argc, argv, 2, MENDED_SEEDS));
     bad += check_collectives(argument(argc, argv, 3, COLLECTIVE_SEEDS));
+    bad += check_faults(argument(argc, argv, 3, COLLECTIVE_SEEDS));
     return bad == 0 ? 0 : 1;
 }
