@@ -203,7 +203,7 @@ ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves)
         else
             ari_table_cell(t, "-");
         ari_table_cell(t, "%s", r->first.pass);
-        ari_table_cell(t, "%s", SHORT_HINT(r->first.hint));
+        ari_table_cell(t, "%s", SHORT_HINT(r->error[0] ? r->error : r->first.hint));
         ari_table_cell(t, "%s", verdict_of(r));
         ari_table_cell(t, "%s", ARI_SECONDS(r->seconds));
         if (curves)

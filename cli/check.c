@@ -9,6 +9,7 @@
 #include "cli/check_report.h"
 #include "cli/command.h"
 #include "cli/main.h"
+#include "cli/net_fault.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "verify/check_run.h"
@@ -73,6 +74,14 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
     ar_check_options o;
     ar_config c;
     AR_TRY(options_of(v, model, fault, &c, &o, parallel));
+    o.cluster = ari_watch_cluster(gives->watch);
+    o.trace = gives->watch->trace;
+    if (v->net_fault) {
+        AR_TRY(ari_net_fault_parse(&gives->net_fault, v->net_fault, ar_parallel_world(&parallel[0])));
+        gives->has_net_fault = true;
+        o.faults = &gives->net_fault;
+        o.fault_count = 1;
+    }
     progress_user p = {.model = model};
     ari_progress_begin(&p.line, v->common.quiet);
     o.progress = show_progress;
@@ -86,15 +95,31 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
     return st;
 }
 
+/* Also of a run that ended in an error: that is when one wants to see it. */
+static ar_status write_record(const ari_watch *watch, const ari_checked *c, bool text)
+{
+    const ar_check_report *r = c->report;
+    char layout[ARI_LAYOUT_TEXT], title[256];
+    ari_layout_text(layout, &r->run[0].parallel, r->batch);
+    snprintf(title, sizeof title, "%s, %s", r->config.name, layout);
+    AR_TRY(ari_watch_write(watch, title));
+    if (text)
+        ari_watch_print(stdout, watch);
+    return AR_OK;
+}
+
 static ar_status run_models(const ari_check_values *v, const char *const *models, size_t n, ar_fault fault,
-                            ari_checked *checked, int *exit_code)
+                            const ari_watch *watch, ari_checked *checked, int *exit_code)
 {
     const bool text = ari_wants_text(&v->common);
     for (size_t i = 0; i < n; i++) {
+        checked[i].watch = watch;
         AR_TRY(check_model(&checked[i], v, models[i], fault));
         if (text)
             AR_TRY(ari_check_print(stdout, &checked[i], v->memory));
     }
+    if (ari_watch_records(&v->watch))
+        AR_TRY(write_record(watch, &checked[0], text));
     if (text)
         ari_check_print_verdict(stdout, checked, n, fault);
     *exit_code = ari_check_same(checked, n) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
@@ -131,12 +156,17 @@ static ar_status run(ari_check_values *v, int *exit_code)
         ari_check_values_inject(v, fault);
     const char *models[MOST_MODELS] = {v->model ? v->model : "llama-demo", "gpt2-demo"};
     const size_t n = v->model ? 1 : MOST_MODELS;
+    AR_TRY(ari_check_values_check_runs(v, n));
     if (v->list_tensors)
         return list_models(v, models, n);
     ari_checked checked[MOST_MODELS] = {0};
-    const ar_status st = run_models(v, models, n, fault, checked, exit_code);
+    ari_watch watch = {0};
+    ar_status st = ari_watch_begin(&watch, &v->watch, &v->common);
+    if (st == AR_OK)
+        st = run_models(v, models, n, fault, &watch, checked, exit_code);
     for (size_t i = 0; i < n; i++)
         ar_check_report_destroy(checked[i].report);
+    ari_watch_fini(&watch);
     return st;
 }
 

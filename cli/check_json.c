@@ -109,6 +109,12 @@ static json_t *json_run(const ar_check_report *r, const ar_check_run *u)
     json_object_set_new(o, "loss", json_loss(r, u->loss));
     json_object_set_new(o, "weights_hash", json_string(u->weights_hash));
     json_object_set_new(o, "gradients_hash", json_string(u->gradients_hash));
+    if (u->has_predicted)
+        json_object_set_new(o, "predicted", ari_predicted_json(&u->predicted));
+    if (u->schedules > 0)
+        json_object_set_new(
+            o, "schedules",
+            json_pack("{s:I, s:I}", "run", (json_int_t)u->schedules, "last_seed", (json_int_t)u->schedule_seed));
     json_object_set_new(o, "first_difference", json_difference(u));
     json_object_set_new(o, "error", json_error(u));
     return o;
@@ -177,6 +183,13 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
     json_object_set_new(o, "numerics", json_string(native ? "native" : "exact"));
     json_object_set_new(o, "device", json_string("cpu"));
     json_object_set_new(o, "result", json_string(result_names[worst]));
+    if (n > 0 && checked[0].has_net_fault) {
+        char what[128];
+        ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
+        json_object_set_new(o, "net_fault", json_string(what));
+    }
+    if (n > 0)
+        ari_watch_json(o, checked[0].watch);
     const bool whole = json_array_size(models) == n;
     if (json_object_set_new(o, "models", models) != 0 || !whole) {
         json_decref(o);

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/check_options.h"
 
+#include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/io/file.h"
 #include "verify/fault_case.h"
@@ -119,6 +122,23 @@ static const ari_option options[] = {
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_check_values, list_tensors),
      .help = "print the tensors that are compared, in the order of execution, and compare nothing"},
+    ARI_WATCH_OPTIONS(ari_check_values),
+    {.name = "schedule",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(ari_check_values, schedule),
+     .value = "SEED",
+     .help = "let a seed decide which rank goes on wherever one could wait; FIRST..LAST: each of these seeds, until "
+             "one run is not the same"},
+    {.name = "net-fault",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(ari_check_values, net_fault),
+     .value = "FAULT",
+     .help = "let the transport do wrong once, as in 'corrupt rank 1 collective 14 transfer 0 bit 77' or 'kill rank 0 "
+             "collective 3'; seed:N draws one; one run only"},
+    {.name = "verify-transfers",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(ari_check_values, verify_transfers),
+     .help = "compare number, length and checksum of every transfer: what the transport does wrong is an error there"},
     {0},
 };
 
@@ -197,6 +217,69 @@ void ari_check_values_inject(ari_check_values *v, ar_fault fault)
     v->dropout = isnan(v->dropout) ? c.dropout : v->dropout;
 }
 
+/* Which option is about one run; NULL: none. */
+static const char *of_one_run(const ari_check_values *v)
+{
+    if (v->watch.trace)
+        return "--trace";
+    if (v->watch.timeline)
+        return "--timeline";
+    return v->net_fault ? "--net-fault" : NULL;
+}
+
+ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models)
+{
+    const char *option = of_one_run(v);
+    if (!option)
+        return AR_OK;
+    if (v->list_tensors)
+        return ar_error_set(AR_ERR_ARG, "%s is about a run, and --list-tensors runs none: give one of both", option);
+    if (models > 1 && !ari_layout_given(&v->layout))
+        return ar_error_set(AR_ERR_ARG,
+                            "%s is about one run, and this check has several: name a MODEL and a layout, as in "
+                            "'llama-demo --tp 4'",
+                            option);
+    if (models > 1)
+        return ar_error_set(AR_ERR_ARG, "%s is about one run, and this check has one of each of two models: name one",
+                            option);
+    if (!ari_layout_given(&v->layout))
+        return ar_error_set(AR_ERR_ARG,
+                            "%s is about one run, and this check has one of each of several layouts: name one, as in "
+                            "'--tp 4' or '--dp 2 --tp 2'",
+                            option);
+    return AR_OK;
+}
+
+/* Digits to the end of the text, or to `..`; *end: behind them. */
+static bool parse_seed(uint64_t *seed, const char *text, const char **end)
+{
+    char *at = NULL;
+    errno = 0;
+    *seed = strtoull(text, &at, 10);
+    *end = at;
+    return text[0] >= '0' && text[0] <= '9' && errno == 0 && *seed <= INT64_MAX; /* what JSON holds */
+}
+
+/* "17" or "0..999". */
+static ar_status parse_schedule(uint64_t *first, uint64_t *count, const ari_check_values *v)
+{
+    uint64_t last = 0;
+    const char *end = v->schedule;
+    bool well = parse_seed(first, v->schedule, &end);
+    last = *first;
+    if (well && strncmp(end, "..", 2) == 0)
+        well = parse_seed(&last, end + 2, &end);
+    if (!well || *end != '\0' || last < *first)
+        return ar_error_set(AR_ERR_ARG, "--schedule: got '%s', expected a seed, as 17, or a range of seeds, as 0..999",
+                            ARI_SHOW(v->schedule));
+    *count = last - *first + 1;
+    const char *option = of_one_run(v);
+    if (*count > 1 && option && !v->net_fault)
+        return ar_error_set(AR_ERR_ARG, "%s records one run, and --schedule %s makes %" PRIu64 ": give one seed",
+                            option, v->schedule, *count);
+    return AR_OK;
+}
+
 /* "0.9,0.999" */
 static ar_status parse_betas(double *beta1, double *beta2, const char *text)
 {
@@ -232,6 +315,7 @@ ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *
                             .algorithm = ari_layout_algorithm(&v->layout),
                             .threads = v->common.threads,
                             .timeout_ns = ari_layout_timeout_ns(&v->layout),
+                            .verify_transfers = v->verify_transfers,
                             .skip_f64 = v->skip_f64};
     if (o->steps == 0) /* gradients only: there is nothing to clip them for */
         o->clip = 0.0;
@@ -239,6 +323,8 @@ ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *
     o->optimizer.momentum = or_else(v->momentum, o->optimizer.momentum);
     o->optimizer.weight_decay = or_else(v->weight_decay, o->optimizer.weight_decay);
     o->optimizer.nesterov = v->nesterov;
+    if (v->schedule)
+        AR_TRY(parse_schedule(&o->schedule_seed, &o->schedules, v));
     if (v->betas)
         AR_TRY(parse_betas(&o->optimizer.beta1, &o->optimizer.beta2, v->betas));
     return ar_optimizer_check(&o->optimizer);

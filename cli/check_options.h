@@ -5,16 +5,19 @@
 #include "anyrank/check.h"
 #include "cli/args.h"
 #include "cli/layout.h"
+#include "cli/watch.h"
 
 /* What `anyrank check` is asked for. Of the training step -1 and NaN: not given. */
 typedef struct ari_check_values {
     ari_common common;
     const char *model, *text, *inject, *betas;
     ari_layout_values layout;
+    ari_watch_values watch;
+    const char *schedule, *net_fault; /* NULL: not given */
     int sweep, steps, optimizer;
     size_t batch, seq; /* 0: not given */
     double lr, momentum, weight_decay, clip, dropout;
-    bool nesterov, gradcheck, list_tensors, memory, skip_f64;
+    bool nesterov, gradcheck, list_tensors, memory, skip_f64, verify_transfers;
 } ari_check_values;
 
 extern const ari_args_spec ari_check_spec;
@@ -25,6 +28,8 @@ ari_check_values ari_check_values_defaults(void);
 AR_NODISCARD ar_status ari_check_values_check(const ari_check_values *v);
 /** Takes what was not given from the case in which an injected fault matters. */
 void ari_check_values_inject(ari_check_values *v, ar_fault fault);
+/** Refuses what is about one run where `models` and layouts make several. After ari_check_values_inject. */
+AR_NODISCARD ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models);
 /** The options of a check as far as they do not depend on the model. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *v, ar_fault fault);
 

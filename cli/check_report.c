@@ -197,6 +197,34 @@ static ar_status print_memory(FILE *to, const ar_check_report *r)
     return st;
 }
 
+static ar_status print_predicted(FILE *to, const ari_checked *c)
+{
+    const ar_check_report *r = c->report;
+    ari_table *t = NULL;
+    AR_TRY(ari_predicted_begin(&t, to, c->watch));
+    for (size_t i = 0; i < r->runs; i++) {
+        const ar_check_run *u = &r->run[i];
+        ari_predicted_row(t, LAYOUT_OF(u, r), u->has_predicted ? &u->predicted : NULL);
+    }
+    const ar_status st = ari_table_print(t, to, 2);
+    ari_table_destroy(t);
+    return st;
+}
+
+/* The seeds that decided which rank goes on, and those that make a run go wrong. */
+static void print_schedules(FILE *to, const ar_check_report *r)
+{
+    for (size_t i = 0; i < r->runs && r->run[0].schedules > 0; i++) {
+        const ar_check_run *u = &r->run[i];
+        const unsigned long long last = u->schedule_seed, first = last - (u->schedules - 1);
+        if (u->result != AR_CHECK_SAME)
+            fprintf(to, "  %s: not the same under schedule %llu; --schedule %llu replays it\n", LAYOUT_OF(u, r), last,
+                    last);
+        else
+            fprintf(to, "  %s: the same under schedules %llu to %llu\n", LAYOUT_OF(u, r), first, last);
+    }
+}
+
 /* --- what a run differs in ---------------------------------------------------------------------------------------- */
 
 static void print_index(FILE *to, int ndim, const size_t *index)
@@ -260,8 +288,11 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
         AR_TRY(print_gradcheck(to, &r->gradcheck));
     AR_TRY(print_rows(to, r));
     print_weights(to, r);
+    print_schedules(to, r);
     if (memory)
         AR_TRY(print_memory(to, r));
+    if (c->watch->timed)
+        AR_TRY(print_predicted(to, c));
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
         if (u->error)
@@ -322,6 +353,11 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
                 t.different + t.errors ? ""
                                        : "; it changed nothing here (without MODEL and layout those are taken in which "
                                          "it matters)");
+    if (checked[0].has_net_fault) {
+        char what[128];
+        ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
+        fprintf(to, "transport: %s%s\n", what, t.different + t.errors ? "" : "; it changed nothing here");
+    }
     if (t.nan_tensor)
         fprintf(to, "NaN on one rank already, first in %s: what is computed from it says nothing\n", t.nan_tensor);
     if (t.failed)

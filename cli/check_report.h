@@ -6,12 +6,16 @@
 #include <stdio.h>
 
 #include "anyrank/check.h"
+#include "cli/watch.h"
 
 /* One model's report, and what it was asked for. */
 typedef struct ari_checked {
     ar_check_report *report;
     ar_optimizer_options optimizer;
     double clip, dropout;
+    const ari_watch *watch;
+    bool has_net_fault;
+    ar_sim_fault net_fault;
 } ari_checked;
 
 /** Whether every run is the same and every gradcheck passed. */

@@ -9,12 +9,14 @@
 #include "cli/layout.h"
 #include "cli/main.h"
 #include "cli/table.h"
+#include "cli/watch.h"
 #include "ref/io/json.h"
 
 typedef struct grads_values {
     ari_common common;
     const char *model, *block, *input, *out;
     ari_layout_values layout;
+    ari_watch_values watch;
 } grads_values;
 
 static const ari_option options[] = {
@@ -34,6 +36,7 @@ static const ari_option options[] = {
      .value = "DIR",
      .help = "where outputs.safetensors and grads.safetensors (or block.safetensors) go"},
     ARI_LAYOUT_OPTIONS(grads_values, "tensor-parallel ranks (default 1)", "exact (native: not in this version)"),
+    ARI_WATCH_OPTIONS(grads_values),
     {.name = "sp", .kind = ARI_OPT_LATER},
     {.name = "dp", .kind = ARI_OPT_LATER},
     {.name = "micro-batches", .kind = ARI_OPT_LATER},
@@ -77,7 +80,7 @@ static ar_status check_values(const grads_values *v)
     return AR_OK;
 }
 
-static json_t *as_json(const ar_grads_result *r, const grads_values *v)
+static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ari_watch *watch)
 {
     json_t *files = json_array(), *o = ari_json_begin("grads");
     for (int i = 0; i < 2; i++) {
@@ -93,6 +96,9 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v)
     json_object_set_new(o, "seconds", ari_json_number(r->seconds));
     if (v->model)
         json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)r->loss)));
+    ari_watch_json(o, watch);
+    if (r->has_predicted)
+        json_object_set_new(o, "predicted", ari_predicted_json(&r->predicted));
     if (json_object_set_new(o, "files", files) != 0) {
         json_decref(o);
         return NULL;
@@ -100,10 +106,33 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v)
     return o;
 }
 
-static ar_status run(const grads_values *v)
+static ar_status print(const ar_grads_result *r, const grads_values *v, const ari_watch *watch)
+{
+    char layout[ARI_LAYOUT_TEXT];
+    const ar_parallel parallel = {.tp = v->layout.tp};
+    if (watch->timed) {
+        ari_table *t = NULL;
+        AR_TRY(ari_predicted_begin(&t, stdout, watch));
+        ari_predicted_row(t, ari_layout_text(layout, &parallel, 1), &r->predicted);
+        const ar_status st = ari_table_print(t, stdout, 2);
+        ari_table_destroy(t);
+        AR_TRY(st);
+        printf("\n");
+    }
+    ari_watch_print(stdout, watch);
+    for (int i = 0; i < 2; i++) {
+        if (r->file[i][0])
+            printf("%s\n", r->file[i]);
+    }
+    if (v->model)
+        printf("loss %.9g\n", (double)r->loss);
+    printf("%zu tensors in %s at tp=%d; hash %s\n", r->tensors, ARI_SECONDS(r->seconds), v->layout.tp, r->outputs_hash);
+    return AR_OK;
+}
+
+static ar_status run_watched(const grads_values *v, const ari_watch *watch)
 {
     ar_grads_result r;
-    AR_TRY(check_values(v));
     const ar_grads_options o = {.model = v->model,
                                 .block = v->block,
                                 .input = v->input,
@@ -113,19 +142,27 @@ static ar_status run(const grads_values *v)
                                 .mlp_order = (ar_mlp_order)v->layout.mlp_order,
                                 .algorithm = ari_layout_algorithm(&v->layout),
                                 .threads = v->common.threads,
-                                .timeout_ns = ari_layout_timeout_ns(&v->layout)};
+                                .timeout_ns = ari_layout_timeout_ns(&v->layout),
+                                .cluster = ari_watch_cluster(watch),
+                                .trace = watch->trace};
+    char title[256];
     AR_TRY(ar_grads(&r, &o));
-    if (ari_wants_text(&v->common)) {
-        for (int i = 0; i < 2; i++) {
-            if (r.file[i][0])
-                printf("%s\n", r.file[i]);
-        }
-        if (v->model)
-            printf("loss %.9g\n", (double)r.loss);
-        printf("%zu tensors in %s at tp=%d; hash %s\n", r.tensors, ARI_SECONDS(r.seconds), v->layout.tp,
-               r.outputs_hash);
-    }
-    return ari_json_end(as_json(&r, v), &v->common);
+    snprintf(title, sizeof title, "%s, tp=%d", v->model ? v->model : v->block, v->layout.tp);
+    AR_TRY(ari_watch_write(watch, title));
+    if (ari_wants_text(&v->common))
+        AR_TRY(print(&r, v, watch));
+    return ari_json_end(as_json(&r, v, watch), &v->common);
+}
+
+static ar_status run(const grads_values *v)
+{
+    ari_watch watch = {0};
+    AR_TRY(check_values(v));
+    ar_status st = ari_watch_begin(&watch, &v->watch, &v->common);
+    if (st == AR_OK)
+        st = run_watched(v, &watch);
+    ari_watch_fini(&watch);
+    return st;
 }
 
 int ari_command_grads(int argc, char **argv)

@@ -8,7 +8,7 @@
 #include "ref/core/size.h"
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
-const char *const ari_algorithm_names[] = {"direct", "ring", NULL};
+const char *const ari_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
 const char *const ari_device_names[] = {"cpu", "cuda", NULL};
 
@@ -38,6 +38,11 @@ ar_status ari_layout_check(const ari_layout_values *v)
     if (v->forward_first && v->micro_batches < 2)
         return ar_error_set(AR_ERR_ARG, "--forward-first is an order of micro-batches: give --micro-batches M of at "
                                         "least 2 too");
+    if (v->algorithm != AR_SIM_DIRECT && v->algorithm != AR_SIM_RING)
+        return ar_error_set(AR_ERR_ARG,
+                            "--collectives %s: %sthe last rank to come moves the bytes of all, so that those of each "
+                            "rank would be chance, not what a layout predicts; give direct or ring",
+                            ari_algorithm_names[v->algorithm], v->algorithm == AR_SIM_AUTO ? "of short messages " : "");
     /* What the device refuses (ANYRANK_EXACT_PATH), it refuses before minutes of work. */
     ar_device *device = NULL;
     AR_TRY(ar_device_cpu_create(&device, 1));
@@ -47,7 +52,7 @@ ar_status ari_layout_check(const ari_layout_values *v)
 
 ar_sim_algorithm ari_layout_algorithm(const ari_layout_values *v)
 {
-    return v->algorithm == 1 ? AR_SIM_RING : AR_SIM_DIRECT;
+    return (ar_sim_algorithm)v->algorithm;
 }
 
 uint64_t ari_layout_timeout_ns(const ari_layout_values *v)

@@ -12,10 +12,12 @@ _anyrank() {
         dp_group_missing dp_broadcast_over_world accum_mean_of_means saved_input_overwritten embedding_tied_once
         gradnorm_counts_replicas gradnorm_local_clip group_wrong_stride world_rank_in_group positions_local
         silent_truncation gate_up_interleaved_wrong norm_padded_lanes bias_added_twice row_bias_partial_grad
-        init_replica_differs gather_batch_order"
+        init_replica_differs gather_batch_order collective_order_swapped collective_size_mismatch
+        collective_dtype_mismatch"
     local subcommands="check grads bugs bench info"
     local common="--json --quiet --no-color --threads --seed --help --version"
     local layout="--tp --mlp-order --collectives --timeout --numerics --device"
+    local watch="--trace --timeline --cluster"
     local split="--sp --keep-gathered --dp --micro-batches --forward-first"
     local options="$common" names=""
     COMPREPLY=()
@@ -33,9 +35,10 @@ _anyrank() {
     case $subcommand in
         check)
             options="$layout $split --sweep --batch --seq --text --steps --optimizer --lr --momentum --nesterov --betas
-                --weight-decay --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors $common"
+                --weight-decay --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors
+                $watch --schedule --net-fault --verify-transfers $common"
             names=$models ;;
-        grads) options="$layout --input --block --out $common" names=$models ;;
+        grads) options="$layout $watch --input --block --out $common" names=$models ;;
         bugs) options="--run --curves $common" ;;
         bench)
             options="$layout $split --m --n --k --batch --seq --repetitions --ranks --bytes --dtype --algorithm $common"
@@ -50,13 +53,14 @@ _anyrank() {
         --dtype) mapfile -t COMPREPLY < <(compgen -W "f32 i64" -- "$current"); return ;;
         --algorithm) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
         --mlp-order) mapfile -t COMPREPLY < <(compgen -W "column-row row-column" -- "$current"); return ;;
-        --collectives) mapfile -t COMPREPLY < <(compgen -W "direct ring" -- "$current"); return ;;
+        --collectives) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
         --numerics) mapfile -t COMPREPLY < <(compgen -W "exact native" -- "$current"); return ;;
         --optimizer) mapfile -t COMPREPLY < <(compgen -W "sgd adam adamw" -- "$current"); return ;;
+        --cluster) mapfile -t COMPREPLY < <(compgen -W "a100 h100" -- "$current"); return ;;
         --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda" -- "$current"); return ;;
-        --text | --json | --input) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+        --text | --json | --input | --trace | --timeline) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
         --block | --out) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
-        --tp | --dp | --micro-batches | --timeout | --batch | --seq | --steps | --lr | --momentum | --betas | \
+        --tp | --dp | --micro-batches | --timeout | --schedule | --net-fault | --batch | --seq | --steps | --lr | --momentum | --betas | \
             --weight-decay | --clip | --dropout | --threads | --seed | --m | --n | --k | --repetitions) return ;;
         --ranks | --bytes) return ;;
     esac

@@ -11,7 +11,8 @@ set -l faults column_dx_not_reduced row_bias_every_rank row_input_grad_not_gathe
     dp_group_missing dp_broadcast_over_world accum_mean_of_means saved_input_overwritten embedding_tied_once \
     gradnorm_counts_replicas gradnorm_local_clip group_wrong_stride world_rank_in_group positions_local \
     silent_truncation gate_up_interleaved_wrong norm_padded_lanes bias_added_twice row_bias_partial_grad \
-    init_replica_differs gather_batch_order
+    init_replica_differs gather_batch_order collective_order_swapped collective_size_mismatch \
+    collective_dtype_mismatch
 set -l none "not __fish_seen_subcommand_from $subcommands help"
 set -l any "__fish_seen_subcommand_from $subcommands"
 set -l check "__fish_seen_subcommand_from check"
@@ -20,6 +21,7 @@ set -l bench "__fish_seen_subcommand_from bench"
 set -l info "__fish_seen_subcommand_from info"
 set -l bugs "__fish_seen_subcommand_from bugs"
 set -l layout "__fish_seen_subcommand_from check grads bench"
+set -l watch "__fish_seen_subcommand_from check grads"
 set -l split "__fish_seen_subcommand_from check bench"
 
 complete -c anyrank -f
@@ -41,10 +43,14 @@ complete -c anyrank -n $any -l seed -x -d "Seed of everything random"
 complete -c anyrank -n $layout -a "$models (__fish_complete_directories)"
 complete -c anyrank -n $layout -l tp -x -d "Tensor-parallel ranks"
 complete -c anyrank -n $layout -l mlp-order -x -a "column-row row-column" -d "How the MLP's two layers are split"
-complete -c anyrank -n $layout -l collectives -x -a "direct ring" -d "How the simulated cluster moves data"
+complete -c anyrank -n $layout -l collectives -x -a "auto direct ring last" -d "How the simulated cluster moves data"
 complete -c anyrank -n $layout -l timeout -x -d "Longest wait of a rank, in seconds"
 complete -c anyrank -n $layout -l numerics -x -a "exact native" -d "The same bits, or within an allowance"
 complete -c anyrank -n $layout -l device -x -a "cpu cuda" -d "cpu; cuda is not in this version"
+
+complete -c anyrank -n $watch -l trace -rF -d "Record the run for Perfetto"
+complete -c anyrank -n $watch -l timeline -rF -d "Record the run as a page"
+complete -c anyrank -n $watch -l cluster -x -d "Tell what it would take on that cluster"
 
 complete -c anyrank -n $split -l sp -d "Sequence parallel beside --tp"
 complete -c anyrank -n $split -l keep-gathered -d "Keep gathered inputs for the backward pass"
@@ -70,6 +76,9 @@ complete -c anyrank -n $check -l gradcheck -d "Compare with central differences"
 complete -c anyrank -n $check -l skip-f64 -d "Do not run the binary64 baseline"
 complete -c anyrank -n $check -l memory -d "Print the memory of a rank too"
 complete -c anyrank -n $check -l list-tensors -d "Print the tensors that are compared"
+complete -c anyrank -n $check -l schedule -x -d "Let a seed decide which rank goes on"
+complete -c anyrank -n $check -l net-fault -x -d "Let the transport do wrong once"
+complete -c anyrank -n $check -l verify-transfers -d "Compare a checksum of every transfer"
 
 complete -c anyrank -n $bugs -l run -d "Run each in a case in which it matters"
 complete -c anyrank -n $bugs -l curves -d "What losses and a tolerance would show of it"

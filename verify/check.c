@@ -71,6 +71,26 @@ static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
     return AR_OK;
 }
 
+/* How the ranks run. */
+static ar_status check_cluster(const ar_check_options *o)
+{
+    if (o->algorithm == AR_SIM_LAST)
+        return ar_error_set(AR_ERR_ARG, "collectives by the last rank to come: it would move the bytes of all, and "
+                                        "those of each rank would be chance; direct or ring");
+    if (o->trace && (o->layouts != 1 || o->schedules > 1))
+        return ar_error_set(AR_ERR_ARG, "a trace records one run: one layout, and at most one schedule");
+    if (o->fault_count > 0 && o->layouts != 1)
+        return ar_error_set(AR_ERR_ARG, "faults of the transport strike one run: %zu layouts, expected one",
+                            o->layouts);
+    const int world = ar_parallel_world(&o->parallel[0]);
+    for (size_t i = 0; i < o->fault_count; i++) {
+        if (o->faults[i].rank < 0 || o->faults[i].rank >= world)
+            return ar_error_set(AR_ERR_ARG, "a fault of the transport on rank %d of %d: 0 to %d", o->faults[i].rank,
+                                world, world - 1);
+    }
+    return AR_OK;
+}
+
 static bool is_nan(float x)
 {
     return x != x;
@@ -121,6 +141,25 @@ static ar_status describe_baseline(ar_check_report *r, const ari_reference *ref)
     return ari_reference_hash(r->gradients_hash, ref, ari_reference_is_gradient, NULL);
 }
 
+/* One layout, under as many schedules as are asked for: until one run is not the same. */
+static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first,
+                               uint64_t schedules)
+{
+    const uint64_t predicted = run->bytes_predicted;
+    o->sim.explore = schedules > 0;
+    for (uint64_t k = 0; k < (schedules > 0 ? schedules : 1); k++) {
+        ari_check_run_fini(run);
+        run->bytes_predicted = predicted;
+        o->sim.schedule_seed = first + k;
+        AR_TRY(ari_check_run(run, ref, o));
+        run->schedules = schedules > 0 ? k + 1 : 0;
+        run->schedule_seed = o->sim.schedule_seed;
+        if (run->result != AR_CHECK_SAME)
+            break;
+    }
+    return AR_OK;
+}
+
 static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_reference *ref, ari_weights *w,
                              const ar_batch *batch)
 {
@@ -129,21 +168,27 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
         char what[96];
         ar_parallel_text(what, sizeof what, &o->parallel[i]);
         tell(o, (double)i / (double)o->layouts, what);
-        const ari_cluster_options run = {.config = &r->config,
-                                         .plan = o->plan,
-                                         .parallel = o->parallel[i],
-                                         .batch = batch,
-                                         .steps = o->steps,
-                                         .optimizer = o->optimizer,
-                                         .clip = o->clip,
-                                         .dropout = o->dropout,
-                                         .seed = o->seed,
-                                         .weights = w ? ari_weights_find : NULL,
-                                         .weights_user = w,
-                                         .numerics = o->numerics,
-                                         .fault = o->fault,
-                                         .threads = o->threads,
-                                         .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns}};
+        ari_cluster_options run = {.config = &r->config,
+                                   .plan = o->plan,
+                                   .parallel = o->parallel[i],
+                                   .batch = batch,
+                                   .steps = o->steps,
+                                   .optimizer = o->optimizer,
+                                   .clip = o->clip,
+                                   .dropout = o->dropout,
+                                   .seed = o->seed,
+                                   .weights = w ? ari_weights_find : NULL,
+                                   .weights_user = w,
+                                   .numerics = o->numerics,
+                                   .fault = o->fault,
+                                   .threads = o->threads,
+                                   .sim = {.algorithm = o->algorithm,
+                                           .timeout_ns = o->timeout_ns,
+                                           .verify_transfers = o->verify_transfers,
+                                           .faults = o->faults,
+                                           .fault_count = o->fault_count,
+                                           .trace = o->trace,
+                                           .cluster = o->cluster}};
         const ari_traffic_case traffic = {.config = &r->config,
                                           .plan = o->plan,
                                           .parallel = o->parallel[i],
@@ -154,7 +199,7 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
                                           .numerics = o->numerics};
         r->runs++; /* first: what a failed run has allocated is the report's to free */
         AR_TRY(ari_traffic_bytes(&r->run[i].bytes_predicted, &traffic));
-        AR_TRY(ari_check_run(&r->run[i], ref, &run));
+        AR_TRY(run_schedules(&r->run[i], ref, &run, o->schedule_seed, o->schedules));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
     }
     return AR_OK;
@@ -184,6 +229,7 @@ static ar_status begin_report(ar_check_report *r, ari_weights **weights, const a
     AR_TRY(ar_config_load(&r->config, r->folder));
     AR_TRY(check_sizes(o, &r->config));
     AR_TRY(check_layouts(o, &r->config));
+    AR_TRY(check_cluster(o));
     AR_TRY(ar_config_parameters(&r->config, &r->parameters));
     AR_TRY(ari_weights_load(weights, &r->config, r->folder));
     r->fresh = *weights == NULL;

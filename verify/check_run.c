@@ -231,7 +231,8 @@ static void keep_counts(ar_check_run *run, const ari_cluster_result *result)
     run->optimizer_bytes = result->optimizer_per_rank;
     run->stored_bytes = result->stored_per_rank;
     run->peak_bytes = result->peak_per_rank;
-    run->seconds = result->seconds;
+    run->has_predicted = result->has_predicted;
+    run->predicted = result->predicted;
     run->loss = result->loss;
 }
 
@@ -255,6 +256,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         st = ar_error_set(ended, "%s: %.*s", layout, (int)strcspn(message, "\n"), message);
         goto done;
     }
+    run->seconds = result.seconds;
     if (ended != AR_OK) {
         AR_TRY_TO(done, st, keep_error(run, &result));
         st = describe_before_error(run, &c, o);

@@ -2,6 +2,7 @@
 #include "verify/cluster_run.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/budget.h"
 #include "ref/core/clock.h"
@@ -138,6 +139,43 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static ar_status run_ranks(ari_cluster_result *result, job *j, int ranks)
+{
+    ar_sim_options sim = j->o->sim;
+    ar_trace *own = NULL;
+    sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
+    /* Bytes are counted as each rank's own, and predicted so: the last one to come must not move everybody's. */
+    sim.algorithm = sim.algorithm == AR_SIM_AUTO ? AR_SIM_DIRECT : sim.algorithm;
+    if (sim.cluster && !sim.trace) {
+        AR_TRY(ar_trace_create(&own));
+        sim.trace = own;
+    }
+    const uint64_t start = ari_now_ns();
+    ar_status st = ar_sim_run(ranks, &sim, rank_main, j, result->reports);
+    result->seconds = (double)(ari_now_ns() - start) * 1e-9;
+    if (st == AR_OK && sim.cluster) {
+        st = ar_trace_summarise(&result->predicted, sim.trace, AR_TRACE_VIRTUAL);
+        result->has_predicted = st == AR_OK;
+    }
+    ar_trace_destroy(own);
+    return st;
+}
+
+static void collect(ari_cluster_result *result, const rank_result *rank, size_t n)
+{
+    for (size_t r = 0; r < n; r++) {
+        const uint64_t moved = rank[r].read + rank[r].written;
+        result->bytes += moved;
+        result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
+        result->weights_per_rank = larger(result->weights_per_rank, rank[r].weights);
+        result->gradients_per_rank = larger(result->gradients_per_rank, rank[r].gradients);
+        result->optimizer_per_rank = larger(result->optimizer_per_rank, rank[r].optimizer);
+        result->stored_per_rank = larger(result->stored_per_rank, rank[r].stored);
+        result->peak_per_rank = larger(result->peak_per_rank, rank[r].peak);
+    }
+    memcpy(result->calls, rank[0].calls, sizeof result->calls);
+}
+
 ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o)
 {
     *result = (ari_cluster_result){0};
@@ -150,28 +188,10 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     for (size_t r = 0; r < n; r++)
         j.rank[r].loss = losses + r * steps;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&result->reports, n, sizeof *result->reports, "reports of the ranks"));
-    const uint64_t start = ari_now_ns();
-    ar_sim_options sim = o->sim;
-    sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
-    /* Bytes are counted as each rank's own, and predicted so: the last one to come must not move everybody's. */
-    sim.algorithm = sim.algorithm == AR_SIM_AUTO ? AR_SIM_DIRECT : sim.algorithm;
-    AR_TRY_TO(done, st, ar_sim_run((int)n, &sim, rank_main, &j, result->reports));
-    result->seconds = (double)(ari_now_ns() - start) * 1e-9;
+    AR_TRY_TO(done, st, run_ranks(result, &j, (int)n));
     result->loss = losses;
     losses = NULL;
-    for (size_t r = 0; r < n; r++) {
-        const rank_result *rank = &j.rank[r];
-        const uint64_t moved = rank->read + rank->written;
-        result->bytes += moved;
-        result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
-        result->weights_per_rank = larger(result->weights_per_rank, rank->weights);
-        result->gradients_per_rank = larger(result->gradients_per_rank, rank->gradients);
-        result->optimizer_per_rank = larger(result->optimizer_per_rank, rank->optimizer);
-        result->stored_per_rank = larger(result->stored_per_rank, rank->stored);
-        result->peak_per_rank = larger(result->peak_per_rank, rank->peak);
-    }
-    for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
-        result->calls[k] = j.rank[0].calls[k];
+    collect(result, j.rank, n);
     free(result->reports);
     result->reports = NULL;
 done:

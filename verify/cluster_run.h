@@ -21,7 +21,7 @@ typedef struct ari_cluster_options {
     ar_numerics numerics;
     ar_fault fault;
     int threads;        /* of the whole process, shared by the ranks; 0: the cores of the machine */
-    ar_sim_options sim; /* timeout_ns 0: 60 s; AR_SIM_AUTO: direct */
+    ar_sim_options sim; /* timeout_ns 0: 60 s; AR_SIM_AUTO: direct; with a cluster and no trace: one of its own */
     bool forward_only;
     ar_tap_fn tap;   /* NULL: nobody listens */
     void **tap_user; /* [world] */
@@ -41,6 +41,8 @@ typedef struct ari_cluster_result {
     /* Bytes, the largest rank's: weights, gradient state, step memory after the forward pass and at most. */
     size_t weights_per_rank, gradients_per_rank, optimizer_per_rank, stored_per_rank, peak_per_rank;
     double seconds;
+    bool has_predicted; /* with a cluster */
+    ar_trace_summary predicted;
     ar_sim_rank_report *reports; /* [world] if the run failed, else NULL; free() */
 } ari_cluster_result;
 

@@ -70,7 +70,8 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     run_options->parallel = (ar_parallel){.tp = o->tp};
     run_options->seed = o->seed;
     run_options->threads = o->threads;
-    run_options->sim = (ar_sim_options){.algorithm = o->algorithm, .timeout_ns = o->timeout_ns};
+    run_options->sim = (ar_sim_options){
+        .algorithm = o->algorithm, .timeout_ns = o->timeout_ns, .cluster = o->cluster, .trace = o->trace};
     run_options->tap = ari_gather_tap;
     run_options->tap_user = users;
     const ar_status st = ari_cluster_run(&done, run_options);
@@ -81,6 +82,8 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     free(done.loss);
     result->seconds = done.seconds;
     result->bytes = done.bytes;
+    result->has_predicted = done.has_predicted;
+    result->predicted = done.predicted;
     return st;
 }
 

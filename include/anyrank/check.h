@@ -28,10 +28,18 @@ typedef struct ar_check_options {
     uint64_t seed;    /* of fresh weights and of the place in the text */
     ar_fault fault;
     ar_plan plan;
-    ar_sim_algorithm algorithm;
-    int threads;         /* of the whole process; 0: the cores of the machine */
-    uint64_t timeout_ns; /* longest wait of a rank for another; 0: 60 s */
-    bool skip_f64;       /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
+    ar_sim_algorithm algorithm; /* AR_SIM_AUTO: direct. Not AR_SIM_LAST: the bytes of a rank would be chance */
+    int threads;                /* of the whole process; 0: the cores of the machine */
+    uint64_t timeout_ns;        /* longest wait of a rank for another; 0: 60 s */
+    bool verify_transfers;      /* what the transport does wrong is an error of the run, naming ranks and element */
+    const ar_sim_fault *faults; /* [fault_count] of the transport, in the one layout; borrowed */
+    size_t fault_count;
+    /* 0: the system's scheduler. Else each layout runs under the deterministic scheduler's schedules schedule_seed,
+     * schedule_seed + 1, ..., so many of them, until one run is not the same. */
+    uint64_t schedules, schedule_seed;
+    const ar_sim_cluster *cluster; /* what it would take there: virtual time. NULL: none. Borrowed */
+    ar_trace *trace;               /* records the one layout's one run; NULL: nothing does. Borrowed */
+    bool skip_f64;                 /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
     void *progress_user;
 } ar_check_options;
@@ -66,7 +74,11 @@ typedef struct ar_check_run {
      * at once. */
     size_t weights_bytes, gradients_bytes, optimizer_bytes, stored_bytes, peak_bytes;
     double seconds;
-    float *loss;                               /* [max(steps, 1)] */
+    bool has_predicted;         /* with a cluster, of a run that came to its end */
+    ar_trace_summary predicted; /* of the whole run, by the virtual clock */
+    uint64_t schedules;         /* run; 0: the system's scheduler */
+    uint64_t schedule_seed;     /* of the last one: the one to replay where the result is not AR_CHECK_SAME */
+    float *loss;                /* [max(steps, 1)] */
     char weights_hash[65], gradients_hash[65]; /* after the last step; of the last step, before clipping */
     bool has_difference;
     ar_first_difference first;
@@ -118,7 +130,8 @@ typedef struct ar_check_report {
 
 /** Runs the baseline once and every layout against it. Gives the report even where runs differ or end in an error; its
  *  `result` tells. Borrows the options until return. Errors (no report):
- *  AR_ERR_ARG (batch, seq or layouts of 0; memory that would not suffice), AR_ERR_SHAPE (seq longer than the model's),
+ *  AR_ERR_ARG (batch, seq or layouts of 0; memory that would not suffice; options that contradict each other),
+ *  AR_ERR_SHAPE (seq longer than the model's),
  *  AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (illegal layouts), AR_ERR_MEMORY (also of one rank), and those of reading
  *  the model and the text. */
 AR_NODISCARD ar_status ar_check(ar_check_report **gives, const ar_check_options *o);

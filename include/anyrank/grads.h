@@ -19,14 +19,18 @@ typedef struct ar_grads_options {
     uint64_t seed; /* of fresh weights, where the model's folder has none */
     ar_mlp_order mlp_order;
     ar_sim_algorithm algorithm;
-    int threads;         /* of the whole process; 0: the machine's cores */
-    uint64_t timeout_ns; /* 0: 60 s */
+    int threads;                   /* of the whole process; 0: the machine's cores */
+    uint64_t timeout_ns;           /* 0: 60 s */
+    const ar_sim_cluster *cluster; /* what it would take there: virtual time. NULL: none. Borrowed */
+    ar_trace *trace;               /* records the run; NULL: nothing does. Borrowed */
 } ar_grads_options;
 
 typedef struct ar_grads_result {
     float loss; /* 0 with `block` */
     double seconds;
-    uint64_t bytes; /* moved between ranks, all ranks together */
+    bool has_predicted;         /* with a cluster */
+    ar_trace_summary predicted; /* by the virtual clock */
+    uint64_t bytes;             /* moved between ranks, all ranks together */
     size_t tensors;
     char outputs_hash[65]; /* over everything written */
     char file[2][600];     /* what was written; "" if only one file */

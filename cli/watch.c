@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/watch.h"
+
+#include <string.h>
+
+#include "cli/json_text.h"
+#include "ref/core/out.h"
+#include "ref/io/json.h"
+
+bool ari_watch_records(const ari_watch_values *v)
+{
+    return v->trace || v->timeline;
+}
+
+static bool same(const char *a, const char *b)
+{
+    return a && b && strcmp(a, b) == 0;
+}
+
+static ar_status check_file(const char *option, const char *path)
+{
+    if (!path)
+        return AR_OK;
+    if (strcmp(path, "-") == 0)
+        return ar_error_set(AR_ERR_ARG, "--%s - is no file: give a path (/dev/stdout is one)", option);
+    return ari_out_check(path);
+}
+
+ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v, const ari_common *common)
+{
+    *w = (ari_watch){.values = *v};
+    if (same(v->trace, v->timeline))
+        return ar_error_set(AR_ERR_ARG, "--trace and --timeline both name %s: one would replace the other",
+                            ARI_SHOW(v->trace));
+    if (same(v->trace, common->json) || same(v->timeline, common->json))
+        return ar_error_set(AR_ERR_ARG, "--json and --%s both name %s: one would replace the other",
+                            same(v->trace, common->json) ? "trace" : "timeline", ARI_SHOW(common->json));
+    AR_TRY(check_file("trace", v->trace));
+    AR_TRY(check_file("timeline", v->timeline));
+    if (v->cluster)
+        AR_TRY(ar_sim_cluster_parse(&w->cluster, v->cluster));
+    w->timed = v->cluster != NULL;
+    return ari_watch_records(v) ? ar_trace_create(&w->trace) : AR_OK;
+}
+
+const ar_sim_cluster *ari_watch_cluster(const ari_watch *w)
+{
+    return w->timed ? &w->cluster : NULL;
+}
+
+ar_status ari_watch_write(const ari_watch *w, const char *title)
+{
+    const ar_trace_clock clock = w->timed ? AR_TRACE_VIRTUAL : AR_TRACE_REAL;
+    if (w->values.trace)
+        AR_TRY(ar_trace_write_json(w->trace, clock, w->values.trace));
+    return w->values.timeline ? ar_trace_write_html(w->trace, clock, title, w->values.timeline) : AR_OK;
+}
+
+void ari_watch_print(FILE *to, const ari_watch *w)
+{
+    const char *clock = w->timed ? "by the cluster's clock" : "by this machine's clock";
+    if (w->values.trace)
+        fprintf(to, "%s: the run %s; open it at ui.perfetto.dev\n", w->values.trace, clock);
+    if (w->values.timeline)
+        fprintf(to, "%s: the run %s; open it in a browser\n", w->values.timeline, clock);
+}
+
+ar_status ari_predicted_begin(ari_table **gives, FILE *to, const ari_watch *w)
+{
+    static const ari_column columns[] = {
+        {"layout", ARI_LEFT},   {"time", ARI_RIGHT},         {"computing", ARI_RIGHT}, {"communicating", ARI_RIGHT},
+        {"exposed", ARI_RIGHT}, {"critical path", ARI_LEFT}, {"most of it", ARI_LEFT}};
+    char text[256];
+    ar_sim_cluster_describe(&w->cluster, text, sizeof text);
+    fprintf(to, "\n  predicted on a cluster %s\n", text);
+    return ari_table_create(gives, columns, sizeof columns / sizeof *columns);
+}
+
+/* Collectives of clusters take microseconds. */
+static const char *time_text(char text[ARI_NUMBER], double seconds)
+{
+    if (!(seconds < 1e-3))
+        return ari_seconds_text(text, seconds);
+    snprintf(text, ARI_NUMBER, "%.1f us", seconds * 1e6);
+    return text;
+}
+#define TIME_TEXT(s) time_text((char[ARI_NUMBER]){0}, (s))
+
+/* "31 % computing, 69 % communicating" */
+static void path_cell(ari_table *t, const ar_trace_summary *s)
+{
+    const double whole = s->seconds > 0 ? s->seconds : 1;
+    const double compute = 100 * s->path_compute / whole, communication = 100 * s->path_communication / whole;
+    const double wait = 100 * s->path_wait / whole;
+    if (wait >= 0.5)
+        ari_table_cell(t, "%.0f %% computing, %.0f %% communicating, %.0f %% waiting", compute, communication, wait);
+    else
+        ari_table_cell(t, "%.0f %% computing, %.0f %% communicating", compute, communication);
+}
+
+void ari_predicted_row(ari_table *t, const char *layout, const ar_trace_summary *s)
+{
+    ari_table_cell(t, "%s", layout);
+    for (int i = 0; i < 6 && !s; i++)
+        ari_table_cell(t, "-");
+    if (!s)
+        return;
+    ari_table_cell(t, "%s", TIME_TEXT(s->seconds));
+    ari_table_cell(t, "%s", TIME_TEXT(s->compute));
+    ari_table_cell(t, "%s", TIME_TEXT(s->communication));
+    ari_table_cell(t, "%s", TIME_TEXT(s->exposed));
+    path_cell(t, s);
+    if (s->parts > 0)
+        ari_table_cell(t, "%s, %s on rank %d", s->longest[0].what, TIME_TEXT(s->longest[0].seconds),
+                       s->longest[0].rank);
+    else
+        ari_table_cell(t, "-");
+}
+
+void ari_watch_json(json_t *result, const ari_watch *w)
+{
+    char text[256];
+    ar_sim_cluster_describe(&w->cluster, text, sizeof text);
+    if (w->timed)
+        json_object_set_new(result, "cluster", ari_json_text(text));
+    if (w->values.trace)
+        json_object_set_new(result, "trace", ari_json_text(w->values.trace));
+    if (w->values.timeline)
+        json_object_set_new(result, "timeline", ari_json_text(w->values.timeline));
+}
+
+void ari_watch_fini(ari_watch *w)
+{
+    ar_trace_destroy(w->trace);
+    w->trace = NULL;
+}
+
+json_t *ari_predicted_json(const ar_trace_summary *s)
+{
+    json_t *longest = json_array();
+    for (size_t i = 0; i < s->parts; i++)
+        json_array_append_new(longest,
+                              json_pack("{s:o, s:i, s:o}", "what", ari_json_text(s->longest[i].what), "rank",
+                                        s->longest[i].rank, "seconds", ari_json_number(s->longest[i].seconds)));
+    json_t *path =
+        json_pack("{s:o, s:o, s:o, s:o}", "compute", ari_json_number(s->path_compute), "communication",
+                  ari_json_number(s->path_communication), "wait", ari_json_number(s->path_wait), "longest", longest);
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:o}", "seconds", ari_json_number(s->seconds), "compute",
+                     ari_json_number(s->compute), "communication", ari_json_number(s->communication), "exposed",
+                     ari_json_number(s->exposed), "overlap", ari_json_number(s->overlap), "bytes", (json_int_t)s->bytes,
+                     "collectives", (json_int_t)s->collectives, "critical_path", path);
+}
