@@ -8,10 +8,6 @@
  *                        in[1]  a1 b1 c1     and writing its sum to three outputs: every input is read once and every
  *                        in[2]  a2 b2 c2     output written once, which is the least there is. */
 
-/* Outputs that are larger than this together are written past the cache: they would not stay in it, and a plain store
- * first reads the line that it overwrites. The last-level caches of common machines hold 16 MiB or more. */
-enum { STREAM_BYTES = 1 << 24 };
-
 typedef struct direct {
     ari_wire *wire;
     const ari_group *group;
@@ -28,11 +24,6 @@ static const char *input(const direct *d, int i)
 static char *output(const direct *d, int i)
 {
     return ari_group_call(d->group, i)->out.ptr;
-}
-
-static bool is_past_cache(const direct *d, size_t bytes)
-{
-    return bytes >= STREAM_BYTES / (size_t)d->n;
 }
 
 /* Writes what is complete to every output, beginning with the own one. */
@@ -53,7 +44,7 @@ static void all_reduce_part(const direct *d)
 {
     const ari_sum sum = ari_sum_of(d->wire, d->r);
     const size_t piece = ari_sum_piece_count(&sum);
-    const bool past_cache = is_past_cache(d, d->call->count * d->element);
+    const bool past_cache = ari_stream_pays(d->call->count * d->element, d->n);
     _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
     size_t start, size;
     ar_comm_slice(d->call->count, d->n, d->r, &start, &size);
@@ -80,25 +71,33 @@ static void reduce_range(const direct *d, size_t start, size_t size)
 }
 
 /* Copies `bytes` of rank `from`; the pointers may be NULL where there are none. False: broken off. */
-static bool take(const direct *d, char *to, int from, const char *at, size_t bytes)
+static bool take_to(const direct *d, char *to, int from, const char *at, size_t bytes, bool past_cache)
 {
-    if (bytes == 0)
+    if (bytes == 0 || to == at)
         return true;
     if (from != d->r)
-        return ari_wire_take(d->wire, to, from, at, bytes, false);
-    ari_copy_bytes(to, at, bytes);
+        return ari_wire_take(d->wire, to, from, at, bytes, past_cache);
+    (past_cache ? ari_stream_bytes : ari_copy_bytes)(to, at, bytes);
     return true;
 }
 
-static void gather_part(const direct *d)
+static bool take(const direct *d, char *to, int from, const char *at, size_t bytes)
 {
+    return take_to(d, to, from, at, bytes, false);
+}
+
+/* outputs: of this size, over all ranks. */
+static void gather_part(const direct *d, int outputs)
+{
+    const bool past_cache = ari_stream_pays(ari_counts_before(d->call->counts, d->n) * d->element, outputs);
     size_t at = 0;
     for (int i = 0; i < d->n; i++) {
         const size_t bytes = d->call->counts[i] * d->element;
-        if (bytes > 0 && !take(d, output(d, d->r) + at, i, input(d, i), bytes))
-            return;
+        if (bytes > 0 && !take_to(d, output(d, d->r) + at, i, input(d, i), bytes, past_cache))
+            break;
         at += bytes;
     }
+    ari_stream_end();
 }
 
 static void scatter_part(const direct *d)
@@ -123,8 +122,10 @@ static void all_to_all_part(const direct *d)
 
 static void broadcast_part(const direct *d)
 {
+    const size_t bytes = d->call->count * d->element;
     if (d->r != d->call->root)
-        (void)take(d, output(d, d->r), d->call->root, input(d, d->call->root), d->call->count * d->element);
+        (void)take_to(d, output(d, d->r), d->call->root, input(d, d->call->root), bytes, ari_stream_pays(bytes, d->n));
+    ari_stream_end();
 }
 
 /* The k-th receive from a rank meets that rank's k-th send to r. */
@@ -167,11 +168,11 @@ static void move(const direct *d)
             reduce_range(d, 0, call->count);
         break;
     case ARI_ALL_GATHER:
-        gather_part(d);
+        gather_part(d, d->n);
         break;
     case ARI_GATHER:
         if (d->r == call->root)
-            gather_part(d);
+            gather_part(d, 1);
         break;
     case ARI_SCATTER:
         scatter_part(d);

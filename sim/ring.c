@@ -16,6 +16,8 @@
 static ari_ring ring_of(ari_sim_comm *c, ari_wire *wire, const ari_call *call)
 {
     const int n = c->base.size, r = c->base.rank, left = (r + n - 1) % n;
+    const bool chain = call->kind == ARI_REDUCE || call->kind == ARI_BROADCAST; /* segments stay in the cache */
+    const size_t count = call->counts ? ari_counts_before(call->counts, n) : call->count;
     return (ari_ring){.c = c,
                       .wire = wire,
                       .call = call,
@@ -25,7 +27,8 @@ static ari_ring ring_of(ari_sim_comm *c, ari_wire *wire, const ari_call *call)
                       .left = left,
                       .right = (r + 1) % n,
                       .element = ar_dtype_bytes(call->dtype),
-                      .kernel = ari_reduce_kernel(call->dtype, call->op)};
+                      .kernel = ari_reduce_kernel(call->dtype, call->op),
+                      .past_cache = !chain && ari_stream_pays(count * ar_dtype_bytes(call->dtype), n)};
 }
 
 /* c modulo n for c >= -2n. */
@@ -50,6 +53,8 @@ static void chunk_of(const ari_ring *g, int c, size_t *at, size_t *bytes)
 void ari_ring_step(const ari_ring *g, ari_moment since, uint64_t steps_done, ar_ring_step step)
 {
     const ar_sim_options *o = g->c->options;
+    if (g->past_cache)
+        ari_stream_end();
     ari_member_advance(&g->c->member, steps_done);
     ari_record_transfer(since, ari_group_rank(g->c->member.group, g->left), step.bytes);
     step.rank = g->r;
@@ -95,15 +100,18 @@ static char *own_partial(const ari_ring *g, int step, size_t at)
 bool ari_ring_add(const ari_ring *g, void *to, const void *from, const void *own, size_t bytes, bool complete)
 {
     const size_t piece = ARI_WIRE_PIECE_BYTES;
+    _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
     for (size_t at = 0; at < bytes; at += piece) {
         const size_t now = bytes - at < piece ? bytes - at : piece, count = now / g->element;
         const void *left = ari_wire_read(g->wire, g->left, (const char *)from + at, now, 0);
-        char *out = (char *)to + at;
+        char *out = g->past_cache ? result : (char *)to + at;
         if (!left)
             return false;
         g->kernel.two(out, left, (const char *)own + at, count);
         if (complete && g->kernel.finish)
             g->kernel.finish(out, count, g->n);
+        if (g->past_cache)
+            ari_stream_bytes((char *)to + at, out, now);
     }
     return true;
 }
@@ -146,7 +154,7 @@ static void all_gather_steps(const ari_ring *g, int first)
         if (bytes > 0) {
             const bool own_of_left = s == 0 && first == 0;
             const char *from = own_of_left ? g->left_call->in.ptr : (const char *)g->left_call->out.ptr + at;
-            if (!ari_wire_take(g->wire, (char *)g->call->out.ptr + at, g->left, from, bytes, false))
+            if (!ari_wire_take(g->wire, (char *)g->call->out.ptr + at, g->left, from, bytes, g->past_cache))
                 return;
         }
         round_step(g, since, 1, s, (uint64_t)first + (uint64_t)s + 1, received, bytes);

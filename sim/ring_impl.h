@@ -16,6 +16,7 @@ typedef struct ari_ring {
     int n, r, left, right;
     size_t element;
     ari_reduce kernel; /* of reductions */
+    bool past_cache;   /* the outputs are too large for it */
 } ari_ring;
 
 /** to = `bytes` that lie at `from` in the left neighbour's memory, combined with own input; complete: nothing is left

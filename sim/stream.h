@@ -2,8 +2,16 @@
 #ifndef ARI_SIM_STREAM_H
 #define ARI_SIM_STREAM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
+/** Whether outputs that are so large together would not stay in the cache anyway. Then they are written past it: a
+ *  plain store first reads the line that it overwrites. */
+static inline bool ari_stream_pays(size_t bytes, int outputs)
+{
+    enum { CACHE_BYTES = 1 << 24 }; /* the last-level caches of common machines hold 16 MiB or more */
+    return bytes >= CACHE_BYTES / (size_t)outputs;
+}
 /** memcpy that does not leave the destination in the cache, where the machine can; plain memcpy elsewhere. */
 void ari_stream_bytes(void *to, const void *from, size_t bytes);
 /** Makes what was streamed so far visible before anything the caller publishes next. */

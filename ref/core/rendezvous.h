@@ -43,6 +43,8 @@ const ari_instruments *ari_world_instruments(const ari_world *w);
 /** No rank may be in a call, and no member of its groups may be used afterwards. */
 void ari_world_destroy(ari_world *w);
 ari_group *ari_world_group(ari_world *w);
+/** Whether every rank had a core when the world was created: the same for all of them. */
+bool ari_world_has_cores(const ari_world *w);
 /** Ends the world for the reason given, unless it has ended: `rank` is the one that failed; it keeps `st`, and so do
  *  the members of the group `with` (NULL: none); every other rank gets AR_ERR_ABORTED. Wakes everybody. */
 void ari_world_fail(ari_world *w, int rank, const ari_group *with, ar_status st, const char *what);

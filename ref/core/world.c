@@ -83,6 +83,11 @@ const ari_instruments *ari_world_instruments(const ari_world *w)
     return &w->with;
 }
 
+bool ari_world_has_cores(const ari_world *w)
+{
+    return w->spins;
+}
+
 ari_group *ari_world_group(ari_world *w)
 {
     return w->whole;
