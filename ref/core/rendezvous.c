@@ -273,7 +273,7 @@ static void look_for_departed(ari_member *m, gate_wait *s)
         s->leaving_ns = s->leaving_ns ? s->leaving_ns : now_ns;
         if (returned == ARI_RUNS && now_ns - s->leaving_ns < WAY_OUT_NS)
             continue;
-        fail_of_departed(m, i, !gone);
+        fail_of_departed(m, i, returned == ARI_RETURNED_OK);
         return;
     }
 }

@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <signal.h>
+#include <unistd.h>
+
+#include "tests/sim/soak_world.h"
+
+/* Thousands of worlds in which something goes wrong: each ends in the right result or in a report that fits what was
+ * done to it, all ranks say the same, nobody is late, and no thread is left. A program of its own, so that it runs
+ * under the thread and address sanitizers. usage: soak [first seed [worlds]] */
+
+enum { WORLDS = 300, SLACK_MS = 100, BUSY_MS = 3000 };
+
+typedef enum outcome {
+    RIGHT,
+    WRONG_SILENTLY,
+    TOLD_TRANSFER,
+    TOLD_KILLED,
+    TOLD_TIMEOUT,
+    TOLD_MISMATCH,
+    TOLD_ERROR,
+    OUTCOMES
+} outcome;
+static const char *const outcome_names[OUTCOMES] = {"right",   "wrong",    "transfer", "killed",
+                                                    "timeout", "mismatch", "error"};
+
+/* Rows of the histogram: worlds with one fault or mistake by its kind, with none, with several. */
+enum {
+    ROW_NONE,
+    ROW_SEVERAL,
+    ROW_FAULTS,
+    ROW_MISTAKES = ROW_FAULTS + AR_SIM_FAULT_KINDS,
+    ROWS = ROW_MISTAKES + MISTAKES
+};
+
+typedef struct soak {
+    int seen[ROWS][OUTCOMES];
+    int bad, repeated, late, explored, threads;
+    double worst_ms; /* of lateness */
+    uint64_t worst_seed;
+} soak;
+
+/* --- a hang is a failure, and must not need somebody to notice it ------------------------------------------------- */
+
+static char hang_text[64];
+
+static void say_hang(int signal)
+{
+    (void)signal;
+    const ssize_t rc = write(STDOUT_FILENO, hang_text, sizeof hang_text);
+    _exit(rc < 0 ? 3 : 2);
+}
+
+static void watch_for_hang(uint64_t seed)
+{
+    memset(hang_text, ' ', sizeof hang_text);
+    const int n = snprintf(hang_text, sizeof hang_text, "seed %llu hangs", (unsigned long long)seed);
+    hang_text[n] = ' ';
+    hang_text[sizeof hang_text - 1] = '\n';
+    alarm(60);
+}
+
+static int count_threads(void)
+{
+    FILE *f = fopen("/proc/self/status", "r");
+    char line[128];
+    int n = -1;
+    while (f && n < 0 && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "Threads: %d", &n) != 1)
+            n = -1;
+    }
+    if (f)
+        fclose(f);
+    return n;
+}
+
+/* A thread that was joined may be counted for a moment longer. */
+static bool threads_are(int want)
+{
+    for (int i = 0; i < 1000 && count_threads() != want; i++)
+        usleep(1000);
+    return count_threads() == want;
+}
+
+/* --- what fits ---------------------------------------------------------------------------------------------------- */
+
+/* Whether `rank` is among "0-3, 8". */
+static bool is_listed(const char *list, int rank)
+{
+    while (*list >= '0' && *list <= '9') {
+        char *end = NULL;
+        const long first = strtol(list, &end, 10);
+        const long last = *end == '-' ? strtol(end + 1, &end, 10) : first;
+        if (rank >= first && rank <= last)
+            return true;
+        list = end + strspn(end, ", ");
+    }
+    return false;
+}
+
+/* The rank that the line begins with; -1: none. */
+static int named_first(const char *line)
+{
+    int rank = -1;
+    return sscanf(line, "rank %d ", &rank) == 1 ? rank : -1;
+}
+
+/* Whether the rank waited in a collective itself, so that another one is to blame for its absence. */
+static bool waits_itself(const soak_world *w, const ar_sim_rank_report *reports, const char *list)
+{
+    for (int r = 0; r < w->n; r++) {
+        if (is_listed(list, r) && strchr(reports[r].current, '#'))
+            return true;
+    }
+    return false;
+}
+
+static bool timeout_fits(const soak_world *w, const ar_sim_fault *f, const char *line,
+                         const ar_sim_rank_report *reports)
+{
+    if (f->kind == AR_SIM_STALL && strstr(line, " stands still "))
+        return named_first(line) == f->rank;
+    const char *list = strstr(line, ", for rank");
+    if (!list || !strstr(line, " waited "))
+        return false;
+    list += strcspn(list, "0123456789");
+    return is_listed(list, f->rank) || waits_itself(w, reports, list);
+}
+
+static bool fault_fits(const soak_world *w, const ar_sim_fault *f, ar_status st, const char *line,
+                       const ar_sim_rank_report *reports)
+{
+    int receiver = -1, sender = -1;
+    unsigned long long transfer = 0;
+    switch (f->kind) {
+    case AR_SIM_KILL:
+        return st == AR_ERR_ABORTED && strstr(line, " was killed ") && named_first(line) == f->rank;
+    case AR_SIM_CORRUPT:
+    case AR_SIM_DROP:
+    case AR_SIM_DUPLICATE:
+        return st == AR_ERR_DATA && w->o.verify_transfers &&
+               sscanf(line, "rank %d, transfer %llu from rank %d", &receiver, &transfer, &sender) == 3 &&
+               (receiver == f->rank || sender == f->rank) &&
+               transfer == f->transfer + (f->kind == AR_SIM_DUPLICATE ? 1 : 0);
+    default:
+        return st == AR_ERR_TIMEOUT && timeout_fits(w, f, line, reports);
+    }
+}
+
+static bool mistake_fits(const soak_world *w, ar_status st, const char *line)
+{
+    int a = -1, b = -1;
+    if (w->mistake == NO_MISTAKE)
+        return false;
+    if (st == AR_ERR_MISMATCH && sscanf(line, "ranks %d and %d ", &a, &b) == 2)
+        return w->mistake > ABORT && (a == w->mistaken || b == w->mistaken);
+    if (named_first(line) != w->mistaken)
+        return false;
+    if (w->mistake == RETURN_OK)
+        return st == AR_ERR_MISMATCH && strstr(line, " returned while rank ");
+    if (w->mistake == RETURN_ERROR)
+        return st == AR_ERR_DATA && strstr(line, " failed with AR_ERR_DATA: returns on purpose");
+    return w->mistake == ABORT && st == AR_ERR_IO && strstr(line, " aborted: aborts on purpose");
+}
+
+/* Whether what the world says fits something that was done to it. */
+static bool report_fits(const soak_world *w, ar_status st, const char *line, const ar_sim_rank_report *reports)
+{
+    bool fits = mistake_fits(w, st, line);
+    for (size_t i = 0; i < w->o.fault_count; i++)
+        fits = fits || fault_fits(w, &w->fault[i], st, line, reports);
+    return fits;
+}
+
+/* The rank fails of its own accord, whatever happens to the world meanwhile. */
+static bool fails_alone(const soak_world *w, int r)
+{
+    return w->mistake == RETURN_ERROR && r == w->mistaken;
+}
+
+/* Every rank that failed says what the world says; the one that failed by itself says its own. */
+static bool all_say_it(const soak_world *w, const char *line)
+{
+    for (int r = 0; r < w->n; r++) {
+        if (w->st[r] != AR_OK && !fails_alone(w, r) && !strstr(w->message[r], line))
+            return false;
+    }
+    return true;
+}
+
+/* Something was done that cannot go unnoticed. */
+static bool must_fail(const soak_world *w)
+{
+    bool must = w->mistake != NO_MISTAKE;
+    for (size_t i = 0; i < w->o.fault_count; i++) {
+        const ar_sim_fault *f = &w->fault[i];
+        const bool ends = ((f->kind == AR_SIM_STALL || f->kind == AR_SIM_KILL) && f->transfer == 0);
+        must = must || (ends && f->collective <= soak_collectives(w, f->rank));
+    }
+    return must;
+}
+
+static bool may_be_wrong(const soak_world *w)
+{
+    bool may = false;
+    for (size_t i = 0; i < w->o.fault_count; i++) {
+        const ar_sim_fault_kind k = w->fault[i].kind;
+        may = may || k == AR_SIM_CORRUPT || k == AR_SIM_DROP || k == AR_SIM_DUPLICATE;
+    }
+    return may && !w->o.verify_transfers;
+}
+
+static bool results_hold(const soak_world *w, char *why, size_t size)
+{
+    for (int i = 0; i < SOAK_OPS; i++) {
+        for (int g = 0; g < SOAK_RANKS; g++) {
+            if (w->size[w->op[i].partition][g] > 0 && !case_holds(&w->op[i].k[g], why, size))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* --- one world ---------------------------------------------------------------------------------------------------- */
+
+static outcome outcome_of(ar_status st, const char *line)
+{
+    if (st == AR_ERR_TIMEOUT)
+        return TOLD_TIMEOUT;
+    if (st == AR_ERR_MISMATCH)
+        return TOLD_MISMATCH;
+    if (st == AR_ERR_ABORTED)
+        return TOLD_KILLED;
+    return strstr(line, ", transfer ") ? TOLD_TRANSFER : TOLD_ERROR;
+}
+
+/* How much later than it should be the world ended: the wait that was too long, and what it took to tell everybody. */
+static double lateness_ms(const soak_world *w, const char *line, uint64_t end_ns)
+{
+    uint64_t first_ns = end_ns;
+    for (int r = 0; r < w->n; r++) {
+        if (w->st[r] != AR_OK && !fails_alone(w, r) && w->returned_ns[r] < first_ns)
+            first_ns = w->returned_ns[r];
+    }
+    int rank;
+    double waited = 0.0, late = (double)(end_ns - first_ns) * 1e-6;
+    if (sscanf(line, "rank %d waited %lf s", &rank, &waited) == 2)
+        late += waited * 1e3 - (double)w->o.timeout_ns * 1e-6;
+    return late;
+}
+
+static void note_lateness(soak *s, const soak_world *w, const char *line, uint64_t end_ns)
+{
+    if (w->o.explore) /* no time passes */
+        return;
+    const double late = lateness_ms(w, line, end_ns);
+    s->late += late > SLACK_MS;
+    if (late > s->worst_ms) {
+        s->worst_ms = late;
+        s->worst_seed = w->seed;
+    }
+}
+
+/* Runs the world and judges it. Returns whether all is as it should be; otherwise says why not. */
+static bool run_once(soak *s, soak_world *w, outcome *o, char *why, size_t size)
+{
+    ar_sim_rank_report reports[SOAK_RANKS] = {0};
+    char line[768];
+    soak_reset(w);
+    memset(w->st, 0, sizeof w->st);
+    const ar_status st = ar_sim_run(w->n, &w->o, soak_rank, w, reports);
+    const uint64_t end_ns = ari_now_ns();
+    snprintf(line, sizeof line, "%.*s", (int)strcspn(ar_error_message(), "\n"), st == AR_OK ? "" : ar_error_message());
+    why[0] = '\0';
+    if (!threads_are(s->threads)) {
+        snprintf(why, size, "%d threads are left of %d", count_threads(), s->threads);
+    } else if (st == AR_OK) {
+        const bool right = results_hold(w, why, size);
+        *o = right ? RIGHT : WRONG_SILENTLY;
+        if (must_fail(w))
+            snprintf(why, size, "nothing was told");
+        else if (may_be_wrong(w))
+            why[0] = '\0';
+    } else {
+        *o = outcome_of(st, line);
+        note_lateness(s, w, line, end_ns);
+        if (!report_fits(w, st, line, reports))
+            snprintf(why, size, "the report does not fit: %s", ar_error_message());
+        else if (!all_say_it(w, line))
+            snprintf(why, size, "not every rank says: %s", line);
+    }
+    return why[0] == '\0';
+}
+
+static int row_of(const soak_world *w)
+{
+    const size_t n = w->o.fault_count + (w->mistake != NO_MISTAKE);
+    if (n != 1)
+        return n == 0 ? ROW_NONE : ROW_SEVERAL;
+    return w->mistake != NO_MISTAKE ? ROW_MISTAKES + (int)w->mistake : ROW_FAULTS + (int)w->fault[0].kind;
+}
+
+static void print_world(const soak_world *w)
+{
+    printf("seed %llu: N %d, algorithm %d, verify %d, explore %d, timeout %.3f s, mistake %s of rank %d in op %d\n",
+           (unsigned long long)w->seed, w->n, (int)w->o.algorithm, w->o.verify_transfers, w->o.explore,
+           (double)w->o.timeout_ns * 1e-9, mistake_names[w->mistake], w->mistaken, w->mistaken_op);
+    for (size_t i = 0; i < w->o.fault_count; i++) {
+        char text[128];
+        ar_sim_fault_describe(&w->fault[i], text, sizeof text);
+        printf("  %s\n", text);
+    }
+    for (int r = 0; r < w->n; r++)
+        printf("  rank %d: %s %s\n", r, ar_status_name(w->st[r]), w->message[r]);
+}
+
+static void soak_one(soak *s, soak_world *w, uint64_t seed)
+{
+    static char why[4096];
+    outcome o = RIGHT;
+    draw_soak(w, seed);
+    watch_for_hang(seed);
+    s->explored += w->o.explore;
+    bool good = run_once(s, w, &o, why, sizeof why);
+    /* A short timeout on a busy machine may miss a rank that is merely slow: then a longer one must not. */
+    for (int i = 0; i < 2 && !good && o == TOLD_TIMEOUT && w->o.timeout_ns > 0 && !w->o.explore; i++) {
+        s->repeated++;
+        w->o.timeout_ns *= 8;
+        good = run_once(s, w, &o, why, sizeof why);
+    }
+    s->seen[row_of(w)][o]++;
+    s->bad += !good;
+    if (!good) {
+        print_world(w);
+        printf("  %s\n", why);
+    }
+    soak_fini(w);
+}
+
+static void print_histogram(const soak *s)
+{
+    printf("%-12s", "one of:");
+    for (int o = 0; o < OUTCOMES; o++)
+        printf(" %9s", outcome_names[o]);
+    for (int row = 0; row < ROWS; row++) {
+        const char *name = row == ROW_NONE      ? "none"
+                           : row == ROW_SEVERAL ? "several"
+                           : row < ROW_MISTAKES ? ar_sim_fault_name((ar_sim_fault_kind)(row - ROW_FAULTS))
+                                                : mistake_names[row - ROW_MISTAKES];
+        if (row == ROW_MISTAKES) /* there is no row of no mistake */
+            continue;
+        printf("\n%-12s", name);
+        for (int o = 0; o < OUTCOMES; o++)
+            printf(" %9d", s->seen[row][o]);
+    }
+    printf("\n");
+}
+
+int main(int argc, char **argv)
+{
+    const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
+    const uint64_t worlds = argc > 2 ? strtoull(argv[2], NULL, 0) : WORLDS;
+    soak s = {.threads = count_threads()};
+    soak_world *w = malloc(sizeof *w);
+    if (!w)
+        return 1;
+    signal(SIGALRM, say_hang);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    const uint64_t start = ari_now_ns();
+    printf("seeds %llu to %llu\n", (unsigned long long)first, (unsigned long long)(first + worlds - 1));
+    for (uint64_t seed = first; seed < first + worlds; seed++)
+        soak_one(&s, w, seed);
+    free(w);
+    print_histogram(&s);
+    printf("%llu worlds in %.1f s, %d under a deterministic schedule; %d repeated with a longer timeout\n",
+           (unsigned long long)worlds, (double)(ari_now_ns() - start) * 1e-9, s.explored, s.repeated);
+    printf("ends later than %d ms after the timeout: %d; the latest %.1f ms (seed %llu)\n", SLACK_MS, s.late,
+           s.worst_ms, (unsigned long long)s.worst_seed);
+    printf("%d worlds wrong\n", s.bad);
+    return s.bad == 0 && s.worst_ms < BUSY_MS ? 0 : 1;
+}
