@@ -18,9 +18,11 @@ typedef struct timing {
     const ari_call *call; /* member 0's; the others' agree with it */
     int n;
     int node[MOST_MEMBERS];
-    moment at[MOST_MEMBERS];                        /* when each came; at the end when it is done */
-    moment sends[MOST_MEMBERS], gets[MOST_MEMBERS]; /* direct messages: when its port is free */
-    int order[MOST_MEMBERS];                        /* direct messages: members in the order in which they came */
+    double latency[MOST_MEMBERS], byte_ns[MOST_MEMBERS]; /* rings: of the link that a member receives by */
+    double chunk[MOST_MEMBERS];                          /* rings: bytes */
+    moment at[MOST_MEMBERS];                             /* when each came; at the end when it is done */
+    moment sends[MOST_MEMBERS], gets[MOST_MEMBERS];      /* direct messages: when its port is free */
+    int order[MOST_MEMBERS];                             /* direct messages: members in the order in which they came */
 } timing;
 
 /* Of two moments that are equal, the first decides. */
@@ -64,6 +66,17 @@ static size_t chunk_bytes(const timing *t, int chunk)
     return size * ar_dtype_bytes(call->dtype);
 }
 
+/* What the steps of a ring are made of, looked up once: there are n of them at each of n members. */
+static void prepare_ring(timing *t)
+{
+    for (int r = 0; r < t->n; r++) {
+        const ar_sim_link *l = link_of(t, r > 0 ? r - 1 : t->n - 1, r);
+        t->latency[r] = latency_ns(l);
+        t->byte_ns[r] = 1e9 / l->bytes_per_s;
+        t->chunk[r] = (double)chunk_bytes(t, r);
+    }
+}
+
 /* n - 1 steps: in step s member r receives chunk r + first - s from its left neighbour, when both have done the step
  * before. An empty chunk takes the latency too: the step is made all the same. */
 static void ring(timing *t, int first)
@@ -71,12 +84,12 @@ static void ring(timing *t, int first)
     const int n = t->n;
     for (int s = 1; s < n; s++) {
         moment left = t->at[n - 1];
+        int chunk = (first - s + n) % n;
         for (int r = 0; r < n; r++) {
-            const ar_sim_link *l = link_of(t, r > 0 ? r - 1 : n - 1, r);
             const moment own = t->at[r];
-            const size_t bytes = chunk_bytes(t, (r + first - s + 2 * n) % n);
-            t->at[r] = plus(later(own, left), latency_ns(l) + moving_ns(l, bytes));
+            t->at[r] = plus(later(own, left), t->latency[r] + t->chunk[chunk] * t->byte_ns[r]);
             left = own;
+            chunk = chunk + 1 < n ? chunk + 1 : 0;
         }
     }
 }
@@ -84,7 +97,7 @@ static void ring(timing *t, int first)
 /* Partial sums of chunk c go from c + 1 round to c. */
 static void ring_reduce_scatter(timing *t)
 {
-    ring(t, -1);
+    ring(t, t->n - 1);
 }
 
 /* Chunk c goes from c round to c - 1. */
@@ -207,13 +220,16 @@ static void run_kind(timing *t)
     switch (call->kind) {
     case ARI_ALL_REDUCE:
     case ARI_BARRIER: /* an all-reduce of nothing */
+        prepare_ring(t);
         ring_reduce_scatter(t);
         ring_all_gather(t);
         break;
     case ARI_REDUCE_SCATTER:
+        prepare_ring(t);
         ring_reduce_scatter(t);
         break;
     case ARI_ALL_GATHER:
+        prepare_ring(t);
         ring_all_gather(t);
         break;
     case ARI_BROADCAST:
