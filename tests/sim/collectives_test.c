@@ -86,8 +86,12 @@ static void sweep(void (*add)(batch *, coll_case, int which), ar_queue_kind queu
     for (int run = 0; run < WORLDS * PLAIN_DTYPES; run++) {
         const int n = world_sizes[run % WORLDS];
         for (int which = 0; which < COUNTS; which++) {
-            for (int op = 0; op < (reduces ? PLAIN_OPS : 1); op++)
+            for (int op = 0; op < (reduces ? PLAIN_OPS : 1); op++) {
+                /* The largest count is slow to define: with sums, and with one other operation in turn. */
+                if (which == COUNTS - 1 && op != AR_SUM && op != run % PLAIN_OPS)
+                    continue;
                 add(&b, (coll_case){.dtype = plain_dtypes[run / WORLDS], .op = (ar_op)op, .n = n}, which);
+            }
         }
         run_and_check(&b, n);
     }
@@ -305,15 +309,13 @@ static void keep_outputs(const batch *b, int n, unsigned char **kept)
 static void add_reductions(batch *b, int n, ar_dtype t)
 {
     static const size_t counts[] = {1, 10, 1001, 20011};
-    for (int i = 0; i < 4 * PLAIN_OPS; i++) {
-        coll_case k = {.kind = ALL_REDUCE, .dtype = t, .op = (ar_op)(i / 4), .n = n, .count = counts[i % 4]};
-        add_case(b, k);
-        k.kind = REDUCE;
-        k.root = n - 1;
-        add_case(b, k);
-        k.kind = REDUCE_SCATTER;
-        share(&k, 1, k.count);
-        add_case(b, k);
+    static const case_kind kinds[] = {ALL_REDUCE, REDUCE, REDUCE_SCATTER};
+    for (int i = 0; i < 3 * 4 * PLAIN_OPS; i++) {
+        coll_case *k = &b->k[b->n++];
+        *k = (coll_case){.kind = kinds[i % 3], .dtype = t, .op = (ar_op)(i / 12), .n = n, .root = n - 1};
+        k->count = counts[i / 3 % 4];
+        share(k, 1, k->count);
+        case_init_memory(k, (uint64_t)i);
     }
 }
 

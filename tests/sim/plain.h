@@ -205,8 +205,8 @@ static inline void case_reset(coll_case *k, int r)
     memcpy(k->in[r], k->before[r], k->in_bytes[r]);
 }
 
-/* Allocates and fills every rank's memory, and computes what must come out. kind .. sends are set. */
-static inline void case_init(coll_case *k, uint64_t seed)
+/* Allocates and fills every rank's memory. kind .. sends are set. */
+static inline void case_init_memory(coll_case *k, uint64_t seed)
 {
     const size_t e = plain_size(k->dtype);
     for (int r = 0; r < k->n; r++) {
@@ -229,6 +229,12 @@ static inline void case_init(coll_case *k, uint64_t seed)
             k->in[r] += at;
         case_reset(k, r);
     }
+}
+
+/* The same, and computes what must come out. */
+static inline void case_init(coll_case *k, uint64_t seed)
+{
+    case_init_memory(k, seed);
     for (int r = 0; r < k->n; r++) {
         k->want[r] = malloc(k->out_bytes[r] + 1);
         plain_want(k, k->want[r], r);
