@@ -43,7 +43,9 @@ static void put_record(ari_text *t, const ari_trace_view *v, const ari_view_lane
         ari_text_put(t, ",%" PRIu64 ",%zu,\"%s\"", ari_view_waiting(v, m, r), lane->meeting[i],
                      ari_kind_name(r->op_kind));
         put_string(t, r->name);
-        ari_text_put(t, ",%" PRIu64 ",%" PRIu64 ",%d", r->bytes_read, r->bytes_written, r->broken);
+        ari_text_put(t, ",%" PRIu64 ",%" PRIu64, r->bytes_read, r->bytes_written);
+        if (r->broken) /* maybe for the reason that members called different things */
+            ari_text_put(t, ",\"%s\",\"%s\",%zu,%d", ar_dtype_name(r->dtype), ari_op_name(r->op), r->count, r->root);
         break;
     }
     }
