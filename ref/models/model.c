@@ -141,6 +141,7 @@ static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
     ar_param **all = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_model_list(&all, &n, m));
+    ari_span_begin("weights");
     for (size_t i = 0; i < n; i++)
         AR_TRY_TO(done, st, set_one(all[i], ctx, s));
     AR_TRY_TO(done, st, ar_params_broadcast(all, n, ctx));
@@ -148,7 +149,7 @@ static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
         AR_TRY_TO(done, st, ar_param_tap(all[i], ctx, 'i', &all[i]->value));
 done:
     free(all);
-    return st;
+    return ari_span_end(st);
 }
 
 ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed)
