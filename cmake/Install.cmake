@@ -33,7 +33,7 @@ install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/anyrank)
 
 # --- what is read ------------------------------------------------------------------------------------------------------
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${doc_dir})
-install(DIRECTORY docs examples DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.md" PATTERN "*.c" PATTERN man EXCLUDE)
+install(DIRECTORY docs examples DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN "*.c" PATTERN man EXCLUDE)
 file(GLOB man_pages CONFIGURE_DEPENDS docs/man/*.1)
 install(FILES ${man_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES completions/anyrank.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME anyrank)
