@@ -189,7 +189,7 @@ static ar_status next_word(char word[WORD_BYTES], const char **text)
 
 static ar_status read_words(ar_sim_cluster *c, const char *text, unsigned *had)
 {
-    char word[WORD_BYTES];
+    char word[WORD_BYTES] = "";
     for (;;) {
         AR_TRY(next_word(word, &text));
         if (!word[0])
@@ -201,7 +201,7 @@ static ar_status read_words(ar_sim_cluster *c, const char *text, unsigned *had)
 /* A machine's name in front: what it stands for, which the words after it may change. *text moves past it. */
 static ar_status read_machine(ar_sim_cluster *c, const char **text, bool *found)
 {
-    char word[WORD_BYTES];
+    char word[WORD_BYTES] = "";
     const char *rest = *text;
     unsigned had = 0;
     *found = false;

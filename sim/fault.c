@@ -151,6 +151,9 @@ void ari_fault_before(ari_sim_comm *c, const ari_call *call)
     const uint64_t late = late_ns(c);
     if (late > 0)
         ari_member_sleep(&c->member, late);
+    ari_lane *lane = ari_lane_self();
+    if (late > 0 && ari_lane_is_virtual(lane))
+        lane->virtual_ns += late;
     if (ari_fault_next(c, AR_SIM_STALL, 0, NULL))
         ari_fault_stall(c, call, "before");
     else if (ari_fault_next(c, AR_SIM_KILL, 0, NULL))

@@ -58,7 +58,7 @@ typedef struct ar_trace_summary {
     /* The critical path: from the last end back to the first begin, at every moment what decided it: the rank's own
      * work before, the member of a collective that the others waited for, the task of a queue that was waited for, the
      * thread that enqueued it. The three make up `seconds`. wait: by the real clock, between the end of what was waited
-     * for and going on; by the virtual one there is none in a run without errors. */
+     * for and going on; by the virtual one, what delayed a rank from outside: a fault of the transport. */
     double path_compute, path_communication, path_wait;
     ar_trace_part longest[8]; /* its largest parts, the largest first */
     size_t parts;

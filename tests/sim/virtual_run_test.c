@@ -368,6 +368,40 @@ Test(virtual_run, the_timeline_is_the_same_whatever_moves_the_data_and_whoever_r
     }
 }
 
+/* --- a transport that is late ------------------------------------------------------------------------------------- */
+
+static ar_status three_times(ar_comm *c, void *arg)
+{
+    float x = 0;
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    ar_status st = AR_OK;
+    for (int i = 0; i < 3 && st == AR_OK; i++)
+        st = small_all_reduce(c, q, &x, "x");
+    ((double *)arg)[ar_comm_rank(c)] = now_us();
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(virtual_run, a_rank_that_the_transport_delays_is_late_by_the_virtual_clock_too)
+{
+    double end_us[4];
+    const ar_sim_cluster cluster = cluster_of(4, 100);
+    const ar_sim_fault faults[] = {{.kind = AR_SIM_DELAY, .rank = 2, .collective = 2, .ns = 500000},
+                                   {.kind = AR_SIM_SLOW, .rank = 1, .collective = 3, .ns = 20000}};
+    const ar_sim_options o = {.cluster = &cluster, .faults = faults, .fault_count = 2};
+    ar_trace *t = traced(4, &o, three_times, end_us);
+    for (int r = 0; r < 4; r++)
+        expect_us(end_us[r] * 1e-6, 100 + 500 + 100 + 20 + 100, "three all-reduces and the delays");
+    const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
+    expect_us(s.path_wait, 520, "the delays");
+    cr_expect_str_eq(s.longest[0].what, "wait");
+    cr_expect_eq(s.longest[0].rank, 2);
+    ar_trace_destroy(t);
+}
+
+/* --- rounding ----------------------------------------------------------------------------------------------------- */
+
 /* 0.3 ns each. */
 static ar_status ten_thousand(ar_comm *c, void *arg)
 {
