@@ -221,10 +221,11 @@ static const absence absences[] = {
     {"count", AR_ERR_MISMATCH, {"ranks 1 and 3", "sends 5 elements of F32", "which expects 4"}},
     {"dtype", AR_ERR_MISMATCH, {"ranks 1 and 3", "sends 5 elements of F32", "of I32"}},
     {"group dropped, never used", AR_ERR_MISMATCH, {"rank 3 destroyed its communicator while rank 1", "send(F32", ""}},
+    {"group dropped meanwhile", AR_ERR_MISMATCH, {"rank 3 destroyed its communicator while rank 1", "send(F32", ""}},
     {"group dropped after use", AR_ERR_MISMATCH, {"rank 3 destroyed its communicator while rank 1", "send(F32", ""}},
     {"collective instead", AR_ERR_TIMEOUT, {"waited 0.3", "for rank", ""}},
 };
-enum { RETURNED, LATE, COUNT, DTYPE, DROPPED_UNUSED, DROPPED, COLLECTIVE };
+enum { RETURNED, LATE, COUNT, DTYPE, DROPPED_UNUSED, DROPPED_MEANWHILE, DROPPED, COLLECTIVE };
 
 static ar_status absent_peer(ar_comm *c, ar_queue *q, fail_run *run, int r)
 {
@@ -239,11 +240,14 @@ static ar_status absent_peer(ar_comm *c, ar_queue *q, fail_run *run, int r)
         st = ar_comm_send(v == RETURNED ? c : g, q, (ar_cbuf){x}, 5, AR_F32, 3, "x");
     if (st == AR_OK && r == 3 && (v == COUNT || v == DTYPE))
         st = ar_comm_recv(g, q, (ar_buf){x}, v == COUNT ? 4 : 5, v == DTYPE ? AR_I32 : AR_F32, 1, "x");
-    if (st == AR_OK && r == 3 && (v == DROPPED || v == DROPPED_UNUSED)) {
+    const bool drops = v == DROPPED || v == DROPPED_UNUSED || v == DROPPED_MEANWHILE;
+    if (v == DROPPED_MEANWHILE && r == 3)
+        usleep(50000); /* rank 1 waits by now */
+    if (st == AR_OK && r == 3 && drops) {
         ar_comm_destroy(g);
         g = NULL;
     }
-    if (st == AR_OK && r != 1 && (v == DROPPED || v == DROPPED_UNUSED || v == COLLECTIVE))
+    if (st == AR_OK && r != 1 && (drops || v == COLLECTIVE))
         st = ar_comm_barrier(c, q, "elsewhere");
     for (int i = 0; r == 3 && v == LATE && i < 1000 && !ar_comm_error(c)[0]; i++)
         usleep(1000);
