@@ -144,7 +144,7 @@ class TraceCheckTest(unittest.TestCase):
 
     def test_a_name_or_a_call_that_is_lost_is_refused(self):
         trace = valid()
-        expected = {"ranks": 2, "clock": "real", "cut": False, "fails": "", "collectives": [1, 1], "spans": [3, 1]}
+        expected = {"ranks": 2, "clock": "real", "cut": False, "fails": "", "free": False, "collectives": [1, 1], "spans": [3, 1]}
         events = trace["traceEvents"]
         for event in events:
             if event.get("name") == "step":

@@ -29,6 +29,7 @@ typedef struct trace_case {
     int ranks;
     ar_sim_algorithm algorithm;
     failure failure; /* of rank 1, before or in the last collective */
+    bool free;       /* moving takes no virtual time: collectives end when the last one comes */
 } trace_case;
 
 /* What the ranks did, and so what the trace must hold. */
@@ -172,8 +173,10 @@ static int complain(const char *what)
 static void list_case(FILE *list, const trace_case *c, const char *clock, const done *d, bool cut)
 {
     static const char *const failures[] = {"", "leaves", "disagrees"};
-    fprintf(list, "{\"name\":\"%s-%s\",\"clock\":\"%s\",\"ranks\":%d,\"fails\":\"%s\",\"cut\":%s,\"collectives\":[",
-            c->name, clock, clock, c->ranks, failures[c->failure], cut ? "true" : "false");
+    fprintf(
+        list,
+        "{\"name\":\"%s-%s\",\"clock\":\"%s\",\"ranks\":%d,\"fails\":\"%s\",\"cut\":%s,\"free\":%s,\"collectives\":[",
+        c->name, clock, clock, c->ranks, failures[c->failure], cut ? "true" : "false", c->free ? "true" : "false");
     for (int r = 0; r < c->ranks; r++)
         fprintf(list, "%s%d", r ? "," : "", d->collectives[r]);
     fprintf(list, "],\"spans\":[");
@@ -202,11 +205,12 @@ static int run_case(const trace_case *c, const char *folder, FILE *list)
 {
     const ar_sim_cluster cluster = {
         .ranks_per_node = 2, .inside = {2e-6, 100e9}, .between = {10e-6, 12.5e9}, .flops = 50e9};
+    const ar_sim_cluster free_cluster = {.inside = {0, 1e18}, .between = {0, 1e18}, .flops = 50e9};
     ar_trace *t = NULL;
     done d = {.c = c};
     if (ar_trace_create(&t) != AR_OK)
         return complain(c->name);
-    const ar_sim_options o = {.algorithm = c->algorithm, .trace = t, .cluster = &cluster};
+    const ar_sim_options o = {.algorithm = c->algorithm, .trace = t, .cluster = c->free ? &free_cluster : &cluster};
     const ar_status st = ar_sim_run(c->ranks, &o, work, &d, NULL);
     const int rc =
         (st != AR_OK) == (c->failure != NONE) ? write_files(t, c, folder, list, &d, false) : complain(c->name);
@@ -307,15 +311,16 @@ static void remove_folder(const char *folder)
 
 int main(int argc, char **argv)
 {
-    static const trace_case cases[] = {{"one", 1, AR_SIM_AUTO, NONE},
-                                       {"two-ring", 2, AR_SIM_RING, NONE},
-                                       {"two-last", 2, AR_SIM_LAST, NONE},
-                                       {"four", 4, AR_SIM_AUTO, NONE},
-                                       {"four-ring", 4, AR_SIM_RING, NONE},
-                                       {"eight-direct", 8, AR_SIM_DIRECT, NONE},
-                                       {"eight-last", 8, AR_SIM_LAST, NONE},
-                                       {"four-leaves", 4, AR_SIM_AUTO, LEAVES},
-                                       {"four-disagree", 4, AR_SIM_AUTO, DISAGREES}};
+    static const trace_case cases[] = {{"one", 1, AR_SIM_AUTO, NONE, false},
+                                       {"two-ring", 2, AR_SIM_RING, NONE, false},
+                                       {"two-last", 2, AR_SIM_LAST, NONE, false},
+                                       {"four", 4, AR_SIM_AUTO, NONE, false},
+                                       {"four-ring", 4, AR_SIM_RING, NONE, false},
+                                       {"eight-direct", 8, AR_SIM_DIRECT, NONE, false},
+                                       {"eight-last", 8, AR_SIM_LAST, NONE, false},
+                                       {"four-leaves", 4, AR_SIM_AUTO, LEAVES, false},
+                                       {"four-disagree", 4, AR_SIM_AUTO, DISAGREES, false},
+                                       {"four-free", 4, AR_SIM_AUTO, NONE, true}};
     char temporary[] = "/tmp/anyrank-trace-XXXXXX", path[512];
     const char *folder = argc > 1 ? argv[1] : mkdtemp(temporary);
     if (!folder)
