@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whole checks in a program of its own, for ThreadSanitizer: two small models on 2, 4 and 8 ranks, with both ways to
- * move data, and training steps on a mesh; one run of each with a fault, so that differences are explained, and one
- * that ends in an error. */
+ * move data, and training steps on a mesh; one run of each with a fault, so that differences are explained, one that
+ * ends in an error, and what the simulated cluster does beside. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,6 +81,37 @@ static void train(const char *folder, ar_sim_algorithm algorithm, ar_numerics nu
     ar_check_report_destroy(r);
 }
 
+/* Recorded and timed; under a schedule; and with a transport that fails. */
+static void watch(const char *folder)
+{
+    static const ar_parallel layout = {.dp = 2, .tp = 2};
+    const ar_sim_cluster cluster = {.inside = {1e-6, 1e11}, .flops = 1e12};
+    const ar_sim_fault faults[] = {{.kind = AR_SIM_KILL, .rank = 3, .collective = 40},
+                                   {.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 3, .bit = 20}};
+    for (int i = 0; i < 4; i++) {
+        ar_check_report *r = NULL;
+        ar_check_options o = {.model = folder,
+                              .parallel = &layout,
+                              .layouts = 1,
+                              .batch = 2,
+                              .seq = 6,
+                              .threads = 4,
+                              .timeout_ns = 120000000000u,
+                              .cluster = i < 2 ? &cluster : NULL,
+                              .schedules = i == 1,
+                              .verify_transfers = i == 3,
+                              .faults = i < 2 ? NULL : &faults[i - 2],
+                              .fault_count = i >= 2,
+                              .skip_f64 = true};
+        expect(ar_trace_create(&o.trace) == AR_OK, "no trace");
+        expect(ar_check(&r, &o) == AR_OK, "a watched check did not run");
+        expect(r && r->result == (i < 2 ? AR_CHECK_SAME : AR_CHECK_ERROR), "a watched check has another result");
+        expect(r && r->run[0].has_predicted == (i < 2), "a time was not predicted");
+        ar_check_report_destroy(r);
+        ar_trace_destroy(o.trace);
+    }
+}
+
 static ar_status tap_that_fails(void *user, const ar_tap_event *e)
 {
     int *left = user;
@@ -122,6 +153,7 @@ int main(void)
             fail_in_the_middle(models[m], (ar_sim_algorithm)a);
         }
         check(folder, AR_SIM_DIRECT, AR_FAULT_column_dx_not_reduced, AR_CHECK_DIFFERENT);
+        watch(folder);
     }
     snprintf(path, sizeof path, "%s/config.json", folder);
     unlink(path);
