@@ -11,11 +11,11 @@
  * the holder can extend, so nothing that is chosen from depends on how fast the system's threads are.
  *
  * How it is chosen. A seed draws one of two ways. Uniform: every lane that can run is as likely as any other; this
- * finds what goes wrong in many orders, but the chance that one lane stays behind for k choices falls as 2^-k.
- * Priorities (Burckhardt, Kothari, Musuvathi, Nagarakatte 2010, "A randomized scheduler with probabilistic guarantees
- * of finding bugs"): lanes have random priorities, the highest that can run goes on, and now and then the one that
- * would falls behind all others; this starves lanes for long, and finds what needs few, but long, delays. How often is
- * drawn, too, since what a run needs depends on its length. */
+ * finds what goes wrong in many orders, but of k lanes that can run one is passed over n times with a chance of
+ * (1 - 1/k)^n. Priorities (Burckhardt, Kothari, Musuvathi, Nagarakatte 2010, "A randomized scheduler with probabilistic
+ * guarantees of finding bugs"): lanes have random priorities, the highest that can run goes on, and now and then the
+ * one that would falls behind all others; this starves lanes for long, and finds what needs few, but long, delays. How
+ * often is drawn, too, since what a run needs depends on its length. */
 
 /* Of a choice by priority, one in so many makes the chosen lane fall behind; 1: uniform. A seed draws one of these. */
 static const uint64_t one_in[] = {1, 4, 16, 64, 256};
