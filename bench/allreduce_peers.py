@@ -330,6 +330,9 @@ def compare(o, folder):
     if o.dry_run:
         result["cases"] = [list(case) for case in cases]
         print(f"{len(cases)} cases x {o.rounds} rounds of " + ", ".join(p.name for p in programs), file=sys.stderr)
+    if result["machine"]["load"] > 0.5:
+        print(f"this machine is busy (load {result['machine']['load']:.1f}): processes that wait for each other by "
+              "spinning suffer most, and the ratios tell little", file=sys.stderr)
     settings = {}
     for number, case in enumerate([] if o.dry_run else cases):
         if sys.stderr.isatty():
