@@ -110,7 +110,7 @@ static ar_status disagree(const ari_group *g, int a, int b, char *why, size_t si
 static void difference(const ari_call *x, const ari_call *y, int n, char *text, size_t size)
 {
     line l = {text, size, 0};
-    put(&l, "%s", "");
+    text[0] = '\0'; /* nothing is formatted where calls agree: that would be a seventh of a short collective */
     if (x->kind != y->kind) {
         put(&l, "kind %s against %s", ari_kind_name(x->kind), ari_kind_name(y->kind));
     } else if (x->dtype != y->dtype) {
