@@ -38,8 +38,10 @@ typedef struct ar_ring_step {
  * of other ranks' memory that the rank's thread moves in that collective: 0, 1, ... */
 typedef enum ar_sim_fault_kind {
     AR_SIM_DELAY,     /* the rank comes `ns` later to the collective */
-    AR_SIM_STALL,     /* it never comes; its thread ends when the world does */
-    AR_SIM_KILL,      /* it dies: before the collective (transfer 0) or in its middle, before that transfer */
+    AR_SIM_STALL,     /* it stands still, before the collective (transfer 0) or in its middle, before that transfer; its
+                         thread goes on when the world has failed. Others miss it after the timeout */
+    AR_SIM_KILL,      /* it dies, at one of the same places. As where a launcher watches its processes, everybody hears
+                         of it at once: AR_ERR_ABORTED, "rank 2 was killed ..." on every rank, its own included */
     AR_SIM_CORRUPT,   /* one bit of one element of a transfer arrives inverted */
     AR_SIM_DUPLICATE, /* a transfer arrives a second time, in place of the next one */
     AR_SIM_DROP,      /* a transfer never arrives: the receiver's memory stays as it was */
@@ -50,7 +52,7 @@ typedef struct ar_sim_fault {
     ar_sim_fault_kind kind;
     int rank;            /* in the world */
     uint64_t collective; /* 1, 2, ... */
-    uint64_t transfer;   /* KILL, CORRUPT, DUPLICATE, DROP; past the last of the collective: nothing happens */
+    uint64_t transfer;   /* all but DELAY, SLOW; past the last of the collective: nothing happens */
     uint64_t bit;        /* CORRUPT: of the transfer, modulo its bits */
     uint64_t ns;         /* DELAY, SLOW */
 } ar_sim_fault;

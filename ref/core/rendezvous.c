@@ -75,11 +75,13 @@ static bool is_stuck(ari_member *m, inner_wait *s, uint64_t *waited_ns)
 void ari_member_describe(const ari_member *m, const ari_call *call, char *text, size_t size)
 {
     const ari_group *g = m->group;
+    const bool message = call->kind == ARI_SEND || call->kind == ARI_RECV;
+    const uint64_t seq = m->seq + (atomic_load(&m->in) ? 0 : 1);
     char what[192], group[96];
     ari_call_describe(call, g->n, what, sizeof what);
     ari_ranks_describe(g->rank, g->n, group, sizeof group);
-    snprintf(text, size, "%s, collective #%llu of ranks %s", what,
-             (unsigned long long)(m->seq + (atomic_load(&m->in) ? 0 : 1)), group);
+    snprintf(text, size, "%s, %s #%llu of rank%s %s", what, message ? "message" : "collective", (unsigned long long)seq,
+             g->n == 1 ? "" : "s", group);
 }
 
 /* The ranks of members for which `is_missing` holds, as text; returns how many. */
@@ -240,11 +242,10 @@ void ari_member_hold(ari_member *m, const char *why)
 static void fail_of_departed(ari_member *m, int index, bool returned)
 {
     const ari_group *g = m->group;
-    char call[160], why[WHY_BYTES];
-    ari_call_describe(&g->slot[m->index].call, g->n, call, sizeof call);
-    snprintf(why, sizeof why, "rank %d %s while rank %d waits for it in %s, collective #%llu of their group",
-             g->rank[index], returned ? "returned" : "destroyed its communicator", m->rank, call,
-             (unsigned long long)m->seq);
+    char collective[384], why[WHY_BYTES];
+    ari_member_describe(m, &g->slot[m->index].call, collective, sizeof collective);
+    snprintf(why, sizeof why, "rank %d %s while rank %d waits for it in %s", g->rank[index],
+             returned ? "returned" : "destroyed its communicator", m->rank, collective);
     ari_world_fail(g->world, m->rank, g, AR_ERR_MISMATCH, why);
 }
 
@@ -278,18 +279,28 @@ static void look_for_departed(ari_member *m, gate_wait *s)
     }
 }
 
+/* The next turn ends at the timeout, or where a member that left must have told its error. */
+static void limit_turn(gate_wait *s, const ari_world *w)
+{
+    const uint64_t told = s->leaving_ns ? s->leaving_ns - s->wait.start_ns + WAY_OUT_NS : 0;
+    const bool comes_first = w->timeout_ns == 0 || told < w->timeout_ns;
+    const bool is_ahead = told > s->wait.now_ns - s->wait.start_ns;
+    s->wait.timeout_ns = comes_first && is_ahead ? told : w->timeout_ns;
+}
+
 /* Whether this member must give up waiting for the others to enter. Ends the world where it is the first to know. */
 static bool must_give_up(ari_member *m, gate_wait *s)
 {
     ari_world *w = m->group->world;
-    const uint64_t signals = atomic_load(&w->signals);
+    const uint64_t signals = atomic_load(&w->signals), waited_ns = s->wait.now_ns - s->wait.start_ns;
     if (signals != s->signals || s->leaving_ns) {
         s->signals = signals;
         if (ari_world_status(w) == AR_OK)
             look_for_departed(m, s);
+        limit_turn(s, w);
     }
-    if (ari_wait_is_over(&s->wait))
-        fail_of_timeout(m, s->wait.now_ns - s->wait.start_ns, "in", has_not_entered);
+    if (w->timeout_ns && s->wait.start_ns && waited_ns >= w->timeout_ns)
+        fail_of_timeout(m, waited_ns, "in", has_not_entered);
     return ari_world_status(w) != AR_OK;
 }
 

@@ -22,7 +22,7 @@ typedef struct fail_run {
     int32_t result[MOST][16];
 } fail_run;
 
-static ar_status fail_rank_main(ar_comm *c, void *arg)
+static inline ar_status fail_rank_main(ar_comm *c, void *arg)
 {
     fail_run *run = arg;
     const int r = ar_comm_rank(c);
@@ -38,7 +38,8 @@ static ar_status fail_rank_main(ar_comm *c, void *arg)
 }
 
 /* Runs body on n ranks; the world must end within the limit. Returns what ar_sim_run does. */
-static ar_status run_with(fail_run *run, int n, const ar_sim_options *o, uint64_t limit_ns, ar_sim_rank_report *reports)
+static inline ar_status run_with(fail_run *run, int n, const ar_sim_options *o, uint64_t limit_ns,
+                                 ar_sim_rank_report *reports)
 {
     const uint64_t start = ari_now_ns();
     const ar_status st = ar_sim_run(n, o, fail_rank_main, run, reports);
@@ -47,12 +48,12 @@ static ar_status run_with(fail_run *run, int n, const ar_sim_options *o, uint64_
     return st;
 }
 
-static void assert_says(const char *text)
+static inline void assert_says(const char *text)
 {
     cr_assert(strstr(ar_error_message(), text), "'%s' is not in: %s", text, ar_error_message());
 }
 
-static ar_status healthy(ar_comm *c, ar_queue *q, fail_run *run, int r)
+static inline ar_status healthy(ar_comm *c, ar_queue *q, fail_run *run, int r)
 {
     (void)run;
     int32_t x = r + 1;
@@ -62,7 +63,7 @@ static ar_status healthy(ar_comm *c, ar_queue *q, fail_run *run, int r)
     return x == n * (n + 1) / 2 ? AR_OK : ar_error_set(AR_ERR_DATA, "sum %d", x);
 }
 
-static void assert_process_usable(void)
+static inline void assert_process_usable(void)
 {
     fail_run run = {.body = healthy};
     const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};

@@ -442,6 +442,50 @@ Test(failure, two_groups_on_two_queues_may_be_entered_in_any_order)
     cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT, 0, 5000 * MS, NULL), AR_OK, "%s", ar_error_message());
 }
 
+enum { IN_FLIGHT = 10 };
+
+/* Each rank but the last waits for it in ten groups at once. */
+static ar_status many_in_flight(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    static const char *const tags[IN_FLIGHT] = {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9"};
+    ar_comm *g[IN_FLIGHT] = {NULL};
+    ar_queue *own[IN_FLIGHT] = {NULL};
+    ar_status st = AR_OK;
+    for (int i = 0; i < IN_FLIGHT && st == AR_OK; i++) {
+        st = ar_comm_split(&g[i], c, 0, r);
+        if (st == AR_OK)
+            st = ar_queue_create(&own[i], AR_QUEUE_THREAD, tags[i]);
+    }
+    for (int i = 0; i < IN_FLIGHT && st == AR_OK && r != 2; i++)
+        st = ar_comm_barrier(g[i], own[i], tags[i]);
+    while (st == AR_OK && r == 2 && ar_comm_error(c)[0] == '\0')
+        usleep(1000);
+    if (st == AR_OK)
+        st = ar_comm_barrier(c, q, "end");
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        ar_queue_destroy(own[i]);
+        ar_comm_destroy(g[i]);
+    }
+    (void)run;
+    return st;
+}
+
+Test(failure, any_number_of_collectives_in_flight_is_in_the_report)
+{
+    ar_sim_rank_report reports[3];
+    fail_run run = {.body = many_in_flight};
+    cr_assert_eq(run_world(&run, 3, AR_SIM_DIRECT, 200 * MS, 5000 * MS, reports), AR_ERR_TIMEOUT);
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        char line[32];
+        snprintf(line, sizeof line, "  barrier #1 t%d ", i);
+        assert_says(line);
+    }
+    assert_says("barrier #11 end");
+    cr_assert(strstr(reports[0].current, "; ..."), "%s", reports[0].current);
+    cr_assert_str_eq(reports[2].current, "running");
+    assert_process_usable();
+}
+
 static ar_status one_comm_two_queues(ar_comm *c, ar_queue *q, fail_run *run, int r)
 {
     (void)run;
