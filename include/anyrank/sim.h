@@ -15,7 +15,7 @@ extern "C" {
  * other ranks' memory: over all ranks together the ring's total in each of them; over one rank the ring's share in ring
  * and direct, while in `last` the rank that happened to come last moved everything. */
 typedef enum ar_sim_algorithm {
-    AR_SIM_AUTO,   /* last for short messages, else direct */
+    AR_SIM_AUTO,   /* last for short messages, else direct; two ranks with a core each swap the shortest sums */
     AR_SIM_DIRECT, /* rank r reduces slice r of N inputs into N outputs: two meetings */
     AR_SIM_RING,   /* 2(N-1) steps, each rank reads its left neighbour only */
     AR_SIM_LAST    /* the last rank to arrive does the work of all: one meeting */

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/clock.h"
 #include "ref/core/rendezvous_impl.h"
 
 /* What each rank is doing, and the table of it when the world fails. */
@@ -33,6 +34,20 @@ void ari_world_end(ari_member *m, bool finished)
     if (finished)
         r->last = *a;
     r->idle_since_ns = ari_wait_now_ns();
+    pthread_mutex_unlock(&r->lock);
+}
+
+void ari_world_swapped(ari_member *m, const ari_call *call)
+{
+    ari_rank_state *r = &m->group->world->rank[m->rank];
+    const size_t length = strnlen(call->tag, sizeof r->last.tag - 1);
+    pthread_mutex_lock(&r->lock);
+    r->last.kind = call->kind;
+    r->last.group = m->group;
+    r->last.seq = m->seq;
+    memcpy(r->last.tag, call->tag, length);
+    r->last.tag[length] = '\0';
+    r->idle_since_ns = ari_coarse_now_ns();
     pthread_mutex_unlock(&r->lock);
 }
 

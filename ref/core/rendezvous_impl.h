@@ -60,6 +60,15 @@ struct ari_world {
     char *message;         /* line and table; NULL if there was no memory for it */
 };
 
+/* What a member of a group of two posts for a swap. */
+typedef struct ari_post_head {
+    uint64_t what, count, tag; /* kind, dtype and operation; elements; a hash of the tag */
+} ari_post_head;
+typedef struct ari_post {
+    _Alignas(ARI_CACHE_LINE) char data[ARI_SWAP_BYTES];
+    ari_post_head head;
+} ari_post;
+
 typedef struct ari_slot {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t entered; /* the sequence number of the last collective entered */
     atomic_bool gone;                                  /* its member was dropped */
@@ -69,7 +78,10 @@ typedef struct ari_slot {
     uint64_t virtual_begin_ns, virtual_end_ns; /* end: written by the last member before the gate opens */
     int virtual_from;                          /* and so is this: whose coming decided it; in the world */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
-    _Atomic uint64_t pulses; /* never start again: since the group began */
+    _Atomic uint64_t pulses;                          /* never start again: since the group began */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t posted; /* the sequence number of the last call posted */
+    _Atomic uint64_t turned_back;                     /* and of the last one from which the member turned back */
+    ari_post *posts;                                  /* [2], by parity; NULL before the first */
 } ari_slot;
 
 struct ari_group {
@@ -87,6 +99,8 @@ struct ari_group {
      * that all find it, or not at all. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t leaves;
     _Alignas(ARI_CACHE_LINE) ari_sleepers sleepers;
+    /* Swaps: the last call from which a member turned back while the other was there, << 1 | whether both swap. */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t decided;
     /* Of the collective agreed upon last; written by its last member before the gate opens. */
     int last, virtual_last;    /* world ranks of the members that came last, by the two clocks */
     uint64_t virtual_begin_ns; /* when the last one came */
@@ -103,6 +117,8 @@ void ari_ranks_describe(const int *ranks, int n, char *text, size_t size);
 /** The member begins and ends a collective; kept for reports. */
 void ari_world_begin(ari_member *m, const ari_call *call);
 void ari_world_end(ari_member *m, bool finished);
+/** The member has finished a call of which ari_world_begin knows nothing. */
+void ari_world_swapped(ari_member *m, const ari_call *call);
 /** Takes what each rank is doing now. The world's lock held. */
 void ari_world_take_views(ari_world *w);
 /** Writes them, each line after a line break. */

@@ -8,9 +8,9 @@
 
 /* A waiter spins while every rank has a core, then yields, then sleeps. Measured on two cores: with more ranks than
  * cores any spinning before the first yield costs a time slice of the rank that is waited for, and so it does where
- * other processes want the cores: hence a few microseconds. Sleeping at once costs ten times what yielding does; after
+ * other processes want the cores: hence less than a microsecond. Sleeping at once costs ten times what yielding does; after
  * a millisecond the peer is busy and the core belongs to it. */
-enum { SPIN_TURNS = 200 };
+enum { SPIN_TURNS = 40 };
 #define YIELD_NS ((uint64_t)1000000)
 #define POLL_NS ((uint64_t)1000)
 /* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
@@ -55,15 +55,6 @@ static void sleep_on(ari_sleepers *s, const _Atomic uint64_t *word, uint64_t see
     pthread_mutex_unlock(&s->lock);
 }
 
-static inline void relax_core(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static uint64_t deadline_of(const ari_wait *w)
 {
     return w->timeout_ns ? ari_deadline_ns(w->start_ns, w->timeout_ns) : UINT64_MAX;
@@ -95,7 +86,7 @@ void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uin
         return;
     w->turns++;
     if (w->spins && w->turns < SPIN_TURNS) {
-        relax_core();
+        ari_wait_relax();
         return;
     }
     if (w->start_ns == 0)

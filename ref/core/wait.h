@@ -35,6 +35,15 @@ typedef struct ari_wait {
     uint64_t start_ns, now_ns; /* 0: the clock has not been read yet */
 } ari_wait;
 
+/** Tells the core that its thread spins. */
+static inline void ari_wait_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 /** One turn of waiting for `word` to change from `seen`, or `other` from other_seen; may return for no reason. */
 void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen);
 /** Whether the timeout is over. */

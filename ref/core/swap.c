@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/rendezvous_impl.h"
+#include "ref/core/wait.h"
+
+/* Two ranks that both have a core meet for a short collective in the time that one line of memory takes to cross from
+ * one core to the other. Each posts what it calls and a copy of its input in its own slot, then waits for the other's
+ * post; nobody's own memory is read, so nobody has to be waited for at the end. There are two places for posts, used in
+ * turn: a post of call k is overwritten by that of k + 2, which its owner reaches only after the other came to k + 1.
+ *
+ * The other may be late, fail, or call something else. All that is the business of ari_member_enter: a member that does
+ * not find the same call posted soon *turns back* and enters in the usual way. Either both turn back or neither does:
+ *
+ *   A: turned back = k;  is B's post k there?  no:  A turns back.
+ *                                              yes: A claims `decided` for "swap"; whoever claims first decides
+ *   B: post k;  has A turned back from k?      no:  B goes on with A's post: A will find B's.
+ *                                              yes: B claims `decided` for "turn back"
+ *
+ * (All of these are sequentially consistent.) Where A finds no post, B's comes later, so B finds that A turned back,
+ * and nobody contests its claim. Where B does not find that A turned back, A will find B's post, and nobody contests
+ * A's. */
+
+/* Turns of waiting for the other's post, about a microsecond: more than any crossing takes, less than a thread that
+ * waits on the same core would. */
+enum { TURNS = 40 };
+
+static uint64_t mix(uint64_t h, uint64_t x)
+{
+    h = (h ^ x) * UINT64_C(0x9e3779b97f4a7c15);
+    return h ^ h >> 29;
+}
+
+static uint64_t hash_of(const char *tag)
+{
+    const size_t length = strlen(tag);
+    uint64_t h = length;
+    for (size_t at = 0; at < length; at += sizeof h) {
+        uint64_t word = 0;
+        memcpy(&word, tag + at, length - at < sizeof word ? length - at : sizeof word);
+        h = mix(h, word);
+    }
+    return h;
+}
+
+static ari_post_head head_of(const ari_call *call)
+{
+    return (ari_post_head){.what = (uint64_t)call->kind << 32 | (uint64_t)call->dtype << 16 | (uint64_t)call->op,
+                           .count = call->count,
+                           .tag = hash_of(call->tag)};
+}
+
+static bool same_call(const ari_post_head *a, const ari_post_head *b)
+{
+    return a->what == b->what && a->count == b->count && a->tag == b->tag;
+}
+
+/* What both members do, once one of them has turned back from call `seq`. */
+static bool claim(ari_group *g, uint64_t seq, bool swap)
+{
+    uint64_t decided = atomic_load(&g->decided);
+    while (decided >> 1 < seq) {
+        if (atomic_compare_exchange_weak(&g->decided, &decided, seq << 1 | swap))
+            return swap;
+    }
+    return decided & 1;
+}
+
+static bool is_there(const ari_slot *other, uint64_t seq)
+{
+    for (int turn = 0; turn < TURNS; turn++) {
+        if (atomic_load_explicit(&other->posted, memory_order_acquire) >= seq)
+            return true;
+        ari_wait_relax();
+    }
+    return false;
+}
+
+/* Whether both members go on with each other's post of this call. The other may be at the next one already. */
+static bool both_swap(ari_group *g, ari_slot *own, const ari_slot *other, uint64_t seq)
+{
+    if (is_there(other, seq))
+        return atomic_load(&other->turned_back) != seq || claim(g, seq, false);
+    atomic_store(&own->turned_back, seq);
+    return atomic_load(&other->posted) >= seq && claim(g, seq, true);
+}
+
+bool ari_member_can_swap(const ari_member *m)
+{
+    const ari_world *w = m->group->world;
+    return m->group->n == 2 && w->spins && !w->with.trace && !w->with.scheduler && !w->with.virtual_cost;
+}
+
+static const ari_post *swap(ari_member *m, const ari_call *call, size_t bytes)
+{
+    ari_group *g = m->group;
+    ari_slot *own = &g->slot[m->index], *other = &g->slot[1 - m->index];
+    const uint64_t seq = m->seq + 1;
+    if (!own->posts && !(own->posts = aligned_alloc(ARI_CACHE_LINE, 2 * sizeof *own->posts)))
+        return NULL;
+    ari_post *post = &own->posts[seq % 2];
+    post->head = head_of(call);
+    ari_copy_bytes(post->data, call->in.ptr, bytes);
+    atomic_store(&own->posted, seq);
+    if (!both_swap(g, own, other, seq) || !same_call(&post->head, &other->posts[seq % 2].head))
+        return NULL;
+    m->seq = seq;
+    ari_world_swapped(m, call);
+    return &other->posts[seq % 2];
+}
+
+const void *ari_member_swap(ari_member *m, const ari_call *call, size_t bytes)
+{
+    /* ari_member_enter tells what is wrong. */
+    if (ari_world_status(m->group->world) != AR_OK || atomic_exchange(&m->in, 1) != 0)
+        return NULL;
+    const ari_post *other = swap(m, call, bytes);
+    atomic_store_explicit(&m->in, 0, memory_order_release);
+    return other ? other->data : NULL;
+}
