@@ -262,6 +262,13 @@ def cells(row):
             ratio_text(row["over_copy"]), "missed: " + "; ".join(missed) if missed else "met" if known else "-")
 
 
+def print_markdown(rows):
+    """The table of docs/measured.md."""
+    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
+    for row in rows:
+        print("| " + " | ".join(cells(row)) + " |")
+
+
 def print_table(rows):
     table = [COLUMNS, *(cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(COLUMNS))]
@@ -302,6 +309,7 @@ def arguments_of(argv):
     parser.add_argument("--no-ring", action="store_true", help="leave out anyrank's ring")
     parser.add_argument("--no-install", action="store_true", help="install nothing; leave out what is missing")
     parser.add_argument("--dry-run", action="store_true", help="compile, tell what would run, and run nothing")
+    parser.add_argument("--markdown", action="store_true", help="print the table as docs/measured.md has it")
     parser.add_argument("--json", metavar="FILE", help="write the result there; - is standard output")
     o = parser.parse_args(argv)
     if min(o.ranks) < 2 or min(o.bytes) < 8 or any(size % 8 for size in o.bytes) or o.rounds < 1 or o.trials < 1:
@@ -357,7 +365,7 @@ def main(argv):
     if o.json:
         write_json(result, o.json)
     if o.json != "-" and not o.dry_run:
-        print_table(result["rows"])
+        (print_markdown if o.markdown else print_table)(result["rows"])
         print(", ".join(f"{name} {version}" for name, version in result["versions"].items()) +
               f"; {result['machine']['cpu']}, {result['machine']['cores']} cores; {result['date']}")
     return 1 if any(t["met"] is False for row in result["rows"] for t in row["targets"]) else 0
