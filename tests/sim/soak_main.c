@@ -8,7 +8,7 @@
  * done to it, all ranks say the same, nobody is late, and no thread is left. A program of its own, so that it runs
  * under the thread and address sanitizers. usage: soak [first seed [worlds]] */
 
-enum { WORLDS = 300, SLACK_MS = 100, BUSY_MS = 3000 };
+enum { WORLDS = 300, WORLDS_EXTENDED = 2500, SLACK_MS = 100, BUSY_MS = 3000 };
 
 typedef enum outcome {
     RIGHT,
@@ -365,7 +365,8 @@ static ar_status nothing(ar_comm *c, void *arg)
 int main(int argc, char **argv)
 {
     const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
-    const uint64_t worlds = argc > 2 ? strtoull(argv[2], NULL, 0) : WORLDS;
+    const uint64_t usual = getenv("ANYRANK_TEST_EXTENDED") ? WORLDS_EXTENDED : WORLDS;
+    const uint64_t worlds = argc > 2 ? strtoull(argv[2], NULL, 0) : usual;
     /* After a first world: a sanitizer's own thread is there from then on. */
     soak s = {.threads = ar_sim_run(2, NULL, nothing, NULL, NULL) == AR_OK ? count_threads() : -1};
     soak_world *w = malloc(sizeof *w);

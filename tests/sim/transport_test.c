@@ -304,7 +304,7 @@ Test(transport, a_rank_that_stands_still_where_nobody_waits_for_it_ends_the_worl
 
 Test(transport, all_ranks_may_stand_still)
 {
-    const ar_sim_fault f[2] = {{.kind = AR_SIM_STALL, .rank = 0, .collective = 1},
+    const ar_sim_fault f[2] = {{.kind = AR_SIM_STALL, .rank = 0, .collective = 2},
                                {.kind = AR_SIM_STALL, .rank = 1, .collective = 2}};
     const ar_sim_options o = {.timeout_ns = TIMEOUT_NS, .faults = f, .fault_count = 2};
     fail_run run = {.body = alone};
