@@ -53,6 +53,9 @@ void ari_world_swapped(ari_member *m, const ari_call *call)
 
 /* --- taking views ------------------------------------------------------------------------------------------------- */
 
+/* Kind, number and tag, with room for all of them. */
+enum { ACTIVITY_BYTES = 32 + 20 + ARI_TAG_BYTES };
+
 static int write_activity(char *text, size_t size, const ari_activity *a)
 {
     return snprintf(text, size, "%s #%llu%s%s", ari_kind_name(a->kind), (unsigned long long)a->seq,
@@ -70,15 +73,15 @@ static void join_activities(const ari_rank_state *r, char *text, size_t size)
     static const char more[] = "; ...";
     size_t used = 0;
     for (const ari_activity *a = r->now; a; a = a->next) {
-        char one[96];
-        const size_t length = (size_t)write_activity(one, sizeof one, a);
-        const size_t room = size - used - (a->next ? sizeof more - 1 : 0);
-        if (used > 0 && length + 2 >= room) {
+        char one[ACTIVITY_BYTES];
+        const size_t length = (size_t)write_activity(one, sizeof one, a) + (used > 0 ? 2 : 0);
+        const size_t room = size - used - (a->next ? sizeof more - 1 : 0); /* `more` fits behind all but the last */
+        if (used > 0 && length >= room) {
             snprintf(text + used, size - used, "%s", more);
             return;
         }
-        used += (size_t)snprintf(text + used, size - used, "%s%s", used > 0 ? "; " : "", one);
-        used = used < size ? used : size - 1;
+        snprintf(text + used, room, "%s%s", used > 0 ? "; " : "", one);
+        used += length < room ? length : room - 1;
     }
 }
 
@@ -150,12 +153,45 @@ static bool same_place(const ari_rank_state *a, const ari_rank_state *b)
     return same;
 }
 
+/* The table's columns are as wide as what is in them, names of layers and tensors among it. */
+typedef struct widths {
+    int last, now, group;
+} widths;
+
+static void widen(int *width, const char *text)
+{
+    const int length = (int)strlen(text);
+    *width = length > *width ? length : *width;
+}
+
+static widths widths_of(const ari_world *w)
+{
+    widths width = {36, 36, 12};
+    for (int i = 0; i < w->ranks; i++) {
+        const ari_rank_state *r = &w->rank[i];
+        widen(&width.last, r->view.last);
+        for (size_t k = 0; k < rows_of(r); k++) {
+            const ari_rank_row row = row_at(r, k);
+            widen(&width.now, row.current);
+            widen(&width.group, row.group);
+        }
+    }
+    return width;
+}
+
+static void write_row(FILE *to, const widths *width, const char *who, const char *last, const ari_rank_row *row,
+                      const char *time)
+{
+    fprintf(to, "\n%9s  %-*s  %-*s  %-*s  %s", who, width->last, last, width->now, row->current, width->group,
+            row->group, time);
+}
+
 /* Neighbouring ranks that were at the same place share their lines, so that the table of a large world can be read; a
  * rank in several collectives has a line for each, the oldest first. */
 void ari_world_write_table(FILE *to, const ari_world *w)
 {
-    const char *const line = "\n%9s  %-36s  %-36s  %-12s  %s";
-    fprintf(to, line, "rank", "last finished", "now", "with ranks", "for");
+    const widths width = widths_of(w);
+    write_row(to, &width, "rank", "last finished", &(ari_rank_row){.current = "now", .group = "with ranks"}, "for");
     for (int first = 0, end; first < w->ranks; first = end) {
         const ari_rank_state *r = &w->rank[first];
         for (end = first + 1; end < w->ranks && same_place(r, &w->rank[end]);)
@@ -171,7 +207,7 @@ void ari_world_write_table(FILE *to, const ari_world *w)
             }
             char time[32];
             snprintf(time, sizeof time, "%.3f s", longest);
-            fprintf(to, line, i == 0 ? who : "", i == 0 ? r->view.last : "", row.current, row.group, time);
+            write_row(to, &width, i == 0 ? who : "", i == 0 ? r->view.last : "", &row, time);
         }
     }
 }

@@ -77,6 +77,18 @@ Test(tags, ranks_without_one_agree_with_any_and_hide_nothing)
     cr_expect(strstr(ar_error_message(), "ranks 1 and 2 disagree"), "%s", ar_error_message());
 }
 
+Test(tags, long_ones_make_the_table_of_ranks_wider)
+{
+    static const char long_tag[] = "model.layers.31.self_attn.rotary_emb.q_proj.weight";
+    tag_run run = {.tag = {{long_tag, "a"}, {long_tag, "b"}, {long_tag, "a"}}, .call = all_reduce};
+    cr_assert_eq(run_tags(&run), AR_ERR_MISMATCH);
+    const char *title = strstr(ar_error_message(), "\n     rank");
+    cr_assert(title, "%s", ar_error_message());
+    const char *row = strchr(title + 1, '\n');
+    cr_assert(row && strstr(row, long_tag), "%s", ar_error_message());
+    cr_expect_eq(strstr(row, "0-2") - row, strstr(title, "with ranks") - title, "%s", ar_error_message());
+}
+
 Test(tags, equal_texts_at_other_places_are_equal)
 {
     char one[] = "layers.0.mlp", two[] = "layers.0.mlp";
