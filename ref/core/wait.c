@@ -8,8 +8,8 @@
 
 /* A waiter spins while every rank has a core, then yields, then sleeps. Measured on two cores: with more ranks than
  * cores any spinning before the first yield costs a time slice of the rank that is waited for, and so it does where
- * other processes want the cores: hence less than a microsecond. Sleeping at once costs ten times what yielding does; after
- * a millisecond the peer is busy and the core belongs to it. */
+ * other processes want the cores: hence less than a microsecond. Sleeping at once costs ten times what yielding does;
+ * after a millisecond the peer is busy and the core belongs to it. */
 enum { SPIN_TURNS = 40 };
 #define YIELD_NS ((uint64_t)1000000)
 #define POLL_NS ((uint64_t)1000)
@@ -131,12 +131,4 @@ void ari_wait_yield(void)
 void ari_wait_poll(void)
 {
     yield_for(POLL_NS);
-}
-
-int ari_usable_cores(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1; /* waiting ranks then yield, which is never far off */
-    return CPU_COUNT(&set);
 }

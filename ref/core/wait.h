@@ -62,7 +62,5 @@ void ari_wait_yield(void);
  *  microsecond of a deterministic scheduler's time, so that whoever asks in a loop lets others reach their deadlines.
  */
 void ari_wait_poll(void);
-/** Cores that this process may run on. */
-int ari_usable_cores(void);
 
 #endif

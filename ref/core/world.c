@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/rendezvous_impl.h"
 
@@ -45,7 +46,7 @@ ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns, co
     if (with)
         w->with = *with;
     w->timeout_ns = timeout_ns;
-    w->spins = ranks <= ari_usable_cores();
+    w->spins = ranks <= ari_cores();
     w->failed_rank = -1;
     if (pthread_mutex_init(&w->lock, NULL) != 0) {
         free(w);
