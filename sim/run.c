@@ -105,6 +105,8 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
         AR_TRY(ari_fault_check(o->faults, o->fault_count, ranks));
     if (o && o->cluster)
         AR_TRY(ari_virtual_check(o->cluster));
+    if (o && o->trace && ari_trace_lanes(o->trace) > 0)
+        return ar_error_set(AR_ERR_ARG, "ar_sim_run: the trace holds another run; an empty one is expected");
     return AR_OK;
 }
 

@@ -297,7 +297,7 @@ uint64_t ari_queue_ticket(ar_queue *q)
 /* `lock` held; the ticket is done: the calling lane has waited for it, so its virtual clock is not before it. */
 static void reach_ticket(const ar_queue *q, uint64_t ticket)
 {
-    if (ticket > 0 && q->virtual_ends)
+    if (ticket > 0 && ticket <= q->virtual_capacity) /* else memory for it ran out, which poisoned the queue */
         ari_lane_reach(ari_lane_self(), q->virtual_ends[ticket - 1]);
 }
 

@@ -48,6 +48,8 @@ struct ar_trace {
 
 ar_status ar_trace_create(ar_trace **gives)
 {
+    if (!gives)
+        return ar_error_set(AR_ERR_ARG, "ar_trace_create: no place for the trace");
     *gives = NULL;
     ar_trace *t = calloc(1, sizeof *t);
     if (!t || pthread_mutex_init(&t->lock, NULL) != 0) {

@@ -136,6 +136,8 @@ Test(explore, arguments_are_checked)
     cr_assert_eq(ar_sim_explore(2, &odd, nothing, NULL, NULL, 1, 1, &failing), AR_ERR_ARG);
     cr_assert_eq(ar_sim_explore(0, NULL, nothing, NULL, NULL, 1, 1, &failing), AR_ERR_ARG);
     cr_assert_eq(ar_sim_explore(2, NULL, NULL, NULL, NULL, 1, 1, &failing), AR_ERR_ARG);
+    /* Its groups are numbered as the first run's are: the two could not be told apart. */
+    cr_assert_eq(ar_sim_run(2, &traced, nothing, NULL, NULL), AR_ERR_ARG, "a trace holds one run");
     ar_trace_destroy(trace);
 }
 
