@@ -80,9 +80,12 @@ typedef struct ar_comm_ops {
      * rank of the group calls it, with n = 0 where it has nothing to move. */
     ar_status (*exchange)(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag);
     ar_status (*barrier)(ar_comm *c, ar_queue *q, const char *tag);
-    /* Collective. Ranks of one color form a group, ordered by (key, rank); color < 0: *gives = NULL. */
+    /* Collective. Ranks of one color form a group, ordered by (key, rank); color < 0: *gives = NULL. Destroy with
+     * ar_comm_destroy, before the rank's function returns. Runs in the calling thread: wait first for what is
+     * enqueued of this communicator. Errors: also AR_ERR_MEMORY. */
     ar_status (*split)(ar_comm **gives, ar_comm *c, int color, int key);
-    /* Ends the world: wakes every rank of every group of it with AR_ERR_ABORTED and this reason. First call wins. */
+    /* Ends the world, with `st` and this reason (copied): wakes every other rank of every group of it with
+     * AR_ERR_ABORTED. First call wins. From any thread. */
     void (*abort)(ar_comm *c, ar_status st, const char *why);
     void (*destroy)(ar_comm *c); /* accepts a failed communicator */
 } ar_comm_ops;
@@ -114,6 +117,7 @@ AR_NODISCARD ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *o
 AR_NODISCARD ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag);
 AR_NODISCARD ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key);
 void ar_comm_abort(ar_comm *c, ar_status st, const char *why);
+/** No call of it may be enqueued or running. Accepts NULL. The communicator that ar_sim_run passes lives on. */
 void ar_comm_destroy(ar_comm *c);
 
 int ar_comm_rank(const ar_comm *c);
@@ -124,8 +128,8 @@ const char *ar_comm_error(const ar_comm *c);
  *  the copy loops. */
 void ar_comm_counted(const ar_comm *c, uint64_t *bytes_read, uint64_t *bytes_written);
 /** Number of calls made of one kind since creation, by this rank. Kinds: "all_reduce", "reduce_scatter",
- *  "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "exchange", "barrier".
- *  0 for another name. */
+ *  "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "exchange", "barrier",
+ * "split". 0 for another name. */
 uint64_t ar_comm_calls(const ar_comm *c, const char *kind);
 
 /** Slice c of N of `count` elements in reductions: the first count mod N slices hold one element more. */

@@ -13,7 +13,9 @@ extern "C" {
 
 /* ONE notion of "asynchronous": an in-order queue. A rank's main queue on the CPU runs each task at once in the calling
  * thread (inline); a communication queue is a thread of its own; on CUDA both are streams. The first task that fails
- * poisons its queue: later tasks are dropped, and every wait returns that first error with its message. */
+ * poisons its queue: later tasks are dropped, and every wait returns that first error with its message. Waits with a
+ * limit also return AR_ERR_TIMEOUT; AR_ERR_ARG where something is NULL, or a task waits for its own queue. Any thread
+ * may wait for a queue; one thread at a time uses an event. */
 typedef struct ar_queue ar_queue;
 typedef struct ar_event ar_event;
 
@@ -28,12 +30,14 @@ AR_NODISCARD ar_status ar_queue_host(ar_queue *q, ar_status (*fn)(void *), void 
 /** Waits until all enqueued work is done. Returns the queue's first error. timeout_ns 0: no limit. */
 AR_NODISCARD ar_status ar_queue_sync(ar_queue *q, uint64_t timeout_ns);
 
-/** Gives an event; not recorded, it counts as done. */
+/** Gives an event; not recorded, it counts as done. Errors: AR_ERR_MEMORY. Destroy with ar_event_destroy. */
 AR_NODISCARD ar_status ar_event_create(ar_event **e);
+/** Accepts NULL. What waits for the event goes on waiting for what it stood for. */
 void ar_event_destroy(ar_event *e);
 /** The event is done when everything enqueued on q so far is done. */
 AR_NODISCARD ar_status ar_event_record(ar_event *e, ar_queue *q);
-/** q waits for the event; the host does not (an inline queue is the host, so there it does). */
+/** q waits for the event as it is recorded now; the host does not (an inline queue is the host, so there it does). An
+ *  error of the queue that is waited for poisons q. Errors: AR_ERR_MEMORY, or q's first error. */
 AR_NODISCARD ar_status ar_queue_wait(ar_queue *q, ar_event *e);
 /** The host waits. Returns the recorded queue's FIRST error, or AR_ERR_TIMEOUT. timeout_ns 0: no limit. */
 AR_NODISCARD ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns);

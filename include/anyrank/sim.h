@@ -116,7 +116,7 @@ typedef struct ar_sim_options {
     bool explore;
     uint64_t schedule_seed;
     ar_sim_schedule *schedule;     /* explore: what became of it, when the run has ended; NULL: nobody asks. Borrowed */
-    ar_trace *trace;               /* records the run; NULL: nothing does. Borrowed; one run each */
+    ar_trace *trace;               /* empty: records the run; NULL: nothing does. Borrowed */
     const ar_sim_cluster *cluster; /* virtual time; NULL: none. Borrowed */
 } ar_sim_options;
 

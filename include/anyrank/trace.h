@@ -18,13 +18,14 @@ extern "C" {
 typedef struct ar_trace ar_trace;
 typedef enum ar_trace_clock { AR_TRACE_REAL, AR_TRACE_VIRTUAL } ar_trace_clock;
 
-/** Gives an empty trace, to be named in ar_sim_options. Errors: AR_ERR_MEMORY. */
+/** Gives an empty trace, to be named in the ar_sim_options of one run. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_trace_create(ar_trace **gives);
 /** Not while a run uses it. Accepts NULL. */
 void ar_trace_destroy(ar_trace *t);
 
-/** A span of the calling rank's thread, from begin to end; spans nest. `name` is copied. Outside a traced run: nothing.
- *  Where memory runs out the trace ends and says so when it is written. */
+/** A span of the calling rank's thread, from begin to end; spans nest, 64 deep (deeper ones are left out). `name` is
+ *  copied, its first 255 bytes. Outside a traced run: nothing. Where memory runs out the trace ends and says so when it
+ *  is written. */
 void ar_trace_begin(const char *name);
 void ar_trace_end(void);
 /** The calling rank has computed so much: its virtual clock goes on by flops / the cluster's rate. */

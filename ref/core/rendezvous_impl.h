@@ -93,7 +93,7 @@ struct ari_group {
     /* guarded by the world's lock */
     ari_group *next, **at; /* at: the pointer that points here */
     int members_left;
-    /* gate: collectives agreed upon << 17 | dead << 16 | members that have entered the next one. */
+    /* gate: number of the collective agreed upon last << 17 | dead << 16 | members that have entered the next one. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t gate;
     /* Members that came to leave, since creation | ARI_BROKEN: set before the last member of the collective comes, so
      * that all find it, or not at all. */
