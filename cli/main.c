@@ -30,7 +30,7 @@ static const subcommand subcommands[] = {
     {"plan", "memory, bytes and time of every legal layout", NULL},
     {"lint", "check a parallel plan without running numbers", NULL},
     {"bugs", "list the faults that can be injected, and run each", ari_command_bugs},
-    {"bench", "time exact arithmetic against native", ari_command_bench},
+    {"bench", "time exact arithmetic against native, all-reduces against copies", ari_command_bench},
     {"info", "what this machine has, and which paths are chosen", ari_command_info},
     {"probe-gemm", NULL, ari_command_probe_gemm},
 };
