@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "sim/slice.h"
 #include "sim/sum.h"
 
 /* `direct`: every rank reads the other ranks' buffers itself. Slice c is still added in the ring's order, ranks c+1,
@@ -24,38 +25,6 @@ static const char *input(const direct *d, int i)
 static char *output(const direct *d, int i)
 {
     return ari_group_call(d->group, i)->out.ptr;
-}
-
-/* Writes what is complete to every output, beginning with the own one. */
-static bool hand_out(const direct *d, const char *sum, size_t at, size_t bytes, bool past_cache)
-{
-    char *own = output(d, d->r) + at;
-    if (past_cache)
-        ari_stream_bytes(own, sum, bytes);
-    for (int k = 1; k < d->n; k++) {
-        const int i = (d->r + k) % d->n;
-        if (!ari_wire_put(d->wire, i, output(d, i) + at, sum, bytes, past_cache))
-            return false;
-    }
-    return true;
-}
-
-static void all_reduce_part(const direct *d)
-{
-    const ari_sum sum = ari_sum_of(d->wire, d->r);
-    const size_t piece = ari_sum_piece_count(&sum);
-    const bool past_cache = ari_stream_pays(d->call->count * d->element, d->n);
-    _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
-    size_t start, size;
-    ar_comm_slice(d->call->count, d->n, d->r, &start, &size);
-    for (size_t done = 0; done < size; done += piece) {
-        const size_t count = size - done < piece ? size - done : piece, at = (start + done) * d->element;
-        char *own = past_cache ? result : output(d, d->r) + at;
-        if (!ari_sum_piece(&sum, own, at, count) || !hand_out(d, own, at, count * d->element, past_cache))
-            break;
-    }
-    if (past_cache)
-        ari_stream_end();
 }
 
 /* The reduction of `size` elements from `start` on into the own output. */
@@ -158,7 +127,7 @@ static void move(const direct *d)
     const ari_call *call = d->call;
     switch (call->kind) {
     case ARI_ALL_REDUCE:
-        all_reduce_part(d);
+        (void)ari_slice_move(d->wire, d->r);
         break;
     case ARI_REDUCE_SCATTER:
         reduce_range(d, ari_counts_before(call->counts, d->r), call->counts[d->r]);

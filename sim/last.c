@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/size.h"
+#include "sim/slice.h"
 #include "sim/sum.h"
 
 /* `last`: the last rank to arrive, the mover m, does the work of all while the others wait: one meeting instead of two.
@@ -36,38 +37,12 @@ static char *output(const mover *v, int i)
 
 /* --- the mover's part --------------------------------------------------------------------------------------------- */
 
-/* Writes the sums of elements [start, start + count) of the buffer, which may lie in several slices, to `out`. */
-static bool sum_slices(const mover *v, char *out, size_t start, size_t count)
-{
-    const size_t end = start + count;
-    for (int c = 0; c < v->n; c++) {
-        size_t from, size;
-        ar_comm_slice(v->call->count, v->n, c, &from, &size);
-        const size_t low = from > start ? from : start, high = from + size < end ? from + size : end;
-        const ari_sum sum = ari_sum_of(v->wire, c);
-        if (low < high && !ari_sum_piece(&sum, out + (low - start) * v->element, low * v->element, high - low))
-            return false;
-    }
-    return true;
-}
-
 static bool move_all_reduce(const mover *v)
 {
-    _Alignas(64) char sum[ARI_WIRE_PIECE_BYTES];
-    const size_t piece = sizeof sum / v->element;
-    for (size_t start = 0; start < v->call->count; start += piece) {
-        const size_t count = v->call->count - start < piece ? v->call->count - start : piece;
-        const size_t at = start * v->element, bytes = count * v->element;
-        if (!sum_slices(v, sum, start, count))
-            return false;
-        for (int i = 0; i < v->n; i++) {
-            if (i == v->m)
-                ari_copy_bytes(output(v, i) + at, sum, bytes);
-            else if (!ari_wire_put(v->wire, i, output(v, i) + at, sum, bytes, false))
-                return false;
-        }
-    }
-    return true;
+    bool good = true;
+    for (int c = 0; good && c < v->n; c++)
+        good = ari_slice_move(v->wire, c);
+    return good;
 }
 
 /* One slice that rank c gets: whole in the mover's own output, or but for c's own input in c's scratch. */

@@ -56,6 +56,15 @@ static inline const void *ari_wire_read(ari_wire *w, int from, const void *at, s
     return w->plain ? at : ari_wire_read_watched(w, from, at, bytes, place);
 }
 
+/** Where the wire is plain, instead of a read and a put: the mover has read and written so many bytes where they lie.
+ */
+static inline void ari_wire_account(ari_wire *w, size_t read, size_t written)
+{
+    w->read += read;
+    w->written += written;
+    ari_wire_pulse(w, read + written);
+}
+
 /** Copies any number of them; past_cache: with stores that leave the cache alone, until ari_stream_end. False: as
  *  above. */
 static inline bool ari_wire_take(ari_wire *w, void *to, int from, const void *at, size_t bytes, bool past_cache)
