@@ -86,7 +86,7 @@ static ar_status make_channel(channel **gives, ari_channels *s, int from, int to
     if (!h)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
     const int ranks[2] = {ari_group_rank(s->group, from), ari_group_rank(s->group, to)};
-    const ar_status st = ari_group_create(&h->group, ari_group_world((ari_group *)(uintptr_t)s->group), ranks, 2);
+    const ar_status st = ari_group_create(&h->group, ari_group_world(s->group), ranks, 2);
     if (st != AR_OK) {
         free(h);
         return st;

@@ -97,6 +97,20 @@ static ar_status sum_bytes(size_t *bytes, ari_kind kind, const size_t *counts, i
     return ari_mul_size(bytes, sum, ar_dtype_bytes(t));
 }
 
+/* Of a call with counts: bytes of all parts, of the rank's own, and of those before it. */
+typedef struct call_parts {
+    size_t whole, own, before;
+} call_parts;
+
+static ar_status parts_of(call_parts *p, const ar_comm *c, ari_kind kind, const size_t *counts, ar_dtype t,
+                          const char *tag)
+{
+    AR_TRY(sum_bytes(&p->whole, kind, counts, c->size, t, tag));
+    p->own = counts[c->rank] * ar_dtype_bytes(t);
+    p->before = ari_counts_before(counts, c->rank) * ar_dtype_bytes(t);
+    return AR_OK;
+}
+
 /* Input and output are the same bytes, or have none in common: anything between would read what it has overwritten. */
 static ar_status check_overlap(ari_kind kind, const void *out, size_t out_bytes, const void *in, size_t in_bytes,
                                bool in_place, const char *tag)
@@ -106,6 +120,14 @@ static ar_status check_overlap(ari_kind kind, const void *out, size_t out_bytes,
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "%s '%s': input and output overlap, but are not in place as documented",
                         ari_kind_name(kind), tag);
+}
+
+/* In place: the part is where it lies in the whole. */
+static ar_status check_part_overlap(ari_kind kind, const void *whole, const void *part, const call_parts *p,
+                                    const char *tag)
+{
+    const bool in_place = (uintptr_t)part == (uintptr_t)whole + p->before;
+    return check_overlap(kind, whole, p->whole, part, p->own, in_place, tag);
 }
 
 static ar_status counted(ar_comm *c, ari_kind kind, ar_status st)
@@ -135,15 +157,13 @@ ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in
 {
     const ari_kind kind = ARI_REDUCE_SCATTER;
     tag = tag_or_empty(tag);
-    size_t bytes = 0;
+    call_parts p;
     AR_TRY(check_common(c, q, kind, t, tag));
     AR_TRY(check_op(kind, op, tag));
-    AR_TRY(sum_bytes(&bytes, kind, counts, c->size, t, tag));
-    const size_t own = counts[c->rank] * ar_dtype_bytes(t);
-    const size_t at = ari_counts_before(counts, c->rank) * ar_dtype_bytes(t);
-    AR_TRY(check_buf(kind, out.ptr, own, "output", tag));
-    AR_TRY(check_buf(kind, in.ptr, bytes, "input", tag));
-    AR_TRY(check_overlap(kind, out.ptr, own, in.ptr, bytes, (uintptr_t)out.ptr == (uintptr_t)in.ptr + at, tag));
+    AR_TRY(parts_of(&p, c, kind, counts, t, tag));
+    AR_TRY(check_buf(kind, out.ptr, p.own, "output", tag));
+    AR_TRY(check_buf(kind, in.ptr, p.whole, "input", tag));
+    AR_TRY(check_part_overlap(kind, in.ptr, out.ptr, &p, tag));
     return counted(c, kind, c->ops->reduce_scatter(c, q, out, in, counts, t, op, tag));
 }
 
@@ -152,14 +172,12 @@ ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, co
 {
     const ari_kind kind = ARI_ALL_GATHER;
     tag = tag_or_empty(tag);
-    size_t bytes = 0;
+    call_parts p;
     AR_TRY(check_common(c, q, kind, t, tag));
-    AR_TRY(sum_bytes(&bytes, kind, counts, c->size, t, tag));
-    const size_t own = counts[c->rank] * ar_dtype_bytes(t);
-    const size_t at = ari_counts_before(counts, c->rank) * ar_dtype_bytes(t);
-    AR_TRY(check_buf(kind, out.ptr, bytes, "output", tag));
-    AR_TRY(check_buf(kind, in.ptr, own, "input", tag));
-    AR_TRY(check_overlap(kind, out.ptr, bytes, in.ptr, own, (uintptr_t)in.ptr == (uintptr_t)out.ptr + at, tag));
+    AR_TRY(parts_of(&p, c, kind, counts, t, tag));
+    AR_TRY(check_buf(kind, out.ptr, p.whole, "output", tag));
+    AR_TRY(check_buf(kind, in.ptr, p.own, "input", tag));
+    AR_TRY(check_part_overlap(kind, out.ptr, in.ptr, &p, tag));
     return counted(c, kind, c->ops->all_gather(c, q, out, in, counts, t, tag));
 }
 
@@ -213,16 +231,14 @@ ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const 
 {
     const ari_kind kind = ARI_GATHER;
     tag = tag_or_empty(tag);
-    size_t bytes = 0;
+    call_parts p;
     AR_TRY(check_common(c, q, kind, t, tag));
     AR_TRY(check_root(c, kind, root, tag));
-    AR_TRY(sum_bytes(&bytes, kind, counts, c->size, t, tag));
-    const size_t own = counts[c->rank] * ar_dtype_bytes(t);
-    const size_t at = ari_counts_before(counts, c->rank) * ar_dtype_bytes(t);
-    AR_TRY(check_buf(kind, in.ptr, own, "input", tag));
+    AR_TRY(parts_of(&p, c, kind, counts, t, tag));
+    AR_TRY(check_buf(kind, in.ptr, p.own, "input", tag));
     if (root == c->rank) {
-        AR_TRY(check_buf(kind, out.ptr, bytes, "output", tag));
-        AR_TRY(check_overlap(kind, out.ptr, bytes, in.ptr, own, (uintptr_t)in.ptr == (uintptr_t)out.ptr + at, tag));
+        AR_TRY(check_buf(kind, out.ptr, p.whole, "output", tag));
+        AR_TRY(check_part_overlap(kind, out.ptr, in.ptr, &p, tag));
     }
     return counted(c, kind, c->ops->gather(c, q, out, in, counts, t, root, tag));
 }
@@ -232,16 +248,14 @@ ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const
 {
     const ari_kind kind = ARI_SCATTER;
     tag = tag_or_empty(tag);
-    size_t bytes = 0;
+    call_parts p;
     AR_TRY(check_common(c, q, kind, t, tag));
     AR_TRY(check_root(c, kind, root, tag));
-    AR_TRY(sum_bytes(&bytes, kind, counts, c->size, t, tag));
-    const size_t own = counts[c->rank] * ar_dtype_bytes(t);
-    const size_t at = ari_counts_before(counts, c->rank) * ar_dtype_bytes(t);
-    AR_TRY(check_buf(kind, out.ptr, own, "output", tag));
+    AR_TRY(parts_of(&p, c, kind, counts, t, tag));
+    AR_TRY(check_buf(kind, out.ptr, p.own, "output", tag));
     if (root == c->rank) {
-        AR_TRY(check_buf(kind, in.ptr, bytes, "input", tag));
-        AR_TRY(check_overlap(kind, out.ptr, own, in.ptr, bytes, (uintptr_t)out.ptr == (uintptr_t)in.ptr + at, tag));
+        AR_TRY(check_buf(kind, in.ptr, p.whole, "input", tag));
+        AR_TRY(check_part_overlap(kind, in.ptr, out.ptr, &p, tag));
     }
     return counted(c, kind, c->ops->scatter(c, q, out, in, counts, t, root, tag));
 }
