@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/splitmix.h"
 #include "sim/fault_impl.h"
 
 /* --- as data ------------------------------------------------------------------------------------------------------ */
@@ -31,26 +32,17 @@ void ar_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size)
              (unsigned long long)f->collective, transfer, bit, ns);
 }
 
-/* splitmix64: Steele, Lea, Flood 2014. */
-static uint64_t next_number(uint64_t *state)
-{
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 ar_sim_fault ar_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns)
 {
     uint64_t state = seed;
-    ar_sim_fault f = {.kind = (ar_sim_fault_kind)(next_number(&state) % AR_SIM_FAULT_KINDS)};
-    f.rank = (int)(next_number(&state) % (uint64_t)(ranks > 0 ? ranks : 1));
-    f.collective = 1 + next_number(&state) % (collectives > 0 ? collectives : 1);
+    ar_sim_fault f = {.kind = (ar_sim_fault_kind)(ari_splitmix(&state) % AR_SIM_FAULT_KINDS)};
+    f.rank = (int)(ari_splitmix(&state) % (uint64_t)(ranks > 0 ? ranks : 1));
+    f.collective = 1 + ari_splitmix(&state) % (collectives > 0 ? collectives : 1);
     /* Most collectives have a handful of transfers, so a number among the first is one that happens. */
-    const uint64_t among = (uint64_t)1 << next_number(&state) % 6;
-    f.transfer = next_number(&state) % among;
-    f.bit = next_number(&state);
-    f.ns = longest_ns > 0 ? next_number(&state) % longest_ns + 1 : 0;
+    const uint64_t among = (uint64_t)1 << ari_splitmix(&state) % 6;
+    f.transfer = ari_splitmix(&state) % among;
+    f.bit = ari_splitmix(&state);
+    f.ns = longest_ns > 0 ? ari_splitmix(&state) % longest_ns + 1 : 0;
     if (f.kind == AR_SIM_DELAY || f.kind == AR_SIM_SLOW)
         f.transfer = 0;
     else

@@ -58,19 +58,22 @@ static bool read_u64(uint64_t *value, const char *word)
 /* One pair: what of the fault, and its number. */
 static ar_status read_pair(ar_sim_fault *f, unsigned *had, const char *key, const char *value, const char *whole)
 {
-    static const struct {
+    uint64_t number = 0, rank = 0, *to = NULL;
+    const struct {
         const char *name;
         unsigned is;
-    } keys[] = {{"rank", HAS_RANK},
-                {"collective", HAS_COLLECTIVE},
-                {"transfer", HAS_TRANSFER},
-                {"bit", HAS_BIT},
-                {"ns", HAS_NS}};
+        uint64_t *to;
+    } keys[] = {{"rank", HAS_RANK, &rank},
+                {"collective", HAS_COLLECTIVE, &f->collective},
+                {"transfer", HAS_TRANSFER, &f->transfer},
+                {"bit", HAS_BIT, &f->bit},
+                {"ns", HAS_NS, &f->ns}};
     const unsigned allowed = takes[f->kind] | HAS_RANK | HAS_COLLECTIVE;
     unsigned is = 0;
-    uint64_t number = 0;
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        is = strcmp(key, keys[i].name) == 0 ? keys[i].is : is;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && !is; i++) {
+        is = strcmp(key, keys[i].name) == 0 ? keys[i].is : 0;
+        to = keys[i].to;
+    }
     if (!is || !(is & allowed))
         return ar_error_set(AR_ERR_ARG, "fault '%.80s': '%s' says nothing about a %s; for example " EXAMPLES, whole,
                             key, ar_sim_fault_name(f->kind));
@@ -83,13 +86,9 @@ static ar_status read_pair(ar_sim_fault *f, unsigned *had, const char *key, cons
         return ar_error_set(AR_ERR_ARG, "fault '%.80s': there is no rank %s", whole, value);
     if (is == HAS_COLLECTIVE && number == 0)
         return ar_error_set(AR_ERR_ARG, "fault '%.80s': collectives are numbered from 1", whole);
+    *to = number;
     if (is == HAS_RANK)
-        f->rank = (int)number;
-    *(is == HAS_COLLECTIVE ? &f->collective
-      : is == HAS_TRANSFER ? &f->transfer
-      : is == HAS_BIT      ? &f->bit
-      : is == HAS_NS       ? &f->ns
-                           : &number) = number;
+        f->rank = (int)rank;
     return AR_OK;
 }
 

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "ref/core/splitmix.h"
+
 /* One lane at a time holds the turn. Every call that gives it away chooses the next holder at once, among the lanes
  * that can run at that moment, and wakes that one alone. Lanes are looked at in the order of their creation, which only
  * the holder can extend, so nothing that is chosen from depends on how fast the system's threads are.
@@ -51,13 +53,9 @@ struct ari_scheduler {
     bool over;
 };
 
-/* splitmix64: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators". */
 static uint64_t draw(ari_scheduler *s)
 {
-    uint64_t x = s->random += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    return ari_splitmix(&s->random);
 }
 
 ar_status ari_scheduler_create(ari_scheduler **gives, uint64_t seed)
