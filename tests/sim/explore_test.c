@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -98,6 +99,39 @@ Test(explore, seeds_differ_in_their_orders_and_a_seed_does_not)
     }
     cr_assert_eq(orders, 6);
     cr_assert_geq(hashes, 90, "%d schedules of 100", hashes);
+}
+
+/* Sums of lengths at which the automatic choice asks whether every rank has a core. */
+static ar_status sum_lengths(ar_comm *c, void *arg)
+{
+    (void)arg;
+    float x[20000] = {1};
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    ar_status st = AR_OK;
+    for (size_t count = 1; count <= 20000 && st == AR_OK; count *= 3)
+        st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, count, AR_F32, AR_SUM, "");
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(explore, a_seed_is_the_same_run_on_one_core_and_on_several)
+{
+    ar_sim_schedule of_all, of_one;
+    ar_sim_options o = {.explore = true, .schedule_seed = 7, .schedule = &of_all};
+    cr_assert_eq(ar_sim_run(2, &o, sum_lengths, NULL, NULL), AR_OK, "%s", ar_error_message());
+    cpu_set_t cores, one;
+    cr_assert_eq(sched_getaffinity(0, sizeof cores, &cores), 0);
+    CPU_ZERO(&one);
+    for (size_t i = 0; CPU_COUNT(&one) == 0; i++) {
+        if (CPU_ISSET(i, &cores))
+            CPU_SET(i, &one);
+    }
+    cr_assert_eq(sched_setaffinity(0, sizeof one, &one), 0);
+    o.schedule = &of_one;
+    cr_assert_eq(ar_sim_run(2, &o, sum_lengths, NULL, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(of_all.choices, of_one.choices);
+    cr_assert_eq(of_all.hash, of_one.hash);
 }
 
 static ar_status fail_at_third(void *arg)
