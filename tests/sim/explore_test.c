@@ -115,11 +115,18 @@ static ar_status sum_lengths(ar_comm *c, void *arg)
     return st;
 }
 
+static void run_sums(ar_sim_schedule *schedules)
+{
+    for (int ranks = 2; ranks <= 4; ranks++) {
+        const ar_sim_options o = {.explore = true, .schedule_seed = 7, .schedule = &schedules[ranks - 2]};
+        cr_assert_eq(ar_sim_run(ranks, &o, sum_lengths, NULL, NULL), AR_OK, "%s", ar_error_message());
+    }
+}
+
 Test(explore, a_seed_is_the_same_run_on_one_core_and_on_several)
 {
-    ar_sim_schedule of_all, of_one;
-    ar_sim_options o = {.explore = true, .schedule_seed = 7, .schedule = &of_all};
-    cr_assert_eq(ar_sim_run(2, &o, sum_lengths, NULL, NULL), AR_OK, "%s", ar_error_message());
+    ar_sim_schedule of_all[3], of_one[3];
+    run_sums(of_all);
     cpu_set_t cores, one;
     cr_assert_eq(sched_getaffinity(0, sizeof cores, &cores), 0);
     CPU_ZERO(&one);
@@ -128,10 +135,11 @@ Test(explore, a_seed_is_the_same_run_on_one_core_and_on_several)
             CPU_SET(i, &one);
     }
     cr_assert_eq(sched_setaffinity(0, sizeof one, &one), 0);
-    o.schedule = &of_one;
-    cr_assert_eq(ar_sim_run(2, &o, sum_lengths, NULL, NULL), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(of_all.choices, of_one.choices);
-    cr_assert_eq(of_all.hash, of_one.hash);
+    run_sums(of_one);
+    for (int i = 0; i < 3; i++) {
+        cr_expect_eq(of_all[i].choices, of_one[i].choices, "%d ranks", i + 2);
+        cr_expect_eq(of_all[i].hash, of_one[i].hash, "%d ranks", i + 2);
+    }
 }
 
 static ar_status fail_at_third(void *arg)
