@@ -277,5 +277,5 @@ void ari_virtual_cost(void *user, ari_group *g)
     run_kind(&t);
     ari_group_set_virtual_last(g, last);
     for (int i = 0; i < t.n; i++)
-        ari_group_set_virtual_end(g, i, base + (uint64_t)(t.at[i].ns + 0.5), t.at[i].from);
+        ari_group_set_virtual_end(g, i, ari_virtual_after(base, t.at[i].ns), t.at[i].from);
 }

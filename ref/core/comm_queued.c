@@ -70,10 +70,8 @@ ar_status ari_comm_enqueue(ar_comm *c, ar_queue *q, const ari_call *call)
         st = ari_queue_push(q, run_in_place, NULL, &j, &ran);
     } else {
         job *j = copy_job(c, call);
-        if (!j)
-            return ar_error_set(AR_ERR_MEMORY, "%s '%s': no memory to enqueue it", ari_kind_name(call->kind),
-                                call->tag);
-        st = ari_queue_push(q, run_and_free, drop_job, j, &ran);
+        st = j ? ari_queue_push(q, run_and_free, drop_job, j, &ran)
+               : ar_error_set(AR_ERR_MEMORY, "%s '%s': no memory to enqueue it", ari_kind_name(call->kind), call->tag);
         if (st != AR_OK)
             free(j);
     }

@@ -18,9 +18,11 @@ ar_status ari_lane_create(ari_lane **gives, ari_lane *of, const ari_instruments 
     *gives = NULL;
     if (!l)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lane of rank %d", rank);
-    *l = (ari_lane){.with = &l->own, .rank = rank, .tracks = 1, .own = *with};
+    *l = (ari_lane){.with = &l->own, .rank = rank, .own = *with};
+    atomic_init(&l->tracks, 1);
+    l->main = of ? of->main : l;
     if (of) {
-        l->track = of->tracks++;
+        l->track = atomic_fetch_add(&l->main->tracks, 1);
         l->virtual_ns = of->virtual_ns;
     }
     snprintf(l->name, sizeof l->name, "%s", name);

@@ -2,6 +2,7 @@
 #ifndef ARI_CORE_LANE_H
 #define ARI_CORE_LANE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "anyrank/status.h"
@@ -33,7 +34,8 @@ typedef struct ari_lane {
     double virtual_rest;         /* ns of work that rounding to whole ones has left out so far */
     ari_recording *recording;    /* NULL: nothing is recorded */
     ari_turn *turn;              /* NULL: the system's scheduler */
-    int tracks;                  /* track 0: made so far, itself included */
+    struct ari_lane *main;       /* of the rank; itself on track 0 */
+    atomic_int tracks;           /* track 0: made so far for the rank, itself included */
     ari_instruments own;
 } ari_lane;
 
@@ -54,6 +56,14 @@ void ari_lane_leave(ari_lane *l);
 
 /** The calling thread is about to wait for the lane's thread to end (pthread_join). NULL: nothing. */
 void ari_lane_join(const ari_lane *l);
+
+/** `ns` after `at`, to the nearest one, and at most some centuries: a virtual clock does not run over. NaN: `at`. */
+static inline uint64_t ari_virtual_after(uint64_t at, double ns)
+{
+    const uint64_t latest = (uint64_t)1 << 62;
+    const uint64_t more = ns >= 0x1p62 ? latest : ns > 0 ? (uint64_t)(ns + 0.5) : 0;
+    return more > latest - (at < latest ? at : latest) ? latest : at + more;
+}
 
 /** Moves the lane's virtual clock to at least `virtual_ns`. NULL: nothing. */
 static inline void ari_lane_reach(ari_lane *l, uint64_t virtual_ns)

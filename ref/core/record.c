@@ -258,8 +258,9 @@ void ar_trace_work(double flops)
     /* Small products take less than a nanosecond each, and there are many of them. */
     const double exact_ns = flops / l->with->flops * 1e9 + l->virtual_rest;
     const uint64_t begin = l->virtual_ns;
-    l->virtual_ns += (uint64_t)(exact_ns + 0.5);
-    l->virtual_rest = exact_ns - (double)(l->virtual_ns - begin);
+    l->virtual_ns = ari_virtual_after(begin, exact_ns);
+    const double rest = exact_ns - (double)(l->virtual_ns - begin);
+    l->virtual_rest = rest > -1.0 && rest < 1.0 ? rest : 0.0; /* else the clock is at its end */
     const uint64_t now = l->recording ? ari_now_ns() : 0;
     const ari_record work = {.kind = ARI_RECORD_WORK,
                              .begin_ns = now,

@@ -420,3 +420,76 @@ Test(virtual_run, products_of_less_than_a_nanosecond_add_up)
     cr_assert_eq(ar_sim_run(1, &o, ten_thousand, &end_us, NULL), AR_OK);
     cr_expect_float_eq(end_us, 3, 0.001, "%g us", end_us);
 }
+
+/* --- edges -------------------------------------------------------------------------------------------------------- */
+
+static ar_status for_ever(ar_comm *c, void *arg)
+{
+    ar_queue *q = NULL;
+    float x = 1;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    for (int i = 0; i < 3; i++)
+        ar_trace_work(1e300);
+    ar_trace_work((double)INFINITY);
+    ar_trace_work((double)NAN);
+    const ar_status st = small_all_reduce(c, q, &x, "late");
+    ((uint64_t *)arg)[ar_comm_rank(c)] = ari_lane_self()->virtual_ns;
+    ar_queue_destroy(q);
+    return st;
+}
+
+Test(virtual_run, a_clock_stops_at_its_end_and_does_not_run_over)
+{
+    const ar_sim_cluster cluster = {0, {1e200, 1e-200}, {0, 1}, 1e-200};
+    const ar_sim_options o = {.cluster = &cluster};
+    uint64_t end[2] = {0};
+    cr_assert_eq(ar_sim_run(2, &o, for_ever, end, NULL), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(end[0], (uint64_t)1 << 62);
+    cr_expect_eq(end[1], (uint64_t)1 << 62);
+}
+
+/* A queue that a task of another queue makes, and the track of its lane. */
+typedef struct inner_queue {
+    ar_queue *q;
+    int track;
+} inner_queue;
+
+static ar_status note_track(void *arg)
+{
+    ((inner_queue *)arg)->track = ari_lane_self()->track;
+    return AR_OK;
+}
+
+static ar_status make_queue(void *arg)
+{
+    inner_queue *made = arg;
+    AR_TRY(ar_queue_create(&made->q, AR_QUEUE_THREAD, "inner"));
+    return ar_queue_host(made->q, note_track, made);
+}
+
+static ar_status queues_of_queues(ar_comm *c, void *arg)
+{
+    (void)c;
+    ar_queue *outer = NULL, *second = NULL;
+    ar_status st = AR_OK;
+    inner_queue *made = arg;
+    AR_TRY(ar_queue_create(&outer, AR_QUEUE_THREAD, "outer"));
+    AR_TRY_TO(done, st, ar_queue_create(&second, AR_QUEUE_THREAD, "second"));
+    AR_TRY_TO(done, st, ar_queue_host(outer, make_queue, made));
+    AR_TRY_TO(done, st, ar_queue_sync(outer, 0));
+    AR_TRY_TO(done, st, ar_queue_sync(made->q, 0));
+done:
+    ar_queue_destroy(made->q);
+    ar_queue_destroy(second);
+    ar_queue_destroy(outer);
+    return st;
+}
+
+Test(virtual_run, a_queue_made_by_another_queue_has_a_track_of_its_own)
+{
+    const ar_sim_cluster cluster = cluster_of(2, 100);
+    const ar_sim_options o = {.cluster = &cluster};
+    inner_queue made = {0};
+    cr_assert_eq(ar_sim_run(1, &o, queues_of_queues, &made, NULL), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(made.track, 3, "track %d", made.track);
+}
