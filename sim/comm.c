@@ -6,9 +6,10 @@
 #include "sim/reduce.h"
 
 /* Up to this size the last member to arrive does the work of all: one meeting instead of two. Measured on two cores,
- * all of `direct` over all of `last`: where every rank has a core 1.0 to 1.4 at 1 KiB and 0.7 to 0.8 at 4 KiB; with 4
- * and 8 ranks 1.3 and 1.4 at 16 KiB, 1.0 and 1.1 at 32 KiB, 0.8 and 0.9 at 64 KiB. */
-enum { LAST_BYTES = 2048, LAST_BYTES_CROWDED = 32768 };
+ * all of `direct` over all of `last`: where every rank has a core 1.0 to 1.4 at 1 KiB and 0.7 to 0.8 at 4 KiB. With
+ * more ranks than cores, all of ari_share_run over all of `last`: with 4 and 8 ranks 1.0 to 1.15 at 1 KiB, 1.0 to 1.1
+ * at 16 KiB, 0.65 to 1.0 at 32 KiB. */
+enum { LAST_BYTES = 2048, LAST_BYTES_CROWDED = 16384 };
 
 static ari_sim_comm *sim_of(ar_comm *c)
 {
@@ -97,7 +98,10 @@ static ar_status auto_run(ar_comm *c, const ari_call *call)
     if (s->swaps && call->kind == ARI_ALL_REDUCE && bytes <= ARI_SWAP_BYTES && swap_run(s, call, bytes))
         return AR_OK;
     const bool cores = ari_world_has_cores(ari_group_world(s->member.group));
-    return bytes <= (cores ? LAST_BYTES : LAST_BYTES_CROWDED) ? last_run(c, call) : direct_run(c, call);
+    if (bytes <= (cores ? LAST_BYTES : LAST_BYTES_CROWDED))
+        return last_run(c, call);
+    const bool shares = !cores && call->kind == ARI_ALL_REDUCE && c->size <= ARI_PARTS_MOST && ari_wire_is_plain(s);
+    return shares ? ari_share_run(s, call) : direct_run(c, call);
 }
 
 ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes)

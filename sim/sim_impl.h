@@ -52,6 +52,10 @@ bool ari_last_moves(ari_kind kind);
 /** last: the whole call, from entering to leaving. */
 AR_NODISCARD ar_status ari_last_run(ari_sim_comm *c, const ari_call *call);
 
+/** An all_reduce over a plain wire of more ranks than cores, from entering to leaving: `direct`, but each slice by
+ *  whichever rank has a core. */
+AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
+
 /* Channels: what rank a sends to rank b, for each pair of a group that does. */
 
 /** The channels of the group, none so far; they end when every member has left them. Errors: AR_ERR_MEMORY. */

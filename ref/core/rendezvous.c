@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/rendezvous.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -489,15 +490,19 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_
     return ari_world_echo(g->world, m->rank, g);
 }
 
-ar_status ari_member_leave(ari_member *m)
+static void come_to_leave(ari_member *m)
+{
+    ari_group *g = m->group;
+    const uint64_t before = atomic_fetch_add(&g->leaves, 1);
+    if ((before & ~ARI_BROKEN) + 1 == all_have_left(m))
+        ari_group_wake(g);
+}
+
+static ar_status leave_with_all(ari_member *m)
 {
     ari_group *g = m->group;
     const uint64_t all = all_have_left(m);
-    const uint64_t before = atomic_fetch_add(&g->leaves, 1);
-    if ((before & ~ARI_BROKEN) + 1 == all)
-        ari_group_wake(g);
-    else
-        (void)wait_inside(m, &g->leaves, all, all, true);
+    (void)wait_inside(m, &g->leaves, all, all, true);
     m->leaves++;
     /* All members find the same: a mark that is set later belongs to a later collective, which this one has not
      * entered, so that it cannot have been agreed upon. */
@@ -505,6 +510,59 @@ ar_status ari_member_leave(ari_member *m)
     out(m, !broken);
     ari_wait_yield();
     return broken ? ari_world_echo(g->world, m->rank, g) : AR_OK;
+}
+
+ar_status ari_member_leave(ari_member *m)
+{
+    come_to_leave(m);
+    return leave_with_all(m);
+}
+
+void ari_group_share(ari_group *g)
+{
+    /* The members of the last such collective have left it: this one they have all entered. */
+    atomic_store_explicit(&g->parts, 0, memory_order_relaxed);
+}
+
+/* Takes the part, unless it has begun. */
+static bool take_part(ari_group *g, int part)
+{
+    const uint64_t bit = (uint64_t)1 << part;
+    return !(atomic_load_explicit(&g->parts, memory_order_relaxed) & bit) &&
+           !(atomic_fetch_or_explicit(&g->parts, bit, memory_order_relaxed) & bit);
+}
+
+/* A schedule that is explored has no cores: it must be the same each time. */
+static int core_of(const ari_world *w)
+{
+    const int cpu = w->with.scheduler ? 0 : sched_getcpu();
+    return cpu < 0 ? 0 : cpu % w->cores;
+}
+
+/* Two cores walk towards each other, each pair from the ends of its range, so that one which is done early takes what
+ * the other would have come to last. */
+int ari_member_next_part(ari_member *m)
+{
+    ari_group *g = m->group;
+    const int n = g->n, cores = g->world->cores, core = core_of(g->world);
+    const int first = core % 2 == 0 ? core * n / cores : (core + 1) * n / cores + n - 1;
+    ari_wait_yield();
+    for (int k = 0; k < n; k++) {
+        const int part = (core % 2 == 0 ? first + k : first - k) % n;
+        if (take_part(g, part))
+            return part;
+    }
+    return -1;
+}
+
+void ari_member_part_done(ari_member *m)
+{
+    come_to_leave(m);
+}
+
+ar_status ari_member_leave_shared(ari_member *m)
+{
+    return leave_with_all(m);
 }
 
 void ari_member_done(ari_member *m)

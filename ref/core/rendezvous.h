@@ -109,7 +109,8 @@ void ari_member_fini(ari_member *m);
 typedef ar_status (*ari_alone_fn)(ari_group *g, void *arg);
 
 /** Enters a collective with `call`. Returns when every member has entered with the same one and `alone` (if not NULL)
- *  has run on one of them. Every member then calls ari_member_leave or ari_member_done, all of them the same.
+ *  has run on one of them. Every member then calls ari_member_leave, ari_member_leave_shared or ari_member_done, all
+ *  of them the same.
  *  Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED, or alone's; then the member is out and nothing moves. */
 AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_alone_fn alone, void *arg);
 /** Leaves when every member has come to leave: nobody reads this member's memory any more. Errors: those of enter,
@@ -117,6 +118,19 @@ AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_cal
 AR_NODISCARD ar_status ari_member_leave(ari_member *m);
 /** Leaves at once: for collectives whose work was all done alone. */
 void ari_member_done(ari_member *m);
+
+/* Work that is shared: as many parts as there are members, at most ARI_PARTS_MOST, each done by any one of them. A
+ * member leaves when all parts are done, and so without waiting for those that have not even begun one. */
+enum { ARI_PARTS_MOST = 64 };
+
+/** In the ari_alone_fn of such a collective: no part has begun. */
+void ari_group_share(ari_group *g);
+/** The next part that nobody has begun, 0 .. N-1, which this member then does; -1: all have begun. The same core is
+ *  offered the same parts first each time: it may still have in its cache what belongs to them. */
+int ari_member_next_part(ari_member *m);
+void ari_member_part_done(ari_member *m);
+/** Instead of ari_member_leave: when all parts are done. */
+AR_NODISCARD ar_status ari_member_leave_shared(ari_member *m);
 
 /** A short all_reduce of two ranks that both have a core, instead of entering: both post their inputs, `bytes` of them,
  *  and each gives the other's, which stays until this member's next call. NULL: the other is late or calls something
