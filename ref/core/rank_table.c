@@ -14,7 +14,7 @@ void ari_world_begin(ari_member *m, const ari_call *call)
     const size_t length = strnlen(call->tag, sizeof a->tag - 1);
     pthread_mutex_lock(&r->lock);
     *a = (ari_activity){
-        .kind = call->kind, .group = m->group, .seq = m->seq, .since_ns = ari_wait_now_ns(), .at = r->now_end};
+        .kind = call->kind, .group = m->group, .seq = m->seq, .since_ns = ari_wait_coarse_ns(), .at = r->now_end};
     memcpy(a->tag, call->tag, length);
     *a->at = a;
     r->now_end = &a->next;
@@ -33,7 +33,7 @@ void ari_world_end(ari_member *m, bool finished)
         r->now_end = a->at;
     if (finished)
         r->last = *a;
-    r->idle_since_ns = ari_wait_now_ns();
+    r->idle_since_ns = ari_wait_coarse_ns();
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -47,7 +47,7 @@ void ari_world_swapped(ari_member *m, const ari_call *call)
     r->last.seq = m->seq;
     memcpy(r->last.tag, call->tag, length);
     r->last.tag[length] = '\0';
-    r->idle_since_ns = ari_coarse_now_ns();
+    r->idle_since_ns = ari_wait_coarse_ns();
     pthread_mutex_unlock(&r->lock);
 }
 

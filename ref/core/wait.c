@@ -106,6 +106,12 @@ uint64_t ari_wait_now_ns(void)
     return lane && lane->turn ? ari_turn_now_ns(lane->turn) : ari_now_ns();
 }
 
+uint64_t ari_wait_coarse_ns(void)
+{
+    const ari_lane *lane = ari_lane_self();
+    return lane && lane->turn ? ari_turn_now_ns(lane->turn) : ari_coarse_now_ns();
+}
+
 void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns)
 {
     const ari_lane *lane = ari_lane_self();

@@ -54,6 +54,8 @@ static inline bool ari_wait_is_over(const ari_wait *w)
 
 /** The monotonic clock; a lane under a deterministic scheduler sees the scheduler's. */
 uint64_t ari_wait_now_ns(void);
+/** The same, behind by some milliseconds at most, for a tenth of the price: for what is told, not for what decides. */
+uint64_t ari_wait_coarse_ns(void);
 /** The calling thread sleeps until then, or until *word != seen. */
 void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns);
 /** A point at which others may overtake the calling lane: a choice for a deterministic scheduler, else nothing. */
