@@ -8,7 +8,7 @@ void ari_group_free(ari_group *g)
 {
     ari_sleepers_fini(&g->sleepers);
     for (int i = 0; i < g->n; i++)
-        free(g->slot[i].posts);
+        free(g->slot[i].data);
     free(g->slot);
     free(g->rank);
     free(g);

@@ -61,14 +61,15 @@ struct ari_world {
     char *message;         /* line and table; NULL if there was no memory for it */
 };
 
-/* What a member of a group of two posts for a swap. */
-typedef struct ari_post_head {
-    uint64_t what, count, tag; /* kind, dtype and operation; elements; a hash of the tag */
-} ari_post_head;
+/* What a member of a group of two posts for a swap, beside the input: all in one line of memory, so that it crosses
+ * from core to core at once. */
 typedef struct ari_post {
-    _Alignas(ARI_CACHE_LINE) char data[ARI_SWAP_BYTES];
-    ari_post_head head;
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t seq; /* of the call; written last */
+    uint64_t what, count, tag;                     /* kind, dtype and operation; elements; a hash of the tag */
 } ari_post;
+typedef struct ari_post_data {
+    _Alignas(ARI_CACHE_LINE) char bytes[ARI_SWAP_BYTES];
+} ari_post_data;
 
 typedef struct ari_slot {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t entered; /* the sequence number of the last collective entered */
@@ -79,10 +80,10 @@ typedef struct ari_slot {
     uint64_t virtual_begin_ns, virtual_end_ns; /* end: written by the last member before the gate opens */
     int virtual_from;                          /* and so is this: whose coming decided it; in the world */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
-    _Atomic uint64_t pulses;                          /* never start again: since the group began */
-    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t posted; /* the sequence number of the last call posted */
-    _Atomic uint64_t turned_back;                     /* and of the last one from which the member turned back */
-    ari_post *posts;                                  /* [2], by parity; NULL before the first */
+    _Atomic uint64_t pulses;                               /* never start again: since the group began */
+    ari_post post[2];                                      /* by parity of the sequence number */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t turned_back; /* the last call posted from which the member turned back */
+    ari_post_data *data;                                   /* [2], of the posts; NULL before the first */
 } ari_slot;
 
 struct ari_group {

@@ -44,14 +44,14 @@ static uint64_t hash_of(const char *tag)
     return h;
 }
 
-static ari_post_head head_of(const ari_call *call)
+static void write_head(ari_post *p, const ari_call *call)
 {
-    return (ari_post_head){.what = (uint64_t)call->kind << 32 | (uint64_t)call->dtype << 16 | (uint64_t)call->op,
-                           .count = call->count,
-                           .tag = hash_of(call->tag)};
+    p->what = (uint64_t)call->kind << 32 | (uint64_t)call->dtype << 16 | (uint64_t)call->op;
+    p->count = call->count;
+    p->tag = hash_of(call->tag);
 }
 
-static bool same_call(const ari_post_head *a, const ari_post_head *b)
+static bool same_call(const ari_post *a, const ari_post *b)
 {
     return a->what == b->what && a->count == b->count && a->tag == b->tag;
 }
@@ -69,8 +69,9 @@ static bool claim(ari_group *g, uint64_t seq, bool swap)
 
 static bool is_there(const ari_slot *other, uint64_t seq)
 {
+    const ari_post *post = &other->post[seq % 2];
     for (int turn = 0; turn < TURNS; turn++) {
-        if (atomic_load_explicit(&other->posted, memory_order_acquire) >= seq)
+        if (atomic_load_explicit(&post->seq, memory_order_acquire) >= seq)
             return true;
         ari_wait_relax();
     }
@@ -83,7 +84,7 @@ static bool both_swap(ari_group *g, ari_slot *own, const ari_slot *other, uint64
     if (is_there(other, seq))
         return atomic_load(&other->turned_back) != seq || claim(g, seq, false);
     atomic_store(&own->turned_back, seq);
-    return atomic_load(&other->posted) >= seq && claim(g, seq, true);
+    return atomic_load(&other->post[seq % 2].seq) >= seq && claim(g, seq, true);
 }
 
 bool ari_member_can_swap(const ari_member *m)
@@ -92,22 +93,24 @@ bool ari_member_can_swap(const ari_member *m)
     return m->group->n == 2 && w->spins && !w->with.trace && !w->with.scheduler && !w->with.virtual_cost;
 }
 
-static const ari_post *swap(ari_member *m, const ari_call *call, size_t bytes)
+static const void *swap(ari_member *m, const ari_call *call, size_t bytes)
 {
     ari_group *g = m->group;
     ari_slot *own = &g->slot[m->index], *other = &g->slot[1 - m->index];
-    const uint64_t seq = m->seq + 1;
-    if (!own->posts && !(own->posts = aligned_alloc(ARI_CACHE_LINE, 2 * sizeof *own->posts)))
+    const uint64_t seq = m->seq + 1, place = seq % 2;
+    if (!own->data && !(own->data = aligned_alloc(ARI_CACHE_LINE, 2 * sizeof *own->data)))
         return NULL;
-    ari_post *post = &own->posts[seq % 2];
-    post->head = head_of(call);
-    ari_copy_bytes(post->data, call->in.ptr, bytes);
-    atomic_store(&own->posted, seq);
-    if (!both_swap(g, own, other, seq) || !same_call(&post->head, &other->posts[seq % 2].head))
+    ari_copy_bytes(own->data[place].bytes, call->in.ptr, bytes);
+    write_head(&own->post[place], call);
+    atomic_store(&own->post[place].seq, seq);
+    if (!both_swap(g, own, other, seq) || !same_call(&own->post[place], &other->post[place]))
         return NULL;
+    /* The input crosses from core to core during what follows. */
+    for (size_t at = 0; at < bytes; at += ARI_CACHE_LINE)
+        __builtin_prefetch(other->data[place].bytes + at);
     m->seq = seq;
     ari_world_swapped(m, call);
-    return &other->posts[seq % 2];
+    return other->data[place].bytes;
 }
 
 const void *ari_member_swap(ari_member *m, const ari_call *call, size_t bytes)
@@ -115,7 +118,7 @@ const void *ari_member_swap(ari_member *m, const ari_call *call, size_t bytes)
     /* ari_member_enter tells what is wrong. */
     if (ari_world_status(m->group->world) != AR_OK || atomic_exchange(&m->in, 1) != 0)
         return NULL;
-    const ari_post *other = swap(m, call, bytes);
+    const void *other = swap(m, call, bytes);
     atomic_store_explicit(&m->in, 0, memory_order_release);
-    return other ? other->data : NULL;
+    return other;
 }
