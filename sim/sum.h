@@ -22,7 +22,7 @@ ari_sum ari_sum_before(ari_wire *w, int last);
 /** Elements that one piece may have. */
 size_t ari_sum_piece_count(const ari_sum *s);
 /** out = the reduction of `count` elements that lie `at` bytes into the inputs. out is memory of the mover that is not
- *  read, or the last member's input. False: broken off. */
+ *  read, or the same elements of an input: it is written when all of them were read. False: broken off. */
 AR_NODISCARD bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count);
 
 #endif
