@@ -354,7 +354,7 @@ def sanitizer_run(preset, title, selected, report, jobs):
         return
     report.heading(f"running under {title}")
     start = time.monotonic()
-    os.environ["ANYRANK_TEST_SMALL"] = "1"  # small models stand for the bundled ones: the same code, a tenth of the time
+    os.environ["ANYRANK_TEST_SMALL"] = "1"  # tests/support/small.h
     results = run_programs(selected, f"build/{preset}", report, jobs, label=preset + ":")
     failed = [result.name for result in results if result.failed]
     report.add(Result(f"sanitizer/{preset}", int(not failed), int(bool(failed)), output="failed: " + ", ".join(failed),

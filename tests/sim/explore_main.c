@@ -4,6 +4,7 @@
 #include "ref/core/clock.h"
 #include "tests/sim/orderings.h"
 #include "tests/sim/plain.h"
+#include "tests/support/small.h"
 
 /* Schedules by seed, in a program of its own, so that the sanitizers see them: programs whose mistake only some orders
  * show, from several first seeds, with how many runs each needed; and random collectives on queues, against their plain
@@ -221,12 +222,13 @@ static uint64_t argument(int argc, char **argv, int i, uint64_t otherwise)
 
 int main(int argc, char **argv)
 {
+    const uint64_t share = small_only() ? 4 : 1;
     int bad = 0;
     alarm(280); /* a hang is a failure, and must not need somebody to notice it */
     for (int i = 0; i < ORDERINGS; i++)
-        bad +=
-            check_ordering(&orderings[i], argument(argc, argv, 1, FIRST_SEEDS), argument(argc, argv, 2, MENDED_SEEDS));
-    bad += check_collectives(argument(argc, argv, 3, COLLECTIVE_SEEDS));
-    bad += check_faults(argument(argc, argv, 3, COLLECTIVE_SEEDS));
+        bad += check_ordering(&orderings[i], argument(argc, argv, 1, FIRST_SEEDS / share),
+                              argument(argc, argv, 2, MENDED_SEEDS / share));
+    bad += check_collectives(argument(argc, argv, 3, COLLECTIVE_SEEDS / share));
+    bad += check_faults(argument(argc, argv, 3, COLLECTIVE_SEEDS / share));
     return bad == 0 ? 0 : 1;
 }

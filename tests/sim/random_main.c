@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "tests/sim/plain.h"
+#include "tests/support/small.h"
 
 /* 10,000 collectives of random kind, size, type, operation and group against the plain definitions: on the world, on
  * sub-groups, on groups that overlap and on groups of groups, with many of them in flight at once. A program of its
@@ -287,7 +288,7 @@ static int missing(const histogram *h)
 int main(int argc, char **argv)
 {
     const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
-    const int collectives = argc > 2 ? atoi(argv[2]) : COLLECTIVES;
+    const int collectives = argc > 2 ? atoi(argv[2]) : small_only() ? COLLECTIVES / 2 : COLLECTIVES;
     histogram h = {.worlds = 0};
     int bad = 0;
     world *w = malloc(sizeof *w);

@@ -30,7 +30,7 @@ static void fill(ar_dtype t, void *to, size_t n, uint64_t seed)
         else if (t == AR_F64)
             ((double *)to)[i] = (double)x * 0.1;
         else if (t == AR_I32)
-            ((int32_t *)to)[i] = (int32_t)x * 3;
+            ((int32_t *)to)[i] = (int32_t)((uint32_t)x * 3u);
         else
             ((int64_t *)to)[i] = x * ((int64_t)1 << 33);
     }

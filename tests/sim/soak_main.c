@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "tests/sim/soak_world.h"
+#include "tests/support/small.h"
 
 /* Thousands of worlds in which something goes wrong: each ends in the right result or in a report that fits what was
  * done to it, all ranks say the same, nobody is late, and no thread is left. A program of its own, so that it runs
@@ -366,7 +367,7 @@ int main(int argc, char **argv)
 {
     const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
     const uint64_t usual = getenv("ANYRANK_TEST_EXTENDED") ? WORLDS_EXTENDED : WORLDS;
-    const uint64_t worlds = argc > 2 ? strtoull(argv[2], NULL, 0) : usual;
+    const uint64_t worlds = argc > 2 ? strtoull(argv[2], NULL, 0) : small_only() ? usual / 3 : usual;
     /* After a first world: a sanitizer's own thread is there from then on. */
     soak s = {.threads = ar_sim_run(2, NULL, nothing, NULL, NULL) == AR_OK ? count_threads() : -1};
     soak_world *w = malloc(sizeof *w);

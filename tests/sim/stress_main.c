@@ -3,6 +3,7 @@
 
 #include "ref/core/clock.h"
 #include "tests/sim/plain.h"
+#include "tests/support/small.h"
 
 /* Random collectives on random groups and queues, with and without a fault, against the plain definitions. A program of
  * its own, so that it runs under the thread and address sanitizers. usage: stress [first seed [worlds]] */
@@ -232,7 +233,7 @@ static int abort_many_times(uint64_t first)
 int main(int argc, char **argv)
 {
     const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
-    const uint64_t worlds = argc > 2 ? strtoull(argv[2], NULL, 0) : WORLDS;
+    const uint64_t worlds = argc > 2 ? strtoull(argv[2], NULL, 0) : small_only() ? WORLDS / 3 : WORLDS;
     int faults[FAULTS] = {0}, bad = 0;
     unsigned long long collectives = 0;
     world *w = malloc(sizeof *w);

@@ -9,6 +9,7 @@
 #include "anyrank/sim.h"
 #include "ref/core/budget.h"
 #include "ref/core/wait.h"
+#include "tests/support/small.h"
 
 /* Two ranks that each have a core meet for short sums without a gate, and turn back to it where one is late or calls
  * something else. Here they come in all possible orders: with pauses of random length between calls, among longer calls
@@ -113,7 +114,7 @@ static bool run(const round *r)
 
 int main(int argc, char **argv)
 {
-    const uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 0) : 40;
+    const uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 0) : small_only() ? 10 : 40;
     uint64_t state = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
     int bad = 0;
     alarm(280); /* a hang is a failure, and must not need somebody to notice it */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "anyrank/check.h"
+#include "tests/support/small.h"
 #include "tests/verify/tiny.h"
 
 /* A new folder below the system's for temporary files; remove_folder takes it away again. */
@@ -47,12 +48,6 @@ static inline ar_config config_of(const char *json)
     ar_config c;
     cr_assert_eq(ar_config_parse(&c, json, strlen(json), "tiny"), AR_OK, "%s", ar_error_message());
     return c;
-}
-
-/* Whether small models stand for the bundled ones: under a sanitizer, where these take a minute a test. */
-static inline bool small_only(void)
-{
-    return getenv("ANYRANK_TEST_SMALL") != NULL;
 }
 
 /* The default plan, or the one that splits every MLP the other way. */

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_SUPPORT_SMALL_H
+#define TESTS_SUPPORT_SMALL_H
+
+#include <stdbool.h>
+#include <stdlib.h>
+
+/* Whether small models stand for the bundled ones, and fewer cases and seeds for many: under a sanitizer, where these
+ * take a minute a test. */
+static inline bool small_only(void)
+{
+    return getenv("ANYRANK_TEST_SMALL") != NULL;
+}
+
+#endif
