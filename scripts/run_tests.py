@@ -419,9 +419,9 @@ def main():
                 checks = [check for check in checks if check[0] not in NEED_BUILD]
         if checks:
             report.heading("checking the sources")
-            for name, function in checks:
-                report.running(f"running {name}")
-                report.add(function(name))
+            with concurrent.futures.ThreadPoolExecutor(max_workers=arguments.jobs) as pool:
+                for result in pool.map(lambda check: check[1](check[0]), checks):
+                    report.add(result)
         if not os.path.exists("/proc/self/exe"):
             # Criterion finds its tests through it, and without it finds none and says nothing.
             report.add(Result("machine/proc", 0, 1, output="/proc is not mounted here, and the tests need it"))

@@ -87,7 +87,7 @@ static void sweep(void (*add)(batch *, coll_case, int which), ar_queue_kind queu
     for (int run = 0; run < WORLDS * PLAIN_DTYPES; run++) {
         const int n = world_sizes[run % WORLDS];
         /* Each type with a part of the worlds, and each world with a part of the types. */
-        const int part = small_only() ? 3 : queue == AR_QUEUE_THREAD ? 2 : 1;
+        const int part = small_only() ? 6 : queue == AR_QUEUE_THREAD ? 2 : 1;
         if ((run / WORLDS + run % WORLDS) % part != 0)
             continue;
         for (int which = 0; which < COUNTS; which++) {
