@@ -87,19 +87,10 @@ static ar_status through_collective(walk *w, const stretch *s)
 }
 
 /* SIZE_MAX: the rank has no such lane. */
-static size_t lane_of(const ari_trace_view *v, int rank, int track)
-{
-    for (size_t i = 0; i < v->lane_count; i++) {
-        if (v->lanes[i].rank == rank && v->lanes[i].track == track)
-            return i;
-    }
-    return SIZE_MAX;
-}
-
 /* To what the other lane had done last, unless that was over when the wait began. */
 static ar_status through_wait(walk *w, const stretch *s)
 {
-    const size_t peer = lane_of(w->v, s->record->peer, s->record->peer_track);
+    const size_t peer = ari_view_lane_of(w->v, s->record->peer, s->record->peer_track);
     const stretch *last = peer != SIZE_MAX && peer != w->lane ? stretch_before(w, peer, w->at) : NULL;
     if (!last || last->end <= s->begin)
         return go_back(w, ARI_PATH_WAIT, s->begin, NULL);
@@ -130,7 +121,7 @@ static size_t lane_that_gave_time(const walk *w)
 static ar_status through_gap(walk *w, uint64_t before)
 {
     const ari_view_lane *lane = &w->v->lanes[w->lane];
-    const size_t main_lane = lane_of(w->v, lane->rank, 0);
+    const size_t main_lane = ari_view_lane_of(w->v, lane->rank, 0);
     if (w->v->clock == AR_TRACE_VIRTUAL) {
         const size_t other = lane_that_gave_time(w);
         if (other == SIZE_MAX)

@@ -305,15 +305,6 @@ static void put_transfers(writer *w, size_t lane)
     }
 }
 
-static const ari_view_lane *find_lane(const ari_trace_view *v, int rank, int track)
-{
-    for (size_t i = 0; i < v->lane_count; i++) {
-        if (v->lanes[i].rank == rank && v->lanes[i].track == track)
-            return &v->lanes[i];
-    }
-    return NULL;
-}
-
 /* The last thing that a lane had done by then; NULL: nothing. Records are in the order in which they began. */
 static const ari_record *done_by(const ari_trace_view *v, const ari_view_lane *l, uint64_t ns)
 {
@@ -340,12 +331,12 @@ static void put_queue_waits(writer *w, size_t lane)
     const ari_view_lane *l = &v->lanes[lane];
     for (size_t i = 0; i < l->count; i++) {
         const ari_record *r = l->shown[i];
-        const ari_view_lane *peer = r->kind == ARI_RECORD_WAIT ? find_lane(v, r->peer, r->peer_track) : NULL;
+        const size_t peer = r->kind == ARI_RECORD_WAIT ? ari_view_lane_of(v, r->peer, r->peer_track) : SIZE_MAX;
         const uint64_t end = ari_view_end(v, r);
-        const ari_record *done = peer ? done_by(v, peer, end) : NULL;
+        const ari_record *done = peer != SIZE_MAX ? done_by(v, &v->lanes[peer], end) : NULL;
         if (!done || ari_view_begin(v, r) == end)
             continue;
-        const place from = {(size_t)(peer - v->lanes), done, ari_view_end(v, done) - 1}, to = {lane, r, end - 1};
+        const place from = {peer, done, ari_view_end(v, done) - 1}, to = {lane, r, end - 1};
         put_arrow(w, "queue", "waited for", &from, &to);
     }
 }

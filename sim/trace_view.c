@@ -194,6 +194,15 @@ const ari_meeting_member *ari_view_member(const ari_trace_view *v, const ari_mee
     return NULL;
 }
 
+size_t ari_view_lane_of(const ari_trace_view *v, int rank, int track)
+{
+    for (size_t i = 0; i < v->lane_count; i++) {
+        if (v->lanes[i].rank == rank && v->lanes[i].track == track)
+            return i;
+    }
+    return SIZE_MAX;
+}
+
 void ari_view_ranks(const ari_trace_view *v, const ari_meeting *m, char *text, size_t size)
 {
     size_t used = 0;

@@ -56,6 +56,8 @@ uint64_t ari_view_waiting(const ari_trace_view *v, const ari_meeting *m, const a
  *  a collective takes, not its single transfers, and what was a wait by the real clock may be none by the virtual one.
  */
 bool ari_view_shows(const ari_trace_view *v, const ari_record *r);
+/** The number of the lane of this rank and track; SIZE_MAX: not in the trace. */
+size_t ari_view_lane_of(const ari_trace_view *v, int rank, int track);
 /** The member of a meeting with this rank; NULL: not in the trace. */
 const ari_meeting_member *ari_view_member(const ari_trace_view *v, const ari_meeting *m, int rank);
 /** The ranks of a meeting: "0-3, 8". */

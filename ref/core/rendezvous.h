@@ -17,7 +17,8 @@
  * - A collective is broken off where a member cannot do its part (ari_member_break), or waits in it while nothing moves
  *   (no step, no pulse, no leaving of any member) for the world's timeout. Either fails the world first. From then on
  *   ari_member_await is false on every member; each touches no other's memory any more and comes to leave, a rank that
- *   was killed or stalled (ari_member_hold) as well.
+ *   was killed or stalled (ari_member_hold) as well. Shared work (ari_group_share) goes on to its end instead: nobody
+ *   leaves it before all parts are done.
  * - A collective ends alike on all members: leave returns AR_OK on every one, or an error on every one. It is decided
  * by the last to come: a break-off after that is none.
  * - The first failure is kept; whatever follows is a consequence of it. */
@@ -38,8 +39,6 @@ typedef struct ari_rank_view {
 /** Gives a world of `ranks` ranks (1 to 4096), with the group of all of them. timeout_ns: the longest wait for a peer.
  *  with: copied; NULL: nothing watches. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns, const ari_instruments *with);
-/** What it is watched by. */
-const ari_instruments *ari_world_instruments(const ari_world *w);
 /** No rank may be in a call, and no member of its groups may be used afterwards. */
 void ari_world_destroy(ari_world *w);
 ari_group *ari_world_group(ari_world *w);

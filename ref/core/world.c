@@ -81,11 +81,6 @@ void ari_world_destroy(ari_world *w)
     free(w);
 }
 
-const ari_instruments *ari_world_instruments(const ari_world *w)
-{
-    return &w->with;
-}
-
 bool ari_world_has_cores(const ari_world *w)
 {
     return w->spins;
