@@ -8,7 +8,7 @@
 #include "bench/measure.h"
 #include "ref/core/size.h"
 #include "ref/models/model.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 
 #define STEPS 3 /* counted ones of a repetition */
 

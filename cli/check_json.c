@@ -8,7 +8,7 @@
 #include "cli/layout.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 
 static const char *const result_names[] = {"same", "different", "error"};
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the direction of the includes: scripts/check_includes.py ROOT
 
-Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- verify <- cli; bench
-lies between verify and cli. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand
+Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
+bench lies between verify and cli. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand
 on core alone; the baseline stands on the scalar definitions and the parsed config and nothing else. Prints
 "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
@@ -35,12 +35,13 @@ ALLOWED = {
     "mpi": ["ref/core"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core"],
+    "run": ["ref/core", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan"],
     "verify": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-               "ref/baseline", "sim/plan"],
+               "ref/baseline", "sim/plan", "run"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-            "sim/plan", "verify", "bench"],
+            "sim/plan", "run", "verify", "bench"],
     "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-              "sim/plan", "verify"],
+              "sim/plan", "run", "verify"],
     "examples": [],
 }
 
@@ -60,7 +61,7 @@ BASELINE_REACHES = BASELINE_HEADERS | {
 
 # Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
 PUBLIC_FOR = {
-    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "verify", "cli", "bench", "examples"},
+    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "run", "verify", "cli", "bench", "examples"},
     "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"},
 }
 
@@ -80,6 +81,7 @@ FORBIDDEN_SYSTEM = {
     "sim": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "sim/plan": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "mpi": re.compile(rf"(?:{CUDA}|{LIBRARIES})$"),
+    "run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "verify": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "cli": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "gpu": re.compile(r"mpi\.h$"),
@@ -102,7 +104,7 @@ class Tree:
     def __init__(self, root):
         self.root = root
         self.includes = {}  # path -> [(line, resolved project path or None, text, is system)]
-        for top in ("include", "ref", "sim", "mpi", "gpu", "verify", "cli", "bench", "examples"):
+        for top in ("include", "ref", "sim", "mpi", "gpu", "run", "verify", "cli", "bench", "examples"):
             for path in sorted((root / top).rglob("*")):
                 if path.suffix in SUFFIXES and path.is_file():
                     name = path.relative_to(root).as_posix()

@@ -3,7 +3,7 @@
 #define ARI_VERIFY_CHECK_RUN_H
 
 #include "anyrank/check.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 #include "verify/compare.h"
 #include "verify/estimate.h"
 

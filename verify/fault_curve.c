@@ -8,7 +8,7 @@
 
 #include "ref/core/size.h"
 #include "verify/boxes.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 #include "verify/text_batch.h"
 
 /* --- the trace ---------------------------------------------------------------------------------------------------- */

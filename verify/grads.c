@@ -10,7 +10,7 @@
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
 #include "verify/block_case.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 #include "verify/estimate.h"
 #include "verify/gather.h"
 #include "verify/input_batch.h"

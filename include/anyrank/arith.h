@@ -74,6 +74,23 @@ struct ar_arith_ops {
     /* g (local, contiguous, the parameter's stored shape) = the gradient. */
     ar_status (*grad_value)(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
     ar_status (*grad_zero)(ar_ctx *ctx, ar_param *p);
+    /* A bucket: the gradients of several parameters, n elements together, in one piece of device memory, in the form
+     * that is summed. These take a queue, for they also run on a communication queue, and take no memory of the step.
+     * storage: AR_F32, or AR_BF16 (native: sums in bf16). */
+    size_t (*bucket_bytes)(size_t n, ar_dtype storage);
+    /* bucket[at, at + elements of p) = the gradient of p, or zero where it has none. */
+    ar_status (*bucket_pack)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
+                             const ar_param *p);
+    ar_status (*bucket_zero)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage);
+    /* Sums the bucket over a group. counts NULL: all of it on every rank. Else [ranks of the group], of sum n: rank r
+     * gets its elements [counts[0] + .. + counts[r-1], + counts[r]) only, at their place; the others are undefined. */
+    ar_status (*bucket_reduce)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
+                               const size_t *counts, const char *tag);
+    /* The gradient of p = bucket[at, at + elements of p). Its memory must exist (grad_ensure). */
+    ar_status (*bucket_unpack)(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
+                               ar_dtype storage);
+    /* Makes the memory of a gradient (zero), if it has none. */
+    ar_status (*grad_ensure)(ar_ctx *ctx, ar_param *p);
     /* Bytes that the gradient takes now: 0 before the first contribution. */
     size_t (*grad_bytes)(const ar_param *p);
     /* Frees what the arithmetic keeps with a parameter. */

@@ -2,6 +2,7 @@
 #ifndef ANYRANK_CHECK_H
 #define ANYRANK_CHECK_H
 
+#include "anyrank/ddp.h"
 #include "anyrank/optimizer.h"
 #include "anyrank/parallel.h"
 #include "anyrank/sim.h"
@@ -20,8 +21,10 @@ typedef struct ar_check_options {
     size_t batch, seq; /* default of the command: 8 x 64 */
     int steps;         /* of training; 0: one forward and backward, no update */
     ar_optimizer_options optimizer;
-    double clip;    /* largest gradient norm; 0: none */
-    double dropout; /* probability; 0: none */
+    double clip;        /* largest gradient norm; 0: none */
+    ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout. {0}: one bucket for each
+                           parameter */
+    double dropout;     /* probability; 0: none */
     ar_numerics numerics;
     bool gradcheck;   /* the binary64 baseline against central differences, on a shrunk batch */
     const char *text; /* one byte one token; NULL: the project's own */

@@ -3,6 +3,8 @@
 #define ANYRANK_OPTIMIZER_H
 
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include "anyrank/status.h"
 
@@ -18,6 +20,24 @@ typedef enum ar_optimizer_kind {
     AR_OPTIMIZER_ADAMW /* Loshchilov, Hutter 2019, arXiv:1711.05101: decoupled weight decay */
 } ar_optimizer_kind;
 
+/* The learning rate of step t = 1, 2, ..: lr times a factor. Warm-up: t/warmup_steps for t < warmup_steps; then
+ *   constant: 1
+ *   cosine:   m + (1 - m)(1 + cos(pi*(t - warmup_steps)/(total_steps - warmup_steps)))/2, m = min_lr/lr, and m from
+ *             total_steps on (Loshchilov, Hutter 2017, arXiv:1608.03983, without restarts) */
+typedef enum ar_schedule { AR_SCHEDULE_CONSTANT, AR_SCHEDULE_COSINE } ar_schedule;
+/* Which parameters decay where no group says otherwise. */
+typedef enum ar_decay {
+    AR_DECAY_ALL,
+    AR_DECAY_MATRICES /* those of two dimensions: not norms, not biases */
+} ar_decay;
+#define AR_PARAM_GROUPS 8
+/** Parameters with options of their own, by name. Plain data. */
+typedef struct ar_param_group {
+    char glob[64];   /* of Hugging Face names (fnmatch(3), '*' also matches dots); the last group that matches counts */
+    double lr_scale; /* times the learning rate; 1 */
+    double weight_decay; /* in place of the options' */
+} ar_param_group;
+
 /** Plain data. */
 typedef struct ar_optimizer_options {
     ar_optimizer_kind kind;
@@ -26,6 +46,12 @@ typedef struct ar_optimizer_options {
     bool nesterov;            /* SGD: needs a momentum */
     double beta1, beta2, eps; /* Adam, AdamW */
     double weight_decay;
+    ar_schedule schedule;
+    uint64_t warmup_steps, total_steps; /* total_steps: cosine only */
+    double min_lr;                      /* cosine: what it ends at */
+    ar_decay decay;
+    size_t groups;
+    ar_param_group group[AR_PARAM_GROUPS];
 } ar_optimizer_options;
 
 /** PyTorch's defaults: SGD lr 1e-3, no momentum, no decay; Adam and AdamW lr 1e-3, betas 0.9 and 0.999, eps 1e-8, decay

@@ -19,6 +19,8 @@ typedef struct ar_parallel {
                            positions of every sequence; nothing changes with tp = 1 */
     bool keep_gathered; /* sp: a column-parallel layer keeps its gathered input for the backward pass; false: it keeps
                            its own positions and gathers again (less memory, more bytes) */
+    int zero;           /* 1: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054): each of the dp ranks keeps its
+                           share of the optimizer state and updates its share of the weights; 0: each does all */
     bool forward_first; /* all micro-batches go forward before the first goes backward, in reverse order; false: each
                            goes forward and backward before the next */
 } ar_parallel;

@@ -12,6 +12,16 @@ extern "C" {
 typedef struct ar_param_cache ar_param_cache; /* operands kept by the arithmetic, one list per parameter */
 typedef struct ar_param_grad ar_param_grad;   /* gradient state, in the arithmetic's own form */
 
+struct ar_param;
+/** What is called when a parameter's gradient is complete on this rank: ar_param_done. A failure ends the backward
+ * pass.
+ */
+typedef struct ar_param_hook {
+    ar_status (*ready)(void *user, struct ar_param *p);
+    void *user; /* borrowed */
+} ar_param_hook;
+#define AR_PARAM_HOOKS 4
+
 /** A trainable tensor: this rank's boxes of it, its gradient, and how it starts. */
 typedef struct ar_param {
     char name[128];   /* Hugging Face name */
@@ -26,6 +36,16 @@ typedef struct ar_param {
     ar_init_scheme init;
     size_t fan_in, fan_out; /* of the FULL matrix */
     double init_range;      /* of AR_INIT_NORMAL */
+    ar_dtype storage; /* of the numbers that value holds: AR_F32, or AR_BF16 (native numerics), where every element is a
+                         bf16 number and the optimizer keeps the fp32 one */
+    /* The gradient on its way. */
+    bool has_grad;               /* something was added since it was zeroed; once reduced: on any rank of the group */
+    int pending;                 /* uses in forward passes whose backward has not come yet */
+    float grad_scale;            /* of ar_param_grad_value: 1, or 1/N where the mean of N ranks was asked for */
+    size_t own_start, own_count; /* the elements, in the order of the layer's matrix, whose gradient is complete here
+                                    once reduced: all of them, or with ZeRO this rank's share */
+    ar_param_hook hook[AR_PARAM_HOOKS];
+    int hooks;
     ar_param_cache *cache;
     ar_param_grad *grad;
     ar_device *device;                   /* that owns the memory */
@@ -43,10 +63,25 @@ ar_tensor ar_param_matrix(const ar_param *p);
 AR_NODISCARD ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed);
 /** Copies this rank's boxes out of the full tensor (host, row-major, Hugging Face shape), and counts a new version. */
 AR_NODISCARD ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full);
+/** One more use in a forward pass that a backward pass will follow; ar_module_forward counts those of a module's own
+ *  parameters. */
+void ar_param_use(ar_param *p);
+/** One use's gradient has been added. When no use is left the hooks are called, in the order in which they were added:
+ *  the gradient of the passes so far is complete on this rank. ar_module_backward calls it for a module's own
+ *  parameters. Errors: the first failing hook's. */
+AR_NODISCARD ar_status ar_param_done(ar_param *p, ar_ctx *ctx);
+/** Errors: AR_ERR_ARG (AR_PARAM_HOOKS of them, or the same one twice). */
+AR_NODISCARD ar_status ar_param_add_hook(ar_param *p, ar_param_hook hook);
+/** Takes a hook away; one that is not there is fine. */
+void ar_param_remove_hook(ar_param *p, ar_param_hook hook);
+/** g (fp32, contiguous, of the value's shape) = the gradient times grad_scale. Errors: those of the device. */
+AR_NODISCARD ar_status ar_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g);
 /** Completes the gradients after the last backward pass of a step: each is summed over the data-parallel group, and
  * over the tensor-parallel one where its terms are spread, the last parameter first; then a tap ':grad' of each.
  *  Collective over the groups of the context. */
 AR_NODISCARD ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx);
+/** A tap ':grad' of each complete gradient, the last parameter first. */
+AR_NODISCARD ar_status ar_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx);
 /** The values of each group's data-parallel rank 0, on all its ranks: every rank starts from the same weights. Counts a
  *  new version. */
 AR_NODISCARD ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx);
@@ -56,6 +91,7 @@ AR_NODISCARD ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar
 AR_NODISCARD ar_status ar_params_check_replicas(ar_param *const *params, size_t n, ar_ctx *ctx);
 /** Taps a value of the parameter's shape (its value, its gradient) as all copies of it that the ranks hold. */
 AR_NODISCARD ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t);
+/** The gradient becomes zero, no use is pending. */
 AR_NODISCARD ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx);
 
 #ifdef __cplusplus

@@ -27,6 +27,10 @@ void ar_queue_destroy(ar_queue *q);
 /** Enqueues fn(arg): in order, after everything enqueued before. Inline: runs now and returns its status.
  *  Errors: the queue's first error if it is poisoned. Threads: one thread enqueues. */
 AR_NODISCARD ar_status ar_queue_host(ar_queue *q, ar_status (*fn)(void *), void *arg);
+/** Enqueues a chain: what fn(arg, on) enqueues on `on` runs in order, after what was enqueued on q before, and before
+ *  what is enqueued on it later. Inline: fn(arg, q), now. A thread: on that thread, with an inline queue of its own, so
+ *  that kernels and collectives can follow each other there. Errors: as ar_queue_host. */
+AR_NODISCARD ar_status ar_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *on), void *arg);
 /** Waits until all enqueued work is done. Returns the queue's first error. timeout_ns 0: no limit. */
 AR_NODISCARD ar_status ar_queue_sync(ar_queue *q, uint64_t timeout_ns);
 

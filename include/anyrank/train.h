@@ -2,6 +2,7 @@
 #ifndef ANYRANK_TRAIN_H
 #define ANYRANK_TRAIN_H
 
+#include "anyrank/ddp.h"
 #include "anyrank/model.h"
 #include "anyrank/optimizer.h"
 #include "anyrank/parallel.h"
@@ -16,10 +17,16 @@ extern "C" {
 /** Optimizer state for a list of parameters, element by element where the parameter's own shard is. */
 typedef struct ar_optimizer ar_optimizer;
 /** Borrows the parameters and the context's device until ar_optimizer_destroy; copies the options. A parameter that
- *  requires no gradient now gets no state and is never updated, one that requires none at a step not in that step.
+ *  requires no gradient now gets no state and is never updated; one that requires none at a step, or has none
+ *  (ar_param.has_grad), not in that step.
  *  Errors: AR_ERR_ARG (ar_optimizer_check; a parameter twice), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
                                            const ar_optimizer_options *o);
+/** ZeRO-1: the same updates, each of the data-parallel ranks those of its shares of the buckets of `ddp` (made with
+ *  zero = 1), whose weights the others then get from it. Borrows ddp until ar_optimizer_destroy. Errors: as above, and
+ *  AR_ERR_ARG (a ddp without zero). */
+AR_NODISCARD ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp,
+                                                   const ar_optimizer_options *o);
 /** Accepts NULL. */
 void ar_optimizer_destroy(ar_optimizer *o);
 /** The gradient norm over all parameters and ranks, each element of the full tensors once: sqrt(sum g^2) as
@@ -30,6 +37,20 @@ AR_NODISCARD ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *cons
 /** One update of every parameter from its gradient times `scale` (fl32(g*scale); 1: untouched), and a new version of
  *  each. Then a tap ':new' of each. */
 AR_NODISCARD ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale);
+/** One rank's part of one kind of state of one parameter: "exp_avg", "exp_avg_sq" (Adam), "momentum_buffer" (SGD),
+ *  "master" (of bf16 storage). local, fp32: as ar_tap_event has it, with `layout` in the Hugging Face shape; borrowed
+ *  during the call. */
+typedef ar_status (*ar_optimizer_state_fn)(void *user, const ar_param *p, const char *state, const ar_tensor *local,
+                                           const ar_layout *layout);
+/** Calls emit for all state that this rank keeps. Errors: emit's. */
+AR_NODISCARD ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user);
+/** Puts back what ar_optimizer_save gave after `steps` steps, under this or any other layout: find(user, name of the
+ *  parameter, state, count) returns `count` fp32 values of the full tensor, row-major, borrowed, or NULL (then
+ *  AR_ERR_NOT_FOUND). */
+AR_NODISCARD ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
+                                         const float *(*find)(void *user, const char *param, const char *state,
+                                                              size_t count),
+                                         void *user);
 /** Steps taken. */
 uint64_t ar_optimizer_steps(const ar_optimizer *o);
 /** Bytes of state. */
@@ -38,6 +59,8 @@ size_t ar_optimizer_bytes(const ar_optimizer *o);
 typedef struct ar_train_options {
     ar_parallel parallel;
     double clip; /* largest gradient norm; 0: no clipping */
+    ar_ddp *ddp; /* over the model's parameters: sums their gradients over the data-parallel ranks. Borrowed. NULL: each
+                    gradient is summed on its own after the last backward pass */
     bool forward_only;
 } ar_train_options;
 typedef struct ar_train_result {

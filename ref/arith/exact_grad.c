@@ -107,6 +107,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu] in %zu samples", p->name,
                             tokens, out, x->shape[0], in, samples);
     AR_TRY(ensure(ctx, p));
+    p->has_grad = true;
     const ar_tensor x_t = ar_tensor_transposed(x);
     ar_buf c = {NULL}; /* [samples, tokens of a sample] */
     AR_TRY(ari_step_alloc(ctx, &c, tokens * sizeof(int32_t)));
@@ -123,6 +124,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
 ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
 {
     AR_TRY(ensure(ctx, p));
+    p->has_grad = true;
     const size_t rows = rows_of(p);
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms of %zu columns for %zu x %zu elements", p->name,

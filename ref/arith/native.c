@@ -213,6 +213,7 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu]", p->name, dy->shape[0],
                             dy->shape[1], x->shape[0], x->shape[1]);
     AR_TRY(ensure(ctx, p));
+    p->has_grad = true;
     ar_tensor sum;
     AR_TRY(ar_tensor_view(&sum, AR_F32, 2, shape, p->grad->sum));
     const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
@@ -225,6 +226,7 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
 static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
 {
     AR_TRY(ensure(ctx, p));
+    p->has_grad = true;
     const size_t rows = p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1;
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms do not fit %zu elements", p->name, p->grad->n);

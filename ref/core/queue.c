@@ -44,7 +44,8 @@ struct ar_queue {
     size_t virtual_capacity;
     /* Not guarded: written at creation. */
     pthread_t thread;
-    ari_lane *lane; /* of the thread, where a simulated rank made the queue */
+    ari_lane *lane;  /* of the thread, where a simulated rank made the queue */
+    ar_queue *chain; /* of a thread: the inline queue on which chains run */
 };
 
 /* The first error stays; later ones are consequences. */
@@ -184,6 +185,13 @@ ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name
             return st;
         }
     }
+    if (kind == AR_QUEUE_THREAD) {
+        const ar_status st = ar_queue_create(&q->chain, AR_QUEUE_INLINE, q->name);
+        if (st != AR_OK) {
+            ari_queue_release(q);
+            return st;
+        }
+    }
     rc = kind == AR_QUEUE_THREAD ? pthread_create(&q->thread, NULL, worker, q) : 0;
     if (rc != 0) {
         ari_queue_release(q);
@@ -209,6 +217,7 @@ void ari_queue_release(ar_queue *q)
     ari_sleepers_fini(&q->work);
     pthread_mutex_destroy(&q->lock);
     ari_lane_destroy(q->lane);
+    ari_queue_release(q->chain);
     free(q->virtual_ends);
     free(q->error);
     free(q);
@@ -284,6 +293,43 @@ ar_status ar_queue_host(ar_queue *q, ar_status (*fn)(void *), void *arg)
         return ar_error_set(AR_ERR_ARG, "ar_queue_host: %s is missing", q ? "the function" : "the queue");
     bool ran;
     return ari_queue_push(q, fn, NULL, arg, &ran);
+}
+
+typedef struct chain {
+    ar_status (*fn)(void *arg, ar_queue *on);
+    void *arg;
+    ar_queue *on;
+} chain;
+
+static ar_status run_chain(void *arg)
+{
+    const chain c = *(chain *)arg;
+    free(arg);
+    return c.fn(c.arg, c.on);
+}
+
+static void drop_chain(void *arg, ar_status st, const char *why)
+{
+    (void)st, (void)why;
+    free(arg);
+}
+
+ar_status ar_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *on), void *arg)
+{
+    if (!q || !fn)
+        return ar_error_set(AR_ERR_ARG, "ar_queue_chain: %s is missing", q ? "the function" : "the queue");
+    if (q->kind == AR_QUEUE_INLINE) {
+        AR_TRY(first_error(q));
+        return fn(arg, q);
+    }
+    chain *c = NULL;
+    bool ran;
+    AR_TRY(ari_alloc((void **)&c, 1, sizeof *c, "a chain of a queue"));
+    *c = (chain){fn, arg, q->chain};
+    const ar_status st = ari_queue_push(q, run_chain, drop_chain, c, &ran);
+    if (st != AR_OK)
+        free(c);
+    return st;
 }
 
 uint64_t ari_queue_ticket(ar_queue *q)

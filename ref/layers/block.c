@@ -6,6 +6,7 @@
 #include "ref/layers/dropout.h"
 #include "ref/layers/norm.h"
 #include "ref/layers/parts.h"
+#include "ref/layers/uses.h"
 
 typedef struct block_module {
     ar_module base;
@@ -69,6 +70,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     release_dropped(ctx, &dropped);
     ari_span_begin("%s:bwd", m->norm2->name);
     AR_TRY(ari_span_end(ari_norm_backward(m->norm2, ctx, saved, &dn2, &dr, &df, dy)));
+    AR_TRY(ari_module_done(m->norm2, ctx));
     AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'b', &dr));
     AR_TRY(drop_backward(&m->after_attention, ctx, &dropped, &dr));
     AR_TRY(ar_module_backward(m->attention, ctx, saved, &da, &dropped, batch));
@@ -77,6 +79,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
         dx = &unwanted;
     ari_span_begin("%s:bwd", m->norm1->name);
     AR_TRY(ari_span_end(ari_norm_backward(m->norm1, ctx, saved, &dn1, dx, &da, &dr)));
+    AR_TRY(ari_module_done(m->norm1, ctx));
     ar_tensor *const ended[] = {&df, &dn2, &dr, &da, &dn1};
     for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
         ar_ctx_release(ctx, ended[i]);

@@ -229,6 +229,10 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(own_rows(e, ctx, &row_of, batch));
     AR_TRY(select_rows(e, ctx, &token, &row_of, batch));
     AR_TRY(ar_saved_push(saved, e, SAVED_ROWS, &row_of));
+    if (saved)
+        ar_param_use(&e->token);
+    if (saved && e->learned)
+        ar_param_use(&e->position);
     AR_TRY(ari_tap_tokens(ctx, e->token_name, NULL, 'f', &token));
     *y = token;
     if (!e->learned)
@@ -263,9 +267,11 @@ ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, c
     /* A mistake leaves the gradient of a tied weight to the LM head. */
     if (e->token.uses == 1 || !ar_faulty(ctx, AR_FAULT_embedding_tied_once))
         AR_TRY(token_gradient(e, ctx, &dsum, &row_of));
+    AR_TRY(ar_param_done(&e->token, ctx));
     if (!e->learned)
         return AR_OK;
     const ar_tensor terms = ar_tensor_rows(&dsum);
     AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
-    return ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data));
+    AR_TRY(ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data)));
+    return ar_param_done(&e->position, ctx);
 }

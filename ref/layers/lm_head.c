@@ -169,6 +169,8 @@ ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const 
     ar_tensor logits;
     ar_ctx_place(ctx, batch);
     AR_TRY(ari_linear_forward(&l->linear, ctx, saved, &logits, x, AR_ACT_NONE, NULL));
+    if (saved)
+        ar_param_use(l->linear.weight[0]);
     if (ar_faulty(ctx, AR_FAULT_silent_truncation))
         AR_TRY(truncate_logits(l, ctx, &logits));
     AR_TRY(ari_tap_shard(ctx, l->name, NULL, 'f', &logits, 2, l->vocab));
@@ -205,5 +207,6 @@ ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_te
     char part[112];
     AR_TRY(ari_path(part, sizeof part, l->name, "logits"));
     AR_TRY(ari_tap_shard(ctx, part, NULL, 'b', &dlogits, 2, l->vocab));
-    return ari_linear_backward(&l->linear, ctx, saved, dx, &dlogits, l->name);
+    AR_TRY(ari_linear_backward(&l->linear, ctx, saved, dx, &dlogits, l->name));
+    return ar_param_done(l->linear.weight[0], ctx);
 }

@@ -5,6 +5,7 @@
 
 #include "ref/core/size.h"
 #include "ref/core/span.h"
+#include "ref/layers/uses.h"
 
 /* --- saved activations -------------------------------------------------------------------------------------------- */
 
@@ -64,11 +65,46 @@ ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
 
 /* --- modules ------------------------------------------------------------------------------------------------------ */
 
+/* Calls f on every parameter of m itself, not on its children's. */
+static ar_status for_own(ar_module *m, ar_ctx *ctx, ar_status (*f)(ar_param *p, ar_ctx *ctx))
+{
+    ar_param *few[16], **own = few;
+    const size_t n = m->ops->params ? m->ops->params(m, few, sizeof few / sizeof *few) : 0;
+    ar_status st = AR_OK;
+    if (n > sizeof few / sizeof *few) {
+        AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a module's parameters"));
+        m->ops->params(m, own, n);
+    }
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = f(own[i], ctx);
+    if (own != few)
+        free(own);
+    return st;
+}
+
+static ar_status use(ar_param *p, ar_ctx *ctx)
+{
+    (void)ctx;
+    ar_param_use(p);
+    return AR_OK;
+}
+
+ar_status ari_module_use(ar_module *m, ar_ctx *ctx, const ar_saved *saved)
+{
+    return saved ? for_own(m, ctx, use) : AR_OK;
+}
+
+ar_status ari_module_done(ar_module *m, ar_ctx *ctx)
+{
+    return for_own(m, ctx, ar_param_done);
+}
+
 ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                             const ar_batch *batch)
 {
     if (batch)
         ar_ctx_place(ctx, batch);
+    AR_TRY(ari_module_use(m, ctx, saved));
     ari_span_begin("%s:fwd", m->name);
     return ari_span_end(m->ops->forward(m, ctx, saved, y, x, batch));
 }
@@ -79,7 +115,8 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     if (batch)
         ar_ctx_place(ctx, batch);
     ari_span_begin("%s:bwd", m->name);
-    return ari_span_end(m->ops->backward(m, ctx, saved, dx, dy, batch));
+    AR_TRY(ari_span_end(m->ops->backward(m, ctx, saved, dx, dy, batch)));
+    return ari_module_done(m, ctx);
 }
 
 static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)

@@ -107,9 +107,9 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     const ar_tensor term_rows = ar_tensor_rows(&terms), dy_rows = ar_tensor_rows(dy);
     AR_TRY(ctx->arith->grad_rows(ctx, &m->weight, &term_rows, (ar_cbuf){NULL}));
     ar_ctx_release(ctx, &terms);
-    if (m->kind == AR_NORM_RMS)
-        return AR_OK;
-    return ctx->arith->grad_rows(ctx, &m->bias, &dy_rows, (ar_cbuf){NULL});
+    if (m->kind == AR_NORM_LAYER)
+        AR_TRY(ctx->arith->grad_rows(ctx, &m->bias, &dy_rows, (ar_cbuf){NULL}));
+    return AR_OK;
 }
 
 static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,

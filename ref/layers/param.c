@@ -12,7 +12,12 @@
 
 ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout, bool transposed)
 {
-    *p = (ar_param){.layout = *layout, .transposed = transposed, .requires_grad = true, .version = 1, .uses = 1};
+    *p = (ar_param){.layout = *layout,
+                    .transposed = transposed,
+                    .requires_grad = true,
+                    .version = 1,
+                    .uses = 1,
+                    .grad_scale = 1.0f};
     const int written = snprintf(p->name, sizeof p->name, "%s", name);
     if (written < 0 || (size_t)written >= sizeof p->name)
         return ar_error_set(AR_ERR_ARG, "a parameter's name has at most %zu bytes: '%s'", sizeof p->name - 1, name);
@@ -20,6 +25,7 @@ ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_lay
     for (int d = 0; d < layout->ndim; d++)
         shape[d] = ar_layout_local(layout, d);
     AR_TRY(ar_tensor_view(&p->value, AR_F32, layout->ndim, shape, (ar_buf){NULL}));
+    p->own_count = ar_tensor_count(&p->value);
     p->device = ctx->device;
     p->release = ctx->arith->param_release;
     return ctx->device->ops->alloc(ctx->device, &p->value.data, (ar_tensor_count(&p->value) + 1) * sizeof(float));
@@ -180,11 +186,15 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
         AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->tp, p->name));
     if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
         AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->dp, p->name));
-    if (!ar_tapped(ctx))
-        return AR_OK;
+    p->has_grad = p->has_grad || ar_comm_size(ctx->dp) > 1;
+    return AR_OK;
+}
+
+static ar_status tap_grad(const ar_param *p, ar_ctx *ctx)
+{
     ar_tensor g;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-    AR_TRY(ctx->arith->grad_value(ctx, &g, p));
+    AR_TRY(ar_param_grad_value(p, ctx, &g));
     AR_TRY(ar_param_tap(p, ctx, 'g', &g));
     ar_ctx_release(ctx, &g);
     return AR_OK;
@@ -197,12 +207,19 @@ static size_t swapped(size_t i, size_t n)
     return (i ^ 1) < n ? i ^ 1 : i;
 }
 
+ar_status ar_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx)
+{
+    for (size_t i = n; i-- > 0 && ar_tapped(ctx);)
+        AR_TRY(tap_grad(params[i], ctx));
+    return AR_OK;
+}
+
 ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
     const bool own_order = ar_faulty(ctx, AR_FAULT_collective_order_swapped) && ar_comm_rank(ctx->world) == 1;
     for (size_t i = n; i-- > 0;)
         AR_TRY(reduce_one(params[own_order ? swapped(i, n) : i], ctx));
-    return AR_OK;
+    return ar_params_tap_grads(params, n, ctx);
 }
 
 /* The mistake of taking the world for the group: every rank gets the first one's shard, as far as it fits into each. */
@@ -234,9 +251,4 @@ ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
     for (size_t i = 0; i < n && ar_comm_size(ctx->dp) > 1; i++)
         AR_TRY(broadcast_one(params[i], ctx));
     return AR_OK;
-}
-
-ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx)
-{
-    return ctx->arith->grad_zero(ctx, p);
 }

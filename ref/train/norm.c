@@ -40,7 +40,7 @@ static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *con
         if (!counts(p, ctx))
             continue;
         AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-        AR_TRY(ctx->arith->grad_value(ctx, &g, p));
+        AR_TRY(ar_param_grad_value(p, ctx, &g));
         AR_TRY(f(s, ctx, &g));
         ar_ctx_release(ctx, &g);
     }

@@ -85,7 +85,7 @@ void ar_optimizer_destroy(ar_optimizer *o)
 static ar_status gradient_of(ar_tensor *g, ar_ctx *ctx, const ar_param *p, const ar_tensor *room, float scale)
 {
     AR_TRY(ar_tensor_view(g, AR_F32, p->value.ndim, p->value.shape, room->data));
-    AR_TRY(ctx->arith->grad_value(ctx, g, p));
+    AR_TRY(ar_param_grad_value(p, ctx, g));
     if (scale == 1.0f)
         return AR_OK;
     return ctx->device->ops->scale(ctx->device, ctx->queue, g->data, ar_const(g->data), scale, ar_tensor_count(g));
@@ -97,7 +97,7 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
     for (size_t i = 0; i < o->n; i++) {
         const slot *s = &o->slots[i];
         ar_tensor g;
-        if (!s->param->requires_grad)
+        if (!s->param->requires_grad || !s->param->has_grad)
             continue;
         AR_TRY(gradient_of(&g, ctx, s->param, room, scale));
         AR_TRY(ctx->device->ops->optimizer_step(ctx->device, ctx->queue, s->param->value.data, s->m, s->v,

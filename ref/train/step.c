@@ -110,12 +110,20 @@ static ar_status backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_ba
     return ari_span_end(ar_model_backward(m, ctx, saved, batch));
 }
 
+/* The buckets are reduced while the last backward pass runs. */
+static void sync_in_last(const ar_train_options *o, bool last)
+{
+    if (o->ddp)
+        ar_ddp_set_sync(o->ddp, last);
+}
+
 /* Each micro-batch forward and backward, its memory given back before the next; or all forward, then all backward. */
 static ar_status run_batches(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
                              const ar_train_options *o, ar_train_result *result)
 {
     const bool all_first = o->parallel.forward_first;
     for (size_t i = 0; i < n; i++) {
+        sync_in_last(o, i + 1 == n);
         AR_TRY(forward(m, ctx, saved, &micro[i], i, result));
         if (!o->forward_only && !all_first)
             AR_TRY(backward(m, ctx, saved, &micro[i], i));
@@ -124,9 +132,25 @@ static ar_status run_batches(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar
             ar_ctx_end_step(ctx);
         }
     }
-    for (size_t i = n; all_first && !o->forward_only && i-- > 0;)
+    for (size_t i = n; all_first && !o->forward_only && i-- > 0;) {
+        sync_in_last(o, i == 0);
         AR_TRY(backward(m, ctx, saved, &micro[i], i));
+    }
     return AR_OK;
+}
+
+/* Every gradient complete, then tapped. */
+static ar_status reduce_gradients(ar_model *m, ar_ctx *ctx, ar_ddp *ddp)
+{
+    if (!ddp)
+        return ar_model_reduce_grads(m, ctx);
+    AR_TRY(ar_ddp_wait(ddp));
+    size_t n = 0;
+    ar_param **all = NULL;
+    AR_TRY(ari_model_list(&all, &n, m));
+    const ar_status st = ar_params_tap_grads(all, n, ctx);
+    free(all);
+    return st;
 }
 
 static ar_status tap_norm(ar_ctx *ctx, float norm)
@@ -171,11 +195,13 @@ static ar_status run_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_
     AR_TRY_TO(done, st,
               count_targets(&result->targets, ctx, micro, n, (size_t)ari_at_least_one(o->parallel.micro_batches)));
     AR_TRY_TO(done, st, ar_model_zero_grad(m, ctx));
+    if (o->ddp)
+        AR_TRY_TO(done, st, ar_ddp_start(o->ddp));
     AR_TRY_TO(done, st, run_batches(m, ctx, saved, micro, n, o, result));
     AR_TRY_TO(done, st, ar_model_loss(m, ctx, &result->loss, result->targets));
     if (o->forward_only)
         goto done;
-    AR_TRY_TO(done, st, ar_model_reduce_grads(m, ctx));
+    AR_TRY_TO(done, st, reduce_gradients(m, ctx, o->ddp));
     ar_ctx_end_step(ctx); /* activations of all micro-batches, before the update takes memory */
     if (optimizer) {
         ari_span_begin("optimizer");

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "anyrank/param.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 
 TestSuite(broadcast, .timeout = 60);
 

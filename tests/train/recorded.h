@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 
 enum { RECORDED_MOST = 4000, RECORDED_RANKS = 12, RECORDED_STEPS = 4 };
 

@@ -9,7 +9,7 @@
 #include "anyrank/train.h"
 #include "support/bits.h"
 #include "support/match.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 
 TestSuite(train_refusals, .timeout = 60);
 

@@ -9,7 +9,7 @@
 
 #include "anyrank/check.h"
 #include "tests/verify/tiny.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 
 static const char *const models[] = {LLAMA(61, 32, 48, 2, 16, 8, 4, false), GPT2(61, 32, 48, 2, 8)};
 enum { MODELS = 2 };

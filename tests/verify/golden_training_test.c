@@ -14,7 +14,7 @@
 #include "anyrank/train.h"
 #include "ref/io/json.h"
 #include "verify/boxes.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 #include "verify/weights.h"
 
 enum { STEPS = 20, BATCH = 2, SEQ = 32, MOST_TENSORS = 40, MOST_LAYOUTS = 9, MOST_RANKS = 8 };

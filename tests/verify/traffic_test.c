@@ -3,7 +3,7 @@
 #include "tests/verify/support.h"
 
 #include "sim/plan/bytes.h"
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 
 TestSuite(traffic, .timeout = 240);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/cluster_run.h"
+#include "run/cluster_run.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_CLUSTER_RUN_H
-#define ARI_VERIFY_CLUSTER_RUN_H
+#ifndef ARI_RUN_CLUSTER_RUN_H
+#define ARI_RUN_CLUSTER_RUN_H
 
 #include "anyrank/model.h"
 #include "anyrank/sim.h"
@@ -15,6 +15,7 @@ typedef struct ari_cluster_options {
     int steps;             /* 0: one forward and backward, no update */
     ar_optimizer_options optimizer;
     double clip, dropout;
+    ar_ddp_options ddp;                                    /* its `zero` comes from parallel */
     uint64_t seed;                                         /* of fresh weights */
     const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
     void *weights_user;
@@ -39,7 +40,7 @@ typedef struct ari_cluster_result {
     uint64_t bytes_per_rank_max;
     uint64_t calls[ARI_COLLECTIVE_KINDS]; /* of rank 0 */
     /* Bytes, the largest rank's: weights, gradient state, step memory after the forward pass and at most. */
-    size_t weights_per_rank, gradients_per_rank, optimizer_per_rank, stored_per_rank, peak_per_rank;
+    size_t weights_per_rank, gradients_per_rank, optimizer_per_rank, stored_per_rank, peak_per_rank, buckets_per_rank;
     double seconds;
     bool has_predicted; /* with a cluster */
     ar_trace_summary predicted;

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_DDP_H
+#define ANYRANK_DDP_H
+
+#include "anyrank/module.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Distributed data parallelism (Li et al. 2020, arXiv:2006.15704): every rank of the data-parallel group holds the same
+ * weights and goes through its own samples; the gradients are then summed over the group, several at a time, in
+ * buckets. A bucket is reduced when ALL its gradients are ready, in one fixed order on every rank: bucket 0 first.
+ *
+ * A step:  ar_ddp_start -> [ar_ddp_set_sync(false): forward and backward of all micro-batches but the last] ->
+ *          ar_ddp_set_sync(true): the last one, whose backward pass makes gradients ready -> ar_ddp_wait -> update.
+ *
+ * A parameter that got no gradient on this rank counts as zero. With find_unused the ranks agree (an all-reduce(max) of
+ * a bitmap) which parameters got one anywhere; one that did not keeps no gradient (ar_param.has_grad), so that an
+ * optimizer leaves it and its state alone. Without, every parameter must get a gradient on every rank that has samples:
+ * ar_ddp_wait is then an error that names those without. (A rank none of whose parameters got one has no samples.)
+ *
+ * All functions with a context inside are collective over the data-parallel group, and where a parameter is `spread`
+ * over the tensor-parallel one too. One thread calls them. */
+typedef struct ar_ddp ar_ddp;
+
+typedef enum ar_bucket_mode {
+    AR_BUCKETS_OVERLAP, /* on a communication queue, while the backward pass goes on */
+    AR_BUCKETS_EAGER    /* all of them after the backward pass, on the main queue; the same bits */
+} ar_bucket_mode;
+typedef enum ar_bucket_order {
+    AR_BUCKETS_REVERSE, /* the last parameter registered first, since its gradient is ready first */
+    AR_BUCKETS_BY_SIZE  /* the largest first, equal ones as registered */
+} ar_bucket_order;
+
+/** Plain data. */
+typedef struct ar_ddp_options {
+    size_t bucket_bytes; /* capacity: bytes of the parameters' fp32 gradients, in either numerics; 0: one bucket for
+                            each parameter. Parameters are put into a bucket one after another; a new one begins with
+                            the first that does not fit. One larger than the capacity has a bucket of its own.
+                            Parameters of different storage, or summed over different groups, never share one */
+    ar_bucket_mode mode;
+    ar_bucket_order order;
+    ar_op op; /* AR_SUM: of a globally normalised loss; AR_AVG: the sum times fl32(1/N) */
+    bool find_unused;
+    int zero; /* 1: each rank gets the sum of its share of each bucket only (ar_optimizer_create_sharded) */
+} ar_ddp_options;
+#define AR_BUCKET_BYTES ((size_t)26214400)
+/** 25 MiB, overlapped, in reverse order, sum, every parameter used, no ZeRO. */
+ar_ddp_options ar_ddp_defaults(void);
+
+/** Wraps a module: its parameters get the values of the group's rank 0 (ar_params_broadcast) and hooks; those that
+ *  require no gradient now are left out of the buckets. Borrows ctx and module until ar_ddp_destroy. The ranks' lists
+ * of parameters must agree. Gives; ar_ddp_destroy. Errors: AR_ERR_ARG (options), AR_ERR_MISMATCH (names the first
+ * parameter that another rank has not, or of another shape), AR_ERR_MEMORY, what the communicator gives. */
+AR_NODISCARD ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar_ddp_options *o);
+/** The same for a list of parameters in the order of their registration, each once (a model's): there is no module
+ * then, and forward and backward are the caller's. `name` is copied. */
+AR_NODISCARD ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_param *const *params,
+                                            size_t n, const ar_ddp_options *o);
+/** Waits for what is in flight, and takes the hooks away. Accepts NULL. */
+void ar_ddp_destroy(ar_ddp *d);
+
+/** The module's name, or the list's. Borrowed. */
+const char *ar_ddp_name(const ar_ddp *d);
+/** NULL where a list was wrapped. Borrowed. */
+ar_module *ar_ddp_module(const ar_ddp *d);
+/** The data-parallel group whose ranks are summed over. Borrowed. */
+ar_comm *ar_ddp_group(const ar_ddp *d);
+/** All parameters, in the order of registration, those without gradient included; writes at most cap, returns how many.
+ */
+size_t ar_ddp_params(const ar_ddp *d, ar_param **out, size_t cap);
+/** The options it was made with. */
+ar_ddp_options ar_ddp_options_of(const ar_ddp *d);
+
+/** ar_module_forward of the module. Errors: also AR_ERR_ARG (there is none). */
+AR_NODISCARD ar_status ar_ddp_forward(ar_ddp *d, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                      const ar_batch *batch);
+/** ar_module_backward of the module: gradients become ready as it goes. */
+AR_NODISCARD ar_status ar_ddp_backward(ar_ddp *d, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                       const ar_batch *batch);
+/** Broadcasts all parameters' values from rank 0 of the group (done once by create). */
+AR_NODISCARD ar_status ar_ddp_broadcast_parameters(ar_ddp *d);
+
+/** Begins a step: zero gradients, all buckets filling, gradients synchronised. */
+AR_NODISCARD ar_status ar_ddp_start(ar_ddp *d);
+/** false: backward passes only add to the gradients (PyTorch's no_sync); true: the next one makes them ready. */
+void ar_ddp_set_sync(ar_ddp *d, bool sync);
+/** Reduces what has not been reduced yet, waits for all, copies back: every gradient is then complete. Once after the
+ *  last backward pass of a step. Errors: the first of any rank and bucket; AR_ERR_DATA (a parameter without gradient,
+ *  without find_unused). */
+AR_NODISCARD ar_status ar_ddp_wait(ar_ddp *d);
+/** By hand, after backward passes without synchronisation: reduces all gradients with `op` (AR_SUM, AR_AVG), and waits.
+ */
+AR_NODISCARD ar_status ar_ddp_reduce_gradients(ar_ddp *d, ar_op op);
+/** The names of the parameters that got no gradient on any rank between the last ar_ddp_start and ar_ddp_wait; always
+ *  none without find_unused. Writes at most cap, returns how many. Borrowed. */
+size_t ar_ddp_unused(const ar_ddp *d, const char **out, size_t cap);
+
+typedef enum ar_bucket_state { AR_BUCKET_FILLING, AR_BUCKET_IN_FLIGHT, AR_BUCKET_REDUCED } ar_bucket_state;
+/** One bucket; arrays are borrowed until ar_ddp_destroy. */
+typedef struct ar_bucket_info {
+    size_t index;
+    size_t capacity;      /* bytes of fp32 gradients; that of a parameter larger than the option: its own */
+    size_t bytes;         /* of fp32 gradients, filled */
+    size_t storage_bytes; /* that it takes, in the arithmetic's own form */
+    size_t elements;
+    size_t params;
+    ar_param *const *param; /* [params] */
+    const size_t *offset;   /* [params]: the first element of each */
+    size_t ready;           /* parameters that are */
+    bool spread;            /* summed over the tensor-parallel group first */
+    ar_dtype storage;
+    size_t own_start, own_count; /* zero: this rank's elements; else all */
+    ar_bucket_state state;
+} ar_bucket_info;
+size_t ar_ddp_buckets(const ar_ddp *d);
+/** i < ar_ddp_buckets. */
+ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i);
+/** Enqueues the reduction of one bucket, ready or not; those of a lower index must be under way. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i);
+/** All that are still filling, in order. */
+AR_NODISCARD ar_status ar_ddp_reduce_all(ar_ddp *d);
+/** Bytes of all buckets' storage. */
+size_t ar_ddp_bytes(const ar_ddp *d);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
