@@ -35,7 +35,7 @@ ALLOWED = {
     "mpi": ["ref/core"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core"],
-    "run": ["ref/core", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan"],
+    "run": ["ref/core", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan"],
     "verify": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
                "ref/baseline", "sim/plan", "run"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",

@@ -8,14 +8,14 @@
 #include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "run/positions.h"
+#include "run/weights.h"
 #include "sim/plan/bytes.h"
 #include "verify/check_baseline.h"
 #include "verify/check_run.h"
 #include "verify/estimate.h"
 #include "verify/gradcheck.h"
-#include "verify/positions.h"
 #include "verify/text_batch.h"
-#include "verify/weights.h"
 
 static void tell(const ar_check_options *o, double fraction, const char *what)
 {

@@ -3,8 +3,8 @@
 #define ARI_VERIFY_CHECK_BASELINE_H
 
 #include "anyrank/check.h"
+#include "run/weights.h"
 #include "verify/reference.h"
-#include "verify/weights.h"
 
 /* What a check learns from the baseline: the reference's tensors, its losses, how exact it is. */
 typedef struct ari_baseline_case {

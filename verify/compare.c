@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "verify/boxes.h"
+#include "run/boxes.h"
 
 static uint32_t bits_of(float x)
 {

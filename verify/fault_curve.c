@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "verify/boxes.h"
+#include "run/boxes.h"
 #include "run/cluster_run.h"
 #include "verify/text_batch.h"
 

@@ -9,13 +9,13 @@
 
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
-#include "verify/block_case.h"
 #include "run/cluster_run.h"
+#include "run/positions.h"
+#include "run/weights.h"
+#include "verify/block_case.h"
 #include "verify/estimate.h"
 #include "verify/gather.h"
 #include "verify/input_batch.h"
-#include "verify/positions.h"
-#include "verify/weights.h"
 
 enum { OUTPUTS_FILE, GRADS_FILE };
 

@@ -13,9 +13,9 @@
 #include "anyrank/safetensors.h"
 #include "anyrank/train.h"
 #include "ref/io/json.h"
-#include "verify/boxes.h"
+#include "run/boxes.h"
 #include "run/cluster_run.h"
-#include "verify/weights.h"
+#include "run/weights.h"
 
 enum { STEPS = 20, BATCH = 2, SEQ = 32, MOST_TENSORS = 40, MOST_LAYOUTS = 9, MOST_RANKS = 8 };
 

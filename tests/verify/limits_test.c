@@ -5,8 +5,8 @@
 
 #include <math.h>
 
+#include "run/positions.h"
 #include "verify/check_run.h"
-#include "verify/positions.h"
 
 TestSuite(limits, .timeout = 100);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_POSITIONS_H
-#define ARI_VERIFY_POSITIONS_H
+#ifndef ARI_RUN_POSITIONS_H
+#define ARI_RUN_POSITIONS_H
 
 #include <stddef.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/positions.h"
+#include "run/positions.h"
 
 #include "ref/numerics/scalar.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/weights.h"
+#include "run/weights.h"
 
 #include <math.h>
 #include <stdio.h>

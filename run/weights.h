@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_WEIGHTS_H
-#define ARI_VERIFY_WEIGHTS_H
+#ifndef ARI_RUN_WEIGHTS_H
+#define ARI_RUN_WEIGHTS_H
 
 #include "anyrank/config.h"
 
