@@ -44,6 +44,8 @@ typedef struct ar_param {
     float grad_scale;            /* of ar_param_grad_value: 1, or 1/N where the mean of N ranks was asked for */
     size_t own_start, own_count; /* the elements, in the order of the layer's matrix, whose gradient is complete here
                                     once reduced: all of them, or with ZeRO this rank's share */
+    bool sharded; /* the data-parallel ranks have such shares, and each element is one rank's (a share may be all, or
+                     nothing); else every rank has the whole gradient */
     ar_param_hook hook[AR_PARAM_HOOKS];
     int hooks;
     ar_param_cache *cache;

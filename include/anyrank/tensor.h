@@ -59,7 +59,7 @@ static inline ar_cbuf ar_cbuf_at(ar_cbuf b, size_t bytes)
 }
 
 #define AR_MAX_DIMS 4
-#define AR_MAX_BOXES 8
+#define AR_MAX_BOXES 12
 
 /** A local view. Borrows its memory. Strides are in elements and may be any order (a transposed view is a view). */
 typedef struct ar_tensor {

@@ -8,6 +8,7 @@
 #include "anyrank/arith.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
 
 ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout, bool transposed)
@@ -190,12 +191,19 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
     return AR_OK;
 }
 
+/* The whole gradient, of which each data-parallel rank holds a copy, or this rank's share of it. */
 static ar_status tap_grad(const ar_param *p, ar_ctx *ctx)
 {
     ar_tensor g;
+    ar_layout share;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
     AR_TRY(ar_param_grad_value(p, ctx, &g));
-    AR_TRY(ar_param_tap(p, ctx, 'g', &g));
+    if (p->sharded) {
+        AR_TRY(ari_share_layout(&share, p, p->own_start, p->own_count));
+        AR_TRY(ar_tap(ctx, p->name, 'g', &g, &share));
+    } else {
+        AR_TRY(ar_param_tap(p, ctx, 'g', &g));
+    }
     ar_ctx_release(ctx, &g);
     return AR_OK;
 }

@@ -56,6 +56,7 @@ ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx)
     p->grad_scale = 1.0f;
     p->own_start = 0;
     p->own_count = ar_tensor_count(&p->value);
+    p->sharded = false;
     return touched ? ctx->arith->grad_zero(ctx, p) : AR_OK;
 }
 

@@ -2,12 +2,14 @@
 /* The gradient norm: sums of integers in either arithmetic, so that no layout changes it. */
 #include "anyrank/train.h"
 #include "ref/core/context.h"
+#include "ref/layers/share.h"
 #include "ref/numerics/optimizer.h"
 
 /* What this rank's gradients add up to, on the device. */
 typedef struct norm_sum {
     ar_tensor exponent; /* int32 [1]: the largest */
     ar_tensor squares;  /* int64 [2] */
+    bool over_dp;       /* the data-parallel ranks have shares of the gradients (ZeRO) */
 } norm_sum;
 
 typedef ar_status (*gradient_fn)(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g);
@@ -26,45 +28,78 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
                                          ar_const(s->exponent.data), ar_tensor_count(g));
 }
 
-/* Whether this rank counts a parameter's elements: of ranks that hold the same ones, the first does. */
+/* Whether this rank counts a parameter's elements, or its share of them: of the ranks of a group that hold the same
+ * ones, the first does. */
 static bool counts(const ar_param *p, const ar_ctx *ctx)
 {
     return p->requires_grad && (p->layout.replica == 0 || ar_faulty(ctx, AR_FAULT_gradnorm_counts_replicas));
 }
 
+/* One parameter's gradient, or this rank's share of it. */
+static ar_status visit(const norm_sum *s, ar_ctx *ctx, const ar_param *p, gradient_fn f)
+{
+    ar_tensor g, share;
+    AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
+    AR_TRY(ar_param_grad_value(p, ctx, &g));
+    if (!p->sharded) {
+        AR_TRY(f(s, ctx, &g));
+    } else {
+        AR_TRY(ar_ctx_tensor(ctx, &share, AR_F32, 1, &p->own_count));
+        AR_TRY(ari_share_get(ctx, share.data, p, &g, p->own_start, p->own_count));
+        AR_TRY(f(s, ctx, &share));
+        ar_ctx_release(ctx, &share);
+    }
+    ar_ctx_release(ctx, &g);
+    return AR_OK;
+}
+
+/* Parameters that the data-parallel ranks do not share out are the same on each: where others are shared out, their
+ * rank 0 counts them. */
 static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *const *params, size_t n, gradient_fn f)
 {
     for (size_t i = 0; i < n; i++) {
-        const ar_param *p = params[i];
-        ar_tensor g;
-        if (!counts(p, ctx))
-            continue;
-        AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-        AR_TRY(ar_param_grad_value(p, ctx, &g));
-        AR_TRY(f(s, ctx, &g));
-        ar_ctx_release(ctx, &g);
+        const bool own = params[i]->sharded || !s->over_dp || ar_comm_rank(ctx->dp) == 0;
+        if (own && counts(params[i], ctx))
+            AR_TRY(visit(s, ctx, params[i], f));
     }
     return AR_OK;
 }
 
+static bool any_sharded(ar_param *const *params, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (params[i]->sharded)
+            return true;
+    }
+    return false;
+}
+
+/* Over the ranks that hold parts of the gradients. */
+static ar_status reduce(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_op op)
+{
+    if (ar_faulty(ctx, AR_FAULT_gradnorm_local_clip))
+        return AR_OK;
+    const size_t count = ar_tensor_count(t);
+    AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
+    if (!s->over_dp)
+        return AR_OK;
+    return ar_comm_all_reduce(ctx->dp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm");
+}
+
 ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
-    const bool local = ar_faulty(ctx, AR_FAULT_gradnorm_local_clip);
     const size_t one = 1, two = 2;
     int32_t e = ARI_EXP_ZERO;
     int64_t squares[2] = {0, 0};
-    norm_sum s;
+    norm_sum s = {.over_dp = any_sharded(params, n)};
     AR_TRY(ar_ctx_tensor(ctx, &s.exponent, AR_I32, 1, &one));
     AR_TRY(ar_ctx_tensor(ctx, &s.squares, AR_I64, 1, &two));
-    const ar_buf exponent = s.exponent.data, sums = s.squares.data;
     AR_TRY(ar_ctx_upload(ctx, &s.exponent, &e));
     AR_TRY(ar_ctx_upload(ctx, &s.squares, squares));
     AR_TRY(for_each_gradient(&s, ctx, params, n, raise_exponent));
-    if (!local)
-        AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, exponent, ar_const(exponent), 1, AR_I32, AR_MAX, "grad_norm"));
+    AR_TRY(reduce(&s, ctx, &s.exponent, AR_MAX));
     AR_TRY(for_each_gradient(&s, ctx, params, n, add_squares));
-    if (!local)
-        AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, sums, ar_const(sums), 2, AR_I64, AR_SUM, "grad_norm"));
+    AR_TRY(reduce(&s, ctx, &s.squares, AR_SUM));
     AR_TRY(ar_ctx_download(ctx, &e, &s.exponent));
     AR_TRY(ar_ctx_download(ctx, squares, &s.squares));
     ar_ctx_release(ctx, &s.squares);

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/share.h"
+
+#include "ref/core/context.h"
+
+static size_t product(int n, const size_t *extent)
+{
+    size_t count = 1;
+    for (int d = 0; d < n; d++)
+        count *= extent[d];
+    return count;
+}
+
+/* The list of boxes on its way; the dimensions before `dim` are fixed at `at`. */
+typedef struct cutter {
+    ari_run_box *out;
+    size_t n;
+    int ndim;
+    const size_t *shape;
+    size_t at[AR_MAX_DIMS];
+} cutter;
+
+/* Rows [first, first + count) of dimension `dim`, whole. */
+static void add_rows(cutter *c, int dim, size_t first, size_t count)
+{
+    ari_run_box *b = &c->out[c->n++];
+    *b = (ari_run_box){{0}, {0}};
+    for (int d = 0; d < c->ndim; d++) {
+        b->origin[d] = d < dim ? c->at[d] : 0;
+        b->extent[d] = d < dim ? 1 : c->shape[d];
+    }
+    b->origin[dim] = first;
+    b->extent[dim] = count;
+}
+
+/* [start, end) of what the fixed dimensions leave. */
+static void cut(cutter *c, int dim, size_t start, size_t end)
+{
+    const size_t row = product(c->ndim - dim - 1, c->shape + dim + 1);
+    const size_t first = start / row + (start % row != 0), last = end / row; /* whole rows [first, last) */
+    if (last < first) {                                                      /* within one row */
+        c->at[dim] = last;
+        cut(c, dim + 1, start - last * row, end - last * row);
+        return;
+    }
+    if (start % row != 0) {
+        c->at[dim] = first - 1;
+        cut(c, dim + 1, start % row, row);
+    }
+    if (first < last)
+        add_rows(c, dim, first, last - first);
+    if (end % row != 0) {
+        c->at[dim] = last;
+        cut(c, dim + 1, 0, end % row);
+    }
+}
+
+size_t ari_run_boxes(ari_run_box *out, int ndim, const size_t *shape, size_t start, size_t count)
+{
+    cutter c = {.out = out, .ndim = ndim, .shape = shape};
+    if (count == 0)
+        return 0;
+    if (ndim == 0) {
+        out[0] = (ari_run_box){{0}, {0}};
+        return 1;
+    }
+    cut(&c, 0, start, start + count);
+    return c.n;
+}
+
+/* --- in the Hugging Face shape ------------------------------------------------------------------------------------ */
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The matrix's box in the value's own order of dimensions. */
+static ari_run_box stored(const ar_param *p, const ari_run_box *b)
+{
+    const int rows = p->value.ndim - 2, cols = p->value.ndim - 1;
+    ari_run_box s = *b;
+    if (!p->transposed)
+        return s;
+    s.origin[rows] = b->origin[cols];
+    s.origin[cols] = b->origin[rows];
+    s.extent[rows] = b->extent[cols];
+    s.extent[cols] = b->extent[rows];
+    return s;
+}
+
+/* What a box of the local tensor and one of the parameter's have in common; false: nothing. */
+static bool common(ar_box *out, const ari_run_box *b, const ar_box *held, int ndim)
+{
+    *out = (ar_box){{0}, {0}, {0}};
+    for (int d = 0; d < ndim; d++) {
+        const size_t first = larger(b->origin[d], held->local[d]);
+        const size_t end = smaller(b->origin[d] + b->extent[d], held->local[d] + held->extent[d]);
+        if (end <= first)
+            return false;
+        out->local[d] = first;
+        out->global[d] = held->global[d] + (first - held->local[d]);
+        out->extent[d] = end - first;
+    }
+    return true;
+}
+
+ar_status ari_share_layout(ar_layout *o, const ar_param *p, size_t start, size_t count)
+{
+    ari_run_box run[ARI_RUN_BOXES];
+    const ar_tensor matrix = ar_param_matrix(p);
+    const size_t n = ari_run_boxes(run, matrix.ndim, matrix.shape, start, count);
+    *o = p->layout;
+    o->nbox = 0;
+    for (size_t i = 0; i < n; i++) {
+        const ari_run_box b = stored(p, &run[i]);
+        for (size_t k = 0; k < p->layout.nbox; k++) {
+            ar_box box;
+            if (!common(&box, &b, &p->layout.box[k], o->ndim))
+                continue;
+            if (o->nbox == AR_MAX_BOXES)
+                return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a share of it is more than %d boxes", p->name,
+                                    AR_MAX_BOXES);
+            o->box[o->nbox++] = box;
+        }
+    }
+    return AR_OK;
+}
+
+/* --- in memory ---------------------------------------------------------------------------------------------------- */
+
+/* One box of the matrix, and the same elements in a run. */
+static ar_status views(ar_tensor *box, ar_tensor *flat, const ar_tensor *matrix, const ari_run_box *b, ar_buf run)
+{
+    *box = *matrix;
+    for (int d = 0; d < matrix->ndim; d++)
+        *box = ar_tensor_slice(box, d, b->origin[d], b->extent[d]);
+    return ar_tensor_view(flat, AR_F32, matrix->ndim, box->shape, run);
+}
+
+static ar_status move(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start, size_t count,
+                      bool get)
+{
+    ari_run_box box[ARI_RUN_BOXES];
+    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(value) : *value;
+    const size_t n = ari_run_boxes(box, matrix.ndim, matrix.shape, start, count);
+    size_t done = 0;
+    for (size_t i = 0; i < n; i++) {
+        ar_tensor part, flat;
+        AR_TRY(views(&part, &flat, &matrix, &box[i], ar_buf_at(run, done * sizeof(float))));
+        AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, get ? &flat : &part, get ? &part : &flat));
+        done += ar_tensor_count(&flat);
+    }
+    return AR_OK;
+}
+
+ar_status ari_share_get(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start, size_t count)
+{
+    return move(ctx, run, p, value, start, count, true);
+}
+
+ar_status ari_share_put(ar_ctx *ctx, ar_cbuf run, const ar_param *p, const ar_tensor *value, size_t start, size_t count)
+{
+    return move(ctx, (ar_buf){(void *)(uintptr_t)run.ptr}, p, value, start, count, false);
+}

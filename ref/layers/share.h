@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_LAYERS_SHARE_H
+#define ARI_LAYERS_SHARE_H
+
+#include "anyrank/param.h"
+
+/* A share of a parameter: a run of the elements of the layer's matrix, row after row, which is how its gradient lies in
+ * memory. In a tensor that is up to two boxes for each dimension but the last, and one: the end of a row, whole rows,
+ * the beginning of a row. */
+#define ARI_RUN_BOXES (2 * AR_MAX_DIMS - 1)
+typedef struct ari_run_box {
+    size_t origin[AR_MAX_DIMS], extent[AR_MAX_DIMS];
+} ari_run_box;
+
+/** Elements [start, start + count) of a row-major tensor as boxes, one after the other in that order. Returns how many,
+ *  at most ARI_RUN_BOXES. The run lies within the tensor. */
+size_t ari_run_boxes(ari_run_box *out, int ndim, const size_t *shape, size_t start, size_t count);
+/** The elements [start, start + count) of a parameter's matrix as boxes between a tensor of its value's shape and the
+ *  full tensor, with the parameter's replicas over the tensor-parallel group. Errors: AR_ERR_UNSUPPORTED (more than
+ *  AR_MAX_BOXES). */
+AR_NODISCARD ar_status ari_share_layout(ar_layout *o, const ar_param *p, size_t start, size_t count);
+/** Copies elements [start, start + count) of the matrix that is a tensor of the value's shape (`value`: any memory of
+ *  the device) to `run`, where they lie one after the other, or back. fp32. */
+AR_NODISCARD ar_status ari_share_get(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start,
+                                     size_t count);
+AR_NODISCARD ar_status ari_share_put(ar_ctx *ctx, ar_cbuf run, const ar_param *p, const ar_tensor *value, size_t start,
+                                     size_t count);
+
+#endif
