@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_CHECKPOINT_H
+#define ANYRANK_CHECKPOINT_H
+
+#include "anyrank/data.h"
+#include "anyrank/train.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Checkpoints of a training run, independent of the layout that wrote them: full tensors on disk, docs/checkpoints.md.
+ *   FOLDER/step-00000057/  config.json, model.safetensors     Hugging Face's layout and names
+ *                          optimizer.safetensors              "<parameter>.<state>"
+ *                          training.json                      what ar_checkpoint_state has, and hashes
+ *   FOLDER/latest          a symbolic link to the newest
+ * A checkpoint appears whole, by one rename, or not at all. */
+
+/** Where a run stands. Borrows its arrays and strings. */
+typedef struct ar_checkpoint_state {
+    uint64_t step;            /* steps done; the next is step + 1 */
+    uint64_t optimizer_steps; /* updates done (fewer, where loss scaling has left some out) */
+    uint64_t seed;
+    ar_optimizer_options optimizer;
+    double clip, dropout;
+    ar_numerics numerics;
+    ar_dtype storage;          /* of the weights: AR_F32, AR_BF16 */
+    double loss_scale;         /* 0: no loss scaling */
+    uint64_t loss_scale_steps; /* since it last changed */
+    size_t batch, seq;         /* of a global batch; 0: no ar_loader */
+    bool in_order;             /* of the loader */
+    const char *data_path;     /* NULL: none */
+    ar_data_format data_format;
+    size_t data_tokens;
+    const char *data_hash; /* of ar_data_hash; NULL: none */
+    const float *loss;     /* [losses], of steps 1 .. losses */
+    size_t losses;
+} ar_checkpoint_state;
+
+/* --- writing ------------------------------------------------------------------------------------------------------ */
+/** One per run, shared by all its ranks. */
+typedef struct ar_checkpoint_writer ar_checkpoint_writer;
+typedef struct ar_checkpoint_options {
+    const char *folder; /* made where it is missing */
+    const char *config; /* what ar_config_load read: its config.json is copied into every checkpoint as it is now; NULL:
+                           a model without one */
+    size_t keep;        /* how many stay, the new one included; 0: all. An older one goes only when `latest` names a
+                           newer one, and only if it holds nothing but what was written here */
+    bool fresh;         /* a new run, not a resumed one: a folder with checkpoints in it is refused */
+} ar_checkpoint_options;
+/** Prepares the folder, and locks it against a second process until destroy; removes what a killed process left half
+ *  written. Copies the options. Gives. Errors: AR_ERR_IO (also: another process writes there), AR_ERR_ARG (`fresh`, and
+ *  there are checkpoints), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_checkpoint_options *o);
+/** Accepts NULL. */
+void ar_checkpoint_writer_destroy(ar_checkpoint_writer *w);
+/** Writes FOLDER/step-NNNNNNNN and lets `latest` name it; a checkpoint of the same step is replaced. Every rank hands
+ *  over its parts of the parameters and of the optimizer's state; rank 0 writes. All copies of an element are compared.
+ *  optimizer NULL: no state. state: rank 0's is written, others may pass NULL. Collective over the context's world
+ *  (which must be all ranks); all ranks get the same status and message, so that training can go on after a failure,
+ *  which leaves the folder as it was. Errors: AR_ERR_DATA (copies differ: names the tensor, the element and two ranks),
+ *  AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_INTERNAL (parts that do not make a whole). */
+AR_NODISCARD ar_status ar_checkpoint_save(ar_checkpoint_writer *w, ar_ctx *ctx, ar_param *const *params, size_t n,
+                                          ar_optimizer *optimizer, const ar_checkpoint_state *state);
+/** The folder of the last checkpoint written; "" before the first. Borrowed until the next save. */
+const char *ar_checkpoint_written(const ar_checkpoint_writer *w);
+
+/** Gathers full parameters in host memory and hashes them: SHA-256 over all parameters by name, the hash that `check`
+ *  calls weights_hash. `shared`: one object for all ranks. Collective over the context's world; every rank gets the
+ *  same hash. Errors: as ar_checkpoint_save. */
+typedef struct ar_weights_hasher ar_weights_hasher;
+AR_NODISCARD ar_status ar_weights_hasher_create(ar_weights_hasher **gives);
+/** Accepts NULL. */
+void ar_weights_hasher_destroy(ar_weights_hasher *h);
+AR_NODISCARD ar_status ar_weights_hash(ar_weights_hasher *shared, char hex[65], ar_ctx *ctx, ar_param *const *params,
+                                       size_t n);
+
+/* --- reading ------------------------------------------------------------------------------------------------------ */
+typedef struct ar_checkpoint ar_checkpoint;
+/** Opens a checkpoint, or the one that `latest` in a folder of them names, and verifies all of it: hashes of weights
+ * and optimizer state. Gives; ar_checkpoint_close. Errors: AR_ERR_IO; AR_ERR_NOT_FOUND (no checkpoint there);
+ * AR_ERR_FORMAT (malformed; a version that this program does not read); AR_ERR_DATA ("damaged": a hash differs);
+ * AR_ERR_MEMORY. Threads: an open checkpoint may be read by many. */
+AR_NODISCARD ar_status ar_checkpoint_open(ar_checkpoint **gives, const char *path);
+void ar_checkpoint_close(ar_checkpoint *c);
+/** The folder with training.json in it, links resolved. Borrowed. */
+const char *ar_checkpoint_path(const ar_checkpoint *c);
+/** Borrowed, arrays and strings included. */
+const ar_checkpoint_state *ar_checkpoint_state_of(const ar_checkpoint *c);
+/** Of the weights; borrowed. */
+const char *ar_checkpoint_weights_hash(const ar_checkpoint *c);
+/** Puts this rank's parts of weights and optimizer state back, under any layout. Strict: the checkpoint has every
+ *  parameter, of its shape, and nothing else. optimizer NULL: weights alone. Errors: AR_ERR_NOT_FOUND, AR_ERR_SHAPE,
+ *  AR_ERR_DTYPE, AR_ERR_FORMAT (something else), each naming the tensor; those of ar_optimizer_load. */
+AR_NODISCARD ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
+                                          ar_optimizer *optimizer);
+/** As ar_model_set's find: the full tensor of a parameter, or NULL. user: an ar_checkpoint. */
+const float *ar_checkpoint_find(void *user, const char *name, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
