@@ -135,6 +135,9 @@ static void describe(const ari_option *o, char *text, size_t size)
     case ARI_OPT_U64:
         snprintf(text, size, "an integer from 0 to %llu", (unsigned long long)UINT64_MAX);
         break;
+    case ARI_OPT_BYTES:
+        snprintf(text, size, "a number of bytes, as 4096, 64KiB, 25MiB or 1GB");
+        break;
     default:
         if (o->kind == ARI_OPT_SIZE && !has_range(o))
             snprintf(text, size, "an integer from 0 on");
@@ -176,6 +179,28 @@ static bool parse_unsigned(unsigned long long *out, const char *value)
     return errno == 0 && *end == '\0';
 }
 
+/* An integer, and behind it B, KiB, MiB or GiB (powers of 1024), kB, MB or GB (powers of 1000), or nothing. */
+static bool parse_bytes(size_t *out, const char *value)
+{
+    static const struct {
+        const char *name;
+        size_t bytes;
+    } units[] = {{"", 1},      {"B", 1},         {"KiB", 1024},      {"MiB", 1048576}, {"GiB", 1073741824},
+                 {"kB", 1000}, {"MB", 1000000u}, {"GB", 1000000000u}};
+    char *end = NULL;
+    if (value[0] < '0' || value[0] > '9')
+        return false;
+    errno = 0;
+    const unsigned long long number = strtoull(value, &end, 10);
+    if (errno != 0 || number > SIZE_MAX)
+        return false;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (strcmp(end, units[i].name) == 0)
+            return !__builtin_mul_overflow((size_t)number, units[i].bytes, out);
+    }
+    return false;
+}
+
 static bool parse_double(double *out, const char *value)
 {
     char *end = NULL;
@@ -214,6 +239,7 @@ static ar_status set_value(const found_option *f, const char *value)
     void *field = f->base + o->at;
     long long integer = 0;
     unsigned long long natural = 0;
+    size_t bytes = 0;
     double real = 0;
     switch (o->kind) {
     case ARI_OPT_INT:
@@ -225,6 +251,11 @@ static ar_status set_value(const found_option *f, const char *value)
         if (!parse_unsigned(&natural, value) || natural > SIZE_MAX || !in_range(o, (double)natural))
             return bad_value(o, value);
         *(size_t *)field = (size_t)natural;
+        return AR_OK;
+    case ARI_OPT_BYTES:
+        if (!parse_bytes(&bytes, value) || !in_range(o, (double)bytes))
+            return bad_value(o, value);
+        *(size_t *)field = bytes;
         return AR_OK;
     case ARI_OPT_U64:
         if (!parse_unsigned(&natural, value))

@@ -25,6 +25,7 @@ typedef enum ari_option_kind {
     ARI_OPT_FLAG,   /* bool, set to true; takes no value */
     ARI_OPT_INT,    /* int in [min, max] */
     ARI_OPT_SIZE,   /* size_t in [min, max] */
+    ARI_OPT_BYTES,  /* size_t in [min, max], as 4096, 25MiB or 2GB */
     ARI_OPT_U64,    /* uint64_t, any */
     ARI_OPT_DOUBLE, /* double, finite, in [min, max] */
     ARI_OPT_STRING, /* const char *, borrowed from argv, not empty */
@@ -37,7 +38,7 @@ typedef struct ari_option {
     char letter;      /* 0: no short form */
     ari_option_kind kind;
     size_t at;                  /* offset of the field in the struct of values */
-    double min, max;            /* INT, SIZE, DOUBLE; both 0: all that the type holds, from 0 on for SIZE */
+    double min, max;            /* INT, SIZE, BYTES, DOUBLE; both 0: all that the type holds, from 0 on for sizes */
     const char *const *choices; /* ENUM: ends with NULL */
     const char *value;          /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
     const char *otherwise;      /* INT, SIZE: the value where no number follows; NULL: one must */

@@ -30,6 +30,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_fau
     const bool given = ari_layout_given(&v->layout);
     p[0] = ari_layout_parallel(&v->layout);
     o->seq = v->seq ? v->seq : ar_check_default_seq(c, given ? p : NULL);
+    o->ddp = ari_layout_ddp(&v->layout, ar_check_default_bucket_bytes(c));
     if (given) {
         o->layouts = 1;
     } else if (v->sweep > 0) {
@@ -88,6 +89,7 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
     o.progress_user = &p;
     gives->optimizer = o.optimizer;
     gives->clip = o.clip;
+    gives->ddp = o.ddp;
     gives->dropout = o.dropout;
     AR_TRY(announce(v, &o, &c));
     const ar_status st = ar_check(&gives->report, &o);

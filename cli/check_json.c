@@ -63,18 +63,18 @@ static json_t *json_layout(const ar_check_report *r, const ar_check_run *u)
     for (int d = 0; d < ari_at_least_one(p->dp); d++)
         json_array_append_new(samples, json_integer((json_int_t)ari_layout_samples(p, r->batch, d)));
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p), "tp",
-                     ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero", 0,
-                     "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples, "keep_gathered",
-                     p->keep_gathered, "forward_first", p->forward_first);
+                     ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero",
+                     p->zero, "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples,
+                     "keep_gathered", p->keep_gathered, "forward_first", p->forward_first);
 }
 
-/* Measured where memory is given out; what this version does not have takes nothing. */
+/* Measured where memory is given out. */
 static json_t *json_memory(const ar_check_run *u)
 {
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)u->weights_bytes, "gradients",
                      (json_int_t)u->gradients_bytes, "optimizer", (json_int_t)u->optimizer_bytes, "activations_stored",
                      (json_int_t)u->stored_bytes, "activations_peak", (json_int_t)u->peak_bytes, "buckets",
-                     (json_int_t)0);
+                     (json_int_t)u->buckets_bytes);
 }
 
 /* One a step; none of a run that ended in an error before it had any. */
@@ -159,12 +159,14 @@ static json_t *json_model(const ari_checked *c)
     json_t *baseline = json_pack("{s:s, s:s, s:o, s:o, s:f}", "weights_hash", r->weights_hash, "gradients_hash",
                                  r->gradients_hash, "loss", json_loss(r, r->loss), "max_error_vs_f64",
                                  ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
-    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o}", "name",
+    json_t *ddp = json_pack("{s:I, s:s}", "bucket_bytes", (json_int_t)c->ddp.bucket_bytes, "mode",
+                            ari_bucket_mode_names[c->ddp.mode]);
+    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o}", "name",
                      ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
                      r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "steps",
-                     r->steps, "optimizer", json_optimizer(c), "clip", c->clip, "dropout", c->dropout, "first_nan",
-                     r->nan_tensor[0] ? json_string(r->nan_tensor) : json_null(), "baseline", baseline, "gradcheck",
-                     json_gradcheck(r), "runs", runs);
+                     r->steps, "optimizer", json_optimizer(c), "clip", c->clip, "dropout", c->dropout, "ddp", ddp,
+                     "first_nan", r->nan_tensor[0] ? json_string(r->nan_tensor) : json_null(), "baseline", baseline,
+                     "gradcheck", json_gradcheck(r), "runs", runs);
 }
 
 json_t *ari_check_json(const ari_checked *checked, size_t n)

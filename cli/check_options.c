@@ -18,6 +18,9 @@ static const ari_option options[] = {
                        "tensor-parallel ranks (no layout given: a set of those that the model allows)",
                        "exact: the same bits; native: fp32, within an allowance (default exact)"),
     ARI_LAYOUT_STEP_OPTIONS(ari_check_values),
+    ARI_LAYOUT_DDP_OPTIONS(ari_check_values,
+                           "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: an eighth of "
+                           "the model's gradients, so that there are several, and at most 25MiB)"),
     {.name = "sweep",
      .kind = ARI_OPT_INT,
      .at = offsetof(ari_check_values, sweep),
@@ -185,7 +188,7 @@ ar_status ari_check_values_check(const ari_check_values *v)
     const bool sgd = kind_of(v) == AR_OPTIMIZER_SGD;
     if (ari_layout_given(&v->layout) && v->sweep > 0)
         return ar_error_set(AR_ERR_ARG,
-                            "--sweep %d takes all layouts, --tp, --dp, --sp and --micro-batches name one: "
+                            "--sweep %d takes all layouts, --tp, --dp, --sp, --zero and --micro-batches name one: "
                             "give one of both",
                             v->sweep);
     if (!sgd && (!isnan(v->momentum) || v->nesterov))
@@ -208,6 +211,7 @@ void ari_check_values_inject(ari_check_values *v, ar_fault fault)
     v->layout.micro_batches = c.parallel.micro_batches;
     v->layout.sp = c.parallel.sp;
     v->layout.forward_first = c.parallel.forward_first;
+    v->layout.zero = c.parallel.zero;
     v->layout.keep_gathered = c.parallel.keep_gathered;
     if (c.order != AR_MLP_COLUMN_ROW) /* else the one given stands */
         v->layout.mlp_order = (int)c.order;

@@ -178,15 +178,16 @@ static void print_weights(FILE *to, const ar_check_report *r)
 
 static ar_status print_memory(FILE *to, const ar_check_report *r)
 {
-    static const ari_column columns[] = {{"memory of a rank", ARI_LEFT},   {"weights", ARI_RIGHT},
-                                         {"gradients", ARI_RIGHT},         {"optimizer", ARI_RIGHT},
-                                         {"kept for backward", ARI_RIGHT}, {"most of a step", ARI_RIGHT}};
+    static const ari_column columns[] = {{"memory of a rank", ARI_LEFT}, {"weights", ARI_RIGHT},
+                                         {"gradients", ARI_RIGHT},       {"optimizer", ARI_RIGHT},
+                                         {"buckets", ARI_RIGHT},         {"kept for backward", ARI_RIGHT},
+                                         {"most of a step", ARI_RIGHT}};
     ari_table *t = NULL;
     AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
-        const size_t bytes[] = {u->weights_bytes, u->gradients_bytes, u->optimizer_bytes, u->stored_bytes,
-                                u->peak_bytes};
+        const size_t bytes[] = {u->weights_bytes, u->gradients_bytes, u->optimizer_bytes,
+                                u->buckets_bytes, u->stored_bytes,    u->peak_bytes};
         ari_table_cell(t, "%s", LAYOUT_OF(u, r));
         for (size_t k = 0; k < sizeof bytes / sizeof *bytes; k++)
             ari_table_cell(t, "%s", ARI_BYTES(bytes[k]));

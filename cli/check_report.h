@@ -13,6 +13,7 @@ typedef struct ari_checked {
     ar_check_report *report;
     ar_optimizer_options optimizer;
     double clip, dropout;
+    ar_ddp_options ddp;
     const ari_watch *watch;
     bool has_net_fault;
     ar_sim_fault net_fault;

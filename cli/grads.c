@@ -42,6 +42,7 @@ static const ari_option options[] = {
     {.name = "micro-batches", .kind = ARI_OPT_LATER},
     {.name = "per-rank", .kind = ARI_OPT_LATER},
     {.name = "sensitivity", .kind = ARI_OPT_LATER},
+    {.name = "zero", .kind = ARI_OPT_LATER},
     {0},
 };
 

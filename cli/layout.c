@@ -8,13 +8,14 @@
 #include "ref/core/size.h"
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
+const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
 const char *const ari_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
 const char *const ari_device_names[] = {"cpu", "cuda", NULL};
 
 bool ari_layout_given(const ari_layout_values *v)
 {
-    return v->tp > 0 || v->dp > 0 || v->micro_batches > 0 || v->sp;
+    return v->tp > 0 || v->dp > 0 || v->micro_batches > 0 || v->sp || v->zero > 0;
 }
 
 ar_parallel ari_layout_parallel(const ari_layout_values *v)
@@ -24,7 +25,17 @@ ar_parallel ari_layout_parallel(const ari_layout_values *v)
                          .micro_batches = ari_at_least_one(v->micro_batches),
                          .sp = v->sp,
                          .keep_gathered = v->keep_gathered,
+                         .zero = v->zero,
                          .forward_first = v->forward_first};
+}
+
+ar_ddp_options ari_layout_ddp(const ari_layout_values *v, size_t capacity)
+{
+    ar_ddp_options o = ar_ddp_defaults();
+    o.bucket_bytes = v->bucket_bytes == ARI_LAYOUT_NOT_GIVEN ? capacity : v->bucket_bytes;
+    o.mode = (ar_bucket_mode)v->bucket_mode;
+    o.zero = v->zero;
+    return o;
 }
 
 ar_status ari_layout_check(const ari_layout_values *v)
@@ -38,6 +49,11 @@ ar_status ari_layout_check(const ari_layout_values *v)
     if (v->forward_first && v->micro_batches < 2)
         return ar_error_set(AR_ERR_ARG, "--forward-first is an order of micro-batches: give --micro-batches M of at "
                                         "least 2 too");
+    if (v->zero > 0 && v->dp == 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "--zero %d shares the optimizer's state out to the ranks of --dp: give --dp N "
+                            "too",
+                            v->zero);
     if (v->algorithm != AR_SIM_DIRECT && v->algorithm != AR_SIM_RING)
         return ar_error_set(AR_ERR_ARG,
                             "--collectives %s: %sthe last rank to come moves the bytes of all, so that those of each "

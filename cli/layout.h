@@ -2,6 +2,7 @@
 #ifndef ARI_CLI_LAYOUT_H
 #define ARI_CLI_LAYOUT_H
 
+#include "anyrank/ddp.h"
 #include "anyrank/parallel.h"
 #include "anyrank/sim.h"
 #include "cli/args.h"
@@ -10,17 +11,22 @@
 typedef struct ari_layout_values {
     int tp, dp, micro_batches; /* 0: not given */
     bool sp, keep_gathered, forward_first;
+    int zero;            /* stage */
+    size_t bucket_bytes; /* ARI_LAYOUT_NOT_GIVEN: as the subcommand has it */
+    int bucket_mode;
     int mlp_order, algorithm, numerics, device;
     double timeout; /* seconds */
 } ari_layout_values;
 
-#define ARI_LAYOUT_DEFAULTS                         \
-    {                                               \
-        .algorithm = AR_SIM_DIRECT, .timeout = 60.0 \
+#define ARI_LAYOUT_NOT_GIVEN SIZE_MAX
+#define ARI_LAYOUT_DEFAULTS                                                               \
+    {                                                                                     \
+        .bucket_bytes = ARI_LAYOUT_NOT_GIVEN, .algorithm = AR_SIM_DIRECT, .timeout = 60.0 \
     }
 
 extern const char *const ari_mlp_order_names[];
-extern const char *const ari_algorithm_names[]; /* in the order of ar_sim_algorithm */
+extern const char *const ari_bucket_mode_names[]; /* in the order of ar_bucket_mode */
+extern const char *const ari_algorithm_names[];   /* in the order of ar_sim_algorithm */
 extern const char *const ari_numerics_names[];
 extern const char *const ari_device_names[];
 
@@ -62,9 +68,9 @@ extern const char *const ari_device_names[];
          .at = ARI_LAYOUT_AT(values, device),                                                                     \
          .choices = ari_device_names,                                                                             \
          .help = "cpu (cuda: not in this version)"},                                                              \
-        {.name = "cp", .kind = ARI_OPT_LATER}, {.name = "pp", .kind = ARI_OPT_LATER},                             \
+        {.name = "cp", .kind = ARI_OPT_LATER},                                                                    \
     {                                                                                                             \
-        .name = "zero", .kind = ARI_OPT_LATER                                                                     \
+        .name = "pp", .kind = ARI_OPT_LATER                                                                       \
     }
 
 /* The same for what else splits a training step. */
@@ -96,6 +102,28 @@ extern const char *const ari_device_names[];
         .help = "all micro-batches go forward before the first goes backward"                                 \
     }
 
+/* The same for how the data-parallel ranks share their gradients out. */
+#define ARI_LAYOUT_DDP_OPTIONS(values, bytes_help)                                                              \
+    {.name = "zero",                                                                                            \
+     .kind = ARI_OPT_INT,                                                                                       \
+     .at = ARI_LAYOUT_AT(values, zero),                                                                         \
+     .min = 0,                                                                                                  \
+     .max = 1,                                                                                                  \
+     .value = "STAGE",                                                                                          \
+     .help = "1: each rank of --dp keeps its share of the optimizer's state and updates its share of the "      \
+             "weights (ZeRO-1); 0: each does all (default 0)"},                                                 \
+        {.name = "bucket-bytes",                                                                                \
+         .kind = ARI_OPT_BYTES,                                                                                 \
+         .at = ARI_LAYOUT_AT(values, bucket_bytes),                                                             \
+         .value = "BYTES",                                                                                      \
+         .help = (bytes_help)},                                                                                 \
+    {                                                                                                           \
+        .name = "bucket-mode", .kind = ARI_OPT_ENUM, .at = ARI_LAYOUT_AT(values, bucket_mode),                  \
+        .choices = ari_bucket_mode_names,                                                                       \
+        .help = "overlap: each bucket is reduced while the backward pass goes on; eager: all of them after it " \
+                "(default overlap)"                                                                             \
+    }
+
 /** Whether any option asks for one layout. */
 bool ari_layout_given(const ari_layout_values *v);
 /** The layout that the options ask for. */
@@ -103,6 +131,8 @@ ar_parallel ari_layout_parallel(const ari_layout_values *v);
 /** Refuses the choices of later versions (AR_ERR_UNSUPPORTED), options that mean nothing without another (AR_ERR_ARG),
  *  and what the device refuses. */
 AR_NODISCARD ar_status ari_layout_check(const ari_layout_values *v);
+/** How gradients are summed over dp: ar_ddp_defaults with what the options say; `capacity` where they name none. */
+ar_ddp_options ari_layout_ddp(const ari_layout_values *v, size_t capacity);
 ar_sim_algorithm ari_layout_algorithm(const ari_layout_values *v);
 uint64_t ari_layout_timeout_ns(const ari_layout_values *v);
 /** The default plan, or the one that --mlp-order asks for. */

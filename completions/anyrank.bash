@@ -13,12 +13,17 @@ _anyrank() {
         gradnorm_counts_replicas gradnorm_local_clip group_wrong_stride world_rank_in_group positions_local
         silent_truncation gate_up_interleaved_wrong norm_padded_lanes bias_added_twice row_bias_partial_grad
         init_replica_differs gather_batch_order collective_order_swapped collective_size_mismatch
-        collective_dtype_mismatch"
+        collective_dtype_mismatch bucket_first_ready bucket_reduced_twice bucket_not_packed bucket_stale_done
+        step_before_copy_back comm_before_producer stale_activation_reuse unused_skips_collective unused_set_empty
+        unused_in_last_micro_batch tied_reduced_at_first_use accum_last_only accum_sum_of_means mean_divides_by_world
+        dp_init_differs zero_gather_missing zero_shards_misaligned zero_grad_not_recursive gradnorm_first_rank_only
+        adam_step_not_synced optimizer_counter_ahead weight_decay_on_shard_only norm_fp16_store"
     local subcommands="check grads bugs bench info"
     local common="--json --quiet --no-color --threads --seed --help --version"
     local layout="--tp --mlp-order --collectives --timeout --numerics --device"
     local watch="--trace --timeline --cluster"
     local split="--sp --keep-gathered --dp --micro-batches --forward-first"
+    local ddp="--zero --bucket-bytes --bucket-mode"
     local options="$common" names=""
     COMPREPLY=()
 
@@ -34,7 +39,7 @@ _anyrank() {
     fi
     case $subcommand in
         check)
-            options="$layout $split --sweep --batch --seq --text --steps --optimizer --lr --momentum --nesterov --betas
+            options="$layout $split $ddp --sweep --batch --seq --text --steps --optimizer --lr --momentum --nesterov --betas
                 --weight-decay --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors
                 $watch --schedule --net-fault --verify-transfers $common"
             names=$models ;;
@@ -55,11 +60,13 @@ _anyrank() {
         --mlp-order) mapfile -t COMPREPLY < <(compgen -W "column-row row-column" -- "$current"); return ;;
         --collectives) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
         --numerics) mapfile -t COMPREPLY < <(compgen -W "exact native" -- "$current"); return ;;
+        --bucket-mode) mapfile -t COMPREPLY < <(compgen -W "overlap eager" -- "$current"); return ;;
         --optimizer) mapfile -t COMPREPLY < <(compgen -W "sgd adam adamw" -- "$current"); return ;;
         --cluster) mapfile -t COMPREPLY < <(compgen -W "a100 h100" -- "$current"); return ;;
         --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda" -- "$current"); return ;;
         --text | --json | --input | --trace | --timeline) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
         --block | --out) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
+        --zero | --bucket-bytes) return ;;
         --tp | --dp | --micro-batches | --timeout | --schedule | --net-fault | --batch | --seq | --steps | --lr | --momentum | --betas | \
             --weight-decay | --clip | --dropout | --threads | --seed | --m | --n | --k | --repetitions) return ;;
         --ranks | --bytes) return ;;

@@ -12,7 +12,11 @@ set -l faults column_dx_not_reduced row_bias_every_rank row_input_grad_not_gathe
     gradnorm_counts_replicas gradnorm_local_clip group_wrong_stride world_rank_in_group positions_local \
     silent_truncation gate_up_interleaved_wrong norm_padded_lanes bias_added_twice row_bias_partial_grad \
     init_replica_differs gather_batch_order collective_order_swapped collective_size_mismatch \
-    collective_dtype_mismatch
+    collective_dtype_mismatch bucket_first_ready bucket_reduced_twice bucket_not_packed bucket_stale_done \
+    step_before_copy_back comm_before_producer stale_activation_reuse unused_skips_collective unused_set_empty \
+    unused_in_last_micro_batch tied_reduced_at_first_use accum_last_only accum_sum_of_means mean_divides_by_world \
+    dp_init_differs zero_gather_missing zero_shards_misaligned zero_grad_not_recursive gradnorm_first_rank_only \
+    adam_step_not_synced optimizer_counter_ahead weight_decay_on_shard_only norm_fp16_store
 set -l none "not __fish_seen_subcommand_from $subcommands help"
 set -l any "__fish_seen_subcommand_from $subcommands"
 set -l check "__fish_seen_subcommand_from check"
@@ -23,6 +27,7 @@ set -l bugs "__fish_seen_subcommand_from bugs"
 set -l layout "__fish_seen_subcommand_from check grads bench"
 set -l watch "__fish_seen_subcommand_from check grads"
 set -l split "__fish_seen_subcommand_from check bench"
+set -l ddp "__fish_seen_subcommand_from check"
 
 complete -c anyrank -f
 complete -c anyrank -n $none -a check -d "Compare every tensor of training steps with one rank's"
@@ -57,6 +62,10 @@ complete -c anyrank -n $split -l keep-gathered -d "Keep gathered inputs for the 
 complete -c anyrank -n $split -l dp -x -d "Data-parallel ranks"
 complete -c anyrank -n $split -l micro-batches -x -d "Pieces in which a rank goes through its sequences"
 complete -c anyrank -n $split -l forward-first -d "All micro-batches go forward before the first goes backward"
+
+complete -c anyrank -n $ddp -l zero -x -d "1: share the optimizer's state out to the data-parallel ranks"
+complete -c anyrank -n $ddp -l bucket-bytes -x -d "Capacity of a bucket of gradients"
+complete -c anyrank -n $ddp -l bucket-mode -x -a "overlap eager" -d "When buckets are reduced"
 
 complete -c anyrank -n $check -l sweep -d "Every legal layout of up to so many ranks"
 complete -c anyrank -n $check -l batch -x -d "Sequences"

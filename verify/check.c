@@ -176,6 +176,7 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
                                    .optimizer = o->optimizer,
                                    .clip = o->clip,
                                    .dropout = o->dropout,
+                                   .ddp = o->ddp,
                                    .seed = o->seed,
                                    .weights = w ? ari_weights_find : NULL,
                                    .weights_user = w,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which layouts a check takes where nobody names one. */
 #include "anyrank/check.h"
+#include "anyrank/model.h"
 
 /* A layout, and what stands in for it where it is not legal (tp 0: nothing). */
 typedef struct choice {
@@ -18,6 +19,7 @@ static const choice powers_of_two[] = {
     {.first = {.tp = 8, .sp = true}},
     {.first = {.dp = 2}},
     {.first = {.dp = 2, .tp = 2, .sp = true}},
+    {.first = {.dp = 2, .tp = 2, .zero = 1}},
     {.first = {.dp = 3}},
     {.first = {.micro_batches = 2}},
     {.first = {.micro_batches = 4}},
@@ -28,6 +30,7 @@ static const choice multiples_of_three[] = {
     {.first = {.tp = 6}},
     {.first = {.dp = 2}},
     {.first = {.dp = 2, .tp = 3, .sp = true}, .otherwise = {.dp = 2, .tp = 2, .sp = true}},
+    {.first = {.dp = 2, .tp = 2, .zero = 1}},
     {.first = {.dp = 3}},
     {.first = {.micro_batches = 2}},
     {.first = {.micro_batches = 4}},
@@ -45,6 +48,15 @@ size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p)
     if (wanted <= c->max_positions)
         return wanted;
     return c->max_positions >= unit ? c->max_positions / unit * unit : c->max_positions;
+}
+
+size_t ar_check_default_bucket_bytes(const ar_config *c)
+{
+    const size_t several = 8;
+    size_t parameters = 0;
+    if (ar_config_parameters(c, &parameters) != AR_OK || parameters / several > AR_BUCKET_BYTES / sizeof(float))
+        return AR_BUCKET_BYTES;
+    return parameters / several * sizeof(float);
 }
 
 size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
@@ -75,10 +87,14 @@ size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, siz
         for (int tp = 1; tp <= ranks; tp++) {
             if (ranks % tp != 0)
                 continue;
-            for (int kind = 0; kind < 4; kind++) {
-                const ar_parallel one = {
-                    .tp = tp, .dp = ranks / tp, .sp = (kind & 1) != 0, .micro_batches = (kind & 2) != 0 ? 2 : 1};
-                if ((one.sp && tp == 1) || ar_parallel_check(&one, c, plan, batch, seq) != AR_OK)
+            for (int kind = 0; kind < 8; kind++) {
+                const ar_parallel one = {.tp = tp,
+                                         .dp = ranks / tp,
+                                         .sp = (kind & 1) != 0,
+                                         .micro_batches = (kind & 2) != 0 ? 2 : 1,
+                                         .zero = (kind & 4) != 0 ? 1 : 0};
+                if ((one.sp && tp == 1) || (one.zero > 0 && one.dp == 1) ||
+                    ar_parallel_check(&one, c, plan, batch, seq) != AR_OK)
                     continue;
                 if (n < cap)
                     p[n] = one;

@@ -229,6 +229,7 @@ static void keep_counts(ar_check_run *run, const ari_cluster_result *result)
     run->weights_bytes = result->weights_per_rank;
     run->gradients_bytes = result->gradients_per_rank;
     run->optimizer_bytes = result->optimizer_per_rank;
+    run->buckets_bytes = result->buckets_per_rank;
     run->stored_bytes = result->stored_per_rank;
     run->peak_bytes = result->peak_per_rank;
     run->has_predicted = result->has_predicted;

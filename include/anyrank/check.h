@@ -73,9 +73,9 @@ typedef struct ar_check_run {
     uint64_t calls[7];      /* all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
     double max_ratio;       /* native: the worst |difference| over what is allowed; 0 in the exact numerics */
     char ratio_tensor[176]; /* the tensor that has it */
-    /* Per rank, the largest: weights; gradient state; optimizer state; what the forward pass keeps; the most of a step
-     * at once. */
-    size_t weights_bytes, gradients_bytes, optimizer_bytes, stored_bytes, peak_bytes;
+    /* Per rank, the largest: weights; gradient state; optimizer state; buckets of gradients; what the forward pass
+     * keeps; the most of a step at once. */
+    size_t weights_bytes, gradients_bytes, optimizer_bytes, buckets_bytes, stored_bytes, peak_bytes;
     double seconds;
     bool has_predicted;         /* with a cluster, of a run that came to its end */
     ar_trace_summary predicted; /* of the whole run, by the virtual clock */
@@ -153,13 +153,17 @@ AR_NODISCARD ar_status ar_check_tensors(const ar_check_options *o, ar_check_tens
  *  holds. p given: what its sp can share out. NULL, for the default layouts and a sweep: 72 where the heads can be
  * split over 3 ranks, so that sp over 2, 3, 4, 6 and 8 has its place. */
 size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p);
-/** The layouts that `anyrank check` takes by default: those of a fixed list of tp, sp, dp and micro-batches that are
- *  legal for the model and the batch, or one rank if none is. Heads that divide by 3 take the list with 3 and 6
+/** The capacity of a bucket where nobody names one: an eighth of the model's gradients, so that a model of any size has
+ *  several of them, and at most AR_BUCKET_BYTES. Bits do not depend on it. */
+size_t ar_check_default_bucket_bytes(const ar_config *c);
+/** The layouts that `anyrank check` takes by default: those of a fixed list of tp, sp, dp, zero and micro-batches that
+ * are legal for the model and the batch, or one rank if none is. Heads that divide by 3 take the list with 3 and 6
  *  tensor-parallel ranks, others that with 2, 4 and 8. Returns how many, at most cap. */
 size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
                                 size_t cap);
-/** Every legal layout of at most `world` ranks, by world size: all tp * dp, each with sp where tp > 1, and with
- *  micro-batches of 2 where a rank has that many samples. Returns how many there are; writes at most cap. */
+/** Every legal layout of at most `world` ranks, by world size: all tp * dp, each with sp where tp > 1, with
+ *  micro-batches of 2 where a rank has that many samples, and with zero where dp > 1. Returns how many there are;
+ * writes at most cap. */
 size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
                       size_t cap);
 

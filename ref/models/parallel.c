@@ -36,6 +36,8 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
         append(out, cap, "tp", tp);
     if (p->sp && tp > 1)
         append(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
+    if (p->zero > 0 && dp > 1)
+        append(out, cap, "zero", p->zero);
     if (micro > 1)
         append(out, cap, "micro-batches", micro);
     if (p->forward_first && micro > 1)
@@ -65,6 +67,8 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0)
         return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, micro-batches=%d: extents are at least 1", p->tp, p->dp,
                             p->micro_batches);
+    if (p->zero < 0 || p->zero > 1)
+        return ar_error_set(AR_ERR_ARG, "zero=%d: 0, or 1 for stage 1 (optimizer states)", p->zero);
     const int tp = ari_at_least_one(p->tp);
     AR_TRY(ar_config_check_tp(c, tp, plan));
     AR_TRY(check_batch(p, batch));
