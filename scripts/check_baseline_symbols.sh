@@ -5,10 +5,10 @@
 # Usage: scripts/check_baseline_symbols.sh BUILD_DIR
 set -eu
 
-# The C library's memory and strings, printing to a buffer, the correctly rounded functions of libm (and those that set
+# The C library's memory and strings and its matching of globs, printing to a buffer, the correctly rounded functions of libm (and those that set
 # or read a sign or an exponent), the compiler's conversion of a 128-bit integer, status, checked sizes.
 allowed='
-calloc malloc free memcpy memmove memset memcmp strcmp strlen strchr snprintf
+calloc malloc free memcpy memmove memset memcmp strcmp strlen strchr snprintf fnmatch
 fma sqrt rint fabs copysign ldexp
 __floattidf
 ar_error_set ari_mul_size

@@ -184,6 +184,8 @@ typedef struct ar_device_ops {
      * at least the exponent of g; nothing where e says all zero or non-finite. */
     ar_status (*sum_squares)(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n);
     ar_status (*scale)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n); /* y = fl32(x*factor) */
+    /* y = x rounded to the nearest bf16 number, ties to even; both fp32 words, y may be x. */
+    ar_status (*round_bf16)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
     /* One step of w from its gradient g, and of the moments: m where SGD has a momentum, m and v for Adam and AdamW;
      * a moment that the kind does not have: ptr NULL. No two may overlap. */
     ar_status (*optimizer_step)(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,

@@ -35,7 +35,7 @@ typedef enum ar_decay {
 typedef struct ar_param_group {
     char glob[64];   /* of Hugging Face names (fnmatch(3), '*' also matches dots); the last group that matches counts */
     double lr_scale; /* times the learning rate; 1 */
-    double weight_decay; /* in place of the options' */
+    double weight_decay; /* in place of what options and decay rule say; NaN: that */
 } ar_param_group;
 
 /** Plain data. */
@@ -58,8 +58,14 @@ typedef struct ar_optimizer_options {
  *  0 and 0.01. */
 ar_optimizer_options ar_optimizer_defaults(ar_optimizer_kind kind);
 /** Errors: AR_ERR_ARG, naming the option and its range: lr >= 0, 0 <= momentum < 1 .. finite, 0 <= beta < 1, eps > 0,
- *  weight_decay >= 0, nesterov with momentum 0. */
+ *  weight_decay >= 0, nesterov with momentum 0; cosine: total_steps >= 1, warmup_steps <= total_steps, 0 <= min_lr <=
+ *  lr; constant: min_lr 0; groups <= AR_PARAM_GROUPS, each with a glob that is neither empty nor without its final 0,
+ *  lr_scale >= 0, weight_decay >= 0 or NaN. */
 AR_NODISCARD ar_status ar_optimizer_check(const ar_optimizer_options *o);
+/** The learning rate of step 1, 2, .., before a group's scale. The options are those that ar_optimizer_check takes. */
+double ar_optimizer_lr(const ar_optimizer_options *o, uint64_t step);
+/** "constant", "cosine". Static storage. */
+const char *ar_schedule_name(ar_schedule schedule);
 /** "sgd", "adam", "adamw". Static storage. */
 const char *ar_optimizer_name(ar_optimizer_kind kind);
 

@@ -162,6 +162,7 @@ typedef struct ari_bl_trained {
     double *at;
     size_t row, col;
     double *gradient, *m, *v; /* row-major in that shape; m and v: NULL where the optimizer keeps none */
+    double lr, weight_decay;  /* of this step */
 } ari_bl_trained;
 struct ari_bl_training {
     ari_bl_trained *of; /* [n], in the order of first use */

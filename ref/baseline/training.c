@@ -3,9 +3,12 @@
  * through ari_bl_fl, so that one text serves the three number modes. */
 #include "ref/baseline/run.h"
 
+#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "ref/numerics/optimizer.h"
 
 /* A block has at most two norms of two, and four linear layers of three parts with a weight and a bias each; around the
  * blocks stand two tables, a norm and a head: fewer than another block has. */
@@ -133,13 +136,30 @@ static ar_status clip(ari_bl_run *run)
 /* --- optimizers
  * ------------------------------------------------------------------------------------------------------- */
 
-/* m = the first g, later momentum*m + g; w = w - lr*m, or with Nesterov w - lr*(g + momentum*m). */
-static void sgd(const ari_bl_run *run, double *w, double *m, double g)
+/* What the step, the decay rule and the groups make of the options for one parameter. */
+static void begin_parameter(const ari_bl_run *run, ari_bl_trained *p)
 {
     const ar_optimizer_options *o = &run->o->optimizer;
-    const double momentum = ari_bl_fl(run, o->momentum), lr = ari_bl_fl(run, o->lr);
-    if (o->weight_decay != 0.0)
-        g = ari_bl_fl(run, g + ari_bl_fl(run, ari_bl_fl(run, o->weight_decay) * *w));
+    double scale = 1.0, decay = o->weight_decay;
+    if (o->decay == AR_DECAY_MATRICES && p->cols == 0)
+        decay = 0.0;
+    const double ruled = decay;
+    for (size_t i = 0; i < o->groups; i++)
+        if (fnmatch(o->group[i].glob, p->name, 0) == 0) {
+            scale = o->group[i].lr_scale;
+            decay = isnan(o->group[i].weight_decay) ? ruled : o->group[i].weight_decay;
+        }
+    p->lr = ari_schedule_lr(o, run->step) * scale;
+    p->weight_decay = decay;
+}
+
+/* m = the first g, later momentum*m + g; w = w - lr*m, or with Nesterov w - lr*(g + momentum*m). */
+static void sgd(const ari_bl_run *run, const ari_bl_trained *p, double *w, double *m, double g)
+{
+    const ar_optimizer_options *o = &run->o->optimizer;
+    const double momentum = ari_bl_fl(run, o->momentum), lr = ari_bl_fl(run, p->lr);
+    if (p->weight_decay != 0.0)
+        g = ari_bl_fl(run, g + ari_bl_fl(run, ari_bl_fl(run, p->weight_decay) * *w));
     double step = g;
     if (m != NULL) {
         *m = run->step == 1 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);
@@ -150,18 +170,18 @@ static void sgd(const ari_bl_run *run, double *w, double *m, double g)
 
 /* m = m + (1 - beta1)*(g - m); v = beta2*v + (1 - beta2)*g*g;
  * w = w - lr/(1 - beta1^t) * m/(sqrt(v)/sqrt(1 - beta2^t) + eps). */
-static void adam(const ari_bl_run *run, double *w, double *m, double *v, double g)
+static void adam(const ari_bl_run *run, const ari_bl_trained *p, double *w, double *m, double *v, double g)
 {
     const ar_optimizer_options *o = &run->o->optimizer;
     const ari_bl_training *t = run->training;
     const double rest1 = ari_bl_fl(run, 1.0 - o->beta1), rest2 = ari_bl_fl(run, 1.0 - o->beta2);
     const double beta2 = ari_bl_fl(run, o->beta2), eps = ari_bl_fl(run, o->eps);
-    const double step_size = ari_bl_fl(run, o->lr / (1.0 - t->beta1_t));
+    const double step_size = ari_bl_fl(run, p->lr / (1.0 - t->beta1_t));
     const double root2 = ari_bl_fl(run, sqrt(1.0 - t->beta2_t));
     if (o->kind == AR_OPTIMIZER_ADAMW)
-        *w = ari_bl_fl(run, *w * ari_bl_fl(run, 1.0 - o->lr * o->weight_decay));
-    else if (o->weight_decay != 0.0)
-        g = ari_bl_fl(run, g + ari_bl_fl(run, ari_bl_fl(run, o->weight_decay) * *w));
+        *w = ari_bl_fl(run, *w * ari_bl_fl(run, 1.0 - p->lr * p->weight_decay));
+    else if (p->weight_decay != 0.0)
+        g = ari_bl_fl(run, g + ari_bl_fl(run, ari_bl_fl(run, p->weight_decay) * *w));
     *m = ari_bl_fl(run, *m + ari_bl_fl(run, rest1 * ari_bl_fl(run, g - *m)));
     *v = ari_bl_fl(run, ari_bl_fl(run, beta2 * *v) + ari_bl_fl(run, ari_bl_fl(run, rest2 * g) * g));
     const double root = ari_bl_fl(run, ari_bl_fl(run, sqrt(*v)) / root2);
@@ -169,16 +189,17 @@ static void adam(const ari_bl_run *run, double *w, double *m, double *v, double 
     *w = ari_bl_fl(run, *w - ari_bl_fl(run, step_size * ratio));
 }
 
-static void update(const ari_bl_run *run, const ari_bl_trained *p)
+static void update(const ari_bl_run *run, ari_bl_trained *p)
 {
+    begin_parameter(run, p);
     for (size_t r = 0; r < p->rows; r++)
         for (size_t c = 0; c < width_of(p); c++) {
             const size_t i = r * width_of(p) + c;
             double *w = &p->at[r * p->row + c * p->col];
             if (run->o->optimizer.kind == AR_OPTIMIZER_SGD)
-                sgd(run, w, p->m != NULL ? p->m + i : NULL, p->gradient[i]);
+                sgd(run, p, w, p->m != NULL ? p->m + i : NULL, p->gradient[i]);
             else
-                adam(run, w, p->m + i, p->v + i, p->gradient[i]);
+                adam(run, p, w, p->m + i, p->v + i, p->gradient[i]);
         }
 }
 

@@ -53,6 +53,7 @@ static const ar_device_ops cpu_ops = {
     .ce_backward = ari_cpu_ce_backward,
     .sum_squares = ari_cpu_sum_squares,
     .scale = ari_cpu_scale,
+    .round_bf16 = ari_cpu_round_bf16,
     .optimizer_step = ari_cpu_optimizer_step,
 };
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/numerics/optimizer.h"
 
+#include "ref/core/half.h"
 #include "ref/cpu/row_kernels.h"
 #include "ref/cpu/row_sum.h"
 
@@ -81,6 +82,30 @@ ar_status ari_cpu_scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float fa
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < blocks; i++)
         scale_loop(out + i * BLOCK, in + i * BLOCK, factor, block_length(n, i));
+    return AR_OK;
+}
+
+/* --- storage in 16 bits ------------------------------------------------------------------------------------------- */
+
+ARI_ROW_KERNEL void round_bf16_loop(float *y, const float *x, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_f32_of_bf16(ari_bf16_of_f32(x[j]));
+}
+
+/** Slot round_bf16. y may be x. Errors: none. */
+ar_status ari_cpu_round_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
+{
+    (void)q;
+    const size_t blocks = blocks_of(n);
+    const int threads = ari_threads_for(d, blocks, n);
+    (void)threads;
+    float *out = y.ptr;
+    const float *in = x.ptr;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < blocks; i++)
+        round_bf16_loop(out + i * BLOCK, in + i * BLOCK, block_length(n, i));
     return AR_OK;
 }
 

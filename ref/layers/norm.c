@@ -71,6 +71,8 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
                ? normalise_padded(m, ctx, &y_rows, &mean, &rstd, &x_rows)
                : normalise(m, ctx, &y_rows, &mean, &rstd, &x_rows, ar_const(m->weight.value.data),
                            ar_const(m->bias.value.data)));
+    if (ar_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
+        AR_TRY(ctx->device->ops->round_bf16(ctx->device, ctx->queue, y->data, ar_const(y->data), ar_tensor_count(y)));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, x));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &mean));
     AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rstd));

@@ -19,6 +19,7 @@
 #define ARI_PI_2_HI 0x1.921fb544p+0 /* 33 bits */
 #define ARI_PI_2_MID 0x1.0b4611a6p-34
 #define ARI_PI_2_LO 0x1.3198a2e037073p-69
+#define ARI_PI 0x1.921fb54442d18p+1
 #define ARI_TWO_PI 0x1.921fb54442d18p+2
 #define ARI_SQRT_1_2 0x1.6a09e667f3bcdp-1
 #define ARI_SQRT_2_PI 0x1.9884533d43651p-1  /* sqrt(2/pi) */

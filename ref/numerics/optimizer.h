@@ -5,7 +5,7 @@
 /* The gradient's norm, clipping, and one element's update: docs/numerics.md, sections 4 and 6. In fp32, every written
  * operation rounded, in the order in which it is written; what depends on the step alone is made once, in binary64. */
 #include "anyrank/optimizer.h"
-#include "ref/numerics/bits.h"
+#include "ref/numerics/elementary.h"
 
 /* --- the norm of the gradients: a sum of integers ----------------------------------------------------------------- */
 
@@ -51,6 +51,29 @@ ARI_FN float ari_clipped(float g, float factor)
     return ari_canonical32(g * factor);
 }
 
+/* --- the learning rate, in binary64 ------------------------------------------------------------------------------- */
+
+/** The factor of step t = 1, 2, ..: ar_schedule's formula, in the order in which it is written there. */
+ARI_FN double ari_schedule_factor(const ar_optimizer_options *o, uint64_t t)
+{
+    const uint64_t after = t - o->warmup_steps, length = o->total_steps - o->warmup_steps;
+    const double last = o->lr > 0.0 ? o->min_lr / o->lr : 0.0;
+    if (t < o->warmup_steps)
+        return (double)t / (double)o->warmup_steps;
+    if (o->schedule == AR_SCHEDULE_CONSTANT)
+        return 1.0;
+    if (t >= o->total_steps)
+        return last;
+    const double angle = ARI_PI * (double)after / (double)length;
+    return last + (1.0 - last) * (1.0 + ari_cos64(angle)) / 2.0;
+}
+
+/** lr times the factor. */
+ARI_FN double ari_schedule_lr(const ar_optimizer_options *o, uint64_t t)
+{
+    return o->lr * ari_schedule_factor(o, t);
+}
+
 /* --- one step ----------------------------------------------------------------------------------------------------- */
 
 /* What an optimizer keeps besides the moments of each element. All zero before the first step. */
@@ -59,7 +82,7 @@ typedef struct ari_optimizer_clock {
     double beta1_t, beta2_t; /* beta^steps by repeated multiplication */
 } ari_optimizer_clock;
 
-/* What one step's updates share. */
+/* What the updates of one parameter in one step share. */
 typedef struct ari_optimizer_constants {
     ar_optimizer_kind kind;
     int first;  /* no step before this one */
@@ -73,28 +96,37 @@ typedef struct ari_optimizer_constants {
     float shrink;         /* AdamW: fl32(1 - lr*weight_decay) */
 } ari_optimizer_constants;
 
-/** Advances the clock to the step that begins, and gives that step's constants. */
-ARI_FN ari_optimizer_constants ari_optimizer_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o)
+/** Advances the clock to the step that begins. */
+ARI_FN void ari_optimizer_tick(ari_optimizer_clock *clock, const ar_optimizer_options *o)
 {
-    ari_optimizer_constants k;
     clock->beta1_t = clock->steps == 0 ? o->beta1 : clock->beta1_t * o->beta1;
     clock->beta2_t = clock->steps == 0 ? o->beta2 : clock->beta2_t * o->beta2;
     clock->steps++;
+}
+
+/** The constants of the clock's step for a parameter with these options of its own: the step's learning rate times
+ *  lr_scale, and the weight decay in place of o's. */
+ARI_FN ari_optimizer_constants ari_optimizer_constants_of(const ari_optimizer_clock *clock,
+                                                          const ar_optimizer_options *o, double lr_scale,
+                                                          double weight_decay)
+{
+    const double lr = ari_schedule_lr(o, clock->steps) * lr_scale;
+    ari_optimizer_constants k;
     k.kind = o->kind;
     k.first = clock->steps == 1;
-    k.decays = o->weight_decay != 0.0;
+    k.decays = weight_decay != 0.0;
     k.has_momentum = o->momentum != 0.0;
     k.nesterov = o->nesterov;
-    k.lr = (float)o->lr;
+    k.lr = (float)lr;
     k.momentum = (float)o->momentum;
-    k.weight_decay = (float)o->weight_decay;
+    k.weight_decay = (float)weight_decay;
     k.rest1 = (float)(1.0 - o->beta1);
     k.beta2 = (float)o->beta2;
     k.rest2 = (float)(1.0 - o->beta2);
     k.eps = (float)o->eps;
-    k.step_size = (float)(o->lr / (1.0 - clock->beta1_t));
+    k.step_size = (float)(lr / (1.0 - clock->beta1_t));
     k.root2 = (float)sqrt(1.0 - clock->beta2_t);
-    k.shrink = (float)(1.0 - o->lr * o->weight_decay);
+    k.shrink = (float)(1.0 - lr * weight_decay);
     return k;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/numerics/optimizer.h"
+#include "ref/train/update.h"
 
 #include <stdlib.h>
 
@@ -93,15 +93,16 @@ static ar_status gradient_of(ar_tensor *g, ar_ctx *ctx, const ar_param *p, const
 
 static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, float scale)
 {
-    const ari_optimizer_constants k = ari_optimizer_begin(&o->clock, &o->options);
+    ari_update_begin(&o->clock, &o->options, ctx);
     for (size_t i = 0; i < o->n; i++) {
         const slot *s = &o->slots[i];
         ar_tensor g;
         if (!s->param->requires_grad || !s->param->has_grad)
             continue;
         AR_TRY(gradient_of(&g, ctx, s->param, room, scale));
-        AR_TRY(ctx->device->ops->optimizer_step(ctx->device, ctx->queue, s->param->value.data, s->m, s->v,
-                                                ar_const(g.data), &k, ar_tensor_count(&g)));
+        const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
+        const ari_update_part all = {.weight = s->param->value.data, .m = s->m, .v = s->v};
+        AR_TRY(ari_update_apply(ctx, &all, ar_const(g.data), &k, ar_tensor_count(&g)));
         s->param->version++;
     }
     return AR_OK;

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
-#include "anyrank/optimizer.h"
+#include "ref/numerics/optimizer.h"
 
 ar_optimizer_options ar_optimizer_defaults(ar_optimizer_kind kind)
 {
@@ -30,12 +32,59 @@ static ar_status check_amount(const ar_optimizer_options *o, const char *option,
     return value >= 0.0 && isfinite(value) ? AR_OK : refuse(o, option, value, "a finite number, at least 0");
 }
 
+static ar_status check_schedule(const ar_optimizer_options *o)
+{
+    if (o->schedule == AR_SCHEDULE_CONSTANT)
+        return o->min_lr == 0.0 ? AR_OK : refuse(o, "min_lr", o->min_lr, "0 with a constant schedule");
+    if (o->schedule != AR_SCHEDULE_COSINE)
+        return ar_error_set(AR_ERR_ARG, "learning-rate schedule %d, expected constant or cosine", (int)o->schedule);
+    if (o->total_steps == 0)
+        return refuse(o, "total_steps", 0.0, "at least 1 with a cosine schedule");
+    if (o->warmup_steps > o->total_steps)
+        return ar_error_set(AR_ERR_ARG,
+                            "optimizer %s: warmup_steps is %" PRIu64 ", expected at most total_steps, %" PRIu64,
+                            ar_optimizer_name(o->kind), o->warmup_steps, o->total_steps);
+    return o->min_lr >= 0.0 && o->min_lr <= o->lr ? AR_OK : refuse(o, "min_lr", o->min_lr, "at least 0 and at most lr");
+}
+
+static ar_status check_group(const ar_optimizer_options *o, size_t i)
+{
+    const ar_param_group *group = &o->group[i];
+    if (group->glob[0] == '\0' || !memchr(group->glob, 0, sizeof group->glob))
+        return ar_error_set(AR_ERR_ARG, "optimizer %s: the glob of parameter group %zu is %s, expected 1 to %zu bytes",
+                            ar_optimizer_name(o->kind), i, group->glob[0] ? "not ended by a 0" : "empty",
+                            sizeof group->glob - 1);
+    if (!(group->lr_scale >= 0.0 && isfinite(group->lr_scale)))
+        return ar_error_set(AR_ERR_ARG,
+                            "optimizer %s: lr_scale of group '%s' is %g, expected a finite number, at least 0",
+                            ar_optimizer_name(o->kind), group->glob, group->lr_scale);
+    if (!isnan(group->weight_decay) && !(group->weight_decay >= 0.0 && isfinite(group->weight_decay)))
+        return ar_error_set(AR_ERR_ARG,
+                            "optimizer %s: weight_decay of group '%s' is %g, expected a finite number, at least 0",
+                            ar_optimizer_name(o->kind), group->glob, group->weight_decay);
+    return AR_OK;
+}
+
+static ar_status check_groups(const ar_optimizer_options *o)
+{
+    if (o->decay != AR_DECAY_ALL && o->decay != AR_DECAY_MATRICES)
+        return ar_error_set(AR_ERR_ARG, "decay rule %d, expected all or matrices", (int)o->decay);
+    if (o->groups > AR_PARAM_GROUPS)
+        return ar_error_set(AR_ERR_ARG, "optimizer %s: %zu parameter groups, expected at most %d",
+                            ar_optimizer_name(o->kind), o->groups, AR_PARAM_GROUPS);
+    for (size_t i = 0; i < o->groups; i++)
+        AR_TRY(check_group(o, i));
+    return AR_OK;
+}
+
 ar_status ar_optimizer_check(const ar_optimizer_options *o)
 {
     if (o->kind != AR_OPTIMIZER_SGD && o->kind != AR_OPTIMIZER_ADAM && o->kind != AR_OPTIMIZER_ADAMW)
         return ar_error_set(AR_ERR_ARG, "optimizer kind %d, expected sgd, adam or adamw", (int)o->kind);
     AR_TRY(check_amount(o, "lr", o->lr));
     AR_TRY(check_amount(o, "weight_decay", o->weight_decay));
+    AR_TRY(check_schedule(o));
+    AR_TRY(check_groups(o));
     if (o->kind == AR_OPTIMIZER_SGD) {
         AR_TRY(check_fraction(o, "momentum", o->momentum));
         if (o->nesterov && o->momentum == 0.0)
@@ -54,4 +103,15 @@ const char *ar_optimizer_name(ar_optimizer_kind kind)
     static const char *const names[] = {
         [AR_OPTIMIZER_SGD] = "sgd", [AR_OPTIMIZER_ADAM] = "adam", [AR_OPTIMIZER_ADAMW] = "adamw"};
     return kind >= AR_OPTIMIZER_SGD && kind <= AR_OPTIMIZER_ADAMW ? names[kind] : "?";
+}
+
+const char *ar_schedule_name(ar_schedule schedule)
+{
+    static const char *const names[] = {[AR_SCHEDULE_CONSTANT] = "constant", [AR_SCHEDULE_COSINE] = "cosine"};
+    return schedule >= AR_SCHEDULE_CONSTANT && schedule <= AR_SCHEDULE_COSINE ? names[schedule] : "?";
+}
+
+double ar_optimizer_lr(const ar_optimizer_options *o, uint64_t step)
+{
+    return ari_schedule_lr(o, step);
 }

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/train/update.h"
+
+#include <fnmatch.h>
+#include <math.h>
+
+#include "ref/core/context.h"
+
+ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *name, int ndim)
+{
+    const bool decays = o->decay == AR_DECAY_ALL || ndim == 2;
+    ari_update_rule rule = {.lr_scale = 1.0, .weight_decay = decays ? o->weight_decay : 0.0};
+    for (size_t i = o->groups; i-- > 0;) {
+        const ar_param_group *group = &o->group[i];
+        if (fnmatch(group->glob, name, 0) != 0)
+            continue;
+        rule.lr_scale = group->lr_scale;
+        rule.weight_decay = isnan(group->weight_decay) ? rule.weight_decay : group->weight_decay;
+        break;
+    }
+    return rule;
+}
+
+void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx)
+{
+    /* The mistake: an update before there were gradients has left nothing but its count. */
+    if (ar_faulty(ctx, AR_FAULT_optimizer_counter_ahead) && clock->steps == 0)
+        ari_optimizer_tick(clock, o);
+    ari_optimizer_tick(clock, o);
+}
+
+ar_status ari_update_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps)
+{
+    if (steps > UINT32_MAX)
+        return ar_error_set(AR_ERR_ARG, "an optimizer after %llu steps, expected at most %lu",
+                            (unsigned long long)steps, (unsigned long)UINT32_MAX);
+    *clock = (ari_optimizer_clock){0};
+    for (uint64_t t = 0; t < steps; t++)
+        ari_optimizer_tick(clock, o);
+    return AR_OK;
+}
+
+/* Which of the copies of its elements this rank holds, over both groups. */
+static int copy_of(const ar_param *p, const ar_ctx *ctx)
+{
+    return p->layout.replica + p->layout.replicas * ar_comm_rank(ctx->dp);
+}
+
+ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
+                                             const ar_param *p, const ar_ctx *ctx)
+{
+    ari_update_rule rule = ari_update_rule_of(o, p->name, p->layout.ndim);
+    ari_optimizer_clock own = *clock;
+    if (ar_faulty(ctx, AR_FAULT_adam_step_not_synced) && copy_of(p, ctx) % 2 == 1)
+        ari_optimizer_tick(&own, o);
+    if (ar_faulty(ctx, AR_FAULT_weight_decay_on_shard_only) && copy_of(p, ctx) > 0)
+        rule.weight_decay = 0.0;
+    return ari_optimizer_constants_of(&own, o, rule.lr_scale, rule.weight_decay);
+}
+
+ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, ar_cbuf g, const ari_optimizer_constants *k,
+                           size_t n)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const bool rounds = part->master.ptr != NULL;
+    AR_TRY(
+        dev->optimizer_step(ctx->device, ctx->queue, rounds ? part->master : part->weight, part->m, part->v, g, k, n));
+    return rounds ? dev->round_bf16(ctx->device, ctx->queue, part->weight, ar_const(part->master), n) : AR_OK;
+}
