@@ -20,6 +20,7 @@ extern "C" {
 typedef struct ar_checkpoint_state {
     uint64_t step;            /* steps done; the next is step + 1 */
     uint64_t optimizer_steps; /* updates done (fewer, where loss scaling has left some out) */
+    uint64_t steps;           /* that the run shall have in all; 0: not said */
     uint64_t seed;
     ar_optimizer_options optimizer;
     double clip, dropout;
