@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdio.h>
 
+#include "ref/core/ranks.h"
 #include "ref/core/rendezvous.h"
 #include "ref/core/wait.h"
 
@@ -114,8 +115,6 @@ struct ari_group {
 AR_NODISCARD ar_status ari_calls_compare(const ari_group *g, char *why, size_t size);
 /** "all_reduce(F32, count 8, sum)" for a group of n. */
 void ari_call_describe(const ari_call *call, int n, char *text, size_t size);
-/** "0-3, 8" of ascending or other ranks. */
-void ari_ranks_describe(const int *ranks, int n, char *text, size_t size);
 
 /** The member begins and ends a collective; kept for reports. */
 void ari_world_begin(ari_member *m, const ari_call *call);

@@ -1,41 +1,76 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether copies of a parameter are copies: each rank hashes its own, all compare the hashes. */
-#include <stdlib.h>
+#include "ref/layers/replicas.h"
 
-#include "anyrank/param.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
 
-/* FNV-1a in 64 bits, word by word. */
-static void mix(uint64_t *hash, uint64_t word)
+uint64_t ari_hash_word(uint64_t hash, uint64_t word)
 {
-    *hash = (*hash ^ word) * ARI_FNV1A_PRIME;
+    return (hash ^ word) * ARI_FNV1A_PRIME;
 }
 
-/* Which elements of the full tensor these are: copies of the same ones have the same number. */
-static uint64_t place_of(const ar_layout *o)
+uint64_t ari_place_of(const ar_layout *o)
 {
     uint64_t hash = ARI_FNV1A_BASIS;
     for (size_t k = 0; k < o->nbox; k++) {
         for (int d = 0; d < o->ndim; d++) {
-            mix(&hash, o->box[k].global[d]);
-            mix(&hash, o->box[k].extent[d]);
+            hash = ari_hash_word(hash, o->box[k].global[d]);
+            hash = ari_hash_word(hash, o->box[k].extent[d]);
         }
     }
     return hash;
 }
 
+uint64_t ari_hash_values(const float *v, size_t n)
+{
+    static const uint32_t quiet_nan = 0x7fc00000u;
+    uint64_t hash = ARI_FNV1A_BASIS;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = quiet_nan;
+        if (!isnan(v[i]))
+            memcpy(&bits, &v[i], sizeof bits);
+        hash = ari_hash_word(hash, bits);
+    }
+    return hash;
+}
+
+ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t words, const char *tag)
+{
+    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    const size_t shape[2] = {ranks, words};
+    size_t *counts = NULL;
+    ar_tensor t = {.data = {NULL}};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc((void **)&counts, ranks, sizeof *counts, "counts of words"));
+    for (size_t r = 0; r < ranks; r++)
+        counts[r] = words;
+    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t, AR_I64, 2, shape));
+    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t, all));
+    AR_TRY_TO(done, st,
+              ar_comm_all_gather(over, ctx->queue, t.data, ar_cbuf_at(ar_const(t.data), me * words * sizeof *all),
+                                 counts, AR_I64, tag));
+    AR_TRY_TO(done, st, ar_ctx_download(ctx, all, &t));
+done:
+    ar_ctx_release(ctx, &t);
+    free(counts);
+    return st;
+}
+
 static ar_status hash_value(uint64_t *hash, ar_ctx *ctx, const ar_param *p)
 {
     const size_t n = ar_tensor_count(&p->value);
-    uint32_t *bits = NULL;
-    AR_TRY(ari_alloc((void **)&bits, n, sizeof *bits, p->name));
-    const ar_status st = ar_ctx_download(ctx, bits, &p->value);
-    *hash = ARI_FNV1A_BASIS;
-    for (size_t i = 0; i < n && st == AR_OK; i++)
-        mix(hash, bits[i]);
-    free(bits);
+    float *values = NULL;
+    AR_TRY(ari_alloc((void **)&values, n, sizeof *values, p->name));
+    const ar_status st = ar_ctx_download(ctx, values, &p->value);
+    if (st == AR_OK)
+        *hash = ari_hash_values(values, n);
+    free(values);
     return st;
 }
 
@@ -73,31 +108,18 @@ static ar_status compare(const copy *said, ar_param *const *params, size_t n, si
 ar_status ar_params_check_replicas(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->tp), me = (size_t)ar_comm_rank(ctx->tp);
-    const size_t shape[3] = {ranks, n, 2};
-    size_t *counts = NULL;
-    copy *said = NULL;
-    ar_tensor t;
+    copy *said = NULL; /* [ranks, n] */
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t, AR_I64, 3, shape));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&said, ranks * n, sizeof *said, "hashes of parameters"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&counts, ranks, sizeof *counts, "counts of hashes"));
-    for (size_t r = 0; r < ranks; r++)
-        counts[r] = 2 * n;
     for (size_t i = 0; i < n; i++) {
         if (params[i]->layout.replicas == 1)
             continue;
-        said[me * n + i].place = place_of(&params[i]->layout);
+        said[me * n + i].place = ari_place_of(&params[i]->layout);
         AR_TRY_TO(done, st, hash_value(&said[me * n + i].hash, ctx, params[i]));
     }
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t, said));
-    AR_TRY_TO(done, st,
-              ar_comm_all_gather(ctx->tp, ctx->queue, t.data, ar_cbuf_at(ar_const(t.data), me * n * sizeof *said),
-                                 counts, AR_I64, "replicas"));
-    AR_TRY_TO(done, st, ar_ctx_download(ctx, said, &t));
-    ar_ctx_release(ctx, &t);
+    AR_TRY_TO(done, st, ari_gather_words(ctx, ctx->tp, (uint64_t *)said, 2 * n, "replicas"));
     AR_TRY_TO(done, st, compare(said, params, n, ranks));
 done:
-    free(counts);
     free(said);
     return st;
 }

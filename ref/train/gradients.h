@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_TRAIN_GRADIENTS_H
+#define ARI_TRAIN_GRADIENTS_H
+
+#include "anyrank/gradients.h"
+
+struct ar_gradients {
+    ar_ctx *ctx;       /* borrowed */
+    ar_param **params; /* [n], borrowed */
+    size_t n;
+    ar_finding *finding; /* [findings], of the last verdict */
+    size_t findings, capacity;
+};
+
+/* What a rank tells the others: a header, then a row for each parameter. 64-bit words, for they travel as such. */
+typedef struct ari_said_header {
+    uint64_t rank;  /* dp rank * tp + tp rank */
+    uint64_t steps; /* of the optimizer; 0 without */
+} ari_said_header;
+
+/* Which elements a rank holds a copy of, and a hash of it; place 0: of none. */
+typedef struct ari_copy {
+    uint64_t place, hash;
+} ari_copy;
+
+enum { ARI_COPY_VALUE, ARI_COPY_GRADIENT, ARI_COPY_STATE, ARI_STATES = 4, ARI_COPIES = ARI_COPY_STATE + ARI_STATES };
+/** The kinds of optimizer state, in the order of their copies. */
+extern const char *const ari_state_name[ARI_STATES];
+
+enum { ARI_SAID_HOLDS = 1, ARI_SAID_TRAINABLE = 2, ARI_SAID_GRADIENT = 4, ARI_SAID_NONZERO = 8 };
+typedef struct ari_said {
+    uint64_t name;      /* hash */
+    uint64_t flags;     /* ARI_SAID_HOLDS: an element at least */
+    uint64_t bad;       /* elements of the gradient that are not finite */
+    uint64_t first_bad; /* bits of the first of them */
+    ari_copy copy[ARI_COPIES];
+} ari_said;
+
+/* All of it: [ranks] of a header and [n] rows, one rank after the other. */
+typedef struct ari_said_table {
+    uint64_t *words;
+    size_t ranks, n, row_words; /* row_words: of one rank */
+} ari_said_table;
+
+static inline const ari_said_header *ari_header_of(const ari_said_table *t, size_t rank)
+{
+    return (const ari_said_header *)(t->words + rank * t->row_words);
+}
+/** What rank `rank` says of parameter i. */
+static inline const ari_said *ari_said_of(const ari_said_table *t, size_t rank, size_t i)
+{
+    return (const ari_said *)(ari_header_of(t, rank) + 1) + i;
+}
+
+/** What every rank says, on every rank. Collective. Gives words; free(). */
+AR_NODISCARD ar_status ari_gradients_ask(ari_said_table *gives, const ar_gradients *g, const ar_verify_options *o);
+/** The findings, into g. */
+AR_NODISCARD ar_status ari_gradients_judge(ar_gradients *g, const ari_said_table *t, const ar_verify_options *o);
+
+#endif

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What follows from what the ranks say: the same findings everywhere, since all look at the same table. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/ranks.h"
+#include "ref/core/size.h"
+#include "ref/train/gradients.h"
+
+/* --- findings ----------------------------------------------------------------------------------------------------- */
+
+static ar_status add_finding(ar_finding **gives, ar_gradients *g, ar_finding_kind kind, const char *param)
+{
+    AR_TRY(ari_grow(&g->finding, &g->capacity, g->findings, sizeof *g->finding, "findings"));
+    ar_finding *f = &g->finding[g->findings++];
+    *f = (ar_finding){.kind = kind, .warning = kind == AR_FOUND_ZERO, .against = -1};
+    snprintf(f->param, sizeof f->param, "%s", param);
+    *gives = f;
+    return AR_OK;
+}
+
+static void add_rank(ar_finding *f, const ari_said_table *t, size_t r)
+{
+    if (f->ranks < AR_FINDING_RANKS)
+        f->rank[f->ranks] = (int)ari_header_of(t, r)->rank;
+    f->ranks++;
+}
+
+/* The ranks that hold elements of parameter i and say all of `these` flags and none of `not`; r: where to begin.
+ * t->ranks where there is none any more. */
+static size_t next_rank(const ari_said_table *t, size_t i, size_t r, uint64_t these, uint64_t not )
+{
+    these |= ARI_SAID_HOLDS;
+    while (r < t->ranks && (ari_said_of(t, r, i)->flags & (these | not )) != these)
+        r++;
+    return r;
+}
+
+static size_t count_ranks(const ari_said_table *t, size_t i, uint64_t these, uint64_t not )
+{
+    size_t n = 0;
+    for (size_t r = next_rank(t, i, 0, these, not ); r < t->ranks; r = next_rank(t, i, r + 1, these, not ))
+        n++;
+    return n;
+}
+
+/* A finding that names those ranks, if there are any. */
+static ar_status find_ranks(ar_finding **gives, ar_gradients *g, const ari_said_table *t, size_t i,
+                            ar_finding_kind kind, uint64_t these, uint64_t not )
+{
+    ar_finding *f = NULL;
+    for (size_t r = next_rank(t, i, 0, these, not ); r < t->ranks; r = next_rank(t, i, r + 1, these, not )) {
+        if (!f)
+            AR_TRY(add_finding(&f, g, kind, g->params[i]->name));
+        add_rank(f, t, r);
+    }
+    *gives = f;
+    return AR_OK;
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+static ar_status judge_bad(ar_gradients *g, const ari_said_table *t, size_t i)
+{
+    ar_finding *f = NULL;
+    for (size_t r = 0; r < t->ranks; r++) {
+        const ari_said *s = ari_said_of(t, r, i);
+        float first = 0.0f;
+        if (s->bad == 0)
+            continue;
+        memcpy(&first, &s->first_bad, sizeof first);
+        if (!f) {
+            AR_TRY(add_finding(&f, g, AR_FOUND_NOT_FINITE, g->params[i]->name));
+            f->value = (double)first;
+        }
+        f->elements += s->bad;
+        add_rank(f, t, r);
+    }
+    return AR_OK;
+}
+
+static ar_status judge_gradient(ar_gradients *g, const ari_said_table *t, size_t i, bool allow_unused)
+{
+    const uint64_t trains = ARI_SAID_TRAINABLE, has = ARI_SAID_TRAINABLE | ARI_SAID_GRADIENT;
+    const size_t training = count_ranks(t, i, trains, 0), with = count_ranks(t, i, has, 0);
+    ar_finding *f = NULL;
+    if (training == 0)
+        return AR_OK;
+    AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_FROZEN, 0, trains));
+    AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_MISSING, trains, ARI_SAID_GRADIENT));
+    if (f)
+        f->warning = with == 0 && allow_unused;
+    AR_TRY(judge_bad(g, t, i));
+    if (with > 0 && count_ranks(t, i, has | ARI_SAID_NONZERO, 0) == 0)
+        AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_ZERO, has, 0));
+    return AR_OK;
+}
+
+/* --- copies ------------------------------------------------------------------------------------------------------- */
+
+static const ari_copy *copy_of(const ari_said_table *t, size_t r, size_t i, int which)
+{
+    return &ari_said_of(t, r, i)->copy[which];
+}
+
+/* The rank, of those from `first` on that hold copies of the same elements, whose copy the others should have. */
+static size_t right_copy(const ari_said_table *t, size_t i, int which, size_t first)
+{
+    const uint64_t place = copy_of(t, first, i, which)->place;
+    size_t copies = 0;
+    for (size_t r = first; r < t->ranks; r++)
+        copies += copy_of(t, r, i, which)->place == place;
+    for (size_t r = first; r < t->ranks && copies > 2; r++) {
+        const ari_copy *one = copy_of(t, r, i, which);
+        size_t alike = 0;
+        for (size_t k = r; k < t->ranks && one->place == place; k++)
+            alike += copy_of(t, k, i, which)->place == place && copy_of(t, k, i, which)->hash == one->hash;
+        if (2 * alike > copies)
+            return r;
+    }
+    return first;
+}
+
+static bool has_copy_below(const ari_said_table *t, size_t i, int which, size_t r)
+{
+    const uint64_t place = copy_of(t, r, i, which)->place;
+    for (size_t k = 0; k < r; k++) {
+        if (copy_of(t, k, i, which)->place == place)
+            return true;
+    }
+    return false;
+}
+
+/* Of the elements that rank `first` is the lowest to hold a copy of. */
+static ar_status judge_copies_of(ar_gradients *g, const ari_said_table *t, size_t i, int which, size_t first)
+{
+    static const ar_finding_kind kinds[] = {AR_FOUND_VALUE, AR_FOUND_GRADIENT};
+    const size_t right = right_copy(t, i, which, first);
+    const ari_copy *expected = copy_of(t, right, i, which);
+    ar_finding *f = NULL;
+    for (size_t r = first; r < t->ranks; r++) {
+        const ari_copy *c = copy_of(t, r, i, which);
+        if (c->place != expected->place || c->hash == expected->hash)
+            continue;
+        if (!f) {
+            AR_TRY(add_finding(&f, g, which < ARI_COPY_STATE ? kinds[which] : AR_FOUND_STATE, g->params[i]->name));
+            f->against = (int)ari_header_of(t, right)->rank;
+            if (which >= ARI_COPY_STATE)
+                snprintf(f->state, sizeof f->state, "%s", ari_state_name[which - ARI_COPY_STATE]);
+        }
+        add_rank(f, t, r);
+    }
+    return AR_OK;
+}
+
+static ar_status judge_copies(ar_gradients *g, const ari_said_table *t, size_t i)
+{
+    for (int which = 0; which < ARI_COPIES; which++) {
+        for (size_t r = 0; r < t->ranks; r++) {
+            if (copy_of(t, r, i, which)->place != 0 && !has_copy_below(t, i, which, r))
+                AR_TRY(judge_copies_of(g, t, i, which, r));
+        }
+    }
+    return AR_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+/* Rows that speak of different parameters can be compared no further. */
+static ar_status check_lists(const ar_gradients *g, const ari_said_table *t)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        for (size_t r = 1; r < t->ranks; r++) {
+            if (ari_said_of(t, r, i)->name != ari_said_of(t, 0, i)->name)
+                return ar_error_set(AR_ERR_MISMATCH,
+                                    "parameter %zu of %zu is another one on rank %zu than on rank 0 ('%s' here)", i,
+                                    t->n, (size_t)ari_header_of(t, r)->rank, g->params[i]->name);
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status judge_steps(ar_gradients *g, const ari_said_table *t)
+{
+    size_t right = 0;
+    ar_finding *f = NULL;
+    for (size_t r = 0; r < t->ranks; r++) {
+        size_t alike = 0;
+        for (size_t k = 0; k < t->ranks; k++)
+            alike += ari_header_of(t, k)->steps == ari_header_of(t, r)->steps;
+        if (2 * alike > t->ranks) {
+            right = r;
+            break;
+        }
+    }
+    for (size_t r = 0; r < t->ranks; r++) {
+        if (ari_header_of(t, r)->steps == ari_header_of(t, right)->steps)
+            continue;
+        if (!f) {
+            AR_TRY(add_finding(&f, g, AR_FOUND_STEPS, ""));
+            f->against = (int)ari_header_of(t, right)->rank;
+            f->value = (double)ari_header_of(t, r)->steps;
+        }
+        add_rank(f, t, r);
+    }
+    return AR_OK;
+}
+
+ar_status ari_gradients_judge(ar_gradients *g, const ari_said_table *t, const ar_verify_options *o)
+{
+    g->findings = 0;
+    AR_TRY(check_lists(g, t));
+    AR_TRY(judge_steps(g, t));
+    for (size_t i = 0; i < t->n; i++) {
+        if (o->gradients)
+            AR_TRY(judge_gradient(g, t, i, o->allow_unused));
+        AR_TRY(judge_copies(g, t, i));
+    }
+    return AR_OK;
+}
+
+/* --- as text ------------------------------------------------------------------------------------------------------ */
+
+/* "rank 3", "ranks 0-1, 4", "ranks 0-63 and 12 more". */
+static void ranks_text(char *out, size_t cap, const ar_finding *f)
+{
+    char list[256], more[32] = "";
+    const size_t shown = f->ranks < AR_FINDING_RANKS ? f->ranks : AR_FINDING_RANKS;
+    ari_ranks_describe(f->rank, (int)shown, list, sizeof list);
+    if (f->ranks > shown)
+        snprintf(more, sizeof more, " and %zu more", f->ranks - shown);
+    snprintf(out, cap, "rank%s %s%s", f->ranks == 1 ? "" : "s", list, more);
+}
+
+void ar_finding_text(char *out, size_t cap, const ar_finding *f)
+{
+    char ranks[320];
+    ranks_text(ranks, sizeof ranks, f);
+    switch (f->kind) {
+    case AR_FOUND_MISSING:
+        snprintf(out, cap, "%s: no gradient on %s", f->param, ranks);
+        return;
+    case AR_FOUND_FROZEN:
+        snprintf(out, cap, "%s: requires no gradient on %s, but elsewhere", f->param, ranks);
+        return;
+    case AR_FOUND_NOT_FINITE:
+        snprintf(out, cap, "%s: %zu element%s of the gradient not finite on %s, the first %g", f->param, f->elements,
+                 f->elements == 1 ? "" : "s", ranks, f->value);
+        return;
+    case AR_FOUND_ZERO:
+        snprintf(out, cap, "%s: the gradient is zero everywhere", f->param);
+        return;
+    case AR_FOUND_VALUE:
+        snprintf(out, cap, "%s: the copy of %s differs from that of rank %d", f->param, ranks, f->against);
+        return;
+    case AR_FOUND_GRADIENT:
+        snprintf(out, cap, "%s: the gradient of %s differs from that of rank %d", f->param, ranks, f->against);
+        return;
+    case AR_FOUND_STATE:
+        snprintf(out, cap, "%s: %s of %s differs from that of rank %d", f->param, f->state, ranks, f->against);
+        return;
+    case AR_FOUND_STEPS:
+        snprintf(out, cap, "the optimizer of %s is at step %.0f, not where that of rank %d is", ranks, f->value,
+                 f->against);
+        return;
+    }
+}
