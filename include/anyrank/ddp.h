@@ -43,6 +43,8 @@ typedef struct ar_ddp_options {
     ar_bucket_order order;
     ar_op op; /* AR_SUM: of a globally normalised loss; AR_AVG: the sum times fl32(1/N) */
     bool find_unused;
+    bool keep_weights; /* create does not broadcast: the ranks have the same weights already (ar_model_set and
+                          ar_model_fresh have seen to it) */
     int zero; /* 1: each rank gets the sum of its share of each bucket only (ar_optimizer_create_sharded) */
 } ar_ddp_options;
 #define AR_BUCKET_BYTES ((size_t)26214400)
