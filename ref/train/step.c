@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One training step on one rank. */
+#include "ref/train/step.h"
+
 #include <math.h>
 #include <stdlib.h>
 
-#include "anyrank/train.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/core/span.h"
@@ -51,13 +52,14 @@ static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, siz
 
 /* T over all micro-batches and data-parallel ranks, known before the first backward pass: what everything is divided
  * by. */
-static ar_status count_targets(size_t *targets, ar_ctx *ctx, ar_batch *micro, size_t n, size_t pieces)
+static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
+                               size_t pieces)
 {
     int64_t *own = NULL, sum = 0;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
     for (size_t i = 0; i < n; i++) {
-        own[i] = (int64_t)ar_batch_targets(&micro[i]);
+        own[i] = (int64_t)what->targets(what->self, &micro[i]);
         sum += own[i];
     }
     const size_t mine = (size_t)sum;
@@ -93,21 +95,21 @@ static ar_status own_batches(ar_batch **gives, size_t *n, const ar_ctx *ctx, con
     return AR_OK;
 }
 
-static ar_status forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index,
+static ar_status forward(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index,
                          ar_train_result *result)
 {
     size_t now = 0, peak = 0;
     ari_span_begin("micro-batch %zu:fwd", index);
-    AR_TRY(ari_span_end(ar_model_forward(m, ctx, saved, batch)));
+    AR_TRY(ari_span_end(what->forward(what->self, ctx, saved, batch)));
     ar_ctx_memory(ctx, &now, &peak);
     result->stored_bytes = now > result->stored_bytes ? now : result->stored_bytes;
     return AR_OK;
 }
 
-static ar_status backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index)
+static ar_status backward(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index)
 {
     ari_span_begin("micro-batch %zu:bwd", index);
-    return ari_span_end(ar_model_backward(m, ctx, saved, batch));
+    return ari_span_end(what->backward(what->self, ctx, saved, batch));
 }
 
 /* The buckets are reduced while the last backward pass runs. */
@@ -118,15 +120,15 @@ static void sync_in_last(const ar_train_options *o, bool last)
 }
 
 /* Each micro-batch forward and backward, its memory given back before the next; or all forward, then all backward. */
-static ar_status run_batches(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
+static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
                              const ar_train_options *o, ar_train_result *result)
 {
     const bool all_first = o->parallel.forward_first;
     for (size_t i = 0; i < n; i++) {
         sync_in_last(o, i + 1 == n);
-        AR_TRY(forward(m, ctx, saved, &micro[i], i, result));
+        AR_TRY(forward(what, ctx, saved, &micro[i], i, result));
         if (!o->forward_only && !all_first)
-            AR_TRY(backward(m, ctx, saved, &micro[i], i));
+            AR_TRY(backward(what, ctx, saved, &micro[i], i));
         if (!all_first) {
             ar_saved_clear(saved);
             ar_ctx_end_step(ctx);
@@ -134,23 +136,18 @@ static ar_status run_batches(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar
     }
     for (size_t i = n; all_first && !o->forward_only && i-- > 0;) {
         sync_in_last(o, i == 0);
-        AR_TRY(backward(m, ctx, saved, &micro[i], i));
+        AR_TRY(backward(what, ctx, saved, &micro[i], i));
     }
     return AR_OK;
 }
 
 /* Every gradient complete, then tapped. */
-static ar_status reduce_gradients(ar_model *m, ar_ctx *ctx, ar_ddp *ddp)
+static ar_status reduce_gradients(ar_param *const *params, size_t n, ar_ctx *ctx, ar_ddp *ddp)
 {
     if (!ddp)
-        return ar_model_reduce_grads(m, ctx);
+        return ar_params_reduce(params, n, ctx);
     AR_TRY(ar_ddp_wait(ddp));
-    size_t n = 0;
-    ar_param **all = NULL;
-    AR_TRY(ari_model_list(&all, &n, m));
-    const ar_status st = ar_params_tap_grads(all, n, ctx);
-    free(all);
-    return st;
+    return ar_params_tap_grads(params, n, ctx);
 }
 
 static ar_status tap_norm(ar_ctx *ctx, float norm)
@@ -164,16 +161,12 @@ static ar_status tap_norm(ar_ctx *ctx, float norm)
 }
 
 /* Clips by the norm of all gradients, then changes the weights. */
-static ar_status update(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer, double clip)
+static ar_status update(ar_train_result *result, ar_param *const *params, size_t n, ar_ctx *ctx,
+                        ar_optimizer *optimizer, double clip)
 {
     float factor = 1.0f;
     if (clip > 0.0) {
-        size_t n = 0;
-        ar_param **all = NULL;
-        AR_TRY(ari_model_list(&all, &n, m));
-        const ar_status st = ar_gradient_norm(&result->norm, ctx, all, n);
-        free(all);
-        AR_TRY(st);
+        AR_TRY(ar_gradient_norm(&result->norm, ctx, params, n));
         AR_TRY(tap_norm(ctx, result->norm));
         if (!isfinite(result->norm))
             return ar_error_set(AR_ERR_DATA, "the gradient norm is not finite at step %u; no weight was changed",
@@ -183,44 +176,87 @@ static ar_status update(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_op
     return ar_optimizer_step(optimizer, ctx, factor);
 }
 
-static ar_status run_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
+static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
                           const ar_batch *global, const ar_train_options *o)
 {
+    const size_t pieces = (size_t)ari_at_least_one(o->parallel.micro_batches);
     ar_batch *micro = NULL;
     ar_saved *saved = NULL;
-    size_t n = 0;
+    ar_param **params = NULL;
+    size_t n = 0, n_params = 0;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, own_batches(&micro, &n, ctx, global, &o->parallel));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st,
-              count_targets(&result->targets, ctx, micro, n, (size_t)ari_at_least_one(o->parallel.micro_batches)));
-    AR_TRY_TO(done, st, ar_model_zero_grad(m, ctx));
+    AR_TRY_TO(done, st, what->list(&params, &n_params, what->self));
+    AR_TRY_TO(done, st, count_targets(&result->targets, what, ctx, micro, n, pieces));
+    AR_TRY_TO(done, st, what->zero(what->self, ctx));
     if (o->ddp)
         AR_TRY_TO(done, st, ar_ddp_start(o->ddp));
-    AR_TRY_TO(done, st, run_batches(m, ctx, saved, micro, n, o, result));
-    AR_TRY_TO(done, st, ar_model_loss(m, ctx, &result->loss, result->targets));
+    AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, o, result));
+    AR_TRY_TO(done, st, what->loss(what->self, ctx, &result->loss, result->targets));
     if (o->forward_only)
         goto done;
-    AR_TRY_TO(done, st, reduce_gradients(m, ctx, o->ddp));
+    AR_TRY_TO(done, st, reduce_gradients(params, n_params, ctx, o->ddp));
     ar_ctx_end_step(ctx); /* activations of all micro-batches, before the update takes memory */
     if (optimizer) {
         ari_span_begin("optimizer");
-        AR_TRY_TO(done, st, ari_span_end(update(result, m, ctx, optimizer, o->clip)));
+        AR_TRY_TO(done, st, ari_span_end(update(result, params, n_params, ctx, optimizer, o->clip)));
     }
 done:
     ar_saved_destroy(saved);
+    free(params);
     free(micro);
     return st;
 }
 
-ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
-                        const ar_batch *global, uint32_t step, const ar_train_options *o)
+ar_status ari_train_step(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
+                         const ar_batch *global, uint32_t step, const ar_train_options *o)
 {
     *result = (ar_train_result){0};
     AR_TRY(check_options(ctx, o));
     ar_ctx_begin_step(ctx, step);
     ari_span_begin("step %u", (unsigned)step);
-    const ar_status st = ari_span_end(run_step(result, m, ctx, optimizer, global, o));
+    const ar_status st = ari_span_end(run_step(result, what, ctx, optimizer, global, o));
     ar_ctx_end_step(ctx);
     return st;
+}
+
+/* --- of a model --------------------------------------------------------------------------------------------------- */
+
+static size_t model_targets(const void *self, const ar_batch *batch)
+{
+    (void)self;
+    return ar_batch_targets(batch);
+}
+
+static ar_status model_forward(void *self, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+{
+    return ar_model_forward(self, ctx, saved, batch);
+}
+
+static ar_status model_backward(void *self, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+{
+    return ar_model_backward(self, ctx, saved, batch);
+}
+
+static ar_status model_loss(void *self, ar_ctx *ctx, float *loss, size_t targets)
+{
+    return ar_model_loss(self, ctx, loss, targets);
+}
+
+static ar_status model_zero(void *self, ar_ctx *ctx)
+{
+    return ar_model_zero_grad(self, ctx);
+}
+
+static ar_status model_list(ar_param ***gives, size_t *n, void *self)
+{
+    return ari_model_list(gives, n, self);
+}
+
+ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
+                        const ar_batch *global, uint32_t step, const ar_train_options *o)
+{
+    const ari_trained what = {m, model_targets, model_forward, model_backward, model_loss, model_zero, model_list};
+    return ari_train_step(result, &what, ctx, optimizer, global, step, o);
 }
