@@ -144,8 +144,10 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
 /* Every gradient complete, then tapped. */
 static ar_status reduce_gradients(ar_param *const *params, size_t n, ar_ctx *ctx, ar_ddp *ddp)
 {
-    if (!ddp)
-        return ar_params_reduce(params, n, ctx);
+    if (!ddp) {
+        ari_span_begin("reduce gradients");
+        return ari_span_end(ar_params_reduce(params, n, ctx));
+    }
     AR_TRY(ar_ddp_wait(ddp));
     return ar_params_tap_grads(params, n, ctx);
 }
