@@ -16,6 +16,7 @@ enum { BATCH = 4, SEQ = 24 };
 #define SP(n) .parallel = {.tp = (n), .sp = true}
 #define DP(n) .parallel.dp = (n)
 #define DP_TP(d, t) .parallel = {.dp = (d), .tp = (t)}
+#define MICRO(n) .parallel = {.tp = 1, .micro_batches = (n)}
 
 /* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout. */
 static const ari_fault_case cases[] = {
@@ -43,7 +44,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2)},
     {AR_FAULT_dp_group_missing, LLAMA, DP(2)},
     {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2)},
-    {AR_FAULT_accum_mean_of_means, LLAMA, .parallel = {.tp = 1, .micro_batches = 2}, .batch = 3},
+    {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .batch = 3},
     {AR_FAULT_saved_input_overwritten, LLAMA, .parallel = {.tp = 1, .micro_batches = 2, .forward_first = true}},
     {AR_FAULT_embedding_tied_once, GPT2},
     {AR_FAULT_gradnorm_counts_replicas, GPT2},
@@ -61,6 +62,10 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_collective_order_swapped, GPT2, DP(2)},
     {AR_FAULT_collective_size_mismatch, LLAMA},
     {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2)},
+    {AR_FAULT_accum_last_only, LLAMA, MICRO(2)},
+    {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .batch = 3},
+    {AR_FAULT_zero_grad_not_recursive, LLAMA, .steps = 2},
+    {AR_FAULT_gradnorm_first_rank_only, LLAMA},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)
@@ -73,7 +78,7 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     c.parallel.tp = split ? c.parallel.tp : 2;
     c.batch = c.batch ? c.batch : BATCH;
     c.seq = SEQ;
-    c.steps = 1;
+    c.steps = c.steps ? c.steps : 1;
     c.clip = c.clip < 0.0 ? 0.0 : 1.0;
     return c;
 }

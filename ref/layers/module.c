@@ -198,6 +198,8 @@ static ar_status zero(ar_param *p, ar_ctx *ctx, uint64_t seed)
 
 ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx)
 {
+    if (ar_faulty(ctx, AR_FAULT_zero_grad_not_recursive))
+        return for_own(m, ctx, ar_param_zero_grad);
     return for_all(m, ctx, 0, zero);
 }
 

@@ -167,15 +167,15 @@ ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, co
 
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
-    size_t n = 0;
-    ar_param **all = NULL;
     AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ari_loss_zero(&m->sum, ctx));
-    AR_TRY(ari_model_list(&all, &n, m));
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = ar_param_zero_grad(all[i], ctx);
-    free(all);
-    return st;
+    AR_TRY(ar_param_zero_grad(ar_embedding_token(m->embedding), ctx));
+    if (ar_embedding_position(m->embedding))
+        AR_TRY(ar_param_zero_grad(ar_embedding_position(m->embedding), ctx));
+    for (size_t i = 0; i < m->config.layers; i++)
+        AR_TRY(ar_module_zero_grad(m->blocks[i], ctx));
+    if (m->final_norm)
+        AR_TRY(ar_module_zero_grad(m->final_norm, ctx));
+    return m->head && !m->config.tied ? ar_param_zero_grad(ar_lm_head_weight(m->head), ctx) : AR_OK;
 }
 
 ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx)

@@ -29,9 +29,11 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
 }
 
 /* Whether this rank counts a parameter's elements, or its share of them: of the ranks of a group that hold the same
- * ones, the first does. */
+ * ones, the first does. The mistake of taking shards for copies: the group's first rank alone counts its own. */
 static bool counts(const ar_param *p, const ar_ctx *ctx)
 {
+    if (ar_comm_rank(ctx->tp) > 0 && ar_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
+        return false;
     return p->requires_grad && (p->layout.replica == 0 || ar_faulty(ctx, AR_FAULT_gradnorm_counts_replicas));
 }
 

@@ -40,13 +40,14 @@ static ar_status sum_over_dp(int64_t *counts, ar_ctx *ctx, size_t n)
     return AR_OK;
 }
 
-/* The mistake of dividing each micro-batch by its own count: its mean, which the number of micro-batches then divides.
- * `own` are this rank's counts, 0 for the micro-batches in which it has no sample. */
-static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, size_t n, size_t pieces)
+/* The mistakes of dividing each micro-batch by its own count, its mean, which `divisor` then divides: the number of
+ * micro-batches, or 1 where the means are added. `own` are this rank's counts, 0 for the micro-batches in which it has
+ * no sample. */
+static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, size_t n, size_t pieces, size_t divisor)
 {
     AR_TRY(sum_over_dp(own, ctx, pieces));
     for (size_t i = 0; i < n; i++)
-        micro[i].targets = (size_t)own[i] * pieces;
+        micro[i].targets = (size_t)own[i] * divisor;
     return AR_OK;
 }
 
@@ -72,7 +73,9 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
     for (size_t i = 0; i < n; i++)
         micro[i].targets = *targets;
     if (ar_faulty(ctx, AR_FAULT_accum_mean_of_means))
-        AR_TRY_TO(done, st, divide_by_micro(micro, own, ctx, n, pieces));
+        AR_TRY_TO(done, st, divide_by_micro(micro, own, ctx, n, pieces, pieces));
+    if (ar_faulty(ctx, AR_FAULT_accum_sum_of_means))
+        AR_TRY_TO(done, st, divide_by_micro(micro, own, ctx, n, pieces, 1));
 done:
     free(own);
     return st;
@@ -106,8 +109,26 @@ static ar_status forward(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, 
     return AR_OK;
 }
 
+/* The mistake of overwriting in place of adding: what the micro-batches before have added is gone. */
+static ar_status forget_gradients(const ari_trained *what, ar_ctx *ctx)
+{
+    size_t n = 0;
+    ar_param **all = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(what->list(&all, &n, what->self));
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        const int pending = all[i]->pending; /* of this micro-batch, which has gone forward */
+        st = ar_param_zero_grad(all[i], ctx);
+        all[i]->pending = pending;
+    }
+    free(all);
+    return st;
+}
+
 static ar_status backward(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index)
 {
+    if (ar_faulty(ctx, AR_FAULT_accum_last_only))
+        AR_TRY(forget_gradients(what, ctx));
     ari_span_begin("micro-batch %zu:bwd", index);
     return ari_span_end(what->backward(what->self, ctx, saved, batch));
 }
