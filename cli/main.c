@@ -24,7 +24,7 @@ typedef struct subcommand {
 static const subcommand subcommands[] = {
     {"check", "compare every tensor of training steps with one rank's, bit for bit", ari_command_check},
     {"grads", "write outputs and gradients of one forward and backward", ari_command_grads},
-    {"train", "train on text, the same bits on every layout", NULL},
+    {"train", "train on text, the same bits on every layout", ari_command_train},
     {"verify", "compare two dumps of tensors", NULL},
     {"reshard", "split and merge checkpoints", NULL},
     {"plan", "memory, bytes and time of every legal layout", NULL},

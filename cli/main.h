@@ -6,6 +6,7 @@
  * one is declared here and gets a row in main.c's table. */
 int ari_command_check(int argc, char **argv);
 int ari_command_grads(int argc, char **argv);
+int ari_command_train(int argc, char **argv);
 int ari_command_bugs(int argc, char **argv);
 int ari_command_bench(int argc, char **argv);
 int ari_command_info(int argc, char **argv);

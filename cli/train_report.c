@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/train_report.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "cli/command.h"
+#include "cli/json_text.h"
+#include "cli/table.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+
+static const char *const optimizer_titles[] = {"SGD", "Adam", "AdamW"};
+static const char *const end_names[] = {"done", "stopped", "diverged"};
+
+static const char *plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+static void print_optimizer(FILE *to, const ar_training_options *o)
+{
+    fprintf(to, "%s (lr %g", optimizer_titles[o->optimizer.kind], o->optimizer.lr);
+    if (o->optimizer.weight_decay > 0.0)
+        fprintf(to, ", weight decay %g", o->optimizer.weight_decay);
+    fprintf(to, ")");
+    if (o->clip > 0.0)
+        fprintf(to, ", clip %g", o->clip);
+    if (o->dropout > 0.0)
+        fprintf(to, ", dropout %g", o->dropout);
+}
+
+/* "dp=2 tp=2 sp: 4 ranks; ..." and what it means. */
+static void print_layout(FILE *to, const ar_training_options *o)
+{
+    char text[ARI_LAYOUT_TEXT];
+    const ar_parallel *p = &o->parallel;
+    const int world = ar_parallel_world(p);
+    const char *before = ": ";
+    fprintf(to, "layout %s: %d rank%s", ari_layout_text(text, p, o->batch), world, plural((uint64_t)world));
+    if (p->dp > 1) {
+        fprintf(to, "%s%s share out the %zu sequences of a step", before,
+                p->tp > 1 ? "groups of tp ranks" : "the ranks", o->batch);
+        before = "; ";
+    }
+    if (p->tp > 1) {
+        fprintf(to, "%seach of %d ranks holds a slice of every matrix%s", before, p->tp,
+                p->sp ? ", and between the matrices a part of every sequence" : "");
+        before = "; ";
+    }
+    if (p->micro_batches > 1) {
+        fprintf(to, "%sa rank goes through its sequences in %d pieces", before, p->micro_batches);
+        before = "; ";
+    }
+    if (p->zero > 0)
+        fprintf(to, "%seach keeps its share of the optimizer's state", before);
+    fprintf(to, "\n");
+}
+
+void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_training_options *o)
+{
+    fprintf(to, "%s: %s parameters (%s), %s numerics\n", r->config.name, ARI_COUNT(r->parameters),
+            r->fresh ? "fresh weights" : "weights of the folder",
+            o->numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
+    fprintf(to, "data %s: %s tokens\n", o->data ? o->data : "text.txt", ARI_COUNT(r->data_tokens));
+    fprintf(to, "%" PRIu64 " step%s of %zu sequence%s of %zu token%s, ", o->steps, plural(o->steps), o->batch,
+            plural(o->batch), o->seq, plural(o->seq));
+    print_optimizer(to, o);
+    fprintf(to, "\n");
+    print_layout(to, o);
+    if (r->config.config_dropout > 0.0 && o->dropout == 0.0)
+        fprintf(to, "note: the config's dropout of %g is ignored; --dropout %g switches it on\n",
+                r->config.config_dropout, r->config.config_dropout);
+}
+
+void ari_train_print_columns(FILE *to)
+{
+    fprintf(to, "\n  %8s  %10s  %10s  %10s  %10s\n", "step", "loss", "norm", "lr", "tokens/s");
+}
+
+void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per_second)
+{
+    char norm[ARI_NUMBER] = "-";
+    if (s->norm > 0.0f)
+        snprintf(norm, sizeof norm, "%.4f", (double)s->norm);
+    fprintf(to, "  %8" PRIu64 "  %10.6f  %10s  %10.4g  %10.0f\n", s->step, (double)s->loss, norm, s->lr,
+            tokens_per_second);
+}
+
+uint64_t ari_train_log_every(uint64_t steps)
+{
+    static const uint64_t nice[] = {1, 2, 5};
+    enum { EVERY_ONE = 20, MOST_LINES = 40 };
+    if (steps <= EVERY_ONE)
+        return 1;
+    for (uint64_t power = 1;; power *= 10) {
+        for (size_t i = 0; i < sizeof nice / sizeof *nice; i++) {
+            if (steps / (nice[i] * power) <= MOST_LINES)
+                return nice[i] * power;
+        }
+    }
+}
+
+static double tokens_per_second(const ar_training_report *r, const ar_training_options *o)
+{
+    const double tokens = (double)(r->steps - r->first) * (double)o->batch * (double)o->seq;
+    return r->seconds > 0 ? tokens / r->seconds : 0;
+}
+
+void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_training_options *o)
+{
+    const uint64_t taken = r->steps - r->first;
+    if (r->steps > 0)
+        fprintf(to, "\nloss %.6f -> %.6f; %" PRIu64 " step%s in %s, %.0f tokens/s\n", (double)r->loss[0],
+                (double)r->loss[r->steps - 1], taken, plural(taken), ARI_SECONDS(r->seconds), tokens_per_second(r, o));
+    fprintf(to, "weights after step %" PRIu64 ": %s, %s\n", r->steps, r->weights_hash,
+            o->numerics == AR_NUMERICS_EXACT ? "the same for every layout" : "for this layout only (native numerics)");
+}
+
+static json_t *json_layout(const ar_training_options *o)
+{
+    const ar_parallel *p = &o->parallel;
+    json_t *samples = json_array();
+    for (int d = 0; d < ari_at_least_one(p->dp); d++)
+        json_array_append_new(samples, json_integer((json_int_t)ari_layout_samples(p, o->batch, d)));
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p), "tp",
+                     ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero",
+                     p->zero, "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples,
+                     "keep_gathered", p->keep_gathered, "forward_first", p->forward_first);
+}
+
+static json_t *json_floats(const float *x, uint64_t from, uint64_t to)
+{
+    json_t *a = json_array();
+    for (uint64_t i = from; i < to; i++)
+        json_array_append_new(a, ari_json_number((double)x[i]));
+    return a;
+}
+
+static json_t *json_rates(const ar_training_report *r)
+{
+    json_t *a = json_array();
+    for (uint64_t i = r->first; i < r->steps; i++)
+        json_array_append_new(a, ari_json_number(r->lr[i]));
+    return a;
+}
+
+json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch)
+{
+    json_t *j = ari_json_begin("train");
+    json_object_set_new(j, "result", json_string(end_names[r->end]));
+    json_object_set_new(j, "numerics", json_string(o->numerics == AR_NUMERICS_NATIVE ? "native" : "exact"));
+    json_object_set_new(j, "device", json_string("cpu"));
+    json_object_set_new(j, "model", ari_json_text(r->config.name));
+    json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
+    json_object_set_new(j, "weights", json_string(r->fresh ? "fresh" : "folder"));
+    json_object_set_new(j, "layout", json_layout(o));
+    json_object_set_new(j, "batch", json_integer((json_int_t)o->batch));
+    json_object_set_new(j, "seq", json_integer((json_int_t)o->seq));
+    json_object_set_new(j, "first_step", json_integer((json_int_t)r->first));
+    json_object_set_new(j, "steps", json_integer((json_int_t)r->steps));
+    json_object_set_new(j, "loss", json_floats(r->loss, 0, r->steps));
+    json_object_set_new(j, "gradient_norms", json_floats(r->norm, r->first, o->clip > 0 ? r->steps : r->first));
+    json_object_set_new(j, "lr", json_rates(r));
+    json_object_set_new(j, "seconds", ari_json_number(r->seconds));
+    json_object_set_new(j, "tokens_per_second", ari_json_number(tokens_per_second(r, o)));
+    json_object_set_new(j, "bytes", json_pack("{s:I}", "counted", (json_int_t)r->bytes));
+    json_object_set_new(j, "weights_hash", json_string(r->weights_hash));
+    ari_watch_json(j, watch);
+    if (r->has_predicted)
+        json_object_set_new(j, "predicted", ari_predicted_json(&r->predicted));
+    if (r->message[0] && json_object_set_new(j, "message", ari_json_text(r->message)) != 0) {
+        json_decref(j);
+        return NULL;
+    }
+    return j;
+}
