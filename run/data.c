@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/data.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "anyrank/config.h"
+#include "anyrank/safetensors.h"
+#include "ref/core/size.h"
+#include "ref/io/file.h"
+#include "ref/io/hash.h"
+
+typedef enum token_kind { TOKEN_U8, TOKEN_U16, TOKEN_U32, TOKEN_I32, TOKEN_I64 } token_kind;
+static const size_t token_bytes[] = {1, 2, 4, 4, 8};
+
+struct ar_data {
+    char *path;
+    ar_data_format format;
+    token_kind kind;
+    size_t rows, tokens;
+    const unsigned char *bytes; /* the tokens, row after row: inside the mapping or the tensor, not always aligned */
+    void *map;                  /* of a file without header; NULL: none */
+    size_t map_bytes;
+    ar_st_file *file; /* NULL: no safetensors */
+};
+
+static const char *const format_names[] = {"auto", "bytes", "u16", "u32", "safetensors"};
+#define FORMATS (sizeof format_names / sizeof format_names[0])
+
+const char *ar_data_format_name(ar_data_format format)
+{
+    return (size_t)format < FORMATS ? format_names[format] : "?";
+}
+
+ar_status ar_data_format_parse(ar_data_format *format, const char *name)
+{
+    for (size_t i = 0; name != NULL && i < FORMATS; i++) {
+        if (strcmp(name, format_names[i]) == 0) {
+            *format = (ar_data_format)i;
+            return AR_OK;
+        }
+    }
+    return ar_error_set(AR_ERR_ARG, "data format '%s': expected auto, bytes, u16, u32 or safetensors",
+                        ARI_SHOW(name == NULL ? "" : name));
+}
+
+static bool ends_in(const char *name, const char *end)
+{
+    const size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+/* Bytes are the only format that fits every file, so a name that promises something else must not be read as them. */
+static ar_status format_of_name(ar_data_format *format, const char *path)
+{
+    static const char *const unclear[] = {".bin", ".npy", ".gz", ".zst"};
+    for (size_t i = 0; i < sizeof unclear / sizeof unclear[0]; i++) {
+        if (ends_in(path, unclear[i]))
+            return ar_error_set(AR_ERR_ARG,
+                                "%s: a name in %s does not tell what is a token: say which format it has, bytes, u16, "
+                                "u32 or safetensors",
+                                ARI_SHOW(path), unclear[i]);
+    }
+    *format = ends_in(path, ".safetensors") ? AR_DATA_SAFETENSORS
+              : ends_in(path, ".u16")       ? AR_DATA_U16
+              : ends_in(path, ".u32")       ? AR_DATA_U32
+                                            : AR_DATA_BYTES;
+    return AR_OK;
+}
+
+static ar_status open_raw(ar_data *d)
+{
+    int fd = -1;
+    size_t bytes = 0;
+    d->kind = d->format == AR_DATA_U16 ? TOKEN_U16 : d->format == AR_DATA_U32 ? TOKEN_U32 : TOKEN_U8;
+    const size_t each = token_bytes[d->kind];
+    AR_TRY(ari_file_open(&fd, &bytes, d->path));
+    if (bytes == 0 || bytes % each != 0) {
+        close(fd);
+        if (bytes == 0)
+            return ar_error_set(AR_ERR_DATA, "%s: is empty, expected tokens", ARI_SHOW(d->path));
+        return ar_error_set(AR_ERR_DATA, "%s: has %zu bytes, expected a multiple of the %zu of a %s token",
+                            ARI_SHOW(d->path), bytes, each, ar_data_format_name(d->format));
+    }
+    void *map = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    const ar_status st = map == MAP_FAILED ? ari_out_fail("map", d->path) : AR_OK;
+    close(fd);
+    if (st != AR_OK)
+        return st;
+    d->map = map;
+    d->map_bytes = bytes;
+    d->bytes = map;
+    d->rows = 1;
+    d->tokens = bytes / each;
+    return AR_OK;
+}
+
+static ar_status open_safetensors(ar_data *d)
+{
+    AR_TRY(ar_st_open(&d->file, d->path));
+    const ar_st_entry *ids = ar_st_find(d->file, "input_ids"), *tokens = ar_st_find(d->file, "tokens");
+    const ar_st_entry *e = ids != NULL ? ids : tokens;
+    if (e == NULL || (ids != NULL && tokens != NULL))
+        return ar_error_set(AR_ERR_FORMAT, "%s: has %s, expected one tensor 'input_ids' or 'tokens'", ARI_SHOW(d->path),
+                            e == NULL ? "neither of them" : "both tensors 'input_ids' and 'tokens'");
+    if ((e->dtype != AR_I32 && e->dtype != AR_I64) || e->ndim < 1 || e->ndim > 2)
+        return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is %s of %d dimensions, expected I32 or I64 of 1 or 2",
+                            ARI_SHOW(d->path), e->name, ar_dtype_name(e->dtype), e->ndim);
+    if (e->count == 0)
+        return ar_error_set(AR_ERR_DATA, "%s: tensor '%s' is empty, expected tokens", ARI_SHOW(d->path), e->name);
+    d->kind = e->dtype == AR_I32 ? TOKEN_I32 : TOKEN_I64;
+    d->bytes = e->data;
+    d->tokens = e->count;
+    d->rows = e->ndim == 2 ? e->shape[0] : 1;
+    return AR_OK;
+}
+
+ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
+{
+    ar_data *d = NULL;
+    ar_status st = AR_OK;
+    if (gives == NULL || (size_t)format >= FORMATS)
+        return ar_error_set(AR_ERR_ARG, "data_open: no %s", gives == NULL ? "place for the data" : "such format");
+    AR_TRY(ari_alloc_zero((void **)&d, 1, sizeof *d, "data"));
+    d->format = format;
+    if (asprintf(&d->path, path == NULL ? "%s/text.txt" : "%s", path == NULL ? ar_data_dir() : path) < 0) {
+        d->path = NULL; /* asprintf leaves it undefined */
+        st = ar_error_set(AR_ERR_MEMORY, "no memory for the data's path");
+        goto failed;
+    }
+    if (format == AR_DATA_AUTO)
+        AR_TRY_TO(failed, st, format_of_name(&d->format, d->path));
+    AR_TRY_TO(failed, st, d->format == AR_DATA_SAFETENSORS ? open_safetensors(d) : open_raw(d));
+    *gives = d;
+    return AR_OK;
+failed:
+    ar_data_close(d);
+    return st;
+}
+
+void ar_data_close(ar_data *d)
+{
+    if (d == NULL)
+        return;
+    if (d->map != NULL)
+        munmap(d->map, d->map_bytes);
+    ar_st_close(d->file);
+    free(d->path);
+    free(d);
+}
+
+const char *ar_data_path(const ar_data *d)
+{
+    return d->path;
+}
+
+ar_data_format ar_data_format_of(const ar_data *d)
+{
+    return d->format;
+}
+
+size_t ar_data_tokens(const ar_data *d)
+{
+    return d->tokens;
+}
+
+size_t ar_data_rows(const ar_data *d)
+{
+    return d->rows;
+}
+
+static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path)
+{
+    static const size_t piece = (size_t)1 << 20;
+    unsigned char *room = NULL;
+    AR_TRY(ari_alloc((void **)&room, piece, 1, "a piece of a file"));
+    ar_status st = AR_OK;
+    for (size_t at = 0; at < bytes && st == AR_OK; at += piece) {
+        const size_t n = bytes - at < piece ? bytes - at : piece;
+        st = ari_file_pread(fd, room, n, at, path);
+        if (st == AR_OK)
+            st = ari_sha256_update(s, room, n);
+    }
+    free(room);
+    return st;
+}
+
+ar_status ar_data_hash(const ar_data *d, char hex[65])
+{
+    ari_sha256 s = {NULL};
+    int fd = -1;
+    size_t bytes = 0;
+    AR_TRY(ari_sha256_init(&s));
+    ar_status st = AR_OK;
+    if (d->map != NULL) { /* what is read from, whatever the path names by now */
+        st = ari_sha256_update(&s, d->map, d->map_bytes);
+    } else {
+        st = ari_file_open(&fd, &bytes, d->path);
+        if (st == AR_OK) {
+            st = hash_file(&s, fd, bytes, d->path);
+            close(fd);
+        }
+    }
+    if (st == AR_OK)
+        return ari_sha256_final(&s, hex);
+    ari_sha256_drop(&s);
+    return st;
+}
+
+static int64_t token_at(const ar_data *d, size_t i)
+{
+    const unsigned char *at = d->bytes + i * token_bytes[d->kind];
+    uint16_t u16;
+    uint32_t u32;
+    int32_t i32;
+    int64_t i64;
+    switch (d->kind) {
+    case TOKEN_U8:
+        return *at;
+    case TOKEN_U16:
+        memcpy(&u16, at, sizeof u16);
+        return u16;
+    case TOKEN_U32:
+        memcpy(&u32, at, sizeof u32);
+        return u32;
+    case TOKEN_I32:
+        memcpy(&i32, at, sizeof i32);
+        return i32;
+    case TOKEN_I64:
+    default:
+        memcpy(&i64, at, sizeof i64);
+        return i64;
+    }
+}
+
+ar_status ar_data_read(const ar_data *d, int64_t *out, size_t start, size_t count)
+{
+    if (start > d->tokens || count > d->tokens - start)
+        return ar_error_set(AR_ERR_ARG, "%s: %zu tokens from %zu on are asked for, it has %zu", ARI_SHOW(d->path),
+                            count, start, d->tokens);
+    for (size_t i = 0; i < count; i++)
+        out[i] = token_at(d, start + i);
+    return AR_OK;
+}
+
+/* "123", or with rows "123 (row 4, place 3)". */
+static void position_text(char *out, size_t cap, const ar_data *d, size_t i)
+{
+    const size_t length = d->tokens / d->rows;
+    if (d->rows > 1)
+        snprintf(out, cap, "%zu (row %zu, place %zu)", i, i / length, i % length);
+    else
+        snprintf(out, cap, "%zu", i);
+}
+
+ar_status ar_data_check_vocab(const ar_data *d, size_t vocab)
+{
+    char where[80];
+    int64_t largest = -1;
+    size_t first = d->tokens;
+    if (d->kind == TOKEN_U8 && vocab > UINT8_MAX)
+        return AR_OK;
+    for (size_t i = 0; i < d->tokens; i++) {
+        const int64_t token = token_at(d, i);
+        position_text(where, token < 0 ? sizeof where : 0, d, i);
+        if (token < 0)
+            return ar_error_set(AR_ERR_DATA, "%s: token %s is %lld, expected an id from 0 to %zu", ARI_SHOW(d->path),
+                                where, (long long)token, vocab == 0 ? 0 : vocab - 1);
+        if ((uint64_t)token >= vocab && first == d->tokens)
+            first = i;
+        largest = token > largest ? token : largest;
+    }
+    if (first == d->tokens)
+        return AR_OK;
+    position_text(where, sizeof where, d, first);
+    return ar_error_set(AR_ERR_DATA,
+                        "%s: token %s is %lld, but the model's vocabulary has %zu entries, ids 0 to %zu; the largest "
+                        "id of the data is %lld, so it needs a vocabulary of %llu",
+                        ARI_SHOW(d->path), where, (long long)token_at(d, first), vocab, vocab == 0 ? 0 : vocab - 1,
+                        (long long)largest, (unsigned long long)largest + 1);
+}

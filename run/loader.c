@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "run/loader.h"
+
+#include <stdlib.h>
+
+#include "anyrank/data.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "ref/numerics/philox.h"
+
+#define MAX_WINDOWS ((uint64_t)1 << 32) /* places that a 32-bit word can draw */
+
+struct ar_loader {
+    const ar_data *data; /* borrowed */
+    ar_loader_options options;
+    uint64_t key;
+    size_t per_row, windows;
+    size_t *order;  /* [windows] of the epoch below; NULL: in order */
+    uint64_t epoch; /* UINT64_MAX: none yet */
+    int64_t *ids;   /* [batch, seq] */
+    size_t *sample; /* [batch] */
+};
+
+uint64_t ari_shuffle_key(uint64_t seed)
+{
+    return ari_stream_key(seed, "shuffle");
+}
+
+size_t ari_shuffle_draw(uint64_t key, uint32_t epoch, size_t i)
+{
+    const uint64_t places = (uint64_t)i + 1, limit = (UINT64_C(1) << 32) / places * places;
+    uint64_t word = limit;
+    for (uint32_t attempt = 0; word >= limit; attempt++)
+        word = ari_random_u32(key, i, epoch, attempt);
+    return (size_t)(word % places);
+}
+
+void ari_shuffle(size_t *order, size_t n, uint64_t key, uint32_t epoch)
+{
+    for (size_t i = 0; i < n; i++)
+        order[i] = i;
+    for (size_t i = n; i-- > 1;) {
+        const size_t j = ari_shuffle_draw(key, epoch, i), at_j = order[j];
+        order[j] = order[i];
+        order[i] = at_j;
+    }
+}
+
+static ar_status check_options(const ar_data *d, const ar_loader_options *o)
+{
+    const size_t row = ar_data_tokens(d) / ar_data_rows(d);
+    if (o->batch == 0 || o->seq == 0)
+        return ar_error_set(AR_ERR_ARG, "a batch of %zu samples of %zu tokens, expected at least 1 of each", o->batch,
+                            o->seq);
+    if (row < o->seq)
+        return ar_error_set(AR_ERR_DATA, "%s: has %zu tokens%s, expected at least the %zu of one sample",
+                            ARI_SHOW(ar_data_path(d)), row, ar_data_rows(d) > 1 ? " in each row" : "", o->seq);
+    if ((uint64_t)(row / o->seq) * ar_data_rows(d) > MAX_WINDOWS)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: has %zu samples of %zu tokens, at most 2^32 are supported",
+                            ARI_SHOW(ar_data_path(d)), row / o->seq * ar_data_rows(d), o->seq);
+    return o->vocab == 0 ? AR_OK : ar_data_check_vocab(d, o->vocab);
+}
+
+ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o)
+{
+    ar_loader *l = NULL;
+    size_t tokens = 0;
+    ar_status st = AR_OK;
+    AR_TRY(check_options(d, o));
+    AR_TRY(ari_mul_size(&tokens, o->batch, o->seq));
+    AR_TRY(ari_alloc_zero((void **)&l, 1, sizeof *l, "a loader"));
+    l->data = d;
+    l->options = *o;
+    l->key = ari_shuffle_key(o->seed);
+    l->per_row = ar_data_tokens(d) / ar_data_rows(d) / o->seq;
+    l->windows = l->per_row * ar_data_rows(d);
+    l->epoch = UINT64_MAX;
+    AR_TRY_TO(failed, st, ari_alloc((void **)&l->ids, tokens, sizeof *l->ids, "the tokens of a batch"));
+    AR_TRY_TO(failed, st, ari_alloc((void **)&l->sample, o->batch, sizeof *l->sample, "the samples of a batch"));
+    if (!o->in_order)
+        AR_TRY_TO(failed, st, ari_alloc((void **)&l->order, l->windows, sizeof *l->order, "the order of an epoch"));
+    *gives = l;
+    return AR_OK;
+failed:
+    ar_loader_destroy(l);
+    return st;
+}
+
+void ar_loader_destroy(ar_loader *l)
+{
+    if (l == NULL)
+        return;
+    free(l->order);
+    free(l->sample);
+    free(l->ids);
+    free(l);
+}
+
+size_t ar_loader_windows(const ar_loader *l)
+{
+    return l->windows;
+}
+
+ar_status ar_loader_position(const ar_loader *l, uint64_t step, uint64_t *epoch, size_t *place)
+{
+    size_t first = 0, end = 0;
+    if (step == 0)
+        return ar_error_set(AR_ERR_ARG, "the batch of step 0: the first step is 1");
+    AR_TRY(ari_mul_size(&first, (size_t)(step - 1), l->options.batch));
+    AR_TRY(ari_add_size(&end, first, l->options.batch)); /* the samples of the step can be counted, too */
+    if ((end - 1) / l->windows > UINT32_MAX)
+        return ar_error_set(AR_ERR_OVERFLOW, "step %llu lies in epoch %zu, the last one is 2^32 - 1",
+                            (unsigned long long)step, (end - 1) / l->windows);
+    *epoch = first / l->windows;
+    *place = first % l->windows;
+    return AR_OK;
+}
+
+static size_t window_of(ar_loader *l, uint64_t epoch, size_t place)
+{
+    if (l->order == NULL)
+        return place;
+    if (l->epoch != epoch)
+        ari_shuffle(l->order, l->windows, l->key, (uint32_t)epoch);
+    l->epoch = epoch;
+    return l->order[place];
+}
+
+ar_status ar_loader_samples(ar_loader *l, size_t *out, uint64_t step)
+{
+    uint64_t epoch = 0;
+    size_t place = 0;
+    AR_TRY(ar_loader_position(l, step, &epoch, &place));
+    for (size_t i = 0; i < l->options.batch; i++) {
+        out[i] = window_of(l, epoch, place);
+        place++;
+        epoch += place == l->windows;
+        place = place == l->windows ? 0 : place;
+    }
+    return AR_OK;
+}
+
+ar_status ar_loader_batch(ar_loader *l, ar_batch *out, uint64_t step)
+{
+    const size_t seq = l->options.seq, row = ar_data_tokens(l->data) / ar_data_rows(l->data);
+    AR_TRY(ar_loader_samples(l, l->sample, step));
+    for (size_t i = 0; i < l->options.batch; i++) {
+        const size_t start = l->sample[i] / l->per_row * row + l->sample[i] % l->per_row * seq;
+        AR_TRY(ar_data_read(l->data, l->ids + i * seq, start, seq));
+    }
+    *out = (ar_batch){.batch = l->options.batch, .seq = seq, .input_ids = l->ids};
+    return AR_OK;
+}

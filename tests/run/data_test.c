@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/data.h"
+
+#include <criterion/criterion.h>
+
+#include "anyrank/config.h"
+#include "io/st_bytes.h"
+
+TestSuite(data, .timeout = 10);
+
+/* What opening gives; the data itself, or NULL. */
+static ar_status open_bytes(ar_data **d, const void *bytes, size_t n, ar_data_format format)
+{
+    const mem_file m = mem_file_of(bytes, n);
+    *d = NULL;
+    ar_error_clear();
+    const ar_status st = ar_data_open(d, m.path, format);
+    close(m.fd);
+    return st;
+}
+
+static void expect_tokens(const ar_data *d, const int64_t *want, size_t n)
+{
+    int64_t got[16];
+    cr_assert_eq(ar_data_tokens(d), n);
+    cr_assert_eq(ar_data_read(d, got, 0, n), AR_OK);
+    cr_assert_eq(memcmp(got, want, n * sizeof *got), 0);
+}
+
+static bool says(const char *text)
+{
+    return strstr(ar_error_message(), text) != NULL;
+}
+
+Test(data, a_byte_is_a_token)
+{
+    ar_data *d = NULL;
+    cr_assert_eq(open_bytes(&d, "a\0\xff", 3, AR_DATA_AUTO), AR_OK);
+    cr_assert_eq(ar_data_format_of(d), AR_DATA_BYTES);
+    expect_tokens(d, (const int64_t[]){'a', 0, 255}, 3);
+    ar_data_close(d);
+}
+
+Test(data, tokens_of_two_and_four_bytes_have_the_lowest_first)
+{
+    ar_data *d = NULL;
+    cr_assert_eq(open_bytes(&d, "\x01\x02\xff\xff", 4, AR_DATA_U16), AR_OK);
+    expect_tokens(d, (const int64_t[]){0x0201, 0xffff}, 2);
+    ar_data_close(d);
+    cr_assert_eq(open_bytes(&d, "\x01\x02\x03\x04\xff\xff\xff\xff", 8, AR_DATA_U32), AR_OK);
+    expect_tokens(d, (const int64_t[]){0x04030201, 0xffffffff}, 2);
+    ar_data_close(d);
+}
+
+/* A file with one tensor of these bytes. */
+static ar_status open_tensor(ar_data **d, const char *name, ar_dtype dtype, int ndim, const size_t *shape,
+                             const void *values)
+{
+    char path[] = "/tmp/anyrank-data-XXXXXX.safetensors";
+    const int fd = mkstemps(path, 12);
+    ar_st_tensor t = {.name = name, .dtype = dtype, .ndim = ndim, .data = values};
+    for (int i = 0; i < ndim; i++)
+        t.shape[i] = shape[i];
+    cr_assert(fd >= 0);
+    cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
+    *d = NULL;
+    const ar_status st = ar_data_open(d, path, AR_DATA_AUTO);
+    unlink(path);
+    close(fd);
+    return st;
+}
+
+Test(data, a_tensor_of_tokens_is_read_row_after_row)
+{
+    const size_t shape[2] = {2, 3};
+    const int32_t narrow[6] = {1, 2, 3, 4, 5, 70000};
+    const int64_t wide[6] = {1, 2, 3, 4, 5, 70000};
+    ar_data *d = NULL;
+    cr_assert_eq(open_tensor(&d, "input_ids", AR_I32, 2, shape, narrow), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_data_format_of(d), AR_DATA_SAFETENSORS);
+    cr_assert_eq(ar_data_rows(d), 2);
+    expect_tokens(d, wide, 6);
+    ar_data_close(d);
+    cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 1, (const size_t[]){6}, wide), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_data_rows(d), 1);
+    expect_tokens(d, wide, 6);
+    ar_data_close(d);
+}
+
+Test(data, a_tensor_of_another_name_type_or_shape_is_refused)
+{
+    const int64_t zero[8] = {0};
+    const size_t shape[3] = {2, 2, 2}, none[2] = {0, 4};
+    ar_data *d = NULL;
+    cr_assert_eq(open_tensor(&d, "text", AR_I64, 1, shape, zero), AR_ERR_FORMAT);
+    cr_assert(says("'input_ids' or 'tokens'"), "%s", ar_error_message());
+    cr_assert_eq(open_tensor(&d, "tokens", AR_F32, 1, shape, zero), AR_ERR_FORMAT);
+    cr_assert(says("'tokens' is F32"), "%s", ar_error_message());
+    cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 3, shape, zero), AR_ERR_FORMAT);
+    cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 0, shape, zero), AR_ERR_FORMAT);
+    cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 2, none, zero), AR_ERR_DATA);
+    cr_assert_eq(open_bytes(&d, "\xff\xff\xff\xff\xff\xff\xff\xff", 8, AR_DATA_SAFETENSORS), AR_ERR_FORMAT);
+    cr_assert_null(d);
+}
+
+Test(data, an_empty_file_and_half_a_token_are_refused)
+{
+    ar_data *d = NULL;
+    cr_assert_eq(open_bytes(&d, "", 0, AR_DATA_BYTES), AR_ERR_DATA);
+    cr_assert(says("is empty"), "%s", ar_error_message());
+    cr_assert_eq(open_bytes(&d, "", 0, AR_DATA_U32), AR_ERR_DATA);
+    cr_assert_eq(open_bytes(&d, "abc", 3, AR_DATA_U16), AR_ERR_DATA);
+    cr_assert(says("has 3 bytes, expected a multiple of the 2"), "%s", ar_error_message());
+    cr_assert_eq(open_bytes(&d, "abcdef", 6, AR_DATA_U32), AR_ERR_DATA);
+    cr_assert_eq(ar_data_open(&d, "/nonexistent/text", AR_DATA_AUTO), AR_ERR_IO);
+    cr_assert_eq(ar_data_open(&d, "/tmp", AR_DATA_AUTO), AR_ERR_IO);
+    cr_assert_eq(ar_data_open(&d, "/dev/zero", AR_DATA_BYTES), AR_ERR_IO);
+    cr_assert_null(d);
+}
+
+Test(data, a_name_that_does_not_tell_the_format_is_refused_until_told)
+{
+    ar_data *d = NULL;
+    cr_assert_eq(ar_data_open(&d, "train.bin", AR_DATA_AUTO), AR_ERR_ARG);
+    cr_assert(says("u16"), "%s", ar_error_message());
+    cr_assert_eq(ar_data_open(&d, "train.bin", AR_DATA_U16), AR_ERR_IO, "it is not there");
+    ar_data_format format = AR_DATA_AUTO;
+    cr_assert_eq(ar_data_format_parse(&format, "u16"), AR_OK);
+    cr_assert_eq(format, AR_DATA_U16);
+    cr_assert_eq(ar_data_format_parse(&format, "u64"), AR_ERR_ARG);
+    cr_assert_str_eq(ar_data_format_name(AR_DATA_SAFETENSORS), "safetensors");
+}
+
+Test(data, an_id_outside_the_vocabulary_is_named_with_its_place)
+{
+    ar_data *d = NULL;
+    cr_assert_eq(open_bytes(&d, "abz", 3, AR_DATA_BYTES), AR_OK);
+    cr_assert_eq(ar_data_check_vocab(d, 256), AR_OK);
+    cr_assert_eq(ar_data_check_vocab(d, 'z' + 1), AR_OK);
+    cr_assert_eq(ar_data_check_vocab(d, 'b'), AR_ERR_DATA);
+    cr_assert(says("token 1 is 98") && says("ids 0 to 97") && says("needs a vocabulary of 123"), "%s",
+              ar_error_message());
+    ar_data_close(d);
+    const int64_t tokens[6] = {0, 1, 2, 3, 4, -7};
+    cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 2, (const size_t[]){2, 3}, tokens), AR_OK);
+    cr_assert_eq(ar_data_check_vocab(d, 10), AR_ERR_DATA);
+    cr_assert(says("token 5 (row 1, place 2) is -7"), "%s", ar_error_message());
+    ar_data_close(d);
+}
+
+Test(data, tokens_beyond_the_end_are_not_read)
+{
+    ar_data *d = NULL;
+    int64_t out[4];
+    cr_assert_eq(open_bytes(&d, "abcd", 4, AR_DATA_BYTES), AR_OK);
+    cr_assert_eq(ar_data_read(d, out, 4, 0), AR_OK);
+    cr_assert_eq(ar_data_read(d, out, 3, 2), AR_ERR_ARG);
+    cr_assert_eq(ar_data_read(d, out, SIZE_MAX, 2), AR_ERR_ARG);
+    ar_data_close(d);
+}
+
+/* FIPS 180-2, appendix B.1. */
+Test(data, the_hash_is_that_of_the_file)
+{
+    ar_data *d = NULL;
+    char hex[65];
+    cr_assert_eq(open_bytes(&d, "abc", 3, AR_DATA_BYTES), AR_OK);
+    cr_assert_eq(ar_data_hash(d, hex), AR_OK);
+    cr_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    ar_data_close(d);
+}
+
+Test(data, without_a_path_it_is_the_bundled_text)
+{
+    ar_data *d = NULL;
+    cr_assert_eq(ar_data_open(&d, NULL, AR_DATA_AUTO), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(strncmp(ar_data_path(d), ar_data_dir(), strlen(ar_data_dir())), 0);
+    cr_assert_eq(ar_data_check_vocab(d, 256), AR_OK);
+    ar_data_close(d);
+}

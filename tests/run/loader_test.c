@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "run/loader.h"
+
+#include <criterion/criterion.h>
+
+#include "anyrank/data.h"
+#include "io/st_bytes.h"
+
+TestSuite(loader, .timeout = 10);
+
+enum { TOKENS = 103, SEQ = 10, WINDOWS = 10 }; /* three tokens are left over */
+
+/* Token i is i. */
+static ar_data *counting(void)
+{
+    unsigned char bytes[TOKENS];
+    for (size_t i = 0; i < TOKENS; i++)
+        bytes[i] = (unsigned char)i;
+    const mem_file m = mem_file_of(bytes, TOKENS);
+    ar_data *d = NULL;
+    cr_assert_eq(ar_data_open(&d, m.path, AR_DATA_BYTES), AR_OK);
+    close(m.fd);
+    return d;
+}
+
+static ar_loader *loader_of(const ar_data *d, size_t batch, uint64_t seed, bool in_order)
+{
+    const ar_loader_options o = {.batch = batch, .seq = SEQ, .vocab = 256, .seed = seed, .in_order = in_order};
+    ar_loader *l = NULL;
+    cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK, "%s", ar_error_message());
+    return l;
+}
+
+/* Known answers, computed by a program of the definition alone in docs/numerics.md, section 5. */
+Test(loader, the_shuffle_of_a_seed_and_an_epoch_is_the_documented_one)
+{
+    static const struct {
+        uint64_t seed;
+        uint32_t epoch;
+        size_t order[10];
+    } known[] = {{0, 0, {8, 1, 7, 6, 4, 0, 3, 2, 9, 5}},
+                 {0, 1, {0, 9, 1, 4, 2, 6, 7, 8, 3, 5}},
+                 {7, 0, {2, 6, 7, 9, 5, 8, 4, 3, 1, 0}},
+                 {UINT64_MAX, UINT32_MAX, {1, 2, 0, 6, 8, 7, 3, 4, 5, 9}}};
+    size_t order[1000];
+    cr_assert_eq(ari_shuffle_key(0), UINT64_C(0x2ce0b1dfa0ef1ace));
+    for (size_t k = 0; k < sizeof known / sizeof known[0]; k++) {
+        ari_shuffle(order, 10, ari_shuffle_key(known[k].seed), known[k].epoch);
+        cr_assert_eq(memcmp(order, known[k].order, sizeof known[k].order), 0, "seed %zu", (size_t)known[k].seed);
+    }
+    ari_shuffle(order, 1000, ari_shuffle_key(3), 2);
+    cr_assert_eq(memcmp(order, (const size_t[]){516, 691, 829, 351, 41, 466, 384, 848}, 8 * sizeof *order), 0);
+    cr_assert_eq(memcmp(order + 996, (const size_t[]){300, 498, 150, 109}, 4 * sizeof *order), 0);
+}
+
+/* The words of place 2^31 are at or above its limit, 2^31 + 1, twice. */
+Test(loader, a_word_beyond_the_last_multiple_of_the_places_is_drawn_again)
+{
+    const uint64_t key = ari_shuffle_key(0);
+    cr_assert_eq(ari_shuffle_draw(key, 0, 2147483648u), 1794519599);
+    cr_assert_eq(ari_shuffle_draw(key, 0, 2999999999u), 1649816208);
+    cr_assert_eq(ari_shuffle_draw(key, 0, 4294967295u), 2178515202);
+    cr_assert_eq(ari_shuffle_draw(key, 0, 0), 0);
+}
+
+/* Three windows have six orders: of 6000 epochs each gets 1000 +- 6 standard deviations of 28.9. */
+Test(loader, every_order_is_equally_likely)
+{
+    int seen[27] = {0};
+    for (uint32_t epoch = 0; epoch < 6000; epoch++) {
+        size_t order[3];
+        ari_shuffle(order, 3, ari_shuffle_key(1), epoch);
+        seen[order[0] * 9 + order[1] * 3 + order[2]]++;
+    }
+    int orders = 0;
+    for (size_t i = 0; i < 27; i++) {
+        orders += seen[i] > 0;
+        cr_assert(seen[i] == 0 || abs(seen[i] - 1000) < 174, "%zu: %d", i, seen[i]);
+    }
+    cr_assert_eq(orders, 6);
+}
+
+Test(loader, an_epoch_has_each_window_once_whatever_the_batch)
+{
+    ar_data *d = counting();
+    for (size_t batch = 1; batch <= 23; batch++) {
+        ar_loader *l = loader_of(d, batch, 5, false);
+        size_t seen[WINDOWS] = {0}, samples[23], taken = 0;
+        cr_assert_eq(ar_loader_windows(l), WINDOWS);
+        for (uint64_t step = 1; taken < 3 * WINDOWS; step++) {
+            cr_assert_eq(ar_loader_samples(l, samples, step), AR_OK);
+            for (size_t i = 0; i < batch && taken < 3 * WINDOWS; i++, taken++) {
+                cr_assert_eq(seen[samples[i]]++, taken / WINDOWS, "batch %zu, sample %zu", batch, taken);
+            }
+        }
+        ar_loader_destroy(l);
+    }
+    ar_data_close(d);
+}
+
+/* Sample k of the run is the same in every batch size: place k mod 10 of epoch k / 10. */
+Test(loader, samples_depend_on_their_number_alone_and_any_step_is_read_at_once)
+{
+    ar_data *d = counting();
+    ar_loader *one = loader_of(d, 1, 9, false), *four = loader_of(d, 4, 9, false), *fresh = loader_of(d, 4, 9, false);
+    size_t a[4], b[4], order[WINDOWS];
+    for (uint64_t step = 57; step > 7; step -= 7) { /* backwards, so nothing can depend on what was read before */
+        cr_assert_eq(ar_loader_samples(four, a, step), AR_OK);
+        for (size_t i = 0; i < 4; i++) {
+            const uint64_t k = (step - 1) * 4 + i;
+            cr_assert_eq(ar_loader_samples(one, b, k + 1), AR_OK);
+            ari_shuffle(order, WINDOWS, ari_shuffle_key(9), (uint32_t)(k / WINDOWS));
+            cr_assert_eq(a[i], b[0]);
+            cr_assert_eq(a[i], order[k % WINDOWS]);
+        }
+    }
+    cr_assert_eq(ar_loader_samples(four, a, 57), AR_OK);
+    cr_assert_eq(ar_loader_samples(fresh, b, 57), AR_OK);
+    cr_assert_eq(memcmp(a, b, sizeof a), 0);
+    ar_loader_destroy(fresh);
+    ar_loader_destroy(four);
+    ar_loader_destroy(one);
+    ar_data_close(d);
+}
+
+Test(loader, a_batch_holds_the_tokens_of_its_windows)
+{
+    ar_data *d = counting();
+    ar_loader *l = loader_of(d, 3, 2, false);
+    ar_batch b;
+    size_t sample[3];
+    cr_assert_eq(ar_loader_batch(l, &b, 4), AR_OK);
+    cr_assert_eq(ar_loader_samples(l, sample, 4), AR_OK);
+    cr_assert_eq(b.batch, 3);
+    cr_assert_eq(b.seq, SEQ);
+    cr_assert_null(b.labels);
+    for (size_t i = 0; i < 3 * SEQ; i++)
+        cr_assert_eq(b.input_ids[i], (int64_t)(sample[i / SEQ] * SEQ + i % SEQ));
+    ar_loader_destroy(l);
+    ar_data_close(d);
+}
+
+Test(loader, in_order_the_windows_come_as_the_data_has_them)
+{
+    ar_data *d = counting();
+    ar_loader *l = loader_of(d, 4, 2, true);
+    size_t sample[4];
+    cr_assert_eq(ar_loader_samples(l, sample, 3), AR_OK);
+    cr_assert_eq(memcmp(sample, (const size_t[]){8, 9, 0, 1}, sizeof sample), 0);
+    uint64_t epoch = 0;
+    size_t place = 0;
+    cr_assert_eq(ar_loader_position(l, 4, &epoch, &place), AR_OK);
+    cr_assert(epoch == 1 && place == 2);
+    ar_loader_destroy(l);
+    ar_data_close(d);
+}
+
+/* Two rows of five tokens have two windows of two each: none goes over a row's end. */
+Test(loader, a_window_never_crosses_from_one_document_to_the_next)
+{
+    char path[] = "/tmp/anyrank-rows-XXXXXX.safetensors";
+    const int fd = mkstemps(path, 12);
+    const int32_t tokens[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    const ar_st_tensor t = {.name = "tokens", .dtype = AR_I32, .ndim = 2, .shape = {2, 5}, .data = tokens};
+    cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
+    ar_data *d = NULL;
+    cr_assert_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_OK);
+    const ar_loader_options o = {.batch = 4, .seq = 2, .in_order = true}, long_one = {.batch = 1, .seq = 6};
+    ar_loader *l = NULL;
+    cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK);
+    ar_batch b;
+    cr_assert_eq(ar_loader_batch(l, &b, 1), AR_OK);
+    cr_assert_eq(memcmp(b.input_ids, (const int64_t[]){0, 1, 2, 3, 5, 6, 7, 8}, 8 * sizeof(int64_t)), 0);
+    ar_loader_destroy(l);
+    cr_assert_eq(ar_loader_create(&l, d, &long_one), AR_ERR_DATA);
+    cr_assert(strstr(ar_error_message(), "has 5 tokens in each row, expected at least the 6"), "%s",
+              ar_error_message());
+    ar_data_close(d);
+    unlink(path);
+    close(fd);
+}
+
+Test(loader, what_cannot_be_loaded_is_refused)
+{
+    ar_data *d = counting();
+    ar_loader *l = NULL;
+    const ar_loader_options none = {.batch = 0, .seq = 1}, empty = {.batch = 1, .seq = 0},
+                            longer = {.batch = 1, .seq = TOKENS + 1}, small = {.batch = 1, .seq = 1, .vocab = 100},
+                            huge = {.batch = SIZE_MAX / 4, .seq = 8};
+    cr_assert_eq(ar_loader_create(&l, d, &none), AR_ERR_ARG);
+    cr_assert_eq(ar_loader_create(&l, d, &empty), AR_ERR_ARG);
+    cr_assert_eq(ar_loader_create(&l, d, &longer), AR_ERR_DATA);
+    cr_assert_eq(ar_loader_create(&l, d, &small), AR_ERR_DATA);
+    cr_assert_eq(ar_loader_create(&l, d, &huge), AR_ERR_OVERFLOW);
+    cr_assert_null(l);
+    l = loader_of(d, 4, 0, false);
+    ar_batch b;
+    cr_assert_eq(ar_loader_batch(l, &b, 0), AR_ERR_ARG);
+    cr_assert_eq(ar_loader_batch(l, &b, UINT64_MAX), AR_ERR_OVERFLOW);
+    cr_assert_eq(ar_loader_batch(l, &b, UINT64_C(1) << 34), AR_ERR_OVERFLOW, "epoch 2^32 and more");
+    cr_assert_eq(ar_loader_batch(l, &b, UINT64_C(10737418240)), AR_OK, "the last epoch");
+    ar_loader_destroy(l);
+    ar_data_close(d);
+}
