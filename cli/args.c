@@ -130,6 +130,7 @@ static void describe(const ari_option *o, char *text, size_t size)
         }
         break;
     case ARI_OPT_STRING:
+    case ARI_OPT_STRINGS:
         snprintf(text, size, "%s", o->value != NULL ? o->value : "a text");
         break;
     case ARI_OPT_U64:
@@ -233,6 +234,16 @@ static ar_status set_enum(const ari_option *o, void *field, const char *value)
                         near);
 }
 
+static ar_status add_string(const ari_option *o, ari_strings *all, const char *value)
+{
+    if (value[0] == '\0')
+        return bad_value(o, value);
+    if (all->n == ARI_OPT_MANY)
+        return ar_error_set(AR_ERR_ARG, "--%s: given more than %d times", o->name, ARI_OPT_MANY);
+    all->text[all->n++] = value;
+    return AR_OK;
+}
+
 static ar_status set_value(const found_option *f, const char *value)
 {
     const ari_option *o = f->option;
@@ -272,6 +283,8 @@ static ar_status set_value(const found_option *f, const char *value)
             return bad_value(o, value);
         *(const char **)field = value;
         return AR_OK;
+    case ARI_OPT_STRINGS:
+        return add_string(o, field, value);
     case ARI_OPT_ENUM:
         return set_enum(o, field, value);
     case ARI_OPT_FLAG:

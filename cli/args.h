@@ -20,18 +20,26 @@
  *         {0}};
  *
  * Accepted forms: --name value, --name=value, -x value, and `--`, after which everything is positional. The last of a
- * repeated option counts. */
+ * repeated option counts, or all of it (ARI_OPT_STRINGS). */
 typedef enum ari_option_kind {
-    ARI_OPT_FLAG,   /* bool, set to true; takes no value */
-    ARI_OPT_INT,    /* int in [min, max] */
-    ARI_OPT_SIZE,   /* size_t in [min, max] */
-    ARI_OPT_BYTES,  /* size_t in [min, max], as 4096, 25MiB or 2GB */
-    ARI_OPT_U64,    /* uint64_t, any */
-    ARI_OPT_DOUBLE, /* double, finite, in [min, max] */
-    ARI_OPT_STRING, /* const char *, borrowed from argv, not empty */
-    ARI_OPT_ENUM,   /* int: the index in `choices` */
-    ARI_OPT_LATER   /* declared, not in this version: parsing it is an error that says so */
+    ARI_OPT_FLAG,    /* bool, set to true; takes no value */
+    ARI_OPT_INT,     /* int in [min, max] */
+    ARI_OPT_SIZE,    /* size_t in [min, max] */
+    ARI_OPT_BYTES,   /* size_t in [min, max], as 4096, 25MiB or 2GB */
+    ARI_OPT_U64,     /* uint64_t, any */
+    ARI_OPT_DOUBLE,  /* double, finite, in [min, max] */
+    ARI_OPT_STRING,  /* const char *, borrowed from argv, not empty */
+    ARI_OPT_STRINGS, /* ari_strings: each time one more of them */
+    ARI_OPT_ENUM,    /* int: the index in `choices` */
+    ARI_OPT_LATER    /* declared, not in this version: parsing it is an error that says so */
 } ari_option_kind;
+
+#define ARI_OPT_MANY 8
+/* All values of an option that may be given several times, in their order. */
+typedef struct ari_strings {
+    const char *text[ARI_OPT_MANY];
+    size_t n;
+} ari_strings;
 
 typedef struct ari_option {
     const char *name; /* without the dashes; NULL ends a table */

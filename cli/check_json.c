@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "cli/json_text.h"
 #include "cli/layout.h"
+#include "cli/optimizer_options.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "run/cluster_run.h"
@@ -138,12 +139,7 @@ static json_t *json_gradcheck(const ar_check_report *r)
 
 static json_t *json_optimizer(const ari_checked *c)
 {
-    const ar_optimizer_options *p = &c->optimizer;
-    if (c->report->steps == 0)
-        return json_null();
-    return json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f}", "name", ar_optimizer_name(p->kind), "lr", p->lr,
-                     "momentum", p->momentum, "nesterov", p->nesterov, "beta1", p->beta1, "beta2", p->beta2, "eps",
-                     p->eps, "weight_decay", p->weight_decay);
+    return c->report->steps == 0 ? json_null() : ari_optimizer_json(&c->optimizer);
 }
 
 static json_t *json_model(const ari_checked *c)

@@ -10,9 +10,6 @@
 #include "ref/io/file.h"
 #include "verify/fault_case.h"
 
-/* In the order of ar_optimizer_kind. */
-static const char *const optimizer_names[] = {"sgd", "adam", "adamw", NULL};
-
 static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS(ari_check_values,
                        "tensor-parallel ranks (no layout given: a set of those that the model allows)",
@@ -55,41 +52,7 @@ static const ari_option options[] = {
      .max = 1e6,
      .value = "K",
      .help = "training steps; 0: one forward and backward, no update (default 3)"},
-    {.name = "optimizer",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(ari_check_values, optimizer),
-     .choices = optimizer_names,
-     .help = "what updates the weights (default adamw)"},
-    {.name = "lr",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(ari_check_values, lr),
-     .min = 0,
-     .max = 1e6,
-     .value = "X",
-     .help = "learning rate (default 0.001)"},
-    {.name = "momentum",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(ari_check_values, momentum),
-     .min = 0,
-     .max = 1,
-     .value = "X",
-     .help = "of sgd, below 1 (default 0)"},
-    {.name = "nesterov",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(ari_check_values, nesterov),
-     .help = "of sgd with --momentum: Nesterov's variant"},
-    {.name = "betas",
-     .kind = ARI_OPT_STRING,
-     .at = offsetof(ari_check_values, betas),
-     .value = "B1,B2",
-     .help = "of adam and adamw (default 0.9,0.999)"},
-    {.name = "weight-decay",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(ari_check_values, weight_decay),
-     .min = 0,
-     .max = 1e6,
-     .value = "X",
-     .help = "added to the gradient by sgd and adam, decoupled in adamw (default 0; adamw 0.01)"},
+    ARI_OPTIMIZER_OPTIONS(ari_check_values),
     {.name = "clip",
      .kind = ARI_OPT_DOUBLE,
      .at = offsetof(ari_check_values, clip),
@@ -167,38 +130,24 @@ const ari_args_spec ari_check_spec = {
 
 ari_check_values ari_check_values_defaults(void)
 {
-    const double none = (double)NAN;
     return (ari_check_values){.layout = ARI_LAYOUT_DEFAULTS,
                               .steps = -1,
-                              .optimizer = -1,
-                              .lr = none,
-                              .momentum = none,
-                              .weight_decay = none,
-                              .clip = none,
-                              .dropout = none};
-}
-
-static ar_optimizer_kind kind_of(const ari_check_values *v)
-{
-    return v->optimizer < 0 ? AR_OPTIMIZER_ADAMW : (ar_optimizer_kind)v->optimizer;
+                              .optimizer = ari_optimizer_values_defaults(),
+                              .clip = (double)NAN,
+                              .dropout = (double)NAN};
 }
 
 ar_status ari_check_values_check(const ari_check_values *v)
 {
-    const bool sgd = kind_of(v) == AR_OPTIMIZER_SGD;
     if (ari_layout_given(&v->layout) && v->sweep > 0)
         return ar_error_set(AR_ERR_ARG,
                             "--sweep %d takes all layouts, --tp, --dp, --sp, --zero and --micro-batches name one: "
                             "give one of both",
                             v->sweep);
-    if (!sgd && (!isnan(v->momentum) || v->nesterov))
-        return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has --betas",
-                            optimizer_names[kind_of(v)]);
-    if (sgd && v->betas)
-        return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
     if (v->dropout >= 1.0)
         return ar_error_set(AR_ERR_ARG, "--dropout %g drops everything: give a probability from 0 to below 1",
                             v->dropout);
+    AR_TRY(ari_optimizer_values_check(&v->optimizer));
     return ari_layout_check(&v->layout);
 }
 
@@ -285,21 +234,6 @@ static ar_status parse_schedule(uint64_t *first, uint64_t *count, const ari_chec
     return AR_OK;
 }
 
-/* "0.9,0.999" */
-static ar_status parse_betas(double *beta1, double *beta2, const char *text)
-{
-    char *end = NULL;
-    *beta1 = strtod(text, &end);
-    const bool first = end != text && *end == ',';
-    const char *second = first ? end + 1 : text;
-    *beta2 = strtod(second, &end);
-    if (!first || end == second || *end != '\0' || !(*beta1 >= 0 && *beta1 < 1) || !(*beta2 >= 0 && *beta2 < 1))
-        return ar_error_set(AR_ERR_ARG,
-                            "--betas: got '%s', expected two numbers from 0 to below 1 with a comma between",
-                            ARI_SHOW(text));
-    return AR_OK;
-}
-
 static double or_else(double given, double otherwise)
 {
     return isnan(given) ? otherwise : given;
@@ -309,7 +243,6 @@ ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *
 {
     *o = (ar_check_options){.batch = v->batch ? v->batch : 8,
                             .steps = v->steps < 0 ? 3 : v->steps,
-                            .optimizer = ar_optimizer_defaults(kind_of(v)),
                             .clip = or_else(v->clip, 1.0),
                             .dropout = or_else(v->dropout, 0.0),
                             .numerics = (ar_numerics)v->layout.numerics,
@@ -324,13 +257,8 @@ ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *
                             .skip_f64 = v->skip_f64};
     if (o->steps == 0) /* gradients only: there is nothing to clip them for */
         o->clip = 0.0;
-    o->optimizer.lr = or_else(v->lr, o->optimizer.lr);
-    o->optimizer.momentum = or_else(v->momentum, o->optimizer.momentum);
-    o->optimizer.weight_decay = or_else(v->weight_decay, o->optimizer.weight_decay);
-    o->optimizer.nesterov = v->nesterov;
     if (v->schedule)
         AR_TRY(parse_schedule(&o->schedule_seed, &o->schedules, v));
-    if (v->betas)
-        AR_TRY(parse_betas(&o->optimizer.beta1, &o->optimizer.beta2, v->betas));
-    return ar_optimizer_check(&o->optimizer);
+    /* Nothing is updated in 0 steps; the options are still to be right ones. */
+    return ari_optimizer_values_options(&o->optimizer, &v->optimizer, (uint64_t)(o->steps > 0 ? o->steps : 1));
 }

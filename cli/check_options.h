@@ -5,19 +5,21 @@
 #include "anyrank/check.h"
 #include "cli/args.h"
 #include "cli/layout.h"
+#include "cli/optimizer_options.h"
 #include "cli/watch.h"
 
 /* What `anyrank check` is asked for. Of the training step -1 and NaN: not given. */
 typedef struct ari_check_values {
     ari_common common;
-    const char *model, *text, *inject, *betas;
+    const char *model, *text, *inject;
     ari_layout_values layout;
+    ari_optimizer_values optimizer;
     ari_watch_values watch;
     const char *schedule, *net_fault; /* NULL: not given */
-    int sweep, steps, optimizer;
+    int sweep, steps;
     size_t batch, seq; /* 0: not given */
-    double lr, momentum, weight_decay, clip, dropout;
-    bool nesterov, gradcheck, list_tensors, memory, skip_f64, verify_transfers;
+    double clip, dropout;
+    bool gradcheck, list_tensors, memory, skip_f64, verify_transfers;
 } ari_check_values;
 
 extern const ari_args_spec ari_check_spec;

@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/layout.h"
+#include "cli/optimizer_options.h"
 #include "cli/table.h"
 
 bool ari_check_same(const ari_checked *checked, size_t n)
@@ -23,22 +24,15 @@ bool ari_check_same(const ari_checked *checked, size_t n)
 
 /* --- above the table ---------------------------------------------------------------------------------------------- */
 
-static const char *const optimizer_titles[] = {"SGD", "Adam", "AdamW"};
-
 /* "3 steps of AdamW (lr 0.001, clip 1)" */
 static void print_step(FILE *to, const ari_checked *c)
 {
-    const ar_optimizer_options *o = &c->optimizer;
     const int steps = c->report->steps;
     if (steps == 0) {
         fprintf(to, "forward + loss + backward");
     } else {
-        fprintf(to, "%d step%s of %s (lr %g", steps, steps == 1 ? "" : "s", optimizer_titles[o->kind], o->lr);
-        if (o->momentum > 0.0)
-            fprintf(to, ", momentum %g%s", o->momentum, o->nesterov ? " (Nesterov)" : "");
-        if (o->weight_decay > 0.0)
-            fprintf(to, ", weight decay %g", o->weight_decay);
-        fprintf(to, ")");
+        fprintf(to, "%d step%s of ", steps, steps == 1 ? "" : "s");
+        ari_optimizer_print(to, &c->optimizer);
     }
     if (c->clip > 0.0)
         fprintf(to, ", clip %g", c->clip);

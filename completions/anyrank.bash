@@ -24,6 +24,8 @@ _anyrank() {
     local watch="--trace --timeline --cluster"
     local split="--sp --keep-gathered --dp --micro-batches --forward-first"
     local ddp="--zero --bucket-bytes --bucket-mode"
+    local optimizer="--optimizer --lr --lr-schedule --warmup --min-lr --momentum --nesterov --betas --weight-decay
+        --decay --group"
     local options="$common" names=""
     COMPREPLY=()
 
@@ -39,8 +41,7 @@ _anyrank() {
     fi
     case $subcommand in
         check)
-            options="$layout $split $ddp --sweep --batch --seq --text --steps --optimizer --lr --momentum --nesterov --betas
-                --weight-decay --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors
+            options="$layout $split $ddp --sweep --batch --seq --text --steps $optimizer --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors
                 $watch --schedule --net-fault --verify-transfers $common"
             names=$models ;;
         grads) options="$layout $watch --input --block --out $common" names=$models ;;
@@ -62,11 +63,13 @@ _anyrank() {
         --numerics) mapfile -t COMPREPLY < <(compgen -W "exact native" -- "$current"); return ;;
         --bucket-mode) mapfile -t COMPREPLY < <(compgen -W "overlap eager" -- "$current"); return ;;
         --optimizer) mapfile -t COMPREPLY < <(compgen -W "sgd adam adamw" -- "$current"); return ;;
+        --lr-schedule) mapfile -t COMPREPLY < <(compgen -W "constant cosine" -- "$current"); return ;;
+        --decay) mapfile -t COMPREPLY < <(compgen -W "all matrices" -- "$current"); return ;;
         --cluster) mapfile -t COMPREPLY < <(compgen -W "a100 h100" -- "$current"); return ;;
         --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda" -- "$current"); return ;;
         --text | --json | --input | --trace | --timeline) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
         --block | --out) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
-        --zero | --bucket-bytes) return ;;
+        --zero | --bucket-bytes | --warmup | --min-lr | --group) return ;;
         --tp | --dp | --micro-batches | --timeout | --schedule | --net-fault | --batch | --seq | --steps | --lr | --momentum | --betas | \
             --weight-decay | --clip | --dropout | --threads | --seed | --m | --n | --k | --repetitions) return ;;
         --ranks | --bytes) return ;;
