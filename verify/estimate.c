@@ -64,7 +64,8 @@ static ar_status count_split(split *s, const elements *n, const ari_estimate_cas
     *s = (split){.tp = ari_at_least_one(p->tp), .dp = ari_at_least_one(p->dp)};
     s->ranks = s->tp * s->dp;
     const double samples = ceil((double)run->batch / s->dp);
-    s->at_once = ceil(samples / pieces) * s->dp / (double)run->batch;
+    const double at_work = s->dp < (double)run->batch ? s->dp : (double)run->batch; /* of the dp ranks */
+    s->at_once = ceil(samples / pieces) * at_work / (double)run->batch;
     /* Shared sequences: a part of what is kept; the inputs gathered for a block's two halves are kept or go again. */
     s->whole = p->sp && p->tp > 1 ? kept / s->tp + 6.0 + (p->keep_gathered ? 2.0 * n->layers + 1.0 : 0.0) : kept;
     /* Row-column, the middle of an MLP is whole on every rank. */

@@ -31,8 +31,10 @@ int ar_parallel_world(const ar_parallel *p);
  */
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
 /** Whether a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the global
- *  batch; 0 for either: not known yet, not checked. Errors: AR_ERR_INDIVISIBLE (names the dimension, its size and the
- *  number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (negative extents, more dp ranks than samples). */
+ *  batch; 0 for either: not known yet, not checked. With more dp ranks than samples the last ones have none, and go
+ *  through no forward or backward pass: they only sum gradients and update. Errors: AR_ERR_INDIVISIBLE (names the
+ *  dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (negative extents, more
+ *  micro-batches than samples of the rank that has most of them). */
 AR_NODISCARD ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
                                          size_t seq);
 /** The rows [start, start + count) of a global batch that micro-batch `micro` of data-parallel rank `dp_rank` holds.

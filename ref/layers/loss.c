@@ -40,6 +40,7 @@ ar_status ari_loss_value(ari_loss *l, ar_ctx *ctx, float *loss, double divisor)
     if (sum->spread)
         AR_TRY(ctx->arith->grads_reduce(ctx, &sum, 1, ctx->tp, "loss"));
     AR_TRY(ctx->arith->grads_reduce(ctx, &sum, 1, ctx->dp, "loss"));
+    sum->has_grad = true; /* also where this rank added nothing: there is something to make zero now */
     AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, &one));
     AR_TRY(ctx->arith->grad_value(ctx, &value, sum));
     AR_TRY(ar_ctx_download(ctx, &total, &value));

@@ -47,13 +47,9 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
 static ar_status check_batch(const ar_parallel *p, size_t batch)
 {
     const size_t dp = (size_t)ari_at_least_one(p->dp), micro = (size_t)ari_at_least_one(p->micro_batches);
+    const size_t most = (batch + dp - 1) / dp;
     if (batch == 0)
         return AR_OK;
-    if (dp > batch)
-        return ar_error_set(AR_ERR_ARG,
-                            "dp=%zu ranks cannot share %zu samples; use a dp of at most %zu, or a larger batch", dp,
-                            batch, batch);
-    const size_t most = (batch + dp - 1) / dp;
     if (micro > most)
         return ar_error_set(AR_ERR_ARG,
                             "%zu micro-batches cannot share the %zu samples of a rank; use at most %zu, or a larger "

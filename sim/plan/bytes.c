@@ -46,7 +46,8 @@ static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
     return ari_mul_size(&s->tokens, c->batch, c->seq);
 }
 
-/* The layers, over tp. Weights are new at the start and after each update; each of the dp groups has its own copies. */
+/* The layers, over tp. Weights are new at the start and after each update; each of the dp groups has its own copies, and
+ * says so where it has samples. */
 static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s)
 {
     const size_t dp = (size_t)ari_at_least_one(c->parallel.dp), steps = (size_t)ari_at_least_one(c->steps);
@@ -67,7 +68,8 @@ static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const
     AR_TRY(t.tokens.st);
     AR_TRY(t.replicas.st);
     const size_t versions = c->forward_only ? 1 : steps;
-    const size_t weights = ari_tally_mul(total, ari_tally_mul(total, t.weights.bytes, dp), versions);
+    const size_t groups_at_work = dp < c->batch ? dp : c->batch;
+    const size_t weights = ari_tally_mul(total, ari_tally_mul(total, t.weights.bytes, groups_at_work), versions);
     const size_t tokens = ari_tally_mul(total, ari_tally_add(total, t.tokens.bytes, t.replicas.bytes), steps);
     total->bytes = ari_tally_add(total, total->bytes, ari_tally_add(total, weights, tokens));
     return total->st;
