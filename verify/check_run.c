@@ -81,6 +81,13 @@ static ar_layout nothing_of(const comparison *c, size_t tensor)
     return (ar_layout){0};
 }
 
+/* A gradient's values of the step before. */
+static const float *last_of(const ari_reference *ref, const ari_ref_tensor *t)
+{
+    const size_t i = t->step > 1 ? ari_reference_find_in(ref, t->name, 'g', t->step - 1) : ref->count;
+    return t->pass == 'g' && i < ref->count ? ref->tensor[i].values : NULL;
+}
+
 /* A weight's values before the step that made it. */
 static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
 {
@@ -93,6 +100,7 @@ static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
 static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
 {
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    const bool adam = o->optimizer.kind != AR_OPTIMIZER_SGD;
     const ar_layout nothing = nothing_of(c, tensor);
     ari_rank_copy *copy = NULL;
     float **local = NULL;
@@ -126,7 +134,11 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .seq = o->batch->seq,
                               .ids = o->batch[t->step - 1].input_ids,
                               .head_dim = o->config->head_dim,
-                              .before = before_of(c->ref, t)};
+                              .before = before_of(c->ref, t),
+                              .last = last_of(c->ref, t),
+                              .beta1 = adam ? o->optimizer.beta1 : 0.0,
+                              .beta2 = adam ? o->optimizer.beta2 : 0.0,
+                              .zero = o->parallel.zero > 0};
     ari_pattern p = {{0}, {0}};
     AR_TRY_TO(done, st, ari_pattern_find(&p, &d));
     snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);

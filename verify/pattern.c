@@ -2,12 +2,13 @@
 #include "verify/pattern_impl.h"
 
 static const ari_detector detectors[] = {
-    ari_detect_gather,  ari_detect_repeat,     ari_detect_order,      ari_detect_tokens,   ari_detect_sum,
-    ari_detect_means,   ari_detect_clip,       ari_detect_loss,       ari_detect_factor,   ari_detect_statistic,
-    ari_detect_tail,    ari_detect_vector,     ari_detect_world_rank, ari_detect_zero,     ari_detect_rows,
-    ari_detect_tied,    ari_detect_truncation, ari_detect_mask,       ari_detect_rounding, ari_detect_row_factor,
-    ari_detect_bias,    ari_detect_drift,      ari_detect_nan,        ari_detect_gradient, ari_detect_place,
-    ari_detect_scatter, ari_detect_update,     ari_detect_anything,
+    ari_detect_gather,   ari_detect_repeat,     ari_detect_order,      ari_detect_tokens,   ari_detect_sum,
+    ari_detect_means,    ari_detect_clip,       ari_detect_loss,       ari_detect_factor,   ari_detect_statistic,
+    ari_detect_tail,     ari_detect_vector,     ari_detect_world_rank, ari_detect_zero,     ari_detect_rows,
+    ari_detect_tied,     ari_detect_truncation, ari_detect_mask,       ari_detect_rounding, ari_detect_row_factor,
+    ari_detect_bias,     ari_detect_drift,      ari_detect_nan,        ari_detect_gradient, ari_detect_place,
+    ari_detect_scatter,  ari_detect_last,       ari_detect_update,     ari_detect_decay,    ari_detect_share,
+    ari_detect_anything,
 };
 
 ari_text ari_find(ari_clue *f, int confidence)

@@ -37,6 +37,9 @@ typedef struct ari_difference {
     const int64_t *ids;        /* [batch, seq] of this step, or NULL */
     size_t head_dim;           /* of a tensor whose features are heads side by side */
     const float *before;       /* of new weights: the reference's before the step, or NULL */
+    const float *last;         /* of a gradient: the reference's of the step before, or NULL */
+    double beta1, beta2;       /* of Adam; both 0: another optimizer */
+    bool zero;                 /* each dp rank updates its share of the weights */
 } ari_difference;
 
 typedef struct ari_pattern {

@@ -152,7 +152,12 @@ static void say_missing(ari_text *t, const ari_case *c, double angle, double sha
         t,
         "a part of the sum is missing: the gradient points the reference's way (cosine %.2f), its share of it is %.3g",
         angle, share);
-    if (samples < log(1.5)) /* samples differ, and this still tells 1/8 from 1/2 */
+    if (d->micro_batches > 1 && !d->forward_first && distance(share, 1.0 / d->micro_batches) < log(1.3))
+        ari_say(t,
+                ", about 1/%d: as if one of %d micro-batches counted; each one's gradients are added to those of the "
+                "ones before, not written over them",
+                d->micro_batches, d->micro_batches);
+    else if (samples < log(1.5)) /* samples differ, and this still tells 1/8 from 1/2 */
         ari_say(t,
                 ", about 1/%zu: as if one of %zu samples counted; leading dimensions not flattened, or the last "
                 "micro-batch alone%s",

@@ -220,8 +220,12 @@ ar_status ari_detect_means(ari_clue *f, const ari_case *c);
 ar_status ari_detect_clip(ari_clue *f, const ari_case *c);
 ar_status ari_detect_scatter(ari_clue *f, const ari_case *c);
 ar_status ari_detect_world_rank(ari_clue *f, const ari_case *c);
+/* pattern_last.c: gradients beside those of the step before */
+ar_status ari_detect_last(ari_clue *f, const ari_case *c);
 /* pattern_update.c: new weights beside the ones before */
 ar_status ari_detect_update(ari_clue *f, const ari_case *c);
+ar_status ari_detect_decay(ari_clue *f, const ari_case *c);
+ar_status ari_detect_share(ari_clue *f, const ari_case *c);
 /* pattern_tokens.c: tokens in another order, rows of ids, statistics of a norm */
 ar_status ari_detect_tokens(ari_clue *f, const ari_case *c);
 ar_status ari_detect_tied(ari_clue *f, const ari_case *c);

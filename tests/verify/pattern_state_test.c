@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Traces of mistakes that show against the step before: stale gradients, Adam's counter, decay, shares of weights. */
+#include "tests/verify/pattern_support.h"
+
+TestSuite(pattern_state, .timeout = 60);
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+/* Elements [from, count) are now times the reference plus last times the gradient of the step before. */
+static void mixed(world *w, float **before, float now, float last, size_t from)
+{
+    mesh(w, "model.norm.weight", 'g', 2, 1, 1, SHAPE(96), -1);
+    w->d.step = 3;
+    *before = malloc(w->count * sizeof **before);
+    cr_assert_not_null(*before);
+    for (size_t i = 0; i < w->count; i++) {
+        (*before)[i] = noise(i + 5000);
+        for (int r = 0; r < 2 && i >= from; r++)
+            *at(w, r, i) = now * w->reference[i] + last * (*before)[i];
+    }
+    w->d.last = *before;
+}
+
+static void expect_last(float now, float last, size_t from, const char *text)
+{
+    float *before = NULL;
+    world w;
+    mixed(&w, &before, now, last, from);
+    expect_hint(&w, text);
+    w.d.last = NULL; /* the first step has none before it */
+    expect_no_hint(&w, "step 2");
+    world_free(&w);
+    free(before);
+}
+
+Test(pattern_state, a_gradient_of_the_step_before_is_recognised)
+{
+    expect_last(0.0f, 1.0f, 0, "last step's value: every different element is the gradient of step 2, and nothing of");
+    expect_last(0.0f, 1.0f, 40, "last step's value");
+    expect_last(0.0f, 2.0f, 0, "the gradient of step 2 times 2, and nothing of this step's");
+}
+
+Test(pattern_state, gradients_that_add_up_from_step_to_step_are_recognised)
+{
+    expect_last(1.0f, 1.0f, 0, "still in it: the gradient is the reference plus that of step 2");
+    expect_last(0.5f, 2.0f, 0, "the gradient is 0.5 times the reference plus 2 times that of step 2");
+}
+
+Test(pattern_state, a_gradient_without_the_last_ones_is_not_taken_for_one)
+{
+    float *before = NULL;
+    world w;
+    mixed(&w, &before, 2.0f, 0.0f, 0);
+    expect_no_hint(&w, "last step's value");
+    for (size_t i = 0; i < w.count; i++) /* something foreign, too */
+        *at(&w, 0, i) = w.reference[i] + before[i] + 0.01f * noise(i + 900);
+    expect_no_hint(&w, "last step's value");
+    world_free(&w);
+    free(before);
+}
+
+Test(pattern_state, one_of_several_micro_batches_is_named)
+{
+    world w;
+    mesh(&w, "lm_head.weight", 'g', 1, 1, 2, SHAPE(32, 24), -1);
+    w.d.batch = 16;
+    w.d.seq = 8;
+    w.d.micro_batches = 4;
+    for (size_t i = 0; i < w.count; i++) {
+        w.reference[i] = 0.0f;
+        for (size_t k = 0; k < 4; k++)
+            w.reference[i] += noise(7 * i + 1000003 * (k + 1));
+        *at(&w, 0, i) = noise(7 * i + 4 * 1000003);
+    }
+    expect_hint(&w, "as if one of 4 micro-batches counted");
+    w.d.micro_batches = 0;
+    expect_no_hint(&w, "micro-batches counted");
+    world_free(&w);
+}
+
+/* --- new weights -------------------------------------------------------------------------------------------------- */
+
+enum { COUNT = 96 };
+
+/* The weights of `ranks` replicas over dp before a step, which moves them by a thousandth of their size. */
+static void stepped(world *w, float before[COUNT], int ranks)
+{
+    mesh(w, "model.norm.weight", 'n', ranks, 1, 1, SHAPE(COUNT), -1);
+    for (size_t i = 0; i < COUNT; i++) {
+        before[i] = w->reference[i];
+        w->reference[i] += 1e-3f * noise(i + 77);
+    }
+    world_refresh(w);
+    w->d.before = before;
+    w->d.step = 1;
+}
+
+static void scale_update(world *w, int rank, const float before[COUNT], float factor)
+{
+    for (size_t i = 0; i < COUNT; i++)
+        *at(w, rank, i) = before[i] + factor * (w->reference[i] - before[i]);
+}
+
+/* sqrt(1 - 0.999^2)/(1 - 0.9^2) of sqrt(1 - 0.999)/(1 - 0.9). */
+static const float second_of_first = 0.744136f;
+
+Test(pattern_state, the_correction_of_another_step_of_adam_is_named)
+{
+    float before[COUNT];
+    world w;
+    stepped(&w, before, 2);
+    scale_update(&w, 0, before, second_of_first);
+    scale_update(&w, 1, before, second_of_first);
+    w.d.beta1 = 0.9;
+    w.d.beta2 = 0.999;
+    expect_hint(&w, "as that of step 2 would be in step 1");
+    expect_hint(&w, "the counter was advanced without an update");
+    w.d.beta1 = w.d.beta2 = 0.0; /* SGD has none */
+    expect_no_hint(&w, "Adam");
+    world_free(&w);
+}
+
+Test(pattern_state, replicas_that_count_their_steps_differently_are_named)
+{
+    float before[COUNT];
+    world w;
+    stepped(&w, before, 2);
+    scale_update(&w, 1, before, second_of_first);
+    w.d.beta1 = 0.9;
+    w.d.beta2 = 0.999;
+    expect_hint(&w, "on rank 1 and not on the others that hold it: they count their steps differently");
+    scale_update(&w, 1, before, 0.8f); /* no step's */
+    expect_no_hint(&w, "Adam");
+    world_free(&w);
+}
+
+Test(pattern_state, decay_that_did_not_reach_a_replica_is_named)
+{
+    float before[COUNT];
+    world w;
+    stepped(&w, before, 2);
+    for (size_t i = 0; i < COUNT; i++)
+        *at(&w, 1, i) = w.reference[i] + 1e-4f * before[i];
+    expect_hint(&w, "weight decay left out");
+    expect_hint(&w, "0.0001 times the weight before the step, on rank 1 and not on the others");
+    for (size_t i = 0; i < COUNT; i++)
+        *at(&w, 0, i) = *at(&w, 1, i) = w.reference[i] - 1e-4f * before[i];
+    expect_hint(&w, "weight decay counted more than once");
+    world_free(&w);
+}
+
+Test(pattern_state, shares_that_were_not_gathered_are_named)
+{
+    float before[COUNT];
+    world w;
+    stepped(&w, before, 2);
+    w.d.zero = true;
+    for (size_t i = 0; i < COUNT; i++) /* a third is rank 0's */
+        *at(&w, i < COUNT / 3 ? 1 : 0, i) = before[i];
+    expect_hint(&w, "shares that were not gathered");
+    expect_hint(&w, "on 2 of 2 ranks");
+    w.d.zero = false;
+    expect_no_hint(&w, "gathered over dp");
+    world_free(&w);
+}
+
+Test(pattern_state, shares_that_do_not_line_up_are_named)
+{
+    float before[COUNT];
+    world w;
+    stepped(&w, before, 2);
+    w.d.zero = true;
+    for (size_t i = 0; i < COUNT; i++) {
+        for (int r = 0; r < 2; r++)
+            *at(&w, r, i) = before[i] + 1e-3f * noise((i + COUNT / 2) % COUNT + 77);
+    }
+    expect_hint(&w, "shares that do not line up");
+    w.d.zero = false;
+    expect_no_hint(&w, "line up");
+    world_free(&w);
+}
