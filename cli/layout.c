@@ -94,7 +94,7 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
     enum { MOST_SHOWN = 12 };
     const size_t dp = (size_t)ari_at_least_one(p->dp);
     ar_parallel_text(text, ARI_LAYOUT_TEXT, p);
-    if (batch % dp == 0 || dp > batch || dp > MOST_SHOWN)
+    if (batch % dp == 0 || dp > MOST_SHOWN)
         return text;
     for (size_t r = 0; r < dp; r++) {
         const size_t used = strlen(text);

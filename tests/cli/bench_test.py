@@ -124,7 +124,7 @@ class Bench(unittest.TestCase):
         self.refused("block", "llama-demo", says="takes no model")
         self.refused("block", "--seq", "0", says="--seq")
         self.refused("step", "llama-demo", "--tp", "3", says="tp=3")
-        self.refused("step", "llama-demo", "--dp", "9", says="9")
+        self.refused("step", "llama-demo", "--dp", "9", "--micro-batches", "2", says="2 micro-batches cannot share the 1 samples")
         self.refused("step", "no-such-model", says="no-such-model")
         self.refused("step", "llama-demo", "--sp", says="--tp")
 

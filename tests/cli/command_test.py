@@ -681,11 +681,12 @@ class Configs(CommandTest):
         self.refused("check", "llama-demo", "--tp", "3", says=["heads", "8", "3"])
         self.refused("check", self.config(), "--tp", "2", "--sp", "--seq", "7", says=["7", "tp=2", "sequence"])
         self.refused("check", "llama-demo", "--tp", "8", "--sp", "--seq", "4", says=["4", "tp=8", "sequence"])
-        self.refused("check", self.config(), "--dp", "9", says=["dp=9", "8"])
-        self.refused("check", self.config(), "--dp", "4096", says=["dp=4096", "8"])
         self.refused("check", self.config(), "--micro-batches", "9", says=["9", "8"])
         self.refused("check", self.config(), "--dp", "3", "--micro-batches", "4", says=["4", "3"])
         self.passes("check", self.config(), "--dp", "8", "--seq", "8", "--skip-f64", "--steps", "1")
+        self.refused("check", self.config(), "--dp", "9", "--micro-batches", "2", says=["2 micro-batches", "1 samples"])
+        done = self.passes("check", self.config(), "--dp", "9", "--tp", "2", "--seq", "8", "--skip-f64", "--steps", "2")
+        self.assertIn("dp=9 tp=2 (1+1+1+1+1+1+1+1+0)", done.out)
 
     def test_absurd_sizes_are_refused_before_anything_is_allocated(self):
         for changes in ({"hidden_size": 1 << 31}, {"vocab_size": 1 << 31}, {"intermediate_size": 1 << 31},
