@@ -174,10 +174,7 @@ ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
 
 ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t)
 {
-    /* Every data-parallel rank holds what this tensor-parallel group shares out. */
-    ar_layout layout = p->layout;
-    layout.replicas *= ar_comm_size(ctx->dp);
-    layout.replica += p->layout.replicas * ar_comm_rank(ctx->dp);
+    const ar_layout layout = ari_whole_layout(p, ctx);
     return ar_tap(ctx, p->name, pass, t, &layout);
 }
 
@@ -187,7 +184,7 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
         AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->tp, p->name));
     if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
         AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->dp, p->name));
-    p->has_grad = p->has_grad || ar_comm_size(ctx->dp) > 1;
+    p->has_grad = p->has_grad || ar_comm_size(ctx->dp) > 1 || (p->spread && ar_comm_size(ctx->tp) > 1);
     return AR_OK;
 }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/share.h"
 
+#include <string.h>
+
 #include "ref/core/context.h"
 
 static size_t product(int n, const size_t *extent)
@@ -130,6 +132,44 @@ ar_status ari_share_layout(ar_layout *o, const ar_param *p, size_t start, size_t
         }
     }
     return AR_OK;
+}
+
+ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx)
+{
+    /* Every data-parallel rank holds what this tensor-parallel group shares out. */
+    ar_layout o = p->layout;
+    o.replicas *= ar_comm_size(ctx->dp);
+    o.replica += p->layout.replicas * ar_comm_rank(ctx->dp);
+    return o;
+}
+
+size_t ari_layout_count(const ar_layout *o)
+{
+    return product(o->ndim, o->shape);
+}
+
+/* Where run i of the last dimension begins, in a row-major tensor of this shape; `at`: the box's first element. */
+static size_t run_start(const ar_box *b, int ndim, const size_t *at, const size_t *shape, size_t i)
+{
+    size_t index = 0, stride = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        const bool last = d == ndim - 1;
+        index += (at[d] + (last ? 0 : i % b->extent[d])) * stride;
+        i /= last ? 1 : b->extent[d];
+        stride *= shape[d];
+    }
+    return index;
+}
+
+void ari_layout_take(float *local, const size_t *local_shape, const ar_layout *o, const float *full)
+{
+    for (size_t k = 0; k < o->nbox; k++) {
+        const ar_box *b = &o->box[k];
+        const size_t width = o->ndim > 0 ? b->extent[o->ndim - 1] : 1, runs = product(o->ndim - 1, b->extent);
+        for (size_t i = 0; i < runs; i++)
+            memcpy(local + run_start(b, o->ndim, b->local, local_shape, i),
+                   full + run_start(b, o->ndim, b->global, o->shape, i), width * sizeof(float));
+    }
 }
 
 /* --- in memory ---------------------------------------------------------------------------------------------------- */

@@ -19,11 +19,18 @@ size_t ari_run_boxes(ari_run_box *out, int ndim, const size_t *shape, size_t sta
  *  full tensor, with the parameter's replicas over the tensor-parallel group. Errors: AR_ERR_UNSUPPORTED (more than
  *  AR_MAX_BOXES). */
 AR_NODISCARD ar_status ari_share_layout(ar_layout *o, const ar_param *p, size_t start, size_t count);
+/** The whole parameter, as one of the copies that the tensor-parallel and the data-parallel ranks hold. */
+ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx);
 /** Copies elements [start, start + count) of the matrix that is a tensor of the value's shape (`value`: any memory of
  *  the device) to `run`, where they lie one after the other, or back. fp32. */
 AR_NODISCARD ar_status ari_share_get(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start,
                                      size_t count);
 AR_NODISCARD ar_status ari_share_put(ar_ctx *ctx, ar_cbuf run, const ar_param *p, const ar_tensor *value, size_t start,
                                      size_t count);
+
+/** Elements of the full tensor. */
+size_t ari_layout_count(const ar_layout *o);
+/** Copies a rank's boxes out of the full tensor into a local one of this shape, both on the host and row-major. */
+void ari_layout_take(float *local, const size_t *local_shape, const ar_layout *o, const float *full);
 
 #endif

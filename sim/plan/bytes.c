@@ -46,8 +46,8 @@ static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
     return ari_mul_size(&s->tokens, c->batch, c->seq);
 }
 
-/* The layers, over tp. Weights are new at the start and after each update; each of the dp groups has its own copies, and
- * says so where it has samples. */
+/* The layers, over tp. Weights are new at the start and after each update; each of the dp groups has its own copies,
+ * and says so where it has samples. */
 static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s)
 {
     const size_t dp = (size_t)ari_at_least_one(c->parallel.dp), steps = (size_t)ari_at_least_one(c->steps);
@@ -86,6 +86,44 @@ static void reduce_gradients(ari_tally *t, const ari_step_shape *s, size_t eleme
     ari_tally_all_reduce(t, elements, 2 * 8);
 }
 
+/* The same, of which each rank gets its share only: the index is still needed whole, to which the own terms are raised
+ * before they are added. */
+static void scatter_gradients(ari_tally *t, const ari_step_shape *s, size_t elements)
+{
+    if (s->exact)
+        ari_tally_all_reduce(t, elements, 1);
+    ari_tally_pass(t, elements, s->exact ? 2 * 8 : 4);
+}
+
+/* Gradients of a step over dp, already summed over tp, and with ZeRO the weights made of them. */
+static void count_gradients(ari_tally *ranks, const ari_traffic_case *c, const ari_step_shape *s, size_t elements)
+{
+    if (c->parallel.zero == 0) {
+        reduce_gradients(ranks, s, elements);
+        return;
+    }
+    scatter_gradients(ranks, s, elements);
+    if (c->steps > 0)
+        ari_tally_pass(ranks, elements, 4);
+}
+
+/* Which parameters got a gradient on any rank: a byte each. */
+static void count_unused(ari_tally *dp_groups, const ari_traffic_case *c, const ari_param_elements *n)
+{
+    if (c->find_unused)
+        ari_tally_all_reduce(dp_groups, n->params, 1);
+}
+
+/* An exponent, then two int64: over the ranks that hold different elements. */
+static void count_norm(ari_tally *tp_groups, ari_tally *dp_groups, const ari_traffic_case *c)
+{
+    if (!c->clip)
+        return;
+    ari_tally_all_reduce(tp_groups, 1, 4 + 2 * 8);
+    if (c->parallel.zero > 0)
+        ari_tally_all_reduce(dp_groups, 1, 4 + 2 * 8);
+}
+
 /* Gradients and loss of a step, over tp where their terms are spread over it, then over dp; and the gradient norm. */
 static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s,
                             const ari_param_elements *n)
@@ -100,9 +138,9 @@ static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const a
         reduce_gradients(&tp_groups, s, 1); /* its loss sums all tokens' features */
     if (s->backward) {
         reduce_gradients(&tp_groups, s, n->spread);
-        reduce_gradients(&ranks, s, n->held); /* already summed over the groups */
-        if (c->clip)
-            ari_tally_all_reduce(&tp_groups, 1, 4 + 2 * 8); /* an exponent, then two int64 */
+        count_gradients(&ranks, c, s, n->held);
+        count_unused(&dp_groups, c, n);
+        count_norm(&tp_groups, &dp_groups, c);
     }
     AR_TRY(tp_groups.st);
     AR_TRY(dp_groups.st);

@@ -18,6 +18,7 @@ typedef struct ari_traffic_case {
     bool clip;
     ar_numerics numerics;
     bool forward_only;
+    bool find_unused; /* of the DDP options */
 } ari_traffic_case;
 
 /** Bytes moved between ranks from the first weight to the last step, all ranks together: the start (parameters made

@@ -46,6 +46,7 @@ void ari_count_head(ari_layer_tally *t);
 typedef struct ari_param_elements {
     size_t held;   /* that its ranks hold: a replicated one counts on each of them */
     size_t spread; /* of one rank, those whose gradient's terms are spread over tp */
+    size_t params; /* no elements: the tensors of one rank */
 } ari_param_elements;
 
 /** Errors: AR_ERR_OVERFLOW. */
