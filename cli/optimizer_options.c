@@ -18,26 +18,43 @@ _Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often a
 ari_optimizer_values ari_optimizer_values_defaults(void)
 {
     const double none = (double)NAN;
-    return (ari_optimizer_values){
-        .kind = -1, .schedule = -1, .decay = -1, .lr = none, .momentum = none, .weight_decay = none, .min_lr = none};
+    return (ari_optimizer_values){.kind = -1,
+                                  .schedule = -1,
+                                  .decay = -1,
+                                  .lr = none,
+                                  .momentum = none,
+                                  .weight_decay = none,
+                                  .min_lr = none,
+                                  .warmup = ARI_WARMUP_NOT_GIVEN};
 }
 
-static ar_optimizer_kind kind_of(const ari_optimizer_values *v)
+static ar_optimizer_kind kind_of(const ari_optimizer_values *v, ar_optimizer_kind otherwise)
 {
-    return v->kind < 0 ? AR_OPTIMIZER_ADAMW : (ar_optimizer_kind)v->kind;
+    return v->kind < 0 ? otherwise : (ar_optimizer_kind)v->kind;
+}
+
+static ar_status check_kind(const ari_optimizer_values *v, ar_optimizer_kind kind)
+{
+    const bool sgd = kind == AR_OPTIMIZER_SGD;
+    if (!sgd && (!isnan(v->momentum) || v->nesterov))
+        return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has --betas",
+                            ari_optimizer_names[kind]);
+    if (sgd && v->betas)
+        return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
+    return AR_OK;
+}
+
+static ar_status check_min_lr(const ari_optimizer_values *v, int schedule)
+{
+    if (schedule != AR_SCHEDULE_COSINE && !isnan(v->min_lr))
+        return ar_error_set(AR_ERR_ARG, "--min-lr %g is where --lr-schedule cosine ends: give both", v->min_lr);
+    return AR_OK;
 }
 
 ar_status ari_optimizer_values_check(const ari_optimizer_values *v)
 {
-    const bool sgd = kind_of(v) == AR_OPTIMIZER_SGD;
-    if (!sgd && (!isnan(v->momentum) || v->nesterov))
-        return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has --betas",
-                            ari_optimizer_names[kind_of(v)]);
-    if (sgd && v->betas)
-        return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
-    if (v->schedule != AR_SCHEDULE_COSINE && !isnan(v->min_lr))
-        return ar_error_set(AR_ERR_ARG, "--min-lr %g is where --lr-schedule cosine ends: give both", v->min_lr);
-    return AR_OK;
+    AR_TRY(check_kind(v, kind_of(v, AR_OPTIMIZER_ADAMW)));
+    return check_min_lr(v, v->schedule);
 }
 
 /* "0.9,0.999" */
@@ -98,24 +115,35 @@ static double or_else(double given, double otherwise)
     return isnan(given) ? otherwise : given;
 }
 
-ar_status ari_optimizer_values_options(ar_optimizer_options *o, const ari_optimizer_values *v, uint64_t total_steps)
+ar_status ari_optimizer_values_change(ar_optimizer_options *o, const ari_optimizer_values *v, uint64_t total_steps)
 {
-    *o = ar_optimizer_defaults(kind_of(v));
+    const ar_optimizer_kind kind = kind_of(v, o->kind);
+    AR_TRY(check_kind(v, kind));
+    if (kind != o->kind)
+        *o = ar_optimizer_defaults(kind);
     o->lr = or_else(v->lr, o->lr);
     o->momentum = or_else(v->momentum, o->momentum);
     o->weight_decay = or_else(v->weight_decay, o->weight_decay);
-    o->nesterov = v->nesterov;
-    o->schedule = v->schedule < 0 ? AR_SCHEDULE_CONSTANT : (ar_schedule)v->schedule;
-    o->warmup_steps = v->warmup;
+    o->nesterov = o->nesterov || v->nesterov;
+    o->schedule = v->schedule < 0 ? o->schedule : (ar_schedule)v->schedule;
+    AR_TRY(check_min_lr(v, (int)o->schedule));
+    o->warmup_steps = v->warmup == ARI_WARMUP_NOT_GIVEN ? o->warmup_steps : v->warmup;
     o->total_steps = total_steps;
-    o->min_lr = or_else(v->min_lr, 0.0);
-    o->decay = v->decay < 0 ? AR_DECAY_ALL : (ar_decay)v->decay;
+    o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? or_else(v->min_lr, o->min_lr) : 0.0;
+    o->decay = v->decay < 0 ? o->decay : (ar_decay)v->decay;
     if (v->betas)
         AR_TRY(parse_betas(&o->beta1, &o->beta2, v->betas));
     for (size_t i = 0; i < v->groups.n; i++)
         AR_TRY(parse_group(&o->group[i], v->groups.text[i]));
-    o->groups = v->groups.n;
+    o->groups = v->groups.n > 0 ? v->groups.n : o->groups;
     return ar_optimizer_check(o);
+}
+
+ar_status ari_optimizer_values_options(ar_optimizer_options *o, const ari_optimizer_values *v, uint64_t total_steps)
+{
+    *o = ar_optimizer_defaults(kind_of(v, AR_OPTIMIZER_ADAMW));
+    AR_TRY(ari_optimizer_values_check(v));
+    return ari_optimizer_values_change(o, v, total_steps);
 }
 
 /* ", cosine to 0.0001 after 2 steps of warm-up" */

@@ -11,11 +11,13 @@
 typedef struct ari_optimizer_values {
     int kind, schedule, decay;                 /* -1: not given */
     double lr, momentum, weight_decay, min_lr; /* NaN: not given */
-    size_t warmup;
+    size_t warmup;                             /* ARI_WARMUP_NOT_GIVEN */
     bool nesterov;
     const char *betas; /* NULL: not given */
     ari_strings groups;
 } ari_optimizer_values;
+
+#define ARI_WARMUP_NOT_GIVEN SIZE_MAX
 
 extern const char *const ari_optimizer_names[]; /* in the order of ar_optimizer_kind */
 extern const char *const ari_schedule_names[];  /* in the order of ar_schedule */
@@ -100,6 +102,10 @@ AR_NODISCARD ar_status ari_optimizer_values_check(const ari_optimizer_values *v)
  *  ar_optimizer_check). */
 AR_NODISCARD ar_status ari_optimizer_values_options(ar_optimizer_options *o, const ari_optimizer_values *v,
                                                     uint64_t total_steps);
+/** The same on top of the options that *o has, a checkpoint's: what was not given stays as it is; another kind of
+ *  optimizer begins with its own defaults. Errors: those. */
+AR_NODISCARD ar_status ari_optimizer_values_change(ar_optimizer_options *o, const ari_optimizer_values *v,
+                                                   uint64_t total_steps);
 /** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group)" */
 void ari_optimizer_print(FILE *to, const ar_optimizer_options *o);
 /** The options as an object. Gives; NULL without memory. */
