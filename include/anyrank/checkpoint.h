@@ -66,16 +66,6 @@ AR_NODISCARD ar_status ar_checkpoint_save(ar_checkpoint_writer *w, ar_ctx *ctx, 
 /** The folder of the last checkpoint written; "" before the first. Borrowed until the next save. */
 const char *ar_checkpoint_written(const ar_checkpoint_writer *w);
 
-/** Gathers full parameters in host memory and hashes them: SHA-256 over all parameters by name, the hash that `check`
- *  calls weights_hash. `shared`: one object for all ranks. Collective over the context's world; every rank gets the
- *  same hash. Errors: as ar_checkpoint_save. */
-typedef struct ar_weights_hasher ar_weights_hasher;
-AR_NODISCARD ar_status ar_weights_hasher_create(ar_weights_hasher **gives);
-/** Accepts NULL. */
-void ar_weights_hasher_destroy(ar_weights_hasher *h);
-AR_NODISCARD ar_status ar_weights_hash(ar_weights_hasher *shared, char hex[65], ar_ctx *ctx, ar_param *const *params,
-                                       size_t n);
-
 /* --- reading ------------------------------------------------------------------------------------------------------ */
 typedef struct ar_checkpoint ar_checkpoint;
 /** Opens a checkpoint, or the one that `latest` in a folder of them names, and verifies all of it: hashes of weights

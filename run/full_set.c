@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "run/full_set.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/context.h"
+#include "ref/core/size.h"
+#include "ref/io/hash.h"
+
+typedef struct entry {
+    ari_full_tensor tensor;
+    bool state;
+} entry;
+
+/* What a rank says at an agreement. */
+typedef struct verdict {
+    ar_status status;
+    char message[1024];
+} verdict;
+
+/* Two rows of verdicts: a rank that is at the next agreement writes the other row, and it cannot be at the one after
+ * that before all have read this one. */
+typedef struct member {
+    verdict said[2];
+    unsigned turn;
+} member;
+
+struct ari_full_set {
+    pthread_mutex_t lock; /* of the list's pointers, counts and of `members`, not of what they point to */
+    entry **list;
+    size_t count, capacity;
+    member *members; /* [ranks]; NULL before the first agreement */
+    int ranks;
+};
+
+ar_status ari_full_set_create(ari_full_set **gives)
+{
+    ari_full_set *s = NULL;
+    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "full tensors"));
+    if (pthread_mutex_init(&s->lock, NULL) != 0) {
+        free(s);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a lock");
+    }
+    *gives = s;
+    return AR_OK;
+}
+
+void ari_full_set_clear(ari_full_set *s)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        ari_full_tensor_fini(&s->list[i]->tensor);
+        free(s->list[i]);
+    }
+    s->count = 0;
+}
+
+void ari_full_set_destroy(ari_full_set *s)
+{
+    if (s == NULL)
+        return;
+    ari_full_set_clear(s);
+    pthread_mutex_destroy(&s->lock);
+    free(s->list);
+    free(s->members);
+    free(s);
+}
+
+/* --- agreement ---------------------------------------------------------------------------------------------------- */
+static ar_status ensure_members(ari_full_set *s, int ranks)
+{
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&s->lock);
+    if (s->members == NULL)
+        st = ari_alloc_zero((void **)&s->members, (size_t)ranks, sizeof *s->members, "what the ranks say");
+    if (s->members != NULL && s->ranks == 0)
+        s->ranks = ranks;
+    pthread_mutex_unlock(&s->lock);
+    if (st == AR_OK && s->ranks != ranks)
+        st = ar_error_set(AR_ERR_ARG, "full tensors of %d ranks are used by %d", s->ranks, ranks);
+    return st;
+}
+
+ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status own)
+{
+    const int ranks = ar_comm_size(ctx->world), rank = ar_comm_rank(ctx->world);
+    AR_TRY(ensure_members(s, ranks));
+    member *me = &s->members[rank];
+    const unsigned row = me->turn++ % 2;
+    me->said[row].status = own;
+    snprintf(me->said[row].message, sizeof me->said[row].message, "%s", own == AR_OK ? "" : ar_error_message());
+    AR_TRY(ar_comm_barrier(ctx->world, ctx->queue, "full tensors"));
+    for (int r = 0; r < ranks; r++) {
+        const verdict *v = &s->members[r].said[row];
+        if (v->status != AR_OK)
+            return ar_error_set(v->status, "%s", v->message);
+    }
+    return AR_OK;
+}
+
+/* --- taking ------------------------------------------------------------------------------------------------------- */
+typedef struct pass {
+    ari_full_set *set;
+    ar_ctx *ctx;
+    bool compare;  /* else first copies are written */
+    size_t cursor; /* where the next name is looked for first: ranks report in the same order */
+} pass;
+
+static entry *find(ari_full_set *s, size_t from, const char *name, size_t *at)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        *at = (from + i) % s->count;
+        if (strcmp(s->list[*at]->tensor.name, name) == 0)
+            return s->list[*at];
+    }
+    return NULL;
+}
+
+static ar_status add(entry **e, ari_full_set *s, const char *name, bool state, const ar_layout *layout)
+{
+    entry *made = NULL;
+    AR_TRY(ari_grow(&s->list, &s->capacity, s->count, sizeof *s->list, "the list of full tensors"));
+    AR_TRY(ari_alloc_zero((void **)&made, 1, sizeof *made, "a full tensor"));
+    const ar_status st = ari_full_tensor_init(&made->tensor, name, layout->ndim, layout->shape);
+    if (st != AR_OK) {
+        free(made);
+        return st;
+    }
+    made->state = state;
+    s->list[s->count++] = made;
+    *e = made;
+    return AR_OK;
+}
+
+static ar_status take(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
+{
+    ari_full_set *s = p->set;
+    const int rank = ar_comm_rank(p->ctx->world);
+    size_t at = 0;
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&s->lock);
+    entry *e = find(s, p->cursor, name, &at);
+    if (e == NULL) {
+        at = s->count;
+        st = add(&e, s, name, state, layout);
+    }
+    pthread_mutex_unlock(&s->lock);
+    AR_TRY(st);
+    p->cursor = at + 1;
+    if (p->compare == (layout->replica == 0))
+        return AR_OK;
+    return p->compare ? ari_full_tensor_compare(&e->tensor, rank, local, layout)
+                      : ari_full_tensor_write(&e->tensor, rank, local, layout);
+}
+
+static ar_status take_state(void *user, const ar_param *p, const char *state, const ar_tensor *local,
+                            const ar_layout *layout)
+{
+    char name[sizeof((ari_full_tensor *)NULL)->name];
+    const int n = snprintf(name, sizeof name, "%s.%s", p->name, state);
+    if (n < 0 || (size_t)n >= sizeof name)
+        return ar_error_set(AR_ERR_ARG, "%s: no room for its state's name, '%s'", p->name, state);
+    return take(user, name, true, local, layout);
+}
+
+static ar_status take_all(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n, ar_optimizer *optimizer,
+                          bool compare)
+{
+    pass p = {.set = s, .ctx = ctx, .compare = compare};
+    for (size_t i = 0; i < n; i++) {
+        /* Every data-parallel rank holds what this tensor-parallel group shares out. */
+        ar_layout layout = params[i]->layout;
+        layout.replica += layout.replicas * ar_comm_rank(ctx->dp);
+        layout.replicas *= ar_comm_size(ctx->dp);
+        AR_TRY(take(&p, params[i]->name, false, &params[i]->value, &layout));
+    }
+    return optimizer == NULL ? AR_OK : ar_optimizer_save(optimizer, ctx, take_state, &p);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const entry *const *x = (const entry *const *)a;
+    const entry *const *y = (const entry *const *)b;
+    return strcmp((*x)->tensor.name, (*y)->tensor.name);
+}
+
+/* In the order of names, so that the first that is not whole does not depend on who came first. */
+static ar_status check_all(const ari_full_set *s)
+{
+    if (s->count > 0)
+        qsort(s->list, s->count, sizeof(entry *), by_name);
+    for (size_t i = 0; i < s->count; i++)
+        AR_TRY(ari_full_tensor_check(&s->list[i]->tensor));
+    return AR_OK;
+}
+
+static ar_status check_world(const ar_ctx *ctx)
+{
+    const int world = ar_comm_size(ctx->world), tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp);
+    if (world > ARI_FULL_MAX_RANKS)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "full tensors of %d ranks, at most %d are supported", world,
+                            ARI_FULL_MAX_RANKS);
+    if (world / tp != dp || world % tp != 0)
+        return ar_error_set(AR_ERR_ARG, "the context's world has %d ranks, expected tp * dp = %d * %d", world, tp, dp);
+    return AR_OK;
+}
+
+ar_status ari_full_set_take(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n, ar_optimizer *optimizer)
+{
+    const bool first = ar_comm_rank(ctx->world) == 0;
+    AR_TRY(check_world(ctx));
+    if (first)
+        ari_full_set_clear(s);
+    AR_TRY(ari_full_set_agree(s, ctx, AR_OK));
+    AR_TRY(ari_full_set_agree(s, ctx, take_all(s, ctx, params, n, optimizer, false)));
+    AR_TRY(ari_full_set_agree(s, ctx, take_all(s, ctx, params, n, optimizer, true)));
+    return ari_full_set_agree(s, ctx, first ? check_all(s) : AR_OK);
+}
+
+/* --- what was taken ----------------------------------------------------------------------------------------------- */
+ar_status ari_full_set_entries(const ari_full_set *s, bool state, ar_st_tensor **gives, size_t *n)
+{
+    ar_st_tensor *list = NULL;
+    AR_TRY(ari_alloc_zero((void **)&list, s->count, sizeof *list, "a list of full tensors"));
+    *n = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->list[i]->state == state)
+            list[(*n)++] = ari_full_tensor_entry(&s->list[i]->tensor);
+    }
+    *gives = list;
+    return AR_OK;
+}
+
+ar_status ari_full_set_hash(const ari_full_set *s, char hex[65])
+{
+    ar_st_tensor *list = NULL;
+    size_t n = 0;
+    AR_TRY(ari_full_set_entries(s, false, &list, &n));
+    const ar_status st = ari_tensors_hash(hex, list, n);
+    free(list);
+    return st;
+}
