@@ -197,7 +197,8 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
                                           .seq = o->seq,
                                           .steps = o->steps,
                                           .clip = o->clip > 0.0,
-                                          .numerics = o->numerics};
+                                          .numerics = o->numerics,
+                                          .find_unused = o->ddp.find_unused};
         r->runs++; /* first: what a failed run has allocated is the report's to free */
         AR_TRY(ari_traffic_bytes(&r->run[i].bytes_predicted, &traffic));
         AR_TRY(run_schedules(&r->run[i], ref, &run, o->schedule_seed, o->schedules));

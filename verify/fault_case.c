@@ -66,6 +66,10 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .batch = 3},
     {AR_FAULT_zero_grad_not_recursive, LLAMA, .steps = 2},
     {AR_FAULT_gradnorm_first_rank_only, LLAMA},
+    {AR_FAULT_adam_step_not_synced, LLAMA, DP(2)},
+    {AR_FAULT_optimizer_counter_ahead, LLAMA},
+    {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2)},
+    {AR_FAULT_norm_fp16_store, LLAMA},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)

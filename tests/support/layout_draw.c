@@ -142,6 +142,18 @@ static void draw_training(layout_draw *d, uint64_t *s)
     d->weights_seed = pick(s, 1u << 30);
 }
 
+/* How gradients are summed over dp: a bucket for each parameter, some of a few parameters, or one for all. */
+static void draw_ddp(layout_draw *d, uint64_t *s)
+{
+    static const size_t capacities[] = {0, 64, 1000, 20000, AR_BUCKET_BYTES};
+    d->parallel.zero = coin(s) ? 1 : 0;
+    d->ddp = ar_ddp_defaults();
+    d->ddp.bucket_bytes = PICK(s, capacities);
+    d->ddp.mode = coin(s) ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
+    d->ddp.order = coin(s) ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE;
+    d->ddp.find_unused = pick(s, 4) == 0;
+}
+
 static bool is_legal(layout_draw *d)
 {
     if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
@@ -160,6 +172,7 @@ void layout_draw_make(layout_draw *d, uint64_t seed)
         draw_parallel(d, &state);
         draw_model(d, &state);
         draw_training(d, &state);
+        draw_ddp(d, &state);
     } while (!is_legal(d));
     ar_error_clear();
 }
@@ -188,11 +201,12 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
     if (used < 0 || (size_t)used >= cap)
         return;
     snprintf(out + used, cap - (size_t)used,
-             ", steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, dropout %g, labels %d padding %d "
-             "additive %d (%d %d)",
-             d->steps, ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay,
-             o->beta1, o->beta2, d->clip, d->dropout, d->labels, d->padding, d->additive, d->mask_per_sample,
-             d->mask_per_head);
+             ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, dropout %g, "
+             "labels %d padding %d additive %d (%d %d)",
+             d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
+             d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
+             ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay, o->beta1,
+             o->beta2, d->clip, d->dropout, d->labels, d->padding, d->additive, d->mask_per_sample, d->mask_per_head);
 }
 
 /* --- what the draws cover ----------------------------------------------------------------------------------------- */
@@ -206,6 +220,8 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->sp += p->tp > 1 && p->sp;
     h->replicas += (size_t)p->tp > d->config.kv_heads;
     h->dp += p->dp > 1;
+    h->zero += p->dp > 1 && p->zero > 0;
+    h->eager += p->dp > 1 && d->ddp.mode == AR_BUCKETS_EAGER;
     h->uneven += d->batch % (size_t)p->dp != 0;
     h->micro += p->micro_batches > 1;
     h->by_check += d->by_check;
@@ -219,10 +235,11 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
 void layout_histogram_print(const layout_histogram *h, FILE *to)
 {
     fprintf(to,
-            "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, dp > 1: %d, uneven: %d, micro-batches: %d, "
-            "row-column: %d, tied: %d, dropout: %d, clipping: %d, steps 0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
-            h->draws, h->tp, h->sp, h->replicas, h->dp, h->uneven, h->micro, h->row_column, h->tied, h->dropout,
-            h->clip, h->steps[0], h->steps[1], h->steps[2], h->by_check);
+            "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d, "
+            "micro-batches: %d, row-column: %d, tied: %d, dropout: %d, clipping: %d, steps 0, 1, 2: %d, %d, %d, whole "
+            "checks: %d; ranks",
+            h->draws, h->tp, h->sp, h->replicas, h->dp, h->zero, h->eager, h->uneven, h->micro, h->row_column, h->tied,
+            h->dropout, h->clip, h->steps[0], h->steps[1], h->steps[2], h->by_check);
     for (int i = 1; i <= MOST_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
@@ -233,7 +250,7 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
 bool layout_histogram_is_wide(const layout_histogram *h)
 {
     return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 10 * h->replicas >= 2 * h->draws &&
-           10 * h->uneven >= 2 * h->draws;
+           10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws;
 }
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)
@@ -263,7 +280,7 @@ int layout_draws_run(uint64_t first, int draws, FILE *to)
     }
     layout_histogram_print(&h, to);
     if (!asked && !layout_histogram_is_wide(&h)) {
-        fprintf(to, "too few of the draws have tp, sp, replicas or uneven dp\n");
+        fprintf(to, "too few of the draws have tp, sp, replicas, uneven dp or ZeRO\n");
         failures++;
     }
     return failures;

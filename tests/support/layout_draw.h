@@ -21,6 +21,7 @@ typedef struct layout_draw {
     int steps;
     ar_optimizer_options optimizer;
     double clip, dropout;
+    ar_ddp_options ddp;
     ar_sim_algorithm algorithm;
     int threads;
     uint64_t weights_seed;
@@ -42,11 +43,12 @@ AR_NODISCARD ar_status layout_draw_run(const layout_draw *d);
 /* What a number of draws covers. */
 typedef struct layout_histogram {
     int draws, tp, sp, replicas, uneven; /* uneven: dp ranks with different numbers of samples */
-    int dp, micro, ranks[33], by_check, dropout, clip, row_column, tied, steps[LAYOUT_DRAW_STEPS + 1];
+    int dp, zero, eager, micro, ranks[33], by_check, dropout, clip, row_column, tied, steps[LAYOUT_DRAW_STEPS + 1];
 } layout_histogram;
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);
-/** At least 60 % of the draws have tp > 1, 30 % sequence parallelism, 20 % replicas of KV heads, 20 % uneven dp. */
+/** At least 60 % of the draws have tp > 1, 30 % sequence parallelism, 20 % replicas of KV heads, 20 % uneven dp, 20 %
+ *  ZeRO. */
 bool layout_histogram_is_wide(const layout_histogram *h);
 
 /** Runs `draws` draws from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and

@@ -132,6 +132,7 @@ static ar_status run_check(const layout_draw *d)
                                 .optimizer = d->optimizer,
                                 .clip = d->clip,
                                 .dropout = d->dropout,
+                                .ddp = d->ddp,
                                 .seed = d->weights_seed,
                                 .plan = d->plan,
                                 .algorithm = d->algorithm,
@@ -213,6 +214,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
                                    .optimizer = d->optimizer,
                                    .clip = d->clip,
                                    .dropout = d->dropout,
+                                   .ddp = d->ddp,
                                    .seed = d->weights_seed,
                                    .weights = d->given ? match_weights_find : NULL,
                                    .weights_user = w,
@@ -224,7 +226,8 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
                                       .batch = d->batch,
                                       .seq = d->seq,
                                       .steps = d->steps,
-                                      .clip = d->clip > 0.0};
+                                      .clip = d->clip > 0.0,
+                                      .find_unused = d->ddp.find_unused};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_traffic_bytes(&run.bytes_predicted, &traffic));
     AR_TRY_TO(done, st, ari_check_run(&run, ref, &o));
