@@ -65,6 +65,8 @@ void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_writt
 uint64_t ar_ctx_calls(const ar_ctx *c, const char *kind);
 /** The device of the options. */
 ar_device *ar_ctx_device(const ar_ctx *c);
+/** The main queue, on which a layer puts its kernels and collectives. Never NULL. */
+ar_queue *ar_ctx_queue(const ar_ctx *c);
 
 /** A fresh contiguous tensor, contents undefined, that lives until ar_ctx_end_step or ar_ctx_release.
  *  Errors: AR_ERR_ARG (ndim), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */

@@ -9,8 +9,8 @@ extern "C" {
 #endif
 
 /* Layers over the tensor-parallel group of the context they are made with: N ranks, r this one. Weights are [out, in].
- * X is [.., features]; leading dimensions are flattened to tokens. Y, dX are tensors of the step. All are
- * collective: every rank of the group calls them in the same order.
+ * X is [.., features]; leading dimensions are flattened to tokens, and whose sample's they are says ar_ctx_samples.
+ * Y, dX are tensors of the step. All are collective: every rank of the group calls them in the same order.
  * Errors of every constructor: AR_ERR_INDIVISIBLE (names the parameter, the dimension, its size and N), AR_ERR_ARG,
  * AR_ERR_MEMORY; of forward and backward: AR_ERR_SHAPE, and what the communicator gives. */
 
@@ -80,6 +80,24 @@ AR_NODISCARD ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, cons
  * name.bias [h]. */
 AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
                                       double eps);
+
+/* --- activations, dropout, layers one after the other ------------------------------------------------------------- */
+
+/** y = act(x), element by element, x contiguous. held: what of x a rank has; AR_HELD_SHARD between a column-parallel
+ *  layer and a row-parallel one. Taps: name:fwd, name:bwd, unless AR_HELD_UNTOLD. Errors: also AR_ERR_ARG
+ *  (AR_ACT_NONE). */
+AR_NODISCARD ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_activation act,
+                                            ar_held held);
+/** Dropout (Srivastava et al. 2014) with the context's probability, of a value [samples, width] or [samples, positions,
+ *  width]. Which elements fall depends on the context's seed, the name, the step and the element's place in the global
+ *  batch; not on who holds it. With a probability of 0 y is x. positions: the most there may be (1 where there is no
+ *  such dimension). Not for AR_HELD_UNTOLD. */
+AR_NODISCARD ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions,
+                                         size_t width, ar_held held);
+/** y = child[n-1](.. child[0](x)). Their names are their own. own: they are destroyed with it; else they are borrowed
+ *  until ar_module_destroy. n = 0: y is x. On error the children stay the caller's. */
+AR_NODISCARD ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
+                                            bool own);
 
 /* --- MLP ---------------------------------------------------------------------------------------------------------- */
 

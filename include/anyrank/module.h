@@ -24,12 +24,20 @@ AR_NODISCARD ar_status ar_saved_push(ar_saved *s, const void *owner, int slot, c
 AR_NODISCARD ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t);
 
 /* A module: named parameters, forward, backward, children. A module of a user fills the table and puts an ar_module
- * first in its struct. */
+ * first in its struct; docs/modules.md has one in full. What it need not do: count its parameters' uses, call hooks,
+ * report y and dx (`tap`), sum gradients over ranks. What it must:
+ *   - treat dimension 0 of an activation as samples, of which data-parallel ranks and micro-batches hold any number,
+ * and let no sample see another;
+ *   - keep what its backward pass needs with ar_saved_push, not in itself: several forward passes may be in flight;
+ *   - add to gradients by ar_ctx_arith(ctx)->grad_rows and grad_contract, in which the order of samples, micro-batches
+ *     and ranks leaves no trace;
+ *   - multiply matrices by ar_contract or the arithmetic's own slots, and go through the device's table for the rest;
+ *   - call collectives in the same order on every rank of the group. */
 typedef struct ar_module ar_module;
 typedef struct ar_module_ops {
     const char *kind; /* static storage: "column_linear" */
-    /* required: *y becomes a tensor of the step. saved == NULL: no backward will follow. batch may be NULL where the
-     * module does not look at it. */
+    /* required: *y becomes a tensor of the step (y may be a view of x). saved == NULL: no backward will follow. batch
+     * may be NULL where the module does not look at it. */
     ar_status (*forward)(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch);
     /* required: *dx becomes a tensor of the step, gradients are added to the parameters. dx == NULL: not wanted. */
@@ -41,10 +49,23 @@ typedef struct ar_module_ops {
     size_t (*children)(const ar_module *m, ar_module **out, size_t cap);
     void (*destroy)(ar_module *m); /* required; frees m */
 } ar_module_ops;
+
+/* What a rank of the tensor-parallel group holds of a value. */
+typedef enum ar_held {
+    AR_HELD_UNTOLD, /* nobody says: the module reports what it wants to itself */
+    AR_HELD_WHOLE,  /* all of it (with sequence parallelism, of three dimensions or more: its own positions) */
+    AR_HELD_SHARD   /* its block of the features, which are split evenly */
+} ar_held;
 struct ar_module {
     const ar_module_ops *ops;
     char name[96]; /* Hugging Face path */
+    ar_held tap;   /* what ar_module_forward and _backward report to a listener: y as name:fwd, dx as name:bwd */
 };
+/** Fills in a module whose memory is the caller's: its table and its name. Errors: AR_ERR_ARG (the name is too long, a
+ *  required slot is missing). */
+AR_NODISCARD ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *name, ar_held tap);
+/** Reports a value that arises inside a module: activations [samples, ..], placed as ar_ctx_place says. */
+AR_NODISCARD ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held held);
 
 /** y = m(x). *y becomes a tensor of the step, so y must not point to x. saved == NULL: no backward will follow.
  * Collective over the groups of ctx. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY, those of the device and the communicator. */
@@ -67,6 +88,35 @@ AR_NODISCARD ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx);
 AR_NODISCARD ar_status ar_module_fresh(ar_module *m, ar_ctx *ctx, uint64_t seed);
 /** Accepts NULL. */
 void ar_module_destroy(ar_module *m);
+
+/* --- what layers of one's own are made of ------------------------------------------------------------------------- */
+
+/** A parameter "module.part" that every rank of the tensor-parallel group holds whole; its gradient must come out equal
+ * on all of them. fan_in and fan_out are the last and the first extent. Errors: as ar_param_init. */
+AR_NODISCARD ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, const char *part, int ndim,
+                                           const size_t *shape, ar_init_scheme init);
+/** A fresh tensor of the step with x's shape and dtype. */
+AR_NODISCARD ar_status ar_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+/** y [.., n] = v [n] for every row, contiguous: what multiplies or is added row by row. y becomes a tensor of the step
+ *  with x's shape. Errors: AR_ERR_SHAPE (v is not as long as x's rows). */
+AR_NODISCARD ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar_tensor *x);
+/** Element by element, of contiguous tensors of one shape: y = fl32(a + b), y = fl32(a * b). y becomes a tensor of the
+ *  step. Errors: AR_ERR_SHAPE. */
+AR_NODISCARD ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
+AR_NODISCARD ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
+/** Y [.., out] = X W^T for a parameter W [out, in] that is whole on every rank, and its gradients: dX = dY W, W's
+ *  gradient += dY^T X. dx NULL: not wanted. Every sum is rounded once in the exact numerics. Errors: AR_ERR_SHAPE. */
+AR_NODISCARD ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w);
+AR_NODISCARD ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                                            ar_param *w);
+/** p's gradient += the sum of the rows of terms [.., n]: of a bias, dY itself. p is a vector [n]. */
+AR_NODISCARD ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms);
+/** How many runs of equal length the rows of a contiguous x [.., features] fall into, each of them one sample's: its
+ *  first extent. Of two dimensions: the rows are samples where ar_ctx_place said where they stand among those of a
+ *  global batch, and tokens of one sample else. */
+size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x);
+/** *x, a tensor of the step: the batch's input, [b, the shape of a sample]. Errors: AR_ERR_ARG (it has none). */
+AR_NODISCARD ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
 #define ANYRANK_TRAIN_H
 
 #include "anyrank/ddp.h"
+#include "anyrank/loss.h"
 #include "anyrank/model.h"
 #include "anyrank/optimizer.h"
 #include "anyrank/parallel.h"
@@ -75,6 +76,13 @@ typedef struct ar_train_result {
  *  has changed. step: 1 for the first. Ends the step of the context. */
 AR_NODISCARD ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                                      const ar_batch *global, uint32_t step, const ar_train_options *o);
+/** The same step of any module, judged by a loss; the module's input is global->input (loss.h says where the targets
+ *  are), and T = 0 gives a loss and gradients of 0. With sequence parallelism a sample has at least two dimensions, the
+ *  first of them its positions, and the module shares them out itself.
+ *  Errors: also AR_ERR_ARG (a batch without input). */
+AR_NODISCARD ar_status ar_module_train_step(ar_train_result *result, ar_module *m, ar_loss *loss, ar_ctx *ctx,
+                                            ar_optimizer *optimizer, const ar_batch *global, uint32_t step,
+                                            const ar_train_options *o);
 
 #ifdef __cplusplus
 }

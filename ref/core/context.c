@@ -204,6 +204,11 @@ ar_device *ar_ctx_device(const ar_ctx *c)
     return c->device;
 }
 
+ar_queue *ar_ctx_queue(const ar_ctx *c)
+{
+    return c->queue;
+}
+
 const ar_arith_ops *ar_ctx_arith(const ar_ctx *c)
 {
     return c->arith;

@@ -8,18 +8,12 @@
 
 enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID };
 
-ar_status ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared)
+void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared)
 {
     *c = (ari_cross_entropy){.classes = classes, .owned = classes, .over = shared ? ctx->tp : NULL};
     if (shared)
         ari_own_ids(ctx, classes, &c->start, &c->owned);
     c->rows = c->owned;
-    return ari_loss_init(&c->loss, ctx, false);
-}
-
-void ari_cross_entropy_fini(ari_cross_entropy *c)
-{
-    ari_loss_fini(&c->loss);
 }
 
 typedef struct target_rows {
@@ -73,17 +67,17 @@ static ar_status over_ranks(const ari_cross_entropy *c, ar_ctx *ctx, const ar_te
     return ar_comm_all_reduce(c->over, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, tag);
 }
 
-ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, const ar_tensor *logits,
-                                    const int64_t *ids, size_t n)
+ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
+                                    const ar_tensor *logits, const int64_t *ids, size_t n)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    ar_tensor key, sum, bits, terms;
+    ar_tensor key, sum, bits;
     target_rows t;
     AR_TRY(make_targets(c, ctx, &t, ids, n));
     AR_TRY(ar_ctx_tensor(ctx, &key, AR_I32, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, &sum, AR_I64, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, &bits, AR_I32, 1, &n));
-    AR_TRY(ar_ctx_tensor(ctx, &terms, AR_F32, 1, &n));
+    AR_TRY(ar_ctx_tensor(ctx, terms, AR_F32, 1, &n));
     AR_TRY(dev->ce_max(ctx->device, ctx->queue, key.data, ar_const(logits->data), n, c->rows));
     const bool one_less = ar_faulty(ctx, AR_FAULT_collective_size_mismatch) && ar_comm_rank(ctx->tp) == 1;
     if (!ar_faulty(ctx, AR_FAULT_loss_parallel_no_max))
@@ -94,9 +88,8 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
     AR_TRY(dev->ce_target(ctx->device, ctx->queue, bits.data, ar_const(logits->data), ar_const(t.row_of.data), n,
                           c->rows));
     AR_TRY(over_ranks(c, ctx, &bits, n, AR_SUM, "loss target"));
-    AR_TRY(dev->ce_terms(ctx->device, ctx->queue, terms.data, ar_const(key.data), ar_const(sum.data),
+    AR_TRY(dev->ce_terms(ctx->device, ctx->queue, terms->data, ar_const(key.data), ar_const(sum.data),
                          ar_const(bits.data), ar_const(t.valid.data), n, c->classes));
-    AR_TRY(ari_loss_add(&c->loss, ctx, &terms));
     AR_TRY(ar_saved_push(saved, c, SAVED_KEY, &key));
     AR_TRY(ar_saved_push(saved, c, SAVED_SUM, &sum));
     AR_TRY(ar_saved_push(saved, c, SAVED_TARGET_ROWS, &t.row_of));

@@ -65,6 +65,23 @@ ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar
     return pass ? ari_tap_tokens(ctx, d->name, NULL, pass, y) : AR_OK;
 }
 
+ar_status ari_drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, bool sharded)
+{
+    const size_t r = (size_t)ar_comm_rank(ctx->tp), n = sharded ? (size_t)ar_comm_size(ctx->tp) : 1;
+    const int last = x->ndim - 1;
+    if ((last != 1 && last != 2) || !ar_tensor_is_contiguous(x) || x->shape[last] * n != d->width)
+        return ar_error_set(AR_ERR_SHAPE,
+                            "%s: dropout takes [samples, features] or [samples, positions, features] of %zu features, "
+                            "contiguous",
+                            d->name, d->width / n);
+    if (!sharded && last == 2)
+        return ari_drop_tokens(d, ctx, '\0', y, x);
+    place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
+    p.extent[last] = d->width;
+    p.start[last] = sharded ? r * x->shape[last] : 0;
+    return drop(d, ctx, y, x, &p);
+}
+
 ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, size_t head_start)
 {
     place p = {.extent = {0, d->width, d->positions, d->positions},

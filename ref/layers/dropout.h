@@ -29,6 +29,10 @@ bool ari_dropout_on(const ar_ctx *ctx);
  */
 AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y,
                                        const ar_tensor *x);
+/** The same for a value [samples, width] or [samples, positions, width], or (sharded) the tensor-parallel rank's block
+ * of its features. With sequence parallelism a whole one has the own positions. Not tapped. */
+AR_NODISCARD ar_status ari_drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
+                                         bool sharded);
 /** The same for a value [samples, heads of this rank, queries, keys], whose first head is `head_start` of `width`. Not
  *  tapped. */
 AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,

@@ -58,7 +58,7 @@ void ari_linear_fini(ari_linear *l);
 AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                           ar_activation act, ar_tensor *z);
 /** dx from dy [.., local_total], tapped as `name` (dx NULL: neither computed nor tapped); then the gradients of the
- *  weights and biases, in order. A 3-D input has a sample for each of its first index, a 2-D one is one sample. */
+ *  weights and biases, in order. What a sample is of a 2-D input says ar_ctx_samples. */
 AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dy, const char *name);
 /** Columns of Y that belong to weight i, as a view. */

@@ -153,9 +153,9 @@ static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
 static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x, const ar_tensor *dy,
                                      const ar_tensor *bias_dy)
 {
-    size_t samples = x->ndim > 2 ? x->shape[0] : 1;
+    size_t samples = ar_ctx_samples(ctx, x);
     ar_tensor x_rows = ar_tensor_rows(x), dy_rows = ar_tensor_rows(dy);
-    if (samples > 1 && ar_faulty(ctx, AR_FAULT_weight_grad_leading_dims)) {
+    if (samples > 1 && x->ndim > 2 && ar_faulty(ctx, AR_FAULT_weight_grad_leading_dims)) {
         x_rows = ar_tensor_slice(&x_rows, 0, 0, x->shape[x->ndim - 2]);
         dy_rows = ar_tensor_slice(&dy_rows, 0, 0, x->shape[x->ndim - 2]);
         samples = 1;

@@ -6,12 +6,14 @@
 #include "ref/core/size.h"
 #include "ref/layers/cross_entropy.h"
 #include "ref/layers/linear.h"
+#include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 
 struct ar_lm_head {
     char name[96];
     ari_linear linear;
-    ari_cross_entropy loss;
+    ari_cross_entropy entropy;
+    ari_loss loss;
 };
 
 ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, size_t vocab, size_t h, ar_param *tied)
@@ -26,13 +28,14 @@ ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, s
                                   .sequence = ari_ctx_sp(ctx)};
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ari_path(l->name, sizeof l->name, name, NULL));
-    AR_TRY_TO(failed, st, ari_cross_entropy_init(&l->loss, ctx, vocab, true));
+    ari_cross_entropy_init(&l->entropy, ctx, vocab, true);
+    AR_TRY_TO(failed, st, ari_loss_init(&l->loss, ctx, false));
     AR_TRY_TO(failed, st, ari_linear_init(&l->linear, ctx, &spec));
-    l->loss.rows = l->linear.local_total;
+    l->entropy.rows = l->linear.local_total;
     *gives = l;
     return AR_OK;
 failed:
-    ari_cross_entropy_fini(&l->loss);
+    ari_loss_fini(&l->loss);
     free(l);
     return st;
 }
@@ -42,7 +45,7 @@ void ar_lm_head_destroy(ar_lm_head *l)
     if (!l)
         return;
     ari_linear_fini(&l->linear);
-    ari_cross_entropy_fini(&l->loss);
+    ari_loss_fini(&l->loss);
     free(l);
 }
 
@@ -55,7 +58,7 @@ ar_param *ar_lm_head_weight(ar_lm_head *l)
 static ar_status next_labels(const ar_lm_head *l, const ar_batch *batch, int64_t *ids)
 {
     const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
-    const size_t vocab = l->loss.classes;
+    const size_t vocab = l->entropy.classes;
     for (size_t i = 0; i < batch->batch * batch->seq; i++) {
         const bool last = i % batch->seq + 1 == batch->seq;
         ids[i] = last ? AR_IGNORE_INDEX : labels[i + 1];
@@ -70,29 +73,32 @@ static ar_status add_terms(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar
 {
     const size_t n = batch->batch * batch->seq;
     int64_t *ids = NULL;
+    ar_tensor terms;
     AR_TRY(ari_alloc((void **)&ids, n, sizeof *ids, "targets"));
     ar_status st = next_labels(l, batch, ids);
     if (st == AR_OK)
-        st = ari_cross_entropy_forward(&l->loss, ctx, saved, logits, ids, n);
+        st = ari_cross_entropy_forward(&l->entropy, ctx, saved, &terms, logits, ids, n);
+    if (st == AR_OK)
+        st = ari_loss_add(&l->loss, ctx, &terms);
     free(ids);
     return st;
 }
 
 ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx)
 {
-    return ari_loss_zero(&l->loss.loss, ctx);
+    return ari_loss_zero(&l->loss, ctx);
 }
 
 ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets)
 {
-    return ari_loss_value(&l->loss.loss, ctx, loss, (double)targets);
+    return ari_loss_value(&l->loss, ctx, loss, (double)targets);
 }
 
 /* A mistake: the rows of ids that belong to nobody have no logits, so they take no part in the softmax. */
 static ar_status truncate_logits(const ar_lm_head *l, ar_ctx *ctx, const ar_tensor *logits)
 {
     const ar_tensor rows = ar_tensor_rows(logits);
-    const ar_tensor lost = ar_tensor_slice(&rows, 1, l->loss.owned, l->loss.rows - l->loss.owned);
+    const ar_tensor lost = ar_tensor_slice(&rows, 1, l->entropy.owned, l->entropy.rows - l->entropy.owned);
     ar_tensor nothing;
     AR_TRY(ar_ctx_tensor(ctx, &nothing, AR_F32, 2, lost.shape));
     AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, nothing.data, -INFINITY, ar_tensor_count(&nothing)));
@@ -108,7 +114,7 @@ ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const 
         ar_param_use(l->linear.weight[0]);
     if (ar_faulty(ctx, AR_FAULT_silent_truncation))
         AR_TRY(truncate_logits(l, ctx, &logits));
-    AR_TRY(ari_tap_shard(ctx, l->name, NULL, 'f', &logits, 2, l->loss.classes));
+    AR_TRY(ari_tap_shard(ctx, l->name, NULL, 'f', &logits, 2, l->entropy.classes));
     return add_terms(l, ctx, saved, &logits, batch);
 }
 
@@ -128,10 +134,10 @@ ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_te
     const size_t targets = batch->global_batch > 0 ? batch->targets : ar_batch_targets(batch);
     ar_tensor dlogits;
     ar_ctx_place(ctx, batch);
-    AR_TRY(ari_cross_entropy_backward(&l->loss, ctx, saved, &dlogits, (double)targets));
+    AR_TRY(ari_cross_entropy_backward(&l->entropy, ctx, saved, &dlogits, (double)targets));
     char part[112];
     AR_TRY(ari_path(part, sizeof part, l->name, "logits"));
-    AR_TRY(ari_tap_shard(ctx, part, NULL, 'b', &dlogits, 2, l->loss.classes));
+    AR_TRY(ari_tap_shard(ctx, part, NULL, 'b', &dlogits, 2, l->entropy.classes));
     AR_TRY(ari_linear_backward(&l->linear, ctx, saved, dx, &dlogits, l->name));
     return ar_param_done(l->linear.weight[0], ctx);
 }

@@ -5,6 +5,8 @@
 
 #include "ref/core/size.h"
 #include "ref/core/span.h"
+#include "ref/layers/module_list.h"
+#include "ref/layers/parts.h"
 #include "ref/layers/uses.h"
 
 /* --- saved activations -------------------------------------------------------------------------------------------- */
@@ -99,6 +101,25 @@ ar_status ari_module_done(ar_module *m, ar_ctx *ctx)
     return for_own(m, ctx, ar_param_done);
 }
 
+ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *name, ar_held tap)
+{
+    if (!ops->forward || !ops->backward || !ops->destroy)
+        return ar_error_set(AR_ERR_ARG, "%s: a module needs forward, backward and destroy", name);
+    m->ops = ops;
+    m->tap = tap;
+    return ari_path(m->name, sizeof m->name, name, NULL);
+}
+
+ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held held)
+{
+    if (held == AR_HELD_UNTOLD || !ar_tapped(ctx))
+        return AR_OK;
+    if (held == AR_HELD_WHOLE || t->ndim < 1)
+        return ari_tap_tokens(ctx, name, NULL, pass, t);
+    const int last = t->ndim - 1;
+    return ari_tap_shard(ctx, name, NULL, pass, t, last, t->shape[last] * (size_t)ar_comm_size(ctx->tp));
+}
+
 ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                             const ar_batch *batch)
 {
@@ -106,7 +127,8 @@ ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
         ar_ctx_place(ctx, batch);
     AR_TRY(ari_module_use(m, ctx, saved));
     ari_span_begin("%s:fwd", m->name);
-    return ari_span_end(m->ops->forward(m, ctx, saved, y, x, batch));
+    AR_TRY(ari_span_end(m->ops->forward(m, ctx, saved, y, x, batch)));
+    return ar_tap_value(ctx, m->name, 'f', y, m->tap);
 }
 
 ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -116,6 +138,8 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
         ar_ctx_place(ctx, batch);
     ari_span_begin("%s:bwd", m->name);
     AR_TRY(ari_span_end(m->ops->backward(m, ctx, saved, dx, dy, batch)));
+    if (dx)
+        AR_TRY(ar_tap_value(ctx, m->name, 'b', dx, m->tap));
     return ari_module_done(m, ctx);
 }
 
@@ -159,8 +183,7 @@ size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable
     return collect(m, out, cap, trainable_only, &count) ? count : SIZE_MAX;
 }
 
-/* The parameters, in an array of their own. Gives; free(). */
-static ar_status list_params(ar_param ***gives, size_t *count, ar_module *m)
+ar_status ari_module_list(ar_param ***gives, size_t *count, ar_module *m)
 {
     const size_t n = ar_module_params(m, NULL, 0, false);
     ar_param **all = NULL;
@@ -182,7 +205,7 @@ static ar_status for_all(ar_module *m, ar_ctx *ctx, uint64_t seed,
 {
     size_t n = 0;
     ar_param **all = NULL;
-    AR_TRY(list_params(&all, &n, m));
+    AR_TRY(ari_module_list(&all, &n, m));
     ar_status st = AR_OK;
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = f(all[i], ctx, seed);
@@ -212,7 +235,7 @@ ar_status ar_module_reduce_grads(ar_module *m, ar_ctx *ctx)
 {
     size_t n = 0;
     ar_param **all = NULL;
-    AR_TRY(list_params(&all, &n, m));
+    AR_TRY(ari_module_list(&all, &n, m));
     const ar_status st = ar_params_reduce(all, n, ctx);
     free(all);
     return st;

@@ -17,7 +17,7 @@ ar_status ari_path(char *out, size_t cap, const char *base, const char *part)
 /* The own samples of a batch that is shared out: dimension 0 of every box moves to their place. */
 static void place_samples(ar_layout *o, const ar_ctx *ctx)
 {
-    if (ctx->samples == 0 || o->ndim < 3)
+    if (ctx->samples == 0 || o->ndim < 1)
         return;
     o->shape[0] = ctx->samples;
     for (size_t k = 0; k < o->nbox; k++)

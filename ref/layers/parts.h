@@ -6,8 +6,7 @@
 #include "anyrank/layers.h"
 #include "ref/core/context.h"
 
-/* Taps of "base" or "base.part". Dimension 0 of a value of three or more dimensions is the samples, of which this rank
- * may hold some only (ar_ctx_place). */
+/* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ar_ctx_place). */
 /** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
  * the rank's positions. */
 AR_NODISCARD ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);

@@ -91,13 +91,18 @@ void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *glob
     const size_t tokens = start * global->seq;
     *out = *global;
     out->batch = count;
-    out->input_ids = global->input_ids + tokens;
+    out->input_ids = global->input_ids ? global->input_ids + tokens : NULL;
     out->labels = global->labels ? global->labels + tokens : NULL;
     out->padding_mask = global->padding_mask ? global->padding_mask + tokens : NULL;
     if (global->additive_mask && global->mask_batch > 1) {
         out->additive_mask = global->additive_mask + start * global->mask_heads * global->seq * global->seq;
         out->mask_batch = count;
     }
+    size_t width = 1;
+    for (int d = 0; d < global->sample_ndim; d++)
+        width *= global->sample_shape[d];
+    out->input = global->input ? global->input + start * width : NULL;
+    out->target = global->target ? global->target + start * global->target_width : NULL;
     out->global_batch = global->batch;
     out->first_sample = start;
 }

@@ -93,7 +93,7 @@ Test(tap_place, samples_positions_and_features_stand_at_their_places)
                    &(ar_layout){3, {5, 4, 12}, 1, {{.global = {3, 0, 6 * r}, .extent = {2, 4, 6}}}, 0, 1});
         expect_box(&h[r], "heads:f",
                    &(ar_layout){4, {5, 6, 4, 4}, 1, {{.global = {3, 3 * r, 0, 0}, .extent = {2, 3, 4, 4}}}, 0, 1});
-        expect_box(&h[r], "matrix:f", &(ar_layout){2, {2, 6}, 1, {{.global = {0, 0}, .extent = {2, 6}}}, copy, 2});
+        expect_box(&h[r], "matrix:f", &(ar_layout){2, {5, 6}, 1, {{.global = {3, 0}, .extent = {2, 6}}}, copy, 2});
         expect_box(&h[r], "alone:f",
                    &(ar_layout){3, {2, 4, 6}, 1, {{.global = {0, 0, 0}, .extent = {2, 4, 6}}}, copy, 2});
     }

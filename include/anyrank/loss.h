@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_LOSS_H
+#define ANYRANK_LOSS_H
+
+#include "anyrank/module.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a module's output is judged by: terms of all rows, micro-batches and data-parallel ranks, summed and divided by
+ * T, the targets of the whole global batch. The sum is the arithmetic's gradient accumulator, so that in the exact
+ * numerics it has the same bits however the rows are shared out. */
+typedef struct ar_loss ar_loss;
+typedef struct ar_loss_ops {
+    const char *kind; /* static storage: "cross_entropy" */
+    /* required: what these rows of the batch add to T */
+    size_t (*targets)(const void *self, const ar_batch *batch);
+    /* required: gives the terms of y to ar_loss_add, and keeps with ar_saved_push what backward needs. saved NULL: none
+     * will follow */
+    ar_status (*forward)(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
+                         const ar_batch *batch);
+    /* required: *dy, a tensor of the step, is the gradient of the sum of all terms over T (of 0: zero) */
+    ar_status (*backward)(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch,
+                          double t);
+    void (*destroy)(void *self); /* required; frees self */
+} ar_loss_ops;
+
+/** A loss of one's own; `self` is passed to its functions. It belongs to the loss even where this fails. Gives;
+ *  ar_loss_destroy. Errors: AR_ERR_ARG, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *name, const ar_loss_ops *ops,
+                                      void *self);
+/** Softmax cross-entropy of logits [.., classes] with batch->labels, one for each row of logits: batch->batch *
+ *  batch->seq of them (seq 1: one for each sample), from 0 to classes - 1 or AR_IGNORE_INDEX, which does not count. T
+ *  counts the others. held: AR_HELD_WHOLE, every rank has all logits; AR_HELD_SHARD, its block of the classes, as a
+ *  column-parallel layer leaves them: no logit then crosses ranks. Taps: name.logits:bwd. Errors: AR_ERR_INDIVISIBLE;
+ *  of forward AR_ERR_SHAPE, AR_ERR_DATA (a label that is no class). */
+AR_NODISCARD ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name, size_t classes,
+                                               ar_held held);
+/** (y - t)^2 of every element of y [b, ..] with batch->target [b, target_width]; T counts elements, so that this is
+ *  their mean. y is whole on every rank. Taps: name.output:bwd. Errors: of forward AR_ERR_SHAPE. */
+AR_NODISCARD ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, const char *name);
+/** Accepts NULL. */
+void ar_loss_destroy(ar_loss *loss);
+
+/** What these rows of the batch add to T. */
+size_t ar_loss_targets(const ar_loss *loss, const ar_batch *batch);
+/** Adds the terms of y to those since ar_loss_zero. */
+AR_NODISCARD ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
+                                       const ar_batch *batch);
+/** *dy from what the newest forward saved; T is batch->targets where the batch stands in a global one, and its own
+ *  else. */
+AR_NODISCARD ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
+                                        const ar_batch *batch);
+/** *value = fl32(sum of the terms of all data-parallel ranks / t), 0 for t = 0; the same on every rank, tapped as
+ * "loss". Once, after the last forward pass: it sums over the group. */
+AR_NODISCARD ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t);
+AR_NODISCARD ar_status ar_loss_zero(ar_loss *loss, ar_ctx *ctx);
+/** Adds all elements of terms (contiguous fp32, equal on every tensor-parallel rank). */
+AR_NODISCARD ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a layer of one's own is made of: a parameter, products, sums, broadcasts. */
+#include <string.h>
+
+#include "ref/layers/parts.h"
+
+ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, const char *part, int ndim,
+                              const size_t *shape, ar_init_scheme init)
+{
+    char name[sizeof p->name];
+    ar_layout layout;
+    AR_TRY(ari_path(name, sizeof name, module, part));
+    AR_TRY(ar_layout_replicate(&layout, ndim, shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
+    AR_TRY(ar_param_init(p, ctx, name, &layout, false));
+    p->init = init;
+    p->fan_in = ndim > 0 ? shape[ndim - 1] : 1;
+    p->fan_out = ndim > 0 ? shape[0] : 1;
+    return AR_OK;
+}
+
+ar_status ar_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    return ar_ctx_tensor(ctx, y, x->dtype, x->ndim, x->shape);
+}
+
+size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x)
+{
+    return x->ndim > 2 || ctx->samples > 0 ? x->shape[0] : 1;
+}
+
+ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar_tensor *x)
+{
+    if (v->ndim != 1 || x->ndim < 1 || v->shape[0] != x->shape[x->ndim - 1])
+        return ar_error_set(AR_ERR_SHAPE, "a vector of %zu elements for rows of %zu", ar_tensor_count(v),
+                            x->ndim > 0 ? x->shape[x->ndim - 1] : 1);
+    AR_TRY(ar_like(ctx, y, x));
+    const ar_tensor to = ar_tensor_rows(y);
+    const ar_tensor from = {.dtype = v->dtype,
+                            .ndim = 2,
+                            .shape = {to.shape[0], to.shape[1]},
+                            .stride = {0, v->stride[0]},
+                            .data = v->data};
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
+}
+
+static ar_status check_same(const char *what, const ar_tensor *a, const ar_tensor *b)
+{
+    if (a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0 &&
+        ar_tensor_is_contiguous(a) && ar_tensor_is_contiguous(b))
+        return AR_OK;
+    return ar_error_set(AR_ERR_SHAPE, "%s of %zu elements (%d dimensions) and %zu (%d), expected one shape, contiguous",
+                        what, ar_tensor_count(a), a->ndim, ar_tensor_count(b), b->ndim);
+}
+
+ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+{
+    AR_TRY(check_same("sum", a, b));
+    AR_TRY(ar_like(ctx, y, a));
+    return ctx->device->ops->add(ctx->device, ctx->queue, y->data, ar_const(a->data), ar_const(b->data),
+                                 ar_tensor_count(a));
+}
+
+ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+{
+    AR_TRY(check_same("product", a, b));
+    AR_TRY(ar_like(ctx, y, a));
+    return ctx->device->ops->mul(ctx->device, ctx->queue, y->data, ar_const(a->data), ar_const(b->data),
+                                 ar_tensor_count(a));
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+/* x, by rows, times W^T (forward) or W (back): K is W's input or output. */
+static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w, bool back)
+{
+    const ar_tensor m = ar_param_matrix(w);
+    const size_t out = m.shape[0], in = m.shape[1];
+    const ar_operand *a = NULL, *b = NULL;
+    ar_sum *s = NULL;
+    AR_TRY(ari_check_features(w->name, back ? "gradient" : "input", x, back ? out : in));
+    AR_TRY(ari_like(ctx, y, x, back ? in : out));
+    const ar_parts parts = {.n = 1, .part = {ar_tensor_rows(x)}, .along_k = back};
+    AR_TRY(ctx->arith->param_operand(ctx, &b, &w, 1, back, back ? out : in, NULL, NULL));
+    AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, w->name));
+    AR_TRY(ctx->arith->contract(ctx, &s, a, b));
+    const ar_tensor rows = ar_tensor_rows(y);
+    AR_TRY(ctx->arith->round(ctx, &rows, s, NULL));
+    ctx->arith->operand_done(ctx, a);
+    return AR_OK;
+}
+
+static ar_status check_matrix(const ar_param *w)
+{
+    if (w->value.ndim == 2 && w->layout.nbox == 1 && w->value.shape[0] == w->layout.shape[0] &&
+        w->value.shape[1] == w->layout.shape[1])
+        return AR_OK;
+    return ar_error_set(AR_ERR_SHAPE, "%s: a product takes a matrix of which every rank holds all", w->name);
+}
+
+ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w)
+{
+    AR_TRY(check_matrix(w));
+    return multiply(ctx, y, x, w, false);
+}
+
+ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x, ar_param *w)
+{
+    AR_TRY(check_matrix(w));
+    if (dx)
+        AR_TRY(multiply(ctx, dx, dy, w, true));
+    AR_TRY(ari_check_features(w->name, "gradient", dy, ar_param_matrix(w).shape[0]));
+    const ar_tensor dy_rows = ar_tensor_rows(dy), x_rows = ar_tensor_rows(x);
+    return ctx->arith->grad_contract(ctx, w, &dy_rows, &x_rows, ar_ctx_samples(ctx, x), NULL, w->name);
+}
+
+ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms)
+{
+    if (p->value.ndim != 1 || terms->ndim < 1 || terms->shape[terms->ndim - 1] != p->value.shape[0] ||
+        !ar_tensor_is_contiguous(terms))
+        return ar_error_set(AR_ERR_SHAPE, "%s: terms of %zu features, expected %zu, contiguous", p->name,
+                            terms->ndim > 0 ? terms->shape[terms->ndim - 1] : 0, ar_tensor_count(&p->value));
+    const ar_tensor rows = ar_tensor_rows(terms);
+    return ctx->arith->grad_rows(ctx, p, &rows, (ar_cbuf){NULL});
+}
+
+/* --- input -------------------------------------------------------------------------------------------------------- */
+
+ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
+{
+    if (!batch->input || batch->sample_ndim < 1 || batch->sample_ndim > AR_SAMPLE_DIMS)
+        return ar_error_set(AR_ERR_ARG,
+                            "a batch whose input is numbers has `input` and a sample_ndim of 1 to %d; this "
+                            "one has %s and %d",
+                            AR_SAMPLE_DIMS, batch->input ? "input" : "none", batch->sample_ndim);
+    size_t shape[AR_MAX_DIMS] = {batch->batch};
+    for (int d = 0; d < batch->sample_ndim; d++)
+        shape[d + 1] = batch->sample_shape[d];
+    AR_TRY(ar_ctx_tensor(ctx, x, AR_F32, batch->sample_ndim + 1, shape));
+    return ar_ctx_upload(ctx, x, batch->input);
+}
