@@ -36,7 +36,9 @@ typedef struct ar_ctx_options {
     ar_comm *dp;       /* data-parallel group, borrowed; NULL: a group of one */
     ar_comm *world;    /* all ranks, borrowed; NULL: the tensor-parallel group */
     ar_numerics numerics;
-    bool sp;            /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
+    ar_dtype storage; /* of the parameters of two dimensions: AR_BF16, in native numerics (ar_param.storage); AR_F32, or
+                         0 where nothing is said */
+    bool sp;          /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
     bool keep_gathered; /* of ar_parallel */
     double dropout;     /* probability, below 1; 0: none */
     uint64_t seed;      /* of the dropout masks */
@@ -46,7 +48,8 @@ typedef struct ar_ctx_options {
 } ar_ctx_options;
 
 /** Gives a context; ar_ctx_destroy. Borrows the device and the group of the options until then; the options themselves
- *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1)), AR_ERR_MEMORY. */
+ *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), a storage that the numerics do not have),
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
 /** Frees all memory of the step too. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *c);
@@ -59,6 +62,8 @@ ar_comm *ar_ctx_tp(const ar_ctx *c);
 ar_comm *ar_ctx_dp(const ar_ctx *c);
 /** The step that runs: dropout masks and taps know it. 1 before the first call. */
 void ar_ctx_begin_step(ar_ctx *c, uint32_t step);
+/** What the gradient of a loss is taken times in the step that runs: 1, or the scale of ar_loss_scaling. */
+double ar_ctx_loss_scale(const ar_ctx *c);
 /** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
  *  (KV replicas) included, and the number of its calls of one kind (ar_comm_calls). */
 void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written);

@@ -57,16 +57,37 @@ uint64_t ar_optimizer_steps(const ar_optimizer *o);
 /** Bytes of state. */
 size_t ar_optimizer_bytes(const ar_optimizer *o);
 
+/** Loss scaling (Micikevicius et al. 2018, arXiv:1710.03740), in native numerics: the gradient of the loss is taken
+ *  times S, and the sums of the gradients times 1/S before anything looks at them. Where their norm is then not finite
+ *  on any rank, dynamic scaling leaves the update out on all ranks, and S falls; static scaling ends the step with an
+ *  error. Plain data; `scale`, `good` and `skipped` go on with each step, in the same way on every rank. */
+typedef struct ar_loss_scaling {
+    bool dynamic;
+    double growth, backoff; /* dynamic: S times growth after `interval` updates in a row, times backoff (not below 1) */
+    uint32_t interval;      /* after a step that was left out */
+    double scale;           /* S, of the next step */
+    uint32_t good;          /* updates since S last changed */
+    uint64_t skipped;       /* steps without an update */
+} ar_loss_scaling;
+/** Those of PyTorch's GradScaler: growth 2, backoff 0.5, interval 2000, S 65536. */
+ar_loss_scaling ar_loss_scaling_defaults(bool dynamic);
+/** Errors: AR_ERR_ARG, naming the option: 1 <= scale <= 2^126; dynamic: growth > 1, 0 < backoff < 1, interval >= 1. */
+AR_NODISCARD ar_status ar_loss_scaling_check(const ar_loss_scaling *s);
+
 typedef struct ar_train_options {
     ar_parallel parallel;
     double clip; /* largest gradient norm; 0: no clipping */
     ar_ddp *ddp; /* over the model's parameters: sums their gradients over the data-parallel ranks. Borrowed. NULL: each
                     gradient is summed on its own after the last backward pass */
+    ar_loss_scaling
+        *scaling; /* borrowed; its state goes on. NULL: none. Errors of a step: AR_ERR_ARG (exact numerics,
+                     which neither need it nor have a baseline with it; ar_loss_scaling_check), AR_ERR_DATA */
     bool forward_only;
 } ar_train_options;
 typedef struct ar_train_result {
     float loss;
     float norm;          /* of the gradients before clipping; 0 where nothing asked for it */
+    bool skipped;        /* the update was left out: loss scaling */
     size_t targets;      /* T, of the global batch */
     size_t stored_bytes; /* step memory after a micro-batch's forward pass, the largest */
 } ar_train_result;

@@ -5,12 +5,23 @@
 
 #include "anyrank/arith.h"
 
+static ar_status check_storage(const ar_ctx_options *o)
+{
+    if (o->storage != 0 && o->storage != AR_F32 && o->storage != AR_BF16)
+        return ar_error_set(AR_ERR_ARG, "parameters stored as %s, expected F32 or BF16", ar_dtype_name(o->storage));
+    if (o->storage == AR_BF16 && o->numerics == AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG, "parameters stored as BF16 in exact numerics, whose weights and baseline are "
+                                        "fp32: give F32, or native numerics");
+    return AR_OK;
+}
+
 ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
 {
     if (!o->device)
         return ar_error_set(AR_ERR_ARG, "a context needs a device");
     if (!(o->dropout >= 0.0 && o->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "dropout %g, expected a probability from 0 to less than 1", o->dropout);
+    AR_TRY(check_storage(o));
     ar_ctx *c = calloc(1, sizeof *c);
     if (!c)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a context");
@@ -22,6 +33,8 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     c->sp = o->sp;
     c->keep_gathered = o->keep_gathered;
     c->dropout = o->dropout;
+    c->loss_scale = 1.0;
+    c->storage = o->storage == AR_BF16 ? AR_BF16 : AR_F32;
     c->seed = o->seed;
     c->step = 1;
     c->owned.next = c->owned.prev = &c->owned;
@@ -197,6 +210,11 @@ void ar_ctx_place(ar_ctx *c, const ar_batch *batch)
 {
     c->first_sample = batch && batch->global_batch > 0 ? batch->first_sample : 0;
     c->samples = batch ? batch->global_batch : 0;
+}
+
+double ar_ctx_loss_scale(const ar_ctx *c)
+{
+    return c->loss_scale;
 }
 
 ar_device *ar_ctx_device(const ar_ctx *c)

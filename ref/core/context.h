@@ -26,6 +26,8 @@ struct ar_ctx {
     ari_replica_group replicas;
     bool sp, keep_gathered;
     double dropout;
+    double loss_scale; /* 1: none */
+    ar_dtype storage;  /* of the parameters of two dimensions */
     uint64_t seed;
     uint32_t step;
     size_t first_sample, samples; /* of the batch under way in the global one; samples 0: it is all there is */

@@ -18,6 +18,7 @@ ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_lay
                     .requires_grad = true,
                     .version = 1,
                     .uses = 1,
+                    .storage = layout->ndim == 2 ? ctx->storage : AR_F32,
                     .grad_scale = 1.0f};
     const int written = snprintf(p->name, sizeof p->name, "%s", name);
     if (written < 0 || (size_t)written >= sizeof p->name)
@@ -122,7 +123,11 @@ static ar_layout source_of(const ar_layout *o, ar_ctx *ctx)
 
 static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
 {
+    const ar_buf value = p->value.data;
     AR_TRY(ar_ctx_upload(ctx, &p->value, host));
+    if (p->storage == AR_BF16)
+        AR_TRY(
+            ctx->device->ops->round_bf16(ctx->device, ctx->queue, value, ar_const(value), ar_tensor_count(&p->value)));
     p->version++;
     return AR_OK;
 }

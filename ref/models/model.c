@@ -227,7 +227,7 @@ ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_
         const size_t ranks = ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
         const size_t shape[3] = {batch->batch, batch->seq / ranks, m->config.hidden};
         AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
-        AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dy.data, 1.0f, ar_tensor_count(&dy)));
+        AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dy.data, (float)ctx->loss_scale, ar_tensor_count(&dy)));
     }
     if (m->final_norm) {
         AR_TRY(ar_module_backward(m->final_norm, ctx, saved, &dx, &dy, batch));

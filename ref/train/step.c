@@ -11,6 +11,7 @@
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/numerics/optimizer.h"
+#include "ref/train/scaling.h"
 
 /* The layout must be the one that the context's groups were made for. */
 static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
@@ -25,7 +26,7 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
                             p->sp ? "with" : "without", ctx->sp ? "with" : "without");
     if (!(o->clip >= 0.0))
         return ar_error_set(AR_ERR_ARG, "the largest gradient norm is %g, expected at least 0", o->clip);
-    return AR_OK;
+    return o->scaling ? ari_scaling_check(o->scaling, ctx) : AR_OK;
 }
 
 /* n numbers, each summed over the data-parallel ranks. */
@@ -163,13 +164,17 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
 }
 
 /* Every gradient complete, then tapped. */
-static ar_status reduce_gradients(ar_param *const *params, size_t n, ar_ctx *ctx, ar_ddp *ddp)
+static ar_status reduce_gradients(ar_param *const *params, size_t n, ar_ctx *ctx, const ar_train_options *o)
 {
-    if (!ddp) {
+    if (!o->ddp) {
+        if (o->scaling)
+            ari_scaling_unscale(o->scaling, params, n);
         ari_span_begin("reduce gradients");
         return ari_span_end(ar_params_reduce(params, n, ctx));
     }
-    AR_TRY(ar_ddp_wait(ddp));
+    AR_TRY(ar_ddp_wait(o->ddp));
+    if (o->scaling) /* now, since the wait sets the scale of a mean */
+        ari_scaling_unscale(o->scaling, params, n);
     return ar_params_tap_grads(params, n, ctx);
 }
 
@@ -185,16 +190,26 @@ static ar_status tap_norm(ar_ctx *ctx, float norm)
 
 /* Clips by the norm of all gradients, then changes the weights. */
 static ar_status update(ar_train_result *result, ar_param *const *params, size_t n, ar_ctx *ctx,
-                        ar_optimizer *optimizer, double clip)
+                        ar_optimizer *optimizer, const ar_train_options *o)
 {
     float factor = 1.0f;
-    if (clip > 0.0) {
+    bool finite = true;
+    if (o->clip > 0.0 || o->scaling)
         AR_TRY(ar_gradient_norm(&result->norm, ctx, params, n));
+    if (o->clip > 0.0)
         AR_TRY(tap_norm(ctx, result->norm));
+    if (o->scaling) {
+        AR_TRY(ari_scaling_finite(&finite, ctx, result->norm));
+        AR_TRY(ari_scaling_next(o->scaling, ctx, finite));
+    }
+    result->skipped = !finite;
+    if (result->skipped)
+        return AR_OK;
+    if (o->clip > 0.0) {
         if (!isfinite(result->norm))
             return ar_error_set(AR_ERR_DATA, "the gradient norm is not finite at step %u; no weight was changed",
                                 (unsigned)ctx->step);
-        factor = ari_clip_factor(clip, result->norm);
+        factor = ari_clip_factor(o->clip, result->norm);
     }
     return ar_optimizer_step(optimizer, ctx, factor);
 }
@@ -219,11 +234,11 @@ static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_c
     AR_TRY_TO(done, st, what->loss(what->self, ctx, &result->loss, result->targets));
     if (o->forward_only)
         goto done;
-    AR_TRY_TO(done, st, reduce_gradients(params, n_params, ctx, o->ddp));
+    AR_TRY_TO(done, st, reduce_gradients(params, n_params, ctx, o));
     ar_ctx_end_step(ctx); /* activations of all micro-batches, before the update takes memory */
     if (optimizer) {
         ari_span_begin("optimizer");
-        AR_TRY_TO(done, st, ari_span_end(update(result, params, n_params, ctx, optimizer, o->clip)));
+        AR_TRY_TO(done, st, ari_span_end(update(result, params, n_params, ctx, optimizer, o)));
     }
 done:
     ar_saved_destroy(saved);
@@ -238,8 +253,10 @@ ar_status ari_train_step(ar_train_result *result, const ari_trained *what, ar_ct
     *result = (ar_train_result){0};
     AR_TRY(check_options(ctx, o));
     ar_ctx_begin_step(ctx, step);
+    ctx->loss_scale = o->scaling ? o->scaling->scale : 1.0;
     ari_span_begin("step %u", (unsigned)step);
     const ar_status st = ari_span_end(run_step(result, what, ctx, optimizer, global, o));
+    ctx->loss_scale = 1.0;
     ar_ctx_end_step(ctx);
     return st;
 }
