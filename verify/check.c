@@ -6,12 +6,9 @@
 #include <stdlib.h>
 
 #include "ref/core/budget.h"
-#include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "run/positions.h"
-#include "run/weights.h"
-#include "sim/plan/bytes.h"
-#include "verify/check_baseline.h"
+#include "verify/check_base.h"
 #include "verify/check_run.h"
 #include "verify/estimate.h"
 #include "verify/gradcheck.h"
@@ -96,44 +93,21 @@ static bool is_nan(float x)
     return x != x;
 }
 
-static bool is_not_finite(float x)
-{
-    return !isfinite(x);
-}
-
-/* The first tensor with such an element; NULL if there is none. */
-static const ari_ref_tensor *first_with(const ari_reference *ref, bool (*is)(float))
-{
-    for (size_t i = 0; i < ref->count; i++) {
-        for (size_t k = 0; k < ref->tensor[i].count; k++) {
-            if (is(ref->tensor[i].values[k]))
-                return &ref->tensor[i];
-        }
-    }
-    return NULL;
-}
-
 static void find_nan(ar_check_report *r, const ari_reference *ref)
 {
-    const ari_ref_tensor *t = first_with(ref, is_nan);
+    const ari_ref_tensor *t = ari_reference_first_with(ref, is_nan);
     if (t)
         snprintf(r->nan_tensor, sizeof r->nan_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
 }
 
-/* A baseline that ends at its gradients' norm: says with which tensor of what it had computed that began. */
-static ar_status name_not_finite(ar_status ended, const ari_reference *ref)
+static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
 {
-    const ari_ref_tensor *t = ended == AR_ERR_DATA ? first_with(ref, is_not_finite) : NULL;
-    char message[512];
-    if (!t)
-        return ended;
-    snprintf(message, sizeof message, "%s", ar_error_message());
-    return ar_error_set(ended, "%s; the first tensor that is not finite is %s%s of step %d", message, t->name,
-                        ari_pass_suffix(t->pass), t->step);
-}
-
-static ar_status describe_baseline(ar_check_report *r, const ari_reference *ref)
-{
+    const ari_reference *ref = &b->ref;
+    r->fresh = b->weights == NULL;
+    r->max_error_vs_f64 = b->max_error_vs_f64;
+    r->baseline_seconds = b->seconds;
+    r->loss = b->loss;
+    b->loss = NULL;
     r->tensors = ref->count;
     r->elements = ari_reference_elements(ref);
     find_nan(r, ref);
@@ -141,87 +115,22 @@ static ar_status describe_baseline(ar_check_report *r, const ari_reference *ref)
     return ari_reference_hash(r->gradients_hash, ref, ari_reference_is_gradient, NULL);
 }
 
-/* One layout, under as many schedules as are asked for: until one run is not the same. */
-static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first,
-                               uint64_t schedules)
-{
-    const uint64_t predicted = run->bytes_predicted;
-    o->sim.explore = schedules > 0;
-    for (uint64_t k = 0; k < (schedules > 0 ? schedules : 1); k++) {
-        ari_check_run_fini(run);
-        run->bytes_predicted = predicted;
-        o->sim.schedule_seed = first + k;
-        AR_TRY(ari_check_run(run, ref, o));
-        run->schedules = schedules > 0 ? k + 1 : 0;
-        run->schedule_seed = o->sim.schedule_seed;
-        if (run->result != AR_CHECK_SAME)
-            break;
-    }
-    return AR_OK;
-}
-
-static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_reference *ref, ari_weights *w,
-                             const ar_batch *batch)
+static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
     AR_TRY(ari_alloc_zero((void **)&r->run, o->layouts, sizeof *r->run, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
         char what[96];
         ar_parallel_text(what, sizeof what, &o->parallel[i]);
         tell(o, (double)i / (double)o->layouts, what);
-        ari_cluster_options run = {.config = &r->config,
-                                   .plan = o->plan,
-                                   .parallel = o->parallel[i],
-                                   .batch = batch,
-                                   .steps = o->steps,
-                                   .optimizer = o->optimizer,
-                                   .clip = o->clip,
-                                   .dropout = o->dropout,
-                                   .ddp = o->ddp,
-                                   .seed = o->seed,
-                                   .weights = w ? ari_weights_find : NULL,
-                                   .weights_user = w,
-                                   .numerics = o->numerics,
-                                   .fault = o->fault,
-                                   .threads = o->threads,
-                                   .sim = {.algorithm = o->algorithm,
-                                           .timeout_ns = o->timeout_ns,
-                                           .verify_transfers = o->verify_transfers,
-                                           .faults = o->faults,
-                                           .fault_count = o->fault_count,
-                                           .trace = o->trace,
-                                           .cluster = o->cluster}};
-        const ari_traffic_case traffic = {.config = &r->config,
-                                          .plan = o->plan,
-                                          .parallel = o->parallel[i],
-                                          .batch = o->batch,
-                                          .seq = o->seq,
-                                          .steps = o->steps,
-                                          .clip = o->clip > 0.0,
-                                          .numerics = o->numerics,
-                                          .find_unused = o->ddp.find_unused};
         r->runs++; /* first: what a failed run has allocated is the report's to free */
-        AR_TRY(ari_traffic_bytes(&r->run[i].bytes_predicted, &traffic));
-        AR_TRY(run_schedules(&r->run[i], ref, &run, o->schedule_seed, o->schedules));
+        AR_TRY(ari_check_base_run(&r->run[i], b, o, &o->parallel[i]));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
     }
     return AR_OK;
 }
 
-/* Consecutive pieces of the text, one global batch a step. Gives both; free(). */
-static ar_status make_batches(int64_t **ids, ar_batch **batch, const ar_check_options *o, size_t vocab)
-{
-    const size_t steps = ari_check_steps(o);
-    size_t rows = 0;
-    AR_TRY(ari_mul_size(&rows, steps, o->batch));
-    AR_TRY(ari_text_ids(ids, rows, o->seq, vocab, o->text, o->seed));
-    AR_TRY(ari_alloc_zero((void **)batch, steps, sizeof **batch, "batches"));
-    for (size_t i = 0; i < steps; i++)
-        (*batch)[i] = (ar_batch){.batch = o->batch, .seq = o->seq, .input_ids = *ids + i * o->batch * o->seq};
-    return AR_OK;
-}
-
-/* Reads the model into the report, and refuses what cannot be checked. */
-static ar_status begin_report(ar_check_report *r, ari_weights **weights, const ar_check_options *o)
+/* Reads the model's config into the report, and refuses what cannot be checked. */
+static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
 {
     r->batch = o->batch;
     r->seq = o->seq;
@@ -232,10 +141,7 @@ static ar_status begin_report(ar_check_report *r, ari_weights **weights, const a
     AR_TRY(check_sizes(o, &r->config));
     AR_TRY(check_layouts(o, &r->config));
     AR_TRY(check_cluster(o));
-    AR_TRY(ar_config_parameters(&r->config, &r->parameters));
-    AR_TRY(ari_weights_load(weights, &r->config, r->folder));
-    r->fresh = *weights == NULL;
-    return ari_alloc_zero((void **)&r->loss, ari_check_steps(o), sizeof *r->loss, "losses");
+    return ar_config_parameters(&r->config, &r->parameters);
 }
 
 static bool gradcheck_progress(void *user, double fraction)
@@ -244,13 +150,13 @@ static bool gradcheck_progress(void *user, double fraction)
     return true;
 }
 
-static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, ari_weights *w, const ar_batch *batch)
+static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
     ar_check_options options = *o;
     const ari_gradcheck_case c = {.config = &r->config,
-                                  .weights = w ? ari_weights_find : NULL,
-                                  .weights_user = w,
-                                  .batch = batch,
+                                  .weights = b->weights ? ari_weights_find : NULL,
+                                  .weights_user = b->weights,
+                                  .batch = b->batch,
                                   .seed = o->seed,
                                   .threads = o->threads > 0 ? o->threads : ari_cores(),
                                   .progress = gradcheck_progress,
@@ -265,31 +171,19 @@ static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, ar
 ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
 {
     ar_check_report *r = NULL;
-    ari_reference ref = {0};
-    ari_weights *weights = NULL;
-    int64_t *ids = NULL;
-    ar_batch *batch = NULL;
+    ari_check_base base = {.weights = NULL};
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
-    AR_TRY_TO(done, st, begin_report(r, &weights, o));
-    AR_TRY_TO(done, st, make_batches(&ids, &batch, o, r->config.vocab));
-    const uint64_t start = ari_now_ns();
-    const ari_baseline_case baseline = {.check = o, .config = &r->config, .weights = weights, .batch = batch};
-    st = name_not_finite(ari_check_baseline(&ref, r->loss, &r->max_error_vs_f64, &baseline), &ref);
-    if (st != AR_OK)
-        goto done;
-    r->baseline_seconds = (double)(ari_now_ns() - start) * 1e-9;
-    AR_TRY_TO(done, st, describe_baseline(r, &ref));
+    AR_TRY_TO(done, st, begin_report(r, o));
+    AR_TRY_TO(done, st, ari_check_base_init(&base, o, &r->config, r->folder));
+    AR_TRY_TO(done, st, describe_baseline(r, &base));
     if (o->gradcheck)
-        AR_TRY_TO(done, st, run_gradcheck(r, o, weights, batch));
-    AR_TRY_TO(done, st, run_layouts(r, o, &ref, weights, batch));
+        AR_TRY_TO(done, st, run_gradcheck(r, o, &base));
+    AR_TRY_TO(done, st, run_layouts(r, o, &base));
     *gives = r;
     r = NULL;
 done:
-    ari_reference_fini(&ref);
-    ari_weights_destroy(weights);
-    free(batch);
-    free(ids);
+    ari_check_base_fini(&base);
     ar_check_report_destroy(r);
     return st;
 }

@@ -97,6 +97,17 @@ size_t ari_reference_find(const ari_reference *r, const char *name, char pass)
     return ari_reference_find_in(r, name, pass, 1);
 }
 
+const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is)(float))
+{
+    for (size_t i = 0; i < r->count; i++) {
+        for (size_t k = 0; k < r->tensor[i].count; k++) {
+            if (is(r->tensor[i].values[k]))
+                return &r->tensor[i];
+        }
+    }
+    return NULL;
+}
+
 size_t ari_reference_elements(const ari_reference *r)
 {
     size_t n = 0;

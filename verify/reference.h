@@ -40,6 +40,8 @@ size_t ari_reference_find(const ari_reference *r, const char *name, char pass);
  *  or to the gradients of the last step. */
 bool ari_reference_is_weight(const ari_reference *r, size_t tensor);
 bool ari_reference_is_gradient(const ari_reference *r, size_t tensor);
+/** The first tensor with such an element; NULL if there is none. */
+const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is)(float));
 /** Elements of all tensors together. */
 size_t ari_reference_elements(const ari_reference *r);
 /** SHA-256 over the tensors that `is` picks, as io/hash.h defines it. `values`: NULL, or one array per tensor in place
