@@ -1,50 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/train/update.h"
-
 #include <stdlib.h>
 
 #include "anyrank/train.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
-
-/* One parameter and its moments, which lie as its value does. */
-typedef struct slot {
-    ar_param *param; /* borrowed */
-    ar_buf m, v;     /* fp32; ptr NULL where the kind has none */
-} slot;
+#include "ref/train/state.h"
+#include "ref/train/zero.h"
 
 struct ar_optimizer {
     ar_optimizer_options options;
     ari_optimizer_clock clock;
-    ar_device *device; /* borrowed; owns the moments */
-    slot *slots;       /* [n], of the parameters that require a gradient */
+    ar_device *device; /* borrowed; owns the state */
+    ari_zero *zero;    /* of shares of parameters; NULL: of whole ones, which follow */
+    ari_state *states; /* [n], of the parameters that require a gradient */
     size_t n;
-    size_t bytes; /* of all moments */
+    size_t bytes; /* of all their state */
 };
-
-static ar_status create_moment(ar_optimizer *o, ar_ctx *ctx, ar_buf *gives, size_t count)
-{
-    size_t bytes = 0;
-    AR_TRY(ari_mul_size(&bytes, count, sizeof(float)));
-    AR_TRY(ari_add_size(&o->bytes, o->bytes, bytes));
-    AR_TRY(o->device->ops->alloc(o->device, gives, bytes ? bytes : 1));
-    return o->device->ops->zero(o->device, ctx->queue, *gives, bytes);
-}
 
 static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
 {
-    const bool adam = o->options.kind != AR_OPTIMIZER_SGD;
-    const size_t count = ar_tensor_count(&p->value);
     for (size_t i = 0; i < o->n; i++) {
-        if (o->slots[i].param == p)
+        if (o->states[i].param == p)
             return ar_error_set(AR_ERR_ARG, "an optimizer is given the parameter %s twice", p->name);
     }
-    slot *s = &o->slots[o->n++]; /* counted first, so that destroy frees half of it too */
-    *s = (slot){.param = p};
-    if (adam || o->options.momentum != 0.0)
-        AR_TRY(create_moment(o, ctx, &s->m, count));
-    if (adam)
-        AR_TRY(create_moment(o, ctx, &s->v, count));
+    ari_state *s = &o->states[o->n++]; /* counted first, so that destroy frees half of it too */
+    *s = (ari_state){.param = p, .whole = true, .count = ar_tensor_count(&p->value)};
+    return ari_state_create(s, &o->bytes, ctx, &o->options);
+}
+
+static ar_status create(ar_optimizer **gives, ar_ctx *ctx, const ar_optimizer_options *o)
+{
+    AR_TRY(ar_optimizer_check(o));
+    AR_TRY(ari_alloc_zero((void **)gives, 1, sizeof **gives, "an optimizer"));
+    (*gives)->options = *o;
+    (*gives)->device = ctx->device;
     return AR_OK;
 }
 
@@ -53,11 +42,8 @@ ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const
 {
     ar_optimizer *made = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ar_optimizer_check(o));
-    AR_TRY(ari_alloc_zero((void **)&made, 1, sizeof *made, "an optimizer"));
-    made->options = *o;
-    made->device = ctx->device;
-    AR_TRY_TO(failed, st, ari_alloc((void **)&made->slots, n, sizeof *made->slots, "an optimizer's parameters"));
+    AR_TRY(create(&made, ctx, o));
+    AR_TRY_TO(failed, st, ari_alloc((void **)&made->states, n, sizeof *made->states, "an optimizer's parameters"));
     for (size_t i = 0; i < n; i++) {
         if (params[i]->requires_grad)
             AR_TRY_TO(failed, st, add_param(made, ctx, params[i]));
@@ -69,15 +55,27 @@ failed:
     return st;
 }
 
+ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)
+{
+    ar_optimizer *made = NULL;
+    AR_TRY(create(&made, ctx, o));
+    const ar_status st = ari_zero_create(&made->zero, ctx, ddp, o);
+    if (st != AR_OK) {
+        ar_optimizer_destroy(made);
+        return st;
+    }
+    *gives = made;
+    return AR_OK;
+}
+
 void ar_optimizer_destroy(ar_optimizer *o)
 {
     if (!o)
         return;
-    for (size_t i = 0; i < o->n; i++) {
-        o->device->ops->free(o->device, o->slots[i].m);
-        o->device->ops->free(o->device, o->slots[i].v);
-    }
-    free(o->slots);
+    for (size_t i = 0; i < o->n; i++)
+        ari_state_destroy(&o->states[i], o->device);
+    ari_zero_destroy(o->zero);
+    free(o->states);
     free(o);
 }
 
@@ -95,13 +93,14 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
 {
     ari_update_begin(&o->clock, &o->options, ctx);
     for (size_t i = 0; i < o->n; i++) {
-        const slot *s = &o->slots[i];
+        const ari_state *s = &o->states[i];
         ar_tensor g;
         if (!s->param->requires_grad || !s->param->has_grad)
             continue;
         AR_TRY(gradient_of(&g, ctx, s->param, room, scale));
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
-        const ari_update_part all = {.weight = s->param->value.data, .m = s->m, .v = s->v};
+        ari_update_part all = s->part;
+        all.weight = s->param->value.data;
         AR_TRY(ari_update_apply(ctx, &all, ar_const(g.data), &k, ar_tensor_count(&g)));
         s->param->version++;
     }
@@ -112,7 +111,7 @@ static size_t largest(const ar_optimizer *o)
 {
     size_t most = 0;
     for (size_t i = 0; i < o->n; i++) {
-        const size_t count = ar_tensor_count(&o->slots[i].param->value);
+        const size_t count = ar_tensor_count(&o->states[i].param->value);
         most = count > most ? count : most;
     }
     return most;
@@ -120,6 +119,8 @@ static size_t largest(const ar_optimizer *o)
 
 ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
 {
+    if (o->zero)
+        return ari_zero_step(o->zero, ctx, &o->options, &o->clock, scale);
     const size_t most = largest(o);
     ar_tensor room; /* taken before the first weight changes: later there is nothing left to run out of */
     AR_TRY(ar_ctx_tensor(ctx, &room, AR_F32, 1, &most));
@@ -127,7 +128,28 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     ar_ctx_release(ctx, &room);
     AR_TRY(st);
     for (size_t i = 0; i < o->n; i++)
-        AR_TRY(ar_param_tap(o->slots[i].param, ctx, 'n', &o->slots[i].param->value));
+        AR_TRY(ar_param_tap(o->states[i].param, ctx, 'n', &o->states[i].param->value));
+    return AR_OK;
+}
+
+ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user)
+{
+    if (o->zero)
+        return ari_zero_save(o->zero, ctx, &o->options, emit, user);
+    for (size_t i = 0; i < o->n; i++)
+        AR_TRY(ari_state_save(&o->states[i], ctx, &o->options, emit, user));
+    return AR_OK;
+}
+
+ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
+                            const float *(*find)(void *user, const char *param, const char *state, size_t count),
+                            void *user)
+{
+    AR_TRY(ari_update_clock(&o->clock, &o->options, steps));
+    if (o->zero)
+        return ari_zero_load(o->zero, ctx, &o->options, find, user);
+    for (size_t i = 0; i < o->n; i++)
+        AR_TRY(ari_state_load(&o->states[i], ctx, &o->options, find, user));
     return AR_OK;
 }
 
@@ -138,5 +160,5 @@ uint64_t ar_optimizer_steps(const ar_optimizer *o)
 
 size_t ar_optimizer_bytes(const ar_optimizer *o)
 {
-    return o->bytes;
+    return o->zero ? ari_zero_bytes(o->zero) : o->bytes;
 }

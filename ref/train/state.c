@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/train/state.h"
+
+#include <stdlib.h>
+
+#include "ref/core/context.h"
+#include "ref/core/size.h"
+#include "ref/layers/share.h"
+
+/* The kinds of state under their names in PyTorch's state_dict; n of them are kept. */
+typedef struct kinds {
+    int n;
+    const char *name[3];
+    ar_buf buf[3];
+} kinds;
+
+static void add_kind(kinds *k, const char *name, ar_buf buf)
+{
+    if (!buf.ptr)
+        return;
+    k->name[k->n] = name;
+    k->buf[k->n++] = buf;
+}
+
+static kinds kinds_of(const ari_update_part *part, const ar_optimizer_options *o)
+{
+    kinds k = {0};
+    add_kind(&k, o->kind == AR_OPTIMIZER_SGD ? "momentum_buffer" : "exp_avg", part->m);
+    add_kind(&k, "exp_avg_sq", part->v);
+    add_kind(&k, "master", part->master);
+    return k;
+}
+
+static ar_status create_zero(ar_buf *gives, size_t *bytes, ar_ctx *ctx, size_t count)
+{
+    size_t size = 0;
+    AR_TRY(ari_mul_size(&size, count, sizeof(float)));
+    AR_TRY(ari_add_size(bytes, *bytes, size));
+    AR_TRY(ctx->device->ops->alloc(ctx->device, gives, size ? size : 1));
+    return ctx->device->ops->zero(ctx->device, ctx->queue, *gives, size);
+}
+
+ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o)
+{
+    const bool adam = o->kind != AR_OPTIMIZER_SGD;
+    const ar_param *p = s->param;
+    if (adam || o->momentum != 0.0)
+        AR_TRY(create_zero(&s->part.m, bytes, ctx, s->count));
+    if (adam)
+        AR_TRY(create_zero(&s->part.v, bytes, ctx, s->count));
+    if (p->storage != AR_BF16)
+        return AR_OK;
+    AR_TRY(create_zero(&s->part.master, bytes, ctx, s->count));
+    if (!s->whole)
+        return ari_share_get(ctx, s->part.master, p, &p->value, s->start, s->count);
+    return ctx->device->ops->copy(ctx->device, ctx->queue, s->part.master, ar_const(p->value.data),
+                                  s->count * sizeof(float));
+}
+
+void ari_state_destroy(ari_state *s, ar_device *d)
+{
+    d->ops->free(d, s->part.m);
+    d->ops->free(d, s->part.v);
+    d->ops->free(d, s->part.master);
+    s->part = (ari_update_part){{NULL}, {NULL}, {NULL}, {NULL}};
+}
+
+/* A tensor of the value's shape: the state itself, or memory of the step that a share of it lies in. */
+static ar_status local_of(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state)
+{
+    const ar_tensor *value = &s->param->value;
+    if (s->whole)
+        return ar_tensor_view(local, AR_F32, value->ndim, value->shape, state);
+    return ar_ctx_tensor(ctx, local, AR_F32, value->ndim, value->shape);
+}
+
+static void release(ar_tensor *local, const ari_state *s, ar_ctx *ctx)
+{
+    if (!s->whole)
+        ar_ctx_release(ctx, local);
+}
+
+static ar_status save_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar_buf buf, const ar_layout *layout,
+                           ar_optimizer_state_fn emit, void *user)
+{
+    ar_tensor local;
+    ar_status st = AR_OK;
+    AR_TRY(local_of(&local, s, ctx, buf));
+    if (!s->whole)
+        AR_TRY_TO(done, st, ari_share_put(ctx, ar_const(buf), s->param, &local, s->start, s->count));
+    st = emit(user, s->param, name, &local, layout);
+done:
+    release(&local, s, ctx);
+    return st;
+}
+
+ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o, ar_optimizer_state_fn emit,
+                         void *user)
+{
+    const kinds k = kinds_of(&s->part, o);
+    ar_layout layout = ari_whole_layout(s->param, ctx);
+    if (!s->whole)
+        AR_TRY(ari_share_layout(&layout, s->param, s->start, s->count));
+    for (int i = 0; i < k.n; i++)
+        AR_TRY(save_kind(s, ctx, k.name[i], k.buf[i], &layout, emit, user));
+    return AR_OK;
+}
+
+static ar_status load_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar_buf buf, const float *full)
+{
+    float *host = NULL;
+    ar_tensor local = {.data = {NULL}};
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&s->param->value) + 1, sizeof *host, name));
+    ari_layout_take(host, s->param->value.shape, &s->param->layout, full);
+    AR_TRY_TO(done, st, local_of(&local, s, ctx, buf));
+    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &local, host));
+    if (!s->whole)
+        AR_TRY_TO(done, st, ari_share_get(ctx, buf, s->param, &local, s->start, s->count));
+done:
+    release(&local, s, ctx);
+    free(host);
+    return st;
+}
+
+ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o, ari_state_find find,
+                         void *user)
+{
+    const kinds k = kinds_of(&s->part, o);
+    const size_t count = ari_layout_count(&s->param->layout);
+    for (int i = 0; i < k.n; i++) {
+        const float *full = find(user, s->param->name, k.name[i], count);
+        if (!full)
+            return ar_error_set(AR_ERR_NOT_FOUND, "the optimizer's state holds no %s of %s with %zu elements",
+                                k.name[i], s->param->name, count);
+        AR_TRY(load_kind(s, ctx, k.name[i], k.buf[i], full));
+    }
+    return AR_OK;
+}

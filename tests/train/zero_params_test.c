@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ZeRO over a list of parameters whose gradients are given by hand, against one rank with an optimizer of whole
+ * parameters: slices of every size, parameters without gradient, state that is kept and put back. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "anyrank/arith.h"
+#include "anyrank/train.h"
+#include "ref/core/context.h"
+#include "support/bits.h"
+#include "support/rank_run.h"
+
+TestSuite(zero_params, .timeout = 60);
+
+/* A transposed matrix, a matrix, a vector, and one number; the last gets no gradient where a case says so. */
+enum { PARAMS = 4, MOST_RANKS = 8, STEPS = 4, MOST = 64, KINDS = 2 };
+static const size_t shapes[PARAMS][2] = {{3, 7}, {5, 4}, {6, 0}, {1, 0}};
+static const char *const names[PARAMS] = {"conv.weight", "linear.weight", "linear.bias", "gain"};
+static const size_t counts[PARAMS] = {21, 20, 6, 1};
+
+typedef struct values {
+    float at[PARAMS][MOST];
+} values;
+
+typedef struct job {
+    ar_optimizer_options options;
+    ar_ddp_options ddp;
+    int zero;                            /* an optimizer of shares, over DDP; else of whole parameters */
+    int silent;                          /* a parameter that never gets a gradient; -1: none */
+    int frozen;                          /* one that requires none; -1: none */
+    int frozen_from;                     /* one that requires none from step 3 on; -1: none */
+    float clip;                          /* scale of the gradients */
+    unsigned first, last;                /* steps, from 1 */
+    const values *start, *state[KINDS];  /* state NULL: none is put back */
+    values end[MOST_RANKS], kept[KINDS]; /* kept: put together from all ranks; NaN where no rank has given it */
+    size_t bytes[MOST_RANKS];
+    uint64_t versions[MOST_RANKS][PARAMS];
+    float norm[MOST_RANKS];
+} job;
+
+/* What data-parallel rank r of n adds to the gradients: the terms of samples r, r + n, .. of 8. */
+static ar_status add_gradients(ar_ctx *ctx, const job *j, ar_param **p, unsigned step)
+{
+    const size_t rank = (size_t)ar_comm_rank(ctx->dp), ranks = (size_t)ar_comm_size(ctx->dp);
+    for (size_t sample = rank; sample < 8; sample += ranks) {
+        for (size_t i = 0; i < PARAMS; i++) {
+            float g[MOST];
+            const ar_tensor matrix = ar_param_matrix(p[i]);
+            const size_t cols = matrix.ndim > 1 ? matrix.shape[1] : counts[i], shape[2] = {counts[i] / cols, cols};
+            ar_tensor terms;
+            if ((int)i == j->silent || !p[i]->requires_grad)
+                continue;
+            fill_values(g, counts[i], (unsigned)(1000 * step + 10 * sample + i), 0.5);
+            AR_TRY(rank_upload(ctx, &terms, 2, shape, g));
+            AR_TRY(ar_ctx_arith(ctx)->grad_rows(ctx, p[i], &terms, (ar_cbuf){NULL}));
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status one_step(ar_ctx *ctx, job *j, ar_param **p, ar_ddp *ddp, ar_optimizer *o, unsigned step)
+{
+    if (j->frozen_from >= 0 && step == 3)
+        p[j->frozen_from]->requires_grad = false;
+    for (size_t i = 0; i < PARAMS; i++)
+        AR_TRY(ar_param_zero_grad(p[i], ctx));
+    if (ddp)
+        AR_TRY(ar_ddp_start(ddp));
+    AR_TRY(add_gradients(ctx, j, p, step));
+    if (ddp)
+        AR_TRY(ar_ddp_wait(ddp));
+    AR_TRY(ar_gradient_norm(&j->norm[ar_comm_rank(ctx->dp)], ctx, p, PARAMS));
+    AR_TRY(ar_optimizer_step(o, ctx, j->clip));
+    ar_ctx_end_step(ctx);
+    return AR_OK;
+}
+
+static size_t index_of(const char *name)
+{
+    size_t i = 0;
+    while (strcmp(names[i], name) != 0)
+        i++;
+    return i;
+}
+
+static size_t kind_of(const char *state)
+{
+    return strcmp(state, "exp_avg_sq") == 0;
+}
+
+/* Ranks write elements of their own; a copy is not theirs. */
+static ar_status keep(void *user, const ar_param *p, const char *state, const ar_tensor *local, const ar_layout *o)
+{
+    job *j = user;
+    float *full = j->kept[kind_of(state)].at[index_of(p->name)];
+    for (size_t k = 0; k < o->nbox && o->replica == 0; k++) {
+        const ar_box *b = &o->box[k];
+        const size_t cols = o->ndim > 1 ? b->extent[1] : 1, width = o->ndim > 1 ? o->shape[1] : 1;
+        for (size_t r = 0; r < b->extent[0]; r++) {
+            for (size_t c = 0; c < cols; c++) {
+                const size_t at = (b->local[0] + r) * width + (o->ndim > 1 ? b->local[1] : 0) + c;
+                const size_t to = (b->global[0] + r) * width + (o->ndim > 1 ? b->global[1] : 0) + c;
+                full[to] = isnan(full[to]) ? ((const float *)local->data.ptr)[at] : 12345.0f; /* given twice */
+            }
+        }
+    }
+    return AR_OK;
+}
+
+static const float *find(void *user, const char *param, const char *state, size_t count)
+{
+    const job *j = user;
+    const values *v = j->state[kind_of(state)];
+    const size_t i = index_of(param);
+    return v && count == counts[i] ? v->at[i] : NULL;
+}
+
+static ar_status train(ar_ctx *ctx, job *j, ar_param **p)
+{
+    const size_t rank = (size_t)ar_comm_rank(ctx->dp);
+    ar_ddp *ddp = NULL;
+    ar_optimizer *o = NULL;
+    uint64_t version[PARAMS];
+    ar_status st = AR_OK;
+    if (j->zero || ar_comm_size(ctx->dp) > 1)
+        AR_TRY_TO(done, st, ar_ddp_create_params(&ddp, ctx, "list", p, PARAMS, &j->ddp));
+    if (j->zero)
+        AR_TRY_TO(done, st, ar_optimizer_create_sharded(&o, ctx, ddp, &j->options));
+    else
+        AR_TRY_TO(done, st, ar_optimizer_create(&o, ctx, p, PARAMS, &j->options));
+    if (j->first > 1)
+        AR_TRY_TO(done, st, ar_optimizer_load(o, ctx, j->first - 1, find, j));
+    for (size_t i = 0; i < PARAMS; i++)
+        version[i] = p[i]->version;
+    for (unsigned step = j->first; step <= j->last; step++)
+        AR_TRY_TO(done, st, one_step(ctx, j, p, ddp, o, step));
+    j->bytes[rank] = ar_optimizer_bytes(o);
+    for (size_t i = 0; i < PARAMS; i++) {
+        j->versions[rank][i] = p[i]->version - version[i];
+        AR_TRY_TO(done, st, ar_ctx_download(ctx, j->end[rank].at[i], &p[i]->value));
+    }
+    AR_TRY_TO(done, st, ar_optimizer_save(o, ctx, keep, j));
+done:
+    ar_optimizer_destroy(o);
+    ar_ddp_destroy(ddp);
+    return st;
+}
+
+static ar_status rank_main(ar_ctx *ctx, void *user)
+{
+    job *j = user;
+    ar_param p[PARAMS];
+    ar_param *all[PARAMS];
+    ar_status st = AR_OK;
+    memset(p, 0, sizeof p);
+    for (size_t i = 0; i < PARAMS; i++) {
+        ar_layout layout;
+        all[i] = &p[i];
+        AR_TRY_TO(done, st, ar_layout_replicate(&layout, shapes[i][1] ? 2 : 1, shapes[i], 0, 1));
+        AR_TRY_TO(done, st, ar_param_init(&p[i], ctx, names[i], &layout, i == 0));
+        AR_TRY_TO(done, st, ar_param_set(&p[i], ctx, j->start->at[i]));
+        p[i].requires_grad = (int)i != j->frozen;
+    }
+    AR_TRY_TO(done, st, train(ctx, j, all));
+done:
+    for (size_t i = 0; i < PARAMS; i++)
+        ar_param_fini(&p[i]);
+    return st;
+}
+
+static void start_values(values *v)
+{
+    for (size_t i = 0; i < PARAMS; i++)
+        fill_values(v->at[i], counts[i], (unsigned)i + 1, 2.0);
+}
+
+static job job_of(ar_optimizer_kind kind, const values *start)
+{
+    job j = {.options = ar_optimizer_defaults(kind),
+             .ddp = ar_ddp_defaults(),
+             .silent = -1,
+             .frozen = -1,
+             .frozen_from = -1,
+             .clip = 0.375f,
+             .first = 1,
+             .last = STEPS,
+             .start = start};
+    j.options.lr = 0.05;
+    j.options.momentum = kind == AR_OPTIMIZER_SGD ? 0.9 : 0.0;
+    return j;
+}
+
+static void run(job *j, int ranks, ar_numerics numerics)
+{
+    const rank_run_options o = {.ranks = ranks, .dp = ranks, .numerics = numerics};
+    j->ddp.zero = j->zero;
+    for (size_t k = 0; k < KINDS; k++) {
+        for (size_t i = 0; i < PARAMS * MOST; i++)
+            j->kept[k].at[i / MOST][i % MOST] = NAN;
+    }
+    cr_assert_eq(rank_run(&o, rank_main, j), AR_OK, "%s", ar_error_message());
+}
+
+static void expect_same(const values *a, const values *b, const char *what)
+{
+    for (size_t i = 0; i < PARAMS; i++)
+        cr_expect_eq(first_different_bits(a->at[i], b->at[i], counts[i]), counts[i], "%s: %s differs", what, names[i]);
+}
+
+/* Weights of every rank, and all state. */
+static void expect_same_end(const job *got, int ranks, const job *want, const char *what)
+{
+    for (int r = 0; r < ranks; r++) {
+        expect_same(&got->end[r], &want->end[0], what);
+        cr_expect_eq(memcmp(&got->norm[r], &want->norm[0], sizeof(float)), 0, "%s: norm %a, not %a", what,
+                     (double)got->norm[r], (double)want->norm[0]);
+        cr_expect_eq(memcmp(got->versions[r], want->versions[0], sizeof want->versions[0]), 0, "%s: versions", what);
+    }
+    for (size_t k = 0; k < (got->options.kind == AR_OPTIMIZER_SGD ? 1 : KINDS); k++)
+        expect_same(&got->kept[k], &want->kept[k], what);
+}
+
+static const int rank_counts[] = {1, 2, 3, 5, 8};
+static const size_t bucket_sizes[] = {0, 8, 100, AR_BUCKET_BYTES};
+
+/* 48 elements over 5 ranks, a bias of 6 over 8, one number over any: slices are uneven or empty. */
+Test(zero_params, every_bucket_size_and_number_of_ranks_has_one_ranks_bits)
+{
+    values start;
+    start_values(&start);
+    for (ar_optimizer_kind kind = AR_OPTIMIZER_SGD; kind <= AR_OPTIMIZER_ADAMW; kind++) {
+        job one = job_of(kind, &start);
+        run(&one, 1, AR_NUMERICS_EXACT);
+        for (size_t n = 0; n < sizeof rank_counts / sizeof *rank_counts; n++) {
+            for (size_t b = 0; b < sizeof bucket_sizes / sizeof *bucket_sizes; b++) {
+                char what[96];
+                job j = job_of(kind, &start);
+                j.zero = 1;
+                j.ddp.bucket_bytes = bucket_sizes[b];
+                j.ddp.mode = n % 2 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
+                j.ddp.order = b % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE;
+                snprintf(what, sizeof what, "%s, %d ranks, buckets of %zu bytes", ar_optimizer_name(kind),
+                         rank_counts[n], bucket_sizes[b]);
+                run(&j, rank_counts[n], AR_NUMERICS_EXACT);
+                expect_same_end(&j, rank_counts[n], &one, what);
+            }
+        }
+    }
+}
+
+Test(zero_params, native_shares_have_the_bits_of_whole_parameters_in_the_same_buckets)
+{
+    values start;
+    start_values(&start);
+    for (size_t b = 0; b < sizeof bucket_sizes / sizeof *bucket_sizes; b++) {
+        job whole = job_of(AR_OPTIMIZER_ADAMW, &start), j = whole;
+        whole.ddp.bucket_bytes = j.ddp.bucket_bytes = bucket_sizes[b];
+        j.zero = 1;
+        run(&whole, 5, AR_NUMERICS_NATIVE);
+        run(&j, 5, AR_NUMERICS_NATIVE);
+        expect_same_end(&j, 5, &whole, "native");
+    }
+}
+
+Test(zero_params, state_of_all_ranks_together_is_that_of_one)
+{
+    values start;
+    start_values(&start);
+    for (int ranks = 2; ranks <= 8; ranks *= 2) {
+        job j = job_of(AR_OPTIMIZER_ADAM, &start);
+        size_t sum = 0;
+        j.zero = 1;
+        run(&j, ranks, AR_NUMERICS_EXACT);
+        for (int r = 0; r < ranks; r++) {
+            cr_expect_eq(j.bytes[r], 2 * sizeof(float) * 48 / (size_t)ranks, "%d ranks, rank %d: %zu bytes", ranks, r,
+                         j.bytes[r]);
+            sum += j.bytes[r];
+        }
+        cr_expect_eq(sum, 2 * sizeof(float) * 48);
+    }
+}
+
+Test(zero_params, a_parameter_without_gradient_stays_and_so_does_its_state)
+{
+    values start;
+    start_values(&start);
+    for (int silent = 0; silent < PARAMS; silent++) {
+        job one = job_of(AR_OPTIMIZER_ADAM, &start), j;
+        one.silent = silent;
+        run(&one, 1, AR_NUMERICS_EXACT);
+        j = one;
+        j.zero = 1;
+        j.ddp.find_unused = true;
+        run(&j, 3, AR_NUMERICS_EXACT);
+        expect_same_end(&j, 3, &one, names[silent]);
+        cr_expect_eq(j.versions[2][silent], 0);
+        cr_expect_eq(first_different_bits(j.end[2].at[silent], start.at[silent], counts[silent]), counts[silent]);
+    }
+}
+
+Test(zero_params, a_frozen_parameter_has_no_state_and_stays)
+{
+    values start;
+    start_values(&start);
+    for (int frozen = 0; frozen < PARAMS; frozen++) {
+        job one = job_of(AR_OPTIMIZER_ADAMW, &start), j;
+        one.frozen = frozen;
+        run(&one, 1, AR_NUMERICS_EXACT);
+        j = one;
+        j.zero = 1;
+        run(&j, 2, AR_NUMERICS_EXACT);
+        expect_same_end(&j, 2, &one, names[frozen]);
+        cr_expect_eq(j.bytes[0] + j.bytes[1], one.bytes[0]);
+        cr_expect(isnan(j.kept[0].at[frozen][0]));
+    }
+}
+
+Test(zero_params, a_parameter_that_stops_requiring_a_gradient_stays_from_then_on)
+{
+    values start;
+    start_values(&start);
+    job one = job_of(AR_OPTIMIZER_ADAM, &start), j;
+    one.frozen_from = 1;
+    run(&one, 1, AR_NUMERICS_EXACT);
+    j = one;
+    j.zero = 1;
+    run(&j, 3, AR_NUMERICS_EXACT);
+    expect_same_end(&j, 3, &one, "frozen from step 3");
+    cr_expect_eq(j.versions[0][1], 2);
+}
+
+/* Interrupted after two steps under one layout, gone on with under another. */
+Test(zero_params, state_goes_from_any_layout_to_any_other)
+{
+    static const struct {
+        int zero, ranks;
+    } layouts[] = {{0, 1}, {0, 2}, {1, 1}, {1, 2}, {1, 5}};
+    enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+    static const ar_optimizer_kind kinds[] = {AR_OPTIMIZER_SGD, AR_OPTIMIZER_ADAMW};
+    values start;
+    start_values(&start);
+    for (size_t k = 0; k < 2; k++) {
+        job whole = job_of(kinds[k], &start);
+        run(&whole, 1, AR_NUMERICS_EXACT);
+        for (size_t from = 0; from < LAYOUTS; from++) {
+            job before = job_of(kinds[k], &start);
+            before.zero = layouts[from].zero;
+            before.last = 2;
+            run(&before, layouts[from].ranks, AR_NUMERICS_EXACT);
+            for (size_t to = 0; to < LAYOUTS; to++) {
+                job after = job_of(kinds[k], &before.end[0]);
+                after.zero = layouts[to].zero;
+                after.ddp.bucket_bytes = 100;
+                after.first = 3;
+                after.state[0] = &before.kept[0];
+                after.state[1] = &before.kept[1];
+                run(&after, layouts[to].ranks, AR_NUMERICS_EXACT);
+                expect_same(&after.end[0], &whole.end[0], "resumed");
+            }
+        }
+    }
+}
+
+Test(zero_params, state_that_is_not_there_is_named)
+{
+    values start, none;
+    start_values(&start);
+    start_values(&none);
+    job j = job_of(AR_OPTIMIZER_ADAM, &start);
+    j.zero = 1;
+    j.first = 2;
+    j.state[0] = &none;
+    const rank_run_options o = {.ranks = 2, .dp = 2};
+    j.ddp.zero = 1;
+    cr_expect_eq(rank_run(&o, rank_main, &j), AR_ERR_NOT_FOUND);
+    cr_expect(strstr(ar_error_message(), "exp_avg_sq of "), "%s", ar_error_message());
+}
+
+static ar_status create_without_zero(ar_ctx *ctx, void *user)
+{
+    const ar_ddp_options options = ar_ddp_defaults();
+    const ar_optimizer_options *o = user;
+    ar_ddp *ddp = NULL;
+    ar_optimizer *made = NULL;
+    AR_TRY(ar_ddp_create_params(&ddp, ctx, "list", NULL, 0, &options));
+    const ar_status st = ar_optimizer_create_sharded(&made, ctx, ddp, o);
+    ar_optimizer_destroy(made);
+    ar_ddp_destroy(ddp);
+    return st;
+}
+
+Test(zero_params, a_ddp_without_zero_is_refused)
+{
+    ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
+    const rank_run_options o = {.ranks = 1};
+    cr_expect_eq(rank_run(&o, create_without_zero, &options), AR_ERR_ARG);
+    cr_expect(strstr(ar_error_message(), "zero = 1"), "%s", ar_error_message());
+}
