@@ -86,6 +86,8 @@ typedef struct ar_verdict {
  *  not the copies. Under ZeRO what ranks share out is no copy, and is not compared. Errors (not findings):
  *  AR_ERR_MISMATCH (lists of parameters that differ), AR_ERR_MEMORY, those of the device and the communicators. */
 AR_NODISCARD ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_verify_options *o);
+/** The last verdict; before the first one, ok without findings. */
+ar_verdict ar_gradients_last(const ar_gradients *g);
 /** AR_OK, or AR_ERR_DATA with the first error's text and the number of those that follow. */
 AR_NODISCARD ar_status ar_verdict_status(const ar_verdict *v);
 

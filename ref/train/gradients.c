@@ -128,19 +128,23 @@ ar_status ar_gradients_sync(ar_gradients *g, ar_ddp *ddp)
     return st;
 }
 
+ar_verdict ar_gradients_last(const ar_gradients *g)
+{
+    ar_verdict v = {.findings = g->findings, .finding = g->finding};
+    for (size_t i = 0; i < g->findings; i++)
+        v.warnings += g->finding[i].warning;
+    v.errors = v.findings - v.warnings;
+    v.ok = v.errors == 0;
+    return v;
+}
+
 ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_verify_options *o)
 {
     ari_said_table said = {.words = NULL};
     ar_status st = AR_OK;
-    *v = (ar_verdict){.ok = false};
     AR_TRY_TO(done, st, ari_gradients_ask(&said, g, o));
     AR_TRY_TO(done, st, ari_gradients_judge(g, &said, o));
-    for (size_t i = 0; i < g->findings; i++)
-        v->warnings += g->finding[i].warning;
-    v->findings = g->findings;
-    v->errors = v->findings - v->warnings;
-    v->finding = g->finding;
-    v->ok = v->errors == 0;
+    *v = ar_gradients_last(g);
 done:
     free(said.words);
     return st;
