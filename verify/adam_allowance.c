@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/train/update.h"
 
 /* What the update's own dozen roundings, each in the run and in the reference, make of its quotient. */
 static const double ROUNDINGS = 0x1p-20;
@@ -19,8 +20,7 @@ double ari_adam_reach(const ar_optimizer_options *o, int t)
         power *= each;
         sum += power;
     }
-    return o->lr * (1.0 - o->beta1) / (1.0 - pow(o->beta1, t)) *
-           sqrt((1.0 - pow(o->beta2, t)) / (1.0 - o->beta2) * sum);
+    return (1.0 - o->beta1) / (1.0 - pow(o->beta1, t)) * sqrt((1.0 - pow(o->beta2, t)) / (1.0 - o->beta2) * sum);
 }
 
 /* One element of a parameter, up to a step. */
@@ -75,20 +75,22 @@ static ar_status keep(ari_ref_tensor *t, const element *e, const adam_step *s)
     return AR_OK;
 }
 
-/* What is the same for all parameters in step t. */
-static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, int t)
+/* Step t of a parameter. */
+static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, const ari_ref_tensor *parameter, int t)
 {
     const ar_optimizer_options *o = c->optimizer;
+    const ari_update_rule rule = ari_update_rule_of(o, parameter->name, parameter->ndim);
+    const double lr = ar_optimizer_lr(o, (uint64_t)t) * rule.lr_scale;
     const bool decoupled = o->kind == AR_OPTIMIZER_ADAMW;
     const size_t at = ari_reference_find_in(ref, "grad_norm", 'c', t);
     adam_step s = {.clip = 1.0,
                    .clip_most = 1.0,
-                   .decay = decoupled ? 0.0 : o->weight_decay,
-                   .shrink = decoupled ? fabs(1.0 - o->lr * o->weight_decay) : 1.0,
+                   .decay = decoupled ? 0.0 : rule.weight_decay,
+                   .shrink = decoupled ? fabs(1.0 - lr * rule.weight_decay) : 1.0,
                    .beta2 = o->beta2,
                    .bias2 = 1.0 - pow(o->beta2, t),
                    .eps = o->eps,
-                   .reach = ari_adam_reach(o, t)};
+                   .reach = lr * ari_adam_reach(o, t)};
     if (at < ref->count) {
         const double norm = (double)ref->tensor[at].values[0] + 1e-6;
         s.clip = fmin(1.0, c->clip / norm);
@@ -111,7 +113,7 @@ static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initi
                      new = ari_reference_find_in(ref, initial->name, 'n', t);
         if (grad == ref->count || new == ref->count)
             break;
-        adam_step s = begin_step(ref, c, t);
+        adam_step s = begin_step(ref, c, initial, t);
         s.grad = &ref->tensor[grad];
         s.new = &ref->tensor[new];
         s.rounds = c->rounds[grad];

@@ -21,8 +21,8 @@ typedef struct ari_adam_case {
  *  and of their norm is known. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c);
 
-/** The most that step t = 1, 2, .. can move a weight, whatever the gradients: the largest quotient of Adam's two
- *  moments, times the learning rate. */
+/** The most that step t = 1, 2, .. can move a weight, whatever the gradients, over its learning rate: the largest
+ *  quotient of Adam's two moments. */
 double ari_adam_reach(const ar_optimizer_options *o, int t);
 
 #endif

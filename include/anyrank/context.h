@@ -62,8 +62,6 @@ ar_comm *ar_ctx_tp(const ar_ctx *c);
 ar_comm *ar_ctx_dp(const ar_ctx *c);
 /** The step that runs: dropout masks and taps know it. 1 before the first call. */
 void ar_ctx_begin_step(ar_ctx *c, uint32_t step);
-/** What the gradient of a loss is taken times in the step that runs: 1, or the scale of ar_loss_scaling. */
-double ar_ctx_loss_scale(const ar_ctx *c);
 /** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
  *  (KV replicas) included, and the number of its calls of one kind (ar_comm_calls). */
 void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written);

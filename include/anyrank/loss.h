@@ -20,7 +20,8 @@ typedef struct ar_loss_ops {
      * will follow */
     ar_status (*forward)(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
                          const ar_batch *batch);
-    /* required: *dy, a tensor of the step, is the gradient of the sum of all terms over T (of 0: zero) */
+    /* required: *dy, a tensor of the step, is the gradient of the sum of all terms over t (of 0: zero), which is T, or
+     * with loss scaling T over the scale */
     ar_status (*backward)(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch,
                           double t);
     void (*destroy)(void *self); /* required; frees self */

@@ -79,9 +79,7 @@ typedef struct ar_train_options {
     double clip; /* largest gradient norm; 0: no clipping */
     ar_ddp *ddp; /* over the model's parameters: sums their gradients over the data-parallel ranks. Borrowed. NULL: each
                     gradient is summed on its own after the last backward pass */
-    ar_loss_scaling
-        *scaling; /* borrowed; its state goes on. NULL: none. Errors of a step: AR_ERR_ARG (exact numerics,
-                     which neither need it nor have a baseline with it; ar_loss_scaling_check), AR_ERR_DATA */
+    ar_loss_scaling *scaling; /* native numerics only; borrowed, its state goes on. NULL: none */
     bool forward_only;
 } ar_train_options;
 typedef struct ar_train_result {
@@ -93,8 +91,10 @@ typedef struct ar_train_result {
 } ar_train_result;
 /** One step on this rank's rows of a global batch (host; the same on every rank): counts the targets over all
  *  micro-batches and data-parallel ranks, runs the micro-batches, sums the gradients, clips and updates.
- *  optimizer NULL: gradients only. A gradient norm that is not finite while clipping: AR_ERR_DATA, before any weight
- *  has changed. step: 1 for the first. Ends the step of the context. */
+ *  optimizer NULL: gradients only. A gradient norm that is not finite while clipping, or with static loss scaling, or
+ *  with a dynamic scale that may not fall: AR_ERR_DATA, before any weight has changed. step: 1 for the first. Ends the
+ *  step of the context. Errors: also AR_ERR_ARG (the layout of another context; loss scaling in exact numerics, where
+ *  nothing is lost and the baseline has none; ar_loss_scaling_check). */
 AR_NODISCARD ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                                      const ar_batch *global, uint32_t step, const ar_train_options *o);
 /** The same step of any module, judged by a loss; the module's input is global->input (loss.h says where the targets

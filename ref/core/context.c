@@ -212,11 +212,6 @@ void ar_ctx_place(ar_ctx *c, const ar_batch *batch)
     c->samples = batch ? batch->global_batch : 0;
 }
 
-double ar_ctx_loss_scale(const ar_ctx *c)
-{
-    return c->loss_scale;
-}
-
 ar_device *ar_ctx_device(const ar_ctx *c)
 {
     return c->device;

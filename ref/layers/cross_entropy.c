@@ -107,7 +107,7 @@ ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved
     AR_TRY(ar_saved_pop(saved, c, SAVED_SUM, &sum));
     AR_TRY(ar_saved_pop(saved, c, SAVED_KEY, &key));
     AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
-    return ctx->device->ops->ce_backward(
-        ctx->device, ctx->queue, dlogits->data, ar_const(logits.data), ar_const(key.data), ar_const(sum.data),
-        ar_const(row_of.data), ar_const(valid.data), targets / ctx->loss_scale, row_of.shape[0], c->rows, c->classes);
+    return ctx->device->ops->ce_backward(ctx->device, ctx->queue, dlogits->data, ar_const(logits.data),
+                                         ar_const(key.data), ar_const(sum.data), ar_const(row_of.data),
+                                         ar_const(valid.data), targets, row_of.shape[0], c->rows, c->classes);
 }

@@ -134,7 +134,7 @@ ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_te
     const size_t targets = batch->global_batch > 0 ? batch->targets : ar_batch_targets(batch);
     ar_tensor dlogits;
     ar_ctx_place(ctx, batch);
-    AR_TRY(ari_cross_entropy_backward(&l->entropy, ctx, saved, &dlogits, (double)targets));
+    AR_TRY(ari_cross_entropy_backward(&l->entropy, ctx, saved, &dlogits, (double)targets / ctx->loss_scale));
     char part[112];
     AR_TRY(ari_path(part, sizeof part, l->name, "logits"));
     AR_TRY(ari_tap_shard(ctx, part, NULL, 'b', &dlogits, 2, l->entropy.classes));

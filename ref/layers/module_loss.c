@@ -62,7 +62,7 @@ ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tenso
     const size_t t = batch->global_batch > 0 ? batch->targets : ar_loss_targets(loss, batch);
     ar_ctx_place(ctx, batch);
     ari_span_begin("%s:bwd", loss->name);
-    return ari_span_end(loss->ops->backward(loss->self, loss, ctx, saved, dy, batch, (double)t));
+    return ari_span_end(loss->ops->backward(loss->self, loss, ctx, saved, dy, batch, (double)t / ctx->loss_scale));
 }
 
 ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t)
