@@ -7,7 +7,7 @@
 #include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
-#include "ref/models/model.h"
+#include "run/trainer.h"
 
 const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "exchange", "barrier"};
@@ -19,7 +19,7 @@ typedef struct rank_result {
     float *loss; /* [max(steps, 1)] */
     uint64_t read, written;
     uint64_t calls[ARI_COLLECTIVE_KINDS];
-    size_t weights, gradients, optimizer, stored, peak;
+    size_t weights, gradients, buckets, optimizer, stored, peak;
 } rank_result;
 
 typedef struct job {
@@ -28,53 +28,45 @@ typedef struct job {
 } job;
 
 /* Memory that outlives the step: weights, and the gradients in the arithmetic's own form. */
-static ar_status measure_params(ar_ctx *ctx, ar_model *m, rank_result *result)
+static void measure_params(const ar_ctx *ctx, const ari_trainer *t, rank_result *result)
 {
-    size_t n = 0;
-    ar_param **all = NULL;
-    AR_TRY(ari_model_list(&all, &n, m));
-    for (size_t i = 0; i < n; i++) {
-        result->weights += ar_tensor_count(&all[i]->value) * sizeof(float);
-        result->gradients += ar_ctx_arith(ctx)->grad_bytes(all[i]);
+    for (size_t i = 0; i < t->n; i++) {
+        result->weights += ar_tensor_count(&t->params[i]->value) * sizeof(float);
+        result->gradients += ar_ctx_arith(ctx)->grad_bytes(t->params[i]);
     }
-    free(all);
-    return AR_OK;
 }
 
-static ar_status create_optimizer(ar_optimizer **gives, ar_ctx *ctx, ar_model *m, const ar_optimizer_options *o)
+static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
 {
-    size_t n = 0;
-    ar_param **all = NULL;
-    AR_TRY(ari_model_list(&all, &n, m));
-    const ar_status st = ar_optimizer_create(gives, ctx, all, n, o);
-    free(all);
-    return st;
+    for (int i = 0; i < ari_at_least_one(o->steps); i++) {
+        ar_train_result step;
+        AR_TRY(ari_trainer_step(&step, t, ctx, &o->batch[i], (uint32_t)i + 1));
+        result->loss[i] = step.loss;
+        result->stored = step.stored_bytes > result->stored ? step.stored_bytes : result->stored;
+    }
+    result->optimizer = t->optimizer ? ar_optimizer_bytes(t->optimizer) : 0;
+    result->buckets = t->ddp ? ar_ddp_bytes(t->ddp) : 0;
+    measure_params(ctx, t, result);
+    return AR_OK;
 }
 
 static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
 {
-    const ar_train_options options = {.parallel = o->parallel, .clip = o->clip, .forward_only = o->forward_only};
-    ar_model *model = NULL;
-    ar_optimizer *optimizer = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_model_create(&model, ctx, o->config, &o->plan));
-    if (o->weights)
-        AR_TRY_TO(done, st, ar_model_set(model, ctx, o->weights, o->weights_user));
-    else
-        AR_TRY_TO(done, st, ar_model_fresh(model, ctx, o->seed));
-    if (o->steps > 0)
-        AR_TRY_TO(done, st, create_optimizer(&optimizer, ctx, model, &o->optimizer));
-    for (int i = 0; i < ari_at_least_one(o->steps); i++) {
-        ar_train_result step;
-        AR_TRY_TO(done, st, ar_train_step(&step, model, ctx, optimizer, &o->batch[i], (uint32_t)i + 1, &options));
-        result->loss[i] = step.loss;
-        result->stored = step.stored_bytes > result->stored ? step.stored_bytes : result->stored;
-    }
-    result->optimizer = optimizer ? ar_optimizer_bytes(optimizer) : 0;
-    AR_TRY_TO(done, st, measure_params(ctx, model, result));
-done:
-    ar_optimizer_destroy(optimizer);
-    ar_model_destroy(model);
+    const ari_trainer_options options = {.config = o->config,
+                                         .plan = o->plan,
+                                         .parallel = o->parallel,
+                                         .ddp = o->ddp,
+                                         .forward_only = o->forward_only,
+                                         .gradients_only = o->steps <= 0,
+                                         .optimizer = o->optimizer,
+                                         .clip = o->clip,
+                                         .weights = o->weights,
+                                         .weights_user = o->weights_user,
+                                         .seed = o->seed};
+    ari_trainer t;
+    AR_TRY(ari_trainer_create(&t, ctx, &options));
+    const ar_status st = run_steps(&t, ctx, o, result);
+    ari_trainer_destroy(&t);
     return st;
 }
 
@@ -169,6 +161,7 @@ static void collect(ari_cluster_result *result, const rank_result *rank, size_t 
         result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
         result->weights_per_rank = larger(result->weights_per_rank, rank[r].weights);
         result->gradients_per_rank = larger(result->gradients_per_rank, rank[r].gradients);
+        result->buckets_per_rank = larger(result->buckets_per_rank, rank[r].buckets);
         result->optimizer_per_rank = larger(result->optimizer_per_rank, rank[r].optimizer);
         result->stored_per_rank = larger(result->stored_per_rank, rank[r].stored);
         result->peak_per_rank = larger(result->peak_per_rank, rank[r].peak);

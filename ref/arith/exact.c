@@ -393,6 +393,12 @@ const ar_arith_ops *ar_arith_exact(void)
         .grads_reduce = ari_exact_grads_reduce,
         .grad_value = ari_exact_grad_value,
         .grad_zero = ari_exact_grad_zero,
+        .bucket_bytes = ari_exact_bucket_bytes,
+        .bucket_pack = ari_exact_bucket_pack,
+        .bucket_zero = ari_exact_bucket_zero,
+        .bucket_reduce = ari_exact_bucket_reduce,
+        .bucket_unpack = ari_exact_bucket_unpack,
+        .grad_ensure = ari_exact_grad_ensure,
         .grad_bytes = ari_exact_grad_bytes,
         .param_release = exact_param_release,
     };

@@ -4,6 +4,12 @@
 
 #include "anyrank/arith.h"
 
+struct ar_param_grad {
+    size_t n;  /* elements, in the order of the layer's matrix [out, in] */
+    ar_buf t;  /* u8 [n] */
+    ar_buf hl; /* int64 [2n] */
+};
+
 /* The gradient half of the exact arithmetic (exact_grad.c); the slots of ar_arith_ops say what each does. */
 AR_NODISCARD ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x,
                                                size_t samples, ar_comm *x_rows_over, const char *tag);
@@ -12,7 +18,18 @@ AR_NODISCARD ar_status ari_exact_grads_reduce(ar_ctx *ctx, ar_param *const *para
                                               const char *tag);
 AR_NODISCARD ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
 AR_NODISCARD ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p);
+AR_NODISCARD ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p);
 size_t ari_exact_grad_bytes(const ar_param *p);
 void ari_exact_grad_release(ar_param *p);
+
+/* Buckets (exact_bucket.c). */
+size_t ari_exact_bucket_bytes(size_t n, ar_dtype storage);
+AR_NODISCARD ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at,
+                                             ar_dtype storage, const ar_param *p);
+AR_NODISCARD ar_status ari_exact_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage);
+AR_NODISCARD ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage,
+                                               ar_comm *over, const size_t *counts, const char *tag);
+AR_NODISCARD ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n,
+                                               size_t at, ar_dtype storage);
 
 #endif

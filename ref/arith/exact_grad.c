@@ -8,12 +8,6 @@
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 
-struct ar_param_grad {
-    size_t n;  /* elements, in the order of the layer's matrix [out, in] */
-    ar_buf t;  /* u8 [n] */
-    ar_buf hl; /* int64 [2n] */
-};
-
 void ari_exact_grad_release(ar_param *p)
 {
     if (!p->grad)
@@ -34,7 +28,7 @@ ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p)
 }
 
 /* Made when first needed: a model that only runs forward has no gradients. */
-static ar_status ensure(ar_ctx *ctx, ar_param *p)
+ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p)
 {
     if (p->grad)
         return AR_OK;
@@ -106,7 +100,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
     if (x->shape[0] != tokens || samples == 0 || tokens % samples != 0 || out * in != ar_tensor_count(&p->value))
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu] in %zu samples", p->name,
                             tokens, out, x->shape[0], in, samples);
-    AR_TRY(ensure(ctx, p));
+    AR_TRY(ari_exact_grad_ensure(ctx, p));
     p->has_grad = true;
     const ar_tensor x_t = ar_tensor_transposed(x);
     ar_buf c = {NULL}; /* [samples, tokens of a sample] */
@@ -123,7 +117,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
 
 ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
 {
-    AR_TRY(ensure(ctx, p));
+    AR_TRY(ari_exact_grad_ensure(ctx, p));
     p->has_grad = true;
     const size_t rows = rows_of(p);
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
@@ -139,7 +133,7 @@ ar_status ari_exact_grads_reduce(ar_ctx *ctx, ar_param *const *params, size_t n,
     const ar_device_ops *dev = ctx->device->ops;
     for (size_t i = 0; i < n; i++) {
         ar_param *p = params[i];
-        AR_TRY(ensure(ctx, p));
+        AR_TRY(ari_exact_grad_ensure(ctx, p));
         const size_t count = p->grad->n;
         ar_buf t = {NULL};
         AR_TRY(ari_step_alloc(ctx, &t, count));

@@ -3,7 +3,7 @@
  * production does; its results depend on the layout by rounding. */
 #include <stdlib.h>
 
-#include "anyrank/arith.h"
+#include "ref/arith/native.h"
 #include "ref/arith/operand.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
@@ -16,11 +16,6 @@ struct ar_operand {
 struct ar_sum {
     const ar_operand *a, *b;
     ar_tensor folded; /* the reduced matrix, or the own rows of it; data NULL: never folded */
-};
-
-struct ar_param_grad {
-    size_t n;
-    ar_buf sum; /* fp32 [n], in the order of the layer's matrix [out, in] */
 };
 
 static void free_object(ar_ctx *ctx, void *object)
@@ -188,7 +183,7 @@ static ar_status native_grad_zero(ar_ctx *ctx, ar_param *p)
     return ctx->device->ops->zero(ctx->device, ctx->queue, p->grad->sum, p->grad->n * sizeof(float));
 }
 
-static ar_status ensure(ar_ctx *ctx, ar_param *p)
+static ar_status native_grad_ensure(ar_ctx *ctx, ar_param *p)
 {
     if (p->grad)
         return AR_OK;
@@ -212,7 +207,7 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
     if (x->shape[0] != dy->shape[0] || shape[0] * shape[1] != ar_tensor_count(&p->value))
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu]", p->name, dy->shape[0],
                             dy->shape[1], x->shape[0], x->shape[1]);
-    AR_TRY(ensure(ctx, p));
+    AR_TRY(native_grad_ensure(ctx, p));
     p->has_grad = true;
     ar_tensor sum;
     AR_TRY(ar_tensor_view(&sum, AR_F32, 2, shape, p->grad->sum));
@@ -225,7 +220,7 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
 
 static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
 {
-    AR_TRY(ensure(ctx, p));
+    AR_TRY(native_grad_ensure(ctx, p));
     p->has_grad = true;
     const size_t rows = p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1;
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
@@ -238,7 +233,7 @@ static ar_status native_grads_reduce(ar_ctx *ctx, ar_param *const *params, size_
     if (!ari_has_peers(over))
         return AR_OK;
     for (size_t i = 0; i < n; i++) {
-        AR_TRY(ensure(ctx, params[i]));
+        AR_TRY(native_grad_ensure(ctx, params[i]));
         const ar_param_grad *g = params[i]->grad;
         AR_TRY(ar_comm_all_reduce(over, ctx->queue, g->sum, ar_const(g->sum), g->n, AR_F32, AR_SUM, tag));
     }
@@ -276,6 +271,12 @@ const ar_arith_ops *ar_arith_native(void)
         .grads_reduce = native_grads_reduce,
         .grad_value = native_grad_value,
         .grad_zero = native_grad_zero,
+        .bucket_bytes = ari_native_bucket_bytes,
+        .bucket_pack = ari_native_bucket_pack,
+        .bucket_zero = ari_native_bucket_zero,
+        .bucket_reduce = ari_native_bucket_reduce,
+        .bucket_unpack = ari_native_bucket_unpack,
+        .grad_ensure = native_grad_ensure,
         .grad_bytes = native_grad_bytes,
         .param_release = grad_release,
     };

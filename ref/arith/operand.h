@@ -29,4 +29,13 @@ static inline bool ari_has_peers(ar_comm *c)
     return c && ar_comm_size(c) > 1;
 }
 
+/** The first element of this rank's share, of shares that follow each other in rank order. */
+static inline size_t ari_share_start(const ar_comm *c, const size_t *counts)
+{
+    size_t start = 0;
+    for (int r = 0; r < ar_comm_rank(c); r++)
+        start += counts[r];
+    return start;
+}
+
 #endif

@@ -57,6 +57,9 @@ void ar_ctx_destroy(ar_ctx *c)
     if (!c)
         return;
     ar_ctx_end_step(c);
+    ar_queue_destroy(c->communication.queue); /* first: what it runs uses the groups */
+    ar_comm_destroy(c->communication.dp);
+    ar_comm_destroy(c->communication.tp);
     ar_comm_destroy(c->replicas.comm);
     ar_comm_destroy(c->self);
     ar_queue_destroy(c->queue);
@@ -166,13 +169,27 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads)
     return AR_OK;
 }
 
+ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp)
+{
+    ari_communication *m = &c->communication;
+    if (tp && !m->tp)
+        AR_TRY(ar_comm_split(&m->tp, c->tp, 0, ar_comm_rank(c->tp)));
+    if (ar_comm_size(c->dp) > 1 && !m->dp)
+        AR_TRY(ar_comm_split(&m->dp, c->dp, 0, ar_comm_rank(c->dp)));
+    if (!m->queue)
+        AR_TRY(ar_queue_create(&m->queue, AR_QUEUE_THREAD, "communication"));
+    *borrows = m;
+    return AR_OK;
+}
+
 void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
 {
     c->step = step;
 }
 
 /* The groups that the context's collectives go through, each once. */
-static int groups_of(const ar_ctx *c, const ar_comm *group[3])
+#define GROUPS 5
+static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
 {
     int n = 0;
     group[n++] = c->tp;
@@ -180,12 +197,16 @@ static int groups_of(const ar_ctx *c, const ar_comm *group[3])
         group[n++] = c->dp;
     if (c->replicas.comm)
         group[n++] = c->replicas.comm;
+    if (c->communication.tp)
+        group[n++] = c->communication.tp;
+    if (c->communication.dp)
+        group[n++] = c->communication.dp;
     return n;
 }
 
 void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written)
 {
-    const ar_comm *group[3];
+    const ar_comm *group[GROUPS];
     const int n = groups_of(c, group);
     *bytes_read = *bytes_written = 0;
     for (int i = 0; i < n; i++) {
@@ -198,7 +219,7 @@ void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_writt
 
 uint64_t ar_ctx_calls(const ar_ctx *c, const char *kind)
 {
-    const ar_comm *group[3];
+    const ar_comm *group[GROUPS];
     const int n = groups_of(c, group);
     uint64_t calls = 0;
     for (int i = 0; i < n; i++)

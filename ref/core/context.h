@@ -18,12 +18,20 @@ typedef struct ari_replica_group {
     ar_comm *comm; /* owned */
 } ari_replica_group;
 
+/* What reduces gradients while the main queue goes on: a queue of its own, on a thread, and copies of the groups for
+ * it, since the calls of one communicator stay on one queue. */
+typedef struct ari_communication {
+    ar_queue *queue;  /* NULL: not made yet */
+    ar_comm *tp, *dp; /* NULL: not made yet, or dp without peers */
+} ari_communication;
+
 struct ar_ctx {
     ar_device *device;
     ar_queue *queue;          /* the main queue */
     ar_comm *tp, *dp, *world; /* never NULL */
     ar_comm *self;            /* owned; what tp and dp are where none was given */
     ari_replica_group replicas;
+    ari_communication communication; /* owned */
     bool sp, keep_gathered;
     double dropout;
     double loss_scale; /* 1: none */
@@ -51,6 +59,10 @@ void ari_step_disown(ar_ctx *c, void *object);
  *  over the tensor-parallel group where it is made, the first time. Errors: AR_ERR_UNSUPPORTED (another number of heads
  *  in the same context), what the communicator gives. */
 AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads);
+/** The communication queue with a copy of the data-parallel group, and with `tp` one of the tensor-parallel group too;
+ *  borrowed, made once for the context. Collective over the groups that are copied, where they are. Errors: what queue
+ *  and communicator give. */
+AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp);
 /** Whether activations between the tensor-parallel regions are sharded along the sequence. */
 static inline bool ari_ctx_sp(const ar_ctx *c)
 {

@@ -70,4 +70,8 @@ ar_status ari_cpu_round_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, siz
 ar_status ari_cpu_optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
                                  const struct ari_optimizer_constants *k, size_t n);
 
+/* half.c */
+ar_status ari_cpu_narrow_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
+ar_status ari_cpu_widen_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
+
 #endif

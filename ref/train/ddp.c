@@ -1,26 +1,385 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/ddp.h"
+/* The data-parallel object: hooks, the order of buckets, the ends of a step. */
+#include "ref/train/ddp.h"
 
-#include "ref/core/context.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/arith.h"
+#include "ref/core/size.h"
+#include "ref/core/span.h"
 
 ar_ddp_options ar_ddp_defaults(void)
 {
     return (ar_ddp_options){.bucket_bytes = AR_BUCKET_BYTES};
 }
 
-void ar_ddp_set_sync(ar_ddp *d, bool sync)
+ar_status ari_ddp_fail(ar_ddp *d, ar_status st)
 {
-    (void)d, (void)sync;
+    if (st != AR_OK && d->next > 0 && !d->waited)
+        ar_comm_abort(d->ctx->world, st, ar_error_message());
+    return st;
+}
+
+/* --- hooks -------------------------------------------------------------------------------------------------------- */
+
+/* Mistakes that wait for the end of the backward pass: what they do in a race, or out of order, is then the same in
+ * every run. */
+static bool waits_for_the_end(const ar_ddp *d)
+{
+    return d->options.mode == AR_BUCKETS_EAGER || ar_faulty(d->ctx, AR_FAULT_stale_activation_reuse) ||
+           ar_faulty(d->ctx, AR_FAULT_collective_order_swapped);
+}
+
+static ar_status launch_ready(ar_ddp *d)
+{
+    while (d->next < d->count && d->buckets[d->next].info.ready == d->buckets[d->next].info.params)
+        AR_TRY(ari_bucket_launch(d));
+    return AR_OK;
+}
+
+/* What a reduction reads is, in these mistakes, the gradient at another moment than that of its completion. */
+static ar_status pack_at_wrong_moment(const ar_ddp *d, ari_ddp_slot *s)
+{
+    const ar_ctx *ctx = d->ctx;
+    const ari_bucket *b = &d->buckets[s->bucket];
+    if (d->options.mode != AR_BUCKETS_OVERLAP)
+        return AR_OK;
+    if (ar_faulty(ctx, AR_FAULT_comm_before_producer) && b->info.ready < b->info.params)
+        return ari_bucket_pack_early(s); /* all but the last one: that was packed when the step began */
+    if (ar_faulty(ctx, AR_FAULT_tied_reduced_at_first_use))
+        return ari_bucket_pack_early(s);
+    for (size_t i = 0; ar_faulty(ctx, AR_FAULT_bucket_first_ready) && b->info.ready == 1 && i < b->info.params; i++)
+        AR_TRY(ari_bucket_pack_early(&b->slot[i]));
+    return AR_OK;
+}
+
+static ar_status make_ready(ar_ddp *d, ari_ddp_slot *s)
+{
+    ari_bucket *b = &d->buckets[s->bucket];
+    if (b->info.state != AR_BUCKET_FILLING) {
+        if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) || ar_faulty(d->ctx, AR_FAULT_tied_reduced_at_first_use))
+            return AR_OK;
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: the gradient of %s changed after bucket %zu was reduced: a second backward pass. Call "
+                            "ar_ddp_set_sync(false) before all but the last one of a step",
+                            d->name, s->param->name, b->info.index);
+    }
+    if (s->ready)
+        return AR_OK;
+    s->ready = true;
+    b->info.ready++;
+    AR_TRY(pack_at_wrong_moment(d, s));
+    return waits_for_the_end(d) ? AR_OK : launch_ready(d);
+}
+
+static ar_status ready(void *user, ar_param *p)
+{
+    (void)p;
+    ari_ddp_slot *s = user;
+    ar_ddp *d = s->ddp;
+    return d->sync ? ari_ddp_fail(d, make_ready(d, s)) : AR_OK;
+}
+
+static ar_status add_hooks(ar_ddp *d)
+{
+    for (size_t i = 0; i < d->trained; i++) {
+        ar_param *p = d->slots[i].param;
+        for (int h = 0; h < p->hooks; h++) {
+            if (p->hook[h].ready == ready)
+                return ar_error_set(AR_ERR_ARG, "%s: %s belongs to another data-parallel object", d->name, p->name);
+        }
+        AR_TRY(ar_param_add_hook(p, (ar_param_hook){ready, &d->slots[i]}));
+    }
+    return AR_OK;
+}
+
+/* --- creation ----------------------------------------------------------------------------------------------------- */
+
+static ar_status check_options(const ar_ddp_options *o)
+{
+    if (o->mode != AR_BUCKETS_OVERLAP && o->mode != AR_BUCKETS_EAGER)
+        return ar_error_set(AR_ERR_ARG, "bucket mode %d, expected overlap or eager", (int)o->mode);
+    if (o->order != AR_BUCKETS_REVERSE && o->order != AR_BUCKETS_BY_SIZE)
+        return ar_error_set(AR_ERR_ARG, "bucket order %d, expected reverse or by size", (int)o->order);
+    if (o->op != AR_SUM && o->op != AR_AVG)
+        return ar_error_set(AR_ERR_ARG, "gradients are summed or averaged, not %d", (int)o->op);
+    if (o->zero != 0 && o->zero != 1)
+        return ar_error_set(AR_ERR_ARG, "ZeRO stage %d, expected 0 or 1", o->zero);
+    return AR_OK;
+}
+
+static ar_status check_params(const ar_ddp *d)
+{
+    for (size_t i = 0; i < d->n; i++) {
+        const ar_param *p = d->params[i];
+        for (size_t k = 0; k < i; k++) {
+            if (d->params[k] == p)
+                return ar_error_set(AR_ERR_ARG, "%s is given the parameter %s twice", d->name, p->name);
+        }
+        if (p->storage != AR_F32 && p->storage != AR_BF16)
+            return ar_error_set(AR_ERR_DTYPE, "%s: the parameter %s is stored as %s, expected f32 or bf16", d->name,
+                                p->name, ar_dtype_name(p->storage));
+    }
+    return AR_OK;
+}
+
+static bool has_spread(const ar_ddp *d)
+{
+    for (size_t i = 0; i < d->count; i++) {
+        if (d->buckets[i].info.spread)
+            return true;
+    }
+    return false;
+}
+
+static ar_status init(ar_ddp *d)
+{
+    AR_TRY(check_params(d));
+    AR_TRY(ari_ddp_agree(d));
+    AR_TRY(ari_buckets_plan(d));
+    AR_TRY(ari_alloc_zero((void **)&d->used, d->trained, sizeof *d->used, "used parameters"));
+    AR_TRY(ari_alloc((void **)&d->unused, d->trained, sizeof *d->unused, "names of unused parameters"));
+    AR_TRY(ari_buckets_alloc(d));
+    const bool spread = has_spread(d);
+    if (d->options.mode == AR_BUCKETS_OVERLAP && (spread || ari_ddp_has_peers(d)))
+        AR_TRY(ari_ctx_communication(d->ctx, &d->communication, spread));
+    AR_TRY(add_hooks(d));
+    return d->options.keep_weights ? AR_OK : ar_ddp_broadcast_parameters(d);
+}
+
+/* Takes over `params`. */
+static ar_status create(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_module *module, ar_param **params, size_t n,
+                        const ar_ddp_options *o)
+{
+    ar_ddp *d = NULL;
+    ar_status st = check_options(o);
+    if (st == AR_OK)
+        st = ari_alloc_zero((void **)&d, 1, sizeof *d, "a data-parallel object");
+    if (st != AR_OK) {
+        free(params);
+        return st;
+    }
+    d->ctx = ctx;
+    d->module = module;
+    d->options = *o;
+    d->params = params;
+    d->n = n;
+    d->sync = true;
+    snprintf(d->name, sizeof d->name, "%s", name && name[0] ? name : "ddp");
+    ari_span_begin("%s: data parallelism", d->name);
+    AR_TRY_TO(failed, st, ari_span_end(init(d)));
+    *gives = d;
+    return AR_OK;
+failed:
+    ar_ddp_destroy(d);
+    return st;
+}
+
+ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_param *const *params, size_t n,
+                               const ar_ddp_options *o)
+{
+    ar_param **own = NULL;
+    AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a list of parameters"));
+    if (n > 0)
+        memcpy(own, params, n * sizeof *own);
+    return create(gives, ctx, name, NULL, own, n, o);
+}
+
+ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar_ddp_options *o)
+{
+    ar_param **own = NULL;
+    const size_t n = ar_module_params(module, NULL, 0, false);
+    if (n == SIZE_MAX)
+        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", module->name);
+    AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a list of parameters"));
+    const size_t found = ar_module_params(module, own, n, false); /* a shared one counts once where there is room */
+    if (found > n) {
+        free(own);
+        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", module->name);
+    }
+    return create(gives, ctx, module->name, module, own, found, o);
+}
+
+void ar_ddp_destroy(ar_ddp *d)
+{
+    if (!d)
+        return;
+    if (d->communication && d->next > 0 && !d->waited) {
+        const ar_status st = ar_queue_sync(d->communication->queue, 0);
+        (void)st; /* whoever waits for the step has been told */
+    }
+    for (size_t i = 0; i < d->trained; i++)
+        ar_param_remove_hook(d->slots[i].param, (ar_param_hook){ready, &d->slots[i]});
+    ari_buckets_free(d);
+    free(d->used);
+    free(d->unused);
+    free(d->params);
+    free(d);
+}
+
+/* --- a step ------------------------------------------------------------------------------------------------------- */
+
+ar_status ar_ddp_broadcast_parameters(ar_ddp *d)
+{
+    return ar_params_broadcast(d->params, d->n, d->ctx);
+}
+
+/* For what a step that ended early has left under way. */
+static ar_status settle(ar_ddp *d)
+{
+    if (d->next == 0 || d->waited || !d->communication)
+        return AR_OK;
+    return ar_queue_sync(d->communication->queue, 0);
+}
+
+/* The mistake of a reduction that does not wait for the kernels which write the gradients: the memory as it is before
+ * the first of them. */
+static ar_status pack_before_backward(ar_ddp *d)
+{
+    if (!ar_faulty(d->ctx, AR_FAULT_comm_before_producer) || d->options.mode != AR_BUCKETS_OVERLAP)
+        return AR_OK;
+    for (size_t i = 0; i < d->trained; i++)
+        AR_TRY(ari_bucket_pack_early(&d->slots[i]));
+    return AR_OK;
 }
 
 ar_status ar_ddp_start(ar_ddp *d)
 {
-    (void)d;
+    AR_TRY(settle(d));
+    for (size_t i = 0; i < d->n; i++)
+        AR_TRY(ar_param_zero_grad(d->params[i], d->ctx));
+    d->sync = true;
+    d->unused_count = 0;
+    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)
+        return AR_OK;
+    d->waited = false;
+    ari_buckets_reset(d);
+    return pack_before_backward(d);
+}
+
+void ar_ddp_set_sync(ar_ddp *d, bool sync)
+{
+    d->sync = sync;
+}
+
+ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i)
+{
+    if (i >= d->count)
+        return ar_error_set(AR_ERR_ARG, "%s has %zu buckets, there is no bucket %zu", d->name, d->count, i);
+    if (i < d->next)
+        return ar_error_set(AR_ERR_ARG, "%s: bucket %zu is under way already", d->name, i);
+    if (i > d->next)
+        return ar_error_set(AR_ERR_ARG, "%s: bucket %zu comes before bucket %zu", d->name, d->next, i);
+    return ari_ddp_fail(d, ari_bucket_launch(d));
+}
+
+ar_status ar_ddp_reduce_all(ar_ddp *d)
+{
+    while (d->next < d->count)
+        AR_TRY(ari_ddp_fail(d, ari_bucket_launch(d)));
+    return AR_OK;
+}
+
+static ar_status finish(ar_ddp *d, ar_op op)
+{
+    if (d->waited)
+        return AR_OK;
+    if (!d->options.find_unused)
+        AR_TRY(ari_ddp_check_all_used(d));
+    AR_TRY(ar_ddp_reduce_all(d));
+    if (d->options.find_unused)
+        AR_TRY(ari_ddp_agree_used(d));
+    if (d->communication)
+        AR_TRY(ar_queue_sync(d->communication->queue, 0));
+    ari_ddp_complete(d, op);
+    d->waited = true;
     return AR_OK;
 }
 
 ar_status ar_ddp_wait(ar_ddp *d)
 {
-    (void)d;
-    return AR_OK;
+    ari_span_begin("wait for gradients");
+    return ari_span_end(ari_ddp_fail(d, finish(d, d->options.op)));
+}
+
+ar_status ar_ddp_reduce_gradients(ar_ddp *d, ar_op op)
+{
+    if (op != AR_SUM && op != AR_AVG)
+        return ar_error_set(AR_ERR_ARG, "%s: gradients are summed or averaged, not %d", d->name, (int)op);
+    if (d->next > 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: %zu of %zu buckets are reduced already: call ar_ddp_set_sync(false) before the "
+                            "backward passes, and ar_ddp_start between two reductions",
+                            d->name, d->next, d->count);
+    return ari_ddp_fail(d, finish(d, op));
+}
+
+ar_status ar_ddp_forward(ar_ddp *d, ar_saved *saved, ar_tensor *y, const ar_tensor *x, const ar_batch *batch)
+{
+    if (!d->module)
+        return ar_error_set(AR_ERR_ARG, "%s wraps a list of parameters: there is no module to run", d->name);
+    return ari_ddp_fail(d, ar_module_forward(d->module, d->ctx, saved, y, x, batch));
+}
+
+ar_status ar_ddp_backward(ar_ddp *d, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy, const ar_batch *batch)
+{
+    if (!d->module)
+        return ar_error_set(AR_ERR_ARG, "%s wraps a list of parameters: there is no module to run", d->name);
+    return ari_ddp_fail(d, ar_module_backward(d->module, d->ctx, saved, dx, dy, batch));
+}
+
+/* --- what there is ------------------------------------------------------------------------------------------------ */
+
+const char *ar_ddp_name(const ar_ddp *d)
+{
+    return d->name;
+}
+
+ar_module *ar_ddp_module(const ar_ddp *d)
+{
+    return d->module;
+}
+
+ar_comm *ar_ddp_group(const ar_ddp *d)
+{
+    return d->ctx->dp;
+}
+
+size_t ar_ddp_params(const ar_ddp *d, ar_param **out, size_t cap)
+{
+    for (size_t i = 0; i < d->n && i < cap; i++)
+        out[i] = d->params[i];
+    return d->n;
+}
+
+ar_ddp_options ar_ddp_options_of(const ar_ddp *d)
+{
+    return d->options;
+}
+
+size_t ar_ddp_unused(const ar_ddp *d, const char **out, size_t cap)
+{
+    for (size_t i = 0; i < d->unused_count && i < cap; i++)
+        out[i] = d->unused[i];
+    return d->unused_count;
+}
+
+size_t ar_ddp_buckets(const ar_ddp *d)
+{
+    return d->count;
+}
+
+ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i)
+{
+    return d->buckets[i].info;
+}
+
+size_t ar_ddp_bytes(const ar_ddp *d)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < d->count; i++)
+        bytes += d->buckets[i].info.storage_bytes;
+    return bytes;
 }

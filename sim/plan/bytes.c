@@ -150,6 +150,14 @@ static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const a
     return total->st;
 }
 
+/* Data-parallel ranks see whether they mean the same parameters: a hash and a number of each. */
+static void count_agreement(ari_tally *total, const ari_traffic_case *c)
+{
+    const size_t dp = (size_t)ari_at_least_one(c->parallel.dp), tp = (size_t)ari_at_least_one(c->parallel.tp);
+    if (!c->forward_only)
+        ari_tally_pass(total, ari_tally_mul(total, dp, tp), 2 * 8);
+}
+
 ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
 {
     ari_step_shape s;
@@ -158,6 +166,7 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
     AR_TRY(shape_of(&s, c));
     AR_TRY(ari_count_params(&n, &s, &c->plan));
     ari_tally_pass(&total, n.held, 4); /* parameters are broadcast over dp before the first step */
+    count_agreement(&total, c);
     AR_TRY(count_layers(&total, c, &s));
     AR_TRY(count_step(&total, c, &s, &n));
     *bytes = total.bytes;

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which parameter lies in which bucket, and where: decided once, from the parameters' sizes alone. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/train/ddp.h"
+
+/* Parameters that may share a bucket: of one storage, summed over the same groups. */
+enum { KINDS = 4 };
+
+typedef struct candidate {
+    ar_param *param;
+    size_t registered; /* its place in the list */
+    size_t elements, bytes;
+    int kind;
+    size_t bucket;
+} candidate;
+
+typedef struct draft {
+    candidate *at; /* [n], in the order of packing */
+    size_t n;
+    size_t *last; /* [buckets]: the place in `at` of the last parameter of each */
+    size_t buckets;
+} draft;
+
+static bool is_spread(const ar_ddp *d, const ar_param *p)
+{
+    return p->spread && ar_comm_size(d->ctx->tp) > 1;
+}
+
+static int larger_first(const void *a, const void *b)
+{
+    const candidate *x = a, *y = b;
+    if (x->bytes != y->bytes)
+        return x->bytes < y->bytes ? 1 : -1;
+    return x->registered < y->registered ? -1 : x->registered > y->registered;
+}
+
+static ar_status collect(draft *f, const ar_ddp *d)
+{
+    AR_TRY(ari_alloc((void **)&f->at, d->n, sizeof *f->at, "parameters of buckets"));
+    AR_TRY(ari_alloc((void **)&f->last, d->n, sizeof *f->last, "buckets"));
+    for (size_t i = d->n; i-- > 0;) {
+        ar_param *p = d->params[i];
+        candidate c = {.param = p, .registered = i, .elements = ar_tensor_count(&p->value)};
+        if (!p->requires_grad)
+            continue;
+        AR_TRY(ari_mul_size(&c.bytes, c.elements, sizeof(float)));
+        c.kind = 2 * is_spread(d, p) + (p->storage == AR_BF16);
+        f->at[f->n++] = c;
+    }
+    if (d->options.order == AR_BUCKETS_BY_SIZE)
+        qsort(f->at, f->n, sizeof *f->at, larger_first);
+    return AR_OK;
+}
+
+/* Next fit, for each kind of its own: one bucket of each is open. */
+static void pack(draft *f, size_t capacity)
+{
+    size_t open[KINDS], filled[KINDS];
+    bool any[KINDS] = {false};
+    for (size_t i = 0; i < f->n; i++) {
+        candidate *c = &f->at[i];
+        const int k = c->kind;
+        const bool fits = any[k] && capacity > 0 && filled[k] <= capacity && c->bytes <= capacity - filled[k];
+        if (!fits) {
+            any[k] = true;
+            open[k] = f->buckets++;
+            filled[k] = 0;
+        }
+        filled[k] += c->bytes;
+        c->bucket = open[k];
+        f->last[c->bucket] = i;
+    }
+}
+
+static int earlier_done(const void *a, const void *b)
+{
+    const size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Buckets are numbered as they become complete in the order of packing, so that one which waits for the last of all
+ * does not hold up the others. */
+static void number(draft *f)
+{
+    qsort(f->last, f->buckets, sizeof *f->last, earlier_done);
+}
+
+static void init_bucket(ar_ddp *d, ari_bucket *b, const candidate *first)
+{
+    const size_t option = d->options.bucket_bytes;
+    b->ddp = d;
+    b->info.index = (size_t)(b - d->buckets);
+    b->info.spread = is_spread(d, first->param);
+    b->info.storage = first->param->storage;
+    b->info.capacity = first->bytes > option ? first->bytes : option;
+    b->moves = ari_ddp_has_peers(d) || b->info.spread;
+    snprintf(b->tag, sizeof b->tag, "bucket %zu: %s", b->info.index, first->param->name);
+}
+
+/* Appends c to bucket b at place `at` of the lists of all buckets. */
+static ar_status add(ar_ddp *d, ari_bucket *b, const candidate *c, size_t at)
+{
+    if (b->info.params == 0) {
+        init_bucket(d, b, c);
+        b->slot = d->slots + at;
+        b->info.param = d->bucketed + at;
+        b->info.offset = d->offsets + at;
+    }
+    d->slots[at] = (ari_ddp_slot){.ddp = d, .param = c->param, .bucket = b->info.index};
+    d->bucketed[at] = c->param;
+    d->offsets[at] = b->info.elements;
+    b->info.params++;
+    AR_TRY(ari_add_size(&b->info.bytes, b->info.bytes, c->bytes));
+    return ari_add_size(&b->info.elements, b->info.elements, c->elements);
+}
+
+static ar_status fill(ar_ddp *d, const draft *f)
+{
+    AR_TRY(ari_alloc_zero((void **)&d->slots, f->n, sizeof *d->slots, "parameters of buckets"));
+    AR_TRY(ari_alloc_zero((void **)&d->bucketed, f->n, sizeof *d->bucketed, "parameters of buckets"));
+    AR_TRY(ari_alloc_zero((void **)&d->offsets, f->n, sizeof *d->offsets, "offsets in buckets"));
+    AR_TRY(ari_alloc_zero((void **)&d->buckets, f->buckets, sizeof *d->buckets, "buckets"));
+    d->count = f->buckets;
+    for (size_t i = 0; i < d->count; i++) {
+        const size_t draft_bucket = f->at[f->last[i]].bucket;
+        for (size_t k = 0; k <= f->last[i]; k++) {
+            if (f->at[k].bucket == draft_bucket)
+                AR_TRY(add(d, &d->buckets[i], &f->at[k], d->trained++));
+        }
+    }
+    return AR_OK;
+}
+
+/* ZeRO: the slices of each bucket, and this rank's. */
+static ar_status share_out(ar_ddp *d)
+{
+    const int n = ar_comm_size(d->ctx->dp);
+    size_t all = 0, start = 0;
+    AR_TRY(ari_mul_size(&all, d->count, (size_t)n));
+    AR_TRY(ari_alloc_zero((void **)&d->all_counts, all, sizeof *d->all_counts, "shares of buckets"));
+    for (size_t i = 0; i < d->count; i++) {
+        ari_bucket *b = &d->buckets[i];
+        size_t *counts = d->all_counts + i * (size_t)n;
+        for (int r = 0; r < n; r++)
+            ar_comm_slice(b->info.elements, n, r, &start, &counts[r]);
+        ar_comm_slice(b->info.elements, n, ar_comm_rank(d->ctx->dp), &b->info.own_start, &b->info.own_count);
+        b->counts = n > 1 ? counts : NULL;
+    }
+    return AR_OK;
+}
+
+ar_status ari_buckets_plan(ar_ddp *d)
+{
+    draft f = {0};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, collect(&f, d));
+    pack(&f, d->options.bucket_bytes);
+    number(&f);
+    AR_TRY_TO(done, st, fill(d, &f));
+    for (size_t i = 0; i < d->count; i++)
+        d->buckets[i].info.own_count = d->buckets[i].info.elements;
+    if (d->options.zero)
+        AR_TRY_TO(done, st, share_out(d));
+done:
+    free(f.at);
+    free(f.last);
+    return st;
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whether the data-parallel ranks mean the same parameters: hashes first, and where those differ, what differs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/numerics/philox.h"
+#include "ref/train/ddp.h"
+
+enum { TEXT = 224 };
+
+/* What all ranks said, `each` bytes of each, in rank order. Gives; free(). */
+static ar_status exchange(void **gives, ar_ctx *ctx, const void *own, size_t each)
+{
+    const size_t ranks = (size_t)ar_comm_size(ctx->dp), me = (size_t)ar_comm_rank(ctx->dp);
+    size_t *counts = NULL, all = 0;
+    char *said = NULL;
+    ar_tensor t;
+    ar_status st = AR_OK;
+    AR_TRY(ari_mul_size(&all, ranks, each));
+    AR_TRY(ari_alloc((void **)&counts, ranks, sizeof *counts, "counts of hashes"));
+    for (size_t r = 0; r < ranks; r++)
+        counts[r] = each;
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&said, all, 1, "hashes of parameters"));
+    memcpy(said + me * each, own, each);
+    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t, AR_U8, 1, &all));
+    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t, said));
+    AR_TRY_TO(done, st,
+              ar_comm_all_gather(ctx->dp, ctx->queue, t.data, ar_cbuf_at(ar_const(t.data), me * each), counts, AR_U8,
+                                 "parameters of data parallelism"));
+    AR_TRY_TO(done, st, ar_ctx_download(ctx, said, &t));
+    ar_ctx_release(ctx, &t);
+    *gives = said;
+    said = NULL;
+done:
+    free(said);
+    free(counts);
+    return st;
+}
+
+/* "a.weight [4, 8]", with all that must agree. */
+static void describe(char text[TEXT], const ar_param *p)
+{
+    size_t used = (size_t)snprintf(text, TEXT, "%s [", p->name);
+    for (int i = 0; i < p->value.ndim && used < TEXT; i++)
+        used += (size_t)snprintf(text + used, TEXT - used, "%s%zu", i > 0 ? ", " : "", p->value.shape[i]);
+    if (used < TEXT)
+        snprintf(text + used, TEXT - used, "] %s%s%s%s", ar_dtype_name(p->storage), p->transposed ? ", transposed" : "",
+                 p->spread ? ", spread" : "", p->requires_grad ? "" : ", frozen");
+}
+
+static uint64_t mix(uint64_t hash, const char *text)
+{
+    for (; *text; text++)
+        hash = (hash ^ (unsigned char)*text) * ARI_FNV1A_PRIME;
+    return (hash ^ '\n') * ARI_FNV1A_PRIME;
+}
+
+static void describe_options(char text[TEXT], const ar_ddp_options *o)
+{
+    snprintf(text, TEXT, "buckets of %zu bytes, %s, %s, %s%s, ZeRO stage %d", o->bucket_bytes,
+             o->mode == AR_BUCKETS_EAGER ? "eager" : "overlapped",
+             o->order == AR_BUCKETS_BY_SIZE ? "by size" : "in reverse order", o->op == AR_AVG ? "mean" : "sum",
+             o->find_unused ? ", unused parameters are looked for" : "", o->zero);
+}
+
+/* The options, then parameter 0, 1, ...: the text at place i, "nothing" behind the end. */
+static void describe_at(char text[TEXT], const ar_ddp *d, size_t i)
+{
+    if (i == 0)
+        describe_options(text, &d->options);
+    else if (i <= d->n)
+        describe(text, d->params[i - 1]);
+    else
+        snprintf(text, TEXT, "nothing");
+}
+
+/* The first place at which a rank differs from rank 0, and that rank. said: [ranks, n] hashes. */
+static void first_difference(const uint64_t *said, size_t ranks, size_t n, size_t *at, size_t *rank)
+{
+    for (*at = 0; *at < n; (*at)++) {
+        for (*rank = 1; *rank < ranks; (*rank)++) {
+            if (said[*rank * n + *at] != said[*at])
+                return;
+        }
+    }
+    *rank = 1;
+}
+
+static ar_status name_difference(ar_ddp *d, size_t most)
+{
+    const size_t ranks = (size_t)ar_comm_size(d->ctx->dp), n = most + 1;
+    uint64_t *own = NULL, *said = NULL;
+    char text[TEXT] = "", *texts = NULL;
+    size_t at = 0, rank = 0;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc((void **)&own, n, sizeof *own, "hashes of parameters"));
+    for (size_t i = 0; i < n; i++) {
+        describe_at(text, d, i);
+        own[i] = mix(ARI_FNV1A_BASIS, text);
+    }
+    AR_TRY_TO(done, st, exchange((void **)&said, d->ctx, own, n * sizeof *own));
+    first_difference(said, ranks, n, &at, &rank);
+    memset(text, 0, sizeof text);
+    describe_at(text, d, at);
+    AR_TRY_TO(done, st, exchange((void **)&texts, d->ctx, text, sizeof text));
+    char what[48] = "the options";
+    if (at > 0)
+        snprintf(what, sizeof what, "parameter %zu", at - 1);
+    st =
+        ar_error_set(AR_ERR_MISMATCH, "%s: data-parallel ranks 0 and %zu disagree about %s: rank 0 has %s, rank %zu %s",
+                     d->name, rank, what, texts, rank, texts + rank * sizeof text);
+done:
+    free(own);
+    free(said);
+    free(texts);
+    return st;
+}
+
+ar_status ari_ddp_agree(ar_ddp *d)
+{
+    const size_t ranks = (size_t)ar_comm_size(d->ctx->dp);
+    uint64_t own[2] = {ARI_FNV1A_BASIS, d->n}, *said = NULL;
+    size_t most = 0;
+    bool differ = false;
+    char text[TEXT];
+    if (ranks == 1)
+        return AR_OK;
+    for (size_t i = 0; i <= d->n; i++) {
+        describe_at(text, d, i);
+        own[0] = mix(own[0], text);
+    }
+    AR_TRY(exchange((void **)&said, d->ctx, own, sizeof own));
+    for (size_t r = 0; r < ranks; r++) {
+        differ = differ || memcmp(said + 2 * r, said, sizeof own) != 0;
+        most = said[2 * r + 1] > most ? (size_t)said[2 * r + 1] : most;
+    }
+    free(said);
+    return differ ? name_difference(d, most) : AR_OK;
+}
