@@ -74,12 +74,17 @@ ar_loss_scaling ar_loss_scaling_defaults(bool dynamic);
 /** Errors: AR_ERR_ARG, naming the option: 1 <= scale <= 2^126; dynamic: growth > 1, 0 < backoff < 1, interval >= 1. */
 AR_NODISCARD ar_status ar_loss_scaling_check(const ar_loss_scaling *s);
 
+typedef struct ar_gradients ar_gradients; /* gradients.h */
+
 typedef struct ar_train_options {
     ar_parallel parallel;
     double clip; /* largest gradient norm; 0: no clipping */
     ar_ddp *ddp; /* over the model's parameters: sums their gradients over the data-parallel ranks. Borrowed. NULL: each
                     gradient is summed on its own after the last backward pass */
     ar_loss_scaling *scaling; /* native numerics only; borrowed, its state goes on. NULL: none */
+    ar_gradients *verify; /* asked when the gradients are complete (ar_gradients_verify of them, of the copies of the
+                             parameters and of the optimizer's state): an error ends the step with AR_ERR_DATA and one
+                             text on all ranks, before any weight has changed. NULL: nobody asks. Borrowed */
     bool forward_only;
 } ar_train_options;
 typedef struct ar_train_result {

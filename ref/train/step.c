@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "anyrank/gradients.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/core/span.h"
@@ -188,6 +189,20 @@ static ar_status tap_norm(ar_ctx *ctx, float norm)
     return AR_OK;
 }
 
+static ar_status verify(ar_optimizer *optimizer, const ar_train_options *o)
+{
+    const ar_verify_options everything = {.gradients = true,
+                                          .values = true,
+                                          .optimizer = optimizer,
+                                          .allow_unused = o->ddp && ar_ddp_options_of(o->ddp).find_unused};
+    ar_verdict v;
+    if (!o->verify)
+        return AR_OK;
+    ari_span_begin("verify gradients");
+    AR_TRY(ari_span_end(ar_gradients_verify(o->verify, &v, &everything)));
+    return ar_verdict_status(&v);
+}
+
 /* Clips by the norm of all gradients, then changes the weights. */
 static ar_status update(ar_train_result *result, ar_param *const *params, size_t n, ar_ctx *ctx,
                         ar_optimizer *optimizer, const ar_train_options *o)
@@ -205,6 +220,7 @@ static ar_status update(ar_train_result *result, ar_param *const *params, size_t
     result->skipped = !finite;
     if (result->skipped)
         return AR_OK;
+    AR_TRY(verify(optimizer, o));
     if (o->clip > 0.0) {
         if (!isfinite(result->norm))
             return ar_error_set(AR_ERR_DATA, "the gradient norm is not finite at step %u; no weight was changed",
@@ -239,6 +255,8 @@ static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_c
     if (optimizer) {
         ari_span_begin("optimizer");
         AR_TRY_TO(done, st, ari_span_end(update(result, params, n_params, ctx, optimizer, o)));
+    } else {
+        AR_TRY_TO(done, st, verify(NULL, o));
     }
 done:
     ar_saved_destroy(saved);

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Samples, targets and lengths that ranks do not share evenly: every tensor has one rank's bits, however gradients are
+ * put into buckets. */
+#include <criterion/criterion.h>
+
+#include "recorded.h"
+#include "support/match.h"
+
+TestSuite(uneven, .timeout = 120);
+
+enum { B = 3, S = 4, STEPS = 2 };
+
+typedef struct data {
+    int64_t ids[STEPS][B * S], labels[STEPS][B * S];
+    uint8_t padding[STEPS][B * S];
+    ar_batch batch[STEPS];
+} data;
+
+static void fill(data *d)
+{
+    for (size_t step = 0; step < STEPS; step++) {
+        for (size_t i = 0; i < (size_t)(B * S); i++) {
+            d->ids[step][i] = (int64_t)((i * 5 + step * 3 + i / S) % 11);
+            d->labels[step][i] = (int64_t)((i * 3 + step) % 11);
+            d->padding[step][i] = 1;
+        }
+        d->batch[step] = (ar_batch){.batch = B, .seq = S, .input_ids = d->ids[step], .labels = d->labels[step]};
+    }
+}
+
+static void ignore(data *d, size_t step, size_t sample)
+{
+    for (size_t i = 0; i < S; i++)
+        d->labels[step][sample * S + i] = AR_IGNORE_INDEX;
+}
+
+/* The first two have as many ranks as samples or fewer, the others ranks without samples. */
+static const ar_parallel layouts[] = {
+    {.dp = 2, .micro_batches = 2}, /* 2 samples and 1: an empty micro-batch */
+    {.dp = 3},
+    {.dp = 4},
+    {.dp = 7, .zero = 1},
+    {.tp = 2, .dp = 4, .sp = true},
+    {.tp = 2, .dp = 5, .zero = 1, .sp = true, .keep_gathered = true},
+    {.tp = 4, .dp = 3}, /* more tensor-parallel ranks than KV heads: groups of replicas */
+};
+static const ar_ddp_options buckets[] = {
+    {.bucket_bytes = 0},
+    {.bucket_bytes = 400, .mode = AR_BUCKETS_EAGER},
+    {.bucket_bytes = 1 << 20, .find_unused = true},
+    {.bucket_bytes = 900, .order = AR_BUCKETS_BY_SIZE},
+};
+enum { LAYOUTS = sizeof layouts / sizeof *layouts, BUCKETS = sizeof buckets / sizeof *buckets };
+
+static ari_cluster_options job_of(const ar_config *c, const data *d)
+{
+    ari_cluster_options o = {.config = c, .batch = d->batch, .steps = STEPS, .seed = 5, .clip = 0.5};
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.optimizer.lr = 0.05;
+    return o;
+}
+
+static void expect_all(const ar_config *c, const data *d)
+{
+    ari_cluster_options o = job_of(c, d);
+    recorded *whole = record(&o);
+    for (size_t i = 0; i < LAYOUTS; i++) {
+        o.ddp = buckets[i % BUCKETS];
+        expect_one_ranks_bits(whole, &o, &layouts[i]);
+    }
+    recorded_free(whole);
+}
+
+Test(uneven, ranks_without_samples_take_part_in_every_step)
+{
+    static const ar_arch archs[] = {AR_ARCH_LLAMA, AR_ARCH_GPT2, AR_ARCH_STACK};
+    static data d;
+    fill(&d);
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+        const ar_config c = match_config(archs[i], 1);
+        expect_all(&c, &d);
+    }
+}
+
+Test(uneven, ranks_of_whose_tokens_none_is_a_target_add_zeros)
+{
+    const ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    static data d;
+    fill(&d);
+    ignore(&d, 0, 1); /* with dp=3 all of rank 1, with more all of one */
+    ignore(&d, 1, 0);
+    ignore(&d, 1, 2);
+    expect_all(&c, &d);
+}
+
+Test(uneven, a_step_without_targets_comes_between_others)
+{
+    const ar_config c = match_config(AR_ARCH_GPT2, 1);
+    static data d;
+    fill(&d);
+    for (size_t sample = 0; sample < B; sample++)
+        ignore(&d, 0, sample);
+    expect_all(&c, &d);
+}
+
+Test(uneven, samples_of_every_length_go_with_their_masks)
+{
+    const ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    static const size_t lengths[STEPS][B] = {{4, 1, 3}, {0, 2, 4}};
+    static data d;
+    fill(&d);
+    for (size_t step = 0; step < STEPS; step++) {
+        for (size_t i = 0; i < (size_t)(B * S); i++) {
+            d.padding[step][i] = i % S < lengths[step][i / S];
+            if (!d.padding[step][i])
+                d.labels[step][i] = AR_IGNORE_INDEX;
+        }
+        d.batch[step].padding_mask = d.padding[step];
+    }
+    expect_all(&c, &d);
+}
+
+/* What is refused: a micro-batch that no rank has a sample for. */
+Test(uneven, more_micro_batches_than_samples_of_any_rank_are_refused)
+{
+    const ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    const ar_plan plan = {0};
+    const ar_parallel fits = {.dp = 2, .micro_batches = 2}, many = {.dp = 4, .micro_batches = 2};
+    cr_expect_eq(ar_parallel_check(&fits, &c, &plan, B, S), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(ar_parallel_check(&many, &c, &plan, B, S), AR_ERR_ARG);
+    cr_expect(strstr(ar_error_message(), "2 micro-batches cannot share the 1 samples"), "%s", ar_error_message());
+    cr_expect_eq(ar_parallel_check(&many, &c, &plan, 0, S), AR_OK, "a batch that is not known yet");
+}
