@@ -16,6 +16,7 @@ extern "C" {
  *   FOLDER/latest          a symbolic link to the newest
  * A checkpoint appears whole, by one rename, or not at all. */
 
+#define AR_CHECKPOINT_LOSSES ((size_t)1 << 20)
 /** Where a run stands. Borrows its arrays and strings. */
 typedef struct ar_checkpoint_state {
     uint64_t step;            /* steps done; the next is step + 1 */
@@ -30,11 +31,11 @@ typedef struct ar_checkpoint_state {
     uint64_t loss_scale_steps; /* since it last changed */
     size_t batch, seq;         /* of a global batch; 0: no ar_loader */
     bool in_order;             /* of the loader */
-    const char *data_path;     /* NULL: none */
+    const char *data_hash;     /* of ar_data_hash; NULL: no data, and the three below mean nothing */
+    const char *data_path;     /* NULL: the bundled text */
     ar_data_format data_format;
     size_t data_tokens;
-    const char *data_hash; /* of ar_data_hash; NULL: none */
-    const float *loss;     /* [losses], of steps 1 .. losses */
+    const float *loss; /* [losses], of the last `losses` steps up to `step`; a checkpoint keeps AR_CHECKPOINT_LOSSES */
     size_t losses;
 } ar_checkpoint_state;
 

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "anyrank/checkpoint.h"
+#include "anyrank/safetensors.h"
+#include "ref/core/size.h"
+#include "ref/io/file.h"
+#include "ref/io/hash.h"
+#include "ref/io/json.h"
+#include "ref/io/safetensors.h"
+#include "run/checkpoint_folder.h"
+#include "run/checkpoint_json.h"
+
+struct ar_checkpoint {
+    char *path;
+    ari_checkpoint_read read;
+    ar_st_file *weights, *optimizer; /* optimizer NULL: the checkpoint has no state */
+};
+
+/* --- which folder ------------------------------------------------------------------------------------------------- */
+static ar_status has_training(bool *has, const char *folder)
+{
+    char *path = NULL;
+    AR_TRY(ari_checkpoint_path_of(&path, folder, ARI_CHECKPOINT_TRAINING));
+    *has = access(path, F_OK) == 0;
+    free(path);
+    return AR_OK;
+}
+
+/* Resolved once, so that a `latest` that changes meanwhile cannot mix two checkpoints. */
+static ar_status find_folder(char **gives, const char *path)
+{
+    char *latest = NULL;
+    bool has = false;
+    if (path == NULL || path[0] == '\0')
+        return ar_error_set(AR_ERR_ARG, "the checkpoint to read has no name");
+    if (access(path, F_OK) != 0)
+        return ari_out_fail("find the checkpoint", path);
+    AR_TRY(ari_checkpoint_path_of(&latest, path, ARI_CHECKPOINT_LATEST));
+    *gives = realpath(latest, NULL);
+    free(latest);
+    if (*gives != NULL)
+        AR_TRY(has_training(&has, *gives));
+    if (has)
+        return AR_OK;
+    free(*gives);
+    *gives = realpath(path, NULL);
+    if (*gives == NULL)
+        return ari_out_fail("find the checkpoint", path);
+    AR_TRY(has_training(&has, *gives));
+    if (has)
+        return AR_OK;
+    return ar_error_set(AR_ERR_NOT_FOUND,
+                        "%s: is no checkpoint: it has no " ARI_CHECKPOINT_TRAINING " and no '" ARI_CHECKPOINT_LATEST
+                        "' that leads to one",
+                        ARI_SHOW(path));
+}
+
+/* --- verifying ---------------------------------------------------------------------------------------------------- */
+static ar_status check_entry(const char *path, const ar_st_entry *e)
+{
+    if (e->dtype != AR_F32)
+        return ar_error_set(AR_ERR_DTYPE, "%s: tensor '%s' is %s, expected F32", ARI_SHOW(path), ARI_SHOW(e->name),
+                            ar_dtype_name(e->dtype));
+    if (e->ndim > AR_MAX_DIMS)
+        return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has %d dimensions, at most %d are read", ARI_SHOW(path),
+                            ARI_SHOW(e->name), e->ndim, AR_MAX_DIMS);
+    if ((uintptr_t)e->data % sizeof(float) != 0)
+        return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' does not lie at a multiple of 4 bytes", ARI_SHOW(path),
+                            ARI_SHOW(e->name));
+    return AR_OK;
+}
+
+static ar_status hash_file(char hash[65], const char *path, const ar_st_file *f)
+{
+    const size_t n = ar_st_count(f);
+    ar_st_tensor *list = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&list, n, sizeof *list, "a list of tensors"));
+    for (size_t i = 0; i < n; i++) {
+        const ar_st_entry *e = ar_st_at(f, i);
+        AR_TRY_TO(done, st, check_entry(path, e));
+        list[i] = (ar_st_tensor){.name = e->name, .dtype = e->dtype, .ndim = e->ndim, .data = e->data};
+        memcpy(list[i].shape, e->shape, sizeof e->shape);
+    }
+    st = ari_tensors_hash(hash, list, n);
+done:
+    free(list);
+    return st;
+}
+
+static ar_status compare_hash(const char *path, const char *got, const char *want)
+{
+    if (strcmp(got, want) == 0)
+        return AR_OK;
+    return ar_error_set(AR_ERR_DATA, "%s: damaged: its hash is %.12s, " ARI_CHECKPOINT_TRAINING " says %.12s",
+                        ARI_SHOW(path), got, want);
+}
+
+static ar_status open_tensors(ar_st_file **gives, const char *folder, const char *name, const char *want)
+{
+    char *path = NULL, hash[65];
+    AR_TRY(ari_checkpoint_path_of(&path, folder, name));
+    ar_status st = ar_st_open(gives, path);
+    if (st == AR_OK)
+        st = hash_file(hash, path, *gives);
+    if (st == AR_OK)
+        st = compare_hash(path, hash, want);
+    free(path);
+    return st;
+}
+
+static ar_status check_config(const char *folder, const char *want)
+{
+    char *path = NULL, hash[65];
+    unsigned char *text = NULL;
+    size_t bytes = 0;
+    ari_sha256 s = {NULL};
+    AR_TRY(ari_checkpoint_path_of(&path, folder, ARI_CHECKPOINT_CONFIG));
+    ar_status st = ari_file_read(&text, &bytes, path, ARI_JSON_MAX_BYTES);
+    if (st == AR_OK)
+        st = ari_sha256_init(&s);
+    if (st == AR_OK)
+        st = ari_sha256_update(&s, text, bytes);
+    if (st == AR_OK)
+        st = ari_sha256_final(&s, hash);
+    if (st == AR_OK)
+        st = compare_hash(path, hash, want);
+    ari_sha256_drop(&s);
+    free(text);
+    free(path);
+    return st;
+}
+
+static ar_status open_all(ar_checkpoint *c, const char *path)
+{
+    const ari_checkpoint_hashes *h = &c->read.hashes;
+    char *training = NULL;
+    AR_TRY(find_folder(&c->path, path));
+    AR_TRY(ari_checkpoint_path_of(&training, c->path, ARI_CHECKPOINT_TRAINING));
+    const ar_status st = ari_checkpoint_read_json(&c->read, training);
+    free(training);
+    AR_TRY(st);
+    if (h->weights[0] == '\0')
+        return ar_error_set(AR_ERR_FORMAT, "%s/" ARI_CHECKPOINT_TRAINING ": key 'weights_hash' is missing",
+                            ARI_SHOW(c->path));
+    if (h->config[0] != '\0')
+        AR_TRY(check_config(c->path, h->config));
+    AR_TRY(open_tensors(&c->weights, c->path, ARI_CHECKPOINT_WEIGHTS, h->weights));
+    return h->optimizer[0] == '\0' ? AR_OK
+                                   : open_tensors(&c->optimizer, c->path, ARI_CHECKPOINT_OPTIMIZER, h->optimizer);
+}
+
+ar_status ar_checkpoint_open(ar_checkpoint **gives, const char *path)
+{
+    ar_checkpoint *c = NULL;
+    AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, "a checkpoint"));
+    const ar_status st = open_all(c, path);
+    if (st != AR_OK) {
+        ar_checkpoint_close(c);
+        return st;
+    }
+    *gives = c;
+    return AR_OK;
+}
+
+void ar_checkpoint_close(ar_checkpoint *c)
+{
+    if (c == NULL)
+        return;
+    ar_st_close(c->weights);
+    ar_st_close(c->optimizer);
+    ari_checkpoint_read_fini(&c->read);
+    free(c->path);
+    free(c);
+}
+
+const char *ar_checkpoint_path(const ar_checkpoint *c)
+{
+    return c->path;
+}
+
+const ar_checkpoint_state *ar_checkpoint_state_of(const ar_checkpoint *c)
+{
+    return &c->read.state;
+}
+
+const char *ar_checkpoint_weights_hash(const ar_checkpoint *c)
+{
+    return c->read.hashes.weights;
+}
+
+/* --- loading ------------------------------------------------------------------------------------------------------ */
+static const float *find_in(const ar_st_file *f, const char *name, size_t count)
+{
+    const ar_st_entry *e = f == NULL ? NULL : ar_st_find(f, name);
+    return e == NULL || e->count != count ? NULL : e->data;
+}
+
+const float *ar_checkpoint_find(void *user, const char *name, size_t count)
+{
+    const ar_checkpoint *c = user;
+    return find_in(c->weights, name, count);
+}
+
+static const float *find_state(void *user, const char *param, const char *state, size_t count)
+{
+    const ar_checkpoint *c = user;
+    char name[256];
+    const int n = snprintf(name, sizeof name, "%s.%s", param, state);
+    return n < 0 || (size_t)n >= sizeof name ? NULL : find_in(c->optimizer, name, count);
+}
+
+static ar_status check_shape(const ar_checkpoint *c, const ar_st_entry *e, const ar_param *p)
+{
+    char got[AR_ST_MAX_DIMS * 21 + 3], want[AR_ST_MAX_DIMS * 21 + 3];
+    bool same = e->ndim == p->layout.ndim;
+    for (int d = 0; same && d < e->ndim; d++)
+        same = e->shape[d] == p->layout.shape[d];
+    if (same)
+        return AR_OK;
+    ari_st_shape_text(got, sizeof got, e->ndim, e->shape);
+    ari_st_shape_text(want, sizeof want, p->layout.ndim, p->layout.shape);
+    return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, the model makes it %s", ARI_SHOW(c->path), e->name,
+                        got, want);
+}
+
+static const ar_param *param_called(ar_param *const *params, size_t n, const char *name, size_t length)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (strlen(params[i]->name) == length && memcmp(params[i]->name, name, length) == 0)
+            return params[i];
+    }
+    return NULL;
+}
+
+static ar_status check_weights(const ar_checkpoint *c, ar_param *const *params, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const ar_st_entry *e = ar_st_find(c->weights, params[i]->name);
+        if (e == NULL)
+            return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", ARI_SHOW(c->path),
+                                params[i]->name);
+        AR_TRY(check_shape(c, e, params[i]));
+    }
+    for (size_t i = 0; i < ar_st_count(c->weights); i++) {
+        const char *name = ar_st_at(c->weights, i)->name;
+        if (param_called(params, n, name, strlen(name)) == NULL)
+            return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is in the weights, but the model has none of that name",
+                                ARI_SHOW(c->path), ARI_SHOW(name));
+    }
+    return AR_OK;
+}
+
+/* Kinds of state that an optimizer with the checkpoint's options keeps. */
+static bool keeps(const ar_checkpoint_state *s, const char *state)
+{
+    const bool sgd = s->optimizer.kind == AR_OPTIMIZER_SGD;
+    if (strcmp(state, "master") == 0)
+        return s->storage == AR_BF16;
+    if (strcmp(state, "momentum_buffer") == 0)
+        return sgd && s->optimizer.momentum != 0;
+    return !sgd && (strcmp(state, "exp_avg") == 0 || strcmp(state, "exp_avg_sq") == 0);
+}
+
+/* Nothing may be there that nobody would read; what is missing, ar_optimizer_load finds. */
+static ar_status check_state(const ar_checkpoint *c, ar_param *const *params, size_t n)
+{
+    if (c->optimizer == NULL)
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: has no optimizer state", ARI_SHOW(c->path));
+    for (size_t i = 0; i < ar_st_count(c->optimizer); i++) {
+        const ar_st_entry *e = ar_st_at(c->optimizer, i);
+        const char *dot = strrchr(e->name, '.');
+        const ar_param *p = dot == NULL ? NULL : param_called(params, n, e->name, (size_t)(dot - e->name));
+        if (p == NULL || !keeps(&c->read.state, dot + 1))
+            return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is no state of a parameter of the model with %s",
+                                ARI_SHOW(c->path), ARI_SHOW(e->name), ar_optimizer_name(c->read.state.optimizer.kind));
+        AR_TRY(check_shape(c, e, p));
+    }
+    return AR_OK;
+}
+
+ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
+                             ar_optimizer *optimizer)
+{
+    AR_TRY(check_weights(c, params, n));
+    if (optimizer != NULL)
+        AR_TRY(check_state(c, params, n));
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(ar_param_set(params[i], ctx, ar_st_find(c->weights, params[i]->name)->data));
+    if (optimizer == NULL)
+        return AR_OK;
+    /* find_state changes nothing: the pointer loses its const for the callback alone. */
+    return ar_optimizer_load(optimizer, ctx, c->read.state.optimizer_steps, find_state, (void *)(uintptr_t)c);
+}

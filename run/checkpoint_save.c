@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "anyrank/checkpoint.h"
+#include "ref/core/context.h"
+#include "ref/core/size.h"
+#include "ref/io/file.h"
+#include "ref/io/hash.h"
+#include "ref/io/json.h"
+#include "run/checkpoint_folder.h"
+#include "run/checkpoint_json.h"
+#include "run/full_set.h"
+
+struct ar_checkpoint_writer {
+    ari_checkpoint_folder folder;
+    size_t keep;
+    unsigned char *config; /* the text of config.json; NULL: none */
+    size_t config_bytes;
+    char config_hash[65];
+    ari_full_set *set;
+    char *written; /* path of the last checkpoint; NULL before the first */
+};
+
+static ar_status hash_bytes(char hex[65], const void *bytes, size_t n)
+{
+    ari_sha256 s = {NULL};
+    AR_TRY(ari_sha256_init(&s));
+    const ar_status st = ari_sha256_update(&s, bytes, n);
+    if (st == AR_OK)
+        return ari_sha256_final(&s, hex);
+    ari_sha256_drop(&s);
+    return st;
+}
+
+static ar_status read_config(ar_checkpoint_writer *w, const char *path)
+{
+    struct stat info;
+    char *file = NULL;
+    const bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    if (asprintf(&file, folder ? "%s/" ARI_CHECKPOINT_CONFIG : "%s", path) < 0)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its path", ARI_SHOW(path));
+    const ar_status st = ari_file_read(&w->config, &w->config_bytes, file, ARI_JSON_MAX_BYTES);
+    free(file);
+    AR_TRY(st);
+    return hash_bytes(w->config_hash, w->config, w->config_bytes);
+}
+
+ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_checkpoint_options *o)
+{
+    ar_checkpoint_writer *w = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&w, 1, sizeof *w, "a writer of checkpoints"));
+    w->keep = o->keep;
+    w->folder.fd = -1;
+    if (o->config != NULL)
+        AR_TRY_TO(failed, st, read_config(w, o->config));
+    AR_TRY_TO(failed, st, ari_full_set_create(&w->set));
+    AR_TRY_TO(failed, st, ari_checkpoint_folder_open(&w->folder, o->folder, o->fresh));
+    *gives = w;
+    return AR_OK;
+failed:
+    ar_checkpoint_writer_destroy(w);
+    return st;
+}
+
+void ar_checkpoint_writer_destroy(ar_checkpoint_writer *w)
+{
+    if (w == NULL)
+        return;
+    ari_checkpoint_folder_close(&w->folder);
+    ari_full_set_destroy(w->set);
+    free(w->config);
+    free(w->written);
+    free(w);
+}
+
+const char *ar_checkpoint_written(const ar_checkpoint_writer *w)
+{
+    return w->written == NULL ? "" : w->written;
+}
+
+/* --- the files of one --------------------------------------------------------------------------------------------- */
+/* Parameters, or the state. */
+static ar_status write_tensors(const ar_checkpoint_writer *w, const char *folder, bool state, char hash[65])
+{
+    static const char *const metadata[] = {"format", "pt"};
+    ar_st_tensor *list = NULL;
+    char *path = NULL;
+    size_t n = 0;
+    AR_TRY(ari_checkpoint_path_of(&path, folder, state ? ARI_CHECKPOINT_OPTIMIZER : ARI_CHECKPOINT_WEIGHTS));
+    ar_status st = ari_full_set_entries(w->set, state, &list, &n);
+    if (st == AR_OK)
+        st = ari_tensors_hash(hash, list, n);
+    if (st == AR_OK)
+        st = ar_st_write(path, list, n, metadata, 1);
+    free(list);
+    free(path);
+    return st;
+}
+
+static ar_status write_config(const ar_checkpoint_writer *w, const char *folder)
+{
+    char *path = NULL;
+    if (w->config == NULL)
+        return AR_OK;
+    AR_TRY(ari_checkpoint_path_of(&path, folder, ARI_CHECKPOINT_CONFIG));
+    const ar_status st = ari_file_write(path, w->config, w->config_bytes);
+    free(path);
+    return st;
+}
+
+/* What is written must be readable: a state that is not, is refused now and not when the run is to be resumed. */
+static ar_status write_training(const char *folder, const ar_checkpoint_state *state, const ari_checkpoint_hashes *h)
+{
+    ari_checkpoint_read again = {.data_path = NULL};
+    char *path = NULL;
+    AR_TRY(ari_checkpoint_path_of(&path, folder, ARI_CHECKPOINT_TRAINING));
+    ar_status st = ari_checkpoint_write_json(path, state, h);
+    if (st == AR_OK)
+        st = ari_checkpoint_read_json(&again, path);
+    ari_checkpoint_read_fini(&again);
+    free(path);
+    return st;
+}
+
+static ar_status write_files(const ar_checkpoint_writer *w, const char *folder, const ar_checkpoint_state *state,
+                             bool optimizer)
+{
+    ari_checkpoint_hashes h = {.config = ""};
+    memcpy(h.config, w->config_hash, sizeof h.config);
+    AR_TRY(write_config(w, folder));
+    AR_TRY(write_tensors(w, folder, false, h.weights));
+    if (optimizer)
+        AR_TRY(write_tensors(w, folder, true, h.optimizer));
+    return write_training(folder, state, &h);
+}
+
+static ar_status write_checkpoint(ar_checkpoint_writer *w, const ar_checkpoint_state *state, bool optimizer)
+{
+    char name[ARI_CHECKPOINT_NAME], *folder = NULL, *written = NULL;
+    if (state == NULL)
+        return ar_error_set(AR_ERR_ARG, "rank 0 saves a checkpoint without a state");
+    ari_checkpoint_name(name, state->step);
+    AR_TRY(ari_checkpoint_path_of(&written, w->folder.path, name));
+    ar_status st = ari_checkpoint_folder_begin(&w->folder, &folder, state->step);
+    if (st == AR_OK) {
+        st = write_files(w, folder, state, optimizer);
+        if (st == AR_OK)
+            st = ari_checkpoint_folder_publish(&w->folder, state->step);
+        else
+            ari_checkpoint_folder_abandon(&w->folder);
+    }
+    free(folder);
+    if (st != AR_OK) {
+        free(written);
+        return st;
+    }
+    free(w->written);
+    w->written = written;
+    ari_checkpoint_folder_keep(&w->folder, state->step, w->keep);
+    return AR_OK;
+}
+
+ar_status ar_checkpoint_save(ar_checkpoint_writer *w, ar_ctx *ctx, ar_param *const *params, size_t n,
+                             ar_optimizer *optimizer, const ar_checkpoint_state *state)
+{
+    ar_status st = AR_OK;
+    AR_TRY(ari_full_set_take(w->set, ctx, params, n, optimizer));
+    if (ar_comm_rank(ctx->world) == 0) {
+        st = write_checkpoint(w, state, optimizer != NULL);
+        ari_full_set_clear(w->set);
+    }
+    return ari_full_set_agree(w->set, ctx, st);
+}
