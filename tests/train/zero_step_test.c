@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Training steps of models with ZeRO have one rank's bits in every tensor: shares of gradients, whole weights. */
+#include "tests/train/recorded.h"
+
+#include "support/match.h"
+#include "support/small.h"
+
+TestSuite(zero_step, .timeout = 120);
+
+enum { B = 6, S = 8, STEPS = 2 };
+
+typedef struct data {
+    int64_t ids[STEPS][B * S];
+    ar_batch batch[STEPS];
+} data;
+
+static void fill_data(data *d)
+{
+    for (size_t step = 0; step < STEPS; step++) {
+        for (size_t i = 0; i < (size_t)(B * S); i++)
+            d->ids[step][i] = (int64_t)((i * 7 + step * 3) % 11);
+        d->batch[step] = (ar_batch){.batch = B, .seq = S, .input_ids = d->ids[step]};
+    }
+}
+
+static ari_cluster_options job_of(const ar_config *c, const data *d, ar_optimizer_kind kind)
+{
+    ari_cluster_options o = {.config = c,
+                             .batch = d->batch,
+                             .steps = STEPS,
+                             .seed = 5,
+                             .optimizer = ar_optimizer_defaults(kind),
+                             .clip = 0.01,
+                             .ddp = ar_ddp_defaults()};
+    o.optimizer.lr = 0.05;
+    o.optimizer.momentum = kind == AR_OPTIMIZER_SGD ? 0.9 : 0.0;
+    o.optimizer.nesterov = kind == AR_OPTIMIZER_SGD;
+    return o;
+}
+
+/* 5 and 7 cut most buckets unevenly, and 7 is more ranks than samples. */
+static const ar_parallel layouts[] = {{.dp = 2, .zero = 1},
+                                      {.dp = 5, .zero = 1, .micro_batches = 2},
+                                      {.dp = 7, .zero = 1},
+                                      {.tp = 2, .dp = 2, .zero = 1},
+                                      {.tp = 4, .dp = 2, .sp = true, .zero = 1},
+                                      {.tp = 2, .dp = 3, .sp = true, .micro_batches = 2, .zero = 1},
+                                      {.zero = 1}};
+/* One bucket a parameter; a few to a bucket, none of which the larger ones fit in; all in one. */
+static const size_t bucket_bytes[] = {0, 600, AR_BUCKET_BYTES};
+
+/* Every layout with one of the bucket sizes, in either mode and order. */
+static void expect_all_layouts(const ar_config *c, ar_optimizer_kind kind, size_t first)
+{
+    data d;
+    fill_data(&d);
+    ari_cluster_options o = job_of(c, &d, kind);
+    recorded *whole = record(&o);
+    const size_t n = sizeof layouts / sizeof *layouts;
+    for (size_t i = first % (small_only() ? 3 : 1); i < n; i += small_only() ? 3 : 1) {
+        o.ddp.bucket_bytes = bucket_bytes[(first + i) % 3];
+        o.ddp.mode = (first + i) % 2 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
+        o.ddp.order = i % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE;
+        expect_one_ranks_bits(whole, &o, &layouts[i]);
+    }
+    recorded_free(whole);
+}
+
+/* Heads that four ranks share. */
+static ar_config config_of(ar_arch arch)
+{
+    ar_config c = match_config(arch, 1);
+    c.kv_heads = arch == AR_ARCH_LLAMA ? 2 : 4;
+    return c;
+}
+
+Test(zero_step, llama_has_one_ranks_bits_tied_or_not)
+{
+    ar_config c = config_of(AR_ARCH_LLAMA);
+    c.tied = false;
+    expect_all_layouts(&c, AR_OPTIMIZER_ADAMW, 0);
+    c.tied = true;
+    expect_all_layouts(&c, AR_OPTIMIZER_SGD, 1);
+}
+
+Test(zero_step, gpt2_has_one_ranks_bits_in_transposed_and_packed_weights)
+{
+    ar_config c = config_of(AR_ARCH_GPT2);
+    expect_all_layouts(&c, AR_OPTIMIZER_ADAM, 2);
+}
+
+Test(zero_step, a_stack_has_one_ranks_bits)
+{
+    const ar_config c = config_of(AR_ARCH_STACK);
+    expect_all_layouts(&c, AR_OPTIMIZER_ADAMW, 1);
+}
+
+Test(zero_step, native_shares_have_the_bits_of_native_ranks_without)
+{
+    const ar_config c = config_of(AR_ARCH_GPT2);
+    data d;
+    fill_data(&d);
+    ari_cluster_options o = job_of(&c, &d, AR_OPTIMIZER_ADAMW);
+    o.numerics = AR_NUMERICS_NATIVE;
+    for (size_t b = 0; b < 3; b++) {
+        ari_cluster_result without, with;
+        o.ddp.bucket_bytes = bucket_bytes[b];
+        o.parallel = (ar_parallel){.tp = 2, .dp = 3};
+        cr_assert_eq(ari_cluster_run(&without, &o), AR_OK, "%s", ar_error_message());
+        o.parallel.zero = 1;
+        cr_assert_eq(ari_cluster_run(&with, &o), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(memcmp(with.loss, without.loss, STEPS * sizeof(float)), 0, "buckets of %zu bytes: %a, not %a",
+                     bucket_bytes[b], (double)with.loss[STEPS - 1], (double)without.loss[STEPS - 1]);
+        free(with.loss);
+        free(without.loss);
+    }
+}
+
+Test(zero_step, each_rank_keeps_its_part_of_the_state)
+{
+    const ar_config c = config_of(AR_ARCH_LLAMA);
+    data d;
+    fill_data(&d);
+    ari_cluster_options o = job_of(&c, &d, AR_OPTIMIZER_ADAMW);
+    ari_cluster_result whole, share;
+    o.parallel = (ar_parallel){.dp = 3};
+    cr_assert_eq(ari_cluster_run(&whole, &o), AR_OK, "%s", ar_error_message());
+    o.parallel.zero = 1;
+    cr_assert_eq(ari_cluster_run(&share, &o), AR_OK, "%s", ar_error_message());
+    const size_t two_moments = 2 * sizeof(float); /* the first ranks of a slice may have one element more */
+    cr_expect_geq(3 * share.optimizer_per_rank, whole.optimizer_per_rank);
+    cr_expect_leq(share.optimizer_per_rank, whole.optimizer_per_rank / 3 + two_moments, "%zu of %zu bytes",
+                  share.optimizer_per_rank, whole.optimizer_per_rank);
+    free(whole.loss);
+    free(share.loss);
+}
+
+/* --- mistakes ----------------------------------------------------------------------------------------------------- */
+
+/* The gradients of the first step are right, its weights are not. */
+static void expect_wrong_weights(ar_fault fault)
+{
+    const ar_config c = config_of(AR_ARCH_LLAMA);
+    const ar_parallel p = {.dp = 2, .zero = 1};
+    data d;
+    fill_data(&d);
+    ari_cluster_options o = job_of(&c, &d, AR_OPTIMIZER_ADAMW);
+    recorded *whole = record(&o);
+    o.fault = fault;
+    const verdict a = compare_layout(whole, &o, &p), b = compare_layout(whole, &o, &p);
+    cr_expect_gt(a.different, 0, "%s", ar_fault_name(fault));
+    cr_expect_eq(a.covered, a.elements, "%s", ar_fault_name(fault));
+    cr_expect(a.first[0] && a.first[strlen(a.first) - 1] == 'n', "%s: first %s", ar_fault_name(fault), a.first);
+    cr_expect(a.different == b.different && memcmp(a.loss, b.loss, sizeof a.loss) == 0, "%s: not the same each time",
+              ar_fault_name(fault));
+    recorded_free(whole);
+}
+
+Test(zero_step, weights_that_are_not_gathered_show)
+{
+    expect_wrong_weights(AR_FAULT_zero_gather_missing);
+}
+
+Test(zero_step, a_share_of_the_wrong_gradient_shows)
+{
+    expect_wrong_weights(AR_FAULT_zero_shards_misaligned);
+}
