@@ -63,7 +63,8 @@ struct ar_arith_ops {
     ar_status (*round)(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue);
 
     /* grad(p) += sum over samples of dy^T x: dy [tokens, out], x [tokens, in] 2-D views, `samples` runs of
-     * `tokens/samples` tokens. x_rows_over: the group that shards x's features, or NULL. */
+     * `tokens/samples` tokens. x_rows_over: the group that shards x's features, or NULL. Of a frozen parameter neither
+     * this nor grad_rows makes anything. */
     ar_status (*grad_contract)(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
                                ar_comm *x_rows_over, const char *tag);
     /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or

@@ -24,15 +24,15 @@ typedef struct ar_param_hook {
 
 /** A trainable tensor: this rank's boxes of it, its gradient, and how it starts. */
 typedef struct ar_param {
-    char name[128];   /* Hugging Face name */
-    ar_layout layout; /* in the Hugging Face shape */
-    ar_tensor value;  /* local, contiguous, fp32 */
-    bool transposed;  /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
-    bool requires_grad;
-    uint64_t version; /* counts changes of value: kept operands of an older version are made anew */
-    int uses;         /* how many places of the model use it (a tied weight: 2) */
-    bool spread;      /* a replicated parameter whose gradient's terms are spread over the tensor-parallel group (the
-                         tokens of sequence parallelism): summed over it too */
+    char name[128];     /* Hugging Face name */
+    ar_layout layout;   /* in the Hugging Face shape */
+    ar_tensor value;    /* local, contiguous, fp32 */
+    bool transposed;    /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
+    bool requires_grad; /* false: frozen. No gradient is made, summed or applied */
+    uint64_t version;   /* counts changes of value: kept operands of an older version are made anew */
+    int uses;           /* how many places of the model use it (a tied weight: 2) */
+    bool spread;        /* a replicated parameter whose gradient's terms are spread over the tensor-parallel group (the
+                           tokens of sequence parallelism): summed over it too */
     ar_init_scheme init;
     size_t fan_in, fan_out; /* of the FULL matrix */
     double init_range;      /* of AR_INIT_NORMAL */

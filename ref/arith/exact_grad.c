@@ -100,6 +100,8 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
     if (x->shape[0] != tokens || samples == 0 || tokens % samples != 0 || out * in != ar_tensor_count(&p->value))
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu] in %zu samples", p->name,
                             tokens, out, x->shape[0], in, samples);
+    if (!p->requires_grad)
+        return AR_OK;
     AR_TRY(ari_exact_grad_ensure(ctx, p));
     p->has_grad = true;
     const ar_tensor x_t = ar_tensor_transposed(x);
@@ -117,6 +119,8 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
 
 ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
 {
+    if (!p->requires_grad)
+        return AR_OK;
     AR_TRY(ari_exact_grad_ensure(ctx, p));
     p->has_grad = true;
     const size_t rows = rows_of(p);

@@ -207,6 +207,8 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
     if (x->shape[0] != dy->shape[0] || shape[0] * shape[1] != ar_tensor_count(&p->value))
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu]", p->name, dy->shape[0],
                             dy->shape[1], x->shape[0], x->shape[1]);
+    if (!p->requires_grad)
+        return AR_OK;
     AR_TRY(native_grad_ensure(ctx, p));
     p->has_grad = true;
     ar_tensor sum;
@@ -220,6 +222,8 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
 
 static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
 {
+    if (!p->requires_grad)
+        return AR_OK;
     AR_TRY(native_grad_ensure(ctx, p));
     p->has_grad = true;
     const size_t rows = p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1;

@@ -185,6 +185,8 @@ ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tenso
 
 static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
 {
+    if (!p->requires_grad)
+        return AR_OK;
     if (p->spread)
         AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->tp, p->name));
     if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
