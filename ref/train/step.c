@@ -12,6 +12,7 @@
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/numerics/optimizer.h"
+#include "ref/train/ddp.h"
 #include "ref/train/scaling.h"
 
 /* The layout must be the one that the context's groups were made for. */
@@ -273,7 +274,9 @@ ar_status ari_train_step(ar_train_result *result, const ari_trained *what, ar_ct
     ar_ctx_begin_step(ctx, step);
     ctx->loss_scale = o->scaling ? o->scaling->scale : 1.0;
     ari_span_begin("step %u", (unsigned)step);
-    const ar_status st = ari_span_end(run_step(result, what, ctx, optimizer, global, o));
+    ar_status st = ari_span_end(run_step(result, what, ctx, optimizer, global, o));
+    if (o->ddp) /* before anybody waits for reductions that peers take part in */
+        st = ari_ddp_fail(o->ddp, st);
     ctx->loss_scale = 1.0;
     ar_ctx_end_step(ctx);
     return st;
