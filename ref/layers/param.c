@@ -139,6 +139,8 @@ ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
     if (ar_faulty(ctx, AR_FAULT_init_replica_differs) && p->layout.replicas > 1)
         seed += (uint64_t)ar_comm_rank(ctx->tp);
+    if (ar_faulty(ctx, AR_FAULT_dp_init_differs))
+        seed += (uint64_t)ar_comm_rank(ctx->dp);
     struct fresh f = {p, host, ari_stream_key(seed, p->name), p->fan_in, p->fan_out};
     ar_layout at = source_of(&p->layout, ctx);
     if (ar_faulty(ctx, AR_FAULT_init_per_shard_seed))
@@ -260,6 +262,8 @@ static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
 
 ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
+    if (ar_faulty(ctx, AR_FAULT_dp_init_differs))
+        return AR_OK;
     for (size_t i = 0; i < n && ar_comm_size(ctx->dp) > 1; i++)
         AR_TRY(broadcast_one(params[i], ctx));
     return AR_OK;
