@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* anyrank train: options in, a line a step out. What a run does is the library's (run/). */
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "anyrank/training.h"
 #include "cli/command.h"
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/train_options.h"
 #include "cli/train_report.h"
-#include "verify/estimate.h"
 
 /* --- signals ------------------------------------------------------------------------------------------------------ */
 
@@ -42,6 +40,7 @@ typedef struct listener {
     ari_progress progress;
     bool text;
     uint64_t every;  /* steps from line to line */
+    uint64_t first;  /* steps before this run */
     uint64_t tokens; /* since the last line */
     double seconds;
 } listener;
@@ -49,14 +48,21 @@ typedef struct listener {
 static void began(void *user, const ar_training_report *r)
 {
     listener *l = user;
-    const uint64_t last = l->o->stop_after > 0 && l->o->stop_after < l->o->steps ? l->o->stop_after : l->o->steps;
+    const ar_training_options *o = l->o;
+    const uint64_t last = o->stop_after > 0 && o->stop_after < o->steps ? o->stop_after : o->steps;
     if (l->every == 0)
         l->every = ari_train_log_every(last > r->first ? last - r->first : 1);
-    if (l->text) {
-        ari_train_print_head(stdout, r, l->o);
-        ari_train_print_columns(stdout);
-        fflush(stdout);
-    }
+    l->first = r->first;
+    if (!l->text)
+        return;
+    ari_progress_clear(&l->progress);
+    ari_train_print_head(stdout, r, o);
+    fflush(stdout);
+}
+
+static bool has_line(const listener *l, uint64_t step)
+{
+    return step == l->first + 1 || step == l->o->steps || step == l->o->stop_after || step % l->every == 0;
 }
 
 static void stepped(void *user, const ar_training_step *s)
@@ -65,16 +71,23 @@ static void stepped(void *user, const ar_training_step *s)
     char what[96];
     l->tokens += s->tokens;
     l->seconds += s->seconds;
-    if (l->text && (s->step == 1 || s->step == s->steps || s->step % l->every == 0)) {
+    if (l->text && has_line(l, s->step)) {
         ari_progress_clear(&l->progress);
         ari_train_print_step(stdout, s, l->seconds > 0 ? (double)l->tokens / l->seconds : 0);
         fflush(stdout);
         l->tokens = 0;
         l->seconds = 0;
     }
-    snprintf(what, sizeof what, "step %llu of %llu, loss %.4f", (unsigned long long)s->step,
-             (unsigned long long)s->steps, (double)s->loss);
-    ari_progress_update(&l->progress, (double)s->step / (double)s->steps, what);
+    snprintf(what, sizeof what, "step %" PRIu64 " of %" PRIu64 ", loss %.4f", s->step, l->o->steps, (double)s->loss);
+    ari_progress_update(&l->progress, (double)s->step / (double)l->o->steps, what);
+}
+
+static void saved(void *user, const ar_training_save *s)
+{
+    listener *l = user;
+    ari_progress_clear(&l->progress);
+    if (s->error)
+        fprintf(stderr, "anyrank train: step %" PRIu64 " was not saved: %s\n", s->step, s->error);
 }
 
 static bool stopped(void *user)
@@ -85,48 +98,87 @@ static bool stopped(void *user)
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
-static ar_status finish(const ar_training_report *r, const ar_training_options *o, const ari_train_values *v,
+static ar_status print_predicted(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch)
+{
+    char layout[ARI_LAYOUT_TEXT];
+    ari_table *t = NULL;
+    AR_TRY(ari_predicted_begin(&t, stdout, watch));
+    ari_predicted_row(t, ari_layout_text(layout, &o->parallel, o->batch), &r->predicted);
+    const ar_status st = ari_table_print(t, stdout, 2);
+    ari_table_destroy(t);
+    return st;
+}
+
+/* Files first: what is printed last is that all went well. */
+static ar_status report(const ar_training_report *r, const ar_training_options *o, const ari_train_values *v,
                         const ari_watch *watch)
 {
+    const bool text = ari_wants_text(&v->common);
+    const char *plot = v->plot && r->steps > 0 ? v->plot : NULL;
     char layout[ARI_LAYOUT_TEXT], title[256];
+    if (plot)
+        AR_TRY(ar_training_plot(r, o, plot));
     snprintf(title, sizeof title, "%s, %s", r->config.name, ari_layout_text(layout, &o->parallel, o->batch));
     AR_TRY(ari_watch_write(watch, title));
-    if (ari_wants_text(&v->common)) {
+    if (text && r->has_predicted)
+        AR_TRY(print_predicted(r, o, watch));
+    if (text) {
         ari_watch_print(stdout, watch);
         ari_train_print_end(stdout, r, o);
     }
-    return ari_json_end(ari_train_json(r, o, watch), &v->common);
+    return ari_json_end(ari_train_json(r, o, watch, plot), &v->common);
 }
 
-static ar_status run_watched(const ari_train_values *v, const ari_watch *watch)
+/* What the run came to. */
+static ar_status verdict(const ar_training_report *r, int *exit_code)
+{
+    if (r->end == AR_TRAINING_DIVERGED)
+        return ar_error_set(AR_ERR_DATA, "%s", r->message);
+    if (r->copies_differ) {
+        fflush(stdout);
+        fprintf(stderr, "anyrank train: %s\n", r->message);
+        *exit_code = ARI_EXIT_DIFFERENT;
+        return AR_OK;
+    }
+    if (r->save_failed)
+        return ar_error_set(AR_ERR_IO, "the last checkpoint was not written: %s", r->message);
+    if (r->end == AR_TRAINING_STOPPED && caught_signal != 0)
+        *exit_code = 128 + (int)caught_signal; /* as a shell tells of a process that the signal ended */
+    return AR_OK;
+}
+
+static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const ari_watch *watch, int *exit_code)
 {
     ar_training_options o;
     ar_training_report *r = NULL;
-    AR_TRY(ari_train_values_options(&o, v));
+    AR_TRY(ari_train_values_options(&o, v, resume));
     listener l = {.o = &o, .text = ari_wants_text(&v->common), .every = (uint64_t)v->log_every};
     o.cluster = ari_watch_cluster(watch);
     o.trace = watch->trace;
-    o.begin = began;
-    o.step = stepped;
-    o.stop = stopped;
-    o.user = &l;
+    o.listener = (ar_training_listener){.begin = began, .step = stepped, .save = saved, .stop = stopped, .user = &l};
     ari_progress_begin(&l.progress, v->common.quiet);
     ar_status st = ar_train_run(&r, &o);
     ari_progress_end(&l.progress);
     if (st == AR_OK)
-        st = finish(r, &o, v, watch);
-    if (st == AR_OK && r->end == AR_TRAINING_DIVERGED)
-        st = ar_error_set(AR_ERR_DATA, "%s", r->message);
+        st = report(r, &o, v, watch);
+    if (st == AR_OK)
+        st = verdict(r, exit_code);
     ar_training_report_destroy(r);
     return st;
 }
 
-static ar_status run(const ari_train_values *v)
+static ar_status run(const ari_train_values *v, int *exit_code)
 {
     ari_watch watch = {0};
-    ar_status st = ari_watch_begin(&watch, &v->watch, &v->common);
-    if (st == AR_OK)
-        st = run_watched(v, &watch);
+    ar_checkpoint *resume = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_train_values_check(v));
+    AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch, &v->common));
+    if (v->resume)
+        AR_TRY_TO(done, st, ar_checkpoint_open(&resume, v->resume));
+    st = train(v, resume, &watch, exit_code);
+done:
+    ar_checkpoint_close(resume);
     ari_watch_fini(&watch);
     return st;
 }
@@ -138,10 +190,11 @@ int ari_command_train(int argc, char **argv)
     if (!ari_args_begin(&ari_train_spec, argc, argv, &v, &exit_code))
         return exit_code;
     catch_signals();
-    const ar_status st = run(&v);
+    const ar_status st = run(&v, &exit_code);
     if (st != AR_OK) {
+        fflush(stdout);
         ari_print_error("train", st);
         return ari_exit_code(st);
     }
-    return caught_signal != 0 ? 128 + (int)caught_signal : ARI_EXIT_SAME;
+    return exit_code;
 }

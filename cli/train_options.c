@@ -2,25 +2,36 @@
 #include "cli/train_options.h"
 
 #include <math.h>
+#include <string.h>
 
+#include "ref/core/out.h"
 #include "verify/estimate.h"
 
-/* In the order of ar_optimizer_kind. */
-static const char *const optimizer_names[] = {"sgd", "adam", "adamw", NULL};
+/* In the order of ar_data_format. */
+static const char *const data_format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", NULL};
 
 static const ari_option options[] = {
     {.name = "data",
      .kind = ARI_OPT_STRING,
      .at = offsetof(ari_train_values, data),
      .value = "FILE",
-     .help = "what to train on: any file, one byte one token (default: the project's own text)"},
+     .help = "what to train on: any file, one byte one token, or a token file (default: the project's own text)"},
+    {.name = "data-format",
+     .kind = ARI_OPT_ENUM,
+     .at = offsetof(ari_train_values, data_format),
+     .choices = data_format_names,
+     .help = "of --data; auto: by its name (.u16, .u32, .safetensors; else bytes)"},
+    {.name = "in-order",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(ari_train_values, in_order),
+     .help = "take the data's windows as they come, in place of shuffling them anew in every epoch"},
     {.name = "steps",
      .kind = ARI_OPT_INT,
      .at = offsetof(ari_train_values, steps),
      .min = 1,
      .max = 1e9,
      .value = "K",
-     .help = "training steps in all, those before a checkpoint included (default 100)"},
+     .help = "training steps since the start of the run, also with --resume (default 100)"},
     {.name = "batch",
      .kind = ARI_OPT_SIZE,
      .at = offsetof(ari_train_values, batch),
@@ -35,18 +46,7 @@ static const ari_option options[] = {
      .max = 1e9,
      .value = "S",
      .help = "tokens of each (default 64)"},
-    {.name = "optimizer",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(ari_train_values, optimizer),
-     .choices = optimizer_names,
-     .help = "what updates the weights (default adamw)"},
-    {.name = "lr",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(ari_train_values, lr),
-     .min = 0,
-     .max = 1e6,
-     .value = "X",
-     .help = "learning rate (default 0.001)"},
+    ARI_OPTIMIZER_OPTIONS(ari_train_values),
     {.name = "clip",
      .kind = ARI_OPT_DOUBLE,
      .at = offsetof(ari_train_values, clip),
@@ -66,13 +66,38 @@ static const ari_option options[] = {
     ARI_LAYOUT_STEP_OPTIONS(ari_train_values),
     ARI_LAYOUT_DDP_OPTIONS(ari_train_values, "gradients are summed over --dp in buckets of so many bytes of fp32, as "
                                              "4096, 25MiB (default 25MiB)"),
+    {.name = "save",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(ari_train_values, save),
+     .value = "DIR",
+     .help = "write a checkpoint there at the end, and where the run is interrupted"},
+    {.name = "save-every",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(ari_train_values, save_every),
+     .min = 1,
+     .max = 1e9,
+     .value = "K",
+     .help = "with --save: one every K steps, too"},
+    {.name = "keep",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(ari_train_values, keep),
+     .min = 1,
+     .max = 1e9,
+     .value = "N",
+     .help = "with --save: only the newest N checkpoints stay (default: all)"},
+    {.name = "resume",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(ari_train_values, resume),
+     .value = "DIR",
+     .help = "go on with a checkpoint, under any layout: data, steps, optimizer and the like are the checkpoint's "
+             "where they are not given"},
     {.name = "stop-after",
      .kind = ARI_OPT_INT,
      .at = offsetof(ari_train_values, stop_after),
      .min = 1,
      .max = 1e9,
      .value = "N",
-     .help = "end after step N, as an interruption would"},
+     .help = "end after step N, as an interruption would, but with exit status 0"},
     {.name = "plot",
      .kind = ARI_OPT_STRING,
      .at = offsetof(ari_train_values, plot),
@@ -84,29 +109,40 @@ static const ari_option options[] = {
      .min = 1,
      .max = 1e9,
      .value = "K",
-     .help = "print every K-th step (default: each of at most 20, else 20 to 40 of them)"},
+     .help = "print every K-th step (default: at most 40 lines in all)"},
     {.name = "inject",
      .kind = ARI_OPT_STRING,
      .at = offsetof(ari_train_values, inject),
      .value = "BUG",
      .help = "switch a known mistake on ('anyrank bugs' lists them)"},
     ARI_WATCH_OPTIONS(ari_train_values),
+    /* In place of the one that every subcommand has: whether it was given matters to --resume. */
+    {.name = "seed",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(ari_train_values, seed),
+     .min = 0,
+     .max = 9e18,
+     .value = "N",
+     .help = "seed of fresh weights, of the order of the data, of dropout (default 0)"},
     {0},
 };
 
 static const ari_positional positionals[] = {
     {.name = "MODEL",
      .at = offsetof(ari_train_values, model),
-     .required = true,
-     .help = "a folder with a Hugging Face config.json (and weights, from which training starts), or llama-demo, "
-             "gpt2-demo, stack-demo"},
+     .help = "a folder with a Hugging Face config.json (and weights, with which training starts), or llama-demo, "
+             "gpt2-demo, stack-demo; with --resume the checkpoint's own unless given"},
     {0},
 };
 
 const ari_args_spec ari_train_spec = {
     .command = "train",
     .summary = "Trains a model on text under any layout; the weights have the same bits under every one.",
-    .example = "anyrank train llama-demo\nanyrank train gpt2-demo --dp 2 --tp 2 --sp --steps 200 --plot loss.svg",
+    .example =
+        "anyrank train llama-demo\n"
+        "anyrank train gpt2-demo --dp 2 --tp 2 --sp --steps 200 --warmup 20 --lr-schedule cosine --plot loss.svg\n"
+        "anyrank train llama-demo --data book.txt --dp 2 --zero 1 --save run --save-every 50\n"
+        "anyrank train --resume run --tp 4 --save run",
     .options = options,
     .positionals = positionals,
     .common_at = offsetof(ari_train_values, common),
@@ -115,53 +151,124 @@ const ari_args_spec ari_train_spec = {
 ari_train_values ari_train_values_defaults(void)
 {
     const double none = (double)NAN;
-    return (ari_train_values){
-        .layout = ARI_LAYOUT_DEFAULTS, .optimizer = -1, .lr = none, .clip = none, .dropout = none};
+    ari_train_values v = {.layout = ARI_LAYOUT_DEFAULTS,
+                          .optimizer = ari_optimizer_values_defaults(),
+                          .data_format = -1,
+                          .clip = none,
+                          .dropout = none,
+                          .seed = ARI_SEED_NOT_GIVEN};
+    v.layout.numerics = -1;
+    return v;
 }
 
-static void set(double *value, double given)
+/* --- what makes no sense ------------------------------------------------------------------------------------------ */
+
+static ar_status check_plot(const ari_train_values *v)
 {
-    if (!isnan(given))
-        *value = given;
+    const char *others[] = {v->common.json, v->watch.trace, v->watch.timeline};
+    static const char *const names[] = {"json", "trace", "timeline"};
+    if (!v->plot)
+        return AR_OK;
+    if (strcmp(v->plot, "-") == 0)
+        return ar_error_set(AR_ERR_ARG, "--plot - is no file: give a path (/dev/stdout is one)");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (others[i] && strcmp(others[i], v->plot) == 0)
+            return ar_error_set(AR_ERR_ARG, "--plot and --%s both name %s: one would replace the other", names[i],
+                                ARI_SHOW(v->plot));
+    }
+    return ari_out_check(v->plot);
 }
 
-static ar_status check_values(const ari_train_values *v)
+ar_status ari_train_values_check(const ari_train_values *v)
 {
+    if (!v->model && !v->resume)
+        return ar_error_set(AR_ERR_ARG, "give a MODEL, or --resume DIR; anyrank train --help tells what each is");
+    if (!v->save && (v->save_every > 0 || v->keep > 0))
+        return ar_error_set(AR_ERR_ARG, "--%s is about the checkpoints of --save: give --save DIR too",
+                            v->save_every > 0 ? "save-every" : "keep");
+    if (v->data_format >= 0 && !v->data)
+        return ar_error_set(AR_ERR_ARG, "--data-format is that of --data: give --data FILE too");
     if (v->dropout >= 1.0)
         return ar_error_set(AR_ERR_ARG, "--dropout %g drops everything: give a probability from 0 to below 1",
                             v->dropout);
+    AR_TRY(check_plot(v));
     return ari_layout_check(&v->layout);
 }
 
-ar_status ari_train_values_options(ar_training_options *o, const ari_train_values *v)
+/* --- the options of a run ----------------------------------------------------------------------------------------- */
+
+static ar_status fits(const ar_training_options *o, const ar_config *c)
+{
+    ari_estimate e;
+    const ari_estimate_case size = {.config = c,
+                                    .plan = &o->plan,
+                                    .batch = o->batch,
+                                    .seq = o->seq,
+                                    .parallel = &o->parallel,
+                                    .layouts = 1,
+                                    .steps = o->steps > 1000000 ? 1000000 : (int)o->steps,
+                                    .optimizer = o->optimizer,
+                                    .numerics = o->numerics,
+                                    .dropout = o->dropout > 0.0,
+                                    .alone = true};
+    AR_TRY(ari_estimate_check(&e, &size));
+    return ari_estimate_fits(&e);
+}
+
+/* What needs the model's config. */
+static ar_status set_plan(ar_training_options *o, const ari_train_values *v)
 {
     char folder[512];
     ar_config c;
-    *o = ar_training_defaults();
-    AR_TRY(check_values(v));
-    o->model = v->model;
-    o->data = v->data;
-    if (v->steps > 0)
-        o->steps = (uint64_t)v->steps;
-    o->stop_after = (uint64_t)v->stop_after;
+    AR_TRY(ar_model_path(folder, sizeof folder, o->model ? o->model : ar_checkpoint_path(o->resume)));
+    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(ari_estimate_layers(&c));
+    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o->plan));
+    AR_TRY(ar_parallel_check(&o->parallel, &c, &o->plan, o->batch, o->seq));
+    return fits(o, &c);
+}
+
+static double or_else(double given, double otherwise)
+{
+    return isnan(given) ? otherwise : given;
+}
+
+/* What decides the values of the weights: given, or the checkpoint's, or the default. */
+static ar_status set_trajectory(ar_training_options *o, const ari_train_values *v)
+{
+    if (v->data) {
+        o->data = v->data;
+        o->data_format = v->data_format < 0 ? AR_DATA_AUTO : (ar_data_format)v->data_format;
+    }
+    o->in_order = o->in_order || v->in_order;
+    o->steps = v->steps > 0 ? (uint64_t)v->steps : o->steps;
     o->batch = v->batch ? v->batch : o->batch;
     o->seq = v->seq ? v->seq : o->seq;
-    if (v->optimizer >= 0)
-        o->optimizer = ar_optimizer_defaults((ar_optimizer_kind)v->optimizer);
-    set(&o->optimizer.lr, v->lr);
-    set(&o->clip, v->clip);
-    set(&o->dropout, v->dropout);
+    o->seed = v->seed == ARI_SEED_NOT_GIVEN ? o->seed : v->seed;
+    o->clip = or_else(v->clip, o->clip);
+    o->dropout = or_else(v->dropout, o->dropout);
+    return ari_optimizer_values_change(&o->optimizer, &v->optimizer, o->steps);
+}
+
+ar_status ari_train_values_options(ar_training_options *o, const ari_train_values *v, ar_checkpoint *c)
+{
+    *o = ar_training_defaults();
+    if (c)
+        ar_training_resume(o, c);
+    AR_TRY(set_trajectory(o, v));
+    o->model = v->model;
+    o->save = v->save;
+    o->save_every = (uint64_t)v->save_every;
+    o->keep = v->keep;
+    o->stop_after = (uint64_t)v->stop_after;
     o->parallel = ari_layout_parallel(&v->layout);
     o->ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES);
-    o->numerics = (ar_numerics)v->layout.numerics;
-    o->seed = v->common.seed;
+    if (v->layout.numerics >= 0)
+        o->numerics = (ar_numerics)v->layout.numerics;
     if (v->inject)
         AR_TRY(ar_fault_parse(&o->fault, v->inject));
     o->algorithm = ari_layout_algorithm(&v->layout);
     o->threads = v->common.threads;
     o->timeout_ns = ari_layout_timeout_ns(&v->layout);
-    AR_TRY(ar_model_path(folder, sizeof folder, o->model));
-    AR_TRY(ar_config_load(&c, folder));
-    AR_TRY(ari_estimate_layers(&c));
-    return ari_layout_plan(&v->layout, c.arch, &o->plan);
+    return set_plan(o, v);
 }

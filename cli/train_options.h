@@ -5,24 +5,35 @@
 #include "anyrank/training.h"
 #include "cli/args.h"
 #include "cli/layout.h"
+#include "cli/optimizer_options.h"
 #include "cli/watch.h"
 
 /* What `anyrank train` is asked for. 0, -1, NaN and NULL: not given. */
 typedef struct ari_train_values {
     ari_common common;
-    const char *model, *data, *plot, *inject;
+    const char *model, *data, *save, *resume, *plot, *inject;
     ari_layout_values layout;
+    ari_optimizer_values optimizer;
     ari_watch_values watch;
-    int steps, stop_after, log_every, optimizer;
-    size_t batch, seq;
-    double lr, clip, dropout;
+    int steps, save_every, stop_after, log_every;
+    int data_format;
+    size_t batch, seq, keep;
+    double clip, dropout;
+    size_t seed; /* ARI_SEED_NOT_GIVEN */
+    bool in_order;
 } ari_train_values;
+
+#define ARI_SEED_NOT_GIVEN SIZE_MAX
 
 extern const ari_args_spec ari_train_spec;
 
 /** Nothing given. */
 ari_train_values ari_train_values_defaults(void);
-/** The options of a run. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED, those of reading the model's config. */
-AR_NODISCARD ar_status ari_train_values_options(ar_training_options *o, const ari_train_values *v);
+/** Refuses what makes no sense together, and files that could not be written, before any work. Errors: AR_ERR_ARG,
+ *  AR_ERR_UNSUPPORTED, AR_ERR_IO. */
+AR_NODISCARD ar_status ari_train_values_check(const ari_train_values *v);
+/** The options of a run that begins, or goes on with a checkpoint (NULL: begins), which it borrows. Errors: AR_ERR_ARG,
+ *  those of reading the model's config, and where memory would not suffice. */
+AR_NODISCARD ar_status ari_train_values_options(ar_training_options *o, const ari_train_values *v, ar_checkpoint *c);
 
 #endif

@@ -6,41 +6,33 @@
 
 #include "cli/command.h"
 #include "cli/json_text.h"
+#include "cli/layout.h"
+#include "cli/optimizer_options.h"
 #include "cli/table.h"
 #include "ref/core/size.h"
+#include "ref/io/file.h"
 #include "ref/io/json.h"
-
-static const char *const optimizer_titles[] = {"SGD", "Adam", "AdamW"};
-static const char *const end_names[] = {"done", "stopped", "diverged"};
 
 static const char *plural(uint64_t n)
 {
     return n == 1 ? "" : "s";
 }
 
-static void print_optimizer(FILE *to, const ar_training_options *o)
-{
-    fprintf(to, "%s (lr %g", optimizer_titles[o->optimizer.kind], o->optimizer.lr);
-    if (o->optimizer.weight_decay > 0.0)
-        fprintf(to, ", weight decay %g", o->optimizer.weight_decay);
-    fprintf(to, ")");
-    if (o->clip > 0.0)
-        fprintf(to, ", clip %g", o->clip);
-    if (o->dropout > 0.0)
-        fprintf(to, ", dropout %g", o->dropout);
-}
+/* --- the head ----------------------------------------------------------------------------------------------------- */
 
-/* "dp=2 tp=2 sp: 4 ranks; ..." and what it means. */
+/* "layout dp=2 tp=2 sp, 4 ranks: groups of 2 ranks share out the 8 sequences; ..." */
 static void print_layout(FILE *to, const ar_training_options *o)
 {
     char text[ARI_LAYOUT_TEXT];
     const ar_parallel *p = &o->parallel;
     const int world = ar_parallel_world(p);
     const char *before = ": ";
-    fprintf(to, "layout %s: %d rank%s", ari_layout_text(text, p, o->batch), world, plural((uint64_t)world));
+    fprintf(to, "layout %s, %d rank%s", ari_layout_text(text, p, o->batch), world, plural((uint64_t)world));
     if (p->dp > 1) {
-        fprintf(to, "%s%s share out the %zu sequences of a step", before,
-                p->tp > 1 ? "groups of tp ranks" : "the ranks", o->batch);
+        if (p->tp > 1)
+            fprintf(to, "%sgroups of %d ranks share out the sequences", before, p->tp);
+        else
+            fprintf(to, "%sthe ranks share out the sequences", before);
         before = "; ";
     }
     if (p->tp > 1) {
@@ -57,26 +49,38 @@ static void print_layout(FILE *to, const ar_training_options *o)
     fprintf(to, "\n");
 }
 
+static const char *origin(const ar_training_report *r, const ar_training_options *o)
+{
+    return o->resume ? "checkpoint" : r->fresh ? "fresh" : "folder";
+}
+
 void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_training_options *o)
 {
-    fprintf(to, "%s: %s parameters (%s), %s numerics\n", r->config.name, ARI_COUNT(r->parameters),
-            r->fresh ? "fresh weights" : "weights of the folder",
+    const char *weights = o->resume ? "the checkpoint's weights" : r->fresh ? "fresh weights" : "weights of the folder";
+    fprintf(to, "%s: %s parameters (%s), %s numerics\n", r->config.name, ARI_COUNT(r->parameters), weights,
             o->numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
-    fprintf(to, "data %s: %s tokens\n", o->data ? o->data : "text.txt", ARI_COUNT(r->data_tokens));
-    fprintf(to, "%" PRIu64 " step%s of %zu sequence%s of %zu token%s, ", o->steps, plural(o->steps), o->batch,
-            plural(o->batch), o->seq, plural(o->seq));
-    print_optimizer(to, o);
+    fprintf(to, "data %s: %s tokens, %s window%s of %zu; %.3g epoch%s%s\n", ARI_SHOW(r->data_path),
+            ARI_COUNT(r->data_tokens), ARI_COUNT(r->windows), plural(r->windows), o->seq, r->epochs,
+            r->epochs == 1.0 ? "" : "s", o->in_order ? ", in order" : "");
+    fprintf(to, "%" PRIu64 " step%s of %zu sequence%s, ", o->steps, plural(o->steps), o->batch, plural(o->batch));
+    ari_optimizer_print(to, &o->optimizer);
+    if (o->clip > 0.0)
+        fprintf(to, ", clip %g", o->clip);
+    if (o->dropout > 0.0)
+        fprintf(to, ", dropout %g", o->dropout);
     fprintf(to, "\n");
     print_layout(to, o);
+    if (o->resume)
+        fprintf(to, "resumed after step %" PRIu64 " from %s\n", r->first, ARI_SHOW(ar_checkpoint_path(o->resume)));
+    if (r->note[0])
+        fprintf(to, "note: %s\n", r->note);
     if (r->config.config_dropout > 0.0 && o->dropout == 0.0)
         fprintf(to, "note: the config's dropout of %g is ignored; --dropout %g switches it on\n",
                 r->config.config_dropout, r->config.config_dropout);
-}
-
-void ari_train_print_columns(FILE *to)
-{
     fprintf(to, "\n  %8s  %10s  %10s  %10s  %10s\n", "step", "loss", "norm", "lr", "tokens/s");
 }
+
+/* --- steps -------------------------------------------------------------------------------------------------------- */
 
 void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per_second)
 {
@@ -90,9 +94,7 @@ void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per
 uint64_t ari_train_log_every(uint64_t steps)
 {
     static const uint64_t nice[] = {1, 2, 5};
-    enum { EVERY_ONE = 20, MOST_LINES = 40 };
-    if (steps <= EVERY_ONE)
-        return 1;
+    enum { MOST_LINES = 40 };
     for (uint64_t power = 1;; power *= 10) {
         for (size_t i = 0; i < sizeof nice / sizeof *nice; i++) {
             if (steps / (nice[i] * power) <= MOST_LINES)
@@ -101,21 +103,53 @@ uint64_t ari_train_log_every(uint64_t steps)
     }
 }
 
+/* --- the end ------------------------------------------------------------------------------------------------------ */
+
 static double tokens_per_second(const ar_training_report *r, const ar_training_options *o)
 {
     const double tokens = (double)(r->steps - r->first) * (double)o->batch * (double)o->seq;
     return r->seconds > 0 ? tokens / r->seconds : 0;
 }
 
+/* Of the first step that is known. */
+static double first_loss(const ar_training_report *r)
+{
+    uint64_t i = 0;
+    while (i + 1 < r->steps && !isfinite(r->loss[i]))
+        i++;
+    return (double)r->loss[i];
+}
+
+static void print_going_on(FILE *to, const ar_training_report *r, const ar_training_options *o)
+{
+    fprintf(to, "stopped after step %" PRIu64 " of %" PRIu64 "; ", r->steps, o->steps);
+    if (r->checkpoint[0])
+        fprintf(to, "to go on, under any layout: anyrank train --resume %s --save %s\n", ARI_SHOW(o->save),
+                ARI_SHOW(o->save));
+    else if (o->resume && r->steps == r->first)
+        fprintf(to, "the checkpoint that it began with is the newest\n");
+    else
+        fprintf(to, "%s\n", o->save ? "nothing was saved" : "without --save DIR there is nothing to go on with");
+}
+
 void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_training_options *o)
 {
     const uint64_t taken = r->steps - r->first;
+    fprintf(to, "\n");
     if (r->steps > 0)
-        fprintf(to, "\nloss %.6f -> %.6f; %" PRIu64 " step%s in %s, %.0f tokens/s\n", (double)r->loss[0],
+        fprintf(to, "loss %.6f -> %.6f; %" PRIu64 " step%s in %s, %.0f tokens/s\n", first_loss(r),
                 (double)r->loss[r->steps - 1], taken, plural(taken), ARI_SECONDS(r->seconds), tokens_per_second(r, o));
+    if (r->end == AR_TRAINING_STOPPED)
+        print_going_on(to, r, o);
+    else if (r->checkpoint[0])
+        fprintf(to, "saved as %s\n", ARI_SHOW(r->checkpoint));
+    if (!r->weights_hash[0])
+        return;
     fprintf(to, "weights after step %" PRIu64 ": %s, %s\n", r->steps, r->weights_hash,
             o->numerics == AR_NUMERICS_EXACT ? "the same for every layout" : "for this layout only (native numerics)");
 }
+
+/* --- JSON --------------------------------------------------------------------------------------------------------- */
 
 static json_t *json_layout(const ar_training_options *o)
 {
@@ -145,31 +179,64 @@ static json_t *json_rates(const ar_training_report *r)
     return a;
 }
 
-json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch)
+static json_t *json_data(const ar_training_report *r, const ar_training_options *o)
 {
-    json_t *j = ari_json_begin("train");
-    json_object_set_new(j, "result", json_string(end_names[r->end]));
-    json_object_set_new(j, "numerics", json_string(o->numerics == AR_NUMERICS_NATIVE ? "native" : "exact"));
-    json_object_set_new(j, "device", json_string("cpu"));
-    json_object_set_new(j, "model", ari_json_text(r->config.name));
-    json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
-    json_object_set_new(j, "weights", json_string(r->fresh ? "fresh" : "folder"));
-    json_object_set_new(j, "layout", json_layout(o));
-    json_object_set_new(j, "batch", json_integer((json_int_t)o->batch));
-    json_object_set_new(j, "seq", json_integer((json_int_t)o->seq));
-    json_object_set_new(j, "first_step", json_integer((json_int_t)r->first));
+    return json_pack("{s:o, s:I, s:I, s:f, s:b}", "path", ari_json_text(r->data_path), "tokens",
+                     (json_int_t)r->data_tokens, "windows", (json_int_t)r->windows, "epochs", r->epochs, "in_order",
+                     o->in_order);
+}
+
+static const char *result_name(const ar_training_report *r)
+{
+    static const char *const end_names[] = {"done", "stopped", "diverged"};
+    return r->copies_differ ? "different" : end_names[r->end];
+}
+
+static json_t *text_or_null(const char *text)
+{
+    return text && text[0] ? ari_json_text(text) : json_null();
+}
+
+static void json_course(json_t *j, const ar_training_report *r, const ar_training_options *o)
+{
+    json_object_set_new(j, "first_step", json_integer((json_int_t)r->first + 1));
     json_object_set_new(j, "steps", json_integer((json_int_t)r->steps));
+    json_object_set_new(j, "steps_in_all", json_integer((json_int_t)o->steps));
     json_object_set_new(j, "loss", json_floats(r->loss, 0, r->steps));
     json_object_set_new(j, "gradient_norms", json_floats(r->norm, r->first, o->clip > 0 ? r->steps : r->first));
     json_object_set_new(j, "lr", json_rates(r));
     json_object_set_new(j, "seconds", ari_json_number(r->seconds));
     json_object_set_new(j, "tokens_per_second", ari_json_number(tokens_per_second(r, o)));
     json_object_set_new(j, "bytes", json_pack("{s:I}", "counted", (json_int_t)r->bytes));
-    json_object_set_new(j, "weights_hash", json_string(r->weights_hash));
+}
+
+json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch,
+                       const char *plot)
+{
+    json_t *j = ari_json_begin("train");
+    json_object_set_new(j, "result", json_string(result_name(r)));
+    json_object_set_new(j, "numerics", json_string(o->numerics == AR_NUMERICS_NATIVE ? "native" : "exact"));
+    json_object_set_new(j, "device", json_string("cpu"));
+    json_object_set_new(j, "model", ari_json_text(r->config.name));
+    json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
+    json_object_set_new(j, "weights", json_string(origin(r, o)));
+    json_object_set_new(j, "data", json_data(r, o));
+    json_object_set_new(j, "layout", json_layout(o));
+    json_object_set_new(j, "batch", json_integer((json_int_t)o->batch));
+    json_object_set_new(j, "seq", json_integer((json_int_t)o->seq));
+    json_object_set_new(j, "optimizer", ari_optimizer_json(&o->optimizer));
+    json_object_set_new(j, "clip", json_real(o->clip));
+    json_object_set_new(j, "dropout", json_real(o->dropout));
+    json_object_set_new(j, "seed", json_integer((json_int_t)o->seed));
+    json_course(j, r, o);
+    json_object_set_new(j, "weights_hash", text_or_null(r->weights_hash));
+    json_object_set_new(j, "checkpoint", text_or_null(r->checkpoint));
+    json_object_set_new(j, "plot", text_or_null(plot));
+    json_object_set_new(j, "note", text_or_null(r->note));
     ari_watch_json(j, watch);
     if (r->has_predicted)
         json_object_set_new(j, "predicted", ari_predicted_json(&r->predicted));
-    if (r->message[0] && json_object_set_new(j, "message", ari_json_text(r->message)) != 0) {
+    if (json_object_set_new(j, "message", text_or_null(r->message)) != 0) {
         json_decref(j);
         return NULL;
     }

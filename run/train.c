@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
-#include "anyrank/training.h"
 #include "ref/core/size.h"
-#include "ref/io/text.h"
 #include "run/cluster_run.h"
 #include "run/positions.h"
 #include "run/train_rank.h"
@@ -27,7 +26,10 @@ static ar_status check_options(const ar_training_options *o, const ar_config *c)
     if (o->batch == 0 || o->seq == 0 || o->steps == 0)
         return ar_error_set(AR_ERR_ARG, "steps, batch and seq are at least 1");
     if (o->steps > UINT32_MAX)
-        return ar_error_set(AR_ERR_ARG, "%" PRIu64 " steps: at most %u", o->steps, (unsigned)UINT32_MAX);
+        return ar_error_set(AR_ERR_ARG, "%" PRIu64 " steps: at most %" PRIu32, o->steps, UINT32_MAX);
+    if (o->seed > INT64_MAX)
+        return ar_error_set(AR_ERR_ARG, "seed %" PRIu64 ": at most %" PRId64 ", which checkpoints can hold", o->seed,
+                            INT64_MAX);
     if (!(o->clip >= 0.0) || isinf(o->clip))
         return ar_error_set(AR_ERR_ARG, "a largest gradient norm of %g: a finite number from 0 (no clipping)", o->clip);
     if (!(o->dropout >= 0.0 && o->dropout < 1.0))
@@ -40,23 +42,83 @@ static ar_status check_options(const ar_training_options *o, const ar_config *c)
     return ar_parallel_check(&o->parallel, c, &o->plan, o->batch, o->seq);
 }
 
-/* Reads the model, and refuses what cannot be trained. */
-static ar_status begin(ar_training_report *r, ari_weights **weights, const ar_training_options *o)
+ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, const ar_config *c)
 {
-    AR_TRY(ar_model_path(r->folder, sizeof r->folder, o->model));
+    const ar_loader_options options = {
+        .batch = o->batch, .seq = o->seq, .vocab = c->vocab, .seed = o->seed, .in_order = o->in_order};
+    return ar_loader_create(gives, data, &options);
+}
+
+static ar_status read_model(ar_training_report *r, ari_weights **weights, const ar_training_options *o)
+{
+    if (!o->model && !o->resume)
+        return ar_error_set(AR_ERR_ARG, "a training run needs a model, or a checkpoint to resume");
+    AR_TRY(ar_model_path(r->folder, sizeof r->folder, o->model ? o->model : ar_checkpoint_path(o->resume)));
     AR_TRY(ar_config_load(&r->config, r->folder));
     AR_TRY(check_options(o, &r->config));
     AR_TRY(ar_config_parameters(&r->config, &r->parameters));
-    AR_TRY(ari_weights_load(weights, &r->config, r->folder));
-    r->fresh = *weights == NULL;
-    AR_TRY(ari_alloc_zero((void **)&r->loss, (size_t)o->steps, sizeof *r->loss, "losses"));
-    AR_TRY(ari_alloc_zero((void **)&r->norm, (size_t)o->steps, sizeof *r->norm, "norms"));
-    return ari_alloc_zero((void **)&r->lr, (size_t)o->steps, sizeof *r->lr, "learning rates");
+    if (!o->resume)
+        AR_TRY(ari_weights_load(weights, &r->config, r->folder));
+    r->fresh = !o->resume && !*weights;
+    return AR_OK;
 }
 
-static ar_status run_ranks(ar_training_report *r, ari_training *j)
+/* Opens the data and reads it once: its hash, its tokens, its windows. */
+static ar_status read_data(ari_training *j, ar_data **data)
 {
     const ar_training_options *o = j->o;
+    ar_training_report *r = j->report;
+    ar_loader *loader = NULL;
+    AR_TRY(ar_data_open(data, o->data, o->data_format));
+    j->data = *data;
+    if (o->save || o->resume)
+        AR_TRY(ar_data_hash(j->data, j->data_hash));
+    AR_TRY(ari_train_loader(&loader, j->data, o, &r->config));
+    snprintf(r->data_path, sizeof r->data_path, "%s", ar_data_path(j->data));
+    r->data_tokens = ar_data_tokens(j->data);
+    r->windows = ar_loader_windows(loader);
+    r->epochs = (double)o->steps * (double)o->batch / (double)r->windows;
+    ar_loader_destroy(loader);
+    return AR_OK;
+}
+
+/* What the checkpoint knows of the steps before it, and nothing of the others. */
+static ar_status make_curves(ar_training_report *r, const ar_training_options *o)
+{
+    const ar_checkpoint_state *s = o->resume ? ar_checkpoint_state_of(o->resume) : NULL;
+    AR_TRY(ari_alloc((void **)&r->loss, (size_t)o->steps, sizeof *r->loss, "losses"));
+    AR_TRY(ari_alloc((void **)&r->norm, (size_t)o->steps, sizeof *r->norm, "norms"));
+    AR_TRY(ari_alloc((void **)&r->lr, (size_t)o->steps, sizeof *r->lr, "learning rates"));
+    for (size_t i = 0; i < o->steps; i++) {
+        r->loss[i] = s && i < s->step && i < s->losses ? s->loss[i] : NAN;
+        r->norm[i] = NAN;
+        r->lr[i] = ar_optimizer_lr(&o->optimizer, i + 1);
+    }
+    r->first = r->steps = s ? s->step : 0;
+    return AR_OK;
+}
+
+static ar_status begin(ari_training *j, ari_weights **weights, ar_data **data)
+{
+    const ar_training_options *o = j->o;
+    ar_training_report *r = j->report;
+    AR_TRY(read_model(r, weights, o));
+    AR_TRY(read_data(j, data));
+    if (o->resume)
+        AR_TRY(ari_train_check_resume(r->note, sizeof r->note, j));
+    AR_TRY(make_curves(r, o));
+    AR_TRY(ari_full_set_create(&j->full));
+    j->weights = o->resume ? ar_checkpoint_find : *weights ? ari_weights_find : NULL;
+    j->weights_user = o->resume ? (void *)o->resume : (void *)*weights;
+    const ar_checkpoint_options save = {
+        .folder = o->save, .config = r->folder, .keep = o->keep, .fresh = o->resume == NULL};
+    return o->save ? ar_checkpoint_writer_create(&j->writer, &save) : AR_OK;
+}
+
+static ar_status run_ranks(ari_training *j)
+{
+    const ar_training_options *o = j->o;
+    ar_training_report *r = j->report;
     const ari_cluster_options run = {
         .config = &r->config,
         .parallel = o->parallel,
@@ -80,29 +142,23 @@ static ar_status run_ranks(ar_training_report *r, ari_training *j)
 
 ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
 {
-    ar_training_report *r = NULL;
     ari_weights *weights = NULL;
-    unsigned char *text = NULL;
+    ar_data *data = NULL;
     ari_training job = {.o = o};
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
-    AR_TRY_TO(done, st, begin(r, &weights, o));
-    AR_TRY_TO(done, st, ari_text_load(&text, &job.length, o->data));
-    AR_TRY_TO(done, st, ari_full_weights_create(&job.full, &r->config));
-    r->data_tokens = job.length;
-    job.text = text;
-    job.weights = weights ? ari_weights_find : NULL;
-    job.weights_user = weights;
-    job.report = r;
-    AR_TRY_TO(done, st, run_ranks(r, &job));
-    AR_TRY_TO(done, st, ari_full_weights_hash(job.full, r->weights_hash));
-    *gives = r;
-    r = NULL;
+    AR_TRY(ari_alloc_zero((void **)&job.report, 1, sizeof *job.report, "a report"));
+    AR_TRY_TO(done, st, begin(&job, &weights, &data));
+    AR_TRY_TO(done, st, run_ranks(&job));
+    if (job.report->end != AR_TRAINING_DIVERGED)
+        AR_TRY_TO(done, st, ari_full_set_hash(job.full, job.report->weights_hash));
+    *gives = job.report;
+    job.report = NULL;
 done:
-    ari_full_weights_destroy(job.full);
+    ar_checkpoint_writer_destroy(job.writer);
+    ari_full_set_destroy(job.full);
+    ar_data_close(data);
     ari_weights_destroy(weights);
-    free(text);
-    ar_training_report_destroy(r);
+    ar_training_report_destroy(job.report);
     return st;
 }
 

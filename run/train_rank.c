@@ -1,64 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run/train_rank.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
-#include "anyrank/train.h"
 #include "ref/core/clock.h"
 #include "ref/core/context.h"
-#include "ref/core/size.h"
-#include "ref/models/model.h"
+#include "run/trainer.h"
 
-/* What a rank trains with. */
-typedef struct trainer {
-    ar_model *model;
-    ar_param **params; /* [n] */
-    size_t n;
-    ar_optimizer *optimizer;
-    int64_t *ids; /* [batch, seq] of the step under way */
-} trainer;
+/* What one rank has. */
+typedef struct member {
+    const ari_training *job;
+    ar_ctx *ctx;
+    ari_trainer trainer;
+    ar_loader *loader;
+    uint64_t step;  /* taken */
+    uint64_t saved; /* the last step that a checkpoint was asked for */
+    bool diverged;
+} member;
 
-static ar_status create(trainer *t, const ari_training *j, ar_ctx *ctx)
+static bool is_first(const member *m)
 {
+    return ar_comm_rank(m->ctx->world) == 0;
+}
+
+static ar_status create(member *m)
+{
+    const ari_training *j = m->job;
     const ar_training_options *o = j->o;
-    size_t count = 0;
-    AR_TRY(ar_model_create(&t->model, ctx, &j->report->config, &o->plan));
-    AR_TRY(ari_model_list(&t->params, &t->n, t->model));
-    if (j->weights)
-        AR_TRY(ar_model_set(t->model, ctx, j->weights, j->weights_user));
-    else
-        AR_TRY(ar_model_fresh(t->model, ctx, o->seed));
-    AR_TRY(ar_optimizer_create(&t->optimizer, ctx, t->params, t->n, &o->optimizer));
-    AR_TRY(ari_mul_size(&count, o->batch, o->seq));
-    return ari_alloc((void **)&t->ids, count, sizeof *t->ids, "token ids");
-}
-
-static void destroy(trainer *t)
-{
-    free(t->ids);
-    ar_optimizer_destroy(t->optimizer);
-    free(t->params);
-    ar_model_destroy(t->model);
-}
-
-static bool is_first(const ar_ctx *ctx)
-{
-    return ar_comm_rank(ctx->world) == 0;
+    const ari_trainer_options trainer = {.config = &j->report->config,
+                                         .plan = o->plan,
+                                         .parallel = o->parallel,
+                                         .ddp = o->ddp,
+                                         .optimizer = o->optimizer,
+                                         .clip = o->clip,
+                                         .weights = j->weights,
+                                         .weights_user = j->weights_user,
+                                         .seed = o->seed};
+    AR_TRY(ari_train_loader(&m->loader, j->data, o, &j->report->config));
+    AR_TRY(ari_trainer_create(&m->trainer, m->ctx, &trainer));
+    if (o->resume)
+        AR_TRY(ar_checkpoint_load(o->resume, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer));
+    m->step = m->saved = j->report->first;
+    return AR_OK;
 }
 
 /* Rank 0 asks, and all learn what it was told: they end after the same step. */
-static ar_status asked_to_stop(bool *stop, const ari_training *j, ar_ctx *ctx)
+static ar_status asked_to_stop(bool *stop, const member *m)
 {
+    const ar_training_listener *l = &m->job->o->listener;
+    ar_ctx *ctx = m->ctx;
     int32_t answer = 0;
     const size_t one = 1;
     ar_tensor t;
-    *stop = false;
-    if (!j->o->stop)
+    *stop = m->job->o->stop_after > 0 && m->step >= m->job->o->stop_after;
+    if (*stop || !l->stop)
         return AR_OK;
-    if (is_first(ctx))
-        answer = j->o->stop(j->o->user);
+    if (is_first(m))
+        answer = l->stop(l->user);
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_I32, 1, &one));
     AR_TRY(ar_ctx_upload(ctx, &t, &answer));
     AR_TRY(ar_comm_broadcast(ctx->world, ctx->queue, t.data, one, AR_I32, 0, "stop"));
@@ -68,92 +68,170 @@ static ar_status asked_to_stop(bool *stop, const ari_training *j, ar_ctx *ctx)
     return AR_OK;
 }
 
-static void make_batch(ar_batch *batch, const trainer *t, const ari_training *j, uint64_t step)
-{
-    const ar_training_options *o = j->o;
-    const size_t count = o->batch * o->seq;
-    for (size_t i = 0; i < count; i++)
-        t->ids[i] = (int64_t)j->text[((step - 1) * count + i) % j->length];
-    *batch = (ar_batch){.batch = o->batch, .seq = o->seq, .input_ids = t->ids};
-}
+/* --- steps -------------------------------------------------------------------------------------------------------- */
 
 /* Keeps what the step told, and tells the listener. */
-static void record(const ari_training *j, uint64_t step, const ar_train_result *r, double seconds)
+static void record(const member *m, const ar_train_result *r, double seconds)
 {
-    const ar_training_options *o = j->o;
-    ar_training_report *report = j->report;
-    report->loss[step - 1] = r->loss;
-    report->norm[step - 1] = r->norm;
-    report->lr[step - 1] = o->optimizer.lr;
-    report->steps = step;
+    const ar_training_options *o = m->job->o;
+    ar_training_report *report = m->job->report;
+    const size_t at = (size_t)m->step - 1;
+    report->loss[at] = r->loss;
+    report->norm[at] = r->norm;
+    report->steps = m->step;
     report->seconds += seconds;
-    const ar_training_step s = {.step = step,
-                                .steps = o->steps,
+    const ar_training_step s = {.step = m->step,
                                 .loss = r->loss,
                                 .norm = r->norm,
-                                .lr = report->lr[step - 1],
+                                .lr = report->lr[at],
                                 .tokens = o->batch * o->seq,
                                 .seconds = seconds};
-    if (o->step)
-        o->step(o->user, &s);
+    if (o->listener.step)
+        o->listener.step(o->listener.user, &s);
 }
 
 /* Says which of the two it was; every rank has the same ones. */
-static void record_divergence(const ari_training *j, uint64_t step, const ar_train_result *r)
+static void record_divergence(const member *m, const ar_train_result *r)
 {
+    ar_training_report *report = m->job->report;
     const bool loss = !isfinite(r->loss);
-    j->report->end = AR_TRAINING_DIVERGED;
-    snprintf(j->report->message, sizeof j->report->message,
-             "the %s of step %llu is %s: training has diverged; a smaller learning rate, a warm-up%s may help",
-             loss ? "loss" : "gradient norm", (unsigned long long)step,
-             isnan(loss ? r->loss : r->norm) ? "NaN" : "infinite", j->o->clip > 0 ? "" : " or clipping");
+    report->end = AR_TRAINING_DIVERGED;
+    snprintf(report->message, sizeof report->message,
+             "the %s of step %" PRIu64 " is %s: training has diverged; a smaller learning rate, a warm-up%s may help",
+             loss ? "loss" : "gradient norm", m->step + 1, isnan(loss ? r->loss : r->norm) ? "NaN" : "infinite",
+             m->job->o->clip > 0.0 ? "" : " or clipping");
 }
 
-/* *go_on: whether another step follows. */
-static ar_status run_step(bool *go_on, const trainer *t, const ari_training *j, ar_ctx *ctx, uint64_t step)
+static ar_status run_step(member *m)
 {
-    const ar_train_options options = {.parallel = j->o->parallel, .clip = j->o->clip};
     const uint64_t start = ari_now_ns();
-    ar_train_result result;
+    ar_train_result result = {0};
     ar_batch batch;
-    make_batch(&batch, t, j, step);
-    const ar_status st = ar_train_step(&result, t->model, ctx, t->optimizer, &batch, (uint32_t)step, &options);
-    *go_on = isfinite(result.loss) && isfinite(result.norm);
-    if (st != AR_OK && (st != AR_ERR_DATA || *go_on))
+    AR_TRY(ar_loader_batch(m->loader, &batch, m->step + 1));
+    const ar_status st = ari_trainer_step(&result, &m->trainer, m->ctx, &batch, (uint32_t)(m->step + 1));
+    m->diverged = !isfinite(result.loss) || !isfinite(result.norm);
+    /* A norm that is not finite is an error of the step, on every rank. */
+    if (st != AR_OK && (st != AR_ERR_DATA || !m->diverged))
         return st;
-    if (is_first(ctx) && *go_on)
-        record(j, step, &result, (double)(ari_now_ns() - start) * 1e-9);
-    else if (is_first(ctx))
-        record_divergence(j, step, &result);
+    if (m->diverged) {
+        if (is_first(m))
+            record_divergence(m, &result);
+        return AR_OK;
+    }
+    m->step++;
+    if (is_first(m))
+        record(m, &result, (double)(ari_now_ns() - start) * 1e-9);
     return AR_OK;
 }
 
-static ar_status run_steps(const trainer *t, const ari_training *j, ar_ctx *ctx)
+/* --- checkpoints -------------------------------------------------------------------------------------------------- */
+
+static ar_checkpoint_state state_of(const member *m)
 {
-    bool stop = false, go_on = true;
-    for (uint64_t step = j->report->first + 1; step <= j->o->steps && go_on; step++) {
-        AR_TRY(asked_to_stop(&stop, j, ctx));
-        if (stop || (j->o->stop_after > 0 && step > j->o->stop_after)) {
-            if (is_first(ctx))
+    const ari_training *j = m->job;
+    const ar_training_options *o = j->o;
+    return (ar_checkpoint_state){.step = m->step,
+                                 .optimizer_steps = ar_optimizer_steps(m->trainer.optimizer),
+                                 .steps = o->steps,
+                                 .seed = o->seed,
+                                 .optimizer = o->optimizer,
+                                 .clip = o->clip,
+                                 .dropout = o->dropout,
+                                 .numerics = o->numerics,
+                                 .storage = AR_F32,
+                                 .batch = o->batch,
+                                 .seq = o->seq,
+                                 .in_order = o->in_order,
+                                 .data_path = ar_data_path(j->data),
+                                 .data_format = ar_data_format_of(j->data),
+                                 .data_tokens = ar_data_tokens(j->data),
+                                 .data_hash = j->data_hash,
+                                 .loss = j->report->loss,
+                                 .losses = (size_t)m->step};
+}
+
+static void record_save(const member *m, ar_status st)
+{
+    const ar_training_listener *l = &m->job->o->listener;
+    ar_training_report *report = m->job->report;
+    ar_training_save s = {.step = m->step};
+    report->save_failed = st != AR_OK;
+    if (st == AR_OK) {
+        s.folder = ar_checkpoint_written(m->job->writer);
+        snprintf(report->checkpoint, sizeof report->checkpoint, "%s", s.folder);
+    } else {
+        s.error = ar_error_message();
+        snprintf(report->message, sizeof report->message, "%s", s.error);
+    }
+    if (l->save)
+        l->save(l->user, &s);
+}
+
+/* A disk that is full may be empty again at the next one: the run goes on. All ranks have the same status. */
+static ar_status save(member *m)
+{
+    const ari_training *j = m->job;
+    const ar_checkpoint_state state = is_first(m) ? state_of(m) : (ar_checkpoint_state){0};
+    m->saved = m->step;
+    const ar_status st = ar_checkpoint_save(j->writer, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer,
+                                            is_first(m) ? &state : NULL);
+    if (st != AR_OK && st != AR_ERR_IO)
+        return st;
+    if (is_first(m))
+        record_save(m, st);
+    return AR_OK;
+}
+
+/* --- the run ------------------------------------------------------------------------------------------------------ */
+
+static ar_status run_steps(member *m)
+{
+    const ari_training *j = m->job;
+    const uint64_t every = j->o->save_every;
+    while (m->step < j->o->steps && !m->diverged) {
+        bool stop = false;
+        AR_TRY(asked_to_stop(&stop, m));
+        if (stop) {
+            if (is_first(m))
                 j->report->end = AR_TRAINING_STOPPED;
             break;
         }
-        AR_TRY(run_step(&go_on, t, j, ctx, step));
+        AR_TRY(run_step(m));
+        if (j->writer && every > 0 && m->step % every == 0 && m->step > m->saved)
+            AR_TRY(save(m));
     }
     return AR_OK;
 }
 
+/* The weights for their hash. All ranks have the same status: copies that differ are a result of the run. */
+static ar_status finish(member *m)
+{
+    ar_training_report *report = m->job->report;
+    if (m->diverged)
+        return AR_OK;
+    const ar_status st = ari_full_set_take(m->job->full, m->ctx, m->trainer.params, m->trainer.n, NULL);
+    if (st == AR_ERR_DATA && is_first(m)) {
+        report->copies_differ = true;
+        snprintf(report->message, sizeof report->message, "%s", ar_error_message());
+    }
+    if (st == AR_ERR_DATA)
+        return AR_OK;
+    AR_TRY(st);
+    return m->job->writer && m->step > m->saved ? save(m) : AR_OK;
+}
+
 ar_status ari_train_rank(void *user, ar_ctx *ctx)
 {
-    const ari_training *j = user;
-    trainer t = {0};
+    member m = {.job = user, .ctx = ctx};
+    const ar_training_listener *l = &m.job->o->listener;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, create(&t, j, ctx));
-    if (is_first(ctx) && j->o->begin)
-        j->o->begin(j->o->user, j->report);
-    AR_TRY_TO(done, st, run_steps(&t, j, ctx));
-    AR_TRY_TO(done, st, ari_full_weights_take(j->full, ctx, t.params, t.n));
+    AR_TRY_TO(done, st, create(&m));
+    if (is_first(&m) && l->begin)
+        l->begin(l->user, m.job->report);
+    AR_TRY_TO(done, st, run_steps(&m));
+    AR_TRY_TO(done, st, finish(&m));
 done:
-    destroy(&t);
+    ari_trainer_destroy(&m.trainer);
+    ar_loader_destroy(m.loader);
     return st;
 }

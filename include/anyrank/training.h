@@ -2,6 +2,7 @@
 #ifndef ANYRANK_TRAINING_H
 #define ANYRANK_TRAINING_H
 
+#include "anyrank/checkpoint.h"
 #include "anyrank/ddp.h"
 #include "anyrank/optimizer.h"
 #include "anyrank/parallel.h"
@@ -14,22 +15,39 @@ extern "C" {
 /* A whole training run on N simulated ranks: data, steps, checkpoints, and a hash of the weights at the end, which in
  * the exact numerics is the same for every layout. */
 
-/** What a step told, on rank 0; the same on all. */
-typedef struct ar_training_step {
-    uint64_t step;  /* 1, 2, ... since the start of the run, before any checkpoint */
-    uint64_t steps; /* that the run shall have */
-    float loss;     /* before the update */
-    float norm;     /* of the gradients before clipping; 0 without clipping */
-    double lr;      /* of this step */
-    size_t tokens;  /* that went through the model, all ranks together */
-    double seconds;
-} ar_training_step;
-
 typedef struct ar_training_report ar_training_report;
 
+/** What a step told: the same on all ranks. */
+typedef struct ar_training_step {
+    uint64_t step; /* 1, 2, ... since the start of the run, also after a checkpoint */
+    float loss;    /* before the update */
+    float norm;    /* of the gradients before clipping; 0 without clipping */
+    double lr;     /* of this step */
+    size_t tokens; /* that went through the model, all ranks together */
+    double seconds;
+} ar_training_step;
+/** A checkpoint that was written, or why it was not: training goes on. */
+typedef struct ar_training_save {
+    uint64_t step;
+    const char *folder; /* NULL: it failed */
+    const char *error;  /* NULL: it did not */
+} ar_training_save;
+
+/** Who is told, on rank 0's thread, one call at a time; NULL: nobody. */
+typedef struct ar_training_listener {
+    void (*begin)(void *user, const ar_training_report *r); /* everything is read; the first step comes next */
+    void (*step)(void *user, const ar_training_step *s);
+    void (*save)(void *user, const ar_training_save *s);
+    bool (*stop)(void *user); /* asked before each step: true ends the run in good order, on all ranks */
+    void *user;
+} ar_training_listener;
+
 typedef struct ar_training_options {
-    const char *model; /* folder, .json file or bundled name; its weights, or fresh ones where it has none */
-    const char *data;  /* one byte one token; NULL: the project's own text */
+    const char *model; /* folder, .json file or bundled name: its weights, or fresh ones where it has none. NULL with
+                          `resume`: the checkpoint's own */
+    const char *data;  /* as ar_data_open; NULL: the project's own text */
+    ar_data_format data_format;
+    bool in_order;     /* the data's windows are not shuffled */
     uint64_t steps;    /* in all, those before the checkpoint included */
     size_t batch, seq; /* of a step, all ranks together: sequences, tokens of each */
     ar_optimizer_options optimizer;
@@ -39,28 +57,30 @@ typedef struct ar_training_options {
     ar_plan plan;
     ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout */
     ar_numerics numerics;
-    uint64_t seed; /* of fresh weights, of the order of the data, of dropout */
+    uint64_t seed; /* of fresh weights, of the order of the data, of dropout; at most INT64_MAX */
     ar_fault fault;
-    uint64_t stop_after; /* end after this step, as an interruption would; 0: nowhere */
+    ar_checkpoint *resume; /* goes on from there, under whatever layout; NULL: from the start. Borrowed */
+    const char *save;      /* folder of checkpoints: one at the end; NULL: none */
+    uint64_t save_every;   /* and one every so many steps; 0: none but at the end */
+    size_t keep;           /* how many of them stay; 0: all */
+    uint64_t stop_after;   /* ends after this step as `stop` would; 0: nowhere */
     ar_sim_algorithm algorithm;
     int threads;                   /* of the whole process; 0: the machine's cores */
     uint64_t timeout_ns;           /* longest wait of a rank for another; 0: 60 s */
     const ar_sim_cluster *cluster; /* what it would take there: virtual time. NULL: none. Borrowed */
     ar_trace *trace;               /* records the run; NULL: nothing does. Borrowed */
-    /* Listeners, on rank 0's thread, one call at a time; NULL: nobody. begin: when everything is read, before the first
-     * step. stop: asked before each step; true ends the run in good order, on all ranks. */
-    void (*begin)(void *user, const ar_training_report *r);
-    void (*step)(void *user, const ar_training_step *s);
-    bool (*stop)(void *user);
-    void *user;
+    ar_training_listener listener;
 } ar_training_options;
 /** 100 steps of AdamW on 8 sequences of 64 tokens, clipped at 1, on one rank, with PyTorch's defaults. No model. */
 ar_training_options ar_training_defaults(void);
+/** Goes on with a checkpoint: takes from it what decides the values of the weights (data, steps, batch, seq, optimizer,
+ *  clip, dropout, numerics, seed), and leaves the rest. Strings are borrowed from the checkpoint, and so is it. */
+void ar_training_resume(ar_training_options *o, ar_checkpoint *c);
 
 typedef enum ar_training_end {
     AR_TRAINING_DONE,    /* all steps */
     AR_TRAINING_STOPPED, /* by stop or stop_after */
-    AR_TRAINING_DIVERGED /* the loss or the gradient norm of step `steps` + 1 is not finite: `message` */
+    AR_TRAINING_DIVERGED /* the loss or the gradient norm of the step after `steps` is not finite */
 } ar_training_end;
 
 struct ar_training_report {
@@ -68,26 +88,38 @@ struct ar_training_report {
     char folder[512];  /* of the model */
     bool fresh;        /* weights made here, not read */
     size_t parameters; /* elements */
-    size_t data_tokens;
-    uint64_t first;             /* steps that lay behind when this run began: the checkpoint's */
-    uint64_t steps;             /* taken in all */
-    float *loss;                /* [steps], of step 1 on */
-    float *norm;                /* [steps]; 0 without clipping */
-    double *lr;                 /* [steps] */
-    double seconds;             /* of this run's steps */
-    uint64_t bytes;             /* moved between ranks by this run, all ranks together */
-    bool has_predicted;         /* with a cluster */
-    ar_trace_summary predicted; /* by the virtual clock */
-    char weights_hash[65];
+    char data_path[512];
+    size_t data_tokens, windows; /* an epoch is all windows of seq tokens once */
+    double epochs;               /* that `steps` of the options go through */
+    char note[512];              /* resumed with options that change the weights: which; else "" */
+    uint64_t first;              /* steps that lay behind when this run began: the checkpoint's */
+    uint64_t steps;              /* taken in all */
+    float *loss;                 /* [steps], of step 1 on; NaN where the checkpoint does not tell */
+    float *norm;                 /* [steps], as in ar_training_step; NaN up to `first` */
+    double *lr;                  /* [steps], of the options' schedule */
+    double seconds;              /* of this run's steps */
+    uint64_t bytes;              /* moved between ranks by this run, all ranks together */
+    bool has_predicted;          /* with a cluster */
+    ar_trace_summary predicted;  /* by the virtual clock */
+    char weights_hash[65];       /* after `steps` steps; "" where training diverged */
+    char checkpoint[600];        /* the last one written; "" if none */
+    bool save_failed;            /* the last one that was to be written was not */
+    bool copies_differ;          /* ranks hold other weights than others do, which nothing but a mistake explains */
     ar_training_end end;
-    char message[512];
+    char message[512]; /* of these three, the first that is so; else "" */
 };
 
-/** Trains. Gives the report also where the run was stopped or diverged; its `end` tells. Errors: those of reading model
- *  and data, illegal layouts and options (as ar_check), and of the ranks. */
+/** Trains. Gives the report also where the run was stopped or diverged, and where checkpoints could not be written; its
+ *  `end` tells. What a run that diverges has saved before stays. Errors: those of reading model and data, illegal
+ *  layouts and options (as ar_check), AR_ERR_ARG (resumed with other data, batch, seq or seed than before; steps that
+ *  the checkpoint has already passed), those of ar_checkpoint_writer_create, and of the ranks. */
 AR_NODISCARD ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o);
 /** Accepts NULL. */
 void ar_training_report_destroy(ar_training_report *r);
+
+/** Draws the losses so far against the step, a smoothed line, and the learning rate, as an SVG file of its own.
+ *  Errors: AR_ERR_ARG (no step yet), AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_training_plot(const ar_training_report *r, const ar_training_options *o, const char *path);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Going on with a checkpoint: what is taken from it, and what may differ. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "run/train_rank.h"
+
+void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
+{
+    const ar_checkpoint_state *s = ar_checkpoint_state_of(c);
+    o->resume = c;
+    o->steps = s->steps ? s->steps : o->steps;
+    o->seed = s->seed;
+    o->optimizer = s->optimizer;
+    o->clip = s->clip;
+    o->dropout = s->dropout;
+    o->numerics = s->numerics;
+    if (s->batch > 0) {
+        o->batch = s->batch;
+        o->seq = s->seq;
+        o->in_order = s->in_order;
+    }
+    if (s->data_path) {
+        o->data = s->data_path;
+        o->data_format = s->data_format;
+    }
+}
+
+/* What cannot change without another run: the order of the samples, and what a step is. */
+static ar_status check_same(const ar_training_options *o, const ar_checkpoint_state *s, const char *data_hash)
+{
+    if (s->batch > 0 && o->batch != s->batch)
+        return ar_error_set(AR_ERR_ARG, "resumed with a batch of %zu, the run has one of %zu: only that goes on",
+                            o->batch, s->batch);
+    if (s->batch > 0 && o->seq != s->seq)
+        return ar_error_set(AR_ERR_ARG, "resumed with sequences of %zu tokens, the run has %zu: only that goes on",
+                            o->seq, s->seq);
+    if (s->batch > 0 && o->in_order != s->in_order)
+        return ar_error_set(AR_ERR_ARG, "resumed with the data %s, the run has it %s: only that goes on",
+                            o->in_order ? "in order" : "shuffled", s->in_order ? "in order" : "shuffled");
+    if (o->seed != s->seed)
+        return ar_error_set(AR_ERR_ARG, "resumed with seed %" PRIu64 ", the run has %" PRIu64 ": only that goes on",
+                            o->seed, s->seed);
+    if (s->data_hash && strcmp(s->data_hash, data_hash) != 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "resumed with other data than the run has: SHA-256 %.12s, expected %.12s (%s, %zu tokens)",
+                            data_hash, s->data_hash, s->data_path ? s->data_path : "of another name", s->data_tokens);
+    if (o->steps < s->step)
+        return ar_error_set(AR_ERR_ARG, "%" PRIu64 " steps in all, but the checkpoint has %" PRIu64 " behind it",
+                            o->steps, s->step);
+    return AR_OK;
+}
+
+static void list(char *text, size_t cap, bool differs, const char *name)
+{
+    const size_t used = strlen(text);
+    if (differs)
+        snprintf(text + used, cap - used, "%s%s", used > 0 ? ", " : "", name);
+}
+
+static bool same_groups(const ar_optimizer_options *a, const ar_optimizer_options *b)
+{
+    bool same = a->groups == b->groups;
+    for (size_t i = 0; same && i < a->groups; i++)
+        same = strcmp(a->group[i].glob, b->group[i].glob) == 0 && a->group[i].lr_scale == b->group[i].lr_scale &&
+               memcmp(&a->group[i].weight_decay, &b->group[i].weight_decay, sizeof(double)) == 0; /* or both NaN */
+    return same;
+}
+
+/* The names of what else decides the values of the weights, and is another than the run's. */
+static void list_changes(char *text, size_t cap, const ar_training_options *o, const ar_checkpoint_state *s)
+{
+    const ar_optimizer_options *a = &o->optimizer, *b = &s->optimizer;
+    const bool cosine = a->schedule == AR_SCHEDULE_COSINE;
+    text[0] = '\0';
+    list(text, cap, a->kind != b->kind, "optimizer");
+    list(text, cap, a->lr != b->lr, "lr");
+    list(text, cap, a->schedule != b->schedule, "lr-schedule");
+    list(text, cap, a->warmup_steps != b->warmup_steps, "warmup");
+    list(text, cap, cosine && a->total_steps != b->total_steps, "steps (of the cosine)");
+    list(text, cap, cosine && a->min_lr != b->min_lr, "min-lr");
+    list(text, cap, a->momentum != b->momentum || a->nesterov != b->nesterov, "momentum");
+    list(text, cap, a->beta1 != b->beta1 || a->beta2 != b->beta2 || a->eps != b->eps, "betas");
+    list(text, cap, a->weight_decay != b->weight_decay || a->decay != b->decay, "weight decay");
+    list(text, cap, !same_groups(a, b), "groups");
+    list(text, cap, o->clip != s->clip, "clip");
+    list(text, cap, o->dropout != s->dropout, "dropout");
+    list(text, cap, o->numerics != s->numerics, "numerics");
+}
+
+ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)
+{
+    const ar_checkpoint_state *s = ar_checkpoint_state_of(j->o->resume);
+    char changes[256];
+    AR_TRY(check_same(j->o, s, j->data_hash));
+    list_changes(changes, sizeof changes, j->o, s);
+    note[0] = '\0';
+    if (changes[0])
+        snprintf(note, cap,
+                 "resumed with another %s: from step %" PRIu64 " on the weights are not those of a run that was never "
+                 "interrupted",
+                 changes, s->step + 1);
+    return AR_OK;
+}
