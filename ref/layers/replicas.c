@@ -27,10 +27,9 @@ uint64_t ari_place_of(const ar_layout *o)
     return hash;
 }
 
-uint64_t ari_hash_values(const float *v, size_t n)
+uint64_t ari_hash_values(uint64_t hash, const float *v, size_t n)
 {
     static const uint32_t quiet_nan = 0x7fc00000u;
-    uint64_t hash = ARI_FNV1A_BASIS;
     for (size_t i = 0; i < n; i++) {
         uint32_t bits = quiet_nan;
         if (!isnan(v[i]))
@@ -69,7 +68,7 @@ static ar_status hash_value(uint64_t *hash, ar_ctx *ctx, const ar_param *p)
     AR_TRY(ari_alloc((void **)&values, n, sizeof *values, p->name));
     const ar_status st = ar_ctx_download(ctx, values, &p->value);
     if (st == AR_OK)
-        *hash = ari_hash_values(values, n);
+        *hash = ari_hash_values(ARI_FNV1A_BASIS, values, n);
     free(values);
     return st;
 }

@@ -7,6 +7,7 @@
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/replicas.h"
+#include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
 #include "ref/train/gradients.h"
 
@@ -29,65 +30,76 @@ static ar_status values_of(float **gives, ar_ctx *ctx, const ar_tensor *t)
     return AR_OK;
 }
 
-static ar_status hash_copy(ari_copy *c, ar_ctx *ctx, const ar_tensor *t, const ar_layout *layout)
+/* What the elements of a tensor that lie in the boxes of `layout` are: each in its place, boxes one after another. */
+typedef struct elements {
+    uint64_t hash;
+    size_t bad; /* not finite */
+    float first_bad;
+    bool nonzero;
+} elements;
+
+static void look_at_run(elements *e, const float *v, size_t n)
+{
+    e->hash = ari_hash_values(e->hash, v, n);
+    for (size_t i = 0; i < n; i++) {
+        e->nonzero = e->nonzero || v[i] != 0.0f;
+        if (!isfinite(v[i]) && e->bad++ == 0)
+            e->first_bad = v[i];
+    }
+}
+
+static void look_at_box(elements *e, const float *local, const size_t *shape, const ar_box *b, int ndim)
+{
+    const size_t width = ndim > 0 ? b->extent[ndim - 1] : 1;
+    size_t runs = 1;
+    for (int d = 0; d < ndim - 1; d++)
+        runs *= b->extent[d];
+    for (size_t i = 0; i < runs; i++) {
+        size_t rest = i, at = ndim > 0 ? b->local[ndim - 1] : 0, stride = ndim > 0 ? shape[ndim - 1] : 1;
+        for (int d = ndim - 2; d >= 0; d--) {
+            at += (b->local[d] + rest % b->extent[d]) * stride;
+            rest /= b->extent[d];
+            stride *= shape[d];
+        }
+        look_at_run(e, local + at, width);
+    }
+}
+
+/* Nothing of a layout without boxes: its place stays 0. */
+static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor *local, const ar_layout *layout)
 {
     float *values = NULL;
-    const size_t n = ar_tensor_count(t);
-    if (n == 0)
+    *e = (elements){.hash = ARI_FNV1A_BASIS};
+    if (layout->nbox == 0 || ar_tensor_count(local) == 0)
         return AR_OK;
-    AR_TRY(values_of(&values, ctx, t));
-    *c = (ari_copy){ari_place_of(layout), ari_hash_values(values, n)};
+    AR_TRY(values_of(&values, ctx, local));
+    for (size_t k = 0; k < layout->nbox; k++)
+        look_at_box(e, values, local->shape, &layout->box[k], layout->ndim);
     free(values);
+    *c = (ari_copy){ari_place_of(layout), e->hash};
     return AR_OK;
 }
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-/* Where element i of the layer's matrix lies in the parameter's own memory. */
-static size_t stored_at(const ar_param *p, size_t i)
-{
-    if (!p->transposed)
-        return i;
-    const size_t rows = p->value.shape[0], columns = p->value.shape[1]; /* as stored: [in, out] */
-    return i % rows * columns + i / rows;
-}
-
 /* Of the elements whose gradient is complete here: all, or a share of them. */
-static void say_gradient(ari_said *s, const ar_param *p, const float *g, float *own)
-{
-    for (size_t i = 0; i < p->own_count; i++) {
-        own[i] = g[stored_at(p, p->own_start + i)];
-        if (!isfinite(own[i])) {
-            if (s->bad++ == 0)
-                memcpy(&s->first_bad, &own[i], sizeof own[i]);
-        }
-        if (own[i] != 0.0f)
-            s->flags |= ARI_SAID_NONZERO;
-    }
-    if (p->own_count == 0)
-        return;
-    ari_copy *c = &s->copy[ARI_COPY_GRADIENT];
-    c->place = ari_place_of(&p->layout);
-    if (p->own_count < ar_tensor_count(&p->value))
-        c->place = ari_hash_word(ari_hash_word(c->place, p->own_start), p->own_count);
-    c->hash = ari_hash_values(own, p->own_count);
-}
-
 static ar_status ask_gradient(ari_said *s, ar_ctx *ctx, const ar_param *p)
 {
+    ar_layout own = p->layout;
     ar_tensor t;
-    float *g = NULL, *own = NULL;
-    ar_status st = AR_OK;
+    elements e;
+    if (p->own_count < ar_tensor_count(&p->value))
+        AR_TRY(ari_share_layout(&own, p, p->own_start, p->own_count));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, p->value.ndim, p->value.shape));
-    AR_TRY_TO(done, st, ar_param_grad_value(p, ctx, &t));
-    AR_TRY_TO(done, st, values_of(&g, ctx, &t));
-    AR_TRY_TO(done, st, ari_alloc((void **)&own, p->own_count, sizeof *own, "gradients to compare"));
-    say_gradient(s, p, g, own);
-done:
-    free(own);
-    free(g);
+    ar_status st = ar_param_grad_value(p, ctx, &t);
+    if (st == AR_OK)
+        st = look_at(&e, &s->copy[ARI_COPY_GRADIENT], ctx, &t, &own);
     ar_ctx_release(ctx, &t);
-    return st;
+    AR_TRY(st);
+    s->flags |= e.nonzero ? ARI_SAID_NONZERO : 0;
+    s->bad = e.bad;
+    memcpy(&s->first_bad, &e.first_bad, sizeof e.first_bad);
+    return AR_OK;
 }
 
 /* --- optimizer state ---------------------------------------------------------------------------------------------- */
@@ -112,7 +124,8 @@ static ar_status say_state(void *user, const ar_param *p, const char *state, con
     if (i == j->g->n)
         return AR_OK;
     ari_copy one = {0, 0}, *c = &j->row[i].copy[ARI_COPY_STATE + k];
-    AR_TRY(hash_copy(&one, j->g->ctx, local, layout));
+    elements e;
+    AR_TRY(look_at(&e, &one, j->g->ctx, local, layout));
     /* A share may come in several pieces. */
     *c = c->place == 0 ? one : (ari_copy){ari_hash_word(c->place, one.place), ari_hash_word(c->hash, one.hash)};
     return AR_OK;
@@ -123,11 +136,12 @@ static ar_status say_state(void *user, const ar_param *p, const char *state, con
 static ar_status ask_param(ari_said *s, ar_ctx *ctx, const ar_param *p, const ar_verify_options *o)
 {
     const bool holds = ar_tensor_count(&p->value) > 0;
+    elements e;
     s->name = ari_fnv1a(p->name);
     s->flags = (holds ? ARI_SAID_HOLDS : 0) | (p->requires_grad ? ARI_SAID_TRAINABLE : 0) |
                (p->has_grad ? ARI_SAID_GRADIENT : 0);
     if (o->values)
-        AR_TRY(hash_copy(&s->copy[ARI_COPY_VALUE], ctx, &p->value, &p->layout));
+        AR_TRY(look_at(&e, &s->copy[ARI_COPY_VALUE], ctx, &p->value, &p->layout));
     return o->gradients && holds && p->requires_grad && p->has_grad ? ask_gradient(s, ctx, p) : AR_OK;
 }
 
