@@ -11,12 +11,12 @@
 #include "ref/baseline/perturb.h"
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
+#include "verify/gradcheck_draw.h"
 
-enum { SAMPLES = 2, POSITIONS = 16, DRAWN = 2, MOST = DRAWN + 1, TRIES = 1000, MESSAGE = 1024 };
+enum { SAMPLES = 2, POSITIONS = 16, MESSAGE = 1024 };
 enum { PAIRS = AR_GRADCHECK_STEPS + 1, RATIO = 4 }; /* a row takes the losses at its step and at RATIO times it */
 static const double LARGEST_STEP = 0.25;
-static const double BOUND = 1e-6; /* of the best row */
-static const double SMALL = 1e-3; /* of the largest: the smallest gradient that is drawn, and the scale of zeros */
+static const double BOUND = 1e-6;                         /* of the best row */
 static const double NO_SCALE = 1e-12, OTHER_SCALE = 1e-2; /* of the model's largest gradient */
 
 typedef struct parameter {
@@ -28,7 +28,7 @@ typedef struct parameter {
     struct {
         size_t at;
         double gradient;
-    } element[MOST];
+    } element[ARI_DRAWN_MOST];
 } parameter;
 
 typedef struct gradcheck {
@@ -74,30 +74,13 @@ static ar_status add_parameter(gradcheck *g, const char *name, size_t count, con
     return AR_OK;
 }
 
-static void add_element(parameter *p, size_t at, const double *gradient)
+static void take_elements(parameter *p, const ari_drawn *d, const double *gradient)
 {
-    for (size_t i = 0; i < p->elements; i++)
-        if (p->element[i].at == at)
-            return;
-    p->element[p->elements].at = at;
-    p->element[p->elements++].gradient = gradient[at];
-}
-
-/* Until the parameter has `wanted` elements: those with |gradient| > low, or with 0 where low is 0, by drawing; where
- * that finds too few, the first ones from the last place drawn. */
-static void draw(parameter *p, uint64_t key, size_t wanted, double low, const double *gradient)
-{
-    size_t place = 0;
-    for (uint64_t i = 0; i < TRIES && p->elements < wanted; i++) {
-        place = (size_t)(ari_random_unit(ari_random_u32(key, i, 0, (uint32_t)wanted)) * (double)p->count);
-        if (low > 0.0 ? fabs(gradient[place]) > low : gradient[place] == 0.0)
-            add_element(p, place, gradient);
+    for (size_t i = 0; i < d->n; i++) {
+        p->element[i].at = d->at[i];
+        p->element[i].gradient = gradient[d->at[i]];
     }
-    for (size_t i = 0; i < p->count && p->elements < wanted; i++) {
-        const size_t at = (place + i) % p->count;
-        if (low > 0.0 ? fabs(gradient[at]) > low : gradient[at] == 0.0)
-            add_element(p, at, gradient);
-    }
+    p->elements = d->n;
 }
 
 static ar_status add_gradient(gradcheck *g, const char *name, size_t count, const double *values)
@@ -109,15 +92,17 @@ static ar_status add_gradient(gradcheck *g, const char *name, size_t count, cons
     for (size_t k = 0; k < count; k++) {
         if (!isfinite(values[k])) {
             p->largest = INFINITY;
-            add_element(p, k, values);
+            take_elements(p, &(ari_drawn){.n = 1, .at = {k}}, values);
             return AR_OK;
         }
         p->largest = fmax(p->largest, fabs(values[k]));
     }
     const uint64_t key = ari_stream_key(g->c->seed, name);
+    ari_drawn d = {0};
     if (p->largest > 0.0)
-        draw(p, key, DRAWN, SMALL * p->largest, values);
-    draw(p, key, p->elements + 1, 0.0, values);
+        ari_draw_elements(&d, key, ARI_DRAWN, ARI_DRAWN_SMALL * p->largest, values, count);
+    ari_draw_elements(&d, key, d.n + 1, 0.0, values, count);
+    take_elements(p, &d, values);
     return AR_OK;
 }
 
@@ -251,7 +236,7 @@ static void fill_table(ar_gradcheck *out, const gradcheck *g)
         largest = fmax(largest, g->of[i].largest);
     for (size_t i = 0; i < g->n; i++) {
         const parameter *p = &g->of[i];
-        const double scale = SMALL * (p->largest < NO_SCALE * largest ? OTHER_SCALE * largest : p->largest);
+        const double scale = ARI_DRAWN_SMALL * (p->largest < NO_SCALE * largest ? OTHER_SCALE * largest : p->largest);
         for (size_t e = 0; e < p->elements; e++)
             for (size_t pair = 0; pair < PAIRS; pair++, wide += 2)
                 if (pair < AR_GRADCHECK_STEPS)

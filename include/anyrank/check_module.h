@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_CHECK_MODULE_H
+#define ANYRANK_CHECK_MODULE_H
+
+#include "anyrank/check.h"
+#include "anyrank/loss.h"
+#include "anyrank/train.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The checks of anyrank, of a module of one's own. Two questions, two answers:
+ *   - Do N ranks compute what one rank computes? ar_check_module: training steps under every layout, in the exact
+ *     numerics, every reported tensor bit for bit against the same code on one rank.
+ *   - Is what one rank computes right? There is no independent baseline of somebody else's module, so that the first
+ *     check cannot say. ar_gradcheck_module: the gradients against differences of the loss. */
+
+/** What is checked. */
+typedef struct ar_module_case {
+    const char *name; /* for reports */
+    /* Makes the module and its loss on one rank; called on every rank's own thread, several at a time. They become the
+     * check's, which destroys them, also after an error. */
+    ar_status (*build)(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss);
+    /* The global batch of step 1, 2, ..: its arrays are borrowed until the check returns, so that each step has its own
+     * unless all have the same. Called on the calling thread, once for each step. */
+    ar_status (*batch)(void *user, int step, ar_batch *batch);
+    void *user;
+    bool own_weights; /* build gives the parameters their values, the same full tensors under any layout; false: fresh
+                         ones by name (ar_module_fresh) */
+} ar_module_case;
+
+typedef struct ar_check_module_options {
+    const ar_parallel *parallel; /* [layouts] */
+    size_t layouts;
+    int steps; /* of training; 0: one forward and backward, no update */
+    ar_optimizer_options optimizer;
+    double clip;               /* largest gradient norm; 0: none */
+    const ar_ddp_options *ddp; /* NULL: each gradient is summed over dp on its own. A layout with zero needs none, and
+                                  has buckets of the usual size then */
+    double dropout;            /* probability; 0: none */
+    uint64_t seed;             /* of fresh weights and of dropout */
+    ar_fault fault;            /* in the layouts, not on the one rank */
+    int threads;               /* of the whole process; 0: the cores of the machine */
+    uint64_t timeout_ns;       /* longest wait of a rank for another; 0: 60 s */
+} ar_check_module_options;
+
+typedef struct ar_check_module_report {
+    char name[96];
+    size_t batch;                         /* samples */
+    size_t parameters, parameter_tensors; /* elements; tensors */
+    size_t tensors, elements;             /* compared per run */
+    int steps;
+    float *loss;                               /* [max(steps, 1)], of one rank */
+    char weights_hash[65], gradients_hash[65]; /* of one rank: after the last step; of the last step, before clipping */
+    char nan_tensor[176];                      /* the first tensor of one rank with a NaN; "" if none */
+    ar_check_run *run;                         /* [runs]; bytes are counted, and not predicted */
+    size_t runs;
+    ar_check_result result; /* the worst of the runs */
+} ar_check_module_report;
+
+/** Runs one rank, then every layout against it. Compared are the parameters' first values, what modules report of their
+ *  activations and gradients, the parameters' complete gradients, clipping and new weights; each sample's part on the
+ *  rank that holds it. Gives the report even where runs differ or end in an error; its `result` tells. Borrows the
+ *  options until return; ar_check_module_report_destroy.
+ *  Errors (no report): AR_ERR_ARG (options; what one rank reports has no place for each value), AR_ERR_MEMORY, what the
+ *  case's functions give, and what ends the one rank. */
+AR_NODISCARD ar_status ar_check_module(ar_check_module_report **gives, const ar_module_case *c,
+                                       const ar_check_module_options *o);
+/** Accepts NULL. */
+void ar_check_module_report_destroy(ar_check_module_report *r);
+/** The report in words, a line for each layout, and three for one that differs. Truncates to cap. */
+void ar_check_module_text(const ar_check_module_report *r, char *text, size_t cap);
+
+/** One tensor of a gradcheck. */
+typedef struct ar_gradcheck_tensor {
+    char name[176];    /* of a parameter, or "input" */
+    size_t count;      /* elements */
+    size_t probes;     /* directions in which its values were moved */
+    size_t wrong;      /* of them: the loss went another way than the gradient says */
+    size_t unresolved; /* of them: what is allowed is more than 1/10 of the gradient's size, so that they say little */
+    double largest;    /* |gradient| */
+    double error;      /* the worst probe's, over the gradient's size in that direction */
+    double allowed;    /* of that probe, in the same measure */
+} ar_gradcheck_tensor;
+
+typedef struct ar_gradcheck_module_report {
+    char name[96];
+    size_t batch;
+    float loss;
+    ar_gradcheck_tensor *tensor; /* [tensors] */
+    size_t tensors;
+    size_t probes, wrong, unresolved;
+    size_t worst; /* index of the tensor with the largest error over what is allowed */
+    bool ok;      /* no probe is wrong, and at most a quarter of them are unresolved */
+} ar_gradcheck_module_report;
+
+/** The gradients of the case's first batch against differences of its loss, on one rank, in the exact numerics. Every
+ *  parameter that requires a gradient, and the input, are moved: two elements drawn among those with |g| > 1e-3*max|g|,
+ *  one with g = 0 where there is one (of a gradient that is all zero: three), and all elements at once, each up or down
+ *  as a drawn bit says.
+ *
+ *  For a direction v and steps h, h/2, .., h/128 the error e(h) = (L(w + hv) - L(w - hv) - g.(w+ - w-))/2h is taken,
+ *  with the values w+ and w- that fp32 holds. The two losses' terms are added and subtracted in one exact sum, rounded
+ *  once, so that what is left of rounding is that of the terms. e has an expansion in h^2, which Richardson's
+ *  extrapolation takes to h = 0, with an estimate of its error from its neighbours (Ridders 1982, Advances in
+ *  Engineering Software 4:75); of all entries the one with the smallest estimate counts, to which 4*2^-24*|L|/h is
+ *  added for the rounding of the terms. A probe is wrong where |e| is more than 4 times that, plus 2^-20 of the
+ *  gradient's size. h is 1/8 of the larger of an element's size and the tensor's root mean square.
+ *
+ *  A mistake in elements that no probe moves alone still shows in the one that moves all. What is smaller than the
+ *  rounding of fp32 does not.
+ *  Errors: AR_ERR_ARG, AR_ERR_MEMORY, what the case's functions and the module give. */
+AR_NODISCARD ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_module_case *c,
+                                           const ar_check_module_options *o);
+/** Accepts NULL. */
+void ar_gradcheck_module_report_destroy(ar_gradcheck_module_report *r);
+/** The report in words, a line for each tensor. Truncates to cap. */
+void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, size_t cap);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
