@@ -29,7 +29,7 @@ static void comparison_fini(comparison *c)
     free(c->gathered);
 }
 
-static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, int group)
+static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, int holders)
 {
     *c = (comparison){.ref = ref, .ranks = ranks};
     AR_TRY(ari_alloc_zero((void **)&c->rank, (size_t)ranks, sizeof *c->rank, "comparators"));
@@ -39,9 +39,9 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
         if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
             AR_TRY(ari_alloc_zero((void **)&c->gathered[i], ref->tensor[i].count, sizeof(float), "a gathered tensor"));
     }
-    /* Each tensor-parallel group holds all weights and gradients: the first one's are the run's. */
+    /* The first ranks hold all weights and gradients between them: theirs are the run's. */
     for (int r = 0; r < ranks; r++) {
-        AR_TRY(ari_comparator_init(&c->rank[r], ref, r < group ? c->gathered : NULL));
+        AR_TRY(ari_comparator_init(&c->rank[r], ref, r < holders ? c->gathered : NULL));
         c->user[r] = &c->rank[r];
     }
     return AR_OK;
@@ -257,7 +257,9 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     const int world = ar_parallel_world(&o->parallel);
     run->parallel = o->parallel;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, comparison_init(&c, ref, world, ari_at_least_one(o->parallel.tp)));
+    /* Each tensor-parallel group does; but with ZeRO a gradient is shared out over them. */
+    const int holders = o->parallel.zero > 0 ? world : ari_at_least_one(o->parallel.tp);
+    AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders));
     options.tap = ari_comparator_tap;
     options.tap_user = c.user;
     const ar_status ended = ari_cluster_run(&result, &options);

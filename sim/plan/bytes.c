@@ -114,10 +114,10 @@ static void count_unused(ari_tally *dp_groups, const ari_traffic_case *c, const 
         ari_tally_all_reduce(dp_groups, n->params, 1);
 }
 
-/* An exponent, then two int64: over the ranks that hold different elements. */
+/* An exponent, then two int64, where there is an update: over the ranks that hold different elements. */
 static void count_norm(ari_tally *tp_groups, ari_tally *dp_groups, const ari_traffic_case *c)
 {
-    if (!c->clip)
+    if (!c->clip || c->steps == 0)
         return;
     ari_tally_all_reduce(tp_groups, 1, 4 + 2 * 8);
     if (c->parallel.zero > 0)

@@ -2,8 +2,8 @@
 /* Bytes counted inside the communicators against those predicted from config and layout alone. */
 #include "tests/verify/support.h"
 
-#include "sim/plan/bytes.h"
 #include "run/cluster_run.h"
+#include "sim/plan/bytes.h"
 
 TestSuite(traffic_counted, .timeout = 240);
 
@@ -20,6 +20,8 @@ typedef struct traffic_run {
     double clip;
     ar_sim_algorithm algorithm;
     ar_fault fault;
+    size_t bucket_bytes;
+    bool find_unused;
 } traffic_run;
 
 static uint64_t predicted(const traffic_run *r)
@@ -33,7 +35,8 @@ static uint64_t predicted(const traffic_run *r)
                                 .steps = r->steps,
                                 .clip = r->clip > 0.0,
                                 .numerics = r->numerics,
-                                .forward_only = r->forward_only};
+                                .forward_only = r->forward_only,
+                                .find_unused = r->find_unused};
     cr_assert_eq(ari_traffic_bytes(&bytes, &t), AR_OK, "%s", ar_error_message());
     return bytes;
 }
@@ -56,6 +59,7 @@ static ari_cluster_result counted(const traffic_run *r)
                                    .numerics = r->numerics,
                                    .forward_only = r->forward_only,
                                    .fault = r->fault,
+                                   .ddp = {.bucket_bytes = r->bucket_bytes, .find_unused = r->find_unused},
                                    .threads = 1,
                                    .sim = {.algorithm = r->algorithm, .timeout_ns = 60000000000u}};
     cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
@@ -139,6 +143,40 @@ Test(traffic_counted, training_counts_what_is_predicted)
     }
 }
 
+/* Gradients scattered, weights gathered, the norm over both groups; whatever the buckets are. */
+Test(traffic_counted, zero_counts_what_is_predicted_with_any_bucket_size)
+{
+    static const size_t bucket_bytes[] = {0, 1000, AR_BUCKET_BYTES};
+    for (size_t m = 0; m < 4; m++) {
+        const ar_config c = config_of(models[m]);
+        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+            traffic_run r = {.config = &c, .parallel = layouts[i], .steps = i % 3 ? STEPS : 0, .clip = i % 2 ? 0.1 : 0};
+            const ar_plan usual = plan_of(c.arch, AR_MLP_COLUMN_ROW);
+            r.parallel.zero = 1;
+            if (r.parallel.dp < 2 || ar_parallel_check(&r.parallel, &c, &usual, BATCH, SEQ) != AR_OK)
+                continue;
+            r.numerics = (m + i) % 3 == 0 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
+            r.algorithm = (m + i) % 2 == 0 ? AR_SIM_RING : AR_SIM_DIRECT;
+            for (size_t b = 0; b < sizeof bucket_bytes / sizeof *bucket_bytes; b++) {
+                r.bucket_bytes = bucket_bytes[b];
+                expect_predicted(&r);
+            }
+        }
+    }
+}
+
+/* A byte for each parameter, agreed over dp. */
+Test(traffic_counted, a_search_for_unused_parameters_counts_what_is_predicted)
+{
+    for (size_t m = 0; m < 4; m++) {
+        const ar_config c = config_of(models[m]);
+        traffic_run r = {.config = &c, .parallel = {.tp = 2, .dp = 2}, .steps = STEPS, .find_unused = true};
+        expect_predicted(&r);
+        r.parallel = (ar_parallel){.dp = 3, .zero = 1};
+        expect_predicted(&r);
+    }
+}
+
 /* A collective left out is bytes that are missing: the counts come from what is really copied. */
 Test(traffic_counted, a_dropped_collective_shows)
 {
@@ -147,6 +185,7 @@ Test(traffic_counted, a_dropped_collective_shows)
         {.config = &c, .parallel = {.tp = 2}, .fault = AR_FAULT_column_dx_not_reduced},
         {.config = &c, .parallel = {.dp = 2}, .fault = AR_FAULT_dp_group_missing},
         {.config = &c, .parallel = {.tp = 2, .sp = true}, .fault = AR_FAULT_sp_norm_grad_local},
+        {.config = &c, .parallel = {.dp = 2, .zero = 1}, .steps = 1, .fault = AR_FAULT_zero_gather_missing},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         traffic_run r = all[i];

@@ -2,8 +2,8 @@
 /* Predicted traffic: closed forms worked out by hand (docs/parallelism.md), and what runs really count. */
 #include "tests/verify/support.h"
 
-#include "sim/plan/bytes.h"
 #include "run/cluster_run.h"
+#include "sim/plan/bytes.h"
 
 TestSuite(traffic, .timeout = 240);
 
@@ -213,7 +213,9 @@ Test(traffic, data_parallelism_by_hand)
 {
     const uint64_t n = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24 + 12 + 4 * 12, dp = 3;
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
-    const uint64_t start = 4 * n, targets = 2 * 8, loss = 2 * (1 + 16), gradients = 2 * (1 + 16) * n;
+    const uint64_t agreement = 3 * 16; /* of each rank a hash and a number of parameters, where gradients follow */
+    const uint64_t weights = 4 * n, start = weights + agreement;
+    const uint64_t targets = 2 * 8, loss = 2 * (1 + 16), gradients = 2 * (1 + 16) * n;
     ari_traffic_case t = case_of(&c, (ar_parallel){.dp = 3}, 4, 6);
     cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + gradients));
     t.clip = true; /* over tp alone */
@@ -224,7 +226,27 @@ Test(traffic, data_parallelism_by_hand)
     t.numerics = AR_NUMERICS_NATIVE;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + 2 * 4 * n)));
     t.forward_only = true;
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4)));
+    cr_expect_eq(predicted(&t), (dp - 1) * (weights + 5 * (targets + 2 * 4)));
+}
+
+/* The index of an accumulator on all ranks, then H and L, each rank its share; the weights once round. */
+Test(traffic, zero_by_hand)
+{
+    const uint64_t n = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24 + 12 + 4 * 12, dp = 3;
+    const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
+    const uint64_t start = 4 * n + 3 * 16, targets = 2 * 8, loss = 2 * (1 + 16), norm = 2 * (4 + 16);
+    ari_traffic_case t = case_of(&c, (ar_parallel){.dp = 3, .zero = 1}, 4, 6);
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + (2 + 16) * n));
+    t.steps = 5;
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + (2 + 16 + 4) * n)));
+    t.clip = true;
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + (2 + 16 + 4) * n + norm)));
+    t.numerics = AR_NUMERICS_NATIVE;
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + (4 + 4) * n + norm)));
+    /* A table, q, k, v, o, two layers of the MLP with their biases, and of two norms two vectors each. */
+    const uint64_t params = 1 + 4 + 2 * 2 + 2 * 2;
+    t.find_unused = true;
+    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + (4 + 4) * n + norm + 2 * params)));
 }
 
 /* Two groups of 3 ranks: activations as one group would move them, weights' exponents in both; over dp the three
@@ -238,7 +260,7 @@ Test(traffic, both_kinds_of_parallelism_by_hand)
     const uint64_t one_group = predicted(&t);
     /* Rows or columns of q|k|v, wo, w1, w2, forward and backward: 8 times h = 12 exponents, all-reduced over 3. */
     const uint64_t exponents = 2 * 8 * 8 * 12;
-    const uint64_t over_dp = 4 * held + 3 * 2 * 8 + 3 * 2 * (1 + 16) + 2 * (1 + 16) * held;
+    const uint64_t over_dp = 4 * held + 3 * 2 * 16 + 3 * 2 * 8 + 3 * 2 * (1 + 16) + 2 * (1 + 16) * held;
     t.parallel.dp = 2;
     cr_expect_eq(predicted(&t), one_group + exponents + over_dp);
     t.parallel.micro_batches = 3;
