@@ -116,14 +116,9 @@ static const ari_option options[] = {
      .value = "BUG",
      .help = "switch a known mistake on ('anyrank bugs' lists them)"},
     ARI_WATCH_OPTIONS(ari_train_values),
-    /* In place of the one that every subcommand has: whether it was given matters to --resume. */
-    {.name = "seed",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(ari_train_values, seed),
-     .min = 0,
-     .max = 9e18,
-     .value = "N",
-     .help = "seed of fresh weights, of the order of the data, of dropout (default 0)"},
+    /* In place of the one that every subcommand has, which stays in the list: --resume needs to know whether it was
+     * given. */
+    {.name = "seed", .kind = ARI_OPT_SIZE, .at = offsetof(ari_train_values, seed), .min = 0, .max = 9e18},
     {0},
 };
 

@@ -18,7 +18,7 @@ _anyrank() {
         unused_in_last_micro_batch tied_reduced_at_first_use accum_last_only accum_sum_of_means mean_divides_by_world
         dp_init_differs zero_gather_missing zero_shards_misaligned zero_grad_not_recursive gradnorm_first_rank_only
         adam_step_not_synced optimizer_counter_ahead weight_decay_on_shard_only norm_fp16_store"
-    local subcommands="check grads bugs bench info"
+    local subcommands="check grads train bugs bench info"
     local common="--json --quiet --no-color --threads --seed --help --version"
     local layout="--tp --mlp-order --collectives --timeout --numerics --device"
     local watch="--trace --timeline --cluster"
@@ -45,6 +45,10 @@ _anyrank() {
                 $watch --schedule --net-fault --verify-transfers $common"
             names=$models ;;
         grads) options="$layout $watch --input --block --out $common" names=$models ;;
+        train)
+            options="$layout $split $ddp $optimizer --data --data-format --in-order --steps --batch --seq --clip --dropout
+                --save --save-every --keep --resume --stop-after --plot --log-every --inject $watch $common"
+            names=$models ;;
         bugs) options="--run --curves $common" ;;
         bench)
             options="$layout $split --m --n --k --batch --seq --repetitions --ranks --bytes --dtype --algorithm $common"
@@ -65,21 +69,22 @@ _anyrank() {
         --optimizer) mapfile -t COMPREPLY < <(compgen -W "sgd adam adamw" -- "$current"); return ;;
         --lr-schedule) mapfile -t COMPREPLY < <(compgen -W "constant cosine" -- "$current"); return ;;
         --decay) mapfile -t COMPREPLY < <(compgen -W "all matrices" -- "$current"); return ;;
+        --data-format) mapfile -t COMPREPLY < <(compgen -W "auto bytes u16 u32 safetensors" -- "$current"); return ;;
         --cluster) mapfile -t COMPREPLY < <(compgen -W "a100 h100" -- "$current"); return ;;
         --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda" -- "$current"); return ;;
-        --text | --json | --input | --trace | --timeline) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
-        --block | --out) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
+        --text | --data | --json | --input | --plot | --trace | --timeline) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+        --block | --out | --save | --resume) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
         --zero | --bucket-bytes | --warmup | --min-lr | --group) return ;;
         --tp | --dp | --micro-batches | --timeout | --schedule | --net-fault | --batch | --seq | --steps | --lr | --momentum | --betas | \
             --weight-decay | --clip | --dropout | --threads | --seed | --m | --n | --k | --repetitions) return ;;
-        --ranks | --bytes) return ;;
+        --ranks | --bytes | --save-every | --keep | --stop-after | --log-every) return ;;
     esac
     if [[ $current == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
         return
     fi
     mapfile -t COMPREPLY < <(compgen -W "$names" -- "$current")
-    if [[ $subcommand == check || $subcommand == grads ]]; then
+    if [[ $subcommand == check || $subcommand == grads || $subcommand == train ]]; then
         local folders
         mapfile -t folders < <(compgen -d -- "$current")
         if ((${#folders[@]})); then

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Completion of anyrank for fish. Installed as share/fish/vendor_completions.d/anyrank.fish.
 
-set -l subcommands check grads bugs bench info
+set -l subcommands check grads train bugs bench info
 set -l models llama-demo gpt2-demo stack-demo
 set -l faults column_dx_not_reduced row_bias_every_rank row_input_grad_not_gathered heads_divided_twice \
     allreduce_aliases_input init_local_fan init_per_shard_seed vocab_target_off_by_shard loss_parallel_no_max \
@@ -21,18 +21,20 @@ set -l none "not __fish_seen_subcommand_from $subcommands help"
 set -l any "__fish_seen_subcommand_from $subcommands"
 set -l check "__fish_seen_subcommand_from check"
 set -l grads "__fish_seen_subcommand_from grads"
+set -l train "__fish_seen_subcommand_from train"
 set -l bench "__fish_seen_subcommand_from bench"
 set -l info "__fish_seen_subcommand_from info"
 set -l bugs "__fish_seen_subcommand_from bugs"
-set -l layout "__fish_seen_subcommand_from check grads bench"
-set -l watch "__fish_seen_subcommand_from check grads"
-set -l split "__fish_seen_subcommand_from check bench"
-set -l ddp "__fish_seen_subcommand_from check"
-set -l optimizer "__fish_seen_subcommand_from check"
+set -l layout "__fish_seen_subcommand_from check grads train bench"
+set -l watch "__fish_seen_subcommand_from check grads train"
+set -l split "__fish_seen_subcommand_from check train bench"
+set -l ddp "__fish_seen_subcommand_from check train"
+set -l optimizer "__fish_seen_subcommand_from check train"
 
 complete -c anyrank -f
 complete -c anyrank -n $none -a check -d "Compare every tensor of training steps with one rank's"
 complete -c anyrank -n $none -a grads -d "Write outputs and gradients"
+complete -c anyrank -n $none -a train -d "Train on text, the same bits on every layout"
 complete -c anyrank -n $none -a bugs -d "List the faults that can be injected, and run each"
 complete -c anyrank -n $none -a bench -d "Time what anyrank does against what bounds it"
 complete -c anyrank -n $none -a info -d "What this machine has"
@@ -102,6 +104,23 @@ complete -c anyrank -n $bugs -l curves -d "What losses and a tolerance would sho
 complete -c anyrank -n $grads -l input -rF -d "input_ids, attention_mask, labels"
 complete -c anyrank -n $grads -l block -x -a "(__fish_complete_directories)" -d "A single block in place of a model"
 complete -c anyrank -n $grads -l out -x -a "(__fish_complete_directories)" -d "Where the results go"
+
+complete -c anyrank -n $train -l data -rF -d "What to train on"
+complete -c anyrank -n $train -l data-format -x -a "auto bytes u16 u32 safetensors" -d "Of the data"
+complete -c anyrank -n $train -l in-order -d "Do not shuffle the windows of the data"
+complete -c anyrank -n $train -l steps -x -d "Training steps since the start of the run"
+complete -c anyrank -n $train -l batch -x -d "Sequences of a step"
+complete -c anyrank -n $train -l seq -x -d "Tokens of each"
+complete -c anyrank -n $train -l clip -x -d "Largest norm of all gradients together"
+complete -c anyrank -n $train -l dropout -x -d "Probability"
+complete -c anyrank -n $train -l save -x -a "(__fish_complete_directories)" -d "Where checkpoints go"
+complete -c anyrank -n $train -l save-every -x -d "A checkpoint every so many steps"
+complete -c anyrank -n $train -l keep -x -d "How many checkpoints stay"
+complete -c anyrank -n $train -l resume -x -a "(__fish_complete_directories)" -d "Go on with a checkpoint"
+complete -c anyrank -n $train -l stop-after -x -d "End after this step"
+complete -c anyrank -n $train -l plot -rF -d "Draw the loss"
+complete -c anyrank -n $train -l log-every -x -d "Steps from line to line"
+complete -c anyrank -n $train -l inject -x -a "$faults" -d "Switch a known mistake on"
 
 complete -c anyrank -n $bench -a "gemm grad block step allreduce"
 complete -c anyrank -n $bench -l m -x -d "Rows of X"
