@@ -19,7 +19,8 @@ extern "C" {
 typedef struct ar_optimizer ar_optimizer;
 /** Borrows the parameters and the context's device until ar_optimizer_destroy; copies the options. A parameter that
  *  requires no gradient now gets no state and is never updated; one that requires none at a step, or has none
- *  (ar_param.has_grad), not in that step.
+ *  (ar_param.has_grad), not in that step. Of a parameter in bf16 storage it keeps the fp32 weights, which each step
+ *  updates and then rounds; weights that are set in between are taken over.
  *  Errors: AR_ERR_ARG (ar_optimizer_check; a parameter twice), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
                                            const ar_optimizer_options *o);

@@ -109,6 +109,30 @@ ar_status ari_cpu_round_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, siz
     return AR_OK;
 }
 
+ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++) {
+        const float rounded = ari_f32_of_bf16(ari_bf16_of_f32(master[j]));
+        master[j] = ari_f32_bits(rounded) == ari_f32_bits(weight[j]) ? master[j] : weight[j];
+    }
+}
+
+/** Slot take_bf16. Errors: none. */
+ar_status ari_cpu_take_bf16(ar_device *d, ar_queue *q, ar_buf master, ar_cbuf weight, size_t n)
+{
+    (void)q;
+    const size_t blocks = blocks_of(n);
+    const int threads = ari_threads_for(d, blocks, n);
+    (void)threads;
+    float *own = master.ptr;
+    const float *stored = weight.ptr;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < blocks; i++)
+        take_bf16_loop(own + i * BLOCK, stored + i * BLOCK, block_length(n, i));
+    return AR_OK;
+}
+
 /* --- updates ------------------------------------------------------------------------------------------------------ */
 
 /* What does not change within a step is read once: the compiler takes the choices out of the loops. */

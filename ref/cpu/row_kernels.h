@@ -67,6 +67,7 @@ ar_status ari_cpu_ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf
 ar_status ari_cpu_sum_squares(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n);
 ar_status ari_cpu_scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n);
 ar_status ari_cpu_round_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
+ar_status ari_cpu_take_bf16(ar_device *d, ar_queue *q, ar_buf master, ar_cbuf weight, size_t n);
 ar_status ari_cpu_optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
                                  const struct ari_optimizer_constants *k, size_t n);
 

@@ -250,11 +250,27 @@ static ar_status broadcast_over_world(ar_param *p, ar_ctx *ctx)
     return ar_comm_broadcast(ctx->world, ctx->queue, p->value.data, (size_t)count, AR_F32, 0, p->name);
 }
 
+/* bf16 numbers in fp32 words: half of the bytes need to move. */
+static ar_status broadcast_bf16(ar_param *p, ar_ctx *ctx)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t n = ar_tensor_count(&p->value);
+    ar_tensor narrow;
+    AR_TRY(ar_ctx_tensor(ctx, &narrow, AR_BF16, 1, &n));
+    AR_TRY(dev->narrow_bf16(ctx->device, ctx->queue, narrow.data, ar_const(p->value.data), n));
+    AR_TRY(ar_comm_broadcast(ctx->dp, ctx->queue, narrow.data, n, AR_BF16, 0, p->name));
+    AR_TRY(dev->widen_bf16(ctx->device, ctx->queue, p->value.data, ar_const(narrow.data), n));
+    ar_ctx_release(ctx, &narrow);
+    return AR_OK;
+}
+
 static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
 {
     p->version++;
     if (ar_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
         return broadcast_over_world(p, ctx);
+    if (p->storage == AR_BF16)
+        return broadcast_bf16(p, ctx);
     const bool half = ar_faulty(ctx, AR_FAULT_collective_dtype_mismatch) && ar_comm_rank(ctx->dp) == 1;
     return ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value), half ? AR_BF16 : AR_F32, 0,
                              p->name);

@@ -62,8 +62,10 @@ ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, ar_cbuf g, 
                            size_t n)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const bool rounds = part->master.ptr != NULL;
-    AR_TRY(
-        dev->optimizer_step(ctx->device, ctx->queue, rounds ? part->master : part->weight, part->m, part->v, g, k, n));
-    return rounds ? dev->round_bf16(ctx->device, ctx->queue, part->weight, ar_const(part->master), n) : AR_OK;
+    if (!part->master.ptr)
+        return dev->optimizer_step(ctx->device, ctx->queue, part->weight, part->m, part->v, g, k, n);
+    /* Weights that were set since the last step are not what the master copy rounds to. */
+    AR_TRY(dev->take_bf16(ctx->device, ctx->queue, part->master, ar_const(part->weight), n));
+    AR_TRY(dev->optimizer_step(ctx->device, ctx->queue, part->master, part->m, part->v, g, k, n));
+    return dev->round_bf16(ctx->device, ctx->queue, part->weight, ar_const(part->master), n);
 }
