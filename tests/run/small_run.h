@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A run of a few steps on simulated ranks, begun afresh or from a checkpoint, and saved at its end. */
+#ifndef TESTS_RUN_SMALL_RUN_H
+#define TESTS_RUN_SMALL_RUN_H
+
+#include <dirent.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "anyrank/checkpoint.h"
+#include "anyrank/model.h"
+#include "ref/core/context.h"
+#include "ref/models/model.h"
+#include "run/full_set.h"
+#include "support/rank_run.h"
+#include "tests/verify/tiny.h"
+
+enum { SMALL_BATCH = 4, SMALL_SEQ = 12, SMALL_SEED = 3 };
+
+typedef struct small_run {
+    ar_parallel parallel;
+    ar_optimizer_options optimizer;
+    double dropout;
+    ar_fault fault;
+    uint64_t first, last;         /* takes steps first + 1 .. last */
+    const ar_checkpoint *from;    /* NULL: fresh weights */
+    ar_checkpoint_writer *writer; /* NULL: nothing is saved */
+    bool every_step;              /* saves after each step, else after the last one */
+    bool weights_only;            /* saves no optimizer state */
+    ar_status (*before_save)(ar_ctx *ctx, ar_param **params, size_t n); /* NULL: nothing happens */
+    /* Filled by small_run_do: */
+    ar_config config;
+    ar_data *data;
+    ari_full_set *set;
+    ar_status saved; /* of rank 0's last save */
+    char hash[65];   /* of the weights at the end */
+    float loss[32];  /* [last - first] */
+} small_run;
+
+/* A run of one of tiny_models with AdamW and a cosine schedule. */
+static inline small_run small_run_of(int model)
+{
+    small_run r = {.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW), .last = 4};
+    r.optimizer.lr = 0.01;
+    r.optimizer.schedule = AR_SCHEDULE_COSINE;
+    r.optimizer.warmup_steps = 2;
+    r.optimizer.total_steps = 8;
+    r.optimizer.decay = AR_DECAY_MATRICES;
+    if (ar_config_parse(&r.config, tiny_models[model], strlen(tiny_models[model]), tiny_names[model]) != AR_OK)
+        abort();
+    return r;
+}
+
+static inline ar_checkpoint_state small_state(const small_run *r, uint64_t step)
+{
+    static const char hash[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    return (ar_checkpoint_state){.step = step,
+                                 .optimizer_steps = step,
+                                 .steps = 8,
+                                 .seed = SMALL_SEED,
+                                 .optimizer = r->optimizer,
+                                 .clip = 1,
+                                 .dropout = r->dropout,
+                                 .storage = AR_F32,
+                                 .batch = SMALL_BATCH,
+                                 .seq = SMALL_SEQ,
+                                 .data_hash = hash,
+                                 .data_format = AR_DATA_BYTES,
+                                 .data_tokens = ar_data_tokens(r->data),
+                                 .loss = r->loss,
+                                 .losses = (size_t)(step - r->first)};
+}
+
+/* What a rank has while it runs. */
+typedef struct small_rank {
+    ar_model *model;
+    ar_param **params;
+    size_t n;
+    ar_ddp *ddp;
+    ar_optimizer *optimizer;
+    ar_loader *loader;
+} small_rank;
+
+static inline ar_status small_create(small_rank *k, const small_run *r, ar_ctx *ctx)
+{
+    const ar_loader_options l = {.batch = SMALL_BATCH, .seq = SMALL_SEQ, .vocab = r->config.vocab, .seed = SMALL_SEED};
+    ar_ddp_options d = ar_ddp_defaults();
+    d.bucket_bytes = 20000;
+    d.zero = r->parallel.zero;
+    AR_TRY(ar_loader_create(&k->loader, r->data, &l));
+    AR_TRY(ar_model_create(&k->model, ctx, &r->config, NULL));
+    AR_TRY(ari_model_list(&k->params, &k->n, k->model));
+    if (r->from == NULL)
+        AR_TRY(ar_model_fresh(k->model, ctx, SMALL_SEED));
+    if (r->parallel.dp > 1)
+        AR_TRY(ar_ddp_create_params(&k->ddp, ctx, "model", k->params, k->n, &d));
+    if (r->parallel.zero > 0)
+        AR_TRY(ar_optimizer_create_sharded(&k->optimizer, ctx, k->ddp, &r->optimizer));
+    else
+        AR_TRY(ar_optimizer_create(&k->optimizer, ctx, k->params, k->n, &r->optimizer));
+    if (r->from == NULL)
+        return AR_OK;
+    return ar_checkpoint_load(r->from, ctx, k->params, k->n, k->optimizer);
+}
+
+static inline void small_destroy(small_rank *k)
+{
+    ar_optimizer_destroy(k->optimizer);
+    ar_ddp_destroy(k->ddp);
+    free(k->params);
+    ar_model_destroy(k->model);
+    ar_loader_destroy(k->loader);
+}
+
+static inline ar_status small_save(small_run *r, small_rank *k, ar_ctx *ctx, uint64_t step)
+{
+    const bool rank0 = ar_comm_rank(ctx->world) == 0;
+    const ar_checkpoint_state state = small_state(r, step);
+    if (r->before_save)
+        AR_TRY(r->before_save(ctx, k->params, k->n));
+    const ar_status st = ar_checkpoint_save(r->writer, ctx, k->params, k->n, r->weights_only ? NULL : k->optimizer,
+                                            rank0 ? &state : NULL);
+    if (rank0)
+        r->saved = st;
+    return st;
+}
+
+static inline ar_status small_steps(small_run *r, small_rank *k, ar_ctx *ctx)
+{
+    const ar_train_options o = {.parallel = r->parallel, .clip = 1, .ddp = k->ddp};
+    for (uint64_t step = r->first + 1; step <= r->last; step++) {
+        ar_batch batch;
+        ar_train_result result;
+        AR_TRY(ar_loader_batch(k->loader, &batch, step));
+        AR_TRY(ar_train_step(&result, k->model, ctx, k->optimizer, &batch, (uint32_t)step, &o));
+        if (ar_comm_rank(ctx->world) == 0)
+            r->loss[step - r->first - 1] = result.loss;
+        if (r->writer != NULL && (r->every_step || step == r->last))
+            AR_TRY(small_save(r, k, ctx, step));
+    }
+    return AR_OK;
+}
+
+static inline ar_status small_rank_main(ar_ctx *ctx, void *user)
+{
+    small_run *r = user;
+    small_rank k = {0};
+    ar_status st = small_create(&k, r, ctx);
+    if (st == AR_OK)
+        st = small_steps(r, &k, ctx);
+    if (st == AR_OK)
+        st = ari_full_set_take(r->set, ctx, k.params, k.n, NULL);
+    small_destroy(&k);
+    return st;
+}
+
+static inline ar_status small_run_do(small_run *r)
+{
+    const rank_run_options o = {.ranks = ar_parallel_world(&r->parallel),
+                                .dp = r->parallel.dp,
+                                .sp = r->parallel.sp,
+                                .dropout = r->dropout,
+                                .seed = SMALL_SEED,
+                                .fault = r->fault};
+    ar_status st = ar_data_open(&r->data, NULL, AR_DATA_AUTO);
+    if (st == AR_OK)
+        st = ari_full_set_create(&r->set);
+    if (st == AR_OK)
+        st = rank_run(&o, small_rank_main, r);
+    if (st == AR_OK)
+        st = ari_full_set_hash(r->set, r->hash);
+    ari_full_set_destroy(r->set);
+    ar_data_close(r->data);
+    r->set = NULL;
+    r->data = NULL;
+    return st;
+}
+
+/* --- folders ------------------------------------------------------------------------------------------------------ */
+static inline int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at)
+{
+    (void)info;
+    (void)kind;
+    (void)at;
+    return remove(path);
+}
+
+/* Removes a folder with all that is in it. */
+static inline void remove_all(const char *path)
+{
+    (void)nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* The names in a folder but "." and "..", sorted, with a space after each. */
+static inline const char *names_in(char *out, size_t cap, const char *path)
+{
+    struct dirent **list = NULL;
+    const int n = scandir(path, &list, NULL, alphasort);
+    out[0] = '\0';
+    for (int i = 0; i < n; i++) {
+        if (strcmp(list[i]->d_name, ".") != 0 && strcmp(list[i]->d_name, "..") != 0) {
+            strncat(out, list[i]->d_name, cap - strlen(out) - 1);
+            strncat(out, " ", cap - strlen(out) - 1);
+        }
+        free(list[i]);
+    }
+    free(list);
+    return out;
+}
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A few steps of what tests/extended/trajectories.c does for many: the weights of the baseline, however the run is
+ * split, also where it was interrupted. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+#include "support/small.h"
+#include "support/trajectory.h"
+
+static uint64_t steps(void)
+{
+    return small_only() ? 3 : 6;
+}
+
+Test(trajectory, every_layout_ends_with_the_baselines_weights)
+{
+    static const trajectory_layout layouts[] = {
+        {{.tp = 2, .dp = 2, .sp = true, .micro_batches = 2}, 20000, AR_BUCKETS_OVERLAP},
+        {{.dp = 4, .zero = 1}, 20000, AR_BUCKETS_OVERLAP},
+        {{.dp = 7, .zero = 1}, 0, AR_BUCKETS_EAGER},
+    };
+    const char *const types[] = {"llama", "gpt2"};
+    for (size_t m = 0; m < 2; m++) {
+        const char *path = trajectory_model(types[m]);
+        cr_assert_not_null(path);
+        const ar_training_options o = trajectory_options(path, steps());
+        char expected[65], hash[65];
+        float reference = 0.0f, loss = 1.0f;
+        cr_assert_eq(trajectory_baseline(expected, &reference, &o), AR_OK, "%s", ar_error_message());
+        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+            cr_assert_eq(trajectory_run(hash, &loss, &o, &layouts[i]), AR_OK, "%s", ar_error_message());
+            cr_assert_str_eq(hash, expected, "%s, layout %zu", types[m], i);
+            cr_assert_eq(loss, reference);
+        }
+    }
+}
+
+Test(trajectory, an_interruption_and_another_layout_change_no_bit)
+{
+    static const trajectory_layout first = {{.dp = 2, .zero = 1, .tp = 2, .sp = true}, 20000, AR_BUCKETS_OVERLAP};
+    static const trajectory_layout then = {{.dp = 3, .micro_batches = 2}, 0, AR_BUCKETS_EAGER};
+    char folder[] = "/tmp/anyrank-trajectory-XXXXXX", command[96], straight[65], hash[65];
+    const char *path = trajectory_model("gpt2");
+    cr_assert_not_null(path);
+    cr_assert_not_null(mkdtemp(folder));
+    const ar_training_options o = trajectory_options(path, steps());
+    cr_assert_eq(trajectory_run(straight, NULL, &o, &then), AR_OK, "%s", ar_error_message());
+    const ar_status st = trajectory_resumed(hash, &o, &first, 2, &then, folder);
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
+    cr_assert_eq(system(command), 0);
+    cr_assert_eq(st, AR_OK, "%s", ar_error_message());
+    cr_assert_str_eq(hash, straight);
+}
+
+Test(trajectory, another_order_of_the_data_would_show)
+{
+    static const trajectory_layout one = {{.tp = 1}, 0, AR_BUCKETS_EAGER};
+    ar_training_options o = trajectory_options(trajectory_model("llama"), 2);
+    char hash[65], other[65];
+    cr_assert_eq(trajectory_run(hash, NULL, &o, &one), AR_OK, "%s", ar_error_message());
+    o.in_order = true;
+    cr_assert_eq(trajectory_run(other, NULL, &o, &one), AR_OK, "%s", ar_error_message());
+    cr_assert_str_neq(hash, other);
+}
