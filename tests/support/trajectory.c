@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/trajectory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/baseline.h"
+#include "ref/core/size.h"
+#include "ref/io/hash.h"
+
+#define SEED 2026
+
+ar_training_options trajectory_options(const char *model, uint64_t steps)
+{
+    ar_training_options o = ar_training_defaults();
+    o.model = model;
+    o.steps = steps;
+    o.batch = 6;
+    o.seq = 24;
+    o.seed = SEED;
+    o.clip = 1.0;
+    o.dropout = 0.1;
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.optimizer.lr = 3e-3;
+    o.optimizer.schedule = AR_SCHEDULE_COSINE;
+    o.optimizer.warmup_steps = steps / 10 + 1;
+    o.optimizer.total_steps = steps;
+    o.optimizer.min_lr = 3e-4;
+    o.optimizer.decay = AR_DECAY_MATRICES;
+    o.optimizer.weight_decay = 0.1;
+    o.timeout_ns = UINT64_C(60000000000);
+    return o;
+}
+
+const char *trajectory_model(const char *model_type)
+{
+    static char path[2][256];
+    const bool llama = strcmp(model_type, "llama") == 0;
+    char *const to = path[llama];
+    snprintf(to, sizeof path[0], "%s/trajectory-%s.json", TEST_BUILD_DIR, model_type);
+    FILE *f = fopen(to, "w");
+    if (!f)
+        return NULL;
+    fprintf(f, llama
+                   ? "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": 48,"
+                     " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
+                     " \"hidden_act\": \"silu\", \"max_position_embeddings\": 32, \"rms_norm_eps\": 1e-5,"
+                     " \"tie_word_embeddings\": false}\n"
+                   : "{\"model_type\": \"gpt2\", \"vocab_size\": 256, \"n_embd\": 32, \"n_layer\": 2, \"n_head\": 4,"
+                     " \"n_positions\": 32, \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-5}\n");
+    return fclose(f) == 0 ? to : NULL;
+}
+
+/* The newest value of each parameter that the baseline told. */
+typedef struct newest {
+    ar_st_tensor *tensor; /* data and name are owned */
+    size_t n, capacity;
+} newest;
+
+static void newest_fini(newest *w)
+{
+    for (size_t i = 0; i < w->n; i++) {
+        free((void *)(uintptr_t)w->tensor[i].name);
+        free((void *)(uintptr_t)w->tensor[i].data);
+    }
+    free(w->tensor);
+}
+
+static ar_status place_of(newest *w, size_t *at, const char *name, int ndim, const size_t *shape, size_t count)
+{
+    for (*at = 0; *at < w->n; ++*at) {
+        if (strcmp(w->tensor[*at].name, name) == 0)
+            return AR_OK;
+    }
+    AR_TRY(ari_grow(&w->tensor, &w->capacity, w->n, sizeof *w->tensor, "weights"));
+    ar_st_tensor *t = &w->tensor[w->n];
+    *t = (ar_st_tensor){.name = strdup(name), .dtype = AR_F32, .ndim = ndim};
+    for (int d = 0; d < ndim; d++)
+        t->shape[d] = shape[d];
+    t->data = malloc(count * sizeof(float));
+    w->n++;
+    return t->name && t->data ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for weights");
+}
+
+static ar_status keep_weights(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                              const double *values)
+{
+    newest *w = user;
+    size_t count = 1, at = 0;
+    if (pass != 'n')
+        return AR_OK;
+    for (int d = 0; d < ndim; d++)
+        count *= shape[d];
+    AR_TRY(place_of(w, &at, name, ndim, shape, count));
+    float *to = (float *)(uintptr_t)w->tensor[at].data;
+    for (size_t i = 0; i < count; i++)
+        to[i] = (float)values[i];
+    return AR_OK;
+}
+
+/* All batches of a run, with arrays of their own. Gives; free() *batch, and its first one's input_ids. */
+static ar_status read_batches(ar_batch **gives, const ar_training_options *o, const ar_config *c)
+{
+    const ar_loader_options lo = {.batch = o->batch, .seq = o->seq, .vocab = c->vocab, .seed = o->seed};
+    const size_t tokens = o->batch * o->seq;
+    ar_data *data = NULL;
+    ar_loader *loader = NULL;
+    ar_batch *batch = NULL;
+    int64_t *ids = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ar_data_open(&data, o->data, o->data_format));
+    AR_TRY_TO(failed, st, ar_loader_create(&loader, data, &lo));
+    AR_TRY_TO(failed, st, ari_alloc((void **)&batch, o->steps, sizeof *batch, "batches"));
+    AR_TRY_TO(failed, st, ari_alloc((void **)&ids, o->steps * tokens, sizeof *ids, "batches"));
+    for (size_t i = 0; i < o->steps; i++) {
+        AR_TRY_TO(failed, st, ar_loader_batch(loader, &batch[i], i + 1));
+        memcpy(ids + i * tokens, batch[i].input_ids, tokens * sizeof *ids);
+        batch[i].input_ids = ids + i * tokens;
+    }
+    *gives = batch;
+    goto done;
+failed:
+    free(ids);
+    free(batch);
+done:
+    ar_loader_destroy(loader);
+    ar_data_close(data);
+    return st;
+}
+
+ar_status trajectory_baseline(char hash[65], float *loss, const ar_training_options *o)
+{
+    ar_config c;
+    ar_batch *batch = NULL;
+    double *losses = NULL;
+    newest weights = {0};
+    const ar_baseline_options b = {.mode = AR_MODE_EXACT,
+                                   .seed = o->seed,
+                                   .emit = keep_weights,
+                                   .emit_user = &weights,
+                                   .dropout = o->dropout,
+                                   .steps = (int)o->steps,
+                                   .optimizer = o->optimizer,
+                                   .clip = o->clip};
+    ar_status st = AR_OK;
+    AR_TRY(ar_config_load(&c, o->model));
+    AR_TRY(read_batches(&batch, o, &c));
+    AR_TRY_TO(done, st, ari_alloc((void **)&losses, o->steps, sizeof *losses, "losses"));
+    AR_TRY_TO(done, st, ar_baseline_run(&c, &b, batch, losses));
+    *loss = (float)losses[o->steps - 1];
+    st = ari_tensors_hash(hash, weights.tensor, weights.n);
+done:
+    newest_fini(&weights);
+    free(losses);
+    free((void *)(uintptr_t)batch[0].input_ids);
+    free(batch);
+    return st;
+}
+
+static void set_layout(ar_training_options *o, const trajectory_layout *l)
+{
+    o->parallel = l->parallel;
+    o->ddp.bucket_bytes = l->bucket_bytes;
+    o->ddp.mode = l->mode;
+}
+
+ar_status trajectory_run(char hash[65], float *loss, const ar_training_options *o, const trajectory_layout *l)
+{
+    ar_training_options with = *o;
+    ar_training_report *report = NULL;
+    set_layout(&with, l);
+    AR_TRY(ar_train_run(&report, &with));
+    memcpy(hash, report->weights_hash, 65);
+    if (loss)
+        *loss = report->loss[report->steps - 1];
+    ar_training_report_destroy(report);
+    return AR_OK;
+}
+
+ar_status trajectory_resumed(char hash[65], const ar_training_options *o, const trajectory_layout *first, uint64_t stop,
+                             const trajectory_layout *then, const char *folder)
+{
+    ar_training_options with = *o;
+    ar_checkpoint *checkpoint = NULL;
+    with.save = folder;
+    with.stop_after = stop;
+    AR_TRY(trajectory_run(hash, NULL, &with, first));
+    AR_TRY(ar_checkpoint_open(&checkpoint, folder));
+    with = ar_training_defaults();
+    ar_training_resume(&with, checkpoint);
+    const ar_status st = trajectory_run(hash, NULL, &with, then);
+    ar_checkpoint_close(checkpoint);
+    return st;
+}
