@@ -103,10 +103,10 @@ ar_status ari_module_done(ar_module *m, ar_ctx *ctx)
 
 ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *name, ar_held tap)
 {
-    if (!ops->forward || !ops->backward || !ops->destroy)
-        return ar_error_set(AR_ERR_ARG, "%s: a module needs forward, backward and destroy", name);
     m->ops = ops;
     m->tap = tap;
+    if (!ops->forward || !ops->backward || !ops->destroy)
+        return ar_error_set(AR_ERR_ARG, "%s: a module needs forward, backward and destroy", name);
     return ari_path(m->name, sizeof m->name, name, NULL);
 }
 
