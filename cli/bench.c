@@ -51,14 +51,14 @@ static const ari_option options[] = {
      .min = 1,
      .max = 1e6,
      .value = "B",
-     .help = "gemm: matrices of that shape (default 1); block, step: sequences (default 2, 8)"},
+     .help = "gemm: matrices of that shape (default 1); block, step, ddp: sequences (default 2, 8, 8)"},
     {.name = "seq",
      .kind = ARI_OPT_SIZE,
      .at = offsetof(bench_values, seq),
      .min = 1,
      .max = 4096,
      .value = "S",
-     .help = "block, step: tokens of a sequence (default 512, 64)"},
+     .help = "block, step, ddp: tokens of a sequence (default 512, 64, 64)"},
     {.name = "repetitions",
      .kind = ARI_OPT_INT,
      .at = offsetof(bench_values, repetitions),
@@ -93,6 +93,7 @@ static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS(bench_values, "step: tensor-parallel ranks (default 4 where no layout is given)",
                        "step: exact or native (default: both)"),
     ARI_LAYOUT_STEP_OPTIONS(bench_values),
+    {.name = "zero", .kind = ARI_OPT_LATER},
     {0},
 };
 
@@ -100,8 +101,8 @@ static const ari_positional positionals[] = {
     {.name = "WHAT",
      .at = offsetof(bench_values, what),
      .required = true,
-     .help = "gemm, grad, block, step or allreduce"},
-    {.name = "MODEL", .at = offsetof(bench_values, model), .help = "step: as check has it (default llama-demo)"},
+     .help = "gemm, grad, block, step, ddp or allreduce"},
+    {.name = "MODEL", .at = offsetof(bench_values, model), .help = "step, ddp: as check has it (default llama-demo)"},
     {0},
 };
 
@@ -109,7 +110,8 @@ static const ari_args_spec spec = {
     .command = "bench",
     .summary = "Times what anyrank does against what bounds it, interleaved in one run.",
     .example = "anyrank bench gemm\nanyrank bench gemm --m 1024 --n 768 --k 3072 --threads 1\nanyrank bench block\n"
-               "anyrank bench step llama-demo --tp 4\nanyrank bench allreduce --ranks 4 --bytes 1048576",
+               "anyrank bench step llama-demo --tp 4\nanyrank bench ddp --dp 2\nanyrank bench allreduce --ranks 4 "
+               "--bytes 1048576",
     .options = options,
     .positionals = positionals,
     .common_at = offsetof(bench_values, common),
@@ -117,7 +119,9 @@ static const ari_args_spec spec = {
 
 static size_t repetitions_of(const bench_values *v)
 {
-    return v->repetitions > 0 ? (size_t)v->repetitions : strcmp(v->what, "gemm") == 0 ? 7 : 15;
+    return v->repetitions > 0                                            ? (size_t)v->repetitions
+           : strcmp(v->what, "gemm") == 0 || strcmp(v->what, "ddp") == 0 ? 7
+                                                                         : 15;
 }
 
 static ar_status shapes_of(const bench_values *v, ar_bench_gemm_row *rows, size_t *n)
@@ -262,6 +266,56 @@ static ar_status run_step(const bench_values *v)
     return st;
 }
 
+/* The step without DDP, then every capacity, eager and overlapped. */
+#define DDP_CAPACITIES ((size_t)6)
+static size_t ddp_rows(ar_bench_ddp_row *rows)
+{
+    static const size_t capacities[DDP_CAPACITIES] = {0, 65536, 262144, 1048576, 4194304, AR_BUCKET_BYTES};
+    size_t n = 1;
+    for (size_t i = 0; i < DDP_CAPACITIES; i++) {
+        rows[n++] = (ar_bench_ddp_row){.bucket_bytes = capacities[i], .mode = AR_BUCKETS_EAGER};
+        rows[n++] = (ar_bench_ddp_row){.bucket_bytes = capacities[i], .mode = AR_BUCKETS_OVERLAP};
+    }
+    return n;
+}
+
+static ar_status run_ddp(const bench_values *v)
+{
+    char folder[512];
+    ar_config c;
+    int64_t *ids = NULL;
+    ar_bench_ddp_row rows[1 + 2 * DDP_CAPACITIES];
+    const size_t n = ddp_rows(rows);
+    const ar_parallel parallel = ari_layout_parallel(&v->layout);
+    ar_bench_ddp_options o = {
+        .config = &c,
+        .ranks = parallel.dp > 1 ? parallel.dp : 2,
+        .batch = v->batch ? v->batch : 8,
+        .seq = v->seq ? v->seq : 64,
+        .numerics = v->layout.numerics >= 0 ? (ar_numerics)v->layout.numerics : AR_NUMERICS_NATIVE,
+        .sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
+        .threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
+        .repetitions = repetitions_of(v)};
+    AR_TRY(ari_layout_check(&v->layout));
+    if (parallel.tp > 1 || parallel.micro_batches > 1)
+        return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
+    AR_TRY(ar_model_path(folder, sizeof folder, v->model ? v->model : "llama-demo"));
+    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.plan));
+    AR_TRY(ari_text_ids(&ids, o.batch, o.seq, c.vocab, NULL, v->common.seed));
+    o.input_ids = ids;
+    ari_progress p;
+    ari_progress_begin(&p, v->common.quiet);
+    ari_progress_update(&p, 0.0, "bench ddp");
+    ar_status st = ari_bench_ddp(rows, n, &o);
+    ari_progress_end(&p);
+    free(ids);
+    AR_TRY(st);
+    if (ari_wants_text(&v->common))
+        AR_TRY(ari_bench_print_ddp(rows, n, &o));
+    return end(ari_bench_json_ddp(rows, n, &o), v, o.threads);
+}
+
 /* The rows that the options ask for: every number of ranks, of every type, in every size. */
 static size_t allreduce_rows(const bench_values *v, ar_bench_allreduce_row *rows)
 {
@@ -298,7 +352,7 @@ static ar_status run_allreduce(const bench_values *v)
 
 static ar_status run(const bench_values *v)
 {
-    if (v->model && strcmp(v->what, "step") != 0)
+    if (v->model && strcmp(v->what, "step") != 0 && strcmp(v->what, "ddp") != 0)
         return ar_error_set(AR_ERR_ARG, "bench %s takes no model, '%s' is one too many", v->what, v->model);
     if (strcmp(v->what, "gemm") == 0)
         return run_gemm(v);
@@ -308,9 +362,11 @@ static ar_status run(const bench_values *v)
         return run_block(v);
     if (strcmp(v->what, "step") == 0)
         return run_step(v);
+    if (strcmp(v->what, "ddp") == 0)
+        return run_ddp(v);
     if (strcmp(v->what, "allreduce") == 0)
         return run_allreduce(v);
-    return ar_error_set(AR_ERR_ARG, "there is no benchmark '%s'; there are gemm, grad, block, step and allreduce",
+    return ar_error_set(AR_ERR_ARG, "there is no benchmark '%s'; there are gemm, grad, block, step, ddp and allreduce",
                         v->what);
 }
 

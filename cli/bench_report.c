@@ -182,9 +182,6 @@ json_t *ari_bench_json_step(const ari_bench_step_line *lines, size_t n, const ar
     return list;
 }
 
-const char *const ari_bench_dtype_names[] = {"f32", "i64", NULL};
-const char *const ari_bench_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
-
 /* "1 KiB", "25 MiB"; what is not a whole number of either, in bytes. */
 static void size_cell(ari_table *t, size_t bytes)
 {
@@ -195,6 +192,66 @@ static void size_cell(ari_table *t, size_t bytes)
     else
         ari_table_cell(t, "%zu B", bytes);
 }
+
+static const char *const bucket_modes[] = {[AR_BUCKETS_OVERLAP] = "overlap", [AR_BUCKETS_EAGER] = "eager"};
+
+ar_status ari_bench_print_ddp(const ar_bench_ddp_row *rows, size_t n, const ar_bench_ddp_options *o)
+{
+    static const ari_column columns[] = {{"capacity", ARI_RIGHT},    {"mode", ARI_LEFT},   {"buckets", ARI_RIGHT},
+                                         {"all-reduces", ARI_RIGHT}, {"MB", ARI_RIGHT},    {"time", ARI_RIGHT},
+                                         {"of no DDP", ARI_RIGHT},   {"spread", ARI_RIGHT}};
+    ari_table *t = NULL;
+    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
+    for (size_t i = 0; i < n; i++) {
+        const ar_bench_ddp_row *row = &rows[i];
+        if (row->alone || row->bucket_bytes == 0)
+            ari_table_cell(t, "%s", row->alone ? "no DDP" : "a parameter");
+        else
+            size_cell(t, row->bucket_bytes);
+        ari_table_cell(t, "%s", row->alone ? "" : bucket_modes[row->mode]);
+        ari_table_cell(t, "%zu", row->buckets);
+        ari_table_cell(t, "%llu", (unsigned long long)row->all_reduces);
+        ari_table_cell(t, "%.1f", 1e-6 * (double)row->bytes);
+        ari_table_cell(t, "%s", ARI_SECONDS(row->seconds));
+        ari_table_cell(t, "%.2f", row->over_alone);
+        ari_table_cell(t, "%.0f %%", 100.0 * row->spread);
+    }
+    const ar_status st = ari_table_print(t, stdout, 0);
+    ari_table_destroy(t);
+    printf(
+        "\nA training step of %s (AdamW, %s), batch %zu x seq %zu, dp=%d, %d thread%s in all; medians. 'no DDP': the\n"
+        "same ranks with the same samples, each for itself. 'all-reduces', 'MB': of rank 0 in one step, bytes read "
+        "and\n"
+        "written between ranks. 'spread': of the ratio, in the first row of the times, (largest - smallest)/median.\n",
+        o->config->name, ari_numerics_names[o->numerics], o->batch, o->seq, o->ranks, o->threads,
+        o->threads == 1 ? "" : "s");
+    return st;
+}
+
+json_t *ari_bench_json_ddp(const ar_bench_ddp_row *rows, size_t n, const ar_bench_ddp_options *o)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) {
+        const ar_bench_ddp_row *row = &rows[i];
+        json_t *one = json_pack("{s:s, s:i, s:s, s:I, s:I, s:b}", "model", o->config->name, "ranks", o->ranks,
+                                "numerics", ari_numerics_names[o->numerics], "batch", (json_int_t)o->batch, "seq",
+                                (json_int_t)o->seq, "ddp", !row->alone);
+        json_object_set_new(one, "bucket_bytes",
+                            row->alone ? json_null() : json_integer((json_int_t)row->bucket_bytes));
+        json_object_set_new(one, "mode", row->alone ? json_null() : json_string(bucket_modes[row->mode]));
+        json_object_set_new(one, "buckets", json_integer((json_int_t)row->buckets));
+        json_object_set_new(one, "all_reduces", json_integer((json_int_t)row->all_reduces));
+        json_object_set_new(one, "bytes", json_integer((json_int_t)row->bytes));
+        json_object_set_new(one, "seconds", ari_json_number(row->seconds));
+        json_object_set_new(one, "over_alone", ari_json_number(row->over_alone));
+        json_object_set_new(one, "spread", ari_json_number(row->spread));
+        json_array_append_new(list, one);
+    }
+    return list;
+}
+
+const char *const ari_bench_dtype_names[] = {"f32", "i64", NULL};
+const char *const ari_bench_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
 
 static void time_cell(ari_table *t, double seconds)
 {

@@ -4,6 +4,7 @@
 
 #include "bench/allreduce.h"
 #include "bench/block.h"
+#include "bench/ddp.h"
 #include "bench/gemm.h"
 #include "bench/grad.h"
 #include "bench/step.h"
@@ -34,6 +35,9 @@ typedef struct ari_bench_step_line {
 } ari_bench_step_line;
 AR_NODISCARD ar_status ari_bench_print_step(const ari_bench_step_line *lines, size_t n, const ar_bench_step_options *o);
 json_t *ari_bench_json_step(const ari_bench_step_line *lines, size_t n, const ar_bench_step_options *o);
+
+AR_NODISCARD ar_status ari_bench_print_ddp(const ar_bench_ddp_row *rows, size_t n, const ar_bench_ddp_options *o);
+json_t *ari_bench_json_ddp(const ar_bench_ddp_row *rows, size_t n, const ar_bench_ddp_options *o);
 
 extern const char *const ari_bench_dtype_names[];     /* "f32", "i64" */
 extern const char *const ari_bench_algorithm_names[]; /* in the order of ar_sim_algorithm */

@@ -46,13 +46,13 @@ _anyrank() {
             names=$models ;;
         grads) options="$layout $watch --input --block --out $common" names=$models ;;
         train)
-            options="$layout $split $ddp $optimizer --data --data-format --in-order --steps --batch --seq --clip --dropout
+            options="$layout $split $ddp $optimizer --data --data-format --in-order --steps --batch --seq --clip --dropout --storage --loss-scale
                 --save --save-every --keep --resume --stop-after --plot --log-every --inject $watch $common"
             names=$models ;;
         bugs) options="--run --curves $common" ;;
         bench)
             options="$layout $split --m --n --k --batch --seq --repetitions --ranks --bytes --dtype --algorithm $common"
-            names="gemm grad block step allreduce"
+            names="gemm grad block step ddp allreduce"
             if ((COMP_CWORD > 2)); then names=$models; fi ;;
         info) options="--probe $common" ;;
         help) names=$subcommands options="" ;;
@@ -69,6 +69,7 @@ _anyrank() {
         --optimizer) mapfile -t COMPREPLY < <(compgen -W "sgd adam adamw" -- "$current"); return ;;
         --lr-schedule) mapfile -t COMPREPLY < <(compgen -W "constant cosine" -- "$current"); return ;;
         --decay) mapfile -t COMPREPLY < <(compgen -W "all matrices" -- "$current"); return ;;
+        --storage) mapfile -t COMPREPLY < <(compgen -W "f32 bf16" -- "$current"); return ;;
         --data-format) mapfile -t COMPREPLY < <(compgen -W "auto bytes u16 u32 safetensors" -- "$current"); return ;;
         --cluster) mapfile -t COMPREPLY < <(compgen -W "a100 h100" -- "$current"); return ;;
         --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda" -- "$current"); return ;;
@@ -77,7 +78,7 @@ _anyrank() {
         --zero | --bucket-bytes | --warmup | --min-lr | --group) return ;;
         --tp | --dp | --micro-batches | --timeout | --schedule | --net-fault | --batch | --seq | --steps | --lr | --momentum | --betas | \
             --weight-decay | --clip | --dropout | --threads | --seed | --m | --n | --k | --repetitions) return ;;
-        --ranks | --bytes | --save-every | --keep | --stop-after | --log-every) return ;;
+        --ranks | --bytes | --save-every | --keep | --stop-after | --log-every | --loss-scale) return ;;
     esac
     if [[ $current == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")

@@ -83,6 +83,19 @@ class Bench(unittest.TestCase):
                          "--repetitions", "1")
         self.assertEqual([(row["layout"], row["numerics"]) for row in rows], [("tp=1", "exact"), ("tp=2", "exact")])
 
+    def test_a_step_with_and_without_buckets(self):
+        rows = self.rows("ddp", "stack-demo", "--dp", "2", "--batch", "2", "--seq", "8", "--repetitions", "1")
+        self.assertEqual(len(rows), 13)
+        self.assertEqual((rows[0]["ddp"], rows[0]["bucket_bytes"], rows[0]["over_alone"]), (False, None, 1))
+        self.assertEqual((rows[0]["all_reduces"], rows[0]["bytes"]), (0, 0))
+        for row in rows[1:]:
+            self.positive(row, "seconds", "over_alone", "buckets", "bytes")
+            self.assertEqual(row["bytes"], rows[1]["bytes"])  # buckets change messages, not bytes
+            # Two more than buckets: the count of targets, and the loss.
+            self.assertEqual(row["all_reduces"], row["buckets"] + 2)
+        self.assertEqual([row["mode"] for row in rows[1:3]], ["eager", "overlap"])
+        self.assertGreater(rows[1]["buckets"], rows[-1]["buckets"])
+
     def test_an_all_reduce_in_every_algorithm_and_type(self):
         for algorithm in ("auto", "direct", "ring", "last"):
             rows = self.rows("allreduce", "--ranks", "3", "--bytes", "1032", "--algorithm", algorithm,
@@ -127,6 +140,7 @@ class Bench(unittest.TestCase):
         self.refused("step", "llama-demo", "--dp", "9", "--micro-batches", "2", says="2 micro-batches cannot share the 1 samples")
         self.refused("step", "no-such-model", says="no-such-model")
         self.refused("step", "llama-demo", "--sp", says="--tp")
+        self.refused("ddp", "llama-demo", "--tp", "2", says="--dp")
 
 
 if __name__ == "__main__":
