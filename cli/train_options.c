@@ -2,6 +2,7 @@
 #include "cli/train_options.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/out.h"
@@ -9,6 +10,8 @@
 
 /* In the order of ar_data_format. */
 static const char *const data_format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", NULL};
+
+static const char *const storage_names[] = {"f32", "bf16", NULL};
 
 static const ari_option options[] = {
     {.name = "data",
@@ -63,6 +66,17 @@ static const ari_option options[] = {
      .help = "probability, below 1; of the config's own nothing is used (default 0)"},
     ARI_LAYOUT_OPTIONS(ari_train_values, "tensor-parallel ranks (default 1)",
                        "exact: the same bits under every layout; native: fp32 (default exact)"),
+    {.name = "storage",
+     .kind = ARI_OPT_ENUM,
+     .at = offsetof(ari_train_values, storage),
+     .choices = storage_names,
+     .help = "with --numerics native: of the matrices; bf16: the optimizer keeps fp32 ones (default f32)"},
+    {.name = "loss-scale",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(ari_train_values, loss_scale),
+     .value = "S",
+     .help = "with --numerics native: gradients are taken of S times the loss; dynamic: S begins at 65536 and falls "
+             "where they overflow (default: none)"},
     ARI_LAYOUT_STEP_OPTIONS(ari_train_values),
     ARI_LAYOUT_DDP_OPTIONS(ari_train_values, "gradients are summed over --dp in buckets of so many bytes of fp32, as "
                                              "4096, 25MiB (default 25MiB)"),
@@ -149,6 +163,7 @@ ari_train_values ari_train_values_defaults(void)
     ari_train_values v = {.layout = ARI_LAYOUT_DEFAULTS,
                           .optimizer = ari_optimizer_values_defaults(),
                           .data_format = -1,
+                          .storage = -1,
                           .clip = none,
                           .dropout = none,
                           .seed = ARI_SEED_NOT_GIVEN};
@@ -223,6 +238,36 @@ static ar_status set_plan(ar_training_options *o, const ari_train_values *v)
     return fits(o, &c);
 }
 
+/* "dynamic", or S. */
+static ar_status set_scaling(ar_training_options *o, const char *text)
+{
+    char *end = NULL;
+    const bool dynamic = strcmp(text, "dynamic") == 0;
+    o->scale_loss = true;
+    o->scaling = ar_loss_scaling_defaults(dynamic);
+    if (dynamic)
+        return AR_OK;
+    o->scaling.scale = strtod(text, &end);
+    if (end == text || *end != '\0' || !(o->scaling.scale >= 1.0 && o->scaling.scale <= 0x1p126))
+        return ar_error_set(AR_ERR_ARG, "--loss-scale: got '%s', expected dynamic, or a number from 1 to 2^126",
+                            ARI_SHOW(text));
+    return AR_OK;
+}
+
+static ar_status set_numerics(ar_training_options *o, const ari_train_values *v)
+{
+    if (v->layout.numerics >= 0)
+        o->numerics = (ar_numerics)v->layout.numerics;
+    if (v->storage >= 0)
+        o->storage = v->storage == 1 ? AR_BF16 : AR_F32;
+    if (v->loss_scale)
+        AR_TRY(set_scaling(o, v->loss_scale));
+    if (o->numerics == AR_NUMERICS_EXACT && (o->storage == AR_BF16 || o->scale_loss))
+        return ar_error_set(AR_ERR_ARG, "--%s: exact numerics have none, give --numerics native too",
+                            o->scale_loss ? "loss-scale" : "storage bf16");
+    return AR_OK;
+}
+
 static double or_else(double given, double otherwise)
 {
     return isnan(given) ? otherwise : given;
@@ -258,8 +303,7 @@ ar_status ari_train_values_options(ar_training_options *o, const ari_train_value
     o->stop_after = (uint64_t)v->stop_after;
     o->parallel = ari_layout_parallel(&v->layout);
     o->ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES);
-    if (v->layout.numerics >= 0)
-        o->numerics = (ar_numerics)v->layout.numerics;
+    AR_TRY(set_numerics(o, v));
     if (v->inject)
         AR_TRY(ar_fault_parse(&o->fault, v->inject));
     o->algorithm = ari_layout_algorithm(&v->layout);

@@ -11,12 +11,12 @@
 /* What `anyrank train` is asked for. 0, -1, NaN and NULL: not given. */
 typedef struct ari_train_values {
     ari_common common;
-    const char *model, *data, *save, *resume, *plot, *inject;
+    const char *model, *data, *save, *resume, *plot, *inject, *loss_scale;
     ari_layout_values layout;
     ari_optimizer_values optimizer;
     ari_watch_values watch;
     int steps, save_every, stop_after, log_every;
-    int data_format;
+    int data_format, storage;
     size_t batch, seq, keep;
     double clip, dropout;
     size_t seed; /* ARI_SEED_NOT_GIVEN */

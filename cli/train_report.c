@@ -68,6 +68,10 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
         fprintf(to, ", clip %g", o->clip);
     if (o->dropout > 0.0)
         fprintf(to, ", dropout %g", o->dropout);
+    if (o->storage == AR_BF16)
+        fprintf(to, ", matrices in bf16");
+    if (o->scale_loss)
+        fprintf(to, ", loss times %g%s", o->scaling.scale, o->scaling.dynamic ? " at first" : "");
     fprintf(to, "\n");
     print_layout(to, o);
     if (o->resume)
@@ -87,8 +91,8 @@ void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per
     char norm[ARI_NUMBER] = "-";
     if (s->norm > 0.0f)
         snprintf(norm, sizeof norm, "%.4f", (double)s->norm);
-    fprintf(to, "  %8" PRIu64 "  %10.6f  %10s  %10.4g  %10.0f\n", s->step, (double)s->loss, norm, s->lr,
-            tokens_per_second);
+    fprintf(to, "  %8" PRIu64 "  %10.6f  %10s  %10.4g  %10.0f%s\n", s->step, (double)s->loss, norm, s->lr,
+            tokens_per_second, s->skipped ? "  no update: the gradients overflow" : "");
 }
 
 uint64_t ari_train_log_every(uint64_t steps)
@@ -227,6 +231,8 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "optimizer", ari_optimizer_json(&o->optimizer));
     json_object_set_new(j, "clip", json_real(o->clip));
     json_object_set_new(j, "dropout", json_real(o->dropout));
+    json_object_set_new(j, "storage", json_string(o->storage == AR_BF16 ? "bf16" : "f32"));
+    json_object_set_new(j, "loss_scale", o->scale_loss ? json_real(o->scaling.scale) : json_null());
     json_object_set_new(j, "seed", json_integer((json_int_t)o->seed));
     json_course(j, r, o);
     json_object_set_new(j, "weights_hash", text_or_null(r->weights_hash));

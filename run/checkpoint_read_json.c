@@ -218,6 +218,7 @@ static ar_status get_state(const ari_json_at *at, ari_checkpoint_read *r)
                             ARI_SHOW(storage));
     AR_TRY(get_number(at, "loss_scale", &s->loss_scale));
     AR_TRY(get_count(at, "loss_scale_steps", &s->loss_scale_steps));
+    AR_TRY(ari_json_bool_or(at, "loss_scale_static", &s->loss_scale_static));
     if (!(s->clip >= 0) || !(s->dropout >= 0 && s->dropout < 1) || !(s->loss_scale >= 0) || isinf(s->loss_scale))
         return ar_error_set(at->code,
                             "%s: clip %g, dropout %g, loss scale %g: expected numbers from 0, dropout below 1",

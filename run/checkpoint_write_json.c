@@ -149,6 +149,7 @@ static json_t *state_json(const ar_checkpoint_state *s, const ari_checkpoint_has
     set(&at, "storage", json_string(ar_dtype_name(s->storage)));
     set(&at, "loss_scale", ari_json_number(s->loss_scale));
     set_count(&at, "loss_scale_steps", s->loss_scale_steps);
+    set(&at, "loss_scale_static", json_boolean(s->loss_scale_static));
     set_count(&at, "batch", s->batch);
     set_count(&at, "seq", s->seq);
     set(&at, "in_order", json_boolean(s->in_order));

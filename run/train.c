@@ -21,6 +21,15 @@ ar_training_options ar_training_defaults(void)
                                  .algorithm = AR_SIM_DIRECT};
 }
 
+/* What stands for little range or precision, which the exact numerics do not have. */
+static ar_status check_numerics(const ar_training_options *o)
+{
+    if (o->numerics == AR_NUMERICS_EXACT && (o->storage == AR_BF16 || o->scale_loss))
+        return ar_error_set(AR_ERR_ARG, "%s is of native numerics: exact ones have neither",
+                            o->scale_loss ? "loss scaling" : "storage in bf16");
+    return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;
+}
+
 static ar_status check_options(const ar_training_options *o, const ar_config *c)
 {
     if (o->batch == 0 || o->seq == 0 || o->steps == 0)
@@ -35,6 +44,7 @@ static ar_status check_options(const ar_training_options *o, const ar_config *c)
     if (!(o->dropout >= 0.0 && o->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "a dropout of %g: a probability from 0 to below 1", o->dropout);
     AR_TRY(ar_optimizer_check(&o->optimizer));
+    AR_TRY(check_numerics(o));
     if ((c->learned_positions || c->rope) && o->seq > c->max_positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", o->seq,
                             c->max_positions, c->name);
@@ -125,6 +135,7 @@ static ar_status run_ranks(ari_training *j)
         .dropout = o->dropout,
         .seed = o->seed,
         .numerics = o->numerics,
+        .storage = o->storage,
         .fault = o->fault,
         .threads = o->threads,
         .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns, .trace = o->trace, .cluster = o->cluster},

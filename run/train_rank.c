@@ -15,6 +15,7 @@ typedef struct member {
     ar_ctx *ctx;
     ari_trainer trainer;
     ar_loader *loader;
+    ar_loss_scaling scaling;
     uint64_t step;  /* taken */
     uint64_t saved; /* the last step that a checkpoint was asked for */
     bool diverged;
@@ -40,6 +41,8 @@ static ar_status create(member *m)
                                          .seed = o->seed};
     AR_TRY(ari_train_loader(&m->loader, j->data, o, &j->report->config));
     AR_TRY(ari_trainer_create(&m->trainer, m->ctx, &trainer));
+    m->scaling = o->scaling;
+    m->trainer.step.scaling = o->scale_loss ? &m->scaling : NULL;
     if (o->resume)
         AR_TRY(ar_checkpoint_load(o->resume, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer));
     m->step = m->saved = j->report->first;
@@ -84,6 +87,7 @@ static void record(const member *m, const ar_train_result *r, double seconds)
                                 .loss = r->loss,
                                 .norm = r->norm,
                                 .lr = report->lr[at],
+                                .skipped = r->skipped,
                                 .tokens = o->batch * o->seq,
                                 .seconds = seconds};
     if (o->listener.step)
@@ -109,7 +113,7 @@ static ar_status run_step(member *m)
     ar_batch batch;
     AR_TRY(ar_loader_batch(m->loader, &batch, m->step + 1));
     const ar_status st = ari_trainer_step(&result, &m->trainer, m->ctx, &batch, (uint32_t)(m->step + 1));
-    m->diverged = !isfinite(result.loss) || !isfinite(result.norm);
+    m->diverged = !isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped);
     /* A norm that is not finite is an error of the step, on every rank. */
     if (st != AR_OK && (st != AR_ERR_DATA || !m->diverged))
         return st;
@@ -138,7 +142,10 @@ static ar_checkpoint_state state_of(const member *m)
                                  .clip = o->clip,
                                  .dropout = o->dropout,
                                  .numerics = o->numerics,
-                                 .storage = AR_F32,
+                                 .storage = o->storage == AR_BF16 ? AR_BF16 : AR_F32,
+                                 .loss_scale = o->scale_loss ? m->scaling.scale : 0.0,
+                                 .loss_scale_steps = m->scaling.good,
+                                 .loss_scale_static = o->scale_loss && !m->scaling.dynamic,
                                  .batch = o->batch,
                                  .seq = o->seq,
                                  .in_order = o->in_order,

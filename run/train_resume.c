@@ -16,6 +16,13 @@ void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
     o->clip = s->clip;
     o->dropout = s->dropout;
     o->numerics = s->numerics;
+    o->storage = s->storage;
+    o->scale_loss = s->loss_scale > 0.0;
+    if (o->scale_loss) {
+        o->scaling = ar_loss_scaling_defaults(!s->loss_scale_static);
+        o->scaling.scale = s->loss_scale;
+        o->scaling.good = (uint32_t)s->loss_scale_steps;
+    }
     if (s->batch > 0) {
         o->batch = s->batch;
         o->seq = s->seq;
@@ -87,6 +94,8 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
     list(text, cap, o->clip != s->clip, "clip");
     list(text, cap, o->dropout != s->dropout, "dropout");
     list(text, cap, o->numerics != s->numerics, "numerics");
+    list(text, cap, (o->storage == AR_BF16) != (s->storage == AR_BF16), "storage");
+    list(text, cap, (o->scale_loss ? o->scaling.scale : 0.0) != s->loss_scale, "loss-scale");
 }
 
 ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)

@@ -29,6 +29,7 @@ typedef struct ar_checkpoint_state {
     ar_dtype storage;          /* of the weights: AR_F32, AR_BF16 */
     double loss_scale;         /* 0: no loss scaling */
     uint64_t loss_scale_steps; /* since it last changed */
+    bool loss_scale_static;    /* it never does */
     size_t batch, seq;         /* of a global batch; 0: no ar_loader */
     bool in_order;             /* of the loader */
     const char *data_hash;     /* of ar_data_hash; NULL: no data, and the three below mean nothing */

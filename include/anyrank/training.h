@@ -23,6 +23,7 @@ typedef struct ar_training_step {
     float loss;    /* before the update */
     float norm;    /* of the gradients before clipping; 0 without clipping */
     double lr;     /* of this step */
+    bool skipped;  /* no weight was changed: dynamic loss scaling, whose scale falls */
     size_t tokens; /* that went through the model, all ranks together */
     double seconds;
 } ar_training_step;
@@ -57,7 +58,10 @@ typedef struct ar_training_options {
     ar_plan plan;
     ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout */
     ar_numerics numerics;
-    uint64_t seed; /* of fresh weights, of the order of the data, of dropout; at most INT64_MAX */
+    ar_dtype storage;        /* of ar_ctx_options: AR_BF16 in native numerics; 0: AR_F32 */
+    bool scale_loss;         /* native numerics: with `scaling` */
+    ar_loss_scaling scaling; /* as the first step finds it */
+    uint64_t seed;           /* of fresh weights, of the order of the data, of dropout; at most INT64_MAX */
     ar_fault fault;
     ar_checkpoint *resume; /* goes on from there, under whatever layout; NULL: from the start. Borrowed */
     const char *save;      /* folder of checkpoints: one at the end; NULL: none */
