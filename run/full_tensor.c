@@ -40,14 +40,14 @@ void ari_full_tensor_fini(ari_full_tensor *t)
     *t = (ari_full_tensor){.count = 0};
 }
 
-static ar_status check_shape(const ari_full_tensor *t, const ar_layout *o)
+static ar_status check_count(const ari_full_tensor *t, const ar_layout *o)
 {
-    bool same = o->ndim == t->ndim;
-    for (int d = 0; same && d < o->ndim; d++)
-        same = o->shape[d] == t->shape[d];
-    if (same)
+    size_t count = 1;
+    for (int d = 0; d < o->ndim; d++)
+        count *= o->shape[d];
+    if (count == t->count)
         return AR_OK;
-    return ar_error_set(AR_ERR_INTERNAL, "%s: a rank reports it with another shape than the one before", t->name);
+    return ar_error_set(AR_ERR_INTERNAL, "a rank reports %s of %zu elements, expected %zu", t->name, count, t->count);
 }
 
 struct write {
@@ -86,7 +86,7 @@ static void write_run(void *user, const ari_box_run *r)
 ar_status ari_full_tensor_write(ari_full_tensor *t, int rank, const ar_tensor *local, const ar_layout *layout)
 {
     struct write w = {t, rank};
-    AR_TRY(check_shape(t, layout));
+    AR_TRY(check_count(t, layout));
     ari_for_each_run(local, layout, write_run, &w);
     return AR_OK;
 }
@@ -112,7 +112,7 @@ static void compare_run(void *user, const ari_box_run *r)
 ar_status ari_full_tensor_compare(const ari_full_tensor *t, int rank, const ar_tensor *local, const ar_layout *layout)
 {
     struct comparison c = {.t = t, .at = SIZE_MAX};
-    AR_TRY(check_shape(t, layout));
+    AR_TRY(check_count(t, layout));
     ari_for_each_run(local, layout, compare_run, &c);
     if (c.at == SIZE_MAX)
         return AR_OK;
@@ -135,12 +135,14 @@ ar_status ari_full_tensor_check(const ari_full_tensor *t)
     if (written != t->count)
         return ar_error_set(AR_ERR_INTERNAL, "the ranks reported %zu of the %zu elements of %s", written, t->count,
                             t->name);
-    if (atomic_load(&t->clash))
-        return ar_error_set(AR_ERR_INTERNAL,
-                            "the ranks reported some of the %zu elements of %s more than once: element %zu by ranks %d "
-                            "and %d",
-                            t->count, t->name, t->clash_at, t->clash_ranks[0], t->clash_ranks[1]);
-    return AR_OK;
+    if (!atomic_load(&t->clash))
+        return AR_OK;
+    char who[48] = ""; /* where the ranks are known */
+    if (t->clash_ranks[0] != t->clash_ranks[1])
+        snprintf(who, sizeof who, " by ranks %d and %d", t->clash_ranks[0], t->clash_ranks[1]);
+    return ar_error_set(AR_ERR_INTERNAL,
+                        "the ranks reported some of the %zu elements of %s more than once: element %zu%s", t->count,
+                        t->name, t->clash_at, who);
 }
 
 ar_st_tensor ari_full_tensor_entry(const ari_full_tensor *t)

@@ -30,11 +30,11 @@ typedef struct ari_full_tensor {
 AR_NODISCARD ar_status ari_full_tensor_init(ari_full_tensor *t, const char *name, int ndim, const size_t *shape);
 void ari_full_tensor_fini(ari_full_tensor *t);
 /** Writes this rank's boxes, which no other rank may write: the first copy (replica 0). `local` is host memory, fp32.
- *  Errors: AR_ERR_INTERNAL (another shape). What clashes is found by ari_full_tensor_check. */
+ *  Errors: AR_ERR_INTERNAL (another number of elements). What clashes is found by ari_full_tensor_check. */
 AR_NODISCARD ar_status ari_full_tensor_write(ari_full_tensor *t, int rank, const ar_tensor *local,
                                              const ar_layout *layout);
 /** Whether this rank's boxes have the bits that were written: once all ranks have. Errors: AR_ERR_DATA (names tensor,
- *  element, both ranks), AR_ERR_INTERNAL (another shape). */
+ *  element, both ranks), AR_ERR_INTERNAL (another number of elements). */
 AR_NODISCARD ar_status ari_full_tensor_compare(const ari_full_tensor *t, int rank, const ar_tensor *local,
                                                const ar_layout *layout);
 /** Whether every element was written once. Errors: AR_ERR_INTERNAL. */

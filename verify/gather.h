@@ -2,23 +2,15 @@
 #ifndef ARI_VERIFY_GATHER_H
 #define ARI_VERIFY_GATHER_H
 
-#include <stdatomic.h>
-
 #include "anyrank/context.h"
-#include "anyrank/safetensors.h"
+#include "run/full_tensor.h"
 
 /* Full tensors put together from what the ranks tap. Ranks share one gatherer; each writes its own boxes only. */
 typedef struct ari_gathered {
     char tap[160]; /* name of the tap */
     char pass;
-    char name[160]; /* name in the file */
-    int ndim;
-    size_t shape[AR_MAX_DIMS];
-    size_t count;
-    float *values;
-    atomic_uchar *written; /* [count] whether a rank has written the element */
-    atomic_size_t covered; /* elements that ranks have written, each as often as it was */
-    int file;              /* which file it goes to */
+    ari_full_tensor full; /* with its name in the file */
+    int file;             /* which file it goes to */
 } ari_gathered;
 
 typedef struct ari_gatherer {

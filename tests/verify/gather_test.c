@@ -31,7 +31,7 @@ Test(gather, a_tensor_that_no_rank_or_only_one_reported_is_not_whole)
     tap_half(&g, 1, high);
     cr_assert_eq(ari_gather_check(&g), AR_OK, "%s", ar_error_message());
     const float expected[4] = {1.0f, 2.0f, 3.0f, 4.0f};
-    cr_assert_eq(memcmp(g.list[0].values, expected, sizeof expected), 0);
+    cr_assert_eq(memcmp(g.list[0].full.values, expected, sizeof expected), 0);
     ari_gatherer_fini(&g);
 }
 
@@ -69,6 +69,6 @@ Test(gather, samples_of_micro_batches_are_put_where_they_stand)
         cr_assert_eq(ari_gather_tap(&g, &event), AR_OK);
     }
     cr_assert_eq(ari_gather_check(&g), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(memcmp(g.list[0].values, values, sizeof values), 0);
+    cr_assert_eq(memcmp(g.list[0].full.values, values, sizeof values), 0);
     ari_gatherer_fini(&g);
 }
