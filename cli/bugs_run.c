@@ -12,6 +12,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
+#include "verify/check_run.h"
 
 enum { FAULTS = AR_FAULT_COUNT - 1 };
 
@@ -29,6 +30,7 @@ typedef struct clean_run {
 
 typedef struct session {
     const ari_common *common;
+    ari_fault_bases bases;
     bool curves;
     clean_run *clean; /* [FAULTS], of which the first `count` hold something */
     size_t count;
@@ -42,12 +44,13 @@ static ar_status clean_of(session *s, const clean_run **gives, const ari_fault_c
             return AR_OK;
         }
     }
-    ar_check_report *r = NULL;
+    ar_check_run u;
     clean_run *c = &s->clean[s->count++];
     *c = (clean_run){.at = *at};
-    AR_TRY(ari_fault_case_check(&r, at, AR_FAULT_NONE, s->common->threads, s->common->seed));
-    c->result = r->result;
-    ar_check_report_destroy(r);
+    const ar_status st = ari_fault_case_run(&u, &s->bases, at, AR_FAULT_NONE);
+    c->result = u.result;
+    ari_check_run_fini(&u);
+    AR_TRY(st);
     if (s->curves)
         AR_TRY(ari_fault_trace_run(&c->trace, at, AR_FAULT_NONE, s->common->threads, s->common->seed));
     *gives = c;
@@ -69,28 +72,28 @@ static ar_status trace_fault(ari_bug_run *run, const session *s, const clean_run
 static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
 {
     const clean_run *clean = NULL;
-    ar_check_report *r = NULL;
+    ar_check_run u;
     *run = (ari_bug_run){.fault = fault, .at = ari_fault_case_of(fault)};
     AR_TRY(clean_of(s, &clean, &run->at));
     run->clean = clean->result;
     const uint64_t start = ari_now_ns();
-    AR_TRY(ari_fault_case_check(&r, &run->at, fault, s->common->threads, s->common->seed));
+    const ar_status st = ari_fault_case_run(&u, &s->bases, &run->at, fault);
     run->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    const ar_check_run *u = &r->run[0];
-    run->caught = u->result != AR_CHECK_SAME;
-    run->bytes_counted = u->bytes_counted;
-    run->bytes_predicted = u->bytes_predicted;
-    if (u->has_difference)
-        run->first = u->first;
-    if (u->error)
-        snprintf(run->error, sizeof run->error, "%.*s", (int)strcspn(u->error, "\n"), u->error);
-    ar_check_report_destroy(r);
+    run->caught = u.result != AR_CHECK_SAME;
+    run->bytes_counted = u.bytes_counted;
+    run->bytes_predicted = u.bytes_predicted;
+    if (u.has_difference)
+        run->first = u.first;
+    if (u.error)
+        snprintf(run->error, sizeof run->error, "%.*s", (int)strcspn(u.error, "\n"), u.error);
+    ari_check_run_fini(&u);
+    AR_TRY(st);
     return s->curves ? trace_fault(run, s, clean) : AR_OK;
 }
 
 ar_status ari_bugs_run(ari_bug_run *run, const ari_common *common, bool curves)
 {
-    session s = {.common = common, .curves = curves};
+    session s = {.common = common, .curves = curves, .bases = {.threads = common->threads, .seed = common->seed}};
     ari_progress line;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&s.clean, FAULTS, sizeof *s.clean, "clean runs"));
@@ -103,6 +106,7 @@ ar_status ari_bugs_run(ari_bug_run *run, const ari_common *common, bool curves)
     for (size_t i = 0; i < s.count; i++)
         ari_fault_trace_fini(&s.clean[i].trace);
     free(s.clean);
+    ari_fault_bases_fini(&s.bases);
     return st;
 }
 

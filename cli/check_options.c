@@ -162,6 +162,10 @@ void ari_check_values_inject(ari_check_values *v, ar_fault fault)
     v->layout.forward_first = c.parallel.forward_first;
     v->layout.zero = c.parallel.zero;
     v->layout.keep_gathered = c.parallel.keep_gathered;
+    v->layout.bucket_mode = (int)c.ddp.mode;
+    v->layout.find_unused = v->layout.find_unused || c.ddp.find_unused;
+    if (v->layout.bucket_bytes == ARI_LAYOUT_NOT_GIVEN)
+        v->layout.bucket_bytes = c.ddp.bucket_bytes;
     if (c.order != AR_MLP_COLUMN_ROW) /* else the one given stands */
         v->layout.mlp_order = (int)c.order;
     v->batch = v->batch ? v->batch : c.batch;

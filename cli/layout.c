@@ -35,6 +35,7 @@ ar_ddp_options ari_layout_ddp(const ari_layout_values *v, size_t capacity)
     o.bucket_bytes = v->bucket_bytes == ARI_LAYOUT_NOT_GIVEN ? capacity : v->bucket_bytes;
     o.mode = (ar_bucket_mode)v->bucket_mode;
     o.zero = v->zero;
+    o.find_unused = v->find_unused;
     return o;
 }
 

@@ -14,6 +14,7 @@ typedef struct ari_layout_values {
     int zero;            /* stage */
     size_t bucket_bytes; /* ARI_LAYOUT_NOT_GIVEN: as the subcommand has it */
     int bucket_mode;
+    bool find_unused;
     int mlp_order, algorithm, numerics, device;
     double timeout; /* seconds */
 } ari_layout_values;
@@ -103,25 +104,29 @@ extern const char *const ari_device_names[];
     }
 
 /* The same for how the data-parallel ranks share their gradients out. */
-#define ARI_LAYOUT_DDP_OPTIONS(values, bytes_help)                                                              \
-    {.name = "zero",                                                                                            \
-     .kind = ARI_OPT_INT,                                                                                       \
-     .at = ARI_LAYOUT_AT(values, zero),                                                                         \
-     .min = 0,                                                                                                  \
-     .max = 1,                                                                                                  \
-     .value = "STAGE",                                                                                          \
-     .help = "1: each rank of --dp keeps its share of the optimizer's state and updates its share of the "      \
-             "weights (ZeRO-1); 0: each does all (default 0)"},                                                 \
-        {.name = "bucket-bytes",                                                                                \
-         .kind = ARI_OPT_BYTES,                                                                                 \
-         .at = ARI_LAYOUT_AT(values, bucket_bytes),                                                             \
-         .value = "BYTES",                                                                                      \
-         .help = (bytes_help)},                                                                                 \
-    {                                                                                                           \
-        .name = "bucket-mode", .kind = ARI_OPT_ENUM, .at = ARI_LAYOUT_AT(values, bucket_mode),                  \
-        .choices = ari_bucket_mode_names,                                                                       \
-        .help = "overlap: each bucket is reduced while the backward pass goes on; eager: all of them after it " \
-                "(default overlap)"                                                                             \
+#define ARI_LAYOUT_DDP_OPTIONS(values, bytes_help)                                                         \
+    {.name = "zero",                                                                                       \
+     .kind = ARI_OPT_INT,                                                                                  \
+     .at = ARI_LAYOUT_AT(values, zero),                                                                    \
+     .min = 0,                                                                                             \
+     .max = 1,                                                                                             \
+     .value = "STAGE",                                                                                     \
+     .help = "1: each rank of --dp keeps its share of the optimizer's state and updates its share of the " \
+             "weights (ZeRO-1); 0: each does all (default 0)"},                                            \
+        {.name = "bucket-bytes",                                                                           \
+         .kind = ARI_OPT_BYTES,                                                                            \
+         .at = ARI_LAYOUT_AT(values, bucket_bytes),                                                        \
+         .value = "BYTES",                                                                                 \
+         .help = (bytes_help)},                                                                            \
+        {.name = "bucket-mode",                                                                            \
+         .kind = ARI_OPT_ENUM,                                                                             \
+         .at = ARI_LAYOUT_AT(values, bucket_mode),                                                         \
+         .choices = ari_bucket_mode_names,                                                                 \
+         .help = "overlap: each bucket is reduced while the backward pass goes on; eager: all after it "   \
+                 "(default overlap)"},                                                                     \
+    {                                                                                                      \
+        .name = "find-unused", .kind = ARI_OPT_FLAG, .at = ARI_LAYOUT_AT(values, find_unused),             \
+        .help = "the ranks of --dp agree which parameters got a gradient; the others are left alone"       \
     }
 
 /** Whether any option asks for one layout. */

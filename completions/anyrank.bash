@@ -23,7 +23,7 @@ _anyrank() {
     local layout="--tp --mlp-order --collectives --timeout --numerics --device"
     local watch="--trace --timeline --cluster"
     local split="--sp --keep-gathered --dp --micro-batches --forward-first"
-    local ddp="--zero --bucket-bytes --bucket-mode"
+    local ddp="--zero --bucket-bytes --bucket-mode --find-unused"
     local optimizer="--optimizer --lr --lr-schedule --warmup --min-lr --momentum --nesterov --betas --weight-decay
         --decay --group"
     local options="$common" names=""

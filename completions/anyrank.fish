@@ -69,6 +69,7 @@ complete -c anyrank -n $split -l forward-first -d "All micro-batches go forward 
 complete -c anyrank -n $ddp -l zero -x -d "1: share the optimizer's state out to the data-parallel ranks"
 complete -c anyrank -n $ddp -l bucket-bytes -x -d "Capacity of a bucket of gradients"
 complete -c anyrank -n $ddp -l bucket-mode -x -a "overlap eager" -d "When buckets are reduced"
+complete -c anyrank -n $ddp -l find-unused -d "Agree which parameters got a gradient"
 
 complete -c anyrank -n $optimizer -l optimizer -x -a "sgd adam adamw" -d "What updates the weights"
 complete -c anyrank -n $optimizer -l lr -x -d "Learning rate"

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/fault_case.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/model.h"
+#include "ref/core/size.h"
 
 /* 96 tokens a step. 24 positions divide by 2, 3, 4 and 8; 4 samples over 3 ranks are 2, 1 and 1, and 3 samples in 2
  * micro-batches 2 and 1: means over unlike numbers of tokens differ. */
 enum { BATCH = 4, SEQ = 24 };
+/* Some ten buckets of these models. */
+#define BUCKET_BYTES ((size_t)1 << 20)
 
 #define LLAMA .model = "llama-demo"
 #define GPT2 .model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
@@ -62,6 +66,21 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_collective_order_swapped, GPT2, DP(2)},
     {AR_FAULT_collective_size_mismatch, LLAMA},
     {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2)},
+    {AR_FAULT_bucket_first_ready, LLAMA, DP(2)},
+    {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2)},
+    {AR_FAULT_bucket_not_packed, LLAMA, DP(2)},
+    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .steps = 2},
+    {AR_FAULT_step_before_copy_back, LLAMA, DP(2)},
+    {AR_FAULT_comm_before_producer, LLAMA, DP(2)},
+    {AR_FAULT_stale_activation_reuse, LLAMA, DP(2)},
+    {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .batch = 2},
+    {AR_FAULT_unused_set_empty, LLAMA, DP(3), .batch = 2, .ddp.find_unused = true},
+    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .batch = 2},
+    {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2)},
+    {AR_FAULT_mean_divides_by_world, LLAMA, DP_TP(2, 2)},
+    {AR_FAULT_dp_init_differs, LLAMA, DP(2)},
+    {AR_FAULT_zero_gather_missing, LLAMA, .parallel = {.dp = 2, .zero = 1}},
+    {AR_FAULT_zero_shards_misaligned, LLAMA, .parallel = {.dp = 2, .zero = 1}},
     {AR_FAULT_accum_last_only, LLAMA, MICRO(2)},
     {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .batch = 3},
     {AR_FAULT_zero_grad_not_recursive, LLAMA, .steps = 2},
@@ -84,6 +103,7 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     c.seq = SEQ;
     c.steps = c.steps ? c.steps : 1;
     c.clip = c.clip < 0.0 ? 0.0 : 1.0;
+    c.ddp.bucket_bytes = BUCKET_BYTES;
     return c;
 }
 
@@ -93,7 +113,9 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
     return strcmp(a->model, b->model) == 0 && p->tp == q->tp && p->dp == q->dp &&
            p->micro_batches == q->micro_batches && p->sp == q->sp && p->keep_gathered == q->keep_gathered &&
            p->forward_first == q->forward_first && a->order == b->order && a->batch == b->batch && a->seq == b->seq &&
-           a->steps == b->steps && a->clip == b->clip && a->dropout == b->dropout;
+           a->steps == b->steps && a->clip == b->clip && a->dropout == b->dropout && p->zero == q->zero &&
+           a->ddp.bucket_bytes == b->ddp.bucket_bytes && a->ddp.mode == b->ddp.mode &&
+           a->ddp.find_unused == b->ddp.find_unused;
 }
 
 ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
@@ -105,25 +127,71 @@ ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case 
     return f->order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, f->order);
 }
 
-ar_status ari_fault_case_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault, int threads,
-                               uint64_t seed)
+/* --- runs --------------------------------------------------------------------------------------------------------- */
+
+typedef struct ari_fault_base {
+    ari_fault_case of;
+    ari_check_base base;
+} ari_fault_base;
+
+static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
+    return (ar_check_options){.model = f->model,
+                              .batch = f->batch,
+                              .seq = f->seq,
+                              .steps = f->steps,
+                              .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                              .clip = f->clip,
+                              .dropout = f->dropout,
+                              .ddp = f->ddp,
+                              .seed = bases->seed,
+                              .fault = fault,
+                              .threads = bases->threads,
+                              .skip_f64 = true};
+}
+
+static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
+{
+    return strcmp(a->model, b->model) == 0 && a->batch == b->batch && a->seq == b->seq && a->steps == b->steps &&
+           a->clip == b->clip && a->dropout == b->dropout;
+}
+
+static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, const ari_fault_case *f)
+{
+    for (size_t i = 0; i < bases->count; i++) {
+        if (same_base(&bases->base[i].of, f)) {
+            *gives = &bases->base[i].base;
+            return AR_OK;
+        }
+    }
+    char folder[512];
     ar_config c;
-    ar_plan plan;
-    AR_TRY(ari_fault_case_load(&c, &plan, f));
-    const ar_check_options o = {.model = f->model,
-                                .parallel = &f->parallel,
-                                .layouts = 1,
-                                .batch = f->batch,
-                                .seq = f->seq,
-                                .steps = f->steps,
-                                .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                .clip = f->clip,
-                                .dropout = f->dropout,
-                                .seed = seed,
-                                .fault = fault,
-                                .plan = plan,
-                                .threads = threads,
-                                .skip_f64 = true};
-    return ar_check(gives, &o);
+    const ar_check_options o = options_of(bases, f, AR_FAULT_NONE);
+    AR_TRY(ar_model_path(folder, sizeof folder, f->model));
+    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(ari_grow(&bases->base, &bases->capacity, bases->count, sizeof *bases->base, "baselines"));
+    ari_fault_base *b = &bases->base[bases->count++];
+    *b = (ari_fault_base){.of = *f};
+    AR_TRY(ari_check_base_init(&b->base, &o, &c, folder));
+    *gives = &b->base;
+    return AR_OK;
+}
+
+ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
+{
+    const ari_check_base *base = NULL;
+    ar_check_options o = options_of(bases, f, fault);
+    *run = (ar_check_run){.parallel = f->parallel};
+    AR_TRY(base_of(&base, bases, f));
+    if (f->order != AR_MLP_COLUMN_ROW)
+        AR_TRY(ar_plan_add_mlp_order(&o.plan, base->config.arch, f->order));
+    return ari_check_base_run(run, base, &o, &f->parallel);
+}
+
+void ari_fault_bases_fini(ari_fault_bases *bases)
+{
+    for (size_t i = 0; i < bases->count; i++)
+        ari_check_base_fini(&bases->base[i].base);
+    free(bases->base);
+    *bases = (ari_fault_bases){.base = NULL};
 }

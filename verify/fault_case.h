@@ -2,7 +2,7 @@
 #ifndef ARI_VERIFY_FAULT_CASE_H
 #define ARI_VERIFY_FAULT_CASE_H
 
-#include "anyrank/check.h"
+#include "verify/check_base.h"
 
 /* Where an injectable fault matters: a bundled model, a layout and a step in which it changes something. Small, so that
  * all of them run in a minute. What a fault looks like there is not known here. */
@@ -14,6 +14,7 @@ typedef struct ari_fault_case {
     size_t batch, seq;
     int steps;
     double clip, dropout;
+    ar_ddp_options ddp;
 } ari_fault_case;
 
 /** The case of a fault; not of AR_FAULT_NONE. */
@@ -22,9 +23,19 @@ ari_fault_case ari_fault_case_of(ar_fault fault);
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
 /** The case's config and plan. Errors: those of reading the model. */
 AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f);
-/** ar_check of the case with `fault`, or AR_FAULT_NONE for the clean run. threads 0: the machine's cores. Gives;
- *  ar_check_report_destroy. Errors: those of ar_check. */
-AR_NODISCARD ar_status ari_fault_case_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault,
-                                            int threads, uint64_t seed);
+
+/* Baselines that cases share: those of one model, batch, steps, clipping and dropout have one. */
+typedef struct ari_fault_bases {
+    int threads; /* 0: the machine's cores */
+    uint64_t seed;
+    struct ari_fault_base *base; /* [count] */
+    size_t count, capacity;
+} ari_fault_bases;
+
+/** Compares a run of the case with `fault`, or AR_FAULT_NONE for the clean one. Gives *run; ari_check_run_fini, also
+ *  after a failure. Errors: those of reading the model, of ari_check_base_init and ari_check_base_run. */
+AR_NODISCARD ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ari_fault_case *f,
+                                          ar_fault fault);
+void ari_fault_bases_fini(ari_fault_bases *bases);
 
 #endif

@@ -81,6 +81,7 @@ ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, ar_fa
                              .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                              .clip = f->clip,
                              .dropout = f->dropout,
+                             .ddp = f->ddp,
                              .seed = seed,
                              .fault = fault,
                              .threads = threads,

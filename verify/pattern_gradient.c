@@ -217,11 +217,10 @@ ar_status ari_detect_gradient(ari_clue *f, const ari_case *c)
         ari_text t = ari_find(f, ARI_STATISTIC);
         ari_say(&t,
                 "computed from other data: the gradient is unrelated to the reference (cosine %.3f, size %.3g of it); "
-                "if dY and "
-                "this module's dX are right, then the saved input is not: overwritten in place by a reduction or by a "
-                "second "
-                "forward, or released too early",
-                angle, sqrt(all->vv / all->rr));
+                "if dY and this module's dX are right, then the saved input is not: overwritten in place by a "
+                "reduction or by a second forward, or released too early%s",
+                angle, sqrt(all->vv / all->rr),
+                ari_dp_of(d) > 1 ? "; or its bucket was filled anew while it was being reduced" : "");
     }
     return AR_OK;
 }

@@ -105,7 +105,8 @@ static void say_sum(ari_clue *f, const ari_case *c, const fold *sums, const char
     else if (d->pass == 'f')
         ari_say(&t, "; a row-parallel output is partial until it is reduced");
     else if (d->pass == 'g' && strcmp(over, "dp") == 0)
-        ari_say(&t, "; each data-parallel rank saw its own samples: gradients are added over dp before the update");
+        ari_say(&t, "; each data-parallel rank saw its own samples: gradients are added over dp before the update%s",
+                d->step > 1 ? "; in the step before they were: what said so then was not reset" : "");
     else if (d->pass == 'g' && d->sp)
         ari_say(&t, "; a replicated parameter of which each rank saw its own positions only (sequence parallelism): "
                     "its gradient is spread over the ranks and must be added over tp");

@@ -213,7 +213,7 @@ ar_status ari_detect_share(ari_clue *f, const ari_case *c)
         return AR_OK;
     }
     compare_updates(c, &size, &cosine);
-    if (size > 0.5 && size < 2.0 && fabs(cosine) < 0.5) {
+    if (size > 0.2 && size < 5.0 && fabs(cosine) < 0.5) {
         ari_text t = ari_find(f, ARI_STATISTIC + 5);
         ari_say(&t,
                 "shares that do not line up: the update is as large as the expected (%.3g times) and has another "

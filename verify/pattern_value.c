@@ -139,9 +139,9 @@ static void say_factor(ari_text *t, const ari_case *c, int rank, double factor, 
                 d->copy[rank].shape[0], d->batch * d->seq);
     else if (dp > 1 && is_near(factor, dp, 1e-5))
         ari_say(t,
-                " (dp = %d ranks): a value that was complete on every data-parallel rank was added over dp, or each "
+                " (dp = %d ranks): a value that was complete on every data-parallel rank was added over dp%s, or each "
                 "rank divided by its own number of targets in place of the global one%s",
-                dp, tp == dp ? "; or the same over tp" : "");
+                dp, d->pass == 'g' ? " (a bucket reduced a second time)" : "", tp == dp ? "; or the same over tp" : "");
     else if (dp > 1 && is_near(factor, 1.0 / dp, 1e-5))
         ari_say(t, " (dp = %d ranks): averaged over dp where the sum was wanted%s", dp,
                 tp == dp ? ", or the same over tp" : "");
@@ -226,8 +226,10 @@ static void say_all_zero(ari_text *t, const ari_difference *d)
                "backward");
     else if (d->pass == 'g')
         ari_say(
-            t, "this parameter got no gradient: it was not used, was detached, or its gradient was not added or copied "
-               "back");
+            t,
+            "this parameter got no gradient: it was not used, was detached, or its gradient was not added or copied "
+            "back%s",
+            ari_dp_of(d) > 1 ? "; or its bucket was reduced before it was written there" : "");
     else if (d->pass == 'f' && (ari_leaf_has(d, "context") || ari_leaf_has(d, "probs")))
         ari_say(t,
                 "heads: no head was computed; a local head count divided by the number of ranks twice can floor to 0");
