@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/layout_draw.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -154,6 +156,24 @@ static void draw_ddp(layout_draw *d, uint64_t *s)
     d->ddp.find_unused = pick(s, 4) == 0;
 }
 
+/* Learning rates and decays that change from step to step and from parameter to parameter. */
+static void draw_rates(layout_draw *d, uint64_t *s)
+{
+    static const char *const globs[] = {"*", "*.bias", "*norm*", "*.0.*", "*weight"};
+    ar_optimizer_options *o = &d->optimizer;
+    const uint64_t steps = d->steps > 0 ? (uint64_t)d->steps : 1;
+    o->schedule = coin(s) ? AR_SCHEDULE_COSINE : AR_SCHEDULE_CONSTANT;
+    o->total_steps = steps;
+    o->warmup_steps = coin(s) ? pick(s, steps + 1) : 0;
+    o->min_lr = o->schedule == AR_SCHEDULE_COSINE && coin(s) ? 0.25 * o->lr : 0.0;
+    o->decay = coin(s) ? AR_DECAY_MATRICES : AR_DECAY_ALL;
+    o->groups = pick(s, 3);
+    for (size_t i = 0; i < o->groups; i++) {
+        o->group[i] = (ar_param_group){.lr_scale = coin(s) ? 0.5 : 1.0, .weight_decay = coin(s) ? 0.2 : (double)NAN};
+        snprintf(o->group[i].glob, sizeof o->group[i].glob, "%s", PICK(s, globs));
+    }
+}
+
 static bool is_legal(layout_draw *d)
 {
     if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
@@ -173,6 +193,7 @@ void layout_draw_make(layout_draw *d, uint64_t seed)
         draw_model(d, &state);
         draw_training(d, &state);
         draw_ddp(d, &state);
+        draw_rates(d, &state);
     } while (!is_legal(d));
     ar_error_clear();
 }
@@ -202,11 +223,13 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
         return;
     snprintf(out + used, cap - (size_t)used,
              ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, dropout %g, "
-             "labels %d padding %d additive %d (%d %d)",
+             "%s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d)",
              d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
              d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
              ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay, o->beta1,
-             o->beta2, d->clip, d->dropout, d->labels, d->padding, d->additive, d->mask_per_sample, d->mask_per_head);
+             o->beta2, d->clip, d->dropout, ar_schedule_name(o->schedule), (int)o->warmup_steps,
+             o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding, d->additive,
+             d->mask_per_sample, d->mask_per_head);
 }
 
 /* --- what the draws cover ----------------------------------------------------------------------------------------- */
