@@ -136,6 +136,14 @@ static void print_going_on(FILE *to, const ar_training_report *r, const ar_train
         fprintf(to, "%s\n", o->save ? "nothing was saved" : "without --save DIR there is nothing to go on with");
 }
 
+/* Bytes count whole messages: one that is missing shows. */
+static const char *predicted(const ar_training_report *r)
+{
+    if (r->bytes_predicted == 0)
+        return "";
+    return r->bytes == r->bytes_predicted ? ", as predicted" : ": NOT what the layout predicts";
+}
+
 void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_training_options *o)
 {
     const uint64_t taken = r->steps - r->first;
@@ -143,14 +151,23 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
     if (r->steps > 0)
         fprintf(to, "loss %.6f -> %.6f; %" PRIu64 " step%s in %s, %.0f tokens/s\n", first_loss(r),
                 (double)r->loss[r->steps - 1], taken, plural(taken), ARI_SECONDS(r->seconds), tokens_per_second(r, o));
+    if (ar_parallel_world(&o->parallel) > 1)
+        fprintf(to, "%s moved between ranks, all together%s\n", ARI_BYTES(r->bytes), predicted(r));
     if (r->end == AR_TRAINING_STOPPED)
         print_going_on(to, r, o);
     else if (r->checkpoint[0])
         fprintf(to, "saved as %s\n", ARI_SHOW(r->checkpoint));
     if (!r->weights_hash[0])
         return;
-    fprintf(to, "weights after step %" PRIu64 ": %s, %s\n", r->steps, r->weights_hash,
-            o->numerics == AR_NUMERICS_EXACT ? "the same for every layout" : "for this layout only (native numerics)");
+    fprintf(to, "weights after step %" PRIu64 ": %s, ", r->steps, r->weights_hash);
+    if (r->copies_differ)
+        fprintf(to, "of the lowest ranks: others hold other copies\n");
+    else if (o->fault != AR_FAULT_NONE)
+        fprintf(to, "with %s switched on\n", ar_fault_name(o->fault));
+    else
+        fprintf(to, "%s\n",
+                o->numerics == AR_NUMERICS_EXACT ? "the same for every layout"
+                                                 : "for this layout only (native numerics)");
 }
 
 /* --- JSON --------------------------------------------------------------------------------------------------------- */
@@ -211,7 +228,9 @@ static void json_course(json_t *j, const ar_training_report *r, const ar_trainin
     json_object_set_new(j, "lr", json_rates(r));
     json_object_set_new(j, "seconds", ari_json_number(r->seconds));
     json_object_set_new(j, "tokens_per_second", ari_json_number(tokens_per_second(r, o)));
-    json_object_set_new(j, "bytes", json_pack("{s:I}", "counted", (json_int_t)r->bytes));
+    json_object_set_new(
+        j, "bytes",
+        json_pack("{s:I, s:I}", "counted", (json_int_t)r->bytes, "predicted", (json_int_t)r->bytes_predicted));
 }
 
 json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 #include "run/positions.h"
 #include "run/train_rank.h"
 #include "run/weights.h"
+#include "sim/plan/bytes.h"
 
 ar_training_options ar_training_defaults(void)
 {
@@ -151,6 +153,24 @@ static ar_status run_ranks(ari_training *j)
     return st;
 }
 
+/* Of a run that has come to its end in good order. */
+static ar_status predict_bytes(ar_training_report *r, const ar_training_options *o)
+{
+    const uint64_t taken = r->steps - r->first;
+    const ari_traffic_case traffic = {.config = &r->config,
+                                      .plan = o->plan,
+                                      .parallel = o->parallel,
+                                      .batch = o->batch,
+                                      .seq = o->seq,
+                                      .steps = (int)taken,
+                                      .clip = o->clip > 0.0,
+                                      .numerics = o->numerics,
+                                      .find_unused = o->ddp.find_unused};
+    if (taken == 0 || taken > INT_MAX || o->scale_loss || r->end == AR_TRAINING_DIVERGED)
+        return AR_OK;
+    return ari_traffic_bytes(&r->bytes_predicted, &traffic);
+}
+
 ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
 {
     ari_weights *weights = NULL;
@@ -160,6 +180,7 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
     AR_TRY(ari_alloc_zero((void **)&job.report, 1, sizeof *job.report, "a report"));
     AR_TRY_TO(done, st, begin(&job, &weights, &data));
     AR_TRY_TO(done, st, run_ranks(&job));
+    AR_TRY_TO(done, st, predict_bytes(job.report, o));
     if (job.report->end != AR_TRAINING_DIVERGED)
         AR_TRY_TO(done, st, ari_full_set_hash(job.full, job.report->weights_hash));
     *gives = job.report;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ref/models/param_list.h"
 #include "run/train_rank.h"
 
 void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
@@ -98,10 +99,24 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
     list(text, cap, (o->scale_loss ? o->scaling.scale : 0.0) != s->loss_scale, "loss-scale");
 }
 
+/* Before any rank runs: whether the model is the checkpoint's. */
+static ar_status check_param(void *user, const char *name, int ndim, const size_t *shape)
+{
+    ar_checkpoint *c = user;
+    size_t count = 1;
+    for (int d = 0; d < ndim; d++)
+        count *= shape[d];
+    if (ar_checkpoint_find(c, name, count))
+        return AR_OK;
+    return ar_error_set(AR_ERR_SHAPE, "%s: is of another model, its weights hold no %s of %zu elements",
+                        ar_checkpoint_path(c), name, count);
+}
+
 ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)
 {
     const ar_checkpoint_state *s = ar_checkpoint_state_of(j->o->resume);
     char changes[256];
+    AR_TRY(ari_param_list(&j->report->config, check_param, j->o->resume));
     AR_TRY(check_same(j->o, s, j->data_hash));
     list_changes(changes, sizeof changes, j->o, s);
     note[0] = '\0';

@@ -103,6 +103,8 @@ struct ar_training_report {
     double *lr;                  /* [steps], of the options' schedule */
     double seconds;              /* of this run's steps */
     uint64_t bytes;              /* moved between ranks by this run, all ranks together */
+    uint64_t bytes_predicted;    /* what config and layout alone say of it; 0 where they do not: loss scaling, or a run
+                                    that diverged */
     bool has_predicted;          /* with a cluster */
     ar_trace_summary predicted;  /* by the virtual clock */
     char weights_hash[65];       /* after `steps` steps; "" where training diverged */

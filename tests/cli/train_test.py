@@ -1,0 +1,323 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `anyrank train` from outside: one hash under every layout, interrupted or not; JSON, plot, every bad input.
+
+    tests/cli/train_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import xml.etree.ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+LIMIT_S = 60
+
+# Small, and with heads for two tensor-parallel ranks.
+LLAMA = {"model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+         "hidden_act": "silu", "initializer_range": 0.02, "tie_word_embeddings": True}
+SIZE = ["--batch", "4", "--seq", "8"]
+# All that a trajectory depends on besides the data, so that nothing of it may be lost on the way.
+STEP = [*SIZE, "--steps", "12", "--dropout", "0.1", "--warmup", "3", "--lr-schedule", "cosine", "--clip", "0.5",
+        "--decay", "matrices", "--seed", "5"]
+LAYOUTS = [[], ["--tp", "2", "--sp"], ["--dp", "2", "--zero", "1", "--bucket-bytes", "4096"],
+           ["--dp", "3", "--micro-batches", "2"], ["--dp", "2", "--tp", "2", "--bucket-mode", "eager"]]
+
+
+def run(*arguments, **options):
+    return subprocess.run([COMMAND, "train", *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT_S,
+                          stdin=subprocess.DEVNULL, check=False, **options)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory(prefix="anyrank-train-")
+        self.addCleanup(holder.cleanup)
+        self.folder = pathlib.Path(holder.name)
+        self.model = self.config()
+
+    def config(self, name="model", **changes):
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**LLAMA, **changes}), encoding="utf-8")
+        return folder
+
+    def done(self, *arguments, code=0, **options):
+        done = run(*arguments, **options)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done
+
+    def trained(self, *arguments, **options):
+        """The JSON of a run."""
+        return json.loads(self.done(*arguments, "--json", "-", **options).stdout)
+
+    def refused(self, *arguments, says, code=2):
+        """One line on stderr that says it, and no new file."""
+        before = sorted(self.folder.rglob("*"))
+        done = run(*arguments)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("anyrank train: "), done.stderr)
+        self.assertIn(says, done.stderr)
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
+        return done
+
+
+class Trajectories(Case):
+    def test_every_layout_ends_with_the_same_weights(self):
+        runs = [self.trained(self.model, *STEP, *layout) for layout in LAYOUTS]
+        self.assertEqual(len({r["weights_hash"] for r in runs}), 1)
+        self.assertEqual(len({tuple(r["loss"]) for r in runs}), 1)
+        self.assertEqual(len({tuple(r["gradient_norms"]) for r in runs}), 1)
+        self.assertEqual([r["layout"]["world"] for r in runs], [1, 2, 2, 3, 4])
+        self.assertEqual([r["bytes"]["counted"] for r in runs[1:]], [r["bytes"]["predicted"] for r in runs[1:]])
+        self.assertTrue(all(r["bytes"]["counted"] > 0 for r in runs[1:]))
+
+    def test_the_data_the_seed_and_the_step_decide_the_weights(self):
+        other = self.folder / "other.txt"
+        other.write_bytes(bytes(range(256)) * 4)
+        hashes = [self.trained(self.model, *SIZE, "--steps", 2, *more)["weights_hash"]
+                  for more in ([], ["--seed", 1], ["--data", other], ["--in-order"], ["--lr", "0.01"],
+                               ["--weight-decay", "0.5"], ["--optimizer", "sgd"], ["--clip", "0.01"])]
+        self.assertEqual(len(set(hashes)), len(hashes))
+
+    def test_a_run_that_is_stopped_goes_on_under_another_layout(self):
+        whole = self.trained(self.model, *STEP)
+        save = self.folder / "run"
+        part = self.trained(self.model, *STEP, *LAYOUTS[1], "--stop-after", 5, "--save", save)
+        self.assertEqual((part["result"], part["steps"], part["steps_in_all"]), ("stopped", 5, 12))
+        middle = self.trained("--resume", save, *LAYOUTS[2], "--stop-after", 7, "--save", save)
+        self.assertEqual((middle["first_step"], middle["steps"]), (6, 7))
+        last = self.trained("--resume", save, *LAYOUTS[4])
+        self.assertEqual((last["result"], last["first_step"], last["steps"]), ("done", 8, 12))
+        self.assertEqual(last["weights_hash"], whole["weights_hash"])
+        self.assertEqual(last["loss"], whole["loss"])
+        self.assertEqual(last["bytes"]["counted"], last["bytes"]["predicted"])
+        self.assertEqual(last["lr"], whole["lr"][7:])
+
+    def test_an_interrupt_ends_the_run_after_its_step_and_saves_it(self):
+        for number, layout in ((signal.SIGINT, LAYOUTS[1]), (signal.SIGTERM, LAYOUTS[0])):
+            save, plot = self.folder / number.name, self.folder / "loss.svg"
+            child = subprocess.Popen([COMMAND, "train", self.model, *SIZE, "--steps", "100000", "--log-every", "1",
+                                      *layout, "--save", save, "--plot", plot], stdout=subprocess.PIPE,
+                                     stderr=subprocess.PIPE, text=True)
+            lines = [child.stdout.readline() for _ in range(10)]  # the head, and some steps
+            child.send_signal(number)
+            out, err = child.communicate(timeout=LIMIT_S)
+            self.assertEqual(child.returncode, 128 + number, err)
+            self.assertRegex(lines[-1], r"^ +\d+ +\d")
+            stopped = int(re.search(r"^stopped after step (\d+) of 100000; .*--resume", out, re.MULTILINE)[1])
+            self.assertEqual(os.readlink(save / "latest"), f"step-{stopped:08}")
+            self.assertEqual(len(points_of(plot)), stopped)
+            hashes = [out.splitlines()[-1].split()[4],
+                      self.trained("--resume", save, "--steps", stopped)["weights_hash"] + ",",
+                      self.trained(self.model, *SIZE, "--steps", stopped)["weights_hash"] + ","]
+            self.assertEqual(len(set(hashes)), 1, hashes)
+
+    def test_a_second_interrupt_ends_the_process_at_once(self):
+        child = subprocess.Popen([COMMAND, "train", "llama-demo", "--steps", "100000", "--batch", "64", "--seq", "512"],
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(1.0)  # a step takes longer than this test
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        start = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        self.assertEqual(child.wait(timeout=LIMIT_S), -signal.SIGINT)
+        self.assertLess(time.monotonic() - start, 5.0)
+
+    def test_a_checkpoint_is_a_model(self):
+        save = self.folder / "run"
+        first = self.trained(self.model, *STEP, "--save", save, "--save-every", 5, "--keep", 2)
+        self.assertEqual(sorted(os.listdir(save))[:3], ["latest", "step-00000010", "step-00000012"])
+        self.assertEqual(first["checkpoint"], str(save / "step-00000012"))
+        again = self.trained(save / "latest", *SIZE, "--steps", 1)
+        self.assertEqual(again["weights"], "folder")
+        self.assertLess(again["loss"][0], first["loss"][0])
+
+    def test_what_changes_the_weights_after_a_checkpoint_is_told(self):
+        save = self.folder / "run"
+        self.trained(self.model, *STEP, "--stop-after", 5, "--save", save)
+        for change, name in ((["--lr", "0.01"], "lr"), (["--clip", "1"], "clip"), (["--dropout", "0"], "dropout"),
+                             (["--steps", "20"], "steps"), (["--numerics", "native"], "numerics")):
+            with self.subTest(change=change):
+                note = self.trained("--resume", save, *change)["note"]
+                self.assertIn(f"another {name}", note)
+                self.assertIn("from step 6 on", note)
+        self.assertIsNone(self.trained("--resume", save, "--batch", 4, "--lr-schedule", "cosine")["note"])
+
+    def test_other_data_sizes_and_seeds_do_not_go_on(self):
+        save, other = self.folder / "run", self.folder / "other.txt"
+        other.write_bytes(bytes(range(256)) * 4)
+        self.trained(self.model, *STEP, "--stop-after", 5, "--save", save)
+        for change, says in ((["--batch", "8"], "batch of 8"), (["--seq", "16"], "16 tokens"), (["--seed", "6"], "seed 6"),
+                             (["--data", other], "other data"), (["--in-order"], "in order"),
+                             (["--steps", "4"], "has 5 behind it")):
+            with self.subTest(change=change):
+                self.refused("--resume", save, *change, says=says)
+
+
+def points_of(path):
+    """[(x, y)] of the loss in a plot."""
+    tree = xml.etree.ElementTree.parse(path)
+    paths = [p.get("d") for p in tree.iter("{http://www.w3.org/2000/svg}path") if p.get("class") == "faint"]
+    return re.findall(r"[ML]([\d.]+) ([\d.]+)", max(paths, key=len))
+
+
+class Output(Case):
+    def test_the_last_line_is_the_hash_of_the_weights(self):
+        done = self.done(self.model, *SIZE, "--steps", 3)
+        losses = re.findall(r"^ +(\d+) +([\d.]+) ", done.stdout, re.MULTILINE)
+        self.assertEqual([int(step) for step, _ in losses], [1, 2, 3])
+        self.assertRegex(done.stdout.splitlines()[-1],
+                         r"^weights after step 3: [0-9a-f]{64}, the same for every layout$")
+        self.assertEqual(done.stderr, "")
+        native = self.done(self.model, *SIZE, "--steps", 3, "--numerics", "native", "--storage", "bf16")
+        self.assertTrue(native.stdout.endswith(", for this layout only (native numerics)\n"))
+
+    def test_many_steps_have_few_lines(self):
+        for steps, more, lines in ((20, [], 20), (100, [], 21), (100, ["--log-every", "50"], 3)):
+            done = self.done(self.model, *SIZE, "--steps", steps, *more)
+            self.assertEqual(len(re.findall(r"^ +\d+ +\d", done.stdout, re.MULTILINE)), lines)
+
+    def test_quiet_prints_nothing_and_json_everything(self):
+        path = self.folder / "result.json"
+        done = self.done(self.model, *SIZE, "--steps", 2, "--quiet", "--json", path)
+        self.assertEqual((done.stdout, done.stderr), ("", ""))
+        result = json.loads(path.read_text(encoding="utf-8"))
+        self.assertEqual((result["tool"], result["command"], result["result"]), ("anyrank", "train", "done"))
+        self.assertEqual((len(result["loss"]), len(result["lr"]), len(result["gradient_norms"])), (2, 2, 2))
+        self.assertEqual((result["parameters"], result["data"]["tokens"]), (6320, 31432))
+        self.assertEqual(result["data"]["windows"], 31432 // 8)
+        self.assertGreater(result["tokens_per_second"], 0)
+        for key in ("checkpoint", "plot", "note", "message"):
+            self.assertIsNone(result[key])
+
+    def test_the_plot_is_a_picture_with_a_point_for_each_step(self):
+        plot = self.folder / "a & b.svg"
+        result = self.trained(self.config("<m&m>"), *SIZE, "--steps", 30, "--plot", plot)
+        self.assertEqual(result["plot"], str(plot))
+        points = [(float(x), float(y)) for x, y in points_of(plot)]
+        self.assertEqual(len(points), 30)
+        self.assertEqual(points, sorted(points))  # one after the other
+        lowest = min(range(30), key=lambda i: result["loss"][i])
+        self.assertEqual(points[lowest][1], max(y for _, y in points))  # down is a greater y
+        text = plot.read_text(encoding="utf-8")
+        self.assertIn("&lt;m&amp;m&gt;, tp=1", text)
+        self.assertIn(result["weights_hash"][:12], text)
+        self.assertNotRegex(text.replace("http://www.w3.org/2000/svg", ""), "http|url\\(|<script|@import")
+
+    def test_a_plot_after_a_checkpoint_has_the_whole_curve(self):
+        save, plot = self.folder / "run", self.folder / "loss.svg"
+        self.trained(self.model, *SIZE, "--steps", 6, "--stop-after", 4, "--save", save)
+        self.trained("--resume", save, "--plot", plot)
+        self.assertEqual(len(points_of(plot)), 6)
+        self.assertIn(">resumed<", plot.read_text(encoding="utf-8"))
+
+    def test_a_mistake_that_parts_the_copies_is_exit_status_1(self):
+        done = self.done(self.model, *SIZE, "--steps", 2, "--dp", 2, "--inject", "dp_group_missing", "--json",
+                         self.folder / "x.json", code=1)
+        self.assertIn("differ", done.stderr)
+        self.assertEqual(json.loads((self.folder / "x.json").read_text(encoding="utf-8"))["result"], "different")
+
+
+class BadInput(Case):
+    def test_options_that_make_no_sense(self):
+        for arguments, says in (
+                ([], "give a MODEL"), ([self.model, "--keep", 2], "give --save DIR too"),
+                ([self.model, "--save-every", 2], "give --save DIR too"),
+                ([self.model, "--data-format", "u16"], "give --data FILE too"),
+                ([self.model, "--dropout", 1], "drops everything"), ([self.model, "--steps", 0], "--steps"),
+                ([self.model, "--storage", "bf16"], "--numerics native"),
+                ([self.model, "--loss-scale", "0"], "--loss-scale"), ([self.model, "--plot", "-"], "--plot -"),
+                ([self.model, "--plot", "x", "--json", "x"], "one would replace the other"),
+                ([self.model, "--seed", "9223372036854775808"], "--seed"),
+                ([self.model, "--tp", 3], "3"), ([self.model, "--seq", 65], "64 positions"),
+                ([self.model, "--zero", 1], "--dp N"), ([self.model, "--inject", "no_such"], "no_such"),
+                ([self.model, "--batch", 1000000000, "--seq", 64], "GB of memory"),
+                (["no-such-model"], "no-such-model")):
+            with self.subTest(arguments=arguments):
+                self.refused(*arguments, says=says)
+
+    def test_data_that_cannot_be_trained_on(self):
+        narrow = self.config("narrow", vocab_size=128)
+        empty, short, ids = self.folder / "empty", self.folder / "short", self.folder / "ids.u16"
+        empty.write_bytes(b"")
+        short.write_bytes(b"seven..")
+        ids.write_bytes(struct.pack("<64H", *[1] * 40, 256, *[1] * 23))
+        for model, data, says in ((self.model, empty, "empty"), (self.model, short, "has 7 tokens"),
+                                  (narrow, ROOT / "data/text.txt", "vocabulary"), (self.model, ids, "256"),
+                                  (self.model, self.folder / "none", "none"), (self.model, self.folder, str(self.folder))):
+            with self.subTest(data=data):
+                self.refused(model, "--data", data, *SIZE, says=says)
+
+    def test_folders_that_cannot_be_written(self):
+        file = self.folder / "file"
+        file.write_text("mine", encoding="utf-8")
+        for option in ("--save", "--plot", "--json"):
+            for path in (file / "below", "/proc/nothing"):
+                with self.subTest(option=option, path=path):
+                    self.refused(self.model, *SIZE, "--steps", 1, option, path, says=str(path))
+        self.assertEqual(file.read_text(encoding="utf-8"), "mine")
+
+    def test_a_new_run_does_not_go_into_the_folder_of_another(self):
+        save = self.folder / "run"
+        self.trained(self.model, *STEP, "--stop-after", 1, "--save", save)
+        self.refused(self.model, *STEP, "--save", save, says=str(save))
+
+    def test_a_damaged_checkpoint(self):
+        save = self.folder / "run"
+        self.trained(self.model, *STEP, "--stop-after", 2, "--save", save)
+        here = save / "step-00000002"
+        for name in ("model.safetensors", "optimizer.safetensors", "training.json"):
+            with self.subTest(name=name):
+                content = (here / name).read_bytes()
+                (here / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+                self.refused("--resume", save, says=name)
+                (here / name).write_bytes(content[:len(content) // 2])
+                self.refused("--resume", save, says=name)
+                (here / name).write_bytes(content)
+        self.refused("--resume", self.folder / "nowhere", says="nowhere")
+        self.refused("--resume", self.model, says=str(self.model))
+        self.refused(self.config("wide", hidden_size=32), "--resume", save, says="model.embed_tokens.weight")
+        shutil.rmtree(here)
+        self.refused("--resume", save, says="run")
+
+    def test_training_that_diverges_says_so_and_keeps_what_was_saved(self):
+        save, path, plot = self.folder / "run", self.folder / "x.json", self.folder / "x.svg"
+        done = self.done(self.model, *SIZE, "--steps", 50, "--lr", "1e5", "--clip", 0, "--optimizer", "sgd", "--save",
+                         save, "--save-every", 1, "--json", path, "--plot", plot, code=2)
+        self.assertIn("diverged", done.stderr)
+        result = json.loads(path.read_text(encoding="utf-8"))
+        self.assertEqual((result["result"], result["weights_hash"]), ("diverged", None))
+        self.assertEqual(os.readlink(save / "latest"), f"step-{result['steps']:08}")
+        self.assertEqual(len(points_of(plot)), result["steps"])
+
+    def test_a_full_disk_leaves_the_last_whole_checkpoint(self):
+        """A file size limit stands for the full disk: the write fails in the middle."""
+        save = self.folder / "run"
+        line = 'ulimit -f 8; trap "" XFSZ; exec "$0" "$@"'
+        done = subprocess.run(["sh", "-c", line, COMMAND, "train", self.model, *SIZE, "--steps", "2", "--save", save],
+                              capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("step 2 was not saved", done.stderr)
+        self.assertIn("weights after step 2", done.stdout)
+        self.assertEqual([name for name in os.listdir(save) if name.startswith("step")], [])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and os.access(sys.argv[1], os.X_OK) and not os.path.isdir(sys.argv[1]):
+        COMMAND = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
