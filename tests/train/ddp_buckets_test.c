@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which parameter lies in which bucket, and what the ranks must agree on. */
+#include <criterion/criterion.h>
+
+#include "tests/train/ddp_toy.h"
+
+TestSuite(ddp_buckets, .timeout = 60);
+
+static const ar_parallel two = {.dp = 2};
+
+static void expect_buckets(toy t, const char *expected)
+{
+    t.parallel = two;
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < 2; r++)
+        cr_expect_str_eq(t.rank[r].buckets, expected, "rank %d has %s", r, t.rank[r].buckets);
+}
+
+/* Sizes in elements; a capacity of 100 of them is 400 bytes. */
+#define BY_SIZE(capacity)                                           \
+    {                                                               \
+        .bucket_bytes = 4 * (capacity), .order = AR_BUCKETS_BY_SIZE \
+    }
+#define REVERSE(capacity)              \
+    {                                  \
+        .bucket_bytes = 4 * (capacity) \
+    }
+
+Test(ddp_buckets, by_size_the_next_bucket_begins_where_one_does_not_fit)
+{
+    expect_buckets((toy){.n = 5, .size = {100, 50, 30, 20, 15}, .ddp = BY_SIZE(100)}, "[p0] [p1 p2 p3] [p4]");
+    expect_buckets((toy){.n = 4, .size = {60, 50, 40, 30}, .ddp = BY_SIZE(100)}, "[p0] [p1 p2] [p3]");
+    expect_buckets((toy){.n = 3, .size = {120, 90, 10}, .ddp = BY_SIZE(100)}, "[p0] [p1 p2]");
+}
+
+Test(ddp_buckets, by_size_the_largest_comes_first_and_equal_ones_as_registered)
+{
+    expect_buckets((toy){.n = 5, .size = {15, 20, 100, 30, 50}, .ddp = BY_SIZE(100)}, "[p2] [p4 p3 p1] [p0]");
+    expect_buckets((toy){.n = 4, .size = {7, 9, 7, 9}, .ddp = BY_SIZE(1000)}, "[p1 p3 p0 p2]");
+}
+
+Test(ddp_buckets, in_reverse_the_last_registered_comes_first)
+{
+    expect_buckets((toy){.n = 5, .size = {100, 50, 30, 20, 15}, .ddp = REVERSE(100)}, "[p4 p3 p2] [p1] [p0]");
+    expect_buckets((toy){.n = 3, .size = {40, 120, 50}, .ddp = REVERSE(100)}, "[p2] [p1] [p0]");
+}
+
+Test(ddp_buckets, without_capacity_each_parameter_has_its_own)
+{
+    expect_buckets((toy){.n = 3, .size = {1, 2, 3}, .ddp = REVERSE(0)}, "[p2] [p1] [p0]");
+}
+
+Test(ddp_buckets, one_parameter_none_and_frozen_ones)
+{
+    expect_buckets((toy){.n = 1, .size = {5}, .ddp = REVERSE(100)}, "[p0]");
+    expect_buckets((toy){.n = 0, .ddp = REVERSE(100)}, "");
+    expect_buckets((toy){.n = 3, .size = {5, 6, 7}, .frozen = {false, true, false}, .ddp = REVERSE(100)}, "[p2 p0]");
+    expect_buckets((toy){.n = 2, .size = {5, 6}, .frozen = {true, true}, .ddp = REVERSE(100)}, "");
+}
+
+Test(ddp_buckets, storages_and_groups_are_kept_apart)
+{
+    expect_buckets((toy){.n = 4,
+                         .size = {5, 6, 7, 8},
+                         .bf16 = {true, false, true, false},
+                         .numerics = AR_NUMERICS_NATIVE,
+                         .ddp = REVERSE(100)},
+                   "[p3 p1] [p2 p0]");
+    toy t = {.n = 4, .size = {5, 6, 7, 8}, .spread = {false, true, false, true}, .ddp = REVERSE(100)};
+    t.parallel = (ar_parallel){.tp = 2, .dp = 2};
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_expect_str_eq(t.rank[0].buckets, "[p3 p1] [p2 p0]");
+    t.parallel.tp = 1; /* nothing is spread over one rank */
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_expect_str_eq(t.rank[0].buckets, "[p3 p2 p1 p0]");
+}
+
+/* p1 and p3 are spread: their bucket is complete with p1, before p0's. */
+Test(ddp_buckets, are_numbered_as_they_become_complete)
+{
+    toy t = {.n = 5, .size = {9, 5, 9, 5, 9}, .spread = {false, true, false, true, false}, .ddp = REVERSE(10)};
+    t.parallel = (ar_parallel){.tp = 2, .dp = 2};
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_expect_str_eq(t.rank[0].buckets, "[p4] [p2] [p3 p1] [p0]");
+}
+
+/* --- what a bucket says of itself --------------------------------------------------------------------------------- */
+
+static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)ctx, (void)n;
+    const ar_bucket_info b = ar_ddp_bucket(d, 0), c = ar_ddp_bucket(d, 1);
+    const bool right = b.index == 0 && b.capacity == 400 && b.bytes == 4 * 65 && b.elements == 65 && b.params == 3 &&
+                       b.offset[0] == 0 && b.offset[1] == 15 && b.offset[2] == 35 && b.param[1] == params[2] &&
+                       b.ready == 0 && b.state == AR_BUCKET_FILLING && !b.spread && b.storage == AR_F32 &&
+                       b.own_start == 0 && b.own_count == 65 && c.index == 1 && c.capacity == 4 * 120 &&
+                       c.elements == 120 && c.storage_bytes > 0;
+    out->has[0] = right;
+    out->has[1] = ar_ddp_bytes(d) == b.storage_bytes + c.storage_bytes;
+    ar_param *all[2];
+    out->has[2] = ar_ddp_params(d, all, 2) == 4 && all[1] == params[1] && strcmp(ar_ddp_name(d), "toy") == 0 &&
+                  !ar_ddp_module(d) && ar_ddp_group(d) == ar_ctx_dp(ctx) && ar_ddp_options_of(d).bucket_bytes == 400;
+    return AR_OK;
+}
+
+Test(ddp_buckets, tell_their_sizes_and_offsets)
+{
+    toy t = {.n = 4, .size = {120, 30, 20, 15}, .ddp = REVERSE(100), .body = look, .parallel = two};
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < 2; r++)
+        cr_expect(t.rank[r].has[0] && t.rank[r].has[1] && t.rank[r].has[2], "rank %d", r);
+}
+
+static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)params, (void)n;
+    AR_TRY(ar_ddp_start(d));
+    const ar_bucket_info b = ar_ddp_bucket(d, 0);
+    size_t start = 0, count = 0;
+    ar_comm_slice(b.elements, ar_comm_size(ar_ctx_dp(ctx)), ar_comm_rank(ar_ctx_dp(ctx)), &start, &count);
+    out->has[0] = b.own_start == start && b.own_count == count;
+    size_t own = 0;
+    for (size_t i = 0; i < b.params; i++) {
+        const ar_param *p = b.param[i];
+        own += p->own_count;
+        out->has[0] = out->has[0] && (p->own_count == 0 || b.offset[i] + p->own_start >= start);
+    }
+    out->has[1] = own == count;
+    return AR_OK;
+}
+
+Test(ddp_buckets, with_zero_each_rank_has_a_slice_of_each)
+{
+    toy t = {.n = 3, .size = {5, 3, 9}, .ddp = REVERSE(100), .body = shares, .parallel = {.dp = 3}};
+    t.ddp.zero = 1;
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < 3; r++)
+        cr_expect(t.rank[r].has[0] && t.rank[r].has[1], "rank %d", r);
+}
+
+/* --- refusals ----------------------------------------------------------------------------------------------------- */
+
+static void expect_refused(toy t, ar_status st, const char *part)
+{
+    if (t.parallel.dp == 0)
+        t.parallel = two;
+    cr_expect_eq(toy_run(&t), st);
+    cr_expect_not_null(strstr(ar_error_message(), part), "\"%s\"", ar_error_message());
+}
+
+Test(ddp_buckets, options_that_do_not_exist_are_refused)
+{
+    expect_refused((toy){.n = 1, .size = {3}, .ddp = {.op = AR_MAX}}, AR_ERR_ARG, "summed or averaged");
+    expect_refused((toy){.n = 1, .size = {3}, .ddp = {.mode = (ar_bucket_mode)7}}, AR_ERR_ARG, "bucket mode 7");
+    expect_refused((toy){.n = 1, .size = {3}, .ddp = {.order = (ar_bucket_order)7}}, AR_ERR_ARG, "bucket order 7");
+    expect_refused((toy){.n = 1, .size = {3}, .ddp = {.zero = 2}}, AR_ERR_ARG, "ZeRO stage 2");
+}
+
+static ar_status again(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)d, (void)out;
+    ar_ddp *second = NULL;
+    const ar_ddp_options o = {0};
+    const ar_status st = ar_ddp_create_params(&second, ctx, "second", params, n, &o);
+    ar_ddp_destroy(second);
+    return st;
+}
+
+static ar_status same_twice(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)d, (void)n, (void)out;
+    ar_ddp *second = NULL;
+    const ar_ddp_options o = {0};
+    ar_param *list[2] = {params[0], params[0]};
+    return ar_ddp_create_params(&second, ctx, "second", list, 2, &o);
+}
+
+Test(ddp_buckets, a_parameter_belongs_to_one_object_once)
+{
+    expect_refused((toy){.n = 2, .size = {3, 4}, .body = again}, AR_ERR_ARG, "p1 belongs to another");
+    expect_refused((toy){.n = 2, .size = {3, 4}, .body = same_twice}, AR_ERR_ARG, "p0 twice");
+}
+
+/* Each rank makes lists of its own. */
+enum difference { LENGTH, SHAPE, NAME, FROZEN, OPTION };
+
+static ar_status differ(ar_ctx *ctx, ar_param **params, size_t n, enum difference what)
+{
+    ar_ddp_options o = {0};
+    ar_ddp *d = NULL;
+    if (ar_comm_rank(ar_ctx_dp(ctx)) == 2) {
+        n -= what == LENGTH;
+        if (what == SHAPE)
+            params[1] = params[2], n = 2;
+        if (what == NAME)
+            snprintf(params[1]->name, sizeof params[1]->name, "other");
+        if (what == FROZEN)
+            params[1]->requires_grad = false;
+        o.bucket_bytes = what == OPTION ? 64 : 0;
+    }
+    const ar_status st = ar_ddp_create_params(&d, ctx, "mine", params, n, &o);
+    ar_ddp_destroy(d);
+    return st;
+}
+
+static ar_status differ_length(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)d, (void)out;
+    return differ(ctx, params, n, LENGTH);
+}
+
+static ar_status differ_shape(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)d, (void)out;
+    return differ(ctx, params, n, SHAPE);
+}
+
+static ar_status differ_name(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)d, (void)out;
+    return differ(ctx, params, n, NAME);
+}
+
+static ar_status differ_frozen(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)d, (void)out;
+    return differ(ctx, params, n, FROZEN);
+}
+
+static ar_status differ_option(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)d, (void)out;
+    return differ(ctx, params, n, OPTION);
+}
+
+Test(ddp_buckets, ranks_that_wrap_different_parameters_are_told_which)
+{
+    toy t = {.n = 3, .size = {3, 4, 5}, .plain = true, .parallel = {.dp = 3}};
+    t.body = differ_length;
+    expect_refused(t, AR_ERR_MISMATCH,
+                   "ranks 0 and 2 disagree about parameter 2: rank 0 has p2 [5] F32, rank 2 nothing");
+    t.body = differ_shape;
+    expect_refused(t, AR_ERR_MISMATCH, "parameter 1: rank 0 has p1 [4] F32, rank 2 p2 [5] F32");
+    t.body = differ_name;
+    expect_refused(t, AR_ERR_MISMATCH, "parameter 1: rank 0 has p1 [4] F32, rank 2 other [4] F32");
+    t.body = differ_frozen;
+    expect_refused(t, AR_ERR_MISMATCH, "rank 2 p1 [4] F32, frozen");
+    t.body = differ_option;
+    expect_refused(t, AR_ERR_MISMATCH, "the options: rank 0 has buckets of 0 bytes");
+}
