@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "anyrank/device.h"
+#include "ref/core/half.h"
 #include "ref/numerics/optimizer.h"
 #include "support/bits.h"
 
@@ -117,4 +118,46 @@ Test(optimizer_kernels, scaling_rounds_once_keeps_signed_zeros_and_writes_the_on
         cr_expect_eq(first_different_bits(g, w_expected, N), N);
         ar_device_destroy(d);
     }
+}
+
+/* The values of one in sixteen are set: others than the copies round to. */
+static void fill_copies(float *copies, float *stored)
+{
+    fill_values(copies, N, 5, 1.0);
+    copies[11] = ari_float32(0x3f808000u); /* halfway between two bf16 numbers: to the even one, 1 */
+    copies[12] = ari_float32(0x3f818000u); /* the even one is the larger */
+    copies[13] = -0.0f;
+    for (size_t i = 0; i < N; i++)
+        stored[i] = i % 16 == 3 ? 7.0f : ari_f32_of_bf16(ari_bf16_of_f32(copies[i]));
+}
+
+Test(optimizer_kernels, rounding_to_bf16_is_to_nearest_with_ties_to_even)
+{
+    for (int threads = 1; threads <= 3; threads += 2) {
+        ar_device *d = device_of(threads);
+        fill_copies(m, w_expected);
+        for (size_t i = 3; i < N; i += 16)
+            w_expected[i] = ari_f32_of_bf16(ari_bf16_of_f32(m[i]));
+        cr_assert_eq(d->ops->round_bf16(d, NULL, (ar_buf){w}, (ar_cbuf){m}, N), AR_OK);
+        cr_expect_eq(first_different_bits(w, w_expected, N), N);
+        cr_expect(w[11] == 1.0f && w[12] == ari_float32(0x3f820000u));
+        cr_assert_eq(d->ops->round_bf16(d, NULL, (ar_buf){m}, (ar_cbuf){m}, N), AR_OK); /* in place */
+        cr_expect_eq(first_different_bits(m, w_expected, N), N);
+        ar_device_destroy(d);
+    }
+}
+
+Test(optimizer_kernels, a_master_copy_takes_what_it_does_not_round_to_and_keeps_the_rest)
+{
+    for (size_t i = 0; i < LENGTHS; i++)
+        for (int threads = 1; threads <= 3; threads += 2) {
+            ar_device *d = device_of(threads);
+            fill_copies(m, w);
+            memcpy(m_expected, m, sizeof m);
+            for (size_t k = 3; k < lengths[i]; k += 16)
+                m_expected[k] = 7.0f;
+            cr_assert_eq(d->ops->take_bf16(d, NULL, (ar_buf){m}, (ar_cbuf){w}, lengths[i]), AR_OK);
+            cr_expect_eq(first_different_bits(m, m_expected, N), N, "%zu elements, %d threads", lengths[i], threads);
+            ar_device_destroy(d);
+        }
 }
