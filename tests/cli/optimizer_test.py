@@ -37,10 +37,11 @@ class OptimizerTest(unittest.TestCase):
         return json.loads(done.stdout)["models"][0]
 
     def test_all_of_them_reach_the_run_and_its_json(self):
-        model = self.checked("--steps", "4", "--lr-schedule", "cosine", "--warmup", "2", "--min-lr", "0.0001", "--decay",
-                             "matrices", "--group", "*.mlp.*:lr=0.5", "--group", "*norm*:lr=2,decay=0.25")
+        model = self.checked("--steps", "4", "--lr-schedule", "cosine", "--warmup", "2", "--min-lr", "0.0001",
+                             "--decay", "matrices", "--group", "*.mlp.*:lr=0.5", "--group", "*norm*:lr=2,decay=0.25")
         optimizer = model["optimizer"]
-        self.assertEqual({key: optimizer[key] for key in ("schedule", "warmup_steps", "total_steps", "min_lr", "decay")},
+        keys = ("schedule", "warmup_steps", "total_steps", "min_lr", "decay")
+        self.assertEqual({key: optimizer[key] for key in keys},
                          {"schedule": "cosine", "warmup_steps": 2, "total_steps": 4, "min_lr": 0.0001,
                           "decay": "matrices"})
         self.assertEqual(optimizer["groups"], [{"glob": "*.mlp.*", "lr_scale": 0.5, "weight_decay": None},
@@ -72,7 +73,8 @@ class OptimizerTest(unittest.TestCase):
         self.refused("--lr-schedule", "cosine", "--warmup", "4", "--steps", "3",
                      says="warmup_steps is 4, expected at most total_steps, 3")
         self.refused("--min-lr", "0.1", says="--min-lr 0.1 is where --lr-schedule cosine ends: give both")
-        self.refused("--lr-schedule", "cosine", "--min-lr", "0.1", says="min_lr is 0.1, expected at least 0 and at most lr")
+        self.refused("--lr-schedule", "cosine", "--min-lr", "0.1",
+                     says="min_lr is 0.1, expected at least 0 and at most lr")
         self.refused("--lr-schedule", "linear", says="expected constant or cosine")
         self.refused("--decay", "norms", says="expected all or matrices")
         self.refused("--warmup", "-1", says="--warmup")
