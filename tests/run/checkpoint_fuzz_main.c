@@ -201,11 +201,11 @@ static void fuzz(const char *folder, const char *name, bool own_hash, size_t inp
 
 int main(int argc, char **argv)
 {
-    char folder[] = "/tmp/anyrank-fuzz-XXXXXX";
+    char folder[64];
     const size_t inputs = argc > 1 ? strtoul(argv[1], NULL, 10) : small_only() ? 300 : 1500;
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     tally t = {0};
-    if (!mkdtemp(folder))
+    if (!make_folder_in_memory(folder))
         return 1;
     const ar_checkpoint_options o = {.folder = folder};
     small_run r = small_run_of(TINY_TIED);

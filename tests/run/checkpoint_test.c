@@ -14,8 +14,7 @@ static char file[200];
 
 static void begin(void)
 {
-    snprintf(folder, sizeof folder, "/tmp/anyrank-checkpoint-XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
+    cr_assert(make_folder_in_memory(folder));
 }
 
 static void end(void)

@@ -181,6 +181,16 @@ static inline ar_status small_run_do(small_run *r)
 }
 
 /* --- folders ------------------------------------------------------------------------------------------------------ */
+/* A new folder, in memory where the machine has such a place: the tests wait for no disk. */
+static inline bool make_folder_in_memory(char path[64])
+{
+    snprintf(path, 64, "/dev/shm/anyrank-test-XXXXXX");
+    if (mkdtemp(path) != NULL)
+        return true;
+    snprintf(path, 64, "/tmp/anyrank-test-XXXXXX");
+    return mkdtemp(path) != NULL;
+}
+
 static inline int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at)
 {
     (void)info;
