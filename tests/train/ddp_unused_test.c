@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parameters that a rank, or every rank, did without: the right gradients, or an error that names them, and never a
+ * rank that waits for ever. */
+#include <criterion/criterion.h>
+
+#include "tests/train/ddp_toy.h"
+
+TestSuite(ddp_unused, .timeout = 60);
+
+/* Four parameters on three data-parallel ranks. Which ranks use p1, and in which of two micro-batches: */
+enum { RANKS = 3, P1 = 1u << 1 };
+typedef struct use {
+    const char *what;
+    unsigned skips[RANKS][2];
+    bool complete; /* a rank that has samples has a gradient for p1 */
+    bool anywhere;
+} use;
+static const use matrix[] = {
+    {"by all", {{0}}, true, true},
+    {"by one", {{P1, P1}, {0}, {P1, P1}}, false, true},
+    {"by all but one", {{0}, {P1, P1}, {0}}, false, true},
+    {"by none", {{P1, P1}, {P1, P1}, {P1, P1}}, false, false},
+    {"by all in the first micro-batch", {{0, P1}, {0, P1}, {0, P1}}, true, true},
+    {"by all in the last micro-batch", {{P1, 0}, {P1, 0}, {P1, 0}}, true, true},
+    {"by some in the first, by others in the last", {{0, P1}, {P1, 0}, {0, P1}}, true, true},
+    {"by one in the first", {{0, P1}, {P1, P1}, {P1, P1}}, false, true},
+    {"by all; one rank has no samples", {{0}, {TOY_IDLE, TOY_IDLE}, {0}}, true, true},
+    {"by all; one rank has one micro-batch", {{0}, {0, TOY_IDLE}, {0}}, true, true},
+    {"by none; one rank has no samples", {{P1, P1}, {P1, P1}, {TOY_IDLE, TOY_IDLE}}, false, false},
+};
+enum { USES = sizeof matrix / sizeof *matrix };
+
+static toy four(const use *u)
+{
+    toy t = {.n = 4, .size = {30, 20, 10, 5}, .micro = 2, .parallel = {.dp = RANKS, .micro_batches = 2}};
+    for (int r = 0; r < RANKS; r++)
+        memcpy(t.skips[r], u->skips[r], sizeof u->skips[r]);
+    return t;
+}
+
+/* The sum that accumulation without buckets gives. */
+static void expect_right(const toy *t, const use *u)
+{
+    toy plain = *t;
+    plain.plain = true;
+    plain.fault = AR_FAULT_NONE;
+    cr_assert_eq(toy_run(&plain), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < RANKS; r++) {
+        cr_expect_eq(memcmp(t->rank[r].grad, plain.rank[r].grad, sizeof plain.rank[r].grad), 0, "used %s: rank %d",
+                     u->what, r);
+        cr_expect_eq(t->rank[r].has[1], u->anywhere, "used %s: rank %d", u->what, r);
+        cr_expect(t->rank[r].has[0] && t->rank[r].has[3], "used %s: rank %d", u->what, r);
+        cr_expect_str_eq(t->rank[r].unused, u->anywhere ? "" : "p1", "used %s: rank %d says '%s'", u->what, r,
+                         t->rank[r].unused);
+    }
+}
+
+static void run_all(ar_ddp_options ddp, bool native)
+{
+    for (size_t i = 0; i < USES; i++) {
+        toy t = four(&matrix[i]);
+        t.ddp = ddp;
+        t.numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
+        const ar_status st = toy_run(&t);
+        if (ddp.find_unused || matrix[i].complete) {
+            cr_assert_eq(st, AR_OK, "used %s: %s", matrix[i].what, ar_error_message());
+            if (!native)
+                expect_right(&t, &matrix[i]);
+            continue;
+        }
+        cr_expect_eq(st, AR_ERR_DATA, "used %s", matrix[i].what);
+        cr_expect_not_null(strstr(ar_error_message(), "no gradient for 1 of 4 parameters: p1. "), "used %s: %s",
+                           matrix[i].what, ar_error_message());
+    }
+}
+
+/* Capacities of 0, of two parameters, of all. */
+Test(ddp_unused, the_matrix_with_unused_parameters_looked_for)
+{
+    static const size_t capacity[] = {0, 120, 4000};
+    for (size_t c = 0; c < 3; c++) {
+        run_all((ar_ddp_options){.bucket_bytes = capacity[c], .find_unused = true}, false);
+        run_all((ar_ddp_options){.bucket_bytes = capacity[c], .find_unused = true, .mode = AR_BUCKETS_EAGER}, false);
+    }
+    run_all((ar_ddp_options){.bucket_bytes = 120, .find_unused = true}, true);
+}
+
+Test(ddp_unused, the_matrix_without)
+{
+    static const size_t capacity[] = {0, 120, 4000};
+    for (size_t c = 0; c < 3; c++) {
+        run_all((ar_ddp_options){.bucket_bytes = capacity[c]}, false);
+        run_all((ar_ddp_options){.bucket_bytes = capacity[c], .mode = AR_BUCKETS_EAGER}, false);
+    }
+    run_all((ar_ddp_options){.bucket_bytes = 120}, true);
+}
+
+Test(ddp_unused, one_rank_is_held_to_the_same)
+{
+    toy t = {.n = 3, .size = {3, 4, 5}, .skips = {{P1}}, .parallel = {.dp = 1}};
+    cr_expect_eq(toy_run(&t), AR_ERR_DATA);
+    t.ddp.find_unused = true;
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_expect_str_eq(t.rank[0].unused, "p1");
+    cr_expect(!t.rank[0].has[1] && t.rank[0].has[0]);
+}
+
+Test(ddp_unused, many_names_are_cut_and_counted)
+{
+    toy t = {.n = 8, .size = {1, 1, 1, 1, 1, 1, 1, 1}, .skips = {{0}, {0x7e}}, .parallel = {.dp = 2}};
+    cr_expect_eq(toy_run(&t), AR_ERR_DATA);
+    cr_expect_not_null(
+        strstr(ar_error_message(), "rank 1 has no gradient for 6 of 8 parameters: p1, p2, p3, p4 and 2 more."), "%s",
+        ar_error_message());
+}
+
+Test(ddp_unused, frozen_parameters_are_not_missing)
+{
+    toy t = {.n = 3, .size = {3, 4, 5}, .frozen = {false, true, false}, .skips = {{P1}, {P1}}, .parallel = {.dp = 2}};
+    for (int find = 0; find < 2; find++) {
+        t.ddp.find_unused = find != 0;
+        cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+        cr_expect_str_eq(t.rank[0].unused, "");
+        cr_expect(!t.rank[0].has[1]);
+    }
+}
+
+/* A step in which p1 is used, then one in which it is not. */
+static ar_status one_then_none(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    toy t = {.n = n, .size = {30, 20, 10, 5}};
+    AR_TRY(toy_step(ctx, &t, params, d, 0));
+    out->has[5] = params[1]->has_grad && ar_ddp_unused(d, NULL, 0) == 0;
+    for (int r = 0; r < RANKS; r++)
+        t.skips[r][0] = P1;
+    AR_TRY(toy_step(ctx, &t, params, d, 1));
+    out->has[6] = !params[1]->has_grad && ar_ddp_unused(d, NULL, 0) == 1;
+    AR_TRY(ar_ddp_start(d));
+    out->has[7] = ar_ddp_unused(d, NULL, 0) == 0;
+    return toy_gradients(out, ctx, &t, params);
+}
+
+Test(ddp_unused, the_query_is_about_the_last_step)
+{
+    toy t = four(&matrix[0]);
+    t.body = one_then_none;
+    t.ddp.find_unused = true;
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < RANKS; r++)
+        cr_expect(t.rank[r].has[5] && t.rank[r].has[6] && t.rank[r].has[7], "rank %d: %d %d %d", r, t.rank[r].has[5],
+                  t.rank[r].has[6], t.rank[r].has[7]);
+}
+
+/* --- mistakes ----------------------------------------------------------------------------------------------------- */
+
+Test(ddp_unused, a_rank_that_skips_a_reduction_is_found_at_once)
+{
+    toy t = four(&matrix[2]);
+    t.fault = AR_FAULT_unused_skips_collective;
+    t.ddp.find_unused = true;
+    for (int mode = 0; mode < 2; mode++) {
+        t.ddp.mode = mode ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
+        cr_expect_eq(toy_run(&t), AR_ERR_MISMATCH);
+        cr_expect_not_null(strstr(ar_error_message(), "'bucket 2: p1'"), "%s", ar_error_message());
+        cr_expect_not_null(strstr(ar_error_message(), "'bucket 3: p0'"), "%s", ar_error_message());
+    }
+    for (int r = 0; r < RANKS; r++)
+        t.skips[r][0] = t.skips[r][1] = r == 1 ? 1u : 0; /* p0: the last bucket; what follows is the agreement */
+    cr_expect_eq(toy_run(&t), AR_ERR_MISMATCH);
+    cr_expect_not_null(strstr(ar_error_message(), "used parameters"), "%s", ar_error_message());
+}
+
+Test(ddp_unused, a_set_taken_to_be_empty_gives_unused_parameters_a_gradient)
+{
+    toy t = four(&matrix[3]);
+    t.fault = AR_FAULT_unused_set_empty;
+    t.ddp.find_unused = true;
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_expect(t.rank[0].has[1], "an optimizer would move it");
+    cr_expect_str_eq(t.rank[0].unused, "");
+}
+
+Test(ddp_unused, what_the_last_micro_batch_did_without_keeps_the_ranks_own_gradient)
+{
+    toy right = four(&matrix[4]), wrong = right;
+    wrong.fault = AR_FAULT_unused_in_last_micro_batch;
+    right.ddp.find_unused = wrong.ddp.find_unused = true;
+    cr_assert_eq(toy_run(&right), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(toy_run(&wrong), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < RANKS; r++) {
+        cr_expect_eq(wrong.rank[r].grad[30], toy_term(r, 0, 1, 0, 0), "rank %d has its own", r);
+        cr_expect_neq(wrong.rank[r].grad[30], right.rank[r].grad[30]);
+        cr_expect_eq(wrong.rank[r].grad[0], right.rank[r].grad[0], "p0 was used to the end");
+    }
+}
