@@ -44,7 +44,7 @@ static ar_status write_plot(const ar_training_report *r, const ar_training_optio
                         .subtitle = subtitle,
                         .x_name = "step",
                         .y_name = "loss",
-                        .r_name = "learning rate",
+                        .r_name = "lr",
                         .lines = lines,
                         .n = n >= LEAST_SMOOTHED ? 3 : 2,
                         .mark = r->first > 0 ? (double)r->first + 0.5 : (double)NAN,
