@@ -182,7 +182,7 @@ static ar_status run(void *arg, ar_queue *on)
     if (!b->moves)
         return AR_OK;
     ari_span_begin("bucket %zu", b->info.index);
-    return ari_ddp_fail(b->ddp, ari_span_end(carry(b, on)));
+    return ari_ddp_fail_in_flight(b->ddp, ari_span_end(carry(b, on)));
 }
 
 /* The mistake of one rank's own order, as where buckets are reduced as they become ready: each two neighbours change

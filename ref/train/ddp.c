@@ -15,11 +15,16 @@ ar_ddp_options ar_ddp_defaults(void)
     return (ar_ddp_options){.bucket_bytes = AR_BUCKET_BYTES};
 }
 
-ar_status ari_ddp_fail(ar_ddp *d, ar_status st)
+ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st)
 {
-    if (st != AR_OK && d->next > 0 && !d->waited)
+    if (st != AR_OK)
         ar_comm_abort(d->ctx->world, st, ar_error_message());
     return st;
+}
+
+ar_status ari_ddp_fail(ar_ddp *d, ar_status st)
+{
+    return d->next > 0 && !d->waited ? ari_ddp_fail_in_flight(d, st) : st;
 }
 
 /* --- hooks -------------------------------------------------------------------------------------------------------- */

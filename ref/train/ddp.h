@@ -78,6 +78,8 @@ void ari_ddp_complete(ar_ddp *d, ar_op op);
 /** Ends the world where reductions that peers take part in are under way, so that none of them waits for what will not
  *  come. Returns st. */
 ar_status ari_ddp_fail(ar_ddp *d, ar_status st);
+/** The same within a reduction, on whichever queue carries it: that one is under way. */
+ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st);
 
 /** The group of a reduction on the queue of d's buckets. */
 static inline ar_comm *ari_ddp_dp(const ar_ddp *d)

@@ -60,7 +60,7 @@ static ar_status combine(void *arg, ar_queue *on)
 
 static ar_status combine_or_fail(void *arg, ar_queue *on)
 {
-    return ari_ddp_fail(arg, combine(arg, on));
+    return ari_ddp_fail_in_flight(arg, combine(arg, on));
 }
 
 /* The mistake of looking at the last backward pass alone. */
