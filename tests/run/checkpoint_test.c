@@ -433,6 +433,28 @@ Test(checkpoint, a_digit_of_the_state_cannot_change_unseen)
     end();
 }
 
+/* As a kill leaves it: a folder that has not got its name, another that is being removed, a link not yet in place. */
+Test(checkpoint, what_a_killed_process_left_is_not_read_and_goes_with_the_next_writer)
+{
+    static const char *const left[] = {".anyrank-new/model.safetensors", ".anyrank-old/training.json"};
+    char names[300];
+    begin();
+    save_one(TINY_TIED, &one_rank);
+    cr_assert(mkdir(in_folder(".anyrank-new"), 0777) == 0 && mkdir(in_folder(".anyrank-old"), 0777) == 0);
+    for (size_t i = 0; i < 2; i++) {
+        FILE *f = fopen(in_folder(left[i]), "w");
+        cr_assert(f && fputs("half of it", f) >= 0 && fclose(f) == 0);
+    }
+    cr_assert_eq(symlink("step-00000003", in_folder(".anyrank-latest")), 0);
+    ar_checkpoint *c = open_or_fail(folder);
+    cr_assert_eq(ar_checkpoint_state_of(c)->step, 2);
+    ar_checkpoint_close(c);
+    ar_checkpoint_writer_destroy(writer_of(0, false));
+    cr_assert_str_eq(names_in(names, sizeof names, folder), "latest step-00000002 ");
+    ar_checkpoint_close(open_or_fail(folder));
+    end();
+}
+
 Test(checkpoint, a_missing_file_is_named)
 {
     begin();
