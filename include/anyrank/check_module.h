@@ -101,12 +101,14 @@ typedef struct ar_gradcheck_module_report {
  *  as a drawn bit says.
  *
  *  For a direction v and steps h, h/2, .., h/128 the error e(h) = (L(w + hv) - L(w - hv) - g.(w+ - w-))/2h is taken,
- *  with the values w+ and w- that fp32 holds. The two losses' terms are added and subtracted in one exact sum, rounded
+ *  with the values w+ and w- that fp32 holds. Differences of two losses are one exact sum of the terms of both, rounded
  *  once, so that what is left of rounding is that of the terms. e has an expansion in h^2, which Richardson's
  *  extrapolation takes to h = 0, with an estimate of its error from its neighbours (Ridders 1982, Advances in
- *  Engineering Software 4:75); of all entries the one with the smallest estimate counts, to which 4*2^-24*|L|/h is
- *  added for the rounding of the terms. A probe is wrong where |e| is more than 4 times that, plus 2^-20 of the
- *  gradient's size. h is 1/8 of the larger of an element's size and the tensor's root mean square.
+ *  Engineering Software 4:75). To it are added 4*2^-24*|L|/h, for the rounding of the terms, and what corners of the
+ *  loss (ReLU) near w may do: half the difference of the slopes to both sides is proportional to h where there are
+ *  none, and what departs from that counts. Of all entries the one with the smallest estimate is taken; the gradient
+ *  has no part in the choice. A probe is wrong where |e| is more than 4 times the estimate, plus 2^-20 of the
+ * gradient's size. h is 1/8 of the larger of an element's size and the tensor's root mean square.
  *
  *  A mistake in elements that no probe moves alone still shows in the one that moves all. What is smaller than the
  *  rounding of fp32 does not.

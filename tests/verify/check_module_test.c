@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The check of a user's module: what is right is the same under every layout; each mistake is found and named. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/check_module.h"
+#include "support/own_module.h"
+#include "support/small.h"
+
+TestSuite(check_module, .timeout = 60);
+
+enum { SAMPLES = 7, WIDTH = 8, CLASSES = 4, MOST = 9 };
+
+/* What is built, and what stands in the data. */
+typedef struct given {
+    own_mistake mistake;
+    bool twice;       /* the user's layer stands in the sequence twice */
+    bool other_scale; /* its scale starts elsewhere on each tensor-parallel rank */
+    bool frozen;      /* its scale takes no gradient */
+    ar_activation act;
+    bool fails; /* build gives an error on two tensor-parallel ranks */
+    float x[SAMPLES][WIDTH];
+    int64_t label[SAMPLES];
+} given;
+
+static void fill(given *g)
+{
+    for (int i = 0; i < SAMPLES * WIDTH; i++)
+        g->x[i / WIDTH][i % WIDTH] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;
+    for (int i = 0; i < SAMPLES; i++)
+        g->label[i] = i == 5 ? AR_IGNORE_INDEX : (i * i) % CLASSES;
+}
+
+/* A module that is another one, which it does not own: a layer that stands in the model twice. */
+typedef struct again {
+    ar_module base;
+    ar_module *of;
+} again;
+
+static ar_status again_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                               const ar_batch *b)
+{
+    return ar_module_forward(((again *)m)->of, ctx, saved, y, x, b);
+}
+
+static ar_status again_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                const ar_batch *b)
+{
+    return ar_module_backward(((again *)m)->of, ctx, saved, dx, dy, b);
+}
+
+static void again_destroy(ar_module *m)
+{
+    free(m);
+}
+
+static ar_status own_layer_again(ar_module **gives, ar_module *of)
+{
+    static const ar_module_ops ops = {
+        .kind = "again", .forward = again_forward, .backward = again_backward, .destroy = again_destroy};
+    again *a = calloc(1, sizeof *a);
+    if (!a)
+        return ar_error_set(AR_ERR_MEMORY, "again");
+    a->of = of;
+    *gives = &a->base;
+    return ar_module_init(&a->base, &ops, "again", AR_HELD_UNTOLD);
+}
+
+/* in (column) - activation - middle (row) - own layer (once or twice) - dropout - norm - out (column: classes stay
+ * sharded)
+ */
+static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    const given *g = user;
+    const ar_linear_options column = {.bias = true}, row = {.bias = true, .input_is_sharded = true};
+    ar_module *m[MOST] = {NULL};
+    ar_param *own[2] = {NULL};
+    size_t n = 0;
+    ar_status st = AR_OK;
+    if (g->fails && ar_comm_size(ar_ctx_tp(ctx)) == 2)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "not on two ranks");
+    AR_TRY_TO(failed, st, ar_column_linear_create(&m[n++], ctx, "in", WIDTH, 12, &column));
+    AR_TRY_TO(failed, st, ar_activation_create(&m[n++], ctx, "act", g->act, AR_HELD_SHARD));
+    AR_TRY_TO(failed, st, ar_row_linear_create(&m[n++], ctx, "middle", 12, WIDTH, &row));
+    AR_TRY_TO(failed, st, own_layer_create(&m[n++], ctx, "own", WIDTH, g->mistake));
+    ar_module_params(m[n - 1], own, 2, false);
+    own[1]->requires_grad = !g->frozen;
+    if (g->twice)
+        AR_TRY_TO(failed, st, own_layer_again(&m[n], m[n - 1]));
+    n += g->twice;
+    AR_TRY_TO(failed, st, ar_dropout_create(&m[n++], ctx, "drop", 1, WIDTH, AR_HELD_WHOLE));
+    AR_TRY_TO(failed, st, ar_norm_create(&m[n++], ctx, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
+    AR_TRY_TO(failed, st, ar_column_linear_create(&m[n++], ctx, "out", WIDTH, CLASSES, &column));
+    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, n, true));
+    AR_TRY(ar_module_fresh(*module, ctx, 3));
+    if (g->other_scale)
+        AR_TRY(ar_param_fresh(own[1], ctx, (uint64_t)ar_comm_rank(ar_ctx_tp(ctx))));
+    return ar_cross_entropy_create(loss, ctx, "loss", CLASSES, AR_HELD_SHARD);
+failed:
+    for (size_t i = 0; i < MOST; i++)
+        ar_module_destroy(m[i]);
+    return st;
+}
+
+static ar_status batch(void *user, int step, ar_batch *b)
+{
+    const given *g = user;
+    (void)step;
+    *b = (ar_batch){
+        .batch = SAMPLES, .seq = 1, .input = g->x[0], .sample_ndim = 1, .sample_shape = {WIDTH}, .labels = g->label};
+    return AR_OK;
+}
+
+static ar_check_module_options options(const ar_parallel *p, size_t layouts)
+{
+    return (ar_check_module_options){.parallel = p,
+                                     .layouts = layouts,
+                                     .steps = 2,
+                                     .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                     .clip = 0.25,
+                                     .dropout = 0.2,
+                                     .seed = 3};
+}
+
+/* The report of one layout. */
+static ar_check_module_report *check_one(given *g, ar_parallel p)
+{
+    const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = g};
+    const ar_check_module_options o = options(&p, 1);
+    ar_check_module_report *r = NULL;
+    fill(g);
+    cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+    return r;
+}
+
+Test(check_module, a_right_module_has_the_same_bits_under_every_layout)
+{
+    static const ar_parallel layouts[] = {{.tp = 1},
+                                          {.tp = 2},
+                                          {.tp = 4},
+                                          {.dp = 2, .micro_batches = 2},
+                                          {.dp = 4},
+                                          {.dp = 7, .forward_first = true},
+                                          {.dp = 9}, /* two ranks without a sample */
+                                          {.dp = 2, .tp = 2, .micro_batches = 4, .forward_first = true},
+                                          {.dp = 3, .zero = 1},
+                                          {.dp = 2, .tp = 2, .zero = 1}};
+    enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+    const ar_ddp_options small_buckets = {.bucket_bytes = 200},
+                         eager = {.bucket_bytes = 1000, .mode = AR_BUCKETS_EAGER};
+    const ar_ddp_options *ddp[] = {NULL, &small_buckets, &eager};
+    given g = {.mistake = OWN_RIGHT};
+    char hash[65] = "";
+    fill(&g);
+    for (size_t k = 0; k < 3; k++) {
+        const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
+        ar_check_module_options o = options(layouts, LAYOUTS);
+        ar_check_module_report *r = NULL;
+        o.ddp = ddp[k];
+        cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+        for (size_t i = 0; i < LAYOUTS; i++) {
+            char text[96];
+            ar_parallel_text(text, sizeof text, &layouts[i]);
+            cr_expect_eq(r->run[i].result, AR_CHECK_SAME, "%s: %s %s", text, r->run[i].first.tensor,
+                         r->run[i].error ? r->run[i].error : "");
+            cr_expect_eq(memcmp(r->run[i].loss, r->loss, 2 * sizeof(float)), 0, "%s", text);
+            cr_expect_str_eq(r->run[i].weights_hash, r->weights_hash);
+        }
+        cr_expect(k == 0 || strcmp(hash, r->weights_hash) == 0);
+        memcpy(hash, r->weights_hash, sizeof hash);
+        ar_check_module_report_destroy(r);
+    }
+}
+
+typedef struct mistake_row {
+    own_mistake mistake;
+    bool other_scale;
+    ar_parallel parallel;
+    const char *first; /* NULL: this layout cannot show it */
+} mistake_row;
+
+Test(check_module, what_depends_on_the_layout_is_found_and_named)
+{
+    static const mistake_row rows[] = {
+        {OWN_SEES_THE_BATCH, false, {.dp = 2}, "own:fwd"},
+        {OWN_SEES_THE_BATCH, false, {.micro_batches = 2}, "own:fwd"},
+        {OWN_SEES_THE_BATCH, false, {.tp = 2}, NULL},
+        {OWN_KEEPS_IN_ITSELF, false, {.micro_batches = 7, .forward_first = true}, "own.weight:grad"},
+        {OWN_KEEPS_IN_ITSELF, false, {.dp = 2, .micro_batches = 2}, NULL},
+        {OWN_PARTIAL_SUM, false, {.tp = 2}, "own:fwd"},
+        {OWN_PARTIAL_SUM, false, {.dp = 2}, NULL},
+        {OWN_RIGHT, true, {.tp = 2}, "own.scale:init"},
+        {OWN_RIGHT, true, {.dp = 2}, NULL},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        given g = {.mistake = rows[i].mistake, .other_scale = rows[i].other_scale};
+        fill(&g);
+        const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g, .own_weights = true};
+        ar_check_module_options o = options(&rows[i].parallel, 1);
+        o.dropout = 0.0;
+        ar_check_module_report *r = NULL;
+        cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+        const ar_check_run *run = &r->run[0];
+        cr_expect_eq(run->result, rows[i].first ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "row %zu: %s", i,
+                     run->error ? run->error : run->first.tensor);
+        cr_expect_str_eq(run->first.tensor, rows[i].first ? rows[i].first : "", "row %zu", i);
+        cr_expect_eq(run->has_difference, rows[i].first != NULL, "row %zu", i);
+        cr_expect(!rows[i].first || (run->first.pattern[0] && run->first.hint[0]), "row %zu", i);
+        ar_check_module_report_destroy(r);
+    }
+}
+
+Test(check_module, a_mistake_of_the_library_is_named_as_in_a_model)
+{
+    static const ar_parallel tp2 = {.tp = 2}, dp2 = {.dp = 2};
+    const struct {
+        ar_fault fault;
+        const ar_parallel *p;
+        const char *first;
+    } rows[] = {{AR_FAULT_column_dx_not_reduced, &tp2, "out:bwd"}, {AR_FAULT_dp_group_missing, &dp2, "out.bias:grad"}};
+    for (size_t i = 0; i < 2; i++) {
+        given g = {.mistake = OWN_RIGHT};
+        fill(&g);
+        const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
+        ar_check_module_options o = options(rows[i].p, 1);
+        ar_check_module_report *r = NULL;
+        o.fault = rows[i].fault;
+        cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(r->result, AR_CHECK_DIFFERENT);
+        cr_expect_str_eq(r->run[0].first.tensor, rows[i].first);
+        ar_check_module_report_destroy(r);
+    }
+}
+
+Test(check_module, a_layer_used_twice_is_compared_use_by_use)
+{
+    given g = {.mistake = OWN_RIGHT, .twice = true};
+    ar_check_module_report *r = check_one(&g, (ar_parallel){.dp = 2, .tp = 2, .micro_batches = 2});
+    const size_t twice = r->tensors;
+    cr_expect_eq(r->result, AR_CHECK_SAME, "%s", r->run[0].first.tensor);
+    ar_check_module_report_destroy(r);
+    g = (given){.mistake = OWN_RIGHT};
+    r = check_one(&g, (ar_parallel){.dp = 1});
+    cr_expect_eq(twice, r->tensors + 4, "two activations and two gradients of them in two steps");
+    ar_check_module_report_destroy(r);
+}
+
+Test(check_module, a_frozen_parameter_keeps_its_bits)
+{
+    given g = {.mistake = OWN_RIGHT, .frozen = true};
+    ar_check_module_report *r = check_one(&g, (ar_parallel){.dp = 2, .zero = 1});
+    cr_expect_eq(r->result, AR_CHECK_SAME, "%s %s", r->run[0].first.tensor, r->run[0].error ? r->run[0].error : "");
+    ar_check_module_report_destroy(r);
+}
+
+Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
+{
+    static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 2}};
+    given g = {.mistake = OWN_RIGHT, .fails = true};
+    fill(&g);
+    const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
+    const ar_check_module_options o = options(layouts, 2);
+    ar_check_module_report *r = NULL;
+    char text[2048];
+    cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(r->run[0].result, AR_CHECK_ERROR);
+    cr_expect_not_null(strstr(r->run[0].error, "not on two ranks"));
+    cr_expect_eq(r->run[1].result, AR_CHECK_SAME);
+    cr_expect_eq(r->result, AR_CHECK_ERROR);
+    ar_check_module_text(r, text, sizeof text);
+    cr_expect_not_null(strstr(text, "ERROR"));
+    cr_expect_not_null(strstr(text, "whether its mathematics is right, a gradcheck tells"));
+    ar_check_module_report_destroy(r);
+}
+
+Test(check_module, what_cannot_be_checked_is_refused)
+{
+    static const ar_parallel one = {.tp = 1}, bad = {.dp = -1};
+    given g = {.mistake = OWN_RIGHT};
+    fill(&g);
+    ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
+    ar_check_module_options o = options(&one, 0);
+    ar_check_module_report *r = NULL;
+    cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);
+    o = options(&bad, 1);
+    cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);
+    o = options(&one, 1);
+    o.steps = -1;
+    cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);
+    o = options(&one, 1);
+    g.label[2] = CLASSES;
+    cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_DATA);
+    cr_expect_not_null(strstr(ar_error_message(), "labels[2, 0] is 4"));
+    c.build = NULL;
+    cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);
+    cr_expect_null(r);
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+static ar_gradcheck_module_report *gradcheck(given *g, uint64_t seed)
+{
+    const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = g};
+    const ar_check_module_options o = {.dropout = 0.2, .seed = seed};
+    ar_gradcheck_module_report *r = NULL;
+    fill(g);
+    cr_assert_eq(ar_gradcheck_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+    return r;
+}
+
+/* The tensor's row, or one without probes. */
+static ar_gradcheck_tensor tensor_of(const ar_gradcheck_module_report *r, const char *name)
+{
+    for (size_t i = 0; i < r->tensors; i++) {
+        if (strcmp(r->tensor[i].name, name) == 0)
+            return r->tensor[i];
+    }
+    return (ar_gradcheck_tensor){0};
+}
+
+Test(check_module, right_gradients_agree_with_differences_whatever_the_seed)
+{
+    const uint64_t seeds = small_only() ? 4 : 24;
+    for (uint64_t seed = 0; seed < seeds; seed++) {
+        given g = {.mistake = OWN_RIGHT, .twice = seed % 2 == 1, .act = (ar_activation)(seed % AR_ACT_NONE)};
+        ar_gradcheck_module_report *r = gradcheck(&g, seed);
+        char text[4096];
+        ar_gradcheck_module_text(r, text, sizeof text);
+        cr_expect(r->ok, "seed %d: %s", (int)seed, text);
+        cr_expect_eq(r->tensors, 11u);
+        cr_expect(tensor_of(r, "input").probes >= 3);
+        ar_gradcheck_module_report_destroy(r);
+    }
+}
+
+Test(check_module, a_wrong_backward_pass_disagrees_and_the_tensor_is_named)
+{
+    static const struct {
+        own_mistake mistake;
+        const char *wrong, *right;
+    } rows[] = {{OWN_FORGETS_FACTOR, "own.weight", "own.scale"},
+                {OWN_FORGETS_GRADIENT, "own.scale", "own.weight"},
+                {OWN_HALF_GRADIENT, "own.scale", "in.weight"},
+                {OWN_ONE_ELEMENT, "own.scale", "middle.bias"},
+                {OWN_WRONG_DX, "middle.bias", "own.weight"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            given g = {.mistake = rows[i].mistake};
+            ar_gradcheck_module_report *r = gradcheck(&g, seed);
+            cr_expect(!r->ok, "mistake %zu", i);
+            cr_expect_gt(tensor_of(r, rows[i].wrong).wrong, 0u, "mistake %zu, seed %d", i, (int)seed);
+            cr_expect_eq(tensor_of(r, rows[i].right).wrong, 0u, "mistake %zu, seed %d", i, (int)seed);
+            ar_gradcheck_module_report_destroy(r);
+        }
+    }
+}
+
+Test(check_module, a_frozen_parameter_is_not_asked_for_its_gradient)
+{
+    given g = {.mistake = OWN_FORGETS_GRADIENT, .frozen = true};
+    ar_gradcheck_module_report *r = gradcheck(&g, 1);
+    cr_expect(r->ok);
+    cr_expect_eq(tensor_of(r, "own.scale").probes, 0u);
+    ar_gradcheck_module_report_destroy(r);
+}
