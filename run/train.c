@@ -83,6 +83,9 @@ static ar_status read_data(ari_training *j, ar_data **data)
     ar_loader *loader = NULL;
     AR_TRY(ar_data_open(data, o->data, o->data_format));
     j->data = *data;
+    j->data_path = realpath(ar_data_path(*data), NULL);
+    if (!j->data_path)
+        return ar_error_set(AR_ERR_IO, "%s: cannot be found again", ar_data_path(*data));
     if (o->save || o->resume)
         AR_TRY(ar_data_hash(j->data, j->data_hash));
     AR_TRY(ari_train_loader(&loader, j->data, o, &r->config));
@@ -188,6 +191,7 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
 done:
     ar_checkpoint_writer_destroy(job.writer);
     ari_full_set_destroy(job.full);
+    free(job.data_path);
     ar_data_close(data);
     ari_weights_destroy(weights);
     ar_training_report_destroy(job.report);

@@ -149,7 +149,7 @@ static ar_checkpoint_state state_of(const member *m)
                                  .batch = o->batch,
                                  .seq = o->seq,
                                  .in_order = o->in_order,
-                                 .data_path = ar_data_path(j->data),
+                                 .data_path = j->data_path,
                                  .data_format = ar_data_format_of(j->data),
                                  .data_tokens = ar_data_tokens(j->data),
                                  .data_hash = j->data_hash,

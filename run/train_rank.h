@@ -9,7 +9,8 @@
 typedef struct ari_training {
     const ar_training_options *o;
     const ar_data *data;
-    char data_hash[65];                                    /* "": nobody saves */
+    char *data_path;    /* from the root on, so that it is found from another folder too */
+    char data_hash[65]; /* "": nobody saves */
     const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
     void *weights_user;
     ar_checkpoint_writer *writer; /* NULL: nobody saves */

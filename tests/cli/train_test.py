@@ -138,6 +138,13 @@ class Trajectories(Case):
         self.assertEqual(child.wait(timeout=LIMIT_S), -signal.SIGINT)
         self.assertLess(time.monotonic() - start, 5.0)
 
+    def test_a_run_goes_on_from_another_folder(self):
+        (self.folder / "book.txt").write_bytes(bytes(range(256)) * 4)
+        whole = self.trained("model", *SIZE, "--steps", 3, "--data", "book.txt", cwd=self.folder)
+        self.trained("model", *SIZE, "--steps", 3, "--data", "book.txt", "--stop-after", 1, "--save", "run",
+                     cwd=self.folder)
+        self.assertEqual(self.trained("--resume", self.folder / "run")["weights_hash"], whole["weights_hash"])
+
     def test_a_checkpoint_is_a_model(self):
         save = self.folder / "run"
         first = self.trained(self.model, *STEP, "--save", save, "--save-every", 5, "--keep", 2)
