@@ -144,7 +144,7 @@ Test(data, an_id_outside_the_vocabulary_is_named_with_its_place)
     const int64_t tokens[6] = {0, 1, 2, 3, 4, -7};
     cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 2, (const size_t[]){2, 3}, tokens), AR_OK);
     cr_assert_eq(ar_data_check_vocab(d, 10), AR_ERR_DATA);
-    cr_assert(says("token 5 (row 1, place 2) is -7"), "%s", ar_error_message());
+    cr_assert(says("token 5 (row 1, place 2) is -7, expected an id from 0 to 9"), "%s", ar_error_message());
     ar_data_close(d);
 }
 
