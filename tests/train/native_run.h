@@ -36,6 +36,7 @@ typedef struct native_run {
     ar_dtype storage;
     ar_loss_scaling *scaling; /* how every rank begins; NULL: none */
     size_t bucket_bytes;
+    bool no_ddp;      /* each gradient is summed on its own, after the backward pass */
     bool large;       /* gradients of more than 4, which 2^126 times is more than fp32 holds: norms' weights of 64 */
     bool set_between; /* all weights become 0.25 before the last step */
     native_rank rank[NATIVE_RANKS];
@@ -129,6 +130,10 @@ static inline ar_status native_main(ar_ctx *ctx, void *user)
     ar_status st = AR_OK;
     o.ddp.bucket_bytes = run->bucket_bytes ? run->bucket_bytes : o.ddp.bucket_bytes;
     AR_TRY(ari_trainer_create(&t, ctx, &o));
+    if (run->no_ddp) {
+        ar_ddp_destroy(t.ddp);
+        t.ddp = t.step.ddp = NULL;
+    }
     if (run->scaling) {
         r->scaling = *run->scaling;
         t.step.scaling = &r->scaling;
