@@ -17,6 +17,8 @@
 static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
 /* A rank's own: an accumulator of 17 bytes (t, h, l) and the weight packed as integers in both orientations. */
 static const double ACCUMULATOR = 17.0, KEPT_OPERANDS = 8.0;
+/* In a bucket of gradients: an accumulator and the index that all ranks agree on. */
+static const double BUCKETED = 18.0;
 /* The baseline sums a gradient over bands of this many rows: nine slices, a top and a product for each element. */
 static const double BAND_ROWS = 256.0, BAND_BYTES = 9.0 * 8.0 + 1.0 + 8.0;
 /* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
@@ -32,6 +34,7 @@ static const double BLOCK_TENSORS = 74.0, OUTER_TENSORS = 32.0;
 typedef struct elements {
     double parameters, largest; /* largest: of one weight matrix */
     double block_matrices;      /* weight matrices of a block */
+    double replicated;          /* over tp, at most: norms, the biases of row-parallel layers, positions */
     double table, widest;       /* the embedding; the widest row of a block's weight */
     double head;                /* of the LM head's weight; 0 without one */
     double tokens, hidden, q, kv, ffn, fc, logits, probs;
@@ -47,10 +50,12 @@ typedef struct elements {
 /* What a layout makes of them. */
 typedef struct split {
     double tp, dp, ranks;
+    bool zero;         /* each of the dp ranks keeps its part of the optimizer's state */
     double at_once;    /* share of the batch that goes through a rank at once: micro-batches */
     double whole;      /* hidden states kept on each of the tp ranks, in copies of all tokens */
     double middles;    /* copies of an MLP's middle over all blocks: one of a block, or one on each rank of it */
     bool whole_middle; /* somewhere the latter */
+    bool sp;
 } split;
 
 static double largest_of(double a, double b)
@@ -61,13 +66,14 @@ static double largest_of(double a, double b)
 static ar_status count_split(split *s, const elements *n, const ari_estimate_case *run, const ar_parallel *p)
 {
     const double pieces = p->forward_first ? 1.0 : ari_at_least_one(p->micro_batches), kept = 8.0 * n->layers + 6.0;
-    *s = (split){.tp = ari_at_least_one(p->tp), .dp = ari_at_least_one(p->dp)};
+    *s = (split){
+        .tp = ari_at_least_one(p->tp), .dp = ari_at_least_one(p->dp), .zero = p->zero > 0, .sp = p->sp && p->tp > 1};
     s->ranks = s->tp * s->dp;
     const double samples = ceil((double)run->batch / s->dp);
     const double at_work = s->dp < (double)run->batch ? s->dp : (double)run->batch; /* of the dp ranks */
     s->at_once = ceil(samples / pieces) * at_work / (double)run->batch;
     /* Shared sequences: a part of what is kept; the inputs gathered for a block's two halves are kept or go again. */
-    s->whole = p->sp && p->tp > 1 ? kept / s->tp + 6.0 + (p->keep_gathered ? 2.0 * n->layers + 1.0 : 0.0) : kept;
+    s->whole = s->sp ? kept / s->tp + 6.0 + (p->keep_gathered ? 2.0 * n->layers + 1.0 : 0.0) : kept;
     /* Row-column, the middle of an MLP is whole on every rank. */
     for (size_t layer = 0; layer < run->config->layers; layer++) {
         ar_mlp_order order;
@@ -94,6 +100,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)c->layers};
     n->trains = run->steps > 0;
     n->steps = ari_at_least_one(run->steps);
+    n->replicated = h * (6.0 * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
     n->states = n->trains ? states_of(&run->optimizer) : 0.0;
     n->beside = run->numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
     n->tokens = (double)run->batch * (double)run->seq;
@@ -169,15 +176,29 @@ static double step_bytes(const elements *n, const split *s)
     return s->at_once * FLOAT * (each + shared + 3.0 * n->logits + back + sums);
 }
 
+/* Gradients on their way between ranks: all of them over dp; over tp those of replicated parameters whose terms
+ * sequence parallelism spreads. A bucket's bytes do not depend on how many there are. */
+static double bucket_bytes(const elements *n, const split *s)
+{
+    return BUCKETED * (s->dp > 1.0 ? s->dp * n->parameters : s->sp ? s->tp * n->replicated : 0.0);
+}
+
+/* An update of shares, when activations are gone: a bucket's weights, in which there may be all, and the gradient of a
+ * share. */
+static double update_bytes(const elements *n, const split *s)
+{
+    return s->zero && n->trains ? FLOAT * (s->dp + 1.0) * n->parameters : 0.0;
+}
+
 /* One layout: weights, gradients, kept operands and the optimizer's state once over the ranks of a tensor-parallel
  * group (what they replicate is small), a checkpoint's weights beside them, and one gradient's value and product under
  * way. */
 static double layout_bytes(const elements *n, const split *s, bool alone)
 {
     const double checkpoint = FLOAT;
-    const double group = FLOAT + ACCUMULATOR + KEPT_OPERANDS + FLOAT * n->states;
+    const double group = FLOAT + ACCUMULATOR + KEPT_OPERANDS + FLOAT * n->states / (s->zero ? s->dp : 1.0);
     const double own = (s->dp * group + checkpoint) * n->parameters + s->dp * 2.0 * FLOAT * n->largest;
-    const double ranks = own + step_bytes(n, s);
+    const double ranks = own + bucket_bytes(n, s) + largest_of(step_bytes(n, s), update_bytes(n, s));
     if (alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
         return ranks + (FLOAT + 1.0) * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
     const double findings = n->tensors * (sizeof(ari_ref_tensor) + s->ranks * sizeof(ari_finding));
