@@ -12,7 +12,8 @@ enum { KINDS = 4 };
 typedef struct candidate {
     ar_param *param;
     size_t registered; /* its place in the list */
-    size_t elements, bytes;
+    size_t elements;
+    size_t bytes; /* on the tensor-parallel rank that has most: ranks agree about the order of their buckets */
     int kind;
     size_t bucket;
 } candidate;
@@ -37,6 +38,22 @@ static int larger_first(const void *a, const void *b)
     return x->registered < y->registered ? -1 : x->registered > y->registered;
 }
 
+/* Elements on the rank that has most. Parts differ by the vocabulary alone, dimension 0, of which the first rank has
+ * most and the last ones may have nothing. */
+static ar_status most_elements(size_t *n, const ar_ddp *d, const ar_param *p)
+{
+    const ar_layout *o = &p->layout;
+    const int tp = ar_comm_size(d->ctx->tp), parts = o->replicas > 0 && o->replicas < tp ? tp / o->replicas : 1;
+    size_t start = 0, most = 0;
+    *n = 1;
+    for (int i = 0; i < o->ndim; i++) {
+        const bool cut = o->nbox > 0 ? ar_layout_local(o, i) < o->shape[i] : i == 0;
+        ar_split_uneven(o->shape[i], cut ? parts : 1, 0, &start, &most);
+        AR_TRY(ari_mul_size(n, *n, most));
+    }
+    return AR_OK;
+}
+
 static ar_status collect(draft *f, const ar_ddp *d)
 {
     AR_TRY(ari_alloc((void **)&f->at, d->n, sizeof *f->at, "parameters of buckets"));
@@ -46,7 +63,8 @@ static ar_status collect(draft *f, const ar_ddp *d)
         candidate c = {.param = p, .registered = i, .elements = ar_tensor_count(&p->value)};
         if (!p->requires_grad)
             continue;
-        AR_TRY(ari_mul_size(&c.bytes, c.elements, sizeof(float)));
+        AR_TRY(most_elements(&c.bytes, d, p));
+        AR_TRY(ari_mul_size(&c.bytes, c.bytes, sizeof(float)));
         c.kind = 2 * is_spread(d, p) + (p->storage == AR_BF16);
         f->at[f->n++] = c;
     }
@@ -113,7 +131,7 @@ static ar_status add(ar_ddp *d, ari_bucket *b, const candidate *c, size_t at)
     d->bucketed[at] = c->param;
     d->offsets[at] = b->info.elements;
     b->info.params++;
-    AR_TRY(ari_add_size(&b->info.bytes, b->info.bytes, c->bytes));
+    AR_TRY(ari_add_size(&b->info.bytes, b->info.bytes, c->elements * sizeof(float)));
     return ari_add_size(&b->info.elements, b->info.elements, c->elements);
 }
 

@@ -24,7 +24,7 @@ static bool coin(uint64_t *state)
 
 static void draw_parallel(layout_draw *d, uint64_t *s)
 {
-    static const int tps[] = {1, 1, 2, 2, 3, 4, 4, 4, 5, 6, 6, 8}, dps[] = {1, 1, 2, 2, 2, 3, 4};
+    static const int tps[] = {1, 1, 2, 2, 3, 4, 4, 4, 5, 6, 6, 8}, dps[] = {1, 1, 2, 2, 3, 4, 5};
     ar_parallel *p = &d->parallel;
     p->tp = PICK(s, tps);
     p->dp = PICK(s, dps);
@@ -91,6 +91,7 @@ static void draw_unusual(layout_draw *d, uint64_t *s)
     d->given = coin(s);
     d->huge = d->given && pick(s, 8) == 0;
     d->labels = coin(s);
+    d->ignored = d->labels ? (layout_draw_ignored)pick(s, 3) : DRAW_IGNORED_TOKENS;
     d->padding = coin(s);
     d->additive = pick(s, 3) == 0;
     d->mask_per_sample = coin(s);
@@ -246,6 +247,7 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->zero += p->dp > 1 && p->zero > 0;
     h->eager += p->dp > 1 && d->ddp.mode == AR_BUCKETS_EAGER;
     h->uneven += d->batch % (size_t)p->dp != 0;
+    h->empty += d->batch < (size_t)p->dp;
     h->micro += p->micro_batches > 1;
     h->by_check += d->by_check;
     h->dropout += d->dropout > 0.0;
@@ -257,12 +259,14 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
 
 void layout_histogram_print(const layout_histogram *h, FILE *to)
 {
-    fprintf(to,
-            "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d, "
-            "micro-batches: %d, row-column: %d, tied: %d, dropout: %d, clipping: %d, steps 0, 1, 2: %d, %d, %d, whole "
-            "checks: %d; ranks",
-            h->draws, h->tp, h->sp, h->replicas, h->dp, h->zero, h->eager, h->uneven, h->micro, h->row_column, h->tied,
-            h->dropout, h->clip, h->steps[0], h->steps[1], h->steps[2], h->by_check);
+    fprintf(
+        to,
+        "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
+        "without samples: "
+        "%d), micro-batches: %d, row-column: %d, tied: %d, dropout: %d, clipping: %d, steps 0, 1, 2: %d, %d, %d, whole "
+        "checks: %d; ranks",
+        h->draws, h->tp, h->sp, h->replicas, h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->row_column,
+        h->tied, h->dropout, h->clip, h->steps[0], h->steps[1], h->steps[2], h->by_check);
     for (int i = 1; i <= MOST_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
@@ -273,7 +277,7 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
 bool layout_histogram_is_wide(const layout_histogram *h)
 {
     return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 10 * h->replicas >= 2 * h->draws &&
-           10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws;
+           10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 20 * h->empty >= h->draws;
 }
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)
@@ -303,7 +307,7 @@ int layout_draws_run(uint64_t first, int draws, FILE *to)
     }
     layout_histogram_print(&h, to);
     if (!asked && !layout_histogram_is_wide(&h)) {
-        fprintf(to, "too few of the draws have tp, sp, replicas, uneven dp or ZeRO\n");
+        fprintf(to, "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples or ZeRO\n");
         failures++;
     }
     return failures;

@@ -162,6 +162,12 @@ static uint64_t next(uint64_t *state)
     return *state >> 33;
 }
 
+static void ignore_sample(step_data *t, const layout_draw *d, size_t sample)
+{
+    for (size_t i = 0; i < d->seq; i++)
+        t->labels[sample * d->seq + i] = AR_IGNORE_INDEX;
+}
+
 static void fill_step(step_data *t, const layout_draw *d, uint64_t seed)
 {
     uint64_t state = seed;
@@ -170,6 +176,11 @@ static void fill_step(step_data *t, const layout_draw *d, uint64_t seed)
         t->ids[i] = (int64_t)(next(&state) % d->config.vocab);
         t->labels[i] = next(&state) % 4 == 0 ? AR_IGNORE_INDEX : (int64_t)(next(&state) % d->config.vocab);
         t->padding[i] = next(&state) % 3 > 0;
+    }
+    for (size_t sample = 0; sample < d->batch; sample++) {
+        if (d->ignored == DRAW_IGNORED_STEP ? seed == d->weights_seed
+                                            : d->ignored == DRAW_IGNORED_SAMPLES && next(&state) % 2 == 0)
+            ignore_sample(t, d, sample);
     }
     t->batch.labels = d->labels ? t->labels : NULL;
     t->batch.padding_mask = d->padding ? t->padding : NULL;

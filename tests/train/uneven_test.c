@@ -42,7 +42,8 @@ static const ar_parallel layouts[] = {
     {.dp = 7, .zero = 1},
     {.tp = 2, .dp = 4, .sp = true},
     {.tp = 2, .dp = 5, .zero = 1, .sp = true, .keep_gathered = true},
-    {.tp = 4, .dp = 3}, /* more tensor-parallel ranks than KV heads: groups of replicas */
+    {.tp = 4, .dp = 3},    /* more tensor-parallel ranks than KV heads: groups of replicas */
+    {.tp = 4, .sp = true}, /* 3, 3, 3 and 2 rows of the vocabulary: buckets by size are those of the first rank */
 };
 static const ar_ddp_options buckets[] = {
     {.bucket_bytes = 0},
