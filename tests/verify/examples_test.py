@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the examples of modules of one's own: short enough to be read, and what they print.
+
+    tests/verify/examples_test.py [BINARY] [unittest options]
+
+The examples lie beside BINARY (or the environment variable ANYRANK), another build; default build/anyrank.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+
+
+def run(name):
+    program = pathlib.Path(COMMAND).resolve().parent / f"example_{name}"
+    done = subprocess.run([program], capture_output=True, stdin=subprocess.DEVNULL, timeout=120, check=False, text=True)
+    return done.returncode, done.stdout
+
+
+class ExamplesTest(unittest.TestCase):
+    def test_a_page_or_two_each(self):
+        for name in ("mlp_classifier", "own_layer"):
+            lines = (ROOT / f"examples/{name}.c").read_text().count("\n")
+            self.assertLess(lines, 120, name)
+
+    def test_the_classifier_learns_and_is_checked(self):
+        status, text = run("mlp_classifier")
+        self.assertEqual(status, 0, text)
+        loss = re.match(r"loss ([0-9.]+) at first, ([0-9.]+) after 300 steps; on four ranks the same bits", text)
+        self.assertIsNotNone(loss, text)
+        self.assertLess(float(loss[2]), 0.1 * float(loss[1]))
+        for layout in ("dp=4", "tp=2", "dp=2 tp=2 micro-batches=3"):
+            self.assertRegex(text, rf"\n  {layout} +the same bits in all \d+ tensors\n")
+        self.assertIn("they agree", text)
+        self.assertNotIn("WRONG", text)
+
+    def test_the_layer_of_ones_own_is_right_and_its_mistake_is_found(self):
+        status, text = run("own_layer")
+        self.assertEqual(status, 0, text)
+        right, wrong = text.split("\n\n")[:2]
+        self.assertIn("they agree", right)
+        self.assertNotIn("WRONG", right)
+        self.assertIn("THEY DISAGREE", wrong)
+        self.assertRegex(wrong, r"layer\.weight .* WRONG")
+        self.assertNotRegex(wrong, r"layer\.scale .* WRONG")
+        self.assertEqual(wrong.count("the same bits"), 2, "the mistake is the same on any number of ranks")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        COMMAND = sys.argv.pop(1)
+    unittest.main()
