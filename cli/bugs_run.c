@@ -51,7 +51,7 @@ static ar_status clean_of(session *s, const clean_run **gives, const ari_fault_c
     c->result = u.result;
     ari_check_run_fini(&u);
     AR_TRY(st);
-    if (s->curves)
+    if (s->curves && !at->module)
         AR_TRY(ari_fault_trace_run(&c->trace, at, AR_FAULT_NONE, s->common->threads, s->common->seed));
     *gives = c;
     return AR_OK;
@@ -88,7 +88,7 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
         snprintf(run->error, sizeof run->error, "%.*s", (int)strcspn(u.error, "\n"), u.error);
     ari_check_run_fini(&u);
     AR_TRY(st);
-    return s->curves ? trace_fault(run, s, clean) : AR_OK;
+    return s->curves && !run->at.module ? trace_fault(run, s, clean) : AR_OK;
 }
 
 ar_status ari_bugs_run(ari_bug_run *run, const ari_common *common, bool curves)
@@ -182,6 +182,10 @@ static void percent_cell(ari_table *t, const ari_bug_run *r, double value)
 
 static void curve_cells(ari_table *t, const ari_bug_run *r)
 {
+    for (int i = 0; i < 3 && !r->has_curve; i++)
+        ari_table_cell(t, "-");
+    if (!r->has_curve)
+        return;
     percent_cell(t, r, r->curve.loss);
     percent_cell(t, r, r->curve.gradient);
     ari_table_cell(t, "%s", !r->curve_ended ? "error" : r->curve.gradient <= TOLERANCE ? "passes" : "fails");

@@ -2,7 +2,9 @@
 /* anyrank check: options in, rows out. What is compared and how is the library's (verify/). */
 #include "anyrank/check.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/check_list.h"
 #include "cli/check_options.h"
@@ -13,6 +15,7 @@
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "verify/check_run.h"
+#include "verify/fault_module.h"
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 
@@ -148,14 +151,57 @@ static ar_status list_models(const ari_check_values *v, const char *const *model
     return ari_json_end(ari_check_list_json(all), &v->common);
 }
 
+/* A fault that no model shows, in the module that does. */
+static ar_status run_module(const ari_check_values *v, ar_fault fault, int *exit_code)
+{
+    const ari_fault_case f = ari_fault_case_of(fault);
+    ari_watch watch = {0};
+    ar_check_module_report *m = NULL;
+    char text[4096];
+    AR_TRY(ari_check_values_check_module(v, fault));
+    AR_TRY(ari_fault_module_check(&m, &f, fault, v->common.threads, v->common.seed));
+    ar_check_report r = {.fresh = true,
+                         .parameters = m->parameters,
+                         .batch = m->batch,
+                         .seq = 1,
+                         .tensors = m->tensors,
+                         .elements = m->elements,
+                         .steps = m->steps,
+                         .loss = m->loss,
+                         .max_error_vs_f64 = (double)NAN,
+                         .run = m->run,
+                         .runs = m->runs,
+                         .result = m->result};
+    snprintf(r.config.name, sizeof r.config.name, "%.40s", m->name);
+    memcpy(r.weights_hash, m->weights_hash, sizeof r.weights_hash);
+    memcpy(r.gradients_hash, m->gradients_hash, sizeof r.gradients_hash);
+    const ari_checked checked = {.report = &r,
+                                 .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                 .clip = f.clip,
+                                 .ddp = f.ddp,
+                                 .watch = &watch};
+    if (ari_wants_text(&v->common)) {
+        ar_check_module_text(m, text, sizeof text);
+        printf("%s", text);
+        ari_check_print_verdict(stdout, &checked, 1, fault);
+    }
+    *exit_code = ari_check_same(&checked, 1) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    const ar_status st = ari_json_end(ari_check_json(&checked, 1), &v->common);
+    ar_check_module_report_destroy(m);
+    return st;
+}
+
 static ar_status run(ari_check_values *v, int *exit_code)
 {
     ar_fault fault = AR_FAULT_NONE;
     AR_TRY(ari_check_values_check(v));
     if (v->inject)
         AR_TRY(ar_fault_parse(&fault, v->inject));
-    if (v->inject && !v->model && !ari_layout_given(&v->layout) && v->sweep == 0)
+    if (v->inject && !v->model && !ari_layout_given(&v->layout) && v->sweep == 0) {
+        if (ari_fault_case_of(fault).module)
+            return run_module(v, fault, exit_code);
         ari_check_values_inject(v, fault);
+    }
     const char *models[MOST_MODELS] = {v->model ? v->model : "llama-demo", "gpt2-demo"};
     const size_t n = v->model ? 1 : MOST_MODELS;
     AR_TRY(ari_check_values_check_runs(v, n));

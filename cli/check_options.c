@@ -185,6 +185,19 @@ static const char *of_one_run(const ari_check_values *v)
     return v->net_fault ? "--net-fault" : NULL;
 }
 
+ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault)
+{
+    const char *option = v->list_tensors    ? "--list-tensors"
+                         : v->watch.cluster ? "--cluster"
+                         : v->schedule      ? "--schedule"
+                         : v->gradcheck     ? "--gradcheck"
+                                            : of_one_run(v);
+    if (!option)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "--inject %s shows in a module, not in a model, and %s is about a model's run",
+                        ar_fault_name(fault), option);
+}
+
 ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models)
 {
     const char *option = of_one_run(v);

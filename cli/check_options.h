@@ -30,6 +30,8 @@ ari_check_values ari_check_values_defaults(void);
 AR_NODISCARD ar_status ari_check_values_check(const ari_check_values *v);
 /** Takes what was not given from the case in which an injected fault matters. */
 void ari_check_values_inject(ari_check_values *v, ar_fault fault);
+/** Refuses what a run of a module, which shows this fault, has not. */
+AR_NODISCARD ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault);
 /** Refuses what is about one run where `models` and layouts make several. After ari_check_values_inject. */
 AR_NODISCARD ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models);
 /** The options of a check as far as they do not depend on the model. Errors: AR_ERR_ARG. */

@@ -6,6 +6,7 @@
 
 #include "anyrank/model.h"
 #include "ref/core/size.h"
+#include "verify/fault_module.h"
 
 /* 96 tokens a step. 24 positions divide by 2, 3, 4 and 8; 4 samples over 3 ranks are 2, 1 and 1, and 3 samples in 2
  * micro-batches 2 and 1: means over unlike numbers of tokens differ. */
@@ -15,6 +16,7 @@ enum { BATCH = 4, SEQ = 24 };
 
 #define LLAMA .model = "llama-demo"
 #define GPT2 .model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
+#define MODULE .model = "module", .module = true
 #define NO_CLIP .clip = -1
 #define TP(n) .parallel.tp = (n)
 #define SP(n) .parallel = {.tp = (n), .sp = true}
@@ -74,10 +76,10 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_comm_before_producer, LLAMA, DP(2)},
     {AR_FAULT_stale_activation_reuse, LLAMA, DP(2)},
     {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .batch = 2},
-    {AR_FAULT_unused_set_empty, LLAMA, DP(3), .batch = 2, .ddp.find_unused = true},
+    {AR_FAULT_unused_set_empty, MODULE, DP(2), .ddp = {.find_unused = true}},
     {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .batch = 2},
     {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2)},
-    {AR_FAULT_mean_divides_by_world, LLAMA, DP_TP(2, 2)},
+    {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .ddp = {.find_unused = true, .op = AR_AVG}},
     {AR_FAULT_dp_init_differs, LLAMA, DP(2)},
     {AR_FAULT_zero_gather_missing, LLAMA, .parallel = {.dp = 2, .zero = 1}},
     {AR_FAULT_zero_shards_misaligned, LLAMA, .parallel = {.dp = 2, .zero = 1}},
@@ -115,7 +117,7 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
            p->forward_first == q->forward_first && a->order == b->order && a->batch == b->batch && a->seq == b->seq &&
            a->steps == b->steps && a->clip == b->clip && a->dropout == b->dropout && p->zero == q->zero &&
            a->ddp.bucket_bytes == b->ddp.bucket_bytes && a->ddp.mode == b->ddp.mode &&
-           a->ddp.find_unused == b->ddp.find_unused;
+           a->ddp.find_unused == b->ddp.find_unused && a->ddp.op == b->ddp.op;
 }
 
 ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
@@ -177,11 +179,23 @@ static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, c
     return AR_OK;
 }
 
+static ar_status run_module(ar_check_run *run, const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
+{
+    ar_check_module_report *r = NULL;
+    AR_TRY(ari_fault_module_check(&r, f, fault, bases->threads, bases->seed));
+    *run = r->run[0];
+    r->run[0] = (ar_check_run){.error = NULL};
+    ar_check_module_report_destroy(r);
+    return AR_OK;
+}
+
 ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
     const ari_check_base *base = NULL;
     ar_check_options o = options_of(bases, f, fault);
     *run = (ar_check_run){.parallel = f->parallel};
+    if (f->module)
+        return run_module(run, bases, f, fault);
     AR_TRY(base_of(&base, bases, f));
     if (f->order != AR_MLP_COLUMN_ROW)
         AR_TRY(ar_plan_add_mlp_order(&o.plan, base->config.arch, f->order));

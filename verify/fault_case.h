@@ -4,11 +4,13 @@
 
 #include "verify/check_base.h"
 
-/* Where an injectable fault matters: a bundled model, a layout and a step in which it changes something. Small, so that
- * all of them run in a minute. What a fault looks like there is not known here. */
+/* Where an injectable fault matters: a bundled model, a layout and a step in which it changes something; or a module
+ * (ari_fault_module_check). Small, so that all of them run in a minute. What a fault looks like there is not known
+ * here. */
 typedef struct ari_fault_case {
     ar_fault fault;
     const char *model;
+    bool module; /* no model: the name is for reports alone */
     ar_parallel parallel;
     ar_mlp_order order;
     size_t batch, seq;
@@ -21,7 +23,7 @@ typedef struct ari_fault_case {
 ari_fault_case ari_fault_case_of(ar_fault fault);
 /** Whether two cases run the same, but for the fault. */
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
-/** The case's config and plan. Errors: those of reading the model. */
+/** The case's config and plan; not of a module. Errors: those of reading the model. */
 AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f);
 
 /* Baselines that cases share: those of one model, batch, steps, clipping and dropout have one. */

@@ -235,7 +235,8 @@ ar_status ari_detect_world_rank(ari_clue *f, const ari_case *c)
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
     const int tp = ari_tp_of(d), dp = ari_dp_of(d);
-    if (dp < 2 || tp < 2)
+    /* Of initial values those of another rank's place are somebody's, or there are none: any others were drawn anew. */
+    if (dp < 2 || tp < 2 || (d->pass == 'i' && s->total.zero < s->total.different))
         return AR_OK;
     for (int r = 0; r < d->ranks; r++) {
         const ari_tally *t = &s->rank[r];

@@ -117,6 +117,7 @@ ar_status ari_detect_update(ari_clue *f, const ari_case *c)
 typedef struct decayed {
     double xw, ww, xx;
     double noise; /* squares of what rounding of the weights leaves in x */
+    bool still;   /* the reference leaves the weights as they are */
 } decayed;
 
 static void add_decay(decayed *s, const ari_case *c)
@@ -133,6 +134,7 @@ static void add_decay(decayed *s, const ari_case *c)
             s->ww += w * w;
             s->xx += x * x;
             s->noise += round * round;
+            s->still = s->still && ari_same_bits(run.ref[i], c->grid.d->before[run.index + i]);
         }
     }
 }
@@ -141,7 +143,7 @@ static void add_decay(decayed *s, const ari_case *c)
 ar_status ari_detect_decay(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    decayed s = {0.0, 0.0, 0.0, 0.0};
+    decayed s = {0.0, 0.0, 0.0, 0.0, true};
     if (d->pass != 'n' || !d->before || c->survey.different < 8 || c->survey.total.nan > 0)
         return AR_OK;
     add_decay(&s, c);
@@ -152,7 +154,10 @@ ar_status ari_detect_decay(ari_clue *f, const ari_case *c)
     ari_say(&t, "weight decay %s: the difference is %.4g times the weight before the step, on ",
             part > 0.0 ? "left out" : "counted more than once", fabs(part));
     ari_say_ranks(&t, d->ranks, is_wrong, &c->survey);
-    if (c->survey.disagree > 0)
+    if (s.still)
+        ari_say(&t, "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one "
+                    "whose gradient is zero");
+    else if (c->survey.disagree > 0)
         ari_say(&t, " and not on the others that hold it: replicas drift apart unless each decays alike");
     else
         ari_say(&t, "; a parameter in another group of the optimizer, or decay that was added to the gradient");

@@ -250,11 +250,20 @@ static ar_status pack_before_backward(ar_ddp *d)
     return AR_OK;
 }
 
+/* With the mistake of not reaching a module's children, a list is left to whoever knows the modules. */
+static ar_status zero_gradients(ar_ddp *d)
+{
+    if (d->module)
+        return ar_module_zero_grad(d->module, d->ctx);
+    for (size_t i = 0; i < d->n && !ar_faulty(d->ctx, AR_FAULT_zero_grad_not_recursive); i++)
+        AR_TRY(ar_param_zero_grad(d->params[i], d->ctx));
+    return AR_OK;
+}
+
 ar_status ar_ddp_start(ar_ddp *d)
 {
     AR_TRY(settle(d));
-    for (size_t i = 0; i < d->n; i++)
-        AR_TRY(ar_param_zero_grad(d->params[i], d->ctx));
+    AR_TRY(zero_gradients(d));
     d->sync = true;
     d->unused_count = 0;
     if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)

@@ -86,10 +86,12 @@ Test(fault_curve, every_fault_has_a_legal_case_of_its_own)
         ar_config config;
         ar_plan plan;
         cr_expect_eq((int)c.fault, f, "%s has no case", name);
+        cr_expect(c.batch > 0 && c.seq > 0 && c.steps >= 1 && c.clip >= 0.0 && c.dropout < 1.0);
+        if (c.module)
+            continue;
         cr_assert_eq(ari_fault_case_load(&config, &plan, &c), AR_OK, "%s: %s", name, ar_error_message());
         cr_expect_eq(ar_parallel_check(&c.parallel, &config, &plan, c.batch, c.seq), AR_OK, "%s: %s", name,
                      ar_error_message());
-        cr_expect(c.batch > 0 && c.seq > 0 && c.steps >= 1 && c.clip >= 0.0 && c.dropout < 1.0);
     }
 }
 
