@@ -15,7 +15,7 @@
 TestSuite(zero_params, .timeout = 60);
 
 /* A transposed matrix, a matrix, a vector, and one number; the last gets no gradient where a case says so. */
-enum { PARAMS = 4, MOST_RANKS = 8, STEPS = 4, MOST = 64, KINDS = 2 };
+enum { PARAMS = 4, MOST_RANKS = 8, STEPS = 4, MOST = 64, KINDS = 3 };
 static const size_t shapes[PARAMS][2] = {{3, 7}, {5, 4}, {6, 0}, {1, 0}};
 static const char *const names[PARAMS] = {"conv.weight", "linear.weight", "linear.bias", "gain"};
 static const size_t counts[PARAMS] = {21, 20, 6, 1};
@@ -29,6 +29,7 @@ typedef struct job {
     ar_ddp_options ddp;
     int zero;                            /* an optimizer of shares, over DDP; else of whole parameters */
     int silent;                          /* a parameter that never gets a gradient; -1: none */
+    int apart;                           /* the first parameter of a DDP object of its own without ZeRO; 0: none */
     int frozen;                          /* one that requires none; -1: none */
     int frozen_from;                     /* one that requires none from step 3 on; -1: none */
     float clip;                          /* scale of the gradients */
@@ -60,17 +61,27 @@ static ar_status add_gradients(ar_ctx *ctx, const job *j, ar_param **p, unsigned
     return AR_OK;
 }
 
-static ar_status one_step(ar_ctx *ctx, job *j, ar_param **p, ar_ddp *ddp, ar_optimizer *o, unsigned step)
+/* The first object of all or some parameters, the second of the others or NULL; NULL both: one rank alone. */
+typedef struct reducers {
+    ar_ddp *first, *second;
+} reducers;
+
+static ar_status for_each_ddp(const reducers *r, ar_status (*f)(ar_ddp *))
+{
+    if (r->first)
+        AR_TRY(f(r->first));
+    return r->second ? f(r->second) : AR_OK;
+}
+
+static ar_status one_step(ar_ctx *ctx, job *j, ar_param **p, const reducers *r, ar_optimizer *o, unsigned step)
 {
     if (j->frozen_from >= 0 && step == 3)
         p[j->frozen_from]->requires_grad = false;
     for (size_t i = 0; i < PARAMS; i++)
         AR_TRY(ar_param_zero_grad(p[i], ctx));
-    if (ddp)
-        AR_TRY(ar_ddp_start(ddp));
+    AR_TRY(for_each_ddp(r, ar_ddp_start));
     AR_TRY(add_gradients(ctx, j, p, step));
-    if (ddp)
-        AR_TRY(ar_ddp_wait(ddp));
+    AR_TRY(for_each_ddp(r, ar_ddp_wait));
     AR_TRY(ar_gradient_norm(&j->norm[ar_comm_rank(ctx->dp)], ctx, p, PARAMS));
     AR_TRY(ar_optimizer_step(o, ctx, j->clip));
     ar_ctx_end_step(ctx);
@@ -87,7 +98,7 @@ static size_t index_of(const char *name)
 
 static size_t kind_of(const char *state)
 {
-    return strcmp(state, "exp_avg_sq") == 0;
+    return strcmp(state, "master") == 0 ? 2 : strcmp(state, "exp_avg_sq") == 0;
 }
 
 /* Ranks write elements of their own; a copy is not theirs. */
@@ -117,17 +128,27 @@ static const float *find(void *user, const char *param, const char *state, size_
     return v && count == counts[i] ? v->at[i] : NULL;
 }
 
+static ar_status make_reducers(reducers *r, ar_ctx *ctx, const job *j, ar_param **p)
+{
+    const size_t first = j->apart > 0 ? (size_t)j->apart : PARAMS;
+    ar_ddp_options whole = j->ddp;
+    if (!j->zero && ar_comm_size(ctx->dp) == 1)
+        return AR_OK;
+    AR_TRY(ar_ddp_create_params(&r->first, ctx, "list", p, first, &j->ddp));
+    whole.zero = 0;
+    return first < PARAMS ? ar_ddp_create_params(&r->second, ctx, "rest", p + first, PARAMS - first, &whole) : AR_OK;
+}
+
 static ar_status train(ar_ctx *ctx, job *j, ar_param **p)
 {
     const size_t rank = (size_t)ar_comm_rank(ctx->dp);
-    ar_ddp *ddp = NULL;
+    reducers r = {NULL, NULL};
     ar_optimizer *o = NULL;
     uint64_t version[PARAMS];
     ar_status st = AR_OK;
-    if (j->zero || ar_comm_size(ctx->dp) > 1)
-        AR_TRY_TO(done, st, ar_ddp_create_params(&ddp, ctx, "list", p, PARAMS, &j->ddp));
+    AR_TRY_TO(done, st, make_reducers(&r, ctx, j, p));
     if (j->zero)
-        AR_TRY_TO(done, st, ar_optimizer_create_sharded(&o, ctx, ddp, &j->options));
+        AR_TRY_TO(done, st, ar_optimizer_create_sharded(&o, ctx, r.first, &j->options));
     else
         AR_TRY_TO(done, st, ar_optimizer_create(&o, ctx, p, PARAMS, &j->options));
     if (j->first > 1)
@@ -135,7 +156,7 @@ static ar_status train(ar_ctx *ctx, job *j, ar_param **p)
     for (size_t i = 0; i < PARAMS; i++)
         version[i] = p[i]->version;
     for (unsigned step = j->first; step <= j->last; step++)
-        AR_TRY_TO(done, st, one_step(ctx, j, p, ddp, o, step));
+        AR_TRY_TO(done, st, one_step(ctx, j, p, &r, o, step));
     j->bytes[rank] = ar_optimizer_bytes(o);
     for (size_t i = 0; i < PARAMS; i++) {
         j->versions[rank][i] = p[i]->version - version[i];
@@ -144,7 +165,8 @@ static ar_status train(ar_ctx *ctx, job *j, ar_param **p)
     AR_TRY_TO(done, st, ar_optimizer_save(o, ctx, keep, j));
 done:
     ar_optimizer_destroy(o);
-    ar_ddp_destroy(ddp);
+    ar_ddp_destroy(r.second);
+    ar_ddp_destroy(r.first);
     return st;
 }
 
@@ -192,15 +214,20 @@ static job job_of(ar_optimizer_kind kind, const values *start)
     return j;
 }
 
-static void run(job *j, int ranks, ar_numerics numerics)
+static void run_stored(job *j, int ranks, ar_numerics numerics, ar_dtype storage)
 {
-    const rank_run_options o = {.ranks = ranks, .dp = ranks, .numerics = numerics};
+    const rank_run_options o = {.ranks = ranks, .dp = ranks, .numerics = numerics, .storage = storage};
     j->ddp.zero = j->zero;
     for (size_t k = 0; k < KINDS; k++) {
         for (size_t i = 0; i < PARAMS * MOST; i++)
             j->kept[k].at[i / MOST][i % MOST] = NAN;
     }
     cr_assert_eq(rank_run(&o, rank_main, j), AR_OK, "%s", ar_error_message());
+}
+
+static void run(job *j, int ranks, ar_numerics numerics)
+{
+    run_stored(j, ranks, numerics, AR_F32);
 }
 
 static void expect_same(const values *a, const values *b, const char *what)
@@ -218,7 +245,7 @@ static void expect_same_end(const job *got, int ranks, const job *want, const ch
                      (double)got->norm[r], (double)want->norm[0]);
         cr_expect_eq(memcmp(got->versions[r], want->versions[0], sizeof want->versions[0]), 0, "%s: versions", what);
     }
-    for (size_t k = 0; k < (got->options.kind == AR_OPTIMIZER_SGD ? 1 : KINDS); k++)
+    for (size_t k = 0; k < (got->options.kind == AR_OPTIMIZER_SGD ? 1 : 2); k++)
         expect_same(&got->kept[k], &want->kept[k], what);
 }
 
@@ -261,6 +288,44 @@ Test(zero_params, native_shares_have_the_bits_of_whole_parameters_in_the_same_bu
         run(&whole, 5, AR_NUMERICS_NATIVE);
         run(&j, 5, AR_NUMERICS_NATIVE);
         expect_same_end(&j, 5, &whole, "native");
+    }
+}
+
+/* Two dtypes, so at least two buckets; the owner keeps the fp32 weights, the others get 16 bits. */
+Test(zero_params, weights_stored_in_bf16_have_the_bits_of_whole_parameters)
+{
+    values start;
+    start_values(&start);
+    for (size_t b = 0; b < sizeof bucket_sizes / sizeof *bucket_sizes; b++) {
+        job whole = job_of(AR_OPTIMIZER_ADAM, &start), j = whole;
+        size_t bytes = 0;
+        whole.ddp.bucket_bytes = j.ddp.bucket_bytes = bucket_sizes[b];
+        j.zero = 1;
+        run_stored(&whole, 3, AR_NUMERICS_NATIVE, AR_BF16);
+        run_stored(&j, 3, AR_NUMERICS_NATIVE, AR_BF16);
+        expect_same_end(&j, 3, &whole, "bf16");
+        expect_same(&j.kept[2], &whole.kept[2], "master");
+        for (int r = 0; r < 3; r++)
+            bytes += j.bytes[r];
+        cr_expect_eq(bytes, sizeof(float) * (2 * 48 + 41), "%zu bytes: two moments, and the matrices", bytes);
+        cr_expect_neq(j.kept[2].at[0][0], j.end[0].at[0][0], "the weight is not rounded");
+    }
+}
+
+/* Some gradients are whole on each rank, others shared out. */
+Test(zero_params, a_norm_counts_whole_and_shared_gradients_once)
+{
+    values start;
+    start_values(&start);
+    job one = job_of(AR_OPTIMIZER_ADAM, &start);
+    run(&one, 1, AR_NUMERICS_EXACT);
+    for (int apart = 1; apart < PARAMS; apart++) {
+        job j = one;
+        j.zero = 1;
+        j.apart = apart;
+        run(&j, 3, AR_NUMERICS_EXACT);
+        cr_expect_eq(memcmp(&j.norm[2], &one.norm[0], sizeof(float)), 0, "%a, not %a", (double)j.norm[2],
+                     (double)one.norm[0]);
     }
 }
 
