@@ -91,6 +91,13 @@ ar_status ari_full_tensor_write(ari_full_tensor *t, int rank, const ar_tensor *l
     return AR_OK;
 }
 
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 struct comparison {
     const ari_full_tensor *t;
     size_t at; /* the first element that differs; SIZE_MAX: none */
@@ -101,10 +108,10 @@ static void compare_run(void *user, const ari_box_run *r)
 {
     struct comparison *c = user;
     for (size_t i = 0; i < r->count && c->at == SIZE_MAX; i++) {
-        const float *own = &r->local[(ptrdiff_t)i * r->stride];
-        if (r->full + i < c->t->count && memcmp(&c->t->values[r->full + i], own, sizeof *own) != 0) {
+        const float own = r->local[(ptrdiff_t)i * r->stride];
+        if (r->full + i < c->t->count && bits_of(c->t->values[r->full + i]) != bits_of(own)) {
             c->at = r->full + i;
-            c->own = *own;
+            c->own = own;
         }
     }
 }
@@ -119,12 +126,10 @@ ar_status ari_full_tensor_compare(const ari_full_tensor *t, int rank, const ar_t
     const int writer = atomic_load(&t->writer[c.at]) - 1;
     if (writer < 0)
         return ar_error_set(AR_ERR_INTERNAL, "%s: no rank has written the first copy of element %zu", t->name, c.at);
-    uint32_t bits[2];
-    memcpy(&bits[0], &t->values[c.at], sizeof bits[0]);
-    memcpy(&bits[1], &c.own, sizeof bits[1]);
-    return ar_error_set(
-        AR_ERR_DATA, "%s: the copies of ranks %d and %d differ at element %zu: %.9g and %.9g (0x%08x, 0x%08x)", t->name,
-        writer, rank, c.at, (double)t->values[c.at], (double)c.own, (unsigned)bits[0], (unsigned)bits[1]);
+    return ar_error_set(AR_ERR_DATA,
+                        "%s: the copies of ranks %d and %d differ at element %zu: %.9g and %.9g (0x%08x, 0x%08x)",
+                        t->name, writer, rank, c.at, (double)t->values[c.at], (double)c.own,
+                        (unsigned)bits_of(t->values[c.at]), (unsigned)bits_of(c.own));
 }
 
 ar_status ari_full_tensor_check(const ari_full_tensor *t)
