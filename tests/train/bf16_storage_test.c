@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "ref/core/half.h"
-#include "tests/train/native_run.h"
+#include "tests/train/native_expect.h"
 
 TestSuite(bf16_storage, .timeout = 60);
 

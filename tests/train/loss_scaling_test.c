@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "ref/train/scaling.h"
-#include "tests/train/native_run.h"
+#include "tests/train/native_expect.h"
 
 TestSuite(loss_scaling, .timeout = 60);
 

@@ -4,11 +4,9 @@
 #ifndef TESTS_TRAIN_NATIVE_RUN_H
 #define TESTS_TRAIN_NATIVE_RUN_H
 
-#include <criterion/criterion.h>
 #include <string.h>
 
 #include "run/trainer.h"
-#include "support/bits.h"
 #include "support/match.h"
 #include "support/rank_run.h"
 
@@ -157,18 +155,6 @@ static inline ar_status native_train(native_run *run)
     const rank_run_options o = {.ranks = tp * dp, .dp = dp, .numerics = run->numerics, .storage = run->storage};
     memset(run->rank, 0, sizeof run->rank);
     return rank_run(&o, native_main, run);
-}
-
-static inline void native_must(native_run *run)
-{
-    const ar_status st = native_train(run);
-    cr_assert_eq(st, AR_OK, "%s", ar_error_message());
-}
-
-static inline void native_expect_same_weights(const native_rank *a, const native_rank *b, const char *what)
-{
-    cr_assert(a->n == b->n && a->n > 0, "%s", what);
-    cr_expect_eq(first_different_bits(a->weights, b->weights, a->n), a->n, "%s", what);
 }
 
 #endif

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_TRAIN_NATIVE_EXPECT_H
+#define TESTS_TRAIN_NATIVE_EXPECT_H
+
+#include <criterion/criterion.h>
+
+#include "support/bits.h"
+#include "tests/train/native_run.h"
+
+static inline void native_must(native_run *run)
+{
+    const ar_status st = native_train(run);
+    cr_assert_eq(st, AR_OK, "%s", ar_error_message());
+}
+
+static inline void native_expect_same_weights(const native_rank *a, const native_rank *b, const char *what)
+{
+    cr_assert(a->n == b->n && a->n > 0, "%s", what);
+    cr_expect_eq(first_different_bits(a->weights, b->weights, a->n), a->n, "%s", what);
+}
+
+#endif
