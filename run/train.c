@@ -83,8 +83,9 @@ static ar_status read_data(ari_training *j, ar_data **data)
     ar_loader *loader = NULL;
     AR_TRY(ar_data_open(data, o->data, o->data_format));
     j->data = *data;
-    j->data_path = realpath(ar_data_path(*data), NULL);
-    if (!j->data_path)
+    /* The project's own text has no path of its own: it may lie elsewhere when the run goes on. */
+    j->data_path = o->data ? realpath(o->data, NULL) : NULL;
+    if (o->data && !j->data_path)
         return ar_error_set(AR_ERR_IO, "%s: cannot be found again", ar_data_path(*data));
     if (o->save || o->resume)
         AR_TRY(ar_data_hash(j->data, j->data_hash));

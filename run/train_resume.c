@@ -29,8 +29,8 @@ void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
         o->seq = s->seq;
         o->in_order = s->in_order;
     }
-    if (s->data_path) {
-        o->data = s->data_path;
+    if (s->data_hash) {
+        o->data = s->data_path; /* NULL: the project's text */
         o->data_format = s->data_format;
     }
 }
