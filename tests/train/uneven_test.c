@@ -42,8 +42,7 @@ static const ar_parallel layouts[] = {
     {.dp = 7, .zero = 1},
     {.tp = 2, .dp = 4, .sp = true},
     {.tp = 2, .dp = 5, .zero = 1, .sp = true, .keep_gathered = true},
-    {.tp = 4, .dp = 3},    /* more tensor-parallel ranks than KV heads: groups of replicas */
-    {.tp = 4, .sp = true}, /* 3, 3, 3 and 2 rows of the vocabulary: buckets by size are those of the first rank */
+    {.tp = 4, .dp = 3}, /* more tensor-parallel ranks than KV heads: groups of replicas */
 };
 static const ar_ddp_options buckets[] = {
     {.bucket_bytes = 0},
@@ -119,6 +118,29 @@ Test(uneven, samples_of_every_length_go_with_their_masks)
         d.batch[step].padding_mask = d.padding[step];
     }
     expect_all(&c, &d);
+}
+
+/* 3, 3, 3 and 1 rows of the vocabulary, of as many elements as three vectors and one: ranks that sorted their own
+ * gradients would reduce others than their peers. */
+Test(uneven, parts_of_the_vocabulary_do_not_change_the_order_of_buckets)
+{
+    ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    static const ar_parallel some[] = {{.tp = 4, .sp = true}, {.tp = 4, .dp = 2, .sp = true}};
+    static data d;
+    fill(&d);
+    c.vocab = 10;
+    for (size_t i = 0; i < (size_t)(B * S * STEPS); i++) {
+        d.ids[i / (B * S)][i % (B * S)] %= 10;
+        d.labels[i / (B * S)][i % (B * S)] %= 10;
+    }
+    ari_cluster_options o = job_of(&c, &d);
+    recorded *whole = record(&o);
+    for (size_t i = 0; i < 2 * BUCKETS; i++) {
+        o.ddp = buckets[i / 2];
+        o.ddp.order = AR_BUCKETS_BY_SIZE;
+        expect_one_ranks_bits(whole, &o, &some[i % 2]);
+    }
+    recorded_free(whole);
 }
 
 /* What is refused: a micro-batch that no rank has a sample for. */
