@@ -2,6 +2,7 @@
 /* anyrank train: options in, a line a step out. What a run does is the library's (run/). */
 #include <inttypes.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 #include "cli/command.h"
@@ -12,12 +13,13 @@
 
 /* --- signals ------------------------------------------------------------------------------------------------------ */
 
-static volatile sig_atomic_t caught_signal;
+/* Read by the ranks' threads; without a lock, so that a handler may write it. */
+static atomic_int caught_signal;
 
 /* The first one ends the run after its step; a second one, of either kind, ends the process. */
 static void catch_once(int number)
 {
-    caught_signal = number;
+    atomic_store(&caught_signal, number);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
 }
@@ -93,7 +95,7 @@ static void saved(void *user, const ar_training_save *s)
 static bool stopped(void *user)
 {
     (void)user;
-    return caught_signal != 0;
+    return atomic_load(&caught_signal) != 0;
 }
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
@@ -142,8 +144,9 @@ static ar_status verdict(const ar_training_report *r, int *exit_code)
     }
     if (r->save_failed)
         return ar_error_set(AR_ERR_IO, "the last checkpoint was not written: %s", r->message);
-    if (r->end == AR_TRAINING_STOPPED && caught_signal != 0)
-        *exit_code = 128 + (int)caught_signal; /* as a shell tells of a process that the signal ended */
+    const int number = atomic_load(&caught_signal);
+    if (r->end == AR_TRAINING_STOPPED && number != 0)
+        *exit_code = 128 + number; /* as a shell tells of a process that the signal ended */
     return AR_OK;
 }
 
