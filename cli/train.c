@@ -136,7 +136,7 @@ static ar_status verdict(const ar_training_report *r, int *exit_code)
 {
     if (r->end == AR_TRAINING_DIVERGED)
         return ar_error_set(AR_ERR_DATA, "%s", r->message);
-    if (r->copies_differ) {
+    if (r->copies_differ || r->end == AR_TRAINING_WRONG) {
         fflush(stdout);
         fprintf(stderr, "anyrank train: %s\n", r->message);
         *exit_code = ARI_EXIT_DIFFERENT;
@@ -150,11 +150,22 @@ static ar_status verdict(const ar_training_report *r, int *exit_code)
     return AR_OK;
 }
 
+/* Before long work: what it will take. */
+static void announce(const ari_estimate *e, const ari_train_values *v)
+{
+    enum { LONG_SECONDS = 30 };
+    if (e->seconds > LONG_SECONDS && !v->common.quiet)
+        fprintf(stderr, "anyrank train: this will take about %s and %s of memory\n", ARI_SECONDS(e->seconds),
+                ARI_BYTES(e->bytes));
+}
+
 static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const ari_watch *watch, int *exit_code)
 {
     ar_training_options o;
     ar_training_report *r = NULL;
-    AR_TRY(ari_train_values_options(&o, v, resume));
+    ari_estimate e;
+    AR_TRY(ari_train_values_options(&o, &e, v, resume));
+    announce(&e, v);
     listener l = {.o = &o, .text = ari_wants_text(&v->common), .every = (uint64_t)v->log_every};
     o.cluster = ari_watch_cluster(watch);
     o.trace = watch->trace;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/train_options.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/out.h"
-#include "verify/estimate.h"
 
 /* In the order of ar_data_format. */
 static const char *const data_format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", NULL};
@@ -112,6 +112,14 @@ static const ari_option options[] = {
      .max = 1e9,
      .value = "N",
      .help = "end after step N, as an interruption would, but with exit status 0"},
+    {.name = "verify-every",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(ari_train_values, verify_every),
+     .min = 1,
+     .max = 1e9,
+     .value = "K",
+     .help = "verify in every K-th step, before the update, that all gradients are there and finite, and that ranks "
+             "which hold copies of weights, gradients and optimizer state hold the same (default: never)"},
     {.name = "plot",
      .kind = ARI_OPT_STRING,
      .at = offsetof(ari_train_values, plot),
@@ -207,26 +215,28 @@ ar_status ari_train_values_check(const ari_train_values *v)
 
 /* --- the options of a run ----------------------------------------------------------------------------------------- */
 
-static ar_status fits(const ar_training_options *o, const ar_config *c)
+static ar_status fits(ari_estimate *e, const ar_training_options *o, const ar_config *c)
 {
-    ari_estimate e;
+    const uint64_t behind = o->resume ? ar_checkpoint_state_of(o->resume)->step : 0;
+    const uint64_t ahead = o->steps > behind ? o->steps - behind : 1;
     const ari_estimate_case size = {.config = c,
                                     .plan = &o->plan,
                                     .batch = o->batch,
                                     .seq = o->seq,
                                     .parallel = &o->parallel,
                                     .layouts = 1,
-                                    .steps = o->steps > 1000000 ? 1000000 : (int)o->steps,
+                                    .steps = ahead > INT_MAX ? INT_MAX : (int)ahead,
                                     .optimizer = o->optimizer,
                                     .numerics = o->numerics,
                                     .dropout = o->dropout > 0.0,
-                                    .alone = true};
-    AR_TRY(ari_estimate_check(&e, &size));
-    return ari_estimate_fits(&e);
+                                    .alone = true,
+                                    .saves = o->save != NULL};
+    AR_TRY(ari_estimate_check(e, &size));
+    return ari_estimate_fits(e);
 }
 
 /* What needs the model's config. */
-static ar_status set_plan(ar_training_options *o, const ari_train_values *v)
+static ar_status set_plan(ar_training_options *o, ari_estimate *e, const ari_train_values *v)
 {
     char folder[512];
     ar_config c;
@@ -235,7 +245,7 @@ static ar_status set_plan(ar_training_options *o, const ari_train_values *v)
     AR_TRY(ari_estimate_layers(&c));
     AR_TRY(ari_layout_plan(&v->layout, c.arch, &o->plan));
     AR_TRY(ar_parallel_check(&o->parallel, &c, &o->plan, o->batch, o->seq));
-    return fits(o, &c);
+    return fits(e, o, &c);
 }
 
 /* "dynamic", or S. */
@@ -290,7 +300,7 @@ static ar_status set_trajectory(ar_training_options *o, const ari_train_values *
     return ari_optimizer_values_change(&o->optimizer, &v->optimizer, o->steps);
 }
 
-ar_status ari_train_values_options(ar_training_options *o, const ari_train_values *v, ar_checkpoint *c)
+ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, const ari_train_values *v, ar_checkpoint *c)
 {
     *o = ar_training_defaults();
     if (c)
@@ -301,6 +311,7 @@ ar_status ari_train_values_options(ar_training_options *o, const ari_train_value
     o->save_every = (uint64_t)v->save_every;
     o->keep = v->keep;
     o->stop_after = (uint64_t)v->stop_after;
+    o->verify_every = (uint64_t)v->verify_every;
     o->parallel = ari_layout_parallel(&v->layout);
     o->ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES);
     AR_TRY(set_numerics(o, v));
@@ -309,5 +320,5 @@ ar_status ari_train_values_options(ar_training_options *o, const ari_train_value
     o->algorithm = ari_layout_algorithm(&v->layout);
     o->threads = v->common.threads;
     o->timeout_ns = ari_layout_timeout_ns(&v->layout);
-    return set_plan(o, v);
+    return set_plan(o, e, v);
 }

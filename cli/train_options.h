@@ -7,6 +7,7 @@
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
 #include "cli/watch.h"
+#include "verify/estimate.h"
 
 /* What `anyrank train` is asked for. 0, -1, NaN and NULL: not given. */
 typedef struct ari_train_values {
@@ -15,7 +16,7 @@ typedef struct ari_train_values {
     ari_layout_values layout;
     ari_optimizer_values optimizer;
     ari_watch_values watch;
-    int steps, save_every, stop_after, log_every;
+    int steps, save_every, stop_after, verify_every, log_every;
     int data_format, storage;
     size_t batch, seq, keep;
     double clip, dropout;
@@ -32,8 +33,9 @@ ari_train_values ari_train_values_defaults(void);
 /** Refuses what makes no sense together, and files that could not be written, before any work. Errors: AR_ERR_ARG,
  *  AR_ERR_UNSUPPORTED, AR_ERR_IO. */
 AR_NODISCARD ar_status ari_train_values_check(const ari_train_values *v);
-/** The options of a run that begins, or goes on with a checkpoint (NULL: begins), which it borrows. Errors: AR_ERR_ARG,
- *  those of reading the model's config, and where memory would not suffice. */
-AR_NODISCARD ar_status ari_train_values_options(ar_training_options *o, const ari_train_values *v, ar_checkpoint *c);
+/** The options of a run that begins, or goes on with a checkpoint (NULL: begins), which it borrows; and what it will
+ *  take. Errors: AR_ERR_ARG, those of reading the model's config, and where memory would not suffice. */
+AR_NODISCARD ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, const ari_train_values *v,
+                                                ar_checkpoint *c);
 
 #endif

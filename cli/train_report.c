@@ -153,6 +153,9 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
                 (double)r->loss[r->steps - 1], taken, plural(taken), ARI_SECONDS(r->seconds), tokens_per_second(r, o));
     if (ar_parallel_world(&o->parallel) > 1)
         fprintf(to, "%s moved between ranks, all together%s\n", ARI_BYTES(r->bytes), predicted(r));
+    if (o->verify_every > 0)
+        fprintf(to, "gradients and copies verified in %" PRIu64 " step%s%s%s\n", r->verified, plural(r->verified),
+                r->warning[0] ? "; a warning: " : "", r->warning);
     if (r->end == AR_TRAINING_STOPPED)
         print_going_on(to, r, o);
     else if (r->checkpoint[0])
@@ -209,7 +212,7 @@ static json_t *json_data(const ar_training_report *r, const ar_training_options 
 
 static const char *result_name(const ar_training_report *r)
 {
-    static const char *const end_names[] = {"done", "stopped", "diverged"};
+    static const char *const end_names[] = {"done", "stopped", "diverged", "wrong"};
     return r->copies_differ ? "different" : end_names[r->end];
 }
 
@@ -228,6 +231,8 @@ static void json_course(json_t *j, const ar_training_report *r, const ar_trainin
     json_object_set_new(j, "lr", json_rates(r));
     json_object_set_new(j, "seconds", ari_json_number(r->seconds));
     json_object_set_new(j, "tokens_per_second", ari_json_number(tokens_per_second(r, o)));
+    json_object_set_new(j, "verified_steps", json_integer((json_int_t)r->verified));
+    json_object_set_new(j, "warning", text_or_null(r->warning));
     json_object_set_new(
         j, "bytes",
         json_pack("{s:I, s:I}", "counted", (json_int_t)r->bytes, "predicted", (json_int_t)r->bytes_predicted));

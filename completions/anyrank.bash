@@ -47,7 +47,7 @@ _anyrank() {
         grads) options="$layout $watch --input --block --out $common" names=$models ;;
         train)
             options="$layout $split $ddp $optimizer --data --data-format --in-order --steps --batch --seq --clip --dropout --storage --loss-scale
-                --save --save-every --keep --resume --stop-after --plot --log-every --inject $watch $common"
+                --save --save-every --keep --resume --stop-after --verify-every --plot --log-every --inject $watch $common"
             names=$models ;;
         bugs) options="--run --curves $common" ;;
         bench)
@@ -78,7 +78,7 @@ _anyrank() {
         --zero | --bucket-bytes | --warmup | --min-lr | --group) return ;;
         --tp | --dp | --micro-batches | --timeout | --schedule | --net-fault | --batch | --seq | --steps | --lr | --momentum | --betas | \
             --weight-decay | --clip | --dropout | --threads | --seed | --m | --n | --k | --repetitions) return ;;
-        --ranks | --bytes | --save-every | --keep | --stop-after | --log-every | --loss-scale) return ;;
+        --ranks | --bytes | --save-every | --keep | --stop-after | --verify-every | --log-every | --loss-scale) return ;;
     esac
     if [[ $current == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")

@@ -121,6 +121,7 @@ complete -c anyrank -n $train -l save-every -x -d "A checkpoint every so many st
 complete -c anyrank -n $train -l keep -x -d "How many checkpoints stay"
 complete -c anyrank -n $train -l resume -x -a "(__fish_complete_directories)" -d "Go on with a checkpoint"
 complete -c anyrank -n $train -l stop-after -x -d "End after this step"
+complete -c anyrank -n $train -l verify-every -x -d "Steps between verified gradients"
 complete -c anyrank -n $train -l plot -rF -d "Draw the loss"
 complete -c anyrank -n $train -l log-every -x -d "Steps from line to line"
 complete -c anyrank -n $train -l inject -x -a "$faults" -d "Switch a known mistake on"

@@ -157,6 +157,18 @@ static ar_status run_ranks(ari_training *j)
     return st;
 }
 
+/* Whether it ended at a step that it did not take. */
+static bool ended_early(const ar_training_report *r)
+{
+    return r->end == AR_TRAINING_DIVERGED || r->end == AR_TRAINING_WRONG;
+}
+
+/* Steps after `first` that are multiples of verify_every. */
+static uint64_t verified_steps(const ar_training_report *r, const ar_training_options *o)
+{
+    return o->verify_every > 0 ? r->steps / o->verify_every - r->first / o->verify_every : 0;
+}
+
 /* Of a run that has come to its end in good order. */
 static ar_status predict_bytes(ar_training_report *r, const ar_training_options *o)
 {
@@ -169,8 +181,9 @@ static ar_status predict_bytes(ar_training_report *r, const ar_training_options 
                                       .steps = (int)taken,
                                       .clip = o->clip > 0.0,
                                       .numerics = o->numerics,
-                                      .find_unused = o->ddp.find_unused};
-    if (taken == 0 || taken > INT_MAX || o->scale_loss || r->end == AR_TRAINING_DIVERGED)
+                                      .find_unused = o->ddp.find_unused,
+                                      .verified = verified_steps(r, o)};
+    if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;
     return ari_traffic_bytes(&r->bytes_predicted, &traffic);
 }
@@ -185,7 +198,7 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
     AR_TRY_TO(done, st, begin(&job, &weights, &data));
     AR_TRY_TO(done, st, run_ranks(&job));
     AR_TRY_TO(done, st, predict_bytes(job.report, o));
-    if (job.report->end != AR_TRAINING_DIVERGED)
+    if (!ended_early(job.report))
         AR_TRY_TO(done, st, ari_full_set_hash(job.full, job.report->weights_hash));
     *gives = job.report;
     job.report = NULL;

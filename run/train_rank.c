@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "anyrank/gradients.h"
 #include "ref/core/clock.h"
 #include "ref/core/context.h"
 #include "run/trainer.h"
@@ -15,10 +16,11 @@ typedef struct member {
     ar_ctx *ctx;
     ari_trainer trainer;
     ar_loader *loader;
+    ar_gradients *gradients; /* NULL: nothing is verified */
     ar_loss_scaling scaling;
     uint64_t step;  /* taken */
     uint64_t saved; /* the last step that a checkpoint was asked for */
-    bool diverged;
+    bool diverged;  /* or found wrong */
 } member;
 
 static bool is_first(const member *m)
@@ -43,6 +45,8 @@ static ar_status create(member *m)
     AR_TRY(ari_trainer_create(&m->trainer, m->ctx, &trainer));
     m->scaling = o->scaling;
     m->trainer.step.scaling = o->scale_loss ? &m->scaling : NULL;
+    if (o->verify_every > 0)
+        AR_TRY(ar_gradients_create(&m->gradients, m->ctx, m->trainer.params, m->trainer.n));
     if (o->resume)
         AR_TRY(ar_checkpoint_load(o->resume, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer));
     m->step = m->saved = j->report->first;
@@ -106,13 +110,48 @@ static void record_divergence(const member *m, const ar_train_result *r)
              m->job->o->clip > 0.0 ? "" : " or clipping");
 }
 
+/* Whether this step is one of those that are verified. */
+static bool is_verified(const member *m, uint64_t step)
+{
+    return m->gradients && step % m->job->o->verify_every == 0;
+}
+
+/* After a verified step that has come to its end. */
+static void record_verdict(const member *m)
+{
+    ar_training_report *report = m->job->report;
+    const ar_verdict v = ar_gradients_last(m->gradients);
+    char text[256];
+    report->verified++;
+    if (v.warnings == 0 || report->warning[0])
+        return;
+    ar_finding_text(text, sizeof text, &v.finding[0]);
+    snprintf(report->warning, sizeof report->warning, "step %" PRIu64 ": %s", m->step, text);
+}
+
+/* All ranks have come to the same verdict, with the same text. */
+static void record_wrong(const member *m)
+{
+    ar_training_report *report = m->job->report;
+    report->end = AR_TRAINING_WRONG;
+    snprintf(report->message, sizeof report->message, "%s", ar_error_message());
+}
+
 static ar_status run_step(member *m)
 {
     const uint64_t start = ari_now_ns();
     ar_train_result result = {0};
     ar_batch batch;
     AR_TRY(ar_loader_batch(m->loader, &batch, m->step + 1));
+    const bool verified = is_verified(m, m->step + 1);
+    m->trainer.step.verify = verified ? m->gradients : NULL;
     const ar_status st = ari_trainer_step(&result, &m->trainer, m->ctx, &batch, (uint32_t)(m->step + 1));
+    if (st == AR_ERR_DATA && verified && !ar_gradients_last(m->gradients).ok) {
+        m->diverged = true;
+        if (is_first(m))
+            record_wrong(m);
+        return AR_OK;
+    }
     m->diverged = !isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped);
     /* A norm that is not finite is an error of the step, on every rank. */
     if (st != AR_OK && (st != AR_ERR_DATA || !m->diverged))
@@ -125,6 +164,8 @@ static ar_status run_step(member *m)
     m->step++;
     if (is_first(m))
         record(m, &result, (double)(ari_now_ns() - start) * 1e-9);
+    if (is_first(m) && verified && !result.skipped)
+        record_verdict(m);
     return AR_OK;
 }
 
@@ -238,6 +279,7 @@ ar_status ari_train_rank(void *user, ar_ctx *ctx)
     AR_TRY_TO(done, st, run_steps(&m));
     AR_TRY_TO(done, st, finish(&m));
 done:
+    ar_gradients_destroy(m.gradients);
     ari_trainer_destroy(&m.trainer);
     ar_loader_destroy(m.loader);
     return st;

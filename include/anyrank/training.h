@@ -68,6 +68,8 @@ typedef struct ar_training_options {
     uint64_t save_every;   /* and one every so many steps; 0: none but at the end */
     size_t keep;           /* how many of them stay; 0: all */
     uint64_t stop_after;   /* ends after this step as `stop` would; 0: nowhere */
+    uint64_t verify_every; /* in steps K, 2K, ... gradients, copies of the weights and of the optimizer's state are
+                              verified before the update (ar_train_options.verify); 0: never */
     ar_sim_algorithm algorithm;
     int threads;                   /* of the whole process; 0: the machine's cores */
     uint64_t timeout_ns;           /* longest wait of a rank for another; 0: 60 s */
@@ -82,9 +84,10 @@ ar_training_options ar_training_defaults(void);
 void ar_training_resume(ar_training_options *o, ar_checkpoint *c);
 
 typedef enum ar_training_end {
-    AR_TRAINING_DONE,    /* all steps */
-    AR_TRAINING_STOPPED, /* by stop or stop_after */
-    AR_TRAINING_DIVERGED /* the loss or the gradient norm of the step after `steps` is not finite */
+    AR_TRAINING_DONE,     /* all steps */
+    AR_TRAINING_STOPPED,  /* by stop or stop_after */
+    AR_TRAINING_DIVERGED, /* the loss or the gradient norm of the step after `steps` is not finite */
+    AR_TRAINING_WRONG     /* what was verified in the step after `steps` is not right; no weight was changed by it */
 } ar_training_end;
 
 struct ar_training_report {
@@ -107,12 +110,14 @@ struct ar_training_report {
                                     that diverged */
     bool has_predicted;          /* with a cluster */
     ar_trace_summary predicted;  /* by the virtual clock */
-    char weights_hash[65];       /* after `steps` steps; "" where training diverged */
+    char weights_hash[65];       /* after `steps` steps; "" where training diverged or was found wrong */
     char checkpoint[600];        /* the last one written; "" if none */
     bool save_failed;            /* the last one that was to be written was not */
     bool copies_differ;          /* ranks hold other weights than others do, which nothing but a mistake explains */
     ar_training_end end;
     char message[512]; /* of these three, the first that is so; else "" */
+    uint64_t verified; /* steps in which verify_every found no error */
+    char warning[300]; /* the first of what it found that is none; "" */
 };
 
 /** Trains. Gives the report also where the run was stopped or diverged, and where checkpoints could not be written; its

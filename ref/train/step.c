@@ -3,6 +3,7 @@
 #include "ref/train/step.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "anyrank/gradients.h"
@@ -190,7 +191,7 @@ static ar_status tap_norm(ar_ctx *ctx, float norm)
     return AR_OK;
 }
 
-static ar_status verify(ar_optimizer *optimizer, const ar_train_options *o)
+static ar_status verify(const ar_ctx *ctx, ar_optimizer *optimizer, const ar_train_options *o)
 {
     const ar_verify_options everything = {.gradients = true,
                                           .values = true,
@@ -201,7 +202,10 @@ static ar_status verify(ar_optimizer *optimizer, const ar_train_options *o)
         return AR_OK;
     ari_span_begin("verify gradients");
     AR_TRY(ari_span_end(ar_gradients_verify(o->verify, &v, &everything)));
-    return ar_verdict_status(&v);
+    const ar_status st = ar_verdict_status(&v);
+    char found[600];
+    snprintf(found, sizeof found, "%s", st == AR_OK ? "" : ar_error_message());
+    return st == AR_OK ? AR_OK : ar_error_set(st, "step %u: %s; no weight was changed", (unsigned)ctx->step, found);
 }
 
 /* Clips by the norm of all gradients, then changes the weights. */
@@ -221,7 +225,7 @@ static ar_status update(ar_train_result *result, ar_param *const *params, size_t
     result->skipped = !finite;
     if (result->skipped)
         return AR_OK;
-    AR_TRY(verify(optimizer, o));
+    AR_TRY(verify(ctx, optimizer, o));
     if (o->clip > 0.0) {
         if (!isfinite(result->norm))
             return ar_error_set(AR_ERR_DATA, "the gradient norm is not finite at step %u; no weight was changed",
@@ -257,7 +261,7 @@ static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_c
         ari_span_begin("optimizer");
         AR_TRY_TO(done, st, ari_span_end(update(result, params, n_params, ctx, optimizer, o)));
     } else {
-        AR_TRY_TO(done, st, verify(NULL, o));
+        AR_TRY_TO(done, st, verify(ctx, NULL, o));
     }
 done:
     ar_saved_destroy(saved);

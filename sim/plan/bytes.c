@@ -158,6 +158,21 @@ static void count_agreement(ari_tally *total, const ari_traffic_case *c)
         ari_tally_pass(total, ari_tally_mul(total, dp, tp), 2 * 8);
 }
 
+/* What each rank says of each of its parameters, and of itself, goes over tp, then over dp (docs/gradients.md). */
+static ar_status count_verified(ari_tally *total, const ari_traffic_case *c, const ari_param_elements *n)
+{
+    enum { OF_A_PARAMETER = 128, OF_A_RANK = 16 };
+    const size_t dp = (size_t)ari_at_least_one(c->parallel.dp), tp = (size_t)ari_at_least_one(c->parallel.tp);
+    ari_tally groups = {.links = (tp - 1) * dp, .st = AR_OK};
+    const size_t said = ari_tally_add(&groups, ari_tally_mul(&groups, n->params, OF_A_PARAMETER), OF_A_RANK);
+    ari_tally_pass(&groups, tp, said);
+    groups.links = (dp - 1) * tp;
+    ari_tally_pass(&groups, dp * tp, said);
+    AR_TRY(groups.st);
+    total->bytes = ari_tally_add(total, total->bytes, ari_tally_mul(total, groups.bytes, (size_t)c->verified));
+    return total->st;
+}
+
 ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
 {
     ari_step_shape s;
@@ -169,6 +184,7 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
     count_agreement(&total, c);
     AR_TRY(count_layers(&total, c, &s));
     AR_TRY(count_step(&total, c, &s, &n));
+    AR_TRY(count_verified(&total, c, &n));
     *bytes = total.bytes;
     return AR_OK;
 }

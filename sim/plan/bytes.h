@@ -18,7 +18,8 @@ typedef struct ari_traffic_case {
     bool clip;
     ar_numerics numerics;
     bool forward_only;
-    bool find_unused; /* of the DDP options */
+    bool find_unused;  /* of the DDP options */
+    uint64_t verified; /* steps in which gradients and copies are verified */
 } ari_traffic_case;
 
 /** Bytes moved between ranks from the first weight to the last step, all ranks together: the start (parameters made

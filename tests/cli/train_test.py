@@ -243,6 +243,19 @@ class Output(Case):
 
 
 class BadInput(Case):
+    def test_what_is_verified_ends_the_run_before_a_weight_changes(self):
+        step = [self.model, *SIZE, "--steps", 5, "--dp", 2, "--tp", 2, "--sp"]
+        fine = self.trained(*step, "--verify-every", 2)
+        self.assertEqual((fine["result"], fine["verified_steps"], fine["warning"]), ("done", 2, None))
+        self.assertEqual(fine["bytes"]["counted"], fine["bytes"]["predicted"])
+        self.assertEqual(fine["weights_hash"], self.trained(*step)["weights_hash"])
+        done = self.done(*step, "--json", "-", "--verify-every", 2, "--inject", "adam_step_not_synced", code=1)
+        self.assertRegex(done.stderr, r"step \d: [\w.]+: .* differs from that of rank 0 .*; no weight was changed")
+        wrong = json.loads(done.stdout)
+        self.assertEqual((wrong["result"], wrong["weights_hash"]), ("wrong", None))
+        # Without clipping nothing else looks at a gradient's norm.
+        self.done(self.model, *SIZE, "--steps", 3, "--verify-every", 1, "--clip", 0, "--zero", 1, "--dp", 3)
+
     def test_options_that_make_no_sense(self):
         for arguments, says in (
                 ([], "give a MODEL"), ([self.model, "--keep", 2], "give --save DIR too"),
