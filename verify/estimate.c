@@ -193,13 +193,16 @@ static double update_bytes(const elements *n, const split *s)
 /* One layout: weights, gradients, kept operands and the optimizer's state once over the ranks of a tensor-parallel
  * group (what they replicate is small), a checkpoint's weights beside them, and one gradient's value and product under
  * way. */
-static double layout_bytes(const elements *n, const split *s, bool alone)
+static double layout_bytes(const elements *n, const split *s, const ari_estimate_case *run)
 {
     const double checkpoint = FLOAT;
     const double group = FLOAT + ACCUMULATOR + KEPT_OPERANDS + FLOAT * n->states / (s->zero ? s->dp : 1.0);
     const double own = (s->dp * group + checkpoint) * n->parameters + s->dp * 2.0 * FLOAT * n->largest;
     const double ranks = own + bucket_bytes(n, s) + largest_of(step_bytes(n, s), update_bytes(n, s));
-    if (alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
+    /* Full weights for their hash, state too for a checkpoint, and whose each element is. */
+    if (run->alone && n->trains)
+        return ranks + (FLOAT + 2.0) * (1.0 + (run->saves ? n->states : 0.0)) * n->parameters;
+    if (run->alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
         return ranks + (FLOAT + 1.0) * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
     const double findings = n->tensors * (sizeof(ari_ref_tensor) + s->ranks * sizeof(ari_finding));
     /* Beside the reference's, final weights and gradients are gathered from the ranks. */
@@ -273,7 +276,7 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     for (size_t i = 0; i < run->layouts; i++) {
         split s;
         AR_TRY(count_split(&s, &n, run, &run->parallel[i]));
-        most = largest_of(most, layout_bytes(&n, &s, run->alone));
+        most = largest_of(most, layout_bytes(&n, &s, run));
         ranks = largest_of(ranks, s.ranks);
     }
     AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));

@@ -19,7 +19,8 @@ typedef struct ari_estimate_case {
     bool dropout;   /* more tensors */
     bool f64;       /* the binary64 baseline too */
     bool gradcheck; /* central differences too */
-    bool alone;     /* no baseline and nothing to compare with: one layout writes its gradients */
+    bool alone;     /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
+    bool saves;     /* where it trains: checkpoints */
 } ari_estimate_case;
 
 typedef struct ari_estimate {
