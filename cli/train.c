@@ -8,6 +8,7 @@
 #include "cli/command.h"
 #include "cli/main.h"
 #include "cli/progress.h"
+#include "cli/table.h"
 #include "cli/train_options.h"
 #include "cli/train_report.h"
 
@@ -39,19 +40,26 @@ static void catch_signals(void)
 
 typedef struct listener {
     const ar_training_options *o;
+    const ari_estimate *estimate;
     ari_progress progress;
-    bool text;
+    bool quiet, text;
     uint64_t every;  /* steps from line to line */
     uint64_t first;  /* steps before this run */
     uint64_t tokens; /* since the last line */
     double seconds;
+    double first_seconds; /* of the steps that the announcement waits for */
 } listener;
+
+static uint64_t last_step(const ar_training_options *o)
+{
+    return o->stop_after > 0 && o->stop_after < o->steps ? o->stop_after : o->steps;
+}
 
 static void began(void *user, const ar_training_report *r)
 {
     listener *l = user;
     const ar_training_options *o = l->o;
-    const uint64_t last = o->stop_after > 0 && o->stop_after < o->steps ? o->stop_after : o->steps;
+    const uint64_t last = last_step(o);
     if (l->every == 0)
         l->every = ari_train_log_every(last > r->first ? last - r->first : 1);
     l->first = r->first;
@@ -67,10 +75,26 @@ static bool has_line(const listener *l, uint64_t step)
     return step == l->first + 1 || step == l->o->steps || step == l->o->stop_after || step % l->every == 0;
 }
 
+/* After a few steps, of which the first is slower than others: what all will take, where that is long. */
+static void announce(listener *l, const ar_training_step *s)
+{
+    enum { STEPS = 4, LONG_SECONDS = 30 };
+    const uint64_t taken = s->step - l->first;
+    if (taken > 1 && taken <= STEPS)
+        l->first_seconds += s->seconds;
+    const double ahead = (double)(last_step(l->o) - s->step) * l->first_seconds / (STEPS - 1);
+    if (taken != STEPS || l->quiet || ahead < LONG_SECONDS)
+        return;
+    ari_progress_clear(&l->progress);
+    fprintf(stderr, "anyrank train: this will take about %s more, and at most %s of memory\n", ARI_SECONDS(ahead),
+            ARI_BYTES(l->estimate->bytes));
+}
+
 static void stepped(void *user, const ar_training_step *s)
 {
     listener *l = user;
     char what[96];
+    announce(l, s);
     l->tokens += s->tokens;
     l->seconds += s->seconds;
     if (l->text && has_line(l, s->step)) {
@@ -150,23 +174,17 @@ static ar_status verdict(const ar_training_report *r, int *exit_code)
     return AR_OK;
 }
 
-/* Before long work: what it will take. */
-static void announce(const ari_estimate *e, const ari_train_values *v)
-{
-    enum { LONG_SECONDS = 30 };
-    if (e->seconds > LONG_SECONDS && !v->common.quiet)
-        fprintf(stderr, "anyrank train: this will take about %s and %s of memory\n", ARI_SECONDS(e->seconds),
-                ARI_BYTES(e->bytes));
-}
-
 static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const ari_watch *watch, int *exit_code)
 {
     ar_training_options o;
     ar_training_report *r = NULL;
     ari_estimate e;
     AR_TRY(ari_train_values_options(&o, &e, v, resume));
-    announce(&e, v);
-    listener l = {.o = &o, .text = ari_wants_text(&v->common), .every = (uint64_t)v->log_every};
+    listener l = {.o = &o,
+                  .estimate = &e,
+                  .quiet = v->common.quiet,
+                  .text = ari_wants_text(&v->common),
+                  .every = (uint64_t)v->log_every};
     o.cluster = ari_watch_cluster(watch);
     o.trace = watch->trace;
     o.listener = (ar_training_listener){.begin = began, .step = stepped, .save = saved, .stop = stopped, .user = &l};
