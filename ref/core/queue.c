@@ -177,16 +177,17 @@ ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name
         return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no lock for queue '%s': %s", name ? name : "",
                             strerror(rc));
     }
-    ari_lane *self = ari_lane_self();
-    if (kind == AR_QUEUE_THREAD && self) {
-        const ar_status st = ari_lane_create(&q->lane, self, self->with, self->rank, q->name);
+    /* Before the lane: this may pass the turn on, which a lane must not get before it has a thread. */
+    if (kind == AR_QUEUE_THREAD) {
+        const ar_status st = ar_queue_create(&q->chain, AR_QUEUE_INLINE, q->name);
         if (st != AR_OK) {
             ari_queue_release(q);
             return st;
         }
     }
-    if (kind == AR_QUEUE_THREAD) {
-        const ar_status st = ar_queue_create(&q->chain, AR_QUEUE_INLINE, q->name);
+    ari_lane *self = ari_lane_self();
+    if (kind == AR_QUEUE_THREAD && self) {
+        const ar_status st = ari_lane_create(&q->lane, self, self->with, self->rank, q->name);
         if (st != AR_OK) {
             ari_queue_release(q);
             return st;
