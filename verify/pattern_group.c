@@ -96,6 +96,27 @@ static bool samples_of(const ari_difference *d, int first, int tp, size_t *start
     return any && *count > 0;
 }
 
+static bool same_boxes(const ar_layout *a, const ar_layout *b)
+{
+    for (size_t k = 0; k < a->nbox && k < b->nbox; k++) {
+        for (int i = 0; i < a->ndim; i++) {
+            if (a->box[k].global[i] != b->box[k].global[i] || a->box[k].extent[i] != b->box[k].extent[i])
+                return false;
+        }
+    }
+    return a->nbox == b->nbox;
+}
+
+/* Whether the groups have shares of a parameter's gradient (ZeRO), so that no group has all of it. */
+static bool is_shared_out(const ari_difference *d, int tp)
+{
+    for (int r = tp; r < d->ranks; r++) {
+        if (!same_boxes(d->copy[r].layout, d->copy[r % tp].layout))
+            return true;
+    }
+    return false;
+}
+
 /* Copies over dp become those of the group: dp groups number theirs one after the other. */
 static void renumber(ar_layout *o, int dp)
 {
@@ -111,7 +132,7 @@ ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_dif
     const bool activation = (d->pass == 'f' || d->pass == 'b') && d->ndim >= 3;
     size_t start = 0, count = 0, inner = 1;
     *view = (ari_group_view){NULL, NULL, {0}};
-    if (dp < 2 || (activation && !samples_of(d, first, tp, &start, &count)))
+    if (dp < 2 || (activation && !samples_of(d, first, tp, &start, &count)) || (d->pass == 'g' && is_shared_out(d, tp)))
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&view->layout, (size_t)tp, sizeof *view->layout, "layouts of a group"));
     ar_status st = ari_alloc_zero((void **)&view->copy, (size_t)tp, sizeof *view->copy, "copies of a group");
