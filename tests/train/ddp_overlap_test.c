@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reductions while the backward pass goes on: under drawn schedules, in traces, by the virtual clock. */
+#include <criterion/criterion.h>
+#include <unistd.h>
+
+#include "tests/support/small.h"
+#include "tests/train/ddp_toy.h"
+
+TestSuite(ddp_overlap, .timeout = 60);
+
+/* A bucket for each of five parameters on four ranks, two of them summed over tp first, in two micro-batches. */
+static toy five(void)
+{
+    return (toy){.n = 5,
+                 .size = {30, 7, 40, 1, 12},
+                 .spread = {[1] = true, [3] = true},
+                 .parallel = {.tp = 2, .dp = 2, .micro_batches = 2},
+                 .micro = 2,
+                 .steps = 2,
+                 .ddp = {.find_unused = true}};
+}
+
+Test(ddp_overlap, gives_the_same_bits_under_every_schedule)
+{
+    toy plain = five();
+    plain.plain = true;
+    cr_assert_eq(toy_run(&plain), AR_OK, "%s", ar_error_message());
+    for (uint64_t seed = 1; seed <= (small_only() ? 5 : 40); seed++) {
+        toy t = five();
+        t.sim = (ar_sim_options){.explore = true, .schedule_seed = seed};
+        cr_assert_eq(toy_run(&t), AR_OK, "seed %llu: %s", (unsigned long long)seed, ar_error_message());
+        for (int r = 0; r < 4; r++)
+            cr_expect_eq(memcmp(t.rank[r].grad, plain.rank[r].grad, sizeof plain.rank[r].grad), 0, "seed %llu, rank %d",
+                         (unsigned long long)seed, r);
+    }
+}
+
+Test(ddp_overlap, an_error_ends_all_ranks_under_every_schedule)
+{
+    for (uint64_t seed = 1; seed <= (small_only() ? 3 : 20); seed++) {
+        toy t = five();
+        t.ddp.find_unused = false;
+        t.skips[1][0] = t.skips[1][1] = 1u << 2;
+        t.sim = (ar_sim_options){.explore = true, .schedule_seed = seed};
+        cr_expect_eq(toy_run(&t), AR_ERR_DATA, "seed %llu", (unsigned long long)seed);
+        cr_expect_not_null(strstr(ar_error_message(), "no gradient for 1 of 5 parameters: p2."), "seed %llu: %s",
+                           (unsigned long long)seed, ar_error_message());
+    }
+}
+
+/* Two objects over different parameters share the communication queue of the context. */
+static ar_status two_objects(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    const toy t = {.n = n, .size = {30, 20}};
+    const ar_ddp_options o = {.keep_weights = true};
+    ar_param second = {0}, *list = &second;
+    ar_ddp *other = NULL;
+    ar_status st = toy_init(&second, ctx, &(toy){.n = 1, .size = {8}}, 0);
+    AR_TRY_TO(done, st, ar_ddp_create_params(&other, ctx, "second", &list, 1, &o));
+    AR_TRY_TO(done, st, ar_ddp_start(d));
+    AR_TRY_TO(done, st, ar_ddp_start(other));
+    AR_TRY_TO(done, st, toy_pass(ctx, &t, params, 0, 0));
+    ar_param_use(&second);
+    AR_TRY_TO(done, st, toy_add(ctx, &second, 0, 0, 0));
+    AR_TRY_TO(done, st, ar_param_done(&second, ctx));
+    AR_TRY_TO(done, st, ar_ddp_wait(other));
+    AR_TRY_TO(done, st, ar_ddp_wait(d));
+    AR_TRY_TO(done, st, toy_gradients(out, ctx, &(toy){.n = 1, .size = {8}}, &list));
+done:
+    ar_ddp_destroy(other);
+    ar_param_fini(&second);
+    return st;
+}
+
+Test(ddp_overlap, two_objects_share_the_contexts_queue)
+{
+    toy t = {.n = 2, .size = {30, 20}, .parallel = {.dp = 2}, .body = two_objects};
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(t.rank[1].grad[0], toy_term(0, 0, 0, 0, 0) + toy_term(1, 0, 0, 0, 0));
+}
+
+/* --- time --------------------------------------------------------------------------------------------------------- */
+
+/* A backward pass of 1 ms for each of four parameters, whose sum over two ranks takes 1 ms: 4000 bytes at 4 MB/s. */
+static ar_status timed(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)out;
+    AR_TRY(ar_ddp_start(d));
+    for (size_t i = n; i-- > 0;) {
+        ar_param_use(params[i]);
+        ar_trace_work(1e6);
+        AR_TRY(toy_add(ctx, params[i], i, 0, 0));
+        AR_TRY(ar_param_done(params[i], ctx));
+    }
+    return ar_ddp_wait(d);
+}
+
+static ar_trace_summary summary_of(ar_ddp_options o, const char *json)
+{
+    const ar_sim_cluster cluster = {.inside = {0, 4e6}, .flops = 1e9};
+    toy t = {.n = 4,
+             .size = {1000, 1000, 1000, 1000},
+             .parallel = {.dp = 2},
+             .numerics = AR_NUMERICS_NATIVE,
+             .ddp = o,
+             .body = timed};
+    ar_trace *trace = NULL;
+    ar_trace_summary s;
+    t.ddp.keep_weights = true;
+    cr_assert_eq(ar_trace_create(&trace), AR_OK);
+    t.sim = (ar_sim_options){.cluster = &cluster, .trace = trace};
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_trace_summarise(&s, trace, AR_TRACE_VIRTUAL), AR_OK);
+    if (json)
+        cr_assert_eq(ar_trace_write_json(trace, AR_TRACE_VIRTUAL, json), AR_OK);
+    ar_trace_destroy(trace);
+    return s;
+}
+
+#define EXPECT_MS(value, expected)                                                                              \
+    cr_expect((value) > (expected - 0.1) * 1e-3 && (value) < (expected + 0.1) * 1e-3, "%g s, not %g ms", value, \
+              (double)(expected))
+
+Test(ddp_overlap, hides_all_reductions_but_the_last)
+{
+    const ar_trace_summary eager = summary_of((ar_ddp_options){.mode = AR_BUCKETS_EAGER}, NULL);
+    const ar_trace_summary overlap = summary_of((ar_ddp_options){.mode = AR_BUCKETS_OVERLAP}, NULL);
+    const ar_trace_summary one = summary_of(ar_ddp_defaults(), NULL);
+    EXPECT_MS(eager.exposed, 4);
+    EXPECT_MS(eager.seconds, 8);
+    EXPECT_MS(overlap.exposed, 1);
+    EXPECT_MS(overlap.communication, 4);
+    EXPECT_MS(overlap.seconds, 5);
+    EXPECT_MS(one.exposed, 4); /* one bucket is ready with the last gradient */
+    cr_expect_eq(eager.bytes, overlap.bytes);
+}
+
+Test(ddp_overlap, a_trace_shows_the_buckets_on_a_track_of_their_own)
+{
+    char path[] = "/tmp/ddp_trace_XXXXXX", text[65536] = "";
+    const int fd = mkstemp(path);
+    cr_assert_geq(fd, 0);
+    close(fd);
+    (void)summary_of((ar_ddp_options){.bucket_bytes = 0}, path);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    unlink(path);
+    cr_expect_not_null(strstr(text, "\"communication\""));
+    cr_expect_not_null(strstr(text, "\"bucket 3\""));
+    cr_expect_not_null(strstr(text, "bucket 0: p3"));
+}

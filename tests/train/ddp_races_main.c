@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Overlapped reductions under ThreadSanitizer: lists of vectors, and models whose step goes through them. */
+#include "support/small.h"
+#include "tests/train/ddp_toy.h"
+
+static int fail(const char *what)
+{
+    printf("%s: %s\n", what, ar_error_message());
+    return 1;
+}
+
+/* Vectors with unused parameters, accumulation and spread ones. */
+static int run_toys(void)
+{
+    for (size_t capacity = 0; capacity < 300; capacity += 60) {
+        for (int native = 0; native < 2; native++) {
+            toy t = {.n = 6,
+                     .size = {30, 7, 40, 1, 12, 64},
+                     .spread = {[1] = true, [3] = true},
+                     .parallel = {.tp = 2, .dp = 2, .micro_batches = 2},
+                     .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                     .micro = 2,
+                     .steps = 4,
+                     .ddp = {.bucket_bytes = capacity, .find_unused = true},
+                     .skips = {{0, 1}, {4, 4}}};
+            if (toy_run(&t) != AR_OK)
+                return fail("vectors");
+        }
+    }
+    return 0;
+}
+
+static int run_models(void)
+{
+    enum { SEQ = 8, BATCH = 4, STEPS = 2 };
+    static const ar_parallel layouts[] = {{.dp = 2}, {.tp = 2, .dp = 2, .sp = true, .micro_batches = 2}, {.dp = 4}};
+    const ar_config config = {.arch = AR_ARCH_LLAMA,
+                              .vocab = 11,
+                              .hidden = 16,
+                              .layers = 2,
+                              .heads = 4,
+                              .kv_heads = 2,
+                              .head_dim = 4,
+                              .ffn = 24,
+                              .max_positions = SEQ,
+                              .norm = AR_NORM_RMS,
+                              .norm_eps = 1e-5,
+                              .activation = AR_ACT_SILU,
+                              .gated = true,
+                              .rope = true,
+                              .rope_theta = 10000.0,
+                              .rope_factor = 1.0,
+                              .final_norm = true,
+                              .initializer_range = 0.3};
+    int64_t ids[BATCH * SEQ];
+    for (size_t i = 0; i < BATCH * SEQ; i++)
+        ids[i] = (int64_t)(i * 7 % 11);
+    const ar_batch batch[STEPS] = {{.batch = BATCH, .seq = SEQ, .input_ids = ids},
+                                   {.batch = BATCH, .seq = SEQ, .input_ids = ids}};
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        for (int i = 0; i < 4; i++) {
+            ari_cluster_result result;
+            ari_cluster_options o = {.config = &config,
+                                     .parallel = layouts[l],
+                                     .batch = batch,
+                                     .steps = STEPS,
+                                     .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                     .clip = 1.0,
+                                     .ddp = {.bucket_bytes = (size_t)(i / 2) * 3000},
+                                     .numerics = i & 1 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                                     .threads = 1,
+                                     .seed = 3};
+            o.parallel.zero = i & 1;
+            const ar_status st = ari_cluster_run(&result, &o);
+            free(result.loss);
+            free(result.reports);
+            if (st != AR_OK)
+                return fail("model");
+        }
+    }
+    return 0;
+}
+
+int main(void)
+{
+    return run_toys() || run_models();
+}
