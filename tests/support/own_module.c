@@ -61,9 +61,8 @@ static ar_status add_scale_gradient(own_layer *l, ar_ctx *ctx, const ar_tensor *
     if (l->mistake == OWN_HALF_GRADIENT)
         AR_TRY(times(ctx, &ds, 0.5f));
     if (l->mistake == OWN_ONE_ELEMENT) {
-        const ar_tensor last = ar_tensor_slice(&ds, 1, ds.shape[1] - 1, 1);
-        for (size_t i = 0; i < last.shape[0]; i++)
-            ((float *)last.data.ptr)[(ptrdiff_t)i * last.stride[0]] = 0.0f;
+        for (size_t i = 0; i < ds.shape[0]; i++)
+            ((float *)ds.data.ptr)[(ptrdiff_t)i * ds.stride[0]] *= 0.5f;
     }
     return l->mistake == OWN_FORGETS_GRADIENT ? AR_OK : ar_grad_add_rows(ctx, &l->scale, &ds);
 }

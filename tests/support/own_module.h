@@ -10,7 +10,7 @@ typedef enum own_mistake {
     OWN_FORGETS_FACTOR,   /* dW without s */
     OWN_FORGETS_GRADIENT, /* nothing is added to s's gradient */
     OWN_HALF_GRADIENT,    /* s's gradient times fl32(1/2) */
-    OWN_ONE_ELEMENT,      /* the last element of s's gradient is missing */
+    OWN_ONE_ELEMENT,      /* half of the first element of s's gradient is missing */
     OWN_WRONG_DX,         /* dx without the residual's part */
     OWN_SEES_THE_BATCH,   /* y divided by the rows that this rank happens to hold */
     OWN_KEEPS_IN_ITSELF,  /* the saved input is in the layer, not in ar_saved */

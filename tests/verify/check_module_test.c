@@ -10,7 +10,7 @@
 
 TestSuite(check_module, .timeout = 60);
 
-enum { SAMPLES = 7, WIDTH = 8, CLASSES = 4, MOST = 9 };
+enum { SAMPLES = 7, WIDTH = 8, CLASSES = 4, MOST = 10 };
 
 /* What is built, and what stands in the data. */
 typedef struct given {
@@ -67,8 +67,8 @@ static ar_status own_layer_again(ar_module **gives, ar_module *of)
     return ar_module_init(&a->base, &ops, "again", AR_HELD_UNTOLD);
 }
 
-/* in (column) - activation - middle (row) - own layer (once or twice) - dropout - norm - out (column: classes stay
- * sharded)
+/* in (column) - activation - dropout - middle (row) - own layer (once or twice) - dropout - norm - out (column: classes
+ * stay sharded)
  */
 static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
@@ -82,6 +82,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
         return ar_error_set(AR_ERR_UNSUPPORTED, "not on two ranks");
     AR_TRY_TO(failed, st, ar_column_linear_create(&m[n++], ctx, "in", WIDTH, 12, &column));
     AR_TRY_TO(failed, st, ar_activation_create(&m[n++], ctx, "act", g->act, AR_HELD_SHARD));
+    AR_TRY_TO(failed, st, ar_dropout_create(&m[n++], ctx, "part", 1, 12, AR_HELD_SHARD));
     AR_TRY_TO(failed, st, ar_row_linear_create(&m[n++], ctx, "middle", 12, WIDTH, &row));
     AR_TRY_TO(failed, st, own_layer_create(&m[n++], ctx, "own", WIDTH, g->mistake));
     ar_module_params(m[n - 1], own, 2, false);
