@@ -96,22 +96,12 @@ static bool samples_of(const ari_difference *d, int first, int tp, size_t *start
     return any && *count > 0;
 }
 
-static bool same_boxes(const ar_layout *a, const ar_layout *b)
-{
-    for (size_t k = 0; k < a->nbox && k < b->nbox; k++) {
-        for (int i = 0; i < a->ndim; i++) {
-            if (a->box[k].global[i] != b->box[k].global[i] || a->box[k].extent[i] != b->box[k].extent[i])
-                return false;
-        }
-    }
-    return a->nbox == b->nbox;
-}
-
 /* Whether the groups have shares of a parameter's gradient (ZeRO), so that no group has all of it. */
 static bool is_shared_out(const ari_difference *d, int tp)
 {
     for (int r = tp; r < d->ranks; r++) {
-        if (!same_boxes(d->copy[r].layout, d->copy[r % tp].layout))
+        const ar_layout *a = d->copy[r % tp].layout, *b = d->copy[r].layout;
+        if (a->nbox + b->nbox > 0 && !same_boxes(a, b))
             return true;
     }
     return false;
