@@ -136,7 +136,9 @@ static void put_axes(FILE *to, const axis *x, const axis *y, const axis *right, 
         put_number(to, LEFT - 8, at + 4, "text-anchor=\"end\"", y->low + (double)i * tick, tick);
     }
     tick = ari_plot_tick(x->high - x->low);
-    for (double value = ceil(x->low / tick) * tick; value <= x->high + tick * 1e-6; value += tick) {
+    const double first = ceil(x->low / tick) * tick;
+    for (size_t i = 0; first + (double)i * tick <= x->high + tick * 1e-6; i++) {
+        const double value = first + (double)i * tick;
         fprintf(to, "<path class=\"axis\" d=\"M%.1f %dv5\"/>\n", pixel(x, value), BOTTOM);
         put_number(to, pixel(x, value), BOTTOM + 19, "text-anchor=\"middle\"", value, tick);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Going on with a checkpoint: what is taken from it, and what may differ. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -67,12 +68,18 @@ static void list(char *text, size_t cap, bool differs, const char *name)
         snprintf(text + used, cap - used, "%s%s", used > 0 ? ", " : "", name);
 }
 
+/* NaN stands for what was not said. */
+static bool same_number(double a, double b)
+{
+    return a == b || (isnan(a) && isnan(b));
+}
+
 static bool same_groups(const ar_optimizer_options *a, const ar_optimizer_options *b)
 {
     bool same = a->groups == b->groups;
     for (size_t i = 0; same && i < a->groups; i++)
         same = strcmp(a->group[i].glob, b->group[i].glob) == 0 && a->group[i].lr_scale == b->group[i].lr_scale &&
-               memcmp(&a->group[i].weight_decay, &b->group[i].weight_decay, sizeof(double)) == 0; /* or both NaN */
+               same_number(a->group[i].weight_decay, b->group[i].weight_decay);
     return same;
 }
 
