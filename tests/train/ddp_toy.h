@@ -54,7 +54,7 @@ static inline float toy_term(int rank, int micro, size_t param, size_t i, int st
 
 static inline ar_status toy_init(ar_param *p, ar_ctx *ctx, const toy *t, size_t i)
 {
-    char name[16];
+    char name[32];
     ar_layout layout;
     snprintf(name, sizeof name, "p%zu", i);
     AR_TRY(ar_layout_replicate(&layout, 1, &t->size[i], ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
