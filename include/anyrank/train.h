@@ -104,9 +104,8 @@ typedef struct ar_train_result {
 AR_NODISCARD ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                                      const ar_batch *global, uint32_t step, const ar_train_options *o);
 /** The same step of any module, judged by a loss; the module's input is global->input (loss.h says where the targets
- *  are), and T = 0 gives a loss and gradients of 0. With sequence parallelism a sample has at least two dimensions, the
- *  first of them its positions, and the module shares them out itself.
- *  Errors: also AR_ERR_ARG (a batch without input). */
+ *  are), and T = 0 gives a loss and gradients of 0.
+ *  Errors: also AR_ERR_ARG (a batch without input), AR_ERR_UNSUPPORTED (sequence parallelism). */
 AR_NODISCARD ar_status ar_module_train_step(ar_train_result *result, ar_module *m, ar_loss *loss, ar_ctx *ctx,
                                             ar_optimizer *optimizer, const ar_batch *global, uint32_t step,
                                             const ar_train_options *o);

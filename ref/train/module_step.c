@@ -52,10 +52,11 @@ static ar_status check_batch(const ar_ctx *ctx, const ar_batch *global)
 {
     if (!global->input)
         return ar_error_set(AR_ERR_ARG, "the training step of a module takes its input from the batch, which has none");
-    if (ari_ctx_sp(ctx) && global->sample_ndim < 2)
-        return ar_error_set(AR_ERR_ARG,
-                            "sequence parallelism shares out positions, and a sample of %d dimension has none",
-                            global->sample_ndim);
+    if (ari_ctx_sp(ctx))
+        return ar_error_set(
+            AR_ERR_UNSUPPORTED,
+            "sequence parallelism shares out the positions of a model's input; a module of one's own is "
+            "given all of it on every rank: leave sp out");
     return AR_OK;
 }
 
