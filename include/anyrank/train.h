@@ -33,11 +33,11 @@ AR_NODISCARD ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx 
 void ar_optimizer_destroy(ar_optimizer *o);
 /** The gradient norm over all parameters and ranks, each element of the full tensors once: sqrt(sum g^2) as
  *  docs/numerics.md, section 4, sums it. Same bits on every rank. Gradients must have been reduced;
- *  parameters that require none do not count. NaN where one is not finite. Collective over the tensor-parallel group.
- */
+ *  parameters that require none do not count. NaN where one is not finite. Collective over the tensor-parallel group,
+ *  and where gradients are shared out (ar_param.sharded) over the data-parallel one. */
 AR_NODISCARD ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n);
 /** One update of every parameter from its gradient times `scale` (fl32(g*scale); 1: untouched), and a new version of
- *  each. Then a tap ':new' of each. */
+ *  each. Then a tap ':new' of each. Of shares: collective over the data-parallel group. */
 AR_NODISCARD ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale);
 /** One rank's part of one kind of state of one parameter: "exp_avg", "exp_avg_sq" (Adam), "momentum_buffer" (SGD),
  *  "master" (of bf16 storage). local, fp32: as ar_tap_event has it, with `layout` in the Hugging Face shape; borrowed
