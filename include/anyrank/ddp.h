@@ -84,7 +84,8 @@ AR_NODISCARD ar_status ar_ddp_backward(ar_ddp *d, ar_saved *saved, ar_tensor *dx
 /** Broadcasts all parameters' values from rank 0 of the group (done once by create). */
 AR_NODISCARD ar_status ar_ddp_broadcast_parameters(ar_ddp *d);
 
-/** Begins a step: zero gradients, all buckets filling, gradients synchronised. */
+/** Begins a step: zero gradients, all buckets filling, gradients synchronised. Errors: also AR_ERR_ARG (a parameter
+ *  requires a gradient now that did not when the object was made). */
 AR_NODISCARD ar_status ar_ddp_start(ar_ddp *d);
 /** false: backward passes only add to the gradients (PyTorch's no_sync); true: the next one makes them ready. */
 void ar_ddp_set_sync(ar_ddp *d, bool sync);

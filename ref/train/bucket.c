@@ -61,11 +61,8 @@ static void own_part(const ar_ddp *d, ar_param *p, const ar_bucket_info *b, size
 
 void ari_buckets_reset(ar_ddp *d)
 {
-    for (size_t i = 0; i < d->trained; i++) {
+    for (size_t i = 0; i < d->trained; i++)
         d->slots[i].ready = d->slots[i].packed = false;
-        if (d->options.zero)
-            own_part(d, d->bucketed[i], &d->buckets[d->slots[i].bucket].info, d->offsets[i]);
-    }
     for (size_t i = 0; i < d->count; i++) {
         d->buckets[i].info.state = AR_BUCKET_FILLING;
         d->buckets[i].info.ready = 0;
@@ -199,6 +196,8 @@ ar_status ari_bucket_launch(ar_ddp *d)
     ar_ctx *ctx = d->ctx;
     b->info.state = AR_BUCKET_IN_FLIGHT;
     d->next++;
+    for (size_t i = 0; d->options.zero && i < b->info.params; i++) /* now: zeroing a gradient makes it whole again */
+        own_part(d, b->info.param[i], &b->info, b->info.offset[i]);
     if (!d->communication) {
         AR_TRY(run(b, ctx->queue));
         b->info.state = AR_BUCKET_REDUCED;

@@ -87,14 +87,34 @@ static ar_status ready(void *user, ar_param *p)
     return d->sync ? ari_ddp_fail(d, make_ready(d, s)) : AR_OK;
 }
 
+static bool is_hooked(const ar_param *p)
+{
+    for (int h = 0; h < p->hooks; h++) {
+        if (p->hook[h].ready == ready)
+            return true;
+    }
+    return false;
+}
+
+/* One that is in no bucket would keep this rank's part for the sum. */
+static ar_status check_thawed(const ar_ddp *d)
+{
+    for (size_t i = 0; i < d->n; i++) {
+        if (d->params[i]->requires_grad && !is_hooked(d->params[i]))
+            return ar_error_set(AR_ERR_ARG,
+                                "%s: %s requires a gradient, but did not when the buckets were made: make the object "
+                                "anew after changing requires_grad",
+                                d->name, d->params[i]->name);
+    }
+    return AR_OK;
+}
+
 static ar_status add_hooks(ar_ddp *d)
 {
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->slots[i].param;
-        for (int h = 0; h < p->hooks; h++) {
-            if (p->hook[h].ready == ready)
-                return ar_error_set(AR_ERR_ARG, "%s: %s belongs to another data-parallel object", d->name, p->name);
-        }
+        if (is_hooked(p))
+            return ar_error_set(AR_ERR_ARG, "%s: %s belongs to another data-parallel object", d->name, p->name);
         AR_TRY(ar_param_add_hook(p, (ar_param_hook){ready, &d->slots[i]}));
     }
     return AR_OK;
@@ -262,6 +282,7 @@ static ar_status zero_gradients(ar_ddp *d)
 
 ar_status ar_ddp_start(ar_ddp *d)
 {
+    AR_TRY(check_thawed(d));
     AR_TRY(settle(d));
     AR_TRY(zero_gradients(d));
     d->sync = true;

@@ -115,6 +115,7 @@ static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
 {
     (void)params, (void)n;
     AR_TRY(ar_ddp_start(d));
+    AR_TRY(ar_ddp_wait(d));
     const ar_bucket_info b = ar_ddp_bucket(d, 0);
     size_t start = 0, count = 0;
     ar_comm_slice(b.elements, ar_comm_size(ar_ctx_dp(ctx)), ar_comm_rank(ar_ctx_dp(ctx)), &start, &count);

@@ -125,6 +125,34 @@ Test(ddp_unused, frozen_parameters_are_not_missing)
     }
 }
 
+static ar_status thaw(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)ctx, (void)n, (void)out;
+    params[1]->requires_grad = true;
+    return ar_ddp_start(d);
+}
+
+/* Frozen later, it has no gradient and nobody misses it. */
+static ar_status freeze(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    const toy t = {.n = n, .size = {3, 4, 5}, .skips = {{P1}, {P1}}};
+    params[1]->requires_grad = false;
+    AR_TRY(toy_step(ctx, &t, params, d, 0));
+    out->has[5] = params[0]->has_grad && !params[1]->has_grad;
+    return AR_OK;
+}
+
+Test(ddp_unused, a_parameter_thawed_after_creation_is_refused_and_a_frozen_one_left_alone)
+{
+    toy t = {.n = 3, .size = {3, 4, 5}, .frozen = {false, true, false}, .parallel = {.dp = 2}, .body = thaw};
+    cr_expect_eq(toy_run(&t), AR_ERR_ARG);
+    cr_expect_not_null(strstr(ar_error_message(), "p1 requires a gradient, but did not"), "%s", ar_error_message());
+    t.frozen[1] = false;
+    t.body = freeze;
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_expect(t.rank[0].has[5] && t.rank[1].has[5]);
+}
+
 /* A step in which p1 is used, then one in which it is not. */
 static ar_status one_then_none(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
