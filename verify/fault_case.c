@@ -13,6 +13,7 @@
 enum { BATCH = 4, SEQ = 24 };
 /* Some ten buckets of these models. */
 #define BUCKET_BYTES ((size_t)1 << 20)
+#define ONE_EACH SIZE_MAX
 
 #define LLAMA .model = "llama-demo"
 #define GPT2 .model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
@@ -24,7 +25,7 @@ enum { BATCH = 4, SEQ = 24 };
 #define DP_TP(d, t) .parallel = {.dp = (d), .tp = (t)}
 #define MICRO(n) .parallel = {.tp = 1, .micro_batches = (n)}
 
-/* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout. */
+/* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
 static const ari_fault_case cases[] = {
     {AR_FAULT_column_dx_not_reduced, LLAMA},
     {AR_FAULT_row_bias_every_rank, GPT2},
@@ -65,7 +66,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_row_bias_partial_grad, GPT2},
     {AR_FAULT_init_replica_differs, GPT2},
     {AR_FAULT_gather_batch_order, LLAMA, SP(2)},
-    {AR_FAULT_collective_order_swapped, GPT2, DP(2)},
+    {AR_FAULT_collective_order_swapped, GPT2, DP(2),
+     .ddp.bucket_bytes = ONE_EACH}, /* the last two parameters are alike */
     {AR_FAULT_collective_size_mismatch, LLAMA},
     {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2)},
     {AR_FAULT_bucket_first_ready, LLAMA, DP(2)},
@@ -105,7 +107,7 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     c.seq = SEQ;
     c.steps = c.steps ? c.steps : 1;
     c.clip = c.clip < 0.0 ? 0.0 : 1.0;
-    c.ddp.bucket_bytes = BUCKET_BYTES;
+    c.ddp.bucket_bytes = c.ddp.bucket_bytes == ONE_EACH ? 0 : BUCKET_BYTES;
     return c;
 }
 
@@ -158,24 +160,52 @@ static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
            a->clip == b->clip && a->dropout == b->dropout;
 }
 
-static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, const ari_fault_case *f)
+static void destroy(ari_fault_base *b)
 {
-    for (size_t i = 0; i < bases->count; i++) {
-        if (same_base(&bases->base[i].of, f)) {
-            *gives = &bases->base[i].base;
-            return AR_OK;
-        }
-    }
+    if (b)
+        ari_check_base_fini(&b->base);
+    free(b);
+}
+
+/* Moves the i-th to the front. */
+static void use(ari_fault_bases *bases, size_t i)
+{
+    ari_fault_base *b = bases->base[i];
+    memmove(&bases->base[1], &bases->base[0], i * sizeof(ari_fault_base *));
+    bases->base[0] = b;
+}
+
+static ar_status make(ari_fault_base **gives, const ari_fault_bases *bases, const ari_fault_case *f)
+{
     char folder[512];
     ar_config c;
+    ari_fault_base *b = NULL;
     const ar_check_options o = options_of(bases, f, AR_FAULT_NONE);
     AR_TRY(ar_model_path(folder, sizeof folder, f->model));
     AR_TRY(ar_config_load(&c, folder));
-    AR_TRY(ari_grow(&bases->base, &bases->capacity, bases->count, sizeof *bases->base, "baselines"));
-    ari_fault_base *b = &bases->base[bases->count++];
-    *b = (ari_fault_base){.of = *f};
-    AR_TRY(ari_check_base_init(&b->base, &o, &c, folder));
-    *gives = &b->base;
+    AR_TRY(ari_alloc_zero((void **)&b, 1, sizeof *b, "a baseline"));
+    b->of = *f;
+    const ar_status st = ari_check_base_init(&b->base, &o, &c, folder);
+    if (st == AR_OK)
+        *gives = b;
+    else
+        destroy(b);
+    return st;
+}
+
+static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, const ari_fault_case *f)
+{
+    size_t i = 0;
+    while (i < ARI_FAULT_BASES && bases->base[i] && !same_base(&bases->base[i]->of, f))
+        i++;
+    if (i == ARI_FAULT_BASES) {
+        destroy(bases->base[--i]);
+        bases->base[i] = NULL;
+    }
+    if (!bases->base[i])
+        AR_TRY(make(&bases->base[i], bases, f));
+    use(bases, i);
+    *gives = &bases->base[0]->base;
     return AR_OK;
 }
 
@@ -204,8 +234,7 @@ ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ar
 
 void ari_fault_bases_fini(ari_fault_bases *bases)
 {
-    for (size_t i = 0; i < bases->count; i++)
-        ari_check_base_fini(&bases->base[i].base);
-    free(bases->base);
-    *bases = (ari_fault_bases){.base = NULL};
+    for (size_t i = 0; i < ARI_FAULT_BASES; i++)
+        destroy(bases->base[i]);
+    *bases = (ari_fault_bases){.base = {NULL}};
 }

@@ -26,12 +26,13 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
 /** The case's config and plan; not of a module. Errors: those of reading the model. */
 AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f);
 
-/* Baselines that cases share: those of one model, batch, steps, clipping and dropout have one. */
+/* Baselines that cases share: those of one model, batch, steps, clipping and dropout have one. As many are kept as were
+ * used last. */
+enum { ARI_FAULT_BASES = 4 };
 typedef struct ari_fault_bases {
     int threads; /* 0: the machine's cores */
     uint64_t seed;
-    struct ari_fault_base *base; /* [count] */
-    size_t count, capacity;
+    struct ari_fault_base *base[ARI_FAULT_BASES]; /* the one used last first; NULL: none yet */
 } ari_fault_bases;
 
 /** Compares a run of the case with `fault`, or AR_FAULT_NONE for the clean one. Gives *run; ari_check_run_fini, also

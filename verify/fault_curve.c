@@ -146,8 +146,10 @@ static void compare_gradient(ari_fault_curve *curve, const ari_fault_trace *clea
 ari_fault_curve ari_fault_curve_of(const ari_fault_trace *clean, const ari_fault_trace *faulty)
 {
     ari_fault_curve curve = {0};
-    for (int i = 0; i < ARI_CURVE_STEPS; i++)
+    for (int i = 0; i < ARI_CURVE_STEPS; i++) {
         curve.loss = fmax(curve.loss, relative(faulty->loss[i], clean->loss[i], fabs((double)clean->loss[i])));
+        curve.first_losses = i < ARI_CURVE_FIRST_STEPS ? curve.loss : curve.first_losses;
+    }
     for (int r = 0; r < clean->ranks; r++) {
         const ari_traced_rank *a = &clean->rank[r], *b = &faulty->rank[r];
         if (a->count != b->count)

@@ -7,7 +7,9 @@
 /* What other means of looking for a mistake would see of an injected fault: a loss curve, and gradients compared within
  * a tolerance. Both compare a faulty run with a clean one of the same layout, so no baseline is needed. */
 
-enum { ARI_CURVE_STEPS = 20 };
+enum { ARI_CURVE_STEPS = 20, ARI_CURVE_FIRST_STEPS = 10 };
+/* A loss that deviates by less is the same curve to the eye: a tenth of a percent, a line's width on a plot. */
+#define ARI_CURVE_UNSEEN 1e-3
 
 /* A parameter's gradient on one rank, at the first step. */
 typedef struct ari_traced_gradient {
@@ -37,7 +39,8 @@ void ari_fault_trace_fini(ari_fault_trace *t);
 
 typedef struct ari_fault_curve {
     double loss; /* largest relative deviation of the loss from the clean run's over the steps; infinity: not finite */
-    double gradient; /* largest |difference| of a gradient over its tensor's largest element, at the first step */
+    double first_losses; /* the same over the first ten */
+    double gradient;     /* largest |difference| of a gradient over its tensor's largest element, at the first step */
     char gradient_tensor[176];
 } ari_fault_curve;
 

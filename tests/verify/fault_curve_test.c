@@ -48,6 +48,18 @@ Test(fault_curve, the_worst_step_counts_relative_to_the_clean_loss)
     cr_assert_eq(ari_fault_curve_of(&clean.trace, &faulty.trace).loss, 0.25);
 }
 
+Test(fault_curve, the_first_ten_losses_have_a_deviation_of_their_own)
+{
+    made clean, faulty;
+    make(&clean);
+    make(&faulty);
+    faulty.trace.loss[9] = 4.25f;
+    faulty.trace.loss[10] = 5.0f;
+    const ari_fault_curve c = ari_fault_curve_of(&clean.trace, &faulty.trace);
+    cr_assert_eq(c.first_losses, 0.0625);
+    cr_assert_eq(c.loss, 0.25);
+}
+
 /* Rank 1 holds the tensor's largest element, rank 0 the wrong one: 0.5 of 4. */
 Test(fault_curve, a_gradient_is_measured_by_its_largest_element_on_any_rank)
 {
