@@ -159,13 +159,31 @@ static ar_status lock(const ari_checkpoint_folder *f)
     return ar_error_set(AR_ERR_IO, "%s: another process writes checkpoints there", ARI_SHOW(f->path));
 }
 
+/* What bears the link's name must be one of ours, which the next checkpoint may replace. */
 static ar_status check_latest(const ari_checkpoint_folder *f)
 {
-    struct stat info;
-    if (fstatat(f->fd, ARI_CHECKPOINT_LATEST, &info, AT_SYMLINK_NOFOLLOW) != 0 || S_ISLNK(info.st_mode))
+    char to[ARI_CHECKPOINT_NAME + 1];
+    uint64_t step = 0;
+    const ssize_t n = readlinkat(f->fd, ARI_CHECKPOINT_LATEST, to, sizeof to - 1);
+    if (n < 0 && errno == ENOENT)
         return AR_OK;
-    return ar_error_set(AR_ERR_IO, "%s/" ARI_CHECKPOINT_LATEST ": is no symbolic link, so it is not one of ours",
+    to[n < 0 ? 0 : n] = '\0';
+    if (n > 0 && ari_checkpoint_step_of(to, &step))
+        return AR_OK;
+    return ar_error_set(AR_ERR_IO, "%s/" ARI_CHECKPOINT_LATEST ": is no link to a checkpoint, so it is not one of ours",
                         ARI_SHOW(f->path));
+}
+
+/* A folder that cannot be written is told before the training, not after it. */
+static ar_status try_writing(const ari_checkpoint_folder *f)
+{
+    const bool made = mkdirat(f->fd, NEW_FOLDER, 0777) == 0;
+    if (!made && errno == EEXIST)
+        return ar_error_set(AR_ERR_IO, "%s/" NEW_FOLDER ": is in the way, and not one of ours", ARI_SHOW(f->path));
+    if (!made)
+        return fail(f, "make the folder", NEW_FOLDER);
+    (void)unlinkat(f->fd, NEW_FOLDER, AT_REMOVEDIR);
+    return AR_OK;
 }
 
 ar_status ari_checkpoint_folder_open(ari_checkpoint_folder *f, const char *path, bool fresh)
@@ -188,7 +206,7 @@ ar_status ari_checkpoint_folder_open(ari_checkpoint_folder *f, const char *path,
     remove_hidden(f, NEW_FOLDER);
     remove_hidden(f, OLD_FOLDER);
     (void)unlinkat(f->fd, NEW_LINK, 0);
-    return AR_OK;
+    return try_writing(f);
 }
 
 void ari_checkpoint_folder_close(ari_checkpoint_folder *f)
