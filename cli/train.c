@@ -160,7 +160,7 @@ static ar_status verdict(const ar_training_report *r, int *exit_code)
 {
     if (r->end == AR_TRAINING_DIVERGED)
         return ar_error_set(AR_ERR_DATA, "%s", r->message);
-    if (r->copies_differ || r->end == AR_TRAINING_WRONG) {
+    if (r->copies_differ || r->bytes_differ || r->end == AR_TRAINING_WRONG) {
         fflush(stdout);
         fprintf(stderr, "anyrank train: %s\n", r->message);
         *exit_code = ARI_EXIT_DIFFERENT;

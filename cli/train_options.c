@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ref/core/out.h"
+#include "run/train_rank.h"
 
 /* In the order of ar_data_format. */
 static const char *const data_format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", NULL};
@@ -240,8 +241,7 @@ static ar_status set_plan(ar_training_options *o, ari_estimate *e, const ari_tra
 {
     char folder[512];
     ar_config c;
-    AR_TRY(ar_model_path(folder, sizeof folder, o->model ? o->model : ar_checkpoint_path(o->resume)));
-    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(ari_train_config(&c, folder, sizeof folder, o));
     AR_TRY(ari_estimate_layers(&c));
     AR_TRY(ari_layout_plan(&v->layout, c.arch, &o->plan));
     AR_TRY(ar_parallel_check(&o->parallel, &c, &o->plan, o->batch, o->seq));

@@ -139,19 +139,21 @@ static void print_going_on(FILE *to, const ar_training_report *r, const ar_train
 /* Bytes count whole messages: one that is missing shows. */
 static const char *predicted(const ar_training_report *r)
 {
-    if (r->bytes_predicted == 0)
-        return "";
-    return r->bytes == r->bytes_predicted ? ", as predicted" : ": NOT what the layout predicts";
+    if (r->bytes_differ)
+        return ": NOT what the layout predicts";
+    return r->bytes_predicted == 0 ? "" : ", as predicted";
 }
 
 void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_training_options *o)
 {
     const uint64_t taken = r->steps - r->first;
     fprintf(to, "\n");
-    if (r->steps > 0)
+    if (taken == 0)
+        fprintf(to, "no step was taken%s\n", r->steps == o->steps ? ": the checkpoint has all of them behind it" : "");
+    else
         fprintf(to, "loss %.6f -> %.6f; %" PRIu64 " step%s in %s, %.0f tokens/s\n", first_loss(r),
                 (double)r->loss[r->steps - 1], taken, plural(taken), ARI_SECONDS(r->seconds), tokens_per_second(r, o));
-    if (ar_parallel_world(&o->parallel) > 1)
+    if (taken > 0 && ar_parallel_world(&o->parallel) > 1)
         fprintf(to, "%s moved between ranks, all together%s\n", ARI_BYTES(r->bytes), predicted(r));
     if (o->verify_every > 0)
         fprintf(to, "gradients and copies verified in %" PRIu64 " step%s%s%s\n", r->verified, plural(r->verified),
@@ -213,7 +215,7 @@ static json_t *json_data(const ar_training_report *r, const ar_training_options 
 static const char *result_name(const ar_training_report *r)
 {
     static const char *const end_names[] = {"done", "stopped", "diverged", "wrong"};
-    return r->copies_differ ? "different" : end_names[r->end];
+    return r->copies_differ || r->bytes_differ ? "different" : end_names[r->end];
 }
 
 static json_t *text_or_null(const char *text)

@@ -19,7 +19,7 @@ typedef struct ari_checkpoint_hashes {
 typedef struct ari_checkpoint_read {
     ar_checkpoint_state state;
     ari_checkpoint_hashes hashes;
-    char *data_path;
+    char *model, *data_path;
     char data_hash[65];
     float *loss;
 } ari_checkpoint_read;

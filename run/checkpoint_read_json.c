@@ -140,14 +140,23 @@ static ar_status get_seed(const ari_json_at *at, uint64_t *seed)
     return AR_OK;
 }
 
+static ar_status get_text(const ari_json_at *at, const char *key, char **out)
+{
+    const char *text = NULL;
+    AR_TRY(ari_json_string_or(at, key, &text));
+    if (text == NULL || (*out = strdup(text)) != NULL)
+        return AR_OK;
+    return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its key '%s'", ARI_SHOW(at->name), key);
+}
+
 static ar_status get_data(const ari_json_at *at, ari_checkpoint_read *r)
 {
-    const char *path = NULL, *format = NULL;
+    const char *format = NULL;
     ari_json_at in = *at;
     if (ari_json_get(at, "data") == NULL)
         return AR_OK;
     AR_TRY(ari_json_object(at, "data", &in.object));
-    AR_TRY(ari_json_string_or(&in, "path", &path));
+    AR_TRY(get_text(&in, "path", &r->data_path));
     AR_TRY(ari_json_string(&in, "format", &format));
     AR_TRY(ari_json_size(&in, "tokens", 0, MAX_COUNT, &r->state.data_tokens));
     AR_TRY(get_hash(&in, "sha256", r->data_hash));
@@ -156,8 +165,6 @@ static ar_status get_data(const ari_json_at *at, ari_checkpoint_read *r)
     if (ar_data_format_parse(&r->state.data_format, format) != AR_OK || r->state.data_format == AR_DATA_AUTO)
         return ar_error_set(at->code, "%s: key 'format' of 'data' is '%s', expected bytes, u16, u32 or safetensors",
                             ARI_SHOW(at->name), ARI_SHOW(format));
-    if (path != NULL && (r->data_path = strdup(path)) == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a path", ARI_SHOW(at->name));
     r->state.data_path = r->data_path;
     r->state.data_hash = r->data_hash;
     return AR_OK;
@@ -203,6 +210,8 @@ static ar_status get_state(const ari_json_at *at, ari_checkpoint_read *r)
     ar_checkpoint_state *s = &r->state;
     const char *storage = NULL;
     int numerics = 0;
+    AR_TRY(get_text(at, "model", &r->model));
+    s->model = r->model;
     AR_TRY(get_count(at, "step", &s->step));
     AR_TRY(get_count(at, "optimizer_steps", &s->optimizer_steps));
     AR_TRY(get_count(at, "steps", &s->steps));
@@ -271,6 +280,7 @@ ar_status ari_checkpoint_read_json(ari_checkpoint_read *r, const char *path)
 
 void ari_checkpoint_read_fini(ari_checkpoint_read *r)
 {
+    free(r->model);
     free(r->data_path);
     free(r->loss);
     *r = (ari_checkpoint_read){.data_path = NULL};

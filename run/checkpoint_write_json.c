@@ -84,15 +84,15 @@ static json_t *optimizer_json(const ar_optimizer_options *o)
 }
 
 /* What is no UTF-8 would make the whole file unreadable. */
-static json_t *path_json(const char *path)
+static json_t *text_json(const char *text)
 {
-    char *text = path == NULL ? NULL : strdup(path);
-    if (text == NULL)
-        return path == NULL ? json_null() : NULL;
-    for (char *c = text; !ari_utf8_valid(path, strlen(path)) && *c != '\0'; c++)
+    char *copy = text == NULL ? NULL : strdup(text);
+    if (copy == NULL)
+        return text == NULL ? json_null() : NULL;
+    for (char *c = copy; !ari_utf8_valid(text, strlen(text)) && *c != '\0'; c++)
         *c = (unsigned char)*c < 0x80 ? *c : '?';
-    json_t *value = json_string(text);
-    free(text);
+    json_t *value = json_string(copy);
+    free(copy);
     return value;
 }
 
@@ -103,7 +103,7 @@ static json_t *data_json(const ar_checkpoint_state *s)
         json_decref(at.o);
         return json_null();
     }
-    set(&at, "path", path_json(s->data_path));
+    set(&at, "path", text_json(s->data_path));
     set(&at, "format", json_string(ar_data_format_name(s->data_format)));
     set_count(&at, "tokens", s->data_tokens);
     set(&at, "sha256", json_string(s->data_hash));
@@ -138,6 +138,7 @@ static json_t *state_json(const ar_checkpoint_state *s, const ari_checkpoint_has
     snprintf(seed, sizeof seed, "%" PRIu64, s->seed);
     set(&at, "format", json_string(ARI_CHECKPOINT_FORMAT));
     set(&at, "version", json_integer(ARI_CHECKPOINT_VERSION));
+    set(&at, "model", text_json(s->model));
     set_count(&at, "step", s->step);
     set_count(&at, "optimizer_steps", s->optimizer_steps);
     set_count(&at, "steps", s->steps);

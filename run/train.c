@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/models/param_list.h"
 #include "run/cluster_run.h"
 #include "run/positions.h"
 #include "run/train_rank.h"
@@ -54,20 +58,58 @@ static ar_status check_options(const ar_training_options *o, const ar_config *c)
     return ar_parallel_check(&o->parallel, c, &o->plan, o->batch, o->seq);
 }
 
-ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, const ar_config *c)
+ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, size_t vocab)
 {
     const ar_loader_options options = {
-        .batch = o->batch, .seq = o->seq, .vocab = c->vocab, .seed = o->seed, .in_order = o->in_order};
+        .batch = o->batch, .seq = o->seq, .vocab = vocab, .seed = o->seed, .in_order = o->in_order};
     return ar_loader_create(gives, data, &options);
+}
+
+ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o)
+{
+    AR_TRY(ar_model_path(folder, cap, o->model ? o->model : ar_checkpoint_path(o->resume)));
+    AR_TRY(ar_config_load(c, folder));
+    const char *name = o->model ? NULL : ar_checkpoint_state_of(o->resume)->model;
+    if (name)
+        ari_printable(c->name, sizeof c->name, name);
+    return AR_OK;
+}
+
+/* What a group's glob must not miss: all parameters. */
+typedef struct group_match {
+    const char *glob;
+    bool any;
+} group_match;
+
+static ar_status match_group(void *user, const char *name, int ndim, const size_t *shape)
+{
+    group_match *m = user;
+    (void)ndim;
+    (void)shape;
+    m->any = m->any || fnmatch(m->glob, name, 0) == 0;
+    return AR_OK;
+}
+
+/* A misspelt group would train on as if it were not there. */
+static ar_status check_groups(const ar_optimizer_options *o, const ar_config *c)
+{
+    for (size_t i = 0; i < o->groups; i++) {
+        group_match m = {.glob = o->group[i].glob};
+        AR_TRY(ari_param_list(c, match_group, &m));
+        if (!m.any)
+            return ar_error_set(AR_ERR_ARG, "parameter group '%s' matches no parameter of %s", ARI_SHOW(m.glob),
+                                c->name);
+    }
+    return AR_OK;
 }
 
 static ar_status read_model(ar_training_report *r, ari_weights **weights, const ar_training_options *o)
 {
     if (!o->model && !o->resume)
         return ar_error_set(AR_ERR_ARG, "a training run needs a model, or a checkpoint to resume");
-    AR_TRY(ar_model_path(r->folder, sizeof r->folder, o->model ? o->model : ar_checkpoint_path(o->resume)));
-    AR_TRY(ar_config_load(&r->config, r->folder));
+    AR_TRY(ari_train_config(&r->config, r->folder, sizeof r->folder, o));
     AR_TRY(check_options(o, &r->config));
+    AR_TRY(check_groups(&o->optimizer, &r->config));
     AR_TRY(ar_config_parameters(&r->config, &r->parameters));
     if (!o->resume)
         AR_TRY(ari_weights_load(weights, &r->config, r->folder));
@@ -89,7 +131,7 @@ static ar_status read_data(ari_training *j, ar_data **data)
         return ar_error_set(AR_ERR_IO, "%s: cannot be found again", ar_data_path(*data));
     if (o->save || o->resume)
         AR_TRY(ar_data_hash(j->data, j->data_hash));
-    AR_TRY(ari_train_loader(&loader, j->data, o, &r->config));
+    AR_TRY(ari_train_loader(&loader, j->data, o, r->config.vocab));
     snprintf(r->data_path, sizeof r->data_path, "%s", ar_data_path(j->data));
     r->data_tokens = ar_data_tokens(j->data);
     r->windows = ar_loader_windows(loader);
@@ -98,19 +140,46 @@ static ar_status read_data(ari_training *j, ar_data **data)
     return AR_OK;
 }
 
-/* What the checkpoint knows of the steps before it, and nothing of the others. */
-static ar_status make_curves(ar_training_report *r, const ar_training_options *o)
+/* Grows with the steps: a run may ask for more of them than there is memory for, and stop early. */
+ar_status ari_train_remember(ari_training *j, float loss, float norm)
+{
+    ar_training_report *r = j->report;
+    const size_t at = (size_t)r->steps;
+    AR_TRY(ari_grow(&r->loss, &j->losses, at, sizeof *r->loss, "losses"));
+    AR_TRY(ari_grow(&r->norm, &j->norms, at, sizeof *r->norm, "norms"));
+    AR_TRY(ari_grow(&r->lr, &j->rates, at, sizeof *r->lr, "learning rates"));
+    r->loss[at] = loss;
+    r->norm[at] = norm;
+    r->lr[at] = ar_optimizer_lr(&j->o->optimizer, at + 1);
+    r->steps++;
+    return AR_OK;
+}
+
+/* What the checkpoint knows of the steps before it: the last of them. */
+static ar_status begin_curves(ari_training *j, const ar_training_options *o)
 {
     const ar_checkpoint_state *s = o->resume ? ar_checkpoint_state_of(o->resume) : NULL;
-    AR_TRY(ari_alloc((void **)&r->loss, (size_t)o->steps, sizeof *r->loss, "losses"));
-    AR_TRY(ari_alloc((void **)&r->norm, (size_t)o->steps, sizeof *r->norm, "norms"));
-    AR_TRY(ari_alloc((void **)&r->lr, (size_t)o->steps, sizeof *r->lr, "learning rates"));
-    for (size_t i = 0; i < o->steps; i++) {
-        r->loss[i] = s && i < s->step && i < s->losses ? s->loss[i] : NAN;
-        r->norm[i] = NAN;
-        r->lr[i] = ar_optimizer_lr(&o->optimizer, i + 1);
-    }
-    r->first = r->steps = s ? s->step : 0;
+    const uint64_t unknown = s ? s->step - s->losses : 0;
+    j->report->first = s ? s->step : 0;
+    for (uint64_t i = 0; i < j->report->first; i++)
+        AR_TRY(ari_train_remember(j, i < unknown ? NAN : s->loss[i - unknown], NAN));
+    return AR_OK;
+}
+
+/* The step that need not be saved again: the checkpoint's, where it lies in the folder that the run saves to. */
+static ar_status find_saved(ari_training *j)
+{
+    const ar_training_options *o = j->o;
+    const char *from = o->resume ? ar_checkpoint_path(o->resume) : "", *name = strrchr(from, '/');
+    if (!o->save || !o->resume)
+        return AR_OK;
+    char *to = realpath(o->save, NULL);
+    if (!to)
+        return ari_out_fail("find the folder", o->save);
+    const size_t length = strlen(to);
+    if (name && (size_t)(name - from) == length && strncmp(from, to, length) == 0)
+        j->saved = j->report->first;
+    free(to);
     return AR_OK;
 }
 
@@ -122,13 +191,15 @@ static ar_status begin(ari_training *j, ari_weights **weights, ar_data **data)
     AR_TRY(read_data(j, data));
     if (o->resume)
         AR_TRY(ari_train_check_resume(r->note, sizeof r->note, j));
-    AR_TRY(make_curves(r, o));
+    AR_TRY(begin_curves(j, o));
     AR_TRY(ari_full_set_create(&j->full));
     j->weights = o->resume ? ar_checkpoint_find : *weights ? ari_weights_find : NULL;
     j->weights_user = o->resume ? (void *)o->resume : (void *)*weights;
     const ar_checkpoint_options save = {
         .folder = o->save, .config = r->folder, .keep = o->keep, .fresh = o->resume == NULL};
-    return o->save ? ar_checkpoint_writer_create(&j->writer, &save) : AR_OK;
+    if (o->save)
+        AR_TRY(ar_checkpoint_writer_create(&j->writer, &save));
+    return find_saved(j);
 }
 
 static ar_status run_ranks(ari_training *j)
@@ -185,7 +256,14 @@ static ar_status predict_bytes(ar_training_report *r, const ar_training_options 
                                       .verified = verified_steps(r, o)};
     if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;
-    return ari_traffic_bytes(&r->bytes_predicted, &traffic);
+    AR_TRY(ari_traffic_bytes(&r->bytes_predicted, &traffic));
+    r->bytes_differ = r->bytes != r->bytes_predicted;
+    if (r->bytes_differ && !r->message[0])
+        snprintf(r->message, sizeof r->message,
+                 "%" PRIu64 " bytes were moved between ranks, the layout predicts %" PRIu64
+                 ": a collective is missing or one too many",
+                 r->bytes, r->bytes_predicted);
+    return AR_OK;
 }
 
 ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)

@@ -12,7 +12,7 @@
 
 /* What one rank has. */
 typedef struct member {
-    const ari_training *job;
+    ari_training *job;
     ar_ctx *ctx;
     ari_trainer trainer;
     ar_loader *loader;
@@ -41,7 +41,7 @@ static ar_status create(member *m)
                                          .weights = j->weights,
                                          .weights_user = j->weights_user,
                                          .seed = o->seed};
-    AR_TRY(ari_train_loader(&m->loader, j->data, o, &j->report->config));
+    AR_TRY(ari_train_loader(&m->loader, j->data, o, 0));
     AR_TRY(ari_trainer_create(&m->trainer, m->ctx, &trainer));
     m->scaling = o->scaling;
     m->trainer.step.scaling = o->scale_loss ? &m->scaling : NULL;
@@ -49,7 +49,8 @@ static ar_status create(member *m)
         AR_TRY(ar_gradients_create(&m->gradients, m->ctx, m->trainer.params, m->trainer.n));
     if (o->resume)
         AR_TRY(ar_checkpoint_load(o->resume, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer));
-    m->step = m->saved = j->report->first;
+    m->step = j->report->first;
+    m->saved = j->saved;
     return AR_OK;
 }
 
@@ -78,24 +79,22 @@ static ar_status asked_to_stop(bool *stop, const member *m)
 /* --- steps -------------------------------------------------------------------------------------------------------- */
 
 /* Keeps what the step told, and tells the listener. */
-static void record(const member *m, const ar_train_result *r, double seconds)
+static ar_status record(const member *m, const ar_train_result *r, double seconds)
 {
     const ar_training_options *o = m->job->o;
     ar_training_report *report = m->job->report;
-    const size_t at = (size_t)m->step - 1;
-    report->loss[at] = r->loss;
-    report->norm[at] = r->norm;
-    report->steps = m->step;
+    AR_TRY(ari_train_remember(m->job, r->loss, r->norm));
     report->seconds += seconds;
     const ar_training_step s = {.step = m->step,
                                 .loss = r->loss,
                                 .norm = r->norm,
-                                .lr = report->lr[at],
+                                .lr = report->lr[m->step - 1],
                                 .skipped = r->skipped,
                                 .tokens = o->batch * o->seq,
                                 .seconds = seconds};
     if (o->listener.step)
         o->listener.step(o->listener.user, &s);
+    return AR_OK;
 }
 
 /* Says which of the two it was; every rank has the same ones. */
@@ -163,7 +162,7 @@ static ar_status run_step(member *m)
     }
     m->step++;
     if (is_first(m))
-        record(m, &result, (double)(ari_now_ns() - start) * 1e-9);
+        AR_TRY(record(m, &result, (double)(ari_now_ns() - start) * 1e-9));
     if (is_first(m) && verified && !result.skipped)
         record_verdict(m);
     return AR_OK;
@@ -175,7 +174,8 @@ static ar_checkpoint_state state_of(const member *m)
 {
     const ari_training *j = m->job;
     const ar_training_options *o = j->o;
-    return (ar_checkpoint_state){.step = m->step,
+    return (ar_checkpoint_state){.model = j->report->config.name,
+                                 .step = m->step,
                                  .optimizer_steps = ar_optimizer_steps(m->trainer.optimizer),
                                  .steps = o->steps,
                                  .seed = o->seed,
@@ -206,6 +206,7 @@ static void record_save(const member *m, ar_status st)
     report->save_failed = st != AR_OK;
     if (st == AR_OK) {
         s.folder = ar_checkpoint_written(m->job->writer);
+        report->message[0] = '\0'; /* of one that failed before */
         snprintf(report->checkpoint, sizeof report->checkpoint, "%s", s.folder);
     } else {
         s.error = ar_error_message();

@@ -14,8 +14,10 @@ typedef struct ari_training {
     const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
     void *weights_user;
     ar_checkpoint_writer *writer; /* NULL: nobody saves */
+    uint64_t saved;               /* a step that the writer's folder has; 0: none */
     ari_full_set *full;           /* the weights at the end */
     ar_training_report *report;
+    size_t losses, norms, rates; /* steps that the report's lists have room for */
 } ari_training;
 
 /** One rank's part of the run; user: the ari_training. */
@@ -23,8 +25,14 @@ AR_NODISCARD ar_status ari_train_rank(void *user, ar_ctx *ctx);
 
 /** What a resumed run may not change, and a note on what it does. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j);
-/** The loader of a run's data. Gives; ar_loader_destroy. */
+/** Puts a step behind the report's last one. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_train_remember(ari_training *j, float loss, float norm);
+/** The config of the run's model, under the name that the model had when the run began, and the folder that it is in.
+ *  Errors: those of ar_model_path and ar_config_load. */
+AR_NODISCARD ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o);
+/** The loader of a run's data; vocab: as of ar_loader_options, 0 where the data's ids have been checked. Gives;
+ *  ar_loader_destroy. */
 AR_NODISCARD ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o,
-                                        const ar_config *c);
+                                        size_t vocab);
 
 #endif

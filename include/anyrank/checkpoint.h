@@ -19,6 +19,7 @@ extern "C" {
 #define AR_CHECKPOINT_LOSSES ((size_t)1 << 20)
 /** Where a run stands. Borrows its arrays and strings. */
 typedef struct ar_checkpoint_state {
+    const char *model;        /* its name, for reports; NULL: none */
     uint64_t step;            /* steps done; the next is step + 1 */
     uint64_t optimizer_steps; /* updates done (fewer, where loss scaling has left some out) */
     uint64_t steps;           /* that the run shall have in all; 0: not said */

@@ -114,8 +114,9 @@ struct ar_training_report {
     char checkpoint[600];        /* the last one written; "" if none */
     bool save_failed;            /* the last one that was to be written was not */
     bool copies_differ;          /* ranks hold other weights than others do, which nothing but a mistake explains */
+    bool bytes_differ;           /* `bytes` is not what was predicted: a collective is missing, or one too many */
     ar_training_end end;
-    char message[512]; /* of these three, the first that is so; else "" */
+    char message[512]; /* of these four, the first that is so; else "" */
     uint64_t verified; /* steps in which verify_every found no error */
     char warning[300]; /* the first of what it found that is none; "" */
 };

@@ -241,6 +241,32 @@ class Output(Case):
         self.assertIn("differ", done.stderr)
         self.assertEqual(json.loads((self.folder / "x.json").read_text(encoding="utf-8"))["result"], "different")
 
+    def test_bytes_that_are_not_the_predicted_ones_are_exit_status_1(self):
+        done = self.done(self.model, *SIZE, "--steps", 2, "--tp", 2, "--sp", "--inject", "loss_parallel_no_max", "--json",
+                         self.folder / "x.json", code=1)
+        self.assertRegex(done.stderr, r"\d+ bytes were moved between ranks, the layout predicts \d+: a collective is miss")
+        self.assertIn("NOT what the layout predicts", done.stdout)
+        self.assertEqual(json.loads((self.folder / "x.json").read_text(encoding="utf-8"))["result"], "different")
+
+    def test_a_resumed_run_bears_the_name_of_its_model(self):
+        save, plot = self.folder / "run", self.folder / "loss.svg"
+        self.done(self.model, *SIZE, "--steps", 3, "--stop-after", 2, "--save", save)
+        done = self.done("--resume", save, "--save", save, "--plot", plot)
+        self.assertTrue(done.stdout.startswith("model: "), done.stdout)
+        self.assertIn(">model, tp=1<", plot.read_text(encoding="utf-8"))
+        again = self.done("--resume", save)
+        self.assertTrue(again.stdout.startswith("model: "), again.stdout)
+        self.assertIn("no step was taken: the checkpoint has all of them behind it", again.stdout)
+
+    def test_many_steps_need_no_memory_before_they_are_taken(self):
+        with open(os.devnull, "wb") as nowhere:
+            child = subprocess.Popen([COMMAND, "train", self.model, *SIZE, "--steps", "1000000000", "--stop-after", "1"],
+                                     stdout=nowhere, stderr=nowhere, stdin=subprocess.DEVNULL)
+            _, status, used = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(child.returncode, 0)
+        self.assertLess(used.ru_maxrss, 2_000_000, "kB")
+
 
 class BadInput(Case):
     def test_what_is_verified_ends_the_run_before_a_weight_changes(self):
@@ -298,6 +324,31 @@ class BadInput(Case):
         save = self.folder / "run"
         self.trained(self.model, *STEP, "--stop-after", 1, "--save", save)
         self.refused(self.model, *STEP, "--save", save, says=str(save))
+
+    def test_a_run_that_goes_on_in_another_folder_is_there_too(self):
+        save, other = self.folder / "run", self.folder / "other"
+        first = self.trained(self.model, *STEP, "--stop-after", 2, "--save", save)
+        again = self.trained("--resume", save, "--stop-after", 2, "--save", other)
+        self.assertEqual(again["weights_hash"], first["weights_hash"])
+        self.assertEqual(os.readlink(other / "latest"), "step-00000002")
+        self.assertIsNone(self.trained("--resume", save, "--stop-after", 2, "--save", save)["checkpoint"])
+
+    def test_what_is_in_the_way_of_checkpoints_is_told_before_the_first_step(self):
+        for name, make in (("latest", lambda path: path.symlink_to("/etc/hosts")),
+                           ("latest", lambda path: path.symlink_to("latest")),
+                           ("latest", lambda path: path.mkdir()),
+                           (".anyrank-new", lambda path: (path / "mine").mkdir(parents=True)),
+                           (".anyrank-new", lambda path: path.symlink_to("elsewhere"))):
+            save = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+            make(save / name)
+            with self.subTest(name=name, path=save):
+                done = self.refused(self.model, *SIZE, "--steps", 1, "--save", save, says=f"{save / name}: is ")
+                self.assertEqual(done.stdout, "")
+
+    def test_a_group_without_parameters_is_refused(self):
+        for glob in ("[", "no_such_layer", "norm"):
+            self.refused(self.model, *SIZE, "--steps", 1, "--group", f"{glob}:lr=2",
+                         says=f"parameter group '{glob}' matches no parameter of model")
 
     def test_a_damaged_checkpoint(self):
         save = self.folder / "run"

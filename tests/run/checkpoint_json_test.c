@@ -17,7 +17,8 @@ static const char other_hash[] = "fedcba9876543210fedcba9876543210fedcba98765432
 static ar_checkpoint_state unusual(void)
 {
     static const float loss[] = {3.25f, 0x1.fffffep-3f, 1e-45f};
-    ar_checkpoint_state s = {.step = 12,
+    ar_checkpoint_state s = {.model = "of \"mine\"",
+                             .step = 12,
                              .optimizer_steps = 11,
                              .steps = UINT64_C(1) << 40,
                              .seed = UINT64_MAX,
@@ -78,6 +79,7 @@ Test(checkpoint_json, everything_that_is_written_is_read)
     ari_checkpoint_read r = written_and_read(&want);
     const ar_checkpoint_state *s = &r.state;
     const ar_optimizer_options *a = &want.optimizer, *b = &s->optimizer;
+    cr_assert_str_eq(s->model, "of \"mine\"");
     cr_assert(s->step == 12 && s->optimizer_steps == 11 && s->steps == UINT64_C(1) << 40 && s->seed == UINT64_MAX);
     cr_assert(a->kind == b->kind && a->lr == b->lr && a->momentum == b->momentum && a->nesterov == b->nesterov);
     cr_assert(a->beta1 == b->beta1 && a->beta2 == b->beta2 && a->eps == b->eps && a->weight_decay == b->weight_decay);
