@@ -269,6 +269,12 @@ static json_t *json_curve(const ari_bug_run *r)
                      r->curve.gradient_tensor, "tolerance_passes", r->curve.gradient <= TOLERANCE);
 }
 
+/* Of a module bytes are counted alone. */
+static json_t *json_predicted(const ari_bug_run *r)
+{
+    return r->at.module ? json_null() : json_integer((json_int_t)r->bytes_predicted);
+}
+
 static json_t *json_bug(const ari_bug_run *r)
 {
     const ar_parallel *p = &r->at.parallel;
@@ -276,14 +282,13 @@ static json_t *json_bug(const ari_bug_run *r)
                                ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "sp", p->sp, "zero", p->zero,
                                "micro_batches", ari_at_least_one(p->micro_batches), "forward_first", p->forward_first,
                                "mlp_order", ari_mlp_order_names[r->at.order]);
-    return json_pack("{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:{s:I, s:I}, s:f, s:o}",
-                     "name", ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.model, "module",
-                     r->at.module, "layout", layout, "batch", (json_int_t)r->at.batch, "seq", (json_int_t)r->at.seq,
-                     "steps", r->at.steps, "dropout", r->at.dropout, "caught", r->caught, "clean",
-                     r->clean == AR_CHECK_SAME, "first_difference", json_first(r), "error",
-                     r->error[0] ? ari_json_text(r->error) : json_null(), "bytes", "counted",
-                     (json_int_t)r->bytes_counted, "predicted", (json_int_t)r->bytes_predicted, "seconds", r->seconds,
-                     "curve", json_curve(r));
+    return json_pack(
+        "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:{s:I, s:o}, s:f, s:o}", "name",
+        ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.model, "module", r->at.module,
+        "layout", layout, "batch", (json_int_t)r->at.batch, "seq", (json_int_t)r->at.seq, "steps", r->at.steps,
+        "dropout", r->at.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME, "first_difference",
+        json_first(r), "error", r->error[0] ? ari_json_text(r->error) : json_null(), "bytes", "counted",
+        (json_int_t)r->bytes_counted, "predicted", json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
 }
 
 json_t *ari_bugs_json(const ari_bug_run *run)

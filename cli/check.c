@@ -179,6 +179,7 @@ static ar_status run_module(const ari_check_values *v, ar_fault fault, int *exit
                                  .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                  .clip = f.clip,
                                  .ddp = f.ddp,
+                                 .module = true,
                                  .watch = &watch};
     if (ari_wants_text(&v->common)) {
         ar_check_module_text(m, text, sizeof text);

@@ -87,8 +87,16 @@ static json_t *json_loss(const ar_check_report *r, const float *loss)
     return a;
 }
 
-static json_t *json_run(const ar_check_report *r, const ar_check_run *u)
+static json_t *json_bytes(const ari_checked *c, const ar_check_run *u)
 {
+    json_t *predicted = c->module ? json_null() : json_integer((json_int_t)u->bytes_predicted);
+    return json_pack("{s:I, s:o, s:I}", "counted", (json_int_t)u->bytes_counted, "predicted", predicted, "per_rank_max",
+                     (json_int_t)u->bytes_per_rank_max);
+}
+
+static json_t *json_run(const ari_checked *c, const ar_check_run *u)
+{
+    const ar_check_report *r = c->report;
     json_t *o = json_object();
     json_object_set_new(o, "layout", json_layout(r, u));
     json_object_set_new(o, "result", json_string(result_names[u->result]));
@@ -101,9 +109,7 @@ static json_t *json_run(const ar_check_report *r, const ar_check_run *u)
         json_object_set_new(o, "max_ratio", ari_json_number(u->max_ratio));
         json_object_set_new(o, "max_ratio_tensor", json_string(u->ratio_tensor));
     }
-    json_object_set_new(o, "bytes",
-                        json_pack("{s:I, s:I, s:I}", "counted", (json_int_t)u->bytes_counted, "predicted",
-                                  (json_int_t)u->bytes_predicted, "per_rank_max", (json_int_t)u->bytes_per_rank_max));
+    json_object_set_new(o, "bytes", json_bytes(c, u));
     json_object_set_new(o, "collectives", json_collectives(u));
     json_object_set_new(o, "peak_bytes_per_rank", json_memory(u));
     json_object_set_new(o, "seconds", ari_json_number(u->seconds));
@@ -147,7 +153,7 @@ static json_t *json_model(const ari_checked *c)
     const ar_check_report *r = c->report;
     json_t *runs = json_array();
     for (size_t i = 0; i < r->runs; i++)
-        json_array_append_new(runs, json_run(r, &r->run[i]));
+        json_array_append_new(runs, json_run(c, &r->run[i]));
     if (json_array_size(runs) != r->runs) {
         json_decref(runs);
         return NULL;

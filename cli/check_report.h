@@ -14,6 +14,7 @@ typedef struct ari_checked {
     ar_optimizer_options optimizer;
     double clip, dropout;
     ar_ddp_options ddp;
+    bool module; /* bytes are counted alone */
     const ari_watch *watch;
     bool has_net_fault;
     ar_sim_fault net_fault;

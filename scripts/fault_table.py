@@ -43,7 +43,7 @@ def row(fault):
     if fault["error"]:
         return [link, layout(fault), "none: the run ends in an error", "", "", "", "", ""]
     counted, predicted = fault["bytes"]["counted"], fault["bytes"]["predicted"]
-    moved = "as predicted" if counted == predicted else "too few" if counted < predicted else "too many"
+    moved = "" if predicted is None else "as predicted" if counted == predicted else "too few" if counted < predicted else "too many"
     seen = ["", "", ""]
     if curve:
         seen = [percent(curve["first_ten"]), percent(curve["loss_deviation"]),

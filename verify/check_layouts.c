@@ -93,7 +93,7 @@ size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, siz
                                          .sp = (kind & 1) != 0,
                                          .micro_batches = (kind & 2) != 0 ? 2 : 1,
                                          .zero = (kind & 4) != 0 ? 1 : 0};
-                if ((one.sp && tp == 1) || (one.zero > 0 && one.dp == 1) ||
+                if ((one.sp && tp == 1) || (one.zero > 0 && one.dp == 1) || (batch > 0 && (size_t)one.dp > batch) ||
                     ar_parallel_check(&one, c, plan, batch, seq) != AR_OK)
                     continue;
                 if (n < cap)

@@ -161,9 +161,9 @@ size_t ar_check_default_bucket_bytes(const ar_config *c);
  *  tensor-parallel ranks, others that with 2, 4 and 8. Returns how many, at most cap. */
 size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
                                 size_t cap);
-/** Every legal layout of at most `world` ranks, by world size: all tp * dp, each with sp where tp > 1, with
- *  micro-batches of 2 where a rank has that many samples, and with zero where dp > 1. Returns how many there are;
- * writes at most cap. */
+/** Every legal layout of at most `world` ranks that leaves none without a sample, by world size: all tp * dp, each with
+ *  sp where tp > 1, with micro-batches of 2 where a rank has that many samples, and with zero where dp > 1. Returns how
+ * many there are; writes at most cap. */
 size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
                       size_t cap);
 

@@ -14,7 +14,7 @@ typedef struct values {
     ari_common common;
     const char *model, *text;
     int tp, numerics, sweep;
-    size_t batch;
+    size_t batch, bytes;
     double lr;
     bool sp;
 } values;
@@ -38,6 +38,7 @@ static const ari_option options[] = {
     {.name = "sp", .letter = 's', .kind = ARI_OPT_FLAG, .at = offsetof(values, sp), .help = "sequence parallel"},
     {.name = "pp", .kind = ARI_OPT_LATER, .value = "N"},
     {.name = "batch", .letter = 'b', .kind = ARI_OPT_SIZE, .at = offsetof(values, batch), .min = 1, .max = 1e6},
+    {.name = "bytes", .kind = ARI_OPT_BYTES, .at = offsetof(values, bytes)},
     {.name = "lr", .kind = ARI_OPT_DOUBLE, .at = offsetof(values, lr), .min = 0, .max = 1},
     {.name = "text", .kind = ARI_OPT_STRING, .at = offsetof(values, text), .value = "FILE", .help = "a file"},
     {.name = "numerics", .kind = ARI_OPT_ENUM, .at = offsetof(values, numerics), .choices = numerics, .help = "which"},
@@ -97,6 +98,28 @@ Test(args, nothing_given_leaves_the_defaults)
     const values v = parsed("");
     cr_assert(v.tp == 1 && v.batch == 8 && v.lr == 0.5 && !v.sp && v.numerics == -1);
     cr_assert(v.model == NULL && v.text == NULL && v.common.json == NULL && v.common.seed == 0);
+}
+
+Test(args, bytes_are_plain_or_have_a_unit)
+{
+    cr_expect_eq(parsed("--bytes 0").bytes, 0);
+    cr_expect_eq(parsed("--bytes 4096").bytes, 4096);
+    cr_expect_eq(parsed("--bytes 17B").bytes, 17);
+    cr_expect_eq(parsed("--bytes 64KiB").bytes, 65536);
+    cr_expect_eq(parsed("--bytes=25MiB").bytes, 26214400);
+    cr_expect_eq(parsed("--bytes 2GiB").bytes, 2147483648u);
+    cr_expect_eq(parsed("--bytes 3kB").bytes, 3000);
+    cr_expect_eq(parsed("--bytes 5MB").bytes, 5000000);
+    cr_expect_eq(parsed("--bytes 1GB").bytes, 1000000000);
+    static const char *const wrong[] = {
+        "-1", "1.5MiB", "MiB", "25Mib", "25MiBx", "18446744073709551616", "17179869184GiB"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char line[64], says[128];
+        snprintf(line, sizeof line, "--bytes %s", wrong[i]);
+        snprintf(says, sizeof says, "--bytes: got '%s', expected a number of bytes, as 4096, 64KiB, 25MiB or 1GB",
+                 wrong[i]);
+        refused(line, AR_ERR_ARG, says);
+    }
 }
 
 Test(args, every_kind_is_stored_in_its_field)

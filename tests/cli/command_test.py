@@ -35,8 +35,14 @@ FAULTS = """
     accum_mean_of_means saved_input_overwritten embedding_tied_once gradnorm_counts_replicas gradnorm_local_clip
     group_wrong_stride world_rank_in_group positions_local silent_truncation gate_up_interleaved_wrong norm_padded_lanes
     bias_added_twice row_bias_partial_grad init_replica_differs gather_batch_order collective_order_swapped
-    collective_size_mismatch collective_dtype_mismatch""".split()
-MISMATCHES = [fault for fault in FAULTS if fault.startswith("collective_")]  # they end a run in an error
+    collective_size_mismatch collective_dtype_mismatch bucket_first_ready bucket_reduced_twice bucket_not_packed
+    bucket_stale_done step_before_copy_back comm_before_producer stale_activation_reuse unused_skips_collective
+    unused_set_empty unused_in_last_micro_batch tied_reduced_at_first_use accum_last_only accum_sum_of_means
+    mean_divides_by_world dp_init_differs zero_gather_missing zero_shards_misaligned zero_grad_not_recursive
+    gradnorm_first_rank_only adam_step_not_synced optimizer_counter_ahead weight_decay_on_shard_only norm_fp16_store""".split()
+# They end a run in an error, which says so.
+ENDS = {**{fault: "disagree" for fault in FAULTS if fault.startswith("collective_")},
+        "unused_skips_collective": "returned while"}
 
 
 class Done:
@@ -364,20 +370,24 @@ class Check(CommandTest):
 
     def test_layouts_are_those_asked_for(self):
         def layouts(*arguments):
-            return [(r["layout"]["dp"], r["layout"]["tp"], r["layout"]["sp"], r["layout"]["micro_batches"])
-                    for r in self.result("check", *arguments, *SMALL)["models"][0]["runs"]]
+            runs = [r["layout"] for r in self.result("check", *arguments, *SMALL)["models"][0]["runs"]]
+            for run_of in runs:
+                self.assertIn(run_of["zero"], (0, 1) if run_of["dp"] > 1 else (0,))
+            return [(r["dp"], r["tp"], r["sp"], r["micro_batches"]) + ("zero",) * r["zero"] for r in runs]
         four = [(1, 1, False, 1), (1, 1, False, 2), (1, 2, False, 1), (1, 2, True, 1), (1, 2, False, 2), (1, 2, True, 2),
                 (2, 1, False, 1), (2, 2, False, 1), (2, 2, True, 1), (1, 4, False, 1), (1, 4, True, 1), (1, 4, False, 2),
-                (1, 4, True, 2)]
+                (1, 4, True, 2), (2, 1, False, 1, "zero"), (2, 2, False, 1, "zero"), (2, 2, True, 1, "zero")]
         self.assertEqual(sorted(layouts(self.config(), "--sweep", "4")), sorted(four))
         # Heads divide by 1, 2 and 4, and there are two sequences: no layout has more than 8 ranks.
-        self.assertEqual(len(layouts(self.config(), "--sweep")), len(four) + 2)
+        self.assertEqual(len(layouts(self.config(), "--sweep")), len(four) + 4)
         self.assertEqual(layouts(self.config(), "--sweep"), layouts(self.config(), "--sweep", "64"))
         self.assertEqual(layouts("--sweep", self.config()), layouts(self.config(), "--sweep", "8"))
         usual = layouts(self.config())
-        self.assertTrue({(1, 2, False, 1), (1, 4, True, 1), (2, 1, False, 1), (1, 1, False, 2)} <= set(usual), usual)
+        self.assertTrue({(1, 2, False, 1), (1, 4, True, 1), (2, 1, False, 1), (2, 2, False, 1, "zero"),
+                         (1, 1, False, 2)} <= set(usual), usual)
         self.assertEqual(layouts(self.config(), "--tp", "1", "--mlp-order", "row-column"), [(1, 1, False, 1)])
         self.assertEqual(layouts(self.config(), "--dp", "2"), [(2, 1, False, 1)])
+        self.assertEqual(layouts(self.config(), "--dp", "2", "--zero", "1"), [(2, 1, False, 1, "zero")])
         self.assertEqual(layouts(self.config(), "--micro-batches", "2"), [(1, 1, False, 2)])
         self.assertEqual(layouts(self.config(num_key_value_heads=1), "--tp", "4", "--sp"), [(1, 4, True, 1)])
 
@@ -386,10 +396,41 @@ class Check(CommandTest):
         for options in (("--tp", 1), ("--tp", 2), ("--tp", 4), ("--tp", 4, "--mlp-order", "row-column"),
                         ("--tp", 4, "--collectives", "ring"), ("--tp", 2, "--threads", 3), ("--tp", 2, "--sp"),
                         ("--tp", 4, "--sp", "--keep-gathered"), ("--dp", 2), ("--dp", 2, "--tp", 2, "--sp"),
-                        ("--micro-batches", 2), ("--micro-batches", 2, "--forward-first")):
+                        ("--micro-batches", 2), ("--micro-batches", 2, "--forward-first"), ("--dp", 2, "--zero", 1),
+                        ("--dp", 2, "--bucket-bytes", 0, "--bucket-mode", "eager"), ("--dp", 2, "--find-unused"),
+                        ("--dp", 2, "--zero", 1, "--bucket-bytes", "1KiB")):
             runs = self.result("check", self.config(num_key_value_heads=4), *options, *SMALL)["models"][0]["runs"]
             hashes |= {(r["weights_hash"], r["gradients_hash"]) for r in runs}
         self.assertEqual(len(hashes), 1)
+
+    def test_json_tells_buckets_and_zero(self):
+        def one(*options):
+            (model,) = self.result("check", self.config(), "--dp", "2", *options, *SMALL)["models"]
+            (run_of,) = model["runs"]
+            self.assertEqual((run_of["result"], run_of["layout"]["zero"]), ("same", int("--zero" in options)))
+            return model["ddp"], run_of["peak_bytes_per_rank"], run_of["collectives"]["all_reduce"]
+        ddp, plain, usual = one()
+        self.assertEqual(ddp["mode"], "overlap")
+        self.assertTrue(0 < 8 * ddp["bucket_bytes"] <= plain["weights"] < 9 * ddp["bucket_bytes"], (ddp, plain))
+        ddp, memory, many = one("--bucket-bytes", "0", "--bucket-mode", "eager")
+        self.assertEqual(ddp, {"bucket_bytes": 0, "mode": "eager"})
+        ddp, _, few = one("--bucket-bytes", "25MiB")
+        self.assertEqual(ddp, {"bucket_bytes": 26214400, "mode": "overlap"})
+        self.assertTrue(few < usual < many, (few, usual, many))
+        self.assertEqual(plain["buckets"], memory["buckets"])  # however many there are
+        self.assertGreater(memory["buckets"], 4 * memory["weights"])
+        _, shared, _ = one("--zero", "1")
+        self.assertTrue(plain["optimizer"] == 2 * plain["weights"] > shared["optimizer"], (plain, shared))
+
+    def test_a_fault_that_shows_in_a_module_alone(self):
+        done = self.passes("check", "--inject", "unused_set_empty", code=1)
+        self.assertIn("pair.spare:new", done.out)
+        self.assertTrue(done.out.endswith("check: DIFFERENT in 1 of 1 run\n"), done.out)
+        (model,) = self.result("check", "--inject", "mean_divides_by_world", code=1)["models"]
+        self.assertEqual((model["name"], model["runs"][0]["first_difference"]["tensor"]),
+                         ("module", "pair.weight:grad"))
+        self.refused("check", "--inject", "unused_set_empty", "--trace", self.folder / "x", says="module")
+        self.assertEqual(sorted(os.listdir(self.folder)), ["model"] if (self.folder / "model").exists() else [])
 
     def test_golden_weights_are_read(self):
         result = self.result("check", GOLDEN / "llama-gqa-tiny", "--tp", "2", *SMALL)
@@ -522,7 +563,8 @@ class Others(CommandTest):
         path = self.folder / "bugs.json"
         done = self.passes("bugs", "--run", "--json", path, limit=900)
         self.assertEqual(done.out.strip().splitlines()[-1],
-                         "bugs: 42 of 42 faults are caught, and each of these layouts has the same bits without them")
+                         f"bugs: {len(FAULTS)} of {len(FAULTS)} faults are caught, and each of these layouts has the same bits "
+                         "without them")
         result = json.loads(path.read_text(encoding="utf-8"))
         self.assertEqual([fault["name"] for fault in result["faults"]], FAULTS)
         self.assertEqual(result["result"], "same")
@@ -530,11 +572,11 @@ class Others(CommandTest):
             with self.subTest(fault=fault["name"]):
                 self.assertTrue(fault["caught"] and fault["clean"])
                 self.assertRegex(done.out, rf"(?m)^{fault['name']} .* caught ")
-                if fault["name"] in MISMATCHES:
-                    self.assertIn("disagree", fault["error"])
+                if fault["name"] in ENDS:
+                    self.assertIn(ENDS[fault["name"]], fault["error"])
                     continue
                 self.assertIsNone(fault["error"])
-                self.assertIn(fault["first_difference"]["pass"], ("init", "forward", "backward", "clip"))
+                self.assertIn(fault["first_difference"]["pass"], ("init", "forward", "backward", "clip", "update"))
                 self.assertTrue(fault["first_difference"]["hint"])
 
     def test_info(self):
@@ -566,12 +608,12 @@ class Others(CommandTest):
 
 class Options(CommandTest):
     def test_those_of_later_versions_say_so(self):
-        later = [("--cp", "2"), ("--pp", "2"), ("--zero", "1"), ("--device", "cuda")]
+        later = [("--cp", "2"), ("--pp", "2"), ("--device", "cuda")]
         for option in later:
             with self.subTest(option=option):
                 self.refused("check", self.config(), *option, says=[option[0], "not in this version"])
         for option in (("--sp",), ("--dp", "2"), ("--micro-batches", "2"), ("--numerics", "native"),
-                       ("--device", "cuda"), ("--per-rank",), ("--sensitivity",)):
+                       ("--device", "cuda"), ("--zero", "1"), ("--per-rank",), ("--sensitivity",)):
             with self.subTest(option=option):
                 self.refused("grads", self.config(), "--input", "x", "--out", self.folder / "out", *option,
                              says=[option[0], "not in this version"])

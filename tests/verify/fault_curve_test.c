@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/fault_curve.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
+
+#include "tests/verify/support.h"
+#include "verify/check_run.h"
 
 TestSuite(fault_curve, .timeout = 60);
 
@@ -140,4 +141,41 @@ Test(fault_curve, a_run_is_traced_on_every_rank)
     ari_fault_trace_fini(&clean);
     ari_fault_trace_fini(&again);
     ari_fault_trace_fini(&faulty);
+}
+
+/* On a curve of ten losses nobody sees them; a check stops at the first step. */
+Test(fault_curve, five_faults_hide_from_ten_losses_and_not_from_a_check)
+{
+    static const ar_fault hidden[] = {AR_FAULT_bucket_reduced_twice, AR_FAULT_unused_in_last_micro_batch,
+                                      AR_FAULT_gradnorm_first_rank_only, AR_FAULT_weight_decay_on_shard_only,
+                                      AR_FAULT_norm_fp16_store};
+    static const char model[] = "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 64, "
+                                "\"intermediate_size\": 96, \"num_hidden_layers\": 2, \"num_attention_heads\": 8, "
+                                "\"num_key_value_heads\": 2, \"hidden_act\": \"silu\", "
+                                "\"max_position_embeddings\": 128, \"rms_norm_eps\": 1e-5, "
+                                "\"tie_word_embeddings\": false, \"initializer_range\": 0.02}";
+    char folder[64];
+    ari_fault_bases bases = {.threads = 1};
+    make_folder(folder);
+    write_file(folder, "config.json", model);
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
+        ari_fault_case c = ari_fault_case_of(hidden[i]);
+        const char *name = ar_fault_name(hidden[i]);
+        ari_fault_trace clean, faulty;
+        ar_check_run run;
+        c.model = folder;
+        c.seq = 16;
+        cr_assert_eq(ari_fault_trace_run(&clean, &c, AR_FAULT_NONE, 1, 0), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ari_fault_trace_run(&faulty, &c, hidden[i], 1, 0), AR_OK, "%s", ar_error_message());
+        cr_assert(clean.ended && faulty.ended);
+        const ari_fault_curve curve = ari_fault_curve_of(&clean, &faulty);
+        cr_expect_lt(curve.first_losses, ARI_CURVE_UNSEEN, "%s: the losses deviate by %g", name, curve.first_losses);
+        cr_assert_eq(ari_fault_case_run(&run, &bases, &c, hidden[i]), AR_OK, "%s", ar_error_message());
+        cr_expect(run.result == AR_CHECK_DIFFERENT && run.first.step == 1, "%s is not caught", name);
+        ari_check_run_fini(&run);
+        ari_fault_trace_fini(&clean);
+        ari_fault_trace_fini(&faulty);
+    }
+    ari_fault_bases_fini(&bases);
+    remove_folder(folder);
 }

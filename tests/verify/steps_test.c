@@ -315,16 +315,22 @@ static void expect_defaults(const char *model, size_t seq, const char *const *ex
 
 Test(steps, default_layouts_are_of_every_kind_and_legal)
 {
-    static const char *const llama[] = {"tp=1", "tp=2",         "tp=4", "tp=4 sp",         "tp=8 sp",
-                                        "dp=2", "dp=2 tp=2 sp", "dp=3", "micro-batches=2", "micro-batches=4"};
-    static const char *const gpt2[] = {"tp=1", "tp=3 sp",         "tp=6",           "dp=2", "dp=2 tp=3 sp",
+    static const char *const llama[] = {"tp=1",           "tp=2",
+                                        "tp=4",           "tp=4 sp",
+                                        "tp=8 sp",        "dp=2",
+                                        "dp=2 tp=2 sp",   "dp=2 tp=2 zero=1",
+                                        "dp=3",           "micro-batches=2",
+                                        "micro-batches=4"};
+    static const char *const gpt2[] = {"tp=1", "tp=3 sp",         "tp=6",
+                                       "dp=2", "dp=2 tp=3 sp",    "dp=2 tp=2 zero=1",
                                        "dp=3", "micro-batches=2", "micro-batches=4"};
-    static const char *const gpt2_64[] = {"tp=1", "tp=4 sp",         "tp=6",           "dp=2", "dp=2 tp=2 sp",
+    static const char *const gpt2_64[] = {"tp=1", "tp=4 sp",         "tp=6",
+                                          "dp=2", "dp=2 tp=2 sp",    "dp=2 tp=2 zero=1",
                                           "dp=3", "micro-batches=2", "micro-batches=4"};
-    expect_defaults("llama-demo", 64, llama, 10);
-    expect_defaults("stack-demo", 64, llama, 10);
-    expect_defaults("gpt2-demo", 72, gpt2, 8);
-    expect_defaults("gpt2-demo", 64, gpt2_64, 8); /* 64 positions do not divide by 3 */
+    expect_defaults("llama-demo", 64, llama, 11);
+    expect_defaults("stack-demo", 64, llama, 11);
+    expect_defaults("gpt2-demo", 72, gpt2, 9);
+    expect_defaults("gpt2-demo", 64, gpt2_64, 9); /* 64 positions do not divide by 3 */
 }
 
 Test(steps, a_sequence_fits_the_layouts_where_nobody_says_how_long_it_is)
@@ -351,6 +357,7 @@ Test(steps, a_sweep_lists_every_legal_layout_by_world_size)
     static const char *const expected[] = {"tp=1",
                                            "micro-batches=2",
                                            "dp=2",
+                                           "dp=2 zero=1",
                                            "tp=2",
                                            "tp=2 sp",
                                            "tp=2 micro-batches=2",
