@@ -37,7 +37,9 @@ void ar_optimizer_destroy(ar_optimizer *o);
  *  and where gradients are shared out (ar_param.sharded) over the data-parallel one. */
 AR_NODISCARD ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n);
 /** One update of every parameter from its gradient times `scale` (fl32(g*scale); 1: untouched), and a new version of
- *  each. Then a tap ':new' of each. Of shares: collective over the data-parallel group. */
+ *  each. Then a tap ':new' of each. Of shares: collective over the data-parallel group. Errors: AR_ERR_ARG (gradients
+ *  are shared out, and the optimizer is of whole parameters or of other shares), before any weight has changed; those
+ *  of the device and the communicators. */
 AR_NODISCARD ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale);
 /** One rank's part of one kind of state of one parameter: "exp_avg", "exp_avg_sq" (Adam), "momentum_buffer" (SGD),
  *  "master" (of bf16 storage). local, fp32: as ar_tap_event has it, with `layout` in the Hugging Face shape; borrowed
@@ -80,8 +82,9 @@ typedef struct ar_gradients ar_gradients; /* gradients.h */
 typedef struct ar_train_options {
     ar_parallel parallel;
     double clip; /* largest gradient norm; 0: no clipping */
-    ar_ddp *ddp; /* over the model's parameters: sums their gradients over the data-parallel ranks. Borrowed. NULL: each
-                    gradient is summed on its own after the last backward pass */
+    ar_ddp *ddp; /* over all parameters of the model that train: sums their gradients over the data-parallel ranks.
+                    Borrowed. NULL: each gradient is summed on its own after the last backward pass; no object may hold
+                    them then */
     ar_loss_scaling *scaling; /* native numerics only; borrowed, its state goes on. NULL: none */
     ar_gradients *verify; /* asked when the gradients are complete (ar_gradients_verify of them, of the copies of the
                              parameters and of the optimizer's state): an error ends the step with AR_ERR_DATA and one
@@ -99,7 +102,8 @@ typedef struct ar_train_result {
  *  micro-batches and data-parallel ranks, runs the micro-batches, sums the gradients, clips and updates.
  *  optimizer NULL: gradients only. A gradient norm that is not finite while clipping, or with static loss scaling, or
  *  with a dynamic scale that may not fall: AR_ERR_DATA, before any weight has changed. step: 1 for the first. Ends the
- *  step of the context. Errors: also AR_ERR_ARG (the layout of another context; loss scaling in exact numerics, where
+ *  step of the context. Errors: also AR_ERR_ARG (the layout of another context; a ddp of another one, or that
+ *  does not hold all parameters that train; loss scaling in exact numerics, where
  *  nothing is lost and the baseline has none; ar_loss_scaling_check). */
 AR_NODISCARD ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                                      const ar_batch *global, uint32_t step, const ar_train_options *o);

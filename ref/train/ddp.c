@@ -60,18 +60,22 @@ static ar_status pack_at_wrong_moment(const ar_ddp *d, ari_ddp_slot *s)
     return AR_OK;
 }
 
+static ar_status refuse_late(const ar_ddp *d, const ari_ddp_slot *s)
+{
+    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) || ar_faulty(d->ctx, AR_FAULT_tied_reduced_at_first_use))
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG,
+                        "%s: the gradient of %s changed after bucket %zu was reduced: a second backward pass. Call "
+                        "ar_ddp_set_sync(false) before all but the last one of a step",
+                        d->name, s->param->name, s->bucket);
+}
+
 static ar_status make_ready(ar_ddp *d, ari_ddp_slot *s)
 {
     ari_bucket *b = &d->buckets[s->bucket];
-    if (b->info.state != AR_BUCKET_FILLING) {
-        if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) || ar_faulty(d->ctx, AR_FAULT_tied_reduced_at_first_use))
-            return AR_OK;
-        return ar_error_set(AR_ERR_ARG,
-                            "%s: the gradient of %s changed after bucket %zu was reduced: a second backward pass. Call "
-                            "ar_ddp_set_sync(false) before all but the last one of a step",
-                            d->name, s->param->name, b->info.index);
-    }
-    if (s->ready)
+    if (b->info.state != AR_BUCKET_FILLING && (d->sync || !d->waited))
+        return refuse_late(d, s);
+    if (!d->sync || s->ready)
         return AR_OK;
     s->ready = true;
     b->info.ready++;
@@ -84,23 +88,44 @@ static ar_status ready(void *user, ar_param *p)
     (void)p;
     ari_ddp_slot *s = user;
     ar_ddp *d = s->ddp;
-    return d->sync ? ari_ddp_fail(d, make_ready(d, s)) : AR_OK;
+    return ari_ddp_fail(d, make_ready(d, s));
 }
 
-static bool is_hooked(const ar_param *p)
+/* The place in a bucket of whichever object has the parameter. NULL: none has. */
+static const ari_ddp_slot *slot_of(const ar_param *p)
 {
     for (int h = 0; h < p->hooks; h++) {
         if (p->hook[h].ready == ready)
-            return true;
+            return p->hook[h].user;
     }
-    return false;
+    return NULL;
+}
+
+ar_status ari_ddp_check_step(const ar_ddp *d, const ar_ctx *ctx, ar_param *const *params, size_t n)
+{
+    if (d && d->ctx != ctx)
+        return ar_error_set(AR_ERR_ARG, "%s: a training step in another context than that of its buckets", d->name);
+    for (size_t i = 0; i < n; i++) {
+        const ari_ddp_slot *s = slot_of(params[i]);
+        if (!params[i]->requires_grad || (s ? s->ddp : NULL) == d)
+            continue;
+        if (!d)
+            return ar_error_set(AR_ERR_ARG,
+                                "%s is in the buckets of %s, which would sum its gradient too: give it to the step",
+                                params[i]->name, s->ddp->name);
+        return ar_error_set(AR_ERR_ARG,
+                            "%s does not hold %s, whose gradient would stay this rank's part of the sum: give it all "
+                            "parameters of the model that require a gradient",
+                            d->name, params[i]->name);
+    }
+    return AR_OK;
 }
 
 /* One that is in no bucket would keep this rank's part for the sum. */
 static ar_status check_thawed(const ar_ddp *d)
 {
     for (size_t i = 0; i < d->n; i++) {
-        if (d->params[i]->requires_grad && !is_hooked(d->params[i]))
+        if (d->params[i]->requires_grad && !slot_of(d->params[i]))
             return ar_error_set(AR_ERR_ARG,
                                 "%s: %s requires a gradient, but did not when the buckets were made: make the object "
                                 "anew after changing requires_grad",
@@ -113,7 +138,7 @@ static ar_status add_hooks(ar_ddp *d)
 {
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->slots[i].param;
-        if (is_hooked(p))
+        if (slot_of(p))
             return ar_error_set(AR_ERR_ARG, "%s: %s belongs to another data-parallel object", d->name, p->name);
         AR_TRY(ar_param_add_hook(p, (ar_param_hook){ready, &d->slots[i]}));
     }
@@ -363,58 +388,4 @@ ar_status ar_ddp_backward(ar_ddp *d, ar_saved *saved, ar_tensor *dx, const ar_te
     if (!d->module)
         return ar_error_set(AR_ERR_ARG, "%s wraps a list of parameters: there is no module to run", d->name);
     return ari_ddp_fail(d, ar_module_backward(d->module, d->ctx, saved, dx, dy, batch));
-}
-
-/* --- what there is ------------------------------------------------------------------------------------------------ */
-
-const char *ar_ddp_name(const ar_ddp *d)
-{
-    return d->name;
-}
-
-ar_module *ar_ddp_module(const ar_ddp *d)
-{
-    return d->module;
-}
-
-ar_comm *ar_ddp_group(const ar_ddp *d)
-{
-    return d->ctx->dp;
-}
-
-size_t ar_ddp_params(const ar_ddp *d, ar_param **out, size_t cap)
-{
-    for (size_t i = 0; i < d->n && i < cap; i++)
-        out[i] = d->params[i];
-    return d->n;
-}
-
-ar_ddp_options ar_ddp_options_of(const ar_ddp *d)
-{
-    return d->options;
-}
-
-size_t ar_ddp_unused(const ar_ddp *d, const char **out, size_t cap)
-{
-    for (size_t i = 0; i < d->unused_count && i < cap; i++)
-        out[i] = d->unused[i];
-    return d->unused_count;
-}
-
-size_t ar_ddp_buckets(const ar_ddp *d)
-{
-    return d->count;
-}
-
-ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i)
-{
-    return d->buckets[i].info;
-}
-
-size_t ar_ddp_bytes(const ar_ddp *d)
-{
-    size_t bytes = 0;
-    for (size_t i = 0; i < d->count; i++)
-        bytes += d->buckets[i].info.storage_bytes;
-    return bytes;
 }

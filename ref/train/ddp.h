@@ -72,6 +72,10 @@ AR_NODISCARD ar_status ari_ddp_agree(ar_ddp *d);
 AR_NODISCARD ar_status ari_ddp_check_all_used(const ar_ddp *d);
 /** Marks what got a gradient here, and with find_unused and peers enqueues the agreement. */
 AR_NODISCARD ar_status ari_ddp_agree_used(ar_ddp *d);
+/** Whether a step in ctx that trains these parameters can leave their sums to d and to nobody else; d NULL: to no
+ *  object. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_ddp_check_step(const ar_ddp *d, const ar_ctx *ctx, ar_param *const *params, size_t n);
+
 /** After the queue: has_grad and the scale of every parameter, and the list of the unused ones. */
 void ari_ddp_complete(ar_ddp *d, ar_op op);
 

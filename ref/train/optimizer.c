@@ -117,10 +117,25 @@ static size_t largest(const ar_optimizer *o)
     return most;
 }
 
+/* A gradient of which this rank has a share alone would make other weights on every rank. */
+static ar_status check_whole(const ar_optimizer *o)
+{
+    for (size_t i = 0; i < o->n; i++) {
+        const ar_param *p = o->states[i].param;
+        if (p->requires_grad && p->has_grad && p->sharded)
+            return ar_error_set(AR_ERR_ARG,
+                                "%s: the data-parallel ranks share out its gradient (ZeRO), but not this optimizer: "
+                                "make it with ar_optimizer_create_sharded",
+                                p->name);
+    }
+    return AR_OK;
+}
+
 ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
 {
     if (o->zero)
         return ari_zero_step(o->zero, ctx, &o->options, &o->clock, scale);
+    AR_TRY(check_whole(o));
     const size_t most = largest(o);
     ar_tensor room; /* taken before the first weight changes: later there is nothing left to run out of */
     AR_TRY(ar_ctx_tensor(ctx, &room, AR_F32, 1, &most));

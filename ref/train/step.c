@@ -247,6 +247,7 @@ static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_c
     AR_TRY_TO(done, st, own_batches(&micro, &n, ctx, global, &o->parallel));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, what->list(&params, &n_params, what->self));
+    AR_TRY_TO(done, st, ari_ddp_check_step(o->ddp, ctx, params, n_params));
     AR_TRY_TO(done, st, count_targets(&result->targets, what, ctx, micro, n, pieces));
     AR_TRY_TO(done, st, what->zero(what->self, ctx));
     if (o->ddp)

@@ -251,12 +251,29 @@ static ar_status step_bucket(const ari_zero *z, ar_ctx *ctx, const ar_bucket_inf
     return put_weights(ctx, b, r, missing);
 }
 
+/* The gradients may be those of another object, whose buckets cut them elsewhere. */
+static ar_status check_shares(const ari_zero *z)
+{
+    for (size_t i = 0; i < z->n; i++) {
+        const ari_state *s = &z->pieces[i].state;
+        const ar_param *p = s->param;
+        if (is_updated(p) && p->sharded && (s->start != p->own_start || s->count != p->own_count))
+            return ar_error_set(AR_ERR_ARG,
+                                "%s: this rank has elements %zu to %zu of the gradient, the optimizer keeps state of "
+                                "%zu to %zu: both need the buckets of one DDP object, %s",
+                                p->name, p->own_start, p->own_start + p->own_count, s->start, s->start + s->count,
+                                ar_ddp_name(z->ddp));
+    }
+    return AR_OK;
+}
+
 ar_status ari_zero_step(ari_zero *z, ar_ctx *ctx, const ar_optimizer_options *o, ari_optimizer_clock *clock,
                         float scale)
 {
     const size_t n = ar_ddp_buckets(z->ddp);
     room r;
     ar_status st = AR_OK;
+    AR_TRY(check_shares(z));
     AR_TRY(take_room(&r, ctx, z));
     ari_update_begin(clock, o, ctx);
     for (size_t i = 0; i < n && st == AR_OK; i++) {

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Objects that do not belong together: a step, its DDP object, its optimizer. Each would train, and wrongly. */
+#include <criterion/criterion.h>
+
+#include "anyrank/train.h"
+#include "support/match.h"
+#include "tests/train/ddp_toy.h"
+
+TestSuite(ddp_refusals, .timeout = 60);
+
+enum { B = 2, S = 4, MOST = 64 };
+static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+typedef struct job {
+    size_t left_out;   /* parameters that the DDP object does not hold, the last ones */
+    int zero;          /* of the object */
+    bool sharded;      /* the optimizer */
+    bool of_other;     /* it has the shares of another object, of other buckets */
+    bool not_given;    /* the step gets no object */
+    bool frozen;       /* what is left out requires no gradient */
+    bool weight_moved; /* any */
+} job;
+
+static ar_status make_other(ar_ddp **d, ar_ctx *ctx, ar_param **p, size_t n)
+{
+    ar_ddp_options o = ar_ddp_defaults();
+    o.zero = 1;
+    o.bucket_bytes = 0;
+    return ar_ddp_create_params(d, ctx, "other", p, n, &o);
+}
+
+static ar_status rank_main(void *user, ar_ctx *ctx)
+{
+    job *j = user;
+    const ar_config c = match_config(AR_ARCH_GPT2, 1);
+    const ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
+    ar_ddp_options buckets = ar_ddp_defaults();
+    ar_train_options step = {.parallel = {.dp = ar_comm_size(ar_ctx_dp(ctx))}, .clip = 1.0};
+    ar_train_result result;
+    ar_param *p[MOST];
+    ar_model *m = NULL;
+    ar_ddp *d = NULL, *other = NULL;
+    ar_optimizer *o = NULL;
+    ar_status st = AR_OK;
+    buckets.zero = j->zero;
+    AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c, NULL));
+    AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 1));
+    const size_t n = ar_model_params(m, p, MOST);
+    for (size_t i = n - j->left_out; j->frozen && i < n; i++)
+        p[i]->requires_grad = false;
+    if (j->of_other) { /* one object at a time holds a parameter */
+        AR_TRY_TO(done, st, make_other(&other, ctx, p, n));
+        AR_TRY_TO(done, st, ar_optimizer_create_sharded(&o, ctx, other, &options));
+        for (size_t i = 0; i < n; i++)
+            p[i]->hooks = 0;
+    }
+    AR_TRY_TO(done, st, ar_ddp_create_params(&d, ctx, "object", p, n - j->left_out, &buckets));
+    if (!o)
+        AR_TRY_TO(done, st,
+                  j->sharded ? ar_optimizer_create_sharded(&o, ctx, d, &options)
+                             : ar_optimizer_create(&o, ctx, p, n, &options));
+    step.ddp = j->not_given ? NULL : d;
+    const uint64_t version = p[0]->version;
+    st = ar_train_step(&result, m, ctx, o, &batch, 1, &step);
+    if (ar_comm_rank(ar_ctx_dp(ctx)) == 0)
+        j->weight_moved = p[0]->version != version;
+done:
+    ar_optimizer_destroy(o);
+    ar_ddp_destroy(other);
+    ar_ddp_destroy(d);
+    ar_model_destroy(m);
+    return st;
+}
+
+static ar_status run(job *j, int dp)
+{
+    const ari_cluster_options o = {.parallel = {.dp = dp}, .threads = 1, .body = rank_main, .body_user = j};
+    ari_cluster_result result;
+    const ar_status st = ari_cluster_run(&result, &o);
+    free(result.loss);
+    free(result.reports);
+    return st;
+}
+
+static void expect_refused(job j, int dp, const char *says)
+{
+    cr_expect_eq(run(&j, dp), AR_ERR_ARG, "%s", ar_error_message());
+    cr_expect_not_null(strstr(ar_error_message(), says), "%s", ar_error_message());
+    cr_expect_not(j.weight_moved);
+}
+
+Test(ddp_refusals, an_object_over_part_of_the_parameters_that_train)
+{
+    for (int dp = 1; dp <= 2; dp++)
+        expect_refused((job){.left_out = 2}, dp, "object does not hold transformer.ln_f.weight");
+    job j = {.left_out = 2, .frozen = true};
+    cr_expect_eq(run(&j, 2), AR_OK, "%s", ar_error_message());
+    cr_expect(j.weight_moved);
+}
+
+Test(ddp_refusals, an_object_that_the_step_is_not_given)
+{
+    for (int dp = 1; dp <= 2; dp++)
+        expect_refused((job){.not_given = true}, dp, "transformer.wte.weight is in the buckets of object");
+}
+
+Test(ddp_refusals, an_optimizer_of_whole_parameters_for_shares_of_gradients)
+{
+    expect_refused((job){.zero = 1}, 2,
+                   "the data-parallel ranks share out its gradient (ZeRO), but not this optimizer");
+    job j = {.zero = 1, .sharded = true};
+    cr_expect_eq(run(&j, 2), AR_OK, "%s", ar_error_message());
+    cr_expect(j.weight_moved);
+}
+
+Test(ddp_refusals, an_optimizer_of_other_shares)
+{
+    expect_refused((job){.zero = 1, .of_other = true}, 2, "both need the buckets of one DDP object, other");
+}
