@@ -193,8 +193,42 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
         AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->tp, p->name));
     if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
         AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->dp, p->name));
-    p->has_grad = p->has_grad || ar_comm_size(ctx->dp) > 1 || (p->spread && ar_comm_size(ctx->tp) > 1);
     return AR_OK;
+}
+
+/* Which parameters got a gradient on any rank of a group: one that got none is left alone by an optimizer, as it is on
+ * one rank. spread: of those alone whose terms are spread over the group. */
+static ar_status agree_used(ar_param *const *params, size_t n, ar_ctx *ctx, ar_comm *over, bool spread)
+{
+    uint8_t *used = NULL;
+    ar_tensor t;
+    ar_status st = AR_OK;
+    if (ar_comm_size(over) == 1)
+        return AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&used, n, sizeof *used, "used parameters"));
+    for (size_t i = 0; i < n; i++)
+        used[i] = params[i]->has_grad;
+    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t, AR_U8, 1, &n));
+    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t, used));
+    AR_TRY_TO(done, st,
+              ar_comm_all_reduce(over, ctx->queue, t.data, ar_const(t.data), n, AR_U8, AR_MAX, "used parameters"));
+    AR_TRY_TO(done, st, ar_ctx_download(ctx, used, &t));
+    ar_ctx_release(ctx, &t);
+    for (size_t i = 0; i < n; i++)
+        params[i]->has_grad =
+            params[i]->requires_grad && used[i] && (params[i]->has_grad || params[i]->spread || !spread);
+done:
+    free(used);
+    return st;
+}
+
+static bool any_spread(ar_param *const *params, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (params[i]->spread)
+            return true;
+    }
+    return false;
 }
 
 /* The whole gradient, of which each data-parallel rank holds a copy, or this rank's share of it. */
@@ -233,6 +267,9 @@ ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
     const bool own_order = ar_faulty(ctx, AR_FAULT_collective_order_swapped) && ar_comm_rank(ctx->world) == 1;
     for (size_t i = n; i-- > 0;)
         AR_TRY(reduce_one(params[own_order ? swapped(i, n) : i], ctx));
+    if (any_spread(params, n))
+        AR_TRY(agree_used(params, n, ctx, ctx->tp, true));
+    AR_TRY(agree_used(params, n, ctx, ctx->dp, false));
     return ar_params_tap_grads(params, n, ctx);
 }
 

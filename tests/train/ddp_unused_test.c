@@ -3,6 +3,7 @@
  * rank that waits for ever. */
 #include <criterion/criterion.h>
 
+#include "anyrank/train.h"
 #include "tests/train/ddp_toy.h"
 
 TestSuite(ddp_unused, .timeout = 60);
@@ -153,6 +154,68 @@ Test(ddp_unused, a_parameter_thawed_after_creation_is_refused_and_a_frozen_one_l
     t.body = freeze;
     cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
     cr_expect(t.rank[0].has[5] && t.rank[1].has[5]);
+}
+
+/* Without an object: the optimizer leaves what no rank has used alone, as it does on one rank. */
+static ar_status update_plainly(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    const ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    const toy t = {.n = n, .size = {3, 4, 5}, .plain = true, .skips = {{P1 | 1}, {P1}}};
+    ar_optimizer *o = NULL;
+    ar_status st = AR_OK;
+    (void)d;
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(ar_param_fresh(params[i], ctx, 3));
+    AR_TRY(ar_optimizer_create(&o, ctx, params, n, &options));
+    AR_TRY_TO(done, st, toy_step(ctx, &t, params, NULL, 0));
+    AR_TRY_TO(done, st, ar_optimizer_step(o, ctx, 1.0f));
+    out->has[0] = params[0]->has_grad;
+    out->has[1] = params[1]->has_grad;
+    out->bytes = params[1]->version;
+done:
+    ar_optimizer_destroy(o);
+    return st;
+}
+
+Test(ddp_unused, without_an_object_a_parameter_used_nowhere_keeps_no_gradient)
+{
+    for (int dp = 1; dp <= 2; dp++) {
+        toy t = {.n = 3, .size = {3, 4, 5}, .plain = true, .parallel = {.dp = dp}, .body = update_plainly};
+        cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+        for (int r = 0; r < dp; r++) {
+            cr_expect_eq(t.rank[r].has[0], dp > 1, "dp %d, rank %d: used by rank 1 alone", dp, r);
+            cr_expect_not(t.rank[r].has[1], "dp %d, rank %d", dp, r);
+            cr_expect_eq(t.rank[r].bytes, 3, "dp %d, rank %d: the version after creation and two draws", dp, r);
+        }
+    }
+}
+
+/* A pass that comes after the synchronised one: its gradients would stay this rank's own. */
+static ar_status pass_late(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    const toy t = {.n = n, .size = {3, 4, 5}};
+    AR_TRY(ar_ddp_start(d));
+    AR_TRY(toy_pass(ctx, &t, params, 0, 0));
+    ar_ddp_set_sync(d, false);
+    if (out->has[9]) /* after the end of the step it is the caller's own affair */
+        AR_TRY(ar_ddp_wait(d));
+    return toy_pass(ctx, &t, params, 1, 0);
+}
+
+static ar_status wait_first(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    out->has[9] = true;
+    return pass_late(ctx, d, params, n, out);
+}
+
+Test(ddp_unused, a_pass_after_the_synchronised_one_is_refused_until_the_step_has_ended)
+{
+    toy t = {.n = 3, .size = {3, 4, 5}, .parallel = {.dp = 2}, .body = pass_late};
+    cr_expect_eq(toy_run(&t), AR_ERR_ARG);
+    cr_expect_not_null(strstr(ar_error_message(), "the gradient of p2 changed after bucket 0 was reduced"), "%s",
+                       ar_error_message());
+    t.body = wait_first;
+    cr_expect_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
 }
 
 /* A step in which p1 is used, then one in which it is not. */
