@@ -252,6 +252,7 @@ static ar_status predict_bytes(ar_training_report *r, const ar_training_options 
                                       .steps = (int)taken,
                                       .clip = o->clip > 0.0,
                                       .numerics = o->numerics,
+                                      .storage = o->storage,
                                       .find_unused = o->ddp.find_unused,
                                       .verified = verified_steps(r, o)};
     if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))

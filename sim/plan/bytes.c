@@ -39,6 +39,7 @@ static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
                           .backward = !c->forward_only,
                           .sp = c->parallel.sp && tp > 1,
                           .keep_gathered = c->parallel.keep_gathered,
+                          .matrix = c->storage == AR_BF16 ? 2 : 4,
                           .tp = tp,
                           .samples = c->batch,
                           .seq = c->seq,
@@ -75,36 +76,47 @@ static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const
     return total->st;
 }
 
-/* A sum of gradients or loss terms. Exact: the accumulator's index (u8) and its two int64. */
-static void reduce_gradients(ari_tally *t, const ari_step_shape *s, size_t elements)
+/* A sum of terms. Exact: the accumulator's index (u8) and its two int64. */
+static void reduce_terms(ari_tally *t, const ari_step_shape *s, size_t elements, size_t width)
 {
     if (!s->exact) {
-        ari_tally_all_reduce(t, elements, 4);
+        ari_tally_all_reduce(t, elements, width);
         return;
     }
     ari_tally_all_reduce(t, elements, 1);
     ari_tally_all_reduce(t, elements, 2 * 8);
 }
 
+static void reduce_gradients(ari_tally *t, const ari_step_shape *s, size_t elements, size_t vectors)
+{
+    reduce_terms(t, s, elements - vectors, s->matrix);
+    reduce_terms(t, s, vectors, 4);
+}
+
 /* The same, of which each rank gets its share only: the index is still needed whole, to which the own terms are raised
  * before they are added. */
-static void scatter_gradients(ari_tally *t, const ari_step_shape *s, size_t elements)
+static void scatter_gradients(ari_tally *t, const ari_step_shape *s, size_t elements, size_t width)
 {
     if (s->exact)
         ari_tally_all_reduce(t, elements, 1);
-    ari_tally_pass(t, elements, s->exact ? 2 * 8 : 4);
+    ari_tally_pass(t, elements, s->exact ? 2 * 8 : width);
 }
 
 /* Gradients of a step over dp, already summed over tp, and with ZeRO the weights made of them. */
-static void count_gradients(ari_tally *ranks, const ari_traffic_case *c, const ari_step_shape *s, size_t elements)
+static void count_gradients(ari_tally *ranks, const ari_traffic_case *c, const ari_step_shape *s,
+                            const ari_param_elements *n)
 {
+    const size_t matrices = n->held - n->held_vectors;
     if (c->parallel.zero == 0) {
-        reduce_gradients(ranks, s, elements);
+        reduce_gradients(ranks, s, n->held, n->held_vectors);
         return;
     }
-    scatter_gradients(ranks, s, elements);
-    if (c->steps > 0)
-        ari_tally_pass(ranks, elements, 4);
+    scatter_gradients(ranks, s, matrices, s->matrix);
+    scatter_gradients(ranks, s, n->held_vectors, 4);
+    if (c->steps == 0)
+        return;
+    ari_tally_pass(ranks, matrices, s->matrix);
+    ari_tally_pass(ranks, n->held_vectors, 4);
 }
 
 /* Which parameters got a gradient on any rank: a byte each. */
@@ -133,12 +145,12 @@ static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const a
     tp_groups.links = ari_tally_mul(&tp_groups, s->tp - 1, dp);
     dp_groups.links = ari_tally_mul(&dp_groups, dp - 1, s->tp);
     ari_tally_all_reduce(&dp_groups, 1, 8); /* the number of targets */
-    reduce_gradients(&dp_groups, s, 1);     /* the loss */
+    reduce_terms(&dp_groups, s, 1, 4);      /* the loss */
     if (s->sp && c->config->arch == AR_ARCH_STACK)
-        reduce_gradients(&tp_groups, s, 1); /* its loss sums all tokens' features */
+        reduce_terms(&tp_groups, s, 1, 4); /* its loss sums all tokens' features */
     if (s->backward) {
-        reduce_gradients(&tp_groups, s, n->spread);
-        count_gradients(&ranks, c, s, n->held);
+        reduce_gradients(&tp_groups, s, n->spread, n->spread_vectors);
+        count_gradients(&ranks, c, s, n);
         count_unused(&dp_groups, c, n);
         count_norm(&tp_groups, &dp_groups, c);
     }
@@ -180,7 +192,9 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
     ari_tally total = {.links = (size_t)ari_at_least_one(c->parallel.dp) - 1, .st = AR_OK};
     AR_TRY(shape_of(&s, c));
     AR_TRY(ari_count_params(&n, &s, &c->plan));
-    ari_tally_pass(&total, n.held, 4); /* parameters are broadcast over dp before the first step */
+    /* Parameters are broadcast over dp before the first step. */
+    ari_tally_pass(&total, n.held - n.held_vectors, s.matrix);
+    ari_tally_pass(&total, n.held_vectors, 4);
     count_agreement(&total, c);
     AR_TRY(count_layers(&total, c, &s));
     AR_TRY(count_step(&total, c, &s, &n));

@@ -17,6 +17,7 @@ typedef struct ari_traffic_case {
     int steps;         /* 0: one forward and backward, no update */
     bool clip;
     ar_numerics numerics;
+    ar_dtype storage; /* of the matrices: AR_BF16 in native numerics; 0: AR_F32 */
     bool forward_only;
     bool find_unused;  /* of the DDP options */
     uint64_t verified; /* steps in which gradients and copies are verified */

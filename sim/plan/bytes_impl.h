@@ -26,6 +26,7 @@ void ari_tally_all_reduce(ari_tally *t, size_t elements, size_t width);
 typedef struct ari_step_shape {
     const ar_config *config;
     bool exact, backward, sp, keep_gathered;
+    size_t matrix; /* bytes of an element of a matrix, and of its gradient in native numerics */
     size_t tp;
     size_t samples, seq, tokens; /* of the global batch: what each group of tp ranks moves adds up to what one would */
     size_t replicas;             /* ranks that hold copies of one KV head */
@@ -44,9 +45,11 @@ void ari_count_head(ari_layer_tally *t);
 
 /* Elements of parameters, summed over the ranks of a group of tp. */
 typedef struct ari_param_elements {
-    size_t held;   /* that its ranks hold: a replicated one counts on each of them */
-    size_t spread; /* of one rank, those whose gradient's terms are spread over tp */
-    size_t params; /* no elements: the tensors of one rank */
+    size_t held;           /* that its ranks hold: a replicated one counts on each of them */
+    size_t held_vectors;   /* of them, those of norms and biases */
+    size_t spread;         /* of one rank, those whose gradient's terms are spread over tp */
+    size_t spread_vectors; /* of them, the same */
+    size_t params;         /* no elements: the tensors of one rank */
 } ari_param_elements;
 
 /** Errors: AR_ERR_OVERFLOW. */

@@ -15,38 +15,58 @@ static void held(counter *k, size_t copies, size_t rows, size_t cols)
     k->n.held = ari_tally_add(&k->sum, k->n.held, elements);
 }
 
+/* The same of a norm's or a bias's vector, which is stored in fp32 whatever the matrices are in. */
+static void held_vector(counter *k, size_t copies, size_t cols)
+{
+    const size_t before = k->n.held;
+    held(k, copies, 1, cols);
+    k->n.held_vectors = ari_tally_add(&k->sum, k->n.held_vectors, k->n.held - before);
+}
+
 /* So many tensors, whatever their size. */
 static void tensors(counter *k, size_t n)
 {
     k->n.params = ari_tally_add(&k->sum, k->n.params, n);
 }
 
-/* Replicated; spread: each rank has the terms of its own tokens. */
-static void replicated(counter *k, size_t rows, size_t cols, bool spread)
+static void spread_over_tp(counter *k, size_t elements, bool vectors)
 {
-    held(k, k->tp, rows, cols);
+    k->n.spread = ari_tally_add(&k->sum, k->n.spread, elements);
+    if (vectors)
+        k->n.spread_vectors = ari_tally_add(&k->sum, k->n.spread_vectors, elements);
+}
+
+/* Replicated; spread: each rank has the terms of its own tokens. */
+static void replicated_vector(counter *k, size_t n, size_t cols, bool spread)
+{
+    held_vector(k, k->tp, ari_tally_mul(&k->sum, n, cols));
     if (spread)
-        k->n.spread = ari_tally_add(&k->sum, k->n.spread, ari_tally_mul(&k->sum, rows, cols));
+        spread_over_tp(k, ari_tally_mul(&k->sum, n, cols), true);
 }
 
 static void norm(counter *k, const ari_step_shape *s)
 {
     const size_t vectors = s->config->norm == AR_NORM_LAYER ? 2 : 1;
-    replicated(k, vectors, s->config->hidden, s->sp);
+    replicated_vector(k, vectors, s->config->hidden, s->sp);
     tensors(k, vectors);
 }
 
 static void attention(counter *k, const ari_step_shape *s)
 {
     const ar_config *c = s->config;
-    const size_t rows = c->hidden + (c->qkv_bias ? 1 : 0);
+    const size_t q = ari_tally_mul(&k->sum, c->heads, c->head_dim);
+    const size_t kv = ari_tally_mul(&k->sum, 2 * c->kv_heads, c->head_dim);
     const size_t inputs = c->arch == AR_ARCH_GPT2 ? 1 : 3; /* q, k and v are one there */
     tensors(k, inputs * (c->qkv_bias ? 2 : 1) + (c->out_bias ? 2 : 1));
-    held(k, 1, rows, ari_tally_mul(&k->sum, c->heads, c->head_dim));
-    held(k, s->replicas, rows, ari_tally_mul(&k->sum, 2 * c->kv_heads, c->head_dim));
-    held(k, 1, c->hidden, ari_tally_mul(&k->sum, c->heads, c->head_dim));
+    held(k, 1, c->hidden, q);
+    held(k, s->replicas, c->hidden, kv);
+    held(k, 1, c->hidden, q);
+    if (c->qkv_bias) {
+        held_vector(k, 1, q);
+        held_vector(k, s->replicas, kv);
+    }
     if (c->out_bias)
-        replicated(k, 1, c->hidden, s->sp);
+        replicated_vector(k, 1, c->hidden, s->sp);
 }
 
 static void mlp(counter *k, const ari_step_shape *s, ar_mlp_order order)
@@ -58,11 +78,11 @@ static void mlp(counter *k, const ari_step_shape *s, ar_mlp_order order)
     if (!c->mlp_bias)
         return;
     if (order == AR_MLP_COLUMN_ROW) {
-        held(k, 1, 1, wide);
-        replicated(k, 1, c->hidden, s->sp);
+        held_vector(k, 1, wide);
+        replicated_vector(k, 1, c->hidden, s->sp);
     } else {
-        replicated(k, 1, wide, false); /* added where every rank has all tokens */
-        held(k, 1, 1, c->hidden);
+        replicated_vector(k, 1, wide, false); /* added where every rank has all tokens */
+        held_vector(k, 1, c->hidden);
     }
 }
 
@@ -71,8 +91,11 @@ ar_status ari_count_params(ari_param_elements *n, const ari_step_shape *s, const
     const ar_config *c = s->config;
     counter k = {.sum = {.st = AR_OK}, .tp = s->tp};
     held(&k, 1, c->vocab, c->hidden);
-    if (c->learned_positions)
-        replicated(&k, c->max_positions, c->hidden, s->sp);
+    if (c->learned_positions) {
+        held(&k, k.tp, c->max_positions, c->hidden);
+        if (s->sp)
+            spread_over_tp(&k, ari_tally_mul(&k.sum, c->max_positions, c->hidden), false);
+    }
     tensors(&k, c->learned_positions ? 2 : 1);
     for (size_t i = 0; i < c->layers && k.sum.st == AR_OK; i++) {
         ar_mlp_order order;

@@ -15,6 +15,7 @@ typedef struct traffic_run {
     ar_mlp_order order;
     ar_parallel parallel;
     ar_numerics numerics;
+    ar_dtype storage;
     bool forward_only;
     int steps;
     double clip;
@@ -35,6 +36,7 @@ static uint64_t predicted(const traffic_run *r)
                                 .steps = r->steps,
                                 .clip = r->clip > 0.0,
                                 .numerics = r->numerics,
+                                .storage = r->storage,
                                 .forward_only = r->forward_only,
                                 .find_unused = r->find_unused};
     cr_assert_eq(ari_traffic_bytes(&bytes, &t), AR_OK, "%s", ar_error_message());
@@ -57,6 +59,7 @@ static ari_cluster_result counted(const traffic_run *r)
                                    .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                    .clip = r->clip,
                                    .numerics = r->numerics,
+                                   .storage = r->storage,
                                    .forward_only = r->forward_only,
                                    .fault = r->fault,
                                    .ddp = {.bucket_bytes = r->bucket_bytes, .find_unused = r->find_unused},
@@ -161,6 +164,26 @@ Test(traffic_counted, zero_counts_what_is_predicted_with_any_bucket_size)
                 r.bucket_bytes = bucket_bytes[b];
                 expect_predicted(&r);
             }
+        }
+    }
+}
+
+/* Half the bytes for matrices, and as many as ever for norms and biases. */
+Test(traffic_counted, matrices_in_bf16_count_what_is_predicted)
+{
+    for (size_t m = 0; m < 4; m++) {
+        const ar_config c = config_of(models[m]);
+        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+            traffic_run r = {.config = &c, .parallel = layouts[i], .steps = STEPS, .numerics = AR_NUMERICS_NATIVE};
+            r.storage = AR_BF16;
+            r.order = i % 2 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW;
+            const ar_plan usual = plan_of(c.arch, r.order);
+            if (ar_parallel_check(&r.parallel, &c, &usual, BATCH, SEQ) != AR_OK)
+                continue;
+            expect_predicted(&r);
+            r.parallel.zero = r.parallel.dp > 1 ? 1 : 0;
+            if (r.parallel.zero)
+                expect_predicted(&r);
         }
     }
 }
