@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "anyrank/config.h"
@@ -15,16 +14,15 @@
 
 typedef enum token_kind { TOKEN_U8, TOKEN_U16, TOKEN_U32, TOKEN_I32, TOKEN_I64 } token_kind;
 static const size_t token_bytes[] = {1, 2, 4, 4, 8};
+enum { MOST_TOKEN_BYTES = 8, TOKENS_AT_ONCE = 4096 };
 
 struct ar_data {
     char *path;
     ar_data_format format;
     token_kind kind;
     size_t rows, tokens;
-    const unsigned char *bytes; /* the tokens, row after row: inside the mapping or the tensor, not always aligned */
-    void *map;                  /* of a file without header; NULL: none */
-    size_t map_bytes;
-    ar_st_file *file; /* NULL: no safetensors */
+    int fd;               /* read, not mapped: a file that shrinks meanwhile is then an error and not a signal */
+    size_t bytes, offset; /* of the file; where its tokens begin */
 };
 
 static const char *const format_names[] = {"auto", "bytes", "u16", "u32", "safetensors"};
@@ -73,36 +71,23 @@ static ar_status format_of_name(ar_data_format *format, const char *path)
 
 static ar_status open_raw(ar_data *d)
 {
-    int fd = -1;
-    size_t bytes = 0;
     d->kind = d->format == AR_DATA_U16 ? TOKEN_U16 : d->format == AR_DATA_U32 ? TOKEN_U32 : TOKEN_U8;
     const size_t each = token_bytes[d->kind];
-    AR_TRY(ari_file_open(&fd, &bytes, d->path));
-    if (bytes == 0 || bytes % each != 0) {
-        close(fd);
-        if (bytes == 0)
-            return ar_error_set(AR_ERR_DATA, "%s: is empty, expected tokens", ARI_SHOW(d->path));
+    if (d->bytes == 0)
+        return ar_error_set(AR_ERR_DATA, "%s: is empty, expected tokens", ARI_SHOW(d->path));
+    if (d->bytes % each != 0)
         return ar_error_set(AR_ERR_DATA, "%s: has %zu bytes, expected a multiple of the %zu of a %s token",
-                            ARI_SHOW(d->path), bytes, each, ar_data_format_name(d->format));
-    }
-    void *map = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    const ar_status st = map == MAP_FAILED ? ari_out_fail("map", d->path) : AR_OK;
-    close(fd);
-    if (st != AR_OK)
-        return st;
-    d->map = map;
-    d->map_bytes = bytes;
-    d->bytes = map;
+                            ARI_SHOW(d->path), d->bytes, each, ar_data_format_name(d->format));
     d->rows = 1;
-    d->tokens = bytes / each;
+    d->tokens = d->bytes / each;
     return AR_OK;
 }
 
-static ar_status open_safetensors(ar_data *d)
+static ar_status take_tensor(ar_data *d, const ar_st_file *f)
 {
-    AR_TRY(ar_st_open(&d->file, d->path));
-    const ar_st_entry *ids = ar_st_find(d->file, "input_ids"), *tokens = ar_st_find(d->file, "tokens");
+    const ar_st_entry *ids = ar_st_find(f, "input_ids"), *tokens = ar_st_find(f, "tokens");
     const ar_st_entry *e = ids != NULL ? ids : tokens;
+    size_t data_bytes = 0;
     if (e == NULL || (ids != NULL && tokens != NULL))
         return ar_error_set(AR_ERR_FORMAT, "%s: has %s, expected one tensor 'input_ids' or 'tokens'", ARI_SHOW(d->path),
                             e == NULL ? "neither of them" : "both tensors 'input_ids' and 'tokens'");
@@ -112,10 +97,25 @@ static ar_status open_safetensors(ar_data *d)
     if (e->count == 0)
         return ar_error_set(AR_ERR_DATA, "%s: tensor '%s' is empty, expected tokens", ARI_SHOW(d->path), e->name);
     d->kind = e->dtype == AR_I32 ? TOKEN_I32 : TOKEN_I64;
-    d->bytes = e->data;
     d->tokens = e->count;
     d->rows = e->ndim == 2 ? e->shape[0] : 1;
+    /* Tensors fill the file from the end of the header on: what lies behind this one's first byte is left. */
+    for (size_t i = 0; i < ar_st_count(f); i++) {
+        const ar_st_entry *other = ar_st_at(f, i);
+        if ((const char *)other->data >= (const char *)e->data)
+            data_bytes += other->bytes;
+    }
+    d->offset = d->bytes - data_bytes;
     return AR_OK;
+}
+
+static ar_status open_safetensors(ar_data *d)
+{
+    ar_st_file *f = NULL;
+    AR_TRY(ar_st_open(&f, d->path));
+    const ar_status st = take_tensor(d, f);
+    ar_st_close(f);
+    return st;
 }
 
 ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
@@ -126,6 +126,7 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
         return ar_error_set(AR_ERR_ARG, "data_open: no %s", gives == NULL ? "place for the data" : "such format");
     AR_TRY(ari_alloc_zero((void **)&d, 1, sizeof *d, "data"));
     d->format = format;
+    d->fd = -1;
     if (asprintf(&d->path, path == NULL ? "%s/text.txt" : "%s", path == NULL ? ar_data_dir() : path) < 0) {
         d->path = NULL; /* asprintf leaves it undefined */
         st = ar_error_set(AR_ERR_MEMORY, "no memory for the data's path");
@@ -133,6 +134,7 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
     }
     if (format == AR_DATA_AUTO)
         AR_TRY_TO(failed, st, format_of_name(&d->format, d->path));
+    AR_TRY_TO(failed, st, ari_file_open(&d->fd, &d->bytes, d->path));
     AR_TRY_TO(failed, st, d->format == AR_DATA_SAFETENSORS ? open_safetensors(d) : open_raw(d));
     *gives = d;
     return AR_OK;
@@ -145,9 +147,8 @@ void ar_data_close(ar_data *d)
 {
     if (d == NULL)
         return;
-    if (d->map != NULL)
-        munmap(d->map, d->map_bytes);
-    ar_st_close(d->file);
+    if (d->fd >= 0)
+        close(d->fd);
     free(d->path);
     free(d);
 }
@@ -191,33 +192,21 @@ static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path
 ar_status ar_data_hash(const ar_data *d, char hex[65])
 {
     ari_sha256 s = {NULL};
-    int fd = -1;
-    size_t bytes = 0;
     AR_TRY(ari_sha256_init(&s));
-    ar_status st = AR_OK;
-    if (d->map != NULL) { /* what is read from, whatever the path names by now */
-        st = ari_sha256_update(&s, d->map, d->map_bytes);
-    } else {
-        st = ari_file_open(&fd, &bytes, d->path);
-        if (st == AR_OK) {
-            st = hash_file(&s, fd, bytes, d->path);
-            close(fd);
-        }
-    }
+    const ar_status st = hash_file(&s, d->fd, d->bytes, d->path);
     if (st == AR_OK)
         return ari_sha256_final(&s, hex);
     ari_sha256_drop(&s);
     return st;
 }
 
-static int64_t token_at(const ar_data *d, size_t i)
+static int64_t token_of(token_kind kind, const unsigned char *at)
 {
-    const unsigned char *at = d->bytes + i * token_bytes[d->kind];
     uint16_t u16;
     uint32_t u32;
     int32_t i32;
     int64_t i64;
-    switch (d->kind) {
+    switch (kind) {
     case TOKEN_U8:
         return *at;
     case TOKEN_U16:
@@ -238,11 +227,17 @@ static int64_t token_at(const ar_data *d, size_t i)
 
 ar_status ar_data_read(const ar_data *d, int64_t *out, size_t start, size_t count)
 {
+    const size_t each = token_bytes[d->kind];
     if (start > d->tokens || count > d->tokens - start)
         return ar_error_set(AR_ERR_ARG, "%s: %zu tokens from %zu on are asked for, it has %zu", ARI_SHOW(d->path),
                             count, start, d->tokens);
-    for (size_t i = 0; i < count; i++)
-        out[i] = token_at(d, start + i);
+    for (size_t done = 0; done < count; done += TOKENS_AT_ONCE) {
+        unsigned char room[TOKENS_AT_ONCE * MOST_TOKEN_BYTES];
+        const size_t n = count - done < TOKENS_AT_ONCE ? count - done : TOKENS_AT_ONCE;
+        AR_TRY(ari_file_pread(d->fd, room, n * each, d->offset + (start + done) * each, d->path));
+        for (size_t i = 0; i < n; i++)
+            out[done + i] = token_of(d->kind, room + i * each);
+    }
     return AR_OK;
 }
 
@@ -256,29 +251,47 @@ static void position_text(char *out, size_t cap, const ar_data *d, size_t i)
         snprintf(out, cap, "%zu", i);
 }
 
+/* What a look at all tokens found. */
+typedef struct vocab_look {
+    int64_t largest;
+    size_t first; /* beyond the vocabulary */
+    int64_t first_token;
+} vocab_look;
+
+static ar_status look_at(vocab_look *l, const ar_data *d, size_t vocab, size_t start, size_t count)
+{
+    int64_t token[TOKENS_AT_ONCE];
+    char where[80];
+    AR_TRY(ar_data_read(d, token, start, count));
+    for (size_t i = 0; i < count; i++) {
+        if (token[i] < 0) {
+            position_text(where, sizeof where, d, start + i);
+            return ar_error_set(AR_ERR_DATA, "%s: token %s is %lld, expected an id from 0 to %zu", ARI_SHOW(d->path),
+                                where, (long long)token[i], vocab == 0 ? 0 : vocab - 1);
+        }
+        if ((uint64_t)token[i] >= vocab && l->first == d->tokens) {
+            l->first = start + i;
+            l->first_token = token[i];
+        }
+        l->largest = token[i] > l->largest ? token[i] : l->largest;
+    }
+    return AR_OK;
+}
+
 ar_status ar_data_check_vocab(const ar_data *d, size_t vocab)
 {
     char where[80];
-    int64_t largest = -1;
-    size_t first = d->tokens;
+    vocab_look l = {.largest = -1, .first = d->tokens};
     if (d->kind == TOKEN_U8 && vocab > UINT8_MAX)
         return AR_OK;
-    for (size_t i = 0; i < d->tokens; i++) {
-        const int64_t token = token_at(d, i);
-        position_text(where, token < 0 ? sizeof where : 0, d, i);
-        if (token < 0)
-            return ar_error_set(AR_ERR_DATA, "%s: token %s is %lld, expected an id from 0 to %zu", ARI_SHOW(d->path),
-                                where, (long long)token, vocab == 0 ? 0 : vocab - 1);
-        if ((uint64_t)token >= vocab && first == d->tokens)
-            first = i;
-        largest = token > largest ? token : largest;
-    }
-    if (first == d->tokens)
+    for (size_t i = 0; i < d->tokens; i += TOKENS_AT_ONCE)
+        AR_TRY(look_at(&l, d, vocab, i, d->tokens - i < TOKENS_AT_ONCE ? d->tokens - i : TOKENS_AT_ONCE));
+    if (l.first == d->tokens)
         return AR_OK;
-    position_text(where, sizeof where, d, first);
+    position_text(where, sizeof where, d, l.first);
     return ar_error_set(AR_ERR_DATA,
                         "%s: token %s is %lld, but the model's vocabulary has %zu entries, ids 0 to %zu; the largest "
                         "id of the data is %lld, so it needs a vocabulary of %llu",
-                        ARI_SHOW(d->path), where, (long long)token_at(d, first), vocab, vocab == 0 ? 0 : vocab - 1,
-                        (long long)largest, (unsigned long long)largest + 1);
+                        ARI_SHOW(d->path), where, (long long)l.first_token, vocab, vocab == 0 ? 0 : vocab - 1,
+                        (long long)l.largest, (unsigned long long)l.largest + 1);
 }

@@ -29,8 +29,7 @@ const char *ar_data_format_name(ar_data_format format);
 /** The inverse. Errors: AR_ERR_ARG (lists the names). */
 AR_NODISCARD ar_status ar_data_format_parse(ar_data_format *format, const char *name);
 
-/** Maps a token file; path NULL: the bundled text (bytes). The file must not shrink while it is open. Gives;
- *  ar_data_close. Errors: AR_ERR_IO; AR_ERR_DATA (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT
+/** Opens a token file; path NULL: the bundled text (bytes). Gives; ar_data_close. Errors: AR_ERR_IO; AR_ERR_DATA (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT
  *  (safetensors: malformed, without the tensor, or with one of another type or shape); AR_ERR_ARG (a name that does not
  *  tell the format); AR_ERR_MEMORY. Threads: open data may be read by many. */
 AR_NODISCARD ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format);
@@ -46,10 +45,11 @@ size_t ar_data_rows(const ar_data *d);
 /** SHA-256 of the file's bytes (of a safetensors file: all of it), lower-case hexadecimal; what sha256sum prints.
  *  Reads the whole file. Errors: AR_ERR_MEMORY, AR_ERR_INTERNAL, AR_ERR_IO. */
 AR_NODISCARD ar_status ar_data_hash(const ar_data *d, char hex[65]);
-/** Tokens [start, start + count), row after row. Errors: AR_ERR_ARG (beyond the end). */
+/** Tokens [start, start + count), row after row. Errors: AR_ERR_ARG (beyond the end), AR_ERR_IO (also where the file
+ *  has become shorter). */
 AR_NODISCARD ar_status ar_data_read(const ar_data *d, int64_t *out, size_t start, size_t count);
 /** Whether every token is in [0, vocab). Errors: AR_ERR_DATA, naming the first that is not, its position, and the
- *  smallest vocabulary that has them all. */
+ *  smallest vocabulary that has them all; AR_ERR_IO. */
 AR_NODISCARD ar_status ar_data_check_vocab(const ar_data *d, size_t vocab);
 
 /* Samples are the data's windows of `seq` tokens, one after another without overlap from the start of each document;

@@ -178,3 +178,37 @@ Test(data, without_a_path_it_is_the_bundled_text)
     cr_assert_eq(ar_data_check_vocab(d, 256), AR_OK);
     ar_data_close(d);
 }
+
+/* More tokens than are read at once, behind another tensor, and the first place of what is wrong. */
+Test(data, tokens_of_a_large_tensor_are_those_that_were_written)
+{
+    enum { ROWS = 30, ROW = 1001, N = ROWS * ROW };
+    static int64_t ids[N], got[N];
+    static const float before[3] = {1, 2, 3};
+    char path[] = "/tmp/anyrank-data-XXXXXX.safetensors";
+    ar_data *d = NULL;
+    for (size_t i = 0; i < N; i++)
+        ids[i] = (int64_t)(i * 7 % 1000);
+    ids[N - 1] = 1234;
+    const ar_st_tensor t[] = {
+        {.name = "before", .dtype = AR_F32, .ndim = 1, .shape = {3}, .data = before},
+        {.name = "input_ids", .dtype = AR_I64, .ndim = 2, .shape = {ROWS, ROW}, .data = ids},
+        {.name = "zero", .dtype = AR_F32, .ndim = 1, .shape = {3}, .data = before},
+    };
+    const int fd = mkstemps(path, 12);
+    cr_assert(fd >= 0);
+    cr_assert_eq(ar_st_write(path, t, 3, NULL, 0), AR_OK);
+    cr_assert_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_data_read(d, got, 0, N), AR_OK);
+    cr_assert_eq(memcmp(got, ids, sizeof ids), 0);
+    cr_assert_eq(ar_data_check_vocab(d, 1235), AR_OK);
+    cr_assert_eq(ar_data_check_vocab(d, 1000), AR_ERR_DATA);
+    cr_assert(says("token 30029 (row 29, place 1000) is 1234"), "%s", ar_error_message());
+    cr_assert_eq(truncate(path, 4000), 0);
+    cr_assert_eq(ar_data_read(d, got, 0, N), AR_ERR_IO);
+    cr_assert(says("became shorter"), "%s", ar_error_message());
+    cr_assert_eq(ar_data_check_vocab(d, 1235), AR_ERR_IO);
+    ar_data_close(d);
+    close(fd);
+    unlink(path);
+}
