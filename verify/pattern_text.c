@@ -283,13 +283,21 @@ static void say_wrong_ranks(ari_text *t, const ari_grid *g, const ari_survey *s)
         ari_say(t, "; the copies differ from each other in %zu element%s", s->disagree, s->disagree == 1 ? "" : "s");
 }
 
+static void say_share(ari_text *t, size_t part, size_t whole)
+{
+    const double percent = 100.0 * (double)part / (double)whole;
+    if (percent < 99.5)
+        ari_say(t, "%zu of %zu elements (%.2g%%)", part, whole, percent);
+    else
+        ari_say(t, "%zu of %zu elements, all but %zu", part, whole, whole - part);
+}
+
 void ari_say_where(ari_text *t, const ari_grid *g, const ari_survey *s, const char *value)
 {
     if (s->different == g->count)
         ari_say(t, g->count == 1 ? "the one value" : "all %zu elements", g->count);
     else
-        ari_say(t, "%zu of %zu elements (%.2g%%)", s->different, g->count,
-                100.0 * (double)s->different / (double)g->count);
+        say_share(t, s->different, g->count);
     const bool every = s->total.kept == 0 && s->different < g->count;
     if (every)
         ari_say(t, ", every one that is not zero in the reference");

@@ -101,6 +101,19 @@ static void scale_update(world *w, int rank, const float before[COUNT], float fa
         *at(w, rank, i) = before[i] + factor * (w->reference[i] - before[i]);
 }
 
+Test(pattern_state, all_but_a_few_elements_are_no_percentage)
+{
+    world w;
+    mesh(&w, "model.norm.weight", 'g', 1, 1, 1, SHAPE(1000), -1);
+    for (size_t i = 2; i < w.count; i++)
+        *at(&w, 0, i) = noise(i + 4000);
+    expect_pattern(&w, "998 of 1000 elements, all but 2");
+    for (size_t i = 2; i < 12; i++)
+        *at(&w, 0, i) = w.reference[i];
+    expect_pattern(&w, "988 of 1000 elements (99%)");
+    world_free(&w);
+}
+
 /* sqrt(1 - 0.999^2)/(1 - 0.9^2) of sqrt(1 - 0.999)/(1 - 0.9). */
 static const float second_of_first = 0.744136f;
 

@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What each injectable fault must look like from outside: the expectations stand here, written by hand from
+ * docs/names.md and the fault's own text; nothing that explains a difference knows which fault is on. */
+#ifndef TESTS_VERIFY_FAULT_EXPECTED_H
+#define TESTS_VERIFY_FAULT_EXPECTED_H
+
+#include "anyrank/check.h"
+#include "tests/verify/tiny.h"
+
+typedef struct setting {
+    ar_parallel parallel;
+    size_t batch; /* 0: BATCH */
+    double dropout;
+    int steps; /* 0: 1 */
+    ar_ddp_options ddp;
+} setting;
+
+typedef struct expected {
+    ar_fault fault;
+    const char *model;
+    setting at;
+    ar_mlp_order order;
+    ar_sim_algorithm algorithm;
+    const char *tensor; /* the first in execution order */
+    const char *pass;
+    int layer, rank;
+    const char *hint; /* words that it must contain */
+} expected;
+
+#define CR AR_MLP_COLUMN_ROW
+#define RC AR_MLP_ROW_COLUMN
+#define DIRECT AR_SIM_DIRECT
+#define RING AR_SIM_RING
+#define F(name) AR_FAULT_##name
+#define TP(n)                    \
+    {                            \
+        .parallel = {.tp = (n) } \
+    }
+#define SP(n)                                \
+    {                                        \
+        .parallel = {.tp = (n), .sp = true } \
+    }
+#define TP_DROPOUT(n, p)                        \
+    {                                           \
+        .parallel = {.tp = (n)}, .dropout = (p) \
+    }
+#define SP_DROPOUT(n, p)                                    \
+    {                                                       \
+        .parallel = {.tp = (n), .sp = true}, .dropout = (p) \
+    }
+#define DP(d, t, samples)                                      \
+    {                                                          \
+        .parallel = {.dp = (d), .tp = (t)}, .batch = (samples) \
+    }
+#define MICRO(n, t, samples)                                              \
+    {                                                                     \
+        .parallel = {.tp = (t), .micro_batches = (n)}, .batch = (samples) \
+    }
+#define MICRO_FIRST(n, t, samples)                                                               \
+    {                                                                                            \
+        .parallel = {.tp = (t), .micro_batches = (n), .forward_first = true}, .batch = (samples) \
+    }
+
+#define BUCKETS(d, t, samples, bytes)                                                             \
+    {                                                                                             \
+        .parallel = {.dp = (d), .tp = (t)}, .batch = (samples), .ddp = {.bucket_bytes = (bytes) } \
+    }
+#define ZERO(d, t, samples, bytes)                                                                           \
+    {                                                                                                        \
+        .parallel = {.dp = (d), .tp = (t), .zero = 1}, .batch = (samples), .ddp = {.bucket_bytes = (bytes) } \
+    }
+#define STEPS(d, t, samples, bytes, n)                                                                          \
+    {                                                                                                           \
+        .parallel = {.dp = (d), .tp = (t)}, .batch = (samples), .steps = (n), .ddp = {.bucket_bytes = (bytes) } \
+    }
+
+/* Small enough to be fast; every text below has, early on, the ids at which 2, 3 and 4 ranks split 256 of them. */
+enum { BATCH = 2, SEQ = 24 };
+
+static const expected once[] = {
+    {F(column_dx_not_reduced), "llama-demo", TP(2), CR, DIRECT, "lm_head:bwd", "backward", -1, 0, "missing all-reduce"},
+    {F(row_bias_every_rank), "gpt2-demo", TP(2), CR, DIRECT, "transformer.h.0.attn.c_proj:fwd", "forward", 0, 0,
+     "bias"},
+    {F(row_input_grad_not_gathered), "gpt2-demo", TP(2), RC, DIRECT, "transformer.h.3.mlp.c_fc:bwd", "backward", 3, 1,
+     "missing all-gather"},
+    {F(heads_divided_twice), "llama-demo", TP(2), CR, DIRECT, "model.layers.0.self_attn.context:fwd", "forward", 0, 0,
+     "local head count"},
+    {F(allreduce_aliases_input), "llama-demo", TP(2), CR, DIRECT, "model.layers.3.mlp.down_proj.weight:grad",
+     "backward", 3, 0, "overwritten"},
+    {F(init_local_fan), "llama-demo", TP(2), CR, DIRECT, "model.layers.0.self_attn.q_proj.weight:init", "init", 0, 0,
+     "fans of the shard"},
+    {F(init_per_shard_seed), "llama-demo", TP(2), CR, DIRECT, "model.embed_tokens.weight:init", "init", -1, 1,
+     "seeded alike"},
+    {F(vocab_target_off_by_shard), "llama-demo", TP(2), CR, DIRECT, "loss:fwd", "forward", -1, 0, "target"},
+    {F(loss_parallel_no_max), "llama-demo", TP(2), CR, DIRECT, "loss:fwd", "forward", -1, 0, "maximum"},
+    {F(embedding_edge_twice), "llama-demo", TP(2), CR, DIRECT, "model.embed_tokens:fwd", "forward", -1, 0,
+     "shard's edge"},
+    {F(weight_grad_leading_dims), "llama-demo", TP(2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0, "samples"},
+    {F(bias_grad_wrong_axis), "gpt2-demo", TP(2), CR, DIRECT, "transformer.h.3.mlp.c_proj.bias:grad", "backward", 3, 0,
+     "wrong axis"},
+    {F(norm_backward_missing), "gpt2-demo", TP(2), CR, DIRECT, "transformer.h.3.ln_2:bwd", "backward", 3, 0, "norm"},
+    {F(sp_norm_grad_local), "llama", SP(2), CR, DIRECT, "model.norm.weight:grad", "backward", -1, 0,
+     "missing all-reduce over tp"},
+    {F(sp_row_bias_grad_local), "gpt2", SP(2), CR, DIRECT, "transformer.h.1.mlp.c_proj.bias:grad", "backward", 1, 0,
+     "missing all-reduce over tp"},
+    /* Rank 0 holds the first positions, and their gradient is right; rank 1 has zeros there. */
+    {F(sp_position_grad_local), "gpt2", SP(2), CR, DIRECT, "transformer.wpe.weight:grad", "backward", -1, 1,
+     "missing all-reduce over tp"},
+    /* Two KV heads on four ranks. Head 0 is rank 0's and rank 1's, and r mod 2 gives rank 1 the other one. */
+    {F(kv_replica_grad_local), "llama", TP(4), CR, DIRECT, "model.layers.1.self_attn.k_rope:bwd", "backward", 1, 0,
+     "missing all-reduce over tp"},
+    {F(kv_replica_wrong_head), "llama", TP(4), CR, DIRECT, "model.layers.0.self_attn.k_proj.weight:init", "init", 0, 1,
+     "wrong KV head"},
+    {F(dropout_same_mask_in_shard), "llama", TP_DROPOUT(2, 0.1), CR, DIRECT,
+     "model.layers.0.self_attn.attn_dropout:fwd", "forward", 0, 1, "mask"},
+    {F(dropout_different_mask_in_replica), "gpt2", TP_DROPOUT(2, 0.1), CR, DIRECT, "transformer.drop:fwd", "forward",
+     -1, 1, "mask"},
+    /* 2, 1 and 1 samples. */
+    {F(dp_mean_of_means), "llama", DP(3, 1, 4), CR, DIRECT, "loss:fwd", "forward", -1, 0,
+     "data-parallel ranks divided by its own number of target tokens"},
+    {F(dp_sum_of_local_means), "llama", DP(2, 1, 2), CR, DIRECT, "loss:fwd", "forward", -1, 0, "times 2"},
+    {F(dp_group_missing), "llama", DP(2, 1, 2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "missing all-reduce over dp"},
+    {F(dp_broadcast_over_world), "llama", DP(2, 2, 2), CR, DIRECT, "model.embed_tokens.weight:init", "init", -1, 1,
+     "broadcast over the whole world"},
+    /* The loss that is told divides by all tokens; 2 samples and 1. */
+    {F(accum_mean_of_means), "llama", MICRO(2, 1, 3), CR, DIRECT, "lm_head.logits:bwd", "backward", -1, 0,
+     "micro-batches divided by its own number of target tokens"},
+    {F(saved_input_overwritten), "llama", MICRO_FIRST(2, 1, 2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "micro-batch"},
+    {F(embedding_tied_once), "gpt2", TP(2), CR, DIRECT, "transformer.wte.weight:grad", "backward", -1, 0, "tied"},
+    {F(gradnorm_counts_replicas), "gpt2", TP(2), CR, DIRECT, "grad_norm:clip", "clip", -1, 0, "counts something twice"},
+    {F(gradnorm_local_clip), "gpt2", TP(2), CR, DIRECT, "grad_norm:clip", "clip", -1, 0, "own shards"},
+    /* Ranks 0 and 1 are both data-parallel and tensor-parallel neighbours: rank 1 gets rank 0's shard. */
+    {F(group_wrong_stride), "llama", DP(2, 2, 2), CR, DIRECT, "model.embed_tokens.weight:init", "init", -1, 1,
+     "groups"},
+    /* Ranks 2 and 3 look for ids that belong to the third and fourth of two shards. */
+    {F(world_rank_in_group), "llama", DP(2, 2, 2), CR, DIRECT, "model.embed_tokens:fwd", "forward", -1, 2, "world"},
+    {F(positions_local), "gpt2", SP(2), CR, DIRECT, "transformer.drop:fwd", "forward", -1, 1, "positions"},
+    /* 3 x 85 ids: 255 is the last rank's. */
+    {F(silent_truncation), "gpt2", TP(3), CR, DIRECT, "lm_head:fwd", "forward", -1, 2, "belong to nobody"},
+    /* Column 48 of q is rank 1's first, and the second of two halves of q|k|v begins in the middle of k. */
+    {F(gate_up_interleaved_wrong), "gpt2", TP(2), CR, DIRECT, "transformer.h.0.attn.c_attn.weight:init", "init", 0, 1,
+     "packed"},
+    {F(norm_padded_lanes), "gpt2", TP(2), CR, DIRECT, "transformer.h.0.ln_1:fwd", "forward", 0, 0, "padding included"},
+    {F(bias_added_twice), "gpt2", TP(2), CR, DIRECT, "transformer.h.0.attn.q:fwd", "forward", 0, 0, "bias"},
+    {F(row_bias_partial_grad), "gpt2", TP(2), CR, DIRECT, "transformer.h.1.mlp.c_proj.bias:grad", "backward", 1, 0,
+     "times 0.5"},
+    /* Matrices are shards; the norms' weights are ones on every rank, and positions the first that are drawn. */
+    {F(init_replica_differs), "gpt2", TP(2), CR, DIRECT, "transformer.wpe.weight:init", "init", -1, 1,
+     "replicas apart"},
+    {F(gather_batch_order), "llama", SP(2), CR, DIRECT, "model.layers.0.self_attn.q_proj:fwd", "forward", 0, 0,
+     "order"},
+    /* Of 100000 bytes the first bucket has the head, the final norm and the last block's last matrix. */
+    {F(bucket_first_ready), "llama", BUCKETS(2, 1, 2, 100000), CR, DIRECT, "model.norm.weight:grad", "backward", -1, 0,
+     "its bucket was reduced before it was written"},
+    {F(bucket_reduced_twice), "llama", BUCKETS(2, 1, 2, 100000), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "a bucket reduced a second time"},
+    {F(bucket_not_packed), "llama", BUCKETS(2, 1, 2, 100000), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "got no gradient"},
+    {F(bucket_stale_done), "llama", STEPS(2, 1, 2, 100000, 2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "in the step before they were"},
+    {F(step_before_copy_back), "llama", BUCKETS(2, 1, 2, 100000), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "missing all-reduce over dp"},
+    {F(comm_before_producer), "llama", BUCKETS(2, 1, 2, 100000), CR, DIRECT, "model.layers.1.mlp.down_proj.weight:grad",
+     "backward", 1, 0, "its bucket was reduced before it was written"},
+    {F(stale_activation_reuse), "llama", BUCKETS(2, 1, 2, 100000), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "overwritten"},
+    /* Rank 2 has no sample. */
+    {F(unused_in_last_micro_batch), "llama", BUCKETS(3, 1, 2, 0), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 2,
+     "zeros from rank 2 alone"},
+    {F(tied_reduced_at_first_use), "gpt2", BUCKETS(2, 1, 2, 100000), CR, DIRECT, "transformer.wte.weight:grad",
+     "backward", -1, 0, "tied"},
+    {F(accum_last_only), "llama", MICRO(2, 1, 2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "as if one of 2 micro-batches counted"},
+    {F(accum_sum_of_means), "llama", MICRO(2, 1, 3), CR, DIRECT, "lm_head.logits:bwd", "backward", -1, 0,
+     "sum of local means"},
+    {F(dp_init_differs), "llama", DP(2, 1, 2), CR, DIRECT, "model.embed_tokens.weight:init", "init", -1, 1,
+     "never broadcast"},
+    /* A bucket for each parameter: the embedding's first half is rank 0's to update. */
+    {F(zero_gather_missing), "llama", ZERO(2, 1, 2, 0), CR, DIRECT, "model.embed_tokens.weight:new", "update", -1, 1,
+     "were not gathered"},
+    {F(zero_shards_misaligned), "llama", ZERO(2, 1, 2, 0), CR, DIRECT, "model.embed_tokens.weight:new", "update", -1, 0,
+     "do not line up"},
+    {F(zero_grad_not_recursive), "llama", STEPS(1, 2, 2, 0, 2), CR, DIRECT, "model.layers.1.mlp.down_proj.weight:grad",
+     "backward", 1, 0, "the reference plus that of step 1"},
+    {F(gradnorm_first_rank_only), "llama", TP(2), CR, DIRECT, "grad_norm:clip", "clip", -1, 0, "leaves something out"},
+    {F(adam_step_not_synced), "llama", DP(2, 1, 2), CR, DIRECT, "model.embed_tokens.weight:new", "update", -1, 1,
+     "count their steps differently"},
+    {F(optimizer_counter_ahead), "llama", TP(2), CR, DIRECT, "model.embed_tokens.weight:new", "update", -1, 0,
+     "as that of step 2 would be in step 1"},
+    {F(weight_decay_on_shard_only), "llama", DP(2, 1, 2), CR, DIRECT, "model.embed_tokens.weight:new", "update", -1, 1,
+     "weight decay left out"},
+    {F(norm_fp16_store), "llama", TP(2), CR, DIRECT, "model.layers.0.input_layernorm:fwd", "forward", 0, 0, "16 bits"},
+};
+enum { ONCE = sizeof once / sizeof *once };
+
+/* Mistakes that the ranks themselves must notice, before any data moves: which collective, and what each of two ranks
+ * said about it. The named ranks meet in it and have the mismatch as their own error; the others are told. */
+typedef struct expected_end {
+    ar_fault fault;
+    const char *model;
+    setting at;
+    ar_sim_algorithm algorithm;
+    const char *says[3];
+    unsigned meet; /* bit r: rank r is among those that meet */
+    unsigned left; /* bit r: rank r has returned, and knows of nothing */
+} expected_end;
+
+static const expected_end ends[] = {
+    /* A bucket for each parameter, the last registered first: the last norm's bias and weight, of one shape. */
+    {F(collective_order_swapped),
+     "gpt2",
+     DP(2, 1, 0),
+     DIRECT,
+     {"ranks 0 and 1", "tag 'bucket 0: transformer.ln_f.bias' against 'bucket 1: transformer.ln_f.weight'",
+      "different orders"},
+     3,
+     0},
+    {F(collective_order_swapped),
+     "gpt2",
+     SP(2),
+     RING,
+     {"ranks 0 and 1", "tag 'bucket 0: transformer.ln_f.bias' against 'bucket 1: transformer.ln_f.weight'",
+      "different orders"},
+     3,
+     0},
+    /* Of ranks 0 to 3 with tp 2, ranks 1 and 3 share their parameters. */
+    {F(collective_order_swapped),
+     "llama",
+     DP(2, 2, 0),
+     DIRECT,
+     {"ranks 1 and 3", "'bucket 1: model.norm.weight'", "'bucket 0: lm_head.weight'"},
+     10,
+     0},
+    {F(collective_size_mismatch), "llama", TP(2), DIRECT, {"ranks 0 and 1", "'loss max'", "count 48 against 47"}, 3, 0},
+    {F(collective_size_mismatch), "gpt2", SP(3), RING, {"ranks 0 and 1", "'loss max'", "count 48 against 47"}, 7, 0},
+    {F(collective_dtype_mismatch),
+     "llama",
+     DP(2, 1, 0),
+     DIRECT,
+     {"ranks 0 and 1", "'model.embed_tokens.weight'", "dtype F32 against BF16"},
+     3,
+     0},
+    {F(collective_dtype_mismatch),
+     "gpt2",
+     DP(3, 1, 3),
+     RING,
+     {"ranks 0 and 1", "'transformer.wte.weight'", "dtype F32 against BF16"},
+     7,
+     0},
+    /* Rank 2 has no sample, and no gradient to reduce. */
+    {F(unused_skips_collective),
+     "llama",
+     BUCKETS(3, 1, 2, 100000),
+     DIRECT,
+     {"rank 2 returned while rank", "'bucket 0: lm_head.weight'", "collective #1 of ranks 0-2"},
+     3,
+     4},
+    {F(unused_skips_collective),
+     "gpt2",
+     BUCKETS(3, 1, 2, 0),
+     RING,
+     {"rank 2 returned while rank", "'bucket 0: transformer.ln_f.bias'", "collective #1 of ranks 0-2"},
+     3,
+     4},
+};
+enum { ENDS = sizeof ends / sizeof *ends };
+
+/* Mistakes that a module shows and no transformer: of verify/fault_module.c, in the fault's own case. */
+static const struct {
+    ar_fault fault;
+    const char *tensor, *hint;
+} modules[] = {
+    {F(unused_set_empty), "pair.spare:new", "without gradient on any rank"},
+    {F(mean_divides_by_world), "pair.weight:grad", "times 0.5"},
+};
+enum { MODULES = sizeof modules / sizeof *modules };
+
+/* The same on other models, numbers of ranks, orders of the MLP, and with the ring. */
+static const char *const small_names[] = {"llama", "gpt2", "stack"};
+static const char *const small_models[] = {LLAMA(256, 64, 96, 2, 8, 2, 8, false), GPT2(256, 96, 192, 2, 12),
+                                           STACK(256, 64, 96, 2, 8, 4)};
+enum { SMALL_MODELS = 3 };
+
+static const expected elsewhere[] = {
+    {F(column_dx_not_reduced), "stack", TP(4), CR, RING, "layers.1.mlp.w1:bwd", "backward", 1, 0, "missing all-reduce"},
+    {F(column_dx_not_reduced), "gpt2", TP(3), CR, RING, "lm_head:bwd", "backward", -1, 0, "missing all-reduce"},
+    {F(row_bias_every_rank), "stack", TP(2), CR, RING, "layers.0.mlp.w2:fwd", "forward", 0, 0, "bias"},
+    {F(row_bias_every_rank), "gpt2", TP(4), CR, DIRECT, "transformer.h.0.attn.c_proj:fwd", "forward", 0, 0, "bias"},
+    {F(row_bias_every_rank), "gpt2", TP(4), RC, RING, "transformer.h.0.attn.c_proj:fwd", "forward", 0, 0, "bias"},
+    {F(row_input_grad_not_gathered), "stack", TP(4), RC, DIRECT, "layers.1.mlp.w1:bwd", "backward", 1, 1,
+     "missing all-gather"},
+    {F(row_input_grad_not_gathered), "llama", TP(2), RC, RING, "model.layers.1.mlp:bwd", "backward", 1, 1,
+     "missing all-gather"},
+    {F(heads_divided_twice), "gpt2", TP(3), CR, RING, "transformer.h.0.attn.context:fwd", "forward", 0, 0, "heads"},
+    {F(heads_divided_twice), "gpt2", TP(4), CR, DIRECT, "transformer.h.0.attn.context:fwd", "forward", 0, 0,
+     "local head count"},
+    {F(heads_divided_twice), "stack", TP(2), CR, DIRECT, "layers.0.attn.context:fwd", "forward", 0, 0,
+     "local head count"},
+    {F(allreduce_aliases_input), "gpt2", TP(4), CR, RING, "transformer.h.1.mlp.c_proj.weight:grad", "backward", 1, 0,
+     "overwritten"},
+    {F(allreduce_aliases_input), "stack", TP(2), CR, DIRECT, "layers.1.mlp.w2.weight:grad", "backward", 1, 0,
+     "overwritten"},
+    {F(init_local_fan), "gpt2", TP(3), CR, DIRECT, "transformer.h.0.attn.c_attn.weight:init", "init", 0, 0,
+     "fans of the shard"},
+    {F(init_local_fan), "stack", TP(4), CR, RING, "layers.0.attn.wq.weight:init", "init", 0, 0, "fans of the shard"},
+    {F(init_per_shard_seed), "gpt2", TP(4), CR, RING, "transformer.wte.weight:init", "init", -1, 1, "seeded alike"},
+    {F(init_per_shard_seed), "stack", TP(2), CR, DIRECT, "embed.weight:init", "init", -1, 1, "seeded alike"},
+    {F(vocab_target_off_by_shard), "gpt2", TP(3), CR, RING, "loss:fwd", "forward", -1, 0, "target"},
+    {F(vocab_target_off_by_shard), "gpt2", TP(4), CR, DIRECT, "loss:fwd", "forward", -1, 0, "target"},
+    {F(loss_parallel_no_max), "gpt2", TP(3), CR, RING, "loss:fwd", "forward", -1, 0, "maximum"},
+    {F(embedding_edge_twice), "gpt2", TP(3), CR, DIRECT, "transformer.wte:fwd", "forward", -1, 0, "shard's edge"},
+    {F(embedding_edge_twice), "stack", TP(4), CR, RING, "embed:fwd", "forward", -1, 0, "shard's edge"},
+    /* A tied head's weight gradient is complete after the embedding's, so that a block's comes first. */
+    {F(weight_grad_leading_dims), "gpt2", TP(4), CR, DIRECT, "transformer.h.1.mlp.c_proj.weight:grad", "backward", 1, 0,
+     "samples"},
+    {F(weight_grad_leading_dims), "stack", TP(2), CR, RING, "layers.1.mlp.w2.weight:grad", "backward", 1, 0, "samples"},
+    /* dY is 1 everywhere: 48 elements of 64 in place of 64 of 48, close to the reference. */
+    {F(bias_grad_wrong_axis), "stack", TP(4), CR, DIRECT, "layers.1.mlp.w2.bias:grad", "backward", 1, 0,
+     "sum over tokens"},
+    {F(bias_grad_wrong_axis), "gpt2", TP(3), RC, RING, "transformer.h.1.mlp.c_proj.bias:grad", "backward", 1, 0,
+     "wrong axis"},
+    {F(norm_backward_missing), "llama", TP(2), CR, RING, "model.layers.1.post_attention_layernorm:bwd", "backward", 1,
+     0, "norm"},
+    {F(norm_backward_missing), "stack", TP(4), RC, DIRECT, "layers.1.ln2:bwd", "backward", 1, 0, "norm"},
+    {F(sp_norm_grad_local), "gpt2", SP(3), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
+     "missing all-reduce over tp"},
+    {F(sp_norm_grad_local), "stack", SP(4), CR, DIRECT, "layers.1.ln2.weight:grad", "backward", 1, 0,
+     "missing all-reduce over tp"},
+    {F(sp_row_bias_grad_local), "gpt2", SP(4), CR, RING, "transformer.h.1.mlp.c_proj.bias:grad", "backward", 1, 0,
+     "missing all-reduce over tp"},
+    {F(sp_position_grad_local), "gpt2", SP(4), CR, DIRECT, "transformer.wpe.weight:grad", "backward", -1, 1,
+     "missing all-reduce over tp"},
+    {F(kv_replica_grad_local), "stack", TP(8), CR, RING, "layers.1.attn.v:bwd", "backward", 1, 0,
+     "missing all-reduce over tp"},
+    {F(kv_replica_wrong_head), "stack", TP(8), CR, DIRECT, "layers.0.attn.wk.weight:init", "init", 0, 1,
+     "wrong KV head"},
+    {F(dropout_same_mask_in_shard), "gpt2", TP_DROPOUT(3, 0.25), CR, RING, "transformer.h.0.attn.attn_dropout:fwd",
+     "forward", 0, 1, "mask"},
+    {F(dropout_same_mask_in_shard), "gpt2", SP_DROPOUT(2, 0.25), CR, DIRECT, "transformer.drop:fwd", "forward", -1, 1,
+     "mask"},
+    {F(dropout_different_mask_in_replica), "stack", TP_DROPOUT(4, 0.25), CR, RING, "layers.0.attn.resid_dropout:fwd",
+     "forward", 0, 1, "mask"},
+    {F(dp_mean_of_means), "gpt2", DP(3, 2, 4), CR, RING, "loss:fwd", "forward", -1, 0,
+     "data-parallel ranks divided by its own number of target tokens"},
+    {F(dp_sum_of_local_means), "gpt2", DP(4, 1, 4), CR, DIRECT, "loss:fwd", "forward", -1, 0, "times 4"},
+    {F(dp_group_missing), "gpt2", DP(2, 2, 2), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
+     "missing all-reduce over dp"},
+    {F(dp_broadcast_over_world), "gpt2", DP(2, 4, 2), CR, DIRECT, "transformer.wte.weight:init", "init", -1, 1,
+     "broadcast over the whole world"},
+    {F(accum_mean_of_means), "gpt2", MICRO(2, 2, 3), CR, DIRECT, "lm_head.logits:bwd", "backward", -1, 0,
+     "micro-batches divided by its own number of target tokens"},
+    {F(saved_input_overwritten), "gpt2", MICRO_FIRST(2, 2, 2), CR, RING, "transformer.h.1.mlp.c_proj.weight:grad",
+     "backward", 1, 0, "micro-batch"},
+    {F(embedding_tied_once), "gpt2", TP(4), CR, RING, "transformer.wte.weight:grad", "backward", -1, 0, "tied"},
+    {F(gradnorm_counts_replicas), "llama", DP(2, 2, 2), CR, DIRECT, "grad_norm:clip", "clip", -1, 0,
+     "counts something twice"},
+    {F(gradnorm_local_clip), "stack", TP(4), CR, RING, "grad_norm:clip", "clip", -1, 0, "own shards"},
+    {F(group_wrong_stride), "gpt2", DP(2, 4, 2), CR, DIRECT, "transformer.wte.weight:init", "init", -1, 1, "groups"},
+    {F(world_rank_in_group), "gpt2", DP(2, 2, 2), CR, RING, "transformer.wte:fwd", "forward", -1, 2, "world"},
+    {F(positions_local), "gpt2", SP(4), CR, DIRECT, "transformer.drop:fwd", "forward", -1, 1, "positions"},
+    /* 12 ranks have 22 ids each, the last one 14; 12 x 21 are 252. */
+    {F(silent_truncation), "gpt2", TP(12), CR, DIRECT, "lm_head:fwd", "forward", -1, 11, "belong to nobody"},
+    {F(gate_up_interleaved_wrong), "gpt2", TP(3), CR, DIRECT, "transformer.h.0.attn.c_attn.weight:init", "init", 0, 1,
+     "packed"},
+    {F(norm_padded_lanes), "gpt2", SP(3), CR, RING, "transformer.h.0.ln_1:fwd", "forward", 0, 0, "padding included"},
+    {F(bias_added_twice), "stack", TP(2), CR, RING, "layers.0.mlp.w1:fwd", "forward", 0, 0, "bias"},
+    {F(row_bias_partial_grad), "stack", TP(4), CR, DIRECT, "layers.1.mlp.w2.bias:grad", "backward", 1, 0, "times 0.25"},
+    {F(init_replica_differs), "stack", TP(2), CR, DIRECT, "layers.0.ln1.bias:init", "init", 0, 1, "replicas apart"},
+    {F(gather_batch_order), "gpt2", SP(3), CR, RING, "transformer.h.0.attn.q:fwd", "forward", 0, 0, "order"},
+    {F(bucket_first_ready), "gpt2", BUCKETS(2, 2, 2, 80000), CR, RING, "transformer.h.1.mlp.c_proj.weight:grad",
+     "backward", 1, 0, "its bucket was reduced before it was written"},
+    {F(bucket_reduced_twice), "gpt2", BUCKETS(3, 1, 3, 80000), CR, RING, "transformer.ln_f.weight:grad", "backward", -1,
+     0, "times 3 = dp"},
+    {F(bucket_not_packed), "stack", BUCKETS(2, 1, 2, 1 << 20), CR, DIRECT, "layers.1.mlp.w2.weight:grad", "backward", 1,
+     0, "got no gradient"},
+    {F(bucket_stale_done), "gpt2", STEPS(2, 1, 2, 0, 2), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
+     "missing all-reduce over dp"},
+    {F(step_before_copy_back), "gpt2", BUCKETS(2, 2, 2, 80000), CR, DIRECT, "transformer.ln_f.weight:grad", "backward",
+     -1, 0, "missing all-reduce over dp"},
+    {F(comm_before_producer), "gpt2", BUCKETS(2, 1, 2, 0), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
+     "its bucket was reduced before it was written"},
+    {F(stale_activation_reuse), "gpt2", BUCKETS(3, 1, 3, 80000), CR, DIRECT, "transformer.ln_f.weight:grad", "backward",
+     -1, 0, "overwritten"},
+    {F(unused_in_last_micro_batch), "gpt2", BUCKETS(4, 1, 3, 80000), CR, RING, "transformer.ln_f.weight:grad",
+     "backward", -1, 3, "zeros from rank 3 alone"},
+    {F(tied_reduced_at_first_use), "gpt2", BUCKETS(2, 2, 2, 1 << 20), CR, RING, "transformer.wte.weight:grad",
+     "backward", -1, 0, "tied"},
+    {F(accum_last_only), "gpt2", MICRO(2, 2, 2), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
+     "as if one of 2 micro-batches counted"},
+    {F(accum_sum_of_means), "gpt2", MICRO(2, 2, 3), CR, RING, "lm_head.logits:bwd", "backward", -1, 0,
+     "sum of local means"},
+    {F(dp_init_differs), "gpt2", DP(2, 2, 2), CR, DIRECT, "transformer.wte.weight:init", "init", -1, 2,
+     "never broadcast"},
+    {F(zero_gather_missing), "gpt2", ZERO(2, 2, 2, 80000), CR, RING, "transformer.wte.weight:new", "update", -1, 2,
+     "were not gathered"},
+    {F(zero_shards_misaligned), "gpt2", ZERO(3, 1, 3, 80000), CR, DIRECT, "transformer.wte.weight:new", "update", -1, 0,
+     "do not line up"},
+    {F(zero_grad_not_recursive), "gpt2", STEPS(2, 1, 2, 0, 2), CR, RING, "transformer.h.1.mlp.c_proj.weight:grad",
+     "backward", 1, 0, "the reference plus 2 times that of step 1"},
+    {F(gradnorm_first_rank_only), "gpt2", TP(4), CR, RING, "grad_norm:clip", "clip", -1, 0, "leaves something out"},
+    {F(adam_step_not_synced), "gpt2", TP(2), CR, RING, "transformer.wpe.weight:new", "update", -1, 1,
+     "count their steps differently"},
+    {F(optimizer_counter_ahead), "stack", ZERO(2, 2, 2, 80000), CR, RING, "embed.weight:new", "update", -1, 0,
+     "as that of step 2 would be in step 1"},
+    {F(weight_decay_on_shard_only), "gpt2", TP(2), CR, DIRECT, "transformer.wpe.weight:new", "update", -1, 1,
+     "weight decay left out"},
+    {F(norm_fp16_store), "stack", SP(4), CR, RING, "layers.0.ln1:fwd", "forward", 0, 0, "16 bits"},
+};
+enum { ELSEWHERE = sizeof elsewhere / sizeof *elsewhere };
+
+#endif
