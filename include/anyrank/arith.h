@@ -51,9 +51,10 @@ struct ar_arith_ops {
     ar_status (*operand_a)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
                            const char *tag);
     /* B from parameters' matrices W [out, in]: along_k false: the rows of all W (forward: K = in); true: the rows of
-     * all W transposed, side by side along K (dX: K = out). Kept until a version changes. */
-    ar_status (*param_operand)(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, bool along_k,
-                               size_t k_full, ar_comm *k_over, ar_comm *rows_over);
+     * all W transposed, side by side along K (dX: K = out). Kept until a version changes: of its n parameters, or of
+     * those in params[n, watched), which other ranks of the groups put into theirs, for all make it anew together. */
+    ar_status (*param_operand)(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, int watched,
+                               bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over);
     /* Ends an operand that operand_a or operand_b gave before the step does; the sums made of it are rounded. */
     void (*operand_done)(ar_ctx *ctx, const ar_operand *o);
     ar_status (*contract)(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b);

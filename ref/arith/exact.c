@@ -166,16 +166,16 @@ struct ar_param_cache {
     struct ar_param_cache *next;
     ar_param *params[AR_MAX_PARTS];
     uint64_t version[AR_MAX_PARTS];
-    int n;
+    int n, watched; /* made of the first n; the versions of all count */
     bool along_k;
     ar_operand *operand;
 };
 
-static bool same_use(const ar_param_cache *k, ar_param *const *params, int n, bool along_k)
+static bool same_use(const ar_param_cache *k, ar_param *const *params, int n, int watched, bool along_k)
 {
-    if (k->n != n || k->along_k != along_k)
+    if (k->n != n || k->watched != watched || k->along_k != along_k)
         return false;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < watched; i++) {
         if (k->params[i] != params[i])
             return false;
     }
@@ -184,7 +184,7 @@ static bool same_use(const ar_param_cache *k, ar_param *const *params, int n, bo
 
 static bool is_current(const ar_param_cache *k)
 {
-    for (int i = 0; i < k->n; i++) {
+    for (int i = 0; i < k->watched; i++) {
         if (k->version[i] != k->params[i]->version)
             return false;
     }
@@ -197,8 +197,9 @@ static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_co
     for (int i = 0; i < k->n; i++) {
         const ar_tensor w = ar_param_matrix(k->params[i]);
         parts.part[i] = k->along_k ? ar_tensor_transposed(&w) : w;
-        k->version[i] = k->params[i]->version;
     }
+    for (int i = 0; i < k->watched; i++)
+        k->version[i] = k->params[i]->version;
     const char *tag = k->params[0]->name;
     AR_TRY(ari_alloc_zero((void **)&k->operand, 1, sizeof *k->operand, "a kept operand"));
     ar_operand *o = k->operand;
@@ -208,17 +209,19 @@ static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_co
 }
 
 static ar_status exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
-                                     bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
+                                     int watched, bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
 {
-    if (n < 1 || n > AR_MAX_PARTS)
-        return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parameters, not %d", AR_MAX_PARTS, n);
+    if (n < 1 || n > watched || watched > AR_MAX_PARTS)
+        return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parameters, not %d of %d", AR_MAX_PARTS, n,
+                            watched);
     ar_param_cache *k = params[0]->cache;
-    while (k && !same_use(k, params, n, along_k))
+    while (k && !same_use(k, params, n, watched, along_k))
         k = k->next;
     if (!k) {
         AR_TRY(ari_alloc_zero((void **)&k, 1, sizeof *k, "a kept operand"));
-        for (int i = 0; i < n; i++)
+        for (int i = 0; i < watched; i++)
             k->params[i] = params[i];
+        k->watched = watched;
         k->n = n;
         k->along_k = along_k;
         k->next = params[0]->cache;

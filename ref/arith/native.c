@@ -55,9 +55,9 @@ static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **gives, const a
 }
 
 static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
-                                      bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
+                                      int watched, bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
 {
-    (void)k_full, (void)k_over, (void)rows_over;
+    (void)watched, (void)k_full, (void)k_over, (void)rows_over;
     if (n < 1 || n > AR_MAX_PARTS)
         return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parameters, not %d", AR_MAX_PARTS, n);
     ar_parts parts = {.n = n, .along_k = along_k};

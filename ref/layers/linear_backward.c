@@ -14,15 +14,19 @@ static size_t sum_of(const size_t *v, int n)
 /* --- dX ----------------------------------------------------------------------------------------------------------- */
 
 /* The weights whose part of dX this rank counts: of those that several ranks hold, the first rank's alone. Gives their
- * parts of dy. Returns how many. */
+ * parts of dy. Returns how many; the other weights come after them. */
 static int counted_weights(ari_linear *l, ar_param **weight, ar_parts *dy_parts, const ar_tensor *dy)
 {
-    int n = 0;
+    int n = 0, others = 0;
     for (int i = 0; i < l->n; i++) {
         if (l->weight[i]->layout.replica > 0)
             continue;
         dy_parts->part[n] = ari_linear_part_of(l, dy, i);
         weight[n++] = l->weight[i];
+    }
+    for (int i = 0; i < l->n; i++) {
+        if (l->weight[i]->layout.replica > 0)
+            weight[n + others++] = l->weight[i];
     }
     dy_parts->n = n;
     return n;
@@ -59,7 +63,7 @@ static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
         AR_TRY(ari_rank_major(ctx, &rows, dy));
     AR_TRY(scattered ? ari_like_own_tokens(ctx, dx, dy, features) : ari_like(ctx, dx, dy, features));
     const int counted = counted_weights(l, weight, &parts, &rows);
-    AR_TRY(ctx->arith->param_operand(ctx, &b, weight, counted, true, sum_of(l->out, l->n), row ? NULL : ctx->tp,
+    AR_TRY(ctx->arith->param_operand(ctx, &b, weight, counted, l->n, true, sum_of(l->out, l->n), row ? NULL : ctx->tp,
                                      row ? ctx->tp : NULL));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, tag));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));

@@ -100,8 +100,8 @@ static ar_status multiply(ari_linear *l, ar_ctx *ctx, const ar_tensor *y, const 
     ar_parts parts = {.n = 1, .part = {ar_tensor_rows(in)}};
     if (scattered)
         AR_TRY(ari_rank_major(ctx, &parts.part[0], in));
-    AR_TRY(
-        ctx->arith->param_operand(ctx, &b, l->weight, l->n, false, l->in, row ? ctx->tp : NULL, row ? NULL : ctx->tp));
+    AR_TRY(ctx->arith->param_operand(ctx, &b, l->weight, l->n, l->n, false, l->in, row ? ctx->tp : NULL,
+                                     row ? NULL : ctx->tp));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, l->weight[0]->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     AR_TRY(ctx->arith->fold(ctx, s, row ? ctx->tp : NULL,

@@ -80,7 +80,7 @@ static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_para
     AR_TRY(ari_check_features(w->name, back ? "gradient" : "input", x, back ? out : in));
     AR_TRY(ari_like(ctx, y, x, back ? in : out));
     const ar_parts parts = {.n = 1, .part = {ar_tensor_rows(x)}, .along_k = back};
-    AR_TRY(ctx->arith->param_operand(ctx, &b, &w, 1, back, back ? out : in, NULL, NULL));
+    AR_TRY(ctx->arith->param_operand(ctx, &b, &w, 1, 1, back, back ? out : in, NULL, NULL));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, w->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     const ar_tensor rows = ar_tensor_rows(y);

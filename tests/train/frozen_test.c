@@ -129,6 +129,7 @@ static const ar_parallel layouts[] = {
     {.dp = 3, .zero = 1},
     {.tp = 2, .dp = 4, .micro_batches = 1},
     {.micro_batches = 3},
+    {.tp = 4}, /* more ranks than KV heads */
 };
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
@@ -180,6 +181,19 @@ Test(frozen, some_in_one_step_stand_still_in_it)
     cr_expect(stood_still(r, "layers.0.mlp", 2));
     cr_expect_not(stood_still(r, "layers.0.mlp", 3));
     cr_expect_not(stood_still(r, "layers.1.mlp", 2));
+    recorded_free(r);
+}
+
+/* Of KV heads with copies, the first rank alone counts the part in the input's gradient: it makes an operand anew that
+ * the others have kept. */
+Test(frozen, queries_stand_still_beside_keys_and_values_that_do_not)
+{
+    static job j;
+    j = (job){.config = match_config(AR_ARCH_LLAMA, 1), .clip = 0.5, .in_step = {NULL, "q_proj", "k_proj"}};
+    recorded *r = expect_the_same(&j);
+    cr_expect(stood_still(r, "q_proj", 2));
+    cr_expect_not(stood_still(r, "k_proj", 2));
+    cr_expect(stood_still(r, "k_proj", 3));
     recorded_free(r);
 }
 
