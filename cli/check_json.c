@@ -57,18 +57,6 @@ static json_t *json_collectives(const ar_check_run *u)
     return o;
 }
 
-static json_t *json_layout(const ar_check_report *r, const ar_check_run *u)
-{
-    const ar_parallel *p = &u->parallel;
-    json_t *samples = json_array();
-    for (int d = 0; d < ari_at_least_one(p->dp); d++)
-        json_array_append_new(samples, json_integer((json_int_t)ari_layout_samples(p, r->batch, d)));
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p), "tp",
-                     ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero",
-                     p->zero, "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples,
-                     "keep_gathered", p->keep_gathered, "forward_first", p->forward_first);
-}
-
 /* Measured where memory is given out. */
 static json_t *json_memory(const ar_check_run *u)
 {
@@ -98,7 +86,7 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
 {
     const ar_check_report *r = c->report;
     json_t *o = json_object();
-    json_object_set_new(o, "layout", json_layout(r, u));
+    json_object_set_new(o, "layout", ari_layout_json(&u->parallel, r->batch));
     json_object_set_new(o, "result", json_string(result_names[u->result]));
     json_object_set_new(o, "tensors", json_integer((json_int_t)u->tensors));
     json_object_set_new(o, "tensors_different", json_integer((json_int_t)u->tensors_different));

@@ -26,20 +26,9 @@ static const ari_option options[] = {
      .value = "W",
      .otherwise = "8",
      .help = "every legal layout of up to W ranks (W: 8 unless given)"},
-    {.name = "batch",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(ari_check_values, batch),
-     .min = 1,
-     .max = 1e9,
-     .value = "B",
-     .help = "sequences of a step (default 8)"},
-    {.name = "seq",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(ari_check_values, seq),
-     .min = 1,
-     .max = 1e9,
-     .value = "S",
-     .help = "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"},
+    ARI_BATCH_OPTIONS(ari_check_values,
+                      "tokens of each (default 64, or the next number that fits the layouts; fewer if the "
+                      "model holds fewer)"),
     {.name = "text",
      .kind = ARI_OPT_STRING,
      .at = offsetof(ari_check_values, text),
@@ -53,25 +42,8 @@ static const ari_option options[] = {
      .value = "K",
      .help = "training steps; 0: one forward and backward, no update (default 3)"},
     ARI_OPTIMIZER_OPTIONS(ari_check_values),
-    {.name = "clip",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(ari_check_values, clip),
-     .min = 0,
-     .max = 1e30,
-     .value = "X",
-     .help = "largest norm of all gradients together; 0: no clipping (default 1)"},
-    {.name = "dropout",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(ari_check_values, dropout),
-     .min = 0,
-     .max = 1,
-     .value = "P",
-     .help = "probability, below 1; of the config's own nothing is used (default 0)"},
-    {.name = "inject",
-     .kind = ARI_OPT_STRING,
-     .at = offsetof(ari_check_values, inject),
-     .value = "BUG",
-     .help = "switch a known mistake on ('anyrank bugs' lists them)"},
+    ARI_CLIP_OPTIONS(ari_check_values),
+    ARI_INJECT_OPTION(ari_check_values),
     {.name = "gradcheck",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_check_values, gradcheck),
@@ -144,9 +116,7 @@ ar_status ari_check_values_check(const ari_check_values *v)
                             "--sweep %d takes all layouts, --tp, --dp, --sp, --zero and --micro-batches name one: "
                             "give one of both",
                             v->sweep);
-    if (v->dropout >= 1.0)
-        return ar_error_set(AR_ERR_ARG, "--dropout %g drops everything: give a probability from 0 to below 1",
-                            v->dropout);
+    AR_TRY(ari_dropout_check(v->dropout));
     AR_TRY(ari_optimizer_values_check(&v->optimizer));
     return ari_layout_check(&v->layout);
 }
@@ -251,17 +221,12 @@ static ar_status parse_schedule(uint64_t *first, uint64_t *count, const ari_chec
     return AR_OK;
 }
 
-static double or_else(double given, double otherwise)
-{
-    return isnan(given) ? otherwise : given;
-}
-
 ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *v, ar_fault fault)
 {
     *o = (ar_check_options){.batch = v->batch ? v->batch : 8,
                             .steps = v->steps < 0 ? 3 : v->steps,
-                            .clip = or_else(v->clip, 1.0),
-                            .dropout = or_else(v->dropout, 0.0),
+                            .clip = ari_or_else(v->clip, 1.0),
+                            .dropout = ari_or_else(v->dropout, 0.0),
                             .numerics = (ar_numerics)v->layout.numerics,
                             .gradcheck = v->gradcheck,
                             .text = v->text,

@@ -6,6 +6,7 @@
 #include "cli/args.h"
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
+#include "cli/step_options.h"
 #include "cli/watch.h"
 
 /* What `anyrank check` is asked for. Of the training step -1 and NaN: not given. */

@@ -104,3 +104,14 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
     }
     return text;
 }
+
+json_t *ari_layout_json(const ar_parallel *p, size_t batch)
+{
+    json_t *samples = json_array();
+    for (int d = 0; d < ari_at_least_one(p->dp); d++)
+        json_array_append_new(samples, json_integer((json_int_t)ari_layout_samples(p, batch, d)));
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p), "tp",
+                     ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero",
+                     p->zero, "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples,
+                     "keep_gathered", p->keep_gathered, "forward_first", p->forward_first);
+}

@@ -2,6 +2,8 @@
 #ifndef ARI_CLI_LAYOUT_H
 #define ARI_CLI_LAYOUT_H
 
+#include <jansson.h>
+
 #include "anyrank/ddp.h"
 #include "anyrank/parallel.h"
 #include "anyrank/sim.h"
@@ -149,5 +151,7 @@ enum { ARI_LAYOUT_TEXT = 128 };
 const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
 /** Samples of a data-parallel rank. */
 size_t ari_layout_samples(const ar_parallel *p, size_t batch, int dp_rank);
+/** The layout as an object, with the samples of each data-parallel rank. Gives; NULL without memory. */
+json_t *ari_layout_json(const ar_parallel *p, size_t batch);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/json_text.h"
+#include "cli/step_options.h"
 #include "ref/io/file.h"
 
 const char *const ari_optimizer_names[] = {"sgd", "adam", "adamw", NULL};
@@ -110,26 +111,21 @@ static ar_status parse_group(ar_param_group *group, const char *text)
     return AR_OK;
 }
 
-static double or_else(double given, double otherwise)
-{
-    return isnan(given) ? otherwise : given;
-}
-
 ar_status ari_optimizer_values_change(ar_optimizer_options *o, const ari_optimizer_values *v, uint64_t total_steps)
 {
     const ar_optimizer_kind kind = kind_of(v, o->kind);
     AR_TRY(check_kind(v, kind));
     if (kind != o->kind)
         *o = ar_optimizer_defaults(kind);
-    o->lr = or_else(v->lr, o->lr);
-    o->momentum = or_else(v->momentum, o->momentum);
-    o->weight_decay = or_else(v->weight_decay, o->weight_decay);
+    o->lr = ari_or_else(v->lr, o->lr);
+    o->momentum = ari_or_else(v->momentum, o->momentum);
+    o->weight_decay = ari_or_else(v->weight_decay, o->weight_decay);
     o->nesterov = o->nesterov || v->nesterov;
     o->schedule = v->schedule < 0 ? o->schedule : (ar_schedule)v->schedule;
     AR_TRY(check_min_lr(v, (int)o->schedule));
     o->warmup_steps = v->warmup == ARI_WARMUP_NOT_GIVEN ? o->warmup_steps : v->warmup;
     o->total_steps = total_steps;
-    o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? or_else(v->min_lr, o->min_lr) : 0.0;
+    o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? ari_or_else(v->min_lr, o->min_lr) : 0.0;
     o->decay = v->decay < 0 ? o->decay : (ar_decay)v->decay;
     if (v->betas)
         AR_TRY(parse_betas(&o->beta1, &o->beta2, v->betas));

@@ -36,35 +36,9 @@ static const ari_option options[] = {
      .max = 1e9,
      .value = "K",
      .help = "training steps since the start of the run, also with --resume (default 100)"},
-    {.name = "batch",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(ari_train_values, batch),
-     .min = 1,
-     .max = 1e9,
-     .value = "B",
-     .help = "sequences of a step, all ranks together (default 8)"},
-    {.name = "seq",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(ari_train_values, seq),
-     .min = 1,
-     .max = 1e9,
-     .value = "S",
-     .help = "tokens of each (default 64)"},
+    ARI_BATCH_OPTIONS(ari_train_values, "tokens of each (default 64)"),
     ARI_OPTIMIZER_OPTIONS(ari_train_values),
-    {.name = "clip",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(ari_train_values, clip),
-     .min = 0,
-     .max = 1e30,
-     .value = "X",
-     .help = "largest norm of all gradients together; 0: no clipping (default 1)"},
-    {.name = "dropout",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(ari_train_values, dropout),
-     .min = 0,
-     .max = 1,
-     .value = "P",
-     .help = "probability, below 1; of the config's own nothing is used (default 0)"},
+    ARI_CLIP_OPTIONS(ari_train_values),
     ARI_LAYOUT_OPTIONS(ari_train_values, "tensor-parallel ranks (default 1)",
                        "exact: the same bits under every layout; native: fp32 (default exact)"),
     {.name = "storage",
@@ -133,11 +107,7 @@ static const ari_option options[] = {
      .max = 1e9,
      .value = "K",
      .help = "print every K-th step (default: at most 40 lines in all)"},
-    {.name = "inject",
-     .kind = ARI_OPT_STRING,
-     .at = offsetof(ari_train_values, inject),
-     .value = "BUG",
-     .help = "switch a known mistake on ('anyrank bugs' lists them)"},
+    ARI_INJECT_OPTION(ari_train_values),
     ARI_WATCH_OPTIONS(ari_train_values),
     /* In place of the one that every subcommand has, which stays in the list: --resume needs to know whether it was
      * given. */
@@ -207,9 +177,7 @@ ar_status ari_train_values_check(const ari_train_values *v)
                             v->save_every > 0 ? "save-every" : "keep");
     if (v->data_format >= 0 && !v->data)
         return ar_error_set(AR_ERR_ARG, "--data-format is that of --data: give --data FILE too");
-    if (v->dropout >= 1.0)
-        return ar_error_set(AR_ERR_ARG, "--dropout %g drops everything: give a probability from 0 to below 1",
-                            v->dropout);
+    AR_TRY(ari_dropout_check(v->dropout));
     AR_TRY(check_plot(v));
     return ari_layout_check(&v->layout);
 }
@@ -278,11 +246,6 @@ static ar_status set_numerics(ar_training_options *o, const ari_train_values *v)
     return AR_OK;
 }
 
-static double or_else(double given, double otherwise)
-{
-    return isnan(given) ? otherwise : given;
-}
-
 /* What decides the values of the weights: given, or the checkpoint's, or the default. */
 static ar_status set_trajectory(ar_training_options *o, const ari_train_values *v)
 {
@@ -295,8 +258,8 @@ static ar_status set_trajectory(ar_training_options *o, const ari_train_values *
     o->batch = v->batch ? v->batch : o->batch;
     o->seq = v->seq ? v->seq : o->seq;
     o->seed = v->seed == ARI_SEED_NOT_GIVEN ? o->seed : v->seed;
-    o->clip = or_else(v->clip, o->clip);
-    o->dropout = or_else(v->dropout, o->dropout);
+    o->clip = ari_or_else(v->clip, o->clip);
+    o->dropout = ari_or_else(v->dropout, o->dropout);
     return ari_optimizer_values_change(&o->optimizer, &v->optimizer, o->steps);
 }
 

@@ -6,6 +6,7 @@
 #include "cli/args.h"
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
+#include "cli/step_options.h"
 #include "cli/watch.h"
 #include "verify/estimate.h"
 

@@ -177,18 +177,6 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
 
 /* --- JSON --------------------------------------------------------------------------------------------------------- */
 
-static json_t *json_layout(const ar_training_options *o)
-{
-    const ar_parallel *p = &o->parallel;
-    json_t *samples = json_array();
-    for (int d = 0; d < ari_at_least_one(p->dp); d++)
-        json_array_append_new(samples, json_integer((json_int_t)ari_layout_samples(p, o->batch, d)));
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p), "tp",
-                     ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero",
-                     p->zero, "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples,
-                     "keep_gathered", p->keep_gathered, "forward_first", p->forward_first);
-}
-
 static json_t *json_floats(const float *x, uint64_t from, uint64_t to)
 {
     json_t *a = json_array();
@@ -251,7 +239,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
     json_object_set_new(j, "weights", json_string(origin(r, o)));
     json_object_set_new(j, "data", json_data(r, o));
-    json_object_set_new(j, "layout", json_layout(o));
+    json_object_set_new(j, "layout", ari_layout_json(&o->parallel, o->batch));
     json_object_set_new(j, "batch", json_integer((json_int_t)o->batch));
     json_object_set_new(j, "seq", json_integer((json_int_t)o->seq));
     json_object_set_new(j, "optimizer", ari_optimizer_json(&o->optimizer));
