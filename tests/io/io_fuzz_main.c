@@ -8,6 +8,7 @@
 #include "anyrank/config.h"
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
+#include "support/fuzz.h"
 
 #define MAX_INPUT 16384
 
@@ -20,37 +21,8 @@ typedef struct tally {
     size_t read, refused, unsupported, by_rule[RULES], failures;
 } tally;
 
-/* splitmix64 (Steele, Lea, Flood 2014): any sequence will do, as long as it is the same everywhere. */
-static uint64_t next(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static size_t below(uint64_t *state, size_t n)
-{
-    return (size_t)(next(state) % (n == 0 ? 1 : n));
-}
-
-typedef struct input {
-    unsigned char bytes[MAX_INPUT];
-    size_t n;
-} input;
-
-/* Replaces [at, at + old) by `text`. */
-static void splice(input *x, size_t at, size_t old, const void *text, size_t n)
-{
-    if (at + old > x->n || x->n - old + n > MAX_INPUT)
-        return;
-    memmove(x->bytes + at + n, x->bytes + at + old, x->n - at - old);
-    memcpy(x->bytes + at, text, n);
-    x->n = x->n - old + n;
-}
-
 /* A number of the text becomes one of those that readers get wrong. */
-static void mutate_number(input *x, uint64_t *state)
+static void mutate_number(fuzz_input *x, uint64_t *state)
 {
     static const char *const numbers[] = {"0",
                                           "1",
@@ -75,16 +47,16 @@ static void mutate_number(input *x, uint64_t *state)
                                           "\"1\"",
                                           "4194305,4194305,211106198978564",
                                           "0,18014398509481984"};
-    size_t at = below(state, x->n), end;
+    size_t at = fuzz_below(state, x->n), end;
     while (at < x->n && (x->bytes[at] < '0' || x->bytes[at] > '9'))
         at++;
     for (end = at; end < x->n && x->bytes[end] >= '0' && x->bytes[end] <= '9';)
         end++;
-    const char *number = numbers[below(state, sizeof numbers / sizeof numbers[0])];
-    splice(x, at, end - at, number, strlen(number));
+    const char *number = numbers[fuzz_below(state, sizeof numbers / sizeof numbers[0])];
+    fuzz_splice(x, at, end - at, number, strlen(number));
 }
 
-static void mutate_token(input *x, uint64_t *state)
+static void mutate_token(fuzz_input *x, uint64_t *state)
 {
     static const char *const tokens[] = {"{",
                                          "}",
@@ -110,34 +82,34 @@ static void mutate_token(input *x, uint64_t *state)
                                          "\"model_type\":\"gpt2\",",
                                          "\"head_dim\":",
                                          "\"rope_scaling\":{\"type\":\"linear\"},"};
-    const char *token = tokens[below(state, sizeof tokens / sizeof tokens[0])];
-    splice(x, below(state, x->n), below(state, 3) == 0 ? below(state, 4) : 0, token, strlen(token));
+    const char *token = tokens[fuzz_below(state, sizeof tokens / sizeof tokens[0])];
+    fuzz_splice(x, fuzz_below(state, x->n), fuzz_below(state, 3) == 0 ? fuzz_below(state, 4) : 0, token, strlen(token));
 }
 
-static void mutate(input *x, uint64_t *state)
+static void mutate(fuzz_input *x, uint64_t *state)
 {
     unsigned char chunk[64];
-    const size_t at = below(state, x->n), n = below(state, sizeof chunk);
+    const size_t at = fuzz_below(state, x->n), n = fuzz_below(state, sizeof chunk);
     if (x->n == 0)
         return;
-    switch (below(state, 8)) {
+    switch (fuzz_below(state, 8)) {
     case 0:
-        x->bytes[at] ^= (unsigned char)(1u << below(state, 7)); /* stays ASCII: else most inputs end at UTF-8 */
+        x->bytes[at] ^= (unsigned char)(1u << fuzz_below(state, 7)); /* stays ASCII: else most inputs end at UTF-8 */
         break;
     case 1:
-        x->bytes[at] = (unsigned char)below(state, below(state, 8) == 0 ? 256 : 128);
+        x->bytes[at] = (unsigned char)fuzz_below(state, fuzz_below(state, 8) == 0 ? 256 : 128);
         break;
     case 2:
-        splice(x, at, n, "", 0);
+        fuzz_splice(x, at, n, "", 0);
         break;
     case 3:
         if (at + n <= x->n) {
             memcpy(chunk, x->bytes + at, n);
-            splice(x, below(state, x->n), 0, chunk, n);
+            fuzz_splice(x, fuzz_below(state, x->n), 0, chunk, n);
         }
         break;
     case 4:
-        x->n = below(state, 4) == 0 ? at : x->n;
+        x->n = fuzz_below(state, 4) == 0 ? at : x->n;
         break;
     case 5:
         mutate_token(x, state);
@@ -181,7 +153,7 @@ static void use_file(const ar_st_file *f, tally *t)
     (void)sink;
 }
 
-static void try_safetensors(const input *x, tally *t)
+static void try_safetensors(const fuzz_input *x, tally *t)
 {
     const mem_file m = mem_file_of(x->bytes, x->n);
     ar_st_file *f = NULL;
@@ -206,7 +178,7 @@ static void try_safetensors(const input *x, tally *t)
     close(m.fd);
 }
 
-static void try_config(const input *x, tally *t)
+static void try_config(const fuzz_input *x, tally *t)
 {
     ar_config c;
     ar_error_clear();
@@ -224,7 +196,7 @@ static void try_config(const input *x, tally *t)
     }
 }
 
-static input safetensors_base(void)
+static fuzz_input safetensors_base(void)
 {
     static const char header[] = "{\"__metadata__\":{\"format\":\"pt\",\"by\":\"us\"},"
                                  "\"model.wte.weight\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
@@ -233,8 +205,9 @@ static input safetensors_base(void)
                                  "\"four\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[46,48]},"
                                  "\"scalar\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[48,56]},"
                                  "\"none\":{\"dtype\":\"U8\",\"shape\":[0,5],\"data_offsets\":[56,56]}}";
-    input x = {.n = 8 + sizeof header - 1 + 56};
     const uint64_t n = sizeof header - 1;
+    fuzz_input x = fuzz_input_of(MAX_INPUT);
+    x.n = 8 + n + 56;
     memcpy(x.bytes, &n, 8);
     memcpy(x.bytes + 8, header, n);
     for (size_t i = 0; i < 56; i++)
@@ -244,39 +217,41 @@ static input safetensors_base(void)
 
 static void fuzz_safetensors(size_t inputs, uint64_t seed, tally *t)
 {
-    const input base = safetensors_base();
+    fuzz_input base = safetensors_base(), x = fuzz_input_of(MAX_INPUT);
     const size_t data = 56;
     try_safetensors(&base, t);
     if (t->read != 1)
         complain(t, "the base file is not read");
     for (size_t i = 0; i < inputs; i++) {
-        input x = base;
-        for (size_t k = 1 + below(&seed, 4); k > 0; k--)
+        fuzz_copy(&x, &base);
+        for (size_t k = 1 + fuzz_below(&seed, 4); k > 0; k--)
             mutate(&x, &seed);
         /* Most inputs get the right header length back, or none would pass the first check. */
         const uint64_t n = x.n - 8 - data;
-        if (x.n >= 8 + data && below(&seed, 8) != 0)
+        if (x.n >= 8 + data && fuzz_below(&seed, 8) != 0)
             memcpy(x.bytes, &n, 8);
         try_safetensors(&x, t);
     }
+    free(x.bytes);
+    free(base.bytes);
 }
 
 static void fuzz_config(const char *path, size_t inputs, uint64_t seed, tally *t)
 {
-    unsigned char *text = NULL;
-    input base = {.n = 0};
-    if (ari_file_read(&text, &base.n, path, MAX_INPUT / 2) != AR_OK) {
+    fuzz_input base = {.bytes = NULL}, x = fuzz_input_of(MAX_INPUT);
+    if (ari_file_read(&base.bytes, &base.n, path, MAX_INPUT / 2) != AR_OK) {
         complain(t, "base config");
+        free(x.bytes);
         return;
     }
-    memcpy(base.bytes, text, base.n);
-    free(text);
     for (size_t i = 0; i < inputs; i++) {
-        input x = base;
-        for (size_t k = 1 + below(&seed, 3); k > 0; k--)
+        fuzz_copy(&x, &base);
+        for (size_t k = 1 + fuzz_below(&seed, 3); k > 0; k--)
             mutate(&x, &seed);
         try_config(&x, t);
     }
+    free(x.bytes);
+    free(base.bytes);
 }
 
 int main(int argc, char **argv)

@@ -8,46 +8,18 @@
 
 #include "run/checkpoint_text.h"
 #include "run/small_run.h"
+#include "support/fuzz.h"
 #include "support/small.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
-
-typedef struct input {
-    unsigned char *bytes; /* [MOST_BYTES] */
-    size_t n;
-} input;
 
 typedef struct tally {
     size_t read, refused, by_status[17], failures;
 } tally;
 
-/* splitmix64 (Steele, Lea, Flood 2014): any sequence will do, as long as it is the same everywhere. */
-static uint64_t next(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static size_t below(uint64_t *state, size_t n)
-{
-    return (size_t)(next(state) % (n == 0 ? 1 : n));
-}
-
-static void put_in(input *x, size_t at, size_t old, const char *text)
-{
-    const size_t n = strlen(text);
-    if (at + old > x->n || x->n - old + n > MOST_BYTES)
-        return;
-    memmove(x->bytes + at + n, x->bytes + at + old, x->n - at - old);
-    memcpy(x->bytes + at, text, n);
-    x->n = x->n - old + n;
-}
-
 /* Bytes and JSON values that readers get wrong, in the first part of the file: the rest of a tensor file is data, of
  * which one byte is like another. */
-static void mutate(input *x, uint64_t *state)
+static void mutate(fuzz_input *x, uint64_t *state)
 {
     static const char *const values[] = {"0",
                                          "-1",
@@ -69,18 +41,18 @@ static void mutate(input *x, uint64_t *state)
                                          ",",
                                          "\"format\":1,",
                                          "\xff"};
-    const char *value = values[below(state, sizeof values / sizeof *values)];
-    const size_t head = x->n < 6000 ? x->n : 6000, at = below(state, head);
+    const char *value = values[fuzz_below(state, sizeof values / sizeof *values)];
+    const size_t head = x->n < 6000 ? x->n : 6000, at = fuzz_below(state, head);
     size_t end = at;
-    switch (below(state, 6)) {
+    switch (fuzz_below(state, 6)) {
     case 0:
-        x->bytes[at] ^= (unsigned char)(1u << below(state, 8));
+        x->bytes[at] ^= (unsigned char)(1u << fuzz_below(state, 8));
         break;
     case 1:
-        x->n = below(state, 8) == 0 ? at : x->n;
+        x->n = fuzz_below(state, 8) == 0 ? at : x->n;
         break;
     case 2:
-        put_in(x, at, below(state, 40), "");
+        fuzz_splice(x, at, fuzz_below(state, 40), "", 0);
         break;
     default: /* the value after a colon, up to the next comma */
         while (end < head && x->bytes[end] != ':')
@@ -88,23 +60,23 @@ static void mutate(input *x, uint64_t *state)
         const size_t from = end < head ? end + 1 : at;
         for (end = from; end < head && x->bytes[end] != ',' && x->bytes[end] != '\n';)
             end++;
-        put_in(x, from, end - from, value);
+        fuzz_splice(x, from, end - from, value, strlen(value));
         break;
     }
 }
 
-static input load(const char *path)
+static fuzz_input load(const char *path)
 {
-    input x = {malloc(MOST_BYTES), 0};
+    fuzz_input x = fuzz_input_of(MOST_BYTES);
     FILE *f = fopen(path, "r");
-    if (x.bytes == NULL || f == NULL)
+    if (f == NULL)
         abort();
     x.n = fread(x.bytes, 1, MOST_BYTES, f);
     fclose(f);
     return x;
 }
 
-static void store(const char *path, const input *x)
+static void store(const char *path, const fuzz_input *x)
 {
     FILE *f = fopen(path, "w");
     if (f == NULL || fwrite(x->bytes, 1, x->n, f) != x->n || fclose(f) != 0)
@@ -112,7 +84,7 @@ static void store(const char *path, const input *x)
 }
 
 /* Gives the text the hash of what it says now, if it is JSON at all. */
-static void hash_again(input *x)
+static void hash_again(fuzz_input *x)
 {
     char hash[65];
     json_t *o = json_loadb((const char *)x->bytes, x->n, JSON_REJECT_DUPLICATES, NULL);
@@ -177,14 +149,11 @@ static void fuzz(const char *folder, const char *name, bool own_hash, size_t inp
 {
     char path[300];
     snprintf(path, sizeof path, "%s/latest/%s", folder, name);
-    input good = load(path), x = {malloc(MOST_BYTES), 0};
-    if (x.bytes == NULL)
-        abort();
+    fuzz_input good = load(path), x = fuzz_input_of(MOST_BYTES);
     for (size_t i = 0; i < inputs; i++) {
         uint64_t state = seed + i;
-        memcpy(x.bytes, good.bytes, good.n);
-        x.n = good.n;
-        for (size_t k = 1 + below(&state, 3); k > 0 && x.n > 0; k--)
+        fuzz_copy(&x, &good);
+        for (size_t k = 1 + fuzz_below(&state, 3); k > 0 && x.n > 0; k--)
             mutate(&x, &state);
         if (own_hash)
             hash_again(&x);
