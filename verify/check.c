@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/check.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -41,14 +40,7 @@ static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
 {
     if (o->batch == 0 || o->seq == 0)
         return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
-    if (o->steps < 0)
-        return ar_error_set(AR_ERR_ARG, "%d steps: at least 0", o->steps);
-    if (o->steps > 0)
-        AR_TRY(ar_optimizer_check(&o->optimizer));
-    if (!(o->clip >= 0.0) || isinf(o->clip))
-        return ar_error_set(AR_ERR_ARG, "a largest gradient norm of %g: a finite number from 0 (no clipping)", o->clip);
-    if (!(o->dropout >= 0.0 && o->dropout < 1.0))
-        return ar_error_set(AR_ERR_ARG, "a dropout of %g: a probability from 0 to below 1", o->dropout);
+    AR_TRY(ari_check_training(c->name, o->steps, &o->optimizer, o->clip, o->dropout));
     if ((c->learned_positions || c->rope) && o->seq > c->max_positions)
         return ar_error_set(AR_ERR_SHAPE, "--seq %zu is longer than the %zu positions of %s", o->seq, c->max_positions,
                             c->name);
@@ -88,18 +80,6 @@ static ar_status check_cluster(const ar_check_options *o)
     return AR_OK;
 }
 
-static bool is_nan(float x)
-{
-    return x != x;
-}
-
-static void find_nan(ar_check_report *r, const ari_reference *ref)
-{
-    const ari_ref_tensor *t = ari_reference_first_with(ref, is_nan);
-    if (t)
-        snprintf(r->nan_tensor, sizeof r->nan_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
-}
-
 static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
 {
     const ari_reference *ref = &b->ref;
@@ -110,9 +90,8 @@ static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
     b->loss = NULL;
     r->tensors = ref->count;
     r->elements = ari_reference_elements(ref);
-    find_nan(r, ref);
-    AR_TRY(ari_reference_hash(r->weights_hash, ref, ari_reference_is_weight, NULL));
-    return ari_reference_hash(r->gradients_hash, ref, ari_reference_is_gradient, NULL);
+    ari_reference_nan_tensor(r->nan_tensor, sizeof r->nan_tensor, ref);
+    return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
 }
 
 static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
@@ -233,9 +212,7 @@ void ar_check_report_destroy(ar_check_report *r)
 {
     if (!r)
         return;
-    for (size_t i = 0; i < r->runs; i++)
-        ari_check_run_fini(&r->run[i]);
-    free(r->run);
+    ari_check_runs_destroy(r->run, r->runs);
     free(r->loss);
     free(r);
 }

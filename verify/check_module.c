@@ -2,7 +2,6 @@
 /* A module of somebody else's under every layout, against itself on one rank. */
 #include "anyrank/check_module.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,13 +16,7 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
         return ar_error_set(AR_ERR_ARG, "the check of a module needs its name, build and batch");
     if (o->layouts == 0)
         return ar_error_set(AR_ERR_ARG, "%s: a check needs at least one layout", c->name);
-    if (o->steps < 0)
-        return ar_error_set(AR_ERR_ARG, "%s: %d steps: at least 0", c->name, o->steps);
-    if (o->steps > 0)
-        AR_TRY(ar_optimizer_check(&o->optimizer));
-    if (!(o->clip >= 0.0) || isinf(o->clip))
-        return ar_error_set(AR_ERR_ARG, "%s: a largest gradient norm of %g: a finite number from 0 (no clipping)",
-                            c->name, o->clip);
+    AR_TRY(ari_check_training(c->name, o->steps, &o->optimizer, o->clip, o->dropout));
     for (size_t i = 0; i < o->layouts; i++) {
         const ar_parallel *p = &o->parallel[i];
         if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0 || p->zero < 0 || p->zero > 1)
@@ -126,26 +119,14 @@ static ar_status run_one_rank(ari_reference *ref, ari_module_run *run)
     return ari_reference_finish(ref);
 }
 
-static void find_nan(ar_check_module_report *r, const ari_reference *ref)
-{
-    for (size_t i = 0; i < ref->count && !r->nan_tensor[0]; i++) {
-        const ari_ref_tensor *t = &ref->tensor[i];
-        for (size_t k = 0; k < t->count && !r->nan_tensor[0]; k++) {
-            if (t->values[k] != t->values[k])
-                snprintf(r->nan_tensor, sizeof r->nan_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
-        }
-    }
-}
-
 static ar_status describe(ar_check_module_report *r, const ari_reference *ref, const ari_module_run *one)
 {
     r->parameters = one->parameters;
     r->parameter_tensors = one->parameter_tensors;
     r->tensors = ref->count;
     r->elements = ari_reference_elements(ref);
-    find_nan(r, ref);
-    AR_TRY(ari_reference_hash(r->weights_hash, ref, ari_reference_is_weight, NULL));
-    return ari_reference_hash(r->gradients_hash, ref, ari_reference_is_gradient, NULL);
+    ari_reference_nan_tensor(r->nan_tensor, sizeof r->nan_tensor, ref);
+    return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
 }
 
 /* --- the layouts -------------------------------------------------------------------------------------------------- */
@@ -203,9 +184,7 @@ void ar_check_module_report_destroy(ar_check_module_report *r)
 {
     if (!r)
         return;
-    for (size_t i = 0; i < r->runs; i++)
-        ari_check_run_fini(&r->run[i]);
-    free(r->run);
+    ari_check_runs_destroy(r->run, r->runs);
     free(r->loss);
     free(r);
 }

@@ -2,6 +2,7 @@
 /* One layout against the reference: what the ranks report is compared where it arises, and summed up afterwards. */
 #include "verify/check_run.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -279,8 +280,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     }
     keep_counts(run, &result);
     AR_TRY_TO(done, st, sum_up(run, &c, o));
-    AR_TRY_TO(done, st, ari_reference_hash(run->weights_hash, ref, ari_reference_is_weight, c.gathered));
-    AR_TRY_TO(done, st, ari_reference_hash(run->gradients_hash, ref, ari_reference_is_gradient, c.gathered));
+    AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
     /* Nobody predicts the bytes of what is no model. */
     const bool other_bytes = !o->body && run->bytes_counted != run->bytes_predicted;
     if (run->result == AR_CHECK_SAME && (run->tensors_different > 0 || other_bytes))
@@ -296,4 +296,26 @@ void ari_check_run_fini(ar_check_run *run)
     free(run->reports);
     free(run->loss);
     *run = (ar_check_run){0};
+}
+
+void ari_check_runs_destroy(ar_check_run *run, size_t runs)
+{
+    for (size_t i = 0; i < runs; i++)
+        ari_check_run_fini(&run[i]);
+    free(run);
+}
+
+ar_status ari_check_training(const char *name, int steps, const ar_optimizer_options *optimizer, double clip,
+                             double dropout)
+{
+    if (steps < 0)
+        return ar_error_set(AR_ERR_ARG, "%s: %d steps: at least 0", name, steps);
+    if (steps > 0)
+        AR_TRY(ar_optimizer_check(optimizer));
+    if (!(clip >= 0.0) || isinf(clip))
+        return ar_error_set(AR_ERR_ARG, "%s: a largest gradient norm of %g: a finite number from 0 (no clipping)", name,
+                            clip);
+    if (!(dropout >= 0.0 && dropout < 1.0))
+        return ar_error_set(AR_ERR_ARG, "%s: a dropout of %g: a probability from 0 to below 1", name, dropout);
+    return AR_OK;
 }

@@ -213,7 +213,7 @@ static double layout_bytes(const elements *n, const split *s, const ari_estimate
 
 /* Measured on two x86-64 cores with AVX-512. */
 static const double EXACT_RATE = 1.9e9, BINARY64_RATE = 3.4e9; /* of the baseline, multiply-adds a second on one core */
-static const double NOISY_RATE = 0.35e9;                       /* with an error drawn for every rounding */
+static const double NOISY_RATE = 1.3e9;                        /* with an error drawn for every rounding */
 static const double LAYOUT_RATE = 8e9;                         /* of a layout, all ranks together */
 static const double GRADCHECK_RATE = 5e9;                      /* of central differences, on two threads */
 /* A weight of one run: 50 ns to draw it, the rest for its gradient, its memory's first touch and its hash. */
@@ -288,12 +288,17 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     return AR_OK;
 }
 
+static const double GIGABYTE = 1e9;
+
 ar_status ari_estimate_fits(const ari_estimate *e)
 {
+    const bool mega = (double)e->available < GIGABYTE;
+    const double unit = mega ? GIGABYTE * 1e-3 : GIGABYTE;
     if (e->bytes > e->available)
         return ar_error_set(AR_ERR_ARG,
-                            "this would take about %.1f GB of memory and %.1f GB are free; take a smaller model, "
+                            "this would take about %.1f %s of memory and %.1f %s are free; take a smaller model, "
                             "fewer --steps, --batch or --seq, or fewer ranks",
-                            (double)e->bytes * 1e-9, (double)e->available * 1e-9);
+                            (double)e->bytes / unit, mega ? "MB" : "GB", (double)e->available / unit,
+                            mega ? "MB" : "GB");
     return AR_OK;
 }

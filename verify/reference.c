@@ -108,6 +108,17 @@ const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is
     return NULL;
 }
 
+static bool is_nan(float x)
+{
+    return x != x;
+}
+
+void ari_reference_nan_tensor(char *text, size_t cap, const ari_reference *r)
+{
+    const ari_ref_tensor *t = ari_reference_first_with(r, is_nan);
+    snprintf(text, cap, "%s%s", t ? t->name : "", t ? ari_pass_suffix(t->pass) : "");
+}
+
 size_t ari_reference_elements(const ari_reference *r)
 {
     size_t n = 0;
@@ -135,8 +146,9 @@ bool ari_reference_is_gradient(const ari_reference *r, size_t tensor)
     return r->tensor[tensor].pass == 'g' && r->tensor[tensor].step == last_step(r);
 }
 
-ar_status ari_reference_hash(char hex[65], const ari_reference *r, bool (*is)(const ari_reference *, size_t),
-                             float *const *values)
+/* Over the tensors that `is` picks. */
+static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari_reference *, size_t),
+                      float *const *values)
 {
     ar_st_tensor *list = NULL;
     AR_TRY(ari_alloc_zero((void **)&list, r->count, sizeof *list, "a list to hash"));
@@ -154,6 +166,12 @@ ar_status ari_reference_hash(char hex[65], const ari_reference *r, bool (*is)(co
     const ar_status st = ari_tensors_hash(hex, list, n);
     free(list);
     return st;
+}
+
+ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r, float *const *values)
+{
+    AR_TRY(hash(weights, r, ari_reference_is_weight, values));
+    return hash(gradients, r, ari_reference_is_gradient, values);
 }
 
 const char *ari_pass_suffix(char pass)

@@ -40,14 +40,16 @@ size_t ari_reference_find(const ari_reference *r, const char *name, char pass);
  *  or to the gradients of the last step. */
 bool ari_reference_is_weight(const ari_reference *r, size_t tensor);
 bool ari_reference_is_gradient(const ari_reference *r, size_t tensor);
-/** The first tensor with such an element; NULL if there is none. */
-const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is)(float));
 /** Elements of all tensors together. */
 size_t ari_reference_elements(const ari_reference *r);
-/** SHA-256 over the tensors that `is` picks, as io/hash.h defines it. `values`: NULL, or one array per tensor in place
- *  of the reference's own. */
-AR_NODISCARD ar_status ari_reference_hash(char hex[65], const ari_reference *r,
-                                          bool (*is)(const ari_reference *, size_t), float *const *values);
+/** The first tensor with such an element; NULL if there is none. */
+const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is)(float));
+/** SHA-256 over the final weights and over the last step's gradients, as io/hash.h defines it. `values`: NULL, or one
+ *  array per tensor in place of the reference's own. */
+AR_NODISCARD ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r,
+                                            float *const *values);
+/** Names the first tensor with a NaN, and its pass; "" if there is none. */
+void ari_reference_nan_tensor(char *text, size_t cap, const ari_reference *r);
 /** ":init", ":fwd", ":bwd", ":grad", ":clip", ":new". */
 const char *ari_pass_suffix(char pass);
 /** "init", "forward", "backward" (gradients belong to the backward pass), "clip", "update". */

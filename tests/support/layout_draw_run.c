@@ -242,8 +242,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_traffic_bytes(&run.bytes_predicted, &traffic));
     AR_TRY_TO(done, st, ari_check_run(&run, ref, &o));
-    AR_TRY_TO(done, st, ari_reference_hash(weights, ref, ari_reference_is_weight, NULL));
-    AR_TRY_TO(done, st, ari_reference_hash(gradients, ref, ari_reference_is_gradient, NULL));
+    AR_TRY_TO(done, st, ari_reference_hashes(weights, gradients, ref, NULL));
     AR_TRY_TO(done, st, judge_run(&run, weights, gradients));
     AR_TRY_TO(done, st, judge_losses(run.loss, losses, d->steps));
 done:

@@ -91,8 +91,7 @@ static const shared *base_of(place *p, const ar_check_options *o)
     cr_assert_eq(ar_model_path(folder, sizeof folder, o->model), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ar_config_load(&c, folder), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_check_base_init(&b->base, o, &c, folder), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_reference_hash(b->weights_hash, &b->base.ref, ari_reference_is_weight, NULL), AR_OK);
-    cr_assert_eq(ari_reference_hash(b->gradients_hash, &b->base.ref, ari_reference_is_gradient, NULL), AR_OK);
+    cr_assert_eq(ari_reference_hashes(b->weights_hash, b->gradients_hash, &b->base.ref, NULL), AR_OK);
     return b;
 }
 
