@@ -185,8 +185,10 @@ Test(ddp_buckets, a_parameter_belongs_to_one_object_once)
 /* Each rank makes lists of its own. */
 enum difference { LENGTH, SHAPE, NAME, FROZEN, OPTION };
 
-static ar_status differ(ar_ctx *ctx, ar_param **params, size_t n, enum difference what)
+static ar_status differ(ar_ctx *ctx, ar_ddp *wrapped, ar_param **params, size_t n, toy_result *out)
 {
+    (void)wrapped;
+    const enum difference what = (enum difference)out->how;
     ar_ddp_options o = {0};
     ar_ddp *d = NULL;
     if (ar_comm_rank(ar_ctx_dp(ctx)) == 2) {
@@ -204,48 +206,17 @@ static ar_status differ(ar_ctx *ctx, ar_param **params, size_t n, enum differenc
     return st;
 }
 
-static ar_status differ_length(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
-{
-    (void)d, (void)out;
-    return differ(ctx, params, n, LENGTH);
-}
-
-static ar_status differ_shape(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
-{
-    (void)d, (void)out;
-    return differ(ctx, params, n, SHAPE);
-}
-
-static ar_status differ_name(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
-{
-    (void)d, (void)out;
-    return differ(ctx, params, n, NAME);
-}
-
-static ar_status differ_frozen(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
-{
-    (void)d, (void)out;
-    return differ(ctx, params, n, FROZEN);
-}
-
-static ar_status differ_option(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
-{
-    (void)d, (void)out;
-    return differ(ctx, params, n, OPTION);
-}
-
 Test(ddp_buckets, ranks_that_wrap_different_parameters_are_told_which)
 {
-    toy t = {.n = 3, .size = {3, 4, 5}, .plain = true, .parallel = {.dp = 3}};
-    t.body = differ_length;
+    toy t = {.n = 3, .size = {3, 4, 5}, .plain = true, .parallel = {.dp = 3}, .body = differ, .how = LENGTH};
     expect_refused(t, AR_ERR_MISMATCH,
                    "ranks 0 and 2 disagree about parameter 2: rank 0 has p2 [5] F32, rank 2 nothing");
-    t.body = differ_shape;
+    t.how = SHAPE;
     expect_refused(t, AR_ERR_MISMATCH, "parameter 1: rank 0 has p1 [4] F32, rank 2 p2 [5] F32");
-    t.body = differ_name;
+    t.how = NAME;
     expect_refused(t, AR_ERR_MISMATCH, "parameter 1: rank 0 has p1 [4] F32, rank 2 other [4] F32");
-    t.body = differ_frozen;
+    t.how = FROZEN;
     expect_refused(t, AR_ERR_MISMATCH, "rank 2 p1 [4] F32, frozen");
-    t.body = differ_option;
+    t.how = OPTION;
     expect_refused(t, AR_ERR_MISMATCH, "the options: rank 0 has buckets of 0 bytes");
 }

@@ -103,14 +103,19 @@ Test(ddp_faults, bucket_stale_done_shows_in_the_second_step)
     }
 }
 
-Test(ddp_faults, step_before_copy_back_leaves_each_rank_its_own)
+static void expect_own(ar_fault fault)
 {
-    toy t = three(AR_FAULT_step_before_copy_back, 1);
+    toy t = three(fault, 1);
     run(&t);
     for (int r = 0; r < 2; r++) {
         for (size_t p = 0; p < 3; p++)
             expect(&t, r, p, own(r, p, 0));
     }
+}
+
+Test(ddp_faults, step_before_copy_back_leaves_each_rank_its_own)
+{
+    expect_own(AR_FAULT_step_before_copy_back);
 }
 
 /* Bucket [p2 p1] is overwritten by p0, of 4 elements: both elements of p2, and two of p1. */
@@ -128,12 +133,7 @@ Test(ddp_faults, stale_activation_reuse_gives_a_bucket_the_next_ones_values)
 
 Test(ddp_faults, dp_group_missing_leaves_each_rank_its_own)
 {
-    toy t = three(AR_FAULT_dp_group_missing, 1);
-    run(&t);
-    for (int r = 0; r < 2; r++) {
-        for (size_t p = 0; p < 3; p++)
-            expect(&t, r, p, own(r, p, 0));
-    }
+    expect_own(AR_FAULT_dp_group_missing);
 }
 
 Test(ddp_faults, collective_order_swapped_names_both_buckets)

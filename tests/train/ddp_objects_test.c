@@ -81,6 +81,25 @@ static ar_status read_grads(job *j, ar_ctx *ctx, const params *p)
     return AR_OK;
 }
 
+/* What a rank does with some parameters and the object over them. */
+typedef ar_status (*body_fn)(ar_ctx *ctx, job *j, ar_ddp *d, const params *p);
+
+/* Wraps j->params of them, and leaves their gradients in the job. */
+static ar_status wrapped(ar_ctx *ctx, job *j, const char *name, body_fn body)
+{
+    params p = {0};
+    ar_ddp *d = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, make(&p, ctx, j->params));
+    AR_TRY_TO(done, st, ar_ddp_create_params(&d, ctx, name, p.list, j->params, &j->options));
+    AR_TRY_TO(done, st, body(ctx, j, d, &p));
+    AR_TRY_TO(done, st, read_grads(j, ctx, &p));
+done:
+    ar_ddp_destroy(d);
+    unmake(&p);
+    return st;
+}
+
 /* --- small lists -------------------------------------------------------------------------------------------------- */
 
 static ar_status step_once(ar_ctx *ctx, ar_ddp *d, const params *p, size_t n)
@@ -91,21 +110,16 @@ static ar_status step_once(ar_ctx *ctx, ar_ddp *d, const params *p, size_t n)
     return ar_ddp_wait(d);
 }
 
+static ar_status three_steps(ar_ctx *ctx, job *j, ar_ddp *d, const params *p)
+{
+    for (int step = 0; step < 3; step++)
+        AR_TRY(step_once(ctx, d, p, j->params));
+    return AR_OK;
+}
+
 static ar_status train_list(ar_ctx *ctx, void *user)
 {
-    job *j = user;
-    params p = {0};
-    ar_ddp *d = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, make(&p, ctx, j->params));
-    AR_TRY_TO(done, st, ar_ddp_create_params(&d, ctx, "few", p.list, j->params, &j->options));
-    for (int step = 0; step < 3; step++)
-        AR_TRY_TO(done, st, step_once(ctx, d, &p, j->params));
-    AR_TRY_TO(done, st, read_grads(j, ctx, &p));
-done:
-    ar_ddp_destroy(d);
-    unmake(&p);
-    return st;
+    return wrapped(ctx, user, "few", three_steps);
 }
 
 static void expect_sums(const job *j, int ranks, size_t n, const char *what)
@@ -181,30 +195,27 @@ Test(ddp_objects, two_over_disjoint_parameters_do_not_disturb_each_other)
     }
 }
 
+static ar_status wrap_again(ar_ctx *ctx, job *j, ar_ddp *first, const params *p)
+{
+    const int r = dp_rank(ctx);
+    ar_ddp *second = NULL;
+    j->status[r] = ar_ddp_create_params(&second, ctx, "second", p->list + 1, 1, &j->options);
+    snprintf(j->text[r], sizeof j->text[r], "%s", ar_error_message());
+    const ar_status st = step_once(ctx, first, p, 2);
+    ar_ddp_destroy(second);
+    return st;
+}
+
 static ar_status share_one(ar_ctx *ctx, void *user)
 {
-    job *j = user;
-    const int r = dp_rank(ctx);
-    params p = {0};
-    ar_ddp *first = NULL, *second = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, make(&p, ctx, 2));
-    AR_TRY_TO(done, st, ar_ddp_create_params(&first, ctx, "first", p.list, 2, &j->options));
-    j->status[r] = ar_ddp_create_params(&second, ctx, "second", p.list + 1, 1, &j->options);
-    snprintf(j->text[r], sizeof j->text[r], "%s", ar_error_message());
-    AR_TRY_TO(done, st, step_once(ctx, first, &p, 2));
-    AR_TRY_TO(done, st, read_grads(j, ctx, &p));
-done:
-    ar_ddp_destroy(second);
-    ar_ddp_destroy(first);
-    unmake(&p);
-    return st;
+    return wrapped(ctx, user, "first", wrap_again);
 }
 
 Test(ddp_objects, one_parameter_belongs_to_one_of_them)
 {
     static job j;
     const rank_run_options o = {.ranks = 2, .dp = 2};
+    j = (job){.params = 2};
     cr_assert_eq(rank_run(&o, share_one, &j), AR_OK, "%s", ar_error_message());
     for (int r = 0; r < 2; r++) {
         cr_expect_eq(j.status[r], AR_ERR_ARG);
@@ -257,26 +268,21 @@ Test(ddp_objects, one_can_be_made_and_ended_at_any_time)
 /* --- hooks -------------------------------------------------------------------------------------------------------- */
 
 /* Parameter c says twice that it is ready. */
+static ar_status done_again(ar_ctx *ctx, job *j, ar_ddp *d, const params *p)
+{
+    (void)j;
+    AR_TRY(ar_ddp_start(d));
+    AR_TRY(pass(ctx, p->list[3], 3));
+    AR_TRY(pass(ctx, p->list[2], 2));
+    AR_TRY(ar_param_done(p->list[2], ctx));
+    AR_TRY(pass(ctx, p->list[1], 1));
+    AR_TRY(pass(ctx, p->list[0], 0));
+    return ar_ddp_wait(d);
+}
+
 static ar_status ready_twice(ar_ctx *ctx, void *user)
 {
-    job *j = user;
-    params p = {0};
-    ar_ddp *d = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, make(&p, ctx, MOST));
-    AR_TRY_TO(done, st, ar_ddp_create_params(&d, ctx, "net", p.list, MOST, &j->options));
-    AR_TRY_TO(done, st, ar_ddp_start(d));
-    AR_TRY_TO(done, st, pass(ctx, p.list[3], 3));
-    AR_TRY_TO(done, st, pass(ctx, p.list[2], 2));
-    AR_TRY_TO(done, st, ar_param_done(p.list[2], ctx));
-    AR_TRY_TO(done, st, pass(ctx, p.list[1], 1));
-    AR_TRY_TO(done, st, pass(ctx, p.list[0], 0));
-    AR_TRY_TO(done, st, ar_ddp_wait(d));
-    AR_TRY_TO(done, st, read_grads(j, ctx, &p));
-done:
-    ar_ddp_destroy(d);
-    unmake(&p);
-    return st;
+    return wrapped(ctx, user, "net", done_again);
 }
 
 Test(ddp_objects, a_hook_that_comes_twice_counts_once_while_its_bucket_fills)
@@ -287,7 +293,7 @@ Test(ddp_objects, a_hook_that_comes_twice_counts_once_while_its_bucket_fills)
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         static job j;
         const rank_run_options o = {.ranks = 2, .dp = 2};
-        j = (job){.options = options[i]};
+        j = (job){.params = MOST, .options = options[i]};
         cr_assert_eq(rank_run(&o, ready_twice, &j), AR_OK, "%s", ar_error_message());
         expect_sums(&j, 2, MOST, "ready twice");
     }
@@ -297,7 +303,7 @@ Test(ddp_objects, one_that_comes_after_its_bucket_has_gone_is_an_error_that_name
 {
     static job j;
     const rank_run_options o = {.ranks = 2, .dp = 2};
-    j = (job){.options = {.bucket_bytes = 0}};
+    j = (job){.params = MOST, .options = {.bucket_bytes = 0}};
     cr_assert_eq(rank_run(&o, ready_twice, &j), AR_ERR_ARG);
     cr_expect(strstr(ar_error_message(), "net: the gradient of c changed after bucket 1 was reduced"), "%s",
               ar_error_message());
@@ -306,23 +312,18 @@ Test(ddp_objects, one_that_comes_after_its_bucket_has_gone_is_an_error_that_name
 /* --- gradients of nothing ----------------------------------------------------------------------------------------- */
 
 /* Rank 1 has no samples; parameter b gets zeros. */
+static ar_status some_samples(ar_ctx *ctx, job *j, ar_ddp *d, const params *p)
+{
+    (void)j;
+    AR_TRY(ar_ddp_start(d));
+    for (size_t i = MOST; i-- > 0 && dp_rank(ctx) != 1;)
+        AR_TRY(add(ctx, p->list[i], i == 1 ? 0.0f : 1.0f));
+    return ar_ddp_wait(d);
+}
+
 static ar_status train_some(ar_ctx *ctx, void *user)
 {
-    job *j = user;
-    params p = {0};
-    ar_ddp *d = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, make(&p, ctx, MOST));
-    AR_TRY_TO(done, st, ar_ddp_create_params(&d, ctx, "net", p.list, MOST, &j->options));
-    AR_TRY_TO(done, st, ar_ddp_start(d));
-    for (size_t i = MOST; i-- > 0 && dp_rank(ctx) != 1;)
-        AR_TRY_TO(done, st, add(ctx, p.list[i], i == 1 ? 0.0f : 1.0f));
-    AR_TRY_TO(done, st, ar_ddp_wait(d));
-    AR_TRY_TO(done, st, read_grads(j, ctx, &p));
-done:
-    ar_ddp_destroy(d);
-    unmake(&p);
-    return st;
+    return wrapped(ctx, user, "net", some_samples);
 }
 
 Test(ddp_objects, a_rank_without_samples_gets_the_others_sums_and_a_gradient_of_zeros_is_one)
@@ -332,7 +333,7 @@ Test(ddp_objects, a_rank_without_samples_gets_the_others_sums_and_a_gradient_of_
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         static job j;
         const rank_run_options o = {.ranks = 3, .dp = 3};
-        j = (job){.options = options[i]};
+        j = (job){.params = MOST, .options = options[i]};
         cr_assert_eq(rank_run(&o, train_some, &j), AR_OK, "%s", ar_error_message());
         for (int r = 0; r < 3; r++) {
             for (size_t k = 0; k < MOST; k++) {

@@ -21,6 +21,7 @@ typedef struct toy_result {
     char unused[128];  /* "p0 p3" */
     size_t bytes;      /* of the buckets' storage */
     uint64_t all_reduces, moved;
+    int how; /* the toy's own, for its body */
 } toy_result;
 
 typedef struct toy {
@@ -34,6 +35,7 @@ typedef struct toy {
     unsigned skips[TOY_RANKS][TOY_MICRO]; /* bit i: parameter i is not used there; TOY_IDLE: there is no micro-batch */
     /* Called on every rank when the object stands, and in place of the steps where it gives a status. NULL: not. */
     ar_status (*body)(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out);
+    int how;
     ar_parallel parallel;
     ar_numerics numerics;
     ar_fault fault;
@@ -183,6 +185,7 @@ static inline ar_status toy_main(void *user, ar_ctx *ctx)
     ar_param param[TOY_MOST] = {0}, *list[TOY_MOST];
     ar_ddp *d = NULL;
     ar_status st = AR_OK;
+    out->how = t->how;
     for (size_t i = 0; i < t->n; i++) {
         list[i] = &param[i];
         AR_TRY_TO(done, st, toy_init(&param[i], ctx, t, i));
