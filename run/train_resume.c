@@ -61,6 +61,36 @@ static ar_status check_same(const ar_training_options *o, const ar_checkpoint_st
     return AR_OK;
 }
 
+static bool has_momentum(const ar_optimizer_options *o)
+{
+    return o->kind == AR_OPTIMIZER_SGD && o->momentum != 0;
+}
+
+/* Another optimizer goes on where the checkpoint has what it keeps for each parameter. */
+static ar_status check_state(const ar_training_options *o, const ar_checkpoint_state *s)
+{
+    const struct {
+        const char *state;
+        bool needed, there;
+    } all[] = {
+        {"momentum_buffer", has_momentum(&o->optimizer), has_momentum(&s->optimizer)},
+        {"exp_avg", o->optimizer.kind != AR_OPTIMIZER_SGD, s->optimizer.kind != AR_OPTIMIZER_SGD},
+        {"master", o->storage == AR_BF16, s->storage == AR_BF16},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (all[i].needed && !all[i].there)
+            return ar_error_set(AR_ERR_ARG,
+                                "resumed with %s, which needs the state '%s' of each parameter: the checkpoint, of %s "
+                                "in %s, has none",
+                                strcmp(all[i].state, "master") == 0     ? "storage in bf16"
+                                : o->optimizer.kind == AR_OPTIMIZER_SGD ? "momentum"
+                                                                        : ar_optimizer_name(o->optimizer.kind),
+                                all[i].state, ar_optimizer_name(s->optimizer.kind),
+                                s->storage == AR_BF16 ? "bf16" : "fp32");
+    }
+    return AR_OK;
+}
+
 static void list(char *text, size_t cap, bool differs, const char *name)
 {
     const size_t used = strlen(text);
@@ -125,6 +155,7 @@ ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)
     char changes[256];
     AR_TRY(ari_param_list(&j->report->config, check_param, j->o->resume));
     AR_TRY(check_same(j->o, s, j->data_hash));
+    AR_TRY(check_state(j->o, s));
     list_changes(changes, sizeof changes, j->o, s);
     note[0] = '\0';
     if (changes[0])

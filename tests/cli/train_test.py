@@ -167,6 +167,19 @@ class Trajectories(Case):
                 self.assertIn("from step 6 on", note)
         self.assertIsNone(self.trained("--resume", save, "--batch", 4, "--lr-schedule", "cosine")["note"])
 
+    def test_another_optimizer_needs_the_state_that_the_checkpoint_has(self):
+        adam, plain = self.folder / "adam", self.folder / "plain"
+        start = [self.model, *SIZE, "--steps", 4, "--stop-after", 1, "--save"]
+        self.trained(*start, adam)
+        self.trained(*start, plain, "--optimizer", "sgd")
+        for arguments, says in (([adam, "--optimizer", "sgd", "--momentum", "0.9"], "'momentum_buffer'"),
+                                ([plain, "--momentum", "0.9"], "'momentum_buffer'"),
+                                ([plain, "--optimizer", "adam"], "'exp_avg'"),
+                                ([adam, "--numerics", "native", "--storage", "bf16"], "'master'")):
+            self.refused("--resume", *arguments, says=says)
+        self.assertIn("optimizer", self.trained("--resume", adam, "--optimizer", "sgd")["note"])
+        self.assertIn("optimizer", self.trained("--resume", adam, "--optimizer", "adam")["note"])
+
     def test_other_data_sizes_and_seeds_do_not_go_on(self):
         save, other = self.folder / "run", self.folder / "other.txt"
         other.write_bytes(bytes(range(256)) * 4)
