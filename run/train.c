@@ -141,7 +141,7 @@ static ar_status read_data(ari_training *j, ar_data **data)
 }
 
 /* Grows with the steps: a run may ask for more of them than there is memory for, and stop early. */
-ar_status ari_train_remember(ari_training *j, float loss, float norm)
+ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr)
 {
     ar_training_report *r = j->report;
     const size_t at = (size_t)r->steps;
@@ -150,7 +150,7 @@ ar_status ari_train_remember(ari_training *j, float loss, float norm)
     AR_TRY(ari_grow(&r->lr, &j->rates, at, sizeof *r->lr, "learning rates"));
     r->loss[at] = loss;
     r->norm[at] = norm;
-    r->lr[at] = ar_optimizer_lr(&j->o->optimizer, at + 1);
+    r->lr[at] = lr;
     r->steps++;
     return AR_OK;
 }
@@ -162,7 +162,8 @@ static ar_status begin_curves(ari_training *j, const ar_training_options *o)
     const uint64_t unknown = s ? s->step - s->losses : 0;
     j->report->first = s ? s->step : 0;
     for (uint64_t i = 0; i < j->report->first; i++)
-        AR_TRY(ari_train_remember(j, i < unknown ? NAN : s->loss[i - unknown], NAN));
+        AR_TRY(ari_train_remember(j, i < unknown ? NAN : s->loss[i - unknown], NAN,
+                                  ar_optimizer_lr(&o->optimizer, i + 1)));
     return AR_OK;
 }
 

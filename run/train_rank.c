@@ -83,12 +83,14 @@ static ar_status record(const member *m, const ar_train_result *r, double second
 {
     const ar_training_options *o = m->job->o;
     ar_training_report *report = m->job->report;
-    AR_TRY(ari_train_remember(m->job, r->loss, r->norm));
+    /* Of the update that the step made, or would have made: the schedule counts those, not the steps left out. */
+    const double lr = ar_optimizer_lr(&o->optimizer, ar_optimizer_steps(m->trainer.optimizer) + r->skipped);
+    AR_TRY(ari_train_remember(m->job, r->loss, r->norm, lr));
     report->seconds += seconds;
     const ar_training_step s = {.step = m->step,
                                 .loss = r->loss,
                                 .norm = r->norm,
-                                .lr = report->lr[m->step - 1],
+                                .lr = lr,
                                 .skipped = r->skipped,
                                 .tokens = o->batch * o->seq,
                                 .seconds = seconds};

@@ -26,7 +26,7 @@ AR_NODISCARD ar_status ari_train_rank(void *user, ar_ctx *ctx);
 /** What a resumed run may not change, and a note on what it does. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j);
 /** Puts a step behind the report's last one. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_train_remember(ari_training *j, float loss, float norm);
+AR_NODISCARD ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr);
 /** The config of the run's model, under the name that the model had when the run began, and the folder that it is in.
  *  Errors: those of ar_model_path and ar_config_load. */
 AR_NODISCARD ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o);

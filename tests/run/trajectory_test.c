@@ -62,3 +62,36 @@ Test(trajectory, another_order_of_the_data_would_show)
     cr_assert_eq(trajectory_run(other, NULL, &o, &one), AR_OK, "%s", ar_error_message());
     cr_assert_str_neq(hash, other);
 }
+
+static void on_step(void *user, const ar_training_step *s)
+{
+    ((ar_training_step *)user)[s->step - 1] = *s;
+}
+
+/* The first update makes weights so large that gradients times the scale overflow: steps are left out until it has
+ * fallen, and the warm-up goes on where it was. */
+Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
+{
+    static ar_training_step kept[8];
+    ar_training_options o = trajectory_options(trajectory_model("gpt2"), 8);
+    ar_training_report *r = NULL;
+    size_t updates = 0;
+    o.numerics = AR_NUMERICS_NATIVE;
+    o.optimizer.lr = 3.0;
+    o.optimizer.warmup_steps = 6;
+    o.scale_loss = true;
+    o.scaling = ar_loss_scaling_defaults(true);
+    o.scaling.scale = 0x1p126;
+    o.scaling.backoff = 0x1p-8;
+    o.listener.step = on_step;
+    o.listener.user = kept;
+    cr_assert_eq(ar_train_run(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(r->steps, 8, "%s", r->message);
+    for (size_t i = 0; i < 8; i++) {
+        cr_expect_eq(kept[i].lr, ar_optimizer_lr(&o.optimizer, updates + 1), "step %zu", i + 1);
+        cr_expect_eq(r->lr[i], kept[i].lr);
+        updates += !kept[i].skipped;
+    }
+    cr_expect(updates > 3 && updates < 8, "%zu of 8 steps had an update", updates);
+    ar_training_report_destroy(r);
+}
