@@ -9,16 +9,10 @@ TestSuite(bf16_storage, .timeout = 60);
 
 static native_run run_of(ar_parallel parallel, int steps, ar_dtype storage)
 {
-    return (native_run){.parallel = parallel,
-                        .steps = steps,
-                        .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                        .clip = 1.0,
-                        .numerics = AR_NUMERICS_NATIVE,
-                        .storage = storage};
+    native_run run = native_run_of(parallel, steps);
+    run.storage = storage;
+    return run;
 }
-
-static const ar_parallel layouts[] = {{.tp = 1}, {.dp = 2}, {.tp = 2, .dp = 2}, {.dp = 2, .zero = 1}};
-enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
 static bool is_bf16(float x)
 {
@@ -35,9 +29,9 @@ static size_t bf16_numbers(const float *x, size_t n)
 
 Test(bf16_storage, matrices_are_bf16_numbers_before_and_after_steps_and_vectors_are_not)
 {
-    for (size_t i = 0; i < LAYOUTS; i++)
+    for (size_t i = 0; i < NATIVE_LAYOUTS; i++)
         for (int steps = 0; steps <= 3; steps += 3) {
-            native_run run = run_of(layouts[i], steps, AR_BF16);
+            native_run run = run_of(native_layouts[i], steps, AR_BF16);
             native_must(&run);
             const native_rank *r = &run.rank[0];
             cr_expect_eq(bf16_numbers(r->weights, r->matrices), r->matrices, "layout %zu after %d steps", i, steps);
@@ -50,7 +44,7 @@ Test(bf16_storage, matrices_are_bf16_numbers_before_and_after_steps_and_vectors_
 Test(bf16_storage, the_optimizer_keeps_what_the_weights_round)
 {
     for (size_t i = 0; i < 3; i++) { /* with ZeRO a rank has masters of its shares only */
-        native_run run = run_of(layouts[i], 3, AR_BF16);
+        native_run run = run_of(native_layouts[i], 3, AR_BF16);
         native_must(&run);
         const native_rank *r = &run.rank[0];
         cr_assert_eq(r->n_masters, r->matrices);
@@ -84,8 +78,8 @@ Test(bf16_storage, steps_too_small_for_bf16_add_up)
 
 Test(bf16_storage, a_run_has_the_same_bits_each_time)
 {
-    for (size_t i = 0; i < LAYOUTS; i++) {
-        native_run a = run_of(layouts[i], 3, AR_BF16), b = run_of(layouts[i], 3, AR_BF16);
+    for (size_t i = 0; i < NATIVE_LAYOUTS; i++) {
+        native_run a = run_of(native_layouts[i], 3, AR_BF16), b = run_of(native_layouts[i], 3, AR_BF16);
         native_must(&a);
         native_must(&b);
         native_expect_same_weights(&a.rank[0], &b.rank[0], "weights");

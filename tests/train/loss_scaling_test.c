@@ -9,24 +9,18 @@ TestSuite(loss_scaling, .timeout = 60);
 
 static native_run run_of(ar_parallel parallel, int steps, ar_loss_scaling *scaling)
 {
-    return (native_run){.parallel = parallel,
-                        .steps = steps,
-                        .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                        .clip = 1.0,
-                        .numerics = AR_NUMERICS_NATIVE,
-                        .scaling = scaling};
+    native_run run = native_run_of(parallel, steps);
+    run.scaling = scaling;
+    return run;
 }
-
-static const ar_parallel layouts[] = {{.tp = 1}, {.dp = 2}, {.tp = 2, .dp = 2}, {.dp = 2, .zero = 1}};
-enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
 Test(loss_scaling, a_static_power_of_two_changes_no_bit)
 {
-    for (size_t i = 0; i < 2 * LAYOUTS - 1; i++) { /* all, then those without ZeRO on their own */
-        native_run plain = run_of(layouts[i % LAYOUTS], 3, NULL);
+    for (size_t i = 0; i < 2 * NATIVE_LAYOUTS - 1; i++) { /* all, then those without ZeRO on their own */
+        native_run plain = run_of(native_layouts[i % NATIVE_LAYOUTS], 3, NULL);
         ar_loss_scaling scaling = ar_loss_scaling_defaults(false);
-        native_run scaled = run_of(layouts[i % LAYOUTS], 3, &scaling);
-        plain.no_ddp = scaled.no_ddp = i >= LAYOUTS;
+        native_run scaled = run_of(native_layouts[i % NATIVE_LAYOUTS], 3, &scaling);
+        plain.no_ddp = scaled.no_ddp = i >= NATIVE_LAYOUTS;
         native_must(&plain);
         native_must(&scaled);
         native_expect_same_weights(&plain.rank[0], &scaled.rank[0], "weights");
@@ -37,11 +31,11 @@ Test(loss_scaling, a_static_power_of_two_changes_no_bit)
 
 Test(loss_scaling, a_dynamic_scale_leaves_steps_out_until_it_fits_and_all_ranks_agree)
 {
-    for (size_t i = 0; i < LAYOUTS; i++) {
+    for (size_t i = 0; i < NATIVE_LAYOUTS; i++) {
         ar_loss_scaling scaling = ar_loss_scaling_defaults(true);
         scaling.scale = 0x1p126;
         scaling.backoff = 0x1p-20;
-        native_run run = run_of(layouts[i], 4, &scaling), none = run_of(layouts[i], 3, NULL);
+        native_run run = run_of(native_layouts[i], 4, &scaling), none = run_of(native_layouts[i], 3, NULL);
         run.large = none.large = true;
         native_must(&run);
         native_must(&none);
@@ -52,7 +46,7 @@ Test(loss_scaling, a_dynamic_scale_leaves_steps_out_until_it_fits_and_all_ranks_
         cr_expect(first->scaling.skipped == 1 && first->scaling.good == 3 && first->updates == 3);
         cr_expect_eq(first->loss[1], first->loss[0], "no weight has changed");
         native_expect_same_weights(first, &none.rank[0], "three updates");
-        for (int r = 1; r < layouts[i].dp * (layouts[i].tp ? layouts[i].tp : 1); r++)
+        for (int r = 1; r < native_layouts[i].dp * (native_layouts[i].tp ? native_layouts[i].tp : 1); r++)
             cr_expect(run.rank[r].updates == 3 && run.rank[r].scaling.scale == 0x1p106 && run.rank[r].skipped[0]);
     }
 }

@@ -7,6 +7,19 @@
 #include "support/bits.h"
 #include "tests/train/native_run.h"
 
+static const ar_parallel native_layouts[] = {{.tp = 1}, {.dp = 2}, {.tp = 2, .dp = 2}, {.dp = 2, .zero = 1}};
+enum { NATIVE_LAYOUTS = sizeof native_layouts / sizeof *native_layouts };
+
+/* With AdamW and clipping. */
+static inline native_run native_run_of(ar_parallel parallel, int steps)
+{
+    return (native_run){.parallel = parallel,
+                        .steps = steps,
+                        .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                        .clip = 1.0,
+                        .numerics = AR_NUMERICS_NATIVE};
+}
+
 static inline void native_must(native_run *run)
 {
     const ar_status st = native_train(run);

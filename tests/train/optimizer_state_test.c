@@ -6,23 +6,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "anyrank/arith.h"
-#include "anyrank/train.h"
-#include "support/bits.h"
-#include "support/rank_run.h"
+#include "tests/train/two_params.h"
 
 TestSuite(optimizer_state, .timeout = 60);
 
-/* A matrix sharded by rows and a replicated vector. */
-enum { ROWS = 8, COLS = 3, MATRIX = ROWS * COLS, VECTOR = 5, STEPS = 5, KINDS = 4, RANKS = 4 };
+enum { KINDS = 4 };
 static const char *const kinds[KINDS] = {"momentum_buffer", "exp_avg", "exp_avg_sq", "master"};
 
-typedef struct full {
-    float matrix[MATRIX], vector[VECTOR];
-} full;
-
 typedef struct saved_state {
-    full of[KINDS];
+    two_values of[KINDS];
     bool has[KINDS]; /* kinds that there are */
 } saved_state;
 
@@ -32,13 +24,13 @@ typedef struct job {
     size_t from, to;
     uint64_t claimed;   /* steps that load is told; 0: `from` */
     bool forget_vector; /* load finds no state of it */
-    full start, weights;
+    two_values start, weights;
     saved_state given, state;
-    uint64_t steps;      /* at the end */
-    size_t saved[RANKS]; /* calls of emit */
+    uint64_t steps;           /* at the end */
+    size_t saved[MOST_RANKS]; /* calls of emit */
 } job;
 
-static float *place(full *f, const char *param)
+static float *place(two_values *f, const char *param)
 {
     return strcmp(param, "matrix") == 0 ? f->matrix : f->vector;
 }
@@ -76,24 +68,13 @@ static const float *find(void *user, const char *param, const char *state, size_
     return NULL;
 }
 
-static ar_status add_gradient(ar_ctx *ctx, ar_param *p, size_t step, size_t first)
-{
-    const size_t columns = p->value.shape[p->value.ndim - 1], count = ar_tensor_count(&p->value);
-    const size_t shape[2] = {count / columns, columns};
-    float values[MATRIX];
-    ar_tensor terms;
-    fill_values(values, MATRIX, (unsigned)(10 * step) + (p->value.ndim == 2 ? 1 : 2), 0.5);
-    AR_TRY(rank_upload(ctx, &terms, 2, shape, values + first));
-    AR_TRY(ar_param_zero_grad(p, ctx));
-    return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
-}
-
 static ar_status steps(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *matrix, ar_param *vector)
 {
-    const size_t own = MATRIX / ranks_of(ctx) * rank_of(ctx);
+    const size_t own = own_rows(ctx);
     for (size_t t = j->from; t < j->to; t++) {
-        AR_TRY(add_gradient(ctx, matrix, t, own));
-        AR_TRY(add_gradient(ctx, vector, t, 0));
+        const two_values g = two_values_of((unsigned)(10 * t) + 1, (unsigned)(10 * t) + 2, 0.5);
+        AR_TRY(set_gradient(ctx, matrix, g.matrix + own));
+        AR_TRY(set_gradient(ctx, vector, g.vector));
         AR_TRY(ar_optimizer_step(o, ctx, 1.0f));
         ar_ctx_end_step(ctx);
     }
@@ -106,13 +87,12 @@ static ar_status steps(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *matrix, a
     return ar_optimizer_save(o, ctx, save, &s);
 }
 
-static ar_status train(ar_ctx *ctx, job *j, ar_param *matrix, ar_param *vector)
+static ar_status train(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vector)
 {
+    job *j = user;
     ar_param *const all[2] = {matrix, vector};
     ar_optimizer *o = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ar_param_set(matrix, ctx, j->start.matrix));
-    AR_TRY(ar_param_set(vector, ctx, j->start.vector));
     AR_TRY(ar_optimizer_create(&o, ctx, all, 2, &j->options));
     if (j->from > 0 || j->claimed > 0)
         AR_TRY_TO(done, st, ar_optimizer_load(o, ctx, j->claimed ? j->claimed : j->from, find, j));
@@ -124,20 +104,8 @@ done:
 
 static ar_status rank_main(ar_ctx *ctx, void *user)
 {
-    const size_t shape[2] = {ROWS, COLS}, length = VECTOR;
-    const int r = (int)rank_of(ctx), n = (int)ranks_of(ctx);
-    ar_param matrix = {0}, vector = {0};
-    ar_layout layout;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_layout_shard(&layout, 2, shape, 0, r, n));
-    AR_TRY_TO(done, st, ar_param_init(&matrix, ctx, "matrix", &layout, false));
-    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, &length, r, n));
-    AR_TRY_TO(done, st, ar_param_init(&vector, ctx, "vector", &layout, false));
-    AR_TRY_TO(done, st, train(ctx, user, &matrix, &vector));
-done:
-    ar_param_fini(&vector);
-    ar_param_fini(&matrix);
-    return st;
+    const job *j = user;
+    return with_two_params(ctx, &j->start, train, user);
 }
 
 static ar_status run(job *j, int ranks, ar_dtype storage)
@@ -154,8 +122,7 @@ static job job_of(ar_optimizer_kind kind, size_t from, size_t to)
     j.options.schedule = AR_SCHEDULE_COSINE;
     j.options.warmup_steps = 2;
     j.options.total_steps = STEPS;
-    fill_values(j.start.matrix, MATRIX, 1, 2.0);
-    fill_values(j.start.vector, VECTOR, 2, 2.0);
+    j.start = two_values_of(1, 2, 2.0);
     return j;
 }
 

@@ -4,26 +4,18 @@
 #include <math.h>
 #include <string.h>
 
-#include "anyrank/arith.h"
-#include "anyrank/train.h"
-#include "support/bits.h"
-#include "support/rank_run.h"
+#include "tests/train/two_params.h"
 
 TestSuite(optimizer, .timeout = 60);
 
-/* A matrix sharded by rows and a replicated vector. Five steps: the gradients of three of them are scaled. */
-enum { ROWS = 8, COLS = 3, MATRIX = ROWS * COLS, VECTOR = 5, STEPS = 5, MOST_RANKS = 4 };
+/* Of the five steps the gradients of three are scaled. */
 static const float scales[STEPS] = {1.0f, 0.37f, 1.0f, 0.001f, 3.0f};
 
-typedef struct weights {
-    float matrix[MATRIX], vector[VECTOR];
-} weights;
+typedef two_values weights;
 
 static weights start_values(void)
 {
-    weights w;
-    fill_values(w.matrix, MATRIX, 1, 2.0);
-    fill_values(w.vector, VECTOR, 2, 2.0);
+    weights w = two_values_of(1, 2, 2.0);
     w.matrix[4] = w.vector[1] = -0.0f;
     w.matrix[7] = 0x1p-140f;
     return w;
@@ -31,9 +23,7 @@ static weights start_values(void)
 
 static weights gradients_of(unsigned step)
 {
-    weights g;
-    fill_values(g.matrix, MATRIX, 10 + step, 0.5);
-    fill_values(g.vector, VECTOR, 20 + step, 0.5);
+    weights g = two_values_of(10 + step, 20 + step, 0.5);
     g.matrix[4] = g.vector[1] = 0.0f;
     g.matrix[9] = 0x1p-130f;
     g.matrix[11] = 1e25f; /* its square overflows */
@@ -117,22 +107,12 @@ typedef struct job {
     size_t bytes[MOST_RANKS];
 } job;
 
-static ar_status add_gradient(ar_ctx *ctx, ar_param *p, const float *values)
-{
-    const size_t columns = p->value.shape[p->value.ndim - 1];
-    const size_t shape[2] = {ar_tensor_count(&p->value) / columns, columns};
-    ar_tensor terms;
-    AR_TRY(rank_upload(ctx, &terms, 2, shape, values));
-    AR_TRY(ar_ctx_arith(ctx)->grad_zero(ctx, p));
-    return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
-}
-
 static ar_status one_step(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *matrix, ar_param *vector, unsigned step)
 {
     const weights g = gradients_of(step);
-    const size_t r = rank_of(ctx), own = MATRIX / ranks_of(ctx) * r;
-    AR_TRY(add_gradient(ctx, matrix, g.matrix + own));
-    AR_TRY(add_gradient(ctx, vector, g.vector));
+    const size_t r = rank_of(ctx), own = own_rows(ctx);
+    AR_TRY(set_gradient(ctx, matrix, g.matrix + own));
+    AR_TRY(set_gradient(ctx, vector, g.vector));
     AR_TRY(ar_optimizer_step(o, ctx, scales[step - 1]));
     AR_TRY(ar_ctx_download(ctx, j->out[step - 1][0].matrix + own, &matrix->value));
     AR_TRY(ar_ctx_download(ctx, j->out[step - 1][r].vector, &vector->value));
@@ -140,15 +120,13 @@ static ar_status one_step(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *matrix
     return AR_OK;
 }
 
-static ar_status train(ar_ctx *ctx, job *j, ar_param *matrix, ar_param *vector)
+static ar_status train(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vector)
 {
-    const weights start = start_values();
+    job *j = user;
     const size_t r = rank_of(ctx);
     ar_param *const all[3] = {matrix, vector, matrix};
     ar_optimizer *o = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ar_param_set(matrix, ctx, start.matrix));
-    AR_TRY(ar_param_set(vector, ctx, start.vector));
     vector->requires_grad = !j->freeze_vector;
     AR_TRY(ar_optimizer_create(&o, ctx, all, j->twice ? 3 : 2, &j->options));
     const uint64_t version = matrix->version;
@@ -165,20 +143,8 @@ static ar_status train(ar_ctx *ctx, job *j, ar_param *matrix, ar_param *vector)
 
 static ar_status rank_main(ar_ctx *ctx, void *user)
 {
-    const size_t shape[2] = {ROWS, COLS}, length = VECTOR;
-    const int r = (int)rank_of(ctx), n = (int)ranks_of(ctx);
-    ar_param matrix = {0}, vector = {0};
-    ar_layout layout;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_layout_shard(&layout, 2, shape, 0, r, n));
-    AR_TRY_TO(done, st, ar_param_init(&matrix, ctx, "matrix", &layout, false));
-    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, &length, r, n));
-    AR_TRY_TO(done, st, ar_param_init(&vector, ctx, "vector", &layout, false));
-    AR_TRY_TO(done, st, train(ctx, user, &matrix, &vector));
-done:
-    ar_param_fini(&vector);
-    ar_param_fini(&matrix);
-    return st;
+    const weights start = start_values();
+    return with_two_params(ctx, &start, train, user);
 }
 
 static ar_status run(job *j, int ranks, ar_numerics numerics)

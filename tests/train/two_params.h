@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A matrix sharded by rows and a replicated vector, for tests of what updates them. */
+#ifndef TESTS_TRAIN_TWO_PARAMS_H
+#define TESTS_TRAIN_TWO_PARAMS_H
+
+#include "anyrank/arith.h"
+#include "anyrank/train.h"
+#include "support/bits.h"
+#include "support/rank_run.h"
+
+enum { ROWS = 8, COLS = 3, MATRIX = ROWS * COLS, VECTOR = 5, STEPS = 5, MOST_RANKS = 4 };
+
+/* Values of both, complete. */
+typedef struct two_values {
+    float matrix[MATRIX], vector[VECTOR];
+} two_values;
+
+static inline two_values two_values_of(unsigned matrix_seed, unsigned vector_seed, double range)
+{
+    two_values v;
+    fill_values(v.matrix, MATRIX, matrix_seed, range);
+    fill_values(v.vector, VECTOR, vector_seed, range);
+    return v;
+}
+
+/* Where this rank's rows of the matrix begin in the complete one. */
+static inline size_t own_rows(const ar_ctx *ctx)
+{
+    return MATRIX / ranks_of(ctx) * rank_of(ctx);
+}
+
+/* Makes these the gradient's values on this rank. */
+static inline ar_status set_gradient(ar_ctx *ctx, ar_param *p, const float *values)
+{
+    const size_t columns = p->value.shape[p->value.ndim - 1];
+    const size_t shape[2] = {ar_tensor_count(&p->value) / columns, columns};
+    ar_tensor terms;
+    AR_TRY(rank_upload(ctx, &terms, 2, shape, values));
+    AR_TRY(ar_param_zero_grad(p, ctx));
+    return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
+}
+
+typedef ar_status (*two_params_fn)(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vector);
+
+/* Calls fn with the two, which begin with `start`, complete on every rank. */
+static inline ar_status with_two_params(ar_ctx *ctx, const two_values *start, two_params_fn fn, void *user)
+{
+    const size_t shape[2] = {ROWS, COLS}, length = VECTOR;
+    const int r = (int)rank_of(ctx), n = (int)ranks_of(ctx);
+    ar_param matrix = {0}, vector = {0};
+    ar_layout layout;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_layout_shard(&layout, 2, shape, 0, r, n));
+    AR_TRY_TO(done, st, ar_param_init(&matrix, ctx, "matrix", &layout, false));
+    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, &length, r, n));
+    AR_TRY_TO(done, st, ar_param_init(&vector, ctx, "vector", &layout, false));
+    AR_TRY_TO(done, st, ar_param_set(&matrix, ctx, start->matrix));
+    AR_TRY_TO(done, st, ar_param_set(&vector, ctx, start->vector));
+    AR_TRY_TO(done, st, fn(ctx, user, &matrix, &vector));
+done:
+    ar_param_fini(&vector);
+    ar_param_fini(&matrix);
+    return st;
+}
+
+#endif
