@@ -9,6 +9,7 @@
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
+#include "ref/layers/share.h"
 
 typedef struct entry {
     ari_full_tensor tensor;
@@ -170,10 +171,7 @@ static ar_status take_all(ari_full_set *s, ar_ctx *ctx, ar_param *const *params,
 {
     pass p = {.set = s, .ctx = ctx, .compare = compare};
     for (size_t i = 0; i < n; i++) {
-        /* Every data-parallel rank holds what this tensor-parallel group shares out. */
-        ar_layout layout = params[i]->layout;
-        layout.replica += layout.replicas * ar_comm_rank(ctx->dp);
-        layout.replicas *= ar_comm_size(ctx->dp);
+        const ar_layout layout = ari_whole_layout(params[i], ctx);
         AR_TRY(take(&p, params[i]->name, false, &params[i]->value, &layout));
     }
     return optimizer == NULL ? AR_OK : ar_optimizer_save(optimizer, ctx, take_state, &p);

@@ -8,6 +8,7 @@
 
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/layers/share.h"
 #include "run/boxes.h"
 
 ar_status ari_full_tensor_init(ari_full_tensor *t, const char *name, int ndim, const size_t *shape)
@@ -42,9 +43,7 @@ void ari_full_tensor_fini(ari_full_tensor *t)
 
 static ar_status check_count(const ari_full_tensor *t, const ar_layout *o)
 {
-    size_t count = 1;
-    for (int d = 0; d < o->ndim; d++)
-        count *= o->shape[d];
+    const size_t count = ari_layout_count(o);
     if (count == t->count)
         return AR_OK;
     return ar_error_set(AR_ERR_INTERNAL, "a rank reports %s of %zu elements, expected %zu", t->name, count, t->count);

@@ -6,6 +6,7 @@
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/module_list.h"
+#include "ref/layers/share.h"
 #include "verify/use_names.h"
 
 ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module, ar_loss **loss)
@@ -25,14 +26,6 @@ failed:
     *module = NULL;
     *loss = NULL;
     return st;
-}
-
-static size_t full_count(const ar_param *p)
-{
-    size_t count = 1;
-    for (int d = 0; d < p->layout.ndim; d++)
-        count *= p->layout.shape[d];
-    return count;
 }
 
 static bool is_first(const ar_ctx *ctx)
@@ -98,7 +91,7 @@ ar_status ari_module_run_rank(void *user, ar_ctx *ctx)
     ari_use_names_begin(&names, ctx);
     ar_status st = init(&s, run, ctx);
     for (size_t i = 0; st == AR_OK && i < s.n && is_first(ctx); i++)
-        run->parameters += full_count(s.params[i]);
+        run->parameters += ari_layout_count(&s.params[i]->layout);
     if (st == AR_OK && is_first(ctx))
         run->parameter_tensors = s.n;
     if (st == AR_OK)

@@ -9,6 +9,7 @@
 #include "anyrank/arith.h"
 #include "ref/core/size.h"
 #include "ref/core/span.h"
+#include "ref/layers/module_list.h"
 
 ar_ddp_options ar_ddp_defaults(void)
 {
@@ -240,16 +241,9 @@ ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar
 ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar_ddp_options *o)
 {
     ar_param **own = NULL;
-    const size_t n = ar_module_params(module, NULL, 0, false);
-    if (n == SIZE_MAX)
-        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", module->name);
-    AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a list of parameters"));
-    const size_t found = ar_module_params(module, own, n, false); /* a shared one counts once where there is room */
-    if (found > n) {
-        free(own);
-        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", module->name);
-    }
-    return create(gives, ctx, module->name, module, own, found, o);
+    size_t n = 0;
+    AR_TRY(ari_module_list(&own, &n, module));
+    return create(gives, ctx, module->name, module, own, n, o);
 }
 
 void ar_ddp_destroy(ar_ddp *d)

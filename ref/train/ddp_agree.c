@@ -5,38 +5,27 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/replicas.h"
 #include "ref/numerics/philox.h"
 #include "ref/train/ddp.h"
 
-enum { TEXT = 224 };
+enum { TEXT = 224 }; /* whole words, as they travel */
 
-/* What all ranks said, `each` bytes of each, in rank order. Gives; free(). */
+/* What all ranks said, `each` bytes (whole words) of each, in rank order. Gives; free(). */
 static ar_status exchange(void **gives, ar_ctx *ctx, const void *own, size_t each)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->dp), me = (size_t)ar_comm_rank(ctx->dp);
-    size_t *counts = NULL, all = 0;
-    char *said = NULL;
-    ar_tensor t;
-    ar_status st = AR_OK;
-    AR_TRY(ari_mul_size(&all, ranks, each));
-    AR_TRY(ari_alloc((void **)&counts, ranks, sizeof *counts, "counts of hashes"));
-    for (size_t r = 0; r < ranks; r++)
-        counts[r] = each;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&said, all, 1, "hashes of parameters"));
-    memcpy(said + me * each, own, each);
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t, AR_U8, 1, &all));
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t, said));
-    AR_TRY_TO(done, st,
-              ar_comm_all_gather(ctx->dp, ctx->queue, t.data, ar_cbuf_at(ar_const(t.data), me * each), counts, AR_U8,
-                                 "parameters of data parallelism"));
-    AR_TRY_TO(done, st, ar_ctx_download(ctx, said, &t));
-    ar_ctx_release(ctx, &t);
+    const size_t words = each / sizeof(uint64_t);
+    uint64_t *said = NULL;
+    AR_TRY(ari_alloc_zero((void **)&said, ranks, each, "hashes of parameters"));
+    memcpy(said + me * words, own, each);
+    const ar_status st = ari_gather_words(ctx, ctx->dp, said, words, "parameters of data parallelism");
+    if (st != AR_OK) {
+        free(said);
+        return st;
+    }
     *gives = said;
-    said = NULL;
-done:
-    free(said);
-    free(counts);
-    return st;
+    return AR_OK;
 }
 
 /* "a.weight [4, 8]", with all that must agree. */

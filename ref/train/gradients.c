@@ -7,8 +7,9 @@
 
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/layers/module_list.h"
 
-/* made->params are given; what is wrong with them ends it. */
+/* What is wrong with made->params ends it. */
 static ar_status finish(ar_gradients **gives, ar_gradients *made)
 {
     for (size_t i = 0; i < made->n; i++) {
@@ -25,43 +26,36 @@ static ar_status finish(ar_gradients **gives, ar_gradients *made)
     return AR_OK;
 }
 
-static ar_status create(ar_gradients **gives, ar_ctx *ctx, size_t n)
+/* Takes over `params`. */
+static ar_status create(ar_gradients **gives, ar_ctx *ctx, ar_param **params, size_t n)
 {
     ar_gradients *made = NULL;
-    AR_TRY(ari_alloc_zero((void **)&made, 1, sizeof *made, "a gradient manager"));
-    made->ctx = ctx;
-    made->n = n;
-    const ar_status st = ari_alloc((void **)&made->params, n, sizeof *made->params, "a list of parameters");
+    const ar_status st = ari_alloc_zero((void **)&made, 1, sizeof *made, "a gradient manager");
     if (st != AR_OK) {
-        ar_gradients_destroy(made);
+        free(params);
         return st;
     }
-    *gives = made;
-    return AR_OK;
+    made->ctx = ctx;
+    made->params = params;
+    made->n = n;
+    return finish(gives, made);
 }
 
 ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
-    ar_gradients *made = NULL;
-    AR_TRY(create(&made, ctx, n));
+    ar_param **own = NULL;
+    AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a list of parameters"));
     if (n > 0)
-        memcpy(made->params, params, n * sizeof(ar_param *));
-    return finish(gives, made);
+        memcpy(own, params, n * sizeof *own);
+    return create(gives, ctx, own, n);
 }
 
 ar_status ar_gradients_create_module(ar_gradients **gives, ar_ctx *ctx, ar_module *m)
 {
-    ar_gradients *made = NULL;
-    const size_t room = ar_module_params(m, NULL, 0, false); /* a shared parameter counts for each of its uses */
-    if (room == SIZE_MAX)
-        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
-    AR_TRY(create(&made, ctx, room));
-    made->n = ar_module_params(m, made->params, room, false);
-    if (made->n > room) {
-        ar_gradients_destroy(made);
-        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
-    }
-    return finish(gives, made);
+    ar_param **own = NULL;
+    size_t n = 0;
+    AR_TRY(ari_module_list(&own, &n, m));
+    return create(gives, ctx, own, n);
 }
 
 void ar_gradients_destroy(ar_gradients *g)
