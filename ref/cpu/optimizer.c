@@ -87,6 +87,19 @@ ar_status ari_cpu_scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float fa
 
 /* --- storage in 16 bits ------------------------------------------------------------------------------------------- */
 
+static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, size_t), ar_buf y, ar_cbuf x, size_t n)
+{
+    const size_t blocks = blocks_of(n);
+    const int threads = ari_threads_for(d, blocks, n);
+    (void)threads;
+    float *out = y.ptr;
+    const float *in = x.ptr;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < blocks; i++)
+        loop(out + i * BLOCK, in + i * BLOCK, block_length(n, i));
+    return AR_OK;
+}
+
 ARI_ROW_KERNEL void round_bf16_loop(float *y, const float *x, size_t n)
 {
 #pragma GCC ivdep
@@ -98,15 +111,7 @@ ARI_ROW_KERNEL void round_bf16_loop(float *y, const float *x, size_t n)
 ar_status ari_cpu_round_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
 {
     (void)q;
-    const size_t blocks = blocks_of(n);
-    const int threads = ari_threads_for(d, blocks, n);
-    (void)threads;
-    float *out = y.ptr;
-    const float *in = x.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < blocks; i++)
-        round_bf16_loop(out + i * BLOCK, in + i * BLOCK, block_length(n, i));
-    return AR_OK;
+    return for_blocks(d, round_bf16_loop, y, x, n);
 }
 
 ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
@@ -122,15 +127,7 @@ ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
 ar_status ari_cpu_take_bf16(ar_device *d, ar_queue *q, ar_buf master, ar_cbuf weight, size_t n)
 {
     (void)q;
-    const size_t blocks = blocks_of(n);
-    const int threads = ari_threads_for(d, blocks, n);
-    (void)threads;
-    float *own = master.ptr;
-    const float *stored = weight.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < blocks; i++)
-        take_bf16_loop(own + i * BLOCK, stored + i * BLOCK, block_length(n, i));
-    return AR_OK;
+    return for_blocks(d, take_bf16_loop, master, weight, n);
 }
 
 /* --- updates ------------------------------------------------------------------------------------------------------ */
