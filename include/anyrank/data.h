@@ -29,9 +29,10 @@ const char *ar_data_format_name(ar_data_format format);
 /** The inverse. Errors: AR_ERR_ARG (lists the names). */
 AR_NODISCARD ar_status ar_data_format_parse(ar_data_format *format, const char *name);
 
-/** Opens a token file; path NULL: the bundled text (bytes). Gives; ar_data_close. Errors: AR_ERR_IO; AR_ERR_DATA (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT
- *  (safetensors: malformed, without the tensor, or with one of another type or shape); AR_ERR_ARG (a name that does not
- *  tell the format); AR_ERR_MEMORY. Threads: open data may be read by many. */
+/** Opens a token file; path NULL: the bundled text (bytes). Gives; ar_data_close. Errors: AR_ERR_IO; AR_ERR_DATA
+ * (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, without the tensor, or
+ * with one of another type or shape); AR_ERR_ARG (a name that does not tell the format); AR_ERR_MEMORY. Threads: open
+ * data may be read by many. */
 AR_NODISCARD ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format);
 /** Accepts NULL. */
 void ar_data_close(ar_data *d);

@@ -20,6 +20,9 @@ extern "C" {
  * optimizer leaves it and its state alone. Without, every parameter must get a gradient on every rank that has samples:
  * ar_ddp_wait is then an error that names those without. (A rank none of whose parameters got one has no samples.)
  *
+ * Objects of one context share its communication queue, in which the ranks must launch all their buckets in one order:
+ * with several objects, no rank may be without samples.
+ *
  * All functions with a context inside are collective over the data-parallel group, and where a parameter is `spread`
  * over the tensor-parallel one too. One thread calls them. */
 typedef struct ar_ddp ar_ddp;
@@ -45,7 +48,7 @@ typedef struct ar_ddp_options {
     bool find_unused;
     bool keep_weights; /* create does not broadcast: the ranks have the same weights already (ar_model_set and
                           ar_model_fresh have seen to it) */
-    int zero; /* 1: each rank gets the sum of its share of each bucket only (ar_optimizer_create_sharded) */
+    int zero;          /* 1: each rank gets the sum of its share of each bucket only (ar_optimizer_create_sharded) */
 } ar_ddp_options;
 #define AR_BUCKET_BYTES ((size_t)26214400)
 /** 25 MiB, overlapped, in reverse order, sum, every parameter used, no ZeRO. */

@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "anyrank/train.h"
+#include "run/cluster_run.h"
 #include "support/bits.h"
 #include "support/match.h"
-#include "run/cluster_run.h"
 
 TestSuite(train_refusals, .timeout = 60);
 

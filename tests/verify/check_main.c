@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "anyrank/check.h"
-#include "tests/verify/tiny.h"
 #include "run/cluster_run.h"
+#include "tests/verify/tiny.h"
 
 static const char *const models[] = {LLAMA(61, 32, 48, 2, 16, 8, 4, false), GPT2(61, 32, 48, 2, 8)};
 enum { MODELS = 2 };
