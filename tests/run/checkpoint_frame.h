@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A folder in memory for the checkpoints of tiny runs. */
+#ifndef TESTS_RUN_CHECKPOINT_FRAME_H
+#define TESTS_RUN_CHECKPOINT_FRAME_H
+
+#include <criterion/criterion.h>
+
+#include "anyrank/checkpoint.h"
+#include "run/small_run.h"
+
+static char folder[64];
+static char file[200];
+
+static inline void begin(void)
+{
+    cr_assert(make_folder_in_memory(folder));
+}
+
+static inline void end(void)
+{
+    remove_all(folder);
+}
+
+static inline const char *in_folder(const char *name)
+{
+    snprintf(file, sizeof file, "%s/%s", folder, name);
+    return file;
+}
+
+static inline bool says(const char *text)
+{
+    return strstr(ar_error_message(), text) != NULL;
+}
+
+static inline ar_checkpoint_writer *writer_of(size_t keep, bool fresh)
+{
+    const ar_checkpoint_options o = {.folder = folder, .keep = keep, .fresh = fresh};
+    ar_checkpoint_writer *w = NULL;
+    cr_assert_eq(ar_checkpoint_writer_create(&w, &o), AR_OK, "%s", ar_error_message());
+    return w;
+}
+
+static inline ar_checkpoint *open_or_fail(const char *path)
+{
+    ar_checkpoint *c = NULL;
+    cr_assert_eq(ar_checkpoint_open(&c, path), AR_OK, "%s", ar_error_message());
+    return c;
+}
+
+static inline void run_or_fail(small_run *r, const char *what)
+{
+    cr_assert_eq(small_run_do(r), AR_OK, "%s: %s", what, ar_error_message());
+}
+
+/* Saves step 2 of a run of a tiny model. */
+static inline void save_one(int model, const ar_parallel *parallel)
+{
+    small_run r = small_run_of(model);
+    r.parallel = *parallel;
+    r.last = 2;
+    r.writer = writer_of(0, false);
+    run_or_fail(&r, "save");
+    ar_checkpoint_writer_destroy(r.writer);
+}
+
+static const ar_parallel one_rank = {.tp = 1};
+
+#endif
