@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of something else, damaged ones, and what a killed process left. */
-#include "support/small.h"
 #include "tests/run/checkpoint_frame.h"
 
 TestSuite(checkpoint_refusals, .timeout = 60);
