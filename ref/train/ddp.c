@@ -336,12 +336,19 @@ ar_status ar_ddp_reduce_all(ar_ddp *d)
     return AR_OK;
 }
 
+/* Ranks to which nothing is missing learn of it here: they are about to wait for this one. */
+static ar_status check_all_used(const ar_ddp *d)
+{
+    const ar_status st = ari_ddp_check_all_used(d);
+    return ari_ddp_has_peers(d) ? ari_ddp_fail_in_flight(d, st) : st;
+}
+
 static ar_status finish(ar_ddp *d, ar_op op)
 {
     if (d->waited)
         return AR_OK;
     if (!d->options.find_unused)
-        AR_TRY(ari_ddp_check_all_used(d));
+        AR_TRY(check_all_used(d));
     AR_TRY(ar_ddp_reduce_all(d));
     if (d->options.find_unused)
         AR_TRY(ari_ddp_agree_used(d));

@@ -98,6 +98,28 @@ Test(ddp_unused, the_matrix_without)
     run_all((ar_ddp_options){.bucket_bytes = 120}, true);
 }
 
+/* Whatever rank 0 does with its error, the other one hears of it, too. */
+static ar_status swallow(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    const toy t = {.n = n, .size = {3, 4, 5}, .skips = {{P1}}};
+    const ar_status st = toy_step(ctx, &t, params, d, 0);
+    if (st != AR_OK)
+        snprintf(out->buckets, sizeof out->buckets, "%.200s", ar_error_message());
+    return AR_OK;
+}
+
+Test(ddp_unused, a_rank_to_which_nothing_is_missing_is_told_the_name)
+{
+    toy t = {.n = 3, .size = {3, 4, 5}, .parallel = {.dp = 2}, .body = swallow, .ddp = {.bucket_bytes = 1000}};
+    for (int mode = 0; mode < 2; mode++) {
+        t.ddp.mode = mode ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
+        cr_expect_neq(toy_run(&t), AR_OK);
+        for (int r = 0; r < 2; r++)
+            cr_expect_not_null(strstr(t.rank[r].buckets, "no gradient for 1 of 3 parameters: p1."), "rank %d: %s", r,
+                               t.rank[r].buckets);
+    }
+}
+
 Test(ddp_unused, one_rank_is_held_to_the_same)
 {
     toy t = {.n = 3, .size = {3, 4, 5}, .skips = {{P1}}, .parallel = {.dp = 1}};
