@@ -126,6 +126,8 @@ ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m)
 {
     ar_param **all = NULL;
     *n = ar_model_params(m, NULL, 0);
+    if (*n == SIZE_MAX)
+        return ar_error_set(AR_ERR_MEMORY, "no memory to list parameters");
     AR_TRY(ari_alloc((void **)&all, *n, sizeof *all, "a list of parameters"));
     if (ar_model_params(m, all, *n) != *n) {
         free(all);
