@@ -32,7 +32,7 @@
      .help = "largest norm of all gradients together; 0: no clipping (default 1)"},                                   \
     {                                                                                                                 \
         .name = "dropout", .kind = ARI_OPT_DOUBLE, .at = offsetof(values, dropout), .min = 0, .max = 1, .value = "P", \
-        .help = "probability, below 1; of the config's own nothing is used (default 0)"                               \
+        .help = "probability, below 1 (default 0, whatever the config says)"                                          \
     }
 
 /* const char *inject; NULL: not given. */
