@@ -79,7 +79,8 @@ void ar_param_remove_hook(ar_param *p, ar_param_hook hook);
 /** g (fp32, contiguous, of the value's shape) = the gradient times grad_scale. Errors: those of the device. */
 AR_NODISCARD ar_status ar_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g);
 /** Completes the gradients after the last backward pass of a step: each is summed over the data-parallel group, and
- * over the tensor-parallel one where its terms are spread, the last parameter first; then a tap ':grad' of each.
+ * over the tensor-parallel one where its terms are spread, the last parameter first; has_grad then says whether any
+ * rank got one, by an all-reduce(max) of a bitmap; then a tap ':grad' of each.
  *  Collective over the groups of the context. */
 AR_NODISCARD ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx);
 /** A tap ':grad' of each complete gradient, the last parameter first. */
