@@ -57,26 +57,26 @@ static ar_checkpoint_state unusual(void)
     return s;
 }
 
-static ari_checkpoint_read written_and_read(const ar_checkpoint_state *s)
+/* r: where it stays, for parts of it point to others. */
+static void written_and_read(ari_checkpoint_read *r, const ar_checkpoint_state *s)
 {
     char path[] = "/tmp/anyrank-state-XXXXXX";
     ari_checkpoint_hashes h = {.optimizer = ""};
-    ari_checkpoint_read r;
     const int fd = mkstemp(path);
     cr_assert(fd >= 0);
     close(fd);
     memcpy(h.config, hash, sizeof hash);
     memcpy(h.weights, other_hash, sizeof other_hash);
     cr_assert_eq(ari_checkpoint_write_json(path, s, &h), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_checkpoint_read_json(&r, path), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_checkpoint_read_json(r, path), AR_OK, "%s", ar_error_message());
     unlink(path);
-    return r;
 }
 
 Test(checkpoint_json, everything_that_is_written_is_read)
 {
     const ar_checkpoint_state want = unusual();
-    ari_checkpoint_read r = written_and_read(&want);
+    ari_checkpoint_read r;
+    written_and_read(&r, &want);
     const ar_checkpoint_state *s = &r.state;
     const ar_optimizer_options *a = &want.optimizer, *b = &s->optimizer;
     cr_assert_str_eq(s->model, "of \"mine\"");
@@ -109,7 +109,8 @@ Test(checkpoint_json, losses_that_json_has_no_number_for_are_kept)
     const float loss[] = {INFINITY, -INFINITY, NAN};
     ar_checkpoint_state s = unusual();
     s.loss = loss;
-    ari_checkpoint_read r = written_and_read(&s);
+    ari_checkpoint_read r;
+    written_and_read(&r, &s);
     cr_assert(r.state.loss[0] == INFINITY && r.state.loss[1] == -INFINITY && isnan(r.state.loss[2]));
     ari_checkpoint_read_fini(&r);
 }
@@ -118,11 +119,12 @@ Test(checkpoint_json, a_path_that_is_no_text_does_not_make_the_file_unreadable)
 {
     ar_checkpoint_state s = unusual();
     s.data_path = "data\xff.bin";
-    ari_checkpoint_read r = written_and_read(&s);
+    ari_checkpoint_read r;
+    written_and_read(&r, &s);
     cr_assert_str_eq(r.state.data_path, "data?.bin");
     ari_checkpoint_read_fini(&r);
     s.data_hash = NULL;
-    r = written_and_read(&s);
+    written_and_read(&r, &s);
     cr_assert(r.state.data_hash == NULL && r.state.data_path == NULL);
     ari_checkpoint_read_fini(&r);
 }
@@ -139,7 +141,8 @@ Test(checkpoint_json, of_more_losses_than_fit_the_last_stay)
     s.step = n;
     s.loss = loss;
     s.losses = n;
-    ari_checkpoint_read r = written_and_read(&s);
+    ari_checkpoint_read r;
+    written_and_read(&r, &s);
     cr_assert_eq(r.state.losses, AR_CHECKPOINT_LOSSES);
     cr_assert(r.state.loss[0] == 5 && r.state.loss[AR_CHECKPOINT_LOSSES - 1] == 1);
     ari_checkpoint_read_fini(&r);
