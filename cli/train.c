@@ -226,7 +226,8 @@ int ari_command_train(int argc, char **argv)
     if (st != AR_OK) {
         fflush(stdout);
         ari_print_error("train", st);
-        return ari_exit_code(st);
+        /* Ranks that call different collectives are a mistake of the program, not of its user. */
+        return st == AR_ERR_MISMATCH ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
     }
     return exit_code;
 }

@@ -261,6 +261,11 @@ class Output(Case):
         self.assertIn("NOT what the layout predicts", done.stdout)
         self.assertEqual(json.loads((self.folder / "x.json").read_text(encoding="utf-8"))["result"], "different")
 
+    def test_ranks_that_call_different_collectives_are_exit_status_1(self):
+        done = self.done(self.model, *SIZE, "--steps", 2, "--dp", 2, "--tp", 2, "--sp", "--inject",
+                         "collective_order_swapped", code=1)
+        self.assertIn("disagree in collective", done.stderr)
+
     def test_a_resumed_run_bears_the_name_of_its_model(self):
         save, plot = self.folder / "run", self.folder / "loss.svg"
         self.done(self.model, *SIZE, "--steps", 3, "--stop-after", 2, "--save", save)
