@@ -362,8 +362,9 @@ def sanitizer_run(preset, title, selected, report, jobs):
 
 
 SANITIZERS = {"asan": ("AddressSanitizer and UndefinedBehaviorSanitizer", lambda program: True),
-              # Criterion does not run under ThreadSanitizer.
-              "tsan": ("ThreadSanitizer", lambda program: not program.criterion)}
+              # Criterion does not run under ThreadSanitizer, and the baseline has no threads.
+              "tsan": ("ThreadSanitizer",
+                       lambda program: not program.criterion and not program.name.startswith("baseline/"))}
 
 
 def matching(names, name):

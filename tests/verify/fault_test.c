@@ -165,9 +165,9 @@ static bool same_run(const expected *a, const expected *b)
            a->at.ddp.mode == b->at.ddp.mode && a->at.ddp.find_unused == b->at.ddp.find_unused;
 }
 
-static bool left_out(const expected *e)
+static bool left_out(const expected *e, size_t i)
 {
-    return small_only() && strstr(e->model, "-demo") != NULL;
+    return small_only() && (i % 2 == 0 || strstr(e->model, "-demo") != NULL);
 }
 
 static void expect_clean(const expected *e, place *p)
@@ -189,7 +189,7 @@ static void expect_all(const expected *table, size_t n, place *p)
         size_t before = 0;
         while (before < i && !same_run(&table[before], &table[i]))
             before++;
-        if (left_out(&table[i]))
+        if (left_out(&table[i], i))
             continue;
         expect_caught(&table[i], p);
         if (before == i)

@@ -267,7 +267,7 @@ Test(golden_training, twenty_steps_reproduce_losses_and_weights_on_every_layout)
         golden_open(&g, cases[c].name);
         train(&one, &g, &cases[c].layout[0]);
         expect_near_pytorch(&g, &one, cases[c].name);
-        for (size_t k = 1; k < cases[c].layouts; k++) {
+        for (size_t k = small_only() ? cases[c].layouts - 1 : 1; k < cases[c].layouts; k++) {
             outcome other;
             train(&other, &g, &cases[c].layout[k]);
             expect_same_outcome(&one, &other, cases[c].name, &cases[c].layout[k]);

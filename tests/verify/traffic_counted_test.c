@@ -100,6 +100,12 @@ static const ar_parallel layouts[] = {{.tp = 2},
                                       {.tp = 2, .dp = 2, .sp = true},
                                       {.tp = 4, .dp = 2, .sp = true, .keep_gathered = true, .micro_batches = 2}};
 
+/* Under a sanitizer every third case is drawn. */
+static bool left_out(size_t i)
+{
+    return small_only() && i % 3 != 0;
+}
+
 static void count_all(ar_numerics numerics)
 {
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
@@ -107,7 +113,7 @@ static void count_all(ar_numerics numerics)
         for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
             traffic_run r = {.config = &c, .parallel = layouts[i], .numerics = numerics};
             const ar_plan other = plan_of(c.arch, AR_MLP_ROW_COLUMN);
-            if (ar_parallel_check(&r.parallel, &c, &other, BATCH, SEQ) != AR_OK)
+            if (left_out(m + i) || ar_parallel_check(&r.parallel, &c, &other, BATCH, SEQ) != AR_OK)
                 continue; /* GPT-2 has no replicas of KV heads */
             r.algorithm = (m + i) % 2 == 0 ? AR_SIM_RING : AR_SIM_DIRECT;
             expect_predicted(&r);
@@ -138,7 +144,7 @@ Test(traffic_counted, training_counts_what_is_predicted)
         for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
             traffic_run r = {.config = &c, .parallel = layouts[i], .steps = STEPS, .clip = i % 2 ? 0.1 : 0.0};
             const ar_plan usual = plan_of(c.arch, AR_MLP_COLUMN_ROW);
-            if (ar_parallel_check(&r.parallel, &c, &usual, BATCH, SEQ) != AR_OK)
+            if (left_out(m + i) || ar_parallel_check(&r.parallel, &c, &usual, BATCH, SEQ) != AR_OK)
                 continue;
             r.numerics = (m + i) % 3 == 0 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
             expect_predicted(&r);
@@ -156,7 +162,7 @@ Test(traffic_counted, zero_counts_what_is_predicted_with_any_bucket_size)
             traffic_run r = {.config = &c, .parallel = layouts[i], .steps = i % 3 ? STEPS : 0, .clip = i % 2 ? 0.1 : 0};
             const ar_plan usual = plan_of(c.arch, AR_MLP_COLUMN_ROW);
             r.parallel.zero = 1;
-            if (r.parallel.dp < 2 || ar_parallel_check(&r.parallel, &c, &usual, BATCH, SEQ) != AR_OK)
+            if (left_out(m + i) || r.parallel.dp < 2 || ar_parallel_check(&r.parallel, &c, &usual, BATCH, SEQ) != AR_OK)
                 continue;
             r.numerics = (m + i) % 3 == 0 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
             r.algorithm = (m + i) % 2 == 0 ? AR_SIM_RING : AR_SIM_DIRECT;
@@ -178,7 +184,7 @@ Test(traffic_counted, matrices_in_bf16_count_what_is_predicted)
             r.storage = AR_BF16;
             r.order = i % 2 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW;
             const ar_plan usual = plan_of(c.arch, r.order);
-            if (ar_parallel_check(&r.parallel, &c, &usual, BATCH, SEQ) != AR_OK)
+            if (left_out(m + i) || ar_parallel_check(&r.parallel, &c, &usual, BATCH, SEQ) != AR_OK)
                 continue;
             expect_predicted(&r);
             r.parallel.zero = r.parallel.dp > 1 ? 1 : 0;
