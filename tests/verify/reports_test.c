@@ -129,7 +129,7 @@ Test(reports, copies_are_kept_of_the_first_tensors_in_execution_order_whatever_c
     double wide[COUNT] = {0.0};
     float wrong[COUNT], *copy = NULL;
     ar_layout o;
-    char name[8];
+    char name[16];
     for (int i = 0; i < TENSORS; i++) {
         snprintf(name, sizeof name, "w%d", i);
         cr_assert_eq(ari_reference_emit(&ref, name, 'f', 2, full_shape, wide), AR_OK);
