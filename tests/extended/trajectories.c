@@ -33,7 +33,7 @@ static const trajectory_layout layouts[] = {
 static bool tell(const char *what, const char *hash, const char *expected, double seconds)
 {
     const bool same = strcmp(hash, expected) == 0;
-    printf("  %-44s %.12s  %6.1f s  %s\n", what, hash, seconds, same ? "same bits" : "OTHER BITS");
+    printf("  %-66s %.12s  %6.1f s  %s\n", what, hash, seconds, same ? "same bits" : "OTHER BITS");
     fflush(stdout);
     return same;
 }
