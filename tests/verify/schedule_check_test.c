@@ -58,7 +58,7 @@ Test(schedule_check, all_of_it_has_the_baselines_bits_in_every_layout)
         int model;
         ar_optimizer_kind kind;
     } cases[] = {{TINY_LLAMA, AR_OPTIMIZER_ADAMW}, {TINY_GPT2, AR_OPTIMIZER_ADAM}, {TINY_STACK, AR_OPTIMIZER_SGD}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < (small_only() ? 1 : sizeof cases / sizeof *cases); i++) {
         char plain[65], refined[65];
         fixture f;
         set_up(&f, cases[i].model, cases[i].kind);
