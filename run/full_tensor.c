@@ -6,10 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/boxes.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/layers/share.h"
-#include "run/boxes.h"
+#include "ref/numerics/bits.h"
 
 ar_status ari_full_tensor_init(ari_full_tensor *t, const char *name, int ndim, const size_t *shape)
 {
@@ -90,13 +91,6 @@ ar_status ari_full_tensor_write(ari_full_tensor *t, int rank, const ar_tensor *l
     return AR_OK;
 }
 
-static uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
 struct comparison {
     const ari_full_tensor *t;
     size_t at; /* the first element that differs; SIZE_MAX: none */
@@ -108,7 +102,7 @@ static void compare_run(void *user, const ari_box_run *r)
     struct comparison *c = user;
     for (size_t i = 0; i < r->count && c->at == SIZE_MAX; i++) {
         const float own = r->local[(ptrdiff_t)i * r->stride];
-        if (r->full + i < c->t->count && bits_of(c->t->values[r->full + i]) != bits_of(own)) {
+        if (r->full + i < c->t->count && ari_bits32(c->t->values[r->full + i]) != ari_bits32(own)) {
             c->at = r->full + i;
             c->own = own;
         }
@@ -128,7 +122,7 @@ ar_status ari_full_tensor_compare(const ari_full_tensor *t, int rank, const ar_t
     return ar_error_set(AR_ERR_DATA,
                         "%s: the copies of ranks %d and %d differ at element %zu: %.9g and %.9g (0x%08x, 0x%08x)",
                         t->name, writer, rank, c.at, (double)t->values[c.at], (double)c.own,
-                        (unsigned)bits_of(t->values[c.at]), (unsigned)bits_of(c.own));
+                        (unsigned)ari_bits32(t->values[c.at]), (unsigned)ari_bits32(c.own));
 }
 
 ar_status ari_full_tensor_check(const ari_full_tensor *t)

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ref/core/boxes.h"
 #include "ref/core/size.h"
-#include "run/boxes.h"
 #include "verify/check_run.h"
 #include "verify/module_run.h"
 

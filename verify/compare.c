@@ -6,26 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/boxes.h"
 #include "ref/core/size.h"
-#include "run/boxes.h"
-
-static uint32_t bits_of(float x)
-{
-    uint32_t u = 0;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
+#include "ref/numerics/bits.h"
 
 /* Floats in order as integers: -0 and +0 are neighbours. */
 static int64_t ordered(float x)
 {
-    const uint32_t u = bits_of(x);
+    const uint32_t u = ari_bits32(x);
     return u & 0x80000000u ? -(int64_t)(u & 0x7fffffffu) - 1 : (int64_t)u;
 }
 
 uint64_t ari_ulp_distance(float a, float b)
 {
-    if (bits_of(a) == bits_of(b))
+    if (ari_bits32(a) == ari_bits32(b))
         return 0;
     if (a != a || b != b)
         return UINT32_MAX;
@@ -74,7 +68,7 @@ static void compare_run(void *user, const ari_box_run *r)
         const float actual = r->local[(ptrdiff_t)i * r->stride], expected = c->reference[r->full + i];
         if (c->gathered) /* atomic: two ranks may take the same part for theirs, and that is a finding, no race */
             __atomic_store(&c->gathered[r->full + i], &actual, __ATOMIC_RELAXED);
-        if (bits_of(actual) == bits_of(expected))
+        if (ari_bits32(actual) == ari_bits32(expected))
             continue;
         if (c->allowed > 0.0) {
             const double beside = c->beside ? (double)c->beside[r->full + i] : 0.0;

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/boxes.h"
 #include "ref/core/size.h"
-#include "run/boxes.h"
 #include "run/cluster_run.h"
 #include "verify/text_batch.h"
 

@@ -2,6 +2,7 @@
 #ifndef ARI_CORE_SIZE_H
 #define ARI_CORE_SIZE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "anyrank/status.h"
@@ -19,6 +20,16 @@ AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const
 /** Makes room for one element more in a list of `count`: doubles *capacity (64 at first) when it is full. list points
  * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `what`; the list is as it was. */
 AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what);
+
+/** What [first, first + n) and [other, other + m) have in common: [*start, *start + *count), empty where nothing.
+ * Returns whether it is anything. */
+static inline bool ari_overlap(size_t *start, size_t *count, size_t first, size_t n, size_t other, size_t m)
+{
+    const size_t from = first > other ? first : other, to = first + n < other + m ? first + n : other + m;
+    *start = from;
+    *count = to > from ? to - from : 0;
+    return to > from;
+}
 
 /** An extent of a layout, or a number of steps: 0 (not given) counts as 1. */
 static inline int ari_at_least_one(int extent)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "anyrank/arith.h"
+#include "ref/core/boxes.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/share.h"
@@ -47,30 +48,6 @@ ar_tensor ar_param_matrix(const ar_param *p)
     return p->transposed ? ar_tensor_transposed(&p->value) : p->value;
 }
 
-/* Calls put(user, local index, full index) for every element this rank holds, both row-major. */
-static void for_each_element(const ar_param *p, const ar_layout *at, void (*put)(void *, size_t, size_t), void *user)
-{
-    const int nd = p->layout.ndim;
-    for (size_t k = 0; k < p->layout.nbox; k++) {
-        const ar_box *mine = &p->layout.box[k], *full = &at->box[k];
-        size_t count = 1;
-        for (int d = 0; d < nd; d++)
-            count *= mine->extent[d];
-        for (size_t i = 0; i < count; i++) {
-            size_t rest = i, local = 0, global = 0, local_stride = 1, global_stride = 1;
-            for (int d = nd - 1; d >= 0; d--) {
-                const size_t x = rest % mine->extent[d];
-                rest /= mine->extent[d];
-                local += (mine->local[d] + x) * local_stride;
-                global += (full->global[d] + x) * global_stride;
-                local_stride *= p->value.shape[d];
-                global_stride *= p->layout.shape[d];
-            }
-            put(user, local, global);
-        }
-    }
-}
-
 struct fresh {
     const ar_param *p;
     float *host;
@@ -78,10 +55,12 @@ struct fresh {
     size_t fan_in, fan_out;
 };
 
-static void put_fresh(void *user, size_t local, size_t full)
+static void put_fresh(void *user, const ari_box_run *r)
 {
     const struct fresh *f = user;
-    f->host[local] = ari_init_value(f->p->init, f->key, full, f->fan_in, f->fan_out, f->p->init_range);
+    for (size_t i = 0; i < r->count; i++)
+        f->host[r->local_index + i] =
+            ari_init_value(f->p->init, f->key, r->full + i, f->fan_in, f->fan_out, f->p->init_range);
 }
 
 /* The mistake of seeding every shard alike: the indices of the group's first rank. A single box begins at 0 there, also
@@ -150,30 +129,18 @@ ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
         f.fan_out = local.ndim > 1 ? local.shape[0] : p->fan_out;
         f.fan_in = local.ndim > 1 ? local.shape[1] : p->fan_in;
     }
-    for_each_element(p, &at, put_fresh, &f);
+    ari_for_each_run(&p->value, &at, put_fresh, &f);
     const ar_status st = upload(p, ctx, host);
     free(host);
     return st;
-}
-
-struct given {
-    float *host;
-    const float *full;
-};
-
-static void put_given(void *user, size_t local, size_t full)
-{
-    const struct given *g = user;
-    g->host[local] = g->full[full];
 }
 
 ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
 {
     float *host = NULL;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
-    struct given g = {host, full};
     const ar_layout at = source_of(&p->layout, ctx);
-    for_each_element(p, &at, put_given, &g);
+    ari_layout_take(host, &p->value, &at, full);
     const ar_status st = upload(p, ctx, host);
     free(host);
     return st;

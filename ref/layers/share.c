@@ -3,7 +3,9 @@
 
 #include <string.h>
 
+#include "ref/core/boxes.h"
 #include "ref/core/context.h"
+#include "ref/core/size.h"
 
 static size_t product(int n, const size_t *extent)
 {
@@ -72,16 +74,6 @@ size_t ari_run_boxes(ari_run_box *out, int ndim, const size_t *shape, size_t sta
 
 /* --- in the Hugging Face shape ------------------------------------------------------------------------------------ */
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-static size_t smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
 /* The matrix's box in the value's own order of dimensions. */
 static ari_run_box stored(const ar_param *p, const ari_run_box *b)
 {
@@ -101,13 +93,9 @@ static bool common(ar_box *out, const ari_run_box *b, const ar_box *held, int nd
 {
     *out = (ar_box){{0}, {0}, {0}};
     for (int d = 0; d < ndim; d++) {
-        const size_t first = larger(b->origin[d], held->local[d]);
-        const size_t end = smaller(b->origin[d] + b->extent[d], held->local[d] + held->extent[d]);
-        if (end <= first)
+        if (!ari_overlap(&out->local[d], &out->extent[d], b->origin[d], b->extent[d], held->local[d], held->extent[d]))
             return false;
-        out->local[d] = first;
-        out->global[d] = held->global[d] + (first - held->local[d]);
-        out->extent[d] = end - first;
+        out->global[d] = held->global[d] + (out->local[d] - held->local[d]);
     }
     return true;
 }
@@ -148,28 +136,21 @@ size_t ari_layout_count(const ar_layout *o)
     return product(o->ndim, o->shape);
 }
 
-/* Where run i of the last dimension begins, in a row-major tensor of this shape; `at`: the box's first element. */
-static size_t run_start(const ar_box *b, int ndim, const size_t *at, const size_t *shape, size_t i)
+struct taker {
+    float *local;
+    const float *full;
+};
+
+static void take_run(void *user, const ari_box_run *r)
 {
-    size_t index = 0, stride = 1;
-    for (int d = ndim - 1; d >= 0; d--) {
-        const bool last = d == ndim - 1;
-        index += (at[d] + (last ? 0 : i % b->extent[d])) * stride;
-        i /= last ? 1 : b->extent[d];
-        stride *= shape[d];
-    }
-    return index;
+    const struct taker *t = user;
+    memcpy(t->local + r->local_index, t->full + r->full, r->count * sizeof(float));
 }
 
-void ari_layout_take(float *local, const size_t *local_shape, const ar_layout *o, const float *full)
+void ari_layout_take(float *host, const ar_tensor *local, const ar_layout *o, const float *full)
 {
-    for (size_t k = 0; k < o->nbox; k++) {
-        const ar_box *b = &o->box[k];
-        const size_t width = o->ndim > 0 ? b->extent[o->ndim - 1] : 1, runs = product(o->ndim - 1, b->extent);
-        for (size_t i = 0; i < runs; i++)
-            memcpy(local + run_start(b, o->ndim, b->local, local_shape, i),
-                   full + run_start(b, o->ndim, b->global, o->shape, i), width * sizeof(float));
-    }
+    struct taker t = {host, full};
+    ari_for_each_run(local, o, take_run, &t);
 }
 
 /* --- in memory ---------------------------------------------------------------------------------------------------- */

@@ -30,7 +30,8 @@ AR_NODISCARD ar_status ari_share_put(ar_ctx *ctx, ar_cbuf run, const ar_param *p
 
 /** Elements of the full tensor. */
 size_t ari_layout_count(const ar_layout *o);
-/** Copies a rank's boxes out of the full tensor into a local one of this shape, both on the host and row-major. */
-void ari_layout_take(float *local, const size_t *local_shape, const ar_layout *o, const float *full);
+/** Copies a rank's boxes out of the full tensor into host memory for `local`, of which only the shape is looked at.
+ * Both row-major. */
+void ari_layout_take(float *host, const ar_tensor *local, const ar_layout *o, const float *full);
 
 #endif

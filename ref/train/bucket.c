@@ -52,10 +52,9 @@ void ari_buckets_free(ar_ddp *d)
 /* The part of bucket elements [own, own + count) that lies in [at, at + elements): ZeRO's share of a parameter. */
 static void own_part(const ar_ddp *d, ar_param *p, const ar_bucket_info *b, size_t at)
 {
-    const size_t n = ar_tensor_count(&p->value), end = b->own_start + b->own_count;
-    const size_t from = at > b->own_start ? at : b->own_start, to = at + n < end ? at + n : end;
-    p->own_start = to > from ? from - at : 0;
-    p->own_count = to > from ? to - from : 0;
+    size_t from = 0;
+    const bool any = ari_overlap(&from, &p->own_count, at, ar_tensor_count(&p->value), b->own_start, b->own_count);
+    p->own_start = any ? from - at : 0;
     p->sharded = ari_ddp_has_peers(d);
 }
 

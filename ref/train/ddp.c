@@ -246,14 +246,20 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
     return create(gives, ctx, module->name, module, own, n, o);
 }
 
+/* For what a step that ended early has left under way. */
+static ar_status settle(ar_ddp *d)
+{
+    if (d->next == 0 || d->waited || !d->communication)
+        return AR_OK;
+    return ar_queue_sync(d->communication->queue, 0);
+}
+
 void ar_ddp_destroy(ar_ddp *d)
 {
     if (!d)
         return;
-    if (d->communication && d->next > 0 && !d->waited) {
-        const ar_status st = ar_queue_sync(d->communication->queue, 0);
-        (void)st; /* whoever waits for the step has been told */
-    }
+    const ar_status st = settle(d);
+    (void)st; /* whoever waits for the step has been told */
     for (size_t i = 0; i < d->trained; i++)
         ar_param_remove_hook(d->slots[i].param, (ar_param_hook){ready, &d->slots[i]});
     ari_buckets_free(d);
@@ -268,14 +274,6 @@ void ar_ddp_destroy(ar_ddp *d)
 ar_status ar_ddp_broadcast_parameters(ar_ddp *d)
 {
     return ar_params_broadcast(d->params, d->n, d->ctx);
-}
-
-/* For what a step that ended early has left under way. */
-static ar_status settle(ar_ddp *d)
-{
-    if (d->next == 0 || d->waited || !d->communication)
-        return AR_OK;
-    return ar_queue_sync(d->communication->queue, 0);
 }
 
 /* The mistake of a reduction that does not wait for the kernels which write the gradients: the memory as it is before

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/boxes.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/replicas.h"
@@ -38,30 +39,14 @@ typedef struct elements {
     bool nonzero;
 } elements;
 
-static void look_at_run(elements *e, const float *v, size_t n)
+static void look_at_run(void *user, const ari_box_run *r)
 {
-    e->hash = ari_hash_values(e->hash, v, n);
-    for (size_t i = 0; i < n; i++) {
-        e->nonzero = e->nonzero || v[i] != 0.0f;
-        if (!isfinite(v[i]) && e->bad++ == 0)
-            e->first_bad = v[i];
-    }
-}
-
-static void look_at_box(elements *e, const float *local, const size_t *shape, const ar_box *b, int ndim)
-{
-    const size_t width = ndim > 0 ? b->extent[ndim - 1] : 1;
-    size_t runs = 1;
-    for (int d = 0; d < ndim - 1; d++)
-        runs *= b->extent[d];
-    for (size_t i = 0; i < runs; i++) {
-        size_t rest = i, at = ndim > 0 ? b->local[ndim - 1] : 0, stride = ndim > 0 ? shape[ndim - 1] : 1;
-        for (int d = ndim - 2; d >= 0; d--) {
-            at += (b->local[d] + rest % b->extent[d]) * stride;
-            rest /= b->extent[d];
-            stride *= shape[d];
-        }
-        look_at_run(e, local + at, width);
+    elements *e = user;
+    e->hash = ari_hash_values(e->hash, r->local, r->count);
+    for (size_t i = 0; i < r->count; i++) {
+        e->nonzero = e->nonzero || r->local[i] != 0.0f;
+        if (!isfinite(r->local[i]) && e->bad++ == 0)
+            e->first_bad = r->local[i];
     }
 }
 
@@ -73,8 +58,9 @@ static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor 
     if (layout->nbox == 0 || ar_tensor_count(local) == 0)
         return AR_OK;
     AR_TRY(values_of(&values, ctx, local));
-    for (size_t k = 0; k < layout->nbox; k++)
-        look_at_box(e, values, local->shape, &layout->box[k], layout->ndim);
+    ar_tensor host = *local; /* contiguous, or it could not have been copied */
+    host.data.ptr = values;
+    ari_for_each_run(&host, layout, look_at_run, e);
     free(values);
     *c = (ari_copy){ari_place_of(layout), e->hash};
     return AR_OK;

@@ -95,7 +95,7 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
     for (size_t i = 0; i < o->n; i++) {
         const ari_state *s = &o->states[i];
         ar_tensor g;
-        if (!s->param->requires_grad || !s->param->has_grad)
+        if (!ari_is_updated(s->param))
             continue;
         AR_TRY(gradient_of(&g, ctx, s->param, room, scale));
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
@@ -122,7 +122,7 @@ static ar_status check_whole(const ar_optimizer *o)
 {
     for (size_t i = 0; i < o->n; i++) {
         const ar_param *p = o->states[i].param;
-        if (p->requires_grad && p->has_grad && p->sharded)
+        if (ari_is_updated(p) && p->sharded)
             return ar_error_set(AR_ERR_ARG,
                                 "%s: the data-parallel ranks share out its gradient (ZeRO), but not this optimizer: "
                                 "make it with ar_optimizer_create_sharded",

@@ -112,7 +112,7 @@ static ar_status load_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar
     ar_tensor local = {.data = {NULL}};
     ar_status st = AR_OK;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&s->param->value) + 1, sizeof *host, name));
-    ari_layout_take(host, s->param->value.shape, &s->param->layout, full);
+    ari_layout_take(host, &s->param->value, &s->param->layout, full);
     AR_TRY_TO(done, st, local_of(&local, s, ctx, buf));
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, &local, host));
     if (!s->whole)

@@ -15,6 +15,11 @@ typedef struct ari_state {
 } ari_state;
 typedef const float *(*ari_state_find)(void *user, const char *param, const char *state, size_t count);
 
+/** Whether a step changes a parameter. */
+static inline bool ari_is_updated(const ar_param *p)
+{
+    return p->requires_grad && p->has_grad;
+}
 /** Before the first step: moments zero, the master copy of bf16 storage the value. param, whole, start and count are
  *  set. Adds to *bytes what it takes. On failure what was made stays, for ari_state_destroy. Errors: AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */

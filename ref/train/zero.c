@@ -37,21 +37,12 @@ typedef struct room {
 
 /* --- making ------------------------------------------------------------------------------------------------------- */
 
-/* What the elements [first, first + n) and [other, other + m) have in common; false: nothing. */
-static bool common(size_t *start, size_t *count, size_t first, size_t n, size_t other, size_t m)
-{
-    const size_t from = first > other ? first : other, to = first + n < other + m ? first + n : other + m;
-    *start = from;
-    *count = to > from ? to - from : 0;
-    return to > from;
-}
-
 /* The part of parameter i of a bucket that lies in this rank's slice, if any. */
 static ar_status add_piece(ari_zero *z, ar_ctx *ctx, const ar_bucket_info *b, size_t i, const ar_optimizer_options *o)
 {
     ar_param *p = b->param[i];
     size_t from = 0, count = 0;
-    if (!common(&from, &count, b->offset[i], ar_tensor_count(&p->value), b->own_start, b->own_count))
+    if (!ari_overlap(&from, &count, b->offset[i], ar_tensor_count(&p->value), b->own_start, b->own_count))
         return AR_OK;
     piece *s = &z->pieces[z->n++]; /* counted first, so that destroy frees half of it too */
     *s = (piece){b->index, from, {.param = p, .start = from - b->offset[i], .count = count}};
@@ -147,7 +138,7 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
         const ar_param *p = b->param[i];
         size_t from = 0, n = 0;
         ar_tensor g;
-        if (!common(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
+        if (!ari_overlap(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
             continue;
         AR_TRY(ar_tensor_view(&g, AR_F32, p->value.ndim, p->value.shape, r->value.data));
         AR_TRY(ar_param_grad_value(p, ctx, &g));
@@ -171,11 +162,6 @@ static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const room
     return ctx->device->ops->scale(ctx->device, ctx->queue, g, ar_const(g), scale, b->own_count);
 }
 
-static bool is_updated(const ar_param *p)
-{
-    return p->requires_grad && p->has_grad;
-}
-
 /* The weights of this rank's slice, updated, at their place in the bucket. */
 static ar_status update_slice(const ari_zero *z, ar_ctx *ctx, const ar_bucket_info *b, const room *r,
                               const ar_optimizer_options *o, const ari_optimizer_clock *clock)
@@ -188,7 +174,7 @@ static ar_status update_slice(const ari_zero *z, ar_ctx *ctx, const ar_bucket_in
         ari_update_part part = state->part;
         part.weight = ar_buf_at(r->weights.data, s->at * sizeof(float));
         AR_TRY(ari_share_get(ctx, part.weight, state->param, &state->param->value, state->start, state->count));
-        if (!is_updated(state->param))
+        if (!ari_is_updated(state->param))
             continue;
         const ari_optimizer_constants k = ari_update_constants(clock, o, state->param, ctx);
         const ar_buf g = ar_buf_at(r->gradient.data, (s->at - b->own_start) * sizeof(float));
@@ -229,10 +215,10 @@ static ar_status put_weights(ar_ctx *ctx, const ar_bucket_info *b, const room *r
     for (size_t i = 0; i < b->params; i++) {
         ar_param *p = b->param[i];
         size_t from = 0, n = 0;
-        if (!is_updated(p))
+        if (!ari_is_updated(p))
             continue;
         p->version++;
-        if (!common(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
+        if (!ari_overlap(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
             continue;
         const ar_cbuf weights = ar_cbuf_at(ar_const(r->weights.data), from * sizeof(float));
         AR_TRY(ari_share_put(ctx, weights, p, &p->value, from - b->offset[i], n));
@@ -257,7 +243,7 @@ static ar_status check_shares(const ari_zero *z)
     for (size_t i = 0; i < z->n; i++) {
         const ari_state *s = &z->pieces[i].state;
         const ar_param *p = s->param;
-        if (is_updated(p) && p->sharded && (s->start != p->own_start || s->count != p->own_count))
+        if (ari_is_updated(p) && p->sharded && (s->start != p->own_start || s->count != p->own_count))
             return ar_error_set(AR_ERR_ARG,
                                 "%s: this rank has elements %zu to %zu of the gradient, the optimizer keeps state of "
                                 "%zu to %zu: both need the buckets of one DDP object, %s",

@@ -12,8 +12,8 @@
 
 #include "anyrank/safetensors.h"
 #include "anyrank/train.h"
+#include "ref/core/boxes.h"
 #include "ref/io/json.h"
-#include "run/boxes.h"
 #include "run/cluster_run.h"
 #include "run/weights.h"
 

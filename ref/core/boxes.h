@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_BOXES_H
-#define ARI_RUN_BOXES_H
+#ifndef ARI_CORE_BOXES_H
+#define ARI_CORE_BOXES_H
 
 #include "anyrank/tensor.h"
 

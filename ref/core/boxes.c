@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "run/boxes.h"
+#include "ref/core/boxes.h"
 
 void ari_for_each_run(const ar_tensor *local, const ar_layout *o, void (*f)(void *user, const ari_box_run *run),
                       void *user)
