@@ -3,8 +3,9 @@
 """Checks the direction of the includes: scripts/check_includes.py ROOT
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
-bench lies between verify and cli. io stands on core, under models and verify; the communicators (sim, mpi, gpu/nccl) stand
-on core alone; the baseline stands on the scalar definitions and the parsed config and nothing else. Prints
+bench lies between verify and cli. io stands on core, under models and verify; dump, which reads other people's tensors
+and per-rank files, stands on io and models; the communicators (sim, mpi, gpu/nccl) stand on core alone; the baseline
+stands on the scalar definitions and the parsed config and nothing else. Prints
 "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
@@ -36,12 +37,13 @@ ALLOWED = {
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core"],
     "run": ["ref/core", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan"],
+    "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     "verify": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-               "ref/baseline", "sim/plan", "run"],
+               "ref/baseline", "sim/plan", "run", "dump"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-            "sim/plan", "run", "verify", "bench"],
+            "sim/plan", "run", "dump", "verify", "bench"],
     "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-              "sim/plan", "run", "verify"],
+              "sim/plan", "run", "dump", "verify"],
     "examples": [],
 }
 
@@ -83,6 +85,7 @@ FORBIDDEN_SYSTEM = {
     "sim/plan": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "mpi": re.compile(rf"(?:{CUDA}|{LIBRARIES})$"),
     "run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "dump": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "verify": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "cli": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "gpu": re.compile(r"mpi\.h$"),
@@ -105,7 +108,7 @@ class Tree:
     def __init__(self, root):
         self.root = root
         self.includes = {}  # path -> [(line, resolved project path or None, text, is system)]
-        for top in ("include", "ref", "sim", "mpi", "gpu", "run", "verify", "cli", "bench", "examples"):
+        for top in ("include", "ref", "sim", "mpi", "gpu", "run", "dump", "verify", "cli", "bench", "examples"):
             for path in sorted((root / top).rglob("*")):
                 if path.suffix in SUFFIXES and path.is_file():
                     name = path.relative_to(root).as_posix()

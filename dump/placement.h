@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_DUMP_PLACEMENT_H
+#define ARI_DUMP_PLACEMENT_H
+
+#include "anyrank/dump.h"
+
+/* What a rank's file says of the place of its tensors, in its __metadata__ (docs/dumps.md): PyTorch's
+ * DCP_SHARDING_INFO, and ANYRANK_PLACEMENT for what that lacks. */
+#define ARI_DUMP_DCP "DCP_SHARDING_INFO"
+#define ARI_DUMP_PLACEMENT "ANYRANK_PLACEMENT"
+
+/* Of one tensor. */
+typedef struct ari_placed {
+    char *name;
+    int ndim; /* of the full tensor; -1: not told */
+    size_t shape[AR_ST_MAX_DIMS];
+    bool has_shape; /* else the largest extent over all ranks' files */
+    size_t boxes;   /* 0: one, the whole entry, at `offset` */
+    ar_dump_box *box;
+    size_t offset[AR_ST_MAX_DIMS];
+    int replica, replicas; /* 0 of 0: not told */
+    bool partial;
+} ari_placed;
+typedef struct ari_placement {
+    int rank, world; /* -1, 0: not told */
+    ar_dump_dim mesh[AR_DUMP_MAX_DIMS];
+    int at[AR_DUMP_MAX_DIMS];
+    size_t dims;
+    ari_placed *tensor; /* sorted by name */
+    size_t tensors;
+    char **order; /* names in execution order */
+    size_t ordered;
+} ari_placement;
+
+/** Parses both texts, either of which may be NULL. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_OVERFLOW,
+ *  AR_ERR_MEMORY. `file` is for messages. ari_placement_fini, also after an error. */
+AR_NODISCARD ar_status ari_placement_parse(ari_placement *p, const char *dcp, const char *own, const char *file);
+void ari_placement_fini(ari_placement *p);
+/** NULL: the file says nothing of it. */
+const ari_placed *ari_placement_find(const ari_placement *p, const char *name);
+
+#endif

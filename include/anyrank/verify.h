@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_VERIFY_H
+#define ANYRANK_VERIFY_H
+
+#include <stdbool.h>
+
+#include "anyrank/dump.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Two dumps of tensors side by side: which differ, how much, where, and what kind of mistake leaves such a trace. */
+
+typedef enum ar_verify_rule {
+    AR_VERIFY_BITS,       /* equal bits or different */
+    AR_VERIFY_ULP,        /* at most so many steps of the reference's dtype apart */
+    AR_VERIFY_TOLERANCE,  /* |other - reference| <= atol + rtol*|reference| */
+    AR_VERIFY_SENSITIVITY /* |other - reference| <= what a file of ar_grads' sensitivity allows the tensor */
+} ar_verify_rule;
+
+typedef struct ar_verify_options {
+    const char *reference, *other; /* what ar_dump_open takes */
+    const char *map;               /* for `other`; NULL: none */
+    const char *reference_map;     /* for `reference` */
+    ar_verify_rule rule;
+    uint64_t ulp;
+    double rtol, atol;
+    const char *allowed;      /* with AR_VERIFY_SENSITIVITY */
+    const char *const *only;  /* [only_count] globs of names; none: all */
+    const char *const *leave; /* [leave_count] globs of names that are left out */
+    size_t only_count, leave_count;
+    bool nan_differs; /* NaN against NaN is a difference too; else equal by every rule but bits, whose payloads count */
+    int tp, dp; /* ranks of the other run, where its dump does not tell: for the explanation alone; 0: not known */
+    size_t heads, kv_heads; /* of the model, for the explanation alone; 0: not known */
+    size_t explain;         /* how many of the tensors that differ are explained: the first in execution order, then the
+                               worst; 0: 8 */
+    int threads;            /* 0: the machine's cores */
+    void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
+    void *progress_user;
+} ar_verify_options;
+
+typedef enum ar_verify_state {
+    AR_VERIFY_SAME, /* by the rule */
+    AR_VERIFY_DIFFERENT,
+    AR_VERIFY_SHAPE,      /* another shape: values are not compared */
+    AR_VERIFY_DTYPE,      /* another dtype, and the rule asks for bits or ulps */
+    AR_VERIFY_MISSING,    /* only in the reference */
+    AR_VERIFY_UNEXPECTED, /* only in the other */
+    AR_VERIFY_REPLICAS    /* copies of one part differ from each other, in either dump */
+} ar_verify_state;
+
+#define AR_VERIFY_ULP_BINS 34
+/** What is known of one tensor. Differences are those of all elements, also of those that the rule lets pass. */
+typedef struct ar_verify_row {
+    const char *name;
+    ar_verify_state state;
+    char pass;    /* 'i' 'f' 'b' 'g' 'c' 'n' as in docs/names.md, by name or file; 'w' weights; '?' not known */
+    int step;     /* 1, 2, .. */
+    size_t order; /* place in execution order, as far as it is known or can be told by the name */
+    ar_dtype dtype, other_dtype;
+    int ndim, other_ndim;
+    size_t shape[AR_ST_MAX_DIMS], other_shape[AR_ST_MAX_DIMS];
+    size_t elements;
+    size_t elements_different; /* by the rule */
+    size_t bits_different;     /* whose bits differ */
+    size_t nan[2], inf[2];     /* in the reference, in the other */
+    double max_abs, max_rel,
+        rms; /* of other - reference, over finite elements; rms of the reference beside: rms_reference */
+    double rms_reference, max_reference;
+    uint64_t max_ulp;    /* in steps of the reference's dtype */
+    double cosine;       /* of the two as vectors; NaN: one is all zero */
+    double scale;        /* the factor that fits best: sum(other*reference) / sum(reference^2) */
+    double allowed;      /* that the rule allows the worst element; 0: nothing */
+    double ratio;        /* worst |difference| over what is allowed; infinity where nothing is */
+    size_t first, worst; /* elements, row-major: the first that differs by the rule, the one with the largest ratio or
+                            difference */
+    double first_value[2], worst_value[2]; /* reference, other */
+    uint64_t
+        ulp_bins[AR_VERIFY_ULP_BINS]; /* elements by distance: 0, 1, 2..3, 4..7, .., the last: NaN against a number */
+    int ranks[2];      /* AR_VERIFY_REPLICAS: the two that differ; else ranks[0] the rank that holds `first`, -1 */
+    bool in_reference; /* AR_VERIFY_REPLICAS: of the reference */
+    char pattern[256], hint[512]; /* "" where it was not explained */
+    /* For a picture: the largest |difference| over what is allowed (over the reference's rms without a tolerance) in
+     * each cell of a grid over the tensor as a matrix, [map_rows][map_cols]; NULL where nothing differs. */
+    float *map;
+    size_t map_rows, map_cols;       /* at most 48 by 96 */
+    size_t matrix_rows, matrix_cols; /* of the tensor as a matrix: all dimensions but the last, the last */
+} ar_verify_row;
+
+typedef struct ar_verify_report {
+    bool same;                     /* the verdict */
+    const char *reference, *other; /* paths */
+    ar_verify_rule rule;
+    uint64_t ulp;
+    double rtol, atol;
+    ar_verify_row *row; /* [rows] in execution order */
+    size_t rows;
+    size_t compared, different, missing,
+        unexpected; /* tensors; different: with those of another shape or dtype or unequal copies */
+    size_t elements, elements_different;
+    size_t first;        /* row of the first in execution order that is not the same; SIZE_MAX */
+    size_t worst;        /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */
+    size_t *worst_order; /* [different] rows that differ, worst first */
+    int ranks;           /* of the other dump */
+    ar_dump_dim mesh[AR_DUMP_MAX_DIMS];
+    size_t mesh_dims;
+    size_t bytes; /* read of both */
+    double seconds;
+} ar_verify_report;
+
+/** Compares. Gives the report; ar_verify_report_destroy. Memory: some megabytes and the maps, whatever the dumps' size.
+ *  Errors (no report): those of opening, AR_ERR_ARG (options), AR_ERR_NOT_FOUND (globs that match nothing, an allowed
+ *  file that lacks a tensor), AR_ERR_DTYPE. */
+AR_NODISCARD ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o);
+/** Accepts NULL. */
+void ar_verify_report_destroy(ar_verify_report *r);
+/** Writes the report as one HTML page that needs no network. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_verify_html(const ar_verify_report *r, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
