@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_EXPLAIN_H
+#define ARI_VERIFY_EXPLAIN_H
+
+#include "anyrank/verify.h"
+
+/* Says of a tensor of two dumps where the other one differs and what kind of mistake leaves that trace. Where the other
+ * dump is of ranks, their parts are looked at one by one (verify/pattern.h); where it is whole, its layout is found
+ * from the data. */
+
+/* What is known beside the tensor. All may be left zero. */
+typedef struct ari_explain_case {
+    const ar_dump *reference, *other; /* for values that are another tensor's; NULL: the tensor alone */
+    double atol, rtol;                /* an element may differ by atol + rtol*|reference| without being different; both
+                                         0: equal bits or different */
+    int tp, dp;                       /* of the other run; 0: not known */
+    size_t heads, kv_heads;           /* of the model; 0: not known */
+} ari_explain_case;
+
+/** Fills row->pattern and row->hint. Of the row it reads name, pass and step. The same tensors give the same texts.
+ *  Memory: up to 40 bytes an element of at most 2^24 elements: larger tensors are looked at in a stretch of rows around
+ *          the first difference, and the text says so.
+ *  Errors: AR_ERR_ARG (other shapes: there is nothing to compare), AR_ERR_MEMORY, those of ar_dump_read_f32. On error
+ *          the row is untouched.
+ *  Threads: safe for other rows. */
+AR_NODISCARD ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
+                                   const ari_explain_case *c);
+
+#endif
