@@ -18,7 +18,8 @@ typedef struct ar_st_entry {
     size_t shape[AR_ST_MAX_DIMS];
     size_t count; /* elements */
     size_t bytes;
-    const void *data; /* mapped, read-only, NOT necessarily aligned: copy out with memcpy */
+    const void *data; /* read-only, NOT necessarily aligned: copy out with memcpy */
+    bool mapped;      /* data are pages of the file: whoever streams through may give them back (MADV_DONTNEED) */
 } ar_st_entry;
 
 typedef struct ar_st_file ar_st_file;

@@ -56,8 +56,10 @@ static ar_status map_data(ar_st_file *f, int fd, size_t bytes, size_t data_start
     if (fstat(fd, &now) != 0 || (size_t)now.st_size != bytes)
         return ar_error_set(AR_ERR_IO, "%s: changed its size from %zu bytes while it was opened", ARI_SHOW(path),
                             bytes);
-    for (size_t i = 0; i < f->header.n; i++)
+    for (size_t i = 0; i < f->header.n; i++) {
         f->header.items[i].entry.data = (const char *)map + data_start + f->header.items[i].begin;
+        f->header.items[i].entry.mapped = true;
+    }
     return AR_OK;
 }
 
