@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what a PyTorch module computes on each rank, for `anyrank verify`: activations, gradients, weights.
+
+    from anyrank_dump import Dumper
+
+    dump = Dumper(model, "dump", mesh={"dp": 2, "tp": 4})   # before the forward pass
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    dump.write()                                            # after it, on every rank
+
+One file of each rank, dump/rank-00000.safetensors and so on, with the place of every tensor in the full one. Copy this
+file; it needs torch and safetensors and nothing else.
+
+Names. A module's output is "PATH:fwd", the gradient of its first tensor input through this module alone "PATH:bwd", a
+parameter's gradient "NAME:grad", its value "NAME:init" (as it was when the Dumper was made). A module with several
+output tensors has "PATH.1:fwd" beside it; one that is called again in the same step "PATH.call2:fwd". The output object
+of a Hugging Face model gives "loss:fwd" and "lm_head:fwd".
+
+Placements. A DTensor says itself where it stands. For plain tensors of hand-written parallel layers say it with `shard`,
+a dictionary from glob to {mesh dimension: tensor dimension}; the first glob that matches a tensor's name counts:
+
+    shard={"*.q_proj.weight:*": {"tp": 0}, "*.q_proj:fwd": {"tp": -1}, "*.o_proj.weight:*": {"tp": 1}}
+
+Uneven shards are fine: the ranks tell each other their sizes. What nothing is said of is whole, a copy on each rank;
+activations and their gradients are shared out along dimension 0 over the mesh dimension named "dp", if there is one.
+"""
+
+import fnmatch
+import json
+import os
+import pathlib
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # before PyTorch 2.5
+    DTensor = ()
+
+PLACEMENT, DCP = "ANYRANK_PLACEMENT", "DCP_SHARDING_INFO"
+
+
+class _Listen(torch.autograd.Function):
+    """The identity; hands on what flows back through it."""
+
+    @staticmethod
+    def forward(ctx, x, listener):
+        ctx.listener = listener
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.listener(grad)
+        return grad, None
+
+
+def _local(t):
+    return t.to_local() if DTensor and isinstance(t, DTensor) else t
+
+
+def _copy(t):
+    return _local(t.detach()).detach().to("cpu", copy=True).contiguous()
+
+
+class _Value:
+    """A tensor that was recorded: its bytes, and where a DTensor says it stands."""
+
+    def __init__(self, tensor):
+        self.data = _copy(tensor)
+        self.spec = None
+        if DTensor and isinstance(tensor, DTensor):
+            self.spec = (tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+
+
+def _first_tensor(args, kwargs):
+    """Where the first floating point tensor that a gradient can flow to stands: ('args', 0), ('kwargs', 'x')."""
+    for i, x in enumerate(args):
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.requires_grad:
+            return "args", i
+    for key, x in kwargs.items():
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.requires_grad:
+            return "kwargs", key
+    return None
+
+
+class Dumper:
+    """Listens to `module` until close() and writes one file a rank into `folder`.
+
+    mesh     {"dp": 2, "tp": 4}, outermost first, ranks counted along the last; default: all ranks are "tp"
+    shard    {glob: {mesh dimension: tensor dimension}} for tensors that are no DTensors
+    partial  {glob: mesh dimension} for plain tensors that are still to be summed over it
+    only     globs of names to keep; default: all
+    values   which kinds: any of "init", "fwd", "bwd", "grad"
+    """
+
+    def __init__(self, module, folder, mesh=None, shard=None, partial=None, only=None,
+                 values=("init", "fwd", "bwd", "grad")):
+        self.module, self.folder = module, pathlib.Path(folder)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self.mesh = dict(mesh) if mesh else {"tp": self.world}
+        size = 1
+        for n in self.mesh.values():
+            size *= n
+        if size != self.world:
+            raise ValueError(f"the mesh {self.mesh} has {size} ranks, the run has {self.world}")
+        self.shard, self.partial, self.only, self.values = shard or {}, partial or {}, only, set(values)
+        self.kept, self.calls, self.handles = {}, {}, []
+        self._listen()
+
+    # --- listening ------------------------------------------------------------------------------------------------
+
+    def _wants(self, name):
+        return self.only is None or any(fnmatch.fnmatchcase(name, glob) for glob in self.only)
+
+    def _keep(self, name, tensor):
+        if not self._wants(name):
+            return
+        path, suffix = name.rsplit(":", 1)
+        self.calls[name] = self.calls.get(name, 0) + 1
+        if self.calls[name] > 1:
+            name = f"{path}.call{self.calls[name]}:{suffix}"
+        self.kept[name] = _Value(tensor)
+
+    def _listen(self):
+        if "init" in self.values:
+            for name, p in self.module.named_parameters():
+                self._keep(f"{name}:init", p)
+        for path, m in self.module.named_modules():
+            if path and "fwd" in self.values:
+                self.handles.append(m.register_forward_hook(self._output_hook(path)))
+            elif not path:
+                self.handles.append(m.register_forward_hook(self._model_hook))
+            # What changes its input in place cannot have it replaced by a view.
+            if path and "bwd" in self.values and not getattr(m, "inplace", False):
+                self.handles.append(m.register_forward_pre_hook(self._input_hook(path), with_kwargs=True))
+        if "grad" in self.values:
+            for name, p in self.module.named_parameters():
+                if p.requires_grad:
+                    self.handles.append(p.register_post_accumulate_grad_hook(self._grad_hook(name)))
+
+    def _output_hook(self, path):
+        def hook(_module, _args, output):
+            found = [output] if isinstance(output, torch.Tensor) else (
+                [x for x in output if isinstance(x, torch.Tensor)] if isinstance(output, (tuple, list)) else [])
+            for i, t in enumerate(found):
+                if t.is_floating_point():
+                    self._keep(f"{path}.{i}:fwd" if i else f"{path}:fwd", t)
+        return hook
+
+    def _model_hook(self, _module, _args, output):
+        if "fwd" not in self.values:
+            return
+        if isinstance(output, torch.Tensor):
+            self._keep("output:fwd", output)
+        elif isinstance(getattr(output, "loss", None), torch.Tensor):
+            self._keep("loss:fwd", output.loss)
+
+    def _input_hook(self, path):
+        def hook(_module, args, kwargs):
+            at = _first_tensor(args, kwargs)
+            if at is None or not torch.is_grad_enabled():
+                return None
+            def listener(grad):
+                self._keep(f"{path}:bwd", grad)
+            if at[0] == "args":
+                args = list(args)
+                args[at[1]] = _Listen.apply(args[at[1]], listener)
+                return tuple(args), kwargs
+            kwargs = dict(kwargs)
+            kwargs[at[1]] = _Listen.apply(kwargs[at[1]], listener)
+            return args, kwargs
+        return hook
+
+    def _grad_hook(self, name):
+        def hook(_p):
+            # The value is read in write(), when all micro-batches and reductions are done; here only the place in the
+            # order is taken.
+            if self._wants(f"{name}:grad"):
+                self.kept.setdefault(f"{name}:grad", None)
+        return hook
+
+    def close(self):
+        """Removes all hooks."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+    # --- placements -----------------------------------------------------------------------------------------------
+
+    def _at(self):
+        at, rest = {}, self.rank
+        for name in reversed(self.mesh):
+            at[name] = rest % self.mesh[name]
+            rest //= self.mesh[name]
+        return at
+
+    def _rule(self, name, data):
+        for glob, dims in self.shard.items():
+            if fnmatch.fnmatchcase(name, glob):
+                return {mesh: dim % data.dim() for mesh, dim in dims.items()}
+        activation = name.endswith((":fwd", ":bwd")) and data.dim() > 0
+        return {"dp": 0} if activation and self.mesh.get("dp", 1) > 1 else {}
+
+    def _plain(self, name, data, sizes):
+        """Offset, full shape, replica, replicas of a plain tensor; sizes: every rank's local shape."""
+        rule, at = self._rule(name, data), self._at()
+        names = list(self.mesh)
+        stride, n = {}, 1
+        for dim in reversed(names):
+            stride[dim], n = n, n * self.mesh[dim]
+        offset, shape = [0] * data.dim(), list(data.shape)
+        for mesh_dim, dim in rule.items():
+            first = self.rank - at[mesh_dim] * stride[mesh_dim]
+            line = [sizes[first + i * stride[mesh_dim]] for i in range(self.mesh[mesh_dim])]
+            if any(s is None or len(s) != data.dim() for s in line):
+                raise ValueError(f"{name}: a rank along {mesh_dim} does not have this tensor")
+            extents = [s[dim] for s in line]
+            if len({other for other in rule.values()}) < len(rule):
+                raise ValueError(f"{name}: two mesh dimensions shard dimension {dim}: use DTensor for that")
+            offset[dim], shape[dim] = sum(extents[:at[mesh_dim]]), sum(extents)
+        replica, replicas = 0, 1
+        for mesh_dim in names:
+            if mesh_dim not in rule and mesh_dim != self._partial_over(name):
+                replica, replicas = replica * self.mesh[mesh_dim] + at[mesh_dim], replicas * self.mesh[mesh_dim]
+        return offset, shape, replica, replicas
+
+    def _partial_over(self, name):
+        for glob, dim in self.partial.items():
+            if fnmatch.fnmatchcase(name, glob):
+                return dim
+        return None
+
+    def _distributed(self, name, spec):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+        shape, mesh, placements = spec
+        _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+        where = mesh.get_coordinate()
+        replica, replicas, partial = 0, 1, None
+        for i, p in enumerate(placements):
+            if p.is_replicate():
+                replica, replicas = replica * mesh.size(i) + where[i], replicas * mesh.size(i)
+            elif p.is_partial():
+                partial = mesh.mesh_dim_names[i] if mesh.mesh_dim_names else list(self.mesh)[i]
+        others = self.world // mesh.size()  # ranks outside this tensor's mesh hold copies of it
+        if others > 1:
+            replica, replicas = self.rank // mesh.size() * replicas + replica, replicas * others
+        return list(offset), list(shape), replica, replicas, partial
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def _collect(self):
+        if "grad" in self.values:
+            for name, p in self.module.named_parameters():
+                key = f"{name}:grad"
+                if p.grad is not None and self._wants(key):
+                    self.kept[key] = _Value(p.grad)
+        return {name: v for name, v in self.kept.items() if v is not None}
+
+    def write(self):
+        """Writes this rank's file and forgets what was recorded. Every rank must call it. Returns the path."""
+        values = self._collect()
+        sizes = {name: tuple(v.data.shape) for name, v in values.items()}
+        everyone = [sizes]
+        if self.world > 1:
+            everyone = [None] * self.world
+            dist.all_gather_object(everyone, sizes)
+        tensors, dcp = {}, {}
+        for name, v in values.items():
+            if v.spec:
+                offset, shape, replica, replicas, partial = self._distributed(name, v.spec)
+            else:
+                line = [other.get(name) for other in everyone]
+                offset, shape, replica, replicas = self._plain(name, v.data, line)
+                partial = self._partial_over(name)
+            dcp[name] = {"saved_offsets": offset}
+            tensors[name] = {"shape": shape, "replica": replica, "replicas": replicas,
+                             "boxes": [{"global": offset, "local": [0] * len(shape), "extent": list(v.data.shape)}]}
+            if partial:
+                tensors[name]["partial"] = partial
+        at = self._at()
+        placement = {"version": 1, "rank": self.rank, "world": self.world, "mesh": list(self.mesh.items()),
+                     "at": [at[name] for name in self.mesh], "tensors": tensors, "order": list(values)}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"rank-{self.rank:05d}.safetensors"
+        half = path.with_name(path.name + ".part")
+        save_file({name: v.data for name, v in values.items()}, half,
+                  {"format": "pt", "DCP_VERSION": "1.0", DCP: json.dumps(dcp), PLACEMENT: json.dumps(placement)})
+        os.replace(half, path)
+        self.kept, self.calls = {}, {}
+        return path
