@@ -39,6 +39,7 @@ struct ari_out {
     char *path; /* the final name, links resolved: the file is replaced, not the link to it */
     char *temp; /* NULL: written directly */
     bool named; /* temp stands in the folder, ours to remove; else the file has no name yet */
+    size_t at;  /* where the next byte goes */
 };
 
 /* Where the folder part of `path` ends, its slash included. */
@@ -167,8 +168,19 @@ ar_status ari_out_write(ari_out *o, const void *data, size_t bytes)
         if (put <= 0)
             return ari_out_fail("write", o->path);
         done += (size_t)put;
+        o->at += (size_t)put;
     }
     return AR_OK;
+}
+
+ar_status ari_out_write_at(ari_out *o, size_t offset, const void *data, size_t bytes)
+{
+    if (offset != o->at && bytes > 0) {
+        if (offset > INT64_MAX || lseek(o->fd, (off_t)offset, SEEK_SET) < 0)
+            return ari_out_fail("write out of order to", o->path);
+        o->at = offset;
+    }
+    return ari_out_write(o, data, bytes);
 }
 
 /* The name itself is durable once the folder is. Some file systems refuse this; the data is safe all the same. */

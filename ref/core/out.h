@@ -20,6 +20,9 @@ AR_NODISCARD ar_status ari_out_create(ari_out **gives, const char *path);
  *  Errors: as ari_out_create. */
 AR_NODISCARD ar_status ari_out_check(const char *path);
 AR_NODISCARD ar_status ari_out_write(ari_out *o, const void *data, size_t bytes);
+/** Writes at a place of its own, which ari_out_write goes on from. A pipe takes only the place where it is. Errors:
+ *  AR_ERR_IO. */
+AR_NODISCARD ar_status ari_out_write_at(ari_out *o, size_t offset, const void *data, size_t bytes);
 /** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. Frees `o` in
  *  both cases. */
 AR_NODISCARD ar_status ari_out_commit(ari_out *o);

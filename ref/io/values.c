@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
+#include <string.h>
+
+#include "ref/core/half.h"
+#include "ref/io/file.h"
+#include "ref/io/safetensors.h"
+
+/* The magnitude's 7 bits, moved to fp32's places, are the value times 2^(7-127), subnormals included: the product is
+ * exact. There are no infinities, and one NaN of each sign. */
+static inline float f32_of_e4m3(uint8_t b)
+{
+    const uint32_t sign = (uint32_t)(b & 0x80u) << 24, magnitude = b & 0x7fu;
+    const uint32_t number = ari_f32_bits(ari_f32_of_bits(magnitude << 20) * 0x1p120f);
+    return ari_f32_of_bits(sign | (magnitude == 0x7fu ? 0x7fc00000u : number));
+}
+
+/* The upper half of an F16. */
+static inline float f32_of_e5m2(uint8_t b)
+{
+    return ari_f32_of_f16((uint16_t)(b << 8));
+}
+
+/* 2^(b-127): the exponent of an fp32, whose smallest is subnormal; 255 is the only NaN. */
+static inline float f32_of_e8m0(uint8_t b)
+{
+    const uint32_t exponent = (uint32_t)b << 23;
+    return ari_f32_of_bits(b == 0 ? 0x00400000u : b == 0xff ? 0x7fc00000u : exponent);
+}
+
+/* Through odd: what fp32 cannot hold is cut off and leaves a 1 in the last bit, so that the rounding that follows, to
+ * at most 22 bits, sees on which side of a tie the value lies and is the only one. */
+static inline float f32_to_odd(double x)
+{
+    const float nearest = (float)x;
+    const double back = (double)nearest;
+    const uint32_t bits = ari_f32_bits(nearest);
+    const uint32_t cut = (back < 0 ? -back : back) > (x < 0 ? -x : x) ? bits - 1 : bits;
+    return ari_f32_of_bits(back == x || x != x ? bits : cut | 1u);
+}
+
+#define EACH(type, value)                          \
+    for (size_t i = 0; i < count; i++) {           \
+        type x;                                    \
+        memcpy(&x, from + sizeof x * i, sizeof x); \
+        out[i] = (value);                          \
+    }                                              \
+    return AR_OK
+
+/* One conversion for each dtype; the loops are simple enough for the compiler to vectorise. */
+#define DEFINE_TO(name, result)                                                                  \
+    ar_status name(ar_dtype dtype, const void *data, size_t count, result *out)                  \
+    {                                                                                            \
+        const char *from = (const char *)data;                                                   \
+        switch (dtype) {                                                                         \
+        case AR_BOOL:                                                                            \
+        case AR_U8:                                                                              \
+            EACH(uint8_t, (result)x);                                                            \
+        case AR_I8:                                                                              \
+            EACH(int8_t, (result)x);                                                             \
+        case AR_F8_E5M2:                                                                         \
+            EACH(uint8_t, (result)f32_of_e5m2(x));                                               \
+        case AR_F8_E4M3:                                                                         \
+            EACH(uint8_t, (result)f32_of_e4m3(x));                                               \
+        case AR_F8_E8M0:                                                                         \
+            EACH(uint8_t, (result)f32_of_e8m0(x));                                               \
+        case AR_I16:                                                                             \
+            EACH(int16_t, (result)x);                                                            \
+        case AR_U16:                                                                             \
+            EACH(uint16_t, (result)x);                                                           \
+        case AR_F16:                                                                             \
+            EACH(uint16_t, (result)ari_f32_of_f16(x));                                           \
+        case AR_BF16:                                                                            \
+            EACH(uint16_t, (result)ari_f32_of_bf16(x));                                          \
+        case AR_I32:                                                                             \
+            EACH(int32_t, (result)x);                                                            \
+        case AR_U32:                                                                             \
+            EACH(uint32_t, (result)x);                                                           \
+        case AR_F32:                                                                             \
+            EACH(float, (result)x);                                                              \
+        case AR_F64:                                                                             \
+            EACH(double, (result)x);                                                             \
+        case AR_I64:                                                                             \
+            EACH(int64_t, (result)x);                                                            \
+        case AR_U64:                                                                             \
+            EACH(uint64_t, (result)x);                                                           \
+        default:                                                                                 \
+            return ar_error_set(AR_ERR_DTYPE, "values of dtype %s are not converted to numbers", \
+                                ar_dtype_name(dtype));                                           \
+        }                                                                                        \
+    }
+DEFINE_TO(ar_values_to_f64, double)
+DEFINE_TO(ar_values_to_f32, float)
+
+#define EACH_OF(type, value)                     \
+    for (size_t i = 0; i < count; i++) {         \
+        const type x = (value);                  \
+        memcpy(to + sizeof x * i, &x, sizeof x); \
+    }                                            \
+    return AR_OK
+
+ar_status ar_values_of_f64(ar_dtype dtype, const double *values, size_t count, void *out)
+{
+    char *to = (char *)out;
+    switch (dtype) {
+    case AR_F64:
+        EACH_OF(double, values[i]);
+    case AR_F32:
+        EACH_OF(float, (float)values[i]);
+    case AR_F16:
+        EACH_OF(uint16_t, ari_f16_of_f32(f32_to_odd(values[i])));
+    case AR_BF16:
+        EACH_OF(uint16_t, ari_bf16_of_f32(f32_to_odd(values[i])));
+    default:
+        return ar_error_set(AR_ERR_DTYPE, "numbers are converted to F64, F32, F16 or BF16, not to %s",
+                            ar_dtype_name(dtype));
+    }
+}
+
+/* Where element `start` of an entry lies, for a conversion of `count` of them. */
+static ar_status range(const ar_st_entry *e, size_t start, size_t count, const char **data)
+{
+    const size_t width = ar_dtype_bytes(e->dtype);
+    if (width == 0 || e->dtype == AR_C64)
+        return ar_error_set(AR_ERR_DTYPE, "tensor '%s' is %s, which is not converted to numbers", ARI_SHOW(e->name),
+                            ar_dtype_name(e->dtype));
+    if (start > e->count || count > e->count - start)
+        return ar_error_set(AR_ERR_ARG, "tensor '%s' has %zu elements, asked for %zu from %zu on", ARI_SHOW(e->name),
+                            e->count, count, start);
+    *data = (const char *)e->data + start * width;
+    return AR_OK;
+}
+
+ar_status ar_st_read_f64(const ar_st_entry *e, size_t start, size_t count, double *out)
+{
+    const char *data = NULL;
+    AR_TRY(range(e, start, count, &data));
+    return ar_values_to_f64(e->dtype, data, count, out);
+}
+
+ar_status ar_st_read_f32(const ar_st_entry *e, size_t start, size_t count, float *out)
+{
+    const char *data = NULL;
+    AR_TRY(range(e, start, count, &data));
+    return ar_values_to_f32(e->dtype, data, count, out);
+}
