@@ -108,6 +108,7 @@ static ar_status rank_main(ar_comm *world, void *arg)
                                     .dropout = o->dropout,
                                     .seed = o->seed,
                                     .numerics = o->numerics,
+                                    .precision = o->precision,
                                     .storage = o->storage,
                                     .fault = o->fault,
                                     .tap = o->tap,

@@ -20,7 +20,8 @@ typedef struct ari_cluster_options {
     const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
     void *weights_user;
     ar_numerics numerics;
-    ar_dtype storage; /* of ar_ctx_options; 0: AR_F32 */
+    ar_precision precision; /* of the native numerics */
+    ar_dtype storage;       /* of ar_ctx_options; 0: AR_F32 */
     ar_fault fault;
     int threads;        /* of the whole process, shared by the ranks; 0: the cores of the machine */
     ar_sim_options sim; /* timeout_ns 0: 60 s; AR_SIM_AUTO: direct; with a cluster and no trace: one of its own */

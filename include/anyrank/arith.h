@@ -2,6 +2,7 @@
 #ifndef ANYRANK_ARITH_H
 #define ANYRANK_ARITH_H
 
+#include "anyrank/context.h"
 #include "anyrank/param.h"
 
 #ifdef __cplusplus
@@ -42,7 +43,8 @@ typedef struct ar_epilogue {
 } ar_epilogue;
 
 struct ar_arith_ops {
-    const char *name; /* "exact", "native" */
+    const char *name;       /* "exact", "native" */
+    ar_precision precision; /* of the products of the native one */
     /* k_full: the length of K on all ranks together. k_over: the group that shards K, or NULL. rows_over: the group
      * that shards B's rows, or NULL. scale: equilibrate by B's columns (false for scores and dP: K = head_dim). */
     ar_status (*operand_b)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
@@ -100,7 +102,7 @@ struct ar_arith_ops {
 };
 
 const ar_arith_ops *ar_arith_exact(void);
-const ar_arith_ops *ar_arith_native(void);
+const ar_arith_ops *ar_arith_native(ar_precision precision);
 /** The context's own. */
 const ar_arith_ops *ar_ctx_arith(const ar_ctx *c);
 

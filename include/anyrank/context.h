@@ -17,6 +17,16 @@ typedef struct ar_ctx ar_ctx;
 typedef struct ar_arith_ops ar_arith_ops;
 
 typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
+/* What the native numerics multiply. Whatever it is, products are added up in fp32, everything between the products is
+ * fp32, and so are gradients of parameters, their sums and the updates. */
+typedef enum ar_precision {
+    AR_PRECISION_F32,
+    AR_PRECISION_TF32, /* operands of products rounded to 11 bits of significand */
+    AR_PRECISION_BF16, /* operands rounded to bf16, and what leaves a product too: a mixed-precision run */
+    AR_PRECISION_COUNT
+} ar_precision;
+/** "f32", "tf32", "bf16". */
+const char *ar_precision_name(ar_precision p);
 
 /** A complete value (never a partial sum) of a rank, at the moment it exists. `local` lies in memory as `layout` says:
  *  box k copies local[box.local ..] <-> global[box.global ..]. Valid during the call only. */
@@ -36,6 +46,7 @@ typedef struct ar_ctx_options {
     ar_comm *dp;       /* data-parallel group, borrowed; NULL: a group of one */
     ar_comm *world;    /* all ranks, borrowed; NULL: the tensor-parallel group */
     ar_numerics numerics;
+    ar_precision precision; /* of the native numerics; exact ones have F32 only */
     ar_dtype storage; /* of the parameters of two dimensions: AR_BF16, in native numerics (ar_param.storage); AR_F32, or
                          0 where nothing is said */
     bool sp;          /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
@@ -48,8 +59,8 @@ typedef struct ar_ctx_options {
 } ar_ctx_options;
 
 /** Gives a context; ar_ctx_destroy. Borrows the device and the group of the options until then; the options themselves
- *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), a storage that the numerics do not have),
- *  AR_ERR_MEMORY. */
+ *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), a storage or a precision that the numerics do
+ * not have), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
 /** Frees all memory of the step too. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *c);

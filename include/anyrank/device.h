@@ -186,6 +186,9 @@ typedef struct ar_device_ops {
     ar_status (*scale)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n); /* y = fl32(x*factor) */
     /* y = x rounded to the nearest bf16 number, ties to even; both fp32 words, y may be x. */
     ar_status (*round_bf16)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
+    /* y = x rounded to the nearest number of `bits` bits of significand (1 < bits < 24; bf16: 8, TF32: 11), ties to
+     * even; the exponents are fp32's. One shape, any strides; y may be x. */
+    ar_status (*round_bits)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits);
     /* master = weight where master, so rounded, has not the bits of weight; both fp32 words. */
     ar_status (*take_bf16)(ar_device *d, ar_queue *q, ar_buf master, ar_cbuf weight, size_t n);
     /* y (bf16 [n]) = x (fp32) rounded to nearest, ties to even; y (fp32) = x (bf16). No overlap. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The native arithmetic: the device's fp32 GEMM, and fp32 sums in the order the communicator's ring gives them. What
- * production does; its results depend on the layout by rounding. */
+ * production does; its results depend on the layout by rounding. With a precision below fp32's, what enters a product
+ * is rounded to it first, and in bf16 what leaves one too. */
 #include <stdlib.h>
 
 #include "ref/arith/native.h"
@@ -84,10 +85,60 @@ static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *
     return AR_OK;
 }
 
+/* --- precision ---------------------------------------------------------------------------------------------------- */
+
+/* Bits of significand of what enters a product, and of what leaves one. */
+enum { F32_BITS = 24 };
+static const int operand_bits[] = {[AR_PRECISION_F32] = F32_BITS, [AR_PRECISION_TF32] = 11, [AR_PRECISION_BF16] = 8};
+static const int result_bits[] = {
+    [AR_PRECISION_F32] = F32_BITS, [AR_PRECISION_TF32] = F32_BITS, [AR_PRECISION_BF16] = 8};
+
+/* x as it enters a product: itself, or a copy that drop_operand ends. The copy of a transposed matrix is one too. */
+static ar_status take_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
+{
+    const int bits = operand_bits[ctx->arith->precision];
+    *taken = *x;
+    if (bits == F32_BITS)
+        return AR_OK;
+    const bool turned = x->stride[x->ndim - 2] == 1 && x->stride[x->ndim - 1] != 1;
+    const ar_tensor from = turned ? ar_tensor_transposed(x) : *x;
+    ar_tensor copy;
+    AR_TRY(ar_ctx_tensor(ctx, &copy, AR_F32, from.ndim, from.shape));
+    AR_TRY(ctx->device->ops->round_bits(ctx->device, ctx->queue, &copy, &from, bits));
+    *taken = turned ? ar_tensor_transposed(&copy) : copy;
+    return AR_OK;
+}
+
+static void drop_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
+{
+    if (taken->data.ptr != x->data.ptr)
+        ar_ctx_release(ctx, taken);
+}
+
+/* y as it leaves a product. */
+static ar_status leave(ar_ctx *ctx, const ar_tensor *y)
+{
+    const int bits = result_bits[ctx->arith->precision];
+    return bits == F32_BITS ? AR_OK : ctx->device->ops->round_bits(ctx->device, ctx->queue, y, y, bits);
+}
+
+/* c (+)= a b^T. */
+static ar_status product(ar_ctx *ctx, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add)
+{
+    ar_tensor left, right;
+    AR_TRY(take_operand(ctx, &left, a));
+    AR_TRY(take_operand(ctx, &right, b));
+    AR_TRY(ctx->device->ops->gemm_f32(ctx->device, ctx->queue, c, &left, &right, add));
+    drop_operand(ctx, &left, a);
+    drop_operand(ctx, &right, b);
+    return AR_OK;
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
 /* y = A B^T, parts along K added up, parts of B along rows side by side in y's columns. A has one part, or B's. */
 static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const ar_parts *a = &s->a->parts, *b = &s->b->parts;
     const int last = y->ndim - 1;
     size_t column = 0, k = 0;
@@ -98,7 +149,7 @@ static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
         if (b->along_k && a->n == 1)
             ai = ar_tensor_slice(&ai, ai.ndim - 1, k, depth);
         const ar_tensor yi = b->along_k ? *y : ar_tensor_slice(y, last, column, rows);
-        AR_TRY(dev->gemm_f32(ctx->device, ctx->queue, &yi, &ai, bi, b->along_k && i > 0));
+        AR_TRY(product(ctx, &yi, &ai, bi, b->along_k && i > 0));
         column += rows;
         k += depth;
     }
@@ -139,10 +190,25 @@ static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how,
     shape[x->batch_dims + 1] = s->b->x.rows;
     AR_TRY(ar_ctx_tensor(ctx, &s->folded, AR_F32, x->batch_dims + 2, shape));
     AR_TRY(multiply(ctx, &s->folded, s));
+    AR_TRY(leave(ctx, &s->folded));
     if (how == AR_SCATTER_ROWS)
         return scatter_rows(ctx, s, over, tag);
     return ar_comm_all_reduce(over, ctx->queue, s->folded.data, ar_const(s->folded.data), ar_tensor_count(&s->folded),
                               AR_F32, AR_SUM, tag);
+}
+
+/* Bias and activation; what leaves the product has the bias, and the activation is of that. */
+static ar_status finish(ar_ctx *ctx, const ar_tensor *y, const ar_epilogue *e)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const bool rounds = result_bits[ctx->arith->precision] != F32_BITS;
+    const ar_activation at_once = rounds ? AR_ACT_NONE : e->act;
+    if (e->bias.ptr || at_once != AR_ACT_NONE)
+        AR_TRY(dev->bias_act(ctx->device, ctx->queue, y, e->bias, at_once, e->z));
+    AR_TRY(leave(ctx, y));
+    if (!rounds || e->act == AR_ACT_NONE)
+        return AR_OK;
+    return dev->bias_act(ctx->device, ctx->queue, y, (ar_cbuf){NULL}, e->act, e->z);
 }
 
 static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
@@ -159,8 +225,7 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
     } else {
         AR_TRY(multiply(ctx, y, s));
     }
-    if (epilogue && (epilogue->bias.ptr || epilogue->act != AR_ACT_NONE))
-        AR_TRY(dev->bias_act(ctx->device, ctx->queue, y, epilogue->bias, epilogue->act, epilogue->z));
+    AR_TRY(finish(ctx, y, epilogue ? epilogue : &(ar_epilogue){.act = AR_ACT_NONE}));
     ari_step_disown(ctx, s);
     return AR_OK;
 }
@@ -214,7 +279,7 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
     ar_tensor sum;
     AR_TRY(ar_tensor_view(&sum, AR_F32, 2, shape, p->grad->sum));
     const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
-    AR_TRY(ctx->device->ops->gemm_f32(ctx->device, ctx->queue, &sum, &dy_t, &x_t, true));
+    AR_TRY(product(ctx, &sum, &dy_t, &x_t, true));
     ari_work_of_product(&(ari_extents){.batch = 1, .rows = shape[0], .k = dy->shape[0]},
                         &(ari_extents){.rows = shape[1]});
     return AR_OK;
@@ -259,30 +324,23 @@ static size_t native_grad_bytes(const ar_param *p)
     return p->grad ? p->grad->n * sizeof(float) : 0;
 }
 
-const ar_arith_ops *ar_arith_native(void)
+/* One table a precision, alike but for it. */
+#define NATIVE(of)                                                                                                     \
+    {                                                                                                                  \
+        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,             \
+        .param_operand = native_param_operand, .operand_done = native_operand_done, .contract = native_contract,       \
+        .fold = native_fold, .round = native_round, .grad_contract = native_grad_contract,                             \
+        .grad_rows = native_grad_rows, .grads_reduce = native_grads_reduce, .grad_value = native_grad_value,           \
+        .grad_zero = native_grad_zero, .bucket_bytes = ari_native_bucket_bytes, .bucket_pack = ari_native_bucket_pack, \
+        .bucket_zero = ari_native_bucket_zero, .bucket_reduce = ari_native_bucket_reduce,                              \
+        .bucket_unpack = ari_native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes, \
+        .param_release = grad_release                                                                                  \
+    }
+
+const ar_arith_ops *ar_arith_native(ar_precision precision)
 {
-    static const ar_arith_ops ops = {
-        .name = "native",
-        .operand_b = native_operand_b,
-        .operand_a = native_operand_a,
-        .param_operand = native_param_operand,
-        .operand_done = native_operand_done,
-        .contract = native_contract,
-        .fold = native_fold,
-        .round = native_round,
-        .grad_contract = native_grad_contract,
-        .grad_rows = native_grad_rows,
-        .grads_reduce = native_grads_reduce,
-        .grad_value = native_grad_value,
-        .grad_zero = native_grad_zero,
-        .bucket_bytes = ari_native_bucket_bytes,
-        .bucket_pack = ari_native_bucket_pack,
-        .bucket_zero = ari_native_bucket_zero,
-        .bucket_reduce = ari_native_bucket_reduce,
-        .bucket_unpack = ari_native_bucket_unpack,
-        .grad_ensure = native_grad_ensure,
-        .grad_bytes = native_grad_bytes,
-        .param_release = grad_release,
-    };
-    return &ops;
+    static const ar_arith_ops ops[AR_PRECISION_COUNT] = {[AR_PRECISION_F32] = NATIVE(AR_PRECISION_F32),
+                                                         [AR_PRECISION_TF32] = NATIVE(AR_PRECISION_TF32),
+                                                         [AR_PRECISION_BF16] = NATIVE(AR_PRECISION_BF16)};
+    return &ops[precision];
 }

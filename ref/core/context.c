@@ -15,6 +15,25 @@ static ar_status check_storage(const ar_ctx_options *o)
     return AR_OK;
 }
 
+const char *ar_precision_name(ar_precision p)
+{
+    static const char *const names[AR_PRECISION_COUNT] = {"f32", "tf32", "bf16"};
+    return (unsigned)p < AR_PRECISION_COUNT ? names[p] : "unknown";
+}
+
+static ar_status check_precision(const ar_ctx_options *o)
+{
+    if ((unsigned)o->precision >= AR_PRECISION_COUNT)
+        return ar_error_set(AR_ERR_ARG, "precision %d, expected 0 (f32) to %d", (int)o->precision,
+                            AR_PRECISION_COUNT - 1);
+    if (o->precision != AR_PRECISION_F32 && o->numerics == AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG,
+                            "precision %s in exact numerics, whose products are of fp32 numbers: give f32, "
+                            "or native numerics",
+                            ar_precision_name(o->precision));
+    return AR_OK;
+}
+
 ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
 {
     if (!o->device)
@@ -22,11 +41,12 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     if (!(o->dropout >= 0.0 && o->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "dropout %g, expected a probability from 0 to less than 1", o->dropout);
     AR_TRY(check_storage(o));
+    AR_TRY(check_precision(o));
     ar_ctx *c = calloc(1, sizeof *c);
     if (!c)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a context");
     c->device = o->device;
-    c->arith = o->numerics == AR_NUMERICS_NATIVE ? ar_arith_native() : ar_arith_exact();
+    c->arith = o->numerics == AR_NUMERICS_NATIVE ? ar_arith_native(o->precision) : ar_arith_exact();
     c->fault = o->fault;
     c->tap = o->tap;
     c->tap_user = o->tap_user;

@@ -39,6 +39,17 @@ static inline uint16_t ari_bf16_of_f32(float x)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
+/** x rounded to the nearest number of `bits` bits of significand (1 < bits < 24), ties to even; the exponents are
+ *  fp32's, so that 8 bits make a bf16 number. */
+static inline float ari_f32_to_bits(float x, int bits)
+{
+    const int cut = 24 - bits;
+    const uint32_t u = ari_f32_bits(x), half = (UINT32_C(1) << (cut - 1)) - 1u, mask = ~((UINT32_C(1) << cut) - 1u);
+    const uint32_t rounded = (u + half + (u >> cut & 1u)) & mask;
+    const uint32_t quiet = (u & mask) | 0x400000u;
+    return ari_f32_of_bits((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
 /* The 15 lower bits, moved to fp32's places, are the value times 2^(15-127), subnormals included (they are fp32's
  * subnormals): the product is exact. Infinities and NaN come out as numbers of exponent 31 - 15, and get their own. */
 static inline float ari_f32_of_f16(uint16_t h)

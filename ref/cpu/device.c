@@ -54,6 +54,7 @@ static const ar_device_ops cpu_ops = {
     .sum_squares = ari_cpu_sum_squares,
     .scale = ari_cpu_scale,
     .round_bf16 = ari_cpu_round_bf16,
+    .round_bits = ari_cpu_round_bits,
     .take_bf16 = ari_cpu_take_bf16,
     .narrow_bf16 = ari_cpu_narrow_bf16,
     .widen_bf16 = ari_cpu_widen_bf16,
