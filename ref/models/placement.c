@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where ranks hold their parts of parameters, without a model: what the layers do when they are made, as a table. */
+#include "ref/models/placement.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "anyrank/model.h"
+#include "anyrank/reshard.h"
+#include "ref/core/out.h"
+#include "ref/models/names.h"
+#include "ref/models/param_list.h"
+
+/* What follows `path` and a dot in `name`; NULL: the name does not begin so. */
+static const char *below(const char *name, const char *path)
+{
+    const size_t n = path ? strlen(path) : 0;
+    return n > 0 && strncmp(name, path, n) == 0 && name[n] == '.' ? name + n + 1 : NULL;
+}
+
+/* "3.mlp.up_proj.weight" -> 3, *rest "mlp.up_proj.weight". Names have no leading zeros and no sign. */
+static bool numbered(const char *text, size_t *number, const char **rest)
+{
+    size_t n = 0, digits = 0;
+    for (; text[digits] >= '0' && text[digits] <= '9'; digits++) {
+        if (__builtin_mul_overflow(n, (size_t)10, &n) || __builtin_add_overflow(n, (size_t)(text[digits] - '0'), &n))
+            return false;
+    }
+    if (digits == 0 || (digits > 1 && text[0] == '0') || text[digits] != '.')
+        return false;
+    *number = n;
+    *rest = text + digits + 1;
+    return true;
+}
+
+size_t ari_layer_of_name(const ar_config *c, const char *name)
+{
+    size_t layer = 0;
+    const char *rest = below(name, ari_outer_names_of(c->arch)->blocks);
+    return rest && numbered(rest, &layer, &rest) && layer < c->layers ? layer : SIZE_MAX;
+}
+
+/* A linear layer's weight or bias. column: along its outputs, in `blocks` blocks of `heads` heads; else along its
+ * inputs, of which a bias has none. transposed: the weight is stored [in, out]. */
+static void linear(ari_placing *p, const char *kind, bool column, bool transposed, int blocks, size_t heads)
+{
+    const bool bias = strcmp(kind, "bias") == 0;
+    if (bias && !column)
+        return;
+    p->dim = bias || column != transposed ? 0 : 1;
+    p->blocks = blocks;
+    p->heads = heads;
+}
+
+static void in_attention(ari_placing *p, const ar_config *c, const ar_attention_options *o, const ari_block_names *b,
+                         const char *rest)
+{
+    const char *kind;
+    if ((kind = below(rest, b->q)) != NULL) {
+        linear(p, kind, true, o->fused, o->fused ? 3 : 1, c->heads);
+    } else if ((kind = below(rest, b->k)) != NULL || (kind = below(rest, b->v)) != NULL) {
+        linear(p, kind, true, o->fused, 1, c->kv_heads);
+        p->copied = true;
+    } else if ((kind = below(rest, b->out)) != NULL) {
+        linear(p, kind, false, o->fused, 1, c->heads);
+    }
+}
+
+static void in_mlp(ari_placing *p, const ar_mlp_options *o, const ari_block_names *b, const char *rest)
+{
+    const char *kind;
+    if ((kind = below(rest, b->first)) != NULL || (kind = below(rest, b->up)) != NULL)
+        linear(p, kind, true, o->transposed, 1, 0);
+    else if ((kind = below(rest, b->second)) != NULL)
+        linear(p, kind, false, o->transposed, 1, 0);
+}
+
+static ar_status in_block(ari_placing *p, const ar_config *c, const char *rest)
+{
+    const ari_block_names *b = ari_block_names_of(c->arch);
+    const ar_plan plan = {0};
+    ar_block_options o;
+    char unused[96];
+    AR_TRY(ar_config_block(c, 0, &plan, &o, unused, sizeof unused));
+    const char *part;
+    if ((part = below(rest, b->attention)) != NULL)
+        in_attention(p, c, &o.attention, b, part);
+    else if ((part = below(rest, b->mlp)) != NULL)
+        in_mlp(p, &o.mlp, b, part);
+    return AR_OK;
+}
+
+static void outside(ari_placing *p, const ar_config *c, const char *name, bool embedding_hidden)
+{
+    const ari_outer_names *n = ari_outer_names_of(c->arch);
+    const bool token = below(name, n->token) != NULL, head = below(name, n->head) != NULL;
+    p->vocabulary = token || head;
+    if (p->vocabulary) {
+        p->dim = token && embedding_hidden ? 1 : 0;
+        p->uneven = p->dim == 0;
+    }
+    p->first = token || below(name, n->position) != NULL;
+    p->last = !p->first || (token && c->tied);
+}
+
+ar_status ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int ndim, const size_t *shape,
+                         bool embedding_hidden)
+{
+    *p = (ari_placing){.ndim = ndim, .dim = -1, .blocks = 1, .layer = ari_layer_of_name(c, name)};
+    for (int d = 0; d < ndim; d++)
+        p->shape[d] = shape[d];
+    if (p->layer == SIZE_MAX) {
+        outside(p, c, name, embedding_hidden);
+        return AR_OK;
+    }
+    size_t layer;
+    const char *rest = below(name, ari_outer_names_of(c->arch)->blocks);
+    return numbered(rest, &layer, &rest) ? in_block(p, c, rest) : AR_OK;
+}
+
+static ar_status check_heads(const ari_placing *p, const char *name, int tp)
+{
+    const size_t n = (size_t)tp, extent = p->shape[p->dim] / (size_t)p->blocks;
+    if (p->heads == 0 || p->heads % n == 0 || (p->copied && n % p->heads == 0))
+        return AR_OK;
+    return ar_error_set(AR_ERR_INDIVISIBLE,
+                        "%s: dimension %d of %zu is %zu heads%s, which cannot be split over%s tp=%d ranks; use a tp "
+                        "that divides %zu%s",
+                        ARI_SHOW(name), p->dim, extent, p->heads, p->blocks > 1 ? " in each block" : "",
+                        p->copied ? ", nor copied evenly to," : "", tp, p->heads,
+                        p->copied ? " or is a multiple of it" : "");
+}
+
+ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *name, int tp, int rank)
+{
+    if (tp < 1 || rank < 0 || rank >= tp)
+        return ar_error_set(AR_ERR_ARG, "%s: rank %d of tp=%d is not a rank", ARI_SHOW(name), rank, tp);
+    if (p->dim < 0)
+        return ar_layout_replicate(o, p->ndim, p->shape, rank, tp);
+    if (p->uneven)
+        return ar_layout_shard_uneven(o, p->ndim, p->shape, p->dim, rank, tp);
+    AR_TRY(check_heads(p, name, tp));
+    const int copies = p->copied && (size_t)tp > p->heads ? tp / (int)p->heads : 1, parts = tp / copies;
+    size_t block[AR_MAX_BOXES];
+    for (int i = 0; i < p->blocks; i++)
+        block[i] = p->shape[p->dim] / (size_t)p->blocks;
+    if (block[0] % (size_t)parts != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s: dimension %d of %zu cannot be split over tp=%d ranks; use a tp that divides it",
+                            ARI_SHOW(name), p->dim, block[0], parts);
+    AR_TRY(ar_layout_packed(o, p->ndim, p->shape, p->dim, block, p->blocks, rank / copies, parts));
+    o->replica = rank % copies;
+    o->replicas = copies;
+    return AR_OK;
+}
+
+/* --- stages ------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_check_stages(const ar_config *c, int pp)
+{
+    if (pp < 1)
+        return ar_error_set(AR_ERR_ARG, "pp=%d is not a number of stages", pp);
+    if ((size_t)pp > c->layers)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "the %zu layers of %s cannot be split over pp=%d stages; each needs one", c->layers,
+                            ARI_SHOW(c->name), pp);
+    return AR_OK;
+}
+
+int ari_stage_of_layer(size_t layers, size_t layer, int pp)
+{
+    const size_t few = layers / (size_t)pp, more = layers % (size_t)pp;
+    const size_t in_larger = more * (few + 1); /* layers of the first stages */
+    return layer < in_larger ? (int)(layer / (few + 1)) : (int)(more + (layer - in_larger) / few);
+}
+
+bool ari_placing_staged(const ari_placing *p, size_t layers, int pp, int stage)
+{
+    if (p->layer != SIZE_MAX)
+        return ari_stage_of_layer(layers, p->layer, pp) == stage;
+    return (p->first && stage == 0) || (p->last && stage == pp - 1);
+}
+
+/* --- by name ------------------------------------------------------------------------------------------------------ */
+
+typedef struct search {
+    const ar_config *config;
+    const char *name;
+    bool embedding_hidden, found;
+    ari_placing placing;
+} search;
+
+static ar_status meet(void *user, const char *name, int ndim, const size_t *shape)
+{
+    search *s = user;
+    if (s->found || strcmp(name, s->name) != 0)
+        return AR_OK;
+    s->found = true;
+    return ari_placing_of(&s->placing, s->config, name, ndim, shape, s->embedding_hidden);
+}
+
+static ar_status find(search *s)
+{
+    AR_TRY(ari_param_list(s->config, meet, s));
+    if (s->found)
+        return AR_OK;
+    return ar_error_set(AR_ERR_NOT_FOUND, "%s has no parameter '%s'", ARI_SHOW(s->config->name), ARI_SHOW(s->name));
+}
+
+ar_status ar_param_placement(ar_layout *o, const ar_config *c, const char *name, int tp, int tp_rank,
+                             bool embedding_hidden)
+{
+    search s = {.config = c, .name = name, .embedding_hidden = embedding_hidden};
+    AR_TRY(find(&s));
+    return ari_placing_layout(o, &s.placing, name, tp, tp_rank);
+}
+
+ar_status ar_param_stage(bool *held, const ar_config *c, const char *name, int pp, int stage)
+{
+    search s = {.config = c, .name = name};
+    AR_TRY(ari_check_stages(c, pp));
+    if (stage < 0 || stage >= pp)
+        return ar_error_set(AR_ERR_ARG, "stage %d of pp=%d is not a stage", stage, pp);
+    AR_TRY(find(&s));
+    *held = ari_placing_staged(&s.placing, c->layers, pp, stage);
+    return AR_OK;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_MODELS_PLACEMENT_H
+#define ARI_MODELS_PLACEMENT_H
+
+#include "anyrank/config.h"
+#include "anyrank/tensor.h"
+
+/* How a parameter is shared out over tensor-parallel ranks and pipeline stages, told from the config and its name
+ * alone. Plain data, the same for all ranks. */
+typedef struct ari_placing {
+    int ndim;
+    size_t shape[AR_MAX_DIMS];
+    int dim;      /* split along it; -1: whole on every rank */
+    int blocks;   /* that lie one after the other there, each split by itself: 3 for q|k|v in one parameter, else 1 */
+    size_t heads; /* of which each block consists and which stay whole; 0: it has none */
+    bool copied;  /* where there are more ranks than heads, neighbouring ranks hold copies of one */
+    bool uneven;  /* the vocabulary: parts of ceil(n / ranks) */
+    bool vocabulary;  /* dimension 0 is the vocabulary, split or not */
+    bool first, last; /* the first, the last pipeline stage holds it */
+    size_t layer;     /* its layer's stage does; SIZE_MAX: it is in none */
+} ari_placing;
+
+/** Of a parameter as ari_param_list has it. embedding_hidden: the embedding is split along the hidden dimension. */
+AR_NODISCARD ar_status ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int ndim,
+                                      const size_t *shape, bool embedding_hidden);
+/** What rank `rank` of `tp` holds. `name` is for messages. Errors: AR_ERR_INDIVISIBLE, AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *name, int tp, int rank);
+/** The stage of `pp` that holds a layer. pp is at most `layers`. */
+int ari_stage_of_layer(size_t layers, size_t layer, int pp);
+/** Whether `stage` of `pp` holds it. */
+bool ari_placing_staged(const ari_placing *p, size_t layers, int pp, int stage);
+/** AR_ERR_INDIVISIBLE where there are more stages than layers; AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_check_stages(const ar_config *c, int pp);
+/** The layer that a name below the blocks' path belongs to, parameter or not; SIZE_MAX: none. */
+size_t ari_layer_of_name(const ar_config *c, const char *name);
+
+#endif

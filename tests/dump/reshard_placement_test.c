@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where parameters lie, told without a model, against the parameters of models that are made. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/model.h"
+#include "anyrank/reshard.h"
+#include "support/rank_run.h"
+
+TestSuite(reshard_placement, .timeout = 120);
+
+static bool same_layout(const ar_layout *a, const ar_layout *b)
+{
+    bool same = a->ndim == b->ndim && a->nbox == b->nbox && a->replica == b->replica && a->replicas == b->replicas &&
+                memcmp(a->shape, b->shape, sizeof a->shape) == 0;
+    for (size_t k = 0; same && k < a->nbox; k++)
+        same = memcmp(&a->box[k], &b->box[k], sizeof a->box[k]) == 0;
+    return same;
+}
+
+static ar_status compare_params(ar_ctx *ctx, const ar_config *c, ar_param *const *params, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        ar_layout told;
+        AR_TRY(ar_param_placement(&told, c, params[i]->name, (int)ranks_of(ctx), (int)rank_of(ctx), false));
+        if (!same_layout(&told, &params[i]->layout))
+            return ar_error_set(AR_ERR_DATA, "%s at tp=%zu: rank %zu is told another layout", params[i]->name,
+                                ranks_of(ctx), rank_of(ctx));
+    }
+    return AR_OK;
+}
+
+static ar_status on_rank(ar_ctx *ctx, void *user)
+{
+    const ar_config *c = user;
+    ar_param *params[512];
+    ar_model *m = NULL;
+    AR_TRY(ar_model_create(&m, ctx, c, NULL));
+    const size_t n = ar_model_params(m, params, 512);
+    const ar_status st = n <= 512 ? compare_params(ctx, c, params, n) : AR_ERR_ARG;
+    ar_model_destroy(m);
+    return st;
+}
+
+/* Returns how many layouts there are. */
+static int compare_config(const ar_config *c, int most)
+{
+    const ar_plan plan = {0};
+    int legal = 0;
+    for (int tp = 1; tp <= most; tp++) {
+        const rank_run_options o = {.ranks = tp};
+        if (ar_config_check_tp(c, tp, &plan) != AR_OK)
+            continue;
+        legal++;
+        cr_expect_eq(rank_run(&o, on_rank, (void *)(uintptr_t)c), AR_OK, "%s, tp=%d: %s", c->name, tp,
+                     ar_error_message());
+    }
+    return legal;
+}
+
+static int compare_folder(const char *root)
+{
+    int models = 0;
+    DIR *d = opendir(root);
+    cr_assert_not_null(d, "%s", root);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        char path[1024];
+        FILE *f;
+        ar_config c;
+        snprintf(path, sizeof path, "%s/%s/config.json", root, e->d_name);
+        if (e->d_name[0] == '.' || (f = fopen(path, "r")) == NULL)
+            continue;
+        fclose(f);
+        cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
+        cr_expect_gt(compare_config(&c, 8), 1, "%s", path);
+        models++;
+    }
+    closedir(d);
+    return models;
+}
+
+Test(reshard_placement, bundled_models_lie_as_their_layers_have_them)
+{
+    cr_expect_geq(compare_folder(TEST_DATA_DIR), 3);
+}
+
+Test(reshard_placement, golden_models_lie_as_their_layers_have_them)
+{
+    cr_expect_geq(compare_folder(TEST_GOLDEN_DIR), 3);
+}
+
+/* 16 ranks: copies of KV heads, a vocabulary that does not divide and one of fewer ids than ranks, layers of three
+ * kinds. */
+static const ar_config odd = {.arch = AR_ARCH_LLAMA,
+                              .name = "odd",
+                              .vocab = 257,
+                              .hidden = 24,
+                              .layers = 2,
+                              .heads = 16,
+                              .kv_heads = 2,
+                              .head_dim = 6,
+                              .ffn = 48,
+                              .max_positions = 32,
+                              .activation = AR_ACT_SILU,
+                              .gated = true,
+                              .norm = AR_NORM_RMS,
+                              .norm_eps = 1e-6,
+                              .rope = true,
+                              .rope_theta = 10000.0,
+                              .rope_factor = 1.0,
+                              .qkv_bias = true,
+                              .final_norm = true,
+                              .causal = true,
+                              .initializer_range = 0.02};
+
+Test(reshard_placement, more_ranks_than_kv_heads_and_an_uneven_vocabulary_lie_as_the_layers_have_them)
+{
+    ar_config c = odd;
+    cr_expect_eq(compare_config(&c, 16), 5);
+    c.vocab = 9;
+    c.mlp_bias = c.out_bias = true;
+    cr_expect_eq(compare_config(&c, 16), 5);
+    c.tied = true;
+    c.kv_heads = 1;
+    cr_expect_eq(compare_config(&c, 8), 4);
+}
+
+Test(reshard_placement, the_embedding_can_be_split_along_the_hidden_dimension)
+{
+    ar_layout o;
+    cr_assert_eq(ar_param_placement(&o, &odd, "model.embed_tokens.weight", 4, 1, true), AR_OK);
+    cr_expect_eq(o.nbox, 1u);
+    cr_expect_eq(o.box[0].global[0], 0u);
+    cr_expect_eq(o.box[0].extent[0], 257u);
+    cr_expect_eq(o.box[0].global[1], 6u);
+    cr_expect_eq(o.box[0].extent[1], 6u);
+    cr_assert_eq(ar_param_placement(&o, &odd, "lm_head.weight", 4, 1, true), AR_OK);
+    cr_expect_eq(o.box[0].global[0], 65u);
+    cr_expect_eq(o.box[0].extent[1], 24u);
+    cr_expect_eq(ar_param_placement(&o, &odd, "model.embed_tokens.weight", 7, 1, true), AR_ERR_INDIVISIBLE);
+}
+
+Test(reshard_placement, what_cannot_be_split_is_named)
+{
+    ar_layout o;
+    cr_expect_eq(ar_param_placement(&o, &odd, "model.layers.1.self_attn.k_proj.weight", 3, 0, false),
+                 AR_ERR_INDIVISIBLE);
+    cr_expect(strstr(ar_error_message(), "model.layers.1.self_attn.k_proj.weight: dimension 0 of 12 is 2 heads"), "%s",
+              ar_error_message());
+    /* 48 = 16 heads of 3 divides by 24 where the heads do not */
+    ar_config c = odd;
+    c.head_dim = 3;
+    cr_expect_eq(ar_param_placement(&o, &c, "model.layers.1.self_attn.o_proj.weight", 24, 0, false),
+                 AR_ERR_INDIVISIBLE);
+    cr_expect(strstr(ar_error_message(), "dimension 1 of 48 is 16 heads"), "%s", ar_error_message());
+    cr_expect_eq(ar_param_placement(&o, &odd, "model.layers.0.mlp.up_proj.weight", 5, 0, false), AR_ERR_INDIVISIBLE);
+    cr_expect(strstr(ar_error_message(), "model.layers.0.mlp.up_proj.weight: dimension 0 of 48 cannot be split over "
+                                         "tp=5"),
+              "%s", ar_error_message());
+    cr_expect_eq(ar_param_placement(&o, &odd, "model.layers.2.mlp.up_proj.weight", 2, 0, false), AR_ERR_NOT_FOUND);
+    cr_expect_eq(ar_param_placement(&o, &odd, "model.norm.weight", 2, 2, false), AR_ERR_ARG);
+}
+
+static void expect_stages(const ar_config *c, const char *name, int pp, const char *held)
+{
+    for (int s = 0; s < pp; s++) {
+        bool here = false;
+        cr_assert_eq(ar_param_stage(&here, c, name, pp, s), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(here, held[s] == '1', "%s, stage %d of %d", name, s, pp);
+    }
+}
+
+Test(reshard_placement, stages_take_layers_evenly_and_the_first_ones_one_more)
+{
+    ar_config c = odd;
+    c.layers = 8; /* 3, 3, 2 */
+    expect_stages(&c, "model.layers.2.mlp.up_proj.weight", 3, "100");
+    expect_stages(&c, "model.layers.3.mlp.up_proj.weight", 3, "010");
+    expect_stages(&c, "model.layers.5.self_attn.k_proj.bias", 3, "010");
+    expect_stages(&c, "model.layers.6.input_layernorm.weight", 3, "001");
+    expect_stages(&c, "model.embed_tokens.weight", 3, "100");
+    expect_stages(&c, "model.norm.weight", 3, "001");
+    expect_stages(&c, "lm_head.weight", 3, "001");
+    c.tied = true;
+    expect_stages(&c, "model.embed_tokens.weight", 3, "101");
+    expect_stages(&c, "model.embed_tokens.weight", 1, "1");
+    bool held;
+    cr_expect_eq(ar_param_stage(&held, &c, "model.norm.weight", 9, 0), AR_ERR_INDIVISIBLE);
+    cr_expect(strstr(ar_error_message(), "8 layers"), "%s", ar_error_message());
+    cr_expect_eq(ar_param_stage(&held, &c, "model.norm.weight", 3, 3), AR_ERR_ARG);
+}
