@@ -56,6 +56,17 @@ AR_NODISCARD ar_status ar_st_to_f32(const ar_st_entry *e, float *out);
 /** Copies an entry to int64 from any integer dtype or BOOL. Errors: AR_ERR_DTYPE; AR_ERR_DATA (a U64 above 2^63-1). */
 AR_NODISCARD ar_status ar_st_to_i64(const ar_st_entry *e, int64_t *out);
 
+/** `count` elements of `dtype`, at any alignment, as binary64: exact but for I64 and U64, which are rounded once. BOOL
+ * is its byte; F8_E4M3 has no infinities, F8_E8M0 is a power of two. Errors: AR_ERR_DTYPE (C64, F4, F6). */
+AR_NODISCARD ar_status ar_values_to_f64(ar_dtype dtype, const void *data, size_t count, double *out);
+/** The same as fp32, rounded once where fp32 has no such value. */
+AR_NODISCARD ar_status ar_values_to_f32(ar_dtype dtype, const void *data, size_t count, float *out);
+/** Binary64 values as F64, F32, F16 or BF16, at any alignment, each rounded once. Errors: AR_ERR_DTYPE (another). */
+AR_NODISCARD ar_status ar_values_of_f64(ar_dtype dtype, const double *values, size_t count, void *out);
+/** Elements [start, start + count) of an entry. Errors: AR_ERR_DTYPE, naming it; AR_ERR_ARG (out of range). */
+AR_NODISCARD ar_status ar_st_read_f64(const ar_st_entry *e, size_t start, size_t count, double *out);
+AR_NODISCARD ar_status ar_st_read_f32(const ar_st_entry *e, size_t start, size_t count, float *out);
+
 /** What to write. Borrows. */
 typedef struct ar_st_tensor {
     const char *name;
@@ -71,6 +82,43 @@ typedef struct ar_st_tensor {
  *  data), AR_ERR_OVERFLOW, AR_ERR_IO (nothing is left behind). */
 AR_NODISCARD ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
                                    size_t n_meta);
+
+/** A file whose tensors are written piece by piece, so that none has to be in memory as a whole. The header comes first
+ *  and is that of ar_st_write: `data` of the tensors is not used. The file appears with ar_st_writer_commit. Gives; end
+ *  with ar_st_writer_commit or ar_st_writer_discard. Errors: as ar_st_write. */
+typedef struct ar_st_writer ar_st_writer;
+AR_NODISCARD ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
+                                         const char *const *metadata, size_t n_meta);
+/** The next `bytes` bytes of tensor i of the list that the writer was opened with. Tensors may come in any order, and
+ *  in turns. (A pipe takes them only in the file's order: dtypes from the end of AR_DTYPE_TABLE, then names.)
+ *  Errors: AR_ERR_ARG (no such tensor, more bytes than it has), AR_ERR_IO. */
+AR_NODISCARD ar_status ar_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t bytes);
+/** Frees `w` in both cases. Errors: AR_ERR_ARG (a tensor is not whole), AR_ERR_IO; nothing is left behind then. */
+AR_NODISCARD ar_status ar_st_writer_commit(ar_st_writer *w);
+/** Accepts NULL. */
+void ar_st_writer_discard(ar_st_writer *w);
+
+/** A sharded checkpoint as Hugging Face writes it: tensors in the given order, a new file where the next one would
+ *  take it past shard_bytes (a larger tensor has a file of its own). shard[i]: the number of tensor i's file, from 0;
+ * *shards: how many files, at least one. Errors: AR_ERR_ARG, AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ar_st_shard_plan(size_t *shard, size_t *shards, const ar_st_tensor *tensors, size_t n,
+                                        size_t shard_bytes);
+#define AR_ST_SHARD_NAME 64
+/** "model-00001-of-00003.safetensors"; "model.safetensors" where it is the only one. Returns `name`. */
+const char *ar_st_shard_name(char name[AR_ST_SHARD_NAME], size_t shard, size_t shards);
+/** Writes folder/model.safetensors.index.json. Errors: AR_ERR_ARG (a name that is there twice or ill-formed; a
+ *  model.safetensors in the folder, which readers would take in place of the shards), AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_st_write_index(const char *folder, const ar_st_tensor *tensors, size_t n, const size_t *shard,
+                                         size_t shards);
+/** Puts the bytes of tensor i of the whole list: ar_st_writer_put(w, at, ..) until it is whole. */
+typedef ar_status (*ar_st_source)(void *user, size_t i, ar_st_writer *w, size_t at);
+/** All of it: the shards one after the other, tensors fetched from `source` file by file and in the given order, then
+ *  the index; or model.safetensors alone where one file is enough. Every file has the metadata. *files (may be NULL):
+ *  how many hold tensors. An error leaves the files that were whole before it, and no index. Errors: those of the
+ *  parts and of `source`. */
+AR_NODISCARD ar_status ar_st_write_sharded(const char *folder, const ar_st_tensor *tensors, size_t n,
+                                           const char *const *metadata, size_t n_meta, size_t shard_bytes,
+                                           ar_st_source source, void *user, size_t *files);
 
 #ifdef __cplusplus
 }
