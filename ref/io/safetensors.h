@@ -47,12 +47,28 @@ AR_NODISCARD ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_by
 /** Elements of a shape, multiplied from left to right: [0, huge, huge] is 0 and [huge, huge, 0] overflows, as in the
  *  official library. False where it overflows. */
 AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);
-/** Bytes of a tensor to write. Errors: AR_ERR_ARG (name, dtype, ndim, data), AR_ERR_OVERFLOW. */
+/** Bytes of a tensor to write. Errors: AR_ERR_ARG (name, dtype, ndim), AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t);
+/** What stands before the data of a file, and order[0..n), the tensors in the order of their data. Gives; free with
+ *  free(). Errors: as ar_st_write. */
+AR_NODISCARD ar_status ari_st_header_make(char **gives, size_t *length, const ar_st_tensor **order,
+                                          const ar_st_tensor *tensors, size_t n, const char *const *metadata,
+                                          size_t n_meta);
+/* A checkpoint's file, or its files' index. */
+#define ARI_ST_SINGLE "model.safetensors"
+#define ARI_ST_INDEX "model.safetensors.index.json"
+/** "FOLDER/NAME". Gives. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_st_join(char **gives, const char *folder, const char *name);
+
 /** ar_st_write up to its last step, for files that belong together. Gives; end with ari_out_commit, ari_out_commit_all
  * or ari_out_discard. */
 AR_NODISCARD ar_status ari_st_write_uncommitted(ari_out **gives, const char *path, const ar_st_tensor *tensors,
                                                 size_t n, const char *const *metadata, size_t n_meta);
+/** ar_st_model_open by the path of an index, whatever its name; its shards lie beside it. */
+AR_NODISCARD ar_status ari_st_model_open_index(ar_st_model **gives, const char *path);
+/** The files of a model, each once, and their paths; borrowed. */
+size_t ari_st_model_files(const ar_st_model *m);
+const ar_st_file *ari_st_model_file(const ar_st_model *m, size_t i, const char **path);
 /** "[64,256]". `cap` of 21 bytes a dimension and 3 more is always enough. */
 void ari_st_shape_text(char *out, size_t cap, int ndim, const size_t *shape);
 /** True if the bytes are well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF). */

@@ -8,23 +8,22 @@
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 
-#define SINGLE "model.safetensors"
-#define INDEX "model.safetensors.index.json"
-
 typedef struct shard {
     const char *name; /* borrowed from the index */
+    char *path;
     ar_st_file *file;
 } shard;
 
 struct ar_st_model {
     ar_st_file *single; /* one file, or: */
+    char *single_path;
     shard *shards;
     size_t n_shards;
     const ar_st_entry **entries; /* by name */
     size_t n;
 };
 
-static ar_status join(char **gives, const char *folder, const char *name)
+ar_status ari_st_join(char **gives, const char *folder, const char *name)
 {
     if (asprintf(gives, "%s/%s", folder, name) >= 0)
         return AR_OK;
@@ -74,11 +73,8 @@ static ar_status list_shards(ar_st_model *m, const json_t *map, const char *path
 static ar_status open_shards(ar_st_model *m, const char *folder)
 {
     for (size_t i = 0; i < m->n_shards; i++) {
-        char *path = NULL;
-        AR_TRY(join(&path, folder, m->shards[i].name));
-        const ar_status st = ar_st_open(&m->shards[i].file, path);
-        free(path);
-        AR_TRY(st);
+        AR_TRY(ari_st_join(&m->shards[i].path, folder, m->shards[i].name));
+        AR_TRY(ar_st_open(&m->shards[i].file, m->shards[i].path));
     }
     return AR_OK;
 }
@@ -98,7 +94,7 @@ static ar_status collect(ar_st_model *m, const json_t *map, const char *path)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its index", ARI_SHOW(path));
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
     {
-        const shard wanted = {json_string_value(value), NULL};
+        const shard wanted = {json_string_value(value), NULL, NULL};
         const shard *s = bsearch(&wanted, m->shards, m->n_shards, sizeof *m->shards, compare_shards);
         const ar_st_entry *e = s == NULL ? NULL : ar_st_find(s->file, tensor);
         if (e == NULL)
@@ -169,14 +165,16 @@ ar_status ar_st_model_open(ar_st_model **gives, const char *folder)
     ar_st_model *m = calloc(1, sizeof *m);
     if (m == NULL)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(folder));
-    AR_TRY_TO(done, st, join(&single, folder, SINGLE));
-    AR_TRY_TO(done, st, join(&index, folder, INDEX));
+    AR_TRY_TO(done, st, ari_st_join(&single, folder, ARI_ST_SINGLE));
+    AR_TRY_TO(done, st, ari_st_join(&index, folder, ARI_ST_INDEX));
     if (exists(single)) /* as the official loader: one file goes before an index */
         AR_TRY_TO(done, st, ar_st_open(&m->single, single));
     else if (exists(index))
         AR_TRY_TO(done, st, open_index(m, folder, index));
     else
         goto done;
+    m->single_path = m->single != NULL ? single : NULL;
+    single = m->single != NULL ? NULL : single;
     *gives = m;
     m = NULL;
 done:
@@ -186,13 +184,34 @@ done:
     return st;
 }
 
+ar_status ari_st_model_open_index(ar_st_model **gives, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *folder = slash == NULL ? strdup(".") : strndup(path, (size_t)(slash - path) + 1);
+    ar_st_model *m = calloc(1, sizeof *m);
+    ar_status st = AR_OK;
+    if (folder == NULL || m == NULL)
+        st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
+    else
+        st = open_index(m, folder, path);
+    free(folder);
+    if (st == AR_OK)
+        *gives = m;
+    else
+        ar_st_model_close(m);
+    return st;
+}
+
 void ar_st_model_close(ar_st_model *m)
 {
     if (m == NULL)
         return;
     ar_st_close(m->single);
-    for (size_t i = 0; i < m->n_shards; i++)
+    free(m->single_path);
+    for (size_t i = 0; i < m->n_shards; i++) {
         ar_st_close(m->shards[i].file);
+        free(m->shards[i].path);
+    }
     free(m->shards);
     free(m->entries);
     free(m);
@@ -218,4 +237,15 @@ const ar_st_entry *ar_st_model_find(const ar_st_model *m, const char *name)
     const ar_st_entry *key = &wanted;
     const ar_st_entry **found = bsearch(&key, m->entries, m->n, sizeof(const ar_st_entry *), compare_entries);
     return found == NULL ? NULL : *found;
+}
+
+size_t ari_st_model_files(const ar_st_model *m)
+{
+    return m->single != NULL ? 1 : m->n_shards;
+}
+
+const ar_st_file *ari_st_model_file(const ar_st_model *m, size_t i, const char **path)
+{
+    *path = m->single != NULL ? m->single_path : m->shards[i].path;
+    return m->single != NULL ? m->single : m->shards[i].file;
 }

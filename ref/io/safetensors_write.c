@@ -25,8 +25,6 @@ ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t)
         return ar_error_set(AR_ERR_OVERFLOW, "tensor '%s': its size overflows 64 bits", ARI_SHOW(name));
     if (bits % 8 != 0)
         return ar_error_set(AR_ERR_ARG, "tensor '%s': its elements do not fill whole bytes", ARI_SHOW(name));
-    if (bits > 0 && t->data == NULL)
-        return ar_error_set(AR_ERR_ARG, "tensor '%s' has no data", ARI_SHOW(name));
     *bytes = (size_t)(bits / 8);
     return AR_OK;
 }
@@ -160,45 +158,10 @@ static ar_status make_header(char **gives, size_t *length, const ar_st_tensor *c
     return AR_OK;
 }
 
-static ar_status put_data(ari_out *out, const ar_st_tensor *const *order, size_t n)
+ar_status ari_st_header_make(char **gives, size_t *length, const ar_st_tensor **order, const ar_st_tensor *tensors,
+                             size_t n, const char *const *metadata, size_t n_meta)
 {
-    for (size_t i = 0; i < n; i++) {
-        size_t bytes = 0;
-        AR_TRY(ari_st_tensor_bytes(&bytes, order[i]));
-        AR_TRY(ari_out_write(out, order[i]->data, bytes));
-    }
-    return AR_OK;
-}
-
-ar_status ari_st_write_uncommitted(ari_out **gives, const char *path, const ar_st_tensor *tensors, size_t n,
-                                   const char *const *metadata, size_t n_meta)
-{
-    ar_status st = AR_OK;
-    ari_out *out = NULL;
-    char *header = NULL;
-    size_t length = 0;
-    const ar_st_tensor **order = calloc(n + 1, sizeof(const ar_st_tensor *));
-    if (order == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "no memory to sort %zu tensors", n);
-    AR_TRY_TO(done, st, sort_tensors(order, tensors, n));
-    AR_TRY_TO(done, st, check_metadata(metadata, n_meta));
-    AR_TRY_TO(done, st, make_header(&header, &length, order, n, metadata, n_meta));
-    AR_TRY_TO(done, st, ari_out_create(&out, path));
-    AR_TRY_TO(done, st, ari_out_write(out, header, length));
-    AR_TRY_TO(done, st, put_data(out, order, n));
-    *gives = out;
-    out = NULL;
-done:
-    ari_out_discard(out);
-    free(header);
-    free(order);
-    return st;
-}
-
-ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
-                      size_t n_meta)
-{
-    ari_out *out = NULL;
-    AR_TRY(ari_st_write_uncommitted(&out, path, tensors, n, metadata, n_meta));
-    return ari_out_commit(out);
+    AR_TRY(sort_tensors(order, tensors, n));
+    AR_TRY(check_metadata(metadata, n_meta));
+    return make_header(gives, length, order, n, metadata, n_meta);
 }

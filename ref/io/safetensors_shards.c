@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+#include "ref/io/safetensors.h"
+
+ar_status ar_st_shard_plan(size_t *shard, size_t *shards, const ar_st_tensor *tensors, size_t n, size_t shard_bytes)
+{
+    size_t in_shard = 0, now = 0;
+    if (shard_bytes == 0)
+        return ar_error_set(AR_ERR_ARG, "files of at most 0 bytes hold no tensors, expected at least 1");
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes = 0;
+        AR_TRY(ari_st_tensor_bytes(&bytes, &tensors[i]));
+        if (in_shard > 0 && (in_shard > shard_bytes || bytes > shard_bytes - in_shard)) {
+            now++;
+            in_shard = 0;
+        }
+        AR_TRY(ari_add_size(&in_shard, in_shard, bytes));
+        shard[i] = now;
+    }
+    *shards = now + 1;
+    return AR_OK;
+}
+
+const char *ar_st_shard_name(char name[AR_ST_SHARD_NAME], size_t shard, size_t shards)
+{
+    if (shards <= 1)
+        snprintf(name, AR_ST_SHARD_NAME, ARI_ST_SINGLE);
+    else
+        snprintf(name, AR_ST_SHARD_NAME, "model-%05zu-of-%05zu.safetensors", shard + 1, shards);
+    return name;
+}
+
+/* Readers take model.safetensors where both are there, and would never see the shards. */
+static ar_status check_single(const char *folder)
+{
+    struct stat info;
+    char *path = NULL;
+    AR_TRY(ari_st_join(&path, folder, ARI_ST_SINGLE));
+    const bool there = lstat(path, &info) == 0;
+    free(path);
+    return there ? ar_error_set(AR_ERR_ARG,
+                                "%s: has " ARI_ST_SINGLE ", which readers take in place of an index: write to another "
+                                "folder, or remove it",
+                                ARI_SHOW(folder))
+                 : AR_OK;
+}
+
+static ar_status no_memory(const char *folder)
+{
+    return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its index", ARI_SHOW(folder));
+}
+
+/* Takes a count as JSON's integers do. */
+static json_t *integer(size_t n)
+{
+    return n > INT64_MAX ? NULL : json_integer((json_int_t)n);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp((*(const ar_st_tensor *const *)a)->name, (*(const ar_st_tensor *const *)b)->name);
+}
+
+/* weight_map, in the order of names, as the official tools sort it. */
+static ar_status fill_map(json_t *map, const ar_st_tensor **sorted, size_t n, const ar_st_tensor *tensors,
+                          const size_t *shard, size_t shards, const char *folder)
+{
+    if (n > 1)
+        qsort(sorted, n, sizeof(const ar_st_tensor *), compare_names);
+    for (size_t i = 0; i < n; i++) {
+        char file[AR_ST_SHARD_NAME];
+        const char *name = sorted[i]->name;
+        if (i > 0 && strcmp(sorted[i - 1]->name, name) == 0)
+            return ar_error_set(AR_ERR_ARG, "tensor '%s' is there twice", ARI_SHOW(name));
+        ar_st_shard_name(file, shard[sorted[i] - tensors], shards);
+        if (json_object_set_new(map, name, json_string(file)) != 0)
+            return no_memory(folder);
+    }
+    return AR_OK;
+}
+
+static ar_status save_index(const char *folder, json_t *map, size_t total)
+{
+    char *path = NULL;
+    ar_status st = ari_st_join(&path, folder, ARI_ST_INDEX);
+    json_t *root = json_object(), *metadata = json_object();
+    const bool whole = json_object_set_new(metadata, "total_size", integer(total)) == 0 &&
+                       json_object_set(root, "metadata", metadata) == 0 &&
+                       json_object_set(root, "weight_map", map) == 0;
+    if (st == AR_OK)
+        st = whole ? ari_json_save(root, path) : no_memory(folder);
+    json_decref(metadata);
+    json_decref(root);
+    free(path);
+    return st;
+}
+
+ar_status ar_st_write_index(const char *folder, const ar_st_tensor *tensors, size_t n, const size_t *shard,
+                            size_t shards)
+{
+    ar_status st = AR_OK;
+    size_t total = 0;
+    AR_TRY(check_single(folder));
+    json_t *map = json_object();
+    const ar_st_tensor **sorted = calloc(n + 1, sizeof(const ar_st_tensor *));
+    if (sorted == NULL || map == NULL) {
+        st = no_memory(folder);
+        goto done;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes = 0;
+        AR_TRY_TO(done, st, ari_st_tensor_bytes(&bytes, &tensors[i]));
+        AR_TRY_TO(done, st, ari_add_size(&total, total, bytes));
+        sorted[i] = &tensors[i];
+    }
+    AR_TRY_TO(done, st, fill_map(map, sorted, n, tensors, shard, shards, folder));
+    st = save_index(folder, map, total);
+done:
+    json_decref(map);
+    free(sorted);
+    return st;
+}
+
+/* --- the whole checkpoint ----------------------------------------------------------------------------------------- */
+typedef struct checkpoint {
+    const char *folder;
+    const ar_st_tensor *tensors;
+    size_t *shard, shards;
+    const char *const *metadata;
+    size_t n_meta;
+    ar_st_source source;
+    void *user;
+} checkpoint;
+
+/* Tensors [first, end), which are one file's: a plan numbers the files in the tensors' order. */
+static ar_status write_shard(const checkpoint *c, size_t first, size_t end)
+{
+    char name[AR_ST_SHARD_NAME], *path = NULL;
+    ar_st_writer *w = NULL;
+    const size_t shard = first < end ? c->shard[first] : 0;
+    AR_TRY(ari_st_join(&path, c->folder, ar_st_shard_name(name, shard, c->shards)));
+    ar_status st = ar_st_writer_open(&w, path, c->tensors + first, end - first, c->metadata, c->n_meta);
+    free(path);
+    AR_TRY(st);
+    for (size_t i = first; i < end && st == AR_OK; i++)
+        st = c->source(c->user, i, w, i - first);
+    if (st == AR_OK)
+        return ar_st_writer_commit(w);
+    ar_st_writer_discard(w);
+    return st;
+}
+
+/* A name in two files is found before anything is written. */
+static ar_status check_names(const checkpoint *c, size_t n)
+{
+    char *header = NULL;
+    size_t length = 0;
+    const ar_st_tensor **order = calloc(n + 1, sizeof(const ar_st_tensor *));
+    if (order == NULL)
+        return no_memory(c->folder);
+    const ar_status st = ari_st_header_make(&header, &length, order, c->tensors, n, c->metadata, c->n_meta);
+    free(header);
+    free(order);
+    return st;
+}
+
+ar_status ar_st_write_sharded(const char *folder, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
+                              size_t n_meta, size_t shard_bytes, ar_st_source source, void *user, size_t *files)
+{
+    ar_status st = AR_OK;
+    checkpoint c = {folder, tensors, NULL, 0, metadata, n_meta, source, user};
+    c.shard = calloc(n + 1, sizeof *c.shard);
+    if (c.shard == NULL)
+        return no_memory(folder);
+    AR_TRY_TO(done, st, check_names(&c, n));
+    AR_TRY_TO(done, st, ar_st_shard_plan(c.shard, &c.shards, tensors, n, shard_bytes));
+    if (c.shards > 1)
+        AR_TRY_TO(done, st, check_single(folder));
+    size_t end = 0;
+    do { /* no tensors at all are one file, too */
+        const size_t first = end;
+        while (end < n && c.shard[end] == c.shard[first])
+            end++;
+        AR_TRY_TO(done, st, write_shard(&c, first, end));
+    } while (end < n);
+    if (c.shards > 1)
+        st = ar_st_write_index(folder, tensors, n, c.shard, c.shards);
+    if (st == AR_OK && files != NULL)
+        *files = c.shards;
+done:
+    free(c.shard);
+    return st;
+}
