@@ -1,8 +1,103 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/dump.h"
+#include <stdlib.h>
+#include <string.h>
+
+#include "dump/dump.h"
+#include "ref/core/out.h"
+
+static ar_status open_all(ar_dump *d, const ar_dump_options *o)
+{
+    AR_TRY(ari_dump_open_files(d));
+    AR_TRY(ari_dump_list_pieces(d, o == NULL ? NULL : o->map));
+    AR_TRY(ari_dump_make_tensors(d));
+    return ari_dump_set_order(d);
+}
 
 ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options *o)
 {
-    (void)gives, (void)o;
-    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: dumps are not read yet", path);
+    if (gives == NULL || path == NULL)
+        return ar_error_set(AR_ERR_ARG, "ar_dump_open: a path and a place for the dump are needed");
+    *gives = NULL;
+    ar_dump *d = calloc(1, sizeof *d);
+    if (d == NULL || (d->path = strdup(path)) == NULL) {
+        free(d);
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
+    }
+    const ar_status st = open_all(d, o);
+    if (st == AR_OK)
+        *gives = d;
+    else
+        ar_dump_close(d);
+    return st;
+}
+
+void ar_dump_close(ar_dump *d)
+{
+    if (d == NULL)
+        return;
+    for (size_t i = 0; i < d->pieces; i++)
+        ari_piece_fini(&d->piece[i]);
+    for (size_t i = 0; i < d->files; i++)
+        ari_dump_close_file(&d->file[i]);
+    free(d->piece);
+    free(d->file);
+    free(d->tensor);
+    free(d->part);
+    ar_st_model_close(d->model);
+    free(d->path);
+    free(d);
+}
+
+const char *ar_dump_path(const ar_dump *d)
+{
+    return d->path;
+}
+
+size_t ar_dump_count(const ar_dump *d)
+{
+    return d->tensors;
+}
+
+const ar_dump_tensor *ar_dump_at(const ar_dump *d, size_t i)
+{
+    return i < d->tensors ? &d->tensor[i] : NULL;
+}
+
+const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name)
+{
+    size_t low = 0, high = d->tensors;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = strcmp(name, d->tensor[middle].name);
+        if (order == 0)
+            return &d->tensor[middle];
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return NULL;
+}
+
+int ar_dump_ranks(const ar_dump *d)
+{
+    return d->ranks;
+}
+
+size_t ar_dump_mesh(const ar_dump *d, const ar_dump_dim **dims)
+{
+    *dims = d->mesh;
+    return d->mesh_dims;
+}
+
+const char *ar_dump_metadata(const ar_dump *d, const char *key)
+{
+    const char *agreed = NULL;
+    for (size_t i = 0; i < d->files; i++) {
+        const char *value = d->file[i].st == NULL ? NULL : ar_st_metadata(d->file[i].st, key);
+        if (value == NULL || (agreed != NULL && strcmp(agreed, value) != 0))
+            return NULL;
+        agreed = value;
+    }
+    return agreed;
 }

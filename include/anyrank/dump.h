@@ -14,11 +14,14 @@ extern "C" {
 
 /** Elements of a file's tensor that are a box of the full one. Element (i0, i1, ..) of the box stands in the file's
  *  tensor at  at + i0*stride[0] + i1*stride[1] + ..  (row-major element numbers), so that a transposed weight, or one
- * of several that lie packed in it, is a box like any other. */
+ * of several that lie packed in it, is a box like any other. Parts with the same box hold copies of it; of a packed
+ * tensor some boxes may have copies and others none (k and v of more ranks than there are heads of theirs). */
 typedef struct ar_dump_box {
     size_t global[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* in the full tensor */
     size_t at;
     size_t stride[AR_ST_MAX_DIMS];
+    int replica;  /* which copy of this box, of how many */
+    int replicas; /* 1: the only one */
 } ar_dump_box;
 
 /** What one file holds of a tensor. */
@@ -28,8 +31,8 @@ typedef struct ar_dump_part {
     const ar_st_entry *entry; /* the file's own tensor */
     size_t boxes;
     const ar_dump_box *box;
-    int replica;  /* which copy of these boxes, of how many: parts with the same boxes are copies of each other */
-    int replicas; /* 1: the only one */
+    int replica;  /* which copy of these boxes, of how many: the lowest of its boxes' */
+    int replicas; /* the largest of its boxes' */
     bool partial; /* the full value is the sum of such parts */
 } ar_dump_part;
 
