@@ -36,6 +36,10 @@ typedef struct ari_placement {
  *  AR_ERR_MEMORY. `file` is for messages. ari_placement_fini, also after an error. */
 AR_NODISCARD ar_status ari_placement_parse(ari_placement *p, const char *dcp, const char *own, const char *file);
 void ari_placement_fini(ari_placement *p);
+/** The two texts that a file of these tensors carries. Each tensor has its full shape, its offset, and boxes where it
+ * has several or its local tensor is not the whole of one (row-major in the file); partial is not written. Gives both;
+ * free, also after an error. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p);
 /** NULL: the file says nothing of it. */
 const ari_placed *ari_placement_find(const ari_placement *p, const char *name);
 

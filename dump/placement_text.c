@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <jansson.h>
+
+#include "dump/placement.h"
+#include "ref/core/out.h"
+
+/* What a rank's file says of its tensors, written as ari_placement_parse reads it. Without memory jansson makes NULL
+ * of a value and refuses to put a NULL into another: the error is told once, at the end. */
+
+static json_t *numbers(int n, const size_t *x)
+{
+    json_t *a = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(a, json_integer((json_int_t)x[i]));
+    if (json_array_size(a) == (size_t)n)
+        return a;
+    json_decref(a);
+    return NULL;
+}
+
+/* Where a box begins in the file's tensor, which is row-major. */
+static void local_of(size_t local[AR_ST_MAX_DIMS], const ar_dump_box *b, int ndim)
+{
+    size_t at = b->at;
+    for (int d = 0; d < ndim; d++) {
+        local[d] = b->stride[d] > 0 ? at / b->stride[d] : 0;
+        at -= local[d] * b->stride[d];
+    }
+}
+
+static json_t *boxes(const ari_placed *t)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < t->boxes; i++) {
+        size_t local[AR_ST_MAX_DIMS];
+        local_of(local, &t->box[i], t->ndim);
+        json_array_append_new(list, json_pack("{s:o, s:o, s:o}", "global", numbers(t->ndim, t->box[i].global), "local",
+                                              numbers(t->ndim, local), "extent", numbers(t->ndim, t->box[i].extent)));
+    }
+    if (json_array_size(list) == t->boxes)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+/* PyTorch knows one box a tensor, and wants an offset for each. Parts of several boxes (q|k|v) are told as lying one
+ * after the other: complete, but in the ranks' order. */
+static json_t *saved_offsets(const ari_placed *t)
+{
+    size_t offset[AR_ST_MAX_DIMS];
+    for (int d = 0; d < t->ndim; d++) {
+        const ar_dump_box *first = t->box;
+        size_t local = 0;
+        for (size_t i = 0; i < t->boxes; i++)
+            local += i == 0 || t->box[i].global[d] != first->global[d] ? t->box[i].extent[d] : 0;
+        offset[d] = t->boxes < 2 || first->extent[d] == 0 ? t->offset[d] : first->global[d] / first->extent[d] * local;
+    }
+    return json_pack("{s:o}", "saved_offsets", numbers(t->ndim, offset));
+}
+
+static json_t *own_tensor(const ari_placed *t)
+{
+    json_t *o = json_object();
+    int failed = json_object_set_new(o, "shape", numbers(t->ndim, t->shape));
+    if (t->boxes > 0)
+        failed |= json_object_set_new(o, "boxes", boxes(t));
+    if (t->replicas > 1) {
+        failed |= json_object_set_new(o, "replica", json_integer(t->replica));
+        failed |= json_object_set_new(o, "replicas", json_integer(t->replicas));
+    }
+    if (failed == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+static json_t *mesh(const ari_placement *p)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < p->dims; i++)
+        json_array_append_new(list, json_pack("[s, i]", p->mesh[i].name, p->mesh[i].size));
+    return list;
+}
+
+static json_t *coordinates(const ari_placement *p)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < p->dims; i++)
+        json_array_append_new(list, json_integer(p->at[i]));
+    return list;
+}
+
+static json_t *whole_text(const ari_placement *p)
+{
+    json_t *o = json_object(), *tensors = json_object(), *order = json_array();
+    int failed = json_object_set_new(o, "version", json_integer(1));
+    failed |= json_object_set_new(o, "rank", json_integer(p->rank));
+    failed |= json_object_set_new(o, "world", json_integer(p->world));
+    if (p->dims > 0) {
+        failed |= json_object_set_new(o, "mesh", mesh(p));
+        failed |= json_object_set_new(o, "at", coordinates(p));
+    }
+    for (size_t i = 0; i < p->tensors; i++)
+        failed |= json_object_set_new(tensors, p->tensor[i].name, own_tensor(&p->tensor[i]));
+    failed |= json_object_set_new(o, "tensors", tensors);
+    for (size_t i = 0; i < p->ordered; i++)
+        failed |= json_array_append_new(order, json_string(p->order[i]));
+    if (p->ordered > 0)
+        failed |= json_object_set_new(o, "order", order);
+    else
+        json_decref(order);
+    if (failed == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+static json_t *dcp_text(const ari_placement *p)
+{
+    json_t *o = json_object();
+    int failed = 0;
+    for (size_t i = 0; i < p->tensors; i++)
+        failed |= json_object_set_new(o, p->tensor[i].name, saved_offsets(&p->tensor[i]));
+    if (failed == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+static ar_status print(char **gives, json_t *value)
+{
+    *gives = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    json_decref(value);
+    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a rank's placement");
+}
+
+ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p)
+{
+    *own = NULL;
+    AR_TRY(print(dcp, dcp_text(p)));
+    return print(own, whole_text(p));
+}
