@@ -8,13 +8,14 @@
 #include "cli/json_text.h"
 #include "cli/layout.h"
 #include "cli/main.h"
+#include "cli/step_options.h"
 #include "cli/table.h"
 #include "cli/watch.h"
 #include "ref/io/json.h"
 
 typedef struct grads_values {
     ari_common common;
-    const char *model, *block, *input, *out;
+    const char *model, *block, *input, *out, *inject;
     ari_layout_values layout;
     ari_watch_values watch;
 } grads_values;
@@ -35,14 +36,15 @@ static const ari_option options[] = {
      .at = offsetof(grads_values, out),
      .value = "DIR",
      .help = "where outputs.safetensors and grads.safetensors (or block.safetensors) go"},
-    ARI_LAYOUT_OPTIONS(grads_values, "tensor-parallel ranks (default 1)", "exact (native: not in this version)"),
+    ARI_LAYOUT_OPTIONS(grads_values, "tensor-parallel ranks (default 1)",
+                       "exact: the same bits in every layout; native: fp32 (default exact)"),
+    ARI_LAYOUT_STEP_OPTIONS(grads_values),
+    ARI_LAYOUT_DDP_OPTIONS(grads_values, "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: "
+                                         "25MiB)"),
+    ARI_INJECT_OPTION(grads_values),
     ARI_WATCH_OPTIONS(grads_values),
-    {.name = "sp", .kind = ARI_OPT_LATER},
-    {.name = "dp", .kind = ARI_OPT_LATER},
-    {.name = "micro-batches", .kind = ARI_OPT_LATER},
     {.name = "per-rank", .kind = ARI_OPT_LATER},
     {.name = "sensitivity", .kind = ARI_OPT_LATER},
-    {.name = "zero", .kind = ARI_OPT_LATER},
     {0},
 };
 
@@ -66,8 +68,6 @@ static const ari_args_spec spec = {
 static ar_status check_values(const grads_values *v)
 {
     AR_TRY(ari_layout_check(&v->layout));
-    if (v->layout.numerics != 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--numerics native: not in this version");
     if (!v->model && !v->block)
         return ar_error_set(AR_ERR_ARG, "give a MODEL, or --block DIR");
     if (v->model && v->block)
@@ -83,14 +83,17 @@ static ar_status check_values(const grads_values *v)
 
 static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ari_watch *watch)
 {
+    const ar_parallel parallel = ari_layout_parallel(&v->layout);
     json_t *files = json_array(), *o = ari_json_begin("grads");
     for (int i = 0; i < 2; i++) {
         if (r->file[i][0])
             json_array_append_new(files, ari_json_text(r->file[i]));
     }
     json_object_set_new(o, "result", json_string("same"));
-    json_object_set_new(o, "numerics", json_string("exact"));
-    json_object_set_new(o, "layout", json_pack("{s:i, s:i}", "world", v->layout.tp, "tp", v->layout.tp));
+    json_object_set_new(o, "numerics", json_string(ari_numerics_names[v->layout.numerics]));
+    json_object_set_new(o, "layout", ari_layout_json(&parallel, r->batch));
+    if (v->inject)
+        json_object_set_new(o, "fault", json_string(v->inject));
     json_object_set_new(o, "outputs_hash", json_string(r->outputs_hash));
     json_object_set_new(o, "tensors", json_integer((json_int_t)r->tensors));
     json_object_set_new(o, "bytes", json_pack("{s:I}", "counted", (json_int_t)r->bytes));
@@ -110,11 +113,12 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
 static ar_status print(const ar_grads_result *r, const grads_values *v, const ari_watch *watch)
 {
     char layout[ARI_LAYOUT_TEXT];
-    const ar_parallel parallel = {.tp = v->layout.tp};
+    const ar_parallel parallel = ari_layout_parallel(&v->layout);
+    ari_layout_text(layout, &parallel, r->batch);
     if (watch->timed) {
         ari_table *t = NULL;
         AR_TRY(ari_predicted_begin(&t, stdout, watch));
-        ari_predicted_row(t, ari_layout_text(layout, &parallel, 1), &r->predicted);
+        ari_predicted_row(t, layout, &r->predicted);
         const ar_status st = ari_table_print(t, stdout, 2);
         ari_table_destroy(t);
         AR_TRY(st);
@@ -127,18 +131,25 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
     }
     if (v->model)
         printf("loss %.9g\n", (double)r->loss);
-    printf("%zu tensors in %s at tp=%d; hash %s\n", r->tensors, ARI_SECONDS(r->seconds), v->layout.tp, r->outputs_hash);
+    printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds), layout, r->outputs_hash);
     return AR_OK;
 }
 
 static ar_status run_watched(const grads_values *v, const ari_watch *watch)
 {
     ar_grads_result r;
+    ar_fault fault = AR_FAULT_NONE;
+    const ar_parallel parallel = ari_layout_parallel(&v->layout);
+    if (v->inject)
+        AR_TRY(ar_fault_parse(&fault, v->inject));
     const ar_grads_options o = {.model = v->model,
                                 .block = v->block,
                                 .input = v->input,
                                 .out = v->out,
-                                .tp = v->layout.tp,
+                                .parallel = parallel,
+                                .ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES),
+                                .numerics = (ar_numerics)v->layout.numerics,
+                                .fault = fault,
                                 .seed = v->common.seed,
                                 .mlp_order = (ar_mlp_order)v->layout.mlp_order,
                                 .algorithm = ari_layout_algorithm(&v->layout),
@@ -146,9 +157,10 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
                                 .timeout_ns = ari_layout_timeout_ns(&v->layout),
                                 .cluster = ari_watch_cluster(watch),
                                 .trace = watch->trace};
-    char title[256];
+    char title[256], layout[ARI_LAYOUT_TEXT];
     AR_TRY(ar_grads(&r, &o));
-    snprintf(title, sizeof title, "%s, tp=%d", v->model ? v->model : v->block, v->layout.tp);
+    snprintf(title, sizeof title, "%s, %s", v->model ? v->model : v->block,
+             ari_layout_text(layout, &parallel, r.batch));
     AR_TRY(ari_watch_write(watch, title));
     if (ari_wants_text(&v->common))
         AR_TRY(print(&r, v, watch));
@@ -169,7 +181,6 @@ static ar_status run(const grads_values *v)
 int ari_command_grads(int argc, char **argv)
 {
     grads_values v = {.layout = ARI_LAYOUT_DEFAULTS};
-    v.layout.tp = 1;
     int exit_code = ARI_EXIT_SAME;
     if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
         return exit_code;

@@ -44,7 +44,7 @@ _anyrank() {
             options="$layout $split $ddp --sweep --batch --seq --text --steps $optimizer --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors
                 $watch --schedule --net-fault --verify-transfers $common"
             names=$models ;;
-        grads) options="$layout $watch --input --block --out $common" names=$models ;;
+        grads) options="$layout $split $ddp $watch --input --block --out --inject $common" names=$models ;;
         train)
             options="$layout $split $ddp $optimizer --data --data-format --in-order --steps --batch --seq --clip --dropout --storage --loss-scale
                 --save --save-every --keep --resume --stop-after --verify-every --plot --log-every --inject $watch $common"

@@ -27,8 +27,8 @@ set -l info "__fish_seen_subcommand_from info"
 set -l bugs "__fish_seen_subcommand_from bugs"
 set -l layout "__fish_seen_subcommand_from check grads train bench"
 set -l watch "__fish_seen_subcommand_from check grads train"
-set -l split "__fish_seen_subcommand_from check train bench"
-set -l ddp "__fish_seen_subcommand_from check train"
+set -l split "__fish_seen_subcommand_from check grads train bench"
+set -l ddp "__fish_seen_subcommand_from check grads train"
 set -l optimizer "__fish_seen_subcommand_from check train"
 
 complete -c anyrank -f
@@ -102,6 +102,7 @@ complete -c anyrank -n $check -l verify-transfers -d "Compare a checksum of ever
 complete -c anyrank -n $bugs -l run -d "Run each in a case in which it matters"
 complete -c anyrank -n $bugs -l curves -d "What losses and a tolerance would show of it"
 
+complete -c anyrank -n $grads -l inject -x -a "$faults" -d "Switch a known mistake on"
 complete -c anyrank -n $grads -l input -rF -d "input_ids, attention_mask, labels"
 complete -c anyrank -n $grads -l block -x -a "(__fish_complete_directories)" -d "A single block in place of a model"
 complete -c anyrank -n $grads -l out -x -a "(__fish_complete_directories)" -d "Where the results go"

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "ref/core/size.h"
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
 #include "run/cluster_run.h"
@@ -15,6 +16,7 @@
 #include "verify/block_case.h"
 #include "verify/estimate.h"
 #include "verify/gather.h"
+#include "verify/grads_fault.h"
 #include "verify/input_batch.h"
 
 enum { OUTPUTS_FILE, GRADS_FILE };
@@ -61,13 +63,16 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
 static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options, ari_gatherer *g,
                      ar_grads_result *result)
 {
-    void **users = malloc((size_t)o->tp * sizeof *users);
-    if (!users)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %d ranks", o->tp);
-    for (int r = 0; r < o->tp; r++)
+    const int world = ar_parallel_world(&o->parallel);
+    void **users = NULL;
+    AR_TRY(ari_alloc((void **)&users, (size_t)world, sizeof *users, "listeners of the ranks"));
+    for (int r = 0; r < world; r++)
         users[r] = g;
     ari_cluster_result done;
-    run_options->parallel = (ar_parallel){.tp = o->tp};
+    run_options->parallel = o->parallel;
+    run_options->ddp = o->ddp;
+    run_options->numerics = o->numerics;
+    run_options->fault = o->fault;
     run_options->seed = o->seed;
     run_options->threads = o->threads;
     run_options->sim = (ar_sim_options){
@@ -80,6 +85,7 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     if (done.loss)
         result->loss = done.loss[0];
     free(done.loss);
+    result->batch = run_options->batch->batch;
     result->seconds = done.seconds;
     result->bytes = done.bytes;
     result->has_predicted = done.has_predicted;
@@ -104,21 +110,22 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
 {
     *plan = (ar_plan){0};
     AR_TRY(ari_estimate_layers(c));
+    AR_TRY(ari_grads_fault_check(o));
     if (o->mlp_order != AR_MLP_COLUMN_ROW)
         AR_TRY(ar_plan_add_mlp_order(plan, c->arch, o->mlp_order));
-    AR_TRY(ar_config_check_tp(c, o->tp, plan));
+    AR_TRY(ar_parallel_check(&o->parallel, c, plan, b->batch, b->seq));
     if ((c->learned_positions || c->rope) && b->seq > c->max_positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", b->seq,
                             c->max_positions, c->name);
     AR_TRY(ari_check_angles(c, b->seq));
     ari_estimate e;
-    const ar_parallel parallel = {.tp = o->tp};
     const ari_estimate_case size = {.config = c,
                                     .plan = plan,
                                     .batch = b->batch,
                                     .seq = b->seq,
-                                    .parallel = &parallel,
+                                    .parallel = &o->parallel,
                                     .layouts = 1,
+                                    .numerics = o->numerics,
                                     .alone = true};
     AR_TRY(ari_estimate_check(&e, &size));
     return ari_estimate_fits(&e);
@@ -157,11 +164,21 @@ done:
     return st;
 }
 
+/* Its input is given whole, and there is no step around it. */
+static ar_status check_block_layout(const ar_parallel *p)
+{
+    if (p->dp > 1 || p->micro_batches > 1 || p->sp || p->zero > 0)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "a block runs on tensor-parallel ranks alone: dp, micro-batches, sp and zero need a model");
+    return AR_OK;
+}
+
 static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options *o)
 {
     ari_block_case block = {0};
     ari_gatherer g = {0};
     ar_status st = AR_OK;
+    AR_TRY(check_block_layout(&o->parallel));
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
     AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
     AR_TRY_TO(done, st, ari_block_case_want(&block, &g));

@@ -50,7 +50,7 @@ static ar_status grads_in_order(ar_grads_result *result, const char *name, bool 
                                 .block = block ? folder : NULL,
                                 .input = block ? NULL : input,
                                 .out = out,
-                                .tp = tp,
+                                .parallel = {.tp = tp},
                                 .algorithm = algorithm,
                                 .mlp_order = order,
                                 .threads = 1};
