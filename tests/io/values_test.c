@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "anyrank/safetensors.h"
+
+TestSuite(values, .timeout = 60);
+
+/* A value of `bytes` little-endian bytes, read at an odd address. */
+static double read_one(ar_dtype dtype, uint64_t bits)
+{
+    unsigned char at[9] = {0};
+    double wide = 0;
+    float narrow = 0;
+    memcpy(at + 1, &bits, 8);
+    cr_assert_eq(ar_values_to_f64(dtype, at + 1, 1, &wide), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_values_to_f32(dtype, at + 1, 1, &narrow), AR_OK, "%s", ar_error_message());
+    const float expected = (float)wide;
+    if (!isnan(wide) && dtype != AR_I64 && dtype != AR_U64)
+        cr_expect_eq(memcmp(&narrow, &expected, sizeof narrow), 0, "%s %lx", ar_dtype_name(dtype), (unsigned long)bits);
+    cr_expect_eq(isnan(narrow) != 0, isnan(wide) != 0);
+    return wide;
+}
+
+Test(values, every_dtype_reads_as_a_number)
+{
+    static const struct {
+        ar_dtype dtype;
+        uint64_t bits;
+        double value;
+    } cases[] = {
+        {AR_BOOL, 1, 1},
+        {AR_U8, 0xff, 255},
+        {AR_I8, 0x80, -128},
+        {AR_I16, 0x8000, -32768},
+        {AR_U16, 0xffff, 65535},
+        {AR_I32, 0x80000000, -2147483648.0},
+        {AR_U32, 0xffffffff, 4294967295.0},
+        {AR_I64, 0x8000000000000000, -0x1p63},
+        {AR_I64, 0x20000000000001, 0x1p53},
+        {AR_U64, 0xffffffffffffffff, 0x1p64},
+        {AR_F16, 0x0001, 0x1p-24},
+        {AR_F16, 0xfbff, -65504},
+        {AR_F16, 0x7c00, (double)INFINITY},
+        {AR_BF16, 0x3f81, 1.0078125},
+        {AR_BF16, 0x0001, 0x1p-133},
+        {AR_F32, 0x3fc00000, 1.5},
+        {AR_F32, 0x00000001, 0x1p-149},
+        {AR_F64, 0x3ff8000000000000, 1.5},
+        {AR_F64, 0x0000000000000001, 0x1p-1074},
+        {AR_F8_E5M2, 0x01, 0x1p-16},
+        {AR_F8_E5M2, 0x7b, 57344},
+        {AR_F8_E5M2, 0xfc, -(double)INFINITY},
+        {AR_F8_E5M2, 0x3e, 1.5},
+        {AR_F8_E4M3, 0x01, 0x1p-9},
+        {AR_F8_E4M3, 0x07, 0x7p-9},
+        {AR_F8_E4M3, 0x08, 0x1p-6},
+        {AR_F8_E4M3, 0x38, 1},
+        {AR_F8_E4M3, 0x7e, 448},
+        {AR_F8_E4M3, 0xfe, -448},
+        {AR_F8_E8M0, 0x00, 0x1p-127},
+        {AR_F8_E8M0, 0x01, 0x1p-126},
+        {AR_F8_E8M0, 0x7f, 1},
+        {AR_F8_E8M0, 0xfe, 0x1p127},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        cr_expect(read_one(cases[i].dtype, cases[i].bits) == cases[i].value, "case %zu (%s): %a", i,
+                  ar_dtype_name(cases[i].dtype), read_one(cases[i].dtype, cases[i].bits));
+    cr_expect(signbit(read_one(AR_F8_E4M3, 0x80)) && signbit(read_one(AR_F8_E5M2, 0x80)));
+}
+
+Test(values, not_a_number_stays_one)
+{
+    static const struct {
+        ar_dtype dtype;
+        uint64_t bits;
+    } cases[] = {
+        {AR_F8_E4M3, 0x7f}, {AR_F8_E4M3, 0xff}, {AR_F8_E8M0, 0xff}, {AR_F8_E5M2, 0x7d},   {AR_F8_E5M2, 0xff},
+        {AR_F16, 0x7c01},   {AR_F16, 0xfe00},   {AR_BF16, 0x7f81},  {AR_F32, 0x7f800001}, {AR_F64, 0x7ff0000000000001}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        cr_expect(isnan(read_one(cases[i].dtype, cases[i].bits)), "case %zu", i);
+}
+
+/* Every value of the 8-bit floats is between its neighbours: 2^mantissa bits to a power of two, and none left out. */
+Test(values, eight_bit_floats_ascend)
+{
+    for (unsigned bits = 1; bits < 0x7f; bits++)
+        cr_expect(read_one(AR_F8_E4M3, bits) > read_one(AR_F8_E4M3, bits - 1) &&
+                      read_one(AR_F8_E4M3, bits | 0x80) == -read_one(AR_F8_E4M3, bits),
+                  "%02x", bits);
+    for (unsigned bits = 1; bits <= 0x7c; bits++)
+        cr_expect(read_one(AR_F8_E5M2, bits) > read_one(AR_F8_E5M2, bits - 1), "%02x", bits);
+    for (unsigned bits = 1; bits < 0xff; bits++)
+        cr_expect(read_one(AR_F8_E8M0, bits) == 2 * read_one(AR_F8_E8M0, bits - 1), "%02x", bits);
+}
+
+Test(values, integers_and_doubles_round_once_to_fp32)
+{
+    static const uint64_t above = 0x4000004000000001; /* nearest double is a tie between two floats */
+    float out = 0;
+    cr_assert_eq(ar_values_to_f32(AR_I64, &above, 1, &out), AR_OK);
+    cr_expect_eq(out, 0x1.000002p62f);
+    cr_assert_eq(ar_values_to_f32(AR_U64, &above, 1, &out), AR_OK);
+    cr_expect_eq(out, 0x1.000002p62f);
+    static const double tie = 0x1.000001p0, over = 0x1p128;
+    cr_assert_eq(ar_values_to_f32(AR_F64, &tie, 1, &out), AR_OK);
+    cr_expect_eq(out, 1.0f);
+    cr_assert_eq(ar_values_to_f32(AR_F64, &over, 1, &out), AR_OK);
+    cr_expect(isinf(out));
+}
+
+/* The second of each pair rounds wrongly where it goes through a nearest fp32 first. */
+Test(values, doubles_round_once_to_half_precision)
+{
+    static const struct {
+        ar_dtype dtype;
+        double value;
+        uint16_t bits;
+    } cases[] = {
+        {AR_F16, 0x1.002p0, 0x3c00},
+        {AR_F16, 0x1.0020000001p0, 0x3c01},
+        {AR_F16, 0x1.005ffffffffp0, 0x3c01},
+        {AR_F16, 65519.999999, 0x7bff},
+        {AR_F16, 65520, 0x7c00},
+        {AR_F16, 1e300, 0x7c00},
+        {AR_F16, 0x1p-25, 0x0000},
+        {AR_F16, 0x1.0000000001p-25, 0x0001},
+        {AR_F16, -1e-300, 0x8000},
+        {AR_BF16, 0x1.01p0, 0x3f80},
+        {AR_BF16, 0x1.0100000001p0, 0x3f81},
+        {AR_BF16, -0x1.02ffffffffp0, 0xbf81},
+        {AR_BF16, 0x1.fep127, 0x7f7f},
+        {AR_BF16, 0x1.ffp127, 0x7f80},
+        {AR_BF16, 0x1p-134, 0x0000},
+        {AR_BF16, 0x1.0000000001p-134, 0x0001},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        unsigned char out[3] = {0};
+        uint16_t bits = 0;
+        cr_assert_eq(ar_values_of_f64(cases[i].dtype, &cases[i].value, 1, out + 1), AR_OK);
+        memcpy(&bits, out + 1, 2);
+        cr_expect_eq(bits, cases[i].bits, "case %zu (%a): %04x", i, cases[i].value, bits);
+    }
+    const double special[2] = {(double)INFINITY, (double)NAN};
+    uint16_t half[2];
+    cr_assert_eq(ar_values_of_f64(AR_BF16, special, 2, half), AR_OK);
+    cr_expect(half[0] == 0x7f80 && (half[1] & 0x7fffu) > 0x7f80u);
+    cr_assert_eq(ar_values_of_f64(AR_F16, special, 2, half), AR_OK);
+    cr_expect(half[0] == 0x7c00 && (half[1] & 0x7fffu) > 0x7c00u);
+}
+
+Test(values, what_is_no_number_is_named)
+{
+    static const ar_dtype none[] = {AR_C64, AR_F4, AR_F6_E2M3, AR_F6_E3M2};
+    for (size_t i = 0; i < 4; i++) {
+        const ar_st_entry e = {.name = "w", .dtype = none[i], .count = 4, .bytes = 4, .data = "abcd"};
+        double wide = 0;
+        float narrow = 0;
+        cr_expect_eq(ar_st_read_f64(&e, 0, 1, &wide), AR_ERR_DTYPE);
+        cr_expect_not_null(strstr(ar_error_message(), "tensor 'w' is "), "%s", ar_error_message());
+        cr_expect_eq(ar_st_read_f32(&e, 0, 1, &narrow), AR_ERR_DTYPE);
+        cr_expect_eq(ar_values_to_f64(none[i], "abcd", 1, &wide), AR_ERR_DTYPE);
+        cr_expect_eq(ar_values_of_f64(none[i], &wide, 1, &narrow), AR_ERR_DTYPE);
+    }
+}
+
+Test(values, a_range_of_an_entry_is_read_from_its_start)
+{
+    static const int16_t data[4] = {10, 20, 30, 40};
+    const ar_st_entry e = {.name = "w", .dtype = AR_I16, .ndim = 1, .shape = {4}, .count = 4, .bytes = 8, .data = data};
+    double out[4] = {0};
+    cr_assert_eq(ar_st_read_f64(&e, 1, 2, out), AR_OK);
+    cr_expect(out[0] == 20 && out[1] == 30 && out[2] == 0);
+    cr_expect_eq(ar_st_read_f64(&e, 4, 0, out), AR_OK);
+    cr_expect_eq(ar_st_read_f64(&e, 3, 2, out), AR_ERR_ARG);
+    cr_expect_eq(ar_st_read_f64(&e, 5, 0, out), AR_ERR_ARG);
+    cr_expect_eq(ar_st_read_f64(&e, 1, SIZE_MAX, out), AR_ERR_ARG);
+}
