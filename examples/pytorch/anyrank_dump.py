@@ -205,11 +205,12 @@ class Dumper:
         return {"dp": 0} if activation and self.mesh.get("dp", 1) > 1 else {}
 
     def _plain(self, name, data, sizes):
-        """Offset, full shape, replica, replicas of a plain tensor; sizes: every rank's local shape."""
+        """Offset and full shape of a plain tensor; sizes: every rank's local shape."""
         rule, at = self._rule(name, data), self._at()
-        names = list(self.mesh)
+        if len(set(rule.values())) < len(rule):
+            raise ValueError(f"{name}: two mesh dimensions shard one tensor dimension: use DTensor for that")
         stride, n = {}, 1
-        for dim in reversed(names):
+        for dim in reversed(self.mesh):
             stride[dim], n = n, n * self.mesh[dim]
         offset, shape = [0] * data.dim(), list(data.shape)
         for mesh_dim, dim in rule.items():
@@ -218,14 +219,8 @@ class Dumper:
             if any(s is None or len(s) != data.dim() for s in line):
                 raise ValueError(f"{name}: a rank along {mesh_dim} does not have this tensor")
             extents = [s[dim] for s in line]
-            if len({other for other in rule.values()}) < len(rule):
-                raise ValueError(f"{name}: two mesh dimensions shard dimension {dim}: use DTensor for that")
             offset[dim], shape[dim] = sum(extents[:at[mesh_dim]]), sum(extents)
-        replica, replicas = 0, 1
-        for mesh_dim in names:
-            if mesh_dim not in rule and mesh_dim != self._partial_over(name):
-                replica, replicas = replica * self.mesh[mesh_dim] + at[mesh_dim], replicas * self.mesh[mesh_dim]
-        return offset, shape, replica, replicas
+        return offset, shape
 
     def _partial_over(self, name):
         for glob, dim in self.partial.items():
@@ -233,21 +228,24 @@ class Dumper:
                 return dim
         return None
 
-    def _distributed(self, name, spec):
+    def _distributed(self, spec):
+        """The same of a DTensor, and the mesh dimension it is to be summed over."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
         shape, mesh, placements = spec
         _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
-        where = mesh.get_coordinate()
-        replica, replicas, partial = 0, 1, None
+        partial = None
         for i, p in enumerate(placements):
-            if p.is_replicate():
-                replica, replicas = replica * mesh.size(i) + where[i], replicas * mesh.size(i)
-            elif p.is_partial():
+            if p.is_partial():
                 partial = mesh.mesh_dim_names[i] if mesh.mesh_dim_names else list(self.mesh)[i]
-        others = self.world // mesh.size()  # ranks outside this tensor's mesh hold copies of it
-        if others > 1:
-            replica, replicas = self.rank // mesh.size() * replicas + replica, replicas * others
-        return list(offset), list(shape), replica, replicas, partial
+        return list(offset), list(shape), partial
+
+    def _tell(self, mine):
+        """What every rank says, in the order of ranks."""
+        if self.world == 1:
+            return [mine]
+        everyone = [None] * self.world
+        dist.all_gather_object(everyone, mine)
+        return everyone
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -261,26 +259,26 @@ class Dumper:
 
     def write(self):
         """Writes this rank's file and forgets what was recorded. Every rank must call it. Returns the path."""
-        values = self._collect()
-        sizes = {name: tuple(v.data.shape) for name, v in values.items()}
-        everyone = [sizes]
-        if self.world > 1:
-            everyone = [None] * self.world
-            dist.all_gather_object(everyone, sizes)
-        tensors, dcp = {}, {}
+        values, at = self._collect(), self._at()
+        sizes = self._tell({name: tuple(v.data.shape) for name, v in values.items()})
+        dcp, tensors, parts = {}, {}, {}
         for name, v in values.items():
             if v.spec:
-                offset, shape, replica, replicas, partial = self._distributed(name, v.spec)
+                offset, shape, partial = self._distributed(v.spec)
             else:
-                line = [other.get(name) for other in everyone]
-                offset, shape, replica, replicas = self._plain(name, v.data, line)
+                offset, shape = self._plain(name, v.data, [other.get(name) for other in sizes])
                 partial = self._partial_over(name)
             dcp[name] = {"saved_offsets": offset}
-            tensors[name] = {"shape": shape, "replica": replica, "replicas": replicas,
-                             "boxes": [{"global": offset, "local": [0] * len(shape), "extent": list(v.data.shape)}]}
+            tensors[name] = {"shape": shape, "boxes": [{"global": offset, "local": [0] * len(shape),
+                                                        "extent": list(v.data.shape)}]}
             if partial:
                 tensors[name]["partial"] = partial
-        at = self._at()
+            # Ranks that hold the same part of the same sum hold copies of it.
+            parts[name] = (tuple(offset), tuple(v.data.shape), at[partial] if partial else None)
+        everyone = self._tell(parts)
+        for name, t in tensors.items():
+            copies = [rank for rank, other in enumerate(everyone) if other.get(name) == parts[name]]
+            t["replica"], t["replicas"] = copies.index(self.rank), len(copies)
         placement = {"version": 1, "rank": self.rank, "world": self.world, "mesh": list(self.mesh.items()),
                      "at": [at[name] for name in self.mesh], "tensors": tensors, "order": list(values)}
         self.folder.mkdir(parents=True, exist_ok=True)
