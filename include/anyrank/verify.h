@@ -51,7 +51,9 @@ typedef enum ar_verify_state {
 } ar_verify_state;
 
 #define AR_VERIFY_ULP_BINS 34
-/** What is known of one tensor. Differences are those of all elements, also of those that the rule lets pass. */
+/** What is known of one tensor. Differences are those of all elements, also of those that the rule lets pass. Of a
+ *  tensor with the same bytes in both only nan and inf are counted; the other figures are 0. Complex numbers are pairs
+ *  of F32, along a last dimension of 2. */
 typedef struct ar_verify_row {
     const char *name;
     ar_verify_state state;
@@ -65,11 +67,11 @@ typedef struct ar_verify_row {
     size_t elements_different; /* by the rule */
     size_t bits_different;     /* whose bits differ */
     size_t nan[2], inf[2];     /* in the reference, in the other */
-    double max_abs, max_rel,
-        rms; /* of other - reference, over finite elements; rms of the reference beside: rms_reference */
+    double max_abs, rms;       /* of other - reference, over finite elements */
+    double max_rel; /* of |other - reference|/|reference| where the reference is not 0; infinite: only where it is */
     double rms_reference, max_reference;
-    uint64_t max_ulp;    /* in steps of the reference's dtype */
-    double cosine;       /* of the two as vectors; NaN: one is all zero */
+    uint64_t max_ulp;    /* in steps of the reference's dtype, of which -0 to +0 is one; NaN apart */
+    double cosine;       /* of the two as vectors; NaN: one is all zero, or the bytes are the same */
     double scale;        /* the factor that fits best: sum(other*reference) / sum(reference^2) */
     double allowed;      /* that the rule allows the worst element; 0: nothing */
     double ratio;        /* worst |difference| over what is allowed; infinity where nothing is */
