@@ -128,6 +128,8 @@ Test(safetensors_stream, a_plan_fills_files_in_order_and_gives_large_tensors_the
     cr_assert_eq(ar_st_shard_plan(shard, &shards, t, 0, 8), AR_OK);
     cr_expect_eq(shards, 1);
     cr_expect_eq(ar_st_shard_plan(shard, &shards, t, 8, 0), AR_ERR_ARG);
+    cr_assert_eq(ar_st_shard_plan(shard, &shards, t + 3, 2, 8), AR_OK); /* 9 bytes first: no empty file before it */
+    cr_expect(shard[0] == 0 && shard[1] == 1 && shards == 2);
 }
 
 /* Hands over `list` in pieces of 3 bytes; fails at tensor `fail_at`. */
