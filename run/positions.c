@@ -12,7 +12,7 @@ ar_status ari_check_angles(const ar_config *c, size_t seq)
     /* Frequencies fall with the pair's number, or rise where theta is below 1: the largest is the first or the last. */
     const size_t pair[2] = {0, c->head_dim / 2 - 1};
     for (int i = 0; i < 2; i++) {
-        const float inv_freq = ari_rope_scaled(ari_rope_inv_freq(c->rope_theta, pair[i], c->head_dim), c->rope_factor);
+        const float inv_freq = ari_rope_frequency(c->rope_theta, c->rope_factor, &c->rope_llama3, pair[i], c->head_dim);
         const float angle = ari_rope_angle(seq - 1, inv_freq);
         if (!(angle < ANGLE_LIMIT))
             return ar_error_set(AR_ERR_CONFIG,

@@ -13,12 +13,26 @@ extern "C" {
 #endif
 
 typedef enum ar_arch {
-    AR_ARCH_LLAMA, /* LlamaForCausalLM */
+    AR_ARCH_LLAMA, /* LlamaForCausalLM, and of the same form and names Qwen2ForCausalLM and MistralForCausalLM */
     AR_ARCH_GPT2,  /* GPT2LMHeadModel */
     AR_ARCH_STACK  /* the project's own: embedding, pre-LayerNorm blocks, loss = sum of the output */
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
+
+/** Llama 3's scaling of the rotary frequencies (rope_type "llama3"). With a wave's length 2*pi/f and the positions that
+ *  the model was first trained on, n: waves longer than n/low_freq_factor turn slower by `factor`, those shorter than
+ *  n/high_freq_factor as before, and those between by a mixture (docs/numerics.md, section 4). */
+typedef struct ar_rope_llama3 {
+    double factor, low_freq_factor, high_freq_factor;
+    size_t original_positions; /* n; 0: no such scaling */
+} ar_rope_llama3;
+
+/* Layers of a model that can each say whether its attention has a window; the ones after them do as the last. */
+#define AR_CONFIG_LAYER_BITS 1024
+/* Keys of a file that are not known, by name; how long a kept name is at most, with its end. */
+#define AR_CONFIG_NOTES 8
+#define AR_CONFIG_NOTE 48
 
 /** A model's shape and mathematics, parsed from a Hugging Face config.json. Plain data. */
 typedef struct ar_config {
@@ -38,21 +52,35 @@ typedef struct ar_config {
     double norm_eps;
     bool rope; /* rotary positions, halves not interleaved */
     double rope_theta;
-    double rope_factor;     /* linear scaling: positions divided by it; 1 = none */
+    double rope_factor; /* linear scaling: positions divided by it; 1 = none */
+    ar_rope_llama3 rope_llama3;
     bool learned_positions; /* wpe [max_positions, hidden] */
     bool qkv_bias, out_bias, mlp_bias;
     bool final_norm;
     bool tied; /* the LM head is the embedding */
     bool causal;
+    size_t window; /* sliding window of the layers that have one: ar_config_window. 0: no layer has */
+    uint64_t full_attention[AR_CONFIG_LAYER_BITS / 64]; /* bit 1: a layer without window, whatever `window` is */
     double initializer_range;
-    double config_dropout; /* largest dropout probability in the file: ignored, with a note */
+    double config_dropout;                         /* largest dropout probability in the file: ignored, with a note */
+    size_t unknown_keys;                           /* of the file, all of them: ignored, with a note */
+    char unknown[AR_CONFIG_NOTES][AR_CONFIG_NOTE]; /* the first of them; printable, a long one ends in ".." */
 } ar_config;
 
+/** How many keys a query of this layer sees at most, itself and those before it: key j of query i is masked where
+ *  j + window <= i. 0: all. */
+static inline size_t ar_config_window(const ar_config *c, size_t layer)
+{
+    const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
+    return (c->full_attention[bit / 64] >> (bit % 64) & 1) != 0 ? 0 : c->window;
+}
+
 /** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture ("llama",
- *  "gpt2", "anyrank-stack"). Errors: AR_ERR_IO, AR_ERR_FORMAT (not JSON: line and column), AR_ERR_CONFIG (unknown
- *  model_type, a missing or ill-typed key, a value that changes the mathematics and is not supported, heads that do not
- *  divide; the message names the key), AR_ERR_OVERFLOW (more JSON than any config). The sizes must be in the file;
- *  everything else that Hugging Face leaves out has its default. On error *c is untouched. */
+ *  "qwen2", "mistral", "gpt2", "anyrank-stack"; docs/models.md has their keys). Errors: AR_ERR_IO, AR_ERR_FORMAT (not
+ * JSON: line and column), AR_ERR_CONFIG (unknown model_type, a missing or ill-typed key, a value that changes the
+ * mathematics and is not supported, heads that do not divide; the message names the key), AR_ERR_OVERFLOW (more JSON
+ * than any config). The sizes must be in the file; everything else that Hugging Face leaves out has its default. A key
+ * that is not known is ignored and named in c->unknown. On error *c is untouched. */
 AR_NODISCARD ar_status ar_config_load(ar_config *c, const char *path);
 /** The same from JSON text. `name` is for messages. */
 AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name);

@@ -30,6 +30,7 @@ typedef struct ar_packed ar_packed;
 /* Where in the global problem a local probability matrix [b, heads, s, s] stands, for masks. */
 typedef struct ar_mask {
     bool causal;                   /* key > query is masked */
+    size_t window;                 /* key + window <= query is masked; 0: none is */
     ar_cbuf padding;               /* u8 [b, s], 0 = masked key; ptr NULL: none */
     ar_cbuf additive;              /* f32 [mask_batch, mask_heads, s, s]; ptr NULL: none; -inf = masked */
     size_t mask_batch, mask_heads; /* b or 1; ALL query heads or 1 */
@@ -138,9 +139,9 @@ typedef struct ar_device_ops {
                                size_t rows, size_t h);
 
     /* --- attention ------------------------------------------------------------------------------------------------ */
-    /* cos, sin [positions, d/2] fp32 */
+    /* cos, sin [positions, d/2] fp32; llama3 NULL: no such scaling */
     ar_status (*rope_tables)(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
-                             double theta, double factor);
+                             double theta, double factor, const ar_rope_llama3 *llama3);
     /* y, x: views [b, s, heads, d] (d contiguous), y may have other strides than x, or be x. direction +1 forward, -1
      * backward (sin negated). Position of row s is s. */
     ar_status (*rope)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,

@@ -46,20 +46,52 @@ static ar_status emit_heads(ari_bl_run *run, const char *part, char pass, const 
     return AR_OK;
 }
 
-/* cos and sin of the angle of pair i of head size d at a position. */
+/* The result of an operation on frequencies: fp32, but for the binary64 mode. */
+static double stored(const ari_bl_run *run, double x)
+{
+    return run->o->mode == AR_MODE_F64 ? x : (double)(float)x;
+}
+
+/* Llama 3 keeps the frequencies of short waves, divides those of long ones by a factor, and blends in between. Each
+ * step is stored as Hugging Face does it: a / tensor is (1 / tensor) * a. */
+static double llama3_frequency(const ari_bl_run *run, double inv_freq)
+{
+    const ar_rope_llama3 *o = &run->c->rope_llama3;
+    const double two_pi = stored(run, 6.283185307179586), context = stored(run, (double)o->original_positions);
+    const double longest_kept = stored(run, (double)o->original_positions / o->high_freq_factor);
+    const double shortest_slowed = stored(run, (double)o->original_positions / o->low_freq_factor);
+    const double wavelength = stored(run, stored(run, 1.0 / inv_freq) * two_pi), factor = stored(run, o->factor);
+    const double slowed = stored(run, inv_freq / factor);
+    if (wavelength < longest_kept || wavelength > shortest_slowed)
+        return wavelength < longest_kept ? inv_freq : slowed;
+    const double waves = stored(run, stored(run, 1.0 / wavelength) * context);
+    const double smooth = stored(run, stored(run, waves - stored(run, o->low_freq_factor)) /
+                                          stored(run, o->high_freq_factor - o->low_freq_factor));
+    const double share = stored(run, stored(run, stored(run, 1.0 - smooth) * inv_freq) / factor);
+    return stored(run, share + stored(run, smooth * inv_freq));
+}
+
+/* The angle that pair i of a head turns by from one position to the next. */
+static double rope_frequency(const ari_bl_run *run, size_t i)
+{
+    const ar_config *c = run->c;
+    const double exponent = -(2.0 * (double)i / (double)c->head_dim);
+    const double unscaled = run->o->mode == AR_MODE_F64 ? ari_exp64(exponent * ari_log64(c->rope_theta))
+                                                        : (double)ari_rope_inv_freq(c->rope_theta, i, c->head_dim);
+    const double frequency = stored(run, unscaled / c->rope_factor);
+    return c->rope_llama3.original_positions > 0 ? llama3_frequency(run, frequency) : frequency;
+}
+
+/* cos and sin of the angle of pair i at a position. */
 static void rope_angle(const ari_bl_run *run, size_t position, size_t i, double *cosine, double *sine)
 {
-    const size_t d = run->c->head_dim;
+    const double exact = (double)position * rope_frequency(run, i);
     if (run->o->mode == AR_MODE_F64) {
-        const double exponent = -(2.0 * (double)i / (double)d);
-        const double angle =
-            (double)position * (ari_exp64(exponent * ari_log64(run->c->rope_theta)) / run->c->rope_factor);
-        *cosine = ari_bl_fl(run, ari_cos64(ari_bl_fl(run, angle)));
-        *sine = ari_bl_fl(run, ari_sin64(ari_bl_fl(run, angle)));
+        *cosine = ari_bl_fl(run, ari_cos64(ari_bl_fl(run, exact)));
+        *sine = ari_bl_fl(run, ari_sin64(ari_bl_fl(run, exact)));
         return;
     }
-    const double inv_freq = ari_bl_fl(run, (double)ari_rope_inv_freq(run->c->rope_theta, i, d) / run->c->rope_factor);
-    const float angle = (float)((double)position * inv_freq);
+    const float angle = (float)exact;
     *cosine = (double)ari_cos32(angle);
     *sine = (double)ari_sin32(angle);
 }
@@ -128,6 +160,7 @@ static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, si
     }
     for (size_t key = 0; key < s; key++) {
         visible[key] = !(run->c->causal && key > query) &&
+                       !(run->window > 0 && query >= key && query - key >= run->window) &&
                        !(batch->padding_mask != NULL && batch->padding_mask[sample * s + key] == 0) &&
                        !(additive != NULL && isinf(additive[key]));
         if (scores != NULL && additive != NULL && visible[key])

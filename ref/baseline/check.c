@@ -21,6 +21,13 @@ static ar_status check_config(const ar_config *c)
                             "baseline: rope with head_dim %zu, theta %g, factor %g: expected an even head_dim and "
                             "positive numbers",
                             c->head_dim, c->rope_theta, c->rope_factor);
+    const ar_rope_llama3 *o = &c->rope_llama3;
+    if (o->original_positions > 0 &&
+        !(o->factor > 0.0 && o->low_freq_factor > 0.0 && o->high_freq_factor > o->low_freq_factor))
+        return ar_error_set(AR_ERR_ARG,
+                            "baseline: rope of Llama 3 with factor %g, low_freq_factor %g, high_freq_factor %g: "
+                            "expected positive numbers, the third above the second",
+                            o->factor, o->low_freq_factor, o->high_freq_factor);
     if (c->gated != (c->arch == AR_ARCH_LLAMA) || c->learned_positions != (c->arch == AR_ARCH_GPT2))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "baseline: gated %d and learned_positions %d in architecture %d: docs/names.md names a "

@@ -46,6 +46,7 @@ typedef struct ari_bl_run {
     ari_bl_training *training; /* NULL: no weight is updated */
     size_t b, s, tokens;       /* tokens = b*s */
     char prefix[160];          /* path of the module that is running; "" for the model itself */
+    size_t window;             /* of the block that is running: keys this far back are masked; 0: none */
     ari_bl_memory *top;        /* everything allocated and not yet released, last first */
     ar_status memory;          /* why an allocation failed: kept, since the run ends with it */
 } ari_bl_run;

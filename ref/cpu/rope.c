@@ -21,7 +21,7 @@ static void table_column(float *cos, float *sin, float inv_freq, size_t position
 /** Slot rope_tables. Errors: AR_ERR_ARG (head_dim odd, factor not positive, or a last position whose angle is 2^20 or
  *  more: sine and cosine are defined below that); nothing is written then. */
 ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
-                              double theta, double factor)
+                              double theta, double factor, const ar_rope_llama3 *llama3)
 {
     (void)q;
     const size_t half = head_dim / 2;
@@ -33,7 +33,7 @@ ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin,
     if (positions == 0)
         return AR_OK;
     for (size_t i = 0; i < half; i++) {
-        const float inv_freq = ari_rope_scaled(ari_rope_inv_freq(theta, i, head_dim), factor);
+        const float inv_freq = ari_rope_frequency(theta, factor, llama3, i, head_dim);
         const float largest = ari_rope_angle(positions - 1, inv_freq);
         if (!(largest < ANGLE_LIMIT))
             return ar_error_set(AR_ERR_ARG,
@@ -45,7 +45,7 @@ ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin,
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < half; i++) {
-        const float inv_freq = ari_rope_scaled(ari_rope_inv_freq(theta, i, head_dim), factor);
+        const float inv_freq = ari_rope_frequency(theta, factor, llama3, i, head_dim);
         table_column(c + i, sn + i, inv_freq, positions, half);
     }
     return AR_OK;

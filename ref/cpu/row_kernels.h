@@ -35,7 +35,7 @@ ar_status ari_cpu_norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar
 
 /* rope.c */
 ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
-                              double theta, double factor);
+                              double theta, double factor, const ar_rope_llama3 *llama3);
 ar_status ari_cpu_rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
                        int direction);
 

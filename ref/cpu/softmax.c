@@ -8,23 +8,24 @@
  * key is left out. While a row is worked on, its masked places hold -inf, which no visible place does then: a visible
  * score that is not finite has been written as NaN, since it makes the whole row NaN. */
 
-/* What one query may see. */
+/* What one query may see: of keys [first, first + keys), which are looked at, all that the others do not mask. */
 typedef struct row_mask {
-    size_t keys;            /* keys [0, keys) are looked at; the rest is masked (causal) */
-    const uint8_t *padding; /* [keys], 0 = masked; NULL: none */
-    const float *additive;  /* [keys], -inf = masked; NULL: none */
+    size_t first, keys;     /* before them lies what the sliding window leaves behind, after them the future (causal) */
+    const uint8_t *padding; /* of these keys, 0 = masked; NULL: none */
+    const float *additive;  /* of these keys, -inf = masked; NULL: none */
 } row_mask;
 
 static row_mask mask_of_row(const ar_mask *mask, size_t heads, size_t s, size_t row)
 {
     const size_t query = row % s, head = row / s % heads, sample = row / s / heads;
-    row_mask m = {.keys = mask->causal ? query + 1 : s};
+    const size_t first = mask->window > 0 && query >= mask->window ? query - mask->window + 1 : 0;
+    row_mask m = {.first = first, .keys = (mask->causal ? query + 1 : s) - first};
     if (mask->padding.ptr)
-        m.padding = (const uint8_t *)mask->padding.ptr + sample * s;
+        m.padding = (const uint8_t *)mask->padding.ptr + sample * s + first;
     if (mask->additive.ptr) {
         const size_t plane = (mask->mask_batch > 1 ? sample : 0) * mask->mask_heads +
                              (mask->mask_heads > 1 ? mask->head_start + head : 0);
-        m.additive = (const float *)mask->additive.ptr + (plane * s + query) * s;
+        m.additive = (const float *)mask->additive.ptr + (plane * s + query) * s + first;
     }
     return m;
 }
@@ -33,6 +34,8 @@ ARI_ROW_LOOP float nan_unless_finite(float x)
 {
     return (ari_bits32(x) & 0x7f800000u) == 0x7f800000u ? ari_nan32() : x;
 }
+
+/* In what follows the rows begin at the mask's first key. */
 
 /* row = scaled scores with the additive mask, masked -inf, visible ones finite or NaN. row may be scores. */
 ARI_ROW_LOOP void scale_and_mask(float *row, const float *scores, float scale, const row_mask *m)
@@ -76,9 +79,18 @@ ARI_ROW_LOOP void set_zero(float *row, size_t from, size_t to)
         row[j] = 0.0f;
 }
 
-ARI_ROW_KERNEL void softmax_row(float *row, const float *scores, float scale, const row_mask *m, size_t s)
+/* +0 outside the mask's keys; `all` is the whole row. */
+ARI_ROW_LOOP void clear_outside(float *all, const row_mask *m, size_t s)
+{
+    set_zero(all, 0, m->first);
+    set_zero(all, m->first + m->keys, s);
+}
+
+ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale, const row_mask *m, size_t s)
 {
     const size_t n = m->keys;
+    float *row = all + m->first;
+    const float *scores = all_scores + m->first;
     scale_and_mask(row, scores, scale, m);
     const int32_t top = ari_row_largest_key(row, n, -INFINITY);
     if (top == INT32_MIN) { /* no visible key */
@@ -92,7 +104,7 @@ ARI_ROW_KERNEL void softmax_row(float *row, const float *scores, float scale, co
         for (size_t j = 0; j < n; j++)
             row[j] = ari_softmax_p(row[j], l);
     }
-    set_zero(row, n, s);
+    clear_outside(all, m, s);
 }
 
 /** Slot softmax_forward. probs may be scores; no other overlap. */
@@ -116,9 +128,10 @@ ar_status ari_cpu_softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cb
     return AR_OK;
 }
 
-/* +0 at the masked keys of a row. */
-ARI_ROW_LOOP void clear_masked(float *row, const row_mask *m, size_t s)
+/* +0 at the masked keys of a whole row. */
+ARI_ROW_LOOP void clear_masked(float *all, const row_mask *m, size_t s)
 {
+    float *row = all + m->first;
     if (m->additive) {
 #pragma GCC ivdep
         for (size_t j = 0; j < m->keys; j++)
@@ -129,7 +142,7 @@ ARI_ROW_LOOP void clear_masked(float *row, const row_mask *m, size_t s)
         for (size_t j = 0; j < m->keys; j++)
             row[j] = m->padding[j] ? row[j] : 0.0f;
     }
-    set_zero(row, m->keys, s);
+    clear_outside(all, m, s);
 }
 
 /* Row sum of probs*dprobs over the keys; the products of two fp32 are exact in binary64. */
@@ -148,15 +161,17 @@ ARI_ROW_LOOP double row_dot(const float *probs, const float *dprobs, size_t n, i
     return ari_row_value(sum, n, e, p);
 }
 
-ARI_ROW_KERNEL void softmax_backward_row(float *ds, const float *probs, float *dprobs, float scale, const row_mask *m,
-                                         size_t s)
+ARI_ROW_KERNEL void softmax_backward_row(float *all_ds, const float *all_probs, float *all_dprobs, float scale,
+                                         const row_mask *m, size_t s)
 {
-    clear_masked(dprobs, m, s);
+    clear_masked(all_dprobs, m, s);
+    float *ds = all_ds + m->first;
+    const float *probs = all_probs + m->first, *dprobs = all_dprobs + m->first;
     const double dot = row_dot(probs, dprobs, m->keys, ari_rowsum_bits(s));
 #pragma GCC ivdep
     for (size_t j = 0; j < m->keys; j++)
         ds[j] = ari_attention_ds(probs[j], dprobs[j], dot, scale);
-    clear_masked(ds, m, s); /* -0, or NaN in a row that has one, stands at masked keys now */
+    clear_masked(all_ds, m, s); /* -0, or NaN in a row that has one, stands at masked keys now */
 }
 
 /** Slot softmax_backward. ds may be dprobs; no other overlap. */

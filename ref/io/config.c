@@ -11,7 +11,11 @@
 static const struct {
     char name[16];
     ar_status (*read)(ar_config *c, const ari_json_at *at);
-} models[] = {{"llama", ari_config_llama}, {"gpt2", ari_config_gpt2}, {"anyrank-stack", ari_config_stack}};
+} models[] = {{"llama", ari_config_llama},
+              {"qwen2", ari_config_qwen2},
+              {"mistral", ari_config_mistral},
+              {"gpt2", ari_config_gpt2},
+              {"anyrank-stack", ari_config_stack}};
 #define MODELS (sizeof models / sizeof models[0])
 
 static ar_status unknown_model(const ari_json_at *at, const char *type)
@@ -21,24 +25,36 @@ static ar_status unknown_model(const ari_json_at *at, const char *type)
         names[i] = models[i].name;
     const char *near = ari_nearest(type, names, MODELS);
     return ar_error_set(AR_ERR_CONFIG,
-                        "%s: key 'model_type' is '%s', expected one of 'llama', 'gpt2', 'anyrank-stack'%s%s%s",
+                        "%s: key 'model_type' is '%s', expected one of 'llama', 'qwen2', 'mistral', 'gpt2', "
+                        "'anyrank-stack'%s%s%s",
                         ARI_SHOW(at->name), ARI_SHOW(type), near == NULL ? "" : "; did you mean '",
                         near == NULL ? "" : near, near == NULL ? "" : "'?");
+}
+
+static const char dropout_keys[][32] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",
+                                        "attention_dropout",  "hidden_dropout",   "hidden_dropout_prob",
+                                        "embedding_dropout",  "residual_dropout", "attention_probs_dropout_prob",
+                                        "activation_dropout", "dropout",          "ffn_dropout"};
+#define DROPOUT_KEYS (sizeof dropout_keys / sizeof dropout_keys[0])
+
+bool ari_config_is_dropout(const char *key)
+{
+    for (size_t i = 0; i < DROPOUT_KEYS; i++) {
+        if (strcmp(key, dropout_keys[i]) == 0)
+            return true;
+    }
+    return false;
 }
 
 /* The largest probability: check says that it ignores them, so it must know whether there is one. */
 static ar_status read_dropout(ar_config *c, const ari_json_at *at)
 {
-    static const char keys[][32] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",
-                                    "attention_dropout",  "hidden_dropout",   "hidden_dropout_prob",
-                                    "embedding_dropout",  "residual_dropout", "attention_probs_dropout_prob",
-                                    "activation_dropout", "dropout",          "ffn_dropout"};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    for (size_t i = 0; i < DROPOUT_KEYS; i++) {
         double p = 0;
-        AR_TRY(ari_json_real_or(at, keys[i], &p));
+        AR_TRY(ari_json_real_or(at, dropout_keys[i], &p));
         if (!(p >= 0 && p <= 1))
             return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a probability from 0 to 1",
-                                ARI_SHOW(at->name), keys[i], p);
+                                ARI_SHOW(at->name), dropout_keys[i], p);
         c->config_dropout = p > c->config_dropout ? p : c->config_dropout;
     }
     return AR_OK;

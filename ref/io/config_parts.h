@@ -10,9 +10,12 @@
 /* Layers are walked one by one before anything is refused for its size. */
 #define ARI_CONFIG_MAX_LAYERS ((size_t)1 << 16)
 
-/* One reader for each model_type: fills in what differs from zero and refuses what it does not know how to compute.
+/* One reader for each model_type: fills in what differs from zero refuses what it does not know how to compute, and
+ * notes what it does not know at all.
  * Checks over several keys are ari_config_check's. */
 AR_NODISCARD ar_status ari_config_llama(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_qwen2(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_mistral(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_gpt2(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_stack(ar_config *c, const ari_json_at *at);
 
@@ -25,10 +28,30 @@ AR_NODISCARD ar_status ari_config_activation(const ari_json_at *at, const char *
 /** hidden / heads, where the file does not give head_dim. */
 AR_NODISCARD ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key,
                                            const char *heads_key);
-/** Rotary positions: rope_theta with rope_scaling (before transformers 5), or rope_parameters (since). */
+/** Rotary positions: rope_theta with rope_scaling (before transformers 5), or rope_parameters (since). Notes what the
+ *  object holds that is not used. max_positions must be set. */
 AR_NODISCARD ar_status ari_config_rope(ar_config *c, const ari_json_at *at);
+
+/* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
+/** Of a model whose layers have no window: keys that set one are refused. */
+AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
+/** Qwen2: sliding_window if use_sliding_window, in the layers that layer_types names, else from max_window_layers on.
+ */
+AR_NODISCARD ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at);
+/** Mistral: sliding_window, in every layer. */
+AR_NODISCARD ar_status ari_config_window_mistral(ar_config *c, const ari_json_at *at);
+
+/* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused. */
 AR_NODISCARD ar_status ari_config_refuse(const ari_json_at *at);
+/** A key that is read for every model, or that changes nothing here. */
+bool ari_config_is_known(const char *key);
+/** One that holds a probability of dropout. */
+bool ari_config_is_dropout(const char *key);
+/** Notes in c->unknown every key of the object that is set and neither known nor among keys[n]. group: the object's
+ *  own key, where only keys[n] are known; "": the file itself. */
+void ari_config_note_others(ar_config *c, const char *group, const json_t *object, const char *const *keys, size_t n);
+
 /** What must hold between the members of a config, whichever reader filled it in. */
 AR_NODISCARD ar_status ari_config_check(const ar_config *c, const ari_json_at *at);
 

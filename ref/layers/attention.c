@@ -30,7 +30,7 @@ static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, size_t positions)
     AR_TRY(ctx->device->ops->alloc(ctx->device, &m->cos, bytes));
     AR_TRY(ctx->device->ops->alloc(ctx->device, &m->sin, bytes));
     AR_TRY(ctx->device->ops->rope_tables(ctx->device, ctx->queue, m->cos, m->sin, positions, m->o.head_dim,
-                                         m->o.rope_theta, m->o.rope_factor));
+                                         m->o.rope_theta, m->o.rope_factor, &m->o.rope_llama3));
     m->positions = positions;
     return AR_OK;
 }

@@ -108,7 +108,7 @@ static size_t head_start(const ari_attention *m, const ar_ctx *ctx)
 static ar_status upload_masks(ar_ctx *ctx, ar_saved *saved, const ari_attention *m, ar_mask *mask,
                               const ar_batch *batch)
 {
-    *mask = (ar_mask){.causal = m->o.causal, .head_start = head_start(m, ctx)};
+    *mask = (ar_mask){.causal = m->o.causal, .window = m->o.window, .head_start = head_start(m, ctx)};
     ar_tensor padding = {0}, additive = {0};
     if (batch->padding_mask) {
         const size_t shape[2] = {batch->batch, batch->seq};
@@ -222,6 +222,7 @@ static ar_status take_back(ari_attention *m, ar_ctx *ctx, ar_saved *saved, kept 
     AR_TRY(ar_saved_pop(saved, m, SAVED_ADDITIVE, &additive));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PADDING, &padding));
     f->mask = (ar_mask){.causal = m->o.causal,
+                        .window = m->o.window,
                         .padding = ar_const(padding.data),
                         .additive = ar_const(additive.data),
                         .mask_batch = additive.shape[0],

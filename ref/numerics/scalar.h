@@ -99,6 +99,35 @@ ARI_FN float ari_rope_scaled(float inv_freq, double factor)
     return ari_round32((double)inv_freq / factor);
 }
 
+/** Llama 3's scaling (transformers, modeling_rope_utils.py), every operation rounded to fp32 as there, where a
+ *  number over a tensor is the tensor's reciprocal times the number: with wave = (1/f)*2pi, n = original_positions, low
+ *  and high the two factors: f/factor where wave > n/low; f where wave < n/high; else ((1 - t)*f)/factor + t*f with
+ *  t = ((1/wave)*n - low)/(high - low). n = 0: f. */
+ARI_FN float ari_rope_llama3(float f, const ar_rope_llama3 *o)
+{
+    if (o->original_positions == 0)
+        return f;
+    const double n = (double)o->original_positions;
+    const float low = (float)o->low_freq_factor, factor = (float)o->factor;
+    const float wave = (1.0f / f) * 6.28318530717958647693f;
+    if (wave > (float)(n / o->low_freq_factor))
+        return f / factor;
+    if (wave < (float)(n / o->high_freq_factor))
+        return f;
+    const float ratio = (1.0f / wave) * (float)n;
+    const float t = (ratio - low) / (float)(o->high_freq_factor - o->low_freq_factor);
+    const float slow = (1.0f - t) * f;
+    const float fast = t * f;
+    return slow / factor + fast;
+}
+
+/** Pair i's frequency with all that a config may say; llama3 NULL: without that. */
+ARI_FN float ari_rope_frequency(double theta, double factor, const ar_rope_llama3 *llama3, size_t i, size_t d)
+{
+    const float f = ari_rope_scaled(ari_rope_inv_freq(theta, i, d), factor);
+    return llama3 ? ari_rope_llama3(f, llama3) : f;
+}
+
 /** fl32(position*inv_freq). */
 ARI_FN float ari_rope_angle(size_t position, float inv_freq)
 {

@@ -98,3 +98,17 @@ Test(baseline_golden, llama_mqa_tied_tiny_agrees_with_pytorch_in_every_mode)
     check_model("llama-mqa-tied-tiny", AR_MODE_EXACT, "exact");
     check_model("llama-mqa-tied-tiny", AR_MODE_FP32, "fp32");
 }
+
+/* Biases of q, k and v, sliding windows, heads wider and narrower than hidden / heads, scaled rotary frequencies:
+ * tests/golden/make_golden.py says which has what. */
+static const char *const others[] = {"qwen2-tiny",          "qwen2-window-tiny", "qwen2-layers-tiny",
+                                     "mistral-window-tiny", "llama3-rope-tiny",  "llama-bias-headdim-tiny"};
+
+Test(baseline_golden, other_models_agree_with_pytorch_in_every_mode)
+{
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        check_model(others[i], AR_MODE_F64, "binary64");
+        check_model(others[i], AR_MODE_EXACT, "exact");
+        check_model(others[i], AR_MODE_FP32, "fp32");
+    }
+}

@@ -12,7 +12,7 @@ Test(rope, tables_hold_cos_and_sin_of_position_times_frequency)
             ar_device d = test_device(1 + (int)(i & 1u));
             const size_t positions = 131, half = dims[i] / 2;
             float *c = new_values(positions * half, ORDINARY, 1), *s = new_copy(c, positions * half);
-            assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), positions, dims[i], 10000.0, factors[f]));
+            assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), positions, dims[i], 10000.0, factors[f], NULL));
             for (size_t n = 0; n < positions * half; n++) {
                 const double exponent = -(2.0 * (double)(n % half) / (double)dims[i]);
                 const float inv_freq = (float)((double)(float)ari_exp64(exponent * ari_log64(10000.0)) / factors[f]);
@@ -29,13 +29,13 @@ Test(rope, tables_refuse_what_has_no_meaning)
 {
     ar_device d = test_device(1);
     float c[4] = {7, 7, 7, 7}, s[4] = {7, 7, 7, 7};
-    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 3, 1e4, 1.0), AR_ERR_ARG);
-    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 0.0), AR_ERR_ARG);
-    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, -1.0, 1.0), AR_ERR_ARG);
-    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), ((size_t)1 << 20) + 1, 2, 1e4, 1.0), AR_ERR_ARG);
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 3, 1e4, 1.0, NULL), AR_ERR_ARG);
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 0.0, NULL), AR_ERR_ARG);
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, -1.0, 1.0, NULL), AR_ERR_ARG);
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), ((size_t)1 << 20) + 1, 2, 1e4, 1.0, NULL), AR_ERR_ARG);
     cr_assert(c[0] == 7.0f && s[0] == 7.0f);
-    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 0, 2, 1e4, 1.0));
-    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 1.0));
+    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 0, 2, 1e4, 1.0, NULL));
+    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 1.0, NULL));
     cr_assert(c[0] == 1.0f && ari_bits32(s[0]) == 0);
 }
 
@@ -93,7 +93,7 @@ static void check(const rope_case *c, enum values kind, int direction, int threa
     float *in = new_values(n, kind, 1), *original = new_copy(in, n),
           *out = new_values(c->b * c->s * width, ORDINARY, 2);
     float *cos = malloc(c->s * half * sizeof *cos), *sin = malloc(c->s * half * sizeof *sin);
-    assert_ok(ari_cpu_rope_tables(&dev, NULL, buf(cos), buf(sin), c->s, c->d, 10000.0, 1.0));
+    assert_ok(ari_cpu_rope_tables(&dev, NULL, buf(cos), buf(sin), c->s, c->d, 10000.0, 1.0, NULL));
     const ar_tensor x = in_rows(in, c, ld), kept = in_rows(original, c, ld), y = by_heads(out, c);
     assert_ok(ari_cpu_rope(&dev, NULL, &y, &x, cbuf(cos), cbuf(sin), direction));
     assert_bits(in, original, n, "the input");

@@ -307,7 +307,7 @@ Test(config, unsupported_rotary_positions_are_refused)
     static const struct {
         const char *key, *value, *says;
     } cases[] = {{"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2}", "'dynamic'"},
-                 {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8}", "'llama3'"},
+                 {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8}", "'low_freq_factor'"},
                  {"rope_parameters", "{\"rope_type\":\"yarn\",\"factor\":8}", "'yarn'"},
                  {"rope_parameters", "{\"rope_type\":\"longrope\"}", "'longrope'"},
                  {"rope_scaling", "{\"factor\":2}", "'rope_type'"},
@@ -366,8 +366,10 @@ Test(config, more_layers_than_anybody_has_are_refused_by_name)
 Test(config, an_unknown_model_type_lists_the_known_ones)
 {
     ar_config c;
-    cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"mistral\""), AR_ERR_CONFIG);
-    cr_expect_not_null(strstr(ar_error_message(), "'mistral', expected one of 'llama', 'gpt2', 'anyrank-stack'"));
+    cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"gemma3\""), AR_ERR_CONFIG);
+    cr_expect_not_null(strstr(ar_error_message(), "'gemma3', expected one of 'llama', 'qwen2', 'mistral', 'gpt2', "
+                                                  "'anyrank-stack'"),
+                       "%s", ar_error_message());
     cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"gpt-2\""), AR_ERR_CONFIG);
     cr_expect_not_null(strstr(ar_error_message(), "did you mean 'gpt2'?"), "%s", ar_error_message());
     cr_expect_eq(parse_with(&c, LLAMA, "model_type", "7"), AR_ERR_CONFIG);

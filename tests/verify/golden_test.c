@@ -23,8 +23,18 @@ typedef struct golden_case {
 } golden_case;
 
 static const golden_case cases[] = {
-    {"gpt2-tiny", false, {1, 2, 4}}, {"llama-gqa-tiny", false, {1, 2, 4, 8}}, {"llama-mqa-tied-tiny", false, {1, 2, 4}},
-    {"block-mha", true, {1, 2, 4}},  {"block-gqa", true, {1, 3, 6, 12}},      {"block-mqa-bidirectional", true, {1, 2}},
+    {"gpt2-tiny", false, {1, 2, 4}},
+    {"llama-gqa-tiny", false, {1, 2, 4, 8}},
+    {"llama-mqa-tied-tiny", false, {1, 2, 4}},
+    {"qwen2-tiny", false, {1, 2, 4}},
+    {"qwen2-window-tiny", false, {1, 2, 4}},
+    {"qwen2-layers-tiny", false, {1, 2}},
+    {"mistral-window-tiny", false, {1, 2, 4}},
+    {"llama3-rope-tiny", false, {1, 2}},
+    {"llama-bias-headdim-tiny", false, {1, 2, 4}},
+    {"block-mha", true, {1, 2, 4}},
+    {"block-gqa", true, {1, 3, 6, 12}},
+    {"block-mqa-bidirectional", true, {1, 2}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 

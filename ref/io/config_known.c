@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The keys that no reader asks for: those that would change the mathematics, those that change nothing, and all
+ * others. The first two lists come from the config classes of transformers 5.17 and 4.57 and from the models of
+ * Llama's family that add to it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "ref/core/out.h"
+#include "ref/io/config_parts.h"
+
+/* --- what is not computed ----------------------------------------------------------------------------------------- */
+
+typedef enum neutral { OFF, ZERO, ONE, ON, EMPTY } neutral;
+
+static bool is_neutral(const json_t *value, neutral kind)
+{
+    const bool number = json_is_number(value);
+    switch (kind) {
+    case ZERO:
+        return json_is_false(value) || (number && json_number_value(value) == 0);
+    case ONE:
+        return number && json_number_value(value) == 1;
+    case ON:
+        return json_is_true(value);
+    case EMPTY:
+        return (json_is_object(value) && json_object_size(value) == 0) ||
+               (json_is_array(value) && json_array_size(value) == 0);
+    case OFF:
+        break;
+    }
+    return json_is_false(value);
+}
+
+static const struct {
+    char key[40];
+    neutral kind;
+} refused[] = {
+    /* how weights are stored, or which are there */
+    {"quantization_config", EMPTY},
+    {"pruned_heads", EMPTY},
+    {"per_layer_config", EMPTY},
+    /* which keys a query sees */
+    {"is_causal", ON},
+    {"is_prefix_lm", OFF},
+    {"prefix_lm", OFF},
+    {"use_bidirectional_attention", OFF},
+    {"attention_chunk_size", OFF},
+    {"attention_types", EMPTY},
+    {"sliding_window_pattern", OFF},
+    {"window_size", OFF},
+    {"full_attn_idxs", EMPTY},
+    /* positions */
+    {"partial_rotary_factor", ONE},
+    {"rotary_pct", ONE},
+    {"rotary_percentage", ONE},
+    {"rotary_dim", OFF},
+    {"rope_interleaved", OFF},
+    {"rope_interleave", OFF},
+    {"rope_local_base_freq", OFF},
+    {"use_dynamic_ntk", OFF},
+    {"no_rope_layers", EMPTY},
+    {"no_rope_layer_interval", ZERO},
+    {"alibi", OFF},
+    /* scores, logits and other factors */
+    {"attn_logit_softcapping", OFF},
+    {"final_logit_softcapping", OFF},
+    {"attn_logit_cap", OFF},
+    {"logits_soft_cap", OFF},
+    {"query_pre_attn_scalar", OFF},
+    {"softmax_scale", OFF},
+    {"attn_temperature_tuning", OFF},
+    {"use_logn_attn", OFF},
+    {"logit_scale", ONE},
+    {"logits_scaling", ONE},
+    {"embedding_multiplier", ONE},
+    {"attention_multiplier", OFF},
+    {"residual_multiplier", ONE},
+    {"scale_embedding", OFF},
+    {"scale_emb", ONE},
+    {"scale_depth", OFF},
+    {"scale_attn_by_inverse_layer_idx", OFF},
+    {"layer_scale", OFF},
+    {"clip_qkv", OFF},
+    /* other parts of a block */
+    {"use_qk_norm", OFF},
+    {"qk_norm", OFF},
+    {"qk_layernorm", OFF},
+    {"qk_ln", OFF},
+    {"parallel_attn", OFF},
+    {"use_parallel_residual", OFF},
+    {"apply_residual_connection_post_layernorm", OFF},
+    {"norm_after", OFF},
+    {"use_post_norm", OFF},
+    {"new_decoder_architecture", OFF},
+    {"use_cla", OFF},
+    {"attention_out_bias", OFF},
+    {"q_lora_rank", OFF},
+    {"kv_lora_rank", OFF},
+    {"qk_rope_head_dim", OFF},
+    {"lambda_std_dev", OFF},
+    {"num_kv_shared_layers", ZERO},
+    {"num_nextn_predict_layers", ZERO},
+    {"mamba_d_state", OFF},
+    {"pretraining_tp", ONE},
+    /* experts */
+    {"moe", OFF},
+    {"is_moe", OFF},
+    {"moe_layers", EMPTY},
+    {"num_local_experts", ZERO},
+    {"num_experts", ZERO},
+    {"n_routed_experts", ZERO},
+    {"n_shared_experts", ZERO},
+    {"shared_expert_intermediate_size", ZERO},
+    /* other kinds of models */
+    {"is_encoder_decoder", OFF},
+    {"tie_encoder_decoder", OFF},
+    {"add_cross_attention", OFF},
+    {"vision_config", EMPTY},
+    {"text_config", EMPTY},
+    {"audio_config", EMPTY}};
+
+ar_status ari_config_refuse(const ari_json_at *at)
+{
+    static const char wanted[][16] = {"null or false", "0", "1", "true", "empty or null"};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        const json_t *value = ari_json_get(at, refused[i].key);
+        if (value != NULL && !is_neutral(value, refused[i].kind))
+            return ar_error_set(AR_ERR_CONFIG,
+                                "%s: key '%s' changes the mathematics in a way that is not supported, expected %s",
+                                ARI_SHOW(at->name), refused[i].key, wanted[refused[i].kind]);
+    }
+    return AR_OK;
+}
+
+/* --- what changes nothing here ------------------------------------------------------------------------------------ */
+
+static const char neutral_keys[][40] = {
+    /* where the file comes from and how others run it */
+    "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset",
+    "_attn_implementation_internal", "attn_implementation", "_experts_implementation", "experts_implementation",
+    "_flash_attn_2_enabled", "architectures", "auto_map", "model_type", "torch_dtype", "dtype", "torchscript",
+    "transformers_version", "use_bfloat16", "tf_legacy_loss", "use_cache", "cache_implementation", "return_dict",
+    "output_attentions", "output_hidden_states", "chunk_size_feed_forward", "tokenizer_class", "prefix",
+    "use_flash_attn", "unsloth_version", "unsloth_fixed", "use_mambapy",
+    /* tokens with a meaning */
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
+    /* other heads than that of a language model */
+    "id2label", "label2id", "num_labels", "problem_type", "task_specific_params", "finetuning_task",
+    "classifier_dropout", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+    "summary_first_dropout", "is_decoder", "cross_attention_hidden_size",
+    /* generation */
+    "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
+    "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+    "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "generation_config", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "target_lookbehind",
+    "temperature", "top_k", "top_p", "typical_p",
+    /* read for every model */
+    "initializer_range"};
+
+bool ari_config_is_known(const char *key)
+{
+    for (size_t i = 0; i < sizeof neutral_keys / sizeof neutral_keys[0]; i++) {
+        if (strcmp(key, neutral_keys[i]) == 0)
+            return true;
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        if (strcmp(key, refused[i].key) == 0)
+            return true; /* with a neutral value, or the file would have been refused */
+    }
+    return ari_config_is_dropout(key);
+}
+
+/* --- all others --------------------------------------------------------------------------------------------------- */
+
+static bool is_among(const char *key, const char *const *keys, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(key, keys[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void note(ar_config *c, const char *group, const char *key)
+{
+    if (c->unknown_keys < AR_CONFIG_NOTES) {
+        char whole[ARI_PRINTABLE];
+        snprintf(whole, sizeof whole, "%s%s%s", group, group[0] == '\0' ? "" : ".", ARI_SHOW(key));
+        (void)ari_printable(c->unknown[c->unknown_keys], sizeof c->unknown[0], whole);
+    }
+    c->unknown_keys++;
+}
+
+void ari_config_note_others(ar_config *c, const char *group, const json_t *object, const char *const *keys, size_t n)
+{
+    const char *key;
+    json_t *value;
+    /* jansson's iterators take an object that may change; this one does not. */
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+    {
+        if (!json_is_null(value) && !is_among(key, keys, n) && (group[0] != '\0' || !ari_config_is_known(key)))
+            note(c, group, key);
+    }
+}

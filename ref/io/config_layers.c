@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sliding windows, as transformers has them (masking_utils.py): query i sees the keys j with i - j < window. */
+#include <string.h>
+
+#include "ref/core/out.h"
+#include "ref/io/config_parts.h"
+
+static const char full[] = "full_attention", sliding[] = "sliding_attention";
+
+/* --- models without ----------------------------------------------------------------------------------------------- */
+
+static bool is_off(const json_t *value)
+{
+    return value == NULL || json_is_false(value);
+}
+
+static ar_status refuse(const ari_json_at *at, const char *key, const char *wanted)
+{
+    return ar_error_set(AR_ERR_CONFIG,
+                        "%s: key '%s' changes the mathematics in a way that is not supported, expected %s",
+                        ARI_SHOW(at->name), key, wanted);
+}
+
+/* layer_types as an array with an entry for each layer, of the two kinds; NULL where there is none. */
+static ar_status layer_types(const ari_json_at *at, size_t layers, const json_t **out)
+{
+    *out = NULL;
+    if (ari_json_get(at, "layer_types") == NULL)
+        return AR_OK;
+    AR_TRY(ari_json_array(at, "layer_types", out));
+    if (json_array_size(*out) != layers)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'layer_types' has %zu entries, expected one for each of %zu layers",
+                            ARI_SHOW(at->name), json_array_size(*out), layers);
+    for (size_t i = 0; i < layers; i++) {
+        const char *text = json_string_value(json_array_get(*out, i));
+        if (text == NULL || (strcmp(text, full) != 0 && strcmp(text, sliding) != 0))
+            return ar_error_set(AR_ERR_CONFIG, "%s: key 'layer_types': entry %zu is %s%s%s, expected '%s' or '%s'",
+                                ARI_SHOW(at->name), i, text == NULL ? "not a string" : "'",
+                                text == NULL ? "" : ARI_SHOW(text), text == NULL ? "" : "'", full, sliding);
+    }
+    return AR_OK;
+}
+
+static bool is_sliding(const json_t *types, size_t layer)
+{
+    return strcmp(json_string_value(json_array_get(types, layer)), sliding) == 0;
+}
+
+ar_status ari_config_window_none(const ari_json_at *at)
+{
+    const json_t *use = ari_json_get(at, "use_sliding_window"), *types = ari_json_get(at, "layer_types");
+    if (!is_off(use))
+        return refuse(at, "use_sliding_window", "null or false");
+    if (use == NULL && !is_off(ari_json_get(at, "sliding_window"))) /* one that is not used may have any size */
+        return refuse(at, "sliding_window", "null or false");
+    for (size_t i = 0; types != NULL && i < json_array_size(types); i++) {
+        const char *text = json_string_value(json_array_get(types, i));
+        if (text == NULL || strcmp(text, full) != 0)
+            return refuse(at, "layer_types", "'full_attention' for every layer");
+    }
+    return types == NULL || json_is_array(types) ? AR_OK
+                                                 : refuse(at, "layer_types", "'full_attention' for every layer");
+}
+
+/* --- models with -------------------------------------------------------------------------------------------------- */
+
+/* Every layer after the last bit must be as that one. */
+static ar_status set_full(ar_config *c, const ari_json_at *at, size_t layer, bool is_full)
+{
+    const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
+    const uint64_t mask = (uint64_t)1 << (bit % 64);
+    uint64_t *word = &c->full_attention[bit / 64];
+    if (layer > bit && ((*word & mask) != 0) != is_full)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: layer %zu and layer %zu differ in their window, supported is a difference within the "
+                            "first %d layers",
+                            ARI_SHOW(at->name), bit, layer, AR_CONFIG_LAYER_BITS);
+    *word |= is_full ? mask : 0;
+    return AR_OK;
+}
+
+ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at)
+{
+    bool use = false;
+    size_t first = 28; /* Hugging Face's default, as that of the window */
+    const json_t *types = NULL;
+    AR_TRY(ari_json_bool_or(at, "use_sliding_window", &use));
+    AR_TRY(ari_json_size_or(at, "max_window_layers", 0, ARI_CONFIG_MAX_DIM, &first));
+    AR_TRY(layer_types(at, c->layers, &types));
+    const bool absent = json_object_get(at->object, "sliding_window") == NULL;
+    if (use && absent)
+        c->window = 4096;
+    else if (use)
+        AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
+    for (size_t i = 0; i < c->layers; i++) {
+        const bool slides = types != NULL ? is_sliding(types, i) : c->window > 0 && i >= first;
+        if (slides && c->window == 0)
+            return ar_error_set(AR_ERR_CONFIG,
+                                "%s: key 'layer_types': entry %zu is '%s', but there is no window: expected "
+                                "'use_sliding_window' true and a 'sliding_window'",
+                                ARI_SHOW(at->name), i, sliding);
+        AR_TRY(set_full(c, at, i, !slides));
+    }
+    return AR_OK;
+}
+
+ar_status ari_config_window_mistral(ar_config *c, const ari_json_at *at)
+{
+    const json_t *types = NULL;
+    if (json_object_get(at->object, "sliding_window") == NULL)
+        c->window = 4096; /* absent; null is none */
+    AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
+    AR_TRY(layer_types(at, c->layers, &types));
+    for (size_t i = 0; types != NULL && i < c->layers; i++) {
+        if (is_sliding(types, i) != (c->window > 0))
+            return ar_error_set(AR_ERR_CONFIG,
+                                "%s: key 'layer_types': entry %zu is '%s', but Mistral's layers %s: expected '%s'",
+                                ARI_SHOW(at->name), i, is_sliding(types, i) ? sliding : full,
+                                c->window > 0 ? "all have the 'sliding_window'" : "have no 'sliding_window' here",
+                                c->window > 0 ? sliding : full);
+    }
+    return AR_OK;
+}

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the golden models beside this file: small models of Hugging Face's transformers with random weights, one batch,
+and the loss, logits, hidden states and gradients that PyTorch computes from them in fp32 on a CPU with eager attention.
+
+Run by hand, never by the tests; it needs torch, transformers and safetensors from PyPI:
+
+    python3 tests/golden/make_golden.py [NAME ...]
+
+The committed files were made with torch 2.11.0 and transformers 5.17.0; provenance.json of each case says so, with the
+seed. Another version writes the same tensors up to round-off. `--check` compares with what is there and writes nothing.
+"""
+import argparse
+import json
+import math
+import pathlib
+
+import safetensors.torch
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+SMALL = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "use_cache": False,
+         "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
+
+# name: (config class, model class, its keys, sequence, seed, keys of the file that replace those that transformers 5
+# writes). Weights are drawn wide (initializer_range 0.2): with the default every attention row would be nearly uniform,
+# and a mask that is off by one would hardly show.
+CASES = {
+    # Biases of q, k and v; the window that the file has is not in use.
+    "qwen2-tiny": (Qwen2Config, Qwen2ForCausalLM,
+                   {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+                    "rope_theta": 1000000.0, "tie_word_embeddings": True}, 24, 11,
+                   # as Qwen2's files of transformers 4 say it
+                   {"rope_parameters": None, "rope_theta": 1000000.0, "layer_types": None, "sliding_window": 8,
+                    "use_sliding_window": False, "max_window_layers": 2}),
+    # Layer 0 sees all, layers 1 and 2 five keys.
+    "qwen2-window-tiny": (Qwen2Config, Qwen2ForCausalLM,
+                          {**SMALL, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+                           "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}, 24, 12,
+                          {"layer_types": None}),
+    # The layers that slide are named one by one.
+    "qwen2-layers-tiny": (Qwen2Config, Qwen2ForCausalLM,
+                          {**SMALL, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
+                           "use_sliding_window": True, "sliding_window": 3,
+                           "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, 19, 13, {}),
+    # Every layer slides; heads wider than hidden / heads.
+    "mistral-window-tiny": (MistralConfig, MistralForCausalLM,
+                            {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+                             "sliding_window": 7, "rope_theta": 10000.0, "rms_norm_eps": 1e-5}, 24, 14, {}),
+    # All three bands of frequencies: waves of 6, 11, 20 (kept), 36, 63 (blended), 113 .. 1112 (slowed) positions.
+    "llama3-rope-tiny": (LlamaConfig, LlamaForCausalLM,
+                         {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 20,
+                          "rope_parameters": {"rope_type": "llama3", "rope_theta": 316.0, "factor": 4.0,
+                                              "low_freq_factor": 1.0, "high_freq_factor": 3.0,
+                                              "original_max_position_embeddings": 64},
+                          "max_position_embeddings": 256}, 48, 15,
+                         # as Llama 3.1's file has it
+                         {"rope_parameters": None, "rope_theta": 316.0,
+                          "rope_scaling": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
+                                           "high_freq_factor": 3.0, "original_max_position_embeddings": 64}}),
+    # Biases everywhere, heads narrower than hidden / heads, positions divided by 2, one matrix for both ends.
+    "llama-bias-headdim-tiny": (LlamaConfig, LlamaForCausalLM,
+                                {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4,
+                                 "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+                                 "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+                                 "rms_norm_eps": 1e-5}, 20, 16, {}),
+}
+BATCH = 2
+
+
+def bands(config):
+    """How many frequencies Llama 3's scaling keeps, blends and divides: a golden case that lacks one proves less."""
+    o = config.rope_parameters
+    if o["rope_type"] != "llama3":
+        return
+    d, n = config.head_dim, o["original_max_position_embeddings"]
+    waves = [2 * math.pi * o["rope_theta"] ** (2 * i / d) for i in range(d // 2)]
+    kept = sum(w < n / o["high_freq_factor"] for w in waves)
+    slowed = sum(w > n / o["low_freq_factor"] for w in waves)
+    print("  waves", [round(w) for w in waves], "kept", kept, "blended", len(waves) - kept - slowed, "slowed", slowed)
+    assert kept and slowed and kept + slowed < len(waves)
+
+
+def compute(name):
+    config_class, model_class, keys, seq, seed, replaced = CASES[name]
+    torch.manual_seed(seed)
+    config = config_class(**keys, initializer_range=0.2)
+    config._attn_implementation = "eager"
+    bands(config)
+    model = model_class(config).float().eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith(".bias"):  # zeros in a fresh model: dropping them would go unnoticed
+                parameter.normal_(0.0, 0.3)
+            elif "norm" in parameter_name:
+                parameter.uniform_(0.5, 1.5)
+    ids = torch.randint(0, config.vocab_size, (BATCH, seq))
+    out = model(input_ids=ids, labels=ids, output_hidden_states=True)
+    out.loss.backward()
+    outputs = {"loss": out.loss.detach().reshape(1), "logits": out.logits.detach()}
+    outputs.update({f"hidden_states.{i}": h.detach().contiguous() for i, h in enumerate(out.hidden_states)})
+    grads = {n: p.grad for n, p in model.named_parameters()}
+    written = json.loads(config.to_json_string(use_diff=False))
+    written["architectures"] = [model_class.__name__]
+    for key, value in replaced.items():
+        if value is None:
+            written.pop(key, None)
+        else:
+            written[key] = value
+    return written, {n: p.detach() for n, p in model.named_parameters()}, ids, outputs, grads, seed
+
+
+def write(name):
+    config, weights, ids, outputs, grads, seed = compute(name)
+    folder = HERE / name
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    for file, tensors in (("model", weights), ("batch", {"input_ids": ids}), ("outputs", outputs), ("grads", grads)):
+        safetensors.torch.save_file({n: t.contiguous() for n, t in tensors.items()}, folder / f"{file}.safetensors",
+                                    metadata={"format": "pt"})
+    note = "float32, eager attention, CPU; loss = mean next-token cross entropy over b*(s-1) positions"
+    provenance = {"torch": torch.__version__, "transformers": transformers.__version__, "seed": seed,
+                  "script": "tests/golden/make_golden.py", "note": note}
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
+    # What was written is what Hugging Face reads: the file's own keys must describe the model that was run.
+    model = CASES[name][1].from_pretrained(folder, attn_implementation="eager").float().eval()
+    again = model(input_ids=ids, labels=ids)
+    assert torch.equal(again.loss.detach(), outputs["loss"][0]), name
+    assert torch.equal(again.logits.detach(), outputs["logits"]), name
+    print(f"  {name}: loss {outputs['loss'].item():.6f}, {sum(f.stat().st_size for f in folder.iterdir())} bytes")
+
+
+def check(name):
+    _, _, _, outputs, grads, _ = compute(name)
+    worst = 0.0
+    for file, tensors in (("outputs", outputs), ("grads", grads)):
+        stored = safetensors.torch.load_file(HERE / name / f"{file}.safetensors")
+        assert stored.keys() == tensors.keys()
+        for n, t in tensors.items():
+            worst = max(worst, ((stored[n] - t).abs().max() / stored[n].abs().max()).item())
+    print(f"  {name}: worst difference {worst:.2e} of the largest element of a tensor")
+    assert worst < 1e-5
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
+    parser.add_argument("--check", action="store_true", help="compare with the files that are there")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    for name in options.names or CASES:
+        (check if options.check else write)(name)
+
+
+if __name__ == "__main__":
+    main()

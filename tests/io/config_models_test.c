@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of Qwen2, Mistral and Llama 3 say beyond Llama's, and keys that nobody knows. */
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/config.h"
+
+TestSuite(config_models, .timeout = 60);
+
+#define SIZES                                                          \
+    "\"vocab_size\":256,\"hidden_size\":64,\"intermediate_size\":176," \
+    "\"num_hidden_layers\":4,\"num_attention_heads\":8,\"num_key_value_heads\":2"
+#define LLAMA "\"model_type\":\"llama\"," SIZES
+#define QWEN2 "\"model_type\":\"qwen2\"," SIZES
+#define MISTRAL "\"model_type\":\"mistral\"," SIZES
+#define GPT2 "\"model_type\":\"gpt2\",\"vocab_size\":256,\"n_embd\":64,\"n_layer\":2,\"n_head\":4,\"n_positions\":128"
+
+/* The object of `base` and `more`, keys without their braces. */
+static ar_status parse(ar_config *c, const char *base, const char *more)
+{
+    char text[2000];
+    const int n = snprintf(text, sizeof text, "{%s%s%s}", base, more[0] == '\0' ? "" : ",", more);
+    ar_error_clear();
+    return ar_config_parse(c, text, (size_t)n, "x/config.json");
+}
+
+static ar_config read(const char *base, const char *more)
+{
+    ar_config c;
+    cr_assert_eq(parse(&c, base, more), AR_OK, "%s: %s", more, ar_error_message());
+    return c;
+}
+
+/* --- what a model is ---------------------------------------------------------------------------------------------- */
+
+Test(config_models, qwen2_has_biases_of_q_k_and_v_and_no_others)
+{
+    const ar_config c = read(QWEN2, "");
+    cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope && c.norm == AR_NORM_RMS && c.norm_eps == 1e-6 && !c.tied);
+    cr_expect(c.qkv_bias && !c.out_bias && !c.mlp_bias);
+    cr_expect(c.max_positions == 32768 && c.rope_theta == 10000 && c.head_dim == 8 && c.window == 0);
+    cr_expect_eq(read(QWEN2, "\"head_dim\":10").head_dim, 10);
+    cr_expect(read(QWEN2, "\"tie_word_embeddings\":true,\"attention_bias\":true").tied);
+}
+
+Test(config_models, mistral_has_no_biases_and_its_own_head_size)
+{
+    const ar_config c = read(MISTRAL, "\"head_dim\":16,\"rope_theta\":1e6,\"rms_norm_eps\":1e-5");
+    cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope && c.rope_theta == 1e6 && c.norm_eps == 1e-5);
+    cr_expect(!c.qkv_bias && !c.out_bias && !c.mlp_bias && c.head_dim == 16 && c.max_positions == 131072);
+}
+
+/* configuration_qwen2.py: 32, configuration_mistral.py: 8, configuration_llama.py: as many as query heads. null is the
+ * latter for all. */
+Test(config_models, kv_heads_that_are_not_given_are_those_of_hugging_face)
+{
+    static const char most[] = "\"vocab_size\":9,\"hidden_size\":64,\"intermediate_size\":9,\"num_hidden_layers\":1";
+    static const struct {
+        const char *model;
+        size_t kv_heads;
+    } cases[] = {{"llama", 64}, {"qwen2", 32}, {"mistral", 8}};
+    for (size_t i = 0; i < 3; i++) {
+        char base[300];
+        snprintf(base, sizeof base, "\"model_type\":\"%s\",%s,\"num_attention_heads\":64,\"head_dim\":2",
+                 cases[i].model, most);
+        cr_expect_eq(read(base, "").kv_heads, cases[i].kv_heads, "%s", cases[i].model);
+        cr_expect_eq(read(base, "\"num_key_value_heads\":null").kv_heads, 64, "%s", cases[i].model);
+        cr_expect_eq(read(base, "\"num_key_value_heads\":16").kv_heads, 16, "%s", cases[i].model);
+    }
+    ar_config c;
+    cr_expect_eq(parse(&c, "\"model_type\":\"qwen2\",\"num_attention_heads\":4", most), AR_ERR_CONFIG);
+    cr_expect_not_null(strstr(ar_error_message(), "'num_key_value_heads' is missing"), "%s", ar_error_message());
+}
+
+/* --- sliding windows ---------------------------------------------------------------------------------------------- */
+
+static void expect_windows(const char *base, const char *more, const size_t window[4])
+{
+    const ar_config c = read(base, more);
+    for (size_t i = 0; i < 4; i++)
+        cr_expect_eq(ar_config_window(&c, i), window[i], "%s: layer %zu has %zu, expected %zu", more, i,
+                     ar_config_window(&c, i), window[i]);
+}
+
+Test(config_models, qwen2_slides_where_its_file_says)
+{
+    static const struct {
+        const char *more;
+        size_t window[4];
+    } cases[] = {
+        {"", {0}},
+        {"\"sliding_window\":7", {0}}, /* not in use */
+        {"\"sliding_window\":7,\"use_sliding_window\":false,\"max_window_layers\":0", {0}},
+        {"\"sliding_window\":7,\"use_sliding_window\":true", {0}}, /* from layer 28 on */
+        {"\"sliding_window\":7,\"use_sliding_window\":true,\"max_window_layers\":1", {0, 7, 7, 7}},
+        {"\"sliding_window\":7,\"use_sliding_window\":true,\"max_window_layers\":0", {7, 7, 7, 7}},
+        {"\"use_sliding_window\":true,\"max_window_layers\":3", {0, 0, 0, 4096}},
+        {"\"sliding_window\":null,\"use_sliding_window\":true,\"max_window_layers\":0", {0}},
+        {"\"sliding_window\":7,\"use_sliding_window\":true,\"max_window_layers\":4,\"layer_types\":"
+         "[\"sliding_attention\",\"full_attention\",\"full_attention\",\"sliding_attention\"]",
+         {7, 0, 0, 7}},
+        {"\"sliding_window\":null,\"use_sliding_window\":false,\"layer_types\":"
+         "[\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]",
+         {0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        expect_windows(QWEN2, cases[i].more, cases[i].window);
+}
+
+Test(config_models, mistral_slides_everywhere_or_nowhere)
+{
+    expect_windows(MISTRAL, "", (size_t[4]){4096, 4096, 4096, 4096});
+    expect_windows(MISTRAL, "\"sliding_window\":null", (size_t[4]){0});
+    expect_windows(MISTRAL, "\"sliding_window\":5", (size_t[4]){5, 5, 5, 5});
+    expect_windows(MISTRAL,
+                   "\"sliding_window\":5,\"layer_types\":[\"sliding_attention\",\"sliding_attention\","
+                   "\"sliding_attention\",\"sliding_attention\"]",
+                   (size_t[4]){5, 5, 5, 5});
+}
+
+Test(config_models, a_window_that_is_not_in_use_is_no_window_of_llama)
+{
+    expect_windows(LLAMA, "\"sliding_window\":4096,\"use_sliding_window\":false", (size_t[4]){0});
+}
+
+/* The first 1024 layers each have a say. */
+Test(config_models, more_layers_than_bits_go_with_the_last_bit)
+{
+    static const char sizes[] = "\"model_type\":\"qwen2\",\"vocab_size\":9,\"hidden_size\":2,\"intermediate_size\":1,"
+                                "\"num_attention_heads\":1,\"num_key_value_heads\":1,\"num_hidden_layers\":1100,"
+                                "\"use_sliding_window\":true,\"sliding_window\":3";
+    ar_config c = read(sizes, "\"max_window_layers\":1023");
+    cr_expect(ar_config_window(&c, 1022) == 0 && ar_config_window(&c, 1023) == 3 && ar_config_window(&c, 1099) == 3);
+    cr_expect_eq(parse(&c, sizes, "\"max_window_layers\":1024"), AR_ERR_CONFIG);
+    cr_expect_not_null(strstr(ar_error_message(), "1023 and layer 1024"), "%s", ar_error_message());
+    c = read(sizes, "\"max_window_layers\":1100");
+    cr_expect_eq(ar_config_window(&c, 1099), 0);
+}
+
+/* --- rotary frequencies ------------------------------------------------------------------------------------------- */
+
+#define LLAMA3 "\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4"
+
+Test(config_models, scaling_of_llama_3_is_read_from_both_spellings)
+{
+    static const char *const cases[] = {
+        "\"rope_theta\":5e5,\"rope_scaling\":{" LLAMA3 ",\"original_max_position_embeddings\":8192}",
+        "\"rope_parameters\":{" LLAMA3 ",\"rope_theta\":5e5,\"original_max_position_embeddings\":8192}",
+        "\"rope_theta\":5e5,\"original_max_position_embeddings\":8192,\"rope_scaling\":{" LLAMA3 "}",
+        "\"max_position_embeddings\":8192,\"rope_parameters\":{\"rope_theta\":5e5," LLAMA3 "}"};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const ar_config c = read(LLAMA, cases[i]);
+        const ar_rope_llama3 *o = &c.rope_llama3;
+        cr_expect(c.rope_theta == 5e5 && c.rope_factor == 1 && c.unknown_keys == 0, "%s", cases[i]);
+        cr_expect(o->factor == 8 && o->low_freq_factor == 1 && o->high_freq_factor == 4, "%s", cases[i]);
+        cr_expect_eq(o->original_positions, 8192, "%s", cases[i]);
+    }
+    cr_expect_eq(read(LLAMA, "").rope_llama3.original_positions, 0);
+    cr_expect_eq(read(QWEN2, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}").rope_factor, 2.5);
+}
+
+/* --- what is refused ---------------------------------------------------------------------------------------------- */
+
+typedef struct refused_case {
+    const char *base, *more, *says;
+} refused_case;
+
+static void refuse_all(const refused_case *cases, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        ar_config c;
+        cr_expect_eq(parse(&c, cases[i].base, cases[i].more), AR_ERR_CONFIG, "%s", cases[i].more);
+        cr_expect_not_null(strstr(ar_error_message(), cases[i].says), "%s: %s", cases[i].more, ar_error_message());
+    }
+}
+
+Test(config_models, windows_that_make_no_sense_are_refused)
+{
+#define TYPES(a, b, c, d) "\"layer_types\":[\"" a "\",\"" b "\",\"" c "\",\"" d "\"]"
+#define FULL "full_attention"
+#define SLIDES "sliding_attention"
+    static const refused_case cases[] = {
+        {MISTRAL, "\"sliding_window\":0", "'sliding_window' is 0"},
+        {MISTRAL, "\"sliding_window\":-1", "'sliding_window' is -1"},
+        {MISTRAL, "\"sliding_window\":4.5", "'sliding_window'"},
+        {MISTRAL, "\"sliding_window\":\"4\"", "'sliding_window'"},
+        {MISTRAL, "\"sliding_window\":4," TYPES(SLIDES, FULL, SLIDES, FULL), "entry 1 is 'full_attention'"},
+        {MISTRAL, "\"sliding_window\":null," TYPES(FULL, FULL, FULL, SLIDES), "entry 3 is 'sliding_attention'"},
+        {QWEN2, "\"use_sliding_window\":1", "'use_sliding_window'"},
+        {QWEN2, "\"use_sliding_window\":true,\"sliding_window\":0", "'sliding_window' is 0"},
+        {QWEN2, "\"max_window_layers\":-1", "'max_window_layers'"},
+        {QWEN2, "\"layer_types\":[\"full_attention\"]", "has 1 entries, expected one for each of 4 layers"},
+        {QWEN2, "\"layer_types\":\"full_attention\"", "'layer_types'"},
+        {QWEN2, "\"layer_types\":[1,2,3,4]", "entry 0 is not a string"},
+        {QWEN2, TYPES(FULL, "chunked_attention", FULL, FULL), "entry 1 is 'chunked_attention'"},
+        {QWEN2, "\"sliding_window\":4," TYPES(FULL, FULL, FULL, SLIDES), "'use_sliding_window' true"},
+        {LLAMA, "\"sliding_window\":4", "'sliding_window'"},
+        {LLAMA, "\"use_sliding_window\":true", "'use_sliding_window'"},
+        {LLAMA, TYPES(FULL, FULL, FULL, SLIDES), "'layer_types'"},
+        {GPT2, "\"sliding_window\":4", "'sliding_window'"},
+    };
+    refuse_all(cases, sizeof cases / sizeof *cases);
+}
+
+Test(config_models, biases_that_a_model_does_not_have_are_refused)
+{
+    static const refused_case cases[] = {
+        {QWEN2, "\"attention_bias\":false", "'attention_bias' is false"},
+        {QWEN2, "\"mlp_bias\":true", "'mlp_bias' is true"},
+        {MISTRAL, "\"attention_bias\":true", "'attention_bias' is true"},
+        {MISTRAL, "\"mlp_bias\":true", "'mlp_bias' is true"},
+    };
+    refuse_all(cases, sizeof cases / sizeof *cases);
+    cr_expect_not(read(MISTRAL, "\"attention_bias\":false,\"mlp_bias\":false").qkv_bias);
+}
+
+Test(config_models, scaling_of_llama_3_that_makes_no_sense_is_refused)
+{
+#define SCALED(factor, low, high)                                                          \
+    "\"rope_scaling\":{\"type\":\"llama3\",\"factor\":" factor ",\"low_freq_factor\":" low \
+    ",\"high_freq_factor\":" high ",\"original_max_position_embeddings\":8192}"
+    static const refused_case cases[] = {
+        {LLAMA, SCALED("0.5", "1", "4"), "'factor' is 0.5"},
+        {LLAMA, SCALED("\"8\"", "1", "4"), "'factor'"},
+        {LLAMA, SCALED("8", "0", "4"), "'low_freq_factor' is 0"},
+        {LLAMA, SCALED("8", "4", "4"), "'high_freq_factor' is 4"},
+        {LLAMA, SCALED("8", "4", "1"), "'high_freq_factor' is 1"},
+        {LLAMA, SCALED("8", "1", "null"), "'high_freq_factor' is missing"},
+        {LLAMA, "\"rope_scaling\":{" LLAMA3 ",\"original_max_position_embeddings\":0}",
+         "'original_max_position_embeddings' is 0"},
+        {LLAMA, "\"original_max_position_embeddings\":4096," SCALED("8", "1", "4"),
+         "'original_max_position_embeddings' is 8192, but 4096 beside it"},
+        {LLAMA, "\"rope_scaling\":{\"type\":\"default\",\"mrope_section\":[16,24,24]}", "'mrope_section'"},
+    };
+    refuse_all(cases, sizeof cases / sizeof *cases);
+}
+
+Test(config_models, keys_of_other_models_of_the_family_are_refused)
+{
+    static const refused_case cases[] = {
+        {LLAMA, "\"is_causal\":false", "'is_causal'"},
+        {LLAMA, "\"use_bidirectional_attention\":true", "'use_bidirectional_attention'"},
+        {QWEN2, "\"num_experts\":60", "'num_experts'"},
+        {QWEN2, "\"shared_expert_intermediate_size\":5632", "'shared_expert_intermediate_size'"},
+        {MISTRAL, "\"num_local_experts\":8", "'num_local_experts'"},
+        {LLAMA, "\"scale_emb\":12", "'scale_emb'"},
+        {LLAMA, "\"scale_depth\":1.4", "'scale_depth'"},
+        {LLAMA, "\"kv_lora_rank\":512", "'kv_lora_rank'"},
+        {LLAMA, "\"rope_local_base_freq\":1e4", "'rope_local_base_freq'"},
+        {LLAMA, "\"vision_config\":{\"depth\":2}", "'vision_config'"},
+        {LLAMA, "\"per_layer_config\":{\"0\":{\"num_key_value_heads\":1}}", "'per_layer_config'"},
+        {LLAMA, "\"moe\":true", "'moe'"},
+        {GPT2, "\"hidden_size\":32", "'hidden_size' is 32, but 'n_embd', which means the same, is 64"},
+        {GPT2, "\"num_attention_heads\":2", "'num_attention_heads'"},
+    };
+    refuse_all(cases, sizeof cases / sizeof *cases);
+}
+
+/* --- what is noted ------------------------------------------------------------------------------------------------ */
+
+Test(config_models, keys_that_nobody_knows_are_noted_by_name)
+{
+    ar_config c = read(LLAMA, "\"no_such_key\":1,\"torch_dtype\":\"bfloat16\",\"another\\u001b\":{},\"unset\":null");
+    cr_expect_eq(c.unknown_keys, 2);
+    cr_expect_str_eq(c.unknown[0], "no_such_key");
+    cr_expect_str_eq(c.unknown[1], "another?"); /* no terminal sees what it holds */
+    c = read(LLAMA, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"beta_fast\":32}");
+    cr_expect_eq(c.unknown_keys, 1);
+    cr_expect_str_eq(c.unknown[0], "rope_scaling.beta_fast");
+    c = read(LLAMA, "\"max_window_layers\":1");
+    cr_expect_str_eq(c.unknown[0], "max_window_layers");
+    cr_expect_eq(read(QWEN2, "\"max_window_layers\":1").unknown_keys, 0);
+    cr_expect_eq(read(GPT2, "\"rope_theta\":1e4").unknown_keys, 1);
+}
+
+Test(config_models, more_unknown_keys_than_are_kept_are_counted)
+{
+    char more[600] = "";
+    for (int i = 0; i < 11; i++)
+        snprintf(more + strlen(more), sizeof more - strlen(more), "%s\"key_%d\":0", i > 0 ? "," : "", i);
+    snprintf(more + strlen(more), sizeof more - strlen(more),
+             ",\"a_key_whose_name_is_longer_than_any_line_in_a_report_can_show\":1");
+    const ar_config c = read(MISTRAL, more);
+    cr_expect_eq(c.unknown_keys, 12);
+    cr_expect_str_eq(c.unknown[AR_CONFIG_NOTES - 1], "key_7");
+}
+
+/* Whatever Hugging Face's own save_pretrained writes is known. */
+Test(config_models, files_of_transformers_give_no_notes)
+{
+    static const char *const names[] = {"gpt2-tiny",        "llama-gqa-tiny",      "llama-mqa-tied-tiny",
+                                        "qwen2-tiny",       "qwen2-window-tiny",   "qwen2-layers-tiny",
+                                        "llama3-rope-tiny", "mistral-window-tiny", "llama-bias-headdim-tiny"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[600];
+        ar_config c;
+        snprintf(path, sizeof path, "%s/%s", TEST_GOLDEN_DIR, names[i]);
+        cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(c.unknown_keys, 0, "%s: %s", names[i], c.unknown[0]);
+    }
+}
