@@ -13,8 +13,8 @@ fma sqrt rint fabs copysign ldexp
 __floattidf
 ar_error_set ari_mul_size
 '
-# What a compiler adds on its own: stack protector, fortified forms, position-independent code, sanitizers, coverage.
-added='^(_GLOBAL_OFFSET_TABLE_|__stack_chk_fail|__[a-z]+_chk|__(asan|ubsan|tsan|lsan|sanitizer|gcov)_.*)$'
+# What a compiler adds on its own: stack protector, fortified forms, the choice of an instruction set, position-independent code, sanitizers, coverage.
+added='^(__cpu_model|__cpu_features2|__cpu_indicator_init|_GLOBAL_OFFSET_TABLE_|__stack_chk_fail|__[a-z]+_chk|__(asan|ubsan|tsan|lsan|sanitizer|gcov)_.*)$'
 
 if [ $# -ne 1 ] || [ ! -d "$1" ]; then
     echo "usage: $0 BUILD_DIR" >&2

@@ -28,6 +28,20 @@ typedef ar_status (*ar_baseline_emit)(void *user, const char *name, char pass, i
  *  `count` fp32 values, row-major, borrowed until the run returns. */
 typedef const float *(*ar_baseline_weights)(void *user, const char *name, size_t count);
 
+/** Unit round-offs of the errors that a run with noise makes, by what makes them: 2^-24 in fp32, 2^-11 in TF32 and
+ * fp16, 2^-8 in bf16; 0: none. A parameter or an operand that has as few bits already is not touched. */
+typedef struct ar_noise_units {
+    double weight;  /* parameters, once */
+    double operand; /* what enters a product */
+    double
+        product; /* what leaves one, and what is computed for each parameter from one: gradients of matrices, biases */
+    double
+        branch; /* results of operations between two products: rotation, scores, probabilities, activation, dropout */
+    double
+        stream;   /* results of the others: embeddings, residual sums, norms; gradients of these and of their weights */
+    double inner; /* within an operation: a sum's additions, a norm's steps; the loss; clipping and updates */
+} ar_noise_units;
+
 typedef struct ar_baseline_options {
     ar_number_mode mode;
     uint64_t seed;               /* of fresh weights */
@@ -46,9 +60,10 @@ typedef struct ar_baseline_options {
     double clip;                              /* largest gradient norm; 0: no clipping */
     void (*begin_step)(void *user, int step); /* NULL, or called with emit_user before each step: 1, 2, .. (with steps
                                                  0: 1), the first time before the initial parameters */
-    /* AR_MODE_F64 only: not 0: every rounding that fp32 arithmetic would make is made as a random error of the size
-     * that docs/numerics.md, section 7, bounds; another seed, other errors. */
+    /* AR_MODE_F64 only: not 0: every rounding that an arithmetic with these unit round-offs would make is made as a
+     * random error of the size that docs/numerics.md, section 7, bounds; another seed, other errors. */
     uint64_t noise_seed;
+    ar_noise_units noise;                          /* all 0: fp32's, which rounds neither parameters nor operands */
     bool (*progress)(void *user, double fraction); /* NULL, or called between layers; false ends the run */
     void *progress_user;
 } ar_baseline_options;

@@ -108,8 +108,8 @@ static void rope(const ari_bl_run *run, double *x, size_t heads, double directio
             for (size_t head = 0; head < run->b * heads; head++) {
                 double *row = x + (head * run->s + t) * 2 * half;
                 const double x1 = row[i], x2 = row[half + i];
-                row[i] = ari_bl_fl(run, ari_bl_fl(run, x1 * cosine) - ari_bl_fl(run, x2 * sine));
-                row[half + i] = ari_bl_fl(run, ari_bl_fl(run, x2 * cosine) + ari_bl_fl(run, x1 * sine));
+                row[i] = ari_bl_branch(run, ari_bl_branch(run, x1 * cosine) - ari_bl_branch(run, x2 * sine));
+                row[half + i] = ari_bl_branch(run, ari_bl_branch(run, x2 * cosine) + ari_bl_branch(run, x1 * sine));
             }
         }
 }
@@ -164,7 +164,7 @@ static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, si
                        !(batch->padding_mask != NULL && batch->padding_mask[sample * s + key] == 0) &&
                        !(additive != NULL && isinf(additive[key]));
         if (scores != NULL && additive != NULL && visible[key])
-            scores[key] = ari_bl_fl(run, scores[key] + (double)additive[key]);
+            scores[key] = ari_bl_branch(run, scores[key] + (double)additive[key]);
     }
 }
 
@@ -192,9 +192,11 @@ static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double 
     for (size_t query = 0; query < s; query++) {
         double *row = scores + query * s, m, l;
         for (size_t key = 0; key < s; key++)
-            row[key] = ari_bl_fl(run, row[key] * scale);
+            row[key] = ari_bl_branch(run, row[key] * scale);
         mask_row(run, visible, row, sample, head, query);
         ari_bl_softmax(run, probs + query * s, row, visible, s, &m, &l);
+        for (size_t key = 0; run->noise != NULL && key < s; key++)
+            probs[query * s + key] = ari_bl_branch(run, probs[query * s + key]);
     }
     ari_bl_release(run, mark);
     return AR_OK;
@@ -282,7 +284,7 @@ static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, doub
         const double sum = ari_bl_row_sum(run, products, s);
         for (size_t key = 0; key < s; key++)
             if (visible[key])
-                ds_row[key] = ari_bl_fl(run, ari_bl_fl(run, p[key] * (dp_row[key] - sum)) * scale);
+                ds_row[key] = ari_bl_branch(run, ari_bl_branch(run, p[key] * (dp_row[key] - sum)) * scale);
     }
     ari_bl_release(run, mark);
     return AR_OK;

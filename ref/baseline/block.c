@@ -20,19 +20,19 @@ static void leave(ari_bl_run *run)
 static double act(const ari_bl_run *run, double x)
 {
     const ar_activation kind = run->c->activation;
-    return run->o->mode == AR_MODE_F64 ? ari_bl_fl(run, ari_act64(kind, x)) : (double)ari_act32(kind, (float)x);
+    return run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_act64(kind, x)) : (double)ari_act32(kind, (float)x);
 }
 
 static double dact(const ari_bl_run *run, double x)
 {
     const ar_activation kind = run->c->activation;
-    return run->o->mode == AR_MODE_F64 ? ari_bl_fl(run, ari_dact64(kind, x)) : (double)ari_dact32(kind, (float)x);
+    return run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_dact64(kind, x)) : (double)ari_dact32(kind, (float)x);
 }
 
 static void add(const ari_bl_run *run, double *y, const double *a, const double *b)
 {
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
-        y[i] = ari_bl_fl(run, a[i] + b[i]);
+        y[i] = ari_bl_stream(run, a[i] + b[i]);
 }
 
 /* out [tokens, F] from fc [tokens, F], or from gate|up [tokens, 2F]: act(gate)*up. */
@@ -42,7 +42,7 @@ static void activate(const ari_bl_run *run, double *out, const double *fc)
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0; i < f; i++) {
             const double a = act(run, fc[t * ld + i]);
-            out[t * f + i] = run->c->gated ? ari_bl_fl(run, a * fc[t * ld + f + i]) : a;
+            out[t * f + i] = run->c->gated ? ari_bl_branch(run, a * fc[t * ld + f + i]) : a;
         }
 }
 
@@ -55,10 +55,10 @@ static void activate_backward(const ari_bl_run *run, double *dfc, const double *
             const double dy = dout[t * f + i], x = fc[t * ld + i];
             if (run->c->gated) {
                 const double up = fc[t * ld + f + i];
-                dfc[t * ld + i] = ari_bl_fl(run, ari_bl_fl(run, dy * up) * dact(run, x));
-                dfc[t * ld + f + i] = ari_bl_fl(run, dy * act(run, x));
+                dfc[t * ld + i] = ari_bl_branch(run, ari_bl_branch(run, dy * up) * dact(run, x));
+                dfc[t * ld + f + i] = ari_bl_branch(run, dy * act(run, x));
             } else {
-                dfc[t * ld + i] = ari_bl_fl(run, dy * dact(run, x));
+                dfc[t * ld + i] = ari_bl_branch(run, dy * dact(run, x));
             }
         }
 }

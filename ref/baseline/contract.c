@@ -3,6 +3,7 @@
 #include "ref/baseline/run.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "ref/numerics/scalar.h"
 
@@ -178,34 +179,58 @@ static ar_status sequential64(ari_bl_run *run, double *c, size_t m, size_t n, si
     return AR_OK;
 }
 
-/* What accumulating sum j in fp32 would add, by its expected size: each of the K additions and products errs by up to
- * 2^-24 of its own result, independently of the others. */
-static void accumulation_noise(const ari_bl_run *run, double *sum, const double *squares, size_t n)
+/* B [n, k] as noisy64 takes it: bands of NOISY rows, each band [k, NOISY]; rows past the n-th are zero. */
+enum { NOISY = 16 };
+
+static double *bands_of(ari_bl_run *run, size_t n, size_t k, ari_bl_matrix b)
 {
-    for (size_t j = 0; j < n; j++)
-        sum[j] += 0x1p-24 * sqrt(squares[j]) * ari_bl_noise_normal(run->noise);
+    const size_t bands = (n + NOISY - 1) / NOISY;
+    double *band = ari_bl_doubles(run, bands * NOISY, k);
+    for (size_t j = 0; band != NULL && j < n; j++)
+        for (size_t kk = 0; kk < k; kk++)
+            band[(j / NOISY * k + kk) * NOISY + j % NOISY] = b.at[j * b.row + kk * b.col];
+    if (band != NULL)
+        ari_bl_shorten(run->noise, band, bands * NOISY * k, run->noise->unit.operand);
+    return band;
 }
 
-/* sequential64 with that error; squares: the sum over k of (partial sum)^2 + product^2. */
+/* Sums of x against a band's rows, and of the squares of their partial sums and of their products. */
+ARI_BL_WIDE static void band_sums(double *restrict sum, double *restrict squares, const double *restrict x,
+                                  const double *restrict band, size_t k)
+{
+    double s[NOISY] = {0.0}, q[NOISY] = {0.0};
+    for (size_t kk = 0; kk < k; kk++)
+        for (size_t r = 0; r < NOISY; r++) {
+            const double product = x[kk] * band[kk * NOISY + r];
+            s[r] += product;
+            q[r] += s[r] * s[r] + product * product;
+        }
+    memcpy(sum, s, sizeof s);
+    memcpy(squares, q, sizeof q);
+}
+
+/* sequential64 with errors: of the operands, of accumulating, of the result. What accumulating sum j in fp32 would add
+ * goes by its expected size: each of the K additions and products errs by up to 2^-24 of its own result, independently
+ * of the others. */
 static ar_status noisy64(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b)
 {
-    const double *columns = columns_of(run, n, k, b);
-    double *squares = ari_bl_doubles(run, 1, n);
-    if (columns == NULL || squares == NULL)
+    const ar_noise_units *unit = &run->noise->unit;
+    const double *band = bands_of(run, n, k, b);
+    double *x = ari_bl_doubles(run, 1, k);
+    if (band == NULL || x == NULL)
         return run->memory;
     for (size_t i = 0; i < m; i++) {
-        double *sum = c + i * n;
-        for (size_t j = 0; j < n; j++)
-            sum[j] = squares[j] = 0.0;
         for (size_t kk = 0; kk < k; kk++)
-            for (size_t j = 0; j < n; j++) {
-                const double product = a.at[i * a.row + kk * a.col] * columns[kk * n + j];
-                sum[j] += product;
-                squares[j] += sum[j] * sum[j] + product * product;
+            x[kk] = a.at[i * a.row + kk * a.col];
+        ari_bl_shorten(run->noise, x, k, unit->operand);
+        for (size_t j = 0; j < n; j += NOISY) {
+            double sum[NOISY], squares[NOISY];
+            band_sums(sum, squares, x, band + j * k, k);
+            for (size_t r = 0; r < NOISY && j + r < n; r++) {
+                sum[r] += unit->inner * sqrt(squares[r]) * ari_bl_noise_normal(run->noise);
+                c[i * n + j + r] = ari_bl_round(run, sum[r], ARI_BL_PRODUCT);
             }
-        accumulation_noise(run, sum, squares, n);
-        for (size_t j = 0; j < n; j++)
-            sum[j] = ari_bl_fl(run, sum[j]);
+        }
     }
     return AR_OK;
 }

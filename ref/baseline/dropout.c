@@ -19,7 +19,7 @@ ar_status ari_bl_dropout(ari_bl_run *run, const char *part, char pass, double *y
         for (size_t i = 0; i < cols; i++) {
             const uint64_t index = (row / run->s * longest + row % run->s) * features + i;
             const bool keep = ari_dropout_keep(key, index, run->step, threshold);
-            y[row * cols + i] = keep ? ari_bl_fl(run, x[row * cols + i] * scale) : 0.0;
+            y[row * cols + i] = keep ? ari_bl_branch(run, x[row * cols + i] * scale) : 0.0;
         }
     if (pass == 0)
         return AR_OK;

@@ -15,7 +15,7 @@ ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
         return AR_OK;
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0; i < h; i++)
-            x[t * h + i] = ari_bl_fl(run, x[t * h + i] + m->positions[t % run->s * h + i]);
+            x[t * h + i] = ari_bl_stream(run, x[t * h + i] + m->positions[t % run->s * h + i]);
     if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
         return ari_bl_dropout(run, run->names->drop_embed, 'f', x, x, 0, h);
     return ari_bl_emit_tokens(run, run->names->embedded, 'f', x, h, 0, h);
@@ -38,8 +38,9 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
 {
     if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_embed, 0, m->dx, m->dx, 0, run->c->hidden));
-    ari_bl_terms terms = {.values = m->dx, .row_of = m->ids};
+    ari_bl_terms terms = {.values = m->dx, .row_of = m->ids, .stream = true};
     if (ari_bl_has_head(run->c) && run->c->tied) { /* both uses into the same sums */
+        terms.stream = false;
         terms.dy = m->dlogits;
         terms.ld = run->c->vocab;
         terms.x = m->head_x;
@@ -53,7 +54,7 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
         return run->memory;
     for (size_t t = 0; t < run->tokens; t++)
         position[t] = t % run->s;
-    const ari_bl_terms rows = {.values = m->dx, .row_of = position};
+    const ari_bl_terms rows = {.values = m->dx, .row_of = position, .stream = true};
     AR_TRY(table_gradient(run, run->names->positions, run->c->max_positions, &rows));
     ari_bl_release(run, mark);
     return AR_OK;
@@ -66,7 +67,7 @@ static void cross_entropy_row(const ari_bl_run *run, ari_bl_sums *loss, double *
     ari_bl_softmax(run, p, x, NULL, run->c->vocab, &m, &l);
     ari_bl_sums_add(loss, 0, ari_bl_fl(run, (m + ari_log64(l)) - x[target]));
     for (size_t i = 0; i < run->c->vocab; i++)
-        x[i] = ari_bl_fl(run, ari_bl_fl(run, p[i] - (i == target ? 1.0 : 0.0)) / t);
+        x[i] = ari_bl_branch(run, ari_bl_fl(run, p[i] - (i == target ? 1.0 : 0.0)) / t);
 }
 
 /* Logits in m->dlogits become their gradient. */

@@ -14,7 +14,7 @@ ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double 
     if (l->bias != NULL)
         for (size_t t = 0; t < run->tokens; t++)
             for (size_t i = 0; i < l->out; i++)
-                y[t * l->out + i] = ari_bl_fl(run, y[t * l->out + i] + l->bias[i]);
+                y[t * l->out + i] = ari_bl_branch(run, y[t * l->out + i] + l->bias[i]);
     return AR_OK;
 }
 
@@ -86,10 +86,10 @@ static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, 
     }
     *rstd = ari_bl_fl(run, 1.0 / sqrt(ari_bl_row_sum(run, work, h) / width + run->c->norm_eps));
     for (size_t i = 0; i < h; i++) {
-        xhat[i] = ari_bl_fl(run, xhat[i] * *rstd);
-        y[i] = ari_bl_fl(run, xhat[i] * norm->weight[i]);
+        xhat[i] = ari_bl_stream(run, xhat[i] * *rstd);
+        y[i] = ari_bl_stream(run, xhat[i] * norm->weight[i]);
         if (norm->bias != NULL)
-            y[i] = ari_bl_fl(run, y[i] + norm->bias[i]);
+            y[i] = ari_bl_stream(run, y[i] + norm->bias[i]);
     }
 }
 
@@ -121,13 +121,13 @@ ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double 
     for (size_t t = 0; t < run->tokens; t++) {
         const double *xhat = saved->xhat + t * h;
         for (size_t i = 0; i < h; i++) {
-            g[i] = ari_bl_fl(run, dy[t * h + i] * norm->weight[i]);
+            g[i] = ari_bl_stream(run, dy[t * h + i] * norm->weight[i]);
             work[i] = g[i] * xhat[i];
         }
         const double a = run->c->norm == AR_NORM_LAYER ? ari_bl_row_sum(run, g, h) / (double)h : 0.0;
         const double b = ari_bl_row_sum(run, work, h) / (double)h;
         for (size_t i = 0; i < h; i++)
-            dx[t * h + i] = ari_bl_fl(run, ((g[i] - a) - xhat[i] * b) * saved->rstd[t]);
+            dx[t * h + i] = ari_bl_stream(run, ((g[i] - a) - xhat[i] * b) * saved->rstd[t]);
     }
     ari_bl_release(run, mark);
     return ari_bl_emit_tokens(run, norm->name, 'b', dx, h, 0, h);
@@ -143,8 +143,8 @@ ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm *norm, const 
     if (values == NULL || gradient == NULL)
         return run->memory;
     for (size_t i = 0; i < run->tokens * h; i++)
-        values[i] = ari_bl_fl(run, dy[i] * saved->xhat[i]);
-    ari_bl_terms terms = {.values = values};
+        values[i] = ari_bl_stream(run, dy[i] * saved->xhat[i]);
+    ari_bl_terms terms = {.values = values, .stream = true};
     AR_TRY(ari_bl_gradient(run, gradient, 1, h, &terms));
     AR_TRY(ari_bl_emit_gradient(run, norm->name, "weight", h, 0, gradient));
     if (norm->bias != NULL) {

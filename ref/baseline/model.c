@@ -183,17 +183,25 @@ static ar_status run_steps(ari_bl_run *run, const ar_batch *batch, double *loss)
 /* --- entry points
  * --------------------------------------------------------------------------------------------------------- */
 
+static bool is_fp32(const ar_noise_units *u)
+{
+    return u->weight == 0.0 && u->operand == 0.0 && u->product == 0.0 && u->branch == 0.0 && u->stream == 0.0 &&
+           u->inner == 0.0;
+}
+
 ar_status ari_bl_begin(ari_bl_run *run, const ar_config *c, const ar_baseline_options *o, const ar_batch *batch)
 {
     AR_TRY(ari_bl_check(c, o, batch));
     *run = (ari_bl_run){.c = c, .o = o, .step = 1};
     run->names = ari_bl_names_of(c->arch);
+    const ar_noise_units fp32 = {.product = 0x1p-24, .branch = 0x1p-24, .stream = 0x1p-24, .inner = 0x1p-24};
     if (o->noise_seed == 0)
         return AR_OK;
     run->noise = ari_bl_take(run, 1, 1, sizeof *run->noise);
     if (run->noise == NULL)
         return run->memory;
     run->noise->key = ari_stream_key(o->noise_seed, "noise");
+    run->noise->unit = is_fp32(&o->noise) ? fp32 : o->noise;
     return AR_OK;
 }
 

@@ -116,6 +116,8 @@ ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, s
             return ar_error_set(AR_ERR_DATA, "baseline: weight '%s' holds a NaN at element %zu of %zu", name, i, count);
         v[i] = (double)x;
     }
+    if (run->noise != NULL)
+        ari_bl_shorten(run->noise, v, count, run->noise->unit.weight);
     *values = v;
     const size_t shape[2] = {rows, cols};
     return ari_bl_emit(run, part, 'i', cols > 0 ? 2 : 1, shape, v);

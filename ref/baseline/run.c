@@ -48,13 +48,50 @@ void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark)
     }
 }
 
-double ari_bl_noise_uniform(ari_bl_noise *noise)
+/* Philox4x32-10 of so many counters beside each other. */
+enum { BLOCKS = ARI_BL_NOISE_READY / 4 };
+ARI_BL_WIDE static void philox_blocks(uint32_t c[4][BLOCKS], uint64_t key)
 {
-    const uint64_t lane = noise->used & 3U;
-    if (lane == 0)
-        ari_random_block(noise->key, noise->used, 0, 0, noise->block);
-    noise->used++;
-    return 2.0 * ari_random_unit(noise->block[lane]) - 1.0;
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        for (size_t i = 0; i < BLOCKS; i++) {
+            const uint64_t p0 = (uint64_t)0xd2511f53U * c[0][i], p1 = (uint64_t)0xcd9e8d57U * c[2][i];
+            c[0][i] = (uint32_t)(p1 >> 32) ^ c[1][i] ^ k0;
+            c[1][i] = (uint32_t)p1;
+            c[2][i] = (uint32_t)(p0 >> 32) ^ c[3][i] ^ k1;
+            c[3][i] = (uint32_t)p0;
+        }
+        k0 += 0x9e3779b9U;
+        k1 += 0xbb67ae85U;
+    }
+}
+
+void ari_bl_noise_refill(ari_bl_noise *noise)
+{
+    uint32_t c[4][BLOCKS] = {{0}};
+    for (size_t i = 0; i < BLOCKS; i++) {
+        const uint64_t block = noise->used / 4 + i;
+        c[0][i] = (uint32_t)block;
+        c[1][i] = (uint32_t)(block >> 32);
+    }
+    philox_blocks(c, noise->key);
+    for (size_t i = 0; i < ARI_BL_NOISE_READY; i++)
+        noise->ready[i] = 2.0 * ari_random_unit(c[i % 4][i / 4]) - 1.0;
+}
+
+/* x is a number of p bits, of which 2^-p is the unit round-off, if its nearest one is itself: Veltkamp's splitting. */
+static bool is_short(double x, double splitter)
+{
+    const double t = splitter * x;
+    return t - (t - x) == x;
+}
+
+void ari_bl_shorten(ari_bl_noise *noise, double *x, size_t n, double unit)
+{
+    const double splitter = 0x1p53 * unit + 1.0;
+    for (size_t i = 0; unit > 0.0 && i < n; i++)
+        if (!is_short(x[i], splitter))
+            x[i] += x[i] * unit * ari_bl_noise_uniform(noise);
 }
 
 /* Four uniform numbers, each of variance 1/3. */

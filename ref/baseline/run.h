@@ -27,10 +27,21 @@ typedef struct ari_bl_names {
 
 typedef struct ari_bl_memory ari_bl_memory;
 
-/* Random errors in place of fp32's roundings: the stream of docs/numerics.md section 7 and how far it has been used. */
+/* Before a hot loop of a run with noise: one copy of the function for each instruction set, the machine's chosen when
+ * the program is loaded: the same operations, the same bits. Not under sanitizers, whose runtime is not up by then. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED) && defined(__OPTIMIZE__)
+#define ARI_BL_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define ARI_BL_WIDE
+#endif
+
+/* Random errors in place of roundings: the stream of docs/numerics.md section 7 and how far it has been used. Numbers
+ * are made so many at a time. */
+enum { ARI_BL_NOISE_READY = 128 };
 typedef struct ari_bl_noise {
     uint64_t key, used;
-    uint32_t block[4];
+    ar_noise_units unit;
+    double ready[ARI_BL_NOISE_READY];
 } ari_bl_noise;
 
 typedef struct ari_bl_training ari_bl_training;
@@ -64,19 +75,52 @@ void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark);
 
 /* --- rounding and emission
  * -------------------------------------------------------------------------------------------- */
+/** The next ARI_BL_NOISE_READY numbers. */
+void ari_bl_noise_refill(ari_bl_noise *noise);
 /** A number in (-1, 1), and one of mean 0 and variance 1 between -3.5 and 3.5. */
-double ari_bl_noise_uniform(ari_bl_noise *noise);
+static inline double ari_bl_noise_uniform(ari_bl_noise *noise)
+{
+    const uint64_t at = noise->used % ARI_BL_NOISE_READY;
+    if (at == 0)
+        ari_bl_noise_refill(noise);
+    noise->used++;
+    return noise->ready[at];
+}
 double ari_bl_noise_normal(ari_bl_noise *noise);
-/** fl32 of docs/numerics.md in the exact and fp32 modes; in the binary64 mode the identity, or an error of fp32's size
- *  where the run has noise. NaN is canonical. */
-static inline double ari_bl_fl(const ari_bl_run *run, double x)
+
+/* The one rounding, in its three places: `inner` within an operation, `branch` where a result between two products is
+ * stored, `stream` where another one is. All are fl32 of docs/numerics.md in the exact and fp32 modes; in the binary64
+ * mode the identity, or an error of the place's size where the run has noise. NaN is canonical. */
+enum { ARI_BL_INNER, ARI_BL_BRANCH, ARI_BL_STREAM, ARI_BL_PRODUCT };
+static inline double ari_bl_round(const ari_bl_run *run, double x, int place)
 {
     if (x != x)
         return (double)ari_nan32();
     if (run->o->mode != AR_MODE_F64)
         return (double)(float)x;
-    return run->noise == NULL ? x : x + x * 0x1p-24 * ari_bl_noise_uniform(run->noise);
+    if (run->noise == NULL)
+        return x;
+    const ar_noise_units *u = &run->noise->unit;
+    const double unit = place == ARI_BL_INNER    ? u->inner
+                        : place == ARI_BL_BRANCH ? u->branch
+                        : place == ARI_BL_STREAM ? u->stream
+                                                 : u->product;
+    return x + x * unit * ari_bl_noise_uniform(run->noise);
 }
+static inline double ari_bl_fl(const ari_bl_run *run, double x)
+{
+    return ari_bl_round(run, x, ARI_BL_INNER);
+}
+static inline double ari_bl_branch(const ari_bl_run *run, double x)
+{
+    return ari_bl_round(run, x, ARI_BL_BRANCH);
+}
+static inline double ari_bl_stream(const ari_bl_run *run, double x)
+{
+    return ari_bl_round(run, x, ARI_BL_STREAM);
+}
+/** x[0..n) as numbers of a format whose unit round-off is `unit`: each with an error, unless it is such a number. */
+void ari_bl_shorten(ari_bl_noise *noise, double *x, size_t n, double unit);
 /** prefix.part, the full name of a tensor; either may be "". */
 void ari_bl_name(const ari_bl_run *run, char name[ARI_BL_NAME_SIZE], const char *part);
 /** Emits values under prefix.part (either may be ""). */
@@ -105,6 +149,7 @@ double ari_bl_row_sum_below(const ari_bl_run *run, const double *x, size_t n, in
 typedef struct ari_bl_sums {
     const ari_bl_run *run;
     int64_t (*slice)[9]; /* exact: the sums of the nine 32-bit slices of |v|*2^149, with v's sign */
+    int place;           /* of the additions' roundings */
     int8_t *top;   /* exact: the highest slice that was not zero in any value; NONFINITE_TOP: a value was NaN or inf */
     double *plain; /* the other modes */
 } ari_bl_sums;
@@ -119,6 +164,7 @@ typedef struct ari_bl_terms {
     const double *x;  /* [tokens, cols] */
     const double *values; /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
     const size_t *row_of; /* [tokens] or NULL: row 0 */
+    bool stream;          /* of a parameter that enters no product */
 } ari_bl_terms;
 /** gradient [rows, cols] over all samples and tokens of the batch. */
 AR_NODISCARD ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t cols,

@@ -48,7 +48,7 @@ double ari_bl_row_sum(const ari_bl_run *run, const double *x, size_t n)
 
 ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n)
 {
-    *sums = (ari_bl_sums){.run = run};
+    *sums = (ari_bl_sums){.run = run, .place = ARI_BL_INNER};
     if (run->o->mode == AR_MODE_EXACT) {
         sums->slice = ari_bl_take(run, n, 1, sizeof *sums->slice);
         sums->top = ari_bl_take(run, n, 1, sizeof *sums->top);
@@ -62,7 +62,7 @@ ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n)
 void ari_bl_sums_add(ari_bl_sums *sums, size_t i, double v)
 {
     if (sums->plain != NULL) {
-        sums->plain[i] = ari_bl_fl(sums->run, sums->plain[i] + v);
+        sums->plain[i] = ari_bl_round(sums->run, sums->plain[i] + v, sums->place);
         return;
     }
     const uint32_t bits = ari_bits32((float)v);
@@ -114,9 +114,11 @@ static ar_status add_samples(ari_bl_run *run, ari_bl_sums *sums, size_t first, s
     return AR_OK;
 }
 
+/* Rows of a table are added up where they are stored; other sums are one operation. */
 static void add_tokens(const ari_bl_run *run, ari_bl_sums *sums, size_t first, size_t rows, size_t cols,
                        const ari_bl_terms *terms)
 {
+    sums->place = terms->row_of != NULL ? ARI_BL_STREAM : ARI_BL_INNER;
     for (size_t t = 0; t < run->tokens; t++) {
         const size_t row = terms->row_of != NULL ? terms->row_of[t] : 0;
         if (row < first || row >= first + rows)
@@ -124,6 +126,16 @@ static void add_tokens(const ari_bl_run *run, ari_bl_sums *sums, size_t first, s
         for (size_t i = 0; i < cols; i++)
             ari_bl_sums_add(sums, (row - first) * cols + i, terms->values[t * cols + i]);
     }
+}
+
+/* A sum as it is stored, where that takes more than the fp32 in which it was added up. */
+static double store(const ari_bl_run *run, double sum, const ari_bl_terms *terms)
+{
+    if (run->noise == NULL)
+        return sum;
+    const int place = terms->stream ? ARI_BL_STREAM : ARI_BL_PRODUCT;
+    const double unit = terms->stream ? run->noise->unit.stream : run->noise->unit.product;
+    return unit > run->noise->unit.inner ? ari_bl_round(run, sum, place) : sum;
 }
 
 /* Bands of rows, since nine slices take 72 bytes an element. */
@@ -139,7 +151,7 @@ ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t
         if (terms->values != NULL)
             add_tokens(run, &sums, first, band, cols, terms);
         for (size_t i = 0; i < band * cols; i++)
-            gradient[first * cols + i] = ari_bl_sums_value(&sums, i);
+            gradient[first * cols + i] = store(run, ari_bl_sums_value(&sums, i), terms);
         ari_bl_release(run, mark);
     }
     return AR_OK;

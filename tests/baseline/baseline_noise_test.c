@@ -154,7 +154,7 @@ Test(baseline_noise, a_contraction_errs_as_its_partial_sums_do)
     enum { M = 64, K = 1000 };
     static double ones[M * K], c[M * M];
     const ar_baseline_options o = {.mode = AR_MODE_F64};
-    ari_bl_noise noise = {.key = 3};
+    ari_bl_noise noise = {.key = 3, .unit = {.product = 0x1p-24, .inner = 0x1p-24}};
     ari_bl_run r = {.o = &o, .noise = &noise};
     double squares = 0.0, model = 0.0;
     for (size_t i = 0; i < M * K; i++)
