@@ -51,6 +51,39 @@ static void draw_heads(layout_draw *d, uint64_t *s)
     c->kv_heads = kv;
 }
 
+/* Layers with and without a window, which is mostly shorter than the sequence. */
+static void draw_window(layout_draw *d, uint64_t *s)
+{
+    ar_config *c = &d->config;
+    c->window = coin(s) ? 1 + pick(s, d->seq) : 0;
+    c->full_attention[0] = c->window > 0 && coin(s) ? pick(s, 4) : 0;
+}
+
+/* A first context so short that some waves are kept, some blended and some slowed. */
+static void draw_rope(layout_draw *d, uint64_t *s)
+{
+    ar_config *c = &d->config;
+    static const ar_rope_llama3 scalings[] = {{8.0, 1.0, 4.0, 40}, {2.0, 0.5, 3.0, 300}, {32.0, 1.0, 1.25, 64}};
+    const size_t kind = pick(s, 3);
+    c->rope_factor = kind == 1 ? 4.0 : 1.0;
+    if (kind == 2)
+        c->rope_llama3 = PICK(s, scalings);
+}
+
+/* What Qwen2 and Mistral fix in Llama's form, and the windows that only they have. */
+static void draw_form(layout_draw *d, uint64_t *s)
+{
+    ar_config *c = &d->config;
+    d->form = (layout_draw_form)pick(s, 3);
+    if (d->form == DRAW_LLAMA)
+        return;
+    draw_window(d, s);
+    c->qkv_bias = d->form == DRAW_QWEN2;
+    c->out_bias = c->mlp_bias = false;
+    if (d->form == DRAW_MISTRAL)
+        c->full_attention[0] = 0;
+}
+
 /* What the architecture's file can say. */
 static void draw_usual(layout_draw *d, uint64_t *s)
 {
@@ -64,7 +97,8 @@ static void draw_usual(layout_draw *d, uint64_t *s)
         c->hidden = 1 + pick(s, 30);
         c->tied = coin(s);
         c->rope_theta = coin(s) ? 10000.0 : 500000.0;
-        c->rope_factor = coin(s) ? 1.0 : 4.0;
+        draw_rope(d, s);
+        draw_form(d, s);
     } else {
         c->head_dim = 1 + pick(s, 5);
         c->hidden = c->heads * c->head_dim;
@@ -81,6 +115,8 @@ static void draw_unusual(layout_draw *d, uint64_t *s)
     c->rope = c->arch == AR_ARCH_GPT2 ? false : coin(s);
     c->head_dim = c->rope ? 2 * (1 + pick(s, 3)) : 1 + pick(s, 6);
     c->rope_theta = coin(s) ? 100.0 : 10000.0;
+    draw_rope(d, s);
+    draw_window(d, s);
     c->hidden = 1 + pick(s, 30);
     c->norm = coin(s) ? AR_NORM_RMS : AR_NORM_LAYER;
     c->qkv_bias = coin(s);
@@ -203,17 +239,18 @@ static void model_text(char *out, size_t cap, const ar_config *c)
 {
     static const char *const archs[] = {"llama", "gpt2", "stack"};
     snprintf(out, cap,
-             "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d causal %d tied %d "
-             "bias %d%d%d",
+             "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d / %g (%g %g %g "
+             "%zu) causal %d window %zu but %d tied %d bias %d%d%d",
              archs[c->arch], c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
-             c->max_positions, (int)c->activation, (int)c->norm, c->rope, c->causal, c->tied, c->qkv_bias, c->out_bias,
-             c->mlp_bias);
+             c->max_positions, (int)c->activation, (int)c->norm, c->rope, c->rope_factor, c->rope_llama3.factor,
+             c->rope_llama3.low_freq_factor, c->rope_llama3.high_freq_factor, c->rope_llama3.original_positions,
+             c->causal, c->window, (int)c->full_attention[0], c->tied, c->qkv_bias, c->out_bias, c->mlp_bias);
 }
 
 void layout_draw_text(char *out, size_t cap, const layout_draw *d)
 {
     const ar_optimizer_options *o = &d->optimizer;
-    char layout[96], model[250];
+    char layout[96], model[350];
     ar_parallel_text(layout, sizeof layout, &d->parallel);
     model_text(model, sizeof model, &d->config);
     const int used = snprintf(out, cap, "%s, %s, %s order %d, b %zu s %zu, weights %llu%s%s, threads %d, %s", layout,
@@ -254,6 +291,8 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->clip += d->clip > 0.0;
     h->row_column += d->order == AR_MLP_ROW_COLUMN;
     h->tied += d->config.tied;
+    h->window += d->config.window > 0 && d->config.window < d->seq;
+    h->llama3 += d->config.rope && d->config.rope_llama3.original_positions > 0;
     h->steps[d->steps]++;
 }
 
@@ -263,10 +302,11 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
         to,
         "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
         "without samples: "
-        "%d), micro-batches: %d, row-column: %d, tied: %d, dropout: %d, clipping: %d, steps 0, 1, 2: %d, %d, %d, whole "
+        "%d), micro-batches: %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, steps "
+        "0, 1, 2: %d, %d, %d, whole "
         "checks: %d; ranks",
         h->draws, h->tp, h->sp, h->replicas, h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->row_column,
-        h->tied, h->dropout, h->clip, h->steps[0], h->steps[1], h->steps[2], h->by_check);
+        h->tied, h->window, h->llama3, h->dropout, h->clip, h->steps[0], h->steps[1], h->steps[2], h->by_check);
     for (int i = 1; i <= MOST_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
@@ -277,7 +317,8 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
 bool layout_histogram_is_wide(const layout_histogram *h)
 {
     return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 10 * h->replicas >= 2 * h->draws &&
-           10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 20 * h->empty >= h->draws;
+           10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 10 * h->window >= 2 * h->draws &&
+           20 * h->llama3 >= h->draws && 20 * h->empty >= h->draws;
 }
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)
@@ -294,7 +335,7 @@ int layout_draws_run(uint64_t first, int draws, FILE *to)
     layout_histogram h = {0};
     int failures = 0;
     for (int i = 0; i < n; i++) {
-        char text[700];
+        char text[LAYOUT_DRAW_TEXT];
         layout_draw d;
         layout_draw_make(&d, start + (uint64_t)i);
         layout_histogram_add(&h, &d);
@@ -307,7 +348,9 @@ int layout_draws_run(uint64_t first, int draws, FILE *to)
     }
     layout_histogram_print(&h, to);
     if (!asked && !layout_histogram_is_wide(&h)) {
-        fprintf(to, "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples or ZeRO\n");
+        fprintf(
+            to,
+            "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples, ZeRO, windows or llama3\n");
         failures++;
     }
     return failures;

@@ -9,15 +9,20 @@
 #include "support/match.h"
 
 enum { LAYOUT_DRAW_BATCH = 6, LAYOUT_DRAW_SEQ = 24, LAYOUT_DRAW_HEADS = 16, LAYOUT_DRAW_STEPS = 2 };
+enum { LAYOUT_DRAW_TEXT = 900 }; /* of a draw in one line */
 enum { LAYOUT_DRAW_TOKENS = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_SEQ };
 
 /* Which labels are left out: single tokens; whole samples too, so that a rank or a micro-batch may have none; all of
  * the first step. */
 typedef enum layout_draw_ignored { DRAW_IGNORED_TOKENS, DRAW_IGNORED_SAMPLES, DRAW_IGNORED_STEP } layout_draw_ignored;
 
+/* Whose config.json a model of Llama's form has. */
+typedef enum layout_draw_form { DRAW_LLAMA, DRAW_QWEN2, DRAW_MISTRAL } layout_draw_form;
+
 typedef struct layout_draw {
     uint64_t seed; /* makes the same draw again */
     ar_config config;
+    layout_draw_form form;
     ar_plan plan;
     ar_mlp_order order;
     ar_parallel parallel;
@@ -49,12 +54,14 @@ AR_NODISCARD ar_status layout_draw_run(const layout_draw *d);
 typedef struct layout_histogram {
     int draws, tp, sp, replicas, uneven, empty; /* uneven: dp ranks with different numbers of samples; empty: of them
                                                    some without */
-    int dp, zero, eager, micro, ranks[33], by_check, dropout, clip, row_column, tied, steps[LAYOUT_DRAW_STEPS + 1];
+    int dp, zero, eager, micro, ranks[33], by_check, dropout, clip, row_column, tied, window, llama3,
+        steps[LAYOUT_DRAW_STEPS + 1];
 } layout_histogram;
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);
 /** At least 60 % of the draws have tp > 1, 30 % sequence parallelism, 20 % replicas of KV heads, 20 % uneven dp, 20 %
- *  ZeRO, 5 % ranks without samples. */
+ *  ZeRO, 20 % a sliding window shorter than the sequence, 5 % Llama 3's rotary frequencies, 5 % ranks without samples.
+ */
 bool layout_histogram_is_wide(const layout_histogram *h);
 
 /** Runs `draws` draws from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and

@@ -58,21 +58,65 @@ static const char *activation_name(ar_activation act)
     return names[act];
 }
 
-static void write_llama(FILE *f, const ar_config *c)
+/* Each scaling in one of its two spellings: that of transformers 5, and the older one. */
+static void write_rope(FILE *f, const ar_config *c)
 {
-    fprintf(f,
-            "{\"model_type\": \"llama\", \"vocab_size\": %zu, \"hidden_size\": %zu, \"intermediate_size\": %zu, "
-            "\"num_hidden_layers\": %zu, \"num_attention_heads\": %zu, \"num_key_value_heads\": %zu, "
-            "\"head_dim\": %zu, \"hidden_act\": \"%s\", \"max_position_embeddings\": %zu, \"rms_norm_eps\": 1e-5, "
-            "\"rope_theta\": %g, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": %g}, "
-            "\"attention_bias\": %s, \"mlp_bias\": %s, \"tie_word_embeddings\": %s, \"initializer_range\": 0.3}\n",
-            c->vocab, c->hidden, c->ffn, c->layers, c->heads, c->kv_heads, c->head_dim, activation_name(c->activation),
-            c->max_positions, c->rope_theta, c->rope_factor, c->qkv_bias ? "true" : "false",
-            c->mlp_bias ? "true" : "false", c->tied ? "true" : "false");
+    const ar_rope_llama3 *o = &c->rope_llama3;
+    if (o->original_positions > 0)
+        fprintf(f,
+                "\"rope_parameters\": {\"rope_theta\": %g, \"rope_type\": \"llama3\", \"factor\": %g, "
+                "\"low_freq_factor\": %g, \"high_freq_factor\": %g, \"original_max_position_embeddings\": %zu}, ",
+                c->rope_theta, o->factor, o->low_freq_factor, o->high_freq_factor, o->original_positions);
+    else
+        fprintf(f, "\"rope_theta\": %g, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": %g}, ", c->rope_theta,
+                c->rope_factor);
 }
 
-static void write_gpt2(FILE *f, const ar_config *c)
+static void write_qwen2_window(FILE *f, const ar_config *c)
 {
+    fprintf(f, "\"use_sliding_window\": %s, \"sliding_window\": %zu", c->window > 0 ? "true" : "false",
+            c->window > 0 ? c->window : 7);
+    if (c->full_attention[0] == 1) /* of two layers at most the first */
+        fprintf(f, ", \"max_window_layers\": 1, ");
+    else if (c->full_attention[0] == 0)
+        fprintf(f, ", \"max_window_layers\": 0, ");
+    for (size_t i = 0; c->full_attention[0] > 1 && i < c->layers; i++)
+        fprintf(f, "%s\"%s\"%s", i == 0 ? ", \"layer_types\": [" : ", ",
+                ar_config_window(c, i) > 0 ? "sliding_attention" : "full_attention", i + 1 == c->layers ? "], " : "");
+}
+
+static void write_form(FILE *f, const ar_config *c, layout_draw_form form)
+{
+    static const char *const types[] = {"llama", "qwen2", "mistral"};
+    fprintf(f, "{\"model_type\": \"%s\", ", types[form]);
+    if (form == DRAW_LLAMA)
+        fprintf(f, "\"attention_bias\": %s, \"mlp_bias\": %s, ", c->qkv_bias ? "true" : "false",
+                c->mlp_bias ? "true" : "false");
+    else if (form == DRAW_QWEN2)
+        write_qwen2_window(f, c);
+    else if (c->window > 0)
+        fprintf(f, "\"sliding_window\": %zu, ", c->window);
+    else
+        fprintf(f, "\"sliding_window\": null, ");
+}
+
+static void write_llama(FILE *f, const layout_draw *d)
+{
+    const ar_config *c = &d->config;
+    write_form(f, c, d->form);
+    write_rope(f, c);
+    fprintf(f,
+            "\"vocab_size\": %zu, \"hidden_size\": %zu, \"intermediate_size\": %zu, "
+            "\"num_hidden_layers\": %zu, \"num_attention_heads\": %zu, \"num_key_value_heads\": %zu, "
+            "\"head_dim\": %zu, \"hidden_act\": \"%s\", \"max_position_embeddings\": %zu, \"rms_norm_eps\": 1e-5, "
+            "\"tie_word_embeddings\": %s, \"initializer_range\": 0.3}\n",
+            c->vocab, c->hidden, c->ffn, c->layers, c->heads, c->kv_heads, c->head_dim, activation_name(c->activation),
+            c->max_positions, c->tied ? "true" : "false");
+}
+
+static void write_gpt2(FILE *f, const layout_draw *d)
+{
+    const ar_config *c = &d->config;
     fprintf(f,
             "{\"model_type\": \"gpt2\", \"vocab_size\": %zu, \"n_embd\": %zu, \"n_inner\": %zu, \"n_layer\": %zu, "
             "\"n_head\": %zu, \"n_positions\": %zu, \"activation_function\": \"%s\", \"tie_word_embeddings\": %s, "
@@ -81,8 +125,9 @@ static void write_gpt2(FILE *f, const ar_config *c)
             c->tied ? "true" : "false");
 }
 
-static void write_stack(FILE *f, const ar_config *c)
+static void write_stack(FILE *f, const layout_draw *d)
 {
+    const ar_config *c = &d->config;
     fprintf(f,
             "{\"model_type\": \"anyrank-stack\", \"vocab_size\": %zu, \"hidden_size\": %zu, "
             "\"intermediate_size\": %zu, \"num_hidden_layers\": %zu, \"num_attention_heads\": %zu, "
@@ -93,16 +138,30 @@ static void write_stack(FILE *f, const ar_config *c)
 }
 
 /* path: a template of mkstemps that ends with ".json". */
-static ar_status write_config(char *path, const ar_config *c)
+static ar_status write_config(char *path, const layout_draw *d)
 {
-    static void (*const write[])(FILE *, const ar_config *) = {
+    static void (*const write[])(FILE *, const layout_draw *) = {
         [AR_ARCH_LLAMA] = write_llama, [AR_ARCH_GPT2] = write_gpt2, [AR_ARCH_STACK] = write_stack};
     const int fd = mkstemps(path, 5);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
     if (!f)
         return ar_error_set(AR_ERR_IO, "%s cannot be written", path);
-    write[c->arch](f, c);
+    write[d->config.arch](f, d);
     return fclose(f) == 0 ? AR_OK : ar_error_set(AR_ERR_IO, "%s cannot be written", path);
+}
+
+/* What was read from the file is what was drawn. */
+static ar_status judge_config(const ar_config *read, const ar_config *drawn)
+{
+    bool same = read->qkv_bias == drawn->qkv_bias && read->out_bias == drawn->out_bias &&
+                read->mlp_bias == drawn->mlp_bias && read->tied == drawn->tied && read->unknown_keys == 0;
+    if (drawn->rope)
+        same = same && read->rope_theta == drawn->rope_theta && read->rope_factor == drawn->rope_factor &&
+               read->rope_llama3.factor == drawn->rope_llama3.factor &&
+               read->rope_llama3.original_positions == drawn->rope_llama3.original_positions;
+    for (size_t i = 0; i < drawn->layers; i++)
+        same = same && ar_config_window(read, i) == ar_config_window(drawn, i);
+    return same ? AR_OK : ar_error_set(AR_ERR_DATA, "the file was read as another model than was written");
 }
 
 static ar_status judge_report(const ar_check_report *r, const layout_draw *d)
@@ -112,6 +171,7 @@ static ar_status judge_report(const ar_check_report *r, const layout_draw *d)
         return ar_error_set(AR_ERR_DATA, "%zu runs in place of one", r->runs);
     for (int i = 0; i < (d->steps > 1 ? d->steps : 1); i++)
         losses[i] = (double)r->loss[i];
+    AR_TRY(judge_config(&r->config, &d->config));
     AR_TRY(judge_run(&r->run[0], r->weights_hash, r->gradients_hash));
     if (r->run[0].tensors != r->tensors || r->run[0].elements != r->elements)
         return ar_error_set(AR_ERR_DATA, "%zu of %zu tensors compared", r->run[0].tensors, r->tensors);
@@ -122,7 +182,7 @@ static ar_status run_check(const layout_draw *d)
 {
     char path[] = "/tmp/anyrank-draw-XXXXXX.json";
     ar_check_report *r = NULL;
-    AR_TRY(write_config(path, &d->config));
+    AR_TRY(write_config(path, d));
     const ar_check_options o = {.model = path,
                                 .parallel = &d->parallel,
                                 .layouts = 1,

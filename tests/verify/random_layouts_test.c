@@ -19,7 +19,7 @@ Test(random_layouts, every_tensor_has_the_baselines_bits)
 Test(random_layouts, a_seed_makes_the_same_draw_again)
 {
     for (uint64_t seed = 1; seed < 50; seed++) {
-        char one[700], two[700], other[700];
+        char one[LAYOUT_DRAW_TEXT], two[LAYOUT_DRAW_TEXT], other[LAYOUT_DRAW_TEXT];
         layout_draw a, b, c;
         layout_draw_make(&a, seed);
         layout_draw_make(&b, seed);
