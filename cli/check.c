@@ -10,6 +10,7 @@
 #include "cli/check_options.h"
 #include "cli/check_report.h"
 #include "cli/command.h"
+#include "cli/config_notes.h"
 #include "cli/main.h"
 #include "cli/net_fault.h"
 #include "cli/progress.h"
@@ -78,6 +79,8 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
     ar_check_options o;
     ar_config c;
     AR_TRY(options_of(v, model, fault, &c, &o, parallel));
+    if (!v->common.quiet)
+        ari_config_notes_print(stderr, &c);
     o.cluster = ari_watch_cluster(gives->watch);
     o.trace = gives->watch->trace;
     if (v->net_fault) {

@@ -4,6 +4,7 @@
 
 #include "cli/check_report.h"
 #include "cli/command.h"
+#include "cli/config_notes.h"
 #include "cli/json_text.h"
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
@@ -151,12 +152,12 @@ static json_t *json_model(const ari_checked *c)
                                  ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
     json_t *ddp = json_pack("{s:I, s:s}", "bucket_bytes", (json_int_t)c->ddp.bucket_bytes, "mode",
                             ari_bucket_mode_names[c->ddp.mode]);
-    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o}", "name",
+    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
                      ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
                      r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "steps",
                      r->steps, "optimizer", json_optimizer(c), "clip", c->clip, "dropout", c->dropout, "ddp", ddp,
                      "first_nan", r->nan_tensor[0] ? json_string(r->nan_tensor) : json_null(), "baseline", baseline,
-                     "gradcheck", json_gradcheck(r), "runs", runs);
+                     "gradcheck", json_gradcheck(r), "notes", ari_config_notes_json(&r->config), "runs", runs);
 }
 
 json_t *ari_check_json(const ari_checked *checked, size_t n)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "cli/command.h"
+#include "cli/config_notes.h"
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -63,9 +64,11 @@ static void began(void *user, const ar_training_report *r)
     if (l->every == 0)
         l->every = ari_train_log_every(last > r->first ? last - r->first : 1);
     l->first = r->first;
+    ari_progress_clear(&l->progress);
+    if (!l->quiet)
+        ari_config_notes_print(stderr, &r->config);
     if (!l->text)
         return;
-    ari_progress_clear(&l->progress);
     ari_train_print_head(stdout, r, o);
     fflush(stdout);
 }

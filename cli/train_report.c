@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "cli/command.h"
+#include "cli/config_notes.h"
 #include "cli/json_text.h"
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
@@ -253,6 +254,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "checkpoint", text_or_null(r->checkpoint));
     json_object_set_new(j, "plot", text_or_null(plot));
     json_object_set_new(j, "note", text_or_null(r->note));
+    json_object_set_new(j, "notes", ari_config_notes_json(&r->config));
     ari_watch_json(j, watch);
     if (r->has_predicted)
         json_object_set_new(j, "predicted", ari_predicted_json(&r->predicted));

@@ -317,7 +317,7 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
 bool layout_histogram_is_wide(const layout_histogram *h)
 {
     return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 10 * h->replicas >= 2 * h->draws &&
-           10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 10 * h->window >= 2 * h->draws &&
+           10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 20 * h->window >= 3 * h->draws &&
            20 * h->llama3 >= h->draws && 20 * h->empty >= h->draws;
 }
 
