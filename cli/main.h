@@ -7,6 +7,8 @@
 int ari_command_check(int argc, char **argv);
 int ari_command_grads(int argc, char **argv);
 int ari_command_train(int argc, char **argv);
+int ari_command_reshard(int argc, char **argv);
+int ari_command_verify(int argc, char **argv);
 int ari_command_bugs(int argc, char **argv);
 int ari_command_bench(int argc, char **argv);
 int ari_command_info(int argc, char **argv);

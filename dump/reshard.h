@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_DUMP_RESHARD_H
+#define ARI_DUMP_RESHARD_H
+
+#include <jansson.h>
+
+#include "anyrank/reshard.h"
+#include "ref/io/hash.h"
+#include "ref/models/placement.h"
+
+/* Resharding: the input's tensors and what the config says of them (reshard_source.c), the files of the output and
+ * which boxes each holds (reshard_items.c), moving them (reshard_copy.c), and the folder with what an interrupted run
+ * left in it (reshard_folder.c). */
+
+/* A tensor of the input. */
+typedef struct ari_rs_tensor {
+    const ar_dump_tensor *from;
+    bool known;          /* it lies as a parameter of the config does: that one, or its gradient or optimizer state */
+    ari_placing placing; /* known */
+    size_t layer;        /* that it belongs to, known or not; SIZE_MAX: none */
+    bool state;          /* without ranks it goes into optimizer.safetensors */
+    size_t rows;         /* of the input's dimension 0 that are taken: all but those past the vocabulary */
+    int ndim;
+    size_t shape[AR_ST_MAX_DIMS]; /* of the output, with padding */
+    size_t bytes;                 /* of all of it */
+    size_t order;                 /* of the parameter, in order of first use; SIZE_MAX: unknown */
+} ari_rs_tensor;
+
+/* A file of the output. */
+typedef struct ari_rs_file {
+    char name[64];
+    int stage, dp, tp, rank;            /* a rank's */
+    const ari_rs_tensor *const *tensor; /* merged: what it holds; NULL: a rank's, told by items */
+    size_t tensors;
+    size_t items, bytes;
+} ari_rs_file;
+
+typedef struct ari_rs {
+    const ar_reshard_options *o;
+    int tp, dp, pp;
+    bool merged;
+    char *folder; /* of the input: what stands beside its tensors; NULL: none */
+    char *config_path;
+    bool has_config;
+    ar_config config;
+    ar_dump *dump[2]; /* the second: the optimizer's state beside a Hugging Face model */
+    size_t dumps;
+    ari_rs_tensor *tensor; /* in order of use, then by name */
+    size_t tensors;
+    const ari_rs_tensor **list; /* of merged files: the same tensors, file after file */
+    size_t *shard;              /* and the number of the file that each is in, for the index */
+    size_t shards;
+    ari_rs_file *file;
+    size_t files;
+    size_t bytes, done; /* of all files' tensors */
+} ari_rs;
+
+/** Says what somebody may not expect, or refuses it where the caller asked to be strict: AR_ERR_UNSUPPORTED. */
+AR_NODISCARD ar_status ari_rs_remark(const ari_rs *r, const char *format, ...) AR_PRINTF(2, 3);
+void ari_rs_note(const ari_rs *r, const char *format, ...) AR_PRINTF(2, 3);
+void ari_rs_progress(ari_rs *r, size_t bytes, const char *what);
+
+/** Opens the input and tells what each tensor is. */
+AR_NODISCARD ar_status ari_rs_open(ari_rs *r);
+void ari_rs_close(ari_rs *r);
+
+/* What a file holds of a tensor. */
+typedef struct ari_rs_item {
+    const ari_rs_tensor *tensor;
+    size_t local[AR_ST_MAX_DIMS]; /* its shape there */
+    size_t boxes;
+    ar_dump_box box[AR_MAX_BOXES]; /* row-major there */
+    int replica, replicas;
+    size_t bytes;
+} ari_rs_item;
+
+/** Lists the files, each with the number of its tensors and bytes. */
+AR_NODISCARD ar_status ari_rs_plan(ari_rs *r);
+/** The items of a file in the order of its data: dtypes from the end of their table, then names. Gives; free. */
+AR_NODISCARD ar_status ari_rs_items(ari_rs_item **gives, size_t *n, const ari_rs *r, const ari_rs_file *f);
+/** The values of a file's __metadata__. Gives pairs, *pairs of them; ari_rs_metadata_free. */
+#define ARI_RS_METADATA 4
+typedef struct ari_rs_metadata {
+    const char *pair[2 * ARI_RS_METADATA];
+    size_t pairs;
+    char *owned[2];
+} ari_rs_metadata;
+AR_NODISCARD ar_status ari_rs_metadata_of(ari_rs_metadata *m, const ari_rs *r, const ari_rs_file *f,
+                                          const ari_rs_item *item, size_t n);
+void ari_rs_metadata_free(ari_rs_metadata *m);
+
+/** Writes the data of the items, in their order, and hashes it on the way. */
+AR_NODISCARD ar_status ari_rs_copy(ari_rs *r, ar_st_writer *w, const ari_rs_item *item, size_t n, ari_sha256 *hash);
+/** Lets go of mapped memory that has been read: it comes back from the file where it is needed again. */
+void ari_rs_drop(const void *data, size_t bytes);
+
+/* The output's folder: locked while it is written, with the request and the hashes of whole files beside them. */
+typedef struct ari_rs_folder {
+    const char *path;
+    int fd; /* -1: none */
+    json_t *journal;
+} ari_rs_folder;
+/** Makes or takes up the folder. Errors: AR_ERR_ARG (it holds other files, or was begun with another request, or
+ *  another process writes there), AR_ERR_IO. ari_rs_folder_end in every case. */
+AR_NODISCARD ar_status ari_rs_folder_begin(ari_rs_folder *d, const ari_rs *r);
+void ari_rs_folder_end(ari_rs_folder *d);
+/** *kept: whether a former run has written this file and it is whole still. */
+AR_NODISCARD ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_rs_file *f,
+                                          const ari_rs_item *item, size_t n, const ari_rs_metadata *m);
+/** Takes down that a file is whole, with its hash. */
+AR_NODISCARD ar_status ari_rs_folder_add(ari_rs_folder *d, const ari_rs_file *f, const char hash[65]);
+/** Copies what stands beside the input's tensors: config.json, tokenizer.json, .. *copied: how many. */
+AR_NODISCARD ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied);
+/** "folder/name". Gives; free. */
+AR_NODISCARD ar_status ari_rs_join(char **gives, const char *folder, const char *name);
+
+#endif

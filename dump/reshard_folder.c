@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The folder that resharding writes to: one request at a time, and what an interrupted run has finished is kept. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dump/reshard.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "ref/io/file.h"
+#include "ref/io/json.h"
+
+#define JOURNAL ".anyrank-reshard.json"
+#define HIDDEN ".anyrank-"
+#define SMALL_BYTES ((size_t)64 << 20)
+
+/* --- the request -------------------------------------------------------------------------------------------------- */
+
+static ar_status hash_text(ari_sha256 *h, const char *text)
+{
+    return ari_sha256_update(h, text, strlen(text) + 1);
+}
+
+/* What tells that a file is the one of the former run: reading it all would take as long as writing. */
+static ar_status hash_file_state(ari_sha256 *h, const char *path)
+{
+    struct stat s;
+    char text[96];
+    if (stat(path, &s) != 0)
+        return ari_out_fail("find", path);
+    snprintf(text, sizeof text, "%jd %jd.%09ld", (intmax_t)s.st_size, (intmax_t)s.st_mtim.tv_sec,
+             (long)s.st_mtim.tv_nsec);
+    return hash_text(h, text);
+}
+
+static ar_status hash_tensor(ari_sha256 *h, const ar_dump_tensor *t)
+{
+    AR_TRY(hash_text(h, t->name));
+    AR_TRY(hash_text(h, ar_dtype_name(t->dtype)));
+    AR_TRY(ari_sha256_update(h, t->shape, (size_t)t->ndim * sizeof t->shape[0]));
+    for (size_t i = 0; i < t->parts; i++) {
+        AR_TRY(hash_file_state(h, t->part[i].file));
+        AR_TRY(ari_sha256_update(h, &t->part[i].rank, sizeof t->part[i].rank));
+    }
+    return AR_OK;
+}
+
+static ar_status hash_contents(ari_sha256 *h, const char *path)
+{
+    unsigned char *data = NULL;
+    size_t bytes = 0;
+    if (!path)
+        return hash_text(h, "");
+    AR_TRY(ari_file_read(&data, &bytes, path, SMALL_BYTES));
+    const ar_status st = ari_sha256_update(h, data, bytes);
+    free(data);
+    return st;
+}
+
+static ar_status hash_input(char hex[65], const ari_rs *r)
+{
+    ari_sha256 h = {NULL};
+    ar_status st = AR_OK;
+    AR_TRY(ari_sha256_init(&h));
+    AR_TRY_TO(done, st, hash_contents(&h, r->config_path));
+    AR_TRY_TO(done, st, hash_contents(&h, r->o->map));
+    for (size_t i = 0; i < r->tensors; i++)
+        AR_TRY_TO(done, st, hash_tensor(&h, r->tensor[i].from));
+    st = ari_sha256_final(&h, hex);
+done:
+    ari_sha256_drop(&h);
+    return st;
+}
+
+static ar_status make_request(json_t **gives, const ari_rs *r)
+{
+    char input[65];
+    const ar_reshard_options *o = r->o;
+    AR_TRY(hash_input(input, r));
+    *gives = json_pack("{s:s, s:i, s:i, s:i, s:b, s:b, s:I, s:I}", "input", input, "tp", r->tp, "dp", r->dp, "pp",
+                       r->pp, "dp_copies", (int)o->dp_copies, "embedding_hidden", (int)o->embedding_hidden, "pad_vocab",
+                       (json_int_t)o->pad_vocab, "shard_bytes", (json_int_t)(r->merged ? o->shard_bytes : 0));
+    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a request");
+}
+
+static ar_status other_request(const char *folder, const json_t *old, json_t *now)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(now, key, value)
+    {
+        const json_t *was = json_object_get(old, key);
+        if (was && json_equal(was, value))
+            continue;
+        if (json_is_integer(was) && json_is_integer(value))
+            return ar_error_set(AR_ERR_ARG,
+                                "%s: was begun with %s=%" JSON_INTEGER_FORMAT ", now it is %" JSON_INTEGER_FORMAT
+                                "; give another folder",
+                                ARI_SHOW(folder), key, json_integer_value(was), json_integer_value(value));
+        if (strcmp(key, "input") == 0)
+            return ar_error_set(AR_ERR_ARG,
+                                "%s: was begun with another input, or that has changed since; give another folder",
+                                ARI_SHOW(folder));
+        return ar_error_set(AR_ERR_ARG, "%s: was begun with another choice of %s; give another folder",
+                            ARI_SHOW(folder), key);
+    }
+    return AR_OK;
+}
+
+/* --- the journal -------------------------------------------------------------------------------------------------- */
+
+static ar_status save_journal(const ari_rs_folder *d)
+{
+    char *path = NULL;
+    AR_TRY(ari_rs_join(&path, d->path, JOURNAL));
+    const ar_status st = ari_json_save(d->journal, path);
+    free(path);
+    return st;
+}
+
+static ar_status new_journal(ari_rs_folder *d, json_t *request)
+{
+    d->journal =
+        json_pack("{s:s, s:i, s:O, s:{}}", "format", "anyrank reshard", "version", 1, "request", request, "files");
+    if (!d->journal)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its journal", ARI_SHOW(d->path));
+    return save_journal(d);
+}
+
+static ar_status take_up_journal(ari_rs_folder *d, json_t *request, const char *path)
+{
+    AR_TRY(ari_json_load(&d->journal, path));
+    const ari_json_at at = {d->journal, path, AR_ERR_FORMAT};
+    const json_t *old, *files;
+    if (!json_is_object(d->journal))
+        return ar_error_set(AR_ERR_FORMAT, "%s: expected an object", ARI_SHOW(path));
+    AR_TRY(ari_json_object(&at, "request", &old));
+    AR_TRY(ari_json_object(&at, "files", &files));
+    return other_request(d->path, old, request);
+}
+
+/* --- the folder --------------------------------------------------------------------------------------------------- */
+
+static ar_status make_folder(const char *path)
+{
+    char *copy = strdup(path);
+    bool failed = copy == NULL;
+    for (char *slash = copy; !failed && slash && (slash = strchr(slash + 1, '/')) != NULL;) {
+        *slash = '\0';
+        failed = mkdir(copy, 0777) != 0 && errno != EEXIST;
+        *slash = '/';
+    }
+    failed = failed || (mkdir(path, 0777) != 0 && errno != EEXIST);
+    free(copy);
+    return failed ? ari_out_fail("make the folder", path) : AR_OK;
+}
+
+static ar_status lock_folder(ari_rs_folder *d)
+{
+    d->fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (d->fd < 0)
+        return ari_out_fail("open the folder", d->path);
+    if (flock(d->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return ar_error_set(AR_ERR_ARG, "%s: another process writes there", ARI_SHOW(d->path));
+    return AR_OK;
+}
+
+/* The first name that is not a former run's; what a killed one left half written goes. Where the file system has
+ * unnamed files there is nothing of the kind. */
+static ar_status look_around(const ari_rs_folder *d, char *other, size_t cap)
+{
+    DIR *list = opendir(d->path);
+    other[0] = '\0';
+    if (!list)
+        return ari_out_fail("list", d->path);
+    for (const struct dirent *e; (e = readdir(list)) != NULL;) {
+        const size_t n = strlen(e->d_name);
+        const bool ours = strncmp(e->d_name, HIDDEN, strlen(HIDDEN)) == 0;
+        if (ours && n > 4 && strcmp(e->d_name + n - 4, ".tmp") == 0)
+            (void)unlinkat(d->fd, e->d_name, 0);
+        else if (!ours && strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && other[0] == '\0')
+            snprintf(other, cap, "%s", e->d_name);
+    }
+    closedir(list);
+    return AR_OK;
+}
+
+static ar_status refuse_input(const char *out, const ari_rs *r)
+{
+    char *to = realpath(out, NULL), *from = realpath(r->folder, NULL);
+    const bool same = to && from && strcmp(to, from) == 0;
+    free(to);
+    free(from);
+    return same ? ar_error_set(AR_ERR_ARG, "%s: the output's folder is the input's; give another", ARI_SHOW(out))
+                : AR_OK;
+}
+
+static ar_status begin(ari_rs_folder *d, const ari_rs *r, const char *path, json_t *request)
+{
+    char other[256];
+    AR_TRY(make_folder(d->path));
+    AR_TRY(refuse_input(d->path, r));
+    AR_TRY(lock_folder(d));
+    AR_TRY(look_around(d, other, sizeof other));
+    if (access(path, F_OK) == 0)
+        return take_up_journal(d, request, path);
+    if (other[0] != '\0')
+        return ar_error_set(AR_ERR_ARG, "%s: holds files already ('%s'); give an empty folder", ARI_SHOW(d->path),
+                            ARI_SHOW(other));
+    return new_journal(d, request);
+}
+
+ar_status ari_rs_folder_begin(ari_rs_folder *d, const ari_rs *r)
+{
+    json_t *request = NULL;
+    char *path = NULL;
+    ar_status st = AR_OK;
+    *d = (ari_rs_folder){.path = r->o->out, .fd = -1};
+    AR_TRY_TO(done, st, make_request(&request, r));
+    AR_TRY_TO(done, st, ari_rs_join(&path, d->path, JOURNAL));
+    st = begin(d, r, path, request);
+done:
+    json_decref(request);
+    free(path);
+    return st;
+}
+
+void ari_rs_folder_end(ari_rs_folder *d)
+{
+    json_decref(d->journal);
+    if (d->fd >= 0)
+        close(d->fd);
+}
+
+/* --- finished files ----------------------------------------------------------------------------------------------- */
+
+/* Whether an open file says of itself what it should. */
+static bool same_header(const ar_st_file *st, const ari_rs_item *item, size_t n, const ari_rs_metadata *m)
+{
+    bool same = ar_st_count(st) == n;
+    for (size_t i = 0; same && i < m->pairs; i++) {
+        const char *value = ar_st_metadata(st, m->pair[2 * i]);
+        same = value && strcmp(value, m->pair[2 * i + 1]) == 0;
+    }
+    for (size_t i = 0; same && i < n; i++) {
+        const ar_dump_tensor *from = item[i].tensor->from;
+        const ar_st_entry *e = ar_st_find(st, from->name);
+        same = e && e->dtype == from->dtype && e->ndim == from->ndim &&
+               memcmp(e->shape, item[i].local, (size_t)e->ndim * sizeof *e->shape) == 0;
+    }
+    return same;
+}
+
+static ar_status hash_data(char hex[65], ari_rs *r, const ar_st_file *st, const ari_rs_item *item, size_t n)
+{
+    const size_t step = (size_t)8 << 20;
+    ari_sha256 h = {NULL};
+    ar_status status = AR_OK;
+    AR_TRY(ari_sha256_init(&h));
+    for (size_t i = 0; i < n; i++) {
+        const ar_st_entry *e = ar_st_find(st, item[i].tensor->from->name);
+        for (size_t at = 0; at < e->bytes; at += step) {
+            const size_t bytes = e->bytes - at < step ? e->bytes - at : step;
+            AR_TRY_TO(done, status, ari_sha256_update(&h, (const char *)e->data + at, bytes));
+            ari_rs_drop((const char *)e->data + at, bytes);
+            ari_rs_progress(r, 0, e->name);
+        }
+    }
+    status = ari_sha256_final(&h, hex);
+done:
+    ari_sha256_drop(&h);
+    return status;
+}
+
+ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_rs_file *f, const ari_rs_item *item,
+                             size_t n, const ari_rs_metadata *m)
+{
+    const char *wanted = json_string_value(json_object_get(json_object_get(d->journal, "files"), f->name));
+    char *path = NULL, hex[65] = "";
+    ar_st_file *file = NULL;
+    *kept = false;
+    if (!wanted)
+        return AR_OK;
+    AR_TRY(ari_rs_join(&path, d->path, f->name));
+    ar_status st = ar_st_open(&file, path);
+    if (st == AR_OK && same_header(file, item, n, m))
+        st = hash_data(hex, r, file, item, n);
+    *kept = st == AR_OK && strcmp(hex, wanted) == 0;
+    ar_st_close(file);
+    free(path);
+    return st == AR_ERR_MEMORY ? st : AR_OK; /* whatever else is wrong with it, it is written again */
+}
+
+ar_status ari_rs_folder_add(ari_rs_folder *d, const ari_rs_file *f, const char hash[65])
+{
+    if (json_object_set_new(json_object_get(d->journal, "files"), f->name, json_string(hash)) != 0)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its journal", ARI_SHOW(d->path));
+    return save_journal(d);
+}
+
+/* --- small files -------------------------------------------------------------------------------------------------- */
+
+/* Tensors in any format, and indexes of them, are not taken along: the output has its own. */
+static bool is_weights(const char *name)
+{
+    static const char *const endings[] = {".safetensors", ".index.json", ".npy",  ".npz",     ".bin", ".pt",  ".pth",
+                                          ".ckpt",        ".distcp",     ".gguf", ".msgpack", ".h5",  ".onnx"};
+    const size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        const size_t m = strlen(endings[i]);
+        if (n >= m && strcmp(name + n - m, endings[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+static ar_status copy_file(const ari_rs_folder *d, const char *from, const char *name)
+{
+    unsigned char *data = NULL;
+    size_t bytes = 0;
+    char *to = NULL;
+    AR_TRY(ari_file_read(&data, &bytes, from, SMALL_BYTES));
+    ar_status st = ari_rs_join(&to, d->path, name);
+    if (st == AR_OK)
+        st = ari_file_write(to, data, bytes);
+    free(to);
+    free(data);
+    return st;
+}
+
+static ar_status copy_beside(const ari_rs_folder *d, const ari_rs *r, const char *name, size_t *copied)
+{
+    char *from = NULL;
+    struct stat s;
+    ar_status st = AR_OK;
+    if (name[0] == '.' || is_weights(name))
+        return AR_OK;
+    AR_TRY(ari_rs_join(&from, r->folder, name));
+    if (stat(from, &s) == 0 && S_ISREG(s.st_mode)) {
+        if ((size_t)s.st_size > SMALL_BYTES)
+            ari_rs_note(r, "not taken along, for its size: %s", ARI_SHOW(from));
+        else if ((st = copy_file(d, from, name)) == AR_OK)
+            ++*copied;
+    }
+    free(from);
+    return st;
+}
+
+ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied)
+{
+    ar_status st = AR_OK;
+    struct stat s;
+    *copied = 0;
+    if (stat(r->o->in, &s) == 0 && S_ISDIR(s.st_mode)) {
+        DIR *list = opendir(r->folder);
+        if (!list)
+            return ari_out_fail("list", r->folder);
+        for (const struct dirent *e; st == AR_OK && (e = readdir(list)) != NULL;)
+            st = copy_beside(d, r, e->d_name, copied);
+        closedir(list);
+    }
+    if (st == AR_OK && r->config_path && r->has_config) {
+        char *beside = NULL;
+        AR_TRY(ari_rs_join(&beside, d->path, "config.json"));
+        if (r->o->config || access(beside, F_OK) != 0) {
+            *copied += access(beside, F_OK) != 0;
+            st = copy_file(d, r->config_path, "config.json");
+        }
+        free(beside);
+    }
+    return st;
+}

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of resharding's output, and which boxes of which tensors each holds. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dump/placement.h"
+#include "dump/reshard.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+
+#define SHARD_BYTES ((size_t)5000000000) /* as Hugging Face has it */
+#define MAX_RANKS 65536
+
+/* --- items -------------------------------------------------------------------------------------------------------- */
+
+/* Row-major strides of the file's tensor. An empty one may have extents whose product wraps. */
+static void local_strides(size_t stride[AR_ST_MAX_DIMS], const size_t *local, int ndim, size_t bytes)
+{
+    size_t s = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        stride[d] = s;
+        s *= bytes > 0 ? local[d] : 1;
+    }
+}
+
+static void add_box(ari_rs_item *i, const size_t *global, const size_t *at, const size_t *extent)
+{
+    ar_dump_box *b = &i->box[i->boxes++];
+    *b = (ar_dump_box){.at = 0};
+    local_strides(b->stride, i->local, i->tensor->ndim, i->bytes);
+    for (int d = 0; d < i->tensor->ndim; d++) {
+        b->global[d] = global[d];
+        b->extent[d] = extent[d];
+        b->at += at[d] * b->stride[d];
+    }
+}
+
+static void whole_item(ari_rs_item *i, int replica, int replicas)
+{
+    static const size_t zero[AR_ST_MAX_DIMS];
+    memcpy(i->local, i->tensor->shape, sizeof i->local);
+    i->bytes = i->tensor->bytes;
+    i->replica = replica;
+    i->replicas = replicas;
+    add_box(i, zero, zero, i->tensor->shape);
+}
+
+static ar_status split_item(ari_rs_item *i, const ar_layout *o)
+{
+    const size_t bits = ar_dtype_bits(i->tensor->from->dtype);
+    size_t count = 1;
+    for (int d = 0; d < o->ndim; d++) {
+        i->local[d] = ar_layout_local(o, d);
+        count *= i->local[d]; /* at most that of the full tensor */
+    }
+    if (bits % 8 != 0)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "tensor '%s': %s has elements of %zu bits, which are not split",
+                            ARI_SHOW(i->tensor->from->name), ar_dtype_name(i->tensor->from->dtype), bits);
+    i->bytes = count * (bits / 8);
+    i->replica = o->replica;
+    i->replicas = o->replicas;
+    for (size_t k = 0; k < o->nbox; k++)
+        add_box(i, o->box[k].global, o->box[k].local, o->box[k].extent);
+    return AR_OK;
+}
+
+/* Which of the stages that hold the tensor this is, and how many do; *here: whether it is one of them. */
+static void stages_of(const ari_rs *r, const ari_rs_tensor *t, int stage, bool *here, int *place, int *stages)
+{
+    *place = *stages = 0;
+    *here = false;
+    for (int s = 0; s < r->pp; s++) {
+        const bool in_layer = t->layer != SIZE_MAX && ari_stage_of_layer(r->config.layers, t->layer, r->pp) == s;
+        const bool held = t->known               ? ari_placing_staged(&t->placing, r->config.layers, r->pp, s)
+                          : t->layer != SIZE_MAX ? in_layer
+                                                 : true;
+        if (s == stage) {
+            *here = held;
+            *place = *stages;
+        }
+        *stages += held;
+    }
+}
+
+/* *here: whether the rank holds anything of it. Copies are numbered stage by stage, then dp, then tp. */
+static ar_status rank_item(ari_rs_item *i, bool *here, const ari_rs *r, const ari_rs_file *f, const ari_rs_tensor *t)
+{
+    const int dp = r->o->dp_copies ? r->dp : 1;
+    int place = 0, stages = 1;
+    *i = (ari_rs_item){.tensor = t};
+    stages_of(r, t, f->stage, here, &place, &stages);
+    if (!*here)
+        return AR_OK;
+    if (t->known && r->tp > 1) {
+        ar_layout o;
+        AR_TRY(ari_placing_layout(&o, &t->placing, t->from->name, r->tp, f->tp));
+        if (o.nbox == 1 && o.replicas == r->tp)
+            whole_item(i, o.replica, o.replicas);
+        else
+            AR_TRY(split_item(i, &o));
+    } else {
+        whole_item(i, f->tp, r->tp);
+    }
+    i->replica += (place * dp + f->dp) * i->replicas;
+    i->replicas *= stages * dp;
+    *here = i->boxes > 0;
+    return AR_OK;
+}
+
+/* The official library's order of data in a file. */
+static int compare_items(const void *a, const void *b)
+{
+    const ar_dump_tensor *x = ((const ari_rs_item *)a)->tensor->from, *y = ((const ari_rs_item *)b)->tensor->from;
+    if (x->dtype != y->dtype)
+        return x->dtype > y->dtype ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+ar_status ari_rs_items(ari_rs_item **gives, size_t *n, const ari_rs *r, const ari_rs_file *f)
+{
+    const size_t most = f->tensor ? f->tensors : r->tensors;
+    ari_rs_item *list = NULL;
+    AR_TRY(ari_alloc((void **)&list, most, sizeof *list, "the tensors of a file"));
+    *n = 0;
+    for (size_t k = 0; k < most; k++) {
+        bool here = true;
+        if (f->tensor) {
+            list[*n] = (ari_rs_item){.tensor = f->tensor[k]};
+            whole_item(&list[*n], 0, 1);
+        } else {
+            const ar_status st = rank_item(&list[*n], &here, r, f, &r->tensor[k]);
+            if (st != AR_OK) {
+                free(list);
+                return st;
+            }
+        }
+        *n += here;
+    }
+    qsort(list, *n, sizeof *list, compare_items);
+    *gives = list;
+    return AR_OK;
+}
+
+/* --- files -------------------------------------------------------------------------------------------------------- */
+
+static ar_status plan_ranks(ari_rs *r)
+{
+    const int dp = r->o->dp_copies ? r->dp : 1;
+    const size_t n = (size_t)r->pp * (size_t)dp * (size_t)r->tp;
+    AR_TRY(ari_alloc_zero((void **)&r->file, n, sizeof *r->file, "the list of files"));
+    for (int s = 0; s < r->pp; s++) {
+        for (int d = 0; d < dp; d++) {
+            for (int t = 0; t < r->tp; t++) {
+                ari_rs_file *f = &r->file[r->files++];
+                *f = (ari_rs_file){.stage = s, .dp = d, .tp = t, .rank = (s * r->dp + d) * r->tp + t};
+                snprintf(f->name, sizeof f->name, "rank-%05d.safetensors", f->rank);
+            }
+        }
+    }
+    return AR_OK;
+}
+
+/* Models in their order of use, the optimizer's state behind them. Returns how many are the model's. */
+static size_t list_merged(ari_rs *r)
+{
+    size_t model = 0, n;
+    for (size_t k = 0; k < r->tensors; k++) {
+        if (!r->tensor[k].state)
+            r->list[model++] = &r->tensor[k];
+    }
+    n = model;
+    for (size_t k = 0; k < r->tensors; k++) {
+        if (r->tensor[k].state)
+            r->list[n++] = &r->tensor[k];
+    }
+    return model;
+}
+
+static void add_merged(ari_rs *r, const char *name, size_t from, size_t tensors)
+{
+    ari_rs_file *f = &r->file[r->files++];
+    *f = (ari_rs_file){.tensor = r->list + from, .tensors = tensors};
+    snprintf(f->name, sizeof f->name, "%s", name);
+}
+
+static ar_status plan_shards(ari_rs *r, size_t model)
+{
+    ar_st_tensor *t = NULL;
+    AR_TRY(ari_alloc_zero((void **)&t, model, sizeof *t, "the list of tensors"));
+    for (size_t k = 0; k < model; k++) {
+        t[k] = (ar_st_tensor){.name = r->list[k]->from->name, .dtype = r->list[k]->from->dtype};
+        t[k].ndim = r->list[k]->ndim;
+        memcpy(t[k].shape, r->list[k]->shape, sizeof t[k].shape);
+    }
+    const size_t limit = r->o->shard_bytes > 0 ? r->o->shard_bytes : SHARD_BYTES;
+    const ar_status st = ar_st_shard_plan(r->shard, &r->shards, t, model, limit);
+    free(t);
+    return st;
+}
+
+static ar_status plan_merged(ari_rs *r)
+{
+    AR_TRY(ari_alloc((void **)&r->list, r->tensors, sizeof *r->list, "the list of tensors"));
+    AR_TRY(ari_alloc((void **)&r->shard, r->tensors, sizeof *r->shard, "the list of tensors"));
+    const size_t model = list_merged(r);
+    if (model > 0)
+        AR_TRY(plan_shards(r, model));
+    AR_TRY(ari_alloc_zero((void **)&r->file, r->shards + 1, sizeof *r->file, "the list of files"));
+    for (size_t s = 0, from = 0; s < r->shards; s++) {
+        char name[AR_ST_SHARD_NAME];
+        size_t to = from;
+        while (to < model && r->shard[to] == s)
+            to++;
+        add_merged(r, ar_st_shard_name(name, s, r->shards), from, to - from);
+        from = to;
+    }
+    if (model < r->tensors)
+        add_merged(r, "optimizer.safetensors", model, r->tensors - model);
+    return AR_OK;
+}
+
+ar_status ari_rs_plan(ari_rs *r)
+{
+    if ((size_t)r->tp * (size_t)r->pp > MAX_RANKS || (size_t)r->tp * (size_t)r->pp * (size_t)r->dp > MAX_RANKS)
+        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d: more than %d ranks", r->tp, r->dp, r->pp, MAX_RANKS);
+    AR_TRY(r->merged ? plan_merged(r) : plan_ranks(r));
+    for (size_t k = 0; k < r->files; k++) {
+        ari_rs_item *item = NULL;
+        ari_rs_file *f = &r->file[k];
+        AR_TRY(ari_rs_items(&item, &f->items, r, f));
+        for (size_t i = 0; i < f->items; i++)
+            f->bytes += item[i].bytes; /* of parts of tensors that files hold */
+        free(item);
+        AR_TRY(ari_add_size(&r->bytes, r->bytes, f->bytes));
+    }
+    return AR_OK;
+}
+
+/* --- what a file says of itself ----------------------------------------------------------------------------------- */
+
+static void add_dim(ari_placement *p, const char *name, int size, int at)
+{
+    if (size < 2 && strcmp(name, "tp") != 0)
+        return;
+    snprintf(p->mesh[p->dims].name, sizeof p->mesh[p->dims].name, "%s", name);
+    p->mesh[p->dims].size = size;
+    p->at[p->dims++] = at;
+}
+
+/* A whole local tensor of one box needs no list of boxes: its offset says it all. */
+static void place(ari_placed *p, const ari_rs_item *i)
+{
+    *p = (ari_placed){.name = (char *)(uintptr_t)i->tensor->from->name,
+                      .ndim = i->tensor->ndim,
+                      .has_shape = true,
+                      .boxes = i->boxes > 1 ? i->boxes : 0,
+                      .box = (ar_dump_box *)(uintptr_t)i->box,
+                      .replica = i->replica,
+                      .replicas = i->replicas};
+    memcpy(p->shape, i->tensor->shape, sizeof p->shape);
+    memcpy(p->offset, i->box[0].global, sizeof p->offset);
+}
+
+static int compare_uses(const void *a, const void *b)
+{
+    const ari_rs_tensor *x = (*(const ari_rs_item *const *)a)->tensor, *y = (*(const ari_rs_item *const *)b)->tensor;
+    return x < y ? -1 : x > y; /* r->tensor is in this order */
+}
+
+static ar_status placement_texts(char *text[2], const ari_rs *r, const ari_rs_file *f, const ari_rs_item *item,
+                                 size_t n)
+{
+    ari_placement p = {.rank = f->rank, .world = r->pp * r->dp * r->tp, .tensors = n, .ordered = n};
+    const ari_rs_item **by_use = NULL;
+    ar_status st = AR_OK;
+    add_dim(&p, "pp", r->pp, f->stage);
+    add_dim(&p, "dp", r->dp, f->dp);
+    add_dim(&p, "tp", r->tp, f->tp);
+    AR_TRY_TO(done, st, ari_alloc((void **)&by_use, n, sizeof *by_use, "the tensors of a file"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&p.tensor, n, sizeof *p.tensor, "the tensors of a file"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&p.order, n, sizeof *p.order, "the tensors of a file"));
+    for (size_t i = 0; i < n; i++) {
+        place(&p.tensor[i], &item[i]);
+        by_use[i] = &item[i];
+    }
+    qsort(by_use, n, sizeof *by_use, compare_uses);
+    for (size_t i = 0; i < n; i++)
+        p.order[i] = (char *)(uintptr_t)by_use[i]->tensor->from->name;
+    st = ari_placement_text(&text[0], &text[1], &p);
+done:
+    free(by_use);
+    free(p.tensor);
+    free(p.order);
+    return st;
+}
+
+static void add_pair(ari_rs_metadata *m, const char *key, const char *value)
+{
+    m->pair[2 * m->pairs] = key;
+    m->pair[2 * m->pairs + 1] = value;
+    m->pairs++;
+}
+
+ar_status ari_rs_metadata_of(ari_rs_metadata *m, const ari_rs *r, const ari_rs_file *f, const ari_rs_item *item,
+                             size_t n)
+{
+    const char *format = ar_dump_metadata(r->dump[0], "format");
+    *m = (ari_rs_metadata){.pairs = 0};
+    if (!r->merged) {
+        AR_TRY(placement_texts(m->owned, r, f, item, n));
+        add_pair(m, ARI_DUMP_PLACEMENT, m->owned[1]);
+        add_pair(m, ARI_DUMP_DCP, m->owned[0]);
+        add_pair(m, "DCP_VERSION", "1.0");
+    }
+    if (format)
+        add_pair(m, "format", format);
+    return AR_OK;
+}
+
+void ari_rs_metadata_free(ari_rs_metadata *m)
+{
+    free(m->owned[0]);
+    free(m->owned[1]);
+}

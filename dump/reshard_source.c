@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The input of resharding, and what the config says of its tensors. */
+#include <limits.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dump/reshard.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "ref/io/safetensors.h"
+#include "ref/models/names.h"
+#include "ref/models/param_list.h"
+
+ar_status ari_rs_join(char **gives, const char *folder, const char *name)
+{
+    if (asprintf(gives, "%s/%s", folder, name) >= 0)
+        return AR_OK;
+    *gives = NULL;
+    return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
+}
+
+/* --- files -------------------------------------------------------------------------------------------------------- */
+
+static bool is_folder(const char *path)
+{
+    struct stat s;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+}
+
+static ar_status is_there(bool *there, const char *folder, const char *name)
+{
+    char *path = NULL;
+    AR_TRY(ari_rs_join(&path, folder, name));
+    *there = access(path, F_OK) == 0;
+    free(path);
+    return AR_OK;
+}
+
+/* The folder that the tensors are in: of checkpoints the one that `latest` names, resolved once, so that a `latest`
+ * that changes meanwhile cannot mix two of them. */
+static ar_status find_folder(ari_rs *r, const char *in)
+{
+    bool checkpoints = false;
+    char *path = NULL;
+    if (!is_folder(in)) {
+        const char *slash = strrchr(in, '/');
+        r->folder = slash ? strndup(in, (size_t)(slash - in) + 1) : strdup(".");
+    } else {
+        AR_TRY(is_there(&checkpoints, in, "latest"));
+        AR_TRY(ari_rs_join(&path, in, checkpoints ? "latest" : "."));
+        r->folder = checkpoints ? realpath(path, NULL) : strdup(in);
+        free(path);
+    }
+    return r->folder ? AR_OK : ari_out_fail("find", in);
+}
+
+static ar_status open_dump(ari_rs *r, const char *path, const char *map)
+{
+    const ar_dump_options o = {.map = map};
+    AR_TRY(ar_dump_open(&r->dump[r->dumps], path, &o));
+    r->dumps++;
+    return AR_OK;
+}
+
+/* A Hugging Face folder may have the optimizer's state beside the model, as checkpoints of training do. */
+static ar_status open_state(ari_rs *r)
+{
+    bool single = false, index = false, state = false;
+    char *path = NULL;
+    AR_TRY(is_there(&single, r->folder, "model.safetensors"));
+    AR_TRY(is_there(&index, r->folder, "model.safetensors.index.json"));
+    AR_TRY(is_there(&state, r->folder, "optimizer.safetensors"));
+    if ((!single && !index) || !state)
+        return AR_OK;
+    AR_TRY(ari_rs_join(&path, r->folder, "optimizer.safetensors"));
+    const ar_status st = open_dump(r, path, NULL);
+    free(path);
+    return st;
+}
+
+static ar_status find_config(ari_rs *r)
+{
+    const char *given = r->o->config;
+    bool beside = false;
+    if (given && !is_folder(given)) {
+        r->config_path = strdup(given);
+        return r->config_path ? AR_OK : ari_out_fail("find", given);
+    }
+    if (!given)
+        AR_TRY(is_there(&beside, r->folder, "config.json"));
+    return given || beside ? ari_rs_join(&r->config_path, given ? given : r->folder, "config.json") : AR_OK;
+}
+
+/* Merging needs no config: then one that this program does not know is no hindrance. */
+static ar_status load_config(ari_rs *r)
+{
+    const bool needed = r->tp > 1 || r->pp > 1;
+    AR_TRY(find_config(r));
+    if (!r->config_path && needed)
+        return ar_error_set(AR_ERR_NOT_FOUND,
+                            "%s: no config.json there, which says how tensors are split; give --config FILE",
+                            ARI_SHOW(r->folder));
+    if (!r->config_path)
+        return AR_OK;
+    const ar_status st = ar_config_load(&r->config, r->config_path);
+    r->has_config = st == AR_OK;
+    if (st == AR_ERR_CONFIG && !needed && !r->o->config) {
+        ari_rs_note(r, "the config is not used: %s", ar_error_message());
+        return AR_OK;
+    }
+    return st;
+}
+
+/* --- parameters --------------------------------------------------------------------------------------------------- */
+
+typedef struct param {
+    char name[160];
+    ari_placing placing;
+    size_t order;
+    bool optional, found;
+} param;
+
+typedef struct params {
+    const ari_rs *r;
+    param *list; /* by name */
+    size_t count, capacity;
+    char prefix[32]; /* "model.": names of a model without its head lack it */
+} params;
+
+static ar_status add_param(void *user, const char *name, int ndim, const size_t *shape)
+{
+    params *p = user;
+    AR_TRY(ari_grow(&p->list, &p->capacity, p->count, sizeof *p->list, "the list of parameters"));
+    param *one = &p->list[p->count];
+    *one = (param){.order = p->count};
+    snprintf(one->name, sizeof one->name, "%s", name);
+    AR_TRY(ari_placing_of(&one->placing, &p->r->config, name, ndim, shape, p->r->o->embedding_hidden));
+    p->count++;
+    return AR_OK;
+}
+
+/* A tied head may be in the file as well. */
+static ar_status add_tied_head(params *p)
+{
+    const ar_config *c = &p->r->config;
+    const char *head = ari_outer_names_of(c->arch)->head;
+    const size_t shape[2] = {c->vocab, c->hidden};
+    char name[96];
+    if (!head || !c->tied)
+        return AR_OK;
+    snprintf(name, sizeof name, "%s.weight", head);
+    AR_TRY(add_param(p, name, 2, shape));
+    p->list[p->count - 1].optional = true;
+    return AR_OK;
+}
+
+static int compare_params(const void *a, const void *b)
+{
+    return strcmp(((const param *)a)->name, ((const param *)b)->name);
+}
+
+static ar_status list_params(params *p)
+{
+    const char *token = ari_outer_names_of(p->r->config.arch)->token, *dot = strchr(token, '.');
+    if (dot)
+        snprintf(p->prefix, sizeof p->prefix, "%.*s", (int)(dot - token) + 1, token);
+    AR_TRY(ari_param_list(&p->r->config, add_param, p));
+    AR_TRY(add_tied_head(p));
+    qsort(p->list, p->count, sizeof *p->list, compare_params);
+    return AR_OK;
+}
+
+/* The parameter of the first `length` bytes of a name, with or without the prefix. */
+static param *find_param(const params *p, const char *name, size_t length)
+{
+    param wanted;
+    if (length + strlen(p->prefix) >= sizeof wanted.name)
+        return NULL;
+    snprintf(wanted.name, sizeof wanted.name, "%.*s", (int)length, name);
+    param *found = bsearch(&wanted, p->list, p->count, sizeof *p->list, compare_params);
+    if (found || !p->prefix[0])
+        return found;
+    snprintf(wanted.name, sizeof wanted.name, "%s%.*s", p->prefix, (int)length, name);
+    return bsearch(&wanted, p->list, p->count, sizeof *p->list, compare_params);
+}
+
+/* The parameter that a name begins with; *rest: what follows, "" or ".exp_avg" or ":grad". */
+static param *param_of(const params *p, const char *name, const char **rest)
+{
+    size_t length = strlen(name);
+    param *found = find_param(p, name, length);
+    while (!found && length > 0) {
+        while (length > 0 && name[--length] != '.' && name[length] != ':')
+            continue;
+        found = length > 0 ? find_param(p, name, length) : NULL;
+    }
+    *rest = name + length;
+    return found;
+}
+
+/* Whether a tensor has the shape of a parameter, or more rows of a vocabulary. */
+static bool has_shape(const ar_dump_tensor *t, const ari_placing *p)
+{
+    bool same = t->ndim == p->ndim;
+    for (int d = 0; same && d < t->ndim; d++)
+        same = t->shape[d] == p->shape[d] || (d == 0 && p->vocabulary && t->shape[d] > p->shape[d]);
+    return same;
+}
+
+static ar_status wrong_shape(const ar_dump_tensor *t, const ari_placing *p)
+{
+    char got[AR_ST_MAX_DIMS * 21 + 3], want[AR_ST_MAX_DIMS * 21 + 3];
+    ari_st_shape_text(got, sizeof got, t->ndim, t->shape);
+    ari_st_shape_text(want, sizeof want, p->ndim, p->shape);
+    return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, the config makes it %s",
+                        ARI_SHOW(t->parts > 0 ? t->part[0].file : "input"), ARI_SHOW(t->name), got, want);
+}
+
+/* --- what each tensor is ------------------------------------------------------------------------------------------ */
+
+/* Up to three names, and how many there are of them. */
+typedef struct names {
+    char text[400];
+    size_t count;
+} names;
+
+static void add_name(names *n, const char *name)
+{
+    const size_t used = strlen(n->text);
+    if (n->count < 3)
+        snprintf(n->text + used, sizeof n->text - used, "%s'%.100s'", n->count > 0 ? ", " : "", ARI_SHOW(name));
+    else if (n->count == 3)
+        snprintf(n->text + used, sizeof n->text - used, ", ..");
+    n->count++;
+}
+
+typedef struct findings {
+    names unknown, cut, padded, partial, missing;
+    size_t rows_cut;
+} findings;
+
+static size_t padded_rows(const ari_rs *r, size_t vocab)
+{
+    const size_t to = r->o->pad_vocab > 1 ? r->o->pad_vocab : 1, over = vocab % to;
+    return over == 0 || vocab > SIZE_MAX - to ? vocab : vocab + to - over;
+}
+
+static ar_status tensor_bytes(size_t *bytes, const ar_dump_tensor *from, int ndim, const size_t *shape)
+{
+    const ar_st_tensor t = {.name = from->name, .dtype = from->dtype, .ndim = ndim, .data = ""};
+    ar_st_tensor sized = t;
+    memcpy(sized.shape, shape, (size_t)ndim * sizeof *shape);
+    return ari_st_tensor_bytes(bytes, &sized);
+}
+
+/* The vocabulary's rows: cut to those of the config, then padded. */
+static void fit_vocabulary(ari_rs_tensor *t, const ari_rs *r, findings *f)
+{
+    const size_t vocab = t->placing.shape[0], padded = padded_rows(r, vocab);
+    if (t->from->shape[0] > vocab) {
+        add_name(&f->cut, t->from->name);
+        f->rows_cut = t->from->shape[0] - vocab;
+    }
+    if (padded > vocab)
+        add_name(&f->padded, t->from->name);
+    t->rows = vocab;
+    t->shape[0] = t->placing.shape[0] = padded;
+}
+
+static ar_status classify(ari_rs_tensor *t, const ari_rs *r, const params *p, const ar_dump_tensor *from, findings *f)
+{
+    const char *rest = "";
+    param *of = r->has_config ? param_of(p, from->name, &rest) : NULL;
+    *t = (ari_rs_tensor){.from = from, .ndim = from->ndim, .layer = SIZE_MAX, .order = SIZE_MAX};
+    t->rows = from->ndim > 0 ? from->shape[0] : 1;
+    memcpy(t->shape, from->shape, sizeof t->shape);
+    if (of && rest[0] == '\0' && !has_shape(from, &of->placing))
+        return wrong_shape(from, &of->placing);
+    if (of) {
+        of->found = of->found || rest[0] == '\0';
+        t->known = has_shape(from, &of->placing);
+        t->placing = of->placing;
+        t->layer = of->placing.layer;
+        t->order = of->order;
+    } else if (r->has_config) {
+        t->layer = ari_layer_of_name(&r->config, from->name);
+    }
+    t->state = rest[0] == '.';
+    if (t->known && t->placing.vocabulary)
+        fit_vocabulary(t, r, f);
+    if (r->has_config && !t->known && from->count > 1)
+        add_name(&f->unknown, from->name);
+    for (size_t i = 0; i < from->parts; i++) {
+        if (from->part[i].partial) {
+            add_name(&f->partial, from->name);
+            break;
+        }
+    }
+    return tensor_bytes(&t->bytes, from, t->ndim, t->shape);
+}
+
+static int compare_tensors(const void *a, const void *b)
+{
+    const ari_rs_tensor *x = a, *y = b;
+    if (x->order != y->order)
+        return x->order < y->order ? -1 : 1;
+    return strcmp(x->from->name, y->from->name);
+}
+
+static ar_status refuse_repeated(const ari_rs *r)
+{
+    for (size_t i = 1; i < r->tensors; i++) {
+        const ar_dump_tensor *a = r->tensor[i - 1].from, *b = r->tensor[i].from;
+        if (strcmp(a->name, b->name) == 0)
+            return ar_error_set(AR_ERR_FORMAT, "tensor '%s' is in %s and in %s", ARI_SHOW(a->name),
+                                ARI_SHOW(a->part[0].file), ARI_SHOW(b->part[0].file));
+    }
+    return AR_OK;
+}
+
+static ar_status tell(const ari_rs *r, const params *p, findings *f)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < p->count; i++) {
+        found += p->list[i].found;
+        if (!p->list[i].found && !p->list[i].optional)
+            add_name(&f->missing, p->list[i].name);
+    }
+    if (f->missing.count > 0 && found > 0)
+        AR_TRY(ari_rs_remark(r, "%zu of the config's parameters %s not there: %s", f->missing.count,
+                             f->missing.count == 1 ? "is" : "are", f->missing.text));
+    if (f->unknown.count > 0)
+        AR_TRY(ari_rs_remark(r, "%zu tensor%s that the config does not have, copied whole: %s", f->unknown.count,
+                             f->unknown.count == 1 ? "" : "s", f->unknown.text));
+    if (f->cut.count > 0)
+        AR_TRY(ari_rs_remark(r, "%zu row%s past the vocabulary of %zu cut: %s", f->rows_cut,
+                             f->rows_cut == 1 ? "" : "s", r->config.vocab, f->cut.text));
+    if (f->padded.count > 0)
+        ari_rs_note(r, "the vocabulary of %zu is padded to %zu rows with zeros: %s", r->config.vocab,
+                    padded_rows(r, r->config.vocab), f->padded.text);
+    if (f->partial.count > 0)
+        ari_rs_note(r, "%zu tensor%s summed over the ranks' parts: %s", f->partial.count,
+                    f->partial.count == 1 ? "" : "s", f->partial.text);
+    return AR_OK;
+}
+
+static ar_status list_tensors(ari_rs *r)
+{
+    params p = {.r = r};
+    findings f = {.rows_cut = 0};
+    ar_status st = AR_OK;
+    size_t n = 0;
+    for (size_t i = 0; i < r->dumps; i++)
+        n += ar_dump_count(r->dump[i]);
+    AR_TRY(ari_alloc((void **)&r->tensor, n, sizeof *r->tensor, "the list of tensors"));
+    if (r->has_config)
+        AR_TRY_TO(done, st, list_params(&p));
+    for (size_t i = 0; i < r->dumps; i++) {
+        for (size_t k = 0; k < ar_dump_count(r->dump[i]); k++) {
+            ari_rs_tensor *t = &r->tensor[r->tensors];
+            AR_TRY_TO(done, st, classify(t, r, &p, ar_dump_at(r->dump[i], k), &f));
+            t->state = t->state || i == 1;
+            r->tensors++;
+        }
+    }
+    qsort(r->tensor, r->tensors, sizeof *r->tensor, compare_tensors);
+    AR_TRY_TO(done, st, refuse_repeated(r));
+    st = tell(r, &p, &f);
+done:
+    free(p.list);
+    return st;
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------------ */
+
+ar_status ari_rs_open(ari_rs *r)
+{
+    AR_TRY(find_folder(r, r->o->in));
+    AR_TRY(open_dump(r, is_folder(r->o->in) ? r->folder : r->o->in, r->o->map));
+    if (is_folder(r->o->in) && !r->o->map)
+        AR_TRY(open_state(r));
+    AR_TRY(load_config(r));
+    if (r->pp > 1)
+        AR_TRY(ari_check_stages(&r->config, r->pp));
+    return list_tensors(r);
+}
+
+void ari_rs_close(ari_rs *r)
+{
+    for (size_t i = 0; i < r->dumps; i++)
+        ar_dump_close(r->dump[i]);
+    free(r->folder);
+    free(r->config_path);
+    free(r->tensor);
+    free(r->list);
+    free(r->shard);
+    free(r->file);
+}
