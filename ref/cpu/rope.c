@@ -18,7 +18,7 @@ static void table_column(float *cos, float *sin, float inv_freq, size_t position
     }
 }
 
-/** Slot rope_tables. Errors: AR_ERR_ARG (head_dim odd, factor not positive, or a last position whose angle is 2^20 or
+/** Slot rope_tables. Errors: AR_ERR_ARG (head_dim odd, a factor not positive, or a last position whose angle is 2^20 or
  *  more: sine and cosine are defined below that); nothing is written then. */
 ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
                               double theta, double factor, const ar_rope_llama3 *llama3)
@@ -30,6 +30,12 @@ ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin,
     if (!(factor > 0.0) || !(theta > 0.0))
         return ar_error_set(AR_ERR_ARG, "rope_tables: theta %g and factor %g, expected positive numbers", theta,
                             factor);
+    if (llama3 && llama3->original_positions > 0 &&
+        !(llama3->factor > 0.0 && llama3->low_freq_factor > 0.0 && llama3->high_freq_factor > llama3->low_freq_factor))
+        return ar_error_set(AR_ERR_ARG,
+                            "rope_tables: factor %g, low_freq_factor %g and high_freq_factor %g, expected positive "
+                            "numbers, the third above the second",
+                            llama3->factor, llama3->low_freq_factor, llama3->high_freq_factor);
     if (positions == 0)
         return AR_OK;
     for (size_t i = 0; i < half; i++) {

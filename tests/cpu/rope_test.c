@@ -33,10 +33,57 @@ Test(rope, tables_refuse_what_has_no_meaning)
     cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 0.0, NULL), AR_ERR_ARG);
     cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, -1.0, 1.0, NULL), AR_ERR_ARG);
     cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), ((size_t)1 << 20) + 1, 2, 1e4, 1.0, NULL), AR_ERR_ARG);
+    const ar_rope_llama3 bad[] = {{0.0, 1.0, 4.0, 64}, {8.0, 0.0, 4.0, 64}, {8.0, 4.0, 4.0, 64}, {8.0, 4.0, 1.0, 64}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 1.0, &bad[i]), AR_ERR_ARG);
     cr_assert(c[0] == 7.0f && s[0] == 7.0f);
     assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 0, 2, 1e4, 1.0, NULL));
     assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 1.0, NULL));
     cr_assert(c[0] == 1.0f && ari_bits32(s[0]) == 0);
+}
+
+/* Frequencies before and after, as transformers 5.17 with torch 2.11 computed them on a CPU (ROPE_INIT_FUNCTIONS
+ * ["llama3"]): Llama 3.1's own scaling, and two others; kept, blended and slowed ones. */
+Test(rope, scaling_of_llama_3_has_the_bits_of_hugging_face)
+{
+    static const ar_rope_llama3 own = {8.0, 1.0, 4.0, 8192}, narrow = {4.0, 1.0, 3.0, 64}, odd = {32.0, 0.7, 2.9, 333};
+    static const struct {
+        const ar_rope_llama3 *scaling;
+        float before, after;
+    } cases[] = {
+        {&own, 0x1.0p+0f, 0x1.0p+0f},
+        {&own, 0x1.a4ee40p-9f, 0x1.a4ee40p-9f},
+        {&own, 0x1.175482p-9f, 0x1.67a23ap-10f},
+        {&own, 0x1.72ba42p-10f, 0x1.132ba4p-11f},
+        {&own, 0x1.ec07d4p-11f, 0x1.765ba4p-13f},
+        {&own, 0x1.46831ap-11f, 0x1.46831ap-14f},
+        {&narrow, 0x1.43dd28p-2f, 0x1.43dd28p-2f},
+        {&narrow, 0x1.6c4534p-3f, 0x1.93e70ep-4f},
+        {&narrow, 0x1.99b7d2p-4f, 0x1.a5530cp-6f},
+        {&narrow, 0x1.ccd606p-5f, 0x1.ccd606p-7f},
+        {&odd, 0x1.99999ap-4f, 0x1.99999ap-4f},
+        {&odd, 0x1.7c3d2ap-5f, 0x1.32904ep-5f},
+        {&odd, 0x1.60fb8cp-6f, 0x1.3ed0e6p-8f},
+        {&odd, 0x1.47ae14p-7f, 0x1.47ae14p-12f},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const float after = ari_rope_llama3(cases[i].before, cases[i].scaling);
+        cr_expect_eq(ari_bits32(after), ari_bits32(cases[i].after), "case %zu: %a, expected %a", i, (double)after,
+                     (double)cases[i].after);
+    }
+}
+
+Test(rope, tables_hold_the_frequencies_of_llama_3)
+{
+    const ar_rope_llama3 scaling = {4.0, 1.0, 3.0, 64};
+    ar_device d = test_device(1);
+    float c[3 * 10], s[3 * 10];
+    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 3, 20, 316.0, 1.0, &scaling));
+    for (size_t i = 0; i < 10; i++) {
+        const float f = ari_rope_llama3(ari_rope_inv_freq(316.0, i, 20), &scaling), angle = 2.0f * f;
+        const float expected = ari_sin32(angle);
+        assert_bits(&s[20 + i], &expected, 1, "sin");
+    }
 }
 
 /* Extents of a rotation and where its input and output lie. */

@@ -6,9 +6,12 @@ TestSuite(softmax, .timeout = 60);
 /* A local probability matrix [b, heads, s, s] that stands at head `head_start` of `all_heads`. */
 typedef struct shape {
     size_t b, heads, s, head_start, all_heads;
+    size_t window; /* 0: none */
 } shape;
 
-static const shape shapes[] = {{1, 1, 1, 0, 1}, {2, 3, 3, 0, 3}, {2, 2, 7, 1, 4}, {1, 2, 33, 2, 4}, {2, 1, 100, 1, 2}};
+static const shape shapes[] = {{1, 1, 1, 0, 1, 0},   {2, 3, 3, 0, 3, 0}, {2, 2, 7, 1, 4, 0},   {1, 2, 33, 2, 4, 0},
+                               {2, 1, 100, 1, 2, 0}, {2, 2, 7, 1, 4, 3}, {1, 2, 33, 2, 4, 1},  {2, 1, 100, 1, 2, 40},
+                               {1, 1, 9, 0, 1, 9},   {1, 1, 9, 0, 1, 8}, {1, 1, 9, 0, 1, 1000}};
 #define SHAPES (sizeof shapes / sizeof *shapes)
 
 /* Every way a mask may be given: bit 0 causal, bit 1 padding, bits 2 to 4 the additive one: none, then its two
@@ -23,7 +26,7 @@ typedef struct masks {
 
 static masks masks_new(const shape *o, int which)
 {
-    masks m = {.mask = {.causal = which & 1, .head_start = o->head_start}};
+    masks m = {.mask = {.causal = which & 1, .window = o->window, .head_start = o->head_start}};
     uint64_t state = 77 + (uint64_t)which;
     if (which & 2) {
         m.padding = malloc(o->b * o->s);
@@ -56,8 +59,8 @@ static float additive_at(const masks *m, const shape *o, size_t i, size_t h, siz
 
 static bool visible(const masks *m, const shape *o, size_t i, size_t h, size_t q, size_t k)
 {
-    return !(m->mask.causal && k > q) && !(m->padding && m->padding[i * o->s + k] == 0) &&
-           additive_at(m, o, i, h, q, k) != -INFINITY;
+    return !(m->mask.causal && k > q) && !(o->window > 0 && k + o->window <= q) &&
+           !(m->padding && m->padding[i * o->s + k] == 0) && additive_at(m, o, i, h, q, k) != -INFINITY;
 }
 
 static void plain_forward_row(float *p, const float *score, float scale, const masks *m, const shape *o, size_t i,
@@ -150,10 +153,10 @@ Test(softmax, forward_and_backward_match_the_formulas_under_every_mask)
 
 Test(softmax, two_threads_give_the_same_bits)
 {
-    const shape o = {2, 2, 100, 1, 3}; /* 40,000 elements: enough for a second thread */
+    const shape o = {2, 2, 100, 1, 3, 0}; /* 40,000 elements: enough for a second thread */
     for (int which = 0; which < MASKS; which++)
         check(&o, which, SPECIAL, 2);
-    const shape wide = {1, 1, 257, 0, 1};
+    const shape wide = {1, 1, 257, 0, 1, 50};
     check(&wide, 1, ORDINARY, 2);
 }
 
@@ -173,6 +176,21 @@ Test(softmax, of_equal_scores_is_uniform_and_causal_rows_are_one_over_their_leng
     assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), 1, 1, 4, 0.5f, &none));
     for (size_t i = 0; i < 16; i++)
         cr_assert_eq(ari_bits32(p[i]), ari_bits32(0.25f));
+}
+
+/* Hugging Face's words for it: key > query - window. */
+Test(softmax, of_equal_scores_in_a_window_is_one_over_the_keys_in_it)
+{
+    ar_device d = test_device(1);
+    float scores[25], p[25], want[25] = {0};
+    for (size_t i = 0; i < 25; i++)
+        scores[i] = -2.0f;
+    for (size_t q = 0; q < 5; q++)
+        for (size_t k = q >= 2 ? q - 1 : 0; k <= q; k++)
+            want[5 * q + k] = q == 0 ? 1.0f : 0.5f;
+    const ar_mask two = {.causal = true, .window = 2};
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), 1, 1, 5, 0.5f, &two));
+    assert_bits(p, want, 25, "a window of two");
 }
 
 /* One query of three keys; what stands at a masked key never matters, what stands at a visible one always does. */
