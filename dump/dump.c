@@ -8,9 +8,13 @@
 static ar_status open_all(ar_dump *d, const ar_dump_options *o)
 {
     AR_TRY(ari_dump_open_files(d));
+    AR_TRY(ari_dump_tell_ranks(d));
     AR_TRY(ari_dump_list_pieces(d, o == NULL ? NULL : o->map));
     AR_TRY(ari_dump_make_tensors(d));
-    return ari_dump_set_order(d);
+    AR_TRY(ari_dump_set_order(d));
+    for (size_t i = 0; i < d->files; i++)
+        ari_placement_fini(&d->file[i].placement);
+    return AR_OK;
 }
 
 ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options *o)
@@ -43,6 +47,7 @@ void ar_dump_close(ar_dump *d)
     free(d->file);
     free(d->tensor);
     free(d->part);
+    free(d->rank);
     ar_st_model_close(d->model);
     free(d->path);
     free(d);

@@ -18,6 +18,7 @@ static bool ends_in(const char *name, const char *end)
 
 void ari_dump_close_file(ari_dump_file *f)
 {
+    ari_placement_fini(&f->placement);
     ar_st_close(f->owned);
     free(f->path);
 }
@@ -77,6 +78,14 @@ static int is_tensor_file(const struct dirent *entry)
     return ends_in(entry->d_name, ".safetensors") && entry->d_name[0] != '.';
 }
 
+/* What a file of a folder says of itself. */
+static ar_status read_placement(ari_dump_file *f)
+{
+    const char *dcp = ar_st_metadata(f->st, ARI_DUMP_DCP), *own = ar_st_metadata(f->st, ARI_DUMP_PLACEMENT);
+    f->placed = dcp != NULL || own != NULL;
+    return f->placed ? ari_placement_parse(&f->placement, dcp, own, f->path) : AR_OK;
+}
+
 static ar_status open_folder(ar_dump *d)
 {
     AR_TRY(ar_st_model_open(&d->model, d->path));
@@ -90,6 +99,8 @@ static ar_status open_folder(ar_dump *d)
     for (int i = 0; i < n; i++) {
         if (st == AR_OK)
             st = add_safetensors(d, d->path, list[i]->d_name);
+        if (st == AR_OK)
+            st = read_placement(&d->file[d->files - 1]);
         free(list[i]);
     }
     free(list);

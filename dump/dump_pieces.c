@@ -12,17 +12,36 @@ void ari_piece_fini(ari_piece *p)
     free(p->box);
 }
 
-/* The box of the full tensor's elements [offset, offset + shape), row-major in the file. */
-static ar_dump_box whole_box(const ar_st_entry *e)
+/* Whether box b goes on where a ends, in the full tensor and in the file. */
+static bool continues(const ar_dump_box *a, const ar_dump_box *b, int ndim, int along)
 {
-    ar_dump_box b = {.replicas = 1};
-    size_t stride = 1;
-    for (int k = e->ndim - 1; k >= 0; k--) {
-        b.extent[k] = e->shape[k];
-        b.stride[k] = stride;
-        stride *= e->count > 0 ? e->shape[k] : 1; /* of an empty tensor the product of some extents may wrap */
+    if (b->at != a->at + a->extent[along] * a->stride[along])
+        return false;
+    for (int k = 0; k < ndim; k++) {
+        const size_t start = a->global[k] + (k == along ? a->extent[k] : 0);
+        if (b->global[k] != start || b->stride[k] != a->stride[k] || (k != along && b->extent[k] != a->extent[k]))
+            return false;
     }
-    return b;
+    return true;
+}
+
+void ari_piece_join_boxes(ari_piece *p, int ndim, const size_t *shape, size_t count)
+{
+    if (p->boxes < 2 || p->entry->count != count || count == 0)
+        return;
+    ar_dump_box all = p->box[0];
+    for (size_t i = 1; i < p->boxes; i++) {
+        int k = 0;
+        while (k < ndim && !continues(&all, &p->box[i], ndim, k))
+            k++;
+        if (k == ndim)
+            return;
+        all.extent[k] += p->box[i].extent[k];
+    }
+    if (memcmp(all.extent, shape, (size_t)ndim * sizeof *shape) != 0)
+        return;
+    p->box[0] = all;
+    p->boxes = 1;
 }
 
 static ar_status add_piece(ari_piece **added, ar_dump *d, const char *name)
@@ -37,19 +56,58 @@ static ar_status add_piece(ari_piece **added, ar_dump *d, const char *name)
     return AR_OK;
 }
 
-static ar_status add_whole(ar_dump *d, size_t file, const ar_st_entry *e)
+/* Which summand of how many a rank's partial tensor is: by its coordinates along what is summed over; without them each
+ * rank is one. */
+static void set_term(ari_piece *p, const ari_placement *rank, const ari_placed *t)
 {
+    p->partial = t->partial;
+    p->term = p->rank < 0 ? 0 : (size_t)p->rank;
+    if (t->partial_over == 0 || !rank->has_at)
+        return;
+    p->term = 0;
+    p->terms = 1;
+    for (size_t i = 0; i < rank->dims; i++)
+        if ((t->partial_over >> i & 1u) != 0) {
+            p->term = p->term * (size_t)rank->mesh[i].size + (size_t)rank->at[i];
+            p->terms *= (size_t)rank->mesh[i].size;
+        }
+}
+
+static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e)
+{
+    const ari_dump_file *f = &d->file[file];
+    const ari_placed *t = ari_placement_find(&f->placement, e->name);
     ari_piece *p = NULL;
     AR_TRY(add_piece(&p, d, e->name));
     p->file = file;
-    p->rank = d->file[file].rank;
+    p->rank = f->rank;
     p->entry = e;
     p->ndim = e->ndim;
-    memcpy(p->shape, e->shape, sizeof p->shape);
-    p->has_shape = true;
-    AR_TRY(ari_alloc((void **)&p->box, 1, sizeof *p->box, "boxes of a dump"));
-    p->box[0] = whole_box(e);
-    p->boxes = 1;
+    p->told = t != NULL;
+    AR_TRY(ari_placed_resolve(&p->box, &p->boxes, t, e, f->path));
+    p->has_shape = t == NULL || t->has_shape;
+    if (t != NULL && t->has_shape)
+        memcpy(p->shape, t->shape, sizeof p->shape);
+    for (size_t i = 0; i < p->boxes && (t == NULL || !t->has_shape); i++)
+        for (int k = 0; k < e->ndim; k++) {
+            const size_t end = p->box[i].global[k] + p->box[i].extent[k];
+            p->shape[k] = end > p->shape[k] ? end : p->shape[k];
+        }
+    if (t != NULL) {
+        p->replica = t->replica;
+        p->replicas = t->replicas;
+        set_term(p, &f->placement, t);
+    }
+    return AR_OK;
+}
+
+/* What a placement names is there. */
+static ar_status check_names(const ari_dump_file *f)
+{
+    for (size_t i = 0; i < f->placement.tensors; i++)
+        if (ar_st_find(f->st, f->placement.tensor[i].name) == NULL)
+            return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: places tensor '%s', which it does not hold",
+                                ARI_SHOW(f->path), ARI_SHOW(f->placement.tensor[i].name));
     return AR_OK;
 }
 
@@ -68,9 +126,11 @@ ar_status ari_dump_list_pieces(ar_dump *d, const char *map)
 {
     if (map != NULL)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: mapping files are not read yet", ARI_SHOW(map));
-    for (size_t i = 0; i < d->files; i++)
+    for (size_t i = 0; i < d->files; i++) {
+        AR_TRY(check_names(&d->file[i]));
         for (size_t k = 0; k < ari_dump_entries(&d->file[i]); k++)
-            AR_TRY(add_whole(d, i, ari_dump_entry(&d->file[i], k)));
+            AR_TRY(add_entry(d, i, ari_dump_entry(&d->file[i], k)));
+    }
     if (d->pieces > 1)
         qsort(d->piece, d->pieces, sizeof *d->piece, compare_pieces);
     return AR_OK;

@@ -17,15 +17,19 @@ typedef struct ari_placed {
     bool has_shape; /* else the largest extent over all ranks' files */
     size_t boxes;   /* 0: one, the whole entry, at `offset` */
     ar_dump_box *box;
+    size_t (*local)[AR_ST_MAX_DIMS]; /* of boxes that were read: where each begins in the file's tensor, whose shape
+                                        the text does not say; at and stride are for ari_placed_resolve. NULL: set */
     size_t offset[AR_ST_MAX_DIMS];
     int replica, replicas; /* 0 of 0: not told */
     bool partial;
+    unsigned partial_over; /* dimensions of the mesh, outermost first, from bit 0; 0: all ranks of one copy */
 } ari_placed;
 typedef struct ari_placement {
     int rank, world; /* -1, 0: not told */
     ar_dump_dim mesh[AR_DUMP_MAX_DIMS];
     int at[AR_DUMP_MAX_DIMS];
     size_t dims;
+    bool has_at;
     ari_placed *tensor; /* sorted by name */
     size_t tensors;
     char **order; /* names in execution order */
@@ -40,6 +44,10 @@ void ari_placement_fini(ari_placement *p);
  * has several or its local tensor is not the whole of one (row-major in the file); partial is not written. Gives both;
  * free, also after an error. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p);
+/** Puts a tensor's boxes, or the one at its offset, into the file's own tensor: gives them (free), of what is told of
+ *  `entry`; t NULL: nothing is, it is whole. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_placed_resolve(ar_dump_box **gives, size_t *boxes, const ari_placed *t,
+                                          const ar_st_entry *entry, const char *file);
 /** NULL: the file says nothing of it. */
 const ari_placed *ari_placement_find(const ari_placement *p, const char *name);
 
