@@ -1,15 +1,377 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/explain.h"
 
+#include <stdlib.h>
+
 #include "ref/core/size.h"
+#include "verify/explain_impl.h"
+#include "verify/order.h"
+
+/* Of two findings of equal confidence the first here is told. */
+static const ari_seeker seekers[] = {
+    ari_seek_bits,     ari_seek_other,     ari_seek_order,  ari_seek_transposed, ari_seek_loss,  ari_seek_factor,
+    ari_seek_function, ari_seek_precision, ari_seek_scales, ari_seek_added,      ari_seek_sum,   ari_seek_shift,
+    ari_seek_ids,      ari_seek_mask,      ari_seek_zero,   ari_seek_share,      ari_seek_place, ari_seek_noise,
+};
+
+/* A box of the tensor alone has places of its own; seekers that need the names of its dimensions look at all of it. */
+static const ari_seeker inner_seekers[] = {ari_seek_order, ari_seek_transposed, ari_seek_shift};
+
+/* Largest tensor that is looked at as a whole. */
+static const size_t MOST_ELEMENTS = (size_t)1 << 24;
+
+/* --- the data -------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct held {
+    float *ref, *val, *beside;
+    size_t shape[AR_MAX_DIMS];
+    char name[256]; /* without suffixes */
+    ar_layout layout;
+    ari_rank_copy copy;
+    ari_difference d;
+    size_t first_row, rows; /* the stretch that is looked at, in rows of the full tensor; rows 0: all of it */
+    ari_whole w;
+} held;
+
+static void held_fini(held *h)
+{
+    free(h->ref);
+    free(h->val);
+    free(h->beside);
+}
+
+/* All dimensions but the last AR_MAX_DIMS - 1 become one; of a tensor beyond the bound a stretch of rows. */
+static void choose_shape(held *h, const ar_dump_tensor *t, size_t first)
+{
+    const int folded = t->ndim > AR_MAX_DIMS ? t->ndim - AR_MAX_DIMS : 0;
+    h->d.ndim = t->ndim - folded;
+    for (int dim = 0; dim < h->d.ndim; dim++)
+        h->shape[dim] = t->shape[dim + folded];
+    for (int dim = 0; dim < folded; dim++)
+        h->shape[0] *= t->shape[dim];
+    h->w.count = t->count;
+    if (t->count <= MOST_ELEMENTS)
+        return;
+    const size_t last = t->shape[t->ndim - 1], cols = last <= MOST_ELEMENTS ? last : 1, rows = t->count / cols;
+    h->rows = MOST_ELEMENTS / cols;
+    const size_t before = h->rows / 8, at = first / cols;
+    h->first_row = at > before ? at - before : 0;
+    h->first_row = h->first_row + h->rows > rows ? rows - h->rows : h->first_row;
+    h->d.ndim = cols > 1 ? 2 : 1;
+    h->shape[0] = h->rows;
+    h->shape[1] = cols;
+    h->w.start = h->first_row * cols;
+    h->w.count = h->rows * cols;
+}
+
+static ar_status read_both(held *h, const ar_dump_tensor *reference, const ar_dump_tensor *other)
+{
+    AR_TRY(ari_alloc((void **)&h->ref, h->w.count, sizeof *h->ref, reference->name));
+    AR_TRY(ari_alloc((void **)&h->val, h->w.count, sizeof *h->val, reference->name));
+    AR_TRY(ar_dump_read_f32(reference, h->w.start, h->w.count, h->ref));
+    return ar_dump_read_f32(other, h->w.start, h->w.count, h->val);
+}
+
+/* --- what counts as different ---------------------------------------------------------------------------------------
+ */
+
+/* Differences of fp32 sums in another order are some 1e-6 of the largest element; a format of 16 bits leaves two of its
+ * steps beside. */
+static const double SUMS = 1e-5;
+
+static double step_of(ar_dtype t)
+{
+    return t == AR_BF16 ? 0x1p-7 : t == AR_F16 ? 0x1p-10 : 0.0;
+}
+
+static void weigh(held *h, const ar_dump_tensor *reference, const ar_dump_tensor *other, const ari_explain_case *c)
+{
+    ari_whole *w = &h->w;
+    for (size_t i = 0; i < w->count; i++) {
+        const double r = fabs((double)h->ref[i]);
+        w->max_ref = isfinite(r) && r > w->max_ref ? r : w->max_ref;
+    }
+    w->absolute = fmax(c->atol, SUMS * w->max_ref);
+    w->relative = fmax(c->rtol, fmax(step_of(reference->dtype), step_of(other->dtype)));
+}
+
+/* Elements by what they are, for the choice of what counts. */
+typedef struct counted {
+    size_t large, small, equal; /* beyond rounding; within it; of equal bits and not zero */
+} counted;
+
+static counted count_differences(const held *h)
+{
+    counted n = {0};
+    for (size_t i = 0; i < h->w.count; i++) {
+        if (ari_same_bits(h->ref[i], h->val[i]))
+            n.equal += h->ref[i] != 0.0f;
+        else if (ari_holds(&h->w, h->val[i], (double)h->ref[i]))
+            n.small++;
+        else
+            n.large++;
+    }
+    return n;
+}
+
+/* Where the rule allows something, what it allows is none. Where it asks for bits, rounding in the background is told
+ * from a mistake by its size, if both are there. */
+static ar_status choose_allowed(held *h, const ari_explain_case *c, const counted *n)
+{
+    double relative = c->rtol;
+    h->d.allowed = c->atol;
+    h->w.noisy = n->large > 0 && n->small * 4 > n->equal + n->small;
+    if (c->atol == 0.0 && c->rtol == 0.0 && h->w.noisy) {
+        h->d.allowed = h->w.absolute;
+        relative = h->w.relative;
+    }
+    if (relative == 0.0)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&h->beside, h->w.count, sizeof *h->beside, h->d.name));
+    for (size_t i = 0; i < h->w.count; i++)
+        h->beside[i] = (float)(relative * fabs((double)h->ref[i]));
+    h->d.beside = h->beside;
+    return AR_OK;
+}
+
+/* --- the case -------------------------------------------------------------------------------------------------------
+ */
+
+static void name_case(held *h, const ar_verify_row *row, const ari_explain_case *c)
+{
+    const char *path = c->other ? ar_dump_path(c->other) : NULL;
+    const ari_order_key key = ari_order_of(row->name, path);
+    size_t n = key.stem < sizeof h->name ? key.stem : sizeof h->name - 1;
+    memcpy(h->name, row->name, n);
+    h->name[n] = '\0';
+    h->w.path = path;
+    h->d.name = h->name;
+    h->d.pass = row->pass ? row->pass : key.pass;
+    h->d.step = row->step > 0 ? row->step : key.step;
+    h->d.hidden = true;
+    h->d.head_dim = 0;
+}
+
+/* Head size of an activation whose last dimension is heads side by side. */
+static void set_heads(held *h)
+{
+    ari_whole *w = &h->w;
+    if (h->d.ndim == 3 && (h->d.pass == 'f' || h->d.pass == 'b'))
+        h->d.head_dim = ari_head_size(w, 2);
+    if (h->d.ndim >= 3) {
+        h->d.batch = h->shape[0];
+        h->d.seq = h->shape[1];
+    }
+}
+
+/* One rank that holds all. */
+static ar_status make_view(held *h, const ari_explain_case *c)
+{
+    ari_whole *w = &h->w;
+    w->ref = h->ref;
+    w->val = h->val;
+    w->known = c;
+    h->d.shape = h->shape;
+    h->d.reference = h->ref;
+    h->d.ranks = 1;
+    AR_TRY(ar_layout_replicate(&h->layout, h->d.ndim, h->shape, 0, 1));
+    h->copy = (ari_rank_copy){.local = h->val, .ndim = h->d.ndim, .layout = &h->layout};
+    memcpy(h->copy.shape, h->shape, sizeof h->shape);
+    h->d.copy = &h->copy;
+    AR_TRY(ari_grid_init(&w->view.grid, &h->d));
+    set_heads(h);
+    return AR_OK;
+}
+
+/* --- looking --------------------------------------------------------------------------------------------------------
+ */
+
+static void keep_better(ari_clue *best, const ari_clue *f)
+{
+    if (f->confidence > best->confidence)
+        *best = *f;
+}
+
+/* The box that holds all differences as a tensor of its own. Errors: AR_ERR_MEMORY. */
+static ar_status cut_out(held *in, const held *h)
+{
+    const ari_grid *g = &h->w.view.grid;
+    size_t from[AR_MAX_DIMS], count = 1;
+    for (int dim = 0; dim < g->nd; dim++) {
+        size_t to;
+        ari_hull(&h->w, dim, &from[dim], &to);
+        in->shape[dim] = to - from[dim];
+        count *= in->shape[dim];
+    }
+    in->w = h->w;
+    in->w.count = count;
+    in->w.inner = true;
+    in->d = h->d;
+    in->d.beside = NULL;
+    AR_TRY(ari_alloc((void **)&in->ref, count, sizeof *in->ref, h->d.name));
+    AR_TRY(ari_alloc((void **)&in->val, count, sizeof *in->val, h->d.name));
+    for (size_t i = 0; i < count; i++) {
+        size_t rest = i, at = 0, stride = 1;
+        for (int dim = g->nd - 1; dim >= 0; dim--) {
+            at += (from[dim] + rest % in->shape[dim]) * stride;
+            rest /= in->shape[dim];
+            stride *= g->shape[dim];
+        }
+        in->ref[i] = h->ref[at];
+        in->val[i] = h->val[at];
+    }
+    return AR_OK;
+}
+
+static ar_status look_inside(ari_clue *best, const held *h)
+{
+    held in = {0};
+    ari_clue own = {0};
+    ar_status st = AR_OK;
+    bool surveyed = false;
+    AR_TRY_TO(done, st, cut_out(&in, h));
+    if (in.w.count == h->w.count || in.w.count < 4)
+        goto done;
+    AR_TRY_TO(done, st, make_view(&in, h->w.known));
+    AR_TRY_TO(done, st, ari_survey_init(&in.w.view.survey, &in.w.view.grid));
+    surveyed = true;
+    for (size_t i = 0; i < sizeof inner_seekers / sizeof *inner_seekers; i++) {
+        ari_clue f = {0};
+        AR_TRY_TO(done, st, inner_seekers[i](&f, &in.w));
+        keep_better(&own, &f);
+    }
+    own.confidence -= own.confidence > 0;
+    if (own.confidence > best->confidence) {
+        *best = own;
+        ari_text t = ari_text_in(best->hint, sizeof best->hint);
+        ari_say(&t, "within the part that differs (indices counted from its start): %s", own.hint);
+    }
+done:
+    if (surveyed)
+        ari_survey_fini(&in.w.view.survey);
+    held_fini(&in);
+    return st;
+}
+
+static ar_status look(ari_clue *best, const held *h)
+{
+    AR_TRY(ari_best_finding(best, &h->w.view));
+    for (size_t i = 0; i < sizeof seekers / sizeof *seekers; i++) {
+        ari_clue f = {0};
+        AR_TRY(seekers[i](&f, &h->w));
+        keep_better(best, &f);
+    }
+    return look_inside(best, h);
+}
+
+/* What the copies of the ranks say: it is told where it is about as sure, for it names ranks. */
+static ar_status look_at_ranks(ari_clue *best, ari_text *where, const held *h, const ari_rank_copies *r)
+{
+    ari_difference d = h->d;
+    ari_case c;
+    ari_clue own = {0};
+    d.ranks = r->ranks;
+    d.copy = r->copy;
+    d.tp = r->tp;
+    d.dp = r->dp;
+    d.hidden = false;
+    AR_TRY(ari_grid_init(&c.grid, &d));
+    AR_TRY(ari_survey_init(&c.survey, &c.grid));
+    const ar_status st = c.survey.different > 0 ? ari_best_finding(&own, &c) : AR_OK;
+    if (st == AR_OK && own.confidence > 0 && own.confidence + 10 >= best->confidence)
+        *best = own;
+    if (st == AR_OK && c.survey.different > 0)
+        ari_say_where(where, &c.grid, &c.survey, best->value);
+    ari_survey_fini(&c.survey);
+    return st;
+}
+
+/* --- words ----------------------------------------------------------------------------------------------------------
+ */
+
+static void say_rounding(ari_text *where, ari_text *why, const held *h, const counted *n)
+{
+    double worst = 0.0;
+    for (size_t i = 0; i < h->w.count; i++) {
+        const double apart = fabs((double)h->val[i] - (double)h->ref[i]);
+        worst = apart > worst ? apart : worst;
+    }
+    ari_say(where, "%zu of %zu elements differ in bits, all within rounding", n->small, h->w.count);
+    ari_say(why,
+            "rounding: the largest difference is %.1e of the largest value%s; sums taken in another order, a fused "
+            "multiply-add, or another exp or rsqrt",
+            worst / h->w.max_ref, h->w.relative > 0.0 ? " or a step of the 16-bit format" : " (fp32 noise)");
+}
+
+static void say_stretch(ari_text *where, const held *h)
+{
+    if (h->rows > 0)
+        ari_say(where, "; looked at %s %zu..%zu alone, the tensor is too large for all of it",
+                h->d.ndim == 1 ? "elements" : "rows", h->first_row, h->first_row + h->rows - 1);
+}
+
+static ar_status explain_held(ari_text *where, ari_text *why, held *h, const ari_rank_copies *r, const counted *n)
+{
+    ari_clue best = {0};
+    char ranks[sizeof((ari_pattern *)NULL)->pattern];
+    ari_text of_ranks = ari_text_in(ranks, sizeof ranks);
+    if (h->w.view.survey.different > 0)
+        AR_TRY(look(&best, h));
+    if (r->copy)
+        AR_TRY(look_at_ranks(&best, &of_ranks, h, r));
+    if (of_ranks.used > 0)
+        ari_say(where, "%s", ranks);
+    else if (h->w.view.survey.different > 0)
+        ari_say_where(where, &h->w.view.grid, &h->w.view.survey, best.value);
+    else
+        ari_say(where, "no element differs");
+    if (h->w.view.survey.different > 0 && h->w.start == 0)
+        ari_say_part(where, &h->w);
+    if (h->w.noisy && n->small > 0)
+        ari_say(where, "; %zu others differ by rounding", n->small);
+    ari_say(why, "%s", best.confidence > 0 ? best.hint : "no known pattern");
+    return AR_OK;
+}
 
 ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
                       const ari_explain_case *c)
 {
-    (void)row;
-    (void)c;
-    if (reference->count != other->count)
+    held h = {0};
+    ari_rank_copies ranks = {0};
+    ari_pattern found = {{0}, {0}};
+    ari_text where = ari_text_in(found.pattern, sizeof found.pattern), why = ari_text_in(found.hint, sizeof found.hint);
+    ar_status st = AR_OK;
+    bool surveyed = false;
+    if (reference->count != other->count || reference->ndim != other->ndim)
         return ar_error_set(AR_ERR_ARG, "%s: %zu elements against %zu: nothing to compare", row->name, reference->count,
                             other->count);
-    return AR_OK;
+    if (reference->count == 0)
+        return AR_OK;
+    h.w.reference = reference;
+    h.w.other = other;
+    name_case(&h, row, c);
+    choose_shape(&h, reference, row->first);
+    AR_TRY_TO(done, st, read_both(&h, reference, other));
+    weigh(&h, reference, other, c);
+    const counted n = count_differences(&h);
+    AR_TRY_TO(done, st, choose_allowed(&h, c, &n));
+    AR_TRY_TO(done, st, make_view(&h, c));
+    AR_TRY_TO(done, st, ari_survey_init(&h.w.view.survey, &h.w.view.grid));
+    surveyed = true;
+    if (h.rows == 0)
+        AR_TRY_TO(done, st, ari_rank_copies_of(&ranks, other, c));
+    if (n.large == 0 && n.small > 4 && !ranks.copy)
+        say_rounding(&where, &why, &h, &n);
+    else
+        AR_TRY_TO(done, st, explain_held(&where, &why, &h, &ranks, &n));
+    say_stretch(&where, &h);
+    memcpy(row->pattern, found.pattern, sizeof row->pattern);
+    memcpy(row->hint, found.hint, sizeof row->hint);
+done:
+    if (surveyed)
+        ari_survey_fini(&h.w.view.survey);
+    ari_rank_copies_fini(&ranks);
+    held_fini(&h);
+    return st;
 }

@@ -81,6 +81,12 @@ static ari_difference in_layout_shape(const ari_difference *d)
     return view;
 }
 
+ar_status ari_best_finding(ari_clue *best, const ari_case *c)
+{
+    AR_TRY(best_finding(best, c));
+    return look_in_one_group(best, c);
+}
+
 ar_status ari_pattern_find(ari_pattern *out, const ari_difference *given)
 {
     const ari_difference view = in_layout_shape(given), *d = &view;
@@ -95,8 +101,7 @@ ar_status ari_pattern_find(ari_pattern *out, const ari_difference *given)
         ari_say(&where, "no element differs");
         ari_say(&why, "nothing to explain");
     } else {
-        AR_TRY_TO(done, st, best_finding(&best, &c));
-        AR_TRY_TO(done, st, look_in_one_group(&best, &c));
+        AR_TRY_TO(done, st, ari_best_finding(&best, &c));
         ari_say_where(&where, &c.grid, &c.survey, best.value);
         ari_say(&why, "%s", best.hint);
     }

@@ -20,7 +20,7 @@ typedef struct ari_rank_copy {
 typedef struct ari_difference {
     const char *name;    /* docs/names.md, without the pass: "model.layers.3.mlp.down_proj" */
     char pass;           /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new
-                            weights */
+                            weights, 'w' weights of no known step, '?' not known */
     int ndim;            /* 0 .. AR_MAX_DIMS */
     const size_t *shape; /* [ndim], of the full tensor */
     const float *reference;    /* the full tensor, row-major */
@@ -40,6 +40,7 @@ typedef struct ari_difference {
     const float *last;         /* of a gradient: the reference's of the step before, or NULL */
     double beta1, beta2;       /* of Adam; both 0: another optimizer */
     bool zero;                 /* each dp rank updates its share of the weights */
+    bool hidden;               /* the one rank stands for a run whose ranks are not seen */
 } ari_difference;
 
 typedef struct ari_pattern {

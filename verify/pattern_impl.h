@@ -195,6 +195,9 @@ typedef ar_status (*ari_detector)(ari_clue *f, const ari_case *c);
 /* States a finding; the hint follows with ari_say on what it returns. */
 ari_text ari_find(ari_clue *f, int confidence);
 
+/* The best of all detectors, also within one tensor-parallel group. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+ar_status ari_best_finding(ari_clue *best, const ari_case *c);
+
 /* pattern_replica.c: copies that should be equal */
 ar_status ari_detect_sum(ari_clue *f, const ari_case *c);
 ar_status ari_detect_gather(ari_clue *f, const ari_case *c);

@@ -13,7 +13,7 @@ static bool is_off(const void *user, int rank)
 ar_status ari_detect_loss(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    if (d->pass != 'f' || c->grid.count != 1 || !ari_name_has(d, "loss") || c->survey.total.nan > 0)
+    if (d->pass != 'f' || c->grid.count != 1 || !ari_name_has(d, "loss") || c->survey.total.nan > 0 || d->hidden)
         return AR_OK;
     const double ref = (double)d->reference[0];
     double low = INFINITY, high = -INFINITY;
@@ -244,6 +244,8 @@ ar_status ari_detect_anything(ari_clue *f, const ari_case *c)
             &t,
             "if this is the first difference, the gradients around it are right: look at this parameter's own sum over "
             "tokens and ranks, and at the saved input");
+    else if (d->pass != 'f' && d->pass != 'b')
+        ari_say(&t, "no known trace: another tensor, other training, or a conversion that computed");
     else
         ari_say(&t,
                 "no known trace; if this is the first difference, its inputs are right: look at this module's own %s",

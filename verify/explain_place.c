@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the differences are and how much of the reference is in them: what is left to say where no relation holds. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/explain_impl.h"
+
+/* --- rows of ids ----------------------------------------------------------------------------------------------------
+ */
+
+static bool row_is_zero(const ari_whole *w, const float *data, size_t row)
+{
+    for (size_t i = 0; i < w->view.grid.cols; i++) {
+        if (data[row * w->view.grid.cols + i] != 0.0f)
+            return false;
+    }
+    return true;
+}
+
+/* All rows that differ come last, and the reference has zeros there. */
+static bool is_padding(const ari_whole *w, size_t *from)
+{
+    const ari_survey *s = &w->view.survey;
+    size_t to;
+    ari_hull(w, 0, from, &to);
+    for (size_t row = *from; row < to; row++) {
+        if (s->hits[0][row] == 0 || !row_is_zero(w, w->ref, row))
+            return false;
+    }
+    return to == w->view.grid.shape[0] && *from > 0;
+}
+
+static const ar_dump_tensor *find_ids(const ari_whole *w)
+{
+    static const char *const names[] = {"input_ids", "ids", "tokens", "input_ids:fwd"};
+    const ar_dump *dumps[] = {w->known->reference, w->known->other};
+    for (size_t k = 0; k < 8; k++) {
+        const ar_dump_tensor *t = dumps[k % 2] ? ar_dump_find(dumps[k % 2], names[k / 2]) : NULL;
+        if (t && t->count > 1 && t->ndim > 0)
+            return t;
+    }
+    return NULL;
+}
+
+/* How often the batch has each id; *last of them where a sequence ends, which predicts nothing. */
+static ar_status count_ids(size_t *times, size_t *last, size_t vocab, const ar_dump_tensor *t)
+{
+    double *ids = NULL;
+    AR_TRY(ari_alloc((void **)&ids, t->count, sizeof *ids, t->name));
+    const ar_status st = ar_dump_read_f64(t, 0, t->count, ids);
+    const size_t seq = t->shape[t->ndim - 1];
+    for (size_t i = 0; st == AR_OK && i < t->count; i++) {
+        if (!(ids[i] >= 0.0 && ids[i] < (double)vocab))
+            continue;
+        times[(size_t)ids[i]]++;
+        last[(size_t)ids[i]] += (i + 1) % seq == 0;
+    }
+    free(ids);
+    return st;
+}
+
+/* Wrong rows against the ids of the batch. */
+typedef struct id_rows {
+    size_t wrong, wrong_unused, wrong_once, right_used, right_repeated;
+} id_rows;
+
+static id_rows compare_ids(const ari_whole *w, const size_t *times, const size_t *last)
+{
+    id_rows r = {0};
+    for (size_t id = 0; id < w->view.grid.shape[0]; id++) {
+        const bool wrong = w->view.survey.hits[0][id] > 0;
+        const size_t telling = times[id] - last[id];
+        r.wrong += wrong;
+        r.wrong_unused += wrong && times[id] == 0;
+        r.wrong_once += wrong && times[id] == 1;
+        r.right_used += !wrong && telling > 0;
+        r.right_repeated += !wrong && telling > 1;
+    }
+    return r;
+}
+
+static void say_ids(ari_clue *f, const id_rows *r)
+{
+    if (r->wrong_unused > 0 || r->wrong < 2)
+        return;
+    if (r->wrong_once == 0 && r->right_repeated == 0) {
+        ari_text t = ari_find(f, ARI_TRACE + 6);
+        ari_say(&t,
+                "repeated ids: exactly the rows of the %zu ids that the batch has more than once differ: their "
+                "contributions were overwritten in place of added",
+                r->wrong);
+    } else if (r->right_used == 0) {
+        ari_text t = ari_find(f, ARI_TRACE + 4);
+        ari_say(&t,
+                "exactly the rows of the %zu ids in the batch differ, all others are right: the embedding's own sum "
+                "over tokens is wrong, missing or counted twice (a tied weight has two uses)",
+                r->wrong);
+    }
+}
+
+ar_status ari_seek_ids(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    const ari_difference *d = g->d;
+    const bool vocabulary = ari_is_embedding(d) || ari_name_has(d, "lm_head");
+    size_t from = 0, *times = NULL, *last = NULL;
+    if (d->ndim != 2 || d->pass == 'f' || d->pass == 'b' || !vocabulary || w->start > 0)
+        return AR_OK;
+    if (is_padding(w, &from)) {
+        ari_text t = ari_find(f, ARI_TRACE + 6);
+        ari_say(&t,
+                "padded vocabulary: only the last %zu ids (from %zu on) differ, which are zero in the reference; "
+                "padding must stay out of the softmax and of gradients, and never be saved",
+                g->shape[0] - from, from);
+        return AR_OK;
+    }
+    const ar_dump_tensor *ids = find_ids(w);
+    if (!ids || !ari_is_embedding(d))
+        return AR_OK;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&times, g->shape[0], sizeof *times, d->name));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&last, g->shape[0], sizeof *last, d->name));
+    AR_TRY_TO(done, st, count_ids(times, last, g->shape[0], ids));
+    const id_rows r = compare_ids(w, times, last);
+    say_ids(f, &r);
+done:
+    free(times);
+    free(last);
+    return st;
+}
+
+/* --- a mask
+ * ----------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_seek_mask(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    const ari_tally *t = &w->view.survey.total;
+    size_t after = 0;
+    if (g->nd < 3 || g->shape[g->nd - 1] != g->shape[g->nd - 2] || t->gained < 4)
+        return AR_OK;
+    for (size_t i = 0; i < w->count; i++) {
+        const size_t key = i % g->cols, query = i / g->cols % g->shape[g->nd - 2];
+        if (ari_off(w, i) && w->ref[i] == 0.0f && key > query)
+            after++;
+    }
+    if (after < t->gained)
+        return AR_OK;
+    ari_text text = ari_find(f, ARI_TRACE + 7);
+    ari_say(&text,
+            "the causal mask is missing: all %zu elements that are zero in the reference and not here have a key "
+            "after the query",
+            after);
+    return AR_OK;
+}
+
+/* --- how much of the reference
+ * ---------------------------------------------------------------------------------------- */
+
+enum { MOST_PARTS = 16 };
+
+/* Of n = 2 .. the one whose 1/n a share is, to 12%; 0: none. */
+static int part_of(double share)
+{
+    const double n = nearbyint(1.0 / share);
+    return n >= 2.0 && n <= MOST_PARTS && fabs(share * n - 1.0) <= 0.12 ? (int)n : 0;
+}
+
+static void say_part(ari_clue *f, const ari_whole *w, double cosine, double share, int n)
+{
+    const char pass = w->view.grid.d->pass;
+    const bool known = n == w->known->tp || n == w->known->dp;
+    ari_text t = ari_find(f, ARI_STATISTIC + 7);
+    ari_say(&t,
+            "a partial sum: cosine with the reference %.2f, its share of it %.3g, about 1/%d, and what is missing is "
+            "orthogonal to it: what one of %d %s contributes; ",
+            cosine, share, n, n, known ? "ranks" : "ranks (or samples, or micro-batches)");
+    if (pass == 'g')
+        ari_say(&t, "a gradient of one shard's tokens or heads, not reduced over %s",
+                n == w->known->tp   ? "tp"
+                : n == w->known->dp ? "dp"
+                                    : "tp or dp");
+    else
+        ari_say(&t, pass == 'b' ? "a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input "
+                                  "gradient"
+                                : "a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output");
+}
+
+/* v = r + part: a contribution that counts twice. */
+static void say_twice(ari_clue *f, double share, int n)
+{
+    ari_text t = ari_find(f, ARI_STATISTIC + 6);
+    ari_say(&t,
+            "a contribution counted twice: the difference is %.3g of the reference, about 1/%d, and orthogonal to the "
+            "rest: one of %d ranks' (or samples', or micro-batches') parts was added once more",
+            share, n, n);
+}
+
+ar_status ari_seek_share(ari_clue *f, const ari_whole *w)
+{
+    const ari_survey *s = &w->view.survey;
+    const ari_tally *t = &s->total;
+    const double share = t->vr / t->rr, cosine = ari_cosine(t);
+    if (t->different < 64 || t->nan > 0 || t->zero * 4 > t->different || !isfinite(cosine))
+        return AR_OK;
+    const double apart = (t->rr - 2.0 * t->vr + t->vv) / t->rr, along = (t->vr - t->rr) / t->rr;
+    const int n = share > 0.0 ? part_of(share) : 0, twice = along > 0.0 ? part_of(along) : 0;
+    if (n && cosine > 0.15 && fabs(t->vv / t->vr - 1.0) <= 0.25 && t->kept * 20 <= t->held)
+        say_part(f, w, cosine, share, n);
+    else if (twice && fabs(apart / along - 1.0) <= 0.25)
+        say_twice(f, along, twice);
+    return AR_OK;
+}
+
+/* --- the place alone
+ * --------------------------------------------------------------------------------------------------- */
+
+static void say_inside(ari_text *t, const ari_whole *w)
+{
+    const ari_tally *all = &w->view.survey.total;
+    if (isfinite(ari_cosine(all)))
+        ari_say(t, " (there: cosine with the reference %.3f, size %.3g of it)", ari_cosine(all),
+                sqrt(all->vv / all->rr));
+}
+
+ar_status ari_seek_place(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    for (int dim = 0; dim < g->nd; dim++) {
+        const size_t n = g->shape[dim];
+        size_t from, to, which = 0;
+        ari_hull(w, dim, &from, &to);
+        const size_t blocks = ari_block_of(n, from, to, &which), head = ari_head_size(w, dim);
+        const char *part[3];
+        size_t size[3];
+        const bool heads = head > 0 && from % head == 0 && to % head == 0 && to - from < n;
+        if (to - from == n || w->view.survey.hit[dim] * 2 <= to - from ||
+            (!heads && !ari_packed(w, dim, part, size) && (blocks == 0 || blocks > 64)) || n < 2)
+            continue;
+        ari_text t = ari_find(f, ARI_PLACE + 9);
+        if (blocks > 1)
+            ari_say(&t, "only shard %zu of %zu along dimension %d differs", which, blocks, dim);
+        else
+            ari_say(&t, "only %s %zu..%zu of %zu differ", ari_axis_name(w, dim, true), from, to - 1, n);
+        ari_say_part(&t, w);
+        ari_say(&t,
+                "; all others are right, so look at what one rank%s had there: its weights, its inputs, or data that "
+                "was not there yet",
+                heads ? " (or one head)" : "");
+        say_inside(&t, w);
+        return AR_OK;
+    }
+    return AR_OK;
+}
+
+/* --- nothing but noise
+ * -------------------------------------------------------------------------------------------------- */
+
+/* The largest root mean square of the differences over any slice of any dimension, against that of all. */
+static ar_status concentration(double *out, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    const double all = w->view.survey.total.dd / (double)w->count;
+    *out = 0.0;
+    for (int dim = 0; dim < g->nd; dim++) {
+        size_t inner = 1;
+        double *sum = NULL;
+        for (int i = dim + 1; i < g->nd; i++)
+            inner *= g->shape[i];
+        const size_t n = g->shape[dim], size = w->count / n;
+        if (n < 2 || size < 16)
+            continue;
+        AR_TRY(ari_alloc_zero((void **)&sum, n, sizeof *sum, g->d->name));
+        for (size_t i = 0; i < w->count; i++) {
+            const double apart = (double)w->val[i] - (double)w->ref[i];
+            sum[i / inner % n] += apart * apart / (double)size;
+        }
+        for (size_t k = 0; k < n; k++)
+            *out = fmax(*out, sum[k] / all);
+        free(sum);
+    }
+    return AR_OK;
+}
+
+ar_status ari_seek_noise(ari_clue *f, const ari_whole *w)
+{
+    const ari_tally *t = &w->view.survey.total;
+    const double size = sqrt(t->dd / t->rr), along = t->vr / t->rr - 1.0;
+    double peak = 0.0;
+    if (t->nan > 0 || t->different < 64 || t->different * 2 < w->count || !(size < 0.03) ||
+        !(fabs(along) * sqrt((double)t->different) < 8.0 * size))
+        return AR_OK;
+    AR_TRY(concentration(&peak, w));
+    if (!(peak < 12.0))
+        return AR_OK;
+    ari_text t2 = ari_find(f, ARI_STATISTIC - 4);
+    ari_say(&t2,
+            "rounding of low precision, perhaps: the difference is %.1e of the values, spread evenly and unrelated to "
+            "them, the size that %s arithmetic leaves; a sensitivity file says what is honest",
+            size,
+            size < 3e-5     ? "long sums of fp32"
+            : size < 1.5e-3 ? "tf32 or fp16"
+                            : "bf16");
+    return AR_OK;
+}

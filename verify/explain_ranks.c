@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of a dump of ranks as the pattern engine wants them. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/explain_impl.h"
+
+enum { MOST_ELEMENTS = 1 << 24 };
+
+static bool fits(const ar_dump_part *p)
+{
+    return p->rank >= 0 && p->boxes <= AR_MAX_BOXES;
+}
+
+/* Whether every part is a rank's, no rank has two, and all of it is small enough; counts ranks and elements. */
+static bool is_of_ranks(const ar_dump_tensor *t, int *ranks, size_t *elements)
+{
+    *ranks = 0;
+    *elements = 0;
+    if (t->ndim > AR_MAX_DIMS || t->parts < 2)
+        return false;
+    for (size_t i = 0; i < t->parts; i++) {
+        if (!fits(&t->part[i]) || (i > 0 && t->part[i].rank <= t->part[i - 1].rank))
+            return false;
+        *ranks = t->part[i].rank + 1;
+        for (size_t b = 0; b < t->part[i].boxes; b++) {
+            size_t n = 1;
+            for (int dim = 0; dim < t->ndim; dim++)
+                n *= t->part[i].box[b].extent[dim];
+            *elements += n;
+        }
+    }
+    return *elements <= MOST_ELEMENTS && *ranks <= 4096;
+}
+
+/* Boxes that differ along one dimension alone lie one after the other along it, as in the rank's own tensor; others
+ * along the first. */
+static int stacking_dim(const ar_dump_part *p, int ndim)
+{
+    int stack = 0;
+    for (int dim = 0; dim < ndim; dim++) {
+        for (size_t b = 1; b < p->boxes; b++) {
+            if (p->box[b].global[dim] != p->box[0].global[dim])
+                stack = dim;
+        }
+    }
+    return stack;
+}
+
+/* Copies a box's elements, which ar_dump_part_f32 gives one box after the other, to where they stand in the local
+ * tensor. */
+static void place_box(float *local, const size_t *shape, const float *values, const ar_box *b, int ndim)
+{
+    size_t n = 1;
+    for (int dim = 0; dim < ndim; dim++)
+        n *= b->extent[dim];
+    for (size_t i = 0; i < n; i++) {
+        size_t rest = i, at = 0, stride = 1;
+        for (int dim = ndim - 1; dim >= 0; dim--) {
+            at += (b->local[dim] + rest % b->extent[dim]) * stride;
+            rest /= b->extent[dim];
+            stride *= shape[dim];
+        }
+        local[at] = values[i];
+    }
+}
+
+/* A rank's layout and the shape of its local tensor; false where its boxes do not stack. */
+static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *p)
+{
+    const int stack = stacking_dim(p, t->ndim);
+    *o = (ar_layout){.ndim = t->ndim, .nbox = p->boxes, .replica = p->replica, .replicas = p->replicas};
+    for (int dim = 0; dim < t->ndim; dim++) {
+        o->shape[dim] = t->shape[dim];
+        shape[dim] = p->boxes > 0 ? p->box[0].extent[dim] : 0;
+    }
+    if (t->ndim > 0 && p->boxes > 0)
+        shape[stack] = 0;
+    for (size_t b = 0; b < p->boxes; b++) {
+        for (int dim = 0; dim < t->ndim; dim++) {
+            o->box[b].global[dim] = p->box[b].global[dim];
+            o->box[b].extent[dim] = p->box[b].extent[dim];
+            if (dim != stack && o->box[b].extent[dim] != shape[dim])
+                return false;
+        }
+        if (t->ndim > 0) {
+            o->box[b].local[stack] = shape[stack];
+            shape[stack] += o->box[b].extent[stack];
+        }
+    }
+    return true;
+}
+
+static ar_status read_part(float *local, ari_rank_copy *copy, const ar_dump_tensor *t, const ar_dump_part *p, size_t n)
+{
+    float *values = NULL;
+    size_t at = 0;
+    AR_TRY(ari_alloc((void **)&values, n, sizeof *values, t->name));
+    const ar_status st = ar_dump_part_f32(t, p, values);
+    for (size_t b = 0; st == AR_OK && b < p->boxes; b++) {
+        const ar_box *box = &copy->layout->box[b];
+        size_t count = 1;
+        for (int dim = 0; dim < t->ndim; dim++)
+            count *= box->extent[dim];
+        place_box(local, copy->shape, values + at, box, t->ndim);
+        at += count;
+    }
+    free(values);
+    return st;
+}
+
+static size_t local_count(const size_t *shape, int ndim)
+{
+    size_t n = 1;
+    for (int dim = 0; dim < ndim; dim++)
+        n *= shape[dim];
+    return n;
+}
+
+/* Ranks along tp and dp from the mesh, where ranks are counted dp * tp; else what the case says. */
+static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
+{
+    const ar_dump_dim *dims = NULL;
+    const size_t n = c->other ? ar_dump_mesh(c->other, &dims) : 0;
+    r->tp = c->tp;
+    r->dp = c->dp;
+    if (n > 0) {
+        r->tp = r->dp = 1;
+        for (size_t i = 0; i < n; i++) {
+            if (strcmp(dims[i].name, "tp") == 0 && i + 1 == n)
+                r->tp = dims[i].size;
+            else
+                r->dp *= dims[i].size;
+        }
+    }
+    if (r->tp > 0 && r->dp == 0 && r->ranks % r->tp == 0)
+        r->dp = r->ranks / r->tp;
+    if (r->tp * r->dp != r->ranks)
+        r->tp = r->dp = 0;
+}
+
+ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c)
+{
+    size_t elements = 0, at = 0;
+    ar_status st = AR_OK;
+    bool stacked = true;
+    *out = (ari_rank_copies){0};
+    if (!is_of_ranks(t, &out->ranks, &elements))
+        return AR_OK;
+    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&out->copy, (size_t)out->ranks, sizeof *out->copy, t->name));
+    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&out->layout, (size_t)out->ranks, sizeof *out->layout, t->name));
+    AR_TRY_TO(failed, st, ari_alloc((void **)&out->data, elements, sizeof *out->data, t->name));
+    for (int rank = 0; rank < out->ranks; rank++) {
+        out->copy[rank] = (ari_rank_copy){.layout = &out->layout[rank], .ndim = t->ndim};
+        out->layout[rank].ndim = t->ndim;
+        memcpy(out->layout[rank].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    }
+    for (size_t i = 0; i < t->parts && stacked; i++) {
+        const ar_dump_part *p = &t->part[i];
+        ari_rank_copy *copy = &out->copy[p->rank];
+        stacked = lay_out(&out->layout[p->rank], copy->shape, t, p);
+        const size_t n = stacked && p->boxes > 0 ? local_count(copy->shape, t->ndim) : 0;
+        copy->local = out->data + at;
+        if (n > 0)
+            AR_TRY_TO(failed, st, read_part(out->data + at, copy, t, p, n));
+        at += n;
+    }
+    find_mesh(out, c);
+    if (stacked)
+        return AR_OK;
+failed:
+    ari_rank_copies_fini(out);
+    return st;
+}
+
+void ari_rank_copies_fini(ari_rank_copies *r)
+{
+    free(r->copy);
+    free(r->layout);
+    free(r->data);
+    *r = (ari_rank_copies){0};
+}

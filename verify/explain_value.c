@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A function of each value: a flipped bit, a coarser format, a clamp, a lost sign, zero. */
+#include <stdio.h>
+
+#include "verify/explain_impl.h"
+
+static uint32_t bits_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static float of_bits(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* --- few elements ------------------------------------------------------------------------------------------------- */
+
+enum { FEW = 4 };
+
+static void say_bit(ari_text *t, int bit)
+{
+    if (bit == 31)
+        ari_say(t, "bit 31, the sign");
+    else
+        ari_say(t, "bit %d, of the %s", bit, bit >= 23 ? "exponent" : "mantissa");
+}
+
+static int flipped_bit(float a, float b)
+{
+    const uint32_t x = bits_of(a) ^ bits_of(b);
+    if (x == 0 || (x & (x - 1)) != 0)
+        return -1;
+    int bit = 0;
+    while ((x >> bit) != 1)
+        bit++;
+    return bit;
+}
+
+static void say_element(ari_text *t, const ari_whole *w, size_t i)
+{
+    const ari_grid *g = &w->view.grid;
+    ari_say(t, "[");
+    for (int dim = 0; dim < g->nd; dim++)
+        ari_say(t, dim ? ", %zu" : "%zu", ari_grid_index(g, i, dim));
+    ari_say(t, "] (%.9g, reference %.9g)", (double)w->val[i], (double)w->ref[i]);
+}
+
+ar_status ari_seek_bits(ari_clue *f, const ari_whole *w)
+{
+    const ari_survey *s = &w->view.survey;
+    size_t which[FEW], n = 0;
+    if (s->different == 0 || s->different > FEW || w->count < 16 || w->noisy)
+        return AR_OK;
+    for (size_t i = 0; i < w->count && n < s->different; i++) {
+        if (ari_off(w, i))
+            which[n++] = i;
+    }
+    int bit = flipped_bit(w->ref[which[0]], w->val[which[0]]);
+    for (size_t i = 1; i < n; i++)
+        bit = flipped_bit(w->ref[which[i]], w->val[which[i]]) == bit ? bit : -1;
+    ari_text t = ari_find(f, bit >= 0 ? ARI_IDENTITY + 7 : ARI_SHAPE + 15);
+    if (n == 2 && ari_same_bits(w->ref[which[0]], w->val[which[1]]) &&
+        ari_same_bits(w->ref[which[1]], w->val[which[0]]))
+        ari_say(&t, "two elements exchanged: ");
+    else if (bit >= 0) {
+        ari_say(&t, n == 1 ? "one bit flipped: " : "the same bit flipped in %zu elements: ", n);
+        say_bit(&t, bit);
+        ari_say(&t, ", of ");
+    } else
+        ari_say(&t, n == 1 ? "one element alone: " : "%zu elements alone: ", n);
+    for (size_t i = 0; i < n; i++) {
+        ari_say(&t, i ? ", " : "");
+        say_element(&t, w, which[i]);
+    }
+    ari_say(&t, "; all others are equal%s",
+            bit >= 0 ? ": memory or storage, not arithmetic" : ": a write to one place, or one value from elsewhere");
+    return AR_OK;
+}
+
+/* --- formats ------------------------------------------------------------------------------------------------------ */
+
+/* x to `kept` bits of mantissa: to nearest (ties to even), or cut off. */
+static float round_to(float x, int kept, bool cut)
+{
+    const uint32_t u = bits_of(x), unit = 1u << (23 - kept);
+    if (!isfinite(x))
+        return x;
+    if (cut)
+        return of_bits(u & ~(unit - 1));
+    return of_bits((u + unit / 2 - 1 + ((u >> (23 - kept)) & 1u)) & ~(unit - 1));
+}
+
+/* Mantissa bits that the other's values use, of elements that differ; -1: none differs. */
+static int mantissa_used(const ari_whole *w, const float *data)
+{
+    uint32_t all = 0;
+    bool any = false;
+    for (size_t i = 0; i < w->count; i++) {
+        if (!ari_off(w, i) || !isfinite(data[i]))
+            continue;
+        all |= bits_of(data[i]) & 0x7fffffu;
+        any = any || data[i] != 0.0f;
+    }
+    if (!any)
+        return -1;
+    int used = 23;
+    while (used > 0 && (all & (1u << (23 - used))) == 0)
+        used--;
+    return used;
+}
+
+typedef struct fit {
+    size_t different, nearest, cut, near; /* elements; near: within one step of the format */
+} fit;
+
+static fit fit_format(const ari_whole *w, int kept)
+{
+    fit r = {0};
+    for (size_t i = 0; i < w->count; i++) {
+        if (!ari_off(w, i))
+            continue;
+        const double step = ldexp(fabs((double)w->ref[i]), -kept);
+        r.different++;
+        r.nearest += ari_same_bits(w->val[i], round_to(w->ref[i], kept, false));
+        r.cut += ari_same_bits(w->val[i], round_to(w->ref[i], kept, true));
+        r.near += fabs((double)w->val[i] - (double)w->ref[i]) <= step + w->absolute;
+    }
+    return r;
+}
+
+static const char *format_name(const ari_whole *w, int kept)
+{
+    switch (kept) {
+    case 10:
+        return w->max_ref < 65504.0 ? "fp16 or tf32" : "tf32";
+    case 7:
+        return "bf16";
+    case 3:
+        return "fp8 (e4m3)";
+    default:
+        return "fp8 (e5m2)";
+    }
+}
+
+ar_status ari_seek_precision(ari_clue *f, const ari_whole *w)
+{
+    const int used = mantissa_used(w, w->val), before = mantissa_used(w, w->ref);
+    static const int formats[] = {2, 3, 7, 10};
+    size_t k = 0;
+    while (k < 4 && formats[k] < used)
+        k++;
+    if (used < 1 || k == 4 || before <= formats[k] || w->view.survey.different < 16)
+        return AR_OK;
+    const int kept = formats[k];
+    const fit r = fit_format(w, kept);
+    /* A reference from elsewhere is rounding off itself, and moves a value now and then to the next step. */
+    if (r.near < r.different)
+        return AR_OK;
+    ari_text t = ari_find(f, ARI_IDENTITY + 3);
+    snprintf(f->value, sizeof f->value, "each of %s precision", format_name(w, kept));
+    ari_say(&t, "%s: every different value has a mantissa of %d bits and is within one step of the reference; ",
+            format_name(w, kept), kept);
+    if (r.cut * 10 >= r.different * 9 && r.cut > r.nearest)
+        ari_say(&t, "%zu of %zu are the reference truncated (cut off, not rounded) to %s", r.cut, r.different,
+                format_name(w, kept));
+    else if (r.nearest * 2 >= r.different)
+        ari_say(&t, "%zu of %zu are exactly the reference rounded to %s", r.nearest, r.different, format_name(w, kept));
+    else
+        ari_say(&t, "%zu of %zu are the reference rounded: the values were computed in it too", r.nearest, r.different);
+    ari_say(&t, "; stored or sent in %d bits on the way", kept < 4 ? 8 : 16);
+    return AR_OK;
+}
+
+/* --- functions ---------------------------------------------------------------------------------------------------- */
+
+typedef struct bounds {
+    double low, high;         /* of the other's values */
+    double ref_low, ref_high; /* of the reference's */
+    size_t at_low, at_high, different, lost_sign, negative;
+} bounds;
+
+static bounds bounds_of(const ari_whole *w)
+{
+    bounds b = {INFINITY, -INFINITY, INFINITY, -INFINITY, 0, 0, 0, 0, 0};
+    for (size_t i = 0; i < w->count; i++) {
+        const double v = (double)w->val[i], r = (double)w->ref[i];
+        b.low = fmin(b.low, v);
+        b.high = fmax(b.high, v);
+        b.ref_low = fmin(b.ref_low, r);
+        b.ref_high = fmax(b.ref_high, r);
+    }
+    for (size_t i = 0; i < w->count; i++) {
+        const double v = (double)w->val[i], r = (double)w->ref[i];
+        if (!ari_off(w, i))
+            continue;
+        b.different++;
+        b.at_low += v == b.low && r < v;
+        b.at_high += v == b.high && r > v;
+        b.negative += r < 0.0;
+        b.lost_sign += r < 0.0 && ari_holds(w, w->val[i], -r);
+    }
+    return b;
+}
+
+static bool clamps(const ari_whole *w, const bounds *b)
+{
+    return b->different >= 4 && b->at_low + b->at_high == b->different &&
+           (b->low > b->ref_low + w->absolute || b->high < b->ref_high - w->absolute);
+}
+
+/* The step of a grid that all of the other's different values lie on, with at most 256 steps; 0 if there is none. */
+static double grid_step(const ari_whole *w)
+{
+    double least = INFINITY, largest = 0.0;
+    size_t n = 0;
+    for (size_t i = 0; i < w->count; i++) {
+        const double v = fabs((double)w->val[i]);
+        if (!ari_off(w, i) || v == 0.0)
+            continue;
+        n++;
+        least = fmin(least, v);
+        largest = fmax(largest, v);
+    }
+    if (n < 64 || !(largest <= 256.0 * least) || !isfinite(largest))
+        return 0.0;
+    for (size_t i = 0; i < w->count; i++) {
+        const double v = (double)w->val[i], steps = nearbyint(v / least);
+        if (!ari_off(w, i))
+            continue;
+        if (fabs(v - steps * least) > 1e-4 * least || fabs(v - (double)w->ref[i]) > 1.01 * least)
+            return 0.0;
+    }
+    return least;
+}
+
+ar_status ari_seek_function(ari_clue *f, const ari_whole *w)
+{
+    const bounds b = bounds_of(w);
+    if (w->view.survey.total.nan > 0 || b.different < 4 || w->count < 8)
+        return AR_OK;
+    if (b.lost_sign == b.different) {
+        ari_text t = ari_find(f, ARI_IDENTITY + 6);
+        snprintf(f->value, sizeof f->value, "each the negative of the reference");
+        ari_say(&t,
+                "the sign is flipped in %zu elements, all of them negative in the reference: the absolute value was "
+                "taken",
+                b.different);
+        return AR_OK;
+    }
+    if (clamps(w, &b)) {
+        const bool relu = b.low == 0.0 && b.at_low == b.different;
+        ari_text t = ari_find(f, ARI_IDENTITY + 4);
+        snprintf(f->value, sizeof f->value, relu ? "each zero where the reference is negative" : "each at a bound");
+        if (relu)
+            ari_say(&t,
+                    "clipped: all %zu different elements are negative in the reference and zero here (a ReLU, or an "
+                    "unsigned format)",
+                    b.different);
+        else
+            ari_say(&t,
+                    "clipped: all %zu different elements lie outside [%.6g, %.6g] in the reference and on that bound "
+                    "here (a clamp, or the largest value of a format)",
+                    b.different, b.low, b.high);
+        return AR_OK;
+    }
+    const double step = grid_step(w);
+    if (step > 4.0 * w->absolute && step > 0.0) {
+        ari_text t = ari_find(f, ARI_TRACE + 4);
+        snprintf(f->value, sizeof f->value, "each a multiple of %.6g", step);
+        ari_say(&t,
+                "quantised: every different value is a multiple of %.6g and within one step of the reference (%.0f "
+                "steps to the largest): an integer format with one scale",
+                step, w->max_ref / step);
+    }
+    return AR_OK;
+}
+
+/* --- zero --------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_seek_zero(ari_clue *f, const ari_whole *w)
+{
+    const ari_survey *s = &w->view.survey;
+    size_t covered = 1;
+    if (s->total.zero < s->total.different || s->total.different < 2)
+        return AR_OK;
+    for (int dim = 0; dim < w->view.grid.nd; dim++) {
+        size_t from, to;
+        ari_hull(w, dim, &from, &to);
+        covered *= to - from;
+    }
+    if (covered == w->count || s->total.different * 4 < covered)
+        return AR_OK;
+    ari_text t = ari_find(f, ARI_TRACE + 3);
+    snprintf(f->value, sizeof f->value, "each zero where the reference is not");
+    ari_say(&t, "a block of zeros: all %zu different elements are zero here and make up one block, the rest is right",
+            s->total.different);
+    ari_say_part(&t, w);
+    ari_say(&t, "; that part was never written, not gathered or left out of a loop (a size rounded down)");
+    return AR_OK;
+}
