@@ -114,6 +114,20 @@ Test(baseline_gradcheck, llama_with_padding_and_ignored_labels)
     check_gradients("llama, padding, ignored labels, scaled rope", &c, &batch);
 }
 
+/* Queries 2 to 4 of layer 0 each leave keys behind; layer 1 sees all. Frequencies 1 and 0.1 of theta 100: the second
+ * is a wave of 63 positions, between 40 and 80. */
+Test(baseline_gradcheck, llama_with_a_window_in_one_layer_and_blended_frequencies)
+{
+    ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
+    ar_batch batch = tiny_batch();
+    c.window = 2;
+    c.full_attention[0] = 2;
+    c.rope_theta = 100.0;
+    c.rope_llama3 = (ar_rope_llama3){8.0, 1.0, 2.0, 80};
+    batch.padding_mask = padding;
+    check_gradients("llama, a window in layer 0, llama3", &c, &batch);
+}
+
 Test(baseline_gradcheck, tied_bidirectional_llama_with_biases_and_one_kv_head)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);

@@ -81,7 +81,13 @@ static void mutate_token(fuzz_input *x, uint64_t *state)
                                          "\n",
                                          "\"model_type\":\"gpt2\",",
                                          "\"head_dim\":",
-                                         "\"rope_scaling\":{\"type\":\"linear\"},"};
+                                         "\"rope_scaling\":{\"type\":\"linear\"},",
+                                         "\"model_type\":\"qwen2\",",
+                                         "\"use_sliding_window\":true,",
+                                         "\"layer_types\":[\"sliding_attention\"],",
+                                         "\"max_window_layers\":1023,",
+                                         "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,"
+                                         "\"low_freq_factor\":1,\"high_freq_factor\":4},"};
     const char *token = tokens[fuzz_below(state, sizeof tokens / sizeof tokens[0])];
     fuzz_splice(x, fuzz_below(state, x->n), fuzz_below(state, 3) == 0 ? fuzz_below(state, 4) : 0, token, strlen(token));
 }
@@ -189,6 +195,10 @@ static void try_config(const fuzz_input *x, tally *t)
             c.ffn == 0 || c.hidden == 0 || c.max_positions == 0 || (c.rope && c.head_dim % 2 != 0) ||
             memchr(c.name, 0, sizeof c.name) == NULL)
             complain(t, "an inconsistent config was accepted");
+        for (size_t i = 0; i < c.unknown_keys && i < AR_CONFIG_NOTES; i++) {
+            if (memchr(c.unknown[i], 0, sizeof c.unknown[i]) == NULL)
+                complain(t, "the name of an unknown key has no end");
+        }
     } else {
         t->refused++;
         if ((st != AR_ERR_CONFIG && st != AR_ERR_FORMAT) || ar_error_message()[0] == '\0')
