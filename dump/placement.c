@@ -125,6 +125,7 @@ static ar_status read_partial(const ari_placement *p, ari_placed *t, const json_
         return AR_OK;
     if (!json_is_array(value))
         return add_partial(p, t, value, where);
+    t->partial = true;
     for (size_t i = 0; i < json_array_size(value); i++)
         AR_TRY(add_partial(p, t, json_array_get(value, i), where));
     return AR_OK;

@@ -58,7 +58,23 @@ static json_t *saved_offsets(const ari_placed *t)
     return json_pack("{s:o}", "saved_offsets", numbers(t->ndim, offset));
 }
 
-static json_t *own_tensor(const ari_placed *t)
+/* The dimensions of the mesh that it is to be summed over. */
+static json_t *partial_over(const ari_placement *p, const ari_placed *t)
+{
+    json_t *list = json_array();
+    size_t n = 0;
+    for (size_t i = 0; i < p->dims; i++)
+        if ((t->partial_over >> i & 1u) != 0) {
+            json_array_append_new(list, json_string(p->mesh[i].name));
+            n++;
+        }
+    if (n == json_array_size(list))
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+static json_t *own_tensor(const ari_placement *p, const ari_placed *t)
 {
     json_t *o = json_object();
     int failed = json_object_set_new(o, "shape", numbers(t->ndim, t->shape));
@@ -68,6 +84,8 @@ static json_t *own_tensor(const ari_placed *t)
         failed |= json_object_set_new(o, "replica", json_integer(t->replica));
         failed |= json_object_set_new(o, "replicas", json_integer(t->replicas));
     }
+    if (t->partial)
+        failed |= json_object_set_new(o, "partial", partial_over(p, t));
     if (failed == 0)
         return o;
     json_decref(o);
@@ -101,7 +119,7 @@ static json_t *whole_text(const ari_placement *p)
         failed |= json_object_set_new(o, "at", coordinates(p));
     }
     for (size_t i = 0; i < p->tensors; i++)
-        failed |= json_object_set_new(tensors, p->tensor[i].name, own_tensor(&p->tensor[i]));
+        failed |= json_object_set_new(tensors, p->tensor[i].name, own_tensor(p, &p->tensor[i]));
     failed |= json_object_set_new(o, "tensors", tensors);
     for (size_t i = 0; i < p->ordered; i++)
         failed |= json_array_append_new(order, json_string(p->order[i]));

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dump/placement.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "ref/io/safetensors.h"
+
+/* A rank's tensors as files. PyTorch's readers know one box a tensor and file, so that of packed tensors (q|k|v) the
+ * second box goes into a second file of the rank, and so on: rank-00003.safetensors, rank-00003-2.safetensors. */
+
+/* A value's boxes that are not empty; those that go on where another ends are one. */
+typedef struct boxes {
+    size_t n;
+    ar_box box[AR_MAX_BOXES];
+} boxes;
+
+/* What goes into one file. */
+typedef struct contents {
+    ar_st_tensor *tensor;
+    ari_placed *placed;
+    void **copy; /* [n] of tensors that do not lie row-major in memory */
+    size_t n;
+} contents;
+
+/* --- boxes -------------------------------------------------------------------------------------------------------- */
+static ar_status check_value(const ar_dump_value *v)
+{
+    const ar_layout *o = v->layout;
+    const char *name = v->name == NULL ? "(none)" : v->name;
+    bool fits = o->ndim == v->local->ndim && o->ndim >= 0 && o->ndim <= AR_MAX_DIMS && o->nbox <= AR_MAX_BOXES &&
+                v->dtype == v->local->dtype && ar_dtype_bytes(v->dtype) > 0;
+    for (size_t i = 0; fits && i < o->nbox; i++)
+        for (int d = 0; d < o->ndim; d++) {
+            const ar_box *b = &o->box[i];
+            fits &= b->local[d] <= v->local->shape[d] && b->extent[d] <= v->local->shape[d] - b->local[d];
+            fits &= b->global[d] <= o->shape[d] && b->extent[d] <= o->shape[d] - b->global[d];
+        }
+    if (!fits)
+        return ar_error_set(AR_ERR_ARG, "tensor '%s': the layout is not one of its local tensor", ARI_SHOW(name));
+    return AR_OK;
+}
+
+/* Whether b goes on where a ends, along one dimension, in both tensors. */
+static bool continues(const ar_box *a, const ar_box *b, int ndim, int along)
+{
+    for (int d = 0; d < ndim; d++) {
+        const size_t step = d == along ? a->extent[d] : 0;
+        if (b->global[d] != a->global[d] + step || b->local[d] != a->local[d] + step ||
+            (d != along && b->extent[d] != a->extent[d]))
+            return false;
+    }
+    return true;
+}
+
+static void list_boxes(boxes *o, const ar_layout *layout)
+{
+    o->n = 0;
+    for (size_t i = 0; i < layout->nbox; i++) {
+        const ar_box *b = &layout->box[i];
+        bool empty = false;
+        int along = 0;
+        for (int d = 0; d < layout->ndim; d++)
+            empty |= b->extent[d] == 0;
+        if (empty)
+            continue;
+        ar_box *last = o->n > 0 ? &o->box[o->n - 1] : NULL;
+        while (last != NULL && along < layout->ndim && !continues(last, b, layout->ndim, along))
+            along++;
+        if (last != NULL && along < layout->ndim)
+            last->extent[along] += b->extent[along];
+        else
+            o->box[o->n++] = *b;
+    }
+}
+
+/* --- one file ----------------------------------------------------------------------------------------------------- */
+/* The box of the local tensor, where it lies if that is row-major, else copied. */
+static ar_status box_data(const void **data, void **copy, const ar_tensor *local, const ar_box *b)
+{
+    const size_t bytes = ar_dtype_bytes(local->dtype);
+    ar_tensor part = *local;
+    for (int d = 0; d < local->ndim; d++)
+        part = ar_tensor_slice(&part, d, b->local[d], b->extent[d]);
+    *data = part.data.ptr;
+    if (ar_tensor_is_contiguous(&part))
+        return AR_OK;
+    const size_t count = ar_tensor_count(&part);
+    size_t index[AR_MAX_DIMS] = {0};
+    AR_TRY(ari_alloc(copy, count, bytes, "a tensor to write"));
+    for (size_t i = 0; i < count; i++) {
+        ptrdiff_t at = 0;
+        for (int d = 0; d < part.ndim; d++)
+            at += (ptrdiff_t)index[d] * part.stride[d];
+        memcpy((char *)*copy + i * bytes, (const char *)part.data.ptr + at * (ptrdiff_t)bytes, bytes);
+        for (int d = part.ndim - 1; d >= 0 && ++index[d] == part.shape[d]; d--)
+            index[d] = 0;
+    }
+    *data = *copy;
+    return AR_OK;
+}
+
+static ar_status partial_over(ari_placed *p, const ar_dump_value *v, const ar_dump_place *place)
+{
+    for (size_t i = 0; v->partial != NULL && i < place->dims; i++)
+        if (strcmp(place->mesh[i].name, v->partial) == 0)
+            p->partial_over = 1u << i;
+    p->partial = v->partial != NULL;
+    if (p->partial && p->partial_over == 0)
+        return ar_error_set(AR_ERR_ARG, "tensor '%s': partial over '%s', which is no dimension of the mesh",
+                            ARI_SHOW(v->name), ARI_SHOW(v->partial));
+    return AR_OK;
+}
+
+static ar_status add_box(contents *o, const ar_dump_value *v, const ar_dump_place *place, const ar_box *b)
+{
+    const ar_layout *layout = v->layout;
+    ar_st_tensor *t = &o->tensor[o->n];
+    ari_placed *p = &o->placed[o->n];
+    *t = (ar_st_tensor){.name = v->name, .dtype = v->dtype, .ndim = layout->ndim};
+    *p = (ari_placed){.name = (char *)(uintptr_t)v->name,
+                      .ndim = layout->ndim,
+                      .has_shape = true,
+                      .replica = layout->replica,
+                      .replicas = layout->replicas < 1 ? 1 : layout->replicas};
+    for (int d = 0; d < layout->ndim; d++) {
+        t->shape[d] = b->extent[d];
+        p->shape[d] = layout->shape[d];
+        p->offset[d] = b->global[d];
+    }
+    AR_TRY(partial_over(p, v, place));
+    AR_TRY(box_data(&t->data, &o->copy[o->n], v->local, b));
+    o->n++;
+    return AR_OK;
+}
+
+static ar_status make_texts(char *text[2], const contents *o, const ar_dump_place *place, char **order, size_t ordered)
+{
+    ari_placement p = {.rank = place->rank,
+                       .world = place->world,
+                       .dims = place->dims,
+                       .has_at = true,
+                       .tensor = o->placed,
+                       .tensors = o->n,
+                       .order = order,
+                       .ordered = ordered};
+    memcpy(p.mesh, place->mesh, sizeof p.mesh);
+    memcpy(p.at, place->at, sizeof p.at);
+    return ari_placement_text(&text[0], &text[1], &p);
+}
+
+static ar_status write_file(ari_out **gives, const char *path, const contents *o, char *const text[2],
+                            const char *const *metadata, size_t n_meta)
+{
+    const char *const own[] = {"format",     "pt",    "DCP_VERSION",      "1.0",
+                               ARI_DUMP_DCP, text[0], ARI_DUMP_PLACEMENT, text[1]};
+    const char **all = NULL;
+    AR_TRY(ari_alloc((void **)&all, 2 * n_meta + 8, sizeof *all, "metadata"));
+    memcpy(all, own, sizeof own);
+    for (size_t i = 0; i < 2 * n_meta; i++)
+        all[8 + i] = metadata[i];
+    const ar_status st = ari_st_write_uncommitted(gives, path, o->tensor, o->n, all, 4 + n_meta);
+    free(all);
+    return st;
+}
+
+/* --- a rank ------------------------------------------------------------------------------------------------------- */
+typedef struct job {
+    const char *folder;
+    const ar_dump_place *place;
+    const ar_dump_value *values;
+    size_t n;
+    const char *const *metadata;
+    size_t n_meta;
+    boxes *of;    /* [n] */
+    char **order; /* [n] names, borrowed */
+} job;
+
+static ar_status file_path(char **gives, const job *j, size_t k)
+{
+    char number[24] = "";
+    if (k > 0)
+        snprintf(number, sizeof number, "-%zu", k + 1);
+    if (asprintf(gives, "%s/rank-%05d%s.safetensors", j->folder, j->place->rank, number) >= 0)
+        return AR_OK;
+    *gives = NULL;
+    return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(j->folder));
+}
+
+static ar_status write_boxes(ari_out **gives, const job *j, size_t k)
+{
+    ar_status st = AR_OK;
+    char *text[2] = {NULL, NULL}, *path = NULL;
+    contents o = {0};
+    AR_TRY_TO(done, st, file_path(&path, j, k));
+    AR_TRY_TO(done, st, ari_alloc((void **)&o.tensor, j->n, sizeof *o.tensor, "tensors to write"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&o.placed, j->n, sizeof *o.placed, "tensors to write"));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&o.copy, j->n, sizeof *o.copy, "tensors to write"));
+    for (size_t i = 0; i < j->n; i++)
+        if (k < j->of[i].n)
+            AR_TRY_TO(done, st, add_box(&o, &j->values[i], j->place, &j->of[i].box[k]));
+    AR_TRY_TO(done, st, make_texts(text, &o, j->place, j->order, k == 0 ? j->n : 0));
+    st = write_file(gives, path, &o, text, j->metadata, j->n_meta);
+done:
+    for (size_t i = 0; i < j->n && o.copy != NULL; i++)
+        free(o.copy[i]);
+    free(o.copy);
+    free(o.placed);
+    free(o.tensor);
+    free(text[0]);
+    free(text[1]);
+    free(path);
+    return st;
+}
+
+/* Files of further boxes that an earlier dump into this folder had, and this one has not. */
+static ar_status remove_others(const job *j, size_t files)
+{
+    for (size_t k = files; k < AR_MAX_BOXES; k++) {
+        char *path = NULL;
+        AR_TRY(file_path(&path, j, k));
+        const ar_status st = unlink(path) == 0 || errno == ENOENT ? AR_OK : ari_out_fail("remove", path);
+        free(path);
+        AR_TRY(st);
+    }
+    return AR_OK;
+}
+
+static ar_status write_rank(const job *j)
+{
+    ari_out *out[AR_MAX_BOXES] = {NULL};
+    size_t files = 1;
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < j->n; i++)
+        files = j->of[i].n > files ? j->of[i].n : files;
+    for (size_t k = 0; k < files && st == AR_OK; k++)
+        st = write_boxes(&out[k], j, k);
+    if (st == AR_OK)
+        st = remove_others(j, files);
+    if (st == AR_OK)
+        return ari_out_commit_all(out, files);
+    for (size_t k = 0; k < files; k++)
+        ari_out_discard(out[k]);
+    return st;
+}
+
+static ar_status check_place(const ar_dump_place *p)
+{
+    bool fits = p->rank >= 0 && p->rank < p->world && p->dims <= AR_DUMP_MAX_DIMS;
+    size_t ranks = 1;
+    for (size_t i = 0; fits && i < p->dims; i++) {
+        fits &= p->mesh[i].size >= 1 && p->at[i] >= 0 && p->at[i] < p->mesh[i].size;
+        fits &= p->mesh[i].name[0] != '\0' && memchr(p->mesh[i].name, '\0', sizeof p->mesh[i].name) != NULL;
+        ranks *= fits ? (size_t)p->mesh[i].size : 1;
+        fits &= ranks <= (size_t)p->world;
+    }
+    if (fits && (p->dims == 0 || ranks == (size_t)p->world))
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "rank %d of %d is not one of its mesh of %zu dimensions", p->rank, p->world,
+                        p->dims);
+}
+
+ar_status ar_dump_write(const char *folder, const ar_dump_place *place, const ar_dump_value *values, size_t n,
+                        const char *const *metadata, size_t n_meta)
+{
+    job j = {folder, place, values, n, metadata, n_meta, NULL, NULL};
+    ar_status st = check_place(place);
+    if (st == AR_OK)
+        st = ari_alloc((void **)&j.of, n, sizeof *j.of, "tensors to write");
+    if (st == AR_OK)
+        st = ari_alloc((void **)&j.order, n, sizeof *j.order, "tensors to write");
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        st = check_value(&values[i]);
+        if (st != AR_OK)
+            break;
+        list_boxes(&j.of[i], values[i].layout);
+        j.order[i] = (char *)(uintptr_t)values[i].name;
+    }
+    if (st == AR_OK)
+        st = write_rank(&j);
+    free(j.of);
+    free(j.order);
+    return st;
+}
