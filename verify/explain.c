@@ -121,7 +121,7 @@ static ar_status choose_allowed(held *h, const ari_explain_case *c, const counte
 {
     double relative = c->rtol;
     h->d.allowed = c->atol;
-    h->w.noisy = n->large > 0 && n->small * 4 > n->equal + n->small;
+    h->w.noisy = n->large > 0 && n->small * 4 > n->equal + n->small && n->small * 50 > h->w.count;
     if (c->atol == 0.0 && c->rtol == 0.0 && h->w.noisy) {
         h->d.allowed = h->w.absolute;
         relative = h->w.relative;
@@ -329,7 +329,8 @@ static ar_status explain_held(ari_text *where, ari_text *why, held *h, const ari
     if (h->w.view.survey.different > 0 && h->w.start == 0)
         ari_say_part(where, &h->w);
     if (h->w.noisy && n->small > 0)
-        ari_say(where, "; %zu others differ by rounding", n->small);
+        ari_say(where, "; %zu others differ by less than %.0e of the largest value", n->small,
+                h->w.absolute / h->w.max_ref);
     ari_say(why, "%s", best.confidence > 0 ? best.hint : "no known pattern");
     return AR_OK;
 }

@@ -37,9 +37,9 @@ static meaning meaning_of(double factor)
 {
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
     meaning m = {.inverse = fabs(factor) < 1.0};
-    int exponent = 0;
-    if (frexp(size, &exponent) == 0.5 && exponent - 1 >= 8)
-        m.power = exponent - 1;
+    const double power = nearbyint(log2(size));
+    if (power >= 8.0 && is_near(size, exp2(power)))
+        m.power = (int)power;
     for (int n = 2; n <= MOST_RANKS && !m.power; n++) {
         if (is_near(size, n))
             m.n = n;
@@ -262,44 +262,15 @@ static bool slice_factors(const ari_whole *w, int dim, sums *s)
     return wrong > 1 && apart > 0 && w->count / g->shape[dim] >= 8;
 }
 
-/* Slices in runs of equal factors: how many runs; `even`: all as long as the first. */
-static size_t runs_of(const sums *s, size_t n, bool *even)
-{
-    size_t runs = 1, start = 0, length = 0;
-    *even = true;
-    for (size_t k = 1; k <= n; k++) {
-        if (k < n && is_near(factor_of(&s[k]), factor_of(&s[k - 1])))
-            continue;
-        length = length ? length : k - start;
-        *even = *even && k - start == length;
-        start = k;
-        runs += k < n;
-    }
-    return runs;
-}
-
 static void say_scales(ari_clue *f, const ari_whole *w, int dim, const sums *s)
 {
     const size_t n = w->view.grid.shape[dim];
-    bool even = false;
-    const size_t runs = runs_of(s, n, &even);
     double low = INFINITY, high = -INFINITY;
     for (size_t k = 0; k < n; k++) {
         low = s[k].rr > 0.0 ? fmin(low, factor_of(&s[k])) : low;
         high = s[k].rr > 0.0 ? fmax(high, factor_of(&s[k])) : high;
     }
-    const bool blocks = even && runs > 1 && runs <= MOST_RANKS && runs * 2 <= n;
-    ari_text t = ari_find(f, blocks ? ARI_IDENTITY + 3 : ARI_SHAPE + 7);
-    if (blocks) {
-        snprintf(f->value, sizeof f->value, "each shard a constant times the reference");
-        ari_say(&t, "each of %zu shards of the %s has a factor of its own, from %.6g to %.6g:", runs,
-                ari_axis_name(w, dim, true), low, high);
-        for (size_t k = 0; k < runs && k < 6; k++)
-            ari_say(&t, " %.4g", factor_of(&s[k * (n / runs)]));
-        ari_say(&t, "%s; each rank divided, clipped or scaled by its own count, norm or size in place of the group's",
-                runs > 6 ? " ..." : "");
-        return;
-    }
+    ari_text t = ari_find(f, ARI_SHAPE + 7);
     ari_say(&t, "each %s is scaled by a factor of its own, from %.6g to %.6g, and not otherwise changed",
             ari_axis_name(w, dim, false), low, high);
     if (dim == w->view.grid.nd - 1)
@@ -309,11 +280,71 @@ static void say_scales(ari_clue *f, const ari_whole *w, int dim, const sums *s)
                 ari_axis_name(w, dim, false));
 }
 
+/* --- a factor for each shard -------------------------------------------------------------------------------------- */
+
+typedef struct shards {
+    int dim;
+    size_t n, inner; /* shards; elements of one that lie side by side */
+    sums s[MOST_RANKS];
+} shards;
+
+/* Whether every shard of n along a dimension has a factor, and not all the same. */
+static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n)
+{
+    const ari_grid *g = &w->view.grid;
+    bool apart = false;
+    *p = (shards){.dim = dim, .n = n, .inner = g->shape[dim] / n};
+    for (int i = dim + 1; i < g->nd; i++)
+        p->inner *= g->shape[i];
+    for (size_t i = 0; i < w->count; i++) {
+        sums *s = &p->s[i / p->inner % n];
+        s->vr += (double)w->val[i] * (double)w->ref[i];
+        s->rr += (double)w->ref[i] * (double)w->ref[i];
+    }
+    for (size_t k = 0; k < n; k++) {
+        const double factor = factor_of(&p->s[k]);
+        if (!isfinite(factor) || fabs(factor) < 1e-9)
+            return false;
+        apart = apart || fabs(factor / factor_of(&p->s[0]) - 1.0) > 1e-3;
+    }
+    for (size_t i = 0; apart && i < w->count; i++) {
+        if (!ari_holds(w, w->val[i], factor_of(&p->s[i / p->inner % n]) * (double)w->ref[i]))
+            return false;
+    }
+    return apart;
+}
+
+static void say_shards(ari_clue *f, const ari_whole *w, const shards *p)
+{
+    ari_text t = ari_find(f, ARI_IDENTITY + 3);
+    snprintf(f->value, sizeof f->value, "each shard a constant times the reference");
+    ari_say(&t, "each of %zu shards of the %s has a factor of its own:", p->n, ari_axis_name(w, p->dim, true));
+    for (size_t k = 0; k < p->n && k < 6; k++)
+        ari_say(&t, " %.5g", factor_of(&p->s[k]));
+    ari_say(&t, "%s; each rank divided, clipped or scaled by its own count, norm or size in place of the group's",
+            p->n > 6 ? " ..." : "");
+}
+
+static bool seek_shards(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    shards p;
+    for (int dim = 0; dim < g->nd; dim++) {
+        for (size_t n = 2; n <= MOST_RANKS && n < g->shape[dim]; n++) {
+            if (g->shape[dim] % n != 0 || w->count / n < 8 || !shards_scale(&p, w, dim, n))
+                continue;
+            say_shards(f, w, &p);
+            return true;
+        }
+    }
+    return false;
+}
+
 ar_status ari_seek_scales(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
     sums *s = NULL;
-    if (w->view.survey.total.nan > 0)
+    if (w->view.survey.total.nan > 0 || seek_shards(f, w))
         return AR_OK;
     for (int dim = 0; dim < g->nd && f->confidence == ARI_SILENT && g->nd > 1; dim++) {
         if (g->shape[dim] < 2)

@@ -192,7 +192,7 @@ ar_status ari_seek_shift(ari_clue *f, const ari_whole *w)
         const size_t follow = shifted(w, by, &lost);
         if (follow < 16 || lost > size || lost * 2 > follow)
             continue;
-        ari_text t = ari_find(f, ARI_TRACE + 6);
+        ari_text t = ari_find(f, size % w->view.grid.cols ? ARI_IDENTITY + 2 : ARI_TRACE + 6);
         snprintf(f->value, sizeof f->value, "the reference's values %zu elements %s", size, by < 0 ? "earlier" : "on");
         ari_say(&t,
                 "shifted in memory: %zu of %zu different elements are the reference's %zu %s; an offset into a "

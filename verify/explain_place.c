@@ -234,7 +234,7 @@ ar_status ari_seek_place(ari_clue *f, const ari_whole *w)
         const char *part[3];
         size_t size[3];
         const bool heads = head > 0 && from % head == 0 && to % head == 0 && to - from < n;
-        if (to - from == n || w->view.survey.hit[dim] * 2 <= to - from ||
+        if (to - from == n || to - from < 2 || w->view.survey.hit[dim] * 2 <= to - from ||
             (!heads && !ari_packed(w, dim, part, size) && (blocks == 0 || blocks > 64)) || n < 2)
             continue;
         ari_text t = ari_find(f, ARI_PLACE + 9);

@@ -155,7 +155,8 @@ static bool find_shift(const ari_axis *a, rule *r)
         follow++;
     }
     const size_t size = (size_t)(by < 0 ? -by : by);
-    if (by == 0 || follow < 3 || a->lost > size || size * 4 > a->n || (follow + a->lost) * 10 < a->wrongs * 8)
+    if (by == 0 || follow < 3 || a->lost > size || size * 4 > a->n || size * 4 > a->wrongs ||
+        (follow + a->lost) * 10 < a->wrongs * 8)
         return false;
     *r = (rule){.kind = SHIFTED, .unit = 1, .units = a->n, .period = a->n, .by = size, .a = by < 0};
     return true;
@@ -230,6 +231,8 @@ static void say_rotated(ari_text *t, const ari_whole *w, const ari_axis *a, cons
     if (!whole && r->period == 2) {
         ari_say(t, "the two halves are exchanged%s",
                 heads ? " (rotate_half, or RoPE's halves the wrong way round)" : "");
+    } else if (whole && is_samples(w, a)) {
+        ari_say(t, "batch order: sample i has that of sample i + %zu, modulo %zu", r->by * r->unit, a->n);
     } else if (whole && r->period == 2) {
         ari_say(t, is_tokens(w, a)
                        ? "rotated token blocks: the two halves stand in rank-rotated order, each rank's own "
@@ -321,9 +324,13 @@ static int confidence_of(const ari_axis *a, const rule *r)
     const bool scalar = a->size == 1, ruled = r->kind != OTHER && r->kind != EXCHANGED && r->kind != REPEATED;
     if (scalar && (!ruled ? a->worst > 0.0 || a->moved < 4 : a->moved < 8))
         return ARI_SILENT;
-    if (ruled || r->unit > 1)
+    if (r->kind == SHIFTED && a->lost > 0)
+        return ARI_IDENTITY + 1;
+    if (ruled)
         return ARI_IDENTITY + 6 + (r->unit > 1);
-    return a->moved > 1 || a->size >= 8 ? ARI_IDENTITY + 2 : ARI_SILENT;
+    if (a->moved < 2 && a->size < 8)
+        return ARI_SILENT;
+    return r->kind == OTHER ? ARI_IDENTITY + 2 + (r->unit > 1) : ARI_IDENTITY + 5;
 }
 
 void ari_name_order(ari_clue *f, const ari_whole *w, const ari_axis *a)
@@ -346,7 +353,7 @@ void ari_name_order(ari_clue *f, const ari_whole *w, const ari_axis *a)
                 strcmp(axis_name(w, a, false), "id") == 0 ? " (off-by-one ids)" : "");
         break;
     case REVERSED:
-        ari_say(&t, "reversed");
+        ari_say(&t, is_tokens(w, a) ? "sequence reversed" : "reversed");
         break;
     case INTERLEAVED:
         say_interleaved(&t, w, a, &r);

@@ -30,15 +30,19 @@ static void say_bit(ari_text *t, int bit)
         ari_say(t, "bit %d, of the %s", bit, bit >= 23 ? "exponent" : "mantissa");
 }
 
-static int flipped_bit(float a, float b)
+/* The one bit that takes a to b, in noise to about b; -1: there is none. */
+static int flipped_bit(const ari_whole *w, size_t i)
 {
-    const uint32_t x = bits_of(a) ^ bits_of(b);
-    if (x == 0 || (x & (x - 1)) != 0)
-        return -1;
-    int bit = 0;
-    while ((x >> bit) != 1)
-        bit++;
-    return bit;
+    int found = -1;
+    for (int bit = 0; bit < 32; bit++) {
+        const float back = of_bits(bits_of(w->val[i]) ^ (1u << bit));
+        if (w->noisy ? !ari_holds(w, back, (double)w->ref[i]) : !ari_same_bits(back, w->ref[i]))
+            continue;
+        if (found >= 0)
+            return -1;
+        found = bit;
+    }
+    return found;
 }
 
 static void say_element(ari_text *t, const ari_whole *w, size_t i)
@@ -54,15 +58,15 @@ ar_status ari_seek_bits(ari_clue *f, const ari_whole *w)
 {
     const ari_survey *s = &w->view.survey;
     size_t which[FEW], n = 0;
-    if (s->different == 0 || s->different > FEW || w->count < 16 || w->noisy)
+    if (s->different == 0 || s->different > FEW || w->count < 16)
         return AR_OK;
     for (size_t i = 0; i < w->count && n < s->different; i++) {
         if (ari_off(w, i))
             which[n++] = i;
     }
-    int bit = flipped_bit(w->ref[which[0]], w->val[which[0]]);
+    int bit = flipped_bit(w, which[0]);
     for (size_t i = 1; i < n; i++)
-        bit = flipped_bit(w->ref[which[i]], w->val[which[i]]) == bit ? bit : -1;
+        bit = flipped_bit(w, which[i]) == bit ? bit : -1;
     ari_text t = ari_find(f, bit >= 0 ? ARI_IDENTITY + 7 : ARI_SHAPE + 15);
     if (n == 2 && ari_same_bits(w->ref[which[0]], w->val[which[1]]) &&
         ari_same_bits(w->ref[which[1]], w->val[which[0]]))
@@ -77,7 +81,7 @@ ar_status ari_seek_bits(ari_clue *f, const ari_whole *w)
         ari_say(&t, i ? ", " : "");
         say_element(&t, w, which[i]);
     }
-    ari_say(&t, "; all others are equal%s",
+    ari_say(&t, "; all others are equal%s%s", w->noisy ? " to rounding" : "",
             bit >= 0 ? ": memory or storage, not arithmetic" : ": a write to one place, or one value from elsewhere");
     return AR_OK;
 }
@@ -213,29 +217,68 @@ static bool clamps(const ari_whole *w, const bounds *b)
            (b->low > b->ref_low + w->absolute || b->high < b->ref_high - w->absolute);
 }
 
-/* The step of a grid that all of the other's different values lie on, with at most 256 steps; 0 if there is none. */
-static double grid_step(const ari_whole *w)
+/* Whether all different values of [from, to) are multiples of a step, and within one of the reference. */
+static bool is_grid(const ari_whole *w, size_t from, size_t to, double step)
+{
+    for (size_t i = from; i < to; i++) {
+        const double v = (double)w->val[i];
+        if (!ari_off(w, i))
+            continue;
+        if (!(fabs(v - nearbyint(v / step) * step) <= 1e-4 * step) || fabs(v - (double)w->ref[i]) > 1.01 * step)
+            return false;
+    }
+    return true;
+}
+
+/* The step of a grid of at most 256 steps that all different values of [from, to) lie on; 0 if there is none: the
+ * smallest value, or what signed integers of 8 and 4 bits make of the largest. */
+static double grid_step(const ari_whole *w, size_t from, size_t to, size_t *n)
 {
     double least = INFINITY, largest = 0.0;
-    size_t n = 0;
-    for (size_t i = 0; i < w->count; i++) {
+    for (size_t i = from; i < to; i++) {
         const double v = fabs((double)w->val[i]);
         if (!ari_off(w, i) || v == 0.0)
             continue;
-        n++;
+        (*n)++;
         least = fmin(least, v);
         largest = fmax(largest, v);
     }
-    if (n < 64 || !(largest <= 256.0 * least) || !isfinite(largest))
-        return 0.0;
-    for (size_t i = 0; i < w->count; i++) {
-        const double v = (double)w->val[i], steps = nearbyint(v / least);
-        if (!ari_off(w, i))
-            continue;
-        if (fabs(v - steps * least) > 1e-4 * least || fabs(v - (double)w->ref[i]) > 1.01 * least)
-            return 0.0;
+    const double steps[] = {largest / 127.0, largest / 128.0, largest / 7.0, largest / 8.0, least};
+    for (size_t k = 0; k < sizeof steps / sizeof *steps && isfinite(largest); k++) {
+        if (steps[k] > 0.0 && largest <= 256.0 * steps[k] && is_grid(w, from, to, steps[k]))
+            return steps[k];
     }
-    return least;
+    return 0.0;
+}
+
+static void seek_grid(ari_clue *f, const ari_whole *w)
+{
+    const size_t cols = w->view.grid.cols;
+    size_t n = 0, rows = 0;
+    const double step = grid_step(w, 0, w->count, &n);
+    if (step > 4.0 * w->absolute && n >= 64) {
+        ari_text t = ari_find(f, ARI_TRACE + 4);
+        snprintf(f->value, sizeof f->value, "each a multiple of %.6g", step);
+        ari_say(&t,
+                "quantised: every different value is a multiple of %.6g and within one step of the reference (%.0f "
+                "steps to the largest): an integer format with one scale",
+                step, w->max_ref / step);
+        return;
+    }
+    for (size_t row = 0; row * cols < w->count; row++) {
+        size_t own = 0;
+        const double of_row = grid_step(w, row * cols, (row + 1) * cols, &own);
+        if (own > 0 && !(of_row > 2.0 * w->absolute && own >= 12))
+            return;
+        rows += own > 0;
+    }
+    if (rows < 2)
+        return;
+    ari_text t = ari_find(f, ARI_TRACE + 4);
+    ari_say(&t,
+            "quantised: in each of %zu rows every different value is a multiple of one step of that row's and within "
+            "one step of the reference: an integer format with a scale for each row",
+            rows);
 }
 
 ar_status ari_seek_function(ari_clue *f, const ari_whole *w)
@@ -268,15 +311,7 @@ ar_status ari_seek_function(ari_clue *f, const ari_whole *w)
                     b.different, b.low, b.high);
         return AR_OK;
     }
-    const double step = grid_step(w);
-    if (step > 4.0 * w->absolute && step > 0.0) {
-        ari_text t = ari_find(f, ARI_TRACE + 4);
-        snprintf(f->value, sizeof f->value, "each a multiple of %.6g", step);
-        ari_say(&t,
-                "quantised: every different value is a multiple of %.6g and within one step of the reference (%.0f "
-                "steps to the largest): an integer format with one scale",
-                step, w->max_ref / step);
-    }
+    seek_grid(f, w);
     return AR_OK;
 }
 

@@ -173,7 +173,7 @@ static void say_block(ari_text *t, const ari_whole *w, int dim)
             ari_say(t, "..%zu", to / head - 1);
         ari_say(t, " of %zu", n / head);
     }
-    if (blocks > 1 && blocks <= 256 && (to - from > 1 || blocks <= 8))
+    if (blocks > 1 && blocks <= 64 && (to - from > 1 || blocks <= 8))
         ari_say(t, "; shard %zu of %zu%s%s (from 0)", which, blocks, packed ? "" : " of the ",
                 packed ? "" : ari_axis_name(w, dim, true));
 }

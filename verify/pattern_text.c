@@ -306,6 +306,6 @@ void ari_say_where(ari_text *t, const ari_grid *g, const ari_survey *s, const ch
     if (s->different < g->count && !every)
         say_place(t, g, s);
     if (s->total.nan > 0)
-        ari_say(t, "; %zu NaN over the ranks", s->total.nan);
+        ari_say(t, g->d->hidden ? "; %zu NaN" : "; %zu NaN over the ranks", s->total.nan);
     say_wrong_ranks(t, g, s);
 }
