@@ -16,6 +16,7 @@
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "verify/check_run.h"
+#include "verify/dump_folder.h"
 #include "verify/fault_module.h"
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
@@ -73,12 +74,29 @@ static void show_progress(void *user, double fraction, const char *what)
     ari_progress_update(&p->line, fraction, text);
 }
 
+/* Of two models each has a folder in the one given. */
+static ar_status dump_folder(char *path, size_t cap, const ari_check_values *v, const char *model)
+{
+    if (v->model) {
+        snprintf(path, cap, "%s", v->dump);
+        return strlen(v->dump) < cap ? AR_OK : ar_error_set(AR_ERR_ARG, "--dump: the path is too long");
+    }
+    AR_TRY(ari_folder_make(v->dump));
+    const int n = snprintf(path, cap, "%s/%s", v->dump, model);
+    return n > 0 && (size_t)n < cap ? AR_OK : ar_error_set(AR_ERR_ARG, "--dump: the path is too long");
+}
+
 static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model, ar_fault fault)
 {
     ar_parallel parallel[MOST_LAYOUTS];
     ar_check_options o;
     ar_config c;
+    char dump[560];
     AR_TRY(options_of(v, model, fault, &c, &o, parallel));
+    if (v->dump) {
+        AR_TRY(dump_folder(dump, sizeof dump, v, model));
+        o.dump = dump;
+    }
     if (!v->common.quiet)
         ari_config_notes_print(stderr, &c);
     o.cluster = ari_watch_cluster(gives->watch);

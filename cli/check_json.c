@@ -111,6 +111,8 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
         json_object_set_new(
             o, "schedules",
             json_pack("{s:I, s:I}", "run", (json_int_t)u->schedules, "last_seed", (json_int_t)u->schedule_seed));
+    if (u->dump[0])
+        json_object_set_new(o, "dump", ari_json_text(u->dump));
     json_object_set_new(o, "first_difference", json_difference(u));
     json_object_set_new(o, "error", json_error(u));
     return o;
@@ -152,12 +154,14 @@ static json_t *json_model(const ari_checked *c)
                                  ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
     json_t *ddp = json_pack("{s:I, s:s}", "bucket_bytes", (json_int_t)c->ddp.bucket_bytes, "mode",
                             ari_bucket_mode_names[c->ddp.mode]);
-    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
+    json_t *dump = r->dump[0] ? ari_json_text(r->dump) : json_null();
+    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
                      ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
                      r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "steps",
                      r->steps, "optimizer", json_optimizer(c), "clip", c->clip, "dropout", c->dropout, "ddp", ddp,
                      "first_nan", r->nan_tensor[0] ? json_string(r->nan_tensor) : json_null(), "baseline", baseline,
-                     "gradcheck", json_gradcheck(r), "notes", ari_config_notes_json(&r->config), "runs", runs);
+                     "gradcheck", json_gradcheck(r), "notes", ari_config_notes_json(&r->config), "dump", dump, "runs",
+                     runs);
 }
 
 json_t *ari_check_json(const ari_checked *checked, size_t n)

@@ -60,6 +60,13 @@ static const ari_option options[] = {
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_check_values, list_tensors),
      .help = "print the tensors that are compared, in the order of execution, and compare nothing"},
+    {.name = "dump",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(ari_check_values, dump),
+     .value = "DIR",
+     .help =
+         "write the baseline's tensors to DIR/reference.safetensors and each layout's ranks to a folder of its own, "
+         "for 'anyrank verify'"},
     ARI_WATCH_OPTIONS(ari_check_values),
     {.name = "schedule",
      .kind = ARI_OPT_STRING,
@@ -158,6 +165,7 @@ static const char *of_one_run(const ari_check_values *v)
 ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault)
 {
     const char *option = v->list_tensors    ? "--list-tensors"
+                         : v->dump          ? "--dump"
                          : v->watch.cluster ? "--cluster"
                          : v->schedule      ? "--schedule"
                          : v->gradcheck     ? "--gradcheck"
@@ -171,6 +179,9 @@ ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault faul
 ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models)
 {
     const char *option = of_one_run(v);
+    if (v->list_tensors && v->dump)
+        return ar_error_set(AR_ERR_ARG, "--dump writes what a run computes, and --list-tensors runs none: give one of "
+                                        "both");
     if (!option)
         return AR_OK;
     if (v->list_tensors)

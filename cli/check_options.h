@@ -12,7 +12,7 @@
 /* What `anyrank check` is asked for. Of the training step -1 and NaN: not given. */
 typedef struct ari_check_values {
     ari_common common;
-    const char *model, *text, *inject;
+    const char *model, *text, *inject, *dump;
     ari_layout_values layout;
     ari_optimizer_values optimizer;
     ari_watch_values watch;

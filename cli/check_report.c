@@ -275,6 +275,17 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
         fprintf(to, "    hint      %s\n", f->hint);
 }
 
+static void print_dump(FILE *to, const ar_check_report *r)
+{
+    if (!r->dump[0])
+        return;
+    fprintf(to, "dump: %s\n", r->dump);
+    for (size_t i = 0; i < r->runs; i++) {
+        if (r->run[i].dump[0])
+            fprintf(to, "      %s\n", r->run[i].dump);
+    }
+}
+
 ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
 {
     const ar_check_report *r = c->report;
@@ -288,6 +299,7 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
         AR_TRY(print_memory(to, r));
     if (c->watch->timed)
         AR_TRY(print_predicted(to, c));
+    print_dump(to, r);
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
         if (u->error)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "cli/command.h"
+#include "cli/config_notes.h"
 #include "cli/json_text.h"
 #include "cli/layout.h"
 #include "cli/main.h"
@@ -18,6 +19,7 @@ typedef struct grads_values {
     const char *model, *block, *input, *out, *inject;
     ari_layout_values layout;
     ari_watch_values watch;
+    bool per_rank, activations;
 } grads_values;
 
 static const ari_option options[] = {
@@ -43,7 +45,14 @@ static const ari_option options[] = {
                                          "25MiB)"),
     ARI_INJECT_OPTION(grads_values),
     ARI_WATCH_OPTIONS(grads_values),
-    {.name = "per-rank", .kind = ARI_OPT_LATER},
+    {.name = "per-rank",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(grads_values, per_rank),
+     .help = "write what each rank holds to DIR/ranks too: weights, gradients and outputs, with their places"},
+    {.name = "activations",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(grads_values, activations),
+     .help = "write every tensor of the two passes to activations.safetensors too, and to the ranks' files"},
     {.name = "sensitivity", .kind = ARI_OPT_LATER},
     {0},
 };
@@ -58,7 +67,9 @@ static const ari_positional positionals[] = {
 static const ari_args_spec spec = {
     .command = "grads",
     .summary = "Runs one forward and backward on given inputs and writes outputs and gradients.",
-    .example = "anyrank grads MODEL --input batch.safetensors --out results --tp 2\nanyrank grads --block DIR --out "
+    .example = "anyrank grads MODEL --input batch.safetensors --out results --tp 2\n"
+               "anyrank grads MODEL --input batch.safetensors --out results --dp 2 --tp 2 --per-rank --activations\n"
+               "anyrank grads --block DIR --out "
                "results --tp 4",
     .options = options,
     .positionals = positionals,
@@ -85,7 +96,7 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
 {
     const ar_parallel parallel = ari_layout_parallel(&v->layout);
     json_t *files = json_array(), *o = ari_json_begin("grads");
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof r->file / sizeof *r->file; i++) {
         if (r->file[i][0])
             json_array_append_new(files, ari_json_text(r->file[i]));
     }
@@ -96,8 +107,12 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
         json_object_set_new(o, "fault", json_string(v->inject));
     json_object_set_new(o, "outputs_hash", json_string(r->outputs_hash));
     json_object_set_new(o, "tensors", json_integer((json_int_t)r->tensors));
+    if (v->activations)
+        json_object_set_new(o, "activations", json_integer((json_int_t)r->activations));
     json_object_set_new(o, "bytes", json_pack("{s:I}", "counted", (json_int_t)r->bytes));
     json_object_set_new(o, "seconds", ari_json_number(r->seconds));
+    if (v->model)
+        json_object_set_new(o, "notes", ari_config_notes_json(&r->config));
     if (v->model)
         json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)r->loss)));
     ari_watch_json(o, watch);
@@ -125,7 +140,7 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
         printf("\n");
     }
     ari_watch_print(stdout, watch);
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof r->file / sizeof *r->file; i++) {
         if (r->file[i][0])
             printf("%s\n", r->file[i]);
     }
@@ -150,6 +165,8 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
                                 .ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES),
                                 .numerics = (ar_numerics)v->layout.numerics,
                                 .fault = fault,
+                                .per_rank = v->per_rank,
+                                .activations = v->activations,
                                 .seed = v->common.seed,
                                 .mlp_order = (ar_mlp_order)v->layout.mlp_order,
                                 .algorithm = ari_layout_algorithm(&v->layout),
@@ -158,7 +175,10 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
                                 .cluster = ari_watch_cluster(watch),
                                 .trace = watch->trace};
     char title[256], layout[ARI_LAYOUT_TEXT];
-    AR_TRY(ar_grads(&r, &o));
+    const ar_status st = ar_grads(&r, &o);
+    if (!v->common.quiet)
+        ari_config_notes_print(stderr, &r.config);
+    AR_TRY(st);
     snprintf(title, sizeof title, "%s, %s", v->model ? v->model : v->block,
              ari_layout_text(layout, &parallel, r.batch));
     AR_TRY(ari_watch_write(watch, title));

@@ -9,6 +9,7 @@
 #include "run/positions.h"
 #include "verify/check_base.h"
 #include "verify/check_run.h"
+#include "verify/dump_ranks.h"
 #include "verify/estimate.h"
 #include "verify/gradcheck.h"
 #include "verify/text_batch.h"
@@ -32,7 +33,8 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
                                     .numerics = o->numerics,
                                     .dropout = o->dropout > 0.0,
                                     .f64 = !o->skip_f64,
-                                    .gradcheck = o->gradcheck};
+                                    .gradcheck = o->gradcheck,
+                                    .dump = o->dump ? ARI_DUMPS_ALL : ARI_DUMPS_NOTHING};
     return ari_estimate_check(e, &size);
 }
 
@@ -94,6 +96,18 @@ static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
     return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
 }
 
+/* The reference's file, in a folder that holds nothing of an earlier dump any more. */
+static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
+{
+    ari_dump_facts facts;
+    const int n = snprintf(r->dump, sizeof r->dump, "%s/%s", o->dump, ARI_DUMP_REFERENCE);
+    if (n < 0 || (size_t)n >= sizeof r->dump)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
+    AR_TRY(ari_dump_check_folder_clear(o->dump));
+    ari_dump_facts_of(&facts, &r->config, NULL, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+    return ari_dump_reference_write(&b->ref, r->dump, &facts);
+}
+
 static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
     AR_TRY(ari_alloc_zero((void **)&r->run, o->layouts, sizeof *r->run, "results"));
@@ -120,6 +134,8 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     AR_TRY(check_sizes(o, &r->config));
     AR_TRY(check_layouts(o, &r->config));
     AR_TRY(check_cluster(o));
+    if (o->dump)
+        AR_TRY(ari_dump_check_folder_check(o->dump));
     return ar_config_parameters(&r->config, &r->parameters);
 }
 
@@ -156,6 +172,8 @@ ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
     AR_TRY_TO(done, st, begin_report(r, o));
     AR_TRY_TO(done, st, ari_check_base_init(&base, o, &r->config, r->folder));
     AR_TRY_TO(done, st, describe_baseline(r, &base));
+    if (o->dump)
+        AR_TRY_TO(done, st, dump_reference(r, o, &base));
     if (o->gradcheck)
         AR_TRY_TO(done, st, run_gradcheck(r, o, &base));
     AR_TRY_TO(done, st, run_layouts(r, o, &base));

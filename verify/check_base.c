@@ -10,6 +10,7 @@
 #include "sim/plan/bytes.h"
 #include "verify/check_baseline.h"
 #include "verify/check_run.h"
+#include "verify/dump_ranks.h"
 #include "verify/text_batch.h"
 
 static bool is_not_finite(float x)
@@ -65,14 +66,15 @@ void ari_check_base_fini(ari_check_base *b)
     *b = (ari_check_base){.weights = NULL};
 }
 
-/* One layout, under as many schedules as are asked for: until one run is not the same. */
+/* One layout, under as many schedules as are asked for: until one run is not the same. The dump is the last one's. */
 static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first,
-                               uint64_t schedules)
+                               uint64_t schedules, ari_dump_ranks *dump)
 {
     const uint64_t predicted = run->bytes_predicted;
     o->sim.explore = schedules > 0;
     for (uint64_t k = 0; k < (schedules > 0 ? schedules : 1); k++) {
         ari_check_run_fini(run);
+        ari_dump_ranks_clear(dump);
         run->bytes_predicted = predicted;
         o->sim.schedule_seed = first + k;
         AR_TRY(ari_check_run(run, ref, o));
@@ -82,6 +84,22 @@ static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_
             break;
     }
     return AR_OK;
+}
+
+/* A run that failed has reported some tensors of some ranks: nothing that could be put together. */
+static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
+                            const ari_dump_ranks *dump)
+{
+    ari_dump_facts facts;
+    char layout[96];
+    if (run->reports)
+        return AR_OK;
+    ari_dump_layout_name(layout, sizeof layout, &dump->parallel);
+    const int n = snprintf(run->dump, sizeof run->dump, "%s/%s", o->dump, layout);
+    if (n < 0 || (size_t)n >= sizeof run->dump)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
+    ari_dump_facts_of(&facts, &b->config, &dump->parallel, o->numerics, o->fault);
+    return ari_dump_ranks_write(dump, run->dump, &facts);
 }
 
 ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
@@ -120,5 +138,17 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
                                       .find_unused = o->ddp.find_unused};
     *run = (ar_check_run){.parallel = *p};
     AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
-    return run_schedules(run, &b->ref, &cluster, o->schedule_seed, o->schedules);
+    ari_dump_ranks dump = {.ranks = 0};
+    ar_status st = AR_OK;
+    if (o->dump) {
+        AR_TRY_TO(done, st, ari_dump_ranks_create(&dump, p, NULL));
+        cluster.tap = ar_dump_listener_tap;
+        cluster.tap_user = dump.user;
+    }
+    AR_TRY_TO(done, st, run_schedules(run, &b->ref, &cluster, o->schedule_seed, o->schedules, &dump));
+    if (o->dump)
+        st = write_dump(run, b, o, &dump);
+done:
+    ari_dump_ranks_fini(&dump);
+    return st;
 }

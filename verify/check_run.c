@@ -11,11 +11,19 @@
 #include "verify/coverage.h"
 #include "verify/pattern.h"
 
+/* Who listens to one rank. */
+typedef struct listeners {
+    ari_comparator *comparator;
+    ar_tap_fn also; /* NULL: nobody */
+    void *also_user;
+} listeners;
+
 typedef struct comparison {
     const ari_reference *ref;
     int ranks;
     ari_comparator *rank; /* [ranks] */
-    void **user;          /* [ranks]: the comparators, as taps see them */
+    listeners *tap;       /* [ranks] */
+    void **user;          /* [ranks]: the same, as taps see them */
     float **gathered;     /* [ref->count]: the run's own final weights and gradients; NULL for the others */
 } comparison;
 
@@ -26,14 +34,24 @@ static void comparison_fini(comparison *c)
     for (size_t i = 0; c->gathered && i < c->ref->count; i++)
         free(c->gathered[i]);
     free(c->rank);
+    free(c->tap);
     free(c->user);
     free(c->gathered);
 }
 
-static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, int holders)
+static ar_status tap_both(void *user, const ar_tap_event *event)
+{
+    const listeners *l = user;
+    AR_TRY(ari_comparator_tap(l->comparator, event));
+    return l->also ? l->also(l->also_user, event) : AR_OK;
+}
+
+static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, int holders,
+                                 const ari_cluster_options *o)
 {
     *c = (comparison){.ref = ref, .ranks = ranks};
     AR_TRY(ari_alloc_zero((void **)&c->rank, (size_t)ranks, sizeof *c->rank, "comparators"));
+    AR_TRY(ari_alloc_zero((void **)&c->tap, (size_t)ranks, sizeof *c->tap, "comparators"));
     AR_TRY(ari_alloc_zero((void **)&c->user, (size_t)ranks, sizeof *c->user, "comparators"));
     AR_TRY(ari_alloc_zero((void **)&c->gathered, ref->count, sizeof *c->gathered, "gathered tensors"));
     for (size_t i = 0; i < ref->count; i++) {
@@ -43,7 +61,8 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
     /* The first ranks hold all weights and gradients between them: theirs are the run's. */
     for (int r = 0; r < ranks; r++) {
         AR_TRY(ari_comparator_init(&c->rank[r], ref, r < holders ? c->gathered : NULL));
-        c->user[r] = &c->rank[r];
+        c->tap[r] = (listeners){&c->rank[r], o->tap, o->tap_user ? o->tap_user[r] : NULL};
+        c->user[r] = &c->tap[r];
     }
     return AR_OK;
 }
@@ -260,8 +279,8 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     ar_status st = AR_OK;
     /* Each tensor-parallel group does; but with ZeRO a gradient is shared out over them. */
     const int holders = o->parallel.zero > 0 ? world : ari_at_least_one(o->parallel.tp);
-    AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders));
-    options.tap = ari_comparator_tap;
+    AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders, o));
+    options.tap = tap_both;
     options.tap_user = c.user;
     const ar_status ended = ari_cluster_run(&result, &options);
     if (ended == AR_ERR_MEMORY) { /* the machine's failure: it says nothing about the layout */

@@ -190,6 +190,25 @@ static double update_bytes(const elements *n, const split *s)
     return s->zero && n->trains ? FLOAT * (s->dp + 1.0) * n->parameters : 0.0;
 }
 
+/* What the ranks keep to write it. A replicated value is there once for each rank that has it. */
+static double dump_bytes(const elements *n, const split *s, const ari_estimate_case *run)
+{
+    const double others = run->dump == ARI_DUMPS_FIRST ? 0.0 : s->tp - 1.0; /* copies beside the first */
+    const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : s->dp;
+    const double hidden = s->sp ? 0.0 : n->tokens * n->hidden, middle = n->tokens * (n->fc + n->ffn);
+    const double in_block = 6.0 * hidden + 4.0 * n->tokens * n->kv + (s->whole_middle ? middle : 0.0);
+    const double block = n->block_reference + others * in_block;
+    const double activations = 2.0 * (n->layers * block + n->outer_reference + others * 3.0 * hidden);
+    const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
+    const double weights = n->parameters + others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
+    const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
+                        groups * (s->zero ? 1.0 / s->dp : 1.0) * weights + (n->trains ? groups * weights : 0.0);
+    const double whole = 2.0 * (n->layers * n->block_reference + n->outer_reference + n->parameters);
+    if (run->dump == ARI_DUMPS_NOTHING)
+        return 0.0;
+    return FLOAT * (n->steps * each + groups * weights) + (run->merges ? (FLOAT + 2.0) * whole : 0.0);
+}
+
 /* One layout: weights, gradients, kept operands and the optimizer's state once over the ranks of a tensor-parallel
  * group (what they replicate is small), a checkpoint's weights beside them, and one gradient's value and product under
  * way. */
@@ -276,7 +295,7 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     for (size_t i = 0; i < run->layouts; i++) {
         split s;
         AR_TRY(count_split(&s, &n, run, &run->parallel[i]));
-        most = largest_of(most, layout_bytes(&n, &s, run));
+        most = largest_of(most, layout_bytes(&n, &s, run) + dump_bytes(&n, &s, run));
         ranks = largest_of(ranks, s.ranks);
     }
     AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));

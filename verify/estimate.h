@@ -6,6 +6,14 @@
 #include "anyrank/optimizer.h"
 #include "anyrank/parallel.h"
 
+/* What is kept of each rank's tensors until the run ends, to be written. */
+typedef enum ari_estimate_dump {
+    ARI_DUMPS_NOTHING,
+    ARI_DUMPS_RESULTS, /* weights, gradients and outputs */
+    ARI_DUMPS_ALL,     /* everything that is reported */
+    ARI_DUMPS_FIRST    /* of that the first copies alone */
+} ari_estimate_dump;
+
 /* What is about to run. */
 typedef struct ari_estimate_case {
     const ar_config *config;
@@ -21,6 +29,8 @@ typedef struct ari_estimate_case {
     bool gradcheck; /* central differences too */
     bool alone;     /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
     bool saves;     /* where it trains: checkpoints */
+    ari_estimate_dump dump;
+    bool merges; /* what is kept becomes full tensors */
 } ari_estimate_case;
 
 typedef struct ari_estimate {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dump/placement.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/io/safetensors.h"
@@ -50,46 +51,45 @@ void ari_gatherer_fini(ari_gatherer *g)
     *g = (ari_gatherer){0};
 }
 
-/* The tensors of one file, or of all (file < 0). Gives; free(). */
-static ar_status as_tensors(const ari_gatherer *g, int file, ar_st_tensor **gives, size_t *n)
+/* The tensors of files first .. end - 1. Gives; free(). */
+static ar_status as_tensors(const ari_gatherer *g, int first, int end, ar_st_tensor **gives, size_t *n)
 {
     AR_TRY(ari_alloc_zero((void **)gives, g->count, sizeof **gives, "a list of outputs"));
     *n = 0;
     for (size_t i = 0; i < g->count; i++) {
         const ari_gathered *t = &g->list[i];
-        if (file >= 0 && t->file != file)
-            continue;
-        (*gives)[(*n)++] = ari_full_tensor_entry(&t->full);
+        if (t->file >= first && t->file < end)
+            (*gives)[(*n)++] = ari_full_tensor_entry(&t->full);
     }
     return AR_OK;
 }
 
-ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *path)
+ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *path, const char *const *placement)
 {
-    static const char *const metadata[] = {"format", "pt"};
-    ari_out *out[2] = {NULL};
+    ari_out *out[ARI_GATHER_FILES] = {NULL};
     ar_status st = AR_OK;
     for (int i = 0; i < files; i++) {
+        const char *const metadata[] = {"format", "pt", ARI_DUMP_PLACEMENT, placement[i]};
         ar_st_tensor *list = NULL;
         size_t n = 0;
-        AR_TRY_TO(done, st, as_tensors(g, i, &list, &n));
-        st = ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, 1);
+        AR_TRY_TO(done, st, as_tensors(g, i, i + 1, &list, &n));
+        st = ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, placement[i] ? 2 : 1);
         free(list);
         if (st != AR_OK)
             goto done;
     }
-    return ari_out_commit_all(out, 2);
+    return ari_out_commit_all(out, ARI_GATHER_FILES);
 done:
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < ARI_GATHER_FILES; i++)
         ari_out_discard(out[i]);
     return st;
 }
 
-ar_status ari_gather_hash(const ari_gatherer *g, char hex[65])
+ar_status ari_gather_hash(const ari_gatherer *g, int files, char hex[65])
 {
     ar_st_tensor *list = NULL;
     size_t n = 0;
-    AR_TRY(as_tensors(g, -1, &list, &n));
+    AR_TRY(as_tensors(g, 0, files, &list, &n));
     const ar_status st = ari_tensors_hash(hex, list, n);
     free(list);
     return st;

@@ -27,10 +27,12 @@ void ari_gatherer_fini(ari_gatherer *g);
 /** Whether every element of every wanted tensor was reported once: AR_ERR_INTERNAL names the first tensor that was not.
  */
 AR_NODISCARD ar_status ari_gather_check(const ari_gatherer *g);
+enum { ARI_GATHER_FILES = 3 };
 /** Writes all files, file i to path[i]: each whole before the first gets its name, so that a failure leaves what was
- *  there. files: 1 or 2. */
-AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *path);
-/** SHA-256 over all tensors of all files, by name. */
-AR_NODISCARD ar_status ari_gather_hash(const ari_gatherer *g, char hex[65]);
+ *  there. files: at most ARI_GATHER_FILES. placement[i]: the text of ANYRANK_PLACEMENT of file i, or NULL. */
+AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *path,
+                                        const char *const *placement);
+/** SHA-256 over all tensors of the first `files` files, by name. */
+AR_NODISCARD ar_status ari_gather_hash(const ari_gatherer *g, int files, char hex[65]);
 
 #endif

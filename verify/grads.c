@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/grads.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "ref/core/size.h"
 #include "ref/models/names.h"
@@ -15,21 +13,13 @@
 #include "run/weights.h"
 #include "verify/block_case.h"
 #include "verify/estimate.h"
-#include "verify/gather.h"
+#include "verify/grads_dump.h"
 #include "verify/grads_fault.h"
 #include "verify/input_batch.h"
 
-enum { OUTPUTS_FILE, GRADS_FILE };
+enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER };
 
-static ar_status make_folder(const char *path)
-{
-    if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        return ar_error_set(AR_ERR_IO, "%s: cannot make the folder: %s", path, strerror(errno));
-    struct stat s;
-    if (stat(path, &s) != 0 || !S_ISDIR(s.st_mode))
-        return ar_error_set(AR_ERR_IO, "%s: is not a folder", path);
-    return AR_OK;
-}
+#define RANKS_NAME "ranks"
 
 static ar_status want_gradient(void *user, const char *name, int ndim, const size_t *shape)
 {
@@ -60,14 +50,9 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
     return ari_param_list(c, want_gradient, g);
 }
 
-static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options, ari_gatherer *g,
+static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options, ari_grads_taps *taps,
                      ar_grads_result *result)
 {
-    const int world = ar_parallel_world(&o->parallel);
-    void **users = NULL;
-    AR_TRY(ari_alloc((void **)&users, (size_t)world, sizeof *users, "listeners of the ranks"));
-    for (int r = 0; r < world; r++)
-        users[r] = g;
     ari_cluster_result done;
     run_options->parallel = o->parallel;
     run_options->ddp = o->ddp;
@@ -77,10 +62,9 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     run_options->threads = o->threads;
     run_options->sim = (ar_sim_options){
         .algorithm = o->algorithm, .timeout_ns = o->timeout_ns, .cluster = o->cluster, .trace = o->trace};
-    run_options->tap = ari_gather_tap;
-    run_options->tap_user = users;
+    run_options->tap = ari_grads_tap_fn;
+    run_options->tap_user = taps->user;
     const ar_status st = ari_cluster_run(&done, run_options);
-    free(users);
     free(done.reports);
     if (done.loss)
         result->loss = done.loss[0];
@@ -93,24 +77,81 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     return st;
 }
 
-static ar_status write_files(const ari_gatherer *g, const char *folder, int files, const char *const *names,
-                             char path[][600])
+static ar_status path_in(char path[600], const char *folder, const char *name)
 {
-    const char *list[2] = {NULL};
-    for (int i = 0; i < files; i++) {
-        if (snprintf(path[i], 600, "%s/%s", folder, names[i]) >= 600)
-            return ar_error_set(AR_ERR_ARG, "%s: the path is too long", folder);
-        list[i] = path[i];
+    if (snprintf(path, 600, "%s/%s", folder, name) >= 600)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", folder);
+    return AR_OK;
+}
+
+/* What stands in the way of the ranks' folder is told before the run. */
+static ar_status check_out(const ar_grads_options *o)
+{
+    char path[600];
+    AR_TRY(path_in(path, o->out, RANKS_NAME));
+    return o->per_rank ? ari_dump_folder_check(path) : AR_OK;
+}
+
+/* A mistake may leave ranks with the wrong parts: that is no broken invariant. */
+static ar_status check_complete(const ari_gatherer *g, ar_fault fault)
+{
+    char message[512];
+    const ar_status st = ari_gather_check(g);
+    if (st != AR_ERR_INTERNAL || fault == AR_FAULT_NONE)
+        return st;
+    snprintf(message, sizeof message, "%s", ar_error_message());
+    return ar_error_set(AR_ERR_DATA, "fault %s leaves nothing whole to write: %s", ar_fault_name(fault), message);
+}
+
+/* The files of names (the first `files`), then activations and ranks as asked for. */
+static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, const ar_grads_options *o,
+                             const ar_config *c, const char *const *names, int files)
+{
+    ari_gatherer *g = taps->outputs;
+    const char *path[ARI_GATHER_FILES] = {NULL}, *placement[ARI_GATHER_FILES] = {NULL};
+    char *order = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(check_complete(g, o->fault));
+    AR_TRY(ari_gather_hash(g, files, result->outputs_hash));
+    result->tensors = g->count;
+    for (int i = 0; i < files; i++)
+        AR_TRY(path_in(result->file[i], o->out, names[i]));
+    if (o->activations) {
+        AR_TRY(path_in(result->file[ACTIVATIONS_FILE], o->out, "activations.safetensors"));
+        AR_TRY(ari_grads_merge(taps, files, o->per_rank));
+        AR_TRY(check_complete(g, o->fault));
+        AR_TRY(ari_grads_order(&order, g, files));
+        placement[files] = order;
+        result->activations = g->count - result->tensors;
     }
-    AR_TRY(make_folder(folder));
-    return ari_gather_write(g, files, list);
+    for (int i = 0, n = 0; i < ARI_GATHER_FILES; i++) {
+        if (result->file[i][0])
+            path[n++] = result->file[i];
+    }
+    AR_TRY_TO(done, st, ari_folder_make(o->out));
+    AR_TRY_TO(done, st, ari_gather_write(g, files + (o->activations ? 1 : 0), path, placement));
+    if (o->per_rank) {
+        ari_dump_facts facts;
+        ari_dump_facts_of(&facts, c, &o->parallel, o->numerics, o->fault);
+        AR_TRY_TO(done, st, path_in(result->file[RANKS_FOLDER], o->out, RANKS_NAME));
+        st = ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts);
+    }
+done:
+    free(order);
+    return st;
+}
+
+static ari_estimate_dump dump_of(const ar_grads_options *o)
+{
+    if (o->activations)
+        return o->per_rank ? ARI_DUMPS_ALL : ARI_DUMPS_FIRST;
+    return o->per_rank ? ARI_DUMPS_RESULTS : ARI_DUMPS_NOTHING;
 }
 
 static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grads_options *o, ar_plan *plan)
 {
     *plan = (ar_plan){0};
     AR_TRY(ari_estimate_layers(c));
-    AR_TRY(ari_grads_fault_check(o));
     if (o->mlp_order != AR_MLP_COLUMN_ROW)
         AR_TRY(ar_plan_add_mlp_order(plan, c->arch, o->mlp_order));
     AR_TRY(ar_parallel_check(&o->parallel, c, plan, b->batch, b->seq));
@@ -126,7 +167,9 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
                                     .parallel = &o->parallel,
                                     .layouts = 1,
                                     .numerics = o->numerics,
-                                    .alone = true};
+                                    .alone = true,
+                                    .dump = dump_of(o),
+                                    .merges = o->activations};
     AR_TRY(ari_estimate_check(&e, &size));
     return ari_estimate_fits(&e);
 }
@@ -140,24 +183,26 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     ari_input_batch input = {0};
     ari_weights *weights = NULL;
     ari_gatherer g = {0};
+    ari_grads_taps taps = {.outputs = NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_model_path(folder, sizeof folder, o->model));
     AR_TRY_TO(done, st, ar_config_load(&c, folder));
+    result->config = c;
     AR_TRY_TO(done, st, ari_input_batch_load(&input, &c, o->input));
     AR_TRY_TO(done, st, check_case(&c, &input.batch, o, &plan));
     AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
+    AR_TRY_TO(done, st, ari_grads_fault_check(o, &c, weights == NULL));
     AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
     ari_cluster_options run_options = {.config = &c,
                                        .plan = plan,
                                        .batch = &input.batch,
                                        .weights = weights ? ari_weights_find : NULL,
                                        .weights_user = weights};
-    AR_TRY_TO(done, st, run(o, &run_options, &g, result));
-    AR_TRY_TO(done, st, ari_gather_check(&g));
-    AR_TRY_TO(done, st, write_files(&g, o->out, 2, names, result->file));
-    AR_TRY_TO(done, st, ari_gather_hash(&g, result->outputs_hash));
-    result->tensors = g.count;
+    AR_TRY_TO(done, st, ari_grads_taps_create(&taps, &g, o));
+    AR_TRY_TO(done, st, run(o, &run_options, &taps, result));
+    st = write_files(result, &taps, o, &c, names, 2);
 done:
+    ari_grads_taps_fini(&taps);
     ari_gatherer_fini(&g);
     ari_weights_destroy(weights);
     ari_input_batch_fini(&input);
@@ -177,19 +222,20 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
 {
     ari_block_case block = {0};
     ari_gatherer g = {0};
+    ari_grads_taps taps = {.outputs = NULL};
     ar_status st = AR_OK;
     AR_TRY(check_block_layout(&o->parallel));
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
     AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
+    AR_TRY_TO(done, st, ari_grads_fault_check(o, &block.config, false));
     AR_TRY_TO(done, st, ari_block_case_want(&block, &g));
     ari_cluster_options run_options = {
         .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
-    AR_TRY_TO(done, st, run(o, &run_options, &g, result));
-    AR_TRY_TO(done, st, ari_gather_check(&g));
-    AR_TRY_TO(done, st, write_files(&g, o->out, 1, (const char *const[]){"block.safetensors"}, result->file));
-    AR_TRY_TO(done, st, ari_gather_hash(&g, result->outputs_hash));
-    result->tensors = g.count;
+    AR_TRY_TO(done, st, ari_grads_taps_create(&taps, &g, o));
+    AR_TRY_TO(done, st, run(o, &run_options, &taps, result));
+    st = write_files(result, &taps, o, &block.config, (const char *const[]){"block.safetensors"}, 1);
 done:
+    ari_grads_taps_fini(&taps);
     ari_gatherer_fini(&g);
     ari_block_case_fini(&block);
     return st;
@@ -200,5 +246,6 @@ ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o)
     *result = (ar_grads_result){0};
     if (!o->out || (o->model != NULL) == (o->block != NULL) || (o->model != NULL) != (o->input != NULL))
         return ar_error_set(AR_ERR_ARG, "gradients need an output folder, and a model with an input or a block");
+    AR_TRY(check_out(o));
     return o->model ? grads_of_model(result, o) : grads_of_block(result, o);
 }

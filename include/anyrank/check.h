@@ -43,6 +43,9 @@ typedef struct ar_check_options {
     const ar_sim_cluster *cluster; /* what it would take there: virtual time. NULL: none. Borrowed */
     ar_trace *trace;               /* records the one layout's one run; NULL: nothing does. Borrowed */
     bool skip_f64;                 /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
+    const char *dump; /* folder, made if it is not there: the baseline's tensors as reference.safetensors, each layout's
+                         ranks as a folder of its own (docs/dumps.md); replaces an earlier dump, and nothing else. NULL:
+                         none */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
     void *progress_user;
 } ar_check_options;
@@ -85,6 +88,7 @@ typedef struct ar_check_run {
     char weights_hash[65], gradients_hash[65]; /* after the last step; of the last step, before clipping */
     bool has_difference;
     ar_first_difference first;
+    char dump[600];              /* the folder of its ranks' files; "": none (none was asked for, or the run failed) */
     char *error;                 /* NULL, or why the run ended: one line, then the table of ranks */
     ar_sim_rank_report *reports; /* [world] with an error, else NULL */
 } ar_check_run;
@@ -125,6 +129,7 @@ typedef struct ar_check_report {
     char weights_hash[65], gradients_hash[65]; /* the baseline's */
     bool has_gradcheck;
     ar_gradcheck gradcheck;
+    char dump[600];       /* the file of the reference; "" */
     char nan_tensor[176]; /* the first baseline tensor with a NaN; "" if none */
     ar_check_run *run;    /* [runs] */
     size_t runs;

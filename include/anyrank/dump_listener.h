@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_DUMP_LISTENER_H
+#define ANYRANK_DUMP_LISTENER_H
+
+#include "anyrank/context.h"
+#include "anyrank/dump.h"
+#include "anyrank/parallel.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a rank reports to taps, written down as that rank's file of a dump (docs/dumps.md):
+ *
+ *     ar_dump_listener *listener;
+ *     AR_TRY(ar_dump_listener_create(&listener, NULL));
+ *     const ar_ctx_options o = {.device = device, .tp = tp, .tap = ar_dump_listener_tap, .tap_user = listener};
+ *     ...
+ *     const ar_dump_place place = ar_dump_place_of(&parallel, rank);
+ *     AR_TRY(ar_dump_listener_write(listener, "dump", &place, NULL, 0));
+ *     ar_dump_listener_destroy(listener);
+ *
+ * One for each rank. */
+typedef struct ar_dump_listener ar_dump_listener;
+
+typedef struct ar_dump_listener_options {
+    const char *passes; /* those to keep, as "fb": the letters of ar_tap_event; NULL: all */
+    bool first_copies;  /* of replicated values the first copy alone; false: each rank keeps its own */
+    /* Whether to keep what is reported; NULL: all of it. */
+    bool (*wants)(void *user, const ar_tap_event *event);
+    void *wants_user; /* borrowed until ar_dump_listener_destroy */
+} ar_dump_listener_options;
+
+/** Gives; ar_dump_listener_destroy. options NULL: everything. */
+AR_NODISCARD ar_status ar_dump_listener_create(ar_dump_listener **gives, const ar_dump_listener_options *options);
+/** Accepts NULL. */
+void ar_dump_listener_destroy(ar_dump_listener *l);
+/** An ar_tap_fn; user: the rank's ar_dump_listener. Copies what the rank holds: name and suffix ("lm_head:fwd"), with
+ *  "@N" behind it from step 2 on. A rank that goes through its samples in micro-batches reports a tensor once for each;
+ *  neighbouring rows become one part. Elements of the local tensor that stand in no box (a share of a gradient) are
+ *  left out, or zero where others lie around them. Errors: AR_ERR_DTYPE (not fp32), AR_ERR_UNSUPPORTED (reports that
+ *  make more than AR_MAX_BOXES boxes), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_dump_listener_tap(void *user, const ar_tap_event *event);
+/** Forgets what was reported, so that the next run starts afresh. */
+void ar_dump_listener_clear(ar_dump_listener *l);
+/** What is kept, in the order of the first reports. Borrows until the next report. Value i; false: there is none. */
+size_t ar_dump_listener_count(const ar_dump_listener *l);
+bool ar_dump_listener_at(const ar_dump_listener *l, size_t i, ar_dump_value *value);
+/** Bytes of the values kept. */
+size_t ar_dump_listener_bytes(const ar_dump_listener *l);
+/** Writes the rank's file into a folder that is there: ar_dump_write. metadata: n_meta pairs beside the placement's.
+ *  Errors: those of ar_dump_write. */
+AR_NODISCARD ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, const ar_dump_place *place,
+                                              const char *const *metadata, size_t n_meta);
+
+/** Where a rank of a layout stands: the mesh [dp, tp], tp ranks being neighbours. */
+ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
