@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/reshard.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/command.h"
+#include "cli/json_text.h"
+#include "cli/main.h"
+#include "cli/progress.h"
+#include "cli/table.h"
+#include "ref/core/out.h"
+#include "ref/io/json.h"
+
+typedef struct reshard_values {
+    ari_common common;
+    const char *in, *map, *config, *out;
+    int tp, dp, pp;
+    bool dp_copies, embedding_hidden, strict, dry_run;
+    size_t pad_vocab, shard_size;
+} reshard_values;
+
+static const ari_option options[] = {
+    {.name = "out",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(reshard_values, out),
+     .value = "DIR",
+     .help = "where it goes: a folder that is not there, is empty, or was begun by the same request"},
+    {.name = "tp",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(reshard_values, tp),
+     .min = 1,
+     .max = 65536,
+     .value = "N",
+     .help = "tensor-parallel ranks (default 1; with all three 1, one Hugging Face folder)"},
+    {.name = "pp",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(reshard_values, pp),
+     .min = 1,
+     .max = 65536,
+     .value = "N",
+     .help = "pipeline stages: layers shared out evenly, the first stages one more (default 1)"},
+    {.name = "dp",
+     .kind = ARI_OPT_INT,
+     .at = offsetof(reshard_values, dp),
+     .min = 1,
+     .max = 65536,
+     .value = "N",
+     .help = "data-parallel ranks: rank (p, d, t) is p*dp*tp + d*tp + t; all of a group read one file (default 1)"},
+    {.name = "dp-copies",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(reshard_values, dp_copies),
+     .help = "a file of its own for every data-parallel rank"},
+    {.name = "embedding-hidden",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(reshard_values, embedding_hidden),
+     .help = "split the embedding along the hidden dimension (default: along the vocabulary)"},
+    {.name = "pad-vocab",
+     .kind = ARI_OPT_SIZE,
+     .at = offsetof(reshard_values, pad_vocab),
+     .min = 1,
+     .max = 1 << 20,
+     .value = "N",
+     .help = "pad the vocabulary with rows of zeros to a multiple of N (default: as the config has it)"},
+    {.name = "shard-size",
+     .kind = ARI_OPT_BYTES,
+     .at = offsetof(reshard_values, shard_size),
+     .min = 1,
+     .max = 9e15,
+     .value = "BYTES",
+     .help = "merged: the most tensors of one file, as 5GB or 500MiB (default 5GB)"},
+    {.name = "map",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(reshard_values, map),
+     .value = "FILE",
+     .help = "how the files of IN fit together, where they do not say"},
+    {.name = "config",
+     .kind = ARI_OPT_STRING,
+     .at = offsetof(reshard_values, config),
+     .value = "FILE",
+     .help = "config.json, or a folder with one (default: the one in IN)"},
+    {.name = "strict",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(reshard_values, strict),
+     .help = "refuse tensors that the config does not have, missing ones, and rows past the vocabulary"},
+    {.name = "dry-run",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(reshard_values, dry_run),
+     .help = "say what would be written"},
+    {0},
+};
+
+static const ari_positional positionals[] = {
+    {.name = "IN",
+     .at = offsetof(reshard_values, in),
+     .required = true,
+     .help = "a Hugging Face folder, a folder of per-rank files, or a checkpoint of anyrank train"},
+    {0},
+};
+
+static const ari_args_spec spec = {
+    .command = "reshard",
+    .summary = "Splits a checkpoint over ranks, merges it, or both at once; bits are copied, never computed.",
+    .example = "anyrank reshard MODEL --tp 4 --out MODEL-tp4\nanyrank reshard MODEL-tp4 --out MODEL-merged\n"
+               "anyrank reshard MODEL-tp4 --tp 2 --pp 2 --out MODEL-tp2-pp2",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(reshard_values, common),
+};
+
+/* --- what is told while it runs ----------------------------------------------------------------------------------- */
+
+#define MOST_FILES 16 /* rows of the table */
+
+typedef struct report {
+    const reshard_values *v;
+    ari_progress progress;
+    ari_table *table;
+    size_t files;
+    json_t *json_files, *notes;
+} report;
+
+static void on_progress(void *user, double fraction, const char *what)
+{
+    ari_progress_update(&((report *)user)->progress, fraction, what);
+}
+
+static void on_note(void *user, const char *text)
+{
+    json_array_append_new(((report *)user)->notes, ari_json_text(text));
+}
+
+static void on_file(void *user, const ar_reshard_file *f)
+{
+    report *r = user;
+    const char *state = r->v->dry_run ? "" : f->kept ? "kept" : "written";
+    json_array_append_new(r->json_files,
+                          json_pack("{s:s, s:I, s:I, s:b}", "file", f->name, "tensors", (json_int_t)f->tensors, "bytes",
+                                    (json_int_t)f->bytes, "kept", (int)f->kept));
+    if (r->files++ >= MOST_FILES)
+        return;
+    ari_table_cell(r->table, "%s", f->name);
+    ari_table_cell(r->table, "%s", ARI_COUNT(f->tensors));
+    ari_table_cell(r->table, "%s", ARI_BYTES(f->bytes));
+    ari_table_cell(r->table, "%s", state);
+}
+
+static ar_status report_begin(report *r, const reshard_values *v)
+{
+    static const ari_column columns[] = {
+        {"file", ARI_LEFT}, {"tensors", ARI_RIGHT}, {"bytes", ARI_RIGHT}, {"", ARI_LEFT}};
+    *r = (report){.v = v, .json_files = json_array(), .notes = json_array()};
+    ari_progress_begin(&r->progress, v->common.quiet);
+    return ari_table_create(&r->table, columns, sizeof columns / sizeof *columns);
+}
+
+static void report_end(report *r)
+{
+    ari_progress_end(&r->progress);
+    ari_table_destroy(r->table);
+    json_decref(r->json_files);
+    json_decref(r->notes);
+}
+
+/* --- the result --------------------------------------------------------------------------------------------------- */
+
+static void print_layout(const reshard_values *v)
+{
+    if (v->tp == 1 && v->dp == 1 && v->pp == 1)
+        printf("merged");
+    else
+        printf("tp=%d", v->tp);
+    if (v->dp > 1)
+        printf(" dp=%d", v->dp);
+    if (v->pp > 1)
+        printf(" pp=%d", v->pp);
+}
+
+static ar_status print(report *r, const ar_reshard_result *result)
+{
+    const reshard_values *v = r->v;
+    size_t i;
+    json_t *note;
+    AR_TRY(ari_table_print(r->table, stdout, 2));
+    if (r->files > MOST_FILES)
+        printf("  .. and %zu more\n", r->files - MOST_FILES);
+    json_array_foreach(r->notes, i, note) printf("note: %s\n", json_string_value(note));
+    printf("%s%s tensors as ", v->dry_run ? "would write " : "", ARI_COUNT(result->tensors));
+    print_layout(v);
+    printf(": %s in %s file%s", ARI_BYTES(result->bytes), ARI_COUNT(result->files), result->files == 1 ? "" : "s");
+    if (result->files_kept > 0)
+        printf(" (%s kept of a former run)", ARI_COUNT(result->files_kept));
+    if (!v->dry_run)
+        printf(", in %s: %s", ARI_SECONDS(result->seconds), ARI_SHOW(v->out));
+    printf("\n");
+    return AR_OK;
+}
+
+static json_t *as_json(const report *r, const ar_reshard_result *result)
+{
+    const reshard_values *v = r->v;
+    json_t *o = ari_json_begin("reshard");
+    int failed = json_object_set_new(o, "result", json_string(v->dry_run ? "dry run" : "written"));
+    failed |= json_object_set_new(o, "layout", json_pack("{s:i, s:i, s:i}", "tp", v->tp, "dp", v->dp, "pp", v->pp));
+    failed |= json_object_set_new(o, "tensors", json_integer((json_int_t)result->tensors));
+    failed |= json_object_set_new(o, "bytes", json_integer((json_int_t)result->bytes));
+    failed |= json_object_set_new(o, "largest_tensor_bytes", json_integer((json_int_t)result->largest_tensor));
+    failed |= json_object_set_new(o, "files_kept", json_integer((json_int_t)result->files_kept));
+    failed |= json_object_set_new(o, "files_copied", json_integer((json_int_t)result->copied));
+    failed |= json_object_set_new(o, "seconds", ari_json_number(result->seconds));
+    if (v->out)
+        failed |= json_object_set_new(o, "out", ari_json_text(v->out));
+    failed |= json_object_set(o, "notes", r->notes);
+    failed |= json_object_set(o, "files", r->json_files);
+    if (failed == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+static ar_status run(const reshard_values *v)
+{
+    report r;
+    ar_reshard_result result;
+    if (!v->out && !v->dry_run)
+        return ar_error_set(AR_ERR_ARG, "--out DIR is missing: it says where the files go");
+    ar_status st = report_begin(&r, v);
+    const ar_reshard_options o = {.in = v->in,
+                                  .map = v->map,
+                                  .config = v->config,
+                                  .out = v->out,
+                                  .tp = v->tp,
+                                  .dp = v->dp,
+                                  .pp = v->pp,
+                                  .dp_copies = v->dp_copies,
+                                  .embedding_hidden = v->embedding_hidden,
+                                  .strict = v->strict,
+                                  .pad_vocab = v->pad_vocab,
+                                  .shard_bytes = v->shard_size,
+                                  .dry_run = v->dry_run,
+                                  .progress = on_progress,
+                                  .note = on_note,
+                                  .file = on_file,
+                                  .user = &r};
+    if (st == AR_OK)
+        st = ar_reshard(&result, &o);
+    ari_progress_clear(&r.progress);
+    if (st == AR_OK && ari_wants_text(&v->common))
+        st = print(&r, &result);
+    if (st == AR_OK)
+        st = ari_json_end(as_json(&r, &result), &v->common);
+    report_end(&r);
+    return st;
+}
+
+int ari_command_reshard(int argc, char **argv)
+{
+    reshard_values v = {.tp = 1, .dp = 1, .pp = 1};
+    int exit_code = ARI_EXIT_SAME;
+    if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
+        return exit_code;
+    const ar_status st = run(&v);
+    if (st != AR_OK)
+        ari_print_error("reshard", st);
+    return ari_exit_code(st);
+}

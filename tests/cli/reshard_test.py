@@ -1,0 +1,483 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of reshard from outside: what each rank's file holds against slices cut here, round trips byte for byte, runs
+that were interrupted, and requests that are refused.
+
+    tests/cli/reshard_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+LIMIT_S = 60
+WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8, "U8": 1}
+ORDER = "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64".split()
+
+
+# --- safetensors, written and read without the program ---------------------------------------------------------------
+
+class Tensor:
+    """dtype, shape, and the elements as a list of byte strings."""
+
+    def __init__(self, dtype, shape, data):
+        self.dtype, self.shape, self.data = dtype, list(shape), data
+
+    def __eq__(self, other):
+        return (self.dtype, self.shape, self.data) == (other.dtype, other.shape, other.data)
+
+    def take(self, dim, indices):
+        """The slices at `indices` along a dimension of a tensor of one or two."""
+        width = WIDTH[self.dtype]
+        rows, columns = (self.shape + [1])[:2]
+        at = [(r, c) for r in (indices if dim == 0 else range(rows)) for c in (indices if dim == 1 else range(columns))]
+        shape = list(self.shape)
+        shape[dim] = len(indices)
+        return Tensor(self.dtype, shape, b"".join(self.data[(r * columns + c) * width:][:width] for r, c in at))
+
+
+def count(shape):
+    n = 1
+    for extent in shape:
+        n *= extent
+    return n
+
+
+def fresh(name, shape, dtype="BF16"):
+    return Tensor(dtype, shape, random.Random(name).randbytes(count(shape) * WIDTH[dtype]))
+
+
+def write(path, tensors, metadata=None):
+    """As the official library writes it: dtypes from the end of their order, then names."""
+    header, data, at = {"__metadata__": metadata or {"format": "pt"}}, [], 0
+    for name in sorted(tensors, key=lambda n: (-ORDER.index(tensors[n].dtype), n)):
+        t = tensors[name]
+        header[name] = {"dtype": t.dtype, "shape": t.shape, "data_offsets": [at, at + len(t.data)]}
+        at += len(t.data)
+        data.append(t.data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+
+def read(path):
+    raw = path.read_bytes()
+    n = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8:8 + n])
+    metadata = header.pop("__metadata__", {})
+    return {name: Tensor(e["dtype"], e["shape"], raw[8 + n + e["data_offsets"][0]:8 + n + e["data_offsets"][1]])
+            for name, e in header.items()}, metadata
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+LLAMA = {"model_type": "llama", "vocab_size": 257, "hidden_size": 16, "intermediate_size": 48, "num_hidden_layers": 3,
+         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": False,
+         "attention_bias": True, "max_position_embeddings": 32, "rms_norm_eps": 1e-5}
+GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16}
+
+
+def llama(c, dtype="BF16"):
+    h, f, v = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+    q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
+    shapes = {"model.embed_tokens.weight": [v, h], "model.norm.weight": [h]}
+    if not c["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = [v, h]
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        linear = {"self_attn.q_proj": [q, h], "self_attn.k_proj": [kv, h], "self_attn.v_proj": [kv, h],
+                  "self_attn.o_proj": [h, q], "mlp.gate_proj": [f, h], "mlp.up_proj": [f, h], "mlp.down_proj": [h, f]}
+        for name, shape in linear.items():
+            shapes[f"{p}{name}.weight"] = shape
+            if c["attention_bias"] and "attn" in name:
+                shapes[f"{p}{name}.bias"] = shape[:1]
+        for name in "input_layernorm", "post_attention_layernorm":
+            shapes[f"{p}{name}.weight"] = [h]
+    return {name: fresh(name, shape, dtype) for name, shape in shapes.items()}
+
+
+def gpt2(c):
+    d, p = c["n_embd"], "transformer."
+    shapes = {p + "wte.weight": [c["vocab_size"], d], p + "wpe.weight": [c["n_positions"], d],
+              p + "ln_f.weight": [d], p + "ln_f.bias": [d]}
+    for i in range(c["n_layer"]):
+        for name, shape in {"attn.c_attn": [d, 3 * d], "attn.c_proj": [d, d], "mlp.c_fc": [d, 4 * d],
+                            "mlp.c_proj": [4 * d, d]}.items():
+            shapes[f"{p}h.{i}.{name}.weight"] = shape
+            shapes[f"{p}h.{i}.{name}.bias"] = shape[1:]
+        for name in "ln_1", "ln_2":
+            shapes[f"{p}h.{i}.{name}.weight"] = shapes[f"{p}h.{i}.{name}.bias"] = [d]
+    return {name: fresh(name, shape, "F32") for name, shape in shapes.items()}
+
+
+def part(n, parts, i):
+    """The indices of part i of an even split, or of one of ceil(n / parts)."""
+    size = -(-n // parts)
+    return range(min(n, i * size), min(n, (i + 1) * size))
+
+
+def expected(config, name, t, tp, rank, hidden=False):
+    """What a rank holds of a tensor: worked out here. None: nothing."""
+    if "embed_tokens" in name or "wte" in name or "lm_head" in name:
+        along = 1 if hidden and "lm_head" not in name else 0
+        indices = part(t.shape[along], tp, rank)
+        return t.take(along, indices) if len(indices) else None
+    if "c_attn" in name:
+        dim, d = len(t.shape) - 1, t.shape[-1] // 3
+        return t.take(dim, [block * d + i for block in range(3) for i in part(d, tp, rank)])
+    if "k_proj" in name or "v_proj" in name:
+        heads = config["num_key_value_heads"]
+        parts = min(tp, heads)
+        return t.take(0, part(t.shape[0], parts, rank * parts // tp))
+    if any(word in name for word in ("q_proj", "gate_proj", "up_proj")):
+        return t.take(0, part(t.shape[0], tp, rank))
+    if "c_fc" in name:
+        return t.take(len(t.shape) - 1, part(t.shape[-1], tp, rank))
+    if len(t.shape) == 2 and any(word in name for word in ("o_proj", "down_proj")):
+        return t.take(1, part(t.shape[1], tp, rank))
+    if len(t.shape) == 2 and "c_proj" in name:
+        return t.take(0, part(t.shape[0], tp, rank))
+    return t
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="anyrank-reshard-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def model(self, config, tensors, name="model"):
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        write(folder / "model.safetensors", tensors)
+        return folder
+
+    def run_it(self, *arguments):
+        return subprocess.run([COMMAND, "reshard", *map(str, arguments)], capture_output=True, text=True,
+                              timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL)
+
+    def reshard(self, *arguments):
+        """The result as JSON of a run that has to work."""
+        done = self.run_it(*arguments, "--json", "-")
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        return json.loads(done.stdout)
+
+    def refused(self, text, *arguments):
+        done = self.run_it(*arguments)
+        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+        self.assertIn(text, done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1)
+
+    def same_files(self, a, b, but=()):
+        names = [sorted(p.name for p in folder.iterdir() if p.name[0] != "." and p.name not in but)
+                 for folder in (a, b)]
+        self.assertEqual(names[0], names[1])
+        for name in names[0]:
+            self.assertEqual((a / name).read_bytes(), (b / name).read_bytes(), name)
+
+
+class Split(Case):
+    def check_ranks(self, config, tensors, tp, *options):
+        out = self.folder / f"tp{tp}"
+        self.reshard(self.model(config, tensors), "--tp", tp, "--out", out, *options)
+        for rank in range(tp):
+            got, metadata = read(out / f"rank-{rank:05}.safetensors")
+            want = {n: expected(config, n, t, tp, rank, "--embedding-hidden" in options) for n, t in tensors.items()}
+            want = {n: t for n, t in want.items() if t is not None}
+            self.assertEqual(sorted(got), sorted(want))
+            for name, tensor in want.items():
+                self.assertEqual(got[name], tensor, f"{name}, rank {rank}")
+            placement = json.loads(metadata["ANYRANK_PLACEMENT"])
+            self.assertEqual((placement["rank"], placement["world"], placement["at"]), (rank, tp, [rank]))
+            self.assertEqual(sorted(json.loads(metadata["DCP_SHARDING_INFO"])), sorted(want))
+        self.assertEqual(json.loads((out / "config.json").read_text()), config)
+        return out
+
+    def test_columns_rows_biases_and_an_uneven_vocabulary(self):
+        self.check_ranks(LLAMA, llama(LLAMA), 2)
+
+    def test_more_ranks_than_kv_heads_and_ranks_without_rows_of_the_vocabulary(self):
+        config = {**LLAMA, "vocab_size": 10}
+        out = self.check_ranks(config, llama(config), 8)
+        self.assertNotIn("lm_head.weight", read(out / "rank-00005.safetensors")[0])
+        _, metadata = read(out / "rank-00003.safetensors")
+        placed = json.loads(metadata["ANYRANK_PLACEMENT"])["tensors"]["model.layers.0.self_attn.k_proj.weight"]
+        self.assertEqual(placed, {"shape": [8, 16], "replica": 3, "replicas": 4})
+
+    def test_packed_and_transposed_weights(self):
+        self.check_ranks(GPT2, gpt2(GPT2), 4)
+
+    def test_the_embedding_along_the_hidden_dimension(self):
+        self.check_ranks(LLAMA, llama(LLAMA), 4, "--embedding-hidden")
+
+    def test_elements_of_every_width_are_copied_as_bits(self):
+        for dtype in "F8_E4M3", "F32", "I64":
+            with self.subTest(dtype):
+                self.check_ranks(LLAMA, llama(LLAMA, dtype), 4)
+            shutil.rmtree(self.folder / "model")
+            shutil.rmtree(self.folder / "tp4")
+
+    def test_stages_take_their_layers_and_tied_weights_are_on_both_ends(self):
+        config = {**LLAMA, "tie_word_embeddings": True}
+        out = self.folder / "out"
+        self.reshard(self.model(config, llama(config)), "--tp", 2, "--pp", 2, "--out", out)
+        names = [read(out / f"rank-{rank:05}.safetensors")[0] for rank in range(4)]
+        layers = [sorted({n.split(".")[2] for n in held if ".layers." in n}) for held in names]
+        self.assertEqual(layers, [["0", "1"], ["0", "1"], ["2"], ["2"]])
+        self.assertTrue(all("model.embed_tokens.weight" in held for held in names))
+        self.assertEqual(["model.norm.weight" in held for held in names], [False, False, True, True])
+        placement = json.loads(read(out / "rank-00003.safetensors")[1]["ANYRANK_PLACEMENT"])
+        self.assertEqual(placement["mesh"], [["pp", 2], ["tp", 2]])
+        self.assertEqual(placement["tensors"]["model.embed_tokens.weight"],
+                         {"shape": [257, 16], "replica": 1, "replicas": 2})
+
+    def test_data_parallel_ranks_share_a_file_or_have_copies(self):
+        model = self.model(GPT2, gpt2(GPT2))
+        result = self.reshard(model, "--tp", 2, "--dp", 2, "--pp", 2, "--out", self.folder / "one")
+        self.assertEqual([f["file"][:10] for f in result["files"]],
+                         ["rank-00000", "rank-00001", "rank-00004", "rank-00005"])
+        self.assertIn("dp=2", result["notes"][0])
+        result = self.reshard(model, "--tp", 2, "--dp", 2, "--pp", 2, "--dp-copies", "--out", self.folder / "all")
+        self.assertEqual(len(result["files"]), 8)
+        a, b = (read(self.folder / f"all/rank-0000{rank}.safetensors")[0] for rank in (5, 7))
+        self.assertEqual(a, b)
+
+
+class RoundTrip(Case):
+    def there_and_back(self, config, tensors, *layouts):
+        model = self.model(config, tensors)
+        was = model
+        for i, layout in enumerate(layouts):
+            self.reshard(was, *layout, "--out", self.folder / f"step{i}")
+            was = self.folder / f"step{i}"
+        self.reshard(was, "--out", self.folder / "merged")
+        self.same_files(model, self.folder / "merged")
+
+    def test_four_ranks_and_back(self):
+        self.there_and_back(LLAMA, llama(LLAMA), ["--tp", 4])
+
+    def test_from_layout_to_layout(self):
+        self.there_and_back(LLAMA, llama(LLAMA), ["--tp", 8], ["--tp", 2, "--pp", 3], ["--tp", 4, "--dp", 2],
+                            ["--tp", 1, "--pp", 2, "--dp", 2, "--dp-copies"], ["--tp", 2, "--embedding-hidden"])
+
+    def test_packed_and_tied(self):
+        self.there_and_back(GPT2, gpt2(GPT2), ["--tp", 4], ["--tp", 2, "--pp", 2])
+        config = {**LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 1}
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        self.there_and_back(config, llama(config), ["--tp", 4, "--pp", 3])
+
+    def test_a_layout_from_another_is_the_one_from_the_model(self):
+        model = self.model(LLAMA, llama(LLAMA))
+        self.reshard(model, "--tp", 4, "--out", self.folder / "four")
+        self.reshard(self.folder / "four", "--tp", 2, "--out", self.folder / "two")
+        self.reshard(model, "--tp", 2, "--out", self.folder / "direct")
+        self.same_files(self.folder / "two", self.folder / "direct")
+
+    def test_shards_have_an_index_and_can_be_read_again(self):
+        model = self.model(LLAMA, llama(LLAMA))
+        result = self.reshard(model, "--shard-size", 8000, "--out", self.folder / "shards")
+        index = json.loads((self.folder / "shards/model.safetensors.index.json").read_text())
+        self.assertGreater(len(result["files"]), 3)
+        self.assertEqual(sorted(set(index["weight_map"].values())), sorted(f["file"] for f in result["files"]))
+        self.reshard(self.folder / "shards", "--tp", 4, "--out", self.folder / "four")
+        self.reshard(self.folder / "four", "--out", self.folder / "merged")
+        self.same_files(model, self.folder / "merged")
+
+    def test_optimizer_state_lies_as_its_parameters_do(self):
+        tensors = llama(LLAMA)
+        model = self.model(LLAMA, tensors, "step-00000007")
+        state = {f"{n}.{s}": fresh(n + s, t.shape, "F32") for n, t in tensors.items() for s in ("exp_avg", "exp_avg_sq")}
+        write(model / "optimizer.safetensors", state)
+        (model / "training.json").write_text("{}")
+        (self.folder / "latest").symlink_to(model.name)
+        self.reshard(self.folder, "--tp", 4, "--out", self.folder / "four")
+        held, _ = read(self.folder / "four/rank-00001.safetensors")
+        name = "model.layers.2.self_attn.v_proj.weight.exp_avg"
+        self.assertEqual(held[name], expected(LLAMA, name, state[name], 4, 1))
+        self.reshard(self.folder / "four", "--out", self.folder / "merged")
+        self.same_files(model, self.folder / "merged")
+
+    def test_copies_that_differ_are_refused(self):
+        out = self.folder / "out"
+        self.reshard(self.model(LLAMA, llama(LLAMA)), "--tp", 4, "--out", out)
+        tensors, metadata = read(out / "rank-00002.safetensors")
+        norm = tensors["model.norm.weight"]
+        norm.data = norm.data[:6] + b"\0\0" + norm.data[8:]
+        write(out / "rank-00002.safetensors", tensors, metadata)
+        self.refused("'model.norm.weight': the copies of ranks 0 and 2 differ in 1 of 16 elements, first at element 3",
+                     out, "--out", self.folder / "merged")
+        self.assertFalse((self.folder / "merged/model.safetensors").exists())
+
+
+class Unusual(Case):
+    def test_what_the_config_does_not_have_is_copied_whole_and_noted(self):
+        tensors = {**llama(LLAMA), "model.layers.1.self_attn.rotary_emb.inv_freq": fresh("inv", [2], "F32"),
+                   "adapter.lora_A": fresh("a", [3, 5], "U8")}
+        model = self.model(LLAMA, tensors)
+        result = self.reshard(model, "--tp", 2, "--pp", 3, "--out", self.folder / "out")
+        self.assertEqual(result["notes"], ["2 tensors that the config does not have, copied whole: 'adapter.lora_A', "
+                                           "'model.layers.1.self_attn.rotary_emb.inv_freq'"])
+        held = [read(self.folder / f"out/rank-0000{rank}.safetensors")[0] for rank in range(6)]
+        self.assertTrue(all(h["adapter.lora_A"] == tensors["adapter.lora_A"] for h in held))
+        self.assertEqual(["model.layers.1.self_attn.rotary_emb.inv_freq" in h for h in held],
+                         [False, False, True, True, False, False])
+        self.refused("2 tensors that the config does not have", model, "--tp", 2, "--strict", "--out",
+                     self.folder / "strict")
+        self.reshard(self.folder / "out", "--out", self.folder / "merged")
+        self.same_files(model, self.folder / "merged")
+
+    def test_a_missing_parameter_is_noted(self):
+        tensors = llama(LLAMA)
+        del tensors["model.norm.weight"]
+        result = self.reshard(self.model(LLAMA, tensors), "--tp", 2, "--out", self.folder / "out")
+        self.assertEqual(result["notes"], ["1 of the config's parameters is not there: 'model.norm.weight'"])
+
+    def test_a_padded_vocabulary_is_cut_and_padded_again(self):
+        model = self.model(LLAMA, llama(LLAMA))
+        padded = {n: Tensor(t.dtype, [264] + t.shape[1:], t.data + b"\xab" * 7 * 16 * 2) if t.shape[0] == 257 else t
+                  for n, t in llama(LLAMA).items()}
+        other = self.model(LLAMA, padded, "padded")
+        result = self.reshard(other, "--out", self.folder / "cut")
+        self.assertEqual(result["notes"], ["7 rows past the vocabulary of 257 cut: 'lm_head.weight', "
+                                           "'model.embed_tokens.weight'"])
+        self.same_files(model, self.folder / "cut")
+        self.reshard(model, "--tp", 4, "--pad-vocab", 8, "--out", self.folder / "four")
+        last, metadata = read(self.folder / "four/rank-00003.safetensors")
+        self.assertEqual(last["lm_head.weight"].shape, [66, 16])
+        self.assertEqual(last["lm_head.weight"].data[59 * 32:], bytes(7 * 32))
+        self.assertEqual(json.loads(metadata["ANYRANK_PLACEMENT"])["tensors"]["lm_head.weight"]["shape"], [264, 16])
+        self.reshard(self.folder / "four", "--out", self.folder / "merged")
+        self.same_files(model, self.folder / "merged")
+
+    def test_names_without_the_models_prefix(self):
+        tensors = {n.removeprefix("transformer."): t for n, t in gpt2(GPT2).items()}
+        self.reshard(self.model(GPT2, tensors), "--tp", 2, "--out", self.folder / "out")
+        held, _ = read(self.folder / "out/rank-00001.safetensors")
+        self.assertEqual(held["h.1.attn.c_attn.bias"],
+                         expected(GPT2, "c_attn", tensors["h.1.attn.c_attn.bias"], 2, 1))
+
+    def test_merging_needs_no_config(self):
+        out = self.folder / "out"
+        tensors = llama(LLAMA)
+        self.reshard(self.model(LLAMA, tensors), "--tp", 2, "--out", out)
+        (out / "config.json").unlink()
+        self.reshard(out, "--out", self.folder / "merged")
+        self.assertEqual(read(self.folder / "merged/model.safetensors")[0], tensors)
+        self.refused("give --config", out, "--tp", 4, "--out", self.folder / "four")
+        self.reshard(out, "--tp", 4, "--config", self.folder / "model", "--out", self.folder / "four")
+        self.assertTrue((self.folder / "four/config.json").exists())
+
+    def test_small_files_are_taken_along(self):
+        model = self.model(LLAMA, llama(LLAMA))
+        (model / "tokenizer.json").write_text("{}")
+        (model / "tokenizer.model").write_bytes(b"\0\1")
+        (model / "pytorch_model.bin").write_bytes(b"weights")
+        result = self.reshard(model, "--tp", 2, "--out", self.folder / "out")
+        self.assertEqual(result["files_copied"], 3)
+        self.assertEqual((self.folder / "out/tokenizer.model").read_bytes(), b"\0\1")
+        self.assertFalse((self.folder / "out/pytorch_model.bin").exists())
+
+
+class Refused(Case):
+    def test_what_does_not_divide_is_named(self):
+        model = self.model(LLAMA, llama(LLAMA))
+        out = self.folder / "out"
+        self.refused("model.layers.0.self_attn.q_proj.weight: dimension 0 of 32 is 8 heads, which cannot be split over "
+                     "tp=3 ranks", model, "--tp", 3, "--out", out)
+        self.refused("the 3 layers of", model, "--pp", 4, "--out", out)
+        wide = self.model({**LLAMA, "intermediate_size": 50}, llama({**LLAMA, "intermediate_size": 50}), "wide")
+        self.refused("model.layers.0.mlp.gate_proj.weight: dimension 0 of 50 cannot be split over tp=4", wide, "--tp",
+                     4, "--out", out)
+        self.assertFalse(out.exists())
+
+    def test_a_shape_that_is_not_the_configs(self):
+        tensors = {**llama(LLAMA), "model.norm.weight": fresh("norm", [17])}
+        self.refused("tensor 'model.norm.weight' has shape [17], the config makes it [16]",
+                     self.model(LLAMA, tensors), "--tp", 2, "--out", self.folder / "out")
+
+    def test_folders_are_not_mixed(self):
+        model = self.model(LLAMA, llama(LLAMA))
+        out = self.folder / "out"
+        self.reshard(model, "--tp", 2, "--out", out)
+        self.refused("was begun with tp=2, now it is 4", model, "--tp", 4, "--out", out)
+        self.refused("another choice of embedding_hidden", model, "--tp", 2, "--embedding-hidden", "--out", out)
+        self.refused("holds files already ('", model, "--tp", 2, "--out",
+                     self.model(GPT2, gpt2(GPT2), "gpt2"))
+        self.refused("the output's folder is the input's", model, "--tp", 2, "--out", model)
+        write(model / "model.safetensors", llama({**LLAMA, "attention_bias": False}))
+        self.refused("another input", model, "--tp", 2, "--out", out)
+
+    def test_usage(self):
+        self.refused("--out DIR is missing", self.folder)
+        self.refused("IN", "--out", self.folder / "out")
+        self.refused("nothing-there", self.folder / "nothing-there", "--out", self.folder / "out")
+        self.refused("--tp", self.folder, "--tp", 0, "--out", self.folder / "out")
+
+    def test_a_dry_run_writes_nothing(self):
+        model = self.model(LLAMA, llama(LLAMA))
+        done = self.run_it(model, "--tp", 2, "--dry-run", "--out", self.folder / "out")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("rank-00001.safetensors", done.stdout)
+        self.assertIn("would write 42 tensors as tp=2", done.stdout.splitlines()[-1])
+        self.assertFalse((self.folder / "out").exists())
+        self.refused("tp=3", model, "--tp", 3, "--dry-run")
+
+
+class Interrupted(Case):
+    def test_files_that_are_whole_are_kept_and_others_written_again(self):
+        model, out = self.model(LLAMA, llama(LLAMA)), self.folder / "out"
+        first = self.folder / "first"
+        self.reshard(model, "--tp", 8, "--out", first)
+        shutil.copytree(first, out)
+        (out / "rank-00001.safetensors").unlink()
+        damaged = bytearray((out / "rank-00002.safetensors").read_bytes())
+        damaged[-1] ^= 1
+        (out / "rank-00002.safetensors").write_bytes(damaged)
+        os.truncate(out / "rank-00003.safetensors", 5000)
+        shutil.copy(out / "rank-00005.safetensors", out / "rank-00004.safetensors")
+        (out / ".anyrank-1-0.tmp").write_bytes(b"half")
+        result = self.reshard(model, "--tp", 8, "--out", out)
+        self.assertEqual([f["kept"] for f in result["files"]], [True, False, False, False, False, True, True, True])
+        self.assertEqual(result["files_kept"], 4)
+        self.same_files(first, out)
+        self.assertFalse((out / ".anyrank-1-0.tmp").exists())
+
+    def test_a_killed_run_leaves_whole_files_and_goes_on(self):
+        config = {**LLAMA, "vocab_size": 300000, "intermediate_size": 48}
+        model, out = self.model(config, llama(config)), self.folder / "out"
+        whole = self.folder / "whole"
+        self.reshard(model, "--tp", 8, "--out", whole)
+        child = subprocess.Popen([COMMAND, "reshard", model, "--tp", "8", "--out", out], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + LIMIT_S
+        while not (out / "rank-00002.safetensors").exists() and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        left = [p for p in out.iterdir() if p.suffix == ".safetensors"]
+        for path in left:
+            self.assertEqual(path.read_bytes(), (whole / path.name).read_bytes())
+        result = self.reshard(model, "--tp", 8, "--out", out)
+        self.assertGreaterEqual(result["files_kept"], 2)
+        self.same_files(whole, out)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
+        COMMAND = sys.argv.pop(1)
+    unittest.main()
