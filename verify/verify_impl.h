@@ -77,7 +77,7 @@ typedef struct ari_sums {
 void ari_sums_add(ari_sums *to, const ari_sums *s);
 
 /* What is the same in whatever order elements come. */
-typedef struct ari_tally {
+typedef struct ari_deviation {
     size_t different, bits_different, finite, nan[2], inf[2];
     double max_abs, max_rel, max_reference;
     bool from_zero; /* a difference where the reference is 0 */
@@ -86,9 +86,9 @@ typedef struct ari_tally {
     double first_value[2], worst_value[2];
     double worst_ratio, worst_difference, allowed;
     uint64_t ulp_bins[AR_VERIFY_ULP_BINS];
-} ari_tally;
-void ari_tally_init(ari_tally *t);
-void ari_tally_add(ari_tally *to, const ari_tally *t);
+} ari_deviation;
+void ari_deviation_init(ari_deviation *t);
+void ari_deviation_add(ari_deviation *to, const ari_deviation *t);
 
 /* The rule for one tensor. */
 typedef struct ari_rule {
@@ -115,11 +115,11 @@ typedef struct ari_pair {
     size_t numbers; /* elements, times the parts of one */
     size_t blocks;
     atomic_bool unequal; /* in bits, or not to be compared by bytes */
-    ari_tally tally;
+    ari_deviation tally;
     ari_sums *sums; /* [blocks] */
 } ari_pair;
 /** All about numbers [start, start + n) of a pair, at most ARI_CHUNK. */
-AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_tally *tally,
+AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                                        ari_sums *sums);
 
 /* --- threads (verify_tasks.c) ------------------------------------------------------------------------------------- */

@@ -191,7 +191,7 @@ static ar_status make_pair(ari_verifying *v, ar_verify_row *row, const ari_sides
     }
     p->numbers = row->elements;
     p->blocks = (p->numbers + ARI_BLOCK - 1) / ARI_BLOCK;
-    ari_tally_init(&p->tally);
+    ari_deviation_init(&p->tally);
     atomic_init(&p->unequal, row->dtype != row->other_dtype || o->nan_differs);
     return AR_OK;
 }

@@ -171,16 +171,16 @@ static ar_status stats_task(void *user, size_t task, int worker)
     size_t block = 0;
     ari_pair *pair = pair_of(p, task, &block);
     const range r = block_range(pair, block);
-    ari_tally tally;
+    ari_deviation tally;
     ari_sums sums = {0};
-    ari_tally_init(&tally);
+    ari_deviation_init(&tally);
     memset(s->map, 0, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS * sizeof *s->map);
     for (size_t at = r.begin; at < r.end; at += ARI_CHUNK)
         AR_TRY(ari_chunk_stats(pair, s, at, chunk_of(r, at), &tally, &sums));
     release_block(pair, r);
     pair->sums[block] = sums;
     pthread_mutex_lock(p->lock);
-    ari_tally_add(&pair->tally, &tally);
+    ari_deviation_add(&pair->tally, &tally);
     merge_map(pair->row, s->map);
     pthread_mutex_unlock(p->lock);
     return AR_OK;
@@ -189,7 +189,7 @@ static ar_status stats_task(void *user, size_t task, int worker)
 static ar_status prepare_stats(ari_pair *pair)
 {
     ar_verify_row *r = pair->row;
-    ari_tally_init(&pair->tally);
+    ari_deviation_init(&pair->tally);
     r->map_rows = r->matrix_rows < ARI_MAP_ROWS ? r->matrix_rows : ARI_MAP_ROWS;
     r->map_cols = r->matrix_cols < ARI_MAP_COLS ? r->matrix_cols : ARI_MAP_COLS;
     AR_TRY(ari_alloc_zero((void **)&r->map, r->map_rows * r->map_cols, sizeof *r->map, "a map of differences"));
@@ -251,7 +251,7 @@ static void finish_map(ar_verify_row *r, ar_verify_rule rule)
 
 static void fill_row(const ari_pair *pair)
 {
-    const ari_tally *t = &pair->tally;
+    const ari_deviation *t = &pair->tally;
     ar_verify_row *r = pair->row;
     const bool copies = r->state == AR_VERIFY_REPLICAS;
     memcpy(r->nan, t->nan, sizeof r->nan);

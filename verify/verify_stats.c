@@ -98,9 +98,9 @@ static size_t drop_infinite(double *a, double *b, size_t n)
 
 /* --- tallies ------------------------------------------------------------------------------------------------------ */
 
-void ari_tally_init(ari_tally *t)
+void ari_deviation_init(ari_deviation *t)
 {
-    *t = (ari_tally){.first = SIZE_MAX, .worst = SIZE_MAX, .worst_ratio = -1.0};
+    *t = (ari_deviation){.first = SIZE_MAX, .worst = SIZE_MAX, .worst_ratio = -1.0};
 }
 
 static double larger(double a, double b)
@@ -108,7 +108,7 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-static bool is_worse(const ari_tally *t, double ratio, double difference, size_t index)
+static bool is_worse(const ari_deviation *t, double ratio, double difference, size_t index)
 {
     if (ratio != t->worst_ratio)
         return ratio > t->worst_ratio;
@@ -117,7 +117,7 @@ static bool is_worse(const ari_tally *t, double ratio, double difference, size_t
     return index < t->worst;
 }
 
-void ari_tally_add(ari_tally *to, const ari_tally *t)
+void ari_deviation_add(ari_deviation *to, const ari_deviation *t)
 {
     to->different += t->different;
     to->bits_different += t->bits_different;
@@ -196,7 +196,7 @@ typedef struct element {
 } element;
 
 /* Returns what the map shows. */
-static double take(const ari_pair *p, ari_tally *t, const element *e)
+static double take(const ari_pair *p, ari_deviation *t, const element *e)
 {
     const double a = e->value[0], b = e->value[1];
     const judged j = judge(p, a, e->difference, e->steps);
@@ -269,8 +269,8 @@ static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, siz
 }
 
 /* What one stretch of a row adds to its cell of the map. */
-static void take_run(const ari_pair *p, const ari_scratch *s, size_t start, size_t from, size_t to, ari_tally *tally,
-                     float *cell)
+static void take_run(const ari_pair *p, const ari_scratch *s, size_t start, size_t from, size_t to,
+                     ari_deviation *tally, float *cell)
 {
     const bool skip_equal = p->format[0].dtype == p->format[1].dtype && !p->rule.nan_differs;
     double most = 0.0;
@@ -295,7 +295,7 @@ static size_t cell_begin(size_t k, size_t n, size_t size)
     return (size_t)(((unsigned long long)k * size + n - 1) / n);
 }
 
-static void take_all(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_tally *tally)
+static void take_all(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally)
 {
     const ar_verify_row *r = p->row;
     const size_t cols = r->matrix_cols;
@@ -333,7 +333,7 @@ static void add_products(ari_sums *sums, const ari_scratch *s, size_t n, uint64_
 }
 
 /* Both sides are the same bytes: what is left is the reference's size. */
-static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_tally *tally,
+static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                              ari_sums *sums)
 {
     AR_TRY(ari_chunk_values(&s->side[0], p->side[0], &p->format[0], start, n));
@@ -350,7 +350,7 @@ static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t start, si
     return AR_OK;
 }
 
-static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_tally *tally,
+static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                                  ari_sums *sums)
 {
     double *a = s->side[0].value, *b = s->side[1].value;
@@ -374,7 +374,8 @@ static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start
     return AR_OK;
 }
 
-ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_tally *tally, ari_sums *sums)
+ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
+                          ari_sums *sums)
 {
     for (int k = 0; k < 2; k++) {
         AR_TRY(ari_chunk_raw(&s->side[k], p->side[k], &p->format[k], start, n));

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "verify/verify_support.h"
+
+TestSuite(verify_rules, .timeout = 60);
+
+static const float ones[6] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+
+static ar_verify_report *verify_tensors(ar_verify_options o, const ar_st_tensor *a, size_t na, const ar_st_tensor *b,
+                                        size_t nb, const ar_st_tensor *allowed, size_t n_allowed, ar_status *st)
+{
+    const two_files f = two_files_make();
+    ar_verify_report *r = NULL;
+    write_tensors(f.reference, a, na);
+    write_tensors(f.other, b, nb);
+    o.reference = f.reference;
+    o.other = f.other;
+    if (allowed) {
+        write_tensors(f.allowed, allowed, n_allowed);
+        o.allowed = f.allowed;
+    }
+    ar_error_clear();
+    *st = ar_verify(&r, &o);
+    two_files_remove(&f);
+    return *st == AR_OK ? r : NULL;
+}
+
+Test(verify_rules, ulps_allow_so_many_steps_and_no_more)
+{
+    const uint32_t a[] = {0x3f800000u}, b[] = {0x3f800003u};
+    for (uint64_t ulp = 2; ulp <= 3; ulp++) {
+        ar_verify_report *r = verify_vectors((ar_verify_options){.rule = AR_VERIFY_ULP, .ulp = ulp}, AR_F32, 1, a, b);
+        cr_assert_not_null(r, "%s", ar_error_message());
+        cr_expect_eq(r->same, ulp == 3);
+        cr_expect_float_eq(r->row[0].ratio, 3.0 / (double)ulp, 1e-15);
+        cr_expect_float_eq(r->row[0].allowed, (double)ulp * 0x1p-23, 1e-20);
+        cr_expect_eq(r->row[0].bits_different, 1);
+        ar_verify_report_destroy(r);
+    }
+}
+
+Test(verify_rules, tolerances_are_relative_to_the_reference)
+{
+    const float a[] = {100.0f, 1.0f}, b[] = {101.0f, 1.0f};
+    const struct {
+        double rtol, atol;
+        bool same;
+    } cases[] = {{0.01, 0.0, true}, {0.0099, 0.0, false}, {0.0, 1.0, true}, {0.0, 0.99, false}, {0.005, 0.5, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const ar_verify_options o = {.rule = AR_VERIFY_TOLERANCE, .rtol = cases[i].rtol, .atol = cases[i].atol};
+        ar_verify_report *r = verify_vectors(o, AR_F32, 2, a, b);
+        cr_assert_not_null(r, "%s", ar_error_message());
+        cr_expect_eq(r->same, cases[i].same, "case %zu", i);
+        cr_expect_float_eq(r->row[0].ratio, 1.0 / (cases[i].atol + cases[i].rtol * 100.0), 1e-12);
+        ar_verify_report_destroy(r);
+    }
+}
+
+Test(verify_rules, sensitivity_reads_what_each_tensor_is_allowed)
+{
+    const float b[] = {1.0f, 1.25f, 1.0f, 1.0f, 1.0f, 1.0f};
+    const double allowed[] = {0.25, 0.2};
+    const ar_st_tensor reference[] = {vector_of("x", AR_F32, 6, ones), vector_of("y", AR_F32, 6, ones)};
+    const ar_st_tensor other[] = {vector_of("x", AR_F32, 6, b), vector_of("y", AR_F32, 6, b)};
+    const ar_st_tensor allows[] = {{.name = "x", .dtype = AR_F64, .ndim = 0, .data = &allowed[0]},
+                                   vector_of("y", AR_F64, 1, &allowed[1])};
+    const ar_verify_options o = {.rule = AR_VERIFY_SENSITIVITY};
+    ar_status st = AR_OK;
+    ar_verify_report *r = verify_tensors(o, reference, 2, other, 2, allows, 2, &st);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect(r->different == 1 && r->row[0].state == AR_VERIFY_SAME && r->row[0].ratio == 1.0);
+    cr_expect_float_eq(r->row[1].ratio, 1.25, 1e-15);
+    ar_verify_report_destroy(r);
+    r = verify_tensors(o, reference, 2, other, 2, allows, 1, &st);
+    cr_expect(!r && st == AR_ERR_NOT_FOUND && strstr(ar_error_message(), "y"), "%s", ar_error_message());
+    const double nothing = NAN;
+    const ar_st_tensor bad[] = {vector_of("x", AR_F64, 1, &nothing), allows[1]};
+    r = verify_tensors(o, reference, 2, other, 2, bad, 2, &st);
+    cr_expect(!r && st == AR_ERR_DATA, "%s", ar_error_message());
+    const ar_st_tensor two[] = {vector_of("x", AR_F64, 2, allowed), allows[1]};
+    r = verify_tensors(o, reference, 2, other, 2, two, 2, &st);
+    cr_expect(!r && st == AR_ERR_FORMAT, "%s", ar_error_message());
+}
+
+Test(verify_rules, another_dtype_differs_by_bits_and_is_compared_by_value)
+{
+    const uint16_t bf16[] = {0x3f80u, 0x3f80u};
+    const int64_t whole[] = {1, 1};
+    const ar_st_tensor a[] = {vector_of("x", AR_F32, 2, ones), vector_of("y", AR_F32, 2, ones)};
+    const ar_st_tensor b[] = {vector_of("x", AR_BF16, 2, bf16), vector_of("y", AR_I64, 2, whole)};
+    const ar_verify_rule rules[] = {AR_VERIFY_BITS, AR_VERIFY_ULP, AR_VERIFY_TOLERANCE};
+    for (size_t i = 0; i < 3; i++) {
+        ar_status st = AR_OK;
+        ar_verify_report *r = verify_tensors((ar_verify_options){.rule = rules[i]}, a, 2, b, 2, NULL, 0, &st);
+        cr_assert_not_null(r, "%s", ar_error_message());
+        cr_expect_eq(r->same, rules[i] == AR_VERIFY_TOLERANCE);
+        cr_expect_eq(r->row[0].state, r->same ? AR_VERIFY_SAME : AR_VERIFY_DTYPE);
+        cr_expect(r->row[1].dtype == AR_F32 && r->row[1].other_dtype == AR_I64);
+        ar_verify_report_destroy(r);
+    }
+}
+
+Test(verify_rules, what_one_side_lacks_makes_the_result_different)
+{
+    const ar_st_tensor a[] = {vector_of("x", AR_F32, 2, ones), vector_of("y", AR_F32, 2, ones)};
+    const ar_st_tensor b[] = {vector_of("x", AR_F32, 2, ones), vector_of("z", AR_F32, 2, ones)};
+    ar_status st = AR_OK;
+    ar_verify_report *r = verify_tensors((ar_verify_options){0}, a, 2, b, 2, NULL, 0, &st);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect(!r->same && r->compared == 1 && r->different == 0 && r->missing == 1 && r->unexpected == 1);
+    cr_expect(r->worst == SIZE_MAX && r->first != SIZE_MAX && r->row[r->first].state == AR_VERIFY_MISSING);
+    ar_verify_report_destroy(r);
+    const char *only[] = {"x"};
+    r = verify_tensors((ar_verify_options){.only = only, .only_count = 1}, a, 2, b, 2, NULL, 0, &st);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect(r->same && r->rows == 1);
+    ar_verify_report_destroy(r);
+}
+
+Test(verify_rules, globs_choose_and_slips_are_refused)
+{
+    const ar_st_tensor a[] = {vector_of("l.0.w", AR_F32, 2, ones), vector_of("l.0.b", AR_F32, 2, ones),
+                              vector_of("l.1.w", AR_F32, 2, ones)};
+    const char *layer[] = {"l.0.*"}, *bias[] = {"*.b"}, *all[] = {"*"}, *slip[] = {"l.0.*", "l.7.*"};
+    const struct {
+        const char *const *only, *const *leave;
+        size_t n_only, n_leave, rows;
+        const char *message;
+    } cases[] = {
+        {layer, NULL, 1, 0, 2, NULL},
+        {NULL, bias, 0, 1, 2, NULL},
+        {layer, bias, 1, 1, 1, NULL},
+        {slip, NULL, 2, 0, 0, "--only 'l.7.*'"},
+        {NULL, slip, 0, 2, 0, "--ignore 'l.7.*'"},
+        {NULL, all, 0, 1, 0, "none"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const ar_verify_options o = {.only = cases[i].only,
+                                     .leave = cases[i].leave,
+                                     .only_count = cases[i].n_only,
+                                     .leave_count = cases[i].n_leave};
+        ar_status st = AR_OK;
+        ar_verify_report *r = verify_tensors(o, a, 3, a, 3, NULL, 0, &st);
+        if (cases[i].message)
+            cr_expect(!r && st == AR_ERR_NOT_FOUND && strstr(ar_error_message(), cases[i].message), "case %zu: %s", i,
+                      ar_error_message());
+        else
+            cr_expect(r && r->rows == cases[i].rows, "case %zu: %s", i, ar_error_message());
+        ar_verify_report_destroy(r);
+    }
+}
+
+static void expect_shape(const ar_st_tensor *a, const ar_st_tensor *b, const char *words)
+{
+    ar_status st = AR_OK;
+    ar_verify_report *r = verify_tensors((ar_verify_options){0}, a, 1, b, 1, NULL, 0, &st);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect(!r->same && r->different == 1 && r->row[0].state == AR_VERIFY_SHAPE);
+    cr_expect(strstr(r->row[0].pattern, words), "'%s' is not in '%s'", words, r->row[0].pattern);
+    cr_expect(r->row[0].hint[0], "'%s' has no hint", r->row[0].pattern);
+    ar_verify_report_destroy(r);
+}
+
+Test(verify_rules, another_shape_is_told_by_what_it_has_in_common)
+{
+    float a[8][4], turned[4][8], longer[16][4] = {{0}};
+    for (int i = 0; i < 8; i++) {
+        for (int k = 0; k < 4; k++)
+            a[i][k] = turned[k][i] = longer[i][k] = (float)(10 * i + k + 1);
+    }
+    const ar_st_tensor whole = {.name = "w", .dtype = AR_F32, .ndim = 2, .shape = {8, 4}, .data = a};
+    ar_st_tensor other = whole;
+    other.shape[0] = 4, other.shape[1] = 8, other.data = turned;
+    expect_shape(&whole, &other, "the reference's, transposed");
+    other.shape[0] = 4, other.shape[1] = 8, other.data = a;
+    expect_shape(&whole, &other, "not the reference's transposed");
+    other.shape[0] = 2, other.shape[1] = 4, other.data = &a[4][0];
+    expect_shape(&whole, &other, "1/4 of the reference along dimension 0: part 2 of 0 to 3");
+    other.shape[0] = 16, other.shape[1] = 4, other.data = longer;
+    expect_shape(&whole, &other, "dimension 0 is 8 longer in the other; the first 8 are the same");
+    other.shape[0] = 2, other.shape[1] = 16, other.data = a;
+    expect_shape(&whole, &other, "in row-major order they are the same");
+}
+
+Test(verify_rules, tensors_without_elements_and_without_dimensions_are_tensors)
+{
+    const float one = 1.0f, two = 2.0f;
+    const ar_st_tensor a[] = {
+        {.name = "e", .dtype = AR_F32, .ndim = 3, .shape = {2, 0, 3}, .data = ones},
+        {.name = "s", .dtype = AR_F32, .ndim = 0, .data = &one},
+        {.name = "t", .dtype = AR_F32, .ndim = 8, .shape = {1, 2, 1, 3, 1, 1, 1, 1}, .data = ones}};
+    ar_st_tensor b[] = {a[0], a[1], a[2]};
+    b[1].data = &two;
+    ar_status st = AR_OK;
+    for (int differs = 0; differs < 2; differs++) {
+        ar_verify_report *r =
+            verify_tensors((ar_verify_options){.nan_differs = differs == 1}, a, 3, b, 3, NULL, 0, &st);
+        cr_assert_not_null(r, "%s", ar_error_message());
+        cr_expect(r->compared == 3 && r->different == 1 && strcmp(r->row[r->first].name, "s") == 0);
+        ar_verify_report_destroy(r);
+    }
+}
+
+Test(verify_rules, options_that_make_no_sense_are_refused)
+{
+    const ar_st_tensor a = vector_of("x", AR_F32, 2, ones);
+    const double bad[] = {-1.0, NAN, INFINITY};
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < 3; i++) {
+        cr_expect_null(verify_tensors((ar_verify_options){.rule = AR_VERIFY_TOLERANCE, .rtol = bad[i]}, &a, 1, &a, 1,
+                                      NULL, 0, &st));
+        cr_expect_eq(st, AR_ERR_ARG);
+        cr_expect_null(verify_tensors((ar_verify_options){.rule = AR_VERIFY_TOLERANCE, .atol = bad[i]}, &a, 1, &a, 1,
+                                      NULL, 0, &st));
+        cr_expect_eq(st, AR_ERR_ARG);
+    }
+    cr_expect_null(verify_tensors((ar_verify_options){.rule = AR_VERIFY_SENSITIVITY}, &a, 1, &a, 1, NULL, 0, &st));
+    cr_expect_eq(st, AR_ERR_ARG);
+    cr_expect_null(verify_tensors((ar_verify_options){0}, &a, 1, &a, 0, NULL, 0, &st));
+    cr_expect_eq(st, AR_ERR_NOT_FOUND);
+}
+
+Test(verify_rules, rows_stand_in_execution_order_and_the_worst_come_first_in_theirs)
+{
+    const float a[] = {1.0f, 1.0f}, b[] = {1.0f, 1.5f}, c[] = {1.0f, 3.0f};
+    const char *names[] = {"model.layers.1.mlp.down_proj:fwd", "model.layers.0.mlp.down_proj:fwd",
+                           "model.layers.10.mlp.down_proj:fwd"};
+    ar_st_tensor reference[3], other[3];
+    for (size_t i = 0; i < 3; i++) {
+        reference[i] = vector_of(names[i], AR_F32, 2, a);
+        other[i] = vector_of(names[i], AR_F32, 2, i == 0 ? a : i == 1 ? b : c);
+    }
+    ar_status st = AR_OK;
+    ar_verify_report *r = verify_tensors((ar_verify_options){0}, reference, 3, other, 3, NULL, 0, &st);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect_str_eq(r->row[0].name, names[1]);
+    cr_expect_str_eq(r->row[1].name, names[0]);
+    cr_expect_str_eq(r->row[2].name, names[2]);
+    cr_expect(r->first == 0 && r->worst == 2 && r->worst_order[0] == 2 && r->worst_order[1] == 0);
+    ar_verify_report_destroy(r);
+}

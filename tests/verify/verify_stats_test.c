@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "verify/verify_support.h"
+
+TestSuite(verify_stats, .timeout = 60);
+
+static const ar_verify_options by_bits = {.rule = AR_VERIFY_BITS};
+
+Test(verify_stats, equal_bytes_are_the_same_and_cost_no_figures)
+{
+    const float x[] = {1.0f, -2.0f, 0.0f, 4.0f};
+    ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, x, x);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect(r->same && r->compared == 1 && r->different == 0 && r->first == SIZE_MAX && r->worst == SIZE_MAX);
+    cr_expect_eq(r->row[0].state, AR_VERIFY_SAME);
+    cr_expect_null(r->row[0].map);
+    cr_expect_eq(r->bytes, 32);
+    ar_verify_report_destroy(r);
+}
+
+Test(verify_stats, every_figure_of_a_small_difference_is_what_it_is_defined_to_be)
+{
+    const float a[] = {3.0f, 0.0f, 4.0f, 1.0f}, b[] = {3.0f, 0.5f, 4.0f, 1.25f};
+    ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, a, b);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    const ar_verify_row *w = &r->row[0];
+    cr_expect(!r->same && r->different == 1 && r->elements_different == 2 && r->first == 0 && r->worst == 0);
+    cr_expect(w->elements == 4 && w->elements_different == 2 && w->bits_different == 2);
+    cr_expect(w->max_abs == 0.5 && w->max_rel == 0.25 && w->max_reference == 4.0);
+    cr_expect_float_eq(w->rms, sqrt((0.25 + 0.0625) / 4.0), 1e-15);
+    cr_expect_float_eq(w->rms_reference, sqrt(26.0 / 4.0), 1e-15);
+    cr_expect_float_eq(w->scale, (9.0 + 16.0 + 1.25) / 26.0, 1e-15);
+    cr_expect_float_eq(w->cosine, 26.25 / sqrt(26.0 * (25.0 + 0.25 + 1.5625)), 1e-15);
+    cr_expect(w->first == 1 && w->first_value[0] == 0.0 && w->first_value[1] == 0.5);
+    cr_expect(w->worst == 1 && w->worst_value[1] == 0.5 && isinf(w->ratio) && w->allowed == 0.0);
+    cr_expect_eq(w->max_ulp, 0x3f000000u, "from 0 to 1/2 there are as many steps as the bits of 1/2 say");
+    cr_expect(w->ulp_bins[0] == 2 && w->ulp_bins[22] == 1 && w->ulp_bins[30] == 1);
+    cr_expect(w->map_rows == 1 && w->map_cols == 4 && w->map[0] == 0.0f);
+    cr_expect_float_eq((double)w->map[1], 0.5 / w->rms_reference, 1e-7);
+    ar_verify_report_destroy(r);
+}
+
+/* The bits of two numbers that are `steps` apart in a dtype. */
+static const struct {
+    ar_dtype dtype;
+    uint64_t a, b, steps;
+} neighbours[] = {
+    {AR_F64, 0x3ff0000000000000u, 0x3ff0000000000001u, 1},
+    {AR_F64, 0x8000000000000000u, 0x0000000000000000u, 1},
+    {AR_F32, 0x3f800000u, 0x3f7fffffu, 1},
+    {AR_F32, 0x80000001u, 0x00000001u, 3},
+    {AR_F32, 0x7f7fffffu, 0x7f800000u, 1},
+    {AR_BF16, 0x3f80u, 0x3f83u, 3},
+    {AR_F16, 0x0001u, 0x8000u, 2},
+    {AR_F8_E4M3, 0x38u, 0x3au, 2},
+    {AR_F8_E5M2, 0x3cu, 0x3bu, 1},
+    {AR_F8_E8M0, 0x7fu, 0x81u, 2},
+    {AR_I8, 0xffu, 0x01u, 2},
+    {AR_U8, 0xffu, 0x01u, 254},
+    {AR_I16, 0x8000u, 0x7fffu, 65535},
+    {AR_I32, 0xffffffffu, 0x00000000u, 1},
+    {AR_U64, 0xffffffffffffffffu, 0x0000000000000000u, UINT64_MAX},
+    {AR_I64, 0x8000000000000000u, 0x7fffffffffffffffu, UINT64_MAX},
+    {AR_BOOL, 0, 1, 1},
+};
+
+Test(verify_stats, steps_are_counted_in_the_bits_of_each_dtype)
+{
+    for (size_t i = 0; i < sizeof neighbours / sizeof *neighbours; i++) {
+        ar_verify_report *r = verify_vectors(by_bits, neighbours[i].dtype, 1, &neighbours[i].a, &neighbours[i].b);
+        cr_assert_not_null(r, "%s: %s", ar_dtype_name(neighbours[i].dtype), ar_error_message());
+        cr_expect_eq(r->row[0].max_ulp, neighbours[i].steps, "case %zu, %s: %llu", i,
+                     ar_dtype_name(neighbours[i].dtype), (unsigned long long)r->row[0].max_ulp);
+        cr_expect_eq(r->row[0].state, AR_VERIFY_DIFFERENT);
+        ar_verify_report_destroy(r);
+    }
+}
+
+/* What each rule says of pairs that are no ordinary numbers. */
+Test(verify_stats, nan_infinities_and_signed_zeros_are_judged_as_documented)
+{
+    static const struct {
+        uint32_t a, b;
+        bool bits, ulp, tolerance, nan_differs; /* the same by 1000 ulp, by atol 1, by atol 1 where NaN differs */
+    } cases[] = {
+        {0x7fc00000u, 0x7fc00000u, true, true, true, false},    /* NaN, NaN */
+        {0x7fc00000u, 0x7fc00001u, false, true, true, false},   /* another payload */
+        {0x7fc00000u, 0x3f800000u, false, false, false, false}, /* NaN, 1 */
+        {0x3f800000u, 0xffc00000u, false, false, false, false}, /* 1, NaN */
+        {0x7f800000u, 0x7f800000u, true, true, true, true},     /* inf, inf */
+        {0x7f800000u, 0xff800000u, false, false, false, false}, /* inf, -inf */
+        {0x7f7fffffu, 0x7f800000u, false, true, false, false},  /* the largest number, inf */
+        {0x80000000u, 0x00000000u, false, true, true, true},    /* -0, 0 */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const bool expected[] = {cases[i].bits, cases[i].ulp, cases[i].tolerance, cases[i].nan_differs};
+        const ar_verify_options rules[] = {by_bits,
+                                           {.rule = AR_VERIFY_ULP, .ulp = 1000},
+                                           {.rule = AR_VERIFY_TOLERANCE, .atol = 1.0},
+                                           {.rule = AR_VERIFY_TOLERANCE, .atol = 1.0, .nan_differs = true}};
+        for (size_t k = 0; k < 4; k++) {
+            ar_verify_report *r = verify_vectors(rules[k], AR_F32, 1, &cases[i].a, &cases[i].b);
+            cr_assert_not_null(r, "%s", ar_error_message());
+            cr_expect_eq(r->same, expected[k], "case %zu, rule %zu", i, k);
+            cr_expect(r->same || isinf(r->row[0].ratio) || k == 1, "case %zu, rule %zu: ratio %g", i, k,
+                      r->row[0].ratio);
+            ar_verify_report_destroy(r);
+        }
+    }
+}
+
+Test(verify_stats, what_is_no_number_is_counted_on_each_side_also_where_all_is_the_same)
+{
+    const float a[] = {NAN, 1.0f, INFINITY, NAN}, b[] = {NAN, NAN, -INFINITY, NAN};
+    for (int same = 0; same < 2; same++) {
+        ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, a, same ? a : b);
+        cr_assert_not_null(r, "%s", ar_error_message());
+        cr_expect(r->row[0].nan[0] == 2 && r->row[0].inf[0] == 1 && r->row[0].inf[1] == 1);
+        cr_expect_eq(r->row[0].nan[1], same ? 2 : 3);
+        ar_verify_report_destroy(r);
+    }
+}
+
+Test(verify_stats, squares_of_large_and_small_numbers_neither_overflow_nor_vanish)
+{
+    const double a[] = {3e300, 4e300}, b[] = {3e300, 4.5e300}, c[] = {3e-300, 4e-300}, d[] = {3e-300, 4.5e-300};
+    ar_verify_report *r = verify_vectors(by_bits, AR_F64, 2, a, b), *s = verify_vectors(by_bits, AR_F64, 2, c, d);
+    cr_assert(r && s, "%s", ar_error_message());
+    cr_expect_float_eq(r->row[0].rms_reference / 1e300, 5.0 / sqrt(2.0), 1e-14);
+    cr_expect_float_eq(r->row[0].rms / 1e300, 0.5 / sqrt(2.0), 1e-14);
+    cr_expect_float_eq(s->row[0].rms_reference / 1e-300, 5.0 / sqrt(2.0), 1e-14);
+    cr_expect_float_eq(s->row[0].rms / 1e-300, 0.5 / sqrt(2.0), 1e-14);
+    cr_expect_float_eq(s->row[0].scale, 27.0 / 25.0, 1e-14);
+    ar_verify_report_destroy(r);
+    ar_verify_report_destroy(s);
+}
+
+Test(verify_stats, integers_are_compared_by_value_beyond_what_binary64_holds)
+{
+    const int64_t a[] = {INT64_MAX - 1, 5}, b[] = {INT64_MAX, 5};
+    const ar_verify_options within = {.rule = AR_VERIFY_TOLERANCE, .atol = 0.5};
+    ar_verify_report *r = verify_vectors(within, AR_I64, 2, a, b);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect(!r->same && r->row[0].max_abs == 1.0 && r->row[0].elements_different == 1 && r->row[0].ratio == 2.0);
+    ar_verify_report_destroy(r);
+}
+
+Test(verify_stats, complex_numbers_are_pairs)
+{
+    const float a[] = {1.0f, 2.0f, 3.0f, 4.0f}, b[] = {1.0f, 2.0f, 3.0f, 4.5f};
+    ar_verify_report *r = verify_vectors(by_bits, AR_C64, 2, a, b);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    const ar_verify_row *w = &r->row[0];
+    cr_expect(w->ndim == 2 && w->shape[0] == 2 && w->shape[1] == 2 && w->elements == 4);
+    cr_expect(w->elements_different == 1 && w->first == 3 && w->max_abs == 0.5);
+    ar_verify_report_destroy(r);
+}
+
+Test(verify_stats, numbers_below_a_byte_are_unpacked)
+{
+    /* F4: 0.5 1 | 2 6, and the same with 6 made -6. F6_E3M2: 1 1 1 1 in 3 bytes, the last of the second made 1.25. */
+    const unsigned char a[] = {0x21, 0x74}, b[] = {0x21, 0xf4}, c[] = {0x0c, 0xc3, 0x30}, d[] = {0x0c, 0xc3, 0x34};
+    ar_verify_report *r = verify_vectors(by_bits, AR_F4, 4, a, b), *s = verify_vectors(by_bits, AR_F6_E3M2, 4, c, d);
+    cr_assert(r && s, "%s", ar_error_message());
+    cr_expect(r->row[0].first == 3 && r->row[0].first_value[0] == 6.0 && r->row[0].first_value[1] == -6.0);
+    cr_expect_eq(r->row[0].max_ulp, 15, "through both zeros");
+    cr_expect(s->row[0].first == 3 && s->row[0].first_value[0] == 1.0 && s->row[0].first_value[1] == 1.25);
+    ar_verify_report_destroy(r);
+    ar_verify_report_destroy(s);
+}
+
+/* --- many elements ------------------------------------------------------------------------------------------------ */
+
+enum { LONG = 2500000 }; /* three blocks, the last not full */
+
+static float *long_vector(bool changed)
+{
+    float *x = malloc(LONG * sizeof *x);
+    for (size_t i = 0; x && i < LONG; i++)
+        x[i] = (float)((i * 2654435761u) % 1000003u) / 1000.0f - 500.0f;
+    if (x && changed) {
+        x[1048576] += 1.0f; /* the first of the second block */
+        x[1048577] *= 1.0000001f;
+        x[2499999] -= 2.0f; /* the last of all */
+    }
+    return x;
+}
+
+Test(verify_stats, every_number_of_threads_gives_the_same_report)
+{
+    float *a = long_vector(false), *b = long_vector(true);
+    ar_verify_report *one = NULL;
+    for (int threads = 1; threads <= 5; threads += 2) {
+        ar_verify_options o = by_bits;
+        o.threads = threads;
+        ar_verify_report *r = verify_vectors(o, AR_F32, LONG, a, b);
+        cr_assert_not_null(r, "%s", ar_error_message());
+        ar_verify_row *w = &r->row[0];
+        cr_expect(w->elements_different == 3 && w->first == 1048576 && w->worst == 2499999 && w->max_abs == 2.0);
+        if (one) {
+            const ar_verify_row *v = &one->row[0];
+            cr_expect(v->rms == w->rms && v->rms_reference == w->rms_reference && v->cosine == w->cosine &&
+                      v->scale == w->scale && strcmp(v->hint, w->hint) == 0);
+            cr_expect_arr_eq(v->ulp_bins, w->ulp_bins, sizeof v->ulp_bins);
+            cr_expect_arr_eq(v->map, w->map, v->map_rows * v->map_cols * sizeof *v->map);
+            ar_verify_report_destroy(r);
+        } else {
+            one = r;
+        }
+    }
+    cr_expect(one->row[0].map[40] > 0.0f && one->row[0].map[95] > 0.0f && one->row[0].map[0] == 0.0f);
+    ar_verify_report_destroy(one);
+    free(a);
+    free(b);
+}
+
+Test(verify_stats, a_map_has_the_differences_of_its_cells)
+{
+    static float a[100][200], b[100][200];
+    const two_files f = two_files_make();
+    for (size_t i = 0; i < 100 * 200; i++)
+        (&a[0][0])[i] = (&b[0][0])[i] = 1.0f;
+    b[99][0] = 3.0f;
+    b[50][199] = 2.0f;
+    ar_st_tensor t = {.name = "x", .dtype = AR_F32, .ndim = 2, .shape = {100, 200}, .data = a};
+    ar_verify_report *r = NULL;
+    write_tensors(f.reference, &t, 1);
+    t.data = b;
+    write_tensors(f.other, &t, 1);
+    const ar_verify_options o = {.reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .atol = 0.5};
+    cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
+    const ar_verify_row *w = &r->row[0];
+    cr_assert(w->map_rows == 48 && w->map_cols == 96 && w->matrix_rows == 100 && w->matrix_cols == 200);
+    for (size_t y = 0; y < 48; y++) {
+        for (size_t x = 0; x < 96; x++) {
+            const float expected = y == 47 && x == 0 ? 4.0f : y == 24 && x == 95 ? 2.0f : 0.0f;
+            cr_expect_eq(w->map[y * 96 + x], expected, "cell %zu %zu: %g", y, x, (double)w->map[y * 96 + x]);
+        }
+    }
+    ar_verify_report_destroy(r);
+    two_files_remove(&f);
+}
