@@ -109,6 +109,13 @@ static ar_status open_folder(ar_dump *d)
     return st;
 }
 
+/* A file of full tensors may say in which order they were made. */
+static ar_status read_order(ari_dump_file *f)
+{
+    const char *own = f->st ? ar_st_metadata(f->st, ARI_DUMP_PLACEMENT) : NULL;
+    return own ? ari_placement_parse(&f->placement, NULL, own, f->path) : AR_OK;
+}
+
 ar_status ari_dump_open_files(ar_dump *d)
 {
     struct stat info;
@@ -118,5 +125,6 @@ ar_status ari_dump_open_files(ar_dump *d)
         AR_TRY(ari_st_model_open_index(&d->model, d->path));
         return add_model(d);
     }
-    return add_safetensors(d, NULL, d->path);
+    AR_TRY(add_safetensors(d, NULL, d->path));
+    return read_order(&d->file[0]);
 }
