@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Completion of anyrank for fish. Installed as share/fish/vendor_completions.d/anyrank.fish.
 
-set -l subcommands check grads train bugs bench info
+set -l subcommands check grads train verify bugs bench info
 set -l models llama-demo gpt2-demo stack-demo
 set -l faults column_dx_not_reduced row_bias_every_rank row_input_grad_not_gathered heads_divided_twice \
     allreduce_aliases_input init_local_fan init_per_shard_seed vocab_target_off_by_shard loss_parallel_no_max \
@@ -22,6 +22,7 @@ set -l any "__fish_seen_subcommand_from $subcommands"
 set -l check "__fish_seen_subcommand_from check"
 set -l grads "__fish_seen_subcommand_from grads"
 set -l train "__fish_seen_subcommand_from train"
+set -l verify "__fish_seen_subcommand_from verify"
 set -l bench "__fish_seen_subcommand_from bench"
 set -l info "__fish_seen_subcommand_from info"
 set -l bugs "__fish_seen_subcommand_from bugs"
@@ -35,6 +36,7 @@ complete -c anyrank -f
 complete -c anyrank -n $none -a check -d "Compare every tensor of training steps with one rank's"
 complete -c anyrank -n $none -a grads -d "Write outputs and gradients"
 complete -c anyrank -n $none -a train -d "Train on text, the same bits on every layout"
+complete -c anyrank -n $none -a verify -d "Compare two dumps of tensors"
 complete -c anyrank -n $none -a bugs -d "List the faults that can be injected, and run each"
 complete -c anyrank -n $none -a bench -d "Time what anyrank does against what bounds it"
 complete -c anyrank -n $none -a info -d "What this machine has"
@@ -95,6 +97,7 @@ complete -c anyrank -n $check -l gradcheck -d "Compare with central differences"
 complete -c anyrank -n $check -l skip-f64 -d "Do not run the binary64 baseline"
 complete -c anyrank -n $check -l memory -d "Print the memory of a rank too"
 complete -c anyrank -n $check -l list-tensors -d "Print the tensors that are compared"
+complete -c anyrank -n $check -l dump -x -a "(__fish_complete_directories)" -d "Write the tensors of baseline and ranks"
 complete -c anyrank -n $check -l schedule -x -d "Let a seed decide which rank goes on"
 complete -c anyrank -n $check -l net-fault -x -d "Let the transport do wrong once"
 complete -c anyrank -n $check -l verify-transfers -d "Compare a checksum of every transfer"
@@ -106,6 +109,8 @@ complete -c anyrank -n $grads -l inject -x -a "$faults" -d "Switch a known mista
 complete -c anyrank -n $grads -l input -rF -d "input_ids, attention_mask, labels"
 complete -c anyrank -n $grads -l block -x -a "(__fish_complete_directories)" -d "A single block in place of a model"
 complete -c anyrank -n $grads -l out -x -a "(__fish_complete_directories)" -d "Where the results go"
+complete -c anyrank -n $grads -l per-rank -d "Write what each rank holds too"
+complete -c anyrank -n $grads -l activations -d "Write every tensor of the two passes too"
 
 complete -c anyrank -n $train -l data -rF -d "What to train on"
 complete -c anyrank -n $train -l data-format -x -a "auto bytes u16 u32 safetensors" -d "Of the data"
@@ -126,6 +131,24 @@ complete -c anyrank -n $train -l verify-every -x -d "Steps between verified grad
 complete -c anyrank -n $train -l plot -rF -d "Draw the loss"
 complete -c anyrank -n $train -l log-every -x -d "Steps from line to line"
 complete -c anyrank -n $train -l inject -x -a "$faults" -d "Switch a known mistake on"
+
+complete -c anyrank -n $verify -F
+complete -c anyrank -n $verify -l bits -d "The same is what has the same bits"
+complete -c anyrank -n $verify -l ulp -x -d "Steps of the dtype that are allowed"
+complete -c anyrank -n $verify -l rtol -x -d "Relative tolerance"
+complete -c anyrank -n $verify -l atol -x -d "Absolute tolerance"
+complete -c anyrank -n $verify -l sensitivity -rF -d "What each tensor is allowed"
+complete -c anyrank -n $verify -l map -rF -d "How the files of OTHER make full tensors"
+complete -c anyrank -n $verify -l reference-map -rF -d "How the files of REFERENCE make full tensors"
+complete -c anyrank -n $verify -l only -x -d "Only tensors of these names"
+complete -c anyrank -n $verify -l ignore -x -d "No tensors of these names"
+complete -c anyrank -n $verify -l no-equal-nan -d "NaN against NaN is a difference"
+complete -c anyrank -n $verify -l html -rF -d "Write the report as a page"
+complete -c anyrank -n $verify -l max-report -x -d "Rows of a table at most"
+complete -c anyrank -n $verify -l tp -x -d "Tensor-parallel ranks, for the hints"
+complete -c anyrank -n $verify -l dp -x -d "Data-parallel ranks, for the hints"
+complete -c anyrank -n $verify -l heads -x -d "Attention heads, for the hints"
+complete -c anyrank -n $verify -l kv-heads -x -d "Key/value heads, for the hints"
 
 complete -c anyrank -n $bench -a "gemm grad block step ddp allreduce"
 complete -c anyrank -n $bench -l m -x -d "Rows of X"

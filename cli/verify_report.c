@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A comparison of two dumps for people: the verdict, what differs in execution order, the first and the worst in
+ * detail, what one of them lacks. */
+#include "cli/verify_report.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "cli/table.h"
+#include "ref/core/out.h"
+#include "ref/io/safetensors.h"
+
+/* --- words -------------------------------------------------------------------------------------------------------- */
+
+enum { SHAPE_TEXT = 21 * AR_ST_MAX_DIMS + 3, VALUE_TEXT = 40, RULE_TEXT = 96 };
+
+static const char *shape_text(char *out, int ndim, const size_t *shape)
+{
+    ari_st_shape_text(out, SHAPE_TEXT, ndim, shape);
+    return out;
+}
+#define SHAPE(ndim, shape) shape_text((char[SHAPE_TEXT]){0}, (ndim), (shape))
+
+static const char *index_text(char *out, const ar_verify_row *r, size_t element)
+{
+    size_t at[AR_ST_MAX_DIMS] = {0};
+    for (int d = r->ndim - 1; d >= 0; d--) {
+        at[d] = r->shape[d] ? element % r->shape[d] : 0;
+        element = r->shape[d] ? element / r->shape[d] : 0;
+    }
+    return shape_text(out, r->ndim, at);
+}
+#define INDEX(r, element) index_text((char[SHAPE_TEXT]){0}, (r), (element))
+
+/* As many digits as tell two values of the dtype apart. */
+static const char *value_text(char *out, ar_dtype t, double x)
+{
+    const bool wide = t == AR_F64 || t == AR_I64 || t == AR_U64 || t == AR_I32 || t == AR_U32;
+    snprintf(out, VALUE_TEXT, "%.*g", wide ? 17 : 9, x);
+    return out;
+}
+#define VALUE(t, x) value_text((char[VALUE_TEXT]){0}, (t), (x))
+
+/* The largest difference: of numbers, unless only one of the two is one. */
+static const char *size_text(char *out, const ar_verify_row *r)
+{
+    const double a = r->worst_value[0], b = r->worst_value[1];
+    if (isnan(a) != isnan(b))
+        snprintf(out, VALUE_TEXT, "NaN");
+    else if (!isnan(a) && isinf(a - b))
+        snprintf(out, VALUE_TEXT, "inf");
+    else
+        snprintf(out, VALUE_TEXT, "%.2e", r->max_abs);
+    return out;
+}
+#define SIZE(r) size_text((char[VALUE_TEXT]){0}, (r))
+
+static const char *plural(size_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+static const char *rule_text(char *out, const ar_verify_report *r)
+{
+    switch (r->rule) {
+    case AR_VERIFY_ULP:
+        snprintf(out, RULE_TEXT, "within %llu ulp", (unsigned long long)r->ulp);
+        break;
+    case AR_VERIFY_TOLERANCE:
+        snprintf(out, RULE_TEXT, "within rtol %g and atol %g", r->rtol, r->atol);
+        break;
+    case AR_VERIFY_SENSITIVITY:
+        snprintf(out, RULE_TEXT, "within what rounding explains");
+        break;
+    case AR_VERIFY_BITS:
+        snprintf(out, RULE_TEXT, "the same bits");
+        break;
+    }
+    return out;
+}
+#define RULE(r) rule_text((char[RULE_TEXT]){0}, (r))
+
+static bool has_ratio(const ar_verify_report *r)
+{
+    return r->rule != AR_VERIFY_BITS;
+}
+
+static size_t count_state(const ar_verify_report *r, ar_verify_state state)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->rows; i++)
+        n += r->row[i].state == state;
+    return n;
+}
+
+static void print_more(FILE *to, size_t n, size_t most)
+{
+    if (n > most)
+        fprintf(to, "  .. and %zu more (--max-report %zu prints all)\n", n - most, n);
+}
+
+/* --- tables ------------------------------------------------------------------------------------------------------- */
+
+static void difference_row(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
+{
+    ari_table_cell(t, "%s", ARI_SHOW(row->name));
+    if (row->dtype == row->other_dtype)
+        ari_table_cell(t, "%s %s", ar_dtype_name(row->dtype), SHAPE(row->ndim, row->shape));
+    else
+        ari_table_cell(t, "%s/%s %s", ar_dtype_name(row->dtype), ar_dtype_name(row->other_dtype),
+                       SHAPE(row->ndim, row->shape));
+    ari_table_cell(t, "%s of %s", ARI_COUNT(row->elements_different), ARI_COUNT(row->elements));
+    ari_table_cell(t, "%s", SIZE(row));
+    ari_table_cell(t, "%.2e", row->max_rel);
+    ari_table_cell(t, "%s", ARI_COUNT(row->max_ulp));
+    if (has_ratio(r))
+        ari_table_cell(t, "%.3g", row->ratio);
+    ari_table_cell(t, "%.6f", row->cosine);
+    ari_table_cell(t, "%s", INDEX(row, row->worst));
+    ari_table_cell(t, "%s", VALUE(row->dtype, row->worst_value[0]));
+    ari_table_cell(t, "%s", VALUE(row->other_dtype, row->worst_value[1]));
+}
+
+static ar_status print_differences(FILE *to, const ar_verify_report *r, size_t most)
+{
+    ari_column columns[11] = {{"tensor", ARI_LEFT},   {"dtype, shape", ARI_LEFT}, {"different", ARI_RIGHT},
+                              {"max abs", ARI_RIGHT}, {"max rel", ARI_RIGHT},     {"max ulp", ARI_RIGHT}};
+    const ari_column ratio = {"of allowed", ARI_RIGHT};
+    const ari_column rest[] = {
+        {"cosine", ARI_RIGHT}, {"worst at", ARI_LEFT}, {"reference", ARI_RIGHT}, {"other", ARI_RIGHT}};
+    const size_t n = count_state(r, AR_VERIFY_DIFFERENT);
+    size_t width = 6, shown = 0;
+    ari_table *t = NULL;
+    if (n == 0 || most == 0)
+        return AR_OK;
+    if (has_ratio(r))
+        columns[width++] = ratio;
+    memcpy(&columns[width], rest, sizeof rest);
+    AR_TRY(ari_table_create(&t, columns, width + sizeof rest / sizeof *rest));
+    for (size_t i = 0; i < r->rows && shown < most; i++) {
+        if (r->row[i].state != AR_VERIFY_DIFFERENT)
+            continue;
+        difference_row(t, r, &r->row[i]);
+        shown++;
+    }
+    fprintf(to, "\nvalues that differ, in execution order:\n");
+    const ar_status st = ari_table_print(t, to, 2);
+    ari_table_destroy(t);
+    print_more(to, n, most);
+    return st;
+}
+
+static ar_status print_other_kind(FILE *to, const ar_verify_report *r, size_t most)
+{
+    static const ari_column columns[] = {{NULL, ARI_LEFT}, {NULL, ARI_LEFT}, {NULL, ARI_LEFT}};
+    const size_t n = count_state(r, AR_VERIFY_SHAPE) + count_state(r, AR_VERIFY_DTYPE);
+    size_t shown = 0;
+    ari_table *t = NULL;
+    if (n == 0 || most == 0)
+        return AR_OK;
+    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
+    for (size_t i = 0; i < r->rows && shown < most; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (row->state != AR_VERIFY_SHAPE && row->state != AR_VERIFY_DTYPE)
+            continue;
+        shown++;
+        ari_table_cell(t, "%s", row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE");
+        ari_table_cell(t, "%s", ARI_SHOW(row->name));
+        ari_table_cell(t, "%s %s in the reference, %s %s in the other%s%s", ar_dtype_name(row->dtype),
+                       SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
+                       SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
+    }
+    fprintf(to, "\nanother shape or dtype, values not compared:\n");
+    const ar_status st = ari_table_print(t, to, 2);
+    ari_table_destroy(t);
+    print_more(to, n, most);
+    if (count_state(r, AR_VERIFY_DTYPE) > 0)
+        fprintf(to, "  (--rtol with --atol, and --sensitivity, compare values of different dtypes)\n");
+    return st;
+}
+
+static void print_copies(FILE *to, const ar_verify_report *r, size_t most)
+{
+    const size_t n = count_state(r, AR_VERIFY_REPLICAS);
+    size_t shown = 0;
+    if (n == 0)
+        return;
+    fprintf(to, "\ncopies of one tensor that differ from each other:\n");
+    for (size_t i = 0; i < r->rows && shown < most; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (row->state != AR_VERIFY_REPLICAS)
+            continue;
+        shown++;
+        fprintf(to, "  COPIES %s (%s): rank %d and rank %d in %s element%s, first at %s: %s and %s\n",
+                ARI_SHOW(row->name), row->in_reference ? "reference" : "other", row->ranks[0], row->ranks[1],
+                ARI_COUNT(row->elements_different), plural(row->elements_different), INDEX(row, row->first),
+                VALUE(row->dtype, row->first_value[0]), VALUE(row->dtype, row->first_value[1]));
+    }
+    print_more(to, n, most);
+}
+
+static void print_names(FILE *to, const ar_verify_report *r, ar_verify_state state, size_t most)
+{
+    const size_t n = count_state(r, state);
+    size_t shown = 0;
+    if (n == 0)
+        return;
+    fprintf(to, "\nonly in the %s:\n", state == AR_VERIFY_MISSING ? "reference" : "other");
+    for (size_t i = 0; i < r->rows && shown < most; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (row->state != state)
+            continue;
+        shown++;
+        fprintf(to, "  %s %s %s %s\n", state == AR_VERIFY_MISSING ? "MISSING" : "UNEXPECTED", ARI_SHOW(row->name),
+                ar_dtype_name(row->dtype), SHAPE(row->ndim, row->shape));
+    }
+    print_more(to, n, most);
+}
+
+/* --- one tensor in detail ----------------------------------------------------------------------------------------- */
+
+static const char *pass_text(char pass)
+{
+    switch (pass) {
+    case 'i':
+        return "initial values";
+    case 'f':
+        return "forward pass";
+    case 'b':
+        return "backward pass";
+    case 'g':
+        return "gradient of a parameter";
+    case 'c':
+        return "clipping";
+    case 'n':
+        return "update of the weights";
+    case 'w':
+        return "weights";
+    default:
+        return "";
+    }
+}
+
+static void print_where(FILE *to, const ar_verify_report *r, const ar_verify_row *row)
+{
+    fprintf(to, "    where     ");
+    if (row->step > 0 && row->pass != 'w' && row->pass != '?')
+        fprintf(to, "step %d, ", row->step);
+    fprintf(to, "%s%selement %s", pass_text(row->pass), pass_text(row->pass)[0] ? "; first " : "first ",
+            INDEX(row, row->first));
+    if (row->state == AR_VERIFY_DIFFERENT && row->ranks[0] >= 0 && r->ranks > 1)
+        fprintf(to, ", of rank %d of %d", row->ranks[0], r->ranks);
+    fprintf(to, "\n");
+}
+
+static void print_values(FILE *to, const ar_verify_report *r, const ar_verify_row *row)
+{
+    fprintf(to, "    first     %s in the reference, %s in the other\n", VALUE(row->dtype, row->first_value[0]),
+            VALUE(row->other_dtype, row->first_value[1]));
+    fprintf(to, "    worst     %s in the reference, %s in the other, at %s", VALUE(row->dtype, row->worst_value[0]),
+            VALUE(row->other_dtype, row->worst_value[1]), INDEX(row, row->worst));
+    if (has_ratio(r))
+        fprintf(to, "; %.2e is allowed, the difference is %.3g times that", row->allowed, row->ratio);
+    fprintf(to, "\n    how many  %s of %s elements (%.3g %%)", ARI_COUNT(row->elements_different),
+            ARI_COUNT(row->elements), 100.0 * (double)row->elements_different / (double)row->elements);
+    if (row->bits_different != row->elements_different)
+        fprintf(to, "; in bits %s", ARI_COUNT(row->bits_different));
+    fprintf(to, "\n    how much  rms %.2e of difference against %.2e of the reference; cosine %.9f, scale %.9g\n",
+            row->rms, row->rms_reference, row->cosine, row->scale);
+    if (row->nan[0] + row->nan[1] > 0)
+        fprintf(to, "    NaN       %s in the reference, %s in the other\n", ARI_COUNT(row->nan[0]),
+                ARI_COUNT(row->nan[1]));
+    if (row->inf[0] + row->inf[1] > 0)
+        fprintf(to, "    infinite  %s in the reference, %s in the other\n", ARI_COUNT(row->inf[0]),
+                ARI_COUNT(row->inf[1]));
+}
+
+static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_row *row, const char *title)
+{
+    fprintf(to, "\n%s: %s\n", title, ARI_SHOW(row->name));
+    if (row->state == AR_VERIFY_DIFFERENT) {
+        print_where(to, r, row);
+        print_values(to, r, row);
+    }
+    if (row->pattern[0])
+        fprintf(to, "    pattern   %s\n", row->pattern);
+    if (row->hint[0])
+        fprintf(to, "    hint      %s\n", row->hint);
+}
+
+/* --- around it ---------------------------------------------------------------------------------------------------- */
+
+static void print_head(FILE *to, const ar_verify_report *r)
+{
+    const char *space = "";
+    fprintf(to, "different: %zu of %zu tensor%s", r->different, r->compared, plural(r->compared));
+    if (r->missing > 0)
+        fprintf(to, ", %zu missing", r->missing);
+    if (r->unexpected > 0)
+        fprintf(to, ", %zu unexpected", r->unexpected);
+    if (r->different > 0)
+        fprintf(to, "; first in execution order: %s", ARI_SHOW(r->row[r->first].name));
+    fprintf(to, "\n  reference  %s\n  other      %s", ARI_SHOW(r->reference), ARI_SHOW(r->other));
+    if (r->ranks > 0)
+        fprintf(to, ", %d rank%s", r->ranks, plural((size_t)r->ranks));
+    for (size_t d = 0; d < r->mesh_dims; d++, space = " ")
+        fprintf(to, "%s%s=%d", d ? space : ": ", r->mesh[d].name, r->mesh[d].size);
+    fprintf(to, "\n");
+}
+
+/* What is the same, and yet no number: the comparison says little of it. */
+static void print_nan(FILE *to, const ar_verify_report *r)
+{
+    size_t tensors = 0, elements = 0;
+    const char *first = NULL;
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (row->state != AR_VERIFY_SAME || row->nan[0] == 0)
+            continue;
+        first = first ? first : row->name;
+        tensors++;
+        elements += row->nan[0];
+    }
+    if (first)
+        fprintf(to, "note: NaN in both, %s element%s of %zu tensor%s that %s the same, the first %s\n",
+                ARI_COUNT(elements), plural(elements), tensors, plural(tensors), tensors == 1 ? "is" : "are",
+                ARI_SHOW(first));
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t n = strlen(text), m = strlen(end);
+    return n > m && strcmp(text + (n - m), end) == 0;
+}
+
+/* Whether a tensor is only in one dump, under a name that is another's with `prefix` before it. */
+static bool has_partner(const ar_verify_report *r, const char *name, ar_verify_state state, const char *prefix,
+                        size_t length)
+{
+    for (size_t i = 0; i < r->rows; i++) {
+        const char *other = r->row[i].name;
+        if (r->row[i].state == state && strncmp(other, prefix, length) == 0 && strcmp(other + length, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Names of one dump that are the other's with a prefix: `longer` is the state of those that have it. */
+static bool print_prefix(FILE *to, const ar_verify_report *r, ar_verify_state shorter, ar_verify_state longer)
+{
+    const char *prefix = NULL;
+    size_t length = 0, n = 0, of = 0;
+    for (size_t i = 0; i < r->rows && !prefix; i++) {
+        for (size_t k = 0; k < r->rows && !prefix && r->row[i].state == shorter; k++) {
+            if (r->row[k].state != longer || !ends_with(r->row[k].name, r->row[i].name))
+                continue;
+            prefix = r->row[k].name;
+            length = strlen(prefix) - strlen(r->row[i].name);
+        }
+    }
+    for (size_t i = 0; i < r->rows && prefix; i++) {
+        of += r->row[i].state == shorter;
+        n += r->row[i].state == shorter && has_partner(r, r->row[i].name, longer, prefix, length);
+    }
+    if (!prefix || 2 * n < of)
+        return false;
+    char shown[ARI_PRINTABLE];
+    snprintf(shown, sizeof shown, "%.*s", (int)(length < sizeof shown ? length : sizeof shown - 1), prefix);
+    const bool in_other = longer == AR_VERIFY_UNEXPECTED;
+    fprintf(to,
+            "note: %zu of these %zu names stand in the %s with '%s' before them; a file {\"version\": 1, \"tensors\": "
+            "[{\"match\": \"%s*\", \"rename\": \"*\"}]} for --%smap takes it off\n",
+            n, of, in_other ? "other" : "reference", ARI_SHOW(shown), ARI_SHOW(shown), in_other ? "" : "reference-");
+    return true;
+}
+
+static void print_renamed(FILE *to, const ar_verify_report *r)
+{
+    if (r->missing == 0 || r->unexpected == 0)
+        return;
+    if (!print_prefix(to, r, AR_VERIFY_MISSING, AR_VERIFY_UNEXPECTED) &&
+        !print_prefix(to, r, AR_VERIFY_UNEXPECTED, AR_VERIFY_MISSING) && r->compared == 0)
+        fprintf(to, "note: no name stands in both; a file for --map says which tensor is which (docs/dumps.md)\n");
+}
+
+ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
+{
+    if (!r->same)
+        print_head(to, r);
+    print_copies(to, r, most);
+    AR_TRY(print_differences(to, r, most));
+    AR_TRY(print_other_kind(to, r, most));
+    if (r->different > 0)
+        print_detail(to, r, &r->row[r->first], "first in execution order");
+    if (r->different > 0 && r->worst != r->first)
+        print_detail(to, r, &r->row[r->worst], "worst");
+    print_names(to, r, AR_VERIFY_MISSING, most);
+    print_names(to, r, AR_VERIFY_UNEXPECTED, most);
+    print_renamed(to, r);
+    print_nan(to, r);
+    if (!r->same)
+        fprintf(to, "\n");
+    return AR_OK;
+}
+
+/* --- the last line ------------------------------------------------------------------------------------------------ */
+
+static double roundoff_of(ar_dtype t)
+{
+    switch (t) {
+    case AR_F64:
+        return 0x1p-53;
+    case AR_F32:
+        return 0x1p-24;
+    case AR_F16:
+        return 0x1p-11;
+    case AR_BF16:
+        return 0x1p-8;
+    default:
+        return 0.0;
+    }
+}
+
+/* Whether a tensor differs by so little that sums in another order do it. A tensor's rms difference then is some
+ * round-offs, its worst some hundred; of short formats less is taken, where so many would be a large part. */
+static bool by_rounding(const ar_verify_row *row)
+{
+    const double u = roundoff_of(row->dtype);
+    return row->nan[0] == row->nan[1] && row->inf[0] == row->inf[1] && isfinite(row->worst_value[0]) &&
+           isfinite(row->worst_value[1]) && row->rms <= fmin(16.0 * u, 0.01) * row->rms_reference &&
+           row->max_abs <= fmin(256.0 * u, 0.05) * row->max_reference;
+}
+
+/* The smallest number of one digit that is not below x. */
+static double one_digit_up(double x)
+{
+    const double unit = pow(10.0, floor(log10(x)));
+    return ceil(x / unit * (1.0 - 1e-12)) * unit * (1.0 + 1e-9);
+}
+
+static void print_rounding(FILE *to, const ar_verify_report *r)
+{
+    enum { MOST_ULP = 1000 };
+    uint64_t ulp = 0;
+    double most = 0.0;
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (row->state == AR_VERIFY_SAME)
+            continue;
+        if (row->state != AR_VERIFY_DIFFERENT || !by_rounding(row))
+            return;
+        ulp = row->max_ulp > ulp ? row->max_ulp : ulp;
+        most = fmax(most, row->max_abs);
+    }
+    fprintf(to, "; no more than rounding in another order leaves: ");
+    if (ulp <= MOST_ULP)
+        fprintf(to, "--ulp %llu allows it", (unsigned long long)ulp);
+    else
+        fprintf(to, "--atol %.2g allows it", one_digit_up(most));
+}
+
+static void print_same(FILE *to, const ar_verify_report *r)
+{
+    const ar_verify_row *worst = NULL;
+    size_t exact = 0;
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        exact += row->bits_different == 0;
+        if (row->ratio > (worst ? worst->ratio : 0.0))
+            worst = row;
+    }
+    fprintf(to, "verify: %s%s: %zu tensor%s, %s element%s", has_ratio(r) ? "the same " : "", RULE(r), r->compared,
+            plural(r->compared), ARI_COUNT(r->elements), plural(r->elements));
+    if (has_ratio(r))
+        fprintf(to, ", %zu tensor%s bit for bit", exact, plural(exact));
+    if (worst)
+        fprintf(to, "; the worst difference is %.3g of what is allowed, in %s", worst->ratio, ARI_SHOW(worst->name));
+    fprintf(to, "\n");
+}
+
+void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
+{
+    if (r->same) {
+        print_same(to, r);
+        return;
+    }
+    if (r->compared > 0)
+        fprintf(to, "verify: DIFFERENT: %zu of %zu tensor%s not %s", r->different, r->compared, plural(r->compared),
+                has_ratio(r) ? RULE(r) : "the same in every bit");
+    else
+        fprintf(to, "verify: DIFFERENT: no tensor stands in both");
+    if (r->missing + r->unexpected > 0)
+        fprintf(to, ", %zu missing, %zu unexpected", r->missing, r->unexpected);
+    if (r->worst != SIZE_MAX && r->row[r->worst].state == AR_VERIFY_DIFFERENT) {
+        const ar_verify_row *w = &r->row[r->worst];
+        fprintf(to, "; worst %s: ", ARI_SHOW(w->name));
+        if (has_ratio(r))
+            fprintf(to, "%.3g times what is allowed", w->ratio);
+        else
+            fprintf(to, "max|d| %s at %s", SIZE(w), INDEX(w, w->worst));
+    }
+    if (r->rule == AR_VERIFY_BITS && r->different > 0)
+        print_rounding(to, r);
+    fprintf(to, "\n");
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_VERIFY_REPORT_H
+#define ARI_CLI_VERIFY_REPORT_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "anyrank/verify.h"
+
+/** Everything but the last line: nothing where nothing differs and nothing is odd. `most`: rows of a table. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most);
+/** The last line: the key fact. */
+void ari_verify_print_verdict(FILE *to, const ar_verify_report *r);
+/** The result for machines. Gives; NULL without memory. */
+json_t *ari_verify_json(const ar_verify_report *r);
+
+#endif
