@@ -18,7 +18,7 @@ _anyrank() {
         unused_in_last_micro_batch tied_reduced_at_first_use accum_last_only accum_sum_of_means mean_divides_by_world
         dp_init_differs zero_gather_missing zero_shards_misaligned zero_grad_not_recursive gradnorm_first_rank_only
         adam_step_not_synced optimizer_counter_ahead weight_decay_on_shard_only norm_fp16_store"
-    local subcommands="check grads train verify bugs bench info"
+    local subcommands="check grads train verify reshard bugs bench info"
     local common="--json --quiet --no-color --threads --seed --help --version"
     local layout="--tp --mlp-order --collectives --timeout --numerics --device"
     local watch="--trace --timeline --cluster"
@@ -52,6 +52,8 @@ _anyrank() {
         verify)
             options="--bits --ulp --rtol --atol --sensitivity --map --reference-map --only --ignore --no-equal-nan --html --max-report
                 --tp --dp --heads --kv-heads $common" ;;
+        reshard)
+            options="--out --tp --pp --dp --dp-copies --embedding-hidden --pad-vocab --shard-size --map --config --strict --dry-run $common" ;;
         bugs) options="--run --curves $common" ;;
         bench)
             options="$layout $split --m --n --k --batch --seq --repetitions --ranks --bytes --dtype --algorithm $common"
@@ -76,15 +78,15 @@ _anyrank() {
         --data-format) mapfile -t COMPREPLY < <(compgen -W "auto bytes u16 u32 safetensors" -- "$current"); return ;;
         --cluster) mapfile -t COMPREPLY < <(compgen -W "a100 h100" -- "$current"); return ;;
         --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda" -- "$current"); return ;;
-        --text | --data | --json | --input | --plot | --trace | --timeline | --sensitivity | --map | --reference-map | --html) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+        --text | --data | --json | --input | --plot | --trace | --timeline | --sensitivity | --map | --reference-map | --html | --config) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
         --block | --out | --dump | --save | --resume) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
-        --ulp | --rtol | --atol | --only | --ignore | --max-report | --heads | --kv-heads) return ;;
+        --ulp | --rtol | --atol | --only | --ignore | --max-report | --heads | --kv-heads | --pp | --pad-vocab | --shard-size) return ;;
         --zero | --bucket-bytes | --warmup | --min-lr | --group) return ;;
         --tp | --dp | --micro-batches | --timeout | --schedule | --net-fault | --batch | --seq | --steps | --lr | --momentum | --betas | \
             --weight-decay | --clip | --dropout | --threads | --seed | --m | --n | --k | --repetitions) return ;;
         --ranks | --bytes | --save-every | --keep | --stop-after | --verify-every | --log-every | --loss-scale) return ;;
     esac
-    if [[ $subcommand == verify && $current != -* ]]; then
+    if [[ ($subcommand == verify || $subcommand == reshard) && $current != -* ]]; then
         compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -f -- "$current")
         return

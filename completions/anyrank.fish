@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Completion of anyrank for fish. Installed as share/fish/vendor_completions.d/anyrank.fish.
 
-set -l subcommands check grads train verify bugs bench info
+set -l subcommands check grads train verify reshard bugs bench info
 set -l models llama-demo gpt2-demo stack-demo
 set -l faults column_dx_not_reduced row_bias_every_rank row_input_grad_not_gathered heads_divided_twice \
     allreduce_aliases_input init_local_fan init_per_shard_seed vocab_target_off_by_shard loss_parallel_no_max \
@@ -23,6 +23,7 @@ set -l check "__fish_seen_subcommand_from check"
 set -l grads "__fish_seen_subcommand_from grads"
 set -l train "__fish_seen_subcommand_from train"
 set -l verify "__fish_seen_subcommand_from verify"
+set -l reshard "__fish_seen_subcommand_from reshard"
 set -l bench "__fish_seen_subcommand_from bench"
 set -l info "__fish_seen_subcommand_from info"
 set -l bugs "__fish_seen_subcommand_from bugs"
@@ -37,6 +38,7 @@ complete -c anyrank -n $none -a check -d "Compare every tensor of training steps
 complete -c anyrank -n $none -a grads -d "Write outputs and gradients"
 complete -c anyrank -n $none -a train -d "Train on text, the same bits on every layout"
 complete -c anyrank -n $none -a verify -d "Compare two dumps of tensors"
+complete -c anyrank -n $none -a reshard -d "Split and merge checkpoints"
 complete -c anyrank -n $none -a bugs -d "List the faults that can be injected, and run each"
 complete -c anyrank -n $none -a bench -d "Time what anyrank does against what bounds it"
 complete -c anyrank -n $none -a info -d "What this machine has"
@@ -149,6 +151,20 @@ complete -c anyrank -n $verify -l tp -x -d "Tensor-parallel ranks, for the hints
 complete -c anyrank -n $verify -l dp -x -d "Data-parallel ranks, for the hints"
 complete -c anyrank -n $verify -l heads -x -d "Attention heads, for the hints"
 complete -c anyrank -n $verify -l kv-heads -x -d "Key/value heads, for the hints"
+
+complete -c anyrank -n $reshard -F
+complete -c anyrank -n $reshard -l out -x -a "(__fish_complete_directories)" -d "Where it goes"
+complete -c anyrank -n $reshard -l tp -x -d "Tensor-parallel ranks"
+complete -c anyrank -n $reshard -l pp -x -d "Pipeline stages"
+complete -c anyrank -n $reshard -l dp -x -d "Data-parallel ranks"
+complete -c anyrank -n $reshard -l dp-copies -d "A file for every data-parallel rank"
+complete -c anyrank -n $reshard -l embedding-hidden -d "Split the embedding along the hidden dimension"
+complete -c anyrank -n $reshard -l pad-vocab -x -d "Pad the vocabulary to a multiple"
+complete -c anyrank -n $reshard -l shard-size -x -d "The most tensors of one merged file"
+complete -c anyrank -n $reshard -l map -rF -d "How the files of IN fit together"
+complete -c anyrank -n $reshard -l config -rF -d "config.json, or a folder with one"
+complete -c anyrank -n $reshard -l strict -d "Refuse what is otherwise noted"
+complete -c anyrank -n $reshard -l dry-run -d "Say what would be written"
 
 complete -c anyrank -n $bench -a "gemm grad block step ddp allreduce"
 complete -c anyrank -n $bench -l m -x -d "Rows of X"
