@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dump/map.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dump/map_parts.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "ref/io/file.h"
+#include "ref/io/json.h"
+
+/* A mapping has some hundred bytes a rule. */
+#define MAX_BYTES ((size_t)4 << 20)
+
+ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (r == NULL)
+        return ar_error_set(AR_ERR_FORMAT, "InvalidMapping: %s: %s", ARI_SHOW(m->name), text);
+    return ar_error_set(AR_ERR_FORMAT, "InvalidMapping: %s: rule %zu ('%s'): %s", ARI_SHOW(m->name), r->number,
+                        r->match == NULL ? "" : ARI_SHOW(r->match), text);
+}
+
+size_t ari_map_dim(const ari_map *m, const char *name)
+{
+    size_t d = 0;
+    while (d < m->dims && strcmp(m->mesh[d].name, name) != 0)
+        d++;
+    return d;
+}
+
+/* --- the mesh ----------------------------------------------------------------------------------------------------- */
+static bool is_dim_name(const char *name)
+{
+    const size_t n = name == NULL ? 0 : strlen(name);
+    if (n == 0 || n >= ARI_MAP_NAME || isdigit((unsigned char)name[0]) || strcmp(name, "rank") == 0 ||
+        strcmp(name, "index") == 0)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (!isalnum((unsigned char)name[i]) && name[i] != '_')
+            return false;
+    return true;
+}
+
+static ar_status read_mesh(ari_map *m, const json_t *mesh)
+{
+    m->ranks = 1;
+    if (mesh == NULL)
+        return AR_OK;
+    if (!json_is_array(mesh) || json_array_size(mesh) == 0 || json_array_size(mesh) > AR_DUMP_MAX_DIMS)
+        return ari_map_bad(m, NULL, "key 'mesh': expected 1 to %d dimensions, [[\"dp\", 2], [\"tp\", 4]]",
+                           AR_DUMP_MAX_DIMS);
+    for (size_t i = 0; i < json_array_size(mesh); i++) {
+        const json_t *dim = json_array_get(mesh, i), *size = json_array_get(dim, 1);
+        const char *name = json_string_value(json_array_get(dim, 0));
+        if (json_array_size(dim) != 2 || !is_dim_name(name))
+            return ari_map_bad(
+                m, NULL,
+                "key 'mesh': dimension %zu: expected [\"name\", size], a name of at most %d letters, digits and "
+                "'_', and not 'rank' or 'index'",
+                i + 1, ARI_MAP_NAME - 1);
+        if (ari_map_dim(m, name) < m->dims)
+            return ari_map_bad(m, NULL, "key 'mesh': '%s' is there twice", name);
+        if (!json_is_integer(size) || json_integer_value(size) < 1 ||
+            json_integer_value(size) > ARI_MAP_RANKS / m->ranks)
+            return ari_map_bad(m, NULL,
+                               "key 'mesh': '%s': expected a size, at least 1 and no more than %d ranks in all", name,
+                               ARI_MAP_RANKS);
+        snprintf(m->mesh[i].name, sizeof m->mesh[i].name, "%s", name);
+        m->mesh[i].size = (int)json_integer_value(size);
+        m->ranks *= m->mesh[i].size;
+        m->dims = i + 1;
+    }
+    return AR_OK;
+}
+
+/* --- which rank a file is ----------------------------------------------------------------------------------------- */
+/* The number that the pattern has for `name`; -1: none. */
+static int number_of(const ari_map_glob *g, const char *name)
+{
+    for (int i = 0; i < g->numbers; i++)
+        if (strcmp(g->name[i], name) == 0)
+            return i;
+    return -1;
+}
+
+/* Either {rank}, or every dimension of the mesh that has more than one rank. */
+static ar_status check_files(const ari_map *m)
+{
+    const bool by_rank = number_of(&m->files, "rank") >= 0;
+    if (m->dims == 0)
+        return ari_map_bad(m, NULL, "key 'files' needs the 'mesh' that its ranks make, [[\"tp\", 4]]");
+    for (int i = 0; i < m->files.numbers; i++)
+        if (ari_map_dim(m, m->files.name[i]) == m->dims && strcmp(m->files.name[i], "rank") != 0)
+            return ari_map_bad(
+                m, NULL, "key 'files': '{%s}' is neither {rank} nor a dimension of the mesh; '*' stands for anything",
+                m->files.name[i]);
+    for (size_t d = 0; d < m->dims && !by_rank; d++)
+        if (m->mesh[d].size > 1 && number_of(&m->files, m->mesh[d].name) < 0)
+            return ari_map_bad(m, NULL, "key 'files': dimension '%s' of the mesh is missing, expected {%s} or {rank}",
+                               m->mesh[d].name, m->mesh[d].name);
+    return AR_OK;
+}
+
+static ar_status read_files(ari_map *m, const json_t *files)
+{
+    const char *text = json_string_value(files), *problem = NULL;
+    if (files == NULL)
+        return AR_OK;
+    if (text == NULL)
+        return ari_map_bad(m, NULL, "key 'files': expected a string, \"rank{rank}.safetensors\"");
+    const ar_status st = ari_map_glob_compile(&m->files, text, &problem);
+    if (problem != NULL)
+        return ari_map_bad(m, NULL, "key 'files': %s", problem);
+    AR_TRY(st);
+    m->has_files = true;
+    for (const char *c = text; *c != '\0'; c++)
+        m->depth += *c == '/';
+    return check_files(m);
+}
+
+bool ari_map_has_ranks(const ari_map *m)
+{
+    return m->has_files;
+}
+
+int ari_map_depth(const ari_map *m)
+{
+    return m->depth;
+}
+
+ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank)
+{
+    ari_map_match match;
+    *rank = -1;
+    if (!m->has_files || !ari_map_glob_match(&m->files, name, &match))
+        return AR_OK;
+    const int by_rank = number_of(&m->files, "rank");
+    size_t found = 0;
+    for (size_t d = 0; d < m->dims; d++) {
+        const int k = number_of(&m->files, m->mesh[d].name);
+        const size_t at = k < 0 ? 0 : match.number[k];
+        if (at >= (size_t)m->mesh[d].size)
+            return ari_map_bad(m, NULL, "file '%s' has %s %zu, the mesh has %d of it", ARI_SHOW(name), m->mesh[d].name,
+                               at, m->mesh[d].size);
+        found = found * (size_t)m->mesh[d].size + at;
+    }
+    if (by_rank >= 0) {
+        const bool alone = m->files.numbers == 1;
+        if (match.number[by_rank] >= (size_t)m->ranks || (!alone && match.number[by_rank] != found))
+            return ari_map_bad(m, NULL, "file '%s' has rank %zu, the mesh has %d ranks, row-major, outermost first",
+                               ARI_SHOW(name), match.number[by_rank], m->ranks);
+        found = match.number[by_rank];
+    }
+    *rank = (int)found;
+    return AR_OK;
+}
+
+/* --- the whole file ----------------------------------------------------------------------------------------------- */
+static ar_status read_rules(ari_map *m, const json_t *rules)
+{
+    if (rules == NULL)
+        return AR_OK;
+    const size_t n = json_array_size(rules);
+    if (!json_is_array(rules) || n > ARI_MAP_RULES)
+        return ari_map_bad(m, NULL, "key 'tensors': expected a list of at most %d rules", ARI_MAP_RULES);
+    AR_TRY(ari_alloc_zero((void **)&m->rule, n, sizeof *m->rule, "the rules of a mapping"));
+    for (size_t i = 0; i < n; i++) {
+        m->rules = i + 1;
+        AR_TRY(ari_map_rule_parse(m, &m->rule[i], i + 1, json_array_get(rules, i)));
+    }
+    return AR_OK;
+}
+
+static ar_status read_map(ari_map *m)
+{
+    static const char *const keys[] = {"version", "mesh", "files", "tensors", "note"};
+    if (!json_is_object(m->root))
+        return ari_map_bad(m, NULL, "expected an object");
+    AR_TRY(ari_map_check_keys(m, NULL, m->root, keys, sizeof keys / sizeof keys[0]));
+    const json_t *version = json_object_get(m->root, "version");
+    if (!json_is_integer(version) || json_integer_value(version) != 1)
+        return ari_map_bad(m, NULL, "key 'version': expected 1");
+    AR_TRY(read_mesh(m, json_object_get(m->root, "mesh")));
+    AR_TRY(read_files(m, json_object_get(m->root, "files")));
+    return read_rules(m, json_object_get(m->root, "tensors"));
+}
+
+ar_status ari_map_parse(ari_map **gives, const char *text, size_t length, const char *name)
+{
+    ar_status st = AR_OK;
+    char *called = NULL;
+    ari_map *m = calloc(1, sizeof *m);
+    if (m == NULL || (m->name = strdup(name)) == NULL || asprintf(&called, "InvalidMapping: %s", name) < 0) {
+        called = NULL;
+        st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to read it", ARI_SHOW(name));
+        goto done;
+    }
+    if (length > MAX_BYTES) {
+        st = ar_error_set(AR_ERR_OVERFLOW, "%s: has %zu bytes, a mapping has at most %zu", ARI_SHOW(name), length,
+                          MAX_BYTES);
+        goto done;
+    }
+    AR_TRY_TO(done, st, ari_json_parse(&m->root, text, length, called));
+    AR_TRY_TO(done, st, read_map(m));
+    *gives = m;
+    m = NULL;
+done:
+    free(called);
+    ari_map_free(m);
+    return st;
+}
+
+ar_status ari_map_load(ari_map **gives, const char *path)
+{
+    unsigned char *text = NULL;
+    size_t length = 0;
+    AR_TRY(ari_file_read(&text, &length, path, MAX_BYTES));
+    const ar_status st = ari_map_parse(gives, (const char *)text, length, path);
+    free(text);
+    return st;
+}
+
+void ari_map_free(ari_map *m)
+{
+    if (m == NULL)
+        return;
+    for (size_t i = 0; i < m->rules; i++)
+        ari_map_glob_fini(&m->rule[i].glob);
+    ari_map_glob_fini(&m->files);
+    free(m->rule);
+    free(m->name);
+    json_decref(m->root);
+    free(m);
+}
+
+size_t ari_map_mesh(const ari_map *m, const ar_dump_dim **dims)
+{
+    *dims = m->mesh;
+    return m->dims;
+}

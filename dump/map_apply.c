@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dump/map_parts.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+
+ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...)
+{
+    char text[384];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (p->rank < 0)
+        return ari_map_bad(p->m, p->r, "tensor '%s': %s", ARI_SHOW(p->entry->name), text);
+    return ari_map_bad(p->m, p->r, "tensor '%s' of rank %d: %s", ARI_SHOW(p->entry->name), p->rank, text);
+}
+
+/* --- the rule ----------------------------------------------------------------------------------------------------- */
+/* Whether a rule is meant for this rank's coordinates. */
+static bool is_at(const ari_map *m, const ari_map_rule *r, const ari_map_place *p)
+{
+    for (size_t d = 0; d < m->dims; d++) {
+        const json_t *list = r->at_list[d];
+        bool found = !r->at[d] || (p->rank >= 0 && json_is_integer(list) && json_integer_value(list) == p->at[d]);
+        for (size_t i = 0; i < json_array_size(list) && p->rank >= 0; i++)
+            found = found || json_integer_value(json_array_get(list, i)) == p->at[d];
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+static const ari_map_rule *find_rule(ari_map_place *p)
+{
+    for (size_t i = 0; i < p->m->rules; i++) {
+        const ari_map_rule *r = &p->m->rule[i];
+        if (is_at(p->m, r, p) && ari_map_glob_match(&r->glob, p->entry->name, &p->match))
+            return r;
+    }
+    return NULL;
+}
+
+static ar_status check_fit(const ari_map_place *p)
+{
+    const ari_map_rule *r = p->r;
+    const int ndim = p->entry->ndim, left = ndim - (r->unstack != NULL);
+    if (r->shape_dims > 0 && r->shape_dims != ndim)
+        return ari_map_misfit(p, "has %d dimensions, the rule's shape has %d", ndim, r->shape_dims);
+    if (r->transpose && left < 2)
+        return ari_map_misfit(p, "has %d dimensions, there are no two to transpose", left);
+    if (r->permuted > 0 && r->permuted != left)
+        return ari_map_misfit(p, "has %d dimensions, 'permute' has %d", left, r->permuted);
+    bool partial = false;
+    for (size_t d = 0; d < p->m->dims; d++)
+        partial = partial || r->partial[d];
+    if (p->rank < 0 && (r->splits > 0 || partial))
+        return ari_map_misfit(p, "is divided over ranks, but its file is no rank's: key 'files' tells which is");
+    return AR_OK;
+}
+
+/* --- one target --------------------------------------------------------------------------------------------------- */
+/* A full tensor in the order of the file's dimensions: where each one's elements stand. */
+typedef struct view {
+    int dims;
+    int dim[AR_ST_MAX_DIMS]; /* which of the file's */
+    const ari_map_runs *runs[AR_ST_MAX_DIMS];
+    size_t full[AR_ST_MAX_DIMS];
+    size_t at; /* the file's element of index 0 of the dimensions that are left out */
+} view;
+
+/* Which copy this rank has, by the dimensions of the mesh that neither divide nor sum. */
+static void tell_replica(const ari_map_place *p, ari_map_target *t)
+{
+    const ari_map_rule *r = p->r;
+    if (p->rank < 0)
+        return;
+    t->replicas = 1;
+    for (size_t d = 0; d < p->m->dims; d++) {
+        bool used = r != NULL && r->partial[d];
+        for (size_t i = 0; r != NULL && i < r->splits; i++)
+            used = used || r->split[i].mesh == d;
+        t->partial = t->partial || (r != NULL && r->partial[d]);
+        if (used)
+            continue;
+        t->replica = t->replica * p->m->mesh[d].size + p->at[d];
+        t->replicas *= p->m->mesh[d].size;
+    }
+}
+
+/* Dimension i of the full tensor is which of the view's. */
+static int permuted(const ari_map_rule *r, int i, int dims)
+{
+    if (r->permuted > 0)
+        return r->permute[i];
+    return r->transpose && i >= dims - 2 ? 2 * dims - 3 - i : i;
+}
+
+static void strides_of(const ar_st_entry *e, size_t stride[AR_ST_MAX_DIMS])
+{
+    size_t next = 1;
+    for (int d = e->ndim - 1; d >= 0; d--) {
+        stride[d] = next;
+        next *= e->count == 0 ? 1 : e->shape[d]; /* at most count */
+    }
+}
+
+/* A box for each choice of a run in every dimension. */
+static ar_status fill_boxes(const ari_map_place *p, const view *v, ari_map_target *t)
+{
+    size_t stride[AR_ST_MAX_DIMS], n = 1;
+    for (int k = 0; k < v->dims; k++)
+        AR_TRY(ari_mul_size(&n, n, v->runs[k]->n));
+    if (n > ARI_MAP_BOXES)
+        return ari_map_misfit(p, "would be %zu pieces, at most %d are supported", n, ARI_MAP_BOXES);
+    AR_TRY(ari_alloc_zero((void **)&t->box, n, sizeof *t->box, "the pieces of a tensor"));
+    t->boxes = n;
+    strides_of(p->entry, stride);
+    for (size_t b = 0; b < n; b++) {
+        ari_map_run run[AR_ST_MAX_DIMS];
+        ar_dump_box *box = &t->box[b];
+        size_t rest = b;
+        box->at = v->at;
+        for (int k = v->dims - 1; k >= 0; k--) {
+            run[k] = v->runs[k]->run[rest % v->runs[k]->n];
+            rest /= v->runs[k]->n;
+            box->at += run[k].local * stride[v->dim[k]];
+        }
+        for (int i = 0; i < v->dims; i++) {
+            const int k = permuted(p->r, i, v->dims);
+            box->global[i] = run[k].full;
+            box->extent[i] = run[k].count;
+            box->stride[i] = stride[v->dim[k]];
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status name_target(const ari_map_place *p, const char *pattern, size_t index, char **name)
+{
+    const ari_map_values values = {.glob = &p->r->glob,
+                                   .match = &p->match,
+                                   .mesh = p->m->mesh,
+                                   .at = p->rank < 0 ? NULL : p->at,
+                                   .dims = p->m->dims,
+                                   .rank = p->rank,
+                                   .has_index = p->r->unstack != NULL,
+                                   .index = index};
+    const char *problem = NULL;
+    if (pattern == NULL) {
+        *name = strdup(p->entry->name);
+        return *name != NULL ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a name");
+    }
+    const ar_status st = ari_map_fill(name, pattern, &values, &problem);
+    return problem == NULL ? st : ari_map_misfit(p, "name '%s' %s", ARI_SHOW(pattern), problem);
+}
+
+static ar_status fill_target(const ari_map_place *p, const view *v, const char *pattern, size_t index,
+                             ari_map_target *t)
+{
+    tell_replica(p, t);
+    t->ndim = v->dims;
+    for (int i = 0; i < v->dims; i++)
+        t->shape[i] = v->full[permuted(p->r, i, v->dims)];
+    AR_TRY(name_target(p, pattern, index, &t->name));
+    return fill_boxes(p, v, t);
+}
+
+/* --- one tensor, or several --------------------------------------------------------------------------------------- */
+typedef struct targets {
+    ari_map_target *t;
+    size_t n, capacity;
+} targets;
+
+/* Room for one more; it belongs to the list at once, so that an error frees it with the others. */
+static ar_status add_target(targets *list, ari_map_target **t)
+{
+    AR_TRY(ari_grow(&list->t, &list->capacity, list->n, sizeof *list->t, "the tensors of a mapping"));
+    *t = &list->t[list->n++];
+    memset(*t, 0, sizeof **t);
+    return AR_OK;
+}
+
+/* The runs of block k within those of the packed dimension: from its own start on, group after group. */
+static ar_status cut_block(const ari_map_place *p, const ari_map_runs *runs, size_t full, size_t k, ari_map_runs *out,
+                           size_t *block_full)
+{
+    const size_t groups = p->r->groups > 0 ? p->r->groups : 1, period = full / groups;
+    size_t first = 0, size = 0;
+    for (size_t i = 0; i <= k; i++) {
+        first += size;
+        AR_TRY(ari_map_block_size(p, full, i, &size));
+    }
+    *block_full = size * groups;
+    for (size_t i = 0; i < runs->n; i++) {
+        const ari_map_run *run = &runs->run[i];
+        for (size_t g = run->full / period; g < groups && g * period < run->full + run->count; g++) {
+            size_t start = 0, count = 0;
+            if (!ari_overlap(&start, &count, run->full, run->count, g * period + first, size))
+                continue;
+            AR_TRY(ari_map_runs_add(out, run->local + (start - run->full), g * size + (start - g * period - first),
+                                    count));
+            if (out->n > ARI_MAP_BOXES)
+                return ari_map_misfit(p, "would be more than %d pieces", ARI_MAP_BOXES);
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status take_blocks(const ari_map_place *p, const view *whole, targets *list)
+{
+    int dim = 0;
+    AR_TRY(ari_map_block_dim(p, &dim));
+    if (dim < p->r->shape_dims && p->r->shape_told[dim])
+        return ari_map_misfit(p, "the rule's shape tells dimension %d, which 'into' takes apart", dim);
+    for (size_t k = 0; k < p->r->blocks; k++) {
+        ari_map_runs runs = {0};
+        view v = *whole;
+        ari_map_target *t = NULL;
+        if (p->r->into[k] == NULL)
+            continue;
+        ar_status st = cut_block(p, whole->runs[dim], whole->full[dim], k, &runs, &v.full[dim]);
+        v.runs[dim] = &runs;
+        if (st == AR_OK)
+            st = add_target(list, &t);
+        if (st == AR_OK)
+            st = fill_target(p, &v, p->r->into[k], 0, t);
+        free(runs.run);
+        AR_TRY(st);
+    }
+    return AR_OK;
+}
+
+static ar_status take_indices(const ari_map_place *p, const view *whole, targets *list)
+{
+    int dim = 0;
+    size_t stride[AR_ST_MAX_DIMS];
+    view v = *whole;
+    AR_TRY(ari_map_block_dim(p, &dim));
+    strides_of(p->entry, stride);
+    for (v.dims = 0; v.dims < whole->dims - 1; v.dims++) {
+        const int from = v.dims + (v.dims >= dim);
+        v.dim[v.dims] = from;
+        v.runs[v.dims] = whole->runs[from];
+        v.full[v.dims] = whole->full[from];
+    }
+    if (p->entry->shape[dim] > ARI_MAP_TARGETS)
+        return ari_map_misfit(p, "would be %zu tensors, at most %d are supported", p->entry->shape[dim],
+                              ARI_MAP_TARGETS);
+    for (size_t i = 0; i < whole->runs[dim]->n; i++) {
+        const ari_map_run *run = &whole->runs[dim]->run[i];
+        for (size_t k = 0; k < run->count; k++) {
+            ari_map_target *t = NULL;
+            v.at = (run->local + k) * stride[dim];
+            AR_TRY(add_target(list, &t));
+            AR_TRY(fill_target(p, &v, p->r->unstack, run->full + k, t));
+        }
+    }
+    return AR_OK;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static ar_status check_names(const ari_map_place *p, const targets *list)
+{
+    const char **names = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc((void **)&names, list->n, sizeof *names, "names"));
+    for (size_t i = 0; i < list->n; i++)
+        names[i] = list->t[i].name;
+    if (list->n > 1)
+        qsort(names, list->n, sizeof *names, compare_names);
+    for (size_t i = 1; i < list->n && st == AR_OK; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            st = ari_map_misfit(p, "is taken apart into two tensors of one name, '%s'", ARI_SHOW(names[i]));
+    free(names);
+    return st;
+}
+
+static ar_status apply_rule(const ari_map_place *p, targets *list)
+{
+    ari_map_runs runs[AR_ST_MAX_DIMS] = {{0}};
+    view v = {.dims = p->entry->ndim};
+    ar_status st = check_fit(p);
+    for (int d = 0; d < v.dims && st == AR_OK; d++) {
+        v.dim[d] = d;
+        v.runs[d] = &runs[d];
+        st = ari_map_runs_of(p, d, &runs[d], &v.full[d]);
+    }
+    ari_map_target *t = NULL;
+    if (st == AR_OK && p->r->intos > 0)
+        st = take_blocks(p, &v, list);
+    else if (st == AR_OK && p->r->unstack != NULL)
+        st = take_indices(p, &v, list);
+    else if (st == AR_OK && (st = add_target(list, &t)) == AR_OK)
+        st = fill_target(p, &v, p->r->rename, 0, t);
+    for (int d = 0; d < v.dims; d++)
+        free(runs[d].run);
+    return st == AR_OK ? check_names(p, list) : st;
+}
+
+ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer, void *user,
+                        ari_map_target **gives, size_t *n)
+{
+    static const ari_map_rule whole = {.per_block = true};
+    ari_map_place p = {.m = m, .entry = entry, .rank = rank, .peer = peer, .user = user};
+    targets list = {0};
+    int rest = rank < 0 ? 0 : rank;
+    if (rank >= m->ranks)
+        return ari_map_bad(m, NULL, "rank %d is none of the mesh's %d", rank, m->ranks);
+    for (size_t d = m->dims; d-- > 0; rest /= m->mesh[d].size)
+        p.at[d] = rest % m->mesh[d].size;
+    p.r = find_rule(&p);
+    if (p.r == NULL)
+        p.r = &whole;
+    const ar_status st = p.r->leave ? AR_OK : apply_rule(&p, &list);
+    if (st != AR_OK) {
+        ari_map_targets_free(list.t, list.n);
+        return st;
+    }
+    *gives = list.t;
+    *n = list.n;
+    return AR_OK;
+}
+
+void ari_map_targets_free(ari_map_target *t, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        free(t[i].name);
+        free(t[i].box);
+    }
+    free(t);
+}
