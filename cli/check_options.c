@@ -14,6 +14,7 @@ static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS(ari_check_values,
                        "tensor-parallel ranks (no layout given: a set of those that the model allows)",
                        "exact: the same bits; native: fp32, within an allowance (default exact)"),
+    ARI_PRECISION_OPTION(ari_check_values),
     ARI_LAYOUT_STEP_OPTIONS(ari_check_values),
     ARI_LAYOUT_DDP_OPTIONS(ari_check_values,
                            "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: an eighth of "
@@ -239,6 +240,7 @@ ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *
                             .clip = ari_or_else(v->clip, 1.0),
                             .dropout = ari_or_else(v->dropout, 0.0),
                             .numerics = (ar_numerics)v->layout.numerics,
+                            .precision = (ar_precision)v->layout.precision,
                             .gradcheck = v->gradcheck,
                             .text = v->text,
                             .seed = v->common.seed,

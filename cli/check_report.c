@@ -71,7 +71,10 @@ static void print_head(FILE *to, const ari_checked *c)
             r->fresh ? "fresh weights" : "weights of the folder", r->batch, r->batch == 1 ? "" : "s", r->seq,
             r->seq == 1 ? "" : "s");
     print_step(to, c);
-    fprintf(to, ", %s numerics\n", r->numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
+    fprintf(to, ", %s numerics", r->numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
+    if (r->precision != AR_PRECISION_F32)
+        fprintf(to, ", products in %s", ar_precision_name(r->precision));
+    fprintf(to, "\n");
     fprintf(to, "baseline on one rank, independent code: loss");
     print_losses(to, r->loss, r->steps > 1 ? r->steps : 1);
     fprintf(to, ", %s", ARI_SECONDS(r->baseline_seconds));

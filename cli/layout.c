@@ -11,6 +11,7 @@ const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
 const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
 const char *const ari_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
+const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
 const char *const ari_device_names[] = {"cpu", "cuda", NULL};
 
 bool ari_layout_given(const ari_layout_values *v)
@@ -43,6 +44,11 @@ ar_status ari_layout_check(const ari_layout_values *v)
 {
     if (v->device != 0)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--device cuda: not in this version");
+    if (v->precision != AR_PRECISION_F32 && v->numerics != AR_NUMERICS_NATIVE)
+        return ar_error_set(AR_ERR_ARG,
+                            "--precision %s: exact numerics multiply fp32 numbers, give --numerics native "
+                            "too",
+                            ari_precision_names[v->precision]);
     if (v->sp && v->tp == 0)
         return ar_error_set(AR_ERR_ARG, "--sp splits sequences over the ranks of --tp: give --tp N too");
     if (v->keep_gathered && !v->sp)

@@ -18,6 +18,7 @@ typedef struct ari_layout_values {
     int bucket_mode;
     bool find_unused;
     int mlp_order, algorithm, numerics, device;
+    int precision;  /* ar_precision */
     double timeout; /* seconds */
 } ari_layout_values;
 
@@ -32,6 +33,7 @@ extern const char *const ari_bucket_mode_names[]; /* in the order of ar_bucket_m
 extern const char *const ari_algorithm_names[];   /* in the order of ar_sim_algorithm */
 extern const char *const ari_numerics_names[];
 extern const char *const ari_device_names[];
+extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
 #define ARI_LAYOUT_AT(values, field) (offsetof(values, layout) + offsetof(ari_layout_values, field))
 
@@ -74,6 +76,14 @@ extern const char *const ari_device_names[];
         {.name = "cp", .kind = ARI_OPT_LATER},                                                                    \
     {                                                                                                             \
         .name = "pp", .kind = ARI_OPT_LATER                                                                       \
+    }
+
+/* The same for what native numerics multiply. */
+#define ARI_PRECISION_OPTION(values)                                                                           \
+    {                                                                                                          \
+        .name = "precision", .kind = ARI_OPT_ENUM, .at = ARI_LAYOUT_AT(values, precision),                     \
+        .choices = ari_precision_names,                                                                        \
+        .help = "with --numerics native, of products: f32, tf32 or bf16; sums and all else fp32 (default f32)" \
     }
 
 /* The same for what else splits a training step. */

@@ -41,7 +41,7 @@ _anyrank() {
     fi
     case $subcommand in
         check)
-            options="$layout $split $ddp --sweep --batch --seq --text --steps $optimizer --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors --dump
+            options="$layout --precision $split $ddp --sweep --batch --seq --text --steps $optimizer --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors --dump
                 $watch --schedule --net-fault --verify-transfers $common"
             names=$models ;;
         grads) options="$layout $split $ddp $watch --input --block --out --per-rank --activations --inject $common" names=$models ;;
@@ -69,6 +69,7 @@ _anyrank() {
         --algorithm) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
         --mlp-order) mapfile -t COMPREPLY < <(compgen -W "column-row row-column" -- "$current"); return ;;
         --collectives) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
+        --precision) mapfile -t COMPREPLY < <(compgen -W "f32 tf32 bf16" -- "$current"); return ;;
         --numerics) mapfile -t COMPREPLY < <(compgen -W "exact native" -- "$current"); return ;;
         --bucket-mode) mapfile -t COMPREPLY < <(compgen -W "overlap eager" -- "$current"); return ;;
         --optimizer) mapfile -t COMPREPLY < <(compgen -W "sgd adam adamw" -- "$current"); return ;;

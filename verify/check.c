@@ -129,6 +129,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     r->seq = o->seq;
     r->steps = o->steps;
     r->numerics = o->numerics;
+    r->precision = o->precision;
     AR_TRY(ar_model_path(r->folder, sizeof r->folder, o->model));
     AR_TRY(ar_config_load(&r->config, r->folder));
     AR_TRY(check_sizes(o, &r->config));

@@ -118,6 +118,7 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
                                    .weights = b->weights ? ari_weights_find : NULL,
                                    .weights_user = b->weights,
                                    .numerics = o->numerics,
+                                   .precision = o->precision,
                                    .fault = o->fault,
                                    .threads = o->threads,
                                    .sim = {.algorithm = o->algorithm,

@@ -3,9 +3,11 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "ref/core/budget.h"
 #include "ref/core/size.h"
-#include "verify/adam_allowance.h"
+#include "verify/sensitivity.h"
 
 typedef struct phase {
     const ar_check_options *o;
@@ -54,96 +56,30 @@ static void add_error(double *error, const ari_ref_tensor *t, const double *valu
         *error = relative;
 }
 
-/* --- what rounding may do ----------------------------------------------------------------------------------------- */
-
-/* Listens to binary64 runs beside the reference. */
+/* Hears the binary64 run beside the reference. */
 typedef struct measuring {
     const ari_reference *ref;
-    int step;
-    double error;     /* as above, of step 1 */
-    float **beyond;   /* [ref->count] binary64 - exact, element by element, of the run without noise; NULL: not kept */
-    double *spread;   /* [ref->count] largest |noisy - quiet|; NULL: this run is the quiet one */
-    uint8_t **rounds; /* [ref->count], of gradients: elements that are not zero in every run; NULL with beyond */
+    size_t heard; /* gradients of step 1 come first among those of their name */
+    double error; /* as above, of step 1 */
 } measuring;
-
-static void begin_step(void *user, int step)
-{
-    measuring *m = user;
-    m->step = step;
-}
-
-static ar_status keep_quiet(measuring *m, size_t i, const double *values)
-{
-    const ari_ref_tensor *t = &m->ref->tensor[i];
-    AR_TRY(ari_alloc((void **)&m->beyond[i], t->count, sizeof(float), t->name));
-    if (t->pass == 'g')
-        AR_TRY(ari_alloc_zero((void **)&m->rounds[i], t->count, 1, t->name));
-    for (size_t k = 0; k < t->count; k++)
-        m->beyond[i][k] = (float)(values[k] - (double)t->values[k]);
-    return AR_OK;
-}
-
-/* Values that are not finite say nothing of rounding: they are left out. */
-static void add_spread(measuring *m, size_t i, const double *values)
-{
-    const ari_ref_tensor *t = &m->ref->tensor[i];
-    for (size_t k = 0; k < t->count; k++) {
-        const double apart = fabs(values[k] - (double)t->values[k] - (double)m->beyond[i][k]);
-        if (isfinite(apart) && apart > m->spread[i])
-            m->spread[i] = apart;
-    }
-}
-
-/* A gradient that no run has other than zero (an id that does not occur) is zero whatever rounding does. */
-static void note_zeros(measuring *m, size_t i, const double *values)
-{
-    const ari_ref_tensor *t = &m->ref->tensor[i];
-    for (size_t k = 0; m->rounds[i] && k < t->count; k++)
-        m->rounds[i][k] |= values[k] != 0.0 || t->values[k] != 0.0f;
-}
 
 static ar_status measure(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
 {
     measuring *m = user;
     (void)ndim, (void)shape;
-    const bool wanted = m->beyond != NULL;
-    if (pass != 'g' && !wanted)
-        return AR_OK;
-    const size_t i = ari_reference_find_in(m->ref, name, pass, m->step);
-    if (i == m->ref->count || (m->spread && !m->beyond[i]))
+    /* In execution order, as the reference's; those of later steps come after. */
+    const size_t i = m->heard++;
+    if (i >= m->ref->count || m->ref->tensor[i].pass != pass || strcmp(m->ref->tensor[i].name, name) != 0)
         return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
-    if (m->spread) {
-        add_spread(m, i, values);
-        note_zeros(m, i, values);
-        return AR_OK;
-    }
-    if (pass == 'g' && m->step == 1)
+    if (pass == 'g' && m->ref->tensor[i].step == 1)
         add_error(&m->error, &m->ref->tensor[i], values);
-    if (!wanted)
-        return AR_OK;
-    AR_TRY(keep_quiet(m, i, values));
-    note_zeros(m, i, values);
     return AR_OK;
 }
 
-/* The distance of the largest element to the next fp32 number: no result in fp32 can be asked to be nearer. */
-static double step_of_largest(const ari_ref_tensor *t)
-{
-    float largest = 0.0f;
-    for (size_t k = 0; k < t->count; k++) {
-        const float x = fabsf(t->values[k]);
-        if (isfinite(x) && x > largest)
-            largest = x;
-    }
-    return (double)(nextafterf(largest, INFINITY) - largest);
-}
+/* --- the runs ----------------------------------------------------------------------------------------------------- */
 
-static double safety_of(size_t elements)
-{
-    return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
-}
-
-static ar_baseline_options options_of(const ari_baseline_case *c, phase *p)
+/* What all runs of the baseline share. */
+static ar_baseline_options options_of(const ari_baseline_case *c)
 {
     const ar_check_options *o = c->check;
     return (ar_baseline_options){.mode = AR_MODE_EXACT,
@@ -153,79 +89,66 @@ static ar_baseline_options options_of(const ari_baseline_case *c, phase *p)
                                  .dropout = o->dropout,
                                  .steps = o->steps,
                                  .optimizer = o->optimizer,
-                                 .clip = o->clip,
-                                 .progress = progress,
-                                 .progress_user = p};
+                                 .clip = o->clip};
 }
-
-/* The binary64 baseline once more for each seed, with a random error wherever fp32 arithmetic would round. */
-static ar_status measure_spread(measuring *m, ari_reference *ref, const ari_baseline_case *c, double *unused)
-{
-    phase p = {c->check, "baseline, rounding errors"};
-    ar_baseline_options b = options_of(c, &p);
-    AR_TRY(ari_alloc_zero((void **)&m->spread, ref->count, sizeof *m->spread, "spreads"));
-    b.mode = AR_MODE_F64;
-    b.emit = measure;
-    b.emit_user = m;
-    b.begin_step = begin_step;
-    for (uint64_t seed = 1; seed <= ARI_NOISE_SEEDS; seed++) {
-        b.noise_seed = seed;
-        m->step = 1;
-        AR_TRY(ar_baseline_run(c->config, &b, c->batch, unused));
-    }
-    for (size_t i = 0; i < ref->count; i++) {
-        ari_ref_tensor *t = &ref->tensor[i];
-        t->allowed = safety_of(t->count) * m->spread[i] + step_of_largest(t);
-    }
-    const ari_adam_case adam = {
-        .optimizer = &c->check->optimizer, .steps = c->check->steps, .clip = c->check->clip, .rounds = m->rounds};
-    return ari_adam_allow(ref, &adam);
-}
-
-/* --- the runs ----------------------------------------------------------------------------------------------------- */
 
 static ar_status run_exact(ari_reference *ref, double *losses, const ari_baseline_case *c)
 {
     phase p = {c->check, "baseline, exact"};
-    ar_baseline_options b = options_of(c, &p);
+    ar_baseline_options b = options_of(c);
     b.emit = ari_reference_emit;
     b.emit_user = ref;
     b.begin_step = ari_reference_begin;
+    b.progress = progress;
+    b.progress_user = &p;
     AR_TRY(ar_baseline_run(c->config, &b, c->batch, losses));
     return ari_reference_finish(ref);
 }
 
-/* Its gradients of step 1 measure the exact one's; where rounding is to be measured too, all of its steps run. */
+/* Its gradients of step 1 measure the exact one's. */
 static ar_status run_binary64(measuring *m, const ari_baseline_case *c, double *unused)
 {
     phase p = {c->check, "baseline, binary64"};
-    ar_baseline_options b = options_of(c, &p);
+    ar_baseline_options b = options_of(c);
     b.mode = AR_MODE_F64;
     b.emit = measure;
     b.emit_user = m;
-    b.begin_step = begin_step;
-    if (!m->beyond)
-        b.steps = 0;
-    m->error = NOTHING_MEASURED;
+    b.steps = 0;
+    b.progress = progress;
+    b.progress_user = &p;
     return ar_baseline_run(c->config, &b, c->batch, unused);
 }
 
-static void measuring_fini(measuring *m)
+static ar_status run_any(void *user, const ar_baseline_options *o)
 {
-    for (size_t i = 0; m->beyond && i < m->ref->count; i++)
-        free(m->beyond[i]);
-    for (size_t i = 0; m->rounds && i < m->ref->count; i++)
-        free(m->rounds[i]);
-    free(m->beyond);
-    free(m->rounds);
-    free(m->spread);
+    const ari_baseline_case *c = user;
+    const size_t steps = ari_check_steps(c->check);
+    double *losses = NULL;
+    AR_TRY(ari_alloc_zero((void **)&losses, steps, sizeof *losses, "losses"));
+    const ar_status st = ar_baseline_run(c->config, o, c->batch, losses);
+    free(losses);
+    return st;
+}
+
+static ar_status allow(ari_reference *ref, measuring *m, const ari_baseline_case *c)
+{
+    ari_baseline_case copy = *c;
+    const ari_sensitivity_case sensitivity = {.of = ar_sensitivity_of_precision(c->check->precision),
+                                              .run = run_any,
+                                              .user = &copy,
+                                              .options = options_of(c),
+                                              .heard = measure,
+                                              .heard_user = m,
+                                              .threads = c->check->threads > 0 ? c->check->threads : ari_cores(),
+                                              .progress = c->check->progress,
+                                              .progress_user = c->check->progress_user};
+    return ari_sensitivity_allow(ref, &sensitivity);
 }
 
 ar_status ari_check_baseline(ari_reference *ref, float *loss, double *max_error, const ari_baseline_case *c)
 {
     const size_t steps = ari_check_steps(c->check);
-    const bool native = c->check->numerics == AR_NUMERICS_NATIVE;
-    measuring m = {.ref = ref, .step = 1};
+    measuring m = {.ref = ref, .error = NOTHING_MEASURED};
     double *losses = NULL;
     ar_status st = AR_OK;
     *max_error = NAN;
@@ -233,18 +156,13 @@ ar_status ari_check_baseline(ari_reference *ref, float *loss, double *max_error,
     AR_TRY_TO(done, st, run_exact(ref, losses, c));
     for (size_t i = 0; i < steps; i++)
         loss[i] = (float)losses[i];
-    if (native) {
-        AR_TRY_TO(done, st, ari_alloc_zero((void **)&m.beyond, ref->count, sizeof *m.beyond, "binary64 tensors"));
-        AR_TRY_TO(done, st, ari_alloc_zero((void **)&m.rounds, ref->count, sizeof *m.rounds, "flags"));
-    }
-    if (native || !c->check->skip_f64)
+    if (c->check->numerics == AR_NUMERICS_NATIVE)
+        AR_TRY_TO(done, st, allow(ref, &m, c));
+    else if (!c->check->skip_f64)
         AR_TRY_TO(done, st, run_binary64(&m, c, losses));
     if (!c->check->skip_f64 && !(m.error < 0.0))
         *max_error = m.error;
-    if (native)
-        st = measure_spread(&m, ref, c, losses);
 done:
-    measuring_fini(&m);
     free(losses);
     return st;
 }

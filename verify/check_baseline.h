@@ -14,14 +14,6 @@ typedef struct ari_baseline_case {
     const ar_batch *batch; /* [max(steps, 1)], global */
 } ari_baseline_case;
 
-/** In the native numerics a tensor may differ by so many times the largest difference that rounding errors drawn at
- * random made in it, over so many draws, and by the distance of its largest element to the next fp32 number. That all
- * of the n*SEEDS differences of n elements are SAFETY times smaller than a further one has a chance of about
- *  (0.8/SAFETY)^(n*SEEDS). Of the single values (loss, gradient norm) that is one in 600: there the factor is the one
- *  that makes it one in a million. */
-#define ARI_NOISE_SAFETY 8.0
-#define ARI_NOISE_SEEDS 3
-
 /** Steps of a run: at least the one without an update. */
 static inline size_t ari_check_steps(const ar_check_options *o)
 {

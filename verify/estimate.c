@@ -12,6 +12,7 @@
 #include "verify/available_memory.h"
 #include "verify/check_baseline.h"
 #include "verify/compare.h"
+#include "verify/sensitivity.h"
 
 /* Bytes of one element. */
 static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;

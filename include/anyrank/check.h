@@ -26,9 +26,10 @@ typedef struct ar_check_options {
                            parameter */
     double dropout;     /* probability; 0: none */
     ar_numerics numerics;
-    bool gradcheck;   /* the binary64 baseline against central differences, on a shrunk batch */
-    const char *text; /* one byte one token; NULL: the project's own */
-    uint64_t seed;    /* of fresh weights and of the place in the text */
+    ar_precision precision; /* of the native numerics */
+    bool gradcheck;         /* the binary64 baseline against central differences, on a shrunk batch */
+    const char *text;       /* one byte one token; NULL: the project's own */
+    uint64_t seed;          /* of fresh weights and of the place in the text */
     ar_fault fault;
     ar_plan plan;
     ar_sim_algorithm algorithm; /* AR_SIM_AUTO: direct. Not AR_SIM_LAST: the bytes of a rank would be chance */
@@ -74,7 +75,8 @@ typedef struct ar_check_run {
     uint64_t max_ulp;
     uint64_t bytes_counted, bytes_predicted, bytes_per_rank_max;
     uint64_t calls[7];      /* all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
-    double max_ratio;       /* native: the worst |difference| over what is allowed; 0 in the exact numerics */
+    double max_ratio;       /* native: the worst |difference| over what is allowed; 0 in the exact numerics. Of weights
+                               after Adam, whose allowance is a bound that right runs reach, only what is above 1 */
     char ratio_tensor[176]; /* the tensor that has it */
     /* Per rank, the largest: weights; gradient state; optimizer state; buckets of gradients; what the forward pass
      * keeps; the most of a step at once. */
@@ -122,6 +124,7 @@ typedef struct ar_check_report {
     size_t tensors, elements; /* compared per run */
     int steps;
     ar_numerics numerics;
+    ar_precision precision;
     float *loss; /* [max(steps, 1)], the baseline's */
     double baseline_seconds;
     double max_error_vs_f64; /* worst |exact - binary64| of a gradient over its largest |binary64|; NaN: not measured,
