@@ -5,11 +5,11 @@
 #include "dump/dump.h"
 #include "ref/core/out.h"
 
-static ar_status open_all(ar_dump *d, const ar_dump_options *o)
+static ar_status open_all(ar_dump *d, const ari_map *map)
 {
-    AR_TRY(ari_dump_open_files(d));
-    AR_TRY(ari_dump_tell_ranks(d));
-    AR_TRY(ari_dump_list_pieces(d, o == NULL ? NULL : o->map));
+    AR_TRY(ari_dump_open_files(d, map));
+    AR_TRY(ari_dump_tell_ranks(d, map));
+    AR_TRY(ari_dump_list_pieces(d, map));
     AR_TRY(ari_dump_make_tensors(d));
     AR_TRY(ari_dump_set_order(d));
     for (size_t i = 0; i < d->files; i++)
@@ -27,7 +27,11 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
         free(d);
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
     }
-    const ar_status st = open_all(d, o);
+    ari_map *map = NULL;
+    ar_status st = o == NULL || o->map == NULL ? AR_OK : ari_map_load(&map, o->map);
+    if (st == AR_OK)
+        st = open_all(d, map);
+    ari_map_free(map);
     if (st == AR_OK)
         *gives = d;
     else

@@ -3,6 +3,8 @@
 #define ARI_DUMP_DUMP_H
 
 #include "anyrank/dump.h"
+#include "dump/map.h"
+#include "dump/npy.h"
 #include "dump/placement.h"
 
 /* How a dump is put together: files are opened and told their ranks (dump_files.c, dump_ranks.c), what each holds of
@@ -14,8 +16,8 @@ typedef struct ari_dump_file {
     int rank;         /* -1: no rank's */
     const ar_st_file *st;
     ar_st_file *owned; /* NULL: the model's */
-    ar_st_entry array; /* without `st`: the one entry of a .npy */
-    void *array_owner; /* what holds its memory */
+    ari_npy *npy;      /* without `st` */
+    ar_st_entry array; /* its one array, whose elements `npy->box` finds */
     ari_placement placement;
     bool placed; /* it says itself where its tensors stand */
 } ari_dump_file;
@@ -44,31 +46,41 @@ struct ar_dump {
     ari_dump_file *file;
     size_t files, cap_files;
     bool of_ranks;    /* files are ranks' */
+    bool mapped;      /* and a mapping says which is whose */
     int ranks, world; /* world 0: not told */
     int *rank;        /* [ranks] ascending: those whose files there are */
     ar_dump_dim mesh[AR_DUMP_MAX_DIMS];
     size_t mesh_dims;
-    ari_piece *piece; /* sorted by name; empty once the tensors are made */
+    ari_piece *piece; /* by name and rank */
     size_t pieces, cap_pieces;
     ar_dump_tensor *tensor; /* by name */
     size_t tensors;
-    ar_dump_part *part; /* tensor after tensor */
-    size_t parts;
+    ar_dump_part *part; /* of all tensors, one after the other */
 };
 
-/** Opens the files of d->path and tells their ranks. */
-AR_NODISCARD ar_status ari_dump_open_files(ar_dump *d);
+/** Opens the files of d->path. map: NULL or a mapping, which may say which files are whose. */
+AR_NODISCARD ar_status ari_dump_open_files(ar_dump *d, const ari_map *map);
 void ari_dump_close_file(ari_dump_file *f);
 /** Entries of a file, whatever its format. */
 size_t ari_dump_entries(const ari_dump_file *f);
 const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i);
 
-/** Tells the ranks of a folder's files by their placements, or else by their names or their order, where they are
- *  ranks' at all. */
-AR_NODISCARD ar_status ari_dump_tell_ranks(ar_dump *d);
+/** Tells the ranks of a folder's files by the mapping or their placements, or else by their names or their order, where
+ *  they are ranks' at all; sorts them by rank. */
+AR_NODISCARD ar_status ari_dump_tell_ranks(ar_dump *d, const ari_map *map);
 
-/** Lists what the files hold. map: NULL or a mapping file. */
-AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, const char *map);
+/** Lists what the files hold, by name and rank. */
+AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map);
+/** An empty piece of `name` at the end of d's list. */
+AR_NODISCARD ar_status ari_piece_add(ari_piece **added, ar_dump *d, const char *name);
+void ari_piece_sort(ari_piece *p, size_t n);
+/** How many pieces from the first on have its name. */
+size_t ari_piece_group(const ari_piece *p, size_t n);
+/** Replaces the pieces by what a mapping makes of them: of what each file holds, where the mapping says whose file it
+ *  is; else of full tensors. */
+AR_NODISCARD ar_status ari_dump_map_pieces(ar_dump *d, const ari_map *map);
+/** The full tensor of n pieces of one name, but for its parts. */
+AR_NODISCARD ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *piece, size_t n);
 void ari_piece_fini(ari_piece *p);
 /** Makes one box of several that are the full tensor: packed blocks of a single rank. */
 void ari_piece_join_boxes(ari_piece *p, int ndim, const size_t *shape, size_t count);

@@ -20,6 +20,7 @@ void ari_dump_close_file(ari_dump_file *f)
 {
     ari_placement_fini(&f->placement);
     ar_st_close(f->owned);
+    ari_npy_close(f->npy);
     free(f->path);
 }
 
@@ -52,10 +53,22 @@ static ar_status add_file(ari_dump_file **added, ar_dump *d, const char *folder,
     return AR_OK;
 }
 
-static ar_status add_safetensors(ar_dump *d, const char *folder, const char *name)
+static ar_status open_npy(ari_dump_file *f)
+{
+    AR_TRY(ari_npy_open(&f->npy, f->path));
+    f->array = f->npy->entry;
+    f->array.ndim = f->npy->ndim;
+    memcpy(f->array.shape, f->npy->shape, sizeof f->array.shape);
+    return AR_OK;
+}
+
+static ar_status add_tensors(ari_dump_file **added, ar_dump *d, const char *folder, const char *name)
 {
     ari_dump_file *f = NULL;
     AR_TRY(add_file(&f, d, folder, name));
+    *added = f;
+    if (ends_in(name, ".npy"))
+        return open_npy(f);
     AR_TRY(ar_st_open(&f->owned, f->path));
     f->st = f->owned;
     return AR_OK;
@@ -73,58 +86,103 @@ static ar_status add_model(ar_dump *d)
     return AR_OK;
 }
 
-static int is_tensor_file(const struct dirent *entry)
-{
-    return ends_in(entry->d_name, ".safetensors") && entry->d_name[0] != '.';
-}
-
 /* What a file of a folder says of itself. */
 static ar_status read_placement(ari_dump_file *f)
 {
+    if (f->st == NULL)
+        return AR_OK;
     const char *dcp = ar_st_metadata(f->st, ARI_DUMP_DCP), *own = ar_st_metadata(f->st, ARI_DUMP_PLACEMENT);
     f->placed = dcp != NULL || own != NULL;
     return f->placed ? ari_placement_parse(&f->placement, dcp, own, f->path) : AR_OK;
 }
 
-static ar_status open_folder(ar_dump *d)
+/* --- folders ------------------------------------------------------------------------------------------------------ */
+static ar_status add_found(ar_dump *d, const ari_map *map, const char *name)
 {
-    AR_TRY(ar_st_model_open(&d->model, d->path));
-    if (d->model != NULL)
-        return add_model(d);
-    struct dirent **list = NULL;
-    const int n = scandir(d->path, &list, is_tensor_file, alphasort);
-    if (n < 0)
-        return ari_out_fail("list", d->path);
-    ar_status st = AR_OK;
-    for (int i = 0; i < n; i++) {
-        if (st == AR_OK)
-            st = add_safetensors(d, d->path, list[i]->d_name);
-        if (st == AR_OK)
-            st = read_placement(&d->file[d->files - 1]);
-        free(list[i]);
+    ari_dump_file *f = NULL;
+    int rank = -1;
+    if (!ends_in(name, ".safetensors") && !ends_in(name, ".npy"))
+        return AR_OK;
+    if (d->mapped) {
+        AR_TRY(ari_map_rank_of(map, name, &rank));
+        if (rank < 0)
+            return AR_OK;
     }
-    free(list);
-    if (st == AR_OK && n == 0)
-        st = ar_error_set(AR_ERR_IO, "%s: a folder without .safetensors files", ARI_SHOW(d->path));
+    AR_TRY(add_tensors(&f, d, d->path, name));
+    f->rank = rank;
+    return d->mapped ? AR_OK : read_placement(f);
+}
+
+static int is_shown(const struct dirent *entry)
+{
+    return entry->d_name[0] != '.';
+}
+
+static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int depth);
+
+/* One name of a folder `below` d->path: a file, or a folder that is looked into. */
+static ar_status visit(ar_dump *d, const ari_map *map, const char *below, const char *name, int depth)
+{
+    struct stat info;
+    char *path = NULL, *full = NULL;
+    ar_status st = AR_OK;
+    if (asprintf(&path, "%s%s%s", below, below[0] == '\0' ? "" : "/", name) < 0)
+        path = NULL;
+    if (path == NULL || asprintf(&full, "%s/%s", d->path, path) < 0) {
+        free(path);
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(d->path));
+    }
+    if (depth == 0)
+        st = add_found(d, map, path);
+    else if (stat(full, &info) == 0 && S_ISDIR(info.st_mode))
+        st = walk(d, map, path, depth - 1);
+    free(full);
+    free(path);
     return st;
 }
 
-/* A file of full tensors may say in which order they were made. */
-static ar_status read_order(ari_dump_file *f)
+/* Files `depth` folders below. */
+static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int depth)
 {
-    const char *own = f->st ? ar_st_metadata(f->st, ARI_DUMP_PLACEMENT) : NULL;
-    return own ? ari_placement_parse(&f->placement, NULL, own, f->path) : AR_OK;
+    struct dirent **list = NULL;
+    char *folder = NULL;
+    if (asprintf(&folder, "%s/%s", d->path, below) < 0)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(d->path));
+    const int n = scandir(folder, &list, is_shown, alphasort);
+    ar_status st = n < 0 ? ari_out_fail("list", folder) : AR_OK;
+    for (int i = 0; i < n; i++) {
+        if (st == AR_OK)
+            st = visit(d, map, below, list[i]->d_name, depth);
+        free(list[i]);
+    }
+    free(list);
+    free(folder);
+    return st;
 }
 
-ar_status ari_dump_open_files(ar_dump *d)
+static ar_status open_folder(ar_dump *d, const ari_map *map)
+{
+    d->mapped = map != NULL && ari_map_has_ranks(map);
+    if (!d->mapped)
+        AR_TRY(ar_st_model_open(&d->model, d->path));
+    if (d->model != NULL)
+        return add_model(d);
+    AR_TRY(walk(d, map, "", d->mapped ? ari_map_depth(map) : 0));
+    if (d->files > 0)
+        return AR_OK;
+    return ar_error_set(AR_ERR_IO, "%s: a folder without %s", ARI_SHOW(d->path),
+                        d->mapped ? "files of the mapping's pattern" : ".safetensors or .npy files");
+}
+
+ar_status ari_dump_open_files(ar_dump *d, const ari_map *map)
 {
     struct stat info;
+    ari_dump_file *f = NULL;
     if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode))
-        return open_folder(d);
+        return open_folder(d, map);
     if (ends_in(d->path, ".json")) {
         AR_TRY(ari_st_model_open_index(&d->model, d->path));
         return add_model(d);
     }
-    AR_TRY(add_safetensors(d, NULL, d->path));
-    return read_order(&d->file[0]);
+    return add_tensors(&f, d, NULL, d->path);
 }

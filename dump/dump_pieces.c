@@ -44,7 +44,7 @@ void ari_piece_join_boxes(ari_piece *p, int ndim, const size_t *shape, size_t co
     p->boxes = 1;
 }
 
-static ar_status add_piece(ari_piece **added, ar_dump *d, const char *name)
+ar_status ari_piece_add(ari_piece **added, ar_dump *d, const char *name)
 {
     AR_TRY(ari_grow(&d->piece, &d->cap_pieces, d->pieces, sizeof *d->piece, "parts of a dump"));
     ari_piece *p = &d->piece[d->pieces];
@@ -73,26 +73,35 @@ static void set_term(ari_piece *p, const ari_placement *rank, const ari_placed *
         }
 }
 
+/* Where no shape is told: as far as the boxes reach. */
+static void set_end(ari_piece *p)
+{
+    for (size_t i = 0; i < p->boxes; i++)
+        for (int k = 0; k < p->ndim; k++) {
+            const size_t end = p->box[i].global[k] + p->box[i].extent[k];
+            p->shape[k] = end > p->shape[k] ? end : p->shape[k];
+        }
+}
+
 static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e)
 {
     const ari_dump_file *f = &d->file[file];
     const ari_placed *t = ari_placement_find(&f->placement, e->name);
     ari_piece *p = NULL;
-    AR_TRY(add_piece(&p, d, e->name));
+    AR_TRY(ari_piece_add(&p, d, e->name));
     p->file = file;
     p->rank = f->rank;
     p->entry = e;
     p->ndim = e->ndim;
     p->told = t != NULL;
     AR_TRY(ari_placed_resolve(&p->box, &p->boxes, t, e, f->path));
+    if (f->npy != NULL)
+        p->box[0] = f->npy->box;
     p->has_shape = t == NULL || t->has_shape;
     if (t != NULL && t->has_shape)
         memcpy(p->shape, t->shape, sizeof p->shape);
-    for (size_t i = 0; i < p->boxes && (t == NULL || !t->has_shape); i++)
-        for (int k = 0; k < e->ndim; k++) {
-            const size_t end = p->box[i].global[k] + p->box[i].extent[k];
-            p->shape[k] = end > p->shape[k] ? end : p->shape[k];
-        }
+    else
+        set_end(p);
     if (t != NULL) {
         p->replica = t->replica;
         p->replicas = t->replicas;
@@ -122,16 +131,27 @@ static int compare_pieces(const void *a, const void *b)
     return p->file < q->file ? -1 : p->file > q->file;
 }
 
-ar_status ari_dump_list_pieces(ar_dump *d, const char *map)
+void ari_piece_sort(ari_piece *p, size_t n)
 {
-    if (map != NULL)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: mapping files are not read yet", ARI_SHOW(map));
+    if (n > 1)
+        qsort(p, n, sizeof *p, compare_pieces);
+}
+
+size_t ari_piece_group(const ari_piece *p, size_t n)
+{
+    size_t same = 1;
+    while (same < n && strcmp(p[0].name, p[same].name) == 0)
+        same++;
+    return same;
+}
+
+ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map)
+{
     for (size_t i = 0; i < d->files; i++) {
         AR_TRY(check_names(&d->file[i]));
         for (size_t k = 0; k < ari_dump_entries(&d->file[i]); k++)
             AR_TRY(add_entry(d, i, ari_dump_entry(&d->file[i], k)));
     }
-    if (d->pieces > 1)
-        qsort(d->piece, d->pieces, sizeof *d->piece, compare_pieces);
-    return AR_OK;
+    ari_piece_sort(d->piece, d->pieces);
+    return map == NULL ? AR_OK : ari_dump_map_pieces(d, map);
 }

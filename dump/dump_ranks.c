@@ -44,8 +44,8 @@ static int rank_by_name(const char *name)
         digits++;
     char *end = NULL;
     const long n = *digits >= '0' && *digits <= '9' ? strtol(digits, &end, 10) : -1;
-    if (n < 0 || n >= INT_MAX)
-        return -1;
+    if (n < 0 || n >= INT_MAX || (rank != NULL && strpbrk(end, "0123456789") != NULL))
+        return -1; /* further numbers are coordinates, which only a mapping tells apart */
     return rank == NULL && n > 0 ? (int)n - 1 : (int)n;
 }
 
@@ -115,10 +115,46 @@ static ar_status list_ranks(ar_dump *d)
     return AR_OK;
 }
 
-ar_status ari_dump_tell_ranks(ar_dump *d)
+/* A mapping that says whose a file is says how many there are. */
+static ar_status check_mapped(const ar_dump *d)
+{
+    int missing = 0;
+    if (d->ranks == d->world)
+        return AR_OK;
+    while (missing < d->ranks && d->rank[missing] == missing)
+        missing++;
+    return ar_error_set(AR_ERR_FORMAT,
+                        "MissingShard: %s: files of %d ranks, the mapping's mesh has %d; none of rank %d",
+                        ARI_SHOW(d->path), d->ranks, d->world, missing);
+}
+
+static ar_status tell_by_mapping(ar_dump *d)
+{
+    d->of_ranks = true;
+    d->world = 1;
+    for (size_t i = 0; i < d->mesh_dims; i++)
+        d->world *= d->mesh[i].size; /* the mapping was checked to have no more than an int of ranks */
+    AR_TRY(list_ranks(d));
+    return check_mapped(d);
+}
+
+static void take_mesh(ar_dump *d, const ari_map *map)
+{
+    const ar_dump_dim *dims = NULL;
+    const size_t n = map == NULL ? 0 : ari_map_mesh(map, &dims);
+    if (n == 0)
+        return;
+    d->mesh_dims = n;
+    memcpy(d->mesh, dims, n * sizeof *dims);
+}
+
+ar_status ari_dump_tell_ranks(ar_dump *d, const ari_map *map)
 {
     if (d->files > INT_MAX)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: %zu files", ARI_SHOW(d->path), d->files);
+    take_mesh(d, map);
+    if (d->mapped)
+        return tell_by_mapping(d);
     for (size_t i = 0; i < d->files; i++)
         d->of_ranks |= d->file[i].placed;
     if (!d->of_ranks)

@@ -76,7 +76,7 @@ static ar_dump_part part_of(const ar_dump *d, const ari_piece *p)
                       .entry = p->entry,
                       .boxes = p->boxes,
                       .box = p->box,
-                      .replica = p->box[0].replica,
+                      .replica = p->boxes > 0 ? p->box[0].replica : 0,
                       .replicas = 1,
                       .partial = p->partial};
     for (size_t k = 0; k < p->boxes; k++) {
@@ -86,16 +86,18 @@ static ar_dump_part part_of(const ar_dump *d, const ari_piece *p)
     return o;
 }
 
+ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *piece, size_t n)
+{
+    *t = (ar_dump_tensor){
+        .name = piece->name, .dtype = piece->entry->dtype, .ndim = piece->ndim, .order = SIZE_MAX, .parts = n};
+    AR_TRY(find_shape(d, t, piece));
+    return count_elements(t, d->path);
+}
+
 static ar_status make_tensor(const ar_dump *d, ar_dump_tensor *t, ar_dump_part *part, ari_piece *piece, size_t n)
 {
-    *t = (ar_dump_tensor){.name = piece->name,
-                          .dtype = piece->entry->dtype,
-                          .ndim = piece->ndim,
-                          .order = SIZE_MAX,
-                          .parts = n,
-                          .part = part};
-    AR_TRY(find_shape(d, t, piece));
-    AR_TRY(count_elements(t, d->path));
+    AR_TRY(ari_parts_shape(t, d, piece, n));
+    t->part = part;
     for (size_t i = 0; i < n; i++)
         ari_piece_join_boxes(&piece[i], t->ndim, t->shape, t->count);
     AR_TRY(ari_parts_check(d, t, piece));
@@ -115,8 +117,7 @@ ar_status ari_dump_make_tensors(ar_dump *d)
     AR_TRY(ari_alloc((void **)&d->tensor, tensors, sizeof *d->tensor, "tensors of a dump"));
     AR_TRY(ari_alloc((void **)&d->part, d->pieces, sizeof *d->part, "parts of a dump"));
     for (size_t i = 0, n = 0; i < d->pieces; i += n) {
-        for (n = 1; i + n < d->pieces && strcmp(d->piece[i].name, d->piece[i + n].name) == 0;)
-            n++;
+        n = ari_piece_group(&d->piece[i], d->pieces - i);
         AR_TRY(make_tensor(d, &d->tensor[d->tensors], &d->part[i], &d->piece[i], n));
         d->tensors++;
     }
