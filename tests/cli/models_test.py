@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests from outside of what a config.json of Hugging Face may say: notes for keys that nobody knows, refusals, and
+checkpoints of the models of Llama's form.
+
+    tests/cli/models_test.py [BINARY] [unittest options]
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests/golden"
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+NOTE = "config.json: key '%s' is not known here and was ignored"
+
+
+def run(*args):
+    return subprocess.run([COMMAND, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=60, check=False)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="anyrank-models-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def model(self, name, **keys):
+        """A copy of a golden model with some keys of its config set."""
+        to = self.folder / name
+        shutil.copytree(GOLDEN / name, to)
+        config = json.loads((to / "config.json").read_text())
+        config.update(keys)
+        (to / "config.json").write_text(json.dumps(config))
+        return to
+
+    def tokens(self):
+        """Ids that a vocabulary of 40 has, as u16."""
+        path = self.folder / "tokens.u16"
+        path.write_bytes(b"".join(bytes([i * 7 % 40, 0]) for i in range(600)))
+        return path
+
+    def commands(self, model):
+        return {"check": ("check", model, "--tp", 2, "--steps", 1, "--seq", 8, "--batch", 2),
+                "grads": ("grads", model, "--input", model / "batch.safetensors", "--out", self.folder / "out"),
+                "train": ("train", model, "--data", self.tokens(), "--data-format", "u16", "--steps", 1, "--seq", 8,
+                          "--batch", 2)}
+
+
+class Notes(Case):
+    def test_each_command_names_the_keys_that_it_does_not_know(self):
+        model = self.model("mistral-window-tiny", foo=1, another={"key": [2]}, unset=None)
+        for name, command in self.commands(model).items():
+            with self.subTest(name):
+                path = self.folder / f"{name}.json"
+                done = run(*command, "--json", path)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(done.stderr, f"note: {NOTE % 'foo'}\nnote: {NOTE % 'another'}\n")
+                report = json.loads(path.read_text())
+                report = report["models"][0] if name == "check" else report
+                self.assertEqual(report["notes"], [NOTE % "foo", NOTE % "another"])
+                self.assertEqual(run(*command, "--quiet").stderr, "")
+
+    def test_a_file_of_transformers_has_no_notes(self):
+        for name, command in self.commands(self.model("qwen2-window-tiny")).items():
+            with self.subTest(name):
+                self.assertEqual(run(*command).stderr, "")
+
+    def test_keys_beyond_the_eighth_are_counted(self):
+        model = self.model("llama3-rope-tiny", **{f"key_{i}": 1 for i in range(10)})
+        lines = run(*self.commands(model)["grads"]).stderr.splitlines()
+        self.assertEqual(len(lines), 9)
+        self.assertEqual(lines[8], "note: config.json: 2 more keys are not known here and were ignored")
+
+
+class Refusals(Case):
+    def refused(self, says, name, **keys):
+        done = run("check", self.model(name, **keys))
+        shutil.rmtree(self.folder / name)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertIn("config.json", done.stderr)
+        self.assertIn(says, done.stderr)
+
+    def test_name_the_key_the_value_and_what_is_expected(self):
+        self.refused("'model_type' is 'qwen3', expected one of 'llama', 'qwen2', 'mistral', 'gpt2'", "qwen2-tiny",
+                     model_type="qwen3")
+        self.refused("'sliding_window' is 0, expected an integer from 1", "mistral-window-tiny", sliding_window=0)
+        self.refused("'attention_bias' is true, but Mistral has no biases; expected false", "mistral-window-tiny",
+                     attention_bias=True)
+        self.refused("'final_logit_softcapping' changes the mathematics", "llama3-rope-tiny",
+                     final_logit_softcapping=30.0)
+        self.refused("entry 2 is 'linear_attention', expected 'full_attention' or 'sliding_attention'",
+                     "qwen2-layers-tiny", layer_types=["full_attention", "sliding_attention", "linear_attention"])
+
+
+class Checkpoints(Case):
+    def test_what_training_saves_is_a_model_folder_with_the_same_config(self):
+        for name in ("qwen2-window-tiny", "mistral-window-tiny", "llama3-rope-tiny", "llama-bias-headdim-tiny"):
+            with self.subTest(name):
+                model, saved = self.model(name), self.folder / f"{name}-saved"
+                done = run(*self.commands(model)["train"], "--save", saved)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                latest = saved / "latest"
+                self.assertEqual((latest / "config.json").read_bytes(), (model / "config.json").read_bytes())
+                done = run("check", latest, "--tp", 2, "--steps", 1, "--seq", 8, "--batch", 2)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn("weights of the folder", done.stdout)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
+    unittest.main()
