@@ -86,14 +86,29 @@ static ar_status add_model(ar_dump *d)
     return AR_OK;
 }
 
-/* What a file of a folder says of itself. */
+/* What a file of a folder says of itself. One that tells an execution order alone is no rank's. */
 static ar_status read_placement(ari_dump_file *f)
 {
     if (f->st == NULL)
         return AR_OK;
     const char *dcp = ar_st_metadata(f->st, ARI_DUMP_DCP), *own = ar_st_metadata(f->st, ARI_DUMP_PLACEMENT);
-    f->placed = dcp != NULL || own != NULL;
-    return f->placed ? ari_placement_parse(&f->placement, dcp, own, f->path) : AR_OK;
+    if (dcp == NULL && own == NULL)
+        return AR_OK;
+    AR_TRY(ari_placement_parse(&f->placement, dcp, own, f->path));
+    f->placed = dcp != NULL || f->placement.rank >= 0 || f->placement.tensors > 0;
+    return AR_OK;
+}
+
+/* A file that is opened alone is taken as it is, be it a rank's; but it may say in which order its tensors were made.
+ */
+static ar_status read_order(ari_dump_file *f)
+{
+    const char *own = f->st == NULL ? NULL : ar_st_metadata(f->st, ARI_DUMP_PLACEMENT);
+    if (own == NULL)
+        return AR_OK;
+    AR_TRY(ari_placement_parse(&f->placement, NULL, own, f->path));
+    ari_placement_forget_tensors(&f->placement);
+    return AR_OK;
 }
 
 /* --- folders ------------------------------------------------------------------------------------------------------ */
@@ -184,5 +199,6 @@ ar_status ari_dump_open_files(ar_dump *d, const ari_map *map)
         AR_TRY(ari_st_model_open_index(&d->model, d->path));
         return add_model(d);
     }
-    return add_tensors(&f, d, NULL, d->path);
+    AR_TRY(add_tensors(&f, d, NULL, d->path));
+    return read_order(f);
 }

@@ -313,16 +313,23 @@ done:
     return st;
 }
 
-void ari_placement_fini(ari_placement *p)
+void ari_placement_forget_tensors(ari_placement *p)
 {
     for (size_t i = 0; i < p->tensors; i++) {
         free(p->tensor[i].name);
         free(p->tensor[i].box);
         free(p->tensor[i].local);
     }
+    free(p->tensor);
+    p->tensor = NULL;
+    p->tensors = 0;
+}
+
+void ari_placement_fini(ari_placement *p)
+{
+    ari_placement_forget_tensors(p);
     for (size_t i = 0; i < p->ordered; i++)
         free(p->order[i]);
-    free(p->tensor);
     free(p->order);
     *p = (ari_placement){.rank = -1};
 }

@@ -40,6 +40,8 @@ typedef struct ari_placement {
  *  AR_ERR_MEMORY. `file` is for messages. ari_placement_fini, also after an error. */
 AR_NODISCARD ar_status ari_placement_parse(ari_placement *p, const char *dcp, const char *own, const char *file);
 void ari_placement_fini(ari_placement *p);
+/** Keeps what it says of the rank, and the execution order. */
+void ari_placement_forget_tensors(ari_placement *p);
 /** The two texts that a file of these tensors carries. Each tensor has its full shape, its offset, and boxes where it
  * has several or its local tensor is not the whole of one (row-major in the file). Gives both; free, also after an
  * error. Errors: AR_ERR_MEMORY. */
