@@ -58,6 +58,7 @@ static const struct {
     {"rope_interleave", OFF},
     {"rope_local_base_freq", OFF},
     {"use_dynamic_ntk", OFF},
+    {"use_mrope", OFF},
     {"no_rope_layers", EMPTY},
     {"no_rope_layer_interval", ZERO},
     {"alibi", OFF},
@@ -141,7 +142,7 @@ static const char neutral_keys[][40] = {
     "_flash_attn_2_enabled", "architectures", "auto_map", "model_type", "torch_dtype", "dtype", "torchscript",
     "transformers_version", "use_bfloat16", "tf_legacy_loss", "use_cache", "cache_implementation", "return_dict",
     "output_attentions", "output_hidden_states", "chunk_size_feed_forward", "tokenizer_class", "prefix",
-    "use_flash_attn", "unsloth_version", "unsloth_fixed", "use_mambapy",
+    "use_flash_attn", "unsloth_version", "unsloth_fixed", "is_llama_config", "transformers.js_config",
     /* tokens with a meaning */
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
     /* other heads than that of a language model */
