@@ -30,10 +30,18 @@ static bool any_matches(const char *const *globs, size_t n, const char *name)
     return false;
 }
 
-static bool is_selected(const ar_verify_options *o, const char *name)
+static bool any_names(const char *const *globs, size_t n, const found *f)
 {
-    return (o->only_count == 0 || any_matches(o->only, o->only_count, name)) &&
-           !any_matches(o->leave, o->leave_count, name);
+    for (int s = 0; s < 2; s++) {
+        if (f->sides.of[s] && any_matches(globs, n, f->sides.of[s]->name))
+            return true;
+    }
+    return false;
+}
+
+static bool is_selected(const ar_verify_options *o, const found *f)
+{
+    return (o->only_count == 0 || any_names(o->only, o->only_count, f)) && !any_names(o->leave, o->leave_count, f);
 }
 
 /* A glob that matches nothing is a slip of the pen, and what it was to say would go unsaid. */
@@ -41,7 +49,7 @@ static ar_status check_globs(const char *const *globs, size_t n, const char *wha
 {
     for (size_t g = 0; g < n; g++) {
         size_t i = 0;
-        while (i < count && fnmatch(globs[g], all[i].name, 0) != 0)
+        while (i < count && !any_names(&globs[g], 1, &all[i]))
             i++;
         if (i < count)
             continue;
@@ -84,6 +92,48 @@ static size_t join(found *all, const ari_verifying *v)
         k += order >= 0;
     }
     return n;
+}
+
+/* Passes, steps and stems; then the name itself, which tells equal ones apart. */
+static int by_meaning(const void *a, const void *b)
+{
+    const ari_order_key *x = &((const found *)a)->key, *y = &((const found *)b)->key;
+    if (x->pass != y->pass)
+        return x->pass < y->pass ? -1 : 1;
+    if (x->step != y->step)
+        return x->step < y->step ? -1 : 1;
+    const int order = memcmp(x->name, y->name, x->stem < y->stem ? x->stem : y->stem);
+    if (order)
+        return order;
+    return x->stem != y->stem ? (x->stem < y->stem ? -1 : 1) : strcmp(x->name, y->name);
+}
+
+static bool same_meaning(const found *a, const found *b)
+{
+    return a->key.pass == b->key.pass && a->key.pass != '?' && a->key.step == b->key.step &&
+           a->key.stem == b->key.stem && memcmp(a->key.name, b->key.name, a->key.stem) == 0;
+}
+
+/* A tensor that each side has under a name of its own, "x.weight" in a file of gradients and "x.weight:grad" in a dump
+ * of ranks, is one, where no third makes it a guess. It keeps the reference's name. Returns how many there are then. */
+static size_t join_by_meaning(found *all, size_t n)
+{
+    size_t kept = 0;
+    qsort(all, n, sizeof *all, by_meaning);
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && same_meaning(&all[i], &all[end]);)
+            end++;
+        found *a = &all[i], *b = &all[i + 1];
+        if (end - i == 2 && !a->sides.of[1] != !b->sides.of[1] && !a->sides.of[0] != !b->sides.of[0]) {
+            found one = a->sides.of[0] ? *a : *b;
+            one.sides.of[1] = a->sides.of[0] ? b->sides.of[1] : a->sides.of[1];
+            all[kept++] = one;
+            continue;
+        }
+        for (size_t k = i; k < end; k++)
+            all[kept++] = all[k];
+    }
+    return kept;
 }
 
 /* The first of the two dumps that tells an order. */
@@ -158,9 +208,12 @@ static void decide_state(ar_verify_row *r, const ari_sides *s, ar_verify_rule ru
 
 /* --- the rule of one tensor --------------------------------------------------------------------------------------- */
 
-static ar_status allowance_of(const ari_verifying *v, const char *name, double *allowed)
+static ar_status allowance_of(const ari_verifying *v, const ari_sides *s, double *allowed)
 {
+    const char *name = s->of[0]->name;
     const ar_dump_tensor *t = ar_dump_find(v->allowed, name);
+    if (!t)
+        t = ar_dump_find(v->allowed, s->of[1]->name);
     if (!t)
         return ar_error_set(AR_ERR_NOT_FOUND,
                             "%s: says nothing of %s; anyrank grads --sensitivity writes an allowance for every tensor "
@@ -187,7 +240,7 @@ static ar_status make_pair(ari_verifying *v, ar_verify_row *row, const ari_sides
     }
     if (o->rule == AR_VERIFY_SENSITIVITY) {
         p->rule.rtol = 0.0;
-        AR_TRY(allowance_of(v, row->name, &p->rule.atol));
+        AR_TRY(allowance_of(v, s, &p->rule.atol));
     }
     p->numbers = row->elements;
     p->blocks = (p->numbers + ARI_BLOCK - 1) / ARI_BLOCK;
@@ -222,13 +275,13 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
 static ar_status select_rows(ari_verifying *v, found *all)
 {
     const ar_verify_options *o = v->o;
-    const size_t n = join(all, v);
+    const size_t n = join_by_meaning(all, join(all, v));
     size_t kept = 0;
     AR_TRY(check_globs(o->only, o->only_count, "--only", all, n));
     AR_TRY(check_globs(o->leave, o->leave_count, "--ignore", all, n));
     take_told_order(v, all, n);
     for (size_t i = 0; i < n; i++) {
-        if (is_selected(o, all[i].name))
+        if (is_selected(o, &all[i]))
             all[kept++] = all[i];
     }
     if (kept == 0)

@@ -240,3 +240,25 @@ Test(verify_rules, rows_stand_in_execution_order_and_the_worst_come_first_in_the
     cr_expect(r->first == 0 && r->worst == 2 && r->worst_order[0] == 2 && r->worst_order[1] == 0);
     ar_verify_report_destroy(r);
 }
+
+Test(verify_rules, a_tensor_under_two_names_of_one_meaning_is_one)
+{
+    const float other_ones[] = {1.0f, 1.5f};
+    const ar_st_tensor a[] = {vector_of("w:grad", AR_F32, 2, ones), vector_of("v:grad@2", AR_F32, 2, ones),
+                              vector_of("u:grad", AR_F32, 2, ones)};
+    const ar_st_tensor b[] = {vector_of("w", AR_F32, 2, other_ones), vector_of("v", AR_F32, 2, ones),
+                              vector_of("u:grad", AR_F32, 2, ones)};
+    const two_files f = two_files_make();
+    char grads[96];
+    snprintf(grads, sizeof grads, "%s/grads.safetensors", f.folder);
+    write_tensors(f.reference, a, 3);
+    write_tensors(grads, b, 3);
+    ar_verify_report *r = NULL;
+    const ar_verify_options o = {.reference = f.reference, .other = grads};
+    cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_expect(r->compared == 2 && r->missing == 1 && r->unexpected == 1, "v of step 1 is not v of step 2");
+    cr_expect(r->different == 1 && strcmp(r->row[r->first].name, "w:grad") == 0);
+    ar_verify_report_destroy(r);
+    unlink(grads);
+    two_files_remove(&f);
+}

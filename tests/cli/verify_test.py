@@ -1,0 +1,307 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of verify from outside: verdicts, tables, JSON, exit codes, and bad input.
+
+    tests/cli/verify_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import math
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+CODES = {"F32": "f", "F64": "d", "I64": "q", "U8": "B", "BOOL": "?"}
+
+
+def write(path, tensors, metadata=None):
+    """tensors: name -> (dtype, shape, values)."""
+    header, data = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, (dtype, shape, values) in tensors.items():
+        raw = struct.pack(f"<{len(values)}{CODES[dtype]}", *values)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def weight(name, values, shape=None):
+    return {name: ("F32", shape or [len(values)], values)}
+
+
+class Verify(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="anyrank-verify-")
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def run_verify(self, *arguments, **options):
+        return subprocess.run([COMMAND, "verify", *map(str, arguments)], capture_output=True, text=True, timeout=60,
+                              check=False, stdin=subprocess.DEVNULL, cwd=self.folder, **options)
+
+    def pair(self, reference, other):
+        return (write(self.folder / "reference.safetensors", reference),
+                write(self.folder / "other.safetensors", other))
+
+    def result(self, *arguments):
+        done = self.run_verify(*arguments, "--json", "-")
+        self.assertIn(done.returncode, (0, 1), done.stderr)
+        self.assertEqual(done.stderr, "")
+        return json.loads(done.stdout), done.returncode
+
+    def refused(self, *arguments, words):
+        done = self.run_verify(*arguments)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertTrue(done.stderr.startswith("anyrank verify: "), done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+
+class Verdict(Verify):
+    def test_the_same_is_one_line(self):
+        a, b = self.pair(weight("x", [1.0, 2.0]), weight("x", [1.0, 2.0]))
+        done = self.run_verify(a, b)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(done.stdout, "verify: the same bits: 1 tensor, 2 elements\n")
+        self.assertEqual(self.run_verify(a, a).returncode, 0)
+
+    def test_a_difference_is_told_verdict_first_and_key_fact_last(self):
+        tensors = {**weight("model.layers.0.w", [1.0] * 6, [2, 3]), **weight("model.layers.1.w", [1.0, 2.0])}
+        changed = {**weight("model.layers.0.w", [1.0] * 5 + [1.5], [2, 3]), **weight("model.layers.1.w", [1.0, 8.0])}
+        done = self.run_verify(*self.pair(tensors, changed))
+        self.assertEqual((done.returncode, done.stderr), (1, ""))
+        lines = done.stdout.splitlines()
+        self.assertEqual(lines[0], "different: 2 of 2 tensors; first in execution order: model.layers.0.w")
+        row = next(line for line in lines if line.startswith("  model.layers.0.w"))
+        for cell in ("F32 [2,3]", "1 of 6", "5.00e-01", "4,194,304", "[1,2]"):
+            self.assertIn(cell, row)
+        self.assertIn("first in execution order: model.layers.0.w", lines)
+        self.assertIn("worst: model.layers.1.w", lines)
+        self.assertTrue(lines[-1].startswith("verify: DIFFERENT: 2 of 2 tensors not the same in every bit; worst "
+                                             "model.layers.1.w: max|d| 6.00e+00 at [1]"), lines[-1])
+        self.assertNotIn("\033", done.stdout)
+
+    def test_rounding_names_the_option_that_allows_it(self):
+        values = [math.sin(i) for i in range(64)]
+        a, b = self.pair(weight("x", values), weight("x", [v * (1 + 1.5e-7) for v in values]))
+        done = self.run_verify(a, b)
+        self.assertEqual(done.returncode, 1)
+        option = done.stdout.splitlines()[-1].split("leaves: ")[1].split(" allows")[0].split()
+        self.assertEqual(self.run_verify(a, b, *option).returncode, 0, option)
+        large, other = self.pair(weight("x", values), weight("x", [v * 1.5 for v in values]))
+        self.assertNotIn("rounding in another order", self.run_verify(large, other).stdout.splitlines()[-1])
+
+    def test_rounding_of_many_ulps_is_allowed_by_its_atol(self):
+        values = [1000.0] + [i * 1e-4 for i in range(64)]
+        a, b = self.pair(weight("x", values), weight("x", [v + 1e-5 for v in values]))
+        done = self.run_verify(a, b)
+        option = done.stdout.splitlines()[-1].split("leaves: ")[1].split(" allows")[0].split()
+        self.assertEqual(option[0], "--atol")
+        self.assertEqual(self.run_verify(a, b, *option).returncode, 0, option)
+
+    def test_names_of_one_side_are_listed(self):
+        a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [1.0]), **weight("z", [1.0])})
+        done = self.run_verify(a, b)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("  MISSING y F32 [1]\n", done.stdout)
+        self.assertIn("  UNEXPECTED z F32 [1]\n", done.stdout)
+        self.assertIn("1 missing, 1 unexpected", done.stdout.splitlines()[-1])
+
+    def test_a_prefix_is_noticed_and_its_mapping_works(self):
+        a, b = self.pair({**weight("a.x", [1.0]), **weight("a.y", [2.0])},
+                         {**weight("module.a.x", [1.0]), **weight("module.a.y", [2.0])})
+        done = self.run_verify(a, b)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("2 of these 2 names stand in the other with 'module.' before them", done.stdout)
+        mapping = self.folder / "map.json"
+        mapping.write_text(done.stdout.split("a file ")[1].split(" for --map")[0])
+        self.assertEqual(self.run_verify(a, b, "--map", mapping).returncode, 0)
+        self.assertEqual(self.run_verify(b, a, "--reference-map", mapping).returncode, 0)
+
+    def test_copies_of_ranks_come_first(self):
+        write(self.folder / "reference.safetensors", weight("w", [1.0, 2.0]))
+        for rank, value in enumerate((2.0, 2.5)):
+            write(self.folder / f"ranks/rank-0000{rank}.safetensors", weight("w", [1.0, value]))
+        done = self.run_verify("reference.safetensors", "ranks")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("  COPIES w (other): rank 0 and rank 1 in 1 element, first at [1]: 2 and 2.5\n", done.stdout)
+        result, _ = self.result("reference.safetensors", "ranks")
+        self.assertEqual(result["worst"][0]["state"], "replicas")
+        self.assertEqual(result["worst"][0]["ranks"], [0, 1])
+
+    def test_the_rank_that_holds_the_first_difference_is_named(self):
+        write(self.folder / "reference.safetensors", weight("w", [1.0, 2.0, 3.0, 4.0]))
+        for rank, values in enumerate(([1.0, 2.0], [3.0, 5.0])):
+            write(self.folder / f"ranks/rank-0000{rank}.safetensors", weight("w", values),
+                  {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [2 * rank]}}), "DCP_VERSION": "1.0"})
+        done = self.run_verify("reference.safetensors", "ranks")
+        self.assertIn("first element [3], of rank 1 of 2", done.stdout)
+
+    def test_nan_on_both_sides_is_noted_and_can_be_a_difference(self):
+        a, b = self.pair(weight("x", [math.nan, 1.0]), weight("x", [math.nan, 1.0]))
+        done = self.run_verify(a, b)
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("note: NaN in both, 1 element of 1 tensor that is the same, the first x", done.stdout)
+        self.assertEqual(self.run_verify(a, b, "--no-equal-nan").returncode, 1)
+
+    def test_max_report_bounds_tables_and_says_so(self):
+        a, b = self.pair({f"t.{i}": ("F32", [1], [1.0]) for i in range(30)},
+                         {f"t.{i}": ("F32", [1], [2.0]) for i in range(30)})
+        done = self.run_verify(a, b)
+        self.assertIn(".. and 10 more (--max-report 30 prints all)", done.stdout)
+        self.assertNotIn(".. and", self.run_verify(a, b, "--max-report", "30").stdout)
+        self.assertEqual(sum(line.startswith("  t.") for line in self.run_verify(a, b).stdout.splitlines()), 20)
+
+    def test_quiet_is_quiet(self):
+        a, b = self.pair(weight("x", [1.0]), weight("x", [2.0]))
+        done = self.run_verify(a, b, "--quiet")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (1, "", ""))
+
+    def test_names_cannot_command_the_terminal(self):
+        a, b = self.pair(weight("x\033[31m", [1.0]), weight("x\033[31m", [2.0]))
+        done = self.run_verify(a, b)
+        self.assertNotIn("\033", done.stdout)
+
+
+class Json(Verify):
+    def test_fields(self):
+        a, b = self.pair({**weight("x", [1.0, 4.0]), **weight("y", [1.0]), **weight("m", [1.0])},
+                         {**weight("x", [1.0, 5.0]), **weight("y", [1.0]), **weight("u", [1.0])})
+        result, code = self.result(a, b, "--rtol", "0.125")
+        self.assertEqual(code, 1)
+        self.assertEqual((result["tool"], result["command"], result["result"]), ("anyrank", "verify", "different"))
+        self.assertEqual((result["tensors"], result["tensors_different"]), (2, 1))
+        self.assertEqual((result["missing"], result["unexpected"]), (["m"], ["u"]))
+        self.assertEqual(result["rule"], {"name": "tolerance", "rtol": 0.125, "atol": 0.0})
+        worst = result["worst"][0]
+        expected = {"tensor": "x", "state": "different", "max_abs": 1.0, "max_rel": 0.25, "max_ulp": 1 << 21,
+                    "elements_different": 1, "index": [1], "reference": 4.0, "actual": 5.0, "allowed": 0.5,
+                    "ratio": 2.0, "shape": [2], "dtype": "F32"}
+        self.assertEqual({key: worst[key] for key in expected}, expected)
+        self.assertEqual(result["first"], worst)
+        self.assertIn("hint", worst)
+
+    def test_the_same_has_no_first_and_no_worst(self):
+        a, b = self.pair(weight("x", [1.0]), weight("x", [1.0]))
+        result, code = self.result(a, b)
+        self.assertEqual((code, result["result"], result["first"], result["worst"]), (0, "same", None, []))
+
+    def test_what_is_no_number_is_a_string(self):
+        a, b = self.pair(weight("x", [1.0]), weight("x", [math.nan]))
+        result, _ = self.result(a, b)
+        self.assertEqual((result["worst"][0]["actual"], result["worst"][0]["ratio"]), ("NaN", "Infinity"))
+        self.assertEqual(result["worst"][0]["nan"], [0, 1])
+
+    def test_worst_first(self):
+        a, b = self.pair({**weight("a", [1.0]), **weight("b", [1.0])}, {**weight("a", [1.1]), **weight("b", [3.0])})
+        result, _ = self.result(a, b)
+        self.assertEqual([row["tensor"] for row in result["worst"]], ["b", "a"])
+        self.assertEqual(result["first"]["tensor"], "a")
+
+    def test_page_and_json_are_files(self):
+        a, b = self.pair(weight("x", [1.0]), weight("x", [2.0]))
+        done = self.run_verify(a, b, "--html", "report.html", "--json", "report.json")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("report.html: the report as a page\n", done.stdout)
+        self.assertEqual(json.loads((self.folder / "report.json").read_text())["result"], "different")
+        self.assertIn("<html", (self.folder / "report.html").read_text())
+
+
+class Rules(Verify):
+    def test_sensitivity(self):
+        a, b = self.pair(weight("x", [1.0, 1.0]), weight("x", [1.0, 1.25]))
+        for allowed, code in ((0.5, 0), (0.125, 1)):
+            write(self.folder / "allowed.safetensors", {"x": ("F64", [], [allowed])})
+            result, got = self.result(a, b, "--sensitivity", "allowed.safetensors")
+            self.assertEqual(got, code)
+        self.assertEqual(result["worst"][0]["ratio"], 2.0)
+        done = self.run_verify(a, b, "--sensitivity", "allowed.safetensors")
+        self.assertTrue(done.stdout.splitlines()[-1].endswith("worst x: 2 times what is allowed"), done.stdout)
+
+    def test_the_same_within_a_rule_tells_the_worst_ratio(self):
+        a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [1.25]), **weight("y", [1.0])})
+        done = self.run_verify(a, b, "--atol", "0.5")
+        self.assertEqual(done.stdout, "verify: the same within rtol 0 and atol 0.5: 2 tensors, 2 elements, 1 tensor bit "
+                                      "for bit; the worst difference is 0.5 of what is allowed, in x\n")
+
+    def test_only_and_ignore_take_lists(self):
+        a, b = self.pair({**weight("a.x", [1.0]), **weight("b.x", [1.0]), **weight("c", [1.0])},
+                         {**weight("a.x", [1.0]), **weight("b.x", [1.0]), **weight("c", [2.0])})
+        self.assertEqual(self.result(a, b, "--only", "a.*,b.*")[0]["tensors"], 2)
+        self.assertEqual(self.result(a, b, "--only", "a.*", "--only", "b.*")[0]["tensors"], 2)
+        self.assertEqual(self.result(a, b, "--ignore", "c")[1], 0)
+
+    def test_dtypes_are_named_and_values_compared_by_tolerance(self):
+        a, b = self.pair({"x": ("F32", [2], [1.0, 2.0])}, {"x": ("F64", [2], [1.0, 2.0])})
+        done = self.run_verify(a, b)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("DTYPE  x  F32 [2] in the reference, F64 [2] in the other", done.stdout)
+        self.assertEqual(self.run_verify(a, b, "--rtol", "0").returncode, 0)
+
+
+class BadInput(Verify):
+    def test_paths(self):
+        a = write(self.folder / "a.safetensors", weight("x", [1.0]))
+        (self.folder / "empty").mkdir()
+        self.refused(a, "nowhere", words=["nowhere"])
+        self.refused("nowhere", a, words=["nowhere"])
+        self.refused(a, "empty", words=["empty"])
+        self.refused(a, words=["OTHER"])
+        write(self.folder / "none.safetensors", {})
+        self.refused(a, "none.safetensors", words=["none.safetensors", "no tensors"])
+
+    def test_a_malformed_file_on_either_side_is_named(self):
+        a = write(self.folder / "a.safetensors", weight("x", [1.0]))
+        (self.folder / "short.safetensors").write_bytes(a.read_bytes()[:-1])
+        self.refused(a, "short.safetensors", words=["short.safetensors"])
+        self.refused("short.safetensors", a, words=["short.safetensors"])
+        self.refused(a, a, "--map", "nowhere.json", words=["nowhere.json"])
+        self.refused(a, a, "--sensitivity", "short.safetensors", words=["short.safetensors"])
+
+    def test_globs_that_match_nothing(self):
+        a = write(self.folder / "a.safetensors", weight("model.norm.weight", [1.0]))
+        self.refused(a, a, "--only", "model.norms.weight", words=["--only", "model.norm.weight"])
+        self.refused(a, a, "--ignore", "lm_head*", words=["--ignore", "lm_head*"])
+        self.refused(a, a, "--only", "model.*,", words=["empty glob"])
+        self.refused(a, a, "--ignore", "*", words=["none"])
+
+    def test_rules_that_make_no_sense(self):
+        a = write(self.folder / "a.safetensors", weight("x", [1.0]))
+        for rules in (["--bits", "--ulp", "1"], ["--ulp", "1", "--rtol", "1"], ["--bits", "--sensitivity", a],
+                      ["--atol", "1", "--sensitivity", a]):
+            self.refused(a, a, *rules, words=["give one of them"])
+        for option, value in (("--rtol", "-1"), ("--atol", "nan"), ("--rtol", "inf"), ("--ulp", "-1"),
+                              ("--ulp", "1.5"), ("--max-report", "x"), ("--tp", "0")):
+            self.refused(a, a, option, value, words=[option])
+
+    def test_an_allowance_that_lacks_a_tensor_names_it(self):
+        a = write(self.folder / "a.safetensors", {**weight("x", [1.0]), **weight("y", [1.0])})
+        write(self.folder / "allowed.safetensors", {"x": ("F64", [], [1.0])})
+        self.refused(a, a, "--sensitivity", "allowed.safetensors", words=["allowed.safetensors", " y"])
+        self.assertEqual(self.run_verify(a, a, "--sensitivity", "allowed.safetensors", "--ignore", "y").returncode, 0)
+
+    def test_files_that_would_replace_each_other_or_cannot_be_written(self):
+        a = write(self.folder / "a.safetensors", weight("x", [1.0]))
+        self.refused(a, a, "--html", "x.html", "--json", "x.html", words=["x.html"])
+        self.refused(a, a, "--html", "no/such/folder.html", words=["no/such"])
+        self.refused(a, a, "--html", "-", words=["--html"])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.path.sep in sys.argv[1]:
+        COMMAND = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=1)
