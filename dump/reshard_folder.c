@@ -18,6 +18,7 @@
 #include "ref/io/json.h"
 
 #define JOURNAL ".anyrank-reshard.json"
+#define INDEX ".index.json"
 #define HIDDEN ".anyrank-"
 #define SMALL_BYTES ((size_t)64 << 20)
 
@@ -310,8 +311,8 @@ ar_status ari_rs_folder_add(ari_rs_folder *d, const ari_rs_file *f, const char h
 /* Tensors in any format, and indexes of them, are not taken along: the output has its own. */
 static bool is_weights(const char *name)
 {
-    static const char *const endings[] = {".safetensors", ".index.json", ".npy",  ".npz",     ".bin", ".pt",  ".pth",
-                                          ".ckpt",        ".distcp",     ".gguf", ".msgpack", ".h5",  ".onnx"};
+    static const char *const endings[] = {".safetensors", INDEX,     ".npy",  ".npz",     ".bin", ".pt",  ".pth",
+                                          ".ckpt",        ".distcp", ".gguf", ".msgpack", ".h5",  ".onnx"};
     const size_t n = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         const size_t m = strlen(endings[i]);
@@ -335,17 +336,39 @@ static ar_status copy_file(const ari_rs_folder *d, const char *from, const char 
     return st;
 }
 
+/* Whether the input's tensors came from a file of this name. */
+static bool was_read(const ari_rs *r, const char *name)
+{
+    for (size_t i = 0; i < r->tensors; i++) {
+        for (size_t k = 0; k < r->tensor[i].from->parts; k++) {
+            const char *file = r->tensor[i].from->part[k].file, *slash = strrchr(file, '/');
+            if (strcmp(slash ? slash + 1 : file, name) == 0)
+                return true;
+        }
+    }
+    return false;
+}
+
+static void note_left(const ari_rs *r, const char *name)
+{
+    const size_t n = strlen(name), m = strlen(INDEX);
+    if ((n < m || strcmp(name + n - m, INDEX) != 0) && !was_read(r, name))
+        ari_rs_note(r, "not read and not taken along, for the model's tensors are in other files: %s", ARI_SHOW(name));
+}
+
 static ar_status copy_beside(const ari_rs_folder *d, const ari_rs *r, const char *name, size_t *copied)
 {
     char *from = NULL;
     struct stat s;
     ar_status st = AR_OK;
-    if (name[0] == '.' || is_weights(name))
+    if (name[0] == '.')
         return AR_OK;
     AR_TRY(ari_rs_join(&from, r->folder, name));
     if (stat(from, &s) == 0 && S_ISREG(s.st_mode)) {
-        if ((size_t)s.st_size > SMALL_BYTES)
-            ari_rs_note(r, "not taken along, for its size: %s", ARI_SHOW(from));
+        if (is_weights(name))
+            note_left(r, name);
+        else if ((size_t)s.st_size > SMALL_BYTES)
+            ari_rs_note(r, "not taken along, for its size: %s", ARI_SHOW(name));
         else if ((st = copy_file(d, from, name)) == AR_OK)
             ++*copied;
     }

@@ -45,15 +45,13 @@ static ar_status is_there(bool *there, const char *folder, const char *name)
  * that changes meanwhile cannot mix two of them. */
 static ar_status find_folder(ari_rs *r, const char *in)
 {
-    bool checkpoints = false;
     char *path = NULL;
     if (!is_folder(in)) {
         const char *slash = strrchr(in, '/');
         r->folder = slash ? strndup(in, (size_t)(slash - in) + 1) : strdup(".");
     } else {
-        AR_TRY(is_there(&checkpoints, in, "latest"));
-        AR_TRY(ari_rs_join(&path, in, checkpoints ? "latest" : "."));
-        r->folder = checkpoints ? realpath(path, NULL) : strdup(in);
+        AR_TRY(ari_rs_join(&path, in, "latest"));
+        r->folder = is_folder(path) ? realpath(path, NULL) : strdup(in);
         free(path);
     }
     return r->folder ? AR_OK : ari_out_fail("find", in);

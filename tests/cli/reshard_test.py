@@ -390,6 +390,8 @@ class Unusual(Case):
         (model / "pytorch_model.bin").write_bytes(b"weights")
         result = self.reshard(model, "--tp", 2, "--out", self.folder / "out")
         self.assertEqual(result["files_copied"], 3)
+        self.assertEqual(result["notes"], ["not read and not taken along, for the model's tensors are in other files: "
+                                           "pytorch_model.bin"])
         self.assertEqual((self.folder / "out/tokenizer.model").read_bytes(), b"\0\1")
         self.assertFalse((self.folder / "out/pytorch_model.bin").exists())
 
