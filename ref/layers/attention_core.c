@@ -87,6 +87,23 @@ static ar_status product(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, co
     return product_over(ctx, y, a, b, &o, tag);
 }
 
+/* Reports queries (copies 1), keys or values [b, s, heads, d], however they lie in memory, as the features
+ * [b, s, heads * d] that they are, one head after the other. */
+static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t,
+                           size_t heads, int copies)
+{
+    const size_t d = m->o.head_dim, shape[3] = {t->shape[0], t->shape[1], t->shape[2] * d};
+    ar_tensor features;
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, &features, AR_F32, 3, shape));
+    const ar_tensor by_head = projected(&features, 0, t->shape[2], d);
+    AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &by_head, t));
+    AR_TRY(ari_tap_copies(ctx, m->base.name, part, pass, &features, 2, heads * d, copies));
+    ar_ctx_release(ctx, &features);
+    return AR_OK;
+}
+
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
 /* Queries or keys head by head, rotated. */
@@ -173,8 +190,8 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(lay_out(m, ctx, &kh, &k));
     if (m->o.rope) {
         const ar_tensor tq = swapped(&qh), tk = swapped(&kh);
-        AR_TRY(ari_tap_shard(ctx, m->base.name, "q_rope", 'f', &tq, 2, m->o.heads));
-        AR_TRY(ari_tap_copies(ctx, m->base.name, "k_rope", 'f', &tk, 2, m->o.kv_heads, m->copies));
+        AR_TRY(tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, 1));
+        AR_TRY(tap_heads(m, ctx, "k_rope", 'f', &tk, m->o.kv_heads, m->copies));
     }
     AR_TRY(new_heads(ctx, &probs, b, m->heads, s, s));
     const ar_tensor scores = grouped(m, &probs), queries = grouped(m, &qh);
@@ -285,8 +302,8 @@ static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const g
     const ar_tensor to_v = projected(dqkv, m->heads + m->kv_heads, m->kv_heads, d);
     const ar_tensor q = swapped(&g->q), k = swapped(&g->k), v = swapped(&g->v);
     if (m->o.rope) {
-        AR_TRY(ari_tap_shard(ctx, m->base.name, "q_rope", 'b', &q, 2, m->o.heads));
-        AR_TRY(ari_tap_copies(ctx, m->base.name, "k_rope", 'b', &k, 2, m->o.kv_heads, m->copies));
+        AR_TRY(tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, 1));
+        AR_TRY(tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->copies));
         AR_TRY(dev->rope(ctx->device, ctx->queue, &to_q, &q, ar_const(m->cos), ar_const(m->sin), -1));
         AR_TRY(dev->rope(ctx->device, ctx->queue, &to_k, &k, ar_const(m->cos), ar_const(m->sin), -1));
     } else {
@@ -294,9 +311,9 @@ static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const g
         AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &to_k, &k));
     }
     AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &to_v, &v));
-    AR_TRY(ari_tap_copies(ctx, m->base.name, "v", 'b', &to_v, 2, m->o.kv_heads, m->copies));
-    AR_TRY(ari_tap_shard(ctx, m->base.name, "q", 'b', &to_q, 2, m->o.heads));
-    return ari_tap_copies(ctx, m->base.name, "k", 'b', &to_k, 2, m->o.kv_heads, m->copies);
+    AR_TRY(tap_heads(m, ctx, "v", 'b', &to_v, m->o.kv_heads, m->copies));
+    AR_TRY(tap_heads(m, ctx, "q", 'b', &to_q, m->o.heads, 1));
+    return tap_heads(m, ctx, "k", 'b', &to_k, m->o.kv_heads, m->copies);
 }
 
 ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,

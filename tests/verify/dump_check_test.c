@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The dump of a check: what the ranks' files hold, put together, is the reference in every bit; a fault is found
+ * through the files as the check found it. */
+#include <dirent.h>
+
+#include "anyrank/dump.h"
+#include "tests/verify/support.h"
+
+TestSuite(dump_check, .timeout = 120);
+
+static void remove_tree(const char *path)
+{
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char sub[900];
+        snprintf(sub, sizeof sub, "%s/%s", path, e->d_name);
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        if (unlink(sub) != 0)
+            remove_tree(sub);
+    }
+    if (d)
+        closedir(d);
+    rmdir(path);
+}
+
+static ar_dump *open_dump(const char *path)
+{
+    ar_dump *d = NULL;
+    cr_assert_eq(ar_dump_open(&d, path, NULL), AR_OK, "%s: %s", path, ar_error_message());
+    return d;
+}
+
+static float *read_all(const ar_dump_tensor *t)
+{
+    float *values = malloc((t->count + 1) * sizeof *values);
+    cr_assert_not_null(values);
+    cr_assert_eq(ar_dump_read_f32(t, 0, t->count, values), AR_OK, "%s: %s", t->name, ar_error_message());
+    return values;
+}
+
+/* Whether a tensor has the reference's shape and bits, in all its copies. */
+static bool same_tensor(const ar_dump_tensor *a, const ar_dump_tensor *b)
+{
+    ar_dump_disagreement d;
+    bool differ = false;
+    if (a->ndim != b->ndim || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
+        return false;
+    cr_assert_eq(ar_dump_replicas(b, &differ, &d), AR_OK, "%s: %s", b->name, ar_error_message());
+    float *x = read_all(a), *y = read_all(b);
+    const bool same = !differ && memcmp(x, y, a->count * sizeof *x) == 0;
+    free(x);
+    free(y);
+    return same;
+}
+
+/* The first tensor in the reference's order that the ranks' folder does not have as it is; "" if there is none. */
+static void first_difference(char name[200], const char *reference, const char *ranks)
+{
+    ar_dump *a = open_dump(reference), *b = open_dump(ranks);
+    size_t order = SIZE_MAX;
+    name[0] = '\0';
+    cr_expect_eq(ar_dump_count(a), ar_dump_count(b), "%s", ranks);
+    for (size_t i = 0; i < ar_dump_count(a); i++) {
+        const ar_dump_tensor *t = ar_dump_at(a, i), *other = ar_dump_find(b, t->name);
+        cr_assert_lt(t->order, ar_dump_count(a), "%s has no place in the execution order", t->name);
+        if ((other && same_tensor(t, other)) || t->order >= order)
+            continue;
+        order = t->order;
+        snprintf(name, 200, "%s", t->name);
+    }
+    ar_dump_close(a);
+    ar_dump_close(b);
+}
+
+static ar_check_report *dump_of(const char *folder, const ar_parallel *p, size_t layouts, size_t batch, int steps,
+                                ar_fault fault, const char *dump)
+{
+    ar_check_options o = check_layouts(folder, p, layouts, batch, 12);
+    o.steps = steps;
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.clip = steps > 0 ? 1.0 : 0.0;
+    o.fault = fault;
+    o.dump = dump;
+    return check_or_fail(&o);
+}
+
+static void expect_merged(const char *json, const ar_parallel *p, size_t layouts, size_t batch, int steps)
+{
+    char folder[64], dump[80], name[200];
+    make_folder(folder);
+    write_file(folder, "config.json", json);
+    snprintf(dump, sizeof dump, "%s/dump", folder);
+    ar_check_report *r = dump_of(folder, p, layouts, batch, steps, AR_FAULT_NONE, dump);
+    expect_same(r, "dumped");
+    for (size_t i = 0; i < r->runs; i++) {
+        first_difference(name, r->dump, r->run[i].dump);
+        cr_expect_str_eq(name, "", "%s: %s", r->run[i].dump, name);
+    }
+    ar_dump *d = open_dump(r->dump);
+    cr_expect_eq(ar_dump_count(d), r->tensors);
+    ar_dump_close(d);
+    ar_check_report_destroy(r);
+    remove_tree(folder);
+}
+
+/* 24 query and 12 KV heads; a vocabulary of 257. */
+Test(dump_check, ranks_of_llama_make_the_reference)
+{
+    static const ar_parallel p[] = {{.tp = 3},
+                                    {.tp = 4, .sp = true},
+                                    {.tp = 24},
+                                    {.dp = 3, .micro_batches = 2},
+                                    {.dp = 2, .tp = 2, .zero = 1},
+                                    {.micro_batches = 4, .forward_first = true}};
+    expect_merged(tiny_models[TINY_LLAMA], p, small_only() ? 2 : sizeof p / sizeof *p, 5, 2);
+}
+
+/* q|k|v lie packed in one weight: three boxes a rank, and more where each data-parallel rank has a share. */
+Test(dump_check, ranks_of_gpt2_make_the_reference)
+{
+    static const ar_parallel p[] = {{.tp = 4},
+                                    {.dp = 3, .tp = 2, .sp = true, .zero = 1},
+                                    {.tp = 2, .sp = true, .micro_batches = 2, .forward_first = true},
+                                    {.dp = 4, .zero = 1}};
+    expect_merged(tiny_models[TINY_GPT2], p, small_only() ? 2 : sizeof p / sizeof *p, 5, 1);
+}
+
+Test(dump_check, ranks_without_samples_hold_weights_and_gradients_alone)
+{
+    static const ar_parallel p[] = {{.dp = 4, .tp = 2}, {.dp = 3, .zero = 1}};
+    expect_merged(tiny_models[TINY_TIED], p, 2, 2, 1);
+}
+
+Test(dump_check, a_model_without_a_head_is_dumped_too)
+{
+    static const ar_parallel p[] = {{.tp = 3}, {.dp = 2}};
+    expect_merged(tiny_models[TINY_STACK], p, 2, 2, 0);
+}
+
+static const struct {
+    ar_fault fault;
+    int model;
+    ar_parallel parallel;
+    int steps;
+} faults[] = {
+    {AR_FAULT_column_dx_not_reduced, TINY_LLAMA, {.tp = 2}, 0},
+    {AR_FAULT_weight_grad_leading_dims, TINY_LLAMA, {.tp = 1}, 0},
+    {AR_FAULT_dp_group_missing, TINY_LLAMA, {.dp = 2}, 0},
+    {AR_FAULT_sp_norm_grad_local, TINY_GPT2, {.tp = 2, .sp = true}, 0},
+    {AR_FAULT_gate_up_interleaved_wrong, TINY_GPT2, {.tp = 2}, 0},
+    {AR_FAULT_init_replica_differs, TINY_GPT2, {.tp = 2}, 0},
+    {AR_FAULT_accum_last_only, TINY_STACK, {.micro_batches = 2}, 0},
+    {AR_FAULT_zero_gather_missing, TINY_TIED, {.dp = 2, .zero = 1}, 1},
+    {AR_FAULT_zero_grad_not_recursive, TINY_TIED, {.tp = 2}, 2},
+};
+
+Test(dump_check, faults_are_found_in_the_files_where_the_check_found_them)
+{
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i += small_only() ? 4 : 1) {
+        char folder[64], dump[80], name[200], expected[200], step[16] = "";
+        make_folder(folder);
+        write_file(folder, "config.json", tiny_models[faults[i].model]);
+        snprintf(dump, sizeof dump, "%s/dump", folder);
+        ar_check_report *r = dump_of(folder, &faults[i].parallel, 1, 2, faults[i].steps, faults[i].fault, dump);
+        cr_expect_eq(r->result, AR_CHECK_DIFFERENT, "%s", ar_fault_name(faults[i].fault));
+        if (r->run[0].first.step > 1)
+            snprintf(step, sizeof step, "@%d", r->run[0].first.step);
+        snprintf(expected, sizeof expected, "%.176s%s", r->run[0].first.tensor, step);
+        first_difference(name, r->dump, r->run[0].dump);
+        cr_expect_str_eq(name, expected, "%s: %s in the files", ar_fault_name(faults[i].fault), name);
+        ar_check_report_destroy(r);
+        remove_tree(folder);
+    }
+}
+
+static bool exists(const char *folder, const char *name)
+{
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+Test(dump_check, a_second_dump_replaces_the_first_and_nothing_else)
+{
+    static const ar_parallel first[] = {{.tp = 4}, {.dp = 3}}, second[] = {{.tp = 2}};
+    char folder[64], dump[80], ranks[100];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_TIED]);
+    snprintf(dump, sizeof dump, "%s/dump", folder);
+    snprintf(ranks, sizeof ranks, "%s/tp2", dump);
+    ar_check_report_destroy(dump_of(folder, first, 2, 2, 0, AR_FAULT_NONE, dump));
+    cr_expect(exists(dump, "tp4") && exists(dump, "dp3"));
+    ar_check_report_destroy(dump_of(folder, second, 1, 2, 0, AR_FAULT_NONE, dump));
+    cr_expect(exists(dump, "reference.safetensors") && exists(ranks, "rank-00001.safetensors"));
+    cr_expect(!exists(dump, "tp4") && !exists(dump, "dp3"));
+    write_file(ranks, "notes.txt", "mine");
+    ar_check_options o = check_layouts(folder, second, 1, 2, 12);
+    ar_check_report *r = NULL;
+    o.dump = dump;
+    cr_expect_eq(ar_check(&r, &o), AR_ERR_IO);
+    cr_expect(strstr(ar_error_message(), "notes.txt"), "%s", ar_error_message());
+    cr_expect(exists(ranks, "notes.txt") && exists(ranks, "rank-00001.safetensors"));
+    remove_tree(folder);
+}
+
+Test(dump_check, a_run_that_fails_leaves_no_ranks)
+{
+    static const ar_parallel p = {.tp = 2};
+    char folder[64], dump[80];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_TIED]);
+    snprintf(dump, sizeof dump, "%s/dump", folder);
+    ar_check_report *r = dump_of(folder, &p, 1, 2, 0, AR_FAULT_collective_size_mismatch, dump);
+    cr_expect_eq(r->result, AR_CHECK_ERROR);
+    cr_expect_str_eq(r->run[0].dump, "");
+    cr_expect(exists(dump, "reference.safetensors") && !exists(dump, "tp2"));
+    ar_check_report_destroy(r);
+    remove_tree(folder);
+}
