@@ -19,8 +19,11 @@ typedef struct grads_values {
     const char *model, *block, *input, *out, *inject;
     ari_layout_values layout;
     ari_watch_values watch;
-    bool per_rank, activations;
+    bool per_rank, activations, sensitivity;
+    int sensitivity_of; /* -1: not given */
 } grads_values;
+
+static const char *const sensitivities[] = {"f32", "tf32", "bf16", "bf16-pure", "f16", "f16-pure", NULL};
 
 static const ari_option options[] = {
     {.name = "input",
@@ -40,6 +43,7 @@ static const ari_option options[] = {
      .help = "where outputs.safetensors and grads.safetensors (or block.safetensors) go"},
     ARI_LAYOUT_OPTIONS(grads_values, "tensor-parallel ranks (default 1)",
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
+    ARI_PRECISION_OPTION(grads_values),
     ARI_LAYOUT_STEP_OPTIONS(grads_values),
     ARI_LAYOUT_DDP_OPTIONS(grads_values, "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: "
                                          "25MiB)"),
@@ -53,7 +57,16 @@ static const ari_option options[] = {
      .kind = ARI_OPT_FLAG,
      .at = offsetof(grads_values, activations),
      .help = "write every tensor of the two passes to activations.safetensors too, and to the ranks' files"},
-    {.name = "sensitivity", .kind = ARI_OPT_LATER},
+    {.name = "sensitivity",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(grads_values, sensitivity),
+     .help = "write allowed.safetensors too: what rounding alone may change in each tensor"},
+    {.name = "sensitivity-of",
+     .kind = ARI_OPT_ENUM,
+     .at = offsetof(grads_values, sensitivity_of),
+     .choices = sensitivities,
+     .help = "with --sensitivity, in which arithmetic: f32, tf32, bf16 (mixed precision), bf16-pure (all of it stored "
+             "in bf16), f16, f16-pure (default: that of --precision)"},
     {0},
 };
 
@@ -69,6 +82,7 @@ static const ari_args_spec spec = {
     .summary = "Runs one forward and backward on given inputs and writes outputs and gradients.",
     .example = "anyrank grads MODEL --input batch.safetensors --out results --tp 2\n"
                "anyrank grads MODEL --input batch.safetensors --out results --dp 2 --tp 2 --per-rank --activations\n"
+               "anyrank grads MODEL --input batch.safetensors --out results --sensitivity --sensitivity-of bf16-pure\n"
                "anyrank grads --block DIR --out "
                "results --tp 4",
     .options = options,
@@ -87,6 +101,9 @@ static ar_status check_values(const grads_values *v)
         return ar_error_set(AR_ERR_ARG, "--input FILE.safetensors is missing: it holds the model's input_ids");
     if (v->block && v->input)
         return ar_error_set(AR_ERR_ARG, "--input goes with a MODEL; a block reads DIR/inputs.safetensors");
+    if (v->sensitivity_of >= 0 && !v->sensitivity)
+        return ar_error_set(AR_ERR_ARG, "--sensitivity-of %s says of which arithmetic: give --sensitivity too",
+                            sensitivities[v->sensitivity_of]);
     if (!v->out)
         return ar_error_set(AR_ERR_ARG, "--out DIR is missing: it says where the results go");
     return AR_OK;
@@ -164,6 +181,11 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
                                 .parallel = parallel,
                                 .ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES),
                                 .numerics = (ar_numerics)v->layout.numerics,
+                                .precision = (ar_precision)v->layout.precision,
+                                .sensitivity = v->sensitivity,
+                                .sensitivity_of = v->sensitivity_of >= 0
+                                                      ? (ar_sensitivity)v->sensitivity_of
+                                                      : ar_sensitivity_of_precision((ar_precision)v->layout.precision),
                                 .fault = fault,
                                 .per_rank = v->per_rank,
                                 .activations = v->activations,
@@ -200,7 +222,7 @@ static ar_status run(const grads_values *v)
 
 int ari_command_grads(int argc, char **argv)
 {
-    grads_values v = {.layout = ARI_LAYOUT_DEFAULTS};
+    grads_values v = {.layout = ARI_LAYOUT_DEFAULTS, .sensitivity_of = -1};
     int exit_code = ARI_EXIT_SAME;
     if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
         return exit_code;

@@ -44,7 +44,7 @@ _anyrank() {
             options="$layout --precision $split $ddp --sweep --batch --seq --text --steps $optimizer --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors --dump
                 $watch --schedule --net-fault --verify-transfers $common"
             names=$models ;;
-        grads) options="$layout $split $ddp $watch --input --block --out --per-rank --activations --inject $common" names=$models ;;
+        grads) options="$layout --precision --sensitivity --sensitivity-of $split $ddp $watch --input --block --out --per-rank --activations --inject $common" names=$models ;;
         train)
             options="$layout $split $ddp $optimizer --data --data-format --in-order --steps --batch --seq --clip --dropout --storage --loss-scale
                 --save --save-every --keep --resume --stop-after --verify-every --plot --log-every --inject $watch $common"
@@ -69,6 +69,8 @@ _anyrank() {
         --algorithm) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
         --mlp-order) mapfile -t COMPREPLY < <(compgen -W "column-row row-column" -- "$current"); return ;;
         --collectives) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
+        --sensitivity-of)
+            mapfile -t COMPREPLY < <(compgen -W "f32 tf32 bf16 bf16-pure f16 f16-pure" -- "$current"); return ;;
         --precision) mapfile -t COMPREPLY < <(compgen -W "f32 tf32 bf16" -- "$current"); return ;;
         --numerics) mapfile -t COMPREPLY < <(compgen -W "exact native" -- "$current"); return ;;
         --bucket-mode) mapfile -t COMPREPLY < <(compgen -W "overlap eager" -- "$current"); return ;;

@@ -112,6 +112,9 @@ complete -c anyrank -n $grads -l inject -x -a "$faults" -d "Switch a known mista
 complete -c anyrank -n $grads -l input -rF -d "input_ids, attention_mask, labels"
 complete -c anyrank -n $grads -l block -x -a "(__fish_complete_directories)" -d "A single block in place of a model"
 complete -c anyrank -n $grads -l out -x -a "(__fish_complete_directories)" -d "Where the results go"
+complete -c anyrank -n $grads -l precision -x -a "f32 tf32 bf16" -d "Of native products"
+complete -c anyrank -n $grads -l sensitivity -d "Write what rounding may change too"
+complete -c anyrank -n $grads -l sensitivity-of -x -a "f32 tf32 bf16 bf16-pure f16 f16-pure" -d "In which arithmetic"
 complete -c anyrank -n $grads -l per-rank -d "Write what each rank holds too"
 complete -c anyrank -n $grads -l activations -d "Write every tensor of the two passes too"
 

@@ -187,6 +187,28 @@ ar_status ari_block_case_want(const ari_block_case *b, ari_gatherer *g)
     return AR_OK;
 }
 
+static const float *baseline_weights(void *user, const char *name, size_t count)
+{
+    const ari_block_case *b = user;
+    (void)count; /* as the config has it, which inputs were held to */
+    for (size_t i = FIRST_PARAMETER; i < INPUTS; i++) {
+        char full[64];
+        snprintf(full, sizeof full, "%s.%s", block_name, inputs[i].parameter);
+        if (strcmp(full, name) == 0)
+            return b->values[i];
+    }
+    return NULL;
+}
+
+ar_status ari_block_case_baseline(const ari_block_case *b, const ar_baseline_options *o)
+{
+    ari_block_case copy = *b;
+    ar_baseline_options own = *o;
+    own.weights = baseline_weights;
+    own.weights_user = &copy;
+    return ar_baseline_block(&b->config, &own, &b->batch, b->values[X], b->values[DY]);
+}
+
 static ar_status set_parameters(const ari_block_case *b, ar_ctx *ctx, ar_module *block)
 {
     ar_param *params[INPUTS];

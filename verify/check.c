@@ -12,6 +12,7 @@
 #include "verify/dump_ranks.h"
 #include "verify/estimate.h"
 #include "verify/gradcheck.h"
+#include "verify/sensitivity.h"
 #include "verify/text_batch.h"
 
 static void tell(const ar_check_options *o, double fraction, const char *what)
@@ -31,6 +32,7 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
                                     .steps = o->steps,
                                     .optimizer = o->optimizer,
                                     .numerics = o->numerics,
+                                    .threads = o->threads,
                                     .dropout = o->dropout > 0.0,
                                     .f64 = !o->skip_f64,
                                     .gradcheck = o->gradcheck,
@@ -96,6 +98,20 @@ static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
     return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
 }
 
+/* What a native run may differ by. */
+static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
+{
+    char path[sizeof r->dump];
+    ari_allowances all = {.list = NULL};
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", o->dump, ARI_DUMP_ALLOWED) >= sizeof path)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
+    ar_status st = ari_allowances_add_all(&all, &b->ref);
+    if (st == AR_OK)
+        st = ari_allowances_write(&all, path, ar_sensitivity_of_precision(o->precision), r->gradients_hash);
+    ari_allowances_fini(&all);
+    return st;
+}
+
 /* The reference's file, in a folder that holds nothing of an earlier dump any more. */
 static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
@@ -105,7 +121,8 @@ static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, c
         return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
     AR_TRY(ari_dump_check_folder_clear(o->dump));
     ari_dump_facts_of(&facts, &r->config, NULL, AR_NUMERICS_EXACT, AR_FAULT_NONE);
-    return ari_dump_reference_write(&b->ref, r->dump, &facts);
+    AR_TRY(ari_dump_reference_write(&b->ref, r->dump, &facts));
+    return o->numerics == AR_NUMERICS_NATIVE ? dump_allowed(r, o, b) : AR_OK;
 }
 
 static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)

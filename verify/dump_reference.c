@@ -19,15 +19,7 @@ ar_status ari_dump_order_text(char **gives, const char *const *names, size_t n)
     return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for an execution order");
 }
 
-typedef char tensor_name[192];
-
-static void name_of(tensor_name name, const ari_ref_tensor *t)
-{
-    char step[16] = "";
-    if (t->step > 1)
-        snprintf(step, sizeof step, "@%d", t->step);
-    snprintf(name, sizeof(tensor_name), "%s%s%s", t->name, ari_pass_suffix(t->pass), step);
-}
+typedef char tensor_name[ARI_REFERENCE_NAME];
 
 static ar_st_tensor entry_of(const ari_ref_tensor *t, const char *name)
 {
@@ -48,7 +40,7 @@ ar_status ari_dump_reference_write(const ari_reference *r, const char *path, con
     AR_TRY_TO(done, st, ari_alloc((void **)&order, r->count, sizeof *order, "names of a dump"));
     AR_TRY_TO(done, st, ari_alloc((void **)&tensor, r->count, sizeof *tensor, "tensors of a dump"));
     for (size_t i = 0; i < r->count; i++) {
-        name_of(name[i], &r->tensor[i]);
+        ari_reference_name(name[i], &r->tensor[i]);
         order[i] = name[i];
         tensor[i] = entry_of(&r->tensor[i], name[i]);
     }

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "anyrank/model.h"
+#include "ref/core/budget.h"
 #include "ref/core/size.h"
 #include "verify/available_memory.h"
 #include "verify/check_baseline.h"
@@ -45,6 +46,7 @@ typedef struct elements {
     double tensors;         /* of all steps */
     double steps, states;   /* states: numbers of an optimizer for each weight */
     double beside; /* bytes of each weight and step: an allowance of its own, and whether its gradient rounds */
+    double noisy;  /* runs with errors at once; 0: none */
     bool trains;
 } elements;
 
@@ -104,6 +106,8 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->replicated = h * (6.0 * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
     n->states = n->trains ? states_of(&run->optimizer) : 0.0;
     n->beside = run->numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
+    if (run->sensitivity || (run->numerics == AR_NUMERICS_NATIVE && !run->alone))
+        n->noisy = fmin(run->threads > 0 ? run->threads : ari_cores(), ARI_NOISE_SEEDS);
     n->tokens = (double)run->batch * (double)run->seq;
     n->q = heads * d;
     n->kv = (double)c->kv_heads * d;
@@ -143,7 +147,6 @@ static double reference_bytes(const elements *n)
  * it trains, it keeps gradients and the optimizer's state too. */
 static double baseline_bytes(const elements *n, const ari_estimate_case *run)
 {
-    const bool native = run->numerics == AR_NUMERICS_NATIVE;
     const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
     const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * (n->fc + n->ffn) + n->probs);
     const double around = DOUBLE * (3.0 * h + n->logits);
@@ -158,10 +161,10 @@ static double baseline_bytes(const elements *n, const ari_estimate_case *run)
     const double turn = common + trained + forward + n->layers * block, end = common + reference_bytes(n) + block;
     const double exact = largest_of(turn, end + trained);
     /* The binary64 one finds the whole reference there; to measure rounding it runs as long, and keeps as much again.
-     */
+     * Then several run at once. */
     const double wide = end + (n->layers - 1.0) * block;
-    const double noisy = wide + trained + reference_bytes(n);
-    return largest_of(exact, native ? noisy : run->f64 ? wide : 0.0);
+    const double own = common + trained + n->layers * block, noisy = 2.0 * reference_bytes(n) + n->noisy * own;
+    return largest_of(exact, n->noisy > 0.0 ? noisy : run->f64 ? wide : 0.0);
 }
 
 /* Activations of all ranks at once: hidden ones on each, the others split between them. */
@@ -233,7 +236,7 @@ static double layout_bytes(const elements *n, const split *s, const ari_estimate
 
 /* Measured on two x86-64 cores with AVX-512. */
 static const double EXACT_RATE = 1.9e9, BINARY64_RATE = 3.4e9; /* of the baseline, multiply-adds a second on one core */
-static const double NOISY_RATE = 1.3e9;                        /* with an error drawn for every rounding */
+static const double NOISY_RATE = 2.3e9;                        /* with an error drawn for every rounding */
 static const double LAYOUT_RATE = 8e9;                         /* of a layout, all ranks together */
 static const double GRADCHECK_RATE = 5e9;                      /* of central differences, on two threads */
 /* A weight of one run: 50 ns to draw it, the rest for its gradient, its memory's first touch and its hash. */
@@ -251,7 +254,6 @@ static double gradcheck_seconds(const elements *n)
 /* macs: of one step. */
 static double seconds_of(const elements *n, double macs, const ari_estimate_case *run)
 {
-    const bool native = run->numerics == AR_NUMERICS_NATIVE;
     const double values = 2.0 * (n->layers * n->block_reference + n->outer_reference);
     const double tensors = VALUE_SECONDS * values, weights = PARAMETER_SECONDS * n->parameters;
     double seconds = 0.0;
@@ -260,9 +262,9 @@ static double seconds_of(const elements *n, double macs, const ari_estimate_case
     if (run->alone)
         return seconds;
     seconds += n->steps * (macs / EXACT_RATE + tensors + weights);
-    if (native)
-        seconds += n->steps * (macs / BINARY64_RATE + ARI_NOISE_SEEDS * macs / NOISY_RATE +
-                               (1.0 + ARI_NOISE_SEEDS) * (tensors + weights));
+    if (n->noisy > 0.0)
+        seconds += n->steps * (macs / BINARY64_RATE + tensors + weights +
+                               ARI_NOISE_SEEDS / n->noisy * (macs / NOISY_RATE + tensors + weights));
     else if (run->f64)
         seconds += macs / BINARY64_RATE + tensors + weights;
     return seconds + (run->gradcheck ? gradcheck_seconds(n) : 0.0);
@@ -292,7 +294,7 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     elements n;
     ari_estimate r = {.available = ari_available_memory()};
     AR_TRY(count_elements(&n, run));
-    double most = run->alone ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
+    double most = run->alone && !run->sensitivity ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
     for (size_t i = 0; i < run->layouts; i++) {
         split s;
         AR_TRY(count_split(&s, &n, run, &run->parallel[i]));

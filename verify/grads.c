@@ -13,11 +13,12 @@
 #include "run/weights.h"
 #include "verify/block_case.h"
 #include "verify/estimate.h"
+#include "verify/grads_allowed.h"
 #include "verify/grads_dump.h"
 #include "verify/grads_fault.h"
 #include "verify/input_batch.h"
 
-enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER };
+enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
 
 #define RANKS_NAME "ranks"
 
@@ -57,6 +58,7 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     run_options->parallel = o->parallel;
     run_options->ddp = o->ddp;
     run_options->numerics = o->numerics;
+    run_options->precision = o->precision;
     run_options->fault = o->fault;
     run_options->seed = o->seed;
     run_options->threads = o->threads;
@@ -105,7 +107,7 @@ static ar_status check_complete(const ari_gatherer *g, ar_fault fault)
 
 /* The files of names (the first `files`), then activations and ranks as asked for. */
 static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, const ar_grads_options *o,
-                             const ar_config *c, const char *const *names, int files)
+                             const ar_config *c, const char *const *names, int files, const ari_reference *sensitive)
 {
     ari_gatherer *g = taps->outputs;
     const char *path[ARI_GATHER_FILES] = {NULL}, *placement[ARI_GATHER_FILES] = {NULL};
@@ -134,7 +136,11 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
         ari_dump_facts facts;
         ari_dump_facts_of(&facts, c, &o->parallel, o->numerics, o->fault);
         AR_TRY_TO(done, st, path_in(result->file[RANKS_FOLDER], o->out, RANKS_NAME));
-        st = ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts);
+        AR_TRY_TO(done, st, ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts));
+    }
+    if (o->sensitivity) {
+        AR_TRY_TO(done, st, path_in(result->file[ALLOWED_FILE], o->out, "allowed.safetensors"));
+        st = ari_grads_allowed_write(sensitive, g, result->file[ALLOWED_FILE], o->sensitivity_of, result->outputs_hash);
     }
 done:
     free(order);
@@ -168,6 +174,8 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
                                     .layouts = 1,
                                     .numerics = o->numerics,
                                     .alone = true,
+                                    .sensitivity = o->sensitivity,
+                                    .threads = o->threads,
                                     .dump = dump_of(o),
                                     .merges = o->activations};
     AR_TRY(ari_estimate_check(&e, &size));
@@ -184,6 +192,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     ari_weights *weights = NULL;
     ari_gatherer g = {0};
     ari_grads_taps taps = {.outputs = NULL};
+    ari_reference sensitive = {0};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_model_path(folder, sizeof folder, o->model));
     AR_TRY_TO(done, st, ar_config_load(&c, folder));
@@ -200,8 +209,11 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
                                        .weights_user = weights};
     AR_TRY_TO(done, st, ari_grads_taps_create(&taps, &g, o));
     AR_TRY_TO(done, st, run(o, &run_options, &taps, result));
-    st = write_files(result, &taps, o, &c, names, 2);
+    if (o->sensitivity)
+        AR_TRY_TO(done, st, ari_grads_allow_model(&sensitive, &run_options, o));
+    st = write_files(result, &taps, o, &c, names, 2, &sensitive);
 done:
+    ari_reference_fini(&sensitive);
     ari_grads_taps_fini(&taps);
     ari_gatherer_fini(&g);
     ari_weights_destroy(weights);
@@ -223,6 +235,7 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     ari_block_case block = {0};
     ari_gatherer g = {0};
     ari_grads_taps taps = {.outputs = NULL};
+    ari_reference sensitive = {0};
     ar_status st = AR_OK;
     AR_TRY(check_block_layout(&o->parallel));
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
@@ -233,8 +246,11 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
         .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
     AR_TRY_TO(done, st, ari_grads_taps_create(&taps, &g, o));
     AR_TRY_TO(done, st, run(o, &run_options, &taps, result));
-    st = write_files(result, &taps, o, &block.config, (const char *const[]){"block.safetensors"}, 1);
+    if (o->sensitivity)
+        AR_TRY_TO(done, st, ari_grads_allow_block(&sensitive, &block, o));
+    st = write_files(result, &taps, o, &block.config, (const char *const[]){"block.safetensors"}, 1, &sensitive);
 done:
+    ari_reference_fini(&sensitive);
     ari_grads_taps_fini(&taps);
     ari_gatherer_fini(&g);
     ari_block_case_fini(&block);

@@ -207,3 +207,11 @@ const char *ari_pass_name(char pass)
         return "backward";
     }
 }
+
+void ari_reference_name(char name[ARI_REFERENCE_NAME], const ari_ref_tensor *t)
+{
+    char step[16] = "";
+    if (t->step > 1)
+        snprintf(step, sizeof step, "@%d", t->step);
+    snprintf(name, ARI_REFERENCE_NAME, "%s%s%s", t->name, ari_pass_suffix(t->pass), step);
+}

@@ -50,6 +50,9 @@ AR_NODISCARD ar_status ari_reference_hashes(char weights[65], char gradients[65]
                                             float *const *values);
 /** Names the first tensor with a NaN, and its pass; "" if there is none. */
 void ari_reference_nan_tensor(char *text, size_t cap, const ari_reference *r);
+/** "NAME:fwd", from the second step on "NAME:fwd@2": the tensor's name in a dump. */
+enum { ARI_REFERENCE_NAME = 192 };
+void ari_reference_name(char name[ARI_REFERENCE_NAME], const ari_ref_tensor *t);
 /** ":init", ":fwd", ":bwd", ":grad", ":clip", ":new". */
 const char *ari_pass_suffix(char pass);
 /** "init", "forward", "backward" (gradients belong to the backward pass), "clip", "update". */

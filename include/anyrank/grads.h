@@ -5,6 +5,7 @@
 #include "anyrank/ddp.h"
 #include "anyrank/model.h"
 #include "anyrank/parallel.h"
+#include "anyrank/sensitivity.h"
 #include "anyrank/sim.h"
 
 #ifdef __cplusplus
@@ -21,10 +22,13 @@ typedef struct ar_grads_options {
     ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout. {0}: one bucket for each
                            parameter */
     ar_numerics numerics;
-    ar_fault fault;   /* one that acts in a forward or backward pass of such a run */
-    bool per_rank;    /* out/ranks: what each rank holds, as a dump of ranks */
+    ar_precision precision; /* of the native numerics */
+    ar_fault fault;         /* one that acts in a forward or backward pass of such a run */
+    bool per_rank;          /* out/ranks: what each rank holds, as a dump of ranks */
     bool activations; /* out/activations.safetensors: every tensor of docs/names.md; the ranks' files have them too */
-    uint64_t seed;    /* of fresh weights, where the model's folder has none */
+    bool sensitivity; /* out/allowed.safetensors: what rounding alone may change in each tensor */
+    ar_sensitivity sensitivity_of; /* in which arithmetic */
+    uint64_t seed;                 /* of fresh weights, where the model's folder has none */
     ar_mlp_order mlp_order;
     ar_sim_algorithm algorithm;
     int threads;                   /* of the whole process; 0: the machine's cores */
@@ -44,8 +48,8 @@ typedef struct ar_grads_result {
     size_t tensors;             /* of outputs and gradients */
     size_t activations;         /* tensors of activations.safetensors */
     char outputs_hash[65];      /* over outputs and gradients */
-    char file[4][600]; /* what was written: outputs and gradients, or a block and ""; activations, or ""; the folder of
-                          the ranks' files, or "" */
+    char file[5][600]; /* what was written: outputs and gradients, or a block and ""; activations, or ""; the folder of
+                          the ranks' files, or ""; allowances, or "" */
 } ar_grads_result;
 
 /** Model: out/outputs.safetensors (logits [b,s,V], loss [1], hidden_states.i [b,s,h]: 0 the embedding's output, i the
@@ -53,8 +57,9 @@ typedef struct ar_grads_result {
  * names and shapes). Block: out/block.safetensors (y, dx, d<parameter>). In the exact numerics these are the same bytes
  * for every layout. With per_rank, out/ranks holds a file of each rank (docs/dumps.md) with its weights, gradients and
  * outputs under the names of docs/names.md; it replaces the ranks of an earlier run, and no folder that holds anything
- * else. Errors: everything wrong with the inputs, by name; AR_ERR_ARG (a fault that could not matter in this run);
- * AR_ERR_IO. A file that could not be written whole does not appear. */
+ * else. With sensitivity, out/allowed.safetensors holds an F64 for each tensor of these files and of docs/names.md
+ * (docs/numerics.md, section 7). Errors: everything wrong with the inputs, by name; AR_ERR_ARG (a fault that could not
+ * matter in this run); AR_ERR_IO. A file that could not be written whole does not appear. */
 AR_NODISCARD ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o);
 
 #ifdef __cplusplus
