@@ -9,9 +9,10 @@
 
 /* Of two findings of equal confidence the first here is told. */
 static const ari_seeker seekers[] = {
-    ari_seek_bits,     ari_seek_other,     ari_seek_order,  ari_seek_transposed, ari_seek_loss,  ari_seek_factor,
-    ari_seek_function, ari_seek_precision, ari_seek_scales, ari_seek_added,      ari_seek_sum,   ari_seek_shift,
-    ari_seek_ids,      ari_seek_mask,      ari_seek_zero,   ari_seek_share,      ari_seek_place, ari_seek_noise,
+    ari_seek_bits,   ari_seek_other,    ari_seek_order,     ari_seek_transposed, ari_seek_loss,
+    ari_seek_factor, ari_seek_function, ari_seek_precision, ari_seek_scales,     ari_seek_added,
+    ari_seek_sum,    ari_seek_shift,    ari_seek_ids,       ari_seek_mask,       ari_seek_zero,
+    ari_seek_share,  ari_seek_norm,     ari_seek_place,     ari_seek_noise,
 };
 
 /* A box of the tensor alone has places of its own; seekers that need the names of its dimensions look at all of it. */

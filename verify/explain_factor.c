@@ -86,7 +86,7 @@ static int factor_in(const ar_dump_tensor *r, const ar_dump_tensor *v, double fa
     }
     if (!(s.rr > 0.0) || !(s.vv > 0.0))
         return -1;
-    return fabs(factor_of(&s) - factor) <= 1e-4 * fabs(factor) && s.vv - s.vr * factor_of(&s) <= 1e-8 * s.vv;
+    return fabs(factor_of(&s) - factor) <= 1e-4 * fabs(factor) && s.vv - s.vr * factor_of(&s) <= 1e-6 * s.vv;
 }
 
 /* Of other tensors of the same pass: how many have the factor too, of how many asked. */
@@ -366,7 +366,7 @@ ar_status ari_seek_loss(ari_clue *f, const ari_whole *w)
     if (w->count != 1 || !isfinite(v) || !isfinite(r) || r == 0.0)
         return AR_OK;
     for (int n = 2; n <= MOST_RANKS; n++) {
-        if (fabs(v - r - log((double)n)) > 2e-6 * (1.0 + fabs(r)))
+        if (fabs(v - r - log((double)n)) > 1e-5 * (1.0 + fabs(r)))
             continue;
         ari_text t = ari_find(f, ARI_IDENTITY);
         ari_say(&t,

@@ -82,6 +82,7 @@ ar_status ari_seek_sum(ari_clue *f, const ari_whole *w);   /* another tensor add
 ar_status ari_seek_ids(ari_clue *f, const ari_whole *w);   /* explain_place.c: where, and how much */
 ar_status ari_seek_mask(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_share(ari_clue *f, const ari_whole *w);
+ar_status ari_seek_norm(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_place(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_noise(ari_clue *f, const ari_whole *w);
 

@@ -237,11 +237,11 @@ static double grid_step(const ari_whole *w, size_t from, size_t to, size_t *n)
     double least = INFINITY, largest = 0.0;
     for (size_t i = from; i < to; i++) {
         const double v = fabs((double)w->val[i]);
+        largest = fmax(largest, v); /* itself a multiple, and often right */
         if (!ari_off(w, i) || v == 0.0)
             continue;
         (*n)++;
         least = fmin(least, v);
-        largest = fmax(largest, v);
     }
     const double steps[] = {largest / 127.0, largest / 128.0, largest / 7.0, largest / 8.0, least};
     for (size_t k = 0; k < sizeof steps / sizeof *steps && isfinite(largest); k++) {
