@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dump/folder.h"
+
+TestSuite(dump_parts, .timeout = 60, .init = folder_begin, .fini = folder_end);
+
+static const size_t two_by_two[] = {2, 2};
+static const float low[] = {1, 2, 3, 4}, high[] = {5, 6, 7, 8};
+
+/* A file of tensor "a" [2,2], whose place PyTorch's text says. */
+static void put_at(const char *file, size_t row, size_t column, const float *data)
+{
+    char dcp[96];
+    snprintf(dcp, sizeof dcp, "{\"a\":{\"saved_offsets\":[%zu,%zu]}}", row, column);
+    put_tensor(file, "a", 2, two_by_two, data, dcp, NULL);
+}
+
+/* The same by our own text: rank of 2, and what is said of the tensor. */
+static void put_rank(int rank, const float *data, const char *tensor)
+{
+    char own[512], file[32];
+    snprintf(file, sizeof file, "r%d.safetensors", rank);
+    snprintf(own, sizeof own,
+             "{\"version\":1,\"rank\":%d,\"world\":2,\"mesh\":[[\"tp\",2]],\"at\":[%d],\"tensors\":{\"a\":%s}}", rank,
+             rank, tensor);
+    put_tensor(file, "a", 2, two_by_two, data, NULL, own);
+}
+
+static void expect_values(const float *expected, size_t n)
+{
+    ar_dump *d = open_folder();
+    float x[64];
+    const ar_dump_tensor *a = ar_dump_find(d, "a");
+    cr_assert_eq(a->count, n);
+    cr_assert_eq(ar_dump_read_f32(a, 0, n, x), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(memcmp(x, expected, n * sizeof *x), 0);
+    for (size_t i = 0; i < n; i++) { /* one by one too */
+        float raw = 0;
+        cr_assert_eq(ar_dump_read(a, i, 1, &raw), AR_OK);
+        cr_expect_eq(raw, expected[i], "element %zu", i);
+    }
+    ar_dump_close(d);
+}
+
+Test(dump_parts, shards_of_rows_are_put_one_below_the_other)
+{
+    put_at("shard-00001-model-00001-of-00001.safetensors", 0, 0, low);
+    put_at("shard-00002-model-00001-of-00001.safetensors", 2, 0, high);
+    expect_values((const float[]){1, 2, 3, 4, 5, 6, 7, 8}, 8);
+    ar_dump *d = open_folder();
+    cr_expect_eq(ar_dump_at(d, 0)->part[1].rank, 1);
+    ar_dump_close(d);
+}
+
+Test(dump_parts, shards_of_columns_are_put_side_by_side)
+{
+    put_at("rank-0.safetensors", 0, 0, low);
+    put_at("rank-1.safetensors", 0, 2, high);
+    expect_values((const float[]){1, 2, 5, 6, 3, 4, 7, 8}, 8);
+}
+
+Test(dump_parts, a_gap_is_a_missing_shard)
+{
+    put_at("rank-0.safetensors", 0, 0, low);
+    put_at("rank-1.safetensors", 4, 0, high);
+    expect_error(AR_ERR_FORMAT, "MissingShard: ", "tensor 'a': no rank holds [2:4, 0:2]");
+}
+
+Test(dump_parts, a_missing_last_rank_shows_in_the_told_shape)
+{
+    put_rank(0, low, "{\"shape\":[4,2],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],\"extent\":[2,2]}]}");
+    expect_error(AR_ERR_FORMAT, "MissingShard: ", "no rank holds [2:4, 0:2]; no file of rank 1");
+}
+
+Test(dump_parts, boxes_that_share_elements_overlap)
+{
+    put_at("rank-0.safetensors", 0, 0, low);
+    put_at("rank-1.safetensors", 1, 0, high);
+    expect_error(AR_ERR_FORMAT, "OverlappingShards: ",
+                 "tensor 'a': rank 0 and rank 1 both hold [1:2, 0:2], in boxes that are not the same");
+}
+
+Test(dump_parts, one_rank_twice_overlaps_itself)
+{
+    const char *own = "{\"version\":1,\"rank\":3}";
+    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, own);
+    put_tensor("y.safetensors", "a", 2, two_by_two, low, NULL, own);
+    expect_error(AR_ERR_FORMAT, "OverlappingShards: ", "rank 3 and rank 3 both hold [0:2, 0:2], in two files");
+}
+
+Test(dump_parts, copies_are_as_many_as_they_say)
+{
+    put_rank(0, low, "{\"replica\":0,\"replicas\":2}");
+    put_rank(1, low, "{\"replica\":1,\"replicas\":2}");
+    expect_values(low, 4);
+    put_rank(1, low, "{\"replica\":0,\"replicas\":2}");
+    expect_error(AR_ERR_FORMAT, "OverlappingShards: ", "rank 0 and rank 1 both hold [0:2, 0:2], as the same copy");
+    put_rank(0, low, "{\"replica\":0,\"replicas\":1}");
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "rank 0 tells of 1 copies, rank 1 of 2");
+    put_rank(1, low, "{\"replica\":0,\"replicas\":1}");
+    expect_error(AR_ERR_FORMAT, "OverlappingShards: ", "each as the only one");
+    put_rank(0, low, "{\"replica\":0,\"replicas\":3}");
+    put_rank(1, low, "{\"replica\":2,\"replicas\":3}");
+    expect_error(AR_ERR_FORMAT, "MissingShard: ", "copy 1 of 3 of [0:2, 0:2] is in no file");
+    put_rank(1, low, "{\"replica\":1,\"replicas\":3}");
+    expect_error(AR_ERR_FORMAT, "MissingShard: ", "copy 2 of 3 of [0:2, 0:2] is in no file");
+}
+
+Test(dump_parts, the_first_copy_is_the_one_with_number_0)
+{
+    put_rank(0, low, "{\"replica\":1,\"replicas\":2}");
+    put_rank(1, high, "{\"replica\":0,\"replicas\":2}");
+    expect_values(high, 4);
+}
+
+Test(dump_parts, summands_are_added_and_rounded_once)
+{
+    const float big[] = {16777216, 1, -0.0f, 1}, one[] = {1, 2, -0.0f, -1};
+    put_rank(0, big, "{\"partial\":\"tp\"}");
+    put_rank(1, one, "{\"partial\":[\"tp\"]}");
+    expect_values((const float[]){16777216, 3, -0.0f, 0}, 4);
+    put_rank(1, one, "{}");
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "rank 0 says that it is to be summed, rank 1 does not");
+    char path[128];
+    snprintf(path, sizeof path, "%s/r1.safetensors", folder);
+    unlink(path);
+    expect_error(AR_ERR_FORMAT, "MissingShard: ", "1 ranks hold summands of [0:2, 0:2], expected 2");
+}
+
+/* dp 2, tp 2: two copies of two summands. */
+Test(dump_parts, copies_of_summands_are_not_added_and_are_compared_with_their_like)
+{
+    for (int r = 0; r < 4; r++) {
+        char own[256], file[32];
+        const float x[] = {(float)(r % 2 + 1), 1, 1, r == 3 ? 5 : 1};
+        snprintf(file, sizeof file, "r%d.safetensors", r);
+        snprintf(own, sizeof own,
+                 "{\"version\":1,\"rank\":%d,\"mesh\":[[\"dp\",2],[\"tp\",2]],\"at\":[%d,%d],\"tensors\":{\"a\":"
+                 "{\"partial\":\"tp\"}}}",
+                 r, r / 2, r % 2);
+        put_tensor(file, "a", 2, two_by_two, x, NULL, own);
+    }
+    expect_values((const float[]){3, 2, 2, 2}, 4);
+    ar_dump *d = open_folder();
+    bool found = false;
+    ar_dump_disagreement x;
+    cr_assert_eq(ar_dump_replicas(ar_dump_at(d, 0), &found, &x), AR_OK);
+    cr_expect(found && x.ranks[0] == 1 && x.ranks[1] == 3 && x.index == 3 && x.elements == 1 && x.value[1] == 5);
+    ar_dump_close(d);
+}
+
+Test(dump_parts, packed_boxes_go_to_their_blocks)
+{
+    put_rank(0, low,
+             "{\"shape\":[4,2],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],\"extent\":[1,2]},"
+             "{\"global\":[2,0],\"local\":[1,0],\"extent\":[1,2]}]}");
+    put_rank(1, high,
+             "{\"shape\":[4,2],\"boxes\":[{\"global\":[1,0],\"local\":[0,0],\"extent\":[1,2]},"
+             "{\"global\":[3,0],\"local\":[1,0],\"extent\":[1,2]}]}");
+    expect_values((const float[]){1, 2, 5, 6, 3, 4, 7, 8}, 8);
+    ar_dump *d = open_folder();
+    float part[4];
+    cr_assert_eq(ar_dump_part_f32(ar_dump_at(d, 0), &ar_dump_at(d, 0)->part[1], part), AR_OK);
+    cr_expect_eq(memcmp(part, high, sizeof part), 0);
+    ar_dump_close(d);
+}
+
+/* Heads of k that two ranks share, while each has a q of its own. */
+Test(dump_parts, a_box_may_have_copies_where_others_of_its_part_have_none)
+{
+    put_rank(0, low,
+             "{\"shape\":[3,2],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],\"extent\":[1,2]},"
+             "{\"global\":[2,0],\"local\":[1,0],\"extent\":[1,2]}]}");
+    put_rank(1, high,
+             "{\"shape\":[3,2],\"boxes\":[{\"global\":[1,0],\"local\":[0,0],\"extent\":[1,2]},"
+             "{\"global\":[2,0],\"local\":[1,0],\"extent\":[1,2]}]}");
+    expect_values((const float[]){1, 2, 5, 6, 3, 4}, 6);
+    ar_dump *d = open_folder();
+    bool found = false;
+    ar_dump_disagreement x;
+    cr_assert_eq(ar_dump_replicas(ar_dump_at(d, 0), &found, &x), AR_OK);
+    cr_expect(found && x.index == 4 && x.elements == 2 && x.count == 2 && x.value[0] == 3 && x.value[1] == 7);
+    ar_dump_close(d);
+}
+
+Test(dump_parts, packed_boxes_that_make_the_whole_are_one)
+{
+    put_tensor("r0.safetensors", "a", 2, two_by_two, low, NULL,
+               "{\"version\":1,\"rank\":0,\"tensors\":{\"a\":{\"boxes\":[{\"global\":[0,0],\"local\":[0,0],\"extent\":"
+               "[1,2]},{\"global\":[1,0],\"local\":[1,0],\"extent\":[1,2]}]}}}");
+    ar_dump *d = open_folder();
+    cr_expect_not_null(ar_dump_at(d, 0)->whole);
+    ar_dump_close(d);
+}
+
+Test(dump_parts, ranks_agree_about_the_world_and_the_mesh)
+{
+    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":0,\"world\":2}");
+    put_tensor("y.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":1,\"world\":3}");
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "tell of different numbers of ranks");
+    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":0,\"mesh\":[[\"tp\",2]]}");
+    put_tensor("y.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":1,\"mesh\":[[\"dp\",2]]}");
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "tell of different meshes");
+    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":4}");
+    put_tensor("y.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"world\":3}");
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "a file of rank 4 in a world of 3");
+}
+
+Test(dump_parts, dtypes_and_shapes_agree)
+{
+    const double d[] = {1, 2, 3, 4};
+    const ar_st_tensor t = {"a", AR_F64, 2, {2, 2}, d};
+    char path[128];
+    put_at("rank-0.safetensors", 0, 0, low);
+    snprintf(path, sizeof path, "%s/rank-1.safetensors", folder);
+    cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: tensor 'a'", "F64");
+    put_at("rank-1.safetensors", 0, 0, low);
+    put_at("rank-0.safetensors", (size_t)INT64_MAX, (size_t)INT64_MAX, low);
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "too many elements");
+    put_at("rank-0.safetensors", (size_t)1 << 28, (size_t)1 << 28, low);
+    expect_error(AR_ERR_FORMAT, "MissingShard: ", "no rank holds [2:268435456, 0:268435458]");
+}
+
+Test(dump_parts, execution_orders_of_ranks_become_one)
+{
+    const float x = 0;
+    static const char *const names[] = {"a", "b", "c"};
+    ar_st_tensor t[3];
+    for (int i = 0; i < 3; i++)
+        t[i] = (ar_st_tensor){names[i], AR_F32, 0, {0}, &x};
+    const char *const first[] = {"ANYRANK_PLACEMENT", "{\"version\":1,\"rank\":0,\"order\":[\"c\",\"a\",\"gone\"]}"};
+    const char *const second[] = {"ANYRANK_PLACEMENT", "{\"version\":1,\"rank\":1,\"order\":[\"c\",\"b\",\"a\"]}"};
+    char path[128];
+    snprintf(path, sizeof path, "%s/0.safetensors", folder);
+    cr_assert_eq(ar_st_write(path, t, 3, first, 1), AR_OK);
+    snprintf(path, sizeof path, "%s/1.safetensors", folder);
+    cr_assert_eq(ar_st_write(path, t, 3, second, 1), AR_OK);
+    ar_dump *d = open_folder();
+    cr_expect_eq(ar_dump_find(d, "c")->order, 0);
+    cr_expect_eq(ar_dump_find(d, "b")->order, 1);
+    cr_expect_eq(ar_dump_find(d, "a")->order, 2);
+    cr_expect_null(ar_dump_metadata(d, "ANYRANK_PLACEMENT"));
+    ar_dump_close(d);
+}
