@@ -185,7 +185,7 @@ static ar_status print(report *r, const ar_reshard_result *result)
     if (r->files > MOST_FILES)
         printf("  .. and %zu more\n", r->files - MOST_FILES);
     json_array_foreach(r->notes, i, note) printf("note: %s\n", json_string_value(note));
-    printf("%s%s tensors as ", v->dry_run ? "would write " : "", ARI_COUNT(result->tensors));
+    printf("%s%s tensors, ", v->dry_run ? "would write " : "", ARI_COUNT(result->tensors));
     print_layout(v);
     printf(": %s in %s file%s", ARI_BYTES(result->bytes), ARI_COUNT(result->files), result->files == 1 ? "" : "s");
     if (result->files_kept > 0)

@@ -395,6 +395,24 @@ class Unusual(Case):
         self.assertEqual((self.folder / "out/tokenizer.model").read_bytes(), b"\0\1")
         self.assertFalse((self.folder / "out/pytorch_model.bin").exists())
 
+    @unittest.skipIf("ANYRANK_TEST_SMALL" in os.environ, "sanitizers need memory of their own")
+    def test_memory_stays_below_the_largest_tensor(self):
+        h, v = 1024, 24576  # 96 MiB; the file is all holes
+        config = {**LLAMA, "vocab_size": v, "hidden_size": h, "num_hidden_layers": 1, "tie_word_embeddings": True}
+        tensors = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [v, h], "data_offsets": [0, 4 * v * h]}}
+        model = self.model(config, {})
+        text = json.dumps(tensors).encode()
+        with (model / "model.safetensors").open("wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text)
+            f.truncate(8 + len(text) + 4 * v * h)
+        for arguments in ([model, "--tp", 2, "--embedding-hidden", "--out", self.folder / "two"],
+                          [self.folder / "two", "--out", self.folder / "merged"]):
+            child = subprocess.Popen([COMMAND, "reshard", *map(str, arguments), "-q"])
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+            self.assertEqual(child.returncode, 0)
+            self.assertLess(usage.ru_maxrss, 80 * 1024)
+
 
 class Refused(Case):
     def test_what_does_not_divide_is_named(self):
@@ -436,7 +454,7 @@ class Refused(Case):
         done = self.run_it(model, "--tp", 2, "--dry-run", "--out", self.folder / "out")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("rank-00001.safetensors", done.stdout)
-        self.assertIn("would write 42 tensors as tp=2", done.stdout.splitlines()[-1])
+        self.assertIn("would write 42 tensors, tp=2", done.stdout.splitlines()[-1])
         self.assertFalse((self.folder / "out").exists())
         self.refused("tp=3", model, "--tp", 3, "--dry-run")
 
