@@ -58,7 +58,8 @@ uint64_t ari_steps_between(const ari_format *f, double a, double b);
 /** From |x| to the next larger magnitude. */
 double ari_spacing(const ari_format *f, double x);
 /** |b - a| of number i, without rounding the two first. */
-double ari_exact_difference(const ari_format f[2], const unsigned char *const raw[2], size_t i);
+double ari_exact_difference(const ari_format *fa, const unsigned char *a, const ari_format *fb, const unsigned char *b,
+                            size_t i);
 /** The pages of what was read go back to the system. */
 void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, size_t n);
 

@@ -259,8 +259,7 @@ static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, siz
         return e;
     }
     if (is_integer(&f[0]) && is_integer(&f[1])) {
-        const unsigned char *const raw[2] = {s->side[0].raw, s->side[1].raw};
-        e.difference = ari_exact_difference(f, raw, i);
+        e.difference = ari_exact_difference(&f[0], s->side[0].raw, &f[1], s->side[1].raw, i);
     } else {
         e.difference = a == b ? 0.0 : fabs(b - a);
     }

@@ -247,8 +247,9 @@ static long double integer_at(const ari_format *f, const unsigned char *raw, siz
     return f->is_signed ? (long double)(int64_t)u : (long double)u;
 }
 
-double ari_exact_difference(const ari_format f[2], const unsigned char *const raw[2], size_t i)
+double ari_exact_difference(const ari_format *fa, const unsigned char *a, const ari_format *fb, const unsigned char *b,
+                            size_t i)
 {
-    const long double d = integer_at(&f[1], raw[1], i) - integer_at(&f[0], raw[0], i);
+    const long double d = integer_at(fb, b, i) - integer_at(fa, a, i);
     return (double)(d < 0 ? -d : d);
 }
