@@ -160,10 +160,9 @@ static void set_heads(held *h)
     ari_whole *w = &h->w;
     if (h->d.ndim == 3 && (h->d.pass == 'f' || h->d.pass == 'b'))
         h->d.head_dim = ari_head_size(w, 2);
-    if (h->d.ndim >= 3) {
-        h->d.batch = h->shape[0];
-        h->d.seq = h->shape[1];
-    }
+    const bool activation = h->d.ndim >= 3 && (h->d.pass == 'f' || h->d.pass == 'b');
+    h->d.batch = activation ? h->shape[0] : w->facts.batch;
+    h->d.seq = activation && h->d.ndim == 3 ? h->shape[1] : w->facts.seq;
 }
 
 /* One rank that holds all. */
@@ -173,6 +172,7 @@ static ar_status make_view(held *h, const ari_explain_case *c)
     w->ref = h->ref;
     w->val = h->val;
     w->known = c;
+    w->facts = ari_facts_of(c);
     h->d.shape = h->shape;
     h->d.reference = h->ref;
     h->d.ranks = 1;
@@ -276,6 +276,7 @@ static ar_status look_at_ranks(ari_clue *best, ari_text *where, const held *h, c
     d.copy = r->copy;
     d.tp = r->tp;
     d.dp = r->dp;
+    d.sp = h->w.facts.sp;
     d.hidden = false;
     AR_TRY(ari_grid_init(&c.grid, &d));
     AR_TRY(ari_survey_init(&c.survey, &c.grid));
@@ -345,7 +346,7 @@ ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const
     ari_text where = ari_text_in(found.pattern, sizeof found.pattern), why = ari_text_in(found.hint, sizeof found.hint);
     ar_status st = AR_OK;
     bool surveyed = false;
-    if (reference->count != other->count || reference->ndim != other->ndim)
+    if (reference->count != other->count)
         return ar_error_set(AR_ERR_ARG, "%s: %zu elements against %zu: nothing to compare", row->name, reference->count,
                             other->count);
     if (reference->count == 0)
@@ -353,7 +354,7 @@ ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const
     h.w.reference = reference;
     h.w.other = other;
     name_case(&h, row, c);
-    choose_shape(&h, reference, row->first);
+    choose_shape(&h, other, row->first); /* its ranks' boxes are of it */
     AR_TRY_TO(done, st, read_both(&h, reference, other));
     weigh(&h, reference, other, c);
     const counted n = count_differences(&h);

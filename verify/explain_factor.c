@@ -6,25 +6,9 @@
 #include "ref/core/size.h"
 #include "verify/explain_impl.h"
 
-/* Sums over elements that differ. */
-typedef struct sums {
-    double vr, rr, vv;
-    size_t n;
-} sums;
-
-static double factor_of(const sums *s)
-{
-    return s->vr / s->rr;
-}
-
-static bool is_near(double a, double b)
-{
-    return fabs(a - b) <= 2e-5 * fabs(b);
-}
-
 /* --- numbers that mean something ---------------------------------------------------------------------------------- */
 
-enum { MOST_RANKS = 64, NAMED = 80 };
+enum { NAMED = 80 };
 
 /* What a factor is: an integer n and how it is used; 0: no such number. */
 typedef struct meaning {
@@ -38,12 +22,12 @@ static meaning meaning_of(double factor)
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
     meaning m = {.inverse = fabs(factor) < 1.0};
     const double power = nearbyint(log2(size));
-    if (power >= 8.0 && is_near(size, exp2(power)))
+    if (power >= 8.0 && ari_is_near(size, exp2(power)))
         m.power = (int)power;
-    for (int n = 2; n <= MOST_RANKS && !m.power; n++) {
-        if (is_near(size, n))
+    for (int n = 2; n <= ARI_MOST_RANKS && !m.power; n++) {
+        if (ari_is_near(size, n))
             m.n = n;
-        if (n < 33 && is_near(size * size, n) && m.n == 0) {
+        if (n < 33 && ari_is_near(size * size, n) && m.n == 0) {
             m.n = n;
             m.root = true;
         }
@@ -51,17 +35,31 @@ static meaning meaning_of(double factor)
     return m;
 }
 
+/* p/q of small numbers: of counts that are divided by. */
+static bool is_fraction(double factor, int *p, int *q)
+{
+    for (*q = 2; *q <= 9; (*q)++) {
+        *p = (int)nearbyint(factor * *q);
+        if (*p >= 2 && *p <= 16 && fabs(factor * *q - *p) <= 2e-6 * *p)
+            return true;
+    }
+    return false;
+}
+
 static void name_factor(char *out, size_t cap, double factor, const meaning *m)
 {
     const char *sign = factor < 0.0 ? "-" : "";
+    int p = 0, q = 0;
     if (m->power)
         snprintf(out, cap, "%s2^%s%d", sign, m->inverse ? "-" : "", m->power);
     else if (m->n && m->root)
         snprintf(out, cap, "%.6g (%s%ssqrt(%d))", factor, sign, m->inverse ? "1/" : "", m->n);
     else if (m->n)
         snprintf(out, cap, "%s%s%d", sign, m->inverse ? "1/" : "", m->n);
-    else if (is_near(fabs(factor), 1.0))
+    else if (ari_is_near(fabs(factor), 1.0))
         snprintf(out, cap, "%s1", sign);
+    else if (is_fraction(fabs(factor), &p, &q))
+        snprintf(out, cap, "%.6g (%s%d/%d)", factor, sign, p, q);
     else
         snprintf(out, cap, "%.6g", factor);
 }
@@ -76,7 +74,7 @@ static int factor_in(const ar_dump_tensor *r, const ar_dump_tensor *v, double fa
 {
     float a[ELEMENTS_ASKED], b[ELEMENTS_ASKED];
     const size_t n = r->count < ELEMENTS_ASKED ? r->count : ELEMENTS_ASKED, from = (r->count - n) / 2;
-    sums s = {0};
+    ari_sums s = {0};
     if (ar_dump_read_f32(r, from, n, a) != AR_OK || ar_dump_read_f32(v, from, n, b) != AR_OK)
         return -1;
     for (size_t i = 0; i < n; i++) {
@@ -86,7 +84,7 @@ static int factor_in(const ar_dump_tensor *r, const ar_dump_tensor *v, double fa
     }
     if (!(s.rr > 0.0) || !(s.vv > 0.0))
         return -1;
-    return fabs(factor_of(&s) - factor) <= 1e-4 * fabs(factor) && s.vv - s.vr * factor_of(&s) <= 1e-6 * s.vv;
+    return fabs(ari_factor_of(&s) - factor) <= 1e-4 * fabs(factor) && s.vv - s.vr * ari_factor_of(&s) <= 1e-6 * s.vv;
 }
 
 /* Of other tensors of the same pass: how many have the factor too, of how many asked. */
@@ -143,12 +141,34 @@ static void say_rank_factor(ari_text *t, const ari_whole *w, const meaning *m, b
         ari_say(t, m->inverse ? "; or one of two equal contributions is missing" : "; or counted twice");
 }
 
+/* Of initial values: Xavier's scale from a shard's sizes; the number of shards, 0: it is not. */
+static int fan_shards(const ari_whole *w, double factor)
+{
+    const ari_difference *d = w->view.grid.d;
+    if (d->ndim != 2 || d->pass == 'f' || d->pass == 'b' || d->pass == 'g')
+        return 0;
+    for (int n = 2; n <= ARI_MOST_RANKS; n++) {
+        const double a = (double)d->shape[0], b = (double)d->shape[1];
+        if (ari_is_near(factor * factor, (a + b) / (a / n + b)) || ari_is_near(factor * factor, (a + b) / (a + b / n)))
+            return n;
+    }
+    return 0;
+}
+
 static void say_cause(ari_text *t, const ari_whole *w, double factor, const meaning *m, size_t same, size_t asked)
 {
     const bool everywhere = asked > 0 && same == asked;
     const char pass = w->view.grid.d->pass;
-    if (is_near(factor, -1.0))
+    int p = 0, q = 0;
+    const int shards = fan_shards(w, factor);
+    if (ari_is_near(factor, -1.0))
         ari_say(t, ": the sign is flipped");
+    else if (shards)
+        ari_say(
+            t,
+            ": an initial scale from the shard's size: the root of the fans of the full tensor over those of one of "
+            "%d shards",
+            shards);
     else if (factor < 0.0)
         ari_say(t, ": the sign is flipped, and a scalar is wrong");
     else if (m->power)
@@ -161,6 +181,9 @@ static void say_cause(ari_text *t, const ari_whole *w, double factor, const mean
     else if (pass == 'g' && everywhere && factor < 1.0)
         ari_say(t, ": the gradient-clipping factor is in it (clipped on one side, or by another norm), or another "
                    "divisor of the loss");
+    else if (is_fraction(factor, &p, &q))
+        ari_say(t,
+                ": a divisor that counts others (targets, tokens, samples of one rank or micro-batch in place of all)");
     else if (everywhere)
         ari_say(t, ": one wrong scalar for the whole pass (the loss's divisor, a number of tokens)");
     else
@@ -175,9 +198,9 @@ static void say_cause(ari_text *t, const ari_whole *w, double factor, const mean
 /* --- one factor -----------------------------------------------------------------------------------------------------
  */
 
-static sums sums_of(const ari_whole *w)
+static ari_sums sums_of(const ari_whole *w)
 {
-    sums s = {0};
+    ari_sums s = {0};
     for (size_t i = 0; i < w->count; i++) {
         const double v = (double)w->val[i], r = (double)w->ref[i];
         if (!ari_off(w, i))
@@ -208,8 +231,8 @@ static double worst_left(const ari_whole *w, double factor)
 
 ar_status ari_seek_factor(ari_clue *f, const ari_whole *w)
 {
-    const sums s = sums_of(w);
-    const double factor = factor_of(&s), left = s.vv - s.vr * factor;
+    const ari_sums s = sums_of(w);
+    const double factor = ari_factor_of(&s), left = s.vv - s.vr * factor;
     char name[NAMED];
     size_t same = 0, asked = 0;
     if (w->count < 2 || !(s.vv > 0.0) || !(s.rr > 0.0) || !(fabs(factor - 1.0) > 1e-4) || !(fabs(factor) > 1e-9) ||
@@ -217,7 +240,7 @@ ar_status ari_seek_factor(ari_clue *f, const ari_whole *w)
         return AR_OK;
     const meaning m = meaning_of(factor);
     const double worst = worst_left(w, factor);
-    const bool telling = m.n > 0 || m.power > 0 || is_near(factor, -1.0);
+    const bool telling = m.n > 0 || m.power > 0 || ari_is_near(factor, -1.0);
     if (!isfinite(worst) || (s.n < 4 && !(telling && s.n > 1)))
         return AR_OK;
     ask_others(w, factor, &same, &asked);
@@ -231,133 +254,18 @@ ar_status ari_seek_factor(ari_clue *f, const ari_whole *w)
     return AR_OK;
 }
 
-/* --- a factor for each slice -------------------------------------------------------------------------------------- */
-
-/* Along a dimension: each slice's factor; false unless each has one. */
-static bool slice_factors(const ari_whole *w, int dim, sums *s)
-{
-    const ari_grid *g = &w->view.grid;
-    size_t inner = 1, wrong = 0, apart = 0;
-    double first = 0.0;
-    for (int i = dim + 1; i < g->nd; i++)
-        inner *= g->shape[i];
-    memset(s, 0, g->shape[dim] * sizeof *s);
-    for (size_t i = 0; i < w->count; i++) {
-        sums *at = &s[i / inner % g->shape[dim]];
-        const double v = (double)w->val[i], r = (double)w->ref[i];
-        at->vr += v * r;
-        at->rr += r * r;
-        at->vv += v * v;
-        at->n += ari_off(w, i);
-    }
-    for (size_t k = 0; k < g->shape[dim]; k++) {
-        if (s[k].n == 0)
-            continue;
-        const double factor = factor_of(&s[k]);
-        if (!(s[k].rr > 0.0) || !(fabs(factor) > 1e-9) || !(s[k].vv - s[k].vr * factor <= 1e-9 * s[k].vv))
-            return false;
-        first = wrong++ ? first : factor;
-        apart += !is_near(factor, first);
-    }
-    return wrong > 1 && apart > 0 && w->count / g->shape[dim] >= 8;
-}
-
-static void say_scales(ari_clue *f, const ari_whole *w, int dim, const sums *s)
-{
-    const size_t n = w->view.grid.shape[dim];
-    double low = INFINITY, high = -INFINITY;
-    for (size_t k = 0; k < n; k++) {
-        low = s[k].rr > 0.0 ? fmin(low, factor_of(&s[k])) : low;
-        high = s[k].rr > 0.0 ? fmax(high, factor_of(&s[k])) : high;
-    }
-    ari_text t = ari_find(f, ARI_SHAPE + 7);
-    ari_say(&t, "each %s is scaled by a factor of its own, from %.6g to %.6g, and not otherwise changed",
-            ari_axis_name(w, dim, false), low, high);
-    if (dim == w->view.grid.nd - 1)
-        ari_say(&t, ": a gain (norm weight) that was applied twice, or left out, or a scale of another tensor");
-    else
-        ari_say(&t, ": a statistic of each %s is wrong (a variance, a mean square, a denominator, a weight of samples)",
-                ari_axis_name(w, dim, false));
-}
-
-/* --- a factor for each shard -------------------------------------------------------------------------------------- */
-
-typedef struct shards {
-    int dim;
-    size_t n, inner; /* shards; elements of one that lie side by side */
-    sums s[MOST_RANKS];
-} shards;
-
-/* Whether every shard of n along a dimension has a factor, and not all the same. */
-static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n)
-{
-    const ari_grid *g = &w->view.grid;
-    bool apart = false;
-    *p = (shards){.dim = dim, .n = n, .inner = g->shape[dim] / n};
-    for (int i = dim + 1; i < g->nd; i++)
-        p->inner *= g->shape[i];
-    for (size_t i = 0; i < w->count; i++) {
-        sums *s = &p->s[i / p->inner % n];
-        s->vr += (double)w->val[i] * (double)w->ref[i];
-        s->rr += (double)w->ref[i] * (double)w->ref[i];
-    }
-    for (size_t k = 0; k < n; k++) {
-        const double factor = factor_of(&p->s[k]);
-        if (!isfinite(factor) || fabs(factor) < 1e-9)
-            return false;
-        apart = apart || fabs(factor / factor_of(&p->s[0]) - 1.0) > 1e-3;
-    }
-    for (size_t i = 0; apart && i < w->count; i++) {
-        if (!ari_holds(w, w->val[i], factor_of(&p->s[i / p->inner % n]) * (double)w->ref[i]))
-            return false;
-    }
-    return apart;
-}
-
-static void say_shards(ari_clue *f, const ari_whole *w, const shards *p)
-{
-    ari_text t = ari_find(f, ARI_IDENTITY + 3);
-    snprintf(f->value, sizeof f->value, "each shard a constant times the reference");
-    ari_say(&t, "each of %zu shards of the %s has a factor of its own:", p->n, ari_axis_name(w, p->dim, true));
-    for (size_t k = 0; k < p->n && k < 6; k++)
-        ari_say(&t, " %.5g", factor_of(&p->s[k]));
-    ari_say(&t, "%s; each rank divided, clipped or scaled by its own count, norm or size in place of the group's",
-            p->n > 6 ? " ..." : "");
-}
-
-static bool seek_shards(ari_clue *f, const ari_whole *w)
-{
-    const ari_grid *g = &w->view.grid;
-    shards p;
-    for (int dim = 0; dim < g->nd; dim++) {
-        for (size_t n = 2; n <= MOST_RANKS && n < g->shape[dim]; n++) {
-            if (g->shape[dim] % n != 0 || w->count / n < 8 || !shards_scale(&p, w, dim, n))
-                continue;
-            say_shards(f, w, &p);
-            return true;
-        }
-    }
-    return false;
-}
-
-ar_status ari_seek_scales(ari_clue *f, const ari_whole *w)
-{
-    const ari_grid *g = &w->view.grid;
-    sums *s = NULL;
-    if (w->view.survey.total.nan > 0 || seek_shards(f, w))
-        return AR_OK;
-    for (int dim = 0; dim < g->nd && f->confidence == ARI_SILENT && g->nd > 1; dim++) {
-        if (g->shape[dim] < 2)
-            continue;
-        AR_TRY(ari_alloc((void **)&s, g->shape[dim], sizeof *s, g->d->name));
-        if (slice_factors(w, dim, s))
-            say_scales(f, w, dim, s);
-        free(s);
-    }
-    return AR_OK;
-}
-
 /* --- one value ---------------------------------------------------------------------------------------------------- */
+
+static void say_loss_off(ari_clue *f, double r, double v)
+{
+    ari_text t = ari_find(f, ARI_STATISTIC);
+    ari_say(&t,
+            "no known trace: the loss is off by %.3g (%.2g%%); if the logits are right, some target's logit came from "
+            "elsewhere (labels "
+            "shifted, ids at a shard's edge), denominators were added without a common maximum, or the number of "
+            "targets is another",
+            v - r, 100.0 * (v - r) / fabs(r));
+}
 
 ar_status ari_seek_loss(ari_clue *f, const ari_whole *w)
 {
@@ -365,7 +273,7 @@ ar_status ari_seek_loss(ari_clue *f, const ari_whole *w)
     char name[NAMED];
     if (w->count != 1 || !isfinite(v) || !isfinite(r) || r == 0.0)
         return AR_OK;
-    for (int n = 2; n <= MOST_RANKS; n++) {
+    for (int n = 2; n <= ARI_MOST_RANKS; n++) {
         if (fabs(v - r - log((double)n)) > 1e-5 * (1.0 + fabs(r)))
             continue;
         ari_text t = ari_find(f, ARI_IDENTITY);
@@ -376,10 +284,17 @@ ar_status ari_seek_loss(ari_clue *f, const ari_whole *w)
         return AR_OK;
     }
     const meaning m = meaning_of(factor);
-    if (is_near(factor, 1.0) || !(m.n || m.power || is_near(factor, -1.0)))
+    int p = 0, q = 0;
+    const bool fraction = is_fraction(factor, &p, &q);
+    if (ari_is_near(factor, 1.0))
         return AR_OK;
+    if (!(m.n || m.power || ari_is_near(factor, -1.0) || fraction)) {
+        if (ari_name_has(w->view.grid.d, "loss"))
+            say_loss_off(f, r, v);
+        return AR_OK;
+    }
     name_factor(name, sizeof name, factor, &m);
-    ari_text t = ari_find(f, ARI_IDENTITY);
+    ari_text t = ari_find(f, ARI_IDENTITY + 1);
     ari_say(&t, "a factor of %s", name);
     if (m.n && !m.root)
         ari_say(&t,

@@ -8,6 +8,15 @@
 #include "verify/explain.h"
 #include "verify/pattern_impl.h"
 
+/* What the dumps tell of the run; 0: not told. */
+typedef struct ari_facts {
+    size_t heads, kv_heads, batch, seq;
+    bool sp; /* ranks hold different positions between the tensor-parallel regions */
+} ari_facts;
+ari_facts ari_facts_of(const ari_explain_case *c);
+/* The ids of the batch, where a dump has them; NULL. */
+const ar_dump_tensor *ari_find_ids(const ari_explain_case *c);
+
 typedef struct ari_whole {
     ari_case view; /* one rank that holds all: which elements differ */
     const float *ref, *val;
@@ -18,6 +27,7 @@ typedef struct ari_whole {
     bool inner;     /* a box of the tensor alone: sizes of heads and of packed parts do not apply */
     bool noisy;     /* elements that do not count as different differ in bits nevertheless */
     const ari_explain_case *known;
+    ari_facts facts;
     const ar_dump_tensor *reference, *other;
     const char *path; /* of the other dump, for passes of names */
     size_t start;     /* of the first element in the full tensor */
@@ -39,6 +49,21 @@ static inline bool ari_off(const ari_whole *w, size_t i)
 {
     return ari_survey_bit(&w->view.survey, i);
 }
+
+/* Sums over elements that differ (explain_factor.c). */
+typedef struct ari_sums {
+    double vr, rr, vv;
+    size_t n;
+} ari_sums;
+static inline double ari_factor_of(const ari_sums *s)
+{
+    return s->vr / s->rr;
+}
+static inline bool ari_is_near(double a, double b)
+{
+    return fabs(a - b) <= 2e-5 * fabs(b);
+}
+enum { ARI_MOST_RANKS = 64 };
 
 /* --- words (explain_words.c) -------------------------------------------------------------------------------------- */
 
@@ -70,7 +95,7 @@ ar_status ari_seek_order(ari_clue *f, const ari_whole *w);      /* explain_order
 ar_status ari_seek_transposed(ari_clue *f, const ari_whole *w); /* explain_move.c: all of the data in another place */
 ar_status ari_seek_shift(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_factor(ari_clue *f, const ari_whole *w); /* explain_factor.c: times a number */
-ar_status ari_seek_scales(ari_clue *f, const ari_whole *w);
+ar_status ari_seek_scales(ari_clue *f, const ari_whole *w); /* explain_scales.c */
 ar_status ari_seek_loss(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_bits(ari_clue *f, const ari_whole *w); /* explain_value.c: a function of each value */
 ar_status ari_seek_precision(ari_clue *f, const ari_whole *w);

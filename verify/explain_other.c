@@ -237,25 +237,25 @@ static void say_added(ari_clue *f, const ari_whole *w, const ar_dump_tensor *t, 
 
 ar_status ari_seek_sum(ari_clue *f, const ari_whole *w)
 {
-    const ar_dump *dumps[] = {w->known->reference, w->known->other};
+    const ar_dump *dump = w->known->reference; /* the other's may carry the same mistake */
     samples s;
     take_samples(&s, w);
-    if (s.n < 8 || w->view.survey.total.nan > 0)
+    if (!dump || s.n < 8 || w->view.survey.total.nan > 0)
         return AR_OK;
-    for (size_t k = 0; k < 2 && f->confidence == ARI_SILENT; k++) {
-        for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]) && f->confidence == ARI_SILENT; i++) {
-            const ar_dump_tensor *t = ar_dump_at(dumps[k], i);
-            double factor = 0.0;
-            if (t == w->reference || t == w->other || strcmp(t->name, w->reference->name) == 0 ||
-                !same_shape(t, w->reference))
-                continue;
-            const products p = sampled_products(w, &s, t);
-            if (!is_multiple(&p, 0.99))
-                continue;
-            AR_TRY(find_multiple(&factor, w, t));
-            if (fabs(factor) > 1e-9)
-                say_added(f, w, t, factor);
-        }
+    const products own = sampled_products(w, &s, w->reference);
+    if (is_multiple(&own, 0.9)) /* a factor, and other tensors may be much like this one */
+        return AR_OK;
+    for (size_t i = 0; i < ar_dump_count(dump) && f->confidence == ARI_SILENT; i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        double factor = 0.0;
+        if (strcmp(t->name, w->reference->name) == 0 || !same_shape(t, w->reference))
+            continue;
+        const products p = sampled_products(w, &s, t);
+        if (!is_multiple(&p, 0.99))
+            continue;
+        AR_TRY(find_multiple(&factor, w, t));
+        if (fabs(factor) > 1e-9)
+            say_added(f, w, t, factor);
     }
     return AR_OK;
 }

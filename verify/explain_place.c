@@ -31,18 +31,6 @@ static bool is_padding(const ari_whole *w, size_t *from)
     return to == w->view.grid.shape[0] && *from > 0;
 }
 
-static const ar_dump_tensor *find_ids(const ari_whole *w)
-{
-    static const char *const names[] = {"input_ids", "ids", "tokens", "input_ids:fwd"};
-    const ar_dump *dumps[] = {w->known->reference, w->known->other};
-    for (size_t k = 0; k < 8; k++) {
-        const ar_dump_tensor *t = dumps[k % 2] ? ar_dump_find(dumps[k % 2], names[k / 2]) : NULL;
-        if (t && t->count > 1 && t->ndim > 0)
-            return t;
-    }
-    return NULL;
-}
-
 /* How often the batch has each id; *last of them where a sequence ends, which predicts nothing. */
 static ar_status count_ids(size_t *times, size_t *last, size_t vocab, const ar_dump_tensor *t)
 {
@@ -99,6 +87,30 @@ static void say_ids(ari_clue *f, const id_rows *r)
     }
 }
 
+/* Without the ids: some rows are wrong as a whole, scattered, and the others, which have gradients too, are right. */
+static void seek_tied(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    size_t wrong = 0, partly = 0, zero = 0, from, to;
+    if (!ari_is_embedding(g->d) || g->d->pass != 'g')
+        return;
+    for (size_t row = 0; row < g->rows; row++) {
+        const size_t hits = w->view.survey.hits[0][row];
+        wrong += hits > 0;
+        partly += hits > 0 && hits * 10 < g->cols * 9;
+        zero += hits == 0 && row_is_zero(w, w->ref, row);
+    }
+    ari_hull(w, 0, &from, &to);
+    if (wrong < 4 || partly * 10 > wrong || zero * 10 > g->rows || wrong * 3 > (to - from) * 2)
+        return;
+    ari_text t = ari_find(f, ARI_SHAPE);
+    ari_say(&t,
+            "a tied weight, perhaps: the rows of %zu ids differ as a whole, all others have gradients too and are "
+            "right; if those are the ids of the batch, the embedding's own use of the weight is missing from the sum, "
+            "or was counted twice",
+            wrong);
+}
+
 ar_status ari_seek_ids(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
@@ -115,7 +127,9 @@ ar_status ari_seek_ids(ari_clue *f, const ari_whole *w)
                 g->shape[0] - from, from);
         return AR_OK;
     }
-    const ar_dump_tensor *ids = find_ids(w);
+    const ar_dump_tensor *ids = ari_find_ids(w->known);
+    if (!ids)
+        seek_tied(f, w);
     if (!ids || !ari_is_embedding(d))
         return AR_OK;
     ar_status st = AR_OK;
@@ -158,43 +172,48 @@ ar_status ari_seek_mask(ari_clue *f, const ari_whole *w)
 /* --- how much of the reference
  * ---------------------------------------------------------------------------------------- */
 
-enum { MOST_PARTS = 16 };
-
-/* Of n = 2 .. the one whose 1/n a share is, to 12%; 0: none. */
-static int part_of(double share)
+/* Parts of a sum are not all of one size: a share of 1/n may be one of these. */
+static void say_how_many(ari_text *t, const ari_whole *w, double share)
 {
-    const double n = nearbyint(1.0 / share);
-    return n >= 2.0 && n <= MOST_PARTS && fabs(share * n - 1.0) <= 0.12 ? (int)n : 0;
+    const double low = fmax(2.0, floor(1.0 / (share * 1.4))), high = ceil(1.4 / share);
+    const int known[] = {w->known->tp, w->known->dp};
+    for (size_t i = 0; i < 2; i++) {
+        if (known[i] > 1 && known[i] >= low && known[i] <= high) {
+            ari_say(t, "what one of %d ranks contributes", known[i]);
+            return;
+        }
+    }
+    ari_say(t, "what one of some %.0f to %.0f ranks, samples or micro-batches contributes", low, high);
 }
 
-static void say_part(ari_clue *f, const ari_whole *w, double cosine, double share, int n)
+static void say_part(ari_clue *f, const ari_whole *w, double cosine, double share)
 {
     const char pass = w->view.grid.d->pass;
-    const bool known = n == w->known->tp || n == w->known->dp;
     ari_text t = ari_find(f, ARI_STATISTIC + 7);
     ari_say(&t,
-            "a partial sum: cosine with the reference %.2f, its share of it %.3g, about 1/%d, and what is missing is "
-            "orthogonal to it: what one of %d %s contributes; ",
-            cosine, share, n, n, known ? "ranks" : "ranks (or samples, or micro-batches)");
+            "a partial sum: cosine with the reference %.2f, its share of it %.3g, and what is missing is orthogonal to "
+            "it: ",
+            cosine, share);
+    say_how_many(&t, w, share);
     if (pass == 'g')
-        ari_say(&t, "a gradient of one shard's tokens or heads, not reduced over %s",
-                n == w->known->tp   ? "tp"
-                : n == w->known->dp ? "dp"
-                                    : "tp or dp");
+        ari_say(&t,
+                "; a gradient of one rank's tokens or heads that was not reduced over tp or dp, or of one sample or "
+                "micro-batch alone (leading dimensions not flattened, overwritten in place of added)");
     else
-        ari_say(&t, pass == 'b' ? "a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input "
-                                  "gradient"
-                                : "a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output");
+        ari_say(&t, pass == 'b'
+                        ? "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input "
+                          "gradient"
+                        : "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output");
 }
 
 /* v = r + part: a contribution that counts twice. */
-static void say_twice(ari_clue *f, double share, int n)
+static void say_twice(ari_clue *f, const ari_whole *w, double share)
 {
     ari_text t = ari_find(f, ARI_STATISTIC + 6);
-    ari_say(&t,
-            "a contribution counted twice: the difference is %.3g of the reference, about 1/%d, and orthogonal to the "
-            "rest: one of %d ranks' (or samples', or micro-batches') parts was added once more",
-            share, n, n);
+    ari_say(&t, "a contribution counted twice: the difference is %.3g of the reference and orthogonal to the rest: ",
+            share);
+    say_how_many(&t, w, share);
+    ari_say(&t, " was added once more");
 }
 
 ar_status ari_seek_share(ari_clue *f, const ari_whole *w)
@@ -205,11 +224,11 @@ ar_status ari_seek_share(ari_clue *f, const ari_whole *w)
     if (t->different < 64 || t->nan > 0 || t->zero * 4 > t->different || !isfinite(cosine))
         return AR_OK;
     const double apart = (t->rr - 2.0 * t->vr + t->vv) / t->rr, along = (t->vr - t->rr) / t->rr;
-    const int n = share > 0.0 ? part_of(share) : 0, twice = along > 0.0 ? part_of(along) : 0;
-    if (n && cosine > 0.15 && fabs(t->vv / t->vr - 1.0) <= 0.25 && t->kept * 20 <= t->held)
-        say_part(f, w, cosine, share, n);
-    else if (twice && fabs(apart / along - 1.0) <= 0.25)
-        say_twice(f, along, twice);
+    const bool all = t->kept * 20 <= t->held;
+    if (all && share >= 0.04 && share <= 0.62 && cosine > 0.15 && fabs(t->vv / t->vr - 1.0) <= 0.3)
+        say_part(f, w, cosine, share);
+    else if (all && along >= 0.04 && along <= 0.62 && fabs(apart / along - 1.0) <= 0.3)
+        say_twice(f, w, along);
     return AR_OK;
 }
 

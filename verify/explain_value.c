@@ -213,7 +213,7 @@ static bounds bounds_of(const ari_whole *w)
 
 static bool clamps(const ari_whole *w, const bounds *b)
 {
-    return b->different >= 4 && b->at_low + b->at_high == b->different &&
+    return b->different >= 4 && b->low < b->high && b->at_low + b->at_high == b->different &&
            (b->low > b->ref_low + w->absolute || b->high < b->ref_high - w->absolute);
 }
 

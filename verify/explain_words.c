@@ -82,8 +82,7 @@ bool ari_has_heads(const ari_whole *w, int dim)
 
 size_t ari_head_size(const ari_whole *w, int dim)
 {
-    const size_t n = w->view.grid.shape[dim], heads = w->known->heads,
-                 kv = w->known->kv_heads ? w->known->kv_heads : heads;
+    const size_t n = w->view.grid.shape[dim], heads = w->facts.heads, kv = w->facts.kv_heads;
     const head_kind kind = heads_along(w, dim);
     const size_t all = kind == QUERY_HEADS ? heads : kind == KEY_HEADS ? kv : kind == PACKED_HEADS ? heads + 2 * kv : 0;
     return all > 0 && n % all == 0 && !w->inner ? n / all : 0;
@@ -98,9 +97,8 @@ int ari_packed(const ari_whole *w, int dim, const char *part[3], size_t size[3])
     if (w->inner || dim != feature_dim(w, false) || (!is_parameter(w) && d->pass != 'f'))
         return 0;
     if (qkv && head > 0) {
-        const size_t kv = w->known->kv_heads ? w->known->kv_heads : w->known->heads;
-        size[0] = head * w->known->heads;
-        size[1] = size[2] = head * kv;
+        size[0] = head * w->facts.heads;
+        size[1] = size[2] = head * w->facts.kv_heads;
     } else if (qkv && n % 3 == 0) {
         size[0] = size[1] = size[2] = n / 3;
     } else if (has_any(d->name, pairs) && n % 2 == 0) {

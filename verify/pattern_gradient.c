@@ -70,7 +70,7 @@ ar_status ari_detect_bias(ari_clue *f, const ari_case *c)
         return AR_OK;
     const per_token p = look_per_token(c);
     const bool exact = p.ends && ends_at_tokens(d, p.end, &tokens);
-    if (d->hidden && !exact && !p.last_only) /* without ranks a part of a sum looks the same */
+    if (d->hidden && !exact && !p.last_only && !p.ends) /* without ranks a part of a sum looks the same */
         return AR_OK;
     ari_text t = ari_find(f, exact || p.last_only ? ARI_TRACE + 5 : ARI_SHAPE);
     ari_say(&t, "a bias gradient summed over the wrong axis: it is unrelated to the reference (cosine %.2f)",

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reference times a number that is another one for each slice, shard or sample. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/explain_impl.h"
+
+/* --- a factor for each slice -------------------------------------------------------------------------------------- */
+
+/* Along a dimension: each slice's factor; false unless each has one. */
+static bool slice_factors(const ari_whole *w, int dim, ari_sums *s)
+{
+    const ari_grid *g = &w->view.grid;
+    size_t inner = 1, wrong = 0, apart = 0;
+    double first = 0.0;
+    for (int i = dim + 1; i < g->nd; i++)
+        inner *= g->shape[i];
+    memset(s, 0, g->shape[dim] * sizeof *s);
+    for (size_t i = 0; i < w->count; i++) {
+        ari_sums *at = &s[i / inner % g->shape[dim]];
+        const double v = (double)w->val[i], r = (double)w->ref[i];
+        at->vr += v * r;
+        at->rr += r * r;
+        at->vv += v * v;
+        at->n += ari_off(w, i);
+    }
+    for (size_t k = 0; k < g->shape[dim]; k++) {
+        if (s[k].n == 0)
+            continue;
+        const double factor = ari_factor_of(&s[k]);
+        if (!(s[k].rr > 0.0) || !(fabs(factor) > 1e-9) || !(s[k].vv - s[k].vr * factor <= 1e-9 * s[k].vv))
+            return false;
+        first = wrong++ ? first : factor;
+        apart += !ari_is_near(factor, first);
+    }
+    return wrong > 1 && apart > 0 && w->count / g->shape[dim] >= 8;
+}
+
+/* If part k of the samples was divided by its own count T_k in place of T, it is the reference times T/T_k, or, where
+ * the P parts were averaged after that, T/(P T_k): then the sum of the inverse factors is 1, or P. */
+static bool say_means(ari_clue *f, const ari_sums *s, size_t n, double low, double high)
+{
+    double inverse = 0.0;
+    size_t parts = 0;
+    for (size_t k = 0; k < n; k++) {
+        if (k > 0 && ari_is_near(ari_factor_of(&s[k]), ari_factor_of(&s[k - 1])))
+            continue;
+        inverse += 1.0 / ari_factor_of(&s[k]);
+        parts++;
+    }
+    const bool averaged = fabs(inverse - (double)parts) <= 1e-4 * (double)parts;
+    if (parts < 2 || (!averaged && fabs(inverse - 1.0) > 1e-4))
+        return false;
+    ari_text t = ari_find(f, ARI_IDENTITY + 3);
+    ari_say(&t,
+            "%s: runs of samples are the reference times a factor of their own, from %.6g to %.6g, and the sum of "
+            "1/factor is %.6g: each of %zu ranks or micro-batches divided by its own number of target tokens, and the "
+            "results were %s; all must divide by the count of the global batch",
+            averaged ? "mean of means" : "sum of local means", low, high, inverse, parts,
+            averaged ? "averaged" : "added");
+    return true;
+}
+
+static void say_scales(ari_clue *f, const ari_whole *w, int dim, const ari_sums *s)
+{
+    const size_t n = w->view.grid.shape[dim];
+    double low = INFINITY, high = -INFINITY;
+    for (size_t k = 0; k < n; k++) {
+        low = s[k].rr > 0.0 ? fmin(low, ari_factor_of(&s[k])) : low;
+        high = s[k].rr > 0.0 ? fmax(high, ari_factor_of(&s[k])) : high;
+    }
+    if (strcmp(ari_axis_name(w, dim, false), "sample") == 0 && say_means(f, s, n, low, high))
+        return;
+    ari_text t = ari_find(f, ARI_SHAPE + 7);
+    ari_say(&t, "each %s is scaled by a factor of its own, from %.6g to %.6g, and not otherwise changed",
+            ari_axis_name(w, dim, false), low, high);
+    if (dim == w->view.grid.nd - 1)
+        ari_say(&t, ": a gain (norm weight) that was applied twice, or left out, or a scale of another tensor");
+    else
+        ari_say(&t, ": a statistic of each %s is wrong (a variance, a mean square, a denominator, a weight of samples)",
+                ari_axis_name(w, dim, false));
+}
+
+/* --- a factor for each shard -------------------------------------------------------------------------------------- */
+
+typedef struct shards {
+    int dim;
+    size_t n, inner; /* shards; elements of one that lie side by side */
+    ari_sums s[ARI_MOST_RANKS];
+} shards;
+
+/* Whether every shard of n along a dimension has a factor, and not all the same. */
+static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n)
+{
+    const ari_grid *g = &w->view.grid;
+    bool apart = false;
+    *p = (shards){.dim = dim, .n = n, .inner = g->shape[dim] / n};
+    for (int i = dim + 1; i < g->nd; i++)
+        p->inner *= g->shape[i];
+    for (size_t i = 0; i < w->count; i++) {
+        ari_sums *s = &p->s[i / p->inner % n];
+        s->vr += (double)w->val[i] * (double)w->ref[i];
+        s->rr += (double)w->ref[i] * (double)w->ref[i];
+    }
+    for (size_t k = 0; k < n; k++) {
+        const double factor = ari_factor_of(&p->s[k]);
+        if (!isfinite(factor) || fabs(factor) < 1e-9)
+            return false;
+        apart = apart || fabs(factor / ari_factor_of(&p->s[0]) - 1.0) > 1e-3;
+    }
+    for (size_t i = 0; apart && i < w->count; i++) {
+        if (!ari_holds(w, w->val[i], ari_factor_of(&p->s[i / p->inner % n]) * (double)w->ref[i]))
+            return false;
+    }
+    return apart;
+}
+
+static void say_shards(ari_clue *f, const ari_whole *w, const shards *p)
+{
+    ari_text t = ari_find(f, ARI_IDENTITY + 3);
+    snprintf(f->value, sizeof f->value, "each shard a constant times the reference");
+    ari_say(&t, "each of %zu shards of the %s has a factor of its own:", p->n, ari_axis_name(w, p->dim, true));
+    for (size_t k = 0; k < p->n && k < 6; k++)
+        ari_say(&t, " %.5g", ari_factor_of(&p->s[k]));
+    ari_say(&t, "%s; each rank divided, clipped or scaled by its own count, norm or size in place of the group's",
+            p->n > 6 ? " ..." : "");
+}
+
+static bool seek_shards(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    shards p;
+    for (int dim = 0; dim < g->nd; dim++) {
+        for (size_t n = 2; n <= ARI_MOST_RANKS && n < g->shape[dim]; n++) {
+            if (g->shape[dim] % n != 0 || w->count / n < 8 || !shards_scale(&p, w, dim, n))
+                continue;
+            say_shards(f, w, &p);
+            return true;
+        }
+    }
+    return false;
+}
+
+ar_status ari_seek_scales(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    ari_sums *s = NULL;
+    if (w->view.survey.total.nan > 0 || seek_shards(f, w))
+        return AR_OK;
+    for (int dim = 0; dim < g->nd && f->confidence == ARI_SILENT && g->nd > 1; dim++) {
+        if (g->shape[dim] < 2)
+            continue;
+        AR_TRY(ari_alloc((void **)&s, g->shape[dim], sizeof *s, g->d->name));
+        if (slice_factors(w, dim, s))
+            say_scales(f, w, dim, s);
+        free(s);
+    }
+    return AR_OK;
+}
