@@ -362,6 +362,8 @@ class Unusual(Case):
         self.assertEqual(last["lm_head.weight"].shape, [66, 16])
         self.assertEqual(last["lm_head.weight"].data[59 * 32:], bytes(7 * 32))
         self.assertEqual(json.loads(metadata["ANYRANK_PLACEMENT"])["tensors"]["lm_head.weight"]["shape"], [264, 16])
+        self.reshard(other, "--tp", 4, "--pad-vocab", 8, "--out", self.folder / "from padded")
+        self.same_files(self.folder / "four", self.folder / "from padded")
         self.reshard(self.folder / "four", "--out", self.folder / "merged")
         self.same_files(model, self.folder / "merged")
 
@@ -479,7 +481,7 @@ class Interrupted(Case):
         self.assertFalse((out / ".anyrank-1-0.tmp").exists())
 
     def test_a_killed_run_leaves_whole_files_and_goes_on(self):
-        config = {**LLAMA, "vocab_size": 300000, "intermediate_size": 48}
+        config = {**LLAMA, "vocab_size": 300000}
         model, out = self.model(config, llama(config)), self.folder / "out"
         whole = self.folder / "whole"
         self.reshard(model, "--tp", 8, "--out", whole)
@@ -495,6 +497,8 @@ class Interrupted(Case):
         result = self.reshard(model, "--tp", 8, "--out", out)
         self.assertGreaterEqual(result["files_kept"], 2)
         self.same_files(whole, out)
+        self.reshard(out, "--out", self.folder / "merged")  # a tensor of more than one piece
+        self.same_files(model, self.folder / "merged")
 
 
 if __name__ == "__main__":

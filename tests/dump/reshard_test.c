@@ -147,6 +147,40 @@ Test(reshard, a_sum_of_parts_is_made_whole_and_told, .init = begin, .fini = end)
     ar_st_close(f);
 }
 
+/* [3, 4, 4] in four parts of [3, 2, 2]: no two dimensions can be walked as one. */
+Test(reshard, parts_of_three_dimensions_are_put_together, .init = begin, .fini = end)
+{
+    const size_t full[3] = {3, 4, 4}, part[3] = {3, 2, 2};
+    cr_assert_eq(mkdir(at("in"), 0777), 0);
+    for (int rank = 0; rank < 4; rank++) {
+        const size_t row = (size_t)rank / 2 * 2, column = (size_t)rank % 2 * 2;
+        float value[12];
+        for (size_t i = 0; i < 12; i++)
+            value[i] = (float)(i / 4 * 16 + (row + i / 2 % 2) * 4 + column + i % 2);
+        ar_tensor local;
+        ar_layout layout = {.ndim = 3, .shape = {3, 4, 4}, .nbox = 1, .replicas = 1};
+        layout.box[0] = (ar_box){.global = {0, row, column}, .extent = {3, 2, 2}};
+        cr_assert_eq(ar_tensor_view(&local, AR_F32, 3, part, (ar_buf){value}), AR_OK);
+        const ar_dump_value one = {"w", AR_F32, &local, &layout, NULL};
+        const ar_dump_place place = {.rank = rank, .world = 4};
+        cr_assert_eq(ar_dump_write(at("in"), &place, &one, 1, NULL, 0), AR_OK, "%s", ar_error_message());
+    }
+    told t = {.last = 0};
+    ar_reshard_result r;
+    ar_st_file *f = NULL;
+    const ar_reshard_options o = request(at("in"), at("out"), &t);
+    cr_assert_eq(ar_reshard(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_st_open(&f, at("out/model.safetensors")), AR_OK, "%s", ar_error_message());
+    const ar_st_entry *w = ar_st_find(f, "w");
+    cr_assert(w && w->count == 48 && memcmp(w->shape, full, sizeof full) == 0);
+    for (size_t i = 0; i < 48; i++) {
+        float value;
+        memcpy(&value, (const char *)w->data + i * sizeof value, sizeof value);
+        cr_expect_eq(value, (float)i, "element %zu is %g", i, (double)value);
+    }
+    ar_st_close(f);
+}
+
 Test(reshard, a_transposed_and_packed_dump_becomes_the_configs_layout, .init = begin, .fini = end)
 {
     /* [in, out] in the files, rows interleaved over two ranks by the mapping's box: the boxes have strides */
