@@ -12,7 +12,11 @@
 #include "verify/explain.h"
 #include "verify/verify_impl.h"
 
-enum { MOST_THREADS = 16, EXPLAINED = 8 }; /* memory hands out no more to more threads */
+enum { MOST_THREADS = 16 }; /* memory hands out no more to more threads */
+
+/* How many tensors are explained, and after how many elements no other one is begun, but for the first and the worst:
+ * an explanation looks at its tensor many times. */
+enum { EXPLAINED = 8, EXPLAINED_ELEMENTS = 1 << 24 };
 
 void ari_verify_progress(const ari_verifying *v, double fraction, const char *what)
 {
@@ -169,29 +173,25 @@ static ar_status explain_row(ari_verifying *v, size_t i)
     return st == AR_ERR_DTYPE ? AR_OK : st; /* values that are no fp32 have no pattern; they differ all the same */
 }
 
-/* Copies that are none, shapes, the first in execution order, then the worst. */
+/* Shapes, the first in execution order, then the worst. */
 static ar_status explain(ari_verifying *v)
 {
     ar_verify_report *r = v->report;
     const size_t most = v->o->explain ? v->o->explain : EXPLAINED;
-    size_t done = 0;
+    size_t done = 0, elements = 0;
     for (size_t i = 0; i < r->rows; i++) {
         if (r->row[i].state == AR_VERIFY_SHAPE)
             AR_TRY(explain_row(v, i));
     }
-    for (size_t i = 0; i < r->rows && done < most; i++) {
-        if (r->row[i].state != AR_VERIFY_REPLICAS)
-            continue;
-        AR_TRY(explain_row(v, i));
-        done++;
-    }
     if (r->first != SIZE_MAX) {
         AR_TRY(explain_row(v, r->first));
+        elements += r->row[r->first].elements;
         done++;
     }
-    for (size_t i = 0; i < r->different && done < most; i++, done++) {
+    for (size_t i = 0; i < r->different && done < most && (i == 0 || elements < EXPLAINED_ELEMENTS); i++, done++) {
         ari_verify_progress(v, 0.95 + 0.05 * (double)done / (double)most, "explaining");
         AR_TRY(explain_row(v, r->worst_order[i]));
+        elements += r->row[r->worst_order[i]].elements;
     }
     return AR_OK;
 }

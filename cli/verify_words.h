@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_VERIFY_WORDS_H
+#define ARI_CLI_VERIFY_WORDS_H
+
+#include "anyrank/verify.h"
+
+/* How a comparison's figures are spelled. Each writes into out[0 .. ARI_VERIFY_TEXT) and gives it back. */
+enum { ARI_VERIFY_TEXT = 21 * AR_ST_MAX_DIMS + 3 };
+const char *ari_verify_shape_text(char *out, int ndim, const size_t *shape);
+/** The place of an element, row-major, in the row's tensor. */
+const char *ari_verify_index_text(char *out, const ar_verify_row *r, size_t element);
+/** As many digits as tell two values of the dtype apart. */
+const char *ari_verify_value_text(char *out, ar_dtype t, double x);
+/** The largest difference: of numbers, unless only one of the two is one. */
+const char *ari_verify_size_text(char *out, const ar_verify_row *r);
+/** "within 3 ulp". */
+const char *ari_verify_rule_text(char *out, const ar_verify_report *r);
+
+/* The same as expressions, in storage that lives to the end of the enclosing block. */
+#define ARI_SHAPE(ndim, shape) ari_verify_shape_text((char[ARI_VERIFY_TEXT]){0}, (ndim), (shape))
+#define ARI_INDEX(r, element) ari_verify_index_text((char[ARI_VERIFY_TEXT]){0}, (r), (element))
+#define ARI_VALUE(t, x) ari_verify_value_text((char[ARI_VERIFY_TEXT]){0}, (t), (x))
+#define ARI_SIZE(r) ari_verify_size_text((char[ARI_VERIFY_TEXT]){0}, (r))
+#define ARI_RULE(r) ari_verify_rule_text((char[ARI_VERIFY_TEXT]){0}, (r))
+
+static inline const char *ari_plural(size_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+/** Whether differences are measured by what is allowed. */
+static inline bool ari_has_ratio(const ar_verify_report *r)
+{
+    return r->rule != AR_VERIFY_BITS;
+}
+
+#endif
