@@ -240,7 +240,7 @@ ar_status ari_seek_factor(ari_clue *f, const ari_whole *w)
         return AR_OK;
     const meaning m = meaning_of(factor);
     const double worst = worst_left(w, factor);
-    const bool telling = m.n > 0 || m.power > 0 || ari_is_near(factor, -1.0);
+    const bool telling = m.n > 0 || m.power > 0 || ari_is_near(factor, -1.0) || fan_shards(w, factor) > 0;
     if (!isfinite(worst) || (s.n < 4 && !(telling && s.n > 1)))
         return AR_OK;
     ask_others(w, factor, &same, &asked);
@@ -301,5 +301,9 @@ ar_status ari_seek_loss(ari_clue *f, const ari_whole *w)
                 m.inverse ? ": divided by %d too often: a mean over ranks or micro-batches of what was a mean already"
                           : ": a sum over %d ranks or micro-batches where the mean was wanted",
                 m.n);
+    else if (fraction)
+        ari_say(&t,
+                ": a divisor that counts others (the targets of one rank or micro-batch in place of all, or the other "
+                "way round)");
     return AR_OK;
 }

@@ -121,7 +121,7 @@ static void say_values(ari_clue *f, const ari_whole *w, const samples *s, const 
 
 static void say_shared(ari_clue *f, const ari_whole *w, const ar_dump_tensor *t, double worst)
 {
-    ari_text text = ari_find(f, ARI_TRACE + 9);
+    ari_text text = ari_find(f, ARI_TRACE + 5);
     ari_say(&text, "the other dump has the same values under %s (", t->name);
     ari_say_exactness(&text, w, worst);
     ari_say(&text, "), where the reference has two different tensors: one buffer for both, or one name saved twice");

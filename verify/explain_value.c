@@ -317,15 +317,56 @@ ar_status ari_seek_function(ari_clue *f, const ari_whole *w)
 
 /* --- zero --------------------------------------------------------------------------------------------------------- */
 
+/* Of n = 2 .. shards along a dimension each has zeros from the same place on, and only there; that place. */
+static size_t cut_of_shards(const ari_whole *w, int dim, size_t n)
+{
+    const size_t *hits = w->view.survey.hits[dim], size = w->view.grid.shape[dim] / n;
+    size_t cut = 0;
+    while (cut < size && hits[cut] == 0)
+        cut++;
+    if (cut == 0 || cut == size)
+        return 0;
+    for (size_t i = 0; i < n * size; i++) {
+        if ((hits[i] > 0) != (i % size >= cut))
+            return 0;
+    }
+    return cut;
+}
+
+static bool seek_cut_shards(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    for (int dim = g->nd - 1; dim >= 0; dim--) {
+        for (size_t n = 2; n <= ARI_MOST_RANKS && n * 2 <= g->shape[dim]; n++) {
+            const size_t size = g->shape[dim] / n, cut = g->shape[dim] % n == 0 ? cut_of_shards(w, dim, n) : 0;
+            if (cut == 0)
+                continue;
+            ari_text t = ari_find(f, ARI_TRACE + 4);
+            snprintf(f->value, sizeof f->value, "each zero where the reference is not");
+            ari_say(&t, "%s of each of %zu shards only the first %zu of %zu %s are there, the rest is zero",
+                    ari_has_heads(w, dim) ? "heads:" : "shards:", n, cut, size, ari_axis_name(w, dim, true));
+            ari_say(&t,
+                    size % cut == 0 && size / cut == n
+                        ? "; that is 1/%zu for %zu shards: the local count was divided by the number of ranks twice"
+                        : "; the rest was left out of the loop, or a size was rounded down",
+                    n, n);
+            return true;
+        }
+    }
+    return false;
+}
+
 ar_status ari_seek_zero(ari_clue *f, const ari_whole *w)
 {
     const ari_survey *s = &w->view.survey;
     size_t covered = 1;
-    if (s->total.zero < s->total.different || s->total.different < 2)
+    if (s->total.zero < s->total.different || s->total.different < 2 || s->total.kept == 0 || seek_cut_shards(f, w))
         return AR_OK;
     for (int dim = 0; dim < w->view.grid.nd; dim++) {
         size_t from, to;
         ari_hull(w, dim, &from, &to);
+        if (s->hit[dim] * 10 < (to - from) * 9)
+            return AR_OK;
         covered *= to - from;
     }
     if (covered == w->count || s->total.different * 4 < covered)

@@ -161,7 +161,7 @@ static void say_block(ari_text *t, const ari_whole *w, int dim)
 {
     size_t from, to, which = 0, n = w->view.grid.shape[dim];
     ari_hull(w, dim, &from, &to);
-    if (n < 2 || to - from == n || to == from)
+    if (n < 2 || to - from == n || to == from || w->view.survey.hit[dim] * 10 < (to - from) * 9)
         return;
     const bool packed = say_packed(t, w, dim, &from, &to, &n);
     const size_t blocks = ari_block_of(n, from, to, &which), head = ari_head_size(w, dim);

@@ -166,6 +166,10 @@ static void say_missing(ari_text *t, const ari_case *c, double angle, double sha
                 d->batch, d->batch, keeps_several_inputs(d) ? ", or its saved input used for all" : "");
     else if (c->survey.shared == c->grid.count && n > 1 && distance(share, 1 / n) < log(1.5))
         ari_say(t, ", about 1/%d: what one of %d ranks contributes; a reduction is missing", d->ranks, d->ranks);
+    else if (d->hidden)
+        ari_say(
+            t, ": of the ranks, samples, micro-batches or uses of a tied weight some are left out (not reduced over tp "
+               "or dp, leading dimensions not flattened, overwritten in place of added)");
     else if (d->batch > 1)
         ari_say(
             t,

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A dump of ranks: what their parts say, and what the whole says where parts say nothing. */
+#include <math.h>
+
+#include "tests/dump/folder.h"
+#include "verify/explain.h"
+
+TestSuite(explain_ranks, .init = folder_begin, .fini = folder_end, .timeout = 20);
+
+enum { ROWS = 24, COLS = 16, COUNT = ROWS * COLS };
+
+static float noise(size_t i)
+{
+    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
+    x ^= x >> 29;
+    x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 32;
+    return ((float)(x & 0xffffffu) + 0.5f) / 8388608.0f - 1.0f;
+}
+
+/* A reference and a folder with the files of `ranks` ranks, whose parts a test fills. */
+typedef struct run {
+    const char *name;
+    size_t shape[2];
+    float reference[COUNT];
+    float local[4][COUNT];
+    ar_layout layout[4];
+    ar_tensor view[4];
+    int ranks;
+} run;
+
+static void run_begin(run *r, const char *name, int ranks)
+{
+    *r = (run){.name = name, .shape = {ROWS, COLS}, .ranks = ranks};
+    for (size_t i = 0; i < COUNT; i++)
+        r->reference[i] = noise(i);
+}
+
+/* The reference's values to where the layouts have them. */
+static void run_fill(run *r)
+{
+    for (int rank = 0; rank < r->ranks; rank++) {
+        const ar_layout *o = &r->layout[rank];
+        const size_t local[2] = {ar_layout_local(o, 0), ar_layout_local(o, 1)};
+        cr_assert_eq(ar_tensor_view(&r->view[rank], AR_F32, 2, local, (ar_buf){r->local[rank]}), AR_OK);
+        for (size_t b = 0; b < o->nbox; b++) {
+            const ar_box *box = &o->box[b];
+            for (size_t i = 0; i < box->extent[0]; i++) {
+                for (size_t k = 0; k < box->extent[1]; k++)
+                    r->local[rank][(box->local[0] + i) * local[1] + box->local[1] + k] =
+                        r->reference[(box->global[0] + i) * COLS + box->global[1] + k];
+            }
+        }
+    }
+}
+
+static void run_write(run *r)
+{
+    for (int rank = 0; rank < r->ranks; rank++) {
+        const ar_dump_place place = {
+            .rank = rank, .world = r->ranks, .mesh = {{"dp", 1}, {"tp", r->ranks}}, .at = {0, rank}, .dims = 2};
+        const ar_dump_value v = {.name = r->name, .dtype = AR_F32, .local = &r->view[rank], .layout = &r->layout[rank]};
+        cr_assert_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_OK, "%s", ar_error_message());
+    }
+}
+
+/* Both texts contain what is expected. */
+static void expect_texts(run *r, const char *pattern, const char *hint)
+{
+    char path[128];
+    ar_dump *reference = NULL, *other = NULL;
+    const ar_st_tensor t = {.name = r->name, .dtype = AR_F32, .ndim = 2, .shape = {ROWS, COLS}, .data = r->reference};
+    run_write(r);
+    cr_assert_eq(ar_dump_open(&other, folder, NULL), AR_OK, "%s", ar_error_message());
+    snprintf(path, sizeof path, "%s-reference.safetensors", folder);
+    cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
+    cr_assert_eq(ar_dump_open(&reference, path, NULL), AR_OK, "%s", ar_error_message());
+    ar_verify_row row = {.name = r->name};
+    const ari_explain_case c = {.reference = reference, .other = other};
+    const ar_dump_tensor *a = ar_dump_find(reference, r->name), *b = ar_dump_find(other, r->name);
+    cr_assert(a && b);
+    cr_assert_eq(ari_explain(&row, a, b, &c), AR_OK, "%s", ar_error_message());
+    cr_expect(strstr(row.pattern, pattern) && strstr(row.hint, hint), "expected '%s', '%s'\n  pattern %s\n  hint    %s",
+              pattern, hint, row.pattern, row.hint);
+    ar_dump_close(reference);
+    ar_dump_close(other);
+    unlink(path);
+}
+
+static void shard_rows(run *r)
+{
+    for (int rank = 0; rank < r->ranks; rank++)
+        cr_assert_eq(ar_layout_shard(&r->layout[rank], 2, r->shape, 0, rank, r->ranks), AR_OK);
+    run_fill(r);
+}
+
+static void replicate(run *r)
+{
+    for (int rank = 0; rank < r->ranks; rank++)
+        cr_assert_eq(ar_layout_replicate(&r->layout[rank], 2, r->shape, rank, r->ranks), AR_OK);
+    run_fill(r);
+}
+
+Test(explain_ranks, one_rank_s_factor_is_that_rank_s)
+{
+    run r;
+    run_begin(&r, "model.layers.0.mlp.up_proj.weight:grad", 4);
+    shard_rows(&r);
+    for (size_t i = 0; i < COUNT / 4; i++)
+        r.local[2][i] *= 4.0f;
+    expect_texts(&r, "on rank 2 only", "4");
+}
+
+Test(explain_ranks, parts_that_add_up_lack_an_all_reduce)
+{
+    run r;
+    run_begin(&r, "model.layers.0.mlp.extra.weight:grad", 2);
+    replicate(&r);
+    for (size_t i = 0; i < COUNT; i++) {
+        r.local[0][i] = 0.3f * noise(i + 7000);
+        r.local[1][i] = r.reference[i] - r.local[0][i];
+    }
+    expect_texts(&r, "the copies differ from each other", "missing all-reduce over tp");
+}
+
+Test(explain_ranks, a_packed_part_is_found_in_its_boxes)
+{
+    run r;
+    run_begin(&r, "transformer.h.0.attn.c_attn.weight:grad", 2);
+    for (int rank = 0; rank < 2; rank++)
+        cr_assert_eq(ar_layout_packed(&r.layout[rank], 2, r.shape, 0, (const size_t[]){8, 8, 8}, 3, rank, 2), AR_OK);
+    run_fill(&r);
+    /* Rank 1 holds rows 4..7, 12..15, 20..23; its second box is wrong. */
+    for (size_t i = 4 * COLS; i < 8 * COLS; i++)
+        r.local[1][i] = 0.0f;
+    expect_texts(&r, "rows 12..15", "zero");
+    expect_texts(&r, "on rank 1 only", "rank 1");
+}
+
+Test(explain_ranks, shards_at_each_other_s_place_are_seen_beside_rounding)
+{
+    run r;
+    run_begin(&r, "model.layers.0.mlp.up_proj.weight", 4);
+    shard_rows(&r);
+    for (int rank = 0; rank < 4; rank++) {
+        for (size_t i = 0; i < COUNT / 4; i++)
+            r.local[rank][i] = r.reference[(size_t)((rank + 1) % 4) * (COUNT / 4) + i] + 2e-6f * noise(i + 99);
+    }
+    expect_texts(&r, "on all 4 ranks", "shards in rotated order");
+}
+
+Test(explain_ranks, rounding_on_ranks_is_rounding)
+{
+    run r;
+    run_begin(&r, "model.layers.0.mlp.up_proj.weight:grad", 4);
+    shard_rows(&r);
+    for (int rank = 0; rank < 4; rank++) {
+        for (size_t i = 0; i < COUNT / 4; i++)
+            r.local[rank][i] += 2e-6f * noise(i + 99);
+    }
+    expect_texts(&r, "", "rounding");
+}
