@@ -157,10 +157,28 @@ static ar_status remove_dump(const char *folder, const char *name)
     return is_empty(path) ? AR_OK : ari_dump_folder_remove(path);
 }
 
+/* Whether the folder that is to hold a new one is there: told before long work. */
+static ar_status expect_parent(const char *folder)
+{
+    char parent[2048];
+    struct stat s;
+    size_t n = strlen(folder);
+    while (n > 0 && folder[n - 1] == '/')
+        n--;
+    while (n > 0 && folder[n - 1] != '/')
+        n--;
+    if (n >= sizeof parent)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
+    memcpy(parent, folder, n);
+    parent[n] = '\0';
+    return n == 0 || stat(parent, &s) == 0 ? AR_OK : ari_out_fail("open the folder", parent);
+}
+
 ar_status ari_dump_check_folder_check(const char *folder)
 {
     bool there = false;
-    return visit(folder, &there, expect_dump);
+    AR_TRY(visit(folder, &there, expect_dump));
+    return there ? AR_OK : expect_parent(folder);
 }
 
 ar_status ari_dump_check_folder_clear(const char *folder)

@@ -26,6 +26,8 @@ static const double BAND_ROWS = 256.0, BAND_BYTES = 9.0 * 8.0 + 1.0 + 8.0;
 /* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
  * one lie where temporaries of the next would. */
 static const double SLACK = 1.15, SLACK_OF_STEPS = 1.3;
+/* Of the ranks' memory, what the allocator still holds when they have ended: measured. */
+static const double NOT_RETURNED = 0.4;
 /* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch. */
 static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 1e6;
 /* Tensors that the baseline emits in a step: at most this many in a block of both passes and its parameters, and around
@@ -207,10 +209,15 @@ static double dump_bytes(const elements *n, const split *s, const ari_estimate_c
     const double weights = n->parameters + others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
     const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
                         groups * (s->zero ? 1.0 / s->dp : 1.0) * weights + (n->trains ? groups * weights : 0.0);
-    const double whole = 2.0 * (n->layers * n->block_reference + n->outer_reference + n->parameters);
-    if (run->dump == ARI_DUMPS_NOTHING)
-        return 0.0;
-    return FLOAT * (n->steps * each + groups * weights) + (run->merges ? (FLOAT + 2.0) * whole : 0.0);
+    return run->dump == ARI_DUMPS_NOTHING ? 0.0 : FLOAT * (n->steps * each + groups * weights);
+}
+
+/* Full tensors of what was kept, and whose each element is: when the ranks have ended. Their outputs are there too. */
+static double merged_bytes(const elements *n)
+{
+    const double activations = 2.0 * (n->layers * n->block_reference + n->outer_reference);
+    const double outputs = n->logits + (n->layers + 1.0) * n->tokens * n->hidden;
+    return (FLOAT + 2.0) * (activations + 3.0 * n->parameters + outputs);
 }
 
 /* One layout: weights, gradients, kept operands and the optimizer's state once over the ranks of a tensor-parallel
@@ -298,7 +305,9 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     for (size_t i = 0; i < run->layouts; i++) {
         split s;
         AR_TRY(count_split(&s, &n, run, &run->parallel[i]));
-        most = largest_of(most, layout_bytes(&n, &s, run) + dump_bytes(&n, &s, run));
+        const double layout = layout_bytes(&n, &s, run), kept = dump_bytes(&n, &s, run);
+        const double merged = run->merges ? merged_bytes(&n) + NOT_RETURNED * layout : 0.0;
+        most = largest_of(most, kept + largest_of(layout, merged));
         ranks = largest_of(ranks, s.ranks);
     }
     AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));

@@ -5,7 +5,7 @@
  * [--dp N]
  *         [--zero 1] [--sp] [--keep-gathered] [--micro-batches M] [--forward-first] [--optimizer O] [--dropout 0.1]
  * [--numerics native] /usr/bin/time -f %M anyrank grads MODEL --tp N --input IDS.safetensors --out FOLDER      (rows
- * "alone")
+ * "alone"; with [--per-rank] [--activations], a check with [--dump FOLDER], rows with a dump)
  *
  * of a Release build with gcc 12 and glibc 2.36 on two x86-64 cores; the larger of two measurements, which differ by
  * up to 2% (the smallest model: 14%). Models other than the demos are a folder with the config.json below and fresh
@@ -37,6 +37,8 @@ typedef struct measured {
     int steps;
     ar_optimizer_kind optimizer;
     bool f64, alone, row_column, native, dropout;
+    ari_estimate_dump dump;
+    bool merges;
     size_t kib;
 } measured;
 
@@ -156,6 +158,53 @@ static const measured table[] = {
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .dropout = true, .kib = 316016},
     {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, .batch = 4, .seq = 512, .kib = 1334080},
     {.model = "gpt2-demo", .parallel = {.micro_batches = 8}, .batch = 8, .seq = 256, .kib = 914012},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .alone = true, .dump = ARI_DUMPS_RESULTS, .kib = 209984},
+    {.model = "gpt2-demo",
+     .tp = 4,
+     .batch = 8,
+     .seq = 64,
+     .alone = true,
+     .dump = ARI_DUMPS_FIRST,
+     .merges = true,
+     .kib = 348500},
+    {.model = "gpt2-demo",
+     .tp = 4,
+     .batch = 8,
+     .seq = 128,
+     .alone = true,
+     .dump = ARI_DUMPS_ALL,
+     .merges = true,
+     .kib = 809480},
+    {.model = "llama-demo",
+     .parallel = {.dp = 2, .tp = 2},
+     .batch = 8,
+     .seq = 64,
+     .alone = true,
+     .dump = ARI_DUMPS_ALL,
+     .merges = true,
+     .kib = 492756},
+    {.model = "gpt2-demo",
+     .tp = 4,
+     .batch = 8,
+     .seq = 64,
+     .steps = 2,
+     .optimizer = AR_OPTIMIZER_ADAMW,
+     .dump = ARI_DUMPS_ALL,
+     .kib = 803172},
+    {.model = "llama-demo",
+     .parallel = {.dp = 2, .tp = 2, .zero = 1},
+     .batch = 8,
+     .seq = 64,
+     .steps = 1,
+     .optimizer = AR_OPTIMIZER_ADAMW,
+     .dump = ARI_DUMPS_ALL,
+     .kib = 756756},
+    {.model = "llama-demo",
+     .parallel = {.tp = 8, .sp = true},
+     .batch = 8,
+     .seq = 64,
+     .dump = ARI_DUMPS_ALL,
+     .kib = 442900},
 };
 
 static void load(ar_config *c, const char *model)
@@ -191,7 +240,9 @@ static ari_estimate estimate_of(const measured *m)
                                    .numerics = m->native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
                                    .dropout = m->dropout,
                                    .f64 = m->f64,
-                                   .alone = m->alone};
+                                   .alone = m->alone,
+                                   .dump = m->dump,
+                                   .merges = m->merges};
     cr_assert_eq(ari_estimate_check(&e, &run), AR_OK, "%s", ar_error_message());
     return e;
 }

@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of what check and grads write of each rank: the folders, their names, and what verify says of them.
+
+    tests/cli/dump_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests/golden"
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+SMALL = ("--batch", "2", "--seq", "8", "--skip-f64", "--steps", "0")
+# Of Llama with 4 query and 2 KV heads: copies of KV heads, sequences and samples shared out, a rank without any.
+LAYOUTS = ("", "--tp 4", "--tp 2 --sp", "--dp 3 --tp 2", "--micro-batches 2 --forward-first", "--dp 2 --zero 1",
+           "--tp 2 --micro-batches 2 --mlp-order row-column")
+
+
+def run(*arguments):
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          timeout=60, check=False)
+
+
+def header(path):
+    content = pathlib.Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8:8 + length])
+
+
+def names(path):
+    return sorted(name for name in header(path) if name != "__metadata__")
+
+
+def digest(path):
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+
+
+class DumpTest(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory(prefix="anyrank-cli-")
+        self.addCleanup(holder.cleanup)
+        self.folder = pathlib.Path(holder.name)
+
+    def passes(self, *arguments, code=0):
+        done = run(*arguments)
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def refused(self, *arguments, says):
+        done = run(*arguments)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), f"{arguments}\n{done.stdout}\n{done.stderr}")
+        for word in says:
+            self.assertIn(word, done.stderr)
+
+    def grads(self, *options, model="llama-gqa-tiny", out="out", code=0):
+        golden = GOLDEN / model
+        done = self.passes("grads", golden, "--input", golden / "batch.safetensors", "--out", self.folder / out,
+                           "--json", "-", "-q", *options, code=code)
+        return json.loads(done)
+
+    def verify(self, reference, other, *options, code=0):
+        return json.loads(self.passes("verify", reference, other, "--json", "-", "-q", *options, code=code))
+
+
+class Grads(DumpTest):
+    def test_activations_are_the_same_bytes_in_every_layout_and_the_ranks_make_them(self):
+        digests, hashes = set(), set()
+        for layout in LAYOUTS:
+            with self.subTest(layout=layout):
+                result = self.grads("--per-rank", "--activations", *layout.split())
+                digests.add(digest(self.folder / "out/activations.safetensors"))
+                hashes.add(result["outputs_hash"])
+                self.assertEqual([pathlib.Path(file).name for file in result["files"]],
+                                 ["outputs.safetensors", "grads.safetensors", "activations.safetensors", "ranks"])
+                told = self.verify(self.folder / "out/activations.safetensors", self.folder / "out/ranks")
+                self.assertEqual((told["result"], told["tensors"], told["ranks"]),
+                                 ("same", result["activations"], result["layout"]["world"]))
+        self.assertEqual((len(digests), len(hashes)), (1, 1))
+
+    def test_their_names_are_those_that_check_lists_in_its_order(self):
+        for model in ("gpt2-tiny", "llama-mqa-tied-tiny"):
+            self.grads("--activations", model=model)
+            listed = self.passes("check", GOLDEN / model, *SMALL, "--list-tensors").splitlines()
+            expected = [line.split()[0] for line in listed if line.startswith("  ") and ":" in line]
+            written = header(self.folder / "out/activations.safetensors")
+            self.assertEqual(sorted(expected), names(self.folder / "out/activations.safetensors"))
+            order = json.loads(written["__metadata__"]["ANYRANK_PLACEMENT"])["order"]
+            self.assertEqual(sorted(order), sorted(expected))
+            forward = [name for name in expected if name.endswith((":fwd", ":bwd"))]
+            self.assertEqual([name for name in order if name.endswith((":fwd", ":bwd"))], forward)
+
+    def test_without_activations_the_ranks_have_weights_gradients_and_outputs(self):
+        self.grads("--per-rank", "--tp", "2", model="gpt2-tiny")
+        self.assertEqual(sorted(os.listdir(self.folder / "out")), ["grads.safetensors", "outputs.safetensors", "ranks"])
+        held = names(self.folder / "out/ranks/rank-00000.safetensors")
+        self.assertEqual({name.rsplit(":", 1)[1] for name in held}, {"init", "grad", "fwd"})
+        self.assertEqual([name for name in held if name.endswith(":fwd")],
+                         ["lm_head:fwd", "loss:fwd", "transformer.drop:fwd", "transformer.h.0:fwd", "transformer.ln_f:fwd"])
+        self.verify(self.folder / "out/grads.safetensors", self.folder / "out/ranks", "--only", "*:grad,*.weight,*.bias",
+                    "--ignore", "*:init,*:fwd")
+
+    def test_a_second_run_replaces_the_ranks_of_the_first(self):
+        self.grads("--per-rank", "--tp", "4")
+        self.grads("--per-rank", "--dp", "2")
+        self.assertEqual(sorted(os.listdir(self.folder / "out/ranks")),
+                         ["rank-00000.safetensors", "rank-00001.safetensors"])
+        facts = header(self.folder / "out/ranks/rank-00001.safetensors")["__metadata__"]
+        self.assertEqual((facts["layout"], facts["numerics"], facts["num_key_value_heads"]), ("dp=2", "exact", "2"))
+        self.assertEqual(sorted(os.listdir(self.folder / "out")), ["grads.safetensors", "outputs.safetensors", "ranks"])
+
+    def test_a_folder_with_something_else_in_it_stays_as_it_is(self):
+        golden, ranks = GOLDEN / "gpt2-tiny", self.folder / "out/ranks"
+        ranks.mkdir(parents=True)
+        for name in ("mine.txt", "rank-0.safetensors", "rank-00000.safetensors.part", "rank-00000-.safetensors"):
+            with self.subTest(name=name):
+                (ranks / name).write_text("mine", encoding="utf-8")
+                self.refused("grads", golden, "--input", golden / "batch.safetensors", "--out", self.folder / "out",
+                             "--per-rank", says=[name, str(ranks)])
+                self.assertEqual(os.listdir(ranks), [name])
+                (ranks / name).unlink()
+        ranks.rmdir()
+        ranks.write_text("a file", encoding="utf-8")
+        self.refused("grads", golden, "--input", golden / "batch.safetensors", "--out", self.folder / "out",
+                     "--per-rank", says=[str(ranks)])
+        self.assertEqual(os.listdir(self.folder / "out"), ["ranks"])
+
+    def test_a_block_is_dumped_too_and_takes_tensor_parallel_ranks_alone(self):
+        block = GOLDEN / "block-gqa"
+        self.passes("grads", "--block", block, "--out", self.folder / "out", "--tp", "3", "--per-rank", "--activations")
+        self.verify(self.folder / "out/activations.safetensors", self.folder / "out/ranks")
+        for option in (("--dp", "2"), ("--micro-batches", "2"), ("--tp", "3", "--sp"), ("--dp", "2", "--zero", "1")):
+            with self.subTest(option=option):
+                self.refused("grads", "--block", block, "--out", self.folder / "x", *option, says=["tensor-parallel"])
+        self.assertFalse((self.folder / "x").exists())
+
+    def test_a_fault_is_found_by_verify_in_the_ranks_that_have_it(self):
+        self.grads("--activations", out="right")
+        self.grads("--activations", "--per-rank", "--tp", "2", "--inject", "column_dx_not_reduced", out="wrong")
+        told = self.verify(self.folder / "right/activations.safetensors", self.folder / "wrong/ranks", code=1)
+        self.assertEqual(told["first"]["tensor"], "lm_head:bwd")
+        self.assertIn("all-reduce over tp", told["first"]["hint"])
+        facts = header(self.folder / "wrong/ranks/rank-00000.safetensors")["__metadata__"]
+        self.assertEqual(facts["fault"], "column_dx_not_reduced")
+        self.verify(self.folder / "right/grads.safetensors", self.folder / "wrong/grads.safetensors", code=1)
+
+    def test_faults_that_could_not_matter_are_refused_with_what_would_show_them(self):
+        llama, gpt2 = GOLDEN / "llama-gqa-tiny", GOLDEN / "gpt2-tiny"
+        for model, fault, layout, says in (
+                (llama, "adam_step_not_synced", "--dp 2", "after the backward pass"),
+                (llama, "zero_grad_not_recursive", "--tp 2", "second step"),
+                (llama, "dropout_same_mask_in_shard", "--tp 2", "dropout"),
+                (llama, "unused_set_empty", "--dp 2", "module"),
+                (llama, "init_local_fan", "--tp 2", "these are read"),
+                (llama, "embedding_tied_once", "", "tied"), (llama, "sp_position_grad_local", "--tp 2 --sp", "positions"),
+                (llama, "gate_up_interleaved_wrong", "--tp 2", "q|k|v"), (llama, "bias_added_twice", "", "biases"),
+                (llama, "column_dx_not_reduced", "--dp 2", "--tp"), (llama, "dp_group_missing", "--tp 2", "--dp"),
+                (gpt2, "sp_norm_grad_local", "--tp 2", "--sp"), (llama, "kv_replica_grad_local", "--tp 2", "KV heads"),
+                (llama, "accum_last_only", "--dp 2", "--micro-batches"),
+                (llama, "saved_input_overwritten", "--micro-batches 2", "--forward-first"),
+                (llama, "row_input_grad_not_gathered", "--tp 2", "--mlp-order row-column"),
+                (llama, "bucket_reduced_twice", "--tp 2", "buckets")):
+            with self.subTest(fault=fault):
+                self.refused("grads", model, "--input", model / "batch.safetensors", "--out", self.folder / "out",
+                             "--inject", fault, *layout.split(), says=[fault, says])
+        self.assertFalse((self.folder / "out").exists())
+        self.refused("grads", llama, "--input", llama / "batch.safetensors", "--out", self.folder / "out", "--inject",
+                     "column_dx_not_reducd", says=["column_dx_not_reduced"])
+
+    def test_native_runs_are_dumped_and_near(self):
+        self.grads("--activations", out="exact")
+        self.grads("--activations", "--per-rank", "--numerics", "native", "--tp", "2", out="native")
+        self.verify(self.folder / "exact/activations.safetensors", self.folder / "native/ranks", code=1)
+        self.verify(self.folder / "exact/activations.safetensors", self.folder / "native/ranks", "--rtol", "1e-3",
+                    "--atol", "1e-4")
+
+
+class Check(DumpTest):
+    def check(self, *options, model="gpt2-tiny", code=0):
+        done = self.passes("check", GOLDEN / model, *SMALL, "--dump", self.folder / "dump", "--json", "-", "-q",
+                           *options, code=code)
+        (told,) = json.loads(done)["models"]
+        return told
+
+    def test_each_layout_has_a_folder_that_verify_calls_the_same(self):
+        told = self.check("--sweep", "3")
+        self.assertEqual(told["dump"], str(self.folder / "dump/reference.safetensors"))
+        folders = [pathlib.Path(one["dump"]).name for one in told["runs"]]
+        self.assertEqual(sorted(os.listdir(self.folder / "dump")), sorted([*folders, "reference.safetensors"]))
+        self.assertLessEqual({"tp1", "tp2", "tp2-sp", "dp2", "dp2-zero1", "micro-batches2"}, set(folders))
+        for one in told["runs"][::3]:
+            with self.subTest(layout=one["dump"]):
+                same = self.verify(told["dump"], one["dump"])
+                self.assertEqual((same["tensors"], same["ranks"]), (one["tensors"], one["layout"]["world"]))
+
+    def test_steps_are_told_apart_and_a_fault_is_first_where_the_check_has_it(self):
+        told = self.check("--steps", "2", "--dp", "2", "--inject", "zero_grad_not_recursive", code=1)
+        (one,) = told["runs"]
+        self.assertEqual(one["first_difference"]["step"], 2)
+        different = self.verify(told["dump"], one["dump"], code=1)
+        self.assertEqual(different["first"]["tensor"], one["first_difference"]["tensor"] + "@2")
+
+    def test_native_dumps_say_what_rounding_may_do(self):
+        told = self.check("--numerics", "native", "--tp", "2")
+        allowed = self.folder / "dump/allowed.safetensors"
+        self.verify(told["dump"], told["runs"][0]["dump"], "--sensitivity", allowed)
+        self.check("--tp", "2")
+        self.assertFalse(allowed.exists())
+
+    def test_the_text_names_what_was_written(self):
+        out = self.passes("check", GOLDEN / "gpt2-tiny", *SMALL, "--tp", "2", "--dump", self.folder / "dump")
+        self.assertIn(str(self.folder / "dump/reference.safetensors"), out)
+        self.assertIn(str(self.folder / "dump/tp2"), out)
+
+    def test_what_is_in_the_way_or_makes_no_run_is_refused(self):
+        dump = self.folder / "dump"
+        dump.mkdir()
+        (dump / "mine.txt").write_text("mine", encoding="utf-8")
+        self.refused("check", GOLDEN / "gpt2-tiny", *SMALL, "--dump", dump, says=["mine.txt", str(dump)])
+        self.assertEqual(os.listdir(dump), ["mine.txt"])
+        self.refused("check", GOLDEN / "gpt2-tiny", *SMALL, "--list-tensors", "--dump", self.folder / "x",
+                     says=["--list-tensors"])
+        self.refused("check", "--inject", "unused_set_empty", "--dump", self.folder / "x", says=["--dump", "module"])
+        self.refused("check", GOLDEN / "gpt2-tiny", *SMALL, "--dump", self.folder / "no/such/folder", says=["no/such"])
+        self.assertEqual(os.listdir(self.folder), ["dump"])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        COMMAND = sys.argv.pop(1)
+    unittest.main()
