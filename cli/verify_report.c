@@ -39,7 +39,7 @@ static void difference_row(ari_table *t, const ar_verify_report *r, const ar_ver
     ari_table_cell(t, "%s", ARI_COUNT(row->max_ulp));
     if (ari_has_ratio(r))
         ari_table_cell(t, "%.3g", row->ratio);
-    ari_table_cell(t, "%.6f", row->cosine);
+    ari_table_cell(t, "%s", ARI_COSINE(row, 6));
     ari_table_cell(t, "%s", ARI_INDEX(row, row->worst));
     ari_table_cell(t, "%s", ARI_VALUE(row->dtype, row->worst_value[0]));
     ari_table_cell(t, "%s", ARI_VALUE(row->other_dtype, row->worst_value[1]));
@@ -189,8 +189,8 @@ static void print_values(FILE *to, const ar_verify_report *r, const ar_verify_ro
             ARI_COUNT(row->elements), 100.0 * (double)row->elements_different / (double)row->elements);
     if (row->bits_different != row->elements_different)
         fprintf(to, "; in bits %s", ARI_COUNT(row->bits_different));
-    fprintf(to, "\n    how much  rms %.2e of difference against %.2e of the reference; cosine %.9f, scale %.9g\n",
-            row->rms, row->rms_reference, row->cosine, row->scale);
+    fprintf(to, "\n    how much  rms %.2e of difference against %.2e of the reference; cosine %s, scale %.9g\n",
+            row->rms, row->rms_reference, ARI_COSINE(row, 9), row->scale);
     if (row->nan[0] + row->nan[1] > 0)
         fprintf(to, "    NaN       %s in the reference, %s in the other\n", ARI_COUNT(row->nan[0]),
                 ARI_COUNT(row->nan[1]));
@@ -202,10 +202,15 @@ static void print_values(FILE *to, const ar_verify_report *r, const ar_verify_ro
 static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_row *row, const char *title)
 {
     fprintf(to, "\n%s: %s\n", title, ARI_SHOW(row->name));
-    if (row->state == AR_VERIFY_DIFFERENT) {
+    if (row->state == AR_VERIFY_DIFFERENT || row->state == AR_VERIFY_REPLICAS)
         print_where(to, r, row);
+    if (row->state == AR_VERIFY_DIFFERENT)
         print_values(to, r, row);
-    }
+    if (row->state == AR_VERIFY_REPLICAS)
+        fprintf(to, "    copies    %s on rank %d, %s on rank %d (%s); %s of its elements differ between the two\n",
+                ARI_VALUE(row->dtype, row->first_value[0]), row->ranks[0], ARI_VALUE(row->dtype, row->first_value[1]),
+                row->ranks[1], row->in_reference ? "of the reference" : "of the other",
+                ARI_COUNT(row->elements_different));
     if (row->pattern[0])
         fprintf(to, "    pattern   %s\n", row->pattern);
     if (row->hint[0])
@@ -300,7 +305,8 @@ static bool print_prefix(FILE *to, const ar_verify_report *r, ar_verify_state sh
 
 static void print_renamed(FILE *to, const ar_verify_report *r)
 {
-    if (r->missing == 0 || r->unexpected == 0)
+    enum { MOST_ROWS = 8192 }; /* each name is held against each */
+    if (r->missing == 0 || r->unexpected == 0 || r->rows > MOST_ROWS)
         return;
     if (!print_prefix(to, r, AR_VERIFY_MISSING, AR_VERIFY_UNEXPECTED) &&
         !print_prefix(to, r, AR_VERIFY_UNEXPECTED, AR_VERIFY_MISSING) && r->compared == 0)
@@ -317,7 +323,7 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
     if (r->different > 0)
         print_detail(to, r, &r->row[r->first], "first in execution order");
     if (r->different > 0 && r->worst != r->first)
-        print_detail(to, r, &r->row[r->worst], "worst");
+        print_detail(to, r, &r->row[r->worst], "worst, with what reached it from those before it");
     print_names(to, r, AR_VERIFY_MISSING, most);
     print_names(to, r, AR_VERIFY_UNEXPECTED, most);
     print_renamed(to, r);

@@ -41,6 +41,15 @@ const char *ari_verify_size_text(char *out, const ar_verify_row *r)
     return out;
 }
 
+const char *ari_verify_cosine_text(char *out, const ar_verify_row *r, int digits)
+{
+    if (isnan(r->cosine))
+        snprintf(out, ARI_VERIFY_TEXT, "-");
+    else
+        snprintf(out, ARI_VERIFY_TEXT, "%.*f", digits, r->cosine);
+    return out;
+}
+
 const char *ari_verify_rule_text(char *out, const ar_verify_report *r)
 {
     switch (r->rule) {

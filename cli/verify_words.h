@@ -13,6 +13,8 @@ const char *ari_verify_index_text(char *out, const ar_verify_row *r, size_t elem
 const char *ari_verify_value_text(char *out, ar_dtype t, double x);
 /** The largest difference: of numbers, unless only one of the two is one. */
 const char *ari_verify_size_text(char *out, const ar_verify_row *r);
+/** "-" where one of the two is all zero. */
+const char *ari_verify_cosine_text(char *out, const ar_verify_row *r, int digits);
 /** "within 3 ulp". */
 const char *ari_verify_rule_text(char *out, const ar_verify_report *r);
 
@@ -21,6 +23,7 @@ const char *ari_verify_rule_text(char *out, const ar_verify_report *r);
 #define ARI_INDEX(r, element) ari_verify_index_text((char[ARI_VERIFY_TEXT]){0}, (r), (element))
 #define ARI_VALUE(t, x) ari_verify_value_text((char[ARI_VERIFY_TEXT]){0}, (t), (x))
 #define ARI_SIZE(r) ari_verify_size_text((char[ARI_VERIFY_TEXT]){0}, (r))
+#define ARI_COSINE(r, digits) ari_verify_cosine_text((char[ARI_VERIFY_TEXT]){0}, (r), (digits))
 #define ARI_RULE(r) ari_verify_rule_text((char[ARI_VERIFY_TEXT]){0}, (r))
 
 static inline const char *ari_plural(size_t n)

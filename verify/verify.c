@@ -2,6 +2,7 @@
 #include "anyrank/verify.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -157,6 +158,11 @@ static ar_status explain_row(ari_verifying *v, size_t i)
         return AR_OK;
     if (row->state == AR_VERIFY_SHAPE)
         return ari_verify_shape(row, s->of[0], s->of[1]);
+    if (row->state == AR_VERIFY_REPLICAS && row->in_reference) {
+        snprintf(row->hint, sizeof row->hint,
+                 "the reference's own copies differ from each other: which of them is right, it does not say");
+        return AR_OK;
+    }
     ari_explain_case c = {.reference = v->dump[0],
                           .other = v->dump[1],
                           .tp = o->tp,
