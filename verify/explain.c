@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/explain.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -25,7 +26,7 @@ static const size_t MOST_ELEMENTS = (size_t)1 << 24;
  */
 
 typedef struct held {
-    float *ref, *val, *beside;
+    float *ref, *val, *beside, *earlier;
     size_t shape[AR_MAX_DIMS];
     char name[256]; /* without suffixes */
     ar_layout layout;
@@ -40,6 +41,7 @@ static void held_fini(held *h)
     free(h->ref);
     free(h->val);
     free(h->beside);
+    free(h->earlier);
 }
 
 /* All dimensions but the last AR_MAX_DIMS - 1 become one; of a tensor beyond the bound a stretch of rows. */
@@ -72,6 +74,40 @@ static ar_status read_both(held *h, const ar_dump_tensor *reference, const ar_du
     AR_TRY(ari_alloc((void **)&h->val, h->w.count, sizeof *h->val, reference->name));
     AR_TRY(ar_dump_read_f32(reference, h->w.start, h->w.count, h->ref));
     return ar_dump_read_f32(other, h->w.start, h->w.count, h->val);
+}
+
+/* The reference's tensor of the step before: of new weights what they were, of a gradient the last one. */
+static const ar_dump_tensor *find_earlier(const held *h, const ari_explain_case *c)
+{
+    const int before = h->d.step - 1;
+    char name[sizeof h->name + 24];
+    if (!c->reference || (h->d.pass != 'n' && (h->d.pass != 'g' || before < 1)))
+        return NULL;
+    if (before < 1)
+        snprintf(name, sizeof name, "%s:init", h->name);
+    else if (before == 1)
+        snprintf(name, sizeof name, "%s:%s", h->name, h->d.pass == 'n' ? "new" : "grad");
+    else
+        snprintf(name, sizeof name, "%s:%s@%d", h->name, h->d.pass == 'n' ? "new" : "grad", before);
+    const ar_dump_tensor *t = ar_dump_find(c->reference, name);
+    return t && t->count == h->w.count ? t : NULL;
+}
+
+static ar_status read_earlier(held *h, const ari_explain_case *c)
+{
+    const ar_dump_tensor *t = find_earlier(h, c);
+    if (!t || h->rows > 0)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&h->earlier, t->count, sizeof *h->earlier, t->name));
+    AR_TRY(ar_dump_read_f32(t, 0, t->count, h->earlier));
+    if (h->d.pass == 'n') {
+        h->d.before = h->earlier;
+        h->d.beta1 = 0.9; /* where they are others, no correction of Adam's fits */
+        h->d.beta2 = 0.999;
+    } else {
+        h->d.last = h->earlier;
+    }
+    return AR_OK;
 }
 
 /* --- what counts as different ---------------------------------------------------------------------------------------
@@ -209,7 +245,7 @@ static ar_status cut_out(held *in, const held *h)
     in->w.count = count;
     in->w.inner = true;
     in->d = h->d;
-    in->d.beside = NULL;
+    in->d.beside = in->d.before = in->d.last = NULL;
     AR_TRY(ari_alloc((void **)&in->ref, count, sizeof *in->ref, h->d.name));
     AR_TRY(ari_alloc((void **)&in->val, count, sizeof *in->val, h->d.name));
     for (size_t i = 0; i < count; i++) {
@@ -356,6 +392,7 @@ ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const
     name_case(&h, row, c);
     choose_shape(&h, other, row->first); /* its ranks' boxes are of it */
     AR_TRY_TO(done, st, read_both(&h, reference, other));
+    AR_TRY_TO(done, st, read_earlier(&h, c));
     weigh(&h, reference, other, c);
     const counted n = count_differences(&h);
     AR_TRY_TO(done, st, choose_allowed(&h, c, &n));

@@ -104,8 +104,8 @@ ar_status ari_seek_zero(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_added(ari_clue *f, const ari_whole *w); /* explain_added.c: something was added */
 ar_status ari_seek_other(ari_clue *f, const ari_whole *w); /* explain_other.c: another tensor's values */
 ar_status ari_seek_sum(ari_clue *f, const ari_whole *w);   /* another tensor added */
-ar_status ari_seek_ids(ari_clue *f, const ari_whole *w);   /* explain_place.c: where, and how much */
-ar_status ari_seek_mask(ari_clue *f, const ari_whole *w);
+ar_status ari_seek_ids(ari_clue *f, const ari_whole *w);   /* explain_ids.c: rows of a vocabulary */
+ar_status ari_seek_mask(ari_clue *f, const ari_whole *w);  /* explain_place.c: where, and how much */
 ar_status ari_seek_share(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_norm(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_place(ari_clue *f, const ari_whole *w);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slices of a dimension that stand in another slice's place: which, and by what rule. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -163,11 +164,49 @@ done:
     return st;
 }
 
+/* Of [b, s, h]: the parts of n ranks, [b, s/n, h] each, one after the other. Tokens of equal values have no place of
+ * their own, so each is held against the place that this would give it. */
+static bool is_rank_major(const ari_whole *w, size_t n, double *worst)
+{
+    const ari_grid *g = &w->view.grid;
+    const size_t b = g->shape[0], s = g->shape[1], part = s / n;
+    const ari_axis a = {.n = g->rows, .inner = g->cols, .size = g->cols};
+    *worst = 0.0;
+    for (size_t i = 0; i < g->rows; i++) {
+        const size_t from = i / part % b * s + i / (b * part) * part + i % part;
+        if (!is_slice(w, &a, i, from, worst))
+            return false;
+    }
+    return true;
+}
+
+static void seek_rank_major(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    const bool activation = g->d->pass == 'f' || g->d->pass == 'b';
+    double worst = 0.0;
+    if (g->nd != 3 || !activation || g->shape[0] < 2 || w->view.survey.different < 8)
+        return;
+    for (size_t n = 2; n <= ARI_MOST_RANKS && n <= g->shape[1]; n++) {
+        if (g->shape[1] % n != 0 || !is_rank_major(w, n, &worst))
+            continue;
+        ari_text t = ari_find(f, ARI_IDENTITY + 8);
+        snprintf(f->value, sizeof f->value, "the reference's values in another place");
+        ari_say(&t,
+                "tokens gathered over %zu ranks left one part after the other ([ranks, b, s/N, h] in place of [b, s, "
+                "h]): for more than one sample an all-gather along tokens must put each sample's parts together; ",
+                n);
+        ari_say_exactness(&t, w, worst);
+        return;
+    }
+}
+
 ar_status ari_seek_order(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
     if (w->count < 2)
         return AR_OK;
+    seek_rank_major(f, w);
     for (int dim = 0; dim < g->nd; dim++) {
         size_t outer = 1, inner = 1;
         for (int i = 0; i < g->nd; i++) {

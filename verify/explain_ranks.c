@@ -7,40 +7,48 @@
 
 enum { MOST_ELEMENTS = 1 << 24 };
 
-static bool fits(const ar_dump_part *p)
+/* Parts of one rank lie next to each other: files can be one for each box of a packed tensor. */
+static size_t parts_of_rank(const ar_dump_tensor *t, size_t first, size_t *boxes)
 {
-    return p->rank >= 0 && p->boxes <= AR_MAX_BOXES;
+    size_t n = 0;
+    *boxes = 0;
+    while (first + n < t->parts && t->part[first + n].rank == t->part[first].rank)
+        *boxes += t->part[first + n++].boxes;
+    return n;
 }
 
-/* Whether every part is a rank's, no rank has two, and all of it is small enough; counts ranks and elements. */
+/* Whether every part is a rank's, and all of it is small enough; counts ranks and elements. */
 static bool is_of_ranks(const ar_dump_tensor *t, int *ranks, size_t *elements)
 {
     *ranks = 0;
     *elements = 0;
     if (t->ndim > AR_MAX_DIMS || t->parts < 2)
         return false;
-    for (size_t i = 0; i < t->parts; i++) {
-        if (!fits(&t->part[i]) || (i > 0 && t->part[i].rank <= t->part[i - 1].rank))
+    for (size_t i = 0, n = 0, boxes; i < t->parts; i += n) {
+        n = parts_of_rank(t, i, &boxes);
+        if (t->part[i].rank < *ranks || boxes > AR_MAX_BOXES)
             return false;
         *ranks = t->part[i].rank + 1;
-        for (size_t b = 0; b < t->part[i].boxes; b++) {
-            size_t n = 1;
-            for (int dim = 0; dim < t->ndim; dim++)
-                n *= t->part[i].box[b].extent[dim];
-            *elements += n;
+        for (size_t k = i; k < i + n; k++) {
+            for (size_t b = 0; b < t->part[k].boxes; b++) {
+                size_t count = 1;
+                for (int dim = 0; dim < t->ndim; dim++)
+                    count *= t->part[k].box[b].extent[dim];
+                *elements += count;
+            }
         }
     }
-    return *elements <= MOST_ELEMENTS && *ranks <= 4096;
+    return *elements <= MOST_ELEMENTS && *ranks > 1 && *ranks <= 4096;
 }
 
 /* Boxes that differ along one dimension alone lie one after the other along it, as in the rank's own tensor; others
  * along the first. */
-static int stacking_dim(const ar_dump_part *p, int ndim)
+static int stacking_dim(const ar_layout *o)
 {
     int stack = 0;
-    for (int dim = 0; dim < ndim; dim++) {
-        for (size_t b = 1; b < p->boxes; b++) {
-            if (p->box[b].global[dim] != p->box[0].global[dim])
+    for (int dim = 0; dim < o->ndim; dim++) {
+        for (size_t b = 1; b < o->nbox; b++) {
+            if (o->box[b].global[dim] != o->box[0].global[dim])
                 stack = dim;
         }
     }
@@ -65,45 +73,53 @@ static void place_box(float *local, const size_t *shape, const float *values, co
     }
 }
 
-/* A rank's layout and the shape of its local tensor; false where its boxes do not stack. */
-static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *p)
+/* A rank's layout and the shape of its local tensor, of n parts; false where its boxes do not stack. */
+static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *p, size_t n)
 {
-    const int stack = stacking_dim(p, t->ndim);
-    *o = (ar_layout){.ndim = t->ndim, .nbox = p->boxes, .replica = p->replica, .replicas = p->replicas};
+    *o = (ar_layout){.ndim = t->ndim, .replica = p->replica, .replicas = p->replicas};
+    for (size_t k = 0; k < n; k++) {
+        for (size_t b = 0; b < p[k].boxes; b++, o->nbox++) {
+            for (int dim = 0; dim < t->ndim; dim++) {
+                o->box[o->nbox].global[dim] = p[k].box[b].global[dim];
+                o->box[o->nbox].extent[dim] = p[k].box[b].extent[dim];
+            }
+        }
+    }
+    const int stack = stacking_dim(o);
     for (int dim = 0; dim < t->ndim; dim++) {
         o->shape[dim] = t->shape[dim];
-        shape[dim] = p->boxes > 0 ? p->box[0].extent[dim] : 0;
+        shape[dim] = o->nbox > 0 && dim != stack ? o->box[0].extent[dim] : 0;
     }
-    if (t->ndim > 0 && p->boxes > 0)
-        shape[stack] = 0;
-    for (size_t b = 0; b < p->boxes; b++) {
+    for (size_t b = 0; b < o->nbox && t->ndim > 0; b++) {
         for (int dim = 0; dim < t->ndim; dim++) {
-            o->box[b].global[dim] = p->box[b].global[dim];
-            o->box[b].extent[dim] = p->box[b].extent[dim];
             if (dim != stack && o->box[b].extent[dim] != shape[dim])
                 return false;
         }
-        if (t->ndim > 0) {
-            o->box[b].local[stack] = shape[stack];
-            shape[stack] += o->box[b].extent[stack];
-        }
+        o->box[b].local[stack] = shape[stack];
+        shape[stack] += o->box[b].extent[stack];
     }
     return true;
 }
 
-static ar_status read_part(float *local, ari_rank_copy *copy, const ar_dump_tensor *t, const ar_dump_part *p, size_t n)
+/* The parts' values, in the order of the layout's boxes. */
+static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_dump_tensor *t, const ar_dump_part *p,
+                            size_t parts, size_t n)
 {
     float *values = NULL;
     size_t at = 0;
     AR_TRY(ari_alloc((void **)&values, n, sizeof *values, t->name));
-    const ar_status st = ar_dump_part_f32(t, p, values);
-    for (size_t b = 0; st == AR_OK && b < p->boxes; b++) {
-        const ar_box *box = &copy->layout->box[b];
-        size_t count = 1;
-        for (int dim = 0; dim < t->ndim; dim++)
-            count *= box->extent[dim];
-        place_box(local, copy->shape, values + at, box, t->ndim);
-        at += count;
+    ar_status st = AR_OK;
+    for (size_t k = 0, b = 0; k < parts && st == AR_OK; k++) {
+        st = ar_dump_part_f32(t, &p[k], values);
+        at = 0;
+        for (size_t end = b + p[k].boxes; st == AR_OK && b < end; b++) {
+            const ar_box *box = &copy->layout->box[b];
+            size_t count = 1;
+            for (int dim = 0; dim < t->ndim; dim++)
+                count *= box->extent[dim];
+            place_box(local, copy->shape, values + at, box, t->ndim);
+            at += count;
+        }
     }
     free(values);
     return st;
@@ -155,14 +171,15 @@ ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, cons
         out->layout[rank].ndim = t->ndim;
         memcpy(out->layout[rank].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
     }
-    for (size_t i = 0; i < t->parts && stacked; i++) {
+    for (size_t i = 0, parts, boxes; i < t->parts && stacked; i += parts) {
         const ar_dump_part *p = &t->part[i];
         ari_rank_copy *copy = &out->copy[p->rank];
-        stacked = lay_out(&out->layout[p->rank], copy->shape, t, p);
-        const size_t n = stacked && p->boxes > 0 ? local_count(copy->shape, t->ndim) : 0;
+        parts = parts_of_rank(t, i, &boxes);
+        stacked = lay_out(&out->layout[p->rank], copy->shape, t, p, parts);
+        const size_t n = stacked && boxes > 0 ? local_count(copy->shape, t->ndim) : 0;
         copy->local = out->data + at;
         if (n > 0)
-            AR_TRY_TO(failed, st, read_part(out->data + at, copy, t, p, n));
+            AR_TRY_TO(failed, st, read_parts(out->data + at, copy, t, p, parts, n));
         at += n;
     }
     find_mesh(out, c);

@@ -163,9 +163,11 @@ static void say_block(ari_text *t, const ari_whole *w, int dim)
     ari_hull(w, dim, &from, &to);
     if (n < 2 || to - from == n || to == from || w->view.survey.hit[dim] * 10 < (to - from) * 9)
         return;
-    const bool packed = say_packed(t, w, dim, &from, &to, &n);
+    const char *part[3];
+    size_t size[3];
+    const bool is_packed = ari_packed(w, dim, part, size) > 0, packed = say_packed(t, w, dim, &from, &to, &n);
     const size_t blocks = ari_block_of(n, from, to, &which), head = ari_head_size(w, dim);
-    if (head > 0 && from % head == 0 && to % head == 0 && to - from < n) {
+    if (head > 0 && (packed || !is_packed) && from % head == 0 && to % head == 0 && to - from < n) {
         ari_say(t, to - from == head ? "; head %zu" : "; heads %zu", from / head);
         if (to - from > head)
             ari_say(t, "..%zu", to / head - 1);
