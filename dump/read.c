@@ -30,20 +30,6 @@ static ar_status each_run(const ar_dump_tensor *t, size_t start, size_t count,
 }
 
 /* --- parts put together ------------------------------------------------------------------------------------------- */
-typedef struct target {
-    const ar_dump_tensor *t;
-    size_t start;
-    char *out;
-} target;
-
-static ar_status copy_run(void *user, const ari_dump_run *run)
-{
-    const target *o = user;
-    const size_t bytes = ar_dtype_bytes(o->t->dtype);
-    ari_dump_copy_run(o->out + (run->full - o->start) * bytes, run, bytes);
-    return AR_OK;
-}
-
 typedef struct sum {
     const ar_dump_tensor *t;
     size_t start;
@@ -92,8 +78,11 @@ ar_status ar_dump_read(const ar_dump_tensor *t, size_t start, size_t count, void
     }
     if (t->parts > 0 && t->part[0].partial)
         return read_sum(t, start, count, out);
-    target o = {t, start, out};
-    return each_run(t, start, count, copy_run, &o);
+    for (size_t i = 0; i < t->parts; i++)
+        for (size_t k = 0; k < t->part[i].boxes; k++)
+            if (t->part[i].box[k].replica == 0)
+                ari_dump_copy_box(out, t, &t->part[i], &t->part[i].box[k], start, count);
+    return AR_OK;
 }
 
 /* --- converted ---------------------------------------------------------------------------------------------------- */

@@ -151,3 +151,65 @@ void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes)
         GATHER(uint64_t);
     }
 }
+
+/* --- transposed boxes --------------------------------------------------------------------------------------------- */
+
+/* Columns that are copied for all rows before the next ones: so many lines of the file are in use at a time, and each
+ * is used up before it is left. */
+#define TILE 16
+
+#define TRANSPOSE(type)                                                                                             \
+    for (size_t i = 0; i < n; i++)                                                                                  \
+        for (size_t k = 0; k < width; k++)                                                                          \
+            memcpy(out + (i * r->full[0] + k) * sizeof(type), in + (i + k * r->step) * sizeof(type), sizeof(type)); \
+    return
+
+/* n rows of `width` elements, which lie next to each other in the file column by column. */
+static void copy_tile(char *out, const char *in, const rows *r, size_t n, size_t width, size_t bytes)
+{
+    switch (bytes) {
+    case 1:
+        TRANSPOSE(uint8_t);
+    case 2:
+        TRANSPOSE(uint16_t);
+    case 4:
+        TRANSPOSE(uint32_t);
+    default:
+        TRANSPOSE(uint64_t);
+    }
+}
+
+/* Rows from row i on that are copied together: whole ones, of the innermost dimension over which rows are counted. */
+static size_t rows_together(const rows *r, const size_t *index, size_t full, size_t start, size_t end)
+{
+    if (r->dims == 0 || r->local[0] != 1 || r->step == 1 || full < start || end - full < r->width)
+        return 0;
+    const size_t fit = (end - full - r->width) / r->full[0] + 1, left = r->extent[0] - index[0];
+    return fit < left ? fit : left;
+}
+
+void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b, size_t start,
+                       size_t count)
+{
+    if (ari_dump_box_count(t->ndim, b) == 0 || count == 0)
+        return;
+    const rows r = rows_of(t, b);
+    const size_t bytes = ar_dtype_bytes(t->dtype), end = start + count;
+    size_t index[AR_ST_MAX_DIMS] = {0}, full = 0, local = 0;
+    for (size_t i = r.full_start < end ? first_row(&r, start) : r.count; i < r.count;) {
+        row_at(&r, i, index, &full, &local);
+        if (full >= end)
+            return;
+        const char *in = (const char *)p->entry->data + local * bytes;
+        const size_t n = rows_together(&r, index, full, start, end);
+        for (size_t k = 0; k < r.width && n > 1; k += TILE)
+            copy_tile(out + (full - start + k) * bytes, in + k * r.step * bytes, &r, n,
+                      r.width - k < TILE ? r.width - k : TILE, bytes);
+        if (n <= 1) {
+            const size_t skip = full < start ? start - full : 0, stop = full + r.width < end ? r.width : end - full;
+            const ari_dump_run run = {in + skip * r.step * bytes, r.step * bytes, full + skip, stop - skip};
+            ari_dump_copy_run(out + (run.full - start) * bytes, &run, bytes);
+        }
+        i += n > 1 ? n : 1;
+    }
+}

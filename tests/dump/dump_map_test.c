@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dump/folder.h"
+
+TestSuite(dump_map, .timeout = 60, .init = folder_begin, .fini = folder_end);
+
+static ar_dump *open_mapped(const char *path, const char *map)
+{
+    char file[128];
+    ar_dump *d = NULL;
+    put_text("map", map);
+    snprintf(file, sizeof file, "%s/map", folder);
+    cr_assert_eq(ar_dump_open(&d, path, &(ar_dump_options){.map = file}), AR_OK, "%s", ar_error_message());
+    return d;
+}
+
+/* Identity: element (i, j) of the transposed is (j, i) of the file's, whatever range is read. */
+Test(dump_map, every_range_of_a_transposed_tensor_is_right)
+{
+    static const ar_dtype dtypes[] = {AR_U8, AR_BF16, AR_F32, AR_F64};
+    const size_t rows = 7, columns = 20;
+    for (size_t k = 0; k < sizeof dtypes / sizeof *dtypes; k++) {
+        const size_t bytes = ar_dtype_bytes(dtypes[k]);
+        unsigned char data[7 * 20 * 8], out[7 * 20 * 8];
+        char path[128];
+        for (size_t i = 0; i < rows * columns * bytes; i++)
+            data[i] = (unsigned char)(i * 37 + i / 256);
+        const ar_st_tensor t = {"a", dtypes[k], 2, {rows, columns}, data};
+        snprintf(path, sizeof path, "%s/f.safetensors", folder);
+        cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
+        ar_dump *d = open_mapped(path, "{\"version\":1,\"tensors\":[{\"match\":\"a\",\"transpose\":true}]}");
+        const ar_dump_tensor *a = ar_dump_at(d, 0);
+        cr_assert(a->shape[0] == columns && a->shape[1] == rows && a->whole == NULL);
+        for (size_t start = 0; start < a->count; start++)
+            for (size_t count = 1; count <= a->count - start; count += 1 + start % 3) {
+                cr_assert_eq(ar_dump_read(a, start, count, out), AR_OK);
+                for (size_t i = start; i < start + count; i++)
+                    cr_assert_eq(
+                        memcmp(out + (i - start) * bytes, data + (i % rows * columns + i / rows) * bytes, bytes), 0,
+                        "%s [%zu, %zu): element %zu", ar_dtype_name(dtypes[k]), start, start + count, i);
+            }
+        ar_dump_close(d);
+    }
+}
+
+static const size_t two_by_three[] = {2, 3};
+static const float low[] = {0, 1, 2, 3, 4, 5}, high[] = {6, 7, 8, 9, 10, 11};
+
+/* Parts that say their place, under other names and transposed. */
+Test(dump_map, a_mapping_without_files_is_applied_to_full_tensors)
+{
+    put_tensor("rank-0.safetensors", "a", 2, two_by_three, low, "{\"a\":{\"saved_offsets\":[0,0]}}", NULL);
+    put_tensor("rank-1.safetensors", "a", 2, two_by_three, high, "{\"a\":{\"saved_offsets\":[2,0]}}", NULL);
+    ar_dump *d =
+        open_mapped(folder, "{\"version\":1,\"tensors\":[{\"match\":\"a\",\"transpose\":true,\"rename\":\"b\"}]}");
+    const ar_dump_tensor *b = ar_dump_find(d, "b");
+    float x[12];
+    cr_assert(b != NULL && b->shape[0] == 3 && b->shape[1] == 4 && b->parts == 2);
+    cr_expect(b->part[1].rank == 1 && b->part[1].box[0].global[1] == 2);
+    cr_assert_eq(ar_dump_read_f32(b, 0, 12, x), AR_OK);
+    for (size_t i = 0; i < 12; i++)
+        cr_expect_eq(x[i], (float)(i % 4 * 3 + i / 4), "element %zu", i);
+    ar_dump_close(d);
+}
+
+/* Row i of a full tensor [12,1], in two ranks' halves of two blocks each, and a vector that every rank has. */
+Test(dump_map, a_mapping_with_files_says_whose_they_are)
+{
+    for (int r = 0; r < 2; r++) {
+        const float first = (float)(3 * r), x[] = {first, first + 1, first + 2, first + 6, first + 7, first + 8}, y = 1;
+        const ar_st_tensor t[] = {{"p.w13", AR_F32, 2, {6, 1}, x}, {"p.norm", AR_F32, 1, {1}, &y}};
+        char path[128];
+        snprintf(path, sizeof path, "%s/part_%02d.safetensors", folder, r);
+        cr_assert_eq(ar_st_write(path, t, 2, NULL, 0), AR_OK);
+    }
+    static const char map[] = "{\"version\":1,\"mesh\":[[\"tp\",2]],\"files\":\"part_{tp}.safetensors\",\"tensors\":[{"
+                              "\"match\":\"*.w13\",\"shard\":{\"tp\":0},\"blocks\":[6,6]}]}";
+    ar_dump *d = open_mapped(folder, map);
+    const ar_dump_tensor *w = ar_dump_find(d, "p.w13");
+    float x[12];
+    cr_assert(w != NULL && w->count == 12);
+    cr_assert_eq(ar_dump_read_f32(w, 0, 12, x), AR_OK);
+    for (size_t i = 0; i < 12; i++)
+        cr_expect_eq(x[i], (float)i);
+    cr_expect_eq(ar_dump_find(d, "p.norm")->part[1].replica, 1);
+    cr_expect_eq(ar_dump_ranks(d), 2);
+    ar_dump_close(d);
+
+    char path[128], file[128];
+    snprintf(path, sizeof path, "%s/part_01.safetensors", folder);
+    snprintf(file, sizeof file, "%s/map", folder);
+    unlink(path);
+    cr_expect_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = file}), AR_ERR_FORMAT);
+    cr_expect_not_null(strstr(ar_error_message(), "MissingShard: "), "%s", ar_error_message());
+    cr_expect_not_null(strstr(ar_error_message(), "none of rank 1"), "%s", ar_error_message());
+}
+
+Test(dump_map, a_mapping_that_is_not_there_or_malformed_is_an_error)
+{
+    ar_dump *d = NULL;
+    char file[128];
+    put_tensor("a.safetensors", "a", 2, two_by_three, low, NULL, NULL);
+    cr_expect_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = "/nonexistent"}), AR_ERR_IO);
+    put_text("map", "{}");
+    snprintf(file, sizeof file, "%s/map", folder);
+    cr_expect_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = file}), AR_ERR_FORMAT);
+    cr_expect_eq(strncmp(ar_error_message(), "InvalidMapping: ", 16), 0, "%s", ar_error_message());
+    cr_expect_null(d);
+}
