@@ -26,7 +26,7 @@ def run(name):
 
 class ExamplesTest(unittest.TestCase):
     def test_a_page_or_two_each(self):
-        for name in ("mlp_classifier", "own_layer"):
+        for name in ("mlp_classifier", "own_layer", "dump_ranks"):
             lines = (ROOT / f"examples/{name}.c").read_text().count("\n")
             self.assertLess(lines, 120, name)
 
@@ -51,6 +51,12 @@ class ExamplesTest(unittest.TestCase):
         self.assertRegex(wrong, r"layer\.weight .* WRONG")
         self.assertNotRegex(wrong, r"layer\.scale .* WRONG")
         self.assertEqual(wrong.count("the same bits"), 2, "the mistake is the same on any number of ranks")
+
+    def test_dumps_of_two_runs_tell_the_rank_that_read_another_input(self):
+        status, text = run("dump_ranks")
+        self.assertEqual(status, 0, text)
+        self.assertTrue(text.startswith("first: mlp.fc1:fwd\n"), text)
+        self.assertIn("on rank 1 only", text)
 
 
 if __name__ == "__main__":
