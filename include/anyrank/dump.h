@@ -59,7 +59,8 @@ typedef struct ar_dump_dim {
 
 typedef struct ar_dump ar_dump;
 typedef struct ar_dump_options {
-    const char *map; /* a mapping file for dumps that do not say how their parts fit; NULL: none */
+    const char *map; /* a mapping file: how the parts of files fit that it says the ranks of; else renames and the like
+                        of full tensors. NULL: none */
 } ar_dump_options;
 
 /** Opens a dump and checks all of it but values. `path`:
@@ -129,9 +130,11 @@ typedef struct ar_dump_place {
     int at[AR_DUMP_MAX_DIMS];           /* the rank's coordinates */
     size_t dims;
 } ar_dump_place;
-/** Writes one rank's file of a per-rank dump, folder/rank-00003.safetensors (docs/dumps.md), values in execution order.
- *  PyTorch's distributed checkpoint reader puts such a folder together too. The folder must be there. metadata: n_meta
- *  pairs. Errors: those of ar_st_write, AR_ERR_ARG (a layout that is not the tensor's). */
+/** Writes one rank's part of a per-rank dump, folder/rank-00003.safetensors (docs/dumps.md), values in execution order;
+ *  of tensors with several boxes the second ones into rank-00003-2.safetensors, and so on, so that PyTorch's
+ * distributed checkpoint reader puts such a folder together too. Files of an earlier dump of this rank are replaced.
+ * The folder must be there. metadata: n_meta pairs. Errors: those of ar_st_write, AR_ERR_ARG (a layout that is not the
+ * tensor's, a place that is not one of the mesh); then nothing is changed. */
 AR_NODISCARD ar_status ar_dump_write(const char *folder, const ar_dump_place *place, const ar_dump_value *values,
                                      size_t n, const char *const *metadata, size_t n_meta);
 
