@@ -211,10 +211,11 @@ static ar_status copy_rows(sink *s, const ari_rs_item *item, const origin *o)
     const int ndim = item->tensor->ndim;
     const size_t rows = ndim > 0 ? item->local[0] : 1, row_bytes = item->bytes / rows;
     const size_t step = row_bytes < CHUNK_BYTES ? CHUNK_BYTES / row_bytes : 1;
+    const bool padded = ndim > 0 && item->tensor->shape[0] > item->tensor->rows;
     AR_TRY(need(s, (step < rows ? step : rows) * row_bytes));
     for (size_t first = 0; first < rows; first += step) {
         const size_t n = rows - first < step ? rows - first : step;
-        if (item->tensor->shape[0] > item->tensor->rows)
+        if (padded && s->buffer)
             memset(s->buffer, 0, n * row_bytes);
         for (size_t k = 0; k < item->boxes; k++) {
             ar_dump_box part;

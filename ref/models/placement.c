@@ -142,13 +142,14 @@ ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *nam
         return ar_layout_shard_uneven(o, p->ndim, p->shape, p->dim, rank, tp);
     AR_TRY(check_heads(p, name, tp));
     const int copies = p->copied && (size_t)tp > p->heads ? tp / (int)p->heads : 1, parts = tp / copies;
+    const size_t extent = p->shape[p->dim] / (size_t)p->blocks;
     size_t block[AR_MAX_BOXES];
     for (int i = 0; i < p->blocks; i++)
-        block[i] = p->shape[p->dim] / (size_t)p->blocks;
-    if (block[0] % (size_t)parts != 0)
+        block[i] = extent;
+    if (extent % (size_t)parts != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: dimension %d of %zu cannot be split over tp=%d ranks; use a tp that divides it",
-                            ARI_SHOW(name), p->dim, block[0], parts);
+                            ARI_SHOW(name), p->dim, extent, parts);
     AR_TRY(ar_layout_packed(o, p->ndim, p->shape, p->dim, block, p->blocks, rank / copies, parts));
     o->replica = rank % copies;
     o->replicas = copies;

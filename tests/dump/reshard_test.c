@@ -155,8 +155,10 @@ Test(reshard, parts_of_three_dimensions_are_put_together, .init = begin, .fini =
     for (int rank = 0; rank < 4; rank++) {
         const size_t row = (size_t)rank / 2 * 2, column = (size_t)rank % 2 * 2;
         float value[12];
-        for (size_t i = 0; i < 12; i++)
-            value[i] = (float)(i / 4 * 16 + (row + i / 2 % 2) * 4 + column + i % 2);
+        for (size_t i = 0; i < 12; i++) {
+            const size_t element = i / 4 * 16 + (row + i / 2 % 2) * 4 + column + i % 2;
+            value[i] = (float)element;
+        }
         ar_tensor local;
         ar_layout layout = {.ndim = 3, .shape = {3, 4, 4}, .nbox = 1, .replicas = 1};
         layout.box[0] = (ar_box){.global = {0, row, column}, .extent = {3, 2, 2}};
