@@ -74,6 +74,7 @@ static void put_box(full *f, const ar_dump_box *b, const part *p)
     size_t index[4] = {0}, n = 1;
     for (int d = 0; d < f->ndim; d++)
         n *= b->extent[d];
+    cr_expect_gt(n, 0, "an empty box");
     for (size_t i = 0; i < n; i++) {
         size_t rest = i, at = b->at, to = 0;
         for (int d = f->ndim - 1; d >= 0; d--) {
@@ -346,6 +347,22 @@ Test(map, a_stack_of_layers_is_taken_apart_by_index)
         snprintf(name, sizeof name, "h.%zu.w", i);
         cr_expect_str_eq(f[i].name, name);
         cr_expect(f[i].ndim == 1 && f[i].count == 2 && f[i].seen[0] == 1 && f[i].seen[1] == 1);
+    }
+}
+
+/* Layers 0 and 3 on the first stage, 1 and 2 on the second. */
+Test(map, a_stack_in_several_pieces_is_taken_apart_by_index)
+{
+    full f[4];
+    world w = {.map = "{\"version\":1,\"mesh\":[[\"pp\",2]],\"files\":\"s{pp}\",\"tensors\":[{\"match\":\"*\","
+                      "\"shard\":{\"pp\":{\"dim\":1,\"zigzag\":true}},\"dim\":1,\"unstack\":\"{index}\"}]}"};
+    hold(&w, 0, "w", 2, 2, (int[]){0, 0, 1, 1}); /* [row][layer] */
+    hold(&w, 1, "w", 2, 2, (int[]){0, 0, 1, 1});
+    cr_assert_eq(gather(&w, f, 4), 4);
+    static const char *const names[] = {"0", "3", "1", "2"};
+    for (size_t i = 0; i < 4; i++) {
+        cr_expect_str_eq(f[i].name, names[i]);
+        cr_expect(f[i].count == 2 && f[i].seen[0] == 1 && f[i].seen[1] == 1);
     }
 }
 
