@@ -364,6 +364,13 @@ Test(map, a_stack_in_several_pieces_is_taken_apart_by_index)
         cr_expect_str_eq(f[i].name, names[i]);
         cr_expect(f[i].count == 2 && f[i].seen[0] == 1 && f[i].seen[1] == 1);
     }
+    ari_map *m = parse(w.map);
+    ari_map_target *t = NULL;
+    size_t n = 0;
+    cr_assert_eq(ari_map_apply(m, 0, &w.part[0].entry, find, &w, &t, &n), AR_OK);
+    cr_expect(n == 2 && t[0].box->at == 0 && t[1].box->at == 1 && t[1].box->stride[0] == 2);
+    ari_map_targets_free(t, n);
+    ari_map_free(m);
 }
 
 /* --- shapes ------------------------------------------------------------------------------------------------------- */
