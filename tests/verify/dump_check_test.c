@@ -204,6 +204,24 @@ Test(dump_check, a_second_dump_replaces_the_first_and_nothing_else)
     remove_tree(folder);
 }
 
+Test(dump_check, of_several_schedules_the_last_ones_ranks_are_there)
+{
+    static const ar_parallel p = {.tp = 2};
+    char folder[64], dump[80], name[200];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_TIED]);
+    snprintf(dump, sizeof dump, "%s/dump", folder);
+    ar_check_options o = check_layouts(folder, &p, 1, 1, 4);
+    o.schedules = 2;
+    o.dump = dump;
+    ar_check_report *r = check_or_fail(&o);
+    cr_expect_eq(r->run[0].schedules, 2);
+    first_difference(name, r->dump, r->run[0].dump);
+    cr_expect_str_eq(name, "");
+    ar_check_report_destroy(r);
+    remove_tree(folder);
+}
+
 Test(dump_check, a_run_that_fails_leaves_no_ranks)
 {
     static const ar_parallel p = {.tp = 2};
