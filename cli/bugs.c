@@ -5,6 +5,7 @@
 #include "anyrank/fault.h"
 #include "cli/bugs_run.h"
 #include "cli/command.h"
+#include "cli/layout.h"
 #include "cli/main.h"
 #include "cli/table.h"
 #include "ref/core/size.h"
@@ -12,6 +13,7 @@
 typedef struct bugs_values {
     ari_common common;
     bool run, curves;
+    int numerics, precision;
 } bugs_values;
 
 static const ari_option options[] = {
@@ -23,12 +25,23 @@ static const ari_option options[] = {
      .kind = ARI_OPT_FLAG,
      .at = offsetof(bugs_values, curves),
      .help = "with --run: what a loss curve of 20 steps and a gradient tolerance of 1e-3 would show of it"},
+    {.name = "numerics",
+     .kind = ARI_OPT_ENUM,
+     .at = offsetof(bugs_values, numerics),
+     .choices = ari_numerics_names,
+     .help = "with --run: exact: equal bits or not; native: how far outside of what rounding may do (default exact)"},
+    {.name = "precision",
+     .kind = ARI_OPT_ENUM,
+     .at = offsetof(bugs_values, precision),
+     .choices = ari_precision_names,
+     .help = "with --numerics native, of products: f32, tf32 or bf16 (default f32)"},
     {0},
 };
 static const ari_args_spec spec = {
     .command = "bugs",
     .summary = "Lists the mistakes that 'check --inject' can switch on, or shows that each is caught.",
-    .example = "anyrank bugs\nanyrank bugs --run\nanyrank check --inject column_dx_not_reduced",
+    .example = "anyrank bugs\nanyrank bugs --run\nanyrank bugs --run --numerics native --precision bf16\nanyrank check "
+               "--inject column_dx_not_reduced",
     .options = options,
     .common_at = offsetof(bugs_values, common),
 };
@@ -73,12 +86,17 @@ static ar_status end(json_t *faults, const char *result, const ari_common *commo
 static ar_status run(const bugs_values *v, int *exit_code)
 {
     ari_bug_run *runs = NULL;
+    const bool native = v->numerics == AR_NUMERICS_NATIVE;
+    const ari_bugs_options o = {.common = &v->common,
+                                .curves = v->curves,
+                                .numerics = (ar_numerics)v->numerics,
+                                .precision = (ar_precision)v->precision};
     AR_TRY(ari_alloc_zero((void **)&runs, AR_FAULT_COUNT - 1, sizeof *runs, "runs of the faults"));
-    ar_status st = ari_bugs_run(runs, &v->common, v->curves);
+    ar_status st = ari_bugs_run(runs, &o);
     if (st == AR_OK && ari_wants_text(&v->common))
-        st = ari_bugs_print(stdout, runs, v->curves);
+        st = native ? ari_bugs_print_native(stdout, runs, o.precision) : ari_bugs_print(stdout, runs, v->curves);
     if (st == AR_OK) {
-        const bool well = ari_bugs_well(runs);
+        const bool well = native ? ari_bugs_clean(runs) : ari_bugs_well(runs);
         *exit_code = well ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
         st = end(ari_bugs_json(runs), well ? "same" : "different", &v->common);
     }
@@ -90,6 +108,15 @@ static ar_status list_or_run(const bugs_values *v, int *exit_code)
 {
     if (v->curves && !v->run)
         return ar_error_set(AR_ERR_ARG, "--curves tells more of what --run does: give --run too");
+    if (!v->run && (v->numerics != AR_NUMERICS_EXACT || v->precision != AR_PRECISION_F32))
+        return ar_error_set(AR_ERR_ARG, "--numerics and --precision are about --run: give --run too");
+    if (v->curves && v->numerics != AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG, "--curves are of exact numerics: leave out --numerics native");
+    if (v->precision != AR_PRECISION_F32 && v->numerics != AR_NUMERICS_NATIVE)
+        return ar_error_set(AR_ERR_ARG,
+                            "--precision %s: exact numerics multiply fp32 numbers, give --numerics native "
+                            "too",
+                            ari_precision_names[v->precision]);
     if (v->run)
         return run(v, exit_code);
     if (ari_wants_text(&v->common))

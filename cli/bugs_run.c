@@ -27,6 +27,7 @@ static const double TOLERANCE = 1e-3;
 typedef struct clean_run {
     ari_fault_case at;
     ar_check_result result;
+    double ratio;
     ari_fault_trace trace;
 } clean_run;
 
@@ -51,6 +52,7 @@ static ar_status clean_of(session *s, const clean_run **gives, const ari_fault_c
     *c = (clean_run){.at = *at};
     const ar_status st = ari_fault_case_run(&u, &s->bases, at, AR_FAULT_NONE);
     c->result = u.result;
+    c->ratio = u.max_ratio;
     ari_check_run_fini(&u);
     AR_TRY(st);
     if (s->curves && !at->module)
@@ -78,10 +80,13 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
     *run = (ari_bug_run){.fault = fault, .at = ari_fault_case_of(fault)};
     AR_TRY(clean_of(s, &clean, &run->at));
     run->clean = clean->result;
+    run->ratio_clean = clean->ratio;
     const uint64_t start = ari_now_ns();
     const ar_status st = ari_fault_case_run(&u, &s->bases, &run->at, fault);
     run->seconds = (double)(ari_now_ns() - start) * 1e-9;
     run->caught = u.result != AR_CHECK_SAME;
+    run->ratio = u.max_ratio;
+    snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s", u.ratio_tensor);
     run->bytes_counted = u.bytes_counted;
     run->bytes_predicted = u.bytes_predicted;
     if (u.has_difference)
@@ -93,9 +98,14 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
     return s->curves && !run->at.module ? trace_fault(run, s, clean) : AR_OK;
 }
 
-ar_status ari_bugs_run(ari_bug_run *run, const ari_common *common, bool curves)
+ar_status ari_bugs_run(ari_bug_run *run, const ari_bugs_options *o)
 {
-    session s = {.common = common, .curves = curves, .bases = {.threads = common->threads, .seed = common->seed}};
+    const ari_common *common = o->common;
+    session s = {
+        .common = common,
+        .curves = o->curves,
+        .bases = {
+            .threads = common->threads, .seed = common->seed, .numerics = o->numerics, .precision = o->precision}};
     ari_progress line;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&s.clean, FAULTS, sizeof *s.clean, "clean runs"));
@@ -128,8 +138,7 @@ bool ari_bugs_well(const ari_bug_run *run)
 
 /* --- for people --------------------------------------------------------------------------------------------------- */
 
-/* "llama-demo dp=2 tp=2", and what else the case needs. */
-static const char *case_text(char *text, size_t size, const ari_fault_case *c)
+const char *ari_bug_case_text(char *text, size_t size, const ari_fault_case *c)
 {
     char layout[ARI_LAYOUT_TEXT];
     const int n = snprintf(text, size, "%s %s", c->model, ari_layout_text(layout, &c->parallel, c->batch));
@@ -140,7 +149,7 @@ static const char *case_text(char *text, size_t size, const ari_fault_case *c)
         snprintf(text + at, size - at, " dropout %g", c->dropout);
     return text;
 }
-#define CASE_TEXT(c) case_text((char[256]){0}, 256, (c))
+#define CASE_TEXT(c) ari_bug_case_text((char[256]){0}, 256, (c))
 
 /* The first clause of a hint, or as much as fits. */
 static const char *short_hint(char *text, size_t size, const char *hint)
@@ -283,12 +292,13 @@ static json_t *json_bug(const ari_bug_run *r)
                                "micro_batches", ari_at_least_one(p->micro_batches), "forward_first", p->forward_first,
                                "mlp_order", ari_mlp_order_names[r->at.order]);
     return json_pack(
-        "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:{s:I, s:o}, s:f, s:o}", "name",
+        "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:f, s:o}", "name",
         ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.model, "module", r->at.module,
         "layout", layout, "batch", (json_int_t)r->at.batch, "seq", (json_int_t)r->at.seq, "steps", r->at.steps,
-        "dropout", r->at.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME, "first_difference",
-        json_first(r), "error", r->error[0] ? ari_json_text(r->error) : json_null(), "bytes", "counted",
-        (json_int_t)r->bytes_counted, "predicted", json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
+        "dropout", r->at.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME, "ratio",
+        ari_json_number(r->ratio), "ratio_clean", ari_json_number(r->ratio_clean), "first_difference", json_first(r),
+        "error", r->error[0] ? ari_json_text(r->error) : json_null(), "bytes", "counted", (json_int_t)r->bytes_counted,
+        "predicted", json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
 }
 
 json_t *ari_bugs_json(const ari_bug_run *run)

@@ -54,7 +54,7 @@ _anyrank() {
                 --tp --dp --heads --kv-heads $common" ;;
         reshard)
             options="--out --tp --pp --dp --dp-copies --embedding-hidden --pad-vocab --shard-size --map --config --strict --dry-run $common" ;;
-        bugs) options="--run --curves $common" ;;
+        bugs) options="--run --curves --numerics --precision $common" ;;
         bench)
             options="$layout $split --m --n --k --batch --seq --repetitions --ranks --bytes --dtype --algorithm $common"
             names="gemm grad block step ddp allreduce"

@@ -106,6 +106,8 @@ complete -c anyrank -n $check -l net-fault -x -d "Let the transport do wrong onc
 complete -c anyrank -n $check -l verify-transfers -d "Compare a checksum of every transfer"
 
 complete -c anyrank -n $bugs -l run -d "Run each in a case in which it matters"
+complete -c anyrank -n $bugs -l numerics -x -a "exact native" -d "Equal bits, or how far outside of rounding"
+complete -c anyrank -n $bugs -l precision -x -a "f32 tf32 bf16" -d "Of native products"
 complete -c anyrank -n $bugs -l curves -d "What losses and a tolerance would show of it"
 
 complete -c anyrank -n $grads -l inject -x -a "$faults" -d "Switch a known mistake on"

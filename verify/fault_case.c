@@ -149,6 +149,8 @@ static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault
                               .dropout = f->dropout,
                               .ddp = f->ddp,
                               .seed = bases->seed,
+                              .numerics = bases->numerics,
+                              .precision = bases->precision,
                               .fault = fault,
                               .threads = bases->threads,
                               .skip_f64 = true};

@@ -32,6 +32,8 @@ enum { ARI_FAULT_BASES = 4 };
 typedef struct ari_fault_bases {
     int threads; /* 0: the machine's cores */
     uint64_t seed;
+    ar_numerics numerics; /* of all but modules, which run in the exact ones */
+    ar_precision precision;
     struct ari_fault_base *base[ARI_FAULT_BASES]; /* the one used last first; NULL: none yet */
 } ari_fault_bases;
 

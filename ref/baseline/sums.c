@@ -114,11 +114,12 @@ static ar_status add_samples(ari_bl_run *run, ari_bl_sums *sums, size_t first, s
     return AR_OK;
 }
 
-/* Rows of a table are added up where they are stored; other sums are one operation. */
+/* Gradients of tables and norms are added up where they are stored: so PyTorch does it on the CPU. Others' sums are
+ * one operation. */
 static void add_tokens(const ari_bl_run *run, ari_bl_sums *sums, size_t first, size_t rows, size_t cols,
                        const ari_bl_terms *terms)
 {
-    sums->place = terms->row_of != NULL ? ARI_BL_STREAM : ARI_BL_INNER;
+    sums->place = terms->row_of != NULL || terms->stream ? ARI_BL_STREAM : ARI_BL_INNER;
     for (size_t t = 0; t < run->tokens; t++) {
         const size_t row = terms->row_of != NULL ? terms->row_of[t] : 0;
         if (row < first || row >= first + rows)
