@@ -44,6 +44,13 @@ static inline bool ari_holds(const ari_whole *w, float value, double expected)
     return v == expected || fabs(v - expected) <= w->absolute + (w->relative + 0x1p-21) * fabs(expected);
 }
 
+/* Whether a relation explains the differences: what it leaves is small beside them. Where all is within a few times
+ * rounding, any relation holds to rounding. */
+static inline bool ari_explains(const ari_whole *w, double worst_left)
+{
+    return !(worst_left > 0.2 * w->view.survey.total.max_difference);
+}
+
 /* Whether element i counts as different. */
 static inline bool ari_off(const ari_whole *w, size_t i)
 {

@@ -50,7 +50,7 @@ static bool is_permuted(const ari_whole *w, const permuted *p, double *worst)
             *worst = fmax(*worst, fabs((double)w->val[i] - (double)w->ref[at]));
         telling += ari_off(w, i);
     }
-    return telling >= 4;
+    return telling >= 4 && ari_explains(w, *worst);
 }
 
 static void say_transposed(ari_clue *f, const ari_whole *w, const permuted *p, double worst)

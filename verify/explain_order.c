@@ -177,7 +177,7 @@ static bool is_rank_major(const ari_whole *w, size_t n, double *worst)
         if (!is_slice(w, &a, i, from, worst))
             return false;
     }
-    return true;
+    return ari_explains(w, *worst);
 }
 
 static void seek_rank_major(ari_clue *f, const ari_whole *w)

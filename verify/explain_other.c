@@ -66,7 +66,7 @@ static ar_status all_hold(bool *held, double *worst, const ari_whole *w, const a
                 *worst = fmax(*worst, fabs((double)w->val[at + i] - (double)y[i]));
         }
     }
-    *held = true;
+    *held = ari_explains(w, *worst);
     return AR_OK;
 }
 

@@ -26,7 +26,7 @@ static bool is_of_ranks(const ar_dump_tensor *t, int *ranks, size_t *elements)
         return false;
     for (size_t i = 0, n = 0, boxes; i < t->parts; i += n) {
         n = parts_of_rank(t, i, &boxes);
-        if (t->part[i].rank < *ranks || boxes > AR_MAX_BOXES)
+        if (t->part[i].rank < *ranks || boxes > AR_MAX_BOXES || n > AR_MAX_BOXES)
             return false;
         *ranks = t->part[i].rank + 1;
         for (size_t k = i; k < i + n; k++) {
@@ -74,14 +74,14 @@ static void place_box(float *local, const size_t *shape, const float *values, co
 }
 
 /* A rank's layout and the shape of its local tensor, of n parts; false where its boxes do not stack. */
-static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *p, size_t n)
+static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *const *p, size_t n)
 {
-    *o = (ar_layout){.ndim = t->ndim, .replica = p->replica, .replicas = p->replicas};
+    *o = (ar_layout){.ndim = t->ndim, .replica = p[0]->replica, .replicas = p[0]->replicas};
     for (size_t k = 0; k < n; k++) {
-        for (size_t b = 0; b < p[k].boxes; b++, o->nbox++) {
+        for (size_t b = 0; b < p[k]->boxes; b++, o->nbox++) {
             for (int dim = 0; dim < t->ndim; dim++) {
-                o->box[o->nbox].global[dim] = p[k].box[b].global[dim];
-                o->box[o->nbox].extent[dim] = p[k].box[b].extent[dim];
+                o->box[o->nbox].global[dim] = p[k]->box[b].global[dim];
+                o->box[o->nbox].extent[dim] = p[k]->box[b].extent[dim];
             }
         }
     }
@@ -101,18 +101,35 @@ static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const 
     return true;
 }
 
+/* A rank's parts by where their first boxes lie. */
+static void sort_parts(const ar_dump_part **p, size_t n, int ndim)
+{
+    for (size_t i = 1; i < n; i++) {
+        for (size_t k = i; k > 0; k--) {
+            int dim = 0;
+            const ar_dump_part *a = p[k - 1], *b = p[k];
+            while (dim < ndim && a->boxes && b->boxes && a->box[0].global[dim] == b->box[0].global[dim])
+                dim++;
+            if (dim == ndim || !a->boxes || !b->boxes || a->box[0].global[dim] < b->box[0].global[dim])
+                break;
+            p[k - 1] = b;
+            p[k] = a;
+        }
+    }
+}
+
 /* The parts' values, in the order of the layout's boxes. */
-static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_dump_tensor *t, const ar_dump_part *p,
-                            size_t parts, size_t n)
+static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_dump_tensor *t,
+                            const ar_dump_part *const *p, size_t parts, size_t n)
 {
     float *values = NULL;
     size_t at = 0;
     AR_TRY(ari_alloc((void **)&values, n, sizeof *values, t->name));
     ar_status st = AR_OK;
     for (size_t k = 0, b = 0; k < parts && st == AR_OK; k++) {
-        st = ar_dump_part_f32(t, &p[k], values);
+        st = ar_dump_part_f32(t, p[k], values);
         at = 0;
-        for (size_t end = b + p[k].boxes; st == AR_OK && b < end; b++) {
+        for (size_t end = b + p[k]->boxes; st == AR_OK && b < end; b++) {
             const ar_box *box = &copy->layout->box[b];
             size_t count = 1;
             for (int dim = 0; dim < t->ndim; dim++)
@@ -172,10 +189,13 @@ ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, cons
         memcpy(out->layout[rank].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
     }
     for (size_t i = 0, parts, boxes; i < t->parts && stacked; i += parts) {
-        const ar_dump_part *p = &t->part[i];
-        ari_rank_copy *copy = &out->copy[p->rank];
+        const ar_dump_part *p[AR_MAX_BOXES] = {&t->part[i]};
+        ari_rank_copy *copy = &out->copy[t->part[i].rank];
         parts = parts_of_rank(t, i, &boxes);
-        stacked = lay_out(&out->layout[p->rank], copy->shape, t, p, parts);
+        for (size_t k = 0; k < parts; k++)
+            p[k] = &t->part[i + k];
+        sort_parts(p, parts, t->ndim);
+        stacked = lay_out(&out->layout[t->part[i].rank], copy->shape, t, p, parts);
         const size_t n = stacked && boxes > 0 ? local_count(copy->shape, t->ndim) : 0;
         copy->local = out->data + at;
         if (n > 0)

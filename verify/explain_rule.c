@@ -336,7 +336,7 @@ static int confidence_of(const ari_axis *a, const rule *r)
 void ari_name_order(ari_clue *f, const ari_whole *w, const ari_axis *a)
 {
     rule r;
-    if (!find_rule(a, &r))
+    if (!ari_explains(w, a->worst) || !find_rule(a, &r))
         return;
     const int confidence = confidence_of(a, &r);
     if (confidence == ARI_SILENT)

@@ -14,6 +14,7 @@ static bool slice_factors(const ari_whole *w, int dim, ari_sums *s)
     const ari_grid *g = &w->view.grid;
     size_t inner = 1, wrong = 0, apart = 0;
     double first = 0.0;
+    bool far = false;
     for (int i = dim + 1; i < g->nd; i++)
         inner *= g->shape[i];
     memset(s, 0, g->shape[dim] * sizeof *s);
@@ -33,8 +34,9 @@ static bool slice_factors(const ari_whole *w, int dim, ari_sums *s)
             return false;
         first = wrong++ ? first : factor;
         apart += !ari_is_near(factor, first);
+        far = far || fabs(factor - 1.0) > 2e-3;
     }
-    return wrong > 1 && apart > 0 && w->count / g->shape[dim] >= 8;
+    return wrong > 1 && apart > 0 && far && w->count / g->shape[dim] >= 8;
 }
 
 /* If part k of the samples was divided by its own count T_k in place of T, it is the reference times T/T_k, or, where
@@ -109,11 +111,14 @@ static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n)
             return false;
         apart = apart || fabs(factor / ari_factor_of(&p->s[0]) - 1.0) > 1e-3;
     }
+    double worst = 0.0;
     for (size_t i = 0; apart && i < w->count; i++) {
-        if (!ari_holds(w, w->val[i], ari_factor_of(&p->s[i / p->inner % n]) * (double)w->ref[i]))
+        const double expected = ari_factor_of(&p->s[i / p->inner % n]) * (double)w->ref[i];
+        if (!ari_holds(w, w->val[i], expected))
             return false;
+        worst = fmax(worst, fabs((double)w->val[i] - expected));
     }
-    return apart;
+    return apart && ari_explains(w, worst);
 }
 
 static void say_shards(ari_clue *f, const ari_whole *w, const shards *p)

@@ -575,3 +575,33 @@ Test(explain, other_counts_are_refused)
         AR_ERR_ARG);
     dumps_end(&d);
 }
+
+/* Of a little noise everywhere a few elements stand out; that is no write to one place. */
+Test(explain, the_tail_of_rounding_is_rounding)
+{
+    dumps d;
+    dumps_begin(&d, GQA_GRADS, true);
+    float *x = dumps_data(&d, "model.layers.1.mlp.up_proj.weight");
+    float largest = 0.0f;
+    for (size_t i = 0; i < UP; i++)
+        largest = fmaxf(largest, fabsf(x[i]));
+    x[700] += 2e-5f * largest;
+    x[9000] -= 3e-5f * largest;
+    dumps_write(&d);
+    const ar_verify_row row = explained(&d, "model.layers.1.mlp.up_proj.weight", (ari_explain_case){0});
+    cr_expect_eq(strncmp(row.hint, "rounding: the largest", 21), 0, "%s", row.hint);
+    dumps_end(&d);
+}
+
+/* A unit in the last place is no flipped bit. */
+Test(explain, one_element_a_step_off_is_rounding)
+{
+    dumps d;
+    dumps_begin(&d, GQA_GRADS, false);
+    float *x = dumps_data(&d, "model.norm.weight");
+    x[7] = nextafterf(x[7], 1.0f);
+    dumps_write(&d);
+    const ar_verify_row row = explained(&d, "model.norm.weight", (ari_explain_case){0});
+    cr_expect_eq(strncmp(row.hint, "rounding: the largest", 21), 0, "%s", row.hint);
+    dumps_end(&d);
+}
