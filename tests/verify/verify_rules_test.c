@@ -224,7 +224,7 @@ Test(verify_rules, options_that_make_no_sense_are_refused)
 Test(verify_rules, rows_stand_in_execution_order_and_the_worst_come_first_in_theirs)
 {
     const float a[] = {1.0f, 1.0f}, b[] = {1.0f, 1.5f}, c[] = {1.0f, 3.0f};
-    const char *names[] = {"model.layers.1.mlp.down_proj:fwd", "model.layers.0.mlp.down_proj:fwd",
+    const char *names[] = {"model.layers.2.mlp.down_proj:fwd", "model.layers.0.mlp.down_proj:fwd",
                            "model.layers.10.mlp.down_proj:fwd"};
     ar_st_tensor reference[3], other[3];
     for (size_t i = 0; i < 3; i++) {

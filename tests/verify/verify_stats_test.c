@@ -159,13 +159,13 @@ Test(verify_stats, complex_numbers_are_pairs)
 
 Test(verify_stats, numbers_below_a_byte_are_unpacked)
 {
-    /* F4: 0.5 1 | 2 6, and the same with 6 made -6. F6_E3M2: 1 1 1 1 in 3 bytes, the last of the second made 1.25. */
-    const unsigned char a[] = {0x21, 0x74}, b[] = {0x21, 0xf4}, c[] = {0x0c, 0xc3, 0x30}, d[] = {0x0c, 0xc3, 0x34};
+    /* F4: 0.5 1 | 2 6, and the same with 6 made -6. F6_E3M2: 1 1 1 1 in 3 bytes, the second made 1.25. */
+    const unsigned char a[] = {0x21, 0x74}, b[] = {0x21, 0xf4}, c[] = {0x0c, 0xc3, 0x30}, d[] = {0x4c, 0xc3, 0x30};
     ar_verify_report *r = verify_vectors(by_bits, AR_F4, 4, a, b), *s = verify_vectors(by_bits, AR_F6_E3M2, 4, c, d);
     cr_assert(r && s, "%s", ar_error_message());
     cr_expect(r->row[0].first == 3 && r->row[0].first_value[0] == 6.0 && r->row[0].first_value[1] == -6.0);
     cr_expect_eq(r->row[0].max_ulp, 15, "through both zeros");
-    cr_expect(s->row[0].first == 3 && s->row[0].first_value[0] == 1.0 && s->row[0].first_value[1] == 1.25);
+    cr_expect(s->row[0].first == 1 && s->row[0].first_value[0] == 1.0 && s->row[0].first_value[1] == 1.25);
     ar_verify_report_destroy(r);
     ar_verify_report_destroy(s);
 }
@@ -198,6 +198,10 @@ Test(verify_stats, every_number_of_threads_gives_the_same_report)
         cr_assert_not_null(r, "%s", ar_error_message());
         ar_verify_row *w = &r->row[0];
         cr_expect(w->elements_different == 3 && w->first == 1048576 && w->worst == 2499999 && w->max_abs == 2.0);
+        uint64_t counted = 0;
+        for (size_t k = 0; k < AR_VERIFY_ULP_BINS; k++)
+            counted += w->ulp_bins[k];
+        cr_expect_eq(counted, LONG);
         if (one) {
             const ar_verify_row *v = &one->row[0];
             cr_expect(v->rms == w->rms && v->rms_reference == w->rms_reference && v->cosine == w->cosine &&
@@ -238,6 +242,25 @@ Test(verify_stats, a_map_has_the_differences_of_its_cells)
             cr_expect_eq(w->map[y * 96 + x], expected, "cell %zu %zu: %g", y, x, (double)w->map[y * 96 + x]);
         }
     }
+    ar_verify_report_destroy(r);
+    two_files_remove(&f);
+}
+
+Test(verify_stats, a_narrow_matrix_has_a_cell_for_each_element)
+{
+    const float a[3][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}, {1.0f, 1.0f}},
+                b[3][2] = {{1.0f, 2.0f}, {1.0f, 1.0f}, {4.0f, 1.0f}};
+    const two_files f = two_files_make();
+    ar_st_tensor t = {.name = "x", .dtype = AR_F32, .ndim = 2, .shape = {3, 2}, .data = a};
+    ar_verify_report *r = NULL;
+    write_tensors(f.reference, &t, 1);
+    t.data = b;
+    write_tensors(f.other, &t, 1);
+    const ar_verify_options o = {.reference = f.reference, .other = f.other};
+    cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
+    const float expected[] = {0.0f, 1.0f, 0.0f, 0.0f, 3.0f, 0.0f};
+    cr_assert(r->row[0].map_rows == 3 && r->row[0].map_cols == 2);
+    cr_expect_arr_eq(r->row[0].map, expected, sizeof expected);
     ar_verify_report_destroy(r);
     two_files_remove(&f);
 }
