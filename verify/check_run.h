@@ -7,9 +7,10 @@
 #include "verify/compare.h"
 #include "verify/estimate.h"
 
-/** Runs one layout and compares it with the reference; the listener of `o` hears what the comparing does. Fills everything of `run` but bytes_predicted, which it reads. A
- *  run that ends in an error of its ranks is a result (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is
- *  the machine's and not the layout's. Errors: AR_ERR_MEMORY, of a rank or of the comparing itself. */
+/** Runs one layout and compares it with the reference; the listener of `o` hears what the comparing does. Fills
+ * everything of `run` but bytes_predicted, which it reads. A run that ends in an error of its ranks is a result
+ * (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is the machine's and not the layout's. Errors:
+ * AR_ERR_MEMORY, of a rank or of the comparing itself. */
 AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
 
 /** Frees what it holds. */

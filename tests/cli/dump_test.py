@@ -106,8 +106,8 @@ class Grads(DumpTest):
         self.assertEqual(sorted(os.listdir(self.folder / "out")), ["grads.safetensors", "outputs.safetensors", "ranks"])
         held = names(self.folder / "out/ranks/rank-00000.safetensors")
         self.assertEqual({name.rsplit(":", 1)[1] for name in held}, {"init", "grad", "fwd"})
-        self.assertEqual([name for name in held if name.endswith(":fwd")],
-                         ["lm_head:fwd", "loss:fwd", "transformer.drop:fwd", "transformer.h.0:fwd", "transformer.ln_f:fwd"])
+        outputs = ["lm_head:fwd", "loss:fwd", "transformer.drop:fwd", "transformer.h.0:fwd", "transformer.ln_f:fwd"]
+        self.assertEqual([name for name in held if name.endswith(":fwd")], outputs)
         self.verify(self.folder / "out/grads.safetensors", self.folder / "out/ranks", "--only", "*:grad,*.weight,*.bias",
                     "--ignore", "*:init,*:fwd")
 
