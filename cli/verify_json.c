@@ -108,7 +108,7 @@ static json_t *rule_json(const ar_verify_report *r)
     case AR_VERIFY_TOLERANCE:
         return json_pack("{s:s, s:f, s:f}", "name", "tolerance", "rtol", r->rtol, "atol", r->atol);
     case AR_VERIFY_SENSITIVITY:
-        return json_pack("{s:s}", "name", "sensitivity");
+        return json_pack("{s:s, s:o}", "name", "sensitivity", "allows", ari_json_text(r->allows));
     case AR_VERIFY_BITS:
         break;
     }

@@ -60,7 +60,7 @@ const char *ari_verify_rule_text(char *out, const ar_verify_report *r)
         snprintf(out, ARI_VERIFY_TEXT, "within rtol %g and atol %g", r->rtol, r->atol);
         break;
     case AR_VERIFY_SENSITIVITY:
-        snprintf(out, ARI_VERIFY_TEXT, "within what rounding explains");
+        snprintf(out, ARI_VERIFY_TEXT, "within what rounding%s%s explains", r->allows[0] ? " of " : "", r->allows);
         break;
     case AR_VERIFY_BITS:
         snprintf(out, ARI_VERIFY_TEXT, "the same bits");

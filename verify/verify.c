@@ -156,7 +156,7 @@ static ar_status explain_row(ari_verifying *v, size_t i)
     ar_verify_row *row = &v->report->row[i];
     if (row->pattern[0] || row->hint[0] || is_one_sided(row) || row->state == AR_VERIFY_DTYPE)
         return AR_OK;
-    if (row->state == AR_VERIFY_SHAPE)
+    if (row->state == AR_VERIFY_SHAPE || s->of[0]->count != s->of[1]->count) /* also where copies differ besides */
         return ari_verify_shape(row, s->of[0], s->of[1]);
     if (row->state == AR_VERIFY_REPLICAS && row->in_reference) {
         snprintf(row->hint, sizeof row->hint,
@@ -218,6 +218,8 @@ static ar_status begin_report(ari_verifying *v)
     r->other = other;
     if (!reference || !other)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a report");
+    const char *allows = v->allowed ? ar_dump_metadata(v->allowed, "anyrank.allows") : NULL;
+    ari_printable(r->allows, sizeof r->allows, allows ? allows : "");
     const ar_dump_dim *mesh = NULL;
     r->ranks = ar_dump_ranks(v->dump[1]);
     r->mesh_dims = ar_dump_mesh(v->dump[1], &mesh);

@@ -57,7 +57,7 @@ static ar_status agrees(const shapes *s, const guess *g, bool *yes)
     enum { SAMPLES = 512 };
     const size_t n = s->b->count, step = n > SAMPLES ? n / SAMPLES + 1 : 1;
     size_t same = 0, seen = 0;
-    for (size_t i = 0; i < n; i += step) {
+    for (size_t i = 0; i < n && seen - same <= SAMPLES / 16; i += step) {
         const size_t from = place_of(s, g, i);
         double x = 0.0, y = 0.0;
         if (from == SIZE_MAX)

@@ -96,6 +96,7 @@ typedef struct ar_verify_report {
     ar_verify_rule rule;
     uint64_t ulp;
     double rtol, atol;
+    char allows[32];    /* of the sensitivity: what arithmetic its file was made for, as it says; "": it does not */
     ar_verify_row *row; /* [rows] in execution order */
     size_t rows;
     size_t compared, different, missing,
