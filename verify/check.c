@@ -70,6 +70,9 @@ static ar_status check_cluster(const ar_check_options *o)
     if (o->algorithm == AR_SIM_LAST)
         return ar_error_set(AR_ERR_ARG, "collectives by the last rank to come: it would move the bytes of all, and "
                                         "those of each rank would be chance; direct or ring");
+    if (o->precision != AR_PRECISION_F32 && o->numerics == AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG, "products in %s: exact numerics multiply fp32 numbers, take native ones",
+                            ar_precision_name(o->precision));
     if (o->trace && (o->layouts != 1 || o->schedules > 1))
         return ar_error_set(AR_ERR_ARG, "a trace records one run: one layout, and at most one schedule");
     if (o->fault_count > 0 && o->layouts != 1)

@@ -262,6 +262,9 @@ ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o)
     *result = (ar_grads_result){0};
     if (!o->out || (o->model != NULL) == (o->block != NULL) || (o->model != NULL) != (o->input != NULL))
         return ar_error_set(AR_ERR_ARG, "gradients need an output folder, and a model with an input or a block");
+    if (o->precision != AR_PRECISION_F32 && o->numerics == AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG, "products in %s: exact numerics multiply fp32 numbers, take native ones",
+                            ar_precision_name(o->precision));
     AR_TRY(check_out(o));
     return o->model ? grads_of_model(result, o) : grads_of_block(result, o);
 }

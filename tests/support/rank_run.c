@@ -30,6 +30,7 @@ static ar_status rank_main(ar_comm *world, void *arg)
                                     .dropout = j->o->dropout,
                                     .seed = j->o->seed,
                                     .numerics = j->o->numerics,
+                                    .precision = j->o->precision,
                                     .storage = j->o->storage,
                                     .fault = j->o->fault,
                                     .tap = j->o->tap,

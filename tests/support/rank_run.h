@@ -16,7 +16,8 @@ typedef struct rank_run_options {
     double dropout;
     uint64_t seed; /* of its masks */
     ar_numerics numerics;
-    ar_dtype storage; /* of the weights' matrices; 0: fp32 */
+    ar_precision precision; /* of the native ones */
+    ar_dtype storage;       /* of the weights' matrices; 0: fp32 */
     ar_fault fault;
     ar_sim_algorithm algorithm;
     ar_tap_fn tap;         /* NULL: nobody listens */

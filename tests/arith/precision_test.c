@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of the native arithmetic below fp32: what enters them is rounded, in bf16 what leaves them too; what is
+ * added up is not. */
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "anyrank/arith.h"
+#include "ref/core/half.h"
+#include "support/rank_run.h"
+
+TestSuite(precision, .timeout = 60);
+
+enum { M = 2, K = 3 };
+
+typedef struct precision_job {
+    float a[M * K], b[M * K], bias[M];
+    bool shared; /* K is shared out to the ranks, one column each */
+    bool turned; /* operands are views of transposed matrices */
+    float y[K][M * M], gradient[M * M];
+} precision_job;
+
+static ar_status upload(ar_ctx *ctx, ar_tensor *t, const float *values, bool turned)
+{
+    const size_t shape[2] = {M, K}, other[2] = {K, M};
+    float copy[M * K];
+    if (!turned)
+        return rank_upload(ctx, t, 2, shape, values);
+    for (size_t i = 0; i < M * K; i++)
+        copy[i % K * M + i / K] = values[i];
+    AR_TRY(rank_upload(ctx, t, 2, other, copy));
+    *t = ar_tensor_transposed(t);
+    return AR_OK;
+}
+
+static ar_status product_rank(ar_ctx *ctx, void *user)
+{
+    precision_job *j = user;
+    const ar_arith_ops *arith = ar_ctx_arith(ctx);
+    const size_t y_shape[2] = {M, M}, bias_shape[1] = {M}, r = rank_of(ctx);
+    const ar_operand *oa = NULL, *ob = NULL;
+    ar_sum *sum = NULL;
+    ar_parts a = {.n = 1}, b = {.n = 1};
+    ar_tensor y, bias;
+    AR_TRY(upload(ctx, &a.part[0], j->a, j->turned));
+    AR_TRY(upload(ctx, &b.part[0], j->b, j->turned));
+    AR_TRY(rank_upload(ctx, &bias, 1, bias_shape, j->bias));
+    if (j->shared) {
+        a.part[0] = ar_tensor_slice(&a.part[0], 1, r, 1);
+        b.part[0] = ar_tensor_slice(&b.part[0], 1, r, 1);
+    }
+    ar_comm *over = j->shared ? ar_ctx_tp(ctx) : NULL;
+    AR_TRY(arith->operand_b(ctx, &ob, &b, true, K, over, NULL, "b"));
+    AR_TRY(arith->operand_a(ctx, &oa, &a, ob, "a"));
+    AR_TRY(arith->contract(ctx, &sum, oa, ob));
+    AR_TRY(arith->fold(ctx, sum, over, AR_ALL, "fold"));
+    AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 2, y_shape));
+    const ar_epilogue epilogue = {.bias = ar_const(bias.data), .act = AR_ACT_NONE};
+    AR_TRY(arith->round(ctx, &y, sum, &epilogue));
+    return ar_ctx_download(ctx, j->y[r], &y);
+}
+
+static void run(precision_job *j, ar_precision precision, int ranks)
+{
+    const rank_run_options o = {.ranks = ranks, .numerics = AR_NUMERICS_NATIVE, .precision = precision};
+    cr_assert_eq(rank_run(&o, product_rank, j), AR_OK, "%s", ar_error_message());
+}
+
+/* 1 + 2^-9 has 10 bits of significand, 1 + 2^-12 has 13, (1 + 2^-6)^2 = 1 + 2^-5 + 2^-12 has 13. */
+#define NINE (1.0f + 0x1p-9f)
+#define TWELVE (1.0f + 0x1p-12f)
+#define SIX (1.0f + 0x1p-6f)
+
+Test(precision, operands_are_rounded_and_in_bf16_results_too)
+{
+    static const float expected[AR_PRECISION_COUNT][4] = {
+        [AR_PRECISION_F32] = {NINE, TWELVE, 1.0f + 0x1p-5f + 0x1p-12f, NINE},
+        [AR_PRECISION_TF32] = {NINE, 1.0f, 1.0f + 0x1p-5f + 0x1p-12f, NINE},
+        [AR_PRECISION_BF16] = {1.0f, 1.0f, 1.0f + 0x1p-5f, 1.0f}};
+    for (int p = 0; p < AR_PRECISION_COUNT; p++) {
+        for (int turned = 0; turned < 2; turned++) {
+            precision_job nine = {.a = {NINE}, .b = {1.0f}, .turned = turned};
+            precision_job twelve = {.a = {1.0f}, .b = {TWELVE}, .turned = turned};
+            precision_job six = {.a = {SIX}, .b = {SIX}, .turned = turned};
+            precision_job with_bias = {.a = {1.0f}, .b = {1.0f}, .bias = {0x1p-9f}, .turned = turned};
+            precision_job *all[4] = {&nine, &twelve, &six, &with_bias};
+            for (int i = 0; i < 4; i++) {
+                run(all[i], (ar_precision)p, 1);
+                cr_expect_eq(all[i]->y[0][0], expected[p][i], "%s, case %d, turned %d: %a",
+                             ar_precision_name((ar_precision)p), i, turned, (double)all[i]->y[0][0]);
+            }
+        }
+    }
+}
+
+/* 1 + 2^-8 + 2^-8: each term alone would be lost beside 1 in bf16; together they are a bf16 number. */
+Test(precision, products_add_up_in_fp32)
+{
+    precision_job j = {.a = {1.0f, 0x1p-8f, 0x1p-8f}, .b = {1.0f, 1.0f, 1.0f}};
+    run(&j, AR_PRECISION_BF16, 1);
+    cr_expect_eq(j.y[0][0], 1.0f + 0x1p-7f, "%a", (double)j.y[0][0]);
+}
+
+/* A rank's part of the sum leaves its product, and is rounded; the parts are added up in fp32. */
+Test(precision, partial_sums_leave_a_product_too)
+{
+    precision_job j = {.a = {SIX, 0x1p-8f, 0x1p-8f}, .b = {SIX, 1.0f, 1.0f}, .shared = true};
+    run(&j, AR_PRECISION_BF16, 3);
+    for (int r = 0; r < 3; r++)
+        cr_expect_eq(j.y[r][0], 1.0f + 0x1p-5f + 0x1p-7f, "%a", (double)j.y[r][0]);
+}
+
+static ar_status gradient_rank(ar_ctx *ctx, void *user)
+{
+    precision_job *j = user;
+    const size_t shape[2] = {M, M};
+    ar_param w = {0};
+    ar_layout layout;
+    ar_tensor x, dy, g;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 2, shape, 0, 1));
+    AR_TRY_TO(done, st, ar_param_init(&w, ctx, "w", &layout, false));
+    for (int i = 0; i < 2; i++) {
+        AR_TRY_TO(done, st, rank_upload(ctx, &x, 2, shape, j->a));
+        AR_TRY_TO(done, st, rank_upload(ctx, &dy, 2, shape, j->b));
+        AR_TRY_TO(done, st, ar_ctx_arith(ctx)->grad_contract(ctx, &w, &dy, &x, 1, NULL, "w"));
+    }
+    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
+    AR_TRY_TO(done, st, ar_ctx_arith(ctx)->grad_value(ctx, &g, &w));
+    st = ar_ctx_download(ctx, j->gradient, &g);
+done:
+    ar_param_fini(&w);
+    return st;
+}
+
+/* Twice SIX*SIX: 13 bits of significand, which a sum in bf16 would lose; of TWELVE nothing but 1 enters. */
+Test(precision, gradients_of_weights_are_summed_in_fp32)
+{
+    precision_job j = {.a = {SIX, 0.0f, 0.0f, 0.0f}, .b = {SIX, TWELVE, 0.0f, 0.0f}};
+    const rank_run_options o = {.ranks = 1, .numerics = AR_NUMERICS_NATIVE, .precision = AR_PRECISION_BF16};
+    cr_assert_eq(rank_run(&o, gradient_rank, &j), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(j.gradient[0], 2.0f * (1.0f + 0x1p-5f + 0x1p-12f), "%a", (double)j.gradient[0]);
+    cr_expect_eq(j.gradient[M], 2.0f * SIX, "%a", (double)j.gradient[M]);
+}
+
+static ar_status nothing(ar_ctx *ctx, void *user)
+{
+    (void)ctx, (void)user;
+    return AR_OK;
+}
+
+Test(precision, exact_numerics_have_fp32_products_only)
+{
+    for (int p = AR_PRECISION_TF32; p <= AR_PRECISION_COUNT; p++) {
+        const rank_run_options o = {.ranks = 1, .precision = (ar_precision)p};
+        cr_assert_eq(rank_run(&o, nothing, NULL), AR_ERR_ARG);
+    }
+}
+
+/* --- rounding ----------------------------------------------------------------------------------------------------- */
+
+Test(precision, eight_bits_are_bf16s)
+{
+    for (uint64_t i = 0; i < UINT64_C(1) << 32; i += 9973) {
+        const float x = ari_f32_of_bits((uint32_t)i), bf16 = ari_f32_of_bf16(ari_bf16_of_f32(x));
+        cr_assert_eq(ari_f32_bits(ari_f32_to_bits(x, 8)), ari_f32_bits(bf16), "%a", (double)x);
+    }
+}
+
+Test(precision, ties_go_to_even_and_overflow_to_infinity)
+{
+    cr_expect_eq(ari_f32_to_bits(1.0f + 0x1p-11f, 11), 1.0f);
+    cr_expect_eq(ari_f32_to_bits(1.0f + 0x3p-11f, 11), 1.0f + 0x1p-9f);
+    cr_expect_eq(ari_f32_to_bits(-1.0f - 0x1.8p-11f, 11), -1.0f - 0x1p-10f);
+    cr_expect_eq(ari_f32_to_bits(0x1.fffffep127f, 11), INFINITY);
+    cr_expect_eq(ari_f32_to_bits(-INFINITY, 11), -INFINITY);
+    cr_expect(isnan(ari_f32_to_bits(ari_f32_of_bits(0x7f800001u), 11)));
+    cr_expect_eq(ari_f32_to_bits(0x3p-149f, 23), 0x4p-149f, "subnormals have fp32's last bit");
+}

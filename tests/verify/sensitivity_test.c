@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What rounding may change: PyTorch's fp32 results are within it, a gradient that is 1 % off is not; the formats follow
+ * each other in size; every tensor of the files has its number. */
+#include "tests/verify/support.h"
+
+#include <math.h>
+
+#include "anyrank/grads.h"
+#include "anyrank/safetensors.h"
+
+TestSuite(sensitivity, .timeout = 120);
+
+#define GOLDEN TEST_GOLDEN_DIR "/llama-mqa-tied-tiny"
+
+static void grads(const char *out, bool block, ar_sensitivity of)
+{
+    ar_grads_result r;
+    const ar_grads_options o = {.model = block ? NULL : GOLDEN,
+                                .input = block ? NULL : GOLDEN "/batch.safetensors",
+                                .block = block ? TEST_GOLDEN_DIR "/block-mqa-bidirectional" : NULL,
+                                .out = out,
+                                .parallel = {.tp = 1},
+                                .sensitivity = true,
+                                .sensitivity_of = of,
+                                .threads = 2};
+    cr_assert_eq(ar_grads(&r, &o), AR_OK, "%s", ar_error_message());
+}
+
+static ar_st_file *open_in(const char *folder, const char *name)
+{
+    char path[600];
+    ar_st_file *f = NULL;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    cr_assert_eq(ar_st_open(&f, path), AR_OK, "%s", ar_error_message());
+    return f;
+}
+
+static double allowed_of(const ar_st_file *f, const char *name)
+{
+    const ar_st_entry *e = ar_st_find(f, name);
+    double value = NAN;
+    cr_assert(e && e->dtype == AR_F64 && e->ndim == 0 && e->count == 1, "%s", name);
+    memcpy(&value, e->data, sizeof value);
+    return value;
+}
+
+static float *values_of(const ar_st_file *f, const char *name, size_t *count)
+{
+    const ar_st_entry *e = ar_st_find(f, name);
+    cr_assert_not_null(e, "%s", name);
+    float *values = calloc(e->count, sizeof *values);
+    cr_assert(values && ar_st_to_f32(e, values) == AR_OK);
+    *count = e->count;
+    return values;
+}
+
+/* The worst difference of PyTorch's file, times `factor`, from ours, over what is allowed. */
+static double worst_ratio(const char *out, const char *file, const ar_st_file *allowed, float factor)
+{
+    ar_st_file *ours = open_in(out, file), *theirs = open_in(GOLDEN, file);
+    double worst = 0.0;
+    for (size_t i = 0; i < ar_st_count(ours); i++) {
+        const char *name = ar_st_at(ours, i)->name;
+        const double limit = allowed_of(allowed, name);
+        size_t n = 0, m = 0;
+        float *x = values_of(ours, name, &n), *y = values_of(theirs, name, &m);
+        cr_assert(limit > 0.0 && n == m, "%s: %g", name, limit);
+        for (size_t k = 0; k < n; k++)
+            worst = fmax(worst, fabs((double)x[k] - (double)(factor * y[k])) / limit);
+        free(x);
+        free(y);
+    }
+    ar_st_close(ours);
+    ar_st_close(theirs);
+    return worst;
+}
+
+Test(sensitivity, pytorchs_results_are_within_and_a_percent_is_not)
+{
+    char out[64];
+    make_folder(out);
+    grads(out, false, AR_SENSITIVITY_F32);
+    ar_st_file *allowed = open_in(out, "allowed.safetensors");
+    const double outputs = worst_ratio(out, "outputs.safetensors", allowed, 1.0f);
+    const double gradients = worst_ratio(out, "grads.safetensors", allowed, 1.0f);
+    cr_expect(outputs > 0.01 && outputs < 0.5, "%g", outputs);
+    cr_expect(gradients > 0.01 && gradients < 0.5, "%g", gradients);
+    cr_expect_gt(worst_ratio(out, "grads.safetensors", allowed, 1.01f), 30.0);
+    cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.allows"), "f32");
+    cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.seeds"), "3");
+    ar_st_close(allowed);
+    remove_folder(out);
+}
+
+/* Names of outputs, of gradients, and of docs/names.md: the LM head's gradient on its way back is in no other file. */
+static const char *const some[] = {"logits", "model.layers.0.mlp.down_proj.weight", "lm_head:bwd",
+                                   "model.layers.1.self_attn.probs:fwd"};
+enum { SOME = sizeof some / sizeof *some };
+
+static void some_allowed(double value[SOME], ar_sensitivity of)
+{
+    char out[64];
+    make_folder(out);
+    grads(out, false, of);
+    ar_st_file *f = open_in(out, "allowed.safetensors");
+    cr_expect_str_eq(ar_st_metadata(f, "anyrank.allows"), ar_sensitivity_name(of));
+    for (size_t i = 0; i < SOME; i++)
+        value[i] = allowed_of(f, some[i]);
+    ar_st_close(f);
+    remove_folder(out);
+}
+
+/* Unit round-offs of 2^-24, 2^-11 and 2^-8: TF32 rounds operands alone, bf16 all between them, pure bf16 everything. */
+Test(sensitivity, formats_differ_by_their_unit_round_offs)
+{
+    double f32[SOME], tf32[SOME], f16[SOME], bf16[SOME], pure[SOME];
+    some_allowed(f32, AR_SENSITIVITY_F32);
+    some_allowed(tf32, AR_SENSITIVITY_TF32);
+    some_allowed(f16, AR_SENSITIVITY_F16);
+    some_allowed(bf16, AR_SENSITIVITY_BF16);
+    some_allowed(pure, AR_SENSITIVITY_BF16_PURE);
+    for (size_t i = 0; i < SOME; i++) {
+        cr_expect(tf32[i] > 300.0 * f32[i] && tf32[i] < 16000.0 * f32[i], "%s: %g, %g", some[i], tf32[i], f32[i]);
+        cr_expect(f16[i] > tf32[i], "%s: %g, %g", some[i], f16[i], tf32[i]);
+        cr_expect(bf16[i] > 5.0 * f16[i] && bf16[i] < 12.0 * f16[i], "%s: %g, %g", some[i], bf16[i], f16[i]);
+        cr_expect(pure[i] > bf16[i] && pure[i] < 20.0 * bf16[i], "%s: %g, %g", some[i], pure[i], bf16[i]);
+    }
+}
+
+Test(sensitivity, a_block_has_allowances_too)
+{
+    char out[64];
+    make_folder(out);
+    grads(out, true, AR_SENSITIVITY_F32);
+    ar_st_file *f = open_in(out, "allowed.safetensors"), *block = open_in(out, "block.safetensors");
+    for (size_t i = 0; i < ar_st_count(block); i++)
+        cr_expect_gt(allowed_of(f, ar_st_at(block, i)->name), 0.0);
+    ar_st_close(f);
+    ar_st_close(block);
+    remove_folder(out);
+}
+
+/* --- native checks ------------------------------------------------------------------------------------------------ */
+
+static ar_check_report *native(const char *model, ar_precision precision, ar_fault fault)
+{
+    static const ar_parallel some_layouts[] = {{.tp = 2, .sp = true}, {.dp = 2, .tp = 4}};
+    ar_check_options o = check_layouts(model, some_layouts, 2, 2, 8);
+    o.numerics = AR_NUMERICS_NATIVE;
+    o.precision = precision;
+    o.fault = fault;
+    return check_or_fail(&o);
+}
+
+Test(sensitivity, native_products_stay_within_and_a_missing_reduction_does_not)
+{
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
+    for (int p = 0; p < AR_PRECISION_COUNT; p++) {
+        ar_check_report *r = native(folder, (ar_precision)p, AR_FAULT_NONE);
+        ar_check_report *faulty = native(folder, (ar_precision)p, AR_FAULT_column_dx_not_reduced);
+        cr_expect_eq(r->precision, (ar_precision)p);
+        for (size_t i = 0; i < 2; i++) {
+            const ar_check_run *run = &r->run[i], *other = &faulty->run[i];
+            cr_expect(run->result == AR_CHECK_SAME && run->max_ratio > 0.02 && run->max_ratio < 0.5, "%s: %g of %s",
+                      ar_precision_name((ar_precision)p), run->max_ratio, run->ratio_tensor);
+            cr_expect(other->result == AR_CHECK_DIFFERENT && other->max_ratio > 2.0, "%s: %g",
+                      ar_precision_name((ar_precision)p), other->max_ratio);
+            cr_expect_str_eq(other->first.tensor, "lm_head:bwd");
+        }
+        ar_check_report_destroy(faulty);
+        ar_check_report_destroy(r);
+    }
+    remove_folder(folder);
+}
+
+Test(sensitivity, exact_numerics_take_no_precision)
+{
+    static const ar_parallel one = {.tp = 1};
+    ar_check_report *r = NULL;
+    ar_check_options o = check_layouts("llama-demo", &one, 1, 1, 8);
+    o.precision = AR_PRECISION_BF16;
+    cr_expect_eq(ar_check(&r, &o), AR_ERR_ARG);
+    cr_expect_not_null(strstr(ar_error_message(), "bf16"), "%s", ar_error_message());
+    ar_grads_result g;
+    const ar_grads_options of_grads = {
+        .model = GOLDEN, .input = GOLDEN "/batch.safetensors", .out = "/tmp", .precision = AR_PRECISION_TF32};
+    cr_expect_eq(ar_grads(&g, &of_grads), AR_ERR_ARG);
+}
