@@ -132,12 +132,12 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
     o->ndim = t->ndim;
     memcpy(o->shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
     o->has_shape = true;
-    o->replica = d->mapped ? t->replica : p->replica;
-    o->replicas = d->mapped ? t->replicas : p->replicas;
+    o->replica = d->mapped ? 0 : p->replica; /* a mapping does not number copies: they are whoever holds the same */
+    o->replicas = d->mapped ? 0 : p->replicas;
     o->more_copies = true;
     o->partial = t->partial || p->partial;
-    o->term = t->partial ? (size_t)(p->rank < 0 ? 0 : p->rank) : p->term;
-    o->terms = t->partial ? 0 : p->terms;
+    o->term = t->partial ? t->term : p->term;
+    o->terms = t->partial ? t->terms : p->terms;
     return AR_OK;
 }
 

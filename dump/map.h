@@ -33,9 +33,8 @@ typedef struct ari_map_target {
     size_t shape[AR_ST_MAX_DIMS];
     size_t boxes;
     ar_dump_box *box;
-    bool partial;          /* to be summed with the others of the same boxes and the same replica */
-    int replica, replicas; /* which copy, by the dimensions of the mesh that the rule says nothing of; 0 of 0: no
-                              rank's. Heads that several ranks have are further copies, of single boxes */
+    bool partial;
+    size_t term, terms; /* partial: which summand, by the dimensions of the mesh that it is summed over, of how many */
 } ari_map_target;
 /** The entry of this name in another rank's files; NULL where it has none. A split that is uneven is told by what each
  *  rank has. */

@@ -73,22 +73,16 @@ typedef struct view {
     size_t at; /* the file's element of index 0 of the dimensions that are left out */
 } view;
 
-/* Which copy this rank has, by the dimensions of the mesh that neither divide nor sum. */
-static void tell_replica(const ari_map_place *p, ari_map_target *t)
+/* Which summand this rank has. Copies need no numbers: they are whoever holds the same. */
+static void tell_term(const ari_map_place *p, ari_map_target *t)
 {
-    const ari_map_rule *r = p->r;
-    if (p->rank < 0)
-        return;
-    t->replicas = 1;
+    t->terms = 1;
     for (size_t d = 0; d < p->m->dims; d++) {
-        bool used = r != NULL && r->partial[d];
-        for (size_t i = 0; r != NULL && i < r->splits; i++)
-            used = used || r->split[i].mesh == d;
-        t->partial = t->partial || (r != NULL && r->partial[d]);
-        if (used)
+        if (!p->r->partial[d])
             continue;
-        t->replica = t->replica * p->m->mesh[d].size + p->at[d];
-        t->replicas *= p->m->mesh[d].size;
+        t->partial = true;
+        t->term = t->term * (size_t)p->m->mesh[d].size + (size_t)p->at[d];
+        t->terms *= (size_t)p->m->mesh[d].size;
     }
 }
 
@@ -162,7 +156,7 @@ static ar_status name_target(const ari_map_place *p, const char *pattern, size_t
 static ar_status fill_target(const ari_map_place *p, const view *v, const char *pattern, size_t index,
                              ari_map_target *t)
 {
-    tell_replica(p, t);
+    tell_term(p, t);
     t->ndim = v->dims;
     for (int i = 0; i < v->dims; i++)
         t->shape[i] = v->full[permuted(p->r, i, v->dims)];
