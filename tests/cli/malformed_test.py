@@ -187,7 +187,8 @@ class Malformed(Files):
             "another shape": ("InvalidPlacement", self.placed(1, [(2, 0, 2)], shape=(5, 2)), 2),
             "an unknown version": ("InvalidPlacement", {"ANYRANK_PLACEMENT": {"version": 2}}, 2),
             "offsets that are no list": ("InvalidPlacement", {"DCP_SHARDING_INFO": {"w": {"saved_offsets": 2}}}, 2),
-            "offsets of another dimension": ("InvalidPlacement", {"DCP_SHARDING_INFO": {"w": {"saved_offsets": [2]}}}, 2),
+            "offsets of another dimension": ("InvalidPlacement", {"DCP_SHARDING_INFO": {"w": {"saved_offsets": [2]}}},
+                                             2),
             "offsets below 0": ("InvalidPlacement", {"DCP_SHARDING_INFO": {"w": {"saved_offsets": [-2, 0]}}}, 2),
         }
         for what, (rule, placement, rows) in cases.items():
@@ -202,11 +203,13 @@ class Malformed(Files):
         self.put("ranks/r1.safetensors", tensors(w=([2, 2], range(4, 8))))
         for what, text in MAPS.items():
             with self.subTest(what):
-                message = self.refused("InvalidMapping", good, self.folder / "ranks", "--map", self.put("map.json", text))
+                mapping = self.put("map.json", text)
+                message = self.refused("InvalidMapping", good, self.folder / "ranks", "--map", mapping)
                 self.assertIn("map.json", message)
         self.refused("map.json", good, self.folder / "ranks", "--map", self.folder / "no" / "map.json")
         self.put("ranks/r2.safetensors", tensors(w=([2, 2], range(4))))
-        self.refused("InvalidMapping", good, self.folder / "ranks", "--map", self.put("map.json", RULE % '"shard":{"tp":0}'))
+        mapping = self.put("map.json", RULE % '"shard":{"tp":0}')
+        self.refused("InvalidMapping", good, self.folder / "ranks", "--map", mapping)
 
 
 class Mapped(Files):
