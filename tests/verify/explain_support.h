@@ -107,17 +107,15 @@ static inline void dumps_end(dumps *d)
         free(d->data[i]);
 }
 
-/* What is said of one tensor; the same twice. */
+/* What is said of one tensor. */
 static inline ar_verify_row explained(const dumps *d, const char *name, ari_explain_case c)
 {
-    ar_verify_row row = {.name = name}, again = {.name = name};
+    ar_verify_row row = {.name = name};
     c.reference = d->reference;
     c.other = d->other;
     const ar_dump_tensor *a = ar_dump_find(d->reference, name), *b = ar_dump_find(d->other, name);
     cr_assert(a && b);
     cr_assert_eq(ari_explain(&row, a, b, &c), AR_OK, "%s: %s", name, ar_error_message());
-    cr_assert_eq(ari_explain(&again, a, b, &c), AR_OK);
-    cr_expect(strcmp(row.hint, again.hint) == 0 && strcmp(row.pattern, again.pattern) == 0);
     return row;
 }
 

@@ -457,6 +457,8 @@ static const spoiled cases[] = {
      2},
     {GQA_MODEL, LAYER "mlp.up_proj.weight", swap_layers,
      "the values of model.layers.0.mlp.up_proj.weight in the reference", "another tensor's", 0, 0},
+    {GQA_MODEL, LAYER "mlp.up_proj.weight", swap_layers, "that one has this one's: the two are exchanged",
+     "another tensor's", 0, 0},
     {GQA_MODEL, LAYER "self_attn.k_proj.weight", value_for_key, "the values of model.layers.1.self_attn.v_proj.weight",
      "another tensor's", 0, 0},
     {GQA_OUTPUTS, "hidden_states.1", no_residual, "hidden_states.0 is missing", "all", 0, 0},
@@ -603,5 +605,18 @@ Test(explain, one_element_a_step_off_is_rounding)
     dumps_write(&d);
     const ar_verify_row row = explained(&d, "model.norm.weight", (ari_explain_case){0});
     cr_expect_eq(strncmp(row.hint, "rounding: the largest", 21), 0, "%s", row.hint);
+    dumps_end(&d);
+}
+
+Test(explain, the_same_dumps_give_the_same_texts)
+{
+    dumps d;
+    dumps_begin(&d, GPT2_GRADS, true);
+    scale(dumps_data(&d, "transformer.h.1.attn.c_proj.weight"), 2048, 3.0f);
+    dumps_write(&d);
+    const ar_verify_row a = explained(&d, "transformer.h.1.attn.c_proj.weight", (ari_explain_case){0});
+    const ar_verify_row b = explained(&d, "transformer.h.1.attn.c_proj.weight", (ari_explain_case){0});
+    cr_expect_str_eq(a.hint, b.hint);
+    cr_expect_str_eq(a.pattern, b.pattern);
     dumps_end(&d);
 }
