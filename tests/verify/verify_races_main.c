@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing with several threads, for ThreadSanitizer: a large tensor of several blocks and many small ones, some of
  * them different. Exit status 0 if four threads report what one does. */
-#include "support/small.h"
 #include "verify/verify_support.h"
 
 enum { SMALL = 40, LARGE = 1 << 20, NAME = 32 };
@@ -53,7 +52,7 @@ static bool agree(const ar_verify_report *a, const ar_verify_report *b)
 
 int main(void)
 {
-    const size_t large = small_only() ? LARGE + 1000 : 3 * LARGE + 1000;
+    const size_t large = LARGE + 1000; /* two blocks */
     const two_files f = two_files_make();
     tensors a, b;
     fill(&a, large, false);
