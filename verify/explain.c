@@ -22,8 +22,7 @@ static const ari_seeker inner_seekers[] = {ari_seek_order, ari_seek_transposed, 
 /* Largest tensor that is looked at as a whole. */
 static const size_t MOST_ELEMENTS = (size_t)1 << 24;
 
-/* --- the data -------------------------------------------------------------------------------------------------------
- */
+/* --- the data ----------------------------------------------------------------------------------------------------- */
 
 typedef struct held {
     float *ref, *val, *beside, *earlier;
@@ -110,8 +109,7 @@ static ar_status read_earlier(held *h, const ari_explain_case *c)
     return AR_OK;
 }
 
-/* --- what counts as different ---------------------------------------------------------------------------------------
- */
+/* --- what counts as different ------------------------------------------------------------------------------------- */
 
 /* Differences of fp32 sums in another order are some 1e-6 of the largest element; a format of 16 bits leaves two of its
  * steps beside. */
@@ -172,8 +170,7 @@ static ar_status choose_allowed(held *h, const ari_explain_case *c, const counte
     return AR_OK;
 }
 
-/* --- the case -------------------------------------------------------------------------------------------------------
- */
+/* --- the case ----------------------------------------------------------------------------------------------------- */
 
 static void name_case(held *h, const ar_verify_row *row, const ari_explain_case *c)
 {
@@ -221,8 +218,7 @@ static ar_status make_view(held *h, const ari_explain_case *c)
     return AR_OK;
 }
 
-/* --- looking --------------------------------------------------------------------------------------------------------
- */
+/* --- looking ------------------------------------------------------------------------------------------------------ */
 
 static void keep_better(ari_clue *best, const ari_clue *f)
 {
@@ -336,8 +332,7 @@ static ar_status look_at_ranks(ari_clue *best, ari_text *where, const held *h, c
     return st;
 }
 
-/* --- words ----------------------------------------------------------------------------------------------------------
- */
+/* --- words -------------------------------------------------------------------------------------------------------- */
 
 static double worst_difference(const held *h)
 {

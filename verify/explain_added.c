@@ -36,8 +36,7 @@ static bool repeats(const period *p, const ari_whole *w)
     return isfinite(p->spread) && p->size > 4.0 * w->absolute && p->spread <= 1e-3 + 0.3 * w->absolute / p->size;
 }
 
-/* --- whose vector it is ---------------------------------------------------------------------------------------------
- */
+/* --- whose vector it is ------------------------------------------------------------------------------------------- */
 
 /* The factor that takes y to the mean differences; 0 if there is none. */
 static double times(const period *p, const float *y)
@@ -98,8 +97,7 @@ static void say_source(ari_text *t, const ar_dump_tensor *source, double factor)
         ari_say(t, ", which was left out");
 }
 
-/* --- findings -------------------------------------------------------------------------------------------------------
- */
+/* --- findings ----------------------------------------------------------------------------------------------------- */
 
 static void say_constant(ari_clue *f, const ari_whole *w, const period *p)
 {

@@ -195,8 +195,7 @@ static void say_cause(ari_text *t, const ari_whole *w, double factor, const mean
         ari_say(t, "; %zu other tensors looked at do not have it", asked);
 }
 
-/* --- one factor -----------------------------------------------------------------------------------------------------
- */
+/* --- one factor --------------------------------------------------------------------------------------------------- */
 
 static ari_sums sums_of(const ari_whole *w)
 {

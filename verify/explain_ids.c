@@ -5,8 +5,7 @@
 #include "ref/core/size.h"
 #include "verify/explain_impl.h"
 
-/* --- rows of ids ----------------------------------------------------------------------------------------------------
- */
+/* --- rows of ids -------------------------------------------------------------------------------------------------- */
 
 static bool row_is_zero(const ari_whole *w, const float *data, size_t row)
 {

@@ -118,7 +118,7 @@ ar_status ari_seek_norm(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_place(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_noise(ari_clue *f, const ari_whole *w);
 
-/* --- ranks ----------------------------------------------------------------------------------------- */
+/* --- ranks -------------------------------------------------------------------------------------------------------- */
 
 /* explain_ranks.c: the copies of the ranks of a dump. */
 typedef struct ari_rank_copies {

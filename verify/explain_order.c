@@ -74,8 +74,7 @@ static void survey_slice(const ari_whole *w, ari_axis *a, size_t i)
     a->plain[i] = !varies || largest <= 8.0 * w->absolute;
 }
 
-/* --- where each slice is from ---------------------------------------------------------------------------------------
- */
+/* --- where each slice is from ------------------------------------------------------------------------------------- */
 
 enum { MOST_TRIED = 24 };
 

@@ -102,8 +102,7 @@ static void say_relation(ari_text *t, const ari_whole *w, const char *own, const
         ari_say(t, "; a buffer that was used again, or one name in place of another");
 }
 
-/* --- the same values ------------------------------------------------------------------------------------------------
- */
+/* --- the same values ---------------------------------------------------------------------------------------------- */
 
 static void say_values(ari_clue *f, const ari_whole *w, const samples *s, const ar_dump_tensor *t, double worst)
 {
@@ -162,8 +161,7 @@ ar_status ari_seek_other(ari_clue *f, const ari_whole *w)
     return AR_OK;
 }
 
-/* --- a tensor more or less ------------------------------------------------------------------------------------------
- */
+/* --- a tensor more or less ---------------------------------------------------------------------------------------- */
 
 typedef struct products {
     double dy, yy, dd;

@@ -6,8 +6,7 @@
 #include "verify/explain_impl.h"
 #include "verify/order.h"
 
-/* --- a mask
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- a mask ------------------------------------------------------------------------------------------------------- */
 
 ar_status ari_seek_mask(ari_clue *f, const ari_whole *w)
 {
@@ -31,8 +30,7 @@ ar_status ari_seek_mask(ari_clue *f, const ari_whole *w)
     return AR_OK;
 }
 
-/* --- how much of the reference
- * ---------------------------------------------------------------------------------------- */
+/* --- how much of the reference ------------------------------------------------------------------------------------ */
 
 /* Parts of a sum are not all of one size: a share of 1/n may be one of these. */
 static void say_how_many(ari_text *t, const ari_whole *w, double share)
@@ -94,8 +92,7 @@ ar_status ari_seek_share(ari_clue *f, const ari_whole *w)
     return AR_OK;
 }
 
-/* --- the place alone
- * --------------------------------------------------------------------------------------------------- */
+/* --- the place alone ---------------------------------------------------------------------------------------------- */
 
 static void say_inside(ari_text *t, const ari_whole *w)
 {
@@ -146,8 +143,7 @@ ar_status ari_seek_place(ari_clue *f, const ari_whole *w)
     return AR_OK;
 }
 
-/* --- the norm of all gradients --------------------------------------------------------------------------------------
- */
+/* --- the norm of all gradients ------------------------------------------------------------------------------------ */
 
 enum { CHUNK = 4096, MOST_SUMMED = 1 << 26 };
 
@@ -199,8 +195,7 @@ ar_status ari_seek_norm(ari_clue *f, const ari_whole *w)
     return AR_OK;
 }
 
-/* --- nothing but noise
- * -------------------------------------------------------------------------------------------------- */
+/* --- nothing but noise -------------------------------------------------------------------------------------------- */
 
 /* The largest root mean square of the differences over any slice of any dimension, against that of all. */
 static ar_status concentration(double *out, const ari_whole *w)
