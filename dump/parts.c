@@ -94,12 +94,22 @@ ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *
     return count_elements(t, d->path);
 }
 
+/* Where every rank has all of it, blocks that lie as in the full tensor are one box. Elsewhere a block may be another
+ * rank's copy, and stays what it is. */
+static void join_boxes(const ar_dump_tensor *t, ari_piece *piece, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (piece[i].entry->count != t->count)
+            return;
+    for (size_t i = 0; i < n; i++)
+        ari_piece_join_boxes(&piece[i], t->ndim, t->shape, t->count);
+}
+
 static ar_status make_tensor(const ar_dump *d, ar_dump_tensor *t, ar_dump_part *part, ari_piece *piece, size_t n)
 {
     AR_TRY(ari_parts_shape(t, d, piece, n));
     t->part = part;
-    for (size_t i = 0; i < n; i++)
-        ari_piece_join_boxes(&piece[i], t->ndim, t->shape, t->count);
+    join_boxes(t, piece, n);
     AR_TRY(ari_parts_check(d, t, piece));
     for (size_t i = 0; i < n; i++) {
         part[i] = part_of(d, &piece[i]);

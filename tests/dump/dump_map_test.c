@@ -32,7 +32,10 @@ Test(dump_map, every_range_of_a_transposed_tensor_is_right)
         cr_assert(a->shape[0] == columns && a->shape[1] == rows && a->whole == NULL);
         for (size_t start = 0; start < a->count; start++)
             for (size_t count = 1; count <= a->count - start; count += 1 + start % 3) {
+                memset(out, 0xee, sizeof out);
                 cr_assert_eq(ar_dump_read(a, start, count, out), AR_OK);
+                for (size_t i = count * bytes; i < sizeof out; i++)
+                    cr_assert_eq(out[i], 0xee, "written beyond the %zu elements", count);
                 for (size_t i = start; i < start + count; i++)
                     cr_assert_eq(
                         memcmp(out + (i - start) * bytes, data + (i % rows * columns + i / rows) * bytes, bytes), 0,
@@ -59,6 +62,29 @@ Test(dump_map, a_mapping_without_files_is_applied_to_full_tensors)
     cr_assert_eq(ar_dump_read_f32(b, 0, 12, x), AR_OK);
     for (size_t i = 0; i < 12; i++)
         cr_expect_eq(x[i], (float)(i % 4 * 3 + i / 4), "element %zu", i);
+    ar_dump_close(d);
+}
+
+/* Blocks and stacks of a full tensor [4,3] whose rows two ranks share: a target lies in one part, or across both. */
+Test(dump_map, what_is_taken_out_of_a_full_tensor_comes_from_the_parts_that_hold_it)
+{
+    put_tensor("rank-0.safetensors", "a", 2, two_by_three, low, "{\"a\":{\"saved_offsets\":[0,0]}}", NULL);
+    put_tensor("rank-1.safetensors", "a", 2, two_by_three, high, "{\"a\":{\"saved_offsets\":[2,0]}}", NULL);
+    float x[12];
+    ar_dump *d = open_mapped(folder, "{\"version\":1,\"tensors\":[{\"match\":\"a\",\"blocks\":[1,2,1],\"into\":[\"q\","
+                                     "\"k\",\"v\"],\"transpose\":true}]}");
+    const ar_dump_tensor *k = ar_dump_find(d, "k");
+    cr_assert(k != NULL && k->shape[0] == 3 && k->shape[1] == 2);
+    cr_assert_eq(ar_dump_read_f32(k, 0, 6, x), AR_OK);
+    for (size_t i = 0; i < 6; i++)
+        cr_expect_eq(x[i], (float)((1 + i % 2) * 3 + i / 2), "element %zu", i);
+    ar_dump_close(d);
+    d = open_mapped(folder, "{\"version\":1,\"tensors\":[{\"match\":\"a\",\"unstack\":\"a.{index}\",\"dim\":1}]}");
+    const ar_dump_tensor *last = ar_dump_find(d, "a.2");
+    cr_assert(last != NULL && last->ndim == 1 && last->count == 4);
+    cr_assert_eq(ar_dump_read_f32(last, 0, 4, x), AR_OK);
+    for (size_t i = 0; i < 4; i++)
+        cr_expect_eq(x[i], (float)(3 * i + 2), "element %zu", i);
     ar_dump_close(d);
 }
 
