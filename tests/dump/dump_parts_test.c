@@ -201,6 +201,24 @@ Test(dump_parts, copies_that_lie_differently_in_their_files_are_compared)
     ar_dump_close(d);
 }
 
+/* The same of rows: what is one run in one file is two in the other. */
+Test(dump_parts, copies_of_other_runs_are_compared)
+{
+    const float wide[] = {1, 2, 5, 6, 3, 4, 7, 9};
+    const size_t two_by_four[] = {2, 4};
+    put_at("rank-0.safetensors", 0, 0, low);
+    put_at("rank-2.safetensors", 2, 0, high);
+    put_tensor("rank-1.safetensors", "a", 2, two_by_four, wide, NULL,
+               "{\"version\":1,\"tensors\":{\"a\":{\"shape\":[4,2],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],"
+               "\"extent\":[2,2]},{\"global\":[2,0],\"local\":[0,2],\"extent\":[2,2]}]}}}");
+    ar_dump *d = open_folder();
+    bool found = false;
+    ar_dump_disagreement x;
+    cr_assert_eq(ar_dump_replicas(ar_dump_at(d, 0), &found, &x), AR_OK);
+    cr_expect(found && x.ranks[0] == 1 && x.ranks[1] == 2 && x.index == 7 && x.elements == 1);
+    ar_dump_close(d);
+}
+
 Test(dump_parts, packed_boxes_that_make_the_whole_are_one)
 {
     put_tensor("r0.safetensors", "a", 2, two_by_two, low, NULL,
