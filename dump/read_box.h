@@ -19,8 +19,8 @@ AR_NODISCARD ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_
                                          ar_status (*f)(void *user, const ari_dump_run *run), void *user);
 /** Copies a run's elements of `bytes` bytes each, closely packed. */
 void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes);
-/** Copies a box's elements among [start, start + count) of the full tensor to where they are in `out`, which begins with
- *  element `start`. */
+/** Copies a box's elements among [start, start + count) of the full tensor to where they are in `out`, which begins
+ * with element `start`. */
 void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b, size_t start,
                        size_t count);
 /** Elements of a box. */
