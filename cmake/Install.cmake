@@ -6,7 +6,8 @@ set(doc_dir ${CMAKE_INSTALL_DATADIR}/doc/anyrank)
 
 # First of all rules: uninstalling removes the folders that installing made, and no others.
 set(folders ${CMAKE_INSTALL_BINDIR} ${CMAKE_INSTALL_LIBDIR}/pkgconfig ${package_dir} ${CMAKE_INSTALL_INCLUDEDIR}/anyrank
-  ${CMAKE_INSTALL_MANDIR}/man1 ${doc_dir}/docs ${doc_dir}/examples)
+  ${CMAKE_INSTALL_MANDIR}/man1 ${doc_dir}/docs
+  ${doc_dir}/examples/pytorch)
 foreach(folder bash-completion/completions zsh/site-functions fish/vendor_completions.d anyrank)
   list(APPEND folders ${CMAKE_INSTALL_DATADIR}/${folder})
 endforeach()
@@ -33,7 +34,9 @@ install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/anyrank)
 
 # --- what is read ------------------------------------------------------------------------------------------------------
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${doc_dir})
-install(DIRECTORY docs examples DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN "*.c" PATTERN man EXCLUDE)
+install(DIRECTORY docs DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN "*.svg" PATTERN man EXCLUDE)
+install(DIRECTORY examples DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.c" PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
+install(PROGRAMS examples/pytorch/run.sh DESTINATION ${doc_dir}/examples/pytorch)
 file(GLOB man_pages CONFIGURE_DEPENDS docs/man/*.1)
 install(FILES ${man_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES completions/anyrank.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME anyrank)

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # The worked example: a tensor-parallel MLP in PyTorch, right and broken in several ways, four gloo processes on this
 # machine's CPU; `anyrank verify` says what is wrong with each. Needs python3 and, the first time, PyPI for torch.
-#   examples/pytorch/run.sh [FOLDER]     where the virtual environment and the dumps go; default build/pytorch
-# PYTHON names an interpreter that has torch, safetensors and numpy already; ANYRANK the command.
+#   examples/pytorch/run.sh [FOLDER]     where the virtual environment and the dumps go; default anyrank-pytorch
+# PYTHON names an interpreter that has torch, safetensors and numpy already; ANYRANK the command, which is otherwise
+# that of the build tree or the installed one.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-folder=${1:-$here/../../build/pytorch}
+folder=${1:-anyrank-pytorch}
 anyrank=${ANYRANK:-$here/../../build/anyrank}
-if ! [ -x "$anyrank" ]; then
-    echo "run.sh: $anyrank is not there: ./quickstart builds it, or ANYRANK=FILE names another" >&2
+[ -x "$anyrank" ] || anyrank=$(command -v anyrank || true)
+if [ -z "$anyrank" ]; then
+    echo "run.sh: there is no anyrank: ./quickstart builds it, or ANYRANK=FILE names one" >&2
     exit 2
 fi
 mkdir -p "$folder"
