@@ -5,7 +5,7 @@
  * [--dp N]
  *         [--zero 1] [--sp] [--keep-gathered] [--micro-batches M] [--forward-first] [--optimizer O] [--dropout 0.1]
  * [--numerics native] /usr/bin/time -f %M anyrank grads MODEL --tp N --input IDS.safetensors --out FOLDER      (rows
- * "alone"; with [--per-rank] [--activations], a check with [--dump FOLDER], rows with a dump)
+ * "alone"; with [--per-rank] [--activations] [--sensitivity], a check with [--dump FOLDER], rows with a dump)
  *
  * of a Release build with gcc 12 and glibc 2.36 on two x86-64 cores; the larger of two measurements, which differ by
  * up to 2% (the smallest model: 14%). Models other than the demos are a folder with the config.json below and fresh
@@ -36,7 +36,7 @@ typedef struct measured {
     size_t batch, seq;
     int steps;
     ar_optimizer_kind optimizer;
-    bool f64, alone, row_column, native, dropout;
+    bool f64, alone, row_column, native, dropout, sensitivity;
     ari_estimate_dump dump;
     bool merges;
     size_t kib;
@@ -125,7 +125,8 @@ static const measured table[] = {
      .steps = 2,
      .native = true,
      .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 647240},
+     .kib = 707356},
+    {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .alone = true, .sensitivity = true, .kib = 432572},
     {.model = "llama-demo", .parallel = {.tp = 8, .sp = true}, .batch = 8, .seq = 64, .kib = 357120},
     {.model = "llama-demo",
      .parallel = {.dp = 2, .tp = 4, .sp = true, .keep_gathered = true},
@@ -154,7 +155,7 @@ static const measured table[] = {
      .steps = 3,
      .optimizer = AR_OPTIMIZER_ADAMW,
      .kib = 346124},
-    {.model = "stack-demo", .tp = 2, .batch = 2, .seq = 256, .native = true, .kib = 139320},
+    {.model = "stack-demo", .tp = 2, .batch = 2, .seq = 256, .native = true, .kib = 192232},
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .dropout = true, .kib = 316016},
     {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, .batch = 4, .seq = 512, .kib = 1334080},
     {.model = "gpt2-demo", .parallel = {.micro_batches = 8}, .batch = 8, .seq = 256, .kib = 914012},
@@ -241,6 +242,8 @@ static ari_estimate estimate_of(const measured *m)
                                    .dropout = m->dropout,
                                    .f64 = m->f64,
                                    .alone = m->alone,
+                                   .sensitivity = m->sensitivity,
+                                   .threads = 2,
                                    .dump = m->dump,
                                    .merges = m->merges};
     cr_assert_eq(ari_estimate_check(&e, &run), AR_OK, "%s", ar_error_message());
