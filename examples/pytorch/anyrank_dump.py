@@ -197,29 +197,35 @@ class Dumper:
             rest //= self.mesh[name]
         return at
 
-    def _rule(self, name, data):
+    def _rule(self, name, data, is_distributed):
         for glob, dims in self.shard.items():
-            if fnmatch.fnmatchcase(name, glob):
+            if not is_distributed and fnmatch.fnmatchcase(name, glob):
                 return {mesh: dim % data.dim() for mesh, dim in dims.items()}
         activation = name.endswith((":fwd", ":bwd")) and data.dim() > 0
         return {"dp": 0} if activation and self.mesh.get("dp", 1) > 1 else {}
 
-    def _plain(self, name, data, sizes):
-        """Offset and full shape of a plain tensor; sizes: every rank's local shape."""
-        rule, at = self._rule(name, data), self._at()
+    def _line(self, told, mesh_dim):
+        """What the ranks that differ from this one along a mesh dimension alone said, and this one's place among them."""
+        stride = 1
+        for dim in reversed(self.mesh):
+            if dim == mesh_dim:
+                break
+            stride *= self.mesh[dim]
+        at = self.rank // stride % self.mesh[mesh_dim]
+        first = self.rank - at * stride
+        return [told[first + i * stride] for i in range(self.mesh[mesh_dim])], at
+
+    def _spread(self, name, told, rule, offset, shape):
+        """Adds to a part's place that dimensions of the mesh share out dimensions of the tensor."""
         if len(set(rule.values())) < len(rule):
             raise ValueError(f"{name}: two mesh dimensions shard one tensor dimension: use DTensor for that")
-        stride, n = {}, 1
-        for dim in reversed(self.mesh):
-            stride[dim], n = n, n * self.mesh[dim]
-        offset, shape = [0] * data.dim(), list(data.shape)
         for mesh_dim, dim in rule.items():
-            first = self.rank - at[mesh_dim] * stride[mesh_dim]
-            line = [sizes[first + i * stride[mesh_dim]] for i in range(self.mesh[mesh_dim])]
-            if any(s is None or len(s) != data.dim() for s in line):
+            line, at = self._line(told, mesh_dim)
+            if any(s is None or len(s) != len(shape) for s in line):
                 raise ValueError(f"{name}: a rank along {mesh_dim} does not have this tensor")
             extents = [s[dim] for s in line]
-            offset[dim], shape[dim] = sum(extents[:at[mesh_dim]]), sum(extents)
+            offset[dim] += sum(extents[:at])
+            shape[dim] = sum(extents)
         return offset, shape
 
     def _partial_over(self, name):
@@ -229,15 +235,19 @@ class Dumper:
         return None
 
     def _distributed(self, spec):
-        """The same of a DTensor, and the mesh dimension it is to be summed over."""
+        """Offset and full shape of a DTensor, the mesh dimension it is to be summed over, and those it knows of."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
         shape, mesh, placements = spec
         _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
-        partial = None
-        for i, p in enumerate(placements):
-            if p.is_partial():
-                partial = mesh.mesh_dim_names[i] if mesh.mesh_dim_names else list(self.mesh)[i]
-        return list(offset), list(shape), partial
+        known = list(mesh.mesh_dim_names or list(self.mesh)[-mesh.ndim:])
+        strange = [dim for dim in known if dim not in self.mesh]
+        if strange:
+            raise ValueError(f"a DTensor's mesh has the dimension {strange[0]!r}, the Dumper's has {list(self.mesh)}: "
+                             "name them alike")
+        partial = [dim for dim, p in zip(known, placements) if p.is_partial()]
+        if len(partial) > 1:
+            raise ValueError(f"a DTensor that is partial over {' and '.join(partial)} cannot be written down")
+        return list(offset), list(shape), partial[0] if partial else None, known
 
     def _tell(self, mine):
         """What every rank says, in the order of ranks."""
@@ -260,14 +270,14 @@ class Dumper:
     def write(self):
         """Writes this rank's file and forgets what was recorded. Every rank must call it. Returns the path."""
         values, at = self._collect(), self._at()
-        sizes = self._tell({name: tuple(v.data.shape) for name, v in values.items()})
+        told = self._tell({name: v.spec[0] if v.spec else tuple(v.data.shape) for name, v in values.items()})
         dcp, tensors, parts = {}, {}, {}
         for name, v in values.items():
+            offset, shape, partial, known = [0] * v.data.dim(), list(v.data.shape), self._partial_over(name), []
             if v.spec:
-                offset, shape, partial = self._distributed(v.spec)
-            else:
-                offset, shape = self._plain(name, v.data, [other.get(name) for other in sizes])
-                partial = self._partial_over(name)
+                offset, shape, partial, known = self._distributed(v.spec)
+            rule = {dim: n for dim, n in self._rule(name, v.data, bool(v.spec)).items() if dim not in known}
+            offset, shape = self._spread(name, [other.get(name) for other in told], rule, offset, shape)
             dcp[name] = {"saved_offsets": offset}
             tensors[name] = {"shape": shape, "boxes": [{"global": offset, "local": [0] * len(shape),
                                                         "extent": list(v.data.shape)}]}
