@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times `anyrank verify` against `cmp` on the same two files in the page cache: bench/verify_speed.py [options]
 
-Makes the two files (fp32 tensors of 64 MiB each, the same in both), reads them once so that they are in the page cache,
-then runs both commands one after the other, over and over, and prints the medians, their ratio and the most memory that
-verify had: all of it, and without pages of the files. Exit status 1 where verify is slower than half of cmp, or takes
+Makes the two files (fp32 tensors of 64 MiB each), reads them once so that they are in the page cache, then runs both
+commands one after the other, over and over, and prints the medians, their ratio and the most memory that verify had: all
+of it, and without pages of the files. With --changed verify's second file differs from the first; cmp, which stops at
+the first difference, still reads two that are the same. Exit status 1 where verify is slower than half of cmp, or takes
 200 MB or more of its own.
 """
 
@@ -26,22 +27,33 @@ TENSOR_BYTES = 64 << 20
 OWN_LIMIT = 200e6
 
 
-def write(path, total, changed):
-    """A file of `total` bytes of tensors; with `changed`, one element near the end is another."""
+def floats(multiplier):
+    """Floats between 1 and 2: any 23 bits below the exponent of 1."""
+    return b"".join(struct.pack("<I", 0x3f800000 | (i * multiplier & 0x7fffff)) for i in range(1 << 18))
+
+
+def write(path, total, changed=None):
+    """A file of `total` bytes of tensors, of which `changed` are others."""
     count = max(total // TENSOR_BYTES, 1)
     header = {f"layers.{i}.weight": {"dtype": "F32", "shape": [4096, TENSOR_BYTES // 4 // 4096],
                                      "data_offsets": [i * TENSOR_BYTES, (i + 1) * TENSOR_BYTES]} for i in range(count)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    # Floats between 1 and 2: any 23 bits below the exponent of 1.
-    block = b"".join(struct.pack("<I", 0x3f800000 | (i * 2654435761 & 0x7fffff)) for i in range(1 << 18))
+    block, other = floats(2654435761), floats(2246822519)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _ in range(count * TENSOR_BYTES // len(block)):
-            file.write(block)
-        if changed:
+            file.write(other if changed == "everything" else block)
+        if changed == "element":
             file.seek(-4096, os.SEEK_CUR)
             file.write(struct.pack("<f", 1.5))
+        elif changed == "shard":
+            file.seek(-TENSOR_BYTES // 4, os.SEEK_CUR)
+            file.write(bytes(TENSOR_BYTES // 4))
+        elif changed == "tensor":
+            file.seek(-TENSOR_BYTES, os.SEEK_CUR)
+            for _ in range(TENSOR_BYTES // len(other)):
+                file.write(other)
 
 
 def memory_of(pid, most):
@@ -81,18 +93,24 @@ def main():
     parser.add_argument("--bytes", type=float, default=2 * 2**30, help="of each file (default 2 GiB)")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--threads", type=int, default=0, help="of verify (default: the cores)")
-    parser.add_argument("--changed", action="store_true", help="one element near the end is another")
+    parser.add_argument("--changed", choices=("element", "shard", "tensor", "everything"),
+                        help="what verify finds to be another: an element near the end, a quarter of the last tensor "
+                             "(zeros), the last tensor, or every element of every tensor (default: nothing)")
     options = parser.parse_args()
     folder = pathlib.Path(options.folder or tempfile.mkdtemp(prefix="anyrank-verify-"))
-    files = [str(folder / name) for name in ("reference.safetensors", "other.safetensors")]
-    verify = [options.anyrank, "verify", *files]
+    files = [str(folder / name) for name in ("reference.safetensors", "same.safetensors")]
+    other = str(folder / "changed.safetensors") if options.changed else files[1]
+    verify = [options.anyrank, "verify", files[0], other]
     if options.threads:
         verify += ["--threads", str(options.threads)]
     try:
-        for i, path in enumerate(files):
-            write(path, int(options.bytes), options.changed and i == 1)
+        for path in files:
+            write(path, int(options.bytes))
+        if options.changed:
+            write(other, int(options.bytes), options.changed)
         size = os.path.getsize(files[0])
         run(["cmp", *files])  # into the page cache
+        run(["cmp", other, other])
         seconds = {"cmp": [], "verify": []}
         most = {"all": 0, "own": 0}
         for _ in range(options.runs):
@@ -100,7 +118,7 @@ def main():
             seconds["verify"].append(run(verify))
         run(verify, most)
     finally:
-        for path in files:
+        for path in {*files, other}:
             pathlib.Path(path).unlink(missing_ok=True)
         if not options.folder:
             shutil.rmtree(folder)

@@ -6,6 +6,7 @@
 
 #include "ref/core/size.h"
 #include "verify/explain_impl.h"
+#include "verify/explain_sample.h"
 #include "verify/order.h"
 
 /* Of two findings of equal confidence the first here is told. */
@@ -18,9 +19,6 @@ static const ari_seeker seekers[] = {
 
 /* A box of the tensor alone has places of its own; seekers that need the names of its dimensions look at all of it. */
 static const ari_seeker inner_seekers[] = {ari_seek_order, ari_seek_transposed, ari_seek_shift};
-
-/* Largest tensor that is looked at as a whole. */
-static const size_t MOST_ELEMENTS = (size_t)1 << 24;
 
 /* --- the data ----------------------------------------------------------------------------------------------------- */
 
@@ -43,8 +41,8 @@ static void held_fini(held *h)
     free(h->earlier);
 }
 
-/* All dimensions but the last AR_MAX_DIMS - 1 become one; of a tensor beyond the bound a stretch of rows. */
-static void choose_shape(held *h, const ar_dump_tensor *t, size_t first)
+/* All dimensions but the last AR_MAX_DIMS - 1 become one. */
+static void choose_shape(held *h, const ar_dump_tensor *t)
 {
     const int folded = t->ndim > AR_MAX_DIMS ? t->ndim - AR_MAX_DIMS : 0;
     h->d.ndim = t->ndim - folded;
@@ -53,10 +51,13 @@ static void choose_shape(held *h, const ar_dump_tensor *t, size_t first)
     for (int dim = 0; dim < folded; dim++)
         h->shape[0] *= t->shape[dim];
     h->w.count = t->count;
-    if (t->count <= MOST_ELEMENTS)
-        return;
-    const size_t last = t->shape[t->ndim - 1], cols = last <= MOST_ELEMENTS ? last : 1, rows = t->count / cols;
-    h->rows = MOST_ELEMENTS / cols;
+}
+
+/* A stretch of rows with the first difference in it, some of it before. */
+static void choose_stretch(held *h, const ar_dump_tensor *t, size_t first)
+{
+    const size_t last = t->shape[t->ndim - 1], cols = last <= ARI_EXPLAIN_SAMPLED ? last : 1, rows = t->count / cols;
+    h->rows = ARI_EXPLAIN_SAMPLED / cols;
     const size_t before = h->rows / 8, at = first / cols;
     h->first_row = at > before ? at - before : 0;
     h->first_row = h->first_row + h->rows > rows ? rows - h->rows : h->first_row;
@@ -89,7 +90,7 @@ static const ar_dump_tensor *find_earlier(const held *h, const ari_explain_case 
     else
         snprintf(name, sizeof name, "%s:%s@%d", h->name, h->d.pass == 'n' ? "new" : "grad", before);
     const ar_dump_tensor *t = ar_dump_find(c->reference, name);
-    return t && t->count == h->w.count ? t : NULL;
+    return t && t->count == h->w.full->count && (!h->w.step || t->parts > 0) ? t : NULL;
 }
 
 static ar_status read_earlier(held *h, const ari_explain_case *c)
@@ -97,8 +98,14 @@ static ar_status read_earlier(held *h, const ari_explain_case *c)
     const ar_dump_tensor *t = find_earlier(h, c);
     if (!t || h->rows > 0)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&h->earlier, t->count, sizeof *h->earlier, t->name));
-    AR_TRY(ar_dump_read_f32(t, 0, t->count, h->earlier));
+    ari_sample thin = {.tensor = *t};
+    if (h->w.step)
+        AR_TRY(ari_sample_init(&thin, t, h->w.step));
+    ar_status st = ari_alloc((void **)&h->earlier, thin.tensor.count, sizeof *h->earlier, t->name);
+    if (st == AR_OK)
+        st = ar_dump_read_f32(&thin.tensor, 0, thin.tensor.count, h->earlier);
+    ari_sample_fini(&thin);
+    AR_TRY(st);
     if (h->d.pass == 'n') {
         h->d.before = h->earlier;
         h->d.beta1 = 0.9; /* where they are others, no correction of Adam's fits */
@@ -361,14 +368,23 @@ static void say_rounding(ari_text *where, ari_text *why, const held *h, const co
             h->w.relative > 0.0 ? " or a step of the 16-bit format" : " (fp32 noise)");
 }
 
-static void say_stretch(ari_text *where, const held *h)
+static void say_extent(ari_text *where, const held *h)
 {
     if (h->rows > 0)
         ari_say(where, "; looked at %s %zu..%zu alone, the tensor is too large for all of it",
                 h->d.ndim == 1 ? "elements" : "rows", h->first_row, h->first_row + h->rows - 1);
+    for (int d = 0, said = 0; h->w.step && d < h->w.full->ndim; d++) {
+        if (h->w.step[d] > 1)
+            ari_say(where, "%severy %zuth of %zu",
+                    said++ ? " by " : "; seen in a sample, with its indices: ", h->w.step[d], h->w.full->shape[d]);
+    }
 }
 
-static ar_status explain_held(ari_text *where, ari_text *why, held *h, const ari_rank_copies *r, const counted *n)
+/* How much a look has seen; with the confidence of its finding added. */
+enum { SEEN_NOTHING = -2, SEEN_ROUNDING = -1, SEEN_DIFFERENCE = 0 };
+
+static ar_status explain_held(ari_text *where, ari_text *why, int *found, held *h, const ari_rank_copies *r,
+                              const counted *n)
 {
     ari_clue best = {0};
     char ranks[sizeof((ari_pattern *)NULL)->pattern];
@@ -378,6 +394,7 @@ static ar_status explain_held(ari_text *where, ari_text *why, held *h, const ari
         AR_TRY(look(&best, h));
     if (r->copy)
         AR_TRY(look_at_ranks(&best, &of_ranks, h, r, rounding ? 10.0 * h->w.absolute : 0.0));
+    *found = !different ? SEEN_NOTHING : rounding ? SEEN_ROUNDING : SEEN_DIFFERENCE + best.confidence;
     if (of_ranks.used == 0 && rounding && n->small + n->large > 0) {
         say_rounding(where, why, h, n);
         return AR_OK;
@@ -397,42 +414,102 @@ static ar_status explain_held(ari_text *where, ari_text *why, held *h, const ari
     return AR_OK;
 }
 
-ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
-                      const ari_explain_case *c)
+/* What is looked at of a tensor: all of it, a sample of it, or a stretch of rows. */
+typedef struct extent {
+    const ar_dump_tensor *reference, *other; /* or samples of them */
+    const ar_dump_tensor *full;
+    const size_t *step; /* of samples */
+    bool stretch;
+} extent;
+
+static ar_status explain_extent(ari_pattern *found, int *seen, const ar_verify_row *row, const extent *e,
+                                const ari_explain_case *c)
 {
     held h = {0};
     ari_rank_copies ranks = {0};
-    ari_pattern found = {{0}, {0}};
-    ari_text where = ari_text_in(found.pattern, sizeof found.pattern), why = ari_text_in(found.hint, sizeof found.hint);
+    ari_text where = ari_text_in(found->pattern, sizeof found->pattern);
+    ari_text why = ari_text_in(found->hint, sizeof found->hint);
     ar_status st = AR_OK;
     bool surveyed = false;
-    if (reference->count != other->count)
-        return ar_error_set(AR_ERR_ARG, "%s: %zu elements against %zu: nothing to compare", row->name, reference->count,
-                            other->count);
-    if (reference->count == 0)
-        return AR_OK;
-    h.w.reference = reference;
-    h.w.other = other;
+    h.w.reference = e->reference;
+    h.w.other = e->other;
+    h.w.full = e->full;
+    h.w.step = e->step;
     name_case(&h, row, c);
-    choose_shape(&h, other, row->first); /* its ranks' boxes are of it */
-    AR_TRY_TO(done, st, read_both(&h, reference, other));
+    choose_shape(&h, e->other); /* its ranks' boxes are of it */
+    if (e->stretch)
+        choose_stretch(&h, e->other, row->first);
+    AR_TRY_TO(done, st, read_both(&h, e->reference, e->other));
     AR_TRY_TO(done, st, read_earlier(&h, c));
-    weigh(&h, reference, other, c);
+    weigh(&h, e->reference, e->other, c);
     const counted n = count_differences(&h);
     AR_TRY_TO(done, st, choose_allowed(&h, c, &n));
     AR_TRY_TO(done, st, make_view(&h, c));
     AR_TRY_TO(done, st, ari_survey_init(&h.w.view.survey, &h.w.view.grid));
     surveyed = true;
-    if (h.rows == 0)
-        AR_TRY_TO(done, st, ari_rank_copies_of(&ranks, other, c));
-    AR_TRY_TO(done, st, explain_held(&where, &why, &h, &ranks, &n));
-    say_stretch(&where, &h);
-    memcpy(row->pattern, found.pattern, sizeof row->pattern);
-    memcpy(row->hint, found.hint, sizeof row->hint);
+    if (!e->stretch)
+        AR_TRY_TO(done, st, ari_rank_copies_of(&ranks, e->other, c));
+    AR_TRY_TO(done, st, explain_held(&where, &why, seen, &h, &ranks, &n));
+    say_extent(&where, &h);
 done:
     if (surveyed)
         ari_survey_fini(&h.w.view.survey);
     ari_rank_copies_fini(&ranks);
     held_fini(&h);
     return st;
+}
+
+/* The sample; where dimensions of the two, or parts of them, do not allow one, *seen stays as it is. */
+static ar_status explain_sample(ari_pattern *found, int *seen, const ar_verify_row *row,
+                                const ar_dump_tensor *reference, const ar_dump_tensor *other, const ari_explain_case *c)
+{
+    size_t step[AR_ST_MAX_DIMS];
+    ari_sample a = {.box = NULL}, b = {.box = NULL};
+    ar_status st = AR_OK;
+    if (reference->parts == 0 || other->parts == 0 || reference->ndim != other->ndim ||
+        memcmp(reference->shape, other->shape, (size_t)other->ndim * sizeof *other->shape) != 0)
+        return AR_OK;
+    ari_sample_steps(step, other, ARI_EXPLAIN_SAMPLED);
+    AR_TRY_TO(done, st, ari_sample_init(&a, reference, step));
+    AR_TRY_TO(done, st, ari_sample_init(&b, other, step));
+    const extent e = {.reference = &a.tensor, .other = &b.tensor, .full = reference, .step = step};
+    st = explain_extent(found, seen, row, &e, c);
+done:
+    ari_sample_fini(&b);
+    ari_sample_fini(&a);
+    return st;
+}
+
+/* A sample shows blocks wherever they are, a stretch what is next to each other. */
+static ar_status explain_large(ari_pattern *found, const ar_verify_row *row, const ar_dump_tensor *reference,
+                               const ar_dump_tensor *other, const ari_explain_case *c)
+{
+    const extent stretch = {.reference = reference, .other = other, .full = reference, .stretch = true};
+    ari_pattern sampled = {{0}, {0}};
+    int seen = SEEN_NOTHING, seen_sampled = SEEN_NOTHING;
+    AR_TRY(explain_sample(&sampled, &seen_sampled, row, reference, other, c));
+    AR_TRY(explain_extent(found, &seen, row, &stretch, c));
+    if (seen_sampled > SEEN_NOTHING && seen_sampled >= seen)
+        *found = sampled;
+    return AR_OK;
+}
+
+ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
+                      const ari_explain_case *c)
+{
+    const extent all = {.reference = reference, .other = other, .full = reference};
+    ari_pattern found = {{0}, {0}};
+    int seen = SEEN_NOTHING;
+    if (reference->count != other->count)
+        return ar_error_set(AR_ERR_ARG, "%s: %zu elements against %zu: nothing to compare", row->name, reference->count,
+                            other->count);
+    if (reference->count == 0)
+        return AR_OK;
+    if (reference->count <= ARI_EXPLAIN_ELEMENTS)
+        AR_TRY(explain_extent(&found, &seen, row, &all, c));
+    else
+        AR_TRY(explain_large(&found, row, reference, other, c));
+    memcpy(row->pattern, found.pattern, sizeof row->pattern);
+    memcpy(row->hint, found.hint, sizeof row->hint);
+    return AR_OK;
 }

@@ -17,9 +17,14 @@ typedef struct ari_explain_case {
     size_t heads, kv_heads;           /* of the model; 0: not known */
 } ari_explain_case;
 
+/* Of tensors with more elements than the first, twice as many as the second are looked at. */
+#define ARI_EXPLAIN_ELEMENTS ((size_t)1 << 22)
+#define ARI_EXPLAIN_SAMPLED ((size_t)1 << 20)
+
 /** Fills row->pattern and row->hint. Of the row it reads name, pass and step. The same tensors give the same texts.
- *  Memory: up to 40 bytes an element of at most 2^24 elements: larger tensors are looked at in a stretch of rows around
- *          the first difference, and the text says so.
+ *  Memory: up to 40 bytes an element of at most ARI_EXPLAIN_ELEMENTS, and 16 for those of all ranks. Of larger tensors
+ * a sample of every dimension's indices is looked at, which shows blocks, heads and shards, and a stretch of rows
+ *          around the first difference, which shows neighbours; what says more is told, and the text says which.
  *  Errors: AR_ERR_ARG (other shapes: there is nothing to compare), AR_ERR_MEMORY, those of ar_dump_read_f32. On error
  *          the row is untouched.
  *  Threads: safe for other rows. */

@@ -96,7 +96,7 @@ static void ask_others(const ari_whole *w, double factor, size_t *same, size_t *
     const size_t all = r && v ? ar_dump_count(r) : 0, step = all / TENSORS_ASKED + 1;
     for (size_t i = 0; i < all && *asked < TENSORS_ASKED; i += step) {
         const ar_dump_tensor *a = ar_dump_at(r, i), *b = a ? ar_dump_find(v, a->name) : NULL;
-        if (!b || a == w->reference || a->count != b->count || a->count < 8 || ari_pass_of(w, a->name) != pass)
+        if (!b || a == w->full || a->count != b->count || a->count < 8 || ari_pass_of(w, a->name) != pass)
             continue;
         const int answer = factor_in(a, b, factor);
         *same += answer == 1;

@@ -29,8 +29,10 @@ typedef struct ari_whole {
     const ari_explain_case *known;
     ari_facts facts;
     const ar_dump_tensor *reference, *other;
-    const char *path; /* of the other dump, for passes of names */
-    size_t start;     /* of the first element in the full tensor */
+    const char *path;           /* of the other dump, for passes of names */
+    size_t start;               /* of the first element in the full tensor */
+    const size_t *step;         /* of a sample of the tensor: which index of each dimension is taken; NULL: every one */
+    const ar_dump_tensor *full; /* of which `reference` is a sample, or the same */
 } ari_whole;
 
 typedef ar_status (*ari_seeker)(ari_clue *f, const ari_whole *w);

@@ -6,6 +6,7 @@
 
 #include "ref/core/size.h"
 #include "verify/explain_impl.h"
+#include "verify/explain_sample.h"
 #include "verify/order.h"
 
 enum { SAMPLES = 64, FIRST_SAMPLES = 6, CHUNK = 4096 };
@@ -37,6 +38,32 @@ static bool same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b)
            memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
 }
 
+/* Another tensor of the dumps, thinned as this one is. */
+typedef struct seen {
+    const ar_dump_tensor *tensor;
+    ari_sample sample;
+} seen;
+
+static bool is_comparable(const ari_whole *w, const ar_dump_tensor *t)
+{
+    return strcmp(t->name, w->full->name) != 0 && same_shape(t, w->full) && (!w->step || t->parts > 0);
+}
+
+static ar_status see(seen *out, const ari_whole *w, const ar_dump_tensor *t)
+{
+    *out = (seen){.tensor = t};
+    if (!w->step)
+        return AR_OK;
+    AR_TRY(ari_sample_init(&out->sample, t, w->step));
+    out->tensor = &out->sample.tensor;
+    return AR_OK;
+}
+
+static void unsee(seen *s)
+{
+    ari_sample_fini(&s->sample);
+}
+
 /* Whether data's sampled elements are those of a tensor. */
 static bool samples_hold(const ari_whole *w, const samples *s, const float *data, const ar_dump_tensor *t)
 {
@@ -46,6 +73,17 @@ static bool samples_hold(const ari_whole *w, const samples *s, const float *data
             return false;
     }
     return true;
+}
+
+/* Whether the reference's sampled elements are those of a tensor, if it is there. */
+static bool holds_reference(const ari_whole *w, const samples *s, const ar_dump_tensor *t)
+{
+    seen other;
+    if (!t || !is_comparable(w, t) || see(&other, w, t) != AR_OK)
+        return false;
+    const bool holds = samples_hold(w, s, w->ref, other.tensor);
+    unsee(&other);
+    return holds;
 }
 
 /* Whether all different elements are those of a tensor. */
@@ -106,8 +144,7 @@ static void say_relation(ari_text *t, const ari_whole *w, const char *own, const
 
 static void say_values(ari_clue *f, const ari_whole *w, const samples *s, const ar_dump_tensor *t, double worst)
 {
-    const ar_dump_tensor *theirs = ar_dump_find(w->known->other, t->name);
-    const bool swapped = theirs && same_shape(theirs, t) && samples_hold(w, s, w->ref, theirs);
+    const bool swapped = holds_reference(w, s, ar_dump_find(w->known->other, t->name));
     ari_text text = ari_find(f, ARI_IDENTITY + 9);
     snprintf(f->value, sizeof f->value, "each another tensor's value");
     ari_say(&text, "these are the values of %s in the reference: all %zu different elements, ", t->name,
@@ -131,7 +168,25 @@ static void say_shared(ari_clue *f, const ari_whole *w, const ar_dump_tensor *t,
 static bool differ_in_reference(const ari_whole *w, const samples *s, const char *name)
 {
     const ar_dump_tensor *r = ar_dump_find(w->known->reference, name);
-    return r && same_shape(r, w->reference) && !samples_hold(w, s, w->ref, r);
+    return r && is_comparable(w, r) && !holds_reference(w, s, r);
+}
+
+/* One tensor that may be the one whose values these are: of the reference, or of the other dump. */
+static ar_status try_other(ari_clue *f, const ari_whole *w, const samples *s, const ar_dump_tensor *t, bool shared)
+{
+    samples first = *s;
+    bool held = false;
+    double worst = 0.0;
+    first.n = s->n < FIRST_SAMPLES ? s->n : FIRST_SAMPLES;
+    if (!samples_hold(w, &first, w->val, t) || !samples_hold(w, s, w->val, t) ||
+        (shared && !differ_in_reference(w, s, t->name)))
+        return AR_OK;
+    AR_TRY(all_hold(&held, &worst, w, t));
+    if (held && !shared)
+        say_values(f, w, s, t, worst);
+    else if (held)
+        say_shared(f, w, t, worst);
+    return AR_OK;
 }
 
 ar_status ari_seek_other(ari_clue *f, const ari_whole *w)
@@ -141,21 +196,15 @@ ar_status ari_seek_other(ari_clue *f, const ari_whole *w)
     take_samples(&s, w);
     if (!dumps[0] || !dumps[1] || !s.vary)
         return AR_OK;
-    samples first = s;
-    first.n = s.n < FIRST_SAMPLES ? s.n : FIRST_SAMPLES;
     for (size_t k = 0; k < 2 && f->confidence == ARI_SILENT; k++) {
         for (size_t i = 0; i < ar_dump_count(dumps[k]) && f->confidence == ARI_SILENT; i++) {
-            const ar_dump_tensor *t = ar_dump_at(dumps[k], i);
-            bool held = false;
-            double worst = 0.0;
-            if (strcmp(t->name, w->reference->name) == 0 || !same_shape(t, w->reference) ||
-                !samples_hold(w, &first, w->val, t) || !samples_hold(w, &s, w->val, t))
+            seen t;
+            if (!is_comparable(w, ar_dump_at(dumps[k], i)))
                 continue;
-            AR_TRY(all_hold(&held, &worst, w, t));
-            if (held && k == 0)
-                say_values(f, w, &s, t, worst);
-            else if (held && differ_in_reference(w, &s, t->name))
-                say_shared(f, w, t, worst);
+            AR_TRY(see(&t, w, ar_dump_at(dumps[k], i)));
+            const ar_status st = try_other(f, w, &s, t.tensor, k == 1);
+            unsee(&t);
+            AR_TRY(st);
         }
     }
     return AR_OK;
@@ -244,16 +293,17 @@ ar_status ari_seek_sum(ari_clue *f, const ari_whole *w)
     if (is_multiple(&own, 0.9)) /* a factor, and other tensors may be much like this one */
         return AR_OK;
     for (size_t i = 0; i < ar_dump_count(dump) && f->confidence == ARI_SILENT; i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        seen t;
         double factor = 0.0;
-        if (strcmp(t->name, w->reference->name) == 0 || !same_shape(t, w->reference))
+        if (!is_comparable(w, ar_dump_at(dump, i)))
             continue;
-        const products p = sampled_products(w, &s, t);
-        if (!is_multiple(&p, 0.99))
-            continue;
-        AR_TRY(find_multiple(&factor, w, t));
-        if (fabs(factor) > 1e-9)
-            say_added(f, w, t, factor);
+        AR_TRY(see(&t, w, ar_dump_at(dump, i)));
+        const products p = sampled_products(w, &s, t.tensor);
+        const ar_status st = is_multiple(&p, 0.99) ? find_multiple(&factor, w, t.tensor) : AR_OK;
+        if (st == AR_OK && fabs(factor) > 1e-9)
+            say_added(f, w, t.tensor, factor);
+        unsee(&t);
+        AR_TRY(st);
     }
     return AR_OK;
 }

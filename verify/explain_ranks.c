@@ -5,7 +5,7 @@
 #include "ref/core/size.h"
 #include "verify/explain_impl.h"
 
-enum { MOST_ELEMENTS = 1 << 24 };
+enum { MOST_ELEMENTS = 1 << 23 };
 
 /* Parts of one rank lie next to each other: files can be one for each box of a packed tensor. */
 static size_t parts_of_rank(const ar_dump_tensor *t, size_t first, size_t *boxes)

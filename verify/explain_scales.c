@@ -92,18 +92,37 @@ typedef struct shards {
     ari_sums s[ARI_MOST_RANKS];
 } shards;
 
+/* Sums of every index of a dimension: those of shards are sums of them. */
+static ar_status sum_slices(ari_sums **gives, const ari_whole *w, int dim)
+{
+    const ari_grid *g = &w->view.grid;
+    size_t inner = 1;
+    ari_sums *slice = NULL;
+    AR_TRY(ari_alloc_zero((void **)&slice, g->shape[dim], sizeof *slice, g->d->name));
+    for (int i = dim + 1; i < g->nd; i++)
+        inner *= g->shape[i];
+    for (size_t i = 0, k = 0; i < w->count; k = k + 1 < g->shape[dim] ? k + 1 : 0) {
+        for (const size_t end = i + inner; i < end; i++) {
+            slice[k].vr += (double)w->val[i] * (double)w->ref[i];
+            slice[k].rr += (double)w->ref[i] * (double)w->ref[i];
+        }
+    }
+    *gives = slice;
+    return AR_OK;
+}
+
 /* Whether every shard of n along a dimension has a factor, and not all the same. */
-static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n)
+static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n, const ari_sums *slice)
 {
     const ari_grid *g = &w->view.grid;
     bool apart = false;
     *p = (shards){.dim = dim, .n = n, .inner = g->shape[dim] / n};
     for (int i = dim + 1; i < g->nd; i++)
         p->inner *= g->shape[i];
-    for (size_t i = 0; i < w->count; i++) {
-        ari_sums *s = &p->s[i / p->inner % n];
-        s->vr += (double)w->val[i] * (double)w->ref[i];
-        s->rr += (double)w->ref[i] * (double)w->ref[i];
+    for (size_t i = 0; i < g->shape[dim]; i++) {
+        ari_sums *s = &p->s[i / (g->shape[dim] / n)];
+        s->vr += slice[i].vr;
+        s->rr += slice[i].rr;
     }
     for (size_t k = 0; k < n; k++) {
         const double factor = ari_factor_of(&p->s[k]);
@@ -132,27 +151,29 @@ static void say_shards(ari_clue *f, const ari_whole *w, const shards *p)
             p->n > 6 ? " ..." : "");
 }
 
-static bool seek_shards(ari_clue *f, const ari_whole *w)
+static ar_status seek_shards(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
     shards p;
-    for (int dim = 0; dim < g->nd; dim++) {
-        for (size_t n = 2; n <= ARI_MOST_RANKS && n < g->shape[dim]; n++) {
-            if (g->shape[dim] % n != 0 || w->count / n < 8 || !shards_scale(&p, w, dim, n))
-                continue;
-            say_shards(f, w, &p);
-            return true;
+    for (int dim = 0; dim < g->nd && f->confidence == ARI_SILENT; dim++) {
+        ari_sums *slice = NULL;
+        AR_TRY(sum_slices(&slice, w, dim));
+        for (size_t n = 2; n <= ARI_MOST_RANKS && n < g->shape[dim] && f->confidence == ARI_SILENT; n++) {
+            if (g->shape[dim] % n == 0 && w->count / n >= 8 && shards_scale(&p, w, dim, n, slice))
+                say_shards(f, w, &p);
         }
+        free(slice);
     }
-    return false;
+    return AR_OK;
 }
 
 ar_status ari_seek_scales(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
     ari_sums *s = NULL;
-    if (w->view.survey.total.nan > 0 || seek_shards(f, w))
+    if (w->view.survey.total.nan > 0)
         return AR_OK;
+    AR_TRY(seek_shards(f, w));
     for (int dim = 0; dim < g->nd && f->confidence == ARI_SILENT && g->nd > 1; dim++) {
         if (g->shape[dim] < 2)
             continue;

@@ -15,9 +15,9 @@
 
 enum { MOST_THREADS = 16 }; /* memory hands out no more to more threads */
 
-/* How many tensors are explained, and after how many elements no other one is begun, but for the first and the worst:
- * an explanation looks at its tensor many times. */
-enum { EXPLAINED = 8, EXPLAINED_ELEMENTS = 1 << 24 };
+/* How many tensors are explained, and after how many elements no other one is chosen, but for the first and the worst:
+ * an explanation looks at its tensor many times. More threads would take more memory. */
+enum { EXPLAINED = 8, EXPLAINED_ELEMENTS = 1 << 22, EXPLAINING_THREADS = 2 };
 
 void ari_verify_progress(const ari_verifying *v, double fraction, const char *what)
 {
@@ -179,27 +179,55 @@ static ar_status explain_row(ari_verifying *v, size_t i)
     return st == AR_ERR_DTYPE ? AR_OK : st; /* values that are no fp32 have no pattern; they differ all the same */
 }
 
+typedef struct explaining {
+    ari_verifying *v;
+    size_t *row; /* [n] that are explained */
+    size_t n, most, elements;
+} explaining;
+
+static void choose_row(explaining *e, size_t i)
+{
+    const size_t n = e->v->report->row[i].elements;
+    for (size_t k = 0; k < e->n; k++) {
+        if (e->row[k] == i)
+            return;
+    }
+    e->row[e->n++] = i;
+    e->elements += n <= ARI_EXPLAIN_ELEMENTS ? n : 2 * ARI_EXPLAIN_SAMPLED;
+}
+
+static ar_status explain_task(void *user, size_t task, int worker)
+{
+    const explaining *e = user;
+    (void)worker;
+    return explain_row(e->v, e->row[task]);
+}
+
+static void tell_explained(void *user, size_t done)
+{
+    const explaining *e = user;
+    ari_verify_progress(e->v, 0.95 + 0.05 * (double)done / (double)e->n, "explaining");
+}
+
 /* Shapes, the first in execution order, then the worst. */
 static ar_status explain(ari_verifying *v)
 {
     ar_verify_report *r = v->report;
-    const size_t most = v->o->explain ? v->o->explain : EXPLAINED;
-    size_t done = 0, elements = 0;
+    explaining e = {.v = v, .most = v->o->explain ? v->o->explain : EXPLAINED};
     for (size_t i = 0; i < r->rows; i++) {
         if (r->row[i].state == AR_VERIFY_SHAPE)
             AR_TRY(explain_row(v, i));
     }
-    if (r->first != SIZE_MAX) {
-        AR_TRY(explain_row(v, r->first));
-        elements += r->row[r->first].elements;
-        done++;
-    }
-    for (size_t i = 0; i < r->different && done < most && (i == 0 || elements < EXPLAINED_ELEMENTS); i++, done++) {
-        ari_verify_progress(v, 0.95 + 0.05 * (double)done / (double)most, "explaining");
-        AR_TRY(explain_row(v, r->worst_order[i]));
-        elements += r->row[r->worst_order[i]].elements;
-    }
-    return AR_OK;
+    AR_TRY(ari_alloc((void **)&e.row, r->different + 1, sizeof *e.row, "rows to explain"));
+    if (r->first != SIZE_MAX)
+        choose_row(&e, r->first);
+    for (size_t i = 0; i < r->different && e.n < e.most && (i == 0 || e.elements < EXPLAINED_ELEMENTS); i++)
+        choose_row(&e, r->worst_order[i]);
+    const int threads = v->threads < EXPLAINING_THREADS ? v->threads : EXPLAINING_THREADS;
+    const ari_tasks t = {e.n, threads, explain_task, &e, tell_explained};
+    const ar_status st = ari_tasks_run(&t);
+    free(e.row);
+    return st;
 }
 
 /* --- the report --------------------------------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
  * statistics. Everything but sums is the same in any order; sums are folded by chunk and by block, so that no figure
  * depends on the number of threads. */
 
-#define ARI_CHUNK ((size_t)1 << 15) /* elements */
+#define ARI_CHUNK ((size_t)1 << 13) /* elements */
 #define ARI_BLOCK ((size_t)1 << 20)
 #define ARI_MAP_ROWS 48
 #define ARI_MAP_COLS 96

@@ -267,16 +267,55 @@ static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, siz
     return e;
 }
 
+/* What many elements have in common: finite values that differ, no zeros, nothing that a largest or a first one is
+ * changed by. Of such an element only what is counted and shown is of interest. Returns what the map shows; below 0:
+ * the element is none of these, and is looked at in full. */
+static double take_common(const ari_pair *p, ari_deviation *t, double a, double difference, uint64_t steps)
+{
+    const ari_rule *r = &p->rule;
+    const double magnitude = fabs(a);
+    double ratio = (double)INFINITY, shown = difference;
+    bool different = true;
+    if (!(difference > 0.0) || !(difference <= t->max_abs) || !(magnitude > 0x1p-1000) ||
+        !(difference <= t->max_rel * magnitude * (1.0 - 0x1p-48)))
+        return -1.0;
+    if (r->rule == AR_VERIFY_ULP) {
+        different = steps > r->ulp;
+        ratio = shown = (double)steps / (double)r->ulp;
+    } else if (r->rule != AR_VERIFY_BITS) {
+        const double allowed = r->atol + r->rtol * magnitude;
+        different = difference > allowed;
+        ratio = shown = difference / allowed;
+    }
+    if (!(ratio < t->worst_ratio || (ratio == t->worst_ratio && difference <= t->worst_difference)) ||
+        (different && t->first == SIZE_MAX))
+        return -1.0;
+    t->bits_different++;
+    t->different += different;
+    t->ulp_bins[bin_of(steps)]++;
+    t->max_ulp = steps > t->max_ulp ? steps : t->max_ulp;
+    return shown > 0.0 ? shown : difference;
+}
+
 /* What one stretch of a row adds to its cell of the map. */
 static void take_run(const ari_pair *p, const ari_scratch *s, size_t start, size_t from, size_t to,
                      ari_deviation *tally, float *cell)
 {
-    const bool skip_equal = p->format[0].dtype == p->format[1].dtype && !p->rule.nan_differs;
+    const bool same_format = p->format[0].dtype == p->format[1].dtype;
+    const bool skip_equal = same_format && !p->rule.nan_differs;
+    const bool common = skip_equal && !is_integer(&p->format[0]);
     double most = 0.0;
     for (size_t i = from; i < to; i++) {
         if (skip_equal && s->steps[i] == 0) {
             tally->ulp_bins[0]++;
             s->difference[i] = 0.0;
+            continue;
+        }
+        const double a = s->side[0].value[i], difference = fabs(s->side[1].value[i] - a);
+        const double shown = common ? take_common(p, tally, a, difference, s->steps[i]) : -1.0;
+        if (shown >= 0.0) {
+            most = larger(most, shown);
+            s->difference[i] = difference;
             continue;
         }
         const element e = element_at(p, s, i, start + i);
