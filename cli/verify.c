@@ -16,7 +16,7 @@
 typedef struct verify_values {
     ari_common common;
     const char *reference, *other, *map, *reference_map, *allowed, *html;
-    bool bits, no_equal_nan;
+    bool bits, no_equal_nan, only_common;
     size_t ulp;        /* SIZE_MAX: not given */
     double rtol, atol; /* below 0: not given */
     ari_strings only, leave;
@@ -71,6 +71,10 @@ static const ari_option options[] = {
      .at = offsetof(verify_values, leave),
      .value = "GLOB[,GLOB]",
      .help = "no tensors of these names; may be given several times"},
+    {.name = "common",
+     .kind = ARI_OPT_FLAG,
+     .at = offsetof(verify_values, only_common),
+     .help = "compare what both have; what only one has is left out and counted, not a difference"},
     {.name = "no-equal-nan",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(verify_values, no_equal_nan),
@@ -239,6 +243,7 @@ static ar_status run(const verify_values *v, bool *same)
                            .other = v->other,
                            .map = v->map,
                            .reference_map = v->reference_map,
+                           .common = v->only_common,
                            .nan_differs = v->no_equal_nan,
                            .tp = v->tp,
                            .dp = v->dp,

@@ -130,6 +130,8 @@ json_t *ari_verify_json(const ar_verify_report *r)
     json_object_set_new(o, "elements_different", whole(r->elements_different));
     json_object_set_new(o, "missing", names_of(r, AR_VERIFY_MISSING));
     json_object_set_new(o, "unexpected", names_of(r, AR_VERIFY_UNEXPECTED));
+    json_object_set_new(o, "left_out", list_of(2, r->left_out));
+    json_object_set_new(o, "tensors_drifting", whole(r->drift));
     json_object_set_new(o, "ranks", json_integer(r->ranks));
     json_object_set_new(o, "bytes", whole(r->bytes));
     set(o, "seconds", r->seconds);

@@ -256,6 +256,20 @@ static void print_nan(FILE *to, const ar_verify_report *r)
                 ARI_SHOW(first));
 }
 
+static void print_left_out(FILE *to, const ar_verify_report *r)
+{
+    if (r->left_out[0] + r->left_out[1] > 0)
+        fprintf(to, "note: left out, as only one dump has them: %zu tensor%s of the reference, %zu of the other\n",
+                r->left_out[0], ari_plural(r->left_out[0]), r->left_out[1]);
+}
+
+static void print_drift(FILE *to, const ar_verify_report *r)
+{
+    if (r->drift > 0)
+        fprintf(to, "note: copies of %zu tensor%s differ in bits, %s: drift\n", r->drift, ari_plural(r->drift),
+                ARI_RULE(r));
+}
+
 static bool ends_with(const char *text, const char *end)
 {
     const size_t n = strlen(text), m = strlen(end);
@@ -328,6 +342,8 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
     print_names(to, r, AR_VERIFY_UNEXPECTED, most);
     print_renamed(to, r);
     print_nan(to, r);
+    print_drift(to, r);
+    print_left_out(to, r);
     if (!r->same)
         fprintf(to, "\n");
     return AR_OK;

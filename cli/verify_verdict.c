@@ -106,6 +106,8 @@ void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
         else
             fprintf(to, "max|d| %s at %s", ARI_SIZE(w), ARI_INDEX(w, w->worst));
     }
+    if (r->compared > 0 && r->different == 0)
+        fprintf(to, "; what both have is the same: --common leaves the others out");
     if (r->rule == AR_VERIFY_BITS && r->different > 0)
         print_rounding(to, r);
     fprintf(to, "\n");

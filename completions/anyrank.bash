@@ -50,7 +50,7 @@ _anyrank() {
                 --save --save-every --keep --resume --stop-after --verify-every --plot --log-every --inject $watch $common"
             names=$models ;;
         verify)
-            options="--bits --ulp --rtol --atol --sensitivity --map --reference-map --only --ignore --no-equal-nan --html --max-report
+            options="--bits --ulp --rtol --atol --sensitivity --map --reference-map --only --ignore --common --no-equal-nan --html --max-report
                 --tp --dp --heads --kv-heads $common" ;;
         reshard)
             options="--out --tp --pp --dp --dp-copies --embedding-hidden --pad-vocab --shard-size --map --config --strict --dry-run $common" ;;

@@ -150,6 +150,7 @@ complete -c anyrank -n $verify -l map -rF -d "How the files of OTHER make full t
 complete -c anyrank -n $verify -l reference-map -rF -d "How the files of REFERENCE make full tensors"
 complete -c anyrank -n $verify -l only -x -d "Only tensors of these names"
 complete -c anyrank -n $verify -l ignore -x -d "No tensors of these names"
+complete -c anyrank -n $verify -l common -d "Compare what both dumps have"
 complete -c anyrank -n $verify -l no-equal-nan -d "NaN against NaN is a difference"
 complete -c anyrank -n $verify -l html -rF -d "Write the report as a page"
 complete -c anyrank -n $verify -l max-report -x -d "Rows of a table at most"

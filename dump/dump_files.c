@@ -112,6 +112,13 @@ static ar_status read_order(ari_dump_file *f)
 }
 
 /* --- folders ------------------------------------------------------------------------------------------------------ */
+
+/* What grads --sensitivity allows the tensors of the files beside it has their names, and is none of them. */
+static bool is_allowances(const ari_dump_file *f)
+{
+    return f->st != NULL && ar_st_metadata(f->st, "anyrank.allows") != NULL;
+}
+
 static ar_status add_found(ar_dump *d, const ari_map *map, const char *name)
 {
     ari_dump_file *f = NULL;
@@ -124,6 +131,11 @@ static ar_status add_found(ar_dump *d, const ari_map *map, const char *name)
             return AR_OK;
     }
     AR_TRY(add_tensors(&f, d, d->path, name));
+    if (!d->mapped && is_allowances(f)) {
+        ari_dump_close_file(f);
+        d->files--;
+        return AR_OK;
+    }
     f->rank = rank;
     return d->mapped ? AR_OK : read_placement(f);
 }

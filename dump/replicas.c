@@ -18,6 +18,9 @@ typedef struct pair {
     const copy *of[2];
     const ari_dump_run *run; /* of the first, while the second's are walked through */
     size_t first, different;
+    ar_dump_differs differs; /* NULL: by bits */
+    void *user;
+    size_t drift;
 } pair;
 
 static int compare_copies(const void *a, const void *b)
@@ -45,9 +48,15 @@ static ar_status compare_run(void *user, const ari_dump_run *b)
     const char *x = a->data + (b->full - a->full) * a->step;
     if (a->step == bytes && b->step == bytes && memcmp(x, b->data, b->count * bytes) == 0)
         return AR_OK;
-    for (size_t i = 0; i < b->count; i++)
-        if (memcmp(x + i * a->step, b->data + i * b->step, bytes) != 0)
+    for (size_t i = 0; i < b->count; i++) {
+        const char *u = x + i * a->step, *v = b->data + i * b->step;
+        if (memcmp(u, v, bytes) == 0)
+            continue;
+        if (p->differs == NULL || p->differs(p->user, u, v))
             add_difference(p, b->full + i);
+        else
+            p->drift++;
+    }
     return AR_OK;
 }
 
@@ -143,26 +152,35 @@ static size_t list_copies(const ar_dump_tensor *t, copy *list)
 }
 
 /* Copies of one box; of summands, as many in each copy, each with its like. */
-static ar_status compare_group(const ar_dump_tensor *t, const copy *list, size_t n, bool *found,
-                               ar_dump_disagreement *out)
+static ar_status compare_group(pair *p, const copy *list, size_t n, bool *found, ar_dump_disagreement *out)
 {
     const size_t terms = n / (size_t)list->box->replicas;
     for (size_t i = terms; i < n && !*found; i++) {
-        pair p = {.t = t, .of = {&list[i % terms], &list[i]}};
-        AR_TRY(compare_pair(&p));
-        *found = p.different > 0;
+        p->of[0] = &list[i % terms];
+        p->of[1] = &list[i];
+        AR_TRY(compare_pair(p));
+        *found = p->different > 0;
         if (*found)
-            return describe(&p, out);
+            return describe(p, out);
     }
     return AR_OK;
 }
 
 ar_status ar_dump_replicas(const ar_dump_tensor *t, bool *found, ar_dump_disagreement *out)
 {
+    size_t drift = 0;
+    return ar_dump_replicas_by(t, NULL, NULL, found, out, &drift);
+}
+
+ar_status ar_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, void *user, bool *found,
+                              ar_dump_disagreement *out, size_t *drift)
+{
     ar_status st = AR_OK;
+    pair p = {.t = t, .differs = differs, .user = user};
     copy *list = NULL;
     size_t most = 0;
     *found = false;
+    *drift = 0;
     for (size_t i = 0; i < t->parts; i++)
         most += t->part[i].replicas > 1 ? t->part[i].boxes : 0;
     if (most == 0)
@@ -174,8 +192,9 @@ ar_status ar_dump_replicas(const ar_dump_tensor *t, bool *found, ar_dump_disagre
     for (size_t i = 0, same = 0; i < n && st == AR_OK && !*found; i += same) {
         for (same = 1; i + same < n && list[i + same].start == list[i].start;)
             same++;
-        st = compare_group(t, &list[i], same, found, out);
+        st = compare_group(&p, &list[i], same, found, out);
     }
+    *drift = p.drift;
     free(list);
     return st;
 }

@@ -125,6 +125,7 @@ static ar_status count_rows(ari_verifying *v)
         if (is_one_sided(row))
             continue;
         const bool differs = row->state != AR_VERIFY_SAME;
+        r->drift += row->drift > 0;
         r->compared++;
         r->different += differs;
         r->elements += row->elements;

@@ -119,6 +119,8 @@ typedef struct ari_pair {
     ari_deviation tally;
     ari_sums *sums; /* [blocks] */
 } ari_pair;
+/** Whether two elements of one of the pair's sides, with other bits, differ by its rule. */
+bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b);
 /** All about numbers [start, start + n) of a pair, at most ARI_CHUNK. */
 AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                                        ari_sums *sums);

@@ -281,9 +281,20 @@ static ar_status select_rows(ari_verifying *v, found *all)
     AR_TRY(check_globs(o->leave, o->leave_count, "--ignore", all, n));
     take_told_order(v, all, n);
     for (size_t i = 0; i < n; i++) {
-        if (is_selected(o, &all[i]))
+        const bool in_both = all[i].sides.of[0] && all[i].sides.of[1];
+        if (!is_selected(o, &all[i]))
+            continue;
+        if (in_both || !o->common)
             all[kept++] = all[i];
+        else
+            v->report->left_out[all[i].sides.of[0] ? 0 : 1]++;
     }
+    const size_t *left_out = v->report->left_out;
+    if (kept == 0 && left_out[0] + left_out[1] > 0)
+        return ar_error_set(AR_ERR_NOT_FOUND,
+                            "no tensor stands in both dumps: %zu only in the reference, %zu only in the other; a file "
+                            "for --map says which is which",
+                            left_out[0], left_out[1]);
     if (kept == 0)
         return ar_error_set(AR_ERR_NOT_FOUND, "--only and --ignore leave none of the %zu tensors to compare", n);
     qsort(all, kept, sizeof *all, by_execution);

@@ -66,19 +66,51 @@ static void tell_copies(ar_verify_row *r, const ar_dump_disagreement *d, bool in
     r->elements_different = r->bits_different = d->elements;
 }
 
+/* A pair's rule for copies of one of its sides. */
+typedef struct copies_rule {
+    const ari_pair *pair;
+    ari_format format;
+} copies_rule;
+
+static bool copies_differ(void *user, const void *a, const void *b)
+{
+    const copies_rule *r = user;
+    return ari_elements_differ(r->pair, &r->format, a, b);
+}
+
+/* The pair of a row, if its values are compared. */
+static const ari_pair *pair_of_row(const ari_verifying *v, const ar_verify_row *row)
+{
+    size_t low = 0, high = v->pairs;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (v->pair[middle].row < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < v->pairs && v->pair[low].row == row ? &v->pair[low] : NULL;
+}
+
 static ar_status copies_task(void *user, size_t task, int worker)
 {
     const pass *p = user;
     const ari_sides *s = &p->v->sides[task];
+    ar_verify_row *row = &p->v->report->row[task];
+    copies_rule rule = {.pair = pair_of_row(p->v, row)};
+    const bool by_rule = rule.pair && p->v->o->rule != AR_VERIFY_BITS;
     (void)worker;
     for (int k = 0; k < 2; k++) {
         bool found = false;
         ar_dump_disagreement d;
         if (!has_copies(s->of[k]))
             continue;
-        AR_TRY(ar_dump_replicas(s->of[k], &found, &d));
+        size_t drift = 0;
+        rule.format = ari_format_of(s->of[k]->dtype);
+        AR_TRY(ar_dump_replicas_by(s->of[k], by_rule ? copies_differ : NULL, &rule, &found, &d, &drift));
+        row->drift += drift;
         if (found) {
-            tell_copies(&p->v->report->row[task], &d, k == 0);
+            tell_copies(row, &d, k == 0);
             return AR_OK;
         }
     }

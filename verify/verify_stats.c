@@ -234,6 +234,24 @@ static double take(const ari_pair *p, ari_deviation *t, const element *e)
     return p->rule.rule == AR_VERIFY_BITS || j.ratio == 0.0 ? difference : j.ratio;
 }
 
+bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b)
+{
+    bool differ = false;
+    for (size_t k = 0; k < f->parts && !differ; k++) {
+        const unsigned char *u = (const unsigned char *)a + k * (f->bits / 8);
+        const unsigned char *v = (const unsigned char *)b + k * (f->bits / 8);
+        double x, y;
+        uint64_t steps = 0;
+        if (ar_values_to_f64(f->dtype, u, 1, &x) != AR_OK || ar_values_to_f64(f->dtype, v, 1, &y) != AR_OK)
+            return true;
+        ari_steps(&steps, f, u, v, 1);
+        const bool none = isnan(x) && isnan(y);
+        const double apart = f->is_float ? (x == y ? 0.0 : fabs(y - x)) : ari_exact_difference(f, u, f, v, 0);
+        differ = judge(p, x, none ? (p->rule.nan_differs ? (double)NAN : 0.0) : apart, steps).different;
+    }
+    return differ;
+}
+
 /* --- a chunk ------------------------------------------------------------------------------------------------------ */
 
 static bool is_integer(const ari_format *f)

@@ -114,6 +114,13 @@ typedef struct ar_dump_disagreement {
 /** Compares the copies of every part of a tensor. *found: whether any differ; then *out is filled. */
 AR_NODISCARD ar_status ar_dump_replicas(const ar_dump_tensor *t, bool *found, ar_dump_disagreement *out);
 
+/** Whether two elements of a tensor, given as their bytes, which are not the same, count as different. */
+typedef bool (*ar_dump_differs)(void *user, const void *a, const void *b);
+/** The same by a rule. *drift: how many elements differ in bits alone, of all copies that were compared. Elements of
+ * less than a byte are compared by bits. */
+AR_NODISCARD ar_status ar_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, void *user, bool *found,
+                                           ar_dump_disagreement *out, size_t *drift);
+
 /* --- writing ------------------------------------------------------------------------------------------------------ */
 
 /** A rank's tensor to write. Borrows. */

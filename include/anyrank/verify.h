@@ -30,6 +30,7 @@ typedef struct ar_verify_options {
     const char *const *only;  /* [only_count] globs of names; none: all */
     const char *const *leave; /* [leave_count] globs of names that are left out */
     size_t only_count, leave_count;
+    bool common;      /* what one dump lacks is left out, and counted; else a difference */
     bool nan_differs; /* NaN against NaN is a difference too; else equal by every rule but bits, whose payloads count */
     int tp, dp; /* ranks of the other run, where its dump does not tell: for the explanation alone; 0: not known */
     size_t heads, kv_heads; /* of the model, for the explanation alone; 0: not known */
@@ -80,6 +81,7 @@ typedef struct ar_verify_row {
     double first_value[2], worst_value[2]; /* reference, other */
     uint64_t
         ulp_bins[AR_VERIFY_ULP_BINS]; /* elements by distance: 0, 1, 2..3, 4..7, .., the last: NaN against a number */
+    size_t drift;      /* elements of two copies, in either dump, that differ in bits and are the same by the rule */
     int ranks[2];      /* AR_VERIFY_REPLICAS: the two that differ; else ranks[0] the rank that holds `first`, -1 */
     bool in_reference; /* AR_VERIFY_REPLICAS: of the reference */
     char pattern[256], hint[512]; /* "" where it was not explained */
@@ -100,7 +102,9 @@ typedef struct ar_verify_report {
     ar_verify_row *row; /* [rows] in execution order */
     size_t rows;
     size_t compared, different, missing,
-        unexpected; /* tensors; different: with those of another shape or dtype or unequal copies */
+        unexpected;     /* tensors; different: with those of another shape or dtype or unequal copies */
+    size_t left_out[2]; /* tensors that only the reference, only the other has, where those are not compared */
+    size_t drift;       /* tensors of which copies differ in bits, within the rule */
     size_t elements, elements_different;
     size_t first;        /* row of the first in execution order that is not the same; SIZE_MAX */
     size_t worst;        /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */

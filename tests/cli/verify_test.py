@@ -245,6 +245,41 @@ class Rules(Verify):
         self.assertEqual(self.result(a, b, "--only", "a.*", "--only", "b.*")[0]["tensors"], 2)
         self.assertEqual(self.result(a, b, "--ignore", "c")[1], 0)
 
+    def test_common_leaves_out_what_one_side_lacks_and_counts_it(self):
+        a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0]), **weight("z", [1.0])},
+                         {**weight("x", [1.0]), **weight("u", [1.0])})
+        self.assertEqual(self.run_verify(a, b).returncode, 1)
+        self.assertIn("--common leaves the others out", self.run_verify(a, b).stdout)
+        done = self.run_verify(a, b, "--common")
+        self.assertEqual(done.stdout, "note: left out, as only one dump has them: 2 tensors of the reference, 1 of the "
+                                      "other\nverify: the same bits: 1 tensor, 1 element\n")
+        result, code = self.result(a, b, "--common")
+        self.assertEqual((code, result["left_out"], result["missing"]), (0, [2, 1], []))
+        done = self.run_verify(a, b, "--common", "--ignore", "x")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("no tensor stands in both dumps: 2 only in the reference, 1 only in the other", done.stderr)
+
+    def test_copies_are_held_to_the_rule(self):
+        write(self.folder / "reference.safetensors", weight("w", [1.0, 2.0]))
+        for rank, value in enumerate((2.0, 2.0 + 2**-22)):
+            write(self.folder / f"ranks/rank-0000{rank}.safetensors", weight("w", [1.0, value]))
+        write(self.folder / "allowed.safetensors", {"w": ("F64", [], [1e-6])})
+        for rule in (["--ulp", "1"], ["--atol", "1e-6"], ["--sensitivity", "allowed.safetensors"]):
+            result, code = self.result("reference.safetensors", "ranks", *rule)
+            self.assertEqual((code, result["tensors_drifting"]), (0, 1), rule)
+            self.assertIn("note: copies of 1 tensor differ in bits, within ",
+                          self.run_verify("reference.safetensors", "ranks", *rule).stdout)
+        for rule in ([], ["--ulp", "0"], ["--atol", "1e-7"]):
+            result, code = self.result("reference.safetensors", "ranks", *rule)
+            self.assertEqual((code, result["worst"][0]["state"]), (1, "replicas"), rule)
+
+    def test_a_folder_with_allowances_is_its_tensors(self):
+        for where, value in (("a", 1.0), ("b", 1.25)):
+            write(self.folder / where / "grads.safetensors", weight("x", [value]))
+            write(self.folder / where / "allowed.safetensors", {"x": ("F64", [], [0.5])}, {"anyrank.allows": "f32"})
+        result, code = self.result("a", "b", "--sensitivity", "a/allowed.safetensors")
+        self.assertEqual((code, result["tensors"], result["rule"]["allows"]), (0, 1, "f32"))
+
     def test_dtypes_are_named_and_values_compared_by_tolerance(self):
         a, b = self.pair({"x": ("F32", [2], [1.0, 2.0])}, {"x": ("F64", [2], [1.0, 2.0])})
         done = self.run_verify(a, b)
