@@ -173,12 +173,19 @@ static ar_status lock_folder(ari_rs_folder *d)
     return AR_OK;
 }
 
-/* The first name that is not a former run's; what a killed one left half written goes. Where the file system has
- * unnamed files there is nothing of the kind. */
-static ar_status look_around(const ari_rs_folder *d, char *other, size_t cap)
+static bool is_link(const ari_rs_folder *d, const char *name)
+{
+    struct stat s;
+    return fstatat(d->fd, name, &s, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(s.st_mode);
+}
+
+/* The first name that is not a former run's, and the first link, through which a file of somewhere else would be
+ * written; what a killed run left half written goes. Where the file system has unnamed files there is nothing of the
+ * kind. */
+static ar_status look_around(const ari_rs_folder *d, char *other, char *link, size_t cap)
 {
     DIR *list = opendir(d->path);
-    other[0] = '\0';
+    other[0] = link[0] = '\0';
     if (!list)
         return ari_out_fail("list", d->path);
     for (const struct dirent *e; (e = readdir(list)) != NULL;) {
@@ -188,6 +195,8 @@ static ar_status look_around(const ari_rs_folder *d, char *other, size_t cap)
             (void)unlinkat(d->fd, e->d_name, 0);
         else if (!ours && strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && other[0] == '\0')
             snprintf(other, cap, "%s", e->d_name);
+        if (link[0] == '\0' && is_link(d, e->d_name))
+            snprintf(link, cap, "%s", e->d_name);
     }
     closedir(list);
     return AR_OK;
@@ -205,11 +214,14 @@ static ar_status refuse_input(const char *out, const ari_rs *r)
 
 static ar_status begin(ari_rs_folder *d, const ari_rs *r, const char *path, json_t *request)
 {
-    char other[256];
+    char other[256], link[256];
     AR_TRY(make_folder(d->path));
     AR_TRY(refuse_input(d->path, r));
     AR_TRY(lock_folder(d));
-    AR_TRY(look_around(d, other, sizeof other));
+    AR_TRY(look_around(d, other, link, sizeof other));
+    if (link[0] != '\0')
+        return ar_error_set(AR_ERR_ARG, "%s: holds a link ('%s'), and what it leads to would be written; remove it",
+                            ARI_SHOW(d->path), ARI_SHOW(link));
     if (access(path, F_OK) == 0)
         return take_up_journal(d, request, path);
     if (other[0] != '\0')

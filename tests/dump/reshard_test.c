@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "anyrank/reshard.h"
 
@@ -212,6 +213,30 @@ Test(reshard, a_transposed_and_packed_dump_becomes_the_configs_layout, .init = b
     cr_assert_eq(ar_dump_read(ar_dump_find(d, "w"), 0, 8, full), AR_OK);
     cr_expect_arr_eq(w->data, full, 8);
     ar_dump_close(d);
+    ar_st_close(f);
+}
+
+Test(reshard, nothing_is_written_through_a_link, .init = begin, .fini = end)
+{
+    static const float norm[] = {1, 2, 3, 4};
+    static const ar_st_tensor tensor = {"model.norm.weight", AR_F32, 1, {4}, norm};
+    told t = {.last = 0};
+    ar_reshard_result r;
+    ar_st_file *f = NULL;
+    cr_assert_eq(mkdir(at("in"), 0777), 0);
+    write_text(at("in/config.json"), config);
+    cr_assert_eq(ar_st_write(at("in/model.safetensors"), &tensor, 1, NULL, 0), AR_OK, "%s", ar_error_message());
+    ar_reshard_options o = request(at("in"), at("out"), &t);
+    o.tp = 2;
+    cr_assert_eq(ar_reshard(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(unlink(at("out/rank-00000.safetensors")), 0);
+    cr_assert_eq(symlink(at("in/model.safetensors"), at("out/rank-00000.safetensors")), 0);
+    o = request(at("in"), at("out"), &t);
+    o.tp = 2;
+    cr_expect_eq(ar_reshard(&r, &o), AR_ERR_ARG);
+    cr_expect(strstr(ar_error_message(), "holds a link ('rank-00000.safetensors')"), "%s", ar_error_message());
+    cr_assert_eq(ar_st_open(&f, at("in/model.safetensors")), AR_OK, "%s", ar_error_message());
+    cr_expect_null(ar_st_metadata(f, "ANYRANK_PLACEMENT"), "the input is a rank's file now");
     ar_st_close(f);
 }
 
