@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,13 +67,13 @@ static ar_status overlapping(const ar_dump *d, const ar_dump_tensor *t, const ch
 static void absent_ranks(char *text, size_t cap, const ar_dump *d)
 {
     size_t n = 0, missing = 0;
-    int next = 0;
+    int64_t next = 0; /* the last rank may be the largest int */
     text[0] = '\0';
     for (int i = 0; i <= d->ranks && d->world > 0; i++) {
         const int found = i < d->ranks ? d->rank[i] : d->world;
         for (; next < found && missing < 4; next++, missing++)
-            n += (size_t)snprintf(text + n, cap - n, "%s %d", missing == 0 ? "; no file of rank" : ",", next);
-        next = found + 1;
+            n += (size_t)snprintf(text + n, cap - n, "%s %" PRId64, missing == 0 ? "; no file of rank" : ",", next);
+        next = (int64_t)found + 1;
     }
     if (missing > 0 && d->world - d->ranks > (int)missing)
         snprintf(text + n, cap - n, " and %d more", d->world - d->ranks - (int)missing);

@@ -71,6 +71,14 @@ Test(dump_parts, a_missing_last_rank_shows_in_the_told_shape)
     expect_error(AR_ERR_FORMAT, "MissingShard: ", "no rank holds [2:4, 0:2]; no file of rank 1");
 }
 
+Test(dump_parts, ranks_without_a_file_are_told_of_the_largest_world)
+{
+    put_tensor("r.safetensors", "a", 2, two_by_two, low, NULL,
+               "{\"version\":1,\"rank\":1,\"world\":2147483647,\"tensors\":{\"a\":{\"shape\":[4,2]}}}");
+    expect_error(AR_ERR_FORMAT,
+                 "MissingShard: ", "no rank holds [2:4, 0:2]; no file of rank 0, 2, 3, 4 and 2147483642 more");
+}
+
 Test(dump_parts, boxes_that_share_elements_overlap)
 {
     put_at("rank-0.safetensors", 0, 0, low);
