@@ -242,6 +242,13 @@ static int by_direction(const ari_order_key *k, const module_place *at, int forw
     return runs_backward(k) ? backward : forward;
 }
 
+/* 3 of "hidden_states.3"; 0: no number that a model's layers have. */
+static long state_of(const char *name)
+{
+    const long i = strtol(name + strlen("hidden_states."), NULL, 10);
+    return i < 0 || i > 999999999 ? 0 : i;
+}
+
 static void find_place(ari_order_key *k)
 {
     const char *name = k->name;
@@ -254,7 +261,7 @@ static void find_place(ari_order_key *k)
     }
     const module_place *at;
     if (starts(name, n, "hidden_states.")) { /* the embedding's output, then each layer's */
-        const long i = atol(name + strlen("hidden_states."));
+        const long i = state_of(name);
         k->section = i > 0 ? WITHIN : BEFORE;
         k->layer = i - 1;
         k->module = UNKNOWN_FORWARD + 2;

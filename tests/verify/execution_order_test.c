@@ -124,3 +124,12 @@ Test(order, the_pass_and_the_step_are_in_the_name_or_the_file)
                   cases[i].name, k.pass, k.step, k.stem);
     }
 }
+
+Test(order, a_number_that_no_model_has_is_none)
+{
+    static const char *const names[] = {"hidden_states.-9223372036854775808", "hidden_states.-9223372036854775807",
+                                        "hidden_states.99999999999999999999", "hidden_states."};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        cr_expect_eq(ari_order_of(names[i], NULL).layer, -1, "%s", names[i]);
+    cr_expect_eq(ari_order_of("hidden_states.-9223372036854775807:bwd", NULL).layer, 1);
+}
