@@ -375,7 +375,7 @@ static void say_extent(ari_text *where, const held *h)
                 h->d.ndim == 1 ? "elements" : "rows", h->first_row, h->first_row + h->rows - 1);
     for (int d = 0, said = 0; h->w.step && d < h->w.full->ndim; d++) {
         if (h->w.step[d] > 1)
-            ari_say(where, "%severy %zuth of %zu",
+            ari_say(where, "%s1 in %zu of %zu",
                     said++ ? " by " : "; seen in a sample, with its indices: ", h->w.step[d], h->w.full->shape[d]);
     }
 }

@@ -41,14 +41,27 @@ double ari_scaled_ratio(ari_scaled a, ari_scaled b)
 /* The bits of the largest |x|: at or above those of infinity where one of them is not finite. */
 static uint64_t largest_bits(const double *x, size_t n)
 {
-    uint64_t most[2] = {0, 0};
-    for (size_t i = 0; i < n; i++) {
-        uint64_t u;
-        memcpy(&u, &x[i], sizeof u);
-        u &= INT64_MAX;
-        most[i % 2] = u > most[i % 2] ? u : most[i % 2];
+    double most[4] = {0.0, 0.0, 0.0, 0.0}, none[4] = {0.0, 0.0, 0.0, 0.0};
+    uint64_t u;
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        for (size_t k = 0; k < 4; k++) {
+            const double magnitude = fabs(x[i + k]);
+            most[k] = magnitude > most[k] ? magnitude : most[k];
+            none[k] += magnitude * 0.0; /* NaN of what is not finite */
+        }
     }
-    return most[0] > most[1] ? most[0] : most[1];
+    for (; i < n; i++) {
+        most[0] = fabs(x[i]) > most[0] ? fabs(x[i]) : most[0];
+        none[0] += x[i] * 0.0;
+    }
+    for (size_t k = 1; k < 4; k++) {
+        most[0] = most[k] > most[0] ? most[k] : most[0];
+        none[0] += none[k];
+    }
+    most[0] = isnan(none[0]) ? none[0] : most[0];
+    memcpy(&u, &most[0], sizeof u);
+    return u & INT64_MAX;
 }
 
 static double of_bits(uint64_t u)
@@ -285,17 +298,40 @@ static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, siz
     return e;
 }
 
+/* What the short path needs of a tally, and what it adds to it, apart from everything that a store could change. */
+typedef struct common {
+    double max_abs, max_rel, worst_ratio, worst_difference;
+    bool begun; /* an element differs by the rule */
+    size_t bits_different, different;
+    uint64_t max_ulp;
+} common;
+
+static common common_of(const ari_deviation *t)
+{
+    return (common){.max_abs = t->max_abs,
+                    .max_rel = t->max_rel * (1.0 - 0x1p-48), /* whatever is below it in rounded numbers is below it */
+                    .worst_ratio = t->worst_ratio,
+                    .worst_difference = t->worst_difference,
+                    .begun = t->first != SIZE_MAX};
+}
+
+static void common_add(ari_deviation *t, const common *c)
+{
+    t->bits_different += c->bits_different;
+    t->different += c->different;
+    t->max_ulp = c->max_ulp > t->max_ulp ? c->max_ulp : t->max_ulp;
+}
+
 /* What many elements have in common: finite values that differ, no zeros, nothing that a largest or a first one is
  * changed by. Of such an element only what is counted and shown is of interest. Returns what the map shows; below 0:
  * the element is none of these, and is looked at in full. */
-static double take_common(const ari_pair *p, ari_deviation *t, double a, double difference, uint64_t steps)
+static inline double take_common(const ari_rule *r, common *t, double a, double difference, uint64_t steps)
 {
-    const ari_rule *r = &p->rule;
     const double magnitude = fabs(a);
     double ratio = (double)INFINITY, shown = difference;
     bool different = true;
     if (!(difference > 0.0) || !(difference <= t->max_abs) || !(magnitude > 0x1p-1000) ||
-        !(difference <= t->max_rel * magnitude * (1.0 - 0x1p-48)))
+        !(difference <= t->max_rel * magnitude))
         return -1.0;
     if (r->rule == AR_VERIFY_ULP) {
         different = steps > r->ulp;
@@ -306,11 +342,10 @@ static double take_common(const ari_pair *p, ari_deviation *t, double a, double 
         ratio = shown = difference / allowed;
     }
     if (!(ratio < t->worst_ratio || (ratio == t->worst_ratio && difference <= t->worst_difference)) ||
-        (different && t->first == SIZE_MAX))
+        (different && !t->begun))
         return -1.0;
     t->bits_different++;
     t->different += different;
-    t->ulp_bins[bin_of(steps)]++;
     t->max_ulp = steps > t->max_ulp ? steps : t->max_ulp;
     return shown > 0.0 ? shown : difference;
 }
@@ -321,7 +356,10 @@ static void take_run(const ari_pair *p, const ari_scratch *s, size_t start, size
 {
     const bool same_format = p->format[0].dtype == p->format[1].dtype;
     const bool skip_equal = same_format && !p->rule.nan_differs;
-    const bool common = skip_equal && !is_integer(&p->format[0]);
+    const bool short_path = skip_equal && !is_integer(&p->format[0]);
+    const ari_rule rule = p->rule;
+    const double *a = s->side[0].value, *b = s->side[1].value;
+    common c = common_of(tally);
     double most = 0.0;
     for (size_t i = from; i < to; i++) {
         if (skip_equal && s->steps[i] == 0) {
@@ -329,17 +367,21 @@ static void take_run(const ari_pair *p, const ari_scratch *s, size_t start, size
             s->difference[i] = 0.0;
             continue;
         }
-        const double a = s->side[0].value[i], difference = fabs(s->side[1].value[i] - a);
-        const double shown = common ? take_common(p, tally, a, difference, s->steps[i]) : -1.0;
+        const double difference = fabs(b[i] - a[i]);
+        const double shown = short_path ? take_common(&rule, &c, a[i], difference, s->steps[i]) : -1.0;
         if (shown >= 0.0) {
             most = larger(most, shown);
+            tally->ulp_bins[bin_of(s->steps[i])]++;
             s->difference[i] = difference;
             continue;
         }
         const element e = element_at(p, s, i, start + i);
+        common_add(tally, &c);
         most = larger(most, take(p, tally, &e));
         s->difference[i] = e.difference;
+        c = common_of(tally);
     }
+    common_add(tally, &c);
     const float shown = most > (double)3.4e38f ? (float)INFINITY : (float)most;
     if (shown > *cell)
         *cell = shown;
