@@ -413,7 +413,7 @@ static void take_all(const ari_pair *p, ari_scratch *s, size_t start, size_t n, 
     }
 }
 
-static void add_products(ari_sums *sums, const ari_scratch *s, size_t n, uint64_t a_bits, bool equal)
+static void add_products(ari_sums *sums, const ari_scratch *s, size_t n, uint64_t a_bits, uint64_t b_bits, bool equal)
 {
     const double *a = s->side[0].value, *b = s->side[1].value;
     const int ea = exponent_of(of_bits(a_bits));
@@ -421,7 +421,7 @@ static void add_products(ari_sums *sums, const ari_scratch *s, size_t n, uint64_
     if (equal) {
         here.bb = here.ab = here.aa;
     } else {
-        const int eb = exponent_of(of_bits(largest_bits(b, n)));
+        const int eb = exponent_of(of_bits(b_bits));
         const int ed = exponent_of(of_bits(largest_bits(s->difference, n)));
         here.bb = product(b, eb, b, eb, n);
         here.ab = product(a, ea, b, eb, n);
@@ -444,7 +444,7 @@ static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t start, si
     tally->finite += finite;
     tally->ulp_bins[0] += n;
     tally->max_reference = larger(tally->max_reference, of_bits(most));
-    add_products(sums, s, n, most, true);
+    add_products(sums, s, n, most, most, true);
     return AR_OK;
 }
 
@@ -458,17 +458,19 @@ static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start
         ari_steps(s->steps, &p->format[0], s->side[0].raw, s->side[1].raw, n);
     take_all(p, s, start, n, tally);
     size_t finite = n;
-    if (largest_bits(a, n) >= INFINITE_BITS || largest_bits(b, n) >= INFINITE_BITS) {
+    uint64_t most[2] = {largest_bits(a, n), largest_bits(b, n)};
+    if (most[0] >= INFINITE_BITS || most[1] >= INFINITE_BITS) {
         for (size_t i = 0; i < n; i++) {
             if (!isfinite(a[i]) || !isfinite(b[i]))
                 s->difference[i] = 0.0;
         }
         finite = drop_infinite(a, b, n);
+        most[0] = largest_bits(a, n);
+        most[1] = largest_bits(b, n);
     }
     tally->finite += finite;
-    const uint64_t most = largest_bits(a, n);
-    tally->max_reference = larger(tally->max_reference, of_bits(most));
-    add_products(sums, s, n, most, false);
+    tally->max_reference = larger(tally->max_reference, of_bits(most[0]));
+    add_products(sums, s, n, most[0], most[1], false);
     return AR_OK;
 }
 

@@ -172,7 +172,7 @@ Test(verify_stats, numbers_below_a_byte_are_unpacked)
 
 /* --- many elements ------------------------------------------------------------------------------------------------ */
 
-enum { LONG = 2500000 }; /* three blocks, the last not full */
+enum { LONG = 1500000 }; /* two blocks, the last not full */
 
 static float *long_vector(bool changed)
 {
@@ -182,7 +182,7 @@ static float *long_vector(bool changed)
     if (x && changed) {
         x[1048576] += 1.0f; /* the first of the second block */
         x[1048577] *= 1.0000001f;
-        x[2499999] -= 2.0f; /* the last of all */
+        x[LONG - 1] -= 2.0f; /* the last of all */
     }
     return x;
 }
@@ -191,13 +191,13 @@ Test(verify_stats, every_number_of_threads_gives_the_same_report)
 {
     float *a = long_vector(false), *b = long_vector(true);
     ar_verify_report *one = NULL;
-    for (int threads = 1; threads <= 5; threads += 2) {
+    for (int threads = 1; threads <= 5; threads += 4) {
         ar_verify_options o = by_bits;
         o.threads = threads;
         ar_verify_report *r = verify_vectors(o, AR_F32, LONG, a, b);
         cr_assert_not_null(r, "%s", ar_error_message());
         ar_verify_row *w = &r->row[0];
-        cr_expect(w->elements_different == 3 && w->first == 1048576 && w->worst == 2499999 && w->max_abs == 2.0);
+        cr_expect(w->elements_different == 3 && w->first == 1048576 && w->worst == LONG - 1 && w->max_abs == 2.0);
         uint64_t counted = 0;
         for (size_t k = 0; k < AR_VERIFY_ULP_BINS; k++)
             counted += w->ulp_bins[k];
@@ -213,7 +213,7 @@ Test(verify_stats, every_number_of_threads_gives_the_same_report)
             one = r;
         }
     }
-    cr_expect(one->row[0].map[40] > 0.0f && one->row[0].map[95] > 0.0f && one->row[0].map[0] == 0.0f);
+    cr_expect(one->row[0].map[67] > 0.0f && one->row[0].map[95] > 0.0f && one->row[0].map[0] == 0.0f);
     ar_verify_report_destroy(one);
     free(a);
     free(b);
