@@ -166,6 +166,7 @@ static ar_status choose_allowed(held *h, const ari_explain_case *c, const counte
     h->w.noisy = n->large > 0 && n->small * 4 > n->equal + n->small && n->small * 50 > h->w.count;
     if (c->atol == 0.0 && c->rtol == 0.0 && h->w.noisy) {
         h->d.allowed = h->w.absolute;
+        h->d.noise = h->w.absolute;
         relative = h->w.relative;
     }
     if (relative == 0.0)
@@ -351,9 +352,12 @@ static double worst_difference(const held *h)
     return worst;
 }
 
-/* Whether nothing is beyond rounding: all of it small, or, where most elements are a little off, none by much more. */
+/* Whether nothing is beyond rounding: all of it small, or, where most elements are a little off, none by much more.
+ * What a rule allows is no measure of rounding. */
 static bool is_rounding(const held *h, const counted *n)
 {
+    if (h->w.known->atol > 0.0 || h->w.known->rtol > 0.0)
+        return false;
     return n->large == 0 || (h->w.noisy && n->large * 2 < h->w.count && worst_difference(h) <= 10.0 * h->w.absolute &&
                              h->w.view.survey.total.nan == 0);
 }
@@ -481,34 +485,64 @@ done:
 }
 
 /* A sample shows blocks wherever they are, a stretch what is next to each other. */
-static ar_status explain_large(ari_pattern *found, const ar_verify_row *row, const ar_dump_tensor *reference,
+static ar_status explain_large(ari_pattern *found, int *seen, const ar_verify_row *row, const ar_dump_tensor *reference,
                                const ar_dump_tensor *other, const ari_explain_case *c)
 {
     const extent stretch = {.reference = reference, .other = other, .full = reference, .stretch = true};
     ari_pattern sampled = {{0}, {0}};
-    int seen = SEEN_NOTHING, seen_sampled = SEEN_NOTHING;
+    int seen_sampled = SEEN_NOTHING;
     AR_TRY(explain_sample(&sampled, &seen_sampled, row, reference, other, c));
-    AR_TRY(explain_extent(found, &seen, row, &stretch, c));
-    if (seen_sampled > SEEN_NOTHING && seen_sampled >= seen)
+    AR_TRY(explain_extent(found, seen, row, &stretch, c));
+    if (seen_sampled > SEEN_NOTHING && seen_sampled >= *seen) {
         *found = sampled;
+        *seen = seen_sampled;
+    }
+    return AR_OK;
+}
+
+static ar_status explain_by(ari_pattern *found, int *seen, const ar_verify_row *row, const ar_dump_tensor *reference,
+                            const ar_dump_tensor *other, const ari_explain_case *c)
+{
+    const extent all = {.reference = reference, .other = other, .full = reference};
+    *seen = SEEN_NOTHING;
+    if (reference->count > ARI_EXPLAIN_ELEMENTS)
+        return explain_large(found, seen, row, reference, other, c);
+    return explain_extent(found, seen, row, &all, c);
+}
+
+/* A rule may allow far more than the noise that is there: relations are sought as if bits were asked for first, then in
+ * noise between that and what is allowed, then in as much as is allowed. */
+static ar_status explain_in_noise(ari_pattern *found, const ar_verify_row *row, const ar_dump_tensor *reference,
+                                  const ar_dump_tensor *other, const ari_explain_case *c)
+{
+    static const double part[] = {0.0, 1.0 / 32.0, 1.0};
+    const bool rule = c->atol > 0.0 || c->rtol > 0.0;
+    int best = SEEN_NOTHING;
+    for (size_t i = 0; i < (rule ? 3 : 1) && best < SEEN_DIFFERENCE + ARI_SHAPE && best != SEEN_ROUNDING; i++) {
+        ari_explain_case within = *c;
+        ari_pattern own = {{0}, {0}};
+        int seen = SEEN_NOTHING;
+        within.atol *= part[i];
+        within.rtol *= part[i];
+        AR_TRY(explain_by(&own, &seen, row, reference, other, &within));
+        if (i > 0 && seen <= best)
+            continue;
+        best = seen;
+        *found = own;
+    }
     return AR_OK;
 }
 
 ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
                       const ari_explain_case *c)
 {
-    const extent all = {.reference = reference, .other = other, .full = reference};
     ari_pattern found = {{0}, {0}};
-    int seen = SEEN_NOTHING;
     if (reference->count != other->count)
         return ar_error_set(AR_ERR_ARG, "%s: %zu elements against %zu: nothing to compare", row->name, reference->count,
                             other->count);
     if (reference->count == 0)
         return AR_OK;
-    if (reference->count <= ARI_EXPLAIN_ELEMENTS)
-        AR_TRY(explain_extent(&found, &seen, row, &all, c));
-    else
-        AR_TRY(explain_large(&found, row, reference, other, c));
+    AR_TRY(explain_in_noise(&found, row, reference, other, c));
     memcpy(row->pattern, found.pattern, sizeof row->pattern);
     memcpy(row->hint, found.hint, sizeof row->hint);
     return AR_OK;

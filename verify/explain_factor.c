@@ -17,17 +17,29 @@ typedef struct meaning {
     int power; /* of 2, from 8 on: a loss scale */
 } meaning;
 
-static meaning meaning_of(double factor)
+static bool is_within(double a, double b, double relative)
+{
+    return fabs(a - b) <= relative * fabs(b);
+}
+
+/* What noise leaves unknown of a factor that fits to `left` of the sum of squares: four times its standard error. */
+static double uncertainty(const ari_sums *s, double left)
+{
+    const double factor = ari_factor_of(s), error = sqrt(fmax(left, 0.0) / (double)s->n / s->rr) / fabs(factor);
+    return fmin(fmax(2e-5, 4.0 * error), 3e-3);
+}
+
+static meaning meaning_of(double factor, double apart)
 {
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
     meaning m = {.inverse = fabs(factor) < 1.0};
     const double power = nearbyint(log2(size));
-    if (power >= 8.0 && ari_is_near(size, exp2(power)))
+    if (power >= 8.0 && is_within(size, exp2(power), apart))
         m.power = (int)power;
     for (int n = 2; n <= ARI_MOST_RANKS && !m.power; n++) {
-        if (ari_is_near(size, n))
+        if (is_within(size, n, apart))
             m.n = n;
-        if (n < 33 && ari_is_near(size * size, n) && m.n == 0) {
+        if (n < 33 && is_within(size * size, n, apart) && m.n == 0) {
             m.n = n;
             m.root = true;
         }
@@ -237,7 +249,7 @@ ar_status ari_seek_factor(ari_clue *f, const ari_whole *w)
     if (w->count < 2 || !(s.vv > 0.0) || !(s.rr > 0.0) || !(fabs(factor - 1.0) > 1e-4) || !(fabs(factor) > 1e-9) ||
         !(left <= 1e-4 * s.vv))
         return AR_OK;
-    const meaning m = meaning_of(factor);
+    const meaning m = meaning_of(factor, uncertainty(&s, left));
     const double worst = worst_left(w, factor);
     const bool telling = m.n > 0 || m.power > 0 || ari_is_near(factor, -1.0) || fan_shards(w, factor) > 0;
     if (!isfinite(worst) || (s.n < 4 && !(telling && s.n > 1)))
@@ -282,7 +294,7 @@ ar_status ari_seek_loss(ari_clue *f, const ari_whole *w)
                 n, log((double)n), n);
         return AR_OK;
     }
-    const meaning m = meaning_of(factor);
+    const meaning m = meaning_of(factor, 2e-5);
     int p = 0, q = 0;
     const bool fraction = is_fraction(factor, &p, &q);
     if (ari_is_near(factor, 1.0))

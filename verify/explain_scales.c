@@ -105,16 +105,33 @@ static ar_status sum_slices(ari_sums **gives, const ari_whole *w, int dim)
         for (const size_t end = i + inner; i < end; i++) {
             slice[k].vr += (double)w->val[i] * (double)w->ref[i];
             slice[k].rr += (double)w->ref[i] * (double)w->ref[i];
+            slice[k].vv += (double)w->val[i] * (double)w->val[i];
         }
     }
     *gives = slice;
     return AR_OK;
 }
 
+static size_t outer_of(const ari_grid *g, int dim)
+{
+    size_t outer = 1;
+    for (int i = 0; i < dim; i++)
+        outer *= g->shape[i];
+    return outer;
+}
+
+/* The standard error of a factor; of the sums' elements, there are `outer` times as many as counted. */
+static double noise_in_factor(const ari_sums *s, size_t outer)
+{
+    const double left = s->vv - s->vr * ari_factor_of(s);
+    return sqrt(fmax(left, 0.0) / s->rr / (double)(s->n * outer));
+}
+
 /* Whether every shard of n along a dimension has a factor, and not all the same. */
 static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n, const ari_sums *slice)
 {
     const ari_grid *g = &w->view.grid;
+    const size_t outer = outer_of(g, dim);
     bool apart = false;
     *p = (shards){.dim = dim, .n = n, .inner = g->shape[dim] / n};
     for (int i = dim + 1; i < g->nd; i++)
@@ -123,12 +140,15 @@ static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n, const
         ari_sums *s = &p->s[i / (g->shape[dim] / n)];
         s->vr += slice[i].vr;
         s->rr += slice[i].rr;
+        s->vv += slice[i].vv;
+        s->n += p->inner / (g->shape[dim] / n);
     }
     for (size_t k = 0; k < n; k++) {
         const double factor = ari_factor_of(&p->s[k]);
-        if (!isfinite(factor) || fabs(factor) < 1e-9)
+        if (!isfinite(factor) || fabs(factor) < 1e-9 || fabs(factor) * w->max_ref <= 4.0 * w->absolute)
             return false;
-        apart = apart || fabs(factor / ari_factor_of(&p->s[0]) - 1.0) > 1e-3;
+        const double unsure = noise_in_factor(&p->s[k], outer) + noise_in_factor(&p->s[0], outer);
+        apart = apart || fabs(factor - ari_factor_of(&p->s[0])) > fmax(1e-3 * fabs(factor), 6.0 * unsure);
     }
     double worst = 0.0;
     for (size_t i = 0; apart && i < w->count; i++) {

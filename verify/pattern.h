@@ -27,6 +27,7 @@ typedef struct ari_difference {
     int ranks;                 /* N >= 1 */
     const ari_rank_copy *copy; /* [ranks] */
     double allowed;            /* largest |difference| that is none; 0: equal bits or different */
+    double noise;              /* largest |value| that rounding makes of a zero */
     const float *beside;       /* what is allowed beside that, an element at a time; NULL: nothing */
     int step;                  /* 1, 2, .. */
     int tp, dp;                /* the layout: rank = dp_rank * tp + tp_rank; 0: tp is all ranks */

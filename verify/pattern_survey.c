@@ -129,12 +129,12 @@ static bool is_coarse(float value, float ref)
     return (u & 0x1fffu) == 0 && fabs((double)value - (double)ref) <= 0x1p-7 * fabs((double)ref);
 }
 
-static void tally_one(ari_tally *t, float value, float ref)
+static void tally_one(ari_tally *t, float value, float ref, double noise)
 {
     const double v = (double)value, r = (double)ref, delta = fabs(v - r);
     t->different++;
     t->nan += isnan(value) && !isnan(ref);
-    t->zero += value == 0.0f && ref != 0.0f;
+    t->zero += (value == 0.0f || fabs(v) <= noise) && ref != 0.0f;
     t->gained += value != 0.0f && ref == 0.0f;
     t->coarse += is_coarse(value, ref);
     t->vv += v * v;
@@ -199,7 +199,7 @@ static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run, row
             t->kept += run->ref[i] != 0.0f;
             continue;
         }
-        tally_one(t, run->value[i], run->ref[i]);
+        tally_one(t, run->value[i], run->ref[i], g->d->noise);
         s->bits[index / 8] = (uint8_t)(s->bits[index / 8] | (1u << (index % 8)));
     }
 }
