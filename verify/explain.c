@@ -11,10 +11,10 @@
 
 /* Of two findings of equal confidence the first here is told. */
 static const ari_seeker seekers[] = {
-    ari_seek_bits,   ari_seek_other,    ari_seek_order,     ari_seek_transposed, ari_seek_loss,
-    ari_seek_factor, ari_seek_function, ari_seek_precision, ari_seek_scales,     ari_seek_added,
-    ari_seek_sum,    ari_seek_shift,    ari_seek_ids,       ari_seek_mask,       ari_seek_zero,
-    ari_seek_share,  ari_seek_norm,     ari_seek_place,     ari_seek_noise,
+    ari_seek_bits,     ari_seek_other,   ari_seek_order, ari_seek_transposed, ari_seek_loss,   ari_seek_factor,
+    ari_seek_function, ari_seek_dropped, ari_seek_rope,  ari_seek_precision,  ari_seek_scales, ari_seek_added,
+    ari_seek_sum,      ari_seek_shift,   ari_seek_ids,   ari_seek_mask,       ari_seek_zero,   ari_seek_share,
+    ari_seek_norm,     ari_seek_place,   ari_seek_noise,
 };
 
 /* A box of the tensor alone has places of its own; seekers that need the names of its dimensions look at all of it. */
@@ -164,7 +164,7 @@ static ar_status choose_allowed(held *h, const ari_explain_case *c, const counte
     double relative = c->rtol;
     h->d.allowed = c->atol;
     h->w.noisy = n->large > 0 && n->small * 4 > n->equal + n->small && n->small * 50 > h->w.count;
-    if (c->atol == 0.0 && c->rtol == 0.0 && h->w.noisy) {
+    if (h->w.noisy) {
         h->d.allowed = h->w.absolute;
         h->d.noise = h->w.absolute;
         relative = h->w.relative;

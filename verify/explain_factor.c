@@ -14,7 +14,8 @@ enum { NAMED = 80 };
 typedef struct meaning {
     int n;
     bool inverse, root;
-    int power; /* of 2, from 8 on: a loss scale */
+    int power;    /* of 2, from 8 on: a loss scale */
+    double apart; /* what is not known of the factor, relative to it */
 } meaning;
 
 static bool is_within(double a, double b, double relative)
@@ -22,17 +23,17 @@ static bool is_within(double a, double b, double relative)
     return fabs(a - b) <= relative * fabs(b);
 }
 
-/* What noise leaves unknown of a factor that fits to `left` of the sum of squares: four times its standard error. */
+/* What noise leaves unknown of a factor that fits to `left` of the sum of squares: six times its standard error. */
 static double uncertainty(const ari_sums *s, double left)
 {
     const double factor = ari_factor_of(s), error = sqrt(fmax(left, 0.0) / (double)s->n / s->rr) / fabs(factor);
-    return fmin(fmax(2e-5, 4.0 * error), 3e-3);
+    return fmin(fmax(2e-5, 6.0 * error), 3e-3);
 }
 
 static meaning meaning_of(double factor, double apart)
 {
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
-    meaning m = {.inverse = fabs(factor) < 1.0};
+    meaning m = {.inverse = fabs(factor) < 1.0, .apart = apart};
     const double power = nearbyint(log2(size));
     if (power >= 8.0 && is_within(size, exp2(power), apart))
         m.power = (int)power;
@@ -48,11 +49,11 @@ static meaning meaning_of(double factor, double apart)
 }
 
 /* p/q of small numbers: of counts that are divided by. */
-static bool is_fraction(double factor, int *p, int *q)
+static bool is_fraction(double factor, double apart, int *p, int *q)
 {
     for (*q = 2; *q <= 9; (*q)++) {
         *p = (int)nearbyint(factor * *q);
-        if (*p >= 2 && *p <= 16 && fabs(factor * *q - *p) <= 2e-6 * *p)
+        if (*p >= 2 && *p <= 16 && fabs(factor * *q - *p) <= fmin(fmax(2e-6, 0.8 * apart), 2e-4) * *p)
             return true;
     }
     return false;
@@ -70,7 +71,7 @@ static void name_factor(char *out, size_t cap, double factor, const meaning *m)
         snprintf(out, cap, "%s%s%d", sign, m->inverse ? "1/" : "", m->n);
     else if (ari_is_near(fabs(factor), 1.0))
         snprintf(out, cap, "%s1", sign);
-    else if (is_fraction(fabs(factor), &p, &q))
+    else if (is_fraction(fabs(factor), m->apart, &p, &q))
         snprintf(out, cap, "%.6g (%s%d/%d)", factor, sign, p, q);
     else
         snprintf(out, cap, "%.6g", factor);
@@ -193,7 +194,7 @@ static void say_cause(ari_text *t, const ari_whole *w, double factor, const mean
     else if (pass == 'g' && everywhere && factor < 1.0)
         ari_say(t, ": the gradient-clipping factor is in it (clipped on one side, or by another norm), or another "
                    "divisor of the loss");
-    else if (is_fraction(factor, &p, &q))
+    else if (is_fraction(factor, m->apart, &p, &q))
         ari_say(t,
                 ": a divisor that counts others (targets, tokens, samples of one rank or micro-batch in place of all)");
     else if (everywhere)
@@ -247,7 +248,7 @@ ar_status ari_seek_factor(ari_clue *f, const ari_whole *w)
     char name[NAMED];
     size_t same = 0, asked = 0;
     if (w->count < 2 || !(s.vv > 0.0) || !(s.rr > 0.0) || !(fabs(factor - 1.0) > 1e-4) || !(fabs(factor) > 1e-9) ||
-        !(left <= 1e-4 * s.vv))
+        !(left <= fmax(1e-4 * s.vv, fmin(0.01 * s.vv, (double)s.n * w->absolute * w->absolute))))
         return AR_OK;
     const meaning m = meaning_of(factor, uncertainty(&s, left));
     const double worst = worst_left(w, factor);
@@ -285,7 +286,8 @@ ar_status ari_seek_loss(ari_clue *f, const ari_whole *w)
     if (w->count != 1 || !isfinite(v) || !isfinite(r) || r == 0.0)
         return AR_OK;
     for (int n = 2; n <= ARI_MOST_RANKS; n++) {
-        if (fabs(v - r - log((double)n)) > 1e-5 * (1.0 + fabs(r)))
+        const double unsure = 1e-5 * (1.0 + fabs(r)) + 0.5 * w->relative * fabs(v);
+        if (fabs(v - r - log((double)n)) > unsure || log1p(1.0 / n) < 2.0 * unsure)
             continue;
         ari_text t = ari_find(f, ARI_IDENTITY);
         ari_say(&t,
@@ -296,7 +298,7 @@ ar_status ari_seek_loss(ari_clue *f, const ari_whole *w)
     }
     const meaning m = meaning_of(factor, 2e-5);
     int p = 0, q = 0;
-    const bool fraction = is_fraction(factor, &p, &q);
+    const bool fraction = is_fraction(factor, m.apart, &p, &q);
     if (ari_is_near(factor, 1.0))
         return AR_OK;
     if (!(m.n || m.power || ari_is_near(factor, -1.0) || fraction)) {

@@ -110,11 +110,13 @@ ar_status ari_seek_bits(ari_clue *f, const ari_whole *w); /* explain_value.c: a 
 ar_status ari_seek_precision(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_function(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_zero(ari_clue *f, const ari_whole *w);
-ar_status ari_seek_added(ari_clue *f, const ari_whole *w); /* explain_added.c: something was added */
-ar_status ari_seek_other(ari_clue *f, const ari_whole *w); /* explain_other.c: another tensor's values */
-ar_status ari_seek_sum(ari_clue *f, const ari_whole *w);   /* another tensor added */
-ar_status ari_seek_ids(ari_clue *f, const ari_whole *w);   /* explain_ids.c: rows of a vocabulary */
-ar_status ari_seek_mask(ari_clue *f, const ari_whole *w);  /* explain_place.c: where, and how much */
+ar_status ari_seek_dropped(ari_clue *f, const ari_whole *w); /* explain_drop.c */
+ar_status ari_seek_rope(ari_clue *f, const ari_whole *w);    /* explain_rope.c */
+ar_status ari_seek_added(ari_clue *f, const ari_whole *w);   /* explain_added.c: something was added */
+ar_status ari_seek_other(ari_clue *f, const ari_whole *w);   /* explain_other.c: another tensor's values */
+ar_status ari_seek_sum(ari_clue *f, const ari_whole *w);     /* another tensor added */
+ar_status ari_seek_ids(ari_clue *f, const ari_whole *w);     /* explain_ids.c: rows of a vocabulary */
+ar_status ari_seek_mask(ari_clue *f, const ari_whole *w);    /* explain_place.c: where, and how much */
 ar_status ari_seek_share(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_norm(ari_clue *f, const ari_whole *w);
 ar_status ari_seek_place(ari_clue *f, const ari_whole *w);

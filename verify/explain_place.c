@@ -17,7 +17,7 @@ ar_status ari_seek_mask(ari_clue *f, const ari_whole *w)
         return AR_OK;
     for (size_t i = 0; i < w->count; i++) {
         const size_t key = i % g->cols, query = i / g->cols % g->shape[g->nd - 2];
-        if (ari_off(w, i) && w->ref[i] == 0.0f && key > query)
+        if (ari_off(w, i) && w->ref[i] == 0.0f && fabs((double)w->val[i]) > g->d->noise && key > query)
             after++;
     }
     if (after < t->gained)
@@ -85,7 +85,8 @@ ar_status ari_seek_share(ari_clue *f, const ari_whole *w)
         return AR_OK;
     const double apart = (t->rr - 2.0 * t->vr + t->vv) / t->rr, along = (t->vr - t->rr) / t->rr;
     const bool all = t->kept * 20 <= t->held;
-    if (all && share >= 0.04 && share <= 0.62 && cosine > 0.15 && fabs(t->vv / t->vr - 1.0) <= 0.3)
+    const double within = share <= 0.62 ? 0.3 : 0.1; /* of a sum less a part, more is known */
+    if (all && share >= 0.04 && share <= 0.9 && cosine > 0.15 && fabs(t->vv / t->vr - 1.0) <= within)
         say_part(f, w, cosine, share);
     else if (all && along >= 0.04 && along <= 0.62 && fabs(apart / along - 1.0) <= 0.3)
         say_twice(f, w, along);
@@ -228,7 +229,7 @@ ar_status ari_seek_noise(ari_clue *f, const ari_whole *w)
     const ari_tally *t = &w->view.survey.total;
     const double size = sqrt(t->dd / t->rr), along = t->vr / t->rr - 1.0;
     double peak = 0.0;
-    if (t->nan > 0 || t->different < 64 || t->different * 2 < w->count || !(size < 0.03) ||
+    if (t->nan > 0 || t->different < 64 || (t->different * 2 < w->count && !w->noisy) || !(size < 0.03) ||
         !(fabs(along) * sqrt((double)t->different) < 8.0 * size))
         return AR_OK;
     AR_TRY(concentration(&peak, w));

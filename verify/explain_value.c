@@ -224,14 +224,16 @@ static bool clamps(const ari_whole *w, const bounds *b)
 /* Whether all different values of [from, to) are multiples of a step, and within one of the reference. */
 static bool is_grid(const ari_whole *w, size_t from, size_t to, double step)
 {
+    size_t several = 0; /* of zeros alone any step is one */
     for (size_t i = from; i < to; i++) {
         const double v = (double)w->val[i];
         if (!ari_off(w, i))
             continue;
+        several += fabs(v) > 0.5 * step;
         if (!(fabs(v - nearbyint(v / step) * step) <= 1e-4 * step) || fabs(v - (double)w->ref[i]) > 1.01 * step)
             return false;
     }
-    return true;
+    return several >= 4;
 }
 
 /* The step of a grid of at most 256 steps that all different values of [from, to) lie on; 0 if there is none: the

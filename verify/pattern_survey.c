@@ -135,7 +135,7 @@ static void tally_one(ari_tally *t, float value, float ref, double noise)
     t->different++;
     t->nan += isnan(value) && !isnan(ref);
     t->zero += (value == 0.0f || fabs(v) <= noise) && ref != 0.0f;
-    t->gained += value != 0.0f && ref == 0.0f;
+    t->gained += value != 0.0f && !(fabs(v) <= noise) && ref == 0.0f;
     t->coarse += is_coarse(value, ref);
     t->vv += v * v;
     t->vr += v * r;
