@@ -69,7 +69,8 @@ static double step_of_largest(const ari_ref_tensor *t)
 static ar_status keep(ari_ref_tensor *t, const element *e, const adam_step *s)
 {
     t->allowed = s->shrink * s->old_allowed + 2.0 * step_of_largest(t) + ROUNDINGS * s->reach;
-    AR_TRY(ari_alloc((void **)&t->beside, t->count, sizeof *t->beside, t->name));
+    if (!t->beside) /* there is one where the gradients' allowances have changed since */
+        AR_TRY(ari_alloc((void **)&t->beside, t->count, sizeof *t->beside, t->name));
     for (size_t i = 0; i < t->count; i++)
         t->beside[i] = (float)e[i].beside;
     return AR_OK;

@@ -60,6 +60,7 @@ typedef struct measuring {
     bool fills;       /* the run without noise fills the reference */
     float **beyond;   /* [ref->count] binary64 - reference, element by element, of the run without noise */
     uint8_t **rounds; /* [ref->count], of gradients: elements that are not zero in every run */
+    float **doubt;    /* [ref->count], of weights after Adam: how much more of `beside` a step has; NULL: none yet */
     size_t capacity;  /* of beyond and rounds */
 } measuring;
 
@@ -164,6 +165,35 @@ static ar_status hear_noisy(void *user, const char *name, char pass, int ndim, c
     return AR_OK;
 }
 
+/* --- updates in doubt --------------------------------------------------------------------------------------------- */
+
+/* What Adam makes of a gradient whose sign is in doubt moves the next steps' tensors too, and three draws need not move
+ * one such weight: runs once more, in which every weight is moved by a part of what its allowance has beside. */
+static const float *doubt_of(void *user, const char *name, int step, size_t count)
+{
+    const measured_run *r = user;
+    const size_t i = ari_reference_find_in(r->m->ref, name, 'n', step);
+    return i < r->m->ref->count && r->m->ref->tensor[i].count == count ? r->m->doubt[i] : NULL;
+}
+
+/* `beside` adds up over the steps, and a run's weights do too. */
+static ar_status set_doubts(measuring *m)
+{
+    const ari_reference *ref = m->ref;
+    AR_TRY(ari_alloc_zero((void **)&m->doubt, ref->count, sizeof *m->doubt, "doubts"));
+    for (size_t i = 0; i < ref->count; i++) {
+        const ari_ref_tensor *t = &ref->tensor[i];
+        const size_t before = t->step > 1 ? ari_reference_find_in(ref, t->name, 'n', t->step - 1) : ref->count;
+        const float *old = before < ref->count ? ref->tensor[before].beside : NULL;
+        if (t->pass != 'n' || !t->beside)
+            continue;
+        AR_TRY(ari_alloc((void **)&m->doubt[i], t->count, sizeof(float), t->name));
+        for (size_t k = 0; k < t->count; k++)
+            m->doubt[i][k] = fmaxf(0.0f, t->beside[k] - (old ? old[k] : 0.0f));
+    }
+    return AR_OK;
+}
+
 /* --- runs --------------------------------------------------------------------------------------------------------- */
 
 static bool progress(void *user, double fraction)
@@ -186,6 +216,7 @@ static ar_status run_once(measured_run *r)
     o.emit = r->seed ? hear_noisy : hear_quiet;
     o.emit_user = r;
     o.begin_step = begin_step;
+    o.doubt = r->seed && r->m->doubt ? doubt_of : NULL;
     o.progress = r->seed <= 1 ? progress : NULL; /* of those at once one tells */
     o.progress_user = r;
     return c->run(c->user, &o);
@@ -230,8 +261,10 @@ static void run_shares(measured_run *runs, int threads)
 static ar_status run_seeds(measuring *m, measured_run *runs)
 {
     for (int i = 0; i < ARI_NOISE_SEEDS; i++) {
-        runs[i] = (measured_run){.m = m, .seed = (uint64_t)i + 1};
-        AR_TRY(ari_alloc_zero((void **)&runs[i].spread, m->ref->count, sizeof *runs[i].spread, "spreads"));
+        double *spread = runs[i].spread; /* of the runs before these, which had no doubts: written over */
+        if (!spread)
+            AR_TRY(ari_alloc_zero((void **)&spread, m->ref->count, sizeof *spread, "spreads"));
+        runs[i] = (measured_run){.m = m, .seed = (uint64_t)i + 1, .spread = spread};
     }
     const int threads = m->c->threads < 1 ? 1 : m->c->threads;
     run_shares(runs, threads < ARI_NOISE_SEEDS ? threads : ARI_NOISE_SEEDS);
@@ -271,12 +304,24 @@ static void allow(ari_reference *ref, const measured_run *runs, double stored)
     }
 }
 
+static ar_status allow_once(measuring *m, measured_run *runs)
+{
+    const ar_baseline_options *o = &m->c->options;
+    AR_TRY(run_seeds(m, runs));
+    allow(m->ref, runs, formats[m->c->of].stored);
+    return ari_adam_allow(
+        m->ref, &(ari_adam_case){.optimizer = &o->optimizer, .steps = o->steps, .clip = o->clip, .rounds = m->rounds});
+}
+
 static void measuring_fini(measuring *m)
 {
     for (size_t i = 0; i < m->capacity; i++) {
         free(m->beyond[i]);
         free(m->rounds[i]);
     }
+    for (size_t i = 0; m->doubt && i < m->ref->count; i++)
+        free(m->doubt[i]);
+    free(m->doubt);
     free(m->beyond);
     free(m->rounds);
 }
@@ -290,10 +335,12 @@ ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *
     AR_TRY_TO(done, st, run_once(&quiet));
     if (m.fills)
         AR_TRY_TO(done, st, ari_reference_finish(ref));
-    AR_TRY_TO(done, st, run_seeds(&m, runs));
-    allow(ref, runs, formats[c->of].stored);
-    st = ari_adam_allow(
-        ref, &(ari_adam_case){.optimizer = &o->optimizer, .steps = o->steps, .clip = o->clip, .rounds = m.rounds});
+    AR_TRY_TO(done, st, allow_once(&m, runs));
+    /* In fp32 so few gradients are in doubt that right runs do not need it (docs/numerics.md, section 7). */
+    if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && c->of != AR_SENSITIVITY_F32) {
+        AR_TRY_TO(done, st, set_doubts(&m));
+        st = allow_once(&m, runs);
+    }
 done:
     for (int i = 0; i < ARI_NOISE_SEEDS; i++)
         free(runs[i].spread);

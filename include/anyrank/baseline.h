@@ -63,7 +63,11 @@ typedef struct ar_baseline_options {
     /* AR_MODE_F64 only: not 0: every rounding that an arithmetic with these unit round-offs would make is made as a
      * random error of the size that docs/numerics.md, section 7, bounds; another seed, other errors. */
     uint64_t noise_seed;
-    ar_noise_units noise;                          /* all 0: fp32's, which rounds neither parameters nor operands */
+    ar_noise_units noise; /* all 0: fp32's, which rounds neither parameters nor operands */
+    /* With noise: NULL, or how far the update of a step may be off each element of a parameter beside what its own
+     * rounding does (Adam's, of a gradient whose sign is in doubt): `count` values or NULL for none, borrowed until the
+     * run returns. Each weight is moved by a random part of it. Called with emit_user. */
+    const float *(*doubt)(void *user, const char *name, int step, size_t count);
     bool (*progress)(void *user, double fraction); /* NULL, or called between layers; false ends the run */
     void *progress_user;
 } ar_baseline_options;

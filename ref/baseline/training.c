@@ -203,6 +203,17 @@ static void update(const ari_bl_run *run, ari_bl_trained *p)
         }
 }
 
+/* Moves the weights as far as their update is in doubt, or less. */
+static void disturb(const ari_bl_run *run, const ari_bl_trained *p)
+{
+    const size_t width = width_of(p);
+    if (run->noise == NULL || run->o->doubt == NULL)
+        return;
+    const float *doubt = run->o->doubt(run->o->emit_user, p->name, (int)run->step, p->rows * width);
+    for (size_t i = 0; doubt != NULL && i < p->rows * width; i++)
+        p->at[i / width * p->row + i % width * p->col] += (double)doubt[i] * ari_bl_noise_uniform(run->noise);
+}
+
 static ar_status emit_new(ari_bl_run *run, const ari_bl_trained *p)
 {
     if (run->o->emit == NULL)
@@ -229,6 +240,7 @@ ar_status ari_bl_training_update(ari_bl_run *run)
     t->beta2_t = run->step == 1 ? run->o->optimizer.beta2 : t->beta2_t * run->o->optimizer.beta2;
     for (size_t i = 0; i < t->n; i++) {
         update(run, &t->of[i]);
+        disturb(run, &t->of[i]);
         AR_TRY(emit_new(run, &t->of[i]));
     }
     return AR_OK;
