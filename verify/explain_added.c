@@ -38,11 +38,18 @@ static bool repeats(const period *p, const ari_whole *w)
 
 /* --- whose vector it is ------------------------------------------------------------------------------------------- */
 
-/* The factor that takes y to the mean differences; 0 if there is none. */
+/* The factor that takes y to the mean differences, where those are any; 0 if there is none. */
 static double times(const period *p, const float *y)
 {
     double my = 0.0, yy = 0.0, mm = 0.0;
-    for (size_t i = 0; i < p->length; i++) {
+    size_t from = 0, to = p->length;
+    while (from < to && fabs(p->mean[from]) < 1e-3 * p->size)
+        from++;
+    while (to > from && fabs(p->mean[to - 1]) < 1e-3 * p->size)
+        to--;
+    if (to - from < 4 || (to - from) * 16 < p->length)
+        return 0.0;
+    for (size_t i = from; i < to; i++) {
         my += p->mean[i] * (double)y[i];
         yy += (double)y[i] * (double)y[i];
         mm += p->mean[i] * p->mean[i];

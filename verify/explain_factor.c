@@ -154,6 +154,19 @@ static void say_rank_factor(ari_text *t, const ari_whole *w, const meaning *m, b
         ari_say(t, m->inverse ? "; or one of two equal contributions is missing" : "; or counted twice");
 }
 
+/* Whether the factor is the number of the batch's tokens, or of those that have a target; 0: neither. */
+static size_t tokens_of(const ari_whole *w, double factor)
+{
+    const ari_difference *d = w->view.grid.d;
+    const size_t counts[] = {d->batch * d->seq, d->seq > 1 ? d->batch * (d->seq - 1) : 0, d->seq};
+    const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
+    for (size_t i = 0; i < 3; i++) {
+        if (counts[i] > 8 && is_within(size, (double)counts[i], 1e-4))
+            return counts[i];
+    }
+    return 0;
+}
+
 /* Of initial values: Xavier's scale from a shard's sizes; the number of shards, 0: it is not. */
 static int fan_shards(const ari_whole *w, double factor)
 {
@@ -189,6 +202,12 @@ static void say_cause(ari_text *t, const ari_whole *w, double factor, const mean
                 m->inverse ? ": a loss scale divided out once too often" : ": a loss scale that was not divided out");
     else if (m->n && m->root && pass != 'g')
         ari_say(t, ": a scale by the square root of a size (a softmax scale, a fan, a number of ranks)");
+    else if (tokens_of(w, factor))
+        ari_say(t, ": the number of %s: %s (or %d ranks)",
+                tokens_of(w, factor) == w->view.grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets",
+                m->inverse ? "a mean over tokens that was taken twice, or where the sum was wanted"
+                           : "a sum over tokens where the mean was wanted",
+                (int)tokens_of(w, factor));
     else if (m->n && !m->root)
         say_rank_factor(t, w, m, everywhere);
     else if (pass == 'g' && everywhere && factor < 1.0)

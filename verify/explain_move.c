@@ -109,10 +109,44 @@ static bool moves(const size_t *shape, const int *order, int nd)
     return false;
 }
 
+/* Of [b, s, H*d]: each sample's [s, H, d] written as [H, s, d], or the other way round, under the shape of the
+ * former. */
+static bool seek_heads(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    if (g->nd != 3 || w->inner)
+        return false;
+    for (size_t heads = 2; heads <= g->cols / 2 && heads <= 256; heads++) {
+        const size_t known = w->facts.heads ? w->facts.heads : heads, d = g->cols / heads, s = g->shape[1];
+        const size_t ways[2][4] = {{g->shape[0], s, heads, d}, {g->shape[0], heads, s, d}};
+        static const int order[] = {0, 2, 1, 3};
+        if (g->cols % heads != 0 || (heads != known && heads != w->facts.kv_heads))
+            continue;
+        for (size_t k = 0; k < 2; k++) {
+            const permuted p = permute(ways[k], 4, order);
+            double worst = 0.0;
+            if (!is_permuted(w, &p, &worst))
+                continue;
+            ari_text t = ari_find(f, ARI_IDENTITY + 8);
+            snprintf(f->value, sizeof f->value, "the reference's values in another place");
+            ari_say(
+                &t,
+                "heads and tokens exchanged: the reference's [b, s, %zu heads, %zu] stands here as [b, %zu heads, s, "
+                "%zu] under the old shape, or the other way round (a reshape where a transposition was wanted first); ",
+                heads, d, heads, d);
+            ari_say_exactness(&t, w, worst);
+            return true;
+        }
+    }
+    return false;
+}
+
 ar_status ari_seek_transposed(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
     int order[AR_MAX_DIMS] = {0, 1, 2, 3};
+    if (seek_heads(f, w))
+        return AR_OK;
     /* As dimensions of the reference; then as dimensions of the other, which is the inverse. */
     while (g->nd > 1 && next_order(order, g->nd)) {
         permuted p = permute(g->shape, g->nd, order);

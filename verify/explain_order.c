@@ -85,7 +85,8 @@ static size_t source_of(const ari_whole *w, ari_axis *a, const projected *sorted
         return i;
     if (is_slice(w, a, i, expected, &a->worst))
         return expected;
-    const double reach = (w->absolute + 1e-6 * fabs(at)) * (4.0 + sqrt((double)a->size));
+    const double reach =
+        (w->absolute + 0.1 * w->relative * w->max_ref + 1e-6 * fabs(at)) * (4.0 + sqrt((double)a->size));
     size_t low = 0, high = a->n;
     while (low < high) {
         const size_t middle = (low + high) / 2;

@@ -132,6 +132,8 @@ static void say_relation(ari_text *t, const ari_whole *w, const char *own, const
         ari_say(t, "; stale: the value of step %d at step %d (not written again, or read too early)", b.step, a.step);
     else if (stem)
         ari_say(t, "; the same tensor at another point of the step");
+    else if (strstr(own, "_rope") && !strstr(theirs, "_rope") && a.pass == b.pass && a.layer == b.layer)
+        ari_say(t, "; RoPE's rotation is missing");
     else if (differ_by_number(own, theirs))
         ari_say(t, "; another layer's: layers exchanged, or counted from another start");
     else if (a.layer == b.layer && a.section == b.section)

@@ -30,10 +30,14 @@ static bool slice_factors(const ari_whole *w, int dim, ari_sums *s)
         if (s[k].n == 0)
             continue;
         const double factor = ari_factor_of(&s[k]);
-        if (!(s[k].rr > 0.0) || !(fabs(factor) > 1e-9) || !(s[k].vv - s[k].vr * factor <= 1e-9 * s[k].vv))
+        const double size = (double)(w->count / g->shape[dim]), left = s[k].vv - s[k].vr * factor;
+        if (!(s[k].rr > 0.0) || !(fabs(factor) > 1e-9) ||
+            !(left <= fmax(1e-9, 0.25 * w->relative * w->relative) * s[k].vv + size * w->absolute * w->absolute) ||
+            !(left <= 1e-3 * s[k].vv))
             return false;
         first = wrong++ ? first : factor;
-        apart += !ari_is_near(factor, first);
+        apart +=
+            fabs(factor - first) > fmax(2e-5, w->relative) * fabs(first) + 4.0 * w->absolute * sqrt(size / s[k].rr);
         far = far || fabs(factor - 1.0) > 2e-3;
     }
     return wrong > 1 && apart > 0 && far && w->count / g->shape[dim] >= 8;
@@ -187,6 +191,63 @@ static ar_status seek_shards(ari_clue *f, const ari_whole *w)
     return AR_OK;
 }
 
+/* --- a factor for each shard of each row -------------------------------------------------------------------------- */
+
+/* Whether a run of features is the reference times a number. */
+static bool run_scales(const ari_whole *w, size_t from, size_t n, double *factor)
+{
+    ari_sums s = {0};
+    for (size_t i = from; i < from + n; i++) {
+        s.vr += (double)w->val[i] * (double)w->ref[i];
+        s.rr += (double)w->ref[i] * (double)w->ref[i];
+    }
+    *factor = s.rr > 0.0 ? ari_factor_of(&s) : 1.0;
+    for (size_t i = from; i < from + n; i++) {
+        if (!ari_holds(w, w->val[i], *factor * (double)w->ref[i]))
+            return false;
+    }
+    return true;
+}
+
+/* Whether each row's n runs of features have factors, which differ from run to run. */
+static bool row_shards_scale(const ari_whole *w, size_t n, double *low, double *high)
+{
+    const size_t cols = w->view.grid.cols, size = cols / n;
+    size_t apart = 0;
+    *low = INFINITY;
+    *high = -INFINITY;
+    for (size_t row = 0; row < w->view.grid.rows; row++) {
+        double first = 1.0, factor = 1.0;
+        for (size_t k = 0; k < n; k++) {
+            if (!run_scales(w, row * cols + k * size, size, &factor))
+                return false;
+            first = k == 0 ? factor : first;
+            apart += fabs(factor - first) > 1e-3 + w->relative;
+            *low = fmin(*low, factor);
+            *high = fmax(*high, factor);
+        }
+    }
+    return apart * 4 > w->view.grid.rows * n && *low > 0.0;
+}
+
+static void seek_row_shards(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    double low, high;
+    for (size_t n = 2; n <= ARI_MOST_RANKS && n * 4 <= g->cols && g->nd > 1; n++) {
+        if (g->cols % n != 0 || !row_shards_scale(w, n, &low, &high))
+            continue;
+        ari_text t = ari_find(f, ARI_IDENTITY + 1);
+        snprintf(f->value, sizeof f->value, "each shard of each %s a constant times the reference",
+                 ari_axis_name(w, g->nd - 2, false));
+        ari_say(&t,
+                "in each %s, each of %zu shards of the %s has a factor of its own (%.4g to %.4g): a statistic of the "
+                "row (mean square, variance, maximum, denominator) taken over one rank's part in place of all of it",
+                ari_axis_name(w, g->nd - 2, false), n, ari_axis_name(w, g->nd - 1, true), low, high);
+        return;
+    }
+}
+
 ar_status ari_seek_scales(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
@@ -202,5 +263,7 @@ ar_status ari_seek_scales(ari_clue *f, const ari_whole *w)
             say_scales(f, w, dim, s);
         free(s);
     }
+    if (f->confidence == ARI_SILENT)
+        seek_row_shards(f, w);
     return AR_OK;
 }
