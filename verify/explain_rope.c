@@ -45,6 +45,23 @@ static bool are_turned(turns *t, const ari_whole *w)
     return t->length > 0.0 && t->both > 0.999 * t->length && fabs(t->vv / t->rr - 1.0) < 2e-3;
 }
 
+/* What the angles leave of the differences, relative to them; noise is turned by no angle. */
+static double left_by(const turns *t, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    double left = 0.0, all = 0.0;
+    for (size_t at = 0; at < w->count / t->head * t->n; at++) {
+        const size_t p = at % t->n, start = at / t->n * t->head, i = start + p * t->near, k = i + t->apart;
+        const double _Complex z = t->z[ari_grid_index(g, start, t->dim) * t->n + p];
+        const double _Complex r = CMPLX((double)w->ref[i], (double)w->ref[k]);
+        const double _Complex v = CMPLX((double)w->val[i], (double)w->val[k]);
+        const double off = cabs(v - r), rest = cabs(z) > 0.0 ? cabs(v - r * (z / cabs(z))) : off;
+        left += rest * rest;
+        all += off * off;
+    }
+    return left / all;
+}
+
 static double wrapped(double angle)
 {
     return remainder(angle, 6.283185307179586);
@@ -152,7 +169,7 @@ ar_status ari_seek_rope(ari_clue *f, const ari_whole *w)
     for (int halves = 1; halves >= 0 && f->confidence == ARI_SILENT; halves--) {
         t.near = halves ? 1 : 2;
         t.apart = halves ? t.n : 1;
-        if (t.seq > 1 && are_turned(&t, w))
+        if (t.seq > 1 && are_turned(&t, w) && left_by(&t, w) < 0.05)
             say_turns(f, w, &t);
     }
     free(t.z);
