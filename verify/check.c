@@ -32,6 +32,7 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
                                     .steps = o->steps,
                                     .optimizer = o->optimizer,
                                     .numerics = o->numerics,
+                                    .precision = o->precision,
                                     .threads = o->threads,
                                     .dropout = o->dropout > 0.0,
                                     .f64 = !o->skip_f64,

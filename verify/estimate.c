@@ -47,7 +47,8 @@ typedef struct elements {
     double outer_reference; /* and around the blocks */
     double tensors;         /* of all steps */
     double steps, states;   /* states: numbers of an optimizer for each weight */
-    double beside; /* bytes of each weight and step: an allowance of its own, and whether its gradient rounds */
+    double beside; /* bytes of each weight and step: an allowance of its own, how far its update is in doubt, and
+                      whether its gradient rounds */
     double noisy;  /* runs with errors at once; 0: none */
     bool trains;
 } elements;
@@ -108,6 +109,8 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->replicated = h * (6.0 * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
     n->states = n->trains ? states_of(&run->optimizer) : 0.0;
     n->beside = run->numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
+    if (n->beside > 0.0 && run->precision != AR_PRECISION_F32)
+        n->beside += FLOAT;
     if (run->sensitivity || (run->numerics == AR_NUMERICS_NATIVE && !run->alone))
         n->noisy = fmin(run->threads > 0 ? run->threads : ari_cores(), ARI_NOISE_SEEDS);
     n->tokens = (double)run->batch * (double)run->seq;

@@ -24,13 +24,14 @@ typedef struct ari_estimate_case {
     int steps;                      /* of training; 0: no update */
     ar_optimizer_options optimizer; /* where steps > 0 */
     ar_numerics numerics;
-    bool dropout;     /* more tensors */
-    bool f64;         /* the binary64 baseline too */
-    bool gradcheck;   /* central differences too */
-    bool alone;       /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
-    bool sensitivity; /* beside that, runs of the baseline with errors: what rounding may do */
-    int threads;      /* for these; 0: the machine's cores */
-    bool saves;       /* where it trains: checkpoints */
+    ar_precision precision; /* of native numerics */
+    bool dropout;           /* more tensors */
+    bool f64;               /* the binary64 baseline too */
+    bool gradcheck;         /* central differences too */
+    bool alone;             /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
+    bool sensitivity;       /* beside that, runs of the baseline with errors: what rounding may do */
+    int threads;            /* for these; 0: the machine's cores */
+    bool saves;             /* where it trains: checkpoints */
     ari_estimate_dump dump;
     bool merges; /* what is kept becomes full tensors */
 } ari_estimate_case;

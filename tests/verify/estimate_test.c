@@ -12,6 +12,7 @@
  * weights, "file" one with weights too. The estimate is never below and at most 1.6 times that. */
 #include <stdint.h>
 
+#include "anyrank/model.h"
 #include "tests/verify/support.h"
 #include "verify/estimate.h"
 
@@ -248,6 +249,32 @@ static ari_estimate estimate_of(const measured *m)
                                    .merges = m->merges};
     cr_assert_eq(ari_estimate_check(&e, &run), AR_OK, "%s", ar_error_message());
     return e;
+}
+
+Test(estimate, counts_what_updates_in_doubt_take_where_products_have_fewer_bits)
+{
+    static const ar_parallel one = {.tp = 1};
+    ar_config c;
+    ar_plan plan = {0};
+    ari_estimate e[2];
+    size_t parameters = 0;
+    load(&c, "llama-demo");
+    cr_assert_eq(ar_config_parameters(&c, &parameters), AR_OK);
+    for (int i = 0; i < 2; i++) {
+        const ari_estimate_case run = {.config = &c,
+                                       .plan = &plan,
+                                       .batch = 2,
+                                       .seq = 8,
+                                       .parallel = &one,
+                                       .layouts = 1,
+                                       .steps = 3,
+                                       .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                       .numerics = AR_NUMERICS_NATIVE,
+                                       .precision = i == 0 ? AR_PRECISION_F32 : AR_PRECISION_BF16,
+                                       .threads = 2};
+        cr_assert_eq(ari_estimate_check(&e[i], &run), AR_OK, "%s", ar_error_message());
+    }
+    cr_expect_geq(e[1].bytes, e[0].bytes + 3 * parameters * sizeof(float));
 }
 
 Test(estimate, is_between_the_measured_peak_and_sixteen_tenths_of_it)
