@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli/command.h"
 #include "cli/main.h"
@@ -160,8 +161,28 @@ static ar_status choose_rule(ar_verify_options *o, const verify_values *v)
     return AR_OK;
 }
 
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* What is read is not written over: the one of two names that was meant for a dump is easily in the other's place. */
+static ar_status keep_inputs(const verify_values *v, const char *option, const char *path)
+{
+    const char *const inputs[] = {v->reference, v->other, v->map, v->reference_map, v->allowed};
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+        if (same_file(inputs[i], path))
+            return ar_error_set(AR_ERR_ARG, "%s %s: that is %s, which is read; give the name of another file", option,
+                                ARI_SHOW(path), ARI_SHOW(inputs[i]));
+    }
+    return AR_OK;
+}
+
 static ar_status check_files(const verify_values *v)
 {
+    AR_TRY(keep_inputs(v, "--json", v->common.json));
+    AR_TRY(keep_inputs(v, "--html", v->html));
     if (!v->html)
         return AR_OK;
     if (v->common.json && strcmp(v->html, v->common.json) == 0)

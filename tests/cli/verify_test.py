@@ -126,7 +126,7 @@ class Verdict(Verify):
                          {**weight("module.a.x", [1.0]), **weight("module.a.y", [2.0])})
         done = self.run_verify(a, b)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("2 of these 2 names stand in the other with 'module.' before them", done.stdout)
+        self.assertIn("2 of the 2 names that only the reference has stand in the other with 'module.' before them", done.stdout)
         mapping = self.folder / "map.json"
         mapping.write_text(done.stdout.split("a file ")[1].split(" for --map")[0])
         self.assertEqual(self.run_verify(a, b, "--map", mapping).returncode, 0)
@@ -334,6 +334,15 @@ class BadInput(Verify):
         self.refused(a, a, "--html", "x.html", "--json", "x.html", words=["x.html"])
         self.refused(a, a, "--html", "no/such/folder.html", words=["no/such"])
         self.refused(a, a, "--html", "-", words=["--html"])
+
+    def test_what_is_read_is_not_written_over(self):
+        a, b = self.pair(weight("x", [1.0]), weight("x", [1.0]))
+        before = b.read_bytes()
+        (self.folder / "link.html").symlink_to(b)
+        for option in ("--html", "--json"):
+            self.refused(a, b, option, b, words=[option, "another file"])
+            self.refused(a, b, option, "link.html", words=[option, "another file"])
+        self.assertEqual(b.read_bytes(), before)
 
 
 if __name__ == "__main__":
