@@ -33,6 +33,12 @@ static void negate(float *x, const float *was, dumps *d)
     scale(x, UP, -1.0f);
 }
 
+static void three_quarters(float *x, const float *was, dumps *d)
+{
+    (void)was, (void)d;
+    scale(x, UP, 0.75f);
+}
+
 static void loss_scale(float *x, const float *was, dumps *d)
 {
     (void)was, (void)d;
@@ -384,6 +390,54 @@ static void whole_vocabulary_on_each(float *x, const float *was, dumps *d)
 {
     (void)was, (void)d;
     x[0] += 0.693147181f;
+}
+
+/* --- what is not there -------------------------------------------------------------------------------------------- */
+
+static void drop_out(float *x, const float *was, dumps *d)
+{
+    (void)was, (void)d;
+    for (size_t i = 0; i < HIDDEN; i++)
+        x[i] = noise(3 * i) < -0.8f ? 0.0f : x[i] / 0.9f;
+}
+
+static void drop_some(float *x, const float *was, dumps *d)
+{
+    (void)was, (void)d;
+    for (size_t i = 0; i < HIDDEN; i++)
+        x[i] = noise(3 * i) < -0.8f ? 0.0f : x[i];
+}
+
+static void no_every_third_token(float *x, const float *was, dumps *d)
+{
+    (void)was, (void)d;
+    for (size_t token = 0; token < 64; token += 3)
+        scale(x + token * 64, 64, 0.0f);
+}
+
+static void zero_one_shard(float *x, const float *was, dumps *d)
+{
+    (void)was, (void)d;
+    scale(x + 88 * 64, 44 * 64, 0.0f);
+}
+
+static void fill_a_shard(float *x, const float *was, dumps *d)
+{
+    (void)was, (void)d;
+    for (size_t i = 44 * 64; i < 88 * 64; i++)
+        x[i] = 1e30f;
+}
+
+/* A root mean square over 16 features at a time in place of 64. */
+static void norm_of_each_shard(float *x, const float *was, dumps *d)
+{
+    (void)d;
+    for (size_t at = 0; at < HIDDEN; at += 16) {
+        float square = 1e-6f;
+        for (size_t i = at; i < at + 16; i++)
+            square += was[i] * was[i] / 16.0f;
+        scale(x + at, 16, 1.0f / sqrtf(square));
+    }
 }
 
 #endif
