@@ -311,9 +311,11 @@ static bool print_prefix(FILE *to, const ar_verify_report *r, ar_verify_state sh
     snprintf(shown, sizeof shown, "%.*s", (int)(length < sizeof shown ? length : sizeof shown - 1), prefix);
     const bool in_other = longer == AR_VERIFY_UNEXPECTED;
     fprintf(to,
-            "note: %zu of these %zu names stand in the %s with '%s' before them; a file {\"version\": 1, \"tensors\": "
+            "note: %zu of the %zu names that only the %s has stand in the %s with '%s' before them; a file "
+            "{\"version\": 1, \"tensors\": "
             "[{\"match\": \"%s*\", \"rename\": \"*\"}]} for --%smap takes it off\n",
-            n, of, in_other ? "other" : "reference", ARI_SHOW(shown), ARI_SHOW(shown), in_other ? "" : "reference-");
+            n, of, in_other ? "reference" : "other", in_other ? "other" : "reference", ARI_SHOW(shown), ARI_SHOW(shown),
+            in_other ? "" : "reference-");
     return true;
 }
 
@@ -331,6 +333,7 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
 {
     if (!r->same)
         print_head(to, r);
+    print_renamed(to, r);
     print_copies(to, r, most);
     AR_TRY(print_differences(to, r, most));
     AR_TRY(print_other_kind(to, r, most));
@@ -340,7 +343,6 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
         print_detail(to, r, &r->row[r->worst], "worst, with what reached it from those before it");
     print_names(to, r, AR_VERIFY_MISSING, most);
     print_names(to, r, AR_VERIFY_UNEXPECTED, most);
-    print_renamed(to, r);
     print_nan(to, r);
     print_drift(to, r);
     print_left_out(to, r);

@@ -115,8 +115,8 @@ static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
         return AR_OK;
     AR_TRY(find_part(s, dim, n, &part));
     if (part < n)
-        snprintf(row->pattern, sizeof row->pattern, "1/%zu of the reference along dimension %d: part %zu of 0 to %zu",
-                 n, dim, part, n - 1);
+        snprintf(row->pattern, sizeof row->pattern,
+                 "1/%zu of the reference along dimension %d: shard %zu of %zu (from 0)", n, dim, part, n);
     else
         snprintf(row->pattern, sizeof row->pattern,
                  "1/%zu of the reference's dimension %d, but no such part has these values", n, dim);

@@ -176,7 +176,7 @@ Test(verify_rules, another_shape_is_told_by_what_it_has_in_common)
     other.shape[0] = 4, other.shape[1] = 8, other.data = a;
     expect_shape(&whole, &other, "not the reference's transposed");
     other.shape[0] = 2, other.shape[1] = 4, other.data = &a[4][0];
-    expect_shape(&whole, &other, "1/4 of the reference along dimension 0: part 2 of 0 to 3");
+    expect_shape(&whole, &other, "1/4 of the reference along dimension 0: shard 2 of 4 (from 0)");
     other.shape[0] = 16, other.shape[1] = 4, other.data = longer;
     expect_shape(&whole, &other, "dimension 0 is 8 longer in the other; the first 8 are the same");
     other.shape[0] = 2, other.shape[1] = 16, other.data = a;
