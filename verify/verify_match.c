@@ -223,8 +223,8 @@ static ar_status allowance_of(const ari_verifying *v, const ari_sides *s, double
         return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu elements; an allowance is one number",
                             ARI_SHOW(v->o->allowed), ARI_SHOW(name), t->count);
     AR_TRY(ar_dump_read_f64(t, 0, 1, allowed));
-    if (!(*allowed >= 0.0))
-        return ar_error_set(AR_ERR_DATA, "%s: %s is allowed to differ by %g; expected 0 or more",
+    if (!(*allowed >= 0.0) || isinf(*allowed)) /* as of --rtol and --atol: nothing would be a difference */
+        return ar_error_set(AR_ERR_DATA, "%s: %s is allowed to differ by %g; expected a finite number of 0 or more",
                             ARI_SHOW(v->o->allowed), ARI_SHOW(name), *allowed);
     return AR_OK;
 }

@@ -329,6 +329,12 @@ class BadInput(Verify):
         self.refused(a, a, "--sensitivity", "allowed.safetensors", words=["allowed.safetensors", " y"])
         self.assertEqual(self.run_verify(a, a, "--sensitivity", "allowed.safetensors", "--ignore", "y").returncode, 0)
 
+    def test_an_allowance_is_a_finite_number(self):
+        a, b = self.pair(weight("x", [1.0]), weight("x", [2.0]))
+        for value in (-1.0, math.inf, math.nan):
+            write(self.folder / "allowed.safetensors", {"x": ("F64", [], [value])})
+            self.refused(a, b, "--sensitivity", "allowed.safetensors", words=["x is allowed", "finite"])
+
     def test_files_that_would_replace_each_other_or_cannot_be_written(self):
         a = write(self.folder / "a.safetensors", weight("x", [1.0]))
         self.refused(a, a, "--html", "x.html", "--json", "x.html", words=["x.html"])
