@@ -128,11 +128,16 @@ static void say_relation(ari_text *t, const ari_whole *w, const char *own, const
 {
     const ari_order_key a = ari_order_of(own, w->path), b = ari_order_of(theirs, w->path);
     const bool stem = a.stem == b.stem && memcmp(own, theirs, a.stem) == 0;
-    if (stem && a.pass == b.pass && a.step != b.step)
+    if (stem && a.pass == 'n' && (b.pass == 'i' || b.pass == 'n') && (b.pass == 'i' || b.step < a.step))
+        ari_say(t,
+                "; the weights before the step: no update (the optimizer does not have this parameter, or its result "
+                "was lost)");
+    else if (stem && a.pass == b.pass && a.step != b.step)
         ari_say(t, "; stale: the value of step %d at step %d (not written again, or read too early)", b.step, a.step);
     else if (stem)
         ari_say(t, "; the same tensor at another point of the step");
-    else if (strstr(own, "_rope") && !strstr(theirs, "_rope") && a.pass == b.pass && a.layer == b.layer)
+    else if (strstr(own, "_rope") && !strstr(theirs, "_rope") && strchr("fb", a.pass) && a.pass == b.pass &&
+             a.layer == b.layer)
         ari_say(t, "; RoPE's rotation is missing");
     else if (differ_by_number(own, theirs))
         ari_say(t, "; another layer's: layers exchanged, or counted from another start");

@@ -224,6 +224,20 @@ static ar_status concentration(double *out, const ari_whole *w)
     return AR_OK;
 }
 
+/* Whether the differences are large beside the update, of which weights are but a small part. */
+static bool is_of_update(const ari_whole *w)
+{
+    const float *before = w->view.grid.d->before;
+    double moved = 0.0;
+    if (w->view.grid.d->pass != 'n' || !before)
+        return w->view.grid.d->pass == 'n';
+    for (size_t i = 0; i < w->count; i++) {
+        const double by = (double)w->ref[i] - (double)before[i];
+        moved += by * by;
+    }
+    return w->view.survey.total.dd > 1e-3 * moved;
+}
+
 ar_status ari_seek_noise(ari_clue *f, const ari_whole *w)
 {
     const ari_tally *t = &w->view.survey.total;
@@ -231,6 +245,8 @@ ar_status ari_seek_noise(ari_clue *f, const ari_whole *w)
     double peak = 0.0;
     if (t->nan > 0 || t->different < 64 || (t->different * 2 < w->count && !w->noisy) || !(size < 0.03) ||
         !(fabs(along) * sqrt((double)t->different) < 8.0 * size))
+        return AR_OK;
+    if (is_of_update(w))
         return AR_OK;
     AR_TRY(concentration(&peak, w));
     if (!(peak < 12.0))

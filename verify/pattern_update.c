@@ -76,6 +76,28 @@ static void say_corrected(ari_text *t, const ari_case *c, double factor, int as)
         ari_say(t, ": the counter was advanced without an update, or an update was not counted");
 }
 
+static bool is_near(double a, double b)
+{
+    return fabs(a - b) <= 1e-3 * fabs(b);
+}
+
+static void say_factor(ari_text *t, const ari_difference *d, double factor)
+{
+    const double first = 1.0 - pow(d->beta1, d->step), second = sqrt(1.0 - pow(d->beta2, d->step));
+    const bool adam = d->beta2 > 0.0 && d->step > 0;
+    ari_say(t, "the update is %.4g times the expected, and otherwise unchanged: ", factor);
+    if (is_near(factor, -1.0))
+        ari_say(t, "its sign is wrong: the step goes up the gradient");
+    else if (adam && is_near(factor, first / second))
+        ari_say(t, "Adam's moments were not corrected, (1 - beta1^t)/sqrt(1 - beta2^t) with t = %d", d->step);
+    else if (adam && is_near(factor, 1.0 / second))
+        ari_say(t, "Adam's second moment was not corrected, 1/sqrt(1 - beta2^t) with t = %d", d->step);
+    else if (adam && is_near(factor, first))
+        ari_say(t, "Adam's first moment was not corrected, 1 - beta1^t with t = %d", d->step);
+    else
+        ari_say(t, "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer");
+}
+
 ar_status ari_detect_update(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -98,11 +120,7 @@ ar_status ari_detect_update(ari_clue *f, const ari_case *c)
     else if (high - low <= 1e-3 * fabs(high) && corrected_as(d, low) > 0)
         say_corrected(&t, c, low, corrected_as(d, low));
     else if (high - low <= 1e-3 * fabs(high))
-        ari_say(
-            &t,
-            "the update is %.4g times the expected, and otherwise unchanged: the clip factor, the learning rate, or "
-            "a gradient that was scaled on its way to the optimizer",
-            low);
+        say_factor(&t, d, low);
     else
         ari_say(&t,
                 "each rank's update is the expected one times a factor of its own, from %.4g to %.4g: each clipped by "

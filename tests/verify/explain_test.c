@@ -185,7 +185,7 @@ Test(explain, a_rule_that_allows_much_hides_no_cause)
         corruption f;
         const char *hint;
     } large[] = {{negate, "the sign is flipped"},
-                 {zero_one_shard, "a block of zeros"},
+                 {nearly_zero_one_shard, "a block of zeros"},
                  {three_quarters, "a factor of exactly 0.75 (3/4)"},
                  {rotate_shards, "shards in rotated order"}};
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
