@@ -319,7 +319,13 @@ static void say_exchange(ari_text *t, const ari_whole *w, const ari_axis *a, con
         ari_say(t, "; heads assigned by the wrong rule (KV head r mod n_kv in place of floor(r n_kv / N))");
 }
 
-static int confidence_of(const ari_axis *a, const rule *r)
+static bool few_values(const ari_whole *w)
+{
+    const ar_dtype t = w->reference->dtype;
+    return t == AR_BOOL || t == AR_U8 || t == AR_I8;
+}
+
+static int confidence_of(const ari_whole *w, const ari_axis *a, const rule *r)
 {
     const bool scalar = a->size == 1, ruled = r->kind != OTHER && r->kind != EXCHANGED && r->kind != REPEATED;
     if (scalar && (!ruled ? a->worst > 0.0 || a->moved < 4 : a->moved < 8))
@@ -328,6 +334,8 @@ static int confidence_of(const ari_axis *a, const rule *r)
         return ARI_IDENTITY + 1;
     if (ruled)
         return ARI_IDENTITY + 6 + (r->unit > 1);
+    if (few_values(w) && a->size < 64) /* slices of a mask are alike by chance */
+        return ARI_SILENT;
     if (a->moved < 2 && a->size < 8)
         return ARI_SILENT;
     return r->kind == OTHER ? ARI_IDENTITY + 2 + (r->unit > 1) : ARI_IDENTITY + 5;
@@ -338,7 +346,7 @@ void ari_name_order(ari_clue *f, const ari_whole *w, const ari_axis *a)
     rule r;
     if (!ari_explains(w, a->worst) || !find_rule(a, &r))
         return;
-    const int confidence = confidence_of(a, &r);
+    const int confidence = confidence_of(w, a, &r);
     if (confidence == ARI_SILENT)
         return;
     ari_text t = ari_find(f, confidence);

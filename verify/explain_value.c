@@ -287,11 +287,31 @@ static void seek_grid(ari_clue *f, const ari_whole *w)
             rows);
 }
 
+/* Whether all values are 0 or 1, and each the other one of the reference's. */
+static bool is_inverted(const ari_whole *w)
+{
+    size_t ones = 0;
+    for (size_t i = 0; i < w->count; i++) {
+        const float r = w->ref[i];
+        if ((r != 0.0f && r != 1.0f) || w->val[i] != 1.0f - r)
+            return false;
+        ones += r == 1.0f;
+    }
+    return ones > 0 && ones < w->count;
+}
+
 ar_status ari_seek_function(ari_clue *f, const ari_whole *w)
 {
     const bounds b = bounds_of(w);
     if (w->view.survey.total.nan > 0 || b.different < 4 || w->count < 8)
         return AR_OK;
+    if (is_inverted(w)) {
+        ari_text t = ari_find(f, ARI_IDENTITY + 9);
+        snprintf(f->value, sizeof f->value, "each 1 for 0 and 0 for 1");
+        ari_say(&t, "inverted: every 1 is a 0 here and every 0 a 1: a mask of what is kept against one of what is left "
+                    "out");
+        return AR_OK;
+    }
     if (b.lost_sign == b.different) {
         ari_text t = ari_find(f, ARI_IDENTITY + 6);
         snprintf(f->value, sizeof f->value, "each the negative of the reference");

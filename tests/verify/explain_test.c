@@ -205,6 +205,31 @@ Test(explain, a_rule_that_allows_much_hides_no_cause)
     }
 }
 
+Test(explain, a_mask_the_other_way_round_is_told)
+{
+    char paths[2][64];
+    uint8_t mask[2][128];
+    dumps d = {.n = 0};
+    snprintf(paths[0], sizeof paths[0], "/tmp/anyrank-mask-%ld-a.safetensors", (long)getpid());
+    snprintf(paths[1], sizeof paths[1], "/tmp/anyrank-mask-%ld-b.safetensors", (long)getpid());
+    for (size_t i = 0; i < 128; i++) {
+        mask[0][i] = noise(i) > 0.0f;
+        mask[1][i] = !mask[0][i];
+    }
+    for (size_t k = 0; k < 2; k++) {
+        const ar_st_tensor t = {.name = "mask", .dtype = AR_BOOL, .ndim = 2, .shape = {2, 64}, .data = mask[k]};
+        cr_assert_eq(ar_st_write(paths[k], &t, 1, NULL, 0), AR_OK);
+    }
+    cr_assert_eq(ar_dump_open(&d.reference, paths[0], NULL), AR_OK);
+    cr_assert_eq(ar_dump_open(&d.other, paths[1], NULL), AR_OK);
+    const ar_verify_row row = explained(&d, "mask", (ari_explain_case){0});
+    cr_expect(strstr(row.hint, "inverted"), "%s", row.hint);
+    ar_dump_close(d.reference);
+    ar_dump_close(d.other);
+    unlink(paths[0]);
+    unlink(paths[1]);
+}
+
 /* --- rotary embeddings -------------------------------------------------------------------------------------------- */
 
 enum { ROPE_SEQ = 24, ROPE_HEADS = 4, ROPE_HEAD = 8, ROPE = 2 * ROPE_SEQ * ROPE_HEADS * ROPE_HEAD };

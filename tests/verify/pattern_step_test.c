@@ -260,6 +260,7 @@ Test(pattern_step, updates_by_a_constant_factor_are_recognised)
     expect_update(0.5f, 0.5f, "the update is 0.5 times the expected");
     expect_update(1.25f, 2.0f, "a factor of its own, from 1.25");
     expect_update(0.0f, 0.0f, "no update");
+    expect_update(-1.0f, -1.0f, "its sign is wrong");
 }
 
 Test(pattern_step, an_update_in_another_direction_is_no_factor)
