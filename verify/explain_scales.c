@@ -255,6 +255,38 @@ static void seek_row_shards(ari_clue *f, const ari_whole *w)
     }
 }
 
+/* Rows beside rounding: each is the reference times a number; what differs beyond rounding has one apart from 1. */
+static void seek_rows(ari_clue *f, const ari_whole *w)
+{
+    const ari_grid *g = &w->view.grid;
+    double low = INFINITY, high = -INFINITY;
+    size_t scaled = 0;
+    if (g->nd < 3 || g->cols < 8 || !w->noisy)
+        return;
+    for (size_t row = 0; row < g->rows; row++) {
+        double factor = 1.0;
+        size_t off = 0;
+        if (!run_scales(w, row * g->cols, g->cols, &factor))
+            return;
+        for (size_t i = row * g->cols; i < (row + 1) * g->cols; i++)
+            off += ari_off(w, i);
+        if (off == 0)
+            continue;
+        scaled++;
+        low = fmin(low, factor);
+        high = fmax(high, factor);
+    }
+    if (scaled < 8 || !(low > 0.0) || !(high > low * 1.02))
+        return;
+    ari_text t = ari_find(f, ARI_SHAPE + 5);
+    snprintf(f->value, sizeof f->value, "each %s a constant times the reference", ari_axis_name(w, g->nd - 2, false));
+    ari_say(
+        &t,
+        "each of %zu %s is scaled by a factor of its own, from %.4g to %.4g, and not otherwise changed: a statistic "
+        "of the row is wrong (mean square, variance, the softmax's denominator), as when it covers one shard alone",
+        scaled, ari_axis_name(w, g->nd - 2, true), low, high);
+}
+
 ar_status ari_seek_scales(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
@@ -272,5 +304,7 @@ ar_status ari_seek_scales(ari_clue *f, const ari_whole *w)
     }
     if (f->confidence == ARI_SILENT)
         seek_row_shards(f, w);
+    if (f->confidence == ARI_SILENT)
+        seek_rows(f, w);
     return AR_OK;
 }
