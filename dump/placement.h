@@ -42,9 +42,8 @@ AR_NODISCARD ar_status ari_placement_parse(ari_placement *p, const char *dcp, co
 void ari_placement_fini(ari_placement *p);
 /** Keeps what it says of the rank, and the execution order. */
 void ari_placement_forget_tensors(ari_placement *p);
-/** The two texts that a file of these tensors carries. Each tensor has its full shape, its offset, and boxes where it
- * has several or its local tensor is not the whole of one (row-major in the file). Gives both; free, also after an
- * error. Errors: AR_ERR_MEMORY. */
+/** The two texts that a file of these tensors carries. Each tensor is one box, with its full shape and its offset.
+ * Gives both; free, also after an error. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p);
 /** Puts a tensor's boxes, or the one at its offset, into the file's own tensor: gives them (free), of what is told of
  *  `entry`; t NULL: nothing is, it is whole. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_MEMORY. */

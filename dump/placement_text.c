@@ -18,44 +18,10 @@ static json_t *numbers(int n, const size_t *x)
     return NULL;
 }
 
-/* Where a box begins in the file's tensor, which is row-major. */
-static void local_of(size_t local[AR_ST_MAX_DIMS], const ar_dump_box *b, int ndim)
-{
-    size_t at = b->at;
-    for (int d = 0; d < ndim; d++) {
-        local[d] = b->stride[d] > 0 ? at / b->stride[d] : 0;
-        at -= local[d] * b->stride[d];
-    }
-}
-
-static json_t *boxes(const ari_placed *t)
-{
-    json_t *list = json_array();
-    for (size_t i = 0; i < t->boxes; i++) {
-        size_t local[AR_ST_MAX_DIMS];
-        local_of(local, &t->box[i], t->ndim);
-        json_array_append_new(list, json_pack("{s:o, s:o, s:o}", "global", numbers(t->ndim, t->box[i].global), "local",
-                                              numbers(t->ndim, local), "extent", numbers(t->ndim, t->box[i].extent)));
-    }
-    if (json_array_size(list) == t->boxes)
-        return list;
-    json_decref(list);
-    return NULL;
-}
-
-/* PyTorch knows one box a tensor, and wants an offset for each. Parts of several boxes (q|k|v) are told as lying one
- * after the other: complete, but in the ranks' order. */
+/* PyTorch wants an offset for each. */
 static json_t *saved_offsets(const ari_placed *t)
 {
-    size_t offset[AR_ST_MAX_DIMS];
-    for (int d = 0; d < t->ndim; d++) {
-        const ar_dump_box *first = t->box;
-        size_t local = 0;
-        for (size_t i = 0; i < t->boxes; i++)
-            local += i == 0 || t->box[i].global[d] != first->global[d] ? t->box[i].extent[d] : 0;
-        offset[d] = t->boxes < 2 || first->extent[d] == 0 ? t->offset[d] : first->global[d] / first->extent[d] * local;
-    }
-    return json_pack("{s:o}", "saved_offsets", numbers(t->ndim, offset));
+    return json_pack("{s:o}", "saved_offsets", numbers(t->ndim, t->offset));
 }
 
 /* The dimensions of the mesh that it is to be summed over. */
@@ -78,8 +44,6 @@ static json_t *own_tensor(const ari_placement *p, const ari_placed *t)
 {
     json_t *o = json_object();
     int failed = json_object_set_new(o, "shape", numbers(t->ndim, t->shape));
-    if (t->boxes > 0)
-        failed |= json_object_set_new(o, "boxes", boxes(t));
     if (t->replicas > 1) {
         failed |= json_object_set_new(o, "replica", json_integer(t->replica));
         failed |= json_object_set_new(o, "replicas", json_integer(t->replicas));

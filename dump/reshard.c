@@ -59,7 +59,7 @@ static ar_status open_writer(ar_st_writer **w, const ari_rs_folder *d, const ari
     for (size_t i = 0; i < n; i++) {
         list[i] = (ar_st_tensor){
             .name = item[i].tensor->from->name, .dtype = item[i].tensor->from->dtype, .ndim = item[i].tensor->ndim};
-        memcpy(list[i].shape, item[i].local, sizeof list[i].shape);
+        memcpy(list[i].shape, item[i].box.extent, sizeof list[i].shape);
     }
     st = ar_st_writer_open(w, path, list, n, m->pair, m->pairs);
 done:

@@ -5,6 +5,7 @@
 #include <jansson.h>
 
 #include "anyrank/reshard.h"
+#include "dump/rank_file.h"
 #include "ref/io/hash.h"
 #include "ref/models/placement.h"
 
@@ -28,8 +29,9 @@ typedef struct ari_rs_tensor {
 
 /* A file of the output. */
 typedef struct ari_rs_file {
-    char name[64];
+    char name[ARI_RANK_FILE];
     int stage, dp, tp, rank;            /* a rank's */
+    size_t box;                         /* and which of its boxes of each tensor */
     const ari_rs_tensor *const *tensor; /* merged: what it holds; NULL: a rank's, told by items */
     size_t tensors;
     size_t items, bytes;
@@ -67,9 +69,8 @@ void ari_rs_close(ari_rs *r);
 /* What a file holds of a tensor. */
 typedef struct ari_rs_item {
     const ari_rs_tensor *tensor;
-    size_t local[AR_ST_MAX_DIMS]; /* its shape there */
-    size_t boxes;
-    ar_dump_box box[AR_MAX_BOXES]; /* row-major there */
+    ar_dump_box box; /* all of it there, row-major */
+    size_t boxes;    /* that the rank has of it, in as many files */
     int replica, replicas;
     size_t bytes;
 } ari_rs_item;
@@ -79,7 +80,7 @@ AR_NODISCARD ar_status ari_rs_plan(ari_rs *r);
 /** The items of a file in the order of its data: dtypes from the end of their table, then names. Gives; free. */
 AR_NODISCARD ar_status ari_rs_items(ari_rs_item **gives, size_t *n, const ari_rs *r, const ari_rs_file *f);
 /** The values of a file's __metadata__. Gives pairs, *pairs of them; ari_rs_metadata_free. */
-#define ARI_RS_METADATA 4
+#define ARI_RS_METADATA (ARI_RANK_METADATA + 1)
 typedef struct ari_rs_metadata {
     const char *pair[2 * ARI_RS_METADATA];
     size_t pairs;

@@ -161,22 +161,15 @@ static void copy_into(char *buffer, const ar_dump_box *to, const origin *o)
     }
 }
 
-/* The rows [first, first + rows) of the local tensor that lie in a box: *part is that of the box, its place counted
- * from `first`. */
-static bool rows_of_box(ar_dump_box *part, const ar_dump_box *b, int ndim, size_t first, size_t rows)
+/* The rows [first, first + rows) of a file's tensor, which is row-major, as a box of a tensor of them alone. */
+static ar_dump_box rows_of_box(const ar_dump_box *b, int ndim, size_t first, size_t rows)
 {
-    *part = *b;
-    if (ndim == 0)
-        return true;
-    size_t start, count;
-    const size_t row = b->at / b->stride[0];
-    if (!ari_overlap(&start, &count, row, b->extent[0], first, rows))
-        return false;
-    part->global[0] += start - row;
-    part->extent[0] = count;
-    part->at += (start - row) * b->stride[0];
-    part->at -= first * b->stride[0];
-    return true;
+    ar_dump_box part = *b;
+    if (ndim > 0) {
+        part.global[0] += first;
+        part.extent[0] = rows;
+    }
+    return part;
 }
 
 typedef struct sink {
@@ -209,7 +202,7 @@ static ar_status need(sink *s, size_t bytes)
 static ar_status copy_rows(sink *s, const ari_rs_item *item, const origin *o)
 {
     const int ndim = item->tensor->ndim;
-    const size_t rows = ndim > 0 ? item->local[0] : 1, row_bytes = item->bytes / rows;
+    const size_t rows = ndim > 0 ? item->box.extent[0] : 1, row_bytes = item->bytes / rows;
     const size_t step = row_bytes < CHUNK_BYTES ? CHUNK_BYTES / row_bytes : 1;
     const bool padded = ndim > 0 && item->tensor->shape[0] > item->tensor->rows;
     AR_TRY(need(s, (step < rows ? step : rows) * row_bytes));
@@ -217,11 +210,8 @@ static ar_status copy_rows(sink *s, const ari_rs_item *item, const origin *o)
         const size_t n = rows - first < step ? rows - first : step;
         if (padded && s->buffer)
             memset(s->buffer, 0, n * row_bytes);
-        for (size_t k = 0; k < item->boxes; k++) {
-            ar_dump_box part;
-            if (rows_of_box(&part, &item->box[k], ndim, first, n))
-                copy_into(s->buffer, &part, o);
-        }
+        const ar_dump_box part = rows_of_box(&item->box, ndim, first, n);
+        copy_into(s->buffer, &part, o);
         AR_TRY(put(s, s->buffer, n * row_bytes));
         ari_rs_progress(s->r, n * row_bytes, item->tensor->from->name);
     }

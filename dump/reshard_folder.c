@@ -266,7 +266,7 @@ static bool same_header(const ar_st_file *st, const ari_rs_item *item, size_t n,
         const ar_dump_tensor *from = item[i].tensor->from;
         const ar_st_entry *e = ar_st_find(st, from->name);
         same = e && e->dtype == from->dtype && e->ndim == from->ndim &&
-               memcmp(e->shape, item[i].local, (size_t)e->ndim * sizeof *e->shape) == 0;
+               memcmp(e->shape, item[i].box.extent, (size_t)e->ndim * sizeof *e->shape) == 0;
     }
     return same;
 }

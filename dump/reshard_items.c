@@ -15,54 +15,47 @@
 
 /* --- items -------------------------------------------------------------------------------------------------------- */
 
-/* Row-major strides of the file's tensor. An empty one may have extents whose product wraps. */
-static void local_strides(size_t stride[AR_ST_MAX_DIMS], const size_t *local, int ndim, size_t bytes)
+/* All of the file's tensor, row-major. An empty one may have extents whose product wraps. */
+static void set_box(ari_rs_item *i, const size_t *global, const size_t *extent)
 {
-    size_t s = 1;
-    for (int d = ndim - 1; d >= 0; d--) {
-        stride[d] = s;
-        s *= bytes > 0 ? local[d] : 1;
-    }
-}
-
-static void add_box(ari_rs_item *i, const size_t *global, const size_t *at, const size_t *extent)
-{
-    ar_dump_box *b = &i->box[i->boxes++];
-    *b = (ar_dump_box){.at = 0};
-    local_strides(b->stride, i->local, i->tensor->ndim, i->bytes);
-    for (int d = 0; d < i->tensor->ndim; d++) {
-        b->global[d] = global[d];
-        b->extent[d] = extent[d];
-        b->at += at[d] * b->stride[d];
+    size_t stride = 1;
+    for (int d = i->tensor->ndim - 1; d >= 0; d--) {
+        i->box.global[d] = global[d];
+        i->box.extent[d] = extent[d];
+        i->box.stride[d] = stride;
+        stride *= i->bytes > 0 ? extent[d] : 1;
     }
 }
 
 static void whole_item(ari_rs_item *i, int replica, int replicas)
 {
     static const size_t zero[AR_ST_MAX_DIMS];
-    memcpy(i->local, i->tensor->shape, sizeof i->local);
     i->bytes = i->tensor->bytes;
     i->replica = replica;
     i->replicas = replicas;
-    add_box(i, zero, zero, i->tensor->shape);
+    i->boxes = 1;
+    set_box(i, zero, i->tensor->shape);
 }
 
-static ar_status split_item(ari_rs_item *i, const ar_layout *o)
+/* Box number k of a layout, where it has so many. */
+static ar_status split_item(ari_rs_item *i, const ar_layout *o, size_t k)
 {
     const size_t bits = ar_dtype_bits(i->tensor->from->dtype);
+    ari_boxes boxes;
     size_t count = 1;
-    for (int d = 0; d < o->ndim; d++) {
-        i->local[d] = ar_layout_local(o, d);
-        count *= i->local[d]; /* at most that of the full tensor */
-    }
     if (bits % 8 != 0)
         return ar_error_set(AR_ERR_UNSUPPORTED, "tensor '%s': %s has elements of %zu bits, which are not split",
                             ARI_SHOW(i->tensor->from->name), ar_dtype_name(i->tensor->from->dtype), bits);
-    i->bytes = count * (bits / 8);
+    ari_boxes_of(&boxes, o);
     i->replica = o->replica;
     i->replicas = o->replicas;
-    for (size_t k = 0; k < o->nbox; k++)
-        add_box(i, o->box[k].global, o->box[k].local, o->box[k].extent);
+    i->boxes = boxes.n;
+    if (k >= boxes.n)
+        return AR_OK;
+    for (int d = 0; d < o->ndim; d++)
+        count *= boxes.box[k].extent[d]; /* at most that of the full tensor */
+    i->bytes = count * (bits / 8);
+    set_box(i, boxes.box[k].global, boxes.box[k].extent);
     return AR_OK;
 }
 
@@ -84,7 +77,7 @@ static void stages_of(const ari_rs *r, const ari_rs_tensor *t, int stage, bool *
     }
 }
 
-/* *here: whether the rank holds anything of it. Copies are numbered stage by stage, then dp, then tp. */
+/* *here: whether the rank has something of it in this file. Copies are numbered stage by stage, then dp, then tp. */
 static ar_status rank_item(ari_rs_item *i, bool *here, const ari_rs *r, const ari_rs_file *f, const ari_rs_tensor *t)
 {
     const int dp = r->o->dp_copies ? r->dp : 1;
@@ -99,13 +92,13 @@ static ar_status rank_item(ari_rs_item *i, bool *here, const ari_rs *r, const ar
         if (o.nbox == 1 && o.replicas == r->tp)
             whole_item(i, o.replica, o.replicas);
         else
-            AR_TRY(split_item(i, &o));
+            AR_TRY(split_item(i, &o, f->box));
     } else {
         whole_item(i, f->tp, r->tp);
     }
     i->replica += (place * dp + f->dp) * i->replicas;
     i->replicas *= stages * dp;
-    *here = i->boxes > 0;
+    *here = i->boxes > f->box;
     return AR_OK;
 }
 
@@ -145,20 +138,33 @@ ar_status ari_rs_items(ari_rs_item **gives, size_t *n, const ari_rs *r, const ar
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
+/* As many files as the rank has boxes of any tensor, one at least. */
+static ar_status plan_rank(ari_rs *r, size_t *capacity, int stage, int dp, int tp)
+{
+    ari_rs_file f = {.stage = stage, .dp = dp, .tp = tp, .rank = (stage * r->dp + dp) * r->tp + tp};
+    size_t boxes = 1;
+    for (size_t k = 0; k < r->tensors; k++) {
+        ari_rs_item item;
+        bool here;
+        AR_TRY(rank_item(&item, &here, r, &f, &r->tensor[k]));
+        boxes = here && item.boxes > boxes ? item.boxes : boxes;
+    }
+    for (f.box = 0; f.box < boxes; f.box++) {
+        AR_TRY(ari_grow(&r->file, capacity, r->files, sizeof *r->file, "the list of files"));
+        ari_rank_file_name(f.name, f.rank, f.box);
+        r->file[r->files++] = f;
+    }
+    return AR_OK;
+}
+
 static ar_status plan_ranks(ari_rs *r)
 {
     const int dp = r->o->dp_copies ? r->dp : 1;
-    const size_t n = (size_t)r->pp * (size_t)dp * (size_t)r->tp;
-    AR_TRY(ari_alloc_zero((void **)&r->file, n, sizeof *r->file, "the list of files"));
-    for (int s = 0; s < r->pp; s++) {
-        for (int d = 0; d < dp; d++) {
-            for (int t = 0; t < r->tp; t++) {
-                ari_rs_file *f = &r->file[r->files++];
-                *f = (ari_rs_file){.stage = s, .dp = d, .tp = t, .rank = (s * r->dp + d) * r->tp + t};
-                snprintf(f->name, sizeof f->name, "rank-%05d.safetensors", f->rank);
-            }
-        }
-    }
+    size_t capacity = 0;
+    for (int s = 0; s < r->pp; s++)
+        for (int d = 0; d < dp; d++)
+            for (int t = 0; t < r->tp; t++)
+                AR_TRY(plan_rank(r, &capacity, s, d, t));
     return AR_OK;
 }
 
@@ -249,18 +255,15 @@ static void add_dim(ari_placement *p, const char *name, int size, int at)
     p->at[p->dims++] = at;
 }
 
-/* A whole local tensor of one box needs no list of boxes: its offset says it all. */
 static void place(ari_placed *p, const ari_rs_item *i)
 {
     *p = (ari_placed){.name = (char *)(uintptr_t)i->tensor->from->name,
                       .ndim = i->tensor->ndim,
                       .has_shape = true,
-                      .boxes = i->boxes > 1 ? i->boxes : 0,
-                      .box = (ar_dump_box *)(uintptr_t)i->box,
                       .replica = i->replica,
                       .replicas = i->replicas};
     memcpy(p->shape, i->tensor->shape, sizeof p->shape);
-    memcpy(p->offset, i->box[0].global, sizeof p->offset);
+    memcpy(p->offset, i->box.global, sizeof p->offset);
 }
 
 static int compare_uses(const void *a, const void *b)
@@ -272,7 +275,7 @@ static int compare_uses(const void *a, const void *b)
 static ar_status placement_texts(char *text[2], const ari_rs *r, const ari_rs_file *f, const ari_rs_item *item,
                                  size_t n)
 {
-    ari_placement p = {.rank = f->rank, .world = r->pp * r->dp * r->tp, .tensors = n, .ordered = n};
+    ari_placement p = {.rank = f->rank, .world = r->pp * r->dp * r->tp, .tensors = n, .ordered = f->box == 0 ? n : 0};
     const ari_rs_item **by_use = NULL;
     ar_status st = AR_OK;
     add_dim(&p, "pp", r->pp, f->stage);
@@ -296,13 +299,6 @@ done:
     return st;
 }
 
-static void add_pair(ari_rs_metadata *m, const char *key, const char *value)
-{
-    m->pair[2 * m->pairs] = key;
-    m->pair[2 * m->pairs + 1] = value;
-    m->pairs++;
-}
-
 ar_status ari_rs_metadata_of(ari_rs_metadata *m, const ari_rs *r, const ari_rs_file *f, const ari_rs_item *item,
                              size_t n)
 {
@@ -310,12 +306,14 @@ ar_status ari_rs_metadata_of(ari_rs_metadata *m, const ari_rs *r, const ari_rs_f
     *m = (ari_rs_metadata){.pairs = 0};
     if (!r->merged) {
         AR_TRY(placement_texts(m->owned, r, f, item, n));
-        add_pair(m, ARI_DUMP_PLACEMENT, m->owned[1]);
-        add_pair(m, ARI_DUMP_DCP, m->owned[0]);
-        add_pair(m, "DCP_VERSION", "1.0");
+        ari_rank_metadata(m->pair, m->owned);
+        m->pairs = ARI_RANK_METADATA;
     }
-    if (format)
-        add_pair(m, "format", format);
+    if (format) {
+        m->pair[2 * m->pairs] = "format";
+        m->pair[2 * m->pairs + 1] = format;
+        m->pairs++;
+    }
     return AR_OK;
 }
 

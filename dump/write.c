@@ -6,18 +6,10 @@
 #include <unistd.h>
 
 #include "dump/placement.h"
+#include "dump/rank_file.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/safetensors.h"
-
-/* A rank's tensors as files. PyTorch's readers know one box a tensor and file, so that of packed tensors (q|k|v) the
- * second box goes into a second file of the rank, and so on: rank-00003.safetensors, rank-00003-2.safetensors. */
-
-/* A value's boxes that are not empty; those that go on where another ends are one. */
-typedef struct boxes {
-    size_t n;
-    ar_box box[AR_MAX_BOXES];
-} boxes;
 
 /* What goes into one file. */
 typedef struct contents {
@@ -27,7 +19,7 @@ typedef struct contents {
     size_t n;
 } contents;
 
-/* --- boxes -------------------------------------------------------------------------------------------------------- */
+/* --- values ------------------------------------------------------------------------------------------------------- */
 static ar_status check_value(const ar_dump_value *v)
 {
     const ar_layout *o = v->layout;
@@ -43,39 +35,6 @@ static ar_status check_value(const ar_dump_value *v)
     if (!fits)
         return ar_error_set(AR_ERR_ARG, "tensor '%s': the layout is not one of its local tensor", ARI_SHOW(name));
     return AR_OK;
-}
-
-/* Whether b goes on where a ends, along one dimension, in both tensors. */
-static bool continues(const ar_box *a, const ar_box *b, int ndim, int along)
-{
-    for (int d = 0; d < ndim; d++) {
-        const size_t step = d == along ? a->extent[d] : 0;
-        if (b->global[d] != a->global[d] + step || b->local[d] != a->local[d] + step ||
-            (d != along && b->extent[d] != a->extent[d]))
-            return false;
-    }
-    return true;
-}
-
-static void list_boxes(boxes *o, const ar_layout *layout)
-{
-    o->n = 0;
-    for (size_t i = 0; i < layout->nbox; i++) {
-        const ar_box *b = &layout->box[i];
-        bool empty = false;
-        int along = 0;
-        for (int d = 0; d < layout->ndim; d++)
-            empty |= b->extent[d] == 0;
-        if (empty)
-            continue;
-        ar_box *last = o->n > 0 ? &o->box[o->n - 1] : NULL;
-        while (last != NULL && along < layout->ndim && !continues(last, b, layout->ndim, along))
-            along++;
-        if (last != NULL && along < layout->ndim)
-            last->extent[along] += b->extent[along];
-        else
-            o->box[o->n++] = *b;
-    }
 }
 
 /* --- one file ----------------------------------------------------------------------------------------------------- */
@@ -156,14 +115,15 @@ static ar_status make_texts(char *text[2], const contents *o, const ar_dump_plac
 static ar_status write_file(ari_out **gives, const char *path, const contents *o, char *const text[2],
                             const char *const *metadata, size_t n_meta)
 {
-    const char *const own[] = {"format",     "pt",    "DCP_VERSION",      "1.0",
-                               ARI_DUMP_DCP, text[0], ARI_DUMP_PLACEMENT, text[1]};
+    const size_t own = ARI_RANK_METADATA + 1;
     const char **all = NULL;
-    AR_TRY(ari_alloc((void **)&all, 2 * n_meta + 8, sizeof *all, "metadata"));
-    memcpy(all, own, sizeof own);
+    AR_TRY(ari_alloc((void **)&all, 2 * (n_meta + own), sizeof *all, "metadata"));
+    all[0] = "format";
+    all[1] = "pt";
+    ari_rank_metadata(all + 2, text);
     for (size_t i = 0; i < 2 * n_meta; i++)
-        all[8 + i] = metadata[i];
-    const ar_status st = ari_st_write_uncommitted(gives, path, o->tensor, o->n, all, 4 + n_meta);
+        all[2 * own + i] = metadata[i];
+    const ar_status st = ari_st_write_uncommitted(gives, path, o->tensor, o->n, all, own + n_meta);
     free(all);
     return st;
 }
@@ -176,16 +136,15 @@ typedef struct job {
     size_t n;
     const char *const *metadata;
     size_t n_meta;
-    boxes *of;    /* [n] */
-    char **order; /* [n] names, borrowed */
+    ari_boxes *of; /* [n] */
+    char **order;  /* [n] names, borrowed */
 } job;
 
 static ar_status file_path(char **gives, const job *j, size_t k)
 {
-    char number[24] = "";
-    if (k > 0)
-        snprintf(number, sizeof number, "-%zu", k + 1);
-    if (asprintf(gives, "%s/rank-%05d%s.safetensors", j->folder, j->place->rank, number) >= 0)
+    char name[ARI_RANK_FILE];
+    ari_rank_file_name(name, j->place->rank, k);
+    if (asprintf(gives, "%s/%s", j->folder, name) >= 0)
         return AR_OK;
     *gives = NULL;
     return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(j->folder));
@@ -277,7 +236,7 @@ ar_status ar_dump_write(const char *folder, const ar_dump_place *place, const ar
         st = check_value(&values[i]);
         if (st != AR_OK)
             break;
-        list_boxes(&j.of[i], values[i].layout);
+        ari_boxes_of(&j.of[i], values[i].layout);
         j.order[i] = (char *)(uintptr_t)values[i].name;
     }
     if (st == AR_OK)

@@ -130,27 +130,27 @@ def part(n, parts, i):
 
 
 def expected(config, name, t, tp, rank, hidden=False):
-    """What a rank holds of a tensor: worked out here. None: nothing."""
+    """What a rank holds of a tensor, box by box, each of which is in a file of its own: worked out here."""
     if "embed_tokens" in name or "wte" in name or "lm_head" in name:
         along = 1 if hidden and "lm_head" not in name else 0
         indices = part(t.shape[along], tp, rank)
-        return t.take(along, indices) if len(indices) else None
+        return [t.take(along, indices)] if len(indices) else []
     if "c_attn" in name:
         dim, d = len(t.shape) - 1, t.shape[-1] // 3
-        return t.take(dim, [block * d + i for block in range(3) for i in part(d, tp, rank)])
+        return [t.take(dim, [block * d + i for i in part(d, tp, rank)]) for block in range(3)]
     if "k_proj" in name or "v_proj" in name:
         heads = config["num_key_value_heads"]
         parts = min(tp, heads)
-        return t.take(0, part(t.shape[0], parts, rank * parts // tp))
+        return [t.take(0, part(t.shape[0], parts, rank * parts // tp))]
     if any(word in name for word in ("q_proj", "gate_proj", "up_proj")):
-        return t.take(0, part(t.shape[0], tp, rank))
+        return [t.take(0, part(t.shape[0], tp, rank))]
     if "c_fc" in name:
-        return t.take(len(t.shape) - 1, part(t.shape[-1], tp, rank))
+        return [t.take(len(t.shape) - 1, part(t.shape[-1], tp, rank))]
     if len(t.shape) == 2 and any(word in name for word in ("o_proj", "down_proj")):
-        return t.take(1, part(t.shape[1], tp, rank))
+        return [t.take(1, part(t.shape[1], tp, rank))]
     if len(t.shape) == 2 and "c_proj" in name:
-        return t.take(0, part(t.shape[0], tp, rank))
-    return t
+        return [t.take(0, part(t.shape[0], tp, rank))]
+    return [t]
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -196,15 +196,20 @@ class Split(Case):
         out = self.folder / f"tp{tp}"
         self.reshard(self.model(config, tensors), "--tp", tp, "--out", out, *options)
         for rank in range(tp):
-            got, metadata = read(out / f"rank-{rank:05}.safetensors")
-            want = {n: expected(config, n, t, tp, rank, "--embedding-hidden" in options) for n, t in tensors.items()}
-            want = {n: t for n, t in want.items() if t is not None}
-            self.assertEqual(sorted(got), sorted(want))
-            for name, tensor in want.items():
-                self.assertEqual(got[name], tensor, f"{name}, rank {rank}")
-            placement = json.loads(metadata["ANYRANK_PLACEMENT"])
-            self.assertEqual((placement["rank"], placement["world"], placement["at"]), (rank, tp, [rank]))
-            self.assertEqual(sorted(json.loads(metadata["DCP_SHARDING_INFO"])), sorted(want))
+            boxes = {n: expected(config, n, t, tp, rank, "--embedding-hidden" in options) for n, t in tensors.items()}
+            files = max(map(len, boxes.values()))
+            self.assertEqual(len(list(out.glob(f"rank-{rank:05}*"))), files)
+            for k in range(files):
+                got, metadata = read(out / (f"rank-{rank:05}-{k + 1}.safetensors" if k else
+                                            f"rank-{rank:05}.safetensors"))
+                want = {n: b[k] for n, b in boxes.items() if k < len(b)}
+                self.assertEqual(sorted(got), sorted(want))
+                for name, tensor in want.items():
+                    self.assertEqual(got[name], tensor, f"{name}, rank {rank}, box {k}")
+                placement = json.loads(metadata["ANYRANK_PLACEMENT"])
+                self.assertEqual((placement["rank"], placement["world"], placement["at"]), (rank, tp, [rank]))
+                self.assertEqual("order" in placement, k == 0)
+                self.assertEqual(sorted(json.loads(metadata["DCP_SHARDING_INFO"])), sorted(want))
         self.assertEqual(json.loads((out / "config.json").read_text()), config)
         return out
 
@@ -220,7 +225,12 @@ class Split(Case):
         self.assertEqual(placed, {"shape": [8, 16], "replica": 3, "replicas": 4})
 
     def test_packed_and_transposed_weights(self):
-        self.check_ranks(GPT2, gpt2(GPT2), 4)
+        out = self.check_ranks(GPT2, gpt2(GPT2), 4)
+        name = "transformer.h.1.attn.c_attn.weight"
+        for file, column in (("00000", 0), ("00003", 18), ("00003-2", 42), ("00003-3", 66)):  # of q, k, v: 24 each
+            _, metadata = read(out / f"rank-{file}.safetensors")
+            self.assertEqual(json.loads(metadata["DCP_SHARDING_INFO"])[name], {"saved_offsets": [0, column]}, file)
+            self.assertEqual(json.loads(metadata["ANYRANK_PLACEMENT"])["tensors"][name], {"shape": [24, 72]})
 
     def test_the_embedding_along_the_hidden_dimension(self):
         self.check_ranks(LLAMA, llama(LLAMA), 4, "--embedding-hidden")
@@ -249,11 +259,11 @@ class Split(Case):
     def test_data_parallel_ranks_share_a_file_or_have_copies(self):
         model = self.model(GPT2, gpt2(GPT2))
         result = self.reshard(model, "--tp", 2, "--dp", 2, "--pp", 2, "--out", self.folder / "one")
-        self.assertEqual([f["file"][:10] for f in result["files"]],
-                         ["rank-00000", "rank-00001", "rank-00004", "rank-00005"])
+        self.assertEqual([f["file"].removesuffix(".safetensors") for f in result["files"]],
+                         [f"rank-0000{rank}{box}" for rank in (0, 1, 4, 5) for box in ("", "-2", "-3")])
         self.assertIn("dp=2", result["notes"][0])
         result = self.reshard(model, "--tp", 2, "--dp", 2, "--pp", 2, "--dp-copies", "--out", self.folder / "all")
-        self.assertEqual(len(result["files"]), 8)
+        self.assertEqual(len(result["files"]), 24)
         a, b = (read(self.folder / f"all/rank-0000{rank}.safetensors")[0] for rank in (5, 7))
         self.assertEqual(a, b)
 
@@ -309,7 +319,7 @@ class RoundTrip(Case):
         self.reshard(self.folder, "--tp", 4, "--out", self.folder / "four")
         held, _ = read(self.folder / "four/rank-00001.safetensors")
         name = "model.layers.2.self_attn.v_proj.weight.exp_avg"
-        self.assertEqual(held[name], expected(LLAMA, name, state[name], 4, 1))
+        self.assertEqual([held[name]], expected(LLAMA, name, state[name], 4, 1))
         self.reshard(self.folder / "four", "--out", self.folder / "merged")
         self.same_files(model, self.folder / "merged")
 
@@ -370,9 +380,9 @@ class Unusual(Case):
     def test_names_without_the_models_prefix(self):
         tensors = {n.removeprefix("transformer."): t for n, t in gpt2(GPT2).items()}
         self.reshard(self.model(GPT2, tensors), "--tp", 2, "--out", self.folder / "out")
-        held, _ = read(self.folder / "out/rank-00001.safetensors")
+        held, _ = read(self.folder / "out/rank-00001-2.safetensors")
         self.assertEqual(held["h.1.attn.c_attn.bias"],
-                         expected(GPT2, "c_attn", tensors["h.1.attn.c_attn.bias"], 2, 1))
+                         expected(GPT2, "c_attn", tensors["h.1.attn.c_attn.bias"], 2, 1)[1])
 
     def test_merging_needs_no_config(self):
         out = self.folder / "out"
@@ -479,6 +489,16 @@ class Interrupted(Case):
         self.assertEqual(result["files_kept"], 4)
         self.same_files(first, out)
         self.assertFalse((out / ".anyrank-1-0.tmp").exists())
+
+    def test_a_ranks_further_files_are_kept_and_written_again_by_themselves(self):
+        model, out, same = self.model(GPT2, gpt2(GPT2)), self.folder / "out", self.folder / "same"
+        self.reshard(model, "--tp", 2, "--out", same)
+        self.reshard(model, "--tp", 2, "--out", out)
+        (out / "rank-00000-3.safetensors").unlink()
+        shutil.copy(out / "rank-00001.safetensors", out / "rank-00001-2.safetensors")
+        result = self.reshard(model, "--tp", 2, "--out", out)
+        self.assertEqual([f["kept"] for f in result["files"]], [True, True, False, True, False, True])
+        self.same_files(same, out)
 
     def test_a_killed_run_leaves_whole_files_and_goes_on(self):
         config = {**LLAMA, "vocab_size": 300000}
