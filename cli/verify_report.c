@@ -7,6 +7,7 @@
 
 #include "cli/table.h"
 #include "cli/verify_words.h"
+#include "ref/core/ends_in.h"
 #include "ref/core/out.h"
 
 static size_t count_state(const ar_verify_report *r, ar_verify_state state)
@@ -270,12 +271,6 @@ static void print_drift(FILE *to, const ar_verify_report *r)
                 ARI_RULE(r));
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    const size_t n = strlen(text), m = strlen(end);
-    return n > m && strcmp(text + (n - m), end) == 0;
-}
-
 /* Whether a tensor is only in one dump, under a name that is another's with `prefix` before it. */
 static bool has_partner(const ar_verify_report *r, const char *name, ar_verify_state state, const char *prefix,
                         size_t length)
@@ -295,7 +290,7 @@ static bool print_prefix(FILE *to, const ar_verify_report *r, ar_verify_state sh
     size_t length = 0, n = 0, of = 0;
     for (size_t i = 0; i < r->rows && !prefix; i++) {
         for (size_t k = 0; k < r->rows && !prefix && r->row[i].state == shorter; k++) {
-            if (r->row[k].state != longer || !ends_with(r->row[k].name, r->row[i].name))
+            if (r->row[k].state != longer || !ari_ends_in(r->row[k].name, r->row[i].name))
                 continue;
             prefix = r->row[k].name;
             length = strlen(prefix) - strlen(r->row[i].name);

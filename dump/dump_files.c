@@ -6,15 +6,10 @@
 #include <sys/stat.h>
 
 #include "dump/dump.h"
+#include "ref/core/ends_in.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/safetensors.h"
-
-static bool ends_in(const char *name, const char *end)
-{
-    const size_t n = strlen(name), m = strlen(end);
-    return n > m && strcmp(name + n - m, end) == 0;
-}
 
 void ari_dump_close_file(ari_dump_file *f)
 {
@@ -67,7 +62,7 @@ static ar_status add_tensors(ari_dump_file **added, ar_dump *d, const char *fold
     ari_dump_file *f = NULL;
     AR_TRY(add_file(&f, d, folder, name));
     *added = f;
-    if (ends_in(name, ".npy"))
+    if (ari_ends_in(name, ".npy"))
         return open_npy(f);
     AR_TRY(ar_st_open(&f->owned, f->path));
     f->st = f->owned;
@@ -123,7 +118,7 @@ static ar_status add_found(ar_dump *d, const ari_map *map, const char *name)
 {
     ari_dump_file *f = NULL;
     int rank = -1;
-    if (!ends_in(name, ".safetensors") && !ends_in(name, ".npy"))
+    if (!ari_ends_in(name, ".safetensors") && !ari_ends_in(name, ".npy"))
         return AR_OK;
     if (d->mapped) {
         AR_TRY(ari_map_rank_of(map, name, &rank));
@@ -207,7 +202,7 @@ ar_status ari_dump_open_files(ar_dump *d, const ari_map *map)
     ari_dump_file *f = NULL;
     if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode))
         return open_folder(d, map);
-    if (ends_in(d->path, ".json")) {
+    if (ari_ends_in(d->path, ".json")) {
         AR_TRY(ari_st_model_open_index(&d->model, d->path));
         return add_model(d);
     }

@@ -10,8 +10,8 @@
 #include "ref/models/placement.h"
 
 /* Resharding: the input's tensors and what the config says of them (reshard_source.c), the files of the output and
- * which boxes each holds (reshard_items.c), moving them (reshard_copy.c), and the folder with what an interrupted run
- * left in it (reshard_folder.c). */
+ * which boxes each holds (reshard_items.c), moving them (reshard_copy.c), the folder with what an interrupted run left
+ * in it (reshard_folder.c), and small files (reshard_beside.c). */
 
 /* A tensor of the input. */
 typedef struct ari_rs_tensor {
@@ -110,6 +110,7 @@ AR_NODISCARD ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *
                                           const ari_rs_item *item, size_t n, const ari_rs_metadata *m);
 /** Takes down that a file is whole, with its hash. */
 AR_NODISCARD ar_status ari_rs_folder_add(ari_rs_folder *d, const ari_rs_file *f, const char hash[65]);
+#define ARI_RS_SMALL_BYTES ((size_t)64 << 20)
 /** Copies what stands beside the input's tensors: config.json, tokenizer.json, .. *copied: how many. */
 AR_NODISCARD ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied);
 /** "folder/name". Gives; free. */

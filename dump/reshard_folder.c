@@ -12,15 +12,23 @@
 #include <unistd.h>
 
 #include "dump/reshard.h"
+#include "ref/core/ends_in.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 
 #define JOURNAL ".anyrank-reshard.json"
-#define INDEX ".index.json"
 #define HIDDEN ".anyrank-"
-#define SMALL_BYTES ((size_t)64 << 20)
+
+ar_status ari_rs_join(char **gives, const char *folder, const char *name)
+{
+    if (asprintf(gives, "%s/%s", folder, name) >= 0)
+        return AR_OK;
+    *gives = NULL;
+    ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
+    return AR_ERR_MEMORY;
+}
 
 /* --- the request -------------------------------------------------------------------------------------------------- */
 
@@ -59,7 +67,7 @@ static ar_status hash_contents(ari_sha256 *h, const char *path)
     size_t bytes = 0;
     if (!path)
         return hash_text(h, "");
-    AR_TRY(ari_file_read(&data, &bytes, path, SMALL_BYTES));
+    AR_TRY(ari_file_read(&data, &bytes, path, ARI_RS_SMALL_BYTES));
     const ar_status st = ari_sha256_update(h, data, bytes);
     free(data);
     return st;
@@ -189,9 +197,8 @@ static ar_status look_around(const ari_rs_folder *d, char *other, char *link, si
     if (!list)
         return ari_out_fail("list", d->path);
     for (const struct dirent *e; (e = readdir(list)) != NULL;) {
-        const size_t n = strlen(e->d_name);
         const bool ours = strncmp(e->d_name, HIDDEN, strlen(HIDDEN)) == 0;
-        if (ours && n > 4 && strcmp(e->d_name + n - 4, ".tmp") == 0)
+        if (ours && ari_ends_in(e->d_name, ".tmp"))
             (void)unlinkat(d->fd, e->d_name, 0);
         else if (!ours && strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && other[0] == '\0')
             snprintf(other, cap, "%s", e->d_name);
@@ -316,99 +323,4 @@ ar_status ari_rs_folder_add(ari_rs_folder *d, const ari_rs_file *f, const char h
     if (json_object_set_new(json_object_get(d->journal, "files"), f->name, json_string(hash)) != 0)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its journal", ARI_SHOW(d->path));
     return save_journal(d);
-}
-
-/* --- small files -------------------------------------------------------------------------------------------------- */
-
-/* Tensors in any format, and indexes of them, are not taken along: the output has its own. */
-static bool is_weights(const char *name)
-{
-    static const char *const endings[] = {".safetensors", INDEX,     ".npy",  ".npz",     ".bin", ".pt",  ".pth",
-                                          ".ckpt",        ".distcp", ".gguf", ".msgpack", ".h5",  ".onnx"};
-    const size_t n = strlen(name);
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        const size_t m = strlen(endings[i]);
-        if (n >= m && strcmp(name + n - m, endings[i]) == 0)
-            return true;
-    }
-    return false;
-}
-
-static ar_status copy_file(const ari_rs_folder *d, const char *from, const char *name)
-{
-    unsigned char *data = NULL;
-    size_t bytes = 0;
-    char *to = NULL;
-    AR_TRY(ari_file_read(&data, &bytes, from, SMALL_BYTES));
-    ar_status st = ari_rs_join(&to, d->path, name);
-    if (st == AR_OK)
-        st = ari_file_write(to, data, bytes);
-    free(to);
-    free(data);
-    return st;
-}
-
-/* Whether the input's tensors came from a file of this name. */
-static bool was_read(const ari_rs *r, const char *name)
-{
-    for (size_t i = 0; i < r->tensors; i++) {
-        for (size_t k = 0; k < r->tensor[i].from->parts; k++) {
-            const char *file = r->tensor[i].from->part[k].file, *slash = strrchr(file, '/');
-            if (strcmp(slash ? slash + 1 : file, name) == 0)
-                return true;
-        }
-    }
-    return false;
-}
-
-static void note_left(const ari_rs *r, const char *name)
-{
-    const size_t n = strlen(name), m = strlen(INDEX);
-    if ((n < m || strcmp(name + n - m, INDEX) != 0) && !was_read(r, name))
-        ari_rs_note(r, "not read and not taken along, for the model's tensors are in other files: %s", ARI_SHOW(name));
-}
-
-static ar_status copy_beside(const ari_rs_folder *d, const ari_rs *r, const char *name, size_t *copied)
-{
-    char *from = NULL;
-    struct stat s;
-    ar_status st = AR_OK;
-    if (name[0] == '.')
-        return AR_OK;
-    AR_TRY(ari_rs_join(&from, r->folder, name));
-    if (stat(from, &s) == 0 && S_ISREG(s.st_mode)) {
-        if (is_weights(name))
-            note_left(r, name);
-        else if ((size_t)s.st_size > SMALL_BYTES)
-            ari_rs_note(r, "not taken along, for its size: %s", ARI_SHOW(name));
-        else if ((st = copy_file(d, from, name)) == AR_OK)
-            ++*copied;
-    }
-    free(from);
-    return st;
-}
-
-ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied)
-{
-    ar_status st = AR_OK;
-    struct stat s;
-    *copied = 0;
-    if (stat(r->o->in, &s) == 0 && S_ISDIR(s.st_mode)) {
-        DIR *list = opendir(r->folder);
-        if (!list)
-            return ari_out_fail("list", r->folder);
-        for (const struct dirent *e; st == AR_OK && (e = readdir(list)) != NULL;)
-            st = copy_beside(d, r, e->d_name, copied);
-        closedir(list);
-    }
-    if (st == AR_OK && r->config_path && r->has_config) {
-        char *beside = NULL;
-        AR_TRY(ari_rs_join(&beside, d->path, "config.json"));
-        if (r->o->config || access(beside, F_OK) != 0) {
-            *copied += access(beside, F_OK) != 0;
-            st = copy_file(d, r->config_path, "config.json");
-        }
-        free(beside);
-    }
-    return st;
 }

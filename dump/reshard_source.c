@@ -16,15 +16,6 @@
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
 
-ar_status ari_rs_join(char **gives, const char *folder, const char *name)
-{
-    if (asprintf(gives, "%s/%s", folder, name) >= 0)
-        return AR_OK;
-    *gives = NULL;
-    ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
-    return AR_ERR_MEMORY;
-}
-
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
 static bool is_folder(const char *path)

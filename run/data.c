@@ -8,6 +8,7 @@
 
 #include "anyrank/config.h"
 #include "anyrank/safetensors.h"
+#include "ref/core/ends_in.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
@@ -45,27 +46,21 @@ ar_status ar_data_format_parse(ar_data_format *format, const char *name)
                         ARI_SHOW(name == NULL ? "" : name));
 }
 
-static bool ends_in(const char *name, const char *end)
-{
-    const size_t n = strlen(name), m = strlen(end);
-    return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 /* Bytes are the only format that fits every file, so a name that promises something else must not be read as them. */
 static ar_status format_of_name(ar_data_format *format, const char *path)
 {
     static const char *const unclear[] = {".bin", ".npy", ".gz", ".zst"};
     for (size_t i = 0; i < sizeof unclear / sizeof unclear[0]; i++) {
-        if (ends_in(path, unclear[i]))
+        if (ari_ends_in(path, unclear[i]))
             return ar_error_set(AR_ERR_ARG,
                                 "%s: a name in %s does not tell what is a token: say which format it has, bytes, u16, "
                                 "u32 or safetensors",
                                 ARI_SHOW(path), unclear[i]);
     }
-    *format = ends_in(path, ".safetensors") ? AR_DATA_SAFETENSORS
-              : ends_in(path, ".u16")       ? AR_DATA_U16
-              : ends_in(path, ".u32")       ? AR_DATA_U32
-                                            : AR_DATA_BYTES;
+    *format = ari_ends_in(path, ".safetensors") ? AR_DATA_SAFETENSORS
+              : ari_ends_in(path, ".u16")       ? AR_DATA_U16
+              : ari_ends_in(path, ".u32")       ? AR_DATA_U32
+                                                : AR_DATA_BYTES;
     return AR_OK;
 }
 

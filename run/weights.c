@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "anyrank/safetensors.h"
+#include "ref/core/ends_in.h"
 #include "ref/core/size.h"
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
@@ -110,10 +111,8 @@ static ar_status load_one(void *user, const char *name, int ndim, const size_t *
 static bool is_known_extra(const char *name)
 {
     static const char *const endings[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
-    const size_t n = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        const size_t m = strlen(endings[i]);
-        if (n >= m && strcmp(name + n - m, endings[i]) == 0)
+        if (ari_ends_in(name, endings[i]))
             return true;
     }
     return false;
