@@ -2,7 +2,6 @@
 #include "dump/npy.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -262,10 +261,8 @@ static ar_status lay_out(ari_npy *f, size_t data_bytes, const char *path)
 
 static ar_status map_file(ari_npy *f, int fd, size_t bytes, size_t start, const char *path)
 {
-    void *map = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED)
-        return ar_error_set(errno == ENOMEM ? AR_ERR_MEMORY : AR_ERR_IO, "%s: cannot map its %zu bytes: %s",
-                            ARI_SHOW(path), bytes, strerrordesc_np(errno));
+    void *map = NULL;
+    AR_TRY(ari_file_map(&map, fd, bytes, path));
     f->map = map;
     f->map_bytes = bytes;
     f->entry.data = (const char *)map + start;

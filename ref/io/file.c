@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -50,6 +51,22 @@ ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const c
                                 ARI_SHOW(path), done, offset, bytes);
         done += (size_t)got;
     }
+    return AR_OK;
+}
+
+ar_status ari_file_map(void **map, int fd, size_t bytes, const char *path)
+{
+    struct stat now;
+    void *at = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (at == MAP_FAILED)
+        return ar_error_set(errno == ENOMEM ? AR_ERR_MEMORY : AR_ERR_IO, "%s: cannot map its %zu bytes: %s",
+                            ARI_SHOW(path), bytes, strerrordesc_np(errno));
+    if (fstat(fd, &now) != 0 || (size_t)now.st_size != bytes) {
+        munmap(at, bytes);
+        return ar_error_set(AR_ERR_IO, "%s: changed its size from %zu bytes while it was opened", ARI_SHOW(path),
+                            bytes);
+    }
+    *map = at;
     return AR_OK;
 }
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ref/io/file.h"
@@ -46,16 +44,10 @@ static ar_status read_header(int fd, size_t bytes, const char *path, char **give
 
 static ar_status map_data(ar_st_file *f, int fd, size_t bytes, size_t data_start, const char *path)
 {
-    void *map = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED)
-        return ar_error_set(errno == ENOMEM ? AR_ERR_MEMORY : AR_ERR_IO, "%s: cannot map its %zu bytes: %s",
-                            ARI_SHOW(path), bytes, strerrordesc_np(errno));
+    void *map = NULL;
+    AR_TRY(ari_file_map(&map, fd, bytes, path));
     f->map = map;
     f->map_bytes = bytes;
-    struct stat now;
-    if (fstat(fd, &now) != 0 || (size_t)now.st_size != bytes)
-        return ar_error_set(AR_ERR_IO, "%s: changed its size from %zu bytes while it was opened", ARI_SHOW(path),
-                            bytes);
     for (size_t i = 0; i < f->header.n; i++) {
         f->header.items[i].entry.data = (const char *)map + data_start + f->header.items[i].begin;
         f->header.items[i].entry.mapped = true;
