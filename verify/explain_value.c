@@ -2,21 +2,8 @@
 /* A function of each value: a flipped bit, a coarser format, a clamp, a lost sign, zero. */
 #include <stdio.h>
 
+#include "ref/core/half.h"
 #include "verify/explain_impl.h"
-
-static uint32_t bits_of(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-static float of_bits(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
 
 /* --- few elements ------------------------------------------------------------------------------------------------- */
 
@@ -35,7 +22,7 @@ static int flipped_bit(const ari_whole *w, size_t i)
 {
     int found = -1;
     for (int bit = 0; bit < 32; bit++) {
-        const float back = of_bits(bits_of(w->val[i]) ^ (1u << bit));
+        const float back = ari_f32_of_bits(ari_f32_bits(w->val[i]) ^ (1u << bit));
         if (w->noisy ? !ari_holds(w, back, (double)w->ref[i]) : !ari_same_bits(back, w->ref[i]))
             continue;
         if (found >= 0)
@@ -95,12 +82,12 @@ ar_status ari_seek_bits(ari_clue *f, const ari_whole *w)
 /* x to `kept` bits of mantissa: to nearest (ties to even), or cut off. */
 static float round_to(float x, int kept, bool cut)
 {
-    const uint32_t u = bits_of(x), unit = 1u << (23 - kept);
+    const uint32_t u = ari_f32_bits(x), unit = 1u << (23 - kept);
     if (!isfinite(x))
         return x;
     if (cut)
-        return of_bits(u & ~(unit - 1));
-    return of_bits((u + unit / 2 - 1 + ((u >> (23 - kept)) & 1u)) & ~(unit - 1));
+        return ari_f32_of_bits(u & ~(unit - 1));
+    return ari_f32_of_bits((u + unit / 2 - 1 + ((u >> (23 - kept)) & 1u)) & ~(unit - 1));
 }
 
 /* Mantissa bits that the other's values use, of elements that differ; -1: none differs. */
@@ -111,7 +98,7 @@ static int mantissa_used(const ari_whole *w, const float *data)
     for (size_t i = 0; i < w->count; i++) {
         if (!ari_off(w, i) || !isfinite(data[i]))
             continue;
-        all |= bits_of(data[i]) & 0x7fffffu;
+        all |= ari_f32_bits(data[i]) & 0x7fffffu;
         any = any || data[i] != 0.0f;
     }
     if (!any)
