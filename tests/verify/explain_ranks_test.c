@@ -3,20 +3,12 @@
 #include <math.h>
 
 #include "tests/dump/folder.h"
+#include "tests/support/noise.h"
 #include "verify/explain.h"
 
 TestSuite(explain_ranks, .init = folder_begin, .fini = folder_end, .timeout = 20);
 
 enum { ROWS = 24, COLS = 16, COUNT = ROWS * COLS };
-
-static float noise(size_t i)
-{
-    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
-    x ^= x >> 29;
-    x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 32;
-    return ((float)(x & 0xffffffu) + 0.5f) / 8388608.0f - 1.0f;
-}
 
 /* A reference and a folder with the files of `ranks` ranks, whose parts a test fills. */
 typedef struct run {

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/support/noise.h"
 #include "verify/explain.h"
 
 #define GQA_GRADS "llama-gqa-tiny/grads.safetensors"
@@ -31,16 +32,6 @@ typedef struct dumps {
     size_t n;
     ar_dump *reference, *other;
 } dumps;
-
-/* In (-1, 1), of the index alone. */
-static inline float noise(size_t i)
-{
-    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
-    x ^= x >> 29;
-    x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 32;
-    return ((float)(x & 0xffffffu) + 0.5f) / 8388608.0f - 1.0f;
-}
 
 /* Sums in another order: up to 3e-6 of the largest element. */
 static inline void add_rounding(float *x, size_t n)

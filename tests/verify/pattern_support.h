@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/noise.h"
 #include "verify/pattern.h"
 
 enum { MAX_RANKS = 64, MAX_COUNT = 8192 };
@@ -19,16 +20,6 @@ typedef struct world {
     ar_layout layout[MAX_RANKS];
     ari_rank_copy copy[MAX_RANKS];
 } world;
-
-/* In (-1, 1), never zero, with a full mantissa: depends on the index alone. */
-static inline float noise(size_t i)
-{
-    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
-    x ^= x >> 29;
-    x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 32;
-    return ((float)(x & 0xffffffu) + 0.5f) / 8388608.0f - 1.0f;
-}
 
 static inline void world_begin(world *w, const char *name, char pass, int ranks, int ndim, const size_t *shape)
 {
