@@ -177,6 +177,16 @@ Test(dump_write, each_file_holds_one_box_of_a_packed_tensor)
     ar_st_close(f);
 }
 
+Test(dump_write, blocks_that_lie_one_after_the_other_are_one_box)
+{
+    const draw x = {.ndim = 1, .kind = 3, .tp = 1, .dp = 1, .blocks = 2, .shape = {8}, .block = {4, 4}};
+    char path[128];
+    write_rank(&x, 0, 0, false);
+    snprintf(path, sizeof path, "%s/rank-00000-2.safetensors", folder);
+    cr_expect_neq(access(path, F_OK), 0);
+    expect_whole(&x, 0);
+}
+
 Test(dump_write, a_rank_that_holds_nothing_still_has_a_file)
 {
     const draw x = {.ndim = 1, .kind = 2, .tp = 3, .dp = 1, .shape = {2}};
