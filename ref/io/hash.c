@@ -63,6 +63,8 @@ static ar_status hash_one(ari_sha256 *s, const ar_st_tensor *t)
 {
     size_t bytes = 0;
     AR_TRY(ari_st_tensor_bytes(&bytes, t));
+    if (bytes > 0 && t->data == NULL)
+        return ar_error_set(AR_ERR_ARG, "tensors_hash: tensor '%s' has no data", ARI_SHOW(t->name));
     const char *dtype = ar_dtype_name(t->dtype);
     char shape[AR_ST_MAX_DIMS * 21 + 3]; /* 20 digits and a comma for each extent */
     ari_st_shape_text(shape, sizeof shape, t->ndim, t->shape);
