@@ -24,6 +24,8 @@ import xml.etree.ElementTree
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 LIMIT_S = 60
+# Where the tests run in the background, Ctrl-C is ignored, and what they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Small, and with heads for two tensor-parallel ranks.
 LLAMA = {"model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
