@@ -9,6 +9,7 @@
 #include "ref/core/ends_in.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
 void ari_dump_close_file(ari_dump_file *f)
@@ -168,8 +169,7 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
 {
     struct dirent **list = NULL;
     char *folder = NULL;
-    if (asprintf(&folder, "%s/%s", d->path, below) < 0)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(d->path));
+    AR_TRY(ari_file_path(&folder, d->path, below));
     const int n = scandir(folder, &list, is_shown, alphasort);
     ar_status st = n < 0 ? ari_out_fail("list", folder) : AR_OK;
     for (int i = 0; i < n; i++) {

@@ -9,6 +9,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/io/file.h"
 
 /* --- what is told ------------------------------------------------------------------------------------------------- */
 
@@ -55,7 +56,7 @@ static ar_status open_writer(ar_st_writer **w, const ari_rs_folder *d, const ari
     char *path = NULL;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&list, n, sizeof *list, "the tensors of a file"));
-    AR_TRY_TO(done, st, ari_rs_join(&path, d->path, f->name));
+    AR_TRY_TO(done, st, ari_file_path(&path, d->path, f->name));
     for (size_t i = 0; i < n; i++) {
         list[i] = (ar_st_tensor){
             .name = item[i].tensor->from->name, .dtype = item[i].tensor->from->dtype, .ndim = item[i].tensor->ndim};

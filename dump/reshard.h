@@ -113,7 +113,5 @@ AR_NODISCARD ar_status ari_rs_folder_add(ari_rs_folder *d, const ari_rs_file *f,
 #define ARI_RS_SMALL_BYTES ((size_t)64 << 20)
 /** Copies what stands beside the input's tensors: config.json, tokenizer.json, .. *copied: how many. */
 AR_NODISCARD ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied);
-/** "folder/name". Gives; free. */
-AR_NODISCARD ar_status ari_rs_join(char **gives, const char *folder, const char *name);
 
 #endif

@@ -31,7 +31,7 @@ static ar_status copy_file(const ari_rs_folder *d, const char *from, const char 
     size_t bytes = 0;
     char *to = NULL;
     AR_TRY(ari_file_read(&data, &bytes, from, ARI_RS_SMALL_BYTES));
-    ar_status st = ari_rs_join(&to, d->path, name);
+    ar_status st = ari_file_path(&to, d->path, name);
     if (st == AR_OK)
         st = ari_file_write(to, data, bytes);
     free(to);
@@ -65,7 +65,7 @@ static ar_status copy_beside(const ari_rs_folder *d, const ari_rs *r, const char
     ar_status st = AR_OK;
     if (name[0] == '.')
         return AR_OK;
-    AR_TRY(ari_rs_join(&from, r->folder, name));
+    AR_TRY(ari_file_path(&from, r->folder, name));
     if (stat(from, &s) == 0 && S_ISREG(s.st_mode)) {
         if (is_weights(name))
             note_left(r, name);
@@ -93,7 +93,7 @@ ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied)
     }
     if (st == AR_OK && r->config_path && r->has_config) {
         char *beside = NULL;
-        AR_TRY(ari_rs_join(&beside, d->path, "config.json"));
+        AR_TRY(ari_file_path(&beside, d->path, "config.json"));
         if (r->o->config || access(beside, F_OK) != 0) {
             *copied += access(beside, F_OK) != 0;
             st = copy_file(d, r->config_path, "config.json");

@@ -21,15 +21,6 @@
 #define JOURNAL ".anyrank-reshard.json"
 #define HIDDEN ".anyrank-"
 
-ar_status ari_rs_join(char **gives, const char *folder, const char *name)
-{
-    if (asprintf(gives, "%s/%s", folder, name) >= 0)
-        return AR_OK;
-    *gives = NULL;
-    ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
-    return AR_ERR_MEMORY;
-}
-
 /* --- the request -------------------------------------------------------------------------------------------------- */
 
 static ar_status hash_text(ari_sha256 *h, const char *text)
@@ -128,7 +119,7 @@ static ar_status other_request(const char *folder, const json_t *old, json_t *no
 static ar_status save_journal(const ari_rs_folder *d)
 {
     char *path = NULL;
-    AR_TRY(ari_rs_join(&path, d->path, JOURNAL));
+    AR_TRY(ari_file_path(&path, d->path, JOURNAL));
     const ar_status st = ari_json_save(d->journal, path);
     free(path);
     return st;
@@ -244,7 +235,7 @@ ar_status ari_rs_folder_begin(ari_rs_folder *d, const ari_rs *r)
     ar_status st = AR_OK;
     *d = (ari_rs_folder){.path = r->o->out, .fd = -1};
     AR_TRY_TO(done, st, make_request(&request, r));
-    AR_TRY_TO(done, st, ari_rs_join(&path, d->path, JOURNAL));
+    AR_TRY_TO(done, st, ari_file_path(&path, d->path, JOURNAL));
     st = begin(d, r, path, request);
 done:
     json_decref(request);
@@ -308,7 +299,7 @@ ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_
     *kept = false;
     if (!wanted)
         return AR_OK;
-    AR_TRY(ari_rs_join(&path, d->path, f->name));
+    AR_TRY(ari_file_path(&path, d->path, f->name));
     ar_status st = ar_st_open(&file, path);
     if (st == AR_OK && same_header(file, item, n, m))
         st = hash_data(hex, r, file, item, n);

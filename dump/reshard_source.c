@@ -12,6 +12,7 @@
 #include "dump/reshard.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
@@ -27,7 +28,7 @@ static bool is_folder(const char *path)
 static ar_status is_there(bool *there, const char *folder, const char *name)
 {
     char *path = NULL;
-    AR_TRY(ari_rs_join(&path, folder, name));
+    AR_TRY(ari_file_path(&path, folder, name));
     *there = access(path, F_OK) == 0;
     free(path);
     return AR_OK;
@@ -42,7 +43,7 @@ static ar_status find_folder(ari_rs *r, const char *in)
         const char *slash = strrchr(in, '/');
         r->folder = slash ? strndup(in, (size_t)(slash - in) + 1) : strdup(".");
     } else {
-        AR_TRY(ari_rs_join(&path, in, "latest"));
+        AR_TRY(ari_file_path(&path, in, "latest"));
         r->folder = is_folder(path) ? realpath(path, NULL) : strdup(in);
         free(path);
     }
@@ -67,7 +68,7 @@ static ar_status open_state(ari_rs *r)
     AR_TRY(is_there(&state, r->folder, "optimizer.safetensors"));
     if ((!single && !index) || !state)
         return AR_OK;
-    AR_TRY(ari_rs_join(&path, r->folder, "optimizer.safetensors"));
+    AR_TRY(ari_file_path(&path, r->folder, "optimizer.safetensors"));
     const ar_status st = open_dump(r, path, NULL);
     free(path);
     return st;
@@ -83,7 +84,7 @@ static ar_status find_config(ari_rs *r)
     }
     if (!given)
         AR_TRY(is_there(&beside, r->folder, "config.json"));
-    return given || beside ? ari_rs_join(&r->config_path, given ? given : r->folder, "config.json") : AR_OK;
+    return given || beside ? ari_file_path(&r->config_path, given ? given : r->folder, "config.json") : AR_OK;
 }
 
 /* Merging needs no config: then one that this program does not know is no hindrance. */

@@ -9,6 +9,7 @@
 #include "dump/rank_file.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
 /* What goes into one file. */
@@ -144,10 +145,7 @@ static ar_status file_path(char **gives, const job *j, size_t k)
 {
     char name[ARI_RANK_FILE];
     ari_rank_file_name(name, j->place->rank, k);
-    if (asprintf(gives, "%s/%s", j->folder, name) >= 0)
-        return AR_OK;
-    *gives = NULL;
-    return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(j->folder));
+    return ari_file_path(gives, j->folder, name);
 }
 
 static ar_status write_boxes(ari_out **gives, const job *j, size_t k)

@@ -14,6 +14,7 @@
 
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/io/file.h"
 
 /* One process writes at a time, so the names need no number. */
 #define NEW_FOLDER ".anyrank-new"
@@ -34,14 +35,6 @@ bool ari_checkpoint_step_of(const char *name, uint64_t *step)
     *step = strtoull(name + 5, NULL, 10);
     ari_checkpoint_name(again, *step);
     return errno == 0 && strcmp(name, again) == 0;
-}
-
-ar_status ari_checkpoint_path_of(char **gives, const char *folder, const char *name)
-{
-    if (asprintf(gives, "%s/%s", folder, name) >= 0)
-        return AR_OK;
-    *gives = NULL; /* asprintf leaves it undefined */
-    return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a path", ARI_SHOW(folder));
 }
 
 /* --- looking into folders ----------------------------------------------------------------------------------------- */
@@ -231,7 +224,7 @@ ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, char **gives, ui
     if (exists(f, name) && !holds_ours_alone(f, name))
         return ar_error_set(AR_ERR_IO, "%s/%s: is in the way, and holds files that are not of a checkpoint",
                             ARI_SHOW(f->path), name);
-    AR_TRY(ari_checkpoint_path_of(gives, f->path, NEW_FOLDER));
+    AR_TRY(ari_file_path(gives, f->path, NEW_FOLDER));
     ari_checkpoint_folder_abandon(f); /* what a failed removal may have left */
     if (mkdirat(f->fd, NEW_FOLDER, 0777) == 0)
         return AR_OK;

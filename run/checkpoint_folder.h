@@ -45,7 +45,4 @@ void ari_checkpoint_name(char out[ARI_CHECKPOINT_NAME], uint64_t step);
 /** The inverse; false for any other name. */
 bool ari_checkpoint_step_of(const char *name, uint64_t *step);
 
-/** "FOLDER/NAME", to be freed. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_checkpoint_path_of(char **gives, const char *folder, const char *name);
-
 #endif

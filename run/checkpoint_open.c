@@ -25,7 +25,7 @@ struct ar_checkpoint {
 static ar_status has_training(bool *has, const char *folder)
 {
     char *path = NULL;
-    AR_TRY(ari_checkpoint_path_of(&path, folder, ARI_CHECKPOINT_TRAINING));
+    AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_TRAINING));
     *has = access(path, F_OK) == 0;
     free(path);
     return AR_OK;
@@ -40,7 +40,7 @@ static ar_status find_folder(char **gives, const char *path)
         return ar_error_set(AR_ERR_ARG, "the checkpoint to read has no name");
     if (access(path, F_OK) != 0)
         return ari_out_fail("find the checkpoint", path);
-    AR_TRY(ari_checkpoint_path_of(&latest, path, ARI_CHECKPOINT_LATEST));
+    AR_TRY(ari_file_path(&latest, path, ARI_CHECKPOINT_LATEST));
     *gives = realpath(latest, NULL);
     free(latest);
     if (*gives != NULL)
@@ -104,7 +104,7 @@ static ar_status compare_hash(const char *path, const char *got, const char *wan
 static ar_status open_tensors(ar_st_file **gives, const char *folder, const char *name, const char *want)
 {
     char *path = NULL, hash[65];
-    AR_TRY(ari_checkpoint_path_of(&path, folder, name));
+    AR_TRY(ari_file_path(&path, folder, name));
     ar_status st = ar_st_open(gives, path);
     if (st == AR_OK)
         st = hash_file(hash, path, *gives);
@@ -120,7 +120,7 @@ static ar_status check_config(const char *folder, const char *want)
     unsigned char *text = NULL;
     size_t bytes = 0;
     ari_sha256 s = {NULL};
-    AR_TRY(ari_checkpoint_path_of(&path, folder, ARI_CHECKPOINT_CONFIG));
+    AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_CONFIG));
     ar_status st = ari_file_read(&text, &bytes, path, ARI_JSON_MAX_BYTES);
     if (st == AR_OK)
         st = ari_sha256_init(&s);
@@ -141,7 +141,7 @@ static ar_status open_all(ar_checkpoint *c, const char *path)
     const ari_checkpoint_hashes *h = &c->read.hashes;
     char *training = NULL;
     AR_TRY(find_folder(&c->path, path));
-    AR_TRY(ari_checkpoint_path_of(&training, c->path, ARI_CHECKPOINT_TRAINING));
+    AR_TRY(ari_file_path(&training, c->path, ARI_CHECKPOINT_TRAINING));
     const ar_status st = ari_checkpoint_read_json(&c->read, training);
     free(training);
     AR_TRY(st);

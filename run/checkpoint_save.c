@@ -90,7 +90,7 @@ static ar_status write_tensors(const ar_checkpoint_writer *w, const char *folder
     ar_st_tensor *list = NULL;
     char *path = NULL;
     size_t n = 0;
-    AR_TRY(ari_checkpoint_path_of(&path, folder, state ? ARI_CHECKPOINT_OPTIMIZER : ARI_CHECKPOINT_WEIGHTS));
+    AR_TRY(ari_file_path(&path, folder, state ? ARI_CHECKPOINT_OPTIMIZER : ARI_CHECKPOINT_WEIGHTS));
     ar_status st = ari_full_set_entries(w->set, state, &list, &n);
     if (st == AR_OK)
         st = ari_tensors_hash(hash, list, n);
@@ -106,7 +106,7 @@ static ar_status write_config(const ar_checkpoint_writer *w, const char *folder)
     char *path = NULL;
     if (w->config == NULL)
         return AR_OK;
-    AR_TRY(ari_checkpoint_path_of(&path, folder, ARI_CHECKPOINT_CONFIG));
+    AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_CONFIG));
     const ar_status st = ari_file_write(path, w->config, w->config_bytes);
     free(path);
     return st;
@@ -117,7 +117,7 @@ static ar_status write_training(const char *folder, const ar_checkpoint_state *s
 {
     ari_checkpoint_read again = {.data_path = NULL};
     char *path = NULL;
-    AR_TRY(ari_checkpoint_path_of(&path, folder, ARI_CHECKPOINT_TRAINING));
+    AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_TRAINING));
     ar_status st = ari_checkpoint_write_json(path, state, h);
     if (st == AR_OK)
         st = ari_checkpoint_read_json(&again, path);
@@ -144,7 +144,7 @@ static ar_status write_checkpoint(ar_checkpoint_writer *w, const ar_checkpoint_s
     if (state == NULL)
         return ar_error_set(AR_ERR_ARG, "rank 0 saves a checkpoint without a state");
     ari_checkpoint_name(name, state->step);
-    AR_TRY(ari_checkpoint_path_of(&written, w->folder.path, name));
+    AR_TRY(ari_file_path(&written, w->folder.path, name));
     ar_status st = ari_checkpoint_folder_begin(&w->folder, &folder, state->step);
     if (st == AR_OK) {
         st = write_files(w, folder, state, optimizer);

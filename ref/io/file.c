@@ -11,6 +11,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+ar_status ari_file_path(char **gives, const char *folder, const char *name)
+{
+    if (asprintf(gives, "%s/%s", folder, name) >= 0)
+        return AR_OK;
+    *gives = NULL; /* asprintf leaves it undefined */
+    ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
+    return AR_ERR_MEMORY;
+}
+
 ar_status ari_file_open(int *fd, size_t *bytes, const char *path)
 {
     if (path == NULL)

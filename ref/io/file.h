@@ -8,6 +8,9 @@
 
 /* Whole files in, whole files out. */
 
+/** "FOLDER/NAME". Errors: AR_ERR_MEMORY. Gives; free, NULL after an error. */
+AR_NODISCARD ar_status ari_file_path(char **gives, const char *folder, const char *name);
+
 /** Opens a regular file for reading and tells its size. A directory, a pipe or a device is refused instead of waited
  *  for. Errors: AR_ERR_IO. The caller closes *fd. */
 AR_NODISCARD ar_status ari_file_open(int *fd, size_t *bytes, const char *path);

@@ -57,8 +57,6 @@ AR_NODISCARD ar_status ari_st_header_make(char **gives, size_t *length, const ar
 /* A checkpoint's file, or its files' index. */
 #define ARI_ST_SINGLE "model.safetensors"
 #define ARI_ST_INDEX "model.safetensors.index.json"
-/** "FOLDER/NAME". Gives. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_st_join(char **gives, const char *folder, const char *name);
 
 /** ar_st_write up to its last step, for files that belong together. Gives; end with ari_out_commit, ari_out_commit_all
  * or ari_out_discard. */

@@ -23,15 +23,6 @@ struct ar_st_model {
     size_t n;
 };
 
-ar_status ari_st_join(char **gives, const char *folder, const char *name)
-{
-    if (asprintf(gives, "%s/%s", folder, name) >= 0)
-        return AR_OK;
-    *gives = NULL;
-    ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
-    return AR_ERR_MEMORY;
-}
-
 static ar_status bad_index(const char *path, const char *tensor, const char *problem, const char *detail)
 {
     return ar_error_set(AR_ERR_FORMAT, "InvalidIndex: %s: tensor '%s': %s '%s'", ARI_SHOW(path), ARI_SHOW(tensor),
@@ -73,7 +64,7 @@ static ar_status list_shards(ar_st_model *m, const json_t *map, const char *path
 static ar_status open_shards(ar_st_model *m, const char *folder)
 {
     for (size_t i = 0; i < m->n_shards; i++) {
-        AR_TRY(ari_st_join(&m->shards[i].path, folder, m->shards[i].name));
+        AR_TRY(ari_file_path(&m->shards[i].path, folder, m->shards[i].name));
         AR_TRY(ar_st_open(&m->shards[i].file, m->shards[i].path));
     }
     return AR_OK;
@@ -165,8 +156,8 @@ ar_status ar_st_model_open(ar_st_model **gives, const char *folder)
     ar_st_model *m = calloc(1, sizeof *m);
     if (m == NULL)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(folder));
-    AR_TRY_TO(done, st, ari_st_join(&single, folder, ARI_ST_SINGLE));
-    AR_TRY_TO(done, st, ari_st_join(&index, folder, ARI_ST_INDEX));
+    AR_TRY_TO(done, st, ari_file_path(&single, folder, ARI_ST_SINGLE));
+    AR_TRY_TO(done, st, ari_file_path(&index, folder, ARI_ST_INDEX));
     if (exists(single)) /* as the official loader: one file goes before an index */
         AR_TRY_TO(done, st, ar_st_open(&m->single, single));
     else if (exists(index))

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "ref/core/size.h"
+#include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 
@@ -41,7 +42,7 @@ static ar_status check_single(const char *folder)
 {
     struct stat info;
     char *path = NULL;
-    AR_TRY(ari_st_join(&path, folder, ARI_ST_SINGLE));
+    AR_TRY(ari_file_path(&path, folder, ARI_ST_SINGLE));
     const bool there = lstat(path, &info) == 0;
     free(path);
     return there ? ar_error_set(AR_ERR_ARG,
@@ -88,7 +89,7 @@ static ar_status fill_map(json_t *map, const ar_st_tensor **sorted, size_t n, co
 static ar_status save_index(const char *folder, json_t *map, size_t total)
 {
     char *path = NULL;
-    ar_status st = ari_st_join(&path, folder, ARI_ST_INDEX);
+    ar_status st = ari_file_path(&path, folder, ARI_ST_INDEX);
     json_t *root = json_object(), *metadata = json_object();
     const bool whole = json_object_set_new(metadata, "total_size", integer(total)) == 0 &&
                        json_object_set(root, "metadata", metadata) == 0 &&
@@ -144,7 +145,7 @@ static ar_status write_shard(const checkpoint *c, size_t first, size_t end)
     char name[AR_ST_SHARD_NAME], *path = NULL;
     ar_st_writer *w = NULL;
     const size_t shard = first < end ? c->shard[first] : 0;
-    AR_TRY(ari_st_join(&path, c->folder, ar_st_shard_name(name, shard, c->shards)));
+    AR_TRY(ari_file_path(&path, c->folder, ar_st_shard_name(name, shard, c->shards)));
     ar_status st = ar_st_writer_open(&w, path, c->tensors + first, end - first, c->metadata, c->n_meta);
     free(path);
     AR_TRY(st);
