@@ -332,8 +332,8 @@ static ar_status tell(const ari_rs *r, const params *p, findings *f)
         AR_TRY(ari_rs_remark(r, "%zu row%s past the vocabulary of %zu cut: %s", f->rows_cut,
                              f->rows_cut == 1 ? "" : "s", r->config.vocab, f->cut.text));
     if (f->padded.count > 0)
-        ari_rs_note(r, "the vocabulary of %zu is padded to %zu rows with zeros: %s", r->config.vocab,
-                    padded_rows(r, r->config.vocab), f->padded.text);
+        ari_rs_note(r, "the vocabulary of %zu is padded to %zu rows with zeros, of which config.json does not tell: %s",
+                    r->config.vocab, padded_rows(r, r->config.vocab), f->padded.text);
     if (f->partial.count > 0)
         ari_rs_note(r, "%zu tensor%s summed over the ranks' parts: %s", f->partial.count,
                     f->partial.count == 1 ? "" : "s", f->partial.text);

@@ -62,8 +62,9 @@ AR_NODISCARD ar_status ar_param_stage(bool *held, const ar_config *c, const char
  *  ("PARAMETER.exp_avg", ..) and gradients lie as their parameters do; what the config does not know is copied whole.
  *  Memory: some megabytes, or the largest tensor where a sum of partial parts or one row of it needs that. A run that
  *  was interrupted goes on where it stopped, and keeps the files that are whole by their header and hash; a file
- *  appears whole. A folder with anything else in it is refused. Errors: those of opening; AR_ERR_INDIVISIBLE,
- *  AR_ERR_SHAPE (the config's is another), AR_ERR_NOT_FOUND (no config), AR_ERR_DATA (copies that differ), AR_ERR_ARG
+ *  appears whole. A folder that holds anything else at the start is refused. Errors: those of opening;
+ * AR_ERR_INDIVISIBLE, AR_ERR_SHAPE (the config's is another), AR_ERR_NOT_FOUND (no config), AR_ERR_DATA (copies that
+ * differ), AR_ERR_ARG
  *  (`out` was begun with another request, or holds other files), AR_ERR_UNSUPPORTED, AR_ERR_IO, AR_ERR_OVERFLOW,
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_reshard(ar_reshard_result *result, const ar_reshard_options *o);
