@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 
+#include "support/noise.h"
 #include "verify/verify_support.h"
 
 TestSuite(verify_stats, .timeout = 60);
@@ -263,4 +264,76 @@ Test(verify_stats, a_narrow_matrix_has_a_cell_for_each_element)
     cr_expect_arr_eq(r->row[0].map, expected, sizeof expected);
     ar_verify_report_destroy(r);
     two_files_remove(&f);
+}
+
+/* --- ordinary numbers are taken a shorter way ----------------------------------------------------------------------
+ */
+
+enum { MANY = 6000 };
+
+/* Random numbers beside slightly others, some equal, zeros of both signs, infinities, NaN on one side, huge and tiny
+ * ones; no NaN on both sides, so that it does not matter whether that is a difference. Without the odd ones, which are
+ * larger than all others, the others' growing differences set what is largest. */
+static void draw_pairs(float *a, float *b, float size, bool with_odd, size_t seed)
+{
+    static const float odd[][2] = {
+        {0.0f, -0.0f}, {0.0f, 1.0f},     {1.0f, 0.0f},      {INFINITY, 1.0f}, {INFINITY, INFINITY},
+        {NAN, 1.0f},   {-1.0f, NAN},     {0x1p-149f, 0.0f}, {3e38f, -3e38f},  {0x1p-140f, 0x1p-139f},
+        {-2.0f, 2.0f}, {1e-30f, 1e-29f}, {5.0f, 5.0f}};
+    /* Of two that are equally many steps off the one with the larger difference is the worst, below what a third has.
+     */
+    static const float tied[][2] = {
+        {1024.0f, 1024.0f + 900 * 0x1p-13f}, {1.5f, 1.5f + 1000 * 0x1p-23f}, {3.0f, 3.0f + 1000 * 0x1p-22f}};
+    const size_t kinds = sizeof odd / sizeof *odd;
+    for (size_t i = 0; i < MANY; i++) {
+        const size_t draw = 2 * (seed * MANY + i);
+        a[i] = noise(draw) * (i % 7 == 0 ? 8.0f : 1.0f);
+        b[i] = i % 5 == 0 ? a[i] : a[i] * (1.0f + size * noise(draw + 1) * (float)i / MANY);
+        if (with_odd && i % 97 == 96) {
+            a[i] = odd[i / 97 % kinds][0];
+            b[i] = odd[i / 97 % kinds][1];
+        }
+    }
+    for (size_t k = 0; k < 3; k++) {
+        a[MANY - 3 + k] = tied[k][0];
+        b[MANY - 3 + k] = tied[k][1];
+    }
+}
+
+static void expect_the_same_figures(const ar_verify_row *x, const ar_verify_row *y, size_t number)
+{
+    cr_expect(x->state == y->state && x->elements_different == y->elements_different &&
+                  x->bits_different == y->bits_different && x->max_ulp == y->max_ulp,
+              "case %zu: %zu and %zu differ", number, x->elements_different, y->elements_different);
+    cr_expect(x->max_abs == y->max_abs && x->max_rel == y->max_rel && x->ratio == y->ratio && x->allowed == y->allowed,
+              "case %zu: %g and %g, ratio %g and %g", number, x->max_abs, y->max_abs, x->ratio, y->ratio);
+    cr_expect(x->first == y->first && x->worst == y->worst, "case %zu: worst %zu and %zu", number, x->worst, y->worst);
+    cr_expect_arr_eq(x->ulp_bins, y->ulp_bins, sizeof x->ulp_bins, "case %zu", number);
+    cr_expect(x->rms == y->rms && x->rms_reference == y->rms_reference && x->scale == y->scale, "case %zu", number);
+    cr_assert(!x->map == !y->map && x->map_rows == y->map_rows && x->map_cols == y->map_cols);
+    if (x->map) /* there is none where all is the same by the rule */
+        cr_expect_arr_eq(x->map, y->map, x->map_rows * x->map_cols * sizeof *x->map, "case %zu", number);
+}
+
+Test(verify_stats, ordinary_numbers_give_the_same_figures_on_the_shorter_way)
+{
+    static const ar_verify_options rules[] = {{.rule = AR_VERIFY_BITS},
+                                              {.rule = AR_VERIFY_ULP, .ulp = 3},
+                                              {.rule = AR_VERIFY_ULP},
+                                              {.rule = AR_VERIFY_TOLERANCE, .rtol = 1e-4},
+                                              {.rule = AR_VERIFY_TOLERANCE, .atol = 1e-5},
+                                              {.rule = AR_VERIFY_TOLERANCE, .rtol = 1e-3, .atol = 1e-7}};
+    static const float sizes[] = {1e-6f, 1e-3f, 2.0f};
+    static float a[MANY], b[MANY];
+    for (size_t i = 0; i < sizeof rules / sizeof *rules * 6; i++) {
+        draw_pairs(a, b, sizes[i % 3], i / 3 % 2 == 1, i);
+        ar_verify_options whole = rules[i / 6];
+        whole.nan_differs = true; /* and with it every element is looked at in full */
+        ar_verify_report *shorter = verify_vectors(rules[i / 6], AR_F32, MANY, a, b);
+        ar_verify_report *full = verify_vectors(whole, AR_F32, MANY, a, b);
+        cr_assert(shorter && full, "%s", ar_error_message());
+        expect_the_same_figures(&shorter->row[0], &full->row[0], i);
+        ar_verify_report_destroy(shorter);
+        ar_verify_report_destroy(full);
+    }
 }
