@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/json_text.h"
 #include "cli/layout.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
+#include "ref/io/json_text.h"
 #include "verify/check_run.h"
 
 enum { FAULTS = AR_FAULT_COUNT - 1 };

@@ -5,11 +5,11 @@
 #include "cli/check_report.h"
 #include "cli/command.h"
 #include "cli/config_notes.h"
-#include "cli/json_text.h"
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
+#include "ref/io/json_text.h"
 #include "run/cluster_run.h"
 
 static const char *const result_names[] = {"same", "different", "error"};

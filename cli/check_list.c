@@ -2,8 +2,8 @@
 #include "cli/check_list.h"
 
 #include "cli/command.h"
-#include "cli/json_text.h"
 #include "cli/table.h"
+#include "ref/io/json_text.h"
 
 typedef struct listing {
     ari_table *table;

@@ -6,13 +6,13 @@
 
 #include "cli/command.h"
 #include "cli/config_notes.h"
-#include "cli/json_text.h"
 #include "cli/layout.h"
 #include "cli/main.h"
 #include "cli/step_options.h"
 #include "cli/table.h"
 #include "cli/watch.h"
 #include "ref/io/json.h"
+#include "ref/io/json_text.h"
 
 typedef struct grads_values {
     ari_common common;

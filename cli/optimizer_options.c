@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/json_text.h"
 #include "cli/step_options.h"
 #include "ref/io/file.h"
+#include "ref/io/json_text.h"
 
 const char *const ari_optimizer_names[] = {"sgd", "adam", "adamw", NULL};
 const char *const ari_schedule_names[] = {"constant", "cosine", NULL};

@@ -5,12 +5,12 @@
 #include <string.h>
 
 #include "cli/command.h"
-#include "cli/json_text.h"
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "ref/core/out.h"
 #include "ref/io/json.h"
+#include "ref/io/json_text.h"
 
 typedef struct reshard_values {
     ari_common common;

@@ -6,13 +6,13 @@
 
 #include "cli/command.h"
 #include "cli/config_notes.h"
-#include "cli/json_text.h"
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
 #include "cli/table.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
+#include "ref/io/json_text.h"
 
 static const char *plural(uint64_t n)
 {

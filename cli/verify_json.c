@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stable JSON of verify: docs/verify.md lists its fields. */
 #include "cli/command.h"
-#include "cli/json_text.h"
 #include "cli/verify_report.h"
 #include "ref/io/json.h"
+#include "ref/io/json_text.h"
 
 static const char *const state_names[] = {"same", "different", "shape", "dtype", "missing", "unexpected", "replicas"};
 

@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-#include "cli/json_text.h"
 #include "ref/core/out.h"
 #include "ref/io/json.h"
+#include "ref/io/json_text.h"
 
 bool ari_watch_records(const ari_watch_values *v)
 {

@@ -10,29 +10,13 @@
 #include "anyrank/verify.h"
 #include "ref/core/out.h"
 #include "ref/io/json.h"
+#include "ref/io/json_text.h"
 
 /* Made by cmake/Embed.cmake. */
 extern const unsigned char ari_report_page[];
 extern const unsigned long ari_report_page_bytes;
 
 static const char place_of_data[] = "@REPORT@";
-
-/* Text from files of others: what is not UTF-8 becomes '?', so that it can stand in JSON. */
-static json_t *text_of(const char *text)
-{
-    json_t *as_it_is = json_string(text);
-    if (as_it_is)
-        return as_it_is;
-    const size_t n = strlen(text);
-    char *plain = malloc(n + 1);
-    if (!plain)
-        return NULL;
-    for (size_t i = 0; i <= n; i++)
-        plain[i] = (unsigned char)text[i] < 0x80 ? text[i] : '?';
-    json_t *safe = json_string(plain);
-    free(plain);
-    return safe;
-}
 
 static json_t *shape_of(int ndim, const size_t *shape)
 {
@@ -110,8 +94,8 @@ static void add_values(json_t *o, const ar_verify_row *r)
     json_object_set_new(o, "worst_value", pair_of(r->worst_value));
     json_object_set_new(o, "ranks", json_pack("[i, i]", r->ranks[0], r->ranks[1]));
     json_object_set_new(o, "in_reference", json_boolean(r->in_reference));
-    json_object_set_new(o, "pattern", text_of(r->pattern));
-    json_object_set_new(o, "hint", text_of(r->hint));
+    json_object_set_new(o, "pattern", ari_json_text(r->pattern));
+    json_object_set_new(o, "hint", ari_json_text(r->hint));
     json_object_set_new(o, "bins", bins_of(r));
     json_object_set_new(o, "map", map_of(r));
     json_object_set_new(o, "map_shape", json_pack("[I, I]", (json_int_t)r->map_rows, (json_int_t)r->map_cols));
@@ -123,7 +107,7 @@ static json_t *row_of(const ar_verify_row *r)
     const char pass[2] = {r->pass ? r->pass : '?', '\0'};
     const bool only_other = r->state == AR_VERIFY_UNEXPECTED;
     json_t *o = json_object();
-    json_object_set_new(o, "name", text_of(r->name));
+    json_object_set_new(o, "name", ari_json_text(r->name));
     json_object_set_new(o, "state", json_string(states[r->state]));
     json_object_set_new(o, "pass", json_string(pass));
     json_object_set_new(o, "step", json_integer(r->step));
@@ -162,8 +146,8 @@ static json_t *report_of(const ar_verify_report *r)
                                         [AR_VERIFY_SENSITIVITY] = "sensitivity"};
     json_t *o = json_object(), *rows = json_array();
     json_object_set_new(o, "same", json_boolean(r->same));
-    json_object_set_new(o, "reference", text_of(r->reference));
-    json_object_set_new(o, "other", text_of(r->other));
+    json_object_set_new(o, "reference", ari_json_text(r->reference));
+    json_object_set_new(o, "other", ari_json_text(r->other));
     json_object_set_new(o, "rule", json_string(rules[r->rule]));
     json_object_set_new(o, "ulp", json_integer((json_int_t)r->ulp));
     json_object_set_new(o, "rtol", ari_json_number(r->rtol));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/json_text.h"
+#include "ref/io/json_text.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

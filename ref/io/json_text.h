@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_JSON_TEXT_H
-#define ARI_CLI_JSON_TEXT_H
+#ifndef ARI_IO_JSON_TEXT_H
+#define ARI_IO_JSON_TEXT_H
 
 #include <jansson.h>
 
