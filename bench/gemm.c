@@ -75,7 +75,7 @@ static ar_status run_prepared(gemm_bench *b)
 static ar_status repetition(gemm_bench *b, double times[3])
 {
     const double start = ari_bench_seconds();
-    AR_TRY(b->d->ops->gemm_f32(b->d, NULL, &b->y, &b->x.values, &b->w.values, false));
+    AR_TRY(b->d->ops->gemm_f32(b->d, NULL, &b->y, &b->x.values, &b->w.values, false, AR_PRECISION_F32));
     const double native = ari_bench_seconds();
     AR_TRY(prepare_weight(b));
     AR_TRY(run_prepared(b));

@@ -134,7 +134,7 @@ static ar_status run_shape(const ari_gemm_list *list, const ari_gemm_shape *s)
     const ar_tensor a = matrices(list->a, s->batch, s->m, s->k, s->a_transposed);
     const ar_tensor b = matrices(list->b, s->batch, s->n, s->k, s->b_transposed);
     const ar_tensor c = matrices(list->c, s->batch, s->m, s->n, false);
-    return list->device->ops->gemm_f32(list->device, NULL, &c, &a, &b, s->add);
+    return list->device->ops->gemm_f32(list->device, NULL, &c, &a, &b, s->add, AR_PRECISION_F32);
 }
 
 ar_status ari_gemm_list_run(const ari_gemm_list *list, double *seconds)

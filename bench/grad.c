@@ -78,7 +78,7 @@ static ar_status repetition(bench *b, size_t samples, double times[3])
 {
     const ar_tensor dy = ar_tensor_transposed(&b->dy), x = ar_tensor_transposed(&b->x);
     const double start = ari_bench_seconds();
-    AR_TRY(b->d->ops->gemm_f32(b->d, NULL, &b->dw, &dy, &x, false));
+    AR_TRY(b->d->ops->gemm_f32(b->d, NULL, &b->dw, &dy, &x, false, AR_PRECISION_F32));
     const double native = ari_bench_seconds();
     AR_TRY(contraction(b));
     const double plain = ari_bench_seconds();

@@ -210,7 +210,7 @@ static ar_status measure(double *gflops, ar_device *device, ar_queue *queue)
     *gflops = 0.0;
     uint64_t before = start;
     while ((double)(before - start) < PROBE_SECONDS * 1e9) {
-        AR_TRY_TO(done, st, device->ops->gemm_f32(device, queue, &m[2], &m[0], &m[1], false));
+        AR_TRY_TO(done, st, device->ops->gemm_f32(device, queue, &m[2], &m[0], &m[1], false, AR_PRECISION_F32));
         const uint64_t after = ari_now_ns();
         *gflops = fmax(*gflops, 2.0 * PROBE_SIZE * (double)count / (double)(after - before));
         before = after;

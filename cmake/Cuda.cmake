@@ -1,11 +1,17 @@
-# The CUDA device is optional: without nvcc the library links gpu/stub.c, whose constructor says why.
-set(ANYRANK_HAVE_CUDA OFF)
-if(ANYRANK_CUDA)
-  include(CheckLanguage)
-  check_language(CUDA)
-  file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/gpu/*.cu)
-  if(CMAKE_CUDA_COMPILER AND cuda_sources)
-    set(ANYRANK_HAVE_CUDA ON)
+# The CUDA device, where nvcc is found, and its kernels compiled for the host, where a C++ compiler is. gpu/absent.c
+# stands for what is missing.
+include(CheckLanguage)
+set(ANYRANK_HAVE_CUDA 0)
+set(ANYRANK_HAVE_EMULATED 0)
+if(ANYRANK_EMULATED)
+  check_language(CXX)
+  if(CMAKE_CXX_COMPILER)
+    enable_language(CXX)
+    add_subdirectory(gpu/emulated)
+    target_sources(anyrank PRIVATE $<TARGET_OBJECTS:anyrank_emulated>)
+    set(ANYRANK_HAVE_EMULATED 1)
   endif()
 endif()
-message(STATUS "CUDA device: ${ANYRANK_HAVE_CUDA} (compiler: ${CMAKE_CUDA_COMPILER})")
+message(STATUS "CUDA device: ${ANYRANK_HAVE_CUDA}; its kernels on the host: ${ANYRANK_HAVE_EMULATED}")
+set_property(SOURCE gpu/absent.c APPEND PROPERTY COMPILE_DEFINITIONS
+  ANYRANK_HAVE_CUDA=${ANYRANK_HAVE_CUDA} ANYRANK_HAVE_EMULATED=${ANYRANK_HAVE_EMULATED})

@@ -1,9 +1,10 @@
-# One interface target carries the flags every C file of the project is compiled with.
+# One interface target carries the flags every file of the project is compiled with.
 add_library(anyrank_options INTERFACE)
 target_compile_options(anyrank_options INTERFACE
-  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wundef
+  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef
+  $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes$<SEMICOLON>-Wmissing-prototypes>
   -Wvla -Wcast-qual -Wdouble-promotion -Wformat=2 -Wno-unknown-pragmas
-  $<$<C_COMPILER_ID:GNU>:-Werror> # of the compiler that the project is developed with; others warn of other things
+  $<$<COMPILE_LANG_AND_ID:C,GNU>:-Werror> $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Werror> # of the compiler that the project is developed with; others warn of other things
   # Bits depend on these two: no fused multiply-add that the source does not spell, no re-association.
   -ffp-contract=off -fno-fast-math -fno-math-errno -fno-trapping-math)
 target_compile_definitions(anyrank_options INTERFACE _GNU_SOURCE)

@@ -96,9 +96,9 @@ static ar_status rank_main(ar_comm *world, void *arg)
     ar_comm *tp = NULL, *dp = NULL;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, split_groups(&tp, &dp, world, &o->parallel, o->fault == AR_FAULT_group_wrong_stride));
-    AR_TRY_TO(
-        done, st,
-        ar_device_cpu_create(&device, ari_core_budget(o->threads > 0 ? o->threads : ari_cores(), ar_comm_size(world))));
+    AR_TRY_TO(done, st,
+              ar_device_create(&device, &o->device,
+                               ari_core_budget(o->threads > 0 ? o->threads : ari_cores(), ar_comm_size(world))));
     const ar_ctx_options options = {.device = device,
                                     .tp = tp,
                                     .dp = dp,

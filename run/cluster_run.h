@@ -3,6 +3,7 @@
 #define ARI_RUN_CLUSTER_RUN_H
 
 #include "anyrank/model.h"
+#include "anyrank/process.h"
 #include "anyrank/sim.h"
 #include "anyrank/train.h"
 
@@ -23,8 +24,12 @@ typedef struct ari_cluster_options {
     ar_precision precision; /* of the native numerics */
     ar_dtype storage;       /* of ar_ctx_options; 0: AR_F32 */
     ar_fault fault;
-    int threads;        /* of the whole process, shared by the ranks; 0: the cores of the machine */
-    ar_sim_options sim; /* timeout_ns 0: 60 s; AR_SIM_AUTO: direct; with a cluster and no trace: one of its own */
+    ar_device_choice device; /* of every rank: ranks of one process share it, ranks of processes take the GPU of their
+                                local number */
+    ar_process *process; /* this process is one rank: its communicator, and its results go to process 0. NULL: ranks are
+                            threads of this one. Borrowed */
+    int threads;         /* of the whole process, shared by the ranks; 0: the cores of the machine */
+    ar_sim_options sim;  /* timeout_ns 0: 60 s; AR_SIM_AUTO: direct; with a cluster and no trace: one of its own */
     bool forward_only;
     ar_tap_fn tap;   /* NULL: nobody listens */
     void **tap_user; /* [world] */

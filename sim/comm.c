@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "sim/fault_impl.h"
-#include "sim/reduce.h"
+#include "ref/core/reduce.h"
 
 /* Up to this size the last member to arrive does the work of all: one meeting instead of two. Measured on two cores,
  * all of `direct` over all of `last`: where every rank has a core 1.0 to 1.4 at 1 KiB and 0.7 to 0.8 at 4 KiB. With

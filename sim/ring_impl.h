@@ -2,7 +2,7 @@
 #ifndef ARI_SIM_RING_IMPL_H
 #define ARI_SIM_RING_IMPL_H
 
-#include "sim/reduce.h"
+#include "ref/core/reduce.h"
 #include "sim/wire.h"
 
 /* Shared by the files of the ring alone: ring.c (rounds), chain.c (what goes from or to a root). */

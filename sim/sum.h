@@ -2,7 +2,7 @@
 #ifndef ARI_SIM_SUM_H
 #define ARI_SIM_SUM_H
 
-#include "sim/reduce.h"
+#include "ref/core/reduce.h"
 #include "sim/wire.h"
 
 /* A reduction of the same elements of several members' inputs by one thread, in the ring's order. */

@@ -5,6 +5,7 @@
 #include "anyrank/ddp.h"
 #include "anyrank/optimizer.h"
 #include "anyrank/parallel.h"
+#include "anyrank/process.h"
 #include "anyrank/sim.h"
 
 #ifdef __cplusplus
@@ -34,6 +35,9 @@ typedef struct ar_check_options {
     ar_plan plan;
     ar_sim_algorithm algorithm; /* AR_SIM_AUTO: direct. Not AR_SIM_LAST: the bytes of a rank would be chance */
     int threads;                /* of the whole process; 0: the cores of the machine */
+    ar_device_choice device;    /* of the ranks; the baseline runs on the host */
+    ar_process *process;        /* ranks are processes: all of them call ar_check with the same options, layouts have as
+                                   many ranks, and process 0 has the full report. NULL: threads of this one. Borrowed */
     uint64_t timeout_ns;        /* longest wait of a rank for another; 0: 60 s */
     bool verify_transfers;      /* what the transport does wrong is an error of the run, naming ranks and element */
     const ar_sim_fault *faults; /* [fault_count] of the transport, in the one layout; borrowed */

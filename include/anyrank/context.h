@@ -17,16 +17,11 @@ typedef struct ar_ctx ar_ctx;
 typedef struct ar_arith_ops ar_arith_ops;
 
 typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
-/* What the native numerics multiply. Whatever it is, products are added up in fp32, everything between the products is
- * fp32, and so are gradients of parameters, their sums and the updates. */
-typedef enum ar_precision {
-    AR_PRECISION_F32,
-    AR_PRECISION_TF32, /* operands of products rounded to 11 bits of significand */
-    AR_PRECISION_BF16, /* operands rounded to bf16, and what leaves a product too: a mixed-precision run */
-    AR_PRECISION_COUNT
-} ar_precision;
-/** "f32", "tf32", "bf16". */
-const char *ar_precision_name(ar_precision p);
+
+/* ar_precision: what the native numerics multiply. Whatever it is, products are added up in fp32, everything between
+ * the products is fp32, and so are gradients of parameters, their sums and the updates. AR_PRECISION_TF32: operands are
+ * rounded to 11 bits of significand. AR_PRECISION_BF16: to bf16, and what leaves a product too: a mixed-precision run.
+ */
 
 /** A complete value (never a partial sum) of a rank, at the moment it exists. `local` lies in memory as `layout` says:
  *  box k copies local[box.local ..] <-> global[box.global ..]. Valid during the call only. */

@@ -2,6 +2,7 @@
 #ifndef ANYRANK_DEVICE_H
 #define ANYRANK_DEVICE_H
 
+#include "anyrank/comm.h"
 #include "anyrank/config.h"
 #include "anyrank/queue.h"
 #include "anyrank/tensor.h"
@@ -46,20 +47,46 @@ typedef struct ar_dropout {
     uint64_t first, stride[AR_MAX_DIMS];
 } ar_dropout;
 
+/* What a native product's operands hold. */
+typedef enum ar_precision {
+    AR_PRECISION_F32,
+    AR_PRECISION_TF32, /* numbers of 11 bits of significand */
+    AR_PRECISION_BF16, /* bf16 numbers */
+    AR_PRECISION_COUNT
+} ar_precision;
+/** "f32", "tf32", "bf16". */
+const char *ar_precision_name(ar_precision p);
+
 typedef struct ar_device_ops {
-    const char *name; /* "cpu" */
+    const char *name;  /* "cpu", "cuda", "emulated" */
+    bool host_reaches; /* the host may read and write the device's memory; where not, `copy` is the only way */
+
+    /* A queue whose work this device does in order: see ar_queue_create. Gives; ar_queue_destroy, before the device. */
+    ar_status (*queue_create)(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name);
+    void (*destroy)(ar_device *d);
 
     /* --- memory ------------------------------------------------------------------------------------------------- */
     ar_status (*alloc)(ar_device *d, ar_buf *gives, size_t bytes); /* 64-byte aligned, contents undefined */
     void (*free)(ar_device *d, ar_buf b);                          /* accepts NULL */
-    ar_status (*copy)(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes); /* also from and to the host */
+    /* Also from and to the host: what is copied from there is borrowed until return; what is copied to there has come
+     * when the queue is waited for. */
+    ar_status (*copy)(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes);
     ar_status (*zero)(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes);
     /* dst = src, element by element; same dtype (4 or 8 bytes wide) and shape, any strides, no overlap. */
     ar_status (*copy_strided)(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src);
 
-    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T in fp32 ---------------------------------------- */
+    /* --- sums over ranks, of ranks that share the device ------------------------------------------------------------
+     */
+    /* out[i] = in[0][i] op in[1][i] op .. in[n-1][i], from left to right, each step rounded, as ar_comm_ops says of
+     * reductions; AR_AVG divides at the end. out may be one of the inputs; no other overlap. */
+    ar_status (*combine)(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
+                         ar_op op);
+
+    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T, fp32 words, added up in fp32 -------------------
+     */
+    /* a and b hold numbers of `operands` alone, whose products are exact in fp32: a device may multiply them so. */
     ar_status (*gemm_f32)(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
-                          bool add);
+                          bool add, ar_precision operands);
     /* y[i,j] = fl32(y[i,j] + bias[j]), then act (AR_ACT_NONE: z is not written) z = act32(y). y, z contiguous
      * [rows, cols]; bias ptr NULL: none. One pass. */
     ar_status (*bias_act)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act,
@@ -201,11 +228,51 @@ typedef struct ar_device_ops {
                                 const struct ari_optimizer_constants *k, size_t n);
 } ar_device_ops;
 
-/** An instance: its table, and how many threads a kernel may use. */
+/** An instance: its table, and how many threads of the host a kernel may use. Of one rank; ranks may share a GPU. */
 struct ar_device {
     const ar_device_ops *ops;
     int threads;
 };
+
+typedef enum ar_device_kind {
+    AR_DEVICE_CPU,
+    AR_DEVICE_CUDA,
+    AR_DEVICE_EMULATED, /* the CUDA device's own kernels, compiled for the host: slow, and needs no GPU */
+    AR_DEVICE_KINDS
+} ar_device_kind;
+/** "cpu", "cuda", "emulated"; "?" for an unknown value. */
+const char *ar_device_kind_name(ar_device_kind k);
+/* Which device. */
+typedef struct ar_device_choice {
+    ar_device_kind kind;
+    int index; /* of the GPU, as CUDA counts them; others: 0 */
+} ar_device_choice;
+/** Reads "cpu", "cuda", "cuda:1", "emulated". Errors: AR_ERR_ARG, naming what would be right. */
+AR_NODISCARD ar_status ar_device_choice_parse(ar_device_choice *c, const char *text);
+/** A device; threads: of the host, for a kernel of the CPU device. Gives; ar_device_destroy. Errors: those of
+ *  ar_device_cpu_create and ar_device_cuda_create; AR_ERR_UNSUPPORTED: this build has no such device, and why. */
+AR_NODISCARD ar_status ar_device_create(ar_device **gives, const ar_device_choice *which, int threads);
+
+/** The CUDA device on one GPU, which any number of ranks may share, each with a device and streams of its own. Errors:
+ *  AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such GPU, one too old), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_device_cuda_create(ar_device **gives, int index);
+/** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. Errors:
+ *  AR_ERR_UNSUPPORTED (a build without them), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_device_emulated_create(ar_device **gives);
+
+/* A GPU, for `anyrank info`. */
+typedef struct ar_gpu_info {
+    char name[96];
+    int major, minor; /* compute capability */
+    int processors;
+    size_t memory, free_memory;
+} ar_gpu_info;
+/** What this build and this machine have of CUDA: versions and libraries in words, or why there is none. Truncates. */
+void ar_gpu_describe(char *text, size_t size);
+/** Number of GPUs; 0 where there is none, or no CUDA. */
+int ar_gpu_count(void);
+/** Errors: AR_ERR_ARG (no such GPU), AR_ERR_UNSUPPORTED. */
+AR_NODISCARD ar_status ar_gpu_info_get(ar_gpu_info *out, int index);
 
 /** The CPU device, with `threads` threads a kernel (a rank's share of the cores). Gives; ar_device_destroy.
  *  Its exact products take the fastest path that CPUID offers, or the one that the environment variable

@@ -32,7 +32,8 @@ extern "C" {
     X(-13, ERR_ABORTED, "another rank failed")                \
     X(-14, ERR_TIMEOUT, "waited too long for a rank")         \
     X(-15, ERR_NOT_FOUND, "no such name")                     \
-    X(-16, ERR_INTERNAL, "broken internal invariant")
+    X(-16, ERR_INTERNAL, "broken internal invariant")         \
+    X(-17, ERR_DEVICE, "the device failed")
 
 typedef enum ar_status {
 #define AR_STATUS_ENUM(code, name, text) AR_##name = (code),

@@ -6,6 +6,7 @@
 #include "anyrank/ddp.h"
 #include "anyrank/optimizer.h"
 #include "anyrank/parallel.h"
+#include "anyrank/process.h"
 #include "anyrank/sim.h"
 
 #ifdef __cplusplus
@@ -71,7 +72,9 @@ typedef struct ar_training_options {
     uint64_t verify_every; /* in steps K, 2K, ... gradients, copies of the weights and of the optimizer's state are
                               verified before the update (ar_train_options.verify); 0: never */
     ar_sim_algorithm algorithm;
-    int threads;                   /* of the whole process; 0: the machine's cores */
+    int threads; /* of the whole process; 0: the machine's cores */
+    ar_device_choice device;
+    ar_process *process;           /* ranks are processes, as in ar_check_options. NULL: threads. Borrowed */
     uint64_t timeout_ns;           /* longest wait of a rank for another; 0: 60 s */
     const ar_sim_cluster *cluster; /* what it would take there: virtual time. NULL: none. Borrowed */
     ar_trace *trace;               /* records the run; NULL: nothing does. Borrowed */

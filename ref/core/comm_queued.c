@@ -67,9 +67,12 @@ ar_status ari_comm_enqueue(ar_comm *c, ar_queue *q, const ari_call *call)
     ar_status st;
     if (ari_queue_is_inline(q)) {
         job j = {.c = c, .call = *call};
+        j.call.on = q;
         st = ari_queue_push(q, run_in_place, NULL, &j, &ran);
     } else {
         job *j = copy_job(c, call);
+        if (j)
+            j->call.on = ari_queue_inner(q);
         st = j ? ari_queue_push(q, run_and_free, drop_job, j, &ran)
                : ar_error_set(AR_ERR_MEMORY, "%s '%s': no memory to enqueue it", ari_kind_name(call->kind), call->tag);
         if (st != AR_OK)

@@ -59,7 +59,7 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     c->step = 1;
     c->owned.next = c->owned.prev = &c->owned;
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ar_queue_create(&c->queue, AR_QUEUE_INLINE, "main"));
+    AR_TRY_TO(failed, st, o->device->ops->queue_create(o->device, &c->queue, AR_QUEUE_INLINE, "main"));
     if (!o->tp || !o->dp)
         AR_TRY_TO(failed, st, ar_comm_self(&c->self));
     c->tp = o->tp ? o->tp : c->self;
@@ -197,7 +197,7 @@ ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bo
     if (ar_comm_size(c->dp) > 1 && !m->dp)
         AR_TRY(ar_comm_split(&m->dp, c->dp, 0, ar_comm_rank(c->dp)));
     if (!m->queue)
-        AR_TRY(ar_queue_create(&m->queue, AR_QUEUE_THREAD, "communication"));
+        AR_TRY(c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, "communication"));
     *borrows = m;
     return AR_OK;
 }

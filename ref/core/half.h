@@ -5,25 +5,27 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "ref/core/host_device.h"
+
 /* IEEE 754 binary16 (F16) and bfloat16 (BF16): 16 bits, converted to fp32 exactly and from it by one rounding to
  * nearest, ties to even. NaN stays NaN (quiet where it is rounded), what is too large becomes an infinity, subnormals
  * are as exact as everything else. Without branches, so that loops over them vectorise. */
 
-static inline uint32_t ari_f32_bits(float x)
+ARI_FN uint32_t ari_f32_bits(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-static inline float ari_f32_of_bits(uint32_t bits)
+ARI_FN float ari_f32_of_bits(uint32_t bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline float ari_f32_of_bf16(uint16_t b)
+ARI_FN float ari_f32_of_bf16(uint16_t b)
 {
     return ari_f32_of_bits((uint32_t)b << 16);
 }
@@ -31,7 +33,7 @@ static inline float ari_f32_of_bf16(uint16_t b)
 /* Half of the last kept bit's weight is added, less 1 where that bit is 0: then a tie does not carry. A carry out of
  * the significand raises the exponent, up to infinity. A NaN keeps its upper bits and becomes quiet, lest the bits
  * that are cut off were the ones that made it a NaN. */
-static inline uint16_t ari_bf16_of_f32(float x)
+ARI_FN uint16_t ari_bf16_of_f32(float x)
 {
     const uint32_t bits = ari_f32_bits(x);
     const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -41,7 +43,7 @@ static inline uint16_t ari_bf16_of_f32(float x)
 
 /** x rounded to the nearest number of `bits` bits of significand (1 < bits < 24), ties to even; the exponents are
  *  fp32's, so that 8 bits make a bf16 number. */
-static inline float ari_f32_to_bits(float x, int bits)
+ARI_FN float ari_f32_to_bits(float x, int bits)
 {
     const int cut = 24 - bits;
     const uint32_t u = ari_f32_bits(x), half = (UINT32_C(1) << (cut - 1)) - 1u, mask = ~((UINT32_C(1) << cut) - 1u);
@@ -52,7 +54,7 @@ static inline float ari_f32_to_bits(float x, int bits)
 
 /* The 15 lower bits, moved to fp32's places, are the value times 2^(15-127), subnormals included (they are fp32's
  * subnormals): the product is exact. Infinities and NaN come out as numbers of exponent 31 - 15, and get their own. */
-static inline float ari_f32_of_f16(uint16_t h)
+ARI_FN float ari_f32_of_f16(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     const uint32_t magnitude = (uint32_t)(h & 0x7fffu);
@@ -64,7 +66,7 @@ static inline float ari_f32_of_f16(uint16_t h)
  *   normal      as for BF16, 13 bits are cut; the exponent's bias falls by 112. Past 65519 the carry gives infinity.
  *   subnormal   0.5f + x: the sum's last bit weighs 2^-24, as a subnormal's does, so the addition does the rounding.
  *   2^16 and more, infinities, NaN: set. */
-static inline uint16_t ari_f16_of_f32(float x)
+ARI_FN uint16_t ari_f16_of_f32(float x)
 {
     const uint32_t bits = ari_f32_bits(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;

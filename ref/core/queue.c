@@ -11,6 +11,7 @@
 #include "ref/core/lane.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
+#include "ref/core/stream.h"
 #include "ref/core/wait.h"
 
 /* A worker without work sleeps soon: the cores belong to the ranks, which compute in the meantime. Measured: a queue
@@ -44,8 +45,10 @@ struct ar_queue {
     size_t virtual_capacity;
     /* Not guarded: written at creation. */
     pthread_t thread;
-    ari_lane *lane;  /* of the thread, where a simulated rank made the queue */
-    ar_queue *chain; /* of a thread: the inline queue on which chains run */
+    ari_lane *lane;     /* of the thread, where a simulated rank made the queue */
+    ar_queue *chain;    /* of a thread: the inline queue on which chains run */
+    ari_stream *stream; /* where tasks enqueue what is done later; NULL: they do it themselves */
+    bool owns_stream;   /* a chain stands on its thread's */
 };
 
 /* The first error stays; later ones are consequences. */
@@ -84,7 +87,9 @@ static void run_task(ar_queue *q, const task *t)
         return;
     }
     ar_error_clear();
-    const ar_status st = t->fn(t->arg);
+    ar_status st = t->fn(t->arg);
+    if (st == AR_OK && q->stream)
+        st = ari_stream_sync(q->stream, 0); /* a task has ended when all is done that it enqueued */
     if (st != AR_OK)
         poison(q, st, ar_error_message());
 }
@@ -157,7 +162,7 @@ no_work:
     return rc;
 }
 
-ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name)
+static ar_status create(ar_queue **gives, ar_queue_kind kind, const char *name, ari_stream *stream, bool owns)
 {
     if (!gives)
         return ar_error_set(AR_ERR_ARG, "ar_queue_create: no place for the queue");
@@ -171,6 +176,7 @@ ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name
     snprintf(q->name, sizeof q->name, "%s", name ? name : "");
     atomic_init(&q->refs, 1);
     q->tail = &q->head;
+    q->stream = stream;
     int rc = init_locks(q);
     if (rc != 0) {
         free(q);
@@ -179,7 +185,7 @@ ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name
     }
     /* Before the lane: this may pass the turn on, which a lane must not get before it has a thread. */
     if (kind == AR_QUEUE_THREAD) {
-        const ar_status st = ar_queue_create(&q->chain, AR_QUEUE_INLINE, q->name);
+        const ar_status st = create(&q->chain, AR_QUEUE_INLINE, q->name, stream, false);
         if (st != AR_OK) {
             ari_queue_release(q);
             return st;
@@ -199,9 +205,25 @@ ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name
         return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no thread for queue '%s': %s", name ? name : "",
                             strerror(rc));
     }
+    q->owns_stream = owns; /* last: what fails before leaves it to the caller */
     *gives = q;
     ari_wait_yield();
     return AR_OK;
+}
+
+ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name)
+{
+    return create(gives, kind, name, NULL, false);
+}
+
+ar_status ari_queue_create_on(ar_queue **gives, ar_queue_kind kind, const char *name, ari_stream *s)
+{
+    return create(gives, kind, name, s, true);
+}
+
+ari_stream *ari_queue_stream(const ar_queue *q)
+{
+    return q->stream;
 }
 
 ar_queue *ari_queue_keep(ar_queue *q)
@@ -219,6 +241,8 @@ void ari_queue_release(ar_queue *q)
     pthread_mutex_destroy(&q->lock);
     ari_lane_destroy(q->lane);
     ari_queue_release(q->chain);
+    if (q->owns_stream)
+        q->stream->ops->destroy(q->stream);
     free(q->virtual_ends);
     free(q->error);
     free(q);
@@ -241,6 +265,8 @@ void ar_queue_destroy(ar_queue *q)
         if (q->lane)
             ari_lane_reach(ari_lane_self(), q->lane->virtual_ns);
         ari_record_wait(since, q->lane);
+    } else if (q->owns_stream) {
+        (void)ari_queue_note(q, ari_stream_sync(q->stream, 0)); /* nobody is left to hear of an error */
     }
     ari_queue_release(q);
 }
@@ -248,6 +274,11 @@ void ar_queue_destroy(ar_queue *q)
 bool ari_queue_is_inline(const ar_queue *q)
 {
     return q->kind == AR_QUEUE_INLINE;
+}
+
+ar_queue *ari_queue_inner(ar_queue *q)
+{
+    return q->kind == AR_QUEUE_INLINE ? q : q->chain;
 }
 
 /* Inline: the host is the queue. No allocation, so that a small collective costs what it moves. */
@@ -293,6 +324,8 @@ ar_status ar_queue_host(ar_queue *q, ar_status (*fn)(void *), void *arg)
     if (!q || !fn)
         return ar_error_set(AR_ERR_ARG, "ar_queue_host: %s is missing", q ? "the function" : "the queue");
     bool ran;
+    if (q->stream && q->kind == AR_QUEUE_INLINE) /* its tasks have run, and may not be done */
+        AR_TRY(ari_queue_await(q, ari_queue_ticket(q), 0));
     return ari_queue_push(q, fn, NULL, arg, &ran);
 }
 
@@ -370,11 +403,20 @@ static ar_status wait_for_ticket(ar_queue *q, uint64_t ticket, uint64_t timeout_
     }
 }
 
+ar_status ari_queue_note(ar_queue *q, ar_status st)
+{
+    if (st != AR_OK && st != AR_ERR_TIMEOUT)
+        poison(q, st, ar_error_message());
+    return st;
+}
+
 ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
 {
     ari_wait_yield();
     const ari_moment since = ari_record_moment();
     AR_TRY(wait_for_ticket(q, ticket, timeout_ns));
+    if (q->stream && q->kind == AR_QUEUE_INLINE)
+        AR_TRY(ari_queue_note(q, ari_stream_sync(q->stream, timeout_ns)));
     pthread_mutex_lock(&q->lock);
     reach_ticket(q, ticket);
     const ar_status st = repeat_error(q);

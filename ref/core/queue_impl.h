@@ -15,6 +15,8 @@ AR_NODISCARD ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_
 
 /** Whether tasks run in the calling thread, inside the call. */
 bool ari_queue_is_inline(const ar_queue *q);
+/** Where q's tasks enqueue further work: q itself if it is inline, a thread's own inline queue otherwise. */
+ar_queue *ari_queue_inner(ar_queue *q);
 
 /* For events. A ticket is the number of tasks enqueued so far; it is done when that many have ended. Queues are counted
  * references, so that an event or a waiting queue may outlive ar_queue_destroy. */
@@ -25,5 +27,7 @@ void ari_queue_release(ar_queue *q);
 AR_NODISCARD ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns);
 /** The same without waiting. */
 AR_NODISCARD ar_status ari_queue_poll(ar_queue *q, uint64_t ticket, bool *done);
+/** A failure of what q's tasks left to a stream poisons q; a wait that was too long does not. Returns st. */
+ar_status ari_queue_note(ar_queue *q, ar_status st);
 
 #endif

@@ -17,7 +17,7 @@ ar_status ari_cpu_zero(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes);
 
 /* gemm_native.c */
 ar_status ari_cpu_gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
-                           bool add);
+                           bool add, ar_precision operands);
 
 /* exponents.c */
 ar_status ari_cpu_col_exponents(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into);

@@ -12,13 +12,29 @@
 #include "ref/cpu/gemm_paths.h"
 #include "ref/cpu/row_kernels.h"
 
+static ar_status cpu_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
+{
+    (void)d;
+    return ar_queue_create(gives, kind, name);
+}
+
+static void cpu_destroy(ar_device *d)
+{
+    ari_pool_fini(&((ari_cpu_device *)d)->pool);
+    free(d);
+}
+
 static const ar_device_ops cpu_ops = {
     .name = "cpu",
+    .host_reaches = true,
+    .queue_create = cpu_queue_create,
+    .destroy = cpu_destroy,
     .alloc = ari_cpu_alloc,
     .free = ari_cpu_free,
     .copy = ari_cpu_copy,
     .zero = ari_cpu_zero,
     .copy_strided = ari_cpu_copy_strided,
+    .combine = ari_cpu_combine,
     .gemm_f32 = ari_cpu_gemm_f32,
     .bias_act = ari_cpu_bias_act,
     .col_exponents = ari_cpu_col_exponents,
@@ -89,12 +105,4 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
     d->base = (ar_device){.ops = &d->ops, .threads = threads};
     *gives = &d->base;
     return AR_OK;
-}
-
-void ar_device_destroy(ar_device *d)
-{
-    if (!d)
-        return;
-    ari_pool_fini(&((ari_cpu_device *)d)->pool);
-    free(d);
 }

@@ -34,9 +34,10 @@ static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tens
  *  Batches and parts of a product are spread over the threads with one BLIS thread each.
  *  Numerics: fp32 in BLIS's blocking. Errors: none. */
 ar_status ari_cpu_gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
-                           bool add)
+                           bool add, ar_precision operands)
 {
     (void)q;
+    (void)operands; /* every product of them is exact in fp32 anyway */
     const ari_matrices cm = ari_matrices_of(c), am = ari_matrices_of(a), bm = ari_matrices_of(b);
     if (cm.batch == 0 || cm.rows == 0 || cm.cols == 0)
         return AR_OK;

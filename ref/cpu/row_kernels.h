@@ -72,6 +72,8 @@ ar_status ari_cpu_optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, 
                                  const struct ari_optimizer_constants *k, size_t n);
 
 /* half.c */
+ar_status ari_cpu_combine(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
+                          ar_op op);
 ar_status ari_cpu_round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits);
 ar_status ari_cpu_narrow_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
 ar_status ari_cpu_widen_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);

@@ -8,11 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__CUDACC__)
-#define ARI_FN static __host__ __device__ inline
-#else
-#define ARI_FN static inline
-#endif
+#include "ref/core/host_device.h"
 
 /* The only NaN that is stored, tapped, hashed or compared. x86's own default has the sign bit set, a GPU's has not. */
 #define ARI_NAN_BITS 0x7fc00000u

@@ -65,7 +65,7 @@ Test(native_gemm, is_within_the_bound_for_every_order_of_strides)
             const bool add = order & 8;
             for (size_t i = 0; i < m * n; i++)
                 *at(&cv, i / n, i % n) = add ? before[i] : NAN; /* a NaN that is overwritten must not survive */
-            cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, add), AR_OK);
+            cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, add, AR_PRECISION_F32), AR_OK);
             check_bound(&cv, &av, &bv, add ? before : NULL);
             free(a);
             free(b);
@@ -92,7 +92,7 @@ Test(native_gemm, runs_a_batch_of_permuted_matrices)
             .dtype = AR_F32, .ndim = 4, .shape = {b, h, s, s}, .stride = {s * h * s, s, h * s, 1}, .data = {c}};
         for (size_t i = 0; i < b * s * h * s; i++)
             c[i] = NAN;
-        cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &qv, &kv, false), AR_OK);
+        cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &qv, &kv, false, AR_PRECISION_F32), AR_OK);
         for (size_t i = 0; i < b * h; i++) {
             const size_t in = i / h * s * h * w + i % h * w, out = i / h * s * h * s + i % h * s;
             ar_tensor one = {.dtype = AR_F32, .ndim = 2, .shape = {s, w}, .stride = {h * w, 1}, .data = {q + in}};
@@ -119,9 +119,9 @@ Test(native_gemm, the_same_call_gives_the_same_bits)
     case_fill(b, n, k, DATA_PLAIN, 2);
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), cv = case_view2(c, m, n);
     const ar_tensor againv = case_view2(again, m, n);
-    cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, false), AR_OK);
+    cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, false, AR_PRECISION_F32), AR_OK);
     for (int i = 0; i < 20; i++) {
-        cr_assert_eq(d->ops->gemm_f32(d, NULL, &againv, &av, &bv, false), AR_OK);
+        cr_assert_eq(d->ops->gemm_f32(d, NULL, &againv, &av, &bv, false, AR_PRECISION_F32), AR_OK);
         cr_assert_eq(case_first_difference(again, c, m * n), m * n);
     }
     free(a);

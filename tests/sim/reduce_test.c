@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 
-#include "sim/reduce.h"
+#include "ref/core/reduce.h"
 #include "tests/sim/plain.h"
 
 /* The kernels against the plain operations, element by element, with NaN, infinities, zeros of both signs and

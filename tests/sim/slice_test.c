@@ -5,7 +5,7 @@
 
 #include "anyrank/sim.h"
 #include "sim/fused.h"
-#include "sim/reduce.h"
+#include "ref/core/reduce.h"
 #include "sim/stream.h"
 
 /* Sums of all ranks' inputs that are held in registers and written to all outputs: the bits of the ring's order,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_SIM_REDUCE_H
-#define ARI_SIM_REDUCE_H
+#ifndef ARI_CORE_REDUCE_H
+#define ARI_CORE_REDUCE_H
 
 #include "anyrank/comm.h"
 

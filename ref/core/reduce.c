@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim/reduce.h"
+#include "ref/core/reduce.h"
 
 #include "ref/core/half.h"
 

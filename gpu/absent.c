@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What stands for devices that this build does not have. */
+#include <stdio.h>
+
+#include "anyrank/device.h"
+
+#if !ANYRANK_HAVE_CUDA
+static const char no_cuda[] = "this build has no CUDA device: install the CUDA toolkit, and configure again with "
+                              "-DANYRANK_CUDA=ON";
+
+ar_status ar_device_cuda_create(ar_device **gives, int index)
+{
+    (void)gives;
+    (void)index;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
+}
+
+void ar_gpu_describe(char *text, size_t size)
+{
+    snprintf(text, size, "not in this build");
+}
+
+int ar_gpu_count(void)
+{
+    return 0;
+}
+
+ar_status ar_gpu_info_get(ar_gpu_info *out, int index)
+{
+    (void)out;
+    (void)index;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
+}
+#endif
+
+#if !ANYRANK_HAVE_EMULATED
+ar_status ar_device_emulated_create(ar_device **gives)
+{
+    (void)gives;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "this build has no emulated device: install a C++ compiler (g++), and "
+                                            "configure again with -DANYRANK_EMULATED=ON");
+}
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which device: by its name. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/device.h"
+
+static const char *const names[AR_DEVICE_KINDS] = {"cpu", "cuda", "emulated"};
+
+const char *ar_device_kind_name(ar_device_kind k)
+{
+    return (unsigned)k < AR_DEVICE_KINDS ? names[k] : "?";
+}
+
+ar_status ar_device_choice_parse(ar_device_choice *c, const char *text)
+{
+    const char *colon = strchr(text, ':');
+    const size_t length = colon ? (size_t)(colon - text) : strlen(text);
+    for (int i = 0; i < AR_DEVICE_KINDS; i++) {
+        if (strlen(names[i]) != length || strncmp(text, names[i], length) != 0)
+            continue;
+        char *end = NULL;
+        const long index = colon ? strtol(colon + 1, &end, 10) : 0;
+        if (colon && (i != AR_DEVICE_CUDA || end == colon + 1 || *end || index < 0 || index > 1023))
+            break;
+        *c = (ar_device_choice){(ar_device_kind)i, (int)index};
+        return AR_OK;
+    }
+    return ar_error_set(AR_ERR_ARG, "device '%.40s': cpu, cuda, cuda:N (GPU N) or emulated", text);
+}
+
+ar_status ar_device_create(ar_device **gives, const ar_device_choice *which, int threads)
+{
+    switch (which->kind) {
+    case AR_DEVICE_CUDA:
+        return ar_device_cuda_create(gives, which->index);
+    case AR_DEVICE_EMULATED:
+        return ar_device_emulated_create(gives);
+    case AR_DEVICE_CPU:
+    case AR_DEVICE_KINDS:
+        break;
+    }
+    return ar_device_cpu_create(gives, threads);
+}
+
+void ar_device_destroy(ar_device *d)
+{
+    if (d)
+        d->ops->destroy(d);
+}

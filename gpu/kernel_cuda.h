@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_GPU_KERNEL_CUDA_H
+#define ARI_GPU_KERNEL_CUDA_H
+
+/* gpu/kernel.h for nvcc. */
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "anyrank/device.h"
+
+#define ARI_GPU ari_cuda
+#define ARI_KERNEL __device__
+#define ARI_SHARED __shared__
+
+namespace ari_cuda
+{
+
+/* Makes the queue's GPU the calling thread's, and gives the stream that the queue stands on. */
+ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *stream);
+/* After a launch: AR_ERR_DEVICE if the GPU refused it. */
+ar_status launched(const char *what);
+
+/* A buffer's memory as a kernel sees it. */
+template <class T> T *dev(ar_buf b)
+{
+    return static_cast<T *>(b.ptr);
+}
+template <class T> const T *dev(ar_cbuf b)
+{
+    return static_cast<const T *>(b.ptr);
+}
+
+class block
+{
+  public:
+    size_t index;
+
+    template <class F> __device__ void each(size_t n, F f) const
+    {
+        for (size_t i = threadIdx.x; i < n; i += blockDim.x)
+            f(i);
+        __syncthreads();
+    }
+    template <class F> __device__ uint64_t sum(size_t n, F f) const
+    {
+        unsigned long long s = 0;
+        for (size_t i = threadIdx.x; i < n; i += blockDim.x)
+            s += static_cast<unsigned long long>(f(i));
+        for (int step = 16; step > 0; step /= 2)
+            s += __shfl_xor_sync(0xffffffffu, s, step);
+        __shared__ unsigned long long part[32];
+        __syncthreads(); /* an earlier sum's parts have been read */
+        if (threadIdx.x % 32 == 0)
+            part[threadIdx.x / 32] = s;
+        __syncthreads();
+        s = 0;
+        for (unsigned w = 0; w < blockDim.x / 32; w++)
+            s += part[w];
+        return s;
+    }
+    template <class F> __device__ int32_t max(size_t n, F f) const
+    {
+        int32_t m = INT32_MIN;
+        for (size_t i = threadIdx.x; i < n; i += blockDim.x) {
+            const int32_t v = f(i);
+            m = v > m ? v : m;
+        }
+        m = __reduce_max_sync(0xffffffffu, m);
+        __shared__ int32_t part[32];
+        __syncthreads();
+        if (threadIdx.x % 32 == 0)
+            part[threadIdx.x / 32] = m;
+        __syncthreads();
+        m = part[0];
+        for (unsigned w = 1; w < blockDim.x / 32; w++)
+            m = part[w] > m ? part[w] : m;
+        return m;
+    }
+};
+
+__device__ inline void atomic_add(int64_t *to, int64_t v)
+{
+    atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(v));
+}
+__device__ inline void atomic_max(int32_t *to, int32_t v)
+{
+    atomicMax(to, v);
+}
+
+template <class F> __global__ void run_each(size_t n, F f)
+{
+    for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n;
+         i += gridDim.x * static_cast<size_t>(blockDim.x))
+        f(i);
+}
+template <class F> __global__ void run_blocks(size_t n, F f)
+{
+    for (size_t i = blockIdx.x; i < n; i += gridDim.x) {
+        const block b{i};
+        f(b);
+    }
+}
+
+/* Enqueues f(i) for i in [0, n). */
+template <class F> ar_status launch_each(ar_device *d, ar_queue *q, size_t n, const F &f)
+{
+    const unsigned threads = 256, most = 1u << 20;
+    const size_t wanted = (n + threads - 1) / threads;
+    cudaStream_t stream;
+    AR_TRY(enter(d, q, &stream));
+    if (n == 0)
+        return AR_OK;
+    run_each<<<static_cast<unsigned>(wanted < most ? wanted : most), threads, 0, stream>>>(n, f);
+    return launched("run_each");
+}
+
+/* Enqueues f(b) for n blocks; width: what most of their loops run over, for the number of their threads. */
+template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, size_t width, const F &f)
+{
+    const unsigned most = 1u << 30;
+    const unsigned threads = width <= 32 ? 32 : width <= 128 ? 64 : width <= 512 ? 128 : width <= 4096 ? 256 : 512;
+    cudaStream_t stream;
+    AR_TRY(enter(d, q, &stream));
+    if (n == 0)
+        return AR_OK;
+    run_blocks<<<static_cast<unsigned>(n < most ? n : most), threads, 0, stream>>>(n, f);
+    return launched("run_blocks");
+}
+
+} // namespace ari_cuda
+
+#endif

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Slots whose kernels do not exist yet. */
+#include "gpu/kernels.h"
+
+namespace ARI_GPU
+{
+
+ar_status copy_strided(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "copy_strided: not in this build");
+}
+
+ar_status combine(ar_device *, ar_queue *, ar_buf, const ar_cbuf *, int, size_t, ar_dtype, ar_op)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "combine: not in this build");
+}
+
+ar_status gemm_f32(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, const ar_tensor *, bool, ar_precision)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "gemm_f32: not in this build");
+}
+
+ar_status bias_act(ar_device *, ar_queue *, const ar_tensor *, ar_cbuf, ar_activation, const ar_tensor *)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "bias_act: not in this build");
+}
+
+ar_status col_exponents(ar_device *, ar_queue *, ar_buf, const ar_tensor *, bool)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "col_exponents: not in this build");
+}
+
+ar_status row_exponents(ar_device *, ar_queue *, ar_buf, const ar_tensor *, ar_cbuf, int, bool)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "row_exponents: not in this build");
+}
+
+ar_status packed_create(ar_device *, ar_packed **, size_t, size_t, size_t, bool)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "packed_create: not in this build");
+}
+
+void packed_destroy(ar_device *, ar_packed *)
+{
+}
+
+ar_status pack(ar_device *, ar_queue *, ar_packed *, size_t, size_t, const ar_tensor *, ar_cbuf, int, ar_cbuf)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "pack: not in this build");
+}
+
+ar_status gemm_i64(ar_device *, ar_queue *, ar_buf, const ar_packed *, const ar_packed *, int)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "gemm_i64: not in this build");
+}
+
+ar_status gemm_round(ar_device *, ar_queue *, const ar_tensor *, const ar_packed *, const ar_packed *, ar_cbuf, ar_cbuf,
+                     ar_cbuf, ar_activation, const ar_tensor *)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "gemm_round: not in this build");
+}
+
+ar_status gemm_acc(ar_device *, ar_queue *, ar_buf, ar_buf, const ar_packed *, const ar_packed *, ar_cbuf, ar_cbuf)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "gemm_acc: not in this build");
+}
+
+ar_status round_i64(ar_device *, ar_queue *, ar_buf, ar_cbuf, int, size_t, size_t, size_t, ar_cbuf, ar_cbuf)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "round_i64: not in this build");
+}
+
+ar_status acc_add(ar_device *, ar_queue *, ar_buf, ar_buf, size_t, const ar_tensor *, ar_cbuf)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "acc_add: not in this build");
+}
+
+ar_status acc_raise(ar_device *, ar_queue *, ar_buf, ar_buf, ar_cbuf, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "acc_raise: not in this build");
+}
+
+ar_status acc_value(ar_device *, ar_queue *, const ar_tensor *, ar_cbuf, ar_cbuf, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "acc_value: not in this build");
+}
+
+ar_status sum_rows_f32(ar_device *, ar_queue *, ar_buf, size_t, const ar_tensor *, ar_cbuf)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "sum_rows_f32: not in this build");
+}
+
+ar_status mul(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "mul: not in this build");
+}
+
+ar_status fill(ar_device *, ar_queue *, ar_buf, float, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "fill: not in this build");
+}
+
+ar_status act_backward(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, ar_activation, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "act_backward: not in this build");
+}
+
+ar_status gated_forward(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, const ar_tensor *, ar_activation)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "gated_forward: not in this build");
+}
+
+ar_status gated_backward(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, const ar_tensor *,
+                         const ar_tensor *, const ar_tensor *, ar_activation)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "gated_backward: not in this build");
+}
+
+ar_status dropout(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, const ar_dropout *)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "dropout: not in this build");
+}
+
+ar_status norm_forward(ar_device *, ar_queue *, ar_norm_kind, ar_buf, ar_buf, ar_buf, ar_cbuf, ar_cbuf, ar_cbuf, double,
+                       size_t, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "norm_forward: not in this build");
+}
+
+ar_status norm_backward(ar_device *, ar_queue *, ar_norm_kind, ar_buf, ar_buf, ar_buf, ar_cbuf, ar_cbuf, ar_cbuf,
+                        ar_cbuf, ar_cbuf, ar_cbuf, size_t, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "norm_backward: not in this build");
+}
+
+ar_status rope_tables(ar_device *, ar_queue *, ar_buf, ar_buf, size_t, size_t, double, double, const ar_rope_llama3 *)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "rope_tables: not in this build");
+}
+
+ar_status rope(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, ar_cbuf, ar_cbuf, int)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "rope: not in this build");
+}
+
+ar_status softmax_forward(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t, size_t, size_t, float, const ar_mask *)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "softmax_forward: not in this build");
+}
+
+ar_status softmax_backward(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_buf, size_t, size_t, size_t, float,
+                           const ar_mask *)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "softmax_backward: not in this build");
+}
+
+ar_status rows_in_range(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t, int64_t, int64_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "rows_in_range: not in this build");
+}
+
+ar_status gather_rows(ar_device *, ar_queue *, ar_buf, const ar_tensor *, ar_cbuf, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "gather_rows: not in this build");
+}
+
+ar_status ce_max(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "ce_max: not in this build");
+}
+
+ar_status ce_sum(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, size_t, size_t, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "ce_sum: not in this build");
+}
+
+ar_status ce_target(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, size_t, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "ce_target: not in this build");
+}
+
+ar_status ce_terms(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, ar_cbuf, ar_cbuf, size_t, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "ce_terms: not in this build");
+}
+
+ar_status ce_backward(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, ar_cbuf, ar_cbuf, ar_cbuf, double, size_t,
+                      size_t, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "ce_backward: not in this build");
+}
+
+ar_status sum_squares(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "sum_squares: not in this build");
+}
+
+ar_status scale(ar_device *, ar_queue *, ar_buf, ar_cbuf, float, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "scale: not in this build");
+}
+
+ar_status round_bf16(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "round_bf16: not in this build");
+}
+
+ar_status round_bits(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, int)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "round_bits: not in this build");
+}
+
+ar_status take_bf16(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "take_bf16: not in this build");
+}
+
+ar_status narrow_bf16(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "narrow_bf16: not in this build");
+}
+
+ar_status widen_bf16(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "widen_bf16: not in this build");
+}
+
+ar_status optimizer_step(ar_device *, ar_queue *, ar_buf, ar_buf, ar_buf, ar_cbuf,
+                         const struct ari_optimizer_constants *, size_t)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "optimizer_step: not in this build");
+}
+
+} // namespace ARI_GPU

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_PROCESS_H
+#define ANYRANK_PROCESS_H
+
+#include "anyrank/comm.h"
+#include "anyrank/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Ranks as processes, one each, on one machine or many: what a launcher (mpirun, srun, torchrun) has started. The
+ * communicator over all of them moves tensors; the calls here move small things of the host, which are no part of what
+ * is computed: results, reports. A process is used by one thread. */
+typedef struct ar_process ar_process;
+
+typedef enum ar_transport {
+    AR_TRANSPORT_SIM,  /* no processes: ranks are threads of this one (anyrank/sim.h) */
+    AR_TRANSPORT_MPI,  /* MPI, between the memories of the hosts */
+    AR_TRANSPORT_NCCL, /* NCCL, between GPUs, one for each process */
+    AR_TRANSPORTS
+} ar_transport;
+/** "sim", "mpi", "nccl"; "?" for an unknown value. */
+const char *ar_transport_name(ar_transport t);
+/** Errors: AR_ERR_ARG, naming what would be right. */
+AR_NODISCARD ar_status ar_transport_parse(ar_transport *t, const char *text);
+
+typedef struct ar_process_options {
+    ar_transport transport; /* not AR_TRANSPORT_SIM */
+    uint64_t timeout_ns;    /* longest wait for another process; 0: 60 s */
+    bool share_gpus;        /* NCCL: several processes on one GPU are meant, not a mistake */
+    bool check_calls;       /* NCCL: processes compare each collective before its data move, as MPI always does; slower.
+                               Without it a mismatch shows when the timeout is over */
+} ar_process_options;
+
+/** This process's place among those that the launcher started. MPI: by MPI_Init. NCCL: by MPI where mpirun or srun with
+ *  PMI started it and this build has MPI, else from the environment as torchrun sets it: RANK, WORLD_SIZE, LOCAL_RANK,
+ *  MASTER_ADDR, MASTER_PORT; of Slurm: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID. Collective over all processes. Gives;
+ *  ar_process_destroy. Errors: AR_ERR_UNSUPPORTED (a build without it, and how to get it), AR_ERR_ARG (the
+ *  environment says nothing, or what makes no sense: which variable), AR_ERR_TIMEOUT, AR_ERR_IO (the network). */
+AR_NODISCARD ar_status ar_process_create(ar_process **gives, const ar_process_options *o);
+/** Collective, unless a process has failed: then it waits for nobody. Accepts NULL. */
+void ar_process_destroy(ar_process *p);
+
+int ar_process_rank(const ar_process *p);
+int ar_process_size(const ar_process *p);
+/** The number among the processes of this machine: the GPU to take. */
+int ar_process_local_rank(const ar_process *p);
+
+/** The communicator over all processes, for buffers of `d`: MPI takes devices whose memory the host reaches, NCCL the
+ *  CUDA device; it is to exist before. Collective. Gives; ar_comm_destroy, before the process. Errors: AR_ERR_ARG (a
+ *  device that the transport does not serve; two processes on one GPU, unless share_gpus), what the transport gives. */
+AR_NODISCARD ar_status ar_process_comm(ar_comm **gives, ar_process *p, ar_device *d);
+
+/* Collectives of the host, in order, on all processes; not while a collective of the communicator is enqueued. Errors:
+ * AR_ERR_TIMEOUT, AR_ERR_ABORTED with what another process said, AR_ERR_IO. */
+/** bytes[0..n) of process 0 to all. */
+AR_NODISCARD ar_status ar_process_broadcast(ar_process *p, void *bytes, size_t n);
+/** Every process's n bytes (each its own n) to process 0: *gives holds them one after the other, sizes[0..size) how
+ * many each gave; free(). Elsewhere *gives = NULL, and sizes may be NULL. Errors: also AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_process_gather(ar_process *p, void **gives, size_t *sizes, const void *bytes, size_t n);
+/** Ends all processes' work with this error: every one gets AR_ERR_ABORTED, with `why`, from what it waits in. */
+void ar_process_abort(ar_process *p, ar_status st, const char *why);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

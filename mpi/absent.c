@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What stands for MPI in a build without it. */
+#include "ref/core/process_impl.h"
+
+bool ari_process_mpi_launched(void)
+{
+    return false;
+}
+
+ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o)
+{
+    (void)gives;
+    (void)o;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "this build has no MPI: install Open MPI (libopenmpi-dev), or MPICH, and "
+                                            "configure again with -DANYRANK_MPI=ON");
+}
