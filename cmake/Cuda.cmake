@@ -1,6 +1,7 @@
 # The CUDA device, where nvcc is found, and its kernels compiled for the host, where a C++ compiler is. gpu/absent.c
 # stands for what is missing.
 include(CheckLanguage)
+include(OneObject)
 set(ANYRANK_HAVE_CUDA 0)
 set(ANYRANK_HAVE_EMULATED 0)
 if(ANYRANK_EMULATED)
@@ -8,7 +9,7 @@ if(ANYRANK_EMULATED)
   if(CMAKE_CXX_COMPILER)
     enable_language(CXX)
     add_subdirectory(gpu/emulated)
-    target_sources(anyrank PRIVATE $<TARGET_OBJECTS:anyrank_emulated>)
+    add_one_object(anyrank anyrank_emulated)
     set(ANYRANK_HAVE_EMULATED 1)
   endif()
 endif()
