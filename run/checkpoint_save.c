@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "anyrank/checkpoint.h"
+#include "anyrank/process.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
@@ -57,8 +58,9 @@ ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_che
     w->folder.fd = -1;
     if (o->config != NULL)
         AR_TRY_TO(failed, st, read_config(w, o->config));
-    AR_TRY_TO(failed, st, ari_full_set_create(&w->set));
-    AR_TRY_TO(failed, st, ari_checkpoint_folder_open(&w->folder, o->folder, o->fresh));
+    AR_TRY_TO(failed, st, ari_full_set_create(&w->set, o->process));
+    if (!o->process || ar_process_rank(o->process) == 0)
+        AR_TRY_TO(failed, st, ari_checkpoint_folder_open(&w->folder, o->folder, o->fresh));
     *gives = w;
     return AR_OK;
 failed:

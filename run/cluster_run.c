@@ -7,6 +7,7 @@
 #include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "run/process_run.h"
 #include "run/trainer.h"
 
 const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
@@ -85,20 +86,17 @@ static ar_status split_groups(ar_comm **tp, ar_comm **dp, ar_comm *world, const 
     return ar_comm_split(dp, world, tp_rank, dp_rank);
 }
 
-static ar_status rank_main(ar_comm *world, void *arg)
+/* One rank on its device. */
+static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
 {
     const job *j = arg;
     const ari_cluster_options *o = j->o;
     const int r = ar_comm_rank(world);
     rank_result *result = &j->rank[r];
-    ar_device *device = NULL;
     ar_ctx *ctx = NULL;
     ar_comm *tp = NULL, *dp = NULL;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, split_groups(&tp, &dp, world, &o->parallel, o->fault == AR_FAULT_group_wrong_stride));
-    AR_TRY_TO(done, st,
-              ar_device_create(&device, &o->device,
-                               ari_core_budget(o->threads > 0 ? o->threads : ari_cores(), ar_comm_size(world))));
     const ar_ctx_options options = {.device = device,
                                     .tp = tp,
                                     .dp = dp,
@@ -122,9 +120,23 @@ static ar_status rank_main(ar_comm *world, void *arg)
     ar_ctx_memory(ctx, &now, &result->peak);
 done:
     ar_ctx_destroy(ctx);
-    ar_device_destroy(device);
     ar_comm_destroy(dp);
     ar_comm_destroy(tp);
+    return st;
+}
+
+static int threads_of(const ari_cluster_options *o, int ranks)
+{
+    return ari_core_budget(o->threads > 0 ? o->threads : ari_cores(), ranks);
+}
+
+static ar_status rank_main(ar_comm *world, void *arg)
+{
+    const job *j = arg;
+    ar_device *device = NULL;
+    AR_TRY(ar_device_create(&device, &j->o->device, threads_of(j->o, ar_comm_size(world))));
+    const ar_status st = rank_on(world, device, arg);
+    ar_device_destroy(device);
     return st;
 }
 
@@ -133,7 +145,7 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-static ar_status run_ranks(ari_cluster_result *result, job *j, int ranks)
+static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
 {
     ar_sim_options sim = j->o->sim;
     ar_trace *own = NULL;
@@ -144,15 +156,64 @@ static ar_status run_ranks(ari_cluster_result *result, job *j, int ranks)
         AR_TRY(ar_trace_create(&own));
         sim.trace = own;
     }
-    const uint64_t start = ari_now_ns();
     ar_status st = ar_sim_run(ranks, &sim, rank_main, j, result->reports);
-    result->seconds = (double)(ari_now_ns() - start) * 1e-9;
     if (st == AR_OK && sim.cluster) {
         st = ar_trace_summarise(&result->predicted, sim.trace, AR_TRACE_VIRTUAL);
         result->has_predicted = st == AR_OK;
     }
     ar_trace_destroy(own);
     return st;
+}
+
+/* --- ranks as processes ------------------------------------------------------------------------------------------- */
+
+static ar_status check_processes(const ari_cluster_options *o, int ranks)
+{
+    const ar_sim_options *sim = &o->sim;
+    if (ranks != ar_process_size(o->process))
+        return ar_error_set(AR_ERR_ARG, "a layout of %d ranks on %d processes: as many are expected", ranks,
+                            ar_process_size(o->process));
+    if (sim->fault_count > 0 || sim->verify_transfers || sim->explore || sim->trace || sim->cluster)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "faults and checks of transfers, schedules, traces and virtual time are "
+                            "the simulated cluster's: ranks are processes here");
+    return AR_OK;
+}
+
+static ar_status take_result(void *user, int rank, ari_bytes *b)
+{
+    job *j = user;
+    float *loss = j->rank[rank].loss;
+    AR_TRY(ari_bytes_take(b, &j->rank[rank], sizeof *j->rank));
+    j->rank[rank].loss = loss;
+    return ari_bytes_take(b, loss, (size_t)ari_at_least_one(j->o->steps) * sizeof *loss);
+}
+
+/* Every process's own result to process 0, and all of them to every process. */
+static ar_status share_results(job *j, int ranks, float *losses)
+{
+    const size_t steps = (size_t)ari_at_least_one(j->o->steps);
+    const rank_result *own = &j->rank[ar_process_rank(j->o->process)];
+    ari_bytes bytes = {.count = 0};
+    ar_status st = ari_bytes_put(&bytes, own, sizeof *own);
+    if (st == AR_OK)
+        st = ari_bytes_put(&bytes, own->loss, steps * sizeof *own->loss);
+    if (st == AR_OK)
+        st = ari_process_collect(j->o->process, &bytes, take_result, j);
+    ari_bytes_fini(&bytes);
+    AR_TRY(st);
+    AR_TRY(ar_process_broadcast(j->o->process, losses, (size_t)ranks * steps * sizeof *losses));
+    AR_TRY(ar_process_broadcast(j->o->process, j->rank, (size_t)ranks * sizeof *j->rank));
+    for (int r = 0; r < ranks; r++)
+        j->rank[r].loss = losses + (size_t)r * steps;
+    return AR_OK;
+}
+
+static ar_status run_processes(job *j, int ranks, float *losses)
+{
+    AR_TRY(check_processes(j->o, ranks));
+    AR_TRY(ari_process_run(j->o->process, &j->o->device, threads_of(j->o, ranks), rank_on, j));
+    return share_results(j, ranks, losses);
 }
 
 static void collect(ari_cluster_result *result, const rank_result *rank, size_t n)
@@ -183,7 +244,11 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     for (size_t r = 0; r < n; r++)
         j.rank[r].loss = losses + r * steps;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&result->reports, n, sizeof *result->reports, "reports of the ranks"));
-    AR_TRY_TO(done, st, run_ranks(result, &j, (int)n));
+    const uint64_t start = ari_now_ns();
+    st = o->process ? run_processes(&j, (int)n, losses) : run_threads(result, &j, (int)n);
+    result->seconds = (double)(ari_now_ns() - start) * 1e-9;
+    if (st != AR_OK)
+        goto done;
     result->loss = losses;
     losses = NULL;
     collect(result, j.rank, n);

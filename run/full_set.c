@@ -7,9 +7,11 @@
 #include <string.h>
 
 #include "ref/core/context.h"
+#include "ref/core/host_view.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/layers/share.h"
+#include "run/process_run.h"
 
 typedef struct entry {
     ari_full_tensor tensor;
@@ -35,9 +37,10 @@ struct ari_full_set {
     size_t count, capacity;
     member *members; /* [ranks]; NULL before the first agreement */
     int ranks;
+    ar_process *process; /* NULL: the ranks are threads */
 };
 
-ar_status ari_full_set_create(ari_full_set **gives)
+ar_status ari_full_set_create(ari_full_set **gives, ar_process *p)
 {
     ari_full_set *s = NULL;
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "full tensors"));
@@ -45,6 +48,7 @@ ar_status ari_full_set_create(ari_full_set **gives)
         free(s);
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lock");
     }
+    s->process = p;
     *gives = s;
     return AR_OK;
 }
@@ -87,6 +91,8 @@ static ar_status ensure_members(ari_full_set *s, int ranks)
 ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status own)
 {
     const int ranks = ar_comm_size(ctx->world), rank = ar_comm_rank(ctx->world);
+    if (s->process)
+        return ari_process_agree(s->process, own);
     AR_TRY(ensure_members(s, ranks));
     member *me = &s->members[rank];
     const unsigned row = me->turn++ % 2;
@@ -105,9 +111,21 @@ ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status own)
 typedef struct pass {
     ari_full_set *set;
     ar_ctx *ctx;
+    int rank;      /* whose parts these are */
     bool compare;  /* else first copies are written */
     size_t cursor; /* where the next name is looked for first: ranks report in the same order */
+    ari_bytes
+        *sends; /* of a process: parts are put here, for process 0, in place of the set; NULL: the set is reached */
 } pass;
+
+/* A part on its way to process 0; its values follow, packed. */
+typedef struct part {
+    char name[sizeof((ari_full_tensor *)NULL)->name];
+    bool state;
+    ar_layout layout;
+    int ndim;
+    size_t shape[AR_MAX_DIMS]; /* of the rank's own tensor */
+} part;
 
 static entry *find(ari_full_set *s, size_t from, const char *name, size_t *at)
 {
@@ -135,10 +153,10 @@ static ar_status add(entry **e, ari_full_set *s, const char *name, bool state, c
     return AR_OK;
 }
 
-static ar_status take(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
+/* Host memory: into the set. */
+static ar_status take_here(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
 {
     ari_full_set *s = p->set;
-    const int rank = ar_comm_rank(p->ctx->world);
     size_t at = 0;
     ar_status st = AR_OK;
     pthread_mutex_lock(&s->lock);
@@ -152,8 +170,36 @@ static ar_status take(pass *p, const char *name, bool state, const ar_tensor *lo
     p->cursor = at + 1;
     if (p->compare == (layout->replica == 0))
         return AR_OK;
-    return p->compare ? ari_full_tensor_compare(&e->tensor, rank, local, layout)
-                      : ari_full_tensor_write(&e->tensor, rank, local, layout);
+    return p->compare ? ari_full_tensor_compare(&e->tensor, p->rank, local, layout)
+                      : ari_full_tensor_write(&e->tensor, p->rank, local, layout);
+}
+
+static ar_status send_part(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
+{
+    part head = {.state = state, .layout = *layout, .ndim = local->ndim};
+    const size_t count = ar_tensor_count(local);
+    float *packed = NULL;
+    if (strlen(name) >= sizeof head.name)
+        return ar_error_set(AR_ERR_ARG, "%s: the name is too long", name);
+    memcpy(head.name, name, strlen(name) + 1);
+    memcpy(head.shape, local->shape, sizeof head.shape);
+    AR_TRY(ari_alloc((void **)&packed, count, sizeof *packed, name));
+    ar_status st = ari_bytes_put(p->sends, &head, sizeof head);
+    if (st == AR_OK) {
+        ari_pack_elements(packed, local);
+        st = ari_bytes_put(p->sends, packed, count * sizeof *packed);
+    }
+    free(packed);
+    return st;
+}
+
+static ar_status take(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
+{
+    ar_tensor here;
+    AR_TRY(ari_host_view(p->ctx, &here, local));
+    const ar_status st = (p->sends ? send_part : take_here)(p, name, state, &here, layout);
+    ari_host_view_end(&here, local);
+    return st;
 }
 
 static ar_status take_state(void *user, const ar_param *p, const char *state, const ar_tensor *local,
@@ -166,15 +212,13 @@ static ar_status take_state(void *user, const ar_param *p, const char *state, co
     return take(user, name, true, local, layout);
 }
 
-static ar_status take_all(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n, ar_optimizer *optimizer,
-                          bool compare)
+static ar_status take_all(pass *p, ar_param *const *params, size_t n, ar_optimizer *optimizer)
 {
-    pass p = {.set = s, .ctx = ctx, .compare = compare};
     for (size_t i = 0; i < n; i++) {
-        const ar_layout layout = ari_whole_layout(params[i], ctx);
-        AR_TRY(take(&p, params[i]->name, false, &params[i]->value, &layout));
+        const ar_layout layout = ari_whole_layout(params[i], p->ctx);
+        AR_TRY(take(p, params[i]->name, false, &params[i]->value, &layout));
     }
-    return optimizer == NULL ? AR_OK : ar_optimizer_save(optimizer, ctx, take_state, &p);
+    return optimizer == NULL ? AR_OK : ar_optimizer_save(optimizer, p->ctx, take_state, p);
 }
 
 static int by_name(const void *a, const void *b)
@@ -205,16 +249,61 @@ static ar_status check_world(const ar_ctx *ctx)
     return AR_OK;
 }
 
+/* --- ranks that are processes ------------------------------------------------------------------------------------- */
+/* Process 0 puts one rank's parts into its set. */
+static ar_status take_parts(void *user, int rank, ari_bytes *b)
+{
+    pass p = *(const pass *)user;
+    ar_status st = AR_OK;
+    p.rank = rank;
+    while (b->count > 0 && st == AR_OK) {
+        part head;
+        ar_tensor local;
+        float *values = NULL;
+        AR_TRY(ari_bytes_take(b, &head, sizeof head));
+        AR_TRY(ar_tensor_view(&local, AR_F32, head.ndim, head.shape, (ar_buf){NULL}));
+        AR_TRY(ari_alloc((void **)&values, ar_tensor_count(&local), sizeof *values, head.name));
+        local.data.ptr = values;
+        st = ari_bytes_take(b, values, ar_tensor_count(&local) * sizeof *values);
+        if (st == AR_OK)
+            st = take_here(&p, head.name, head.state, &local, &head.layout);
+        free(values);
+    }
+    return st;
+}
+
+/* First copies are written before any other is compared with them. */
+static ar_status take_from_processes(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n,
+                                     ar_optimizer *optimizer)
+{
+    ari_bytes own = {.count = 0};
+    pass p = {.set = s, .ctx = ctx, .sends = &own};
+    ar_status st = ari_process_agree(s->process, take_all(&p, params, n, optimizer));
+    p.sends = NULL;
+    for (int compare = 0; compare < 2 && st == AR_OK; compare++) {
+        p.compare = compare != 0;
+        st = ari_process_collect(s->process, &own, take_parts, &p);
+    }
+    ari_bytes_fini(&own);
+    return st;
+}
+
 ar_status ari_full_set_take(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n, ar_optimizer *optimizer)
 {
-    const bool first = ar_comm_rank(ctx->world) == 0;
+    const int rank = ar_comm_rank(ctx->world);
     AR_TRY(check_world(ctx));
-    if (first)
+    if (rank == 0)
         ari_full_set_clear(s);
-    AR_TRY(ari_full_set_agree(s, ctx, AR_OK));
-    AR_TRY(ari_full_set_agree(s, ctx, take_all(s, ctx, params, n, optimizer, false)));
-    AR_TRY(ari_full_set_agree(s, ctx, take_all(s, ctx, params, n, optimizer, true)));
-    return ari_full_set_agree(s, ctx, first ? check_all(s) : AR_OK);
+    if (s->process) {
+        AR_TRY(take_from_processes(s, ctx, params, n, optimizer));
+    } else {
+        pass write = {.set = s, .ctx = ctx, .rank = rank},
+             compare = {.set = s, .ctx = ctx, .rank = rank, .compare = true};
+        AR_TRY(ari_full_set_agree(s, ctx, AR_OK));
+        AR_TRY(ari_full_set_agree(s, ctx, take_all(&write, params, n, optimizer)));
+        AR_TRY(ari_full_set_agree(s, ctx, take_all(&compare, params, n, optimizer)));
+    }
+    return ari_full_set_agree(s, ctx, rank == 0 ? check_all(s) : AR_OK);
 }
 
 /* --- what was taken ----------------------------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
 #ifndef ARI_RUN_FULL_SET_H
 #define ARI_RUN_FULL_SET_H
 
+#include "anyrank/process.h"
 #include "anyrank/train.h"
 #include "run/full_tensor.h"
 
@@ -9,8 +10,9 @@
  * ranks of a world share one set. */
 typedef struct ari_full_set ari_full_set;
 
-/** Gives; ari_full_set_destroy, once no rank uses it any more. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_full_set_create(ari_full_set **gives);
+/** Gives; ari_full_set_destroy, once no rank uses it any more. p: ranks are processes, each with a set of its own, and
+ *  process 0's is filled; borrowed. NULL: ranks are threads, which share one. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_full_set_create(ari_full_set **gives, ar_process *p);
 /** Accepts NULL. */
 void ari_full_set_destroy(ari_full_set *s);
 /** Takes this rank's parts of the parameters and, where there is an optimizer, of its state ("<parameter>.<state>"), in

@@ -12,6 +12,7 @@
 #include "ref/models/param_list.h"
 #include "run/cluster_run.h"
 #include "run/positions.h"
+#include "run/process_run.h"
 #include "run/train_rank.h"
 #include "run/weights.h"
 #include "sim/plan/bytes.h"
@@ -193,11 +194,11 @@ static ar_status begin(ari_training *j, ari_weights **weights, ar_data **data)
     if (o->resume)
         AR_TRY(ari_train_check_resume(r->note, sizeof r->note, j));
     AR_TRY(begin_curves(j, o));
-    AR_TRY(ari_full_set_create(&j->full));
+    AR_TRY(ari_full_set_create(&j->full, o->process));
     j->weights = o->resume ? ar_checkpoint_find : *weights ? ari_weights_find : NULL;
     j->weights_user = o->resume ? (void *)o->resume : (void *)*weights;
     const ar_checkpoint_options save = {
-        .folder = o->save, .config = r->folder, .keep = o->keep, .fresh = o->resume == NULL};
+        .folder = o->save, .config = r->folder, .keep = o->keep, .fresh = o->resume == NULL, .process = o->process};
     if (o->save)
         AR_TRY(ar_checkpoint_writer_create(&j->writer, &save));
     return find_saved(j);
@@ -215,6 +216,8 @@ static ar_status run_ranks(ari_training *j)
         .numerics = o->numerics,
         .storage = o->storage,
         .fault = o->fault,
+        .device = o->device,
+        .process = o->process,
         .threads = o->threads,
         .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns, .trace = o->trace, .cluster = o->cluster},
         .body = ari_train_rank,
@@ -227,6 +230,22 @@ static ar_status run_ranks(ari_training *j)
     r->has_predicted = result.has_predicted;
     r->predicted = result.predicted;
     return st;
+}
+
+/* How the run ended, where every process has to know. */
+static ar_status share_end(ar_training_report *r, ar_process *p)
+{
+    const bool first = ar_process_rank(p) == 0;
+    ar_training_report end = *r;
+    AR_TRY(ar_process_broadcast(p, &end, sizeof end));
+    if (first)
+        return AR_OK;
+    /* The lists are process 0's, and stay there. */
+    end.loss = r->loss;
+    end.norm = r->norm;
+    end.lr = r->lr;
+    *r = end;
+    return AR_OK;
 }
 
 /* Whether it ended at a step that it did not take. */
@@ -275,10 +294,17 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
     ari_training job = {.o = o};
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&job.report, 1, sizeof *job.report, "a report"));
-    AR_TRY_TO(done, st, begin(&job, &weights, &data));
-    AR_TRY_TO(done, st, run_ranks(&job));
+    st = begin(&job, &weights, &data);
+    if (o->process)
+        st = ari_process_agree(o->process, st);
+    if (st == AR_OK)
+        st = run_ranks(&job);
+    if (st != AR_OK)
+        goto done;
+    if (o->process) /* process 0 has kept the books */
+        AR_TRY_TO(done, st, share_end(job.report, o->process));
     AR_TRY_TO(done, st, predict_bytes(job.report, o));
-    if (!ended_early(job.report))
+    if (!ended_early(job.report) && (!o->process || ar_process_rank(o->process) == 0))
         AR_TRY_TO(done, st, ari_full_set_hash(job.full, job.report->weights_hash));
     *gives = job.report;
     job.report = NULL;

@@ -120,6 +120,8 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
                                    .numerics = o->numerics,
                                    .precision = o->precision,
                                    .fault = o->fault,
+                                   .device = o->device,
+                                   .process = o->process,
                                    .threads = o->threads,
                                    .sim = {.algorithm = o->algorithm,
                                            .timeout_ns = o->timeout_ns,

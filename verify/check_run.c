@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "run/process_run.h"
 #include "verify/coverage.h"
 #include "verify/pattern.h"
 
@@ -270,6 +271,13 @@ static void keep_counts(ar_check_run *run, const ari_cluster_result *result)
     run->loss = result->loss;
 }
 
+/* Every process goes on alike. */
+static ar_status share_verdict(ar_check_run *run, ar_process *p, ar_status st)
+{
+    AR_TRY(ari_process_agree(p, st));
+    return ar_process_broadcast(p, &run->result, sizeof run->result);
+}
+
 ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
 {
     comparison c;
@@ -277,13 +285,13 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     ari_cluster_options options = *o;
     const int world = ar_parallel_world(&o->parallel);
     run->parallel = o->parallel;
-    ar_status st = AR_OK;
+    ar_status st = AR_OK, ended = AR_OK;
     /* Each tensor-parallel group does; but with ZeRO a gradient is shared out over them. */
     const int holders = o->parallel.zero > 0 ? world : ari_at_least_one(o->parallel.tp);
     AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders, o));
     options.tap = tap_both;
     options.tap_user = c.user;
-    const ar_status ended = ari_cluster_run(&result, &options);
+    ended = ari_cluster_run(&result, &options);
     if (ended == AR_ERR_MEMORY) { /* the machine's failure: it says nothing about the layout */
         const char *message = ar_error_message();
         free(result.reports);
@@ -299,6 +307,10 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         goto done;
     }
     keep_counts(run, &result);
+    if (o->process)
+        AR_TRY_TO(done, st, ari_comparators_collect(o->process, c.rank, world, c.gathered, holders));
+    if (o->process && ar_process_rank(o->process) > 0)
+        goto done; /* the report is process 0's */
     AR_TRY_TO(done, st, sum_up(run, &c, o));
     AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
     /* Nobody predicts the bytes of what is no model. */
@@ -307,7 +319,8 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         run->result = AR_CHECK_DIFFERENT;
 done:
     comparison_fini(&c);
-    return st;
+    /* After a failure of the ranks, which all have heard of, there is nobody left to agree with. */
+    return o->process && ended == AR_OK ? share_verdict(run, o->process, st) : st;
 }
 
 void ari_check_run_fini(ar_check_run *run)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ref/core/boxes.h"
+#include "ref/core/host_view.h"
 #include "ref/core/size.h"
 #include "ref/numerics/bits.h"
 
@@ -150,20 +151,6 @@ static void first_report(ari_finding *f, const ar_layout *o, const ar_tensor *t)
 
 /* --- copies that are kept ----------------------------------------------------------------------------------------- */
 
-static void copy_elements(float *to, const ar_tensor *t)
-{
-    const size_t count = ar_tensor_count(t);
-    for (size_t i = 0; i < count; i++) {
-        size_t rest = i;
-        ptrdiff_t offset = 0;
-        for (int d = t->ndim - 1; d >= 0; d--) {
-            offset += (ptrdiff_t)(rest % t->shape[d]) * t->stride[d];
-            rest /= t->shape[d];
-        }
-        to[i] = ((const float *)t->data.ptr)[offset];
-    }
-}
-
 typedef struct filling {
     float *local;
     const float *reference;
@@ -231,7 +218,7 @@ static ar_status keep_report(ari_comparator *c, size_t tensor, const ari_finding
         memcpy(earlier, k->local, had_count * sizeof *whole);
     else if (had_count > 0)
         st = fill_from_reference(earlier, had, &c->reference->tensor[tensor]);
-    copy_elements(now, t);
+    ari_pack_elements(now, t);
     free(k->local);
     k->local = whole;
     return st;

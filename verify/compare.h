@@ -3,6 +3,7 @@
 #define ARI_VERIFY_COMPARE_H
 
 #include "anyrank/context.h"
+#include "anyrank/process.h"
 #include "verify/reference.h"
 
 /* What one rank found about one tensor. A rank that goes through its samples in micro-batches reports a tensor once for
@@ -60,6 +61,11 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor);
 /** The rank's local tensor, contiguous: its kept copy, or where it does not differ the reference's values. Gives;
  * free(). Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
 AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor);
+
+/** Where ranks are processes: what rank r's comparator found, each process's own, goes to the comparators of process 0,
+ *  and so do the values that the first `holders` ranks gathered. Errors: what the processes give, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered,
+                                               int holders);
 
 /** Distance of two fp32 values in units in the last place; UINT32_MAX if one is NaN and the other is not. */
 uint64_t ari_ulp_distance(float a, float b);

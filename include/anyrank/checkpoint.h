@@ -51,6 +51,8 @@ typedef struct ar_checkpoint_options {
     size_t keep;        /* how many stay, the new one included; 0: all. An older one goes only when `latest` names a
                            newer one, and only if it holds nothing but what was written here */
     bool fresh;         /* a new run, not a resumed one: a folder with checkpoints in it is refused */
+    struct ar_process *process; /* ranks are processes: each has a writer, and process 0's alone touches the folder.
+                                   NULL: threads. Borrowed until destroy */
 } ar_checkpoint_options;
 /** Prepares the folder, and locks it against a second process until destroy; removes what a killed process left half
  *  written. Copies the options. Gives. Errors: AR_ERR_IO (also: another process writes there), AR_ERR_ARG (`fresh`, and

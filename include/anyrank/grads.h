@@ -5,7 +5,6 @@
 #include "anyrank/ddp.h"
 #include "anyrank/model.h"
 #include "anyrank/parallel.h"
-#include "anyrank/process.h"
 #include "anyrank/sensitivity.h"
 #include "anyrank/sim.h"
 
@@ -32,9 +31,8 @@ typedef struct ar_grads_options {
     uint64_t seed;                 /* of fresh weights, where the model's folder has none */
     ar_mlp_order mlp_order;
     ar_sim_algorithm algorithm;
-    int threads; /* of the whole process; 0: the machine's cores */
-    ar_device_choice device;
-    ar_process *process;           /* ranks are processes, as in ar_check_options. NULL: threads. Borrowed */
+    int threads;                   /* of the whole process; 0: the machine's cores */
+    ar_device_choice device;       /* of the ranks */
     uint64_t timeout_ns;           /* 0: 60 s */
     const ar_sim_cluster *cluster; /* what it would take there: virtual time. NULL: none. Borrowed */
     ar_trace *trace;               /* records the run; NULL: nothing does. Borrowed */

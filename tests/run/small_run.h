@@ -168,7 +168,7 @@ static inline ar_status small_run_do(small_run *r)
                                 .fault = r->fault};
     ar_status st = ar_data_open(&r->data, NULL, AR_DATA_AUTO);
     if (st == AR_OK)
-        st = ari_full_set_create(&r->set);
+        st = ari_full_set_create(&r->set, NULL);
     if (st == AR_OK)
         st = rank_run(&o, small_rank_main, r);
     if (st == AR_OK)

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "run/process_run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/process_impl.h"
+#include "ref/core/size.h"
+
+/* --- a rank ------------------------------------------------------------------------------------------------------- */
+
+/* The GPU of a process: that of its local number. Where several share one on purpose, they take turns at what there is.
+ */
+static ar_status choose_gpu(ar_device_choice *c, const ar_process *p)
+{
+    const int gpus = ar_gpu_count();
+    c->index = p->local_rank;
+    if (p->options.share_gpus && gpus > 0)
+        c->index %= gpus;
+    if (gpus > 0 && c->index >= gpus)
+        return ar_error_set(
+            AR_ERR_ARG,
+            "process %d is number %d on its machine, which has %d GPU%s: start one process for each, or "
+            "say that they are to share them",
+            p->rank, p->local_rank, gpus, gpus == 1 ? "" : "s");
+    return AR_OK;
+}
+
+static ar_status check_device(const ar_process *p, const ar_device_choice *which)
+{
+    const ar_transport t = p->options.transport;
+    if ((t == AR_TRANSPORT_NCCL) == (which->kind == AR_DEVICE_CUDA))
+        return AR_OK;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "transport %s between ranks on the device %s: %s", ar_transport_name(t),
+                        ar_device_kind_name(which->kind),
+                        t == AR_TRANSPORT_NCCL ? "NCCL moves what lies on GPUs, which is the device cuda"
+                                               : "MPI moves what lies in the memory of hosts; between GPUs take nccl");
+}
+
+ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
+                          ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg)
+{
+    ar_device_choice choice = *which;
+    ar_device *d = NULL;
+    ar_comm *world = NULL;
+    AR_TRY(check_device(p, which));
+    if (choice.kind == AR_DEVICE_CUDA)
+        AR_TRY(choose_gpu(&choice, p));
+    /* A process that cannot take part must not leave the others waiting for it. */
+    ar_status st = ar_device_create(&d, &choice, threads);
+    st = ari_process_agree(p, st);
+    if (st == AR_OK)
+        st = ar_process_comm(&world, p, d);
+    if (st == AR_OK)
+        st = fn(world, d, arg);
+    if (st != AR_OK && st != AR_ERR_ABORTED && world) {
+        char why[1024];
+        snprintf(why, sizeof why, "%s", ar_error_message());
+        ar_comm_abort(world, st, why);
+        (void)ar_error_set(st, "%s", why);
+    }
+    ar_comm_destroy(world);
+    ar_device_destroy(d);
+    return st;
+}
+
+/* --- agreement ---------------------------------------------------------------------------------------------------- */
+
+typedef struct verdict {
+    ar_status status;
+    char message[1024];
+} verdict;
+
+/* The lowest that has something to say. */
+static void first_of(verdict *v, const verdict *all, int n)
+{
+    *v = (verdict){.status = AR_OK};
+    for (int r = n - 1; r >= 0; r--) {
+        if (all[r].status != AR_OK)
+            *v = all[r];
+    }
+}
+
+ar_status ari_process_agree(ar_process *p, ar_status own)
+{
+    verdict v = {.status = own};
+    void *all = NULL;
+    size_t *sizes = NULL;
+    snprintf(v.message, sizeof v.message, "%s", own == AR_OK ? "" : ar_error_message());
+    AR_TRY(ari_alloc_zero((void **)&sizes, (size_t)p->size, sizeof *sizes, "what the processes say"));
+    ar_status st = ar_process_gather(p, &all, sizes, &v, sizeof v);
+    free(sizes);
+    if (all)
+        first_of(&v, all, p->size);
+    free(all);
+    if (st == AR_OK)
+        st = ar_process_broadcast(p, &v, sizeof v);
+    AR_TRY(st);
+    return v.status == AR_OK ? AR_OK : ar_error_set(v.status, "%s", v.message);
+}
+
+/* --- bytes -------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_bytes_put(ari_bytes *b, const void *from, size_t n)
+{
+    size_t needed = 0;
+    AR_TRY(ari_add_size(&needed, b->count, n));
+    if (needed > b->capacity) {
+        const size_t capacity = needed > SIZE_MAX / 2 ? needed : 2 * needed;
+        void *larger = realloc(b->at, capacity);
+        if (!larger)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes of a rank's results", capacity);
+        b->at = larger;
+        b->capacity = capacity;
+    }
+    if (n > 0)
+        memcpy(b->at + b->count, from, n);
+    b->count = needed;
+    return AR_OK;
+}
+
+void ari_bytes_fini(ari_bytes *b)
+{
+    free(b->at);
+    *b = (ari_bytes){.count = 0};
+}
+
+ar_status ari_bytes_take(ari_bytes *b, void *to, size_t n)
+{
+    if (n > b->count)
+        return ar_error_set(AR_ERR_INTERNAL,
+                            "a process sent %zu bytes where %zu were expected: do all processes run the "
+                            "same program with the same options?",
+                            b->count, n);
+    if (n > 0)
+        memcpy(to, b->at, n);
+    b->at += n;
+    b->count -= n;
+    return AR_OK;
+}
+
+static ar_status take_each(int ranks, unsigned char *all, const size_t *sizes,
+                           ar_status (*take)(void *user, int rank, ari_bytes *b), void *user)
+{
+    for (int r = 0; r < ranks; r++) {
+        ari_bytes of = {.at = all, .count = sizes[r]};
+        AR_TRY(take(user, r, &of));
+        all += sizes[r];
+    }
+    return AR_OK;
+}
+
+ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
+                              ar_status (*take)(void *user, int rank, ari_bytes *b), void *user)
+{
+    void *all = NULL;
+    size_t *sizes = NULL;
+    AR_TRY(ari_alloc_zero((void **)&sizes, (size_t)p->size, sizeof *sizes, "sizes of the processes' results"));
+    ar_status st = ar_process_gather(p, &all, sizes, own->at, own->count);
+    if (st == AR_OK) {
+        if (p->rank == 0)
+            st = take_each(p->size, all, sizes, take, user);
+        st = ari_process_agree(p, st);
+    }
+    free(all);
+    free(sizes);
+    return st;
+}

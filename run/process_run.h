@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_RUN_PROCESS_RUN_H
+#define ARI_RUN_PROCESS_RUN_H
+
+#include "anyrank/process.h"
+
+/* Ranks as processes: what threads of one process would find in each other's memory goes to process 0. */
+
+/** Runs fn(world, d, arg) as this process's rank. d: a device as `which` says; NCCL: on the GPU of this process's local
+ *  number. An error of fn reaches every other process. threads: as ar_device_create. Errors: fn's; AR_ERR_UNSUPPORTED
+ *  (NCCL without CUDA ranks, MPI with them), AR_ERR_ARG (no GPU for this process), those of device and communicator. */
+AR_NODISCARD ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
+                                       ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg);
+
+/** All processes agree: AR_OK where all said so, else status and message of the lowest that did not. */
+AR_NODISCARD ar_status ari_process_agree(ar_process *p, ar_status own);
+
+/* Bytes that grow, to be gathered, and a reader of them. */
+typedef struct ari_bytes {
+    unsigned char *at;
+    size_t count, capacity;
+} ari_bytes;
+AR_NODISCARD ar_status ari_bytes_put(ari_bytes *b, const void *from, size_t n);
+void ari_bytes_fini(ari_bytes *b);
+/** Takes n bytes from the front. Errors: AR_ERR_INTERNAL (there are fewer: processes run different programs). */
+AR_NODISCARD ar_status ari_bytes_take(ari_bytes *b, void *to, size_t n);
+
+/** Hands process 0 every process's bytes, one call of take(user, rank, bytes) for each in order of ranks, which may
+ *  use them up; then all processes agree on what those calls gave. */
+AR_NODISCARD ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
+                                           ar_status (*take)(void *user, int rank, ari_bytes *b), void *user);
+
+#endif
