@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "ref/core/stream.h"
 #include "sim/fault_impl.h"
 
 /* Between two ranks alone. A channel carries what rank a sends to rank b: a group of the two, of which the sender is
@@ -163,6 +164,8 @@ ar_status ari_channel_run(ari_sim_comm *c, const ari_call *call)
     struct ari_channel_end *e = NULL;
     AR_TRY(end_of(&e, c, call));
     ari_fault_before(&e->comm, call);
+    if (call->on && ari_queue_stream(call->on) && !ari_is_staged(c))
+        return ari_on_device_run(&e->comm, call);
     AR_TRY(ari_member_enter(&e->comm.member, &e->comm.base, call, NULL, NULL));
     ari_direct_part(&e->comm, call);
     return ari_member_leave(&e->comm.member);
@@ -174,6 +177,9 @@ void ari_channel_ends_free(ari_sim_comm *c)
         next = e->next;
         ari_member_fini(&e->comm.member);
         ari_fault_watch_free(e->comm.watch);
+        ari_mark_destroy(e->comm.ready);
+        ari_mark_destroy(e->comm.done);
+        free(e->comm.scratch);
         free(e);
     }
 }

@@ -2,7 +2,9 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "anyrank/device.h"
 #include "ref/core/rendezvous_impl.h"
+#include "ref/core/stream.h"
 
 /* --- text that grows at its end and never past it ----------------------------------------------------------------- */
 
@@ -91,6 +93,24 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
     put(&l, ")%s%s%s", call->tag[0] ? " '" : "", call->tag, call->tag[0] ? "'" : "");
 }
 
+/* Where the call's data lie: on the host, or the device's name. */
+static const char *memory_of(const ari_call *call)
+{
+    const ari_stream *s = call->on ? ari_queue_stream(call->on) : NULL;
+    return s ? s->device->ops->name : "host";
+}
+
+static bool in_one_memory(const ari_call *x, const ari_call *y)
+{
+    const char *a = memory_of(x), *b = memory_of(y);
+    return a == b || strcmp(a, b) == 0;
+}
+
+static void put_memory(line *l, const ari_call *x, const ari_call *y)
+{
+    put(l, "data in memory of '%s' against '%s'", memory_of(x), memory_of(y));
+}
+
 /* --- the comparison ----------------------------------------------------------------------------------------------- */
 
 static ar_status disagree(const ari_group *g, int a, int b, char *why, size_t size, const char *difference)
@@ -119,6 +139,8 @@ static void difference(const ari_call *x, const ari_call *y, int n, char *text, 
         put(&l, "operation %s against %s", ari_op_name(x->op), ari_op_name(y->op));
     } else if (x->root != y->root) {
         put(&l, "root %d against %d", x->root, y->root);
+    } else if (!in_one_memory(x, y)) {
+        put_memory(&l, x, y);
     } else if (x->kind != ARI_EXCHANGE && x->count != y->count) {
         put(&l, "count %zu against %zu", x->count, y->count);
     } else if (x->counts && x->kind != ARI_ALL_TO_ALL) {
@@ -150,10 +172,15 @@ static ar_status compare_all_to_all(const ari_group *g, char *why, size_t size)
 static ar_status compare_message(const ari_group *g, char *why, size_t size)
 {
     const ari_call *send = &g->slot[0].call, *receive = &g->slot[1].call;
-    if (send->count == receive->count && send->dtype == receive->dtype)
+    const bool one_memory = in_one_memory(send, receive);
+    if (send->count == receive->count && send->dtype == receive->dtype && one_memory)
         return AR_OK;
     char text[128];
     line l = {text, sizeof text, 0};
+    if (!one_memory) {
+        put_memory(&l, send, receive);
+        return disagree(g, 0, 1, why, size, text);
+    }
     put(&l, "rank %d sends %zu elements of %s to rank %d, which expects %zu", g->rank[0], send->count,
         ar_dtype_name(send->dtype), g->rank[1], receive->count);
     if (send->dtype != receive->dtype)

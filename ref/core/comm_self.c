@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/device.h"
 #include "ref/core/comm_impl.h"
+#include "ref/core/stream.h"
 
 /* A group of one and all that was split from it: one world, one first error. */
 typedef struct self_world {
@@ -51,6 +53,17 @@ static ar_status mismatch(ar_comm *c, ar_status st)
     return st;
 }
 
+/* By the device whose memory it is. */
+static ar_status copy(const ari_call *call, ar_buf to, ar_cbuf from, size_t bytes)
+{
+    ari_stream *stream = call->on ? ari_queue_stream(call->on) : NULL;
+    if (!stream)
+        ari_copy_bytes(to.ptr, from.ptr, bytes);
+    else if (bytes > 0 && to.ptr != from.ptr)
+        return stream->device->ops->copy(stream->device, call->on, to, from, bytes);
+    return AR_OK;
+}
+
 /* The k-th send meets the k-th receive. */
 static ar_status self_exchange(ar_comm *c, const ari_call *call)
 {
@@ -64,7 +77,7 @@ static ar_status self_exchange(ar_comm *c, const ari_call *call)
         if (r == call->count || call->p2p[r].count != send->count)
             return mismatch(c, ar_error_set(AR_ERR_MISMATCH, "exchange '%s': send %zu of %zu elements has no receive",
                                             call->tag, s, send->count));
-        ari_copy_bytes(call->p2p[r++].buf.ptr, send->buf.ptr, send->count * ar_dtype_bytes(call->dtype));
+        AR_TRY(copy(call, call->p2p[r++].buf, ar_const(send->buf), send->count * ar_dtype_bytes(call->dtype)));
     }
     while (r < call->count && call->p2p[r].send)
         r++;
@@ -106,8 +119,7 @@ static ar_status self_run(ar_comm *c, const ari_call *call)
     case ARI_KIND_COUNT:
         break;
     }
-    ari_copy_bytes(call->out.ptr, call->in.ptr, count * ar_dtype_bytes(call->dtype));
-    return AR_OK;
+    return copy(call, call->out, call->in, count * ar_dtype_bytes(call->dtype));
 }
 
 static ar_status self_split(ar_comm **gives, ar_comm *c, int color, int key)
