@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
+#include "ref/core/host_view.h"
 
 static ar_status check_storage(const ar_ctx_options *o)
 {
@@ -306,8 +307,12 @@ ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local,
 {
     if (!c->tap)
         return AR_OK;
-    const ar_tap_event event = {.name = name, .pass = pass, .step = c->step, .local = local, .layout = layout};
-    return c->tap(c->tap_user, &event);
+    ar_tensor view;
+    AR_TRY(ari_host_view(c, &view, local));
+    const ar_tap_event event = {.name = name, .pass = pass, .step = c->step, .local = &view, .layout = layout};
+    const ar_status st = c->tap(c->tap_user, &event);
+    ari_host_view_end(&view, local);
+    return st;
 }
 
 bool ar_tapped(const ar_ctx *c)

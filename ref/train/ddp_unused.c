@@ -55,6 +55,8 @@ static ar_status combine(void *arg, ar_queue *on)
                                 "used parameters");
     if (st == AR_OK)
         st = device->ops->copy(device, on, host, ar_const(d->used_device), d->trained);
+    if (st == AR_OK)
+        st = ar_queue_sync(on, 0); /* the host reads them */
     return ari_span_end(st);
 }
 
