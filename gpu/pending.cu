@@ -5,24 +5,9 @@
 namespace ARI_GPU
 {
 
-ar_status copy_strided(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "copy_strided: not in this build");
-}
-
-ar_status combine(ar_device *, ar_queue *, ar_buf, const ar_cbuf *, int, size_t, ar_dtype, ar_op)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "combine: not in this build");
-}
-
 ar_status gemm_f32(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, const ar_tensor *, bool, ar_precision)
 {
     return ar_error_set(AR_ERR_UNSUPPORTED, "gemm_f32: not in this build");
-}
-
-ar_status bias_act(ar_device *, ar_queue *, const ar_tensor *, ar_cbuf, ar_activation, const ar_tensor *)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "bias_act: not in this build");
 }
 
 ar_status col_exponents(ar_device *, ar_queue *, ar_buf, const ar_tensor *, bool)
@@ -88,37 +73,6 @@ ar_status acc_value(ar_device *, ar_queue *, const ar_tensor *, ar_cbuf, ar_cbuf
 ar_status sum_rows_f32(ar_device *, ar_queue *, ar_buf, size_t, const ar_tensor *, ar_cbuf)
 {
     return ar_error_set(AR_ERR_UNSUPPORTED, "sum_rows_f32: not in this build");
-}
-
-ar_status mul(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "mul: not in this build");
-}
-
-ar_status fill(ar_device *, ar_queue *, ar_buf, float, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "fill: not in this build");
-}
-
-ar_status act_backward(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, ar_activation, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "act_backward: not in this build");
-}
-
-ar_status gated_forward(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, const ar_tensor *, ar_activation)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "gated_forward: not in this build");
-}
-
-ar_status gated_backward(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, const ar_tensor *,
-                         const ar_tensor *, const ar_tensor *, ar_activation)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "gated_backward: not in this build");
-}
-
-ar_status dropout(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, const ar_dropout *)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "dropout: not in this build");
 }
 
 ar_status norm_forward(ar_device *, ar_queue *, ar_norm_kind, ar_buf, ar_buf, ar_buf, ar_cbuf, ar_cbuf, ar_cbuf, double,
@@ -188,47 +142,6 @@ ar_status ce_backward(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, ar_cbuf
                       size_t, size_t)
 {
     return ar_error_set(AR_ERR_UNSUPPORTED, "ce_backward: not in this build");
-}
-
-ar_status sum_squares(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_cbuf, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "sum_squares: not in this build");
-}
-
-ar_status scale(ar_device *, ar_queue *, ar_buf, ar_cbuf, float, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "scale: not in this build");
-}
-
-ar_status round_bf16(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "round_bf16: not in this build");
-}
-
-ar_status round_bits(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, int)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "round_bits: not in this build");
-}
-
-ar_status take_bf16(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "take_bf16: not in this build");
-}
-
-ar_status narrow_bf16(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "narrow_bf16: not in this build");
-}
-
-ar_status widen_bf16(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "widen_bf16: not in this build");
-}
-
-ar_status optimizer_step(ar_device *, ar_queue *, ar_buf, ar_buf, ar_buf, ar_cbuf,
-                         const struct ari_optimizer_constants *, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "optimizer_step: not in this build");
 }
 
 } // namespace ARI_GPU

@@ -9,6 +9,11 @@
 namespace ARI_GPU
 {
 
+/* The index of one element in each dimension. */
+struct place {
+    ptrdiff_t at[AR_MAX_DIMS];
+};
+
 template <class T> struct view {
     T *data;
     size_t shape[AR_MAX_DIMS];
@@ -30,7 +35,21 @@ template <class T> struct view {
     /* Where element i lies, in row-major order of the shape. */
     ARI_KERNEL T *at(size_t i) const
     {
-        return row(i / shape[3]) + static_cast<ptrdiff_t>(i % shape[3]) * stride[3];
+        return at(where(i));
+    }
+    /* The same in two steps, for views of one shape: the divisions are made once. */
+    ARI_KERNEL place where(size_t i) const
+    {
+        place p;
+        for (int k = AR_MAX_DIMS - 1; k >= 0; k--) {
+            p.at[k] = static_cast<ptrdiff_t>(i % shape[k]);
+            i /= shape[k];
+        }
+        return p;
+    }
+    ARI_KERNEL T *at(const place &p) const
+    {
+        return data + p.at[0] * stride[0] + p.at[1] * stride[1] + p.at[2] * stride[2] + p.at[3] * stride[3];
     }
     /* The first element of row r, and of matrix m. */
     ARI_KERNEL T *row(size_t r) const

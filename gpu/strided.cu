@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies between views of any strides. */
+#include "gpu/kernels.h"
+#include "gpu/view.h"
+
+namespace ARI_GPU
+{
+
+/* One thread an element, those of a row of the destination side by side. */
+template <class T> struct copy_each {
+    view<T> to;
+    view<const T> from;
+    ARI_KERNEL void operator()(size_t i) const
+    {
+        const place p = to.where(i);
+        *to.at(p) = *from.at(p);
+    }
+};
+
+/* Where the source is dense along another dimension (2) than the destination (3): a block moves a square tile through
+ * its own memory, reading and writing whole lines. Rows of the tile are one longer than the square, so that its columns
+ * too fall into different banks. */
+template <class T> struct copy_tile {
+    static const size_t side = 32;
+    view<T> to;
+    view<const T> from;
+    size_t down, across; /* tiles along dimensions 2 and 3 */
+
+    ARI_KERNEL void operator()(const block &b) const
+    {
+        ARI_SHARED T tile[side][side + 1];
+        const size_t matrix = b.index / (down * across), at = b.index % (down * across);
+        const size_t row = at / across * side, col = at % across * side;
+        const size_t rows = to.shape[2] - row, cols = to.shape[3] - col;
+        const T *in = from.matrix(matrix) + static_cast<ptrdiff_t>(row) * from.stride[2] +
+                      static_cast<ptrdiff_t>(col) * from.stride[3];
+        T *out =
+            to.matrix(matrix) + static_cast<ptrdiff_t>(row) * to.stride[2] + static_cast<ptrdiff_t>(col) * to.stride[3];
+        b.each(side * side, [&](size_t i) {
+            const size_t c = i / side, r = i % side;
+            if (r < rows && c < cols)
+                tile[r][c] =
+                    in[static_cast<ptrdiff_t>(r) * from.stride[2] + static_cast<ptrdiff_t>(c) * from.stride[3]];
+        });
+        b.each(side * side, [&](size_t i) {
+            const size_t r = i / side, c = i % side;
+            if (r < rows && c < cols)
+                out[static_cast<ptrdiff_t>(r) * to.stride[2] + static_cast<ptrdiff_t>(c) * to.stride[3]] = tile[r][c];
+        });
+    }
+};
+
+/* The dimension along which neighbours lie closest: the smallest stride that is not 0 among those of more than one
+ * element; -1: none. */
+template <class T> int densest(const view<T> &v)
+{
+    int best = -1;
+    for (int k = AR_MAX_DIMS - 1; k >= 0; k--) {
+        const ptrdiff_t s = v.stride[k] < 0 ? -v.stride[k] : v.stride[k];
+        const ptrdiff_t least = best < 0 ? 0 : v.stride[best] < 0 ? -v.stride[best] : v.stride[best];
+        if (v.shape[k] > 1 && s != 0 && (best < 0 || s < least))
+            best = k;
+    }
+    return best;
+}
+
+template <class T> void swap_dimensions(view<T> *v, int a, int b)
+{
+    const size_t shape = v->shape[a];
+    const ptrdiff_t stride = v->stride[a];
+    v->shape[a] = v->shape[b];
+    v->stride[a] = v->stride[b];
+    v->shape[b] = shape;
+    v->stride[b] = stride;
+}
+
+template <class T> ar_status copy_elements(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
+{
+    const size_t worth = 8; /* a shorter side leaves most of a tile's lines empty */
+    view<T> to = view_of<T>(dst);
+    view<const T> from = view_of<const T>(src);
+    const size_t n = to.count();
+    const int last = densest(to);
+    if (last >= 0) {
+        swap_dimensions(&to, last, 3);
+        swap_dimensions(&from, last, 3);
+    }
+    const int other = densest(from);
+    if (other < 0 || other == 3 || to.shape[other] < worth || to.shape[3] < worth)
+        return launch_each(d, q, n, copy_each<T>{to, from});
+    swap_dimensions(&to, other, 2);
+    swap_dimensions(&from, other, 2);
+    const size_t side = copy_tile<T>::side;
+    const copy_tile<T> kernel = {to, from, (to.shape[2] + side - 1) / side, (to.shape[3] + side - 1) / side};
+    return launch_blocks(d, q, to.matrices() * kernel.down * kernel.across, side * side, kernel);
+}
+
+ar_status copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
+{
+    const size_t width = ar_dtype_bytes(dst->dtype);
+    if (width != 4 && width != 8)
+        return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of %zu bytes (%s), expected 4 or 8", width,
+                            ar_dtype_name(dst->dtype));
+    return width == 4 ? copy_elements<uint32_t>(d, q, dst, src) : copy_elements<uint64_t>(d, q, dst, src);
+}
+
+} // namespace ARI_GPU
