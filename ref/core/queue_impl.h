@@ -4,6 +4,10 @@
 
 #include "anyrank/queue.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* What a task leaves behind when it cannot run, because its queue failed before: `st` and `why` are the queue's first
  * error. Releases arg. */
 typedef void (*ari_drop_fn)(void *arg, ar_status st, const char *why);
@@ -30,4 +34,7 @@ AR_NODISCARD ar_status ari_queue_poll(ar_queue *q, uint64_t ticket, bool *done);
 /** A failure of what q's tasks left to a stream poisons q; a wait that was too long does not. Returns st. */
 ar_status ari_queue_note(ar_queue *q, ar_status st);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

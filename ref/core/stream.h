@@ -7,6 +7,10 @@
 
 #include "anyrank/queue.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* A device's own in-order list of work, on which a queue may stand: a task of that queue enqueues there what is done
  * later. Waiting for the queue then means waiting for the stream too. A mark is a point in a stream. Used by one thread
  * at a time, marks by any. */
@@ -49,4 +53,7 @@ AR_NODISCARD ar_status ari_stream_sync(ari_stream *s, uint64_t timeout_ns);
 /** Accepts NULL. */
 void ari_mark_destroy(ari_mark *m);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The emulated device's memory: what a host or a kernel does to it that a GPU would not allow. */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/device.h"
+
+TestSuite(emulated_memory, .timeout = 30);
+
+#if defined(ARI_SANITIZED)
+#define NOT_SANITIZED .disabled = true /* the memory is the C library's there, so that its borders are watched */
+#else
+#define NOT_SANITIZED .disabled = false
+#endif
+
+typedef struct gpu {
+    ar_device *device;
+    ar_queue *queue;
+} gpu;
+
+static gpu open_gpu(void)
+{
+    gpu g;
+    cr_assert_eq(ar_device_emulated_create(&g.device), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(g.device->ops->queue_create(g.device, &g.queue, AR_QUEUE_INLINE, "main"), AR_OK);
+    return g;
+}
+
+static void close_gpu(gpu g)
+{
+    ar_queue_destroy(g.queue);
+    ar_device_destroy(g.device);
+}
+
+static ar_buf taken(gpu g, size_t bytes)
+{
+    ar_buf b = {NULL};
+    cr_assert_eq(g.device->ops->alloc(g.device, &b, bytes), AR_OK, "%s", ar_error_message());
+    return b;
+}
+
+Test(emulated_memory, cannot_be_read_by_the_host, .signal = SIGSEGV, NOT_SANITIZED)
+{
+    const gpu g = open_gpu();
+    const volatile char *at = taken(g, 64).ptr;
+    exit(at[0]); /* not reached */
+}
+
+Test(emulated_memory, cannot_be_written_by_the_host, .signal = SIGSEGV, NOT_SANITIZED)
+{
+    const gpu g = open_gpu();
+    memset(taken(g, 64).ptr, 0, 64);
+}
+
+Test(emulated_memory, goes_to_a_kernel_and_back)
+{
+    const gpu g = open_gpu();
+    const float a[3] = {1, 2, 3}, b[3] = {4, 8, 16};
+    float sum[3] = {0, 0, 0};
+    const ar_buf da = taken(g, sizeof a), db = taken(g, sizeof b), dy = taken(g, sizeof sum);
+    cr_assert_eq(g.device->ops->copy(g.device, g.queue, da, (ar_cbuf){a}, sizeof a), AR_OK);
+    cr_assert_eq(g.device->ops->copy(g.device, g.queue, db, (ar_cbuf){b}, sizeof b), AR_OK);
+    cr_assert_eq(g.device->ops->add(g.device, g.queue, dy, ar_const(da), ar_const(db), 3), AR_OK);
+    cr_assert_eq(g.device->ops->copy(g.device, g.queue, (ar_buf){sum}, ar_const(dy), sizeof sum), AR_OK);
+    cr_assert_eq(ar_queue_sync(g.queue, 0), AR_OK);
+    cr_assert(sum[0] == 5 && sum[1] == 10 && sum[2] == 19);
+    g.device->ops->free(g.device, da);
+    g.device->ops->free(g.device, db);
+    g.device->ops->free(g.device, dy);
+    close_gpu(g);
+}
+
+Test(emulated_memory, is_shared_by_the_devices_of_all_ranks)
+{
+    const gpu one = open_gpu(), other = open_gpu();
+    const float value = 7;
+    float got = 0;
+    const ar_buf from = taken(one, 4), to = taken(other, 4);
+    cr_assert_eq(one.device->ops->copy(one.device, one.queue, from, (ar_cbuf){&value}, 4), AR_OK);
+    cr_assert_eq(other.device->ops->copy(other.device, other.queue, to, ar_const(from), 4), AR_OK);
+    cr_assert_eq(other.device->ops->copy(other.device, other.queue, (ar_buf){&got}, ar_const(to), 4), AR_OK);
+    cr_assert_eq(got, 7);
+    one.device->ops->free(one.device, from);
+    other.device->ops->free(other.device, to);
+    close_gpu(one);
+    close_gpu(other);
+}
+
+Test(emulated_memory, holds_no_zeros_at_first_nor_what_was_there)
+{
+    const gpu g = open_gpu();
+    const size_t sizes[] = {1, 63, 64, 65, 4096, 3 << 20};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int again = 0; again < 2; again++) {
+            const ar_buf b = taken(g, sizes[i]);
+            unsigned char first = 0, last = 0;
+            cr_assert_eq((uintptr_t)b.ptr % 64, 0);
+            cr_assert_eq(g.device->ops->copy(g.device, g.queue, (ar_buf){&first}, ar_const(b), 1), AR_OK);
+            cr_assert_eq(
+                g.device->ops->copy(g.device, g.queue, (ar_buf){&last}, ar_const(ar_buf_at(b, sizes[i] - 1)), 1),
+                AR_OK);
+            cr_assert(first == 0xa5 && (last == 0xa5 || sizes[i] > (1 << 20)), "%zu bytes", sizes[i]);
+            cr_assert_eq(g.device->ops->zero(g.device, g.queue, b, sizes[i]), AR_OK);
+            g.device->ops->free(g.device, b);
+        }
+    }
+    close_gpu(g);
+}
+
+Test(emulated_memory, an_address_of_the_host_is_an_error_of_the_device, NOT_SANITIZED)
+{
+    const gpu g = open_gpu();
+    float host[2] = {1, 2};
+    const ar_buf b = taken(g, 8);
+    cr_assert_eq(g.device->ops->add(g.device, g.queue, b, ar_const(b), (ar_cbuf){host}, 2), AR_ERR_DEVICE);
+    cr_assert_neq(strstr(ar_error_message(), "an address of the host"), NULL, "%s", ar_error_message());
+    cr_assert_eq(g.device->ops->zero(g.device, g.queue, (ar_buf){host}, 8), AR_ERR_DEVICE);
+    cr_assert(host[0] == 1 && host[1] == 2);
+    cr_assert_eq(g.device->ops->add(g.device, g.queue, b, ar_const(b), ar_const(b), 2), AR_OK);
+    g.device->ops->free(g.device, b);
+    close_gpu(g);
+}
+
+Test(emulated_memory, a_queue_that_is_no_stream_of_it_is_refused)
+{
+    const gpu g = open_gpu();
+    ar_queue *plain = NULL, *thread = NULL;
+    const ar_buf b = taken(g, 8);
+    cr_assert_eq(ar_queue_create(&plain, AR_QUEUE_INLINE, "plain"), AR_OK);
+    cr_assert_eq(g.device->ops->queue_create(g.device, &thread, AR_QUEUE_THREAD, "thread"), AR_OK);
+    cr_assert_eq(g.device->ops->zero(g.device, plain, b, 8), AR_ERR_ARG);
+    cr_assert_eq(g.device->ops->zero(g.device, thread, b, 8), AR_ERR_ARG);
+    g.device->ops->free(g.device, b);
+    ar_queue_destroy(thread);
+    ar_queue_destroy(plain);
+    close_gpu(g);
+}
+
+Test(emulated_memory, running_out_says_what_was_asked_and_what_is_free)
+{
+    setenv("ANYRANK_EMULATED_MEMORY", "8", 1);
+    const gpu g = open_gpu();
+    ar_buf held = taken(g, 5 << 20), more = {NULL};
+    cr_assert_eq(g.device->ops->alloc(g.device, &more, 4 << 20), AR_ERR_MEMORY);
+    cr_assert_neq(strstr(ar_error_message(), "4194304 bytes asked for"), NULL, "%s", ar_error_message());
+    cr_assert_neq(strstr(ar_error_message(), "of 8388608 free"), NULL, "%s", ar_error_message());
+    cr_assert_eq(g.device->ops->alloc(g.device, &more, SIZE_MAX), AR_ERR_MEMORY);
+    g.device->ops->free(g.device, held);
+    for (size_t size = 1000; size < 7 << 20; size += size / 3) { /* of many sizes, one after the other */
+        held = taken(g, size);
+        g.device->ops->free(g.device, held);
+    }
+    close_gpu(g);
+}
+
+Test(emulated_memory, a_limit_that_is_none_is_refused)
+{
+    ar_device *d = NULL;
+    setenv("ANYRANK_EMULATED_MEMORY", "much", 1);
+    cr_assert_eq(ar_device_emulated_create(&d), AR_ERR_ARG);
+    cr_assert_neq(strstr(ar_error_message(), "ANYRANK_EMULATED_MEMORY is 'much'"), NULL, "%s", ar_error_message());
+}
+
+Test(emulated_memory, an_order_that_is_none_is_refused)
+{
+    ar_device *d = NULL;
+    setenv("ANYRANK_EMULATED_ORDER", "sideways", 1);
+    cr_assert_eq(ar_device_emulated_create(&d), AR_ERR_ARG);
+    cr_assert_neq(strstr(ar_error_message(), "forward or backward"), NULL, "%s", ar_error_message());
+}
+
+static void *take_and_give(void *arg)
+{
+    const gpu g = open_gpu();
+    const size_t seed = (size_t)arg;
+    for (size_t i = 0; i < 2000; i++) {
+        ar_buf b[2];
+        for (size_t j = 0; j < 2; j++)
+            b[j] = taken(g, (i * 37 + seed * 101 + j * 997) % 5000);
+        uint64_t want = i ^ seed << 32, got = 0;
+        const ar_buf here = taken(g, 8);
+        cr_assert_eq(g.device->ops->copy(g.device, g.queue, here, (ar_cbuf){&want}, 8), AR_OK);
+        g.device->ops->free(g.device, b[0]);
+        cr_assert_eq(g.device->ops->copy(g.device, g.queue, (ar_buf){&got}, ar_const(here), 8), AR_OK);
+        if (got != want)
+            return arg; /* another thread was given the same block */
+        g.device->ops->free(g.device, here);
+        g.device->ops->free(g.device, b[1]);
+    }
+    close_gpu(g);
+    return NULL;
+}
+
+Test(emulated_memory, threads_never_hold_the_same_block)
+{
+    pthread_t threads[4];
+    for (size_t i = 0; i < 4; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, take_and_give, (void *)(i + 1)), 0);
+    for (size_t i = 0; i < 4; i++) {
+        void *failed = NULL;
+        pthread_join(threads[i], &failed);
+        cr_assert_eq(failed, NULL, "thread %zu", (size_t)failed);
+    }
+}
