@@ -115,6 +115,7 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
     gives->clip = o.clip;
     gives->ddp = o.ddp;
     gives->dropout = o.dropout;
+    gives->device = o.device;
     AR_TRY(announce(v, &o, &c));
     const ar_status st = ar_check(&gives->report, &o);
     ari_progress_end(&p.line);

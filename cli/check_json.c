@@ -180,7 +180,8 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
     json_object_set_new(o, "numerics", json_string(native ? "native" : "exact"));
     if (native)
         json_object_set_new(o, "precision", json_string(ar_precision_name(checked[0].report->precision)));
-    json_object_set_new(o, "device", json_string("cpu"));
+    if (n > 0)
+        ari_device_json(o, &checked[0].device);
     json_object_set_new(o, "result", json_string(result_names[worst]));
     if (n > 0 && checked[0].has_net_fault) {
         char what[128];

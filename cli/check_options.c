@@ -170,6 +170,7 @@ ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault faul
                          : v->watch.cluster ? "--cluster"
                          : v->schedule      ? "--schedule"
                          : v->gradcheck     ? "--gradcheck"
+                         : v->layout.device ? "--device"
                                             : of_one_run(v);
     if (!option)
         return AR_OK;
@@ -245,6 +246,7 @@ ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *
                             .text = v->text,
                             .seed = v->common.seed,
                             .fault = fault,
+                            .device = ari_layout_device(&v->layout),
                             .algorithm = ari_layout_algorithm(&v->layout),
                             .threads = v->common.threads,
                             .timeout_ns = ari_layout_timeout_ns(&v->layout),

@@ -67,6 +67,7 @@ static void print_notes(FILE *to, const ari_checked *c)
 static void print_head(FILE *to, const ari_checked *c)
 {
     const ar_check_report *r = c->report;
+    char device[ARI_DEVICE_TEXT];
     fprintf(to, "\n%s: %s parameters (%s), %zu sequence%s of %zu token%s, ", r->config.name, ARI_COUNT(r->parameters),
             r->fresh ? "fresh weights" : "weights of the folder", r->batch, r->batch == 1 ? "" : "s", r->seq,
             r->seq == 1 ? "" : "s");
@@ -81,6 +82,8 @@ static void print_head(FILE *to, const ari_checked *c)
     if (!isnan(r->max_error_vs_f64))
         fprintf(to, "; worst error against binary64 %.1e of a gradient's largest element", r->max_error_vs_f64);
     fprintf(to, "\n");
+    if (ari_device_text(device, &c->device, r->runs == 1 ? ar_parallel_world(&r->run[0].parallel) : 0)[0])
+        fprintf(to, "device: %s\n", device);
     print_notes(to, c);
 }
 

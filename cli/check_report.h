@@ -14,6 +14,7 @@ typedef struct ari_checked {
     ar_optimizer_options optimizer;
     double clip, dropout;
     ar_ddp_options ddp;
+    ar_device_choice device; /* of the ranks */
     bool module; /* bytes are counted alone */
     const ari_watch *watch;
     bool has_net_fault;

@@ -21,6 +21,7 @@ int ari_exit_code(ar_status st)
     case AR_ERR_MEMORY:
     case AR_ERR_TIMEOUT:
     case AR_ERR_ABORTED:
+    case AR_ERR_DEVICE:
     case AR_ERR_INTERNAL:
         return ARI_EXIT_MACHINE;
     default:

@@ -119,6 +119,8 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     }
     json_object_set_new(o, "result", json_string("same"));
     json_object_set_new(o, "numerics", json_string(ari_numerics_names[v->layout.numerics]));
+    const ar_device_choice device = ari_layout_device(&v->layout);
+    ari_device_json(o, &device);
     json_object_set_new(o, "layout", ari_layout_json(&parallel, r->batch));
     if (v->inject)
         json_object_set_new(o, "fault", json_string(v->inject));
@@ -144,8 +146,9 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
 
 static ar_status print(const ar_grads_result *r, const grads_values *v, const ari_watch *watch)
 {
-    char layout[ARI_LAYOUT_TEXT];
+    char layout[ARI_LAYOUT_TEXT], device[ARI_DEVICE_TEXT];
     const ar_parallel parallel = ari_layout_parallel(&v->layout);
+    const ar_device_choice choice = ari_layout_device(&v->layout);
     ari_layout_text(layout, &parallel, r->batch);
     if (watch->timed) {
         ari_table *t = NULL;
@@ -163,6 +166,8 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
     }
     if (v->model)
         printf("loss %.9g\n", (double)r->loss);
+    if (ari_device_text(device, &choice, ar_parallel_world(&parallel))[0])
+        printf("device: %s\n", device);
     printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds), layout, r->outputs_hash);
     return AR_OK;
 }
@@ -187,6 +192,7 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
                                                       ? (ar_sensitivity)v->sensitivity_of
                                                       : ar_sensitivity_of_precision((ar_precision)v->layout.precision),
                                 .fault = fault,
+                                .device = ari_layout_device(&v->layout),
                                 .per_rank = v->per_rank,
                                 .activations = v->activations,
                                 .seed = v->common.seed,

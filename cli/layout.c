@@ -12,7 +12,6 @@ const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
 const char *const ari_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
-const char *const ari_device_names[] = {"cpu", "cuda", NULL};
 
 bool ari_layout_given(const ari_layout_values *v)
 {
@@ -40,10 +39,29 @@ ar_ddp_options ari_layout_ddp(const ari_layout_values *v, size_t capacity)
     return o;
 }
 
+ar_device_choice ari_layout_device(const ari_layout_values *v)
+{
+    ar_device_choice c = {0};
+    return v->device && ar_device_choice_parse(&c, v->device) == AR_OK ? c : (ar_device_choice){0};
+}
+
+/* What a device refuses (ANYRANK_EXACT_PATH), it refuses before minutes of work. A GPU that is there is left alone: of
+ * several processes each has another one. */
+static ar_status check_device(const ari_layout_values *v)
+{
+    ar_device_choice c = {0};
+    ar_device *device = NULL;
+    if (v->device)
+        AR_TRY(ar_device_choice_parse(&c, v->device));
+    if (c.kind == AR_DEVICE_CUDA && c.index < ar_gpu_count())
+        return AR_OK;
+    AR_TRY(ar_device_create(&device, &c, 1));
+    ar_device_destroy(device);
+    return AR_OK;
+}
+
 ar_status ari_layout_check(const ari_layout_values *v)
 {
-    if (v->device != 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--device cuda: not in this version");
     if (v->precision != AR_PRECISION_F32 && v->numerics != AR_NUMERICS_NATIVE)
         return ar_error_set(AR_ERR_ARG,
                             "--precision %s: exact numerics multiply fp32 numbers, give --numerics native "
@@ -66,11 +84,32 @@ ar_status ari_layout_check(const ari_layout_values *v)
                             "--collectives %s: %sthe last rank to come moves the bytes of all, so that those of each "
                             "rank would be chance, not what a layout predicts; give direct or ring",
                             ari_algorithm_names[v->algorithm], v->algorithm == AR_SIM_AUTO ? "of short messages " : "");
-    /* What the device refuses (ANYRANK_EXACT_PATH), it refuses before minutes of work. */
-    ar_device *device = NULL;
-    AR_TRY(ar_device_cpu_create(&device, 1));
-    ar_device_destroy(device);
-    return AR_OK;
+    return check_device(v);
+}
+
+const char *ari_device_text(char *text, const ar_device_choice *c, int world)
+{
+    ar_gpu_info gpu = {0};
+    text[0] = '\0';
+    if (c->kind == AR_DEVICE_EMULATED)
+        snprintf(text, ARI_DEVICE_TEXT, "on the emulated device, the kernels of cuda on the host");
+    if (c->kind != AR_DEVICE_CUDA || ar_gpu_info_get(&gpu, c->index) != AR_OK)
+        return text;
+    if (world == 1)
+        snprintf(text, ARI_DEVICE_TEXT, "on GPU %d (%s)", c->index, gpu.name);
+    else if (world == 0)
+        snprintf(text, ARI_DEVICE_TEXT, "all ranks share GPU %d (%s)", c->index, gpu.name);
+    else
+        snprintf(text, ARI_DEVICE_TEXT, "%d ranks share GPU %d (%s)", world, c->index, gpu.name);
+    return text;
+}
+
+void ari_device_json(json_t *o, const ar_device_choice *c)
+{
+    ar_gpu_info gpu = {0};
+    json_object_set_new(o, "device", json_string(ar_device_kind_name(c->kind)));
+    if (c->kind == AR_DEVICE_CUDA && ar_gpu_info_get(&gpu, c->index) == AR_OK)
+        json_object_set_new(o, "gpu", json_pack("{s:i, s:s}", "index", c->index, "name", gpu.name));
 }
 
 ar_sim_algorithm ari_layout_algorithm(const ari_layout_values *v)

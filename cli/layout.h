@@ -5,6 +5,7 @@
 #include <jansson.h>
 
 #include "anyrank/ddp.h"
+#include "anyrank/device.h"
 #include "anyrank/parallel.h"
 #include "anyrank/sim.h"
 #include "cli/args.h"
@@ -17,9 +18,10 @@ typedef struct ari_layout_values {
     size_t bucket_bytes; /* ARI_LAYOUT_NOT_GIVEN: as the subcommand has it */
     int bucket_mode;
     bool find_unused;
-    int mlp_order, algorithm, numerics, device;
-    int precision;  /* ar_precision */
-    double timeout; /* seconds */
+    int mlp_order, algorithm, numerics;
+    int precision;      /* ar_precision */
+    double timeout;     /* seconds */
+    const char *device; /* NULL: not given */
 } ari_layout_values;
 
 #define ARI_LAYOUT_NOT_GIVEN SIZE_MAX
@@ -32,7 +34,6 @@ extern const char *const ari_mlp_order_names[];
 extern const char *const ari_bucket_mode_names[]; /* in the order of ar_bucket_mode */
 extern const char *const ari_algorithm_names[];   /* in the order of ar_sim_algorithm */
 extern const char *const ari_numerics_names[];
-extern const char *const ari_device_names[];
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
 #define ARI_LAYOUT_AT(values, field) (offsetof(values, layout) + offsetof(ari_layout_values, field))
@@ -69,10 +70,11 @@ extern const char *const ari_precision_names[]; /* in the order of ar_precision 
          .choices = ari_numerics_names,                                                                           \
          .help = (numerics_help)},                                                                                \
         {.name = "device",                                                                                        \
-         .kind = ARI_OPT_ENUM,                                                                                    \
+         .kind = ARI_OPT_STRING,                                                                                  \
          .at = ARI_LAYOUT_AT(values, device),                                                                     \
-         .choices = ari_device_names,                                                                             \
-         .help = "cpu (cuda: not in this version)"},                                                              \
+         .value = "DEVICE",                                                                                       \
+         .help = "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA "  \
+                 "device's kernels on the host (default cpu)"},                                                   \
         {.name = "cp", .kind = ARI_OPT_LATER},                                                                    \
     {                                                                                                             \
         .name = "pp", .kind = ARI_OPT_LATER                                                                       \
@@ -150,6 +152,14 @@ ar_parallel ari_layout_parallel(const ari_layout_values *v);
 AR_NODISCARD ar_status ari_layout_check(const ari_layout_values *v);
 /** How gradients are summed over dp: ar_ddp_defaults with what the options say; `capacity` where they name none. */
 ar_ddp_options ari_layout_ddp(const ari_layout_values *v, size_t capacity);
+/** What --device names, a name that ari_layout_check has let pass; the CPU where it is not given. */
+ar_device_choice ari_layout_device(const ari_layout_values *v);
+enum { ARI_DEVICE_TEXT = 160 };
+/** What the ranks of a run compute on, in words: "4 ranks share GPU 0 (NVIDIA H200)"; "" for the CPU. world 0: runs of
+ *  different numbers. Writes into text[0 .. ARI_DEVICE_TEXT) and gives it back. */
+const char *ari_device_text(char *text, const ar_device_choice *c, int world);
+/** The device's name, and a GPU's own and number, into a result. */
+void ari_device_json(json_t *o, const ar_device_choice *c);
 ar_sim_algorithm ari_layout_algorithm(const ari_layout_values *v);
 uint64_t ari_layout_timeout_ns(const ari_layout_values *v);
 /** The default plan, or the one that --mlp-order asks for. */

@@ -280,6 +280,7 @@ ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, cons
     AR_TRY(set_numerics(o, v));
     if (v->inject)
         AR_TRY(ar_fault_parse(&o->fault, v->inject));
+    o->device = ari_layout_device(&v->layout);
     o->algorithm = ari_layout_algorithm(&v->layout);
     o->threads = v->common.threads;
     o->timeout_ns = ari_layout_timeout_ns(&v->layout);

@@ -48,6 +48,9 @@ static void print_layout(FILE *to, const ar_training_options *o)
     if (p->zero > 0)
         fprintf(to, "%seach keeps its share of the optimizer's state", before);
     fprintf(to, "\n");
+    char device[ARI_DEVICE_TEXT];
+    if (ari_device_text(device, &o->device, world)[0])
+        fprintf(to, "device: %s\n", device);
 }
 
 static const char *origin(const ar_training_report *r, const ar_training_options *o)
@@ -235,7 +238,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_t *j = ari_json_begin("train");
     json_object_set_new(j, "result", json_string(result_name(r)));
     json_object_set_new(j, "numerics", json_string(o->numerics == AR_NUMERICS_NATIVE ? "native" : "exact"));
-    json_object_set_new(j, "device", json_string("cpu"));
+    ari_device_json(j, &o->device);
     json_object_set_new(j, "model", ari_json_text(r->config.name));
     json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
     json_object_set_new(j, "weights", json_string(origin(r, o)));

@@ -80,7 +80,7 @@ _anyrank() {
         --storage) mapfile -t COMPREPLY < <(compgen -W "f32 bf16" -- "$current"); return ;;
         --data-format) mapfile -t COMPREPLY < <(compgen -W "auto bytes u16 u32 safetensors" -- "$current"); return ;;
         --cluster) mapfile -t COMPREPLY < <(compgen -W "a100 h100" -- "$current"); return ;;
-        --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda" -- "$current"); return ;;
+        --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda emulated" -- "$current"); return ;;
         --text | --data | --json | --input | --plot | --trace | --timeline | --sensitivity | --map | --reference-map | --html | --config) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
         --block | --out | --dump | --save | --resume) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
         --ulp | --rtol | --atol | --only | --ignore | --max-report | --heads | --kv-heads | --pp | --pad-vocab | --shard-size) return ;;

@@ -58,7 +58,7 @@ complete -c anyrank -n $layout -l mlp-order -x -a "column-row row-column" -d "Ho
 complete -c anyrank -n $layout -l collectives -x -a "auto direct ring last" -d "How the simulated cluster moves data"
 complete -c anyrank -n $layout -l timeout -x -d "Longest wait of a rank, in seconds"
 complete -c anyrank -n $layout -l numerics -x -a "exact native" -d "The same bits, or within an allowance"
-complete -c anyrank -n $layout -l device -x -a "cpu cuda" -d "cpu; cuda is not in this version"
+complete -c anyrank -n $layout -l device -x -a "cpu cuda cuda:0 emulated" -d "What the ranks compute on"
 
 complete -c anyrank -n $watch -l trace -rF -d "Record the run for Perfetto"
 complete -c anyrank -n $watch -l timeline -rF -d "Record the run as a page"

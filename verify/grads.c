@@ -60,6 +60,7 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     run_options->numerics = o->numerics;
     run_options->precision = o->precision;
     run_options->fault = o->fault;
+    run_options->device = o->device;
     run_options->seed = o->seed;
     run_options->threads = o->threads;
     run_options->sim = (ar_sim_options){

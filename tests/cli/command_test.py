@@ -606,7 +606,7 @@ class Others(CommandTest):
 
 class Options(CommandTest):
     def test_those_of_later_versions_say_so(self):
-        later = [("--cp", "2"), ("--pp", "2"), ("--device", "cuda")]
+        later = [("--cp", "2"), ("--pp", "2")]
         for option in later:
             with self.subTest(option=option):
                 self.refused("check", self.config(), *option, says=[option[0], "not in this version"])
