@@ -4,7 +4,7 @@
 
 /* Matrix products that a library does: gpu/blas_cublas.cu by cuBLAS, gpu/blas_host.cc by plain loops. Matrices are
  * row-major: c [m, n], a [m, k], b [n, k], c (+)= a b^T; ld: elements from one row to the next; batch: so many, `step`
- * elements apart (0: the same one each time). */
+ * elements apart (a and b, 0: the same one each time). No extent is 0. */
 #include "gpu/runtime.h"
 
 namespace ARI_GPU
@@ -19,11 +19,12 @@ struct blas_matrix {
     bool transposed; /* float alone: the rows are the columns of what lies in memory, ld from one of them to the next */
 };
 
-/* int32 = int8 times int8, exact: k up to 131071 of digits of at most 64. ld and k of a and b: multiples of 16, and so
- * are the addresses; n: a multiple of 4. */
+/* int32 = int8 times int8, exact where every sum fits int32. ld and k of a and b: multiples of 16, and so are the
+ * addresses; n and ld of c: multiples of 4. Errors: AR_ERR_DEVICE, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (too large). */
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
-                    const blas_matrix &b, bool add);
-/* fp32 words, added up in fp32. c is not transposed. */
+                    const blas_matrix &b);
+/* a and b: fp32 words or, for AR_PRECISION_BF16, bf16 numbers of two bytes; c: fp32, as are the sums. c is not
+ * transposed. Errors: as above. */
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                      const blas_matrix &b, bool add, ar_precision operands);
 

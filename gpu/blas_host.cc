@@ -1,53 +1,92 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plain loops in place of a library. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "gpu/blas.h"
+#include "ref/core/size.h"
+#include "ref/numerics/bits.h"
+
+/* A function's hot loop is compiled once per x86-64 level; the loader picks. The bits are the same. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED) && defined(__OPTIMIZE__)
+#define HOT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), optimize("O3")))
+#else
+#define HOT
+#endif
 
 namespace ari_emulated
 {
 
+HOT static int32_t dot(const int8_t *a, const int8_t *b, size_t n)
+{
+    int32_t sum = 0;
+    for (size_t k = 0; k < n; k++)
+        sum += a[k] * b[k];
+    return sum;
+}
+
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
-                    const blas_matrix &b, bool add)
+                    const blas_matrix &b)
 {
     bool backward;
+    int32_t *to = dev<int32_t>(c.data);
+    const int8_t *left = dev<int8_t>(a.data), *right = dev<int8_t>(b.data);
     AR_TRY(enter(d, q, &backward));
-    for (size_t g = 0; g < s.batch; g++) {
-        int32_t *to = dev<int32_t>(c.data) + g * c.step;
-        const int8_t *left = dev<int8_t>(a.data) + g * a.step, *right = dev<int8_t>(b.data) + g * b.step;
-        for (size_t i = 0; i < s.m; i++) {
-            for (size_t j = 0; j < s.n; j++) {
-                int32_t sum = add ? to[i * c.ld + j] : 0;
-                for (size_t k = 0; k < s.k; k++)
-                    sum += left[i * a.ld + k] * right[j * b.ld + k];
-                to[i * c.ld + j] = sum;
-            }
-        }
-    }
+    for (size_t g = 0; g < s.batch; g++)
+        for (size_t i = 0; i < s.m; i++)
+            for (size_t j = 0; j < s.n; j++)
+                to[g * c.step + i * c.ld + j] = dot(left + g * a.step + i * a.ld, right + g * b.step + j * b.ld, s.k);
     return AR_OK;
 }
 
-static float element(const float *x, const blas_matrix &m, size_t row, size_t col)
+/* Element (row, col) of matrix `at`, as fp32. */
+static float element(const blas_matrix &m, const void *x, size_t at, size_t row, size_t col, ar_precision operands)
 {
-    return m.transposed ? x[col * m.ld + row] : x[row * m.ld + col];
+    const size_t i = at * m.step + (m.transposed ? col * m.ld + row : row * m.ld + col);
+    if (operands == AR_PRECISION_BF16)
+        return ari_float32(static_cast<uint32_t>(static_cast<const uint16_t *>(x)[i]) << 16);
+    return static_cast<const float *>(x)[i];
+}
+
+HOT static void add_scaled(float *y, const float *x, float factor, size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        y[j] += factor * x[j];
+}
+
+/* One matrix; right: [k, n], sum: [n]. An element's terms are added up in the order of k. */
+static void product(float *to, const blas_shape &s, const blas_matrix &c, const blas_matrix &a, const void *left,
+                    size_t at, const float *right, float *sum, bool add, ar_precision operands)
+{
+    for (size_t i = 0; i < s.m; i++) {
+        memset(sum, 0, s.n * sizeof *sum);
+        for (size_t k = 0; k < s.k; k++)
+            add_scaled(sum, right + k * s.n, element(a, left, at, i, k, operands), s.n);
+        for (size_t j = 0; j < s.n; j++)
+            to[i * c.ld + j] = add ? to[i * c.ld + j] + sum[j] : sum[j];
+    }
 }
 
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                      const blas_matrix &b, bool add, ar_precision operands)
 {
     bool backward;
-    (void)operands;
+    size_t words = 0;
+    void *memory = nullptr;
+    float *to = dev<float>(c.data);
+    const void *left = dev<char>(a.data), *right = dev<char>(b.data);
     AR_TRY(enter(d, q, &backward));
+    AR_TRY(ari_add_size(&words, s.k, 1));
+    AR_TRY(ari_mul_size(&words, words, s.n));
+    AR_TRY(ari_alloc(&memory, words, sizeof(float), "an operand of a product"));
+    float *columns = static_cast<float *>(memory), *sum = columns + s.k * s.n;
     for (size_t g = 0; g < s.batch; g++) {
-        float *to = dev<float>(c.data) + g * c.step;
-        const float *left = dev<float>(a.data) + g * a.step, *right = dev<float>(b.data) + g * b.step;
-        for (size_t i = 0; i < s.m; i++) {
-            for (size_t j = 0; j < s.n; j++) {
-                float sum = 0.0f;
-                for (size_t k = 0; k < s.k; k++)
-                    sum += element(left, a, i, k) * element(right, b, j, k);
-                to[i * c.ld + j] = add ? to[i * c.ld + j] + sum : sum;
-            }
-        }
+        for (size_t j = 0; j < s.n; j++)
+            for (size_t k = 0; k < s.k; k++)
+                columns[k * s.n + j] = element(b, right, g, j, k, operands);
+        product(to + g * c.step, s, c, a, left, g, columns, sum, add, operands);
     }
+    ::free(memory);
     return AR_OK;
 }
 

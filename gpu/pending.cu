@@ -10,51 +10,6 @@ ar_status gemm_f32(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *
     return ar_error_set(AR_ERR_UNSUPPORTED, "gemm_f32: not in this build");
 }
 
-ar_status col_exponents(ar_device *, ar_queue *, ar_buf, const ar_tensor *, bool)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "col_exponents: not in this build");
-}
-
-ar_status row_exponents(ar_device *, ar_queue *, ar_buf, const ar_tensor *, ar_cbuf, int, bool)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "row_exponents: not in this build");
-}
-
-ar_status packed_create(ar_device *, ar_packed **, size_t, size_t, size_t, bool)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "packed_create: not in this build");
-}
-
-void packed_destroy(ar_device *, ar_packed *)
-{
-}
-
-ar_status pack(ar_device *, ar_queue *, ar_packed *, size_t, size_t, const ar_tensor *, ar_cbuf, int, ar_cbuf)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "pack: not in this build");
-}
-
-ar_status gemm_i64(ar_device *, ar_queue *, ar_buf, const ar_packed *, const ar_packed *, int)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "gemm_i64: not in this build");
-}
-
-ar_status gemm_round(ar_device *, ar_queue *, const ar_tensor *, const ar_packed *, const ar_packed *, ar_cbuf, ar_cbuf,
-                     ar_cbuf, ar_activation, const ar_tensor *)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "gemm_round: not in this build");
-}
-
-ar_status gemm_acc(ar_device *, ar_queue *, ar_buf, ar_buf, const ar_packed *, const ar_packed *, ar_cbuf, ar_cbuf)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "gemm_acc: not in this build");
-}
-
-ar_status round_i64(ar_device *, ar_queue *, ar_buf, ar_cbuf, int, size_t, size_t, size_t, ar_cbuf, ar_cbuf)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "round_i64: not in this build");
-}
-
 ar_status acc_add(ar_device *, ar_queue *, ar_buf, ar_buf, size_t, const ar_tensor *, ar_cbuf)
 {
     return ar_error_set(AR_ERR_UNSUPPORTED, "acc_add: not in this build");

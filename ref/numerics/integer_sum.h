@@ -66,6 +66,23 @@ ARI_FN int32_t ari_contract_quantise(float a, int32_t c, int32_t e)
     return known ? (int32_t)ari_nearest_integer(y) : 0;
 }
 
+/** The shift that a column's exponent c asks for, sign +1 in A and -1 in B: 0 for a column with a NaN or an infinity;
+ *  ARI_EXP_ZERO for a column of zeros, which takes no part. */
+ARI_FN int32_t ari_contract_shift(int32_t c, int32_t sign)
+{
+    const uint32_t shift = c == ARI_EXP_NONFINITE ? 0u : (uint32_t)c * (uint32_t)sign;
+    return c == ARI_EXP_ZERO ? ARI_EXP_ZERO : (int32_t)shift;
+}
+
+/** The exponent of a*2^shift; with shift = ARI_EXP_ZERO that of zero, unless a is NaN or infinite. */
+ARI_FN int32_t ari_contract_exponent(float a, int32_t shift)
+{
+    const int32_t e = ari_exponent32(a);
+    const int32_t scaled =
+        e == ARI_EXP_ZERO || shift == ARI_EXP_ZERO ? ARI_EXP_ZERO : (int32_t)((uint32_t)e + (uint32_t)shift);
+    return e == ARI_EXP_NONFINITE ? ARI_EXP_NONFINITE : scaled;
+}
+
 /* y*2^(e+f-50) rounded to fp32, with the flags of the two rows. */
 ARI_FN float ari_contract_round(double y, int32_t e, int32_t f)
 {

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Exponents of rows and columns (docs/numerics.md, "Contraction", steps 0 and 1). A group is a line of a matrix; parts
+ * of it are looked at by different blocks, whose maxima meet in one integer maximum. */
+#include "gpu/kernels.h"
+#include "gpu/view.h"
+#include "ref/numerics/integer_sum.h"
+
+namespace ARI_GPU
+{
+namespace
+{
+
+const size_t PART = 8192;   /* elements of a group that a block looks at, where they lie side by side */
+const size_t GROUPS = 32;   /* groups that a block looks at, where they lie side by side: 128 bytes */
+const size_t SPLIT = 8;     /* runs of elements of each such group */
+const size_t STRETCH = 256; /* elements of each such group */
+
+/* Groups are the rows of x; e [matrices, rows]. */
+struct groups {
+    view<const float> x;
+    const int32_t *c; /* [matrices, cols] or NULL */
+    int32_t sign;
+    int32_t *e;
+
+    /* Element k of a line of matrix `at`. */
+    ARI_KERNEL int32_t exponent(const float *line, size_t at, size_t k) const
+    {
+        const int32_t shift = c ? ari_contract_shift(c[at * x.shape[3] + k], sign) : 0;
+        return ari_contract_exponent(line[static_cast<ptrdiff_t>(k) * x.stride[3]], shift);
+    }
+};
+
+struct none_yet {
+    int32_t *e;
+
+    ARI_KERNEL void operator()(size_t i) const
+    {
+        e[i] = ARI_EXP_ZERO;
+    }
+};
+
+/* One part of one group: the elements of a group lie side by side. */
+struct along_lines {
+    groups g;
+    size_t parts;
+
+    ARI_KERNEL void operator()(const block &b) const
+    {
+        const size_t line = b.index / parts, from = b.index % parts * PART, cols = g.x.shape[3];
+        const size_t n = cols - from < PART ? cols - from : PART;
+        const size_t at = line / g.x.shape[2];
+        const float *x = g.x.row(line);
+        const int32_t found = b.max(n, [&](size_t i) { return g.exponent(x, at, from + i); });
+        b.each(1, [&](size_t) { atomic_max(g.e + line, found); });
+    }
+};
+
+/* One stretch of GROUPS groups: elements of different groups lie side by side. */
+struct across_lines {
+    groups g;
+    size_t bundles, stretches;
+
+    ARI_KERNEL void operator()(const block &b) const
+    {
+        ARI_SHARED int32_t found[GROUPS * SPLIT];
+        const size_t at = b.index / (bundles * stretches);
+        const size_t first = b.index / stretches % bundles * GROUPS, from = b.index % stretches * STRETCH;
+        const size_t rows = g.x.shape[2], cols = g.x.shape[3];
+        const size_t to = cols - from < STRETCH ? cols : from + STRETCH;
+        const float *x = g.x.matrix(at);
+        b.each(GROUPS * SPLIT, [&](size_t i) {
+            const size_t row = first + i % GROUPS;
+            int32_t e = ARI_EXP_ZERO;
+            for (size_t k = from + i / GROUPS; row < rows && k < to; k += SPLIT) {
+                const int32_t next = g.exponent(x + static_cast<ptrdiff_t>(row) * g.x.stride[2], at, k);
+                e = next > e ? next : e;
+            }
+            found[i] = e;
+        });
+        b.each(rows - first < GROUPS ? rows - first : GROUPS, [&](size_t i) {
+            int32_t e = found[i];
+            for (size_t s = 1; s < SPLIT; s++)
+                e = found[s * GROUPS + i] > e ? found[s * GROUPS + i] : e;
+            atomic_max(g.e + at * rows + first + i, e);
+        });
+    }
+};
+
+size_t ceil_div(size_t a, size_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+ar_status exponents(ar_device *d, ar_queue *q, const groups &g, bool max_into)
+{
+    const size_t matrices = g.x.matrices(), rows = g.x.shape[2], cols = g.x.shape[3];
+    if (!max_into)
+        AR_TRY(launch_each(d, q, matrices * rows, none_yet{g.e}));
+    if (g.x.stride[3] == 1 || rows == 1) {
+        const size_t parts = ceil_div(cols, PART);
+        return launch_blocks(d, q, matrices * rows * parts, cols < PART ? cols : PART, along_lines{g, parts});
+    }
+    const size_t bundles = ceil_div(rows, GROUPS), stretches = ceil_div(cols, STRETCH);
+    return launch_blocks(d, q, matrices * bundles * stretches, GROUPS * SPLIT * 4, across_lines{g, bundles, stretches});
+}
+
+} // namespace
+
+ar_status col_exponents(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into)
+{
+    const ar_tensor columns = ar_tensor_transposed(b);
+    return exponents(d, q, {view_of<const float>(&columns), nullptr, 1, dev<int32_t>(c)}, max_into);
+}
+
+ar_status row_exponents(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign, bool max_into)
+{
+    return exponents(d, q, {view_of<const float>(a), dev<int32_t>(c), sign, dev<int32_t>(e)}, max_into);
+}
+
+} // namespace ARI_GPU

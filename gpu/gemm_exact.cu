@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The slots of the exact contraction: int8 products into planes of int32 (gpu/sums.h), tile by tile, and one pass over
+ * the planes of a tile that puts the sums together and does with them what the slot is for. */
+#include "gpu/blas.h"
+#include "gpu/kernels.h"
+#include "gpu/sums.h"
+#include "gpu/view.h"
+#include "ref/core/size.h"
+#include "ref/numerics/scalar.h"
+
+namespace ARI_GPU
+{
+namespace
+{
+
+/* Memory for planes: two tiles of 2048 rows for a result of 4096 columns, which fill a GPU of 132 processors. */
+const size_t PLANE_BYTES = static_cast<size_t>(384) << 20;
+const size_t TILE_STEP = 128; /* rows of a tile are a multiple of it, as cuBLAS's own tiles' are */
+const size_t CHUNK = 1024;    /* columns that a block of threads puts together */
+
+size_t ceil_div(size_t a, size_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* Refuses operands that do not belong together. */
+ar_status check_pair(const packed &a, const packed &b, const char *what)
+{
+    if (a.batch != b.batch || a.k != b.k)
+        return ar_error_set(AR_ERR_SHAPE, "%s: left operand [%zu, %zu, k %zu], right operand [%zu, %zu, k %zu]", what,
+                            a.batch, a.rows, a.k, b.batch, b.rows, b.k);
+    if (!a.left || b.left || a.ten != b.ten)
+        return ar_error_set(AR_ERR_ARG, "%s: the operands were not packed as a left and a right one", what);
+    return AR_OK;
+}
+
+/* The part of a result that is put together at once: whole matrices, or rows of one. */
+struct tile {
+    size_t matrix, matrices, row, rows;
+};
+
+struct tiling {
+    size_t ld;             /* int32 from one row of a plane to the next */
+    size_t planes;         /* of all blocks of terms */
+    size_t matrices, rows; /* of the largest tile */
+    size_t bytes;          /* of its planes */
+};
+
+ar_status plan_tiles(tiling *t, const packed &a, const packed &b)
+{
+    size_t row_bytes = 0, matrix_bytes = 0;
+    t->ld = b.all_rows;
+    t->planes = a.blocks * (a.ten ? PLANES_10 : PLANES_16);
+    AR_TRY(ari_mul_size(&row_bytes, t->planes * sizeof(int32_t), t->ld));
+    AR_TRY(ari_mul_size(&matrix_bytes, row_bytes, a.rows));
+    t->rows = a.rows;
+    t->matrices = a.batch;
+    if (row_bytes == 0)
+        t->bytes = 0;
+    else if (matrix_bytes <= PLANE_BYTES) {
+        const size_t most = PLANE_BYTES / matrix_bytes;
+        t->matrices = ceil_div(a.batch, ceil_div(a.batch, most));
+        t->bytes = t->matrices * matrix_bytes;
+    } else {
+        const size_t most = PLANE_BYTES < row_bytes ? 1 : PLANE_BYTES / row_bytes;
+        const size_t even = ceil_div(a.rows, ceil_div(a.rows, most));
+        const size_t whole = ceil_div(even, TILE_STEP) * TILE_STEP;
+        t->matrices = 1;
+        t->rows = whole <= most ? whole : even;
+        t->bytes = t->rows * row_bytes;
+    }
+    return AR_OK;
+}
+
+/* The planes of a tile; *step: int32 from one to the next. */
+ar_status multiply(ar_device *d, ar_queue *q, ar_buf planes, size_t step, const tile &t, const packed &a,
+                   const packed &b)
+{
+    const size_t n = a.ten ? PLANES_10 : PLANES_16;
+    const run_product *products = a.ten ? PRODUCTS_10 : PRODUCTS_16;
+    const size_t left = (t.matrix * a.all_rows + t.row) * a.row_bytes, right = t.matrix * b.all_rows * b.row_bytes;
+    for (size_t i = 0; i < a.blocks * n; i++) {
+        const run_product &p = products[i % n];
+        const size_t at = i / n * a.block_bytes();
+        const blas_shape shape = {t.rows, b.all_rows, p.count * a.width, t.matrices};
+        const blas_matrix c = {ar_buf_at(planes, i * step * sizeof(int32_t)), b.all_rows, t.rows * b.all_rows, false};
+        const blas_matrix l = {ar_buf_at(a.runs, left + at + p.a * a.width), a.row_bytes, a.all_rows * a.row_bytes,
+                               false};
+        const blas_matrix r = {ar_buf_at(b.runs, right + at + p.b * b.width), b.row_bytes, b.all_rows * b.row_bytes,
+                               false};
+        AR_TRY(blas_int8(d, q, shape, c, l, r));
+    }
+    return AR_OK;
+}
+
+/* What a pass over a tile's planes knows of the tile and the result, [.., m, n]. */
+struct extents {
+    tile t;
+    size_t m, n;
+};
+
+/* Puts the sums of a tile together, each for itself, and gives them to OUT with their matrix, row and column. */
+template <bool TEN, class OUT> struct each_sum {
+    tile_sums<TEN> sums;
+    extents x;
+    OUT out;
+
+    ARI_KERNEL void operator()(const block &b) const
+    {
+        const size_t chunks = (x.n + CHUNK - 1) / CHUNK;
+        const size_t line = b.index / chunks, from = b.index % chunks * CHUNK;
+        const size_t matrix = x.t.matrix + line / x.t.rows, row = x.t.row + line % x.t.rows;
+        b.each(x.n - from < CHUNK ? x.n - from : CHUNK,
+               [&](size_t i) { out(x, matrix, row, from + i, sums.at(line, from + i)); });
+    }
+};
+
+/* Integers out. */
+struct integers_out {
+    int64_t *s;
+    size_t limbs;
+
+    ARI_KERNEL void operator()(const extents &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
+    {
+        int64_t *to = s + ((matrix * x.m + row) * x.n + col) * limbs;
+        if (limbs == 1) {
+            *to = ari_add64(static_cast<int64_t>(static_cast<uint64_t>(sum.high) << 32), sum.low);
+            return;
+        }
+        to[0] = sum.high;
+        to[1] = sum.low;
+    }
+};
+
+/* Rounded values out, with bias and activation where FINISH. */
+template <bool FINISH> struct values_out {
+    view<float> y, z; /* z: where act is not AR_ACT_NONE */
+    const int32_t *e, *f;
+    const float *bias; /* NULL: none */
+    ar_activation act;
+
+    ARI_KERNEL void operator()(const extents &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
+    {
+        const float value = ari_contract_value2(sum.high, sum.low, e[matrix * x.m + row], f[matrix * x.n + col]);
+        const float biased = FINISH && bias ? ari_add32(value, bias[col]) : value;
+        const size_t line = matrix * x.m + row;
+        y.row(line)[static_cast<ptrdiff_t>(col) * y.stride[3]] = biased;
+        if (FINISH && act != AR_ACT_NONE)
+            z.row(line)[static_cast<ptrdiff_t>(col) * z.stride[3]] = ari_act32(act, biased);
+    }
+};
+
+/* Rounded values into an accumulator: one element of it takes its values from all matrices of the tile, so that its
+ * state is read and written once. */
+template <bool TEN> struct into_accumulator {
+    tile_sums<TEN> sums;
+    extents x;
+    uint8_t *t;
+    int64_t *h, *l;
+    const int32_t *e, *f;
+
+    ARI_KERNEL void operator()(const block &b) const
+    {
+        const size_t chunks = (x.n + CHUNK - 1) / CHUNK;
+        const size_t line = b.index / chunks, row = x.t.row + line, from = b.index % chunks * CHUNK;
+        b.each(x.n - from < CHUNK ? x.n - from : CHUNK, [&](size_t i) {
+            const size_t col = from + i, to = row * x.n + col;
+            uint8_t top = t[to];
+            int64_t high = h[to], low = l[to];
+            for (size_t g = 0; g < x.t.matrices; g++) {
+                const size_t matrix = x.t.matrix + g;
+                const wide_sum sum = sums.at(g * x.t.rows + line, col);
+                ari_acc_add(&top, &high, &low,
+                            ari_contract_value2(sum.high, sum.low, e[matrix * x.m + row], f[matrix * x.n + col]));
+            }
+            t[to] = top;
+            h[to] = high;
+            l[to] = low;
+        });
+    }
+};
+
+size_t chunks_of(size_t n)
+{
+    return ceil_div(n, CHUNK);
+}
+
+/* What is done with the sums of a tile, as the slots have it. */
+struct each_of_integers {
+    integers_out out;
+
+    template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
+    {
+        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks_of(x.n), CHUNK,
+                             each_sum<TEN, integers_out>{s, x, out});
+    }
+};
+
+template <bool FINISH> struct each_of_values {
+    values_out<FINISH> out;
+
+    template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
+    {
+        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks_of(x.n), CHUNK,
+                             each_sum<TEN, values_out<FINISH>>{s, x, out});
+    }
+};
+
+struct accumulate {
+    uint8_t *t;
+    int64_t *h, *l;
+    const int32_t *e, *f;
+
+    template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
+    {
+        return launch_blocks(d, q, x.t.rows * chunks_of(x.n), CHUNK, into_accumulator<TEN>{s, x, t, h, l, e, f});
+    }
+};
+
+/* Runs one tile: products, then the pass. */
+template <class PASS>
+ar_status run_tile(ar_device *d, ar_queue *q, ar_buf planes, const tile &t, const packed &a, const packed &b,
+                   const PASS &pass)
+{
+    const size_t step = t.matrices * t.rows * b.all_rows;
+    const extents x = {t, a.rows, b.rows};
+    AR_TRY(multiply(d, q, planes, step, t, a, b));
+    if (a.ten)
+        return pass.run(d, q, tile_sums<true>{dev<int32_t>(planes), step, b.all_rows, a.blocks}, x);
+    return pass.run(d, q, tile_sums<false>{dev<int32_t>(planes), step, b.all_rows, a.blocks}, x);
+}
+
+template <class PASS>
+ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed &b, const PASS &pass)
+{
+    tiling plan = {};
+    scratch planes(d, q);
+    if (a.batch == 0 || a.rows == 0 || b.rows == 0)
+        return AR_OK;
+    AR_TRY(plan_tiles(&plan, a, b));
+    AR_TRY(planes.take(plan.bytes ? plan.bytes : 16));
+    for (size_t matrix = 0; matrix < a.batch; matrix += plan.matrices)
+        for (size_t row = 0; row < a.rows; row += plan.rows) {
+            const size_t matrices = a.batch - matrix < plan.matrices ? a.batch - matrix : plan.matrices;
+            const size_t rows = a.rows - row < plan.rows ? a.rows - row : plan.rows;
+            AR_TRY(run_tile(d, q, planes.buf(), {matrix, matrices, row, rows}, a, b, pass));
+        }
+    return AR_OK;
+}
+
+/* Rounds elements [start, start + count) of a matrix of n columns; a block takes a chunk of a row. */
+struct round_sums {
+    float *y;
+    const int64_t *s;
+    size_t limbs, start, count, n;
+    const int32_t *e, *f;
+
+    ARI_KERNEL void operator()(const block &b) const
+    {
+        const size_t chunks = (n + CHUNK - 1) / CHUNK;
+        const size_t row = start / n + b.index / chunks, from = b.index % chunks * CHUNK;
+        b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
+            const size_t at = row * n + from + i;
+            if (at < start || at - start >= count)
+                return;
+            const int64_t *sum = s + (at - start) * limbs;
+            y[at - start] = limbs == 1 ? ari_contract_value(sum[0], e[row], f[from + i])
+                                       : ari_contract_value2(sum[0], sum[1], e[row], f[from + i]);
+        });
+    }
+};
+
+} // namespace
+
+ar_status gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *left, const ar_packed *right, int limbs)
+{
+    const packed &a = *packed_of(left), &b = *packed_of(right);
+    AR_TRY(check_pair(a, b, "gemm_i64"));
+    if (limbs != 1 && limbs != 2)
+        return ar_error_set(AR_ERR_ARG, "gemm_i64: %d limbs, expected 1 or 2", limbs);
+    if (limbs == 1 && a.k > ARI_CONTRACT_BLOCK)
+        return ar_error_set(AR_ERR_ARG, "gemm_i64: k %zu needs two limbs, one holds up to %d terms", a.k,
+                            ARI_CONTRACT_BLOCK);
+    return for_each_tile(d, q, a, b, each_of_integers{{dev<int64_t>(s), static_cast<size_t>(limbs)}});
+}
+
+ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *left, const ar_packed *right,
+                     ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z)
+{
+    const packed &a = *packed_of(left), &b = *packed_of(right);
+    AR_TRY(check_pair(a, b, "gemm_round"));
+    const view<float> to = view_of<float>(y);
+    if (to.matrices() != a.batch || to.shape[2] != a.rows || to.shape[3] != b.rows)
+        return ar_error_set(AR_ERR_SHAPE, "gemm_round: result [%zu, %zu, %zu], expected [%zu, %zu, %zu]", to.matrices(),
+                            to.shape[2], to.shape[3], a.batch, a.rows, b.rows);
+    const int32_t *rows = dev<int32_t>(e), *cols = dev<int32_t>(f);
+    if (!bias.ptr && act == AR_ACT_NONE)
+        return for_each_tile(d, q, a, b, each_of_values<false>{{to, to, rows, cols, nullptr, act}});
+    const view<float> active = act == AR_ACT_NONE ? to : view_of<float>(z);
+    return for_each_tile(d, q, a, b, each_of_values<true>{{to, active, rows, cols, dev<float>(bias), act}});
+}
+
+ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *left, const ar_packed *right,
+                   ar_cbuf e, ar_cbuf f)
+{
+    const packed &a = *packed_of(left), &b = *packed_of(right);
+    AR_TRY(check_pair(a, b, "gemm_acc"));
+    int64_t *h = dev<int64_t>(hl);
+    return for_each_tile(d, q, a, b,
+                         accumulate{dev<uint8_t>(t), h, h + a.rows * b.rows, dev<int32_t>(e), dev<int32_t>(f)});
+}
+
+ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count, size_t n,
+                    ar_cbuf e, ar_cbuf f)
+{
+    if (count == 0 || n == 0)
+        return AR_OK;
+    const size_t rows = (start + count - 1) / n - start / n + 1;
+    return launch_blocks(d, q, rows * chunks_of(n), n < CHUNK ? n : CHUNK,
+                         round_sums{dev<float>(y), dev<int64_t>(s), static_cast<size_t>(limbs), start, count, n,
+                                    dev<int32_t>(e), dev<int32_t>(f)});
+}
+
+} // namespace ARI_GPU
