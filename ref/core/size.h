@@ -7,6 +7,10 @@
 
 #include "anyrank/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /** *out = a * b. Errors: AR_ERR_OVERFLOW, both factors named; *out untouched. out may be one of the factors' storage.
  */
 AR_NODISCARD ar_status ari_mul_size(size_t *out, size_t a, size_t b);
@@ -36,5 +40,9 @@ static inline int ari_at_least_one(int extent)
 {
     return extent > 1 ? extent : 1;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
