@@ -30,18 +30,6 @@ ar_status sum_rows_f32(ar_device *, ar_queue *, ar_buf, size_t, const ar_tensor 
     return ar_error_set(AR_ERR_UNSUPPORTED, "sum_rows_f32: not in this build");
 }
 
-ar_status norm_forward(ar_device *, ar_queue *, ar_norm_kind, ar_buf, ar_buf, ar_buf, ar_cbuf, ar_cbuf, ar_cbuf, double,
-                       size_t, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "norm_forward: not in this build");
-}
-
-ar_status norm_backward(ar_device *, ar_queue *, ar_norm_kind, ar_buf, ar_buf, ar_buf, ar_cbuf, ar_cbuf, ar_cbuf,
-                        ar_cbuf, ar_cbuf, ar_cbuf, size_t, size_t)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "norm_backward: not in this build");
-}
-
 ar_status rope_tables(ar_device *, ar_queue *, ar_buf, ar_buf, size_t, size_t, double, double, const ar_rope_llama3 *)
 {
     return ar_error_set(AR_ERR_UNSUPPORTED, "rope_tables: not in this build");
