@@ -30,27 +30,6 @@ ar_status sum_rows_f32(ar_device *, ar_queue *, ar_buf, size_t, const ar_tensor 
     return ar_error_set(AR_ERR_UNSUPPORTED, "sum_rows_f32: not in this build");
 }
 
-ar_status rope_tables(ar_device *, ar_queue *, ar_buf, ar_buf, size_t, size_t, double, double, const ar_rope_llama3 *)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "rope_tables: not in this build");
-}
-
-ar_status rope(ar_device *, ar_queue *, const ar_tensor *, const ar_tensor *, ar_cbuf, ar_cbuf, int)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "rope: not in this build");
-}
-
-ar_status softmax_forward(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t, size_t, size_t, float, const ar_mask *)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "softmax_forward: not in this build");
-}
-
-ar_status softmax_backward(ar_device *, ar_queue *, ar_buf, ar_cbuf, ar_buf, size_t, size_t, size_t, float,
-                           const ar_mask *)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "softmax_backward: not in this build");
-}
-
 ar_status rows_in_range(ar_device *, ar_queue *, ar_buf, ar_cbuf, size_t, int64_t, int64_t)
 {
     return ar_error_set(AR_ERR_UNSUPPORTED, "rows_in_range: not in this build");

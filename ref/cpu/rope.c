@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/cpu/row_kernels.h"
 #include "ref/cpu/row_sum.h"
+#include "ref/numerics/rope_check.h"
 
 /* Rotary positions (Su et al. 2021, arXiv:2104.09864), in the form of Hugging Face's Llama: the pairs are (i, i + d/2).
  */
-
-/* From this angle on the shared header's sine and cosine promise nothing. */
-#define ANGLE_LIMIT 1048576.0f
 
 /* The slower of the two dimensions is the outer loop: a frequency takes an exp and a log. */
 static void table_column(float *cos, float *sin, float inv_freq, size_t positions, size_t half)
@@ -18,34 +16,13 @@ static void table_column(float *cos, float *sin, float inv_freq, size_t position
     }
 }
 
-/** Slot rope_tables. Errors: AR_ERR_ARG (head_dim odd, a factor not positive, or a last position whose angle is 2^20 or
- *  more: sine and cosine are defined below that); nothing is written then. */
+/** Slot rope_tables. Errors: those of ari_rope_check; nothing is written then. */
 ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
                               double theta, double factor, const ar_rope_llama3 *llama3)
 {
     (void)q;
+    AR_TRY(ari_rope_check(positions, head_dim, theta, factor, llama3));
     const size_t half = head_dim / 2;
-    if (head_dim % 2 != 0)
-        return ar_error_set(AR_ERR_ARG, "rope_tables: head size %zu is odd, expected an even one", head_dim);
-    if (!(factor > 0.0) || !(theta > 0.0))
-        return ar_error_set(AR_ERR_ARG, "rope_tables: theta %g and factor %g, expected positive numbers", theta,
-                            factor);
-    if (llama3 && llama3->original_positions > 0 &&
-        !(llama3->factor > 0.0 && llama3->low_freq_factor > 0.0 && llama3->high_freq_factor > llama3->low_freq_factor))
-        return ar_error_set(AR_ERR_ARG,
-                            "rope_tables: factor %g, low_freq_factor %g and high_freq_factor %g, expected positive "
-                            "numbers, the third above the second",
-                            llama3->factor, llama3->low_freq_factor, llama3->high_freq_factor);
-    if (positions == 0)
-        return AR_OK;
-    for (size_t i = 0; i < half; i++) {
-        const float inv_freq = ari_rope_frequency(theta, factor, llama3, i, head_dim);
-        const float largest = ari_rope_angle(positions - 1, inv_freq);
-        if (!(largest < ANGLE_LIMIT))
-            return ar_error_set(AR_ERR_ARG,
-                                "rope_tables: the angle of position %zu, pair %zu is %g, expected below 2^20",
-                                positions - 1, i, (double)largest);
-    }
     const int threads = ari_threads_for(d, half, half * positions);
     float *c = cos.ptr, *sn = sin.ptr;
     (void)threads;
