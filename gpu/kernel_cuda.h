@@ -87,6 +87,11 @@ __device__ inline void atomic_max(int32_t *to, int32_t v)
     atomicMax(to, v);
 }
 
+__device__ inline void fault()
+{
+    __trap();
+}
+
 template <class F> __global__ void run_each(size_t n, F f)
 {
     for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n;

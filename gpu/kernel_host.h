@@ -69,13 +69,27 @@ inline void atomic_max(int32_t *to, int32_t v)
     *to = v > *to ? v : *to;
 }
 
+/* Whether this thread's launch has met what it must not. */
+inline thread_local bool faulted = false;
+
+inline void fault()
+{
+    faulted = true;
+}
+inline ar_status launched()
+{
+    const bool wrong = faulted;
+    faulted = false;
+    return wrong ? ar_error_set(AR_ERR_DEVICE, "a kernel was given an index that is out of range") : AR_OK;
+}
+
 template <class F> ar_status launch_each(ar_device *d, ar_queue *q, size_t n, const F &f)
 {
     bool backward;
     AR_TRY(enter(d, q, &backward));
     for (size_t i = 0; i < n; i++)
         f(backward ? n - 1 - i : i);
-    return AR_OK;
+    return launched();
 }
 
 template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, size_t width, const F &f)
@@ -85,7 +99,7 @@ template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, 
     AR_TRY(enter(d, q, &backward));
     for (size_t i = 0; i < n; i++)
         f(block{backward ? n - 1 - i : i, backward});
-    return AR_OK;
+    return launched();
 }
 
 } // namespace ari_emulated
