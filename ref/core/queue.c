@@ -87,11 +87,11 @@ static void run_task(ar_queue *q, const task *t)
         return;
     }
     ar_error_clear();
-    ar_status st = t->fn(t->arg);
-    if (st == AR_OK && q->stream)
-        st = ari_stream_sync(q->stream, 0); /* a task has ended when all is done that it enqueued */
+    const ar_status st = t->fn(t->arg);
     if (st != AR_OK)
         poison(q, st, ar_error_message());
+    if (q->stream) /* a task has ended when all is done that it enqueued */
+        (void)ari_queue_note(q, ari_stream_sync(q->stream, 0));
 }
 
 static void count_ended(ar_queue *q)
@@ -241,8 +241,6 @@ void ari_queue_release(ar_queue *q)
     pthread_mutex_destroy(&q->lock);
     ari_lane_destroy(q->lane);
     ari_queue_release(q->chain);
-    if (q->owns_stream)
-        q->stream->ops->destroy(q->stream);
     free(q->virtual_ends);
     free(q->error);
     free(q);
@@ -266,8 +264,10 @@ void ar_queue_destroy(ar_queue *q)
             ari_lane_reach(ari_lane_self(), q->lane->virtual_ns);
         ari_record_wait(since, q->lane);
     } else if (q->owns_stream) {
-        (void)ari_queue_note(q, ari_stream_sync(q->stream, 0)); /* nobody is left to hear of an error */
+        (void)ari_queue_note(q, ari_stream_sync(q->stream, 0)); /* events that outlive the queue hear of an error */
     }
+    if (q->owns_stream) /* now, and not with the last event: the device may be gone by then */
+        q->stream->ops->destroy(q->stream);
     ari_queue_release(q);
 }
 

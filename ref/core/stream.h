@@ -12,8 +12,9 @@ extern "C" {
 #endif
 
 /* A device's own in-order list of work, on which a queue may stand: a task of that queue enqueues there what is done
- * later. Waiting for the queue then means waiting for the stream too. A mark is a point in a stream. Used by one thread
- * at a time, marks by any. */
+ * later. Waiting for the queue then means waiting for the stream too. A mark is a point in a stream. One thread at a
+ * time enqueues, makes a stream wait, and moves a mark; any thread takes new marks, meanwhile too, and waits for one. A
+ * mark outlives its stream, and its device. */
 struct ar_device;
 typedef struct ari_stream ari_stream;
 typedef struct ari_mark ari_mark;
