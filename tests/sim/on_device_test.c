@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "anyrank/device.h"
+#include "tests/sim/plain.h"
+#include "tests/support/late_device.h"
+#include "tests/support/small.h"
+
+/* Collectives whose buffers are a device's memory. The emulated device's memory kills whoever touches it from the host;
+ * the late one's streams do their work late, so that a wait that is missing shows. */
+TestSuite(on_device, .timeout = 60);
+
+typedef enum where { EMULATED, LATE } where;
+
+static ar_status make_device(ar_device **gives, where w, int fails_at)
+{
+    return w == LATE ? late_device_create(gives, fails_at) : ar_device_emulated_create(gives);
+}
+
+static bool has(where w)
+{
+    ar_device *d = NULL;
+    const bool made = make_device(&d, w, 0) == AR_OK;
+    ar_device_destroy(d);
+    return made;
+}
+
+/* One rank's memory of a case, on the device and back. */
+typedef struct placed {
+    coll_case k; /* with rank r's buffers on the device */
+    ar_buf store, in;
+} placed;
+
+static ar_status place(placed *p, const coll_case *k, int r, ar_device *d, ar_queue *q)
+{
+    *p = (placed){.k = *k};
+    AR_TRY(d->ops->alloc(d, &p->store, k->store_bytes[r]));
+    AR_TRY(d->ops->copy(d, q, p->store, (ar_cbuf){k->store[r]}, k->store_bytes[r]));
+    p->k.out[r] = (unsigned char *)p->store.ptr + (k->out[r] - k->store[r]);
+    if (case_shares(k, r)) {
+        p->k.in[r] = (unsigned char *)p->store.ptr + (k->in[r] - k->store[r]);
+        return AR_OK;
+    }
+    AR_TRY(d->ops->alloc(d, &p->in, k->in_bytes[r] + 1));
+    p->k.in[r] = p->in.ptr;
+    return d->ops->copy(d, q, p->in, (ar_cbuf){k->in[r]}, k->in_bytes[r]);
+}
+
+static ar_status fetch(const placed *p, const coll_case *k, int r, ar_device *d, ar_queue *q)
+{
+    AR_TRY(d->ops->copy(d, q, (ar_buf){k->store[r]}, ar_const(p->store), k->store_bytes[r]));
+    if (p->in.ptr)
+        return d->ops->copy(d, q, (ar_buf){k->in[r]}, ar_const(p->in), k->in_bytes[r]);
+    return AR_OK;
+}
+
+typedef struct batch {
+    where w;
+    ar_queue_kind queue;
+    int fails_at, fails_on; /* the device of rank fails_on */
+    coll_case *k;
+    size_t n;
+    uint64_t read[PLAIN_RANKS], written[PLAIN_RANKS];
+} batch;
+
+/* All calls one after the other; the host looks when all are done. */
+static ar_status run_cases(const batch *b, ar_comm *c, ar_device *d, ar_queue *q, ar_queue *inline_queue)
+{
+    const int r = ar_comm_rank(c);
+    placed *p = calloc(b->n, sizeof *p);
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < b->n && st == AR_OK; i++)
+        st = place(&p[i], &b->k[i], r, d, inline_queue);
+    if (st == AR_OK && q != inline_queue)
+        st = ar_queue_sync(inline_queue, 0);
+    for (size_t i = 0; i < b->n && st == AR_OK; i++)
+        st = case_call(&p[i].k, c, q, "case");
+    if (st == AR_OK && q != inline_queue)
+        st = ar_queue_sync(q, 0);
+    for (size_t i = 0; i < b->n && st == AR_OK; i++)
+        st = fetch(&p[i], &b->k[i], r, d, inline_queue);
+    if (st == AR_OK)
+        st = ar_queue_sync(inline_queue, 0);
+    for (size_t i = 0; i < b->n; i++) {
+        d->ops->free(d, p[i].store);
+        d->ops->free(d, p[i].in);
+    }
+    free(p);
+    return st;
+}
+
+static ar_status run_batch(ar_comm *c, void *arg)
+{
+    batch *b = arg;
+    const int r = ar_comm_rank(c);
+    ar_device *d = NULL;
+    ar_queue *own = NULL, *q = NULL;
+    AR_TRY(make_device(&d, b->w, r == b->fails_on ? b->fails_at : 0));
+    ar_status st = d->ops->queue_create(d, &own, AR_QUEUE_INLINE, "own");
+    if (st == AR_OK && b->queue == AR_QUEUE_THREAD)
+        st = d->ops->queue_create(d, &q, AR_QUEUE_THREAD, "thread");
+    if (st == AR_OK)
+        st = run_cases(b, c, d, q ? q : own, own);
+    ar_comm_counted(c, &b->read[r], &b->written[r]);
+    ar_queue_destroy(q);
+    ar_queue_destroy(own);
+    ar_device_destroy(d);
+    return st;
+}
+
+/* The same on the host, for the bytes that are counted. */
+static ar_status run_on_host(ar_comm *c, void *arg)
+{
+    batch *b = arg;
+    const int r = ar_comm_rank(c);
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "host"));
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < b->n && st == AR_OK; i++)
+        st = case_call(&b->k[i], c, q, "case");
+    ar_comm_counted(c, &b->read[r], &b->written[r]);
+    ar_queue_destroy(q);
+    return st;
+}
+
+static void reset(const batch *b)
+{
+    for (size_t i = 0; i < b->n; i++) {
+        for (int r = 0; r < b->k[i].n; r++)
+            case_reset(&b->k[i], r);
+    }
+}
+
+static void fini(batch *b)
+{
+    for (size_t i = 0; i < b->n; i++)
+        case_fini(&b->k[i]);
+    free(b->k);
+}
+
+static void run_and_check(batch *b, int n, const ar_sim_options *o)
+{
+    char why[256] = "";
+    reset(b);
+    cr_assert_eq(ar_sim_run(n, o, run_batch, b, NULL), AR_OK, "n %d: %s", n, ar_error_message());
+    for (size_t i = 0; i < b->n; i++)
+        cr_assert(case_holds(&b->k[i], why, sizeof why), "%s, algorithm %d: %s", b->w == LATE ? "late" : "emulated",
+                  (int)o->algorithm, why);
+}
+
+/* Every kind, of a count or of uneven and empty parts, in place and not; types and operations take turns. */
+static void make_cases(batch *b, int n, size_t count, unsigned turn)
+{
+    b->k = calloc((size_t)CASE_KINDS * 2 * PLAIN_OPS, sizeof *b->k);
+    b->n = 0;
+    for (int i = 0; i < CASE_KINDS * 2 * PLAIN_OPS; i++) {
+        coll_case k = {.kind = (case_kind)(i / 2 % CASE_KINDS), .in_place = i % 2, .n = n, .count = count};
+        const bool reduces = k.kind == ALL_REDUCE || k.kind == REDUCE_SCATTER || k.kind == REDUCE;
+        const int op = i / (2 * CASE_KINDS);
+        if (!reduces && op > 0)
+            continue;
+        k.op = reduces ? (ar_op)op : AR_SUM;
+        k.dtype = plain_dtypes[(turn + (unsigned)i) % PLAIN_DTYPES];
+        k.root = (int)((turn + (unsigned)i) % (unsigned)n);
+        for (int r = 0; r < n; r++) {
+            k.counts[r] = r % 3 == 1 ? 0 : count / (size_t)(r + 1) + (size_t)r;
+            for (int p = 0; p < n; p++)
+                k.sends[r][p] = k.kind < ALL_TO_ALL || (r + 2 * p) % 5 == 3 ? 0 : (count + (size_t)(3 * r + p)) % 97;
+        }
+        if (k.kind == BARRIER)
+            memset(k.counts, 0, sizeof k.counts);
+        case_init(&k, turn * 131 + (unsigned)i);
+        b->k[b->n++] = k;
+    }
+}
+
+static void check_kinds(where w, ar_queue_kind queue, const ar_sim_options *o)
+{
+    static const size_t counts[] = {0, 1, 3, 701};
+    const int most = small_only() ? 3 : 5;
+    if (!has(w))
+        cr_skip("this build has no emulated device");
+    for (int n = 1; n <= most; n++) {
+        for (unsigned c = 0; c < sizeof counts / sizeof *counts; c++) {
+            batch b = {.w = w, .queue = queue};
+            make_cases(&b, n, counts[c], (unsigned)n * 5 + c);
+            run_and_check(&b, n, o);
+            fini(&b);
+        }
+    }
+}
+
+Test(on_device, every_collective_has_the_bits_of_its_definition)
+{
+    static const ar_sim_algorithm algorithms[] = {AR_SIM_AUTO, AR_SIM_DIRECT, AR_SIM_RING, AR_SIM_LAST};
+    for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++)
+        check_kinds(EMULATED, AR_QUEUE_INLINE, &(ar_sim_options){.algorithm = algorithms[a]});
+}
+
+Test(on_device, streams_that_are_late_change_nothing)
+{
+    check_kinds(LATE, AR_QUEUE_INLINE, &(ar_sim_options){.algorithm = AR_SIM_DIRECT});
+    check_kinds(LATE, AR_QUEUE_THREAD, &(ar_sim_options){.algorithm = AR_SIM_DIRECT});
+}
+
+Test(on_device, verified_transfers_have_the_same_bits)
+{
+    check_kinds(EMULATED, AR_QUEUE_INLINE, &(ar_sim_options){.verify_transfers = true});
+    check_kinds(LATE, AR_QUEUE_INLINE, &(ar_sim_options){.algorithm = AR_SIM_RING, .verify_transfers = true});
+}
+
+Test(on_device, the_bytes_of_each_rank_are_those_of_direct)
+{
+    const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
+    for (int n = 1; n <= 5; n++) {
+        batch b = {.w = LATE};
+        uint64_t read[PLAIN_RANKS], written[PLAIN_RANKS];
+        make_cases(&b, n, 701, (unsigned)n);
+        run_and_check(&b, n, &o);
+        memcpy(read, b.read, sizeof read);
+        memcpy(written, b.written, sizeof written);
+        reset(&b);
+        cr_assert_eq(ar_sim_run(n, &o, run_on_host, &b, NULL), AR_OK, "%s", ar_error_message());
+        for (int r = 0; r < n; r++) {
+            cr_assert_eq(read[r], b.read[r], "n %d rank %d: %llu and %llu", n, r, (unsigned long long)read[r],
+                         (unsigned long long)b.read[r]);
+            cr_assert_eq(written[r], b.written[r]);
+        }
+        fini(&b);
+    }
+}
+
+/* --- one collective right after another ----------------------------------------------------------------------------
+ */
+
+enum { ROUNDS = 40, RANKS = 3, ELEMENTS = 64 };
+
+typedef struct rounds {
+    int32_t gathered[RANKS][ROUNDS][RANKS * ELEMENTS], summed[RANKS][ROUNDS][ELEMENTS];
+} rounds;
+
+static int32_t value_of(int round, int rank, int i)
+{
+    return round * 1000 + rank * 100 + i;
+}
+
+/* The inputs of a round are overwritten as soon as it is enqueued, and so are its outputs once they are copied. */
+static ar_status run_rounds(ar_comm *c, void *arg)
+{
+    rounds *all = arg;
+    const int r = ar_comm_rank(c);
+    static const size_t counts[RANKS] = {ELEMENTS, ELEMENTS, ELEMENTS};
+    ar_device *d = NULL;
+    ar_queue *q = NULL;
+    ar_buf x, y, sum;
+    AR_TRY(late_device_create(&d, 0));
+    AR_TRY(d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "q"));
+    AR_TRY(d->ops->alloc(d, &x, ELEMENTS * sizeof(int32_t)));
+    AR_TRY(d->ops->alloc(d, &y, RANKS * ELEMENTS * sizeof(int32_t)));
+    AR_TRY(d->ops->alloc(d, &sum, ELEMENTS * sizeof(int32_t)));
+    for (int k = 0; k < ROUNDS; k++) {
+        int32_t values[ELEMENTS];
+        for (int i = 0; i < ELEMENTS; i++)
+            values[i] = value_of(k, r, i);
+        AR_TRY(d->ops->copy(d, q, x, (ar_cbuf){values}, sizeof values));
+        AR_TRY(d->ops->copy(d, q, sum, (ar_cbuf){values}, sizeof values));
+        AR_TRY(ar_comm_all_gather(c, q, y, ar_const(x), counts, AR_I32, "x"));
+        AR_TRY(d->ops->zero(d, q, x, sizeof values));
+        AR_TRY(ar_comm_all_reduce(c, q, sum, ar_const(sum), ELEMENTS, AR_I32, AR_SUM, "sum"));
+        AR_TRY(d->ops->copy(d, q, (ar_buf){all->gathered[r][k]}, ar_const(y), sizeof all->gathered[r][k]));
+        AR_TRY(d->ops->copy(d, q, (ar_buf){all->summed[r][k]}, ar_const(sum), sizeof all->summed[r][k]));
+        AR_TRY(d->ops->zero(d, q, y, sizeof all->gathered[r][k]));
+        AR_TRY(d->ops->zero(d, q, sum, sizeof values));
+    }
+    AR_TRY(ar_queue_sync(q, 0));
+    ar_queue_destroy(q);
+    ar_device_destroy(d);
+    return AR_OK;
+}
+
+Test(on_device, what_follows_a_collective_waits_for_all_ranks_parts_of_it)
+{
+    rounds *all = calloc(1, sizeof *all);
+    cr_assert_eq(ar_sim_run(RANKS, NULL, run_rounds, all, NULL), AR_OK, "%s", ar_error_message());
+    for (int k = 0; k < ROUNDS; k++) {
+        for (int r = 0; r < RANKS; r++) {
+            for (int i = 0; i < RANKS * ELEMENTS; i++)
+                cr_assert_eq(all->gathered[r][k][i], value_of(k, i / ELEMENTS, i % ELEMENTS), "round %d rank %d: %d", k,
+                             r, i);
+            for (int i = 0; i < ELEMENTS; i++)
+                cr_assert_eq(all->summed[r][k][i], value_of(k, 0, i) + value_of(k, 1, i) + value_of(k, 2, i),
+                             "round %d rank %d: %d", k, r, i);
+        }
+    }
+    free(all);
+}
+
+/* --- what goes wrong -----------------------------------------------------------------------------------------------
+ */
+
+static void assert_says(const char *what)
+{
+    cr_assert(strstr(ar_error_message(), what), "'%s' is not in: %s", what, ar_error_message());
+}
+
+static ar_status message_or_mixed(ar_comm *c, void *arg)
+{
+    const bool message = *(const bool *)arg;
+    const int r = ar_comm_rank(c);
+    ar_device *d = NULL;
+    ar_queue *q = NULL;
+    ar_buf x = {NULL};
+    int32_t own[4] = {0};
+    AR_TRY(late_device_create(&d, 0));
+    AR_TRY(d->ops->alloc(d, &x, sizeof own));
+    ar_status st =
+        r == 1 ? d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "q") : ar_queue_create(&q, AR_QUEUE_INLINE, "host");
+    const ar_buf at = r == 1 ? x : (ar_buf){own};
+    if (st == AR_OK && !message)
+        st = ar_comm_all_reduce(c, q, at, ar_const(at), 4, AR_I32, AR_SUM, "x");
+    else if (st == AR_OK && r == 0)
+        st = ar_comm_send(c, q, ar_const(at), 4, AR_I32, 1, "x");
+    else if (st == AR_OK)
+        st = ar_comm_recv(c, q, at, 4, AR_I32, 0, "x");
+    ar_queue_destroy(q);
+    ar_device_destroy(d);
+    return st;
+}
+
+Test(on_device, ranks_whose_data_lie_in_different_memories_disagree)
+{
+    bool message = false;
+    cr_assert_eq(ar_sim_run(2, NULL, message_or_mixed, &message, NULL), AR_ERR_MISMATCH);
+    assert_says("ranks 0 and 1 disagree in collective #1");
+    assert_says("data in memory of 'host' against 'late'");
+    message = true;
+    cr_assert_eq(ar_sim_run(2, NULL, message_or_mixed, &message, NULL), AR_ERR_MISMATCH);
+    assert_says("disagree in message #1");
+    assert_says("data in memory of 'host' against 'late'");
+}
+
+Test(on_device, a_device_that_fails_ends_the_world_and_names_its_rank)
+{
+    const ar_sim_options o = {.timeout_ns = 2000000000};
+    for (int at = 1; at <= 4; at++) {
+        batch b = {.w = LATE, .fails_on = 2, .fails_at = 100 + at};
+        make_cases(&b, 4, 701, 3);
+        cr_assert_eq(ar_sim_run(4, &o, run_batch, &b, NULL), AR_ERR_DEVICE, "%s", ar_error_message());
+        assert_says("rank 2 ");
+        assert_says("the late device fails in call");
+        fini(&b);
+    }
+}
+
+/* One of each fault, where it strikes on the host too: the same words. */
+Test(on_device, faults_of_the_transport_strike_as_on_the_host)
+{
+    static const ar_sim_fault faults[] = {
+        {.kind = AR_SIM_CORRUPT, .rank = 0, .collective = 3, .transfer = 0, .bit = 65},
+        {.kind = AR_SIM_DROP, .rank = 2, .collective = 5},
+        {.kind = AR_SIM_DUPLICATE, .rank = 1, .collective = 5},
+        {.kind = AR_SIM_KILL, .rank = 1, .collective = 5, .transfer = 1},
+        {.kind = AR_SIM_KILL, .rank = 2, .collective = 4},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        const ar_sim_options o = {
+            .algorithm = AR_SIM_DIRECT, .verify_transfers = true, .faults = &faults[i], .fault_count = 1};
+        batch b = {.w = LATE};
+        char host[512], device[512];
+        make_cases(&b, 3, 701, 7);
+        const ar_status on_host = ar_sim_run(3, &o, run_on_host, &b, NULL);
+        snprintf(host, sizeof host, "%.*s", (int)strcspn(ar_error_message(), "\n"), ar_error_message());
+        reset(&b);
+        const ar_status on_device = ar_sim_run(3, &o, run_batch, &b, NULL);
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(ar_error_message(), "\n"), ar_error_message());
+        cr_assert_neq(on_host, AR_OK, "fault %zu does not strike", i);
+        cr_assert_eq(on_device, on_host);
+        cr_assert_str_eq(device, host);
+        fini(&b);
+    }
+}
+
+Test(on_device, a_delay_changes_nothing)
+{
+    const ar_sim_fault late = {.kind = AR_SIM_DELAY, .rank = 1, .collective = 2, .ns = 1000000};
+    const ar_sim_options o = {.faults = &late, .fault_count = 1};
+    batch b = {.w = LATE};
+    make_cases(&b, 3, 50, 1);
+    run_and_check(&b, 3, &o);
+    fini(&b);
+}
