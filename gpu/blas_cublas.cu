@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Matrix products by cuBLAS. A handle belongs to one stream of one device, as cuBLAS asks for where results are to be
+ * the same from run to run; no product adds up with atomics. */
+#include <cublas_v2.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gpu/blas.h"
+#include "ref/core/size.h"
+
+namespace ari_cuda
+{
+namespace
+{
+
+struct stream_handle {
+    cudaStream_t stream;
+    cublasHandle_t handle;
+    stream_handle *next;
+};
+
+/* The handles of one device, made when a stream first asks for one. */
+struct handles {
+    pthread_mutex_t lock;
+    stream_handle *first;
+};
+
+/* The largest batch of one call: what a grid of blocks counts in its third dimension. */
+const size_t BATCH_MAX = 65535;
+
+ar_status refused(cublasStatus_t s, const char *what)
+{
+    const ar_status code = s == CUBLAS_STATUS_ALLOC_FAILED ? AR_ERR_MEMORY : AR_ERR_DEVICE;
+    return ar_error_set(code, "cuBLAS, %s: %s", what, cublasGetStatusString(s));
+}
+
+ar_status handle_create(stream_handle **gives, cudaStream_t stream)
+{
+    void *memory = nullptr;
+    AR_TRY(ari_alloc(&memory, 1, sizeof(stream_handle), "a handle of cuBLAS"));
+    stream_handle *h = static_cast<stream_handle *>(memory);
+    cublasStatus_t s = cublasCreate(&h->handle);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        ::free(memory);
+        return refused(s, "a handle");
+    }
+    s = cublasSetStream(h->handle, stream);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasSetAtomicsMode(h->handle, CUBLAS_ATOMICS_NOT_ALLOWED);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        (void)cublasDestroy(h->handle);
+        ::free(memory);
+        return refused(s, "a handle's stream");
+    }
+    h->stream = stream;
+    *gives = h;
+    return AR_OK;
+}
+
+/* The handle of the stream that q stands on, whose device is the calling thread's from here on. */
+ar_status handle_of(ar_device *d, ar_queue *q, cublasHandle_t *gives)
+{
+    handles *all = static_cast<handles *>(blas_of(d));
+    cudaStream_t stream;
+    AR_TRY(enter(d, q, &stream));
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&all->lock);
+    stream_handle *h = all->first;
+    while (h && h->stream != stream)
+        h = h->next;
+    if (!h) {
+        st = handle_create(&h, stream);
+        if (st == AR_OK) {
+            h->next = all->first;
+            all->first = h;
+        }
+    }
+    if (st == AR_OK)
+        *gives = h->handle;
+    pthread_mutex_unlock(&all->lock);
+    return st;
+}
+
+ar_status check_sizes(const blas_shape &s, const blas_matrix &c, const blas_matrix &a, const blas_matrix &b)
+{
+    const size_t all[] = {s.m, s.n, s.k, a.ld, b.ld, c.ld};
+    for (size_t x : all)
+        if (x > INT_MAX)
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "a product [%zu, %zu] of %zu terms, rows %zu, %zu and %zu apart: cuBLAS takes numbers "
+                                "below 2^31",
+                                s.m, s.n, s.k, c.ld, a.ld, b.ld);
+    return AR_OK;
+}
+
+/* What the types of a product are. */
+struct product_types {
+    cudaDataType_t operands, result;
+    cublasComputeType_t compute;
+    size_t operand_bytes; /* a result's are 4 */
+};
+
+/* Row-major c = a b^T is, to cuBLAS, which takes columns first, c^T = b a^T. */
+ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
+                  const blas_matrix &b, const product_types &t, const void *one, const void *factor)
+{
+    cublasHandle_t handle;
+    AR_TRY(check_sizes(s, c, a, b));
+    AR_TRY(handle_of(d, q, &handle));
+    const cublasOperation_t of_b = b.transposed ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasOperation_t of_a = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int m = static_cast<int>(s.m), n = static_cast<int>(s.n), k = static_cast<int>(s.k);
+    for (size_t at = 0; at < s.batch; at += BATCH_MAX) {
+        const size_t batch = s.batch - at < BATCH_MAX ? s.batch - at : BATCH_MAX;
+        const void *left = ar_buf_at(a.data, at * a.step * t.operand_bytes).ptr;
+        const void *right = ar_buf_at(b.data, at * b.step * t.operand_bytes).ptr;
+        void *to = ar_buf_at(c.data, at * c.step * 4).ptr;
+        const cublasStatus_t status =
+            batch == 1
+                ? cublasGemmEx(handle, of_b, of_a, n, m, k, one, right, t.operands, static_cast<int>(b.ld), left,
+                               t.operands, static_cast<int>(a.ld), factor, to, t.result, static_cast<int>(c.ld),
+                               t.compute, CUBLAS_GEMM_DEFAULT)
+                : cublasGemmStridedBatchedEx(handle, of_b, of_a, n, m, k, one, right, t.operands,
+                                             static_cast<int>(b.ld), static_cast<long long>(b.step), left, t.operands,
+                                             static_cast<int>(a.ld), static_cast<long long>(a.step), factor, to,
+                                             t.result, static_cast<int>(c.ld), static_cast<long long>(c.step),
+                                             static_cast<int>(batch), t.compute, CUBLAS_GEMM_DEFAULT);
+        if (status != CUBLAS_STATUS_SUCCESS) {
+            char what[96];
+            snprintf(what, sizeof what, "%zu products [%zu, %zu] of %zu terms", batch, s.m, s.n, s.k);
+            return refused(status, what);
+        }
+    }
+    return AR_OK;
+}
+
+} // namespace
+
+ar_status blas_create(void **gives)
+{
+    AR_TRY(ari_alloc_zero(gives, 1, sizeof(handles), "the handles of cuBLAS"));
+    pthread_mutex_init(&static_cast<handles *>(*gives)->lock, nullptr);
+    return AR_OK;
+}
+
+void blas_destroy(void *blas)
+{
+    handles *all = static_cast<handles *>(blas);
+    if (!all)
+        return;
+    while (all->first) {
+        stream_handle *h = all->first;
+        all->first = h->next;
+        (void)cublasDestroy(h->handle);
+        ::free(h);
+    }
+    pthread_mutex_destroy(&all->lock);
+    ::free(all);
+}
+
+ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
+                    const blas_matrix &b)
+{
+    const product_types types = {CUDA_R_8I, CUDA_R_32I, CUBLAS_COMPUTE_32I, 1};
+    const int32_t one = 1, zero = 0;
+    return product(d, q, s, c, a, b, types, &one, &zero);
+}
+
+ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
+                     const blas_matrix &b, bool add, ar_precision operands)
+{
+    const product_types f32 = {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_PEDANTIC, 4};
+    const product_types tf32 = {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32, 4};
+    const product_types bf16 = {CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 2};
+    const float one = 1.0f, zero = 0.0f;
+    return product(d, q, s, c, a, b,
+                   operands == AR_PRECISION_BF16   ? bf16
+                   : operands == AR_PRECISION_TF32 ? tf32
+                                                   : f32,
+                   &one, add ? &one : &zero);
+}
+
+} // namespace ari_cuda
