@@ -68,9 +68,9 @@ static inline void *fake_worker(void *arg)
     for (;;) {
         while (!s->head && !s->stop)
             pthread_cond_wait(&s->changed, &s->lock);
-        fake_item *item = s->head;
-        if (!item)
+        if (s->stop)
             break;
+        fake_item *item = s->head;
         s->head = item->next;
         if (!s->head)
             s->tail = &s->head;
@@ -81,6 +81,11 @@ static inline void *fake_worker(void *arg)
         s->failed |= !ok;
         s->done++;
         pthread_cond_broadcast(&s->changed);
+    }
+    while (s->head) { /* never done: who destroys a stream has waited for it */
+        fake_item *item = s->head;
+        s->head = item->next;
+        free(item);
     }
     pthread_mutex_unlock(&s->lock);
     fake_release(s);

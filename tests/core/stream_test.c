@@ -177,7 +177,7 @@ Test(stream, thread_waits_in_its_turn_and_not_with_earlier_tasks)
     log_t log = {0};
     later early = {.what = {&log, 1}}, late = {.what = {&log, 3}};
     entry middle = {&log, 2};
-    atomic_bool host_gate = false, gate = false;
+    atomic_bool host_gate = false, gate = false, later_gate = false;
     cr_assert_eq(ar_queue_host(comm, pass_gate_on_host, &host_gate), AR_OK);
     cr_assert_eq(ar_queue_chain(comm, enqueue_later, &early), AR_OK);
     ar_event *early_done = recorded(comm);
@@ -186,12 +186,14 @@ Test(stream, thread_waits_in_its_turn_and_not_with_earlier_tasks)
     ar_event *e = recorded(q);
     cr_assert_eq(ar_queue_wait(comm, e), AR_OK);
     cr_assert_eq(ar_queue_chain(comm, enqueue_later, &late), AR_OK);
+    fake_enqueue(ari_queue_stream(q), pass_gate, &later_gate);
     cr_assert_eq(ar_event_record(e, q), AR_OK); /* comm keeps the point that it was given */
     atomic_store(&host_gate, true);
     cr_assert_eq(ar_event_sync(early_done, 20000 * MS), AR_OK, "%s", ar_error_message());
     atomic_store(&gate, true);
-    cr_assert_eq(ar_queue_sync(comm, 0), AR_OK);
+    cr_assert_eq(ar_queue_sync(comm, 20000 * MS), AR_OK, "%s", ar_error_message());
     expect_log(&log, (int[]){1, 2, 3}, 3);
+    atomic_store(&later_gate, true);
     ar_event_destroy(early_done);
     ar_event_destroy(e);
     ar_queue_destroy(comm);
