@@ -21,6 +21,24 @@
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 
+/* Of layouts that nobody asked for, those with as many ranks as there are processes. */
+static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
+{
+    const int processes = ar_process_size(o->process);
+    size_t kept = 0;
+    for (size_t i = 0; i < o->layouts; i++) {
+        if (ar_parallel_world(&p[i]) == processes)
+            p[kept++] = p[i];
+    }
+    o->layouts = kept;
+    if (kept > 0)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG,
+                        "%s has no default layout of %d ranks, as many as there are processes: give --tp and --dp, or "
+                        "start another number of processes",
+                        o->model, processes);
+}
+
 /* A model's config and all options, with its layouts in p: the one given, those of --sweep, or the default set. */
 static ar_status options_of(const ari_check_values *v, const char *model, ar_fault fault, ar_config *c,
                             ar_check_options *o, ar_parallel *p)
@@ -47,7 +65,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_fau
         return ar_error_set(AR_ERR_ARG, "--sweep %d has %zu layouts, more than the %d of one check; use fewer ranks",
                             v->sweep, o->layouts, MOST_LAYOUTS);
     o->parallel = p;
-    return AR_OK;
+    return o->process && !given ? keep_fitting(o, p) : AR_OK;
 }
 
 /* Before long work: what it will take. */
@@ -116,6 +134,7 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
     gives->ddp = o.ddp;
     gives->dropout = o.dropout;
     gives->device = o.device;
+    gives->process = o.process;
     AR_TRY(announce(v, &o, &c));
     const ar_status st = ar_check(&gives->report, &o);
     ari_progress_end(&p.line);
@@ -150,7 +169,7 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
     if (text)
         ari_check_print_verdict(stdout, checked, n, fault);
     *exit_code = ari_check_same(checked, n) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
-    return ari_json_end(ari_check_json(checked, n), &v->common);
+    return ari_transport_reports(v->process) ? ari_json_end(ari_check_json(checked, n), &v->common) : AR_OK;
 }
 
 static ar_status list_models(const ari_check_values *v, const char *const *models, size_t n)
@@ -218,6 +237,7 @@ static ar_status run(ari_check_values *v, int *exit_code)
 {
     ar_fault fault = AR_FAULT_NONE;
     AR_TRY(ari_check_values_check(v));
+    AR_TRY(ari_check_values_check_processes(v));
     if (v->inject)
         AR_TRY(ar_fault_parse(&fault, v->inject));
     if (v->inject && !v->model && !ari_layout_given(&v->layout) && v->sweep == 0) {
@@ -232,12 +252,14 @@ static ar_status run(ari_check_values *v, int *exit_code)
         return list_models(v, models, n);
     ari_checked checked[MOST_MODELS] = {0};
     ari_watch watch = {0};
+    AR_TRY(ari_transport_begin(&v->process, &v->transport, v->layout.timeout, true));
     ar_status st = ari_watch_begin(&watch, &v->watch, &v->common);
     if (st == AR_OK)
         st = run_models(v, models, n, fault, &watch, checked, exit_code);
     for (size_t i = 0; i < n; i++)
         ar_check_report_destroy(checked[i].report);
     ari_watch_fini(&watch);
+    ar_process_destroy(v->process);
     return st;
 }
 

@@ -7,6 +7,7 @@
 #include "cli/config_notes.h"
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
+#include "cli/transport.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "ref/io/json_text.h"
@@ -182,6 +183,7 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
         json_object_set_new(o, "precision", json_string(ar_precision_name(checked[0].report->precision)));
     if (n > 0)
         ari_device_json(o, &checked[0].device);
+    ari_transport_json(o, checked[0].process);
     json_object_set_new(o, "result", json_string(result_names[worst]));
     if (n > 0 && checked[0].has_net_fault) {
         char what[128];

@@ -68,6 +68,7 @@ static const ari_option options[] = {
      .help =
          "write the baseline's tensors to DIR/reference.safetensors and each layout's ranks to a folder of its own, "
          "for 'anyrank verify'"},
+    ARI_TRANSPORT_OPTIONS(ari_check_values),
     ARI_WATCH_OPTIONS(ari_check_values),
     {.name = "schedule",
      .kind = ARI_OPT_STRING,
@@ -163,15 +164,30 @@ static const char *of_one_run(const ari_check_values *v)
     return v->net_fault ? "--net-fault" : NULL;
 }
 
+ar_status ari_check_values_check_processes(const ari_check_values *v)
+{
+    const char *option = v->dump               ? "--dump"
+                         : v->watch.cluster    ? "--cluster"
+                         : v->schedule         ? "--schedule"
+                         : v->verify_transfers ? "--verify-transfers"
+                         : v->list_tensors     ? "--list-tensors"
+                                               : of_one_run(v);
+    if (v->transport.transport == AR_TRANSPORT_SIM || !option)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "%s needs ranks that are threads of one process: leave --transport %s out", option,
+                        ar_transport_name((ar_transport)v->transport.transport));
+}
+
 ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault)
 {
-    const char *option = v->list_tensors    ? "--list-tensors"
-                         : v->dump          ? "--dump"
-                         : v->watch.cluster ? "--cluster"
-                         : v->schedule      ? "--schedule"
-                         : v->gradcheck     ? "--gradcheck"
-                         : v->layout.device ? "--device"
-                                            : of_one_run(v);
+    const char *option = v->list_tensors          ? "--list-tensors"
+                         : v->dump                ? "--dump"
+                         : v->watch.cluster       ? "--cluster"
+                         : v->schedule            ? "--schedule"
+                         : v->gradcheck           ? "--gradcheck"
+                         : v->layout.device       ? "--device"
+                         : v->transport.transport ? "--transport"
+                                                  : of_one_run(v);
     if (!option)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "--inject %s shows in a module, not in a model, and %s is about a model's run",
@@ -247,6 +263,7 @@ ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *
                             .seed = v->common.seed,
                             .fault = fault,
                             .device = ari_layout_device(&v->layout),
+                            .process = v->process,
                             .algorithm = ari_layout_algorithm(&v->layout),
                             .threads = v->common.threads,
                             .timeout_ns = ari_layout_timeout_ns(&v->layout),

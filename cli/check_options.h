@@ -7,6 +7,7 @@
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
 #include "cli/step_options.h"
+#include "cli/transport.h"
 #include "cli/watch.h"
 
 /* What `anyrank check` is asked for. Of the training step -1 and NaN: not given. */
@@ -14,6 +15,8 @@ typedef struct ari_check_values {
     ari_common common;
     const char *model, *text, *inject, *dump;
     ari_layout_values layout;
+    ari_transport_values transport;
+    ar_process *process; /* of the transport, once the command has begun; NULL: sim */
     ari_optimizer_values optimizer;
     ari_watch_values watch;
     const char *schedule, *net_fault; /* NULL: not given */
@@ -31,6 +34,8 @@ ari_check_values ari_check_values_defaults(void);
 AR_NODISCARD ar_status ari_check_values_check(const ari_check_values *v);
 /** Takes what was not given from the case in which an injected fault matters. */
 void ari_check_values_inject(ari_check_values *v, ar_fault fault);
+/** Refuses what only the simulated cluster has, where ranks are processes. */
+AR_NODISCARD ar_status ari_check_values_check_processes(const ari_check_values *v);
 /** Refuses what a run of a module, which shows this fault, has not. */
 AR_NODISCARD ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault);
 /** Refuses what is about one run where `models` and layouts make several. After ari_check_values_inject. */

@@ -9,6 +9,7 @@
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
 #include "cli/table.h"
+#include "cli/transport.h"
 
 bool ari_check_same(const ari_checked *checked, size_t n)
 {
@@ -84,6 +85,7 @@ static void print_head(FILE *to, const ari_checked *c)
     fprintf(to, "\n");
     if (ari_device_text(device, &c->device, r->runs == 1 ? ar_parallel_world(&r->run[0].parallel) : 0)[0])
         fprintf(to, "device: %s\n", device);
+    ari_transport_print(to, c->process);
     print_notes(to, c);
 }
 

@@ -11,6 +11,7 @@
 
 #include "anyrank/device.h"
 #include "cli/command.h"
+#include "cli/transport.h"
 #include "ref/core/nearest.h"
 #include "ref/io/file.h"
 
@@ -141,6 +142,7 @@ int main(int argc, char **argv)
     let_threads_sleep(argv);
     /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
+    ari_transport_silence(argc, argv);
     ar_cpu_select_kernels();
     return close_output(run(argc, argv));
 }

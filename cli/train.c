@@ -194,7 +194,7 @@ static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const a
     ari_progress_begin(&l.progress, v->common.quiet);
     ar_status st = ar_train_run(&r, &o);
     ari_progress_end(&l.progress);
-    if (st == AR_OK)
+    if (st == AR_OK && ari_transport_reports(v->process))
         st = report(r, &o, v, watch);
     if (st == AR_OK)
         st = verdict(r, exit_code);
@@ -202,12 +202,13 @@ static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const a
     return st;
 }
 
-static ar_status run(const ari_train_values *v, int *exit_code)
+static ar_status run(ari_train_values *v, int *exit_code)
 {
     ari_watch watch = {0};
     ar_checkpoint *resume = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_train_values_check(v));
+    AR_TRY_TO(done, st, ari_transport_begin(&v->process, &v->transport, v->layout.timeout, false));
     AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch, &v->common));
     if (v->resume)
         AR_TRY_TO(done, st, ar_checkpoint_open(&resume, v->resume));
@@ -215,6 +216,7 @@ static ar_status run(const ari_train_values *v, int *exit_code)
 done:
     ar_checkpoint_close(resume);
     ari_watch_fini(&watch);
+    ar_process_destroy(v->process);
     return st;
 }
 

@@ -108,6 +108,7 @@ static const ari_option options[] = {
      .value = "K",
      .help = "print every K-th step (default: at most 40 lines in all)"},
     ARI_INJECT_OPTION(ari_train_values),
+    ARI_TRANSPORT_OPTIONS(ari_train_values),
     ARI_WATCH_OPTIONS(ari_train_values),
     /* In place of the one that every subcommand has, which stays in the list: --resume needs to know whether it was
      * given. */
@@ -179,6 +180,12 @@ ar_status ari_train_values_check(const ari_train_values *v)
         return ar_error_set(AR_ERR_ARG, "--data-format is that of --data: give --data FILE too");
     AR_TRY(ari_dropout_check(v->dropout));
     AR_TRY(check_plot(v));
+    if (v->transport.transport != AR_TRANSPORT_SIM && (v->watch.cluster || v->watch.trace || v->watch.timeline))
+        return ar_error_set(AR_ERR_ARG, "--%s needs ranks that are threads of one process: leave --transport %s out",
+                            v->watch.cluster ? "cluster"
+                            : v->watch.trace ? "trace"
+                                             : "timeline",
+                            ar_transport_name((ar_transport)v->transport.transport));
     return ari_layout_check(&v->layout);
 }
 
@@ -281,6 +288,7 @@ ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, cons
     if (v->inject)
         AR_TRY(ar_fault_parse(&o->fault, v->inject));
     o->device = ari_layout_device(&v->layout);
+    o->process = v->process;
     o->algorithm = ari_layout_algorithm(&v->layout);
     o->threads = v->common.threads;
     o->timeout_ns = ari_layout_timeout_ns(&v->layout);

@@ -7,6 +7,7 @@
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
 #include "cli/step_options.h"
+#include "cli/transport.h"
 #include "cli/watch.h"
 #include "verify/estimate.h"
 
@@ -15,6 +16,8 @@ typedef struct ari_train_values {
     ari_common common;
     const char *model, *data, *save, *resume, *plot, *inject, *loss_scale;
     ari_layout_values layout;
+    ari_transport_values transport;
+    ar_process *process; /* of the transport, once the command has begun; NULL: sim */
     ari_optimizer_values optimizer;
     ari_watch_values watch;
     int steps, save_every, stop_after, verify_every, log_every;

@@ -9,6 +9,7 @@
 #include "cli/layout.h"
 #include "cli/optimizer_options.h"
 #include "cli/table.h"
+#include "cli/transport.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
@@ -51,6 +52,7 @@ static void print_layout(FILE *to, const ar_training_options *o)
     char device[ARI_DEVICE_TEXT];
     if (ari_device_text(device, &o->device, world)[0])
         fprintf(to, "device: %s\n", device);
+    ari_transport_print(to, o->process);
 }
 
 static const char *origin(const ar_training_report *r, const ar_training_options *o)
@@ -239,6 +241,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "result", json_string(result_name(r)));
     json_object_set_new(j, "numerics", json_string(o->numerics == AR_NUMERICS_NATIVE ? "native" : "exact"));
     ari_device_json(j, &o->device);
+    ari_transport_json(j, o->process);
     json_object_set_new(j, "model", ari_json_text(r->config.name));
     json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
     json_object_set_new(j, "weights", json_string(origin(r, o)));

@@ -22,6 +22,7 @@ _anyrank() {
     local common="--json --quiet --no-color --threads --seed --help --version"
     local layout="--tp --mlp-order --collectives --timeout --numerics --device"
     local watch="--trace --timeline --cluster"
+    local transport="--transport --share-gpus"
     local split="--sp --keep-gathered --dp --micro-batches --forward-first"
     local ddp="--zero --bucket-bytes --bucket-mode --find-unused"
     local optimizer="--optimizer --lr --lr-schedule --warmup --min-lr --momentum --nesterov --betas --weight-decay
@@ -42,12 +43,12 @@ _anyrank() {
     case $subcommand in
         check)
             options="$layout --precision $split $ddp --sweep --batch --seq --text --steps $optimizer --clip --dropout --inject --gradcheck --skip-f64 --memory --list-tensors --dump
-                $watch --schedule --net-fault --verify-transfers $common"
+                $transport $watch --schedule --net-fault --verify-transfers $common"
             names=$models ;;
         grads) options="$layout --precision --sensitivity --sensitivity-of $split $ddp $watch --input --block --out --per-rank --activations --inject $common" names=$models ;;
         train)
             options="$layout $split $ddp $optimizer --data --data-format --in-order --steps --batch --seq --clip --dropout --storage --loss-scale
-                --save --save-every --keep --resume --stop-after --verify-every --plot --log-every --inject $watch $common"
+                --save --save-every --keep --resume --stop-after --verify-every --plot --log-every --inject $transport $watch $common"
             names=$models ;;
         verify)
             options="--bits --ulp --rtol --atol --sensitivity --map --reference-map --only --ignore --common --no-equal-nan --html --max-report
@@ -80,6 +81,7 @@ _anyrank() {
         --storage) mapfile -t COMPREPLY < <(compgen -W "f32 bf16" -- "$current"); return ;;
         --data-format) mapfile -t COMPREPLY < <(compgen -W "auto bytes u16 u32 safetensors" -- "$current"); return ;;
         --cluster) mapfile -t COMPREPLY < <(compgen -W "a100 h100" -- "$current"); return ;;
+        --transport) mapfile -t COMPREPLY < <(compgen -W "sim mpi nccl" -- "$current"); return ;;
         --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda emulated" -- "$current"); return ;;
         --text | --data | --json | --input | --plot | --trace | --timeline | --sensitivity | --map | --reference-map | --html | --config) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
         --block | --out | --dump | --save | --resume) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;

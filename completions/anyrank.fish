@@ -60,6 +60,9 @@ complete -c anyrank -n $layout -l timeout -x -d "Longest wait of a rank, in seco
 complete -c anyrank -n $layout -l numerics -x -a "exact native" -d "The same bits, or within an allowance"
 complete -c anyrank -n $layout -l device -x -a "cpu cuda cuda:0 emulated" -d "What the ranks compute on"
 
+complete -c anyrank -n $optimizer -l transport -x -a "sim mpi nccl" -d "What ranks are"
+complete -c anyrank -n $optimizer -l share-gpus -d "Several processes may use one GPU"
+
 complete -c anyrank -n $watch -l trace -rF -d "Record the run for Perfetto"
 complete -c anyrank -n $watch -l timeline -rF -d "Record the run as a page"
 complete -c anyrank -n $watch -l cluster -x -d "Tell what it would take on that cluster"

@@ -42,6 +42,8 @@ AR_NODISCARD ar_status ar_process_create(ar_process **gives, const ar_process_op
 /** Collective, unless a process has failed: then it waits for nobody. Accepts NULL. */
 void ar_process_destroy(ar_process *p);
 
+/** NULL: AR_TRANSPORT_SIM. */
+ar_transport ar_process_transport(const ar_process *p);
 int ar_process_rank(const ar_process *p);
 int ar_process_size(const ar_process *p);
 /** The number among the processes of this machine: the GPU to take. */

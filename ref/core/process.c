@@ -43,6 +43,11 @@ void ar_process_destroy(ar_process *p)
         p->ops->destroy(p);
 }
 
+ar_transport ar_process_transport(const ar_process *p)
+{
+    return p ? p->options.transport : AR_TRANSPORT_SIM;
+}
+
 int ar_process_rank(const ar_process *p)
 {
     return p->rank;

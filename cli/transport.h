@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_TRANSPORT_H
+#define ARI_CLI_TRANSPORT_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "anyrank/process.h"
+#include "cli/args.h"
+
+/* The options that say whether ranks are threads of this process or processes of their own: the same for every
+ * subcommand that can be run under a launcher. */
+typedef struct ari_transport_values {
+    int transport; /* ar_transport */
+    bool share_gpus;
+} ari_transport_values;
+
+extern const char *const ari_transport_names[]; /* in the order of ar_transport */
+
+#define ARI_TRANSPORT_AT(values, field) (offsetof(values, transport) + offsetof(ari_transport_values, field))
+
+/* Rows of an option table; `values` is the subcommand's struct, with an ari_transport_values called `transport`. */
+#define ARI_TRANSPORT_OPTIONS(values)                                                                               \
+    {.name = "transport",                                                                                           \
+     .kind = ARI_OPT_ENUM,                                                                                          \
+     .at = ARI_TRANSPORT_AT(values, transport),                                                                     \
+     .choices = ari_transport_names,                                                                                \
+     .help =                                                                                                        \
+         "sim: ranks are threads of this process; mpi, nccl: each process that mpirun, srun or torchrun starts is " \
+         "a rank (default sim)"},                                                                                   \
+    {                                                                                                               \
+        .name = "share-gpus", .kind = ARI_OPT_FLAG, .at = ARI_TRANSPORT_AT(values, share_gpus),                     \
+        .help = "with --transport nccl: several processes may use one GPU (slow; for tests)"                        \
+    }
+
+/** This process's place among those that the launcher started; *gives = NULL with sim. check_calls: as
+ *  ar_process_options. Gives; ar_process_destroy. Errors: AR_ERR_ARG (share_gpus without nccl), ar_process_create's. */
+AR_NODISCARD ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, double timeout_s,
+                                           bool check_calls);
+/** Whether this process prints and writes files: the only one, or process 0. */
+bool ari_transport_reports(const ar_process *p);
+/** A line of its own where ranks are processes: "ranks: 4 processes, connected by MPI"; nothing with sim. */
+void ari_transport_print(FILE *to, const ar_process *p);
+/** The same as "transport" of an object. */
+void ari_transport_json(json_t *o, const ar_process *p);
+/** Silences a process that a launcher started as one of several, not as the first, if its arguments name a transport of
+ *  processes: what all would say, the first says. */
+void ari_transport_silence(int argc, char *const *argv);
+
+#endif
