@@ -29,7 +29,7 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
                      const blas_matrix &b, bool add, ar_precision operands);
 
 #if defined(__CUDACC__)
-/* What a CUDA device keeps for the library: made with it, ended before it and before its streams, in a thread whose GPU
+/* What a CUDA device keeps for the library: made with it, ended with it, in a thread whose GPU
  * is the device's. Errors: AR_ERR_MEMORY. */
 ar_status blas_create(void **gives);
 void blas_destroy(void *blas); /* accepts NULL */

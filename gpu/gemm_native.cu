@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The native contraction: a library's product of fp32, TF32 or bf16 numbers with sums in fp32. What the library cannot
+ * read where it lies is copied. */
+#include "gpu/blas.h"
+#include "gpu/kernels.h"
+#include "gpu/view.h"
+#include "ref/core/size.h"
+#include "ref/numerics/bits.h"
+
+namespace ARI_GPU
+{
+namespace
+{
+
+const size_t CHUNK = 4096; /* elements of a line that a block of threads narrows */
+
+/* An operand as the library takes it: matrices by two steps, of which a call follows one. */
+struct operand {
+    ar_buf data;
+    size_t batch[2];
+    size_t ld, step[2]; /* elements */
+    bool transposed;
+
+    size_t matrix(size_t at) const
+    {
+        return at / batch[1] * step[0] + at % batch[1] * step[1];
+    }
+};
+
+/* Whether rows of n elements lie side by side, a line of them `line` further than the one before. *ld: how far, at
+ * least n. */
+bool lies_in_lines(size_t *ld, size_t lines, size_t n, ptrdiff_t line, ptrdiff_t along)
+{
+    if ((n > 1 && along != 1) || (lines > 1 && line < static_cast<ptrdiff_t>(n)))
+        return false;
+    *ld = lines > 1 ? static_cast<size_t>(line) : n;
+    return true;
+}
+
+/* The operand that a tensor is, where the library can read it. */
+bool lies_ready(operand *o, const ar_tensor *t)
+{
+    const view<const float> v = view_of<const float>(t);
+    o->data = t->data;
+    for (int i = 0; i < 2; i++) {
+        if (v.shape[i] > 1 && v.stride[i] < 0)
+            return false;
+        o->batch[i] = v.shape[i];
+        o->step[i] = v.shape[i] > 1 ? static_cast<size_t>(v.stride[i]) : 0;
+    }
+    o->transposed = false;
+    if (lies_in_lines(&o->ld, v.shape[2], v.shape[3], v.stride[2], v.stride[3]))
+        return true;
+    o->transposed = true;
+    return lies_in_lines(&o->ld, v.shape[3], v.shape[2], v.stride[3], v.stride[2]);
+}
+
+/* Whether the matrices of a batch are one step apart, and which. */
+bool one_step(size_t *step, const operand &o)
+{
+    *step = o.batch[1] > 1 ? o.step[1] : o.step[0];
+    return o.batch[0] == 1 || o.batch[1] == 1 || o.step[0] == o.batch[1] * o.step[1];
+}
+
+/* Memory like t's shape, contiguous, of elements of `bytes`. */
+ar_status take_like(scratch *to, const ar_tensor *t, size_t bytes)
+{
+    size_t count = bytes;
+    for (int i = 0; i < t->ndim; i++)
+        AR_TRY(ari_mul_size(&count, count, t->shape[i]));
+    return to->take(count);
+}
+
+ar_status copy_of(ar_device *d, ar_queue *q, ar_tensor *gives, scratch *to, const ar_tensor *t, bool with_values)
+{
+    AR_TRY(take_like(to, t, sizeof(float)));
+    AR_TRY(ar_tensor_view(gives, AR_F32, t->ndim, t->shape, to->buf()));
+    return with_values ? copy_strided(d, q, gives, t) : AR_OK;
+}
+
+/* fp32 words that hold bf16 numbers, as bf16: the upper halves. */
+struct narrow_lines {
+    view<const float> x;
+    uint16_t *y;
+    size_t chunks;
+
+    ARI_KERNEL void operator()(const block &b) const
+    {
+        const size_t line = b.index / chunks, from = b.index % chunks * CHUNK, n = x.shape[3];
+        const float *in = x.row(line);
+        uint16_t *out = y + line * n;
+        b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
+            const float v = in[static_cast<ptrdiff_t>(from + i) * x.stride[3]];
+            out[from + i] = static_cast<uint16_t>(ari_bits32(v) >> 16);
+        });
+    }
+};
+
+/* Contiguous matrices of bf16 in memory order: the dimension whose elements lie side by side stays the last. */
+ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_tensor *t)
+{
+    const ar_tensor flipped = ar_tensor_transposed(t);
+    const bool flip = t->stride[t->ndim - 1] != 1 && t->stride[t->ndim - 2] == 1;
+    const view<const float> v = view_of<const float>(flip ? &flipped : t);
+    const size_t chunks = v.shape[3] / CHUNK + (v.shape[3] % CHUNK != 0);
+    AR_TRY(take_like(to, t, sizeof(uint16_t)));
+    const size_t matrix = v.shape[2] * v.shape[3];
+    *o = {to->buf(), {v.shape[0], v.shape[1]}, v.shape[3], {v.shape[1] * matrix, matrix}, flip};
+    return launch_blocks(d, q, v.rows() * chunks, v.shape[3] < CHUNK ? v.shape[3] : CHUNK,
+                         narrow_lines{v, dev<uint16_t>(to->buf()), chunks});
+}
+
+/* Operand a or b in a form that the library takes. */
+ar_status bring(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_tensor *t, ar_precision operands)
+{
+    ar_tensor copied;
+    if (operands == AR_PRECISION_BF16)
+        return narrowed(d, q, o, to, t);
+    if (lies_ready(o, t))
+        return AR_OK;
+    AR_TRY(copy_of(d, q, &copied, to, t, true));
+    (void)lies_ready(o, &copied);
+    return AR_OK;
+}
+
+/* The matrices of an operand from number `at` on, `step` apart. */
+blas_matrix matrices_of(const operand &o, size_t at, size_t step, size_t bytes)
+{
+    return {ar_buf_at(o.data, o.matrix(at) * bytes), o.ld, step, o.transposed};
+}
+
+/* c (+)= a b^T, of s.batch matrices: as many of them in one call as lie evenly in every operand. */
+ar_status multiply(ar_device *d, ar_queue *q, blas_shape s, const operand &c, const operand &a, const operand &b,
+                   bool add, ar_precision operands)
+{
+    const size_t bytes = operands == AR_PRECISION_BF16 ? sizeof(uint16_t) : sizeof(float), matrices = s.batch;
+    size_t of_a = 0, of_b = 0, of_c = 0;
+    const bool even = one_step(&of_a, a) && one_step(&of_b, b) && one_step(&of_c, c);
+    const bool alike = a.batch[1] == c.batch[1] && b.batch[1] == c.batch[1];
+    if (!even) {
+        of_a = a.step[1];
+        of_b = b.step[1];
+        of_c = c.step[1];
+        s.batch = alike ? c.batch[1] : 1;
+    }
+    for (size_t at = 0; at < matrices; at += s.batch)
+        AR_TRY(blas_float(d, q, s, matrices_of(c, at, of_c, sizeof(float)), matrices_of(a, at, of_a, bytes),
+                          matrices_of(b, at, of_b, bytes), add, operands));
+    return AR_OK;
+}
+
+/* +0 everywhere. */
+struct clear {
+    view<float> y;
+
+    ARI_KERNEL void operator()(size_t i) const
+    {
+        *y.at(i) = 0.0f;
+    }
+};
+
+ar_status check_shapes(const view<float> &c, const view<const float> &a, const view<const float> &b)
+{
+    const bool fits = a.matrices() == c.matrices() && b.matrices() == c.matrices() && a.shape[2] == c.shape[2] &&
+                      b.shape[2] == c.shape[3] && a.shape[3] == b.shape[3];
+    if (fits)
+        return AR_OK;
+    return ar_error_set(AR_ERR_SHAPE, "gemm_f32: %zu x [%zu, %zu] times %zu x [%zu, %zu]^T into %zu x [%zu, %zu]",
+                        a.matrices(), a.shape[2], a.shape[3], b.matrices(), b.shape[2], b.shape[3], c.matrices(),
+                        c.shape[2], c.shape[3]);
+}
+
+} // namespace
+
+ar_status gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add,
+                   ar_precision operands)
+{
+    const view<float> result = view_of<float>(c);
+    const view<const float> left = view_of<const float>(a);
+    AR_TRY(check_shapes(result, left, view_of<const float>(b)));
+    if (result.count() == 0)
+        return AR_OK;
+    if (left.shape[3] == 0)
+        return add ? AR_OK : launch_each(d, q, result.count(), clear{result});
+    scratch of_a(d, q), of_b(d, q), of_c(d, q);
+    operand oa, ob, oc;
+    ar_tensor copied;
+    AR_TRY(bring(d, q, &oa, &of_a, a, operands));
+    AR_TRY(bring(d, q, &ob, &of_b, b, operands));
+    const bool ready = lies_ready(&oc, c);
+    if (!ready) {
+        AR_TRY(copy_of(d, q, &copied, &of_c, c, add));
+        (void)lies_ready(&oc, &copied);
+    }
+    blas_shape s = {result.shape[2], result.shape[3], left.shape[3], result.matrices()};
+    if (oc.transposed) { /* c^T = b a^T */
+        oc.transposed = false;
+        s = {s.n, s.m, s.k, s.batch};
+        AR_TRY(multiply(d, q, s, oc, ob, oa, add, operands));
+    } else {
+        AR_TRY(multiply(d, q, s, oc, oa, ob, add, operands));
+    }
+    return ready ? AR_OK : copy_strided(d, q, c, &copied);
+}
+
+} // namespace ARI_GPU
