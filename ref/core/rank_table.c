@@ -102,6 +102,9 @@ static void take_rows(ari_rank_state *r, uint64_t now_ns)
 static void take_view(ari_rank_state *r, uint64_t now_ns)
 {
     ari_rank_view *v = &r->view;
+    if (r->taken)
+        return;
+    r->taken = true;
     pthread_mutex_lock(&r->lock);
     if (r->last.group)
         write_activity(v->last, sizeof v->last, &r->last);
@@ -117,6 +120,11 @@ static void take_view(ari_rank_state *r, uint64_t now_ns)
     }
     v->waiting_s = seconds_since(oldest ? oldest->since_ns : r->idle_since_ns, now_ns);
     pthread_mutex_unlock(&r->lock);
+}
+
+void ari_world_take_view(ari_world *w, int rank)
+{
+    take_view(&w->rank[rank], ari_wait_now_ns());
 }
 
 void ari_world_take_views(ari_world *w)

@@ -9,7 +9,8 @@
 #include "ref/core/rendezvous.h"
 #include "ref/core/wait.h"
 
-/* Shared by the files of the rendezvous alone: world.c, rank_table.c, group.c, rendezvous.c, agreement.c.
+/* Shared by the files of the rendezvous: world.c, rank_table.c, group.c, rendezvous.c, agreement.c; and by mpi/, where
+ * a process keeps a world of which it is one rank, and fills in what it hears of the others.
  *
  * Locks, in the order in which they may be taken: a world's, then a rank's or a group's; never two of a kind. */
 
@@ -37,6 +38,7 @@ typedef struct ari_rank_state {
     atomic_int held;         /* threads in ari_member_hold */
     _Atomic(ari_return) returned;
     /* written once, at the first failure, before the world's `st` */
+    bool taken; /* the view is here */
     ari_rank_view view;
     ari_rank_row *rows; /* [row_count]; NULL where there was no memory for them: then the view tells */
     size_t row_count;
@@ -121,8 +123,13 @@ void ari_world_begin(ari_member *m, const ari_call *call);
 void ari_world_end(ari_member *m, bool finished);
 /** The member has finished a call of which ari_world_begin knows nothing. */
 void ari_world_swapped(ari_member *m, const ari_call *call);
-/** Takes what each rank is doing now. The world's lock held. */
+/** Takes what each rank is doing now, unless it is here already. The world's lock held. */
 void ari_world_take_views(ari_world *w);
+/** The same of one rank; its view and rows may then be told to other processes. */
+void ari_world_take_view(ari_world *w, int rank);
+/** Ends a world whose ranks are processes as another one has ended it: `rank`, of this process, keeps st, unless it is
+ *  -1; `text` begins with one line, and holds the table. */
+void ari_world_end_as(ari_world *w, int rank, ar_status st, const char *text);
 /** Writes them, each line after a line break. */
 void ari_world_write_table(FILE *to, const ari_world *w);
 /** The status of a call of this rank in this group (NULL: none) after a failure, with its message. */

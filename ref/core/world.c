@@ -171,6 +171,19 @@ void ari_world_fail(ari_world *w, int rank, const ari_group *with, ar_status st,
     pthread_mutex_unlock(&w->lock);
 }
 
+void ari_world_end_as(ari_world *w, int rank, ar_status st, const char *text)
+{
+    pthread_mutex_lock(&w->lock);
+    if (atomic_load(&w->st) == AR_OK) {
+        w->failed_rank = rank;
+        keep_line(w, text);
+        w->message = strdup(text);
+        atomic_store(&w->st, st);
+        wake_all(w);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
 ar_status ari_world_echo(ari_world *w, int rank, const ari_group *g)
 {
     /* Everything about the failure was written before `st` and does not change any more. */

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "mpi/mpi_impl.h"
+#include "ref/core/size.h"
+#include "ref/core/stream.h"
+
+/* The communicator over processes. A send and the recv that it meets are a meeting of two, as in the simulator: what
+ * rank a sends to rank b is a channel, with a group of its own for reports. */
+
+struct ari_mpi_channel {
+    ari_mpi_channel *next;
+    int from, to; /* of the communicator */
+    ari_member member;
+    ari_mpi_meeting *meeting;
+};
+
+static const ar_comm_ops mpi_comm_ops;
+
+static ari_mpi_comm *comm_of(ar_comm *c)
+{
+    return (ari_mpi_comm *)c;
+}
+
+static const char *mpi_error(const ar_comm *c)
+{
+    return ari_world_error(((const ari_mpi_comm *)c)->p->world);
+}
+
+static void mpi_abort(ar_comm *c, ar_status st, const char *why)
+{
+    char line[768];
+    snprintf(line, sizeof line, "rank %d aborted: %s", comm_of(c)->member.rank, why);
+    ari_mpi_control_fail(comm_of(c)->p, NULL, st, line);
+}
+
+/* The mirrored group ends with its last member, and has only one here. */
+static void drop_group(ari_group *g)
+{
+    const int n = g->n;
+    for (int i = 0; i < n; i++) {
+        ari_member m;
+        ari_member_init(&m, g, i);
+        ari_member_fini(&m);
+    }
+}
+
+/* --- channels ----------------------------------------------------------------------------------------------------- */
+
+static ar_status make_channel(ari_mpi_channel **gives, ari_mpi_comm *c, int from, int to)
+{
+    const ari_group *g = c->member.group;
+    const int ranks[2] = {g->rank[from], g->rank[to]};
+    const bool sends = from == c->base.rank;
+    const int sender = ari_mpi_tag(c->context, ARI_MPI_SENDER), receiver = ari_mpi_tag(c->context, ARI_MPI_RECEIVER);
+    ari_group *made = NULL;
+    ari_mpi_channel *h = calloc(1, sizeof *h);
+    if (!h)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
+    ar_status st = ari_group_create(&made, c->p->world, ranks, 2);
+    if (st == AR_OK) {
+        ari_member_init(&h->member, made, sends ? 0 : 1);
+        st =
+            ari_mpi_meeting_create(&h->meeting, c->p, &h->member, sends ? sender : receiver, sends ? receiver : sender);
+    }
+    if (st != AR_OK) {
+        if (made)
+            drop_group(made);
+        free(h);
+        return st;
+    }
+    h->from = from;
+    h->to = to;
+    h->next = c->channels;
+    c->channels = h;
+    *gives = h;
+    return AR_OK;
+}
+
+static ar_status channel_of(ari_mpi_channel **gives, ari_mpi_comm *c, const ari_call *call)
+{
+    const bool sends = call->kind == ARI_SEND;
+    const int from = sends ? c->base.rank : call->peer, to = sends ? call->peer : c->base.rank;
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&c->lock);
+    ari_mpi_channel *h = c->channels;
+    while (h && !(h->from == from && h->to == to))
+        h = h->next;
+    if (!h)
+        st = make_channel(&h, c, from, to);
+    pthread_mutex_unlock(&c->lock);
+    *gives = h;
+    return st;
+}
+
+static ar_status run_message(ari_mpi_comm *c, const ari_call *call)
+{
+    ari_mpi_channel *h = NULL;
+    AR_TRY(channel_of(&h, c, call));
+    AR_TRY(ari_mpi_meet(h->meeting, call));
+    const ar_status st = ari_mpi_direct(c, &h->member, ari_mpi_tag(c->context, ARI_MPI_MESSAGE), call);
+    ari_mpi_part(h->meeting, st == AR_OK);
+    return st == AR_OK ? AR_OK : ari_world_echo(c->p->world, c->member.rank, NULL);
+}
+
+/* --- collectives -------------------------------------------------------------------------------------------------- */
+
+ar_status ari_mpi_reserve(ari_mpi_comm *c, size_t bytes)
+{
+    if (bytes <= c->scratch_bytes)
+        return AR_OK;
+    void *larger = malloc(bytes);
+    if (!larger)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes that arrive from other ranks", bytes);
+    free(c->scratch);
+    c->scratch = larger;
+    c->scratch_bytes = bytes;
+    return AR_OK;
+}
+
+static ar_status run_on_host(ari_mpi_comm *c, const ari_call *call)
+{
+    if (call->kind == ARI_SEND || call->kind == ARI_RECV)
+        return run_message(c, call);
+    const bool ring = ari_mpi_ring_moves(call->kind);
+    if (ring)
+        AR_TRY(ari_mpi_reserve(c, ari_mpi_ring_scratch(c, call)));
+    AR_TRY(ari_mpi_meet(c->meeting, call));
+    ar_status st = AR_OK;
+    if (ring)
+        st = ari_mpi_ring(c, call);
+    else if (call->kind != ARI_BARRIER)
+        st = ari_mpi_direct(c, &c->member, ari_mpi_tag(c->context, ARI_MPI_DATA), call);
+    ari_mpi_part(c->meeting, st == AR_OK);
+    return st == AR_OK ? AR_OK : ari_world_echo(c->p->world, c->member.rank, NULL);
+}
+
+static ar_status mpi_run(ar_comm *base, const ari_call *call)
+{
+    ari_mpi_comm *c = comm_of(base);
+    const ari_stream *stream = ari_queue_stream(call->on);
+    if (!stream || stream->device->ops->host_reaches)
+        return run_on_host(c, call);
+    ari_mpi_stage s;
+    ar_status st = ari_mpi_stage_down(&s, base, call);
+    if (st == AR_OK)
+        st = run_on_host(c, &s.call);
+    if (st == AR_OK)
+        st = ari_mpi_stage_up(&s, base, call);
+    ari_mpi_stage_end(&s);
+    return st;
+}
+
+/* --- making and splitting ----------------------------------------------------------------------------------------- */
+
+static void mpi_comm_destroy(ar_comm *base)
+{
+    ari_mpi_comm *c = comm_of(base);
+    for (ari_mpi_channel *h = c->channels, *next; h; h = next) {
+        next = h->next;
+        ari_mpi_meeting_destroy(h->meeting);
+        drop_group(h->member.group);
+        free(h);
+    }
+    ari_mpi_meeting_destroy(c->meeting);
+    if (c->member.group != ari_world_group(c->p->world))
+        drop_group(c->member.group);
+    pthread_mutex_destroy(&c->lock);
+    free(c->scratch);
+    free(c);
+}
+
+/* The group is the communicator's, also on failure. */
+static ar_status make_comm(ar_comm **gives, ari_mpi *p, ari_group *g, int index, int context)
+{
+    ari_mpi_comm *c = calloc(1, sizeof *c);
+    if (!c || pthread_mutex_init(&c->lock, NULL) != 0) {
+        free(c);
+        if (g != ari_world_group(p->world))
+            drop_group(g);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
+    }
+    ari_comm_init(&c->base, &mpi_comm_ops, index, g->n);
+    c->base.error = mpi_error;
+    c->base.run = mpi_run;
+    c->p = p;
+    c->context = context;
+    ari_member_init(&c->member, g, index);
+    const ar_status st = ari_mpi_meeting_create(&c->meeting, p, &c->member, ari_mpi_tag(context, ARI_MPI_CALL),
+                                                ari_mpi_tag(context, ARI_MPI_CALL));
+    if (st != AR_OK)
+        mpi_comm_destroy(&c->base);
+    else
+        *gives = &c->base;
+    return st;
+}
+
+ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *process, ar_device *d)
+{
+    (void)d; /* of whichever device: the queue says where a call's data lie */
+    ari_mpi *p = (ari_mpi *)process;
+    const int context = atomic_fetch_add(&p->next_context, 1);
+    if (context > p->last_context)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "this MPI has tags for %d communicators of a process", p->last_context);
+    return make_comm(gives, p, ari_world_group(p->world), process->rank, context);
+}
+
+/* Members of `color` in the order of (key, rank): an insertion into a list that is sorted already. */
+static int members_of_color(const ari_group *g, int color, int *members)
+{
+    int n = 0;
+    for (int i = 0; i < g->n; i++) {
+        const ari_call *call = &g->slot[i].call;
+        if (call->color != color)
+            continue;
+        int at = n++;
+        for (; at > 0 && g->slot[members[at - 1]].call.key > call->key; at--)
+            members[at] = members[at - 1];
+        members[at] = i;
+    }
+    return n;
+}
+
+/* What every member has for the others: a word. */
+static ar_status tell_word(ari_mpi_comm *c, const ari_call *call, uint64_t *words)
+{
+    const ari_group *g = c->member.group;
+    const int n = g->n, own = c->base.rank, tag = ari_mpi_tag(c->context, ARI_MPI_SPLIT);
+    const ari_mpi_place at = {c->p, &c->member, call, "in the middle of"};
+    MPI_Request *request = malloc(2 * (size_t)n * sizeof *request);
+    int *member = malloc(2 * (size_t)n * sizeof *member), used = 0;
+    ar_status st = request && member ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for %d requests of MPI", 2 * n);
+    for (int i = 0; st == AR_OK && i < n; i++) {
+        if (i == own)
+            continue;
+        member[used] = member[used + 1] = i;
+        st = ari_mpi_receive(c->p, &words[i], sizeof *words, g->rank[i], tag, &request[used++]);
+        if (st == AR_OK)
+            st = ari_mpi_send(c->p, &words[own], sizeof *words, g->rank[i], tag, &request[used++]);
+    }
+    if (st != AR_OK)
+        ari_mpi_broken(&at, st);
+    if (st != AR_OK && request)
+        ari_mpi_drop(c->p, request, used);
+    if (st == AR_OK)
+        st = ari_mpi_await(&at, request, member, used);
+    free(request);
+    free(member);
+    return st;
+}
+
+/* Takes the context, unless another thread of this process was there first. */
+static bool claim(ari_mpi *p, int context)
+{
+    int next = atomic_load(&p->next_context);
+    while (next <= context) {
+        if (atomic_compare_exchange_weak(&p->next_context, &next, context + 1))
+            return true;
+    }
+    return false;
+}
+
+/* A number that no member has used. Each member's first free one may be too small for others, and the largest may have
+ * been taken meanwhile by another split of one of them: then they try again. */
+static ar_status agree_context(int *context, ari_mpi_comm *c, const ari_call *call)
+{
+    const int n = c->base.size, own = c->base.rank;
+    uint64_t *words = NULL;
+    AR_TRY(ari_alloc_zero((void **)&words, (size_t)n, sizeof *words, "what the ranks of a split say"));
+    *context = ari_mpi_meeting_context(c->meeting);
+    ar_status st = AR_OK;
+    for (bool all = false; st == AR_OK && !all;) {
+        const bool claimed = claim(c->p, *context);
+        const uint64_t next = (uint64_t)atomic_load(&c->p->next_context);
+        words[own] = next << 1 | claimed;
+        st = tell_word(c, call, words);
+        all = true;
+        uint64_t most = 0;
+        for (int i = 0; i < n; i++) {
+            all = all && (words[i] & 1);
+            most = words[i] >> 1 > most ? words[i] >> 1 : most;
+        }
+        if (!all)
+            *context = (int)most;
+    }
+    free(words);
+    return st;
+}
+
+static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color, int context)
+{
+    const ari_group *g = c->member.group;
+    ari_group *made = NULL;
+    if (context > c->p->last_context)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "split: this MPI has tags for %d communicators of a process",
+                            c->p->last_context);
+    int *members = NULL, index = 0;
+    AR_TRY(ari_alloc((void **)&members, (size_t)g->n, sizeof *members, "the ranks of a split"));
+    const int n = members_of_color(g, color, members);
+    for (int i = 0; i < n; i++) {
+        index = members[i] == c->base.rank ? i : index;
+        members[i] = g->rank[members[i]];
+    }
+    const ar_status st = ari_group_create(&made, c->p->world, members, n);
+    free(members);
+    return st == AR_OK ? make_comm(gives, c->p, made, index, context) : st;
+}
+
+static ar_status mpi_split(ar_comm **gives, ar_comm *base, int color, int key)
+{
+    ari_mpi_comm *c = comm_of(base);
+    const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .color = color, .key = key, .tag = ""};
+    int context = 0;
+    AR_TRY(ari_mpi_meet(c->meeting, &call));
+    ar_status st = agree_context(&context, c, &call);
+    const bool failed = st != AR_OK && ari_mpi_control_has_failed(c->p);
+    if (st == AR_OK && color >= 0)
+        st = make_split(gives, c, color, context);
+    ari_mpi_part(c->meeting, st == AR_OK);
+    return failed ? ari_world_echo(c->p->world, c->member.rank, NULL) : st;
+}
+
+static const ar_comm_ops mpi_comm_ops = {
+    .name = "mpi", ARI_QUEUED_COLLECTIVES, .split = mpi_split, .abort = mpi_abort, .destroy = mpi_comm_destroy};

@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "mpi/mpi_impl.h"
+#include "ref/core/clock.h"
+
+/* How the first failure of a process becomes the end of all, with one text everywhere.
+ *
+ *   origin             every other process
+ *   FAILURE ------->   takes a view of what it does
+ *           <-------   VIEW
+ *   TEXT    ------->   ends, with this text: one line, and the table of views
+ *
+ * Two may fail at once: the lower rank is the origin then, and the other one follows it, since each gets the other's
+ * FAILURE instead of a view. A process that does not answer soon is left out of the table; one that follows and hears
+ * no text ends with the line alone. Where the library takes calls of several threads, one of them listens, so that a
+ * process that computes answers too. */
+
+#define VIEW_NS UINT64_C(300000000)     /* what an origin waits for views */
+#define TEXT_NS UINT64_C(700000000)     /* what others wait for the text */
+#define FLUSH_NS UINT64_C(200000000)    /* what an origin waits for its text to leave */
+#define GOODBYE_NS UINT64_C(2000000000) /* after a failure: what a process waits for the others to be done with it */
+#define LISTEN_NS 5000000
+#define ARRIVE_NS UINT64_C(500000000) /* what a message that has begun to come may take */
+
+enum { TAG_FAILURE = 1, TAG_VIEW, TAG_TEXT, TAG_GOODBYE };
+
+typedef enum phase { CALM, ORIGIN, FOLLOWER, ENDED } phase;
+
+/* Begins a FAILURE, followed by the `n` ranks that get `st`, and a TEXT, followed by these and the text. */
+typedef struct failure {
+    ar_status st;
+    int n;
+    char line[768];
+} failure;
+
+typedef struct letter {
+    struct letter *next;
+    MPI_Request request;
+    int to;
+    char bytes[];
+} letter;
+
+struct ari_mpi_control {
+    ari_mpi *p;
+    pthread_mutex_t lock;
+    _Atomic(phase) phase;
+    _Atomic uint64_t *returned_ns; /* [size] */
+    /* guarded by `lock` */
+    int origin;
+    failure what;
+    int *ranks;        /* [size]; the first what.n get what.st */
+    bool *has_view;    /* [size] */
+    uint64_t deadline; /* of the phase */
+    letter *letters;   /* that have not left yet */
+    /* the listener */
+    pthread_t thread;
+    bool listens;
+    pthread_mutex_t stop_lock;
+    pthread_cond_t stopped;
+    bool stop;
+};
+
+/* --- letters: the lock held --------------------------------------------------------------------------------------- */
+
+/* A letter that cannot be sent is one that does not arrive: the other one ends by its own timeout. */
+static void post(ari_mpi_control *c, int to, int tag, const void *head, size_t head_bytes, const void *tail,
+                 size_t tail_bytes, const char *text, size_t text_bytes)
+{
+    const size_t bytes = head_bytes + tail_bytes + text_bytes;
+    letter *l = bytes <= INT32_MAX ? malloc(sizeof *l + bytes) : NULL;
+    if (!l)
+        return;
+    l->to = to;
+    memcpy(l->bytes, head, head_bytes);
+    if (tail_bytes > 0)
+        memcpy(l->bytes + head_bytes, tail, tail_bytes);
+    if (text_bytes > 0)
+        memcpy(l->bytes + head_bytes + tail_bytes, text, text_bytes);
+    ari_mpi_enter(c->p);
+    const int rc = MPI_Isend(l->bytes, (int)bytes, MPI_BYTE, to, tag, c->p->control, &l->request);
+    ari_mpi_leave(c->p);
+    if (rc != MPI_SUCCESS) {
+        free(l);
+        return;
+    }
+    l->next = c->letters;
+    c->letters = l;
+}
+
+static void let_letters_leave(ari_mpi_control *c)
+{
+    for (letter **at = &c->letters; *at;) {
+        letter *l = *at;
+        int left = 0;
+        ari_mpi_enter(c->p);
+        const int rc = MPI_Test(&l->request, &left, MPI_STATUS_IGNORE);
+        ari_mpi_leave(c->p);
+        if (rc == MPI_SUCCESS && !left) {
+            at = &l->next;
+            continue;
+        }
+        *at = l->next;
+        free(l);
+    }
+}
+
+static void post_to_all(ari_mpi_control *c, int tag, const char *text)
+{
+    const size_t ranks = (size_t)c->what.n * sizeof *c->ranks;
+    for (int i = 0; i < c->p->base.size; i++) {
+        if (i != c->p->base.rank)
+            post(c, i, tag, &c->what, sizeof c->what, c->ranks, ranks, text, text ? strlen(text) + 1 : 0);
+    }
+}
+
+/* The view, and behind it the rows. */
+static void post_view(ari_mpi_control *c, int to)
+{
+    ari_rank_state *own = &c->p->world->rank[c->p->base.rank];
+    ari_world_take_view(c->p->world, c->p->base.rank);
+    post(c, to, TAG_VIEW, &own->view, sizeof own->view, own->rows, own->rows ? own->row_count * sizeof *own->rows : 0,
+         NULL, 0);
+}
+
+/* --- the failure: the lock held ----------------------------------------------------------------------------------- */
+
+static void end_with(ari_mpi_control *c, const char *text)
+{
+    int own = -1;
+    for (int i = 0; i < c->what.n; i++) {
+        if (c->ranks[i] == c->p->base.rank)
+            own = c->ranks[i];
+    }
+    ari_world_end_as(c->p->world, own, c->what.st, text);
+    atomic_store(&c->phase, ENDED);
+}
+
+static void fill_in_silent(ari_mpi_control *c)
+{
+    for (int i = 0; i < c->p->base.size; i++) {
+        ari_rank_view *v = &c->p->world->rank[i].view;
+        if (c->has_view[i])
+            continue;
+        *v = (ari_rank_view){.waiting_s = 0};
+        snprintf(v->last, sizeof v->last, "?");
+        snprintf(v->current, sizeof v->current, "no answer");
+    }
+}
+
+static void end_as_origin(ari_mpi_control *c)
+{
+    char *text = NULL;
+    size_t size = 0;
+    fill_in_silent(c);
+    FILE *to = open_memstream(&text, &size);
+    if (to) {
+        fputs(c->what.line, to);
+        ari_world_write_table(to, c->p->world);
+        if (fclose(to) != 0) {
+            free(text);
+            text = NULL;
+        }
+    }
+    post_to_all(c, TAG_TEXT, text ? text : c->what.line);
+    end_with(c, text ? text : c->what.line);
+    free(text);
+}
+
+static bool all_views_here(const ari_mpi_control *c)
+{
+    for (int i = 0; i < c->p->base.size; i++) {
+        if (!c->has_view[i])
+            return false;
+    }
+    return true;
+}
+
+/* What is due at this time. */
+static void go_on(ari_mpi_control *c)
+{
+    const phase now = atomic_load(&c->phase);
+    if (now != ORIGIN && now != FOLLOWER)
+        return;
+    const bool late = ari_now_ns() >= c->deadline;
+    if (now == ORIGIN && (late || all_views_here(c)))
+        end_as_origin(c);
+    else if (now == FOLLOWER && late)
+        end_with(c, c->what.line);
+}
+
+/* A failure as another process tells it; what follows it. NULL: it makes no sense. */
+static const char *take_failure(ari_mpi_control *c, const char *bytes, size_t size)
+{
+    failure f;
+    if (size < sizeof f)
+        return NULL;
+    memcpy(&f, bytes, sizeof f);
+    const size_t ranks = f.n >= 0 && f.n <= c->p->base.size ? (size_t)f.n * sizeof *c->ranks : SIZE_MAX;
+    if (ranks > size - sizeof f)
+        return NULL;
+    f.line[sizeof f.line - 1] = '\0';
+    c->what = f;
+    if (ranks > 0)
+        memcpy(c->ranks, bytes + sizeof f, ranks);
+    return bytes + sizeof f + ranks;
+}
+
+static void hear_failure(ari_mpi_control *c, int from, const char *bytes, size_t size)
+{
+    const phase now = atomic_load(&c->phase);
+    const int known = now == ORIGIN ? c->p->base.rank : c->origin;
+    if (now == ENDED || (now != CALM && from > known) || !take_failure(c, bytes, size))
+        return;
+    c->origin = from;
+    c->deadline = ari_now_ns() + TEXT_NS;
+    post_view(c, from);
+    atomic_store(&c->phase, FOLLOWER);
+}
+
+static void hear_view(ari_mpi_control *c, int from, const char *bytes, size_t size)
+{
+    ari_rank_state *r = &c->p->world->rank[from];
+    const size_t rows = size / sizeof *r->rows;
+    if (atomic_load(&c->phase) != ORIGIN || c->has_view[from] || size < sizeof r->view)
+        return;
+    memcpy(&r->view, bytes, sizeof r->view);
+    r->row_count = (size - sizeof r->view) / sizeof *r->rows;
+    r->rows = r->row_count > 0 && r->row_count <= rows ? malloc(r->row_count * sizeof *r->rows) : NULL;
+    if (r->rows)
+        memcpy(r->rows, bytes + sizeof r->view, r->row_count * sizeof *r->rows);
+    r->taken = true;
+    c->has_view[from] = true;
+}
+
+static void hear_text(ari_mpi_control *c, const char *bytes, size_t size)
+{
+    const char *text = atomic_load(&c->phase) == ENDED ? NULL : take_failure(c, bytes, size);
+    if (text && text < bytes + size && bytes[size - 1] == '\0')
+        end_with(c, text);
+}
+
+static void hear(ari_mpi_control *c, int from, int tag, const char *bytes, size_t size)
+{
+    if (tag == TAG_FAILURE)
+        hear_failure(c, from, bytes, size);
+    else if (tag == TAG_VIEW)
+        hear_view(c, from, bytes, size);
+    else if (tag == TAG_TEXT)
+        hear_text(c, bytes, size);
+    else if (tag == TAG_GOODBYE)
+        atomic_store(&c->returned_ns[from], ari_now_ns());
+}
+
+/* --- listening: the lock held ------------------------------------------------------------------------------------- */
+
+/* A message whose sender died half-way never comes to its end. */
+static bool receive(ari_mpi_control *c, MPI_Message *m, char *to, int size)
+{
+    MPI_Request request;
+    int done = 0;
+    ari_mpi_enter(c->p);
+    int rc = MPI_Imrecv(to, size, MPI_BYTE, m, &request);
+    ari_mpi_leave(c->p);
+    const uint64_t deadline = ari_now_ns() + ARRIVE_NS;
+    while (rc == MPI_SUCCESS && !done && ari_now_ns() < deadline) {
+        ari_mpi_enter(c->p);
+        rc = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        ari_mpi_leave(c->p);
+    }
+    return rc == MPI_SUCCESS && done;
+}
+
+static bool listen_once(ari_mpi_control *c)
+{
+    MPI_Message m;
+    MPI_Status status;
+    int here = 0, size = 0;
+    ari_mpi_enter(c->p);
+    int rc = MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, c->p->control, &here, &m, &status);
+    if (rc == MPI_SUCCESS && here)
+        rc = MPI_Get_count(&status, MPI_BYTE, &size);
+    ari_mpi_leave(c->p);
+    if (rc != MPI_SUCCESS || !here || size < 0)
+        return false;
+    char *bytes = malloc((size_t)size + 1); /* left behind where the message never comes to its end */
+    if (!bytes || !receive(c, &m, bytes, size)) {
+        atomic_store(&c->p->abandoned, true);
+        return false;
+    }
+    hear(c, status.MPI_SOURCE, status.MPI_TAG, bytes, (size_t)size);
+    free(bytes);
+    return true;
+}
+
+void ari_mpi_control_turn(ari_mpi *p)
+{
+    ari_mpi_control *c = p->control_of;
+    if (pthread_mutex_trylock(&c->lock) != 0)
+        return; /* somebody else listens */
+    while (listen_once(c)) {
+    }
+    go_on(c);
+    let_letters_leave(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
+bool ari_mpi_control_has_failed(const ari_mpi *p)
+{
+    return atomic_load(&p->control_of->phase) != CALM;
+}
+
+uint64_t ari_mpi_control_returned_ns(const ari_mpi *p, int rank)
+{
+    return atomic_load(&p->control_of->returned_ns[rank]);
+}
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+/* Of letters to processes that have answered. */
+static bool letters_left(ari_mpi_control *c)
+{
+    bool all = true;
+    pthread_mutex_lock(&c->lock);
+    for (const letter *l = c->letters; l; l = l->next)
+        all = all && !c->has_view[l->to];
+    pthread_mutex_unlock(&c->lock);
+    return all;
+}
+
+void ari_mpi_control_finish(ari_mpi *p)
+{
+    ari_mpi_control *c = p->control_of;
+    for (;;) {
+        ari_mpi_control_turn(p);
+        if (atomic_load(&c->phase) == ENDED)
+            break;
+        nap();
+    }
+    const uint64_t deadline = ari_now_ns() + FLUSH_NS;
+    while (!letters_left(c) && ari_now_ns() < deadline) {
+        ari_mpi_control_turn(p);
+        nap();
+    }
+}
+
+void ari_mpi_control_fail(ari_mpi *p, const ari_group *with, ar_status st, const char *line)
+{
+    ari_mpi_control *c = p->control_of;
+    const int own = p->base.rank;
+    ari_mpi_control_turn(p); /* somebody else may have failed before */
+    pthread_mutex_lock(&c->lock);
+    if (atomic_load(&c->phase) == CALM) {
+        c->what = (failure){.st = st, .n = with ? with->n : 1};
+        snprintf(c->what.line, sizeof c->what.line, "%.*s", (int)strcspn(line, "\n"), line);
+        for (int i = 0; with && i < with->n; i++)
+            c->ranks[i] = with->rank[i];
+        if (!with)
+            c->ranks[0] = own;
+        c->origin = own;
+        c->deadline = ari_now_ns() + VIEW_NS;
+        ari_world_take_view(p->world, own);
+        c->has_view[own] = true;
+        atomic_store(&c->phase, ORIGIN);
+        post_to_all(c, TAG_FAILURE, NULL);
+    }
+    pthread_mutex_unlock(&c->lock);
+    ari_mpi_control_finish(p);
+}
+
+/* --- the listener, and the end ------------------------------------------------------------------------------------ */
+
+static void *listener(void *arg)
+{
+    ari_mpi_control *c = arg;
+    pthread_mutex_lock(&c->stop_lock);
+    while (!c->stop) {
+        (void)ari_cond_wait_until(&c->stopped, &c->stop_lock, ari_now_ns() + LISTEN_NS);
+        pthread_mutex_unlock(&c->stop_lock);
+        ari_mpi_control_turn(c->p);
+        pthread_mutex_lock(&c->stop_lock);
+    }
+    pthread_mutex_unlock(&c->stop_lock);
+    return NULL;
+}
+
+static void stop_listening(ari_mpi_control *c)
+{
+    if (!c->listens)
+        return;
+    pthread_mutex_lock(&c->stop_lock);
+    c->stop = true;
+    pthread_cond_signal(&c->stopped);
+    pthread_mutex_unlock(&c->stop_lock);
+    pthread_join(c->thread, NULL);
+    c->listens = false;
+}
+
+static void control_free(ari_mpi_control *c)
+{
+    free(c->has_view);
+    free(c->ranks);
+    free(c->returned_ns);
+    free(c);
+}
+
+ar_status ari_mpi_control_create(ari_mpi *p)
+{
+    const size_t n = (size_t)p->base.size;
+    ari_mpi_control *c = calloc(1, sizeof *c);
+    if (c) {
+        c->p = p;
+        c->returned_ns = calloc(n, sizeof *c->returned_ns);
+        c->ranks = calloc(n, sizeof *c->ranks);
+        c->has_view = calloc(n, sizeof *c->has_view);
+    }
+    if (!c || !c->returned_ns || !c->ranks || !c->has_view) {
+        if (c)
+            control_free(c);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %d processes", p->base.size);
+    }
+    p->control_of = c;
+    if (pthread_mutex_init(&c->lock, NULL) != 0 || pthread_mutex_init(&c->stop_lock, NULL) != 0 ||
+        ari_cond_init(&c->stopped) != 0)
+        return ar_error_set(AR_ERR_MEMORY, "no locks for %d processes", p->base.size);
+    /* Without a thread for it, a process hears of failures where it waits. */
+    c->listens = !p->one_at_a_time && n > 1 && pthread_create(&c->thread, NULL, listener, c) == 0;
+    return AR_OK;
+}
+
+static bool all_returned(const ari_mpi_control *c)
+{
+    for (int i = 0; i < c->p->base.size; i++) {
+        if (i != c->p->base.rank && atomic_load(&c->returned_ns[i]) == 0)
+            return false;
+    }
+    return true;
+}
+
+bool ari_mpi_control_goodbye(ari_mpi *p)
+{
+    ari_mpi_control *c = p->control_of;
+    uint64_t deadline = UINT64_MAX;
+    atomic_store(&p->world->rank[p->base.rank].returned, ARI_RETURNED_OK);
+    pthread_mutex_lock(&c->lock);
+    for (int i = 0; i < p->base.size; i++) {
+        if (i != p->base.rank)
+            post(c, i, TAG_GOODBYE, "", 1, NULL, 0, NULL, 0);
+    }
+    pthread_mutex_unlock(&c->lock);
+    for (;;) {
+        ari_mpi_control_turn(p);
+        pthread_mutex_lock(&c->lock);
+        const bool left = !c->letters;
+        pthread_mutex_unlock(&c->lock);
+        if (left && all_returned(c))
+            return true;
+        const uint64_t now = ari_now_ns();
+        if (deadline == UINT64_MAX && ari_mpi_control_has_failed(p))
+            deadline = now + GOODBYE_NS;
+        if (now >= deadline)
+            return false;
+        nap();
+    }
+}
+
+void ari_mpi_control_destroy(ari_mpi *p)
+{
+    ari_mpi_control *c = p->control_of;
+    if (!c)
+        return;
+    stop_listening(c);
+    pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->stop_lock);
+    pthread_cond_destroy(&c->stopped);
+    for (letter *l = c->letters, *next; l; l = next) {
+        next = l->next;
+        free(l);
+    }
+    control_free(c);
+    p->control_of = NULL;
+}
