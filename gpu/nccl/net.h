@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NCCL_NET_H
+#define ARI_NCCL_NET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "anyrank/status.h"
+
+/* Sockets between processes. Every wait has a limit, and ends where `wake_fd` (-1: none) can be read. */
+typedef enum ari_net_end {
+    ARI_NET_OK,
+    ARI_NET_TIMEOUT, /* nothing moved for so long */
+    ARI_NET_WOKEN,
+    ARI_NET_GONE /* closed, or the network's own error, which errno tells; 0: closed */
+} ari_net_end;
+
+typedef struct ari_net_limit {
+    uint64_t idle_ns; /* longest time without a byte */
+    int wake_fd;
+} ari_net_limit;
+
+/** Listens on `port` of the address that `host` means if that is this machine's loopback, else of all addresses, IPv6
+ *  and IPv4. port 0: any that is free. Gives the socket; close(). Errors: AR_ERR_IO, saying what to set. */
+AR_NODISCARD ar_status ari_net_listen(int *gives, int *port, const char *host, int wanted);
+/** The next connection, ready for use; -1: there is none now. */
+int ari_net_accept(int listener);
+/** Tries until the deadline: the other side may come later. Gives; close(). Errors: AR_ERR_IO (no such name, the
+ *  network), AR_ERR_TIMEOUT. */
+AR_NODISCARD ar_status ari_net_connect(int *gives, const char *host, int port, uint64_t deadline_ns);
+/** Two ends of a connection inside the process. Errors: AR_ERR_IO. */
+AR_NODISCARD ar_status ari_net_pair(int fds[2]);
+
+ari_net_end ari_net_read(int fd, void *to, size_t n, const ari_net_limit *l);
+ari_net_end ari_net_write(int fd, const void *from, size_t n, const ari_net_limit *l);
+/** Says that nothing more comes, and reads what is under way until the other end closes or the deadline: so what was
+ *  written last arrives. fd < 0: nothing. */
+void ari_net_close(int fd, uint64_t deadline_ns);
+#define ARI_NET_LAST_NS UINT64_C(200000000)
+
+#endif

@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Processes that find each other by sockets: four of this machine, started as torchrun would. */
+#include "ref/core/process_impl.h"
+#include "tests/gpu/forked.h"
+
+enum { RANKS = 4 };
+#define LIMIT_NS UINT64_C(10000000000)
+#define SHORT_NS UINT64_C(200000000)
+
+static ar_status join(ar_process **p, uint64_t timeout_ns)
+{
+    const ar_process_options o = {.transport = AR_TRANSPORT_NCCL, .timeout_ns = timeout_ns};
+    return ari_process_tcp_create(p, &o);
+}
+
+/* --- what works --------------------------------------------------------------------------------------------------- */
+
+static ar_status expect(bool ok, const char *what)
+{
+    return ok ? AR_OK : ar_error_set(AR_ERR_INTERNAL, "%s", what);
+}
+
+/* Rank r gives r megabytes and r bytes, so that more is under way than sockets hold. */
+static ar_status gather_and_check(ar_process *p)
+{
+    const size_t mega = 1 << 20, own = (size_t)ar_process_rank(p) * (mega + 1);
+    size_t sizes[RANKS];
+    char *bytes = malloc(own + 1);
+    char *all = NULL;
+    memset(bytes, 'a' + ar_process_rank(p), own);
+    ar_status st = ar_process_gather(p, (void **)&all, sizes, bytes, own);
+    size_t at = 0;
+    for (int r = 0; st == AR_OK && all && r < RANKS; r++) {
+        st = expect(sizes[r] == (size_t)r * (mega + 1), "another size arrived");
+        for (size_t i = 0; st == AR_OK && i < sizes[r]; i++)
+            st = expect(all[at + i] == 'a' + r, "other bytes arrived");
+        at += sizes[r];
+    }
+    if (st == AR_OK)
+        st = expect((all != NULL) == (ar_process_rank(p) == 0), "gathered in another place");
+    free(all);
+    free(bytes);
+    return st;
+}
+
+static ar_status all_calls(int rank, void *arg)
+{
+    ar_process *p = NULL;
+    const double *late = arg;
+    forked_sleep(rank == 0 ? *late : 0);
+    AR_TRY(join(&p, LIMIT_NS));
+    ar_status st = expect(ar_process_rank(p) == rank && ar_process_size(p) == RANKS, "another rank or size");
+    for (int i = 0; st == AR_OK && i < 20; i++) {
+        uint64_t word = rank == 0 ? (uint64_t)i * 77 : 0;
+        st = ar_process_broadcast(p, &word, sizeof word);
+        if (st == AR_OK)
+            st = expect(word == (uint64_t)i * 77, "another word was broadcast");
+        if (st == AR_OK && i % 10 == 0)
+            st = gather_and_check(p);
+    }
+    ar_process_destroy(p);
+    return st;
+}
+
+static void works(double late, const char *what)
+{
+    forked f = forked_run(RANKS, all_calls, &late, -1, what);
+    forked_expect(&f, -1, AR_OK, "", what);
+    forked_end_all(&f);
+}
+
+/* --- failures while they work ------------------------------------------------------------------------------------- */
+
+static ar_status killed_in_gather(int rank, void *arg)
+{
+    (void)arg;
+    ar_process *p = NULL;
+    AR_TRY(join(&p, LIMIT_NS));
+    if (rank == 2) {
+        forked_sleep(0.05);
+        raise(SIGKILL);
+    }
+    void *all = NULL;
+    char byte = 'x';
+    ar_status st = ar_process_gather(p, &all, NULL, &byte, 1);
+    if (st == AR_OK)
+        st = ar_process_broadcast(p, &byte, 1); /* those that only gave hear of it here */
+    free(all);
+    ar_process_destroy(p);
+    return st;
+}
+
+static ar_status one_aborts(int rank, void *arg)
+{
+    (void)arg;
+    ar_process *p = NULL;
+    char byte = 0;
+    AR_TRY(join(&p, LIMIT_NS));
+    if (rank == 3)
+        ar_process_abort(p, AR_ERR_DATA, "the loss is NaN");
+    if (rank == 0)
+        forked_sleep(1.0); /* it computes: the others wait for its broadcast, and hear at once */
+    const double start = forked_now();
+    ar_status st = ar_process_broadcast(p, &byte, 1);
+    if (rank != 0 && forked_now() - start > 0.8)
+        st = ar_error_set(AR_ERR_INTERNAL, "heard late");
+    if (rank == 3 && st == AR_ERR_DATA)
+        st = ar_error_set(AR_ERR_ABORTED, "rank 3 aborted: the loss is NaN"); /* it keeps its own status */
+    ar_process_destroy(p);
+    return st;
+}
+
+static ar_status one_never_comes(int rank, void *arg)
+{
+    (void)arg;
+    ar_process *p = NULL;
+    AR_TRY(join(&p, SHORT_NS));
+    void *all = NULL;
+    ar_status st = AR_OK;
+    if (rank == 1)
+        forked_sleep(0.5);
+    st = ar_process_gather(p, &all, NULL, "", 0);
+    if (st == AR_OK)
+        st = ar_process_broadcast(p, &(char){0}, 1);
+    free(all);
+    ar_process_destroy(p);
+    if (rank == 0 && st == AR_ERR_TIMEOUT)
+        st = AR_ERR_ABORTED; /* it keeps its own status */
+    return st;
+}
+
+static ar_status two_programs(int rank, void *arg)
+{
+    (void)arg;
+    ar_process *p = NULL;
+    char byte = 0;
+    void *all = NULL;
+    AR_TRY(join(&p, LIMIT_NS));
+    ar_status st = rank == 1 ? ar_process_gather(p, &all, NULL, &byte, 1) : ar_process_broadcast(p, &byte, 1);
+    if (st == AR_OK)
+        st = ar_process_gather(p, &all, NULL, &byte, 1);
+    if (st == AR_OK)
+        st = ar_process_broadcast(p, &byte, 1);
+    free(all);
+    ar_process_destroy(p);
+    return st == AR_ERR_MISMATCH ? AR_ERR_ABORTED : st;
+}
+
+static void fails(forked_fn fn, int killed, const char *words, const char *what)
+{
+    forked f = forked_run(RANKS, fn, NULL, killed, what);
+    forked_expect(&f, killed, AR_ERR_ABORTED, words, what);
+    forked_end_all(&f);
+}
+
+/* --- failures to come together ------------------------------------------------------------------------------------ */
+
+static ar_status only_join(int rank, void *arg)
+{
+    (void)rank;
+    const uint64_t *ns = arg;
+    ar_process *p = NULL;
+    AR_TRY(join(&p, *ns));
+    ar_process_destroy(p);
+    return AR_OK;
+}
+
+static ar_status join_as_two(int rank, void *arg)
+{
+    forked_set("RANK", rank == 3 ? 2 : rank);
+    return only_join(rank, arg);
+}
+
+static ar_status join_as_three(int rank, void *arg)
+{
+    forked_set("WORLD_SIZE", rank == 2 ? RANKS + 1 : RANKS);
+    return only_join(rank, arg);
+}
+
+static ar_status one_stays_away(int rank, void *arg)
+{
+    return rank == 2 ? ar_error_set(AR_ERR_TIMEOUT, "of 4 processes these have not come within 0.2 s: rank 2")
+                     : only_join(rank, arg);
+}
+
+static void no_world(forked_fn fn, uint64_t ns, ar_status st, const char *words, const char *what)
+{
+    forked f = forked_run(RANKS, fn, &ns, -1, what);
+    forked_expect(&f, -1, st, words, what);
+    forked_end_all(&f);
+}
+
+/* --- strangers ---------------------------------------------------------------------------------------------------- */
+
+static int connect_to(int port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    a.sin_port = htons((unsigned short)port);
+    for (int i = 0; i < 200; i++) {
+        const int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+            return fd;
+        close(fd);
+        forked_sleep(0.01);
+    }
+    return -1;
+}
+
+/* A web client, one that says half a greeting, one that says nothing: the others come together all the same. */
+static void strangers(void)
+{
+    uint64_t ns = LIMIT_NS;
+    forked f = forked_begin(RANKS);
+    const int port = forked_port();
+    char answer[8];
+    for (int r = 0; r < RANKS - 1; r++)
+        forked_start(&f, r, port, only_join, &ns);
+    int fd[3];
+    for (int i = 0; i < 3; i++)
+        fd[i] = connect_to(port);
+    check(write(fd[0], "GET / HTTP/1.1\r\n\r\n", 18) == 18, "strangers", "nothing written");
+    check(write(fd[1], "anyrank", 8) == 8, "strangers", "nothing written");
+    check(read(fd[0], answer, sizeof answer) <= 0, "strangers", "a web client was answered");
+    forked_start(&f, RANKS - 1, port, only_join, &ns);
+    check(forked_wait(&f, -1), "strangers", "a process ended badly");
+    forked_expect(&f, -1, AR_OK, "", "strangers");
+    forked_end_all(&f);
+    for (int i = 0; i < 3; i++)
+        close(fd[i]);
+}
+
+static ar_status join_other_job(int rank, void *arg)
+{
+    if (rank == 3)
+        setenv("ANYRANK_JOB", "another", 1);
+    if (rank == 3)
+        forked_sleep(0.1);
+    return only_join(rank, arg);
+}
+
+/* The stranger is told at once; the others wait for their own rank 3 in vain. */
+static void another_job(void)
+{
+    uint64_t ns = SHORT_NS;
+    forked f = forked_run(RANKS, join_other_job, &ns, -1, "another job");
+    check(f.end[3].status == AR_ERR_ARG && strstr(f.end[3].text, "another job"), "another job", f.end[3].text);
+    check(f.end[0].status == AR_ERR_TIMEOUT && strstr(f.end[0].text, "rank 3"), "another job", f.end[0].text);
+    forked_end_all(&f);
+}
+
+/* Rank 0 finds the port taken, by one that speaks no language of ours. */
+static void port_taken(void)
+{
+    uint64_t ns = SHORT_NS;
+    forked f = forked_begin(2);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const int port = forked_port(), fd = socket(AF_INET, SOCK_STREAM, 0);
+    a.sin_port = htons((unsigned short)port);
+    check(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 8) == 0, "port taken", "cannot listen");
+    for (int r = 0; r < 2; r++)
+        forked_start(&f, r, port, only_join, &ns);
+    check(forked_wait(&f, -1), "port taken", "a process ended badly");
+    check(f.end[0].status == AR_ERR_IO && strstr(f.end[0].text, "ANYRANK_PORT"), "port taken", f.end[0].text);
+    check(f.end[1].status == AR_ERR_TIMEOUT, "port taken", f.end[1].text);
+    forked_end_all(&f);
+    close(fd);
+}
+
+/* --- the environment ---------------------------------------------------------------------------------------------- */
+
+typedef struct variables {
+    const char *what;
+    const char *set[8][2];
+    const char *words;
+} variables;
+
+static ar_status join_with(int rank, void *arg)
+{
+    const variables *v = arg;
+    static const char *const all[] = {"RANK",        "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                      "MASTER_ADDR", "MASTER_PORT"};
+    (void)rank;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        unsetenv(all[i]);
+    for (size_t i = 0; i < 8 && v->set[i][0]; i++)
+        setenv(v->set[i][0], v->set[i][1], 1);
+    uint64_t ns = SHORT_NS / 4;
+    return only_join(0, &ns);
+}
+
+static const variables wrong[] = {
+    {"nothing set", {{NULL, NULL}}, "neither RANK and WORLD_SIZE"},
+    {"no world size", {{"RANK", "0"}}, "WORLD_SIZE is not set"},
+    {"no rank", {{"WORLD_SIZE", "2"}}, "RANK is not set"},
+    {"no local rank", {{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "LOCAL_RANK is not set"},
+    {"no address", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}}, "MASTER_ADDR is not set"},
+    {"no port",
+     {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "::1"}},
+     "MASTER_PORT is not"},
+    {"rank too large", {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}}, "RANK is 2 and WORLD_SIZE is 2"},
+    {"no number", {{"RANK", "1x"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}}, "RANK is '1x'"},
+    {"negative", {{"RANK", "-1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}}, "RANK is '-1'"},
+    {"huge", {{"RANK", "99999999999999999999"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}}, "RANK is '999"},
+    {"no such port",
+     {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "::1"}, {"MASTER_PORT", "65536"}},
+     "MASTER_PORT is '65536'"},
+    {"no such host",
+     {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "300.1.1.1.1"}, {"MASTER_PORT", "9"}},
+     "MASTER_ADDR '300.1.1.1.1'"},
+    {"half of Slurm", {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}, "SLURM_NTASKS is not set"},
+    {"Slurm without an address",
+     {{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "0"}},
+     "MASTER_ADDR is not set"},
+    {"Slurm's list of hosts",
+     {{"SLURM_PROCID", "1"},
+      {"SLURM_NTASKS", "2"},
+      {"SLURM_LOCALID", "0"},
+      {"SLURM_STEP_NODELIST", "127.0.0.[1-4,9]"},
+      {"SLURM_JOB_ID", "4711"}},
+     "did not answer at 127.0.0.1, port 14711"},
+};
+
+static void environment(void)
+{
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        variables v = wrong[i];
+        forked f = forked_run(1, join_with, &v, -1, v.what);
+        check(f.end[0].status != AR_OK && strstr(f.end[0].text, v.words), v.what, f.end[0].text);
+        forked_end_all(&f);
+    }
+}
+
+/* torchrun listens on MASTER_PORT itself, as here somebody does: the next port is used. IPv6 too. */
+static ar_status join_beside_store(int rank, void *arg)
+{
+    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+    if (arg && *(const bool *)arg)
+        setenv("MASTER_ADDR", "::1", 1);
+    return all_calls(rank, &(double){0});
+}
+
+static void beside_store(bool six)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
+    forked f = forked_begin(RANKS);
+    const int port = forked_port(), fd = socket(AF_INET, SOCK_STREAM, 0);
+    a.sin_port = htons((unsigned short)port);
+    check(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 8) == 0, "torchrun", "cannot listen");
+    for (int r = 0; r < RANKS; r++)
+        forked_start(&f, r, port, join_beside_store, &six);
+    check(forked_wait(&f, -1), "torchrun", "a process ended badly");
+    forked_expect(&f, -1, AR_OK, "", six ? "torchrun, IPv6" : "torchrun");
+    forked_end_all(&f);
+    close(fd);
+}
+
+static bool has_ipv6(void)
+{
+    struct sockaddr_in6 a = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    const int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    const bool has = fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0;
+    if (fd >= 0)
+        close(fd);
+    return has;
+}
+
+/* --- all at once: most of it is waiting ----------------------------------------------------------------------------
+ */
+
+static void four(void)
+{
+    works(0, "four processes");
+}
+
+static void late_start(void)
+{
+    works(0.2, "rank 0 comes late");
+}
+
+static void killed(void)
+{
+    fails(killed_in_gather, 2, "rank 2 (process", "killed in a gather");
+}
+
+static void aborts(void)
+{
+    fails(one_aborts, -1, "rank 3 aborted: the loss is NaN", "one aborts");
+}
+
+static void misses(void)
+{
+    fails(one_never_comes, -1, "for rank 1", "one does not come");
+}
+
+static void programs(void)
+{
+    fails(two_programs, -1, "processes disagree", "two programs");
+}
+
+static void one_rank_twice(void)
+{
+    no_world(join_as_two, LIMIT_NS, AR_ERR_ARG, "two processes have rank 2", "two of one rank");
+}
+
+static void two_sizes(void)
+{
+    no_world(join_as_three, LIMIT_NS, AR_ERR_ARG, "rank 2 (process", "another size");
+}
+
+static void away(void)
+{
+    no_world(one_stays_away, SHORT_NS, AR_ERR_TIMEOUT, "not come within 0.2 s: rank 2", "one stays away");
+}
+
+static void torchrun(void)
+{
+    beside_store(false);
+}
+
+static void torchrun_six(void)
+{
+    if (has_ipv6())
+        beside_store(true);
+}
+
+int main(void)
+{
+    static const forked_case cases[] = {four,        late_start,     killed,    aborts,       misses,
+                                        programs,    one_rank_twice, two_sizes, away,         strangers,
+                                        another_job, port_taken,     torchrun,  torchrun_six, environment};
+    return forked_cases(cases, sizeof cases / sizeof *cases);
+}
