@@ -159,8 +159,9 @@ struct sum_part {
     ARI_KERNEL void operator()(size_t i) const
     {
         const size_t from = i / terms.cols * rows_in_part, left = terms.rows - from;
+        const size_t count = left < rows_in_part ? left : rows_in_part;
         exact_sums::element e = {0, 0, 0};
-        for (size_t r = 0; r < rows_in_part && r < left; r++)
+        for (size_t r = 0; r < count; r++)
             e.add(terms.at(from + r, i % terms.cols));
         parts.store(i, e);
     }

@@ -61,7 +61,7 @@ static ar_status forward(ar_device *d, ar_queue *q, ar_buf y, ar_buf mean, ar_bu
                                               eps,
                                               h,
                                               ari_rowsum_bits(h)};
-    return launch_blocks(d, q, rows, h, kernel);
+    return launch_blocks(d, q, h > 0 ? rows : 0, h, kernel);
 }
 
 ar_status norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd, ar_cbuf x,

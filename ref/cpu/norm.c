@@ -55,6 +55,8 @@ ar_status ari_cpu_norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_
                                ar_cbuf x, ar_cbuf gamma, ar_cbuf beta, double eps, size_t rows, size_t h)
 {
     (void)q;
+    if (h == 0)
+        return AR_OK;
     const int threads = ari_threads_for(d, rows, rows * h);
     const float *in = x.ptr, *gains = gamma.ptr, *shifts = beta.ptr;
     float *out = y.ptr, *r = rstd.ptr;
