@@ -37,6 +37,7 @@ class block
 
     template <class F> __device__ void each(size_t n, F f) const
     {
+        __syncthreads(); /* what was read before is not written yet */
         for (size_t i = threadIdx.x; i < n; i += blockDim.x)
             f(i);
         __syncthreads();
@@ -44,12 +45,12 @@ class block
     template <class F> __device__ uint64_t sum(size_t n, F f) const
     {
         unsigned long long s = 0;
+        __syncthreads(); /* nor are an earlier sum's parts */
         for (size_t i = threadIdx.x; i < n; i += blockDim.x)
             s += static_cast<unsigned long long>(f(i));
         for (int step = 16; step > 0; step /= 2)
             s += __shfl_xor_sync(0xffffffffu, s, step);
         __shared__ unsigned long long part[32];
-        __syncthreads(); /* an earlier sum's parts have been read */
         if (threadIdx.x % 32 == 0)
             part[threadIdx.x / 32] = s;
         __syncthreads();
@@ -61,13 +62,13 @@ class block
     template <class F> __device__ int32_t max(size_t n, F f) const
     {
         int32_t m = INT32_MIN;
+        __syncthreads();
         for (size_t i = threadIdx.x; i < n; i += blockDim.x) {
             const int32_t v = f(i);
             m = v > m ? v : m;
         }
         m = __reduce_max_sync(0xffffffffu, m);
         __shared__ int32_t part[32];
-        __syncthreads();
         if (threadIdx.x % 32 == 0)
             part[threadIdx.x / 32] = m;
         __syncthreads();
@@ -103,6 +104,7 @@ template <class F> __global__ void run_blocks(size_t n, F f)
     for (size_t i = blockIdx.x; i < n; i += gridDim.x) {
         const block b{i};
         f(b);
+        __syncthreads(); /* the next one has the same shared memory */
     }
 }
 

@@ -1,15 +1,447 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA device's memory and queues. */
+/* The CUDA device's memory and queues.
+ *
+ * Memory is CUDA's own stream-ordered pool of the GPU, which all ranks of the process share. The slots alloc and free
+ * name no queue; they stand for the stream of the calling thread, the one that it enqueues on: a rank's main stream, or
+ * that of its communication queue. Memory that a stream is given comes after what its former owner enqueued, in
+ * whatever stream; the pool sees to that. A thread that uses no stream, or several, waits instead. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "gpu/blas.h"
+#include "gpu/driver_cuda.h"
 #include "gpu/runtime.h"
 #include "gpu/table.h"
+#include "ref/core/clock.h"
+#include "ref/core/queue_impl.h"
+#include "ref/core/size.h"
+#include "ref/core/stream.h"
 
 namespace ari_cuda
 {
 
+namespace
+{
+
+/* A stream of a device. It is destroyed with the device: a queue's end leaves it to the next queue, so that what a
+ * library keeps for a stream (gpu/blas_cublas.cu) stays true. */
+struct stream {
+    ari_stream base; /* first: an ari_stream of this kind is one of these */
+    cudaStream_t handle;
+    pthread_t user; /* the last thread to enqueue here; atomic */
+    bool has_user;  /* atomic */
+    bool taken;     /* by a queue */
+    stream *next;
+};
+
+struct mark {
+    ari_mark base; /* first */
+    int gpu;
+    cudaEvent_t event;
+};
+
+struct cuda_device {
+    ar_device base; /* first */
+    ar_device_ops ops;
+    int gpu;
+    cudaMemPool_t pool; /* the GPU's own, shared by all devices on it */
+    cudaStream_t aside; /* for memory of threads that have no stream of their own */
+    void *blas;
+    pthread_mutex_t lock;
+    stream *streams; /* guarded by `lock`: the list, `taken`, and changes of users */
+};
+
+cuda_device *own(ar_device *d)
+{
+    return reinterpret_cast<cuda_device *>(d);
+}
+
+/* --- marks and streams -------------------------------------------------------------------------------------------- */
+
+ar_status check(cudaError_t e, const char *what)
+{
+    if (e == cudaSuccess)
+        return AR_OK;
+    (void)cudaGetLastError(); /* or the next launch would be blamed for it */
+    return ar_error_set(AR_ERR_DEVICE, "the GPU failed: %s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
+}
+
+/* Every call of CUDA's is made with its GPU chosen: otherwise it would bring GPU 0 to life. */
+ar_status choose(int gpu)
+{
+    return check(cudaSetDevice(gpu), "choosing the GPU");
+}
+
+void mark_destroy(ari_mark *m)
+{
+    if (choose(reinterpret_cast<mark *>(m)->gpu) == AR_OK)
+        (void)cudaEventDestroy(reinterpret_cast<mark *>(m)->event);
+    ::free(m);
+}
+
+ar_status mark_create(ari_mark **gives, const ari_stream *s)
+{
+    mark *m = nullptr;
+    AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&m), 1, sizeof *m, "a mark in a stream"));
+    m->base.ops = s->ops;
+    m->gpu = own(s->device)->gpu;
+    const ar_status st = check(cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming), "making an event");
+    if (st == AR_OK)
+        *gives = &m->base;
+    else
+        ::free(m);
+    return st;
+}
+
+ar_status stream_mark(ari_stream *s, ari_mark **m)
+{
+    const bool made = !*m;
+    const int gpu = own(s->device)->gpu;
+    AR_TRY(choose(gpu));
+    if (*m && reinterpret_cast<mark *>(*m)->gpu != gpu) { /* an event is of one GPU */
+        mark_destroy(*m);
+        *m = nullptr;
+    }
+    if (!*m)
+        AR_TRY(mark_create(m, s));
+    const ar_status st =
+        check(cudaEventRecord(reinterpret_cast<mark *>(*m)->event, reinterpret_cast<stream *>(s)->handle), "recording");
+    if (st != AR_OK && made) {
+        mark_destroy(*m);
+        *m = nullptr;
+    }
+    return st;
+}
+
+ar_status stream_wait(ari_stream *s, const ari_mark *m)
+{
+    AR_TRY(choose(own(s->device)->gpu));
+    return check(
+        cudaStreamWaitEvent(reinterpret_cast<stream *>(s)->handle, reinterpret_cast<const mark *>(m)->event, 0),
+        "waiting for another stream");
+}
+
+ar_status mark_poll(const ari_mark *m, bool *done)
+{
+    AR_TRY(choose(reinterpret_cast<const mark *>(m)->gpu));
+    const cudaError_t e = cudaEventQuery(reinterpret_cast<const mark *>(m)->event);
+    *done = e == cudaSuccess;
+    if (e == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* no error */
+        return AR_OK;
+    }
+    return check(e, "work enqueued before");
+}
+
+/* Spins as long as a short kernel takes, then sleeps: ranks that share few cores wait at the same time. */
+ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
+{
+    const uint64_t spin_ns = 100000, since = ari_now_ns();
+    const struct timespec nap = {0, 20000};
+    for (;;) {
+        bool done;
+        AR_TRY(mark_poll(m, &done));
+        if (done)
+            return AR_OK;
+        const uint64_t waited = ari_now_ns() - since;
+        if (timeout_ns && waited >= timeout_ns)
+            return ar_error_set(AR_ERR_TIMEOUT, "GPU %d has not done what was enqueued after %.3f s",
+                                reinterpret_cast<const mark *>(m)->gpu, static_cast<double>(waited) * 1e-9);
+        if (waited > spin_ns)
+            (void)nanosleep(&nap, nullptr); /* woken early: it asks earlier */
+    }
+}
+
+/* Nothing is under way: its queue has waited. */
+void stream_leave(ari_stream *base)
+{
+    stream *s = reinterpret_cast<stream *>(base);
+    cuda_device *d = own(base->device);
+    pthread_mutex_lock(&d->lock);
+    s->taken = false;
+    __atomic_store_n(&s->has_user, false, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&d->lock);
+}
+
+const ari_stream_ops stream_ops = {stream_mark, stream_wait, mark_await, mark_poll, mark_destroy, stream_leave};
+
+/* `lock` held. */
+ar_status stream_create(cuda_device *d, stream **gives)
+{
+    stream *s = nullptr;
+    AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&s), 1, sizeof *s, "a stream"));
+    s->base.ops = &stream_ops;
+    s->base.device = &d->base;
+    /* Not ordered with the stream 0 that other libraries may use. */
+    const ar_status st = check(cudaStreamCreateWithFlags(&s->handle, cudaStreamNonBlocking), "making a stream");
+    if (st != AR_OK) {
+        ::free(s);
+        return st;
+    }
+    s->next = d->streams;
+    d->streams = s;
+    *gives = s;
+    return AR_OK;
+}
+
+ar_status stream_take(cuda_device *d, stream **gives)
+{
+    AR_TRY(choose(d->gpu));
+    pthread_mutex_lock(&d->lock);
+    stream *s = d->streams;
+    while (s && s->taken)
+        s = s->next;
+    const ar_status st = s ? AR_OK : stream_create(d, &s);
+    if (st == AR_OK)
+        s->taken = true;
+    pthread_mutex_unlock(&d->lock);
+    *gives = s;
+    return st;
+}
+
+/* The calling thread enqueues on s. */
+void use(stream *s)
+{
+    const pthread_t self = pthread_self();
+    if (__atomic_load_n(&s->has_user, __ATOMIC_ACQUIRE) && __atomic_load_n(&s->user, __ATOMIC_RELAXED) == self)
+        return;
+    cuda_device *d = own(s->base.device);
+    pthread_mutex_lock(&d->lock);
+    __atomic_store_n(&s->user, self, __ATOMIC_RELAXED);
+    __atomic_store_n(&s->has_user, true, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* The one stream that the calling thread enqueues on; NULL: it does on none, or on several. */
+cudaStream_t stream_of_caller(cuda_device *d)
+{
+    const pthread_t self = pthread_self();
+    cudaStream_t found = nullptr;
+    int n = 0;
+    pthread_mutex_lock(&d->lock);
+    for (const stream *s = d->streams; s; s = s->next) {
+        if (s->has_user && pthread_equal(s->user, self)) {
+            found = s->handle;
+            n++;
+        }
+    }
+    pthread_mutex_unlock(&d->lock);
+    return n == 1 ? found : nullptr;
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+ar_status refuse(const cuda_device *d, size_t bytes)
+{
+    size_t free_bytes = 0, total = 0;
+    uint64_t held = 0, in_use = 0;
+    (void)cudaMemGetInfo(&free_bytes, &total);
+    (void)cudaMemPoolGetAttribute(d->pool, cudaMemPoolAttrReservedMemCurrent, &held);
+    (void)cudaMemPoolGetAttribute(d->pool, cudaMemPoolAttrUsedMemCurrent, &in_use);
+    (void)cudaGetLastError();
+    return ar_error_set(AR_ERR_MEMORY,
+                        "GPU %d has no memory for %zu bytes: %zu of %zu are free, this process uses %llu and keeps "
+                        "%llu for reuse",
+                        d->gpu, bytes, free_bytes, total, static_cast<unsigned long long>(in_use),
+                        static_cast<unsigned long long>(held - in_use));
+}
+
+ar_status take_memory(cuda_device *d, void **gives, size_t bytes, cudaStream_t s)
+{
+    const size_t wanted = bytes > 0 ? bytes : 1; /* so that it has an address */
+    AR_TRY(choose(d->gpu));
+    cudaError_t e = cudaMallocFromPoolAsync(gives, wanted, d->pool, s);
+    if (e == cudaErrorMemoryAllocation) { /* what was freed and is still in use comes back when all is done */
+        (void)cudaGetLastError();
+        AR_TRY(check(cudaDeviceSynchronize(), "work enqueued before"));
+        AR_TRY(check(cudaMemPoolTrimTo(d->pool, 0), "giving memory back"));
+        e = cudaMallocFromPoolAsync(gives, wanted, d->pool, s);
+    }
+    if (e == cudaErrorMemoryAllocation)
+        return refuse(d, bytes);
+    return check(e, "taking memory");
+}
+
+/* What is enqueued on `aside` from now on comes after all that is enqueued on the device's streams now. */
+ar_status order_aside(cuda_device *d)
+{
+    ar_status st = AR_OK;
+    ari_mark *m = nullptr;
+    pthread_mutex_lock(&d->lock);
+    for (stream *s = d->streams; s && st == AR_OK; s = s->next) {
+        st = stream_mark(&s->base, &m);
+        if (st == AR_OK)
+            st = check(cudaStreamWaitEvent(d->aside, reinterpret_cast<mark *>(m)->event, 0), "waiting for streams");
+    }
+    pthread_mutex_unlock(&d->lock);
+    ari_mark_destroy(m);
+    return st;
+}
+
+} // namespace
+
+ar_status alloc(ar_device *base, ar_buf *gives, size_t bytes)
+{
+    cuda_device *d = own(base);
+    cudaStream_t s = stream_of_caller(d);
+    void *at = nullptr;
+    AR_TRY(take_memory(d, &at, bytes, s ? s : d->aside));
+    if (!s)
+        AR_TRY(check(cudaStreamSynchronize(d->aside), "taking memory"));
+    gives->ptr = at;
+    return AR_OK;
+}
+
+/* Errors are those of work enqueued before; whoever waits for it hears of them. */
+void free(ar_device *base, ar_buf b)
+{
+    cuda_device *d = own(base);
+    if (!b.ptr)
+        return;
+    cudaStream_t s = stream_of_caller(d);
+    if (cudaSetDevice(d->gpu) == cudaSuccess && (s || order_aside(d) == AR_OK))
+        (void)cudaFreeAsync(b.ptr, s ? s : d->aside);
+    (void)cudaGetLastError();
+}
+
+ar_status scratch::take(size_t bytes)
+{
+    cudaStream_t s;
+    AR_TRY(enter(d, q, &s));
+    return take_memory(own(d), &b.ptr, bytes, s);
+}
+
+scratch::~scratch()
+{
+    if (!b.ptr)
+        return;
+    (void)cudaFreeAsync(b.ptr, reinterpret_cast<stream *>(ari_queue_stream(q))->handle);
+    (void)cudaGetLastError();
+}
+
+/* --- what kernels call -------------------------------------------------------------------------------------------- */
+
+ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *handle)
+{
+    ari_stream *s = ari_queue_stream(q);
+    if (!s || s->ops != &stream_ops || !ari_queue_is_inline(q) || own(s->device)->gpu != own(d)->gpu)
+        return ar_error_set(AR_ERR_ARG, "a kernel of GPU %d was given a queue that is not an inline one of this GPU",
+                            own(d)->gpu);
+    AR_TRY(choose(own(d)->gpu));
+    use(reinterpret_cast<stream *>(s));
+    *handle = reinterpret_cast<stream *>(s)->handle;
+    return AR_OK;
+}
+
 ar_status launched(const char *what)
 {
-    const cudaError_t e = cudaGetLastError();
-    return e == cudaSuccess ? AR_OK : ar_error_set(AR_ERR_DEVICE, "%s: %s", what, cudaGetErrorString(e));
+    return check(cudaGetLastError(), what);
+}
+
+void *blas_of(ar_device *d)
+{
+    return own(d)->blas;
+}
+
+/* --- slots -------------------------------------------------------------------------------------------------------- */
+
+ar_status queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
+{
+    stream *s = nullptr;
+    AR_TRY(stream_take(own(d), &s));
+    const ar_status st = ari_queue_create_on(gives, kind, name, &s->base);
+    if (st != AR_OK)
+        stream_leave(&s->base);
+    else if (kind == AR_QUEUE_INLINE)
+        use(s); /* its memory is taken before its first kernel */
+    return st;
+}
+
+static bool is_host(const void *address)
+{
+    cudaPointerAttributes a = {};
+    if (cudaPointerGetAttributes(&a, address) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return true;
+    }
+    return a.type == cudaMemoryTypeUnregistered || a.type == cudaMemoryTypeHost;
+}
+
+ar_status copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
+{
+    cudaStream_t s;
+    AR_TRY(enter(d, q, &s));
+    if (bytes == 0)
+        return AR_OK;
+    AR_TRY(check(cudaMemcpyAsync(dst.ptr, src.ptr, bytes, cudaMemcpyDefault, s), "copying"));
+    /* Whether memory of the host has been read by now depends on where it is from. */
+    return is_host(src.ptr) ? check(cudaStreamSynchronize(s), "copying from the host") : AR_OK;
+}
+
+ar_status zero(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes)
+{
+    cudaStream_t s;
+    AR_TRY(enter(d, q, &s));
+    return bytes > 0 ? check(cudaMemsetAsync(dst.ptr, 0, bytes, s), "zeroing") : AR_OK;
+}
+
+/* --- the device --------------------------------------------------------------------------------------------------- */
+
+void destroy(ar_device *base)
+{
+    cuda_device *d = own(base);
+    (void)cudaSetDevice(d->gpu);
+    if (d->aside)
+        (void)cudaStreamSynchronize(d->aside);
+    blas_destroy(d->blas);
+    while (d->streams) {
+        stream *s = d->streams;
+        d->streams = s->next;
+        (void)cudaStreamDestroy(s->handle);
+        ::free(s);
+    }
+    if (d->aside)
+        (void)cudaStreamDestroy(d->aside);
+    (void)cudaGetLastError();
+    pthread_mutex_destroy(&d->lock);
+    ::free(d);
+}
+
+static ar_status fill(cuda_device *d)
+{
+    uint64_t keep_all = UINT64_MAX;
+    AR_TRY(choose(d->gpu));
+    AR_TRY(check(cudaDeviceGetDefaultMemPool(&d->pool, d->gpu), "finding its memory"));
+    AR_TRY(check(cudaMemPoolSetAttribute(d->pool, cudaMemPoolAttrReleaseThreshold, &keep_all), "keeping its memory"));
+    AR_TRY(check(cudaStreamCreateWithFlags(&d->aside, cudaStreamNonBlocking), "making a stream"));
+    return blas_create(&d->blas);
 }
 
 } // namespace ari_cuda
+
+ar_status ar_device_cuda_create(ar_device **gives, int index)
+{
+    using namespace ari_cuda;
+    cuda_device *d = nullptr;
+    AR_TRY(check_gpu(index));
+    AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&d), 1, sizeof *d, "a CUDA device"));
+    d->gpu = index;
+    d->ops = table_of("cuda");
+    d->base.ops = &d->ops;
+    d->base.threads = 1;
+    const int rc = pthread_mutex_init(&d->lock, nullptr);
+    if (rc != 0) {
+        ::free(d);
+        return ar_error_set(AR_ERR_MEMORY, "a CUDA device: no lock: %s", strerror(rc));
+    }
+    const ar_status st = fill(d);
+    if (st != AR_OK) {
+        destroy(&d->base);
+        return st;
+    }
+    *gives = &d->base;
+    return AR_OK;
+}

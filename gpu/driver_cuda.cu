@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What there is of GPUs and drivers, in words. */
+#include "gpu/driver_cuda.h"
+
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "anyrank/device.h"
+
+namespace ari_cuda
+{
+
+namespace
+{
+
+/* The oldest with what kernels use: integer reductions of a warp, and bf16 and TF32 products. */
+enum { OLDEST_MAJOR = 8 };
+
+/* "13.0" of 13000. */
+struct version {
+    char text[16];
+    explicit version(int v)
+    {
+        snprintf(text, sizeof text, "%d.%d", v / 1000, v % 1000 / 10);
+    }
+};
+
+/* The number of GPUs, or why there is none. */
+ar_status count(int *n)
+{
+    *n = 0;
+    const cudaError_t e = cudaGetDeviceCount(n);
+    if (e == cudaSuccess && *n > 0)
+        return AR_OK;
+    (void)cudaGetLastError();
+    *n = 0;
+    int driver = 0;
+    (void)cudaDriverGetVersion(&driver); /* 0 where there is none */
+    if (driver == 0)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "this machine has no NVIDIA driver (this build needs one for CUDA %s or newer)",
+                            version(CUDART_VERSION).text);
+    if (e == cudaErrorInsufficientDriver)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "the NVIDIA driver is for CUDA %s, and this build needs one for %s",
+                            version(driver).text, version(CUDART_VERSION).text);
+    if (e == cudaErrorNoDevice || e == cudaSuccess)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "the NVIDIA driver shows no GPU to this process (CUDA_VISIBLE_DEVICES may hide them)");
+    return ar_error_set(AR_ERR_UNSUPPORTED, "the NVIDIA driver does not work: %s (%s)", cudaGetErrorString(e),
+                        cudaGetErrorName(e));
+}
+
+ar_status attribute(int *value, cudaDeviceAttr which, int index)
+{
+    const cudaError_t e = cudaDeviceGetAttribute(value, which, index);
+    if (e == cudaSuccess)
+        return AR_OK;
+    (void)cudaGetLastError();
+    return ar_error_set(AR_ERR_UNSUPPORTED, "GPU %d does not answer: %s", index, cudaGetErrorString(e));
+}
+
+} // namespace
+
+ar_status check_gpu(int index)
+{
+    int n, major, minor, pools;
+    AR_TRY(count(&n));
+    if (index < 0 || index >= n)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "there is no GPU %d: this machine has %d, counted from 0", index, n);
+    AR_TRY(attribute(&major, cudaDevAttrComputeCapabilityMajor, index));
+    AR_TRY(attribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
+    if (major < OLDEST_MAJOR)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "GPU %d has compute capability %d.%d; %d.0 is the oldest that will do",
+                            index, major, minor, OLDEST_MAJOR);
+    AR_TRY(attribute(&pools, cudaDevAttrMemoryPoolsSupported, index));
+    if (!pools)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "GPU %d has no memory pools in stream order (cudaMallocAsync)", index);
+    return AR_OK;
+}
+
+} // namespace ari_cuda
+
+using namespace ari_cuda;
+
+void ar_gpu_describe(char *text, size_t size)
+{
+    int n, driver = 0;
+    if (count(&n) != AR_OK) {
+        snprintf(text, size, "%s, but %s", version(CUDART_VERSION).text, ar_error_message());
+        return;
+    }
+    (void)cudaDriverGetVersion(&driver);
+    snprintf(text, size, "%s, driver for %s, %d GPU%s", version(CUDART_VERSION).text, version(driver).text, n,
+             n == 1 ? "" : "s");
+}
+
+int ar_gpu_count(void)
+{
+    int n;
+    return count(&n) == AR_OK ? n : 0;
+}
+
+ar_status ar_gpu_info_get(ar_gpu_info *out, int index)
+{
+    int n;
+    cudaDeviceProp p;
+    AR_TRY(count(&n));
+    if (index < 0 || index >= n)
+        return ar_error_set(AR_ERR_ARG, "there is no GPU %d: this machine has %d, counted from 0", index, n);
+    cudaError_t e = cudaGetDeviceProperties(&p, index);
+    size_t free_memory = 0, memory = 0;
+    if (e == cudaSuccess)
+        e = cudaSetDevice(index);
+    if (e == cudaSuccess)
+        e = cudaMemGetInfo(&free_memory, &memory);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        return ar_error_set(AR_ERR_UNSUPPORTED, "GPU %d does not answer: %s", index, cudaGetErrorString(e));
+    }
+    *out = {};
+    snprintf(out->name, sizeof out->name, "%.95s", p.name);
+    out->major = p.major;
+    out->minor = p.minor;
+    out->processors = p.multiProcessorCount;
+    out->memory = memory;
+    out->free_memory = free_memory;
+    return AR_OK;
+}
