@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order-independent accumulator: what is added to it, in which rows, and what it is read as. */
+#include <string.h>
+
+#include "gpu/conformance.h"
+#include "ref/numerics/accumulator.h"
+
+/* A state that earlier additions left: of a few values of each kind. */
+static void fill_state(device_pair *p, pair_buf t, pair_buf hl, size_t n, pair_values v)
+{
+    for (size_t i = 0; i < n && t.host && hl.host; i++) {
+        uint8_t top = 0;
+        int64_t h = 0, l = 0;
+        for (size_t k = pair_below(p, 4); k > 0; k--)
+            ari_acc_add(&top, &h, &l, pair_value(p, v));
+        ((uint8_t *)t.host)[i] = top;
+        ((int64_t *)hl.host)[i] = h;
+        ((int64_t *)hl.host)[n + i] = l;
+    }
+}
+
+typedef struct acc {
+    pair_buf t, hl;
+} acc;
+
+static acc new_acc(device_pair *p, size_t n, pair_values v)
+{
+    const acc a = {pair_zeros(p, "t", PAIR_W8, n), pair_zeros(p, "hl", PAIR_W64, 2 * n)};
+    fill_state(p, a.t, a.hl, n, v);
+    return a;
+}
+
+typedef enum rows { ITSELF, LISTED, RARE, ROWS } rows;
+
+/* Rows of the terms go to rows of their own, or into one; to listed ones, many to the same, some to none. */
+static void acc_add_case(device_pair *p, size_t in_acc, size_t n, size_t cols, pair_layout layout, rows which)
+{
+    static const char *const names[] = {"itself", "listed", "listed, few"};
+    pair_begin(p, "[%zu, %zu] %s into %zu rows, %s", n, cols, pair_layout_name(layout), in_acc, names[which]);
+    const acc a = new_acc(p, in_acc * cols, pair_below(p, 2) ? PAIR_WIDE : PAIR_ORDINARY);
+    const pair_tensor terms = pair_input(p, "terms", 2, (const size_t[]){n, cols}, layout, PAIR_EACH_ROW);
+    pair_buf row_of = pair_none();
+    if (which == LISTED)
+        row_of = pair_integers(p, "row_of", PAIR_W64, n, -1, in_acc + 1);
+    else if (which == RARE)
+        row_of = pair_integers(p, "row_of", PAIR_W64, n, -3, in_acc < 2 ? 4 : 5);
+    for (int twice = 0; twice < 2; twice++)
+        PAIR_RUN(p, acc_add, a.t.at[s], a.hl.at[s], in_acc, &terms.at[s], ar_const(row_of.at[s]));
+    pair_end(p);
+}
+
+void acc_add_cases(device_pair *p)
+{
+    static const size_t counts[] = {1, 2, 33, 300};
+    for (size_t i = 0; i < 4; i++)
+        for (int layout = 0; layout < PAIR_LAYOUTS; layout++)
+            for (int which = 0; which < ROWS && pair_goes_on(p); which++) {
+                const size_t n = p->round > 0 ? 1 + pair_below(p, 400) : counts[i];
+                const size_t cols = 1 + pair_below(p, i == 3 ? 40 : 300);
+                const size_t in_acc = which == ITSELF ? (pair_below(p, 2) ? n : 1) : 2 + pair_below(p, 20);
+                acc_add_case(p, in_acc, n, cols, (pair_layout)layout, (rows)which);
+            }
+    acc_add_case(p, 1, 0, 7, PAIR_ROW_MAJOR, ITSELF);
+    acc_add_case(p, 5, 3, 0, PAIR_ROW_MAJOR, LISTED);
+    acc_add_case(p, 1, 2000, 3, PAIR_ROW_MAJOR, ITSELF);
+}
+
+void acc_raise_cases(device_pair *p)
+{
+    size_t n;
+    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
+        for (int v = 0; v < PAIR_VALUE_KINDS && pair_goes_on(p); v += 3) {
+            pair_begin(p, "n %zu, states of %s values", n, pair_values_name((pair_values)v));
+            const acc a = new_acc(p, n, (pair_values)v);
+            const pair_buf to = pair_bytes(p, "t_new", n, 0);
+            for (size_t k = 0; k < n && to.host && a.t.host; k++) {
+                const uint8_t t = ((uint8_t *)a.t.host)[k];
+                const size_t up = pair_below(p, 4);
+                const bool flag = t == ARI_ACC_NONFINITE || pair_below(p, 12) == 0;
+                ((uint8_t *)to.host)[k] = (uint8_t)(flag ? ARI_ACC_NONFINITE : t + up > 8 ? 8 : t + up);
+            }
+            PAIR_RUN(p, acc_raise, a.t.at[s], a.hl.at[s], ar_const(to.at[s]), n);
+            pair_end(p);
+        }
+}
+
+/* Sums of states of many values, whose H and L have both signs and more than 32 bits. */
+void acc_value_cases(device_pair *p)
+{
+    static const size_t shapes[][5] = {{1, 257},  {2, 33, 9}, {3, 2, 5, 31}, {4, 2, 3, 2, 17},
+                                       {2, 1, 1}, {2, 0, 4},  {2, 600, 3}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int layout = 0; layout < PAIR_LAYOUTS; layout++)
+            for (int v = 0; v < PAIR_VALUE_KINDS && pair_goes_on(p); v += 2) {
+                const int ndim = (int)shapes[i][0];
+                size_t n = 1;
+                for (int d = 0; d < ndim; d++)
+                    n *= shapes[i][d + 1];
+                pair_begin(p, "%d dimensions, %zu elements of %s values, %s", ndim, n, pair_values_name((pair_values)v),
+                           pair_layout_name((pair_layout)layout));
+                const acc a = new_acc(p, n, (pair_values)v);
+                for (size_t k = 0; k < 2 * n && a.hl.host && a.t.host; k++)
+                    if (((uint8_t *)a.t.host)[k % n] != ARI_ACC_NONFINITE && pair_below(p, 2))
+                        ((int64_t *)a.hl.host)[k] = (int64_t)pair_random(p) >> pair_below(p, 40);
+                const pair_tensor y = pair_output(p, "y", ndim, &shapes[i][1], (pair_layout)layout);
+                PAIR_RUN(p, acc_value, &y.at[s], ar_const(a.t.at[s]), ar_const(a.hl.at[s]), n);
+                pair_end(p);
+            }
+}

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/conformance.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/imma.h"
+
+#define EXIT_SKIPPED 77
+
+#define SLOT(name)                                         \
+    {                                                      \
+#name, offsetof(ar_device_ops, name), name##_cases \
+    }
+static const conformance_slot slots[] = {SLOT(queue_create),
+                                         SLOT(destroy),
+                                         SLOT(alloc),
+                                         SLOT(free),
+                                         SLOT(copy),
+                                         SLOT(zero),
+                                         SLOT(copy_strided),
+                                         SLOT(combine),
+                                         SLOT(gemm_f32),
+                                         SLOT(bias_act),
+                                         SLOT(col_exponents),
+                                         SLOT(row_exponents),
+                                         SLOT(packed_create),
+                                         SLOT(packed_destroy),
+                                         SLOT(pack),
+                                         SLOT(gemm_i64),
+                                         SLOT(gemm_round),
+                                         SLOT(gemm_acc),
+                                         SLOT(round_i64),
+                                         SLOT(acc_add),
+                                         SLOT(acc_raise),
+                                         SLOT(acc_value),
+                                         SLOT(sum_rows_f32),
+                                         SLOT(add),
+                                         SLOT(mul),
+                                         SLOT(fill),
+                                         SLOT(act_backward),
+                                         SLOT(gated_forward),
+                                         SLOT(gated_backward),
+                                         SLOT(dropout),
+                                         SLOT(norm_forward),
+                                         SLOT(norm_backward),
+                                         SLOT(rope_tables),
+                                         SLOT(rope),
+                                         SLOT(softmax_forward),
+                                         SLOT(softmax_backward),
+                                         SLOT(rows_in_range),
+                                         SLOT(gather_rows),
+                                         SLOT(ce_max),
+                                         SLOT(ce_sum),
+                                         SLOT(ce_target),
+                                         SLOT(ce_terms),
+                                         SLOT(ce_backward),
+                                         SLOT(sum_squares),
+                                         SLOT(scale),
+                                         SLOT(round_bf16),
+                                         SLOT(round_bits),
+                                         SLOT(take_bf16),
+                                         SLOT(narrow_bf16),
+                                         SLOT(widen_bf16),
+                                         SLOT(optimizer_step)};
+#define SLOTS (sizeof slots / sizeof *slots)
+
+const conformance_slot *conformance_slots(size_t *count)
+{
+    *count = SLOTS;
+    return slots;
+}
+
+/* --- what is asked for -------------------------------------------------------------------------------------------- */
+
+typedef struct request {
+    ar_device_choice device;
+    const char *slot; /* NULL: all */
+    const char *spoil;
+    uint64_t seed;
+    int rounds;
+    bool first_pass_only;
+} request;
+
+static int usage(const char *what)
+{
+    fprintf(stderr,
+            "%s\nusage: [cpu|emulated|cuda[:N]] [--slot NAME] [--break NAME] [--seed S] [--rounds R] "
+            "[--passes all|first]\n",
+            what);
+    return 2;
+}
+
+static bool known_slot(const char *name)
+{
+    for (size_t i = 0; i < SLOTS; i++)
+        if (strcmp(slots[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+static bool parse_number(const char *text, uint64_t *number)
+{
+    char *end = NULL;
+    *number = strtoull(text, &end, 10);
+    return text[0] >= '0' && text[0] <= '9' && *end == '\0';
+}
+
+/* 0, or the exit status. */
+static int parse(request *r, int argc, char **argv, const char *device)
+{
+    if (ar_device_choice_parse(&r->device, device) != AR_OK)
+        return usage(ar_error_message());
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+        uint64_t number = 0;
+        if (strncmp(argv[i], "--", 2) != 0) {
+            if (ar_device_choice_parse(&r->device, argv[i]) != AR_OK)
+                return usage(ar_error_message());
+            continue;
+        }
+        if (strcmp(argv[i], "--slot") == 0 && known_slot(value))
+            r->slot = value;
+        else if (strcmp(argv[i], "--break") == 0 && known_slot(value))
+            r->spoil = value;
+        else if (strcmp(argv[i], "--seed") == 0 && parse_number(value, &number))
+            r->seed = number;
+        else if (strcmp(argv[i], "--rounds") == 0 && parse_number(value, &number) && number > 0 && number < 1000000)
+            r->rounds = (int)number;
+        else if (strcmp(argv[i], "--passes") == 0 && (strcmp(value, "all") == 0 || strcmp(value, "first") == 0))
+            r->first_pass_only = value[0] == 'f';
+        else
+            return usage("not understood: an option, its value, or the name of a slot");
+        i++;
+    }
+    return 0;
+}
+
+/* --- one pass over the table -------------------------------------------------------------------------------------- */
+
+/* The settings of a pass: in which order the emulated device does what a GPU does at once, and how digits are
+ * multiplied. A device reads them when it is made. */
+typedef struct pass {
+    const char *order, *path;
+} pass;
+static const pass passes[] = {{"forward", "imma16"}, {"backward", "imma10"}};
+#define PASSES (sizeof passes / sizeof *passes)
+
+static void set_pass(const pass *with)
+{
+    if (setenv("ANYRANK_EMULATED_ORDER", with->order, 1) != 0 || setenv(ARI_IMMA_VARIABLE, with->path, 1) != 0)
+        abort();
+}
+
+static void add_tally(pair_tally *to, const pair_tally *from)
+{
+    to->cases += from->cases;
+    to->words += from->words;
+    to->differing += from->differing;
+    to->failures += from->failures;
+    to->missing = to->missing || from->missing;
+}
+
+static uint64_t seed_of(uint64_t seed, size_t slot, int round)
+{
+    return seed * 0x9e3779b97f4a7c15u + slot * 0xbf58476d1ce4e5b9u + (uint64_t)round * 0x94d049bb133111ebu + 1;
+}
+
+/* One slot's cases; what they gave is added to *tally. */
+static void run_slot(device_pair *p, size_t i, const request *r, bool spoil, pair_tally *tally)
+{
+    p->slot = slots[i].name;
+    p->spoil = spoil;
+    p->reported = 0;
+    p->tally = (pair_tally){.cases = 0};
+    for (p->round = 0; p->round < r->rounds && pair_goes_on(p); p->round++) {
+        p->state = seed_of(r->seed, i, p->round);
+        slots[i].cases(p);
+    }
+    add_tally(tally, &p->tally);
+}
+
+/* Whether every pointer of the table is among the slots. */
+static bool table_is_covered(void)
+{
+    bool covered = true;
+    for (size_t at = offsetof(ar_device_ops, queue_create); at < sizeof(ar_device_ops); at += sizeof(void *)) {
+        bool found = false;
+        for (size_t i = 0; i < SLOTS; i++)
+            found = found || slots[i].offset == at;
+        if (!found)
+            printf("the slot %zu bytes into ar_device_ops has no cases\n", at);
+        covered = covered && found;
+    }
+    return covered;
+}
+
+/* One bit of the other device's output is flipped in the cases of a slot: true if they say so. */
+static bool sees_a_broken_bit(device_pair *p, size_t i, const request *r)
+{
+    const request once = {.seed = r->seed, .rounds = 1};
+    pair_tally tally = {.cases = 0};
+    run_slot(p, i, &once, true, &tally);
+    if (tally.differing == 0 && !tally.missing)
+        printf("%s: a flipped bit of the other device's output was not seen\n", slots[i].name);
+    return tally.differing > 0;
+}
+
+typedef struct sums {
+    pair_tally slot[SLOTS];
+    size_t broken, seen; /* slots spoiled on purpose */
+} sums;
+
+static ar_status run_pass(const request *r, const pass *with, bool last, sums *all)
+{
+    device_pair p;
+    const ar_device_choice cpu = {AR_DEVICE_CPU, 0};
+    set_pass(with);
+    AR_TRY(pair_open(&p, &cpu, &r->device, 2));
+    for (size_t i = 0; i < SLOTS; i++) {
+        if (r->slot && strcmp(r->slot, slots[i].name) != 0)
+            continue;
+        const bool spoil = r->spoil && strcmp(r->spoil, slots[i].name) == 0;
+        run_slot(&p, i, r, spoil, &all->slot[i]);
+        fflush(stdout);
+        if (!last || r->spoil || all->slot[i].missing)
+            continue;
+        all->broken++;
+        all->seen += sees_a_broken_bit(&p, i, r);
+    }
+    pair_close(&p);
+    return AR_OK;
+}
+
+/* --- what is said ------------------------------------------------------------------------------------------------- */
+
+static const char *verdict(const pair_tally *t)
+{
+    return t->missing ? "missing" : t->cases == 0 ? "NO CASE" : t->differing + t->failures > 0 ? "DIFFERS" : "ok";
+}
+
+/* The table and the closing line. True if all is well. */
+static bool print_summary(const request *r, const sums *all, bool covered)
+{
+    pair_tally total = {.cases = 0};
+    size_t count = 0, missing = 0, without = 0;
+    printf("%-18s %8s %12s %10s  %s\n", "slot", "cases", "words", "differing", "");
+    for (size_t i = 0; i < SLOTS; i++) {
+        const pair_tally *t = &all->slot[i];
+        if (r->slot && strcmp(r->slot, slots[i].name) != 0)
+            continue;
+        printf("%-18s %8" PRIu64 " %12" PRIu64 " %10" PRIu64 "  %s%s\n", slots[i].name, t->cases, t->words,
+               t->differing, verdict(t), strcmp(slots[i].name, "gemm_f32") == 0 ? " (within a bound)" : "");
+        add_tally(&total, t);
+        missing += t->missing;
+        without += t->cases == 0;
+        count++;
+    }
+    printf("cpu and %s: %zu slots, %" PRIu64 " cases, %" PRIu64 " words compared, %" PRIu64 " differ",
+           ar_device_kind_name(r->device.kind), count, total.cases, total.words, total.differing);
+    if (total.failures > 0)
+        printf(", %" PRIu64 " failures", total.failures);
+    if (missing + without > 0)
+        printf(", %zu missing", missing + without);
+    if (all->broken > 0)
+        printf("; %zu of %zu slots broken on purpose were caught", all->seen, all->broken);
+    printf("\n");
+    return covered && total.differing + total.failures + missing + without == 0 && all->seen == all->broken;
+}
+
+int conformance_run(int argc, char **argv, const char *device)
+{
+    static sums all;
+    request r = {.seed = 1, .rounds = 1};
+    const int bad = parse(&r, argc, argv, device);
+    if (bad != 0)
+        return bad;
+    ar_cpu_select_kernels();
+    const size_t count = r.first_pass_only ? 1 : PASSES;
+    for (size_t i = 0; i < count; i++)
+        if (run_pass(&r, &passes[i], i + 1 == count, &all) != AR_OK) {
+            printf("no device %s: %s\n", ar_device_kind_name(r.device.kind), ar_error_message());
+            return EXIT_SKIPPED;
+        }
+    return print_summary(&r, &all, table_is_covered()) ? 0 : 1;
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The exact product and its parts. Quantised operands are the device's own: they are seen through products. */
+#include <string.h>
+
+#include "gpu/conformance.h"
+#include "ref/numerics/integer_sum.h"
+
+/* --- exponents ---------------------------------------------------------------------------------------------------- */
+
+/* Some columns of a matrix times a power of two, some zero: what equilibration is for. */
+static void scale_columns(device_pair *p, pair_tensor t)
+{
+    const size_t cols = t.at[0].shape[t.at[0].ndim - 1];
+    for (size_t k = 0; k < cols && t.buf.host; k++) {
+        const size_t what = pair_below(p, 6);
+        const float factor = what == 0 ? 0.0f : (float)ari_pow2((int32_t)pair_below(p, 60) - 30);
+        for (size_t i = k; i < pair_count(t) && what < 3; i += cols)
+            *pair_element(t, i) *= factor;
+    }
+}
+
+/* Exponents as another device, rank or part left them: flags among them. */
+static pair_buf old_exponents(device_pair *p, const char *name, size_t n)
+{
+    const pair_buf b = pair_integers(p, name, PAIR_W32, n, -140, 260);
+    for (size_t i = 0; i < n && b.host; i++) {
+        const size_t what = pair_below(p, 8);
+        if (what < 2)
+            ((int32_t *)b.host)[i] = what == 0 ? ARI_EXP_ZERO : ARI_EXP_NONFINITE;
+    }
+    return b;
+}
+
+static const size_t matrices[][4] = {{1, 1, 1, 1},   {1, 1, 5, 33},  {1, 3, 40, 7},  {2, 3, 4, 16},
+                                     {1, 1, 1, 700}, {1, 1, 700, 1}, {2, 2, 33, 65}, {1, 2, 3, 257}};
+#define MATRICES (sizeof matrices / sizeof *matrices)
+
+static void col_exponents_case(device_pair *p, const size_t shape[4], pair_layout layout, pair_values v, bool max_into)
+{
+    pair_begin(p, "[%zu, %zu, %zu, %zu] %s, %s values%s", shape[0], shape[1], shape[2], shape[3],
+               pair_layout_name(layout), pair_values_name(v), max_into ? ", max into" : "");
+    const pair_tensor b = pair_input(p, "b", 4, shape, layout, v);
+    scale_columns(p, b);
+    const size_t n = shape[0] * shape[1] * shape[3];
+    const pair_buf c = max_into ? old_exponents(p, "c", n) : pair_words(p, "c", PAIR_W32, n);
+    PAIR_RUN(p, col_exponents, c.at[s], &b.at[s], max_into);
+    pair_end(p);
+}
+
+static void row_exponents_case(device_pair *p, const size_t shape[4], pair_layout layout, pair_values v, int form)
+{
+    const int sign = form % 2 ? 1 : -1;
+    const bool max_into = form & 2, scaled = form & 4;
+    pair_begin(p, "[%zu, %zu, %zu, %zu] %s, %s values, sign %d%s%s", shape[0], shape[1], shape[2], shape[3],
+               pair_layout_name(layout), pair_values_name(v), sign, scaled ? ", scaled" : "",
+               max_into ? ", max into" : "");
+    const pair_tensor a = pair_input(p, "a", 4, shape, layout, v);
+    const pair_buf c = scaled ? old_exponents(p, "c", shape[0] * shape[1] * shape[3]) : pair_none();
+    const size_t n = shape[0] * shape[1] * shape[2];
+    const pair_buf e = max_into ? old_exponents(p, "e", n) : pair_words(p, "e", PAIR_W32, n);
+    PAIR_RUN(p, row_exponents, e.at[s], &a.at[s], ar_const(c.at[s]), sign, max_into);
+    pair_end(p);
+}
+
+static const pair_values operand_values[] = {PAIR_ORDINARY, PAIR_WIDE,      PAIR_EACH_ROW, PAIR_SPECIAL, PAIR_ZERO,
+                                             PAIR_LARGEST,  PAIR_SUBNORMAL, PAIR_TIES,     PAIR_ANY};
+#define OPERAND_VALUES (sizeof operand_values / sizeof *operand_values)
+
+void col_exponents_cases(device_pair *p)
+{
+    for (size_t i = 0; i < MATRICES; i++)
+        for (int layout = 0; layout < PAIR_LAYOUTS; layout++)
+            for (size_t v = 0; v < OPERAND_VALUES && pair_goes_on(p); v++)
+                col_exponents_case(p, matrices[i], (pair_layout)layout, operand_values[v], pair_below(p, 2));
+}
+
+void row_exponents_cases(device_pair *p)
+{
+    for (size_t i = 0; i < MATRICES; i++)
+        for (int layout = 0; layout < PAIR_LAYOUTS; layout++)
+            for (size_t v = 0; v < OPERAND_VALUES && pair_goes_on(p); v++)
+                row_exponents_case(p, matrices[i], (pair_layout)layout, operand_values[v], (int)pair_below(p, 8));
+}
+
+/* --- operands ----------------------------------------------------------------------------------------------------- */
+
+/* C[m, n] = A[m, k] B[n, k]^T in a batch, from values to packed operands. */
+typedef struct product {
+    size_t batch, m, n, k;
+    pair_values values;
+    bool scale;
+    pair_buf c, e, f;
+    ar_packed *a[2], *b[2];
+} product;
+
+/* A matrix of the batch is packed at once, or in two parts along its rows or along k. */
+static void pack_parts(device_pair *p, ar_packed *const to[2], pair_tensor t, pair_buf c, int sign, pair_buf e)
+{
+    const size_t rows = t.at[0].shape[1], k = t.at[0].shape[2], form = pair_below(p, 3), batch = t.at[0].shape[0];
+    if (form == 1 && rows > 1) {
+        for (size_t part = 0; part < 2; part++) {
+            const size_t from = part * (rows / 2), n = part == 0 ? rows / 2 : rows - rows / 2;
+            const ar_tensor at[2] = {ar_tensor_slice(&t.at[0], 1, from, n), ar_tensor_slice(&t.at[1], 1, from, n)};
+            PAIR_RUN(p, pack, to[s], from, 0, &at[s], ar_const(c.at[s]), sign, ar_const(e.at[s]));
+        }
+    } else if (form == 2 && k > 1 && batch == 1) { /* c holds k columns a matrix: its second part begins further on */
+        for (size_t part = 0; part < 2; part++) {
+            const size_t from = part * (k / 3), n = part == 0 ? k / 3 : k - k / 3;
+            const ar_tensor at[2] = {ar_tensor_slice(&t.at[0], 2, from, n), ar_tensor_slice(&t.at[1], 2, from, n)};
+            PAIR_RUN(p, pack, to[s], 0, from, &at[s],
+                     c.host ? ar_cbuf_at(ar_const(c.at[s]), from * 4) : ar_const(c.at[s]), sign, ar_const(e.at[s]));
+        }
+    } else {
+        PAIR_RUN(p, pack, to[s], 0, 0, &t.at[s], ar_const(c.at[s]), sign, ar_const(e.at[s]));
+    }
+}
+
+/* Every step before the product. */
+static void prepare(device_pair *p, product *o)
+{
+    const size_t sa[3] = {o->batch, o->m, o->k}, sb[3] = {o->batch, o->n, o->k};
+    const pair_tensor a = pair_input(p, "a", 3, sa, (pair_layout)pair_below(p, PAIR_LAYOUTS), o->values);
+    const pair_tensor b = pair_input(p, "b", 3, sb, (pair_layout)pair_below(p, PAIR_LAYOUTS),
+                                     o->values == PAIR_EACH_ROW ? PAIR_CALM_ROWS : o->values);
+    if (o->values != PAIR_LARGEST)
+        scale_columns(p, b);
+    o->c = o->scale ? pair_words(p, "c", PAIR_W32, o->batch * o->k) : pair_none();
+    o->e = pair_words(p, "e", PAIR_W32, o->batch * o->m);
+    o->f = pair_words(p, "f", PAIR_W32, o->batch * o->n);
+    if (o->scale)
+        PAIR_RUN(p, col_exponents, o->c.at[s], &b.at[s], false);
+    PAIR_RUN(p, row_exponents, o->e.at[s], &a.at[s], ar_const(o->c.at[s]), 1, false);
+    PAIR_RUN(p, row_exponents, o->f.at[s], &b.at[s], ar_const(o->c.at[s]), -1, false);
+    PAIR_PACKED(p, o->a, o->batch, o->m, o->k, true);
+    PAIR_PACKED(p, o->b, o->batch, o->n, o->k, false);
+    pack_parts(p, o->a, a, o->c, 1, o->e);
+    pack_parts(p, o->b, b, o->c, -1, o->f);
+}
+
+static void destroy_packed(device_pair *p, product *o)
+{
+    for (int s = 0; s < 2; s++) {
+        p->side[s]->ops->packed_destroy(p->side[s], o->a[s]);
+        p->side[s]->ops->packed_destroy(p->side[s], o->b[s]);
+    }
+}
+
+/* Shapes around the tiles of tensor cores, lengths around those of digits' sums and of limbs. */
+static const size_t sizes[][3] = {{1, 1, 1},      {3, 5, 15},    {16, 16, 16},  {17, 33, 17}, {64, 40, 100},
+                                  {5, 130, 31},   {130, 3, 33},  {2, 3, 8191},  {3, 2, 8192}, {4, 4, 10000},
+                                  {33, 20, 257},  {1, 64, 128},  {2, 2, 16384}, {8, 8, 1},    {2, 1, 131071},
+                                  {1, 2, 131072}, {2, 2, 140000}};
+#define SIZES (sizeof sizes / sizeof *sizes)
+
+static void every_product(device_pair *p, void (*one)(device_pair *, product *))
+{
+    for (size_t i = 0; i < SIZES; i++)
+        for (size_t v = 0; v < OPERAND_VALUES && pair_goes_on(p); v++) {
+            const bool random = p->round > 0 && i < 7;
+            product o = {.m = random ? 1 + pair_below(p, 70) : sizes[i][0],
+                         .n = random ? 1 + pair_below(p, 70) : sizes[i][1],
+                         .k = random ? 1 + pair_below(p, 300) : sizes[i][2],
+                         .values = operand_values[v],
+                         .scale = pair_below(p, 4) != 0};
+            o.batch = o.k > 1000 ? 1 : 1 + pair_below(p, 3);
+            const size_t seldom = o.k > 20000 ? OPERAND_VALUES : o.k > 1000 ? 4 : 1; /* one kind of values in so many */
+            if (v % seldom != (i + (size_t)p->round) % seldom)
+                continue;
+            one(p, &o);
+        }
+}
+
+static void begin_product(device_pair *p, const product *o, const char *more)
+{
+    pair_begin(p, "%zu x [%zu, %zu, %zu], %s values%s%s", o->batch, o->m, o->n, o->k, pair_values_name(o->values),
+               o->scale ? "" : ", no scale", more);
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+static void gemm_i64_case(device_pair *p, product *o)
+{
+    const int limbs = o->k > ARI_CONTRACT_BLOCK || pair_below(p, 2) ? 2 : 1;
+    begin_product(p, o, limbs == 1 ? ", one limb" : ", two limbs");
+    const pair_buf sums = pair_words(p, "s", limbs == 1 ? PAIR_W64 : PAIR_LIMBS, o->batch * o->m * o->n);
+    prepare(p, o);
+    PAIR_RUN(p, gemm_i64, sums.at[s], o->a[s], o->b[s], limbs);
+    pair_end(p);
+    destroy_packed(p, o);
+}
+
+void gemm_i64_cases(device_pair *p)
+{
+    every_product(p, gemm_i64_case);
+}
+
+static void gemm_round_case(device_pair *p, product *o)
+{
+    static const pair_layout layouts[] = {PAIR_ROW_MAJOR, PAIR_PADDED, PAIR_REVERSED};
+    const bool bias = o->batch == 1 && pair_below(p, 2);
+    const ar_activation act = o->batch == 1 ? (ar_activation)pair_below(p, AR_ACT_NONE + 1) : AR_ACT_NONE;
+    const size_t shape[3] = {o->batch, o->m, o->n}, *from = o->batch == 1 ? shape + 1 : shape;
+    const int ndim = o->batch == 1 ? 2 : 3;
+    begin_product(p, o, bias ? ", bias" : "");
+    const pair_tensor y = pair_output(p, "y", ndim, from, layouts[pair_below(p, 3)]);
+    const pair_tensor z = pair_output(p, "z", ndim, from, layouts[pair_below(p, 3)]);
+    const pair_buf b = bias ? pair_floats(p, "bias", o->n, PAIR_ORDINARY) : pair_none();
+    const bool with_z = act != AR_ACT_NONE || pair_below(p, 2);
+    prepare(p, o);
+    PAIR_RUN(p, gemm_round, &y.at[s], o->a[s], o->b[s], ar_const(o->e.at[s]), ar_const(o->f.at[s]), ar_const(b.at[s]),
+             act, with_z ? &z.at[s] : NULL);
+    pair_end(p);
+    destroy_packed(p, o);
+}
+
+void gemm_round_cases(device_pair *p)
+{
+    every_product(p, gemm_round_case);
+}
+
+/* A second batch is added to what the first one left. */
+static void gemm_acc_case(device_pair *p, product *o)
+{
+    begin_product(p, o, "");
+    const pair_buf t = pair_zeros(p, "t", PAIR_W8, o->m * o->n), hl = pair_zeros(p, "hl", PAIR_W64, 2 * o->m * o->n);
+    prepare(p, o);
+    for (int twice = 0; twice < 2; twice++)
+        PAIR_RUN(p, gemm_acc, t.at[s], hl.at[s], o->a[s], o->b[s], ar_const(o->e.at[s]), ar_const(o->f.at[s]));
+    pair_end(p);
+    destroy_packed(p, o);
+}
+
+void gemm_acc_cases(device_pair *p)
+{
+    every_product(p, gemm_acc_case);
+}
+
+/* Every quantised element of A, as the product with the unit matrix: q times 2^24. */
+static void pack_case(device_pair *p, product *o)
+{
+    if (o->k > 400)
+        return;
+    o->n = o->k;
+    begin_product(p, o, ", by the unit matrix");
+    const size_t sa[3] = {o->batch, o->m, o->k}, unit[3] = {o->batch, o->k, o->k};
+    const int sign = pair_below(p, 2) ? 1 : -1;
+    const pair_tensor a = pair_input(p, "a", 3, sa, (pair_layout)pair_below(p, PAIR_LAYOUTS), o->values);
+    const pair_tensor b = pair_input(p, "unit", 3, unit, PAIR_ROW_MAJOR, PAIR_ZERO);
+    for (size_t i = 0; i < o->batch * o->k && b.buf.host; i++)
+        *pair_element(b, i * o->k + i % o->k) = 1.0f;
+    o->c = o->scale ? old_exponents(p, "c", o->batch * o->k) : pair_none();
+    o->e = pair_words(p, "e", PAIR_W32, o->batch * o->m);
+    o->f = pair_integers(p, "f", PAIR_W32, o->batch * o->k, 1, 1);
+    const pair_buf sums = pair_words(p, "s", PAIR_W64, o->batch * o->m * o->k);
+    PAIR_RUN(p, row_exponents, o->e.at[s], &a.at[s], ar_const(o->c.at[s]), sign, false);
+    PAIR_PACKED(p, o->a, o->batch, o->m, o->k, true);
+    PAIR_PACKED(p, o->b, o->batch, o->k, o->k, false);
+    pack_parts(p, o->a, a, o->c, sign, o->e);
+    PAIR_RUN(p, pack, o->b[s], 0, 0, &b.at[s], (ar_cbuf){NULL}, -1, ar_const(o->f.at[s]));
+    PAIR_RUN(p, gemm_i64, sums.at[s], o->a[s], o->b[s], 1);
+    pair_end(p);
+    destroy_packed(p, o);
+}
+
+void pack_cases(device_pair *p)
+{
+    every_product(p, pack_case);
+}
+
+/* An operand that is made and packed again, with other values: what was there before shows nowhere. */
+void packed_create_cases(device_pair *p)
+{
+    for (size_t i = 0; i < 8 && pair_goes_on(p); i++) {
+        product o = {.batch = 1 + i % 3, .m = 5, .n = 7, .k = 20 + i, .values = PAIR_LARGEST, .scale = false};
+        begin_product(p, &o, ", packed twice");
+        const pair_buf sums = pair_words(p, "s", PAIR_W64, o.batch * o.m * o.n);
+        prepare(p, &o);
+        const pair_tensor again =
+            pair_input(p, "again", 3, (const size_t[]){o.batch, o.m, o.k}, PAIR_ROW_MAJOR, PAIR_ORDINARY);
+        if (p->status == AR_OK) { /* made after the first kernels: uploaded by hand */
+            pair_memory *m = &p->memory[p->buffers - 1];
+            for (int s = 0; s < 2; s++)
+                pair_ran(p, s,
+                         p->side[s]->ops->copy(p->side[s], p->queue[s], m->base[s], (ar_cbuf){m->host}, m->bytes));
+        }
+        PAIR_RUN(p, row_exponents, o.e.at[s], &again.at[s], (ar_cbuf){NULL}, 1, false);
+        PAIR_RUN(p, pack, o.a[s], 0, 0, &again.at[s], (ar_cbuf){NULL}, 1, ar_const(o.e.at[s]));
+        PAIR_RUN(p, gemm_i64, sums.at[s], o.a[s], o.b[s], 1);
+        pair_end(p);
+        destroy_packed(p, &o);
+    }
+}
+
+/* NULL is accepted; hundreds of them, of all sizes, one after the other. */
+void packed_destroy_cases(device_pair *p)
+{
+    pair_begin(p, "200 operands, one after the other");
+    const pair_buf y = pair_words(p, "y", PAIR_W32, 16);
+    for (int i = 0; i < 200; i++) {
+        product o = {.batch = 1};
+        PAIR_PACKED(p, o.a, 1 + (size_t)i % 3, (size_t)i, (size_t)(i * 7 % 50), i % 2);
+        destroy_packed(p, &o); /* its other operands are NULL */
+    }
+    PAIR_RUN(p, zero, y.at[s], 64);
+    pair_end(p);
+}
+
+/* --- sums of other ranks ------------------------------------------------------------------------------------------ */
+
+static void round_i64_case(device_pair *p, size_t m, size_t n, int limbs)
+{
+    const size_t start = pair_below(p, m * n), count = pair_below(p, m * n - start + 1);
+    pair_begin(p, "elements %zu + %zu of [%zu, %zu], %d limbs", start, count, m, n, limbs);
+    const pair_buf y = pair_words(p, "y", PAIR_W32, count);
+    const pair_buf sums = pair_zeros(p, "s", PAIR_W64, count * (size_t)limbs);
+    for (size_t i = 0; i < count * (size_t)limbs && sums.host; i++) {
+        const int64_t any = (int64_t)pair_random(p) >> pair_below(p, 64);
+        ((int64_t *)sums.host)[i] = limbs == 2 ? any >> 12 : any;
+    }
+    const pair_buf e = old_exponents(p, "e", m), f = old_exponents(p, "f", n);
+    PAIR_RUN(p, round_i64, y.at[s], ar_const(sums.at[s]), limbs, start, count, n, ar_const(e.at[s]), ar_const(f.at[s]));
+    pair_end(p);
+}
+
+void round_i64_cases(device_pair *p)
+{
+    static const size_t shapes[][2] = {{1, 1}, {1, 300}, {300, 1}, {7, 33}, {33, 64}, {20, 257}};
+    for (int i = 0; i < 48 && pair_goes_on(p); i++)
+        round_i64_case(p, shapes[i % 6][0], shapes[i % 6][1], 1 + i / 6 % 2);
+}

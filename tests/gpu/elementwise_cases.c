@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels whose elements do not know of each other, and the sum of the gradient's norm. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/conformance.h"
+#include "ref/core/half.h"
+#include "ref/numerics/bits.h"
+
+static const char *const acts[] = {"gelu-erf", "gelu-tanh", "silu", "relu", "none"};
+
+/* Calls one(p, n, values) for sizes and values of every kind; two sizes a kind are enough for what has no others. */
+static void sizes_and_values(device_pair *p, void (*one)(device_pair *, size_t, pair_values))
+{
+    size_t n;
+    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
+        for (int v = 0; v < PAIR_VALUE_KINDS && pair_goes_on(p); v++)
+            if ((i + (size_t)v) % 2 == 0)
+                one(p, n, (pair_values)v);
+}
+
+/* --- add, mul: apart, in the place of either, both the same ------------------------------------------------------- */
+
+typedef enum place { APART, IN_FIRST, IN_SECOND, ALL_ONE, PLACES } place;
+
+#define TWO_INPUTS(slot)                                                             \
+    static void slot##_case(device_pair *p, size_t n, pair_values v)                 \
+    {                                                                                \
+        const place where = (place)pair_below(p, PLACES);                            \
+        pair_begin(p, "n %zu, %s values, place %d", n, pair_values_name(v), where);  \
+        const pair_buf a = pair_floats(p, "a", n, v), b = pair_floats(p, "b", n, v); \
+        const pair_buf apart = pair_words(p, "y", PAIR_W32, n);                      \
+        const pair_buf r = where == ALL_ONE ? a : b;                                 \
+        const pair_buf y = where == APART ? apart : where == IN_SECOND ? b : a;      \
+        PAIR_RUN(p, slot, y.at[s], ar_const(a.at[s]), ar_const(r.at[s]), n);         \
+        pair_end(p);                                                                 \
+    }                                                                                \
+    void slot##_cases(device_pair *p)                                                \
+    {                                                                                \
+        sizes_and_values(p, slot##_case);                                            \
+    }
+TWO_INPUTS(add)
+TWO_INPUTS(mul)
+
+static void fill_case(device_pair *p, size_t n, pair_values v)
+{
+    const float value = pair_value(p, v);
+    pair_begin(p, "n %zu, value 0x%08x", n, ari_bits32(value));
+    const pair_buf y = pair_words(p, "y", PAIR_W32, n);
+    PAIR_RUN(p, fill, y.at[s], value, n);
+    pair_end(p);
+}
+
+void fill_cases(device_pair *p)
+{
+    sizes_and_values(p, fill_case);
+}
+
+static void scale_case(device_pair *p, size_t n, pair_values v)
+{
+    const float factor = pair_value(p, pair_below(p, 3) ? PAIR_ORDINARY : PAIR_SPECIAL);
+    const bool in_place = pair_below(p, 2);
+    pair_begin(p, "n %zu, %s values, factor 0x%08x%s", n, pair_values_name(v), ari_bits32(factor),
+               in_place ? ", in place" : "");
+    const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W32, n);
+    PAIR_RUN(p, scale, in_place ? x.at[s] : y.at[s], ar_const(x.at[s]), factor, n);
+    pair_end(p);
+}
+
+void scale_cases(device_pair *p)
+{
+    sizes_and_values(p, scale_case);
+}
+
+/* --- activations -------------------------------------------------------------------------------------------------- */
+
+static void bias_act_case(device_pair *p, const size_t shape[2], ar_activation act, bool bias, bool in_place)
+{
+    pair_begin(p, "[%zu, %zu] %s%s%s", shape[0], shape[1], acts[act], bias ? " bias" : "", in_place ? " in place" : "");
+    const pair_tensor y = pair_input(p, "y", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
+    const pair_tensor z = pair_output(p, "z", 2, shape, PAIR_ROW_MAJOR);
+    const pair_buf b = bias ? pair_floats(p, "bias", shape[1], PAIR_SPECIAL) : pair_none();
+    PAIR_RUN(p, bias_act, &y.at[s], ar_const(b.at[s]), act, in_place ? &y.at[s] : &z.at[s]);
+    pair_end(p);
+}
+
+void bias_act_cases(device_pair *p)
+{
+    size_t cols;
+    for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
+        for (int act = 0; act <= AR_ACT_NONE; act++)
+            for (int bias = 0; bias < 2 && pair_goes_on(p); bias++)
+                bias_act_case(p, (const size_t[]){1 + (i + (size_t)act) % 12, cols}, (ar_activation)act, bias,
+                              pair_below(p, 4) == 0);
+}
+
+static void act_backward_case(device_pair *p, size_t n, pair_values v)
+{
+    for (int act = 0; act <= AR_ACT_NONE && pair_goes_on(p); act++) {
+        const place where = (place)pair_below(p, 3);
+        pair_begin(p, "n %zu, %s values, %s, place %d", n, pair_values_name(v), acts[act], where);
+        const pair_buf dy = pair_floats(p, "dy", n, PAIR_SPECIAL), x = pair_floats(p, "x", n, v);
+        const pair_buf apart = pair_words(p, "dx", PAIR_W32, n);
+        const pair_buf dx = where == APART ? apart : where == IN_FIRST ? dy : x;
+        PAIR_RUN(p, act_backward, dx.at[s], ar_const(dy.at[s]), ar_const(x.at[s]), (ar_activation)act, n);
+        pair_end(p);
+    }
+}
+
+void act_backward_cases(device_pair *p)
+{
+    sizes_and_values(p, act_backward_case);
+}
+
+static pair_layout rows_layout(device_pair *p)
+{
+    return pair_below(p, 2) ? PAIR_PADDED : PAIR_ROW_MAJOR;
+}
+
+static void gated_forward_case(device_pair *p, const size_t shape[2], ar_activation act, place where)
+{
+    pair_begin(p, "[%zu, %zu] %s, place %d", shape[0], shape[1], acts[act], where);
+    const pair_tensor gate = pair_input(p, "gate", 2, shape, rows_layout(p), PAIR_EACH_ROW);
+    const pair_tensor up = pair_input(p, "up", 2, shape, rows_layout(p), PAIR_EACH_ROW);
+    const pair_tensor apart = pair_output(p, "y", 2, shape, rows_layout(p));
+    const pair_tensor y = where == APART ? apart : where == IN_FIRST ? gate : up;
+    PAIR_RUN(p, gated_forward, &y.at[s], &gate.at[s], &up.at[s], act);
+    pair_end(p);
+}
+
+/* dgate may be gate, dup may be up, either may be dy. */
+static void gated_backward_case(device_pair *p, const size_t shape[2], ar_activation act, size_t where)
+{
+    pair_begin(p, "[%zu, %zu] %s, place %zu", shape[0], shape[1], acts[act], where);
+    const pair_tensor gate = pair_input(p, "gate", 2, shape, rows_layout(p), PAIR_EACH_ROW);
+    const pair_tensor up = pair_input(p, "up", 2, shape, rows_layout(p), PAIR_EACH_ROW);
+    const pair_tensor dy = pair_input(p, "dy", 2, shape, rows_layout(p), PAIR_EACH_ROW);
+    const pair_tensor own_gate = pair_output(p, "dgate", 2, shape, rows_layout(p));
+    const pair_tensor own_up = pair_output(p, "dup", 2, shape, rows_layout(p));
+    const pair_tensor dgate = where == 1 || where == 3 ? gate : where == 4 ? dy : own_gate;
+    const pair_tensor dup = where == 2 || where == 3 ? up : where == 5 ? dy : own_up;
+    PAIR_RUN(p, gated_backward, &dgate.at[s], &dup.at[s], &dy.at[s], &gate.at[s], &up.at[s], act);
+    pair_end(p);
+}
+
+void gated_forward_cases(device_pair *p)
+{
+    size_t cols;
+    for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
+        for (int act = 0; act <= AR_ACT_NONE && pair_goes_on(p); act++)
+            gated_forward_case(p, (const size_t[]){1 + (i + (size_t)act) % 12, cols}, (ar_activation)act,
+                               (place)pair_below(p, 3));
+}
+
+void gated_backward_cases(device_pair *p)
+{
+    size_t cols;
+    for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
+        for (int act = 0; act <= AR_ACT_NONE && pair_goes_on(p); act++)
+            gated_backward_case(p, (const size_t[]){1 + (i + (size_t)act) % 12, cols}, (ar_activation)act,
+                                pair_below(p, 6));
+}
+
+/* --- dropout ------------------------------------------------------------------------------------------------------ */
+
+static void dropout_case(device_pair *p, int ndim, const size_t *shape, uint64_t first, uint32_t threshold)
+{
+    ar_dropout w = {.key = pair_random(p),
+                    .step = (uint32_t)pair_random(p),
+                    .threshold = threshold,
+                    .scale = pair_value(p, PAIR_ORDINARY),
+                    .first = first};
+    for (int d = 0; d < ndim; d++)
+        w.stride[d] = d == ndim - 1 ? 1 : pair_random(p) >> (pair_below(p, 2) ? 54 : 20);
+    const bool in_place = pair_below(p, 3) == 0;
+    pair_begin(p, "%d dimensions, the last %zu, first %llu, threshold 0x%08x%s", ndim, shape[ndim - 1],
+               (unsigned long long)first, threshold, in_place ? ", in place" : "");
+    const pair_tensor x = pair_input(p, "x", ndim, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
+    const pair_tensor y = pair_output(p, "y", ndim, shape, PAIR_ROW_MAJOR);
+    PAIR_RUN(p, dropout, in_place ? &x.at[s] : &y.at[s], &x.at[s], &w);
+    pair_end(p);
+}
+
+void dropout_cases(device_pair *p)
+{
+    static const uint64_t firsts[] = {0, 1, 2, 3, ((uint64_t)1 << 34) - 40, ((uint64_t)1 << 63) + 1, UINT64_MAX - 257};
+    static const uint32_t thresholds[] = {0x60000000u, 0, UINT32_MAX, 0x80000000u, 1};
+    static const size_t shapes[][4] = {{1, 1, 1, 1}, {3, 5, 4, 37}, {2, 1, 3, 64}, {2, 2, 2, 9}, {1, 4, 7, 257}};
+    size_t turn = 0;
+    for (size_t f = 0; f < sizeof firsts / sizeof *firsts; f++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+            for (int ndim = 1; ndim <= (f == 6 ? 1 : 4) && pair_goes_on(p); ndim++) /* a number fits 64 bits */
+                dropout_case(p, ndim, shapes[i] + 4 - ndim, firsts[f], thresholds[turn++ % 5]);
+    dropout_case(p, 2, (const size_t[]){0, 4}, 0, 1);
+    for (int i = 0; i < 20 && pair_goes_on(p); i++)
+        dropout_case(p, 1, (const size_t[]){1 + pair_below(p, 2000)}, pair_random(p), 0x40000000u);
+}
+
+/* --- the gradient's norm ------------------------------------------------------------------------------------------ */
+
+static void sum_squares_case(device_pair *p, size_t n, pair_values v)
+{
+    pair_begin(p, "n %zu, %s values", n, pair_values_name(v));
+    const pair_buf g = pair_floats(p, "g", n, v), e = pair_zeros(p, "e", PAIR_W32, 1);
+    const pair_buf sums = pair_integers(p, "sums", PAIR_W64, 2, -1000, 2000);
+    int32_t top = ARI_EXP_ZERO;
+    for (size_t i = 0; i < n && g.host; i++) {
+        const int32_t one = ari_exponent32(((float *)g.host)[i]);
+        top = one > top ? one : top;
+    }
+    if (e.host) /* other ranks' gradients may be larger */
+        *(int32_t *)e.host = top < 100 && top > ARI_EXP_ZERO ? top + (int32_t)pair_below(p, 20) : top;
+    PAIR_RUN(p, sum_squares, sums.at[s], ar_const(g.at[s]), ar_const(e.at[s]), n);
+    pair_end(p);
+}
+
+void sum_squares_cases(device_pair *p)
+{
+    sizes_and_values(p, sum_squares_case);
+}
+
+/* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */
+
+static void round_bf16_case(device_pair *p, size_t n, pair_values v)
+{
+    const bool in_place = pair_below(p, 2);
+    pair_begin(p, "n %zu, %s values%s", n, pair_values_name(v), in_place ? ", in place" : "");
+    const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W32, n);
+    PAIR_RUN(p, round_bf16, in_place ? x.at[s] : y.at[s], ar_const(x.at[s]), n);
+    pair_end(p);
+}
+
+void round_bf16_cases(device_pair *p)
+{
+    sizes_and_values(p, round_bf16_case);
+}
+
+void round_bits_cases(device_pair *p)
+{
+    static const size_t shapes[][4] = {{2, 3, 5, 33}, {1, 1, 1, 1}, {1, 2, 0, 7}, {3, 1, 4, 64}};
+    for (int bits = 2; bits < 24; bits++)
+        for (int from = 0; from < PAIR_LAYOUTS && pair_goes_on(p); from++) {
+            const size_t *shape = shapes[(size_t)(bits + from) % 4];
+            const int ndim = 1 + (bits + from) % 4;
+            const pair_layout to = (pair_layout)pair_below(p, PAIR_LAYOUTS);
+            const bool in_place = pair_below(p, 3) == 0;
+            pair_begin(p, "%d bits, %d dimensions, %s from %s%s", bits, ndim, pair_layout_name(to),
+                       pair_layout_name((pair_layout)from), in_place ? ", in place" : "");
+            const pair_tensor x =
+                pair_input(p, "x", ndim, shape + 4 - ndim, (pair_layout)from, bits % 2 ? PAIR_EACH_ROW : PAIR_ANY);
+            const pair_tensor y = pair_output(p, "y", ndim, shape + 4 - ndim, to);
+            PAIR_RUN(p, round_bits, in_place ? &x.at[s] : &y.at[s], &x.at[s], bits);
+            pair_end(p);
+        }
+}
+
+/* Masters that round to the weight, and others; weights that are bf16 numbers, and others. */
+static void take_bf16_case(device_pair *p, size_t n, pair_values v)
+{
+    pair_begin(p, "n %zu, %s values", n, pair_values_name(v));
+    const pair_buf master = pair_floats(p, "master", n, v), weight = pair_floats(p, "weight", n, v);
+    for (size_t i = 0; i < n && weight.host && master.host; i++) {
+        float *w = (float *)weight.host + i;
+        const float m = ((float *)master.host)[i];
+        const size_t what = pair_below(p, 3);
+        *w = what == 2 ? *w : ari_f32_of_bf16(ari_bf16_of_f32(what == 0 ? m : *w));
+    }
+    PAIR_RUN(p, take_bf16, master.at[s], ar_const(weight.at[s]), n);
+    pair_end(p);
+}
+
+void take_bf16_cases(device_pair *p)
+{
+    sizes_and_values(p, take_bf16_case);
+}
+
+static void narrow_bf16_case(device_pair *p, size_t n, pair_values v)
+{
+    pair_begin(p, "n %zu, %s values", n, pair_values_name(v));
+    const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W16, n);
+    PAIR_RUN(p, narrow_bf16, y.at[s], ar_const(x.at[s]), n);
+    pair_end(p);
+}
+
+void narrow_bf16_cases(device_pair *p)
+{
+    sizes_and_values(p, narrow_bf16_case);
+}
+
+static void widen_bf16_case(device_pair *p, size_t n, pair_values v)
+{
+    pair_begin(p, "n %zu, upper halves of %s values", n, pair_values_name(v));
+    const pair_buf x = pair_zeros(p, "x", PAIR_W16, n), y = pair_words(p, "y", PAIR_W32, n);
+    for (size_t i = 0; i < n && x.host; i++)
+        ((uint16_t *)x.host)[i] = (uint16_t)(ari_bits32(pair_value(p, v)) >> 16);
+    PAIR_RUN(p, widen_bf16, y.at[s], ar_const(x.at[s]), n);
+    pair_end(p);
+}
+
+void widen_bf16_cases(device_pair *p)
+{
+    sizes_and_values(p, widen_bf16_case);
+}

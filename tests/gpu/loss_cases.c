@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Selections of rows, and the cross-entropy over a shard of the vocabulary. */
+#include <string.h>
+
+#include "gpu/conformance.h"
+#include "ref/numerics/scalar.h"
+
+void rows_in_range_cases(device_pair *p)
+{
+    static const int64_t starts[] = {0, 5, -3, INT64_MAX - 10, INT64_MIN};
+    static const int64_t counts[] = {10, 0, 1, INT64_MAX};
+    size_t n;
+    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX && pair_goes_on(p); i++) {
+        const int64_t start = starts[i % 5], count = counts[i % 4];
+        const bool in_place = pair_below(p, 3) == 0;
+        pair_begin(p, "n %zu, [%lld, + %lld)%s", n, (long long)start, (long long)count, in_place ? ", in place" : "");
+        const pair_buf ids = pair_integers(p, "ids", PAIR_W64, n, start - (start > INT64_MIN ? 2 : 0), 16);
+        const pair_buf row_of = pair_words(p, "row_of", PAIR_W64, n);
+        for (size_t k = 0; k < n && ids.host; k += 7)
+            ((int64_t *)ids.host)[k] = (int64_t)pair_random(p);
+        PAIR_RUN(p, rows_in_range, in_place ? ids.at[s] : row_of.at[s], ar_const(ids.at[s]), n, start, count);
+        pair_end(p);
+    }
+}
+
+void gather_rows_cases(device_pair *p)
+{
+    size_t n;
+    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
+        for (int padded = 0; padded < 2 && pair_goes_on(p); padded++) {
+            const size_t rows = 1 + pair_below(p, 20), cols = n > 1000 ? 3 : pair_below(p, 70);
+            pair_begin(p, "%zu rows of [%zu, %zu], layout %d", n, rows, cols, padded);
+            const pair_tensor w =
+                pair_input(p, "w", 2, (const size_t[]){rows, cols}, padded ? PAIR_PADDED : PAIR_ROW_MAJOR, PAIR_ANY);
+            const pair_buf row_of = pair_integers(p, "row_of", PAIR_W64, n, -2, rows + 2);
+            const pair_buf y = pair_words(p, "y", PAIR_W32, n * cols);
+            PAIR_RUN(p, gather_rows, y.at[s], &w.at[s], ar_const(row_of.at[s]), n);
+            pair_end(p);
+        }
+}
+
+/* --- cross-entropy ------------------------------------------------------------------------------------------------ */
+
+/* What a rank with v_local columns of v holds, as other slots and other ranks would have left it. */
+typedef struct loss {
+    size_t n, v_local, v;
+    pair_buf logits, key, sum, row_of, valid;
+} loss;
+
+static int32_t key_of_row(const float *x, size_t n)
+{
+    int32_t top = INT32_MIN;
+    for (size_t j = 0; j < n; j++) {
+        const int32_t key = ari_key32(x[j]);
+        top = key > top ? key : top;
+    }
+    return top;
+}
+
+static loss new_loss(device_pair *p, size_t n, size_t v_local, size_t v)
+{
+    loss o = {.n = n, .v_local = v_local, .v = v};
+    o.logits = pair_rows(p, "logits", n, v_local, PAIR_CALM_ROWS);
+    o.key = pair_zeros(p, "key", PAIR_W32, n);
+    o.sum = pair_zeros(p, "sum", PAIR_W64, n);
+    o.row_of = pair_integers(p, "row_of", PAIR_W64, n, v_local < v || v_local == 0 ? -1 : 0,
+                             v_local + (v_local < v || v_local == 0 ? 1 : 0));
+    o.valid = pair_bytes(p, "valid", n, 6);
+    const int32_t bits = ari_rowsum_bits(v);
+    for (size_t t = 0; t < n && o.sum.host && o.key.host; t++) {
+        const float *x = (const float *)o.logits.host + t * v_local;
+        int32_t key = key_of_row(x, v_local);
+        if (v_local < v && key != INT32_MAX) { /* another shard may hold a larger one */
+            const int32_t other = ari_key32(pair_value(p, PAIR_ORDINARY));
+            key = other > key ? other : key;
+        }
+        int64_t sum = key == INT32_MAX ? 0 : (int64_t)1 << (bits - 1); /* the largest term is 1 */
+        for (size_t j = 0; j < v_local && key != INT32_MAX; j++)
+            sum += ari_rowsum_quantise((double)ari_softmax_exp(x[j], ari_key32_value(key)), 1, bits);
+        ((int32_t *)o.key.host)[t] = key;
+        ((int64_t *)o.sum.host)[t] = sum;
+    }
+    return o;
+}
+
+/* Shards of every width, the whole vocabulary or a part of it. */
+static void every_shard(device_pair *p, void (*one)(device_pair *, size_t n, size_t v_local, size_t v))
+{
+    static const size_t widths[] = {0, 1, 2, 31, 32, 33, 255, 256, 257, 1000, 4097};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        for (size_t more = 0; more < 3 && pair_goes_on(p); more++) {
+            const size_t v_local = p->round > 0 ? pair_below(p, 1200) : widths[i];
+            const size_t v = more == 0 && v_local > 0 ? v_local : more == 1 ? 2 * v_local + 1 : (size_t)1 << 30;
+            one(p, v_local > 1000 ? 5 : 1 + pair_below(p, 20), v_local, v);
+        }
+    one(p, 0, 33, 33);
+}
+
+static void ce_max_case(device_pair *p, size_t n, size_t v_local, size_t v)
+{
+    (void)v;
+    pair_begin(p, "%zu rows of %zu", n, v_local);
+    const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_EACH_ROW), key = pair_words(p, "key", PAIR_W32, n);
+    PAIR_RUN(p, ce_max, key.at[s], ar_const(logits.at[s]), n, v_local);
+    pair_end(p);
+}
+
+void ce_max_cases(device_pair *p)
+{
+    every_shard(p, ce_max_case);
+}
+
+static void ce_sum_case(device_pair *p, size_t n, size_t v_local, size_t v)
+{
+    pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
+    const loss o = new_loss(p, n, v_local, v);
+    const pair_buf sum = pair_words(p, "sum", PAIR_W64, n);
+    PAIR_RUN(p, ce_sum, sum.at[s], ar_const(o.logits.at[s]), ar_const(o.key.at[s]), n, v_local, v);
+    pair_end(p);
+}
+
+void ce_sum_cases(device_pair *p)
+{
+    every_shard(p, ce_sum_case);
+}
+
+static void ce_target_case(device_pair *p, size_t n, size_t v_local, size_t v)
+{
+    pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
+    const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_ANY), bits = pair_words(p, "bits", PAIR_W32, n);
+    const pair_buf row_of = pair_integers(p, "row_of", PAIR_W64, n, -1, v_local + 1);
+    PAIR_RUN(p, ce_target, bits.at[s], ar_const(logits.at[s]), ar_const(row_of.at[s]), n, v_local);
+    pair_end(p);
+}
+
+void ce_target_cases(device_pair *p)
+{
+    every_shard(p, ce_target_case);
+}
+
+static void ce_terms_case(device_pair *p, size_t n, size_t v_local, size_t v)
+{
+    pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
+    const loss o = new_loss(p, n, v_local, v);
+    const pair_buf terms = pair_words(p, "terms", PAIR_W32, n), bits = pair_floats(p, "bits", n, PAIR_SPECIAL);
+    PAIR_RUN(p, ce_terms, terms.at[s], ar_const(o.key.at[s]), ar_const(o.sum.at[s]), ar_const(bits.at[s]),
+             ar_const(o.valid.at[s]), n, v);
+    pair_end(p);
+}
+
+void ce_terms_cases(device_pair *p)
+{
+    every_shard(p, ce_terms_case);
+}
+
+static void ce_backward_case(device_pair *p, size_t n, size_t v_local, size_t v)
+{
+    static const double targets[] = {105.0, 3.0, 0.0};
+    const double t = targets[pair_below(p, 3)];
+    const bool in_place = pair_below(p, 2);
+    pair_begin(p, "%zu rows of %zu of %zu, %g targets%s", n, v_local, v, t, in_place ? ", in place" : "");
+    const loss o = new_loss(p, n, v_local, v);
+    const pair_buf apart = pair_words(p, "dlogits", PAIR_W32, n * v_local), d = in_place ? o.logits : apart;
+    PAIR_RUN(p, ce_backward, d.at[s], ar_const(o.logits.at[s]), ar_const(o.key.at[s]), ar_const(o.sum.at[s]),
+             ar_const(o.row_of.at[s]), ar_const(o.valid.at[s]), t, n, v_local, v);
+    pair_end(p);
+}
+
+void ce_backward_cases(device_pair *p)
+{
+    every_shard(p, ce_backward_case);
+}

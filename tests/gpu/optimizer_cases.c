@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Updates of every kind of optimizer, at its first step and later. */
+#include "gpu/conformance.h"
+#include "ref/numerics/optimizer.h"
+
+typedef struct kind_case {
+    const char *name;
+    ar_optimizer_kind kind;
+    double momentum, weight_decay;
+    bool nesterov;
+} kind_case;
+
+static ari_optimizer_constants constants(const kind_case *c, int steps)
+{
+    ar_optimizer_options o = {.kind = c->kind, .lr = 1e-2, .momentum = c->momentum, .nesterov = c->nesterov};
+    o.beta1 = 0.9;
+    o.beta2 = 0.95;
+    o.eps = 1e-8;
+    o.weight_decay = c->weight_decay;
+    ari_optimizer_clock clock = {0, 0.0, 0.0};
+    for (int i = 0; i < steps; i++)
+        ari_optimizer_tick(&clock, &o);
+    return ari_optimizer_constants_of(&clock, &o, 0.7, c->weight_decay);
+}
+
+static void step_case(device_pair *p, const kind_case *c, size_t n, pair_values v, int steps)
+{
+    pair_begin(p, "%s, step %d, n %zu, %s values", c->name, steps, n, pair_values_name(v));
+    const ari_optimizer_constants k = constants(c, steps);
+    const bool adam = c->kind != AR_OPTIMIZER_SGD;
+    const pair_buf w = pair_floats(p, "w", n, v), g = pair_floats(p, "g", n, v);
+    const pair_buf m = adam || c->momentum > 0.0 ? pair_floats(p, "m", n, v) : pair_none();
+    const pair_buf u = adam ? pair_floats(p, "v", n, v) : pair_none();
+    for (size_t i = 0; i < n && u.host; i++) { /* a mean of squares, but for a few */
+        float *x = (float *)u.host + i;
+        *x = *x < 0.0f && i % 16 != 3 ? -*x : *x;
+    }
+    PAIR_RUN(p, optimizer_step, w.at[s], m.at[s], u.at[s], ar_const(g.at[s]), &k, n);
+    pair_end(p);
+}
+
+void optimizer_step_cases(device_pair *p)
+{
+    static const kind_case kinds[] = {{"SGD", AR_OPTIMIZER_SGD, 0.0, 0.0, false},
+                                      {"SGD with decay", AR_OPTIMIZER_SGD, 0.0, 0.1, false},
+                                      {"SGD with momentum", AR_OPTIMIZER_SGD, 0.9, 0.0, false},
+                                      {"Nesterov's SGD with decay", AR_OPTIMIZER_SGD, 0.8, 0.1, true},
+                                      {"Adam", AR_OPTIMIZER_ADAM, 0.0, 0.0, false},
+                                      {"Adam with decay", AR_OPTIMIZER_ADAM, 0.0, 0.1, false},
+                                      {"AdamW", AR_OPTIMIZER_ADAMW, 0.0, 0.1, false},
+                                      {"AdamW without decay", AR_OPTIMIZER_ADAMW, 0.0, 0.0, false}};
+    size_t turn = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        for (int v = 0; v < PAIR_VALUE_KINDS; v++)
+            for (int steps = 1; steps <= 3 && pair_goes_on(p); steps += 2)
+                step_case(p, &kinds[i], pair_size(p, turn++ % 11), (pair_values)v, steps);
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels that work on whole rows: norms, rotary positions, softmax. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "gpu/conformance.h"
+#include "ref/numerics/scalar.h"
+
+/* --- norms -------------------------------------------------------------------------------------------------------- */
+
+static const size_t widths[] = {1, 2, 3, 31, 32, 33, 128, 255, 256, 257, 513, 1000, 4097};
+#define WIDTHS (sizeof widths / sizeof *widths)
+
+static size_t width(device_pair *p, size_t i)
+{
+    return p->round > 0 ? 1 + pair_below(p, 1500) : widths[i];
+}
+
+static const char *norm_name(ar_norm_kind kind)
+{
+    return kind == AR_NORM_LAYER ? "LayerNorm" : "RMSNorm";
+}
+
+static void norm_forward_case(device_pair *p, ar_norm_kind kind, size_t rows, size_t h, double eps, bool in_place)
+{
+    const bool layer = kind == AR_NORM_LAYER;
+    pair_begin(p, "%s [%zu, %zu] eps %g%s", norm_name(kind), rows, h, eps, in_place ? ", in place" : "");
+    const pair_buf x = pair_rows(p, "x", rows, h, PAIR_EACH_ROW), apart = pair_words(p, "y", PAIR_W32, rows * h);
+    const pair_buf gamma = pair_floats(p, "gamma", h, PAIR_ORDINARY);
+    const pair_buf beta = layer ? pair_floats(p, "beta", h, PAIR_ORDINARY) : pair_none();
+    const pair_buf mean = layer ? pair_words(p, "mean", PAIR_F64_NAN, rows) : pair_none();
+    const pair_buf rstd = pair_words(p, "rstd", PAIR_W32, rows), y = in_place ? x : apart;
+    PAIR_RUN(p, norm_forward, kind, y.at[s], mean.at[s], rstd.at[s], ar_const(x.at[s]), ar_const(gamma.at[s]),
+             ar_const(beta.at[s]), eps, rows, h);
+    pair_end(p);
+}
+
+void norm_forward_cases(device_pair *p)
+{
+    static const double eps[] = {1e-5, 0.0, 1e-6};
+    for (int kind = AR_NORM_LAYER; kind <= AR_NORM_RMS; kind++) {
+        for (size_t i = 0; i < WIDTHS; i++)
+            for (size_t rows = 1; rows <= 12 && pair_goes_on(p); rows += 11)
+                norm_forward_case(p, (ar_norm_kind)kind, rows, width(p, i), eps[i % 3], pair_below(p, 3) == 0);
+        norm_forward_case(p, (ar_norm_kind)kind, 0, 5, 1e-5, false);
+    }
+}
+
+/* Where dx and the sum are, and which optional ones are left out. */
+typedef enum norm_form { NORM_APART, NORM_IN_DY, NORM_IN_X, NORM_NO_SUM, NORM_NO_DGAMMA, NORM_FORMS } norm_form;
+
+static void norm_backward_case(device_pair *p, ar_norm_kind kind, size_t rows, size_t h, norm_form form)
+{
+    const bool layer = kind == AR_NORM_LAYER;
+    pair_begin(p, "%s [%zu, %zu] form %d", norm_name(kind), rows, h, form);
+    const pair_buf x = pair_rows(p, "x", rows, h, PAIR_CALM_ROWS), dy = pair_rows(p, "dy", rows, h, PAIR_CALM_ROWS);
+    const pair_buf gamma = pair_floats(p, "gamma", h, PAIR_ORDINARY), apart = pair_words(p, "dx", PAIR_W32, rows * h);
+    const pair_buf residual = form == NORM_NO_SUM ? pair_none() : pair_rows(p, "residual", rows, h, PAIR_EACH_ROW);
+    const pair_buf own_sum = form == NORM_NO_SUM ? pair_none() : pair_words(p, "sum", PAIR_W32, rows * h);
+    const pair_buf sum = form == NORM_IN_DY ? residual : own_sum;
+    const pair_buf dgamma = form == NORM_NO_DGAMMA ? pair_none() : pair_words(p, "dgamma", PAIR_W32, rows * h);
+    const pair_buf rstd = pair_floats(p, "rstd", rows, rows > 20 ? PAIR_SPECIAL : PAIR_ORDINARY);
+    const pair_buf mean = layer ? pair_zeros(p, "mean", PAIR_W64, rows) : pair_none();
+    for (size_t i = 0; i < rows && mean.host; i++)
+        ((double *)mean.host)[i] = (double)pair_value(p, PAIR_ORDINARY) * 0.9999999;
+    const pair_buf dx = form == NORM_IN_DY ? dy : form == NORM_IN_X ? x : apart;
+    PAIR_RUN(p, norm_backward, kind, dx.at[s], sum.at[s], dgamma.at[s], ar_const(dy.at[s]), ar_const(x.at[s]),
+             ar_const(mean.at[s]), ar_const(rstd.at[s]), ar_const(gamma.at[s]), ar_const(residual.at[s]), rows, h);
+    pair_end(p);
+}
+
+void norm_backward_cases(device_pair *p)
+{
+    for (int kind = AR_NORM_LAYER; kind <= AR_NORM_RMS; kind++) {
+        for (size_t i = 0; i < WIDTHS; i++)
+            for (int form = 0; form < NORM_FORMS && pair_goes_on(p); form++)
+                norm_backward_case(p, (ar_norm_kind)kind, 1 + pair_below(p, 8), width(p, i), (norm_form)form);
+        norm_backward_case(p, (ar_norm_kind)kind, 40, 33, NORM_APART);
+        norm_backward_case(p, (ar_norm_kind)kind, 0, 33, NORM_APART);
+    }
+}
+
+/* --- rotary positions --------------------------------------------------------------------------------------------- */
+
+static void rope_tables_case(device_pair *p, size_t positions, size_t d, double theta, double factor,
+                             const ar_rope_llama3 *llama3)
+{
+    pair_begin(p, "%zu positions, head size %zu, theta %g, factor %g%s", positions, d, theta, factor,
+               llama3 ? ", llama3" : "");
+    const pair_buf cos = pair_words(p, "cos", PAIR_W32, positions * (d / 2));
+    const pair_buf sin = pair_words(p, "sin", PAIR_W32, positions * (d / 2));
+    PAIR_RUN(p, rope_tables, cos.at[s], sin.at[s], positions, d, theta, factor, llama3);
+    pair_end(p);
+}
+
+/* Both refuse it, with the same status. */
+static void rope_tables_refuse(device_pair *p, size_t positions, size_t d, double theta, double factor)
+{
+    pair_begin(p, "refused: %zu positions, head size %zu, theta %g, factor %g", positions, d, theta, factor);
+    const pair_buf cos = pair_words(p, "cos", PAIR_W32, 64), sin = pair_words(p, "sin", PAIR_W32, 64);
+    for (int s = 0; s < 2 && pair_ready(p); s++) {
+        const ar_status st = p->side[s]->ops->rope_tables(p->side[s], p->queue[s], cos.at[s], sin.at[s], positions, d,
+                                                          theta, factor, NULL);
+        if (st == AR_ERR_UNSUPPORTED)
+            pair_ran(p, s, st);
+        else if (st != AR_ERR_ARG)
+            pair_ran(p, s, ar_error_set(AR_ERR_INTERNAL, "%s where AR_ERR_ARG was expected", ar_status_name(st)));
+    }
+    pair_end(p);
+}
+
+void rope_tables_cases(device_pair *p)
+{
+    static const ar_rope_llama3 scalings[] = {
+        {8.0, 1.0, 4.0, 8192}, {32.0, 1.0, 4.0, 256}, {8.0, 1.0, 4.0, 0}, {4.0, 0.5, 2.0, 16}};
+    static const size_t sizes[] = {2, 6, 64, 128, 96};
+    static const size_t positions[] = {0, 1, 31, 33, 300};
+    static const double thetas[] = {10000.0, 500000.0, 1000000.0, 7.5};
+    for (size_t i = 0; i < 5; i++)
+        for (size_t k = 0; k < 5 && pair_goes_on(p); k++) {
+            const size_t n = p->round > 0 ? pair_below(p, 500) : positions[k];
+            rope_tables_case(p, n, sizes[i], thetas[k % 4], k == 2 ? 4.0 : 1.0, k % 2 ? &scalings[i % 4] : NULL);
+        }
+    rope_tables_case(p, 100000, 4, 10000.0, 1.0, NULL);
+    rope_tables_refuse(p, 4, 7, 10000.0, 1.0);
+    rope_tables_refuse(p, 4, 8, 10000.0, 0.0);
+    rope_tables_refuse(p, 4, 8, -1.0, 1.0);
+    rope_tables_refuse(p, (size_t)1 << 21, 8, 10000.0, 1.0);
+}
+
+static void rope_case(device_pair *p, const size_t shape[4], pair_layout to, pair_layout from, int direction,
+                      bool in_place)
+{
+    pair_begin(p, "[%zu, %zu, %zu, %zu] %s from %s, direction %d%s", shape[0], shape[1], shape[2], shape[3],
+               pair_layout_name(to), pair_layout_name(from), direction, in_place ? ", in place" : "");
+    const pair_tensor x = pair_input(p, "x", 4, shape, from, PAIR_EACH_ROW);
+    const pair_tensor y = pair_output(p, "y", 4, shape, to);
+    const size_t half = shape[3] / 2;
+    const pair_buf cos = pair_rows(p, "cos", shape[1], half, PAIR_ORDINARY);
+    const pair_buf sin = pair_rows(p, "sin", shape[1], half, PAIR_ORDINARY);
+    PAIR_RUN(p, rope, in_place ? &x.at[s] : &y.at[s], &x.at[s], ar_const(cos.at[s]), ar_const(sin.at[s]), direction);
+    pair_end(p);
+}
+
+void rope_cases(device_pair *p)
+{
+    static const size_t shapes[][4] = {{1, 1, 1, 2},   {2, 7, 3, 6}, {1, 33, 2, 64},
+                                       {3, 4, 5, 128}, {2, 0, 3, 4}, {1, 5, 1, 96}};
+    static const pair_layout layouts[] = {PAIR_ROW_MAJOR, PAIR_PADDED, PAIR_HEADS, PAIR_REVERSED};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t to = 0; to < 4; to++)
+            for (size_t from = 0; from < 4 && pair_goes_on(p); from++)
+                rope_case(p, shapes[i], layouts[to], layouts[from], (i + to + from) % 2 ? 1 : -1,
+                          pair_below(p, 3) == 0);
+}
+
+/* --- softmax ------------------------------------------------------------------------------------------------------ */
+
+typedef struct attention {
+    size_t b, heads, s, head_start, all_heads, window;
+    int which; /* bit 0 causal, bit 1 padding, bit 2 an additive mask, bit 3 of one batch, bit 4 of one head */
+} attention;
+
+typedef struct masks {
+    pair_buf padding, additive;
+    ar_mask at[2];
+} masks;
+
+static masks new_masks(device_pair *p, const attention *o)
+{
+    masks m = {.padding = pair_none(), .additive = pair_none()};
+    const size_t batch = o->which & 8 ? 1 : o->b, heads = o->which & 16 ? 1 : o->all_heads;
+    if (o->which & 2) {
+        m.padding = pair_bytes(p, "padding", o->b * o->s, 6);
+        for (size_t i = 0; i < o->s / 2 && m.padding.host; i++) /* with causality some queries see nothing */
+            ((uint8_t *)m.padding.host)[i] = 0;
+    }
+    if (o->which & 4) {
+        const size_t n = batch * heads * o->s * o->s;
+        m.additive = pair_floats(p, "additive", n, PAIR_ORDINARY);
+        for (size_t i = 0; i < n && m.additive.host; i++)
+            if (pair_below(p, 5) == 0)
+                ((float *)m.additive.host)[i] = -INFINITY;
+    }
+    for (int s = 0; s < 2; s++)
+        m.at[s] = (ar_mask){.causal = o->which & 1,
+                            .window = o->window,
+                            .padding = ar_const(m.padding.at[s]),
+                            .additive = ar_const(m.additive.at[s]),
+                            .mask_batch = o->which & 4 ? batch : 0,
+                            .mask_heads = o->which & 4 ? heads : 0,
+                            .head_start = o->head_start};
+    return m;
+}
+
+static void begin_attention(device_pair *p, const attention *o, bool in_place)
+{
+    pair_begin(p, "b %zu, heads %zu from %zu of %zu, s %zu, window %zu,%s%s%s%s%s%s", o->b, o->heads, o->head_start,
+               o->all_heads, o->s, o->window, o->which & 1 ? " causal" : "", o->which & 2 ? " padding" : "",
+               o->which & 4 ? " additive" : "", o->which & 8 ? " of one batch" : "",
+               o->which & 16 ? " of one head" : "", in_place ? " in place" : "");
+}
+
+static void softmax_forward_case(device_pair *p, const attention *o)
+{
+    const bool in_place = pair_below(p, 3) == 0;
+    const size_t rows = o->b * o->heads * o->s;
+    const float scale = ari_softmax_scale(16);
+    begin_attention(p, o, in_place);
+    const masks m = new_masks(p, o);
+    const pair_buf scores = pair_rows(p, "scores", rows, o->s, PAIR_CALM_ROWS);
+    const pair_buf apart = pair_words(p, "probs", PAIR_W32, rows * o->s), probs = in_place ? scores : apart;
+    PAIR_RUN(p, softmax_forward, probs.at[s], ar_const(scores.at[s]), o->b, o->heads, o->s, scale, &m.at[s]);
+    pair_end(p);
+}
+
+static void softmax_backward_case(device_pair *p, const attention *o)
+{
+    const bool in_place = pair_below(p, 3) == 0;
+    const size_t rows = o->b * o->heads * o->s;
+    begin_attention(p, o, in_place);
+    const masks m = new_masks(p, o);
+    const pair_buf probs = pair_rows(p, "probs", rows, o->s, PAIR_CALM_ROWS);
+    const pair_buf dprobs = pair_rows(p, "dprobs", rows, o->s, PAIR_CALM_ROWS);
+    const pair_buf apart = pair_words(p, "ds", PAIR_W32, rows * o->s), ds = in_place ? dprobs : apart;
+    PAIR_RUN(p, softmax_backward, ds.at[s], ar_const(probs.at[s]), dprobs.at[s], o->b, o->heads, o->s, 0.25f, &m.at[s]);
+    pair_end(p);
+}
+
+static void every_mask(device_pair *p, void (*one)(device_pair *, const attention *))
+{
+    static const attention shapes[] = {{1, 1, 1, 0, 1, 0, 0},  {2, 3, 3, 0, 3, 0, 0},    {2, 2, 7, 1, 4, 3, 0},
+                                       {1, 2, 33, 2, 4, 0, 0}, {2, 1, 65, 1, 2, 40, 0},  {1, 2, 33, 2, 4, 1, 0},
+                                       {1, 1, 9, 0, 1, 9, 0},  {1, 1, 9, 0, 1, 1000, 0}, {2, 2, 16, 0, 2, 0, 0}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int which = 0; which < 32 && pair_goes_on(p); which++) {
+            if (which >= 8 && !(which & 4))
+                continue;
+            attention o = shapes[i];
+            o.which = which;
+            if (p->round > 0)
+                o.s = 1 + pair_below(p, 80);
+            one(p, &o);
+        }
+    one(p, &(attention){1, 2, 0, 0, 2, 0, 0});
+    one(p, &(attention){1, 1, 300, 0, 1, 0, 1});
+}
+
+void softmax_forward_cases(device_pair *p)
+{
+    every_mask(p, softmax_forward_case);
+}
+
+void softmax_backward_cases(device_pair *p)
+{
+    every_mask(p, softmax_backward_case);
+}
