@@ -2,7 +2,7 @@
 /* What stands for devices that this build does not have. */
 #include <stdio.h>
 
-#include "anyrank/device.h"
+#include "gpu/native.h"
 
 #if !ANYRANK_HAVE_CUDA
 static const char no_cuda[] = "this build has no CUDA device: install the CUDA toolkit, and configure again with "
@@ -29,6 +29,21 @@ ar_status ar_gpu_info_get(ar_gpu_info *out, int index)
 {
     (void)out;
     (void)index;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
+}
+
+ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows)
+{
+    (void)d;
+    (void)q;
+    (void)borrows;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
+}
+
+ar_status ari_gpu_bus_id(char *text, int size)
+{
+    (void)text;
+    (void)size;
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
 }
 #endif

@@ -4,7 +4,8 @@
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
 bench lies between verify and cli. io stands on core, under models and verify; dump, which reads other people's tensors
-and per-rank files, stands on io and models; the communicators (sim, mpi, gpu/nccl) stand on core alone; the baseline
+and per-rank files, stands on io and models; the communicators (sim, mpi, gpu/nccl) stand on core alone,
+gpu/nccl also on what gpu tells of a device; the baseline
 stands on the scalar definitions and the parsed config and nothing else. Prints
 "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
@@ -35,7 +36,7 @@ ALLOWED = {
     "sim/plan": ["ref/core"],
     "mpi": ["ref/core"],
     "gpu": ["ref/core", "ref/numerics"],
-    "gpu/nccl": ["ref/core"],
+    "gpu/nccl": ["ref/core", "gpu"],
     "run": ["ref/core", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan"],
     "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     "verify": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ref/core/clock.h"
+#include "ref/core/failure.h"
 #include "ref/core/lane.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
@@ -41,6 +42,7 @@ struct ar_queue {
     bool stop;
     ar_status st;           /* the first error; it stays */
     char *error;            /* its message; NULL if there was no memory for it */
+    ari_failure *failure;   /* from outside: kept; NULL: none is to be heeded */
     uint64_t *virtual_ends; /* [finished]: when each task ended, by the lane's virtual clock; empty without one */
     size_t virtual_capacity;
     /* Not guarded: written at creation. */
@@ -63,8 +65,11 @@ static void poison(ar_queue *q, ar_status st, const char *message)
 }
 
 /* Repeats the first error in the calling thread. `lock` held: `error` is not written again while st != AR_OK. */
-static ar_status repeat_error(const ar_queue *q)
+static ar_status repeat_error(ar_queue *q)
 {
+    const char *message = NULL;
+    if (q->st == AR_OK && q->failure && (q->st = ari_failure_get(q->failure, &message)) != AR_OK)
+        q->error = strdup(message);
     return q->st == AR_OK ? AR_OK : ar_error_set(q->st, "%s", q->error ? q->error : ar_status_text(q->st));
 }
 
@@ -90,8 +95,10 @@ static void run_task(ar_queue *q, const task *t)
     const ar_status st = t->fn(t->arg);
     if (st != AR_OK)
         poison(q, st, ar_error_message());
-    if (q->stream) /* a task has ended when all is done that it enqueued */
+    if (q->stream) { /* a task has ended when all is done that it enqueued */
         (void)ari_queue_note(q, ari_stream_sync(q->stream, 0));
+        (void)ari_queue_note(q, first_error(q->chain)); /* what it enqueued by may have a failure to heed */
+    }
 }
 
 static void count_ended(ar_queue *q)
@@ -226,6 +233,16 @@ ari_stream *ari_queue_stream(const ar_queue *q)
     return q->stream;
 }
 
+void ari_queue_heed(ar_queue *q, ari_failure *f)
+{
+    pthread_mutex_lock(&q->lock);
+    if (q->failure != f) {
+        ari_failure_release(q->failure);
+        q->failure = ari_failure_keep(f);
+    }
+    pthread_mutex_unlock(&q->lock);
+}
+
 ar_queue *ari_queue_keep(ar_queue *q)
 {
     atomic_fetch_add(&q->refs, 1);
@@ -241,6 +258,7 @@ void ari_queue_release(ar_queue *q)
     pthread_mutex_destroy(&q->lock);
     ari_lane_destroy(q->lane);
     ari_queue_release(q->chain);
+    ari_failure_release(q->failure);
     free(q->virtual_ends);
     free(q->error);
     free(q);

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/nccl/nccl.h"
+
+enum { OLDEST = 21000 }; /* ncclAvg and bf16 */
+
+/* ISO C has no cast from an object's pointer to a function's; POSIX says that this is how it is done. */
+static bool find(void *library, const char *name, void *slot)
+{
+    void *symbol = dlsym(library, name);
+    memcpy(slot, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+static void *open_library(const char *named, const char **name)
+{
+    static const char *const names[] = {"libnccl.so.2", "libnccl.so"};
+    *name = named ? named : names[0];
+    void *library = dlopen(*name, RTLD_NOW | RTLD_LOCAL);
+    if (!library && !named)
+        library = dlopen(names[1], RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+ar_status ari_nccl_load(ari_nccl *out)
+{
+    const char *named = getenv("ANYRANK_NCCL"), *name, *missing = NULL;
+    void *library = open_library(named && named[0] ? named : NULL, &name);
+    *out = (ari_nccl){.version = 0};
+    if (!library) {
+        const char *why = dlerror();
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "NCCL cannot be loaded: %.300s: install it (libnccl2), or name the file by ANYRANK_NCCL",
+                            why ? why : name);
+    }
+#define FIND(slot, arguments)                     \
+    if (!find(library, "nccl" #slot, &out->slot)) \
+        missing = "nccl" #slot;
+    ARI_NCCL_TABLE(FIND)
+#undef FIND
+    if (!find(library, "ncclGetErrorString", &out->GetErrorString))
+        missing = "ncclGetErrorString";
+    (void)find(library, "ncclGetLastError", &out->GetLastError);
+    (void)find(library, "ari_nccl_emulated_gpu", &out->emulated_gpu);
+    if (missing)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%.300s is no NCCL that can be used: it has no %s", name, missing);
+    AR_TRY(ari_nccl_check(out, out->GetVersion(&out->version), NULL, "ncclGetVersion"));
+    if (out->version < OLDEST)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%.300s is NCCL %d; %d or newer expected", name, out->version, OLDEST);
+    return AR_OK;
+}
+
+ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *what)
+{
+    if (result == ARI_NCCL_SUCCESS)
+        return AR_OK;
+    const char *more = n->GetLastError ? n->GetLastError(comm) : NULL;
+    return ar_error_set(AR_ERR_DEVICE, "%s: %s%s%.600s", what, n->GetErrorString(result), more && more[0] ? ": " : "",
+                        more ? more : "");
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NCCL_NCCL_H
+#define ARI_NCCL_NCCL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "anyrank/status.h"
+
+/* The part of NCCL that is used, as a table that is filled at run time: a build needs nothing of NCCL, and the command
+ * runs where there is none. Types and values are those of nccl.h, which have been the same since NCCL 2.10;
+ * tests/gpu/nccl_abi.c compares them with the header where there is one. */
+enum { ARI_NCCL_ID_BYTES = 128 };
+typedef struct ari_nccl_id {
+    char internal[ARI_NCCL_ID_BYTES];
+} ari_nccl_id;
+
+enum { ARI_NCCL_SUCCESS = 0, ARI_NCCL_IN_PROGRESS = 7 };
+enum {
+    ARI_NCCL_U8 = 1,
+    ARI_NCCL_I32 = 2,
+    ARI_NCCL_I64 = 4,
+    ARI_NCCL_F16 = 6,
+    ARI_NCCL_F32 = 7,
+    ARI_NCCL_F64 = 8,
+    ARI_NCCL_BF16 = 9
+};
+enum { ARI_NCCL_SUM = 0, ARI_NCCL_PROD = 1, ARI_NCCL_MAX = 2, ARI_NCCL_MIN = 3, ARI_NCCL_AVG = 4 };
+
+/* X(name without "nccl", arguments). Results are ncclResult_t; communicators and streams are pointers; types and
+ * operations are enumerations, whose values are ints. */
+#define ARI_NCCL_TABLE(X)                                                                                         \
+    X(GetVersion, (int *version))                                                                                 \
+    X(GetUniqueId, (ari_nccl_id * id))                                                                            \
+    X(CommInitRank, (void **comm, int n, ari_nccl_id id, int rank))                                               \
+    X(CommDestroy, (void *comm))                                                                                  \
+    X(CommAbort, (void *comm))                                                                                    \
+    X(CommGetAsyncError, (void *comm, int *result))                                                               \
+    X(AllReduce, (const void *send, void *recv, size_t count, int type, int op, void *comm, void *stream))        \
+    X(ReduceScatter, (const void *send, void *recv, size_t count, int type, int op, void *comm, void *stream))    \
+    X(AllGather, (const void *send, void *recv, size_t count, int type, void *comm, void *stream))                \
+    X(Broadcast, (const void *send, void *recv, size_t count, int type, int root, void *comm, void *stream))      \
+    X(Reduce, (const void *send, void *recv, size_t count, int type, int op, int root, void *comm, void *stream)) \
+    X(Send, (const void *send, size_t count, int type, int peer, void *comm, void *stream))                       \
+    X(Recv, (void *recv, size_t count, int type, int peer, void *comm, void *stream))                             \
+    X(GroupStart, (void))                                                                                         \
+    X(GroupEnd, (void))
+
+typedef struct ari_nccl {
+#define ARI_NCCL_SLOT(name, arguments) int(*name) arguments;
+    ARI_NCCL_TABLE(ARI_NCCL_SLOT)
+#undef ARI_NCCL_SLOT
+    const char *(*GetErrorString)(int result);
+    const char *(*GetLastError)(void *comm); /* NULL: NCCL before 2.13 */
+    /* Of a library that stands for NCCL where the device is emulated: which GPU this process is to have. Its streams
+     * are ari_nccl_emulated_stream *. NULL: NCCL itself. */
+    const char *(*emulated_gpu)(void);
+    int version; /* as NCCL gives it: 22809 */
+} ari_nccl;
+
+struct ar_device;
+struct ar_queue;
+typedef struct ari_nccl_emulated_stream {
+    struct ar_device *device;
+    struct ar_queue *queue;
+} ari_nccl_emulated_stream;
+
+/** Loads libnccl.so.2, or what the environment variable ANYRANK_NCCL names. The library stays loaded: NCCL cannot be
+ *  unloaded. Errors: AR_ERR_UNSUPPORTED, with the loader's reason and what to do. */
+AR_NODISCARD ar_status ari_nccl_load(ari_nccl *out);
+/** AR_OK, or AR_ERR_DEVICE with what NCCL says of `result`. comm may be NULL. */
+ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *what);
+
+#endif
