@@ -120,7 +120,7 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds)
 }
 
 typedef struct bench {
-    ar_device *d; /* of the products */
+    ari_bench_device on; /* of the products */
     side native, exact;
     ari_gemm_list list;
 } bench;
@@ -168,15 +168,15 @@ ar_status ari_bench_block(ar_bench_block_row row[2], const ar_config *config, si
     if (batch == 0 || seq == 0 || repetitions == 0)
         return ar_error_set(AR_ERR_ARG, "bench block: batch %zu, seq %zu, repetitions %zu: all must be > 0", batch, seq,
                             repetitions);
-    AR_TRY(ar_device_cpu_create(&b.d, threads));
+    AR_TRY(ari_bench_device_create(&b.on, NULL, threads));
     AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, config, &given, threads));
     AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, config, &given, threads));
-    AR_TRY_TO(done, st, ari_gemm_list_block(&b.list, b.d, config, batch, seq));
+    AR_TRY_TO(done, st, ari_gemm_list_block(&b.list, &b.on, config, batch, seq));
     st = measure(&b, row, &given, repetitions);
 done:
     ari_gemm_list_destroy(&b.list);
     side_destroy(&b.exact);
     side_destroy(&b.native);
-    ar_device_destroy(b.d);
+    ari_bench_device_destroy(&b.on);
     return st;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/gemm_list.h"
 
-#include "bench/measure.h"
 #include "ref/core/size.h"
 
 static void add_shape(ari_gemm_list *list, ari_gemm_shape shape)
@@ -65,10 +64,7 @@ static ar_status allocate(ari_gemm_list *list)
         size_t n;
     } all[3] = {{&list->a, a}, {&list->b, b}, {&list->c, c}};
     for (size_t i = 0; i < 3; i++) {
-        size_t bytes = 0;
-        AR_TRY(ari_mul_size(&bytes, all[i].n, sizeof(float)));
-        AR_TRY(list->device->ops->alloc(list->device, all[i].at, bytes));
-        ari_bench_fill(all[i].at->ptr, all[i].n, i + 1);
+        AR_TRY(ari_bench_values(&list->on, all[i].at, all[i].n, i + 1));
     }
     return AR_OK;
 }
@@ -92,16 +88,18 @@ static ar_status add_block(ari_gemm_list *list, const ar_config *config, size_t 
     return AR_OK;
 }
 
-ar_status ari_gemm_list_block(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch, size_t seq)
+ar_status ari_gemm_list_block(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config, size_t batch,
+                              size_t seq)
 {
-    *list = (ari_gemm_list){.device = d};
+    *list = (ari_gemm_list){.on = *on};
     AR_TRY(add_block(list, config, batch, seq));
     return allocate(list);
 }
 
-ar_status ari_gemm_list_model(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch, size_t seq)
+ar_status ari_gemm_list_model(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config, size_t batch,
+                              size_t seq)
 {
-    *list = (ari_gemm_list){.device = d};
+    *list = (ari_gemm_list){.on = *on};
     AR_TRY(add_block(list, config, batch, seq));
     for (size_t i = 0; i < list->n; i++)
         list->shape[i].times = config->layers;
@@ -112,11 +110,12 @@ ar_status ari_gemm_list_model(ari_gemm_list *list, ar_device *d, const ar_config
 
 void ari_gemm_list_destroy(ari_gemm_list *list)
 {
-    if (!list->device)
+    ar_device *d = list->on.d;
+    if (!d)
         return;
-    list->device->ops->free(list->device, list->a);
-    list->device->ops->free(list->device, list->b);
-    list->device->ops->free(list->device, list->c);
+    d->ops->free(d, list->a);
+    d->ops->free(d, list->b);
+    d->ops->free(d, list->c);
 }
 
 static ar_tensor matrices(ar_buf memory, size_t batch, size_t rows, size_t cols, bool transposed)
@@ -134,16 +133,18 @@ static ar_status run_shape(const ari_gemm_list *list, const ari_gemm_shape *s)
     const ar_tensor a = matrices(list->a, s->batch, s->m, s->k, s->a_transposed);
     const ar_tensor b = matrices(list->b, s->batch, s->n, s->k, s->b_transposed);
     const ar_tensor c = matrices(list->c, s->batch, s->m, s->n, false);
-    return list->device->ops->gemm_f32(list->device, NULL, &c, &a, &b, s->add, AR_PRECISION_F32);
+    return list->on.d->ops->gemm_f32(list->on.d, list->on.q, &c, &a, &b, s->add, AR_PRECISION_F32);
 }
 
 ar_status ari_gemm_list_run(const ari_gemm_list *list, double *seconds)
 {
-    const double start = ari_bench_seconds();
+    double start = 0.0, end = 0.0;
+    AR_TRY(ari_bench_clock(&list->on, &start));
     for (size_t i = 0; i < list->n; i++)
         for (size_t k = 0; k < list->shape[i].times; k++)
             AR_TRY(run_shape(list, &list->shape[i]));
-    *seconds = ari_bench_seconds() - start;
+    AR_TRY(ari_bench_clock(&list->on, &end));
+    *seconds = end - start;
     return AR_OK;
 }
 

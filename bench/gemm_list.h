@@ -3,7 +3,7 @@
 #define ARI_BENCH_GEMM_LIST_H
 
 #include "anyrank/config.h"
-#include "anyrank/device.h"
+#include "bench/on_device.h"
 
 /* C[m,n] (+)= A[m,k] B[n,k]^T, `batch` times; a transposed operand has its rows side by side in memory. */
 typedef struct ari_gemm_shape {
@@ -16,7 +16,7 @@ typedef struct ari_gemm_shape {
 /* The matrix products of some piece of a model, as its native arithmetic asks the device for them. All of them work on
  * the same three arrays. Zero it before use. */
 typedef struct ari_gemm_list {
-    ar_device *device; /* borrowed until destroy */
+    ari_bench_device on; /* borrowed until destroy */
     size_t n;
     ari_gemm_shape shape[ARI_GEMM_LIST_MAX];
     ar_buf a, b, c;
@@ -24,11 +24,11 @@ typedef struct ari_gemm_list {
 
 /** Forward and backward of one block of `config`, all parameters and the input's gradient included. Errors:
  *  AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_gemm_list_block(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch,
-                                           size_t seq);
+AR_NODISCARD ar_status ari_gemm_list_block(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config,
+                                           size_t batch, size_t seq);
 /** The same of all blocks and the LM head. */
-AR_NODISCARD ar_status ari_gemm_list_model(ari_gemm_list *list, ar_device *d, const ar_config *config, size_t batch,
-                                           size_t seq);
+AR_NODISCARD ar_status ari_gemm_list_model(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config,
+                                           size_t batch, size_t seq);
 /** Accepts a zeroed one. */
 void ari_gemm_list_destroy(ari_gemm_list *list);
 /** Runs all of them, one after the other. */

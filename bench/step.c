@@ -113,16 +113,16 @@ done:
 ar_status ari_bench_step(ar_bench_step_row row[2], const ar_bench_step_options *o)
 {
     ari_gemm_list list = {0};
-    ar_device *d = NULL;
+    ari_bench_device on = {NULL, NULL};
     ar_status st = AR_OK;
     if (o->repetitions == 0)
         return ar_error_set(AR_ERR_ARG, "bench step: no repetitions");
     AR_TRY(ar_parallel_check(&o->parallel, o->config, &o->plan, o->batch, o->seq));
-    AR_TRY(ar_device_cpu_create(&d, o->threads));
-    AR_TRY_TO(done, st, ari_gemm_list_model(&list, d, o->config, o->batch, o->seq));
+    AR_TRY(ari_bench_device_create(&on, NULL, o->threads));
+    AR_TRY_TO(done, st, ari_gemm_list_model(&list, &on, o->config, o->batch, o->seq));
     st = measure(row, o, &list);
 done:
     ari_gemm_list_destroy(&list);
-    ar_device_destroy(d);
+    ari_bench_device_destroy(&on);
     return st;
 }

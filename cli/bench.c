@@ -162,7 +162,7 @@ static ar_status run_gemm(const bench_values *v)
     ar_status st = AR_OK;
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         ari_progress_update(&p, (double)i / (double)n, "bench gemm");
-        st = ari_bench_gemm(&rows[i], threads, repetitions_of(v));
+        st = ari_bench_gemm(&rows[i], NULL, threads, repetitions_of(v));
     }
     ari_progress_end(&p);
     AR_TRY(st);
