@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of --device: what ranks compute on the emulated device, whose memory the host cannot touch, has the bits that
+the CPU gives, faults are found alike, and what is no device here is refused.
+
+    tests/cli/device_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests/golden"
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+SMALL = ("--batch", "2", "--seq", "8", "--steps", "2", "--skip-f64")
+
+
+def run(*arguments):
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          timeout=120, check=False)
+
+
+def has_emulated():
+    return "no emulated device" not in run("check", "stack-demo", "--tp", "2", *SMALL, "--device", "emulated").stderr
+
+
+class DeviceTest(unittest.TestCase):
+    maxDiff = None
+
+    def result(self, *arguments, device, code=0):
+        done = run(*arguments, "--device", device, "--json", "-")
+        self.assertEqual((done.returncode, done.stderr), (code, ""), done.stdout)
+        result = json.loads(done.stdout)
+        self.assertEqual(result["device"], device)
+        return result
+
+    def run_of(self, *arguments, device, code=0):
+        (model,) = self.result("check", *arguments, device=device, code=code)["models"]
+        (one,) = model["runs"]
+        return one
+
+    def alike(self, *arguments, keys, code=0):
+        """What a run on each device says under these keys is one thing."""
+        host, device = (self.run_of(*arguments, device=d, code=code) for d in ("cpu", "emulated"))
+        for key in keys:
+            self.assertEqual(device[key], host[key], key)
+        return device
+
+
+@unittest.skipUnless(has_emulated(), "this build has no emulated device")
+class Emulated(DeviceTest):
+    HASHES = ("result", "tensors", "tensors_different", "loss", "weights_hash", "gradients_hash", "bytes",
+              "collectives")
+
+    def test_every_tensor_of_every_layout_has_the_bits_of_one_rank(self):
+        for model, *layout in (("llama-gqa-tiny", "--tp", "2", "--dp", "2", "--sp"),
+                               ("gpt2-tiny", "--dp", "2", "--zero", "1", "--micro-batches", "2", "--batch", "4"),
+                               ("llama-mqa-tied-tiny", "--dp", "2", "--find-unused", "--bucket-bytes", "4096"),
+                               ("gpt2-tiny", "--tp", "2", "--dropout", "0.1", "--optimizer", "sgd", "--momentum", "0.9")):
+            with self.subTest(model=model, layout=layout):
+                one = self.alike(GOLDEN / model, *SMALL, *layout, keys=self.HASHES)
+                self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
+                self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
+
+    def test_native_numerics_stay_within_the_allowance(self):
+        for precision in ("f32", "bf16"):
+            one = self.run_of(GOLDEN / "llama-gqa-tiny", *SMALL, "--tp", "2", "--dp", "2", "--numerics", "native",
+                              "--precision", precision, device="emulated")
+            self.assertEqual(one["result"], "same")
+            self.assertGreater(one["max_ratio"], 0)
+
+    def test_gradients_have_the_bits_of_the_cpu(self):
+        with tempfile.TemporaryDirectory(prefix="anyrank-device-") as folder:
+            made = {}
+            for device in ("cpu", "emulated"):
+                out = pathlib.Path(folder) / device
+                model = GOLDEN / "llama-gqa-tiny"
+                made[device] = self.result("grads", model, "--input", model / "batch.safetensors", "--out", out, "--dp",
+                                           "2", "--tp", "2", "--per-rank", "--activations", device=device)
+                made[device]["content"] = {path.relative_to(out): path.read_bytes()
+                                           for path in sorted(out.rglob("*.safetensors"))}
+            for key in ("outputs_hash", "loss", "tensors", "activations", "bytes"):
+                self.assertEqual(made["emulated"][key], made["cpu"][key], key)
+            self.assertGreater(len(made["cpu"]["content"]), 3)
+            self.assertEqual(made["emulated"]["content"], made["cpu"]["content"])
+
+    def test_training_ends_with_the_weights_of_the_cpu(self):
+        trained = [self.result("train", GOLDEN / "gpt2-tiny", "--steps", "20", "--batch", "2", "--seq", "4", *layout,
+                               device=device)
+                   for device, layout in (("cpu", ()), ("emulated", ("--tp", "2", "--verify-every", "10")))]
+        self.assertEqual(trained[0]["weights_hash"], trained[1]["weights_hash"])
+        self.assertEqual(trained[0]["loss"], trained[1]["loss"])
+
+    def test_a_checkpoint_goes_from_one_device_to_the_other(self):
+        with tempfile.TemporaryDirectory(prefix="anyrank-device-") as folder:
+            options = ("train", "stack-demo", "--steps", "4", "--batch", "2", "--seq", "4")
+            whole = self.result(*options, device="cpu")
+            self.result(*options, "--dp", "2", "--zero", "1", "--stop-after", "2", "--save", folder, device="emulated")
+            done = self.result("train", "--resume", folder, "--tp", "2", device="cpu")
+            self.assertEqual(done["weights_hash"], whole["weights_hash"])
+
+    def test_an_injected_fault_is_found_and_named_alike(self):
+        for fault in ("column_dx_not_reduced", "dp_group_missing"):
+            one = self.alike(GOLDEN / "llama-gqa-tiny", *SMALL, "--tp", "2", "--dp", "2", "--inject", fault, code=1,
+                             keys=("result", "tensors_different", "first_difference"))
+            self.assertEqual(one["result"], "different")
+
+    def test_a_fault_of_the_transport_is_found_and_named_alike(self):
+        one = self.alike(GOLDEN / "llama-gqa-tiny", *SMALL, "--tp", "2", "--net-fault",
+                         "corrupt rank 1 collective 14 transfer 0 bit 30", code=1,
+                         keys=("result", "tensors_different", "first_difference"))
+        self.assertEqual(one["result"], "different")
+        host, device = (self.run_of(GOLDEN / "llama-gqa-tiny", *SMALL, "--tp", "2", "--net-fault",
+                                    "corrupt rank 1 collective 14 transfer 0 bit 30", "--verify-transfers", code=1,
+                                    device=d)["error"]["message"].splitlines()[0] for d in ("cpu", "emulated"))
+        self.assertIn("rank 1, transfer 0 from rank 0 in ", device)
+        self.assertEqual(device, host)
+
+    def test_the_ranks_do_compute_there(self):
+        """Native sums are taken in the device's own order, so their last bits tell where they were taken."""
+        model = GOLDEN / "llama-gqa-tiny"
+        native = ("--tp", "2", "--numerics", "native")
+        with tempfile.TemporaryDirectory(prefix="anyrank-device-") as folder:
+            for command, key in ((("train", model, "--steps", "2", "--batch", "2", "--seq", "8"), "weights_hash"),
+                                 (("grads", model, "--input", model / "batch.safetensors", "--out", folder),
+                                  "outputs_hash")):
+                host, device = (self.result(*command, *native, device=d)[key] for d in ("cpu", "emulated"))
+                self.assertNotEqual(device, host)
+        host, device = (self.run_of(model, *SMALL, *native, device=d)["weights_hash"] for d in ("cpu", "emulated"))
+        self.assertNotEqual(device, host)
+
+    def test_the_text_says_what_the_ranks_compute_on(self):
+        done = run("check", GOLDEN / "llama-gqa-tiny", *SMALL, "--tp", "2", "--device", "emulated")
+        self.assertIn("\ndevice: on the emulated device, the kernels of cuda on the host\n", done.stdout)
+        self.assertNotIn("device:", run("check", GOLDEN / "llama-gqa-tiny", *SMALL, "--tp", "2").stdout)
+
+
+class Refused(DeviceTest):
+    def refused(self, *arguments, says):
+        done = run(*arguments)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertIn(says, done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+    def test_what_is_no_device(self):
+        for wrong in ("gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "emulated:1", "CUDA"):
+            for command in ("check", "train"):
+                self.refused(command, "stack-demo", "--device", wrong, says=f"'{wrong}': cpu, cuda, cuda:N")
+
+    def test_a_gpu_that_is_not_there(self):
+        for command in ("check", "train"):
+            done = run(command, "stack-demo", "--device", "cuda:1000")
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+            self.assertRegex(done.stderr, "CUDA|GPU 1000")
+
+    def test_a_fault_of_a_module(self):
+        self.refused("check", "--inject", "unused_set_empty", "--device", "emulated", says="--device is about a model's run")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
+        COMMAND = sys.argv.pop(1)
+    unittest.main()
