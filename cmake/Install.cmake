@@ -20,10 +20,13 @@ configure_file(${CMAKE_CURRENT_LIST_DIR}/RecordFolders.cmake.in ${CMAKE_BINARY_D
 install(SCRIPT ${CMAKE_BINARY_DIR}/RecordFolders.cmake)
 
 # --- the library, its headers, the command, the data -----------------------------------------------------------------
+# Libraries outside of the system's folders, such as CUDA's, are found where they were.
+set_target_properties(anyrank PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS anyrank EXPORT anyrankTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
                                               ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/anyrank DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 if(TARGET anyrank_cli)
+  set_target_properties(anyrank_cli PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
   if(BUILD_SHARED_LIBS)
     file(RELATIVE_PATH lib_from_command ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
     set_target_properties(anyrank_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_command}")
@@ -75,6 +78,11 @@ if(uses_openmp)
     string(APPEND private_libs " ${flags}")
   endforeach()
 endif()
+get_property(library_paths GLOBAL PROPERTY ANYRANK_LIBRARY_PATHS)
+foreach(library IN LISTS library_paths)
+  link_flags(flags ${library})
+  string(APPEND private_libs " ${flags}")
+endforeach()
 file(RELATIVE_PATH prefix_from_pc ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" prefix_from_pc ${prefix_from_pc})
 foreach(dir LIBDIR INCLUDEDIR DATADIR)
