@@ -8,6 +8,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "sim/plan/bytes.h"
+#include "verify/baseline_share.h"
 #include "verify/check_baseline.h"
 #include "verify/check_run.h"
 #include "verify/dump_ranks.h"
@@ -51,7 +52,9 @@ ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, cons
     AR_TRY(make_batches(&b->ids, &b->batch, o, c->vocab));
     const uint64_t start = ari_now_ns();
     const ari_baseline_case baseline = {.check = o, .config = &b->config, .weights = b->weights, .batch = b->batch};
-    AR_TRY(name_not_finite(ari_check_baseline(&b->ref, b->loss, &b->max_error_vs_f64, &baseline), &b->ref));
+    ar_status (*run)(ari_reference *, float *, double *, const ari_baseline_case *) =
+        o->process ? ari_check_baseline_shared : ari_check_baseline;
+    AR_TRY(name_not_finite(run(&b->ref, b->loss, &b->max_error_vs_f64, &baseline), &b->ref));
     b->seconds = (double)(ari_now_ns() - start) * 1e-9;
     return AR_OK;
 }
