@@ -65,6 +65,25 @@ static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
     return AR_OK;
 }
 
+/* Ranks that are processes: every layout is run by all of them. */
+static ar_status check_processes(const ar_check_options *o)
+{
+    const int processes = o->process ? ar_process_size(o->process) : 0;
+    char layout[96];
+    for (size_t i = 0; o->process && i < o->layouts; i++) {
+        const int world = ar_parallel_world(&o->parallel[i]);
+        ar_parallel_text(layout, sizeof layout, &o->parallel[i]);
+        if (world != processes)
+            return ar_error_set(AR_ERR_ARG,
+                                "%s: a layout of %d rank%s on %d processes: start one process for each rank", layout,
+                                world, world == 1 ? "" : "s", processes);
+    }
+    if (o->process && (o->dump || o->schedules > 0))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s of ranks that are processes: take threads",
+                            o->dump ? "a dump" : "schedules");
+    return AR_OK;
+}
+
 /* How the ranks run. */
 static ar_status check_cluster(const ar_check_options *o)
 {
@@ -155,6 +174,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     AR_TRY(ar_config_load(&r->config, r->folder));
     AR_TRY(check_sizes(o, &r->config));
     AR_TRY(check_layouts(o, &r->config));
+    AR_TRY(check_processes(o));
     AR_TRY(check_cluster(o));
     if (o->dump)
         AR_TRY(ari_dump_check_folder_check(o->dump));

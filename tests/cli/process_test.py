@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of --transport: under mpirun each process is a rank, with the bits that threads of one process give; process 0
+alone speaks and writes, a mistake is found alike, and what goes wrong on one process ends all with one message.
+
+    tests/cli/process_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests/golden"
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+SMALL = ("--batch", "4", "--seq", "8", "--steps", "2", "--skip-f64")
+MPIRUN = shutil.which("mpirun")
+# Root in a container, more ranks than cores, waiting ranks that leave the cores to others.
+SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+            "OMPI_MCA_hwloc_base_binding_policy": "none"}
+
+
+def run(*arguments, ranks=0):
+    launcher = [MPIRUN, "-n", str(ranks)] if ranks else []
+    return subprocess.run([*launcher, COMMAND, *map(str, arguments)], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=120, check=False, env={**os.environ, **SETTINGS})
+
+
+def why_not():
+    """Why there is nothing to test; "" if there is."""
+    if not MPIRUN:
+        return "no mpirun on this machine"
+    said = run("check", "stack-demo", "--tp", "1", *SMALL, "--transport", "mpi", ranks=1).stderr
+    return "this build has no MPI" if "no MPI" in said else ""
+
+
+WHY_NOT = why_not()
+
+
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class Processes(unittest.TestCase):
+    maxDiff = None
+
+    def checked(self, *arguments, ranks=0, code=0):
+        transport = ("--transport", "mpi") if ranks else ()
+        done = run("check", *arguments, *SMALL, *transport, "--json", "-", ranks=ranks)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        end = done.stdout.rindex("}") + 1  # mpirun may add words of its own
+        (model,) = json.loads(done.stdout[:end])["models"]
+        (one,) = model["runs"]
+        return one
+
+    def alike(self, *arguments, ranks, code=0):
+        threads, processes = self.checked(*arguments, code=code), self.checked(*arguments, ranks=ranks, code=code)
+        for key in ("result", "tensors", "tensors_different", "loss", "weights_hash", "gradients_hash",
+                    "first_difference"):
+            self.assertEqual(processes.get(key), threads.get(key), key)
+        self.assertEqual(processes["bytes"]["counted"], threads["bytes"]["counted"])
+        return processes
+
+    def test_processes_have_the_bits_of_one_rank(self):
+        one = self.alike(GOLDEN / "llama-gqa-tiny", "--tp", "2", "--dp", "2", "--sp", "--zero", "1", ranks=4)
+        self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
+        self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
+
+    def test_a_mistake_is_found_and_named_as_among_threads(self):
+        one = self.alike(GOLDEN / "gpt2-tiny", "--tp", "2", "--inject", "row_bias_every_rank", ranks=2, code=1)
+        self.assertIn("bias", one["first_difference"]["hint"])
+
+    def test_training_saves_what_threads_go_on_with(self):
+        with tempfile.TemporaryDirectory(prefix="anyrank-process-") as folder:
+            small = ("--batch", "4", "--seq", "8")
+            model, saved = GOLDEN / "llama-gqa-tiny", pathlib.Path(folder) / "run"
+            whole = run("train", model, "--steps", "4", *small)
+            first = run("train", model, "--dp", "2", "--zero", "1", "--steps", "4", "--stop-after", "2", *small, "--save",
+                        saved, "--transport", "mpi", ranks=2)
+            self.assertEqual(first.returncode, 0, first.stderr)
+            self.assertIn("ranks: 2 processes, connected by MPI", first.stdout)
+            self.assertEqual(first.stdout.count("weights after step 2"), 1, first.stdout)
+            rest = run("train", "--resume", saved, "--tp", "2")
+            self.assertEqual(rest.returncode, 0, rest.stderr)
+            hashes = [next(line.split()[4] for line in done.stdout.splitlines() if line.startswith("weights after"))
+                      for done in (whole, rest)]
+            self.assertEqual(hashes[0], hashes[1])
+
+    def test_one_message_tells_what_is_wrong(self):
+        for arguments, ranks, words in (
+                (("check", GOLDEN / "gpt2-tiny", "--tp", "2", *SMALL), 3, "tp=2: a layout of 2 ranks on 3 processes: start one process for each rank"),
+                (("check", GOLDEN / "gpt2-tiny", "--tp", "2", "--dump", "x", *SMALL), 2, "leave --transport mpi out"),
+                (("train", GOLDEN / "gpt2-tiny", "--dp", "2", "--batch", "2", "--seq", "8", "--save", "/dev/null/x"), 2,
+                 "/dev/null/x")):
+            with self.subTest(arguments=arguments):
+                done = run(*arguments, "--transport", "mpi", ranks=ranks)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(done.stderr.count(words), 1, done.stderr)
+
+    def test_a_collective_that_one_rank_leaves_out_ends_all(self):
+        done = run("check", GOLDEN / "gpt2-tiny", "--dp", "2", *SMALL, "--inject", "collective_order_swapped", "--timeout",
+                   "5", "--transport", "mpi", ranks=2)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn("disagree", done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.path.exists(sys.argv[1]):
+        COMMAND = sys.argv.pop(1)
+    unittest.main(argv=sys.argv)
