@@ -17,25 +17,57 @@
 namespace ari_emulated
 {
 
-HOT static int32_t dot(const int8_t *a, const int8_t *b, size_t n)
+/* Rows of b that stay in the second cache level while those of a pass by. */
+const size_t COLS = 32;
+
+/* Rows of int16, whose products in pairs are one instruction of the processor. */
+HOT static void widen(int16_t *to, const int8_t *from, size_t ld, size_t rows, size_t n)
 {
-    int32_t sum = 0;
-    for (size_t k = 0; k < n; k++)
-        sum += a[k] * b[k];
-    return sum;
+    for (size_t i = 0; i < rows; i++)
+        for (size_t k = 0; k < n; k++)
+            to[i * n + k] = from[i * ld + k];
 }
 
+/* One row of a with four rows of b. */
+HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_t n)
+{
+    const int16_t *b1 = b + n, *b2 = b1 + n, *b3 = b2 + n;
+    int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    for (size_t k = 0; k < n; k++) {
+        s0 += a[k] * b[k];
+        s1 += a[k] * b1[k];
+        s2 += a[k] * b2[k];
+        s3 += a[k] * b3[k];
+    }
+    sum[0] = s0;
+    sum[1] = s1;
+    sum[2] = s2;
+    sum[3] = s3;
+}
+
+/* n is a multiple of 4. */
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                     const blas_matrix &b)
 {
     bool backward;
+    size_t words = 0;
+    void *memory = nullptr;
     int32_t *to = dev<int32_t>(c.data);
     const int8_t *left = dev<int8_t>(a.data), *right = dev<int8_t>(b.data);
     AR_TRY(enter(d, q, &backward));
-    for (size_t g = 0; g < s.batch; g++)
-        for (size_t i = 0; i < s.m; i++)
-            for (size_t j = 0; j < s.n; j++)
-                to[g * c.step + i * c.ld + j] = dot(left + g * a.step + i * a.ld, right + g * b.step + j * b.ld, s.k);
+    AR_TRY(ari_add_size(&words, s.m, s.n));
+    AR_TRY(ari_mul_size(&words, words, s.k));
+    AR_TRY(ari_alloc(&memory, words, sizeof(int16_t), "the operands of a product"));
+    int16_t *rows = static_cast<int16_t *>(memory), *cols = rows + s.m * s.k;
+    for (size_t g = 0; g < s.batch; g++) {
+        widen(rows, left + g * a.step, a.ld, s.m, s.k);
+        widen(cols, right + g * b.step, b.ld, s.n, s.k);
+        for (size_t first = 0; first < s.n; first += COLS)
+            for (size_t i = 0; i < s.m; i++)
+                for (size_t j = first; j < s.n && j < first + COLS; j += 4)
+                    dot4(to + g * c.step + i * c.ld + j, rows + i * s.k, cols + j * s.k, s.k);
+    }
+    ::free(memory);
     return AR_OK;
 }
 
