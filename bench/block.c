@@ -59,22 +59,27 @@ typedef struct side {
     ar_tensor x, dy; /* [batch, seq, hidden] */
 } side;
 
-static ar_status create_input(ar_device *d, ar_tensor *t, const ar_batch *batch, size_t hidden, uint64_t seed)
+static ar_status create_input(const ari_bench_device *on, ar_tensor *t, const ar_batch *batch, size_t hidden,
+                              uint64_t seed)
 {
     const size_t shape[3] = {batch->batch, batch->seq, hidden};
-    size_t bytes = 0;
+    size_t count = 0;
     ar_buf memory = {NULL};
-    AR_TRY(ari_mul_size(&bytes, batch->batch, batch->seq));
-    AR_TRY(ari_mul_size(&bytes, bytes, hidden * sizeof(float)));
-    AR_TRY(d->ops->alloc(d, &memory, bytes));
-    AR_TRY(ar_tensor_view(t, AR_F32, 3, shape, memory));
-    ari_bench_fill(memory.ptr, ar_tensor_count(t), seed);
-    return AR_OK;
+    AR_TRY(ari_mul_size(&count, batch->batch, batch->seq));
+    AR_TRY(ari_mul_size(&count, count, hidden));
+    AR_TRY(ari_bench_values(on, &memory, count, seed));
+    return ar_tensor_view(t, AR_F32, 3, shape, memory);
 }
 
-static ar_status side_create(side *s, ar_numerics numerics, const ar_config *config, const ar_batch *batch, int threads)
+static ari_bench_device place_of(const side *s)
 {
-    AR_TRY(ar_device_cpu_create(&s->d, threads));
+    return (ari_bench_device){s->d, ar_ctx_queue(s->ctx)};
+}
+
+static ar_status side_create(side *s, ar_numerics numerics, const ar_config *config, const ar_batch *batch,
+                             const ar_device_choice *which, int threads)
+{
+    AR_TRY(ar_device_create(&s->d, which, threads));
     const ar_ctx_options options = {.device = s->d, .numerics = numerics};
     ar_plan plan = {0};
     ar_block_options o;
@@ -88,8 +93,9 @@ static ar_status side_create(side *s, ar_numerics numerics, const ar_config *con
     s->n = ar_module_params(s->block, s->params, PARAMS, true);
     if (s->n > PARAMS)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of a block");
-    AR_TRY(create_input(s->d, &s->x, batch, config->hidden, 1));
-    return create_input(s->d, &s->dy, batch, config->hidden, 2);
+    const ari_bench_device on = place_of(s);
+    AR_TRY(create_input(&on, &s->x, batch, config->hidden, 1));
+    return create_input(&on, &s->dy, batch, config->hidden, 2);
 }
 
 static void side_destroy(side *s)
@@ -110,12 +116,15 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds)
     AR_TRY(ar_module_zero_grad(s->block, s->ctx));
     for (size_t i = 0; i < s->n; i++)
         s->params[i]->version++;
-    const double start = ari_bench_seconds();
+    const ari_bench_device on = place_of(s);
+    double start = 0.0, end = 0.0;
+    AR_TRY(ari_bench_clock(&on, &start));
     AR_TRY(ar_module_forward(s->block, s->ctx, s->saved, &y, &s->x, batch));
     AR_TRY(ar_module_backward(s->block, s->ctx, s->saved, &dx, &s->dy, batch));
     ar_saved_clear(s->saved);
     ar_ctx_end_step(s->ctx);
-    *seconds = ari_bench_seconds() - start;
+    AR_TRY(ari_bench_clock(&on, &end));
+    *seconds = end - start;
     return AR_OK;
 }
 
@@ -159,18 +168,19 @@ done:
     return st;
 }
 
-ar_status ari_bench_block(ar_bench_block_row row[2], const ar_config *config, size_t batch, size_t seq, int threads,
-                          size_t repetitions)
+ar_status ari_bench_block(ar_bench_block_row row[2], const ar_config *config, size_t batch, size_t seq,
+                          const ar_device_choice *which, int threads, size_t repetitions)
 {
+    const ar_device_choice cpu = {AR_DEVICE_CPU, 0}, *const choice = which ? which : &cpu;
     const ar_batch given = {.batch = batch, .seq = seq};
     bench b = {0};
     ar_status st = AR_OK;
     if (batch == 0 || seq == 0 || repetitions == 0)
         return ar_error_set(AR_ERR_ARG, "bench block: batch %zu, seq %zu, repetitions %zu: all must be > 0", batch, seq,
                             repetitions);
-    AR_TRY(ari_bench_device_create(&b.on, NULL, threads));
-    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, config, &given, threads));
-    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, config, &given, threads));
+    AR_TRY(ari_bench_device_create(&b.on, choice, threads));
+    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, config, &given, choice, threads));
+    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, config, &given, choice, threads));
     AR_TRY_TO(done, st, ari_gemm_list_block(&b.list, &b.on, config, batch, seq));
     st = measure(&b, row, &given, repetitions);
 done:

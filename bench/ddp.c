@@ -62,7 +62,9 @@ static ar_status count_step(trainee *t, ar_ddp *ddp, ar_bench_ddp_row *row)
 
 static ar_status meet(const trainee *t)
 {
-    return ar_comm_barrier(t->together->dp, t->together->queue, "bench");
+    AR_TRY(ar_comm_barrier(t->together->dp, t->together->queue, "bench"));
+    AR_TRY(ar_queue_sync(t->together->queue, 0)); /* what a device has to do is done */
+    return ar_queue_sync(t->alone->queue, 0);
 }
 
 static ar_status time_row(trainee *t, ar_bench_ddp_row *row, double *seconds)
@@ -99,7 +101,8 @@ static ar_status create(trainee *t)
     AR_TRY(ar_model_create(&t->model, t->together, o->config, &o->plan));
     AR_TRY(ar_model_fresh(t->model, t->together, 1));
     AR_TRY(ari_model_list(&t->params, &t->count, t->model));
-    return ar_optimizer_create(&t->optimizer, t->together, t->params, t->count, &adamw);
+    AR_TRY(ar_optimizer_create(&t->optimizer, t->together, t->params, t->count, &adamw));
+    return meet(t);
 }
 
 static ar_status rank_steps(void *user, ar_ctx *ctx)
@@ -155,6 +158,7 @@ ar_status ari_bench_ddp(ar_bench_ddp_row *rows, size_t n, const ar_bench_ddp_opt
                                          .plan = o->plan,
                                          .parallel = {.dp = o->ranks},
                                          .numerics = o->numerics,
+                                         .device = o->device,
                                          .threads = o->threads,
                                          .sim = o->sim,
                                          .body = rank_steps,

@@ -19,6 +19,7 @@ typedef struct ar_bench_ddp_options {
     const int64_t *input_ids; /* [batch, seq] */
     ar_numerics numerics;
     ar_sim_options sim;
+    ar_device_choice device;
     int threads; /* of the whole process, shared by the ranks */
     size_t repetitions;
 } ar_bench_ddp_options;

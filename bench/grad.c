@@ -5,6 +5,7 @@
 
 #include "anyrank/arith.h"
 #include "bench/measure.h"
+#include "bench/on_device.h"
 #include "ref/core/size.h"
 
 const ar_bench_grad_row ari_bench_grad_shapes[ARI_BENCH_GRAD_SHAPES] = {
@@ -14,47 +15,45 @@ const ar_bench_grad_row ari_bench_grad_shapes[ARI_BENCH_GRAD_SHAPES] = {
 };
 
 typedef struct bench {
-    ar_device *d;
-    ar_ctx *ctx;
+    ari_bench_device on;
+    ar_ctx *ctx; /* with a queue of its own */
     ar_param weight;
     ar_tensor dy, x, dw; /* [tokens, out], [tokens, in], [out, in] */
 } bench;
 
-static ar_status create_matrix(ar_device *d, ar_tensor *t, size_t rows, size_t cols, uint64_t seed)
+static ar_status create_matrix(const ari_bench_device *on, ar_tensor *t, size_t rows, size_t cols, uint64_t seed)
 {
-    size_t bytes = 0;
+    size_t count = 0;
     ar_buf memory = {NULL};
-    AR_TRY(ari_mul_size(&bytes, rows, cols));
-    AR_TRY(ari_mul_size(&bytes, bytes, sizeof(float)));
-    AR_TRY(d->ops->alloc(d, &memory, bytes));
-    AR_TRY(ar_tensor_view(t, AR_F32, 2, (const size_t[]){rows, cols}, memory));
-    ari_bench_fill(memory.ptr, rows * cols, seed);
-    return AR_OK;
+    AR_TRY(ari_mul_size(&count, rows, cols));
+    AR_TRY(ari_bench_values(on, &memory, count, seed));
+    return ar_tensor_view(t, AR_F32, 2, (const size_t[]){rows, cols}, memory);
 }
 
-static ar_status create(bench *b, const ar_bench_grad_row *row, int threads)
+static ar_status create(bench *b, const ar_bench_grad_row *row, const ar_device_choice *which, int threads)
 {
-    AR_TRY(ar_device_cpu_create(&b->d, threads));
-    const ar_ctx_options options = {.device = b->d};
+    AR_TRY(ari_bench_device_create(&b->on, which, threads));
+    const ar_ctx_options options = {.device = b->on.d};
     ar_layout layout;
     AR_TRY(ar_ctx_create(&b->ctx, &options));
     AR_TRY(ar_layout_replicate(&layout, 2, (const size_t[]){row->out, row->in}, 0, 1));
     AR_TRY(ar_param_init(&b->weight, b->ctx, "weight", &layout, false));
-    AR_TRY(create_matrix(b->d, &b->dy, row->tokens, row->out, 1));
-    AR_TRY(create_matrix(b->d, &b->x, row->tokens, row->in, 2));
-    return create_matrix(b->d, &b->dw, row->out, row->in, 3);
+    AR_TRY(create_matrix(&b->on, &b->dy, row->tokens, row->out, 1));
+    AR_TRY(create_matrix(&b->on, &b->x, row->tokens, row->in, 2));
+    return create_matrix(&b->on, &b->dw, row->out, row->in, 3);
 }
 
 static void destroy(bench *b)
 {
+    ar_device *d = b->on.d;
     ar_param_fini(&b->weight);
-    ar_ctx_destroy(b->ctx);
-    if (b->d) {
-        b->d->ops->free(b->d, b->dy.data);
-        b->d->ops->free(b->d, b->x.data);
-        b->d->ops->free(b->d, b->dw.data);
+    if (d) {
+        d->ops->free(d, b->dy.data);
+        d->ops->free(d, b->x.data);
+        d->ops->free(d, b->dw.data);
     }
-    ar_device_destroy(b->d);
+    ar_ctx_destroy(b->ctx);
+    ari_bench_device_destroy(&b->on);
 }
 
 /* dY^T X over all tokens as one exact contraction, quantisation included. */
@@ -77,16 +76,19 @@ static ar_status contraction(bench *b)
 static ar_status repetition(bench *b, size_t samples, double times[3])
 {
     const ar_tensor dy = ar_tensor_transposed(&b->dy), x = ar_tensor_transposed(&b->x);
-    const double start = ari_bench_seconds();
-    AR_TRY(b->d->ops->gemm_f32(b->d, NULL, &b->dw, &dy, &x, false, AR_PRECISION_F32));
-    const double native = ari_bench_seconds();
+    const ari_bench_device on = {b->on.d, ar_ctx_queue(b->ctx)};
+    double start = 0.0, native = 0.0, plain = 0.0, end = 0.0;
+    AR_TRY(ari_bench_clock(&on, &start));
+    AR_TRY(on.d->ops->gemm_f32(on.d, on.q, &b->dw, &dy, &x, false, AR_PRECISION_F32));
+    AR_TRY(ari_bench_clock(&on, &native));
     AR_TRY(contraction(b));
-    const double plain = ari_bench_seconds();
+    AR_TRY(ari_bench_clock(&on, &plain));
     AR_TRY(ar_ctx_arith(b->ctx)->grad_contract(b->ctx, &b->weight, &b->dy, &b->x, samples, NULL, "dW"));
     ar_ctx_end_step(b->ctx);
+    AR_TRY(ari_bench_clock(&on, &end));
     times[0] = native - start;
     times[1] = plain - native;
-    times[2] = ari_bench_seconds() - plain;
+    times[2] = end - plain;
     return AR_OK;
 }
 
@@ -113,7 +115,7 @@ done:
     return st;
 }
 
-ar_status ari_bench_grad(ar_bench_grad_row *row, int threads, size_t repetitions)
+ar_status ari_bench_grad(ar_bench_grad_row *row, const ar_device_choice *which, int threads, size_t repetitions)
 {
     bench b = {0};
     ar_status st = AR_OK;
@@ -123,7 +125,7 @@ ar_status ari_bench_grad(ar_bench_grad_row *row, int threads, size_t repetitions
                             "bench grad: out %zu, in %zu, tokens %zu, seq %zu, repetitions %zu: all must be > 0, and "
                             "seq must divide tokens",
                             row->out, row->in, row->tokens, row->seq, repetitions);
-    AR_TRY_TO(done, st, create(&b, row, threads));
+    AR_TRY_TO(done, st, create(&b, row, which, threads));
     st = measure(&b, row, repetitions);
 done:
     destroy(&b);

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "anyrank/status.h"
+#include "anyrank/device.h"
 
 /* The price of a weight gradient in exact numerics, where each sequence is a contraction of its own whose rounded
  * values go into the order-independent accumulator: dW[out,in] = sum over sequences of dY^T X. */
@@ -21,8 +21,10 @@ typedef struct ar_bench_grad_row {
 extern const ar_bench_grad_row ari_bench_grad_shapes[ARI_BENCH_GRAD_SHAPES];
 
 /** Fills the last four fields of *row. A repetition runs sgemm, the contraction and the gradient one after the other;
- *  one more at the start is not counted. Call ar_cpu_select_kernels before.
- *  Errors: AR_ERR_ARG (a zero size, seq that does not divide tokens), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_bench_grad(ar_bench_grad_row *row, int threads, size_t repetitions);
+ *  one more at the start is not counted. which NULL: the CPU. Call ar_cpu_select_kernels before.
+ *  Errors: AR_ERR_ARG (a zero size, seq that does not divide tokens), AR_ERR_MEMORY, AR_ERR_OVERFLOW, those of the
+ * device. */
+AR_NODISCARD ar_status ari_bench_grad(ar_bench_grad_row *row, const ar_device_choice *which, int threads,
+                                      size_t repetitions);
 
 #endif

@@ -39,18 +39,20 @@ static ar_status rank_steps(void *user, ar_ctx *ctx)
     ar_model *model = NULL;
     ar_optimizer *optimizer = NULL;
     ar_train_result result;
-    double start = 0.0;
+    const ari_bench_device on = {ar_ctx_device(ctx), ar_ctx_queue(ctx)};
+    double start = 0.0, end = 0.0;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_model_create(&model, ctx, r->o->config, &r->o->plan));
     AR_TRY_TO(done, st, ar_model_fresh(model, ctx, 1));
     AR_TRY_TO(done, st, create_optimizer(&optimizer, ctx, model));
     for (uint32_t i = 0; i <= STEPS; i++) {
         if (i == 1)
-            start = ari_bench_seconds();
+            AR_TRY_TO(done, st, ari_bench_clock(&on, &start));
         AR_TRY_TO(done, st, ar_train_step(&result, model, ctx, optimizer, &batch, i + 1, &options));
     }
+    AR_TRY_TO(done, st, ari_bench_clock(&on, &end));
     if (first_rank)
-        r->seconds = (ari_bench_seconds() - start) / STEPS;
+        r->seconds = (end - start) / STEPS;
 done:
     ar_optimizer_destroy(optimizer);
     ar_model_destroy(model);
@@ -64,6 +66,7 @@ static ar_status run_layout(const ar_bench_step_options *o, const ar_parallel *p
                                          .plan = o->plan,
                                          .parallel = *parallel,
                                          .numerics = o->numerics,
+                                         .device = o->device,
                                          .threads = o->threads,
                                          .sim = o->sim,
                                          .body = rank_steps,
@@ -118,7 +121,7 @@ ar_status ari_bench_step(ar_bench_step_row row[2], const ar_bench_step_options *
     if (o->repetitions == 0)
         return ar_error_set(AR_ERR_ARG, "bench step: no repetitions");
     AR_TRY(ar_parallel_check(&o->parallel, o->config, &o->plan, o->batch, o->seq));
-    AR_TRY(ari_bench_device_create(&on, NULL, o->threads));
+    AR_TRY(ari_bench_device_create(&on, &o->device, o->threads));
     AR_TRY_TO(done, st, ari_gemm_list_model(&list, &on, o->config, o->batch, o->seq));
     st = measure(row, o, &list);
 done:

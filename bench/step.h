@@ -18,7 +18,8 @@ typedef struct ar_bench_step_options {
     const int64_t *input_ids; /* [batch, seq] */
     ar_numerics numerics;
     ar_sim_options sim; /* of the layout's collectives */
-    int threads;        /* of the whole process, shared by the ranks */
+    ar_device_choice device;
+    int threads; /* of the whole process, shared by the ranks */
     size_t repetitions;
 } ar_bench_step_options;
 

@@ -142,6 +142,8 @@ static ar_status end(json_t *rows, const bench_values *v, int threads)
 {
     json_t *o = ari_json_begin("bench");
     json_object_set_new(o, "what", json_string(v->what));
+    const ar_device_choice device = ari_layout_device(&v->layout);
+    ari_device_json(o, &device);
     if (threads > 0)
         json_object_set_new(o, "threads", json_integer(threads));
     if (json_object_set_new(o, "rows", rows) != 0) {
@@ -153,6 +155,7 @@ static ar_status end(json_t *rows, const bench_values *v, int threads)
 
 static ar_status run_gemm(const bench_values *v)
 {
+    const ar_device_choice device = ari_layout_device(&v->layout);
     ar_bench_gemm_row rows[ARI_BENCH_GEMM_SHAPES];
     size_t n = 0;
     const int threads = v->common.threads > 0 ? v->common.threads : 1;
@@ -162,7 +165,7 @@ static ar_status run_gemm(const bench_values *v)
     ar_status st = AR_OK;
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         ari_progress_update(&p, (double)i / (double)n, "bench gemm");
-        st = ari_bench_gemm(&rows[i], NULL, threads, repetitions_of(v));
+        st = ari_bench_gemm(&rows[i], &device, threads, repetitions_of(v));
     }
     ari_progress_end(&p);
     AR_TRY(st);
@@ -173,6 +176,7 @@ static ar_status run_gemm(const bench_values *v)
 
 static ar_status run_grad(const bench_values *v)
 {
+    const ar_device_choice device = ari_layout_device(&v->layout);
     ar_bench_grad_row rows[ARI_BENCH_GRAD_SHAPES];
     const int threads = v->common.threads > 0 ? v->common.threads : 1;
     ari_progress p;
@@ -181,7 +185,7 @@ static ar_status run_grad(const bench_values *v)
     for (size_t i = 0; i < ARI_BENCH_GRAD_SHAPES && st == AR_OK; i++) {
         ari_progress_update(&p, (double)i / ARI_BENCH_GRAD_SHAPES, "bench grad");
         rows[i] = ari_bench_grad_shapes[i];
-        st = ari_bench_grad(&rows[i], threads, repetitions_of(v));
+        st = ari_bench_grad(&rows[i], &device, threads, repetitions_of(v));
     }
     ari_progress_end(&p);
     AR_TRY(st);
@@ -192,6 +196,7 @@ static ar_status run_grad(const bench_values *v)
 
 static ar_status run_block(const bench_values *v)
 {
+    const ar_device_choice device = ari_layout_device(&v->layout);
     ari_bench_block_line lines[2 * BLOCKS];
     const int threads = v->common.threads > 0 ? v->common.threads : ari_cores();
     size_t n = 0;
@@ -203,7 +208,7 @@ static ar_status run_block(const bench_values *v)
         ar_bench_block_row rows[2] = {0};
         ari_progress_update(&p, (double)n / (2 * BLOCKS), "bench block");
         const size_t batch = v->batch ? v->batch : 2, seq = v->seq ? v->seq : 512;
-        st = ari_bench_block(rows, config, batch, seq, threads, repetitions_of(v));
+        st = ari_bench_block(rows, config, batch, seq, &device, threads, repetitions_of(v));
         for (size_t k = 0; k < 2; k++)
             lines[n++] = (ari_bench_block_line){config->name, k == 0 ? "native" : "exact", batch, seq, rows[k]};
     }
@@ -251,6 +256,7 @@ static ar_status run_step(const bench_values *v)
         .batch = v->batch ? v->batch : 8,
         .seq = v->seq ? v->seq : 64,
         .sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
+        .device = ari_layout_device(&v->layout),
         .threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
         .repetitions = repetitions_of(v)};
     AR_TRY(ari_layout_check(&v->layout));
@@ -294,6 +300,7 @@ static ar_status run_ddp(const bench_values *v)
         .seq = v->seq ? v->seq : 64,
         .numerics = v->layout.numerics >= 0 ? (ar_numerics)v->layout.numerics : AR_NUMERICS_NATIVE,
         .sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
+        .device = ari_layout_device(&v->layout),
         .threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
         .repetitions = repetitions_of(v)};
     AR_TRY(ari_layout_check(&v->layout));
@@ -354,6 +361,10 @@ static ar_status run(const bench_values *v)
 {
     if (v->model && strcmp(v->what, "step") != 0 && strcmp(v->what, "ddp") != 0)
         return ar_error_set(AR_ERR_ARG, "bench %s takes no model, '%s' is one too many", v->what, v->model);
+    if (v->layout.device && strcmp(v->what, "allreduce") == 0)
+        return ar_error_set(AR_ERR_ARG, "bench allreduce sums in the host's memory: --device is for the others");
+    if (v->layout.device)
+        AR_TRY(ari_layout_check(&v->layout));
     if (strcmp(v->what, "gemm") == 0)
         return run_gemm(v);
     if (strcmp(v->what, "grad") == 0)
