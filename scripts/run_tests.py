@@ -259,8 +259,8 @@ def sources(*suffixes):
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
-def simple_check(name, command):
-    status, output, seconds, timed_out = run(command, PROGRAM_LIMIT_S)
+def simple_check(name, command, limit=PROGRAM_LIMIT_S):
+    status, output, seconds, timed_out = run(command, limit)
     if status == EXIT_SKIPPED:
         return Result(name, skips=[skip_reason(output)], seconds=seconds)
     failed = status != 0 or timed_out
@@ -279,7 +279,7 @@ def check_format(name):
     major = int(version.group(1)) if version else 0
     if major < FORMAT_MAJOR:
         return Result(name, skips=[f"clang-format {major} is too old; {FORMAT_MAJOR} or newer is needed"])
-    result = simple_check(name, [tool, "--dry-run", "--Werror", *sources(".c", ".h", ".cu", ".cuh")])
+    result = simple_check(name, [tool, "--dry-run", "--Werror", *sources(".c", ".h", ".cu", ".cuh", ".cc")])
     complaint = re.compile(r"^(\S+?):\d+:\d+: error: code should be clang-formatted", re.MULTILINE)
     files = sorted(set(complaint.findall(result.output)))
     if files:
@@ -293,12 +293,13 @@ def check_format(name):
 def check_scripts_parse(name):
     """Every shell script parses, and every Python script compiles."""
     start, problems = time.monotonic(), []
-    for path in [ROOT / "test", ROOT / "quickstart", ROOT / ".ci/run", *sorted((ROOT / "scripts").glob("*.sh"))]:
+    for path in [ROOT / "test", ROOT / "quickstart", ROOT / ".ci/run", *sorted((ROOT / "scripts").glob("*.sh")),
+                 *sorted((ROOT / "gpu").glob("*.sh"))]:
         if path.exists():
             status, output, _, _ = run(["sh", "-n", str(path)], 10)
             if status:
                 problems.append(output)
-    for path in sorted([*(ROOT / "scripts").glob("*.py"), *ROOT.glob("tests/*/*_test.py")]):
+    for path in sorted([*(ROOT / "scripts").glob("*.py"), *ROOT.glob("tests/*/*.py")]):
         try:
             compile(path.read_text(encoding="utf-8"), str(path), "exec")
         except (SyntaxError, UnicodeDecodeError) as error:
@@ -307,9 +308,9 @@ def check_scripts_parse(name):
                   seconds=time.monotonic() - start)
 
 
-def source_checks(build):
+def source_checks(build, extended):
     """[(name, function)] of the checks beside the test programs; `build` is the release build directory, which only
-    those in NEED_BUILD look into."""
+    those in NEED_BUILD look into. The extended ones only if asked for."""
     python = sys.executable
     checks = [
         ("check/includes", lambda name: simple_check(name, [python, "scripts/check_includes.py", "."])),
@@ -324,6 +325,9 @@ def source_checks(build):
     for path in sorted(ROOT.glob("tests/*/*_test.py")):
         name = f"{path.parent.name}/{path.stem}"
         checks.append((name, lambda name, path=path: simple_check(name, [python, str(path)])))
+    for path in sorted(ROOT.glob("tests/*/mutate.py")) if extended else []:
+        name = f"{path.parent.name}/{path.stem}"
+        checks.append((name, lambda name, path=path: simple_check(name, [python, str(path)], EXTENDED_LIMIT_S)))
     for path in sorted((ROOT / "scripts").glob("test_*.sh")):
         checks.append((f"scripts/{path.stem}", lambda name, path=path: simple_check(name, ["sh", str(path)])))
     return checks
@@ -404,7 +408,7 @@ def main():
     only_sanitizers = bool(sanitizers) and bool(arguments.names)
     fitting = [p for p in everything if matching(names, p.name)]
     selected = [] if only_sanitizers else fitting
-    checks = [] if only_sanitizers else [c for c in source_checks("build") if matching(names, c[0])]
+    checks = [] if only_sanitizers else [c for c in source_checks("build", arguments.extended) if matching(names, c[0])]
     if arguments.list:
         print("\n".join([name for name, _ in checks] + [p.name for p in selected] + sanitizers))
         return 0

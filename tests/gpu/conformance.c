@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "gpu/imma.h"
+#include "support/small.h"
 
 #define EXIT_SKIPPED 77
 
@@ -81,14 +82,14 @@ typedef struct request {
     const char *spoil;
     uint64_t seed;
     int rounds;
-    bool first_pass_only;
+    bool first_pass_only, small;
 } request;
 
 static int usage(const char *what)
 {
     fprintf(stderr,
             "%s\nusage: [cpu|emulated|cuda[:N]] [--slot NAME] [--break NAME] [--seed S] [--rounds R] "
-            "[--passes all|first]\n",
+            "[--passes all|first] [--small]\n",
             what);
     return 2;
 }
@@ -119,6 +120,10 @@ static int parse(request *r, int argc, char **argv, const char *device)
         if (strncmp(argv[i], "--", 2) != 0) {
             if (ar_device_choice_parse(&r->device, argv[i]) != AR_OK)
                 return usage(ar_error_message());
+            continue;
+        }
+        if (strcmp(argv[i], "--small") == 0) {
+            r->small = true;
             continue;
         }
         if (strcmp(argv[i], "--slot") == 0 && known_slot(value))
@@ -174,6 +179,7 @@ static void run_slot(device_pair *p, size_t i, const request *r, bool spoil, pai
     p->slot = slots[i].name;
     p->spoil = spoil;
     p->reported = 0;
+    p->small = r->small;
     p->tally = (pair_tally){.cases = 0};
     for (p->round = 0; p->round < r->rounds && pair_goes_on(p); p->round++) {
         p->state = seed_of(r->seed, i, p->round);
@@ -200,7 +206,7 @@ static bool table_is_covered(void)
 /* One bit of the other device's output is flipped in the cases of a slot: true if they say so. */
 static bool sees_a_broken_bit(device_pair *p, size_t i, const request *r)
 {
-    const request once = {.seed = r->seed, .rounds = 1};
+    const request once = {.seed = r->seed, .rounds = 1, .small = r->small};
     pair_tally tally = {.cases = 0};
     run_slot(p, i, &once, true, &tally);
     if (tally.differing == 0 && !tally.missing)
@@ -273,7 +279,7 @@ static bool print_summary(const request *r, const sums *all, bool covered)
 int conformance_run(int argc, char **argv, const char *device)
 {
     static sums all;
-    request r = {.seed = 1, .rounds = 1};
+    request r = {.seed = 1, .rounds = 1, .small = small_only()};
     const int bad = parse(&r, argc, argv, device);
     if (bad != 0)
         return bad;

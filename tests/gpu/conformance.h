@@ -85,8 +85,8 @@ typedef struct conformance_slot {
 const conformance_slot *conformance_slots(size_t *count);
 
 /** main of a program that runs the suite: [cpu|emulated|cuda[:N]] [--slot NAME] [--break NAME] [--seed S] [--rounds R]
- *  [--passes all|first]; `device` where none is named. Exit status 0; 1 where something differs, 2 for what is no
- *  argument, 77 where the device is not there. */
+ *  [--passes all|first] [--small]; `device` where none is named. Exit status 0; 1 where something differs, 2 for what
+ * is no argument, 77 where the device is not there. */
 int conformance_run(int argc, char **argv, const char *device);
 
 #endif

@@ -164,7 +164,7 @@ static void every_product(device_pair *p, void (*one)(device_pair *, product *))
                          .scale = pair_below(p, 4) != 0};
             o.batch = o.k > 1000 ? 1 : 1 + pair_below(p, 3);
             const size_t seldom = o.k > 20000 ? OPERAND_VALUES : o.k > 1000 ? 4 : 1; /* one kind of values in so many */
-            if (v % seldom != (i + (size_t)p->round) % seldom)
+            if (v % seldom != (i + (size_t)p->round) % seldom || (p->small && o.k > 9000))
                 continue;
             one(p, &o);
         }
@@ -213,9 +213,20 @@ static void gemm_round_case(device_pair *p, product *o)
     destroy_packed(p, o);
 }
 
+/* Results of more than one tile of planes: of one matrix, and of many. */
+static void large_results(device_pair *p, void (*one)(device_pair *, product *))
+{
+    product o = {.batch = 1, .m = 2500, .n = 4100, .k = 5, .values = PAIR_ORDINARY, .scale = true};
+    one(p, &o);
+    o = (product){.batch = 60, .m = 400, .n = 600, .k = 3, .values = PAIR_ORDINARY, .scale = true};
+    one(p, &o);
+}
+
 void gemm_round_cases(device_pair *p)
 {
     every_product(p, gemm_round_case);
+    if (p->round == 1 && !p->small && pair_goes_on(p))
+        large_results(p, gemm_round_case);
 }
 
 /* A second batch is added to what the first one left. */
@@ -233,6 +244,8 @@ static void gemm_acc_case(device_pair *p, product *o)
 void gemm_acc_cases(device_pair *p)
 {
     every_product(p, gemm_acc_case);
+    if (p->round == 1 && !p->small && pair_goes_on(p))
+        large_results(p, gemm_acc_case);
 }
 
 /* Every quantised element of A, as the product with the unit matrix: q times 2^24. */

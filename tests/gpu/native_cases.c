@@ -54,9 +54,9 @@ static void bound_product(device_pair *p, const native *o, pair_tensor c, pair_t
 static void gemm_f32_case(device_pair *p, const native *o)
 {
     static const char *const kinds[] = {"fp32", "TF32", "bf16"};
-    static const pair_layout outputs[] = {PAIR_ROW_MAJOR, PAIR_PADDED, PAIR_HEADS, PAIR_SWAPPED};
+    static const pair_layout outputs[] = {PAIR_ROW_MAJOR, PAIR_PADDED, PAIR_HEADS, PAIR_SWAPPED, PAIR_GAPS};
     static const pair_layout inputs[] = {PAIR_ROW_MAJOR, PAIR_PADDED, PAIR_SWAPPED, PAIR_GAPS, PAIR_HEADS};
-    const pair_layout lc = outputs[pair_below(p, 4)], la = inputs[pair_below(p, 5)], lb = inputs[pair_below(p, 5)];
+    const pair_layout lc = outputs[pair_below(p, 5)], la = inputs[pair_below(p, 5)], lb = inputs[pair_below(p, 5)];
     pair_begin(p, "%zu x %zu x [%zu, %zu, %zu] %s%s%s, %s = %s times %s%s", o->shape[0], o->shape[1], o->shape[2],
                o->shape[3], o->k, kinds[o->operands], o->add ? " added" : "", o->integers ? " of integers" : "",
                pair_layout_name(lc), pair_layout_name(la), pair_layout_name(lb), o->shared ? ", b shared" : "");

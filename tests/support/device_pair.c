@@ -72,9 +72,9 @@ size_t pair_below(device_pair *p, size_t n)
 size_t pair_size(device_pair *p, size_t i)
 {
     static const size_t sizes[] = {0, 1, 2, 31, 32, 33, 63, 255, 256, 257, 1000, 4099};
-    if (i >= sizeof sizes / sizeof *sizes)
+    if (i >= sizeof sizes / sizeof *sizes - (p->small ? 2 : 0))
         return SIZE_MAX;
-    return p->round == 0 ? sizes[i] : pair_below(p, 3000);
+    return p->round == 0 ? sizes[i] : pair_below(p, p->small ? 300 : 3000);
 }
 
 static float special_value(uint64_t r)

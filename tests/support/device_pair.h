@@ -89,6 +89,7 @@ typedef struct device_pair {
     ar_queue *queue[2];
     uint64_t state; /* of the random numbers */
     int round;      /* 0: the sizes that are written down; more: random ones */
+    bool small;     /* no long ones: a checker makes each access slow */
     const char *slot;
     bool spoil; /* one bit of what the other wrote, after each case */
     pair_tally tally;
