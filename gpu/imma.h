@@ -19,8 +19,8 @@ typedef enum ari_imma {
 
 #define ARI_IMMA_VARIABLE "ANYRANK_IMMA_PATH"
 
-/** What the environment variable ANYRANK_IMMA_PATH ("imma16", "imma10") forces; ARI_IMMA_AUTO where it is not set.
- *  Errors: AR_ERR_ARG (another value). */
+/** What, for a device made now, the environment variable ANYRANK_IMMA_PATH ("imma16", "imma10") forces; ARI_IMMA_AUTO
+ * where it is not set. Errors: AR_ERR_ARG (another value). */
 AR_NODISCARD ar_status ari_imma_choose(ari_imma *path);
 
 #ifdef __cplusplus

@@ -131,10 +131,8 @@ template <bool TEN> ar_status pack_tiles(ar_device *d, ar_queue *q, pack_tile<TE
 }
 
 /* The form of an operand of k terms. */
-ar_status lay_out(packed *p, size_t *bytes)
+ar_status lay_out(packed *p, size_t *bytes, ari_imma path)
 {
-    ari_imma path;
-    AR_TRY(ari_imma_choose(&path));
     p->ten = path == ARI_IMMA_AUTO ? p->k >= TERMS_FOR_TEN : path == ARI_IMMA_10;
     p->blocks = ceil_div(p->k, p->ten ? TERMS_10 : TERMS_16);
     p->width = p->blocks ? ceil_div(ceil_div(p->k, p->blocks), 16) * 16 : 0;
@@ -155,7 +153,7 @@ ar_status packed_create(ar_device *d, ar_packed **gives, size_t batch, size_t ro
     form.rows = rows;
     form.k = k;
     form.left = split;
-    AR_TRY(lay_out(&form, &bytes));
+    AR_TRY(lay_out(&form, &bytes, imma_of(d)));
     AR_TRY(alloc(d, &form.runs, bytes ? bytes : 16));
     const ar_status st = ari_alloc(&memory, 1, sizeof form, "a packed operand");
     if (st != AR_OK) {

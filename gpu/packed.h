@@ -13,7 +13,6 @@
  * of their own:
  *     imma10:  left  d0 d1 d2 d3 d0+d1 d2+d3 d0+d2 d1+d3,
  *              right d0 d1 d2 d3 d0+d1 d2+d3 d1+d3 d0+d2. */
-#include "gpu/imma.h"
 #include "gpu/runtime.h"
 
 namespace ARI_GPU

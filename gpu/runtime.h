@@ -4,10 +4,14 @@
 
 /* Memory and queues of a GPU device: what is not kernels. gpu/runtime_cuda.cu over the CUDA runtime,
  * gpu/runtime_host.cc for the emulated device. */
+#include "gpu/imma.h"
 #include "gpu/kernel.h"
 
 namespace ARI_GPU
 {
+
+/* What ARI_IMMA_VARIABLE asked for when the device was made. */
+ari_imma imma_of(const ar_device *d);
 
 /* Slots of the device's table. */
 ar_status queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name);

@@ -50,6 +50,7 @@ struct cuda_device {
     cudaMemPool_t pool; /* the GPU's own, shared by all devices on it */
     cudaStream_t aside; /* for memory of threads that have no stream of their own */
     void *blas;
+    ari_imma imma;
     pthread_mutex_t lock;
     stream *streams; /* guarded by `lock`: the list, `taken`, and changes of users */
 };
@@ -341,6 +342,11 @@ ar_status launched(const char *what)
     return check(cudaGetLastError(), what);
 }
 
+ari_imma imma_of(const ar_device *d)
+{
+    return reinterpret_cast<const cuda_device *>(d)->imma;
+}
+
 void *blas_of(ar_device *d)
 {
     return own(d)->blas;
@@ -426,9 +432,12 @@ ar_status ar_device_cuda_create(ar_device **gives, int index)
 {
     using namespace ari_cuda;
     cuda_device *d = nullptr;
+    ari_imma imma;
+    AR_TRY(ari_imma_choose(&imma));
     AR_TRY(check_gpu(index));
     AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&d), 1, sizeof *d, "a CUDA device"));
     d->gpu = index;
+    d->imma = imma;
     d->ops = table_of("cuda");
     d->base.ops = &d->ops;
     d->base.threads = 1;

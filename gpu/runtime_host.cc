@@ -20,6 +20,7 @@ struct emulated_device {
     ar_device base; /* first: an ar_device of this kind is one of these */
     ar_device_ops ops;
     bool backward;
+    ari_imma imma;
 };
 
 /* The address that dev<>() could not translate since this thread's last launch. */
@@ -84,14 +85,19 @@ ar_status check_queue(ar_queue *q)
 
 /* --- what kernels call -------------------------------------------------------------------------------------------- */
 
-ar_status enter(ar_device *d, ar_queue *q, bool *backward)
+ar_status enter(ar_device *d, ar_queue *q, order *o)
 {
     const void *wrong = wrong_address;
     wrong_address = nullptr;
     if (wrong)
         return ar_error_set(AR_ERR_DEVICE, "a kernel was given %p, an address of the host", wrong);
-    *backward = reinterpret_cast<emulated_device *>(d)->backward;
+    *o = reinterpret_cast<emulated_device *>(d)->runs;
     return check_queue(q);
+}
+
+ari_imma imma_of(const ar_device *d)
+{
+    return reinterpret_cast<const emulated_device *>(d)->imma;
 }
 
 void *reach(const void *device_address)
@@ -149,8 +155,8 @@ static void *either(const void *address)
 
 ar_status copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
 {
-    bool backward;
-    AR_TRY(enter(d, q, &backward));
+    order o;
+    AR_TRY(enter(d, q, &o));
     if (bytes > 0)
         memcpy(either(dst.ptr), either(src.ptr), bytes);
     return AR_OK;
@@ -158,9 +164,9 @@ ar_status copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
 
 ar_status zero(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes)
 {
-    bool backward;
+    order o;
     void *to = dev<void>(dst);
-    AR_TRY(enter(d, q, &backward));
+    AR_TRY(enter(d, q, &o));
     if (bytes > 0)
         memset(to, 0, bytes);
     return AR_OK;
@@ -171,13 +177,18 @@ void destroy(ar_device *d)
     ::free(d);
 }
 
-/* ANYRANK_EMULATED_ORDER. */
-static ar_status read_order(bool *backward)
+/* ANYRANK_EMULATED_ORDER. Under a sanitizer, which does not follow a thread from stack to stack, threads run as
+ * `forward` has them. */
+static ar_status read_order(order *o)
 {
-    const char *order = getenv("ANYRANK_EMULATED_ORDER");
-    *backward = order && strcmp(order, "backward") == 0;
-    if (order && !*backward && strcmp(order, "forward") != 0)
-        return ar_error_set(AR_ERR_ARG, "ANYRANK_EMULATED_ORDER is '%.40s'; it takes forward or backward", order);
+    const char *text = getenv("ANYRANK_EMULATED_ORDER");
+    *o = order::forward;
+    if (!text || strcmp(text, "forward") == 0)
+        return AR_OK;
+    if (strcmp(text, "backward") != 0 && strcmp(text, "threads") != 0)
+        return ar_error_set(AR_ERR_ARG, "ANYRANK_EMULATED_ORDER is '%.40s'; it takes forward, backward or threads",
+                            text);
+    *o = text[0] == 'b' ? order::backward : sanitized ? order::forward : order::threads;
     return AR_OK;
 }
 
@@ -187,12 +198,15 @@ ar_status ar_device_emulated_create(ar_device **gives)
 {
     using namespace ari_emulated;
     bool backward;
-    AR_TRY(read_order(&backward));
+    ari_imma imma;
+    AR_TRY(read_order(&o));
+    AR_TRY(ari_imma_choose(&imma));
     AR_TRY(arena_open());
     emulated_device *d = static_cast<emulated_device *>(calloc(1, sizeof *d));
     if (!d)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the emulated device");
-    d->backward = backward;
+    d->runs = o;
+    d->imma = imma;
     d->ops = table_of("emulated");
     d->base.ops = &d->ops;
     d->base.threads = 1;

@@ -108,9 +108,9 @@ typedef struct ar_device_ops {
      * [batch, k of a] or NULL. */
     ar_status (*pack)(ar_device *d, ar_queue *q, ar_packed *p, size_t row_at, size_t k_at, const ar_tensor *a,
                       ar_cbuf c, int sign, ar_cbuf e);
-    /* s[batch, m, n] = exact integer sums over k of qA*qB. limbs = 1: one int64 an element; limbs = 2: two, the
-     * sums of S_b >> 32 and of S_b & 0xffffffff over blocks of at most 8191 terms, side by side. k <= 8191 for limbs
-     * = 1. */
+    /* s[batch, m, n] = exact integer sums over k of qA*qB. limbs = 1: one int64 an element, k <= 8191; limbs = 2: two,
+     * side by side, the sums of S_b >> 32 and of S_b & 0xffffffff over blocks b of the terms, which each device cuts
+     * for itself, at most one for every 8191 terms begun: the sum is the first times 2^32 plus the second. */
     ar_status (*gemm_i64)(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs);
     /* y[batch, m, n] = the contraction rounded once to fp32, without storing the integers: e [batch, m], f [batch, n].
      * y: rows are contiguous runs of n (stride 1 along n), other strides free. Then bias [n] (fl32(y + bias)) and act
@@ -253,8 +253,11 @@ AR_NODISCARD ar_status ar_device_choice_parse(ar_device_choice *c, const char *t
  *  ar_device_cpu_create and ar_device_cuda_create; AR_ERR_UNSUPPORTED: this build has no such device, and why. */
 AR_NODISCARD ar_status ar_device_create(ar_device **gives, const ar_device_choice *which, int threads);
 
-/** The CUDA device on one GPU, which any number of ranks may share, each with a device and streams of its own. Errors:
- *  AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such GPU, one too old), AR_ERR_MEMORY. */
+/** The CUDA device on one GPU, which any number of ranks may share, each with a device and streams of its own.
+ *  Its exact products are of int8 digits, 16 or 10 of them by the number of terms, or as the environment variable
+ *  ANYRANK_IMMA_PATH ("imma16", "imma10") says: the same bits either way, here and on the emulated device.
+ *  Errors: AR_ERR_ARG (another value of that variable), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such
+ *  GPU, one too old), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cuda_create(ar_device **gives, int index);
 /** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. Errors:
  *  AR_ERR_UNSUPPORTED (a build without them), AR_ERR_MEMORY. */
