@@ -6,6 +6,8 @@ function(add_one_object target objects)
   add_custom_command(OUTPUT ${file}
     COMMAND ${CMAKE_C_COMPILER} -r -nostdlib -o ${file} $<TARGET_OBJECTS:${objects}>
     DEPENDS ${objects} $<TARGET_OBJECTS:${objects}> COMMAND_EXPAND_LISTS VERBATIM COMMENT "Joining ${objects}")
+  add_custom_target(${objects}_object DEPENDS ${file})
+  add_dependencies(${target} ${objects}_object)
   target_sources(${target} PRIVATE ${file})
   set_source_files_properties(${file} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 endfunction()
