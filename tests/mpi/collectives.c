@@ -448,6 +448,15 @@ static int host_moves(ar_process *p)
             wrong += *at++ != 'a' + i;
     }
     free(all);
+    const int local = ar_process_local_rank(p);
+    REQUIRE(ar_process_gather(p, &all, sizes, &local, sizeof local));
+    if (r == 0) {
+        int machines = 0;
+        for (int i = 0; i < n; i++)
+            machines += ((const int *)all)[i] == 0;
+        printf("%d processes on %d machine%s\n", n, machines, machines == 1 ? "" : "s");
+    }
+    free(all);
     if (wrong)
         fprintf(stderr, "rank %d: a broadcast or a gather for the host gave something else\n", r);
     return wrong;

@@ -111,6 +111,7 @@ class MpiTest(unittest.TestCase):
         if done.returncode == 77:
             self.skipTest(done.stdout.strip())
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("4 processes on 2 machines", done.stdout)
 
 
 if __name__ == "__main__":
