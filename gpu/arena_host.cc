@@ -44,12 +44,6 @@ bool limit_is_wrong;
 
 const size_t line = 64, junk = 0xa5;
 
-#if defined(ARI_SANITIZED)
-const bool sanitized = true;
-#else
-const bool sanitized = false;
-#endif
-
 /* ANYRANK_EMULATED_MEMORY, or what the machine has. */
 size_t read_limit(void)
 {

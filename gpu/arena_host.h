@@ -12,6 +12,12 @@
 namespace ari_emulated
 {
 
+#if defined(ARI_SANITIZED)
+const bool sanitized = true;
+#else
+const bool sanitized = false;
+#endif
+
 /* Before anything else. Errors: AR_ERR_ARG (ANYRANK_EMULATED_MEMORY, the limit in MiB), AR_ERR_MEMORY. */
 ar_status arena_open(void);
 /* *gives = an address, 64-byte aligned; what lies there are no zeros. Errors: AR_ERR_MEMORY. */

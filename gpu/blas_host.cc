@@ -17,6 +17,8 @@
 namespace ari_emulated
 {
 
+const size_t BLAS_PLANE_BYTES = static_cast<size_t>(1) << 20;
+
 /* Rows of b that stay in the second cache level while those of a pass by. */
 const size_t COLS = 32;
 
@@ -49,12 +51,12 @@ HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_t n)
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                     const blas_matrix &b)
 {
-    bool backward;
+    order o;
     size_t words = 0;
     void *memory = nullptr;
     int32_t *to = dev<int32_t>(c.data);
     const int8_t *left = dev<int8_t>(a.data), *right = dev<int8_t>(b.data);
-    AR_TRY(enter(d, q, &backward));
+    AR_TRY(enter(d, q, &o));
     AR_TRY(ari_add_size(&words, s.m, s.n));
     AR_TRY(ari_mul_size(&words, words, s.k));
     AR_TRY(ari_alloc(&memory, words, sizeof(int16_t), "the operands of a product"));
@@ -102,12 +104,12 @@ static void product(float *to, const blas_shape &s, const blas_matrix &c, const 
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                      const blas_matrix &b, bool add, ar_precision operands)
 {
-    bool backward;
+    order o;
     size_t words = 0;
     void *memory = nullptr;
     float *to = dev<float>(c.data);
     const void *left = dev<char>(a.data), *right = dev<char>(b.data);
-    AR_TRY(enter(d, q, &backward));
+    AR_TRY(enter(d, q, &o));
     AR_TRY(ari_add_size(&words, s.k, 1));
     AR_TRY(ari_mul_size(&words, words, s.n));
     AR_TRY(ari_alloc(&memory, words, sizeof(float), "an operand of a product"));

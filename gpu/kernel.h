@@ -20,7 +20,8 @@
  * not be, which the host could not see; the device fails with AR_ERR_DEVICE, a GPU for good.
  *
  * The emulated device runs i and b.index upwards, or downwards where ANYRANK_EMULATED_ORDER is "backward": a kernel
- * that depends on an order gives other bits. */
+ * that depends on an order gives other bits. Where it is "threads", the threads of a block each run the kernel, as on a
+ * GPU: one that relies on another's variables gives other bits, and where they part the device fails. */
 #if defined(__CUDACC__)
 #include "gpu/kernel_cuda.h"
 #else

@@ -6,17 +6,22 @@
 #include <stdint.h>
 
 #include "anyrank/device.h"
+#include "gpu/team_host.h"
 
 #define ARI_GPU ari_emulated
 #define ARI_KERNEL inline
-#define ARI_SHARED
+#define ARI_SHARED static thread_local
 
 namespace ari_emulated
 {
 
+/* What runs after what: a launch's blocks, or elements, and a member's upwards; all of these downwards; a block's
+ * threads apart. */
+enum class order { forward, backward, threads };
+
 /* Before a launch. Errors: AR_ERR_DEVICE, an address that dev<>() was given since the last launch of this thread is no
- * device memory: what a GPU would call an illegal address. *backward: the order of the loops. */
-ar_status enter(ar_device *d, ar_queue *q, bool *backward);
+ * device memory: what a GPU would call an illegal address. */
+ar_status enter(ar_device *d, ar_queue *q, order *o);
 
 /* Where the host may reach the device's memory at this address: kernels alone know. NULL stays NULL. */
 void *reach(const void *device_address);
@@ -36,27 +41,65 @@ class block
   public:
     size_t index;
     bool backward;
+    team *threads; /* NULL: one thread does what all do */
 
     template <class F> void each(size_t n, F f) const
     {
-        for (size_t i = 0; i < n; i++)
+        static const barrier here = {__PRETTY_FUNCTION__};
+        meet(&here, n);
+        for (size_t i = first(); i < n; i += step())
             f(backward ? n - 1 - i : i);
+        meet(&here, n);
     }
     template <class F> uint64_t sum(size_t n, F f) const
     {
+        static const barrier here = {__PRETTY_FUNCTION__};
         uint64_t s = 0;
-        for (size_t i = 0; i < n; i++)
+        meet(&here, n);
+        for (size_t i = first(); i < n; i += step())
             s += static_cast<uint64_t>(f(backward ? n - 1 - i : i));
+        if (!threads)
+            return s;
+        threads->part[threads->self] = s;
+        meet(&here, n);
+        s = 0;
+        for (unsigned t = 0; t < threads->count; t++)
+            s += threads->part[t];
         return s;
     }
     template <class F> int32_t max(size_t n, F f) const
     {
+        static const barrier here = {__PRETTY_FUNCTION__};
         int32_t m = INT32_MIN;
-        for (size_t i = 0; i < n; i++) {
+        meet(&here, n);
+        for (size_t i = first(); i < n; i += step()) {
             const int32_t v = f(backward ? n - 1 - i : i);
             m = v > m ? v : m;
         }
+        if (!threads)
+            return m;
+        threads->part[threads->self] = static_cast<uint32_t>(m);
+        meet(&here, n);
+        for (unsigned t = 0; t < threads->count; t++) {
+            const int32_t v = static_cast<int32_t>(static_cast<uint32_t>(threads->part[t]));
+            m = v > m ? v : m;
+        }
         return m;
+    }
+
+  private:
+    void meet(const barrier *here, size_t n) const
+    {
+        if (threads)
+            threads->meet(here, n);
+    }
+    size_t first() const
+    {
+        return threads ? threads->self : 0;
+    }
+    size_t step() const
+    {
+        return threads ? threads->count : 1;
     }
 };
 
@@ -85,20 +128,40 @@ inline ar_status launched()
 
 template <class F> ar_status launch_each(ar_device *d, ar_queue *q, size_t n, const F &f)
 {
-    bool backward;
-    AR_TRY(enter(d, q, &backward));
+    order o;
+    AR_TRY(enter(d, q, &o));
     for (size_t i = 0; i < n; i++)
-        f(backward ? n - 1 - i : i);
+        f(o == order::backward ? n - 1 - i : i);
     return launched();
 }
 
+/* One launch of blocks, as each thread of a team runs it: all blocks, one after the other. */
+template <class F> struct launch_of {
+    const F *f;
+    size_t n;
+
+    static void run(const void *arg, team *t)
+    {
+        static const barrier end = {"the end of a block"};
+        const launch_of *of = static_cast<const launch_of *>(arg);
+        for (size_t i = 0; i < of->n; i++) {
+            (*of->f)(block{i, false, t});
+            t->meet(&end, i);
+        }
+    }
+};
+
 template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, size_t width, const F &f)
 {
-    bool backward;
-    (void)width;
-    AR_TRY(enter(d, q, &backward));
+    order o;
+    AR_TRY(enter(d, q, &o));
+    if (o == order::threads && n > 0) {
+        const launch_of<F> of = {&f, n};
+        AR_TRY(team_run(width <= 32 ? 32 : team::most, of.run, &of));
+        return launched();
+    }
     for (size_t i = 0; i < n; i++)
-        f(block{backward ? n - 1 - i : i, backward});
+        f(block{o == order::backward ? n - 1 - i : i, o == order::backward, nullptr});
     return launched();
 }
 

@@ -19,7 +19,7 @@ namespace
 struct emulated_device {
     ar_device base; /* first: an ar_device of this kind is one of these */
     ar_device_ops ops;
-    bool backward;
+    order runs;
     ari_imma imma;
 };
 
@@ -197,7 +197,7 @@ static ar_status read_order(order *o)
 ar_status ar_device_emulated_create(ar_device **gives)
 {
     using namespace ari_emulated;
-    bool backward;
+    order o;
     ari_imma imma;
     AR_TRY(read_order(&o));
     AR_TRY(ari_imma_choose(&imma));

@@ -170,7 +170,7 @@ Test(emulated_memory, an_order_that_is_none_is_refused)
     ar_device *d = NULL;
     setenv("ANYRANK_EMULATED_ORDER", "sideways", 1);
     cr_assert_eq(ar_device_emulated_create(&d), AR_ERR_ARG);
-    cr_assert_neq(strstr(ar_error_message(), "forward or backward"), NULL, "%s", ar_error_message());
+    cr_assert_neq(strstr(ar_error_message(), "forward, backward or threads"), NULL, "%s", ar_error_message());
 }
 
 static void *take_and_give(void *arg)
