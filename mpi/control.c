@@ -442,6 +442,28 @@ static bool all_returned(const ari_mpi_control *c)
     return true;
 }
 
+/* What was called before the failure and met nobody: short messages, taken away so that MPI ends in order. A long one
+ * waits in its sender's memory, and stays there. */
+static void take_away(ari_mpi *p)
+{
+    char bytes[ARI_MPI_FIRST_BYTES];
+    for (int here = 1, size = 0, done = 0; here;) {
+        MPI_Message m;
+        MPI_Status status;
+        ari_mpi_enter(p);
+        int rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, p->data, &here, &status);
+        if (rc == MPI_SUCCESS && here)
+            rc = MPI_Get_count(&status, MPI_BYTE, &size);
+        here = here && rc == MPI_SUCCESS && size >= 0 && size <= ARI_MPI_FIRST_BYTES;
+        if (here)
+            rc = MPI_Improbe(status.MPI_SOURCE, status.MPI_TAG, p->data, &done, &m, &status);
+        if (here && rc == MPI_SUCCESS && done)
+            rc = MPI_Mrecv(bytes, ARI_MPI_FIRST_BYTES, MPI_BYTE, &m, &status);
+        here = here && rc == MPI_SUCCESS && done;
+        ari_mpi_leave(p);
+    }
+}
+
 bool ari_mpi_control_goodbye(ari_mpi *p)
 {
     ari_mpi_control *c = p->control_of;
@@ -458,11 +480,16 @@ bool ari_mpi_control_goodbye(ari_mpi *p)
         pthread_mutex_lock(&c->lock);
         const bool left = !c->letters;
         pthread_mutex_unlock(&c->lock);
-        if (left && all_returned(c))
+        if (left && all_returned(c)) {
+            if (ari_mpi_control_has_failed(p))
+                take_away(p);
             return true;
+        }
         const uint64_t now = ari_now_ns();
-        if (deadline == UINT64_MAX && ari_mpi_control_has_failed(p))
-            deadline = now + GOODBYE_NS;
+        if (ari_mpi_control_has_failed(p)) {
+            deadline = deadline == UINT64_MAX ? now + GOODBYE_NS : deadline;
+            take_away(p);
+        }
         if (now >= deadline)
             return false;
         nap();

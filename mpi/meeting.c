@@ -10,7 +10,7 @@
  * each, so that every member knows who has not come, and finds the same disagreement as all others. */
 
 /* What is told, followed by the tag, then counts, then operations, each from a multiple of 8 bytes on. The first
- * FIRST_BYTES are a message, and the rest is another. */
+ * ARI_MPI_FIRST_BYTES are a message, and the rest is another. */
 typedef struct told {
     uint64_t bytes; /* of all */
     uint64_t count;
@@ -24,10 +24,8 @@ typedef struct told_op {
     uint64_t count;
 } told_op;
 
-enum { FIRST_BYTES = 512 };
-
 typedef struct slot {
-    char *bytes; /* at least FIRST_BYTES of room */
+    char *bytes; /* at least ARI_MPI_FIRST_BYTES of room */
     size_t room;
     bool whole; /* the rest has been asked for, or there is none */
     ar_p2p *p2p;
@@ -70,8 +68,8 @@ ar_status ari_mpi_meeting_create(ari_mpi_meeting **gives, ari_mpi *p, ari_member
     s->missing = calloc(n, sizeof *s->missing);
     bool good = s->slot && s->request && s->index && s->missing;
     for (size_t i = 0; good && i < n; i++) {
-        s->slot[i].room = FIRST_BYTES;
-        s->slot[i].bytes = malloc(FIRST_BYTES);
+        s->slot[i].room = ARI_MPI_FIRST_BYTES;
+        s->slot[i].bytes = malloc(ARI_MPI_FIRST_BYTES);
         good = s->slot[i].bytes != NULL;
     }
     if (!good) {
@@ -199,7 +197,7 @@ static ar_status send_to_all(ari_mpi_meeting *s)
 {
     const ari_group *g = s->m->group;
     const slot *own = &s->slot[s->m->index];
-    const size_t bytes = (size_t)head_of(own).bytes, first = bytes < FIRST_BYTES ? bytes : FIRST_BYTES;
+    const size_t bytes = (size_t)head_of(own).bytes, first = bytes < ARI_MPI_FIRST_BYTES ? bytes : ARI_MPI_FIRST_BYTES;
     for (int k = 1; k < g->n; k++) {
         const int to = (s->m->index + k) % g->n;
         AR_TRY(ari_mpi_send(s->p, own->bytes, first, g->rank[to], s->tag_out, &s->request[g->n + to]));
@@ -218,7 +216,7 @@ static ar_status begin(ari_mpi_meeting *s)
     for (int i = 0; i < g->n; i++) {
         s->slot[i].whole = false;
         if (i != s->m->index)
-            AR_TRY(ari_mpi_receive(s->p, s->slot[i].bytes, FIRST_BYTES, g->rank[i], s->tag_in, &s->request[i]));
+            AR_TRY(ari_mpi_receive(s->p, s->slot[i].bytes, ARI_MPI_FIRST_BYTES, g->rank[i], s->tag_in, &s->request[i]));
     }
     return send_to_all(s);
 }
@@ -228,11 +226,11 @@ static ar_status arrived(ari_mpi_meeting *s, int i)
 {
     slot *from = &s->slot[i];
     const size_t bytes = (size_t)head_of(from).bytes;
-    if (!from->whole && bytes > FIRST_BYTES) {
+    if (!from->whole && bytes > ARI_MPI_FIRST_BYTES) {
         from->whole = true;
         AR_TRY(make_room(from, bytes));
-        return ari_mpi_receive(s->p, from->bytes + FIRST_BYTES, bytes - FIRST_BYTES, s->m->group->rank[i], s->tag_in,
-                               &s->request[i]);
+        return ari_mpi_receive(s->p, from->bytes + ARI_MPI_FIRST_BYTES, bytes - ARI_MPI_FIRST_BYTES,
+                               s->m->group->rank[i], s->tag_in, &s->request[i]);
     }
     from->whole = true;
     atomic_store(&s->m->group->slot[i].entered, s->m->seq);

@@ -54,6 +54,8 @@ static inline int ari_mpi_tag(int context, ari_mpi_use use)
 
 /* --- wire.c ------------------------------------------------------------------------------------------------------- */
 
+/** Most of the first message with which a member tells what it calls, which is short everywhere. */
+enum { ARI_MPI_FIRST_BYTES = 512 };
 /** Longest message: counts of MPI are int, and each one that arrives shows that something moves. */
 enum { ARI_MPI_PIECE_BYTES = 1 << 26 };
 
