@@ -10,6 +10,11 @@
 namespace ARI_GPU
 {
 
+/* Memory for the int32 products that are put together at once. On a GPU: two tiles of 2048 rows for a result of 4096
+ * columns, which keep 132 processors busy. On the host: what the second cache level holds, so that small products meet
+ * several tiles too. */
+extern const size_t BLAS_PLANE_BYTES;
+
 struct blas_shape {
     size_t m, n, k, batch;
 };

@@ -12,6 +12,9 @@
 
 namespace ari_cuda
 {
+
+const size_t BLAS_PLANE_BYTES = static_cast<size_t>(384) << 20;
+
 namespace
 {
 

@@ -13,8 +13,6 @@ namespace ARI_GPU
 namespace
 {
 
-/* Memory for planes: two tiles of 2048 rows for a result of 4096 columns, which fill a GPU of 132 processors. */
-const size_t PLANE_BYTES = static_cast<size_t>(384) << 20;
 const size_t TILE_STEP = 128; /* rows of a tile are a multiple of it, as cuBLAS's own tiles' are */
 const size_t CHUNK = 1024;    /* columns that a block of threads puts together */
 
@@ -57,12 +55,12 @@ ar_status plan_tiles(tiling *t, const packed &a, const packed &b)
     t->matrices = a.batch;
     if (row_bytes == 0)
         t->bytes = 0;
-    else if (matrix_bytes <= PLANE_BYTES) {
-        const size_t most = PLANE_BYTES / matrix_bytes;
+    else if (matrix_bytes <= BLAS_PLANE_BYTES) {
+        const size_t most = BLAS_PLANE_BYTES / matrix_bytes;
         t->matrices = ceil_div(a.batch, ceil_div(a.batch, most));
         t->bytes = t->matrices * matrix_bytes;
     } else {
-        const size_t most = PLANE_BYTES < row_bytes ? 1 : PLANE_BYTES / row_bytes;
+        const size_t most = BLAS_PLANE_BYTES < row_bytes ? 1 : BLAS_PLANE_BYTES / row_bytes;
         const size_t even = ceil_div(a.rows, ceil_div(a.rows, most));
         const size_t whole = ceil_div(even, TILE_STEP) * TILE_STEP;
         t->matrices = 1;
@@ -185,13 +183,18 @@ size_t chunks_of(size_t n)
     return ceil_div(n, CHUNK);
 }
 
+size_t width_of(size_t n)
+{
+    return n < CHUNK ? n : CHUNK;
+}
+
 /* What is done with the sums of a tile, as the slots have it. */
 struct each_of_integers {
     integers_out out;
 
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
     {
-        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks_of(x.n), CHUNK,
+        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks_of(x.n), width_of(x.n),
                              each_sum<TEN, integers_out>{s, x, out});
     }
 };
@@ -201,7 +204,7 @@ template <bool FINISH> struct each_of_values {
 
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
     {
-        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks_of(x.n), CHUNK,
+        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks_of(x.n), width_of(x.n),
                              each_sum<TEN, values_out<FINISH>>{s, x, out});
     }
 };
@@ -213,7 +216,8 @@ struct accumulate {
 
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
     {
-        return launch_blocks(d, q, x.t.rows * chunks_of(x.n), CHUNK, into_accumulator<TEN>{s, x, t, h, l, e, f});
+        return launch_blocks(d, q, x.t.rows * chunks_of(x.n), width_of(x.n),
+                             into_accumulator<TEN>{s, x, t, h, l, e, f});
     }
 };
 
@@ -316,7 +320,7 @@ ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, s
     if (count == 0 || n == 0)
         return AR_OK;
     const size_t rows = (start + count - 1) / n - start / n + 1;
-    return launch_blocks(d, q, rows * chunks_of(n), n < CHUNK ? n : CHUNK,
+    return launch_blocks(d, q, rows * chunks_of(n), width_of(n),
                          round_sums{dev<float>(y), dev<int64_t>(s), static_cast<size_t>(limbs), start, count, n,
                                     dev<int32_t>(e), dev<int32_t>(f)});
 }
