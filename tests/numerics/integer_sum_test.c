@@ -159,6 +159,27 @@ Test(integer_sum, contraction_step_clamps_and_flags)
     cr_assert(ari_contract_quantise(-0.0f, 3, 5) == 0);
 }
 
+Test(integer_sum, exponent_of_a_shifted_value_is_that_of_the_product)
+{
+    for (uint64_t i = 0; i < 100000; i++) {
+        const float a = random_finite(2 * i);
+        const int32_t c = (int32_t)(word(2 * i + 1) % 277) - 148, sign = word(2 * i + 1) >> 31 ? 1 : -1;
+        const int32_t got = ari_contract_exponent(a, ari_contract_shift(c, sign));
+        cr_assert(got == ari_exponent64(ldexp((double)a, sign * c)), "%a c %d sign %d: %d", (double)a, c, sign, got);
+    }
+}
+
+Test(integer_sum, columns_of_zeros_take_part_in_no_exponent_but_flag)
+{
+    const int32_t none = ari_contract_shift(ARI_EXP_ZERO, -1);
+    cr_assert(ari_contract_exponent(3.0f, none) == ARI_EXP_ZERO);
+    cr_assert(ari_contract_exponent(NAN, none) == ARI_EXP_NONFINITE);
+    cr_assert(ari_contract_exponent(-INFINITY, -7) == ARI_EXP_NONFINITE);
+    cr_assert(ari_contract_exponent(-0.0f, 7) == ARI_EXP_ZERO);
+    cr_assert(ari_contract_exponent(3.0f, ari_contract_shift(ARI_EXP_NONFINITE, 1)) == 2,
+              "a flagged column counts as 0");
+}
+
 Test(integer_sum, contraction_value_rounds_twice_as_the_text_says)
 {
     for (uint64_t i = 0; i < 200000; i++) {
