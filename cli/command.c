@@ -49,10 +49,12 @@ const char *ari_build_type(void)
 void ari_print_version(FILE *to)
 {
     ar_cpu_info cpu;
+    char cuda[400];
     ar_cpu_info_get(&cpu);
+    ar_gpu_describe(cuda, sizeof cuda);
     fprintf(to, "anyrank %s (%s)\n", ari_version(), ari_build_type());
     fprintf(to, "BLIS %s, kernels: %s\n", cpu.blis_version, cpu.blis_kernels);
-    fprintf(to, "CUDA: not in this version\n");
+    fprintf(to, "CUDA: %s\n", cuda);
 }
 
 bool ari_wants_text(const ari_common *common)

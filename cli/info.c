@@ -9,13 +9,12 @@
 
 #include "anyrank/config.h"
 #include "anyrank/device.h"
+#include "anyrank/process.h"
 #include "cli/command.h"
 #include "cli/main.h"
 #include "cli/table.h"
 #include "ref/core/clock.h"
 #include "ref/io/json.h"
-
-static const char not_here[] = "not in this version";
 
 typedef struct info_values {
     ari_common common;
@@ -241,12 +240,46 @@ done:
     return ari_exit_code(st);
 }
 
+/* --- accelerators and transports ---------------------------------------------------------------------------------- */
+
+static const double GIB = 1024.0 * 1024.0 * 1024.0;
+enum { GPUS_SHOWN = 64, DESCRIPTION_BYTES = 400 };
+
+typedef struct accelerators {
+    char cuda[DESCRIPTION_BYTES], nccl[DESCRIPTION_BYTES], mpi[DESCRIPTION_BYTES]; /* versions, or why there is none */
+    bool has_nccl, has_mpi;
+    int gpus;
+    ar_gpu_info gpu[GPUS_SHOWN];
+} accelerators;
+
+static void look(accelerators *a)
+{
+    ar_gpu_describe(a->cuda, sizeof a->cuda);
+    a->has_nccl = ar_transport_describe(AR_TRANSPORT_NCCL, a->nccl, sizeof a->nccl);
+    a->has_mpi = ar_transport_describe(AR_TRANSPORT_MPI, a->mpi, sizeof a->mpi);
+    const int there = ar_gpu_count();
+    for (int i = 0; i < there && a->gpus < GPUS_SHOWN; i++) {
+        if (ar_gpu_info_get(&a->gpu[a->gpus], i) != AR_OK)
+            snprintf(a->gpu[a->gpus].name, sizeof a->gpu[0].name, "%s", ar_error_message());
+        a->gpus++;
+    }
+}
+
+static void add_gpu_row(ari_table *table, const ar_gpu_info *g, int index)
+{
+    ari_table_cell(table, "GPU %d", index);
+    if (g->memory == 0) /* it does not answer, and its name says why */
+        ari_table_cell(table, "%s", g->name);
+    else
+        ari_table_cell(table, "%s, compute capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free", g->name,
+                       g->major, g->minor, g->processors, (double)g->free_memory / GIB, (double)g->memory / GIB);
+}
+
 /* --- output ------------------------------------------------------------------------------------------------------- */
 
-static ar_status print_text(const ar_cpu_info *cpu, const probe_row *rows, size_t n)
+static ar_status print_machine(const ar_cpu_info *cpu, const accelerators *a)
 {
     static const ari_column columns[] = {{NULL, ARI_LEFT}, {NULL, ARI_LEFT}};
-    static const ari_column probe_columns[] = {{"kernels", ARI_LEFT}, {"GFLOP/s", ARI_RIGHT}, {"", ARI_LEFT}};
     ari_table *table = NULL;
     AR_TRY(ari_table_create(&table, columns, 2));
     const char *const entries[][2] = {
@@ -258,9 +291,9 @@ static ar_status print_text(const ar_cpu_info *cpu, const probe_row *rows, size_
         {"BLIS kernels", cpu->blis_kernels},
         {"why these", cpu->blis_reason},
         {"exact path", cpu->exact_path},
-        {"CUDA", not_here},
-        {"NCCL", not_here},
-        {"MPI", not_here},
+        {"CUDA", a->cuda},
+        {"NCCL", a->nccl},
+        {"MPI", a->mpi},
         {"data", ar_data_dir()},
     };
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
@@ -270,11 +303,21 @@ static ar_status print_text(const ar_cpu_info *cpu, const probe_row *rows, size_
             ari_table_cell(table, "cores");
             ari_table_cell(table, "%d", cpu->cores);
         }
+        for (int g = 0; strcmp(entries[i][0], "CUDA") == 0 && g < a->gpus; g++)
+            add_gpu_row(table, &a->gpu[g], g);
     }
-    ar_status st = ari_table_print(table, stdout, 0);
+    const ar_status st = ari_table_print(table, stdout, 0);
     ari_table_destroy(table);
-    if (st != AR_OK || n == 0)
-        return st;
+    return st;
+}
+
+static ar_status print_text(const ar_cpu_info *cpu, const accelerators *a, const probe_row *rows, size_t n)
+{
+    static const ari_column probe_columns[] = {{"kernels", ARI_LEFT}, {"GFLOP/s", ARI_RIGHT}, {"", ARI_LEFT}};
+    ari_table *table = NULL;
+    AR_TRY(print_machine(cpu, a));
+    if (n == 0)
+        return AR_OK;
     printf("\nsgemm %d x %d x %d, one thread:\n", PROBE_SIZE, PROBE_SIZE, PROBE_SIZE);
     AR_TRY(ari_table_create(&table, probe_columns, 3));
     for (size_t i = 0; i < n; i++) {
@@ -282,7 +325,7 @@ static ar_status print_text(const ar_cpu_info *cpu, const probe_row *rows, size_
         ari_table_cell(table, isnan(rows[i].gflops) ? "-" : "%.1f", rows[i].gflops);
         ari_table_cell(table, "%s", strcmp(kernel_sets[i].name, cpu->blis_kernels) == 0 ? "chosen" : rows[i].reason);
     }
-    st = ari_table_print(table, stdout, 2);
+    const ar_status st = ari_table_print(table, stdout, 2);
     ari_table_destroy(table);
     return st;
 }
@@ -299,12 +342,27 @@ static json_t *words(const char *text)
     return array;
 }
 
-static json_t *absent(void)
+static json_t *described(bool available, const char *text)
 {
-    return json_pack("{s:b, s:s}", "available", 0, "reason", not_here);
+    return json_pack("{s:b, s:s}", "available", available, available ? "version" : "reason", text);
 }
 
-static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, const probe_row *rows, size_t n)
+static json_t *cuda_and_gpus(const accelerators *a)
+{
+    json_t *cuda = described(a->gpus > 0, a->cuda), *gpus = json_array();
+    for (int i = 0; i < a->gpus; i++) {
+        const ar_gpu_info *g = &a->gpu[i];
+        json_array_append_new(gpus,
+                              json_pack("{s:i, s:s, s:i, s:i, s:i, s:I, s:I}", "index", i, "name", g->name, "major",
+                                        g->major, "minor", g->minor, "processors", g->processors, "memory_bytes",
+                                        (json_int_t)g->memory, "free_bytes", (json_int_t)g->free_memory));
+    }
+    json_object_set_new(cuda, "gpus", gpus);
+    return cuda;
+}
+
+static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, const accelerators *a,
+                            const probe_row *rows, size_t n)
 {
     json_t *result = ari_json_begin("info");
     json_t *probes = n == 0 ? json_null() : json_array();
@@ -316,8 +374,9 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
                              "result", "same", "build_type", ari_build_type(),                                 //
                              "cpu", "name", cpu->cpu, "cores", cpu->cores, "features", words(cpu->features),   //
                              "blis", "version", cpu->blis_version, "kernels", cpu->blis_kernels, "reason",
-                             cpu->blis_reason,                                                                   //
-                             "exact_path", cpu->exact_path, "cuda", absent(), "nccl", absent(), "mpi", absent(), //
+                             cpu->blis_reason,                                                              //
+                             "exact_path", cpu->exact_path, "cuda", cuda_and_gpus(a),                       //
+                             "nccl", described(a->has_nccl, a->nccl), "mpi", described(a->has_mpi, a->mpi), //
                              "data_dir", ar_data_dir(), "probe", probes);
     if (rest == NULL || json_object_update_new(result, rest) != 0) {
         json_decref(result);
@@ -331,18 +390,20 @@ int ari_command_info(int argc, char **argv)
     info_values values = {0};
     probe_row rows[KERNEL_SETS] = {{0}};
     ar_cpu_info cpu;
+    accelerators found = {.gpus = 0};
     int exit_code = 0;
     if (!ari_args_begin(&spec, argc, argv, &values, &exit_code))
         return exit_code;
     ar_status st = AR_OK;
     const size_t n = values.probe ? (size_t)KERNEL_SETS : 0;
     ar_cpu_info_get(&cpu);
+    look(&found);
     if (values.probe)
         AR_TRY_TO(done, st, probe(rows, &cpu));
     if (ari_wants_text(&values.common))
-        AR_TRY_TO(done, st, print_text(&cpu, rows, n));
+        AR_TRY_TO(done, st, print_text(&cpu, &found, rows, n));
     if (values.common.json != NULL)
-        AR_TRY_TO(done, st, write_json(&values.common, &cpu, rows, n));
+        AR_TRY_TO(done, st, write_json(&values.common, &cpu, &found, rows, n));
 done:
     if (st != AR_OK)
         ari_print_error("info", st);

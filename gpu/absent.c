@@ -5,8 +5,8 @@
 #include "gpu/native.h"
 
 #if !ANYRANK_HAVE_CUDA
-static const char no_cuda[] = "this build has no CUDA device: install the CUDA toolkit, and configure again with "
-                              "-DANYRANK_CUDA=ON";
+#define HOW_TO "install the CUDA toolkit, and configure again with -DANYRANK_CUDA=ON"
+static const char no_cuda[] = "this build has no CUDA device: " HOW_TO;
 
 ar_status ar_device_cuda_create(ar_device **gives, int index)
 {
@@ -17,7 +17,7 @@ ar_status ar_device_cuda_create(ar_device **gives, int index)
 
 void ar_gpu_describe(char *text, size_t size)
 {
-    snprintf(text, size, "not in this build");
+    snprintf(text, size, "not in this build: " HOW_TO);
 }
 
 int ar_gpu_count(void)

@@ -63,12 +63,15 @@ class Command(unittest.TestCase):
     def test_info_tells_the_machine_as_text_and_as_json(self):
         done = run("info")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        for word in ("CPU", "BLIS kernels", "exact path", "CUDA", "not in this version", "data"):
+        for word in ("CPU", "BLIS kernels", "exact path", "CUDA", "NCCL", "MPI", "data"):
             self.assertIn(word, done.stdout)
         result = json.loads(run("info", "--json", "-").stdout)
         self.assertEqual((result["tool"], result["command"], result["probe"]), ("anyrank", "info", None))
         self.assertGreaterEqual(result["cpu"]["cores"], 1)
-        self.assertFalse(result["cuda"]["available"])
+        for name in ("cuda", "nccl", "mpi"):
+            found = result[name]
+            self.assertTrue(found["version" if found["available"] else "reason"])
+        self.assertEqual(result["cuda"]["available"], len(result["cuda"]["gpus"]) > 0)
         self.assertEqual(run("info", "--quiet").stdout, "")
 
     def test_info_probes_kernel_sets_in_processes_of_their_own(self):

@@ -24,6 +24,9 @@ typedef enum ar_transport {
 const char *ar_transport_name(ar_transport t);
 /** Errors: AR_ERR_ARG, naming what would be right. */
 AR_NODISCARD ar_status ar_transport_parse(ar_transport *t, const char *text);
+/** The library that a transport stands on and its version, or why this build or this machine has none; truncates.
+ *  Returns whether there is one. AR_TRANSPORT_SIM needs none. */
+bool ar_transport_describe(ar_transport t, char *text, size_t size);
 
 typedef struct ar_process_options {
     ar_transport transport; /* not AR_TRANSPORT_SIM */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
 #include <string.h>
 
 #include "ref/core/process_impl.h"
@@ -21,6 +22,21 @@ ar_status ar_transport_parse(ar_transport *t, const char *text)
         }
     }
     return ar_error_set(AR_ERR_ARG, "transport '%.40s': sim, mpi or nccl", text);
+}
+
+bool ar_transport_describe(ar_transport t, char *text, size_t size)
+{
+    switch (t) {
+    case AR_TRANSPORT_MPI:
+        return ari_mpi_describe(text, size);
+    case AR_TRANSPORT_NCCL:
+        return ari_nccl_describe(text, size);
+    case AR_TRANSPORT_SIM:
+    case AR_TRANSPORTS:
+        break;
+    }
+    snprintf(text, size, "needs no library");
+    return true;
 }
 
 ar_status ar_process_create(ar_process **gives, const ar_process_options *o)
