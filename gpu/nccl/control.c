@@ -125,6 +125,16 @@ void ari_control_fail(ari_control *c, ar_status st, const char *why)
     keep_failure(c, st, why);
 }
 
+void ari_control_agree_failed(ari_control *c, ar_status st)
+{
+    const ari_verdict v = {.status = st};
+    char why[1024];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    keep_failure(c, st, why);
+    (void)say(c, ARI_WORD_FAIL, &v, sizeof v, why, strlen(why)); /* the others of the group say it too */
+    (void)ar_error_set(st, "%s", why);
+}
+
 void ari_control_late(ari_control *c)
 {
     if (!failed_within(c, 0) && !say(c, ARI_WORD_LATE, NULL, 0, NULL, 0))
@@ -290,6 +300,8 @@ void ari_control_watch(ari_control *c, const ari_watcher *w)
 {
     pthread_mutex_lock(&c->watch_lock);
     c->watcher = w ? *w : (ari_watcher){.user = NULL};
+    if (c->watcher.failed && failed_within(c, 0)) /* before anybody looked */
+        c->watcher.failed(c->watcher.user);
     pthread_mutex_unlock(&c->watch_lock);
 }
 

@@ -54,6 +54,8 @@ int ari_control_wake_fd(const ari_control *c);
 /** Ends the world: this process gets `st`, the others AR_ERR_ABORTED with `why`, and so does this one if another was
  *  first. Returns when all is said, or after a second. */
 void ari_control_fail(ari_control *c, ar_status st, const char *why);
+/** The same, where all whom it is about find it alike: each keeps `st`, with the calling thread's message. */
+void ari_control_agree_failed(ari_control *c, ar_status st);
 /** This process waits too long: asks where everybody is, and ends the world with what that tells. */
 void ari_control_late(ari_control *c);
 /** The n members of a group, of which this process is `index`, give each other `bytes`; `group` and `seq` are the

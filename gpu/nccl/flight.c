@@ -207,7 +207,7 @@ typedef struct report {
     FILE *to;
 } report;
 
-/* The call that has waited longest, of all ranks: it is what the others' are consequences of. */
+/* A call that has not ended, of one rank. */
 typedef struct culprit {
     int rank;
     ari_flight_call call;
@@ -215,21 +215,28 @@ typedef struct culprit {
     const char *ranks;
 } culprit;
 
-static bool find_culprit(const report *r, culprit *found)
+/* Calls f for every call that has not ended, until it returns true. */
+static bool any_open(const report *r, culprit *k, bool (*f)(const report *r, const culprit *k, culprit *found),
+                     culprit *found)
 {
-    bool any = false;
-    for (int i = 0; i < r->size; i++) {
-        for (uint32_t k = 0; k < r->view[i].head.calls; k++) {
-            const ari_flight_call c = nth_call(&r->view[i], k);
-            view_group g;
-            const char *ranks;
-            if (c.done || (any && c.since_ns <= found->call.since_ns) || !find_group(&r->view[i], c.group, &g, &ranks))
-                continue;
-            *found = (culprit){.rank = i, .call = c, .group = g, .ranks = ranks};
-            any = true;
+    for (k->rank = 0; k->rank < r->size; k->rank++) {
+        const parts *p = &r->view[k->rank];
+        for (uint32_t i = 0; i < p->head.calls; i++) {
+            k->call = nth_call(p, i);
+            if (!k->call.done && find_group(p, k->call.group, &k->group, &k->ranks) && f(r, k, found))
+                return true;
         }
     }
-    return any;
+    return false;
+}
+
+/* The one that has waited longest: the others' are its consequences. */
+static bool keep_longest(const report *r, const culprit *k, culprit *found)
+{
+    (void)r;
+    if (found->rank < 0 || k->call.since_ns > found->call.since_ns)
+        *found = *k;
+    return false;
 }
 
 /* Of "send(F32, count 8, peer 1)": from "F32" on; the p of "peer" is the first after dtype and count. */
@@ -271,9 +278,9 @@ static bool valid_rank(const report *r, int rank)
     return rank >= 0 && rank < r->size;
 }
 
-/* The first collective of the culprit's group, as far back as is known, about which two members say different things.
+/* The first collective of the call's group, as far back as is known, about which two members say different things.
  */
-static bool write_mismatch(const report *r, const culprit *k)
+static bool write_mismatch(const report *r, const culprit *k, culprit *found)
 {
     const uint64_t known = k->call.seq > ARI_FLIGHT_CALLS ? k->call.seq - ARI_FLIGHT_CALLS : 0;
     for (uint64_t seq = known + 1; seq <= k->call.seq; seq++) {
@@ -290,6 +297,7 @@ static bool write_mismatch(const report *r, const culprit *k)
                 write_call(r->to, &first);
                 fprintf(r->to, ", rank %d calls ", b);
                 write_call(r->to, &other);
+                *found = *k;
                 return true;
             }
             a = a < 0 ? b : a;
@@ -378,19 +386,19 @@ ar_status ari_flight_report(const ari_flight_view *views, int size, int late, bo
     }
     for (int i = 0; i < size; i++)
         (void)take_apart(&r.view[i], &views[i]); /* one that is no view has nothing in it */
-    culprit k;
+    culprit each, k = {.rank = -1};
     own[late] = true;
-    if (!find_culprit(&r, &k)) {
+    if (any_open(&r, &each, write_mismatch, &k))
+        st = AR_ERR_MISMATCH;
+    else if (!any_open(&r, &each, keep_longest, &k) && k.rank < 0)
         fprintf(r.to, "rank %d waited too long for another process", late);
-    } else {
-        for (int i = 0; i < k.group.n; i++) {
-            if (valid_rank(&r, rank_at(k.ranks, i)))
-                own[rank_at(k.ranks, i)] = true;
-        }
-        if (write_mismatch(&r, &k))
-            st = AR_ERR_MISMATCH;
-        else
-            write_wait(&r, &k);
+    else
+        write_wait(&r, &k);
+    if (st == AR_ERR_MISMATCH) /* the one that was late first is one of many that wait for these */
+        own[late] = false;
+    for (int i = 0; k.rank >= 0 && i < k.group.n; i++) {
+        if (valid_rank(&r, rank_at(k.ranks, i)))
+            own[rank_at(k.ranks, i)] = true;
     }
     write_table(&r);
     free(r.view);

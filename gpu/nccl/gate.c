@@ -18,7 +18,7 @@
 static const char magic[8] = "anyrank";
 enum { VERSION = 1, STRANGERS_MOST = 64 };
 /* After a failure that is nobody's absence: for those who are about to come, and are to hear of it too. */
-#define LINGER_NS UINT64_C(300000000)
+#define LINGER_NS UINT64_C(1000000000)
 #define WORD_NS UINT64_C(300000000)
 
 typedef struct hello {
@@ -239,8 +239,14 @@ ar_status ari_gate_admit(const ari_gate *g, int listener, int *fds, char (*names
             fds[i] = -1;
         }
     }
+    for (int i = 0; st != AR_OK && i < h->guests; i++)
+        answer(h->guest[i].fd, st, why);
     for (int i = 0; i < h->guests; i++)
-        close(h->guest[i].fd);
+        ari_net_close(h->guest[i].fd, until);
+    for (int fd = st == AR_OK ? -1 : ari_net_accept(listener); fd >= 0; fd = ari_net_accept(listener)) {
+        answer(fd, st, why);
+        ari_net_close(fd, until);
+    }
     free(h);
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }

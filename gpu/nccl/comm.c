@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/nccl/comm.h"
+#include "ref/core/clock.h"
+#include "ref/core/queue_impl.h"
+
+/* A call, from its queue to NCCL. It ends when all is enqueued on the stream; the watcher sees to the rest. */
+
+static ari_nccl_comm *nccl_of(ar_comm *c)
+{
+    return (ari_nccl_comm *)c;
+}
+
+const char *ari_nccl_error(const ar_comm *c)
+{
+    const char *message = "";
+    (void)ari_failure_get(((const ari_nccl_comm *)c)->world->failure, &message);
+    return message;
+}
+
+static void nccl_abort(ar_comm *c, ar_status st, const char *why)
+{
+    ari_nccl_world *w = nccl_of(c)->world;
+    char text[1024];
+    snprintf(text, sizeof text, "rank %d aborted: %s", w->rank, why);
+    if (w->control)
+        ari_control_fail(w->control, st, text);
+    else
+        ari_failure_set(w->failure, st, text);
+}
+
+uint64_t ari_nccl_mix(uint64_t id, uint64_t a, uint64_t b)
+{
+    const uint64_t words[] = {id, a, b};
+    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a, word by word */
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        for (int k = 0; k < 64; k += 8)
+            hash = (hash ^ (words[i] >> k & 0xff)) * UINT64_C(0x100000001b3);
+    }
+    return hash;
+}
+
+/* A send and the recv that it meets are one collective of the two: the sender is its member 0. */
+static ar_status message_group(ari_flight_group **gives, ari_nccl_comm *c, const ari_call *call)
+{
+    const bool sends = call->kind == ARI_SEND;
+    ari_flight_group **g = &c->message[call->peer + (sends ? 0 : c->base.size)];
+    if (!*g) {
+        const int from = sends ? c->base.rank : call->peer, to = sends ? call->peer : c->base.rank;
+        const int pair[2] = {c->rank[from], c->rank[to]};
+        const uint64_t id = ari_nccl_mix(c->id, (uint64_t)from + 1, ~(uint64_t)to);
+        pthread_mutex_lock(&c->world->lock);
+        const ar_status st = ari_flight_add(&c->world->flight, g, id, pair, 2);
+        pthread_mutex_unlock(&c->world->lock);
+        AR_TRY(st);
+    }
+    *gives = *g;
+    return AR_OK;
+}
+
+/* Until NCCL has done on the host what a call began. */
+static ar_status settle(ari_nccl_world *w, void *comm)
+{
+    int result = ARI_NCCL_SUCCESS;
+    do {
+        AR_TRY(ari_nccl_world_status(w));
+        AR_TRY(ari_nccl_check(&w->nccl, w->nccl.CommGetAsyncError(comm, &result), comm, "NCCL"));
+    } while (result == ARI_NCCL_IN_PROGRESS);
+    return ari_nccl_check(&w->nccl, result, comm, "NCCL");
+}
+
+static ar_status enqueue(ari_nccl_comm *c, const ari_call *call)
+{
+    ari_nccl_world *w = c->world;
+    ari_nccl_emulated_stream emulated;
+    void *stream = NULL;
+    AR_TRY(ari_nccl_world_stream(w, call->on, &emulated, &stream));
+    pthread_mutex_lock(&w->lock);
+    void *comm = c->comm;
+    pthread_mutex_unlock(&w->lock);
+    if (c->base.size > 1 && !comm) { /* aborted just now */
+        AR_TRY(ari_nccl_world_status(w));
+        return ar_error_set(AR_ERR_INTERNAL, "a communicator without NCCL's");
+    }
+    AR_TRY(ari_nccl_move(c, comm, call, stream));
+    return comm && w->settles ? settle(w, comm) : AR_OK;
+}
+
+/* The first failure is what this rank hears of, also where it was the abort that made NCCL fail. */
+static ar_status failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
+{
+    ari_nccl_world *w = c->world;
+    char why[1024];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    ari_nccl_world_drop(w, p);
+    if (st == AR_ERR_MISMATCH && w->checks_calls)
+        return ar_error_set(st, "%s", why); /* which all members found */
+    AR_TRY(ari_nccl_world_status(w));
+    (void)ar_error_set(st, "%s", why);
+    return w->control ? ari_nccl_world_fail(w, st) : st;
+}
+
+static ar_status check_queue(const ari_nccl_comm *c, const ari_call *call)
+{
+    const ari_stream *s = ari_queue_stream(call->on);
+    return s && strcmp(s->device->ops->name, c->world->device->ops->name) == 0
+               ? AR_OK
+               : ar_error_set(AR_ERR_ARG,
+                              "%s '%s': NCCL moves data of the device %s, on queues that stand on its streams",
+                              ari_kind_name(call->kind), call->tag, c->world->device->ops->name);
+}
+
+ar_status ari_nccl_run(ar_comm *base, const ari_call *call)
+{
+    ari_nccl_comm *c = nccl_of(base);
+    ari_nccl_world *w = c->world;
+    ari_flight_group *g = c->group;
+    ari_pending *p = NULL;
+    AR_TRY(ari_nccl_world_status(w));
+    AR_TRY(check_queue(c, call));
+    if (call->kind == ARI_SEND || call->kind == ARI_RECV)
+        AR_TRY(message_group(&g, c, call));
+    ari_queue_heed(call->on, w->failure);
+    AR_TRY(ari_nccl_world_enter(w, &p, c, g, call));
+    ar_status st = w->checks_calls && base->size > 1 ? ari_nccl_agree(c, g, call) : AR_OK;
+    if (st == AR_OK)
+        st = enqueue(c, call);
+    ari_stream *s = ari_queue_stream(call->on);
+    if (st == AR_OK && call->kind == ARI_BARRIER) /* of hosts too */
+        st = ari_stream_sync(s, 0);
+    if (st == AR_OK)
+        st = ari_nccl_world_status(w); /* a stream goes on where NCCL was aborted */
+    if (st == AR_OK)
+        st = ari_nccl_world_enqueued(w, p, s);
+    if (st != AR_OK)
+        return failed(c, p, st);
+    ari_moved_add(&base->moved, ari_nccl_moved(c, call), 0);
+    return AR_OK;
+}
+
+const ar_comm_ops ari_nccl_comm_ops = {
+    .name = "nccl", ARI_QUEUED_COLLECTIVES, .split = ari_nccl_split, .abort = nccl_abort, .destroy = ari_nccl_destroy};

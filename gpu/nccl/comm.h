@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NCCL_COMM_H
+#define ARI_NCCL_COMM_H
+
+#include <pthread.h>
+
+#include "gpu/nccl/control.h"
+#include "gpu/nccl/flight.h"
+#include "gpu/nccl/nccl.h"
+#include "ref/core/comm_impl.h"
+#include "ref/core/failure.h"
+#include "ref/core/process_impl.h"
+#include "ref/core/stream.h"
+
+/* Shared by the files of the NCCL communicator: world.c what is under way and who watches it, make.c how communicators
+ * come about, comm.c calls, move.c what NCCL is asked for, agree.c the comparison of calls. */
+
+typedef struct ari_nccl_comm ari_nccl_comm;
+
+/* A call whose data are, or may be, still moving. */
+typedef struct ari_pending {
+    struct ari_pending *next;
+    ari_nccl_comm *comm;
+    uint64_t number;   /* of the flight recorder */
+    uint64_t since_ns; /* since when it has waited for nothing that this rank enqueued before */
+    ari_mark *mark;    /* where its stream is done with it; means nothing before `enqueued` */
+    bool enqueued;
+} ari_pending;
+
+/* All communicators of a process that come from one: they fail together. */
+typedef struct ari_nccl_world {
+    atomic_int refs;
+    int rank, size;
+    uint64_t timeout_ns;
+    bool checks_calls;
+    bool settles; /* NCCL was told not to block, by a variable of its own: its calls end later */
+    ari_nccl nccl;
+    ar_device *device;
+    ar_queue *queue; /* its stream stands for the GPU where no call's own is at hand */
+    ari_control *control;
+    bool owns_control;
+    ari_failure *failure;
+    uint64_t errors_asked_ns; /* by the watcher alone */
+    pthread_mutex_t lock;     /* taken after no lock of the control's but the watcher's */
+    /* guarded by `lock` */
+    ari_nccl_comm *comms;
+    ari_flight flight;
+    ari_pending *first, **end;
+    ari_pending *spare;
+    bool aborted;
+} ari_nccl_world;
+
+struct ari_nccl_comm {
+    ar_comm base;
+    ari_nccl_world *world;
+    struct ari_nccl_comm *next; /* of the world; guarded by its lock */
+    void *comm;                 /* NCCL's; NULL: a group of one, or aborted. Guarded by the world's lock */
+    uint64_t id;
+    uint64_t splits;
+    int *rank; /* [n], of the world */
+    ari_flight_group *group;
+    ari_flight_group **message; /* [2n]: sent to, received from; NULL: none yet */
+    ar_buf word;                /* what a barrier adds up */
+    bool looked_at;             /* of the watcher: the oldest call of this one is not done */
+};
+
+/* --- world.c ------------------------------------------------------------------------------------------------------ */
+
+AR_NODISCARD ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device *d);
+void ari_nccl_world_release(ari_nccl_world *w);
+/** AR_OK, or the failure, as this rank is to hear of it. */
+ar_status ari_nccl_world_status(ari_nccl_world *w);
+/** Ends the world with `st` and the calling thread's message; returns what this rank is to get. */
+ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st);
+/** A call begins: it is looked after from now on. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_comm *c,
+                                            ari_flight_group *g, const ari_call *call);
+/** All of it is enqueued on s, or done where s is NULL. Errors: the stream's. */
+AR_NODISCARD ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p, ari_stream *s);
+/** It ended with an error. */
+void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p);
+/** Forgets the calls of a communicator. */
+void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c);
+/** The stream of an inline queue as NCCL wants it; the GPU is the calling thread's from then on. *emulated is used for
+ *  it where the device is. */
+AR_NODISCARD ar_status ari_nccl_world_stream(ari_nccl_world *w, ar_queue *q, ari_nccl_emulated_stream *emulated,
+                                             void **borrows);
+
+/* --- make.c ------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_nccl_split(ar_comm **gives, ar_comm *c, int color, int key);
+void ari_nccl_destroy(ar_comm *c);
+
+/* --- comm.c ------------------------------------------------------------------------------------------------------- */
+
+extern const ar_comm_ops ari_nccl_comm_ops;
+ar_status ari_nccl_run(ar_comm *c, const ari_call *call);
+const char *ari_nccl_error(const ar_comm *c);
+/** An id that all members come to alike: of something of `id`. */
+uint64_t ari_nccl_mix(uint64_t id, uint64_t a, uint64_t b);
+
+/* --- move.c ------------------------------------------------------------------------------------------------------- */
+
+/** Enqueues what the call moves. `stream` is NCCL's, of call->on. */
+AR_NODISCARD ar_status ari_nccl_move(ari_nccl_comm *c, void *comm, const ari_call *call, void *stream);
+/** What a ring would read of other ranks' memory for it. */
+size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *call);
+
+/* --- agree.c ------------------------------------------------------------------------------------------------------ */
+
+/** Compares the call with those of the other members of the flight group g. Errors: AR_ERR_MISMATCH, what ends the
+ *  wait. */
+AR_NODISCARD ar_status ari_nccl_agree(ari_nccl_comm *c, const ari_flight_group *g, const ari_call *call);
+
+#endif

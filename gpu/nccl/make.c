@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu/native.h"
+#include "gpu/nccl/comm.h"
+#include "ref/core/clock.h"
+#include "ref/core/size.h"
+
+/* How communicators come about: all members meet through the control, where one that is missing is named; the first of
+ * them makes NCCL's id; then all of them enter NCCL, which cannot be told how long to wait, in a thread that can be
+ * left behind. */
+
+#define WORLD_ID UINT64_C(1)
+/* Meetings of a group before its first collective. */
+enum { MEET_PLACES = 0 };
+#define MEET_ID UINT64_MAX
+
+/* --- entering NCCL ------------------------------------------------------------------------------------------------ */
+
+typedef struct entry {
+    atomic_int refs; /* the one who waits, the thread */
+    ari_nccl nccl;
+    ari_nccl_world *world; /* not looked at once the thread has begun */
+    ari_nccl_id id;
+    int n, index;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    /* guarded by `lock` */
+    bool begun, done, left;
+    ar_status st;
+    char text[1024];
+    void *comm;
+} entry;
+
+static void release_entry(entry *e)
+{
+    if (atomic_fetch_sub(&e->refs, 1) != 1)
+        return;
+    pthread_cond_destroy(&e->changed);
+    pthread_mutex_destroy(&e->lock);
+    free(e);
+}
+
+static void *enter_nccl(void *arg)
+{
+    entry *e = arg;
+    ari_nccl_emulated_stream emulated;
+    void *stream, *comm = NULL;
+    ar_status st = ari_nccl_world_stream(e->world, e->world->queue, &emulated, &stream); /* the GPU is this thread's */
+    pthread_mutex_lock(&e->lock);
+    e->begun = true;
+    pthread_mutex_unlock(&e->lock);
+    if (st == AR_OK) {
+        int result = e->nccl.CommInitRank(&comm, e->n, e->id, e->index);
+        while (comm && result == ARI_NCCL_IN_PROGRESS && e->nccl.CommGetAsyncError(comm, &result) == ARI_NCCL_SUCCESS)
+            usleep(100);
+        st = ari_nccl_check(&e->nccl, result, NULL, "NCCL cannot make a communicator");
+    }
+    pthread_mutex_lock(&e->lock);
+    e->st = st;
+    e->comm = comm;
+    snprintf(e->text, sizeof e->text, "%s", st == AR_OK ? "" : ar_error_message());
+    e->done = true;
+    const bool left = e->left;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    if (left && comm)
+        (void)e->nccl.CommAbort(comm); /* nobody waits for it any more */
+    release_entry(e);
+    return NULL;
+}
+
+/* Until it is done, or the world has failed: the watcher sees to it that it does if this takes too long. */
+static ar_status await_entry(entry *e, void **comm)
+{
+    ari_nccl_world *w = e->world;
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&e->lock);
+    while (!e->begun || (!e->done && st == AR_OK)) {
+        (void)ari_cond_wait_until(&e->changed, &e->lock, ari_now_ns() + (uint64_t)ARI_TICK_MS * 1000000);
+        st = e->done ? AR_OK : ari_nccl_world_status(w);
+    }
+    e->left = !e->done;
+    if (e->done && e->st != AR_OK)
+        st = ar_error_set(e->st, "%s", e->text);
+    *comm = e->done && st == AR_OK ? e->comm : NULL;
+    pthread_mutex_unlock(&e->lock);
+    return st;
+}
+
+static ar_status make_nccl(ari_nccl_world *w, void **comm, const ari_nccl_id *id, int n, int index)
+{
+    pthread_t thread;
+    entry *e = NULL;
+    AR_TRY(ari_alloc_zero((void **)&e, 1, sizeof *e, "a communicator"));
+    atomic_init(&e->refs, 2);
+    e->nccl = w->nccl;
+    e->world = w;
+    e->id = *id;
+    e->n = n;
+    e->index = index;
+    pthread_mutex_init(&e->lock, NULL);
+    int rc = ari_cond_init(&e->changed);
+    if (rc == 0)
+        rc = pthread_create(&thread, NULL, enter_nccl, e);
+    if (rc != 0) {
+        free(e);
+        return ar_error_set(AR_ERR_MEMORY, "no thread to make a communicator: %s", strerror(rc));
+    }
+    pthread_detach(thread);
+    const ar_status st = await_entry(e, comm);
+    release_entry(e);
+    return st;
+}
+
+/* --- a communicator ----------------------------------------------------------------------------------------------- */
+
+static void free_comm(ari_nccl_comm *c)
+{
+    ari_nccl_world *w = c->world;
+    pthread_mutex_lock(&w->lock);
+    for (ari_nccl_comm **at = &w->comms; *at; at = &(*at)->next) {
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
+    }
+    for (int i = 0; c->message && i < 2 * c->base.size; i++)
+        ari_flight_remove(&w->flight, c->message[i]);
+    ari_flight_remove(&w->flight, c->group);
+    pthread_mutex_unlock(&w->lock);
+    w->device->ops->free(w->device, c->word);
+    free(c->message);
+    free(c->rank);
+    free(c);
+    ari_nccl_world_release(w);
+}
+
+void ari_nccl_destroy(ar_comm *base)
+{
+    ari_nccl_comm *c = (ari_nccl_comm *)base;
+    ari_nccl_world *w = c->world;
+    ari_nccl_world_forget(w, c);
+    pthread_mutex_lock(&w->lock);
+    void *comm = c->comm;
+    c->comm = NULL;
+    pthread_mutex_unlock(&w->lock);
+    if (comm && ari_nccl_world_status(w) == AR_OK)
+        (void)w->nccl.CommDestroy(comm); /* its calls are done: nothing is lost */
+    else if (comm)
+        (void)w->nccl.CommAbort(comm);
+    free_comm(c);
+}
+
+/* Without NCCL's part. */
+static ar_status new_comm(ari_nccl_comm **gives, ari_nccl_world *w, uint64_t id, const int *rank, int n, int index)
+{
+    ari_nccl_comm *c = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, "a communicator"));
+    ari_comm_init(&c->base, &ari_nccl_comm_ops, index, n);
+    c->base.error = ari_nccl_error;
+    c->base.run = ari_nccl_run;
+    c->world = w;
+    c->id = id;
+    atomic_fetch_add(&w->refs, 1);
+    AR_TRY_TO(failed, st, ari_alloc((void **)&c->rank, (size_t)n, sizeof *rank, "ranks of a group"));
+    memcpy(c->rank, rank, (size_t)n * sizeof *rank);
+    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&c->message, 2 * (size_t)n, sizeof *c->message, "ranks of a group"));
+    AR_TRY_TO(failed, st, w->device->ops->alloc(w->device, &c->word, sizeof(int32_t)));
+    AR_TRY_TO(failed, st, w->device->ops->zero(w->device, w->queue, c->word, sizeof(int32_t)));
+    AR_TRY_TO(failed, st, ar_queue_sync(w->queue, w->timeout_ns));
+    pthread_mutex_lock(&w->lock);
+    st = ari_flight_add(&w->flight, &c->group, id, rank, n);
+    if (st == AR_OK) {
+        c->next = w->comms;
+        w->comms = c;
+    }
+    pthread_mutex_unlock(&w->lock);
+    AR_TRY_TO(failed, st, st);
+    *gives = c;
+    return AR_OK;
+failed:
+    free_comm(c);
+    return st;
+}
+
+/* The members meet once more, and with the id of the first one enter NCCL. */
+static ar_status connect_comm(ari_nccl_comm *c)
+{
+    ari_nccl_world *w = c->world;
+    const int n = c->base.size, r = c->base.rank;
+    ari_nccl_id id;
+    ari_gifts gifts;
+    void *comm = NULL;
+    if (n == 1)
+        return AR_OK;
+    if (r == 0)
+        AR_TRY(ari_nccl_check(&w->nccl, w->nccl.GetUniqueId(&id), NULL, "NCCL gives no id"));
+    AR_TRY(ari_control_exchange(w->control, c->id, MEET_ID, r, n, &id, r == 0 ? sizeof id : 0, &gifts));
+    const bool whole = gifts.start[1] - gifts.start[0] == sizeof id;
+    if (whole)
+        memcpy(&id, gifts.at, sizeof id);
+    ari_gifts_fini(&gifts);
+    if (!whole)
+        return ar_error_set(AR_ERR_INTERNAL, "rank %d gives no id of NCCL's", c->rank[0]);
+    AR_TRY(make_nccl(w, &comm, &id, n, r));
+    pthread_mutex_lock(&w->lock);
+    const bool late = w->aborted;
+    if (!late)
+        c->comm = comm;
+    pthread_mutex_unlock(&w->lock);
+    if (late)
+        (void)w->nccl.CommAbort(comm);
+    return ari_nccl_world_status(w);
+}
+
+/* --- split -------------------------------------------------------------------------------------------------------- */
+
+typedef struct wish {
+    int32_t color, key;
+} wish;
+
+/* The members of this rank's color, by (key, rank). Returns how many, and *index its own place. */
+static int choose(const ari_nccl_comm *c, const ari_gifts *gifts, int *rank, int *index)
+{
+    int n = 0, *keys = rank + c->base.size;
+    wish own, other;
+    memcpy(&own, gifts->at + gifts->start[c->base.rank], sizeof own);
+    for (int i = 0; i < c->base.size; i++) {
+        memcpy(&other, gifts->at + gifts->start[i], sizeof other);
+        if (other.color != own.color)
+            continue;
+        int at = n++;
+        for (; at > 0 && keys[at - 1] > other.key; at--) {
+            rank[at] = rank[at - 1];
+            keys[at] = keys[at - 1];
+        }
+        rank[at] = c->rank[i];
+        keys[at] = other.key;
+    }
+    for (int i = 0; i < n; i++)
+        *index = rank[i] == c->world->rank ? i : *index;
+    return n;
+}
+
+static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const wish *own)
+{
+    ari_nccl_world *w = c->world;
+    ari_gifts gifts = {.at = NULL};
+    int *rank = NULL, index = 0;
+    const uint64_t number = ++c->splits;
+    if (c->base.size == 1)
+        return own->color < 0 ? AR_OK : new_comm(gives, w, ari_nccl_mix(c->id, number, 0), c->rank, 1, 0);
+    AR_TRY(ari_control_exchange(w->control, ari_nccl_mix(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
+                                c->base.size, own, sizeof *own, &gifts));
+    ar_status st = ari_alloc((void **)&rank, 2 * (size_t)c->base.size, sizeof *rank, "ranks of a group");
+    if (st == AR_OK && own->color >= 0) {
+        const int n = choose(c, &gifts, rank, &index);
+        st = new_comm(gives, w, ari_nccl_mix(c->id, number, (uint64_t)own->color + 1), rank, n, index);
+    }
+    ari_gifts_fini(&gifts);
+    free(rank);
+    return st == AR_OK && *gives ? connect_comm(*gives) : st;
+}
+
+ar_status ari_nccl_split(ar_comm **gives, ar_comm *base, int color, int key)
+{
+    ari_nccl_comm *c = (ari_nccl_comm *)base, *made = NULL;
+    ari_nccl_world *w = c->world;
+    const wish own = {.color = color < 0 ? -1 : color, .key = key};
+    const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .color = color, .key = key, .tag = ""};
+    ari_pending *p = NULL;
+    AR_TRY(ari_nccl_world_status(w));
+    AR_TRY(ari_nccl_world_enter(w, &p, c, c->group, &call));
+    ar_status st = make_split(&made, c, &own);
+    if (st == AR_OK)
+        st = ari_nccl_world_enqueued(w, p, NULL);
+    if (st == AR_OK) {
+        *gives = made ? &made->base : NULL;
+        return AR_OK;
+    }
+    char why[1024];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    ari_nccl_world_drop(w, p);
+    if (made)
+        ari_nccl_destroy(&made->base);
+    AR_TRY(ari_nccl_world_status(w));
+    (void)ar_error_set(st, "%s", why);
+    return w->control ? ari_nccl_world_fail(w, st) : st;
+}
+
+/* --- the world's own ---------------------------------------------------------------------------------------------- */
+
+/* Where a process is. */
+typedef struct place {
+    char host[192]; /* which machine, container or not */
+    char gpu[64];   /* its bus id */
+    int32_t version, shares;
+} place;
+
+static void read_host(char *host, size_t size)
+{
+    char name[64] = "", boot[64] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (f && !fgets(boot, sizeof boot, f))
+        boot[0] = '\0';
+    if (f)
+        fclose(f);
+    if (gethostname(name, sizeof name - 1) != 0)
+        name[0] = '\0';
+    boot[strcspn(boot, "\n")] = '\0';
+    snprintf(host, size, "%s %s", name, boot);
+}
+
+static ar_status read_place(place *here, ari_nccl_world *w, const ar_process *p)
+{
+    ari_nccl_emulated_stream emulated;
+    void *stream;
+    memset(here, 0, sizeof *here);
+    read_host(here->host, sizeof here->host);
+    here->version = w->nccl.version;
+    here->shares = p->options.share_gpus;
+    AR_TRY(ari_nccl_world_stream(w, w->queue, &emulated, &stream));
+    if (!w->nccl.emulated_gpu)
+        return ari_gpu_bus_id(here->gpu, sizeof here->gpu);
+    snprintf(here->gpu, sizeof here->gpu, "%s", w->nccl.emulated_gpu());
+    return AR_OK;
+}
+
+static place place_of(const ari_gifts *gifts, int i)
+{
+    place there = {.host = ""};
+    if (gifts->start[i + 1] - gifts->start[i] == sizeof there)
+        memcpy(&there, gifts->at + gifts->start[i], sizeof there);
+    there.host[sizeof there.host - 1] = there.gpu[sizeof there.gpu - 1] = '\0';
+    return there;
+}
+
+/* NCCL takes two processes on one GPU only if they seem to be on different hosts, and then finds a way between them by
+ * the loopback. */
+static void pretend_hosts(const ari_nccl_world *w, bool one_host)
+{
+    char id[64];
+    snprintf(id, sizeof id, "anyrank-%d-%ld", w->rank, (long)getpid());
+    setenv("NCCL_HOSTID", id, 0);
+    if (one_host)
+        setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+}
+
+static ar_status compare_places(const ari_nccl_world *w, const ari_gifts *gifts)
+{
+    bool shared = false, one_host = true;
+    const place zero = place_of(gifts, 0);
+    for (int a = 0; a < w->size; a++) {
+        const place x = place_of(gifts, a);
+        one_host = one_host && strcmp(x.host, zero.host) == 0;
+        if (x.version != zero.version)
+            return ar_error_set(AR_ERR_ARG, "rank 0 has NCCL %d and rank %d has NCCL %d: all processes need the same",
+                                zero.version, a, x.version);
+        for (int b = a + 1; b < w->size; b++) {
+            const place y = place_of(gifts, b);
+            if (strcmp(x.host, y.host) != 0 || strcmp(x.gpu, y.gpu) != 0)
+                continue;
+            shared = true;
+            if (!x.shares || !y.shares)
+                return ar_error_set(AR_ERR_ARG,
+                                    "ranks %d and %d are both on the GPU %s of %.*s: start one process for each GPU, "
+                                    "or say that they are to share it",
+                                    a, b, x.gpu, (int)strcspn(x.host, " "), x.host);
+        }
+    }
+    if (shared)
+        pretend_hosts(w, one_host);
+    return AR_OK;
+}
+
+static ar_status compare_all(ari_nccl_world *w, const ar_process *p)
+{
+    place here;
+    ari_gifts gifts;
+    const ar_status known = read_place(&here, w, p);
+    if (known != AR_OK) /* the others would wait */
+        return ari_nccl_world_fail(w, known);
+    AR_TRY(ari_control_exchange(w->control, WORLD_ID, MEET_PLACES, w->rank, w->size, &here, sizeof here, &gifts));
+    const ar_status st = compare_places(w, &gifts);
+    ari_gifts_fini(&gifts);
+    return st;
+}
+
+static ar_status make_world(ari_nccl_comm **gives, ari_nccl_world *w, const ar_process *p)
+{
+    const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .tag = "the world"};
+    int *rank = NULL;
+    ari_pending *begun = NULL;
+    AR_TRY(ari_alloc((void **)&rank, (size_t)w->size, sizeof *rank, "ranks"));
+    for (int i = 0; i < w->size; i++)
+        rank[i] = i;
+    ar_status st = new_comm(gives, w, WORLD_ID, rank, w->size, w->rank);
+    free(rank);
+    if (st == AR_OK)
+        st = ari_nccl_world_enter(w, &begun, *gives, (*gives)->group, &call);
+    if (st == AR_OK && w->size > 1)
+        st = compare_all(w, p);
+    if (st == AR_OK)
+        st = connect_comm(*gives);
+    if (st == AR_OK)
+        st = ari_nccl_world_enqueued(w, begun, NULL);
+    return st;
+}
+
+ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d)
+{
+    ari_nccl_world *w = NULL;
+    ari_nccl_comm *c = NULL;
+    ar_status st = ari_nccl_world_create(&w, p, d);
+    if (st == AR_OK)
+        st = make_world(&c, w, p);
+    if (st == AR_OK) {
+        *gives = &c->base;
+        ari_nccl_world_release(w);
+        return AR_OK;
+    }
+    char why[1024];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    if (w && w->control && ari_control_status(w->control) == AR_OK)
+        ari_control_fail(w->control, st, why);
+    if (c)
+        ari_nccl_destroy(&c->base);
+    ari_nccl_world_release(w);
+    return ar_error_set(st, "%s", why);
+}

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu/native.h"
+#include "gpu/nccl/comm.h"
+#include "gpu/nccl/net.h"
+#include "gpu/nccl/tcp.h"
+#include "ref/core/clock.h"
+#include "ref/core/size.h"
+
+/* How often NCCL is asked for errors of its own threads. */
+#define ERRORS_NS UINT64_C(100000000)
+
+/* --- the failure -------------------------------------------------------------------------------------------------- */
+
+ar_status ari_nccl_world_status(ari_nccl_world *w)
+{
+    const char *message = NULL;
+    const ar_status st = ari_failure_get(w->failure, &message);
+    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", message);
+}
+
+/* Takes over what the control says. Whatever waits on a stream hears of the failure once the stream goes on. */
+static void take_failure(ari_nccl_world *w)
+{
+    const ar_status st = ari_control_status(w->control);
+    if (st == AR_OK)
+        return;
+    const size_t size = strlen(ar_error_message()) + 64;
+    char *text = malloc(size);
+    if (text)
+        snprintf(text, size, "%s%s", st == AR_ERR_ABORTED ? "another rank failed: " : "", ar_error_message());
+    ari_failure_set(w->failure, st, text ? text : ar_status_text(st));
+    free(text);
+}
+
+/* Lets go whatever waits in NCCL, on the host or on the GPU, once: then nothing of NCCL is used any more. */
+static void abort_all(ari_nccl_world *w)
+{
+    pthread_mutex_lock(&w->lock);
+    const bool again = w->aborted;
+    w->aborted = true;
+    pthread_mutex_unlock(&w->lock);
+    for (; !again;) {
+        void *comm = NULL;
+        pthread_mutex_lock(&w->lock);
+        for (ari_nccl_comm *c = w->comms; c && !comm; c = c->next) {
+            comm = c->comm;
+            c->comm = NULL;
+        }
+        pthread_mutex_unlock(&w->lock);
+        if (!comm)
+            return;
+        (void)w->nccl.CommAbort(comm); /* the failure that led here says more than its result */
+    }
+}
+
+static void world_failed(void *user)
+{
+    take_failure(user);
+    abort_all(user);
+}
+
+ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st)
+{
+    char why[1024];
+    snprintf(why, sizeof why, "rank %d: %s", w->rank, ar_error_message());
+    ari_control_fail(w->control, st, why);
+    take_failure(w); /* the control's thread does so too, perhaps not yet */
+    return ari_nccl_world_status(w);
+}
+
+/* --- calls under way ---------------------------------------------------------------------------------------------- */
+
+ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_comm *c, ari_flight_group *g,
+                               const ari_call *call)
+{
+    const uint64_t now = ari_now_ns();
+    pthread_mutex_lock(&w->lock);
+    ari_pending *p = w->spare;
+    if (p)
+        w->spare = p->next;
+    else
+        p = calloc(1, sizeof *p);
+    if (p) {
+        *p = (ari_pending){.comm = c, .mark = p->mark, .since_ns = now};
+        p->number = ari_flight_enter(&w->flight, g, call, g->n, now);
+        *w->end = p;
+        w->end = &p->next;
+    }
+    pthread_mutex_unlock(&w->lock);
+    *gives = p;
+    return p ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a collective");
+}
+
+/* `lock` held; *at is in the list. */
+static void take_out(ari_nccl_world *w, ari_pending **at)
+{
+    ari_pending *p = *at;
+    *at = p->next;
+    if (!p->next)
+        w->end = at;
+    p->next = w->spare;
+    w->spare = p;
+}
+
+static ari_pending **place_of(ari_nccl_world *w, const ari_pending *p)
+{
+    ari_pending **at = &w->first;
+    while (*at != p)
+        at = &(*at)->next;
+    return at;
+}
+
+ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p, ari_stream *s)
+{
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&w->lock);
+    if (!s) {
+        ari_flight_done(&w->flight, p->number, ari_now_ns());
+        take_out(w, place_of(w, p));
+    } else {
+        if (p->mark && p->mark->ops != s->ops) {
+            ari_mark_destroy(p->mark);
+            p->mark = NULL;
+        }
+        st = s->ops->mark(s, &p->mark);
+        p->enqueued = st == AR_OK;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return st;
+}
+
+void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p)
+{
+    pthread_mutex_lock(&w->lock);
+    take_out(w, place_of(w, p));
+    pthread_mutex_unlock(&w->lock);
+}
+
+void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c)
+{
+    pthread_mutex_lock(&w->lock);
+    for (ari_pending **at = &w->first; *at;) {
+        if ((*at)->comm != c) {
+            at = &(*at)->next;
+            continue;
+        }
+        ari_flight_done(&w->flight, (*at)->number, ari_now_ns());
+        take_out(w, at);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* --- the watcher -------------------------------------------------------------------------------------------------- */
+
+typedef enum look { ALL_WELL, TOO_LATE, BROKEN } look;
+
+/* `lock` held. The calls of one communicator end in their order, so only its oldest is asked about. */
+static look look_at_calls(ari_nccl_world *w, uint64_t now)
+{
+    for (ari_nccl_comm *c = w->comms; c; c = c->next)
+        c->looked_at = false;
+    for (ari_pending **at = &w->first; *at;) {
+        ari_pending *p = *at;
+        bool done = false;
+        if (p->comm->looked_at) {
+            at = &p->next;
+            continue;
+        }
+        if (p->enqueued && p->mark->ops->poll(p->mark, &done) != AR_OK)
+            return BROKEN;
+        if (done) {
+            ari_flight_done(&w->flight, p->number, now);
+            take_out(w, at);
+            for (ari_pending *next = *at; next; next = next->next) {
+                if (next->comm != p->comm)
+                    continue;
+                next->since_ns = now;
+                ari_flight_begin(&w->flight, next->number, now);
+                break;
+            }
+            continue;
+        }
+        p->comm->looked_at = true;
+        if (now > p->since_ns && now - p->since_ns > w->timeout_ns) /* `now` may be older than the call */
+            return TOO_LATE;
+        at = &p->next;
+    }
+    return ALL_WELL;
+}
+
+/* `lock` held. */
+static look look_for_errors(ari_nccl_world *w, uint64_t now)
+{
+    if (now - w->errors_asked_ns < ERRORS_NS)
+        return ALL_WELL;
+    w->errors_asked_ns = now;
+    for (ari_nccl_comm *c = w->comms; c; c = c->next) {
+        int error = ARI_NCCL_SUCCESS;
+        if (!c->comm)
+            continue;
+        const int asked = w->nccl.CommGetAsyncError(c->comm, &error);
+        error = asked != ARI_NCCL_SUCCESS ? asked : error;
+        if (error != ARI_NCCL_IN_PROGRESS && ari_nccl_check(&w->nccl, error, c->comm, "NCCL") != AR_OK)
+            return BROKEN;
+    }
+    return ALL_WELL;
+}
+
+static void world_tick(void *user)
+{
+    ari_nccl_world *w = user;
+    const uint64_t now = ari_now_ns();
+    if (ari_nccl_world_status(w) != AR_OK)
+        return;
+    pthread_mutex_lock(&w->lock);
+    look seen = look_at_calls(w, now);
+    if (seen == ALL_WELL && !w->aborted)
+        seen = look_for_errors(w, now);
+    pthread_mutex_unlock(&w->lock);
+    if (seen == TOO_LATE) /* again and again until there is an answer: the hub takes only the first */
+        ari_control_late(w->control);
+    if (seen == BROKEN)
+        (void)ari_nccl_world_fail(w, AR_ERR_DEVICE);
+}
+
+static void *world_view(void *user, size_t *bytes)
+{
+    ari_nccl_world *w = user;
+    pthread_mutex_lock(&w->lock);
+    void *view = ari_flight_pack(&w->flight, ari_now_ns(), bytes);
+    pthread_mutex_unlock(&w->lock);
+    return view;
+}
+
+/* --- the device --------------------------------------------------------------------------------------------------- */
+
+ar_status ari_nccl_world_stream(ari_nccl_world *w, ar_queue *q, ari_nccl_emulated_stream *emulated, void **borrows)
+{
+    *emulated = (ari_nccl_emulated_stream){.device = w->device, .queue = q};
+    *borrows = emulated;
+    return w->nccl.emulated_gpu ? AR_OK : ari_gpu_native_stream(w->device, q, borrows);
+}
+
+static ar_status check_device(const ari_nccl_world *w)
+{
+    const char *name = w->device->ops->name, *right = w->nccl.emulated_gpu ? "emulated" : "cuda";
+    return strcmp(name, right) == 0
+               ? AR_OK
+               : ar_error_set(AR_ERR_ARG, "the device %s cannot be served by %s: the device %s expected", name,
+                              w->nccl.emulated_gpu ? "what stands for NCCL" : "NCCL, which moves what lies on GPUs",
+                              right);
+}
+
+/* --- the control, where the processes were not connected by sockets -------------------------------------------------
+ */
+
+/* What process 0 tells the others. */
+typedef struct invitation {
+    int32_t port;
+    uint64_t key;
+    char host[2][128]; /* a name, and what it means on the machine of process 0 */
+} invitation;
+
+static void invite(invitation *i, int port)
+{
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM};
+    i->port = port;
+    i->key = ari_now_ns() ^ (uint64_t)getpid() << 32;
+    if (gethostname(i->host[0], sizeof i->host[0] - 1) != 0)
+        snprintf(i->host[0], sizeof i->host[0], "localhost");
+    for (const struct addrinfo *a = getaddrinfo(i->host[0], NULL, &hints, &found) == 0 ? found : NULL;
+         a && !i->host[1][0]; a = a->ai_next)
+        (void)getnameinfo(a->ai_addr, a->ai_addrlen, i->host[1], sizeof i->host[1], NULL, 0, NI_NUMERICHOST);
+    if (found)
+        freeaddrinfo(found);
+}
+
+static ar_status host_control(ari_nccl_world *w, const ari_gate *g, int listener)
+{
+    const size_t n = (size_t)w->size;
+    int *fds = NULL;
+    char(*names)[ARI_NAME_BYTES] = NULL;
+    ar_status st = ari_alloc((void **)&fds, n, sizeof *fds, "connections");
+    AR_TRY(st);
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&names, n, sizeof *names, "names of processes"));
+    AR_TRY_TO(done, st, ari_gate_admit(g, listener, fds, names));
+    ari_gate_name(names[0]);
+    const ari_control_options o = {.size = w->size, .timeout_ns = w->timeout_ns, .fd = -1, .hub = fds, .names = names};
+    st = ari_control_create(&w->control, &o);
+done:
+    free(names);
+    free(fds);
+    return st;
+}
+
+static ar_status visit_control(ari_nccl_world *w, const ari_gate *g, const invitation *to)
+{
+    int fd = -1;
+    ar_status st = ari_gate_visit(g, to->host[0], to->port, &fd);
+    if (st == AR_ERR_IO && to->host[1][0]) /* a name that means nothing here */
+        st = ari_gate_visit(g, to->host[1], to->port, &fd);
+    AR_TRY(st);
+    const ari_control_options o = {.rank = w->rank, .size = w->size, .timeout_ns = w->timeout_ns, .fd = fd};
+    return ari_control_create(&w->control, &o);
+}
+
+/* What a process has to say before it connects. */
+typedef struct saying {
+    int32_t status;
+    char text[500];
+} saying;
+
+/* A process that cannot take part must not leave the others waiting: all learn of the first that cannot. */
+static ar_status agree_to_connect(const ari_nccl_world *w, ar_process *p, ar_status own, invitation *to)
+{
+    struct {
+        saying said;
+        invitation to;
+    } all = {.said = {.status = own}, .to = *to};
+    saying *of = NULL;
+    snprintf(all.said.text, sizeof all.said.text, "%s", own == AR_OK ? "" : ar_error_message());
+    AR_TRY(ar_process_gather(p, (void **)&of, NULL, &all.said, sizeof all.said));
+    for (int r = w->size - 1; of && r >= 0; r--) {
+        if (of[r].status != AR_OK)
+            all.said = of[r];
+    }
+    free(of);
+    AR_TRY(ar_process_broadcast(p, &all, sizeof all));
+    *to = all.to;
+    return all.said.status == AR_OK ? AR_OK : ar_error_set((ar_status)all.said.status, "%s", all.said.text);
+}
+
+static ar_status connect_control(ari_nccl_world *w, ar_process *p, ar_status ready)
+{
+    int listener = -1, port = 0;
+    invitation to = {.port = 0};
+    ar_status st = ready;
+    if (w->rank == 0 && st == AR_OK)
+        st = ari_net_listen(&listener, &port, NULL, 0);
+    if (w->rank == 0 && st == AR_OK)
+        invite(&to, port);
+    st = agree_to_connect(w, p, st, &to);
+    const ari_gate g = {.rank = w->rank, .size = w->size, .channels = 1, .key = to.key, .timeout_ns = w->timeout_ns};
+    if (st == AR_OK)
+        st = w->rank == 0 ? host_control(w, &g, listener) : visit_control(w, &g, &to);
+    if (listener >= 0)
+        close(listener);
+    return st;
+}
+
+/* --- beginning and end -------------------------------------------------------------------------------------------- */
+
+/* What this process needs for itself. */
+static ar_status prepare(ari_nccl_world *w, ar_device *d)
+{
+    AR_TRY(ari_failure_create(&w->failure));
+    AR_TRY(ari_nccl_load(&w->nccl));
+    AR_TRY(check_device(w));
+    return d->ops->queue_create(d, &w->queue, AR_QUEUE_INLINE, "nccl");
+}
+
+ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device *d)
+{
+    ari_nccl_world *w = NULL;
+    AR_TRY(ari_alloc_zero((void **)&w, 1, sizeof *w, "a communicator"));
+    atomic_init(&w->refs, 1);
+    pthread_mutex_init(&w->lock, NULL);
+    w->rank = w->flight.rank = p->rank;
+    w->size = p->size;
+    w->timeout_ns = p->options.timeout_ns;
+    w->checks_calls = p->options.check_calls;
+    w->settles = getenv("NCCL_COMM_BLOCKING") != NULL;
+    w->device = d;
+    w->end = &w->first;
+    w->control = ari_process_tcp_control(p);
+    w->owns_control = !w->control && w->size > 1;
+    ar_status st = prepare(w, d);
+    if (w->owns_control)
+        st = connect_control(w, p, st);
+    if (st != AR_OK) {
+        ari_nccl_world_release(w);
+        return st;
+    }
+    const ari_watcher watcher = {.tick = world_tick, .view = world_view, .failed = world_failed, .user = w};
+    if (w->control)
+        ari_control_watch(w->control, &watcher);
+    *gives = w;
+    return AR_OK;
+}
+
+static void free_pending(ari_pending *p)
+{
+    while (p) {
+        ari_pending *next = p->next;
+        ari_mark_destroy(p->mark);
+        free(p);
+        p = next;
+    }
+}
+
+void ari_nccl_world_release(ari_nccl_world *w)
+{
+    if (!w || atomic_fetch_sub(&w->refs, 1) != 1)
+        return;
+    if (w->control)
+        ari_control_watch(w->control, NULL);
+    if (w->owns_control)
+        ari_control_destroy(w->control);
+    free_pending(w->first);
+    free_pending(w->spare);
+    while (w->flight.groups)
+        ari_flight_remove(&w->flight, w->flight.groups);
+    ar_queue_destroy(w->queue);
+    ari_failure_release(w->failure);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}

@@ -1,0 +1,621 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The NCCL communicator between four processes, on the emulated device, over a library that stands for NCCL
+ * (fake_nccl.c): every collective against its definition, and what happens when something is wrong. */
+#include "ref/core/process_impl.h"
+#include "tests/gpu/forked.h"
+#include "tests/sim/plain.h"
+
+enum { RANKS = 4, CASES = 220 };
+#define LIMIT_NS UINT64_C(20000000000)
+#define SHORT_NS UINT64_C(500000000)
+
+/* --- a rank ------------------------------------------------------------------------------------------------------- */
+
+typedef struct rank_of {
+    ar_process *process;
+    ar_device *device;
+    ar_queue *queue;
+    ar_comm *world;
+} rank_of;
+
+static ar_status rank_begin(rank_of *r, const ar_process_options *o)
+{
+    *r = (rank_of){.process = NULL};
+    setenv("ANYRANK_NCCL", TEST_BUILD_DIR "/tests/fake_nccl.so", 1);
+    ar_process_options joining = *o;
+    joining.timeout_ns = LIMIT_NS; /* many processes start at the same time */
+    AR_TRY(ari_process_tcp_create(&r->process, &joining));
+    r->process->options.timeout_ns = o->timeout_ns;
+    AR_TRY(ar_device_emulated_create(&r->device));
+    AR_TRY(r->device->ops->queue_create(r->device, &r->queue, AR_QUEUE_INLINE, "test"));
+    return ari_nccl_comm_create(&r->world, r->process, r->device);
+}
+
+static void rank_end(rank_of *r)
+{
+    ar_comm_destroy(r->world);
+    ar_queue_destroy(r->queue);
+    ar_device_destroy(r->device);
+    ar_process_destroy(r->process);
+}
+
+static ar_process_options options_of(uint64_t timeout_ns, bool check_calls)
+{
+    return (ar_process_options){.transport = AR_TRANSPORT_NCCL, .timeout_ns = timeout_ns, .check_calls = check_calls};
+}
+
+/* A rank that does `fn` with its world, and its error if it fails. */
+typedef ar_status (*rank_fn)(rank_of *r);
+
+static ar_status rank_run(const ar_process_options *o, rank_fn fn)
+{
+    rank_of r;
+    char why[FORKED_TEXT];
+    ar_status st = rank_begin(&r, o);
+    if (st == AR_OK)
+        st = fn(&r);
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    rank_end(&r);
+    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
+}
+
+/* --- every collective against its definition ---------------------------------------------------------------------- */
+
+static uint64_t draw(uint64_t *state, uint64_t below)
+{
+    *state = plain_hash(*state);
+    return *state % below;
+}
+
+/* Alike in all processes: of one seed. */
+static void draw_case(coll_case *k, uint64_t *rng, int n)
+{
+    static const size_t sizes[] = {0, 1, 2, 3, 5, 8, 100, 1000, 40000};
+    *k = (coll_case){.kind = (case_kind)draw(rng, CASE_KINDS),
+                     .dtype = plain_dtypes[draw(rng, PLAIN_DTYPES)],
+                     .op = (ar_op)draw(rng, PLAIN_OPS),
+                     .n = n,
+                     .root = (int)draw(rng, (uint64_t)n),
+                     .in_place = draw(rng, 2) != 0,
+                     .special = draw(rng, 4) == 0};
+    k->count = sizes[draw(rng, sizeof sizes / sizeof *sizes)];
+    const bool equal = draw(rng, 2) != 0;
+    for (int a = 0; a < n; a++) {
+        k->counts[a] = equal ? k->count / 4 : draw(rng, 3) == 0 ? 0 : draw(rng, k->count + 1);
+        for (int b = 0; b < n; b++)
+            k->sends[a][b] = draw(rng, 3) == 0 ? 0 : draw(rng, k->count / 4 + 1);
+    }
+    case_init(k, draw(rng, UINT64_MAX));
+}
+
+/* The rank's memory on the device for the time of the call. */
+static ar_status call_on_device(coll_case *k, ar_comm *c, rank_of *rank, ar_queue *q)
+{
+    const int r = ar_comm_rank(c);
+    ar_device *d = rank->device;
+    unsigned char *const in = k->in[r], *const out = k->out[r];
+    ar_buf store, other = {NULL};
+    AR_TRY(d->ops->alloc(d, &store, k->store_bytes[r]));
+    AR_TRY(d->ops->copy(d, rank->queue, store, (ar_cbuf){k->store[r]}, k->store_bytes[r]));
+    k->out[r] = (unsigned char *)store.ptr + (out - k->store[r]);
+    if (case_shares(k, r)) {
+        k->in[r] = (unsigned char *)store.ptr + (in - k->store[r]);
+    } else {
+        AR_TRY(d->ops->alloc(d, &other, k->in_bytes[r] + 1));
+        AR_TRY(d->ops->copy(d, rank->queue, other, (ar_cbuf){in}, k->in_bytes[r]));
+        k->in[r] = other.ptr;
+    }
+    ar_status st = case_call(k, c, q, case_names[k->kind]);
+    if (st == AR_OK)
+        st = ar_queue_sync(q, 0);
+    if (st == AR_OK)
+        st = d->ops->copy(d, rank->queue, (ar_buf){k->store[r]}, ar_const(store), k->store_bytes[r]);
+    if (st == AR_OK && !case_shares(k, r))
+        st = d->ops->copy(d, rank->queue, (ar_buf){in}, ar_const(other), k->in_bytes[r]);
+    k->in[r] = in;
+    k->out[r] = out;
+    d->ops->free(d, store);
+    d->ops->free(d, other);
+    return st;
+}
+
+/* The closed forms of a ring, for the kinds where they are not what is received. */
+static uint64_t ring_bytes(const coll_case *k, int r)
+{
+    const size_t e = plain_size(k->dtype), n = (size_t)k->n, left = (size_t)(r + k->n - 1) % n, i = (size_t)r;
+    const size_t whole = plain_before(k->counts, k->n);
+    const bool root = r == k->root;
+    size_t elements = 0;
+    if (k->n == 1)
+        return 0;
+    switch (k->kind) {
+    case ALL_REDUCE:
+        elements = 2 * k->count - (k->count / n + (left < k->count % n)) - (k->count / n + (i < k->count % n));
+        break;
+    case REDUCE_SCATTER:
+        elements = whole - k->counts[left];
+        break;
+    case ALL_GATHER:
+        elements = whole - k->counts[r];
+        break;
+    case REDUCE:
+        elements = (int)left == k->root ? 0 : k->count;
+        break;
+    case BROADCAST:
+        elements = root ? 0 : k->count;
+        break;
+    case GATHER:
+        elements = root ? whole - k->counts[r] : 0;
+        break;
+    case SCATTER:
+        elements = root ? 0 : k->counts[r];
+        break;
+    case BARRIER:
+        break;
+    default:
+        for (int p = 0; p < k->n; p++)
+            elements += p == r ? 0 : (k->kind == EXCHANGE ? 2 : 1) * k->sends[p][r];
+    }
+    return elements * e;
+}
+
+static ar_status one_case(uint64_t *rng, ar_comm *c, rank_of *rank, ar_queue *q)
+{
+    coll_case k;
+    const int r = ar_comm_rank(c);
+    uint64_t before = 0, after = 0;
+    const char *what = "";
+    draw_case(&k, rng, ar_comm_size(c));
+    ar_comm_counted(c, &before, NULL);
+    ar_status st = call_on_device(&k, c, rank, q);
+    ar_comm_counted(c, &after, NULL);
+    const ptrdiff_t at = st == AR_OK ? case_wrong_byte(&k, r, &what) : -1;
+    if (at >= 0)
+        st = ar_error_set(AR_ERR_INTERNAL, "%s %s op %d count %zu in place %d: rank %d of %d, %s, byte %td",
+                          case_names[k.kind], ar_dtype_name(k.dtype), (int)k.op, k.count, k.in_place, r, k.n, what, at);
+    if (st == AR_OK && after - before != ring_bytes(&k, r))
+        st =
+            ar_error_set(AR_ERR_INTERNAL, "%s: rank %d of %d counted %llu bytes, a ring moves %llu", case_names[k.kind],
+                         r, k.n, (unsigned long long)(after - before), (unsigned long long)ring_bytes(&k, r));
+    case_fini(&k);
+    return st;
+}
+
+/* On the world, on halves in falling order, on three of four, on a rank alone, in turn; on a thread's queue too. */
+static ar_status all_kinds(rank_of *rank)
+{
+    const int r = ar_comm_rank(rank->world);
+    ar_comm *comm[4] = {rank->world};
+    ar_queue *queue = NULL;
+    AR_TRY(rank->device->ops->queue_create(rank->device, &queue, AR_QUEUE_THREAD, "comm"));
+    AR_TRY(ar_comm_split(&comm[1], rank->world, r % 2, -r));
+    AR_TRY(ar_comm_split(&comm[2], rank->world, r == 2 ? -1 : 7, 0));
+    AR_TRY(ar_comm_split(&comm[3], comm[1], r, 0));
+    ar_status st = AR_OK;
+    if (ar_comm_size(comm[1]) != 2 || ar_comm_rank(comm[1]) != (r < 2) || (comm[2] == NULL) != (r == 2))
+        st = ar_error_set(AR_ERR_INTERNAL, "split in another way");
+    for (int i = 0; i < CASES && st == AR_OK; i++) {
+        ar_comm *c = comm[i % 4];
+        uint64_t rng = (uint64_t)i;
+        if (c)
+            st = one_case(&rng, c, rank, i % 3 == 0 ? queue : rank->queue);
+    }
+    char why[FORKED_TEXT];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    ar_queue_destroy(queue);
+    for (int i = 3; i > 0; i--)
+        ar_comm_destroy(comm[i]);
+    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
+}
+
+static ar_status kinds_checked(int rank, void *arg)
+{
+    const ar_process_options o = options_of(LIMIT_NS, true);
+    (void)rank, (void)arg;
+    return rank_run(&o, all_kinds);
+}
+
+static ar_status kinds_unchecked(int rank, void *arg)
+{
+    const ar_process_options o = options_of(LIMIT_NS, false);
+    (void)rank, (void)arg;
+    return rank_run(&o, all_kinds);
+}
+
+static void works(int n, forked_fn fn, const char *what)
+{
+    forked f = forked_run(n, fn, NULL, -1, what);
+    forked_expect(&f, -1, AR_OK, "", what);
+    forked_end_all(&f);
+}
+
+static void unchecked(void)
+{
+    works(RANKS, kinds_unchecked, "every kind");
+}
+
+static void checked(void)
+{
+    works(RANKS, kinds_checked, "every kind, compared");
+}
+
+static ar_status alone(rank_of *rank)
+{
+    ar_comm *half = NULL;
+    ar_status st = ar_comm_split(&half, rank->world, 0, 0);
+    for (int i = 0; i < 60 && st == AR_OK; i++) {
+        uint64_t rng = (uint64_t)i;
+        st = one_case(&rng, i % 2 ? half : rank->world, rank, rank->queue);
+    }
+    ar_comm_destroy(half);
+    return st;
+}
+
+static ar_status one_process(int rank, void *arg)
+{
+    const ar_process_options o = options_of(LIMIT_NS, true);
+    (void)rank, (void)arg;
+    return rank_run(&o, alone);
+}
+
+static void one(void)
+{
+    works(1, one_process, "one process");
+}
+
+/* --- what goes wrong between calls ----------------------------------------------------------------------------------
+ */
+
+/* A small all_reduce on device memory. */
+static ar_status sum(rank_of *rank, ar_comm *c, size_t count, ar_dtype t, const char *tag)
+{
+    ar_device *d = rank->device;
+    ar_buf b;
+    AR_TRY(d->ops->alloc(d, &b, count * ar_dtype_bytes(t)));
+    AR_TRY(d->ops->zero(d, rank->queue, b, count * ar_dtype_bytes(t)));
+    ar_status st = ar_comm_all_reduce(c, rank->queue, b, ar_const(b), count, t, AR_SUM, tag);
+    if (st == AR_OK)
+        st = ar_queue_sync(rank->queue, 0);
+    d->ops->free(d, b);
+    return st;
+}
+
+static ar_status other_count(rank_of *rank)
+{
+    AR_TRY(sum(rank, rank->world, 8, AR_I64, "first"));
+    return sum(rank, rank->world, ar_comm_rank(rank->world) == 2 ? 7 : 8, AR_I64, "second");
+}
+
+static ar_status swapped(rank_of *rank)
+{
+    const bool other = ar_comm_rank(rank->world) == 1;
+    AR_TRY(sum(rank, rank->world, 8, AR_I64, other ? "b" : "a"));
+    return sum(rank, rank->world, 8, AR_I64, other ? "a" : "b");
+}
+
+static ar_status one_missing(rank_of *rank)
+{
+    AR_TRY(sum(rank, rank->world, 8, AR_I64, "first"));
+    if (ar_comm_rank(rank->world) == 3) {
+        forked_sleep(1.5); /* it hears of the end of the world in its next call */
+        return sum(rank, rank->world, 8, AR_I64, "late");
+    }
+    ar_status st = sum(rank, rank->world, 8, AR_I64, "second");
+    const ar_status again = sum(rank, rank->world, 8, AR_I64, "third");
+    if (st != AR_OK && again == AR_OK)
+        st = ar_error_set(AR_ERR_INTERNAL, "a call after the end of the world");
+    return st;
+}
+
+static ar_status missing_in_half(rank_of *rank)
+{
+    ar_comm *half = NULL;
+    const int r = ar_comm_rank(rank->world);
+    AR_TRY(ar_comm_split(&half, rank->world, r / 2, 0));
+    ar_status st = sum(rank, half, 8, AR_F32, "first");
+    if (st == AR_OK && r == 0)
+        st = sum(rank, half, 8, AR_F32, "second");
+    if (st == AR_OK && r > 0)
+        forked_sleep(1.5); /* rank 0 waits longest */
+    if (st == AR_OK)
+        st = sum(rank, rank->world, 8, AR_F32, "third");
+    char why[FORKED_TEXT];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    ar_comm_destroy(half);
+    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
+}
+
+static ar_status killed(rank_of *rank)
+{
+    AR_TRY(sum(rank, rank->world, 8, AR_I64, "first"));
+    if (ar_comm_rank(rank->world) == 2)
+        raise(SIGKILL);
+    return sum(rank, rank->world, 8, AR_I64, "second");
+}
+
+static ar_status aborted(rank_of *rank)
+{
+    AR_TRY(sum(rank, rank->world, 8, AR_I64, "first"));
+    if (ar_comm_rank(rank->world) == 1)
+        ar_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
+    return sum(rank, rank->world, 8, AR_I64, "second");
+}
+
+/* Nothing but a wait of a queue that stands on a stream is left to hear of it. */
+static ar_status fails_later(rank_of *rank)
+{
+    AR_TRY(sum(rank, rank->world, 8, AR_I64, "first"));
+    if (ar_comm_rank(rank->world) == 1)
+        ar_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
+    forked_sleep(0.3);
+    return ar_queue_sync(rank->queue, 0);
+}
+
+static ar_status async_error(rank_of *rank)
+{
+    AR_TRY(sum(rank, rank->world, 8, AR_I64, "first"));
+    if (ar_comm_rank(rank->world) == 1)
+        setenv("FAKE_NCCL_ERROR", "async", 1);
+    forked_sleep(0.4);
+    return sum(rank, rank->world, 8, AR_I64, "second");
+}
+
+static ar_status split_without_one(rank_of *rank)
+{
+    ar_comm *half = NULL;
+    if (ar_comm_rank(rank->world) == 0)
+        forked_sleep(1.5);
+    return ar_comm_split(&half, rank->world, 0, 0);
+}
+
+static ar_status message_of_other_size(rank_of *rank)
+{
+    ar_device *d = rank->device;
+    const int r = ar_comm_rank(rank->world);
+    ar_buf b;
+    AR_TRY(d->ops->alloc(d, &b, 64));
+    AR_TRY(d->ops->zero(d, rank->queue, b, 64));
+    ar_status st = AR_OK;
+    if (r == 1)
+        st = ar_comm_send(rank->world, rank->queue, ar_const(b), 8, AR_F32, 2, "activations");
+    else if (r == 2)
+        st = ar_comm_recv(rank->world, rank->queue, b, 16, AR_F32, 1, "activations");
+    d->ops->free(d, b);
+    return st == AR_OK ? sum(rank, rank->world, 1, AR_F32, "end") : st;
+}
+
+typedef struct wrong {
+    rank_fn fn;
+    ar_process_options o;
+    const char *gpu, *error, *version; /* of rank 1: variables of the stand-in */
+} wrong;
+
+static ar_status go_wrong(int rank, void *arg)
+{
+    const wrong *w = arg;
+    if (w->gpu && rank != 0)
+        setenv("FAKE_NCCL_GPU", w->gpu, 1);
+    if (w->error && rank == 1)
+        setenv("FAKE_NCCL_ERROR", w->error, 1);
+    if (w->version && rank == 1)
+        setenv("FAKE_NCCL_VERSION", w->version, 1);
+    return rank_run(&w->o, w->fn);
+}
+
+/* Every rank, but the killed one, hears `words`; rank `own`, if any, with the status `st`, all others with `others`. */
+static void goes_wrong(wrong w, int killed_rank, ar_status st, unsigned own, ar_status others, const char *words,
+                       const char *what)
+{
+    forked f = forked_run(RANKS, go_wrong, &w, killed_rank, what);
+    for (int r = 0; r < RANKS; r++) {
+        char detail[FORKED_TEXT + 64];
+        const ar_status want = own >> r & 1 ? st : others;
+        snprintf(detail, sizeof detail, "rank %d: %s '%s', expected %s with '%s'", r, ar_status_name(f.end[r].status),
+                 f.end[r].text, ar_status_name(want), words);
+        if (r != killed_rank)
+            check(f.end[r].status == want && strstr(f.end[r].text, words), what, detail);
+    }
+    forked_end_all(&f);
+}
+
+static void mismatch_compared(void)
+{
+    const wrong w = {.fn = other_count, .o = options_of(LIMIT_NS, true)};
+    goes_wrong(w, -1, AR_ERR_MISMATCH, 0xf, AR_OK,
+               "ranks 0 and 2 disagree in collective #3 of ranks 0-3: rank 0 calls all_reduce(I64, count 8, sum) "
+               "'second', rank 2 calls all_reduce(I64, count 7, sum) 'second': count 8 against 7",
+               "a mismatch, compared");
+}
+
+static void mismatch_in_time(void)
+{
+    const wrong w = {.fn = other_count, .o = options_of(SHORT_NS, false)};
+    goes_wrong(w, -1, AR_ERR_MISMATCH, 0xf, AR_OK,
+               "ranks 0 and 2 disagree in collective #3 of ranks 0-3: rank 0 calls all_reduce(I64, count 8, sum) "
+               "'second', rank 2 calls all_reduce(I64, count 7, sum) 'second'",
+               "a mismatch, after the timeout");
+}
+
+static void order_compared(void)
+{
+    const wrong w = {.fn = swapped, .o = options_of(LIMIT_NS, true)};
+    goes_wrong(w, -1, AR_ERR_MISMATCH, 0xf, AR_OK, "tag 'a' against 'b', so they call in different orders",
+               "another order, compared");
+}
+
+static void missing(void)
+{
+    const wrong w = {.fn = one_missing, .o = options_of(SHORT_NS, false)};
+    goes_wrong(w, -1, AR_ERR_TIMEOUT, 0xf, AR_OK,
+               "s in all_reduce(I64, count 8, sum) 'second', collective #3 of ranks 0-3, for rank 3\n",
+               "one is missing");
+}
+
+static void missing_compared(void)
+{
+    const wrong w = {.fn = one_missing, .o = options_of(SHORT_NS, true)};
+    goes_wrong(w, -1, AR_ERR_TIMEOUT, 0xf, AR_OK, "collective #3 of ranks 0-3, for rank 3\n",
+               "one is missing, compared");
+}
+
+static void missing_half(void)
+{
+    const wrong w = {.fn = missing_in_half, .o = options_of(SHORT_NS, false)};
+    goes_wrong(w, -1, AR_ERR_TIMEOUT, 0x3, AR_ERR_ABORTED,
+               "s in all_reduce(F32, count 8, sum) 'second', collective #2 of ranks 0-1, for rank 1\n",
+               "one is missing in a group");
+}
+
+static void dead(void)
+{
+    const wrong w = {.fn = killed, .o = options_of(LIMIT_NS, false)};
+    goes_wrong(w, 2, AR_OK, 0, AR_ERR_ABORTED, "another rank failed: rank 2 (process ", "one is killed");
+}
+
+static void ended(void)
+{
+    const wrong w = {.fn = aborted, .o = options_of(LIMIT_NS, false)};
+    goes_wrong(w, -1, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "one aborts");
+}
+
+static void ended_later(void)
+{
+    const wrong w = {.fn = fails_later, .o = options_of(LIMIT_NS, false)};
+    goes_wrong(w, -1, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "a wait hears of an abort");
+}
+
+static void asynchronous(void)
+{
+    const wrong w = {.fn = async_error, .o = options_of(LIMIT_NS, false)};
+    goes_wrong(w, -1, AR_ERR_DEVICE, 0x2, AR_ERR_ABORTED,
+               "rank 1: NCCL: remote process exited or there was a network error: said the stand-in",
+               "an error of NCCL's own threads");
+}
+
+static void split_waits(void)
+{
+    const wrong w = {.fn = split_without_one, .o = options_of(SHORT_NS, false)};
+    goes_wrong(w, -1, AR_ERR_TIMEOUT, 0xf, AR_OK, "collective #2 of ranks 0-3, for rank 0\n", "split without one");
+}
+
+static void messages(void)
+{
+    const wrong w = {.fn = message_of_other_size, .o = options_of(SHORT_NS, false)};
+    goes_wrong(w, -1, AR_ERR_MISMATCH, 0x6, AR_ERR_ABORTED,
+               "ranks 1 and 2 disagree in message #1 of ranks 1-2: rank 1 calls send(F32, count 8, peer 2) "
+               "'activations', rank 2 calls recv(F32, count 16, peer 1) 'activations'",
+               "a message of another size");
+}
+
+static void messages_compared(void)
+{
+    const wrong w = {.fn = message_of_other_size, .o = options_of(LIMIT_NS, true)};
+    goes_wrong(w, -1, AR_ERR_MISMATCH, 0x6, AR_ERR_ABORTED,
+               "rank 1 sends 8 elements of F32 to rank 2, which expects 16", "a message of another size, compared");
+}
+
+/* --- what goes wrong at the start --------------------------------------------------------------------------------- */
+
+static void one_gpu(void)
+{
+    const wrong w = {.fn = all_kinds, .o = options_of(LIMIT_NS, false), .gpu = "0000:3b:00.0"};
+    goes_wrong(w, -1, AR_ERR_ARG, 0xf, AR_OK, "ranks 1 and 2 are both on the GPU 0000:3b:00.0 of ", "two on one GPU");
+}
+
+static ar_status look_at_environment(rank_of *rank)
+{
+    const char *id = getenv("NCCL_HOSTID"), *name = getenv("NCCL_SOCKET_IFNAME");
+    char want[32];
+    snprintf(want, sizeof want, "anyrank-%d-", ar_comm_rank(rank->world));
+    if (!id || strncmp(id, want, strlen(want)) != 0 || !name || strcmp(name, "lo") != 0)
+        return ar_error_set(AR_ERR_INTERNAL, "NCCL would see one host");
+    return sum(rank, rank->world, 8, AR_I64, "first");
+}
+
+static void one_gpu_on_purpose(void)
+{
+    wrong w = {.fn = look_at_environment, .o = options_of(LIMIT_NS, false), .gpu = "0000:3b:00.0"};
+    w.o.share_gpus = true;
+    goes_wrong(w, -1, AR_OK, 0, AR_OK, "", "two on one GPU, on purpose");
+}
+
+static void versions(void)
+{
+    const wrong w = {.fn = all_kinds, .o = options_of(LIMIT_NS, false), .version = "22105"};
+    goes_wrong(w, -1, AR_ERR_ARG, 0xf, AR_OK, "rank 0 has NCCL 22809 and rank 1 has NCCL 22105", "two versions");
+}
+
+static void no_start(void)
+{
+    const wrong w = {.fn = all_kinds, .o = options_of(LIMIT_NS, false), .error = "init"};
+    goes_wrong(w, -1, AR_ERR_DEVICE, 0x2, AR_ERR_ABORTED,
+               "NCCL cannot make a communicator: unhandled system error: said the stand-in", "NCCL fails to start");
+}
+
+static void no_end_of_start(void)
+{
+    const wrong w = {.fn = all_kinds, .o = options_of(SHORT_NS, false), .error = "hang"};
+    goes_wrong(w, -1, AR_ERR_TIMEOUT, 0xf, AR_OK, "to which all have come: a GPU or the network stands still",
+               "NCCL does not start");
+}
+
+static ar_status without_library(int rank, void *arg)
+{
+    const ar_process_options o = options_of(LIMIT_NS, false);
+    const char *const name = arg;
+    rank_of r = {.process = NULL};
+    (void)rank;
+    setenv("ANYRANK_NCCL", name, 1);
+    AR_TRY(ari_process_tcp_create(&r.process, &o));
+    AR_TRY(ar_device_emulated_create(&r.device));
+    const ar_status st = ari_nccl_comm_create(&r.world, r.process, r.device);
+    char why[FORKED_TEXT];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    rank_end(&r);
+    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
+}
+
+static void no_library(void)
+{
+    char missing_file[] = "/nonexistent/libnccl.so.2", other[] = "libm.so.6";
+    forked f = forked_run(1, without_library, missing_file, -1, "no NCCL");
+    forked_expect(&f, -1, AR_ERR_UNSUPPORTED, "NCCL cannot be loaded: /nonexistent/libnccl.so.2", "no NCCL");
+    forked_end_all(&f);
+    f = forked_run(1, without_library, other, -1, "another library");
+    forked_expect(&f, -1, AR_ERR_UNSUPPORTED, "libm.so.6 is no NCCL that can be used: it has no nccl",
+                  "another library");
+    forked_end_all(&f);
+}
+
+int main(void)
+{
+    static const forked_case cases[] = {unchecked,
+                                        checked,
+                                        one,
+                                        mismatch_compared,
+                                        mismatch_in_time,
+                                        order_compared,
+                                        missing,
+                                        missing_compared,
+                                        missing_half,
+                                        dead,
+                                        ended,
+                                        ended_later,
+                                        asynchronous,
+                                        split_waits,
+                                        messages,
+                                        messages_compared,
+                                        one_gpu,
+                                        one_gpu_on_purpose,
+                                        versions,
+                                        no_start,
+                                        no_end_of_start,
+                                        no_library};
+    ar_device *d = NULL;
+    if (ar_device_emulated_create(&d) == AR_ERR_UNSUPPORTED) {
+        printf("skipped: %s\n", ar_error_message());
+        return 77;
+    }
+    ar_device_destroy(d);
+    return forked_cases(cases, sizeof cases / sizeof *cases);
+}
