@@ -30,7 +30,9 @@ static ar_status choose_gpu(ar_device_choice *c, const ar_process *p)
 static ar_status check_device(const ar_process *p, const ar_device_choice *which)
 {
     const ar_transport t = p->options.transport;
-    if ((t == AR_TRANSPORT_NCCL) == (which->kind == AR_DEVICE_CUDA))
+    /* The emulated device is for a library that stands for NCCL, which the communicator tells from NCCL. */
+    const bool nccl = which->kind == AR_DEVICE_CUDA || which->kind == AR_DEVICE_EMULATED;
+    if (t == AR_TRANSPORT_NCCL ? nccl : which->kind != AR_DEVICE_CUDA)
         return AR_OK;
     return ar_error_set(AR_ERR_UNSUPPORTED, "transport %s between ranks on the device %s: %s", ar_transport_name(t),
                         ar_device_kind_name(which->kind),
