@@ -3,7 +3,7 @@
 # Installs what building anyrank needs, and nothing that is there already.
 #
 #   scripts/install_deps.sh            to build and run the command
-#   scripts/install_deps.sh --tests    also to build and run the tests
+#   scripts/install_deps.sh --tests    also to build and run the tests: of MPI and of the kernels of CUDA too
 #   scripts/install_deps.sh --lint     also clang-format and clang-tidy
 #   scripts/install_deps.sh --check    installs nothing; tells what is missing
 #
@@ -75,6 +75,20 @@ has_jansson() { has_pkg --atleast-version=2.13 jansson; }
 has_openssl() { has_pkg --atleast-version=1.1.1 libcrypto; }
 has_python() { have python3 && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' >/dev/null 2>&1; }
 has_criterion() { has_pkg --atleast-version=2.4.1 criterion; }
+has_cxx() {
+    for candidate in ${CXX:-} c++ g++ clang++; do
+        have "$candidate" || continue
+        echo 'int main() { return 0; }' > "$scratch/try.cc"
+        if "$candidate" -std=c++17 -o "$scratch/try" "$scratch/try.cc" >/dev/null 2>&1; then return 0; fi
+    done
+    return 1
+}
+has_mpi() {
+    have mpirun && have mpicc || return 1
+    echo '#include <mpi.h>
+int main(void) { return MPI_Finalize(); }' > "$scratch/try.c"
+    mpicc -o "$scratch/try" "$scratch/try.c" >/dev/null 2>&1
+}
 has_clang_format() { have clang-format; }
 has_clang_tidy() { have clang-tidy; }
 
@@ -92,6 +106,8 @@ openssl|OpenSSL's libcrypto 1.1.1 or newer, with its headers|libssl-dev
 TABLE
     if [ $tests = yes ]; then
         echo "python|Python 3.8 or newer, for the test runner and the checks|python3"
+        echo "cxx|a C++ compiler, for the kernels of the CUDA device on the host|g++"
+        echo "mpi|MPI with its headers and mpirun, for ranks as processes|libopenmpi-dev openmpi-bin"
         echo "criterion|Criterion 2.4.1 or newer, for the tests|libcriterion-dev"
     fi
     if [ $lint = yes ]; then

@@ -67,11 +67,12 @@ expect as_root_calls 0 "update"
 expect as_root_calls 0 "install --no-install-recommends gcc libc6-dev cmake make pkg-config libblis-openmp-dev"
 expect as_root_calls 0 "libblis-openmp-dev libjansson-dev libssl-dev"
 absent as_root libcriterion-dev
+absent as_root openmpi
 absent as_root sudo
 with_path "$bare" --tests --lint
 cp "$scratch/calls" "$scratch/output"
 status=0
-expect with_tests 0 "libcriterion-dev clang-format clang-tidy"
+expect with_tests 0 "g++ libopenmpi-dev openmpi-bin libcriterion-dev clang-format clang-tidy"
 
 # A failing install is told; a failing update alone is not the end.
 fake "$bare" apt-get 'exit 100'
