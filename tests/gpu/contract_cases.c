@@ -213,7 +213,16 @@ static void gemm_round_case(device_pair *p, product *o)
     destroy_packed(p, o);
 }
 
-/* Results of more than one tile of planes: of one matrix, and of many. */
+/* Results of more than one tile of planes on the host (gpu/blas.h): rows of one matrix, and several matrices. */
+static void several_tiles(device_pair *p, void (*one)(device_pair *, product *))
+{
+    product o = {.batch = 1, .m = 203, .n = 190, .k = 5, .values = PAIR_ORDINARY, .scale = true};
+    one(p, &o);
+    o = (product){.batch = 5, .m = 90, .n = 91, .k = 3, .values = PAIR_ORDINARY, .scale = true};
+    one(p, &o);
+}
+
+/* The same on a GPU. */
 static void large_results(device_pair *p, void (*one)(device_pair *, product *))
 {
     product o = {.batch = 1, .m = 2500, .n = 4100, .k = 5, .values = PAIR_ORDINARY, .scale = true};
@@ -225,6 +234,8 @@ static void large_results(device_pair *p, void (*one)(device_pair *, product *))
 void gemm_round_cases(device_pair *p)
 {
     every_product(p, gemm_round_case);
+    if (p->round == 0 && pair_goes_on(p))
+        several_tiles(p, gemm_round_case);
     if (p->round == 1 && !p->small && pair_goes_on(p))
         large_results(p, gemm_round_case);
 }
@@ -244,6 +255,8 @@ static void gemm_acc_case(device_pair *p, product *o)
 void gemm_acc_cases(device_pair *p)
 {
     every_product(p, gemm_acc_case);
+    if (p->round == 0 && pair_goes_on(p))
+        several_tiles(p, gemm_acc_case);
     if (p->round == 1 && !p->small && pair_goes_on(p))
         large_results(p, gemm_acc_case);
 }
