@@ -15,7 +15,7 @@ import re
 import sys
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
-SUFFIXES = {".c", ".h", ".cu", ".cuh", ".inc"}
+SUFFIXES = {".c", ".cc", ".h", ".cu", ".cuh", ".inc"}
 
 PUBLIC = "include/anyrank"
 

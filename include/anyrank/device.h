@@ -66,6 +66,9 @@ typedef struct ar_device_ops {
     void (*destroy)(ar_device *d);
 
     /* --- memory ------------------------------------------------------------------------------------------------- */
+    /* Memory belongs to the queue that the calling thread enqueues on. Another queue may use it after an event that was
+     * recorded there since; who frees it has waited, or lets its queue wait, for every other queue that uses it. What
+     * its own queue is still to do with it is done before the memory is taken again. */
     ar_status (*alloc)(ar_device *d, ar_buf *gives, size_t bytes); /* 64-byte aligned, contents undefined */
     void (*free)(ar_device *d, ar_buf b);                          /* accepts NULL */
     /* Also from and to the host: what is copied from there is borrowed until return; what is copied to there has come

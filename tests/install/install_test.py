@@ -121,6 +121,12 @@ class Install(unittest.TestCase):
         info = json.loads(must([BUILD / "anyrank", "info", "--json", "-"], cwd="/"))
         self.assertEqual(info["data_dir"], str(ROOT / "data"))
 
+    @unittest.skipUnless(shutil.which("readelf"), "no readelf here")
+    def test_nothing_needs_the_cxx_library(self):
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", must(["readelf", "-d", prefix / "bin/anyrank"]))
+        self.assertTrue(needed)
+        self.assertEqual([name for name in needed if "stdc++" in name or "c++" in name], [])
+
     def test_licence_and_documents_are_there(self):
         for name in ("LICENSE", "README.md", "docs/check.md"):
             self.assertEqual((prefix / "share/doc/anyrank" / name).read_bytes(), (ROOT / name).read_bytes())
