@@ -83,7 +83,7 @@ static void print_head(FILE *to, const ari_checked *c)
     if (!isnan(r->max_error_vs_f64))
         fprintf(to, "; worst error against binary64 %.1e of a gradient's largest element", r->max_error_vs_f64);
     fprintf(to, "\n");
-    if (ari_device_text(device, &c->device, r->runs == 1 ? ar_parallel_world(&r->run[0].parallel) : 0)[0])
+    if (ari_device_text(device, &c->device, r->runs == 1 ? ar_parallel_world(&r->run[0].parallel) : 0, c->process)[0])
         fprintf(to, "device: %s\n", device);
     ari_transport_print(to, c->process);
     print_notes(to, c);

@@ -166,7 +166,7 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
     }
     if (v->model)
         printf("loss %.9g\n", (double)r->loss);
-    if (ari_device_text(device, &choice, ar_parallel_world(&parallel))[0])
+    if (ari_device_text(device, &choice, ar_parallel_world(&parallel), NULL)[0])
         printf("device: %s\n", device);
     printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds), layout, r->outputs_hash);
     return AR_OK;

@@ -87,7 +87,7 @@ ar_status ari_layout_check(const ari_layout_values *v)
     return check_device(v);
 }
 
-const char *ari_device_text(char *text, const ar_device_choice *c, int world)
+const char *ari_device_text(char *text, const ar_device_choice *c, int world, const ar_process *p)
 {
     ar_gpu_info gpu = {0};
     text[0] = '\0';
@@ -95,7 +95,9 @@ const char *ari_device_text(char *text, const ar_device_choice *c, int world)
         snprintf(text, ARI_DEVICE_TEXT, "on the emulated device, the kernels of cuda on the host");
     if (c->kind != AR_DEVICE_CUDA || ar_gpu_info_get(&gpu, c->index) != AR_OK)
         return text;
-    if (world == 1)
+    if (p)
+        snprintf(text, ARI_DEVICE_TEXT, "each rank on the GPU of its number on its machine (here %s)", gpu.name);
+    else if (world == 1)
         snprintf(text, ARI_DEVICE_TEXT, "on GPU %d (%s)", c->index, gpu.name);
     else if (world == 0)
         snprintf(text, ARI_DEVICE_TEXT, "all ranks share GPU %d (%s)", c->index, gpu.name);

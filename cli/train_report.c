@@ -50,7 +50,7 @@ static void print_layout(FILE *to, const ar_training_options *o)
         fprintf(to, "%seach keeps its share of the optimizer's state", before);
     fprintf(to, "\n");
     char device[ARI_DEVICE_TEXT];
-    if (ari_device_text(device, &o->device, world)[0])
+    if (ari_device_text(device, &o->device, world, o->process)[0])
         fprintf(to, "device: %s\n", device);
     ari_transport_print(to, o->process);
 }
