@@ -76,11 +76,11 @@ static ari_bench_device place_of(const side *s)
     return (ari_bench_device){s->d, ar_ctx_queue(s->ctx)};
 }
 
-static ar_status side_create(side *s, ar_numerics numerics, const ar_config *config, const ar_batch *batch,
-                             const ar_device_choice *which, int threads)
+static ar_status side_create(side *s, ar_numerics numerics, ar_precision precision, const ar_config *config,
+                             const ar_batch *batch, const ar_device_choice *which, int threads)
 {
     AR_TRY(ar_device_create(&s->d, which, threads));
-    const ar_ctx_options options = {.device = s->d, .numerics = numerics};
+    const ar_ctx_options options = {.device = s->d, .numerics = numerics, .precision = precision};
     ar_plan plan = {0};
     ar_block_options o;
     char name[96];
@@ -169,7 +169,7 @@ done:
 }
 
 ar_status ari_bench_block(ar_bench_block_row row[2], const ar_config *config, size_t batch, size_t seq,
-                          const ar_device_choice *which, int threads, size_t repetitions)
+                          const ar_device_choice *which, ar_precision precision, int threads, size_t repetitions)
 {
     const ar_device_choice cpu = {AR_DEVICE_CPU, 0}, *const choice = which ? which : &cpu;
     const ar_batch given = {.batch = batch, .seq = seq};
@@ -179,8 +179,8 @@ ar_status ari_bench_block(ar_bench_block_row row[2], const ar_config *config, si
         return ar_error_set(AR_ERR_ARG, "bench block: batch %zu, seq %zu, repetitions %zu: all must be > 0", batch, seq,
                             repetitions);
     AR_TRY(ari_bench_device_create(&b.on, choice, threads));
-    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, config, &given, choice, threads));
-    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, config, &given, choice, threads));
+    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, precision, config, &given, choice, threads));
+    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, AR_PRECISION_F32, config, &given, choice, threads));
     AR_TRY_TO(done, st, ari_gemm_list_block(&b.list, &b.on, config, batch, seq));
     st = measure(&b, row, &given, repetitions);
 done:

@@ -93,6 +93,11 @@ static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS(bench_values, "step: tensor-parallel ranks (default 4 where no layout is given)",
                        "step: exact or native (default: both)"),
     ARI_LAYOUT_STEP_OPTIONS(bench_values),
+    {.name = "precision",
+     .kind = ARI_OPT_ENUM,
+     .at = ARI_LAYOUT_AT(bench_values, precision),
+     .choices = ari_precision_names,
+     .help = "block: what the native one multiplies: f32, tf32 or bf16; sums and all else fp32 (default f32)"},
     {.name = "zero", .kind = ARI_OPT_LATER},
     {0},
 };
@@ -102,7 +107,9 @@ static const ari_positional positionals[] = {
      .at = offsetof(bench_values, what),
      .required = true,
      .help = "gemm, grad, block, step, ddp or allreduce"},
-    {.name = "MODEL", .at = offsetof(bench_values, model), .help = "step, ddp: as check has it (default llama-demo)"},
+    {.name = "MODEL",
+     .at = offsetof(bench_values, model),
+     .help = "step, ddp: as check has it (default llama-demo); block: the model whose block is timed"},
     {0},
 };
 
@@ -194,6 +201,21 @@ static ar_status run_grad(const bench_values *v)
     return end(ari_bench_json_grad(rows, ARI_BENCH_GRAD_SHAPES), v, threads);
 }
 
+static ar_status config_of_model(const char *model, ar_config *config)
+{
+    char folder[512];
+    AR_TRY(ar_model_path(folder, sizeof folder, model));
+    return ar_config_load(config, folder);
+}
+
+/* Number i of the blocks to time: the model's, where one is given; NULL after the last. */
+static const ar_config *block_at(const bench_values *v, const ar_config *own, size_t i)
+{
+    if (v->model)
+        return i == 0 ? own : NULL;
+    return ari_bench_block_config(i);
+}
+
 static ar_status run_block(const bench_values *v)
 {
     const ar_device_choice device = ari_layout_device(&v->layout);
@@ -203,12 +225,16 @@ static ar_status run_block(const bench_values *v)
     ari_progress p;
     ari_progress_begin(&p, v->common.quiet);
     ar_status st = AR_OK;
-    for (size_t i = 0; ari_bench_block_config(i) && n < 2 * BLOCKS && st == AR_OK; i++) {
-        const ar_config *config = ari_bench_block_config(i);
+    ar_config own;
+    if (v->model)
+        st = config_of_model(v->model, &own);
+    for (size_t i = 0; block_at(v, &own, i) && n < 2 * BLOCKS && st == AR_OK; i++) {
+        const ar_config *config = block_at(v, &own, i);
         ar_bench_block_row rows[2] = {0};
         ari_progress_update(&p, (double)n / (2 * BLOCKS), "bench block");
         const size_t batch = v->batch ? v->batch : 2, seq = v->seq ? v->seq : 512;
-        st = ari_bench_block(rows, config, batch, seq, &device, threads, repetitions_of(v));
+        st = ari_bench_block(rows, config, batch, seq, &device, (ar_precision)v->layout.precision, threads,
+                             repetitions_of(v));
         for (size_t k = 0; k < 2; k++)
             lines[n++] = (ari_bench_block_line){config->name, k == 0 ? "native" : "exact", batch, seq, rows[k]};
     }
@@ -359,17 +385,23 @@ static ar_status run_allreduce(const bench_values *v)
 
 static ar_status run(const bench_values *v)
 {
-    if (v->model && strcmp(v->what, "step") != 0 && strcmp(v->what, "ddp") != 0)
+    const bool block = strcmp(v->what, "block") == 0;
+    if (v->model && !block && strcmp(v->what, "step") != 0 && strcmp(v->what, "ddp") != 0)
         return ar_error_set(AR_ERR_ARG, "bench %s takes no model, '%s' is one too many", v->what, v->model);
+    if (v->layout.precision != AR_PRECISION_F32 && !block)
+        return ar_error_set(AR_ERR_ARG, "bench %s multiplies fp32: --precision is for bench block", v->what);
     if (v->layout.device && strcmp(v->what, "allreduce") == 0)
         return ar_error_set(AR_ERR_ARG, "bench allreduce sums in the host's memory: --device is for the others");
+    ari_layout_values layout = v->layout;
+    if (block) /* both numerics; the precision is the native one's */
+        layout.numerics = AR_NUMERICS_NATIVE;
     if (v->layout.device)
-        AR_TRY(ari_layout_check(&v->layout));
+        AR_TRY(ari_layout_check(&layout));
     if (strcmp(v->what, "gemm") == 0)
         return run_gemm(v);
     if (strcmp(v->what, "grad") == 0)
         return run_grad(v);
-    if (strcmp(v->what, "block") == 0)
+    if (block)
         return run_block(v);
     if (strcmp(v->what, "step") == 0)
         return run_step(v);

@@ -57,7 +57,7 @@ _anyrank() {
             options="--out --tp --pp --dp --dp-copies --embedding-hidden --pad-vocab --shard-size --map --config --strict --dry-run $common" ;;
         bugs) options="--run --curves --numerics --precision $common" ;;
         bench)
-            options="$layout $split --m --n --k --batch --seq --repetitions --ranks --bytes --dtype --algorithm $common"
+            options="$layout $split --m --n --k --batch --seq --repetitions --ranks --bytes --dtype --algorithm --precision $common"
             names="gemm grad block step ddp allreduce"
             if ((COMP_CWORD > 2)); then names=$models; fi ;;
         info) options="--probe $common" ;;

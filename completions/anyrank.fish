@@ -185,6 +185,7 @@ complete -c anyrank -n $bench -l seq -x -d "Tokens of a sequence"
 complete -c anyrank -n $bench -l repetitions -x -d "Of which the medians are told"
 complete -c anyrank -n $bench -l ranks -x -d "Simulated ranks of the all-reduce"
 complete -c anyrank -n $bench -l bytes -x -d "Bytes of each rank"
+complete -c anyrank -n $bench -l precision -x -a "f32 tf32 bf16" -d "Of native products"
 complete -c anyrank -n $bench -l dtype -x -a "f32 i64" -d "What is summed"
 complete -c anyrank -n $bench -l algorithm -x -a "auto direct ring last" -d "How data moves"
 

@@ -12,7 +12,7 @@
 #                is installed. On a machine with apt, DIR is filled by:
 #                    cd DIR && apt-get download libblis4-openmp libblis-openmp-dev libjansson4 libjansson-dev libssl-dev
 #   --only       these steps alone (the build is made where it is missing)
-#   --rounds R   rounds of random sizes in the conformance suite (default 20; with --host 2)
+#   --rounds R   rounds of random sizes in the conformance suite (default 20; with --host 1)
 #   --budget S   no further step is begun after S seconds; what is left counts as skipped (default: none)
 #   --build DIR  where to build (default build/device)
 #
@@ -75,7 +75,7 @@ logs=${OUT:-$root/build/device-check}
 build=${build:-build/device}
 case $build in /*) ;; *) build=$root/$build ;; esac
 if [ $host = yes ]; then device=emulated; else device=cuda; fi
-rounds=${rounds:-$([ $host = yes ] && echo 2 || echo 20)}
+rounds=${rounds:-$([ $host = yes ] && echo 1 || echo 20)}
 jobs=${jobs:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
 mkdir -p "$logs" || exit 2
 anyrank=$build/anyrank
@@ -288,15 +288,31 @@ step_bench_gemm() {
     "$anyrank" bench gemm --device cuda --no-color --json "$logs/bench_gemm.json" || return 1
     echo "exact products beside cuBLAS: bench_gemm.json"
 }
+# The blocks of width 768, and one of a large model, whose sizes bench/torch_block.py has too.
 step_bench_block() {
     gpu_bench
-    "$anyrank" bench block --device cuda --no-color --json "$logs/bench_block.json" || return 1
-    echo "blocks: bench_block.json"
+    large=$logs/large-block
+    mkdir -p "$large"
+    cat > "$large/config.json" <<JSON
+{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 1, "num_attention_heads": 32,
+ "num_key_value_heads": 8, "intermediate_size": 11008, "hidden_act": "silu", "rms_norm_eps": 1e-6, "vocab_size": 256,
+ "max_position_embeddings": 4096, "rope_theta": 10000.0, "tie_word_embeddings": false}
+JSON
+    "$anyrank" bench block --device cuda --no-color --batch 4 || return 1
+    for precision in f32 tf32 bf16; do
+        batch=8
+        [ $precision != f32 ] || batch=2
+        echo "h 4096, 32 heads, 8 kv, ffn 11008, batch $batch x seq 1024, $precision:"
+        "$anyrank" bench block "$large" --device cuda --no-color --batch $batch --seq 1024 --precision $precision \
+            --repetitions 7 --json "$logs/bench_block_$precision.json" || return 1
+    done
+    echo "blocks: bench_block_f32.json, _tf32, _bf16"
 }
 step_bench_torch() {
     gpu_bench
     python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null || skip "no PyTorch with CUDA"
-    python3 "$root/bench/torch_block.py" --device cuda || return 1
+    python3 "$root/bench/torch_block.py" --device cuda --batch 4 || return 1
+    python3 "$root/bench/torch_block.py" --device cuda --batch 4 --fused || return 1
     echo "the same blocks in PyTorch"
 }
 step_bench_nccl() {
