@@ -21,6 +21,11 @@ const ar_bench_gemm_row ari_bench_gemm_gpu_shapes[ARI_BENCH_GEMM_SHAPES] = {
     {.batch = 64, .m = 1024, .n = 1024, .k = 128},  {.batch = 64, .m = 1024, .n = 128, .k = 1024},
 };
 
+const ar_bench_gemm_row *ari_bench_gemm_shapes_for(const ar_device_choice *which)
+{
+    return which->kind == AR_DEVICE_CUDA ? ari_bench_gemm_gpu_shapes : ari_bench_gemm_shapes;
+}
+
 /* One side of a product: values, its exponents, its integers. */
 typedef struct operand {
     ar_tensor values; /* [batch, rows, k] */

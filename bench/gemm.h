@@ -21,6 +21,8 @@ typedef struct ar_bench_gemm_row {
 extern const ar_bench_gemm_row ari_bench_gemm_shapes[ARI_BENCH_GEMM_SHAPES];
 /* For a GPU: 4096^3; shapes of a block of width 4096 on 2048 tokens; attention's at 32 heads, 2 sequences of 1024. */
 extern const ar_bench_gemm_row ari_bench_gemm_gpu_shapes[ARI_BENCH_GEMM_SHAPES];
+/** Those of the two that take a device's time, not a user's. */
+const ar_bench_gemm_row *ari_bench_gemm_shapes_for(const ar_device_choice *which);
 
 /** Fills the last four fields of *row. A repetition runs native, exact and prepared one after the other, so that a
  *  machine that changes its speed changes it for all three; one more repetition at the start is not counted. Call

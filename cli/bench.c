@@ -131,7 +131,7 @@ static size_t repetitions_of(const bench_values *v)
                                                                          : 15;
 }
 
-static ar_status shapes_of(const bench_values *v, ar_bench_gemm_row *rows, size_t *n)
+static ar_status shapes_of(const bench_values *v, const ar_device_choice *device, ar_bench_gemm_row *rows, size_t *n)
 {
     const int given = (v->m > 0) + (v->n > 0) + (v->k > 0);
     if (given != 0 && given != 3)
@@ -140,7 +140,7 @@ static ar_status shapes_of(const bench_values *v, ar_bench_gemm_row *rows, size_
     if (given)
         rows[0] = (ar_bench_gemm_row){.batch = v->batch ? v->batch : 1, .m = v->m, .n = v->n, .k = v->k};
     else
-        memcpy(rows, ari_bench_gemm_shapes, sizeof ari_bench_gemm_shapes);
+        memcpy(rows, ari_bench_gemm_shapes_for(device), sizeof ari_bench_gemm_shapes);
     return AR_OK;
 }
 
@@ -166,7 +166,7 @@ static ar_status run_gemm(const bench_values *v)
     ar_bench_gemm_row rows[ARI_BENCH_GEMM_SHAPES];
     size_t n = 0;
     const int threads = v->common.threads > 0 ? v->common.threads : 1;
-    AR_TRY(shapes_of(v, rows, &n));
+    AR_TRY(shapes_of(v, &device, rows, &n));
     ari_progress p;
     ari_progress_begin(&p, v->common.quiet);
     ar_status st = AR_OK;
