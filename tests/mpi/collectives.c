@@ -378,6 +378,52 @@ static void at_once(const rank *k)
     free(out);
 }
 
+/* A thread of a rank splits while others do: each group has messages of its own all the same. */
+typedef struct splitter {
+    ar_comm *c;
+    float *sum;
+} splitter;
+
+static ar_status split_and_sum(void *arg, ar_queue *on)
+{
+    enum { COUNT = 1000, TIMES = 6 };
+    splitter *s = arg;
+    for (int i = 0; i < TIMES; i++) {
+        ar_comm *part = NULL;
+        AR_TRY(ar_comm_split(&part, s->c, 1, 0));
+        const ar_buf sum = {s->sum};
+        const ar_status st = ar_comm_all_reduce(part, on, sum, ar_const(sum), COUNT, AR_F32, AR_AVG, "part");
+        ar_comm_destroy(part);
+        AR_TRY(st);
+    }
+    return AR_OK;
+}
+
+static void splits_at_once(const rank *k)
+{
+    enum { LANES = 3, COUNT = 1000 };
+    splitter s[LANES];
+    ar_queue *q[LANES];
+    for (int i = 0; i < LANES; i++) {
+        s[i].sum = need(malloc(COUNT * sizeof *s[i].sum));
+        fill(s[i].sum, AR_F32, COUNT, (unsigned)(k->r * LANES + i));
+        REQUIRE(ar_comm_split(&s[i].c, k->c, 0, 0));
+        REQUIRE(ar_queue_create(&q[i], AR_QUEUE_THREAD, "lane"));
+    }
+    for (int i = 0; i < LANES; i++) {
+        const int lane = (i + k->r) % LANES;
+        REQUIRE(ar_queue_chain(q[lane], split_and_sum, &s[lane]));
+    }
+    for (int i = 0; i < LANES; i++) {
+        REQUIRE(ar_queue_sync(q[i], 0));
+        if (k->got)
+            keep(k->got, "splits at once", s[i].sum, COUNT * sizeof *s[i].sum);
+        ar_queue_destroy(q[i]);
+        ar_comm_destroy(s[i].c);
+        free(s[i].sum);
+    }
+}
+
 /* --- two ways ----------------------------------------------------------------------------------------------------- */
 
 typedef struct whole {
@@ -397,6 +443,7 @@ static void with_queue(ar_comm *c, ar_device *d, results *got, size_t largest)
     all_kinds(&k, largest);
     groups(&k);
     at_once(&k);
+    splits_at_once(&k);
     ar_queue_destroy(k.q);
 }
 
