@@ -264,7 +264,7 @@ class Completions(unittest.TestCase):
         self.same(re.search(r"models:model:\(([^)]*)\)", text)[1].split(), models())
         for name in subcommands():
             branch = re.search(rf"^        {name}\)(.*?);;", text, re.DOTALL | re.MULTILINE)[1]
-            parts = ("common", "layout", "split", "ddp", "optimizer", "watch")
+            parts = ("common", "layout", "split", "ddp", "optimizer", "transport", "watch")
             branch += "".join(block(part) for part in parts if "$" + part in branch)
             with self.subTest(subcommand=name):
                 self.same(set(re.findall(r"--([a-z][a-z0-9-]*)", branch)), options_of(name))
