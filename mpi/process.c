@@ -243,10 +243,14 @@ static void free_process(ari_mpi *p)
 static void mpi_destroy(ar_process *base)
 {
     ari_mpi *p = mpi_of(base);
-    const bool all = ari_mpi_control_goodbye(p), left_behind = atomic_load(&p->abandoned);
+    const bool all = ari_mpi_control_goodbye(p), in_order = all && !atomic_load(&p->abandoned);
     ari_mpi_control_destroy(p);
+    if (in_order) {
+        MPI_Comm_free(&p->control);
+        MPI_Comm_free(&p->data);
+    }
     if (p->owns_mpi) {
-        if (!all || left_behind)
+        if (!in_order)
             MPI_Abort(MPI_COMM_WORLD, 1);
         MPI_Finalize();
     }

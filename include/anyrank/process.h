@@ -42,7 +42,8 @@ typedef struct ar_process_options {
  *  ar_process_destroy. Errors: AR_ERR_UNSUPPORTED (a build without it, and how to get it), AR_ERR_ARG (the
  *  environment says nothing, or what makes no sense: which variable), AR_ERR_TIMEOUT, AR_ERR_IO (the network). */
 AR_NODISCARD ar_status ar_process_create(ar_process **gives, const ar_process_options *o);
-/** Collective, unless a process has failed: then it waits for nobody. Accepts NULL. */
+/** Collective. After a failure it waits two seconds for the others to have come here too, so that each can tell its
+ *  user; where one has not, MPI_Abort ends them all with exit status 1. So print first. Accepts NULL. */
 void ar_process_destroy(ar_process *p);
 
 /** NULL: AR_TRANSPORT_SIM. */
@@ -52,9 +53,10 @@ int ar_process_size(const ar_process *p);
 /** The number among the processes of this machine: the GPU to take. */
 int ar_process_local_rank(const ar_process *p);
 
-/** The communicator over all processes, for buffers of `d`: MPI takes devices whose memory the host reaches, NCCL the
- *  CUDA device; it is to exist before. Collective. Gives; ar_comm_destroy, before the process. Errors: AR_ERR_ARG (a
- *  device that the transport does not serve; two processes on one GPU, unless share_gpus), what the transport gives. */
+/** The communicator over all processes, for buffers of `d`: MPI takes any device, and goes through copies on the host
+ *  where the host does not reach its memory; NCCL takes the CUDA device; it is to exist before. Collective. Gives;
+ * ar_comm_destroy, before the process. Errors: AR_ERR_ARG (a device that the transport does not serve; two processes on
+ * one GPU, unless share_gpus), what the transport gives. */
 AR_NODISCARD ar_status ar_process_comm(ar_comm **gives, ar_process *p, ar_device *d);
 
 /* Collectives of the host, in order, on all processes; not while a collective of the communicator is enqueued. Errors:
