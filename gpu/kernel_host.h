@@ -154,10 +154,11 @@ template <class F> struct launch_of {
 template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, size_t width, const F &f)
 {
     order o;
+    (void)width;
     AR_TRY(enter(d, q, &o));
     if (o == order::threads && n > 0) {
         const launch_of<F> of = {&f, n};
-        AR_TRY(team_run(width <= 32 ? 32 : team::most, of.run, &of));
+        AR_TRY(team_run(team::most, of.run, &of));
         return launched();
     }
     for (size_t i = 0; i < n; i++)

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A thread is a stack, begun by makecontext. From then on turns are passed by _setjmp and _longjmp, which ask nothing
+ * of the kernel of the operating system; fortified, they would refuse to leave for another stack. */
+#undef _FORTIFY_SOURCE
 #include "gpu/team_host.h"
 
+#include <setjmp.h>
 #include <stdlib.h>
 #include <ucontext.h>
 
@@ -22,7 +26,9 @@ struct stage {
     team base; /* first: a team is one of these */
     void (*body)(const void *arg, team *t);
     const void *arg;
-    ucontext_t caller, thread[team::most];
+    char *stacks;
+    jmp_buf caller, thread[team::most];
+    bool begun[team::most];
     position waits[team::most];
     unsigned arrived;
     bool downwards;
@@ -32,32 +38,62 @@ struct stage {
 /* Whose threads the calling one runs. */
 thread_local stage *current;
 
-/* Where all have come, the last one goes on at once; its turn is the first on the way back. */
-void arrive(stage *s, const barrier *at, size_t n)
-{
-    team *t = &s->base;
-    const unsigned self = t->self;
-    s->waits[self] = {at, n};
-    if (++s->arrived < t->count) {
-        t->self = s->downwards ? self - 1 : self + 1;
-        (void)swapcontext(&s->thread[self], &s->thread[t->self]);
-        return;
-    }
-    for (unsigned i = 1; i < t->count && s->stray == 0; i++)
-        if (s->waits[i].at != s->waits[0].at || s->waits[i].n != s->waits[0].n)
-            s->stray = i;
-    s->arrived = 0;
-    s->downwards = !s->downwards;
-    if (!at || s->stray != 0)
-        (void)swapcontext(&s->thread[self], &s->caller); /* for good */
-}
+void arrive(stage *s, const barrier *at, size_t n);
 
 void run_thread(void)
 {
     stage *s = current;
     s->body(s->arg, &s->base);
-    arrive(s, nullptr, 0);
-    (void)setcontext(&s->caller); /* not reached: nobody resumes a thread that has ended */
+    arrive(s, nullptr, 0); /* nobody resumes a thread that has ended */
+}
+
+/* Leaves the calling stack for thread t's. */
+[[noreturn]] void resume(stage *s, unsigned t)
+{
+    s->base.self = t;
+    if (s->begun[t])
+        _longjmp(s->thread[t], 1);
+    ucontext_t begin;
+    s->begun[t] = true;
+    (void)getcontext(&begin);
+    begin.uc_stack.ss_sp = s->stacks + t * STACK;
+    begin.uc_stack.ss_size = STACK;
+    begin.uc_link = nullptr;
+    makecontext(&begin, run_thread, 0);
+    (void)setcontext(&begin);
+    abort(); /* a context that was just made */
+}
+
+void look_for_stray(stage *s)
+{
+    for (unsigned t = 1; t < s->base.count && s->stray == 0; t++)
+        if (s->waits[t].at != s->waits[0].at || s->waits[t].n != s->waits[0].n)
+            s->stray = t;
+}
+
+/* Where all have come, the last one goes on at once: its turn is the first on the way back. */
+void arrive(stage *s, const barrier *at, size_t n)
+{
+    const unsigned self = s->base.self;
+    s->waits[self] = {at, n};
+    if (++s->arrived < s->base.count) {
+        if (_setjmp(s->thread[self]) == 0)
+            resume(s, s->downwards ? self - 1 : self + 1);
+        return;
+    }
+    look_for_stray(s);
+    s->arrived = 0;
+    s->downwards = !s->downwards;
+    if (!at || s->stray != 0)
+        _longjmp(s->caller, 1);
+}
+
+/* A function of its own: no variable of it is looked at when _setjmp returns again. */
+__attribute__((noinline)) void run_all(stage *s)
+{
+    current = s;
+    if (_setjmp(s->caller) == 0)
+        resume(s, 0);
 }
 
 const char *name_of(const position &p)
@@ -93,14 +129,8 @@ ar_status team_run(unsigned count, void (*body)(const void *arg, team *t), const
     s->base.count = count;
     s->body = body;
     s->arg = arg;
-    for (unsigned i = 0; i < count; i++) {
-        (void)getcontext(&s->thread[i]);
-        s->thread[i].uc_stack.ss_sp = stacks + i * STACK;
-        s->thread[i].uc_stack.ss_size = STACK;
-        makecontext(&s->thread[i], run_thread, 0);
-    }
-    current = s;
-    (void)swapcontext(&s->caller, &s->thread[0]);
+    s->stacks = stacks;
+    run_all(s);
     const ar_status st = s->stray != 0 ? parted(s) : AR_OK;
     free(stacks);
     free(s);

@@ -20,7 +20,7 @@ struct barrier {
 };
 
 struct team {
-    static const unsigned most = 64;
+    static const unsigned most = 16;
     unsigned count, self; /* threads, and the number of the one that runs */
     uint64_t part[most];  /* one word of each, for what they make together */
 

@@ -50,6 +50,13 @@ MISTAKES = [
     ("ce_backward: the target's neighbour", "loss.cu", "static_cast<int64_t>(j) == at,",
      "static_cast<int64_t>(j) == at + 1,"),
     ("ce_terms: tokens that do not count, counted", "loss.cu", "valid[i] ? term : 0.0f", "term"),
+    ("ce_max: each thread keeps a largest value of its own", "loss.cu",
+     "const int32_t top = b.max(v_local, [&](size_t j) { return ari_key32(x[j]); });",
+     "int32_t top = INT32_MIN;\n        b.each(v_local, [&](size_t j) { top = ari_key32(x[j]) > top ? ari_key32(x[j]) : "
+     "top; });"),
+    ("ce_sum: threads part at a value of their own", "loss.cu", "const int64_t total = row_integer(",
+     "bool mine = false;\n        b.each(1, [&](size_t) { mine = true; });\n        if (mine)\n            "
+     "b.each(1, [&](size_t) { sum[b.index] = 0; });\n        const int64_t total = row_integer("),
     ("rows_in_range: one row too many", "embedding.cu", "row < count", "row <= count"),
     ("combine: the other ranks in reverse", "combine.cu", "N::combined(op, sum, in[k][i])",
      "N::combined(op, sum, in[n - k][i])"),
