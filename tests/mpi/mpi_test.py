@@ -40,7 +40,7 @@ LAUNCHER = cache("MPIEXEC_EXECUTABLE") or shutil.which("mpirun") or ""
 
 def reason_to_skip():
     if not (BUILD / "tests/mpi_collectives").exists():
-        return "this build has no MPI (scripts/install_deps.sh --mpi installs it)"
+        return "this build has no MPI (scripts/install_deps.sh --tests installs Open MPI)"
     if not shutil.which(LAUNCHER):
         return "there is no mpirun here"
     return ""
