@@ -3,6 +3,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* Where one that is silent can still say why it could not join the others; -1: it is not silent. */
+static int errors_fd = -1;
 
 const char *const ari_transport_names[] = {"sim", "mpi", "nccl", NULL};
 
@@ -15,7 +19,17 @@ ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v,
     *gives = NULL;
     if (v->share_gpus && o.transport != AR_TRANSPORT_NCCL)
         return ar_error_set(AR_ERR_ARG, "--share-gpus is for processes that NCCL connects: give --transport nccl");
-    return o.transport == AR_TRANSPORT_SIM ? AR_OK : ar_process_create(gives, &o);
+    const ar_status st = o.transport == AR_TRANSPORT_SIM ? AR_OK : ar_process_create(gives, &o);
+    /* Nobody else knows; but what process 0 found, it says itself. */
+    if (st != AR_OK && errors_fd >= 0 && strncmp(ar_error_message(), "process 0:", strlen("process 0:")) != 0)
+        dprintf(errors_fd, "anyrank: %s\n", ar_error_message());
+    return st;
+}
+
+void ari_transport_end(ar_process *p)
+{
+    fflush(stdout);
+    ar_process_destroy(p);
 }
 
 bool ari_transport_reports(const ar_process *p)
@@ -68,6 +82,7 @@ void ari_transport_silence(int argc, char *const *argv)
 {
     if (!names_processes(argc, argv) || !is_another())
         return;
+    errors_fd = dup(STDERR_FILENO);
     /* Where there is no /dev/null the words come more than once, which is no harm. */
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
         return;

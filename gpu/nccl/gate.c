@@ -63,6 +63,7 @@ typedef struct hall {
     char why[400];
     guest guest[STRANGERS_MOST];
     int guests;
+    struct pollfd *poll; /* [1 + STRANGERS_MOST + places] */
 } hall;
 
 static void answer(int fd, ar_status st, const char *text)
@@ -167,15 +168,30 @@ static void greet(hall *h)
     h->guest[h->guests++] = (guest){.fd = fd};
 }
 
+/* Who has a place says nothing more: what can be read is the end of the connection. */
+static ar_status look_at_seats(const hall *h, const struct pollfd *seats)
+{
+    for (int i = 0; i < h->gate->size * h->gate->channels; i++) {
+        const int r = i / h->gate->channels;
+        if (h->fds[i] >= 0 && seats[i].fd == h->fds[i] && seats[i].revents)
+            return ar_error_set(AR_ERR_ABORTED, "rank %d (%s) was gone before all had come", r, h->names[r]);
+    }
+    return AR_OK;
+}
+
 static ar_status one_round(hall *h)
 {
-    struct pollfd p[STRANGERS_MOST + 1] = {{.fd = h->listener, .events = POLLIN}};
-    const int guests = h->guests;
+    const int guests = h->guests, places = h->gate->size * h->gate->channels;
     const uint64_t now = ari_now_ns(), left = h->deadline_ns > now ? (h->deadline_ns - now) / 1000000 + 1 : 0;
+    struct pollfd *p = h->poll, *seats = p + guests + 1;
+    p[0] = (struct pollfd){.fd = h->listener, .events = POLLIN};
     for (int i = 0; i < guests; i++)
         p[i + 1] = (struct pollfd){.fd = h->guest[i].fd, .events = POLLIN};
-    if (poll(p, (nfds_t)guests + 1, left > 1000 ? 1000 : (int)left) < 0 && errno != EINTR)
+    for (int i = 0; i < places; i++)
+        seats[i] = (struct pollfd){.fd = h->fds[i], .events = POLLIN}; /* -1: nobody */
+    if (poll(p, (nfds_t)(guests + 1 + places), left > 1000 ? 1000 : (int)left) < 0 && errno != EINTR)
         return ar_error_set(AR_ERR_IO, "waiting for the other processes: %s", strerror(errno));
+    AR_TRY(look_at_seats(h, seats));
     for (int i = guests - 1; i >= 0; i--) { /* downwards: dropping one puts the last in its place */
         if (p[i + 1].revents)
             listen_to(h, i);
@@ -226,7 +242,8 @@ ar_status ari_gate_admit(const ari_gate *g, int listener, int *fds, char (*names
     *h = (hall){.gate = g, .listener = listener, .fds = fds, .names = names, .missing = places - g->channels};
     for (int i = 0; i < places; i++)
         fds[i] = -1;
-    const ar_status st = admit_all(h);
+    const ar_status room = ari_alloc((void **)&h->poll, (size_t)places + STRANGERS_MOST + 1, sizeof *h->poll, "a port");
+    const ar_status st = room == AR_OK ? admit_all(h) : room;
     char why[400];
     snprintf(why, sizeof why, "%s", st == AR_OK ? "" : ar_error_message());
     const uint64_t until = ari_now_ns() + ARI_NET_LAST_NS;
@@ -247,6 +264,7 @@ ar_status ari_gate_admit(const ari_gate *g, int listener, int *fds, char (*names
         answer(fd, st, why);
         ari_net_close(fd, until);
     }
+    free(h->poll);
     free(h);
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }

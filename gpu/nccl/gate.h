@@ -20,7 +20,7 @@ typedef struct ari_gate {
 
 /** Process 0: fds[rank * channels + channel], and names[rank] ("process 123 on host a") of all others. On failure all
  *  that came are told, and nothing is open. Errors: AR_ERR_TIMEOUT, naming who has not come; AR_ERR_ARG, two processes
- *  with one rank, or another number of processes; AR_ERR_IO. */
+ *  with one rank, or another number of processes; AR_ERR_ABORTED, one that came has gone; AR_ERR_IO. */
 AR_NODISCARD ar_status ari_gate_admit(const ari_gate *g, int listener, int *fds, char (*names)[ARI_NAME_BYTES]);
 /** The others: fds[channel]. Errors: AR_ERR_ARG (refused, and why), AR_ERR_TIMEOUT, AR_ERR_IO. */
 AR_NODISCARD ar_status ari_gate_visit(const ari_gate *g, const char *host, int port, int *fds);

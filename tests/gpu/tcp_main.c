@@ -184,6 +184,16 @@ static ar_status one_stays_away(int rank, void *arg)
                      : only_join(rank, arg);
 }
 
+/* Three come, of which one goes again before the fourth is there. */
+static ar_status one_goes(int rank, void *arg)
+{
+    if (rank == 1)
+        alarm(1); /* the end of the process */
+    if (rank == 2)
+        forked_sleep(2.5);
+    return rank == 2 ? ar_error_set(AR_ERR_ABORTED, "rank 1 (process") : only_join(rank, arg);
+}
+
 static void no_world(forked_fn fn, uint64_t ns, ar_status st, const char *words, const char *what)
 {
     forked f = forked_run(RANKS, fn, &ns, -1, what);
@@ -420,6 +430,15 @@ static void away(void)
     no_world(one_stays_away, SHORT_NS, AR_ERR_TIMEOUT, "not come within 1.0 s: rank 2", "one stays away");
 }
 
+static void goes(void)
+{
+    uint64_t ns = LIMIT_NS;
+    forked f = forked_run(RANKS, one_goes, &ns, 1, "one goes again");
+    forked_expect(&f, 1, AR_ERR_ABORTED, "rank 1 (process", "one goes again");
+    check(f.end[0].seconds < 2.4, "one goes again", "heard late");
+    forked_end_all(&f);
+}
+
 static void torchrun(void)
 {
     beside_store(false);
@@ -433,8 +452,8 @@ static void torchrun_six(void)
 
 int main(void)
 {
-    static const forked_case cases[] = {four,        late_start,     killed,    aborts,       misses,
-                                        programs,    one_rank_twice, two_sizes, away,         strangers,
-                                        another_job, port_taken,     torchrun,  torchrun_six, environment};
+    static const forked_case cases[] = {four,           late_start, killed,       aborts,     misses,    programs,
+                                        one_rank_twice, two_sizes,  away,         goes,       strangers, another_job,
+                                        port_taken,     torchrun,   torchrun_six, environment};
     return forked_cases(cases, sizeof cases / sizeof *cases);
 }

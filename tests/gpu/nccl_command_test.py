@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of --transport nccl without a GPU: processes started as torchrun, srun and mpirun would start them are ranks on
+the emulated device, over the library that stands for NCCL (fake_nccl.c). They give the bits that threads of one process
+give, and end with one report when one of them is missing, dies or disagrees.
+
+    tests/gpu/nccl_command_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank. The library is expected beside it,
+in tests/.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests/golden"
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+SMALL = ("--batch", "4", "--seq", "8", "--steps", "2", "--skip-f64")
+NCCL = ("--transport", "nccl", "--device", "emulated")
+MPIRUN = shutil.which("mpirun")
+LAUNCHERS = re.compile(r"RANK$|WORLD_SIZE$|LOCAL_|MASTER_|SLURM_|TORCHELASTIC_|OMPI_|PMI|ANYRANK_|NCCL_|FAKE_")
+
+
+def stand_in():
+    return pathlib.Path(COMMAND).resolve().parent / "tests/fake_nccl.so"
+
+
+def clean_environment():
+    kept = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
+    return {**kept, "ANYRANK_NCCL": str(stand_in())}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def torchrun(rank, ranks, port):
+    return {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def slurm(rank, ranks, port):
+    return {"SLURM_PROCID": rank, "SLURM_NTASKS": ranks, "SLURM_LOCALID": rank, "MASTER_ADDR": "localhost",
+            "MASTER_PORT": port}
+
+
+def start(arguments, ranks, launcher=torchrun, extra=None, only=None):
+    """Processes, one for each rank; extra(rank): more of its environment."""
+    port = free_port()
+    started = []
+    for rank in range(ranks) if only is None else only:
+        of_rank = {**launcher(rank, ranks, port), **(extra(rank) if extra else {})}
+        environment = {**clean_environment(), **{name: str(value) for name, value in of_rank.items()}}
+        started.append(subprocess.Popen([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment))
+    return started
+
+
+def finish(started):
+    """[(exit status, output, errors)]"""
+    ended = []
+    try:
+        for process in started:
+            out, err = process.communicate(timeout=120)
+            ended.append((process.returncode, out, err))
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return ended
+
+
+def why_not():
+    """Why there is nothing to test; "" if there is."""
+    if not stand_in().exists():
+        return "the library that stands for NCCL was not built"
+    said = subprocess.run([COMMAND, "check", "stack-demo", "--tp", "2", *SMALL, "--device", "emulated"], text=True,
+                          capture_output=True, stdin=subprocess.DEVNULL, timeout=120, check=False).stderr
+    return "this build has no emulated device" if "no emulated device" in said else ""
+
+
+class NcclTest(unittest.TestCase):
+    maxDiff = None
+
+    @classmethod
+    def setUpClass(cls):
+        reason = why_not()
+        if reason:
+            raise unittest.SkipTest(reason)
+
+    def threads(self, *arguments):
+        done = subprocess.run([COMMAND, *map(str, arguments), "--json", "-"], capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, timeout=120, check=False, env=clean_environment())
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        return json.loads(done.stdout)
+
+    def check(self, *arguments, ranks, launcher=torchrun):
+        ended = finish(start((*arguments, *NCCL, "--json", "-"), ranks, launcher))
+        self.assertEqual([(status, err) for status, _, err in ended], [(0, "")] * ranks, ended[0][1])
+        self.assertEqual([out for _, out, _ in ended[1:]], [""] * (ranks - 1))
+        return json.loads(ended[0][1])
+
+    def hold_to_threads(self, *arguments, ranks, launcher=torchrun):
+        ours, theirs = self.check(*arguments, ranks=ranks, launcher=launcher), self.threads(*arguments)
+        self.assertEqual(ours["result"], "same")
+        run, other = (result["models"][0]["runs"][0] for result in (ours, theirs))
+        for key in ("result", "tensors", "elements_different", "gradients_hash", "weights_hash", "collectives", "loss"):
+            self.assertEqual(run[key], other[key], key)
+        for key in ("counted", "predicted"):
+            self.assertEqual(run["bytes"][key], other["bytes"]["counted"], key)
+
+    def test_two_processes_have_the_bits_of_threads(self):
+        self.hold_to_threads("check", GOLDEN / "llama-gqa-tiny", "--tp", 2, *SMALL, ranks=2)
+
+    def test_four_processes_of_slurm_have_the_bits_of_threads(self):
+        self.hold_to_threads("check", GOLDEN / "gpt2-tiny", "--tp", 2, "--dp", 2, "--zero", 1, *SMALL, ranks=4,
+                             launcher=slurm)
+
+    @unittest.skipUnless(MPIRUN, "no mpirun on this machine")
+    def test_mpirun_starts_them_too(self):
+        environment = {**clean_environment(), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                       "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+                       "OMPI_MCA_hwloc_base_binding_policy": "none"}
+        done = subprocess.run([MPIRUN, "-n", "2", COMMAND, "check", str(GOLDEN / "gpt2-tiny"), "--dp", "2", *SMALL,
+                               *NCCL, "--json", "-"], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                              timeout=120, check=False, env=environment)
+        if "no launcher started this process" in done.stderr + done.stdout:
+            self.skipTest("this build has no MPI")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["result"], "same")
+
+    def test_a_trained_trajectory_is_that_of_threads(self):
+        hashes = []
+        train = ("train", "gpt2-demo", "--dp", 2, "--steps", 2, "--batch", 2, "--seq", 8, "--seed", 5)
+        with tempfile.TemporaryDirectory() as folder:
+            text = pathlib.Path(folder, "text.txt")
+            text.write_text("the quick brown fox jumps over the lazy dog; " * 200, encoding="utf-8")
+            done = subprocess.run([COMMAND, *map(str, train), "--data", str(text), "--json", "-"], text=True,
+                                  capture_output=True, stdin=subprocess.DEVNULL, timeout=120, check=False)
+            ended = finish(start((*train, "--data", text, *NCCL, "--json", "-"), 2))
+        self.assertEqual([status for status, _, _ in ended] + [done.returncode], [0, 0, 0], (ended, done.stderr))
+        for out in (done.stdout, ended[0][1]):
+            hashes.append(re.findall(r'"[a-z_]*hash[a-z_]*": *"([0-9a-f]+)"', out))
+        self.assertTrue(hashes[0])
+        self.assertEqual(hashes[0], hashes[1])
+
+    def test_another_order_of_calls_is_told_before_data_move(self):
+        ended = finish(start(("check", GOLDEN / "gpt2-tiny", "--dp", 2, *SMALL, "--inject",
+                               "collective_order_swapped", *NCCL), 2))
+        self.assertEqual([status for status, _, _ in ended], [1, 1])
+        self.assertIn("so they call in different orders", ended[0][1])
+
+    def test_two_processes_on_one_gpu_are_refused_unless_meant(self):
+        arguments = ("check", GOLDEN / "gpt2-tiny", "--tp", 2, *SMALL, *NCCL)
+        one_gpu = lambda rank: {"FAKE_NCCL_GPU": "0000:3b:00.0"}
+        ended = finish(start(arguments, 2, extra=one_gpu))
+        self.assertEqual([status for status, _, _ in ended], [1, 1])
+        self.assertIn("ranks 0 and 1 are both on the GPU 0000:3b:00.0 of ", ended[0][1])
+        ended = finish(start((*arguments, "--share-gpus"), 2, extra=one_gpu))
+        self.assertEqual([status for status, _, _ in ended], [0, 0], ended[0][2])
+
+    def test_one_that_never_comes_is_named(self):
+        arguments = ("check", GOLDEN / "gpt2-tiny", "--tp", 3, *SMALL, *NCCL, "--timeout", 1)
+        ended = finish(start(arguments, 3, only=[0, 2]))
+        self.assertTrue(all(status not in (0, -signal.SIGKILL) for status, _, _ in ended), ended)
+        self.assertIn("these have not come within 1.0 s: rank 1", ended[0][1] + ended[0][2])
+
+    def test_one_that_is_killed_ends_all(self):
+        arguments = ("check", GOLDEN / "gpt2-tiny", "--dp", 3, "--batch", 3, "--seq", 8, "--steps", 10, *NCCL,
+                     "--timeout", 4)
+        started = start(arguments, 3)
+        time.sleep(0.7)  # at work, or still coming together: they end either way
+        self.assertEqual([p.poll() for p in started], [None] * 3)
+        started[1].kill()
+        began = time.monotonic()
+        ended = finish(started)
+        self.assertLess(time.monotonic() - began, 20)
+        self.assertNotIn(0, [status for status, _, _ in ended])
+
+    def test_a_variable_that_is_missing_is_named(self):
+        def without(name):
+            def launcher(rank, ranks, port):
+                return {key: value for key, value in torchrun(rank, ranks, port).items() if key != name}
+            return launcher
+
+        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            (status, out, err), = finish(start(("check", "gpt2-demo", "--tp", 2, *NCCL), 2, without(name), only=[1]))
+            self.assertNotEqual(status, 0)
+            self.assertIn(f"{name} is not set", out + err)
+
+    def test_without_nccl_it_says_what_to_install(self):
+        extra = lambda rank: {"ANYRANK_NCCL": "/nonexistent/libnccl.so.2"}
+        (status, out, err), = finish(start(("check", "gpt2-demo", "--tp", 1, *SMALL, *NCCL), 1, extra=extra))
+        self.assertEqual(status, 1)
+        self.assertIn("NCCL cannot be loaded: /nonexistent/libnccl.so.2", out + err)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
+        COMMAND = sys.argv.pop(1)
+    unittest.main(argv=sys.argv)
