@@ -259,7 +259,6 @@ static ar_status run(ari_check_values *v, int *exit_code)
     for (size_t i = 0; i < n; i++)
         ar_check_report_destroy(checked[i].report);
     ari_watch_fini(&watch);
-    ar_process_destroy(v->process);
     return st;
 }
 
@@ -272,7 +271,8 @@ int ari_command_check(int argc, char **argv)
     const ar_status st = run(&v, &exit_code);
     if (st != AR_OK) {
         ari_print_error("check", st);
-        return ari_exit_code(st);
+        exit_code = ari_exit_code(st);
     }
+    ari_transport_end(v.process);
     return exit_code;
 }

@@ -216,7 +216,6 @@ static ar_status run(ari_train_values *v, int *exit_code)
 done:
     ar_checkpoint_close(resume);
     ari_watch_fini(&watch);
-    ar_process_destroy(v->process);
     return st;
 }
 
@@ -232,7 +231,8 @@ int ari_command_train(int argc, char **argv)
         fflush(stdout);
         ari_print_error("train", st);
         /* Ranks that call different collectives are a mistake of the program, not of its user. */
-        return st == AR_ERR_MISMATCH ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
+        exit_code = st == AR_ERR_MISMATCH ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
     }
+    ari_transport_end(v.process);
     return exit_code;
 }

@@ -37,6 +37,8 @@ extern const char *const ari_transport_names[]; /* in the order of ar_transport 
  *  ar_process_options. Gives; ar_process_destroy. Errors: AR_ERR_ARG (share_gpus without nccl), ar_process_create's. */
 AR_NODISCARD ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, double timeout_s,
                                            bool check_calls);
+/** Leaves them, once all is printed: after a failure of the ranks that may end this process at once. */
+void ari_transport_end(ar_process *p);
 /** Whether this process prints and writes files: the only one, or process 0. */
 bool ari_transport_reports(const ar_process *p);
 /** A line of its own where ranks are processes: "ranks: 4 processes, connected by MPI"; nothing with sim. */
