@@ -10,7 +10,7 @@
 #   --arch A     CUDA architectures to build for: native (default), or as CMake has them: 90, 80;90
 #   --deps DIR   .deb files of what the build needs and this machine lacks; they are unpacked beside the build, nothing
 #                is installed. On a machine with apt, DIR is filled by:
-#                    cd DIR && apt-get download libblis4-openmp libblis-openmp-dev libjansson4 libjansson-dev libssl-dev
+#                    cd DIR && apt-get download libblis4-openmp libblis-openmp-dev libjansson4 libjansson-dev libssl3 libssl-dev
 #   --only       these steps alone (the build is made where it is missing)
 #   --rounds R   rounds of random sizes in the conformance suite (default 20; with --host 1)
 #   --budget S   no further step is begun after S seconds; what is left counts as skipped (default: none)
@@ -34,7 +34,7 @@ limit_of() {
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
-usage() { sed -n '3,24s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '3,22s/^# \{0,1\}//p' "$0"; }
 refuse() { echo "device-check.sh: $1 (--help lists the options)" >&2; exit 2; }
 
 host=no arch=native deps='' only='' rounds='' jobs='' budget=0 build='' step=''
@@ -200,7 +200,9 @@ step_golden() {
 }
 
 hash_after_training() {
-    "$anyrank" train "$@" --steps 20 --batch 4 --seq 16 --json - -q | sed -n 's/.*"weights_hash": *"\([0-9a-f]*\)".*/\1/p'
+    seq=16
+    [ $host = no ] || seq=4
+    "$anyrank" train "$@" --steps 20 --batch 4 --seq $seq --json - -q | sed -n 's/.*"weights_hash": *"\([0-9a-f]*\)".*/\1/p'
 }
 step_training() {
     for model in llama-demo gpt2-demo; do
@@ -263,7 +265,7 @@ step_ncclcalls() {
     nccl_ready
     name=ncclcalls
     launch 2 "$anyrank" check llama-demo --tp 2 --skip-f64 --device cuda --transport nccl --share-gpus --timeout 20 \
-        --inject row_forward_missing --no-color
+        --inject column_dx_not_reduced --no-color
     status=$?
     [ $status -eq 1 ] || { echo "exit status $status where a difference was to be found"; return 1; }
     echo "a fault injected into 2 processes is found and named"
@@ -344,8 +346,11 @@ again() {
     limited "$(limit_of "$2")" sh "$root/gpu/device-check.sh" "$@"
 }
 
-chosen=${only:-$steps}
-if [ -n "$only" ] && [ ! -x "$anyrank" ]; then chosen="build $only"; fi
+chosen=$(echo ${only:-$steps}) # on one line
+case " $chosen " in
+    *" build "*) ;;
+    *) [ -x "$anyrank" ] || chosen="build $only" ;;
+esac
 began=$(date +%s)
 table=$logs/summary.txt
 passed=0 failed=0 skipped=0 broken=no
