@@ -45,6 +45,7 @@ ALLOWED = {
             "sim/plan", "run", "dump", "verify", "bench"],
     "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
               "sim/plan", "run", "dump", "verify"],
+    "bench/nccl": ["gpu", "gpu/nccl"],
     "examples": [],
 }
 

@@ -46,6 +46,7 @@ typedef struct ari_nccl_world {
     ari_nccl_comm *comms;
     ari_flight flight;
     ari_pending *first, **end;
+    int under_way; /* in that list */
     ari_pending *spare;
     bool aborted;
 } ari_nccl_world;

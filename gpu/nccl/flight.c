@@ -42,19 +42,27 @@ void ari_flight_remove(ari_flight *f, ari_flight_group *g)
     free(g);
 }
 
+static void keep_counts(size_t *to, const size_t *from, int n)
+{
+    if (from)
+        memcpy(to, from, (size_t)(n < ARI_FLIGHT_COUNTS ? n : ARI_FLIGHT_COUNTS) * sizeof *to);
+}
+
 uint64_t ari_flight_enter(ari_flight *f, ari_flight_group *g, const ari_call *call, int n, uint64_t now_ns)
 {
     const uint64_t number = f->calls++;
     ari_flight_call *c = &f->call[number % ARI_FLIGHT_CALLS];
-    ari_call nameless = *call;
-    nameless.tag = "";
+    const size_t tag = strnlen(call->tag, sizeof c->tag - 1);
     c->group = g->id;
     c->seq = ++g->entered;
     c->since_ns = now_ns;
-    c->kind = (int32_t)call->kind;
-    c->done = 0;
-    ari_call_describe(&nameless, n, c->what, sizeof c->what);
-    snprintf(c->tag, sizeof c->tag, "%s", call->tag);
+    c->done = false;
+    c->call = *call;
+    c->n = n;
+    keep_counts(c->counts, call->counts, n);
+    keep_counts(c->recv_counts, call->recv_counts, n);
+    memcpy(c->tag, call->tag, tag);
+    c->tag[tag] = '\0';
     return number;
 }
 
@@ -74,7 +82,7 @@ void ari_flight_done(ari_flight *f, uint64_t number, uint64_t now_ns)
 {
     ari_flight_call *c = call_at(f, number);
     if (c) {
-        c->done = 1;
+        c->done = true;
         c->since_ns = now_ns;
     }
 }
@@ -91,10 +99,32 @@ typedef struct view_group {
     char ranks[ARI_FLIGHT_RANKS];
 } view_group;
 
+enum { WHAT_BYTES = 160 };
+typedef struct view_call {
+    uint64_t group, seq, since_ns; /* since_ns: before the view was taken */
+    int32_t kind;
+    uint32_t done;
+    char what[WHAT_BYTES]; /* without its tag */
+    char tag[ARI_FLIGHT_TAG];
+} view_call;
+
+static view_call view_of(const ari_flight_call *c, uint64_t now_ns)
+{
+    view_call v = {.group = c->group, .seq = c->seq, .kind = (int32_t)c->call.kind, .done = c->done};
+    ari_call call = c->call;
+    call.tag = "";
+    call.counts = call.counts ? c->counts : NULL;
+    call.recv_counts = call.recv_counts ? c->recv_counts : NULL;
+    v.since_ns = now_ns > c->since_ns ? now_ns - c->since_ns : 0; /* two machines' clocks have nothing in common */
+    ari_call_describe(&call, c->n < ARI_FLIGHT_COUNTS ? c->n : ARI_FLIGHT_COUNTS, v.what, sizeof v.what);
+    memcpy(v.tag, c->tag, sizeof v.tag);
+    return v;
+}
+
 void *ari_flight_pack(const ari_flight *f, uint64_t now_ns, size_t *bytes)
 {
     view_head head = {.calls = (uint32_t)(f->calls < ARI_FLIGHT_CALLS ? f->calls : ARI_FLIGHT_CALLS)};
-    size_t size = sizeof head + head.calls * sizeof(ari_flight_call);
+    size_t size = sizeof head + head.calls * sizeof(view_call);
     for (const ari_flight_group *g = f->groups; g; g = g->next, head.groups++)
         size += sizeof(view_group) + (size_t)g->n * sizeof(int);
     char *view = malloc(size), *at = view;
@@ -110,8 +140,7 @@ void *ari_flight_pack(const ari_flight *f, uint64_t now_ns, size_t *bytes)
         at += sizeof v + (size_t)g->n * sizeof(int);
     }
     for (uint64_t i = f->calls - head.calls; i < f->calls; i++) {
-        ari_flight_call c = f->call[i % ARI_FLIGHT_CALLS];
-        c.since_ns = now_ns > c.since_ns ? now_ns - c.since_ns : 0; /* clocks of two machines have nothing in common */
+        const view_call c = view_of(&f->call[i % ARI_FLIGHT_CALLS], now_ns);
         memcpy(at, &c, sizeof c);
         at += sizeof c;
     }
@@ -157,14 +186,14 @@ static bool take_apart(parts *p, const ari_flight_view *v)
             return false;
         }
     }
-    const size_t room = (size_t)(p->end - p->call_at) / sizeof(ari_flight_call);
+    const size_t room = (size_t)(p->end - p->call_at) / sizeof(view_call);
     p->head.calls = p->head.calls < room ? p->head.calls : (uint32_t)room;
     return true;
 }
 
-static ari_flight_call nth_call(const parts *p, uint32_t i)
+static view_call nth_call(const parts *p, uint32_t i)
 {
-    ari_flight_call c;
+    view_call c;
     memcpy(&c, p->call_at + i * sizeof c, sizeof c);
     c.what[sizeof c.what - 1] = '\0';
     c.tag[sizeof c.tag - 1] = '\0';
@@ -181,7 +210,7 @@ static bool find_group(const parts *p, uint64_t id, view_group *g, const char **
     return false;
 }
 
-static bool find_call(const parts *p, uint64_t group, uint64_t seq, ari_flight_call *c)
+static bool find_call(const parts *p, uint64_t group, uint64_t seq, view_call *c)
 {
     for (uint32_t i = 0; i < p->head.calls; i++) {
         *c = nth_call(p, i);
@@ -210,7 +239,7 @@ typedef struct report {
 /* A call that has not ended, of one rank. */
 typedef struct culprit {
     int rank;
-    ari_flight_call call;
+    view_call call;
     view_group group;
     const char *ranks;
 } culprit;
@@ -240,14 +269,14 @@ static bool keep_longest(const report *r, const culprit *k, culprit *found)
 }
 
 /* Of "send(F32, count 8, peer 1)": from "F32" on; the p of "peer" is the first after dtype and count. */
-static const char *content_of(const ari_flight_call *c)
+static const char *content_of(const view_call *c)
 {
     const char *open = strchr(c->what, '(');
     return open ? open : "";
 }
 
 /* What two ranks say of one collective must be the same, but for what each may say in its own way. */
-static bool agree(const ari_flight_call *a, const ari_flight_call *b)
+static bool agree(const view_call *a, const view_call *b)
 {
     const bool message = (a->kind == ARI_SEND || a->kind == ARI_RECV) && (b->kind == ARI_SEND || b->kind == ARI_RECV);
     const bool tags = !a->tag[0] || !b->tag[0] || strcmp(a->tag, b->tag) == 0;
@@ -262,12 +291,12 @@ static bool agree(const ari_flight_call *a, const ari_flight_call *b)
     return tags && strcmp(a->what, b->what) == 0;
 }
 
-static void write_call(FILE *to, const ari_flight_call *c)
+static void write_call(FILE *to, const view_call *c)
 {
     fprintf(to, c->tag[0] ? "%s '%s'" : "%s", c->what, c->tag);
 }
 
-static void write_collective(FILE *to, const ari_flight_call *c, const view_group *g)
+static void write_collective(FILE *to, const view_call *c, const view_group *g)
 {
     fprintf(to, "%s #%llu of ranks %s", c->kind == ARI_SEND || c->kind == ARI_RECV ? "message" : "collective",
             (unsigned long long)c->seq, g->ranks);
@@ -284,7 +313,7 @@ static bool write_mismatch(const report *r, const culprit *k, culprit *found)
 {
     const uint64_t known = k->call.seq > ARI_FLIGHT_CALLS ? k->call.seq - ARI_FLIGHT_CALLS : 0;
     for (uint64_t seq = known + 1; seq <= k->call.seq; seq++) {
-        ari_flight_call first, other;
+        view_call first, other;
         int a = -1;
         for (int i = 0; i < k->group.n; i++) {
             const int b = rank_at(k->ranks, i);
@@ -327,7 +356,7 @@ static void write_wait(const report *r, const culprit *k)
 
 /* --- the table, as ari_world_write_table writes it ---------------------------------------------------------------- */
 
-static void name_call(char *text, size_t size, const ari_flight_call *c)
+static void name_call(char *text, size_t size, const view_call *c)
 {
     snprintf(text, size, "%s #%llu%s%s", ari_kind_name((ari_kind)c->kind), (unsigned long long)c->seq,
              c->tag[0] ? " " : "", c->tag);
@@ -342,14 +371,14 @@ static void write_rank(const report *r, int rank)
     double idle_s = 0;
     snprintf(who, sizeof who, "%d", rank);
     for (uint32_t i = 0; i < p->head.calls; i++) {
-        const ari_flight_call c = nth_call(p, i);
+        const view_call c = nth_call(p, i);
         if (!c.done)
             continue;
         name_call(last, sizeof last, &c);
         idle_s = (double)c.since_ns * 1e-9;
     }
     for (uint32_t i = 0; i < p->head.calls; i++) {
-        const ari_flight_call c = nth_call(p, i);
+        const view_call c = nth_call(p, i);
         view_group g = {.ranks = ""};
         const char *ranks;
         if (c.done)

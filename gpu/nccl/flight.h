@@ -7,7 +7,7 @@
 /* The last collectives of a process, for the report when the world fails: which it has entered, which are done. The
  * owner's lock guards a recorder. Groups have the same id on all their members; a send and the recv that it meets are
  * one collective of a group of two, the sender its member 0, the receiver its member 1. */
-enum { ARI_FLIGHT_CALLS = 64, ARI_FLIGHT_RANKS = 48, ARI_FLIGHT_WHAT = 160, ARI_FLIGHT_TAG = 72 };
+enum { ARI_FLIGHT_CALLS = 64, ARI_FLIGHT_RANKS = 48, ARI_FLIGHT_TAG = 72 };
 
 typedef struct ari_flight_group {
     uint64_t id;
@@ -18,12 +18,15 @@ typedef struct ari_flight_group {
     struct ari_flight_group *next;
 } ari_flight_group;
 
+/* A call as it is kept: without the memory that the caller's points to. Words are made of it only for a view. */
+enum { ARI_FLIGHT_COUNTS = 9 }; /* as many as words have room for, and one that says that there are more */
 typedef struct ari_flight_call {
     uint64_t group, seq; /* seq: in the group, 1, 2, ..; 0: no call */
     uint64_t since_ns;   /* since when it waits for nothing but itself; when it ended, once it has */
-    int32_t kind;
-    uint32_t done;
-    char what[ARI_FLIGHT_WHAT]; /* without its tag */
+    bool done;
+    ari_call call; /* its pointers lead nowhere */
+    int n;
+    size_t counts[ARI_FLIGHT_COUNTS], recv_counts[ARI_FLIGHT_COUNTS];
     char tag[ARI_FLIGHT_TAG];
 } ari_flight_call;
 

@@ -14,6 +14,7 @@
 
 /* How often NCCL is asked for errors of its own threads. */
 #define ERRORS_NS UINT64_C(100000000)
+enum { REAP_ABOVE = 16 };
 
 /* --- the failure -------------------------------------------------------------------------------------------------- */
 
@@ -76,6 +77,46 @@ ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st)
 
 /* --- calls under way ---------------------------------------------------------------------------------------------- */
 
+/* `lock` held; *at is in the list. */
+static void take_out(ari_nccl_world *w, ari_pending **at)
+{
+    ari_pending *p = *at;
+    *at = p->next;
+    if (!p->next)
+        w->end = at;
+    p->next = w->spare;
+    w->spare = p;
+    w->under_way--;
+}
+
+/* `lock` held. The call at *at is done: the next one of its communicator waits for nothing else from now on. */
+static void end_call(ari_nccl_world *w, ari_pending **at, uint64_t now)
+{
+    const ari_pending *p = *at;
+    const ari_nccl_comm *c = p->comm;
+    ari_flight_done(&w->flight, p->number, now);
+    take_out(w, at);
+    for (ari_pending *next = *at; next; next = next->next) {
+        if (next->comm != c)
+            continue;
+        next->since_ns = now;
+        ari_flight_begin(&w->flight, next->number, now);
+        return;
+    }
+}
+
+/* `lock` held. Between two looks of the watcher thousands of short calls may come and go: each that comes takes up to
+ * two that are done out of the list. What is wrong is left to the watcher. */
+static void reap(ari_nccl_world *w, uint64_t now)
+{
+    for (int i = 0; i < 2 && w->under_way > REAP_ABOVE && w->first->enqueued; i++) {
+        bool done = false;
+        if (w->first->mark->ops->poll(w->first->mark, &done) != AR_OK || !done)
+            return;
+        end_call(w, &w->first, now);
+    }
+}
+
 ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_comm *c, ari_flight_group *g,
                                const ari_call *call)
 {
@@ -91,21 +132,12 @@ ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_
         p->number = ari_flight_enter(&w->flight, g, call, g->n, now);
         *w->end = p;
         w->end = &p->next;
+        w->under_way++;
+        reap(w, now);
     }
     pthread_mutex_unlock(&w->lock);
     *gives = p;
     return p ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a collective");
-}
-
-/* `lock` held; *at is in the list. */
-static void take_out(ari_nccl_world *w, ari_pending **at)
-{
-    ari_pending *p = *at;
-    *at = p->next;
-    if (!p->next)
-        w->end = at;
-    p->next = w->spare;
-    w->spare = p;
 }
 
 static ari_pending **place_of(ari_nccl_world *w, const ari_pending *p)
@@ -175,15 +207,7 @@ static look look_at_calls(ari_nccl_world *w, uint64_t now)
         if (p->enqueued && p->mark->ops->poll(p->mark, &done) != AR_OK)
             return BROKEN;
         if (done) {
-            ari_flight_done(&w->flight, p->number, now);
-            take_out(w, at);
-            for (ari_pending *next = *at; next; next = next->next) {
-                if (next->comm != p->comm)
-                    continue;
-                next->since_ns = now;
-                ari_flight_begin(&w->flight, next->number, now);
-                break;
-            }
+            end_call(w, at, now);
             continue;
         }
         p->comm->looked_at = true;

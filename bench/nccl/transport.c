@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* all_reduce through ar_comm over NCCL, beside ncclAllReduce called directly, as nccl-tests does: in the same
+ * processes, on the same stream, with a communicator of its own; blocks of calls of both in turn, and the medians.
+ * `cmake --build build/cuda -t bench_nccl`, then
+ *
+ *   torchrun --no-python --nproc-per-node 2 build/cuda/tests/bench_nccl [REPETITIONS]
+ *
+ * or by srun or mpirun. ANYRANK_BENCH_SHARE=1: several processes on one GPU (right for correctness, not for speed).
+ * What ar_comm does more: it notes the call and where its stream is done with it, for the report if it never is. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "anyrank/process.h"
+#include "gpu/native.h"
+#include "gpu/nccl/nccl.h"
+
+#define BLOCK_SECONDS 0.01
+#define MOST_BYTES ((size_t)1 << 28)
+enum { MOST = 201 };
+
+typedef struct bench {
+    ar_process *process;
+    ar_device *device;
+    ar_queue *queue;
+    ar_comm *comm;
+    ari_nccl nccl;
+    void *direct, *stream; /* NCCL's own communicator, the queue's stream */
+    ari_nccl_emulated_stream emulated;
+    ar_buf in, out;
+    size_t count;
+} bench;
+
+static void need(const bench *b, ar_status st)
+{
+    if (st == AR_OK)
+        return;
+    fprintf(stderr, "bench_nccl: %s\n", ar_error_message());
+    if (b->process)
+        ar_process_abort(b->process, st, ar_error_message());
+    exit(1);
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static ar_status call_directly(const bench *b)
+{
+    return ari_nccl_check(
+        &b->nccl, b->nccl.AllReduce(b->in.ptr, b->out.ptr, b->count, ARI_NCCL_F32, ARI_NCCL_SUM, b->direct, b->stream),
+        b->direct, "ncclAllReduce");
+}
+
+static ar_status call_own(const bench *b)
+{
+    return ar_comm_all_reduce(b->comm, b->queue, b->out, ar_const(b->in), b->count, AR_F32, AR_SUM, "bench");
+}
+
+/* Seconds of a call, the slowest rank's. */
+static double time_block(const bench *b, bool direct, int calls)
+{
+    need(b, ar_comm_barrier(b->comm, b->queue, "bench"));
+    const double begin = now_s();
+    for (int i = 0; i < calls; i++)
+        need(b, direct ? call_directly(b) : call_own(b));
+    need(b, ar_queue_sync(b->queue, 0));
+    const double own = (now_s() - begin) / calls;
+    double *all = NULL, took = own;
+    need(b, ar_process_gather(b->process, (void **)&all, NULL, &own, sizeof own));
+    for (int r = 0; all && r < ar_process_size(b->process); r++)
+        took = all[r] > took ? all[r] : took;
+    free(all);
+    need(b, ar_process_broadcast(b->process, &took, sizeof took));
+    return took;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, int n)
+{
+    qsort(x, (size_t)n, sizeof *x, ascending);
+    return x[n / 2];
+}
+
+static void measure(const bench *b, int repetitions)
+{
+    double direct[MOST], own[MOST], ratio[MOST];
+    (void)time_block(b, true, 3); /* connections are made by the first calls of each size */
+    const double first = time_block(b, false, 3);
+    const int calls = first < BLOCK_SECONDS ? (int)(BLOCK_SECONDS / first) : 1;
+    for (int i = 0; i < repetitions; i++) {
+        direct[i] = time_block(b, true, calls);
+        own[i] = time_block(b, false, calls);
+        ratio[i] = own[i] / direct[i];
+    }
+    const double p = median(direct, repetitions), o = median(own, repetitions), r = median(ratio, repetitions);
+    if (ar_process_rank(b->process) == 0)
+        printf("%10zu bytes  ncclAllReduce %10.2f us  ar_comm %10.2f us  ratio %.3f\n", b->count * sizeof(float),
+               p * 1e6, o * 1e6, r);
+}
+
+/* The same group as the communicator's, in NCCL's own hands. */
+static void connect_directly(bench *b)
+{
+    ari_nccl_id id = {.internal = ""};
+    if (ar_process_rank(b->process) == 0)
+        need(b, ari_nccl_check(&b->nccl, b->nccl.GetUniqueId(&id), NULL, "ncclGetUniqueId"));
+    need(b, ar_process_broadcast(b->process, &id, sizeof id));
+    b->emulated = (ari_nccl_emulated_stream){b->device, b->queue};
+    b->stream = &b->emulated;
+    if (!b->nccl.emulated_gpu)
+        need(b, ari_gpu_native_stream(b->device, b->queue, &b->stream));
+    need(b,
+         ari_nccl_check(&b->nccl,
+                        b->nccl.CommInitRank(&b->direct, ar_process_size(b->process), id, ar_process_rank(b->process)),
+                        NULL, "ncclCommInitRank"));
+}
+
+static void begin(bench *b)
+{
+    const ar_process_options o = {.transport = AR_TRANSPORT_NCCL, .share_gpus = getenv("ANYRANK_BENCH_SHARE") != NULL};
+    const int gpus = ar_gpu_count();
+    need(b, ari_nccl_load(&b->nccl));
+    need(b, ar_process_create(&b->process, &o));
+    const int gpu =
+        o.share_gpus && gpus > 0 ? ar_process_local_rank(b->process) % gpus : ar_process_local_rank(b->process);
+    need(b, b->nccl.emulated_gpu ? ar_device_emulated_create(&b->device) : ar_device_cuda_create(&b->device, gpu));
+    need(b, b->device->ops->queue_create(b->device, &b->queue, AR_QUEUE_INLINE, "bench"));
+    need(b, ar_process_comm(&b->comm, b->process, b->device));
+    need(b, b->device->ops->alloc(b->device, &b->in, MOST_BYTES));
+    need(b, b->device->ops->alloc(b->device, &b->out, MOST_BYTES));
+    need(b, b->device->ops->zero(b->device, b->queue, b->in, MOST_BYTES));
+    connect_directly(b);
+}
+
+int main(int argc, char **argv)
+{
+    const int wanted = argc > 1 ? atoi(argv[1]) : 21, repetitions = wanted < 1 ? 1 : wanted > MOST ? MOST : wanted;
+    bench b = {.process = NULL};
+    begin(&b);
+    /* What stands for NCCL is no transport to measure: it is to see that this program works. */
+    const size_t most = b.nccl.emulated_gpu ? (size_t)1 << 16 : MOST_BYTES;
+    for (size_t bytes = 8; bytes <= most; bytes = bytes < most && bytes * 8 > most ? most : bytes * 8) {
+        b.count = bytes / sizeof(float);
+        measure(&b, repetitions);
+        if (bytes == most)
+            break;
+    }
+    (void)b.nccl.CommDestroy(b.direct);
+    b.device->ops->free(b.device, b.in);
+    b.device->ops->free(b.device, b.out);
+    ar_comm_destroy(b.comm);
+    ar_queue_destroy(b.queue);
+    ar_device_destroy(b.device);
+    ar_process_destroy(b.process);
+    return 0;
+}
