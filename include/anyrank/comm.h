@@ -24,7 +24,8 @@ extern "C" {
  * Reductions. dtypes: F32, F64, BF16, F16, I64, I32, U8; every operation on every one of them. N = 1: a copy.
  * - Order (the ring's): slice c, one of N slices cut by ar_comm_slice, is combined in the order of ranks c+1, c+2, ...,
  *   c (modulo N), from left to right; reduce: everything in the order root+1, ..., root. So all_reduce has the bits of
- *   reduce_scatter (counts from ar_comm_slice) then all_gather.
+ *   reduce_scatter (counts from ar_comm_slice) then all_gather. NCCL has orders of its own for floats; also its AR_AVG
+ *   of floats multiplies before it adds, and its AR_MAX and AR_MIN of floats pass over NaN and the sign of 0.
  * - AR_SUM, AR_PROD: in the type's own arithmetic. BF16 and F16: each step in fp32, rounded to the type (ties to even).
  *   Integers wrap modulo 2^64, 2^32 or 2^8. Where a float's sum or product is NaN, its payload is not defined.
  * - AR_AVG: the sum as above, then one division by N: correctly rounded (BF16, F16: of the fp32 quotient); integers:
