@@ -13,6 +13,7 @@
 
 #include "gpu/blas.h"
 #include "gpu/driver_cuda.h"
+#include "gpu/native.h"
 #include "gpu/runtime.h"
 #include "gpu/table.h"
 #include "ref/core/clock.h"
@@ -383,8 +384,10 @@ ar_status copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
     if (bytes == 0)
         return AR_OK;
     AR_TRY(check(cudaMemcpyAsync(dst.ptr, src.ptr, bytes, cudaMemcpyDefault, s), "copying"));
-    /* Whether memory of the host has been read by now depends on where it is from. */
-    return is_host(src.ptr) ? check(cudaStreamSynchronize(s), "copying from the host") : AR_OK;
+    /* Whether memory of the host has been read, or written, by now depends on where it is from: it must not end while a
+     * copy still looks at it, on a caller's way out after an error too. */
+    return is_host(src.ptr) || is_host(dst.ptr) ? check(cudaStreamSynchronize(s), "copying from or to the host")
+                                                : AR_OK;
 }
 
 ar_status zero(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes)
@@ -427,6 +430,11 @@ static ar_status fill(cuda_device *d)
 }
 
 } // namespace ari_cuda
+
+ar_status ari_gpu_choose(ar_device *d)
+{
+    return ari_cuda::choose(ari_cuda::own(d)->gpu);
+}
 
 ar_status ar_device_cuda_create(ar_device **gives, int index)
 {
