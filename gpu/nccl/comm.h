@@ -36,7 +36,6 @@ typedef struct ari_nccl_world {
     bool settles; /* NCCL was told not to block, by a variable of its own: its calls end later */
     ari_nccl nccl;
     ar_device *device;
-    ar_queue *queue; /* its stream stands for the GPU where no call's own is at hand */
     ari_control *control;
     bool owns_control;
     ari_failure *failure;
@@ -82,6 +81,8 @@ AR_NODISCARD ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p
 void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p);
 /** Forgets the calls of a communicator. */
 void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c);
+/** The GPU is the calling thread's from then on. */
+AR_NODISCARD ar_status ari_nccl_world_choose(ari_nccl_world *w);
 /** The stream of an inline queue as NCCL wants it; the GPU is the calling thread's from then on. *emulated is used for
  *  it where the device is. */
 AR_NODISCARD ar_status ari_nccl_world_stream(ari_nccl_world *w, ar_queue *q, ari_nccl_emulated_stream *emulated,

@@ -48,9 +48,8 @@ static void release_entry(entry *e)
 static void *enter_nccl(void *arg)
 {
     entry *e = arg;
-    ari_nccl_emulated_stream emulated;
-    void *stream, *comm = NULL;
-    ar_status st = ari_nccl_world_stream(e->world, e->world->queue, &emulated, &stream); /* the GPU is this thread's */
+    void *comm = NULL;
+    ar_status st = ari_nccl_world_choose(e->world);
     pthread_mutex_lock(&e->lock);
     e->begun = true;
     pthread_mutex_unlock(&e->lock);
@@ -156,6 +155,21 @@ void ari_nccl_destroy(ar_comm *base)
     free_comm(c);
 }
 
+/* By a queue that ends here: a thread whose memory comes from several streams waits for each piece of it. */
+static ar_status make_word(ari_nccl_world *w, ar_buf *word)
+{
+    const ar_device_ops *dev = w->device->ops;
+    ar_queue *q = NULL;
+    AR_TRY(dev->queue_create(w->device, &q, AR_QUEUE_INLINE, "nccl"));
+    ar_status st = dev->alloc(w->device, word, sizeof(int32_t));
+    if (st == AR_OK)
+        st = dev->zero(w->device, q, *word, sizeof(int32_t));
+    if (st == AR_OK)
+        st = ar_queue_sync(q, w->timeout_ns);
+    ar_queue_destroy(q);
+    return st;
+}
+
 /* Without NCCL's part. */
 static ar_status new_comm(ari_nccl_comm **gives, ari_nccl_world *w, uint64_t id, const int *rank, int n, int index)
 {
@@ -171,9 +185,7 @@ static ar_status new_comm(ari_nccl_comm **gives, ari_nccl_world *w, uint64_t id,
     AR_TRY_TO(failed, st, ari_alloc((void **)&c->rank, (size_t)n, sizeof *rank, "ranks of a group"));
     memcpy(c->rank, rank, (size_t)n * sizeof *rank);
     AR_TRY_TO(failed, st, ari_alloc_zero((void **)&c->message, 2 * (size_t)n, sizeof *c->message, "ranks of a group"));
-    AR_TRY_TO(failed, st, w->device->ops->alloc(w->device, &c->word, sizeof(int32_t)));
-    AR_TRY_TO(failed, st, w->device->ops->zero(w->device, w->queue, c->word, sizeof(int32_t)));
-    AR_TRY_TO(failed, st, ar_queue_sync(w->queue, w->timeout_ns));
+    AR_TRY_TO(failed, st, make_word(w, &c->word));
     pthread_mutex_lock(&w->lock);
     st = ari_flight_add(&w->flight, &c->group, id, rank, n);
     if (st == AR_OK) {
@@ -319,13 +331,11 @@ static void read_host(char *host, size_t size)
 
 static ar_status read_place(place *here, ari_nccl_world *w, const ar_process *p)
 {
-    ari_nccl_emulated_stream emulated;
-    void *stream;
     memset(here, 0, sizeof *here);
     read_host(here->host, sizeof here->host);
     here->version = w->nccl.version;
     here->shares = p->options.share_gpus;
-    AR_TRY(ari_nccl_world_stream(w, w->queue, &emulated, &stream));
+    AR_TRY(ari_nccl_world_choose(w));
     if (!w->nccl.emulated_gpu)
         return ari_gpu_bus_id(here->gpu, sizeof here->gpu);
     snprintf(here->gpu, sizeof here->gpu, "%s", w->nccl.emulated_gpu());

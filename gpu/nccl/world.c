@@ -264,6 +264,11 @@ static void *world_view(void *user, size_t *bytes)
 
 /* --- the device --------------------------------------------------------------------------------------------------- */
 
+ar_status ari_nccl_world_choose(ari_nccl_world *w)
+{
+    return w->nccl.emulated_gpu ? AR_OK : ari_gpu_choose(w->device);
+}
+
 ar_status ari_nccl_world_stream(ari_nccl_world *w, ar_queue *q, ari_nccl_emulated_stream *emulated, void **borrows)
 {
     *emulated = (ari_nccl_emulated_stream){.device = w->device, .queue = q};
@@ -381,12 +386,11 @@ static ar_status connect_control(ari_nccl_world *w, ar_process *p, ar_status rea
 /* --- beginning and end -------------------------------------------------------------------------------------------- */
 
 /* What this process needs for itself. */
-static ar_status prepare(ari_nccl_world *w, ar_device *d)
+static ar_status prepare(ari_nccl_world *w)
 {
     AR_TRY(ari_failure_create(&w->failure));
     AR_TRY(ari_nccl_load(&w->nccl));
-    AR_TRY(check_device(w));
-    return d->ops->queue_create(d, &w->queue, AR_QUEUE_INLINE, "nccl");
+    return check_device(w);
 }
 
 ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device *d)
@@ -404,7 +408,7 @@ ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device
     w->end = &w->first;
     w->control = ari_process_tcp_control(p);
     w->owns_control = !w->control && w->size > 1;
-    ar_status st = prepare(w, d);
+    ar_status st = prepare(w);
     if (w->owns_control)
         st = connect_control(w, p, st);
     if (st != AR_OK) {
@@ -440,7 +444,6 @@ void ari_nccl_world_release(ari_nccl_world *w)
     free_pending(w->spare);
     while (w->flight.groups)
         ari_flight_remove(&w->flight, w->flight.groups);
-    ar_queue_destroy(w->queue);
     ari_failure_release(w->failure);
     pthread_mutex_destroy(&w->lock);
     free(w);
