@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What stands for NCCL where there is no GPU: a shared library with NCCL's functions (those of gpu/nccl/nccl.h),
  * between processes of one machine, on memory of the emulated device, which it reaches by the device's copies alone.
- * Data move through pipes in a file that all processes map; a rank's calls wait for its peers, as NCCL's kernels do,
+ * Data move through pipes in memory that all processes map; a rank's calls wait for its peers, as NCCL's kernels do,
  * until they come or the communicator is aborted. What NCCL leaves undefined hangs here: calls that do not fit each
  * other. Reductions have the order of a ring.
  *
  * FAKE_NCCL_GPU        the bus id of this process's GPU
  * FAKE_NCCL_VERSION    what ncclGetVersion gives
- * FAKE_NCCL_ERROR      "async": communicators have failed after their first call; "init": making one fails;
+ * FAKE_NCCL_ERROR      "async": communicators fail 0.2 s after their first call; "init": making one fails;
  *                      "hang": making one never ends */
 #include <fcntl.h>
 #include <sched.h>
@@ -44,11 +44,19 @@ typedef struct fake_comm {
     shared *s;
     size_t bytes;
     atomic_bool aborted;
-    atomic_int calls;
+    bool fails;                /* by itself */
+    _Atomic uint64_t began_ns; /* the first call; 0: none yet */
     struct fake_comm *next;
 } fake_comm;
 
 static _Atomic(fake_comm *) comms; /* never freed before the end: one that is aborted may still be in use */
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
 
 /* --- messages ----------------------------------------------------------------------------------------------------- */
 
@@ -184,7 +192,8 @@ static action *add_action(what kind, void *comm, void *stream, int type, const v
     a->in = malloc(a->in_bytes + 1);
     a->others = malloc(others_count * e + 1);
     a->result = malloc(a->result_bytes + 1);
-    atomic_fetch_add(&a->c->calls, 1);
+    uint64_t never = 0;
+    (void)atomic_compare_exchange_strong(&a->c->began_ns, &never, now_ns());
     if (copy(a->on, a->in, in, a->in_bytes) != AR_OK)
         abort();
     if (!actions)
@@ -267,15 +276,13 @@ int ncclGetVersion(int *version)
     return SUCCESS;
 }
 
+/* Memory without a name, which the others reach by this process's descriptor: nothing is left behind. */
 int ncclGetUniqueId(ari_nccl_id *id)
 {
-    static _Atomic int number;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    const int fd = memfd_create("fake_nccl", MFD_CLOEXEC);
     memset(id, 0, sizeof *id);
-    snprintf(id->internal, sizeof id->internal, "/tmp/anyrank-fake-nccl-%ld-%d-%ld", (long)getpid(), number++,
-             now.tv_nsec);
-    return SUCCESS;
+    snprintf(id->internal, sizeof id->internal, "/proc/%ld/fd/%d", (long)getpid(), fd);
+    return fd < 0 ? SYSTEM_ERROR : SUCCESS;
 }
 
 static bool error_wanted(const char *which)
@@ -288,16 +295,19 @@ int ncclCommInitRank(void **comm, int n, ari_nccl_id id, int rank)
 {
     fake_comm *c = calloc(1, sizeof *c);
     const size_t bytes = sizeof(shared) + (size_t)(n * n) * sizeof(pipe_of);
-    const int fd = c && n <= RANKS_MOST ? open(id.internal, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
-    if (error_wanted("init") || fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
+    const int fd = c && n <= RANKS_MOST ? open(id.internal, O_RDWR | O_CLOEXEC) : -1;
+    if (error_wanted("init") || fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
+        if (fd >= 0)
+            close(fd);
+        free(c);
         return SYSTEM_ERROR;
-    *c = (fake_comm){.n = n, .rank = rank, .bytes = bytes};
+    }
+    *c = (fake_comm){.n = n, .rank = rank, .bytes = bytes, .fails = error_wanted("async")};
     c->s = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (c->s == MAP_FAILED)
         return SYSTEM_ERROR;
-    if (atomic_fetch_add(&c->s->come, 1) + 1 == n)
-        unlink(id.internal);
+    atomic_fetch_add(&c->s->come, 1);
     while (atomic_load(&c->s->come) < n || error_wanted("hang"))
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     c->next = atomic_load(&comms);
@@ -321,7 +331,9 @@ int ncclCommAbort(void *comm)
 
 int ncclCommGetAsyncError(void *comm, int *result)
 {
-    *result = error_wanted("async") && atomic_load(&((fake_comm *)comm)->calls) > 0 ? REMOTE_ERROR : SUCCESS;
+    const fake_comm *c = comm;
+    const uint64_t began = atomic_load(&c->began_ns);
+    *result = c->fails && began > 0 && now_ns() - began > 200000000u ? REMOTE_ERROR : SUCCESS;
     return SUCCESS;
 }
 
