@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at what nvcc makes of the GPU's kernels, with the options of the build: whether the arithmetic that PTX spells
+is the scalar header's. No GPU is needed; where there is no nvcc, nothing is tested (exit status 77).
+
+    tests/gpu/ptx_test.py [unittest options]
+"""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+EXIT_SKIPPED = 77
+ARCHITECTURE = "compute_90"
+# The kernels that call functions of ref/numerics/elementary.h, which spells its fused multiply-adds.
+SPELL_FMA = {"attention.cu", "elementwise.cu", "gemm_exact.cu", "loss.cu"}
+
+INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*)((?:\.\w+)*)\s", re.MULTILINE)
+ROUNDED = {"add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt"}
+FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
+
+
+def find_nvcc():
+    named = os.environ.get("CUDACXX")
+    if named and shutil.which(named):
+        return named
+    folders = [os.environ[name] + "/bin" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    path = os.pathsep.join([os.environ.get("PATH", ""), *folders, "/usr/local/cuda/bin", "/opt/cuda/bin"])
+    return shutil.which("nvcc", path=path)
+
+
+def build_options():
+    """What gpu/cuda/CMakeLists.txt gives nvcc itself."""
+    text = (ROOT / "gpu/cuda/CMakeLists.txt").read_text(encoding="utf-8")
+    options = re.search(r"target_compile_options\(anyrank_cuda PRIVATE(.*?)\)", text, re.DOTALL).group(1)
+    return [option for option in re.sub(r'"[^"]*"', "", options).split() if option.startswith("-")]
+
+
+def compile_to_ptx(nvcc, source):
+    command = [nvcc, "-ptx", f"-arch={ARCHITECTURE}", "-std=c++17", "-O3", "-D_GNU_SOURCE", *build_options(),
+               "-I", ROOT, "-I", ROOT / "include", source, "-o", "-"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{source}: nvcc ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout
+
+
+def instructions(ptx):
+    """(name, modifiers) of each; "fma.rn.f64" is ("fma", ["rn", "f64"])."""
+    return [(name, modifiers.split(".")[1:]) for name, modifiers in INSTRUCTION.findall(ptx)]
+
+
+class Kernels(unittest.TestCase):
+    ptx = {}
+
+    @classmethod
+    def setUpClass(cls):
+        sources = [path for path in sorted((ROOT / "gpu").glob("*.cu"))
+                   if not re.search(r"_(cuda|cublas)\.cu$", path.name) and path.name != "table.cu"]
+        with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+            texts = pool.map(lambda path: compile_to_ptx(NVCC, path), sources)
+            cls.ptx = {path.name: text for path, text in zip(sources, texts)}
+
+    def each(self, wrong):
+        """Fails with every instruction of which wrong(file, name, modifiers) says what is wrong with it."""
+        found = set()
+        for name, text in self.ptx.items():
+            for instruction, modifiers in instructions(text):
+                complaint = wrong(name, instruction, modifiers)
+                if complaint:
+                    found.add(f"gpu/{name}: {'.'.join([instruction, *modifiers])}: {complaint}")
+        self.assertEqual(sorted(found), [])
+
+    def test_there_are_kernels(self):
+        self.assertTrue({*SPELL_FMA, "norm.cu", "optimizer.cu", "pack.cu"} <= set(self.ptx))
+        for name, text in self.ptx.items():
+            self.assertIn(".entry", text, name)
+            self.assertTrue(len(instructions(text)) > 10, name)
+        self.assertTrue(any(("fma", ["rn", "f64"]) in instructions(text) for text in self.ptx.values()))
+
+    def test_arithmetic_is_rounded_to_nearest(self):
+        # Without .rn the assembler may fuse a product and a sum; .approx and .full are not correctly rounded.
+        self.each(lambda file, name, modifiers: "not rounded to nearest" if name in ROUNDED and "rn" not in modifiers
+                  and FLOATS & set(modifiers) else None)
+
+    def test_nothing_is_approximate_and_subnormals_are_kept(self):
+        self.each(lambda file, name, modifiers: "approximate" if {"approx", "full"} & set(modifiers) else
+                  "subnormal numbers become 0" if "ftz" in modifiers else None)
+
+    def test_conversions_round_to_nearest(self):
+        def wrong(_, name, modifiers):
+            if name != "cvt" or modifiers[-2] not in FLOATS:
+                return None
+            widens = modifiers == ["f64", "f32"]
+            return None if widens or modifiers[0] in ("rn", "rni") else "not rounded to nearest"
+        self.each(wrong)
+
+    def test_products_and_sums_are_fused_where_the_source_says_so_alone(self):
+        def wrong(file, name, modifiers):
+            if name != "fma" and not (name == "mad" and FLOATS & set(modifiers)):
+                return None
+            return None if file in SPELL_FMA and modifiers == ["rn", "f64"] else "fused"
+        self.each(wrong)
+
+    def test_no_library_function_is_called(self):
+        self.each(lambda file, name, modifiers: "a function" if name == "call" else None)
+
+    def test_sums_of_floats_are_not_atomic(self):
+        self.each(lambda file, name, modifiers: "atomic" if name in ("atom", "red") and FLOATS & set(modifiers)
+                  else None)
+
+
+NVCC = find_nvcc()
+
+if __name__ == "__main__":
+    if not NVCC:
+        print("no nvcc here (the CUDA toolkit has it)")
+        sys.exit(EXIT_SKIPPED)
+    unittest.main()
