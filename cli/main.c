@@ -142,7 +142,9 @@ int main(int argc, char **argv)
     let_threads_sleep(argv);
     /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
-    ari_transport_silence(argc, argv);
+    ari_transport_prepare(argc, argv);
     ar_cpu_select_kernels();
-    return close_output(run(argc, argv));
+    const int exit_code = close_output(run(argc, argv));
+    ari_transport_speak(exit_code);
+    return exit_code;
 }

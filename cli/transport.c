@@ -3,14 +3,110 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
-/* Where one that is silent can still say why it could not join the others; -1: it is not silent. */
-static int errors_fd = -1;
+#include "cli/command.h"
+#include "cli/join_watch.h"
+#include "ref/io/file.h"
+#include "run/process_run.h"
+
+/* Of a silent process: where its errors would have gone, and where they are kept; -1: it is not silent. */
+static int errors_fd = -1, kept_fd = -1;
+/* The others know what it fails with. */
+static bool joined;
 
 const char *const ari_transport_names[] = {"sim", "mpi", "nccl", NULL};
 
-ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, double timeout_s, bool check_calls)
+/* As Open MPI, MPICH and Slurm's PMI, torchrun and srun tell it. */
+static bool is_another(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *rank = getenv(names[i]);
+        if (rank && *rank)
+            return strtol(rank, NULL, 10) > 0;
+    }
+    return false;
+}
+
+/* --- joining ------------------------------------------------------------------------------------------------------ */
+
+/* The first line in which two texts of options differ; both have one for each option, if the subcommand is the same. */
+static ar_status compare_told(int rank, const char *told, const char *first)
+{
+    size_t a = 0, b = 0;
+    while ((a = strcspn(told, "\n")) == (b = strcspn(first, "\n")) && strncmp(told, first, a) == 0) {
+        if (told[a] == '\0')
+            return AR_OK;
+        told += a + 1;
+        first += b + 1;
+    }
+    char own[256], others[256];
+    snprintf(own, sizeof own, "%.*s", (int)a, told);
+    snprintf(others, sizeof others, "%.*s", (int)b, first);
+    return ar_error_set(AR_ERR_ARG, "process %d was started with '%s', process 0 with '%s': all take the same options",
+                        rank, ARI_SHOW(own), ARI_SHOW(others));
+}
+
+static ar_status take_told(void *user, int rank, ari_bytes *b)
+{
+    char *told = malloc(b->count + 1);
+    if (!told)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the options of process %d", rank);
+    const size_t n = b->count;
+    told[n] = '\0';
+    ar_status st = ari_bytes_take(b, told, n);
+    if (st == AR_OK)
+        st = compare_told(rank, told, user);
+    free(told);
+    return st;
+}
+
+static ar_status agree_on_options(ar_process *p, const ari_args_spec *spec, const void *values)
+{
+    char *told = NULL;
+    ar_status st = ari_args_tell(&told, spec, values);
+    const ari_bytes own = {.at = (unsigned char *)told, .count = told ? strlen(told) : 0};
+    st = ari_process_agree(p, st);
+    if (st == AR_OK)
+        st = ari_process_collect(p, &own, take_told, told);
+    free(told);
+    return st;
+}
+
+static ar_status join(ar_process **gives, const ar_process_options *o, double timeout_s)
+{
+    ari_join_watch watch;
+    ari_join_watch_begin(&watch, timeout_s, errors_fd >= 0 ? errors_fd : STDERR_FILENO);
+    const ar_status st = ar_process_create(gives, o);
+    ari_join_watch_end(&watch);
+    joined = true;
+    /* Nobody else knows; but what process 0 found, it says itself. */
+    if (st != AR_OK && errors_fd >= 0 && strncmp(ar_error_message(), "process 0:", strlen("process 0:")) != 0)
+        dprintf(errors_fd, "anyrank: %s\n", ar_error_message());
+    return st;
+}
+
+/* Who starts several processes means ranks, most of the time. */
+static void tell_of_alone(const ari_common *common)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !common->quiet && !is_another(); i++) {
+        const char *size = getenv(sizes[i]);
+        const long n = size ? strtol(size, NULL, 10) : 0;
+        if (n <= 1)
+            continue;
+        fprintf(stderr,
+                "anyrank: %ld processes were started, and each does all of this by itself; --transport mpi or "
+                "nccl makes each a rank\n",
+                n);
+        return;
+    }
+}
+
+ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, const ari_args_spec *spec,
+                              const void *values, double timeout_s, bool check_calls)
 {
     const ar_process_options o = {.transport = (ar_transport)v->transport,
                                   .timeout_ns = (uint64_t)(timeout_s * 1e9),
@@ -19,18 +115,26 @@ ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v,
     *gives = NULL;
     if (v->share_gpus && o.transport != AR_TRANSPORT_NCCL)
         return ar_error_set(AR_ERR_ARG, "--share-gpus is for processes that NCCL connects: give --transport nccl");
-    const ar_status st = o.transport == AR_TRANSPORT_SIM ? AR_OK : ar_process_create(gives, &o);
-    /* Nobody else knows; but what process 0 found, it says itself. */
-    if (st != AR_OK && errors_fd >= 0 && strncmp(ar_error_message(), "process 0:", strlen("process 0:")) != 0)
-        dprintf(errors_fd, "anyrank: %s\n", ar_error_message());
-    return st;
+    if (o.transport == AR_TRANSPORT_SIM) {
+        tell_of_alone((const ari_common *)(const void *)((const char *)values + spec->common_at));
+        return AR_OK;
+    }
+    AR_TRY(join(gives, &o, timeout_s));
+    return agree_on_options(*gives, spec, values);
 }
 
-void ari_transport_end(ar_process *p)
+void ari_transport_end(ar_process *p, ar_status st)
 {
     fflush(stdout);
+    if (p && st != AR_OK && st != AR_ERR_ABORTED) {
+        char why[512];
+        snprintf(why, sizeof why, "%s", ar_error_message());
+        ar_process_abort(p, st, why);
+    }
     ar_process_destroy(p);
 }
+
+/* --- reporting ---------------------------------------------------------------------------------------------------- */
 
 bool ari_transport_reports(const ar_process *p)
 {
@@ -49,17 +153,7 @@ void ari_transport_json(json_t *o, const ar_process *p)
     json_object_set_new(o, "transport", json_string(ar_transport_name(ar_process_transport(p))));
 }
 
-/* As Open MPI, MPICH and Slurm's PMI, torchrun and srun tell it. */
-static bool is_another(void)
-{
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *rank = getenv(names[i]);
-        if (rank && *rank)
-            return strtol(rank, NULL, 10) > 0;
-    }
-    return false;
-}
+/* --- silence ------------------------------------------------------------------------------------------------------ */
 
 static bool names_processes(int argc, char *const *argv)
 {
@@ -78,12 +172,39 @@ static bool names_processes(int argc, char *const *argv)
     return false;
 }
 
-void ari_transport_silence(int argc, char *const *argv)
+void ari_transport_prepare(int argc, char *const *argv)
 {
-    if (!names_processes(argc, argv) || !is_another())
+    if (!names_processes(argc, argv))
+        return;
+    /* Otherwise a kernel is loaded at its first launch, which may wait for the GPU, where NCCL's kernels wait for other
+     * ranks: and those, for this one. */
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    if (!is_another())
         return;
     errors_fd = dup(STDERR_FILENO);
+    kept_fd = memfd_create("errors", 0);
     /* Where there is no /dev/null the words come more than once, which is no harm. */
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
         return;
+    if (kept_fd >= 0)
+        (void)dup2(kept_fd, STDERR_FILENO);
+}
+
+bool ari_transport_is_silent(void)
+{
+    return errors_fd >= 0;
+}
+
+enum { SPEAK_AFTER_SECONDS = 3 };
+
+void ari_transport_speak(int exit_code)
+{
+    char words[4096];
+    if (errors_fd < 0 || kept_fd < 0 || joined || exit_code == ARI_EXIT_SAME)
+        return;
+    fflush(stderr);
+    sleep(SPEAK_AFTER_SECONDS);
+    const ssize_t n = lseek(kept_fd, 0, SEEK_SET) == 0 ? read(kept_fd, words, sizeof words) : 0;
+    if (n > 0)
+        dprintf(errors_fd, "%.*s", (int)n, words);
 }

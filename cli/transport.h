@@ -33,20 +33,28 @@ extern const char *const ari_transport_names[]; /* in the order of ar_transport 
         .help = "with --transport nccl: several processes may use one GPU (slow; for tests)"                        \
     }
 
-/** This process's place among those that the launcher started; *gives = NULL with sim. check_calls: as
- *  ar_process_options. Gives; ar_process_destroy. Errors: AR_ERR_ARG (share_gpus without nccl), ar_process_create's. */
-AR_NODISCARD ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, double timeout_s,
-                                           bool check_calls);
-/** Leaves them, once all is printed: after a failure of the ranks that may end this process at once. */
-void ari_transport_end(ar_process *p);
+/** This process's place among those that the launcher started; *gives = NULL with sim. All are to have been started
+ * with the same subcommand and options, those of one process alone apart. Where the launcher's processes do not all
+ * come, the program ends with words about it, some seconds after the timeout. check_calls: as ar_process_options.
+ * Gives; ari_transport_end. Errors: AR_ERR_ARG (share_gpus without nccl, other options), ar_process_create's. */
+AR_NODISCARD ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, const ari_args_spec *spec,
+                                           const void *values, double timeout_s, bool check_calls);
+/** Leaves the others, when what is to be printed has been: an error ends them too. NULL: nothing to leave. */
+void ari_transport_end(ar_process *p, ar_status st);
 /** Whether this process prints and writes files: the only one, or process 0. */
 bool ari_transport_reports(const ar_process *p);
 /** A line of its own where ranks are processes: "ranks: 4 processes, connected by MPI"; nothing with sim. */
 void ari_transport_print(FILE *to, const ar_process *p);
 /** The same as "transport" of an object. */
 void ari_transport_json(json_t *o, const ar_process *p);
-/** Silences a process that a launcher started as one of several, not as the first, if its arguments name a transport of
- *  processes: what all would say, the first says. */
-void ari_transport_silence(int argc, char *const *argv);
+
+/** First of all, if the arguments name a transport of processes. Silences a process that a launcher started as one of
+ *  several, not as the first: what all would say, the first says. Has CUDA load all kernels at once. Modifies the
+ *  environment. */
+void ari_transport_prepare(int argc, char *const *argv);
+bool ari_transport_is_silent(void);
+/** At the end of a silent process that has failed without having joined the others: lets it say why after a while, in
+ *  which the launcher ends it if the first one has said the same. */
+void ari_transport_speak(int exit_code);
 
 #endif
