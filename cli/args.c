@@ -8,43 +8,45 @@
 #include <string.h>
 
 #include "cli/command.h"
+#include "cli/transport.h"
 #include "ref/core/nearest.h"
 #include "ref/io/file.h"
 
 enum { MAX_OPTIONS = 128, TEXT_SIZE = 512 };
 
-/* --help and --version have no field. */
-#define NO_FIELD SIZE_MAX
-
-static const ari_option common_options[] = {
+const ari_option ari_common_options[] = {
     {.name = "json",
      .kind = ARI_OPT_STRING,
      .at = offsetof(ari_common, json),
      .value = "FILE|-",
-     .help = "write the result as JSON to FILE, or to standard output"},
+     .help = "write the result as JSON to FILE, or to standard output",
+     .own = true},
     {.name = "quiet",
      .letter = 'q',
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_common, quiet),
-     .help = "print nothing but errors and what --json asks for"},
+     .help = "print nothing but errors and what --json asks for",
+     .own = true},
     {.name = "no-color",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_common, no_color),
-     .help = "print words only; so does the environment variable NO_COLOR"},
+     .help = "print words only; so does the environment variable NO_COLOR",
+     .own = true},
     {.name = "threads",
      .kind = ARI_OPT_INT,
      .at = offsetof(ari_common, threads),
      .min = 1,
      .max = 4096,
      .value = "N",
-     .help = "threads of the whole process (default: the number of cores)"},
+     .help = "threads of the whole process (default: the number of cores)",
+     .own = true},
     {.name = "seed",
      .kind = ARI_OPT_U64,
      .at = offsetof(ari_common, seed),
      .value = "N",
      .help = "seed of everything random (default 0)"},
-    {.name = "help", .letter = 'h', .kind = ARI_OPT_FLAG, .at = NO_FIELD, .help = "print this and exit"},
-    {.name = "version", .kind = ARI_OPT_FLAG, .at = NO_FIELD, .help = "print the version and exit"},
+    {.name = "help", .letter = 'h', .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print this and exit"},
+    {.name = "version", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print the version and exit"},
     {0},
 };
 
@@ -70,7 +72,7 @@ static found_option find(const ari_args_spec *spec, void *values, const char *na
 {
     found_option f = {find_in(spec->options, name, length, letter), values};
     if (f.option == NULL) {
-        f.option = find_in(common_options, name, length, letter);
+        f.option = find_in(ari_common_options, name, length, letter);
         f.base = (char *)values + spec->common_at;
     }
     return f;
@@ -81,7 +83,7 @@ static const char *nearest_option(const ari_args_spec *spec, const char *word)
 {
     const char *names[MAX_OPTIONS];
     size_t n = 0;
-    const ari_option *const tables[] = {spec->options, common_options};
+    const ari_option *const tables[] = {spec->options, ari_common_options};
     for (size_t t = 0; t < 2; t++) {
         for (const ari_option *o = tables[t]; o != NULL && o->name != NULL && n < MAX_OPTIONS; o++)
             names[n++] = o->name;
@@ -325,7 +327,7 @@ static ar_status take_option(const ari_args_spec *spec, int argc, char *const *a
     if (o->kind == ARI_OPT_FLAG) {
         if (value != NULL)
             return ar_error_set(AR_ERR_ARG, "--%s: got '%s', but it takes no value", o->name, ARI_SHOW(value + 1));
-        if (o->at == NO_FIELD)
+        if (o->at == ARI_OPT_NO_FIELD)
             *action = strcmp(o->name, "help") == 0 ? ARI_ARGS_HELP : ARI_ARGS_VERSION;
         else
             *(bool *)(f.base + o->at) = true;
@@ -432,7 +434,7 @@ enum { LABEL_LIMIT = 26 };
 static int label_width(const ari_args_spec *spec)
 {
     int width = 0;
-    const ari_option *const tables[] = {spec->options, common_options};
+    const ari_option *const tables[] = {spec->options, ari_common_options};
     for (size_t t = 0; t < 2; t++) {
         for (const ari_option *o = tables[t]; o != NULL && o->name != NULL; o++) {
             char label[TEXT_SIZE];
@@ -488,7 +490,7 @@ void ari_args_help(FILE *to, const ari_args_spec *spec)
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
         print_entry(to, p->name, p->help, width);
     print_options(to, "options", spec->options, width);
-    print_options(to, "options of every subcommand", common_options, width);
+    print_options(to, "options of every subcommand", ari_common_options, width);
     if (spec->example == NULL)
         return;
     fprintf(to, "\n%s:\n", strchr(spec->example, '\n') != NULL ? "examples" : "example");
@@ -504,8 +506,10 @@ bool ari_args_begin(const ari_args_spec *spec, int argc, char *const *argv, void
     ari_args_action action = ARI_ARGS_RUN;
     ar_status st = ari_args_parse(spec, argc, argv, values, &action);
     const ari_common *common = (const ari_common *)(const void *)((const char *)values + spec->common_at);
-    if (st == AR_OK && action == ARI_ARGS_RUN && common->json && strcmp(common->json, "-") != 0)
-        st = ari_out_check(common->json); /* before the work whose result it takes */
+    /* Before the work whose result it takes. */
+    if (st == AR_OK && action == ARI_ARGS_RUN && common->json && strcmp(common->json, "-") != 0 &&
+        !ari_transport_is_silent())
+        st = ari_out_check(common->json);
     *exit_code = ari_exit_code(st);
     if (st != AR_OK) {
         ari_print_error(spec->command, st);

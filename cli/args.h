@@ -51,7 +51,13 @@ typedef struct ari_option {
     const char *value;          /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
     const char *otherwise;      /* INT, SIZE: the value where no number follows; NULL: one must */
     const char *help;           /* one or two lines, with the default; NULL: not listed */
+    bool own;                   /* of one process alone: where ranks are processes, they may differ in it */
 } ari_option;
+
+/* An option without a field: --help, --version. */
+#define ARI_OPT_NO_FIELD SIZE_MAX
+/** What every subcommand takes; the fields are those of ari_common. */
+extern const ari_option ari_common_options[];
 
 /* A positional argument; its field is a const char *. */
 typedef struct ari_positional {
@@ -88,6 +94,10 @@ typedef enum ari_args_action { ARI_ARGS_RUN, ARI_ARGS_HELP, ARI_ARGS_VERSION } a
  * borrowed from argv. */
 AR_NODISCARD ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values,
                                       ari_args_action *action);
+
+/** The subcommand, the version, and every option and positional with its value, in one line each: "--tp 2", "no --sp".
+ *  Without what is a process's own. Gives; free(). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *values);
 
 /** Prints usage, positionals, options and examples. */
 void ari_args_help(FILE *to, const ari_args_spec *spec);

@@ -252,7 +252,7 @@ static ar_status run(ari_check_values *v, int *exit_code)
         return list_models(v, models, n);
     ari_checked checked[MOST_MODELS] = {0};
     ari_watch watch = {0};
-    AR_TRY(ari_transport_begin(&v->process, &v->transport, v->layout.timeout, true));
+    AR_TRY(ari_transport_begin(&v->process, &v->transport, &ari_check_spec, v, v->layout.timeout, true));
     ar_status st = ari_watch_begin(&watch, &v->watch, &v->common);
     if (st == AR_OK)
         st = run_models(v, models, n, fault, &watch, checked, exit_code);
@@ -273,6 +273,6 @@ int ari_command_check(int argc, char **argv)
         ari_print_error("check", st);
         exit_code = ari_exit_code(st);
     }
-    ari_transport_end(v.process);
+    ari_transport_end(v.process, st);
     return exit_code;
 }

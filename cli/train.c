@@ -208,7 +208,7 @@ static ar_status run(ari_train_values *v, int *exit_code)
     ar_checkpoint *resume = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_train_values_check(v));
-    AR_TRY_TO(done, st, ari_transport_begin(&v->process, &v->transport, v->layout.timeout, false));
+    AR_TRY_TO(done, st, ari_transport_begin(&v->process, &v->transport, &ari_train_spec, v, v->layout.timeout, false));
     AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch, &v->common));
     if (v->resume)
         AR_TRY_TO(done, st, ar_checkpoint_open(&resume, v->resume));
@@ -233,6 +233,6 @@ int ari_command_train(int argc, char **argv)
         /* Ranks that call different collectives are a mistake of the program, not of its user. */
         exit_code = st == AR_ERR_MISMATCH ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
     }
-    ari_transport_end(v.process);
+    ari_transport_end(v.process, st);
     return exit_code;
 }

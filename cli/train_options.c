@@ -99,14 +99,16 @@ static const ari_option options[] = {
      .kind = ARI_OPT_STRING,
      .at = offsetof(ari_train_values, plot),
      .value = "FILE.svg",
-     .help = "draw the loss against the step"},
+     .help = "draw the loss against the step",
+     .own = true},
     {.name = "log-every",
      .kind = ARI_OPT_INT,
      .at = offsetof(ari_train_values, log_every),
      .min = 1,
      .max = 1e9,
      .value = "K",
-     .help = "print every K-th step (default: at most 40 lines in all)"},
+     .help = "print every K-th step (default: at most 40 lines in all)",
+     .own = true},
     ARI_INJECT_OPTION(ari_train_values),
     ARI_TRANSPORT_OPTIONS(ari_train_values),
     ARI_WATCH_OPTIONS(ari_train_values),
@@ -166,7 +168,7 @@ static ar_status check_plot(const ari_train_values *v)
             return ar_error_set(AR_ERR_ARG, "--plot and --%s both name %s: one would replace the other", names[i],
                                 ARI_SHOW(v->plot));
     }
-    return ari_out_check(v->plot);
+    return ari_transport_is_silent() ? AR_OK : ari_out_check(v->plot);
 }
 
 ar_status ari_train_values_check(const ari_train_values *v)

@@ -75,8 +75,8 @@ static ar_status check_processes(const ar_check_options *o)
         ar_parallel_text(layout, sizeof layout, &o->parallel[i]);
         if (world != processes)
             return ar_error_set(AR_ERR_ARG,
-                                "%s: a layout of %d rank%s on %d processes: start one process for each rank", layout,
-                                world, world == 1 ? "" : "s", processes);
+                                "%s: a layout of %d rank%s on %d process%s: start one process for each rank", layout,
+                                world, world == 1 ? "" : "s", processes, processes == 1 ? "" : "es");
     }
     if (o->process && (o->dump || o->schedules > 0))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s of ranks that are processes: take threads",

@@ -6,7 +6,10 @@
 
 /* The command's files are no part of the library. */
 #include "cli/args.c"
+#include "cli/args_tell.c"
 #include "cli/command.c"
+#include "cli/join_watch.c"
+#include "cli/transport.c"
 
 static const char *const numerics[] = {"exact", "native", NULL};
 
@@ -304,4 +307,43 @@ Test(exit_code, every_status_has_one)
             expected = all[i] == machine[k] ? 3 : expected;
         cr_expect_eq(ari_exit_code(all[i]), expected, "%s gives %d", ar_status_name(all[i]), ari_exit_code(all[i]));
     }
+}
+
+/* --- telling ------------------------------------------------------------------------------------------------------ */
+
+static void tells(const char *line, const char *text)
+{
+    const values v = parsed(line);
+    char *told = NULL, expected[512];
+    cr_assert_eq(ari_args_tell(&told, &spec, &v), AR_OK);
+    snprintf(expected, sizeof expected, "anyrank try, version %s\n%s", ari_version(), text);
+    cr_expect_str_eq(told, expected);
+    free(told);
+}
+
+Test(args_tell, has_a_line_for_each_option_that_processes_share)
+{
+    tells("", "no MODEL\n--tp 1\nno --sweep\nno --sp\n--batch 8\n--bytes 0\n--lr 0.5\nno --text\nno --numerics\n"
+              "--seed 0\n");
+    tells(
+        "m --tp 2 --sweep 3 --sp --batch 9 --bytes 1KiB --lr 0.1 --text t --numerics native --seed 7 -q --threads 3",
+        "MODEL m\n--tp 2\n--sweep 3\n--sp\n--batch 9\n--bytes 1024\n--lr 0.1\n--text t\n--numerics native\n--seed 7\n");
+}
+
+Test(args_tell, tells_numbers_apart)
+{
+    tells("--lr 0.10000000000000002", "no MODEL\n--tp 1\nno --sweep\nno --sp\n--batch 8\n--bytes 0\n"
+                                      "--lr 0.10000000000000002\nno --text\nno --numerics\n--seed 0\n");
+}
+
+Test(transport, names_the_first_option_in_which_a_process_differs)
+{
+    cr_expect_eq(compare_told(3, "a\n--tp 2\n", "a\n--tp 2\n"), AR_OK);
+    cr_assert_eq(compare_told(3, "a\n--tp 2\n--sp\n", "a\n--tp 2\nno --sp\n"), AR_ERR_ARG);
+    cr_expect_str_eq(ar_error_message(),
+                     "process 3 was started with '--sp', process 0 with 'no --sp': all take the same options");
+    cr_assert_eq(compare_told(1, "anyrank a\n", "anyrank b\n--tp 2\n"), AR_ERR_ARG);
+    cr_expect_str_eq(ar_error_message(), "process 1 was started with 'anyrank a', process 0 with 'anyrank b': all take "
+                                         "the same options");
+    cr_expect_eq(compare_told(1, "", "anyrank b\n"), AR_ERR_ARG);
 }

@@ -28,10 +28,19 @@ SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
             "OMPI_MCA_hwloc_base_binding_policy": "none"}
 
 
+def start(command):
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120,
+                          check=False, env={**os.environ, **SETTINGS})
+
+
 def run(*arguments, ranks=0):
-    launcher = [MPIRUN, "-n", str(ranks)] if ranks else []
-    return subprocess.run([*launcher, COMMAND, *map(str, arguments)], capture_output=True, text=True,
-                          stdin=subprocess.DEVNULL, timeout=120, check=False, env={**os.environ, **SETTINGS})
+    launcher = [MPIRUN, "-n", ranks] if ranks else []
+    return start([*launcher, COMMAND, *arguments])
+
+
+def run_two(*arguments, first=(), second=()):
+    """Two processes that have not all options in common."""
+    return start([MPIRUN, "-n", 1, COMMAND, *arguments, *first, ":", "-n", 1, COMMAND, *arguments, *second])
 
 
 def why_not():
@@ -101,6 +110,42 @@ class Processes(unittest.TestCase):
                 done = run(*arguments, "--transport", "mpi", ranks=ranks)
                 self.assertNotEqual(done.returncode, 0)
                 self.assertEqual(done.stderr.count(words), 1, done.stderr)
+
+    def test_what_one_process_does_otherwise_is_told(self):
+        arguments = ("check", GOLDEN / "gpt2-tiny", *SMALL, "--tp", "2", "--transport", "mpi")
+        for second, words in (
+                (("--seed", "5"), "process 1 was started with '--seed 5', process 0 with '--seed 0'"),
+                (("--sp",), "process 1 was started with '--sp', process 0 with 'no --sp'"),
+                (("--nope",), "unknown option --nope"),  # which it finds before it has joined
+                (("--text", "/nowhere/text"), "process 1 was started with '--text /nowhere/text'")):
+            with self.subTest(second=second):
+                done = run_two(*arguments, second=second)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertEqual(done.stderr.count(words), 1, done.stderr)
+
+    def test_what_concerns_one_process_may_differ(self):
+        done = run_two("check", GOLDEN / "gpt2-tiny", *SMALL, "--tp", "2", "--transport", "mpi", first=("--json", "-"),
+                       second=("--json", "/nowhere/x.json", "--threads", "1", "-q"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('"same"', done.stdout)
+
+    def test_what_fails_on_one_process_alone_ends_all(self):
+        with tempfile.TemporaryDirectory(prefix="anyrank-process-") as folder:
+            text = pathlib.Path(folder, "text")
+            text.write_bytes(bytes(1000))
+            # Not there any more for the second, as on a machine that does not share the folder.
+            hide = ["sh", "-c", f'test "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 0 || cd /; exec "$@"', "sh"]
+            done = subprocess.run([MPIRUN, "-n", "2", *hide, os.path.abspath(COMMAND), "check", str(GOLDEN / "gpt2-tiny"),
+                                   *SMALL, "--tp", "2", "--text", "text", "--transport", "mpi"], capture_output=True,
+                                  text=True, stdin=subprocess.DEVNULL, timeout=120, check=False, cwd=folder,
+                                  env={**os.environ, **SETTINGS})
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(done.stderr.count("text: cannot open"), 1, done.stderr)
+
+    def test_processes_that_are_no_ranks_are_told_of(self):
+        done = run("check", GOLDEN / "gpt2-tiny", *SMALL, "--tp", "2", ranks=2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.count("2 processes were started, and each does all of this by itself"), 1)
 
     def test_a_collective_that_one_rank_leaves_out_ends_all(self):
         done = run("check", GOLDEN / "gpt2-tiny", "--dp", "2", *SMALL, "--inject", "collective_order_swapped", "--timeout",
