@@ -46,11 +46,12 @@ ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int thre
     ar_device_choice choice = *which;
     ar_device *d = NULL;
     ar_comm *world = NULL;
-    AR_TRY(check_device(p, which));
-    if (choice.kind == AR_DEVICE_CUDA)
-        AR_TRY(choose_gpu(&choice, p));
-    /* A process that cannot take part must not leave the others waiting for it. */
-    ar_status st = ar_device_create(&d, &choice, threads);
+    /* A process that cannot take part, as where its machine has too few GPUs, must not leave the others waiting. */
+    ar_status st = check_device(p, which);
+    if (st == AR_OK && choice.kind == AR_DEVICE_CUDA)
+        st = choose_gpu(&choice, p);
+    if (st == AR_OK)
+        st = ar_device_create(&d, &choice, threads);
     st = ari_process_agree(p, st);
     if (st == AR_OK)
         st = ar_process_comm(&world, p, d);
