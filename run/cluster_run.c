@@ -198,6 +198,7 @@ static ar_status share_results(job *j, int ranks, float *losses)
     ar_status st = ari_bytes_put(&bytes, own, sizeof *own);
     if (st == AR_OK)
         st = ari_bytes_put(&bytes, own->loss, steps * sizeof *own->loss);
+    st = ari_process_agree(j->o->process, st);
     if (st == AR_OK)
         st = ari_process_collect(j->o->process, &bytes, take_result, j);
     ari_bytes_fini(&bytes);
