@@ -261,6 +261,7 @@ static ar_status take_parts(void *user, int rank, ari_bytes *b)
         ar_tensor local;
         float *values = NULL;
         AR_TRY(ari_bytes_take(b, &head, sizeof head));
+        head.name[sizeof head.name - 1] = '\0';
         AR_TRY(ar_tensor_view(&local, AR_F32, head.ndim, head.shape, (ar_buf){NULL}));
         AR_TRY(ari_alloc((void **)&values, ar_tensor_count(&local), sizeof *values, head.name));
         local.data.ptr = values;

@@ -85,17 +85,41 @@ static void first_of(verdict *v, const verdict *all, int n)
     }
 }
 
+static void take_verdicts(verdict *v, const void *all, const size_t *sizes, int n)
+{
+    int r = 0;
+    while (r < n && sizes[r] == sizeof *v)
+        r++;
+    if (r == n) {
+        first_of(v, all, n);
+        return;
+    }
+    *v = (verdict){.status = AR_ERR_INTERNAL};
+    snprintf(v->message, sizeof v->message,
+             "process %d is elsewhere than process 0: all processes run the same program with the same options", r);
+}
+
+ar_status ari_process_give_up(ar_process *p, ar_status st)
+{
+    char why[1024];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    ar_process_abort(p, st, why);
+    return ar_error_set(st, "%s", why);
+}
+
 ar_status ari_process_agree(ar_process *p, ar_status own)
 {
     verdict v = {.status = own};
     void *all = NULL;
     size_t *sizes = NULL;
     snprintf(v.message, sizeof v.message, "%s", own == AR_OK ? "" : ar_error_message());
-    AR_TRY(ari_alloc_zero((void **)&sizes, (size_t)p->size, sizeof *sizes, "what the processes say"));
-    ar_status st = ar_process_gather(p, &all, sizes, &v, sizeof v);
+    ar_status st = ari_alloc_zero((void **)&sizes, (size_t)p->size, sizeof *sizes, "what the processes say");
+    if (st != AR_OK)
+        return ari_process_give_up(p, st);
+    st = ar_process_gather(p, &all, sizes, &v, sizeof v);
+    if (st == AR_OK && all)
+        take_verdicts(&v, all, sizes, p->size);
     free(sizes);
-    if (all)
-        first_of(&v, all, p->size);
     free(all);
     if (st == AR_OK)
         st = ar_process_broadcast(p, &v, sizeof v);
@@ -159,8 +183,11 @@ ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
 {
     void *all = NULL;
     size_t *sizes = NULL;
-    AR_TRY(ari_alloc_zero((void **)&sizes, (size_t)p->size, sizeof *sizes, "sizes of the processes' results"));
-    ar_status st = ar_process_gather(p, &all, sizes, own->at, own->count);
+    ar_status st = ari_alloc_zero((void **)&sizes, (size_t)p->size, sizeof *sizes, "sizes of the processes' results");
+    if (st == AR_OK)
+        st = ar_process_gather(p, &all, sizes, own->at, own->count);
+    if (st == AR_ERR_MEMORY) /* of this process alone */
+        st = ari_process_give_up(p, st);
     if (st == AR_OK) {
         if (p->rank == 0)
             st = take_each(p->size, all, sizes, take, user);

@@ -12,6 +12,9 @@
 AR_NODISCARD ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
                                        ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg);
 
+/** What a process does that cannot go on in the middle of a collective of the host: ends all of them. Returns st, with
+ *  its message. */
+ar_status ari_process_give_up(ar_process *p, ar_status st);
 /** All processes agree: AR_OK where all said so, else status and message of the lowest that did not. */
 AR_NODISCARD ar_status ari_process_agree(ar_process *p, ar_status own);
 

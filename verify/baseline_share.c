@@ -101,7 +101,10 @@ ar_status ari_check_baseline_shared(ari_reference *ref, float *loss, double *max
     ar_process *p = c->check->process;
     const bool first = ar_process_rank(p) == 0;
     AR_TRY(ari_process_agree(p, first ? run_and_tell(ref, loss, max_error, c) : hear(p)));
-    AR_TRY(share_reference(p, ref));
+    const ar_status st = share_reference(p, ref);
+    if (st == AR_ERR_MEMORY)
+        return ari_process_give_up(p, st);
+    AR_TRY(st);
     AR_TRY(ar_process_broadcast(p, loss, ari_check_steps(c->check) * sizeof *loss));
     return ar_process_broadcast(p, max_error, sizeof *max_error);
 }

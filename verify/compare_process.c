@@ -104,9 +104,15 @@ static ar_status take_values(ari_bytes *b, const ari_comparator *c, float *const
 
 static ar_status take_kept(ari_bytes *b, ari_comparator *c, size_t n)
 {
+    if (n > ARI_KEPT_COPIES)
+        return ar_error_set(AR_ERR_INTERNAL, "a process sent %zu copies of tensors, at most %d are kept", n,
+                            ARI_KEPT_COPIES);
     for (; c->kept_count < n; c->kept_count++) {
         ari_kept *k = &c->kept[c->kept_count];
         AR_TRY(ari_bytes_take(b, &k->tensor, sizeof k->tensor));
+        if (k->tensor >= c->reference->count)
+            return ar_error_set(AR_ERR_INTERNAL, "a process sent a copy of tensor %zu of %zu", k->tensor,
+                                c->reference->count);
         const size_t count = local_count(&c->finding[k->tensor]);
         AR_TRY(ari_alloc((void **)&k->local, count, sizeof *k->local, "a copy of a tensor that differs"));
         const ar_status st = ari_bytes_take(b, k->local, count * sizeof *k->local);

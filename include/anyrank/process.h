@@ -11,7 +11,7 @@ extern "C" {
 
 /* Ranks as processes, one each, on one machine or many: what a launcher (mpirun, srun, torchrun) has started. The
  * communicator over all of them moves tensors; the calls here move small things of the host, which are no part of what
- * is computed: results, reports. A process is used by one thread. */
+ * is computed: results, reports. All processes run the same build. A process is used by one thread. */
 typedef struct ar_process ar_process;
 
 typedef enum ar_transport {
