@@ -10,6 +10,3 @@ target_compile_options(anyrank_options INTERFACE
   # Bits depend on these two: no fused multiply-add that the source does not spell, no re-association.
   -ffp-contract=off -fno-fast-math -fno-math-errno -fno-trapping-math)
 target_compile_definitions(anyrank_options INTERFACE _GNU_SOURCE)
-if(CMAKE_BUILD_TYPE STREQUAL "Release")
-  target_compile_options(anyrank_options INTERFACE -O3)
-endif()
