@@ -79,9 +79,11 @@ static void post(ari_mpi_control *c, int to, int tag, const void *head, size_t h
         memcpy(l->bytes + head_bytes, tail, tail_bytes);
     if (text_bytes > 0)
         memcpy(l->bytes + head_bytes + tail_bytes, text, text_bytes);
-    ari_mpi_enter(c->p);
-    const int rc = MPI_Isend(l->bytes, (int)bytes, MPI_BYTE, to, tag, c->p->control, &l->request);
-    ari_mpi_leave(c->p);
+    int rc = MPI_ERR_OTHER;
+    if (ari_mpi_enter(c->p)) {
+        rc = MPI_Isend(l->bytes, (int)bytes, MPI_BYTE, to, tag, c->p->control, &l->request);
+        ari_mpi_leave(c->p);
+    }
     if (rc != MPI_SUCCESS) {
         free(l);
         return;
@@ -95,7 +97,8 @@ static void let_letters_leave(ari_mpi_control *c)
     for (letter **at = &c->letters; *at;) {
         letter *l = *at;
         int left = 0;
-        ari_mpi_enter(c->p);
+        if (!ari_mpi_enter(c->p))
+            return;
         const int rc = MPI_Test(&l->request, &left, MPI_STATUS_IGNORE);
         ari_mpi_leave(c->p);
         if (rc == MPI_SUCCESS && !left) {
@@ -261,12 +264,12 @@ static bool receive(ari_mpi_control *c, MPI_Message *m, char *to, int size)
 {
     MPI_Request request;
     int done = 0;
-    ari_mpi_enter(c->p);
+    if (!ari_mpi_enter(c->p))
+        return false;
     int rc = MPI_Imrecv(to, size, MPI_BYTE, m, &request);
     ari_mpi_leave(c->p);
     const uint64_t deadline = ari_now_ns() + ARRIVE_NS;
-    while (rc == MPI_SUCCESS && !done && ari_now_ns() < deadline) {
-        ari_mpi_enter(c->p);
+    while (rc == MPI_SUCCESS && !done && ari_now_ns() < deadline && ari_mpi_enter(c->p)) {
         rc = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         ari_mpi_leave(c->p);
     }
@@ -278,7 +281,8 @@ static bool listen_once(ari_mpi_control *c)
     MPI_Message m;
     MPI_Status status;
     int here = 0, size = 0;
-    ari_mpi_enter(c->p);
+    if (!ari_mpi_enter(c->p))
+        return false;
     int rc = MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, c->p->control, &here, &m, &status);
     if (rc == MPI_SUCCESS && here)
         rc = MPI_Get_count(&status, MPI_BYTE, &size);
@@ -450,7 +454,8 @@ static void take_away(ari_mpi *p)
     for (int here = 1, size = 0, done = 0; here;) {
         MPI_Message m;
         MPI_Status status;
-        ari_mpi_enter(p);
+        if (!ari_mpi_enter(p))
+            return;
         int rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, p->data, &here, &status);
         if (rc == MPI_SUCCESS && here)
             rc = MPI_Get_count(&status, MPI_BYTE, &size);

@@ -34,6 +34,10 @@ typedef struct ari_mpi {
     ari_member host; /* of the group of all: what is moved for the host, in reports */
     ari_mpi_control *control_of;
     atomic_bool abandoned; /* requests that no peer will answer are left behind */
+    /* Held for each call of MPI; for writing to close: what was left behind reads and writes memory that is about to be
+     * freed, in whichever call a peer's late answer comes. So there are no more calls. */
+    pthread_rwlock_t calls;
+    bool closed;
 } ari_mpi;
 
 /* What a context's tags are for. */
@@ -65,10 +69,12 @@ AR_NODISCARD ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int r
 /** *ended: how many of the requests have ended by now, which are MPI_REQUEST_NULL from then on; MPI_UNDEFINED: all had
  *  before. index [n]: which. */
 AR_NODISCARD ar_status ari_mpi_test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int *index);
-/** The requests of a call that failed: receptions are cancelled, and what is under way gets a moment to end. */
+/** The requests of a call that failed: receptions are cancelled, and what is under way gets a moment to end. Where it
+ *  does not, MPI is called no more. */
 void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n);
 
-void ari_mpi_enter(ari_mpi *p);
+/** Before a call of MPI; false: there are to be no more. Where true: ari_mpi_leave after it. */
+AR_NODISCARD bool ari_mpi_enter(ari_mpi *p);
 void ari_mpi_leave(ari_mpi *p);
 ar_status ari_mpi_error(int rc, const char *what);
 

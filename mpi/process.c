@@ -235,6 +235,7 @@ static void free_process(ari_mpi *p)
 {
     if (p->world)
         ari_world_destroy(p->world);
+    pthread_rwlock_destroy(&p->calls);
     pthread_mutex_destroy(&p->turn);
     free(p);
 }
@@ -304,7 +305,10 @@ static ar_status make_world(ari_mpi *p)
 ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o)
 {
     ari_mpi *p = calloc(1, sizeof *p);
-    if (!p || pthread_mutex_init(&p->turn, NULL) != 0) {
+    const bool locks = p && pthread_mutex_init(&p->turn, NULL) == 0;
+    if (!locks || pthread_rwlock_init(&p->calls, NULL) != 0) {
+        if (locks)
+            pthread_mutex_destroy(&p->turn);
         free(p);
         return ar_error_set(AR_ERR_MEMORY, "no memory for a process");
     }

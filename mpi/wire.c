@@ -8,16 +8,27 @@
 
 /* --- calls of MPI ------------------------------------------------------------------------------------------------- */
 
-void ari_mpi_enter(ari_mpi *p)
+bool ari_mpi_enter(ari_mpi *p)
 {
     if (p->one_at_a_time)
         pthread_mutex_lock(&p->turn);
+    pthread_rwlock_rdlock(&p->calls);
+    const bool open = !p->closed;
+    if (!open)
+        ari_mpi_leave(p);
+    return open;
 }
 
 void ari_mpi_leave(ari_mpi *p)
 {
+    pthread_rwlock_unlock(&p->calls);
     if (p->one_at_a_time)
         pthread_mutex_unlock(&p->turn);
+}
+
+static ar_status closed(void)
+{
+    return ar_error_set(AR_ERR_ABORTED, "MPI is called no more after a failure that left messages behind");
 }
 
 ar_status ari_mpi_error(int rc, const char *what)
@@ -33,7 +44,8 @@ ar_status ari_mpi_error(int rc, const char *what)
 
 ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int tag, MPI_Request *gives)
 {
-    ari_mpi_enter(p);
+    if (!ari_mpi_enter(p))
+        return closed();
     const int rc = MPI_Isend(from, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
     ari_mpi_leave(p);
     return ari_mpi_error(rc, "MPI_Isend");
@@ -41,7 +53,8 @@ ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int
 
 ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag, MPI_Request *gives)
 {
-    ari_mpi_enter(p);
+    if (!ari_mpi_enter(p))
+        return closed();
     const int rc = MPI_Irecv(to, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
     ari_mpi_leave(p);
     return ari_mpi_error(rc, "MPI_Irecv");
@@ -49,7 +62,8 @@ ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag,
 
 ar_status ari_mpi_test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int *index)
 {
-    ari_mpi_enter(p);
+    if (!ari_mpi_enter(p))
+        return closed();
     const int rc = MPI_Testsome(n, requests, ended, index, MPI_STATUSES_IGNORE);
     ari_mpi_leave(p);
     return ari_mpi_error(rc, "MPI_Testsome");
@@ -57,27 +71,39 @@ ar_status ari_mpi_test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int
 
 #define DROP_NS UINT64_C(100000000)
 
-void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n)
+static void close_calls(ari_mpi *p)
 {
-    const uint64_t deadline = ari_now_ns() + DROP_NS;
+    atomic_store(&p->abandoned, true);
+    pthread_rwlock_wrlock(&p->calls);
+    p->closed = true;
+    pthread_rwlock_unlock(&p->calls);
+}
+
+static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
+{
     int done = 0;
-    ari_mpi_enter(p);
+    if (!ari_mpi_enter(p))
+        return true;
     /* Of a message that was sent nothing is to be done: a peer that failed does not ask for it any more. */
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; cancel && i < n; i++) {
         if (requests[i] != MPI_REQUEST_NULL)
             (void)MPI_Cancel(&requests[i]);
     }
+    const int rc = MPI_Testall(n, requests, &done, MPI_STATUSES_IGNORE);
     ari_mpi_leave(p);
-    while (!done && ari_now_ns() < deadline) {
-        ari_mpi_enter(p);
-        const int rc = MPI_Testall(n, requests, &done, MPI_STATUSES_IGNORE);
-        ari_mpi_leave(p);
-        if (rc != MPI_SUCCESS)
-            break;
+    return rc == MPI_SUCCESS && done;
+}
+
+void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n)
+{
+    const uint64_t deadline = ari_now_ns() + DROP_NS;
+    bool ended = all_ended(p, requests, n, true);
+    while (!ended && ari_now_ns() < deadline) {
         sched_yield();
+        ended = all_ended(p, requests, n, false);
     }
-    if (!done)
-        atomic_store(&p->abandoned, true);
+    if (!ended)
+        close_calls(p);
 }
 
 /* --- waiting ------------------------------------------------------------------------------------------------------ */
