@@ -54,7 +54,8 @@ static ar_status create(member *m)
     return AR_OK;
 }
 
-/* Rank 0 asks, and all learn what it was told: they end after the same step. */
+/* Rank 0 asks, each rank that is a process of its own does, since a signal reaches one alone; all learn what one was
+ * told, and end after the same step. */
 static ar_status asked_to_stop(bool *stop, const member *m)
 {
     const ar_training_listener *l = &m->job->o->listener;
@@ -65,11 +66,11 @@ static ar_status asked_to_stop(bool *stop, const member *m)
     *stop = m->job->o->stop_after > 0 && m->step >= m->job->o->stop_after;
     if (*stop || !l->stop)
         return AR_OK;
-    if (is_first(m))
+    if (is_first(m) || m->job->o->process)
         answer = l->stop(l->user);
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_I32, 1, &one));
     AR_TRY(ar_ctx_upload(ctx, &t, &answer));
-    AR_TRY(ar_comm_broadcast(ctx->world, ctx->queue, t.data, one, AR_I32, 0, "stop"));
+    AR_TRY(ar_comm_all_reduce(ctx->world, ctx->queue, t.data, ar_const(t.data), one, AR_I32, AR_MAX, "stop"));
     AR_TRY(ar_ctx_download(ctx, &answer, &t));
     ar_ctx_release(ctx, &t);
     *stop = answer != 0;

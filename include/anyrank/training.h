@@ -40,7 +40,7 @@ typedef struct ar_training_listener {
     void (*begin)(void *user, const ar_training_report *r); /* everything is read; the first step comes next */
     void (*step)(void *user, const ar_training_step *s);
     void (*save)(void *user, const ar_training_save *s);
-    bool (*stop)(void *user); /* asked before each step: true ends the run in good order, on all ranks */
+    bool (*stop)(void *user); /* asked before each step, of processes in each: true ends all ranks in good order */
     void *user;
 } ar_training_listener;
 

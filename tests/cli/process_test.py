@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ GOLDEN = ROOT / "tests/golden"
 COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 SMALL = ("--batch", "4", "--seq", "8", "--steps", "2", "--skip-f64")
 MPIRUN = shutil.which("mpirun")
+EXTENDED = bool(os.environ.get("ANYRANK_TEST_EXTENDED"))
 # Root in a container, more ranks than cores, waiting ranks that leave the cores to others.
 SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -111,13 +113,45 @@ class Processes(unittest.TestCase):
                 self.assertNotEqual(done.returncode, 0)
                 self.assertEqual(done.stderr.count(words), 1, done.stderr)
 
+    def send(self, number, *arguments):
+        """Trains in two processes, of which the second gets a signal when steps have been made."""
+        with tempfile.TemporaryDirectory(prefix="anyrank-process-") as folder:
+            tell = ["sh", "-c", f'echo $$ >"{folder}/$OMPI_COMM_WORLD_RANK$PMI_RANK"; exec "$@"', "sh"]
+            saved = pathlib.Path(folder, "run")
+            with subprocess.Popen([MPIRUN, "-n", "2", *tell, COMMAND, "train", str(GOLDEN / "llama-gqa-tiny"), "--dp",
+                                   "2", "--batch", "2", "--seq", "8", "--steps", "1000000", "--log-every", "5", "--save",
+                                   str(saved), "--transport", "mpi", *arguments], stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                  env={**os.environ, **SETTINGS}) as running:
+                for line in running.stdout:
+                    if line.split()[:1] == ["5"]:
+                        break
+                os.kill(int(pathlib.Path(folder, "1").read_text(encoding="utf-8")), number)
+                out, err = running.communicate(timeout=100)
+            return running.returncode, out, err, sorted(path.name for path in saved.rglob("*.safetensors"))
+
+    def test_a_signal_to_any_process_ends_all_in_good_order(self):
+        code, out, err, files = self.send(signal.SIGINT)
+        self.assertEqual(code, 130, err)
+        self.assertIn("stopped after step", out)
+        self.assertEqual(files, ["model.safetensors", "optimizer.safetensors"])
+
+    @unittest.skipUnless(EXTENDED, "extended")
+    def test_a_process_that_goes_on_after_the_end_breaks_nothing(self):
+        # The launcher wakes the second one to end it: it answers what the first has given up.
+        for _ in range(4):
+            code, out, err, files = self.send(signal.SIGSTOP, "--timeout", "1")
+            self.assertNotEqual(code, 0)
+            self.assertIn("rank 0 waited", err)
+            self.assertNotIn("Segmentation", out + err)
+            self.assertEqual(files, [])
+
     def test_what_one_process_does_otherwise_is_told(self):
         arguments = ("check", GOLDEN / "gpt2-tiny", *SMALL, "--tp", "2", "--transport", "mpi")
-        for second, words in (
-                (("--seed", "5"), "process 1 was started with '--seed 5', process 0 with '--seed 0'"),
-                (("--sp",), "process 1 was started with '--sp', process 0 with 'no --sp'"),
-                (("--nope",), "unknown option --nope"),  # which it finds before it has joined
-                (("--text", "/nowhere/text"), "process 1 was started with '--text /nowhere/text'")):
+        cases = ((("--seed", "5"), "process 1 was started with '--seed 5', process 0 with '--seed 0'"),
+                 (("--sp",), "process 1 was started with '--sp', process 0 with 'no --sp'"),
+                 (("--nope",), "unknown option --nope"))  # which it finds before it has joined
+        for second, words in cases if EXTENDED else cases[:1]:
             with self.subTest(second=second):
                 done = run_two(*arguments, second=second)
                 self.assertEqual(done.returncode, 2, done.stderr)
