@@ -213,8 +213,11 @@ static void fail_late(const ring *g, const flow *f, uint64_t waited_ns)
     const ari_mpi_place at = {g->c->p, &g->c->member, g->call, "in the middle of"};
     const int left = (g->r + g->n - 1) % g->n, right = (g->r + 1) % g->n;
     const bool receives = f->received.part < g->received, sends = f->left.part < g->send_to;
-    const int members[2] = {receives ? left : right, right};
-    ari_mpi_late(&at, waited_ns, members, receives && sends && left != right ? 2 : 1);
+    const int both[2] = {left < right ? left : right, left < right ? right : left};
+    if (receives && sends && left != right)
+        ari_mpi_late(&at, waited_ns, both, 2);
+    else
+        ari_mpi_late(&at, waited_ns, receives ? &left : &right, 1);
 }
 
 static ar_status move(const ring *g, flow *f)
