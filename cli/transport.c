@@ -203,7 +203,8 @@ void ari_transport_speak(int exit_code)
     if (errors_fd < 0 || kept_fd < 0 || joined || exit_code == ARI_EXIT_SAME)
         return;
     fflush(stderr);
-    sleep(SPEAK_AFTER_SECONDS);
+    if (sleep(SPEAK_AFTER_SECONDS) > 0)
+        return; /* a signal: the launcher's, which is ending all */
     const ssize_t n = lseek(kept_fd, 0, SEEK_SET) == 0 ? read(kept_fd, words, sizeof words) : 0;
     if (n > 0)
         dprintf(errors_fd, "%.*s", (int)n, words);
