@@ -144,7 +144,7 @@ bool ari_transport_reports(const ar_process *p)
 void ari_transport_print(FILE *to, const ar_process *p)
 {
     if (p)
-        fprintf(to, "ranks: %d processes, connected by %s\n", ar_process_size(p),
+        fprintf(to, "ranks: %d process%s, connected by %s\n", ar_process_size(p), ar_process_size(p) == 1 ? "" : "es",
                 ar_process_transport(p) == AR_TRANSPORT_MPI ? "MPI" : "NCCL");
 }
 
