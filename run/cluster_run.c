@@ -213,7 +213,9 @@ static ar_status share_results(job *j, int ranks, float *losses)
 static ar_status run_processes(job *j, int ranks, float *losses)
 {
     AR_TRY(check_processes(j->o, ranks));
-    AR_TRY(ari_process_run(j->o->process, &j->o->device, threads_of(j->o, ranks), rank_on, j));
+    /* Those of a process are its one rank's. Where nothing is said others may be on the same cores. */
+    const int threads = j->o->threads > 0 ? j->o->threads : threads_of(j->o, ranks);
+    AR_TRY(ari_process_run(j->o->process, &j->o->device, threads, rank_on, j));
     return share_results(j, ranks, losses);
 }
 
