@@ -168,13 +168,17 @@ static void greet(hall *h)
     h->guest[h->guests++] = (guest){.fd = fd};
 }
 
-/* Who has a place says nothing more: what can be read is the end of the connection. */
+/* Who has a place says nothing more: what can be read is the end of the connection. One that was turned away at its
+ * next connection leaves its first: then that is what went wrong. */
 static ar_status look_at_seats(const hall *h, const struct pollfd *seats)
 {
     for (int i = 0; i < h->gate->size * h->gate->channels; i++) {
         const int r = i / h->gate->channels;
-        if (h->fds[i] >= 0 && seats[i].fd == h->fds[i] && seats[i].revents)
-            return ar_error_set(AR_ERR_ABORTED, "rank %d (%s) was gone before all had come", r, h->names[r]);
+        if (h->fds[i] < 0 || seats[i].fd != h->fds[i] || !seats[i].revents)
+            continue;
+        return h->st != AR_OK
+                   ? ar_error_set(h->st, "%s", h->why)
+                   : ar_error_set(AR_ERR_ABORTED, "rank %d (%s) was gone before all had come", r, h->names[r]);
     }
     return AR_OK;
 }

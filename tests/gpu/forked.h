@@ -59,16 +59,31 @@ static inline void forked_sleep(double s)
     nanosleep(&t, NULL);
 }
 
-/* A port that nobody has, a moment ago. */
+static inline int forked_bind(int port, int *fd)
+{
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons((unsigned short)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof a;
+    *fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(*fd, (struct sockaddr *)&a, sizeof a) != 0 || getsockname(*fd, (struct sockaddr *)&a, &length) != 0)
+        return -1;
+    return ntohs(a.sin_port);
+}
+
+/* A port that nobody has, nor the next one, a moment ago. */
 static inline int forked_port(void)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t length = sizeof a;
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (bind(fd, (struct sockaddr *)&a, sizeof a) != 0 || getsockname(fd, (struct sockaddr *)&a, &length) != 0)
-        exit(2);
-    close(fd);
-    return ntohs(a.sin_port);
+    for (int turn = 0; turn < 100; turn++) {
+        int fd, next;
+        const int port = forked_bind(0, &fd);
+        const bool both = port > 0 && port < 65535 && forked_bind(port + 1, &next) > 0;
+        if (port > 0 && port < 65535)
+            close(next);
+        close(fd);
+        if (both)
+            return port;
+    }
+    exit(2);
 }
 
 static inline void forked_set(const char *name, int value)

@@ -258,8 +258,9 @@ static void another_job(void)
         forked_start(&f, r, port, join_other_job, &ns);
     check(waitpid(f.pid[3], &how, 0) == f.pid[3] && how == 0, "another job", "the stranger ended badly");
     check(f.end[3].status == AR_ERR_ARG && strstr(f.end[3].text, "another job"), "another job", f.end[3].text);
-    for (int r = 0; r < 3; r++) {
+    for (int r = 0; r < 3; r++)
         check(waitpid(f.pid[r], &how, WNOHANG) == 0, "another job", "one that did not wait");
+    for (int r = 0; r < 3; r++) {
         kill(f.pid[r], SIGKILL);
         waitpid(f.pid[r], &how, 0);
     }
