@@ -292,7 +292,8 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     options.tap = tap_both;
     options.tap_user = c.user;
     ended = ari_cluster_run(&result, &options);
-    if (ended == AR_ERR_MEMORY || ended == AR_ERR_DEVICE) { /* the machine's failure: it says nothing about the layout */
+    if (ended == AR_ERR_MEMORY ||
+        ended == AR_ERR_DEVICE) { /* the machine's failure: it says nothing about the layout */
         const char *message = ar_error_message();
         free(result.reports);
         char layout[96];

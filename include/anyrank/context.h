@@ -23,8 +23,8 @@ typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
  * rounded to 11 bits of significand. AR_PRECISION_BF16: to bf16, and what leaves a product too: a mixed-precision run.
  */
 
-/** A complete value (never a partial sum) of a rank, at the moment it exists. `local` lies in the host's memory (a copy,
- *  where the host does not reach the device's) as `layout` says: box k copies local[box.local ..] <->
+/** A complete value (never a partial sum) of a rank, at the moment it exists. `local` lies in the host's memory (a
+ * copy, where the host does not reach the device's) as `layout` says: box k copies local[box.local ..] <->
  *  global[box.global ..]. Valid during the call only. */
 typedef struct ar_tap_event {
     const char *name; /* docs/names.md, without the pass */

@@ -128,8 +128,7 @@ static ar_status product(ar_ctx *ctx, const ar_tensor *c, const ar_tensor *a, co
     ar_tensor left, right;
     AR_TRY(take_operand(ctx, &left, a));
     AR_TRY(take_operand(ctx, &right, b));
-    AR_TRY(ctx->device->ops->gemm_f32(ctx->device, ctx->queue, c, &left, &right, add,
-                                         ctx->arith->precision));
+    AR_TRY(ctx->device->ops->gemm_f32(ctx->device, ctx->queue, c, &left, &right, add, ctx->arith->precision));
     drop_operand(ctx, &left, a);
     drop_operand(ctx, &right, b);
     return AR_OK;

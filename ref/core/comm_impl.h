@@ -48,8 +48,8 @@ typedef struct ari_call {
     ar_buf out;                /* broadcast: the buffer, in = out; reduce, gather: the root's alone; send: none */
     ar_cbuf in;                /* scatter: the root's alone; recv: none */
     const char *tag;           /* never NULL */
-    ar_queue *on;              /* the inline queue that the call runs on: whose stream, if it stands on one, and so whose
-                                  device, the buffers belong to. Filled when the call runs */
+    ar_queue *on; /* the inline queue that the call runs on: whose stream, if it stands on one, and so whose
+                     device, the buffers belong to. Filled when the call runs */
 } ari_call;
 
 /* Bytes of other ranks' memory read and written on behalf of one rank, by whichever of its threads. */

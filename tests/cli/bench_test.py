@@ -128,7 +128,7 @@ class Bench(unittest.TestCase):
         self.refused("allreduce", "--algorithm", "tree", says="auto")
         self.refused("allreduce", "llama-demo", says="takes no model")
         self.refused("blocks", says="there is no benchmark 'blocks'")
-        self.refused("block", "llama-demo", says="takes no model")
+        self.refused("gemm", "llama-demo", says="takes no model")
         self.refused("block", "--seq", "0", says="--seq")
         self.refused("step", "llama-demo", "--tp", "3", says="tp=3")
         self.refused("step", "llama-demo", "--dp", "9", "--micro-batches", "2", says="2 micro-batches cannot share the 1 samples")

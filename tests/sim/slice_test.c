@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "anyrank/sim.h"
-#include "sim/fused.h"
 #include "ref/core/reduce.h"
+#include "sim/fused.h"
 #include "sim/stream.h"
 
 /* Sums of all ranks' inputs that are held in registers and written to all outputs: the bits of the ring's order,
