@@ -9,6 +9,7 @@ that ran no test, printed no closing line or reported a leak counts as a failure
 
 import argparse
 import concurrent.futures
+import functools
 import json
 import os
 import pathlib
@@ -208,9 +209,10 @@ def run_program(program, build, report):
     # One test after the other: a test of ranks takes all the cores there are. C: the closing line untranslated.
     # Threads that spin while they wait keep others from running where programs share the cores.
     environment = {"CRITERION_JOBS": "1", "LC_ALL": "C", "OMP_WAIT_POLICY": "passive",
-                   # Each thread maps stacks of freed frames: those of the smallest size take a quarter less of it all.
+                   # Each thread maps stacks of freed frames, and freed memory lies unused until more is freed: of the
+                   # smallest size, and up to 16 MB a process, both take a quarter less of it all.
                    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:max_uar_stack_size_log=16:"
-                                   "malloc_context_size=10",
+                                   "malloc_context_size=10:quarantine_size_mb=16",
                    "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1"}
     command = [str(path), "-j1", "--verbose"] if program.criterion else [str(path)]
     report.running(f"running {build}/{program.path}")
@@ -229,24 +231,39 @@ def read_seconds(path):
         return {}
 
 
-def run_programs(selected, build, report, jobs, label=""):
-    """Runs programs, `jobs` at a time, and reports each as it ends; gives the results. label: of a sanitizer, whose
-    runs count as one in the end."""
+# What takes longest, where no earlier run of the build directory tells.
+LONG = ["gpu/nvcc_test", "verify/fault_test", "cli/command_test", "sim/collectives_test", "verify/check_test",
+        "cli/cluster_test", "sim/explore_test", "verify/fault_curve_test", "verify/steps_test",
+        "baseline/baseline_gradcheck_test", "sim/soak_main", "sim/explore_main", "sim/stress_main", "cli/bench_test",
+        "verify/gradcheck_test", "verify/cluster_check_test", "verify/schedule_check_test", "gpu/nccl_main",
+        "verify/compare_test", "cli/process_test", "mpi/mpi_test", "verify/sensitivity_test", "gpu/nccl_command_test",
+        "examples/mlp_classifier", "verify/traffic_counted_test", "install/install_test", "gpu/ptx_test"]
+
+
+def run_all(tasks, build, report, jobs, label=""):
+    """Runs tasks, (name, function that gives a Result), `jobs` at a time, and reports each as it ends; gives the
+    results. label: of a sanitizer, whose runs count as one in the end."""
     results = []
     seconds_path = ROOT / build / "test_seconds.json"
     seconds = read_seconds(seconds_path)
-    # The longest first, as far as they are known: none of them is left to run alone at the end.
-    selected = sorted(selected, key=lambda program: -seconds.get(program.name, 0.0))
+    # The longest first: none of them is left to run alone at the end.
+    guess = {name: 10.0 - 0.1 * place for place, name in enumerate(LONG)}
+    tasks = sorted(tasks, key=lambda task: -seconds.get(task[0], guess.get(task[0], 0.0)))
     with concurrent.futures.ThreadPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(run_program, program, build, report) for program in selected]
+        futures = [pool.submit(function) for _, function in tasks]
         for future in concurrent.futures.as_completed(futures):
             result = future.result()
             seconds[result.name] = round(result.seconds, 2)
             result.name = label + result.name
             results.append(result)
             report.add(result, counts=not label)
-    seconds_path.write_text(json.dumps(seconds, indent=1), encoding="utf-8")
+    if seconds_path.parent.is_dir():
+        seconds_path.write_text(json.dumps(seconds, indent=1), encoding="utf-8")
     return results
+
+
+def program_tasks(selected, build, report):
+    return [(program.name, functools.partial(run_program, program, build, report)) for program in selected]
 
 
 # --- checks of the sources --------------------------------------------------------------------------------------------
@@ -361,7 +378,8 @@ def sanitizer_run(preset, title, selected, report, jobs):
     report.heading(f"running under {title}")
     start = time.monotonic()
     os.environ["ANYRANK_TEST_SMALL"] = "1"  # tests/support/small.h
-    results = run_programs(selected, f"build/{preset}", report, jobs, label=preset + ":")
+    build = f"build/{preset}"
+    results = run_all(program_tasks(selected, build, report), build, report, jobs, label=preset + ":")
     failed = [result.name for result in results if result.failed]
     report.add(Result(f"sanitizer/{preset}", int(not failed), int(bool(failed)), output="failed: " + ", ".join(failed),
                       seconds=time.monotonic() - start))
@@ -388,7 +406,7 @@ def parse_arguments():
     parser.add_argument("--quick", action="store_true", help="leave the sanitizers out")
     parser.add_argument("--extended", action="store_true", help="also run the long programs of tests/extended")
     parser.add_argument("--list", action="store_true", help="print the names and run nothing")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N",
+    parser.add_argument("--jobs", type=int, default=min(3, 1 + (os.cpu_count() or 1)), metavar="N",
                         help="programs run at once (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.jobs < 1:
@@ -424,18 +442,15 @@ def main():
                 selected = []
                 sanitizers = []  # they would say the same again
                 checks = [check for check in checks if check[0] not in NEED_BUILD]
-        if checks:
-            report.heading("checking the sources")
-            with concurrent.futures.ThreadPoolExecutor(max_workers=arguments.jobs) as pool:
-                for result in pool.map(lambda check: check[1](check[0]), checks):
-                    report.add(result)
         if not os.path.exists("/proc/self/exe"):
             # Criterion finds its tests through it, and without it finds none and says nothing.
             report.add(Result("machine/proc", 0, 1, output="/proc is not mounted here, and the tests need it"))
             selected, sanitizers = [], []
-        if selected:
-            report.heading("running the tests")
-            run_programs(selected, "build", report, arguments.jobs)
+        tasks = [(name, functools.partial(check, name)) for name, check in checks]
+        tasks += program_tasks(selected, "build", report)
+        if tasks:
+            report.heading("checking the sources and running the tests")
+            run_all(tasks, "build", report, arguments.jobs)
         for preset in sanitizers:
             title, fits = SANITIZERS[preset]
             sanitizer_run(preset, title, [p for p in fitting if fits(p) and not p.extended], report, arguments.jobs)
