@@ -23,9 +23,11 @@ static ari_mpi_comm *comm_of(ar_comm *c)
     return (ari_mpi_comm *)c;
 }
 
-static const char *mpi_error(const ar_comm *c)
+static ar_status mpi_error(const ar_comm *c, const char **message)
 {
-    return ari_world_error(((const ari_mpi_comm *)c)->p->world);
+    const ari_world *w = ((const ari_mpi_comm *)c)->p->world;
+    *message = ari_world_error(w);
+    return ari_world_status(w);
 }
 
 static void mpi_abort(ar_comm *c, ar_status st, const char *why)

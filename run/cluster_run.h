@@ -51,7 +51,7 @@ typedef struct ari_cluster_result {
     double seconds;
     bool has_predicted; /* with a cluster */
     ar_trace_summary predicted;
-    ar_sim_rank_report *reports; /* [world] if the run failed, else NULL; free() */
+    ar_sim_rank_report *reports; /* [world] if a run of threads failed, else NULL; free() */
 } ari_cluster_result;
 
 /** Errors: the first rank's, with the table of ranks in ar_error_message. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/comm_impl.h"
 #include "ref/core/process_impl.h"
 #include "ref/core/size.h"
 
@@ -40,6 +41,18 @@ static ar_status check_device(const ar_process *p, const ar_device_choice *which
                                                : "MPI moves what lies in the memory of hosts; between GPUs take nccl");
 }
 
+/* Gives the first error of any rank, in the same words on all processes, with the table of ranks. */
+static ar_status fail_all(ar_comm *world, ar_status own)
+{
+    char why[1024];
+    const char *message = "";
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    if (own != AR_ERR_ABORTED)
+        ar_comm_abort(world, own, why);
+    const ar_status first = world->error(world, &message);
+    return first == AR_OK ? ar_error_set(own, "%s", why) : ar_error_set(first, "%s", message);
+}
+
 ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
                           ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg)
 {
@@ -57,12 +70,8 @@ ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int thre
         st = ar_process_comm(&world, p, d);
     if (st == AR_OK)
         st = fn(world, d, arg);
-    if (st != AR_OK && st != AR_ERR_ABORTED && world) {
-        char why[1024];
-        snprintf(why, sizeof why, "%s", ar_error_message());
-        ar_comm_abort(world, st, why);
-        (void)ar_error_set(st, "%s", why);
-    }
+    if (st != AR_OK && world)
+        st = fail_all(world, st);
     ar_comm_destroy(world);
     ar_device_destroy(d);
     return st;

@@ -17,9 +17,11 @@ static ari_sim_comm *sim_of(ar_comm *c)
     return (ari_sim_comm *)c;
 }
 
-static const char *sim_error(const ar_comm *c)
+static ar_status sim_error(const ar_comm *c, const char **message)
 {
-    return ari_world_error(ari_group_world(((const ari_sim_comm *)c)->member.group));
+    const ari_world *w = ari_group_world(((const ari_sim_comm *)c)->member.group);
+    *message = ari_world_error(w);
+    return ari_world_status(w);
 }
 
 static void sim_abort(ar_comm *c, ar_status st, const char *why)

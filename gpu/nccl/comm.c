@@ -14,11 +14,10 @@ static ari_nccl_comm *nccl_of(ar_comm *c)
     return (ari_nccl_comm *)c;
 }
 
-const char *ari_nccl_error(const ar_comm *c)
+ar_status ari_nccl_error(const ar_comm *c, const char **message)
 {
-    const char *message = "";
-    (void)ari_failure_get(((const ari_nccl_comm *)c)->world->failure, &message);
-    return message;
+    *message = "";
+    return ari_failure_get(((const ari_nccl_comm *)c)->world->failure, message);
 }
 
 static void nccl_abort(ar_comm *c, ar_status st, const char *why)

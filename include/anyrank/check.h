@@ -96,7 +96,7 @@ typedef struct ar_check_run {
     ar_first_difference first;
     char dump[600];              /* the folder of its ranks' files; "": none (none was asked for, or the run failed) */
     char *error;                 /* NULL, or why the run ended: one line, then the table of ranks */
-    ar_sim_rank_report *reports; /* [world] with an error, else NULL */
+    ar_sim_rank_report *reports; /* [world] with an error of ranks that are threads, else NULL */
 } ar_check_run;
 
 /** Central differences against the binary64 baseline's gradients: of every parameter two elements drawn among those

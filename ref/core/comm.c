@@ -356,7 +356,9 @@ int ar_comm_size(const ar_comm *c)
 
 const char *ar_comm_error(const ar_comm *c)
 {
-    return c->error(c);
+    const char *message = "";
+    (void)c->error(c, &message);
+    return message;
 }
 
 void ar_comm_counted(const ar_comm *c, uint64_t *bytes_read, uint64_t *bytes_written)

@@ -69,8 +69,8 @@ static inline void ari_moved_add(ari_moved *m, uint64_t read, uint64_t written)
 struct ar_comm {
     const ar_comm_ops *ops; /* all slots are required */
     int rank, size;
-    /* Required. The communicator's first error of any rank; "" if none. */
-    const char *(*error)(const ar_comm *c);
+    /* Required. The first error of any rank of the communicator's world, and its words; AR_OK and "" if none. */
+    ar_status (*error)(const ar_comm *c, const char **message);
     /* Required where the table uses ARI_QUEUED_COLLECTIVES: does one call in the calling thread, from start to end. */
     ar_status (*run)(ar_comm *c, const ari_call *call);
     ari_moved moved;

@@ -30,10 +30,12 @@ static self_comm *self_of(ar_comm *c)
     return (self_comm *)c;
 }
 
-static const char *self_error(const ar_comm *c)
+static ar_status self_error(const ar_comm *c, const char **message)
 {
     const self_world *w = ((const self_comm *)c)->world;
-    return atomic_load(&w->st) == AR_OK ? "" : w->message;
+    const ar_status st = atomic_load(&w->st);
+    *message = st == AR_OK ? "" : w->message;
+    return st;
 }
 
 static void self_abort(ar_comm *c, ar_status st, const char *why)

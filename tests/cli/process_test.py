@@ -184,8 +184,18 @@ class Processes(unittest.TestCase):
     def test_a_collective_that_one_rank_leaves_out_ends_all(self):
         done = run("check", GOLDEN / "gpt2-tiny", "--dp", "2", *SMALL, "--inject", "collective_order_swapped", "--timeout",
                    "5", "--transport", "mpi", ranks=2)
-        self.assertNotEqual(done.returncode, 0, done.stdout)
-        self.assertIn("disagree", done.stdout + done.stderr)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("disagree", done.stdout)
+        self.assertIn("     rank  last finished", done.stdout)
+
+    def test_a_device_that_is_full_on_one_process_is_the_machines_failure(self):
+        full = ["sh", "-c", 'test "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 0 || export ANYRANK_EMULATED_MEMORY=1; exec "$@"', "sh"]
+        done = start([MPIRUN, "-n", 2, *full, COMMAND, "check", GOLDEN / "llama-gqa-tiny", "--tp", 2, *SMALL, "--device",
+                      "emulated", "--transport", "mpi"])
+        if "no emulated device" in done.stderr:
+            self.skipTest("this build has no emulated device")
+        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+        self.assertEqual(done.stderr.count("tp=2: rank 1 aborted: the emulated device's memory: "), 1, done.stderr)
 
 
 if __name__ == "__main__":
