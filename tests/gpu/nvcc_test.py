@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The CUDA device where there need be no GPU: nvcc compiles every file of it, the whole command links with it, and says
-plainly that it has no driver or no GPU. One architecture, since each costs as much again. Skipped without nvcc.
+plainly that it has no driver or no GPU. One architecture, since each costs as much again. Skipped without nvcc, and
+without ANYRANK_TEST_EXTENDED, which ./test --extended sets.
 ANYRANK_BUILD names another build folder, whose library and command are linked with the CUDA device."""
 
 import os
@@ -79,5 +80,8 @@ class Cuda(unittest.TestCase):
 if __name__ == "__main__":
     if find_nvcc() is None:
         print("no nvcc here: the CUDA device is compiled by g++ alone (emulated)")
+        sys.exit(SKIPPED)
+    if "ANYRANK_TEST_EXTENDED" not in os.environ:
+        print("a long test, of ./test --extended: all is compiled and linked (ptx_test compiles every kernel)")
         sys.exit(SKIPPED)
     unittest.main()
