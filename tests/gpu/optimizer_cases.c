@@ -53,5 +53,5 @@ void optimizer_step_cases(device_pair *p)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         for (int v = 0; v < PAIR_VALUE_KINDS; v++)
             for (int steps = 1; steps <= 3 && pair_goes_on(p); steps += 2)
-                step_case(p, &kinds[i], pair_size(p, turn++ % 11), (pair_values)v, steps);
+                step_case(p, &kinds[i], pair_size(p, turn++ % 10), (pair_values)v, steps);
 }
