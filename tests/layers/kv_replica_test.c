@@ -195,6 +195,7 @@ static void look(nearness *n, const ari_ref_tensor *t, const ar_tap_event *e, co
 {
     const int nd = e->layout->ndim;
     const float *data = e->local->data.ptr;
+    const double most = largest(t);
     size_t count = 1;
     for (int d = 0; d < nd; d++)
         count *= box->extent[d];
@@ -208,7 +209,7 @@ static void look(nearness *n, const ari_ref_tensor *t, const ar_tap_event *e, co
             full += (box->global[d] + x) * stride;
             stride *= e->layout->shape[d];
         }
-        const double off = fabs((double)data[local] - (double)t->values[full]) / largest(t);
+        const double off = fabs((double)data[local] - (double)t->values[full]) / most;
         if (!(off <= n->worst)) {
             n->worst = off;
             snprintf(n->name, sizeof n->name, "%s%c", e->name, e->pass);

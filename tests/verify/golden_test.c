@@ -214,8 +214,10 @@ Test(golden, files_are_the_same_bytes_on_any_number_of_ranks)
         make_folder(one);
         cr_assert_eq(grads_of(&r, c->name, c->block, 1, AR_SIM_DIRECT, one), AR_OK, "%s", ar_error_message());
         for (size_t k = 0; k < MOST_LAYOUTS && c->tp[k]; k++) {
-            expect_same_bits(c, c->tp[k], AR_SIM_DIRECT, one, &r);
-            expect_same_bits(c, c->tp[k], AR_SIM_RING, one, &r);
+            if (!small_only() || k % 2 == 0) /* else each layout with one of them */
+                expect_same_bits(c, c->tp[k], AR_SIM_DIRECT, one, &r);
+            if (!small_only() || k % 2 == 1)
+                expect_same_bits(c, c->tp[k], AR_SIM_RING, one, &r);
         }
         remove_folder(one);
     }

@@ -140,7 +140,7 @@ Test(gradcheck, fails_a_gradient_that_is_wrong_in_its_fifth_digit_and_names_it)
     cr_assert(check_wrong("model.norm.weight", 1.0, 0.0, 0.0).ok);
     const char *const names[] = {"model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight",
                                  "model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"};
-    for (size_t i = 0; i < 5; i++) {
+    for (size_t i = 0; i < 5; i += small_only() ? 4 : 1) {
         const ar_gradcheck g = check_wrong(names[i], 1.0 + 1e-5, 0.0, 0.0);
         cr_expect(!g.ok && g.max_relative_error > 0.9e-5 && g.max_relative_error < 1.1e-5, "%s: %.3g", names[i],
                   g.max_relative_error);

@@ -9,7 +9,7 @@
 
 TestSuite(random_layouts, .timeout = 240);
 
-enum { DRAWS = 120, DRAWS_SMALL = 60, FIRST_SEED = 1 };
+enum { DRAWS = 120, DRAWS_SMALL = 30, FIRST_SEED = 1 };
 
 Test(random_layouts, every_tensor_has_the_baselines_bits)
 {

@@ -21,7 +21,8 @@ static void set_up(fixture *f, int model, ar_optimizer_kind kind)
 {
     make_folder(f->folder);
     write_file(f->folder, "config.json", tiny_models[model]);
-    f->o = check_layouts(f->folder, layouts, LAYOUTS, BATCH, SEQ);
+    const size_t n = small_only() ? 2 : LAYOUTS; /* the last ones have all kinds */
+    f->o = check_layouts(f->folder, layouts + LAYOUTS - n, n, BATCH, SEQ);
     f->o.steps = STEPS;
     f->o.clip = 0.5;
     f->o.skip_f64 = true;
@@ -80,7 +81,7 @@ Test(schedule_check, each_part_of_it_matters)
 {
     enum { PARTS = 6 };
     char whole[65], without[65];
-    for (int part = -1; part < PARTS; part++) {
+    for (int part = -1; part < PARTS; part += small_only() ? 3 : 1) {
         fixture f;
         set_up(&f, TINY_GPT2, AR_OPTIMIZER_ADAMW);
         f.o.layouts = 1;
