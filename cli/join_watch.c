@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "cli/command.h"
 #include "ref/core/clock.h"
 
 /* A library that keeps the timeout itself says more; and none begins in no time. */
@@ -20,18 +19,21 @@ static void *watch(void *arg)
     pthread_mutex_unlock(&w->lock);
     if (over)
         return NULL;
-    dprintf(w->errors,
-            "anyrank: waited %.0f s for the launcher's other processes to join: do all of them run the same command, "
-            "with the same --transport?\n",
-            w->seconds);
-    _exit(ARI_EXIT_MACHINE);
+    if (w->errors >= 0)
+        dprintf(w->errors,
+                "anyrank: waited %.0f s for the launcher's other processes to join: do all of them run the same "
+                "command, with the same --transport?\n",
+                w->seconds);
+    _exit(w->exit_code);
 }
 
-void ari_join_watch_begin(ari_join_watch *w, double timeout_s, int errors)
+void ari_join_watch_begin(ari_join_watch *w, double timeout_s, int errors, int exit_code)
 {
     const double seconds = (timeout_s > least_seconds ? timeout_s : least_seconds) + more_seconds;
-    *w =
-        (ari_join_watch){.seconds = seconds, .deadline_ns = ari_now_ns() + (uint64_t)(seconds * 1e9), .errors = errors};
+    *w = (ari_join_watch){.seconds = seconds,
+                          .deadline_ns = ari_now_ns() + (uint64_t)(seconds * 1e9),
+                          .errors = errors,
+                          .exit_code = exit_code};
     if (pthread_mutex_init(&w->lock, NULL) != 0)
         return;
     if (ari_cond_init(&w->changed) != 0) {

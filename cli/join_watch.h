@@ -16,11 +16,12 @@ typedef struct ari_join_watch {
     bool over;
     double seconds;
     uint64_t deadline_ns;
-    int errors; /* a file descriptor */
+    int errors; /* a file descriptor; negative: none */
+    int exit_code;
 } ari_join_watch;
 
-/** Unless ended some seconds after timeout_s, ends the program: words to `errors`, exit status 3. */
-void ari_join_watch_begin(ari_join_watch *w, double timeout_s, int errors);
+/** Unless ended some seconds after timeout_s, ends the program: words to `errors`, and this exit status. */
+void ari_join_watch_begin(ari_join_watch *w, double timeout_s, int errors, int exit_code);
 void ari_join_watch_end(ari_join_watch *w);
 
 #endif

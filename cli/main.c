@@ -145,6 +145,6 @@ int main(int argc, char **argv)
     ari_transport_prepare(argc, argv);
     ar_cpu_select_kernels();
     const int exit_code = close_output(run(argc, argv));
-    ari_transport_speak(exit_code);
+    ari_transport_finish(argc, argv, exit_code);
     return exit_code;
 }

@@ -13,8 +13,9 @@
 
 /* Of a silent process: where its errors would have gone, and where they are kept; -1: it is not silent. */
 static int errors_fd = -1, kept_fd = -1;
-/* The others know what it fails with. */
+/* Whether the others know what it fails with, or it has said so itself. */
 static bool joined;
+static bool failed_to_join;
 
 const char *const ari_transport_names[] = {"sim", "mpi", "nccl", NULL};
 
@@ -78,31 +79,40 @@ static ar_status agree_on_options(ar_process *p, const ari_args_spec *spec, cons
 static ar_status join(ar_process **gives, const ar_process_options *o, double timeout_s)
 {
     ari_join_watch watch;
-    ari_join_watch_begin(&watch, timeout_s, errors_fd >= 0 ? errors_fd : STDERR_FILENO);
+    ari_join_watch_begin(&watch, timeout_s, errors_fd >= 0 ? errors_fd : STDERR_FILENO, ARI_EXIT_MACHINE);
     const ar_status st = ar_process_create(gives, o);
     ari_join_watch_end(&watch);
-    joined = true;
+    failed_to_join = st != AR_OK;
+    /* What is wrong with the build or the options is so everywhere. */
+    joined = st != AR_ERR_UNSUPPORTED && st != AR_ERR_ARG;
+    if (!joined)
+        return st;
     /* Nobody else knows; but what process 0 found, it says itself. */
     if (st != AR_OK && errors_fd >= 0 && strncmp(ar_error_message(), "process 0:", strlen("process 0:")) != 0)
         dprintf(errors_fd, "anyrank: %s\n", ar_error_message());
     return st;
 }
 
+/* As the launcher says; 1: nothing. */
+static long processes_started(void)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"};
+    long n = 1;
+    for (size_t i = 0; n <= 1 && i < sizeof sizes / sizeof *sizes; i++) {
+        const char *size = getenv(sizes[i]);
+        n = size ? strtol(size, NULL, 10) : 1;
+    }
+    return n;
+}
+
 /* Who starts several processes means ranks, most of the time. */
 static void tell_of_alone(const ari_common *common)
 {
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !common->quiet && !is_another(); i++) {
-        const char *size = getenv(sizes[i]);
-        const long n = size ? strtol(size, NULL, 10) : 0;
-        if (n <= 1)
-            continue;
+    if (!common->quiet && !is_another() && processes_started() > 1)
         fprintf(stderr,
                 "anyrank: %ld processes were started, and each does all of this by itself; --transport mpi or "
                 "nccl makes each a rank\n",
-                n);
-        return;
-    }
+                processes_started());
 }
 
 ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, const ari_args_spec *spec,
@@ -155,7 +165,8 @@ void ari_transport_json(json_t *o, const ar_process *p)
 
 /* --- silence ------------------------------------------------------------------------------------------------------ */
 
-static bool names_processes(int argc, char *const *argv)
+/* The transport of processes that the arguments name, whether or not there is one of that name; NULL: none. */
+static const char *named_transport(int argc, char *const *argv)
 {
     static const char name[] = "--transport";
     for (int i = 1; i < argc; i++) {
@@ -167,14 +178,14 @@ static bool names_processes(int argc, char *const *argv)
         else
             value = NULL;
         if (value && strcmp(value, ari_transport_names[AR_TRANSPORT_SIM]) != 0)
-            return true;
+            return value;
     }
-    return false;
+    return NULL;
 }
 
 void ari_transport_prepare(int argc, char *const *argv)
 {
-    if (!names_processes(argc, argv))
+    if (!named_transport(argc, argv))
         return;
     /* Otherwise a kernel is loaded at its first launch, which may wait for the GPU, where NCCL's kernels wait for other
      * ranks: and those, for this one. */
@@ -195,17 +206,48 @@ bool ari_transport_is_silent(void)
     return errors_fd >= 0;
 }
 
-enum { SPEAK_AFTER_SECONDS = 3 };
+/* --- failing before the others are joined ------------------------------------------------------------------------- */
 
-void ari_transport_speak(int exit_code)
+enum { SPEAK_AFTER_SECONDS = 3, TELL_SECONDS = 10 };
+
+/* Joins them for nothing but to tell them. The first has said it already; of others it says what the lowest tells. */
+static bool tell_others(const char *transport, int exit_code)
+{
+    ar_process *p = NULL;
+    ari_join_watch watch;
+    ar_process_options o = {.timeout_ns = TELL_SECONDS * UINT64_C(1000000000)};
+    char why[1024];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    if (failed_to_join || !why[0] || ar_transport_parse(&o.transport, transport) != AR_OK)
+        return false;
+    ari_join_watch_begin(&watch, TELL_SECONDS, -1, exit_code);
+    ar_status st = ar_process_create(&p, &o);
+    ari_join_watch_end(&watch);
+    if (st == AR_OK)
+        st = ari_process_agree(p, ar_error_set(exit_code == ARI_EXIT_USAGE ? AR_ERR_ARG : AR_ERR_INTERNAL, "%s", why));
+    const bool told = p != NULL;
+    ar_process_destroy(p);
+    return told;
+}
+
+/* What it has kept to itself, after a while, in which the launcher ends it if the first one has said the same. */
+static void speak(void)
 {
     char words[4096];
-    if (errors_fd < 0 || kept_fd < 0 || joined || exit_code == ARI_EXIT_SAME)
-        return;
     fflush(stderr);
     if (sleep(SPEAK_AFTER_SECONDS) > 0)
         return; /* a signal: the launcher's, which is ending all */
     const ssize_t n = lseek(kept_fd, 0, SEEK_SET) == 0 ? read(kept_fd, words, sizeof words) : 0;
     if (n > 0)
         dprintf(errors_fd, "%.*s", (int)n, words);
+}
+
+void ari_transport_finish(int argc, char *const *argv, int exit_code)
+{
+    const char *transport = named_transport(argc, argv);
+    if (exit_code == ARI_EXIT_SAME || joined || !transport)
+        return;
+    const bool told = processes_started() > 1 && tell_others(transport, exit_code);
+    if (!told && errors_fd >= 0 && kept_fd >= 0)
+        speak();
 }

@@ -53,8 +53,8 @@ void ari_transport_json(json_t *o, const ar_process *p);
  *  environment. */
 void ari_transport_prepare(int argc, char *const *argv);
 bool ari_transport_is_silent(void);
-/** At the end of a silent process that has failed without having joined the others: lets it say why after a while, in
- *  which the launcher ends it if the first one has said the same. */
-void ari_transport_speak(int exit_code);
+/** At the end of a process that has failed without having joined the others: lets them know, or, where they cannot be
+ *  joined, a silent one say why. */
+void ari_transport_finish(int argc, char *const *argv, int exit_code);
 
 #endif
