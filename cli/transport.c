@@ -208,7 +208,7 @@ bool ari_transport_is_silent(void)
 
 /* --- failing before the others are joined ------------------------------------------------------------------------- */
 
-enum { SPEAK_AFTER_SECONDS = 3, TELL_SECONDS = 10 };
+enum { SPEAK_AFTER_SECONDS = 2, TELL_SECONDS = 10 };
 
 /* Joins them for nothing but to tell them. The first has said it already; of others it says what the lowest tells. */
 static bool tell_others(const char *transport, int exit_code)
