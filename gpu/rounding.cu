@@ -44,7 +44,7 @@ struct take_bf16_each {
     ARI_KERNEL void operator()(size_t i) const
     {
         const float rounded = ari_f32_of_bf16(ari_bf16_of_f32(master[i]));
-        if (ari_f32_bits(rounded) != ari_f32_bits(weight[i]))
+        if (ari_bits32(rounded) != ari_bits32(weight[i]))
             master[i] = weight[i];
     }
 };

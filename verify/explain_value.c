@@ -22,7 +22,7 @@ static int flipped_bit(const ari_whole *w, size_t i)
 {
     int found = -1;
     for (int bit = 0; bit < 32; bit++) {
-        const float back = ari_f32_of_bits(ari_f32_bits(w->val[i]) ^ (1u << bit));
+        const float back = ari_float32(ari_bits32(w->val[i]) ^ (1u << bit));
         if (w->noisy ? !ari_holds(w, back, (double)w->ref[i]) : !ari_same_bits(back, w->ref[i]))
             continue;
         if (found >= 0)
@@ -82,12 +82,12 @@ ar_status ari_seek_bits(ari_clue *f, const ari_whole *w)
 /* x to `kept` bits of mantissa: to nearest (ties to even), or cut off. */
 static float round_to(float x, int kept, bool cut)
 {
-    const uint32_t u = ari_f32_bits(x), unit = 1u << (23 - kept);
+    const uint32_t u = ari_bits32(x), unit = 1u << (23 - kept);
     if (!isfinite(x))
         return x;
     if (cut)
-        return ari_f32_of_bits(u & ~(unit - 1));
-    return ari_f32_of_bits((u + unit / 2 - 1 + ((u >> (23 - kept)) & 1u)) & ~(unit - 1));
+        return ari_float32(u & ~(unit - 1));
+    return ari_float32((u + unit / 2 - 1 + ((u >> (23 - kept)) & 1u)) & ~(unit - 1));
 }
 
 /* Mantissa bits that the other's values use, of elements that differ; -1: none differs. */
@@ -98,7 +98,7 @@ static int mantissa_used(const ari_whole *w, const float *data)
     for (size_t i = 0; i < w->count; i++) {
         if (!ari_off(w, i) || !isfinite(data[i]))
             continue;
-        all |= ari_f32_bits(data[i]) & 0x7fffffu;
+        all |= ari_bits32(data[i]) & 0x7fffffu;
         any = any || data[i] != 0.0f;
     }
     if (!any)

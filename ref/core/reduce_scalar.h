@@ -13,20 +13,6 @@
 
 /* --- maximum and minimum of IEEE 754-2019 ------------------------------------------------------------------------- */
 
-ARI_FN uint64_t ari_f64_bits(double x)
-{
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-ARI_FN double ari_f64_of_bits(uint64_t bits)
-{
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 ARI_FN uint16_t ari_half_bits(uint16_t x)
 {
     return x;
@@ -52,8 +38,8 @@ ARI_FN uint16_t ari_half_bits(uint16_t x)
     {                                                                                                             \
         return of_bits(ari_extreme_##name(to_bits(x), to_bits(y), false));                                        \
     }
-ARI_EXTREMES(f32, float, uint32_t, int32_t, ari_f32_bits, ari_f32_of_bits, 0x80000000u, 0x7f800000u, 0x7fc00000u)
-ARI_EXTREMES(f64, double, uint64_t, int64_t, ari_f64_bits, ari_f64_of_bits, 0x8000000000000000u, 0x7ff0000000000000u,
+ARI_EXTREMES(f32, float, uint32_t, int32_t, ari_bits32, ari_float32, 0x80000000u, 0x7f800000u, 0x7fc00000u)
+ARI_EXTREMES(f64, double, uint64_t, int64_t, ari_bits64, ari_float64, 0x8000000000000000u, 0x7ff0000000000000u,
              0x7ff8000000000000u)
 ARI_EXTREMES(bf16, uint16_t, uint16_t, int16_t, ari_half_bits, ari_half_bits, 0x8000u, 0x7f80u, 0x7fc0u)
 ARI_EXTREMES(f16, uint16_t, uint16_t, int16_t, ari_half_bits, ari_half_bits, 0x8000u, 0x7c00u, 0x7e00u)

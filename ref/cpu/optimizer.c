@@ -119,7 +119,7 @@ ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
 #pragma GCC ivdep
     for (size_t j = 0; j < n; j++) {
         const float rounded = ari_f32_of_bf16(ari_bf16_of_f32(master[j]));
-        master[j] = ari_f32_bits(rounded) == ari_f32_bits(weight[j]) ? master[j] : weight[j];
+        master[j] = ari_bits32(rounded) == ari_bits32(weight[j]) ? master[j] : weight[j];
     }
 }
 

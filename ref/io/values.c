@@ -11,8 +11,8 @@
 static inline float f32_of_e4m3(uint8_t b)
 {
     const uint32_t sign = (uint32_t)(b & 0x80u) << 24, magnitude = b & 0x7fu;
-    const uint32_t number = ari_f32_bits(ari_f32_of_bits(magnitude << 20) * 0x1p120f);
-    return ari_f32_of_bits(sign | (magnitude == 0x7fu ? 0x7fc00000u : number));
+    const uint32_t number = ari_bits32(ari_float32(magnitude << 20) * 0x1p120f);
+    return ari_float32(sign | (magnitude == 0x7fu ? 0x7fc00000u : number));
 }
 
 /* The upper half of an F16. */
@@ -25,7 +25,7 @@ static inline float f32_of_e5m2(uint8_t b)
 static inline float f32_of_e8m0(uint8_t b)
 {
     const uint32_t exponent = (uint32_t)b << 23;
-    return ari_f32_of_bits(b == 0 ? 0x00400000u : b == 0xff ? 0x7fc00000u : exponent);
+    return ari_float32(b == 0 ? 0x00400000u : b == 0xff ? 0x7fc00000u : exponent);
 }
 
 /* Through odd: what fp32 cannot hold is cut off and leaves a 1 in the last bit, so that the rounding that follows, to
@@ -34,9 +34,9 @@ static inline float f32_to_odd(double x)
 {
     const float nearest = (float)x;
     const double back = (double)nearest;
-    const uint32_t bits = ari_f32_bits(nearest);
+    const uint32_t bits = ari_bits32(nearest);
     const uint32_t cut = (back < 0 ? -back : back) > (x < 0 ? -x : x) ? bits - 1 : bits;
-    return ari_f32_of_bits(back == x || x != x ? bits : cut | 1u);
+    return ari_float32(back == x || x != x ? bits : cut | 1u);
 }
 
 #define EACH(type, value)                          \

@@ -5,10 +5,8 @@
 /* Floating-point values as bits: the one NaN, exponents, powers of two, keys that order like the values. Compiled by
  * the C compiler and by nvcc alike; nothing here depends on the rounding of a library. docs/numerics.md, section 1. */
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
-#include "ref/core/host_device.h"
+#include "ref/core/float_bits.h"
 
 /* The only NaN that is stored, tapped, hashed or compared. x86's own default has the sign bit set, a GPU's has not. */
 #define ARI_NAN_BITS 0x7fc00000u
@@ -18,34 +16,6 @@
 /* 1.5 * 2^52: adding it rounds |x| <= 2^51 to the nearest integer, ties to even, which then stands in the low bits. */
 #define ARI_ROUND_MAGIC 0x1.8p52
 #define ARI_ROUND_MAGIC_BITS 0x4338000000000000u
-
-ARI_FN uint32_t ari_bits32(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-ARI_FN float ari_float32(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
-ARI_FN uint64_t ari_bits64(double x)
-{
-    uint64_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-ARI_FN double ari_float64(uint64_t u)
-{
-    double x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
 
 ARI_FN float ari_nan32(void)
 {

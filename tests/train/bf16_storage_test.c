@@ -16,7 +16,7 @@ static native_run run_of(ar_parallel parallel, int steps, ar_dtype storage)
 
 static bool is_bf16(float x)
 {
-    return (ari_f32_bits(x) & 0xffffu) == 0;
+    return (ari_bits32(x) & 0xffffu) == 0;
 }
 
 static size_t bf16_numbers(const float *x, size_t n)
