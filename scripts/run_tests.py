@@ -9,6 +9,7 @@ that ran no test, printed no closing line or reported a leak counts as a failure
 
 import argparse
 import concurrent.futures
+import contextlib
 import functools
 import json
 import os
@@ -22,13 +23,14 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM_LIMIT_S = 300
+PROGRAM_LIMIT_S = 1800  # a guard against hanging: many times what a program takes on a busy machine
 EXTENDED_LIMIT_S = 4 * 3600
 SHOWN_LINES = 120  # of a failing program's output
 
 SYNTHESIS = re.compile(r"Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+) \| Crashing: (\d+)")
-SKIPPED_TEST = re.compile(r"^\[SKIP\] (\S+?):? +(.*)$", re.MULTILINE)
-NOISE = re.compile(r"\[(?:RUN |PASS)\] |\[(?:----|====)\] (?:Criterion v|Running )")
+# Criterion names the tests that its filter leaves out "disabled".
+SKIPPED_TEST = re.compile(r"^\[SKIP\] (\S+?):? +(?!Test is disabled)(.*)$", re.MULTILINE)
+NOISE = re.compile(r"\[(?:RUN |PASS)\] |\[SKIP\] .*: Test is disabled|\[(?:----|====)\] (?:Criterion v|Running )")
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 SANITIZER_REPORT = re.compile(r"ERROR: (?:Address|Leak)Sanitizer|WARNING: ThreadSanitizer|: runtime error: ")
 # A sanitizer's shadow memory can be in the way of the kernel's address randomisation; without it the program runs.
@@ -40,8 +42,9 @@ class Result:
     """What one program or check gave."""
 
     def __init__(self, name, passed=0, failed=0, skips=(), output="", seconds=0.0):
+        """skips: a reason for each skipped test."""
         self.name, self.passed, self.failed, self.skips = name, passed, failed, list(skips)
-        self.output, self.seconds = output, seconds
+        self.output, self.seconds, self.cpu_seconds = output, seconds, 0.0
 
 
 class Report:
@@ -49,8 +52,9 @@ class Report:
 
     def __init__(self):
         self.passed = self.failed = 0
-        self.skips = []
+        self.skips = {}  # reason: names of the programs, one for each skipped test
         self.failures = []
+        self.results = []
         self.lock = threading.Lock()
         self.terminal = sys.stdout.isatty()
         self.started = time.monotonic()
@@ -76,13 +80,13 @@ class Report:
             if counts:
                 self.passed += result.passed
                 self.failed += result.failed
-                self.skips += [(result.name, reason) for reason in result.skips]
+                for reason in result.skips:
+                    self.skips.setdefault(reason, []).append(result.name)
+            self.results.append(result)
             word = "FAIL" if result.failed else "skip" if result.skips and not result.passed else "ok"
             tested = result.passed + result.failed
             count = f"{result.passed}/{tested}" if tested > 1 else ""
             print(f"{word:4} {result.name:44} {count:>9} {result.seconds:7.1f} s", flush=True)
-            for reason in result.skips:
-                print(f"     skipped: {reason}", flush=True)
             if result.failed:
                 self.failures.append(result.name)
                 self.show(result.output)
@@ -97,37 +101,69 @@ class Report:
             print(f"     | ... and {len(lines) - SHOWN_LINES} more lines")
         sys.stdout.flush()
 
+    def show_slowest(self, count=20):
+        """The programs and checks that took most of the processors' time, which is what two of them share."""
+        print(f"--- the {count} slowest: processor seconds, wall seconds")
+        for result in sorted(self.results, key=lambda result: -result.cpu_seconds)[:count]:
+            print(f"{result.name:49} {result.cpu_seconds:9.1f} {result.seconds:7.1f} s")
+        print(f"{'all ' + str(len(self.results)):49} {sum(r.cpu_seconds for r in self.results):9.1f}"
+              f" {sum(r.seconds for r in self.results):7.1f} s")
+
     def close(self):
-        """Prints the closing line; gives the exit status."""
+        """Prints why tests were skipped, what failed and the closing line; gives the exit status."""
         self.clear()
+        for reason, names in sorted(self.skips.items()):
+            where = ", ".join(f"{name} {names.count(name)}" if names.count(name) > 1 else name
+                              for name in sorted(set(names)))
+            print(f"skipped: {reason} ({where})")
         if self.failures:
             print("failed: " + ", ".join(self.failures))
         print(f"total time {time.monotonic() - self.started:.0f} s")
         line = f"{self.passed} passed, {self.failed} failed"
         if self.skips:
-            line += f", {len(self.skips)} skipped"
+            line += f", {sum(map(len, self.skips.values()))} skipped"
         print(line, flush=True)
         return 1 if self.failed or not self.passed else 0
 
 
+class Ended:
+    """How a command ended: its exit status, output, wall and processor seconds, and whether it was killed at its limit."""
+
+    def __init__(self, status, output, seconds, cpu_seconds, timed_out):
+        self.status, self.output, self.timed_out = status, output, timed_out
+        self.seconds, self.cpu_seconds = seconds, cpu_seconds
+
+
 def run(command, limit, environment=None):
-    """Runs a command in a process group of its own; gives (exit status, output, seconds, timed out)."""
+    """Runs a command in its own process group to its end, or kills the group when `limit` seconds are over."""
     start = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, text=True,
-                               errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, start_new_session=True)
-    timed_out = False
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    timed_out = threading.Event()
+
+    def kill():
+        # The whole group: Criterion's tests are processes too. A group that is gone needs no signal.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def end():
+        timed_out.set()
+        kill()
+
+    timer = threading.Timer(limit, end)
+    timer.start()
     try:
-        output, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-        # The whole group: Criterion's tests are processes of their own.
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
+        kill()
         raise
-    return process.returncode, output, time.monotonic() - start, timed_out
+    finally:
+        timer.cancel()
+        process.stdout.close()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return Ended(process.returncode, output.decode(errors="replace"), time.monotonic() - start,
+                 usage.ru_utime + usage.ru_stime, timed_out.is_set())
 
 
 def exit_text(status):
@@ -143,17 +179,35 @@ def exit_text(status):
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
+SUITE = re.compile(r"^Test(?:Suite)?\s*\(\s*(\w+)", re.MULTILINE)
+PATH_SUITE = re.compile(r"^PATH_SUITE\(\s*(\w+)", re.MULTILINE)  # tests/cpu/contract_paths.h: a suite for each path
+PATHS = ("portable", "ifma")
+
+
+def suites_of(text):
+    """The suites of a Criterion file; a suite has one file."""
+    return sorted({*SUITE.findall(text), *(f"{suite}_{path}" for suite in PATH_SUITE.findall(text) for path in PATHS)})
+
+
 class Program:
-    """A test program: tests/<folder>/<stem>.c, built as <build>/tests/<stem>. Those of tests/extended run for minutes
-    to hours, have a plain main, and are built only with ANYRANK_EXTENDED. examples/<stem>.c, built as
-    <build>/example_<stem>, is one with a plain main."""
+    """What runs as one: the suites of tests/<folder>/<noun>_test.c, a Criterion file that is linked with its folder's
+    others into <build>/tests/<folder>; tests/<folder>/<noun>_main.c, which has a plain main and is
+    <build>/tests/<noun>_main; tests/extended/<noun>.c likewise, which runs for minutes to hours and is built only with
+    ANYRANK_EXTENDED; or examples/<noun>.c, <build>/example_<noun>."""
 
     def __init__(self, source):
         self.folder, self.stem = source.parent.name, source.stem
         self.criterion = self.stem.endswith("_test")
         self.extended = self.folder == "extended"
         self.name = f"{self.folder}/{self.stem}"
-        self.path = f"example_{self.stem}" if self.folder == "examples" else f"tests/{self.stem}"
+        self.suites = suites_of(source.read_text(encoding="utf-8")) if self.criterion else []
+        self.path = (f"example_{self.stem}" if self.folder == "examples"
+                     else f"tests/{self.folder}" if self.criterion else f"tests/{self.stem}")
+
+    def command(self, build):
+        """The command that runs it, with all its tests one after the other: a test of ranks takes all the cores."""
+        path = str(ROOT / build / self.path)
+        return [path, "-j1", "--verbose", "--filter", f"@({'|'.join(self.suites)})/*"] if self.criterion else [path]
 
 
 def programs(extended):
@@ -163,23 +217,35 @@ def programs(extended):
     return [program for program in map(Program, sorted(found)) if extended or not program.extended]
 
 
-def judge_criterion(name, status, output, seconds, timed_out, limit):
-    """The result of a Criterion program, from its closing line and everything that line does not tell."""
-    plain = ESCAPES.sub("", output)
+def lost_suites(selected, build):
+    """Suites of the Criterion programs that no file of `selected` names: their tests would not run, unseen."""
+    lost = []
+    for path in sorted({program.path for program in selected if program.criterion}):
+        named = {suite for program in selected if program.path == path for suite in program.suites}
+        if (ROOT / build / path).exists():
+            output = run([str(ROOT / build / path), "--list"], PROGRAM_LIMIT_S).output
+            lost += [f"{path}: {suite}" for suite in re.findall(r"^(\w+): \d+ tests?", ESCAPES.sub("", output), re.MULTILINE)
+                     if suite not in named]
+    return lost
+
+
+def judge_criterion(name, ended, limit):
+    """The result of a Criterion program, from its closing line and everything that line leaves out."""
+    plain = ESCAPES.sub("", ended.output)
     lines = SYNTHESIS.findall(plain)
-    if timed_out:
-        return Result(name, 0, 1, output=plain + f"\nno end after {limit} s: killed", seconds=seconds)
+    if ended.timed_out:
+        return Result(name, 0, 1, output=plain + f"\nno end after {limit} s: killed")
     if not lines:
-        return Result(name, 0, 1, output=plain + f"\nno closing line; {exit_text(status)}", seconds=seconds)
+        return Result(name, 0, 1, output=plain + f"\nno closing line; {exit_text(ended.status)}")
     tested, passing, failing, _ = (int(number) for number in lines[-1])
-    skips = [f"{test}: {why}" if why else test for test, why in SKIPPED_TEST.findall(plain)]
+    skips = [why or test for test, why in SKIPPED_TEST.findall(plain)]
     if tested == 0 and not skips:
-        return Result(name, 0, 1, output=plain + "\nthe program ran no test", seconds=seconds)
+        return Result(name, 0, 1, output=plain + "\nthe program ran no test")
     if SANITIZER_REPORT.search(plain) and failing == 0:
         failing, plain = 1, plain + "\na sanitizer reported an error"
-    if status != 0 and failing == 0:
-        failing, plain = 1, plain + f"\nall tests passed, but {exit_text(status)}"
-    return Result(name, passing, failing, skips, plain, seconds)
+    if ended.status != 0 and failing == 0:
+        failing, plain = 1, plain + f"\nall tests passed, but {exit_text(ended.status)}"
+    return Result(name, passing, failing, skips, plain)
 
 
 def skip_reason(output):
@@ -187,40 +253,43 @@ def skip_reason(output):
     return lines[-1] if lines else "the program gave no reason"
 
 
-def judge_main(name, status, output, seconds, timed_out, limit):
-    """The result of a program with a plain main: one test."""
-    if timed_out:
-        return Result(name, 0, 1, output=output + f"\nno end after {limit} s: killed", seconds=seconds)
-    if status == EXIT_SKIPPED:
-        return Result(name, skips=[skip_reason(output)], seconds=seconds)
-    if status != 0:
-        return Result(name, 0, 1, output=output + f"\n{exit_text(status)}", seconds=seconds)
-    if SANITIZER_REPORT.search(output):
-        return Result(name, 0, 1, output=output + "\na sanitizer reported an error", seconds=seconds)
-    return Result(name, 1, 0, seconds=seconds)
+def judge_main(name, ended, limit):
+    """The result of a program with a plain main, or of a check: one test."""
+    if ended.timed_out:
+        return Result(name, 0, 1, output=ended.output + f"\nno end after {limit} s: killed")
+    if ended.status == EXIT_SKIPPED:
+        return Result(name, skips=[skip_reason(ended.output)])
+    if ended.status != 0:
+        return Result(name, 0, 1, output=ended.output + f"\n{exit_text(ended.status)}")
+    if SANITIZER_REPORT.search(ended.output):
+        return Result(name, 0, 1, output=ended.output + "\na sanitizer reported an error")
+    return Result(name, 1, 0, output=ended.output)
+
+
+def timed(result, ended):
+    result.seconds, result.cpu_seconds = ended.seconds, ended.cpu_seconds
+    return result
 
 
 def run_program(program, build, report):
     """Runs one program of a build directory."""
-    path = ROOT / build / program.path
-    if not path.exists():
+    if not (ROOT / build / program.path).exists():
         return Result(program.name, 0, 1, output=f"{build}/{program.path} was not built")
     limit = EXTENDED_LIMIT_S if program.extended else PROGRAM_LIMIT_S
-    # One test after the other: a test of ranks takes all the cores there are. C: the closing line untranslated.
-    # Threads that spin while they wait keep others from running where programs share the cores.
+    # C: the closing line untranslated. Threads that spin while they wait keep others from running where programs share
+    # the cores.
     environment = {"CRITERION_JOBS": "1", "LC_ALL": "C", "OMP_WAIT_POLICY": "passive",
                    # Each thread maps stacks of freed frames, and freed memory lies unused until more is freed: of the
                    # smallest size, and up to 16 MB a process, both take a quarter less of it all.
                    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:max_uar_stack_size_log=16:"
                                    "malloc_context_size=10:quarantine_size_mb=16",
                    "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1"}
-    command = [str(path), "-j1", "--verbose"] if program.criterion else [str(path)]
-    report.running(f"running {build}/{program.path}")
-    status, output, seconds, timed_out = run(command, limit, environment)
-    if SHADOW_MEMORY.search(output) and shutil.which("setarch"):
-        status, output, seconds, timed_out = run(["setarch", "-R", *command], limit, environment)
-    judge = judge_criterion if program.criterion else judge_main
-    return judge(program.name, status, output, seconds, timed_out, limit)
+    command = program.command(build)
+    report.running(f"running {build}: {program.name}")
+    ended = run(command, limit, environment)
+    if SHADOW_MEMORY.search(ended.output) and shutil.which("setarch"):
+        ended = run(["setarch", "-R", *command], limit, environment)
+    return timed((judge_criterion if program.criterion else judge_main)(program.name, ended, limit), ended)
 
 
 def read_seconds(path):
@@ -277,11 +346,9 @@ def sources(*suffixes):
 
 
 def simple_check(name, command, limit=PROGRAM_LIMIT_S):
-    status, output, seconds, timed_out = run(command, limit)
-    if status == EXIT_SKIPPED:
-        return Result(name, skips=[skip_reason(output)], seconds=seconds)
-    failed = status != 0 or timed_out
-    return Result(name, 0 if failed else 1, 1 if failed else 0, output=output, seconds=seconds)
+    """Runs a script that checks or tests something: one test, judged as a program with a plain main."""
+    ended = run(command, limit)
+    return timed(judge_main(name, ended, limit), ended)
 
 
 NEED_BUILD = {"check/baseline_symbols", "scripts/test_command", "cli/command_test", "install/install_test"}
@@ -292,7 +359,7 @@ def check_format(name):
     tool = shutil.which(f"clang-format-{FORMAT_MAJOR}") or shutil.which("clang-format")
     if not tool:
         return Result(name, skips=["no clang-format here (scripts/install_deps.sh --lint installs it)"])
-    version = re.search(r"version (\d+)", run([tool, "--version"], 10)[1])
+    version = re.search(r"version (\d+)", run([tool, "--version"], PROGRAM_LIMIT_S).output)
     major = int(version.group(1)) if version else 0
     if major < FORMAT_MAJOR:
         return Result(name, skips=[f"clang-format {major} is too old; {FORMAT_MAJOR} or newer is needed"])
@@ -313,9 +380,9 @@ def check_scripts_parse(name):
     for path in [ROOT / "test", ROOT / "quickstart", ROOT / ".ci/run", *sorted((ROOT / "scripts").glob("*.sh")),
                  *sorted((ROOT / "gpu").glob("*.sh"))]:
         if path.exists():
-            status, output, _, _ = run(["sh", "-n", str(path)], 10)
-            if status:
-                problems.append(output)
+            ended = run(["sh", "-n", str(path)], PROGRAM_LIMIT_S)
+            if ended.status:
+                problems.append(ended.output)
     for path in sorted([*(ROOT / "scripts").glob("*.py"), *ROOT.glob("tests/*/*.py")]):
         try:
             compile(path.read_text(encoding="utf-8"), str(path), "exec")
@@ -362,7 +429,8 @@ def build_preset(preset, report, extended=False):
         # The script moves a line of its own on a terminal, so its output goes there.
         status, output = subprocess.run(command, cwd=ROOT, check=False).returncode, "the messages are above"
     else:
-        status, output, _, _ = run(command, EXTENDED_LIMIT_S)
+        ended = run(command, EXTENDED_LIMIT_S)
+        status, output = ended.status, ended.output
     if status != 0:
         report.add(Result(f"build/{preset}", 0, 1, output=output, seconds=time.monotonic() - start))
         return False
@@ -400,13 +468,13 @@ def matching(names, name):
 def parse_arguments():
     parser = argparse.ArgumentParser(
         prog="./test", description="Builds anyrank, checks its sources and runs its tests.",
-        epilog="examples: ./test --quick; ./test sim (every program and check with 'sim' in its name); ./test tsan; "
-               "./test asan sim")
+        epilog="examples: ./test sim (every program and check with 'sim' in its name); ./test tsan; ./test asan sim")
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="run only programs and checks whose name contains NAME, without sanitizers; 'asan' and "
                              "'tsan' among the names run them under these sanitizers instead")
-    parser.add_argument("--quick", action="store_true", help="leave the sanitizers out")
+    parser.add_argument("--all", action="store_true", help="also run the programs under both sanitizers")
     parser.add_argument("--extended", action="store_true", help="also run the long programs of tests/extended")
+    parser.add_argument("--times", action="store_true", help="print the 20 slowest programs and checks at the end")
     parser.add_argument("--list", action="store_true", help="print the names and run nothing")
     parser.add_argument("--jobs", type=int, default=min(3, 1 + (os.cpu_count() or 1)), metavar="N",
                         help="programs run at once (default: %(default)s)")
@@ -420,12 +488,12 @@ def main():
     arguments = parse_arguments()
     sanitizers = [name for name in SANITIZERS if name in arguments.names]
     names = [name for name in arguments.names if name not in SANITIZERS]
-    if not arguments.names and not arguments.quick:
+    if arguments.all and not sanitizers:
         sanitizers = list(SANITIZERS)
     everything = programs(arguments.extended)
     if arguments.extended:
         os.environ["ANYRANK_TEST_EXTENDED"] = "1"  # the long tests among the others
-    only_sanitizers = bool(sanitizers) and bool(arguments.names)
+    only_sanitizers = bool(sanitizers) and not arguments.all
     fitting = [p for p in everything if matching(names, p.name)]
     selected = [] if only_sanitizers else fitting
     checks = [] if only_sanitizers else [c for c in source_checks("build", arguments.extended) if matching(names, c[0])]
@@ -452,6 +520,9 @@ def main():
         tasks += program_tasks(selected, "build", report)
         if tasks:
             report.heading("checking the sources and running the tests")
+            lost = lost_suites(everything, "build") if selected else []
+            if lost:
+                report.add(Result("tests/suites", 0, 1, output="suites that no file names in a Test(): " + ", ".join(lost)))
             run_all(tasks, "build", report, arguments.jobs)
         for preset in sanitizers:
             title, fits = SANITIZERS[preset]
@@ -461,6 +532,8 @@ def main():
         print("interrupted")
         report.failed += 1
         report.failures.append("interrupted")
+    if arguments.times:
+        report.show_slowest()
     return report.close()
 
 

@@ -4,8 +4,10 @@
 
 import contextlib
 import io
+import pathlib
 import signal
 import sys
+import tempfile
 import time
 import unittest
 
@@ -15,13 +17,17 @@ import run_tests  # noqa: E402
 CLOSING = "[====] Synthesis: Tested: {} | Passing: {} | Failing: {} | Crashing: {} \n"
 
 
+def ended(status, output="", timed_out=False):
+    return run_tests.Ended(status, output, 0.0, 0.0, timed_out)
+
+
 def criterion(status, output, timed_out=False):
-    result = run_tests.judge_criterion("x", status, output, 0.0, timed_out, 300)
+    result = run_tests.judge_criterion("x", ended(status, output, timed_out), 300)
     return result.passed, result.failed, len(result.skips)
 
 
 def plain_main(status, output="", timed_out=False):
-    result = run_tests.judge_main("x", status, output, 0.0, timed_out, 300)
+    result = run_tests.judge_main("x", ended(status, output, timed_out), 300)
     return result.passed, result.failed, len(result.skips)
 
 
@@ -51,10 +57,9 @@ class Criterion(unittest.TestCase):
         self.assertEqual(criterion(-9, CLOSING.format(3, 3, 0, 0), timed_out=True), (0, 1, 0))
 
     def test_skipped_tests_are_counted_with_their_reason(self):
-        output = "[SKIP] gpu::gemm: CUDA device: none\n" + CLOSING.format(3, 3, 0, 0)
+        output = "[SKIP] gpu::gemm: CUDA device: none\n[SKIP] gpu::of_another_file: Test is disabled\n" + CLOSING.format(3, 3, 0, 0)
         self.assertEqual(criterion(0, output), (3, 0, 1))
-        result = run_tests.judge_criterion("x", 0, output, 0.0, False, 300)
-        self.assertEqual(result.skips, ["gpu::gemm: CUDA device: none"])
+        self.assertEqual(run_tests.judge_criterion("x", ended(0, output), 300).skips, ["CUDA device: none"])
         self.assertEqual(criterion(0, "[SKIP] gpu::gemm: none\n" + CLOSING.format(0, 0, 0, 0)), (0, 0, 1))
 
 
@@ -80,6 +85,21 @@ class Check(unittest.TestCase):
         self.assertEqual(self.check("echo why; exit 77"), (0, 0, ["why"]))
 
 
+class Suites(unittest.TestCase):
+    def test_every_test_gives_its_suite(self):
+        source = "Test(b, x)\n{\nTest(c, y, .timeout = 60)\nTestSuite(a, .init = set_up);\nTested(d, z)\nPATH_SUITE(e);\n"
+        self.assertEqual(run_tests.suites_of(source), ["a", "b", "c", "e_ifma", "e_portable"])
+
+    def test_a_suite_that_no_file_names_is_found(self):
+        with tempfile.TemporaryDirectory() as build:
+            program = run_tests.Program(run_tests.ROOT / "tests/core/size_test.c")
+            fake = pathlib.Path(build) / program.path
+            fake.parent.mkdir()
+            fake.write_text(f"#!/bin/sh\necho '{program.suites[0]}: 2 tests'\necho 'other: 1 test'\n")
+            fake.chmod(0o755)
+            self.assertEqual(run_tests.lost_suites([program], build), ["tests/core: other"])
+
+
 class ClosingLine(unittest.TestCase):
     def close(self, *results):
         report = run_tests.Report()
@@ -96,6 +116,16 @@ class ClosingLine(unittest.TestCase):
         self.assertEqual(self.close(good, bad), (1, "4 passed, 2 failed"))
         self.assertEqual(self.close(good, skip), (0, "3 passed, 0 failed, 1 skipped"))
 
+    def test_a_reason_to_skip_is_one_line_however_many_tests_it_skips(self):
+        report = run_tests.Report()
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            report.add(run_tests.Result("a", 1, 0, skips=["no GPU"] * 3))
+            report.add(run_tests.Result("b", skips=["no GPU", "no MPI"]))
+            report.close()
+        lines = [line for line in out.getvalue().splitlines() if line.startswith("skipped:")]
+        self.assertEqual(lines, ["skipped: no GPU (a 3, b)", "skipped: no MPI (b)"])
+        self.assertTrue(out.getvalue().endswith("1 passed, 0 failed, 5 skipped\n"))
+
     def test_nothing_run_is_a_failure(self):
         self.assertEqual(self.close(), (1, "0 passed, 0 failed"))
 
@@ -104,9 +134,9 @@ class Limit(unittest.TestCase):
     def test_a_program_past_its_limit_is_killed_with_its_children(self):
         start = time.monotonic()
         # The child holds the pipe open: without the kill of the group, this waits for it.
-        _, _, _, timed_out = run_tests.run(["sh", "-c", "sleep 30 & sleep 30"], 0.3)
-        self.assertTrue(timed_out)
-        self.assertLess(time.monotonic() - start, 10)
+        killed = run_tests.run(["sh", "-c", "sleep 3000 & sleep 3000"], 0.3)
+        self.assertTrue(killed.timed_out)
+        self.assertLess(time.monotonic() - start, 3000)
 
 
 if __name__ == "__main__":
