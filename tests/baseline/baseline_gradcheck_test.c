@@ -84,7 +84,7 @@ static void check_gradients(const char *what, const ar_config *c, const ar_batch
         double largest = 1e-6; /* of a gradient of zeros */
         for (size_t k = 0; k < g->count; k++)
             largest = fmax(largest, fabs(g->values[k]));
-        for (size_t k = 0; k < g->count; k += small_only() ? 4 : 1, elements++) {
+        for (size_t k = 0; k < g->count; k += (size_t)by_scale(4, 2, 1), elements++) {
             const double d = difference(c, batch, &p, &p.at[i].values[k]);
             const double error = fabs(d - g->values[k]) / fmax(fabs(g->values[k]), 1e-3 * largest);
             cr_expect(error < BOUND, "%s, %s[%zu]: backward %.12g, difference %.12g", what, g->name, k, g->values[k],

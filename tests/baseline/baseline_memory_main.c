@@ -105,7 +105,7 @@ static int check(const ar_config *c, ar_number_mode mode, const char *what,
     if (runs(c, mode) != AR_OK)
         return 1;
     const size_t all = calls, before = mallinfo2().uordblks;
-    for (size_t at = 1; at <= all; at += small_only() ? 3 : 1) {
+    for (size_t at = 1; at <= all; at += (size_t)by_scale(3, 2, 1)) {
         calls = 0;
         failing = at;
         const ar_status st = runs(c, mode);

@@ -63,6 +63,7 @@ class Bench(unittest.TestCase):
         for row in rows[0::2]:
             self.assertEqual(row["over_native"], 1)
 
+    @unittest.skipUnless("ANYRANK_TEST_EXTENDED" in os.environ, "three sizes of gigabytes of arithmetic")
     def test_a_weight_gradient(self):
         rows = self.rows("grad", "--repetitions", "1")
         self.assertEqual([row["seq"] for row in rows], [512, 128, 32])

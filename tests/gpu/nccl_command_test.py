@@ -145,7 +145,7 @@ class NcclTest(unittest.TestCase):
 
     def test_a_trained_trajectory_is_that_of_threads(self):
         hashes = []
-        train = ("train", "gpt2-demo", "--dp", 2, "--steps", 2, "--batch", 2, "--seq", 8, "--seed", 5)
+        train = ("train", "stack-demo", "--dp", 2, "--steps", 2, "--batch", 2, "--seq", 8, "--seed", 5)
         with tempfile.TemporaryDirectory() as folder:
             text = pathlib.Path(folder, "text.txt")
             text.write_text("the quick brown fox jumps over the lazy dog; " * 200, encoding="utf-8")

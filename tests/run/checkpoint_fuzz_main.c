@@ -171,7 +171,7 @@ static void fuzz(const char *folder, const char *name, bool own_hash, size_t inp
 int main(int argc, char **argv)
 {
     char folder[64];
-    const size_t inputs = argc > 1 ? strtoul(argv[1], NULL, 10) : small_only() ? 300 : 1500;
+    const size_t inputs = argc > 1 ? strtoul(argv[1], NULL, 10) : (size_t)by_scale(300, 500, 1500);
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     tally t = {0};
     if (!make_folder_in_memory(folder))

@@ -222,7 +222,7 @@ static uint64_t argument(int argc, char **argv, int i, uint64_t otherwise)
 
 int main(int argc, char **argv)
 {
-    const uint64_t share = small_only() ? 4 : 1;
+    const uint64_t share = (uint64_t)by_scale(4, 3, 1);
     int bad = 0;
     alarm(280); /* a hang is a failure, and must not need somebody to notice it */
     for (int i = 0; i < ORDERINGS; i++)

@@ -233,7 +233,7 @@ Test(ring, a_slow_rank_in_a_chain_does_not_change_a_bit)
 {
     static ring_run run;
     for (int variant = 0; variant < 2 * 2; variant++) {
-        for (int slow = 0; slow < 4 * 4; slow += small_only() ? 3 : 1) {
+        for (int slow = 0; slow < 4 * 4; slow += by_scale(3, 3, 1)) {
             run = (ring_run){.slow_rank = slow % 4, .slow_step = slow / 4};
             run.k = (coll_case){.kind = variant / 2 ? REDUCE : BROADCAST, .dtype = AR_F32, .op = AR_SUM, .n = 4};
             run.k.count = 5 * SEGMENT + 7;

@@ -366,8 +366,8 @@ static ar_status nothing(ar_comm *c, void *arg)
 int main(int argc, char **argv)
 {
     const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
-    const uint64_t usual = getenv("ANYRANK_TEST_EXTENDED") ? WORLDS_EXTENDED : WORLDS;
-    const uint64_t worlds = argc > 2 ? strtoull(argv[2], NULL, 0) : small_only() ? usual / 3 : usual;
+    const uint64_t worlds =
+        argc > 2 ? strtoul(argv[2], NULL, 0) : (uint64_t)by_scale(WORLDS / 3, WORLDS / 3, WORLDS_EXTENDED);
     /* After a first world: a sanitizer's own thread is there from then on. */
     soak s = {.threads = ar_sim_run(2, NULL, nothing, NULL, NULL) == AR_OK ? count_threads() : -1};
     soak_world *w = malloc(sizeof *w);

@@ -233,7 +233,7 @@ static int abort_many_times(uint64_t first)
 int main(int argc, char **argv)
 {
     const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
-    const uint64_t worlds = argc > 2 ? strtoull(argv[2], NULL, 0) : small_only() ? WORLDS / 3 : WORLDS;
+    const uint64_t worlds = argc > 2 ? strtoul(argv[2], NULL, 0) : (uint64_t)by_scale(WORLDS / 3, WORLDS / 2, WORLDS);
     int faults[FAULTS] = {0}, bad = 0;
     unsigned long long collectives = 0;
     world *w = malloc(sizeof *w);

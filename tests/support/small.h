@@ -12,4 +12,11 @@ static inline bool small_only(void)
     return getenv("ANYRANK_TEST_SMALL") != NULL;
 }
 
+/* How many cases, or every how many of them: under a sanitizer, in every ./test, and in ./test --extended, which runs
+ * all there are. */
+static inline int by_scale(int sanitized, int usual, int extended)
+{
+    return small_only() ? sanitized : getenv("ANYRANK_TEST_EXTENDED") != NULL ? extended : usual;
+}
+
 #endif

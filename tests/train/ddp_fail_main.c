@@ -69,7 +69,7 @@ static int expect(job *j, const ari_cluster_options *o, const char *what, ar_sta
 
 static int fail_everywhere(job *j, ari_cluster_options o)
 {
-    const size_t steps = small_only() ? 3 : 1;
+    const size_t steps = (size_t)by_scale(3, 2, 1);
     int wrong = 0;
     for (j->fails_at = 0; j->fails_at < 12; j->fails_at += steps)
         wrong += expect(j, &o, "a failing hook", AR_ERR_DATA, "cannot be made");
@@ -79,7 +79,7 @@ static int fail_everywhere(job *j, ari_cluster_options o)
 
 static int kill_everywhere(job *j, ari_cluster_options o)
 {
-    const uint64_t steps = small_only() ? 7 : 1;
+    const uint64_t steps = (uint64_t)by_scale(7, 3, 1);
     int wrong = 0;
     for (uint64_t n = 1; n <= 70; n += steps) {
         const ar_sim_fault fault = {.kind = AR_SIM_KILL, .rank = 2, .collective = n};

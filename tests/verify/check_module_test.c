@@ -324,7 +324,7 @@ static ar_gradcheck_tensor tensor_of(const ar_gradcheck_module_report *r, const 
 
 Test(check_module, right_gradients_agree_with_differences_whatever_the_seed)
 {
-    const uint64_t seeds = small_only() ? 4 : 24;
+    const uint64_t seeds = (uint64_t)by_scale(4, 8, 24);
     for (uint64_t seed = 0; seed < seeds; seed++) {
         given g = {.mistake = OWN_RIGHT, .twice = seed % 2 == 1, .act = (ar_activation)(seed % AR_ACT_NONE)};
         ar_gradcheck_module_report *r = gradcheck(&g, seed);
@@ -348,7 +348,7 @@ Test(check_module, a_wrong_backward_pass_disagrees_and_the_tensor_is_named)
                 {OWN_ONE_ELEMENT, "own.scale", "middle.bias"},
                 {OWN_WRONG_DX, "middle.bias", "own.weight"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        for (uint64_t seed = 0; seed < (small_only() ? 1 : 4); seed++) {
+        for (uint64_t seed = 0; seed < (uint64_t)by_scale(1, 2, 4); seed++) {
             given g = {.mistake = rows[i].mistake};
             ar_gradcheck_module_report *r = gradcheck(&g, seed);
             cr_expect(!r->ok, "mistake %zu", i);

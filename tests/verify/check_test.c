@@ -19,7 +19,7 @@ static void check_everywhere(const char *json, const char *name, const int *tp, 
     make_folder(folder);
     write_file(folder, "config.json", json);
     for (int algorithm = AR_SIM_DIRECT; algorithm <= AR_SIM_RING; algorithm++) {
-        if (small_only() && algorithm != AR_SIM_DIRECT + (int)(batch / 2 % 2)) /* each with some shapes */
+        if (by_scale(1, 1, 0) && algorithm != AR_SIM_DIRECT + (int)(batch / 2 % 2)) /* each with some shapes */
             continue;
         ar_check_options o = check_of(folder, tp, layouts, batch, seq);
         o.plan = *plan;
@@ -34,8 +34,8 @@ static void check_everywhere(const char *json, const char *name, const int *tp, 
 
 Test(check, bundled_models_have_the_baselines_bits_in_every_default_layout)
 {
-    static const char *const models[] = {"stack-demo", "llama-demo", "gpt2-demo"};
-    for (size_t m = 0; m < (small_only() ? 1 : 3); m++) {
+    static const char *const models[] = {"stack-demo", "gpt2-demo", "llama-demo"};
+    for (int m = 0; m < by_scale(1, 2, 3); m++) {
         char folder[600];
         ar_parallel layouts[16];
         ar_config c;

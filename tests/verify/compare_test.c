@@ -213,7 +213,7 @@ static void flip_each(const char *json, int tp)
 {
     whole_run w;
     whole_run_init(&w, json, tp);
-    for (size_t i = 0; i < w.ref.count; i += small_only() ? 3 : 1) {
+    for (size_t i = 0; i < w.ref.count; i += (size_t)by_scale(3, 2, 1)) {
         ari_ref_tensor *t = &w.ref.tensor[i];
         const size_t at = i * 2654435761u % t->count;
         uint32_t u = 0;

@@ -60,7 +60,7 @@ static ar_gradcheck check(const ari_gradcheck_case *c)
 
 static void expect_ok(const ar_config *c, size_t parameters)
 {
-    for (uint64_t seed = 0; seed < (small_only() ? 1u : 3u); seed++) {
+    for (uint64_t seed = 0; seed < (uint64_t)by_scale(1, 1, 3); seed++) {
         const ar_gradcheck g = check(&(ari_gradcheck_case){.config = c, .batch = &batch, .seed = seed, .threads = 1});
         cr_expect(g.ok, "seed %d: %.3g in %s", (int)seed, g.max_relative_error, g.worst_tensor);
         cr_assert_lt(g.max_relative_error, 1e-6);
@@ -140,7 +140,7 @@ Test(gradcheck, fails_a_gradient_that_is_wrong_in_its_fifth_digit_and_names_it)
     cr_assert(check_wrong("model.norm.weight", 1.0, 0.0, 0.0).ok);
     const char *const names[] = {"model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight",
                                  "model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"};
-    for (size_t i = 0; i < 5; i += small_only() ? 4 : 1) {
+    for (size_t i = 0; i < 5; i += (size_t)by_scale(4, 2, 1)) {
         const ar_gradcheck g = check_wrong(names[i], 1.0 + 1e-5, 0.0, 0.0);
         cr_expect(!g.ok && g.max_relative_error > 0.9e-5 && g.max_relative_error < 1.1e-5, "%s: %.3g", names[i],
                   g.max_relative_error);

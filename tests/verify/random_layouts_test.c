@@ -9,11 +9,11 @@
 
 TestSuite(random_layouts, .timeout = 240);
 
-enum { DRAWS = 120, DRAWS_SMALL = 30, FIRST_SEED = 1 };
+enum { FIRST_SEED = 1 };
 
 Test(random_layouts, every_tensor_has_the_baselines_bits)
 {
-    cr_assert_eq(layout_draws_run(FIRST_SEED, small_only() ? DRAWS_SMALL : DRAWS, stderr), 0);
+    cr_assert_eq(layout_draws_run(FIRST_SEED, by_scale(30, 80, 120), stderr), 0);
 }
 
 Test(random_layouts, a_seed_makes_the_same_draw_again)

@@ -100,10 +100,10 @@ static const ar_parallel layouts[] = {{.tp = 2},
                                       {.tp = 2, .dp = 2, .sp = true},
                                       {.tp = 4, .dp = 2, .sp = true, .keep_gathered = true, .micro_batches = 2}};
 
-/* Under a sanitizer every third case is drawn. */
+/* Every check compares counted and predicted bytes too, so that a part of the cases is enough for every ./test. */
 static bool left_out(size_t i)
 {
-    return small_only() && i % 3 != 0;
+    return i % (size_t)by_scale(3, 2, 1) != 0;
 }
 
 static void count_all(ar_numerics numerics)
