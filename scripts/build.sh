@@ -21,14 +21,15 @@ mkdir -p "$dir"
 log=$dir/build.log
 started=$(date +%s)
 
-# The presets name no generator: CMake's default is make.
-if [ -z "${CMAKE_GENERATOR:-}" ] && ! command -v make >/dev/null 2>&1 && command -v ninja >/dev/null 2>&1; then
-    export CMAKE_GENERATOR=Ninja
-fi
-
 # A tree that was moved or copied has a cache that speaks of another place, and CMake refuses it.
 if [ -f "$dir/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$(pwd -P)" "$dir/CMakeCache.txt"; then
     rm -rf "$dir/CMakeCache.txt" "$dir/CMakeFiles"
+fi
+
+# The presets name no generator, and CMake's default is make; ninja builds in a tenth less time. A tree that has one
+# keeps it.
+if [ -z "${CMAKE_GENERATOR:-}" ] && [ ! -f "$dir/CMakeCache.txt" ] && command -v ninja >/dev/null 2>&1; then
+    export CMAKE_GENERATOR=Ninja
 fi
 
 fail() {

@@ -206,7 +206,7 @@ def check_reached(tree, name, folder):
 
 
 def violations(root):
-    """Sorted ["file:line: message"] of a tree."""
+    """Sorted ["file:line: message"] of a tree, and how many files it has."""
     tree = Tree(root)
     found = []
     for name in tree.includes:
