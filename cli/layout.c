@@ -9,7 +9,7 @@
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
 const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
-const char *const ari_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
+const char *const ari_collectives_names[] = {"direct", "ring", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
 
@@ -79,11 +79,6 @@ ar_status ari_layout_check(const ari_layout_values *v)
                             "--zero %d shares the optimizer's state out to the ranks of --dp: give --dp N "
                             "too",
                             v->zero);
-    if (v->algorithm != AR_SIM_DIRECT && v->algorithm != AR_SIM_RING)
-        return ar_error_set(AR_ERR_ARG,
-                            "--collectives %s: %sthe last rank to come moves the bytes of all, so that those of each "
-                            "rank would be chance, not what a layout predicts; give direct or ring",
-                            ari_algorithm_names[v->algorithm], v->algorithm == AR_SIM_AUTO ? "of short messages " : "");
     return check_device(v);
 }
 
@@ -116,7 +111,7 @@ void ari_device_json(json_t *o, const ar_device_choice *c)
 
 ar_sim_algorithm ari_layout_algorithm(const ari_layout_values *v)
 {
-    return (ar_sim_algorithm)v->algorithm;
+    return v->collectives == 0 ? AR_SIM_DIRECT : AR_SIM_RING;
 }
 
 uint64_t ari_layout_timeout_ns(const ari_layout_values *v)

@@ -19,66 +19,68 @@ typedef struct ari_layout_values {
     size_t bucket_bytes; /* ARI_LAYOUT_NOT_GIVEN: as the subcommand has it */
     int bucket_mode;
     bool find_unused;
-    int mlp_order, algorithm, numerics;
+    int mlp_order, collectives, numerics;
     int precision;      /* ar_precision */
     double timeout;     /* seconds */
     const char *device; /* NULL: not given */
 } ari_layout_values;
 
 #define ARI_LAYOUT_NOT_GIVEN SIZE_MAX
-#define ARI_LAYOUT_DEFAULTS                                                               \
-    {                                                                                     \
-        .bucket_bytes = ARI_LAYOUT_NOT_GIVEN, .algorithm = AR_SIM_DIRECT, .timeout = 60.0 \
+#define ARI_LAYOUT_DEFAULTS                                   \
+    {                                                         \
+        .bucket_bytes = ARI_LAYOUT_NOT_GIVEN, .timeout = 60.0 \
     }
 
 extern const char *const ari_mlp_order_names[];
 extern const char *const ari_bucket_mode_names[]; /* in the order of ar_bucket_mode */
-extern const char *const ari_algorithm_names[];   /* in the order of ar_sim_algorithm */
+/* Those of ar_sim_algorithm whose bytes of each rank a layout decides; with the others the last rank to come moves
+ * those of all. */
+extern const char *const ari_collectives_names[];
 extern const char *const ari_numerics_names[];
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
 #define ARI_LAYOUT_AT(values, field) (offsetof(values, layout) + offsetof(ari_layout_values, field))
 
 /* Rows of an option table; `values` is the subcommand's struct, with an ari_layout_values called `layout`. */
-#define ARI_LAYOUT_OPTIONS(values, tp_help, numerics_help)                                                        \
-    {.name = "tp",                                                                                                \
-     .kind = ARI_OPT_INT,                                                                                         \
-     .at = ARI_LAYOUT_AT(values, tp),                                                                             \
-     .min = 1,                                                                                                    \
-     .max = 4096,                                                                                                 \
-     .value = "N",                                                                                                \
-     .help = (tp_help)},                                                                                          \
-        {.name = "mlp-order",                                                                                     \
-         .kind = ARI_OPT_ENUM,                                                                                    \
-         .at = ARI_LAYOUT_AT(values, mlp_order),                                                                  \
-         .choices = ari_mlp_order_names,                                                                          \
-         .help = "how the MLP's two layers are split (default column-row)"},                                      \
-        {.name = "collectives",                                                                                   \
-         .kind = ARI_OPT_ENUM,                                                                                    \
-         .at = ARI_LAYOUT_AT(values, algorithm),                                                                  \
-         .choices = ari_algorithm_names,                                                                          \
-         .help = "how the simulated cluster moves data: direct or ring; the bits are the same (default direct)"}, \
-        {.name = "timeout",                                                                                       \
-         .kind = ARI_OPT_DOUBLE,                                                                                  \
-         .at = ARI_LAYOUT_AT(values, timeout),                                                                    \
-         .min = 0.01,                                                                                             \
-         .max = 86400,                                                                                            \
-         .value = "S",                                                                                            \
-         .help = "longest wait of a rank for another, in seconds (default 60)"},                                  \
-        {.name = "numerics",                                                                                      \
-         .kind = ARI_OPT_ENUM,                                                                                    \
-         .at = ARI_LAYOUT_AT(values, numerics),                                                                   \
-         .choices = ari_numerics_names,                                                                           \
-         .help = (numerics_help)},                                                                                \
-        {.name = "device",                                                                                        \
-         .kind = ARI_OPT_STRING,                                                                                  \
-         .at = ARI_LAYOUT_AT(values, device),                                                                     \
-         .value = "DEVICE",                                                                                       \
-         .help = "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA "  \
-                 "device's kernels on the host (default cpu)"},                                                   \
-        {.name = "cp", .kind = ARI_OPT_LATER},                                                                    \
-    {                                                                                                             \
-        .name = "pp", .kind = ARI_OPT_LATER                                                                       \
+#define ARI_LAYOUT_OPTIONS(values, tp_help, numerics_help)                                                       \
+    {.name = "tp",                                                                                               \
+     .kind = ARI_OPT_INT,                                                                                        \
+     .at = ARI_LAYOUT_AT(values, tp),                                                                            \
+     .min = 1,                                                                                                   \
+     .max = 4096,                                                                                                \
+     .value = "N",                                                                                               \
+     .help = (tp_help)},                                                                                         \
+        {.name = "mlp-order",                                                                                    \
+         .kind = ARI_OPT_ENUM,                                                                                   \
+         .at = ARI_LAYOUT_AT(values, mlp_order),                                                                 \
+         .choices = ari_mlp_order_names,                                                                         \
+         .help = "how the MLP's two layers are split (default column-row)"},                                     \
+        {.name = "collectives",                                                                                  \
+         .kind = ARI_OPT_ENUM,                                                                                   \
+         .at = ARI_LAYOUT_AT(values, collectives),                                                               \
+         .choices = ari_collectives_names,                                                                       \
+         .help = "how the simulated cluster moves data; the bits are the same (default direct)"},                \
+        {.name = "timeout",                                                                                      \
+         .kind = ARI_OPT_DOUBLE,                                                                                 \
+         .at = ARI_LAYOUT_AT(values, timeout),                                                                   \
+         .min = 0.01,                                                                                            \
+         .max = 86400,                                                                                           \
+         .value = "S",                                                                                           \
+         .help = "longest wait of a rank for another, in seconds (default 60)"},                                 \
+        {.name = "numerics",                                                                                     \
+         .kind = ARI_OPT_ENUM,                                                                                   \
+         .at = ARI_LAYOUT_AT(values, numerics),                                                                  \
+         .choices = ari_numerics_names,                                                                          \
+         .help = (numerics_help)},                                                                               \
+        {.name = "device",                                                                                       \
+         .kind = ARI_OPT_STRING,                                                                                 \
+         .at = ARI_LAYOUT_AT(values, device),                                                                    \
+         .value = "DEVICE",                                                                                      \
+         .help = "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA " \
+                 "device's kernels on the host (default cpu)"},                                                  \
+        {.name = "cp", .kind = ARI_OPT_LATER},                                                                   \
+    {                                                                                                            \
+        .name = "pp", .kind = ARI_OPT_LATER                                                                      \
     }
 
 /* The same for what native numerics multiply. */

@@ -69,7 +69,7 @@ _anyrank() {
         --dtype) mapfile -t COMPREPLY < <(compgen -W "f32 i64" -- "$current"); return ;;
         --algorithm) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
         --mlp-order) mapfile -t COMPREPLY < <(compgen -W "column-row row-column" -- "$current"); return ;;
-        --collectives) mapfile -t COMPREPLY < <(compgen -W "auto direct ring last" -- "$current"); return ;;
+        --collectives) mapfile -t COMPREPLY < <(compgen -W "direct ring" -- "$current"); return ;;
         --sensitivity-of)
             mapfile -t COMPREPLY < <(compgen -W "f32 tf32 bf16 bf16-pure f16 f16-pure" -- "$current"); return ;;
         --precision) mapfile -t COMPREPLY < <(compgen -W "f32 tf32 bf16" -- "$current"); return ;;
