@@ -40,13 +40,13 @@ AR_NODISCARD ar_status ar_gradients_zero(ar_gradients *g);
 AR_NODISCARD ar_status ar_gradients_sync(ar_gradients *g, ar_ddp *ddp);
 
 /** What to verify. Plain data; {.gradients = true} is the usual one. */
-typedef struct ar_verify_options {
+typedef struct ar_gradients_verify_options {
     bool gradients; /* synchronised: there, finite, copies equal */
     bool values;    /* copies of the parameters are equal, of frozen ones too */
     ar_optimizer
         *optimizer;    /* copies of its state are equal, and all ranks have taken as many steps; NULL: not asked */
     bool allow_unused; /* a trainable parameter without gradient on any rank is a warning */
-} ar_verify_options;
+} ar_gradients_verify_options;
 
 typedef enum ar_finding_kind {
     AR_FOUND_MISSING,    /* a trainable parameter without gradient */
@@ -85,7 +85,7 @@ typedef struct ar_verdict {
 /** Asks all ranks and gives them one verdict. A hash of each copy travels, 8 bytes and which elements it is a copy of,
  *  not the copies. Under ZeRO what ranks share out is no copy, and is not compared. Errors (not findings):
  *  AR_ERR_MISMATCH (lists of parameters that differ), AR_ERR_MEMORY, those of the device and the communicators. */
-AR_NODISCARD ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_verify_options *o);
+AR_NODISCARD ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients_verify_options *o);
 /** The last verdict; before the first one, ok without findings. */
 ar_verdict ar_gradients_last(const ar_gradients *g);
 /** AR_OK, or AR_ERR_DATA with the first error's text and the number of those that follow. */

@@ -132,7 +132,7 @@ ar_verdict ar_gradients_last(const ar_gradients *g)
     return v;
 }
 
-ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_verify_options *o)
+ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients_verify_options *o)
 {
     ari_said_table said = {.words = NULL};
     ar_status st = AR_OK;

@@ -53,8 +53,10 @@ static inline const ari_said *ari_said_of(const ari_said_table *t, size_t rank, 
 }
 
 /** What every rank says, on every rank. Collective. Gives words; free(). */
-AR_NODISCARD ar_status ari_gradients_ask(ari_said_table *gives, const ar_gradients *g, const ar_verify_options *o);
+AR_NODISCARD ar_status ari_gradients_ask(ari_said_table *gives, const ar_gradients *g,
+                                         const ar_gradients_verify_options *o);
 /** The findings, into g. */
-AR_NODISCARD ar_status ari_gradients_judge(ar_gradients *g, const ari_said_table *t, const ar_verify_options *o);
+AR_NODISCARD ar_status ari_gradients_judge(ar_gradients *g, const ari_said_table *t,
+                                           const ar_gradients_verify_options *o);
 
 #endif

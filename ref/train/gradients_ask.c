@@ -119,7 +119,7 @@ static ar_status say_state(void *user, const ar_param *p, const char *state, con
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-static ar_status ask_param(ari_said *s, ar_ctx *ctx, const ar_param *p, const ar_verify_options *o)
+static ar_status ask_param(ari_said *s, ar_ctx *ctx, const ar_param *p, const ar_gradients_verify_options *o)
 {
     const bool holds = ar_tensor_count(&p->value) > 0;
     elements e;
@@ -131,7 +131,7 @@ static ar_status ask_param(ari_said *s, ar_ctx *ctx, const ar_param *p, const ar
     return o->gradients && holds && p->requires_grad && p->has_grad ? ask_gradient(s, ctx, p) : AR_OK;
 }
 
-static ar_status ask_own(uint64_t *words, const ar_gradients *g, const ar_verify_options *o)
+static ar_status ask_own(uint64_t *words, const ar_gradients *g, const ar_gradients_verify_options *o)
 {
     const ar_ctx *ctx = g->ctx;
     ari_said_header *h = (ari_said_header *)words;
@@ -144,7 +144,7 @@ static ar_status ask_own(uint64_t *words, const ar_gradients *g, const ar_verify
     return o->optimizer ? ar_optimizer_save(o->optimizer, g->ctx, say_state, &job) : AR_OK;
 }
 
-ar_status ari_gradients_ask(ari_said_table *gives, const ar_gradients *g, const ar_verify_options *o)
+ar_status ari_gradients_ask(ari_said_table *gives, const ar_gradients *g, const ar_gradients_verify_options *o)
 {
     const ar_ctx *ctx = g->ctx;
     const size_t tp = (size_t)ar_comm_size(ctx->tp), dp = (size_t)ar_comm_size(ctx->dp);

@@ -207,7 +207,7 @@ static ar_status judge_steps(ar_gradients *g, const ari_said_table *t)
     return AR_OK;
 }
 
-ar_status ari_gradients_judge(ar_gradients *g, const ari_said_table *t, const ar_verify_options *o)
+ar_status ari_gradients_judge(ar_gradients *g, const ari_said_table *t, const ar_gradients_verify_options *o)
 {
     g->findings = 0;
     AR_TRY(check_lists(g, t));

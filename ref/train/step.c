@@ -193,10 +193,10 @@ static ar_status tap_norm(ar_ctx *ctx, float norm)
 
 static ar_status verify(const ar_ctx *ctx, ar_optimizer *optimizer, const ar_train_options *o)
 {
-    const ar_verify_options everything = {.gradients = true,
-                                          .values = true,
-                                          .optimizer = optimizer,
-                                          .allow_unused = o->ddp && ar_ddp_options_of(o->ddp).find_unused};
+    const ar_gradients_verify_options everything = {.gradients = true,
+                                                    .values = true,
+                                                    .optimizer = optimizer,
+                                                    .allow_unused = o->ddp && ar_ddp_options_of(o->ddp).find_unused};
     ar_verdict v;
     if (!o->verify)
         return AR_OK;

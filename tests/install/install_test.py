@@ -131,16 +131,16 @@ class Install(unittest.TestCase):
         for name in ("LICENSE", "README.md", "docs/check.md"):
             self.assertEqual((prefix / "share/doc/anyrank" / name).read_bytes(), (ROOT / name).read_bytes())
 
-    def test_every_header_compiles_alone(self):
+    def test_every_header_compiles_alone_and_all_of_them_together(self):
         headers = sorted(path.name for path in (prefix / "include/anyrank").iterdir())
         self.assertEqual(headers, sorted(path.name for path in (ROOT / "include/anyrank").glob("*.h")))
         strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I", prefix / "include"]
         languages = [(CC, "c", "c17")] + ([(CXX, "c++", "c++17")] if CXX else [])
         for tool, language, standard in languages:
-            for header in headers:
-                with self.subTest(header=header, standard=standard):
+            for included in [[header] for header in headers] + [headers]:
+                with self.subTest(included=included, standard=standard):
                     stub = scratch / ("stub." + language)
-                    stub.write_text(f"#include <anyrank/{header}>\n", encoding="utf-8")
+                    stub.write_text("".join(f"#include <anyrank/{header}>\n" for header in included), encoding="utf-8")
                     done = run([tool, "-std=" + standard, *strict, "-x", language, stub])
                     self.assertEqual(done.returncode, 0, done.stderr)
 

@@ -27,7 +27,7 @@ struct job {
     act_fn before, after; /* the gradients are synchronised; NULL: nothing */
     bool unsynced;
     ar_optimizer *optimizer[MOST_RANKS];
-    ar_verify_options ask;
+    ar_gradients_verify_options ask;
     ar_status status[MOST_RANKS];
     ar_verdict verdict[MOST_RANKS];
     char text[MOST_RANKS][TEXT];
@@ -155,7 +155,7 @@ static ar_status go(ar_ctx *ctx, job *j, ar_param *p, ar_gradients *g)
     AR_TRY(j->before ? j->before(ctx, j, p, mine) : AR_OK);
     AR_TRY(j->unsynced ? AR_OK : ar_gradients_sync(g, NULL));
     AR_TRY(j->after ? j->after(ctx, j, p, mine) : AR_OK);
-    ar_verify_options ask = j->ask;
+    ar_gradients_verify_options ask = j->ask;
     ask.optimizer = j->optimizer[r];
     j->status[r] = ar_gradients_verify(g, &j->verdict[r], &ask);
     if (j->status[r] == AR_OK)
@@ -189,7 +189,7 @@ static void run(job *j, ar_numerics numerics)
     cr_assert_eq(rank_run(&o, rank_main, j), AR_OK, "%s", ar_error_message());
 }
 
-static const ar_verify_options everything = {.gradients = true, .values = true};
+static const ar_gradients_verify_options everything = {.gradients = true, .values = true};
 
 /* On 2 x 2 ranks, in either arithmetic. */
 static void expect(job j, bool ok, const char *text)
