@@ -2,6 +2,7 @@
 /* The stable JSON of verify: docs/verify.md lists its fields. */
 #include "cli/command.h"
 #include "cli/verify_report.h"
+#include "cli/verify_words.h"
 #include "ref/io/json.h"
 #include "ref/io/json_text.h"
 
@@ -59,7 +60,7 @@ static void set_places(json_t *o, const ar_verify_row *r)
     json_object_set_new(o, "first_index", index_of(r, r->first));
     set(o, "first_reference", r->first_value[0]);
     set(o, "first_actual", r->first_value[1]);
-    if (r->state == AR_VERIFY_REPLICAS) {
+    if (r->copies_differ) {
         json_object_set_new(o, "ranks", json_pack("[i,i]", r->ranks[0], r->ranks[1]));
         json_object_set_new(o, "copies_of", json_string(r->in_reference ? "reference" : "other"));
     } else {
@@ -83,7 +84,7 @@ static json_t *row_json(const ar_verify_row *r)
     json_object_set_new(o, "elements_different", whole(r->elements_different));
     json_object_set_new(o, "bits_different", whole(r->bits_different));
     set_measures(o, r);
-    if (r->state == AR_VERIFY_DIFFERENT || r->state == AR_VERIFY_REPLICAS)
+    if (r->state == AR_VERIFY_DIFFERENT || r->copies_differ)
         set_places(o, r);
     json_object_set_new(o, "pattern", ari_json_text(r->pattern));
     json_object_set_new(o, "hint", ari_json_text(r->hint));
@@ -130,6 +131,7 @@ json_t *ari_verify_json(const ar_verify_report *r)
     json_object_set_new(o, "elements_different", whole(r->elements_different));
     json_object_set_new(o, "missing", names_of(r, AR_VERIFY_MISSING));
     json_object_set_new(o, "unexpected", names_of(r, AR_VERIFY_UNEXPECTED));
+    json_object_set_new(o, "tensors_with_different_copies", whole(ari_verify_copies(r)));
     json_object_set_new(o, "left_out", list_of(2, r->left_out));
     json_object_set_new(o, "tensors_drifting", whole(r->drift));
     json_object_set_new(o, "ranks", json_integer(r->ranks));

@@ -106,14 +106,14 @@ static ar_status print_other_kind(FILE *to, const ar_verify_report *r, size_t mo
 
 static void print_copies(FILE *to, const ar_verify_report *r, size_t most)
 {
-    const size_t n = count_state(r, AR_VERIFY_REPLICAS);
+    const size_t n = ari_verify_copies(r);
     size_t shown = 0;
     if (n == 0)
         return;
     fprintf(to, "\ncopies of one tensor that differ from each other:\n");
     for (size_t i = 0; i < r->rows && shown < most; i++) {
         const ar_verify_row *row = &r->row[i];
-        if (row->state != AR_VERIFY_REPLICAS)
+        if (!row->copies_differ)
             continue;
         shown++;
         fprintf(to, "  COPIES %s (%s): rank %d and rank %d in %s element%s, first at %s: %s and %s\n",
@@ -203,11 +203,11 @@ static void print_values(FILE *to, const ar_verify_report *r, const ar_verify_ro
 static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_row *row, const char *title)
 {
     fprintf(to, "\n%s: %s\n", title, ARI_SHOW(row->name));
-    if (row->state == AR_VERIFY_DIFFERENT || row->state == AR_VERIFY_REPLICAS)
+    if (row->state == AR_VERIFY_DIFFERENT || row->copies_differ)
         print_where(to, r, row);
     if (row->state == AR_VERIFY_DIFFERENT)
         print_values(to, r, row);
-    if (row->state == AR_VERIFY_REPLICAS)
+    if (row->copies_differ)
         fprintf(to, "    copies    %s on rank %d, %s on rank %d (%s); %s of its elements differ between the two\n",
                 ARI_VALUE(row->dtype, row->first_value[0]), row->ranks[0], ARI_VALUE(row->dtype, row->first_value[1]),
                 row->ranks[1], row->in_reference ? "of the reference" : "of the other",

@@ -93,11 +93,9 @@ void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
         fprintf(to, "verify: DIFFERENT: no tensor stands in both");
     if (r->missing + r->unexpected > 0)
         fprintf(to, ", %zu missing, %zu unexpected", r->missing, r->unexpected);
-    size_t copies = 0;
-    for (size_t i = 0; i < r->rows; i++)
-        copies += r->row[i].state == AR_VERIFY_REPLICAS;
-    if (copies > 0)
-        fprintf(to, "; ranks hold other copies of %zu of them", copies);
+    if (ari_verify_copies(r) > 0)
+        fprintf(to, "; ranks hold different copies of %zu tensor%s", ari_verify_copies(r),
+                ari_plural(ari_verify_copies(r)));
     if (r->worst != SIZE_MAX && r->row[r->worst].state == AR_VERIFY_DIFFERENT) {
         const ar_verify_row *w = &r->row[r->worst];
         fprintf(to, "; worst %s: ", ARI_SHOW(w->name));

@@ -31,6 +31,15 @@ static inline const char *ari_plural(size_t n)
     return n == 1 ? "" : "s";
 }
 
+/** How many tensors have copies that differ. */
+static inline size_t ari_verify_copies(const ar_verify_report *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->rows; i++)
+        n += r->row[i].copies_differ;
+    return n;
+}
+
 /** Whether differences are measured by what is allowed. */
 static inline bool ari_has_ratio(const ar_verify_report *r)
 {

@@ -58,7 +58,7 @@ static ar_status open_dumps(ari_verifying *v)
 
 /* --- totals ------------------------------------------------------------------------------------------------------- */
 
-static bool is_one_sided(const ar_verify_row *r)
+bool ari_is_one_sided(const ar_verify_row *r)
 {
     return r->state == AR_VERIFY_MISSING || r->state == AR_VERIFY_UNEXPECTED;
 }
@@ -101,7 +101,7 @@ static ar_status rank_rows(ar_verify_report *r)
     const ar_status st = ari_alloc((void **)&r->worst_order, r->different, sizeof *r->worst_order, "rows that differ");
     for (size_t i = 0; st == AR_OK && i < r->rows; i++) {
         const ar_verify_row *row = &r->row[i];
-        if (row->state == AR_VERIFY_SAME || is_one_sided(row))
+        if (row->state == AR_VERIFY_SAME || ari_is_one_sided(row))
             continue;
         const bool by_ratio = r->rule != AR_VERIFY_BITS;
         list[n++] =
@@ -122,7 +122,7 @@ static ar_status count_rows(ari_verifying *v)
         const ar_verify_row *row = &r->row[i];
         r->missing += row->state == AR_VERIFY_MISSING;
         r->unexpected += row->state == AR_VERIFY_UNEXPECTED;
-        if (is_one_sided(row))
+        if (ari_is_one_sided(row))
             continue;
         const bool differs = row->state != AR_VERIFY_SAME;
         r->drift += row->drift > 0;
@@ -155,7 +155,7 @@ static ar_status explain_row(ari_verifying *v, size_t i)
     const ar_verify_options *o = v->o;
     const ari_sides *s = &v->sides[i];
     ar_verify_row *row = &v->report->row[i];
-    if (row->pattern[0] || row->hint[0] || is_one_sided(row) || row->state == AR_VERIFY_DTYPE)
+    if (row->pattern[0] || row->hint[0] || ari_is_one_sided(row) || row->state == AR_VERIFY_DTYPE)
         return AR_OK;
     if (row->state == AR_VERIFY_SHAPE || s->of[0]->count != s->of[1]->count) /* also where copies differ besides */
         return ari_verify_shape(row, s->of[0], s->of[1]);

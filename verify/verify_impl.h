@@ -157,6 +157,8 @@ typedef struct ari_verifying {
     int threads;
 } ari_verifying;
 
+/** Whether only one of the two dumps has the tensor. */
+bool ari_is_one_sided(const ar_verify_row *r);
 /** Tells whoever listens. */
 void ari_verify_progress(const ari_verifying *v, double fraction, const char *what);
 

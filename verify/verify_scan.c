@@ -57,7 +57,10 @@ static bool has_copies(const ar_dump_tensor *t)
 
 static void tell_copies(ar_verify_row *r, const ar_dump_disagreement *d, bool in_reference)
 {
-    r->state = AR_VERIFY_REPLICAS;
+    /* A tensor that the other dump lacks is missing above all. */
+    if (!ari_is_one_sided(r))
+        r->state = AR_VERIFY_REPLICAS;
+    r->copies_differ = true;
     r->in_reference = in_reference;
     memcpy(r->ranks, d->ranks, sizeof r->ranks);
     r->first = r->worst = d->index;

@@ -48,7 +48,7 @@ typedef enum ar_verify_state {
     AR_VERIFY_DTYPE,      /* another dtype, and the rule asks for bits or ulps */
     AR_VERIFY_MISSING,    /* only in the reference */
     AR_VERIFY_UNEXPECTED, /* only in the other */
-    AR_VERIFY_REPLICAS    /* copies of one part differ from each other, in either dump */
+    AR_VERIFY_REPLICAS    /* copies of one part differ from each other, in either dump; both have the tensor */
 } ar_verify_state;
 
 #define AR_VERIFY_ULP_BINS 34
@@ -81,9 +81,11 @@ typedef struct ar_verify_row {
     double first_value[2], worst_value[2]; /* reference, other */
     uint64_t
         ulp_bins[AR_VERIFY_ULP_BINS]; /* elements by distance: 0, 1, 2..3, 4..7, .., the last: NaN against a number */
-    size_t drift;      /* elements of two copies, in either dump, that differ in bits and are the same by the rule */
-    int ranks[2];      /* AR_VERIFY_REPLICAS: the two that differ; else ranks[0] the rank that holds `first`, -1 */
-    bool in_reference; /* AR_VERIFY_REPLICAS: of the reference */
+    size_t drift;       /* elements of two copies, in either dump, that differ in bits and are the same by the rule */
+    bool copies_differ; /* AR_VERIFY_REPLICAS, or so are the copies of a tensor that only one dump has; then
+                           elements_different, first and first_value are those of the copies */
+    bool in_reference;  /* copies_differ: of the reference */
+    int ranks[2];       /* copies_differ: the two that differ; else ranks[0] the rank that holds `first`, -1 */
     char pattern[256], hint[512]; /* "" where it was not explained */
     /* For a picture: the largest |difference| over what is allowed (over the reference's rms without a tolerance) in
      * each cell of a grid over the tensor as a matrix, [map_rows][map_cols]; NULL where nothing differs. */
