@@ -27,6 +27,7 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
         free(d);
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
     }
+    d->whole = o != NULL && o->whole && o->map == NULL;
     ari_map *map = NULL;
     ar_status st = o == NULL || o->map == NULL ? AR_OK : ari_map_load(&map, o->map);
     if (st == AR_OK)

@@ -45,6 +45,7 @@ struct ar_dump {
     ar_st_model *model;
     ari_dump_file *file;
     size_t files, cap_files;
+    bool whole;       /* of ar_dump_options */
     bool of_ranks;    /* files are ranks' */
     bool mapped;      /* and a mapping says which is whose */
     int ranks, world; /* world 0: not told */

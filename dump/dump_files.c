@@ -10,6 +10,7 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
+#include "ref/io/foreign.h"
 #include "ref/io/safetensors.h"
 
 void ari_dump_close_file(ari_dump_file *f)
@@ -70,18 +71,6 @@ static ar_status add_tensors(ari_dump_file **added, ar_dump *d, const char *fold
     return AR_OK;
 }
 
-static ar_status add_model(ar_dump *d)
-{
-    for (size_t i = 0; i < ari_st_model_files(d->model); i++) {
-        const char *path = NULL;
-        const ar_st_file *st = ari_st_model_file(d->model, i, &path);
-        ari_dump_file *f = NULL;
-        AR_TRY(add_file(&f, d, NULL, path));
-        f->st = st;
-    }
-    return AR_OK;
-}
-
 /* What a file of a folder says of itself. One that tells an execution order alone is no rank's. */
 static ar_status read_placement(ari_dump_file *f)
 {
@@ -104,6 +93,46 @@ static ar_status read_order(ari_dump_file *f)
         return AR_OK;
     AR_TRY(ari_placement_parse(&f->placement, NULL, own, f->path));
     ari_placement_forget_tensors(&f->placement);
+    return AR_OK;
+}
+
+/* Whether a file says of one of its tensors that others hold the rest. */
+static bool is_part(const ari_dump_file *f)
+{
+    for (size_t i = 0; i < f->placement.tensors; i++) {
+        const ari_placed *t = &f->placement.tensor[i];
+        const ar_st_entry *e = ar_st_find(f->st, t->name);
+        for (int d = 0; d < t->ndim; d++) {
+            if (t->offset[d] > 0 || (t->has_shape && e && d < e->ndim && t->shape[d] != e->shape[d]))
+                return true;
+        }
+        if (t->boxes > 0)
+            return true;
+    }
+    return false;
+}
+
+/* A file that should be whole. What a writer of shards left as one is none: its parts are then missed by name. */
+static ar_status read_part(ari_dump_file *f)
+{
+    AR_TRY(read_placement(f));
+    if (f->placed && !is_part(f)) {
+        f->placed = false;
+        ari_placement_forget_tensors(&f->placement);
+    }
+    return AR_OK;
+}
+
+static ar_status add_model(ar_dump *d)
+{
+    for (size_t i = 0; i < ari_st_model_files(d->model); i++) {
+        const char *path = NULL;
+        const ar_st_file *st = ari_st_model_file(d->model, i, &path);
+        ari_dump_file *f = NULL;
+        AR_TRY(add_file(&f, d, NULL, path));
+        f->st = st;
+        AR_TRY(read_part(f));
+    }
     return AR_OK;
 }
 
@@ -192,6 +221,7 @@ static ar_status open_folder(ar_dump *d, const ari_map *map)
     AR_TRY(walk(d, map, "", d->mapped ? ari_map_depth(map) : 0));
     if (d->files > 0)
         return AR_OK;
+    AR_TRY(ari_foreign_refuse_folder(d->path));
     return ar_error_set(AR_ERR_IO, "%s: a folder without %s", ARI_SHOW(d->path),
                         d->mapped ? "files of the mapping's pattern" : ".safetensors or .npy files");
 }
@@ -207,5 +237,5 @@ ar_status ari_dump_open_files(ar_dump *d, const ari_map *map)
         return add_model(d);
     }
     AR_TRY(add_tensors(&f, d, NULL, d->path));
-    return read_order(f);
+    return d->whole ? read_part(f) : read_order(f);
 }

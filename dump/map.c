@@ -11,6 +11,7 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
+#include "ref/io/foreign.h"
 #include "ref/io/json.h"
 
 /* A mapping has some hundred bytes a rule. */
@@ -223,7 +224,7 @@ ar_status ari_map_load(ari_map **gives, const char *path)
 {
     unsigned char *text = NULL;
     size_t length = 0;
-    AR_TRY(ari_file_read(&text, &length, path, MAX_BYTES));
+    AR_TRY(ari_foreign_read_text(&text, &length, path, MAX_BYTES));
     const ar_status st = ari_map_parse(gives, (const char *)text, length, path);
     free(text);
     return st;

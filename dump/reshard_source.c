@@ -52,7 +52,7 @@ static ar_status find_folder(ari_rs *r, const char *in)
 
 static ar_status open_dump(ari_rs *r, const char *path, const char *map)
 {
-    const ar_dump_options o = {.map = map};
+    const ar_dump_options o = {.map = map, .whole = true};
     AR_TRY(ar_dump_open(&r->dump[r->dumps], path, &o));
     r->dumps++;
     return AR_OK;

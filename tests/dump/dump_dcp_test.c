@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "anyrank/dump.h"
+#include "dump/folder.h"
 
-TestSuite(dump_dcp, .timeout = 60);
+TestSuite(dump_dcp, .timeout = 120, .init = folder_begin, .fini = folder_end);
 
 /* tests/golden/dcp.py: DTensors of 4 processes; element i of every tensor is i, but the scalar is 7. */
 Test(dump_dcp, what_pytorch_saved_is_put_together)
@@ -31,4 +30,32 @@ Test(dump_dcp, what_pytorch_saved_is_put_together)
             cr_expect_eq(x[i], t->ndim == 0 ? 7 : (double)i, "%s, element %zu", t->name, i);
     }
     ar_dump_close(d);
+}
+
+/* PyTorch's writer of Hugging Face files lets the ranks write one file by default: the last one's part is left. */
+Test(dump_dcp, a_part_that_should_be_whole_is_refused_wherever_it_lies)
+{
+    static const char index[] = "{\"metadata\": {}, \"weight_map\": {\"w\": \"model-00001-of-00001.safetensors\"}}";
+    static const char *const files[] = {"shard-00001-model-00001-of-00001.safetensors",
+                                        "model-00001-of-00001.safetensors", "model.safetensors", "part.safetensors"};
+    const size_t shape[] = {2, 2};
+    const float x[] = {1, 2, 3, 4};
+    for (int i = 0; i < 4; i++) {
+        for (int rest = 0; rest < 2; rest++) { /* with the offset 0 the file is whole */
+            char path[256];
+            const char *dcp = rest ? "{\"w\": {\"saved_offsets\": [2, 0]}}" : "{\"w\": {\"saved_offsets\": [0, 0]}}";
+            snprintf(path, sizeof path, "%s", put_tensor(files[i], "w", 2, shape, x, dcp, NULL));
+            if (i == 1)
+                put_text("model.safetensors.index.json", index);
+            ar_dump *d = NULL;
+            const ar_dump_options o = {.whole = true};
+            cr_expect_eq(ar_dump_open(&d, i == 3 ? path : folder, &o), rest ? AR_ERR_FORMAT : AR_OK, "%s: %s", files[i],
+                         ar_error_message());
+            cr_expect(!rest || strstr(ar_error_message(), "no rank holds [0:2, 0:2]"), "%s: %s", files[i],
+                      ar_error_message());
+            ar_dump_close(d);
+        }
+        folder_end();
+        folder_begin();
+    }
 }
