@@ -131,6 +131,8 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     json_object_set_new(o, "bytes", json_pack("{s:I}", "counted", (json_int_t)r->bytes));
     json_object_set_new(o, "seconds", ari_json_number(r->seconds));
     if (v->model)
+        json_object_set_new(o, "weights", json_string(r->fresh ? "fresh" : "folder"));
+    if (v->model)
         json_object_set_new(o, "notes", ari_config_notes_json(&r->config));
     if (v->model)
         json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)r->loss)));
@@ -165,7 +167,7 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
             printf("%s\n", r->file[i]);
     }
     if (v->model)
-        printf("loss %.9g\n", (double)r->loss);
+        printf("loss %.9g (%s)\n", (double)r->loss, r->fresh ? "fresh weights" : "weights of the folder");
     if (ari_device_text(device, &choice, ar_parallel_world(&parallel), NULL)[0])
         printf("device: %s\n", device);
     printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds), layout, r->outputs_hash);

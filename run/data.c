@@ -11,6 +11,7 @@
 #include "ref/core/ends_in.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
+#include "ref/io/foreign.h"
 #include "ref/io/hash.h"
 
 typedef enum token_kind { TOKEN_U8, TOKEN_U16, TOKEN_U32, TOKEN_I32, TOKEN_I64 } token_kind;
@@ -127,9 +128,11 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
         st = ar_error_set(AR_ERR_MEMORY, "no memory for the data's path");
         goto failed;
     }
+    AR_TRY_TO(failed, st, ari_file_open(&d->fd, &d->bytes, d->path));
+    if (format != AR_DATA_SAFETENSORS && !(format == AR_DATA_AUTO && ari_ends_in(d->path, ".safetensors")))
+        AR_TRY_TO(failed, st, ari_foreign_refuse_file(d->fd, d->bytes, d->path, ARI_WANT_TOKENS));
     if (format == AR_DATA_AUTO)
         AR_TRY_TO(failed, st, format_of_name(&d->format, d->path));
-    AR_TRY_TO(failed, st, ari_file_open(&d->fd, &d->bytes, d->path));
     AR_TRY_TO(failed, st, d->format == AR_DATA_SAFETENSORS ? open_safetensors(d) : open_raw(d));
     *gives = d;
     return AR_OK;

@@ -10,6 +10,7 @@
 #include "anyrank/safetensors.h"
 #include "ref/core/ends_in.h"
 #include "ref/core/size.h"
+#include "ref/io/foreign.h"
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
 
@@ -179,7 +180,7 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
         return AR_OK; /* a config file alone */
     AR_TRY(ar_st_model_open(&file, folder));
     if (!file)
-        return AR_OK;
+        return ari_foreign_refuse_folder(folder);
     loading l = {.file = file, .folder = folder, .prefix = ""};
     if (c->arch == AR_ARCH_GPT2 && ar_st_model_find(file, "wte.weight"))
         l.prefix = "transformer.";

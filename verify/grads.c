@@ -201,7 +201,8 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     AR_TRY_TO(done, st, ari_input_batch_load(&input, &c, o->input));
     AR_TRY_TO(done, st, check_case(&c, &input.batch, o, &plan));
     AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
-    AR_TRY_TO(done, st, ari_grads_fault_check(o, &c, weights == NULL));
+    result->fresh = weights == NULL;
+    AR_TRY_TO(done, st, ari_grads_fault_check(o, &c, result->fresh));
     AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
     ari_cluster_options run_options = {.config = &c,
                                        .plan = plan,

@@ -41,6 +41,7 @@ typedef struct ar_grads_options {
 typedef struct ar_grads_result {
     ar_config config; /* as it was read; with `block` all zero */
     float loss;       /* 0 with `block` */
+    bool fresh;       /* the folder has no weights: they were drawn by the seed */
     double seconds;
     bool has_predicted;         /* with a cluster */
     ar_trace_summary predicted; /* by the virtual clock */

@@ -7,6 +7,7 @@
 #include "ref/core/nearest.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
+#include "ref/io/foreign.h"
 
 static const struct {
     char name[16];
@@ -131,7 +132,12 @@ ar_status ar_config_load(ar_config *c, const char *path)
     unsigned char *text = NULL;
     size_t length = 0;
     ar_config read = {.layers = 0};
-    ar_status st = ari_file_read(&text, &length, file, ARI_JSON_MAX_BYTES);
+    ar_status st = AR_OK;
+    struct stat there;
+    if (folder && lstat(file, &there) != 0) /* then what the folder holds says more than that the file is missing */
+        st = ari_foreign_refuse_folder(path);
+    if (st == AR_OK)
+        st = ari_foreign_read_text(&text, &length, file, ARI_JSON_MAX_BYTES);
     if (st == AR_OK)
         st = ar_config_parse(&read, (const char *)text, length, file);
     if (st == AR_OK) {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ref/io/file.h"
+#include "ref/io/foreign.h"
 
 /* An upper bound: commas and brackets inside strings count too. */
 static size_t value_bound(const char *text, size_t length)
@@ -44,7 +45,7 @@ ar_status ari_json_load(json_t **gives, const char *path)
 {
     unsigned char *text = NULL;
     size_t length = 0;
-    AR_TRY(ari_file_read(&text, &length, path, ARI_JSON_MAX_BYTES));
+    AR_TRY(ari_foreign_read_text(&text, &length, path, ARI_JSON_MAX_BYTES));
     const ar_status st = ari_json_parse(gives, (const char *)text, length, path);
     free(text);
     return st;

@@ -761,6 +761,28 @@ class Files(CommandTest):
         self.refused("grads", self.golden(), "--input", path, "--out", out, says=says)
         self.assertFalse(out.exists(), "a refused input leaves a folder behind")
 
+    def test_weights_that_are_not_read_are_named_by_every_command(self):
+        folder = self.config()
+        (folder / "pytorch_model.bin").write_bytes(b"PK\3\4archive/data.pkl")
+        batch = GOLDEN / "gpt2-tiny/batch.safetensors"
+        for command in (("check", folder, "--tp", "2", *SMALL), ("train", folder, "--steps", "1", "--batch", "2", "--seq", "8"),
+                        ("grads", folder, "--input", batch, "--out", self.folder / "out")):
+            self.refused(*command, says=["pytorch_model.bin", "from_pretrained("])
+
+    def test_fresh_weights_are_said_to_be_fresh(self):
+        folder, out = self.config(vocab_size=512), self.folder / "out"
+        grads = ("grads", folder, "--input", self.batch(), "--out", out)
+        self.assertIn("fresh weights", self.passes(*grads).out)
+        self.assertEqual(self.result(*grads)["weights"], "fresh")
+        given = ("grads", self.golden(), "--input", GOLDEN / "gpt2-tiny/batch.safetensors", "--out", out)
+        self.assertIn("weights of the folder", self.passes(*given).out)
+        self.assertEqual(self.result(*given)["weights"], "folder")
+
+    def batch(self):
+        path = self.folder / "ids.safetensors"
+        write_safetensors(path, {"input_ids": ["I64", [1, 4], i64(1, 2, 3, 4)]})
+        return path
+
     def test_malformed_safetensors_as_weights_and_as_input(self):
         folder, path = self.golden(), self.folder / "bad.safetensors"
         for what, content, says in malformed():

@@ -121,14 +121,46 @@ Test(data, an_empty_file_and_half_a_token_are_refused)
 Test(data, a_name_that_does_not_tell_the_format_is_refused_until_told)
 {
     ar_data *d = NULL;
-    cr_assert_eq(ar_data_open(&d, "train.bin", AR_DATA_AUTO), AR_ERR_ARG);
-    cr_assert(says("u16"), "%s", ar_error_message());
-    cr_assert_eq(ar_data_open(&d, "train.bin", AR_DATA_U16), AR_ERR_IO, "it is not there");
+    char path[] = "/tmp/anyrank-XXXXXX.bin";
+    const int fd = mkstemps(path, 4);
+    cr_assert(fd >= 0 && write(fd, "\1\0\2\0", 4) == 4);
+    close(fd);
+    cr_expect_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_ERR_ARG);
+    cr_expect(says("u16"), "%s", ar_error_message());
+    cr_expect_eq(ar_data_open(&d, path, AR_DATA_U16), AR_OK, "%s", ar_error_message());
+    ar_data_close(d);
+    unlink(path);
+    cr_expect_eq(ar_data_open(&d, path, AR_DATA_U16), AR_ERR_IO, "it is not there");
     ar_data_format format = AR_DATA_AUTO;
     cr_assert_eq(ar_data_format_parse(&format, "u16"), AR_OK);
     cr_assert_eq(format, AR_DATA_U16);
     cr_assert_eq(ar_data_format_parse(&format, "u64"), AR_ERR_ARG);
     cr_assert_str_eq(ar_data_format_name(AR_DATA_SAFETENSORS), "safetensors");
+}
+
+/* The header of an array would be read as tokens. */
+Test(data, files_of_other_programs_are_refused_in_every_format)
+{
+    static const ar_data_format formats[] = {AR_DATA_BYTES, AR_DATA_U16, AR_DATA_U32};
+    static const struct {
+        const char *bytes, *what;
+    } files[] = {{"\x93NUMPY\1\0", "np.load("},
+                 {"PK\3\4", "torch.load("},
+                 {"\x89HDF\r\n\x1a\n", "h5py"},
+                 {"GGUF\3\0\0\0", "GGUF"},
+                 {"(\xb5/\xfd", "zstd"}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char bytes[64] = {0};
+        memcpy(bytes, files[i].bytes, 8 < strlen(files[i].bytes) ? 8 : strlen(files[i].bytes));
+        for (size_t k = 0; k < 3; k++) {
+            ar_data *d = NULL;
+            cr_expect_eq(open_bytes(&d, bytes, sizeof bytes, formats[k]), AR_ERR_FORMAT, "%s", files[i].what);
+            cr_expect(says(files[i].what), "%s", ar_error_message());
+        }
+    }
+    ar_data *d = NULL;
+    cr_expect_eq(open_bytes(&d, "GGUF is a format", 16, AR_DATA_BYTES), AR_OK, "%s", ar_error_message());
+    ar_data_close(d);
 }
 
 Test(data, an_id_outside_the_vocabulary_is_named_with_its_place)

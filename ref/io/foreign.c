@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/io/foreign.h"
+
+#include <dirent.h>
+#include <fnmatch.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "anyrank/safetensors.h"
+#include "ref/core/ends_in.h"
+#include "ref/core/out.h"
+#include "ref/io/file.h"
+
+/* --- files, by their first bytes ---------------------------------------------------------------------------------- */
+
+#define SAVE_NUMPY "from safetensors.numpy import save_file; "
+#define SAVE_TORCH "from safetensors.torch import save_file; "
+#define TO_TOKENS ".astype('<u4').tofile('tokens.u32')"
+
+/* `tensors` and `tokens` are lines of Python, in which @ is the file's path. */
+typedef struct kind {
+    const char *what;
+    const char *magic;
+    size_t bytes;        /* of the magic */
+    const char *tensors; /* writes tensors.safetensors */
+    const char *tokens;  /* writes tokens.u32 */
+} kind;
+
+enum { NPY, NPZ, TORCH, OLD_TORCH, ZIP, GGUF, HDF5, ARROW, PARQUET, GZIP, ZSTD, SAFETENSORS, KINDS };
+
+/* A magic of less than four bytes would refuse honest tokens. GGUF's has its version's upper bytes, which no text has;
+ * that of an old torch.save is the pickled number that it begins with. */
+static const kind kinds[KINDS] = {
+    [NPY] = {"a NumPy array (.npy)", "\x93NUMPY", 6,
+             "import numpy as np; " SAVE_NUMPY "save_file({'NAME': np.load('@')}, 'tensors.safetensors')",
+             "import numpy as np; np.load('@').ravel()" TO_TOKENS},
+    [NPZ] = {"an archive of NumPy arrays (.npz)", "PK\x03\x04", 4,
+             "import numpy as np; " SAVE_NUMPY "save_file(dict(np.load('@')), 'tensors.safetensors')",
+             "import numpy as np; np.load('@')['NAME'].ravel()" TO_TOKENS},
+    [TORCH] = {"a file of torch.save", "PK\x03\x04", 4,
+               "import torch; " SAVE_TORCH "save_file({k: v.clone() for k, v in torch.load('@', map_location='cpu', "
+               "weights_only=True).items()}, 'tensors.safetensors')",
+               "import torch; torch.load('@').flatten().numpy()" TO_TOKENS},
+    [OLD_TORCH] = {"a file of torch.save", "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20j\xa8P\x19", 14, NULL, NULL},
+    [ZIP] = {"a zip archive", "PK\x03\x04", 4, NULL, NULL},
+    [GGUF] = {"a GGUF file", "GGUF", 4,
+              "from transformers import AutoModelForCausalLM as M; M.from_pretrained('.', "
+              "gguf_file='#').save_pretrained('OUT')",
+              NULL},
+    [HDF5] = {"an HDF5 file", "\x89HDF\r\n\x1a\n", 8,
+              "import h5py; " SAVE_NUMPY "f = h5py.File('@'); save_file({k: f[k][()] for k in f}, "
+              "'tensors.safetensors')",
+              "import h5py; h5py.File('@')['NAME'][()].ravel()" TO_TOKENS},
+    [ARROW] = {"an Arrow file", "ARROW1\0", 7, NULL, NULL},
+    [PARQUET] = {"a Parquet file", "PAR1\x15", 5, NULL,
+                 "import numpy as np, pandas as pd; np.concatenate(pd.read_parquet('@')['input_ids'])" TO_TOKENS},
+    [GZIP] = {"compressed by gzip", "\x1f\x8b\x08", 3, NULL, NULL},
+    [ZSTD] = {"compressed by zstd", "\x28\xb5\x2f\xfd", 4, NULL, NULL},
+    [SAFETENSORS] = {"a safetensors file", "", 0, NULL, NULL}, /* the length of a header, and the header */
+};
+
+/* Whether the bytes hold a word. */
+static bool holds(const unsigned char *head, size_t n, const char *word)
+{
+    const size_t m = strlen(word);
+    for (size_t i = 0; i + m <= n; i++) {
+        if (memcmp(head + i, word, m) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* What begins with these bytes; KINDS: nothing of the list. A zip is known by the name of its first member, and by its
+ * own. */
+static int kind_of(const unsigned char *head, size_t n, const char *path, ari_wanted wanted)
+{
+    int found = 0;
+    if (wanted != ARI_WANT_TENSORS && n > 10 && memcmp(head + 4, "\0\0\0\0{\"", 6) == 0)
+        return SAFETENSORS;
+    while (found < SAFETENSORS && (n < kinds[found].bytes || memcmp(head, kinds[found].magic, kinds[found].bytes) != 0))
+        found++;
+    if (found == SAFETENSORS)
+        return KINDS;
+    if (found == NPZ && !ari_ends_in(path, ".npz") && !holds(head, n, ".npy"))
+        return ari_ends_in(path, ".zip") && !holds(head, n, ".pkl") ? ZIP : TORCH;
+    if (found == GGUF && (n < 8 || head[4] > 9 || head[5] != 0 || head[6] != 0 || head[7] != 0))
+        return KINDS;
+    if (found == GZIP && wanted == ARI_WANT_TOKENS)
+        return KINDS;
+    return found;
+}
+
+enum { CONVERT = 1536 };
+
+/* "; this converts it: ..", with the path for each @ and the name for each #; "" without lines. */
+static void convert_text(char out[CONVERT], const char *lines, const char *path, const char *name)
+{
+    size_t n = 0;
+    out[0] = '\0';
+    if (lines)
+        n = (size_t)snprintf(out, CONVERT, "; this converts it:\n  python3 -c \"");
+    for (const char *c = lines; c && *c && n < CONVERT - 2; c++) {
+        if (*c == '@' || *c == '#')
+            n += (size_t)snprintf(out + n, CONVERT - n, "%s", ARI_SHOW(*c == '@' ? path : name));
+        else
+            n += (size_t)snprintf(out + n, CONVERT - n, "%c", *c);
+    }
+    if (lines && n < CONVERT - 1)
+        snprintf(out + n, CONVERT - n, "\"");
+}
+
+ar_status ari_foreign_refuse(const char *path, const void *head, size_t n, ari_wanted wanted)
+{
+    static const char *const expected[] = {"a safetensors file", "tokens: bytes, u16, u32 or a safetensors file",
+                                           "text"};
+    const int found = kind_of(head, n, path, wanted);
+    if (found == KINDS)
+        return AR_OK;
+    const kind *k = &kinds[found == OLD_TORCH ? TORCH : found];
+    const char *lines = wanted == ARI_WANT_TENSORS ? k->tensors : wanted == ARI_WANT_TOKENS ? k->tokens : NULL;
+    char convert[CONVERT];
+    convert_text(convert, lines, path, path);
+    return ar_error_set(AR_ERR_FORMAT, "%s: is %s, expected %s%s", ARI_SHOW(path), k->what, expected[wanted], convert);
+}
+
+ar_status ari_foreign_refuse_file(int fd, size_t bytes, const char *path, ari_wanted wanted)
+{
+    unsigned char head[ARI_FOREIGN_HEAD];
+    const size_t n = bytes < sizeof head ? bytes : sizeof head;
+    AR_TRY(ari_file_pread(fd, head, n, 0, path));
+    return ari_foreign_refuse(path, head, n, wanted);
+}
+
+ar_status ari_foreign_read_text(unsigned char **gives, size_t *length, const char *path, size_t limit)
+{
+    AR_TRY(ari_file_read(gives, length, path, limit));
+    const ar_status st =
+        ari_foreign_refuse(path, *gives, *length < ARI_FOREIGN_HEAD ? *length : ARI_FOREIGN_HEAD, ARI_WANT_TEXT);
+    if (st != AR_OK) {
+        free(*gives);
+        *gives = NULL;
+    }
+    return st;
+}
+
+/* --- folders, by the names in them -------------------------------------------------------------------------------- */
+
+/* In `lines` @ is the folder and # the file in it. by_content: the name alone says too little, the file must begin as
+ * one of the list. */
+typedef struct named {
+    const char *pattern, *what, *lines;
+    bool by_content;
+} named;
+#define BY_NAME(pattern, ...)       \
+    {                               \
+        pattern, __VA_ARGS__, false \
+    }
+
+#define SAVE_MODEL(more) \
+    "from transformers import AutoModelForCausalLM as M; M.from_pretrained('@'" more ").save_pretrained('OUT')"
+#define ADAPTER                                                                                     \
+    "an adapter without the model that it adapts",                                                  \
+        "from peft import AutoPeftModelForCausalLM as M; M.from_pretrained('@').merge_and_unload()" \
+        ".save_pretrained('OUT')"
+#define DEEPSPEED                                                                                             \
+    "a checkpoint of DeepSpeed",                                                                              \
+        "from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as f; " SAVE_TORCH \
+        "save_file({k: v.clone() for k, v in f('@').items()}, 'model.safetensors')"
+#define MEGATRON "a checkpoint of Megatron", NULL
+#define DCP                                                                                       \
+    "a checkpoint of torch.distributed.checkpoint",                                               \
+        "import torch; from torch.distributed.checkpoint.format_utils import dcp_to_torch_save; " \
+        "dcp_to_torch_save('@', 'model.pt')"
+
+/* The first pattern that fits decides. */
+static const named names[] = {
+    BY_NAME("adapter_model*", ADAPTER),
+    BY_NAME("pytorch_model*.bin*", "weights in PyTorch's format", SAVE_MODEL("")),
+    BY_NAME("*.distcp", DCP),
+    BY_NAME("latest_checkpointed_iteration.txt", MEGATRON),
+    BY_NAME("iter_[0-9]*", MEGATRON),
+    BY_NAME("global_step[0-9]*", DEEPSPEED),
+    BY_NAME("*zero_pp_rank_*", DEEPSPEED),
+    BY_NAME("mp_rank_*_model_states.pt", DEEPSPEED),
+    BY_NAME("mp_rank_[0-9]*", MEGATRON),
+    BY_NAME("*.gguf", "weights in GGUF's format", SAVE_MODEL(", gguf_file='#'")),
+    BY_NAME("tf_model*.h5", "weights of TensorFlow", SAVE_MODEL(", from_tf=True")),
+    BY_NAME("model.ckpt*", "weights of TensorFlow", SAVE_MODEL(", from_tf=True")),
+    BY_NAME("flax_model*.msgpack", "weights of Flax", SAVE_MODEL(", from_flax=True")),
+    BY_NAME("consolidated*", "weights under their authors' names: transformers has a script that converts them", NULL),
+    /* What transformers' Trainer keeps beside the weights is none. */
+    BY_NAME("training_args.bin", NULL, NULL),
+    BY_NAME("optimizer*.pt", NULL, NULL),
+    BY_NAME("optimizer*.bin", NULL, NULL),
+    BY_NAME("scheduler*.pt", NULL, NULL),
+    BY_NAME("scaler*.pt", NULL, NULL),
+    BY_NAME("rng_state*", NULL, NULL),
+    {"*.pt", "a file of torch.save",
+     "import torch; " SAVE_TORCH "save_file({k: v.clone() for k, v in torch.load('@/#', map_location='cpu', "
+     "weights_only=True).items()}, '@/model.safetensors')",
+     true},
+    {"*.pth", "a file of torch.save", NULL, true},
+    {"*.ckpt", "a file of torch.save", NULL, true},
+    {"*.bin", "a file of torch.save", SAVE_MODEL(""), true},
+    {"*.npz", "an archive of NumPy arrays", NULL, true},
+    {"*.h5", "an HDF5 file", NULL, true},
+};
+#define NAMES (sizeof names / sizeof names[0])
+
+static const named shards = {
+    "*.safetensors",
+    "tensors of a model in a file that is not model.safetensors, and in no model.safetensors.index.json",
+    "import glob; from safetensors.torch import load_file, save_file; save_file({k: v for f in "
+    "sorted(glob.glob('@/*.safetensors')) for k, v in load_file(f).items()}, '@/model.safetensors')",
+    false};
+static const named ranks = {"*.safetensors", "a rank's part of a model: anyrank reshard puts the ranks' parts together",
+                            NULL, false};
+
+/* A safetensors file of any name with parameters in it. Gradients have their names too: those that this program writes
+ * are left out, as is what is no safetensors file. */
+static const named *named_safetensors(const char *folder, const char *name)
+{
+    ar_st_file *f = NULL;
+    char *path = NULL;
+    const named *found = NULL;
+    if (strcmp(name, "grads.safetensors") == 0 || strcmp(name, "allowed.safetensors") == 0 ||
+        ari_file_path(&path, folder, name) != AR_OK)
+        return NULL;
+    if (ar_st_open(&f, path) == AR_OK) {
+        for (size_t i = 0; !found && i < ar_st_count(f); i++) {
+            if (ari_ends_in(ar_st_at(f, i)->name, ".weight"))
+                found = ar_st_metadata(f, "ANYRANK_PLACEMENT") ? &ranks : &shards;
+        }
+        ar_st_close(f);
+    } else if (fnmatch("model*", name, 0) == 0) {
+        found = &shards;
+    }
+    free(path);
+    ar_error_clear();
+    return found;
+}
+
+static bool begins_as_listed(const char *folder, const char *name)
+{
+    char *path = NULL;
+    int fd = -1;
+    size_t bytes = 0;
+    ar_status st = ari_file_path(&path, folder, name);
+    if (st == AR_OK)
+        st = ari_file_open(&fd, &bytes, path);
+    if (st == AR_OK) {
+        st = ari_foreign_refuse_file(fd, bytes, path, ARI_WANT_TENSORS);
+        close(fd);
+    }
+    free(path);
+    ar_error_clear();
+    return st == AR_ERR_FORMAT;
+}
+
+static const named *named_of(const char *folder, const char *name)
+{
+    for (size_t i = 0; i < NAMES; i++) {
+        if (fnmatch(names[i].pattern, name, 0) == 0)
+            return names[i].what && (!names[i].by_content || begins_as_listed(folder, name)) ? &names[i] : NULL;
+    }
+    return ari_ends_in(name, ".safetensors") ? named_safetensors(folder, name) : NULL;
+}
+
+static ar_status refuse_named(const char *folder, const char *name, const named *found)
+{
+    char convert[CONVERT];
+    convert_text(convert, found->lines, folder, name);
+    return ar_error_set(AR_ERR_FORMAT,
+                        "%s: holds %s, %s; weights are read from model.safetensors, or from shards with "
+                        "model.safetensors.index.json%s",
+                        ARI_SHOW(folder), ARI_SHOW(name), found->what, convert);
+}
+
+ar_status ari_foreign_refuse_folder(const char *folder)
+{
+    struct dirent **list = NULL;
+    const int n = scandir(folder, &list, NULL, alphasort);
+    ar_status st = n < 0 ? ari_out_fail("list", folder) : AR_OK;
+    for (int i = 0; i < n; i++) {
+        const named *found = st == AR_OK ? named_of(folder, list[i]->d_name) : NULL;
+        if (found)
+            st = refuse_named(folder, list[i]->d_name, found);
+        free(list[i]);
+    }
+    free(list);
+    return st;
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ref/io/file.h"
+#include "ref/io/foreign.h"
+#include "tests/io/st_bytes.h"
+
+TestSuite(foreign, .timeout = 120);
+
+static bool says(const char *word)
+{
+    return strstr(ar_error_message(), word) != NULL;
+}
+
+Test(foreign, each_kind_is_known_by_its_first_bytes)
+{
+    static const struct {
+        const char *path, *what;
+        size_t n;
+        const char *head;
+    } files[] = {{"a.x", "a NumPy array", 12, "\x93NUMPY\1\0v\0{'"},
+                 {"a.npz", "an archive of NumPy arrays", 8, "PK\3\4\0\0\0\0"},
+                 {"a.x", "an archive of NumPy arrays", 20, "PK\3\4\0\0\0\0\0\0w.npy\0\0\0\0"},
+                 {"a.pt", "a file of torch.save", 24, "PK\3\4\0\0\0\0archive/data.pkl"},
+                 {"a.x", "a file of torch.save", 14, "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20j\xa8P\x19"},
+                 {"a.zip", "a zip archive", 12, "PK\3\4\0\0\0\0a.tx"},
+                 {"a.x", "a GGUF file", 8, "GGUF\3\0\0\0"},
+                 {"a.x", "an HDF5 file", 8, "\x89HDF\r\n\x1a\n"},
+                 {"a.x", "an Arrow file", 8, "ARROW1\0\0"},
+                 {"a.x", "compressed by gzip", 4, "\x1f\x8b\x08\0"},
+                 {"a.x", "compressed by zstd", 4, "\x28\xb5\x2f\xfd"}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        cr_expect_eq(ari_foreign_refuse(files[i].path, files[i].head, files[i].n, ARI_WANT_TENSORS), AR_ERR_FORMAT);
+        cr_expect(says(files[i].what) && says("expected a safetensors file"), "%s: %s", files[i].what,
+                  ar_error_message());
+        cr_expect_eq(ari_foreign_refuse(files[i].path, files[i].head, files[i].n - 1, ARI_WANT_TENSORS),
+                     files[i].n > 14 || i == 0 || i == 1 || i == 5 || i == 8 || i == 9 ? AR_ERR_FORMAT : AR_OK,
+                     "%s cut off", files[i].what);
+    }
+}
+
+Test(foreign, what_is_asked_for_is_not_foreign)
+{
+    static const char tensors[] = "\x40\0\0\0\0\0\0\0{\"a\":", words[] = "GGUF and HDF5 are formats";
+    static const char gzip_tokens[] = "\x1f\x8b\x08\0\1\0\2\0";
+    cr_expect_eq(ari_foreign_refuse("a", tensors, 12, ARI_WANT_TENSORS), AR_OK);
+    cr_expect_eq(ari_foreign_refuse("a", tensors, 12, ARI_WANT_TOKENS), AR_ERR_FORMAT);
+    cr_expect_eq(ari_foreign_refuse("a", words, sizeof words, ARI_WANT_TEXT), AR_OK);
+    cr_expect_eq(ari_foreign_refuse("a", gzip_tokens, 8, ARI_WANT_TOKENS), AR_OK, "three bytes are too few to say so");
+    cr_expect_eq(ari_foreign_refuse("a", "", 0, ARI_WANT_TENSORS), AR_OK);
+}
+
+/* A folder with one file of these bytes, or a folder in it. */
+static ar_status ask(const char *name, const void *bytes, size_t n)
+{
+    char folder[] = "/tmp/anyrank-foreign-XXXXXX", path[256];
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (bytes)
+        cr_assert_eq(ari_file_write(path, bytes, n), AR_OK);
+    else
+        cr_assert_eq(mkdir(path, 0777), 0);
+    const ar_status st = ari_foreign_refuse_folder(folder);
+    cr_assert_eq(bytes ? unlink(path) : rmdir(path), 0);
+    rmdir(folder);
+    return st;
+}
+
+Test(foreign, a_folder_with_weights_that_are_not_read_is_refused_with_the_file)
+{
+    static const char *const names[] = {"pytorch_model.bin",
+                                        "pytorch_model-00001-of-00002.bin",
+                                        "pytorch_model.bin.index.json",
+                                        "adapter_model.safetensors",
+                                        "adapter_model.bin",
+                                        "model.gguf",
+                                        "tf_model.h5",
+                                        "flax_model.msgpack",
+                                        "consolidated.00.pth",
+                                        "__0_0.distcp",
+                                        "model-00001-of-00002.safetensors",
+                                        "mp_rank_00_model_states.pt",
+                                        "latest_checkpointed_iteration.txt"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        cr_expect_eq(ask(names[i], "x", 1), AR_ERR_FORMAT, "%s", names[i]);
+        cr_expect(says(names[i]) && says("model.safetensors"), "%s: %s", names[i], ar_error_message());
+    }
+    cr_expect_eq(ask("iter_0000010", NULL, 0), AR_ERR_FORMAT);
+    cr_expect(says("Megatron"), "%s", ar_error_message());
+    cr_expect_eq(ask("global_step10", NULL, 0), AR_ERR_FORMAT);
+    cr_expect(says("DeepSpeed"), "%s", ar_error_message());
+    cr_expect_eq(ask("any.pt", "PK\3\4archive/data.pkl", 20), AR_ERR_FORMAT);
+}
+
+Test(foreign, safetensors_of_any_name_are_weights_by_their_tensors)
+{
+    const float x[] = {1, 2};
+    ar_st_tensor t = {.name = "a.weight", .dtype = AR_F32, .ndim = 1, .shape = {2}, .data = x};
+    const char *const placed[] = {"ANYRANK_PLACEMENT", "{}"};
+    static const struct {
+        const char *file, *tensor;
+        size_t pairs;
+        const char *what; /* NULL: it may lie there */
+    } cases[] = {{"other.safetensors", "a.weight", 0, "model.safetensors.index.json"},
+                 {"rank-0.safetensors", "a.weight", 1, "reshard"},
+                 {"batch.safetensors", "input_ids", 0, NULL},
+                 {"grads.safetensors", "a.weight", 0, NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char folder[] = "/tmp/anyrank-foreign-XXXXXX", path[256];
+        cr_assert_not_null(mkdtemp(folder));
+        snprintf(path, sizeof path, "%s/%s", folder, cases[i].file);
+        t.name = cases[i].tensor;
+        cr_assert_eq(ar_st_write(path, &t, 1, placed, cases[i].pairs), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(ari_foreign_refuse_folder(folder), cases[i].what ? AR_ERR_FORMAT : AR_OK, "%s", cases[i].file);
+        cr_expect(!cases[i].what || says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
+        unlink(path);
+        rmdir(folder);
+    }
+}
+
+Test(foreign, what_is_no_weight_may_lie_in_a_model_s_folder)
+{
+    static const char *const names[] = {"train.bin",      "training_args.bin", "optimizer.pt", "rng_state_0.pth",
+                                        "tokenizer.json", "README.md",         "notes.pt"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        cr_expect_eq(ask(names[i], "\1\0\2\0", 4), AR_OK, "%s: %s", names[i], ar_error_message());
+}
