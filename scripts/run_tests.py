@@ -409,9 +409,10 @@ def source_checks(build, extended):
     for path in sorted(ROOT.glob("tests/*/*_test.py")):
         name = f"{path.parent.name}/{path.stem}"
         checks.append((name, lambda name, path=path: simple_check(name, [python, str(path)])))
-    for path in sorted(ROOT.glob("tests/*/mutate.py")) if extended else []:
+    for path in sorted(ROOT.glob("tests/*/mutants.py")) if extended else []:
         name = f"{path.parent.name}/{path.stem}"
-        checks.append((name, lambda name, path=path: simple_check(name, [python, str(path)], EXTENDED_LIMIT_S)))
+        command = [python, "scripts/mutate.py", "--likely-only", "--table", str(path)]
+        checks.append((name, lambda name, command=command: simple_check(name, command, EXTENDED_LIMIT_S)))
     for path in sorted((ROOT / "scripts").glob("test_*.sh")):
         checks.append((f"scripts/{path.stem}", lambda name, path=path: simple_check(name, ["sh", str(path)])))
     return checks

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes in the GPU's kernels, each of which the conformance suite is to see on the emulated device.
+
+    scripts/mutate.py --table tests/gpu/mutants.py --likely-only
+
+./test --extended does that. What a table is: scripts/mutate.py.
+"""
+
+TESTS = "gpu/conformance_main"
+
+# What is wrong, the file, what stands there, what stands there instead.
+MUTANTS = [
+    ("add: an operand twice", "gpu/elementwise.cu", "ari_add32(a[i], b[i])", "ari_add32(a[i], a[i])"),
+    ("bias_act: the first bias for every column", "gpu/elementwise.cu", "bias[i % cols]", "bias[0 * (i % cols)]"),
+    ("act_backward: the activation in place of its slope", "gpu/elementwise.cu", "ari_dact32(act, x[i])",
+     "ari_act32(act, x[i])"),
+    ("dropout: the wrong lane of Philox", "gpu/elementwise.cu", "bits[lane] >= which.threshold",
+     "bits[lane ^ 1u] >= which.threshold"),
+    ("softmax: the window one key too long", "gpu/attention.cu", "query - window + 1", "query - window"),
+    ("softmax: a causal query does not see itself", "gpu/attention.cu", "(causal ? query + 1 : s)",
+     "(causal && query > 0 ? query : s)"),
+    ("softmax: the mask of another head", "gpu/attention.cu", "head_start + head", "head"),
+    ("softmax: the scale after the mask", "gpu/attention.cu",
+     "m.additive ? ari_add32(scaled, m.additive[key]) : scaled",
+     "m.additive ? ari_mul32(ari_add32(in[key], m.additive[key]), scale) : scaled"),
+    ("softmax_backward: masked places keep their gradient", "gpu/attention.cu",
+     "m.sees(key) ? ari_attention_ds(pr[key], dp[key], dot, scale) : 0.0f",
+     "ari_attention_ds(pr[key], dp[key], dot, scale)"),
+    ("rope: backward turns forward", "gpu/attention.cu", "^ flip);", "^ (0u * flip));"),
+    ("norm_forward: a rounding dropped", "gpu/norm.cu", "static_cast<double>(deviation<centred>(in[j], m));",
+     "static_cast<double>(in[j]) - m;"),
+    ("norm_backward: two means swapped", "gpu/norm.cu", "ari_layernorm_dx(down, mean_g, mean_product, at, r)",
+     "ari_layernorm_dx(down, mean_product, mean_g, at, r)"),
+    ("row sums: one bit less", "gpu/row_sum.h", "ari_rowsum_value(row_integer(b, n, e, p, term), e, p)",
+     "ari_rowsum_value(row_integer(b, n, e, p - 1, term), e, p - 1)"),
+    ("ce_backward: the target's neighbour", "gpu/loss.cu", "static_cast<int64_t>(j) == at,",
+     "static_cast<int64_t>(j) == at + 1,"),
+    ("ce_terms: tokens that do not count, counted", "gpu/loss.cu", "valid[i] ? term : 0.0f", "term"),
+    ("ce_max: each thread keeps a largest value of its own", "gpu/loss.cu",
+     "const int32_t top = b.max(v_local, [&](size_t j) { return ari_key32(x[j]); });",
+     "int32_t top = INT32_MIN;\n        b.each(v_local, [&](size_t j) { top = ari_key32(x[j]) > top ? ari_key32(x[j]) "
+     ": "
+     "top; });"),
+    ("ce_sum: threads part at a value of their own", "gpu/loss.cu", "const int64_t total = row_integer(",
+     "bool mine = false;\n        b.each(1, [&](size_t) { mine = true; });\n        if (mine)\n            "
+     "b.each(1, [&](size_t) { sum[b.index] = 0; });\n        const int64_t total = row_integer("),
+    ("rows_in_range: one row too many", "gpu/embedding.cu", "row < count", "row <= count"),
+    ("combine: the other ranks in reverse", "gpu/combine.cu", "N::combined(op, sum, in[k][i])",
+     "N::combined(op, sum, in[n - k][i])"),
+    ("sum_squares: the upper half twice", "gpu/optimizer.cu", "i == 0 ? high : low", "i == 0 ? high : high + 0 * low"),
+    ("round_bits: a bit less", "gpu/rounding.cu", "ari_f32_to_bits(*x.at(p), bits)",
+     "ari_f32_to_bits(*x.at(p), bits - 1)"),
+    ("narrow_bf16: cut off in place of rounded", "gpu/rounding.cu", "y[i] = ari_bf16_of_f32(x[i]);",
+     "y[i] = static_cast<uint16_t>(ari_bits32(x[i]) >> 16);"),
+    ("take_bf16: the condition the wrong way round", "gpu/rounding.cu", "ari_bits32(rounded) != ",
+     "ari_bits32(rounded) == "),
+    ("copy_strided: a corner of each tile forgotten", "gpu/strided.cu",
+     "const size_t r = i / side, c = i % side;\n            if (",
+     "const size_t r = i / side, c = i % side;\n            if (i + 1 < side * side && "),
+    ("acc_add: a row that is its own is skipped", "gpu/accumulator.cu", "for (size_t w = own / 32; w < words; w++)",
+     "for (size_t w = own / 32 + 1; w < words; w++)"),
+    ("acc_add: the last part is not merged", "gpu/accumulator.cu",
+     "for (size_t k = 0; k < count; k++) {\n            const exact_sums",
+     "for (size_t k = 0; k + 1 < count; k++) {\n            const exact_sums"),
+    ("sum_rows_f32: rows in another order", "gpu/accumulator.cu", "e.add(tile[r * COLUMNS + col]);",
+     "e.add(tile[(count - 1 - r) * COLUMNS + col]);"),
+    ("col_exponents: one of eight runs forgotten", "gpu/exponents.cu", "for (size_t s = 1; s < SPLIT; s++)",
+     "for (size_t s = 1; s + 1 < SPLIT; s++)"),
+    ("row_exponents: the shift with the wrong sign", "gpu/exponents.cu",
+     "ari_contract_shift(c[at * x.shape[3] + k], sign)",
+     "ari_contract_shift(c[at * x.shape[3] + k], -sign)"),
+    ("pack: the top digit cut to four bits", "gpu/pack.cu", "r.d[3] = q;", "r.d[3] = q & 15;"),
+    ("pack: columns of the first matrix for all", "gpu/pack.cu", "c[at * x.shape[3] + k]", "c[k]"),
+    ("imma16: a digit's weight halved", "gpu/sums.h", "p[5] * 128", "p[5] * 64"),
+    ("imma10: a Karatsuba sum without its high part", "gpu/sums.h", "(both - high - low) * 128", "(both - low) * 128"),
+    ("gemm_round: the bias missing", "gpu/gemm_exact.cu", "FINISH && bias ? ari_add32(value, bias[col]) : value",
+     "value"),
+    ("gemm_acc: the last matrix missing", "gpu/gemm_exact.cu", "for (size_t g = 0; g < x.t.matrices; g++) {",
+     "for (size_t g = 0; g + 1 < x.t.matrices; g++) {"),
+    ("round_i64: another row's exponent", "gpu/gemm_exact.cu", "const size_t row = start / n + b.index / chunks",
+     "const size_t row = start / n + 0 * b.index / chunks"),
+    ("gemm_f32: what is added to forgotten", "gpu/gemm_native.cu", "copy_of(d, q, &copied, &of_c, c, add)",
+     "copy_of(d, q, &copied, &of_c, c, false)"),
+    ("gemm_f32: a column's line for a transposed operand", "gpu/gemm_native.cu", "s = {s.n, s.m, s.k, s.batch};",
+     "s = {s.m, s.n, s.k, s.batch};"),
+]
