@@ -764,9 +764,8 @@ class Files(CommandTest):
     def test_weights_that_are_not_read_are_named_by_every_command(self):
         folder = self.config()
         (folder / "pytorch_model.bin").write_bytes(b"PK\3\4archive/data.pkl")
-        batch = GOLDEN / "gpt2-tiny/batch.safetensors"
         for command in (("check", folder, "--tp", "2", *SMALL), ("train", folder, "--steps", "1", "--batch", "2", "--seq", "8"),
-                        ("grads", folder, "--input", batch, "--out", self.folder / "out")):
+                        ("grads", folder, "--input", self.batch(), "--out", self.folder / "out")):
             self.refused(*command, says=["pytorch_model.bin", "from_pretrained("])
 
     def test_fresh_weights_are_said_to_be_fresh(self):
