@@ -109,6 +109,16 @@ static ar_status check_values(const grads_values *v)
     return AR_OK;
 }
 
+static json_t *notes_json(const ar_grads_result *r)
+{
+    json_t *notes = ari_config_notes_json(&r->config);
+    for (size_t i = 0; notes && i < sizeof r->note / sizeof *r->note; i++) {
+        if (r->note[i][0])
+            json_array_append_new(notes, json_string(r->note[i]));
+    }
+    return notes;
+}
+
 static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ari_watch *watch)
 {
     const ar_parallel parallel = ari_layout_parallel(&v->layout);
@@ -133,7 +143,7 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     if (v->model)
         json_object_set_new(o, "weights", json_string(r->fresh ? "fresh" : "folder"));
     if (v->model)
-        json_object_set_new(o, "notes", ari_config_notes_json(&r->config));
+        json_object_set_new(o, "notes", notes_json(r));
     if (v->model)
         json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)r->loss)));
     ari_watch_json(o, watch);
@@ -208,6 +218,10 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
     const ar_status st = ar_grads(&r, &o);
     if (!v->common.quiet)
         ari_config_notes_print(stderr, &r.config);
+    for (size_t i = 0; i < sizeof r.note / sizeof *r.note && !v->common.quiet; i++) {
+        if (r.note[i][0])
+            fprintf(stderr, "note: %s\n", r.note[i]);
+    }
     AR_TRY(st);
     snprintf(title, sizeof title, "%s, %s", v->model ? v->model : v->block,
              ari_layout_text(layout, &parallel, r.batch));

@@ -154,7 +154,7 @@ static ar_status run_step(member *m)
             record_wrong(m);
         return AR_OK;
     }
-    m->diverged = !isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped);
+    m->diverged = (!isfinite(result.loss) && result.targets > 0) || (!isfinite(result.norm) && !result.skipped);
     /* A norm that is not finite is an error of the step, on every rank. */
     if (st != AR_OK && (st != AR_ERR_DATA || !m->diverged))
         return st;

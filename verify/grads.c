@@ -199,6 +199,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     AR_TRY_TO(done, st, ar_config_load(&c, folder));
     result->config = c;
     AR_TRY_TO(done, st, ari_input_batch_load(&input, &c, o->input));
+    memcpy(result->note, input.note, sizeof result->note);
     AR_TRY_TO(done, st, check_case(&c, &input.batch, o, &plan));
     AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
     result->fresh = weights == NULL;

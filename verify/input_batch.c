@@ -2,9 +2,12 @@
 #include "verify/input_batch.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "anyrank/safetensors.h"
+#include "ref/core/out.h"
 #include "ref/core/size.h"
 
 static ar_status expect_shape(const char *path, const ar_st_entry *e, size_t b, size_t s)
@@ -49,6 +52,96 @@ static ar_status load_labels(ari_input_batch *b, const ar_config *c, const ar_st
     }
     b->batch.labels = b->labels;
     return AR_OK;
+}
+
+static bool has_positions(const ar_config *c)
+{
+    return c->arch != AR_ARCH_STACK;
+}
+
+/* One row of positions is that of all samples. */
+static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
+{
+    const ar_st_entry *e = ar_st_find(f, "position_ids");
+    const size_t s = b->batch.seq, n = b->batch.batch * s;
+    if (!e)
+        return AR_OK;
+    if (!has_positions(c))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: holds position_ids, and the model has no positions", path);
+    if (e->ndim != 2 || (e->shape[0] != b->batch.batch && e->shape[0] != 1) || e->shape[1] != s)
+        return ar_error_set(AR_ERR_SHAPE, "%s: position_ids must be [%zu or 1, %zu], as input_ids is", path,
+                            b->batch.batch, s);
+    AR_TRY(ari_alloc((void **)&b->positions, n, sizeof *b->positions, "position_ids"));
+    AR_TRY(ar_st_to_i64(e, b->positions));
+    for (size_t i = e->count; i < n; i++)
+        b->positions[i] = b->positions[i - s];
+    for (size_t i = 0; i < n; i++) {
+        if (b->positions[i] < 0 || (size_t)b->positions[i] >= c->max_positions)
+            return ar_error_set(AR_ERR_DATA, "%s: position_ids[%zu, %zu] is %lld, the model has %zu positions", path,
+                                i / s, i % s, (long long)b->positions[i], c->max_positions);
+    }
+    b->batch.position_ids = b->positions;
+    return AR_OK;
+}
+
+/* What is not understood would go unread, and the gradients be those of another batch. */
+static ar_status refuse_unknown(const ar_st_file *f, const char *path)
+{
+    static const char *const known[] = {"input_ids", "labels", "attention_mask", "position_ids"};
+    for (size_t i = 0; i < ar_st_count(f); i++) {
+        const char *name = ar_st_at(f, i)->name;
+        size_t k = 0;
+        while (k < sizeof known / sizeof *known && strcmp(name, known[k]) != 0)
+            k++;
+        if (k == sizeof known / sizeof *known)
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: holds a tensor '%s', which no model here takes; known are input_ids, labels, "
+                                "attention_mask and position_ids",
+                                ARI_SHOW(path), ARI_SHOW(name));
+    }
+    return AR_OK;
+}
+
+static void note_labels(ari_input_batch *b)
+{
+    const ar_batch *x = &b->batch;
+    size_t targets = 0;
+    for (size_t i = 0; x->labels && i < x->batch * x->seq; i++)
+        targets += i % x->seq > 0 && x->labels[i] != AR_IGNORE_INDEX;
+    if ((x->labels && targets == 0) || x->seq < 2)
+        snprintf(b->note[0], sizeof b->note[0],
+                 "no token has a target: the loss is NaN, the mean of nothing, as in PyTorch; all gradients are zero");
+}
+
+/* Positions go by the column, as in the forward pass of transformers; its generate() counts them from the mask. */
+static void note_left_padding(ari_input_batch *b, const ar_config *c)
+{
+    const ar_batch *x = &b->batch;
+    size_t rows = 0;
+    for (size_t i = 0; x->padding_mask && i < x->batch; i++) {
+        size_t first = 0;
+        while (first < x->seq && !x->padding_mask[i * x->seq + first])
+            first++;
+        rows += first > 0 && first < x->seq;
+    }
+    if (rows > 0 && !x->position_ids && has_positions(c))
+        snprintf(b->note[1], sizeof b->note[1],
+                 "%zu of %zu rows are padded on the left: positions count from the first column, as in a forward pass "
+                 "of transformers without position_ids; give position_ids to count from the first token",
+                 rows, x->batch);
+}
+
+static void note_documents(ari_input_batch *b)
+{
+    const ar_batch *x = &b->batch;
+    size_t restarts = 0;
+    for (size_t i = 0; x->position_ids && i < x->batch * x->seq; i++)
+        restarts += i % x->seq > 0 && x->position_ids[i] < x->position_ids[i - 1];
+    if (restarts > 0 && !x->additive_mask)
+        snprintf(b->note[2], sizeof b->note[2],
+                 "positions restart %zu time%s within a row: attention crosses these documents all the same; an "
+                 "attention_mask [batch, 1, seq, seq] keeps them apart",
+                 restarts, restarts == 1 ? "" : "s");
 }
 
 static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const char *path)
@@ -110,12 +203,17 @@ ar_status ari_input_batch_load(ari_input_batch *b, const ar_config *c, const cha
     AR_TRY(ar_st_open(&f, path));
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, load_ids(b, c, f, path));
+    AR_TRY_TO(done, st, refuse_unknown(f, path));
     AR_TRY_TO(done, st, load_labels(b, c, f, path));
+    AR_TRY_TO(done, st, load_positions(b, c, f, path));
     const ar_st_entry *mask = ar_st_find(f, "attention_mask");
     if (mask && mask->ndim == 4)
         st = load_additive(b, c, mask, path);
     else if (mask)
         st = load_padding(b, mask, path);
+    note_labels(b);
+    note_left_padding(b, c);
+    note_documents(b);
 done:
     ar_st_close(f);
     if (st != AR_OK)
@@ -127,6 +225,7 @@ void ari_input_batch_fini(ari_input_batch *b)
 {
     free(b->ids);
     free(b->labels);
+    free(b->positions);
     free(b->padding);
     free(b->additive);
     *b = (ari_input_batch){0};

@@ -57,7 +57,10 @@ typedef struct ar_baseline_options {
      * those that ar_optimizer_check takes. */
     int steps;
     ar_optimizer_options optimizer;
-    double clip;                              /* largest gradient norm; 0: no clipping */
+    double clip; /* largest gradient norm; 0: no clipping */
+    /* NULL, or whether a parameter is frozen in a step (1, 2, ..; with steps 0: 1): it has no gradient, which the norm
+     * does not count, and neither it nor its moments change. Called with emit_user. */
+    bool (*frozen)(void *user, const char *name, int step);
     void (*begin_step)(void *user, int step); /* NULL, or called with emit_user before each step: 1, 2, .. (with steps
                                                  0: 1), the first time before the initial parameters */
     /* AR_MODE_F64 only: not 0: every rounding that an arithmetic with these unit round-offs would make is made as a
@@ -73,16 +76,15 @@ typedef struct ar_baseline_options {
 } ar_baseline_options;
 
 /** Forward, loss and backward of a whole model on one batch, or that many training steps; a batch is always the global
- *  one. *loss: fp32-valued in exact and fp32 modes; untouched on error. Without a target (T = 0) loss and gradients are
- *  +0. Infinite weights pass, and make what depends on them NaN.
- *  Memory: borrows all arguments until return. Takes 8 bytes a parameter, 8 an activation, and 72 an element of a band
- *  of 256 rows of one gradient. Training takes 8 bytes a parameter more for the gradients, 8 (momentum) or 16 (Adam)
- *  for the moments.
- *  Threads: safe; the run is one thread's, and emit, weights and progress are called on it.
- *  Errors: AR_ERR_ARG (also a sequence longer than max_positions), AR_ERR_DATA (ids out of range, NaN in weights or
- *  mask, a gradient norm to clip that is not finite; names which), AR_ERR_NOT_FOUND (a weight), AR_ERR_UNSUPPORTED (a
- *  config that docs/names.md has no names for), AR_ERR_MEMORY, AR_ERR_OVERFLOW (also elements that dropout cannot
- *  number), AR_ERR_ABORTED (progress returned false), and what emit returned. */
+ *  one. *loss: fp32-valued in exact and fp32 modes; untouched on error. Without a target (T = 0) the loss is NaN and
+ * gradients are +0. Infinite weights pass, and make what depends on them NaN. Memory: borrows all arguments until
+ * return. Takes 8 bytes a parameter, 8 an activation, and 72 an element of a band of 256 rows of one gradient. Training
+ * takes 8 bytes a parameter more for the gradients, 8 (momentum) or 16 (Adam) for the moments. Threads: safe; the run
+ * is one thread's, and emit, weights and progress are called on it. Errors: AR_ERR_ARG (also a sequence longer than
+ * max_positions), AR_ERR_DATA (ids out of range, NaN in weights or mask, a gradient norm to clip that is not finite;
+ * names which), AR_ERR_NOT_FOUND (a weight), AR_ERR_UNSUPPORTED (a config that docs/names.md has no names for),
+ * AR_ERR_MEMORY, AR_ERR_OVERFLOW (also elements that dropout cannot number), AR_ERR_ABORTED (progress returned false),
+ * and what emit returned. */
 AR_NODISCARD ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
                                        double *loss);
 

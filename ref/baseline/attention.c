@@ -102,10 +102,14 @@ static void rope(const ari_bl_run *run, double *x, size_t heads, double directio
     const size_t half = run->c->head_dim / 2;
     for (size_t t = 0; t < run->s; t++)
         for (size_t i = 0; i < half; i++) {
-            double cosine, sine;
-            rope_angle(run, t, i, &cosine, &sine);
-            sine *= direction;
-            for (size_t head = 0; head < run->b * heads; head++) {
+            double cosine = 0.0, sine = 0.0;
+            for (size_t head = 0, last = SIZE_MAX; head < run->b * heads; head++) {
+                const size_t position = ari_bl_position(run->batch, head / heads, t);
+                if (position != last) {
+                    rope_angle(run, position, i, &cosine, &sine);
+                    sine *= direction;
+                    last = position;
+                }
                 double *row = x + (head * run->s + t) * 2 * half;
                 const double x1 = row[i], x2 = row[half + i];
                 row[i] = ari_bl_branch(run, ari_bl_branch(run, x1 * cosine) - ari_bl_branch(run, x2 * sine));

@@ -44,6 +44,10 @@ static ar_status check_masks(const ar_config *c, const ar_batch *batch)
             if (batch->padding_mask[i] > 1)
                 return ar_error_set(AR_ERR_DATA, "baseline: padding_mask[%zu, %zu] is %u, expected 0 or 1", i / s,
                                     i % s, (unsigned)batch->padding_mask[i]);
+    for (size_t i = 0; batch->position_ids != NULL && i < b * s; i++)
+        if (batch->position_ids[i] < 0 || (uint64_t)batch->position_ids[i] >= c->max_positions)
+            return ar_error_set(AR_ERR_DATA, "baseline: position_ids[%zu, %zu] is %lld, expected 0 to %zu", i / s,
+                                i % s, (long long)batch->position_ids[i], c->max_positions - 1);
     if (batch->additive_mask == NULL)
         return AR_OK;
     const size_t n = batch->mask_batch, a = batch->mask_heads;
@@ -112,6 +116,11 @@ ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, c
     if (c->rope && batch->seq >= (size_t)1 << 20) /* the domain of the shared sine and cosine */
         return ar_error_set(AR_ERR_UNSUPPORTED, "baseline: seq %zu with rope, expected below 2^20", batch->seq);
     return check_masks(c, batch);
+}
+
+size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t)
+{
+    return batch->position_ids != NULL ? (size_t)batch->position_ids[sample * batch->seq + t] : t;
 }
 
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position)

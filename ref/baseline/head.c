@@ -14,8 +14,8 @@ ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
     if (m->positions == NULL)
         return AR_OK;
     for (size_t t = 0; t < run->tokens; t++)
-        for (size_t i = 0; i < h; i++)
-            x[t * h + i] = ari_bl_stream(run, x[t * h + i] + m->positions[t % run->s * h + i]);
+        for (size_t i = 0, at = ari_bl_position(run->batch, t / run->s, t % run->s); i < h; i++)
+            x[t * h + i] = ari_bl_stream(run, x[t * h + i] + m->positions[at * h + i]);
     if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
         return ari_bl_dropout(run, run->names->drop_embed, 'f', x, x, 0, h);
     return ari_bl_emit_tokens(run, run->names->embedded, 'f', x, h, 0, h);
@@ -53,7 +53,7 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
     if (position == NULL)
         return run->memory;
     for (size_t t = 0; t < run->tokens; t++)
-        position[t] = t % run->s;
+        position[t] = ari_bl_position(run->batch, t / run->s, t % run->s);
     const ari_bl_terms rows = {.values = m->dx, .row_of = position, .stream = true};
     AR_TRY(table_gradient(run, run->names->positions, run->c->max_positions, &rows));
     ari_bl_release(run, mark);
@@ -92,7 +92,7 @@ static ar_status cross_entropy(ari_bl_run *run, ari_bl_model *m, double *loss)
             for (size_t i = 0; i < v; i++)
                 row[i] = 0.0;
     }
-    *loss = targets == 0 ? 0.0 : ari_bl_fl(run, ari_bl_sums_value(&sums, 0) / (double)targets);
+    *loss = targets == 0 ? (double)ari_nan32() : ari_bl_fl(run, ari_bl_sums_value(&sums, 0) / (double)targets);
     ari_bl_release(run, mark);
     return AR_OK;
 }

@@ -215,6 +215,8 @@ ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *ki
     char part[200];
     const size_t shape[2] = {rows, cols};
     snprintf(part, sizeof part, "%s.%s", name, kind);
+    if (ari_bl_is_frozen(run, part))
+        return ari_bl_training_keep(run, part, NULL);
     AR_TRY(ari_bl_training_keep(run, part, gradient));
     return ari_bl_emit(run, part, 'g', cols > 0 ? 2 : 1, shape, gradient);
 }

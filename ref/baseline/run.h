@@ -210,6 +210,7 @@ typedef struct ari_bl_trained {
     size_t row, col;
     double *gradient, *m, *v; /* row-major in that shape; m and v: NULL where the optimizer keeps none */
     double lr, weight_decay;  /* of this step */
+    bool frozen;              /* in this step */
 } ari_bl_trained;
 struct ari_bl_training {
     ari_bl_trained *of; /* [n], in the order of first use */
@@ -223,7 +224,9 @@ void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t 
                          size_t col);
 /** After the last one: takes the memory of gradients and moments. */
 AR_NODISCARD ar_status ari_bl_training_take(ari_bl_run *run);
-/** Keeps a gradient for the update, where there is a list. */
+/** Whether a parameter of the module that is running is frozen in this step. */
+bool ari_bl_is_frozen(const ari_bl_run *run, const char *part);
+/** Keeps a gradient for the update, where there is a list; NULL: it is frozen. */
 AR_NODISCARD ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *gradient);
 /** Clips (emitting the norm) and updates every parameter; emits the new values. */
 AR_NODISCARD ar_status ari_bl_training_update(ari_bl_run *run);
@@ -286,6 +289,8 @@ AR_NODISCARD ar_status ari_bl_check(const ar_config *c, const ar_baseline_option
 AR_NODISCARD ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
 AR_NODISCARD ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch);
 /** What sample `row` must predict at `position`: a token id, or AR_IGNORE_INDEX. */
+/** The position of token t of a sample: the batch's, or t. */
+size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t);
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position);
 
 #endif

@@ -61,6 +61,14 @@ ar_status ari_bl_training_take(ari_bl_run *run)
     return AR_OK;
 }
 
+/* part: below the module that is running. */
+bool ari_bl_is_frozen(const ari_bl_run *run, const char *part)
+{
+    char name[ARI_BL_NAME_SIZE];
+    ari_bl_name(run, name, part);
+    return run->o->frozen != NULL && run->o->frozen(run->o->emit_user, name, (int)run->step);
+}
+
 ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *gradient)
 {
     char name[ARI_BL_NAME_SIZE];
@@ -70,7 +78,11 @@ ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *
     for (size_t i = 0; i < run->training->n; i++) {
         ari_bl_trained *p = &run->training->of[i];
         if (strcmp(p->name, name) == 0) {
-            memcpy(p->gradient, gradient, p->rows * width_of(p) * sizeof *gradient);
+            p->frozen = gradient == NULL;
+            if (p->frozen) /* zeros add nothing to the norm */
+                memset(p->gradient, 0, p->rows * width_of(p) * sizeof *p->gradient);
+            else
+                memcpy(p->gradient, gradient, p->rows * width_of(p) * sizeof *gradient);
             return AR_OK;
         }
     }
@@ -239,8 +251,10 @@ ar_status ari_bl_training_update(ari_bl_run *run)
     t->beta1_t = run->step == 1 ? run->o->optimizer.beta1 : t->beta1_t * run->o->optimizer.beta1;
     t->beta2_t = run->step == 1 ? run->o->optimizer.beta2 : t->beta2_t * run->o->optimizer.beta2;
     for (size_t i = 0; i < t->n; i++) {
-        update(run, &t->of[i]);
-        disturb(run, &t->of[i]);
+        if (!t->of[i].frozen) {
+            update(run, &t->of[i]);
+            disturb(run, &t->of[i]);
+        }
         AR_TRY(emit_new(run, &t->of[i]));
     }
     return AR_OK;

@@ -19,10 +19,18 @@ static void free_tables(ari_attention *m)
     m->positions = 0;
 }
 
-/* Tables for as many positions as a sequence has: a config may allow a hundred thousand. */
-static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, size_t positions)
+/* Tables for as many positions as the batch has: a config may allow a hundred thousand. */
+static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *batch)
 {
-    if (!m->o.rope || positions <= m->positions)
+    size_t positions = batch->seq;
+    if (!m->o.rope)
+        return AR_OK;
+    AR_TRY(ari_check_positions(batch, m->o.max_positions));
+    for (size_t i = 0; batch->position_ids && i < batch->batch * batch->seq; i++) {
+        if ((size_t)batch->position_ids[i] >= positions)
+            positions = (size_t)batch->position_ids[i] + 1;
+    }
+    if (positions <= m->positions)
         return AR_OK;
     const size_t bytes = (positions * (m->o.head_dim / 2) + 1) * sizeof(float);
     free_tables(m);
@@ -63,7 +71,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu is longer than the %zu positions of the model",
                             base->name, batch->seq, m->o.max_positions);
     ar_tensor qkv, context;
-    AR_TRY(ensure_tables(m, ctx, batch->seq));
+    AR_TRY(ensure_tables(m, ctx, batch));
     AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, x, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
     AR_TRY(ari_attend(m, ctx, saved, &context, &qkv, batch));

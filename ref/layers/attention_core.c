@@ -7,7 +7,7 @@
 #include "ref/layers/parts.h"
 #include "ref/numerics/scalar.h"
 
-enum { SAVED_QKV, SAVED_Q, SAVED_K, SAVED_PROBS, SAVED_PADDING, SAVED_ADDITIVE };
+enum { SAVED_QKV, SAVED_Q, SAVED_K, SAVED_PROBS, SAVED_PADDING, SAVED_ADDITIVE, SAVED_COS, SAVED_SIN };
 
 /* --- views -------------------------------------------------------------------------------------------------------- */
 
@@ -106,13 +106,55 @@ static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
+/* The rows of the tables at a batch's positions, [b * s, d/2]; empty where all rows have 0 .. s-1. */
+typedef struct rotation {
+    ar_tensor cos, sin;
+} rotation;
+
+static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rotation *r, const ar_batch *batch)
+{
+    const size_t n = batch->batch * batch->seq, half = m->o.head_dim / 2;
+    *r = (rotation){.cos = {0}};
+    if (m->o.rope && batch->position_ids) {
+        const size_t whole[2] = {m->positions, half}, rows[2] = {n, half};
+        ar_tensor at, cos, sin;
+        AR_TRY(ar_ctx_tensor(ctx, &at, AR_I64, 1, &n));
+        AR_TRY(ar_ctx_upload(ctx, &at, batch->position_ids));
+        AR_TRY(ar_tensor_view(&cos, AR_F32, 2, whole, m->cos));
+        AR_TRY(ar_tensor_view(&sin, AR_F32, 2, whole, m->sin));
+        AR_TRY(ar_ctx_tensor(ctx, &r->cos, AR_F32, 2, rows));
+        AR_TRY(ar_ctx_tensor(ctx, &r->sin, AR_F32, 2, rows));
+        AR_TRY(ctx->device->ops->gather_rows(ctx->device, ctx->queue, r->cos.data, &cos, ar_const(at.data), n));
+        AR_TRY(ctx->device->ops->gather_rows(ctx->device, ctx->queue, r->sin.data, &sin, ar_const(at.data), n));
+        ar_ctx_release(ctx, &at);
+    }
+    AR_TRY(ar_saved_push(saved, m, SAVED_COS, &r->cos));
+    return ar_saved_push(saved, m, SAVED_SIN, &r->sin);
+}
+
+/* [b, s, heads, d], each sample by its own positions where the batch has some. */
+static ar_status rotate(ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, const rotation *r,
+                        int direction)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    if (!r->cos.ndim)
+        return dev->rope(ctx->device, ctx->queue, to, from, ar_const(m->cos), ar_const(m->sin), direction);
+    for (size_t i = 0; i < from->shape[0]; i++) {
+        const size_t at = i * from->shape[1] * (m->o.head_dim / 2) * sizeof(float);
+        const ar_tensor y = ar_tensor_slice(to, 0, i, 1), x = ar_tensor_slice(from, 0, i, 1);
+        AR_TRY(dev->rope(ctx->device, ctx->queue, &y, &x, ar_cbuf_at(ar_const(r->cos.data), at),
+                         ar_cbuf_at(ar_const(r->sin.data), at), direction));
+    }
+    return AR_OK;
+}
+
 /* Queries or keys head by head, rotated. */
-static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_tensor *from)
+static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_tensor *from, const rotation *r)
 {
     AR_TRY(new_heads(ctx, to, from->shape[0], from->shape[2], from->shape[1], from->shape[3]));
     const ar_tensor view = swapped(to);
     if (m->o.rope)
-        return ctx->device->ops->rope(ctx->device, ctx->queue, &view, from, ar_const(m->cos), ar_const(m->sin), +1);
+        return rotate(m, ctx, &view, from, r, +1);
     return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &view, from);
 }
 
@@ -186,8 +228,10 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     const ar_tensor v = projected(qkv, m->heads + m->kv_heads, m->kv_heads, d);
     ar_tensor qh, kh, probs, weights, o;
     ar_mask mask;
-    AR_TRY(lay_out(m, ctx, &qh, &q));
-    AR_TRY(lay_out(m, ctx, &kh, &k));
+    rotation r;
+    AR_TRY(rotation_of(m, ctx, saved, &r, batch));
+    AR_TRY(lay_out(m, ctx, &qh, &q, &r));
+    AR_TRY(lay_out(m, ctx, &kh, &k, &r));
     if (m->o.rope) {
         const ar_tensor tq = swapped(&qh), tk = swapped(&kh);
         AR_TRY(tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, 1));
@@ -227,6 +271,7 @@ typedef struct gradients {
 typedef struct kept {
     ar_tensor qkv, qh, kh, probs;
     ar_mask mask;
+    rotation r;
 } kept;
 
 static ar_status take_back(ari_attention *m, ar_ctx *ctx, ar_saved *saved, kept *f)
@@ -238,6 +283,8 @@ static ar_status take_back(ari_attention *m, ar_ctx *ctx, ar_saved *saved, kept 
     AR_TRY(ar_saved_pop(saved, m, SAVED_QKV, &f->qkv));
     AR_TRY(ar_saved_pop(saved, m, SAVED_ADDITIVE, &additive));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PADDING, &padding));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_SIN, &f->r.sin));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_COS, &f->r.cos));
     f->mask = (ar_mask){.causal = m->o.causal,
                         .window = m->o.window,
                         .padding = ar_const(padding.data),
@@ -294,7 +341,7 @@ static ar_status head_gradients(ari_attention *m, ar_ctx *ctx, gradients *g, con
 }
 
 /* The heads' gradients back into [b, s, q | k | v], unrotated. */
-static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const gradients *g)
+static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const gradients *g, const rotation *r)
 {
     const ar_device_ops *dev = ctx->device->ops;
     const size_t d = m->o.head_dim;
@@ -304,8 +351,8 @@ static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const g
     if (m->o.rope) {
         AR_TRY(tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, 1));
         AR_TRY(tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->copies));
-        AR_TRY(dev->rope(ctx->device, ctx->queue, &to_q, &q, ar_const(m->cos), ar_const(m->sin), -1));
-        AR_TRY(dev->rope(ctx->device, ctx->queue, &to_k, &k, ar_const(m->cos), ar_const(m->sin), -1));
+        AR_TRY(rotate(m, ctx, &to_q, &q, r, -1));
+        AR_TRY(rotate(m, ctx, &to_k, &k, r, -1));
     } else {
         AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &to_q, &q));
         AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &to_k, &k));
@@ -332,7 +379,7 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         ar_ctx_release(ctx, used[i]);
     AR_TRY(ari_like(ctx, dqkv, &f.qkv, f.qkv.shape[2]));
-    AR_TRY(collect(m, ctx, dqkv, &g));
+    AR_TRY(collect(m, ctx, dqkv, &g, &f.r));
     ar_tensor *const ended[] = {&g.q, &g.k, &g.v, &f.qkv};
     for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
         ar_ctx_release(ctx, ended[i]);

@@ -111,6 +111,8 @@ static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_
     if (e->learned && batch->seq > e->positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of the model", batch->seq,
                             e->positions);
+    if (e->learned)
+        AR_TRY(ari_check_positions(batch, e->positions));
     if (batch->seq % ranks_of(ctx) != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE, "a sequence of %zu cannot be split over tp=%zu; use a multiple of %zu",
                             batch->seq, ranks_of(ctx), ranks_of(ctx));
@@ -160,8 +162,10 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
         first = 0;
     int64_t *host = NULL;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
-    for (size_t i = 0; i < n; i++)
-        host[i] = (int64_t)(first + i % own);
+    for (size_t i = 0; i < n; i++) {
+        const size_t place = first + i % own;
+        host[i] = batch->position_ids ? batch->position_ids[i / own * batch->seq + place] : (int64_t)place;
+    }
     ar_status st = ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n);
     if (st == AR_OK)
         st = ar_ctx_upload(ctx, row_of, host);

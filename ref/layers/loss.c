@@ -2,6 +2,7 @@
 #include "ref/layers/loss.h"
 
 #include "ref/layers/parts.h"
+#include "ref/numerics/bits.h"
 
 static const size_t one = 1;
 
@@ -44,7 +45,7 @@ ar_status ari_loss_value(ari_loss *l, ar_ctx *ctx, float *loss, double divisor)
     AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, &one));
     AR_TRY(ctx->arith->grad_value(ctx, &value, sum));
     AR_TRY(ar_ctx_download(ctx, &total, &value));
-    *loss = divisor > 0.0 ? (float)((double)total / divisor) : 0.0f;
+    *loss = divisor > 0.0 ? (float)((double)total / divisor) : ari_nan32();
     AR_TRY(ar_ctx_upload(ctx, &value, loss));
     value.ndim = 0;
     AR_TRY(ari_tap_world(ctx, "loss", 'f', &value));

@@ -148,3 +148,13 @@ ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
     ar_ctx_release(ctx, &all);
     return AR_OK;
 }
+
+ar_status ari_check_positions(const ar_batch *batch, size_t positions)
+{
+    for (size_t i = 0; batch->position_ids && i < batch->batch * batch->seq; i++) {
+        if (batch->position_ids[i] < 0 || (size_t)batch->position_ids[i] >= positions)
+            return ar_error_set(AR_ERR_DATA, "position_ids[%zu, %zu] is %lld, the model has %zu positions",
+                                i / batch->seq, i % batch->seq, (long long)batch->position_ids[i], positions);
+    }
+    return AR_OK;
+}

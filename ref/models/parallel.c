@@ -93,6 +93,7 @@ void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *glob
     out->batch = count;
     out->input_ids = global->input_ids ? global->input_ids + tokens : NULL;
     out->labels = global->labels ? global->labels + tokens : NULL;
+    out->position_ids = global->position_ids ? global->position_ids + tokens : NULL;
     out->padding_mask = global->padding_mask ? global->padding_mask + tokens : NULL;
     if (global->additive_mask && global->mask_batch > 1) {
         out->additive_mask = global->additive_mask + start * global->mask_heads * global->seq * global->seq;

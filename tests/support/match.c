@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/match.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -242,7 +243,7 @@ static ar_status judge(const listener *l, const ari_reference *r, int tp, const 
                                 (double)t->values[v.first], v.different, t->count);
     }
     for (int k = 0; loss && k < tp; k++) {
-        if ((double)loss[k] != r->loss)
+        if ((double)loss[k] != r->loss && !(isnan(loss[k]) && isnan(r->loss)))
             return ar_error_set(AR_ERR_DATA, "tp=%d rank %d: the loss is %a, expected %a", tp, k, (double)loss[k],
                                 r->loss);
     }

@@ -133,6 +133,30 @@ static const ar_parallel layouts[] = {
 };
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
+static bool is_frozen(void *user, const char *name, int step)
+{
+    const job *j = user;
+    return (j->all_along && strstr(name, j->all_along)) || (j->in_step[step - 1] && strstr(name, j->in_step[step - 1]));
+}
+
+/* What is frozen before anything is made is nothing that an optimizer knows. */
+static bool is_no_optimizers(void *user, const char *name, char pass)
+{
+    const job *j = user;
+    return pass == 'n' && j->all_along && strstr(name, j->all_along);
+}
+
+/* The independent program, with the same parameters frozen in the same steps. */
+static void expect_the_baseline(const recorded *whole, job *j)
+{
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids}, batches[STEPS] = {batch, batch, batch};
+    ari_cluster_options o = {.config = &j->config, .batch = batches, .steps = STEPS, .seed = 5, .clip = j->clip};
+    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.optimizer.lr = 0.05;
+    expect_the_baselines_bits(&(baseline_run){.r = whole, .frozen = is_frozen, .unlisted = is_no_optimizers, .user = j},
+                              &o);
+}
+
 /* Gives the one rank's run; recorded_free. */
 static recorded *expect_the_same(job *j)
 {
@@ -145,6 +169,7 @@ static recorded *expect_the_same(job *j)
     j->parallel = (ar_parallel){.tp = 1};
     recorded *whole = record(&o);
     cr_expect_eq(j->status[0], AR_OK, "%s", j->text[0]);
+    expect_the_baseline(whole, j);
     for (size_t i = 0; i < LAYOUTS; i++) {
         j->parallel = layouts[i];
         j->ddp = buckets[i % 3];

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/baseline.h"
 #include "run/cluster_run.h"
 
 enum { RECORDED_MOST = 4000, RECORDED_RANKS = 12, RECORDED_STEPS = 4 };
@@ -151,7 +152,84 @@ static inline ar_status watched_run(const ari_cluster_options *base, const ar_pa
     return st;
 }
 
-/* The run on one rank. Gives; recorded_free. */
+/* What the independent baseline does in the same steps, tensor by tensor against a record. */
+typedef struct baseline_run {
+    const recorded *r;
+    uint32_t step;
+    size_t found, different, missing;
+    char first[200];                                           /* the first that differs or is missing */
+    bool (*frozen)(void *user, const char *name, int step);    /* NULL: none */
+    bool (*unlisted)(void *user, const char *name, char pass); /* that the record may lack; NULL: none */
+    void *user;
+} baseline_run;
+
+static inline void baseline_begin(void *user, int step)
+{
+    ((baseline_run *)user)->step = (uint32_t)step;
+}
+
+static inline bool baseline_frozen(void *user, const char *name, int step)
+{
+    const baseline_run *b = user;
+    return b->frozen && b->frozen(b->user, name, step);
+}
+
+static inline ar_status baseline_tensor(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                                        const double *values)
+{
+    baseline_run *b = user;
+    const recorded_tensor *t = recorded_find(b->r, name, pass, b->step);
+    size_t count = 1, wrong = 0;
+    for (int d = 0; d < ndim; d++)
+        count *= shape[d];
+    if (!t && b->unlisted && b->unlisted(b->user, name, pass))
+        return AR_OK;
+    for (size_t i = 0; t && t->count == count && i < count; i++) {
+        const float v = (float)values[i];
+        wrong += memcmp(&v, &t->values[i], sizeof v) != 0;
+    }
+    b->found += t != NULL;
+    b->missing += !t;
+    b->different += t && (t->count != count || wrong > 0);
+    if (!b->first[0] && (!t || t->count != count || wrong > 0))
+        snprintf(b->first, sizeof b->first, "%s:%c of step %u%s", name, pass, (unsigned)b->step,
+                 t ? "" : " is missing");
+    return AR_OK;
+}
+
+/* The record has all of the baseline's tensors with its bits, and no others. */
+static inline void expect_the_baselines_bits(baseline_run *b, const ari_cluster_options *o)
+{
+    double loss[RECORDED_STEPS];
+    const ar_baseline_options options = {.mode = AR_MODE_EXACT,
+                                         .seed = o->seed,
+                                         .weights = o->weights,
+                                         .weights_user = o->weights_user,
+                                         .emit = baseline_tensor,
+                                         .emit_user = b,
+                                         .frozen = baseline_frozen,
+                                         .begin_step = baseline_begin,
+                                         .dropout = o->dropout,
+                                         .steps = o->steps,
+                                         .optimizer = o->optimizer,
+                                         .clip = o->clip};
+    cr_assert_eq(ar_baseline_run(o->config, &options, o->batch, loss), AR_OK, "%s", ar_error_message());
+    cr_expect(b->different == 0 && b->missing == 0, "not the baseline's bits: %zu differ, %zu missing, first %s",
+              b->different, b->missing, b->first);
+    size_t frozen = 0; /* of which the ranks report a gradient of zeros */
+    for (size_t i = 0; b->frozen && i < b->r->n; i++) {
+        const recorded_tensor *t = &b->r->at[i];
+        if (t->pass != 'g' || !b->frozen(b->user, t->name, (int)t->step))
+            continue;
+        for (size_t k = 0; k < t->count; k++)
+            cr_expect(t->values[k] == 0.0f, "%s is frozen and has a gradient", t->name);
+        frozen++;
+    }
+    cr_expect_eq(b->found + frozen, b->r->n, "the baseline has %zu of %zu tensors", b->found, b->r->n);
+}
+
+/* The run on one rank. Gives; recorded_free. In the exact numerics a model's own step is held to the baseline: what N
+ * ranks are compared with is not their own code alone. */
 static inline recorded *record(const ari_cluster_options *o)
 {
     const ar_parallel one = {.tp = 1};
@@ -159,6 +237,8 @@ static inline recorded *record(const ari_cluster_options *o)
     cr_assert_not_null(r);
     watcher w = {.write = r};
     cr_assert_eq(watched_run(o, &one, &w, r->loss), AR_OK, "%s", ar_error_message());
+    if (!o->body && o->numerics == AR_NUMERICS_EXACT && o->fault == AR_FAULT_NONE && !o->forward_only)
+        expect_the_baselines_bits(&(baseline_run){.r = r}, o);
     return r;
 }
 

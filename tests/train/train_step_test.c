@@ -207,7 +207,7 @@ Test(train_step, clipping_scales_the_gradients_to_the_norm_asked_for)
     recorded_free(r);
 }
 
-Test(train_step, a_batch_without_targets_has_loss_0_and_gradients_of_plus_0)
+Test(train_step, a_batch_without_targets_has_loss_nan_and_gradients_of_plus_0)
 {
     const ar_config c = config_of(AR_ARCH_LLAMA);
     data d;
@@ -218,7 +218,7 @@ Test(train_step, a_batch_without_targets_has_loss_0_and_gradients_of_plus_0)
     o.clip = 1.0;
     recorded *r = record(&o);
     static const float zeros[1000];
-    cr_expect(r->loss[0] == 0.0f && !signbit(r->loss[0]));
+    cr_expect(isnan(r->loss[0]));
     for (size_t i = 0; i < r->n; i++) {
         const recorded_tensor *t = &r->at[i];
         if (t->pass != 'g' && t->pass != 'c')

@@ -120,6 +120,22 @@ Test(uneven, samples_of_every_length_go_with_their_masks)
     expect_all(&c, &d);
 }
 
+/* Documents one after the other, and rows that begin late. */
+Test(uneven, positions_are_each_rows_own)
+{
+    static const int64_t positions[STEPS][B * S] = {{0, 1, 2, 3, /**/ 0, 1, 0, 1, /**/ 0, 0, 0, 1},
+                                                    {8, 7, 6, 5, /**/ 0, 0, 1, 2, /**/ 3, 4, 5, 6}};
+    static const ar_arch archs[] = {AR_ARCH_LLAMA, AR_ARCH_GPT2};
+    static data d;
+    fill(&d);
+    for (size_t step = 0; step < STEPS; step++)
+        d.batch[step].position_ids = positions[step];
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+        const ar_config c = match_config(archs[i], 1);
+        expect_all(&c, &d);
+    }
+}
+
 /* 3, 3, 3 and 1 rows of the vocabulary, of as many elements as three vectors and one: ranks that sorted their own
  * gradients would reduce others than their peers. */
 Test(uneven, parts_of_the_vocabulary_do_not_change_the_order_of_buckets)
