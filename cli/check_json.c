@@ -13,7 +13,7 @@
 #include "ref/io/json_text.h"
 #include "run/cluster_run.h"
 
-static const char *const result_names[] = {"same", "different", "error"};
+static const char *const result_names[] = {"same", "vacuous", "different", "error"};
 
 static json_t *json_index(int ndim, const size_t *index)
 {
@@ -140,6 +140,18 @@ static json_t *json_optimizer(const ari_checked *c)
     return c->report->steps == 0 ? json_null() : ari_optimizer_json(&c->optimizer);
 }
 
+static json_t *json_vacuous(const ar_check_vacuous *v)
+{
+    if (!v->tensor[0])
+        return json_null();
+    json_t *index = json_array();
+    for (int d = 0; d < v->ndim; d++)
+        json_array_append_new(index, json_integer((json_int_t)v->index[d]));
+    return json_pack("{s:s, s:s, s:i, s:o, s:o, s:I, s:I, s:I}", "tensor", v->tensor, "pass", v->pass, "step", v->step,
+                     "index", index, "value", ari_json_number((double)v->value), "elements", (json_int_t)v->elements,
+                     "elements_empty", (json_int_t)v->elements_empty, "tensors", (json_int_t)v->tensors);
+}
+
 static json_t *json_model(const ari_checked *c)
 {
     const ar_check_report *r = c->report;
@@ -156,13 +168,13 @@ static json_t *json_model(const ari_checked *c)
     json_t *ddp = json_pack("{s:I, s:s}", "bucket_bytes", (json_int_t)c->ddp.bucket_bytes, "mode",
                             ari_bucket_mode_names[c->ddp.mode]);
     json_t *dump = r->dump[0] ? ari_json_text(r->dump) : json_null();
-    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
+    return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
                      ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
                      r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "steps",
                      r->steps, "optimizer", json_optimizer(c), "clip", c->clip, "dropout", c->dropout, "ddp", ddp,
-                     "first_nan", r->nan_tensor[0] ? json_string(r->nan_tensor) : json_null(), "baseline", baseline,
-                     "gradcheck", json_gradcheck(r), "notes", ari_config_notes_json(&r->config), "dump", dump, "runs",
-                     runs);
+                     "first_nan", r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(), "vacuous",
+                     json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
+                     ari_config_notes_json(&r->config), "dump", dump, "runs", runs);
 }
 
 json_t *ari_check_json(const ari_checked *checked, size_t n)
@@ -174,7 +186,7 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
         worst = r->result > worst ? r->result : worst;
         json_array_append_new(models, json_model(&checked[i]));
     }
-    if (worst == AR_CHECK_SAME && !ari_check_same(checked, n)) /* a gradcheck */
+    if (worst < AR_CHECK_DIFFERENT && ari_check_failed_gradcheck(checked, n))
         worst = AR_CHECK_DIFFERENT;
     const bool native = n > 0 && checked[0].report->numerics == AR_NUMERICS_NATIVE;
     json_t *o = ari_json_begin("check");

@@ -11,14 +11,23 @@
 #include "cli/table.h"
 #include "cli/transport.h"
 
+bool ari_check_failed_gradcheck(const ari_checked *checked, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (checked[i].report->has_gradcheck && !checked[i].report->gradcheck.ok)
+            return true;
+    }
+    return false;
+}
+
 bool ari_check_same(const ari_checked *checked, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         const ar_check_report *r = checked[i].report;
-        if (r->result != AR_CHECK_SAME || (r->has_gradcheck && !r->gradcheck.ok))
+        if (r->result != AR_CHECK_SAME)
             return false;
     }
-    return true;
+    return !ari_check_failed_gradcheck(checked, n);
 }
 
 #define LAYOUT_OF(u, r) ari_layout_text((char[ARI_LAYOUT_TEXT]){0}, &(u)->parallel, (r)->batch)
@@ -61,8 +70,6 @@ static void print_notes(FILE *to, const ari_checked *c)
                 r->config.config_dropout, r->config.config_dropout);
     if (r->config.vocab < 256)
         fprintf(to, "note: bytes of the text are taken modulo the vocabulary of %zu\n", r->config.vocab);
-    if (r->nan_tensor[0])
-        fprintf(to, "note: the first tensor that holds a NaN is %s\n", r->nan_tensor);
 }
 
 static void print_head(FILE *to, const ari_checked *c)
@@ -117,6 +124,8 @@ static const char *result_text(const ar_check_report *r, const ar_check_run *u)
         return "ERROR";
     if (u->result == AR_CHECK_DIFFERENT)
         return "DIFFERENT";
+    if (u->result == AR_CHECK_VACUOUS)
+        return "VACUOUS";
     return r->numerics == AR_NUMERICS_NATIVE ? "within" : "same bits";
 }
 
@@ -220,7 +229,7 @@ static void print_schedules(FILE *to, const ar_check_report *r)
     for (size_t i = 0; i < r->runs && r->run[0].schedules > 0; i++) {
         const ar_check_run *u = &r->run[i];
         const unsigned long long last = u->schedule_seed, first = last - (u->schedules - 1);
-        if (u->result != AR_CHECK_SAME)
+        if (u->result >= AR_CHECK_DIFFERENT)
             fprintf(to, "  %s: not the same under schedule %llu; --schedule %llu replays it\n", LAYOUT_OF(u, r), last,
                     last);
         else
@@ -283,6 +292,24 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
         fprintf(to, "    hint      %s\n", f->hint);
 }
 
+static void print_vacuous(FILE *to, const ar_check_vacuous *v)
+{
+    if (!v->tensor[0])
+        return;
+    fprintf(to, "\n  on one rank already: the first tensor that holds a NaN or an infinity is %s\n", v->tensor);
+    fprintf(to, "    where     step %d, %s; ", v->step, pass_text(v->pass));
+    if (v->ndim > 0) {
+        fprintf(to, "element ");
+        print_index(to, v->ndim, v->index);
+    }
+    fprintf(to, "%sis %g\n    how many  %s of %s elements; %zu tensor%s in all\n", v->ndim > 0 ? " " : "it ",
+            (double)v->value, ARI_COUNT(v->elements_empty), ARI_COUNT(v->elements), v->tensors,
+            v->tensors == 1 ? "" : "s");
+    fprintf(to, "    hint      what is computed from it is NaN whoever computes it: equal bits say nothing from there "
+                "on. Look at the weights and the\n              config (an epsilon of 0, weights that overflow, a "
+                "learning rate that diverges, a batch without targets)\n");
+}
+
 static void print_dump(FILE *to, const ar_check_report *r)
 {
     if (!r->dump[0])
@@ -308,6 +335,7 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
     if (c->watch->timed)
         AR_TRY(print_predicted(to, c));
     print_dump(to, r);
+    print_vacuous(to, &r->vacuous);
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
         if (u->error)
@@ -328,10 +356,10 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
 
 /* All runs of all models. */
 typedef struct totals {
-    size_t runs, different, errors;
+    size_t runs, vacuous, different, errors;
     double max_ratio;
-    const char *nan_tensor, *ratio_tensor; /* NULL: none */
-    const ar_gradcheck *failed;            /* NULL: none */
+    const char *vacuous_from, *ratio_tensor; /* NULL: none */
+    const ar_gradcheck *failed;              /* NULL: none */
 } totals;
 
 static totals count(const ari_checked *checked, size_t n)
@@ -339,13 +367,14 @@ static totals count(const ari_checked *checked, size_t n)
     totals t = {.ratio_tensor = ""};
     for (size_t i = 0; i < n; i++) {
         const ar_check_report *r = checked[i].report;
-        if (r->nan_tensor[0])
-            t.nan_tensor = r->nan_tensor;
+        if (r->vacuous.tensor[0])
+            t.vacuous_from = r->vacuous.tensor;
         if (r->has_gradcheck && !r->gradcheck.ok)
             t.failed = &r->gradcheck;
         for (size_t k = 0; k < r->runs; k++) {
             const ar_check_run *u = &r->run[k];
             t.runs++;
+            t.vacuous += u->result == AR_CHECK_VACUOUS;
             t.different += u->result == AR_CHECK_DIFFERENT;
             t.errors += u->result == AR_CHECK_ERROR;
             if (u->max_ratio > t.max_ratio) {
@@ -373,8 +402,6 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
         ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
         fprintf(to, "transport: %s%s\n", what, t.different + t.errors ? "" : "; it changed nothing here");
     }
-    if (t.nan_tensor)
-        fprintf(to, "NaN on one rank already, first in %s: what is computed from it says nothing\n", t.nan_tensor);
     if (t.failed)
         fprintf(to, "gradcheck: FAILED, relative error %.1e in %s at the best step size\n",
                 t.failed->max_relative_error, t.failed->worst_tensor);
@@ -383,6 +410,9 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
                 t.different);
     else if (t.different)
         fprintf(to, "check: DIFFERENT in %zu of %zu run%s\n", t.different, t.runs, plural);
+    else if (t.vacuous)
+        fprintf(to, "check: VACUOUS in %zu of %zu run%s: the same bits, but not numbers from %s on\n", t.vacuous,
+                t.runs, plural, t.vacuous_from);
     else if (native)
         fprintf(to,
                 "check: within the allowance in %zu run%s: the worst difference is %.3g of what is allowed, in %s\n",

@@ -24,6 +24,8 @@ typedef struct ari_checked {
 
 /** Whether every run is the same and every gradcheck passed. */
 bool ari_check_same(const ari_checked *checked, size_t n);
+/** Whether a check against central differences failed. */
+bool ari_check_failed_gradcheck(const ari_checked *checked, size_t n);
 /** The table of one model, and what its runs differ in; `memory`: a table of what a rank holds too. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory);

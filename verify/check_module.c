@@ -125,7 +125,7 @@ static ar_status describe(ar_check_module_report *r, const ari_reference *ref, c
     r->parameter_tensors = one->parameter_tensors;
     r->tensors = ref->count;
     r->elements = ari_reference_elements(ref);
-    ari_reference_nan_tensor(r->nan_tensor, sizeof r->nan_tensor, ref);
+    r->vacuous = ref->vacuous;
     return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
 }
 

@@ -53,6 +53,8 @@ static void say_run(words *w, const ar_check_run *run)
     ar_parallel_text(layout, sizeof layout, &run->parallel);
     if (run->result == AR_CHECK_SAME)
         say(w, "  %-28s the same bits in all %zu tensors\n", layout, run->tensors);
+    else if (run->result == AR_CHECK_VACUOUS)
+        say(w, "  %-28s VACUOUS: the same bits, and they say nothing\n", layout);
     else if (run->result == AR_CHECK_DIFFERENT)
         say(w, "  %-28s DIFFERENT: %zu of %zu tensors\n", layout, run->tensors_different, run->tensors);
     else
@@ -74,8 +76,10 @@ void ar_check_module_text(const ar_check_module_report *r, char *text, size_t ca
     say(&w, "; compared bit for bit with one rank:\n");
     for (size_t i = 0; i < r->runs; i++)
         say_run(&w, &r->run[i]);
-    if (r->nan_tensor[0])
-        say(&w, "  note: %s has a NaN on one rank\n", r->nan_tensor);
+    if (r->vacuous.tensor[0])
+        say(&w, "  on one rank already, %s of step %d is %g in %zu of %zu elements: nothing after it says anything\n",
+            r->vacuous.tensor, r->vacuous.step, (double)r->vacuous.value, r->vacuous.elements_empty,
+            r->vacuous.elements);
     say(&w, "  (One rank is this same code: whether its mathematics is right, a gradcheck tells.)\n");
 }
 

@@ -318,6 +318,8 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     const bool other_bytes = !o->body && run->bytes_counted != run->bytes_predicted;
     if (run->result == AR_CHECK_SAME && (run->tensors_different > 0 || other_bytes))
         run->result = AR_CHECK_DIFFERENT;
+    else if (run->result == AR_CHECK_SAME && ref->vacuous.tensor[0])
+        run->result = AR_CHECK_VACUOUS;
 done:
     comparison_fini(&c);
     /* After a failure of the ranks, which all have heard of, there is nobody left to agree with. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/reference.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,8 +61,42 @@ static int compare_entries(const void *a, const void *b, void *user)
     return compare_keys(x->name, x->pass, x->step, y);
 }
 
+static void describe_vacuous(ar_check_vacuous *v, const ari_ref_tensor *t)
+{
+    size_t first = SIZE_MAX;
+    *v = (ar_check_vacuous){.step = t->step, .ndim = t->ndim, .elements = t->count};
+    snprintf(v->tensor, sizeof v->tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+    snprintf(v->pass, sizeof v->pass, "%s", ari_pass_name(t->pass));
+    for (size_t i = 0; i < t->count; i++) {
+        if (isfinite(t->values[i]))
+            continue;
+        first = first == SIZE_MAX ? i : first;
+        v->elements_empty++;
+    }
+    v->value = t->values[first];
+    for (int d = t->ndim - 1; d >= 0; d--) {
+        v->index[d] = first % t->shape[d];
+        first /= t->shape[d];
+    }
+}
+
+static void find_vacuous(ari_reference *r)
+{
+    size_t tensors = 0;
+    for (size_t i = 0; i < r->count; i++) {
+        const ari_ref_tensor *t = &r->tensor[i];
+        size_t k = 0;
+        while (k < t->count && isfinite(t->values[k]))
+            k++;
+        if (k < t->count && tensors++ == 0)
+            describe_vacuous(&r->vacuous, t);
+    }
+    r->vacuous.tensors = tensors;
+}
+
 ar_status ari_reference_finish(ari_reference *r)
 {
+    find_vacuous(r);
     AR_TRY(ari_alloc((void **)&r->by_name, r->count, sizeof *r->by_name, "an index of reference tensors"));
     for (size_t i = 0; i < r->count; i++)
         r->by_name[i] = i;
@@ -106,17 +141,6 @@ const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is
         }
     }
     return NULL;
-}
-
-static bool is_nan(float x)
-{
-    return x != x;
-}
-
-void ari_reference_nan_tensor(char *text, size_t cap, const ari_reference *r)
-{
-    const ari_ref_tensor *t = ari_reference_first_with(r, is_nan);
-    snprintf(text, cap, "%s%s", t ? t->name : "", t ? ari_pass_suffix(t->pass) : "");
 }
 
 size_t ari_reference_elements(const ari_reference *r)

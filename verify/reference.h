@@ -3,6 +3,7 @@
 #define ARI_VERIFY_REFERENCE_H
 
 #include "anyrank/baseline.h"
+#include "anyrank/check.h"
 #include "anyrank/safetensors.h"
 
 /* The baseline's tensors, in execution order. */
@@ -21,9 +22,10 @@ typedef struct ari_ref_tensor {
 typedef struct ari_reference {
     ari_ref_tensor *tensor;
     size_t count, capacity;
-    size_t *by_name; /* indices sorted by (name, pass, step), after ari_reference_finish */
-    int step;        /* under way; 0 before the first: tensors then belong to step 1 */
-    double loss;     /* room for that of a run of one step */
+    size_t *by_name;          /* indices sorted by (name, pass, step), after ari_reference_finish */
+    int step;                 /* under way; 0 before the first: tensors then belong to step 1 */
+    double loss;              /* room for that of a run of one step */
+    ar_check_vacuous vacuous; /* after ari_reference_finish */
 } ari_reference;
 
 /** An ar_baseline_emit that appends; user: an ari_reference, zeroed before the first. */
@@ -48,8 +50,6 @@ const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is
  *  array per tensor in place of the reference's own. */
 AR_NODISCARD ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r,
                                             float *const *values);
-/** Names the first tensor with a NaN, and its pass; "" if there is none. */
-void ari_reference_nan_tensor(char *text, size_t cap, const ari_reference *r);
 /** "NAME:fwd", from the second step on "NAME:fwd@2": the tensor's name in a dump. */
 enum { ARI_REFERENCE_NAME = 192 };
 void ari_reference_name(char name[ARI_REFERENCE_NAME], const ari_ref_tensor *t);

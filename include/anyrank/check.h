@@ -55,7 +55,20 @@ typedef struct ar_check_options {
     void *progress_user;
 } ar_check_options;
 
-typedef enum ar_check_result { AR_CHECK_SAME, AR_CHECK_DIFFERENT, AR_CHECK_ERROR } ar_check_result;
+/* From the best to the worst. Vacuous: the same bits, but from some tensor on they are NaN or infinite, on one rank
+ * already, and say nothing. */
+typedef enum ar_check_result { AR_CHECK_SAME, AR_CHECK_VACUOUS, AR_CHECK_DIFFERENT, AR_CHECK_ERROR } ar_check_result;
+
+/** Where the one rank's tensors begin to say nothing: the first in execution order with a NaN or an infinity. */
+typedef struct ar_check_vacuous {
+    char tensor[176]; /* with its suffix; "": there is none */
+    char pass[16];
+    int step, ndim;
+    size_t index[AR_MAX_DIMS]; /* of the first such element */
+    float value;
+    size_t elements, elements_empty; /* of that tensor; empty: NaN or infinite */
+    size_t tensors;                  /* that have such an element, of all steps */
+} ar_check_vacuous;
 
 /** The first tensor in execution order in which a run leaves the baseline. */
 typedef struct ar_first_difference {
@@ -136,9 +149,9 @@ typedef struct ar_check_report {
     char weights_hash[65], gradients_hash[65]; /* the baseline's */
     bool has_gradcheck;
     ar_gradcheck gradcheck;
-    char dump[600];       /* the file of the reference; "" */
-    char nan_tensor[176]; /* the first baseline tensor with a NaN; "" if none */
-    ar_check_run *run;    /* [runs] */
+    char dump[600]; /* the file of the reference; "" */
+    ar_check_vacuous vacuous;
+    ar_check_run *run; /* [runs] */
     size_t runs;
     ar_check_result result; /* the worst of the runs */
 } ar_check_report;

@@ -53,8 +53,8 @@ typedef struct ar_check_module_report {
     int steps;
     float *loss;                               /* [max(steps, 1)], of one rank */
     char weights_hash[65], gradients_hash[65]; /* of one rank: after the last step; of the last step, before clipping */
-    char nan_tensor[176];                      /* the first tensor of one rank with a NaN; "" if none */
-    ar_check_run *run;                         /* [runs]; bytes are counted, and not predicted */
+    ar_check_vacuous vacuous;
+    ar_check_run *run; /* [runs]; bytes are counted, and not predicted */
     size_t runs;
     ar_check_result result; /* the worst of the runs */
 } ar_check_module_report;

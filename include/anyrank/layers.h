@@ -189,8 +189,8 @@ ar_param *ar_lm_head_weight(ar_lm_head *l);
  *  Errors: AR_ERR_DATA (a label outside the vocabulary), AR_ERR_SHAPE, what the communicator gives. */
 AR_NODISCARD ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                           const ar_batch *batch);
-/** *loss: the sum of the terms of all data-parallel ranks over `targets` (NaN if there are none), the same on every rank;
- *  tapped as "loss". */
+/** *loss: the sum of the terms of all data-parallel ranks over `targets` (NaN if there are none), the same on every
+ * rank; tapped as "loss". */
 AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets);
 AR_NODISCARD ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx);
 /** Positions of a batch that predict something. */

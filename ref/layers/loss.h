@@ -16,8 +16,8 @@ void ari_loss_fini(ari_loss *l);
 AR_NODISCARD ar_status ari_loss_zero(ari_loss *l, ar_ctx *ctx);
 /** Adds all elements of x (contiguous fp32). */
 AR_NODISCARD ar_status ari_loss_add(ari_loss *l, ar_ctx *ctx, const ar_tensor *x);
-/** *loss = fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; tapped as "loss". Collective over the groups that share the
- *  terms. */
+/** *loss = fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; tapped as "loss". Collective over the
+ * groups that share the terms. */
 AR_NODISCARD ar_status ari_loss_value(ari_loss *l, ar_ctx *ctx, float *loss, double divisor);
 
 #endif

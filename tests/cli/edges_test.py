@@ -112,19 +112,28 @@ class EdgesTest(unittest.TestCase):
             self.assertGreater(peaks[-1], 4 * 4 * (vocab // ranks + 2 * (2 * layers + 1) * h))
         self.assertLess(peaks[1], peaks[0])
 
-    def test_a_nan_of_the_baseline_is_told_beside_equal_bits(self):
+    def test_bits_that_are_nan_on_one_rank_already_are_vacuous(self):
         # Rows of zeros, and no eps to divide by.
         zero = dict(json.loads(CONFIG), rms_norm_eps=0.0, initializer_range=0.0)
         path = self.model(b"zero")
         pathlib.Path(os.fsdecode(path), "config.json").write_text(json.dumps(zero))
         text = run("check", path, *SMALL, "--steps", "0")
-        self.assertEqual(text.returncode, 0, text.stderr)
-        self.assertIn(b"NaN on one rank already, first in model.layers.0.input_layernorm:fwd", text.stdout)
-        one = json.loads(run("check", path, *SMALL, "--steps", "0", "--json", "-").stdout)["models"][0]
+        self.assertEqual(text.returncode, 1, text.stderr)
+        self.assertIn(b"that holds a NaN or an infinity is model.layers.0.input_layernorm:fwd", text.stdout)
+        self.assertIn(b"check: VACUOUS in ", text.stdout.splitlines()[-1])
+        result = json.loads(run("check", path, *SMALL, "--steps", "0", "--json", "-").stdout)
+        one = result["models"][0]
+        self.assertEqual((result["result"], one["runs"][0]["result"]), ("vacuous", "vacuous"))
         self.assertEqual(one["first_nan"], "model.layers.0.input_layernorm:fwd")
+        self.assertEqual({key: one["vacuous"][key] for key in ("tensor", "pass", "step", "index", "value")},
+                         {"tensor": one["first_nan"], "pass": "forward", "step": 1, "index": [0, 0, 0], "value": "NaN"})
+        self.assertEqual(one["vacuous"]["elements_empty"], one["vacuous"]["elements"])
+        faulty = json.loads(run("check", path, *SMALL, "--steps", "0", "--inject", "init_local_fan", "--json", "-").stdout)
+        self.assertIn(faulty["result"], ("different", "vacuous"))
         self.assertEqual(one["weights"], "fresh")
         clean = json.loads(run("check", self.model(b"clean"), *SMALL, "--json", "-").stdout)["models"][0]
         self.assertIsNone(clean["first_nan"])
+        self.assertIsNone(clean["vacuous"])
 
     def test_an_unknown_exact_path_is_refused_before_the_work(self):
         os.environ["ANYRANK_EXACT_PATH"] = "fastest"
