@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -70,16 +71,29 @@ static inline int forked_bind(int port, int *fd)
     return ntohs(a.sin_port);
 }
 
-/* A port that nobody has, nor the next one, a moment ago. */
+/* Held until the process ends, and by nobody else: a name of this machine for a port that is about to be used. */
+static inline bool forked_reserve(int port)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "anyrank-test-port-%d", port);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0)
+        return true;
+    close(fd);
+    return false;
+}
+
+/* A port that nobody has, nor the next one: below those that connections are given, so that none of many worlds that
+ * begin at the same time gets it in between. */
 static inline int forked_port(void)
 {
-    for (int turn = 0; turn < 100; turn++) {
-        int fd, next;
-        const int port = forked_bind(0, &fd);
-        const bool both = port > 0 && port < 65535 && forked_bind(port + 1, &next) > 0;
-        if (port > 0 && port < 65535)
-            close(next);
+    enum { FIRST = 10000, PAIRS = 11000, TURNS = 2000 };
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int port = FIRST + 2 * (((int)getpid() + turn * 61) % PAIRS);
+        int fd = -1, next = -1;
+        const bool both = forked_reserve(port) && forked_bind(port, &fd) > 0 && forked_bind(port + 1, &next) > 0;
         close(fd);
+        close(next);
         if (both)
             return port;
     }
