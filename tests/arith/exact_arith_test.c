@@ -12,7 +12,7 @@
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
 
-TestSuite(exact_arith, .timeout = 120);
+TestSuite(exact_arith, .timeout = 300);
 
 enum { MOST_RANKS = 4, M = 5, N = 7, MOST_K = 8200 };
 

@@ -11,7 +11,7 @@
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
 
-TestSuite(native_arith, .timeout = 60);
+TestSuite(native_arith, .timeout = 300);
 
 enum { MOST_RANKS = 4, M = 6, N = 8, K = 60, MOST_PARTS = 3 };
 

@@ -8,7 +8,7 @@
 #include "ref/core/half.h"
 #include "support/rank_run.h"
 
-TestSuite(precision, .timeout = 60);
+TestSuite(precision, .timeout = 300);
 
 enum { M = 2, K = 3 };
 

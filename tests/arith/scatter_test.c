@@ -12,7 +12,7 @@
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
 
-TestSuite(scatter, .timeout = 120);
+TestSuite(scatter, .timeout = 300);
 
 enum { MOST_RANKS = 4, M = 12, N = 7, MOST_K = 8200 };
 

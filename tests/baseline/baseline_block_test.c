@@ -90,7 +90,7 @@ static void check_block(const block_case *at, ar_number_mode mode, double bound)
 #define F64_BOUND 1e-12
 #define FP32_BOUND 4.7e-6
 
-TestSuite(baseline_block, .timeout = 60);
+TestSuite(baseline_block, .timeout = 300);
 
 Test(baseline_block, multi_head_block_agrees)
 {

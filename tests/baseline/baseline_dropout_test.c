@@ -36,7 +36,7 @@ static const site sites[] = {
 };
 enum { SITES = sizeof sites / sizeof *sites };
 
-TestSuite(baseline_dropout, .timeout = 60);
+TestSuite(baseline_dropout, .timeout = 300);
 
 Test(baseline_dropout, names_the_sites_and_nothing_without_dropout)
 {

@@ -120,7 +120,7 @@ static void check_rope(const char *from, const char *to, char pass, size_t heads
         }
 }
 
-TestSuite(baseline_elements, .timeout = 60);
+TestSuite(baseline_elements, .timeout = 300);
 
 Test(baseline_elements, rmsnorm_and_layernorm_are_their_definitions)
 {

@@ -76,7 +76,7 @@ static void check_model(const char *folder, ar_number_mode mode, const char *mod
     ar_st_close(grads);
 }
 
-TestSuite(baseline_golden, .timeout = 120);
+TestSuite(baseline_golden, .timeout = 300);
 
 Test(baseline_golden, gpt2_tiny_agrees_with_pytorch_in_every_mode)
 {

@@ -103,7 +103,7 @@ static void check_gradients(const char *what, const ar_config *c, const ar_batch
 static const uint8_t padding[] = {0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0};
 static const int64_t some_labels[] = {-100, -100, 4, 1, 5, /**/ 9, 2, 6, -100, 3, /**/ 5, 8, 9, -100, -100};
 
-TestSuite(baseline_gradcheck, .timeout = 200);
+TestSuite(baseline_gradcheck, .timeout = 300);
 
 Test(baseline_gradcheck, llama_with_padding_and_ignored_labels)
 {

@@ -234,7 +234,7 @@ static void check_list(const ar_config *c, ar_number_mode mode, const expected_t
 
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
-TestSuite(baseline_names, .timeout = 60);
+TestSuite(baseline_names, .timeout = 300);
 
 Test(baseline_names, llama_emits_its_list_in_every_mode)
 {

@@ -41,7 +41,7 @@ static double distance(const taped *a, const taped *b)
     return worst;
 }
 
-TestSuite(baseline_noise, .timeout = 120);
+TestSuite(baseline_noise, .timeout = 300);
 
 Test(baseline_noise, one_seed_errs_the_same_way_twice_and_another_errs_otherwise)
 {

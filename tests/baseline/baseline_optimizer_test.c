@@ -14,7 +14,7 @@ static ari_optimizer_constants begin_step(ari_optimizer_clock *clock, const ar_o
 
 /* --- the scalar definitions by hand ------------------------------------------------------------------------------- */
 
-TestSuite(baseline_optimizer, .timeout = 120);
+TestSuite(baseline_optimizer, .timeout = 300);
 
 Test(baseline_optimizer, sgd_by_hand)
 {

@@ -99,7 +99,7 @@ static void read_qkv_weight(void)
     read_all(qkv_weight + (Q + KV) * W, LAYER "self_attn.v_proj.weight", 'i');
 }
 
-TestSuite(baseline_roles, .init = record, .timeout = 60);
+TestSuite(baseline_roles, .init = record, .timeout = 300);
 
 Test(baseline_roles, projections_of_one_input_share_one_equilibration)
 {

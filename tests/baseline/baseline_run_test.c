@@ -4,7 +4,7 @@
 
 #include "ref/numerics/bits.h"
 
-TestSuite(baseline_run, .timeout = 60);
+TestSuite(baseline_run, .timeout = 300);
 
 /* --- by hand
  * ---------------------------------------------------------------------------------------------------------- */

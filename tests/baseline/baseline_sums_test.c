@@ -60,7 +60,7 @@ static void check_contraction(const char *what, size_t m, size_t n, size_t k, co
     free(expected);
 }
 
-TestSuite(baseline_sums, .timeout = 60);
+TestSuite(baseline_sums, .timeout = 300);
 
 Test(baseline_sums, contraction_is_the_definition_for_every_spread_of_exponents)
 {

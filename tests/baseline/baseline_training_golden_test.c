@@ -151,7 +151,7 @@ static void check_training(const char *folder, ar_number_mode mode, const char *
     ar_st_close(final);
 }
 
-TestSuite(baseline_training_golden, .timeout = 120);
+TestSuite(baseline_training_golden, .timeout = 300);
 
 Test(baseline_training_golden, gpt2_tiny_trains_as_pytorch_does)
 {

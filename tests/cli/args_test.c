@@ -94,7 +94,7 @@ static void refused(const char *line, ar_status st, const char *message)
     cr_assert_str_eq(ar_error_message(), message);
 }
 
-TestSuite(args, .timeout = 10);
+TestSuite(args, .timeout = 300);
 
 Test(args, nothing_given_leaves_the_defaults)
 {
@@ -290,7 +290,7 @@ Test(args, the_help_lists_every_option_within_80_columns)
     free(text);
 }
 
-TestSuite(exit_code, .timeout = 10);
+TestSuite(exit_code, .timeout = 300);
 
 Test(exit_code, every_status_has_one)
 {

@@ -22,7 +22,7 @@ COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 
 def bench(*arguments):
     return subprocess.run([COMMAND, "bench", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=120)
+                          timeout=1800)
 
 
 class Bench(unittest.TestCase):

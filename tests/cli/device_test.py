@@ -24,7 +24,7 @@ SMALL = ("--batch", "2", "--seq", "8", "--steps", "2", "--skip-f64")
 
 def run(*arguments):
     return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          timeout=120, check=False)
+                          timeout=1800, check=False)
 
 
 def has_emulated():

@@ -28,7 +28,7 @@ LAYOUTS = ("", "--tp 4", "--tp 2 --sp", "--dp 3 --tp 2", "--micro-batches 2 --fo
 
 def run(*arguments):
     return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          timeout=60, check=False)
+                          timeout=1800, check=False)
 
 
 def header(path):

@@ -62,7 +62,7 @@ def write(path, tensors):
 
 
 def run(*arguments):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False,
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=1800, check=False,
                           stdin=subprocess.DEVNULL)
 
 

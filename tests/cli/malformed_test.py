@@ -134,7 +134,7 @@ class Files(unittest.TestCase):
 class Malformed(Files):
     def refused(self, rule, *arguments):
         """Status 2 and one message that names the rule."""
-        done = subprocess.run([COMMAND, "verify", *map(str, arguments)], capture_output=True, text=True, timeout=60,
+        done = subprocess.run([COMMAND, "verify", *map(str, arguments)], capture_output=True, text=True, timeout=1800,
                               check=False, stdin=subprocess.DEVNULL)
         self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
         self.assertRegex(done.stderr, rf"\b{rule}\b")
@@ -257,7 +257,7 @@ class Mapped(Files):
         return reference, self.put("map.json", json.dumps(self.MAP))
 
     def verify(self, *arguments):
-        return subprocess.run([COMMAND, "verify", *map(str, arguments)], capture_output=True, text=True, timeout=60,
+        return subprocess.run([COMMAND, "verify", *map(str, arguments)], capture_output=True, text=True, timeout=1800,
                               check=False, stdin=subprocess.DEVNULL)
 
     def test_a_dump_of_other_names_and_order_is_the_same(self):

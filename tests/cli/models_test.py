@@ -23,7 +23,7 @@ NOTE = "config.json: key '%s' is not known here and was ignored"
 
 def run(*args):
     return subprocess.run([COMMAND, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=60, check=False)
+                          timeout=1800, check=False)
 
 
 class Case(unittest.TestCase):

@@ -20,7 +20,7 @@ SMALL = ["check", str(ROOT / "tests/golden/llama-gqa-tiny"), "--tp", "2", "--bat
 
 
 def run(*arguments):
-    return subprocess.run([COMMAND, *arguments], capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False,
+    return subprocess.run([COMMAND, *arguments], capture_output=True, stdin=subprocess.DEVNULL, timeout=1800, check=False,
                           text=True)
 
 

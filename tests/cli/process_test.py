@@ -31,7 +31,7 @@ SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 
 
 def start(command):
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120,
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=1800,
                           check=False, env={**os.environ, **SETTINGS})
 
 
@@ -128,7 +128,7 @@ class Processes(unittest.TestCase):
                     if line.split()[:1] == ["5"]:
                         break
                 os.kill(int(pathlib.Path(folder, "1").read_text(encoding="utf-8")), number)
-                out, err = running.communicate(timeout=100)
+                out, err = running.communicate(timeout=1800)
             return running.returncode, out, err, sorted(path.name for path in saved.rglob("*.safetensors"))
 
     def test_a_signal_to_any_process_ends_all_in_good_order(self):
@@ -172,7 +172,7 @@ class Processes(unittest.TestCase):
             hide = ["sh", "-c", f'test "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 0 || cd /; exec "$@"', "sh"]
             done = subprocess.run([MPIRUN, "-n", "2", *hide, os.path.abspath(COMMAND), "check", str(GOLDEN / "gpt2-tiny"),
                                    *SMALL, "--tp", "2", "--text", "text", "--transport", "mpi"], capture_output=True,
-                                  text=True, stdin=subprocess.DEVNULL, timeout=120, check=False, cwd=folder,
+                                  text=True, stdin=subprocess.DEVNULL, timeout=1800, check=False, cwd=folder,
                                   env={**os.environ, **SETTINGS})
         self.assertNotEqual(done.returncode, 0)
         self.assertEqual(done.stderr.count("text: cannot open"), 1, done.stderr)

@@ -8,7 +8,7 @@
 #include "cli/progress.c"
 #include "cli/table.c"
 
-TestSuite(table, .timeout = 10);
+TestSuite(table, .timeout = 300);
 
 /* What a table prints; free it. */
 static char *printed(ari_table *t, int indent)
@@ -83,7 +83,7 @@ Test(table, numbers_read_as_a_person_writes_them)
     cr_assert_str_eq(ARI_SECONDS(-1.0), "?");
 }
 
-TestSuite(progress, .timeout = 10);
+TestSuite(progress, .timeout = 300);
 
 Test(progress, the_line_fits_the_terminal_and_keeps_both_ends)
 {

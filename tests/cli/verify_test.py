@@ -49,7 +49,7 @@ class Verify(unittest.TestCase):
         self.folder = pathlib.Path(scratch.name)
 
     def run_verify(self, *arguments, **options):
-        return subprocess.run([COMMAND, "verify", *map(str, arguments)], capture_output=True, text=True, timeout=60,
+        return subprocess.run([COMMAND, "verify", *map(str, arguments)], capture_output=True, text=True, timeout=1800,
                               check=False, stdin=subprocess.DEVNULL, cwd=self.folder, **options)
 
     def pair(self, reference, other):

@@ -3,7 +3,7 @@
 
 #include "ref/core/budget.h"
 
-TestSuite(core_budget, .timeout = 10);
+TestSuite(core_budget, .timeout = 300);
 
 Test(core_budget, ranks_times_kernel_threads_never_exceed_the_cores_they_share)
 {

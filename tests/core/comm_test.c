@@ -6,7 +6,7 @@
 #include "ref/core/comm_impl.h"
 
 /* The public boundary (arguments, slices), the group of one, and what a queue hands to a communicator. */
-TestSuite(comm, .timeout = 30);
+TestSuite(comm, .timeout = 300);
 
 typedef struct fixture {
     ar_comm *c;

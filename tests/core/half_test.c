@@ -6,7 +6,7 @@
 
 /* BF16 and F16 against their definition in exact double arithmetic: all 65,536 values one way, and the other way every
  * boundary between two neighbours with the fp32 numbers beside it. */
-TestSuite(half, .timeout = 60);
+TestSuite(half, .timeout = 300);
 
 typedef struct format {
     const char *name;

@@ -6,7 +6,7 @@
 
 #include "anyrank/queue.h"
 
-TestSuite(queue, .timeout = 30);
+TestSuite(queue, .timeout = 300);
 
 static const ar_queue_kind kinds[] = {AR_QUEUE_INLINE, AR_QUEUE_THREAD};
 #define MS ((uint64_t)1000000)
@@ -172,7 +172,7 @@ Test(queue, a_task_that_waits_for_its_own_queue_is_refused)
     ar_queue_destroy(q);
 }
 
-TestSuite(event, .timeout = 30);
+TestSuite(event, .timeout = 300);
 
 Test(event, one_queue_waits_for_the_other_and_the_host_does_not)
 {

@@ -9,7 +9,7 @@
 #include "ref/core/wait.h"
 
 /* The scheduler by itself: lanes of plain threads. What a lane does between two of its calls is one step. */
-TestSuite(scheduler, .timeout = 30);
+TestSuite(scheduler, .timeout = 300);
 
 enum { LANES = 3, LOG = 600 };
 

@@ -5,7 +5,7 @@
 
 #include "ref/core/size.h"
 
-TestSuite(size, .timeout = 10);
+TestSuite(size, .timeout = 300);
 
 Test(size, products_and_sums_that_do_not_fit_are_errors_and_change_nothing)
 {

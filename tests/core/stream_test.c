@@ -6,7 +6,7 @@
 
 #include "tests/core/fake_stream.h"
 
-TestSuite(stream, .timeout = 30);
+TestSuite(stream, .timeout = 300);
 
 #define MS ((uint64_t)1000000)
 

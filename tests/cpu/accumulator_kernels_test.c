@@ -6,7 +6,7 @@
 
 /* The array kernels of the accumulator against ari_acc_add, ari_acc_raise and ari_acc_value, element by element: the
  * whole state is compared, not just its value. */
-TestSuite(accumulator_kernels, .timeout = 60);
+TestSuite(accumulator_kernels, .timeout = 300);
 
 static ar_device *device(int threads)
 {

@@ -8,7 +8,7 @@
 #include "tests/cpu/contract_paths.h"
 
 /* The CPU device as an instance: creation, memory, and what it says about the machine. */
-TestSuite(contract_device, .timeout = 30);
+TestSuite(contract_device, .timeout = 300);
 
 Test(contract_device, needs_a_thread)
 {

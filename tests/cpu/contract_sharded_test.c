@@ -8,8 +8,8 @@
 
 /* What ranks do with a contraction: exponents combined by maximum, integers of parts, partial sums added, rounding in
  * pieces. Whatever the cut, the bits are those of the definition on the whole operands. */
-TestSuite(contract_sharded, .timeout = 120);
-PATH_SUITE(contract_sharded, .timeout = 120);
+TestSuite(contract_sharded, .timeout = 300);
+PATH_SUITE(contract_sharded, .timeout = 300);
 
 static ar_device *device(int threads)
 {

@@ -7,7 +7,7 @@
 
 /* The exact contraction of the CPU device against its definition in 128-bit integers (ref/numerics/contraction.c):
  * every comparison is of bits, and on every path that the machine has. */
-PATH_SUITE(contract, .timeout = 120);
+PATH_SUITE(contract, .timeout = 300);
 
 static ar_device *device(int threads)
 {

@@ -2,7 +2,7 @@
 #include "ref/numerics/philox.h"
 #include "tests/cpu/row_support.h"
 
-TestSuite(dropout_kernel, .timeout = 60);
+TestSuite(dropout_kernel, .timeout = 300);
 
 /* One element by the definition. */
 static float plain(float x, const ar_dropout *w, uint64_t number)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(elementwise, .timeout = 60);
+TestSuite(elementwise, .timeout = 300);
 
 static const ar_activation activations[] = {AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE};
 #define ACTIVATIONS (sizeof activations / sizeof *activations)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(embedding, .timeout = 60);
+TestSuite(embedding, .timeout = 300);
 
 Test(embedding, rows_in_range_are_local_numbers_and_others_are_minus_one)
 {

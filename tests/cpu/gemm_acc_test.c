@@ -8,7 +8,7 @@
 
 /* Contractions that end in an accumulator, against the two definitions one after the other: each matrix of the batch by
  * ar_contract_definition, each of its values by ari_acc_add. The states are compared, not only their values. */
-PATH_SUITE(gemm_acc, .timeout = 120);
+PATH_SUITE(gemm_acc, .timeout = 300);
 
 static ar_device *device(int threads)
 {

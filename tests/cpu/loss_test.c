@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(loss, .timeout = 60);
+TestSuite(loss, .timeout = 300);
 
 /* A whole problem and its definition's results. */
 typedef struct problem {

@@ -6,7 +6,7 @@
 /* The fp32 product against binary64. A sum of k products in fp32, in any order, with or without fused multiply-adds, is
  * within gamma_k = k*u/(1 - k*u) of the sum of magnitudes, u = 2^-24 (Higham, Accuracy and Stability, section 3.1);
  * what is added to it counts as one more term. */
-TestSuite(native_gemm, .timeout = 60);
+TestSuite(native_gemm, .timeout = 300);
 
 static ar_device *device(int threads)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(norm, .timeout = 60);
+TestSuite(norm, .timeout = 300);
 
 static const double eps = 1e-5;
 

@@ -9,7 +9,7 @@
 #include "ref/numerics/optimizer.h"
 #include "support/bits.h"
 
-TestSuite(optimizer_kernels, .timeout = 60);
+TestSuite(optimizer_kernels, .timeout = 300);
 
 /* Five blocks of 8192 and a rest: enough that three threads share them. */
 enum { N = 5 * 8192 + 37 };

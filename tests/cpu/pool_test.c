@@ -6,7 +6,7 @@
 #include "ref/cpu/pool.h"
 
 /* The memory of a CPU device: what is kept, and that it is never more than was needed. */
-TestSuite(pool, .timeout = 30);
+TestSuite(pool, .timeout = 300);
 
 #define MIB ((size_t)1 << 20)
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(rope, .timeout = 60);
+TestSuite(rope, .timeout = 300);
 
 Test(rope, tables_hold_cos_and_sin_of_position_times_frequency)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(softmax, .timeout = 60);
+TestSuite(softmax, .timeout = 300);
 
 /* A local probability matrix [b, heads, s, s] that stands at head `head_start` of `all_heads`. */
 typedef struct shape {

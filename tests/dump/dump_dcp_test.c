@@ -2,7 +2,7 @@
 #include "anyrank/dump.h"
 #include "dump/folder.h"
 
-TestSuite(dump_dcp, .timeout = 120, .init = folder_begin, .fini = folder_end);
+TestSuite(dump_dcp, .timeout = 300, .init = folder_begin, .fini = folder_end);
 
 /* tests/golden/dcp.py: DTensors of 4 processes; element i of every tensor is i, but the scalar is 7. */
 Test(dump_dcp, what_pytorch_saved_is_put_together)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
 
-TestSuite(dump_map, .timeout = 60, .init = folder_begin, .fini = folder_end);
+TestSuite(dump_map, .timeout = 300, .init = folder_begin, .fini = folder_end);
 
 static ar_dump *open_mapped(const char *path, const char *map)
 {

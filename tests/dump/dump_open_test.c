@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
 
-TestSuite(dump_open, .timeout = 60, .init = folder_begin, .fini = folder_end);
+TestSuite(dump_open, .timeout = 300, .init = folder_begin, .fini = folder_end);
 
 static const size_t two[] = {2};
 static const float low[] = {1, 2}, high[] = {3, 4};

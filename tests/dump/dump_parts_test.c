@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
 
-TestSuite(dump_parts, .timeout = 60, .init = folder_begin, .fini = folder_end);
+TestSuite(dump_parts, .timeout = 300, .init = folder_begin, .fini = folder_end);
 
 static const size_t two_by_two[] = {2, 2};
 static const float low[] = {1, 2, 3, 4}, high[] = {5, 6, 7, 8};

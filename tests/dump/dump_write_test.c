@@ -3,7 +3,7 @@
 #include "ref/core/splitmix.h"
 #include "support/small.h"
 
-TestSuite(dump_write, .timeout = 120, .init = folder_begin, .fini = folder_end);
+TestSuite(dump_write, .timeout = 300, .init = folder_begin, .fini = folder_end);
 
 #define MAX_COUNT 512
 

@@ -5,7 +5,7 @@
 
 #include "dump/map.h"
 
-TestSuite(map_errors, .timeout = 60);
+TestSuite(map_errors, .timeout = 300);
 
 static ari_map *parse(const char *text)
 {

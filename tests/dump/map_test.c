@@ -6,7 +6,7 @@
 
 #include "dump/map.h"
 
-TestSuite(map, .timeout = 60);
+TestSuite(map, .timeout = 300);
 
 /* --- ranks that hold lists of numbers ----------------------------------------------------------------------------- */
 #define MAX_PARTS 16

@@ -4,7 +4,7 @@
 #include "dump/npy.h"
 #include "io/st_bytes.h"
 
-TestSuite(npy, .timeout = 60);
+TestSuite(npy, .timeout = 300);
 
 /* A file of `version` with this header and `data` bytes 0, 1, 2, ... */
 static mem_file npy_of(unsigned version, const char *header, size_t data)

@@ -8,7 +8,7 @@
 #include "ref/core/splitmix.h"
 #include "support/small.h"
 
-TestSuite(parts_cover, .timeout = 120);
+TestSuite(parts_cover, .timeout = 300);
 
 #define MAX_BOXES 64
 

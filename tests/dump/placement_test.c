@@ -2,7 +2,7 @@
 #include "dump/folder.h"
 #include "dump/placement.h"
 
-TestSuite(placement, .timeout = 60);
+TestSuite(placement, .timeout = 300);
 
 typedef struct malformed {
     const char *dcp, *own, *says;

@@ -10,7 +10,7 @@
 #include "anyrank/reshard.h"
 #include "support/rank_run.h"
 
-TestSuite(reshard_placement, .timeout = 120);
+TestSuite(reshard_placement, .timeout = 300);
 
 static bool same_layout(const ar_layout *a, const ar_layout *b)
 {

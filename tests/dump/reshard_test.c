@@ -9,7 +9,7 @@
 
 #include "anyrank/reshard.h"
 
-TestSuite(reshard, .timeout = 60);
+TestSuite(reshard, .timeout = 300);
 
 static const char config[] = "{\"model_type\": \"llama\", \"vocab_size\": 6, \"hidden_size\": 4, "
                              "\"intermediate_size\": 8, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, "

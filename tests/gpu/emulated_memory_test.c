@@ -9,7 +9,7 @@
 
 #include "anyrank/device.h"
 
-TestSuite(emulated_memory, .timeout = 30);
+TestSuite(emulated_memory, .timeout = 300);
 
 #if defined(ARI_SANITIZED)
 #define NOT_SANITIZED .disabled = true /* the memory is the C library's there, so that its borders are watched */

@@ -29,7 +29,7 @@ def find_nvcc():
 
 
 def run(*command, **environment):
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=280, check=False,
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=1800, check=False,
                           stdin=subprocess.DEVNULL, env={**ENVIRONMENT, **environment})
 
 

@@ -27,7 +27,7 @@ scratch = prefix = None
 
 def run(command, **options):
     options.setdefault("env", ENVIRONMENT)
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False,
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=1800, check=False,
                           stdin=subprocess.DEVNULL, **options)
 
 

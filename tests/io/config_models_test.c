@@ -8,7 +8,7 @@
 
 #include "anyrank/config.h"
 
-TestSuite(config_models, .timeout = 60);
+TestSuite(config_models, .timeout = 300);
 
 #define SIZES                                                          \
     "\"vocab_size\":256,\"hidden_size\":64,\"intermediate_size\":176," \

@@ -7,7 +7,7 @@
 
 #include "anyrank/config.h"
 
-TestSuite(config, .timeout = 60);
+TestSuite(config, .timeout = 300);
 
 #define LLAMA                                                                                    \
     "{\"model_type\":\"llama\",\"vocab_size\":256,\"hidden_size\":64,\"intermediate_size\":176," \

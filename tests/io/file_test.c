@@ -13,7 +13,7 @@
 
 #include "ref/io/file.h"
 
-TestSuite(file, .timeout = 60);
+TestSuite(file, .timeout = 300);
 
 #define CHUNK ((size_t)1 << 20)
 #define CHUNKS 64

@@ -10,7 +10,7 @@
 #include "ref/io/foreign.h"
 #include "tests/io/st_bytes.h"
 
-TestSuite(foreign, .timeout = 120);
+TestSuite(foreign, .timeout = 300);
 
 static bool says(const char *word)
 {

@@ -5,7 +5,7 @@
 
 #include "ref/io/hash.h"
 
-TestSuite(hash, .timeout = 60);
+TestSuite(hash, .timeout = 300);
 
 /* FIPS 180-4's examples: "abc", nothing, a million times "a". */
 Test(hash, sha256_gives_the_standards_digests)

@@ -6,7 +6,7 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 
-TestSuite(json, .timeout = 60);
+TestSuite(json, .timeout = 300);
 
 static ar_status parse(const char *text)
 {

@@ -6,7 +6,7 @@
 
 #include "anyrank/config.h"
 
-TestSuite(model_path, .timeout = 60);
+TestSuite(model_path, .timeout = 300);
 
 Test(model_path, a_folder_or_file_stays_as_it_is)
 {

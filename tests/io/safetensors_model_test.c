@@ -5,7 +5,7 @@
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
 
-TestSuite(safetensors_model, .timeout = 60);
+TestSuite(safetensors_model, .timeout = 300);
 
 static char folder[64];
 

@@ -19,7 +19,7 @@ typedef struct bad_case {
     const char *rule;
 } bad_case;
 
-TestSuite(safetensors_read, .timeout = 60);
+TestSuite(safetensors_read, .timeout = 300);
 
 /* Every row is one way to break the format, and the rule of the official library that it breaks. */
 static const bad_case bad_json[] = {

@@ -6,7 +6,7 @@
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
 
-TestSuite(safetensors_stream, .timeout = 60);
+TestSuite(safetensors_stream, .timeout = 300);
 
 static char folder[64];
 

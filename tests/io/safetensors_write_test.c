@@ -9,7 +9,7 @@
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
 
-TestSuite(safetensors_write, .timeout = 60);
+TestSuite(safetensors_write, .timeout = 300);
 
 /* An empty folder of the test's own. */
 static void make_folder(char folder[64])

@@ -7,7 +7,7 @@
 #include "ref/io/safetensors.h"
 #include "ref/io/text.h"
 
-TestSuite(text, .timeout = 60);
+TestSuite(text, .timeout = 300);
 
 /* The text is frozen: losses and hashes that were published with it must stay reproducible. */
 Test(text, the_bundled_text_is_the_frozen_one)

@@ -5,7 +5,7 @@
 
 #include "anyrank/safetensors.h"
 
-TestSuite(values, .timeout = 60);
+TestSuite(values, .timeout = 300);
 
 /* A value of `bytes` little-endian bytes, read at an odd address. */
 static double read_one(ar_dtype dtype, uint64_t bits)

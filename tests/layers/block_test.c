@@ -7,7 +7,7 @@
 #include "support/bits.h"
 #include "support/match.h"
 
-TestSuite(block, .timeout = 120);
+TestSuite(block, .timeout = 300);
 
 enum { B = 3, S = 6, H = 12 };
 static const int one_two_four[] = {1, 2, 4, 0};

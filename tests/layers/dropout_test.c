@@ -14,7 +14,7 @@
 #include "support/match.h"
 #include "verify/compare.h"
 
-TestSuite(dropout, .timeout = 240);
+TestSuite(dropout, .timeout = 300);
 
 enum { B = 3, S = 8, MOST = 16 };
 

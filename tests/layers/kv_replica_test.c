@@ -11,7 +11,7 @@
 #include "support/match.h"
 #include "verify/compare.h"
 
-TestSuite(kv_replica, .timeout = 240);
+TestSuite(kv_replica, .timeout = 300);
 
 enum { B = 2, S = 24, H = 12, MOST = 32 };
 

@@ -8,7 +8,7 @@
 #include "support/match.h"
 #include "support/rank_run.h"
 
-TestSuite(layer_errors, .timeout = 60);
+TestSuite(layer_errors, .timeout = 300);
 
 /* Runs fn on `ranks` ranks and expects its error with all of the words in the message. */
 static void expect_error(int ranks, rank_fn fn, void *user, ar_status expected, const char *const words[])

@@ -6,7 +6,7 @@
 
 #include "support/match.h"
 
-TestSuite(layer_faults, .timeout = 120);
+TestSuite(layer_faults, .timeout = 300);
 
 typedef struct fault_row {
     ar_fault fault;

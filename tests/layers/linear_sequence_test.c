@@ -2,7 +2,7 @@
 /* The column- and row-parallel layers with sequence parallelism: against the same layer without ranks. */
 #include "tests/layers/linear_case.h"
 
-TestSuite(linear_sequence, .timeout = 120);
+TestSuite(linear_sequence, .timeout = 300);
 
 /* Each layer, with its option and without, 1 and 3 samples of 12 positions, 2-D and 3-D, with and without a bias, on 1
  * to 4 ranks, the gathered input kept and not. */

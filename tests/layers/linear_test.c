@@ -3,7 +3,7 @@
  * Native numbers: within the rounding error bound of fp32 sums. */
 #include "tests/layers/linear_case.h"
 
-TestSuite(linear, .timeout = 120);
+TestSuite(linear, .timeout = 300);
 
 /* bias x batch 1, 2, 5 x tp 1, 2, 4. */
 static void sweep(style layer, bool flag, int ndim)

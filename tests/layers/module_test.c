@@ -5,7 +5,7 @@
 
 #include "anyrank/layers.h"
 
-TestSuite(module, .timeout = 10);
+TestSuite(module, .timeout = 300);
 
 /* A user's module with more children and more own parameters than any list in the library is long. */
 enum { CHILDREN = 100, OWN = 40 };

@@ -9,7 +9,7 @@
 #include "anyrank/loss.h"
 #include "support/rank_run.h"
 
-TestSuite(own_layers, .timeout = 30);
+TestSuite(own_layers, .timeout = 300);
 
 /* One rank without peers. */
 typedef struct alone {

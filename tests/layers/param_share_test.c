@@ -8,7 +8,7 @@
 #include "ref/core/context.h"
 #include "support/rank_run.h"
 
-TestSuite(param_share, .timeout = 60);
+TestSuite(param_share, .timeout = 300);
 
 enum { MOST = 120 };
 

@@ -9,7 +9,7 @@
 #include "support/bits.h"
 #include "support/match.h"
 
-TestSuite(random_models, .timeout = 240);
+TestSuite(random_models, .timeout = 300);
 
 enum { MODELS = 100, MOST_TOKENS = 27, MOST_MASK = 3 * 8 * 81 };
 

@@ -8,7 +8,7 @@
 #include "anyrank/layers.h"
 #include "support/rank_run.h"
 
-TestSuite(region, .timeout = 60);
+TestSuite(region, .timeout = 300);
 
 enum { MOST_RANKS = 4, SAMPLES = 2, EACH = 3, TOKENS = SAMPLES * EACH, WIDTH = 2, MOST = TOKENS * WIDTH * MOST_RANKS };
 

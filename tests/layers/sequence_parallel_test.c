@@ -6,7 +6,7 @@
 #include "support/bits.h"
 #include "support/match.h"
 
-TestSuite(sequence_parallel, .timeout = 120);
+TestSuite(sequence_parallel, .timeout = 300);
 
 enum { MOST = 3 * 8 * 12 };
 

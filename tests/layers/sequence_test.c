@@ -9,7 +9,7 @@
 #include "support/match.h"
 #include "tests/layers/plain_linear.h"
 
-TestSuite(sequence, .timeout = 60);
+TestSuite(sequence, .timeout = 300);
 
 enum { LAYERS = 3, SAMPLES = 2, EACH = 5, TOKENS = SAMPLES * EACH, WIDEST = 24 };
 /* column (stays sharded) -> row (takes it so) -> column (gathered) */

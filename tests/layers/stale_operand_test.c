@@ -5,7 +5,7 @@
 
 #include "support/match.h"
 
-TestSuite(stale_operand, .timeout = 60);
+TestSuite(stale_operand, .timeout = 300);
 
 enum { B = 2, S = 5 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};

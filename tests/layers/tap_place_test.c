@@ -9,7 +9,7 @@
 #include "ref/layers/parts.h"
 #include "support/rank_run.h"
 
-TestSuite(tap_place, .timeout = 60);
+TestSuite(tap_place, .timeout = 300);
 
 enum { MOST = 8 };
 

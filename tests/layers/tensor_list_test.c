@@ -10,7 +10,7 @@
 #include "support/match.h"
 #include "support/rank_run.h"
 
-TestSuite(tensor_list, .timeout = 60);
+TestSuite(tensor_list, .timeout = 300);
 
 enum { B = 2, S = 6, MOST = 128 };
 

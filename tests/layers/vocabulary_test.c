@@ -6,7 +6,7 @@
 
 #include "support/match.h"
 
-TestSuite(vocabulary, .timeout = 120);
+TestSuite(vocabulary, .timeout = 300);
 
 enum { B = 2, S = 6 };
 static const int one_two_four[] = {1, 2, 4, 0};

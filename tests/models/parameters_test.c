@@ -7,7 +7,7 @@
 
 #include "anyrank/model.h"
 
-TestSuite(parameters, .timeout = 60);
+TestSuite(parameters, .timeout = 300);
 
 static size_t count(const char *json)
 {

@@ -4,7 +4,7 @@
 
 #include "anyrank/model.h"
 
-TestSuite(plan, .timeout = 10);
+TestSuite(plan, .timeout = 300);
 
 static ar_config gpt2(void)
 {

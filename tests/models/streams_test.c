@@ -6,7 +6,7 @@
 #include "ref/models/streams.h"
 #include "support/match.h"
 
-TestSuite(streams, .timeout = 60);
+TestSuite(streams, .timeout = 300);
 
 Test(streams, the_models_have_distinct_ones_with_any_small_seed)
 {

@@ -9,7 +9,7 @@
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/philox.h"
 
-TestSuite(accumulator, .timeout = 120);
+TestSuite(accumulator, .timeout = 300);
 
 __extension__ typedef __int128 wide_int;
 

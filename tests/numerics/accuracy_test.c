@@ -7,7 +7,7 @@
 
 #include "tests/numerics/accuracy.h"
 
-TestSuite(accuracy, .timeout = 120);
+TestSuite(accuracy, .timeout = 300);
 
 typedef struct claim {
     accuracy_row row;

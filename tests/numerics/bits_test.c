@@ -7,7 +7,7 @@
 #include "ref/numerics/bits.h"
 #include "ref/numerics/philox.h"
 
-TestSuite(bits, .timeout = 60);
+TestSuite(bits, .timeout = 300);
 
 /* The definition of an exponent, by comparison alone: the smallest e with |x| < 2^e. */
 static bool is_exponent(double x, int32_t e)

@@ -10,7 +10,7 @@
 #include "ref/numerics/contraction.h"
 #include "ref/numerics/scalar.h"
 
-TestSuite(contraction, .timeout = 120);
+TestSuite(contraction, .timeout = 300);
 
 typedef struct problem {
     size_t m, n, k;

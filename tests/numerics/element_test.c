@@ -6,7 +6,7 @@
 
 #include "ref/numerics/scalar.h"
 
-TestSuite(element, .timeout = 30);
+TestSuite(element, .timeout = 300);
 
 static void same(float got, float want, const char *what)
 {

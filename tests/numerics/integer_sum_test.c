@@ -7,7 +7,7 @@
 #include "ref/numerics/integer_sum.h"
 #include "ref/numerics/philox.h"
 
-TestSuite(integer_sum, .timeout = 60);
+TestSuite(integer_sum, .timeout = 300);
 
 __extension__ typedef __int128 wide_int;
 

@@ -5,7 +5,7 @@
 
 #include "ref/numerics/philox.h"
 
-TestSuite(philox, .timeout = 60);
+TestSuite(philox, .timeout = 300);
 
 typedef struct known_answer {
     uint32_t ctr[4], key[2], out[4];

@@ -15,7 +15,7 @@ enum { STRIDE = 503 };
 #endif
 enum { CHUNK = 4096, SCALAR_EVERY = 64 };
 
-TestSuite(scalar, .timeout = 120);
+TestSuite(scalar, .timeout = 300);
 
 static const scalar_function *find(const char *name)
 {

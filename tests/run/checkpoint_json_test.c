@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-TestSuite(checkpoint_json, .timeout = 30);
+TestSuite(checkpoint_json, .timeout = 300);
 
 static const char hash[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 static const char other_hash[] = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210";

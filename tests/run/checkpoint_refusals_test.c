@@ -2,7 +2,7 @@
 /* Checkpoints of something else, damaged ones, and what a killed process left. */
 #include "tests/run/checkpoint_frame.h"
 
-TestSuite(checkpoint_refusals, .timeout = 60);
+TestSuite(checkpoint_refusals, .timeout = 300);
 
 static ar_status load_into(int model, const ar_optimizer_options *optimizer)
 {

@@ -7,7 +7,7 @@
 #include "support/small.h"
 #include "tests/run/checkpoint_frame.h"
 
-TestSuite(checkpoint, .timeout = 60);
+TestSuite(checkpoint, .timeout = 300);
 
 static const ar_parallel layouts[] = {{.tp = 1}, {.tp = 3, .sp = true}, {.dp = 2, .tp = 2, .micro_batches = 2},
                                       {.dp = 3}, {.dp = 2, .zero = 1},  {.dp = 3, .tp = 2, .sp = true, .zero = 1}};

@@ -6,7 +6,7 @@
 #include "anyrank/config.h"
 #include "io/st_bytes.h"
 
-TestSuite(data, .timeout = 10);
+TestSuite(data, .timeout = 300);
 
 /* What opening gives; the data itself, or NULL. */
 static ar_status open_bytes(ar_data **d, const void *bytes, size_t n, ar_data_format format)

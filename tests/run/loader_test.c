@@ -6,7 +6,7 @@
 #include "anyrank/data.h"
 #include "io/st_bytes.h"
 
-TestSuite(loader, .timeout = 10);
+TestSuite(loader, .timeout = 300);
 
 enum { TOKENS = 103, SEQ = 10, WINDOWS = 10 }; /* three tokens are left over */
 

@@ -6,7 +6,7 @@
 
 /* Sends and recvs are an affair of two ranks: the k-th send meets the k-th recv, nobody else is asked, and a peer that
  * is not there any more is noticed. */
-TestSuite(channels, .timeout = 60);
+TestSuite(channels, .timeout = 300);
 
 static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm, uint64_t timeout_ns, uint64_t limit_ns)
 {

@@ -6,7 +6,7 @@
 
 /* Every collective against its definition, on every number of ranks, with every algorithm, bit for bit. Since all
  * algorithms are held to one definition, they also agree with each other. */
-TestSuite(collectives, .timeout = 120);
+TestSuite(collectives, .timeout = 300);
 
 static const int world_sizes[] = {1, 2, 3, 4, 5, 7, 8};
 static const ar_sim_algorithm algorithms[] = {AR_SIM_AUTO, AR_SIM_DIRECT, AR_SIM_RING, AR_SIM_LAST};

@@ -9,7 +9,7 @@
  * D[r] rank r's part of it. Over all ranks they are the same in every algorithm:
  *   all_reduce 2(N-1)D;  reduce_scatter, all_gather, broadcast, reduce (N-1)D;  gather, scatter D - D[root];
  *   all_to_all, send and recv, exchange: what is sent to others. */
-TestSuite(counted, .timeout = 120);
+TestSuite(counted, .timeout = 300);
 
 enum { MOST = 8 };
 

@@ -9,7 +9,7 @@
 #include "tests/support/small.h"
 
 /* Schedules by seed: what differs between seeds, what does not between runs of one, and what is found. */
-TestSuite(explore, .timeout = 120);
+TestSuite(explore, .timeout = 300);
 
 #define MS ((uint64_t)1000000)
 

@@ -7,7 +7,7 @@
 #include "tests/sim/fail_run.h"
 
 /* Whatever one rank does wrong, every rank hears of it, nobody hangs, and the report says who was where. */
-TestSuite(failure, .timeout = 60);
+TestSuite(failure, .timeout = 300);
 
 /* Runs body on n ranks; the world must end within the limit. Returns what ar_sim_run does. */
 static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm, uint64_t timeout_ns, uint64_t limit_ns,

@@ -5,7 +5,7 @@
 #include "anyrank/sim.h"
 
 /* Faults of the transport as text, there and back. */
-TestSuite(fault_text, .timeout = 30);
+TestSuite(fault_text, .timeout = 300);
 
 Test(fault_text, what_is_described_reads_as_the_same_fault)
 {

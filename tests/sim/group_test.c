@@ -4,7 +4,7 @@
 #include "tests/sim/plain.h"
 
 /* Groups made by split: who is in them, in which order, and that they work side by side. */
-TestSuite(groups, .timeout = 60);
+TestSuite(groups, .timeout = 300);
 
 typedef struct group_run {
     int64_t got[16][4];

@@ -5,7 +5,7 @@
 
 #include "anyrank/sim.h"
 
-TestSuite(mesh, .timeout = 30);
+TestSuite(mesh, .timeout = 300);
 
 static void check_group(const ar_mesh *m, int rank, const char *dim, const int *want, int n)
 {

@@ -8,7 +8,7 @@
 
 /* Collectives whose buffers are a device's memory. The emulated device's memory kills whoever touches it from the host;
  * the late one's streams do their work late, so that a wait that is missing shows. */
-TestSuite(on_device, .timeout = 60);
+TestSuite(on_device, .timeout = 300);
 
 typedef enum where { EMULATED, LATE } where;
 

@@ -6,7 +6,7 @@
 
 /* The kernels against the plain operations, element by element, with NaN, infinities, zeros of both signs and
  * subnormals among the inputs, and lengths that leave every remainder of a vector. */
-TestSuite(reduce, .timeout = 60);
+TestSuite(reduce, .timeout = 300);
 
 enum { LENGTH = 133, ARRAYS = 4, ROUNDS = 40 };
 typedef struct arrays {

@@ -10,7 +10,7 @@
 
 /* Sums of all ranks' inputs that are held in registers and written to all outputs: the bits of the ring's order,
  * whatever the length, the places of the buffers, and who does which slice. */
-TestSuite(slice, .timeout = 120);
+TestSuite(slice, .timeout = 300);
 
 enum { MOST = 9, ROOM = 5000 };
 

@@ -5,7 +5,7 @@
 
 #include "tests/sim/virtual_support.h"
 
-TestSuite(summary, .timeout = 60);
+TestSuite(summary, .timeout = 300);
 
 static void expect_part(const ar_trace_summary *s, size_t i, const char *what, int rank, double us)
 {

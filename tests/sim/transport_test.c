@@ -2,7 +2,7 @@
 #include "tests/sim/fail_run.h"
 
 /* What goes wrong between ranks: where it strikes, what it does, and what everybody hears of it. */
-TestSuite(transport, .timeout = 60);
+TestSuite(transport, .timeout = 300);
 
 #define TIMEOUT_NS (150 * MS)
 

@@ -7,7 +7,7 @@
 #include "support/rank_run.h"
 #include "tests/sim/virtual_support.h"
 
-TestSuite(virtual_run, .timeout = 120);
+TestSuite(virtual_run, .timeout = 300);
 
 enum { MOST = 8, CHUNKS = 5 };
 

@@ -5,7 +5,7 @@
 #include "ref/core/half.h"
 #include "tests/train/native_expect.h"
 
-TestSuite(bf16_storage, .timeout = 60);
+TestSuite(bf16_storage, .timeout = 300);
 
 static native_run run_of(ar_parallel parallel, int steps, ar_dtype storage)
 {

@@ -6,7 +6,7 @@
 #include "anyrank/param.h"
 #include "run/cluster_run.h"
 
-TestSuite(broadcast, .timeout = 60);
+TestSuite(broadcast, .timeout = 300);
 
 enum { TP = 2, DP = 3, ROWS = 4, COLS = 2, OWN = ROWS / TP * COLS };
 

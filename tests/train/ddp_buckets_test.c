@@ -4,7 +4,7 @@
 
 #include "tests/train/ddp_toy.h"
 
-TestSuite(ddp_buckets, .timeout = 60);
+TestSuite(ddp_buckets, .timeout = 300);
 
 static const ar_parallel two = {.dp = 2};
 

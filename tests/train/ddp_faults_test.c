@@ -4,7 +4,7 @@
 
 #include "tests/train/ddp_toy.h"
 
-TestSuite(ddp_faults, .timeout = 60);
+TestSuite(ddp_faults, .timeout = 300);
 
 /* Three parameters of 4, 4 and 2 elements on two ranks, in buckets [p2 p1] [p0]: grad[0], grad[4] and grad[8] are the
  * first elements of each. */

@@ -8,7 +8,7 @@
 #include "anyrank/ddp.h"
 #include "support/rank_run.h"
 
-TestSuite(ddp_objects, .timeout = 60);
+TestSuite(ddp_objects, .timeout = 300);
 
 enum { MOST = 4, LENGTH = 5, MOST_RANKS = 4 };
 

@@ -6,7 +6,7 @@
 #include "tests/support/small.h"
 #include "tests/train/ddp_toy.h"
 
-TestSuite(ddp_overlap, .timeout = 60);
+TestSuite(ddp_overlap, .timeout = 300);
 
 /* A bucket for each of five parameters on four ranks, two of them summed over tp first, in two micro-batches. */
 static toy five(void)

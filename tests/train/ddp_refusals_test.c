@@ -6,7 +6,7 @@
 #include "support/match.h"
 #include "tests/train/ddp_toy.h"
 
-TestSuite(ddp_refusals, .timeout = 60);
+TestSuite(ddp_refusals, .timeout = 300);
 
 enum { B = 2, S = 4, MOST = 64 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8};

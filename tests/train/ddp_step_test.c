@@ -7,7 +7,7 @@
 #include "tests/support/small.h"
 #include "tests/train/ddp_toy.h"
 
-TestSuite(ddp_step, .timeout = 60);
+TestSuite(ddp_step, .timeout = 300);
 
 /* Seven vectors of 700 elements together, of which p2 and p5 are spread where tp says so. */
 static toy seven(ar_parallel p)

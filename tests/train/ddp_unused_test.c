@@ -6,7 +6,7 @@
 #include "anyrank/train.h"
 #include "tests/train/ddp_toy.h"
 
-TestSuite(ddp_unused, .timeout = 60);
+TestSuite(ddp_unused, .timeout = 300);
 
 /* Four parameters on three data-parallel ranks. Which ranks use p1, and in which of two micro-batches: */
 enum { RANKS = 3, P1 = 1u << 1 };

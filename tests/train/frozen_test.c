@@ -10,7 +10,7 @@
 #include "ref/models/model.h"
 #include "support/match.h"
 
-TestSuite(frozen, .timeout = 120);
+TestSuite(frozen, .timeout = 300);
 
 enum { B = 3, S = 4, STEPS = 3, RANKS = 8, TEXT = 400 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 3};

@@ -9,7 +9,7 @@
 #include "support/bits.h"
 #include "support/rank_run.h"
 
-TestSuite(gradient_norm, .timeout = 60);
+TestSuite(gradient_norm, .timeout = 300);
 
 /* Three parameters on N ranks: a matrix cut by rows, a vector that all hold, and `heads` rows of which N/heads ranks
  * each hold a copy (all of them where there are fewer ranks). The last matrix requires no gradient. */

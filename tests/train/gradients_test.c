@@ -9,7 +9,7 @@
 #include "anyrank/gradients.h"
 #include "support/rank_run.h"
 
-TestSuite(gradients, .timeout = 60);
+TestSuite(gradients, .timeout = 300);
 
 /* A matrix cut by rows, a vector that all tensor-parallel ranks hold, one whose gradient's terms they share out, and
  * rows of which the last ranks may hold none. */

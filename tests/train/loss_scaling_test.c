@@ -5,7 +5,7 @@
 #include "ref/train/scaling.h"
 #include "tests/train/native_expect.h"
 
-TestSuite(loss_scaling, .timeout = 60);
+TestSuite(loss_scaling, .timeout = 300);
 
 static native_run run_of(ar_parallel parallel, int steps, ar_loss_scaling *scaling)
 {

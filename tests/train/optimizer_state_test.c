@@ -8,7 +8,7 @@
 
 #include "tests/train/two_params.h"
 
-TestSuite(optimizer_state, .timeout = 60);
+TestSuite(optimizer_state, .timeout = 300);
 
 enum { KINDS = 4 };
 static const char *const kinds[KINDS] = {"momentum_buffer", "exp_avg", "exp_avg_sq", "master"};

@@ -6,7 +6,7 @@
 
 #include "tests/train/two_params.h"
 
-TestSuite(optimizer, .timeout = 60);
+TestSuite(optimizer, .timeout = 300);
 
 /* Of the five steps the gradients of three are scaled. */
 static const float scales[STEPS] = {1.0f, 0.37f, 1.0f, 0.001f, 3.0f};

@@ -9,7 +9,7 @@
 #include "ref/train/update.h"
 #include "support/rank_run.h"
 
-TestSuite(schedule, .timeout = 60);
+TestSuite(schedule, .timeout = 300);
 
 static ar_optimizer_options cosine(double lr, uint64_t warmup, uint64_t total, double min_lr)
 {

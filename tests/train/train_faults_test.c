@@ -5,7 +5,7 @@
 
 #include "support/match.h"
 
-TestSuite(train_faults, .timeout = 120);
+TestSuite(train_faults, .timeout = 300);
 
 enum { B = 5, S = 6 };
 

@@ -11,7 +11,7 @@
 #include "support/bits.h"
 #include "support/match.h"
 
-TestSuite(train_refusals, .timeout = 60);
+TestSuite(train_refusals, .timeout = 300);
 
 enum { B = 2, S = 4, MOST = 64, MOST_ELEMENTS = 4000, RANKS = 4 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8};

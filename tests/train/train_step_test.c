@@ -7,7 +7,7 @@
 #include "support/bits.h"
 #include "support/match.h"
 
-TestSuite(train_step, .timeout = 120);
+TestSuite(train_step, .timeout = 300);
 
 enum { B = 7, S = 8, STEPS = 3 };
 

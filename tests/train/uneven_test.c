@@ -6,7 +6,7 @@
 #include "recorded.h"
 #include "support/match.h"
 
-TestSuite(uneven, .timeout = 120);
+TestSuite(uneven, .timeout = 300);
 
 enum { B = 3, S = 4, STEPS = 2 };
 

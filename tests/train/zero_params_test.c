@@ -5,7 +5,7 @@
 
 #include "tests/train/zero_run.h"
 
-TestSuite(zero_params, .timeout = 60);
+TestSuite(zero_params, .timeout = 300);
 
 static const int rank_counts[] = {1, 2, 3, 5, 8};
 static const size_t bucket_sizes[] = {0, 8, 100, AR_BUCKET_BYTES};

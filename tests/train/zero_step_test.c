@@ -5,7 +5,7 @@
 #include "support/match.h"
 #include "support/small.h"
 
-TestSuite(zero_step, .timeout = 120);
+TestSuite(zero_step, .timeout = 300);
 
 enum { B = 6, S = 8, STEPS = 2 };
 

@@ -9,7 +9,7 @@
 #include "verify/check_baseline.h"
 #include "verify/check_run.h"
 
-TestSuite(adam_allowance, .timeout = 200);
+TestSuite(adam_allowance, .timeout = 300);
 
 enum { ELEMENTS = 4 };
 

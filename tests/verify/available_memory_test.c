@@ -29,7 +29,7 @@ static void remove_root(void)
     nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-TestSuite(available, .init = make_root, .fini = remove_root, .timeout = 30);
+TestSuite(available, .init = make_root, .fini = remove_root, .timeout = 300);
 
 /* Writes root/path, and the folders on the way. */
 static void put(const char *path, const char *text)

@@ -8,7 +8,7 @@
 #include "support/own_module.h"
 #include "support/small.h"
 
-TestSuite(check_module, .timeout = 60);
+TestSuite(check_module, .timeout = 300);
 
 enum { SAMPLES = 7, WIDTH = 8, CLASSES = 4, MOST = 10 };
 

@@ -2,7 +2,7 @@
 /* A check beside what else the simulated cluster can do: record, predict, schedule, and let transports fail. */
 #include "tests/verify/support.h"
 
-TestSuite(cluster_check, .timeout = 100);
+TestSuite(cluster_check, .timeout = 300);
 
 static const ar_parallel layouts[] = {{.dp = 2, .tp = 2}, {.tp = 2, .sp = true}};
 static const ar_sim_cluster cluster = {

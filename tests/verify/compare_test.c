@@ -7,7 +7,7 @@
 
 #include "verify/check_run.h"
 
-TestSuite(compare, .timeout = 60);
+TestSuite(compare, .timeout = 300);
 
 Test(compare, equal_shards_are_complete_and_the_same)
 {

@@ -6,7 +6,7 @@
 #include "anyrank/dump.h"
 #include "tests/verify/support.h"
 
-TestSuite(dump_check, .timeout = 120);
+TestSuite(dump_check, .timeout = 300);
 
 static void remove_tree(const char *path)
 {

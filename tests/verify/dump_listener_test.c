@@ -5,7 +5,7 @@
 
 #include "anyrank/dump_listener.h"
 
-TestSuite(dump_listener, .timeout = 20);
+TestSuite(dump_listener, .timeout = 300);
 
 static ar_dump_listener *listener(const ar_dump_listener_options *o)
 {

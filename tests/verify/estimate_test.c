@@ -16,7 +16,7 @@
 #include "tests/verify/support.h"
 #include "verify/estimate.h"
 
-TestSuite(estimate, .timeout = 60);
+TestSuite(estimate, .timeout = 300);
 
 #define GPT2_124M                                                                                                 \
     "{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_head\":12,\"n_layer\":12,\"n_inner\":3072," \

@@ -20,7 +20,7 @@ COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 
 def run(name):
     program = pathlib.Path(COMMAND).resolve().parent / f"example_{name}"
-    done = subprocess.run([program], capture_output=True, stdin=subprocess.DEVNULL, timeout=120, check=False, text=True)
+    done = subprocess.run([program], capture_output=True, stdin=subprocess.DEVNULL, timeout=1800, check=False, text=True)
     return done.returncode, done.stdout
 
 

@@ -5,7 +5,7 @@
 
 #include "verify/order.h"
 
-TestSuite(order, .timeout = 20);
+TestSuite(order, .timeout = 300);
 
 static int compare(const void *a, const void *b)
 {

@@ -6,7 +6,7 @@
 #include "tests/support/noise.h"
 #include "verify/explain.h"
 
-TestSuite(explain_ranks, .init = folder_begin, .fini = folder_end, .timeout = 20);
+TestSuite(explain_ranks, .init = folder_begin, .fini = folder_end, .timeout = 300);
 
 enum { ROWS = 24, COLS = 16, COUNT = ROWS * COLS };
 

@@ -4,7 +4,7 @@
 #include "dump/folder.h"
 #include "verify/explain.h"
 
-TestSuite(explain_sample, .timeout = 60, .init = folder_begin, .fini = folder_end);
+TestSuite(explain_sample, .timeout = 300, .init = folder_begin, .fini = folder_end);
 
 static size_t take(float *out, const ar_dump_tensor *t, size_t most)
 {

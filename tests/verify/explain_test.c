@@ -3,7 +3,7 @@
  * rounding alone. */
 #include "tests/verify/explain_spoil.h"
 
-TestSuite(explain, .timeout = 30);
+TestSuite(explain, .timeout = 300);
 
 typedef void (*corruption)(float *x, const float *was, dumps *d);
 

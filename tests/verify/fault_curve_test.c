@@ -6,7 +6,7 @@
 #include "tests/verify/support.h"
 #include "verify/check_run.h"
 
-TestSuite(fault_curve, .timeout = 60);
+TestSuite(fault_curve, .timeout = 300);
 
 /* One gradient of four elements on each of two ranks; loss 4 at every step. */
 typedef struct made {

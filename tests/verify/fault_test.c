@@ -199,7 +199,7 @@ static void expect_all(const expected *table, size_t n, place *p)
     }
 }
 
-TestSuite(fault, .timeout = 280);
+TestSuite(fault, .timeout = 300);
 
 Test(fault, tables_have_every_fault)
 {

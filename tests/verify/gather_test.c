@@ -4,7 +4,7 @@
 
 #include "verify/gather.h"
 
-TestSuite(gather, .timeout = 10);
+TestSuite(gather, .timeout = 300);
 
 /* Part `part` of two of a vector of four, as rank `part` taps it. */
 static void tap_half(ari_gatherer *g, int part, float *values)

@@ -170,7 +170,7 @@ static void check_values(const golden_case *c, const char *out)
             c->name, outputs, grads, MODEL_BOUND);
 }
 
-TestSuite(golden, .timeout = 120);
+TestSuite(golden, .timeout = 300);
 
 Test(golden, outputs_and_gradients_agree_with_the_reference)
 {

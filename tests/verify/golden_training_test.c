@@ -257,7 +257,7 @@ static void expect_same_outcome(const outcome *a, const outcome *b, const char *
                      name, layout, a->name[t]);
 }
 
-TestSuite(golden_training, .timeout = 240);
+TestSuite(golden_training, .timeout = 300);
 
 Test(golden_training, twenty_steps_reproduce_losses_and_weights_on_every_layout)
 {

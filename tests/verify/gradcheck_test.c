@@ -74,7 +74,7 @@ static void expect_ok(const ar_config *c, size_t parameters)
     }
 }
 
-TestSuite(gradcheck, .timeout = 120);
+TestSuite(gradcheck, .timeout = 300);
 
 Test(gradcheck, passes_for_every_architecture_on_two_samples_of_sixteen_tokens)
 {

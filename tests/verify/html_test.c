@@ -10,7 +10,7 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 
-TestSuite(html, .timeout = 60);
+TestSuite(html, .timeout = 300);
 
 enum { ROWS = 4 };
 

@@ -8,7 +8,7 @@
 #include "run/positions.h"
 #include "verify/check_run.h"
 
-TestSuite(limits, .timeout = 100);
+TestSuite(limits, .timeout = 300);
 
 static const int64_t ids[] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3};
 

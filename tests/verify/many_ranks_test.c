@@ -5,7 +5,7 @@
 
 #include "tests/verify/support.h"
 
-TestSuite(many_ranks, .timeout = 120);
+TestSuite(many_ranks, .timeout = 300);
 
 enum { RANKS = 64, BATCH = 8, SEQ = 16 };
 

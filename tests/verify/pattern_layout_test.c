@@ -2,7 +2,7 @@
 /* Traces of mistakes in a mesh of data- and tensor-parallel ranks, each spoiled by hand as the mistake would. */
 #include "tests/verify/pattern_support.h"
 
-TestSuite(pattern_layout, .timeout = 60);
+TestSuite(pattern_layout, .timeout = 300);
 
 /* --- sums over a group ------------------------------------------------------------------------------------------- */
 

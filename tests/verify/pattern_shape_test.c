@@ -3,7 +3,7 @@
 #include "tests/verify/pattern_support.h"
 #include "verify/pattern_impl.h"
 
-TestSuite(pattern_shape, .timeout = 60);
+TestSuite(pattern_shape, .timeout = 300);
 
 /* Precondition: a world of any shape. Identity: without a change nothing differs; with one change one element does. */
 static void check_one_change(world *w)

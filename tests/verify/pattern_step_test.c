@@ -2,7 +2,7 @@
 /* Traces of mistakes that sequence parallelism, micro-batches, dropout and the update leave, each spoiled by hand. */
 #include "tests/verify/pattern_support.h"
 
-TestSuite(pattern_step, .timeout = 60);
+TestSuite(pattern_step, .timeout = 300);
 
 /* --- sums over ranks that share out positions -------------------------------------------------------------------- */
 

@@ -2,8 +2,8 @@
 /* Copies and shards: every detector fires on its trace and is silent on a near miss. */
 #include "tests/verify/pattern_support.h"
 
-TestSuite(pattern_replica, .timeout = 20);
-TestSuite(pattern_shard, .timeout = 20);
+TestSuite(pattern_replica, .timeout = 300);
+TestSuite(pattern_shard, .timeout = 300);
 
 /* --- sums over copies
  * -------------------------------------------------------------------------------------------------- */

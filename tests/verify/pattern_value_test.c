@@ -2,8 +2,8 @@
 /* Values, gradients, losses, places: every detector fires on its trace and is silent on a near miss. */
 #include "tests/verify/pattern_support.h"
 
-TestSuite(pattern_value, .timeout = 20);
-TestSuite(pattern_part, .timeout = 20);
+TestSuite(pattern_value, .timeout = 300);
+TestSuite(pattern_part, .timeout = 300);
 
 static void scale_all(world *w, float factor)
 {

@@ -7,7 +7,7 @@
 #include "support/layout_draw.h"
 #include "support/small.h"
 
-TestSuite(random_layouts, .timeout = 240);
+TestSuite(random_layouts, .timeout = 300);
 
 enum { FIRST_SEED = 1 };
 

@@ -6,7 +6,7 @@
 
 #include "verify/coverage.h"
 
-TestSuite(reports, .timeout = 60);
+TestSuite(reports, .timeout = 300);
 
 /* --- micro-batches: a rank reports a tensor once for each ------------------------------------------------------- */
 

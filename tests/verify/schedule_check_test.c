@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-TestSuite(schedule_check, .timeout = 120);
+TestSuite(schedule_check, .timeout = 300);
 
 static const ar_parallel layouts[] = {
     {.tp = 1}, {.tp = 4, .sp = true}, {.dp = 3, .tp = 2}, {.dp = 2, .micro_batches = 2}, {.dp = 2, .tp = 3, .zero = 1},

@@ -8,7 +8,7 @@
 #include "anyrank/grads.h"
 #include "anyrank/safetensors.h"
 
-TestSuite(sensitivity, .timeout = 120);
+TestSuite(sensitivity, .timeout = 300);
 
 #define GOLDEN TEST_GOLDEN_DIR "/llama-mqa-tied-tiny"
 

@@ -6,7 +6,7 @@
 
 #include "verify/check_run.h"
 
-TestSuite(steps, .timeout = 250);
+TestSuite(steps, .timeout = 300);
 
 /* Every kind of layout, for models whose heads divide by 12; of three samples two ranks have two and one. */
 static const ar_parallel layouts[] = {

@@ -6,7 +6,7 @@
 
 #include "anyrank/baseline.h"
 
-TestSuite(tensors, .timeout = 60);
+TestSuite(tensors, .timeout = 300);
 
 #define ONE_LLAMA LLAMA(11, 16, 24, 1, 4, 2, 4, false)
 #define TWO_LLAMA LLAMA(11, 16, 24, 2, 4, 2, 4, false)

@@ -5,7 +5,7 @@
 #include "run/cluster_run.h"
 #include "sim/plan/bytes.h"
 
-TestSuite(traffic_counted, .timeout = 240);
+TestSuite(traffic_counted, .timeout = 300);
 
 enum { BATCH = 5, SEQ = 12, STEPS = 2 };
 

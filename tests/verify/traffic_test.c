@@ -5,7 +5,7 @@
 #include "run/cluster_run.h"
 #include "sim/plan/bytes.h"
 
-TestSuite(traffic, .timeout = 240);
+TestSuite(traffic, .timeout = 300);
 
 static uint64_t predicted(const ari_traffic_case *c)
 {

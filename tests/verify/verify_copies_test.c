@@ -2,7 +2,7 @@
 #include "anyrank/verify.h"
 #include "dump/folder.h"
 
-TestSuite(verify_copies, .timeout = 60, .init = folder_begin, .fini = folder_end);
+TestSuite(verify_copies, .timeout = 300, .init = folder_begin, .fini = folder_end);
 
 /* Shards that nothing says are shards: copies that differ, of another shape than the reference. */
 Test(verify_copies, that_differ_and_have_another_shape_are_reported)

@@ -3,7 +3,7 @@
 
 #include "verify/verify_support.h"
 
-TestSuite(verify_rules, .timeout = 60);
+TestSuite(verify_rules, .timeout = 300);
 
 static const float ones[6] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
 

@@ -4,7 +4,7 @@
 #include "support/noise.h"
 #include "verify/verify_support.h"
 
-TestSuite(verify_stats, .timeout = 60);
+TestSuite(verify_stats, .timeout = 300);
 
 static const ar_verify_options by_bits = {.rule = AR_VERIFY_BITS};
 
