@@ -1,30 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
-#include "ref/core/nearest.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
 #include "ref/io/foreign.h"
 
-static const struct {
-    char name[16];
+typedef struct model_reader {
+    char name[16], class[16]; /* class: what the names of its classes begin with, "LlamaForCausalLM"; "": it has none */
     ar_status (*read)(ar_config *c, const ari_json_at *at);
-} models[] = {{"llama", ari_config_llama},
-              {"qwen2", ari_config_qwen2},
-              {"mistral", ari_config_mistral},
-              {"gpt2", ari_config_gpt2},
-              {"anyrank-stack", ari_config_stack}};
+} model_reader;
+
+static const model_reader models[] = {{"llama", "llama", ari_config_llama},
+                                      {"qwen2", "qwen2", ari_config_qwen2},
+                                      {"mistral", "mistral", ari_config_mistral},
+                                      {"gpt2", "gpt2", ari_config_gpt2},
+                                      {"anyrank-stack", "", ari_config_stack}};
 #define MODELS (sizeof models / sizeof models[0])
+
+/* "GPT-2" and "gpt2". */
+static bool same_letters(const char *a, const char *b)
+{
+    for (;; a++, b++) {
+        while (*a == '-' || *a == '_' || *a == ' ')
+            a++;
+        while (*b == '-')
+            b++;
+        if (tolower((unsigned char)*a) != tolower((unsigned char)*b))
+            return false;
+        if (*a == '\0')
+            return true;
+    }
+}
+
+/* "GemmaForCausalLM" with a model_type of llama: a file whose model_type was changed, and whose weights are another
+ * architecture's. */
+static ar_status check_classes(const ari_json_at *at, const model_reader *m)
+{
+    static const char *const ends[] = {"For", "LMHead", "DoubleHeads", "Model", "PreTrained"};
+    const json_t *classes = json_object_get(at->object, "architectures");
+    for (size_t i = 0; i < json_array_size(classes) && m->class[0]; i++) {
+        const char *name = json_string_value(json_array_get(classes, i));
+        size_t n = name ? strlen(name) : 0;
+        for (size_t k = 0; name && k < sizeof ends / sizeof ends[0]; k++) {
+            const char *end = strstr(name, ends[k]);
+            n = end && (size_t)(end - name) < n ? (size_t)(end - name) : n;
+        }
+        if (name && (n != strlen(m->class) || strncasecmp(name, m->class, n) != 0))
+            return ar_error_set(AR_ERR_CONFIG,
+                                "%s: key 'architectures' is '%s', and 'model_type' is '%s': one of the two is another "
+                                "model's, and its weights would be computed with wrongly",
+                                ARI_SHOW(at->name), ARI_SHOW(name), m->name);
+    }
+    return AR_OK;
+}
 
 static ar_status unknown_model(const ari_json_at *at, const char *type)
 {
-    const char *names[MODELS];
+    /* Another spelling is suggested, never another architecture: that would invite to rename it. */
+    const char *near = NULL;
     for (size_t i = 0; i < MODELS; i++)
-        names[i] = models[i].name;
-    const char *near = ari_nearest(type, names, MODELS);
+        near = same_letters(type, models[i].name) ? models[i].name : near;
     return ar_error_set(AR_ERR_CONFIG,
                         "%s: key 'model_type' is '%s', expected one of 'llama', 'qwen2', 'mistral', 'gpt2', "
                         "'anyrank-stack'%s%s%s",
@@ -72,6 +112,7 @@ static ar_status read_config(ar_config *c, const ari_json_at *at)
         c->rope_factor = 1;
         c->causal = true;
         AR_TRY(ari_config_refuse(at));
+        AR_TRY(check_classes(at, &models[i]));
         AR_TRY(models[i].read(c, at));
         AR_TRY(ari_json_real_or(at, "initializer_range", &c->initializer_range));
         AR_TRY(read_dropout(c, at));

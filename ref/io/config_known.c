@@ -90,6 +90,7 @@ static const struct {
     {"parallel_attn", OFF},
     {"use_parallel_residual", OFF},
     {"apply_residual_connection_post_layernorm", OFF},
+    {"hidden_activation", OFF}, /* Gemma's, which scales embeddings and adds 1 to the weights of norms */
     {"norm_after", OFF},
     {"use_post_norm", OFF},
     {"new_decoder_architecture", OFF},

@@ -79,16 +79,18 @@ static inline void case_fill(float *x, size_t rows, size_t cols, data_kind kind,
     }
 }
 
-/* One row each whose products cancel in pairs, the last with the first: the sum is 0, and on the way to it the partial
- * sums of positive terms grow to k/2 times the largest product. */
+/* One row each whose products cancel in pairs: the sum is 0, and on the way to it the partial sums of positive terms
+ * grow to k/2 times the largest product. The second half is in an order of its own, so that what rounding does to one
+ * half is not what it does to the other. */
 static inline void case_fill_cancelling(float *a, float *b, size_t k)
 {
     uint64_t state = k;
     for (size_t i = 0; i < k / 2; i++) {
         a[i] = 0.5f + (float)(case_random(&state) >> 9) * 0x1p-24f;
         b[i] = 0.5f + (float)(case_random(&state) >> 9) * 0x1p-24f;
-        a[k - 1 - i] = -a[i];
-        b[k - 1 - i] = b[i];
+        const size_t pair = k / 2 + (i * 7 + 1234) % (k / 2);
+        a[pair] = -a[i];
+        b[pair] = b[i];
     }
 }
 

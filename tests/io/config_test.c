@@ -375,6 +375,42 @@ Test(config, an_unknown_model_type_lists_the_known_ones)
     cr_expect_eq(parse_with(&c, LLAMA, "model_type", "7"), AR_ERR_CONFIG);
 }
 
+/* A suggestion would invite to rename it. */
+Test(config, another_architecture_is_never_suggested)
+{
+    static const char *const others[] = {"\"mixtral\"", "\"qwen3\"",     "\"qwen2_moe\"", "\"gptj\"",
+                                         "\"llama4\"",  "\"ministral\"", "\"gpt_neo\""};
+    ar_config c;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        cr_expect_eq(parse_with(&c, LLAMA, "model_type", others[i]), AR_ERR_CONFIG);
+        cr_expect_null(strstr(ar_error_message(), "did you mean"), "%s", ar_error_message());
+    }
+    cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"LLaMA\""), AR_ERR_CONFIG);
+    cr_expect_not_null(strstr(ar_error_message(), "did you mean 'llama'?"), "%s", ar_error_message());
+}
+
+Test(config, another_models_file_under_a_known_type_is_refused)
+{
+    static const char *const right[] = {"[\"LlamaForCausalLM\"]",
+                                        "[\"LLaMAForCausalLM\"]",
+                                        "[\"LlamaModel\"]",
+                                        "[]",
+                                        "[\"LlamaForSequenceClassification\"]",
+                                        "null"};
+    static const char *const wrong[] = {"[\"GemmaForCausalLM\"]", "[\"LlamaMoEForCausalLM\"]", "[\"Qwen2Model\"]",
+                                        "[\"LlamaForCausalLM\", \"Gemma2ForCausalLM\"]"};
+    ar_config c;
+    for (size_t i = 0; i < sizeof right / sizeof *right; i++)
+        cr_expect_eq(parse_with(&c, LLAMA, "architectures", right[i]), AR_OK, "%s: %s", right[i], ar_error_message());
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        cr_expect_eq(parse_with(&c, LLAMA, "architectures", wrong[i]), AR_ERR_CONFIG, "%s", wrong[i]);
+        cr_expect_not_null(strstr(ar_error_message(), "'model_type' is 'llama'"), "%s", ar_error_message());
+    }
+    cr_expect_eq(parse_with(&c, GPT2, "architectures", "[\"GPT2LMHeadModel\"]"), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(parse_with(&c, LLAMA, "hidden_activation", "\"gelu_pytorch_tanh\""), AR_ERR_CONFIG);
+    cr_expect_eq(parse_with(&c, LLAMA, "hidden_activation", "null"), AR_OK, "%s", ar_error_message());
+}
+
 Test(config, what_is_not_an_object_or_not_json_is_told_apart)
 {
     ar_config c;

@@ -72,6 +72,63 @@ Test(compare, a_copy_that_differs_is_found_though_the_first_copy_is_right)
     fixture_fini(&f);
 }
 
+/* Rows [start, start + rows) of the full tensor, which lie from row `local` on in the rank's own. */
+static ar_box rows_of(size_t start, size_t rows, size_t local)
+{
+    return (ar_box){.global = {start, 0}, .local = {local, 0}, .extent = {rows, COLS}};
+}
+
+Test(compare, the_lowest_index_is_told_though_the_rank_holds_it_behind_others)
+{
+    fixture f;
+    float own[COUNT];
+    const ar_layout turned = {
+        .ndim = 2, .shape = {ROWS, COLS}, .nbox = 2, .box = {rows_of(3, 3, 0), rows_of(0, 3, 3)}, .replicas = 1};
+    fixture_init(&f);
+    memcpy(own, f.values + COUNT / 2, sizeof own / 2);
+    memcpy(own + COUNT / 2, f.values, sizeof own / 2);
+    own[1] = own[COUNT / 2 + 5] = 100.0f; /* elements 13 and 5 of the full tensor */
+    tap(&f.rank[0], "w", own, &turned);
+    const ari_verdict v = ari_verdict_of(f.rank, 1, 0);
+    cr_expect(v.complete && v.different == 2 && v.first == 5 && v.first_local == COUNT / 2 + 5, "first %zu, local %zu",
+              v.first, v.first_local);
+    fixture_fini(&f);
+}
+
+/* As many elements as there are, but row 2 twice and row 5 not at all. */
+Test(compare, boxes_of_one_rank_that_overlap_are_not_the_whole)
+{
+    fixture f;
+    float own[COUNT];
+    const ar_layout overlapping = {
+        .ndim = 2, .shape = {ROWS, COLS}, .nbox = 2, .box = {rows_of(0, 3, 0), rows_of(2, 3, 3)}, .replicas = 1};
+    fixture_init(&f);
+    memcpy(own, f.values, sizeof own / 2);
+    memcpy(own + COUNT / 2, f.values + (size_t)2 * COLS, sizeof own / 2);
+    tap(&f.rank[0], "w", own, &overlapping);
+    const ari_verdict v = ari_verdict_of(f.rank, 1, 0);
+    cr_expect(!v.complete && v.different == 0);
+    fixture_fini(&f);
+}
+
+/* What is hashed is the first copy, whoever reports last. */
+Test(compare, the_hashed_copy_is_the_first_replicas)
+{
+    fixture f;
+    float kept[COUNT] = {0}, wrong[COUNT], *const gathered[] = {kept};
+    fixture_init(&f);
+    memcpy(wrong, f.values, sizeof wrong);
+    wrong[3] = 100.0f;
+    for (int r = 0; r < RANKS; r++) {
+        ari_comparator_fini(&f.rank[r]);
+        cr_assert_eq(ari_comparator_init(&f.rank[r], &f.ref, gathered), AR_OK);
+    }
+    tap_whole(&f.rank[0], f.values, 0, RANKS);
+    tap_whole(&f.rank[1], wrong, 1, RANKS);
+    cr_expect_eq(memcmp(kept, f.values, sizeof kept), 0);
+    fixture_fini(&f);
+}
+
 Test(compare, what_no_rank_holds_is_incomplete)
 {
     fixture f;
