@@ -31,12 +31,12 @@ static bool is_parameter(const ari_whole *w)
 
 static const char *const query_names[] = {"q_proj", "wq", "q_rope", "q", "context", "query", NULL};
 static const char *const key_names[] = {"k_proj", "v_proj", "wk", "wv", "k_rope", "k", "v", "key", "value", NULL};
-static const char *const output_names[] = {"o_proj", "wo", NULL};
+static const char *const output_names[] = {"o_proj", "wo", "linear_proj", NULL};
 static const char *const packed_names[] = {"c_attn", "query_key_value", "qkv_proj", "linear_qkv", "qkv", "Wqkv", NULL};
 
 static bool is_attention_c_proj(const char *name)
 {
-    return strstr(name, "attn.c_proj") != NULL;
+    return strstr(name, "attn.c_proj") != NULL || strstr(name, "attention.dense.") != NULL;
 }
 
 /* Conv1D: [in, out]. */

@@ -54,7 +54,9 @@ bool ari_is_embedding(const ari_difference *d)
 
 bool ari_is_row_parallel(const ari_difference *d)
 {
-    static const char *const names[] = {"o_proj", "c_proj", "down_proj", "w2", "wo", "fc2"};
+    static const char *const names[] = {
+        "o_proj",     "c_proj",        "down_proj",      "w2", "wo", "fc2", "linear_proj",
+        "linear_fc2", "dense_4h_to_h", "attention.dense"};
     const char *end = d->name + strlen(d->name), *leaf = leaf_of(d);
     if (strcmp(leaf, "weight") == 0 || strcmp(leaf, "bias") == 0)
         end = leaf > d->name ? leaf - 1 : leaf;
@@ -84,7 +86,7 @@ bool ari_is_by_heads(const ari_difference *d)
 {
     static const char *const both[] = {"q_rope", "k_rope", "q", "k", "v", NULL};
     static const char *const forward[] = {"q_proj", "k_proj", "v_proj", "wq", "wk", "wv", "context", NULL};
-    static const char *const backward[] = {"o_proj", "wo", NULL};
+    static const char *const backward[] = {"o_proj", "wo", "linear_proj", NULL};
     if (is_parameter(d) || d->ndim != 3 || d->head_dim == 0 || d->shape[2] % d->head_dim != 0)
         return false;
     if (leaf_is_one_of(d, both) || leaf_is_one_of(d, d->pass == 'f' ? forward : backward))

@@ -86,8 +86,10 @@ static inline void case_fill_cancelling(float *a, float *b, size_t k)
 {
     uint64_t state = k;
     for (size_t i = 0; i < k / 2; i++) {
-        a[i] = 0.5f + (float)(case_random(&state) >> 9) * 0x1p-24f;
-        b[i] = 0.5f + (float)(case_random(&state) >> 9) * 0x1p-24f;
+        /* Near the largest, but for every eighth of b, whose integer may be odd: an odd sum shows a lost bit. */
+        a[i] = 1.0f - (float)((case_random(&state) >> 13) + 1) * 0x1p-24f;
+        b[i] = i % 8 == 7 ? 0.25f + (float)(case_random(&state) >> 9) * 0x1p-25f
+                          : 1.0f - (float)((case_random(&state) >> 13) + 1) * 0x1p-24f;
         const size_t pair = k / 2 + (i * 7 + 1234) % (k / 2);
         a[pair] = -a[i];
         b[pair] = b[i];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies and shards: every detector fires on its trace and is silent on a near miss. */
 #include "tests/verify/pattern_support.h"
+#include "verify/pattern_impl.h"
 
 TestSuite(pattern_replica, .timeout = 300);
 TestSuite(pattern_shard, .timeout = 300);
@@ -368,4 +369,21 @@ Test(pattern_shard, no_head_at_all_is_named)
     expect_hint(&w, "no head was computed");
     expect_pattern(&w, "all 96 elements, each zero where the reference is not; on all 4 ranks");
     world_free(&w);
+}
+
+/* The names of Hugging Face, GPT-2 and Megatron. */
+Test(pattern_shard, modules_whose_inputs_are_split_are_known_by_everyones_names)
+{
+    static const char *const split[] = {"model.layers.0.self_attn.o_proj.weight",
+                                        "transformer.h.0.attn.c_proj.bias",
+                                        "decoder.layers.1.self_attention.linear_proj.weight",
+                                        "decoder.layers.1.mlp.linear_fc2.bias",
+                                        "layers.0.self_attention.dense.weight",
+                                        "layers.0.mlp.dense_4h_to_h.weight"};
+    static const char *const others[] = {"layers.0.mlp.dense_h_to_4h.weight",
+                                         "layers.0.self_attention.linear_qkv.weight", "layers.0.mlp.linear_fc1.weight"};
+    for (size_t i = 0; i < sizeof split / sizeof *split; i++)
+        cr_expect(ari_is_row_parallel(&(ari_difference){.name = split[i]}), "%s", split[i]);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        cr_expect_not(ari_is_row_parallel(&(ari_difference){.name = others[i]}), "%s", others[i]);
 }
