@@ -15,11 +15,15 @@
 
 typedef enum accuracy_data {
     ACCURACY_GAUSSIAN,
-    ACCURACY_CHANNELS, /* 1 % of channels x100 in A, /100 in B */
-    ACCURACY_MASSIVE,  /* one activation x3000 on a weight column x1/1000 */
-    ACCURACY_SINK,     /* attention: 0.9 on a value vector x1/100, a flat tail on the others */
-    ACCURACY_DLOGITS,  /* softmax minus one-hot, times a Gaussian table */
-    ACCURACY_TOKENS    /* log-normal token magnitudes in both operands */
+    ACCURACY_CHANNELS,  /* 1 % of channels x100 in A, /100 in B */
+    ACCURACY_MASSIVE,   /* one activation x3000 on a weight column x1/1000 */
+    ACCURACY_SINK,      /* attention: 0.9 on a value vector x1/100, a flat tail on the others */
+    ACCURACY_DLOGITS,   /* softmax minus one-hot, times a Gaussian table */
+    ACCURACY_TOKENS,    /* log-normal token magnitudes in both operands */
+    ACCURACY_LOGNORMAL, /* every element: a sign times exp of a Gaussian */
+    ACCURACY_STUDENT,   /* every element: Student's t of 3 degrees of freedom */
+    ACCURACY_OUTLIERS,  /* 1 % of channels x100 in A alone */
+    ACCURACY_PEAKED     /* softmax of Gaussian scores of standard deviation 4, times a Gaussian V */
 } accuracy_data;
 
 typedef struct accuracy_row {
@@ -35,6 +39,28 @@ typedef struct accuracy_result {
 static inline double accuracy_normal(uint64_t stream, uint64_t index)
 {
     return (double)ari_random_normal(stream, index, 1.0);
+}
+
+/* Gaussian over the root of a third of the sum of three squares. */
+static inline double accuracy_student(double g, uint64_t stream, uint64_t index)
+{
+    double squares = 0.0;
+    for (uint64_t i = 0; i < 3; i++) {
+        const double n = accuracy_normal(stream, 3 * index + i);
+        squares += n * n;
+    }
+    return g / sqrt(squares / 3.0);
+}
+
+static inline void accuracy_fill_softmax(float *a, size_t rows, size_t k)
+{
+    for (size_t i = 0; i < rows; i++) {
+        double sum = 0.0;
+        for (size_t j = 0; j < k; j++)
+            sum += exp(4.0 * accuracy_normal(22, i * k + j));
+        for (size_t j = 0; j < k; j++)
+            a[i * k + j] = (float)(exp(4.0 * accuracy_normal(22, i * k + j)) / sum);
+    }
 }
 
 static inline void accuracy_fill_dlogits(float *a, size_t rows, size_t k)
@@ -65,6 +91,13 @@ static inline float accuracy_element(accuracy_data data, int is_b, size_t row, s
         return (float)(g * exp(accuracy_normal(is_b ? 14 : 13, j)));
     case ACCURACY_DLOGITS:
         return (float)(0.02 * g);
+    case ACCURACY_LOGNORMAL:
+        return (float)copysign(exp(accuracy_normal(is_b ? 16 : 15, row * k + j)), g);
+    case ACCURACY_STUDENT:
+        return (float)accuracy_student(g, is_b ? 18 : 17, row * k + j);
+    case ACCURACY_OUTLIERS:
+        return (float)(j % 100 == 37 && !is_b ? g * 100.0 : g);
+    case ACCURACY_PEAKED:
     case ACCURACY_GAUSSIAN:
         break;
     }
@@ -99,6 +132,8 @@ static inline accuracy_result accuracy_measure(const accuracy_row *row, size_t m
     }
     if (row->data == ACCURACY_DLOGITS)
         accuracy_fill_dlogits(a, m, k);
+    if (row->data == ACCURACY_PEAKED)
+        accuracy_fill_softmax(a, m, k);
     for (size_t i = 0; i < m * m; i++) {
         want[i] = 0.0;
         for (size_t j = 0; j < k; j++)
