@@ -6,14 +6,18 @@
 #include "ref/core/size.h"
 #include "ref/train/ddp.h"
 
-/* Parameters that may share a bucket: of one storage, summed over the same groups. */
-enum { KINDS = 4 };
+/* Parameters that may share a bucket: of one storage, summed over the same groups, and of as many elements on every
+ * tensor-parallel rank, or all of them not. A copy lies on each of these ranks, and floats are added in the order of
+ * its place in the bucket: beside a shard that is longer on one rank it would have another place there, and the copies
+ * other bits. */
+enum { KINDS = 8 };
 
 typedef struct candidate {
     ar_param *param;
     size_t registered; /* its place in the list */
     size_t elements;
     size_t bytes; /* on the tensor-parallel rank that has most: ranks agree about the order of their buckets */
+    bool uneven;  /* other tensor-parallel ranks have more elements, or fewer */
     int kind;
     size_t bucket;
 } candidate;
@@ -38,10 +42,11 @@ static int larger_first(const void *a, const void *b)
     return x->registered < y->registered ? -1 : x->registered > y->registered;
 }
 
-/* Elements on the rank that has most. Parts differ by the vocabulary alone, dimension 0, of which the first rank has
- * most and the last ones may have nothing. */
-static ar_status most_elements(size_t *n, const ar_ddp *d, const ar_param *p)
+/* Bytes on the rank that has most, and whether all have as many. Parts differ by the vocabulary alone, dimension 0, of
+ * which the first rank has most and the last ones may have nothing. */
+static ar_status measure(candidate *c, const ar_ddp *d, const ar_param *p)
 {
+    size_t *const n = &c->bytes;
     const ar_layout *o = &p->layout;
     const int tp = ar_comm_size(d->ctx->tp), parts = o->replicas > 0 && o->replicas < tp ? tp / o->replicas : 1;
     size_t start = 0, most = 0;
@@ -50,8 +55,9 @@ static ar_status most_elements(size_t *n, const ar_ddp *d, const ar_param *p)
         const bool cut = o->nbox > 0 ? ar_layout_local(o, i) < o->shape[i] : i == 0;
         ar_split_uneven(o->shape[i], cut ? parts : 1, 0, &start, &most);
         AR_TRY(ari_mul_size(n, *n, most));
+        c->uneven = c->uneven || (cut && o->shape[i] % (size_t)parts != 0);
     }
-    return AR_OK;
+    return ari_mul_size(n, *n, sizeof(float));
 }
 
 static ar_status collect(draft *f, const ar_ddp *d)
@@ -63,9 +69,8 @@ static ar_status collect(draft *f, const ar_ddp *d)
         candidate c = {.param = p, .registered = i, .elements = ar_tensor_count(&p->value)};
         if (!p->requires_grad)
             continue;
-        AR_TRY(most_elements(&c.bytes, d, p));
-        AR_TRY(ari_mul_size(&c.bytes, c.bytes, sizeof(float)));
-        c.kind = 2 * is_spread(d, p) + (p->storage == AR_BF16);
+        AR_TRY(measure(&c, d, p));
+        c.kind = 4 * c.uneven + 2 * is_spread(d, p) + (p->storage == AR_BF16);
         f->at[f->n++] = c;
     }
     if (d->options.order == AR_BUCKETS_BY_SIZE)

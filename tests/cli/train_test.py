@@ -88,6 +88,16 @@ class Trajectories(Case):
         self.assertEqual([r["bytes"]["counted"] for r in runs[1:]], [r["bytes"]["predicted"] for r in runs[1:]])
         self.assertTrue(all(r["bytes"]["counted"] > 0 for r in runs[1:]))
 
+    def test_copies_stay_equal_in_native_numerics_beside_parts_of_unlike_sizes(self):
+        # 97 rows over 4 ranks: 25 on the first, 24 on the others; each KV head is on two ranks, each norm on all.
+        model = self.config("odd", vocab_size=97, num_attention_heads=4, tie_word_embeddings=False)
+        data = self.folder / "tokens"
+        data.write_bytes(bytes(i * i * 7 % 97 for i in range(400)))
+        for layout in (["--dp", 3], ["--dp", 5, "--sp"], ["--dp", 3, "--zero", 1], ["--dp", 3, "--bucket-bytes", 6000]):
+            run = self.trained(model, "--data", data, "--data-format", "bytes", "--tp", 4, *layout, "--batch", 5, "--seq",
+                               8, "--steps", 2, "--numerics", "native", "--verify-every", 1)
+            self.assertEqual(run["bytes"]["counted"], run["bytes"]["predicted"])
+
     def test_the_data_the_seed_and_the_step_decide_the_weights(self):
         other = self.folder / "other.txt"
         other.write_bytes(bytes(range(256)) * 4)
