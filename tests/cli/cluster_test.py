@@ -255,7 +255,7 @@ class Transport(ClusterTest):
 
     def test_what_is_no_fault_is_refused(self):
         for text, says in (("kil rank 0 collective 3", ["'kil'", "kill", "corrupt rank"]), ("kill", "rank is missing"),
-                           ("kill rank 0", "collective is missing"), ("kill rank 2 collective 3", "0 to 1"),
+                           ("kill rank 0", "collective is missing"), ("kill rank 2 collective 3", "the layout's ranks are 0 to 1"),
                            ("kill rank x collective 3", "'x'"), ("kill rank 0 collective 0", "from 1"),
                            ("kill rank 0 rank 1 collective 3", "twice"), ("delay rank 0 collective 3", "how long"),
                            ("stall rank 0 collective 3 bit 4", "'bit'"), ("kill rank 0 collective", "''"),

@@ -349,6 +349,10 @@ class BadInput(Verify):
             self.refused(a, b, option, b, words=[option, "another file"])
             self.refused(a, b, option, "link.html", words=[option, "another file"])
         self.assertEqual(b.read_bytes(), before)
+        for read in ("--map", "--reference-map"):
+            (self.folder / "map.json").write_text("{}", encoding="utf-8")
+            self.refused(a, b, read, "map.json", "--html", "map.json", words=["--html", "another file"])
+            self.assertEqual((self.folder / "map.json").read_text(encoding="utf-8"), "{}")
 
 
 if __name__ == "__main__":

@@ -233,6 +233,8 @@ Test(config_models, scaling_of_llama_3_that_makes_no_sense_is_refused)
          "'original_max_position_embeddings' is 0"},
         {LLAMA, "\"original_max_position_embeddings\":4096," SCALED("8", "1", "4"),
          "'original_max_position_embeddings' is 8192, but 4096 beside it"},
+        {LLAMA, "\"original_max_position_embeddings\":16384," SCALED("8", "1", "4"),
+         "'original_max_position_embeddings' is 8192, but 16384 beside it"},
         {LLAMA, "\"rope_scaling\":{\"type\":\"default\",\"mrope_section\":[16,24,24]}", "'mrope_section'"},
     };
     refuse_all(cases, sizeof cases / sizeof *cases);

@@ -111,6 +111,9 @@ Test(philox, dropout_thresholds_are_floored_and_scales_rounded_once)
     cr_assert(ari_dropout_threshold(0.0) == 0 && ari_dropout_threshold(1.0 - 0x1p-53) == UINT32_MAX);
     cr_assert(ari_bits32(ari_dropout_scale(0.1)) == 0x3f8e38e4u && ari_bits32(ari_dropout_scale(0.3)) == 0x3fb6db6eu);
     cr_assert(ari_bits32(ari_dropout_scale(0.5)) == 0x40000000u && ari_bits32(ari_dropout_scale(0.0)) == 0x3f800000u);
+    /* A division in binary32 gives other bits of these. */
+    cr_assert(ari_bits32(ari_dropout_scale(0.15)) == 0x3f969697u && ari_bits32(ari_dropout_scale(0.6)) == 0x40200000u);
+    cr_assert(ari_bits32(ari_dropout_scale(0.9)) == 0x41200000u);
 }
 
 Test(philox, normal_stream_has_the_moments_of_a_normal)

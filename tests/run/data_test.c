@@ -173,6 +173,10 @@ Test(data, an_id_outside_the_vocabulary_is_named_with_its_place)
     cr_assert(says("token 1 is 98") && says("ids 0 to 97") && says("needs a vocabulary of 123"), "%s",
               ar_error_message());
     ar_data_close(d);
+    cr_assert_eq(open_bytes(&d, "\xff", 1, AR_DATA_BYTES), AR_OK);
+    cr_assert_eq(ar_data_check_vocab(d, 255), AR_ERR_DATA);
+    cr_assert_eq(ar_data_check_vocab(d, 256), AR_OK);
+    ar_data_close(d);
     const int64_t tokens[6] = {0, 1, 2, 3, 4, -7};
     cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 2, (const size_t[]){2, 3}, tokens), AR_OK);
     cr_assert_eq(ar_data_check_vocab(d, 10), AR_ERR_DATA);
