@@ -408,3 +408,21 @@ Test(own_layers, a_module_without_what_it_needs_is_refused)
     cr_expect_null(made);
     end(&a);
 }
+
+Test(own_layers, a_name_that_is_one_byte_too_long_is_refused)
+{
+    alone a = begin();
+    ar_param p;
+    ar_layout layout;
+    const size_t shape = 1;
+    char name[sizeof p.name + 1];
+    memset(name, 'n', sizeof name);
+    cr_assert_eq(ar_layout_replicate(&layout, 1, &shape, 0, 1), AR_OK);
+    name[sizeof p.name] = '\0';
+    cr_expect_eq(ar_param_init(&p, a.ctx, name, &layout, false), AR_ERR_ARG);
+    name[sizeof p.name - 1] = '\0';
+    cr_assert_eq(ar_param_init(&p, a.ctx, name, &layout, false), AR_OK, "%s", ar_error_message());
+    cr_expect_str_eq(p.name, name);
+    ar_param_fini(&p);
+    end(&a);
+}

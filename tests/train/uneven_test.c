@@ -2,6 +2,7 @@
 /* Samples, targets and lengths that ranks do not share evenly: every tensor has one rank's bits, however gradients are
  * put into buckets. */
 #include <criterion/criterion.h>
+#include <math.h>
 
 #include "recorded.h"
 #include "support/match.h"
@@ -169,4 +170,22 @@ Test(uneven, more_micro_batches_than_samples_of_any_rank_are_refused)
     cr_expect_eq(ar_parallel_check(&many, &c, &plan, B, S), AR_ERR_ARG);
     cr_expect(strstr(ar_error_message(), "2 micro-batches cannot share the 1 samples"), "%s", ar_error_message());
     cr_expect_eq(ar_parallel_check(&many, &c, &plan, 0, S), AR_OK, "a batch that is not known yet");
+}
+
+/* Of a parameter that two groups match the last one counts; where it names no decay, the rule decides and not the group
+ * before it. The baseline, written apart, is what the record is held to. */
+Test(uneven, the_last_group_that_matches_counts)
+{
+    const ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    static data d;
+    fill(&d);
+    ari_cluster_options o = job_of(&c, &d);
+    o.optimizer.weight_decay = 0.01;
+    o.optimizer.groups = 3;
+    o.optimizer.group[0] = (ar_param_group){.glob = "*", .lr_scale = 1.0, .weight_decay = 0.5};
+    o.optimizer.group[1] = (ar_param_group){.glob = "*norm*", .lr_scale = 2.0, .weight_decay = NAN};
+    o.optimizer.group[2] = (ar_param_group){.glob = "*mlp*", .lr_scale = 0.5, .weight_decay = 0.0};
+    recorded *whole = record(&o);
+    expect_one_ranks_bits(whole, &o, &layouts[4]);
+    recorded_free(whole);
 }
