@@ -46,7 +46,7 @@ Test(channels, ranks_that_neither_send_nor_receive_are_not_asked)
 {
     for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
         fail_run run = {.body = only_two};
-        cr_assert_eq(run_world(&run, 5, (ar_sim_algorithm)a, 0, 5000 * MS), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(run_world(&run, 5, (ar_sim_algorithm)a, 0, GUARD_NS), AR_OK, "%s", ar_error_message());
     }
 }
 
@@ -119,7 +119,7 @@ Test(channels, sends_to_different_peers_wait_on_different_queues)
 {
     for (int i = 0; i < 20; i++) {
         fail_run run = {.body = out_of_order};
-        cr_assert_eq(run_world(&run, 3, AR_SIM_AUTO, 0, 5000 * MS), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(run_world(&run, 3, AR_SIM_AUTO, 0, GUARD_NS), AR_OK, "%s", ar_error_message());
     }
 }
 
@@ -146,7 +146,7 @@ static ar_status beside_collectives(ar_comm *c, ar_queue *q, fail_run *run, int 
 Test(channels, a_message_that_waits_does_not_hold_up_collectives)
 {
     fail_run run = {.body = beside_collectives};
-    cr_assert_eq(run_world(&run, 3, AR_SIM_AUTO, 0, 5000 * MS), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(run_world(&run, 3, AR_SIM_AUTO, 0, GUARD_NS), AR_OK, "%s", ar_error_message());
 }
 
 /* --- groups ------------------------------------------------------------------------------------------------------- */
@@ -179,7 +179,7 @@ Test(channels, overlapping_groups_have_channels_of_their_own)
 {
     for (int i = 0; i < 10; i++) {
         fail_run run = {.body = rows_and_columns};
-        cr_assert_eq(run_world(&run, 8, AR_SIM_AUTO, 0, 5000 * MS), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(run_world(&run, 8, AR_SIM_AUTO, 0, GUARD_NS), AR_OK, "%s", ar_error_message());
     }
 }
 
@@ -288,7 +288,7 @@ static ar_status one_channel_twice(ar_comm *c, ar_queue *q, fail_run *run, int r
 Test(channels, two_threads_in_one_channel_are_an_error)
 {
     fail_run run = {.body = one_channel_twice};
-    cr_assert_eq(run_world(&run, 2, AR_SIM_AUTO, 2000 * MS, 5000 * MS), AR_ERR_ARG, "%s", ar_error_message());
+    cr_assert_eq(run_world(&run, 2, AR_SIM_AUTO, 2000 * MS, GUARD_NS), AR_ERR_ARG, "%s", ar_error_message());
     assert_says("rank 0 calls send(I64, count 1, peer 1)");
     assert_says("another of its threads");
     assert_process_usable();

