@@ -5,6 +5,7 @@
 
 #include "ref/core/comm_impl.h"
 #include "ref/core/size.h"
+#include "ref/core/wait.h"
 
 /* The public boundary: each wrapper checks its arguments once; tables repeat no check. */
 
@@ -356,6 +357,7 @@ int ar_comm_size(const ar_comm *c)
 
 const char *ar_comm_error(const ar_comm *c)
 {
+    ari_wait_poll();
     const char *message = "";
     (void)c->error(c, &message);
     return message;

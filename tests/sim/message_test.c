@@ -345,7 +345,7 @@ static void run_way(int v, ar_sim_algorithm algorithm, ar_queue_kind queue, char
                               .schedule_seed = 1};
     fail_run run = {.body = w->body ? w->body : calls_of_way, .variant = v, .queue = queue};
     char line[768];
-    cr_assert_eq(run_with(&run, n, &o, GUARD_NS, NULL), w->st, "%s: %s", w->name, ar_error_message());
+    cr_assert_eq(run_with(&run, n, &o, NULL), w->st, "%s: %s", w->name, ar_error_message());
     snprintf(line, sizeof line, "%.*s", (int)strcspn(ar_error_message(), "\n"), ar_error_message());
     for (int r = 0; r < n; r++) {
         const bool own = strstr(line, run.message[r]) != NULL; /* "" where it returned in time */
