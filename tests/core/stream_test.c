@@ -190,9 +190,9 @@ Test(stream, thread_waits_in_its_turn_and_not_with_earlier_tasks)
     fake_enqueue(ari_queue_stream(q), pass_gate, &later_gate);
     cr_assert_eq(ar_event_record(e, q), AR_OK); /* comm keeps the point that it was given */
     atomic_store(&host_gate, true);
-    cr_assert_eq(ar_event_sync(early_done, 20000 * MS), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_event_sync(early_done, 600000 * MS), AR_OK, "%s", ar_error_message());
     atomic_store(&gate, true);
-    cr_assert_eq(ar_queue_sync(comm, 20000 * MS), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_queue_sync(comm, 600000 * MS), AR_OK, "%s", ar_error_message());
     expect_log(&log, (int[]){1, 2, 3}, 3);
     atomic_store(&later_gate, true);
     ar_event_destroy(early_done);
