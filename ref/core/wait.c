@@ -13,6 +13,13 @@
 enum { SPIN_TURNS = 40 };
 #define YIELD_NS ((uint64_t)1000000)
 #define POLL_NS ((uint64_t)1000)
+/* Where somebody else wants the cores, a yield hands over a whole slice of time, and a rank that yields again and again
+ * comes back long after its peer was there; one that sleeps is woken at once. A yield that took this long tells, and
+ * the next waits of the process sleep without one. Measured beside 12 busy processes on two cores, a program of small
+ * worlds: 80 s without this, 38 s with it; alone 1.7 s both ways. */
+#define DEAR_NS ((uint64_t)2000000)
+enum { DEAR_WAITS = 256 };
+static atomic_uint dear_waits;
 /* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
 #define SLEEP_NS ((uint64_t)1000000000)
 
@@ -80,6 +87,15 @@ static bool turn_given(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen,
     return end != ARI_TURN_FREE;
 }
 
+/* Counts down; two threads that count at once only make it one fewer. */
+static bool yields_are_dear(void)
+{
+    const unsigned left = atomic_load_explicit(&dear_waits, memory_order_relaxed);
+    if (left > 0)
+        atomic_store_explicit(&dear_waits, left - 1, memory_order_relaxed);
+    return left > 0;
+}
+
 void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen)
 {
     if (turn_given(w, word, seen, other_seen))
@@ -91,11 +107,13 @@ void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uin
     }
     if (w->start_ns == 0)
         w->start_ns = w->now_ns = ari_now_ns();
-    if (w->now_ns - w->start_ns >= (w->awake_ns ? w->awake_ns : YIELD_NS)) {
+    if (w->now_ns - w->start_ns >= (w->awake_ns ? w->awake_ns : YIELD_NS) || yields_are_dear()) {
         const uint64_t slice = ari_deadline_ns(w->now_ns, SLEEP_NS), deadline = deadline_of(w);
         sleep_on(w->at, word, seen, w->other, other_seen, slice < deadline ? slice : deadline);
     } else {
         sched_yield();
+        if (ari_now_ns() - w->now_ns > DEAR_NS)
+            atomic_store_explicit(&dear_waits, DEAR_WAITS, memory_order_relaxed);
     }
     w->now_ns = ari_now_ns(); /* every time: a turn among thousands of ranks takes long */
 }
