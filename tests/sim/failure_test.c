@@ -475,7 +475,7 @@ Test(failure, any_number_of_collectives_in_flight_is_in_the_report)
 {
     ar_sim_rank_report reports[3];
     fail_run run = {.body = many_in_flight};
-    const ar_sim_options o = {.algorithm = AR_SIM_DIRECT, .explore = true};
+    const ar_sim_options o = {.algorithm = AR_SIM_DIRECT, .timeout_ns = MS, .explore = true};
     cr_assert_eq(run_with(&run, 3, &o, reports), AR_ERR_TIMEOUT);
     for (int i = 0; i < IN_FLIGHT; i++) {
         char line[32];
