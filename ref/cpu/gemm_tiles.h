@@ -52,11 +52,13 @@ typedef struct ari_exact_path {
 } ari_exact_path;
 
 extern const ari_exact_path ari_exact_portable;
+extern const ari_exact_path ari_exact_ifma; /* defined where ARI_HAVE_IFMA is 1 */
+#if !defined(ARI_HAVE_IFMA)                 /* tests that emulate the instructions set it for any processor */
 #if defined(__x86_64__) && defined(__GNUC__)
 #define ARI_HAVE_IFMA 1
-extern const ari_exact_path ari_exact_ifma;
 #else
 #define ARI_HAVE_IFMA 0
+#endif
 #endif
 
 static inline size_t ari_round_up8(size_t n)

@@ -11,13 +11,6 @@
 TestSuite(contract_sharded, .timeout = 300);
 PATH_SUITE(contract_sharded, .timeout = 300);
 
-static ar_device *device(int threads)
-{
-    ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
-    return d;
-}
-
 static void same_bits(const float *got, const float *want, size_t n, const char *what)
 {
     const size_t at = case_first_difference(got, want, n);

@@ -6,15 +6,8 @@
 #include "tests/cpu/contract_paths.h"
 
 /* The exact contraction of the CPU device against its definition in 128-bit integers (ref/numerics/contraction.c):
- * every comparison is of bits, and on every path that the machine has. */
+ * every comparison is of bits, and on every path. */
 PATH_SUITE(contract, .timeout = 300);
-
-static ar_device *device(int threads)
-{
-    ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
-    return d;
-}
 
 static void same_bits(const float *got, const float *want, size_t n, const char *what)
 {

@@ -10,13 +10,6 @@
  * ar_contract_definition, each of its values by ari_acc_add. The states are compared, not only their values. */
 PATH_SUITE(gemm_acc, .timeout = 300);
 
-static ar_device *device(int threads)
-{
-    ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
-    return d;
-}
-
 /* The state of an accumulator of n elements. */
 typedef struct state {
     size_t n;
