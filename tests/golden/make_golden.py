@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the golden models beside this file: small models of Hugging Face's transformers with random weights, one batch,
 and the loss, logits, hidden states and gradients that PyTorch computes from them in fp32 on a CPU with eager attention.
+The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions.
 
 Run by hand, never by the tests; it needs torch, transformers and safetensors from PyPI:
 
     python3 tests/golden/make_golden.py [NAME ...]
 
-The committed files were made with torch 2.11.0 and transformers 5.17.0; provenance.json of each case says so, with the
-seed. Another version writes the same tensors up to round-off. `--check` compares with what is there and writes nothing.
+The committed files were made with torch 2.11.0 and transformers 5.17.0, those of BATCHES with torch 2.15.0 and
+transformers 5.23.0; provenance.json of each case says so, with the seed. Another version writes the same tensors up to round-off. `--check` compares with what is there and writes nothing.
 """
 import argparse
 import json
@@ -18,7 +19,8 @@ import pathlib
 import safetensors.torch
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          Qwen2Config, Qwen2ForCausalLM)
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -71,10 +73,110 @@ CASES = {
 BATCH = 2
 
 
+def draw_labels(ids, vocab):
+    """Of no relation to the ids; every row starts with a prompt that is left out, as are some tokens after it."""
+    labels = torch.randint(0, vocab, ids.shape)
+    for row in range(ids.shape[0]):
+        labels[row, :3 + 2 * row] = -100
+    labels[0, 7] = labels[1, 9:11] = -100
+    return labels
+
+
+def ends(ids, *lengths):
+    """A padding mask [b, s]: the tokens of each row, then padding."""
+    return torch.stack([(torch.arange(ids.shape[1]) < n).long() for n in lengths])
+
+
+def hidden_unless(seen):
+    """An additive mask: 0 where a key is seen, else -inf. transformers takes a mask of four dimensions as it is, so it must
+    hide the keys that come later as well."""
+    causal = torch.ones(seen.shape[-2:], dtype=torch.bool).tril()
+    return torch.zeros(seen.shape).masked_fill(~(seen & causal), -math.inf)
+
+
+def padding(ids, vocab):
+    """No labels: what the tokens of the padding predict counts as well, so that gradients depend on the mask."""
+    return {"attention_mask": ends(ids, 9, 12)}
+
+
+def padding_labels(ids, vocab):
+    """As in fine-tuning: padding has no label. The mask is seen in the outputs of the padding alone."""
+    mask = ends(ids, 13, 8)
+    return {"attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def additive(ids, vocab):
+    """One mask for all samples and heads, with holes."""
+    seen = torch.rand(1, 1, ids.shape[1], ids.shape[1]) < 0.6
+    seen |= torch.eye(ids.shape[1], dtype=torch.bool)  # every query sees a key
+    return {"attention_mask": hidden_unless(seen)}
+
+
+def additive_heads(ids, vocab):
+    """Each sample and each of the 4 heads has its own, with numbers for the keys that are seen."""
+    size = (BATCH, 4, ids.shape[1], ids.shape[1])
+    seen = (torch.rand(size) < 0.7) | torch.eye(ids.shape[1], dtype=torch.bool)
+    return {"attention_mask": hidden_unless(seen) + torch.randn(size)}
+
+
+def labels(ids, vocab):
+    return {"labels": draw_labels(ids, vocab)}
+
+
+def restarting(lengths):
+    """Positions of documents that follow each other in a row, and the number of each token's document."""
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    return positions, torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths])
+
+
+def documents(ids, vocab):
+    """A mask keeps the documents apart. Learned positions show where each starts; rotary ones would not, whose scores
+    depend on differences alone."""
+    positions, number = restarting(((6, 5, 3), (4, 10)))
+    return {"position_ids": positions,
+            "attention_mask": hidden_unless((number[:, :, None] == number[:, None, :])[:, None])}
+
+
+def documents_seen(ids, vocab):
+    """Attention crosses the documents. The mask of ones says so: without a mask transformers takes positions that restart
+    for documents and keeps them apart by itself."""
+    return {"position_ids": restarting(((5, 9), (3, 7, 4)))[0], "attention_mask": torch.ones_like(ids)}
+
+
+def positions(ids, vocab):
+    """One row of positions for all samples, with a step back and a step of more than one."""
+    steps = torch.cat([torch.arange(5), torch.arange(2, 7), torch.arange(11, 15)])
+    return {"position_ids": steps[None], "attention_mask": torch.ones_like(ids)}
+
+
+SMALLER = {"vocab_size": 32, "use_cache": False, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA = (LlamaConfig, LlamaForCausalLM,
+         {**SMALLER, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "max_position_embeddings": 32, "rope_theta": 100.0})
+GPT2 = (GPT2Config, GPT2LMHeadModel,
+        {**SMALLER, "n_embd": 16, "n_inner": 24, "n_layer": 2, "n_head": 4, "n_positions": 16, "attn_pdrop": 0.0,
+         "embd_pdrop": 0.0, "resid_pdrop": 0.0})
+# name: the model, the seed, what the batch holds beside input_ids. 14 tokens in a row.
+BATCHES = {
+    "gpt2-padding-tiny": (GPT2, 21, padding),
+    "llama-padding-tiny": (LLAMA, 22, padding),
+    "llama-padding-labels-tiny": (LLAMA, 23, padding_labels),
+    "gpt2-additive-tiny": (GPT2, 24, additive),
+    "llama-additive-tiny": (LLAMA, 25, additive_heads),
+    "gpt2-labels-tiny": (GPT2, 26, labels),
+    "llama-labels-tiny": (LLAMA, 27, labels),
+    "gpt2-documents-tiny": (GPT2, 28, documents),
+    "llama-documents-tiny": (LLAMA, 29, documents_seen),
+    "gpt2-positions-tiny": (GPT2, 30, positions),
+    "llama-positions-tiny": (LLAMA, 31, positions),
+}
+CASES.update({name: (*model, 14, seed, {}) for name, (model, seed, _) in BATCHES.items()})
+
+
 def bands(config):
     """How many frequencies Llama 3's scaling keeps, blends and divides: a golden case that lacks one proves less."""
-    o = config.rope_parameters
-    if o["rope_type"] != "llama3":
+    o = getattr(config, "rope_parameters", None)  # GPT-2 has none
+    if not o or o["rope_type"] != "llama3":
         return
     d, n = config.head_dim, o["original_max_position_embeddings"]
     waves = [2 * math.pi * o["rope_theta"] ** (2 * i / d) for i in range(d // 2)]
@@ -95,10 +197,13 @@ def compute(name):
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith(".bias"):  # zeros in a fresh model: dropping them would go unnoticed
                 parameter.normal_(0.0, 0.3)
-            elif "norm" in parameter_name:
+            elif "norm" in parameter_name or ".ln_" in parameter_name:
                 parameter.uniform_(0.5, 1.5)
     ids = torch.randint(0, config.vocab_size, (BATCH, seq))
-    out = model(input_ids=ids, labels=ids, output_hidden_states=True)
+    batch = {"input_ids": ids}
+    if name in BATCHES:
+        batch.update(BATCHES[name][2](ids, config.vocab_size))
+    out = model(**{"labels": ids, **batch}, output_hidden_states=True)
     out.loss.backward()
     outputs = {"loss": out.loss.detach().reshape(1), "logits": out.logits.detach()}
     outputs.update({f"hidden_states.{i}": h.detach().contiguous() for i, h in enumerate(out.hidden_states)})
@@ -110,24 +215,25 @@ def compute(name):
             written.pop(key, None)
         else:
             written[key] = value
-    return written, {n: p.detach() for n, p in model.named_parameters()}, ids, outputs, grads, seed
+    return written, {n: p.detach() for n, p in model.named_parameters()}, batch, outputs, grads, seed
 
 
 def write(name):
-    config, weights, ids, outputs, grads, seed = compute(name)
+    config, weights, batch, outputs, grads, seed = compute(name)
     folder = HERE / name
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
-    for file, tensors in (("model", weights), ("batch", {"input_ids": ids}), ("outputs", outputs), ("grads", grads)):
+    for file, tensors in (("model", weights), ("batch", batch), ("outputs", outputs), ("grads", grads)):
         safetensors.torch.save_file({n: t.contiguous() for n, t in tensors.items()}, folder / f"{file}.safetensors",
                                     metadata={"format": "pt"})
-    note = "float32, eager attention, CPU; loss = mean next-token cross entropy over b*(s-1) positions"
+    over = "the positions whose next label is not -100" if "labels" in batch else "b*(s-1) positions"
+    note = f"float32, eager attention, CPU; loss = mean next-token cross entropy over {over}"
     provenance = {"torch": torch.__version__, "transformers": transformers.__version__, "seed": seed,
                   "script": "tests/golden/make_golden.py", "note": note}
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
     # What was written is what Hugging Face reads: the file's own keys must describe the model that was run.
     model = CASES[name][1].from_pretrained(folder, attn_implementation="eager").float().eval()
-    again = model(input_ids=ids, labels=ids)
+    again = model(**{"labels": batch["input_ids"], **batch})
     assert torch.equal(again.loss.detach(), outputs["loss"][0]), name
     assert torch.equal(again.logits.detach(), outputs["logits"]), name
     print(f"  {name}: loss {outputs['loss'].item():.6f}, {sum(f.stat().st_size for f in folder.iterdir())} bytes")
