@@ -121,6 +121,27 @@ Test(failure, every_disagreement_reaches_all_ranks_with_both_names_and_values)
     assert_process_usable();
 }
 
+/* The buffers have room for what is expected: nothing but the comparison is to stop it. */
+static ar_status expect_more(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    int32_t in[16] = {0}, out[16];
+    const size_t even[4] = {2, 2, 2, 2}, more[4] = {2, 3, 2, 2};
+    return ar_comm_all_to_all(c, q, (ar_buf){out}, (ar_cbuf){in}, even, r == 2 ? more : even, AR_I32, "x");
+}
+
+Test(failure, a_receiver_of_an_all_to_all_that_expects_more_than_is_sent_disagrees)
+{
+    for (int a = 0; a < 2; a++) {
+        fail_run run = {.body = expect_more};
+        cr_assert_eq(run_world(&run, 4, (ar_sim_algorithm)a, 0, GUARD_NS, NULL), AR_ERR_MISMATCH);
+        assert_says("ranks 1 and 2 disagree");
+        assert_says("rank 1 sends 2 elements to rank 2, which expects 3");
+        for (int r = 0; r < 4; r++)
+            cr_assert_eq(run.st[r], AR_ERR_MISMATCH, "rank %d: %s", r, run.message[r]);
+    }
+}
+
 static ar_status different_tags(ar_comm *c, ar_queue *q, fail_run *run, int r)
 {
     (void)run;
@@ -382,6 +403,29 @@ Test(failure, two_groups_entered_in_opposite_order_time_out_and_the_report_names
     assert_says("barrier #1 dp");
     assert_says("0-1");
     assert_says("1, 0");
+}
+
+/* Ranks 0 to 2 wait for rank 3 in one barrier; of them rank 2 has finished another collective than its neighbours. */
+static ar_status wait_after_different_collectives(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    (void)run;
+    int32_t x = 0;
+    ar_comm *own = NULL;
+    AR_TRY(ar_comm_split(&own, c, r, 0));
+    ar_status st = ar_comm_barrier(own, q, r == 2 ? "embed" : "head");
+    if (st == AR_OK)
+        st = r == 3 ? ar_comm_recv(c, q, (ar_buf){&x}, 1, AR_I32, 0, "never sent") : ar_comm_barrier(c, q, "end");
+    ar_comm_destroy(own);
+    return st;
+}
+
+Test(failure, ranks_that_wait_in_one_place_share_a_line_only_where_they_finished_the_same)
+{
+    fail_run run = {.body = wait_after_different_collectives};
+    cr_assert_eq(run_scheduled(&run, 4), AR_ERR_TIMEOUT);
+    assert_says("\n      0-1  barrier #1 head ");
+    assert_says("\n        2  barrier #1 embed ");
+    assert_says("\n        3  barrier #1 head ");
 }
 
 /* --- queues --------------------------------------------------------------------------------------------------------
