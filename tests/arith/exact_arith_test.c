@@ -3,6 +3,7 @@
  * bits of its plain definition, and a gradient those of the plain accumulator. */
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -479,6 +480,41 @@ static ar_status other_type(ar_ctx *ctx, void *user)
     (void)user;
     AR_TRY(ar_ctx_tensor(ctx, &b.part[0], AR_I32, 2, shape));
     return ar_ctx_arith(ctx)->operand_b(ctx, &ob, &b, true, DEPTH, NULL, NULL, "b");
+}
+
+/* Two parts: side by side along K they have the same rows, else the same K. */
+typedef struct two_parts {
+    bool along_k;
+    size_t rows, k; /* of the second; the first has 2 and DEPTH */
+} two_parts;
+
+static ar_status parts_of_b(ar_ctx *ctx, void *user)
+{
+    static const float zeros[64];
+    const two_parts *t = user;
+    const size_t first[2] = {2, DEPTH}, second[2] = {t->rows, t->k};
+    const ar_operand *ob = NULL;
+    ar_parts b = {.n = 2, .along_k = t->along_k};
+    AR_TRY(rank_upload(ctx, &b.part[0], 2, first, zeros));
+    AR_TRY(rank_upload(ctx, &b.part[1], 2, second, zeros));
+    return ar_ctx_arith(ctx)->operand_b(ctx, &ob, &b, true, t->along_k ? DEPTH + t->k : DEPTH, NULL, NULL, "b");
+}
+
+Test(exact_arith, parts_side_by_side_that_differ_in_rows_and_stacked_ones_that_differ_in_k_are_refused)
+{
+    two_parts wrong[] = {{true, 1, DEPTH}, {true, 3, DEPTH}, {false, 2, DEPTH - 1}, {false, 2, DEPTH + 1}};
+    two_parts right[] = {{true, 2, DEPTH - 1}, {false, 3, DEPTH}};
+    for (int numerics = AR_NUMERICS_EXACT; numerics <= AR_NUMERICS_NATIVE; numerics++) {
+        const rank_run_options one = {.ranks = 1, .numerics = (ar_numerics)numerics};
+        for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+            char shapes[64];
+            snprintf(shapes, sizeof shapes, "part 1 is [%zu, %zu] beside [2, %d]", wrong[i].rows, wrong[i].k, DEPTH);
+            cr_expect_eq(rank_run(&one, parts_of_b, &wrong[i]), AR_ERR_SHAPE, "case %zu", i);
+            cr_expect(strstr(ar_error_message(), shapes), "'%s' is not in: %s", shapes, ar_error_message());
+        }
+        for (size_t i = 0; i < sizeof right / sizeof *right; i++)
+            cr_expect_eq(rank_run(&one, parts_of_b, &right[i]), AR_OK, "case %zu: %s", i, ar_error_message());
+    }
 }
 
 Test(exact_arith, operands_that_do_not_fit_are_refused_in_both_numerics)
