@@ -19,6 +19,7 @@ static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8};
 typedef struct job {
     ar_train_options options; /* of the step */
     size_t poisoned;          /* the parameter that holds an infinity, of all of them; SIZE_MAX: none */
+    int poisoned_rank;        /* which alone holds it there; 0: each rank */
     bool check_copies;        /* in place of a step */
     float before[RANKS][MOST_ELEMENTS], after[RANKS][MOST_ELEMENTS];
     size_t elements[RANKS];
@@ -63,7 +64,7 @@ static ar_status try_step(ar_ctx *ctx, job *j, ar_model *m, ar_optimizer *o, ar_
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
     const size_t r = (size_t)ar_comm_rank(ar_ctx_tp(ctx));
     ar_train_result result;
-    if (j->poisoned < n)
+    if (j->poisoned < n && (j->poisoned_rank == 0 || (int)r == j->poisoned_rank))
         AR_TRY(poison(ctx, p[j->poisoned]));
     const uint64_t versions = versions_of(p, n);
     AR_TRY(read_all(ctx, j->before[r], &j->elements[r], p, n));
@@ -175,4 +176,20 @@ Test(train_refusals, copies_drawn_differently_are_named_with_the_ranks_that_hold
     static job j = {.check_copies = true, .poisoned = SIZE_MAX};
     run(&j, 4, AR_FAULT_init_replica_differs);
     expect_refused(&j, 4, AR_ERR_DATA, "transformer.wpe.weight: the copies of tensor-parallel ranks 0 and 1 differ");
+}
+
+/* Parameter 1 is the table of positions, which every rank has a copy of. */
+Test(train_refusals, a_copy_that_differs_on_any_one_rank_is_named_the_last_ones_too)
+{
+    for (int tp = 2; tp <= 4; tp *= 2) {
+        for (int r = 1; r < tp; r++) {
+            static job j;
+            char message[128];
+            j = (job){.check_copies = true, .poisoned = 1, .poisoned_rank = r};
+            snprintf(message, sizeof message, "transformer.wpe.weight: the copies of tensor-parallel ranks %d and %d",
+                     r - 1, r);
+            run(&j, tp, AR_FAULT_NONE);
+            expect_refused(&j, tp, AR_ERR_DATA, message);
+        }
+    }
 }
