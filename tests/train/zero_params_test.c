@@ -221,3 +221,107 @@ Test(zero_params, a_ddp_without_zero_is_refused)
     cr_expect_eq(rank_run(&o, create_without_zero, &options), AR_ERR_ARG);
     cr_expect(strstr(ar_error_message(), "zero = 1"), "%s", ar_error_message());
 }
+
+/* --- an optimizer whose shares are those of another object -------------------------------------------------------- */
+
+/* Two orders of the same three parameters in one bucket; the last one registered comes first in it. */
+enum { SHARED = 3, SHARERS = 3 };
+typedef struct two_orders {
+    size_t size[SHARED];
+    int of_optimizer[SHARED], of_gradients[SHARED]; /* as registered */
+    ar_status status[SHARERS];
+    char message[SHARERS][300];
+} two_orders;
+
+static ar_status make_in_order(ar_ddp **d, ar_ctx *ctx, const char *name, ar_param *p, const int *order)
+{
+    ar_param *list[SHARED];
+    ar_ddp_options o = ar_ddp_defaults();
+    o.zero = 1;
+    for (int i = 0; i < SHARED; i++) {
+        list[i] = &p[order[i]];
+        list[i]->hooks = 0; /* one object at a time holds a parameter */
+    }
+    return ar_ddp_create_params(d, ctx, name, list, SHARED, &o);
+}
+
+/* The step's own error is a result: no rank ends before all have one. */
+static ar_status shared_step(ar_ctx *ctx, ar_ddp *d, ar_optimizer *o, ar_param *p, two_orders *t)
+{
+    const size_t r = (size_t)ar_comm_rank(ctx->dp);
+    AR_TRY(ar_ddp_start(d));
+    for (size_t i = 0; i < SHARED; i++) {
+        const float ones[MOST] = {1};
+        const size_t shape[2] = {1, t->size[i]};
+        ar_tensor terms;
+        AR_TRY(rank_upload(ctx, &terms, 2, shape, ones));
+        AR_TRY(ar_ctx_arith(ctx)->grad_rows(ctx, &p[i], &terms, (ar_cbuf){NULL}));
+    }
+    AR_TRY(ar_ddp_wait(d));
+    t->status[r] = ar_optimizer_step(o, ctx, 1.0f);
+    snprintf(t->message[r], sizeof t->message[r], "%s", t->status[r] == AR_OK ? "" : ar_error_message());
+    return ar_comm_barrier(ctx->dp, ctx->queue, "each has stepped or refused");
+}
+
+static ar_status step_of_two_orders(ar_ctx *ctx, void *user)
+{
+    static const char *const called[SHARED] = {"p0", "p1", "p2"};
+    two_orders *t = user;
+    const ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
+    ar_param p[SHARED];
+    ar_ddp *other = NULL, *d = NULL;
+    ar_optimizer *o = NULL;
+    ar_status st = AR_OK;
+    memset(p, 0, sizeof p);
+    for (size_t i = 0; i < SHARED; i++) {
+        const float zeros[MOST] = {0};
+        ar_layout layout;
+        AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, &t->size[i], 0, 1));
+        AR_TRY_TO(done, st, ar_param_init(&p[i], ctx, called[i], &layout, false));
+        AR_TRY_TO(done, st, ar_param_set(&p[i], ctx, zeros));
+    }
+    AR_TRY_TO(done, st, make_in_order(&other, ctx, "other", p, t->of_optimizer));
+    AR_TRY_TO(done, st, ar_optimizer_create_sharded(&o, ctx, other, &options));
+    AR_TRY_TO(done, st, make_in_order(&d, ctx, "object", p, t->of_gradients));
+    for (size_t i = 0; i < SHARED; i++)
+        AR_TRY_TO(done, st, ar_param_zero_grad(&p[i], ctx));
+    AR_TRY_TO(done, st, shared_step(ctx, d, o, p, t));
+done:
+    ar_optimizer_destroy(o);
+    ar_ddp_destroy(other);
+    ar_ddp_destroy(d);
+    for (size_t i = 0; i < SHARED; i++)
+        ar_param_fini(&p[i]);
+    return st;
+}
+
+/* says: what each rank is told; NULL: nothing is refused. */
+static void expect_refused_by_each(two_orders *t, const char *const *says)
+{
+    const rank_run_options o = {.ranks = SHARERS, .dp = SHARERS};
+    cr_expect_eq(rank_run(&o, step_of_two_orders, t), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < SHARERS; r++) {
+        cr_expect_eq(t->status[r], says ? AR_ERR_ARG : AR_OK, "rank %d: %s", r, t->message[r]);
+        cr_expect(!says || strstr(t->message[r], says[r]), "rank %d: '%s' does not say '%s'", r, t->message[r],
+                  says ? says[r] : "");
+    }
+}
+
+/* Gradients p1 p0 p2, the optimizer p0 p1 p2, six elements in all, two for each rank. Rank 0 has the same start of p0
+ * but another count of it, rank 1 as many elements of it from another place, rank 2 none of what it keeps state of. */
+Test(zero_params, shares_that_differ_in_their_start_or_their_count_alone_are_refused_by_each_rank)
+{
+    static const char *const says[SHARERS] = {
+        "p0: this rank has elements 0 to 1 of the gradient, the optimizer keeps state of 0 to 2",
+        "p0: this rank has elements 1 to 3 of the gradient, the optimizer keeps state of 2 to 4",
+        "p1: this rank has elements 0 to 0 of the gradient, the optimizer keeps state of 0 to 1"};
+    two_orders t = {.size = {4, 1, 1}, .of_optimizer = {2, 1, 0}, .of_gradients = {2, 0, 1}};
+    expect_refused_by_each(&t, says);
+}
+
+/* What counts is which elements a rank has, not whose object says so. */
+Test(zero_params, an_optimizer_of_another_object_with_the_same_shares_steps)
+{
+    two_orders t = {.size = {4, 1, 1}, .of_optimizer = {2, 1, 0}, .of_gradients = {2, 1, 0}};
+    expect_refused_by_each(&t, NULL);
+}
