@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the time went: sums over ranks and the critical path, of programs whose path is known by construction. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -130,6 +131,44 @@ Test(summary, the_path_goes_from_stage_to_stage)
     expect_part(&s, 4, "recv activations", 2, 4);
     cr_expect_eq(s.collectives, 4);
     cr_expect_eq(s.bytes, 2000);
+    ar_trace_destroy(t);
+}
+
+/* --- bytes -------------------------------------------------------------------------------------------------------- */
+
+enum { COUNTED = 4 };
+typedef struct counted {
+    uint64_t read[COUNTED], written[COUNTED];
+} counted;
+
+static ar_status all_reduce_counted(ar_comm *c, void *arg)
+{
+    counted *n = arg;
+    const int r = ar_comm_rank(c);
+    static float x[COUNTED][20000];
+    ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
+    const ar_status st = ar_comm_all_reduce(c, q, (ar_buf){x[r]}, (ar_cbuf){x[r]}, 20000, AR_F32, AR_SUM, "grads");
+    ar_comm_counted(c, &n->read[r], &n->written[r]);
+    ar_queue_destroy(q);
+    return st;
+}
+
+/* A rank reads what others have and writes what it has made of it into their memory. */
+Test(summary, bytes_are_those_that_ranks_read_and_those_that_they_wrote)
+{
+    const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
+    counted n = {{0}, {0}};
+    uint64_t read = 0, written = 0;
+    ar_trace *t = traced(COUNTED, &o, all_reduce_counted, &n);
+    const ar_trace_summary s = summary_of(t, AR_TRACE_REAL);
+    for (int r = 0; r < COUNTED; r++) {
+        read += n.read[r];
+        written += n.written[r];
+    }
+    cr_expect(read > 0 && written > 0, "%" PRIu64 " bytes read, %" PRIu64 " written", read, written);
+    cr_expect_eq(s.bytes, read + written, "%" PRIu64 " bytes, not %" PRIu64 " read and %" PRIu64 " written", s.bytes,
+                 read, written);
     ar_trace_destroy(t);
 }
 
