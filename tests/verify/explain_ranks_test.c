@@ -152,3 +152,32 @@ Test(explain_ranks, rounding_on_ranks_is_rounding)
     }
     expect_texts(&r, "", "rounding");
 }
+
+/* The last two ranks of four have the tensor: its first part is not rank 0's. */
+Test(explain_ranks, the_rank_of_a_difference_is_the_one_that_wrote_the_part_not_the_part_s_number)
+{
+    static const char placement[] = "{\"version\":1,\"rank\":%d,\"world\":4,\"tensors\":{\"a\":{\"shape\":[4]}},"
+                                    "\"order\":[\"a\"]}";
+    const size_t four[] = {4}, two[] = {2};
+    const float x[] = {1, 2, 3, 4};
+    char reference[256];
+    for (size_t wrong = 0; wrong < 4; wrong++) {
+        float y[] = {1, 2, 3, 4};
+        y[wrong] = 9;
+        snprintf(reference, sizeof reference, "%s", put_tensor(".reference.safetensors", "a", 1, four, x, NULL, NULL));
+        for (int part = 0; part < 2; part++) {
+            char file[32], offset[64], own[160];
+            snprintf(file, sizeof file, "rank-%d.safetensors", part + 2);
+            snprintf(offset, sizeof offset, "{\"a\":{\"saved_offsets\":[%d]}}", 2 * part);
+            snprintf(own, sizeof own, placement, part + 2);
+            put_tensor(file, "a", 1, two, y + (size_t)2 * (size_t)part, offset, own);
+        }
+        ar_verify_report *r = NULL;
+        const ar_verify_options o = {.reference = reference, .other = folder};
+        cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(r->rows, 1);
+        cr_expect(r->row[0].state == AR_VERIFY_DIFFERENT && r->row[0].first == wrong, "element %zu", r->row[0].first);
+        cr_expect_eq(r->row[0].ranks[0], wrong < 2 ? 2 : 3, "element %zu is of rank %d", wrong, r->row[0].ranks[0]);
+        ar_verify_report_destroy(r);
+    }
+}
