@@ -129,6 +129,28 @@ static ar_status late(world *w)
     return plain(w);
 }
 
+/* Rank 3 never comes to the group of ranks 1 and 3, in which it has place 1: rank 1 tells the others when it has given
+ * up, by messages of the test's own. */
+static ar_status late_in_group(world *w)
+{
+    ar_comm *group = NULL;
+    need(ar_comm_split(&group, w->c, w->r % 2, 0), "a split");
+    ar_status st = AR_OK;
+    char over = 0;
+    if (w->r == 1) {
+        st = ar_comm_all_reduce(group, w->q, out, in, 8, AR_F32, AR_SUM, "in a group");
+        for (int i = 0; i < RANKS; i++) {
+            if (i != 1)
+                MPI_Send(&over, 1, MPI_CHAR, i, 0, MPI_COMM_WORLD);
+        }
+    } else {
+        MPI_Recv(&over, 1, MPI_CHAR, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        st = plain(w);
+    }
+    ar_comm_destroy(group);
+    return st;
+}
+
 /* Each of two waits where the other is not. */
 static ar_status crossed(world *w)
 {
@@ -289,6 +311,12 @@ static const scenario scenarios[] = {
       "running"},
      true,
      3},
+    {"a late rank of a group",
+     late_in_group,
+     {LATE, LATE, LATE, LATE},
+     {"rank 1 waited", "'in a group', collective #1 of ranks 1, 3, for rank 3"},
+     TIMEOUT_S,
+     NO_ONE},
     {"ranks that wait for each other",
      crossed,
      {LATE, LATE, LATE, LATE},
