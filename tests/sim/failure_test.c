@@ -134,7 +134,7 @@ Test(failure, a_receiver_of_an_all_to_all_that_expects_more_than_is_sent_disagre
 {
     for (int a = 0; a < 2; a++) {
         fail_run run = {.body = expect_more};
-        cr_assert_eq(run_world(&run, 4, (ar_sim_algorithm)a, 0, GUARD_NS, NULL), AR_ERR_MISMATCH);
+        cr_assert_eq(run_world(&run, 4, (ar_sim_algorithm)a, 0, NULL), AR_ERR_MISMATCH);
         assert_says("ranks 1 and 2 disagree");
         assert_says("rank 1 sends 2 elements to rank 2, which expects 3");
         for (int r = 0; r < 4; r++)
@@ -422,7 +422,7 @@ static ar_status wait_after_different_collectives(ar_comm *c, ar_queue *q, fail_
 Test(failure, ranks_that_wait_in_one_place_share_a_line_only_where_they_finished_the_same)
 {
     fail_run run = {.body = wait_after_different_collectives};
-    cr_assert_eq(run_scheduled(&run, 4), AR_ERR_TIMEOUT);
+    cr_assert_eq(run_scheduled(&run, 4, (ar_sim_options){.algorithm = AR_SIM_DIRECT}, 0), AR_ERR_TIMEOUT);
     assert_says("\n      0-1  barrier #1 head ");
     assert_says("\n        2  barrier #1 embed ");
     assert_says("\n        3  barrier #1 head ");
