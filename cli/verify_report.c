@@ -159,6 +159,10 @@ static const char *pass_text(char pass)
         return "clipping";
     case 'n':
         return "update of the weights";
+    case 'm':
+        return "first moment of the gradient";
+    case 'v':
+        return "second moment of the gradient";
     case 'w':
         return "weights";
     default:

@@ -135,6 +135,12 @@ MUTANTS = [
     ("the first rule of a plan that fits counts, not the last", "ref/models/plan.c",
      "for (size_t i = p->rules; i-- > 0;) {", "for (size_t i = 0; i < p->rules; i++) {", "models/plan_test"),
     # --- ref/train
+    ("of a share's moments the first is reported twice", "ref/train/state.c",
+     "add_kind(&k, \"exp_avg_sq\", 'v', part->v);", "add_kind(&k, \"exp_avg_sq\", 'v', part->m);",
+     "train/zero_step_test train/train_step_test"),
+    ("the momentum of the second step is its gradient alone", "ref/baseline/training.c",
+     "*m = run->step == 1 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);",
+     "*m = run->step <= 2 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);", "verify/steps_test"),
     ("the first group of parameters that fits counts, not the last", "ref/train/update.c",
      "for (size_t i = o->groups; i-- > 0;) {", "for (size_t i = 0; i < o->groups; i++) {",
      "train/schedule_test verify/schedule_check_test"),

@@ -32,7 +32,7 @@ static const double NOT_RETURNED = 0.4;
 static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 1e6;
 /* Tensors that the baseline emits in a step: at most this many in a block of both passes and its parameters, and around
  * them. */
-static const double BLOCK_TENSORS = 74.0, OUTER_TENSORS = 32.0;
+static const double BLOCK_TENSORS = 106.0, OUTER_TENSORS = 42.0;
 
 /* Numbers of elements, of the whole model unless "block" says one block. */
 typedef struct elements {
@@ -140,10 +140,10 @@ static double activation_bytes(const elements *n)
     return FLOAT * 2.0 * (n->layers * n->block_reference + n->outer_reference);
 }
 
-/* And of all steps, with initial weights, gradients and new weights. */
+/* And of all steps, with initial weights, gradients, new weights and the optimizer's state. */
 static double reference_bytes(const elements *n)
 {
-    const double each = activation_bytes(n) + (FLOAT * (n->trains ? 2.0 : 1.0) + n->beside) * n->parameters;
+    const double each = activation_bytes(n) + (FLOAT * (n->trains ? 2.0 + n->states : 1.0) + n->beside) * n->parameters;
     return n->steps * each + FLOAT * n->parameters;
 }
 
@@ -211,7 +211,8 @@ static double dump_bytes(const elements *n, const split *s, const ari_estimate_c
     const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
     const double weights = n->parameters + others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
     const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
-                        groups * (s->zero ? 1.0 / s->dp : 1.0) * weights + (n->trains ? groups * weights : 0.0);
+                        groups * (s->zero ? 1.0 / s->dp : 1.0) * (1.0 + n->states) * weights +
+                        (n->trains ? groups * weights : 0.0);
     return run->dump == ARI_DUMPS_NOTHING ? 0.0 : FLOAT * (n->steps * each + groups * weights);
 }
 
@@ -220,7 +221,7 @@ static double merged_bytes(const elements *n)
 {
     const double activations = 2.0 * (n->layers * n->block_reference + n->outer_reference);
     const double outputs = n->logits + (n->layers + 1.0) * n->tokens * n->hidden;
-    return (FLOAT + 2.0) * (activations + 3.0 * n->parameters + outputs);
+    return (FLOAT + 2.0) * (activations + (3.0 + n->states) * n->parameters + outputs);
 }
 
 /* One layout: weights, gradients, kept operands and the optimizer's state once over the ranks of a tensor-parallel

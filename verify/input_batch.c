@@ -138,10 +138,12 @@ static void note_documents(ari_input_batch *b)
     for (size_t i = 0; x->position_ids && i < x->batch * x->seq; i++)
         restarts += i % x->seq > 0 && x->position_ids[i] < x->position_ids[i - 1];
     if (restarts > 0 && !x->additive_mask)
-        snprintf(b->note[2], sizeof b->note[2],
-                 "positions restart %zu time%s within a row: attention crosses these documents all the same; an "
-                 "attention_mask [batch, 1, seq, seq] keeps them apart",
-                 restarts, restarts == 1 ? "" : "s");
+        snprintf(
+            b->note[2], sizeof b->note[2],
+            "positions restart %zu time%s within a row: attention crosses these documents, as in transformers with "
+            "a mask of ones (without a mask it keeps them apart); to keep them apart here, give an attention_mask [b, "
+            "1, s, s]",
+            restarts, restarts == 1 ? "" : "s");
 }
 
 static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const char *path)

@@ -14,7 +14,8 @@ typedef struct suffix {
 } suffix;
 
 static const suffix suffixes[] = {
-    {":init", 'i'}, {":fwd", 'f'}, {":bwd", 'b'}, {":grad", 'g'}, {":clip", 'c'}, {":new", 'n'},
+    {":init", 'i'}, {":fwd", 'f'}, {":bwd", 'b'}, {":grad", 'g'},
+    {":clip", 'c'}, {":new", 'n'}, {":m", 'm'},   {":v", 'v'},
 };
 
 /* "@12" at the end; 1 where there is none. */
@@ -285,7 +286,7 @@ static void find_place(ari_order_key *k)
 
 static int phase_of(char pass)
 {
-    static const char order[] = "iw?fbgcn";
+    static const char order[] = "iw?fbgcnmv";
     const char *at = strchr(order, pass);
     const int phase = at ? (int)(at - order) : 2;
     return pass == 'g' ? phase - 1 : phase; /* gradients stand among the backward pass */

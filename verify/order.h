@@ -13,7 +13,7 @@
 typedef struct ari_order_key {
     const char *name;
     size_t stem; /* bytes of the name without ":fwd" and "@2" */
-    char pass;   /* 'i' 'f' 'b' 'g' 'c' 'n' as in docs/names.md; 'w' weights; '?' not known */
+    char pass;   /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' as in docs/names.md; 'w' weights; '?' not known */
     int step;    /* 1, 2, .. */
     int phase, section, module, part;
     long layer;

@@ -162,7 +162,7 @@ bool ari_reference_is_weight(const ari_reference *r, size_t tensor)
     if (t->pass == 'n')
         return t->step == last_step(r);
     /* Initial ones come first in the list, updates last. */
-    return t->pass == 'i' && r->tensor[r->count - 1].pass != 'n';
+    return t->pass == 'i' && !strchr("nmv", r->tensor[r->count - 1].pass);
 }
 
 bool ari_reference_is_gradient(const ari_reference *r, size_t tensor)
@@ -211,6 +211,10 @@ const char *ari_pass_suffix(char pass)
         return ":clip";
     case 'n':
         return ":new";
+    case 'm':
+        return ":m";
+    case 'v':
+        return ":v";
     default:
         return ":grad";
     }
@@ -226,6 +230,8 @@ const char *ari_pass_name(char pass)
     case 'c':
         return "clip";
     case 'n':
+    case 'm':
+    case 'v':
         return "update";
     default:
         return "backward";

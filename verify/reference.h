@@ -9,7 +9,7 @@
 /* The baseline's tensors, in execution order. */
 typedef struct ari_ref_tensor {
     char name[160];
-    char pass; /* 'i', 'f', 'b', 'g', 'c', 'n' */
+    char pass; /* 'i', 'f', 'b', 'g', 'c', 'n', 'm', 'v' */
     int step;  /* 1, 2, .. */
     int ndim;
     size_t shape[AR_MAX_DIMS];

@@ -18,9 +18,10 @@ typedef enum ar_number_mode {
 } ar_number_mode;
 
 /** One tensor of a run. pass: 'i' initial parameter, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c'
- * clipping, 'n' new value of a parameter. values: row-major binary64, borrowed during the call; in the exact and fp32
- * modes every value is an fp32 value. Parameters and gradients have the Hugging Face name and shape; activations as
- * docs/names.md lists them. Called in execution order. A status other than AR_OK ends the run with it. */
+ * clipping, 'n' new value of a parameter, 'm' and 'v' the moments behind it. values: row-major binary64, borrowed
+ * during the call; in the exact and fp32 modes every value is an fp32 value. Parameters and gradients have the Hugging
+ * Face name and shape; activations as docs/names.md lists them. Called in execution order. A status other than AR_OK
+ * ends the run with it. */
 typedef ar_status (*ar_baseline_emit)(void *user, const char *name, char pass, int ndim, const size_t *shape,
                                       const double *values);
 
@@ -53,7 +54,8 @@ typedef struct ar_baseline_options {
     double dropout; /* probability, below 1; 0: none. Masks come from `seed` too */
     /* Training. steps 0: one forward and backward, no update. Else that many steps: `batch` and `loss` of
      * ar_baseline_run are arrays of `steps`, and after each step's gradients come the clipping ("grad_norm", pass 'c',
-     * where clip is set) and every parameter's new value (pass 'n'), in the order of first use. Optimizer options are
+     * where clip is set) and of every parameter, in the order of first use, the new value (pass 'n') and the moments
+     * that the optimizer keeps ('m', 'v'). Optimizer options are
      * those that ar_optimizer_check takes. */
     int steps;
     ar_optimizer_options optimizer;

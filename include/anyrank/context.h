@@ -28,7 +28,8 @@ typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
  *  global[box.global ..]. Valid during the call only. */
 typedef struct ar_tap_event {
     const char *name; /* docs/names.md, without the pass */
-    char pass;        /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new */
+    char pass;        /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new,
+                       * 'm', 'v' an optimizer's moments */
     uint32_t step;    /* of ar_ctx_begin_step; 1 before the first */
     const ar_tensor *local;
     const ar_layout *layout;

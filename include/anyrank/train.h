@@ -37,9 +37,9 @@ void ar_optimizer_destroy(ar_optimizer *o);
  *  and where gradients are shared out (ar_param.sharded) over the data-parallel one. */
 AR_NODISCARD ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n);
 /** One update of every parameter from its gradient times `scale` (fl32(g*scale); 1: untouched), and a new version of
- *  each. Then a tap ':new' of each. Of shares: collective over the data-parallel group. Errors: AR_ERR_ARG (gradients
- *  are shared out, and the optimizer is of whole parameters or of other shares), before any weight has changed; those
- *  of the device and the communicators. */
+ *  each. Then taps of each: ':new', and the moments ':m' and ':v' as far as they are kept. Of shares: collective over
+ * the data-parallel group. Errors: AR_ERR_ARG (gradients are shared out, and the optimizer is of whole parameters or of
+ * other shares), before any weight has changed; those of the device and the communicators. */
 AR_NODISCARD ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale);
 /** One rank's part of one kind of state of one parameter: "exp_avg", "exp_avg_sq" (Adam), "momentum_buffer" (SGD),
  *  "master" (of bf16 storage). local, fp32: as ar_tap_event has it, with `layout` in the Hugging Face shape; borrowed

@@ -226,6 +226,7 @@ static void disturb(const ari_bl_run *run, const ari_bl_trained *p)
         p->at[i / width * p->row + i % width * p->col] += (double)doubt[i] * ari_bl_noise_uniform(run->noise);
 }
 
+/* The new value, and the moments that made it. */
 static ar_status emit_new(ari_bl_run *run, const ari_bl_trained *p)
 {
     if (run->o->emit == NULL)
@@ -238,8 +239,13 @@ static ar_status emit_new(ari_bl_run *run, const ari_bl_trained *p)
     for (size_t r = 0; r < p->rows; r++)
         for (size_t c = 0; c < width; c++)
             values[r * width + c] = p->at[r * p->row + c * p->col];
-    AR_TRY(ari_bl_emit(run, p->name, 'n', p->cols > 0 ? 2 : 1, shape, values));
+    const int ndim = p->cols > 0 ? 2 : 1;
+    AR_TRY(ari_bl_emit(run, p->name, 'n', ndim, shape, values));
     ari_bl_release(run, mark);
+    if (p->m != NULL)
+        AR_TRY(ari_bl_emit(run, p->name, 'm', ndim, shape, p->m));
+    if (p->v != NULL)
+        AR_TRY(ari_bl_emit(run, p->name, 'v', ndim, shape, p->v));
     return AR_OK;
 }
 

@@ -142,8 +142,10 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     const ar_status st = step_all(o, ctx, &room, scale);
     ar_ctx_release(ctx, &room);
     AR_TRY(st);
-    for (size_t i = 0; i < o->n; i++)
+    for (size_t i = 0; i < o->n; i++) {
         AR_TRY(ar_param_tap(o->states[i].param, ctx, 'n', &o->states[i].param->value));
+        AR_TRY(ari_state_tap(&o->states[i], ctx, &o->options));
+    }
     return AR_OK;
 }
 

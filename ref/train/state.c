@@ -7,27 +7,30 @@
 #include "ref/core/size.h"
 #include "ref/layers/share.h"
 
-/* The kinds of state under their names in PyTorch's state_dict; n of them are kept. */
+/* The kinds of state under their names in PyTorch's state_dict, and the passes of their taps (0: none, it is the weight
+ * in more digits); n of them are kept. */
 typedef struct kinds {
     int n;
     const char *name[3];
+    char pass[3];
     ar_buf buf[3];
 } kinds;
 
-static void add_kind(kinds *k, const char *name, ar_buf buf)
+static void add_kind(kinds *k, const char *name, char pass, ar_buf buf)
 {
     if (!buf.ptr)
         return;
     k->name[k->n] = name;
+    k->pass[k->n] = pass;
     k->buf[k->n++] = buf;
 }
 
 static kinds kinds_of(const ari_update_part *part, const ar_optimizer_options *o)
 {
     kinds k = {0};
-    add_kind(&k, o->kind == AR_OPTIMIZER_SGD ? "momentum_buffer" : "exp_avg", part->m);
-    add_kind(&k, "exp_avg_sq", part->v);
-    add_kind(&k, "master", part->master);
+    add_kind(&k, o->kind == AR_OPTIMIZER_SGD ? "momentum_buffer" : "exp_avg", 'm', part->m);
+    add_kind(&k, "exp_avg_sq", 'v', part->v);
+    add_kind(&k, "master", 0, part->master);
     return k;
 }
 
@@ -94,15 +97,50 @@ done:
     return st;
 }
 
+static ar_status layout_of(ar_layout *o, const ari_state *s, ar_ctx *ctx)
+{
+    if (!s->whole)
+        return ari_share_layout(o, s->param, s->start, s->count);
+    *o = ari_whole_layout(s->param, ctx);
+    return AR_OK;
+}
+
 ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o, ar_optimizer_state_fn emit,
                          void *user)
 {
     const kinds k = kinds_of(&s->part, o);
-    ar_layout layout = ari_whole_layout(s->param, ctx);
-    if (!s->whole)
-        AR_TRY(ari_share_layout(&layout, s->param, s->start, s->count));
+    ar_layout layout;
+    AR_TRY(layout_of(&layout, s, ctx));
     for (int i = 0; i < k.n; i++)
         AR_TRY(save_kind(s, ctx, k.name[i], k.buf[i], &layout, emit, user));
+    return AR_OK;
+}
+
+typedef struct tap_to {
+    ar_ctx *ctx;
+    char pass;
+} tap_to;
+
+static ar_status tap_kind(void *user, const ar_param *p, const char *state, const ar_tensor *local,
+                          const ar_layout *layout)
+{
+    const tap_to *t = user;
+    (void)state;
+    return ar_tap(t->ctx, p->name, t->pass, local, layout);
+}
+
+ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o)
+{
+    const kinds k = kinds_of(&s->part, o);
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    ar_layout layout;
+    AR_TRY(layout_of(&layout, s, ctx));
+    for (int i = 0; i < k.n; i++) {
+        tap_to to = {ctx, k.pass[i]};
+        if (to.pass)
+            AR_TRY(save_kind(s, ctx, k.name[i], k.buf[i], &layout, tap_kind, &to));
+    }
     return AR_OK;
 }
 

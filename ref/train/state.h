@@ -28,6 +28,8 @@ void ari_state_destroy(ari_state *s, ar_device *d);
 /** One call of emit for each kind of state, with its place in the Hugging Face shape. Errors: emit's. */
 AR_NODISCARD ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o,
                                       ar_optimizer_state_fn emit, void *user);
+/** Taps the first moment (SGD: the momentum) as ':m' and the second as ':v', where they are kept. */
+AR_NODISCARD ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o);
 /** Takes its elements out of full tensors. Errors: AR_ERR_NOT_FOUND. */
 AR_NODISCARD ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o,
                                       ari_state_find find, void *user);

@@ -273,6 +273,8 @@ ar_status ari_zero_step(ari_zero *z, ar_ctx *ctx, const ar_optimizer_options *o,
         for (size_t k = 0; k < b.params; k++)
             AR_TRY(ar_param_tap(b.param[k], ctx, 'n', &b.param[k]->value));
     }
+    for (size_t i = 0; i < z->n; i++)
+        AR_TRY(ari_state_tap(&z->pieces[i].state, ctx, o));
     return AR_OK;
 }
 

@@ -13,7 +13,8 @@ typedef struct ari_zero ari_zero;
 AR_NODISCARD ar_status ari_zero_create(ari_zero **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o);
 /** Accepts NULL. */
 void ari_zero_destroy(ari_zero *z);
-/** Begins a step of the clock, updates the shares, gets the others' from their ranks, and taps ':new'.
+/** Begins a step of the clock, updates the shares, gets the others' from their ranks, and taps ':new',
+ *  and ':m' and ':v' of the shares.
  *  Collective over the data-parallel group. */
 AR_NODISCARD ar_status ari_zero_step(ari_zero *z, ar_ctx *ctx, const ar_optimizer_options *o,
                                      ari_optimizer_clock *clock, float scale);

@@ -143,7 +143,7 @@ static bool is_frozen(void *user, const char *name, int step)
 static bool is_no_optimizers(void *user, const char *name, char pass)
 {
     const job *j = user;
-    return pass == 'n' && j->all_along && strstr(name, j->all_along);
+    return strchr("nmv", pass) && j->all_along && strstr(name, j->all_along);
 }
 
 /* The independent program, with the same parameters frozen in the same steps. */

@@ -54,7 +54,8 @@ Test(order, a_llama_step_goes_forward_then_backward_then_updates)
         B "self_attn.q_proj.weight:grad", B "self_attn.k_proj.weight:grad", B "self_attn.v_proj.weight:grad",
         B "input_layernorm:bwd", B "input_layernorm.weight:grad", "model.layers.2:bwd",
         "model.embed_tokens.weight:grad", "grad_norm:clip", "model.embed_tokens.weight:new", "model.norm.weight:new",
-        "model.embed_tokens:fwd@2", "loss:fwd@2", "model.norm.weight:grad@2", "model.norm.weight:new@10");
+        "model.embed_tokens.weight:m", "model.norm.weight:m", "model.embed_tokens.weight:v", "model.embed_tokens:fwd@2",
+        "loss:fwd@2", "model.norm.weight:grad@2", "model.norm.weight:new@10");
 }
 
 #define H "transformer.h.0."
