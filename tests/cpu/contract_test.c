@@ -119,6 +119,30 @@ PATH_TEST(contract, a_million_terms_cancel_to_plus_zero)
     ar_device_destroy(d);
 }
 
+/* Why halves of left integers are summed over 2^16 terms and no more: half of these terms pass 2^53 and end with an odd
+ * product, whose last bit a binary64 sum over all of them would lose. The negatives, in the same order, take the sum
+ * back. Those before the odd one are even and cost no rounding, so that what was lost would remain. */
+PATH_TEST(contract, an_odd_sum_beyond_2_to_the_53_cancels_to_plus_zero)
+{
+    enum { half = 65 * 1024, k = 2 * half }; /* half: whole slices */
+    ar_device *d = device(1);
+    float *a = case_alloc(k, 4), *b = case_alloc(k, 4), y = 1.0f;
+    case_fill(a, 1, k, DATA_ONES, 1);
+    case_fill(b, 1, k, DATA_ONES, 2);
+    a[half - 1] = 0x1p-12f;           /* qA = 2^13, whose upper half is 1 */
+    b[half - 1] = 0x1p-1f - 0x1p-25f; /* qB = 2^24 - 1 */
+    for (size_t i = 0; i < half; i++) {
+        a[half + i] = -a[i];
+        b[half + i] = b[i];
+    }
+    const ar_tensor av = case_view2(a, 1, k), bv = case_view2(b, 1, k), yv = case_view2(&y, 1, 1);
+    cr_assert_eq(case_product(d, &yv, &av, &bv, false), AR_OK);
+    cr_assert_eq(ari_bits32(y), 0u, "got %08x", ari_bits32(y));
+    free(a);
+    free(b);
+    ar_device_destroy(d);
+}
+
 /* a is stored transposed, b with gaps, y with longer rows: the bits of the contiguous product. */
 PATH_TEST(contract, takes_transposed_and_strided_views)
 {
