@@ -8,7 +8,7 @@
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "ref/core/budget.h"
-#include "verify/text_batch.h"
+#include "verify/check/text_batch.h"
 
 #define BLOCKS ((size_t)2)
 

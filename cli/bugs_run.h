@@ -5,7 +5,7 @@
 #include <jansson.h>
 
 #include "cli/args.h"
-#include "verify/fault_curve.h"
+#include "verify/faults/fault_curve.h"
 
 /* `anyrank bugs --run`: each fault in the case in which it matters, and the same case without it. */
 typedef struct ari_bug_run {

@@ -15,9 +15,9 @@
 #include "cli/net_fault.h"
 #include "cli/progress.h"
 #include "cli/table.h"
-#include "verify/check_run.h"
-#include "verify/dump_folder.h"
-#include "verify/fault_module.h"
+#include "verify/check/check_run.h"
+#include "verify/faults/fault_module.h"
+#include "verify/writer/dump_folder.h"
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "ref/io/file.h"
-#include "verify/fault_case.h"
+#include "verify/faults/fault_case.h"
 
 static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS(ari_check_values,

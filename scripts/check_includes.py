@@ -19,6 +19,11 @@ SUFFIXES = {".c", ".cc", ".h", ".cu", ".cuh", ".inc"}
 
 PUBLIC = "include/anyrank"
 
+VERIFY = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
+          "sim/plan", "run", "dump"]
+ROOMS = ["verify/" + room for room in
+         ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "faults")]
+
 # Folder -> the folders it may include, besides itself and the public headers. A file belongs to the longest folder here
 # that its path begins with.
 ALLOWED = {
@@ -39,12 +44,20 @@ ALLOWED = {
     "gpu/nccl": ["ref/core", "gpu"],
     "run": ["ref/core", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan"],
     "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
-    "verify": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-               "ref/baseline", "sim/plan", "run", "dump"],
+    # Its rooms: VERIFY and, of one another, what follows.
+    "verify": VERIFY,
+    "verify/reference": VERIFY,
+    "verify/writer": VERIFY + ["verify/reference"],
+    "verify/diagnose": VERIFY,
+    "verify/gradcheck": VERIFY,
+    "verify/check": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/gradcheck"],
+    "verify/dumps": VERIFY + ["verify/diagnose"],
+    "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/check"],
+    "verify/faults": VERIFY + ["verify/check"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-            "sim/plan", "run", "dump", "verify", "bench"],
+            "sim/plan", "run", "dump", "verify", "bench"] + ROOMS,
     "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-              "sim/plan", "run", "dump", "verify"],
+              "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["gpu", "gpu/nccl"],
     "examples": [],
 }
@@ -66,8 +79,8 @@ BASELINE_REACHES = BASELINE_HEADERS | {
 
 # Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
 PUBLIC_FOR = {
-    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "run", "verify", "cli", "bench", "examples"},
-    "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"},
+    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "run", "verify", "cli", "bench", "examples"} | set(ROOMS),
+    "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"} | set(ROOMS),
 }
 
 STANDARD_C = {name + ".h" for name in (
@@ -93,6 +106,8 @@ FORBIDDEN_SYSTEM = {
     "cli": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "gpu": re.compile(r"mpi\.h$"),
 }
+for room in ROOMS:
+    FORBIDDEN_SYSTEM[room] = FORBIDDEN_SYSTEM["verify"]
 for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/models", "ref/train", "ref/io"):
     FORBIDDEN_SYSTEM[folder] = re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$")
 

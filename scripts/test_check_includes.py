@@ -36,7 +36,7 @@ GOOD = {
     "sim/plan/bytes.c": '#include "anyrank/config.h"\n',
     "gpu/gemm.cu": '#include "ref/numerics/scalar.h"\n#include <cuda_runtime.h>\n',
     "gpu/nccl/comm.c": '#include "ref/core/wait.h"\n#include <nccl.h>\n',
-    "verify/check.c": '#include "ref/train/adam.h"\n#include "anyrank/sim.h"\n#include "anyrank/baseline.h"\n',
+    "verify/check/check.c": '#include "ref/train/adam.h"\n#include "anyrank/sim.h"\n#include "anyrank/baseline.h"\n',
     "cli/main.c": '#include "verify/check.h"\n',
     "verify/check.h": "",
     "examples/01.c": '#include "anyrank/sim.h"\n#include <stdio.h>\n',

@@ -12,7 +12,7 @@
 #include "ref/numerics/philox.h"
 #include "support/bits.h"
 #include "support/match.h"
-#include "verify/compare.h"
+#include "verify/check/compare.h"
 
 TestSuite(dropout, .timeout = 300);
 

@@ -9,7 +9,7 @@
 
 #include "support/bits.h"
 #include "support/match.h"
-#include "verify/compare.h"
+#include "verify/check/compare.h"
 
 TestSuite(kv_replica, .timeout = 300);
 

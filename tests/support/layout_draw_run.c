@@ -7,7 +7,7 @@
 #include "sim/plan/bytes.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
-#include "verify/check_run.h"
+#include "verify/check/check_run.h"
 
 static const double huge_scale = 1e25; /* of weights whose products overflow */
 

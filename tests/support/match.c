@@ -8,7 +8,7 @@
 
 #include "anyrank/parallel.h"
 #include "support/bits.h"
-#include "verify/compare.h"
+#include "verify/check/compare.h"
 
 enum { MOST_RANKS = 16, MOST_PARTS = 4 };
 

@@ -6,7 +6,7 @@
 
 #include "anyrank/model.h"
 #include "support/rank_run.h"
-#include "verify/reference.h"
+#include "verify/reference/reference.h"
 
 typedef struct match_case {
     ar_config config;

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 
 #include "tests/verify/support.h"
-#include "verify/adam_allowance.h"
-#include "verify/check_baseline.h"
-#include "verify/check_run.h"
+#include "verify/check/check_baseline.h"
+#include "verify/check/check_run.h"
+#include "verify/reference/adam_allowance.h"
 
 TestSuite(adam_allowance, .timeout = 300);
 

@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "ref/core/context.h"
-#include "verify/check_run.h"
+#include "verify/check/check_run.h"
 
 TestSuite(check, .timeout = 300);
 

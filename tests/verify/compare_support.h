@@ -4,7 +4,7 @@
 #define TESTS_VERIFY_COMPARE_SUPPORT_H
 
 #include "tests/verify/support.h"
-#include "verify/compare.h"
+#include "verify/check/compare.h"
 
 enum { ROWS = 6, COLS = 4, COUNT = ROWS * COLS, RANKS = 2 };
 static const size_t full_shape[2] = {ROWS, COLS};

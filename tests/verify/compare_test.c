@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "verify/check_run.h"
+#include "verify/check/check_run.h"
 
 TestSuite(compare, .timeout = 300);
 

@@ -14,7 +14,7 @@
 
 #include "anyrank/model.h"
 #include "tests/verify/support.h"
-#include "verify/estimate.h"
+#include "verify/check/estimate.h"
 
 TestSuite(estimate, .timeout = 300);
 

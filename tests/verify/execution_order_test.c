@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
-#include "verify/order.h"
+#include "verify/diagnose/order.h"
 
 TestSuite(order, .timeout = 300);
 

@@ -4,7 +4,7 @@
 
 #include "tests/dump/folder.h"
 #include "tests/support/noise.h"
-#include "verify/explain.h"
+#include "verify/diagnose/explain.h"
 
 TestSuite(explain_ranks, .init = folder_begin, .fini = folder_end, .timeout = 300);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/fault_curve.h"
+#include "verify/faults/fault_curve.h"
 
 #include <math.h>
 
 #include "tests/verify/support.h"
-#include "verify/check_run.h"
+#include "verify/check/check_run.h"
 
 TestSuite(fault_curve, .timeout = 300);
 

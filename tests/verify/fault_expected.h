@@ -267,7 +267,7 @@ static const expected_end ends[] = {
 };
 enum { ENDS = sizeof ends / sizeof *ends };
 
-/* Mistakes that a module shows and no transformer: of verify/fault_module.c, in the fault's own case. */
+/* Mistakes that a module shows and no transformer: of verify/faults/fault_module.c, in the fault's own case. */
 static const struct {
     ar_fault fault;
     const char *tensor, *hint;

@@ -2,9 +2,9 @@
 /* Runs of every fault against the table of what it must look like. */
 #include "tests/verify/fault_expected.h"
 #include "tests/verify/support.h"
-#include "verify/check_base.h"
-#include "verify/check_run.h"
-#include "verify/fault_module.h"
+#include "verify/check/check_base.h"
+#include "verify/check/check_run.h"
+#include "verify/faults/fault_module.h"
 
 /* What runs of one model, batch, steps, dropout and clipping are compared with: once, however many they are. */
 typedef struct shared {

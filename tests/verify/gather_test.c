@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "verify/gather.h"
+#include "verify/grads/gather.h"
 
 TestSuite(gather, .timeout = 300);
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "tests/support/small.h"
-#include "verify/gradcheck.h"
+#include "verify/gradcheck/gradcheck.h"
 
 static ar_config tiny(ar_arch arch)
 {

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "run/positions.h"
-#include "verify/check_run.h"
+#include "verify/check/check_run.h"
 
 TestSuite(limits, .timeout = 300);
 

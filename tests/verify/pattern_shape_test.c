@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any shape, any number of ranks, and what is refused. */
 #include "tests/verify/pattern_support.h"
-#include "verify/pattern_impl.h"
+#include "verify/diagnose/pattern_impl.h"
 
 TestSuite(pattern_shape, .timeout = 300);
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "tests/support/noise.h"
-#include "verify/pattern.h"
+#include "verify/diagnose/pattern.h"
 
 enum { MAX_RANKS = 64, MAX_COUNT = 8192 };
 

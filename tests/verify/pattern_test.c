@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies and shards: every detector fires on its trace and is silent on a near miss. */
 #include "tests/verify/pattern_support.h"
-#include "verify/pattern_impl.h"
+#include "verify/diagnose/pattern_impl.h"
 
 TestSuite(pattern_replica, .timeout = 300);
 TestSuite(pattern_shard, .timeout = 300);

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "verify/coverage.h"
+#include "verify/check/coverage.h"
 
 TestSuite(reports, .timeout = 300);
 

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "verify/check_run.h"
+#include "verify/check/check_run.h"
 
 TestSuite(steps, .timeout = 300);
 

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/budget.h"
+#include "ref/core/size.h"
+#include "run/positions.h"
+#include "verify/check/check_base.h"
+#include "verify/check/check_run.h"
+#include "verify/check/estimate.h"
+#include "verify/check/text_batch.h"
+#include "verify/gradcheck/gradcheck.h"
+#include "verify/reference/sensitivity.h"
+#include "verify/writer/dump_ranks.h"
+
+static void tell(const ar_check_options *o, double fraction, const char *what)
+{
+    if (o->progress)
+        o->progress(o->progress_user, fraction, what);
+}
+
+ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c)
+{
+    const ari_estimate_case size = {.config = c,
+                                    .plan = &o->plan,
+                                    .batch = o->batch,
+                                    .seq = o->seq,
+                                    .parallel = o->parallel,
+                                    .layouts = o->layouts,
+                                    .steps = o->steps,
+                                    .optimizer = o->optimizer,
+                                    .numerics = o->numerics,
+                                    .precision = o->precision,
+                                    .threads = o->threads,
+                                    .dropout = o->dropout > 0.0,
+                                    .f64 = !o->skip_f64,
+                                    .gradcheck = o->gradcheck,
+                                    .dump = o->dump ? ARI_DUMPS_ALL : ARI_DUMPS_NOTHING};
+    return ari_estimate_check(e, &size);
+}
+
+static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
+{
+    if (o->batch == 0 || o->seq == 0)
+        return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
+    AR_TRY(ari_check_training(c->name, o->steps, &o->optimizer, o->clip, o->dropout));
+    if ((c->learned_positions || c->rope) && o->seq > c->max_positions)
+        return ar_error_set(AR_ERR_SHAPE, "--seq %zu is longer than the %zu positions of %s", o->seq, c->max_positions,
+                            c->name);
+    AR_TRY(ari_estimate_layers(c));
+    AR_TRY(ari_check_angles(c, o->seq));
+    ari_estimate e;
+    AR_TRY(ari_check_estimate(&e, o, c));
+    return ari_estimate_fits(&e);
+}
+
+static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
+{
+    if (o->layouts == 0)
+        return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
+    for (size_t i = 0; i < o->layouts; i++)
+        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->plan, o->batch, o->seq));
+    return AR_OK;
+}
+
+/* Ranks that are processes: every layout is run by all of them. */
+static ar_status check_processes(const ar_check_options *o)
+{
+    const int processes = o->process ? ar_process_size(o->process) : 0;
+    char layout[96];
+    for (size_t i = 0; o->process && i < o->layouts; i++) {
+        const int world = ar_parallel_world(&o->parallel[i]);
+        ar_parallel_text(layout, sizeof layout, &o->parallel[i]);
+        if (world != processes)
+            return ar_error_set(AR_ERR_ARG,
+                                "%s: a layout of %d rank%s on %d process%s: start one process for each rank", layout,
+                                world, world == 1 ? "" : "s", processes, processes == 1 ? "" : "es");
+    }
+    if (o->process && (o->dump || o->schedules > 0))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s of ranks that are processes: take threads",
+                            o->dump ? "a dump" : "schedules");
+    return AR_OK;
+}
+
+/* How the ranks run. */
+static ar_status check_cluster(const ar_check_options *o)
+{
+    if (o->algorithm == AR_SIM_LAST)
+        return ar_error_set(AR_ERR_ARG, "collectives by the last rank to come: it would move the bytes of all, and "
+                                        "those of each rank would be chance; direct or ring");
+    if (o->precision != AR_PRECISION_F32 && o->numerics == AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG, "products in %s: exact numerics multiply fp32 numbers, take native ones",
+                            ar_precision_name(o->precision));
+    if (o->trace && (o->layouts != 1 || o->schedules > 1))
+        return ar_error_set(AR_ERR_ARG, "a trace records one run: one layout, and at most one schedule");
+    if (o->fault_count > 0 && o->layouts != 1)
+        return ar_error_set(AR_ERR_ARG, "faults of the transport strike one run: %zu layouts, expected one",
+                            o->layouts);
+    const int world = ar_parallel_world(&o->parallel[0]);
+    for (size_t i = 0; i < o->fault_count; i++) {
+        if (o->faults[i].rank < 0 || o->faults[i].rank >= world)
+            return ar_error_set(AR_ERR_ARG, "a fault of the transport on rank %d of %d: 0 to %d", o->faults[i].rank,
+                                world, world - 1);
+    }
+    return AR_OK;
+}
+
+static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
+{
+    const ari_reference *ref = &b->ref;
+    r->fresh = b->weights == NULL;
+    r->max_error_vs_f64 = b->max_error_vs_f64;
+    r->baseline_seconds = b->seconds;
+    r->loss = b->loss;
+    b->loss = NULL;
+    r->tensors = ref->count;
+    r->elements = ari_reference_elements(ref);
+    r->vacuous = ref->vacuous;
+    return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
+}
+
+/* What a native run may differ by. */
+static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
+{
+    char path[sizeof r->dump];
+    ari_allowances all = {.list = NULL};
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", o->dump, ARI_DUMP_ALLOWED) >= sizeof path)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
+    ar_status st = ari_allowances_add_all(&all, &b->ref);
+    if (st == AR_OK)
+        st = ari_allowances_write(&all, path, ar_sensitivity_of_precision(o->precision), r->gradients_hash);
+    ari_allowances_fini(&all);
+    return st;
+}
+
+/* The reference's file, in a folder that holds nothing of an earlier dump any more. */
+static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
+{
+    ari_dump_facts facts;
+    const int n = snprintf(r->dump, sizeof r->dump, "%s/%s", o->dump, ARI_DUMP_REFERENCE);
+    if (n < 0 || (size_t)n >= sizeof r->dump)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
+    AR_TRY(ari_dump_check_folder_clear(o->dump));
+    ari_dump_facts_of(&facts, &r->config, NULL, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+    AR_TRY(ari_dump_reference_write(&b->ref, r->dump, &facts));
+    return o->numerics == AR_NUMERICS_NATIVE ? dump_allowed(r, o, b) : AR_OK;
+}
+
+static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
+{
+    AR_TRY(ari_alloc_zero((void **)&r->run, o->layouts, sizeof *r->run, "results"));
+    for (size_t i = 0; i < o->layouts; i++) {
+        char what[96];
+        ar_parallel_text(what, sizeof what, &o->parallel[i]);
+        tell(o, (double)i / (double)o->layouts, what);
+        r->runs++; /* first: what a failed run has allocated is the report's to free */
+        AR_TRY(ari_check_base_run(&r->run[i], b, o, &o->parallel[i]));
+        r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
+    }
+    return AR_OK;
+}
+
+/* Reads the model's config into the report, and refuses what cannot be checked. */
+static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
+{
+    r->batch = o->batch;
+    r->seq = o->seq;
+    r->steps = o->steps;
+    r->numerics = o->numerics;
+    r->precision = o->precision;
+    AR_TRY(ar_model_path(r->folder, sizeof r->folder, o->model));
+    AR_TRY(ar_config_load(&r->config, r->folder));
+    AR_TRY(check_sizes(o, &r->config));
+    AR_TRY(check_layouts(o, &r->config));
+    AR_TRY(check_processes(o));
+    AR_TRY(check_cluster(o));
+    if (o->dump)
+        AR_TRY(ari_dump_check_folder_check(o->dump));
+    return ar_config_parameters(&r->config, &r->parameters);
+}
+
+static bool gradcheck_progress(void *user, double fraction)
+{
+    tell(user, fraction, "central differences");
+    return true;
+}
+
+static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
+{
+    ar_check_options options = *o;
+    const ari_gradcheck_case c = {.config = &r->config,
+                                  .weights = b->weights ? ari_weights_find : NULL,
+                                  .weights_user = b->weights,
+                                  .batch = b->batch,
+                                  .seed = o->seed,
+                                  .threads = o->threads > 0 ? o->threads : ari_cores(),
+                                  .progress = gradcheck_progress,
+                                  .progress_user = &options};
+    AR_TRY(ari_gradcheck(&r->gradcheck, &c));
+    r->has_gradcheck = true;
+    if (!r->gradcheck.ok && r->result < AR_CHECK_DIFFERENT)
+        r->result = AR_CHECK_DIFFERENT;
+    return AR_OK;
+}
+
+ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
+{
+    ar_check_report *r = NULL;
+    ari_check_base base = {.weights = NULL};
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
+    AR_TRY_TO(done, st, begin_report(r, o));
+    AR_TRY_TO(done, st, ari_check_base_init(&base, o, &r->config, r->folder));
+    AR_TRY_TO(done, st, describe_baseline(r, &base));
+    if (o->dump)
+        AR_TRY_TO(done, st, dump_reference(r, o, &base));
+    if (o->gradcheck)
+        AR_TRY_TO(done, st, run_gradcheck(r, o, &base));
+    AR_TRY_TO(done, st, run_layouts(r, o, &base));
+    *gives = r;
+    r = NULL;
+done:
+    ari_check_base_fini(&base);
+    ar_check_report_destroy(r);
+    return st;
+}
+
+typedef struct listing {
+    ar_check_tensor_fn emit;
+    void *user;
+} listing;
+
+static ar_status list_tensor(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                             const double *values)
+{
+    const listing *l = user;
+    char tensor[176];
+    (void)values;
+    snprintf(tensor, sizeof tensor, "%s%s", name, ari_pass_suffix(pass));
+    return l->emit(l->user, tensor, ari_pass_name(pass), ndim, shape);
+}
+
+ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, void *user)
+{
+    char folder[512];
+    ar_config c;
+    int64_t *ids = NULL;
+    double unused = 0.0;
+    listing l = {emit, user};
+    AR_TRY(ar_model_path(folder, sizeof folder, o->model));
+    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(check_sizes(o, &c));
+    AR_TRY(ari_text_ids(&ids, o->batch, o->seq, c.vocab, o->text, o->seed));
+    const ar_batch batch = {.batch = o->batch, .seq = o->seq, .input_ids = ids};
+    /* Names and shapes are those of any weights and any arithmetic: fresh ones, and the fastest. */
+    const ar_baseline_options b = {.mode = AR_MODE_F64,
+                                   .seed = o->seed,
+                                   .emit = list_tensor,
+                                   .emit_user = &l,
+                                   .dropout = o->dropout,
+                                   .steps = o->steps > 0 ? 1 : 0,
+                                   .optimizer = o->optimizer,
+                                   .clip = o->clip};
+    const ar_status st = ar_baseline_run(&c, &b, &batch, &unused);
+    free(ids);
+    return st;
+}
+
+void ar_check_report_destroy(ar_check_report *r)
+{
+    if (!r)
+        return;
+    ari_check_runs_destroy(r->run, r->runs);
+    free(r->loss);
+    free(r);
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One layout against the reference: what the ranks report is compared where it arises, and summed up afterwards. */
+#include "verify/check/check_run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "run/process_run.h"
+#include "verify/check/coverage.h"
+#include "verify/diagnose/pattern.h"
+
+/* Who listens to one rank. */
+typedef struct listeners {
+    ari_comparator *comparator;
+    ar_tap_fn also; /* NULL: nobody */
+    void *also_user;
+} listeners;
+
+typedef struct comparison {
+    const ari_reference *ref;
+    int ranks;
+    ari_comparator *rank; /* [ranks] */
+    listeners *tap;       /* [ranks] */
+    void **user;          /* [ranks]: the same, as taps see them */
+    float **gathered;     /* [ref->count]: the run's own final weights and gradients; NULL for the others */
+} comparison;
+
+static void comparison_fini(comparison *c)
+{
+    for (int r = 0; c->rank && r < c->ranks; r++)
+        ari_comparator_fini(&c->rank[r]);
+    for (size_t i = 0; c->gathered && i < c->ref->count; i++)
+        free(c->gathered[i]);
+    free(c->rank);
+    free(c->tap);
+    free(c->user);
+    free(c->gathered);
+}
+
+static ar_status tap_both(void *user, const ar_tap_event *event)
+{
+    const listeners *l = user;
+    AR_TRY(ari_comparator_tap(l->comparator, event));
+    return l->also ? l->also(l->also_user, event) : AR_OK;
+}
+
+static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, int holders,
+                                 const ari_cluster_options *o)
+{
+    *c = (comparison){.ref = ref, .ranks = ranks};
+    AR_TRY(ari_alloc_zero((void **)&c->rank, (size_t)ranks, sizeof *c->rank, "comparators"));
+    AR_TRY(ari_alloc_zero((void **)&c->tap, (size_t)ranks, sizeof *c->tap, "comparators"));
+    AR_TRY(ari_alloc_zero((void **)&c->user, (size_t)ranks, sizeof *c->user, "comparators"));
+    AR_TRY(ari_alloc_zero((void **)&c->gathered, ref->count, sizeof *c->gathered, "gathered tensors"));
+    for (size_t i = 0; i < ref->count; i++) {
+        if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
+            AR_TRY(ari_alloc_zero((void **)&c->gathered[i], ref->tensor[i].count, sizeof(float), "a gathered tensor"));
+    }
+    /* The first ranks hold all weights and gradients between them: theirs are the run's. */
+    for (int r = 0; r < ranks; r++) {
+        AR_TRY(ari_comparator_init(&c->rank[r], ref, r < holders ? c->gathered : NULL));
+        c->tap[r] = (listeners){&c->rank[r], o->tap, o->tap_user ? o->tap_user[r] : NULL};
+        c->user[r] = &c->tap[r];
+    }
+    return AR_OK;
+}
+
+static void unravel(size_t flat, int ndim, const size_t *shape, size_t *index)
+{
+    for (int d = ndim - 1; d >= 0; d--) {
+        index[d] = flat % shape[d];
+        flat /= shape[d];
+    }
+}
+
+/* "model.layers.3.mlp" -> 3: the first number between dots. */
+static int layer_of(const char *name)
+{
+    for (const char *p = strchr(name, '.'); p; p = strchr(p + 1, '.')) {
+        char *end = NULL;
+        const long n = strtol(p + 1, &end, 10);
+        if (end != p + 1 && (*end == '.' || *end == '\0'))
+            return (int)n;
+    }
+    return -1;
+}
+
+/* What a rank holds that reported nothing: no part of the tensor. */
+static ar_layout nothing_of(const comparison *c, size_t tensor)
+{
+    for (int r = 0; r < c->ranks; r++) {
+        const ari_finding *f = &c->rank[r].finding[tensor];
+        if (!f->seen)
+            continue;
+        ar_layout none = f->layout;
+        none.nbox = 0;
+        return none;
+    }
+    return (ar_layout){0};
+}
+
+/* A gradient's values of the step before. */
+static const float *last_of(const ari_reference *ref, const ari_ref_tensor *t)
+{
+    const size_t i = t->step > 1 ? ari_reference_find_in(ref, t->name, 'g', t->step - 1) : ref->count;
+    return t->pass == 'g' && i < ref->count ? ref->tensor[i].values : NULL;
+}
+
+/* A weight's values before the step that made it. */
+static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
+{
+    const bool first = t->step == 1;
+    const size_t i = ari_reference_find_in(ref, t->name, first ? 'i' : 'n', first ? 1 : t->step - 1);
+    return t->pass == 'n' && i < ref->count ? ref->tensor[i].values : NULL;
+}
+
+/* The pattern and what it looks like, from all ranks' copies of one tensor. */
+static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
+{
+    const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    const bool adam = o->optimizer.kind != AR_OPTIMIZER_SGD;
+    const ar_layout nothing = nothing_of(c, tensor);
+    ari_rank_copy *copy = NULL;
+    float **local = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&copy, (size_t)c->ranks, sizeof *copy, "copies of a tensor"));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&local, (size_t)c->ranks, sizeof *local, "copies of a tensor"));
+    for (int r = 0; r < c->ranks; r++) {
+        const ari_finding *found = &c->rank[r].finding[tensor];
+        AR_TRY_TO(done, st, ari_comparator_copy(&local[r], &c->rank[r], tensor));
+        copy[r] = (ari_rank_copy){.local = local[r], .ndim = found->ndim, .layout = &found->layout};
+        if (!found->seen)
+            copy[r] = (ari_rank_copy){.ndim = nothing.ndim, .layout = &nothing};
+        memcpy(copy[r].shape, found->shape, sizeof copy[r].shape);
+    }
+    const ari_difference d = {.name = t->name,
+                              .pass = t->pass,
+                              .step = t->step,
+                              .ndim = t->ndim,
+                              .shape = t->shape,
+                              .reference = t->values,
+                              .ranks = c->ranks,
+                              .copy = copy,
+                              .allowed = t->allowed,
+                              .beside = t->beside,
+                              .tp = ari_at_least_one(o->parallel.tp),
+                              .dp = ari_at_least_one(o->parallel.dp),
+                              .micro_batches = o->parallel.micro_batches,
+                              .forward_first = o->parallel.forward_first,
+                              .sp = o->parallel.sp && o->parallel.tp > 1,
+                              .batch = o->batch->batch,
+                              .seq = o->batch->seq,
+                              .ids = o->batch[t->step - 1].input_ids,
+                              .head_dim = o->config ? o->config->head_dim : 0,
+                              .before = before_of(c->ref, t),
+                              .last = last_of(c->ref, t),
+                              .beta1 = adam ? o->optimizer.beta1 : 0.0,
+                              .beta2 = adam ? o->optimizer.beta2 : 0.0,
+                              .zero = o->parallel.zero > 0};
+    ari_pattern p = {{0}, {0}};
+    AR_TRY_TO(done, st, ari_pattern_find(&p, &d));
+    snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);
+    snprintf(f->hint, sizeof f->hint, "%s", p.hint);
+done:
+    for (int r = 0; local && r < c->ranks; r++)
+        free(local[r]);
+    free(local);
+    free(copy);
+    return st;
+}
+
+static ar_status describe_first(ar_check_run *run, const comparison *c, size_t tensor, const ari_verdict *v,
+                                const ari_cluster_options *o)
+{
+    const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    ar_first_difference *f = &run->first;
+    run->has_difference = true;
+    *f = (ar_first_difference){.step = t->step, .layer = layer_of(t->name), .rank = v->rank, .elements = t->count};
+    snprintf(f->pass, sizeof f->pass, "%s", ari_pass_name(t->pass));
+    snprintf(f->tensor, sizeof f->tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+    if (!v->complete && run->result != AR_CHECK_ERROR) /* a run that ended early had no time to report all of it */
+        ari_explain_coverage(f, c->rank, c->ranks, tensor);
+    if (v->rank < 0)
+        return AR_OK;
+    f->ndim = t->ndim;
+    unravel(v->first, t->ndim, t->shape, f->index);
+    const ari_finding *owner = &c->rank[v->rank].finding[tensor];
+    f->local_ndim = owner->ndim;
+    unravel(v->first_local, owner->ndim, owner->shape, f->local_index);
+    f->reference = t->values[v->first];
+    f->actual = v->actual;
+    f->ulp = ari_ulp_distance(f->reference, f->actual);
+    f->elements_different = v->different;
+    return v->complete ? explain(f, c, tensor, o) : AR_OK;
+}
+
+static ar_status expect_no_more(ar_check_run *run, const comparison *c)
+{
+    const size_t cap = 256;
+    for (int r = 0; r < c->ranks; r++) {
+        if (!c->rank[r].unexpected[0])
+            continue;
+        run->result = AR_CHECK_ERROR;
+        AR_TRY(ari_alloc_zero((void **)&run->error, cap, 1, "a message"));
+        snprintf(run->error, cap, "rank %d reported %s, which the baseline does not have", r, c->rank[r].unexpected);
+        break;
+    }
+    return AR_OK;
+}
+
+static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluster_options *o)
+{
+    for (size_t i = 0; i < c->ref->count; i++) {
+        const ari_ref_tensor *t = &c->ref->tensor[i];
+        const ari_verdict v = ari_verdict_of(c->rank, c->ranks, i);
+        run->tensors++;
+        run->elements += t->count;
+        run->elements_different += v.different;
+        run->max_ulp = v.max_ulp > run->max_ulp ? v.max_ulp : run->max_ulp;
+        /* What has a bound in place of a measure may come near it in any right run: that says nothing. */
+        if (v.max_ratio > run->max_ratio && (!t->beside || v.max_ratio > 1.0)) {
+            run->max_ratio = v.max_ratio;
+            snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+        }
+        if (v.complete && v.different == 0)
+            continue;
+        if (run->tensors_different++ == 0)
+            AR_TRY(describe_first(run, c, i, &v, o));
+    }
+    return expect_no_more(run, c);
+}
+
+/* A mistake often ends the run: a NaN that it made is refused as a gradient norm. What the ranks had reported until
+ * then still shows where it began. */
+static ar_status describe_before_error(ar_check_run *run, const comparison *c, const ari_cluster_options *o)
+{
+    for (size_t i = 0; i < c->ref->count; i++) {
+        const ari_verdict v = ari_verdict_of(c->rank, c->ranks, i);
+        if (v.different > 0)
+            return describe_first(run, c, i, &v, o);
+    }
+    return AR_OK;
+}
+
+static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
+{
+    const char *message = ar_error_message();
+    run->result = AR_CHECK_ERROR;
+    run->reports = result->reports;
+    AR_TRY(ari_alloc((void **)&run->error, strlen(message) + 1, 1, "a message"));
+    memcpy(run->error, message, strlen(message) + 1);
+    return AR_OK;
+}
+
+static void keep_counts(ar_check_run *run, const ari_cluster_result *result)
+{
+    run->bytes_counted = result->bytes;
+    run->bytes_per_rank_max = result->bytes_per_rank_max;
+    memcpy(run->calls, result->calls, sizeof run->calls);
+    run->weights_bytes = result->weights_per_rank;
+    run->gradients_bytes = result->gradients_per_rank;
+    run->optimizer_bytes = result->optimizer_per_rank;
+    run->buckets_bytes = result->buckets_per_rank;
+    run->stored_bytes = result->stored_per_rank;
+    run->peak_bytes = result->peak_per_rank;
+    run->has_predicted = result->has_predicted;
+    run->predicted = result->predicted;
+    run->loss = result->loss;
+}
+
+/* Every process goes on alike. */
+static ar_status share_verdict(ar_check_run *run, ar_process *p, ar_status st)
+{
+    AR_TRY(ari_process_agree(p, st));
+    return ar_process_broadcast(p, &run->result, sizeof run->result);
+}
+
+ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
+{
+    comparison c;
+    ari_cluster_result result = {0};
+    ari_cluster_options options = *o;
+    const int world = ar_parallel_world(&o->parallel);
+    run->parallel = o->parallel;
+    ar_status st = AR_OK, ended = AR_OK;
+    /* Each tensor-parallel group does; but with ZeRO a gradient is shared out over them. */
+    const int holders = o->parallel.zero > 0 ? world : ari_at_least_one(o->parallel.tp);
+    AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders, o));
+    options.tap = tap_both;
+    options.tap_user = c.user;
+    ended = ari_cluster_run(&result, &options);
+    if (ended == AR_ERR_MEMORY ||
+        ended == AR_ERR_DEVICE) { /* the machine's failure: it says nothing about the layout */
+        const char *message = ar_error_message();
+        free(result.reports);
+        char layout[96];
+        ar_parallel_text(layout, sizeof layout, &o->parallel);
+        st = ar_error_set(ended, "%s: %.*s", layout, (int)strcspn(message, "\n"), message);
+        goto done;
+    }
+    run->seconds = result.seconds;
+    if (ended != AR_OK) {
+        AR_TRY_TO(done, st, keep_error(run, &result));
+        st = describe_before_error(run, &c, o);
+        goto done;
+    }
+    keep_counts(run, &result);
+    if (o->process)
+        AR_TRY_TO(done, st, ari_comparators_collect(o->process, c.rank, world, c.gathered, holders));
+    if (o->process && ar_process_rank(o->process) > 0)
+        goto done; /* the report is process 0's */
+    AR_TRY_TO(done, st, sum_up(run, &c, o));
+    AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
+    /* Nobody predicts the bytes of what is no model. */
+    const bool other_bytes = !o->body && run->bytes_counted != run->bytes_predicted;
+    if (run->result == AR_CHECK_SAME && (run->tensors_different > 0 || other_bytes))
+        run->result = AR_CHECK_DIFFERENT;
+    else if (run->result == AR_CHECK_SAME && ref->vacuous.tensor[0])
+        run->result = AR_CHECK_VACUOUS;
+done:
+    comparison_fini(&c);
+    /* After a failure of the ranks, which all have heard of, there is nobody left to agree with. */
+    return o->process && ended == AR_OK ? share_verdict(run, o->process, st) : st;
+}
+
+void ari_check_run_fini(ar_check_run *run)
+{
+    free(run->error);
+    free(run->reports);
+    free(run->loss);
+    *run = (ar_check_run){0};
+}
+
+void ari_check_runs_destroy(ar_check_run *run, size_t runs)
+{
+    for (size_t i = 0; i < runs; i++)
+        ari_check_run_fini(&run[i]);
+    free(run);
+}
+
+ar_status ari_check_training(const char *name, int steps, const ar_optimizer_options *optimizer, double clip,
+                             double dropout)
+{
+    if (steps < 0)
+        return ar_error_set(AR_ERR_ARG, "%s: %d steps: at least 0", name, steps);
+    if (steps > 0)
+        AR_TRY(ar_optimizer_check(optimizer));
+    if (!(clip >= 0.0) || isinf(clip))
+        return ar_error_set(AR_ERR_ARG, "%s: a largest gradient norm of %g: a finite number from 0 (no clipping)", name,
+                            clip);
+    if (!(dropout >= 0.0 && dropout < 1.0))
+        return ar_error_set(AR_ERR_ARG, "%s: a dropout of %g: a probability from 0 to below 1", name, dropout);
+    return AR_OK;
+}

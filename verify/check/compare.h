@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_CHECK_COMPARE_H
+#define ARI_VERIFY_CHECK_COMPARE_H
+
+#include "anyrank/context.h"
+#include "anyrank/process.h"
+#include "verify/reference/reference.h"
+
+/* What one rank found about one tensor. A rank that goes through its samples in micro-batches reports a tensor once for
+ * each; reports of neighbouring rows are one finding, its local tensor the reports stacked along dimension 0. */
+typedef struct ari_finding {
+    bool seen;
+    bool broken;        /* reports that do not join: the same part twice, or a hole between two */
+    size_t covered;     /* elements of the full tensor this rank holds */
+    size_t different;   /* elements of this rank that differ: in bits, or by more than is allowed */
+    uint64_t max_ulp;   /* of those */
+    double max_ratio;   /* of |difference| over what is allowed; 0 where equal bits are asked for */
+    size_t first;       /* lowest index of the full tensor among those that differ */
+    size_t first_local; /* the same element in the rank's local tensor, row-major */
+    float actual;       /* its value there */
+    ar_layout layout;   /* where this rank's part stands */
+    int ndim;           /* and the shape of that part */
+    size_t shape[AR_MAX_DIMS];
+} ari_finding;
+
+/* A rank's copy of a tensor that differs, kept for the pattern. */
+typedef struct ari_kept {
+    size_t tensor; /* index in the reference */
+    float *local;  /* contiguous, the finding's shape */
+} ari_kept;
+
+enum { ARI_KEPT_COPIES = 4 };
+
+/* Listens to one rank. Ranks share the reference (read only) and `gathered`, where each writes its own boxes. */
+typedef struct ari_comparator {
+    const ari_reference *reference;
+    float *const *gathered;         /* NULL, or one array per reference tensor or NULL: the run's values, for hashes */
+    ari_finding *finding;           /* [reference->count] */
+    ari_kept kept[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
+    size_t kept_count;
+    char unexpected[160]; /* a tensor that the baseline does not have; "" if none */
+} ari_comparator;
+
+AR_NODISCARD ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, float *const *gathered);
+void ari_comparator_fini(ari_comparator *c);
+/** An ar_tap_fn; user: the rank's ari_comparator. */
+AR_NODISCARD ar_status ari_comparator_tap(void *user, const ar_tap_event *event);
+
+/* All ranks' findings about one tensor. */
+typedef struct ari_verdict {
+    bool complete;    /* of every replica, the ranks' boxes cover the full tensor exactly once */
+    size_t different; /* elements of the full tensor; of a replicated one, as many as in the worst replica */
+    uint64_t max_ulp;
+    double max_ratio;
+    size_t first, first_local;
+    float actual;
+    int rank; /* the lowest rank with the first difference; -1: none */
+} ari_verdict;
+ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor);
+
+/** The rank's local tensor, contiguous: its kept copy, or where it does not differ the reference's values. Gives;
+ * free(). Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
+AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor);
+
+/** Where ranks are processes: what rank r's comparator found, each process's own, goes to the comparators of process 0,
+ *  and so do the values that the first `holders` ranks gathered. Errors: what the processes give, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered,
+                                               int holders);
+
+/** Distance of two fp32 values in units in the last place; UINT32_MAX if one is NaN and the other is not. */
+uint64_t ari_ulp_distance(float a, float b);
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_CHECK_ESTIMATE_H
+#define ARI_VERIFY_CHECK_ESTIMATE_H
+
+#include "anyrank/config.h"
+#include "anyrank/optimizer.h"
+#include "anyrank/parallel.h"
+
+/* What is kept of each rank's tensors until the run ends, to be written. */
+typedef enum ari_estimate_dump {
+    ARI_DUMPS_NOTHING,
+    ARI_DUMPS_RESULTS, /* weights, gradients and outputs */
+    ARI_DUMPS_ALL,     /* everything that is reported */
+    ARI_DUMPS_FIRST    /* of that the first copies alone */
+} ari_estimate_dump;
+
+/* What is about to run. */
+typedef struct ari_estimate_case {
+    const ar_config *config;
+    const ar_plan *plan;
+    size_t batch, seq;
+    const ar_parallel *parallel; /* [layouts], run one after the other; 1 of a run without a baseline */
+    size_t layouts;
+    int steps;                      /* of training; 0: no update */
+    ar_optimizer_options optimizer; /* where steps > 0 */
+    ar_numerics numerics;
+    ar_precision precision; /* of native numerics */
+    bool dropout;           /* more tensors */
+    bool f64;               /* the binary64 baseline too */
+    bool gradcheck;         /* central differences too */
+    bool alone;             /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
+    bool sensitivity;       /* beside that, runs of the baseline with errors: what rounding may do */
+    int threads;            /* for these; 0: the machine's cores */
+    bool saves;             /* where it trains: checkpoints */
+    ari_estimate_dump dump;
+    bool merges; /* what is kept becomes full tensors */
+} ari_estimate_case;
+
+typedef struct ari_estimate {
+    size_t bytes;     /* of memory at the peak, all ranks and the baseline together: an upper bound, not 1.6 times */
+    double macs;      /* multiply-adds of all steps' forward and backward passes */
+    double seconds;   /* rough, of the whole */
+    size_t available; /* bytes of memory this process can still take */
+} ari_estimate;
+
+/** Refuses a config whose layers alone do not fit, without a look at one after the other: to be called before anything
+ *  that goes through them, which takes minutes where there are 2^31. Errors: AR_ERR_ARG, AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_estimate_layers(const ar_config *c);
+/** What a run of this size takes. Errors: AR_ERR_OVERFLOW (absurd sizes), AR_ERR_UNSUPPORTED (the plan of an MLP). */
+AR_NODISCARD ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run);
+/** AR_ERR_MEMORY... is for the machine; a check that cannot fit is the caller's: AR_ERR_ARG, with both sizes. */
+AR_NODISCARD ar_status ari_estimate_fits(const ari_estimate *e);
+
+#endif

@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A module's gradients against differences of its loss: check_module.h has the method. */
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/check_module.h"
+#include "ref/core/size.h"
+#include "ref/layers/module_list.h"
+#include "ref/layers/module_loss.h"
+#include "ref/numerics/philox.h"
+#include "run/cluster_run.h"
+#include "verify/check/module_run.h"
+#include "verify/gradcheck/gradcheck_draw.h"
+
+enum { STEPS = 8, ALL_USE = 9 };
+static const double FIRST_STEP = 0.125;       /* of the size of what is moved */
+static const double ROUNDING = 0x1p-24;       /* unit roundoff of fp32 */
+static const double TERM_ROUNDING = 4.0;      /* units by which the mean of the terms may be off */
+static const double SAFETY = 4.0;             /* times the estimated error */
+static const double GRADIENT_FLOOR = 0x1p-20; /* of the gradient's size: what its own sums in fp32 may be off */
+static const double RESOLVED = 0.1;    /* of the gradient's size: what is allowed in a probe that says something */
+static const double NO_SIZE = 0x1p-10; /* of the largest gradient: the least that counts as a gradient's size */
+
+/* A tensor whose values are moved. */
+typedef struct subject {
+    ar_param *param; /* NULL: the input */
+    size_t count;
+    float *values, *moved; /* [count] */
+    double *gradient;      /* [count] */
+    double size;           /* root mean square of the values; 1 where all are 0 */
+    double largest, norm;  /* of the gradient: max|g|, sqrt(sum g^2) */
+    bool finite;
+} subject;
+
+typedef struct checking {
+    const ar_module_case *c;
+    const ar_check_module_options *o;
+    ar_gradcheck_module_report *report;
+    ar_batch batch;
+    ar_ctx *ctx;
+    ar_module *module;
+    ar_loss *loss;
+    ar_param **params;
+    size_t n_params;
+    subject *of; /* [n]: the parameters that require a gradient, then the input */
+    size_t n;
+    double largest, norm; /* of all of them */
+    double worst;         /* error over what is allowed */
+} checking;
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+static void measure(subject *s)
+{
+    double squares = 0.0, sum = 0.0;
+    s->finite = true;
+    for (size_t i = 0; i < s->count; i++) {
+        squares += (double)s->values[i] * (double)s->values[i];
+        sum += s->gradient[i] * s->gradient[i];
+        s->largest = fmax(s->largest, fabs(s->gradient[i]));
+        s->finite = s->finite && isfinite(s->gradient[i]);
+    }
+    s->size = squares > 0.0 ? sqrt(squares / (double)s->count) : 1.0;
+    s->norm = sqrt(sum);
+}
+
+/* values: on the device, or (host) the input. */
+static ar_status add_subject(checking *k, ar_param *p, const float *host, const ar_tensor *values, const ar_tensor *g)
+{
+    subject *s = &k->of[k->n++];
+    *s = (subject){.param = p, .count = ar_tensor_count(g)};
+    AR_TRY(ari_alloc((void **)&s->values, s->count, sizeof *s->values, "values of a gradcheck"));
+    AR_TRY(ari_alloc((void **)&s->moved, s->count, sizeof *s->moved, "values of a gradcheck"));
+    AR_TRY(ari_alloc((void **)&s->gradient, s->count, sizeof *s->gradient, "gradients of a gradcheck"));
+    if (host)
+        memcpy(s->values, host, s->count * sizeof *s->values);
+    else
+        AR_TRY(ar_ctx_download(k->ctx, s->values, values));
+    AR_TRY(ar_ctx_download(k->ctx, s->moved, g));
+    for (size_t i = 0; i < s->count; i++)
+        s->gradient[i] = (double)s->moved[i];
+    measure(s);
+    k->largest = fmax(k->largest, s->largest);
+    k->norm = fmax(k->norm, s->norm);
+    return AR_OK;
+}
+
+static ar_status forward(checking *k, ar_saved *saved, ar_tensor *x)
+{
+    ar_tensor y;
+    AR_TRY(ar_batch_input(k->ctx, x, &k->batch));
+    AR_TRY(ar_module_forward(k->module, k->ctx, saved, &y, x, &k->batch));
+    return ar_loss_forward(k->loss, k->ctx, saved, &y, &k->batch);
+}
+
+static ar_status backward(checking *k, ar_saved *saved)
+{
+    ar_tensor x, dx, dy, g;
+    AR_TRY(ar_loss_zero(k->loss, k->ctx));
+    AR_TRY(ar_module_zero_grad(k->module, k->ctx));
+    AR_TRY(forward(k, saved, &x));
+    AR_TRY(ar_loss_backward(k->loss, k->ctx, saved, &dy, &k->batch));
+    AR_TRY(ar_module_backward(k->module, k->ctx, saved, &dx, &dy, &k->batch));
+    AR_TRY(ar_loss_value(k->loss, k->ctx, &k->report->loss, k->batch.targets));
+    for (size_t i = 0; i < k->n_params; i++) {
+        ar_param *p = k->params[i];
+        if (!p->requires_grad)
+            continue;
+        AR_TRY(ar_ctx_tensor(k->ctx, &g, AR_F32, p->value.ndim, p->value.shape));
+        AR_TRY(ar_param_grad_value(p, k->ctx, &g));
+        AR_TRY(add_subject(k, p, NULL, &p->value, &g));
+    }
+    if (ar_tensor_count(&dx) != ar_tensor_count(&x) || !ar_tensor_is_contiguous(&dx))
+        return ar_error_set(AR_ERR_SHAPE, "%s: dx has %zu elements, expected the input's %zu, contiguous", k->c->name,
+                            ar_tensor_count(&dx), ar_tensor_count(&x));
+    return add_subject(k, NULL, k->batch.input, NULL, &dx);
+}
+
+static ar_status take_gradients(checking *k)
+{
+    ar_saved *saved = NULL;
+    AR_TRY(ari_module_list(&k->params, &k->n_params, k->module));
+    AR_TRY(ari_alloc_zero((void **)&k->of, k->n_params + 1, sizeof *k->of, "tensors of a gradcheck"));
+    AR_TRY(ar_saved_create(&saved));
+    const ar_status st = backward(k, saved);
+    ar_saved_destroy(saved);
+    ar_ctx_end_step(k->ctx);
+    return st;
+}
+
+/* --- differences -------------------------------------------------------------------------------------------------- */
+
+/* A direction: one element, or all of them, each up or down. */
+typedef struct probe {
+    subject *s;
+    bool all;
+    size_t at;    /* of one */
+    uint64_t key; /* of all */
+} probe;
+
+static double sign_of(const probe *p, size_t i)
+{
+    return ari_random_u32(p->key, i, 0, ALL_USE) & 1u ? 1.0 : -1.0;
+}
+
+/* Moves the values by `by` along the direction, and adds the loss's terms there. change: of the gradient's product with
+ * the values. */
+static ar_status add_terms_at(checking *k, const probe *p, double by, double *change)
+{
+    subject *s = p->s;
+    ar_tensor x;
+    memcpy(s->moved, s->values, s->count * sizeof *s->moved);
+    *change = 0.0;
+    for (size_t i = p->all ? 0 : p->at; i < (p->all ? s->count : p->at + 1); i++) {
+        s->moved[i] = (float)((double)s->values[i] + by * (p->all ? sign_of(p, i) : 1.0));
+        *change += s->gradient[i] * ((double)s->moved[i] - (double)s->values[i]);
+    }
+    if (s->param) {
+        AR_TRY(ar_ctx_upload(k->ctx, &s->param->value, s->moved));
+        s->param->version++;
+    } else {
+        k->batch.input = s->moved;
+    }
+    AR_TRY(forward(k, NULL, &x));
+    ar_ctx_end_step(k->ctx);
+    return AR_OK;
+}
+
+/* *gives = L(w + by*v) - L(w), and its gradient's part of it: the terms of both in one exact sum. */
+static ar_status change_of(checking *k, const probe *p, double by, double *gives, double *predicted)
+{
+    double none = 0.0;
+    float measured = 0.0f;
+    AR_TRY(ar_loss_zero(k->loss, k->ctx));
+    AR_TRY(add_terms_at(k, p, by, predicted));
+    ari_loss_subtract(k->loss, true);
+    const ar_status st = add_terms_at(k, p, 0.0, &none);
+    ari_loss_subtract(k->loss, false);
+    AR_TRY(st);
+    AR_TRY(ar_loss_value(k->loss, k->ctx, &measured, k->batch.targets));
+    ar_ctx_end_step(k->ctx);
+    *gives = (double)measured;
+    return AR_OK;
+}
+
+/* e(h), and c(h): half the difference of the slopes to the right and to the left. */
+static ar_status error_at(checking *k, const probe *p, double h, double *error, double *corner)
+{
+    double right = 0.0, left = 0.0, up = 0.0, down = 0.0;
+    AR_TRY(change_of(k, p, h, &right, &up));
+    AR_TRY(change_of(k, p, -h, &left, &down));
+    *error = ((right - left) - (up - down)) / (2.0 * h);
+    *corner = (right + left) / (2.0 * h);
+    return AR_OK;
+}
+
+static ar_status restore(checking *k, const subject *s)
+{
+    if (!s->param) {
+        k->batch.input = s->values;
+        return AR_OK;
+    }
+    s->param->version++;
+    return ar_ctx_upload(k->ctx, &s->param->value, s->values);
+}
+
+/* What corners of the loss at steps up to h[from] may add to e: of a smooth loss c is proportional to h, so that
+ * c(h) = 2c(h/2) but for terms in h^3, and vanishes with it. */
+static double corners(const double *c, size_t from)
+{
+    double most = 0.0;
+    for (size_t i = from; i + 1 < STEPS; i++)
+        most = fmax(most, fabs(c[i] - 2.0 * c[i + 1]));
+    return most + fabs(c[STEPS - 1]);
+}
+
+/* The entry of the tableau with the smallest estimate of its own error. */
+static void extrapolate(const double *e, const double *c, const double *h, double noise, double *value,
+                        double *estimate)
+{
+    double a[STEPS][STEPS];
+    *value = e[0];
+    *estimate = (double)INFINITY;
+    for (size_t i = 0; i < STEPS; i++) {
+        double power = 1.0;
+        a[i][0] = e[i];
+        for (size_t j = 1; j <= i; j++) {
+            power *= 4.0;
+            a[i][j] = (power * a[i][j - 1] - a[i - 1][j - 1]) / (power - 1.0);
+            const double apart = fmax(fabs(a[i][j] - a[i][j - 1]), fabs(a[i][j] - a[i - 1][j - 1]));
+            const double all = apart + noise / h[i] + corners(c, i - j);
+            if (!(all < *estimate))
+                continue;
+            *estimate = all;
+            *value = a[i][j];
+        }
+    }
+}
+
+static void judge(checking *k, ar_gradcheck_tensor *t, const probe *p, double error, double estimate)
+{
+    const double largest = p->all ? k->norm : k->largest, own = p->all ? p->s->norm : p->s->largest;
+    const double size = fmax(fmax(own, NO_SIZE * largest), (double)FLT_MIN);
+    const double allowed = SAFETY * estimate + GRADIENT_FLOOR * size, ratio = fabs(error) / allowed;
+    const bool wrong = !(fabs(error) <= allowed);
+    t->probes++;
+    t->wrong += wrong;
+    t->unresolved += !wrong && allowed > RESOLVED * size;
+    const double before = t->allowed > 0.0 ? t->error / t->allowed : -1.0;
+    if (ratio > before || ratio != ratio) {
+        t->error = fabs(error) / size;
+        t->allowed = allowed / size;
+    }
+    if (ratio > k->worst || ratio != ratio) {
+        k->worst = ratio;
+        k->report->worst = (size_t)(t - k->report->tensor);
+    }
+}
+
+static ar_status try_probe(checking *k, ar_gradcheck_tensor *t, const probe *p)
+{
+    const double size = p->all ? p->s->size : fmax(p->s->size, fabs((double)p->s->values[p->at]));
+    double h[STEPS], e[STEPS], c[STEPS], value = 0.0, estimate = 0.0, step = FIRST_STEP * size;
+    for (size_t i = 0; i < STEPS; i++, step *= 0.5) {
+        h[i] = step;
+        AR_TRY(error_at(k, p, step, &e[i], &c[i]));
+    }
+    extrapolate(e, c, h, TERM_ROUNDING * ROUNDING * fabs((double)k->report->loss), &value, &estimate);
+    judge(k, t, p, value, estimate);
+    return restore(k, p->s);
+}
+
+static ar_status check_subject(checking *k, subject *s)
+{
+    ar_gradcheck_tensor *t = &k->report->tensor[k->report->tensors++];
+    snprintf(t->name, sizeof t->name, "%s", s->param ? s->param->name : "input");
+    t->count = s->count;
+    t->largest = s->largest;
+    if (!s->finite) {
+        t->probes = t->wrong = 1;
+        t->error = (double)INFINITY;
+        return AR_OK;
+    }
+    const uint64_t key = ari_stream_key(k->o->seed, t->name);
+    ari_drawn d = {0};
+    if (s->largest > 0.0)
+        ari_draw_elements(&d, key, ARI_DRAWN, ARI_DRAWN_SMALL * s->largest, s->gradient, s->count);
+    ari_draw_elements(&d, key, s->largest > 0.0 ? d.n + 1 : ARI_DRAWN_MOST, 0.0, s->gradient, s->count);
+    for (size_t i = 0; i < d.n; i++)
+        AR_TRY(try_probe(k, t, &(probe){.s = s, .at = d.at[i]}));
+    return s->count > 0 ? try_probe(k, t, &(probe){.s = s, .all = true, .key = key}) : AR_OK;
+}
+
+/* --- the check ---------------------------------------------------------------------------------------------------- */
+
+static void sum_up(ar_gradcheck_module_report *r)
+{
+    for (size_t i = 0; i < r->tensors; i++) {
+        r->probes += r->tensor[i].probes;
+        r->wrong += r->tensor[i].wrong;
+        r->unresolved += r->tensor[i].unresolved;
+    }
+    r->ok = r->wrong == 0 && r->unresolved * 4 <= r->probes;
+}
+
+static void fini(checking *k)
+{
+    for (size_t i = 0; i < k->n; i++) {
+        free(k->of[i].values);
+        free(k->of[i].moved);
+        free(k->of[i].gradient);
+    }
+    free(k->of);
+    free(k->params);
+    ar_loss_destroy(k->loss);
+    ar_module_destroy(k->module);
+}
+
+static ar_status rank_body(void *user, ar_ctx *ctx)
+{
+    checking *k = user;
+    ar_gradcheck_module_report *r = k->report;
+    ar_status st = AR_OK;
+    k->ctx = ctx;
+    AR_TRY(ari_module_build(k->c, k->o->seed, ctx, &k->module, &k->loss));
+    k->batch.global_batch = k->batch.batch;
+    k->batch.first_sample = 0;
+    k->batch.targets = ar_loss_targets(k->loss, &k->batch);
+    AR_TRY_TO(done, st, take_gradients(k));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&r->tensor, k->n, sizeof *r->tensor, "results"));
+    for (size_t i = 0; i < k->n; i++)
+        AR_TRY_TO(done, st, check_subject(k, &k->of[i]));
+    sum_up(r);
+done:
+    fini(k);
+    return st;
+}
+
+ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_module_case *c,
+                              const ar_check_module_options *o)
+{
+    ar_gradcheck_module_report *r = NULL;
+    ari_cluster_result result = {0};
+    ar_status st = AR_OK;
+    if (!c->name || !c->build || !c->batch)
+        return ar_error_set(AR_ERR_ARG, "the gradcheck of a module needs its name, build and batch");
+    AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
+    snprintf(r->name, sizeof r->name, "%s", c->name);
+    checking k = {.c = c, .o = o, .report = r};
+    AR_TRY_TO(done, st, c->batch(c->user, 1, &k.batch));
+    r->batch = k.batch.batch;
+    const ari_cluster_options cluster = {.batch = &k.batch,
+                                         .dropout = o->dropout,
+                                         .seed = o->seed,
+                                         .numerics = AR_NUMERICS_EXACT,
+                                         .threads = o->threads,
+                                         .sim = {.timeout_ns = o->timeout_ns},
+                                         .fault = o->fault,
+                                         .body = rank_body,
+                                         .body_user = &k};
+    AR_TRY_TO(done, st, ari_cluster_run(&result, &cluster));
+    *gives = r;
+    r = NULL;
+done:
+    free(result.loss);
+    free(result.reports);
+    ar_gradcheck_module_report_destroy(r);
+    return st;
+}
+
+void ar_gradcheck_module_report_destroy(ar_gradcheck_module_report *r)
+{
+    if (!r)
+        return;
+    free(r->tensor);
+    free(r);
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of a dump of ranks as the pattern engine wants them. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/explain_impl.h"
+
+enum { MOST_ELEMENTS = 1 << 23 };
+
+/* Parts of one rank lie next to each other: files can be one for each box of a packed tensor. */
+static size_t parts_of_rank(const ar_dump_tensor *t, size_t first, size_t *boxes)
+{
+    size_t n = 0;
+    *boxes = 0;
+    while (first + n < t->parts && t->part[first + n].rank == t->part[first].rank)
+        *boxes += t->part[first + n++].boxes;
+    return n;
+}
+
+/* Whether every part is a rank's, and all of it is small enough; counts ranks and elements. */
+static bool is_of_ranks(const ar_dump_tensor *t, int *ranks, size_t *elements)
+{
+    *ranks = 0;
+    *elements = 0;
+    if (t->ndim > AR_MAX_DIMS || t->parts < 2)
+        return false;
+    for (size_t i = 0, n = 0, boxes; i < t->parts; i += n) {
+        n = parts_of_rank(t, i, &boxes);
+        if (t->part[i].rank < *ranks || boxes > AR_MAX_BOXES || n > AR_MAX_BOXES)
+            return false;
+        *ranks = t->part[i].rank + 1;
+        for (size_t k = i; k < i + n; k++) {
+            for (size_t b = 0; b < t->part[k].boxes; b++) {
+                size_t count = 1;
+                for (int dim = 0; dim < t->ndim; dim++)
+                    count *= t->part[k].box[b].extent[dim];
+                *elements += count;
+            }
+        }
+    }
+    return *elements <= MOST_ELEMENTS && *ranks > 1 && *ranks <= 4096;
+}
+
+/* Boxes that differ along one dimension alone lie one after the other along it, as in the rank's own tensor; others
+ * along the first. */
+static int stacking_dim(const ar_layout *o)
+{
+    int stack = 0;
+    for (int dim = 0; dim < o->ndim; dim++) {
+        for (size_t b = 1; b < o->nbox; b++) {
+            if (o->box[b].global[dim] != o->box[0].global[dim])
+                stack = dim;
+        }
+    }
+    return stack;
+}
+
+/* Copies a box's elements, which ar_dump_part_f32 gives one box after the other, to where they stand in the local
+ * tensor. */
+static void place_box(float *local, const size_t *shape, const float *values, const ar_box *b, int ndim)
+{
+    size_t n = 1;
+    for (int dim = 0; dim < ndim; dim++)
+        n *= b->extent[dim];
+    for (size_t i = 0; i < n; i++) {
+        size_t rest = i, at = 0, stride = 1;
+        for (int dim = ndim - 1; dim >= 0; dim--) {
+            at += (b->local[dim] + rest % b->extent[dim]) * stride;
+            rest /= b->extent[dim];
+            stride *= shape[dim];
+        }
+        local[at] = values[i];
+    }
+}
+
+/* A rank's layout and the shape of its local tensor, of n parts; false where its boxes do not stack. */
+static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *const *p, size_t n)
+{
+    *o = (ar_layout){.ndim = t->ndim, .replica = p[0]->replica, .replicas = p[0]->replicas};
+    for (size_t k = 0; k < n; k++) {
+        for (size_t b = 0; b < p[k]->boxes; b++, o->nbox++) {
+            for (int dim = 0; dim < t->ndim; dim++) {
+                o->box[o->nbox].global[dim] = p[k]->box[b].global[dim];
+                o->box[o->nbox].extent[dim] = p[k]->box[b].extent[dim];
+            }
+        }
+    }
+    const int stack = stacking_dim(o);
+    for (int dim = 0; dim < t->ndim; dim++) {
+        o->shape[dim] = t->shape[dim];
+        shape[dim] = o->nbox > 0 && dim != stack ? o->box[0].extent[dim] : 0;
+    }
+    for (size_t b = 0; b < o->nbox && t->ndim > 0; b++) {
+        for (int dim = 0; dim < t->ndim; dim++) {
+            if (dim != stack && o->box[b].extent[dim] != shape[dim])
+                return false;
+        }
+        o->box[b].local[stack] = shape[stack];
+        shape[stack] += o->box[b].extent[stack];
+    }
+    return true;
+}
+
+/* A rank's parts by where their first boxes lie. */
+static void sort_parts(const ar_dump_part **p, size_t n, int ndim)
+{
+    for (size_t i = 1; i < n; i++) {
+        for (size_t k = i; k > 0; k--) {
+            int dim = 0;
+            const ar_dump_part *a = p[k - 1], *b = p[k];
+            while (dim < ndim && a->boxes && b->boxes && a->box[0].global[dim] == b->box[0].global[dim])
+                dim++;
+            if (dim == ndim || !a->boxes || !b->boxes || a->box[0].global[dim] < b->box[0].global[dim])
+                break;
+            p[k - 1] = b;
+            p[k] = a;
+        }
+    }
+}
+
+/* The parts' values, in the order of the layout's boxes. */
+static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_dump_tensor *t,
+                            const ar_dump_part *const *p, size_t parts, size_t n)
+{
+    float *values = NULL;
+    size_t at = 0;
+    AR_TRY(ari_alloc((void **)&values, n, sizeof *values, t->name));
+    ar_status st = AR_OK;
+    for (size_t k = 0, b = 0; k < parts && st == AR_OK; k++) {
+        st = ar_dump_part_f32(t, p[k], values);
+        at = 0;
+        for (size_t end = b + p[k]->boxes; st == AR_OK && b < end; b++) {
+            const ar_box *box = &copy->layout->box[b];
+            size_t count = 1;
+            for (int dim = 0; dim < t->ndim; dim++)
+                count *= box->extent[dim];
+            place_box(local, copy->shape, values + at, box, t->ndim);
+            at += count;
+        }
+    }
+    free(values);
+    return st;
+}
+
+static size_t local_count(const size_t *shape, int ndim)
+{
+    size_t n = 1;
+    for (int dim = 0; dim < ndim; dim++)
+        n *= shape[dim];
+    return n;
+}
+
+/* Ranks along tp and dp from the mesh, where ranks are counted dp * tp; else what the case says. */
+static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
+{
+    const ar_dump_dim *dims = NULL;
+    const size_t n = c->other ? ar_dump_mesh(c->other, &dims) : 0;
+    r->tp = c->tp;
+    r->dp = c->dp;
+    if (n > 0) {
+        r->tp = r->dp = 1;
+        for (size_t i = 0; i < n; i++) {
+            if (strcmp(dims[i].name, "tp") == 0 && i + 1 == n)
+                r->tp = dims[i].size;
+            else
+                r->dp *= dims[i].size;
+        }
+    }
+    if (r->tp > 0 && r->dp == 0 && r->ranks % r->tp == 0)
+        r->dp = r->ranks / r->tp;
+    if (r->tp * r->dp != r->ranks)
+        r->tp = r->dp = 0;
+}
+
+ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c)
+{
+    size_t elements = 0, at = 0;
+    ar_status st = AR_OK;
+    bool stacked = true;
+    *out = (ari_rank_copies){0};
+    if (!is_of_ranks(t, &out->ranks, &elements))
+        return AR_OK;
+    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&out->copy, (size_t)out->ranks, sizeof *out->copy, t->name));
+    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&out->layout, (size_t)out->ranks, sizeof *out->layout, t->name));
+    AR_TRY_TO(failed, st, ari_alloc((void **)&out->data, elements, sizeof *out->data, t->name));
+    for (int rank = 0; rank < out->ranks; rank++) {
+        out->copy[rank] = (ari_rank_copy){.layout = &out->layout[rank], .ndim = t->ndim};
+        out->layout[rank].ndim = t->ndim;
+        memcpy(out->layout[rank].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    }
+    for (size_t i = 0, parts, boxes; i < t->parts && stacked; i += parts) {
+        const ar_dump_part *p[AR_MAX_BOXES] = {&t->part[i]};
+        ari_rank_copy *copy = &out->copy[t->part[i].rank];
+        parts = parts_of_rank(t, i, &boxes);
+        for (size_t k = 0; k < parts; k++)
+            p[k] = &t->part[i + k];
+        sort_parts(p, parts, t->ndim);
+        stacked = lay_out(&out->layout[t->part[i].rank], copy->shape, t, p, parts);
+        const size_t n = stacked && boxes > 0 ? local_count(copy->shape, t->ndim) : 0;
+        copy->local = out->data + at;
+        if (n > 0)
+            AR_TRY_TO(failed, st, read_parts(out->data + at, copy, t, p, parts, n));
+        at += n;
+    }
+    find_mesh(out, c);
+    if (stacked)
+        return AR_OK;
+failed:
+    ari_rank_copies_fini(out);
+    return st;
+}
+
+void ari_rank_copies_fini(ari_rank_copies *r)
+{
+    free(r->copy);
+    free(r->layout);
+    free(r->data);
+    *r = (ari_rank_copies){0};
+}

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The walk over a tensor's copies and the first look at them. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/pattern_impl.h"
+
+/* --- checks ------------------------------------------------------------------------------------------------------- */
+
+static ar_status check_box(const ari_difference *d, int rank, size_t k)
+{
+    const ari_rank_copy *copy = &d->copy[rank];
+    const ar_box *b = &copy->layout->box[k];
+    for (int i = 0; i < d->ndim; i++) {
+        if (b->global[i] > d->shape[i] || b->extent[i] > d->shape[i] - b->global[i] || b->local[i] > copy->shape[i] ||
+            b->extent[i] > copy->shape[i] - b->local[i])
+            return ar_error_set(
+                AR_ERR_ARG,
+                "%s: rank %d: box %zu holds %zu elements along dimension %d from %zu of %zu, local %zu of "
+                "%zu: outside",
+                d->name, rank, k, b->extent[i], i, b->global[i], d->shape[i], b->local[i], copy->shape[i]);
+    }
+    return AR_OK;
+}
+
+static ar_status check_copy(const ari_difference *d, int rank)
+{
+    const ari_rank_copy *copy = &d->copy[rank];
+    const ar_layout *o = copy->layout;
+    if (!o || o->ndim != d->ndim || copy->ndim != d->ndim || o->nbox > AR_MAX_BOXES)
+        return ar_error_set(AR_ERR_ARG, "%s: rank %d: a layout of %d dimensions, expected %d", d->name, rank,
+                            o ? o->ndim : -1, d->ndim);
+    for (int i = 0; i < d->ndim; i++) {
+        if (o->shape[i] != d->shape[i])
+            return ar_error_set(AR_ERR_ARG, "%s: rank %d: the layout's dimension %d is %zu, expected %zu", d->name,
+                                rank, i, o->shape[i], d->shape[i]);
+    }
+    for (size_t k = 0; k < o->nbox; k++)
+        AR_TRY(check_box(d, rank, k));
+    return AR_OK;
+}
+
+ar_status ari_grid_init(ari_grid *g, const ari_difference *d)
+{
+    if (!d->name || d->ndim < 0 || d->ndim > AR_MAX_DIMS || d->ranks < 1 || !d->copy || (d->ndim > 0 && !d->shape))
+        return ar_error_set(AR_ERR_ARG, "pattern: %d dimensions on %d ranks are not a tensor", d->ndim, d->ranks);
+    *g = (ari_grid){.d = d, .nd = d->ndim ? d->ndim : 1, .shape = {1, 1, 1, 1}, .rows = 1, .cols = 1, .count = 1};
+    for (int i = 0; i < d->ndim; i++) {
+        g->shape[i] = d->shape[i];
+        AR_TRY(ari_mul_size(&g->count, g->count, d->shape[i]));
+    }
+    g->cols = g->shape[g->nd - 1];
+    g->rows = g->cols ? g->count / g->cols : 0;
+    for (int r = 0; r < d->ranks; r++)
+        AR_TRY(check_copy(d, r));
+    return AR_OK;
+}
+
+/* --- the walk ----------------------------------------------------------------------------------------------------- */
+
+ari_runs ari_runs_of(const ari_grid *g)
+{
+    return (ari_runs){.g = g, .only = -1};
+}
+
+ari_runs ari_runs_of_rank(const ari_grid *g, int rank)
+{
+    return (ari_runs){.g = g, .rank = rank, .only = rank};
+}
+
+size_t ari_grid_index(const ari_grid *g, size_t index, int dim)
+{
+    for (int i = g->nd - 1; i > dim; i--)
+        index /= g->shape[i];
+    return index % g->shape[dim];
+}
+
+/* The part of row `row` that lies in box b of rank r, if any. */
+static bool run_in_box(const ari_grid *g, int r, size_t k, size_t row, ari_run *run)
+{
+    const ari_rank_copy *copy = &g->d->copy[r];
+    const ar_box *b = &copy->layout->box[k];
+    const int last = g->nd - 1;
+    size_t at = 0, stride = g->d->ndim ? copy->shape[last] : 1, rest = row;
+    for (int i = last - 1; i >= 0; i--) {
+        const size_t x = rest % g->shape[i];
+        rest /= g->shape[i];
+        if (x < b->global[i] || x - b->global[i] >= b->extent[i])
+            return false;
+        at += (b->local[i] + x - b->global[i]) * stride;
+        stride *= copy->shape[i];
+    }
+    const size_t col = g->d->ndim ? b->global[last] : 0, n = g->d->ndim ? b->extent[last] : 1;
+    at += g->d->ndim ? b->local[last] : 0;
+    const size_t index = row * g->cols + col;
+    *run = (ari_run){.rank = r, .box = k, .row = row, .col = col, .count = n, .index = index, .at = at};
+    if (n > 0) {
+        run->ref = g->d->reference + index;
+        run->value = copy->local + at;
+    }
+    return n > 0;
+}
+
+bool ari_runs_next(ari_runs *it, ari_run *run)
+{
+    const ari_difference *d = it->g->d;
+    const int end = it->only < 0 ? d->ranks : it->only + 1;
+    while (it->row < it->g->rows) {
+        for (; it->rank < end; it->rank++, it->box = 0) {
+            while (it->box < d->copy[it->rank].layout->nbox) {
+                if (run_in_box(it->g, it->rank, it->box++, it->row, run))
+                    return true;
+            }
+        }
+        it->row++;
+        it->rank = it->only < 0 ? 0 : it->only;
+        it->box = 0;
+    }
+    return false;
+}
+
+/* --- the survey --------------------------------------------------------------------------------------------------- */
+
+/* Whether the value fits in 16 bits of either kind and is what rounding the reference to it could give. */
+static bool is_coarse(float value, float ref)
+{
+    uint32_t u;
+    memcpy(&u, &value, sizeof u);
+    return (u & 0x1fffu) == 0 && fabs((double)value - (double)ref) <= 0x1p-7 * fabs((double)ref);
+}
+
+static void tally_one(ari_tally *t, float value, float ref, double noise)
+{
+    const double v = (double)value, r = (double)ref, delta = fabs(v - r);
+    t->different++;
+    t->nan += isnan(value) && !isnan(ref);
+    t->zero += (value == 0.0f || fabs(v) <= noise) && ref != 0.0f;
+    t->gained += value != 0.0f && !(fabs(v) <= noise) && ref == 0.0f;
+    t->coarse += is_coarse(value, ref);
+    t->vv += v * v;
+    t->vr += v * r;
+    t->rr += r * r;
+    t->dd += (v - r) * (v - r);
+    t->max_difference = delta > t->max_difference ? delta : t->max_difference;
+    const double relative = delta / fabs(r);
+    t->max_relative = relative > t->max_relative ? relative : t->max_relative;
+}
+
+static void tally_add(ari_tally *t, const ari_tally *a)
+{
+    t->held += a->held;
+    t->different += a->different;
+    t->kept += a->kept;
+    t->nan += a->nan;
+    t->zero += a->zero;
+    t->gained += a->gained;
+    t->coarse += a->coarse;
+    t->vv += a->vv;
+    t->vr += a->vr;
+    t->rr += a->rr;
+    t->dd += a->dd;
+    t->max_difference = a->max_difference > t->max_difference ? a->max_difference : t->max_difference;
+    t->max_relative = a->max_relative > t->max_relative ? a->max_relative : t->max_relative;
+}
+
+/* What the row's elements were on the first rank that holds them. */
+typedef struct row_state {
+    float *first;     /* [cols] */
+    uint8_t *holders; /* [cols]: 0, 1, or 2 for more */
+    uint8_t *apart;   /* [cols]: copies differ */
+} row_state;
+
+static void end_row(ari_survey *s, const ari_grid *g, row_state *row)
+{
+    for (size_t c = 0; c < g->cols; c++) {
+        s->shared += row->holders[c] == 2;
+        s->disagree += row->apart[c];
+    }
+    memset(row->holders, 0, g->cols);
+    memset(row->apart, 0, g->cols);
+}
+
+static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run, row_state *row)
+{
+    ari_tally *t = &s->rank[run->rank];
+    t->held += run->count;
+    for (size_t i = 0; i < run->count; i++) {
+        const size_t c = run->col + i, index = run->index + i;
+        if (row->holders[c] == 0) {
+            row->first[c] = run->value[i];
+            row->holders[c] = 1;
+        } else {
+            row->holders[c] = 2;
+            row->apart[c] |= !ari_same_bits(row->first[c], run->value[i]);
+        }
+        const double magnitude = fabs((double)run->ref[i]);
+        s->max_reference = magnitude > s->max_reference ? magnitude : s->max_reference;
+        if (!ari_run_differs(g, run, i)) {
+            t->kept += run->ref[i] != 0.0f;
+            continue;
+        }
+        tally_one(t, run->value[i], run->ref[i], g->d->noise);
+        s->bits[index / 8] = (uint8_t)(s->bits[index / 8] | (1u << (index % 8)));
+    }
+}
+
+static void count_hits(ari_survey *s, const ari_grid *g)
+{
+    for (size_t i = 0; i < g->count; i++) {
+        if (i % 8 == 0 && s->bits[i / 8] == 0) {
+            i += 7;
+            continue;
+        }
+        if (!ari_survey_bit(s, i))
+            continue;
+        s->different++;
+        size_t rest = i;
+        for (int dim = g->nd - 1; dim >= 0; dim--) {
+            s->hits[dim][rest % g->shape[dim]]++;
+            rest /= g->shape[dim];
+        }
+    }
+    size_t combinations = 1;
+    for (int dim = 0; dim < g->nd; dim++) {
+        for (size_t i = 0; i < g->shape[dim]; i++)
+            s->hit[dim] += s->hits[dim][i] > 0;
+        combinations *= s->hit[dim];
+    }
+    s->product = combinations == s->different;
+}
+
+static void summarise(ari_survey *s, const ari_grid *g)
+{
+    s->whole = true;
+    for (int r = 0; r < g->d->ranks; r++) {
+        tally_add(&s->total, &s->rank[r]);
+        s->wrong_ranks += s->rank[r].different > 0;
+        s->holding_ranks += s->rank[r].different > 0 || s->rank[r].kept > 0;
+        s->whole = s->whole && s->rank[r].held == g->count;
+    }
+    count_hits(s, g);
+}
+
+ar_status ari_survey_init(ari_survey *s, const ari_grid *g)
+{
+    ar_status st = AR_OK;
+    row_state row = {NULL, NULL, NULL};
+    *s = (ari_survey){0};
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&s->bits, g->count / 8 + 1, 1, g->d->name));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&s->rank, (size_t)g->d->ranks, sizeof *s->rank, g->d->name));
+    for (int i = 0; i < g->nd; i++)
+        AR_TRY_TO(done, st, ari_alloc_zero((void **)&s->hits[i], g->shape[i], sizeof *s->hits[i], g->d->name));
+    AR_TRY_TO(done, st, ari_alloc((void **)&row.first, g->cols, sizeof *row.first, g->d->name));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.holders, g->cols, 1, g->d->name));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.apart, g->cols, 1, g->d->name));
+    ari_runs it = ari_runs_of(g);
+    ari_run run;
+    size_t current = 0;
+    while (ari_runs_next(&it, &run)) {
+        if (run.row != current)
+            end_row(s, g, &row);
+        current = run.row;
+        survey_run(s, g, &run, &row);
+    }
+    end_row(s, g, &row);
+    summarise(s, g);
+done:
+    free(row.first);
+    free(row.holders);
+    free(row.apart);
+    if (st != AR_OK)
+        ari_survey_fini(s);
+    return st;
+}
+
+void ari_survey_fini(ari_survey *s)
+{
+    for (int i = 0; i < AR_MAX_DIMS; i++)
+        free(s->hits[i]);
+    free(s->bits);
+    free(s->rank);
+    *s = (ari_survey){0};
+}

@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/verify.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/budget.h"
+#include "ref/core/clock.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "verify/diagnose/explain.h"
+#include "verify/dumps/verify_impl.h"
+
+enum { MOST_THREADS = 16 }; /* memory hands out no more to more threads */
+
+/* How many tensors are explained, and after how many elements no other one is chosen, but for the first and the worst:
+ * an explanation looks at its tensor many times. More threads would take more memory. */
+enum { EXPLAINED = 8, EXPLAINED_ELEMENTS = 1 << 22, EXPLAINING_THREADS = 2 };
+
+void ari_verify_progress(const ari_verifying *v, double fraction, const char *what)
+{
+    if (v->o->progress)
+        v->o->progress(v->o->progress_user, fraction, what);
+}
+
+/* --- options ------------------------------------------------------------------------------------------------------ */
+
+static ar_status check_tolerance(const char *name, double x)
+{
+    if (!(x >= 0.0) || isinf(x))
+        return ar_error_set(AR_ERR_ARG, "%s %g: expected a finite number of 0 or more", name, x);
+    return AR_OK;
+}
+
+static ar_status check_options(const ar_verify_options *o)
+{
+    if (!o->reference || !o->other)
+        return ar_error_set(AR_ERR_ARG, "two dumps are compared: a reference and another one");
+    if (o->rule == AR_VERIFY_SENSITIVITY && !o->allowed)
+        return ar_error_set(AR_ERR_ARG, "the rule of sensitivity needs a file that says what is allowed");
+    if (o->rule != AR_VERIFY_TOLERANCE)
+        return AR_OK;
+    AR_TRY(check_tolerance("rtol", o->rtol));
+    return check_tolerance("atol", o->atol);
+}
+
+static ar_status open_dumps(ari_verifying *v)
+{
+    const ar_verify_options *o = v->o;
+    AR_TRY(ar_dump_open(&v->dump[0], o->reference, &(ar_dump_options){.map = o->reference_map}));
+    AR_TRY(ar_dump_open(&v->dump[1], o->other, &(ar_dump_options){.map = o->map}));
+    if (o->rule == AR_VERIFY_SENSITIVITY)
+        return ar_dump_open(&v->allowed, o->allowed, NULL);
+    return AR_OK;
+}
+
+/* --- totals ------------------------------------------------------------------------------------------------------- */
+
+bool ari_is_one_sided(const ar_verify_row *r)
+{
+    return r->state == AR_VERIFY_MISSING || r->state == AR_VERIFY_UNEXPECTED;
+}
+
+/* Differences have a size, or they are of another kind and come after those that have: dtypes, shapes, copies. */
+static double badness(const ar_verify_row *r, bool by_ratio)
+{
+    if (r->state != AR_VERIFY_DIFFERENT)
+        return -1.0;
+    if (by_ratio && !isinf(r->ratio))
+        return r->ratio;
+    const size_t odd = r->nan[0] + r->nan[1] + r->inf[0] + r->inf[1];
+    if (odd > 0 && (r->nan[0] != r->nan[1] || r->inf[0] != r->inf[1]))
+        return INFINITY;
+    return r->rms_reference > 0.0 ? r->max_abs / r->rms_reference : r->max_abs;
+}
+
+/* Which of two rows is worse; equally bad ones in execution order. */
+typedef struct ranked {
+    size_t row;
+    bool infinite;
+    double badness;
+} ranked;
+
+static int by_badness(const void *a, const void *b)
+{
+    const ranked *x = a, *y = b;
+    if (x->infinite != y->infinite)
+        return x->infinite ? -1 : 1;
+    if (x->badness != y->badness)
+        return x->badness > y->badness ? -1 : 1;
+    return x->row < y->row ? -1 : x->row > y->row;
+}
+
+static ar_status rank_rows(ar_verify_report *r)
+{
+    ranked *list = NULL;
+    size_t n = 0;
+    AR_TRY(ari_alloc((void **)&list, r->different, sizeof *list, "rows that differ"));
+    const ar_status st = ari_alloc((void **)&r->worst_order, r->different, sizeof *r->worst_order, "rows that differ");
+    for (size_t i = 0; st == AR_OK && i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (row->state == AR_VERIFY_SAME || ari_is_one_sided(row))
+            continue;
+        const bool by_ratio = r->rule != AR_VERIFY_BITS;
+        list[n++] =
+            (ranked){i, row->state == AR_VERIFY_DIFFERENT && by_ratio && isinf(row->ratio), badness(row, by_ratio)};
+    }
+    qsort(list, n, sizeof *list, by_badness);
+    for (size_t i = 0; i < n; i++)
+        r->worst_order[i] = list[i].row;
+    free(list);
+    return st;
+}
+
+static ar_status count_rows(ari_verifying *v)
+{
+    ar_verify_report *r = v->report;
+    r->first = r->worst = SIZE_MAX;
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        r->missing += row->state == AR_VERIFY_MISSING;
+        r->unexpected += row->state == AR_VERIFY_UNEXPECTED;
+        if (ari_is_one_sided(row))
+            continue;
+        const bool differs = row->state != AR_VERIFY_SAME;
+        r->drift += row->drift > 0;
+        r->compared++;
+        r->different += differs;
+        r->elements += row->elements;
+        r->elements_different += row->elements_different;
+        if (differs && r->first == SIZE_MAX)
+            r->first = i;
+    }
+    for (size_t i = 0; r->first == SIZE_MAX && i < r->rows; i++) {
+        if (r->row[i].state != AR_VERIFY_SAME)
+            r->first = i;
+    }
+    r->same = r->first == SIZE_MAX;
+    for (size_t i = 0; i < v->pairs; i++) {
+        for (int k = 0; k < 2; k++)
+            r->bytes += v->pair[i].side[k]->count * ar_dtype_bits(v->pair[i].side[k]->dtype) / 8;
+    }
+    AR_TRY(rank_rows(r));
+    if (r->different > 0)
+        r->worst = r->worst_order[0];
+    return AR_OK;
+}
+
+/* --- explanations ------------------------------------------------------------------------------------------------- */
+
+static ar_status explain_row(ari_verifying *v, size_t i)
+{
+    const ar_verify_options *o = v->o;
+    const ari_sides *s = &v->sides[i];
+    ar_verify_row *row = &v->report->row[i];
+    if (row->pattern[0] || row->hint[0] || ari_is_one_sided(row) || row->state == AR_VERIFY_DTYPE)
+        return AR_OK;
+    if (row->state == AR_VERIFY_SHAPE || s->of[0]->count != s->of[1]->count) /* also where copies differ besides */
+        return ari_verify_shape(row, s->of[0], s->of[1]);
+    if (row->state == AR_VERIFY_REPLICAS && row->in_reference) {
+        snprintf(row->hint, sizeof row->hint,
+                 "the reference's own copies differ from each other: which of them is right, it does not say");
+        return AR_OK;
+    }
+    ari_explain_case c = {.reference = v->dump[0],
+                          .other = v->dump[1],
+                          .tp = o->tp,
+                          .dp = o->dp,
+                          .heads = o->heads,
+                          .kv_heads = o->kv_heads};
+    if (o->rule == AR_VERIFY_TOLERANCE) {
+        c.atol = o->atol;
+        c.rtol = o->rtol;
+    } else if (o->rule != AR_VERIFY_BITS) {
+        c.atol = row->allowed;
+    }
+    const ar_status st = ari_explain(row, s->of[0], s->of[1], &c);
+    return st == AR_ERR_DTYPE ? AR_OK : st; /* values that are no fp32 have no pattern; they differ all the same */
+}
+
+typedef struct explaining {
+    ari_verifying *v;
+    size_t *row; /* [n] that are explained */
+    size_t n, most, elements;
+} explaining;
+
+static void choose_row(explaining *e, size_t i)
+{
+    const size_t n = e->v->report->row[i].elements;
+    for (size_t k = 0; k < e->n; k++) {
+        if (e->row[k] == i)
+            return;
+    }
+    e->row[e->n++] = i;
+    e->elements += n <= ARI_EXPLAIN_ELEMENTS ? n : 2 * ARI_EXPLAIN_SAMPLED;
+}
+
+static ar_status explain_task(void *user, size_t task, int worker)
+{
+    const explaining *e = user;
+    (void)worker;
+    return explain_row(e->v, e->row[task]);
+}
+
+static void tell_explained(void *user, size_t done)
+{
+    const explaining *e = user;
+    ari_verify_progress(e->v, 0.95 + 0.05 * (double)done / (double)e->n, "explaining");
+}
+
+/* Shapes, the first in execution order, then the worst. */
+static ar_status explain(ari_verifying *v)
+{
+    ar_verify_report *r = v->report;
+    explaining e = {.v = v, .most = v->o->explain ? v->o->explain : EXPLAINED};
+    for (size_t i = 0; i < r->rows; i++) {
+        if (r->row[i].state == AR_VERIFY_SHAPE)
+            AR_TRY(explain_row(v, i));
+    }
+    AR_TRY(ari_alloc((void **)&e.row, r->different + 1, sizeof *e.row, "rows to explain"));
+    if (r->first != SIZE_MAX)
+        choose_row(&e, r->first);
+    for (size_t i = 0; i < r->different && e.n < e.most && (i == 0 || e.elements < EXPLAINED_ELEMENTS); i++)
+        choose_row(&e, r->worst_order[i]);
+    const int threads = v->threads < EXPLAINING_THREADS ? v->threads : EXPLAINING_THREADS;
+    const ari_tasks t = {e.n, threads, explain_task, &e, tell_explained};
+    const ar_status st = ari_tasks_run(&t);
+    free(e.row);
+    return st;
+}
+
+/* --- the report --------------------------------------------------------------------------------------------------- */
+
+static ar_status begin_report(ari_verifying *v)
+{
+    const ar_verify_options *o = v->o;
+    AR_TRY(ari_alloc_zero((void **)&v->report, 1, sizeof *v->report, "a report"));
+    ar_verify_report *r = v->report;
+    r->rule = o->rule;
+    r->ulp = o->ulp;
+    r->rtol = o->rtol;
+    r->atol = o->atol;
+    char *reference = strdup(o->reference), *other = strdup(o->other);
+    r->reference = reference;
+    r->other = other;
+    if (!reference || !other)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a report");
+    const char *allows = v->allowed ? ar_dump_metadata(v->allowed, "anyrank.allows") : NULL;
+    ari_printable(r->allows, sizeof r->allows, allows ? allows : "");
+    const ar_dump_dim *mesh = NULL;
+    r->ranks = ar_dump_ranks(v->dump[1]);
+    r->mesh_dims = ar_dump_mesh(v->dump[1], &mesh);
+    if (r->mesh_dims > 0)
+        memcpy(r->mesh, mesh, r->mesh_dims * sizeof *mesh);
+    return AR_OK;
+}
+
+static ar_status run(ari_verifying *v)
+{
+    const uint64_t start_ns = ari_now_ns();
+    AR_TRY(open_dumps(v));
+    AR_TRY(begin_report(v));
+    AR_TRY(ari_verify_match(v));
+    AR_TRY(ari_verify_scan(v));
+    AR_TRY(count_rows(v));
+    AR_TRY(explain(v));
+    v->report->seconds = (double)(ari_now_ns() - start_ns) / 1e9;
+    return AR_OK;
+}
+
+ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
+{
+    AR_TRY(check_options(o));
+    const int threads = o->threads > 0 ? o->threads : ari_cores();
+    ari_verifying v = {.o = o, .threads = threads < MOST_THREADS ? threads : MOST_THREADS};
+    const ar_status st = run(&v);
+    for (size_t i = 0; i < v.pairs; i++)
+        free(v.pair[i].sums);
+    free(v.pair);
+    free(v.sides);
+    ar_dump_close(v.allowed);
+    ar_dump_close(v.dump[1]);
+    ar_dump_close(v.dump[0]);
+    if (st == AR_OK)
+        *gives = v.report;
+    else
+        ar_verify_report_destroy(v.report);
+    return st;
+}
+
+/* What the report owns, its readers see as const. */
+static void free_text(const char *text)
+{
+    char *own = NULL;
+    memcpy(&own, &text, sizeof own);
+    free(own);
+}
+
+void ar_verify_report_destroy(ar_verify_report *r)
+{
+    if (!r)
+        return;
+    for (size_t i = 0; i < r->rows; i++) {
+        free_text(r->row[i].name);
+        free(r->row[i].map);
+    }
+    free(r->row);
+    free(r->worst_order);
+    free_text(r->reference);
+    free_text(r->other);
+    free(r);
+}

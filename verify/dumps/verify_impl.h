@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DUMPS_VERIFY_IMPL_H
+#define ARI_VERIFY_DUMPS_VERIFY_IMPL_H
+
+#include <stdatomic.h>
+
+#include "anyrank/verify.h"
+#include "verify/diagnose/order.h"
+
+/* The parts of ar_verify.
+ *
+ * Tensors are gone through in blocks of neighbouring elements, each by one thread, in chunks that stay in a core's
+ * cache. A first pass compares bytes and counts what is no number; tensors that differ there are read once more for the
+ * statistics. Everything but sums is the same in any order; sums are folded by chunk and by block, so that no figure
+ * depends on the number of threads. */
+
+#define ARI_CHUNK ((size_t)1 << 13) /* elements */
+#define ARI_BLOCK ((size_t)1 << 20)
+#define ARI_MAP_ROWS 48
+#define ARI_MAP_COLS 96
+
+/* --- values (verify_values.c) ------------------------------------------------------------------------------------- */
+
+/* What the bits of a dtype's elements are. Complex numbers are pairs of their parts. */
+typedef struct ari_format {
+    ar_dtype dtype;  /* of one number */
+    size_t bits;     /* of one number */
+    size_t parts;    /* numbers an element: 2 of complex ones */
+    bool is_float;   /* else an integer or a BOOL */
+    bool is_signed;  /* a sign bit, or two's complement */
+    int mantissa;    /* floats: stored bits */
+    int least;       /* floats: exponent of the smallest normal number */
+    uint64_t finite; /* floats: the largest finite magnitude's bits */
+    bool has_inf;    /* floats: the next bits are infinity, those above NaN; else all above are NaN */
+} ari_format;
+ari_format ari_format_of(ar_dtype t);
+
+/* A chunk of one side. Numbers below 8 bits are unpacked to a byte each. */
+typedef struct ari_chunk {
+    const unsigned char *raw; /* of the tensor itself, or `space` */
+    unsigned char *space;     /* [ARI_CHUNK * 8] */
+    double *value;            /* [ARI_CHUNK] */
+} ari_chunk;
+/** Points chunk->raw at numbers [start, start + n) of the tensor. Errors: those of ar_dump_read; AR_ERR_DTYPE. */
+AR_NODISCARD ar_status ari_chunk_raw(ari_chunk *c, const ar_dump_tensor *t, const ari_format *f, size_t start,
+                                     size_t n);
+/** Fills chunk->value from the tensor, or from chunk->raw where that is as good. */
+AR_NODISCARD ar_status ari_chunk_values(ari_chunk *c, const ar_dump_tensor *t, const ari_format *f, size_t start,
+                                        size_t n);
+/** Bytes of n numbers as chunk->raw holds them. */
+size_t ari_raw_bytes(const ari_format *f, size_t n);
+/** Counts what is no number and what is infinite. */
+void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, size_t *nan, size_t *inf);
+/** steps[i]: how many of the format's numbers lie between the two, one more for the other itself; 0 for equal bits. */
+void ari_steps(uint64_t *steps, const ari_format *f, const unsigned char *a, const unsigned char *b, size_t n);
+/** The same of values of any format, the second one rounded to this one; not of NaN. */
+uint64_t ari_steps_between(const ari_format *f, double a, double b);
+/** From |x| to the next larger magnitude. */
+double ari_spacing(const ari_format *f, double x);
+/** |b - a| of number i, without rounding the two first. */
+double ari_exact_difference(const ari_format *fa, const unsigned char *a, const ari_format *fb, const unsigned char *b,
+                            size_t i);
+/** The pages of what was read go back to the system. */
+void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, size_t n);
+
+/* --- statistics (verify_stats.c) ---------------------------------------------------------------------------------- */
+
+/* sum * 2^exponent: squares of binary64 numbers do not overflow. */
+typedef struct ari_scaled {
+    double sum;
+    int exponent;
+} ari_scaled;
+double ari_scaled_root(ari_scaled s);                /* sqrt */
+double ari_scaled_ratio(ari_scaled a, ari_scaled b); /* a/b */
+typedef struct ari_sums {
+    ari_scaled aa, bb, ab, dd; /* reference, other, difference; over elements of which both are finite */
+} ari_sums;
+void ari_sums_add(ari_sums *to, const ari_sums *s);
+
+/* What is the same in whatever order elements come. */
+typedef struct ari_deviation {
+    size_t different, bits_different, finite, nan[2], inf[2];
+    double max_abs, max_rel, max_reference;
+    bool from_zero; /* a difference where the reference is 0 */
+    uint64_t max_ulp;
+    size_t first, worst; /* SIZE_MAX: none */
+    double first_value[2], worst_value[2];
+    double worst_ratio, worst_difference, allowed;
+    uint64_t ulp_bins[AR_VERIFY_ULP_BINS];
+} ari_deviation;
+void ari_deviation_init(ari_deviation *t);
+void ari_deviation_add(ari_deviation *to, const ari_deviation *t);
+
+/* The rule for one tensor. */
+typedef struct ari_rule {
+    ar_verify_rule rule;
+    uint64_t ulp;
+    double rtol, atol; /* sensitivity: atol */
+    bool nan_differs;
+} ari_rule;
+
+/* What a thread works with. */
+typedef struct ari_scratch {
+    ari_chunk side[2];
+    double *difference; /* [ARI_CHUNK] */
+    uint64_t *steps;    /* [ARI_CHUNK] */
+    float *map;         /* [ARI_MAP_ROWS * ARI_MAP_COLS] */
+} ari_scratch;
+
+/* One tensor that both have. */
+typedef struct ari_pair {
+    const ar_dump_tensor *side[2];
+    ari_format format[2];
+    ari_rule rule;
+    ar_verify_row *row;
+    size_t numbers; /* elements, times the parts of one */
+    size_t blocks;
+    atomic_bool unequal; /* in bits, or not to be compared by bytes */
+    ari_deviation tally;
+    ari_sums *sums; /* [blocks] */
+} ari_pair;
+/** Whether two elements of one of the pair's sides, with other bits, differ by its rule. */
+bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b);
+/** All about numbers [start, start + n) of a pair, at most ARI_CHUNK. */
+AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
+                                       ari_sums *sums);
+
+/* --- threads (verify_tasks.c) ------------------------------------------------------------------------------------- */
+
+/* One task; `worker` below the number of threads. */
+typedef ar_status (*ari_task_fn)(void *user, size_t task, int worker);
+typedef struct ari_tasks {
+    size_t n;
+    int threads; /* at least 1; the calling thread is the first */
+    ari_task_fn run;
+    void *user;
+    void (*progress)(void *user, size_t done); /* by the calling thread, now and then; NULL */
+} ari_tasks;
+/** Runs all. Errors: the lowest task's that failed; others may then not have run. */
+AR_NODISCARD ar_status ari_tasks_run(const ari_tasks *t);
+
+/* --- the whole (verify.c, verify_match.c, verify_scan.c, verify_shape.c) ------------------------------------------ */
+
+/* A row's tensors; NULL where one of the dumps has none of that name. */
+typedef struct ari_sides {
+    const ar_dump_tensor *of[2];
+} ari_sides;
+
+typedef struct ari_verifying {
+    const ar_verify_options *o;
+    ar_dump *dump[2]; /* reference, other */
+    ar_dump *allowed; /* NULL: another rule */
+    ar_verify_report *report;
+    ari_sides *sides; /* [report->rows] */
+    ari_pair *pair;   /* [pairs] */
+    size_t pairs;
+    int threads;
+} ari_verifying;
+
+/** Whether only one of the two dumps has the tensor. */
+bool ari_is_one_sided(const ar_verify_row *r);
+/** Tells whoever listens. */
+void ari_verify_progress(const ari_verifying *v, double fraction, const char *what);
+
+/** Makes the rows, in execution order, and the pairs of which values are compared. Errors: AR_ERR_NOT_FOUND (globs that
+ * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
+ * AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
+/** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
+AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
+/** Says of a tensor of another shape what the two shapes have in common. */
+AR_NODISCARD ar_status ari_verify_shape(ar_verify_row *row, const ar_dump_tensor *reference,
+                                        const ar_dump_tensor *other);
+
+#endif

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <fnmatch.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/nearest.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "verify/dumps/verify_impl.h"
+
+/* Which tensors are compared, in which order, by what. */
+
+/* A name of either dump. */
+typedef struct found {
+    const char *name;
+    ari_sides sides;
+    size_t told; /* place in execution order by the dump itself; SIZE_MAX */
+    ari_order_key key;
+} found;
+
+/* --- globs -------------------------------------------------------------------------------------------------------- */
+
+static bool any_matches(const char *const *globs, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (fnmatch(globs[i], name, 0) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool any_names(const char *const *globs, size_t n, const found *f)
+{
+    for (int s = 0; s < 2; s++) {
+        if (f->sides.of[s] && any_matches(globs, n, f->sides.of[s]->name))
+            return true;
+    }
+    return false;
+}
+
+static bool is_selected(const ar_verify_options *o, const found *f)
+{
+    return (o->only_count == 0 || any_names(o->only, o->only_count, f)) && !any_names(o->leave, o->leave_count, f);
+}
+
+/* A glob that matches nothing is a slip of the pen, and what it was to say would go unsaid. */
+static ar_status check_globs(const char *const *globs, size_t n, const char *what, const found *all, size_t count)
+{
+    for (size_t g = 0; g < n; g++) {
+        size_t i = 0;
+        while (i < count && !any_names(&globs[g], 1, &all[i]))
+            i++;
+        if (i < count)
+            continue;
+        const char **names = NULL;
+        AR_TRY(ari_alloc((void **)&names, count, sizeof *names, "names"));
+        for (size_t k = 0; k < count; k++)
+            names[k] = all[k].name;
+        const char *near = ari_nearest(globs[g], names, count);
+        if (!near && count > 0)
+            near = names[0];
+        free(names);
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s '%s' matches none of the %zu tensors; there is, for example, %s",
+                            what, ARI_SHOW(globs[g]), count, near ? ARI_SHOW(near) : "nothing");
+    }
+    return AR_OK;
+}
+
+/* --- names of both ------------------------------------------------------------------------------------------------ */
+
+static void add_found(found *all, size_t *n, const ari_verifying *v, const ar_dump_tensor *a, const ar_dump_tensor *b)
+{
+    const ar_dump_tensor *t = a ? a : b;
+    all[(*n)++] = (found){.name = t->name,
+                          .sides = {{a, b}},
+                          .told = SIZE_MAX,
+                          .key = ari_order_of(t->name, ar_dump_path(v->dump[a ? 0 : 1]))};
+}
+
+/* Both lists are sorted by name. */
+static size_t join(found *all, const ari_verifying *v)
+{
+    const size_t na = ar_dump_count(v->dump[0]), nb = ar_dump_count(v->dump[1]);
+    size_t i = 0, k = 0, n = 0;
+    while (i < na || k < nb) {
+        const ar_dump_tensor *a = i < na ? ar_dump_at(v->dump[0], i) : NULL;
+        const ar_dump_tensor *b = k < nb ? ar_dump_at(v->dump[1], k) : NULL;
+        const int order = !a ? 1 : !b ? -1 : strcmp(a->name, b->name);
+        add_found(all, &n, v, order <= 0 ? a : NULL, order >= 0 ? b : NULL);
+        i += order <= 0;
+        k += order >= 0;
+    }
+    return n;
+}
+
+/* Passes, steps and stems; then the name itself, which tells equal ones apart. */
+static int by_meaning(const void *a, const void *b)
+{
+    const ari_order_key *x = &((const found *)a)->key, *y = &((const found *)b)->key;
+    if (x->pass != y->pass)
+        return x->pass < y->pass ? -1 : 1;
+    if (x->step != y->step)
+        return x->step < y->step ? -1 : 1;
+    const int order = memcmp(x->name, y->name, x->stem < y->stem ? x->stem : y->stem);
+    if (order)
+        return order;
+    return x->stem != y->stem ? (x->stem < y->stem ? -1 : 1) : strcmp(x->name, y->name);
+}
+
+static bool same_meaning(const found *a, const found *b)
+{
+    return a->key.pass == b->key.pass && a->key.pass != '?' && a->key.step == b->key.step &&
+           a->key.stem == b->key.stem && memcmp(a->key.name, b->key.name, a->key.stem) == 0;
+}
+
+/* A tensor that each side has under a name of its own, "x.weight" in a file of gradients and "x.weight:grad" in a dump
+ * of ranks, is one, where no third makes it a guess. It keeps the reference's name. Returns how many there are then. */
+static size_t join_by_meaning(found *all, size_t n)
+{
+    size_t kept = 0;
+    qsort(all, n, sizeof *all, by_meaning);
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && same_meaning(&all[i], &all[end]);)
+            end++;
+        found *a = &all[i], *b = &all[i + 1];
+        if (end - i == 2 && !a->sides.of[1] != !b->sides.of[1] && !a->sides.of[0] != !b->sides.of[0]) {
+            found one = a->sides.of[0] ? *a : *b;
+            one.sides.of[1] = a->sides.of[0] ? b->sides.of[1] : a->sides.of[1];
+            all[kept++] = one;
+            continue;
+        }
+        for (size_t k = i; k < end; k++)
+            all[kept++] = all[k];
+    }
+    return kept;
+}
+
+/* The first of the two dumps that tells an order. */
+static void take_told_order(const ari_verifying *v, found *all, size_t n)
+{
+    for (int s = 0; s < 2; s++) {
+        bool tells = false;
+        for (size_t i = 0; i < ar_dump_count(v->dump[s]); i++)
+            tells = tells || ar_dump_at(v->dump[s], i)->order != SIZE_MAX;
+        for (size_t i = 0; tells && i < n; i++)
+            all[i].told = all[i].sides.of[s] ? all[i].sides.of[s]->order : SIZE_MAX;
+        if (tells)
+            return;
+    }
+}
+
+static int by_execution(const void *a, const void *b)
+{
+    const found *x = a, *y = b;
+    if (x->told != y->told)
+        return x->told < y->told ? -1 : 1;
+    return ari_order_compare(&x->key, &y->key);
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+/* A shape as the row tells it: complex numbers are pairs of F32, along a last dimension of 2. */
+static int shape_of(size_t *shape, const ar_dump_tensor *t)
+{
+    memcpy(shape, t->shape, sizeof t->shape);
+    if (t->dtype != AR_C64)
+        return t->ndim;
+    if (t->ndim < AR_ST_MAX_DIMS) {
+        shape[t->ndim] = 2;
+        return t->ndim + 1;
+    }
+    shape[t->ndim - 1] *= 2;
+    return t->ndim;
+}
+
+static void describe(ar_verify_row *r, const ari_sides *s)
+{
+    const ar_dump_tensor *a = s->of[0] ? s->of[0] : s->of[1], *b = s->of[1] ? s->of[1] : s->of[0];
+    r->dtype = a->dtype;
+    r->other_dtype = b->dtype;
+    r->ndim = shape_of(r->shape, a);
+    r->other_ndim = shape_of(r->other_shape, b);
+    r->elements = a->count * (a->dtype == AR_C64 ? 2 : 1);
+    r->matrix_cols = r->ndim > 0 ? r->shape[r->ndim - 1] : 1;
+    r->matrix_rows = r->matrix_cols > 0 ? r->elements / r->matrix_cols : 0;
+    r->ranks[0] = r->ranks[1] = -1;
+    r->cosine = (double)NAN;
+    r->state = !s->of[0] ? AR_VERIFY_UNEXPECTED : !s->of[1] ? AR_VERIFY_MISSING : AR_VERIFY_SAME;
+}
+
+static bool same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b)
+{
+    return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+static void decide_state(ar_verify_row *r, const ari_sides *s, ar_verify_rule rule)
+{
+    const ar_dump_tensor *a = s->of[0], *b = s->of[1];
+    const bool by_bits = rule == AR_VERIFY_BITS || rule == AR_VERIFY_ULP;
+    if (r->state != AR_VERIFY_SAME)
+        return;
+    if (!same_shape(a, b))
+        r->state = AR_VERIFY_SHAPE;
+    else if (a->dtype != b->dtype && (by_bits || a->dtype == AR_C64 || b->dtype == AR_C64))
+        r->state = AR_VERIFY_DTYPE; /* a complex number has no value to compare with a real one's */
+}
+
+/* --- the rule of one tensor --------------------------------------------------------------------------------------- */
+
+static ar_status allowance_of(const ari_verifying *v, const ari_sides *s, double *allowed)
+{
+    const char *name = s->of[0]->name;
+    const ar_dump_tensor *t = ar_dump_find(v->allowed, name);
+    if (!t)
+        t = ar_dump_find(v->allowed, s->of[1]->name);
+    if (!t)
+        return ar_error_set(AR_ERR_NOT_FOUND,
+                            "%s: says nothing of %s; anyrank grads --sensitivity writes an allowance for every tensor "
+                            "it dumps (--ignore leaves one out of the comparison)",
+                            ARI_SHOW(v->o->allowed), ARI_SHOW(name));
+    if (t->count != 1)
+        return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu elements; an allowance is one number",
+                            ARI_SHOW(v->o->allowed), ARI_SHOW(name), t->count);
+    AR_TRY(ar_dump_read_f64(t, 0, 1, allowed));
+    if (!(*allowed >= 0.0) || isinf(*allowed)) /* as of --rtol and --atol: nothing would be a difference */
+        return ar_error_set(AR_ERR_DATA, "%s: %s is allowed to differ by %g; expected a finite number of 0 or more",
+                            ARI_SHOW(v->o->allowed), ARI_SHOW(name), *allowed);
+    return AR_OK;
+}
+
+static ar_status make_pair(ari_verifying *v, ar_verify_row *row, const ari_sides *s)
+{
+    const ar_verify_options *o = v->o;
+    ari_pair *p = &v->pair[v->pairs++];
+    *p = (ari_pair){.row = row, .rule = {o->rule, o->ulp, o->rtol, o->atol, o->nan_differs}};
+    for (int k = 0; k < 2; k++) {
+        p->side[k] = s->of[k];
+        p->format[k] = ari_format_of(s->of[k]->dtype);
+    }
+    if (o->rule == AR_VERIFY_SENSITIVITY) {
+        p->rule.rtol = 0.0;
+        AR_TRY(allowance_of(v, s, &p->rule.atol));
+    }
+    p->numbers = row->elements;
+    p->blocks = (p->numbers + ARI_BLOCK - 1) / ARI_BLOCK;
+    ari_deviation_init(&p->tally);
+    atomic_init(&p->unequal, row->dtype != row->other_dtype || o->nan_differs);
+    return AR_OK;
+}
+
+static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
+{
+    ar_verify_report *r = v->report;
+    AR_TRY(ari_alloc_zero((void **)&r->row, n, sizeof *r->row, "rows"));
+    AR_TRY(ari_alloc_zero((void **)&v->sides, n, sizeof *v->sides, "rows"));
+    AR_TRY(ari_alloc_zero((void **)&v->pair, n, sizeof *v->pair, "pairs of tensors"));
+    for (size_t i = 0; i < n; i++) {
+        ar_verify_row *row = &r->row[r->rows++];
+        v->sides[i] = all[i].sides;
+        row->name = strdup(all[i].name); /* the report outlives the dumps */
+        if (!row->name)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for names of tensors");
+        row->pass = all[i].key.pass;
+        row->step = all[i].key.step;
+        row->order = i;
+        describe(row, &all[i].sides);
+        decide_state(row, &all[i].sides, v->o->rule);
+        if (row->state == AR_VERIFY_SAME)
+            AR_TRY(make_pair(v, row, &all[i].sides));
+    }
+    return AR_OK;
+}
+
+static ar_status select_rows(ari_verifying *v, found *all)
+{
+    const ar_verify_options *o = v->o;
+    const size_t n = join_by_meaning(all, join(all, v));
+    size_t kept = 0;
+    AR_TRY(check_globs(o->only, o->only_count, "--only", all, n));
+    AR_TRY(check_globs(o->leave, o->leave_count, "--ignore", all, n));
+    take_told_order(v, all, n);
+    for (size_t i = 0; i < n; i++) {
+        const bool in_both = all[i].sides.of[0] && all[i].sides.of[1];
+        if (!is_selected(o, &all[i]))
+            continue;
+        if (in_both || !o->common)
+            all[kept++] = all[i];
+        else
+            v->report->left_out[all[i].sides.of[0] ? 0 : 1]++;
+    }
+    const size_t *left_out = v->report->left_out;
+    if (kept == 0 && left_out[0] + left_out[1] > 0)
+        return ar_error_set(AR_ERR_NOT_FOUND,
+                            "no tensor stands in both dumps: %zu only in the reference, %zu only in the other; a file "
+                            "for --map says which is which",
+                            left_out[0], left_out[1]);
+    if (kept == 0)
+        return ar_error_set(AR_ERR_NOT_FOUND, "--only and --ignore leave none of the %zu tensors to compare", n);
+    qsort(all, kept, sizeof *all, by_execution);
+    return make_rows(v, all, kept);
+}
+
+ar_status ari_verify_match(ari_verifying *v)
+{
+    found *all = NULL;
+    size_t most = 0;
+    for (int s = 0; s < 2; s++) {
+        if (ar_dump_count(v->dump[s]) == 0)
+            return ar_error_set(AR_ERR_NOT_FOUND, "%s: holds no tensors: there is nothing to compare",
+                                ARI_SHOW(ar_dump_path(v->dump[s])));
+    }
+    AR_TRY(ari_add_size(&most, ar_dump_count(v->dump[0]), ar_dump_count(v->dump[1])));
+    AR_TRY(ari_alloc((void **)&all, most, sizeof *all, "names of tensors"));
+    const ar_status st = select_rows(v, all);
+    free(all);
+    return st;
+}

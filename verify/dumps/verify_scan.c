@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "verify/dumps/verify_impl.h"
+
+/* The passes over the data. */
+
+typedef struct pass {
+    ari_verifying *v;
+    ari_scratch *scratch; /* [threads] */
+    ari_pair **pair;      /* [pairs] of this pass */
+    size_t *first;        /* [pairs + 1] tasks before each */
+    size_t pairs;
+    pthread_mutex_t *lock; /* of tallies and maps */
+    double from, share;    /* of the progress */
+    const char *what;
+} pass;
+
+/* --- scratch ------------------------------------------------------------------------------------------------------ */
+
+static void scratch_fini(ari_scratch *s)
+{
+    for (int k = 0; k < 2; k++) {
+        free(s->side[k].space);
+        free(s->side[k].value);
+    }
+    free(s->difference);
+    free(s->steps);
+    free(s->map);
+}
+
+static ar_status scratch_init(ari_scratch *s)
+{
+    for (int k = 0; k < 2; k++) {
+        AR_TRY(ari_alloc((void **)&s->side[k].space, ARI_CHUNK, 8, "a chunk of a tensor"));
+        AR_TRY(ari_alloc((void **)&s->side[k].value, ARI_CHUNK, sizeof(double), "a chunk of a tensor"));
+    }
+    AR_TRY(ari_alloc((void **)&s->difference, ARI_CHUNK, sizeof(double), "a chunk of differences"));
+    AR_TRY(ari_alloc((void **)&s->steps, ARI_CHUNK, sizeof(uint64_t), "a chunk of differences"));
+    return ari_alloc((void **)&s->map, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS, sizeof(float), "a map of differences");
+}
+
+/* --- copies ------------------------------------------------------------------------------------------------------- */
+
+static bool has_copies(const ar_dump_tensor *t)
+{
+    for (size_t i = 0; t && i < t->parts; i++) {
+        if (t->part[i].replicas > 1)
+            return true;
+    }
+    return false;
+}
+
+static void tell_copies(ar_verify_row *r, const ar_dump_disagreement *d, bool in_reference)
+{
+    /* A tensor that the other dump lacks is missing above all. */
+    if (!ari_is_one_sided(r))
+        r->state = AR_VERIFY_REPLICAS;
+    r->copies_differ = true;
+    r->in_reference = in_reference;
+    memcpy(r->ranks, d->ranks, sizeof r->ranks);
+    r->first = r->worst = d->index;
+    memcpy(r->first_value, d->value, sizeof r->first_value);
+    memcpy(r->worst_value, d->value, sizeof r->worst_value);
+    r->elements_different = r->bits_different = d->elements;
+}
+
+/* A pair's rule for copies of one of its sides. */
+typedef struct copies_rule {
+    const ari_pair *pair;
+    ari_format format;
+} copies_rule;
+
+static bool copies_differ(void *user, const void *a, const void *b)
+{
+    const copies_rule *r = user;
+    return ari_elements_differ(r->pair, &r->format, a, b);
+}
+
+/* The pair of a row, if its values are compared. */
+static const ari_pair *pair_of_row(const ari_verifying *v, const ar_verify_row *row)
+{
+    size_t low = 0, high = v->pairs;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (v->pair[middle].row < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < v->pairs && v->pair[low].row == row ? &v->pair[low] : NULL;
+}
+
+static ar_status copies_task(void *user, size_t task, int worker)
+{
+    const pass *p = user;
+    const ari_sides *s = &p->v->sides[task];
+    ar_verify_row *row = &p->v->report->row[task];
+    copies_rule rule = {.pair = pair_of_row(p->v, row)};
+    const bool by_rule = rule.pair && p->v->o->rule != AR_VERIFY_BITS;
+    (void)worker;
+    for (int k = 0; k < 2; k++) {
+        bool found = false;
+        ar_dump_disagreement d;
+        if (!has_copies(s->of[k]))
+            continue;
+        size_t drift = 0;
+        rule.format = ari_format_of(s->of[k]->dtype);
+        AR_TRY(ar_dump_replicas_by(s->of[k], by_rule ? copies_differ : NULL, &rule, &found, &d, &drift));
+        row->drift += drift;
+        if (found) {
+            tell_copies(row, &d, k == 0);
+            return AR_OK;
+        }
+    }
+    return AR_OK;
+}
+
+/* --- bytes -------------------------------------------------------------------------------------------------------- */
+
+/* Which pair a task is of, and which of its blocks. */
+static ari_pair *pair_of(const pass *p, size_t task, size_t *block)
+{
+    size_t low = 0, high = p->pairs;
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (p->first[middle] <= task)
+            low = middle;
+        else
+            high = middle;
+    }
+    *block = task - p->first[low];
+    return p->pair[low];
+}
+
+typedef struct range {
+    size_t begin, end;
+} range;
+
+static range block_range(const ari_pair *pair, size_t block)
+{
+    const size_t begin = block * ARI_BLOCK, rest = pair->numbers - begin;
+    return (range){begin, begin + (rest < ARI_BLOCK ? rest : ARI_BLOCK)};
+}
+
+static size_t chunk_of(range r, size_t at)
+{
+    return r.end - at < ARI_CHUNK ? r.end - at : ARI_CHUNK;
+}
+
+static void release_block(const ari_pair *pair, range r)
+{
+    for (int k = 0; k < 2; k++)
+        ari_release(pair->side[k], &pair->format[k], r.begin, r.end - r.begin);
+}
+
+static ar_status bytes_task(void *user, size_t task, int worker)
+{
+    const pass *p = user;
+    ari_scratch *s = &p->scratch[worker];
+    size_t block = 0, nan = 0, inf = 0;
+    ari_pair *pair = pair_of(p, task, &block);
+    const ari_format *f = &pair->format[0];
+    const range r = block_range(pair, block);
+    for (size_t at = r.begin; at < r.end && !atomic_load_explicit(&pair->unequal, memory_order_relaxed);
+         at += ARI_CHUNK) {
+        const size_t n = chunk_of(r, at);
+        for (int k = 0; k < 2; k++)
+            AR_TRY(ari_chunk_raw(&s->side[k], pair->side[k], f, at, n));
+        if (memcmp(s->side[0].raw, s->side[1].raw, ari_raw_bytes(f, n)) != 0)
+            atomic_store_explicit(&pair->unequal, true, memory_order_relaxed);
+        ari_count_special(f, s->side[0].raw, n, &nan, &inf);
+    }
+    release_block(pair, r);
+    if (nan + inf > 0) {
+        pthread_mutex_lock(p->lock);
+        for (int k = 0; k < 2; k++) {
+            pair->tally.nan[k] += nan;
+            pair->tally.inf[k] += inf;
+        }
+        pthread_mutex_unlock(p->lock);
+    }
+    return AR_OK;
+}
+
+/* --- statistics --------------------------------------------------------------------------------------------------- */
+
+static void merge_map(ar_verify_row *r, const float *map)
+{
+    for (size_t y = 0; y < r->map_rows; y++) {
+        for (size_t x = 0; x < r->map_cols; x++) {
+            float *to = &r->map[y * r->map_cols + x];
+            *to = map[y * ARI_MAP_COLS + x] > *to ? map[y * ARI_MAP_COLS + x] : *to;
+        }
+    }
+}
+
+static ar_status stats_task(void *user, size_t task, int worker)
+{
+    const pass *p = user;
+    ari_scratch *s = &p->scratch[worker];
+    size_t block = 0;
+    ari_pair *pair = pair_of(p, task, &block);
+    const range r = block_range(pair, block);
+    ari_deviation tally;
+    ari_sums sums = {0};
+    ari_deviation_init(&tally);
+    memset(s->map, 0, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS * sizeof *s->map);
+    for (size_t at = r.begin; at < r.end; at += ARI_CHUNK)
+        AR_TRY(ari_chunk_stats(pair, s, at, chunk_of(r, at), &tally, &sums));
+    release_block(pair, r);
+    pair->sums[block] = sums;
+    pthread_mutex_lock(p->lock);
+    ari_deviation_add(&pair->tally, &tally);
+    merge_map(pair->row, s->map);
+    pthread_mutex_unlock(p->lock);
+    return AR_OK;
+}
+
+static ar_status prepare_stats(ari_pair *pair)
+{
+    ar_verify_row *r = pair->row;
+    ari_deviation_init(&pair->tally);
+    r->map_rows = r->matrix_rows < ARI_MAP_ROWS ? r->matrix_rows : ARI_MAP_ROWS;
+    r->map_cols = r->matrix_cols < ARI_MAP_COLS ? r->matrix_cols : ARI_MAP_COLS;
+    AR_TRY(ari_alloc_zero((void **)&r->map, r->map_rows * r->map_cols, sizeof *r->map, "a map of differences"));
+    return ari_alloc_zero((void **)&pair->sums, pair->blocks, sizeof *pair->sums, "sums over a tensor");
+}
+
+/* --- what becomes of it ------------------------------------------------------------------------------------------- */
+
+/* The rank whose part holds an element: the lowest. */
+static int rank_of_element(const ar_dump_tensor *t, size_t index)
+{
+    size_t at[AR_ST_MAX_DIMS];
+    for (int d = t->ndim - 1; d >= 0; d--) {
+        at[d] = index % t->shape[d];
+        index /= t->shape[d];
+    }
+    for (size_t i = 0; i < t->parts; i++) {
+        for (size_t b = 0; b < t->part[i].boxes; b++) {
+            const ar_dump_box *box = &t->part[i].box[b];
+            int d = 0;
+            while (d < t->ndim && at[d] >= box->global[d] && at[d] - box->global[d] < box->extent[d])
+                d++;
+            if (d == t->ndim)
+                return t->part[i].rank;
+        }
+    }
+    return -1;
+}
+
+static void fill_sums(ar_verify_row *r, const ari_pair *pair)
+{
+    ari_sums s = {0};
+    const double finite = (double)pair->tally.finite;
+    for (size_t b = 0; b < pair->blocks; b++)
+        ari_sums_add(&s, &pair->sums[b]);
+    if (finite > 0.0) {
+        r->rms = ari_scaled_root(s.dd) / sqrt(finite);
+        r->rms_reference = ari_scaled_root(s.aa) / sqrt(finite);
+    }
+    if (s.aa.sum > 0.0)
+        r->scale = ari_scaled_ratio(s.ab, s.aa);
+    if (s.aa.sum > 0.0 && s.bb.sum > 0.0) {
+        const ari_scaled lengths = {sqrt(s.aa.sum) * sqrt(s.bb.sum), (s.aa.exponent + s.bb.exponent) / 2};
+        r->cosine = fmax(-1.0, fmin(1.0, ari_scaled_ratio(s.ab, lengths)));
+    }
+}
+
+/* Without a tolerance a difference is measured by the tensor's own size. */
+static void finish_map(ar_verify_row *r, ar_verify_rule rule)
+{
+    if (r->state == AR_VERIFY_SAME) {
+        free(r->map);
+        r->map = NULL;
+        return;
+    }
+    for (size_t i = 0; rule == AR_VERIFY_BITS && r->rms_reference > 0.0 && i < r->map_rows * r->map_cols; i++)
+        r->map[i] = (float)((double)r->map[i] / r->rms_reference);
+}
+
+static void fill_row(const ari_pair *pair)
+{
+    const ari_deviation *t = &pair->tally;
+    ar_verify_row *r = pair->row;
+    const bool copies = r->state == AR_VERIFY_REPLICAS;
+    memcpy(r->nan, t->nan, sizeof r->nan);
+    memcpy(r->inf, t->inf, sizeof r->inf);
+    if (!pair->sums)
+        return; /* the same bytes */
+    r->max_abs = t->max_abs;
+    r->max_rel = t->max_rel > 0.0 || !t->from_zero ? t->max_rel : (double)INFINITY;
+    r->max_reference = t->max_reference;
+    r->max_ulp = t->max_ulp;
+    memcpy(r->ulp_bins, t->ulp_bins, sizeof r->ulp_bins);
+    fill_sums(r, pair);
+    if (!copies) {
+        r->state = t->different > 0 ? AR_VERIFY_DIFFERENT : AR_VERIFY_SAME;
+        r->elements_different = t->different;
+        r->bits_different = t->bits_different;
+        r->worst = t->worst == SIZE_MAX ? 0 : t->worst;
+        r->first = t->first == SIZE_MAX ? r->worst : t->first;
+        memcpy(r->worst_value, t->worst_value, sizeof r->worst_value);
+        memcpy(r->first_value, t->first == SIZE_MAX ? t->worst_value : t->first_value, sizeof r->first_value);
+        r->allowed = t->allowed;
+        r->ratio = t->worst_ratio > 0.0 ? t->worst_ratio : 0.0;
+        if (r->state == AR_VERIFY_DIFFERENT && pair->side[1]->dtype != AR_C64)
+            r->ranks[0] = rank_of_element(pair->side[1], r->first);
+    }
+    finish_map(r, pair->rule.rule);
+}
+
+/* --- all of it ---------------------------------------------------------------------------------------------------- */
+
+static void tell_progress(void *user, size_t done)
+{
+    const pass *p = user;
+    const size_t all = p->first[p->pairs];
+    ari_verify_progress(p->v, p->from + p->share * (double)done / (double)(all ? all : 1), p->what);
+}
+
+/* The pairs that a pass is about: all that are not known to differ, or all that are. */
+static size_t choose(pass *p, bool unequal)
+{
+    p->pairs = 0;
+    p->first[0] = 0;
+    for (size_t i = 0; i < p->v->pairs; i++) {
+        ari_pair *pair = &p->v->pair[i];
+        if (atomic_load(&pair->unequal) != unequal)
+            continue;
+        p->pair[p->pairs++] = pair;
+        p->first[p->pairs] = p->first[p->pairs - 1] + pair->blocks;
+    }
+    return p->first[p->pairs];
+}
+
+static ar_status run_pass(pass *p, size_t tasks, ari_task_fn run, double from, double share, const char *what)
+{
+    p->from = from;
+    p->share = share;
+    p->what = what;
+    const ari_tasks t = {tasks, p->v->threads, run, p, tell_progress};
+    return ari_tasks_run(&t);
+}
+
+static ar_status passes(pass *p)
+{
+    ari_verifying *v = p->v;
+    ari_verify_progress(v, 0.0, "copies");
+    const ari_tasks copies = {v->report->rows, v->threads, copies_task, p, NULL};
+    AR_TRY(ari_tasks_run(&copies));
+    size_t tasks = choose(p, false);
+    AR_TRY(run_pass(p, tasks, bytes_task, 0.05, 0.5, "comparing"));
+    tasks = choose(p, true);
+    for (size_t i = 0; i < p->pairs; i++)
+        AR_TRY(prepare_stats(p->pair[i]));
+    AR_TRY(run_pass(p, tasks, stats_task, 0.55, 0.4, "measuring differences"));
+    for (size_t i = 0; i < v->pairs; i++)
+        fill_row(&v->pair[i]);
+    return AR_OK;
+}
+
+ar_status ari_verify_scan(ari_verifying *v)
+{
+    ar_status st = AR_OK;
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pass p = {.v = v, .lock = &lock};
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&p.scratch, (size_t)v->threads, sizeof *p.scratch, "scratch"));
+    for (int i = 0; i < v->threads; i++)
+        AR_TRY_TO(done, st, scratch_init(&p.scratch[i]));
+    AR_TRY_TO(done, st, ari_alloc((void **)&p.pair, v->pairs, sizeof *p.pair, "pairs of tensors"));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&p.first, v->pairs + 1, sizeof *p.first, "pairs of tensors"));
+    st = passes(&p);
+done:
+    for (int i = 0; p.scratch && i < v->threads; i++)
+        scratch_fini(&p.scratch[i]);
+    free(p.scratch);
+    free(p.pair);
+    free(p.first);
+    pthread_mutex_destroy(&lock);
+    return st;
+}

@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <string.h>
+
+#include "verify/dumps/verify_impl.h"
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
+static void scaled_add(ari_scaled *to, ari_scaled s)
+{
+    if (s.sum == 0.0)
+        return;
+    if (to->sum == 0.0) {
+        *to = s;
+        return;
+    }
+    const int most = to->exponent > s.exponent ? to->exponent : s.exponent;
+    to->sum = ldexp(to->sum, to->exponent - most) + ldexp(s.sum, s.exponent - most);
+    to->exponent = most;
+}
+
+void ari_sums_add(ari_sums *to, const ari_sums *s)
+{
+    scaled_add(&to->aa, s->aa);
+    scaled_add(&to->bb, s->bb);
+    scaled_add(&to->ab, s->ab);
+    scaled_add(&to->dd, s->dd);
+}
+
+double ari_scaled_root(ari_scaled s)
+{
+    const int odd = s.exponent % 2;
+    return ldexp(sqrt(ldexp(s.sum, odd)), (s.exponent - odd) / 2);
+}
+
+double ari_scaled_ratio(ari_scaled a, ari_scaled b)
+{
+    return ldexp(a.sum / b.sum, a.exponent - b.exponent);
+}
+
+/* The bits of the largest |x|: at or above those of infinity where one of them is not finite. */
+static uint64_t largest_bits(const double *x, size_t n)
+{
+    double most[4] = {0.0, 0.0, 0.0, 0.0}, none[4] = {0.0, 0.0, 0.0, 0.0};
+    uint64_t u;
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        for (size_t k = 0; k < 4; k++) {
+            const double magnitude = fabs(x[i + k]);
+            most[k] = magnitude > most[k] ? magnitude : most[k];
+            none[k] += magnitude * 0.0; /* NaN of what is not finite */
+        }
+    }
+    for (; i < n; i++) {
+        most[0] = fabs(x[i]) > most[0] ? fabs(x[i]) : most[0];
+        none[0] += x[i] * 0.0;
+    }
+    for (size_t k = 1; k < 4; k++) {
+        most[0] = most[k] > most[0] ? most[k] : most[0];
+        none[0] += none[k];
+    }
+    most[0] = isnan(none[0]) ? none[0] : most[0];
+    memcpy(&u, &most[0], sizeof u);
+    return u & INT64_MAX;
+}
+
+static double of_bits(uint64_t u)
+{
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* The power of two that brings `largest` below 1 without leaving the range of normal numbers itself. */
+static int exponent_of(double largest)
+{
+    int e = 0;
+    (void)frexp(largest, &e);
+    return e > 1000 ? 1000 : e < -1000 ? -1000 : e;
+}
+
+/* Four partial sums: their additions need not wait for each other, and the order is fixed. */
+static ari_scaled product(const double *x, int ex, const double *y, int ey, size_t n)
+{
+    const double sx = ldexp(1.0, -ex), sy = ldexp(1.0, -ey);
+    double part[4] = {0.0, 0.0, 0.0, 0.0};
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        for (size_t k = 0; k < 4; k++)
+            part[k] += (x[i + k] * sx) * (y[i + k] * sy);
+    }
+    for (; i < n; i++)
+        part[0] += (x[i] * sx) * (y[i] * sy);
+    return (ari_scaled){(part[0] + part[2]) + (part[1] + part[3]), ex + ey};
+}
+
+#define INFINITE_BITS 0x7ff0000000000000u
+
+/* Elements of which one is not finite take no part in sums: both become zero. Returns how many stay. */
+static size_t drop_infinite(double *a, double *b, size_t n)
+{
+    size_t finite = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (isfinite(a[i]) && isfinite(b[i]))
+            finite++;
+        else
+            a[i] = b[i] = 0.0;
+    }
+    return finite;
+}
+
+/* --- tallies ------------------------------------------------------------------------------------------------------ */
+
+void ari_deviation_init(ari_deviation *t)
+{
+    *t = (ari_deviation){.first = SIZE_MAX, .worst = SIZE_MAX, .worst_ratio = -1.0};
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static bool is_worse(const ari_deviation *t, double ratio, double difference, size_t index)
+{
+    if (ratio != t->worst_ratio)
+        return ratio > t->worst_ratio;
+    if (difference != t->worst_difference)
+        return difference > t->worst_difference;
+    return index < t->worst;
+}
+
+void ari_deviation_add(ari_deviation *to, const ari_deviation *t)
+{
+    to->different += t->different;
+    to->bits_different += t->bits_different;
+    to->finite += t->finite;
+    for (int s = 0; s < 2; s++) {
+        to->nan[s] += t->nan[s];
+        to->inf[s] += t->inf[s];
+    }
+    to->max_abs = larger(to->max_abs, t->max_abs);
+    to->max_rel = larger(to->max_rel, t->max_rel);
+    to->max_reference = larger(to->max_reference, t->max_reference);
+    to->from_zero = to->from_zero || t->from_zero;
+    to->max_ulp = to->max_ulp > t->max_ulp ? to->max_ulp : t->max_ulp;
+    for (size_t k = 0; k < AR_VERIFY_ULP_BINS; k++)
+        to->ulp_bins[k] += t->ulp_bins[k];
+    if (t->first < to->first) {
+        to->first = t->first;
+        memcpy(to->first_value, t->first_value, sizeof to->first_value);
+    }
+    if (t->worst != SIZE_MAX && is_worse(to, t->worst_ratio, t->worst_difference, t->worst)) {
+        to->worst = t->worst;
+        to->worst_ratio = t->worst_ratio;
+        to->worst_difference = t->worst_difference;
+        to->allowed = t->allowed;
+        memcpy(to->worst_value, t->worst_value, sizeof to->worst_value);
+    }
+}
+
+/* --- one element -------------------------------------------------------------------------------------------------- */
+
+/* 0, 1, 2..3, 4..7, ..; the last but one holds all that is further, the last what is no number on one side. */
+static size_t bin_of(uint64_t steps)
+{
+    const size_t k = steps ? (size_t)(64 - __builtin_clzll(steps)) : 0;
+    return k < AR_VERIFY_ULP_BINS - 2 ? k : AR_VERIFY_ULP_BINS - 2;
+}
+
+typedef struct judged {
+    bool different;
+    double allowed, ratio;
+} judged;
+
+/* |difference| over what is allowed; nothing over nothing is nothing. */
+static double over(double difference, double allowed)
+{
+    return difference == 0.0 ? 0.0 : isinf(difference) ? (double)INFINITY : difference / allowed;
+}
+
+/* `difference` is NaN where one value is no number, and where both are and that counts. */
+static judged judge(const ari_pair *p, double a, double difference, uint64_t steps)
+{
+    const ari_rule *r = &p->rule;
+    judged j = {0};
+    if (isnan(a) && difference == 0.0 && r->rule != AR_VERIFY_BITS)
+        return j; /* NaN on both sides, whatever their payloads */
+    if (r->rule == AR_VERIFY_BITS) {
+        j.different = steps != 0 || difference != 0.0;
+        j.ratio = j.different ? (double)INFINITY : 0.0;
+    } else if (r->rule == AR_VERIFY_ULP) {
+        j.different = isnan(difference) || steps > r->ulp;
+        j.allowed = (double)r->ulp * ari_spacing(&p->format[0], a);
+        j.ratio = isnan(difference) ? (double)INFINITY : over((double)steps, (double)r->ulp);
+    } else {
+        j.allowed = isfinite(a) ? r->atol + r->rtol * fabs(a) : 0.0;
+        j.ratio = isnan(difference) ? (double)INFINITY : over(difference, j.allowed);
+        j.different = !(difference <= j.allowed);
+    }
+    return j;
+}
+
+typedef struct element {
+    double value[2];
+    double difference; /* NaN: one is no number */
+    uint64_t steps;
+    size_t index;
+} element;
+
+/* Returns what the map shows. */
+static double take(const ari_pair *p, ari_deviation *t, const element *e)
+{
+    const double a = e->value[0], b = e->value[1];
+    const judged j = judge(p, a, e->difference, e->steps);
+    const double difference = isnan(e->difference) ? (double)INFINITY : e->difference;
+    t->bits_different += e->steps != 0 || (p->format[0].dtype != p->format[1].dtype && difference != 0.0);
+    if (isnan(a) != isnan(b)) {
+        t->ulp_bins[AR_VERIFY_ULP_BINS - 1]++;
+    } else if (isnan(a)) {
+        t->ulp_bins[0]++;
+    } else {
+        t->ulp_bins[bin_of(e->steps)]++;
+        t->max_ulp = e->steps > t->max_ulp ? e->steps : t->max_ulp;
+    }
+    if (isfinite(a) && isfinite(b)) {
+        t->max_abs = larger(t->max_abs, difference);
+        if (a != 0.0)
+            t->max_rel = larger(t->max_rel, difference / fabs(a));
+        else
+            t->from_zero = t->from_zero || difference != 0.0;
+    }
+    if (j.different) {
+        t->different++;
+        if (e->index < t->first) {
+            t->first = e->index;
+            memcpy(t->first_value, e->value, sizeof t->first_value);
+        }
+    }
+    if ((j.different || e->steps != 0 || difference != 0.0) && is_worse(t, j.ratio, difference, e->index)) {
+        t->worst = e->index;
+        t->worst_ratio = j.ratio;
+        t->worst_difference = difference;
+        t->allowed = j.allowed;
+        memcpy(t->worst_value, e->value, sizeof t->worst_value);
+    }
+    return p->rule.rule == AR_VERIFY_BITS || j.ratio == 0.0 ? difference : j.ratio;
+}
+
+bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b)
+{
+    bool differ = false;
+    for (size_t k = 0; k < f->parts && !differ; k++) {
+        const unsigned char *u = (const unsigned char *)a + k * (f->bits / 8);
+        const unsigned char *v = (const unsigned char *)b + k * (f->bits / 8);
+        double x, y;
+        uint64_t steps = 0;
+        if (ar_values_to_f64(f->dtype, u, 1, &x) != AR_OK || ar_values_to_f64(f->dtype, v, 1, &y) != AR_OK)
+            return true;
+        ari_steps(&steps, f, u, v, 1);
+        const bool none = isnan(x) && isnan(y);
+        const double apart = f->is_float ? (x == y ? 0.0 : fabs(y - x)) : ari_exact_difference(f, u, f, v, 0);
+        differ = judge(p, x, none ? (p->rule.nan_differs ? (double)NAN : 0.0) : apart, steps).different;
+    }
+    return differ;
+}
+
+/* --- a chunk ------------------------------------------------------------------------------------------------------ */
+
+static bool is_integer(const ari_format *f)
+{
+    return !f->is_float;
+}
+
+/* The distance of number i, once the cheap answers are no. */
+static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, size_t index)
+{
+    const ari_format *f = p->format;
+    element e = {.value = {s->side[0].value[i], s->side[1].value[i]}, .index = index};
+    const double a = e.value[0], b = e.value[1];
+    const bool same_format = f[0].dtype == f[1].dtype;
+    if (isnan(a) && isnan(b)) {
+        e.steps = same_format ? s->steps[i] : 0;
+        e.difference = p->rule.nan_differs ? (double)NAN : 0.0;
+        return e;
+    }
+    if (isnan(a) || isnan(b)) {
+        e.difference = (double)NAN;
+        e.steps = 1; /* of which nothing is told but that it is not 0 */
+        return e;
+    }
+    if (is_integer(&f[0]) && is_integer(&f[1])) {
+        e.difference = ari_exact_difference(&f[0], s->side[0].raw, &f[1], s->side[1].raw, i);
+    } else {
+        e.difference = a == b ? 0.0 : fabs(b - a);
+    }
+    e.steps = same_format ? s->steps[i] : ari_steps_between(&f[0], a, b);
+    return e;
+}
+
+/* What the short path needs of a tally, and what it adds to it, apart from everything that a store could change. */
+typedef struct common {
+    double max_abs, max_rel, worst_ratio, worst_difference;
+    bool begun; /* an element differs by the rule */
+    size_t bits_different, different;
+    uint64_t max_ulp;
+} common;
+
+static common common_of(const ari_deviation *t)
+{
+    return (common){.max_abs = t->max_abs,
+                    .max_rel = t->max_rel * (1.0 - 0x1p-48), /* whatever is below it in rounded numbers is below it */
+                    .worst_ratio = t->worst_ratio,
+                    .worst_difference = t->worst_difference,
+                    .begun = t->first != SIZE_MAX};
+}
+
+static void common_add(ari_deviation *t, const common *c)
+{
+    t->bits_different += c->bits_different;
+    t->different += c->different;
+    t->max_ulp = c->max_ulp > t->max_ulp ? c->max_ulp : t->max_ulp;
+}
+
+/* What many elements have in common: finite values that differ, no zeros, nothing that a largest or a first one is
+ * changed by. Of such an element only what is counted and shown is of interest. Returns what the map shows; below 0:
+ * the element is none of these, and is looked at in full. */
+static inline double take_common(const ari_rule *r, common *t, double a, double difference, uint64_t steps)
+{
+    const double magnitude = fabs(a);
+    double ratio = (double)INFINITY, shown = difference;
+    bool different = true;
+    if (!(difference > 0.0) || !(difference <= t->max_abs) || !(magnitude > 0x1p-1000) ||
+        !(difference <= t->max_rel * magnitude))
+        return -1.0;
+    if (r->rule == AR_VERIFY_ULP) {
+        different = steps > r->ulp;
+        ratio = shown = (double)steps / (double)r->ulp;
+    } else if (r->rule != AR_VERIFY_BITS) {
+        const double allowed = r->atol + r->rtol * magnitude;
+        different = difference > allowed;
+        ratio = shown = difference / allowed;
+    }
+    if (!(ratio < t->worst_ratio || (ratio == t->worst_ratio && difference <= t->worst_difference)) ||
+        (different && !t->begun))
+        return -1.0;
+    t->bits_different++;
+    t->different += different;
+    t->max_ulp = steps > t->max_ulp ? steps : t->max_ulp;
+    return shown > 0.0 ? shown : difference;
+}
+
+/* What one stretch of a row adds to its cell of the map. */
+static void take_run(const ari_pair *p, const ari_scratch *s, size_t start, size_t from, size_t to,
+                     ari_deviation *tally, float *cell)
+{
+    const bool same_format = p->format[0].dtype == p->format[1].dtype;
+    const bool skip_equal = same_format && !p->rule.nan_differs;
+    const bool short_path = skip_equal && !is_integer(&p->format[0]);
+    const ari_rule rule = p->rule;
+    const double *a = s->side[0].value, *b = s->side[1].value;
+    common c = common_of(tally);
+    double most = 0.0;
+    for (size_t i = from; i < to; i++) {
+        if (skip_equal && s->steps[i] == 0) {
+            tally->ulp_bins[0]++;
+            s->difference[i] = 0.0;
+            continue;
+        }
+        const double difference = fabs(b[i] - a[i]);
+        const double shown = short_path ? take_common(&rule, &c, a[i], difference, s->steps[i]) : -1.0;
+        if (shown >= 0.0) {
+            most = larger(most, shown);
+            tally->ulp_bins[bin_of(s->steps[i])]++;
+            s->difference[i] = difference;
+            continue;
+        }
+        const element e = element_at(p, s, i, start + i);
+        common_add(tally, &c);
+        most = larger(most, take(p, tally, &e));
+        s->difference[i] = e.difference;
+        c = common_of(tally);
+    }
+    common_add(tally, &c);
+    const float shown = most > (double)3.4e38f ? (float)INFINITY : (float)most;
+    if (shown > *cell)
+        *cell = shown;
+}
+
+/* Ends of equal parts: cell k of n over `size` begins at ceil(k*size/n). */
+static size_t cell_begin(size_t k, size_t n, size_t size)
+{
+    return (size_t)(((unsigned long long)k * size + n - 1) / n);
+}
+
+static void take_all(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally)
+{
+    const ar_verify_row *r = p->row;
+    const size_t cols = r->matrix_cols;
+    size_t at = 0;
+    while (at < n) {
+        const size_t row = (start + at) / cols, col = (start + at) % cols;
+        const size_t cell_row = row * r->map_rows / r->matrix_rows;
+        size_t cell = col * r->map_cols / cols;
+        const size_t row_end = at + (cols - col) < n ? at + (cols - col) : n;
+        while (at < row_end) {
+            const size_t next = at + (cell_begin(cell + 1, r->map_cols, cols) - (start + at) % cols);
+            const size_t end = next < row_end ? next : row_end;
+            take_run(p, s, start, at, end, tally, &s->map[cell_row * ARI_MAP_COLS + cell]);
+            at = end;
+            cell++;
+        }
+    }
+}
+
+static void add_products(ari_sums *sums, const ari_scratch *s, size_t n, uint64_t a_bits, uint64_t b_bits, bool equal)
+{
+    const double *a = s->side[0].value, *b = s->side[1].value;
+    const int ea = exponent_of(of_bits(a_bits));
+    ari_sums here = {.aa = product(a, ea, a, ea, n)};
+    if (equal) {
+        here.bb = here.ab = here.aa;
+    } else {
+        const int eb = exponent_of(of_bits(b_bits));
+        const int ed = exponent_of(of_bits(largest_bits(s->difference, n)));
+        here.bb = product(b, eb, b, eb, n);
+        here.ab = product(a, ea, b, eb, n);
+        here.dd = product(s->difference, ed, s->difference, ed, n);
+    }
+    ari_sums_add(sums, &here);
+}
+
+/* Both sides are the same bytes: what is left is the reference's size. */
+static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
+                             ari_sums *sums)
+{
+    AR_TRY(ari_chunk_values(&s->side[0], p->side[0], &p->format[0], start, n));
+    uint64_t most = largest_bits(s->side[0].value, n);
+    size_t finite = n;
+    if (most >= INFINITE_BITS) {
+        finite = drop_infinite(s->side[0].value, s->side[0].value, n);
+        most = largest_bits(s->side[0].value, n);
+    }
+    tally->finite += finite;
+    tally->ulp_bins[0] += n;
+    tally->max_reference = larger(tally->max_reference, of_bits(most));
+    add_products(sums, s, n, most, most, true);
+    return AR_OK;
+}
+
+static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
+                                 ari_sums *sums)
+{
+    double *a = s->side[0].value, *b = s->side[1].value;
+    for (int k = 0; k < 2; k++)
+        AR_TRY(ari_chunk_values(&s->side[k], p->side[k], &p->format[k], start, n));
+    if (p->format[0].dtype == p->format[1].dtype)
+        ari_steps(s->steps, &p->format[0], s->side[0].raw, s->side[1].raw, n);
+    take_all(p, s, start, n, tally);
+    size_t finite = n;
+    uint64_t most[2] = {largest_bits(a, n), largest_bits(b, n)};
+    if (most[0] >= INFINITE_BITS || most[1] >= INFINITE_BITS) {
+        for (size_t i = 0; i < n; i++) {
+            if (!isfinite(a[i]) || !isfinite(b[i]))
+                s->difference[i] = 0.0;
+        }
+        finite = drop_infinite(a, b, n);
+        most[0] = largest_bits(a, n);
+        most[1] = largest_bits(b, n);
+    }
+    tally->finite += finite;
+    tally->max_reference = larger(tally->max_reference, of_bits(most[0]));
+    add_products(sums, s, n, most[0], most[1], false);
+    return AR_OK;
+}
+
+ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
+                          ari_sums *sums)
+{
+    for (int k = 0; k < 2; k++) {
+        AR_TRY(ari_chunk_raw(&s->side[k], p->side[k], &p->format[k], start, n));
+        ari_count_special(&p->format[k], s->side[k].raw, n, &tally->nan[k], &tally->inf[k]);
+    }
+    if (p->side[0]->dtype == p->side[1]->dtype && !p->rule.nan_differs &&
+        memcmp(s->side[0].raw, s->side[1].raw, ari_raw_bytes(&p->format[0], n)) == 0)
+        return equal_chunk(p, s, start, n, tally, sums);
+    return different_chunk(p, s, start, n, tally, sums);
+}

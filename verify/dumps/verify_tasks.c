@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/dumps/verify_impl.h"
+
+/* A pool for one run: threads take the next task until there is none. */
+typedef struct pool {
+    const ari_tasks *tasks;
+    atomic_size_t next, done;
+    pthread_mutex_t lock; /* of what follows */
+    size_t failed;        /* the lowest task that did; SIZE_MAX */
+    ar_status status;
+    char message[1024];
+} pool;
+
+typedef struct worker {
+    pool *pool;
+    int index;
+    pthread_t thread;
+} worker;
+
+static void keep_failure(pool *p, size_t task, ar_status st)
+{
+    pthread_mutex_lock(&p->lock);
+    if (task < p->failed) {
+        p->failed = task;
+        p->status = st;
+        snprintf(p->message, sizeof p->message, "%s", ar_error_message());
+    }
+    pthread_mutex_unlock(&p->lock);
+    atomic_store(&p->next, p->tasks->n); /* nobody begins another */
+}
+
+static void work(pool *p, int index)
+{
+    const ari_tasks *t = p->tasks;
+    for (;;) {
+        const size_t task = atomic_fetch_add(&p->next, 1);
+        if (task >= t->n)
+            return;
+        const ar_status st = t->run(t->user, task, index);
+        if (st != AR_OK)
+            keep_failure(p, task, st);
+        const size_t done = atomic_fetch_add(&p->done, 1) + 1;
+        if (index == 0 && t->progress)
+            t->progress(t->user, done);
+    }
+}
+
+static void *worker_main(void *user)
+{
+    const worker *w = user;
+    work(w->pool, w->index);
+    return NULL;
+}
+
+ar_status ari_tasks_run(const ari_tasks *t)
+{
+    pool p = {.tasks = t, .failed = SIZE_MAX, .lock = PTHREAD_MUTEX_INITIALIZER};
+    worker *workers = NULL;
+    const int threads = t->n < (size_t)t->threads ? (int)t->n : t->threads;
+    int started = 1; /* the calling thread */
+    AR_TRY(ari_alloc_zero((void **)&workers, (size_t)(threads > 0 ? threads : 1), sizeof *workers, "threads"));
+    for (; started < threads; started++) {
+        workers[started] = (worker){.pool = &p, .index = started};
+        if (pthread_create(&workers[started].thread, NULL, worker_main, &workers[started]) != 0)
+            break; /* fewer threads do the same work */
+    }
+    work(&p, 0);
+    for (int i = 1; i < started; i++)
+        pthread_join(workers[i].thread, NULL);
+    free(workers);
+    pthread_mutex_destroy(&p.lock);
+    if (p.failed == SIZE_MAX)
+        return AR_OK;
+    return p.message[0] ? ar_error_set(p.status, "%s", p.message) : p.status;
+}

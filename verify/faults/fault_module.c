@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A module for mistakes that no transformer shows: all parameters of one are used, and gradients of its loss summed. */
+#include "verify/faults/fault_module.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+enum { WIDTH = 8, SAVED_X = 0 };
+
+typedef struct pair {
+    ar_module base;
+    ar_param weight, spare; /* [WIDTH, WIDTH]; nothing uses the second */
+    bool mean;
+} pair;
+
+static ar_status pair_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                              const ar_batch *batch)
+{
+    pair *p = (pair *)m;
+    (void)batch;
+    AR_TRY(ar_saved_push(saved, p, SAVED_X, x));
+    return ar_contract(ctx, y, x, &p->weight);
+}
+
+static ar_status pair_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                               const ar_batch *batch)
+{
+    pair *p = (pair *)m;
+    ar_tensor x, twice;
+    (void)batch;
+    AR_TRY(ar_saved_pop(saved, p, SAVED_X, &x));
+    if (!p->mean || ar_comm_size(ar_ctx_dp(ctx)) == 1)
+        return ar_contract_backward(ctx, dx, dy, &x, &p->weight);
+    AR_TRY(ar_add(ctx, &twice, dy, dy));
+    return ar_contract_backward(ctx, dx, &twice, &x, &p->weight);
+}
+
+static size_t pair_params(const ar_module *m, ar_param **out, size_t cap)
+{
+    pair *p = (pair *)(uintptr_t)m;
+    if (cap > 0)
+        out[0] = &p->weight;
+    if (cap > 1)
+        out[1] = &p->spare;
+    return 2;
+}
+
+static void pair_destroy(ar_module *m)
+{
+    pair *p = (pair *)m;
+    ar_param_fini(&p->weight);
+    ar_param_fini(&p->spare);
+    free(p);
+}
+
+typedef struct samples {
+    const ari_fault_case *of;
+    float *x; /* [2, of->batch, WIDTH]: inputs, then what is wanted */
+} samples;
+
+static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    static const ar_module_ops ops = {.kind = "pair",
+                                      .forward = pair_forward,
+                                      .backward = pair_backward,
+                                      .params = pair_params,
+                                      .destroy = pair_destroy};
+    static const size_t shape[2] = {WIDTH, WIDTH};
+    const samples *s = user;
+    pair *p = NULL;
+    AR_TRY(ari_alloc_zero((void **)&p, 1, sizeof *p, "a module"));
+    *module = &p->base;
+    p->mean = s->of->ddp.op == AR_AVG;
+    AR_TRY(ar_module_init(&p->base, &ops, "pair", AR_HELD_UNTOLD));
+    AR_TRY(ar_param_init_whole(&p->weight, ctx, "pair", "weight", 2, shape, AR_INIT_XAVIER_NORMAL));
+    AR_TRY(ar_param_init_whole(&p->spare, ctx, "pair", "spare", 2, shape, AR_INIT_XAVIER_NORMAL));
+    return ar_squared_error_create(loss, ctx, "loss");
+}
+
+/* The task is to turn all signs round. */
+static ar_status give_batch(void *user, int step, ar_batch *b)
+{
+    const samples *s = user;
+    (void)step;
+    *b = (ar_batch){
+        .batch = s->of->batch, .input = s->x, .sample_ndim = 1, .sample_shape = {WIDTH}, .target_width = WIDTH};
+    b->target = s->x + s->of->batch * WIDTH;
+    return AR_OK;
+}
+
+ar_status ari_fault_module_check(ar_check_module_report **gives, const ari_fault_case *f, ar_fault fault, int threads,
+                                 uint64_t seed)
+{
+    samples s = {.of = f};
+    const size_t n = f->batch * WIDTH;
+    const ar_module_case c = {.name = f->model, .build = build, .batch = give_batch, .user = &s};
+    const ar_check_module_options o = {.parallel = &f->parallel,
+                                       .layouts = 1,
+                                       .steps = f->steps,
+                                       .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                       .clip = f->clip,
+                                       .ddp = &f->ddp,
+                                       .seed = seed,
+                                       .fault = fault,
+                                       .threads = threads};
+    AR_TRY(ari_alloc((void **)&s.x, 2 * n, sizeof *s.x, "samples"));
+    for (size_t i = 0; i < n; i++) {
+        s.x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;
+        s.x[n + i] = -s.x[i];
+    }
+    const ar_status st = ar_check_module(gives, &c, &o);
+    free(s.x);
+    return st;
+}

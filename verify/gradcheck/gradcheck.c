@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/gradcheck/gradcheck.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/baseline/perturb.h"
+#include "ref/core/size.h"
+#include "ref/numerics/philox.h"
+#include "verify/gradcheck/gradcheck_draw.h"
+
+enum { SAMPLES = 2, POSITIONS = 16, MESSAGE = 1024 };
+enum { PAIRS = AR_GRADCHECK_STEPS + 1, RATIO = 4 }; /* a row takes the losses at its step and at RATIO times it */
+static const double LARGEST_STEP = 0.25;
+static const double BOUND = 1e-6;                         /* of the best row */
+static const double NO_SCALE = 1e-12, OTHER_SCALE = 1e-2; /* of the model's largest gradient */
+
+typedef struct parameter {
+    char name[sizeof((ar_gradcheck){0}.worst_tensor)];
+    size_t count, elements;
+    float *values;
+    double size;    /* root mean square of the values; 1 where all are 0 */
+    double largest; /* |gradient|; infinite where one is not finite */
+    struct {
+        size_t at;
+        double gradient;
+    } element[ARI_DRAWN_MOST];
+} parameter;
+
+typedef struct gradcheck {
+    const ari_gradcheck_case *c;
+    parameter *of; /* [n] */
+    size_t n, capacity;
+    ari_perturbation *moved; /* [elements][PAIRS][up, down], the largest step first */
+    size_t elements;
+    ar_batch batch;
+    atomic_bool stopped;
+} gradcheck;
+
+/* --- weights and gradients ---------------------------------------------------------------------------------------- */
+
+static parameter *find(gradcheck *g, const char *name)
+{
+    for (size_t i = 0; i < g->n; i++)
+        if (strcmp(g->of[i].name, name) == 0)
+            return &g->of[i];
+    return NULL;
+}
+
+static const float *weights(void *user, const char *name, size_t count)
+{
+    const parameter *p = find(user, name);
+    return p && p->count == count ? p->values : NULL;
+}
+
+static ar_status add_parameter(gradcheck *g, const char *name, size_t count, const double *values)
+{
+    double squares = 0.0;
+    AR_TRY(ari_grow(&g->of, &g->capacity, g->n, sizeof *g->of, "parameters"));
+    parameter *p = &g->of[g->n];
+    *p = (parameter){.count = count};
+    snprintf(p->name, sizeof p->name, "%s", name);
+    AR_TRY(ari_alloc((void **)&p->values, count, sizeof *p->values, name));
+    g->n++;
+    for (size_t k = 0; k < count; k++) {
+        p->values[k] = (float)values[k];
+        squares += values[k] * values[k];
+    }
+    p->size = squares > 0.0 ? sqrt(squares / (double)count) : 1.0;
+    return AR_OK;
+}
+
+static void take_elements(parameter *p, const ari_drawn *d, const double *gradient)
+{
+    for (size_t i = 0; i < d->n; i++) {
+        p->element[i].at = d->at[i];
+        p->element[i].gradient = gradient[d->at[i]];
+    }
+    p->elements = d->n;
+}
+
+static ar_status add_gradient(gradcheck *g, const char *name, size_t count, const double *values)
+{
+    parameter *p = find(g, name);
+    if (!p || p->count != count)
+        return ar_error_set(AR_ERR_INTERNAL, "gradcheck: a gradient of '%s', which is no parameter of %zu elements",
+                            name, count);
+    for (size_t k = 0; k < count; k++) {
+        if (!isfinite(values[k])) {
+            p->largest = INFINITY;
+            take_elements(p, &(ari_drawn){.n = 1, .at = {k}}, values);
+            return AR_OK;
+        }
+        p->largest = fmax(p->largest, fabs(values[k]));
+    }
+    const uint64_t key = ari_stream_key(g->c->seed, name);
+    ari_drawn d = {0};
+    if (p->largest > 0.0)
+        ari_draw_elements(&d, key, ARI_DRAWN, ARI_DRAWN_SMALL * p->largest, values, count);
+    ari_draw_elements(&d, key, d.n + 1, 0.0, values, count);
+    take_elements(p, &d, values);
+    return AR_OK;
+}
+
+static ar_status emit(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
+{
+    size_t count = 1;
+    for (int i = 0; i < ndim; i++)
+        count *= shape[i];
+    return pass == 'i'   ? add_parameter(user, name, count, values)
+           : pass == 'g' ? add_gradient(user, name, count, values)
+                         : AR_OK;
+}
+
+static ar_status take_gradients(gradcheck *g)
+{
+    const ari_gradcheck_case *c = g->c;
+    const ar_baseline_options o = {.mode = AR_MODE_F64,
+                                   .seed = c->seed,
+                                   .weights = c->weights,
+                                   .weights_user = c->weights_user,
+                                   .emit = emit,
+                                   .emit_user = g};
+    double loss;
+    return (c->gradients ? c->gradients : ar_baseline_run)(c->config, &o, &g->batch, &loss);
+}
+
+/* --- differences -------------------------------------------------------------------------------------------------- */
+
+static ar_status plan_moves(gradcheck *g)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < g->n; i++)
+        g->elements += g->of[i].elements;
+    AR_TRY(ari_mul_size(&n, g->elements, 2 * PAIRS));
+    AR_TRY(ari_alloc((void **)&g->moved, n, sizeof *g->moved, "perturbations"));
+    ari_perturbation *m = g->moved;
+    for (size_t i = 0; i < g->n; i++)
+        for (size_t e = 0; e < g->of[i].elements; e++) {
+            const parameter *p = &g->of[i];
+            const size_t at = p->element[e].at;
+            double by = LARGEST_STEP * fmax(p->size, fabs((double)p->values[at]));
+            for (size_t pair = 0; pair < PAIRS; pair++, by /= RATIO) {
+                *m++ = (ari_perturbation){.name = p->name, .element = at, .by = by};
+                *m++ = (ari_perturbation){.name = p->name, .element = at, .by = -by};
+            }
+        }
+    return AR_OK;
+}
+
+/* A part of the perturbations, on one thread. */
+typedef struct share {
+    gradcheck *g;
+    ari_perturbation *from;
+    size_t n;
+    bool reports; /* to the caller */
+    ar_status status;
+    char message[MESSAGE];
+} share;
+
+static bool progress(void *user, double fraction)
+{
+    const share *s = user;
+    const ari_gradcheck_case *c = s->g->c;
+    if (s->reports && c->progress && !c->progress(c->progress_user, fraction))
+        atomic_store(&s->g->stopped, true);
+    return !atomic_load(&s->g->stopped);
+}
+
+static void *work(void *arg)
+{
+    share *s = arg;
+    const ar_baseline_options o = {
+        .mode = AR_MODE_F64, .weights = weights, .weights_user = s->g, .progress = progress, .progress_user = s};
+    s->status = ari_baseline_perturb(s->g->c->config, &o, &s->g->batch, s->from, s->n);
+    if (s->status != AR_OK) {
+        snprintf(s->message, sizeof s->message, "%s", ar_error_message());
+        atomic_store(&s->g->stopped, true);
+    }
+    return NULL;
+}
+
+/* A loss costs the blocks from the moved weight on: the first 3 in 10 cost as much as the rest. */
+static ar_status take_differences(gradcheck *g)
+{
+    const size_t all = g->elements * 2 * PAIRS, first = g->c->threads > 1 ? all / 10 * 3 : 0;
+    share other = {.g = g, .from = g->moved, .n = first}, own = {.g = g, .from = g->moved + first, .reports = true};
+    pthread_t thread;
+    bool started = first > 0 && pthread_create(&thread, NULL, work, &other) == 0;
+    if (!started)
+        own.from = g->moved;
+    own.n = all - (size_t)(own.from - g->moved);
+    work(&own);
+    if (started)
+        pthread_join(thread, NULL);
+    const share *failed = other.status != AR_OK && other.status != AR_ERR_ABORTED ? &other : &own;
+    return failed->status == AR_OK ? AR_OK : ar_error_set(failed->status, "%s", failed->message);
+}
+
+/* --- the table ---------------------------------------------------------------------------------------------------- */
+
+static double slope_of(const ari_perturbation *pair)
+{
+    return (pair[0].loss - pair[1].loss) / (pair[0].value - pair[1].value);
+}
+
+/* Richardson's combination of two central differences, which leaves a truncation error of the order of step^4. */
+static double error_of(const ari_perturbation *wide, double gradient, double scale)
+{
+    const double square = RATIO * RATIO;
+    const double slope = (square * slope_of(wide + 2) - slope_of(wide)) / (square - 1.0);
+    const double error = fabs(slope - gradient);
+    if (error == 0.0)
+        return 0.0;
+    const double relative = error / fmax(fabs(gradient), scale);
+    return isfinite(relative) ? relative : (double)INFINITY;
+}
+
+static void add_error(ar_gradcheck_row *row, const char *name, double error)
+{
+    if (error < row->max_relative_error || (error == row->max_relative_error && row->worst_tensor[0] != '\0'))
+        return;
+    row->max_relative_error = error;
+    snprintf(row->worst_tensor, sizeof row->worst_tensor, "%s", name);
+}
+
+static void fill_table(ar_gradcheck *out, const gradcheck *g)
+{
+    const ari_perturbation *wide = g->moved;
+    double largest = 0.0;
+    for (size_t i = 0; i < g->n; i++)
+        largest = fmax(largest, g->of[i].largest);
+    for (size_t i = 0; i < g->n; i++) {
+        const parameter *p = &g->of[i];
+        const double scale = ARI_DRAWN_SMALL * (p->largest < NO_SCALE * largest ? OTHER_SCALE * largest : p->largest);
+        for (size_t e = 0; e < p->elements; e++)
+            for (size_t pair = 0; pair < PAIRS; pair++, wide += 2)
+                if (pair < AR_GRADCHECK_STEPS)
+                    add_error(&out->row[pair], p->name, error_of(wide, p->element[e].gradient, scale));
+    }
+}
+
+static void finish(ar_gradcheck *out, const gradcheck *g)
+{
+    double step = LARGEST_STEP / RATIO;
+    *out = (ar_gradcheck){.batch = g->batch.batch,
+                          .seq = g->batch.seq,
+                          .elements = g->elements,
+                          .parameters = g->n,
+                          .rows = AR_GRADCHECK_STEPS};
+    fill_table(out, g);
+    for (size_t i = 0; i < out->rows; i++, step /= RATIO) {
+        out->row[i].step = step;
+        if (out->row[i].max_relative_error < out->row[out->best].max_relative_error)
+            out->best = i;
+    }
+    out->max_relative_error = out->row[out->best].max_relative_error;
+    memcpy(out->worst_tensor, out->row[out->best].worst_tensor, sizeof out->worst_tensor);
+    out->ok = out->max_relative_error < BOUND;
+}
+
+/* --- the check ---------------------------------------------------------------------------------------------------- */
+
+static ar_status shrink(gradcheck *g, int64_t *ids)
+{
+    const ar_batch *b = g->c->batch;
+    g->batch = (ar_batch){.batch = b->batch < SAMPLES ? b->batch : SAMPLES,
+                          .seq = b->seq < POSITIONS ? b->seq : POSITIONS,
+                          .input_ids = ids};
+    if (!b->input_ids)
+        return ar_error_set(AR_ERR_ARG, "gradcheck: input_ids is NULL");
+    if (g->batch.seq > g->c->config->max_positions)
+        g->batch.seq = g->c->config->max_positions;
+    for (size_t i = 0; i < g->batch.batch * g->batch.seq; i++)
+        ids[i] = b->input_ids[i / g->batch.seq * b->seq + i % g->batch.seq];
+    return AR_OK;
+}
+
+ar_status ari_gradcheck(ar_gradcheck *out, const ari_gradcheck_case *c)
+{
+    int64_t ids[SAMPLES * POSITIONS];
+    gradcheck g = {.c = c};
+    ar_status st = shrink(&g, ids);
+    if (st == AR_OK)
+        st = take_gradients(&g);
+    if (st == AR_OK)
+        st = plan_moves(&g);
+    if (st == AR_OK)
+        st = take_differences(&g);
+    if (st == AR_OK)
+        finish(out, &g);
+    for (size_t i = 0; i < g.n; i++)
+        free(g.of[i].values);
+    free(g.of);
+    free(g.moved);
+    return st;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_GRADCHECK_GRADCHECK_H
+#define ARI_VERIFY_GRADCHECK_GRADCHECK_H
+
+#include "anyrank/baseline.h"
+#include "anyrank/check.h"
+
+typedef struct ari_gradcheck_case {
+    const ar_config *config;
+    ar_baseline_weights weights; /* NULL: fresh ones by `seed` */
+    void *weights_user;
+    const ar_batch *batch; /* of its input_ids, at most the first 2 samples and 16 positions; nothing else */
+    uint64_t seed;         /* of fresh weights and of the draw */
+    int threads;           /* 1: one; more: two */
+    /* What emits the gradients that are checked. NULL: ar_baseline_run. */
+    ar_status (*gradients)(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch, double *loss);
+    bool (*progress)(void *user, double fraction); /* NULL, or called on the calling thread; false ends the check */
+    void *progress_user;
+} ari_gradcheck_case;
+
+/** Central differences of the binary64 baseline's loss against its gradients, for eight steps. Of every parameter two
+ *  elements are drawn among those with |g| > 1e-3*max|g| and, where there is one, an element with g = 0. Each alone is
+ *  moved up and down, by a row's step times the larger of its own size and the tensor's root mean square, and by four
+ *  times as much; Richardson's combination of the two differences errs by the order of step^4. An error is relative to
+ *  max(|g|, 1e-3*max|g| of the tensor). A tensor whose gradients are all below 1e-12 of the model's largest (a key's
+ *  bias, zero in exact arithmetic) is compared on the scale of 1e-2 of that one. What is not finite errs infinitely.
+ *  Memory: 4 bytes a parameter, beside what the baseline takes once a thread.
+ *  Errors: those of ar_baseline_run, AR_ERR_ABORTED (progress returned false). */
+AR_NODISCARD ar_status ari_gradcheck(ar_gradcheck *out, const ari_gradcheck_case *c);
+
+#endif

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/grads.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/models/names.h"
+#include "ref/models/param_list.h"
+#include "run/cluster_run.h"
+#include "run/positions.h"
+#include "run/weights.h"
+#include "verify/check/estimate.h"
+#include "verify/grads/block_case.h"
+#include "verify/grads/grads_allowed.h"
+#include "verify/grads/grads_dump.h"
+#include "verify/grads/grads_fault.h"
+#include "verify/grads/input_batch.h"
+
+enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
+
+#define RANKS_NAME "ranks"
+
+static ar_status want_gradient(void *user, const char *name, int ndim, const size_t *shape)
+{
+    return ari_gather_want(user, name, 'g', name, ndim, shape, GRADS_FILE);
+}
+
+/* Logits, loss, hidden states as Hugging Face returns them, and every gradient. */
+static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b)
+{
+    const ari_outer_names *n = ari_outer_names_of(c->arch);
+    const size_t hidden[3] = {b->batch, b->seq, c->hidden}, logits[3] = {b->batch, b->seq, c->vocab}, one[1] = {1};
+    if (n->head)
+        AR_TRY(ari_gather_want(g, n->head, 'f', "logits", 3, logits, OUTPUTS_FILE));
+    AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, one, OUTPUTS_FILE));
+    for (size_t i = 0; i <= c->layers; i++) {
+        char tap[96], name[48];
+        ar_block_options unused;
+        const ar_plan plan = {0};
+        if (i == 0)
+            snprintf(tap, sizeof tap, "%s", n->embedded);
+        else if (i == c->layers && c->final_norm)
+            snprintf(tap, sizeof tap, "%s", n->final_norm);
+        else
+            AR_TRY(ar_config_block(c, i - 1, &plan, &unused, tap, sizeof tap));
+        snprintf(name, sizeof name, "hidden_states.%zu", i);
+        AR_TRY(ari_gather_want(g, tap, 'f', name, 3, hidden, OUTPUTS_FILE));
+    }
+    return ari_param_list(c, want_gradient, g);
+}
+
+static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options, ari_grads_taps *taps,
+                     ar_grads_result *result)
+{
+    ari_cluster_result done;
+    run_options->parallel = o->parallel;
+    run_options->ddp = o->ddp;
+    run_options->numerics = o->numerics;
+    run_options->precision = o->precision;
+    run_options->fault = o->fault;
+    run_options->device = o->device;
+    run_options->seed = o->seed;
+    run_options->threads = o->threads;
+    run_options->sim = (ar_sim_options){
+        .algorithm = o->algorithm, .timeout_ns = o->timeout_ns, .cluster = o->cluster, .trace = o->trace};
+    run_options->tap = ari_grads_tap_fn;
+    run_options->tap_user = taps->user;
+    const ar_status st = ari_cluster_run(&done, run_options);
+    free(done.reports);
+    if (done.loss)
+        result->loss = done.loss[0];
+    free(done.loss);
+    result->batch = run_options->batch->batch;
+    result->seconds = done.seconds;
+    result->bytes = done.bytes;
+    result->has_predicted = done.has_predicted;
+    result->predicted = done.predicted;
+    return st;
+}
+
+static ar_status path_in(char path[600], const char *folder, const char *name)
+{
+    if (snprintf(path, 600, "%s/%s", folder, name) >= 600)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", folder);
+    return AR_OK;
+}
+
+/* What stands in the way of the ranks' folder is told before the run. */
+static ar_status check_out(const ar_grads_options *o)
+{
+    char path[600];
+    AR_TRY(path_in(path, o->out, RANKS_NAME));
+    return o->per_rank ? ari_dump_folder_check(path) : AR_OK;
+}
+
+/* A mistake may leave ranks with the wrong parts: that is no broken invariant. */
+static ar_status check_complete(const ari_gatherer *g, ar_fault fault)
+{
+    char message[512];
+    const ar_status st = ari_gather_check(g);
+    if (st != AR_ERR_INTERNAL || fault == AR_FAULT_NONE)
+        return st;
+    snprintf(message, sizeof message, "%s", ar_error_message());
+    return ar_error_set(AR_ERR_DATA, "fault %s leaves nothing whole to write: %s", ar_fault_name(fault), message);
+}
+
+/* The files of names (the first `files`), then activations and ranks as asked for. */
+static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, const ar_grads_options *o,
+                             const ar_config *c, const char *const *names, int files, const ari_reference *sensitive)
+{
+    ari_gatherer *g = taps->outputs;
+    const char *path[ARI_GATHER_FILES] = {NULL}, *placement[ARI_GATHER_FILES] = {NULL};
+    char *order = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(check_complete(g, o->fault));
+    AR_TRY(ari_gather_hash(g, files, result->outputs_hash));
+    result->tensors = g->count;
+    for (int i = 0; i < files; i++)
+        AR_TRY(path_in(result->file[i], o->out, names[i]));
+    if (o->activations) {
+        AR_TRY(path_in(result->file[ACTIVATIONS_FILE], o->out, "activations.safetensors"));
+        AR_TRY(ari_grads_merge(taps, files, o->per_rank));
+        AR_TRY(check_complete(g, o->fault));
+        AR_TRY(ari_grads_order(&order, g, files));
+        placement[files] = order;
+        result->activations = g->count - result->tensors;
+    }
+    for (int i = 0, n = 0; i < ARI_GATHER_FILES; i++) {
+        if (result->file[i][0])
+            path[n++] = result->file[i];
+    }
+    AR_TRY_TO(done, st, ari_folder_make(o->out));
+    AR_TRY_TO(done, st, ari_gather_write(g, files + (o->activations ? 1 : 0), path, placement));
+    if (o->per_rank) {
+        ari_dump_facts facts;
+        ari_dump_facts_of(&facts, c, &o->parallel, o->numerics, o->fault);
+        AR_TRY_TO(done, st, path_in(result->file[RANKS_FOLDER], o->out, RANKS_NAME));
+        AR_TRY_TO(done, st, ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts));
+    }
+    if (o->sensitivity) {
+        AR_TRY_TO(done, st, path_in(result->file[ALLOWED_FILE], o->out, "allowed.safetensors"));
+        st = ari_grads_allowed_write(sensitive, g, result->file[ALLOWED_FILE], o->sensitivity_of, result->outputs_hash);
+    }
+done:
+    free(order);
+    return st;
+}
+
+static ari_estimate_dump dump_of(const ar_grads_options *o)
+{
+    if (o->activations)
+        return o->per_rank ? ARI_DUMPS_ALL : ARI_DUMPS_FIRST;
+    return o->per_rank ? ARI_DUMPS_RESULTS : ARI_DUMPS_NOTHING;
+}
+
+static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grads_options *o, ar_plan *plan)
+{
+    *plan = (ar_plan){0};
+    AR_TRY(ari_estimate_layers(c));
+    if (o->mlp_order != AR_MLP_COLUMN_ROW)
+        AR_TRY(ar_plan_add_mlp_order(plan, c->arch, o->mlp_order));
+    AR_TRY(ar_parallel_check(&o->parallel, c, plan, b->batch, b->seq));
+    if ((c->learned_positions || c->rope) && b->seq > c->max_positions)
+        return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", b->seq,
+                            c->max_positions, c->name);
+    AR_TRY(ari_check_angles(c, b->seq));
+    ari_estimate e;
+    const ari_estimate_case size = {.config = c,
+                                    .plan = plan,
+                                    .batch = b->batch,
+                                    .seq = b->seq,
+                                    .parallel = &o->parallel,
+                                    .layouts = 1,
+                                    .numerics = o->numerics,
+                                    .alone = true,
+                                    .sensitivity = o->sensitivity,
+                                    .threads = o->threads,
+                                    .dump = dump_of(o),
+                                    .merges = o->activations};
+    AR_TRY(ari_estimate_check(&e, &size));
+    return ari_estimate_fits(&e);
+}
+
+static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options *o)
+{
+    static const char *const names[] = {[OUTPUTS_FILE] = "outputs.safetensors", [GRADS_FILE] = "grads.safetensors"};
+    char folder[512];
+    ar_config c;
+    ar_plan plan;
+    ari_input_batch input = {0};
+    ari_weights *weights = NULL;
+    ari_gatherer g = {0};
+    ari_grads_taps taps = {.outputs = NULL};
+    ari_reference sensitive = {0};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_model_path(folder, sizeof folder, o->model));
+    AR_TRY_TO(done, st, ar_config_load(&c, folder));
+    result->config = c;
+    AR_TRY_TO(done, st, ari_input_batch_load(&input, &c, o->input));
+    memcpy(result->note, input.note, sizeof result->note);
+    AR_TRY_TO(done, st, check_case(&c, &input.batch, o, &plan));
+    AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
+    result->fresh = weights == NULL;
+    AR_TRY_TO(done, st, ari_grads_fault_check(o, &c, result->fresh));
+    AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
+    ari_cluster_options run_options = {.config = &c,
+                                       .plan = plan,
+                                       .batch = &input.batch,
+                                       .weights = weights ? ari_weights_find : NULL,
+                                       .weights_user = weights};
+    AR_TRY_TO(done, st, ari_grads_taps_create(&taps, &g, o));
+    AR_TRY_TO(done, st, run(o, &run_options, &taps, result));
+    if (o->sensitivity)
+        AR_TRY_TO(done, st, ari_grads_allow_model(&sensitive, &run_options, o));
+    st = write_files(result, &taps, o, &c, names, 2, &sensitive);
+done:
+    ari_reference_fini(&sensitive);
+    ari_grads_taps_fini(&taps);
+    ari_gatherer_fini(&g);
+    ari_weights_destroy(weights);
+    ari_input_batch_fini(&input);
+    return st;
+}
+
+/* Its input is given whole, and there is no step around it. */
+static ar_status check_block_layout(const ar_parallel *p)
+{
+    if (p->dp > 1 || p->micro_batches > 1 || p->sp || p->zero > 0)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "a block runs on tensor-parallel ranks alone: dp, micro-batches, sp and zero need a model");
+    return AR_OK;
+}
+
+static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options *o)
+{
+    ari_block_case block = {0};
+    ari_gatherer g = {0};
+    ari_grads_taps taps = {.outputs = NULL};
+    ari_reference sensitive = {0};
+    ar_status st = AR_OK;
+    AR_TRY(check_block_layout(&o->parallel));
+    AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
+    AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
+    AR_TRY_TO(done, st, ari_grads_fault_check(o, &block.config, false));
+    AR_TRY_TO(done, st, ari_block_case_want(&block, &g));
+    ari_cluster_options run_options = {
+        .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
+    AR_TRY_TO(done, st, ari_grads_taps_create(&taps, &g, o));
+    AR_TRY_TO(done, st, run(o, &run_options, &taps, result));
+    if (o->sensitivity)
+        AR_TRY_TO(done, st, ari_grads_allow_block(&sensitive, &block, o));
+    st = write_files(result, &taps, o, &block.config, (const char *const[]){"block.safetensors"}, 1, &sensitive);
+done:
+    ari_reference_fini(&sensitive);
+    ari_grads_taps_fini(&taps);
+    ari_gatherer_fini(&g);
+    ari_block_case_fini(&block);
+    return st;
+}
+
+ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o)
+{
+    *result = (ar_grads_result){0};
+    if (!o->out || (o->model != NULL) == (o->block != NULL) || (o->model != NULL) != (o->input != NULL))
+        return ar_error_set(AR_ERR_ARG, "gradients need an output folder, and a model with an input or a block");
+    if (o->precision != AR_PRECISION_F32 && o->numerics == AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG, "products in %s: exact numerics multiply fp32 numbers, take native ones",
+                            ar_precision_name(o->precision));
+    AR_TRY(check_out(o));
+    return o->model ? grads_of_model(result, o) : grads_of_block(result, o);
+}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/grads/input_batch.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/safetensors.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+
+static ar_status expect_shape(const char *path, const ar_st_entry *e, size_t b, size_t s)
+{
+    if (e->ndim != 2 || e->shape[0] != b || e->shape[1] != s)
+        return ar_error_set(AR_ERR_SHAPE, "%s: %s must be [%zu, %zu], as input_ids is", path, e->name, b, s);
+    return AR_OK;
+}
+
+static ar_status load_ids(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
+{
+    const ar_st_entry *e = ar_st_find(f, "input_ids");
+    if (!e)
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: there is no tensor input_ids", path);
+    if (e->ndim != 2 || e->count == 0)
+        return ar_error_set(AR_ERR_SHAPE, "%s: input_ids must be [batch, seq], both at least 1", path);
+    b->batch.batch = e->shape[0];
+    b->batch.seq = e->shape[1];
+    AR_TRY(ari_alloc((void **)&b->ids, e->count, sizeof *b->ids, "input_ids"));
+    AR_TRY(ar_st_to_i64(e, b->ids));
+    for (size_t i = 0; i < e->count; i++) {
+        if (b->ids[i] < 0 || (size_t)b->ids[i] >= c->vocab)
+            return ar_error_set(AR_ERR_DATA, "%s: input_ids[%zu, %zu] is %lld, the vocabulary has %zu ids", path,
+                                i / e->shape[1], i % e->shape[1], (long long)b->ids[i], c->vocab);
+    }
+    b->batch.input_ids = b->ids;
+    return AR_OK;
+}
+
+static ar_status load_labels(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
+{
+    const ar_st_entry *e = ar_st_find(f, "labels");
+    if (!e)
+        return AR_OK;
+    AR_TRY(expect_shape(path, e, b->batch.batch, b->batch.seq));
+    AR_TRY(ari_alloc((void **)&b->labels, e->count, sizeof *b->labels, "labels"));
+    AR_TRY(ar_st_to_i64(e, b->labels));
+    for (size_t i = 0; i < e->count; i++) {
+        if (b->labels[i] != AR_IGNORE_INDEX && (b->labels[i] < 0 || (size_t)b->labels[i] >= c->vocab))
+            return ar_error_set(AR_ERR_DATA, "%s: labels[%zu, %zu] is %lld, neither an id below %zu nor %d", path,
+                                i / e->shape[1], i % e->shape[1], (long long)b->labels[i], c->vocab, AR_IGNORE_INDEX);
+    }
+    b->batch.labels = b->labels;
+    return AR_OK;
+}
+
+static bool has_positions(const ar_config *c)
+{
+    return c->arch != AR_ARCH_STACK;
+}
+
+/* One row of positions is that of all samples. */
+static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
+{
+    const ar_st_entry *e = ar_st_find(f, "position_ids");
+    const size_t s = b->batch.seq, n = b->batch.batch * s;
+    if (!e)
+        return AR_OK;
+    if (!has_positions(c))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: holds position_ids, and the model has no positions", path);
+    if (e->ndim != 2 || (e->shape[0] != b->batch.batch && e->shape[0] != 1) || e->shape[1] != s)
+        return ar_error_set(AR_ERR_SHAPE, "%s: position_ids must be [%zu or 1, %zu], as input_ids is", path,
+                            b->batch.batch, s);
+    AR_TRY(ari_alloc((void **)&b->positions, n, sizeof *b->positions, "position_ids"));
+    AR_TRY(ar_st_to_i64(e, b->positions));
+    for (size_t i = e->count; i < n; i++)
+        b->positions[i] = b->positions[i - s];
+    for (size_t i = 0; i < n; i++) {
+        if (b->positions[i] < 0 || (size_t)b->positions[i] >= c->max_positions)
+            return ar_error_set(AR_ERR_DATA, "%s: position_ids[%zu, %zu] is %lld, the model has %zu positions", path,
+                                i / s, i % s, (long long)b->positions[i], c->max_positions);
+    }
+    b->batch.position_ids = b->positions;
+    return AR_OK;
+}
+
+/* What is not understood would go unread, and the gradients be those of another batch. */
+static ar_status refuse_unknown(const ar_st_file *f, const char *path)
+{
+    static const char *const known[] = {"input_ids", "labels", "attention_mask", "position_ids"};
+    for (size_t i = 0; i < ar_st_count(f); i++) {
+        const char *name = ar_st_at(f, i)->name;
+        size_t k = 0;
+        while (k < sizeof known / sizeof *known && strcmp(name, known[k]) != 0)
+            k++;
+        if (k == sizeof known / sizeof *known)
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: holds a tensor '%s', which no model here takes; known are input_ids, labels, "
+                                "attention_mask and position_ids",
+                                ARI_SHOW(path), ARI_SHOW(name));
+    }
+    return AR_OK;
+}
+
+static void note_labels(ari_input_batch *b)
+{
+    const ar_batch *x = &b->batch;
+    size_t targets = 0;
+    for (size_t i = 0; x->labels && i < x->batch * x->seq; i++)
+        targets += i % x->seq > 0 && x->labels[i] != AR_IGNORE_INDEX;
+    if ((x->labels && targets == 0) || x->seq < 2)
+        snprintf(b->note[0], sizeof b->note[0],
+                 "no token has a target: the loss is NaN, the mean of nothing, as in PyTorch; all gradients are zero");
+}
+
+/* Positions go by the column, as in the forward pass of transformers; its generate() counts them from the mask. */
+static void note_left_padding(ari_input_batch *b, const ar_config *c)
+{
+    const ar_batch *x = &b->batch;
+    size_t rows = 0;
+    for (size_t i = 0; x->padding_mask && i < x->batch; i++) {
+        size_t first = 0;
+        while (first < x->seq && !x->padding_mask[i * x->seq + first])
+            first++;
+        rows += first > 0 && first < x->seq;
+    }
+    if (rows > 0 && !x->position_ids && has_positions(c))
+        snprintf(b->note[1], sizeof b->note[1],
+                 "%zu of %zu rows are padded on the left: positions count from the first column, as in a forward pass "
+                 "of transformers without position_ids; give position_ids to count from the first token",
+                 rows, x->batch);
+}
+
+static void note_documents(ari_input_batch *b)
+{
+    const ar_batch *x = &b->batch;
+    size_t restarts = 0;
+    for (size_t i = 0; x->position_ids && i < x->batch * x->seq; i++)
+        restarts += i % x->seq > 0 && x->position_ids[i] < x->position_ids[i - 1];
+    if (restarts > 0 && !x->additive_mask)
+        snprintf(
+            b->note[2], sizeof b->note[2],
+            "positions restart %zu time%s within a row: attention crosses these documents, as in transformers with "
+            "a mask of ones (without a mask it keeps them apart); to keep them apart here, give an attention_mask [b, "
+            "1, s, s]",
+            restarts, restarts == 1 ? "" : "s");
+}
+
+static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const char *path)
+{
+    AR_TRY(expect_shape(path, e, b->batch.batch, b->batch.seq));
+    int64_t *wide = NULL;
+    float *reals = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc((void **)&b->padding, e->count, 1, "attention_mask"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&wide, e->count, sizeof *wide, "attention_mask"));
+    if (e->dtype == AR_F32 || e->dtype == AR_F64 || e->dtype == AR_F16 || e->dtype == AR_BF16) {
+        AR_TRY_TO(done, st, ari_alloc((void **)&reals, e->count, sizeof *reals, "attention_mask"));
+        AR_TRY_TO(done, st, ar_st_to_f32(e, reals));
+        for (size_t i = 0; i < e->count; i++)
+            wide[i] = reals[i] == 0.0f ? 0 : reals[i] == 1.0f ? 1 : -1;
+    } else {
+        AR_TRY_TO(done, st, ar_st_to_i64(e, wide));
+    }
+    for (size_t i = 0; i < e->count; i++) {
+        if (wide[i] != 0 && wide[i] != 1) {
+            st = ar_error_set(AR_ERR_DATA, "%s: attention_mask[%zu, %zu] is neither 0 nor 1", path, i / e->shape[1],
+                              i % e->shape[1]);
+            goto done;
+        }
+        b->padding[i] = (uint8_t)wide[i];
+    }
+    b->batch.padding_mask = b->padding;
+done:
+    free(wide);
+    free(reals);
+    return st;
+}
+
+static ar_status load_additive(ari_input_batch *b, const ar_config *c, const ar_st_entry *e, const char *path)
+{
+    const size_t s = b->batch.seq;
+    if ((e->shape[0] != b->batch.batch && e->shape[0] != 1) || (e->shape[1] != c->heads && e->shape[1] != 1) ||
+        e->shape[2] != s || e->shape[3] != s)
+        return ar_error_set(AR_ERR_SHAPE, "%s: attention_mask must be [%zu or 1, %zu or 1, %zu, %zu]", path,
+                            b->batch.batch, c->heads, s, s);
+    AR_TRY(ari_alloc((void **)&b->additive, e->count, sizeof(float), "attention_mask"));
+    AR_TRY(ar_st_to_f32(e, b->additive));
+    for (size_t i = 0; i < e->count; i++) {
+        if (isnan(b->additive[i]) || b->additive[i] == INFINITY)
+            return ar_error_set(AR_ERR_DATA,
+                                "%s: attention_mask holds %s at element %zu; it is added to scores, -inf masks", path,
+                                isnan(b->additive[i]) ? "NaN" : "+inf", i);
+    }
+    b->batch.additive_mask = b->additive;
+    b->batch.mask_batch = e->shape[0];
+    b->batch.mask_heads = e->shape[1];
+    return AR_OK;
+}
+
+ar_status ari_input_batch_load(ari_input_batch *b, const ar_config *c, const char *path)
+{
+    ar_st_file *f = NULL;
+    *b = (ari_input_batch){0};
+    AR_TRY(ar_st_open(&f, path));
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, load_ids(b, c, f, path));
+    AR_TRY_TO(done, st, refuse_unknown(f, path));
+    AR_TRY_TO(done, st, load_labels(b, c, f, path));
+    AR_TRY_TO(done, st, load_positions(b, c, f, path));
+    const ar_st_entry *mask = ar_st_find(f, "attention_mask");
+    if (mask && mask->ndim == 4)
+        st = load_additive(b, c, mask, path);
+    else if (mask)
+        st = load_padding(b, mask, path);
+    note_labels(b);
+    note_left_padding(b, c);
+    note_documents(b);
+done:
+    ar_st_close(f);
+    if (st != AR_OK)
+        ari_input_batch_fini(b);
+    return st;
+}
+
+void ari_input_batch_fini(ari_input_batch *b)
+{
+    free(b->ids);
+    free(b->labels);
+    free(b->positions);
+    free(b->padding);
+    free(b->additive);
+    *b = (ari_input_batch){0};
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/reference/adam_allowance.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/train/update.h"
+
+/* What the update's own dozen roundings, each in the run and in the reference, make of its quotient. */
+static const double ROUNDINGS = 0x1p-20;
+
+/* m = (1-b1) sum b1^j g_j and v = (1-b2) sum b2^j g_j^2, j steps ago; by Cauchy and Schwarz
+ * m^2 <= (1-b1)^2 sum (b1^2/b2)^j * v/(1-b2). Their biases divide m by 1-b1^t and v by 1-b2^t. */
+double ari_adam_reach(const ar_optimizer_options *o, int t)
+{
+    const double each = o->beta1 > 0.0 ? o->beta1 * o->beta1 / o->beta2 : 0.0;
+    double sum = 1.0, power = 1.0;
+    for (int j = 1; j < t && each > 0.0; j++) {
+        power *= each;
+        sum += power;
+    }
+    return (1.0 - o->beta1) / (1.0 - pow(o->beta1, t)) * sqrt((1.0 - pow(o->beta2, t)) / (1.0 - o->beta2) * sum);
+}
+
+/* One element of a parameter, up to a step. */
+typedef struct element {
+    double square, doubt; /* second moments: of its gradients, and of what these may be off */
+    double beside;
+} element;
+
+/* What the elements of one parameter share in a step. */
+typedef struct adam_step {
+    const ari_ref_tensor *grad, *new;
+    const float *old; /* the weights before it */
+    double old_allowed;
+    const uint8_t *rounds;
+    double clip, clip_most; /* the clip factor; it may be as far from it as clip_most, on either side */
+    double decay, shrink;   /* weight decay as part of the gradient (Adam), as a factor (AdamW) */
+    double beta2, bias2, eps, reach;
+} adam_step;
+
+/* The root of a second moment is a norm, so that s, the gradients', is off by the doubt's, d, at most; the first moment
+ * is off by reach/lr * d. The quotient m/(s + eps) is then off by at most 2 reach/lr * d/(s - d + eps), and in no case
+ * by more than 2 reach/lr. */
+static void advance(element *e, const adam_step *s)
+{
+    for (size_t i = 0; i < s->new->count; i++, e++) {
+        const double raw = (double)s->grad->values[i], gradient = s->clip * raw + s->decay * (double)s->old[i];
+        const double off = (s->rounds[i] ? s->clip_most * s->grad->allowed : 0.0) +
+                           (s->clip_most - s->clip) * fabs(raw) + s->decay * (s->old_allowed + e->beside);
+        e->square = s->beta2 * e->square + (1.0 - s->beta2) * gradient * gradient;
+        e->doubt = s->beta2 * e->doubt + (1.0 - s->beta2) * off * off;
+        const double size = sqrt(e->square / s->bias2), doubt = sqrt(e->doubt / s->bias2);
+        const double share = fmin(1.0, doubt / (fmax(size - doubt, 0.0) + s->eps));
+        e->beside = s->shrink * e->beside + (share > 0.0 ? 2.0 * s->reach * share : 0.0);
+    }
+}
+
+/* The distance of the largest element to the next fp32 number. */
+static double step_of_largest(const ari_ref_tensor *t)
+{
+    float largest = 0.0f;
+    for (size_t i = 0; i < t->count; i++)
+        largest = fmaxf(largest, fabsf(t->values[i]));
+    return isfinite(largest) ? (double)(nextafterf(largest, INFINITY) - largest) : 0.0;
+}
+
+static ar_status keep(ari_ref_tensor *t, const element *e, const adam_step *s)
+{
+    t->allowed = s->shrink * s->old_allowed + 2.0 * step_of_largest(t) + ROUNDINGS * s->reach;
+    if (!t->beside) /* there is one where the gradients' allowances have changed since */
+        AR_TRY(ari_alloc((void **)&t->beside, t->count, sizeof *t->beside, t->name));
+    for (size_t i = 0; i < t->count; i++)
+        t->beside[i] = (float)e[i].beside;
+    return AR_OK;
+}
+
+/* Step t of a parameter. */
+static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, const ari_ref_tensor *parameter, int t)
+{
+    const ar_optimizer_options *o = c->optimizer;
+    const ari_update_rule rule = ari_update_rule_of(o, parameter->name, parameter->ndim);
+    const double lr = ar_optimizer_lr(o, (uint64_t)t) * rule.lr_scale;
+    const bool decoupled = o->kind == AR_OPTIMIZER_ADAMW;
+    const size_t at = ari_reference_find_in(ref, "grad_norm", 'c', t);
+    adam_step s = {.clip = 1.0,
+                   .clip_most = 1.0,
+                   .decay = decoupled ? 0.0 : rule.weight_decay,
+                   .shrink = decoupled ? fabs(1.0 - lr * rule.weight_decay) : 1.0,
+                   .beta2 = o->beta2,
+                   .bias2 = 1.0 - pow(o->beta2, t),
+                   .eps = o->eps,
+                   .reach = lr * ari_adam_reach(o, t)};
+    if (at < ref->count) {
+        const double norm = (double)ref->tensor[at].values[0] + 1e-6;
+        s.clip = fmin(1.0, c->clip / norm);
+        /* A smaller norm makes it larger, by more than a larger one makes it smaller, but no more than 1. */
+        s.clip_most = fmin(1.0, c->clip / fmax(norm - ref->tensor[at].allowed, 1e-6));
+        s.clip_most = fmax(s.clip_most, s.clip + fmax(0.0, s.clip - c->clip / (norm + ref->tensor[at].allowed)));
+    }
+    return s;
+}
+
+static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initial, const ari_adam_case *c)
+{
+    const float *old = initial->values;
+    double old_allowed = 0.0; /* the initial values are exact */
+    element *e = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&e, initial->count, sizeof *e, initial->name));
+    for (int t = 1; t <= c->steps; t++) {
+        const size_t grad = ari_reference_find_in(ref, initial->name, 'g', t),
+                     new = ari_reference_find_in(ref, initial->name, 'n', t);
+        if (grad == ref->count || new == ref->count)
+            break;
+        adam_step s = begin_step(ref, c, initial, t);
+        s.grad = &ref->tensor[grad];
+        s.new = &ref->tensor[new];
+        s.rounds = c->rounds[grad];
+        s.old = old;
+        s.old_allowed = old_allowed;
+        advance(e, &s);
+        AR_TRY_TO(done, st, keep(&ref->tensor[new], e, &s));
+        old = ref->tensor[new].values;
+        old_allowed = ref->tensor[new].allowed;
+    }
+done:
+    free(e);
+    return st;
+}
+
+ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c)
+{
+    if (c->optimizer->kind == AR_OPTIMIZER_SGD)
+        return AR_OK;
+    for (size_t i = 0; i < ref->count; i++) {
+        if (ref->tensor[i].pass == 'i')
+            AR_TRY(allow_parameter(ref, &ref->tensor[i], c));
+    }
+    return AR_OK;
+}

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/reference/reference.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/io/hash.h"
+
+ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                             const double *values)
+{
+    ari_reference *r = user;
+    AR_TRY(ari_grow(&r->tensor, &r->capacity, r->count, sizeof *r->tensor, "the list of reference tensors"));
+    ari_ref_tensor *t = &r->tensor[r->count];
+    *t = (ari_ref_tensor){.pass = pass, .step = r->step > 0 ? r->step : 1, .ndim = ndim, .count = 1};
+    const int n = snprintf(t->name, sizeof t->name, "%s", name);
+    if (n < 0 || (size_t)n >= sizeof t->name || ndim > AR_MAX_DIMS)
+        return ar_error_set(AR_ERR_INTERNAL, "reference tensor '%s' with %d dimensions", name, ndim);
+    for (int d = 0; d < ndim; d++) {
+        t->shape[d] = shape[d];
+        t->count *= shape[d];
+    }
+    AR_TRY(ari_alloc((void **)&t->values, t->count, sizeof(float), name));
+    r->count++;
+    for (size_t i = 0; i < t->count; i++)
+        t->values[i] = (float)values[i];
+    return AR_OK;
+}
+
+void ari_reference_begin(void *user, int step)
+{
+    ari_reference *r = user;
+    r->step = step;
+}
+
+void ari_reference_fini(ari_reference *r)
+{
+    for (size_t i = 0; i < r->count; i++) {
+        free(r->tensor[i].values);
+        free(r->tensor[i].beside);
+    }
+    free(r->tensor);
+    free(r->by_name);
+    *r = (ari_reference){0};
+}
+
+static int compare_keys(const char *name, char pass, int step, const ari_ref_tensor *t)
+{
+    const int c = strcmp(name, t->name);
+    if (c != 0)
+        return c;
+    return pass != t->pass ? (int)pass - (int)t->pass : step - t->step;
+}
+
+static int compare_entries(const void *a, const void *b, void *user)
+{
+    const ari_ref_tensor *t = user, *x = &t[*(const size_t *)a], *y = &t[*(const size_t *)b];
+    return compare_keys(x->name, x->pass, x->step, y);
+}
+
+static void describe_vacuous(ar_check_vacuous *v, const ari_ref_tensor *t)
+{
+    size_t first = SIZE_MAX;
+    *v = (ar_check_vacuous){.step = t->step, .ndim = t->ndim, .elements = t->count};
+    snprintf(v->tensor, sizeof v->tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+    snprintf(v->pass, sizeof v->pass, "%s", ari_pass_name(t->pass));
+    for (size_t i = 0; i < t->count; i++) {
+        if (isfinite(t->values[i]))
+            continue;
+        first = first == SIZE_MAX ? i : first;
+        v->elements_empty++;
+    }
+    v->value = t->values[first];
+    for (int d = t->ndim - 1; d >= 0; d--) {
+        v->index[d] = first % t->shape[d];
+        first /= t->shape[d];
+    }
+}
+
+static void find_vacuous(ari_reference *r)
+{
+    size_t tensors = 0;
+    for (size_t i = 0; i < r->count; i++) {
+        const ari_ref_tensor *t = &r->tensor[i];
+        size_t k = 0;
+        while (k < t->count && isfinite(t->values[k]))
+            k++;
+        if (k < t->count && tensors++ == 0)
+            describe_vacuous(&r->vacuous, t);
+    }
+    r->vacuous.tensors = tensors;
+}
+
+ar_status ari_reference_finish(ari_reference *r)
+{
+    find_vacuous(r);
+    AR_TRY(ari_alloc((void **)&r->by_name, r->count, sizeof *r->by_name, "an index of reference tensors"));
+    for (size_t i = 0; i < r->count; i++)
+        r->by_name[i] = i;
+    qsort_r(r->by_name, r->count, sizeof *r->by_name, compare_entries, r->tensor);
+    for (size_t i = 1; i < r->count; i++) {
+        const ari_ref_tensor *a = &r->tensor[r->by_name[i - 1]], *b = &r->tensor[r->by_name[i]];
+        if (compare_keys(a->name, a->pass, a->step, b) == 0)
+            return ar_error_set(AR_ERR_INTERNAL, "the baseline emitted %s%s twice in step %d", a->name,
+                                ari_pass_suffix(a->pass), a->step);
+    }
+    return AR_OK;
+}
+
+size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass, int step)
+{
+    size_t low = 0, high = r->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const ari_ref_tensor *t = &r->tensor[r->by_name[middle]];
+        const int c = compare_keys(name, pass, step, t);
+        if (c == 0)
+            return r->by_name[middle];
+        if (c < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return r->count;
+}
+
+size_t ari_reference_find(const ari_reference *r, const char *name, char pass)
+{
+    return ari_reference_find_in(r, name, pass, 1);
+}
+
+const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is)(float))
+{
+    for (size_t i = 0; i < r->count; i++) {
+        for (size_t k = 0; k < r->tensor[i].count; k++) {
+            if (is(r->tensor[i].values[k]))
+                return &r->tensor[i];
+        }
+    }
+    return NULL;
+}
+
+size_t ari_reference_elements(const ari_reference *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->count; i++)
+        n += r->tensor[i].count;
+    return n;
+}
+
+static int last_step(const ari_reference *r)
+{
+    return r->step > 0 ? r->step : 1;
+}
+
+bool ari_reference_is_weight(const ari_reference *r, size_t tensor)
+{
+    const ari_ref_tensor *t = &r->tensor[tensor];
+    if (t->pass == 'n')
+        return t->step == last_step(r);
+    /* Initial ones come first in the list, updates last. */
+    return t->pass == 'i' && !strchr("nmv", r->tensor[r->count - 1].pass);
+}
+
+bool ari_reference_is_gradient(const ari_reference *r, size_t tensor)
+{
+    return r->tensor[tensor].pass == 'g' && r->tensor[tensor].step == last_step(r);
+}
+
+/* Over the tensors that `is` picks. */
+static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari_reference *, size_t),
+                      float *const *values)
+{
+    ar_st_tensor *list = NULL;
+    AR_TRY(ari_alloc_zero((void **)&list, r->count, sizeof *list, "a list to hash"));
+    size_t n = 0;
+    for (size_t i = 0; i < r->count; i++) {
+        const ari_ref_tensor *t = &r->tensor[i];
+        if (!is(r, i))
+            continue;
+        list[n] =
+            (ar_st_tensor){.name = t->name, .dtype = AR_F32, .ndim = t->ndim, .data = values ? values[i] : t->values};
+        for (int d = 0; d < t->ndim; d++)
+            list[n].shape[d] = t->shape[d];
+        n++;
+    }
+    const ar_status st = ari_tensors_hash(hex, list, n);
+    free(list);
+    return st;
+}
+
+ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r, float *const *values)
+{
+    AR_TRY(hash(weights, r, ari_reference_is_weight, values));
+    return hash(gradients, r, ari_reference_is_gradient, values);
+}
+
+const char *ari_pass_suffix(char pass)
+{
+    switch (pass) {
+    case 'i':
+        return ":init";
+    case 'f':
+        return ":fwd";
+    case 'b':
+        return ":bwd";
+    case 'c':
+        return ":clip";
+    case 'n':
+        return ":new";
+    case 'm':
+        return ":m";
+    case 'v':
+        return ":v";
+    default:
+        return ":grad";
+    }
+}
+
+const char *ari_pass_name(char pass)
+{
+    switch (pass) {
+    case 'i':
+        return "init";
+    case 'f':
+        return "forward";
+    case 'c':
+        return "clip";
+    case 'n':
+    case 'm':
+    case 'v':
+        return "update";
+    default:
+        return "backward";
+    }
+}
+
+void ari_reference_name(char name[ARI_REFERENCE_NAME], const ari_ref_tensor *t)
+{
+    char step[16] = "";
+    if (t->step > 1)
+        snprintf(step, sizeof step, "@%d", t->step);
+    snprintf(name, ARI_REFERENCE_NAME, "%s%s%s", t->name, ari_pass_suffix(t->pass), step);
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_REFERENCE_REFERENCE_H
+#define ARI_VERIFY_REFERENCE_REFERENCE_H
+
+#include "anyrank/baseline.h"
+#include "anyrank/check.h"
+#include "anyrank/safetensors.h"
+
+/* The baseline's tensors, in execution order. */
+typedef struct ari_ref_tensor {
+    char name[160];
+    char pass; /* 'i', 'f', 'b', 'g', 'c', 'n', 'm', 'v' */
+    int step;  /* 1, 2, .. */
+    int ndim;
+    size_t shape[AR_MAX_DIMS];
+    size_t count;
+    float *values;  /* row-major */
+    double allowed; /* largest |difference| that is none; 0: equal bits or different */
+    float *beside;  /* [count] what is allowed beside that, an element at a time; NULL: nothing */
+} ari_ref_tensor;
+
+typedef struct ari_reference {
+    ari_ref_tensor *tensor;
+    size_t count, capacity;
+    size_t *by_name;          /* indices sorted by (name, pass, step), after ari_reference_finish */
+    int step;                 /* under way; 0 before the first: tensors then belong to step 1 */
+    double loss;              /* room for that of a run of one step */
+    ar_check_vacuous vacuous; /* after ari_reference_finish */
+} ari_reference;
+
+/** An ar_baseline_emit that appends; user: an ari_reference, zeroed before the first. */
+AR_NODISCARD ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                                          const double *values);
+/** The begin_step of ar_baseline_options; user as above. */
+void ari_reference_begin(void *user, int step);
+AR_NODISCARD ar_status ari_reference_finish(ari_reference *r);
+void ari_reference_fini(ari_reference *r);
+/** Index of a tensor of a step, or of the first step, or r->count if there is none. */
+size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass, int step);
+size_t ari_reference_find(const ari_reference *r, const char *name, char pass);
+/** Whether the tensor belongs to the final weights (after the last step; the initial ones where there was no update),
+ *  or to the gradients of the last step. */
+bool ari_reference_is_weight(const ari_reference *r, size_t tensor);
+bool ari_reference_is_gradient(const ari_reference *r, size_t tensor);
+/** Elements of all tensors together. */
+size_t ari_reference_elements(const ari_reference *r);
+/** The first tensor with such an element; NULL if there is none. */
+const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is)(float));
+/** SHA-256 over the final weights and over the last step's gradients, as io/hash.h defines it. `values`: NULL, or one
+ *  array per tensor in place of the reference's own. */
+AR_NODISCARD ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r,
+                                            float *const *values);
+/** "NAME:fwd", from the second step on "NAME:fwd@2": the tensor's name in a dump. */
+enum { ARI_REFERENCE_NAME = 192 };
+void ari_reference_name(char name[ARI_REFERENCE_NAME], const ari_ref_tensor *t);
+/** ":init", ":fwd", ":bwd", ":grad", ":clip", ":new". */
+const char *ari_pass_suffix(char pass);
+/** "init", "forward", "backward" (gradients belong to the backward pass), "clip", "update". */
+const char *ari_pass_name(char pass);
+
+#endif

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/reference/sensitivity.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/reference/adam_allowance.h"
+
+/* --- formats ------------------------------------------------------------------------------------------------------ */
+
+#define F32 0x1p-24
+#define SHORT 0x1p-11 /* TF32 and fp16: 11 bits of significand */
+#define BF16 0x1p-8
+
+typedef struct format {
+    const char *name;
+    ar_noise_units noise;
+    double stored; /* unit round-off of the format that tensors are stored in */
+} format;
+
+#define MIXED(u)                                                                   \
+    {                                                                              \
+        .operand = (u), .product = (u), .branch = (u), .stream = F32, .inner = F32 \
+    }
+#define PURE(u)                                                                   \
+    {                                                                             \
+        .weight = (u), .product = (u), .branch = (u), .stream = (u), .inner = F32 \
+    }
+
+static const format formats[AR_SENSITIVITY_COUNT] = {
+    [AR_SENSITIVITY_F32] = {"f32", {.product = F32, .branch = F32, .stream = F32, .inner = F32}, F32},
+    [AR_SENSITIVITY_TF32] = {"tf32",
+                             {.operand = SHORT, .product = F32, .branch = F32, .stream = F32, .inner = F32},
+                             F32},
+    [AR_SENSITIVITY_BF16] = {"bf16", MIXED(BF16), F32},
+    [AR_SENSITIVITY_BF16_PURE] = {"bf16-pure", PURE(BF16), BF16},
+    [AR_SENSITIVITY_F16] = {"f16", MIXED(SHORT), F32},
+    [AR_SENSITIVITY_F16_PURE] = {"f16-pure", PURE(SHORT), SHORT}};
+
+const char *ar_sensitivity_name(ar_sensitivity s)
+{
+    return (unsigned)s < AR_SENSITIVITY_COUNT ? formats[s].name : "unknown";
+}
+
+ar_sensitivity ar_sensitivity_of_precision(ar_precision p)
+{
+    return p == AR_PRECISION_BF16   ? AR_SENSITIVITY_BF16
+           : p == AR_PRECISION_TF32 ? AR_SENSITIVITY_TF32
+                                    : AR_SENSITIVITY_F32;
+}
+
+/* --- what runs beside the reference say --------------------------------------------------------------------------- */
+
+typedef struct measuring {
+    const ari_sensitivity_case *c;
+    ari_reference *ref;
+    bool fills;       /* the run without noise fills the reference */
+    float **beyond;   /* [ref->count] binary64 - reference, element by element, of the run without noise */
+    uint8_t **rounds; /* [ref->count], of gradients: elements that are not zero in every run */
+    float **doubt;    /* [ref->count], of weights after Adam: how much more of `beside` a step has; NULL: none yet */
+    size_t capacity;  /* of beyond and rounds */
+} measuring;
+
+/* One run. */
+typedef struct measured_run {
+    measuring *m;
+    uint64_t seed; /* 0: without noise */
+    int step;
+    double *spread; /* [ref->count] largest |noisy - quiet| */
+    ar_status st;
+    char message[512]; /* of the thread that ran it */
+} measured_run;
+
+static void begin_step(void *user, int step)
+{
+    measured_run *r = user;
+    r->step = step;
+    if (r->m->fills && r->seed == 0)
+        ari_reference_begin(r->m->ref, step);
+}
+
+/* A gradient that no run has other than zero (an id that does not occur) is zero whatever rounding does. Runs at once
+ * write the same byte. */
+static void note_zeros(const measuring *m, size_t i, const double *values)
+{
+    const ari_ref_tensor *t = &m->ref->tensor[i];
+    const uint8_t yes = 1;
+    for (size_t k = 0; m->rounds[i] && k < t->count; k++)
+        if (values[k] != 0.0 || t->values[k] != 0.0f)
+            __atomic_store(&m->rounds[i][k], &yes, __ATOMIC_RELAXED);
+}
+
+static ar_status keep_quiet(measuring *m, size_t i, const double *values)
+{
+    const ari_ref_tensor *t = &m->ref->tensor[i];
+    AR_TRY(ari_alloc((void **)&m->beyond[i], t->count, sizeof(float), t->name));
+    if (t->pass == 'g')
+        AR_TRY(ari_alloc_zero((void **)&m->rounds[i], t->count, 1, t->name));
+    for (size_t k = 0; k < t->count; k++)
+        m->beyond[i][k] = (float)(values[k] - (double)t->values[k]);
+    note_zeros(m, i, values);
+    return AR_OK;
+}
+
+/* Values that are not finite say nothing of rounding: they are left out. */
+static double spread_of(const measuring *m, size_t i, const double *values)
+{
+    const ari_ref_tensor *t = &m->ref->tensor[i];
+    double spread = 0.0;
+    for (size_t k = 0; k < t->count; k++) {
+        const double apart = fabs(values[k] - (double)t->values[k] - (double)m->beyond[i][k]);
+        if (isfinite(apart) && apart > spread)
+            spread = apart;
+    }
+    return spread;
+}
+
+/* Room for the tensors of the reference, which may be growing. */
+static ar_status make_room(measuring *m)
+{
+    while (m->capacity < m->ref->count) {
+        size_t capacity = m->capacity, same = m->capacity;
+        AR_TRY(ari_grow(&m->beyond, &capacity, capacity, sizeof *m->beyond, "binary64 tensors"));
+        AR_TRY(ari_grow(&m->rounds, &same, same, sizeof *m->rounds, "flags"));
+        for (size_t i = m->capacity; i < capacity; i++) {
+            m->beyond[i] = NULL;
+            m->rounds[i] = NULL;
+        }
+        m->capacity = capacity;
+    }
+    return AR_OK;
+}
+
+static ar_status hear_quiet(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                            const double *values)
+{
+    measured_run *r = user;
+    measuring *m = r->m;
+    size_t i = m->ref->count;
+    if (m->fills)
+        AR_TRY(ari_reference_emit(m->ref, name, pass, ndim, shape, values));
+    else
+        i = ari_reference_find_in(m->ref, name, pass, r->step);
+    if (i == m->ref->count)
+        return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
+    AR_TRY(make_room(m));
+    AR_TRY(keep_quiet(m, i, values));
+    return m->c->heard ? m->c->heard(m->c->heard_user, name, pass, ndim, shape, values) : AR_OK;
+}
+
+static ar_status hear_noisy(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                            const double *values)
+{
+    measured_run *r = user;
+    const measuring *m = r->m;
+    (void)ndim, (void)shape;
+    const size_t i = ari_reference_find_in(m->ref, name, pass, r->step);
+    if (i == m->ref->count || !m->beyond[i])
+        return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
+    r->spread[i] = spread_of(m, i, values);
+    note_zeros(m, i, values);
+    return AR_OK;
+}
+
+/* --- updates in doubt --------------------------------------------------------------------------------------------- */
+
+/* What Adam makes of a gradient whose sign is in doubt moves the next steps' tensors too, and three draws need not move
+ * one such weight: runs once more, in which every weight is moved by a part of what its allowance has beside. */
+static const float *doubt_of(void *user, const char *name, int step, size_t count)
+{
+    const measured_run *r = user;
+    const size_t i = ari_reference_find_in(r->m->ref, name, 'n', step);
+    return i < r->m->ref->count && r->m->ref->tensor[i].count == count ? r->m->doubt[i] : NULL;
+}
+
+/* `beside` adds up over the steps, and a run's weights do too. */
+static ar_status set_doubts(measuring *m)
+{
+    const ari_reference *ref = m->ref;
+    AR_TRY(ari_alloc_zero((void **)&m->doubt, ref->count, sizeof *m->doubt, "doubts"));
+    for (size_t i = 0; i < ref->count; i++) {
+        const ari_ref_tensor *t = &ref->tensor[i];
+        const size_t before = t->step > 1 ? ari_reference_find_in(ref, t->name, 'n', t->step - 1) : ref->count;
+        const float *old = before < ref->count ? ref->tensor[before].beside : NULL;
+        if (t->pass != 'n' || !t->beside)
+            continue;
+        AR_TRY(ari_alloc((void **)&m->doubt[i], t->count, sizeof(float), t->name));
+        for (size_t k = 0; k < t->count; k++)
+            m->doubt[i][k] = fmaxf(0.0f, t->beside[k] - (old ? old[k] : 0.0f));
+    }
+    return AR_OK;
+}
+
+/* --- runs --------------------------------------------------------------------------------------------------------- */
+
+static bool progress(void *user, double fraction)
+{
+    const measured_run *r = user;
+    const ari_sensitivity_case *c = r->m->c;
+    if (c->progress)
+        c->progress(c->progress_user, fraction, r->seed ? "baseline, rounding errors" : "baseline, binary64");
+    return true;
+}
+
+static ar_status run_once(measured_run *r)
+{
+    const ari_sensitivity_case *c = r->m->c;
+    ar_baseline_options o = c->options;
+    r->step = 1;
+    o.mode = AR_MODE_F64;
+    o.noise_seed = r->seed;
+    o.noise = formats[c->of].noise;
+    o.emit = r->seed ? hear_noisy : hear_quiet;
+    o.emit_user = r;
+    o.begin_step = begin_step;
+    o.doubt = r->seed && r->m->doubt ? doubt_of : NULL;
+    o.progress = r->seed <= 1 ? progress : NULL; /* of those at once one tells */
+    o.progress_user = r;
+    return c->run(c->user, &o);
+}
+
+/* The seeds of one thread. */
+typedef struct share {
+    measured_run *run; /* [ARI_NOISE_SEEDS] */
+    int first, every;
+} share;
+
+static void *run_share(void *arg)
+{
+    const share *s = arg;
+    for (int i = s->first; i < ARI_NOISE_SEEDS; i += s->every) {
+        measured_run *r = &s->run[i];
+        r->st = run_once(r);
+        if (r->st != AR_OK)
+            snprintf(r->message, sizeof r->message, "%s", ar_error_message());
+    }
+    return NULL;
+}
+
+/* The calling thread takes the first share, and those whose thread could not be had. */
+static void run_shares(measured_run *runs, int threads)
+{
+    share s[ARI_NOISE_SEEDS];
+    pthread_t thread[ARI_NOISE_SEEDS];
+    bool started[ARI_NOISE_SEEDS] = {false};
+    for (int i = 0; i < threads; i++) {
+        s[i] = (share){.run = runs, .first = i, .every = threads};
+        started[i] = i > 0 && pthread_create(&thread[i], NULL, run_share, &s[i]) == 0;
+    }
+    for (int i = 0; i < threads; i++)
+        if (!started[i])
+            run_share(&s[i]);
+    for (int i = 0; i < threads; i++)
+        if (started[i])
+            pthread_join(thread[i], NULL);
+}
+
+static ar_status run_seeds(measuring *m, measured_run *runs)
+{
+    for (int i = 0; i < ARI_NOISE_SEEDS; i++) {
+        double *spread = runs[i].spread; /* of the runs before these, which had no doubts: written over */
+        if (!spread)
+            AR_TRY(ari_alloc_zero((void **)&spread, m->ref->count, sizeof *spread, "spreads"));
+        runs[i] = (measured_run){.m = m, .seed = (uint64_t)i + 1, .spread = spread};
+    }
+    const int threads = m->c->threads < 1 ? 1 : m->c->threads;
+    run_shares(runs, threads < ARI_NOISE_SEEDS ? threads : ARI_NOISE_SEEDS);
+    for (int i = 0; i < ARI_NOISE_SEEDS; i++)
+        if (runs[i].st != AR_OK)
+            return ar_error_set(runs[i].st, "%s", runs[i].message);
+    return AR_OK;
+}
+
+/* --- what is allowed ---------------------------------------------------------------------------------------------- */
+
+/* The distance of the largest element to the next number of the format: no stored result can be asked to be nearer. */
+static double step_of_largest(const ari_ref_tensor *t, double unit)
+{
+    float largest = 0.0f;
+    for (size_t k = 0; k < t->count; k++) {
+        const float x = fabsf(t->values[k]);
+        if (isfinite(x) && x > largest)
+            largest = x;
+    }
+    return (double)(nextafterf(largest, INFINITY) - largest) * (unit / F32);
+}
+
+double ari_sensitivity_safety(size_t elements)
+{
+    return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
+}
+
+static void allow(ari_reference *ref, const measured_run *runs, double stored)
+{
+    for (size_t i = 0; i < ref->count; i++) {
+        ari_ref_tensor *t = &ref->tensor[i];
+        double spread = 0.0;
+        for (int k = 0; k < ARI_NOISE_SEEDS; k++)
+            spread = fmax(spread, runs[k].spread[i]);
+        t->allowed = ari_sensitivity_safety(t->count) * spread + step_of_largest(t, stored);
+    }
+}
+
+static ar_status allow_once(measuring *m, measured_run *runs)
+{
+    const ar_baseline_options *o = &m->c->options;
+    AR_TRY(run_seeds(m, runs));
+    allow(m->ref, runs, formats[m->c->of].stored);
+    return ari_adam_allow(
+        m->ref, &(ari_adam_case){.optimizer = &o->optimizer, .steps = o->steps, .clip = o->clip, .rounds = m->rounds});
+}
+
+static void measuring_fini(measuring *m)
+{
+    for (size_t i = 0; i < m->capacity; i++) {
+        free(m->beyond[i]);
+        free(m->rounds[i]);
+    }
+    for (size_t i = 0; m->doubt && i < m->ref->count; i++)
+        free(m->doubt[i]);
+    free(m->doubt);
+    free(m->beyond);
+    free(m->rounds);
+}
+
+ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *c)
+{
+    measuring m = {.c = c, .ref = ref, .fills = ref->count == 0};
+    measured_run quiet = {.m = &m}, runs[ARI_NOISE_SEEDS] = {{0}};
+    const ar_baseline_options *o = &c->options;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, run_once(&quiet));
+    if (m.fills)
+        AR_TRY_TO(done, st, ari_reference_finish(ref));
+    AR_TRY_TO(done, st, allow_once(&m, runs));
+    /* In fp32 so few gradients are in doubt that right runs do not need it (docs/numerics.md, section 7). */
+    if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && c->of != AR_SENSITIVITY_F32) {
+        AR_TRY_TO(done, st, set_doubts(&m));
+        st = allow_once(&m, runs);
+    }
+done:
+    for (int i = 0; i < ARI_NOISE_SEEDS; i++)
+        free(runs[i].spread);
+    measuring_fini(&m);
+    return st;
+}

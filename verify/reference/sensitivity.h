@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_REFERENCE_SENSITIVITY_H
+#define ARI_VERIFY_REFERENCE_SENSITIVITY_H
+
+#include "anyrank/sensitivity.h"
+#include "verify/reference/reference.h"
+
+/** A tensor may differ by so many times the largest difference that rounding errors drawn at random made in it, over so
+ *  many draws, and by the distance of its largest element to the next number of the format it is stored in. That all
+ * of the n*SEEDS differences of n elements are SAFETY times smaller than a further one has a chance of about
+ *  (0.8/SAFETY)^(n*SEEDS). Of the single values (loss, gradient norm) that is one in 600: there the factor is the one
+ *  that makes it one in a million. */
+#define ARI_NOISE_SAFETY 8.0
+#define ARI_NOISE_SEEDS 3
+
+/* Which runs of the baseline. */
+typedef struct ari_sensitivity_case {
+    ar_sensitivity of;
+    /* One run as `o` says: ar_baseline_run or ar_baseline_block. Called on several threads at once. */
+    ar_status (*run)(void *user, const ar_baseline_options *o);
+    void *user;
+    ar_baseline_options options; /* of all runs; mode, noise and listeners are set here */
+    ar_baseline_emit heard;      /* NULL, or hears the run without noise too, with heard_user */
+    void *heard_user;
+    int threads;                                                     /* at most; 0: one */
+    void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
+    void *progress_user;
+} ari_sensitivity_case;
+
+/** Sets `allowed` of every tensor of `ref`, and `beside` of weights after Adam: what a run in the arithmetic `of` may
+ * be off. `ref`: a run's tensors, or empty (zeroed): then those of the binary64 run, in fp32. Errors: those of run,
+ *  AR_ERR_INTERNAL (it emits other tensors than ref has), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *c);
+
+/* What tensors may differ by, by the names they have in a dump. */
+typedef struct ari_allowance {
+    char name[ARI_REFERENCE_NAME];
+    double value;
+} ari_allowance;
+typedef struct ari_allowances {
+    ari_allowance *list;
+    size_t count, capacity;
+} ari_allowances;
+AR_NODISCARD ar_status ari_allowances_add(ari_allowances *a, const char *name, double value);
+/** All of a reference under the names of a dump; of weights after Adam the largest element's. */
+AR_NODISCARD ar_status ari_allowances_add_all(ari_allowances *a, const ari_reference *ref);
+void ari_allowances_fini(ari_allowances *a);
+/** Writes them as a file: an F64 of no dimensions a tensor, and as metadata what they are of. hash: of the reference's
+ *  values. Errors: those of ar_st_write, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_allowances_write(const ari_allowances *a, const char *path, ar_sensitivity of,
+                                            const char *hash);
+
+/** The factor of the spread for a tensor of so many elements. */
+double ari_sensitivity_safety(size_t elements);
+
+#endif

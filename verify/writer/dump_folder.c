@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Folders that hold the files of ranks and nothing else may be replaced; all others are somebody's. */
+#include "verify/writer/dump_folder.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ref/core/out.h"
+
+ar_status ari_folder_make(const char *path)
+{
+    struct stat s;
+    if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        return ari_out_fail("make the folder", path);
+    if (stat(path, &s) != 0 || !S_ISDIR(s.st_mode))
+        return ar_error_set(AR_ERR_IO, "%s: is not a folder", ARI_SHOW(path));
+    return AR_OK;
+}
+
+/* --- of ranks ----------------------------------------------------------------------------------------------------- */
+
+/* "rank-00003.safetensors", or "rank-00003-2.safetensors" with what does not go into the first, as ar_dump_write names
+ * them. */
+static bool is_rank_file(const char *name)
+{
+    static const char numbers[] = "0123456789", prefix[] = "rank-";
+    if (strncmp(name, prefix, strlen(prefix)) != 0)
+        return false;
+    const char *rest = name + strlen(prefix);
+    const size_t digits = strspn(rest, numbers);
+    rest += digits;
+    if (rest[0] == '-' && strspn(rest + 1, numbers) > 0)
+        rest += 1 + strspn(rest + 1, numbers);
+    return digits >= 5 && strcmp(rest, ".safetensors") == 0;
+}
+
+/* Calls f for every entry but . and .., until it fails. */
+static ar_status for_each_entry(const char *folder, DIR *open, ar_status (*f)(const char *folder, const char *name))
+{
+    for (;;) {
+        errno = 0;
+        const struct dirent *e = readdir(open);
+        if (!e)
+            return errno ? ari_out_fail("read the folder", folder) : AR_OK;
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            AR_TRY(f(folder, e->d_name));
+    }
+}
+
+static ar_status path_of(char *path, size_t cap, const char *folder, const char *name)
+{
+    const int n = snprintf(path, cap, "%s/%s", folder, name);
+    if (n < 0 || (size_t)n >= cap)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
+    return AR_OK;
+}
+
+static ar_status expect_rank_file(const char *folder, const char *name)
+{
+    char path[2048];
+    struct stat s;
+    AR_TRY(path_of(path, sizeof path, folder, name));
+    if (is_rank_file(name) && lstat(path, &s) == 0 && S_ISREG(s.st_mode))
+        return AR_OK;
+    return ar_error_set(AR_ERR_IO,
+                        "%s: holds '%s', which is no file of a rank: it cannot be replaced by a dump; remove it, or "
+                        "name another folder",
+                        ARI_SHOW(folder), ARI_SHOW(name));
+}
+
+static ar_status remove_file(const char *folder, const char *name)
+{
+    char path[2048];
+    AR_TRY(path_of(path, sizeof path, folder, name));
+    return unlink(path) == 0 ? AR_OK : ari_out_fail("remove the file", path);
+}
+
+/* *there: whether it is there; then f was called for all entries. */
+static ar_status visit(const char *folder, bool *there, ar_status (*f)(const char *folder, const char *name))
+{
+    DIR *open = opendir(folder);
+    *there = open != NULL;
+    if (!open)
+        return errno == ENOENT ? AR_OK : ari_out_fail("open the folder", folder);
+    const ar_status st = for_each_entry(folder, open, f);
+    closedir(open);
+    return st;
+}
+
+ar_status ari_dump_folder_check(const char *folder)
+{
+    bool there = false;
+    return visit(folder, &there, expect_rank_file);
+}
+
+ar_status ari_dump_folder_remove(const char *folder)
+{
+    bool there = false;
+    AR_TRY(ari_dump_folder_check(folder));
+    AR_TRY(visit(folder, &there, remove_file));
+    if (there && rmdir(folder) != 0)
+        return ari_out_fail("remove the folder", folder);
+    return AR_OK;
+}
+
+/* --- of a check --------------------------------------------------------------------------------------------------- */
+
+static ar_status count_entry(const char *folder, const char *name)
+{
+    (void)name;
+    return ar_error_set(AR_ERR_IO, "%s: is not empty", ARI_SHOW(folder));
+}
+
+/* A folder in which nothing is is in nobody's way. */
+static bool is_empty(const char *folder)
+{
+    bool there = false;
+    return visit(folder, &there, count_entry) == AR_OK;
+}
+
+static bool is_dump_file(const char *name, mode_t mode)
+{
+    return S_ISREG(mode) && (strcmp(name, ARI_DUMP_REFERENCE) == 0 || strcmp(name, ARI_DUMP_ALLOWED) == 0);
+}
+
+static ar_status expect_dump(const char *folder, const char *name)
+{
+    char path[2048];
+    struct stat s;
+    AR_TRY(path_of(path, sizeof path, folder, name));
+    if (lstat(path, &s) != 0)
+        return ari_out_fail("look at", path);
+    if (is_dump_file(name, s.st_mode))
+        return AR_OK;
+    if (S_ISDIR(s.st_mode))
+        return is_empty(path) ? AR_OK : ari_dump_folder_check(path);
+    return ar_error_set(AR_ERR_IO,
+                        "%s: holds '%s', which is no part of an earlier dump: it cannot be replaced by one; remove it, "
+                        "or name another folder",
+                        ARI_SHOW(folder), ARI_SHOW(name));
+}
+
+static ar_status remove_dump(const char *folder, const char *name)
+{
+    char path[2048];
+    struct stat s;
+    AR_TRY(path_of(path, sizeof path, folder, name));
+    if (lstat(path, &s) != 0)
+        return ari_out_fail("look at", path);
+    if (is_dump_file(name, s.st_mode))
+        return remove_file(folder, name);
+    return is_empty(path) ? AR_OK : ari_dump_folder_remove(path);
+}
+
+/* Whether the folder that is to hold a new one is there: told before long work. */
+static ar_status expect_parent(const char *folder)
+{
+    char parent[2048];
+    struct stat s;
+    size_t n = strlen(folder);
+    while (n > 0 && folder[n - 1] == '/')
+        n--;
+    while (n > 0 && folder[n - 1] != '/')
+        n--;
+    if (n >= sizeof parent)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
+    memcpy(parent, folder, n);
+    parent[n] = '\0';
+    return n == 0 || stat(parent, &s) == 0 ? AR_OK : ari_out_fail("open the folder", parent);
+}
+
+ar_status ari_dump_check_folder_check(const char *folder)
+{
+    bool there = false;
+    AR_TRY(visit(folder, &there, expect_dump));
+    return there ? AR_OK : expect_parent(folder);
+}
+
+ar_status ari_dump_check_folder_clear(const char *folder)
+{
+    bool there = false;
+    AR_TRY(ari_folder_make(folder));
+    AR_TRY(ari_dump_check_folder_check(folder));
+    return visit(folder, &there, remove_dump);
+}
+
+void ari_dump_layout_name(char *out, size_t cap, const ar_parallel *p)
+{
+    char text[96];
+    size_t n = 0;
+    ar_parallel_text(text, sizeof text, p);
+    for (const char *c = text; *c && n + 1 < cap; c++) {
+        if (isalnum((unsigned char)*c) || *c == '-')
+            out[n++] = *c;
+        else if (*c == ' ')
+            out[n++] = '-';
+    }
+    if (cap > 0)
+        out[n] = '\0';
+}

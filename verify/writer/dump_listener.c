@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/dump_listener.h"
+
+#include <search.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/boxes.h"
+#include "ref/core/size.h"
+#include "verify/reference/reference.h"
+
+/* What the rank holds of one tensor. */
+typedef struct kept {
+    char name[192];  /* first: the key */
+    ar_tensor local; /* contiguous, owned */
+    ar_layout layout;
+} kept;
+
+struct ar_dump_listener {
+    ar_dump_listener_options options;
+    char passes[16];
+    kept **list; /* by first report */
+    size_t count, capacity;
+    void *by_name; /* tsearch's */
+    size_t bytes;
+};
+
+ar_status ar_dump_listener_create(ar_dump_listener **gives, const ar_dump_listener_options *options)
+{
+    ar_dump_listener *l = NULL;
+    if (options && options->passes && strlen(options->passes) >= sizeof l->passes)
+        return ar_error_set(AR_ERR_ARG, "passes '%.32s': letters of a tap's passes, once each", options->passes);
+    AR_TRY(ari_alloc_zero((void **)&l, 1, sizeof *l, "a listener"));
+    if (options)
+        l->options = *options;
+    snprintf(l->passes, sizeof l->passes, "%s", l->options.passes ? l->options.passes : "");
+    *gives = l;
+    return AR_OK;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const kept *)a)->name, ((const kept *)b)->name);
+}
+
+static void leave(void *unused)
+{
+    (void)unused;
+}
+
+void ar_dump_listener_clear(ar_dump_listener *l)
+{
+    tdestroy(l->by_name, leave);
+    l->by_name = NULL;
+    for (size_t i = 0; i < l->count; i++) {
+        free(l->list[i]->local.data.ptr);
+        free(l->list[i]);
+    }
+    l->count = 0;
+    l->bytes = 0;
+}
+
+void ar_dump_listener_destroy(ar_dump_listener *l)
+{
+    if (!l)
+        return;
+    ar_dump_listener_clear(l);
+    free(l->list);
+    free(l);
+}
+
+/* --- copying ------------------------------------------------------------------------------------------------------ */
+
+/* The smallest part of the local tensor that has all boxes, and the boxes in it: of a share of a gradient the rest of
+ * the tensor is nothing. False: it holds nothing. */
+static bool crop(ar_tensor *part, ar_layout *layout, const ar_tap_event *e)
+{
+    *part = *e->local;
+    *layout = *e->layout;
+    if (layout->nbox == 0 || ar_tensor_count(part) == 0)
+        return false;
+    for (int d = 0; d < part->ndim; d++) {
+        size_t first = SIZE_MAX, end = 0;
+        for (size_t k = 0; k < layout->nbox; k++) {
+            const ar_box *b = &layout->box[k];
+            first = b->local[d] < first ? b->local[d] : first;
+            end = b->local[d] + b->extent[d] > end ? b->local[d] + b->extent[d] : end;
+        }
+        *part = ar_tensor_slice(part, d, first, end - first);
+        for (size_t k = 0; k < layout->nbox; k++)
+            layout->box[k].local[d] -= first;
+    }
+    return ar_tensor_count(part) > 0;
+}
+
+static void copy_run(void *user, const ari_box_run *r)
+{
+    float *to = (float *)user + r->local_index;
+    if (r->stride == 1) {
+        memcpy(to, r->local, r->count * sizeof *to);
+        return;
+    }
+    for (size_t i = 0; i < r->count; i++)
+        to[i] = r->local[(ptrdiff_t)i * r->stride];
+}
+
+/* --- reports of one tensor that become one part ------------------------------------------------------------------- */
+
+typedef enum side { APART, AFTER, BEFORE } side;
+
+/* Where new rows stand that have the same extents as those kept but for dimension 0: directly after them in every box,
+ * directly before, or neither. */
+static side side_of(const kept *k, const ar_tensor *t, const ar_layout *o)
+{
+    const ar_layout *have = &k->layout;
+    bool after = have->nbox == o->nbox, before = after;
+    for (size_t i = 0; i < o->nbox && (after || before); i++) {
+        const ar_box *a = &have->box[i], *b = &o->box[i];
+        bool alike =
+            a->local[0] == 0 && b->local[0] == 0 && a->extent[0] == k->local.shape[0] && b->extent[0] == t->shape[0];
+        for (int d = 1; d < o->ndim; d++)
+            alike = alike && a->global[d] == b->global[d] && a->local[d] == b->local[d] && a->extent[d] == b->extent[d];
+        after = after && alike && a->global[0] + a->extent[0] == b->global[0];
+        before = before && alike && b->global[0] + b->extent[0] == a->global[0];
+    }
+    return after ? AFTER : before ? BEFORE : APART;
+}
+
+/* Whether both are parts of one tensor that can be stacked along dimension 0. */
+static bool stackable(const kept *k, const ar_tensor *t, const ar_layout *o)
+{
+    const ar_layout *have = &k->layout;
+    if (o->ndim < 1 || have->ndim != o->ndim || k->local.ndim != t->ndim || have->replica != o->replica ||
+        have->replicas != o->replicas || memcmp(have->shape, o->shape, (size_t)o->ndim * sizeof *o->shape) != 0)
+        return false;
+    return memcmp(k->local.shape + 1, t->shape + 1, (size_t)(t->ndim - 1) * sizeof *t->shape) == 0;
+}
+
+static ar_status join_boxes(kept *k, const ar_layout *o, side where)
+{
+    ar_layout *have = &k->layout;
+    if (where == APART) {
+        if (have->nbox + o->nbox > AR_MAX_BOXES)
+            return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a rank reports it in more than %d pieces", k->name,
+                                AR_MAX_BOXES);
+        for (size_t i = 0; i < o->nbox; i++) {
+            have->box[have->nbox] = o->box[i];
+            have->box[have->nbox++].local[0] += k->local.shape[0];
+        }
+        return AR_OK;
+    }
+    for (size_t i = 0; i < o->nbox; i++) {
+        have->box[i].extent[0] += o->box[i].extent[0];
+        if (where == BEFORE)
+            have->box[i].global[0] = o->box[i].global[0];
+    }
+    return AR_OK;
+}
+
+static ar_status stack(ar_dump_listener *l, kept *k, const ar_tensor *t, const ar_layout *o)
+{
+    if (!stackable(k, t, o))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a rank reports it in pieces that do not fit together", k->name);
+    const side where = side_of(k, t, o);
+    const size_t had = ar_tensor_count(&k->local), more = ar_tensor_count(t);
+    float *whole = NULL;
+    AR_TRY(ari_alloc_zero((void **)&whole, had + more, sizeof *whole, k->name));
+    const ar_status st = join_boxes(k, o, where);
+    if (st != AR_OK) {
+        free(whole);
+        return st;
+    }
+    memcpy(whole + (where == BEFORE ? more : 0), k->local.data.ptr, had * sizeof *whole);
+    ari_for_each_run(t, o, copy_run, whole + (where == BEFORE ? 0 : had));
+    free(k->local.data.ptr);
+    k->local.data.ptr = whole;
+    k->local.shape[0] += t->shape[0];
+    l->bytes += more * sizeof *whole;
+    return AR_OK;
+}
+
+/* --- the tap ------------------------------------------------------------------------------------------------------ */
+
+static ar_status keep_first(ar_dump_listener *l, const kept *named, const ar_tensor *t, const ar_layout *o)
+{
+    kept *k = NULL;
+    float *values = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_grow(&l->list, &l->capacity, l->count, sizeof *l->list, "a rank's tensors"));
+    AR_TRY(ari_alloc_zero((void **)&k, 1, sizeof *k, named->name));
+    *k = *named;
+    k->layout = *o;
+    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&values, ar_tensor_count(t), sizeof *values, k->name));
+    AR_TRY_TO(failed, st, ar_tensor_view(&k->local, AR_F32, t->ndim, t->shape, (ar_buf){values}));
+    if (!tsearch(k, &l->by_name, compare_names)) {
+        st = ar_error_set(AR_ERR_MEMORY, "no memory for the name %s", k->name);
+        goto failed;
+    }
+    ari_for_each_run(t, o, copy_run, values);
+    l->list[l->count++] = k;
+    l->bytes += ar_tensor_count(t) * sizeof *values;
+    return AR_OK;
+failed:
+    free(values);
+    free(k);
+    return st;
+}
+
+static ar_status name_of(kept *k, const ar_tap_event *e)
+{
+    char step[16] = "";
+    if (e->step > 1)
+        snprintf(step, sizeof step, "@%u", (unsigned)e->step);
+    const int n = snprintf(k->name, sizeof k->name, "%s%s%s", e->name, ari_pass_suffix(e->pass), step);
+    if (n < 0 || (size_t)n >= sizeof k->name)
+        return ar_error_set(AR_ERR_ARG, "the name '%.80s...' is longer than %zu bytes", e->name, sizeof k->name - 8);
+    return AR_OK;
+}
+
+static bool wanted(const ar_dump_listener *l, const ar_tap_event *e)
+{
+    if (l->options.first_copies && e->layout->replica != 0)
+        return false;
+    if (l->options.passes && !strchr(l->passes, e->pass))
+        return false;
+    return !l->options.wants || l->options.wants(l->options.wants_user, e);
+}
+
+ar_status ar_dump_listener_tap(void *user, const ar_tap_event *e)
+{
+    ar_dump_listener *l = user;
+    kept key;
+    ar_tensor part;
+    ar_layout layout;
+    if (!wanted(l, e))
+        return AR_OK;
+    AR_TRY(name_of(&key, e));
+    if (e->local->dtype != AR_F32)
+        return ar_error_set(AR_ERR_DTYPE, "%s: a rank reports it as %s, expected F32", key.name,
+                            ar_dtype_name(e->local->dtype));
+    if (!crop(&part, &layout, e))
+        return AR_OK;
+    kept *const *found = tfind(&key, &l->by_name, compare_names);
+    return found ? stack(l, *found, &part, &layout) : keep_first(l, &key, &part, &layout);
+}
+
+/* --- what was kept ------------------------------------------------------------------------------------------------ */
+
+size_t ar_dump_listener_count(const ar_dump_listener *l)
+{
+    return l->count;
+}
+
+size_t ar_dump_listener_bytes(const ar_dump_listener *l)
+{
+    return l->bytes;
+}
+
+bool ar_dump_listener_at(const ar_dump_listener *l, size_t i, ar_dump_value *value)
+{
+    if (i >= l->count)
+        return false;
+    const kept *k = l->list[i];
+    *value = (ar_dump_value){.name = k->name, .dtype = AR_F32, .local = &k->local, .layout = &k->layout};
+    return true;
+}
+
+ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, const ar_dump_place *place,
+                                 const char *const *metadata, size_t n_meta)
+{
+    ar_dump_value *values = NULL;
+    AR_TRY(ari_alloc((void **)&values, l->count, sizeof *values, "a list of a rank's tensors"));
+    for (size_t i = 0; i < l->count; i++)
+        ar_dump_listener_at(l, i, &values[i]);
+    const ar_status st = ar_dump_write(folder, place, values, l->count, metadata, n_meta);
+    free(values);
+    return st;
+}
+
+ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank)
+{
+    const int dp = ari_at_least_one(p->dp), tp = ari_at_least_one(p->tp);
+    return (ar_dump_place){.rank = rank,
+                           .world = dp * tp,
+                           .mesh = {{.name = "dp", .size = dp}, {.name = "tp", .size = tp}},
+                           .at = {rank / tp, rank % tp},
+                           .dims = 2};
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/writer/dump_ranks.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+
+ar_status ari_dump_ranks_create(ari_dump_ranks *d, const ar_parallel *p, const ar_dump_listener_options *o)
+{
+    const int ranks = ar_parallel_world(p);
+    *d = (ari_dump_ranks){.parallel = *p};
+    AR_TRY(ari_alloc_zero((void **)&d->rank, (size_t)ranks, sizeof *d->rank, "listeners of the ranks"));
+    AR_TRY(ari_alloc_zero((void **)&d->user, (size_t)ranks, sizeof *d->user, "listeners of the ranks"));
+    for (; d->ranks < ranks; d->ranks++) {
+        AR_TRY(ar_dump_listener_create(&d->rank[d->ranks], o));
+        d->user[d->ranks] = d->rank[d->ranks];
+    }
+    return AR_OK;
+}
+
+void ari_dump_ranks_fini(ari_dump_ranks *d)
+{
+    for (int r = 0; r < d->ranks; r++)
+        ar_dump_listener_destroy(d->rank[r]);
+    free(d->rank);
+    free(d->user);
+    *d = (ari_dump_ranks){.ranks = 0};
+}
+
+void ari_dump_ranks_clear(ari_dump_ranks *d)
+{
+    for (int r = 0; r < d->ranks; r++)
+        ar_dump_listener_clear(d->rank[r]);
+}
+
+/* --- what is said beside ------------------------------------------------------------------------------------------ */
+
+void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value)
+{
+    f->pair[2 * f->n] = key;
+    f->pair[2 * f->n + 1] = value;
+    f->n++;
+}
+
+void ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_parallel *p, ar_numerics numerics,
+                       ar_fault fault)
+{
+    *f = (ari_dump_facts){.n = 0};
+    ari_dump_fact(f, "model", c->name);
+    snprintf(f->heads, sizeof f->heads, "%zu", c->heads);
+    snprintf(f->kv_heads, sizeof f->kv_heads, "%zu", c->kv_heads);
+    ari_dump_fact(f, "num_attention_heads", f->heads);
+    ari_dump_fact(f, "num_key_value_heads", f->kv_heads);
+    ari_dump_fact(f, "numerics", numerics == AR_NUMERICS_EXACT ? "exact" : "native");
+    if (!p)
+        return;
+    ar_parallel_text(f->layout, sizeof f->layout, p);
+    ari_dump_fact(f, "layout", f->layout);
+    if (fault != AR_FAULT_NONE)
+        ari_dump_fact(f, "fault", ar_fault_name(fault));
+}
+
+/* --- the folder --------------------------------------------------------------------------------------------------- */
+
+static ar_status write_all(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f)
+{
+    for (int r = 0; r < d->ranks; r++) {
+        const ar_dump_place place = ar_dump_place_of(&d->parallel, r);
+        AR_TRY(ar_dump_listener_write(d->rank[r], folder, &place, f->pair, f->n));
+    }
+    return AR_OK;
+}
+
+/* A new folder beside the one that it is to replace, which no other process has. */
+static ar_status make_beside(char *path, size_t cap, const char *folder)
+{
+    const int n = snprintf(path, cap, "%s.%ld.new", folder, (long)getpid());
+    if (n < 0 || (size_t)n >= cap)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
+    if (mkdir(path, 0777) != 0)
+        return ari_out_fail("make the folder", path);
+    return AR_OK;
+}
+
+/* After a failure, whose message stays. */
+static void discard(const char *folder)
+{
+    char message[1024];
+    snprintf(message, sizeof message, "%s", ar_error_message());
+    if (ari_dump_folder_remove(folder) != AR_OK)
+        (void)ar_error_set(AR_ERR_IO, "%s", message);
+}
+
+ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f)
+{
+    char beside[1024];
+    ar_status st = AR_OK;
+    AR_TRY(ari_dump_folder_check(folder));
+    AR_TRY(make_beside(beside, sizeof beside, folder));
+    AR_TRY_TO(failed, st, write_all(d, beside, f));
+    AR_TRY_TO(failed, st, ari_dump_folder_remove(folder));
+    if (rename(beside, folder) == 0)
+        return AR_OK;
+    st = ari_out_fail("rename the folder", beside);
+failed:
+    discard(beside);
+    return st;
+}
