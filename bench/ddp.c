@@ -155,15 +155,15 @@ ar_status ari_bench_ddp(ar_bench_ddp_row *rows, size_t n, const ar_bench_ddp_opt
         return ar_error_set(AR_ERR_ARG, "bench ddp: no %s", n == 0 ? "rows" : "repetitions");
     rows[0] = (ar_bench_ddp_row){.alone = true};
     const ari_cluster_options cluster = {.config = o->config,
-                                         .plan = o->plan,
-                                         .parallel = {.dp = o->ranks},
-                                         .numerics = o->numerics,
-                                         .device = o->device,
-                                         .threads = o->threads,
-                                         .sim = o->sim,
+                                         .run.plan = o->plan,
+                                         .run.parallel = {.dp = o->ranks},
+                                         .run.numerics = o->numerics,
+                                         .run.device = o->device,
+                                         .run.threads = o->threads,
+                                         .run.sim = o->sim,
                                          .body = rank_steps,
                                          .body_user = &r};
-    AR_TRY(ar_parallel_check(&cluster.parallel, o->config, &o->plan, o->batch, o->seq));
+    AR_TRY(ar_parallel_check(&cluster.run.parallel, o->config, &o->plan, o->batch, o->seq));
     AR_TRY(ari_alloc_zero((void **)&r.times, o->repetitions * n, sizeof *r.times, "times of a benchmark"));
     AR_TRY_TO(done, st, ari_cluster_run(&result, &cluster));
     st = summarise(&r);

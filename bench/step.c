@@ -63,12 +63,12 @@ static ar_status run_layout(const ar_bench_step_options *o, const ar_parallel *p
 {
     run r = {.o = o, .parallel = *parallel};
     const ari_cluster_options cluster = {.config = o->config,
-                                         .plan = o->plan,
-                                         .parallel = *parallel,
-                                         .numerics = o->numerics,
-                                         .device = o->device,
-                                         .threads = o->threads,
-                                         .sim = o->sim,
+                                         .run.plan = o->plan,
+                                         .run.parallel = *parallel,
+                                         .run.numerics = o->numerics,
+                                         .run.device = o->device,
+                                         .run.threads = o->threads,
+                                         .run.sim = o->sim,
                                          .body = rank_steps,
                                          .body_user = &r};
     ari_cluster_result result = {0};

@@ -24,7 +24,7 @@ enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 /* Of layouts that nobody asked for, those with as many ranks as there are processes. */
 static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
 {
-    const int processes = ar_process_size(o->process);
+    const int processes = ar_process_size(o->run.process);
     size_t kept = 0;
     for (size_t i = 0; i < o->layouts; i++) {
         if (ar_parallel_world(&p[i]) == processes)
@@ -36,7 +36,7 @@ static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
     return ar_error_set(AR_ERR_ARG,
                         "%s has no default layout of %d ranks, as many as there are processes: give --tp and --dp, or "
                         "start another number of processes",
-                        o->model, processes);
+                        o->run.model, processes);
 }
 
 /* A model's config and all options, with its layouts in p: the one given, those of --sweep, or the default set. */
@@ -45,27 +45,27 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_fau
 {
     char folder[512];
     AR_TRY(ari_check_values_options(o, v, fault));
-    o->model = model;
-    AR_TRY(ar_model_path(folder, sizeof folder, o->model));
+    o->run.model = model;
+    AR_TRY(ar_model_path(folder, sizeof folder, o->run.model));
     AR_TRY(ar_config_load(c, folder));
-    AR_TRY(ari_layout_plan(&v->layout, c->arch, &o->plan));
+    AR_TRY(ari_layout_plan(&v->layout, c->arch, &o->run.plan));
     AR_TRY(ari_estimate_layers(c));
     const bool given = ari_layout_given(&v->layout);
     p[0] = ari_layout_parallel(&v->layout);
-    o->seq = v->seq ? v->seq : ar_check_default_seq(c, given ? p : NULL);
-    o->ddp = ari_layout_ddp(&v->layout, ar_check_default_bucket_bytes(c));
+    o->run.seq = v->seq ? v->seq : ar_check_default_seq(c, given ? p : NULL);
+    o->run.ddp = ari_layout_ddp(&v->layout, ar_check_default_bucket_bytes(c));
     if (given) {
         o->layouts = 1;
     } else if (v->sweep > 0) {
-        o->layouts = ar_check_sweep(c, &o->plan, o->batch, o->seq, v->sweep, p, MOST_LAYOUTS);
+        o->layouts = ar_check_sweep(c, &o->run.plan, o->run.batch, o->run.seq, v->sweep, p, MOST_LAYOUTS);
     } else {
-        o->layouts = ar_check_default_layouts(c, &o->plan, o->batch, o->seq, p, MOST_LAYOUTS);
+        o->layouts = ar_check_default_layouts(c, &o->run.plan, o->run.batch, o->run.seq, p, MOST_LAYOUTS);
     }
     if (o->layouts > MOST_LAYOUTS)
         return ar_error_set(AR_ERR_ARG, "--sweep %d has %zu layouts, more than the %d of one check; use fewer ranks",
                             v->sweep, o->layouts, MOST_LAYOUTS);
     o->parallel = p;
-    return o->process && !given ? keep_fitting(o, p) : AR_OK;
+    return o->run.process && !given ? keep_fitting(o, p) : AR_OK;
 }
 
 /* Before long work: what it will take. */
@@ -117,24 +117,19 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
     }
     if (!v->common.quiet)
         ari_config_notes_print(stderr, &c);
-    o.cluster = ari_watch_cluster(gives->watch);
-    o.trace = gives->watch->trace;
+    o.run.sim.cluster = ari_watch_cluster(gives->watch);
+    o.run.sim.trace = gives->watch->trace;
     if (v->net_fault) {
         AR_TRY(ari_net_fault_parse(&gives->net_fault, v->net_fault, ar_parallel_world(&parallel[0])));
         gives->has_net_fault = true;
-        o.faults = &gives->net_fault;
-        o.fault_count = 1;
+        o.run.sim.faults = &gives->net_fault;
+        o.run.sim.fault_count = 1;
     }
     progress_user p = {.model = model};
     ari_progress_begin(&p.line, v->common.quiet);
     o.progress = show_progress;
     o.progress_user = &p;
-    gives->optimizer = o.optimizer;
-    gives->clip = o.clip;
-    gives->ddp = o.ddp;
-    gives->dropout = o.dropout;
-    gives->device = o.device;
-    gives->process = o.process;
+    gives->run = o.run;
     AR_TRY(announce(v, &o, &c));
     const ar_status st = ar_check(&gives->report, &o);
     ari_progress_end(&p.line);
@@ -217,9 +212,9 @@ static ar_status run_module(const ari_check_values *v, ar_fault fault, int *exit
     memcpy(r.weights_hash, m->weights_hash, sizeof r.weights_hash);
     memcpy(r.gradients_hash, m->gradients_hash, sizeof r.gradients_hash);
     const ari_checked checked = {.report = &r,
-                                 .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                 .clip = f.clip,
-                                 .ddp = f.ddp,
+                                 .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                 .run.clip = f.clip,
+                                 .run.ddp = f.ddp,
                                  .module = true,
                                  .watch = &watch};
     if (ari_wants_text(&v->common)) {

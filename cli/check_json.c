@@ -137,7 +137,7 @@ static json_t *json_gradcheck(const ar_check_report *r)
 
 static json_t *json_optimizer(const ari_checked *c)
 {
-    return c->report->steps == 0 ? json_null() : ari_optimizer_json(&c->optimizer);
+    return c->report->steps == 0 ? json_null() : ari_optimizer_json(&c->run.optimizer);
 }
 
 static json_t *json_vacuous(const ar_check_vacuous *v)
@@ -165,14 +165,14 @@ static json_t *json_model(const ari_checked *c)
     json_t *baseline = json_pack("{s:s, s:s, s:o, s:o, s:f}", "weights_hash", r->weights_hash, "gradients_hash",
                                  r->gradients_hash, "loss", json_loss(r, r->loss), "max_error_vs_f64",
                                  ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
-    json_t *ddp = json_pack("{s:I, s:s}", "bucket_bytes", (json_int_t)c->ddp.bucket_bytes, "mode",
-                            ari_bucket_mode_names[c->ddp.mode]);
+    json_t *ddp = json_pack("{s:I, s:s}", "bucket_bytes", (json_int_t)c->run.ddp.bucket_bytes, "mode",
+                            ari_bucket_mode_names[c->run.ddp.mode]);
     json_t *dump = r->dump[0] ? ari_json_text(r->dump) : json_null();
     return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
                      ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
                      r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "steps",
-                     r->steps, "optimizer", json_optimizer(c), "clip", c->clip, "dropout", c->dropout, "ddp", ddp,
-                     "first_nan", r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(), "vacuous",
+                     r->steps, "optimizer", json_optimizer(c), "clip", c->run.clip, "dropout", c->run.dropout, "ddp",
+                     ddp, "first_nan", r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(), "vacuous",
                      json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
                      ari_config_notes_json(&r->config), "dump", dump, "runs", runs);
 }
@@ -194,8 +194,8 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
     if (native)
         json_object_set_new(o, "precision", json_string(ar_precision_name(checked[0].report->precision)));
     if (n > 0)
-        ari_device_json(o, &checked[0].device);
-    ari_transport_json(o, checked[0].process);
+        ari_device_json(o, &checked[0].run.device);
+    ari_transport_json(o, checked[0].run.process);
     json_object_set_new(o, "result", json_string(result_names[worst]));
     if (n > 0 && checked[0].has_net_fault) {
         char what[128];

@@ -36,13 +36,13 @@ ar_status ari_check_list(json_t **gives, FILE *to, const ar_check_options *o)
     AR_TRY_TO(done, st, ari_table_create(&l.table, columns, sizeof columns / sizeof *columns));
     AR_TRY_TO(done, st, ar_check_tensors(o, add_tensor, &l));
     if (to) {
-        fprintf(to, "\n%s, one step of %zu sequence%s of %zu token%s:\n", o->model, o->batch, o->batch == 1 ? "" : "s",
-                o->seq, o->seq == 1 ? "" : "s");
+        fprintf(to, "\n%s, one step of %zu sequence%s of %zu token%s:\n", o->run.model, o->run.batch,
+                o->run.batch == 1 ? "" : "s", o->run.seq, o->run.seq == 1 ? "" : "s");
         AR_TRY_TO(done, st, ari_table_print(l.table, to, 2));
         fprintf(to, "%zu tensors\n", json_array_size(l.tensors));
     }
-    *gives = json_pack("{s:o, s:I, s:I, s:O}", "name", ari_json_text(o->model), "batch", (json_int_t)o->batch, "seq",
-                       (json_int_t)o->seq, "tensors", l.tensors);
+    *gives = json_pack("{s:o, s:I, s:I, s:O}", "name", ari_json_text(o->run.model), "batch", (json_int_t)o->run.batch,
+                       "seq", (json_int_t)o->run.seq, "tensors", l.tensors);
     if (*gives == NULL)
         st = ar_error_set(AR_ERR_MEMORY, "no memory for the list of tensors");
 done:

@@ -150,7 +150,7 @@ void ari_check_values_inject(ari_check_values *v, ar_fault fault)
         v->layout.mlp_order = (int)c.order;
     v->batch = v->batch ? v->batch : c.batch;
     v->seq = v->seq ? v->seq : c.seq;
-    v->steps = v->steps < 0 ? c.steps : v->steps;
+    v->steps = v->steps < 0 ? (int)c.steps : v->steps;
     v->clip = isnan(v->clip) ? c.clip : v->clip;
     v->dropout = isnan(v->dropout) ? c.dropout : v->dropout;
 }
@@ -253,27 +253,27 @@ static ar_status parse_schedule(uint64_t *first, uint64_t *count, const ari_chec
 
 ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *v, ar_fault fault)
 {
-    *o = (ar_check_options){.batch = v->batch ? v->batch : 8,
-                            .steps = v->steps < 0 ? 3 : v->steps,
-                            .clip = ari_or_else(v->clip, 1.0),
-                            .dropout = ari_or_else(v->dropout, 0.0),
-                            .numerics = (ar_numerics)v->layout.numerics,
-                            .precision = (ar_precision)v->layout.precision,
+    *o = (ar_check_options){.run.batch = v->batch ? v->batch : 8,
+                            .run.steps = v->steps < 0 ? 3 : (uint64_t)v->steps,
+                            .run.clip = ari_or_else(v->clip, 1.0),
+                            .run.dropout = ari_or_else(v->dropout, 0.0),
+                            .run.numerics = (ar_numerics)v->layout.numerics,
+                            .run.precision = (ar_precision)v->layout.precision,
                             .gradcheck = v->gradcheck,
                             .text = v->text,
-                            .seed = v->common.seed,
-                            .fault = fault,
-                            .device = ari_layout_device(&v->layout),
-                            .process = v->process,
-                            .algorithm = ari_layout_algorithm(&v->layout),
-                            .threads = v->common.threads,
-                            .timeout_ns = ari_layout_timeout_ns(&v->layout),
-                            .verify_transfers = v->verify_transfers,
+                            .run.seed = v->common.seed,
+                            .run.fault = fault,
+                            .run.device = ari_layout_device(&v->layout),
+                            .run.process = v->process,
+                            .run.sim.algorithm = ari_layout_algorithm(&v->layout),
+                            .run.threads = v->common.threads,
+                            .run.sim.timeout_ns = ari_layout_timeout_ns(&v->layout),
+                            .run.sim.verify_transfers = v->verify_transfers,
                             .skip_f64 = v->skip_f64};
-    if (o->steps == 0) /* gradients only: there is nothing to clip them for */
-        o->clip = 0.0;
+    if (o->run.steps == 0) /* gradients only: there is nothing to clip them for */
+        o->run.clip = 0.0;
     if (v->schedule)
-        AR_TRY(parse_schedule(&o->schedule_seed, &o->schedules, v));
+        AR_TRY(parse_schedule(&o->run.sim.schedule_seed, &o->schedules, v));
     /* Nothing is updated in 0 steps; the options are still to be right ones. */
-    return ari_optimizer_values_options(&o->optimizer, &v->optimizer, (uint64_t)(o->steps > 0 ? o->steps : 1));
+    return ari_optimizer_values_options(&o->run.optimizer, &v->optimizer, o->run.steps > 0 ? o->run.steps : 1);
 }

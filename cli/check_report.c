@@ -42,12 +42,12 @@ static void print_step(FILE *to, const ari_checked *c)
         fprintf(to, "forward + loss + backward");
     } else {
         fprintf(to, "%d step%s of ", steps, steps == 1 ? "" : "s");
-        ari_optimizer_print(to, &c->optimizer);
+        ari_optimizer_print(to, &c->run.optimizer);
     }
-    if (c->clip > 0.0)
-        fprintf(to, ", clip %g", c->clip);
-    if (c->dropout > 0.0)
-        fprintf(to, ", dropout %g", c->dropout);
+    if (c->run.clip > 0.0)
+        fprintf(to, ", clip %g", c->run.clip);
+    if (c->run.dropout > 0.0)
+        fprintf(to, ", dropout %g", c->run.dropout);
 }
 
 /* "5.929705 5.801244 5.703311", or the first two and the last. */
@@ -65,7 +65,7 @@ static void print_losses(FILE *to, const float *loss, int n)
 static void print_notes(FILE *to, const ari_checked *c)
 {
     const ar_check_report *r = c->report;
-    if (r->config.config_dropout > 0.0 && c->dropout == 0.0)
+    if (r->config.config_dropout > 0.0 && c->run.dropout == 0.0)
         fprintf(to, "note: the config's dropout of %g is ignored; --dropout %g switches it on\n",
                 r->config.config_dropout, r->config.config_dropout);
     if (r->config.vocab < 256)
@@ -90,9 +90,10 @@ static void print_head(FILE *to, const ari_checked *c)
     if (!isnan(r->max_error_vs_f64))
         fprintf(to, "; worst error against binary64 %.1e of a gradient's largest element", r->max_error_vs_f64);
     fprintf(to, "\n");
-    if (ari_device_text(device, &c->device, r->runs == 1 ? ar_parallel_world(&r->run[0].parallel) : 0, c->process)[0])
+    if (ari_device_text(device, &c->run.device, r->runs == 1 ? ar_parallel_world(&r->run[0].parallel) : 0,
+                        c->run.process)[0])
         fprintf(to, "device: %s\n", device);
-    ari_transport_print(to, c->process);
+    ari_transport_print(to, c->run.process);
     print_notes(to, c);
 }
 

@@ -11,12 +11,8 @@
 /* One model's report, and what it was asked for. */
 typedef struct ari_checked {
     ar_check_report *report;
-    ar_optimizer_options optimizer;
-    double clip, dropout;
-    ar_ddp_options ddp;
-    ar_device_choice device;   /* of the ranks */
-    const ar_process *process; /* NULL: sim */
-    bool module;               /* bytes are counted alone */
+    ar_run run;
+    bool module; /* bytes are counted alone */
     const ari_watch *watch;
     bool has_net_fault;
     ar_sim_fault net_fault;

@@ -191,29 +191,29 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
     const ar_parallel parallel = ari_layout_parallel(&v->layout);
     if (v->inject)
         AR_TRY(ar_fault_parse(&fault, v->inject));
-    const ar_grads_options o = {.model = v->model,
+    const ar_grads_options o = {.run.model = v->model,
                                 .block = v->block,
                                 .input = v->input,
                                 .out = v->out,
-                                .parallel = parallel,
-                                .ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES),
-                                .numerics = (ar_numerics)v->layout.numerics,
-                                .precision = (ar_precision)v->layout.precision,
+                                .run.parallel = parallel,
+                                .run.ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES),
+                                .run.numerics = (ar_numerics)v->layout.numerics,
+                                .run.precision = (ar_precision)v->layout.precision,
                                 .sensitivity = v->sensitivity,
                                 .sensitivity_of = v->sensitivity_of >= 0
                                                       ? (ar_sensitivity)v->sensitivity_of
                                                       : ar_sensitivity_of_precision((ar_precision)v->layout.precision),
-                                .fault = fault,
-                                .device = ari_layout_device(&v->layout),
+                                .run.fault = fault,
+                                .run.device = ari_layout_device(&v->layout),
                                 .per_rank = v->per_rank,
                                 .activations = v->activations,
-                                .seed = v->common.seed,
+                                .run.seed = v->common.seed,
                                 .mlp_order = (ar_mlp_order)v->layout.mlp_order,
-                                .algorithm = ari_layout_algorithm(&v->layout),
-                                .threads = v->common.threads,
-                                .timeout_ns = ari_layout_timeout_ns(&v->layout),
-                                .cluster = ari_watch_cluster(watch),
-                                .trace = watch->trace};
+                                .run.sim.algorithm = ari_layout_algorithm(&v->layout),
+                                .run.threads = v->common.threads,
+                                .run.sim.timeout_ns = ari_layout_timeout_ns(&v->layout),
+                                .run.sim.cluster = ari_watch_cluster(watch),
+                                .run.sim.trace = watch->trace};
     char title[256], layout[ARI_LAYOUT_TEXT];
     const ar_status st = ar_grads(&r, &o);
     if (!v->common.quiet)

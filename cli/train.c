@@ -53,7 +53,7 @@ typedef struct listener {
 
 static uint64_t last_step(const ar_training_options *o)
 {
-    return o->stop_after > 0 && o->stop_after < o->steps ? o->stop_after : o->steps;
+    return o->stop_after > 0 && o->stop_after < o->run.steps ? o->stop_after : o->run.steps;
 }
 
 static void began(void *user, const ar_training_report *r)
@@ -75,7 +75,7 @@ static void began(void *user, const ar_training_report *r)
 
 static bool has_line(const listener *l, uint64_t step)
 {
-    return step == l->first + 1 || step == l->o->steps || step == l->o->stop_after || step % l->every == 0;
+    return step == l->first + 1 || step == l->o->run.steps || step == l->o->stop_after || step % l->every == 0;
 }
 
 /* After a few steps, of which the first is slower than others: what all will take, where that is long. */
@@ -107,8 +107,9 @@ static void stepped(void *user, const ar_training_step *s)
         l->tokens = 0;
         l->seconds = 0;
     }
-    snprintf(what, sizeof what, "step %" PRIu64 " of %" PRIu64 ", loss %.4f", s->step, l->o->steps, (double)s->loss);
-    ari_progress_update(&l->progress, (double)s->step / (double)l->o->steps, what);
+    snprintf(what, sizeof what, "step %" PRIu64 " of %" PRIu64 ", loss %.4f", s->step, l->o->run.steps,
+             (double)s->loss);
+    ari_progress_update(&l->progress, (double)s->step / (double)l->o->run.steps, what);
 }
 
 static void saved(void *user, const ar_training_save *s)
@@ -132,7 +133,7 @@ static ar_status print_predicted(const ar_training_report *r, const ar_training_
     char layout[ARI_LAYOUT_TEXT];
     ari_table *t = NULL;
     AR_TRY(ari_predicted_begin(&t, stdout, watch));
-    ari_predicted_row(t, ari_layout_text(layout, &o->parallel, o->batch), &r->predicted);
+    ari_predicted_row(t, ari_layout_text(layout, &o->run.parallel, o->run.batch), &r->predicted);
     const ar_status st = ari_table_print(t, stdout, 2);
     ari_table_destroy(t);
     return st;
@@ -147,7 +148,7 @@ static ar_status report(const ar_training_report *r, const ar_training_options *
     char layout[ARI_LAYOUT_TEXT], title[256];
     if (plot)
         AR_TRY(ar_training_plot(r, o, plot));
-    snprintf(title, sizeof title, "%s, %s", r->config.name, ari_layout_text(layout, &o->parallel, o->batch));
+    snprintf(title, sizeof title, "%s, %s", r->config.name, ari_layout_text(layout, &o->run.parallel, o->run.batch));
     AR_TRY(ari_watch_write(watch, title));
     if (text && r->has_predicted)
         AR_TRY(print_predicted(r, o, watch));
@@ -188,8 +189,8 @@ static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const a
                   .quiet = v->common.quiet,
                   .text = ari_wants_text(&v->common),
                   .every = (uint64_t)v->log_every};
-    o.cluster = ari_watch_cluster(watch);
-    o.trace = watch->trace;
+    o.run.sim.cluster = ari_watch_cluster(watch);
+    o.run.sim.trace = watch->trace;
     o.listener = (ar_training_listener){.begin = began, .step = stepped, .save = saved, .stop = stopped, .user = &l};
     ari_progress_begin(&l.progress, v->common.quiet);
     ar_status st = ar_train_run(&r, &o);

@@ -196,19 +196,14 @@ ar_status ari_train_values_check(const ari_train_values *v)
 static ar_status fits(ari_estimate *e, const ar_training_options *o, const ar_config *c)
 {
     const uint64_t behind = o->resume ? ar_checkpoint_state_of(o->resume)->step : 0;
-    const uint64_t ahead = o->steps > behind ? o->steps - behind : 1;
-    const ari_estimate_case size = {.config = c,
-                                    .plan = &o->plan,
-                                    .batch = o->batch,
-                                    .seq = o->seq,
-                                    .parallel = &o->parallel,
-                                    .layouts = 1,
-                                    .steps = ahead > INT_MAX ? INT_MAX : (int)ahead,
-                                    .optimizer = o->optimizer,
-                                    .numerics = o->numerics,
-                                    .dropout = o->dropout > 0.0,
-                                    .alone = true,
-                                    .saves = o->save != NULL};
+    const uint64_t ahead = o->run.steps > behind ? o->run.steps - behind : 1;
+    ari_estimate_case size = {.run = o->run,
+                              .config = c,
+                              .parallel = &o->run.parallel,
+                              .layouts = 1,
+                              .alone = true,
+                              .saves = o->save != NULL};
+    size.run.steps = ahead;
     AR_TRY(ari_estimate_check(e, &size));
     return ari_estimate_fits(e);
 }
@@ -220,8 +215,8 @@ static ar_status set_plan(ar_training_options *o, ari_estimate *e, const ari_tra
     ar_config c;
     AR_TRY(ari_train_config(&c, folder, sizeof folder, o));
     AR_TRY(ari_estimate_layers(&c));
-    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o->plan));
-    AR_TRY(ar_parallel_check(&o->parallel, &c, &o->plan, o->batch, o->seq));
+    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o->run.plan));
+    AR_TRY(ar_parallel_check(&o->run.parallel, &c, &o->run.plan, o->run.batch, o->run.seq));
     return fits(e, o, &c);
 }
 
@@ -244,12 +239,12 @@ static ar_status set_scaling(ar_training_options *o, const char *text)
 static ar_status set_numerics(ar_training_options *o, const ari_train_values *v)
 {
     if (v->layout.numerics >= 0)
-        o->numerics = (ar_numerics)v->layout.numerics;
+        o->run.numerics = (ar_numerics)v->layout.numerics;
     if (v->storage >= 0)
-        o->storage = v->storage == 1 ? AR_BF16 : AR_F32;
+        o->run.storage = v->storage == 1 ? AR_BF16 : AR_F32;
     if (v->loss_scale)
         AR_TRY(set_scaling(o, v->loss_scale));
-    if (o->numerics == AR_NUMERICS_EXACT && (o->storage == AR_BF16 || o->scale_loss))
+    if (o->run.numerics == AR_NUMERICS_EXACT && (o->run.storage == AR_BF16 || o->scale_loss))
         return ar_error_set(AR_ERR_ARG, "--%s: exact numerics have none, give --numerics native too",
                             o->scale_loss ? "loss-scale" : "storage bf16");
     return AR_OK;
@@ -263,13 +258,13 @@ static ar_status set_trajectory(ar_training_options *o, const ari_train_values *
         o->data_format = v->data_format < 0 ? AR_DATA_AUTO : (ar_data_format)v->data_format;
     }
     o->in_order = o->in_order || v->in_order;
-    o->steps = v->steps > 0 ? (uint64_t)v->steps : o->steps;
-    o->batch = v->batch ? v->batch : o->batch;
-    o->seq = v->seq ? v->seq : o->seq;
-    o->seed = v->seed == ARI_SEED_NOT_GIVEN ? o->seed : v->seed;
-    o->clip = ari_or_else(v->clip, o->clip);
-    o->dropout = ari_or_else(v->dropout, o->dropout);
-    return ari_optimizer_values_change(&o->optimizer, &v->optimizer, o->steps);
+    o->run.steps = v->steps > 0 ? (uint64_t)v->steps : o->run.steps;
+    o->run.batch = v->batch ? v->batch : o->run.batch;
+    o->run.seq = v->seq ? v->seq : o->run.seq;
+    o->run.seed = v->seed == ARI_SEED_NOT_GIVEN ? o->run.seed : v->seed;
+    o->run.clip = ari_or_else(v->clip, o->run.clip);
+    o->run.dropout = ari_or_else(v->dropout, o->run.dropout);
+    return ari_optimizer_values_change(&o->run.optimizer, &v->optimizer, o->run.steps);
 }
 
 ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, const ari_train_values *v, ar_checkpoint *c)
@@ -278,21 +273,21 @@ ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, cons
     if (c)
         ar_training_resume(o, c);
     AR_TRY(set_trajectory(o, v));
-    o->model = v->model;
+    o->run.model = v->model;
     o->save = v->save;
     o->save_every = (uint64_t)v->save_every;
     o->keep = v->keep;
     o->stop_after = (uint64_t)v->stop_after;
     o->verify_every = (uint64_t)v->verify_every;
-    o->parallel = ari_layout_parallel(&v->layout);
-    o->ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES);
+    o->run.parallel = ari_layout_parallel(&v->layout);
+    o->run.ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES);
     AR_TRY(set_numerics(o, v));
     if (v->inject)
-        AR_TRY(ar_fault_parse(&o->fault, v->inject));
-    o->device = ari_layout_device(&v->layout);
-    o->process = v->process;
-    o->algorithm = ari_layout_algorithm(&v->layout);
-    o->threads = v->common.threads;
-    o->timeout_ns = ari_layout_timeout_ns(&v->layout);
+        AR_TRY(ar_fault_parse(&o->run.fault, v->inject));
+    o->run.device = ari_layout_device(&v->layout);
+    o->run.process = v->process;
+    o->run.sim.algorithm = ari_layout_algorithm(&v->layout);
+    o->run.threads = v->common.threads;
+    o->run.sim.timeout_ns = ari_layout_timeout_ns(&v->layout);
     return set_plan(o, e, v);
 }

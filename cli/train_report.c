@@ -26,10 +26,10 @@ static const char *plural(uint64_t n)
 static void print_layout(FILE *to, const ar_training_options *o)
 {
     char text[ARI_LAYOUT_TEXT];
-    const ar_parallel *p = &o->parallel;
+    const ar_parallel *p = &o->run.parallel;
     const int world = ar_parallel_world(p);
     const char *before = ": ";
-    fprintf(to, "layout %s, %d rank%s", ari_layout_text(text, p, o->batch), world, plural((uint64_t)world));
+    fprintf(to, "layout %s, %d rank%s", ari_layout_text(text, p, o->run.batch), world, plural((uint64_t)world));
     if (p->dp > 1) {
         if (p->tp > 1)
             fprintf(to, "%sgroups of %d ranks share out the sequences", before, p->tp);
@@ -50,9 +50,9 @@ static void print_layout(FILE *to, const ar_training_options *o)
         fprintf(to, "%seach keeps its share of the optimizer's state", before);
     fprintf(to, "\n");
     char device[ARI_DEVICE_TEXT];
-    if (ari_device_text(device, &o->device, world, o->process)[0])
+    if (ari_device_text(device, &o->run.device, world, o->run.process)[0])
         fprintf(to, "device: %s\n", device);
-    ari_transport_print(to, o->process);
+    ari_transport_print(to, o->run.process);
 }
 
 static const char *origin(const ar_training_report *r, const ar_training_options *o)
@@ -64,17 +64,18 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
 {
     const char *weights = o->resume ? "the checkpoint's weights" : r->fresh ? "fresh weights" : "weights of the folder";
     fprintf(to, "%s: %s parameters (%s), %s numerics\n", r->config.name, ARI_COUNT(r->parameters), weights,
-            o->numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
+            o->run.numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
     fprintf(to, "data %s: %s tokens, %s window%s of %zu; %.3g epoch%s%s\n", ARI_SHOW(r->data_path),
-            ARI_COUNT(r->data_tokens), ARI_COUNT(r->windows), plural(r->windows), o->seq, r->epochs,
+            ARI_COUNT(r->data_tokens), ARI_COUNT(r->windows), plural(r->windows), o->run.seq, r->epochs,
             r->epochs == 1.0 ? "" : "s", o->in_order ? ", in order" : "");
-    fprintf(to, "%" PRIu64 " step%s of %zu sequence%s, ", o->steps, plural(o->steps), o->batch, plural(o->batch));
-    ari_optimizer_print(to, &o->optimizer);
-    if (o->clip > 0.0)
-        fprintf(to, ", clip %g", o->clip);
-    if (o->dropout > 0.0)
-        fprintf(to, ", dropout %g", o->dropout);
-    if (o->storage == AR_BF16)
+    fprintf(to, "%" PRIu64 " step%s of %zu sequence%s, ", o->run.steps, plural(o->run.steps), o->run.batch,
+            plural(o->run.batch));
+    ari_optimizer_print(to, &o->run.optimizer);
+    if (o->run.clip > 0.0)
+        fprintf(to, ", clip %g", o->run.clip);
+    if (o->run.dropout > 0.0)
+        fprintf(to, ", dropout %g", o->run.dropout);
+    if (o->run.storage == AR_BF16)
         fprintf(to, ", matrices in bf16");
     if (o->scale_loss)
         fprintf(to, ", loss times %g%s", o->scaling.scale, o->scaling.dynamic ? " at first" : "");
@@ -84,7 +85,7 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
         fprintf(to, "resumed after step %" PRIu64 " from %s\n", r->first, ARI_SHOW(ar_checkpoint_path(o->resume)));
     if (r->note[0])
         fprintf(to, "note: %s\n", r->note);
-    if (r->config.config_dropout > 0.0 && o->dropout == 0.0)
+    if (r->config.config_dropout > 0.0 && o->run.dropout == 0.0)
         fprintf(to, "note: the config's dropout of %g is ignored; --dropout %g switches it on\n",
                 r->config.config_dropout, r->config.config_dropout);
     fprintf(to, "\n  %8s  %10s  %10s  %10s  %10s\n", "step", "loss", "norm", "lr", "tokens/s");
@@ -117,7 +118,7 @@ uint64_t ari_train_log_every(uint64_t steps)
 
 static double tokens_per_second(const ar_training_report *r, const ar_training_options *o)
 {
-    const double tokens = (double)(r->steps - r->first) * (double)o->batch * (double)o->seq;
+    const double tokens = (double)(r->steps - r->first) * (double)o->run.batch * (double)o->run.seq;
     return r->seconds > 0 ? tokens / r->seconds : 0;
 }
 
@@ -132,7 +133,7 @@ static double first_loss(const ar_training_report *r)
 
 static void print_going_on(FILE *to, const ar_training_report *r, const ar_training_options *o)
 {
-    fprintf(to, "stopped after step %" PRIu64 " of %" PRIu64 "; ", r->steps, o->steps);
+    fprintf(to, "stopped after step %" PRIu64 " of %" PRIu64 "; ", r->steps, o->run.steps);
     if (r->checkpoint[0])
         fprintf(to, "to go on, under any layout: anyrank train --resume %s --save %s\n", ARI_SHOW(o->save),
                 ARI_SHOW(o->save));
@@ -155,11 +156,12 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
     const uint64_t taken = r->steps - r->first;
     fprintf(to, "\n");
     if (taken == 0)
-        fprintf(to, "no step was taken%s\n", r->steps == o->steps ? ": the checkpoint has all of them behind it" : "");
+        fprintf(to, "no step was taken%s\n",
+                r->steps == o->run.steps ? ": the checkpoint has all of them behind it" : "");
     else
         fprintf(to, "loss %.6f -> %.6f; %" PRIu64 " step%s in %s, %.0f tokens/s\n", first_loss(r),
                 (double)r->loss[r->steps - 1], taken, plural(taken), ARI_SECONDS(r->seconds), tokens_per_second(r, o));
-    if (taken > 0 && ar_parallel_world(&o->parallel) > 1)
+    if (taken > 0 && ar_parallel_world(&o->run.parallel) > 1)
         fprintf(to, "%s moved between ranks, all together%s\n", ARI_BYTES(r->bytes), predicted(r));
     if (o->verify_every > 0)
         fprintf(to, "gradients and copies verified in %" PRIu64 " step%s%s%s\n", r->verified, plural(r->verified),
@@ -173,12 +175,12 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
     fprintf(to, "weights after step %" PRIu64 ": %s, ", r->steps, r->weights_hash);
     if (r->copies_differ)
         fprintf(to, "of the lowest ranks: others hold other copies\n");
-    else if (o->fault != AR_FAULT_NONE)
-        fprintf(to, "with %s switched on\n", ar_fault_name(o->fault));
+    else if (o->run.fault != AR_FAULT_NONE)
+        fprintf(to, "with %s switched on\n", ar_fault_name(o->run.fault));
     else
         fprintf(to, "%s\n",
-                o->numerics == AR_NUMERICS_EXACT ? "the same for every layout"
-                                                 : "for this layout only (native numerics)");
+                o->run.numerics == AR_NUMERICS_EXACT ? "the same for every layout"
+                                                     : "for this layout only (native numerics)");
 }
 
 /* --- JSON --------------------------------------------------------------------------------------------------------- */
@@ -221,9 +223,9 @@ static void json_course(json_t *j, const ar_training_report *r, const ar_trainin
 {
     json_object_set_new(j, "first_step", json_integer((json_int_t)r->first + 1));
     json_object_set_new(j, "steps", json_integer((json_int_t)r->steps));
-    json_object_set_new(j, "steps_in_all", json_integer((json_int_t)o->steps));
+    json_object_set_new(j, "steps_in_all", json_integer((json_int_t)o->run.steps));
     json_object_set_new(j, "loss", json_floats(r->loss, 0, r->steps));
-    json_object_set_new(j, "gradient_norms", json_floats(r->norm, r->first, o->clip > 0 ? r->steps : r->first));
+    json_object_set_new(j, "gradient_norms", json_floats(r->norm, r->first, o->run.clip > 0 ? r->steps : r->first));
     json_object_set_new(j, "lr", json_rates(r));
     json_object_set_new(j, "seconds", ari_json_number(r->seconds));
     json_object_set_new(j, "tokens_per_second", ari_json_number(tokens_per_second(r, o)));
@@ -239,22 +241,22 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
 {
     json_t *j = ari_json_begin("train");
     json_object_set_new(j, "result", json_string(result_name(r)));
-    json_object_set_new(j, "numerics", json_string(o->numerics == AR_NUMERICS_NATIVE ? "native" : "exact"));
-    ari_device_json(j, &o->device);
-    ari_transport_json(j, o->process);
+    json_object_set_new(j, "numerics", json_string(o->run.numerics == AR_NUMERICS_NATIVE ? "native" : "exact"));
+    ari_device_json(j, &o->run.device);
+    ari_transport_json(j, o->run.process);
     json_object_set_new(j, "model", ari_json_text(r->config.name));
     json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
     json_object_set_new(j, "weights", json_string(origin(r, o)));
     json_object_set_new(j, "data", json_data(r, o));
-    json_object_set_new(j, "layout", ari_layout_json(&o->parallel, o->batch));
-    json_object_set_new(j, "batch", json_integer((json_int_t)o->batch));
-    json_object_set_new(j, "seq", json_integer((json_int_t)o->seq));
-    json_object_set_new(j, "optimizer", ari_optimizer_json(&o->optimizer));
-    json_object_set_new(j, "clip", json_real(o->clip));
-    json_object_set_new(j, "dropout", json_real(o->dropout));
-    json_object_set_new(j, "storage", json_string(o->storage == AR_BF16 ? "bf16" : "f32"));
+    json_object_set_new(j, "layout", ari_layout_json(&o->run.parallel, o->run.batch));
+    json_object_set_new(j, "batch", json_integer((json_int_t)o->run.batch));
+    json_object_set_new(j, "seq", json_integer((json_int_t)o->run.seq));
+    json_object_set_new(j, "optimizer", ari_optimizer_json(&o->run.optimizer));
+    json_object_set_new(j, "clip", json_real(o->run.clip));
+    json_object_set_new(j, "dropout", json_real(o->run.dropout));
+    json_object_set_new(j, "storage", json_string(o->run.storage == AR_BF16 ? "bf16" : "f32"));
     json_object_set_new(j, "loss_scale", o->scale_loss ? json_real(o->scaling.scale) : json_null());
-    json_object_set_new(j, "seed", json_integer((json_int_t)o->seed));
+    json_object_set_new(j, "seed", json_integer((json_int_t)o->run.seed));
     json_course(j, r, o);
     json_object_set_new(j, "weights_hash", text_or_null(r->weights_hash));
     json_object_set_new(j, "checkpoint", text_or_null(r->checkpoint));

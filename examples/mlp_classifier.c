@@ -95,7 +95,7 @@ int main(void)
     const ar_parallel layouts[] = {{.dp = 4}, {.tp = 2}, {.dp = 2, .tp = 2, .micro_batches = 3}, {.dp = 3, .zero = 1}};
     const ar_module_case c = {.name = "mlp", .build = build, .batch = batch};
     const ar_check_module_options o = {
-        .parallel = layouts, .layouts = 4, .steps = 3, .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)};
+        .parallel = layouts, .layouts = 4, .run.steps = 3, .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)};
     ar_check_module_report *check = NULL;
     ar_gradcheck_module_report *gradients = NULL;
     draw_spirals();

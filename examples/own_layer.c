@@ -97,15 +97,16 @@ int main(void)
     bool forgetful[] = {false, true}, ok = true;
     const ar_parallel layouts[] = {{.dp = 4}, {.dp = 2, .micro_batches = 3}};
     const ar_ddp_options buckets = ar_ddp_defaults();
-    ar_check_module_options o = {.parallel = layouts, .layouts = 2, .steps = 20, .ddp = &buckets};
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
+    ar_check_module_options o = {.parallel = layouts, .layouts = 2, .run.steps = 20, .ddp = &buckets};
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
     for (int i = 0; i < 2 && ok; i++) {
         const ar_module_case c = {i ? "forgets s" : "right", build, batch, &forgetful[i], false};
         ar_check_module_report *check = NULL;
         ar_gradcheck_module_report *gradients = NULL;
         ok = !ar_check_module(&check, &c, &o) && !ar_gradcheck_module(&gradients, &c, &o);
         if (ok) {
-            printf("loss %.4f, after %d steps %.4f\n", (double)check->loss[0], o.steps, (double)check->loss[19]);
+            printf("loss %.4f, after %d steps %.4f\n", (double)check->loss[0], (int)o.run.steps,
+                   (double)check->loss[19]);
             ar_check_module_text(check, text[0], sizeof text[0]);
             ar_gradcheck_module_text(gradients, text[1], sizeof text[1]);
             printf("%s%s\n", text[0], text[1]);

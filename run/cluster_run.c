@@ -8,6 +8,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "run/process_run.h"
+#include "run/run.h"
 #include "run/trainer.h"
 
 const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
@@ -39,7 +40,7 @@ static void measure_params(const ar_ctx *ctx, const ari_trainer *t, rank_result 
 
 static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
 {
-    for (int i = 0; i < ari_at_least_one(o->steps); i++) {
+    for (size_t i = 0; i < ari_run_steps(&o->run); i++) {
         ar_train_result step;
         AR_TRY(ari_trainer_step(&step, t, ctx, &o->batch[i], (uint32_t)i + 1));
         result->loss[i] = step.loss;
@@ -53,17 +54,11 @@ static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_option
 
 static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
 {
-    const ari_trainer_options options = {.config = o->config,
-                                         .plan = o->plan,
-                                         .parallel = o->parallel,
-                                         .ddp = o->ddp,
+    const ari_trainer_options options = {.run = o->run,
+                                         .config = o->config,
                                          .forward_only = o->forward_only,
-                                         .gradients_only = o->steps <= 0,
-                                         .optimizer = o->optimizer,
-                                         .clip = o->clip,
                                          .weights = o->weights,
-                                         .weights_user = o->weights_user,
-                                         .seed = o->seed};
+                                         .weights_user = o->weights_user};
     ari_trainer t;
     AR_TRY(ari_trainer_create(&t, ctx, &options));
     const ar_status st = run_steps(&t, ctx, o, result);
@@ -96,19 +91,19 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     ar_ctx *ctx = NULL;
     ar_comm *tp = NULL, *dp = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, split_groups(&tp, &dp, world, &o->parallel, o->fault == AR_FAULT_group_wrong_stride));
+    AR_TRY_TO(done, st, split_groups(&tp, &dp, world, &o->run.parallel, o->run.fault == AR_FAULT_group_wrong_stride));
     const ar_ctx_options options = {.device = device,
                                     .tp = tp,
                                     .dp = dp,
                                     .world = world,
-                                    .sp = o->parallel.sp,
-                                    .keep_gathered = o->parallel.keep_gathered,
-                                    .dropout = o->dropout,
-                                    .seed = o->seed,
-                                    .numerics = o->numerics,
-                                    .precision = o->precision,
-                                    .storage = o->storage,
-                                    .fault = o->fault,
+                                    .sp = o->run.parallel.sp,
+                                    .keep_gathered = o->run.parallel.keep_gathered,
+                                    .dropout = o->run.dropout,
+                                    .seed = o->run.seed,
+                                    .numerics = o->run.numerics,
+                                    .precision = o->run.precision,
+                                    .storage = o->run.storage,
+                                    .fault = o->run.fault,
                                     .tap = o->tap,
                                     .tap_user = o->tap_user ? o->tap_user[r] : NULL};
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
@@ -127,14 +122,14 @@ done:
 
 static int threads_of(const ari_cluster_options *o, int ranks)
 {
-    return ari_core_budget(o->threads > 0 ? o->threads : ari_cores(), ranks);
+    return ari_core_budget(o->run.threads > 0 ? o->run.threads : ari_cores(), ranks);
 }
 
 static ar_status rank_main(ar_comm *world, void *arg)
 {
     const job *j = arg;
     ar_device *device = NULL;
-    AR_TRY(ar_device_create(&device, &j->o->device, threads_of(j->o, ar_comm_size(world))));
+    AR_TRY(ar_device_create(&device, &j->o->run.device, threads_of(j->o, ar_comm_size(world))));
     const ar_status st = rank_on(world, device, arg);
     ar_device_destroy(device);
     return st;
@@ -147,7 +142,7 @@ static size_t larger(size_t a, size_t b)
 
 static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
 {
-    ar_sim_options sim = j->o->sim;
+    ar_sim_options sim = j->o->run.sim;
     ar_trace *own = NULL;
     sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
     /* Bytes are counted as each rank's own, and predicted so: the last one to come must not move everybody's. */
@@ -169,10 +164,10 @@ static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
 
 static ar_status check_processes(const ari_cluster_options *o, int ranks)
 {
-    const ar_sim_options *sim = &o->sim;
-    if (ranks != ar_process_size(o->process))
+    const ar_sim_options *sim = &o->run.sim;
+    if (ranks != ar_process_size(o->run.process))
         return ar_error_set(AR_ERR_ARG, "a layout of %d ranks on %d processes: as many are expected", ranks,
-                            ar_process_size(o->process));
+                            ar_process_size(o->run.process));
     if (sim->fault_count > 0 || sim->verify_transfers || sim->explore || sim->trace || sim->cluster)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "faults and checks of transfers, schedules, traces and virtual time are "
@@ -186,25 +181,25 @@ static ar_status take_result(void *user, int rank, ari_bytes *b)
     float *loss = j->rank[rank].loss;
     AR_TRY(ari_bytes_take(b, &j->rank[rank], sizeof *j->rank));
     j->rank[rank].loss = loss;
-    return ari_bytes_take(b, loss, (size_t)ari_at_least_one(j->o->steps) * sizeof *loss);
+    return ari_bytes_take(b, loss, ari_run_steps(&j->o->run) * sizeof *loss);
 }
 
 /* Every process's own result to process 0, and all of them to every process. */
 static ar_status share_results(job *j, int ranks, float *losses)
 {
-    const size_t steps = (size_t)ari_at_least_one(j->o->steps);
-    const rank_result *own = &j->rank[ar_process_rank(j->o->process)];
+    const size_t steps = ari_run_steps(&j->o->run);
+    const rank_result *own = &j->rank[ar_process_rank(j->o->run.process)];
     ari_bytes bytes = {.count = 0};
     ar_status st = ari_bytes_put(&bytes, own, sizeof *own);
     if (st == AR_OK)
         st = ari_bytes_put(&bytes, own->loss, steps * sizeof *own->loss);
-    st = ari_process_agree(j->o->process, st);
+    st = ari_process_agree(j->o->run.process, st);
     if (st == AR_OK)
-        st = ari_process_collect(j->o->process, &bytes, take_result, j);
+        st = ari_process_collect(j->o->run.process, &bytes, take_result, j);
     ari_bytes_fini(&bytes);
     AR_TRY(st);
-    AR_TRY(ar_process_broadcast(j->o->process, losses, (size_t)ranks * steps * sizeof *losses));
-    AR_TRY(ar_process_broadcast(j->o->process, j->rank, (size_t)ranks * sizeof *j->rank));
+    AR_TRY(ar_process_broadcast(j->o->run.process, losses, (size_t)ranks * steps * sizeof *losses));
+    AR_TRY(ar_process_broadcast(j->o->run.process, j->rank, (size_t)ranks * sizeof *j->rank));
     for (int r = 0; r < ranks; r++)
         j->rank[r].loss = losses + (size_t)r * steps;
     return AR_OK;
@@ -214,8 +209,8 @@ static ar_status run_processes(job *j, int ranks, float *losses)
 {
     AR_TRY(check_processes(j->o, ranks));
     /* Those of a process are its one rank's. Where nothing is said others may be on the same cores. */
-    const int threads = j->o->threads > 0 ? j->o->threads : threads_of(j->o, ranks);
-    AR_TRY(ari_process_run(j->o->process, &j->o->device, threads, rank_on, j));
+    const int threads = j->o->run.threads > 0 ? j->o->run.threads : threads_of(j->o, ranks);
+    AR_TRY(ari_process_run(j->o->run.process, &j->o->run.device, threads, rank_on, j));
     return share_results(j, ranks, losses);
 }
 
@@ -239,7 +234,7 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
 {
     *result = (ari_cluster_result){0};
     job j = {.o = o};
-    const size_t n = (size_t)ar_parallel_world(&o->parallel), steps = (size_t)ari_at_least_one(o->steps);
+    const size_t n = (size_t)ar_parallel_world(&o->run.parallel), steps = ari_run_steps(&o->run);
     float *losses = NULL; /* [n, steps] */
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&j.rank, n, sizeof *j.rank, "results of the ranks"));
@@ -248,9 +243,10 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
         j.rank[r].loss = losses + r * steps;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&result->reports, n, sizeof *result->reports, "reports of the ranks"));
     const uint64_t start = ari_now_ns();
-    st = o->process ? run_processes(&j, (int)n, losses) : run_threads(result, &j, (int)n);
+    st = o->run.process ? run_processes(&j, (int)n, losses) : run_threads(result, &j, (int)n);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    if (st != AR_OK && o->process) { /* the words have the table of ranks, and nothing else is known of the others */
+    if (st != AR_OK &&
+        o->run.process) { /* the words have the table of ranks, and nothing else is known of the others */
         free(result->reports);
         result->reports = NULL;
     }

@@ -3,33 +3,16 @@
 #define ARI_RUN_CLUSTER_RUN_H
 
 #include "anyrank/model.h"
-#include "anyrank/process.h"
-#include "anyrank/sim.h"
+#include "anyrank/run.h"
 #include "anyrank/train.h"
 
 /* Training steps of a model on N simulated ranks. */
 typedef struct ari_cluster_options {
+    ar_run run; /* model, batch and seq are not looked at. With a cluster and no trace: one of its own */
     const ar_config *config;
-    ar_plan plan;
-    ar_parallel parallel;
-    const ar_batch *batch; /* [max(steps, 1)], global */
-    int steps;             /* 0: one forward and backward, no update */
-    ar_optimizer_options optimizer;
-    double clip, dropout;
-    ar_ddp_options ddp;                                    /* its `zero` comes from parallel */
-    uint64_t seed;                                         /* of fresh weights */
+    const ar_batch *batch;                                 /* [max(steps, 1)], global */
     const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
     void *weights_user;
-    ar_numerics numerics;
-    ar_precision precision; /* of the native numerics */
-    ar_dtype storage;       /* of ar_ctx_options; 0: AR_F32 */
-    ar_fault fault;
-    ar_device_choice device; /* of every rank: ranks of one process share it, ranks of processes take the GPU of their
-                                local number */
-    ar_process *process; /* this process is one rank: its communicator, and its results go to process 0. NULL: ranks are
-                            threads of this one. Borrowed */
-    int threads;         /* of the whole process, shared by the ranks; 0: the cores of the machine */
-    ar_sim_options sim;  /* timeout_ns 0: 60 s; AR_SIM_AUTO: direct; with a cluster and no trace: one of its own */
     bool forward_only;
     ar_tap_fn tap;   /* NULL: nobody listens */
     void **tap_user; /* [world] */

@@ -11,66 +11,48 @@
 #include "ref/core/size.h"
 #include "ref/models/param_list.h"
 #include "run/cluster_run.h"
-#include "run/positions.h"
 #include "run/process_run.h"
+#include "run/run.h"
 #include "run/train_rank.h"
 #include "run/weights.h"
 #include "sim/plan/bytes.h"
 
 ar_training_options ar_training_defaults(void)
 {
-    return (ar_training_options){.steps = 100,
-                                 .batch = 8,
-                                 .seq = 64,
-                                 .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                 .clip = 1.0,
-                                 .ddp = ar_ddp_defaults(),
-                                 .algorithm = AR_SIM_DIRECT};
-}
-
-/* What stands for little range or precision, which the exact numerics do not have. */
-static ar_status check_numerics(const ar_training_options *o)
-{
-    if (o->numerics == AR_NUMERICS_EXACT && (o->storage == AR_BF16 || o->scale_loss))
-        return ar_error_set(AR_ERR_ARG, "%s is of native numerics: exact ones have neither",
-                            o->scale_loss ? "loss scaling" : "storage in bf16");
-    return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;
+    return (ar_training_options){.run.steps = 100,
+                                 .run.batch = 8,
+                                 .run.seq = 64,
+                                 .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                 .run.clip = 1.0,
+                                 .run.ddp = ar_ddp_defaults(),
+                                 .run.sim.algorithm = AR_SIM_DIRECT};
 }
 
 static ar_status check_options(const ar_training_options *o, const ar_config *c)
 {
-    if (o->batch == 0 || o->seq == 0 || o->steps == 0)
+    if (o->run.steps == 0)
         return ar_error_set(AR_ERR_ARG, "steps, batch and seq are at least 1");
-    if (o->steps > UINT32_MAX)
-        return ar_error_set(AR_ERR_ARG, "%" PRIu64 " steps: at most %" PRIu32, o->steps, UINT32_MAX);
-    if (o->seed > INT64_MAX)
-        return ar_error_set(AR_ERR_ARG, "seed %" PRIu64 ": at most %" PRId64 ", which checkpoints can hold", o->seed,
-                            INT64_MAX);
-    if (!(o->clip >= 0.0) || isinf(o->clip))
-        return ar_error_set(AR_ERR_ARG, "a largest gradient norm of %g: a finite number from 0 (no clipping)", o->clip);
-    if (!(o->dropout >= 0.0 && o->dropout < 1.0))
-        return ar_error_set(AR_ERR_ARG, "a dropout of %g: a probability from 0 to below 1", o->dropout);
-    AR_TRY(ar_optimizer_check(&o->optimizer));
-    AR_TRY(check_numerics(o));
-    if ((c->learned_positions || c->rope) && o->seq > c->max_positions)
-        return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", o->seq,
-                            c->max_positions, c->name);
-    AR_TRY(ari_check_angles(c, o->seq));
-    return ar_parallel_check(&o->parallel, c, &o->plan, o->batch, o->seq);
+    if (o->run.seed > INT64_MAX)
+        return ar_error_set(AR_ERR_ARG, "seed %" PRIu64 ": at most %" PRId64 ", which checkpoints can hold",
+                            o->run.seed, INT64_MAX);
+    AR_TRY(ar_run_check(&o->run, c, NULL, 0));
+    if (o->scale_loss && o->run.numerics == AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG, "loss scaling is of native numerics: exact ones have it not");
+    return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;
 }
 
 ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, size_t vocab)
 {
     const ar_loader_options options = {
-        .batch = o->batch, .seq = o->seq, .vocab = vocab, .seed = o->seed, .in_order = o->in_order};
+        .batch = o->run.batch, .seq = o->run.seq, .vocab = vocab, .seed = o->run.seed, .in_order = o->in_order};
     return ar_loader_create(gives, data, &options);
 }
 
 ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o)
 {
-    AR_TRY(ar_model_path(folder, cap, o->model ? o->model : ar_checkpoint_path(o->resume)));
+    AR_TRY(ar_model_path(folder, cap, o->run.model ? o->run.model : ar_checkpoint_path(o->resume)));
     AR_TRY(ar_config_load(c, folder));
-    const char *name = o->model ? NULL : ar_checkpoint_state_of(o->resume)->model;
+    const char *name = o->run.model ? NULL : ar_checkpoint_state_of(o->resume)->model;
     if (name)
         ari_printable(c->name, sizeof c->name, name);
     return AR_OK;
@@ -106,11 +88,11 @@ static ar_status check_groups(const ar_optimizer_options *o, const ar_config *c)
 
 static ar_status read_model(ar_training_report *r, ari_weights **weights, const ar_training_options *o)
 {
-    if (!o->model && !o->resume)
+    if (!o->run.model && !o->resume)
         return ar_error_set(AR_ERR_ARG, "a training run needs a model, or a checkpoint to resume");
     AR_TRY(ari_train_config(&r->config, r->folder, sizeof r->folder, o));
     AR_TRY(check_options(o, &r->config));
-    AR_TRY(check_groups(&o->optimizer, &r->config));
+    AR_TRY(check_groups(&o->run.optimizer, &r->config));
     AR_TRY(ar_config_parameters(&r->config, &r->parameters));
     if (!o->resume)
         AR_TRY(ari_weights_load(weights, &r->config, r->folder));
@@ -136,7 +118,7 @@ static ar_status read_data(ari_training *j, ar_data **data)
     snprintf(r->data_path, sizeof r->data_path, "%s", ar_data_path(j->data));
     r->data_tokens = ar_data_tokens(j->data);
     r->windows = ar_loader_windows(loader);
-    r->epochs = (double)o->steps * (double)o->batch / (double)r->windows;
+    r->epochs = (double)o->run.steps * (double)o->run.batch / (double)r->windows;
     ar_loader_destroy(loader);
     return AR_OK;
 }
@@ -164,7 +146,7 @@ static ar_status begin_curves(ari_training *j, const ar_training_options *o)
     j->report->first = s ? s->step : 0;
     for (uint64_t i = 0; i < j->report->first; i++)
         AR_TRY(ari_train_remember(j, i < unknown ? NAN : s->loss[i - unknown], NAN,
-                                  ar_optimizer_lr(&o->optimizer, i + 1)));
+                                  ar_optimizer_lr(&o->run.optimizer, i + 1)));
     return AR_OK;
 }
 
@@ -194,11 +176,11 @@ static ar_status begin(ari_training *j, ari_weights **weights, ar_data **data)
     if (o->resume)
         AR_TRY(ari_train_check_resume(r->note, sizeof r->note, j));
     AR_TRY(begin_curves(j, o));
-    AR_TRY(ari_full_set_create(&j->full, o->process));
+    AR_TRY(ari_full_set_create(&j->full, o->run.process));
     j->weights = o->resume ? ar_checkpoint_find : *weights ? ari_weights_find : NULL;
     j->weights_user = o->resume ? (void *)o->resume : (void *)*weights;
     const ar_checkpoint_options save = {
-        .folder = o->save, .config = r->folder, .keep = o->keep, .fresh = o->resume == NULL, .process = o->process};
+        .folder = o->save, .config = r->folder, .keep = o->keep, .fresh = o->resume == NULL, .process = o->run.process};
     if (o->save)
         AR_TRY(ar_checkpoint_writer_create(&j->writer, &save));
     return find_saved(j);
@@ -208,20 +190,7 @@ static ar_status run_ranks(ari_training *j)
 {
     const ar_training_options *o = j->o;
     ar_training_report *r = j->report;
-    const ari_cluster_options run = {
-        .config = &r->config,
-        .parallel = o->parallel,
-        .dropout = o->dropout,
-        .seed = o->seed,
-        .numerics = o->numerics,
-        .storage = o->storage,
-        .fault = o->fault,
-        .device = o->device,
-        .process = o->process,
-        .threads = o->threads,
-        .sim = {.algorithm = o->algorithm, .timeout_ns = o->timeout_ns, .trace = o->trace, .cluster = o->cluster},
-        .body = ari_train_rank,
-        .body_user = j};
+    const ari_cluster_options run = {.run = o->run, .config = &r->config, .body = ari_train_rank, .body_user = j};
     ari_cluster_result result;
     const ar_status st = ari_cluster_run(&result, &run);
     free(result.loss);
@@ -264,17 +233,8 @@ static uint64_t verified_steps(const ar_training_report *r, const ar_training_op
 static ar_status predict_bytes(ar_training_report *r, const ar_training_options *o)
 {
     const uint64_t taken = r->steps - r->first;
-    const ari_traffic_case traffic = {.config = &r->config,
-                                      .plan = o->plan,
-                                      .parallel = o->parallel,
-                                      .batch = o->batch,
-                                      .seq = o->seq,
-                                      .steps = (int)taken,
-                                      .clip = o->clip > 0.0,
-                                      .numerics = o->numerics,
-                                      .storage = o->storage,
-                                      .find_unused = o->ddp.find_unused,
-                                      .verified = verified_steps(r, o)};
+    ari_traffic_case traffic = {.run = o->run, .config = &r->config, .verified = verified_steps(r, o)};
+    traffic.run.steps = taken;
     if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;
     AR_TRY(ari_traffic_bytes(&r->bytes_predicted, &traffic));
@@ -295,16 +255,16 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&job.report, 1, sizeof *job.report, "a report"));
     st = begin(&job, &weights, &data);
-    if (o->process)
-        st = ari_process_agree(o->process, st);
+    if (o->run.process)
+        st = ari_process_agree(o->run.process, st);
     if (st == AR_OK)
         st = run_ranks(&job);
     if (st != AR_OK)
         goto done;
-    if (o->process) /* process 0 has kept the books */
-        AR_TRY_TO(done, st, share_end(job.report, o->process));
+    if (o->run.process) /* process 0 has kept the books */
+        AR_TRY_TO(done, st, share_end(job.report, o->run.process));
     AR_TRY_TO(done, st, predict_bytes(job.report, o));
-    if (!ended_early(job.report) && (!o->process || ar_process_rank(o->process) == 0))
+    if (!ended_early(job.report) && (!o->run.process || ar_process_rank(o->run.process) == 0))
         AR_TRY_TO(done, st, ari_full_set_hash(job.full, job.report->weights_hash));
     *gives = job.report;
     job.report = NULL;

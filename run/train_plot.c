@@ -33,13 +33,13 @@ static ar_status write_plot(const ar_training_report *r, const ar_training_optio
     const ari_plot_line lines[] = {{"loss", ARI_PLOT_FAINT, step, loss, n},
                                    {"learning rate", ARI_PLOT_ASIDE, step, r->lr, n},
                                    {"smoothed", ARI_PLOT_BOLD, step, smooth, n}};
-    ar_parallel_text(layout, sizeof layout, &o->parallel);
+    ar_parallel_text(layout, sizeof layout, &o->run.parallel);
     snprintf(title, sizeof title, "%s, %s", r->config.name, layout);
     if (r->weights_hash[0])
         snprintf(end, sizeof end, "weights after step %" PRIu64 ": %.12s", r->steps, r->weights_hash);
     else
         snprintf(end, sizeof end, "diverged after step %" PRIu64, r->steps);
-    snprintf(subtitle, sizeof subtitle, "%zu sequences of %zu tokens a step; %s", o->batch, o->seq, end);
+    snprintf(subtitle, sizeof subtitle, "%zu sequences of %zu tokens a step; %s", o->run.batch, o->run.seq, end);
     const ari_plot p = {.title = title,
                         .subtitle = subtitle,
                         .x_name = "step",

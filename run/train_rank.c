@@ -32,15 +32,8 @@ static ar_status create(member *m)
 {
     const ari_training *j = m->job;
     const ar_training_options *o = j->o;
-    const ari_trainer_options trainer = {.config = &j->report->config,
-                                         .plan = o->plan,
-                                         .parallel = o->parallel,
-                                         .ddp = o->ddp,
-                                         .optimizer = o->optimizer,
-                                         .clip = o->clip,
-                                         .weights = j->weights,
-                                         .weights_user = j->weights_user,
-                                         .seed = o->seed};
+    const ari_trainer_options trainer = {
+        .run = o->run, .config = &j->report->config, .weights = j->weights, .weights_user = j->weights_user};
     AR_TRY(ari_train_loader(&m->loader, j->data, o, 0));
     AR_TRY(ari_trainer_create(&m->trainer, m->ctx, &trainer));
     m->scaling = o->scaling;
@@ -66,7 +59,7 @@ static ar_status asked_to_stop(bool *stop, const member *m)
     *stop = m->job->o->stop_after > 0 && m->step >= m->job->o->stop_after;
     if (*stop || !l->stop)
         return AR_OK;
-    if (is_first(m) || m->job->o->process)
+    if (is_first(m) || m->job->o->run.process)
         answer = l->stop(l->user);
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_I32, 1, &one));
     AR_TRY(ar_ctx_upload(ctx, &t, &answer));
@@ -85,7 +78,7 @@ static ar_status record(const member *m, const ar_train_result *r, double second
     const ar_training_options *o = m->job->o;
     ar_training_report *report = m->job->report;
     /* Of the update that the step made, or would have made: the schedule counts those, not the steps left out. */
-    const double lr = ar_optimizer_lr(&o->optimizer, ar_optimizer_steps(m->trainer.optimizer) + r->skipped);
+    const double lr = ar_optimizer_lr(&o->run.optimizer, ar_optimizer_steps(m->trainer.optimizer) + r->skipped);
     AR_TRY(ari_train_remember(m->job, r->loss, r->norm, lr));
     report->seconds += seconds;
     const ar_training_step s = {.step = m->step,
@@ -93,7 +86,7 @@ static ar_status record(const member *m, const ar_train_result *r, double second
                                 .norm = r->norm,
                                 .lr = lr,
                                 .skipped = r->skipped,
-                                .tokens = o->batch * o->seq,
+                                .tokens = o->run.batch * o->run.seq,
                                 .seconds = seconds};
     if (o->listener.step)
         o->listener.step(o->listener.user, &s);
@@ -109,7 +102,7 @@ static void record_divergence(const member *m, const ar_train_result *r)
     snprintf(report->message, sizeof report->message,
              "the %s of step %" PRIu64 " is %s: training has diverged; a smaller learning rate, a warm-up%s may help",
              loss ? "loss" : "gradient norm", m->step + 1, isnan(loss ? r->loss : r->norm) ? "NaN" : "infinite",
-             m->job->o->clip > 0.0 ? "" : " or clipping");
+             m->job->o->run.clip > 0.0 ? "" : " or clipping");
 }
 
 /* Whether this step is one of those that are verified. */
@@ -180,18 +173,18 @@ static ar_checkpoint_state state_of(const member *m)
     return (ar_checkpoint_state){.model = j->report->config.name,
                                  .step = m->step,
                                  .optimizer_steps = ar_optimizer_steps(m->trainer.optimizer),
-                                 .steps = o->steps,
-                                 .seed = o->seed,
-                                 .optimizer = o->optimizer,
-                                 .clip = o->clip,
-                                 .dropout = o->dropout,
-                                 .numerics = o->numerics,
-                                 .storage = o->storage == AR_BF16 ? AR_BF16 : AR_F32,
+                                 .steps = o->run.steps,
+                                 .seed = o->run.seed,
+                                 .optimizer = o->run.optimizer,
+                                 .clip = o->run.clip,
+                                 .dropout = o->run.dropout,
+                                 .numerics = o->run.numerics,
+                                 .storage = o->run.storage == AR_BF16 ? AR_BF16 : AR_F32,
                                  .loss_scale = o->scale_loss ? m->scaling.scale : 0.0,
                                  .loss_scale_steps = m->scaling.good,
                                  .loss_scale_static = o->scale_loss && !m->scaling.dynamic,
-                                 .batch = o->batch,
-                                 .seq = o->seq,
+                                 .batch = o->run.batch,
+                                 .seq = o->run.seq,
                                  .in_order = o->in_order,
                                  .data_path = j->data_path,
                                  .data_format = ar_data_format_of(j->data),
@@ -240,7 +233,7 @@ static ar_status run_steps(member *m)
 {
     const ari_training *j = m->job;
     const uint64_t every = j->o->save_every;
-    while (m->step < j->o->steps && !m->diverged) {
+    while (m->step < j->o->run.steps && !m->diverged) {
         bool stop = false;
         AR_TRY(asked_to_stop(&stop, m));
         if (stop) {

@@ -12,13 +12,13 @@ void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
 {
     const ar_checkpoint_state *s = ar_checkpoint_state_of(c);
     o->resume = c;
-    o->steps = s->steps ? s->steps : o->steps;
-    o->seed = s->seed;
-    o->optimizer = s->optimizer;
-    o->clip = s->clip;
-    o->dropout = s->dropout;
-    o->numerics = s->numerics;
-    o->storage = s->storage;
+    o->run.steps = s->steps ? s->steps : o->run.steps;
+    o->run.seed = s->seed;
+    o->run.optimizer = s->optimizer;
+    o->run.clip = s->clip;
+    o->run.dropout = s->dropout;
+    o->run.numerics = s->numerics;
+    o->run.storage = s->storage;
     o->scale_loss = s->loss_scale > 0.0;
     if (o->scale_loss) {
         o->scaling = ar_loss_scaling_defaults(!s->loss_scale_static);
@@ -26,8 +26,8 @@ void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
         o->scaling.good = (uint32_t)s->loss_scale_steps;
     }
     if (s->batch > 0) {
-        o->batch = s->batch;
-        o->seq = s->seq;
+        o->run.batch = s->batch;
+        o->run.seq = s->seq;
         o->in_order = s->in_order;
     }
     if (s->data_hash) {
@@ -39,25 +39,25 @@ void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
 /* What cannot change without another run: the order of the samples, and what a step is. */
 static ar_status check_same(const ar_training_options *o, const ar_checkpoint_state *s, const char *data_hash)
 {
-    if (s->batch > 0 && o->batch != s->batch)
+    if (s->batch > 0 && o->run.batch != s->batch)
         return ar_error_set(AR_ERR_ARG, "resumed with a batch of %zu, the run has one of %zu: only that goes on",
-                            o->batch, s->batch);
-    if (s->batch > 0 && o->seq != s->seq)
+                            o->run.batch, s->batch);
+    if (s->batch > 0 && o->run.seq != s->seq)
         return ar_error_set(AR_ERR_ARG, "resumed with sequences of %zu tokens, the run has %zu: only that goes on",
-                            o->seq, s->seq);
+                            o->run.seq, s->seq);
     if (s->batch > 0 && o->in_order != s->in_order)
         return ar_error_set(AR_ERR_ARG, "resumed with the data %s, the run has it %s: only that goes on",
                             o->in_order ? "in order" : "shuffled", s->in_order ? "in order" : "shuffled");
-    if (o->seed != s->seed)
+    if (o->run.seed != s->seed)
         return ar_error_set(AR_ERR_ARG, "resumed with seed %" PRIu64 ", the run has %" PRIu64 ": only that goes on",
-                            o->seed, s->seed);
+                            o->run.seed, s->seed);
     if (s->data_hash && strcmp(s->data_hash, data_hash) != 0)
         return ar_error_set(AR_ERR_ARG,
                             "resumed with other data than the run has: SHA-256 %.12s, expected %.12s (%s, %zu tokens)",
                             data_hash, s->data_hash, s->data_path ? s->data_path : "of another name", s->data_tokens);
-    if (o->steps < s->step)
+    if (o->run.steps < s->step)
         return ar_error_set(AR_ERR_ARG, "%" PRIu64 " steps in all, but the checkpoint has %" PRIu64 " behind it",
-                            o->steps, s->step);
+                            o->run.steps, s->step);
     return AR_OK;
 }
 
@@ -73,18 +73,18 @@ static ar_status check_state(const ar_training_options *o, const ar_checkpoint_s
         const char *state;
         bool needed, there;
     } all[] = {
-        {"momentum_buffer", has_momentum(&o->optimizer), has_momentum(&s->optimizer)},
-        {"exp_avg", o->optimizer.kind != AR_OPTIMIZER_SGD, s->optimizer.kind != AR_OPTIMIZER_SGD},
-        {"master", o->storage == AR_BF16, s->storage == AR_BF16},
+        {"momentum_buffer", has_momentum(&o->run.optimizer), has_momentum(&s->optimizer)},
+        {"exp_avg", o->run.optimizer.kind != AR_OPTIMIZER_SGD, s->optimizer.kind != AR_OPTIMIZER_SGD},
+        {"master", o->run.storage == AR_BF16, s->storage == AR_BF16},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (all[i].needed && !all[i].there)
             return ar_error_set(AR_ERR_ARG,
                                 "resumed with %s, which needs the state '%s' of each parameter: the checkpoint, of %s "
                                 "in %s, has none",
-                                strcmp(all[i].state, "master") == 0     ? "storage in bf16"
-                                : o->optimizer.kind == AR_OPTIMIZER_SGD ? "momentum"
-                                                                        : ar_optimizer_name(o->optimizer.kind),
+                                strcmp(all[i].state, "master") == 0         ? "storage in bf16"
+                                : o->run.optimizer.kind == AR_OPTIMIZER_SGD ? "momentum"
+                                                                            : ar_optimizer_name(o->run.optimizer.kind),
                                 all[i].state, ar_optimizer_name(s->optimizer.kind),
                                 s->storage == AR_BF16 ? "bf16" : "fp32");
     }
@@ -116,7 +116,7 @@ static bool same_groups(const ar_optimizer_options *a, const ar_optimizer_option
 /* The names of what else decides the values of the weights, and is another than the run's. */
 static void list_changes(char *text, size_t cap, const ar_training_options *o, const ar_checkpoint_state *s)
 {
-    const ar_optimizer_options *a = &o->optimizer, *b = &s->optimizer;
+    const ar_optimizer_options *a = &o->run.optimizer, *b = &s->optimizer;
     const bool cosine = a->schedule == AR_SCHEDULE_COSINE;
     text[0] = '\0';
     list(text, cap, a->kind != b->kind, "optimizer");
@@ -129,10 +129,10 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
     list(text, cap, a->beta1 != b->beta1 || a->beta2 != b->beta2 || a->eps != b->eps, "betas");
     list(text, cap, a->weight_decay != b->weight_decay || a->decay != b->decay, "weight decay");
     list(text, cap, !same_groups(a, b), "groups");
-    list(text, cap, o->clip != s->clip, "clip");
-    list(text, cap, o->dropout != s->dropout, "dropout");
-    list(text, cap, o->numerics != s->numerics, "numerics");
-    list(text, cap, (o->storage == AR_BF16) != (s->storage == AR_BF16), "storage");
+    list(text, cap, o->run.clip != s->clip, "clip");
+    list(text, cap, o->run.dropout != s->dropout, "dropout");
+    list(text, cap, o->run.numerics != s->numerics, "numerics");
+    list(text, cap, (o->run.storage == AR_BF16) != (s->storage == AR_BF16), "storage");
     list(text, cap, (o->scale_loss ? o->scaling.scale : 0.0) != s->loss_scale, "loss-scale");
 }
 

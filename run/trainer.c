@@ -7,19 +7,19 @@
 
 static ar_status create_optimizer(ari_trainer *t, ar_ctx *ctx, const ari_trainer_options *o)
 {
-    if (o->forward_only || o->gradients_only)
+    if (o->forward_only || o->run.steps == 0)
         return AR_OK;
-    if (o->parallel.zero)
-        return ar_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o->optimizer);
-    return ar_optimizer_create(&t->optimizer, ctx, t->params, t->n, &o->optimizer);
+    if (o->run.parallel.zero)
+        return ar_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o->run.optimizer);
+    return ar_optimizer_create(&t->optimizer, ctx, t->params, t->n, &o->run.optimizer);
 }
 
 static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_trainer_options *o)
 {
     if (o->forward_only)
         return AR_OK;
-    ar_ddp_options ddp = o->ddp;
-    ddp.zero = o->parallel.zero;
+    ar_ddp_options ddp = o->run.ddp;
+    ddp.zero = o->run.parallel.zero;
     ddp.keep_weights = true; /* ar_model_set and ar_model_fresh have broadcast them */
     AR_TRY(ar_ddp_create_params(&t->ddp, ctx, "model", t->params, t->n, &ddp));
     t->step.ddp = t->ddp;
@@ -29,13 +29,13 @@ static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_trainer_optio
 ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_trainer_options *o)
 {
     ar_status st = AR_OK;
-    *t = (ari_trainer){.step = {.parallel = o->parallel, .clip = o->clip, .forward_only = o->forward_only}};
-    AR_TRY_TO(failed, st, ar_model_create(&t->model, ctx, o->config, &o->plan));
+    *t = (ari_trainer){.step = {.parallel = o->run.parallel, .clip = o->run.clip, .forward_only = o->forward_only}};
+    AR_TRY_TO(failed, st, ar_model_create(&t->model, ctx, o->config, &o->run.plan));
     AR_TRY_TO(failed, st, ari_model_list(&t->params, &t->n, t->model));
     if (o->weights)
         AR_TRY_TO(failed, st, ar_model_set(t->model, ctx, o->weights, o->weights_user));
     else
-        AR_TRY_TO(failed, st, ar_model_fresh(t->model, ctx, o->seed));
+        AR_TRY_TO(failed, st, ar_model_fresh(t->model, ctx, o->run.seed));
     AR_TRY_TO(failed, st, create_ddp(t, ctx, o));
     AR_TRY_TO(failed, st, create_optimizer(t, ctx, o));
     return AR_OK;

@@ -3,21 +3,16 @@
 #define ARI_RUN_TRAINER_H
 
 #include "anyrank/model.h"
+#include "anyrank/run.h"
 #include "anyrank/train.h"
 
 /* What a rank trains with: its part of a model, the data-parallel object over its parameters, the optimizer. */
 typedef struct ari_trainer_options {
+    ar_run run; /* steps 0: no optimizer */
     const ar_config *config;
-    ar_plan plan;
-    ar_parallel parallel;
-    ar_ddp_options ddp;  /* its `zero` comes from parallel */
-    bool forward_only;   /* neither a DDP object nor an optimizer */
-    bool gradients_only; /* no optimizer */
-    ar_optimizer_options optimizer;
-    double clip;
+    bool forward_only;                                     /* neither a DDP object nor an optimizer */
     const float *(*weights)(void *, const char *, size_t); /* as in ar_model_set; NULL: fresh */
     void *weights_user;
-    uint64_t seed; /* of fresh weights */
 } ari_trainer_options;
 
 typedef struct ari_trainer {

@@ -183,7 +183,7 @@ MUTANTS = [
      "sim/collectives_test sim/slice_test"),
     # --- sim/plan
     ("groups without samples are predicted to move activations", "sim/plan/bytes.c",
-     "const size_t groups_at_work = dp < c->batch ? dp : c->batch;", "const size_t groups_at_work = dp;",
+     "const size_t groups_at_work = dp < c->run.batch ? dp : c->run.batch;", "const size_t groups_at_work = dp;",
      "verify/traffic_test verify/traffic_counted_test verify/random_layouts_test train/uneven_test"),
     ("the bytes that ranks say of themselves are predicted too small", "sim/plan/bytes.c",
      "OF_A_RANK = 16", "OF_A_RANK = 8", "verify/traffic_counted_test cli/train_test"),
@@ -197,7 +197,8 @@ MUTANTS = [
     ("weights that hold an infinity are loaded", "run/weights.c",
      "if (!isfinite(v[i]))", "if (isnan(v[i]))", "cli/command_test cli/malformed_test"),
     ("a run resumed with another clipping says nothing of it", "run/train_resume.c",
-     "list(text, cap, o->clip != s->clip, \"clip\");", "", "cli/train_test run/trajectory_test run/checkpoint_test"),
+     "list(text, cap, o->run.clip != s->clip, \"clip\");", "",
+     "cli/train_test run/trajectory_test run/checkpoint_test"),
     ("a name with < in it breaks a plot", "run/plot.c",
      "fputs(\"&lt;\", to);", "fputc('<', to);", "run/plot_test"),
     # --- dump

@@ -2,11 +2,7 @@
 #ifndef ANYRANK_CHECK_H
 #define ANYRANK_CHECK_H
 
-#include "anyrank/ddp.h"
-#include "anyrank/optimizer.h"
-#include "anyrank/parallel.h"
-#include "anyrank/process.h"
-#include "anyrank/sim.h"
+#include "anyrank/run.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,38 +12,17 @@ extern "C" {
  * bit for bit in the exact numerics, within a stated allowance in the native ones. */
 
 typedef struct ar_check_options {
-    const char *model;           /* folder, .json file or bundled name */
+    ar_run run;                  /* batch and seq: default of the command 8 x 64. `parallel` is not looked at. Not
+                                    AR_SIM_LAST: the bytes of a rank would be chance. A trace records the one run of the
+                                    one layout; faults of the transport strike it */
     const ar_parallel *parallel; /* [layouts] */
     size_t layouts;
-    size_t batch, seq; /* default of the command: 8 x 64 */
-    int steps;         /* of training; 0: one forward and backward, no update */
-    ar_optimizer_options optimizer;
-    double clip;        /* largest gradient norm; 0: none */
-    ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout. {0}: one bucket for each
-                           parameter */
-    double dropout;     /* probability; 0: none */
-    ar_numerics numerics;
-    ar_precision precision; /* of the native numerics */
-    bool gradcheck;         /* the binary64 baseline against central differences, on a shrunk batch */
-    const char *text;       /* one byte one token; NULL: the project's own */
-    uint64_t seed;          /* of fresh weights and of the place in the text */
-    ar_fault fault;
-    ar_plan plan;
-    ar_sim_algorithm algorithm; /* AR_SIM_AUTO: direct. Not AR_SIM_LAST: the bytes of a rank would be chance */
-    int threads;                /* of the whole process; 0: the cores of the machine */
-    ar_device_choice device;    /* of the ranks; the baseline runs on the host */
-    ar_process *process;        /* ranks are processes: all of them call ar_check with the same options, layouts have as
-                                   many ranks, and process 0 has the full report. NULL: threads of this one. Borrowed */
-    uint64_t timeout_ns;        /* longest wait of a rank for another; 0: 60 s */
-    bool verify_transfers;      /* what the transport does wrong is an error of the run, naming ranks and element */
-    const ar_sim_fault *faults; /* [fault_count] of the transport, in the one layout; borrowed */
-    size_t fault_count;
-    /* 0: the system's scheduler. Else each layout runs under the deterministic scheduler's schedules schedule_seed,
-     * schedule_seed + 1, ..., so many of them, until one run is not the same. */
-    uint64_t schedules, schedule_seed;
-    const ar_sim_cluster *cluster; /* what it would take there: virtual time. NULL: none. Borrowed */
-    ar_trace *trace;               /* records the one layout's one run; NULL: nothing does. Borrowed */
-    bool skip_f64;                 /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
+    bool gradcheck;   /* the binary64 baseline against central differences, on a shrunk batch */
+    const char *text; /* one byte one token; NULL: the project's own */
+    /* 0: the system's scheduler. Else each layout runs under the deterministic scheduler's schedules
+     * run.sim.schedule_seed and after it, so many of them, until one run is not the same. */
+    uint64_t schedules;
+    bool skip_f64;    /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
     const char *dump; /* folder, made if it is not there: the baseline's tensors as reference.safetensors, each layout's
                          ranks as a folder of its own (docs/dumps.md); replaces an earlier dump, and nothing else. NULL:
                          none */

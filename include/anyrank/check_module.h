@@ -31,18 +31,12 @@ typedef struct ar_module_case {
 } ar_module_case;
 
 typedef struct ar_check_module_options {
+    ar_run run;                  /* model, plan, parallel, batch, seq and ddp are not looked at; in exact numerics on
+                                    threads. fault: in the layouts, not on the one rank */
     const ar_parallel *parallel; /* [layouts] */
     size_t layouts;
-    int steps; /* of training; 0: one forward and backward, no update */
-    ar_optimizer_options optimizer;
-    double clip;               /* largest gradient norm; 0: none */
     const ar_ddp_options *ddp; /* NULL: each gradient is summed over dp on its own. A layout with zero needs none, and
                                   has buckets of the usual size then */
-    double dropout;            /* probability; 0: none */
-    uint64_t seed;             /* of fresh weights and of dropout */
-    ar_fault fault;            /* in the layouts, not on the one rank */
-    int threads;               /* of the whole process; 0: the cores of the machine */
-    uint64_t timeout_ns;       /* longest wait of a rank for another; 0: 60 s */
 } ar_check_module_options;
 
 typedef struct ar_check_module_report {

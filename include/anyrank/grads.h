@@ -2,11 +2,9 @@
 #ifndef ANYRANK_GRADS_H
 #define ANYRANK_GRADS_H
 
-#include "anyrank/ddp.h"
 #include "anyrank/model.h"
-#include "anyrank/parallel.h"
+#include "anyrank/run.h"
 #include "anyrank/sensitivity.h"
-#include "anyrank/sim.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -14,28 +12,17 @@ extern "C" {
 
 /* One forward and backward on given inputs, on N simulated ranks; outputs and gradients as safetensors files. */
 typedef struct ar_grads_options {
-    const char *model;    /* folder or bundled name; NULL with `block` */
-    const char *block;    /* folder with case.json and inputs.safetensors of a single block; NULL with `model` */
-    const char *input;    /* safetensors: input_ids [b, s]; optional attention_mask, labels. Not with `block` */
-    const char *out;      /* folder, made if it is not there */
-    ar_parallel parallel; /* of a block: tp alone */
-    ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout. {0}: one bucket for each
-                           parameter */
-    ar_numerics numerics;
-    ar_precision precision; /* of the native numerics */
-    ar_fault fault;         /* one that acts in a forward or backward pass of such a run */
-    bool per_rank;          /* out/ranks: what each rank holds, as a dump of ranks */
+    ar_run
+        run; /* model: NULL with `block`, whose layout is tp alone. batch and seq are the input's; steps, optimizer,
+                clip and dropout are not looked at. fault: one that acts in a forward or backward pass of such a run */
+    const char *block; /* folder with case.json and inputs.safetensors of a single block; NULL with a model */
+    const char *input; /* safetensors: input_ids [b, s]; optional attention_mask, labels. Not with `block` */
+    const char *out;   /* folder, made if it is not there */
+    ar_mlp_order mlp_order;
+    bool per_rank;    /* out/ranks: what each rank holds, as a dump of ranks */
     bool activations; /* out/activations.safetensors: every tensor of docs/names.md; the ranks' files have them too */
     bool sensitivity; /* out/allowed.safetensors: what rounding alone may change in each tensor */
     ar_sensitivity sensitivity_of; /* in which arithmetic */
-    uint64_t seed;                 /* of fresh weights, where the model's folder has none */
-    ar_mlp_order mlp_order;
-    ar_sim_algorithm algorithm;
-    int threads;                   /* of the whole process; 0: the machine's cores */
-    ar_device_choice device;       /* of the ranks */
-    uint64_t timeout_ns;           /* 0: 60 s */
-    const ar_sim_cluster *cluster; /* what it would take there: virtual time. NULL: none. Borrowed */
-    ar_trace *trace;               /* records the run; NULL: nothing does. Borrowed */
 } ar_grads_options;
 
 typedef struct ar_grads_result {

@@ -3,11 +3,7 @@
 #define ANYRANK_TRAINING_H
 
 #include "anyrank/checkpoint.h"
-#include "anyrank/ddp.h"
-#include "anyrank/optimizer.h"
-#include "anyrank/parallel.h"
-#include "anyrank/process.h"
-#include "anyrank/sim.h"
+#include "anyrank/run.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -45,39 +41,20 @@ typedef struct ar_training_listener {
 } ar_training_listener;
 
 typedef struct ar_training_options {
-    const char *model; /* folder, .json file or bundled name: its weights, or fresh ones where it has none. NULL with
-                          `resume`: the checkpoint's own */
-    const char *data;  /* as ar_data_open; NULL: the project's own text */
+    ar_run run;       /* model: its weights, or fresh ones where it has none; NULL with `resume`: the checkpoint's own.
+                         steps: in all, those before the checkpoint included. seed: at most INT64_MAX */
+    const char *data; /* as ar_data_open; NULL: the project's own text */
     ar_data_format data_format;
-    bool in_order;     /* the data's windows are not shuffled */
-    uint64_t steps;    /* in all, those before the checkpoint included */
-    size_t batch, seq; /* of a step, all ranks together: sequences, tokens of each */
-    ar_optimizer_options optimizer;
-    double clip;    /* largest gradient norm; 0: none */
-    double dropout; /* probability; 0: none */
-    ar_parallel parallel;
-    ar_plan plan;
-    ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout */
-    ar_numerics numerics;
-    ar_dtype storage;        /* of ar_ctx_options: AR_BF16 in native numerics; 0: AR_F32 */
+    bool in_order;           /* the data's windows are not shuffled */
     bool scale_loss;         /* native numerics: with `scaling` */
     ar_loss_scaling scaling; /* as the first step finds it */
-    uint64_t seed;           /* of fresh weights, of the order of the data, of dropout; at most INT64_MAX */
-    ar_fault fault;
-    ar_checkpoint *resume; /* goes on from there, under whatever layout; NULL: from the start. Borrowed */
-    const char *save;      /* folder of checkpoints: one at the end; NULL: none */
-    uint64_t save_every;   /* and one every so many steps; 0: none but at the end */
-    size_t keep;           /* how many of them stay; 0: all */
-    uint64_t stop_after;   /* ends after this step as `stop` would; 0: nowhere */
-    uint64_t verify_every; /* in steps K, 2K, ... gradients, copies of the weights and of the optimizer's state are
-                              verified before the update (ar_train_options.verify); 0: never */
-    ar_sim_algorithm algorithm;
-    int threads; /* of the whole process; 0: the machine's cores */
-    ar_device_choice device;
-    ar_process *process;           /* ranks are processes, as in ar_check_options. NULL: threads. Borrowed */
-    uint64_t timeout_ns;           /* longest wait of a rank for another; 0: 60 s */
-    const ar_sim_cluster *cluster; /* what it would take there: virtual time. NULL: none. Borrowed */
-    ar_trace *trace;               /* records the run; NULL: nothing does. Borrowed */
+    ar_checkpoint *resume;   /* goes on from there, under whatever layout; NULL: from the start. Borrowed */
+    const char *save;        /* folder of checkpoints: one at the end; NULL: none */
+    uint64_t save_every;     /* and one every so many steps; 0: none but at the end */
+    size_t keep;             /* how many of them stay; 0: all */
+    uint64_t stop_after;     /* ends after this step as `stop` would; 0: nowhere */
+    uint64_t verify_every;   /* in steps K, 2K, ... gradients, copies of the weights and of the optimizer's state are
+                                verified before the update (ar_train_options.verify); 0: never */
     ar_training_listener listener;
 } ar_training_options;
 /** 100 steps of AdamW on 8 sequences of 64 tokens, clipped at 1, on one rank, with PyTorch's defaults. No model. */

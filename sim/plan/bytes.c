@@ -33,25 +33,26 @@ void ari_tally_all_reduce(ari_tally *t, size_t elements, size_t width)
 
 static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
 {
-    const size_t tp = (size_t)ari_at_least_one(c->parallel.tp), kv = c->config->kv_heads;
+    const size_t tp = (size_t)ari_at_least_one(c->run.parallel.tp), kv = c->config->kv_heads;
     *s = (ari_step_shape){.config = c->config,
-                          .exact = c->numerics == AR_NUMERICS_EXACT,
+                          .exact = c->run.numerics == AR_NUMERICS_EXACT,
                           .backward = !c->forward_only,
-                          .sp = c->parallel.sp && tp > 1,
-                          .keep_gathered = c->parallel.keep_gathered,
-                          .matrix = c->storage == AR_BF16 ? 2 : 4,
+                          .sp = c->run.parallel.sp && tp > 1,
+                          .keep_gathered = c->run.parallel.keep_gathered,
+                          .matrix = c->run.storage == AR_BF16 ? 2 : 4,
                           .tp = tp,
-                          .samples = c->batch,
-                          .seq = c->seq,
+                          .samples = c->run.batch,
+                          .seq = c->run.seq,
                           .replicas = kv > 0 && tp > kv ? tp / kv : 1};
-    return ari_mul_size(&s->tokens, c->batch, c->seq);
+    return ari_mul_size(&s->tokens, c->run.batch, c->run.seq);
 }
 
 /* The layers, over tp. Weights are new at the start and after each update; each of the dp groups has its own copies,
  * and says so where it has samples. */
 static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s)
 {
-    const size_t dp = (size_t)ari_at_least_one(c->parallel.dp), steps = (size_t)ari_at_least_one(c->steps);
+    const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp),
+                 steps = (size_t)(c->run.steps > 1 ? c->run.steps : 1);
     const size_t groups = s->tp / s->replicas; /* of replicas, in a group of tp */
     ari_layer_tally t = {.shape = s,
                          .weights.links = s->tp - 1,
@@ -60,7 +61,7 @@ static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const
     ari_count_embedding(&t);
     for (size_t i = 0; i < c->config->layers && t.tokens.st == AR_OK; i++) {
         ar_mlp_order order;
-        AR_TRY(ar_plan_mlp_order(&c->plan, c->config, i, &order));
+        AR_TRY(ar_plan_mlp_order(&c->run.plan, c->config, i, &order));
         ari_count_block(&t, order);
     }
     if (c->config->arch != AR_ARCH_STACK)
@@ -69,7 +70,7 @@ static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const
     AR_TRY(t.tokens.st);
     AR_TRY(t.replicas.st);
     const size_t versions = c->forward_only ? 1 : steps;
-    const size_t groups_at_work = dp < c->batch ? dp : c->batch;
+    const size_t groups_at_work = dp < c->run.batch ? dp : c->run.batch;
     const size_t weights = ari_tally_mul(total, ari_tally_mul(total, t.weights.bytes, groups_at_work), versions);
     const size_t tokens = ari_tally_mul(total, ari_tally_add(total, t.tokens.bytes, t.replicas.bytes), steps);
     total->bytes = ari_tally_add(total, total->bytes, ari_tally_add(total, weights, tokens));
@@ -107,13 +108,13 @@ static void count_gradients(ari_tally *ranks, const ari_traffic_case *c, const a
                             const ari_param_elements *n)
 {
     const size_t matrices = n->held - n->held_vectors;
-    if (c->parallel.zero == 0) {
+    if (c->run.parallel.zero == 0) {
         reduce_gradients(ranks, s, n->held, n->held_vectors);
         return;
     }
     scatter_gradients(ranks, s, matrices, s->matrix);
     scatter_gradients(ranks, s, n->held_vectors, 4);
-    if (c->steps == 0)
+    if (c->run.steps == 0)
         return;
     ari_tally_pass(ranks, matrices, s->matrix);
     ari_tally_pass(ranks, n->held_vectors, 4);
@@ -122,17 +123,17 @@ static void count_gradients(ari_tally *ranks, const ari_traffic_case *c, const a
 /* Which parameters got a gradient on any rank: a byte each. */
 static void count_unused(ari_tally *dp_groups, const ari_traffic_case *c, const ari_param_elements *n)
 {
-    if (c->find_unused)
+    if (c->run.ddp.find_unused)
         ari_tally_all_reduce(dp_groups, n->params, 1);
 }
 
 /* An exponent, then two int64, where there is an update: over the ranks that hold different elements. */
 static void count_norm(ari_tally *tp_groups, ari_tally *dp_groups, const ari_traffic_case *c)
 {
-    if (!c->clip || c->steps == 0)
+    if (!(c->run.clip > 0.0) || c->run.steps == 0)
         return;
     ari_tally_all_reduce(tp_groups, 1, 4 + 2 * 8);
-    if (c->parallel.zero > 0)
+    if (c->run.parallel.zero > 0)
         ari_tally_all_reduce(dp_groups, 1, 4 + 2 * 8);
 }
 
@@ -140,7 +141,7 @@ static void count_norm(ari_tally *tp_groups, ari_tally *dp_groups, const ari_tra
 static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s,
                             const ari_param_elements *n)
 {
-    const size_t dp = (size_t)ari_at_least_one(c->parallel.dp);
+    const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp);
     ari_tally tp_groups = {.st = AR_OK}, dp_groups = {.st = AR_OK}, ranks = {.links = dp - 1, .st = AR_OK};
     tp_groups.links = ari_tally_mul(&tp_groups, s->tp - 1, dp);
     dp_groups.links = ari_tally_mul(&dp_groups, dp - 1, s->tp);
@@ -158,14 +159,15 @@ static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const a
     AR_TRY(dp_groups.st);
     AR_TRY(ranks.st);
     const size_t step = ari_tally_add(total, ari_tally_add(total, tp_groups.bytes, dp_groups.bytes), ranks.bytes);
-    total->bytes = ari_tally_add(total, total->bytes, ari_tally_mul(total, step, (size_t)ari_at_least_one(c->steps)));
+    total->bytes =
+        ari_tally_add(total, total->bytes, ari_tally_mul(total, step, (size_t)(c->run.steps > 1 ? c->run.steps : 1)));
     return total->st;
 }
 
 /* Data-parallel ranks see whether they mean the same parameters: a hash and a number of each. */
 static void count_agreement(ari_tally *total, const ari_traffic_case *c)
 {
-    const size_t dp = (size_t)ari_at_least_one(c->parallel.dp), tp = (size_t)ari_at_least_one(c->parallel.tp);
+    const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp), tp = (size_t)ari_at_least_one(c->run.parallel.tp);
     if (!c->forward_only)
         ari_tally_pass(total, ari_tally_mul(total, dp, tp), 2 * 8);
 }
@@ -174,7 +176,7 @@ static void count_agreement(ari_tally *total, const ari_traffic_case *c)
 static ar_status count_verified(ari_tally *total, const ari_traffic_case *c, const ari_param_elements *n)
 {
     enum { OF_A_PARAMETER = 128, OF_A_RANK = 16 };
-    const size_t dp = (size_t)ari_at_least_one(c->parallel.dp), tp = (size_t)ari_at_least_one(c->parallel.tp);
+    const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp), tp = (size_t)ari_at_least_one(c->run.parallel.tp);
     ari_tally groups = {.links = (tp - 1) * dp, .st = AR_OK};
     const size_t said = ari_tally_add(&groups, ari_tally_mul(&groups, n->params, OF_A_PARAMETER), OF_A_RANK);
     ari_tally_pass(&groups, tp, said);
@@ -189,9 +191,9 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
 {
     ari_step_shape s;
     ari_param_elements n;
-    ari_tally total = {.links = (size_t)ari_at_least_one(c->parallel.dp) - 1, .st = AR_OK};
+    ari_tally total = {.links = (size_t)ari_at_least_one(c->run.parallel.dp) - 1, .st = AR_OK};
     AR_TRY(shape_of(&s, c));
-    AR_TRY(ari_count_params(&n, &s, &c->plan));
+    AR_TRY(ari_count_params(&n, &s, &c->run.plan));
     /* Parameters are broadcast over dp before the first step. */
     ari_tally_pass(&total, n.held - n.held_vectors, s.matrix);
     ari_tally_pass(&total, n.held_vectors, 4);

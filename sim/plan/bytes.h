@@ -5,21 +5,14 @@
 #include "anyrank/config.h"
 #include "anyrank/context.h"
 #include "anyrank/model.h"
-#include "anyrank/parallel.h"
+#include "anyrank/run.h"
 
 /* What a step will move, from config and layout alone: nothing here looks at a run (docs/parallelism.md has the table).
  */
 typedef struct ari_traffic_case {
+    ar_run run; /* of its ddp only find_unused; storage: of the matrices */
     const ar_config *config;
-    ar_plan plan;
-    ar_parallel parallel;
-    size_t batch, seq; /* of the global batch */
-    int steps;         /* 0: one forward and backward, no update */
-    bool clip;
-    ar_numerics numerics;
-    ar_dtype storage; /* of the matrices: AR_BF16 in native numerics; 0: AR_F32 */
     bool forward_only;
-    bool find_unused;  /* of the DDP options */
     uint64_t verified; /* steps in which gradients and copies are verified */
 } ari_traffic_case;
 

@@ -76,9 +76,9 @@ Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
     ar_training_options o = trajectory_options(trajectory_model("gpt2"), 8);
     ar_training_report *r = NULL;
     size_t updates = 0;
-    o.numerics = AR_NUMERICS_NATIVE;
-    o.optimizer.lr = 3.0;
-    o.optimizer.warmup_steps = 6;
+    o.run.numerics = AR_NUMERICS_NATIVE;
+    o.run.optimizer.lr = 3.0;
+    o.run.optimizer.warmup_steps = 6;
     o.scale_loss = true;
     o.scaling = ar_loss_scaling_defaults(true);
     o.scaling.scale = 0x1p126;
@@ -88,7 +88,7 @@ Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
     cr_assert_eq(ar_train_run(&r, &o), AR_OK, "%s", ar_error_message());
     cr_assert_eq(r->steps, 8, "%s", r->message);
     for (size_t i = 0; i < 8; i++) {
-        cr_expect_eq(kept[i].lr, ar_optimizer_lr(&o.optimizer, updates + 1), "step %zu", i + 1);
+        cr_expect_eq(kept[i].lr, ar_optimizer_lr(&o.run.optimizer, updates + 1), "step %zu", i + 1);
         cr_expect_eq(r->lr[i], kept[i].lr);
         updates += !kept[i].skipped;
     }

@@ -183,21 +183,21 @@ static ar_status run_check(const layout_draw *d)
     char path[] = "/tmp/anyrank-draw-XXXXXX.json";
     ar_check_report *r = NULL;
     AR_TRY(write_config(path, d));
-    const ar_check_options o = {.model = path,
+    const ar_check_options o = {.run.model = path,
                                 .parallel = &d->parallel,
                                 .layouts = 1,
-                                .batch = d->batch,
-                                .seq = d->seq,
-                                .steps = d->steps,
-                                .optimizer = d->optimizer,
-                                .clip = d->clip,
-                                .dropout = d->dropout,
-                                .ddp = d->ddp,
-                                .seed = d->weights_seed,
-                                .plan = d->plan,
-                                .algorithm = d->algorithm,
-                                .threads = d->threads,
-                                .timeout_ns = 120000000000u,
+                                .run.batch = d->batch,
+                                .run.seq = d->seq,
+                                .run.steps = (uint64_t)d->steps,
+                                .run.optimizer = d->optimizer,
+                                .run.clip = d->clip,
+                                .run.dropout = d->dropout,
+                                .run.ddp = d->ddp,
+                                .run.seed = d->weights_seed,
+                                .run.plan = d->plan,
+                                .run.sim.algorithm = d->algorithm,
+                                .run.threads = d->threads,
+                                .run.sim.timeout_ns = 120000000000u,
                                 .skip_f64 = true};
     ar_status st = ar_check(&r, &o);
     unlink(path);
@@ -278,27 +278,27 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     ar_check_run run = {0};
     char weights[65], gradients[65];
     const ari_cluster_options o = {.config = &d->config,
-                                   .plan = d->plan,
-                                   .parallel = d->parallel,
+                                   .run.plan = d->plan,
+                                   .run.parallel = d->parallel,
                                    .batch = batches,
-                                   .steps = d->steps,
-                                   .optimizer = d->optimizer,
-                                   .clip = d->clip,
-                                   .dropout = d->dropout,
-                                   .ddp = d->ddp,
-                                   .seed = d->weights_seed,
+                                   .run.steps = (uint64_t)d->steps,
+                                   .run.optimizer = d->optimizer,
+                                   .run.clip = d->clip,
+                                   .run.dropout = d->dropout,
+                                   .run.ddp = d->ddp,
+                                   .run.seed = d->weights_seed,
                                    .weights = d->given ? match_weights_find : NULL,
                                    .weights_user = w,
-                                   .threads = d->threads,
-                                   .sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u}};
+                                   .run.threads = d->threads,
+                                   .run.sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u}};
     const ari_traffic_case traffic = {.config = &d->config,
-                                      .plan = d->plan,
-                                      .parallel = d->parallel,
-                                      .batch = d->batch,
-                                      .seq = d->seq,
-                                      .steps = d->steps,
-                                      .clip = d->clip > 0.0,
-                                      .find_unused = d->ddp.find_unused};
+                                      .run.plan = d->plan,
+                                      .run.parallel = d->parallel,
+                                      .run.batch = d->batch,
+                                      .run.seq = d->seq,
+                                      .run.steps = (uint64_t)d->steps,
+                                      .run.clip = d->clip > 0.0,
+                                      .run.ddp.find_unused = d->ddp.find_unused};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_traffic_bytes(&run.bytes_predicted, &traffic));
     AR_TRY_TO(done, st, ari_check_run(&run, ref, &o));

@@ -13,22 +13,22 @@
 ar_training_options trajectory_options(const char *model, uint64_t steps)
 {
     ar_training_options o = ar_training_defaults();
-    o.model = model;
-    o.steps = steps;
-    o.batch = 6;
-    o.seq = 24;
-    o.seed = SEED;
-    o.clip = 1.0;
-    o.dropout = 0.1;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.optimizer.lr = 3e-3;
-    o.optimizer.schedule = AR_SCHEDULE_COSINE;
-    o.optimizer.warmup_steps = steps / 10 + 1;
-    o.optimizer.total_steps = steps;
-    o.optimizer.min_lr = 3e-4;
-    o.optimizer.decay = AR_DECAY_MATRICES;
-    o.optimizer.weight_decay = 0.1;
-    o.timeout_ns = UINT64_C(60000000000);
+    o.run.model = model;
+    o.run.steps = steps;
+    o.run.batch = 6;
+    o.run.seq = 24;
+    o.run.seed = SEED;
+    o.run.clip = 1.0;
+    o.run.dropout = 0.1;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.optimizer.lr = 3e-3;
+    o.run.optimizer.schedule = AR_SCHEDULE_COSINE;
+    o.run.optimizer.warmup_steps = steps / 10 + 1;
+    o.run.optimizer.total_steps = steps;
+    o.run.optimizer.min_lr = 3e-4;
+    o.run.optimizer.decay = AR_DECAY_MATRICES;
+    o.run.optimizer.weight_decay = 0.1;
+    o.run.sim.timeout_ns = UINT64_C(60000000000);
     return o;
 }
 
@@ -101,8 +101,8 @@ static ar_status keep_weights(void *user, const char *name, char pass, int ndim,
 /* All batches of a run, with arrays of their own. Gives; free() *batch, and its first one's input_ids. */
 static ar_status read_batches(ar_batch **gives, const ar_training_options *o, const ar_config *c)
 {
-    const ar_loader_options lo = {.batch = o->batch, .seq = o->seq, .vocab = c->vocab, .seed = o->seed};
-    const size_t tokens = o->batch * o->seq;
+    const ar_loader_options lo = {.batch = o->run.batch, .seq = o->run.seq, .vocab = c->vocab, .seed = o->run.seed};
+    const size_t tokens = o->run.batch * o->run.seq;
     ar_data *data = NULL;
     ar_loader *loader = NULL;
     ar_batch *batch = NULL;
@@ -110,9 +110,9 @@ static ar_status read_batches(ar_batch **gives, const ar_training_options *o, co
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ar_data_open(&data, o->data, o->data_format));
     AR_TRY_TO(failed, st, ar_loader_create(&loader, data, &lo));
-    AR_TRY_TO(failed, st, ari_alloc((void **)&batch, o->steps, sizeof *batch, "batches"));
-    AR_TRY_TO(failed, st, ari_alloc((void **)&ids, o->steps * tokens, sizeof *ids, "batches"));
-    for (size_t i = 0; i < o->steps; i++) {
+    AR_TRY_TO(failed, st, ari_alloc((void **)&batch, o->run.steps, sizeof *batch, "batches"));
+    AR_TRY_TO(failed, st, ari_alloc((void **)&ids, o->run.steps * tokens, sizeof *ids, "batches"));
+    for (size_t i = 0; i < o->run.steps; i++) {
         AR_TRY_TO(failed, st, ar_loader_batch(loader, &batch[i], i + 1));
         memcpy(ids + i * tokens, batch[i].input_ids, tokens * sizeof *ids);
         batch[i].input_ids = ids + i * tokens;
@@ -135,19 +135,19 @@ ar_status trajectory_baseline(char hash[65], float *loss, const ar_training_opti
     double *losses = NULL;
     newest weights = {0};
     const ar_baseline_options b = {.mode = AR_MODE_EXACT,
-                                   .seed = o->seed,
+                                   .seed = o->run.seed,
                                    .emit = keep_weights,
                                    .emit_user = &weights,
-                                   .dropout = o->dropout,
-                                   .steps = (int)o->steps,
-                                   .optimizer = o->optimizer,
-                                   .clip = o->clip};
+                                   .dropout = o->run.dropout,
+                                   .steps = (int)o->run.steps,
+                                   .optimizer = o->run.optimizer,
+                                   .clip = o->run.clip};
     ar_status st = AR_OK;
-    AR_TRY(ar_config_load(&c, o->model));
+    AR_TRY(ar_config_load(&c, o->run.model));
     AR_TRY(read_batches(&batch, o, &c));
-    AR_TRY_TO(done, st, ari_alloc((void **)&losses, o->steps, sizeof *losses, "losses"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&losses, o->run.steps, sizeof *losses, "losses"));
     AR_TRY_TO(done, st, ar_baseline_run(&c, &b, batch, losses));
-    *loss = (float)losses[o->steps - 1];
+    *loss = (float)losses[o->run.steps - 1];
     st = ari_tensors_hash(hash, weights.tensor, weights.n);
 done:
     newest_fini(&weights);
@@ -159,9 +159,9 @@ done:
 
 static void set_layout(ar_training_options *o, const trajectory_layout *l)
 {
-    o->parallel = l->parallel;
-    o->ddp.bucket_bytes = l->bucket_bytes;
-    o->ddp.mode = l->mode;
+    o->run.parallel = l->parallel;
+    o->run.ddp.bucket_bytes = l->bucket_bytes;
+    o->run.ddp.mode = l->mode;
 }
 
 ar_status trajectory_run(char hash[65], float *loss, const ar_training_options *o, const trajectory_layout *l)

@@ -45,7 +45,7 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
 static void run(job *j, ar_fault fault)
 {
     const ari_cluster_options o = {
-        .parallel = {.tp = TP, .dp = DP}, .fault = fault, .threads = 1, .body = rank_main, .body_user = j};
+        .run.parallel = {.tp = TP, .dp = DP}, .run.fault = fault, .run.threads = 1, .body = rank_main, .body_user = j};
     ari_cluster_result result;
     cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
     free(result.loss);

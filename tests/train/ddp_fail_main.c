@@ -81,8 +81,8 @@ static int kill_everywhere(job *j, ari_cluster_options o)
     for (uint64_t n = 1; n <= 70; n += steps) {
         const ar_sim_fault fault = {.kind = AR_SIM_KILL, .rank = 2, .collective = n};
         char what[64];
-        o.sim.faults = &fault;
-        o.sim.fault_count = 1;
+        o.run.sim.faults = &fault;
+        o.run.sim.fault_count = 1;
         ar_sim_fault_describe(&fault, what, sizeof what);
         wrong += expect(j, &o, what, AR_ERR_ABORTED, "rank 2 was killed");
     }
@@ -92,11 +92,11 @@ static int kill_everywhere(job *j, ari_cluster_options o)
 static int stall_in_buckets(job *j, ari_cluster_options o)
 {
     int wrong = 0;
-    o.sim.timeout_ns = SECOND / 10;
+    o.run.sim.timeout_ns = SECOND / 10;
     for (uint64_t n = 40; n <= 60; n += 20) {
         const ar_sim_fault fault = {.kind = AR_SIM_STALL, .rank = 1, .collective = n};
-        o.sim.faults = &fault;
-        o.sim.fault_count = 1;
+        o.run.sim.faults = &fault;
+        o.run.sim.fault_count = 1;
         wrong += expect(j, &o, "a rank that stands still", AR_ERR_TIMEOUT, "");
     }
     return wrong;
@@ -106,12 +106,12 @@ static int stall_in_buckets(job *j, ari_cluster_options o)
 static int corrupt_in_buckets(ari_cluster_options o)
 {
     int wrong = 0, caught = 0;
-    o.sim.verify_transfers = true;
+    o.run.sim.verify_transfers = true;
     for (uint64_t n = 40; n <= 60; n += 4) {
         const ar_sim_fault fault = {.kind = AR_SIM_CORRUPT, .rank = 3, .collective = n, .bit = 5};
         ari_cluster_result result = {0};
-        o.sim.faults = &fault;
-        o.sim.fault_count = 1;
+        o.run.sim.faults = &fault;
+        o.run.sim.fault_count = 1;
         const ar_status st = ari_cluster_run(&result, &o);
         free(result.loss);
         free(result.reports);
@@ -133,14 +133,15 @@ int main(void)
     for (size_t i = 0; i < 4; i++) {
         job j = {.fails_at = SIZE_MAX};
         j.trainer = (ari_trainer_options){.config = &config,
-                                          .parallel = layouts[i / 2],
-                                          .ddp = {.bucket_bytes = 300, .mode = modes[i % 2]},
-                                          .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                          .seed = 3};
+                                          .run.steps = 2,
+                                          .run.parallel = layouts[i / 2],
+                                          .run.ddp = {.bucket_bytes = 300, .mode = modes[i % 2]},
+                                          .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                          .run.seed = 3};
         const ari_cluster_options o = {.config = &config,
-                                       .parallel = layouts[i / 2],
-                                       .threads = 1,
-                                       .sim = {.timeout_ns = 60 * SECOND},
+                                       .run.parallel = layouts[i / 2],
+                                       .run.threads = 1,
+                                       .run.sim = {.timeout_ns = 60 * SECOND},
                                        .body = train,
                                        .body_user = &j};
         ari_cluster_result fine;

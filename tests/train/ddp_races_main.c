@@ -61,16 +61,16 @@ static int run_models(void)
         for (int i = 0; i < 4; i++) {
             ari_cluster_result result;
             ari_cluster_options o = {.config = &config,
-                                     .parallel = layouts[l],
+                                     .run.parallel = layouts[l],
                                      .batch = batch,
-                                     .steps = STEPS,
-                                     .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                     .clip = 1.0,
-                                     .ddp = {.bucket_bytes = (size_t)(i / 2) * 3000},
-                                     .numerics = i & 1 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
-                                     .threads = 1,
-                                     .seed = 3};
-            o.parallel.zero = i & 1;
+                                     .run.steps = STEPS,
+                                     .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                     .run.clip = 1.0,
+                                     .run.ddp = {.bucket_bytes = (size_t)(i / 2) * 3000},
+                                     .run.numerics = i & 1 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                                     .run.threads = 1,
+                                     .run.seed = 3};
+            o.run.parallel.zero = i & 1;
             const ar_status st = ari_cluster_run(&result, &o);
             free(result.loss);
             free(result.reports);

@@ -75,7 +75,7 @@ done:
 
 static ar_status run(job *j, int dp)
 {
-    const ari_cluster_options o = {.parallel = {.dp = dp}, .threads = 1, .body = rank_main, .body_user = j};
+    const ari_cluster_options o = {.run.parallel = {.dp = dp}, .run.threads = 1, .body = rank_main, .body_user = j};
     ari_cluster_result result;
     const ar_status st = ari_cluster_run(&result, &o);
     free(result.loss);

@@ -425,7 +425,7 @@ static ar_status wrap_main(void *user, ar_ctx *ctx)
 Test(ddp_step, a_wrapped_modules_passes_have_the_bare_ones_bits)
 {
     wrapped w = {0};
-    const ari_cluster_options o = {.parallel = {.dp = 2}, .threads = 1, .body = wrap_main, .body_user = &w};
+    const ari_cluster_options o = {.run.parallel = {.dp = 2}, .run.threads = 1, .body = wrap_main, .body_user = &w};
     ari_cluster_result result;
     cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
     free(result.loss);

@@ -203,11 +203,11 @@ done:
 /* With the ranks' results in t->rank. The message is in ar_error_message. */
 static inline ar_status toy_run(toy *t)
 {
-    const ari_cluster_options o = {.parallel = t->parallel,
-                                   .numerics = t->numerics,
-                                   .fault = t->fault,
-                                   .threads = 1,
-                                   .sim = t->sim,
+    const ari_cluster_options o = {.run.parallel = t->parallel,
+                                   .run.numerics = t->numerics,
+                                   .run.fault = t->fault,
+                                   .run.threads = 1,
+                                   .run.sim = t->sim,
                                    .body = toy_main,
                                    .body_user = t};
     ari_cluster_result result;

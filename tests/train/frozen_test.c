@@ -150,9 +150,10 @@ static bool is_no_optimizers(void *user, const char *name, char pass)
 static void expect_the_baseline(const recorded *whole, job *j)
 {
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids}, batches[STEPS] = {batch, batch, batch};
-    ari_cluster_options o = {.config = &j->config, .batch = batches, .steps = STEPS, .seed = 5, .clip = j->clip};
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.optimizer.lr = 0.05;
+    ari_cluster_options o = {
+        .config = &j->config, .batch = batches, .run.steps = STEPS, .run.seed = 5, .run.clip = j->clip};
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.optimizer.lr = 0.05;
     expect_the_baselines_bits(&(baseline_run){.r = whole, .frozen = is_frozen, .unlisted = is_no_optimizers, .user = j},
                               &o);
 }
@@ -267,7 +268,8 @@ static void expect_one_text(double clip, bool verify, ar_status st, const char *
         j.poisoned = 1;
         j.ddp.bucket_bytes = 300;
         j.ddp.mode = i % 2 == 0 ? AR_BUCKETS_OVERLAP : AR_BUCKETS_EAGER;
-        const ari_cluster_options o = {.parallel = layouts[i], .threads = 1, .body = rank_main, .body_user = &j};
+        const ari_cluster_options o = {
+            .run.parallel = layouts[i], .run.threads = 1, .body = rank_main, .body_user = &j};
         ari_cluster_result result;
         cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
         free(result.loss);

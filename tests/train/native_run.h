@@ -119,14 +119,15 @@ static inline ar_status native_main(ar_ctx *ctx, void *user)
     native_rank *r = &run->rank[(size_t)ar_comm_rank(ar_ctx_dp(ctx)) * ranks_of(ctx) + rank_of(ctx)];
     const ar_config config = match_config(AR_ARCH_LLAMA, 1);
     ari_trainer_options o = {.config = &config,
-                             .parallel = run->parallel,
-                             .ddp = ar_ddp_defaults(),
-                             .optimizer = run->optimizer,
-                             .clip = run->clip,
-                             .seed = 3};
+                             .run.steps = 1,
+                             .run.parallel = run->parallel,
+                             .run.ddp = ar_ddp_defaults(),
+                             .run.optimizer = run->optimizer,
+                             .run.clip = run->clip,
+                             .run.seed = 3};
     ari_trainer t;
     ar_status st = AR_OK;
-    o.ddp.bucket_bytes = run->bucket_bytes ? run->bucket_bytes : o.ddp.bucket_bytes;
+    o.run.ddp.bucket_bytes = run->bucket_bytes ? run->bucket_bytes : o.run.ddp.bucket_bytes;
     AR_TRY(ari_trainer_create(&t, ctx, &o));
     if (run->no_ddp) {
         ar_ddp_destroy(t.ddp);

@@ -10,6 +10,7 @@
 
 #include "anyrank/baseline.h"
 #include "run/cluster_run.h"
+#include "run/run.h"
 
 enum { RECORDED_MOST = 4000, RECORDED_RANKS = 12, RECORDED_STEPS = 4 };
 
@@ -138,15 +139,15 @@ static inline ar_status watched_run(const ari_cluster_options *base, const ar_pa
     void *users[RECORDED_RANKS] = {NULL};
     ari_cluster_options o = *base;
     ari_cluster_result result;
-    o.parallel = *p;
-    o.threads = 1;
+    o.run.parallel = *p;
+    o.run.threads = 1;
     o.tap = watch;
     o.tap_user = users;
     for (int r = 0; r < ar_parallel_world(p); r++)
         users[r] = &w[r];
     const ar_status st = ari_cluster_run(&result, &o);
     if (st == AR_OK)
-        memcpy(loss, result.loss, (size_t)(o.steps > 1 ? o.steps : 1) * sizeof(float));
+        memcpy(loss, result.loss, (size_t)(o.run.steps > 1 ? o.run.steps : 1) * sizeof(float));
     free(result.loss);
     free(result.reports);
     return st;
@@ -202,17 +203,17 @@ static inline void expect_the_baselines_bits(baseline_run *b, const ari_cluster_
 {
     double loss[RECORDED_STEPS];
     const ar_baseline_options options = {.mode = AR_MODE_EXACT,
-                                         .seed = o->seed,
+                                         .seed = o->run.seed,
                                          .weights = o->weights,
                                          .weights_user = o->weights_user,
                                          .emit = baseline_tensor,
                                          .emit_user = b,
                                          .frozen = baseline_frozen,
                                          .begin_step = baseline_begin,
-                                         .dropout = o->dropout,
-                                         .steps = o->steps,
-                                         .optimizer = o->optimizer,
-                                         .clip = o->clip};
+                                         .dropout = o->run.dropout,
+                                         .steps = (int)o->run.steps,
+                                         .optimizer = o->run.optimizer,
+                                         .clip = o->run.clip};
     cr_assert_eq(ar_baseline_run(o->config, &options, o->batch, loss), AR_OK, "%s", ar_error_message());
     cr_expect(b->different == 0 && b->missing == 0, "not the baseline's bits: %zu differ, %zu missing, first %s",
               b->different, b->missing, b->first);
@@ -237,7 +238,7 @@ static inline recorded *record(const ari_cluster_options *o)
     cr_assert_not_null(r);
     watcher w = {.write = r};
     cr_assert_eq(watched_run(o, &one, &w, r->loss), AR_OK, "%s", ar_error_message());
-    if (!o->body && o->numerics == AR_NUMERICS_EXACT && o->fault == AR_FAULT_NONE && !o->forward_only)
+    if (!o->body && o->run.numerics == AR_NUMERICS_EXACT && o->run.fault == AR_FAULT_NONE && !o->forward_only)
         expect_the_baselines_bits(&(baseline_run){.r = r}, o);
     return r;
 }
@@ -281,7 +282,7 @@ static inline void expect_one_ranks_bits(const recorded *whole, const ari_cluste
     const verdict v = compare_layout(whole, o, p);
     cr_expect_eq(v.different, 0, "%s: %zu elements differ, first %s", text, v.different, v.first);
     cr_expect_eq(v.covered, v.elements, "%s: %zu of %zu elements", text, v.covered, v.elements);
-    for (int i = 0; i < (o->steps > 1 ? o->steps : 1); i++)
+    for (int i = 0; i < (int)ari_run_steps(&o->run); i++)
         cr_expect_eq(memcmp(&v.loss[i], &whole->loss[i], sizeof(float)), 0, "%s: loss of step %d is %a, not %a", text,
                      i + 1, (double)v.loss[i], (double)whole->loss[i]);
 }

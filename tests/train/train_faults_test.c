@@ -21,10 +21,10 @@ static ari_cluster_options job_of(const ar_config *c, ar_batch *batch, bool even
     *batch = (ar_batch){.batch = even ? 4 : B, .seq = S, .input_ids = ids, .labels = labels};
     return (ari_cluster_options){.config = c,
                                  .batch = batch,
-                                 .steps = 1,
-                                 .seed = 3,
-                                 .optimizer = {.kind = AR_OPTIMIZER_SGD, .lr = 0.5},
-                                 .clip = 0.01};
+                                 .run.steps = 1,
+                                 .run.seed = 3,
+                                 .run.optimizer = {.kind = AR_OPTIMIZER_SGD, .lr = 0.5},
+                                 .run.clip = 0.01};
 }
 
 typedef struct fault_row {
@@ -52,11 +52,11 @@ Test(train_faults, each_changes_the_tensor_it_should_and_nothing_without_the_gro
     ari_cluster_options o = job_of(&c, &batch, false);
     recorded *whole = record(&o);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        o.fault = rows[i].fault;
+        o.run.fault = rows[i].fault;
         expect_one_ranks_bits(whole, &o, &rows[i].harmless);
         const verdict v = compare_layout(whole, &o, &rows[i].harmful);
-        cr_expect_gt(v.different, 0, "%s is not seen", ar_fault_name(o.fault));
-        cr_expect_str_eq(v.first, rows[i].first, "%s is first seen in %s", ar_fault_name(o.fault), v.first);
+        cr_expect_gt(v.different, 0, "%s is not seen", ar_fault_name(o.run.fault));
+        cr_expect_str_eq(v.first, rows[i].first, "%s is first seen in %s", ar_fault_name(o.run.fault), v.first);
     }
     recorded_free(whole);
 }
@@ -67,9 +67,9 @@ Test(train_faults, means_of_means_are_right_where_all_counts_are_the_same)
     ar_batch batch;
     ari_cluster_options o = job_of(&c, &batch, true);
     recorded *whole = record(&o);
-    o.fault = AR_FAULT_dp_mean_of_means;
+    o.run.fault = AR_FAULT_dp_mean_of_means;
     expect_one_ranks_bits(whole, &o, &(ar_parallel){.dp = 2});
-    o.fault = AR_FAULT_accum_mean_of_means;
+    o.run.fault = AR_FAULT_accum_mean_of_means;
     expect_one_ranks_bits(whole, &o, &(ar_parallel){.micro_batches = 2});
     recorded_free(whole);
 }
@@ -80,7 +80,7 @@ Test(train_faults, a_broadcast_over_the_world_ends_without_an_error_where_shards
     ar_batch batch;
     ari_cluster_options o = job_of(&c, &batch, false);
     recorded *whole = record(&o);
-    o.fault = AR_FAULT_dp_broadcast_over_world;
+    o.run.fault = AR_FAULT_dp_broadcast_over_world;
     const verdict v = compare_layout(whole, &o, &(ar_parallel){.tp = 4, .dp = 2});
     cr_expect_str_eq(v.first, "transformer.wte.weight:i");
     recorded_free(whole);

@@ -99,7 +99,7 @@ done:
 static void run(job *j, int tp, ar_fault fault)
 {
     const ari_cluster_options o = {
-        .parallel = {.tp = tp}, .fault = fault, .threads = 1, .body = rank_main, .body_user = j};
+        .run.parallel = {.tp = tp}, .run.fault = fault, .run.threads = 1, .body = rank_main, .body_user = j};
     ari_cluster_result result;
     cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
     free(result.loss);

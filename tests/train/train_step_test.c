@@ -34,9 +34,9 @@ static ari_cluster_options job_of(const ar_config *c, const data *d, int steps)
 {
     return (ari_cluster_options){.config = c,
                                  .batch = d->batch,
-                                 .steps = steps,
-                                 .seed = 5,
-                                 .optimizer = {.kind = AR_OPTIMIZER_SGD, .lr = 0.5, .momentum = 0.9}};
+                                 .run.steps = (uint64_t)steps,
+                                 .run.seed = 5,
+                                 .run.optimizer = {.kind = AR_OPTIMIZER_SGD, .lr = 0.5, .momentum = 0.9}};
 }
 
 static const ar_parallel layouts[] = {
@@ -88,9 +88,9 @@ Test(train_step, adamw_with_clipping_has_one_ranks_bits_on_every_layout)
     data d;
     fill_data(&d);
     ari_cluster_options o = job_of(&c, &d, 3);
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.optimizer.lr = 0.05;
-    o.clip = 0.01;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.optimizer.lr = 0.05;
+    o.run.clip = 0.01;
     expect_all_layouts(&o);
 }
 
@@ -132,7 +132,7 @@ Test(train_step, each_step_changes_the_weights_from_its_own_gradients)
     data d;
     fill_data(&d);
     ari_cluster_options o = job_of(&c, &d, 3);
-    o.optimizer = (ar_optimizer_options){.kind = AR_OPTIMIZER_SGD, .lr = 0.25};
+    o.run.optimizer = (ar_optimizer_options){.kind = AR_OPTIMIZER_SGD, .lr = 0.25};
     recorded *r = record(&o);
     for (uint32_t step = 1; step <= 3; step++) {
         const recorded_tensor *g = recorded_find(r, "model.norm.weight", 'g', step);
@@ -165,7 +165,7 @@ Test(train_step, the_second_step_runs_with_the_new_weights)
     o.weights = find_new;
     o.weights_user = two;
     o.batch = &d.batch[1];
-    o.steps = 0;
+    o.run.steps = 0;
     recorded *second = record(&o);
     cr_expect_eq(memcmp(&second->loss[0], &two->loss[1], sizeof(float)), 0, "%a, not %a", (double)two->loss[1],
                  (double)second->loss[0]);
@@ -185,8 +185,8 @@ Test(train_step, clipping_scales_the_gradients_to_the_norm_asked_for)
     data d;
     fill_data(&d);
     ari_cluster_options o = job_of(&c, &d, 1);
-    o.optimizer = (ar_optimizer_options){.kind = AR_OPTIMIZER_SGD, .lr = 1.0};
-    o.clip = 0.125;
+    o.run.optimizer = (ar_optimizer_options){.kind = AR_OPTIMIZER_SGD, .lr = 1.0};
+    o.run.clip = 0.125;
     recorded *r = record(&o);
     const recorded_tensor *norm = recorded_find(r, "grad_norm", 'c', 1);
     double gradients = 0.0, changes = 0.0;
@@ -215,7 +215,7 @@ Test(train_step, a_batch_without_targets_has_loss_nan_and_gradients_of_plus_0)
     for (size_t i = 0; i < (size_t)(B * S); i++)
         d.labels[0][i] = AR_IGNORE_INDEX;
     ari_cluster_options o = job_of(&c, &d, 1);
-    o.clip = 1.0;
+    o.run.clip = 1.0;
     recorded *r = record(&o);
     static const float zeros[1000];
     cr_expect(isnan(r->loss[0]));

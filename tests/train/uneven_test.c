@@ -55,9 +55,9 @@ enum { LAYOUTS = sizeof layouts / sizeof *layouts, BUCKETS = sizeof buckets / si
 
 static ari_cluster_options job_of(const ar_config *c, const data *d)
 {
-    ari_cluster_options o = {.config = c, .batch = d->batch, .steps = STEPS, .seed = 5, .clip = 0.5};
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.optimizer.lr = 0.05;
+    ari_cluster_options o = {.config = c, .batch = d->batch, .run.steps = STEPS, .run.seed = 5, .run.clip = 0.5};
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.optimizer.lr = 0.05;
     return o;
 }
 
@@ -66,7 +66,7 @@ static void expect_all(const ar_config *c, const data *d)
     ari_cluster_options o = job_of(c, d);
     recorded *whole = record(&o);
     for (size_t i = 0; i < LAYOUTS; i++) {
-        o.ddp = buckets[i % BUCKETS];
+        o.run.ddp = buckets[i % BUCKETS];
         expect_one_ranks_bits(whole, &o, &layouts[i]);
     }
     recorded_free(whole);
@@ -153,8 +153,8 @@ Test(uneven, parts_of_the_vocabulary_do_not_change_the_order_of_buckets)
     ari_cluster_options o = job_of(&c, &d);
     recorded *whole = record(&o);
     for (size_t i = 0; i < 2 * BUCKETS; i++) {
-        o.ddp = buckets[i / 2];
-        o.ddp.order = AR_BUCKETS_BY_SIZE;
+        o.run.ddp = buckets[i / 2];
+        o.run.ddp.order = AR_BUCKETS_BY_SIZE;
         expect_one_ranks_bits(whole, &o, &some[i % 2]);
     }
     recorded_free(whole);
@@ -180,11 +180,11 @@ Test(uneven, the_last_group_that_matches_counts)
     static data d;
     fill(&d);
     ari_cluster_options o = job_of(&c, &d);
-    o.optimizer.weight_decay = 0.01;
-    o.optimizer.groups = 3;
-    o.optimizer.group[0] = (ar_param_group){.glob = "*", .lr_scale = 1.0, .weight_decay = 0.5};
-    o.optimizer.group[1] = (ar_param_group){.glob = "*norm*", .lr_scale = 2.0, .weight_decay = NAN};
-    o.optimizer.group[2] = (ar_param_group){.glob = "*mlp*", .lr_scale = 0.5, .weight_decay = 0.0};
+    o.run.optimizer.weight_decay = 0.01;
+    o.run.optimizer.groups = 3;
+    o.run.optimizer.group[0] = (ar_param_group){.glob = "*", .lr_scale = 1.0, .weight_decay = 0.5};
+    o.run.optimizer.group[1] = (ar_param_group){.glob = "*norm*", .lr_scale = 2.0, .weight_decay = NAN};
+    o.run.optimizer.group[2] = (ar_param_group){.glob = "*mlp*", .lr_scale = 0.5, .weight_decay = 0.0};
     recorded *whole = record(&o);
     expect_one_ranks_bits(whole, &o, &layouts[4]);
     recorded_free(whole);

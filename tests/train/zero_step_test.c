@@ -27,14 +27,14 @@ static ari_cluster_options job_of(const ar_config *c, const data *d, ar_optimize
 {
     ari_cluster_options o = {.config = c,
                              .batch = d->batch,
-                             .steps = STEPS,
-                             .seed = 5,
-                             .optimizer = ar_optimizer_defaults(kind),
-                             .clip = 0.01,
-                             .ddp = ar_ddp_defaults()};
-    o.optimizer.lr = 0.05;
-    o.optimizer.momentum = kind == AR_OPTIMIZER_SGD ? 0.9 : 0.0;
-    o.optimizer.nesterov = kind == AR_OPTIMIZER_SGD;
+                             .run.steps = STEPS,
+                             .run.seed = 5,
+                             .run.optimizer = ar_optimizer_defaults(kind),
+                             .run.clip = 0.01,
+                             .run.ddp = ar_ddp_defaults()};
+    o.run.optimizer.lr = 0.05;
+    o.run.optimizer.momentum = kind == AR_OPTIMIZER_SGD ? 0.9 : 0.0;
+    o.run.optimizer.nesterov = kind == AR_OPTIMIZER_SGD;
     return o;
 }
 
@@ -58,9 +58,9 @@ static void expect_all_layouts(const ar_config *c, ar_optimizer_kind kind, size_
     recorded *whole = record(&o);
     const size_t n = sizeof layouts / sizeof *layouts;
     for (size_t i = first % (small_only() ? 3 : 1); i < n; i += small_only() ? 3 : 1) {
-        o.ddp.bucket_bytes = bucket_bytes[(first + i) % 3];
-        o.ddp.mode = (first + i) % 2 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
-        o.ddp.order = i % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE;
+        o.run.ddp.bucket_bytes = bucket_bytes[(first + i) % 3];
+        o.run.ddp.mode = (first + i) % 2 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
+        o.run.ddp.order = i % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE;
         expect_one_ranks_bits(whole, &o, &layouts[i]);
     }
     recorded_free(whole);
@@ -101,13 +101,13 @@ Test(zero_step, native_shares_have_the_bits_of_native_ranks_without)
     data d;
     fill_data(&d);
     ari_cluster_options o = job_of(&c, &d, AR_OPTIMIZER_ADAMW);
-    o.numerics = AR_NUMERICS_NATIVE;
+    o.run.numerics = AR_NUMERICS_NATIVE;
     for (size_t b = 0; b < 3; b++) {
         ari_cluster_result without, with;
-        o.ddp.bucket_bytes = bucket_bytes[b];
-        o.parallel = (ar_parallel){.tp = 2, .dp = 3};
+        o.run.ddp.bucket_bytes = bucket_bytes[b];
+        o.run.parallel = (ar_parallel){.tp = 2, .dp = 3};
         cr_assert_eq(ari_cluster_run(&without, &o), AR_OK, "%s", ar_error_message());
-        o.parallel.zero = 1;
+        o.run.parallel.zero = 1;
         cr_assert_eq(ari_cluster_run(&with, &o), AR_OK, "%s", ar_error_message());
         cr_expect_eq(memcmp(with.loss, without.loss, STEPS * sizeof(float)), 0, "buckets of %zu bytes: %a, not %a",
                      bucket_bytes[b], (double)with.loss[STEPS - 1], (double)without.loss[STEPS - 1]);
@@ -123,9 +123,9 @@ Test(zero_step, each_rank_keeps_its_part_of_the_state)
     fill_data(&d);
     ari_cluster_options o = job_of(&c, &d, AR_OPTIMIZER_ADAMW);
     ari_cluster_result whole, share;
-    o.parallel = (ar_parallel){.dp = 3};
+    o.run.parallel = (ar_parallel){.dp = 3};
     cr_assert_eq(ari_cluster_run(&whole, &o), AR_OK, "%s", ar_error_message());
-    o.parallel.zero = 1;
+    o.run.parallel.zero = 1;
     cr_assert_eq(ari_cluster_run(&share, &o), AR_OK, "%s", ar_error_message());
     const size_t two_moments = 2 * sizeof(float); /* the first ranks of a slice may have one element more */
     cr_expect_geq(3 * share.optimizer_per_rank, whole.optimizer_per_rank);
@@ -146,7 +146,7 @@ static void expect_wrong_weights(ar_fault fault)
     fill_data(&d);
     ari_cluster_options o = job_of(&c, &d, AR_OPTIMIZER_ADAMW);
     recorded *whole = record(&o);
-    o.fault = fault;
+    o.run.fault = fault;
     const verdict a = compare_layout(whole, &o, &p), b = compare_layout(whole, &o, &p);
     cr_expect_gt(a.different, 0, "%s", ar_fault_name(fault));
     cr_expect_eq(a.covered, a.elements, "%s", ar_fault_name(fault));

@@ -192,13 +192,13 @@ Test(adam_allowance, a_run_with_gradients_that_are_rounding_is_within)
     make_folder(folder);
     write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
     ar_check_options o = check_layouts(folder, layouts, 3, 2, 6);
-    o.steps = 2;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.optimizer.lr = 1.0;
-    o.clip = 1.0;
-    o.dropout = 0.9;
-    o.seed = 88;
-    o.numerics = AR_NUMERICS_NATIVE;
+    o.run.steps = 2;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.optimizer.lr = 1.0;
+    o.run.clip = 1.0;
+    o.run.dropout = 0.9;
+    o.run.seed = 88;
+    o.run.numerics = AR_NUMERICS_NATIVE;
     ar_check_report *r = check_or_fail(&o);
     for (size_t i = 0; i < r->runs; i++)
         cr_expect(r->run[i].max_ratio > 0.0 && r->run[i].max_ratio < 1.0, "layout %zu: %g in %s", i,
@@ -213,9 +213,9 @@ static void expect_found(double factor, const char *tensor)
     static const int64_t ids[2 * 2 * 5] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3, 7, 8, 200, 100, 1, 0, 12, 90, 33, 5};
     const ar_config config = config_of(tiny_models[TINY_LLAMA]);
     const ar_batch batch[] = {{.batch = 2, .seq = 5, .input_ids = ids}, {.batch = 2, .seq = 5, .input_ids = ids + 10}};
-    const ar_check_options o = {.steps = 2,
-                                .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                .numerics = AR_NUMERICS_NATIVE,
+    const ar_check_options o = {.run.steps = 2,
+                                .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                .run.numerics = AR_NUMERICS_NATIVE,
                                 .skip_f64 = true};
     const ari_baseline_case baseline = {.check = &o, .config = &config, .batch = batch};
     ari_reference ref = {0};
@@ -223,14 +223,14 @@ static void expect_found(double factor, const char *tensor)
     double error;
     cr_assert_eq(ari_check_baseline(&ref, loss, &error, &baseline), AR_OK, "%s", ar_error_message());
     ari_cluster_options cluster = {.config = &config,
-                                   .parallel = {.tp = 2},
+                                   .run.parallel = {.tp = 2},
                                    .batch = batch,
-                                   .steps = 2,
-                                   .optimizer = o.optimizer,
-                                   .numerics = o.numerics,
-                                   .threads = 1,
-                                   .sim = {.timeout_ns = 60000000000u}};
-    cluster.optimizer.lr *= factor;
+                                   .run.steps = 2,
+                                   .run.optimizer = o.run.optimizer,
+                                   .run.numerics = o.run.numerics,
+                                   .run.threads = 1,
+                                   .run.sim = {.timeout_ns = 60000000000u}};
+    cluster.run.optimizer.lr *= factor;
     ar_check_run run = {0};
     cr_assert_eq(ari_check_run(&run, &ref, &cluster), AR_OK, "%s", ar_error_message());
     cr_expect(!run.error && run.has_difference == (tensor != NULL), "a factor of %g: ratio %g", factor, run.max_ratio);
@@ -261,12 +261,12 @@ Test(adam_allowance, faults_of_clipping_and_of_reduction_are_found)
         make_folder(folder);
         write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
         ar_check_options o = check_layouts(folder, &cases[i].layout, 1, 2, 6);
-        o.steps = 2;
-        o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-        o.clip = 1.0;
-        o.dropout = 0.9;
-        o.numerics = AR_NUMERICS_NATIVE;
-        o.fault = cases[i].fault;
+        o.run.steps = 2;
+        o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+        o.run.clip = 1.0;
+        o.run.dropout = 0.9;
+        o.run.numerics = AR_NUMERICS_NATIVE;
+        o.run.fault = cases[i].fault;
         ar_check_report *r = check_or_fail(&o);
         cr_expect(r->run[0].result == AR_CHECK_DIFFERENT && r->run[0].max_ratio > 1.0, "case %zu", i);
         cr_expect_str_eq(r->run[0].first.tensor, cases[i].tensor);

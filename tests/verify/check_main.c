@@ -39,15 +39,15 @@ static void check(const char *folder, ar_sim_algorithm algorithm, ar_fault fault
 {
     static const ar_parallel layouts[] = {{.tp = 2}, {.tp = 4}, {.tp = 8}};
     ar_check_report *r = NULL;
-    const ar_check_options o = {.model = folder,
+    const ar_check_options o = {.run.model = folder,
                                 .parallel = layouts,
                                 .layouts = 3,
-                                .batch = 2,
-                                .seq = 6,
-                                .threads = 16,
-                                .fault = fault,
-                                .algorithm = algorithm,
-                                .timeout_ns = 120000000000u,
+                                .run.batch = 2,
+                                .run.seq = 6,
+                                .run.threads = 16,
+                                .run.fault = fault,
+                                .run.sim.algorithm = algorithm,
+                                .run.sim.timeout_ns = 120000000000u,
                                 .skip_f64 = true};
     expect(ar_check(&r, &o) == AR_OK, "a check did not run");
     for (size_t i = 0; r && i < r->runs; i++)
@@ -61,19 +61,19 @@ static void train(const char *folder, ar_sim_algorithm algorithm, ar_numerics nu
     static const ar_parallel layouts[] = {{.dp = 2, .tp = 4, .sp = true},
                                           {.dp = 4, .tp = 2, .micro_batches = 2, .forward_first = true}};
     ar_check_report *r = NULL;
-    const ar_check_options o = {.model = folder,
+    const ar_check_options o = {.run.model = folder,
                                 .parallel = layouts,
                                 .layouts = 2,
-                                .batch = 7,
-                                .seq = 8,
-                                .steps = 2,
-                                .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                .clip = 0.1,
-                                .dropout = 0.1,
-                                .numerics = numerics,
-                                .threads = 16,
-                                .algorithm = algorithm,
-                                .timeout_ns = 120000000000u,
+                                .run.batch = 7,
+                                .run.seq = 8,
+                                .run.steps = 2,
+                                .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                .run.clip = 0.1,
+                                .run.dropout = 0.1,
+                                .run.numerics = numerics,
+                                .run.threads = 16,
+                                .run.sim.algorithm = algorithm,
+                                .run.sim.timeout_ns = 120000000000u,
                                 .skip_f64 = true};
     expect(ar_check(&r, &o) == AR_OK, "a check of steps did not run");
     for (size_t i = 0; r && i < r->runs; i++)
@@ -90,25 +90,25 @@ static void watch(const char *folder)
                                    {.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 3, .bit = 20}};
     for (int i = 0; i < 4; i++) {
         ar_check_report *r = NULL;
-        ar_check_options o = {.model = folder,
+        ar_check_options o = {.run.model = folder,
                               .parallel = &layout,
                               .layouts = 1,
-                              .batch = 2,
-                              .seq = 6,
-                              .threads = 4,
-                              .timeout_ns = 120000000000u,
-                              .cluster = i < 2 ? &cluster : NULL,
+                              .run.batch = 2,
+                              .run.seq = 6,
+                              .run.threads = 4,
+                              .run.sim.timeout_ns = 120000000000u,
+                              .run.sim.cluster = i < 2 ? &cluster : NULL,
                               .schedules = i == 1,
-                              .verify_transfers = i == 3,
-                              .faults = i < 2 ? NULL : &faults[i - 2],
-                              .fault_count = i >= 2,
+                              .run.sim.verify_transfers = i == 3,
+                              .run.sim.faults = i < 2 ? NULL : &faults[i - 2],
+                              .run.sim.fault_count = i >= 2,
                               .skip_f64 = true};
-        expect(ar_trace_create(&o.trace) == AR_OK, "no trace");
+        expect(ar_trace_create(&o.run.sim.trace) == AR_OK, "no trace");
         expect(ar_check(&r, &o) == AR_OK, "a watched check did not run");
         expect(r && r->result == (i < 2 ? AR_CHECK_SAME : AR_CHECK_ERROR), "a watched check has another result");
         expect(r && r->run[0].has_predicted == (i < 2), "a time was not predicted");
         ar_check_report_destroy(r);
-        ar_trace_destroy(o.trace);
+        ar_trace_destroy(o.run.sim.trace);
     }
 }
 
@@ -128,10 +128,10 @@ static void fail_in_the_middle(const char *json, ar_sim_algorithm algorithm)
     ari_cluster_result result;
     const ar_batch batch = {.batch = 2, .seq = 3, .input_ids = ids};
     const ari_cluster_options o = {.config = &c,
-                                   .parallel = {.tp = 8},
+                                   .run.parallel = {.tp = 8},
                                    .batch = &batch,
-                                   .threads = 1,
-                                   .sim = {.algorithm = algorithm, .timeout_ns = 120000000000u},
+                                   .run.threads = 1,
+                                   .run.sim = {.algorithm = algorithm, .timeout_ns = 120000000000u},
                                    .tap = tap_that_fails,
                                    .tap_user = users};
     users[7] = &left;

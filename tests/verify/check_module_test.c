@@ -117,11 +117,11 @@ static ar_check_module_options options(const ar_parallel *p, size_t layouts)
 {
     return (ar_check_module_options){.parallel = p,
                                      .layouts = layouts,
-                                     .steps = 2,
-                                     .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                     .clip = 0.25,
-                                     .dropout = 0.2,
-                                     .seed = 3};
+                                     .run.steps = 2,
+                                     .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                     .run.clip = 0.25,
+                                     .run.dropout = 0.2,
+                                     .run.seed = 3};
 }
 
 /* The report of one layout. */
@@ -199,7 +199,7 @@ Test(check_module, what_depends_on_the_layout_is_found_and_named)
         fill(&g);
         const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g, .own_weights = true};
         ar_check_module_options o = options(&rows[i].parallel, 1);
-        o.dropout = 0.0;
+        o.run.dropout = 0.0;
         ar_check_module_report *r = NULL;
         cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
         const ar_check_run *run = &r->run[0];
@@ -226,7 +226,7 @@ Test(check_module, a_mistake_of_the_library_is_named_as_in_a_model)
         const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
         ar_check_module_options o = options(rows[i].p, 1);
         ar_check_module_report *r = NULL;
-        o.fault = rows[i].fault;
+        o.run.fault = rows[i].fault;
         cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
         cr_expect_eq(r->result, AR_CHECK_DIFFERENT);
         cr_expect_str_eq(r->run[0].first.tensor, rows[i].first);
@@ -289,7 +289,7 @@ Test(check_module, what_cannot_be_checked_is_refused)
     o = options(&bad, 1);
     cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);
     o = options(&one, 1);
-    o.steps = -1;
+    o.run.steps = UINT64_C(1) << 32;
     cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);
     o = options(&one, 1);
     g.label[2] = CLASSES;
@@ -305,7 +305,7 @@ Test(check_module, what_cannot_be_checked_is_refused)
 static ar_gradcheck_module_report *gradcheck(given *g, uint64_t seed)
 {
     const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = g};
-    const ar_check_module_options o = {.dropout = 0.2, .seed = seed};
+    const ar_check_module_options o = {.run.dropout = 0.2, .run.seed = seed};
     ar_gradcheck_module_report *r = NULL;
     fill(g);
     cr_assert_eq(ar_gradcheck_module(&r, &c, &o), AR_OK, "%s", ar_error_message());

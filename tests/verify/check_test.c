@@ -21,9 +21,9 @@ static void check_everywhere(const char *json, const char *name, const int *tp, 
         if (by_scale(1, 1, 0) && algorithm != AR_SIM_DIRECT + (int)(batch / 2 % 2)) /* each with some shapes */
             continue;
         ar_check_options o = check_of(folder, tp, layouts, batch, seq);
-        o.plan = *plan;
-        o.algorithm = (ar_sim_algorithm)algorithm;
-        o.seed = batch * 10 + seq;
+        o.run.plan = *plan;
+        o.run.sim.algorithm = (ar_sim_algorithm)algorithm;
+        o.run.seed = batch * 10 + seq;
         ar_check_report *r = check_or_fail(&o);
         expect_same(r, name);
         ar_check_report_destroy(r);
@@ -88,9 +88,9 @@ Test(check, seeds_and_threads_change_what_they_should_and_nothing_else)
     write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
     ar_check_options o = check_of(folder, &tp, 1, 2, 6);
     ar_check_report *one = check_or_fail(&o);
-    o.threads = 4;
+    o.run.threads = 4;
     ar_check_report *four = check_or_fail(&o);
-    o.seed = 1;
+    o.run.seed = 1;
     ar_check_report *other = check_or_fail(&o);
     cr_expect_str_eq(one->gradients_hash, four->gradients_hash);
     cr_expect_str_eq(one->run[0].gradients_hash, four->run[0].gradients_hash);
@@ -130,7 +130,7 @@ Test(check, a_collective_that_is_left_out_is_counted)
     make_folder(folder);
     write_file(folder, "config.json", tiny_models[TINY_STACK]);
     ar_check_options o = check_of(folder, &tp, 1, 2, 6);
-    o.fault = AR_FAULT_column_dx_not_reduced;
+    o.run.fault = AR_FAULT_column_dx_not_reduced;
     ar_check_report *r = check_or_fail(&o);
     const ar_check_run *run = &r->run[0];
     cr_expect_eq(run->result, AR_CHECK_DIFFERENT);
@@ -164,10 +164,10 @@ static void fail_at(const ar_config *c, int tp, int at, ar_sim_algorithm algorit
     ari_cluster_result result;
     users[tp - 1] = &f;
     const ari_cluster_options o = {.config = c,
-                                   .parallel = {.tp = tp},
+                                   .run.parallel = {.tp = tp},
                                    .batch = &batch,
-                                   .threads = 1,
-                                   .sim = {.algorithm = algorithm, .timeout_ns = 60000000000u},
+                                   .run.threads = 1,
+                                   .run.sim = {.algorithm = algorithm, .timeout_ns = 60000000000u},
                                    .tap = tap_that_fails,
                                    .tap_user = users};
     const ar_status st = ari_cluster_run(&result, &o);
@@ -212,10 +212,10 @@ Test(check, a_failed_run_is_a_result_with_the_table_of_ranks)
     cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK);
     cr_assert_eq(ari_reference_finish(&ref), AR_OK);
     const ari_cluster_options o = {.config = &c,
-                                   .parallel = {.tp = 3},
+                                   .run.parallel = {.tp = 3},
                                    .batch = &batch,
-                                   .threads = 1,
-                                   .sim = {.timeout_ns = 60000000000u},
+                                   .run.threads = 1,
+                                   .run.sim = {.timeout_ns = 60000000000u},
                                    .body = body_that_fails};
     ar_check_run run = {0};
     cr_assert_eq(ari_check_run(&run, &ref, &o), AR_OK, "%s", ar_error_message());
@@ -247,7 +247,7 @@ Test(check, a_run_that_reports_nothing_differs_in_every_tensor)
     cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK);
     cr_assert_eq(ari_reference_finish(&ref), AR_OK);
     const ari_cluster_options o = {
-        .config = &c, .parallel = {.tp = 2}, .batch = &batch, .threads = 1, .body = body_that_is_idle};
+        .config = &c, .run.parallel = {.tp = 2}, .batch = &batch, .run.threads = 1, .body = body_that_is_idle};
     ar_check_run run = {0};
     cr_assert_eq(ari_check_run(&run, &ref, &o), AR_OK, "%s", ar_error_message());
     cr_expect(run.result == AR_CHECK_DIFFERENT && run.tensors_different == ref.count);
@@ -295,9 +295,9 @@ Test(check, overflow_gives_the_same_bits_and_names_a_nan)
     cr_assert(isnan(ref.loss), "these weights were to overflow, the loss is %g", ref.loss);
     for (int tp = 2; tp <= 6; tp += 2) {
         const ari_cluster_options o = {.config = &c,
-                                       .parallel = {.tp = tp},
+                                       .run.parallel = {.tp = tp},
                                        .batch = &batch,
-                                       .threads = 1,
+                                       .run.threads = 1,
                                        .weights = huge_weights,
                                        .weights_user = &w};
         ar_check_run run = {0};
@@ -328,9 +328,10 @@ Test(check, impossible_requests_are_refused_by_name)
     snprintf(none, sizeof none, "%s/no", folder);
     ar_check_options o = check_of(folder, &two, 1, 2, 6);
     expect_refused(
-        (ar_check_options){.model = none, .parallel = &(ar_parallel){.tp = 2}, .layouts = 1, .batch = 1, .seq = 1},
+        (ar_check_options){
+            .run.model = none, .parallel = &(ar_parallel){.tp = 2}, .layouts = 1, .run.batch = 1, .run.seq = 1},
         AR_ERR_NOT_FOUND, "no");
-    o.batch = 0;
+    o.run.batch = 0;
     expect_refused(o, AR_ERR_ARG, "batch");
     o = check_of(folder, &two, 0, 2, 6);
     expect_refused(o, AR_ERR_ARG, "layout");

@@ -18,9 +18,9 @@ static void place_init(place *p, size_t n)
     make_folder(p->folder);
     write_file(p->folder, "config.json", tiny_models[TINY_LLAMA]);
     p->o = check_layouts(p->folder, layouts, n, 2, 12);
-    p->o.steps = 2;
-    p->o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    p->o.clip = 1.0;
+    p->o.run.steps = 2;
+    p->o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    p->o.run.clip = 1.0;
 }
 
 static void refused(const ar_check_options *o, const char *says)
@@ -38,8 +38,8 @@ Test(cluster_check, has_the_same_bits_recorded_or_timed_or_verified)
     ar_check_report *plain = check_or_fail(&p.o);
     expect_same(plain, "plain");
     for (int i = 0; i < 3; i++) {
-        p.o.cluster = i == 0 ? &cluster : NULL;
-        p.o.verify_transfers = i == 1;
+        p.o.run.sim.cluster = i == 0 ? &cluster : NULL;
+        p.o.run.sim.verify_transfers = i == 1;
         p.o.schedules = i == 2 ? 3 : 0;
         ar_check_report *r = check_or_fail(&p.o);
         expect_same(r, "watched");
@@ -61,10 +61,10 @@ Test(cluster_check, predicts_the_same_time_whatever_really_happened)
     place p;
     ar_trace_summary first[2];
     place_init(&p, 2);
-    p.o.cluster = &cluster;
+    p.o.run.sim.cluster = &cluster;
     for (int i = 0; i < 3; i++) {
         p.o.schedules = i > 0;
-        p.o.schedule_seed = (uint64_t)i;
+        p.o.run.sim.schedule_seed = (uint64_t)i;
         ar_check_report *r = check_or_fail(&p.o);
         for (size_t k = 0; k < 2; k++) {
             const ar_trace_summary *s = &r->run[k].predicted;
@@ -86,15 +86,15 @@ Test(cluster_check, records_the_one_run_also_where_it_ends_in_an_error)
     for (int faulty = 0; faulty < 2; faulty++) {
         ar_trace_summary s;
         place_init(&p, 1);
-        p.o.fault = faulty ? AR_FAULT_collective_size_mismatch : AR_FAULT_NONE;
-        cr_assert_eq(ar_trace_create(&p.o.trace), AR_OK);
+        p.o.run.fault = faulty ? AR_FAULT_collective_size_mismatch : AR_FAULT_NONE;
+        cr_assert_eq(ar_trace_create(&p.o.run.sim.trace), AR_OK);
         ar_check_report *r = check_or_fail(&p.o);
         cr_expect_eq(r->result, faulty ? AR_CHECK_ERROR : AR_CHECK_SAME);
-        cr_assert_eq(ar_trace_summarise(&s, p.o.trace, AR_TRACE_REAL), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ar_trace_summarise(&s, p.o.run.sim.trace, AR_TRACE_REAL), AR_OK, "%s", ar_error_message());
         cr_expect(s.seconds > 0 && s.collectives > 20, "%g s, %zu collectives", s.seconds, s.collectives);
         cr_expect(!r->run[0].has_predicted && r->run[0].seconds > 0);
         ar_check_report_destroy(r);
-        ar_trace_destroy(p.o.trace);
+        ar_trace_destroy(p.o.run.sim.trace);
         remove_folder(p.folder);
     }
 }
@@ -104,8 +104,8 @@ Test(cluster_check, stops_at_the_schedule_that_is_not_the_same)
     place p;
     place_init(&p, 1);
     p.o.schedules = 50;
-    p.o.schedule_seed = 7;
-    p.o.fault = AR_FAULT_norm_backward_missing;
+    p.o.run.sim.schedule_seed = 7;
+    p.o.run.fault = AR_FAULT_norm_backward_missing;
     ar_check_report *r = check_or_fail(&p.o);
     cr_expect(r->run[0].result == AR_CHECK_DIFFERENT && r->run[0].schedules == 1 && r->run[0].schedule_seed == 7);
     ar_check_report_destroy(r);
@@ -119,10 +119,10 @@ static void strike(const ar_sim_fault *f, ar_check_result wanted, ar_check_resul
         char text[128];
         place p;
         place_init(&p, 1);
-        p.o.faults = f;
-        p.o.fault_count = 1;
-        p.o.verify_transfers = v;
-        p.o.timeout_ns = f->kind == AR_SIM_STALL ? 300000000u : p.o.timeout_ns;
+        p.o.run.sim.faults = f;
+        p.o.run.sim.fault_count = 1;
+        p.o.run.sim.verify_transfers = v;
+        p.o.run.sim.timeout_ns = f->kind == AR_SIM_STALL ? 300000000u : p.o.run.sim.timeout_ns;
         ar_sim_fault_describe(f, text, sizeof text);
         ar_check_report *r = check_or_fail(&p.o);
         cr_expect_eq(r->result, v ? verified : wanted, "%s: %s", text, first_of(&r->run[0]));
@@ -156,19 +156,19 @@ Test(cluster_check, refuses_options_that_contradict_each_other)
     place_init(&p, 2);
     cr_assert_eq(ar_trace_create(&trace), AR_OK);
     const ar_check_options good = p.o;
-    p.o.trace = trace;
+    p.o.run.sim.trace = trace;
     refused(&p.o, "one layout");
     p.o.layouts = 1;
     p.o.schedules = 2;
     refused(&p.o, "at most one schedule");
     p.o = good;
-    p.o.faults = &kill;
-    p.o.fault_count = 1;
+    p.o.run.sim.faults = &kill;
+    p.o.run.sim.fault_count = 1;
     refused(&p.o, "strike one run");
     p.o.layouts = 1;
     refused(&p.o, "rank 4 of 4");
     p.o = good;
-    p.o.algorithm = AR_SIM_LAST;
+    p.o.run.sim.algorithm = AR_SIM_LAST;
     refused(&p.o, "direct or ring");
     ar_trace_destroy(trace);
     remove_folder(p.folder);
@@ -180,7 +180,7 @@ Test(cluster_check, auto_moves_data_directly)
     ar_check_report *r[2];
     place_init(&p, 1);
     for (int i = 0; i < 2; i++) {
-        p.o.algorithm = i == 0 ? AR_SIM_AUTO : AR_SIM_DIRECT;
+        p.o.run.sim.algorithm = i == 0 ? AR_SIM_AUTO : AR_SIM_DIRECT;
         r[i] = check_or_fail(&p.o);
         expect_same(r[i], "auto");
     }

@@ -239,10 +239,10 @@ static void whole_run_init(whole_run *w, const char *json, int tp)
     cr_assert_eq(ar_baseline_run(&w->config, &b, &w->batch, &w->ref.loss), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_reference_finish(&w->ref), AR_OK);
     w->cluster = (ari_cluster_options){.config = &w->config,
-                                       .parallel = {.tp = tp},
+                                       .run.parallel = {.tp = tp},
                                        .batch = &w->batch,
-                                       .threads = 1,
-                                       .sim = {.timeout_ns = 60000000000u}};
+                                       .run.threads = 1,
+                                       .run.sim = {.timeout_ns = 60000000000u}};
     ar_check_run first = {0};
     cr_assert_eq(ari_check_run(&first, &w->ref, &w->cluster), AR_OK, "%s", ar_error_message());
     cr_assert(first.tensors_different == 0 && !first.error);

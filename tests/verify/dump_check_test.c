@@ -77,10 +77,10 @@ static ar_check_report *dump_of(const char *folder, const ar_parallel *p, size_t
                                 ar_fault fault, const char *dump)
 {
     ar_check_options o = check_layouts(folder, p, layouts, batch, 12);
-    o.steps = steps;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.clip = steps > 0 ? 1.0 : 0.0;
-    o.fault = fault;
+    o.run.steps = (uint64_t)steps;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.clip = steps > 0 ? 1.0 : 0.0;
+    o.run.fault = fault;
     o.dump = dump;
     return check_or_fail(&o);
 }

@@ -232,19 +232,19 @@ static ari_estimate estimate_of(const measured *m)
     if (m->tp > 0)
         parallel.tp = m->tp;
     const ari_estimate_case run = {.config = &c,
-                                   .plan = &plan,
-                                   .batch = m->batch,
-                                   .seq = m->seq,
+                                   .run.plan = plan,
+                                   .run.batch = m->batch,
+                                   .run.seq = m->seq,
                                    .parallel = &parallel,
                                    .layouts = 1,
-                                   .steps = m->steps,
-                                   .optimizer = ar_optimizer_defaults(m->optimizer),
-                                   .numerics = m->native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
-                                   .dropout = m->dropout,
+                                   .run.steps = (uint64_t)m->steps,
+                                   .run.optimizer = ar_optimizer_defaults(m->optimizer),
+                                   .run.numerics = m->native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                                   .run.dropout = m->dropout ? 0.1 : 0.0,
                                    .f64 = m->f64,
                                    .alone = m->alone,
                                    .sensitivity = m->sensitivity,
-                                   .threads = 2,
+                                   .run.threads = 2,
                                    .dump = m->dump,
                                    .merges = m->merges};
     cr_assert_eq(ari_estimate_check(&e, &run), AR_OK, "%s", ar_error_message());
@@ -262,16 +262,16 @@ Test(estimate, counts_what_updates_in_doubt_take_where_products_have_fewer_bits)
     cr_assert_eq(ar_config_parameters(&c, &parameters), AR_OK);
     for (int i = 0; i < 2; i++) {
         const ari_estimate_case run = {.config = &c,
-                                       .plan = &plan,
-                                       .batch = 2,
-                                       .seq = 8,
+                                       .run.plan = plan,
+                                       .run.batch = 2,
+                                       .run.seq = 8,
                                        .parallel = &one,
                                        .layouts = 1,
-                                       .steps = 3,
-                                       .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                       .numerics = AR_NUMERICS_NATIVE,
-                                       .precision = i == 0 ? AR_PRECISION_F32 : AR_PRECISION_BF16,
-                                       .threads = 2};
+                                       .run.steps = 3,
+                                       .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                       .run.numerics = AR_NUMERICS_NATIVE,
+                                       .run.precision = i == 0 ? AR_PRECISION_F32 : AR_PRECISION_BF16,
+                                       .run.threads = 2};
         cr_assert_eq(ari_estimate_check(&e[i], &run), AR_OK, "%s", ar_error_message());
     }
     cr_expect_geq(e[1].bytes, e[0].bytes + 3 * parameters * sizeof(float));
@@ -328,8 +328,12 @@ Test(estimate, refuses_absurd_sizes)
     load(&c, "stack-demo");
     cr_expect_eq(ari_estimate_layers(&c), AR_OK);
     const ar_parallel one = {.tp = 1};
-    const ari_estimate_case run = {
-        .config = &c, .plan = &plan, .batch = (size_t)1 << 40, .seq = (size_t)1 << 40, .parallel = &one, .layouts = 1};
+    const ari_estimate_case run = {.config = &c,
+                                   .run.plan = plan,
+                                   .run.batch = (size_t)1 << 40,
+                                   .run.seq = (size_t)1 << 40,
+                                   .parallel = &one,
+                                   .layouts = 1};
     cr_expect_eq(ari_estimate_check(&e, &run), AR_ERR_OVERFLOW);
     c.layers = (size_t)1 << 40; /* at once: not one layer after the other */
     cr_expect_eq(ari_estimate_layers(&c), AR_ERR_ARG);

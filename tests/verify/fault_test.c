@@ -10,7 +10,7 @@
 typedef struct shared {
     char model[64];
     size_t batch;
-    int steps;
+    uint64_t steps;
     double dropout, clip;
     ari_check_base base;
     char weights_hash[65], gradients_hash[65];
@@ -62,14 +62,14 @@ static ar_check_options options_of(const expected *e, ar_fault fault, const plac
     for (int m = 0; m < SMALL_MODELS; m++)
         model = strcmp(model, small_names[m]) == 0 ? p->model[m] : model;
     ar_check_options o = check_layouts(model, &e->at.parallel, 1, e->at.batch ? e->at.batch : BATCH, SEQ);
-    o.fault = fault;
-    o.steps = e->at.steps ? e->at.steps : 1;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.clip = e->fault == F(silent_truncation) ? 0.0 : 1.0; /* of gradients that are no numbers there is no norm */
-    o.dropout = e->at.dropout;
-    o.ddp = e->at.ddp;
-    o.plan = plan_of(arch_of(e->model), e->order);
-    o.algorithm = e->algorithm;
+    o.run.fault = fault;
+    o.run.steps = (uint64_t)(e->at.steps ? e->at.steps : 1);
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.clip = e->fault == F(silent_truncation) ? 0.0 : 1.0; /* of gradients that are no numbers there is no norm */
+    o.run.dropout = e->at.dropout;
+    o.run.ddp = e->at.ddp;
+    o.run.plan = plan_of(arch_of(e->model), e->order);
+    o.run.sim.algorithm = e->algorithm;
     o.text = p->text;
     return o;
 }
@@ -78,17 +78,17 @@ static const shared *base_of(place *p, const ar_check_options *o)
 {
     for (int i = 0; i < p->bases; i++) {
         const shared *b = &p->base[i];
-        if (strcmp(b->model, o->model) == 0 && b->batch == o->batch && b->steps == o->steps &&
-            b->dropout == o->dropout && b->clip == o->clip)
+        if (strcmp(b->model, o->run.model) == 0 && b->batch == o->run.batch && b->steps == o->run.steps &&
+            b->dropout == o->run.dropout && b->clip == o->run.clip)
             return b;
     }
     char folder[512];
     ar_config c;
     cr_assert_lt(p->bases, MOST_SHARED);
     shared *b = &p->base[p->bases++];
-    *b = (shared){.batch = o->batch, .steps = o->steps, .dropout = o->dropout, .clip = o->clip};
-    snprintf(b->model, sizeof b->model, "%s", o->model);
-    cr_assert_eq(ar_model_path(folder, sizeof folder, o->model), AR_OK, "%s", ar_error_message());
+    *b = (shared){.batch = o->run.batch, .steps = o->run.steps, .dropout = o->run.dropout, .clip = o->run.clip};
+    snprintf(b->model, sizeof b->model, "%s", o->run.model);
+    cr_assert_eq(ar_model_path(folder, sizeof folder, o->run.model), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ar_config_load(&c, folder), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_check_base_init(&b->base, o, &c, folder), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_reference_hashes(b->weights_hash, b->gradients_hash, &b->base.ref, NULL), AR_OK);
@@ -274,7 +274,7 @@ Test(fault, those_of_communication_change_nothing_on_one_rank)
                            f == F(norm_backward_missing) || f == F(embedding_tied_once) || f == F(norm_padded_lanes) ||
                            f == F(bias_added_twice) || f == F(norm_fp16_store);
         ar_check_options o = check_of(folder, &one, 1, 2, 12);
-        o.fault = (ar_fault)f;
+        o.run.fault = (ar_fault)f;
         ar_check_report *r = check_or_fail(&o);
         cr_expect_eq(r->result, local ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "%s: first %s", ar_fault_name((ar_fault)f),
                      first_of(&r->run[0]));

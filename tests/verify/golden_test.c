@@ -68,14 +68,14 @@ static ar_status grads_in_order(ar_grads_result *result, const char *name, bool 
     char folder[600], input[700];
     snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, name);
     snprintf(input, sizeof input, "%s/batch.safetensors", folder);
-    const ar_grads_options o = {.model = block ? NULL : folder,
+    const ar_grads_options o = {.run.model = block ? NULL : folder,
                                 .block = block ? folder : NULL,
                                 .input = block ? NULL : input,
                                 .out = out,
-                                .parallel = {.tp = tp},
-                                .algorithm = algorithm,
+                                .run.parallel = {.tp = tp},
+                                .run.sim.algorithm = algorithm,
                                 .mlp_order = order,
-                                .threads = 1};
+                                .run.threads = 1};
     return ar_grads(result, &o);
 }
 
@@ -255,8 +255,8 @@ Test(golden, the_order_of_the_mlp_reaches_the_run)
             ar_config c;
             snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, of[i].name);
             cr_assert_eq(ar_config_load(&c, folder), AR_OK);
-            ari_traffic_case t = {.config = &c, .parallel = {.tp = 2}, .batch = 2, .seq = 32};
-            cr_assert_eq(ar_plan_add_mlp_order(&t.plan, c.arch, (ar_mlp_order)order), AR_OK);
+            ari_traffic_case t = {.config = &c, .run.parallel = {.tp = 2}, .run.batch = 2, .run.seq = 32};
+            cr_assert_eq(ar_plan_add_mlp_order(&t.run.plan, c.arch, (ar_mlp_order)order), AR_OK);
             cr_assert_eq(ari_traffic_bytes(&expected[order], &t), AR_OK);
             cr_expect_eq(r[order].bytes, expected[order], "%s, order %d: %llu bytes, predicted %llu", of[i].name, order,
                          (unsigned long long)r[order].bytes, (unsigned long long)expected[order]);

@@ -178,13 +178,13 @@ static void train(outcome *o, const golden *g, const ar_parallel *p)
     for (int r = 0; r < MOST_RANKS; r++)
         users[r] = o;
     const ari_cluster_options options = {.config = &g->config,
-                                         .parallel = *p,
+                                         .run.parallel = *p,
                                          .batch = g->batch,
-                                         .steps = STEPS,
-                                         .optimizer = g->optimizer,
+                                         .run.steps = STEPS,
+                                         .run.optimizer = g->optimizer,
                                          .weights = ari_weights_find,
                                          .weights_user = g->weights,
-                                         .threads = 1,
+                                         .run.threads = 1,
                                          .tap = collect,
                                          .tap_user = users};
     ari_cluster_result result;

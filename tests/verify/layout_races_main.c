@@ -15,14 +15,14 @@ enum { DRAWS = 20, FIRST_SEED = 85 };
 static bool wrong_groups_are_told(void)
 {
     static const ar_parallel layout = {.tp = 2, .dp = 2};
-    const ar_check_options o = {.model = "stack-demo",
+    const ar_check_options o = {.run.model = "stack-demo",
                                 .parallel = &layout,
                                 .layouts = 1,
-                                .batch = 2,
-                                .seq = 4,
-                                .threads = 1,
-                                .timeout_ns = 120000000000u,
-                                .fault = AR_FAULT_group_wrong_stride,
+                                .run.batch = 2,
+                                .run.seq = 4,
+                                .run.threads = 1,
+                                .run.sim.timeout_ns = 120000000000u,
+                                .run.fault = AR_FAULT_group_wrong_stride,
                                 .skip_f64 = true};
     char hash[65] = "";
     bool ok = true;

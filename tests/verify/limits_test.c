@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "run/positions.h"
+#include "run/run.h"
 #include "verify/check/check_run.h"
 
 TestSuite(limits, .timeout = 300);
@@ -28,7 +28,7 @@ Test(limits, memory_that_runs_out_in_a_rank_is_no_result_of_the_layout)
     cr_assert_eq(ar_baseline_run(&c, &b, &batch, &ref.loss), AR_OK);
     cr_assert_eq(ari_reference_finish(&ref), AR_OK);
     const ari_cluster_options o = {
-        .config = &c, .parallel = {.tp = 2}, .batch = &batch, .threads = 1, .body = body_without_memory};
+        .config = &c, .run.parallel = {.tp = 2}, .batch = &batch, .run.threads = 1, .body = body_without_memory};
     ar_check_run run = {0};
     cr_expect_eq(ari_check_run(&run, &ref, &o), AR_ERR_MEMORY);
     cr_expect(strstr(ar_error_message(), "tp=2") && strstr(ar_error_message(), "no memory for a test"), "%s",
@@ -50,9 +50,9 @@ Test(limits, a_baseline_without_a_gradient_norm_says_where_that_began)
                "24, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"max_position_embeddings\": 128, "
                "\"initializer_range\": 0.0, \"layer_norm_eps\": 0.0}");
     ar_check_options o = check_of(folder, &tp, 1, 2, 6);
-    o.steps = 1;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
-    o.clip = 1.0;
+    o.run.steps = 1;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    o.run.clip = 1.0;
     cr_expect_eq(ar_check(&r, &o), AR_ERR_DATA);
     cr_expect(strstr(ar_error_message(), "gradient norm of step 1"), "%s", ar_error_message());
     cr_expect(strstr(ar_error_message(), "the first tensor that is not finite is layers.0.ln1:fwd of step 1"), "%s",
@@ -102,12 +102,13 @@ Test(limits, rotary_angles_of_two_to_the_twenty_are_refused)
         ar_config c = config_of(tiny_models[TINY_LLAMA]);
         c.rope_theta = cases[i].theta;
         c.rope_factor = cases[i].factor;
-        const ar_status st = ari_check_angles(&c, cases[i].seq);
+        c.max_positions = SIZE_MAX;
+        const ar_status st = ari_run_check_positions(&c, cases[i].seq);
         cr_expect_eq(st, cases[i].fits ? AR_OK : AR_ERR_CONFIG, "theta %g, factor %g, %zu positions: %s",
                      cases[i].theta, cases[i].factor, cases[i].seq, ar_status_name(st));
     }
     const ar_config without = config_of(tiny_models[TINY_STACK]);
-    cr_expect_eq(ari_check_angles(&without, 1u << 24), AR_OK);
+    cr_expect_eq(ari_run_check_positions(&without, 1u << 24), AR_OK);
 }
 
 /* 257 ids over 2, 3 or 4 ranks: the last rank has fewer, and its rows are the first ones of rank 0. */
@@ -118,7 +119,7 @@ Test(limits, shards_of_different_sizes_that_were_seeded_alike_are_recognised)
     write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
     for (int tp = 2; tp <= 4; tp++) {
         ar_check_options o = check_of(folder, &tp, 1, 1, 4);
-        o.fault = AR_FAULT_init_per_shard_seed;
+        o.run.fault = AR_FAULT_init_per_shard_seed;
         ar_check_report *r = check_or_fail(&o);
         cr_expect_str_eq(r->run[0].first.tensor, "model.embed_tokens.weight:init");
         cr_expect(strstr(r->run[0].first.hint, "seeded alike"), "tp=%d: %s", tp, r->run[0].first.hint);

@@ -13,10 +13,10 @@ static const char model[] = LLAMA(256, 64, 96, 1, 8, 2, 8, false);
 static ar_check_options steps_of(const char *folder, const ar_parallel *p, size_t layouts)
 {
     ar_check_options o = check_layouts(folder, p, layouts, BATCH, SEQ);
-    o.steps = 2;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.clip = 1.0;
-    o.threads = 2;
+    o.run.steps = 2;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.clip = 1.0;
+    o.run.threads = 2;
     return o;
 }
 
@@ -32,7 +32,7 @@ Test(many_ranks, have_the_bits_of_one)
             o.parallel += algorithm == AR_SIM_RING ? 1 : 0;
             o.layouts = 1;
         }
-        o.algorithm = (ar_sim_algorithm)algorithm;
+        o.run.sim.algorithm = (ar_sim_algorithm)algorithm;
         cr_assert_eq(ar_parallel_world(&layouts[0]), RANKS);
         ar_check_report *r = check_or_fail(&o);
         expect_same(r, algorithm == AR_SIM_RING ? "ring" : "direct");
@@ -48,7 +48,7 @@ Test(many_ranks, all_hear_what_two_disagree_about)
     make_folder(folder);
     write_file(folder, "config.json", model);
     ar_check_options o = steps_of(folder, &layout, 1);
-    o.fault = AR_FAULT_collective_size_mismatch;
+    o.run.fault = AR_FAULT_collective_size_mismatch;
     ar_check_report *r = check_or_fail(&o);
     const ar_check_run *run = &r->run[0];
     size_t meet = 0, told = 0;

@@ -23,12 +23,12 @@ static void set_up(fixture *f, int model, ar_optimizer_kind kind)
     write_file(f->folder, "config.json", tiny_models[model]);
     const size_t n = small_only() ? 2 : LAYOUTS; /* the last ones have all kinds */
     f->o = check_layouts(f->folder, layouts + LAYOUTS - n, n, BATCH, SEQ);
-    f->o.steps = STEPS;
-    f->o.clip = 0.5;
+    f->o.run.steps = STEPS;
+    f->o.run.clip = 0.5;
     f->o.skip_f64 = true;
-    f->o.optimizer = ar_optimizer_defaults(kind);
-    f->o.optimizer.lr = 0.02;
-    f->o.optimizer.weight_decay = 0.3;
+    f->o.run.optimizer = ar_optimizer_defaults(kind);
+    f->o.run.optimizer.lr = 0.02;
+    f->o.run.optimizer.weight_decay = 0.3;
 }
 
 /* Everything at once. */
@@ -64,11 +64,11 @@ Test(schedule_check, all_of_it_has_the_baselines_bits_in_every_layout)
         fixture f;
         set_up(&f, cases[i].model, cases[i].kind);
         if (cases[i].kind == AR_OPTIMIZER_SGD)
-            f.o.optimizer.momentum = 0.9;
-        const ar_optimizer_options before = f.o.optimizer;
-        refine(&f.o.optimizer);
+            f.o.run.optimizer.momentum = 0.9;
+        const ar_optimizer_options before = f.o.run.optimizer;
+        refine(&f.o.run.optimizer);
         hash_of(refined, &f.o);
-        f.o.optimizer = before;
+        f.o.run.optimizer = before;
         f.o.layouts = 1;
         hash_of(plain, &f.o);
         cr_expect_str_neq(plain, refined);
@@ -85,8 +85,8 @@ Test(schedule_check, each_part_of_it_matters)
         fixture f;
         set_up(&f, TINY_GPT2, AR_OPTIMIZER_ADAMW);
         f.o.layouts = 1;
-        refine(&f.o.optimizer);
-        ar_optimizer_options *o = &f.o.optimizer;
+        refine(&f.o.run.optimizer);
+        ar_optimizer_options *o = &f.o.run.optimizer;
         o->schedule = part == 0 ? AR_SCHEDULE_CONSTANT : o->schedule;
         o->min_lr = part == 0 || part == 1 ? 0.0 : o->min_lr;
         o->warmup_steps = part == 2 ? 0 : o->warmup_steps;
@@ -104,8 +104,8 @@ Test(schedule_check, native_runs_are_within_the_allowance)
 {
     fixture f;
     set_up(&f, TINY_LLAMA, AR_OPTIMIZER_ADAMW);
-    refine(&f.o.optimizer);
-    f.o.numerics = AR_NUMERICS_NATIVE;
+    refine(&f.o.run.optimizer);
+    f.o.run.numerics = AR_NUMERICS_NATIVE;
     ar_check_report *r = check_or_fail(&f.o);
     cr_expect_eq(r->result, AR_CHECK_SAME);
     ar_check_report_destroy(r);

@@ -15,14 +15,14 @@ TestSuite(sensitivity, .timeout = 300);
 static void grads(const char *out, bool block, ar_sensitivity of)
 {
     ar_grads_result r;
-    const ar_grads_options o = {.model = block ? NULL : GOLDEN,
+    const ar_grads_options o = {.run.model = block ? NULL : GOLDEN,
                                 .input = block ? NULL : GOLDEN "/batch.safetensors",
                                 .block = block ? TEST_GOLDEN_DIR "/block-mqa-bidirectional" : NULL,
                                 .out = out,
-                                .parallel = {.tp = 1},
+                                .run.parallel = {.tp = 1},
                                 .sensitivity = true,
                                 .sensitivity_of = of,
-                                .threads = 2};
+                                .run.threads = 2};
     cr_assert_eq(ar_grads(&r, &o), AR_OK, "%s", ar_error_message());
 }
 
@@ -146,9 +146,9 @@ static ar_check_report *native(const char *model, ar_precision precision, ar_fau
 {
     static const ar_parallel some_layouts[] = {{.tp = 2, .sp = true}, {.dp = 2, .tp = 4}};
     ar_check_options o = check_layouts(model, some_layouts, 2, 2, 8);
-    o.numerics = AR_NUMERICS_NATIVE;
-    o.precision = precision;
-    o.fault = fault;
+    o.run.numerics = AR_NUMERICS_NATIVE;
+    o.run.precision = precision;
+    o.run.fault = fault;
     return check_or_fail(&o);
 }
 
@@ -197,13 +197,13 @@ Test(sensitivity, what_an_update_in_doubt_does_to_the_next_step_is_allowed)
         make_folder(folder);
         write_file(folder, "config.json", cases[i].config);
         ar_check_options o = check_layouts(folder, &layout, 1, cases[i].batch, cases[i].seq);
-        o.numerics = AR_NUMERICS_NATIVE;
-        o.precision = cases[i].precision;
-        o.seed = cases[i].seed;
-        o.steps = 2;
-        o.optimizer = ar_optimizer_defaults(i == 0 ? AR_OPTIMIZER_ADAM : AR_OPTIMIZER_ADAMW);
-        o.optimizer.lr = cases[i].lr;
-        o.clip = 1.0;
+        o.run.numerics = AR_NUMERICS_NATIVE;
+        o.run.precision = cases[i].precision;
+        o.run.seed = cases[i].seed;
+        o.run.steps = 2;
+        o.run.optimizer = ar_optimizer_defaults(i == 0 ? AR_OPTIMIZER_ADAM : AR_OPTIMIZER_ADAMW);
+        o.run.optimizer.lr = cases[i].lr;
+        o.run.clip = 1.0;
         ar_check_report *r = check_or_fail(&o);
         const ar_check_run *run = &r->run[0];
         cr_expect(run->result == AR_CHECK_SAME && run->max_ratio > 0.02 && run->max_ratio < 0.5,
@@ -218,11 +218,11 @@ Test(sensitivity, exact_numerics_take_no_precision)
     static const ar_parallel one = {.tp = 1};
     ar_check_report *r = NULL;
     ar_check_options o = check_layouts("llama-demo", &one, 1, 1, 8);
-    o.precision = AR_PRECISION_BF16;
+    o.run.precision = AR_PRECISION_BF16;
     cr_expect_eq(ar_check(&r, &o), AR_ERR_ARG);
     cr_expect_not_null(strstr(ar_error_message(), "bf16"), "%s", ar_error_message());
     ar_grads_result g;
     const ar_grads_options of_grads = {
-        .model = GOLDEN, .input = GOLDEN "/batch.safetensors", .out = "/tmp", .precision = AR_PRECISION_TF32};
+        .run.model = GOLDEN, .input = GOLDEN "/batch.safetensors", .out = "/tmp", .run.precision = AR_PRECISION_TF32};
     cr_expect_eq(ar_grads(&g, &of_grads), AR_ERR_ARG);
 }

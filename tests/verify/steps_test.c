@@ -36,12 +36,12 @@ static void check_steps(int model, double dropout, ar_optimizer_kind kind, ar_si
     o.layouts = 1;
     ar_check_report *untrained = check_or_fail(&o);
     o.layouts = n;
-    o.steps = 3;
-    o.optimizer = ar_optimizer_defaults(kind);
-    o.optimizer.lr = 0.01;
-    o.clip = 0.5;
-    o.dropout = dropout;
-    o.algorithm = algorithm;
+    o.run.steps = 3;
+    o.run.optimizer = ar_optimizer_defaults(kind);
+    o.run.optimizer.lr = 0.01;
+    o.run.clip = 0.5;
+    o.run.dropout = dropout;
+    o.run.sim.algorithm = algorithm;
     ar_check_report *r = check_or_fail(&o);
     expect_same(r, tiny_names[model]);
     cr_expect(r->steps == 3 && r->loss[2] != r->loss[0], "%s: the loss does not move", tiny_names[model]);
@@ -73,9 +73,9 @@ Test(steps, each_has_rows_of_its_own)
     make_folder(folder);
     write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
     ar_check_options o = check_layouts(folder, layouts, 1, BATCH, SEQ);
-    o.steps = 2;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
-    o.optimizer.lr = 0.0; /* the same weights in both steps */
+    o.run.steps = 2;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    o.run.optimizer.lr = 0.0; /* the same weights in both steps */
     ar_check_report *r = check_or_fail(&o);
     cr_expect(r->loss[0] != r->loss[1], "both steps saw the same text");
     ar_check_report_destroy(r);
@@ -89,10 +89,10 @@ Test(steps, the_weights_hash_is_that_of_the_new_weights)
     make_folder(folder);
     write_file(folder, "config.json", tiny_models[TINY_STACK]);
     ar_check_options o = check_layouts(folder, layouts, 2, BATCH, SEQ);
-    o.steps = 1;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    o.run.steps = 1;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
     ar_check_report *slow = check_or_fail(&o);
-    o.optimizer.lr *= 2.0;
+    o.run.optimizer.lr *= 2.0;
     ar_check_report *fast = check_or_fail(&o);
     cr_expect_str_eq(slow->gradients_hash, fast->gradients_hash);
     cr_expect_str_neq(slow->weights_hash, fast->weights_hash);
@@ -108,11 +108,11 @@ static ar_check_report *native(const char *model, const ar_parallel *p, size_t n
                                ar_fault fault)
 {
     ar_check_options o = check_layouts(model, p, n, batch, seq);
-    o.steps = 2;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.clip = 1.0;
-    o.numerics = AR_NUMERICS_NATIVE;
-    o.fault = fault;
+    o.run.steps = 2;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.clip = 1.0;
+    o.run.numerics = AR_NUMERICS_NATIVE;
+    o.run.fault = fault;
     return check_or_fail(&o);
 }
 
@@ -198,10 +198,10 @@ Test(steps, a_run_that_ends_at_a_norm_that_is_no_number_still_names_where_it_beg
     write_file(folder, "config.json", tiny_models[TINY_GPT2]);
     const ar_parallel thirds = {.tp = 3}; /* of a vocabulary that 3 does not divide */
     ar_check_options o = check_layouts(folder, &thirds, 1, BATCH, SEQ);
-    o.steps = 1;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
-    o.clip = 1.0;
-    o.fault = AR_FAULT_silent_truncation;
+    o.run.steps = 1;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    o.run.clip = 1.0;
+    o.run.fault = AR_FAULT_silent_truncation;
     ar_check_report *r = check_or_fail(&o);
     const ar_check_run *run = &r->run[0];
     cr_assert(run->result == AR_CHECK_ERROR && run->error && run->has_difference);
@@ -245,12 +245,12 @@ static void two_steps_init(two_steps *t)
     cr_assert_eq(ar_baseline_run(&t->config, &b, t->batch, losses), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_reference_finish(&t->ref), AR_OK);
     t->cluster = (ari_cluster_options){.config = &t->config,
-                                       .parallel = {.tp = 2, .dp = 2},
+                                       .run.parallel = {.tp = 2, .dp = 2},
                                        .batch = t->batch,
-                                       .steps = 2,
-                                       .optimizer = optimizer,
-                                       .threads = 1,
-                                       .sim = {.timeout_ns = 60000000000u}};
+                                       .run.steps = 2,
+                                       .run.optimizer = optimizer,
+                                       .run.threads = 1,
+                                       .run.sim = {.timeout_ns = 60000000000u}};
 }
 
 static void expect_first(two_steps *t, int step, const char *pass, const char *tensor)
@@ -282,7 +282,7 @@ Test(steps, another_momentum_is_found_in_the_second_steps_weights)
 {
     two_steps t;
     two_steps_init(&t);
-    t.cluster.optimizer.momentum /= 2.0;
+    t.cluster.run.optimizer.momentum /= 2.0;
     expect_first(&t, 2, "update", "embed.weight:new");
     ari_reference_fini(&t.ref);
 }
@@ -291,7 +291,7 @@ Test(steps, a_momentum_left_out_is_missing_in_the_first_step)
 {
     two_steps t;
     two_steps_init(&t);
-    t.cluster.optimizer.momentum = 0.0;
+    t.cluster.run.optimizer.momentum = 0.0;
     expect_first(&t, 1, "update", "embed.weight:m");
     ari_reference_fini(&t.ref);
 }
@@ -300,7 +300,7 @@ Test(steps, another_learning_rate_is_found_in_the_first_steps_weights)
 {
     two_steps t;
     two_steps_init(&t);
-    t.cluster.optimizer.lr *= 1.5;
+    t.cluster.run.optimizer.lr *= 1.5;
     expect_first(&t, 1, "update", "embed.weight:new");
     ari_reference_fini(&t.ref);
 }

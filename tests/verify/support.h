@@ -63,13 +63,13 @@ static inline ar_plan plan_of(ar_arch arch, ar_mlp_order order)
 static inline ar_check_options check_layouts(const char *model, const ar_parallel *parallel, size_t layouts,
                                              size_t batch, size_t seq)
 {
-    return (ar_check_options){.model = model,
+    return (ar_check_options){.run.model = model,
                               .parallel = parallel,
                               .layouts = layouts,
-                              .batch = batch,
-                              .seq = seq,
-                              .threads = 1,
-                              .timeout_ns = 120000000000u,
+                              .run.batch = batch,
+                              .run.seq = seq,
+                              .run.threads = 1,
+                              .run.sim.timeout_ns = 120000000000u,
                               .skip_f64 = true};
 }
 

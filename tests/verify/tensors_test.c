@@ -324,10 +324,10 @@ enum { CASES = sizeof cases / sizeof *cases };
 static ar_check_options options_of(const tensors_case *c, const char *folder, const int *tp)
 {
     ar_check_options o = check_of(folder, tp, 2, 3, 6);
-    o.steps = c->steps;
-    o.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.clip = c->clip;
-    o.dropout = c->dropout;
+    o.run.steps = (uint64_t)c->steps;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.clip = c->clip;
+    o.run.dropout = c->dropout;
     return o;
 }
 

@@ -29,16 +29,16 @@ static uint64_t predicted(const traffic_run *r)
 {
     uint64_t bytes = 0;
     const ari_traffic_case t = {.config = r->config,
-                                .plan = plan_of(r->config->arch, r->order),
-                                .parallel = r->parallel,
-                                .batch = BATCH,
-                                .seq = SEQ,
-                                .steps = r->steps,
-                                .clip = r->clip > 0.0,
-                                .numerics = r->numerics,
-                                .storage = r->storage,
+                                .run.plan = plan_of(r->config->arch, r->order),
+                                .run.parallel = r->parallel,
+                                .run.batch = BATCH,
+                                .run.seq = SEQ,
+                                .run.steps = (uint64_t)r->steps,
+                                .run.clip = r->clip > 0.0,
+                                .run.numerics = r->numerics,
+                                .run.storage = r->storage,
                                 .forward_only = r->forward_only,
-                                .find_unused = r->find_unused};
+                                .run.ddp.find_unused = r->find_unused};
     cr_assert_eq(ari_traffic_bytes(&bytes, &t), AR_OK, "%s", ar_error_message());
     return bytes;
 }
@@ -52,19 +52,19 @@ static ari_cluster_result counted(const traffic_run *r)
                                    {.batch = BATCH, .seq = SEQ, .input_ids = ids}};
     ari_cluster_result result;
     const ari_cluster_options o = {.config = r->config,
-                                   .plan = plan_of(r->config->arch, r->order),
-                                   .parallel = r->parallel,
+                                   .run.plan = plan_of(r->config->arch, r->order),
+                                   .run.parallel = r->parallel,
                                    .batch = batch,
-                                   .steps = r->steps,
-                                   .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                   .clip = r->clip,
-                                   .numerics = r->numerics,
-                                   .storage = r->storage,
+                                   .run.steps = (uint64_t)r->steps,
+                                   .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                   .run.clip = r->clip,
+                                   .run.numerics = r->numerics,
+                                   .run.storage = r->storage,
                                    .forward_only = r->forward_only,
-                                   .fault = r->fault,
-                                   .ddp = {.bucket_bytes = r->bucket_bytes, .find_unused = r->find_unused},
-                                   .threads = 1,
-                                   .sim = {.algorithm = r->algorithm, .timeout_ns = 60000000000u}};
+                                   .run.fault = r->fault,
+                                   .run.ddp = {.bucket_bytes = r->bucket_bytes, .find_unused = r->find_unused},
+                                   .run.threads = 1,
+                                   .run.sim = {.algorithm = r->algorithm, .timeout_ns = 60000000000u}};
     cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
     free(result.loss);
     result.loss = NULL;

@@ -17,7 +17,7 @@ static uint64_t predicted(const ari_traffic_case *c)
 /* b, s, the rest as given; default: exact, forward and backward, no update, one micro-batch. */
 static ari_traffic_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
 {
-    return (ari_traffic_case){.config = c, .parallel = parallel, .batch = batch, .seq = seq};
+    return (ari_traffic_case){.config = c, .run.parallel = parallel, .run.batch = batch, .run.seq = seq};
 }
 
 /* --- native, by hand ---------------------------------------------------------------------------------------------- */
@@ -51,7 +51,7 @@ Test(traffic, native_layers_send_what_rings_send)
         const volume *v = &all[i];
         const ar_config c1 = config_of(v->one_layer), c2 = config_of(v->two_layers);
         ari_traffic_case t = case_of(&c1, v->parallel, v->batch, v->seq);
-        t.numerics = AR_NUMERICS_NATIVE;
+        t.run.numerics = AR_NUMERICS_NATIVE;
         t.forward_only = v->forward_only;
         const uint64_t less = predicted(&t);
         t.config = &c2;
@@ -67,8 +67,8 @@ static uint64_t native_forward(ar_mlp_order order, ar_parallel parallel)
 {
     const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
     ari_traffic_case t = case_of(&c, parallel, 2, 6);
-    t.plan = plan_of(c.arch, order);
-    t.numerics = AR_NUMERICS_NATIVE;
+    t.run.plan = plan_of(c.arch, order);
+    t.run.numerics = AR_NUMERICS_NATIVE;
     t.forward_only = true;
     return predicted(&t);
 }
@@ -92,10 +92,10 @@ Test(traffic, an_embedding_under_sequence_parallelism_scatters)
 {
     const ar_config one = config_of(STACK(1000, 768, 3072, 1, 12, 12));
     ari_traffic_case t = case_of(&one, (ar_parallel){.tp = 2}, 4, 512);
-    t.numerics = AR_NUMERICS_NATIVE;
+    t.run.numerics = AR_NUMERICS_NATIVE;
     t.forward_only = true;
     cr_expect_eq(predicted(&t), 2u * 4u * (3145728u + 1572864u));
-    t.parallel.sp = true;
+    t.run.parallel.sp = true;
     const uint64_t loss = 2 * 4; /* the sum of all tokens' features, spread over tp */
     cr_expect_eq(predicted(&t), 2u * 4u * (3145728u + 786432u) + loss);
 }
@@ -143,7 +143,7 @@ Test(traffic, exact_stack_with_sequence_parallelism_by_hand)
     const uint64_t spread = 2 * (1 + 16) * (2 * 2 * h + h);
     ari_traffic_case each = case_of(&c, (ar_parallel){.tp = 3, .sp = true, .keep_gathered = true}, 2, 6);
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + gather + spread));
-    each.parallel.keep_gathered = false; /* the inputs of q|k|v and of w1 again */
+    each.run.parallel.keep_gathered = false; /* the inputs of q|k|v and of w1 again */
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + 3 * gather + spread));
     each.forward_only = true;
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss));
@@ -187,7 +187,7 @@ static uint64_t stack_of_kv(const char *model, ar_numerics numerics, size_t batc
 {
     const ar_config c = config_of(model);
     ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 8}, batch, seq);
-    t.numerics = numerics;
+    t.run.numerics = numerics;
     return predicted(&t);
 }
 
@@ -218,12 +218,12 @@ Test(traffic, data_parallelism_by_hand)
     const uint64_t targets = 2 * 8, loss = 2 * (1 + 16), gradients = 2 * (1 + 16) * n;
     ari_traffic_case t = case_of(&c, (ar_parallel){.dp = 3}, 4, 6);
     cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + gradients));
-    t.clip = true; /* over tp alone */
-    t.parallel.micro_batches = 2;
+    t.run.clip = true; /* over tp alone */
+    t.run.parallel.micro_batches = 2;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + gradients));
-    t.steps = 5;
+    t.run.steps = 5;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + gradients)));
-    t.numerics = AR_NUMERICS_NATIVE;
+    t.run.numerics = AR_NUMERICS_NATIVE;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + 2 * 4 * n)));
     t.forward_only = true;
     cr_expect_eq(predicted(&t), (dp - 1) * (weights + 5 * (targets + 2 * 4)));
@@ -237,15 +237,15 @@ Test(traffic, zero_by_hand)
     const uint64_t start = 4 * n + 3 * 16, targets = 2 * 8, loss = 2 * (1 + 16), norm = 2 * (4 + 16);
     ari_traffic_case t = case_of(&c, (ar_parallel){.dp = 3, .zero = 1}, 4, 6);
     cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + (2 + 16) * n));
-    t.steps = 5;
+    t.run.steps = 5;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + (2 + 16 + 4) * n)));
-    t.clip = true;
+    t.run.clip = true;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + (2 + 16 + 4) * n + norm)));
-    t.numerics = AR_NUMERICS_NATIVE;
+    t.run.numerics = AR_NUMERICS_NATIVE;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + (4 + 4) * n + norm)));
     /* A table, q, k, v, o, two layers of the MLP with their biases, and of two norms two vectors each. */
     const uint64_t params = 1 + 4 + 2 * 2 + 2 * 2;
-    t.find_unused = true;
+    t.run.ddp.find_unused = true;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + (4 + 4) * n + norm + 2 * params)));
 }
 
@@ -261,10 +261,10 @@ Test(traffic, both_kinds_of_parallelism_by_hand)
     /* Rows or columns of q|k|v, wo, w1, w2, forward and backward: 8 times h = 12 exponents, all-reduced over 3. */
     const uint64_t exponents = 2 * 8 * 8 * 12;
     const uint64_t over_dp = 4 * held + 3 * 2 * 16 + 3 * 2 * 8 + 3 * 2 * (1 + 16) + 2 * (1 + 16) * held;
-    t.parallel.dp = 2;
+    t.run.parallel.dp = 2;
     cr_expect_eq(predicted(&t), one_group + exponents + over_dp);
-    t.parallel.micro_batches = 3;
-    t.parallel.forward_first = true;
+    t.run.parallel.micro_batches = 3;
+    t.run.parallel.forward_first = true;
     cr_expect_eq(predicted(&t), one_group + exponents + over_dp);
 }
 
@@ -272,9 +272,9 @@ Test(traffic, clipping_moves_an_exponent_and_two_sums)
 {
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
     ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 4, .dp = 2}, 5, 6);
-    t.steps = 3;
+    t.run.steps = 3;
     const uint64_t without = predicted(&t);
-    t.clip = true;
+    t.run.clip = true;
     cr_expect_eq(predicted(&t) - without, 3u * 2u * (4u - 1u) * 2u * (4u + 16u));
 }
 
@@ -284,13 +284,13 @@ Test(traffic, steps_multiply_all_but_the_start)
     const ar_config c = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false));
     ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 3, .sp = true}, 2, 6);
     const uint64_t once = predicted(&t);
-    t.steps = 1;
+    t.run.steps = 1;
     cr_expect_eq(predicted(&t), once);
-    t.steps = 4;
+    t.run.steps = 4;
     cr_expect_eq(predicted(&t), 4 * once);
     t.forward_only = true;
     const uint64_t four = predicted(&t);
-    t.steps = 1;
+    t.run.steps = 1;
     /* q|k|v and gate|up: 24 columns; o and down: 24 rows; the head: 24 columns. Two layers, one head. */
     const uint64_t exponents = 2 * 8 * 24 * (4 * 2 + 1);
     cr_expect_eq(four, 4 * predicted(&t) - 3 * exponents);

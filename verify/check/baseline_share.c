@@ -22,7 +22,7 @@ typedef struct telling {
 static void tell(telling *t, int32_t word)
 {
     if (t->st == AR_OK)
-        t->st = ar_process_broadcast(t->check->process, &word, sizeof word);
+        t->st = ar_process_broadcast(t->check->run.process, &word, sizeof word);
     t->last_ns = ari_now_ns();
 }
 
@@ -98,13 +98,13 @@ static ar_status share_reference(ar_process *p, ari_reference *ref)
 
 ar_status ari_check_baseline_shared(ari_reference *ref, float *loss, double *max_error, const ari_baseline_case *c)
 {
-    ar_process *p = c->check->process;
+    ar_process *p = c->check->run.process;
     const bool first = ar_process_rank(p) == 0;
     AR_TRY(ari_process_agree(p, first ? run_and_tell(ref, loss, max_error, c) : hear(p)));
     const ar_status st = share_reference(p, ref);
     if (st == AR_ERR_MEMORY)
         return ari_process_give_up(p, st);
     AR_TRY(st);
-    AR_TRY(ar_process_broadcast(p, loss, ari_check_steps(c->check) * sizeof *loss));
+    AR_TRY(ar_process_broadcast(p, loss, ari_run_steps(&c->check->run) * sizeof *loss));
     return ar_process_broadcast(p, max_error, sizeof *max_error);
 }

@@ -6,7 +6,7 @@
 
 #include "ref/core/budget.h"
 #include "ref/core/size.h"
-#include "run/positions.h"
+#include "run/run.h"
 #include "verify/check/check_base.h"
 #include "verify/check/check_run.h"
 #include "verify/check/estimate.h"
@@ -23,54 +23,34 @@ static void tell(const ar_check_options *o, double fraction, const char *what)
 
 ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c)
 {
-    const ari_estimate_case size = {.config = c,
-                                    .plan = &o->plan,
-                                    .batch = o->batch,
-                                    .seq = o->seq,
+    const ari_estimate_case size = {.run = o->run,
+                                    .config = c,
                                     .parallel = o->parallel,
                                     .layouts = o->layouts,
-                                    .steps = o->steps,
-                                    .optimizer = o->optimizer,
-                                    .numerics = o->numerics,
-                                    .precision = o->precision,
-                                    .threads = o->threads,
-                                    .dropout = o->dropout > 0.0,
                                     .f64 = !o->skip_f64,
                                     .gradcheck = o->gradcheck,
                                     .dump = o->dump ? ARI_DUMPS_ALL : ARI_DUMPS_NOTHING};
     return ari_estimate_check(e, &size);
 }
 
-static ar_status check_sizes(const ar_check_options *o, const ar_config *c)
+/* What is asked for, and whether the machine holds it. */
+static ar_status check_run(const ar_check_options *o, const ar_config *c)
 {
-    if (o->batch == 0 || o->seq == 0)
-        return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
-    AR_TRY(ari_check_training(c->name, o->steps, &o->optimizer, o->clip, o->dropout));
-    if ((c->learned_positions || c->rope) && o->seq > c->max_positions)
-        return ar_error_set(AR_ERR_SHAPE, "--seq %zu is longer than the %zu positions of %s", o->seq, c->max_positions,
-                            c->name);
-    AR_TRY(ari_estimate_layers(c));
-    AR_TRY(ari_check_angles(c, o->seq));
     ari_estimate e;
-    AR_TRY(ari_check_estimate(&e, o, c));
-    return ari_estimate_fits(&e);
-}
-
-static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
-{
     if (o->layouts == 0)
         return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
-    for (size_t i = 0; i < o->layouts; i++)
-        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->plan, o->batch, o->seq));
-    return AR_OK;
+    AR_TRY(ari_estimate_layers(c));
+    AR_TRY(ar_run_check(&o->run, c, o->parallel, o->layouts));
+    AR_TRY(ari_check_estimate(&e, o, c));
+    return ari_estimate_fits(&e);
 }
 
 /* Ranks that are processes: every layout is run by all of them. */
 static ar_status check_processes(const ar_check_options *o)
 {
-    const int processes = o->process ? ar_process_size(o->process) : 0;
+    const int processes = o->run.process ? ar_process_size(o->run.process) : 0;
     char layout[96];
-    for (size_t i = 0; o->process && i < o->layouts; i++) {
+    for (size_t i = 0; o->run.process && i < o->layouts; i++) {
         const int world = ar_parallel_world(&o->parallel[i]);
         ar_parallel_text(layout, sizeof layout, &o->parallel[i]);
         if (world != processes)
@@ -78,7 +58,7 @@ static ar_status check_processes(const ar_check_options *o)
                                 "%s: a layout of %d rank%s on %d process%s: start one process for each rank", layout,
                                 world, world == 1 ? "" : "s", processes, processes == 1 ? "" : "es");
     }
-    if (o->process && (o->dump || o->schedules > 0))
+    if (o->run.process && (o->dump || o->schedules > 0))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s of ranks that are processes: take threads",
                             o->dump ? "a dump" : "schedules");
     return AR_OK;
@@ -87,22 +67,19 @@ static ar_status check_processes(const ar_check_options *o)
 /* How the ranks run. */
 static ar_status check_cluster(const ar_check_options *o)
 {
-    if (o->algorithm == AR_SIM_LAST)
+    if (o->run.sim.algorithm == AR_SIM_LAST)
         return ar_error_set(AR_ERR_ARG, "collectives by the last rank to come: it would move the bytes of all, and "
                                         "those of each rank would be chance; direct or ring");
-    if (o->precision != AR_PRECISION_F32 && o->numerics == AR_NUMERICS_EXACT)
-        return ar_error_set(AR_ERR_ARG, "products in %s: exact numerics multiply fp32 numbers, take native ones",
-                            ar_precision_name(o->precision));
-    if (o->trace && (o->layouts != 1 || o->schedules > 1))
+    if (o->run.sim.trace && (o->layouts != 1 || o->schedules > 1))
         return ar_error_set(AR_ERR_ARG, "a trace records one run: one layout, and at most one schedule");
-    if (o->fault_count > 0 && o->layouts != 1)
+    if (o->run.sim.fault_count > 0 && o->layouts != 1)
         return ar_error_set(AR_ERR_ARG, "faults of the transport strike one run: %zu layouts, expected one",
                             o->layouts);
     const int world = ar_parallel_world(&o->parallel[0]);
-    for (size_t i = 0; i < o->fault_count; i++) {
-        if (o->faults[i].rank < 0 || o->faults[i].rank >= world)
-            return ar_error_set(AR_ERR_ARG, "a fault of the transport on rank %d of %d: 0 to %d", o->faults[i].rank,
-                                world, world - 1);
+    for (size_t i = 0; i < o->run.sim.fault_count; i++) {
+        if (o->run.sim.faults[i].rank < 0 || o->run.sim.faults[i].rank >= world)
+            return ar_error_set(AR_ERR_ARG, "a fault of the transport on rank %d of %d: 0 to %d",
+                                o->run.sim.faults[i].rank, world, world - 1);
     }
     return AR_OK;
 }
@@ -130,7 +107,7 @@ static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *
         return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
     ar_status st = ari_allowances_add_all(&all, &b->ref);
     if (st == AR_OK)
-        st = ari_allowances_write(&all, path, ar_sensitivity_of_precision(o->precision), r->gradients_hash);
+        st = ari_allowances_write(&all, path, ar_sensitivity_of_precision(o->run.precision), r->gradients_hash);
     ari_allowances_fini(&all);
     return st;
 }
@@ -145,7 +122,7 @@ static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, c
     AR_TRY(ari_dump_check_folder_clear(o->dump));
     ari_dump_facts_of(&facts, &r->config, NULL, AR_NUMERICS_EXACT, AR_FAULT_NONE);
     AR_TRY(ari_dump_reference_write(&b->ref, r->dump, &facts));
-    return o->numerics == AR_NUMERICS_NATIVE ? dump_allowed(r, o, b) : AR_OK;
+    return o->run.numerics == AR_NUMERICS_NATIVE ? dump_allowed(r, o, b) : AR_OK;
 }
 
 static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
@@ -165,15 +142,13 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
 /* Reads the model's config into the report, and refuses what cannot be checked. */
 static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
 {
-    r->batch = o->batch;
-    r->seq = o->seq;
-    r->steps = o->steps;
-    r->numerics = o->numerics;
-    r->precision = o->precision;
-    AR_TRY(ar_model_path(r->folder, sizeof r->folder, o->model));
-    AR_TRY(ar_config_load(&r->config, r->folder));
-    AR_TRY(check_sizes(o, &r->config));
-    AR_TRY(check_layouts(o, &r->config));
+    r->batch = o->run.batch;
+    r->seq = o->run.seq;
+    r->steps = (int)o->run.steps;
+    r->numerics = o->run.numerics;
+    r->precision = o->run.precision;
+    AR_TRY(ari_run_config(&r->config, r->folder, sizeof r->folder, o->run.model));
+    AR_TRY(check_run(o, &r->config));
     AR_TRY(check_processes(o));
     AR_TRY(check_cluster(o));
     if (o->dump)
@@ -194,8 +169,8 @@ static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, co
                                   .weights = b->weights ? ari_weights_find : NULL,
                                   .weights_user = b->weights,
                                   .batch = b->batch,
-                                  .seed = o->seed,
-                                  .threads = o->threads > 0 ? o->threads : ari_cores(),
+                                  .seed = o->run.seed,
+                                  .threads = o->run.threads > 0 ? o->run.threads : ari_cores(),
                                   .progress = gradcheck_progress,
                                   .progress_user = &options};
     AR_TRY(ari_gradcheck(&r->gradcheck, &c));
@@ -249,20 +224,19 @@ ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, v
     int64_t *ids = NULL;
     double unused = 0.0;
     listing l = {emit, user};
-    AR_TRY(ar_model_path(folder, sizeof folder, o->model));
-    AR_TRY(ar_config_load(&c, folder));
-    AR_TRY(check_sizes(o, &c));
-    AR_TRY(ari_text_ids(&ids, o->batch, o->seq, c.vocab, o->text, o->seed));
-    const ar_batch batch = {.batch = o->batch, .seq = o->seq, .input_ids = ids};
+    AR_TRY(ari_run_config(&c, folder, sizeof folder, o->run.model));
+    AR_TRY(check_run(o, &c));
+    AR_TRY(ari_text_ids(&ids, o->run.batch, o->run.seq, c.vocab, o->text, o->run.seed));
+    const ar_batch batch = {.batch = o->run.batch, .seq = o->run.seq, .input_ids = ids};
     /* Names and shapes are those of any weights and any arithmetic: fresh ones, and the fastest. */
     const ar_baseline_options b = {.mode = AR_MODE_F64,
-                                   .seed = o->seed,
+                                   .seed = o->run.seed,
                                    .emit = list_tensor,
                                    .emit_user = &l,
-                                   .dropout = o->dropout,
-                                   .steps = o->steps > 0 ? 1 : 0,
-                                   .optimizer = o->optimizer,
-                                   .clip = o->clip};
+                                   .dropout = o->run.dropout,
+                                   .steps = o->run.steps > 0 ? 1 : 0,
+                                   .optimizer = o->run.optimizer,
+                                   .clip = o->run.clip};
     const ar_status st = ar_baseline_run(&c, &b, &batch, &unused);
     free(ids);
     return st;

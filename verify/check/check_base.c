@@ -34,13 +34,14 @@ static ar_status name_not_finite(ar_status ended, const ari_reference *ref)
 /* Consecutive pieces of the text, one global batch a step. Gives both; free(). */
 static ar_status make_batches(int64_t **ids, ar_batch **batch, const ar_check_options *o, size_t vocab)
 {
-    const size_t steps = ari_check_steps(o);
+    const size_t steps = ari_run_steps(&o->run);
     size_t rows = 0;
-    AR_TRY(ari_mul_size(&rows, steps, o->batch));
-    AR_TRY(ari_text_ids(ids, rows, o->seq, vocab, o->text, o->seed));
+    AR_TRY(ari_mul_size(&rows, steps, o->run.batch));
+    AR_TRY(ari_text_ids(ids, rows, o->run.seq, vocab, o->text, o->run.seed));
     AR_TRY(ari_alloc_zero((void **)batch, steps, sizeof **batch, "batches"));
     for (size_t i = 0; i < steps; i++)
-        (*batch)[i] = (ar_batch){.batch = o->batch, .seq = o->seq, .input_ids = *ids + i * o->batch * o->seq};
+        (*batch)[i] =
+            (ar_batch){.batch = o->run.batch, .seq = o->run.seq, .input_ids = *ids + i * o->run.batch * o->run.seq};
     return AR_OK;
 }
 
@@ -48,12 +49,12 @@ ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, cons
 {
     *b = (ari_check_base){.config = *c};
     AR_TRY(ari_weights_load(&b->weights, c, folder));
-    AR_TRY(ari_alloc_zero((void **)&b->loss, ari_check_steps(o), sizeof *b->loss, "losses"));
+    AR_TRY(ari_alloc_zero((void **)&b->loss, ari_run_steps(&o->run), sizeof *b->loss, "losses"));
     AR_TRY(make_batches(&b->ids, &b->batch, o, c->vocab));
     const uint64_t start = ari_now_ns();
     const ari_baseline_case baseline = {.check = o, .config = &b->config, .weights = b->weights, .batch = b->batch};
     ar_status (*run)(ari_reference *, float *, double *, const ari_baseline_case *) =
-        o->process ? ari_check_baseline_shared : ari_check_baseline;
+        o->run.process ? ari_check_baseline_shared : ari_check_baseline;
     AR_TRY(name_not_finite(run(&b->ref, b->loss, &b->max_error_vs_f64, &baseline), &b->ref));
     b->seconds = (double)(ari_now_ns() - start) * 1e-9;
     return AR_OK;
@@ -74,15 +75,15 @@ static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_
                                uint64_t schedules, ari_dump_ranks *dump)
 {
     const uint64_t predicted = run->bytes_predicted;
-    o->sim.explore = schedules > 0;
+    o->run.sim.explore = schedules > 0;
     for (uint64_t k = 0; k < (schedules > 0 ? schedules : 1); k++) {
         ari_check_run_fini(run);
         ari_dump_ranks_clear(dump);
         run->bytes_predicted = predicted;
-        o->sim.schedule_seed = first + k;
+        o->run.sim.schedule_seed = first + k;
         AR_TRY(ari_check_run(run, ref, o));
         run->schedules = schedules > 0 ? k + 1 : 0;
-        run->schedule_seed = o->sim.schedule_seed;
+        run->schedule_seed = o->run.sim.schedule_seed;
         if (run->result >= AR_CHECK_DIFFERENT)
             break;
     }
@@ -101,47 +102,20 @@ static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar
     const int n = snprintf(run->dump, sizeof run->dump, "%s/%s", o->dump, layout);
     if (n < 0 || (size_t)n >= sizeof run->dump)
         return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
-    ari_dump_facts_of(&facts, &b->config, &dump->parallel, o->numerics, o->fault);
+    ari_dump_facts_of(&facts, &b->config, &dump->parallel, o->run.numerics, o->run.fault);
     return ari_dump_ranks_write(dump, run->dump, &facts);
 }
 
 ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
                              const ar_parallel *p)
 {
-    ari_cluster_options cluster = {.config = &b->config,
-                                   .plan = o->plan,
-                                   .parallel = *p,
+    ari_cluster_options cluster = {.run = o->run,
+                                   .config = &b->config,
                                    .batch = b->batch,
-                                   .steps = o->steps,
-                                   .optimizer = o->optimizer,
-                                   .clip = o->clip,
-                                   .dropout = o->dropout,
-                                   .ddp = o->ddp,
-                                   .seed = o->seed,
                                    .weights = b->weights ? ari_weights_find : NULL,
-                                   .weights_user = b->weights,
-                                   .numerics = o->numerics,
-                                   .precision = o->precision,
-                                   .fault = o->fault,
-                                   .device = o->device,
-                                   .process = o->process,
-                                   .threads = o->threads,
-                                   .sim = {.algorithm = o->algorithm,
-                                           .timeout_ns = o->timeout_ns,
-                                           .verify_transfers = o->verify_transfers,
-                                           .faults = o->faults,
-                                           .fault_count = o->fault_count,
-                                           .trace = o->trace,
-                                           .cluster = o->cluster}};
-    const ari_traffic_case traffic = {.config = &b->config,
-                                      .plan = o->plan,
-                                      .parallel = *p,
-                                      .batch = o->batch,
-                                      .seq = o->seq,
-                                      .steps = o->steps,
-                                      .clip = o->clip > 0.0,
-                                      .numerics = o->numerics,
-                                      .find_unused = o->ddp.find_unused};
+                                   .weights_user = b->weights};
+    cluster.run.parallel = *p;
+    const ari_traffic_case traffic = {.run = cluster.run, .config = &b->config};
     *run = (ar_check_run){.parallel = *p};
     AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
     ari_dump_ranks dump = {.ranks = 0};
@@ -151,7 +125,7 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
         cluster.tap = ar_dump_listener_tap;
         cluster.tap_user = dump.user;
     }
-    AR_TRY_TO(done, st, run_schedules(run, &b->ref, &cluster, o->schedule_seed, o->schedules, &dump));
+    AR_TRY_TO(done, st, run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
     if (o->dump)
         st = write_dump(run, b, o, &dump);
 done:

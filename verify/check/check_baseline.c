@@ -83,13 +83,13 @@ static ar_baseline_options options_of(const ari_baseline_case *c)
 {
     const ar_check_options *o = c->check;
     return (ar_baseline_options){.mode = AR_MODE_EXACT,
-                                 .seed = o->seed,
+                                 .seed = o->run.seed,
                                  .weights = c->weights ? ari_weights_find : NULL,
                                  .weights_user = c->weights,
-                                 .dropout = o->dropout,
-                                 .steps = o->steps,
-                                 .optimizer = o->optimizer,
-                                 .clip = o->clip};
+                                 .dropout = o->run.dropout,
+                                 .steps = (int)o->run.steps,
+                                 .optimizer = o->run.optimizer,
+                                 .clip = o->run.clip};
 }
 
 static ar_status run_exact(ari_reference *ref, double *losses, const ari_baseline_case *c)
@@ -122,7 +122,7 @@ static ar_status run_binary64(measuring *m, const ari_baseline_case *c, double *
 static ar_status run_any(void *user, const ar_baseline_options *o)
 {
     const ari_baseline_case *c = user;
-    const size_t steps = ari_check_steps(c->check);
+    const size_t steps = ari_run_steps(&c->check->run);
     double *losses = NULL;
     AR_TRY(ari_alloc_zero((void **)&losses, steps, sizeof *losses, "losses"));
     const ar_status st = ar_baseline_run(c->config, o, c->batch, losses);
@@ -133,13 +133,14 @@ static ar_status run_any(void *user, const ar_baseline_options *o)
 static ar_status allow(ari_reference *ref, measuring *m, const ari_baseline_case *c)
 {
     ari_baseline_case copy = *c;
-    const ari_sensitivity_case sensitivity = {.of = ar_sensitivity_of_precision(c->check->precision),
+    const ari_sensitivity_case sensitivity = {.of = ar_sensitivity_of_precision(c->check->run.precision),
                                               .run = run_any,
                                               .user = &copy,
                                               .options = options_of(c),
                                               .heard = measure,
                                               .heard_user = m,
-                                              .threads = c->check->threads > 0 ? c->check->threads : ari_cores(),
+                                              .threads =
+                                                  c->check->run.threads > 0 ? c->check->run.threads : ari_cores(),
                                               .progress = c->check->progress,
                                               .progress_user = c->check->progress_user};
     return ari_sensitivity_allow(ref, &sensitivity);
@@ -147,7 +148,7 @@ static ar_status allow(ari_reference *ref, measuring *m, const ari_baseline_case
 
 ar_status ari_check_baseline(ari_reference *ref, float *loss, double *max_error, const ari_baseline_case *c)
 {
-    const size_t steps = ari_check_steps(c->check);
+    const size_t steps = ari_run_steps(&c->check->run);
     measuring m = {.ref = ref, .error = NOTHING_MEASURED};
     double *losses = NULL;
     ar_status st = AR_OK;
@@ -156,7 +157,7 @@ ar_status ari_check_baseline(ari_reference *ref, float *loss, double *max_error,
     AR_TRY_TO(done, st, run_exact(ref, losses, c));
     for (size_t i = 0; i < steps; i++)
         loss[i] = (float)losses[i];
-    if (c->check->numerics == AR_NUMERICS_NATIVE)
+    if (c->check->run.numerics == AR_NUMERICS_NATIVE)
         AR_TRY_TO(done, st, allow(ref, &m, c));
     else if (!c->check->skip_f64)
         AR_TRY_TO(done, st, run_binary64(&m, c, losses));

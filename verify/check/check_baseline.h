@@ -3,6 +3,7 @@
 #define ARI_VERIFY_CHECK_CHECK_BASELINE_H
 
 #include "anyrank/check.h"
+#include "run/run.h"
 #include "run/weights.h"
 #include "verify/reference/reference.h"
 
@@ -14,13 +15,7 @@ typedef struct ari_baseline_case {
     const ar_batch *batch; /* [max(steps, 1)], global */
 } ari_baseline_case;
 
-/** Steps of a run: at least the one without an update. */
-static inline size_t ari_check_steps(const ar_check_options *o)
-{
-    return o->steps > 1 ? (size_t)o->steps : 1;
-}
-
-/** Runs the exact baseline into `ref` (zeroed before) and `loss` [ari_check_steps]; unless o->skip_f64, the binary64
+/** Runs the exact baseline into `ref` (zeroed before) and `loss` [ari_run_steps]; unless o->skip_f64, the binary64
  * one for *max_error: the worst |exact - binary64| of a gradient of step 1 over its tensor's largest |binary64|, NaN
  * where it is not known, infinity where only one of the two is finite; in the native numerics, the binary64 one with
  * rounding errors for every tensor's `allowed`. Errors: those of ar_baseline_run, AR_ERR_INTERNAL (they emit other

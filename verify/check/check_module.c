@@ -7,6 +7,7 @@
 
 #include "ref/core/boxes.h"
 #include "ref/core/size.h"
+#include "run/run.h"
 #include "verify/check/check_run.h"
 #include "verify/check/module_run.h"
 
@@ -16,7 +17,7 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
         return ar_error_set(AR_ERR_ARG, "the check of a module needs its name, build and batch");
     if (o->layouts == 0)
         return ar_error_set(AR_ERR_ARG, "%s: a check needs at least one layout", c->name);
-    AR_TRY(ari_check_training(c->name, o->steps, &o->optimizer, o->clip, o->dropout));
+    AR_TRY(ari_run_check_training(&o->run, c->name));
     for (size_t i = 0; i < o->layouts; i++) {
         const ar_parallel *p = &o->parallel[i];
         if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0 || p->zero < 0 || p->zero > 1)
@@ -28,9 +29,8 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
 }
 
 /* The batches of all steps. Gives; free(). */
-static ar_status take_batches(ar_batch **gives, const ar_module_case *c, int steps)
+static ar_status take_batches(ar_batch **gives, const ar_module_case *c, size_t n)
 {
-    const size_t n = (size_t)ari_at_least_one(steps);
     AR_TRY(ari_alloc_zero((void **)gives, n, sizeof **gives, "batches"));
     for (size_t i = 0; i < n; i++) {
         ar_batch *b = &(*gives)[i];
@@ -91,17 +91,11 @@ static ar_status keep(void *user, const ar_tap_event *e)
 static ari_cluster_options cluster_of(ari_module_run *run)
 {
     const ar_check_module_options *o = run->o;
-    return (ari_cluster_options){.parallel = run->parallel,
-                                 .batch = run->batch,
-                                 .steps = o->steps,
-                                 .dropout = o->dropout,
-                                 .seed = o->seed,
-                                 .numerics = AR_NUMERICS_EXACT,
-                                 .fault = o->fault,
-                                 .threads = o->threads,
-                                 .sim = {.timeout_ns = o->timeout_ns},
-                                 .body = ari_module_run_rank,
-                                 .body_user = run};
+    ari_cluster_options cluster = {.run = o->run, .batch = run->batch, .body = ari_module_run_rank, .body_user = run};
+    cluster.run.parallel = run->parallel;
+    cluster.run.numerics = AR_NUMERICS_EXACT;
+    cluster.run.process = NULL;
+    return cluster;
 }
 
 static ar_status run_one_rank(ari_reference *ref, ari_module_run *run)
@@ -109,7 +103,7 @@ static ar_status run_one_rank(ari_reference *ref, ari_module_run *run)
     ari_cluster_result result = {0};
     void *user[1] = {ref};
     ari_cluster_options options = cluster_of(run);
-    options.fault = AR_FAULT_NONE;
+    options.run.fault = AR_FAULT_NONE;
     options.tap = keep;
     options.tap_user = user;
     const ar_status st = ari_cluster_run(&result, &options);
@@ -134,7 +128,7 @@ static ar_status describe(ar_check_module_report *r, const ari_reference *ref, c
 static ar_status run_layouts(ar_check_module_report *r, const ari_reference *ref, const ari_module_run *given)
 {
     const ar_check_module_options *o = given->o;
-    const size_t steps = (size_t)ari_at_least_one(o->steps);
+    const size_t steps = ari_run_steps(&o->run);
     AR_TRY(ari_alloc_zero((void **)&r->run, o->layouts, sizeof *r->run, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
         ari_module_run run = *given;
@@ -162,11 +156,10 @@ ar_status ar_check_module(ar_check_module_report **gives, const ar_module_case *
     AR_TRY(check_options(c, o));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
     snprintf(r->name, sizeof r->name, "%s", c->name);
-    AR_TRY_TO(done, st, take_batches(&batch, c, o->steps));
-    AR_TRY_TO(done, st,
-              ari_alloc_zero((void **)&r->loss, (size_t)ari_at_least_one(o->steps), sizeof *r->loss, "losses"));
+    AR_TRY_TO(done, st, take_batches(&batch, c, ari_run_steps(&o->run)));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&r->loss, ari_run_steps(&o->run), sizeof *r->loss, "losses"));
     r->batch = batch->batch;
-    r->steps = o->steps;
+    r->steps = (int)o->run.steps;
     ari_module_run one = {.c = c, .o = o, .batch = batch, .loss = r->loss};
     AR_TRY_TO(done, st, run_one_rank(&ref, &one));
     AR_TRY_TO(done, st, describe(r, &ref, &one));

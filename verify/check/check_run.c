@@ -121,7 +121,7 @@ static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
 static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
 {
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
-    const bool adam = o->optimizer.kind != AR_OPTIMIZER_SGD;
+    const bool adam = o->run.optimizer.kind != AR_OPTIMIZER_SGD;
     const ar_layout nothing = nothing_of(c, tensor);
     ari_rank_copy *copy = NULL;
     float **local = NULL;
@@ -146,20 +146,20 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .copy = copy,
                               .allowed = t->allowed,
                               .beside = t->beside,
-                              .tp = ari_at_least_one(o->parallel.tp),
-                              .dp = ari_at_least_one(o->parallel.dp),
-                              .micro_batches = o->parallel.micro_batches,
-                              .forward_first = o->parallel.forward_first,
-                              .sp = o->parallel.sp && o->parallel.tp > 1,
+                              .tp = ari_at_least_one(o->run.parallel.tp),
+                              .dp = ari_at_least_one(o->run.parallel.dp),
+                              .micro_batches = o->run.parallel.micro_batches,
+                              .forward_first = o->run.parallel.forward_first,
+                              .sp = o->run.parallel.sp && o->run.parallel.tp > 1,
                               .batch = o->batch->batch,
                               .seq = o->batch->seq,
                               .ids = o->batch[t->step - 1].input_ids,
                               .head_dim = o->config ? o->config->head_dim : 0,
                               .before = before_of(c->ref, t),
                               .last = last_of(c->ref, t),
-                              .beta1 = adam ? o->optimizer.beta1 : 0.0,
-                              .beta2 = adam ? o->optimizer.beta2 : 0.0,
-                              .zero = o->parallel.zero > 0};
+                              .beta1 = adam ? o->run.optimizer.beta1 : 0.0,
+                              .beta2 = adam ? o->run.optimizer.beta2 : 0.0,
+                              .zero = o->run.parallel.zero > 0};
     ari_pattern p = {{0}, {0}};
     AR_TRY_TO(done, st, ari_pattern_find(&p, &d));
     snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);
@@ -283,11 +283,11 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     comparison c;
     ari_cluster_result result = {0};
     ari_cluster_options options = *o;
-    const int world = ar_parallel_world(&o->parallel);
-    run->parallel = o->parallel;
+    const int world = ar_parallel_world(&o->run.parallel);
+    run->parallel = o->run.parallel;
     ar_status st = AR_OK, ended = AR_OK;
     /* Each tensor-parallel group does; but with ZeRO a gradient is shared out over them. */
-    const int holders = o->parallel.zero > 0 ? world : ari_at_least_one(o->parallel.tp);
+    const int holders = o->run.parallel.zero > 0 ? world : ari_at_least_one(o->run.parallel.tp);
     AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders, o));
     options.tap = tap_both;
     options.tap_user = c.user;
@@ -297,7 +297,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         const char *message = ar_error_message();
         free(result.reports);
         char layout[96];
-        ar_parallel_text(layout, sizeof layout, &o->parallel);
+        ar_parallel_text(layout, sizeof layout, &o->run.parallel);
         st = ar_error_set(ended, "%s: %.*s", layout, (int)strcspn(message, "\n"), message);
         goto done;
     }
@@ -308,9 +308,9 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         goto done;
     }
     keep_counts(run, &result);
-    if (o->process)
-        AR_TRY_TO(done, st, ari_comparators_collect(o->process, c.rank, world, c.gathered, holders));
-    if (o->process && ar_process_rank(o->process) > 0)
+    if (o->run.process)
+        AR_TRY_TO(done, st, ari_comparators_collect(o->run.process, c.rank, world, c.gathered, holders));
+    if (o->run.process && ar_process_rank(o->run.process) > 0)
         goto done; /* the report is process 0's */
     AR_TRY_TO(done, st, sum_up(run, &c, o));
     AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
@@ -323,7 +323,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
 done:
     comparison_fini(&c);
     /* After a failure of the ranks, which all have heard of, there is nobody left to agree with. */
-    return o->process && ended == AR_OK ? share_verdict(run, o->process, st) : st;
+    return o->run.process && ended == AR_OK ? share_verdict(run, o->run.process, st) : st;
 }
 
 void ari_check_run_fini(ar_check_run *run)
@@ -339,19 +339,4 @@ void ari_check_runs_destroy(ar_check_run *run, size_t runs)
     for (size_t i = 0; i < runs; i++)
         ari_check_run_fini(&run[i]);
     free(run);
-}
-
-ar_status ari_check_training(const char *name, int steps, const ar_optimizer_options *optimizer, double clip,
-                             double dropout)
-{
-    if (steps < 0)
-        return ar_error_set(AR_ERR_ARG, "%s: %d steps: at least 0", name, steps);
-    if (steps > 0)
-        AR_TRY(ar_optimizer_check(optimizer));
-    if (!(clip >= 0.0) || isinf(clip))
-        return ar_error_set(AR_ERR_ARG, "%s: a largest gradient norm of %g: a finite number from 0 (no clipping)", name,
-                            clip);
-    if (!(dropout >= 0.0 && dropout < 1.0))
-        return ar_error_set(AR_ERR_ARG, "%s: a dropout of %g: a probability from 0 to below 1", name, dropout);
-    return AR_OK;
 }

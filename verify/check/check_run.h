@@ -19,10 +19,6 @@ void ari_check_run_fini(ar_check_run *run);
 /** The same for an array of them, and the array; accepts NULL where there are none. */
 void ari_check_runs_destroy(ar_check_run *run, size_t runs);
 
-/** Refuses what no check trains with; `name` is the model's or the module's. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_check_training(const char *name, int steps, const ar_optimizer_options *optimizer,
-                                          double clip, double dropout);
-
 /** What a whole check takes: the estimate of its largest layout. Errors: those of ari_estimate_check. */
 AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
 

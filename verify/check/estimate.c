@@ -10,8 +10,8 @@
 #include "anyrank/model.h"
 #include "ref/core/budget.h"
 #include "ref/core/size.h"
+#include "run/run.h"
 #include "verify/check/available_memory.h"
-#include "verify/check/check_baseline.h"
 #include "verify/check/compare.h"
 #include "verify/reference/sensitivity.h"
 
@@ -75,15 +75,15 @@ static ar_status count_split(split *s, const elements *n, const ari_estimate_cas
     *s = (split){
         .tp = ari_at_least_one(p->tp), .dp = ari_at_least_one(p->dp), .zero = p->zero > 0, .sp = p->sp && p->tp > 1};
     s->ranks = s->tp * s->dp;
-    const double samples = ceil((double)run->batch / s->dp);
-    const double at_work = s->dp < (double)run->batch ? s->dp : (double)run->batch; /* of the dp ranks */
-    s->at_once = ceil(samples / pieces) * at_work / (double)run->batch;
+    const double samples = ceil((double)run->run.batch / s->dp);
+    const double at_work = s->dp < (double)run->run.batch ? s->dp : (double)run->run.batch; /* of the dp ranks */
+    s->at_once = ceil(samples / pieces) * at_work / (double)run->run.batch;
     /* Shared sequences: a part of what is kept; the inputs gathered for a block's two halves are kept or go again. */
     s->whole = s->sp ? kept / s->tp + 6.0 + (p->keep_gathered ? 2.0 * n->layers + 1.0 : 0.0) : kept;
     /* Row-column, the middle of an MLP is whole on every rank. */
     for (size_t layer = 0; layer < run->config->layers; layer++) {
         ar_mlp_order order;
-        AR_TRY(ar_plan_mlp_order(run->plan, run->config, layer, &order));
+        AR_TRY(ar_plan_mlp_order(&run->run.plan, run->config, layer, &order));
         const bool whole = order == AR_MLP_ROW_COLUMN && s->tp > 1.0;
         s->middles += whole ? s->tp : 1.0;
         s->whole_middle = s->whole_middle || whole;
@@ -104,21 +104,21 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     AR_TRY(ar_config_parameters(c, &parameters));
     const double heads = (double)c->heads, d = (double)c->head_dim, h = (double)c->hidden;
     *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)c->layers};
-    n->trains = run->steps > 0;
-    n->steps = ari_at_least_one(run->steps);
+    n->trains = run->run.steps > 0;
+    n->steps = (double)ari_run_steps(&run->run);
     n->replicated = h * (6.0 * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
-    n->states = n->trains ? states_of(&run->optimizer) : 0.0;
-    n->beside = run->numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
-    if (n->beside > 0.0 && run->precision != AR_PRECISION_F32)
+    n->states = n->trains ? states_of(&run->run.optimizer) : 0.0;
+    n->beside = run->run.numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
+    if (n->beside > 0.0 && run->run.precision != AR_PRECISION_F32)
         n->beside += FLOAT;
-    if (run->sensitivity || (run->numerics == AR_NUMERICS_NATIVE && !run->alone))
-        n->noisy = fmin(run->threads > 0 ? run->threads : ari_cores(), ARI_NOISE_SEEDS);
-    n->tokens = (double)run->batch * (double)run->seq;
+    if (run->sensitivity || (run->run.numerics == AR_NUMERICS_NATIVE && !run->alone))
+        n->noisy = fmin(run->run.threads > 0 ? run->run.threads : ari_cores(), ARI_NOISE_SEEDS);
+    n->tokens = (double)run->run.batch * (double)run->run.seq;
     n->q = heads * d;
     n->kv = (double)c->kv_heads * d;
     n->ffn = (double)c->ffn;
     n->fc = c->gated ? 2.0 * n->ffn : n->ffn;
-    n->probs = n->tokens * (double)run->seq * heads;
+    n->probs = n->tokens * (double)run->run.seq * heads;
     n->logits = has_head ? n->tokens * (double)c->vocab : 0.0;
     n->table = (double)c->vocab * h;
     n->head = has_head ? n->table : 0.0;
@@ -127,7 +127,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->largest = h * largest_of(largest_of(n->ffn, (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
     const double rotated = c->rope ? n->q + n->kv : 0.0;
     n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->fc + n->ffn) + n->probs;
-    if (run->dropout) /* of the probabilities forward, of two hidden states both ways */
+    if (run->run.dropout > 0.0) /* of the probabilities forward, of two hidden states both ways */
         n->block_reference += n->tokens * 2.0 * h + n->probs / 2.0;
     n->outer_reference = n->logits + 3.0 * n->tokens * h;
     n->tensors = n->steps * (n->layers * BLOCK_TENSORS + OUTER_TENSORS);
@@ -315,7 +315,7 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
         ranks = largest_of(ranks, s.ranks);
     }
     AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));
-    const double pairs = n.tokens * (double)run->seq * n.q;
+    const double pairs = n.tokens * (double)run->run.seq * n.q;
     const double macs = 3.0 * n.tokens * (n.layers * n.block_matrices + n.head) + 6.0 * n.layers * pairs;
     r.macs = n.steps * macs;
     r.seconds = seconds_of(&n, macs, run);

@@ -2,9 +2,7 @@
 #ifndef ARI_VERIFY_CHECK_ESTIMATE_H
 #define ARI_VERIFY_CHECK_ESTIMATE_H
 
-#include "anyrank/config.h"
-#include "anyrank/optimizer.h"
-#include "anyrank/parallel.h"
+#include "anyrank/run.h"
 
 /* What is kept of each rank's tensors until the run ends, to be written. */
 typedef enum ari_estimate_dump {
@@ -16,22 +14,15 @@ typedef enum ari_estimate_dump {
 
 /* What is about to run. */
 typedef struct ari_estimate_case {
+    ar_run run; /* parallel is not looked at */
     const ar_config *config;
-    const ar_plan *plan;
-    size_t batch, seq;
     const ar_parallel *parallel; /* [layouts], run one after the other; 1 of a run without a baseline */
     size_t layouts;
-    int steps;                      /* of training; 0: no update */
-    ar_optimizer_options optimizer; /* where steps > 0 */
-    ar_numerics numerics;
-    ar_precision precision; /* of native numerics */
-    bool dropout;           /* more tensors */
-    bool f64;               /* the binary64 baseline too */
-    bool gradcheck;         /* central differences too */
-    bool alone;             /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
-    bool sensitivity;       /* beside that, runs of the baseline with errors: what rounding may do */
-    int threads;            /* for these; 0: the machine's cores */
-    bool saves;             /* where it trains: checkpoints */
+    bool f64;         /* the binary64 baseline too */
+    bool gradcheck;   /* central differences too */
+    bool alone;       /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
+    bool sensitivity; /* beside that, runs of the baseline with errors: what rounding may do */
+    bool saves;       /* where it trains: checkpoints */
     ari_estimate_dump dump;
     bool merges; /* what is kept becomes full tensors */
 } ari_estimate_case;

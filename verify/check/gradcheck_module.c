@@ -284,7 +284,7 @@ static ar_status check_subject(checking *k, subject *s)
         t->error = (double)INFINITY;
         return AR_OK;
     }
-    const uint64_t key = ari_stream_key(k->o->seed, t->name);
+    const uint64_t key = ari_stream_key(k->o->run.seed, t->name);
     ari_drawn d = {0};
     if (s->largest > 0.0)
         ari_draw_elements(&d, key, ARI_DRAWN, ARI_DRAWN_SMALL * s->largest, s->gradient, s->count);
@@ -325,7 +325,7 @@ static ar_status rank_body(void *user, ar_ctx *ctx)
     ar_gradcheck_module_report *r = k->report;
     ar_status st = AR_OK;
     k->ctx = ctx;
-    AR_TRY(ari_module_build(k->c, k->o->seed, ctx, &k->module, &k->loss));
+    AR_TRY(ari_module_build(k->c, k->o->run.seed, ctx, &k->module, &k->loss));
     k->batch.global_batch = k->batch.batch;
     k->batch.first_sample = 0;
     k->batch.targets = ar_loss_targets(k->loss, &k->batch);
@@ -353,12 +353,12 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
     AR_TRY_TO(done, st, c->batch(c->user, 1, &k.batch));
     r->batch = k.batch.batch;
     const ari_cluster_options cluster = {.batch = &k.batch,
-                                         .dropout = o->dropout,
-                                         .seed = o->seed,
-                                         .numerics = AR_NUMERICS_EXACT,
-                                         .threads = o->threads,
-                                         .sim = {.timeout_ns = o->timeout_ns},
-                                         .fault = o->fault,
+                                         .run.dropout = o->run.dropout,
+                                         .run.seed = o->run.seed,
+                                         .run.numerics = AR_NUMERICS_EXACT,
+                                         .run.threads = o->run.threads,
+                                         .run.sim = {.timeout_ns = o->run.sim.timeout_ns},
+                                         .run.fault = o->run.fault,
                                          .body = rank_body,
                                          .body_user = &k};
     AR_TRY_TO(done, st, ari_cluster_run(&result, &cluster));

@@ -7,6 +7,7 @@
 #include "ref/core/size.h"
 #include "ref/layers/module_list.h"
 #include "ref/layers/share.h"
+#include "run/run.h"
 #include "verify/reference/use_names.h"
 
 ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module, ar_loss **loss)
@@ -55,7 +56,7 @@ static ar_status init(rank_state *s, const ari_module_run *run, ar_ctx *ctx)
 {
     const ar_check_module_options *o = run->o;
     const bool zero = run->parallel.zero > 0;
-    AR_TRY(ari_module_build(run->c, o->seed, ctx, &s->module, &s->loss));
+    AR_TRY(ari_module_build(run->c, o->run.seed, ctx, &s->module, &s->loss));
     AR_TRY(ari_module_list(&s->params, &s->n, s->module));
     if (o->ddp || zero) {
         ar_ddp_options options = o->ddp ? *o->ddp : ar_ddp_defaults();
@@ -64,16 +65,16 @@ static ar_status init(rank_state *s, const ari_module_run *run, ar_ctx *ctx)
     }
     for (size_t i = 0; i < s->n; i++)
         AR_TRY(ar_param_tap(s->params[i], ctx, 'i', &s->params[i]->value));
-    if (o->steps == 0)
+    if (o->run.steps == 0)
         return AR_OK;
-    return zero ? ar_optimizer_create_sharded(&s->optimizer, ctx, s->ddp, &o->optimizer)
-                : ar_optimizer_create(&s->optimizer, ctx, s->params, s->n, &o->optimizer);
+    return zero ? ar_optimizer_create_sharded(&s->optimizer, ctx, s->ddp, &o->run.optimizer)
+                : ar_optimizer_create(&s->optimizer, ctx, s->params, s->n, &o->run.optimizer);
 }
 
 static ar_status train(ari_module_run *run, ar_ctx *ctx, const rank_state *s)
 {
-    const ar_train_options options = {.parallel = run->parallel, .clip = run->o->clip, .ddp = s->ddp};
-    for (int i = 0; i < ari_at_least_one(run->o->steps); i++) {
+    const ar_train_options options = {.parallel = run->parallel, .clip = run->o->run.clip, .ddp = s->ddp};
+    for (int i = 0; i < (int)ari_run_steps(&run->o->run); i++) {
         ar_train_result result;
         AR_TRY(ar_module_train_step(&result, s->module, s->loss, ctx, s->optimizer, &run->batch[i], (uint32_t)i + 1,
                                     &options));

@@ -140,19 +140,19 @@ typedef struct ari_fault_base {
 
 static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
-    return (ar_check_options){.model = f->model,
-                              .batch = f->batch,
-                              .seq = f->seq,
-                              .steps = f->steps,
-                              .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                              .clip = f->clip,
-                              .dropout = f->dropout,
-                              .ddp = f->ddp,
-                              .seed = bases->seed,
-                              .numerics = bases->numerics,
-                              .precision = bases->precision,
-                              .fault = fault,
-                              .threads = bases->threads,
+    return (ar_check_options){.run.model = f->model,
+                              .run.batch = f->batch,
+                              .run.seq = f->seq,
+                              .run.steps = f->steps,
+                              .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                              .run.clip = f->clip,
+                              .run.dropout = f->dropout,
+                              .run.ddp = f->ddp,
+                              .run.seed = bases->seed,
+                              .run.numerics = bases->numerics,
+                              .run.precision = bases->precision,
+                              .run.fault = fault,
+                              .run.threads = bases->threads,
                               .skip_f64 = true};
 }
 
@@ -230,7 +230,7 @@ ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ar
         return run_module(run, bases, f, fault);
     AR_TRY(base_of(&base, bases, f));
     if (f->order != AR_MLP_COLUMN_ROW)
-        AR_TRY(ar_plan_add_mlp_order(&o.plan, base->config.arch, f->order));
+        AR_TRY(ar_plan_add_mlp_order(&o.run.plan, base->config.arch, f->order));
     return ari_check_base_run(run, base, &o, &f->parallel);
 }
 

@@ -14,7 +14,7 @@ typedef struct ari_fault_case {
     ar_parallel parallel;
     ar_mlp_order order;
     size_t batch, seq;
-    int steps;
+    uint64_t steps;
     double clip, dropout;
     ar_ddp_options ddp;
 } ari_fault_case;

@@ -53,7 +53,7 @@ static ar_status trace_batches(ari_fault_trace *t, ari_cluster_options *o, const
     int64_t *ids = NULL;
     ar_batch batch[ARI_CURVE_STEPS];
     ari_cluster_result result = {0};
-    AR_TRY(ari_text_ids(&ids, f->batch * ARI_CURVE_STEPS, f->seq, o->config->vocab, NULL, o->seed));
+    AR_TRY(ari_text_ids(&ids, f->batch * ARI_CURVE_STEPS, f->seq, o->config->vocab, NULL, o->run.seed));
     for (size_t i = 0; i < ARI_CURVE_STEPS; i++)
         batch[i] = (ar_batch){.batch = f->batch, .seq = f->seq, .input_ids = ids + i * f->batch * f->seq};
     for (int r = 0; r < t->ranks; r++)
@@ -76,17 +76,17 @@ ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, ar_fa
     void **users = NULL;
     *t = (ari_fault_trace){.ranks = ar_parallel_world(&f->parallel)};
     ari_cluster_options o = {.config = &c,
-                             .parallel = f->parallel,
-                             .steps = ARI_CURVE_STEPS,
-                             .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                             .clip = f->clip,
-                             .dropout = f->dropout,
-                             .ddp = f->ddp,
-                             .seed = seed,
-                             .fault = fault,
-                             .threads = threads,
+                             .run.parallel = f->parallel,
+                             .run.steps = ARI_CURVE_STEPS,
+                             .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                             .run.clip = f->clip,
+                             .run.dropout = f->dropout,
+                             .run.ddp = f->ddp,
+                             .run.seed = seed,
+                             .run.fault = fault,
+                             .run.threads = threads,
                              .tap = trace_tap};
-    AR_TRY(ari_fault_case_load(&c, &o.plan, f));
+    AR_TRY(ari_fault_case_load(&c, &o.run.plan, f));
     AR_TRY(ari_alloc_zero((void **)&t->rank, (size_t)t->ranks, sizeof *t->rank, "traces of the ranks"));
     AR_TRY(ari_alloc((void **)&users, (size_t)t->ranks, sizeof *users, "traces of the ranks"));
     const ar_status st = trace_batches(t, &o, f, users);

@@ -97,13 +97,13 @@ ar_status ari_fault_module_check(ar_check_module_report **gives, const ari_fault
     const ar_module_case c = {.name = f->model, .build = build, .batch = give_batch, .user = &s};
     const ar_check_module_options o = {.parallel = &f->parallel,
                                        .layouts = 1,
-                                       .steps = f->steps,
-                                       .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                       .clip = f->clip,
+                                       .run.steps = f->steps,
+                                       .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                       .run.clip = f->clip,
                                        .ddp = &f->ddp,
-                                       .seed = seed,
-                                       .fault = fault,
-                                       .threads = threads};
+                                       .run.seed = seed,
+                                       .run.fault = fault,
+                                       .run.threads = threads};
     AR_TRY(ari_alloc((void **)&s.x, 2 * n, sizeof *s.x, "samples"));
     for (size_t i = 0; i < n; i++) {
         s.x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;

@@ -9,7 +9,7 @@
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
 #include "run/cluster_run.h"
-#include "run/positions.h"
+#include "run/run.h"
 #include "run/weights.h"
 #include "verify/check/estimate.h"
 #include "verify/grads/block_case.h"
@@ -55,16 +55,10 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
                      ar_grads_result *result)
 {
     ari_cluster_result done;
-    run_options->parallel = o->parallel;
-    run_options->ddp = o->ddp;
-    run_options->numerics = o->numerics;
-    run_options->precision = o->precision;
-    run_options->fault = o->fault;
-    run_options->device = o->device;
-    run_options->seed = o->seed;
-    run_options->threads = o->threads;
-    run_options->sim = (ar_sim_options){
-        .algorithm = o->algorithm, .timeout_ns = o->timeout_ns, .cluster = o->cluster, .trace = o->trace};
+    const ar_plan plan = run_options->run.plan;
+    run_options->run = o->run;
+    run_options->run.plan = plan;
+    run_options->run.steps = 0;
     run_options->tap = ari_grads_tap_fn;
     run_options->tap_user = taps->user;
     const ar_status st = ari_cluster_run(&done, run_options);
@@ -114,7 +108,7 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
     const char *path[ARI_GATHER_FILES] = {NULL}, *placement[ARI_GATHER_FILES] = {NULL};
     char *order = NULL;
     ar_status st = AR_OK;
-    AR_TRY(check_complete(g, o->fault));
+    AR_TRY(check_complete(g, o->run.fault));
     AR_TRY(ari_gather_hash(g, files, result->outputs_hash));
     result->tensors = g->count;
     for (int i = 0; i < files; i++)
@@ -122,7 +116,7 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
     if (o->activations) {
         AR_TRY(path_in(result->file[ACTIVATIONS_FILE], o->out, "activations.safetensors"));
         AR_TRY(ari_grads_merge(taps, files, o->per_rank));
-        AR_TRY(check_complete(g, o->fault));
+        AR_TRY(check_complete(g, o->run.fault));
         AR_TRY(ari_grads_order(&order, g, files));
         placement[files] = order;
         result->activations = g->count - result->tensors;
@@ -135,7 +129,7 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
     AR_TRY_TO(done, st, ari_gather_write(g, files + (o->activations ? 1 : 0), path, placement));
     if (o->per_rank) {
         ari_dump_facts facts;
-        ari_dump_facts_of(&facts, c, &o->parallel, o->numerics, o->fault);
+        ari_dump_facts_of(&facts, c, &o->run.parallel, o->run.numerics, o->run.fault);
         AR_TRY_TO(done, st, path_in(result->file[RANKS_FOLDER], o->out, RANKS_NAME));
         AR_TRY_TO(done, st, ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts));
     }
@@ -161,24 +155,20 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
     AR_TRY(ari_estimate_layers(c));
     if (o->mlp_order != AR_MLP_COLUMN_ROW)
         AR_TRY(ar_plan_add_mlp_order(plan, c->arch, o->mlp_order));
-    AR_TRY(ar_parallel_check(&o->parallel, c, plan, b->batch, b->seq));
-    if ((c->learned_positions || c->rope) && b->seq > c->max_positions)
-        return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", b->seq,
-                            c->max_positions, c->name);
-    AR_TRY(ari_check_angles(c, b->seq));
     ari_estimate e;
-    const ari_estimate_case size = {.config = c,
-                                    .plan = plan,
-                                    .batch = b->batch,
-                                    .seq = b->seq,
-                                    .parallel = &o->parallel,
-                                    .layouts = 1,
-                                    .numerics = o->numerics,
-                                    .alone = true,
-                                    .sensitivity = o->sensitivity,
-                                    .threads = o->threads,
-                                    .dump = dump_of(o),
-                                    .merges = o->activations};
+    ari_estimate_case size = {.run = o->run,
+                              .config = c,
+                              .parallel = &o->run.parallel,
+                              .layouts = 1,
+                              .alone = true,
+                              .sensitivity = o->sensitivity,
+                              .dump = dump_of(o),
+                              .merges = o->activations};
+    size.run.plan = *plan;
+    size.run.batch = b->batch;
+    size.run.seq = b->seq;
+    size.run.steps = 0;
+    AR_TRY(ar_run_check(&size.run, c, NULL, 0));
     AR_TRY(ari_estimate_check(&e, &size));
     return ari_estimate_fits(&e);
 }
@@ -195,8 +185,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     ari_grads_taps taps = {.outputs = NULL};
     ari_reference sensitive = {0};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_model_path(folder, sizeof folder, o->model));
-    AR_TRY_TO(done, st, ar_config_load(&c, folder));
+    AR_TRY_TO(done, st, ari_run_config(&c, folder, sizeof folder, o->run.model));
     result->config = c;
     AR_TRY_TO(done, st, ari_input_batch_load(&input, &c, o->input));
     memcpy(result->note, input.note, sizeof result->note);
@@ -206,7 +195,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     AR_TRY_TO(done, st, ari_grads_fault_check(o, &c, result->fresh));
     AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
     ari_cluster_options run_options = {.config = &c,
-                                       .plan = plan,
+                                       .run.plan = plan,
                                        .batch = &input.batch,
                                        .weights = weights ? ari_weights_find : NULL,
                                        .weights_user = weights};
@@ -240,7 +229,7 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     ari_grads_taps taps = {.outputs = NULL};
     ari_reference sensitive = {0};
     ar_status st = AR_OK;
-    AR_TRY(check_block_layout(&o->parallel));
+    AR_TRY(check_block_layout(&o->run.parallel));
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
     AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
     AR_TRY_TO(done, st, ari_grads_fault_check(o, &block.config, false));
@@ -263,11 +252,9 @@ done:
 ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o)
 {
     *result = (ar_grads_result){0};
-    if (!o->out || (o->model != NULL) == (o->block != NULL) || (o->model != NULL) != (o->input != NULL))
+    if (!o->out || (o->run.model != NULL) == (o->block != NULL) || (o->run.model != NULL) != (o->input != NULL))
         return ar_error_set(AR_ERR_ARG, "gradients need an output folder, and a model with an input or a block");
-    if (o->precision != AR_PRECISION_F32 && o->numerics == AR_NUMERICS_EXACT)
-        return ar_error_set(AR_ERR_ARG, "products in %s: exact numerics multiply fp32 numbers, take native ones",
-                            ar_precision_name(o->precision));
+    AR_TRY(ari_run_check_numerics(&o->run));
     AR_TRY(check_out(o));
-    return o->model ? grads_of_model(result, o) : grads_of_block(result, o);
+    return o->run.model ? grads_of_model(result, o) : grads_of_block(result, o);
 }

@@ -5,7 +5,8 @@
 
 static ari_sensitivity_case case_of(const ar_grads_options *o)
 {
-    return (ari_sensitivity_case){.of = o->sensitivity_of, .threads = o->threads > 0 ? o->threads : ari_cores()};
+    return (ari_sensitivity_case){.of = o->sensitivity_of,
+                                  .threads = o->run.threads > 0 ? o->run.threads : ari_cores()};
 }
 
 static ar_status run_model(void *user, const ar_baseline_options *o)
@@ -21,7 +22,7 @@ ar_status ari_grads_allow_model(ari_reference *ref, const ari_cluster_options *r
     ari_sensitivity_case c = case_of(o);
     c.run = run_model;
     c.user = &copy;
-    c.options.seed = o->seed;
+    c.options.seed = o->run.seed;
     c.options.weights = run->weights;
     c.options.weights_user = run->weights_user;
     return ari_sensitivity_allow(ref, &c);

@@ -28,12 +28,12 @@ static bool is_result(void *user, const ar_tap_event *e)
 
 ar_status ari_grads_taps_create(ari_grads_taps *t, ari_gatherer *outputs, const ar_grads_options *o)
 {
-    const size_t world = (size_t)ar_parallel_world(&o->parallel);
+    const size_t world = (size_t)ar_parallel_world(&o->run.parallel);
     *t = (ari_grads_taps){.outputs = outputs};
     if (o->per_rank || o->activations) {
         const ar_dump_listener_options options = {
             .first_copies = !o->per_rank, .wants = o->activations ? NULL : is_result, .wants_user = outputs};
-        AR_TRY(ari_dump_ranks_create(&t->ranks, &o->parallel, &options));
+        AR_TRY(ari_dump_ranks_create(&t->ranks, &o->run.parallel, &options));
     }
     AR_TRY(ari_alloc_zero((void **)&t->tap, world, sizeof *t->tap, "listeners of the ranks"));
     AR_TRY(ari_alloc_zero((void **)&t->user, world, sizeof *t->user, "listeners of the ranks"));

@@ -130,7 +130,7 @@ static unsigned needs_of(ar_fault fault)
 
 static unsigned has(const ar_grads_options *o, const ar_config *c, bool fresh)
 {
-    const ar_parallel *p = &o->parallel;
+    const ar_parallel *p = &o->run.parallel;
     const bool tp = p->tp > 1, dp = p->dp > 1, sp = tp && p->sp, micro = p->micro_batches > 1;
     const bool row_bias = c->out_bias || c->mlp_bias, bias = row_bias || c->qkv_bias;
     return (fresh ? FRESH : 0u) | (c->tied ? TIED : 0u) | (c->learned_positions ? POSITIONS : 0u) |
@@ -142,10 +142,10 @@ static unsigned has(const ar_grads_options *o, const ar_config *c, bool fresh)
 
 ar_status ari_grads_fault_check(const ar_grads_options *o, const ar_config *c, bool fresh)
 {
-    const unsigned missing = needs_of(o->fault) & ~has(o, c, fresh);
+    const unsigned missing = needs_of(o->run.fault) & ~has(o, c, fresh);
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
         if (missing & (unsigned)reasons[i].need)
-            return ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(o->fault), reasons[i].text);
+            return ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(o->run.fault), reasons[i].text);
     }
     return AR_OK;
 }

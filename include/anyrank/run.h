@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_RUN_H
+#define ANYRANK_RUN_H
+
+#include "anyrank/config.h"
+#include "anyrank/ddp.h"
+#include "anyrank/device.h"
+#include "anyrank/optimizer.h"
+#include "anyrank/parallel.h"
+#include "anyrank/process.h"
+#include "anyrank/sim.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A run: what is trained, how a step is split over ranks, in which arithmetic, and on what the ranks run. A check, a
+ *  training run, a file of gradients and the estimate of any of them take one, and a few fields of their own. All zero
+ *  is one forward and backward on one rank in exact numerics. Strings and pointers are borrowed. */
+typedef struct ar_run {
+    const char *model; /* folder, .json file or bundled name */
+    ar_plan plan;
+    ar_parallel parallel;
+    size_t batch, seq; /* of a step, all ranks together: sequences, and tokens of each */
+    uint64_t steps;    /* of training; 0: one forward and backward, no update */
+    ar_optimizer_options optimizer;
+    double clip;        /* largest gradient norm; 0: none */
+    double dropout;     /* probability; 0: none */
+    ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout. {0}: one bucket for each
+                           parameter */
+    ar_numerics numerics;
+    ar_precision precision; /* of the products of native numerics */
+    ar_dtype storage;       /* of ar_ctx_options: AR_BF16 in native numerics; 0: AR_F32 */
+    uint64_t seed;          /* of fresh weights, of dropout, and of the place in the data */
+    ar_fault fault;
+    ar_device_choice device; /* of the ranks: those of one process share it, ranks of processes take the GPU of their
+                                local number. The baseline runs on the host */
+    ar_process *process;     /* ranks are processes, and this is one of them: all of them make the same calls, a layout
+                                has as many ranks, and process 0 gets the results. NULL: threads of this one */
+    int threads;             /* of the whole process, shared by the ranks; 0: the cores of the machine */
+    ar_sim_options sim;      /* how they communicate. timeout_ns 0: 60 s; algorithm AR_SIM_AUTO: direct */
+} ar_run;
+
+/** Refuses a run that no model with this config could take: sizes, optimizer, clipping, dropout, arithmetic, positions,
+ *  layout. `parallel` is not looked at where `layouts` is given. Errors: AR_ERR_ARG, AR_ERR_SHAPE (a sequence longer
+ * than the model's), AR_ERR_CONFIG (rotary angles out of range), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (layouts).
+ */
+AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *c, const ar_parallel *layouts, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

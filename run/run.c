@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "run/run.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "anyrank/model.h"
+#include "ref/numerics/scalar.h"
+
+#define ANGLE_LIMIT 1048576.0f /* 2^20 */
+
+ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const char *model)
+{
+    AR_TRY(ar_model_path(folder, cap, model));
+    return ar_config_load(c, folder);
+}
+
+ar_status ari_run_check_training(const ar_run *r, const char *name)
+{
+    if (r->steps > UINT32_MAX)
+        return ar_error_set(AR_ERR_ARG, "%s: %" PRIu64 " steps: at most %" PRIu32, name, r->steps, UINT32_MAX);
+    if (r->steps > 0)
+        AR_TRY(ar_optimizer_check(&r->optimizer));
+    if (!(r->clip >= 0.0) || isinf(r->clip))
+        return ar_error_set(AR_ERR_ARG, "%s: a largest gradient norm of %g: a finite number from 0 (no clipping)", name,
+                            r->clip);
+    if (!(r->dropout >= 0.0 && r->dropout < 1.0))
+        return ar_error_set(AR_ERR_ARG, "%s: a dropout of %g: a probability from 0 to below 1", name, r->dropout);
+    return AR_OK;
+}
+
+ar_status ari_run_check_numerics(const ar_run *r)
+{
+    if (r->numerics != AR_NUMERICS_EXACT)
+        return AR_OK;
+    if (r->precision != AR_PRECISION_F32)
+        return ar_error_set(AR_ERR_ARG, "products in %s: exact numerics multiply fp32 numbers, take native ones",
+                            ar_precision_name(r->precision));
+    if (r->storage == AR_BF16)
+        return ar_error_set(AR_ERR_ARG, "storage in bf16 is of native numerics: exact ones have it not");
+    return AR_OK;
+}
+
+static ar_status check_angles(const ar_config *c, size_t seq)
+{
+    if (!c->rope || seq == 0)
+        return AR_OK;
+    /* Frequencies fall with the pair's number, or rise where theta is below 1: the largest is the first or the last. */
+    const size_t pair[2] = {0, c->head_dim / 2 - 1};
+    for (int i = 0; i < 2; i++) {
+        const float inv_freq = ari_rope_frequency(c->rope_theta, c->rope_factor, &c->rope_llama3, pair[i], c->head_dim);
+        const float angle = ari_rope_angle(seq - 1, inv_freq);
+        if (!(angle < ANGLE_LIMIT))
+            return ar_error_set(AR_ERR_CONFIG,
+                                "%s: rope_theta %g gives position %zu the angle %g, expected below 2^20; take a larger "
+                                "rope_theta or a shorter sequence",
+                                c->name, c->rope_theta, seq - 1, (double)angle);
+    }
+    return AR_OK;
+}
+
+ar_status ari_run_check_positions(const ar_config *c, size_t seq)
+{
+    if ((c->learned_positions || c->rope) && seq > c->max_positions)
+        return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", seq,
+                            c->max_positions, c->name);
+    return check_angles(c, seq);
+}
+
+ar_status ar_run_check(const ar_run *r, const ar_config *c, const ar_parallel *layouts, size_t n)
+{
+    if (r->batch == 0 || r->seq == 0)
+        return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
+    AR_TRY(ari_run_check_training(r, c->name));
+    AR_TRY(ari_run_check_numerics(r));
+    AR_TRY(ari_run_check_positions(c, r->seq));
+    if (!layouts)
+        return ar_parallel_check(&r->parallel, c, &r->plan, r->batch, r->seq);
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(ar_parallel_check(&layouts[i], c, &r->plan, r->batch, r->seq));
+    return AR_OK;
+}
