@@ -9,7 +9,7 @@
 #include "cli/step_options.h"
 #include "cli/transport.h"
 #include "cli/watch.h"
-#include "verify/check/estimate.h"
+#include "run/estimate.h"
 
 /* What `anyrank train` is asked for. 0, -1, NaN and NULL: not given. */
 typedef struct ari_train_values {

@@ -52,7 +52,7 @@ ALLOWED = {
     "verify/gradcheck": VERIFY,
     "verify/check": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/gradcheck"],
     "verify/dumps": VERIFY + ["verify/diagnose"],
-    "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/check"],
+    "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose"],
     "verify/faults": VERIFY + ["verify/check"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
             "sim/plan", "run", "dump", "verify", "bench"] + ROOMS,

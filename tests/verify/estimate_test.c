@@ -13,8 +13,10 @@
 #include <stdint.h>
 
 #include "anyrank/model.h"
+#include "run/estimate.h"
 #include "tests/verify/support.h"
-#include "verify/check/estimate.h"
+#include "verify/check/compare.h"
+#include "verify/reference/sensitivity.h"
 
 TestSuite(estimate, .timeout = 300);
 
@@ -243,7 +245,9 @@ static ari_estimate estimate_of(const measured *m)
                                    .run.dropout = m->dropout ? 0.1 : 0.0,
                                    .f64 = m->f64,
                                    .alone = m->alone,
-                                   .sensitivity = m->sensitivity,
+                                   .noise_runs = m->sensitivity || (m->native && !m->alone) ? ARI_NOISE_SEEDS : 0,
+                                   .bytes_per_tensor = sizeof(ari_ref_tensor),
+                                   .bytes_per_finding = sizeof(ari_finding),
                                    .run.threads = 2,
                                    .dump = m->dump,
                                    .merges = m->merges};
@@ -315,7 +319,7 @@ Test(estimate, says_what_does_not_fit)
     cr_expect_eq(ari_estimate_fits(&e), AR_OK);
     e.available--;
     cr_expect_eq(ari_estimate_fits(&e), AR_ERR_ARG);
-    cr_expect(strstr(ar_error_message(), "3.0 GB") && strstr(ar_error_message(), "--steps") &&
+    cr_expect(strstr(ar_error_message(), "3.0 GB") && strstr(ar_error_message(), "fewer steps") &&
                   strstr(ar_error_message(), "ranks"),
               "%s", ar_error_message());
 }

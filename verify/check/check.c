@@ -6,10 +6,10 @@
 
 #include "ref/core/budget.h"
 #include "ref/core/size.h"
+#include "run/estimate.h"
 #include "run/run.h"
 #include "verify/check/check_base.h"
 #include "verify/check/check_run.h"
-#include "verify/check/estimate.h"
 #include "verify/check/text_batch.h"
 #include "verify/gradcheck/gradcheck.h"
 #include "verify/reference/sensitivity.h"
@@ -29,6 +29,9 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
                                     .layouts = o->layouts,
                                     .f64 = !o->skip_f64,
                                     .gradcheck = o->gradcheck,
+                                    .noise_runs = o->run.numerics == AR_NUMERICS_NATIVE ? ARI_NOISE_SEEDS : 0,
+                                    .bytes_per_tensor = sizeof(ari_ref_tensor),
+                                    .bytes_per_finding = sizeof(ari_finding),
                                     .dump = o->dump ? ARI_DUMPS_ALL : ARI_DUMPS_NOTHING};
     return ari_estimate_check(e, &size);
 }

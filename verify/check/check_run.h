@@ -4,8 +4,8 @@
 
 #include "anyrank/check.h"
 #include "run/cluster_run.h"
+#include "run/estimate.h"
 #include "verify/check/compare.h"
-#include "verify/check/estimate.h"
 
 /** Runs one layout and compares it with the reference; the listener of `o` hears what the comparing does. Fills
  * everything of `run` but bytes_predicted, which it reads. A run that ends in an error of its ranks is a result

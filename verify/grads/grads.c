@@ -9,9 +9,9 @@
 #include "ref/models/names.h"
 #include "ref/models/param_list.h"
 #include "run/cluster_run.h"
+#include "run/estimate.h"
 #include "run/run.h"
 #include "run/weights.h"
-#include "verify/check/estimate.h"
 #include "verify/grads/block_case.h"
 #include "verify/grads/grads_allowed.h"
 #include "verify/grads/grads_dump.h"
@@ -161,7 +161,7 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
                               .parallel = &o->run.parallel,
                               .layouts = 1,
                               .alone = true,
-                              .sensitivity = o->sensitivity,
+                              .noise_runs = o->sensitivity ? ARI_NOISE_SEEDS : 0,
                               .dump = dump_of(o),
                               .merges = o->activations};
     size.run.plan = *plan;

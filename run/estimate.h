@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_CHECK_ESTIMATE_H
-#define ARI_VERIFY_CHECK_ESTIMATE_H
+#ifndef ARI_RUN_ESTIMATE_H
+#define ARI_RUN_ESTIMATE_H
 
 #include "anyrank/run.h"
 
@@ -18,11 +18,12 @@ typedef struct ari_estimate_case {
     const ar_config *config;
     const ar_parallel *parallel; /* [layouts], run one after the other; 1 of a run without a baseline */
     size_t layouts;
-    bool f64;         /* the binary64 baseline too */
-    bool gradcheck;   /* central differences too */
-    bool alone;       /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
-    bool sensitivity; /* beside that, runs of the baseline with errors: what rounding may do */
-    bool saves;       /* where it trains: checkpoints */
+    bool f64;       /* the binary64 baseline too */
+    bool gradcheck; /* central differences too */
+    bool alone;     /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
+    int noise_runs; /* of the baseline with errors at once, which say what rounding may do; 0: none */
+    size_t bytes_per_tensor, bytes_per_finding; /* where tensors are compared: of each, and of each rank's part of it */
+    bool saves;                                 /* where it trains: checkpoints */
     ari_estimate_dump dump;
     bool merges; /* what is kept becomes full tensors */
 } ari_estimate_case;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_CHECK_AVAILABLE_MEMORY_H
-#define ARI_VERIFY_CHECK_AVAILABLE_MEMORY_H
+#ifndef ARI_RUN_AVAILABLE_MEMORY_H
+#define ARI_RUN_AVAILABLE_MEMORY_H
 
 #include <stddef.h>
 

@@ -2,18 +2,17 @@
 /* What is alive at each of the moments where memory can peak; the peak is the largest of them. Elements are counted in
  * binary64, where no product of sizes wraps and nothing here needs the last digit. tests/verify/estimate_test.c holds
  * the figures to measured ones. */
-#include "verify/check/estimate.h"
+#include "run/estimate.h"
 
 #include <math.h>
 #include <stdint.h>
 
+#include "anyrank/check.h"
 #include "anyrank/model.h"
 #include "ref/core/budget.h"
 #include "ref/core/size.h"
+#include "run/available_memory.h"
 #include "run/run.h"
-#include "verify/check/available_memory.h"
-#include "verify/check/compare.h"
-#include "verify/reference/sensitivity.h"
 
 /* Bytes of one element. */
 static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
@@ -111,8 +110,8 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->beside = run->run.numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
     if (n->beside > 0.0 && run->run.precision != AR_PRECISION_F32)
         n->beside += FLOAT;
-    if (run->sensitivity || (run->run.numerics == AR_NUMERICS_NATIVE && !run->alone))
-        n->noisy = fmin(run->run.threads > 0 ? run->run.threads : ari_cores(), ARI_NOISE_SEEDS);
+    if (run->noise_runs > 0)
+        n->noisy = fmin(run->run.threads > 0 ? run->run.threads : ari_cores(), run->noise_runs);
     n->tokens = (double)run->run.batch * (double)run->run.seq;
     n->q = heads * d;
     n->kv = (double)c->kv_heads * d;
@@ -238,7 +237,7 @@ static double layout_bytes(const elements *n, const split *s, const ari_estimate
         return ranks + (FLOAT + 2.0) * (1.0 + (run->saves ? n->states : 0.0)) * n->parameters;
     if (run->alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
         return ranks + (FLOAT + 1.0) * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
-    const double findings = n->tensors * (sizeof(ari_ref_tensor) + s->ranks * sizeof(ari_finding));
+    const double findings = n->tensors * ((double)run->bytes_per_tensor + s->ranks * (double)run->bytes_per_finding);
     /* Beside the reference's, final weights and gradients are gathered from the ranks. */
     return ranks + reference_bytes(n) + 2.0 * FLOAT * n->parameters + findings;
 }
@@ -275,7 +274,7 @@ static double seconds_of(const elements *n, double macs, const ari_estimate_case
     seconds += n->steps * (macs / EXACT_RATE + tensors + weights);
     if (n->noisy > 0.0)
         seconds += n->steps * (macs / BINARY64_RATE + tensors + weights +
-                               ARI_NOISE_SEEDS / n->noisy * (macs / NOISY_RATE + tensors + weights));
+                               run->noise_runs / n->noisy * (macs / NOISY_RATE + tensors + weights));
     else if (run->f64)
         seconds += macs / BINARY64_RATE + tensors + weights;
     return seconds + (run->gradcheck ? gradcheck_seconds(n) : 0.0);
@@ -305,7 +304,7 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     elements n;
     ari_estimate r = {.available = ari_available_memory()};
     AR_TRY(count_elements(&n, run));
-    double most = run->alone && !run->sensitivity ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
+    double most = run->alone && run->noise_runs == 0 ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
     for (size_t i = 0; i < run->layouts; i++) {
         split s;
         AR_TRY(count_split(&s, &n, run, &run->parallel[i]));
@@ -331,8 +330,8 @@ ar_status ari_estimate_fits(const ari_estimate *e)
     const double unit = mega ? GIGABYTE * 1e-3 : GIGABYTE;
     if (e->bytes > e->available)
         return ar_error_set(AR_ERR_ARG,
-                            "this would take about %.1f %s of memory and %.1f %s are free; take a smaller model, "
-                            "fewer --steps, --batch or --seq, or fewer ranks",
+                            "this would take about %.1f %s of memory and %.1f %s are free; take a smaller model, batch "
+                            "or sequence, fewer steps or fewer ranks",
                             (double)e->bytes / unit, mega ? "MB" : "GB", (double)e->available / unit,
                             mega ? "MB" : "GB");
     return AR_OK;
