@@ -35,7 +35,7 @@ typedef struct trainee {
 
 static ar_status take_step(trainee *t, ar_ddp *ddp)
 {
-    const ar_train_options o = {.parallel = {.dp = ddp ? t->r->o->ranks : 1}, .ddp = ddp};
+    const ar_train_options o = {.parallel = {.dp = ddp ? ar_parallel_world(&t->r->o->run.parallel) : 1}, .ddp = ddp};
     ar_train_result result;
     return ar_train_step(&result, t->model, ddp ? t->together : t->alone, t->optimizer, ddp ? &t->batch : &t->own,
                          ++t->step, &o);
@@ -91,14 +91,14 @@ done:
 static ar_status create(trainee *t)
 {
     const ar_bench_ddp_options *o = t->r->o;
-    const ar_ctx_options alone = {.device = ar_ctx_device(t->together), .numerics = o->numerics};
+    const ar_ctx_options alone = {.device = ar_ctx_device(t->together), .numerics = o->run.numerics};
     const ar_optimizer_options adamw = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    const ar_parallel parallel = {.dp = o->ranks};
-    t->batch = (ar_batch){.batch = o->batch, .seq = o->seq, .input_ids = o->input_ids};
+    const ar_parallel parallel = o->run.parallel;
+    t->batch = (ar_batch){.batch = o->run.batch, .seq = o->run.seq, .input_ids = o->input_ids};
     ar_parallel_slice(&t->own, &parallel, &t->batch, ar_comm_rank(ar_ctx_dp(t->together)), 0);
     t->own.global_batch = 0;
     AR_TRY(ar_ctx_create(&t->alone, &alone));
-    AR_TRY(ar_model_create(&t->model, t->together, o->config, &o->plan));
+    AR_TRY(ar_model_create(&t->model, t->together, o->config, &o->run.plan));
     AR_TRY(ar_model_fresh(t->model, t->together, 1));
     AR_TRY(ari_model_list(&t->params, &t->count, t->model));
     AR_TRY(ar_optimizer_create(&t->optimizer, t->together, t->params, t->count, &adamw));
@@ -154,16 +154,8 @@ ar_status ari_bench_ddp(ar_bench_ddp_row *rows, size_t n, const ar_bench_ddp_opt
     if (o->repetitions == 0 || n == 0)
         return ar_error_set(AR_ERR_ARG, "bench ddp: no %s", n == 0 ? "rows" : "repetitions");
     rows[0] = (ar_bench_ddp_row){.alone = true};
-    const ari_cluster_options cluster = {.config = o->config,
-                                         .run.plan = o->plan,
-                                         .run.parallel = {.dp = o->ranks},
-                                         .run.numerics = o->numerics,
-                                         .run.device = o->device,
-                                         .run.threads = o->threads,
-                                         .run.sim = o->sim,
-                                         .body = rank_steps,
-                                         .body_user = &r};
-    AR_TRY(ar_parallel_check(&cluster.run.parallel, o->config, &o->plan, o->batch, o->seq));
+    const ari_cluster_options cluster = {.run = o->run, .config = o->config, .body = rank_steps, .body_user = &r};
+    AR_TRY(ar_parallel_check(&cluster.run.parallel, o->config, &o->run.plan, o->run.batch, o->run.seq));
     AR_TRY(ari_alloc_zero((void **)&r.times, o->repetitions * n, sizeof *r.times, "times of a benchmark"));
     AR_TRY_TO(done, st, ari_cluster_run(&result, &cluster));
     st = summarise(&r);

@@ -7,20 +7,14 @@
 #include "anyrank/context.h"
 #include "anyrank/ddp.h"
 #include "anyrank/parallel.h"
-#include "anyrank/sim.h"
+#include "anyrank/run.h"
 
 /* What data parallelism adds to a training step: the same ranks, each with its share of the samples, once with their
  * gradients summed in buckets and once without, each rank for itself. AdamW; no clipping, nobody listens. */
 typedef struct ar_bench_ddp_options {
+    ar_run run; /* of the parallelism dp alone */
     const ar_config *config;
-    ar_plan plan;
-    int ranks; /* of the data-parallel group */
-    size_t batch, seq;
     const int64_t *input_ids; /* [batch, seq] */
-    ar_numerics numerics;
-    ar_sim_options sim;
-    ar_device_choice device;
-    int threads; /* of the whole process, shared by the ranks */
     size_t repetitions;
 } ar_bench_ddp_options;
 

@@ -34,7 +34,7 @@ static ar_status rank_steps(void *user, ar_ctx *ctx)
 {
     run *r = user;
     const ar_train_options options = {.parallel = r->parallel, .clip = 1.0};
-    const ar_batch batch = {.batch = r->o->batch, .seq = r->o->seq, .input_ids = r->o->input_ids};
+    const ar_batch batch = {.batch = r->o->run.batch, .seq = r->o->run.seq, .input_ids = r->o->input_ids};
     const bool first_rank = ar_comm_rank(ar_ctx_tp(ctx)) == 0 && ar_comm_rank(ar_ctx_dp(ctx)) == 0;
     ar_model *model = NULL;
     ar_optimizer *optimizer = NULL;
@@ -42,7 +42,7 @@ static ar_status rank_steps(void *user, ar_ctx *ctx)
     const ari_bench_device on = {ar_ctx_device(ctx), ar_ctx_queue(ctx)};
     double start = 0.0, end = 0.0;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_model_create(&model, ctx, r->o->config, &r->o->plan));
+    AR_TRY_TO(done, st, ar_model_create(&model, ctx, r->o->config, &r->o->run.plan));
     AR_TRY_TO(done, st, ar_model_fresh(model, ctx, 1));
     AR_TRY_TO(done, st, create_optimizer(&optimizer, ctx, model));
     for (uint32_t i = 0; i <= STEPS; i++) {
@@ -62,15 +62,8 @@ done:
 static ar_status run_layout(const ar_bench_step_options *o, const ar_parallel *parallel, double *seconds)
 {
     run r = {.o = o, .parallel = *parallel};
-    const ari_cluster_options cluster = {.config = o->config,
-                                         .run.plan = o->plan,
-                                         .run.parallel = *parallel,
-                                         .run.numerics = o->numerics,
-                                         .run.device = o->device,
-                                         .run.threads = o->threads,
-                                         .run.sim = o->sim,
-                                         .body = rank_steps,
-                                         .body_user = &r};
+    ari_cluster_options cluster = {.run = o->run, .config = o->config, .body = rank_steps, .body_user = &r};
+    cluster.run.parallel = *parallel;
     ari_cluster_result result = {0};
     const ar_status st = ari_cluster_run(&result, &cluster);
     free(result.loss);
@@ -85,7 +78,7 @@ static ar_status repetition(const ar_bench_step_options *o, const ari_gemm_list 
     const ar_parallel single = {.tp = 1};
     AR_TRY(run_layout(o, &single, &times[0]));
     AR_TRY(ari_gemm_list_run(list, &times[1]));
-    return run_layout(o, &o->parallel, &times[2]);
+    return run_layout(o, &o->run.parallel, &times[2]);
 }
 
 static ar_status measure(ar_bench_step_row row[2], const ar_bench_step_options *o, const ari_gemm_list *list)
@@ -120,9 +113,9 @@ ar_status ari_bench_step(ar_bench_step_row row[2], const ar_bench_step_options *
     ar_status st = AR_OK;
     if (o->repetitions == 0)
         return ar_error_set(AR_ERR_ARG, "bench step: no repetitions");
-    AR_TRY(ar_parallel_check(&o->parallel, o->config, &o->plan, o->batch, o->seq));
-    AR_TRY(ari_bench_device_create(&on, &o->device, o->threads));
-    AR_TRY_TO(done, st, ari_gemm_list_model(&list, &on, o->config, o->batch, o->seq));
+    AR_TRY(ar_parallel_check(&o->run.parallel, o->config, &o->run.plan, o->run.batch, o->run.seq));
+    AR_TRY(ari_bench_device_create(&on, &o->run.device, o->run.threads));
+    AR_TRY_TO(done, st, ari_gemm_list_model(&list, &on, o->config, o->run.batch, o->run.seq));
     st = measure(row, o, &list);
 done:
     ari_gemm_list_destroy(&list);

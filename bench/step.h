@@ -6,20 +6,14 @@
 
 #include "anyrank/context.h"
 #include "anyrank/parallel.h"
-#include "anyrank/sim.h"
+#include "anyrank/run.h"
 
 /* What a training step costs under a layout, beside the step of one rank on the same cores and beside its matrix
  * products run alone. AdamW, gradients clipped to a norm of 1; no baseline, nobody listens. */
 typedef struct ar_bench_step_options {
+    ar_run run;
     const ar_config *config;
-    ar_plan plan;
-    ar_parallel parallel;
-    size_t batch, seq;
     const int64_t *input_ids; /* [batch, seq] */
-    ar_numerics numerics;
-    ar_sim_options sim; /* of the layout's collectives */
-    ar_device_choice device;
-    int threads; /* of the whole process, shared by the ranks */
     size_t repetitions;
 } ar_bench_step_options;
 

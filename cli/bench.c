@@ -259,16 +259,16 @@ static ar_status run_numerics(const bench_values *v, ar_bench_step_options *o)
             continue;
         ar_bench_step_row row[2] = {0};
         ari_progress_update(&p, (double)n / 4.0, "bench step");
-        o->numerics = all[i];
+        o->run.numerics = all[i];
         st = ari_bench_step(row, o);
         lines[n++] = (ari_bench_step_line){.parallel = {.tp = 1}, .numerics = all[i], .row = row[0]};
-        lines[n++] = (ari_bench_step_line){.parallel = o->parallel, .numerics = all[i], .row = row[1]};
+        lines[n++] = (ari_bench_step_line){.parallel = o->run.parallel, .numerics = all[i], .row = row[1]};
     }
     ari_progress_end(&p);
     AR_TRY(st);
     if (ari_wants_text(&v->common))
         AR_TRY(ari_bench_print_step(lines, n, o));
-    return end(ari_bench_json_step(lines, n, o), v, o->threads);
+    return end(ari_bench_json_step(lines, n, o), v, o->run.threads);
 }
 
 static ar_status run_step(const bench_values *v)
@@ -278,20 +278,20 @@ static ar_status run_step(const bench_values *v)
     int64_t *ids = NULL;
     ar_bench_step_options o = {
         .config = &c,
-        .parallel = {.tp = 4},
-        .batch = v->batch ? v->batch : 8,
-        .seq = v->seq ? v->seq : 64,
-        .sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
-        .device = ari_layout_device(&v->layout),
-        .threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
+        .run.parallel = {.tp = 4},
+        .run.batch = v->batch ? v->batch : 8,
+        .run.seq = v->seq ? v->seq : 64,
+        .run.sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
+        .run.device = ari_layout_device(&v->layout),
+        .run.threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
         .repetitions = repetitions_of(v)};
     AR_TRY(ari_layout_check(&v->layout));
     AR_TRY(ar_model_path(folder, sizeof folder, v->model ? v->model : "llama-demo"));
     AR_TRY(ar_config_load(&c, folder));
-    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.plan));
+    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.run.plan));
     if (ari_layout_given(&v->layout))
-        o.parallel = ari_layout_parallel(&v->layout);
-    AR_TRY(ari_text_ids(&ids, o.batch, o.seq, c.vocab, NULL, v->common.seed));
+        o.run.parallel = ari_layout_parallel(&v->layout);
+    AR_TRY(ari_text_ids(&ids, o.run.batch, o.run.seq, c.vocab, NULL, v->common.seed));
     o.input_ids = ids;
     const ar_status st = run_numerics(v, &o);
     free(ids);
@@ -321,21 +321,21 @@ static ar_status run_ddp(const bench_values *v)
     const ar_parallel parallel = ari_layout_parallel(&v->layout);
     ar_bench_ddp_options o = {
         .config = &c,
-        .ranks = parallel.dp > 1 ? parallel.dp : 2,
-        .batch = v->batch ? v->batch : 8,
-        .seq = v->seq ? v->seq : 64,
-        .numerics = v->layout.numerics >= 0 ? (ar_numerics)v->layout.numerics : AR_NUMERICS_NATIVE,
-        .sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
-        .device = ari_layout_device(&v->layout),
-        .threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
+        .run.parallel = {.dp = parallel.dp > 1 ? parallel.dp : 2},
+        .run.batch = v->batch ? v->batch : 8,
+        .run.seq = v->seq ? v->seq : 64,
+        .run.numerics = v->layout.numerics >= 0 ? (ar_numerics)v->layout.numerics : AR_NUMERICS_NATIVE,
+        .run.sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
+        .run.device = ari_layout_device(&v->layout),
+        .run.threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
         .repetitions = repetitions_of(v)};
     AR_TRY(ari_layout_check(&v->layout));
     if (parallel.tp > 1 || parallel.micro_batches > 1)
         return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
     AR_TRY(ar_model_path(folder, sizeof folder, v->model ? v->model : "llama-demo"));
     AR_TRY(ar_config_load(&c, folder));
-    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.plan));
-    AR_TRY(ari_text_ids(&ids, o.batch, o.seq, c.vocab, NULL, v->common.seed));
+    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.run.plan));
+    AR_TRY(ari_text_ids(&ids, o.run.batch, o.run.seq, c.vocab, NULL, v->common.seed));
     o.input_ids = ids;
     ari_progress p;
     ari_progress_begin(&p, v->common.quiet);
@@ -346,7 +346,7 @@ static ar_status run_ddp(const bench_values *v)
     AR_TRY(st);
     if (ari_wants_text(&v->common))
         AR_TRY(ari_bench_print_ddp(rows, n, &o));
-    return end(ari_bench_json_ddp(rows, n, &o), v, o.threads);
+    return end(ari_bench_json_ddp(rows, n, &o), v, o.run.threads);
 }
 
 /* The rows that the options ask for: every number of ranks, of every type, in every size. */

@@ -146,7 +146,7 @@ ar_status ari_bench_print_step(const ari_bench_step_line *lines, size_t n, const
     for (size_t i = 0; i < n; i++) {
         const ar_bench_step_row *row = &lines[i].row;
         char layout[ARI_LAYOUT_TEXT];
-        ari_table_cell(t, "%s", ari_layout_text(layout, &lines[i].parallel, o->batch));
+        ari_table_cell(t, "%s", ari_layout_text(layout, &lines[i].parallel, o->run.batch));
         ari_table_cell(t, "%s", ari_numerics_names[lines[i].numerics]);
         ari_table_cell(t, "%s", ARI_SECONDS(row->seconds));
         ari_table_cell(t, "%.1f", row->gflops);
@@ -161,7 +161,7 @@ ar_status ari_bench_print_step(const ari_bench_step_line *lines, size_t n, const
            "of the model's matrix products alone, by sgemm, over that of the step. 'of tp=1': over the time of one "
            "rank's\n"
            "step. 'spread': of that ratio, in the first row of the times, (largest - smallest)/median.\n",
-           o->config->name, o->batch, o->seq, o->threads, o->threads == 1 ? "" : "s");
+           o->config->name, o->run.batch, o->run.seq, o->run.threads, o->run.threads == 1 ? "" : "s");
     return st;
 }
 
@@ -172,12 +172,13 @@ json_t *ari_bench_json_step(const ari_bench_step_line *lines, size_t n, const ar
         const ar_bench_step_row *row = &lines[i].row;
         char layout[ARI_LAYOUT_TEXT];
         ar_parallel_text(layout, sizeof layout, &lines[i].parallel);
-        json_array_append_new(
-            list, json_pack("{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "model", o->config->name, "layout",
-                            layout, "numerics", ari_numerics_names[lines[i].numerics], "batch", (json_int_t)o->batch,
-                            "seq", (json_int_t)o->seq, "seconds", ari_json_number(row->seconds), "gflops",
-                            ari_json_number(row->gflops), "gemm_fraction", ari_json_number(row->gemm_fraction),
-                            "over_single", ari_json_number(row->over_single), "spread", ari_json_number(row->spread)));
+        json_array_append_new(list,
+                              json_pack("{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "model", o->config->name,
+                                        "layout", layout, "numerics", ari_numerics_names[lines[i].numerics], "batch",
+                                        (json_int_t)o->run.batch, "seq", (json_int_t)o->run.seq, "seconds",
+                                        ari_json_number(row->seconds), "gflops", ari_json_number(row->gflops),
+                                        "gemm_fraction", ari_json_number(row->gemm_fraction), "over_single",
+                                        ari_json_number(row->over_single), "spread", ari_json_number(row->spread)));
     }
     return list;
 }
@@ -223,8 +224,8 @@ ar_status ari_bench_print_ddp(const ar_bench_ddp_row *rows, size_t n, const ar_b
         "same ranks with the same samples, each for itself. 'all-reduces', 'MB': of rank 0 in one step, bytes read "
         "and\n"
         "written between ranks. 'spread': of the ratio, in the first row of the times, (largest - smallest)/median.\n",
-        o->config->name, ari_numerics_names[o->numerics], o->batch, o->seq, o->ranks, o->threads,
-        o->threads == 1 ? "" : "s");
+        o->config->name, ari_numerics_names[o->run.numerics], o->run.batch, o->run.seq,
+        ar_parallel_world(&o->run.parallel), o->run.threads, o->run.threads == 1 ? "" : "s");
     return st;
 }
 
@@ -233,9 +234,9 @@ json_t *ari_bench_json_ddp(const ar_bench_ddp_row *rows, size_t n, const ar_benc
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++) {
         const ar_bench_ddp_row *row = &rows[i];
-        json_t *one = json_pack("{s:s, s:i, s:s, s:I, s:I, s:b}", "model", o->config->name, "ranks", o->ranks,
-                                "numerics", ari_numerics_names[o->numerics], "batch", (json_int_t)o->batch, "seq",
-                                (json_int_t)o->seq, "ddp", !row->alone);
+        json_t *one = json_pack("{s:s, s:i, s:s, s:I, s:I, s:b}", "model", o->config->name, "ranks",
+                                ar_parallel_world(&o->run.parallel), "numerics", ari_numerics_names[o->run.numerics],
+                                "batch", (json_int_t)o->run.batch, "seq", (json_int_t)o->run.seq, "ddp", !row->alone);
         json_object_set_new(one, "bucket_bytes",
                             row->alone ? json_null() : json_integer((json_int_t)row->bucket_bytes));
         json_object_set_new(one, "mode", row->alone ? json_null() : json_string(bucket_modes[row->mode]));

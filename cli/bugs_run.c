@@ -141,12 +141,12 @@ bool ari_bugs_well(const ari_bug_run *run)
 const char *ari_bug_case_text(char *text, size_t size, const ari_fault_case *c)
 {
     char layout[ARI_LAYOUT_TEXT];
-    const int n = snprintf(text, size, "%s %s", c->model, ari_layout_text(layout, &c->parallel, c->batch));
+    const int n = snprintf(text, size, "%s %s", c->run.model, ari_layout_text(layout, &c->run.parallel, c->run.batch));
     size_t at = n > 0 && (size_t)n < size ? (size_t)n : size - 1;
     if (c->order != AR_MLP_COLUMN_ROW)
         at += (size_t)snprintf(text + at, size - at, " row-column");
-    if (c->dropout > 0.0 && at < size)
-        snprintf(text + at, size - at, " dropout %g", c->dropout);
+    if (c->run.dropout > 0.0 && at < size)
+        snprintf(text + at, size - at, " dropout %g", c->run.dropout);
     return text;
 }
 #define CASE_TEXT(c) ari_bug_case_text((char[256]){0}, 256, (c))
@@ -286,19 +286,19 @@ static json_t *json_predicted(const ari_bug_run *r)
 
 static json_t *json_bug(const ari_bug_run *r)
 {
-    const ar_parallel *p = &r->at.parallel;
+    const ar_parallel *p = &r->at.run.parallel;
     json_t *layout = json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:s}", "world", ar_parallel_world(p), "tp",
                                ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "sp", p->sp, "zero", p->zero,
                                "micro_batches", ari_at_least_one(p->micro_batches), "forward_first", p->forward_first,
                                "mlp_order", ari_mlp_order_names[r->at.order]);
     return json_pack(
         "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:f, s:o}", "name",
-        ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.model, "module", r->at.module,
-        "layout", layout, "batch", (json_int_t)r->at.batch, "seq", (json_int_t)r->at.seq, "steps", r->at.steps,
-        "dropout", r->at.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME, "ratio",
-        ari_json_number(r->ratio), "ratio_clean", ari_json_number(r->ratio_clean), "first_difference", json_first(r),
-        "error", r->error[0] ? ari_json_text(r->error) : json_null(), "bytes", "counted", (json_int_t)r->bytes_counted,
-        "predicted", json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
+        ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.run.model, "module", r->at.module,
+        "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq", (json_int_t)r->at.run.seq, "steps",
+        (int)r->at.run.steps, "dropout", r->at.run.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME,
+        "ratio", ari_json_number(r->ratio), "ratio_clean", ari_json_number(r->ratio_clean), "first_difference",
+        json_first(r), "error", r->error[0] ? ari_json_text(r->error) : json_null(), "bytes", "counted",
+        (json_int_t)r->bytes_counted, "predicted", json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
 }
 
 json_t *ari_bugs_json(const ari_bug_run *run)

@@ -213,8 +213,8 @@ static ar_status run_module(const ari_check_values *v, ar_fault fault, int *exit
     memcpy(r.gradients_hash, m->gradients_hash, sizeof r.gradients_hash);
     const ari_checked checked = {.report = &r,
                                  .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                 .run.clip = f.clip,
-                                 .run.ddp = f.ddp,
+                                 .run.clip = f.run.clip,
+                                 .run.ddp = f.run.ddp,
                                  .module = true,
                                  .watch = &watch};
     if (ari_wants_text(&v->common)) {

@@ -134,25 +134,25 @@ ar_status ari_check_values_check(const ari_check_values *v)
 void ari_check_values_inject(ari_check_values *v, ar_fault fault)
 {
     const ari_fault_case c = ari_fault_case_of(fault);
-    v->model = c.model;
-    v->layout.tp = c.parallel.tp;
-    v->layout.dp = c.parallel.dp;
-    v->layout.micro_batches = c.parallel.micro_batches;
-    v->layout.sp = c.parallel.sp;
-    v->layout.forward_first = c.parallel.forward_first;
-    v->layout.zero = c.parallel.zero;
-    v->layout.keep_gathered = c.parallel.keep_gathered;
-    v->layout.bucket_mode = (int)c.ddp.mode;
-    v->layout.find_unused = v->layout.find_unused || c.ddp.find_unused;
+    v->model = c.run.model;
+    v->layout.tp = c.run.parallel.tp;
+    v->layout.dp = c.run.parallel.dp;
+    v->layout.micro_batches = c.run.parallel.micro_batches;
+    v->layout.sp = c.run.parallel.sp;
+    v->layout.forward_first = c.run.parallel.forward_first;
+    v->layout.zero = c.run.parallel.zero;
+    v->layout.keep_gathered = c.run.parallel.keep_gathered;
+    v->layout.bucket_mode = (int)c.run.ddp.mode;
+    v->layout.find_unused = v->layout.find_unused || c.run.ddp.find_unused;
     if (v->layout.bucket_bytes == ARI_LAYOUT_NOT_GIVEN)
-        v->layout.bucket_bytes = c.ddp.bucket_bytes;
+        v->layout.bucket_bytes = c.run.ddp.bucket_bytes;
     if (c.order != AR_MLP_COLUMN_ROW) /* else the one given stands */
         v->layout.mlp_order = (int)c.order;
-    v->batch = v->batch ? v->batch : c.batch;
-    v->seq = v->seq ? v->seq : c.seq;
-    v->steps = v->steps < 0 ? (int)c.steps : v->steps;
-    v->clip = isnan(v->clip) ? c.clip : v->clip;
-    v->dropout = isnan(v->dropout) ? c.dropout : v->dropout;
+    v->batch = v->batch ? v->batch : c.run.batch;
+    v->seq = v->seq ? v->seq : c.run.seq;
+    v->steps = v->steps < 0 ? (int)c.run.steps : v->steps;
+    v->clip = isnan(v->clip) ? c.run.clip : v->clip;
+    v->dropout = isnan(v->dropout) ? c.run.dropout : v->dropout;
 }
 
 /* Which option is about one run; NULL: none. */

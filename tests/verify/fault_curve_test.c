@@ -99,11 +99,11 @@ Test(fault_curve, every_fault_has_a_legal_case_of_its_own)
         ar_config config;
         ar_plan plan;
         cr_expect_eq((int)c.fault, f, "%s has no case", name);
-        cr_expect(c.batch > 0 && c.seq > 0 && c.steps >= 1 && c.clip >= 0.0 && c.dropout < 1.0);
+        cr_expect(c.run.batch > 0 && c.run.seq > 0 && c.run.steps >= 1 && c.run.clip >= 0.0 && c.run.dropout < 1.0);
         if (c.module)
             continue;
         cr_assert_eq(ari_fault_case_load(&config, &plan, &c), AR_OK, "%s: %s", name, ar_error_message());
-        cr_expect_eq(ar_parallel_check(&c.parallel, &config, &plan, c.batch, c.seq), AR_OK, "%s: %s", name,
+        cr_expect_eq(ar_parallel_check(&c.run.parallel, &config, &plan, c.run.batch, c.run.seq), AR_OK, "%s: %s", name,
                      ar_error_message());
     }
 }
@@ -113,7 +113,7 @@ Test(fault_curve, cases_are_alike_up_to_the_fault)
     const ari_fault_case a = ari_fault_case_of(AR_FAULT_init_local_fan);
     ari_fault_case b = ari_fault_case_of(AR_FAULT_init_per_shard_seed);
     cr_expect(ari_fault_case_alike(&a, &b));
-    b.dropout = 0.1;
+    b.run.dropout = 0.1;
     cr_expect_not(ari_fault_case_alike(&a, &b));
     b = ari_fault_case_of(AR_FAULT_sp_norm_grad_local);
     cr_expect_not(ari_fault_case_alike(&a, &b));
@@ -128,9 +128,9 @@ Test(fault_curve, a_run_is_traced_on_every_rank)
     char folder[64];
     make_folder(folder);
     write_file(folder, "config.json", tiny_models[TINY_STACK]);
-    c.model = folder;
-    c.batch = 2;
-    c.seq = 4;
+    c.run.model = folder;
+    c.run.batch = 2;
+    c.run.seq = 4;
     ari_fault_trace clean, again, faulty;
     cr_assert_eq(ari_fault_trace_run(&clean, &c, AR_FAULT_NONE, 1, 0), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_fault_trace_run(&again, &c, AR_FAULT_NONE, 2, 0), AR_OK, "%s", ar_error_message());
@@ -167,8 +167,8 @@ Test(fault_curve, five_faults_hide_from_ten_losses_and_not_from_a_check)
         const char *name = ar_fault_name(hidden[i]);
         ari_fault_trace clean, faulty;
         ar_check_run run;
-        c.model = folder;
-        c.seq = 16;
+        c.run.model = folder;
+        c.run.seq = 16;
         cr_assert_eq(ari_fault_trace_run(&clean, &c, AR_FAULT_NONE, 1, 0), AR_OK, "%s", ar_error_message());
         cr_assert_eq(ari_fault_trace_run(&faulty, &c, hidden[i], 1, 0), AR_OK, "%s", ar_error_message());
         cr_assert(clean.ended && faulty.ended);

@@ -15,15 +15,15 @@ enum { BATCH = 4, SEQ = 24 };
 #define BUCKET_BYTES ((size_t)1 << 20)
 #define ONE_EACH SIZE_MAX
 
-#define LLAMA .model = "llama-demo"
-#define GPT2 .model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
-#define MODULE .model = "module", .module = true
-#define NO_CLIP .clip = -1
-#define TP(n) .parallel.tp = (n)
-#define SP(n) .parallel = {.tp = (n), .sp = true}
-#define DP(n) .parallel.dp = (n)
-#define DP_TP(d, t) .parallel = {.dp = (d), .tp = (t)}
-#define MICRO(n) .parallel = {.tp = 1, .micro_batches = (n)}
+#define LLAMA .run.model = "llama-demo"
+#define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
+#define MODULE .run.model = "module", .module = true
+#define NO_CLIP .run.clip = -1
+#define TP(n) .run.parallel.tp = (n)
+#define SP(n) .run.parallel = {.tp = (n), .sp = true}
+#define DP(n) .run.parallel.dp = (n)
+#define DP_TP(d, t) .run.parallel = {.dp = (d), .tp = (t)}
+#define MICRO(n) .run.parallel = {.tp = 1, .micro_batches = (n)}
 
 /* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
 static const ari_fault_case cases[] = {
@@ -45,14 +45,14 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_sp_position_grad_local, GPT2, SP(2)},
     {AR_FAULT_kv_replica_grad_local, LLAMA, TP(4)}, /* two KV heads */
     {AR_FAULT_kv_replica_wrong_head, LLAMA, TP(4)},
-    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .dropout = 0.1},
-    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .dropout = 0.1},
+    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .run.dropout = 0.1},
+    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1},
     {AR_FAULT_dp_mean_of_means, LLAMA, DP(3)},
     {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2)},
     {AR_FAULT_dp_group_missing, LLAMA, DP(2)},
     {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2)},
-    {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .batch = 3},
-    {AR_FAULT_saved_input_overwritten, LLAMA, .parallel = {.tp = 1, .micro_batches = 2, .forward_first = true}},
+    {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .run.batch = 3},
+    {AR_FAULT_saved_input_overwritten, LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true}},
     {AR_FAULT_embedding_tied_once, GPT2},
     {AR_FAULT_gradnorm_counts_replicas, GPT2},
     {AR_FAULT_gradnorm_local_clip, GPT2},
@@ -67,27 +67,27 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_init_replica_differs, GPT2},
     {AR_FAULT_gather_batch_order, LLAMA, SP(2)},
     {AR_FAULT_collective_order_swapped, GPT2, DP(2),
-     .ddp.bucket_bytes = ONE_EACH}, /* the last two parameters are alike */
+     .run.ddp.bucket_bytes = ONE_EACH}, /* the last two parameters are alike */
     {AR_FAULT_collective_size_mismatch, LLAMA},
     {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2)},
     {AR_FAULT_bucket_first_ready, LLAMA, DP(2)},
     {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2)},
     {AR_FAULT_bucket_not_packed, LLAMA, DP(2)},
-    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .steps = 2},
+    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2},
     {AR_FAULT_step_before_copy_back, LLAMA, DP(2)},
     {AR_FAULT_comm_before_producer, LLAMA, DP(2)},
     {AR_FAULT_stale_activation_reuse, LLAMA, DP(2)},
-    {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .batch = 2},
-    {AR_FAULT_unused_set_empty, MODULE, DP(2), .ddp = {.find_unused = true}},
-    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .batch = 2},
+    {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .run.batch = 2},
+    {AR_FAULT_unused_set_empty, MODULE, DP(2), .run.ddp = {.find_unused = true}},
+    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .run.batch = 2},
     {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2)},
-    {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .ddp = {.find_unused = true, .op = AR_AVG}},
+    {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .op = AR_AVG}},
     {AR_FAULT_dp_init_differs, LLAMA, DP(2)},
-    {AR_FAULT_zero_gather_missing, LLAMA, .parallel = {.dp = 2, .zero = 1}},
-    {AR_FAULT_zero_shards_misaligned, LLAMA, .parallel = {.dp = 2, .zero = 1}},
+    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}},
+    {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}},
     {AR_FAULT_accum_last_only, LLAMA, MICRO(2)},
-    {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .batch = 3},
-    {AR_FAULT_zero_grad_not_recursive, LLAMA, .steps = 2},
+    {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3},
+    {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2},
     {AR_FAULT_gradnorm_first_rank_only, LLAMA},
     {AR_FAULT_adam_step_not_synced, LLAMA, DP(2)},
     {AR_FAULT_optimizer_counter_ahead, LLAMA},
@@ -101,31 +101,32 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     while (i + 1 < sizeof cases / sizeof *cases && cases[i].fault != fault)
         i++;
     ari_fault_case c = cases[i];
-    const bool split = c.parallel.tp || c.parallel.dp;
-    c.parallel.tp = split ? c.parallel.tp : 2;
-    c.batch = c.batch ? c.batch : BATCH;
-    c.seq = SEQ;
-    c.steps = c.steps ? c.steps : 1;
-    c.clip = c.clip < 0.0 ? 0.0 : 1.0;
-    c.ddp.bucket_bytes = c.ddp.bucket_bytes == ONE_EACH ? 0 : BUCKET_BYTES;
+    const bool split = c.run.parallel.tp || c.run.parallel.dp;
+    c.run.parallel.tp = split ? c.run.parallel.tp : 2;
+    c.run.batch = c.run.batch ? c.run.batch : BATCH;
+    c.run.seq = SEQ;
+    c.run.steps = c.run.steps ? c.run.steps : 1;
+    c.run.clip = c.run.clip < 0.0 ? 0.0 : 1.0;
+    c.run.ddp.bucket_bytes = c.run.ddp.bucket_bytes == ONE_EACH ? 0 : BUCKET_BYTES;
     return c;
 }
 
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
 {
-    const ar_parallel *p = &a->parallel, *q = &b->parallel;
-    return strcmp(a->model, b->model) == 0 && p->tp == q->tp && p->dp == q->dp &&
+    const ar_parallel *p = &a->run.parallel, *q = &b->run.parallel;
+    return strcmp(a->run.model, b->run.model) == 0 && p->tp == q->tp && p->dp == q->dp &&
            p->micro_batches == q->micro_batches && p->sp == q->sp && p->keep_gathered == q->keep_gathered &&
-           p->forward_first == q->forward_first && a->order == b->order && a->batch == b->batch && a->seq == b->seq &&
-           a->steps == b->steps && a->clip == b->clip && a->dropout == b->dropout && p->zero == q->zero &&
-           a->ddp.bucket_bytes == b->ddp.bucket_bytes && a->ddp.mode == b->ddp.mode &&
-           a->ddp.find_unused == b->ddp.find_unused && a->ddp.op == b->ddp.op;
+           p->forward_first == q->forward_first && a->order == b->order && a->run.batch == b->run.batch &&
+           a->run.seq == b->run.seq && a->run.steps == b->run.steps && a->run.clip == b->run.clip &&
+           a->run.dropout == b->run.dropout && p->zero == q->zero &&
+           a->run.ddp.bucket_bytes == b->run.ddp.bucket_bytes && a->run.ddp.mode == b->run.ddp.mode &&
+           a->run.ddp.find_unused == b->run.ddp.find_unused && a->run.ddp.op == b->run.ddp.op;
 }
 
 ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
 {
     char folder[512];
-    AR_TRY(ar_model_path(folder, sizeof folder, f->model));
+    AR_TRY(ar_model_path(folder, sizeof folder, f->run.model));
     AR_TRY(ar_config_load(c, folder));
     *plan = (ar_plan){0};
     return f->order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, f->order);
@@ -140,26 +141,20 @@ typedef struct ari_fault_base {
 
 static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
-    return (ar_check_options){.run.model = f->model,
-                              .run.batch = f->batch,
-                              .run.seq = f->seq,
-                              .run.steps = f->steps,
-                              .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                              .run.clip = f->clip,
-                              .run.dropout = f->dropout,
-                              .run.ddp = f->ddp,
-                              .run.seed = bases->seed,
-                              .run.numerics = bases->numerics,
-                              .run.precision = bases->precision,
-                              .run.fault = fault,
-                              .run.threads = bases->threads,
-                              .skip_f64 = true};
+    ar_check_options o = {.run = f->run, .skip_f64 = true};
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.seed = bases->seed;
+    o.run.numerics = bases->numerics;
+    o.run.precision = bases->precision;
+    o.run.fault = fault;
+    o.run.threads = bases->threads;
+    return o;
 }
 
 static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
 {
-    return strcmp(a->model, b->model) == 0 && a->batch == b->batch && a->seq == b->seq && a->steps == b->steps &&
-           a->clip == b->clip && a->dropout == b->dropout;
+    return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
+           a->run.steps == b->run.steps && a->run.clip == b->run.clip && a->run.dropout == b->run.dropout;
 }
 
 static void destroy(ari_fault_base *b)
@@ -183,7 +178,7 @@ static ar_status make(ari_fault_base **gives, const ari_fault_bases *bases, cons
     ar_config c;
     ari_fault_base *b = NULL;
     const ar_check_options o = options_of(bases, f, AR_FAULT_NONE);
-    AR_TRY(ar_model_path(folder, sizeof folder, f->model));
+    AR_TRY(ar_model_path(folder, sizeof folder, f->run.model));
     AR_TRY(ar_config_load(&c, folder));
     AR_TRY(ari_alloc_zero((void **)&b, 1, sizeof *b, "a baseline"));
     b->of = *f;
@@ -225,13 +220,13 @@ ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ar
 {
     const ari_check_base *base = NULL;
     ar_check_options o = options_of(bases, f, fault);
-    *run = (ar_check_run){.parallel = f->parallel};
+    *run = (ar_check_run){.parallel = f->run.parallel};
     if (f->module)
         return run_module(run, bases, f, fault);
     AR_TRY(base_of(&base, bases, f));
     if (f->order != AR_MLP_COLUMN_ROW)
         AR_TRY(ar_plan_add_mlp_order(&o.run.plan, base->config.arch, f->order));
-    return ari_check_base_run(run, base, &o, &f->parallel);
+    return ari_check_base_run(run, base, &o, &f->run.parallel);
 }
 
 void ari_fault_bases_fini(ari_fault_bases *bases)

@@ -9,14 +9,9 @@
  * here. */
 typedef struct ari_fault_case {
     ar_fault fault;
-    const char *model;
+    ar_run run;  /* its fault, plan and optimizer are not looked at */
     bool module; /* no model: the name is for reports alone */
-    ar_parallel parallel;
     ar_mlp_order order;
-    size_t batch, seq;
-    uint64_t steps;
-    double clip, dropout;
-    ar_ddp_options ddp;
 } ari_fault_case;
 
 /** The case of a fault; not of AR_FAULT_NONE. */

@@ -53,9 +53,10 @@ static ar_status trace_batches(ari_fault_trace *t, ari_cluster_options *o, const
     int64_t *ids = NULL;
     ar_batch batch[ARI_CURVE_STEPS];
     ari_cluster_result result = {0};
-    AR_TRY(ari_text_ids(&ids, f->batch * ARI_CURVE_STEPS, f->seq, o->config->vocab, NULL, o->run.seed));
+    AR_TRY(ari_text_ids(&ids, f->run.batch * ARI_CURVE_STEPS, f->run.seq, o->config->vocab, NULL, o->run.seed));
     for (size_t i = 0; i < ARI_CURVE_STEPS; i++)
-        batch[i] = (ar_batch){.batch = f->batch, .seq = f->seq, .input_ids = ids + i * f->batch * f->seq};
+        batch[i] =
+            (ar_batch){.batch = f->run.batch, .seq = f->run.seq, .input_ids = ids + i * f->run.batch * f->run.seq};
     for (int r = 0; r < t->ranks; r++)
         users[r] = &t->rank[r];
     o->batch = batch;
@@ -74,18 +75,13 @@ ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, ar_fa
 {
     ar_config c;
     void **users = NULL;
-    *t = (ari_fault_trace){.ranks = ar_parallel_world(&f->parallel)};
-    ari_cluster_options o = {.config = &c,
-                             .run.parallel = f->parallel,
-                             .run.steps = ARI_CURVE_STEPS,
-                             .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                             .run.clip = f->clip,
-                             .run.dropout = f->dropout,
-                             .run.ddp = f->ddp,
-                             .run.seed = seed,
-                             .run.fault = fault,
-                             .run.threads = threads,
-                             .tap = trace_tap};
+    *t = (ari_fault_trace){.ranks = ar_parallel_world(&f->run.parallel)};
+    ari_cluster_options o = {.run = f->run, .config = &c, .tap = trace_tap};
+    o.run.steps = ARI_CURVE_STEPS;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.seed = seed;
+    o.run.fault = fault;
+    o.run.threads = threads;
     AR_TRY(ari_fault_case_load(&c, &o.run.plan, f));
     AR_TRY(ari_alloc_zero((void **)&t->rank, (size_t)t->ranks, sizeof *t->rank, "traces of the ranks"));
     AR_TRY(ari_alloc((void **)&users, (size_t)t->ranks, sizeof *users, "traces of the ranks"));

@@ -71,7 +71,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     pair *p = NULL;
     AR_TRY(ari_alloc_zero((void **)&p, 1, sizeof *p, "a module"));
     *module = &p->base;
-    p->mean = s->of->ddp.op == AR_AVG;
+    p->mean = s->of->run.ddp.op == AR_AVG;
     AR_TRY(ar_module_init(&p->base, &ops, "pair", AR_HELD_UNTOLD));
     AR_TRY(ar_param_init_whole(&p->weight, ctx, "pair", "weight", 2, shape, AR_INIT_XAVIER_NORMAL));
     AR_TRY(ar_param_init_whole(&p->spare, ctx, "pair", "spare", 2, shape, AR_INIT_XAVIER_NORMAL));
@@ -84,8 +84,8 @@ static ar_status give_batch(void *user, int step, ar_batch *b)
     const samples *s = user;
     (void)step;
     *b = (ar_batch){
-        .batch = s->of->batch, .input = s->x, .sample_ndim = 1, .sample_shape = {WIDTH}, .target_width = WIDTH};
-    b->target = s->x + s->of->batch * WIDTH;
+        .batch = s->of->run.batch, .input = s->x, .sample_ndim = 1, .sample_shape = {WIDTH}, .target_width = WIDTH};
+    b->target = s->x + s->of->run.batch * WIDTH;
     return AR_OK;
 }
 
@@ -93,17 +93,13 @@ ar_status ari_fault_module_check(ar_check_module_report **gives, const ari_fault
                                  uint64_t seed)
 {
     samples s = {.of = f};
-    const size_t n = f->batch * WIDTH;
-    const ar_module_case c = {.name = f->model, .build = build, .batch = give_batch, .user = &s};
-    const ar_check_module_options o = {.parallel = &f->parallel,
-                                       .layouts = 1,
-                                       .run.steps = f->steps,
-                                       .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                       .run.clip = f->clip,
-                                       .ddp = &f->ddp,
-                                       .run.seed = seed,
-                                       .run.fault = fault,
-                                       .run.threads = threads};
+    const size_t n = f->run.batch * WIDTH;
+    const ar_module_case c = {.name = f->run.model, .build = build, .batch = give_batch, .user = &s};
+    ar_check_module_options o = {.run = f->run, .parallel = &f->run.parallel, .layouts = 1, .ddp = &f->run.ddp};
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.seed = seed;
+    o.run.fault = fault;
+    o.run.threads = threads;
     AR_TRY(ari_alloc((void **)&s.x, 2 * n, sizeof *s.x, "samples"));
     for (size_t i = 0; i < n; i++) {
         s.x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;
