@@ -15,25 +15,18 @@
 
 static const char *const result_names[] = {"same", "vacuous", "different", "error"};
 
-static json_t *json_index(int ndim, const size_t *index)
-{
-    json_t *a = json_array();
-    for (int d = 0; d < ndim; d++)
-        json_array_append_new(a, json_integer((json_int_t)index[d]));
-    return a;
-}
-
 static json_t *json_difference(const ar_check_run *u)
 {
     const ar_first_difference *f = &u->first;
     if (!u->has_difference)
         return json_null();
     return json_pack("{s:i, s:s, s:s, s:i, s:o, s:o, s:o, s:I, s:i, s:o, s:I, s:I, s:s, s:s}", "step", f->step, "pass",
-                     f->pass, "tensor", f->tensor, "layer", f->layer, "index", json_index(f->ndim, f->index),
-                     "reference", ari_json_number((double)f->reference), "actual", ari_json_number((double)f->actual),
-                     "ulp", (json_int_t)f->ulp, "rank", f->rank, "local_index",
-                     json_index(f->local_ndim, f->local_index), "elements", (json_int_t)f->elements,
-                     "elements_different", (json_int_t)f->elements_different, "pattern", f->pattern, "hint", f->hint);
+                     f->pass, "tensor", f->tensor, "layer", f->layer, "index",
+                     ari_json_sizes(f->index, (size_t)(f->ndim)), "reference", ari_json_number((double)f->reference),
+                     "actual", ari_json_number((double)f->actual), "ulp", (json_int_t)f->ulp, "rank", f->rank,
+                     "local_index", ari_json_sizes(f->local_index, (size_t)(f->local_ndim)), "elements",
+                     (json_int_t)f->elements, "elements_different", (json_int_t)f->elements_different, "pattern",
+                     f->pattern, "hint", f->hint);
 }
 
 static json_t *json_error(const ar_check_run *u)
@@ -71,10 +64,7 @@ static json_t *json_memory(const ar_check_run *u)
 /* One a step; none of a run that ended in an error before it had any. */
 static json_t *json_loss(const ar_check_report *r, const float *loss)
 {
-    json_t *a = json_array();
-    for (int i = 0; loss && i < ari_at_least_one(r->steps); i++)
-        json_array_append_new(a, ari_json_number((double)loss[i]));
-    return a;
+    return ari_json_floats(loss, loss ? (size_t)ari_at_least_one(r->steps) : 0);
 }
 
 static json_t *json_bytes(const ari_checked *c, const ar_check_run *u)
@@ -144,12 +134,10 @@ static json_t *json_vacuous(const ar_check_vacuous *v)
 {
     if (!v->tensor[0])
         return json_null();
-    json_t *index = json_array();
-    for (int d = 0; d < v->ndim; d++)
-        json_array_append_new(index, json_integer((json_int_t)v->index[d]));
     return json_pack("{s:s, s:s, s:i, s:o, s:o, s:I, s:I, s:I}", "tensor", v->tensor, "pass", v->pass, "step", v->step,
-                     "index", index, "value", ari_json_number((double)v->value), "elements", (json_int_t)v->elements,
-                     "elements_empty", (json_int_t)v->elements_empty, "tensors", (json_int_t)v->tensors);
+                     "index", ari_json_sizes(v->index, (size_t)v->ndim), "value", ari_json_number((double)v->value),
+                     "elements", (json_int_t)v->elements, "elements_empty", (json_int_t)v->elements_empty, "tensors",
+                     (json_int_t)v->tensors);
 }
 
 static json_t *json_model(const ari_checked *c)

@@ -3,6 +3,7 @@
 
 #include "cli/command.h"
 #include "cli/table.h"
+#include "ref/io/json.h"
 #include "ref/io/json_text.h"
 
 typedef struct listing {
@@ -15,16 +16,14 @@ static ar_status add_tensor(void *user, const char *tensor, const char *pass, in
     const listing *l = user;
     char text[96];
     size_t at = 0;
-    json_t *extents = json_array();
     text[0] = '\0';
-    for (int d = 0; d < ndim; d++) {
-        json_array_append_new(extents, json_integer((json_int_t)shape[d]));
+    for (int d = 0; d < ndim; d++)
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%zu", d ? ", " : "", shape[d]);
-    }
     ari_table_cell(l->table, "%s", tensor);
     ari_table_cell(l->table, "%s", pass);
     ari_table_cell(l->table, "[%s]", text);
-    json_array_append_new(l->tensors, json_pack("{s:s, s:s, s:o}", "name", tensor, "pass", pass, "shape", extents));
+    json_array_append_new(l->tensors, json_pack("{s:s, s:s, s:o}", "name", tensor, "pass", pass, "shape",
+                                                ari_json_sizes(shape, (size_t)ndim)));
     return AR_OK;
 }
 

@@ -185,14 +185,6 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
 
 /* --- JSON --------------------------------------------------------------------------------------------------------- */
 
-static json_t *json_floats(const float *x, uint64_t from, uint64_t to)
-{
-    json_t *a = json_array();
-    for (uint64_t i = from; i < to; i++)
-        json_array_append_new(a, ari_json_number((double)x[i]));
-    return a;
-}
-
 static json_t *json_rates(const ar_training_report *r)
 {
     json_t *a = json_array();
@@ -224,8 +216,9 @@ static void json_course(json_t *j, const ar_training_report *r, const ar_trainin
     json_object_set_new(j, "first_step", json_integer((json_int_t)r->first + 1));
     json_object_set_new(j, "steps", json_integer((json_int_t)r->steps));
     json_object_set_new(j, "steps_in_all", json_integer((json_int_t)o->run.steps));
-    json_object_set_new(j, "loss", json_floats(r->loss, 0, r->steps));
-    json_object_set_new(j, "gradient_norms", json_floats(r->norm, r->first, o->run.clip > 0 ? r->steps : r->first));
+    json_object_set_new(j, "loss", ari_json_floats(r->loss, (size_t)r->steps));
+    json_object_set_new(j, "gradient_norms",
+                        ari_json_floats(r->norm + r->first, o->run.clip > 0 ? (size_t)(r->steps - r->first) : 0));
     json_object_set_new(j, "lr", json_rates(r));
     json_object_set_new(j, "seconds", ari_json_number(r->seconds));
     json_object_set_new(j, "tokens_per_second", ari_json_number(tokens_per_second(r, o)));

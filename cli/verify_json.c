@@ -3,6 +3,7 @@
 #include "cli/command.h"
 #include "cli/verify_report.h"
 #include "cli/verify_words.h"
+#include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "ref/io/json_text.h"
 
@@ -13,22 +14,11 @@ static json_t *whole(uint64_t n)
     return json_integer(n > INT64_MAX ? INT64_MAX : (json_int_t)n);
 }
 
-static json_t *list_of(int n, const size_t *values)
-{
-    json_t *a = json_array();
-    for (int d = 0; d < n; d++)
-        json_array_append_new(a, whole(values[d]));
-    return a;
-}
-
 static json_t *index_of(const ar_verify_row *r, size_t element)
 {
     size_t at[AR_ST_MAX_DIMS] = {0};
-    for (int d = r->ndim - 1; d >= 0; d--) {
-        at[d] = r->shape[d] ? element % r->shape[d] : 0;
-        element = r->shape[d] ? element / r->shape[d] : 0;
-    }
-    return list_of(r->ndim, at);
+    ari_coordinates(at, element, r->ndim, r->shape);
+    return ari_json_sizes(at, (size_t)r->ndim);
 }
 
 static void set(json_t *o, const char *key, double x)
@@ -78,8 +68,8 @@ static json_t *row_json(const ar_verify_row *r)
     json_object_set_new(o, "step", json_integer(r->step));
     json_object_set_new(o, "dtype", json_string(ar_dtype_name(r->dtype)));
     json_object_set_new(o, "other_dtype", json_string(ar_dtype_name(r->other_dtype)));
-    json_object_set_new(o, "shape", list_of(r->ndim, r->shape));
-    json_object_set_new(o, "other_shape", list_of(r->other_ndim, r->other_shape));
+    json_object_set_new(o, "shape", ari_json_sizes(r->shape, (size_t)r->ndim));
+    json_object_set_new(o, "other_shape", ari_json_sizes(r->other_shape, (size_t)r->other_ndim));
     json_object_set_new(o, "elements", whole(r->elements));
     json_object_set_new(o, "elements_different", whole(r->elements_different));
     json_object_set_new(o, "bits_different", whole(r->bits_different));
@@ -132,7 +122,7 @@ json_t *ari_verify_json(const ar_verify_report *r)
     json_object_set_new(o, "missing", names_of(r, AR_VERIFY_MISSING));
     json_object_set_new(o, "unexpected", names_of(r, AR_VERIFY_UNEXPECTED));
     json_object_set_new(o, "tensors_with_different_copies", whole(ari_verify_copies(r)));
-    json_object_set_new(o, "left_out", list_of(2, r->left_out));
+    json_object_set_new(o, "left_out", ari_json_sizes(r->left_out, 2));
     json_object_set_new(o, "tensors_drifting", whole(r->drift));
     json_object_set_new(o, "ranks", json_integer(r->ranks));
     json_object_set_new(o, "bytes", whole(r->bytes));

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "ref/core/size.h"
 #include "ref/io/safetensors.h"
 
 const char *ari_verify_shape_text(char *out, int ndim, const size_t *shape)
@@ -15,10 +16,7 @@ const char *ari_verify_shape_text(char *out, int ndim, const size_t *shape)
 const char *ari_verify_index_text(char *out, const ar_verify_row *r, size_t element)
 {
     size_t at[AR_ST_MAX_DIMS] = {0};
-    for (int d = r->ndim - 1; d >= 0; d--) {
-        at[d] = r->shape[d] ? element % r->shape[d] : 0;
-        element = r->shape[d] ? element / r->shape[d] : 0;
-    }
+    ari_coordinates(at, element, r->ndim, r->shape);
     return ari_verify_shape_text(out, r->ndim, at);
 }
 

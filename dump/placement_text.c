@@ -3,25 +3,15 @@
 
 #include "dump/placement.h"
 #include "ref/core/out.h"
+#include "ref/io/json.h"
 
 /* What a rank's file says of its tensors, written as ari_placement_parse reads it. Without memory jansson makes NULL
  * of a value and refuses to put a NULL into another: the error is told once, at the end. */
 
-static json_t *numbers(int n, const size_t *x)
-{
-    json_t *a = json_array();
-    for (int i = 0; i < n; i++)
-        json_array_append_new(a, json_integer((json_int_t)x[i]));
-    if (json_array_size(a) == (size_t)n)
-        return a;
-    json_decref(a);
-    return NULL;
-}
-
 /* PyTorch wants an offset for each. */
 static json_t *saved_offsets(const ari_placed *t)
 {
-    return json_pack("{s:o}", "saved_offsets", numbers(t->ndim, t->offset));
+    return json_pack("{s:o}", "saved_offsets", ari_json_sizes(t->offset, (size_t)t->ndim));
 }
 
 /* The dimensions of the mesh that it is to be summed over. */
@@ -43,7 +33,7 @@ static json_t *partial_over(const ari_placement *p, const ari_placed *t)
 static json_t *own_tensor(const ari_placement *p, const ari_placed *t)
 {
     json_t *o = json_object();
-    int failed = json_object_set_new(o, "shape", numbers(t->ndim, t->shape));
+    int failed = json_object_set_new(o, "shape", ari_json_sizes(t->shape, (size_t)t->ndim));
     if (t->replicas > 1) {
         failed |= json_object_set_new(o, "replica", json_integer(t->replica));
         failed |= json_object_set_new(o, "replicas", json_integer(t->replicas));

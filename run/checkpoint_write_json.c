@@ -115,15 +115,8 @@ static json_t *data_json(const ar_checkpoint_state *s)
 
 static json_t *loss_json(const ar_checkpoint_state *s)
 {
-    json_t *list = json_array();
     const size_t n = s->losses < AR_CHECKPOINT_LOSSES ? s->losses : AR_CHECKPOINT_LOSSES;
-    for (size_t i = s->losses - n; i < s->losses; i++) {
-        if (json_array_append_new(list, ari_json_number((double)s->loss[i])) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    }
-    return list;
+    return ari_json_floats(s->loss + (s->losses - n), n);
 }
 
 static json_t *hash_json(const char *hash)

@@ -25,6 +25,15 @@ AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const
  * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `what`; the list is as it was. */
 AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what);
 
+/** The coordinates of element `index`, counted row by row, in a tensor of that shape; 0 along a dimension of none. */
+static inline void ari_coordinates(size_t *at, size_t index, int ndim, const size_t *shape)
+{
+    for (int d = ndim - 1; d >= 0; d--) {
+        at[d] = shape[d] ? index % shape[d] : 0;
+        index = shape[d] ? index / shape[d] : 0;
+    }
+}
+
 /** What [first, first + n) and [other, other + m) have in common: [*start, *start + *count), empty where nothing.
  * Returns whether it is anything. */
 static inline bool ari_overlap(size_t *start, size_t *count, size_t first, size_t n, size_t other, size_t m)

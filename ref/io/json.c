@@ -75,6 +75,31 @@ json_t *ari_json_number(double x)
     return json_real(x);
 }
 
+/* Appends to *list, or destroys it where that fails. */
+static void append(json_t **list, json_t *x)
+{
+    if (*list && json_array_append_new(*list, x) == 0)
+        return;
+    json_decref(*list);
+    *list = NULL;
+}
+
+json_t *ari_json_sizes(const size_t *x, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n && list; i++)
+        append(&list, json_integer(x[i] > INT64_MAX ? INT64_MAX : (json_int_t)x[i]));
+    return list;
+}
+
+json_t *ari_json_floats(const float *x, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n && list; i++)
+        append(&list, ari_json_number((double)x[i]));
+    return list;
+}
+
 /* --- members ------------------------------------------------------------------------------------------------------ */
 static const char *type_name(const json_t *value)
 {

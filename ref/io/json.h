@@ -28,6 +28,9 @@ AR_NODISCARD ar_status ari_json_save(const json_t *value, const char *path);
 /** A JSON number, or one of the strings "NaN", "Infinity", "-Infinity", which JSON cannot spell as numbers. Gives;
  *  NULL without memory, which json_object_set_new and json_array_append_new report. */
 json_t *ari_json_number(double x);
+/** Lists of them: of sizes (a shape, an index) and of fp32 numbers. Give; NULL without memory. */
+json_t *ari_json_sizes(const size_t *x, size_t n);
+json_t *ari_json_floats(const float *x, size_t n);
 
 /** Reads members of one object with messages that name the file and the key: "config.json: key 'hidden_size': ...". */
 typedef struct ari_json_at {

@@ -68,14 +68,6 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
     return AR_OK;
 }
 
-static void unravel(size_t flat, int ndim, const size_t *shape, size_t *index)
-{
-    for (int d = ndim - 1; d >= 0; d--) {
-        index[d] = flat % shape[d];
-        flat /= shape[d];
-    }
-}
-
 /* "model.layers.3.mlp" -> 3: the first number between dots. */
 static int layer_of(const char *name)
 {
@@ -186,10 +178,10 @@ static ar_status describe_first(ar_check_run *run, const comparison *c, size_t t
     if (v->rank < 0)
         return AR_OK;
     f->ndim = t->ndim;
-    unravel(v->first, t->ndim, t->shape, f->index);
+    ari_coordinates(f->index, v->first, t->ndim, t->shape);
     const ari_finding *owner = &c->rank[v->rank].finding[tensor];
     f->local_ndim = owner->ndim;
-    unravel(v->first_local, owner->ndim, owner->shape, f->local_index);
+    ari_coordinates(f->local_index, v->first_local, owner->ndim, owner->shape);
     f->reference = t->values[v->first];
     f->actual = v->actual;
     f->ulp = ari_ulp_distance(f->reference, f->actual);

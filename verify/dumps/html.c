@@ -9,6 +9,7 @@
 
 #include "anyrank/verify.h"
 #include "ref/core/out.h"
+#include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "ref/io/json_text.h"
 
@@ -18,22 +19,11 @@ extern const unsigned long ari_report_page_bytes;
 
 static const char place_of_data[] = "@REPORT@";
 
-static json_t *shape_of(int ndim, const size_t *shape)
-{
-    json_t *list = json_array();
-    for (int d = 0; d < ndim; d++)
-        json_array_append_new(list, json_integer((json_int_t)shape[d]));
-    return list;
-}
-
 static json_t *place_of(const ar_verify_row *r, size_t element)
 {
     size_t index[AR_ST_MAX_DIMS] = {0};
-    for (int d = r->ndim - 1; d >= 0; d--) {
-        index[d] = r->shape[d] ? element % r->shape[d] : 0;
-        element = r->shape[d] ? element / r->shape[d] : 0;
-    }
-    return shape_of(r->ndim, index);
+    ari_coordinates(index, element, r->ndim, r->shape);
+    return ari_json_sizes(index, (size_t)r->ndim);
 }
 
 static json_t *count_of(size_t n)
@@ -113,8 +103,10 @@ static json_t *row_of(const ar_verify_row *r)
     json_object_set_new(o, "step", json_integer(r->step));
     json_object_set_new(o, "dtype", json_string(ar_dtype_name(only_other ? r->other_dtype : r->dtype)));
     json_object_set_new(o, "other_dtype", json_string(ar_dtype_name(r->other_dtype)));
-    json_object_set_new(o, "shape", only_other ? shape_of(r->other_ndim, r->other_shape) : shape_of(r->ndim, r->shape));
-    json_object_set_new(o, "other_shape", shape_of(r->other_ndim, r->other_shape));
+    json_object_set_new(o, "shape",
+                        only_other ? ari_json_sizes(r->other_shape, (size_t)r->other_ndim)
+                                   : ari_json_sizes(r->shape, (size_t)r->ndim));
+    json_object_set_new(o, "other_shape", ari_json_sizes(r->other_shape, (size_t)r->other_ndim));
     json_object_set_new(o, "elements", count_of(r->elements));
     json_object_set_new(o, "different", count_of(r->elements_different));
     json_object_set_new(o, "bits_different", count_of(r->bits_different));

@@ -237,10 +237,7 @@ static ar_status prepare_stats(ari_pair *pair)
 static int rank_of_element(const ar_dump_tensor *t, size_t index)
 {
     size_t at[AR_ST_MAX_DIMS];
-    for (int d = t->ndim - 1; d >= 0; d--) {
-        at[d] = index % t->shape[d];
-        index /= t->shape[d];
-    }
+    ari_coordinates(at, index, t->ndim, t->shape);
     for (size_t i = 0; i < t->parts; i++) {
         for (size_t b = 0; b < t->part[i].boxes; b++) {
             const ar_dump_box *box = &t->part[i].box[b];

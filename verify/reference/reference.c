@@ -74,10 +74,7 @@ static void describe_vacuous(ar_check_vacuous *v, const ari_ref_tensor *t)
         v->elements_empty++;
     }
     v->value = t->values[first];
-    for (int d = t->ndim - 1; d >= 0; d--) {
-        v->index[d] = first % t->shape[d];
-        first /= t->shape[d];
-    }
+    ari_coordinates(v->index, first, t->ndim, t->shape);
 }
 
 static void find_vacuous(ari_reference *r)
