@@ -16,7 +16,7 @@ struct ari_mpi_channel {
     ari_mpi_meeting *meeting;
 };
 
-static const ar_comm_ops mpi_comm_ops;
+static const ari_comm_ops mpi_comm_ops;
 
 static ari_mpi_comm *comm_of(ar_comm *c)
 {
@@ -184,8 +184,6 @@ static ar_status make_comm(ar_comm **gives, ari_mpi *p, ari_group *g, int index,
         return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
     }
     ari_comm_init(&c->base, &mpi_comm_ops, index, g->n);
-    c->base.error = mpi_error;
-    c->base.run = mpi_run;
     c->p = p;
     c->context = context;
     ari_member_init(&c->member, g, index);
@@ -323,5 +321,5 @@ static ar_status mpi_split(ar_comm **gives, ar_comm *base, int color, int key)
     return failed ? ari_world_echo(c->p->world, c->member.rank, NULL) : st;
 }
 
-static const ar_comm_ops mpi_comm_ops = {
-    .name = "mpi", ARI_QUEUED_COLLECTIVES, .split = mpi_split, .abort = mpi_abort, .destroy = mpi_comm_destroy};
+static const ari_comm_ops mpi_comm_ops = {
+    .run = mpi_run, .split = mpi_split, .error = mpi_error, .abort = mpi_abort, .destroy = mpi_comm_destroy};

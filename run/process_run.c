@@ -49,7 +49,7 @@ static ar_status fail_all(ar_comm *world, ar_status own)
     snprintf(why, sizeof why, "%s", ar_error_message());
     if (own != AR_ERR_ABORTED)
         ar_comm_abort(world, own, why);
-    const ar_status first = world->error(world, &message);
+    const ar_status first = world->ops->error(world, &message);
     return first == AR_OK ? ar_error_set(own, "%s", why) : ar_error_set(first, "%s", message);
 }
 

@@ -211,39 +211,33 @@ static void sim_destroy(ar_comm *c)
         ari_sim_comm_free(sim_of(c));
 }
 
-#define OPS(algorithm)                                                                                            \
-    {                                                                                                             \
-        .name = algorithm, ARI_QUEUED_COLLECTIVES, .split = sim_split, .abort = sim_abort, .destroy = sim_destroy \
-    }
-typedef struct algorithm {
-    ar_comm_ops ops;
-    ar_status (*run)(ar_comm *c, const ari_call *call);
-} algorithm;
-static const algorithm algorithms[] = {
-    [AR_SIM_AUTO] = {OPS("auto"), auto_run},
-    [AR_SIM_DIRECT] = {OPS("direct"), direct_run},
-    [AR_SIM_RING] = {OPS("ring"), ring_run},
-    [AR_SIM_LAST] = {OPS("last"), last_run},
+static ar_status (*const algorithms[])(ar_comm *c, const ari_call *call) = {
+    [AR_SIM_AUTO] = auto_run,
+    [AR_SIM_DIRECT] = direct_run,
+    [AR_SIM_RING] = ring_run,
+    [AR_SIM_LAST] = last_run,
 };
 
 /* Faults: a send or recv meets its own in its channel. On a device all algorithms are one. */
 static ar_status sim_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
-    const algorithm *with = &algorithms[s->options->algorithm];
+    ar_status (*const run)(ar_comm *, const ari_call *) = algorithms[s->options->algorithm];
     if (!is_message(call))
         ari_fault_before(s, call);
     if (!call->on || !ari_queue_stream(call->on))
-        return with->run(c, call);
+        return run(c, call);
     if (ari_is_staged(s))
-        return ari_staged_run(s, call, with->run);
+        return ari_staged_run(s, call, run);
     return is_message(call) ? ari_channel_run(s, call) : ari_on_device_run(s, call);
 }
+
+static const ari_comm_ops sim_ops = {
+    .run = sim_run, .split = sim_split, .error = sim_error, .abort = sim_abort, .destroy = sim_destroy};
 
 ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *channels, int index,
                               const ar_sim_options *options)
 {
-    const algorithm *with = &algorithms[options->algorithm];
     ari_sim_comm *c = calloc(1, sizeof *c);
     if (!c) {
         ari_member dropped;
@@ -259,9 +253,7 @@ ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *
         free(c);
         return st;
     }
-    ari_comm_init(&c->base, &with->ops, index, ari_group_size(g));
-    c->base.error = sim_error;
-    c->base.run = sim_run;
+    ari_comm_init(&c->base, &sim_ops, index, ari_group_size(g));
     c->channels = channels;
     c->swaps = ari_member_can_swap(&c->member) && ari_wire_is_plain(c);
     *gives = c;

@@ -15,7 +15,7 @@ MUTANTS = [
      "sim/failure_test"),
     ("a suggestion takes equal letters for different ones", "ref/core/nearest.c",
      "diagonal + (a[i - 1] != b[j - 1])", "diagonal + 1", "cli/args_test io/config_test"),
-    ("a queued all-to-all reads the caller's counts after the call has returned", "ref/core/comm_queued.c",
+    ("a queued all-to-all reads the caller's counts after the call has returned", "ref/core/enqueue.c",
      "j->call.recv_counts = append(&at, call->recv_counts, recv_counts);", "at += recv_counts;",
      "core/queue_test sim/collectives_test"),
     ("elements of a second box get the indices of the first", "ref/core/boxes.c",

@@ -14,7 +14,7 @@ static ari_nccl_comm *nccl_of(ar_comm *c)
     return (ari_nccl_comm *)c;
 }
 
-ar_status ari_nccl_error(const ar_comm *c, const char **message)
+static ar_status nccl_error(const ar_comm *c, const char **message)
 {
     *message = "";
     return ari_failure_get(((const ari_nccl_comm *)c)->world->failure, message);
@@ -112,7 +112,7 @@ static ar_status check_queue(const ari_nccl_comm *c, const ari_call *call)
                               ari_kind_name(call->kind), call->tag, c->world->device->ops->name);
 }
 
-ar_status ari_nccl_run(ar_comm *base, const ari_call *call)
+static ar_status nccl_run(ar_comm *base, const ari_call *call)
 {
     ari_nccl_comm *c = nccl_of(base);
     ari_nccl_world *w = c->world;
@@ -140,5 +140,5 @@ ar_status ari_nccl_run(ar_comm *base, const ari_call *call)
     return AR_OK;
 }
 
-const ar_comm_ops ari_nccl_comm_ops = {
-    .name = "nccl", ARI_QUEUED_COLLECTIVES, .split = ari_nccl_split, .abort = nccl_abort, .destroy = ari_nccl_destroy};
+const ari_comm_ops ari_nccl_comm_ops = {
+    .run = nccl_run, .split = ari_nccl_split, .error = nccl_error, .abort = nccl_abort, .destroy = ari_nccl_destroy};

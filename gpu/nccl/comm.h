@@ -95,9 +95,7 @@ void ari_nccl_destroy(ar_comm *c);
 
 /* --- comm.c ------------------------------------------------------------------------------------------------------- */
 
-extern const ar_comm_ops ari_nccl_comm_ops;
-ar_status ari_nccl_run(ar_comm *c, const ari_call *call);
-ar_status ari_nccl_error(const ar_comm *c, const char **message);
+extern const ari_comm_ops ari_nccl_comm_ops;
 /** An id that all members come to alike: of something of `id`. */
 uint64_t ari_nccl_mix(uint64_t id, uint64_t a, uint64_t b);
 

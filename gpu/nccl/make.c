@@ -177,8 +177,6 @@ static ar_status new_comm(ari_nccl_comm **gives, ari_nccl_world *w, uint64_t id,
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, "a communicator"));
     ari_comm_init(&c->base, &ari_nccl_comm_ops, index, n);
-    c->base.error = ari_nccl_error;
-    c->base.run = ari_nccl_run;
     c->world = w;
     c->id = id;
     atomic_fetch_add(&w->refs, 1);

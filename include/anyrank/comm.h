@@ -47,76 +47,52 @@ typedef struct ar_p2p {
     size_t count; /* elements */
 } ar_p2p;
 
-typedef struct ar_comm_ops {
-    const char *name; /* static storage: "self", "auto", "direct", "ring", "last" */
-    /* out[i] = op over ranks of in[i]. in == out allowed. */
-    ar_status (*all_reduce)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op,
-                            const char *tag);
-    /* in: sum of counts; out: counts[r]. Rank r's out[i] = op over ranks of in[counts[0] + .. + counts[r-1] + i].
-     * In place: out == in + that offset. */
-    ar_status (*reduce_scatter)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
-                                ar_op op, const char *tag);
-    /* in: counts[r]; out: sum of counts, rank after rank. In place: in == out + own offset. */
-    ar_status (*all_gather)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
-                            const char *tag);
-    /* Sends send_counts[p] elements to each rank p, receives recv_counts[p] from it, both packed in rank order. */
-    ar_status (*all_to_all)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *send_counts,
-                            const size_t *recv_counts, ar_dtype t, const char *tag);
-    ar_status (*broadcast)(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root, const char *tag);
-    /* As all_reduce, at the root alone; out is not looked at elsewhere. In place: out == in. */
-    ar_status (*reduce)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op, int root,
-                        const char *tag);
-    /* As all_gather, at the root alone; out is not looked at elsewhere. In place: in == out + own offset. */
-    ar_status (*gather)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
-                        const char *tag);
-    /* The root's in, the sum of counts, rank after rank; every rank's out: its counts[r]. in is not looked at
-     * elsewhere. In place at the root: out == in + own offset. */
-    ar_status (*scatter)(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
-                         const char *tag);
-    /* Between two ranks alone: the k-th send from a to b meets b's k-th recv from a; counts and dtypes equal. A send is
-     * done when its peer has received. The two directions of a pair are independent of each other. peer != r. */
-    ar_status (*send)(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer, const char *tag);
-    ar_status (*recv)(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer, const char *tag);
-    /* Batched sends and receives; the k-th send to p meets p's k-th receive from r, counts equal. Collective: every
-     * rank of the group calls it, with n = 0 where it has nothing to move. */
-    ar_status (*exchange)(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag);
-    ar_status (*barrier)(ar_comm *c, ar_queue *q, const char *tag);
-    /* Collective. Ranks of one color form a group, ordered by (key, rank); color < 0: *gives = NULL. Destroy with
-     * ar_comm_destroy, before the rank's function returns. Runs in the calling thread: wait first for what is
-     * enqueued of this communicator. Errors: also AR_ERR_MEMORY. */
-    ar_status (*split)(ar_comm **gives, ar_comm *c, int color, int key);
-    /* Ends the world, with `st` and this reason (copied): wakes every other rank of every group of it with
-     * AR_ERR_ABORTED. First call wins. From any thread. */
-    void (*abort)(ar_comm *c, ar_status st, const char *why);
-    void (*destroy)(ar_comm *c); /* accepts a failed communicator */
-} ar_comm_ops;
+/* Each call checks its arguments before it enqueues anything. NULL c is a programming error (AR_ERR_ARG). */
 
-/* Public wrappers: each validates its arguments once and calls the table. NULL c is a programming error (AR_ERR_ARG).
- */
+/** out[i] = op over ranks of in[i]. In place: out == in. */
 AR_NODISCARD ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t,
                                           ar_op op, const char *tag);
+/** in: sum of counts; out: counts[r]. Rank r's out[i] = op over ranks of in[counts[0] + .. + counts[r-1] + i].
+ *  In place: out == in + that offset. */
 AR_NODISCARD ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,
                                               ar_dtype t, ar_op op, const char *tag);
+/** in: counts[r]; out: sum of counts, rank after rank. In place: in == out + own offset. */
 AR_NODISCARD ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,
                                           ar_dtype t, const char *tag);
+/** Sends send_counts[p] elements to each rank p, receives recv_counts[p] from it, both packed in rank order. */
 AR_NODISCARD ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *send_counts,
                                           const size_t *recv_counts, ar_dtype t, const char *tag);
+/** Every rank's buf = the root's. */
 AR_NODISCARD ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root,
                                          const char *tag);
+/** As all_reduce, at the root alone; out is not looked at elsewhere. In place: out == in. */
 AR_NODISCARD ar_status ar_comm_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t,
                                       ar_op op, int root, const char *tag);
+/** As all_gather, at the root alone; out is not looked at elsewhere. In place: in == out + own offset. */
 AR_NODISCARD ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
                                       int root, const char *tag);
+/** The root's in, the sum of counts, rank after rank; every rank's out: its counts[r]. in is not looked at elsewhere.
+ *  In place at the root: out == in + own offset. */
 AR_NODISCARD ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,
                                        ar_dtype t, int root, const char *tag);
+/* Between two ranks alone: the k-th send from a to b meets b's k-th recv from a; counts and dtypes equal. A send is
+ * done when its peer has received. The two directions of a pair are independent of each other. peer != r. */
 AR_NODISCARD ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer,
                                     const char *tag);
 AR_NODISCARD ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer,
                                     const char *tag);
+/** Batched sends and receives; the k-th send to p meets p's k-th receive from r, counts equal. Collective: every rank
+ *  of the group calls it, with n = 0 where it has nothing to move. */
 AR_NODISCARD ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t,
                                         const char *tag);
+/** Returns, or ends on the queue, when every rank has called it. */
 AR_NODISCARD ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag);
+/** Collective. Ranks of one color form a group, ordered by (key, rank); color < 0: *gives = NULL. Destroy with
+ *  ar_comm_destroy, before the rank's function returns. Runs in the calling thread: wait first for what is enqueued of
+ *  this communicator. Errors: also AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key);
+/** Ends the world, with `st` and this reason (copied): wakes every other rank of every group of it with
+ *  AR_ERR_ABORTED. First call wins. From any thread. Accepts NULL. */
 void ar_comm_abort(ar_comm *c, ar_status st, const char *why);
 /** No call of it may be enqueued or running. Accepts NULL. The communicator that ar_sim_run passes lives on. */
 void ar_comm_destroy(ar_comm *c);

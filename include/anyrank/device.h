@@ -80,8 +80,8 @@ typedef struct ar_device_ops {
 
     /* --- sums over ranks, of ranks that share the device ------------------------------------------------------------
      */
-    /* out[i] = in[0][i] op in[1][i] op .. in[n-1][i], from left to right, each step rounded, as ar_comm_ops says of
-     * reductions; AR_AVG divides at the end. out may be one of the inputs; no other overlap. */
+    /* out[i] = in[0][i] op in[1][i] op .. in[n-1][i], from left to right, each step rounded, as anyrank/comm.h says
+     * of reductions; AR_AVG divides at the end. out may be one of the inputs; no other overlap. */
     ar_status (*combine)(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
                          ar_op op);
 

@@ -21,7 +21,7 @@ typedef struct self_comm {
     self_world *world;
 } self_comm;
 
-static const ar_comm_ops self_ops;
+static const ari_comm_ops self_ops;
 
 static ar_status self_give(ar_comm **gives, self_world *w);
 
@@ -146,8 +146,8 @@ static void self_destroy(ar_comm *c)
     free(c);
 }
 
-static const ar_comm_ops self_ops = {
-    .name = "self", ARI_QUEUED_COLLECTIVES, .split = self_split, .abort = self_abort, .destroy = self_destroy};
+static const ari_comm_ops self_ops = {
+    .run = self_run, .split = self_split, .error = self_error, .abort = self_abort, .destroy = self_destroy};
 
 static ar_status self_give(ar_comm **gives, self_world *w)
 {
@@ -155,8 +155,6 @@ static ar_status self_give(ar_comm **gives, self_world *w)
     if (!c)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
     ari_comm_init(&c->base, &self_ops, 0, 1);
-    c->base.error = self_error;
-    c->base.run = self_run;
     c->world = w;
     atomic_fetch_add(&w->refs, 1);
     *gives = &c->base;

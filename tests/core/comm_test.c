@@ -183,13 +183,12 @@ static ar_status note(ar_comm *c, const ari_call *call)
     return AR_OK;
 }
 
-static const ar_comm_ops noting_ops = {.name = "noting", ARI_QUEUED_COLLECTIVES};
+static const ari_comm_ops noting_ops = {.run = note};
 
 static ar_comm *member_of_three(noting *n, int rank)
 {
     *n = (noting){.runs = 0};
     ari_comm_init(&n->base, &noting_ops, rank, 3);
-    n->base.run = note;
     return &n->base;
 }
 

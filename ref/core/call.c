@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/call.h"
+
+#include "ref/core/size.h"
+
+const ari_kind_row ari_kinds[] = {
+    [ARI_ALL_REDUCE] = {.name = "all_reduce", .in = ARI_COUNT, .out = ARI_COUNT, .combines = true},
+    [ARI_REDUCE_SCATTER] = {.name = "reduce_scatter", .in = ARI_PARTS, .out = ARI_OWN_PART, .combines = true},
+    [ARI_ALL_GATHER] = {.name = "all_gather", .in = ARI_OWN_PART, .out = ARI_PARTS},
+    [ARI_ALL_TO_ALL] = {.name = "all_to_all", .in = ARI_PARTS, .out = ARI_RECV_PARTS},
+    [ARI_BROADCAST] = {.name = "broadcast", .in = ARI_COUNT, .out = ARI_COUNT, .from_root = true, .one_buffer = true},
+    [ARI_REDUCE] = {.name = "reduce", .in = ARI_COUNT, .out = ARI_COUNT, .to_root = true, .combines = true},
+    [ARI_GATHER] = {.name = "gather", .in = ARI_OWN_PART, .out = ARI_PARTS, .to_root = true},
+    [ARI_SCATTER] = {.name = "scatter", .in = ARI_PARTS, .out = ARI_OWN_PART, .from_root = true},
+    [ARI_SEND] = {.name = "send", .in = ARI_COUNT, .has_peer = true},
+    [ARI_RECV] = {.name = "recv", .out = ARI_COUNT, .has_peer = true},
+    [ARI_EXCHANGE] = {.name = "exchange"},
+    [ARI_BARRIER] = {.name = "barrier"},
+    [ARI_SPLIT] = {.name = "split"},
+};
+
+const char *ari_kind_name(ari_kind kind)
+{
+    return (unsigned)kind < ARI_KIND_COUNT ? ari_kinds[kind].name : "?";
+}
+
+const char *ari_op_name(ar_op op)
+{
+    static const char *const names[] = {
+        [AR_SUM] = "sum", [AR_MAX] = "max", [AR_MIN] = "min", [AR_PROD] = "prod", [AR_AVG] = "avg"};
+    return (unsigned)op < sizeof names / sizeof *names ? names[op] : "?";
+}
+
+/* --- the check ---------------------------------------------------------------------------------------------------- */
+
+static ar_status check_dtype(const ari_call *call)
+{
+    const ar_dtype t = call->dtype;
+    if (t != AR_F32 && t != AR_F64 && t != AR_BF16 && t != AR_F16 && t != AR_I64 && t != AR_I32 && t != AR_U8)
+        return ar_error_set(AR_ERR_DTYPE, "%s '%s': dtype %s; F32, F64, BF16, F16, I64, I32 or U8 expected",
+                            ari_kind_name(call->kind), call->tag, ar_dtype_name(t));
+    return AR_OK;
+}
+
+static ar_status check_op(const ari_call *call)
+{
+    const ar_op op = call->op;
+    if (op != AR_SUM && op != AR_MAX && op != AR_MIN && op != AR_PROD && op != AR_AVG)
+        return ar_error_set(AR_ERR_ARG, "%s '%s': unknown operation %d", ari_kind_name(call->kind), call->tag, (int)op);
+    return AR_OK;
+}
+
+/* what: "root" or "peer". */
+static ar_status check_rank(const ari_call *call, const char *what, int rank, int size)
+{
+    if (rank < 0 || rank >= size)
+        return ar_error_set(AR_ERR_ARG, "%s '%s': %s %d; 0 to %d expected", ari_kind_name(call->kind), call->tag, what,
+                            rank, size - 1);
+    return AR_OK;
+}
+
+static ar_status check_peer(const ari_call *call, int rank, int size)
+{
+    AR_TRY(check_rank(call, "peer", call->peer, size));
+    if (call->peer == rank)
+        return ar_error_set(AR_ERR_ARG, "%s '%s': peer %d is the rank itself; another one is expected",
+                            ari_kind_name(call->kind), call->tag, call->peer);
+    return AR_OK;
+}
+
+/* A NULL buffer is fine where nothing is in it. */
+static ar_status check_buf(const ari_call *call, const void *ptr, size_t bytes, const char *what)
+{
+    if (!ptr && bytes > 0)
+        return ar_error_set(AR_ERR_ARG, "%s '%s': the %s buffer is NULL, %zu bytes expected", ari_kind_name(call->kind),
+                            call->tag, what, bytes);
+    return AR_OK;
+}
+
+/* Input and output are the same bytes, or have none in common: anything between would read what it has overwritten. */
+static ar_status check_overlap(const ari_call *call, const void *out, size_t out_bytes, const void *in, size_t in_bytes,
+                               bool in_place)
+{
+    const uintptr_t o = (uintptr_t)out, i = (uintptr_t)in;
+    if (in_place || out_bytes == 0 || in_bytes == 0 || o + out_bytes <= i || i + in_bytes <= o)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "%s '%s': input and output overlap, but are not in place as documented",
+                        ari_kind_name(call->kind), call->tag);
+}
+
+static ar_status sum_bytes(size_t *bytes, const ari_call *call, const size_t *counts, int n)
+{
+    if (!counts)
+        return ar_error_set(AR_ERR_ARG, "%s '%s': the counts are missing, %d expected", ari_kind_name(call->kind),
+                            call->tag, n);
+    size_t sum = 0;
+    for (int i = 0; i < n; i++)
+        AR_TRY(ari_add_size(&sum, sum, counts[i]));
+    return ari_mul_size(bytes, sum, ar_dtype_bytes(call->dtype));
+}
+
+/* bytes[extent] of those that the kind has. */
+static ar_status measure(size_t bytes[ARI_EXTENTS], const ari_call *call, int rank, int size)
+{
+    const ari_kind_row *k = &ari_kinds[call->kind];
+    const size_t element = ar_dtype_bytes(call->dtype);
+    if (k->in == ARI_COUNT || k->out == ARI_COUNT)
+        AR_TRY(ari_mul_size(&bytes[ARI_COUNT], call->count, element));
+    if (k->in == ARI_PARTS || k->out == ARI_PARTS) {
+        AR_TRY(sum_bytes(&bytes[ARI_PARTS], call, call->counts, size));
+        bytes[ARI_OWN_PART] = call->counts[rank] * element;
+    }
+    return k->out == ARI_RECV_PARTS ? sum_bytes(&bytes[ARI_RECV_PARTS], call, call->recv_counts, size) : AR_OK;
+}
+
+/* The buffers that the rank has, the root's own last. In place: the own part is where it lies among all parts. */
+static ar_status check_bufs(const ari_call *call, int rank, int size)
+{
+    const ari_kind_row *k = &ari_kinds[call->kind];
+    const bool has_in = !k->from_root || call->root == rank, has_out = !k->to_root || call->root == rank;
+    const void *in = call->in.ptr, *out = call->out.ptr;
+    size_t bytes[ARI_EXTENTS] = {0};
+    AR_TRY(measure(bytes, call, rank, size));
+    if (has_out && !k->to_root)
+        AR_TRY(check_buf(call, out, bytes[k->out], k->one_buffer ? "only" : "output"));
+    if (has_in)
+        AR_TRY(check_buf(call, in, bytes[k->in], "input"));
+    if (has_out && k->to_root)
+        AR_TRY(check_buf(call, out, bytes[k->out], "output"));
+    if (!has_in || !has_out)
+        return AR_OK;
+    const size_t before = bytes[ARI_PARTS] > 0 ? ari_counts_before(call->counts, rank) : 0;
+    const uintptr_t own = before * ar_dtype_bytes(call->dtype);
+    const uintptr_t own_in = (uintptr_t)in + (k->in == ARI_PARTS ? own : 0);
+    const uintptr_t own_out = (uintptr_t)out + (k->out == ARI_PARTS ? own : 0);
+    const bool in_place = own_in == own_out && k->out != ARI_RECV_PARTS;
+    return check_overlap(call, out, bytes[k->out], in, bytes[k->in], in_place);
+}
+
+/* What is received may not overlap anything else of the batch: the order inside a batch is not defined. */
+static ar_status check_batch_overlap(const ari_call *call)
+{
+    const size_t element = ar_dtype_bytes(call->dtype);
+    const ar_p2p *ops = call->p2p;
+    for (size_t i = 0; i < call->count; i++) {
+        for (size_t k = 0; k < call->count; k++) {
+            if (k == i || ops[i].send)
+                continue;
+            AR_TRY(check_overlap(call, ops[i].buf.ptr, ops[i].count * element, ops[k].buf.ptr, ops[k].count * element,
+                                 false));
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status check_batch(const ari_call *call, int size)
+{
+    if (call->count > 0 && !call->p2p)
+        return ar_error_set(AR_ERR_ARG, "exchange '%s': the %zu operations are missing", call->tag, call->count);
+    for (size_t i = 0; i < call->count; i++) {
+        const ar_p2p *o = &call->p2p[i];
+        size_t bytes = 0;
+        if (o->peer < 0 || o->peer >= size)
+            return ar_error_set(AR_ERR_ARG, "exchange '%s': operation %zu has peer %d; 0 to %d expected", call->tag, i,
+                                o->peer, size - 1);
+        AR_TRY(ari_mul_size(&bytes, o->count, ar_dtype_bytes(call->dtype)));
+        AR_TRY(check_buf(call, o->buf.ptr, bytes, o->send ? "sent" : "received"));
+    }
+    return check_batch_overlap(call);
+}
+
+ar_status ari_call_check(const ari_call *call, int rank, int size)
+{
+    const ari_kind_row *k = &ari_kinds[call->kind];
+    AR_TRY(check_dtype(call));
+    if (k->combines)
+        AR_TRY(check_op(call));
+    if (k->from_root || k->to_root)
+        AR_TRY(check_rank(call, "root", call->root, size));
+    if (k->has_peer)
+        AR_TRY(check_peer(call, rank, size));
+    return call->kind == ARI_EXCHANGE ? check_batch(call, size) : check_bufs(call, rank, size);
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_CALL_H
+#define ARI_CORE_CALL_H
+
+#include "anyrank/comm.h"
+
+/* A call of a communicator as a value: its kind, which is a row of one table, and its arguments. What checks results or
+ * predicts bytes (ref/baseline, sim/plan, tests/sim/plain.h) may not include this: it would check itself. */
+
+typedef enum ari_kind {
+    ARI_ALL_REDUCE,
+    ARI_REDUCE_SCATTER,
+    ARI_ALL_GATHER,
+    ARI_ALL_TO_ALL,
+    ARI_BROADCAST,
+    ARI_REDUCE,
+    ARI_GATHER,
+    ARI_SCATTER,
+    ARI_SEND,
+    ARI_RECV,
+    ARI_EXCHANGE,
+    ARI_BARRIER,
+    ARI_SPLIT,
+    ARI_KIND_COUNT
+} ari_kind;
+
+/* What a buffer of rank r holds. */
+typedef enum ari_extent {
+    ARI_NOTHING,
+    ARI_COUNT,      /* count */
+    ARI_OWN_PART,   /* counts[r] */
+    ARI_PARTS,      /* the sum of counts, part after part */
+    ARI_RECV_PARTS, /* the sum of recv_counts, part after part */
+    ARI_EXTENTS
+} ari_extent;
+
+typedef struct ari_kind_row {
+    const char *name; /* in reports */
+    ari_extent in, out;
+    bool from_root;  /* the input is the root's alone */
+    bool to_root;    /* the output is the root's alone */
+    bool combines;   /* with an operation */
+    bool one_buffer; /* which is the input and the output */
+    bool has_peer;
+} ari_kind_row;
+extern const ari_kind_row ari_kinds[ARI_KIND_COUNT];
+
+const char *ari_kind_name(ari_kind kind); /* "?" for an unknown value */
+const char *ari_op_name(ar_op op);
+
+/* One call of one rank. Fields that a kind does not use are zero. Borrows everything it points to.
+ *
+ * A send and the recv that it meets are one collective of a channel: a group of two ranks, the sender its member 0, the
+ * receiver its member 1. They are agreed upon where count and dtype are equal. */
+typedef struct ari_call {
+    ari_kind kind;
+    ar_dtype dtype;
+    ar_op op;
+    int root;                  /* broadcast, reduce, gather, scatter */
+    int peer;                  /* send, recv: a rank of the communicator, not of the channel */
+    int color, key;            /* split */
+    size_t count;              /* elements; the number of p2p operations of an exchange */
+    const size_t *counts;      /* [N]; reduce_scatter, all_gather, gather, scatter; all_to_all: what is sent */
+    const size_t *recv_counts; /* [N]; all_to_all */
+    const ar_p2p *p2p;         /* [count] */
+    ar_buf out;                /* broadcast: the buffer, in = out; reduce, gather: the root's alone; send: none */
+    ar_cbuf in;                /* scatter: the root's alone; recv: none */
+    const char *tag;           /* never NULL where the call runs */
+    ar_queue *on; /* the inline queue that the call runs on: whose stream, if it stands on one, and so whose
+                     device, the buffers belong to. Filled when the call runs */
+} ari_call;
+
+/** The arguments of rank `rank` of `size` ranks, by the row of the kind. Errors: AR_ERR_ARG, AR_ERR_DTYPE,
+ *  AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_call_check(const ari_call *call, int rank, int size);
+
+/** Sum of counts[0..n): where rank n's part starts. Checked at the public boundary, so it cannot overflow here. */
+static inline size_t ari_counts_before(const size_t *counts, int n)
+{
+    size_t sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += counts[i];
+    return sum;
+}
+
+#endif
