@@ -121,11 +121,12 @@ ar_status ari_mpi_reserve(ari_mpi_comm *c, size_t bytes)
     return AR_OK;
 }
 
-static ar_status run_on_host(ari_mpi_comm *c, const ari_call *call)
+static ar_status run_on_host(ar_comm *base, const ari_call *call)
 {
+    ari_mpi_comm *c = comm_of(base);
     if (call->kind == ARI_SEND || call->kind == ARI_RECV)
         return run_message(c, call);
-    const bool ring = ari_mpi_ring_moves(call->kind);
+    const bool ring = ari_kind_of(call->kind)->ring;
     if (ring)
         AR_TRY(ari_mpi_reserve(c, ari_mpi_ring_scratch(c, call)));
     AR_TRY(ari_mpi_meet(c->meeting, call));
@@ -138,20 +139,11 @@ static ar_status run_on_host(ari_mpi_comm *c, const ari_call *call)
     return st == AR_OK ? AR_OK : ari_world_echo(c->p->world, c->member.rank, NULL);
 }
 
-static ar_status mpi_run(ar_comm *base, const ari_call *call)
+static ar_status mpi_run(ar_comm *c, const ari_call *call)
 {
-    ari_mpi_comm *c = comm_of(base);
     const ari_stream *stream = ari_queue_stream(call->on);
-    if (!stream || stream->device->ops->host_reaches)
-        return run_on_host(c, call);
-    ari_mpi_stage s;
-    ar_status st = ari_mpi_stage_down(&s, base, call);
-    if (st == AR_OK)
-        st = run_on_host(c, &s.call);
-    if (st == AR_OK)
-        st = ari_mpi_stage_up(&s, base, call);
-    ari_mpi_stage_end(&s);
-    return st;
+    const bool reached = !stream || stream->device->ops->host_reaches;
+    return reached ? run_on_host(c, call) : ari_staged_run(c, call, false, run_on_host);
 }
 
 /* --- making and splitting ----------------------------------------------------------------------------------------- */

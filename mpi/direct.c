@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "mpi/mpi_impl.h"
-#include "ref/core/size.h"
+#include "ref/core/moves.h"
 
 /* Collectives in which each byte goes from its source to its target at once: everything is asked for and sent at the
  * beginning, in pieces, and then waited for. Messages of a pair keep their order. */
@@ -10,7 +10,6 @@
 typedef struct moves {
     ari_mpi_place at;
     int tag;
-    const ari_call *call;
     size_t element;
     uint64_t received;
     MPI_Request *request;
@@ -33,12 +32,12 @@ static ar_status grow(moves *v)
     return AR_OK;
 }
 
-static ar_status move_bytes(moves *v, bool send, int member, const void *at, size_t bytes)
+static ar_status begin_part(moves *v, bool send, int member, char *at, size_t bytes)
 {
     const int rank = v->at.member->group->rank[member];
     for (size_t done = 0; done < bytes; done += ARI_MPI_PIECE_BYTES) {
         const size_t rest = bytes - done, now = rest < ARI_MPI_PIECE_BYTES ? rest : ARI_MPI_PIECE_BYTES;
-        char *piece = (char *)(uintptr_t)at + done;
+        char *piece = at + done;
         AR_TRY(grow(v));
         AR_TRY(send ? ari_mpi_send(v->at.p, piece, now, rank, v->tag, &v->request[v->n])
                     : ari_mpi_receive(v->at.p, piece, now, rank, v->tag, &v->request[v->n]));
@@ -48,138 +47,30 @@ static ar_status move_bytes(moves *v, bool send, int member, const void *at, siz
     return AR_OK;
 }
 
-static ar_status send_to(moves *v, int member, ar_cbuf from, size_t start, size_t count)
+static ar_status begin_parts(moves *v, bool send)
 {
-    return count > 0 ? move_bytes(v, true, member, (const char *)from.ptr + start * v->element, count * v->element)
-                     : AR_OK;
-}
-
-static ar_status receive_from(moves *v, int member, ar_buf to, size_t start, size_t count)
-{
-    return count > 0 ? move_bytes(v, false, member, (char *)to.ptr + start * v->element, count * v->element) : AR_OK;
-}
-
-/* The own part, from input to output. */
-static void keep(const moves *v, size_t to, size_t from, size_t count)
-{
-    if (count > 0)
-        ari_copy_bytes((char *)v->call->out.ptr + to * v->element, (const char *)v->call->in.ptr + from * v->element,
-                       count * v->element);
-}
-
-static ar_status gather(moves *v)
-{
-    const ari_call *call = v->call;
-    const int n = v->at.member->group->n, own = v->at.member->index;
-    if (own != call->root)
-        return send_to(v, call->root, call->in, 0, call->counts[own]);
-    size_t at = 0;
-    for (int i = 0; i < n; at += call->counts[i++]) {
-        if (i != own)
-            AR_TRY(receive_from(v, i, call->out, at, call->counts[i]));
-        else
-            keep(v, at, 0, call->counts[i]);
+    const ari_member *m = v->at.member;
+    ari_parts parts = ari_parts_of(v->at.call, m->index, m->group->n, send);
+    for (ari_part p; ari_next_part(&parts, &p);) {
+        if (p.peer != m->index)
+            AR_TRY(begin_part(v, send, p.peer, p.buf.ptr, p.count * v->element));
     }
     return AR_OK;
 }
 
-static ar_status scatter(moves *v)
-{
-    const ari_call *call = v->call;
-    const int n = v->at.member->group->n, own = v->at.member->index;
-    if (own != call->root)
-        return receive_from(v, call->root, call->out, 0, call->counts[own]);
-    size_t at = 0;
-    for (int i = 0; i < n; at += call->counts[i++]) {
-        if (i != own)
-            AR_TRY(send_to(v, i, call->in, at, call->counts[i]));
-        else
-            keep(v, 0, at, call->counts[i]);
-    }
-    return AR_OK;
-}
-
-static ar_status all_to_all(moves *v)
-{
-    const ari_call *call = v->call;
-    const int n = v->at.member->group->n, own = v->at.member->index;
-    size_t to = 0, from = 0;
-    for (int i = 0; i < n; i++) {
-        if (i == own) {
-            keep(v, to, from, call->counts[i]);
-        } else {
-            AR_TRY(receive_from(v, i, call->out, to, call->recv_counts[i]));
-            AR_TRY(send_to(v, i, call->in, from, call->counts[i]));
-        }
-        to += call->recv_counts[i];
-        from += call->counts[i];
-    }
-    return AR_OK;
-}
-
-/* The k-th send to itself meets the k-th receive from itself. */
-static void exchange_with_itself(const moves *v)
-{
-    const ari_call *call = v->call;
-    const int own = v->at.member->index;
-    size_t s = 0;
-    for (size_t k = 0; k < call->count; k++) {
-        const ar_p2p *to = &call->p2p[k];
-        if (to->send || to->peer != own)
-            continue;
-        while (!call->p2p[s].send || call->p2p[s].peer != own)
-            s++;
-        ari_copy_bytes(to->buf.ptr, call->p2p[s++].buf.ptr, to->count * v->element);
-    }
-}
-
-static ar_status exchange(moves *v)
-{
-    const ari_call *call = v->call;
-    exchange_with_itself(v);
-    for (size_t k = 0; k < call->count; k++) {
-        const ar_p2p *op = &call->p2p[k];
-        if (op->peer == v->at.member->index)
-            continue;
-        AR_TRY(op->send ? send_to(v, op->peer, ar_const(op->buf), 0, op->count)
-                        : receive_from(v, op->peer, op->buf, 0, op->count));
-    }
-    return AR_OK;
-}
-
+/* The own part goes from input to output. */
 static ar_status begin(moves *v)
 {
-    const ari_call *call = v->call;
-    switch (call->kind) {
-    case ARI_GATHER:
-        return gather(v);
-    case ARI_SCATTER:
-        return scatter(v);
-    case ARI_ALL_TO_ALL:
-        return all_to_all(v);
-    case ARI_EXCHANGE:
-        return exchange(v);
-    case ARI_SEND: /* of a channel: its member 0, to its member 1 */
-        return send_to(v, 1, call->in, 0, call->count);
-    case ARI_RECV:
-        return receive_from(v, 0, call->out, 0, call->count);
-    case ARI_ALL_REDUCE:
-    case ARI_REDUCE_SCATTER:
-    case ARI_ALL_GATHER:
-    case ARI_BROADCAST:
-    case ARI_REDUCE:
-    case ARI_BARRIER:
-    case ARI_SPLIT:
-    case ARI_KIND_COUNT:
-        break;
-    }
-    return AR_OK;
+    ari_moves own = ari_moves_within(v->at.call, v->at.member->index);
+    for (ari_move m; ari_next_move(&own, &m);)
+        ari_copy_bytes(m.to.ptr, m.from.ptr, m.count * v->element);
+    AR_TRY(begin_parts(v, false));
+    return begin_parts(v, true);
 }
 
 ar_status ari_mpi_direct(ari_mpi_comm *c, ari_member *m, int tag, const ari_call *call)
 {
-    moves v = {
-        .at = {c->p, m, call, "in the middle of"}, .tag = tag, .call = call, .element = ar_dtype_bytes(call->dtype)};
+    moves v = {.at = {c->p, m, call, "in the middle of"}, .tag = tag, .element = ar_dtype_bytes(call->dtype)};
     ar_status st = begin(&v);
     if (st != AR_OK) {
         ari_mpi_broken(&v.at, st);

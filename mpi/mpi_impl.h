@@ -11,7 +11,7 @@
 
 /* Ranks as MPI processes. Shared by the files of this folder alone: process.c (what the launcher started), wire.c
  * (calls of MPI, and waiting), control.c (how a failure ends all processes), meeting.c (what the ranks of a group
- * call), comm.c, ring.c and direct.c (what moves), stage.c (data that the host does not reach).
+ * call), comm.c, ring.c and direct.c (what moves).
  *
  * - Every call of MPI returns at once: who waits polls, so that a failure anywhere, a timeout or an abort ends every
  *   wait, and communicators do not wait for each other.
@@ -158,23 +158,10 @@ AR_NODISCARD ar_status ari_mpi_reserve(ari_mpi_comm *c, size_t bytes);
 
 /* --- what moves, once the call is agreed upon --------------------------------------------------------------------- */
 
-bool ari_mpi_ring_moves(ari_kind kind);
 /** Bytes that a ring receives into, beside the output. */
 size_t ari_mpi_ring_scratch(const ari_mpi_comm *c, const ari_call *call);
 AR_NODISCARD ar_status ari_mpi_ring(ari_mpi_comm *c, const ari_call *call);
 /** What goes from its source to its target at once; m, tag: of the communicator, or of a channel. */
 AR_NODISCARD ar_status ari_mpi_direct(ari_mpi_comm *c, ari_member *m, int tag, const ari_call *call);
-
-/* Where the host does not reach a call's data. */
-typedef struct ari_mpi_stage {
-    ari_call call; /* of the host */
-    void *memory;
-    ar_p2p *p2p;
-} ari_mpi_stage;
-/** Makes room on the host, and brings there what the call reads. */
-AR_NODISCARD ar_status ari_mpi_stage_down(ari_mpi_stage *s, const ar_comm *c, const ari_call *call);
-/** Brings back what the call wrote. */
-AR_NODISCARD ar_status ari_mpi_stage_up(const ari_mpi_stage *s, const ar_comm *c, const ari_call *call);
-void ari_mpi_stage_end(ari_mpi_stage *s);
 
 #endif

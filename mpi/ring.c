@@ -282,12 +282,6 @@ static void keep(const ring *g)
     }
 }
 
-bool ari_mpi_ring_moves(ari_kind kind)
-{
-    return kind == ARI_ALL_REDUCE || kind == ARI_REDUCE_SCATTER || kind == ARI_ALL_GATHER || kind == ARI_BROADCAST ||
-           kind == ARI_REDUCE;
-}
-
 size_t ari_mpi_ring_scratch(const ari_mpi_comm *c, const ari_call *call)
 {
     size_t largest = 0;

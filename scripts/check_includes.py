@@ -6,7 +6,8 @@ Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- mo
 bench lies between verify and cli. io stands on core, under models and verify; dump, which reads other people's tensors
 and per-rank files, stands on io and models; the communicators (sim, mpi, gpu/nccl) stand on core alone,
 gpu/nccl also on what gpu tells of a device; the baseline
-stands on the scalar definitions and the parsed config and nothing else. Prints
+stands on the scalar definitions and the parsed config and nothing else. What predicts or checks collectives (sim/plan,
+the baseline, tests/sim/plain*.h) may not reach what they move. Prints
 "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
@@ -60,7 +61,13 @@ ALLOWED = {
               "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["gpu", "gpu/nccl"],
     "examples": [],
+    "tests/sim": [],  # of the tests, PLAIN alone
 }
+
+# The tests' own definition of the collectives.
+PLAIN = "tests/sim/plain*.h"
+# What a collective moves, as all communicators read it: its check would check itself.
+MOVES = {"ref/core/call.h", "ref/core/moves.h"}
 
 # What the baseline may include besides its own files.
 BASELINE_HEADERS = {
@@ -79,7 +86,8 @@ BASELINE_REACHES = BASELINE_HEADERS | {
 
 # Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
 PUBLIC_FOR = {
-    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "run", "verify", "cli", "bench", "examples"} | set(ROOMS),
+    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "run", "verify", "cli", "bench", "examples",
+                              "tests/sim"} | set(ROOMS),
     "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"} | set(ROOMS),
 }
 
@@ -129,8 +137,9 @@ class Tree:
         for top in ("include", "ref", "sim", "mpi", "gpu", "run", "dump", "verify", "cli", "bench", "examples"):
             for path in sorted((root / top).rglob("*")):
                 if path.suffix in SUFFIXES and path.is_file():
-                    name = path.relative_to(root).as_posix()
-                    self.includes[name] = self.read(path)
+                    self.includes[path.relative_to(root).as_posix()] = self.read(path)
+        for path in sorted(root.glob(PLAIN)):
+            self.includes[path.relative_to(root).as_posix()] = self.read(path)
 
     def read(self, path):
         text = without_comments(path.read_text(encoding="utf-8", errors="replace"))
@@ -213,6 +222,8 @@ def check_reached(tree, name, folder):
                 problem = f"the baseline may not include <{text}>{way}"
             elif way and target and folder_of(target) != folder and target not in BASELINE_REACHES:
                 problem = f"the baseline may not reach {target}{way}"
+        elif folder == "sim/plan" and target in MOVES:
+            problem = f"{folder} may not reach {target}{way}: it predicts what that moves"
         elif system and forbidden and forbidden.match(text):
             problem = f"{folder} may not include <{text}>{way}"
         if problem and (target or text) not in told:

@@ -62,7 +62,7 @@ static ar_status direct_run(ar_comm *c, const ari_call *call)
 static ar_status ring_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
-    if (c->size == 1 || !ari_ring_moves(call->kind))
+    if (c->size == 1 || !ari_kind_of(call->kind)->ring)
         return direct_run(c, call);
     AR_TRY(ari_sim_reserve(s, ari_ring_scratch(s, call)));
     AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
@@ -72,7 +72,7 @@ static ar_status ring_run(ar_comm *c, const ari_call *call)
 
 static ar_status last_run(ar_comm *c, const ari_call *call)
 {
-    return ari_last_moves(call->kind) ? ari_last_run(sim_of(c), call) : direct_run(c, call);
+    return ari_kind_of(call->kind)->ring ? ari_last_run(sim_of(c), call) : direct_run(c, call);
 }
 
 /* Both ranks read the other's input, whose copy lies ready: with two ranks the bytes of a ring, and its bits, since two
@@ -94,7 +94,7 @@ static bool swap_run(ari_sim_comm *s, const ari_call *call, size_t bytes)
 static ar_status auto_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
-    if (!ari_last_moves(call->kind))
+    if (!ari_kind_of(call->kind)->ring)
         return direct_run(c, call);
     const size_t count = call->counts ? ari_counts_before(call->counts, c->size) : call->count;
     const size_t bytes = count * ar_dtype_bytes(call->dtype);
@@ -105,6 +105,14 @@ static ar_status auto_run(ar_comm *c, const ari_call *call)
         return last_run(c, call);
     const bool shares = !cores && call->kind == ARI_ALL_REDUCE && c->size <= ARI_PARTS_MOST && ari_wire_is_plain(s);
     return shares ? ari_share_run(s, call) : direct_run(c, call);
+}
+
+/* Where a transport may be at fault, transfers are verified or somebody listens to the steps of a ring, the host has to
+ * see the bytes: then the same fault strikes the same transfer, and is reported in the same words, wherever the data
+ * lie. What a transfer that never arrives leaves as it was is brought to the host too. */
+bool ari_is_staged(const ari_sim_comm *c)
+{
+    return !ari_wire_is_plain(c) || (c->options->algorithm == AR_SIM_RING && c->options->ring_trace);
 }
 
 ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes)
@@ -211,7 +219,7 @@ static void sim_destroy(ar_comm *c)
         ari_sim_comm_free(sim_of(c));
 }
 
-static ar_status (*const algorithms[])(ar_comm *c, const ari_call *call) = {
+static const ari_run_fn algorithms[] = {
     [AR_SIM_AUTO] = auto_run,
     [AR_SIM_DIRECT] = direct_run,
     [AR_SIM_RING] = ring_run,
@@ -222,13 +230,13 @@ static ar_status (*const algorithms[])(ar_comm *c, const ari_call *call) = {
 static ar_status sim_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
-    ar_status (*const run)(ar_comm *, const ari_call *) = algorithms[s->options->algorithm];
+    const ari_run_fn run = algorithms[s->options->algorithm];
     if (!is_message(call))
         ari_fault_before(s, call);
     if (!call->on || !ari_queue_stream(call->on))
         return run(c, call);
     if (ari_is_staged(s))
-        return ari_staged_run(s, call, run);
+        return ari_staged_run(c, call, true, run);
     return is_message(call) ? ari_channel_run(s, call) : ari_on_device_run(s, call);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/core/size.h"
+#include "ref/core/moves.h"
 #include "sim/slice.h"
 #include "sim/sum.h"
 
@@ -63,13 +63,12 @@ static bool move_slice(const mover *v, int c, size_t start, size_t size)
     return true;
 }
 
-static bool move_reduce_scatter(const mover *v)
+static bool move_slices(const mover *v)
 {
-    size_t start = 0;
-    for (int c = 0; c < v->n; c++) {
-        if (!move_slice(v, c, start, v->call->counts[c]))
+    ari_parts slices = ari_parts_of(v->call, v->m, v->n, true);
+    for (ari_part p; ari_next_part(&slices, &p);) {
+        if (!move_slice(v, p.peer, p.start, p.count))
             return false;
-        start += v->call->counts[c];
     }
     return true;
 }
@@ -124,9 +123,8 @@ static bool move(const mover *v)
     case ARI_ALL_REDUCE:
         return move_all_reduce(v);
     case ARI_REDUCE_SCATTER:
-        return move_reduce_scatter(v);
     case ARI_REDUCE:
-        return move_slice(v, v->call->root, 0, v->call->count);
+        return move_slices(v);
     case ARI_ALL_GATHER:
         return move_all_gather(v);
     case ARI_BROADCAST:
@@ -151,33 +149,29 @@ static void move_all(last *l)
 
 /* --- each rank's own ---------------------------------------------------------------------------------------------- */
 
-/* Elements that the rank gets as a sum that lacks its own input, and where that lies in it. */
-static size_t lacking(const ari_sim_comm *c, const ari_call *call, size_t *start)
+/* What the rank does by itself, if anything: with a sum that lacks its own input, or with its own part. */
+static bool own_move(const ari_sim_comm *c, const ari_call *call, ari_move *m)
 {
-    const int r = c->member.index;
-    *start = call->kind == ARI_REDUCE_SCATTER ? ari_counts_before(call->counts, r) : 0;
-    if (call->kind == ARI_REDUCE_SCATTER)
-        return call->counts[r];
-    return call->kind == ARI_REDUCE && call->root == r ? call->count : 0;
+    ari_moves own = ari_moves_within(call, c->member.index);
+    *m = (ari_move){.count = 0};
+    return call->kind != ARI_ALL_REDUCE && ari_next_move(&own, m);
 }
 
 /* What a rank that was not the mover does when the mover is done. */
 static void complete_own(const last *l)
 {
     const ari_call *call = l->call;
-    const size_t element = ar_dtype_bytes(call->dtype);
     const ari_reduce kernel = ari_reduce_kernel(call->dtype, call->op);
-    size_t start;
-    const size_t count = lacking(l->c, call, &start);
-    if (count > 0) {
-        kernel.two(call->out.ptr, l->c->scratch, (const char *)call->in.ptr + start * element, count);
-        if (kernel.finish)
-            kernel.finish(call->out.ptr, count, l->c->base.size);
+    ari_move m;
+    if (!own_move(l->c, call, &m))
+        return;
+    if (!ari_kind_of(call->kind)->combines) {
+        ari_copy_bytes(m.to.ptr, m.from.ptr, m.count * ar_dtype_bytes(call->dtype));
+        return;
     }
-    if (call->kind == ARI_ALL_GATHER && call->counts[l->c->member.index] > 0) {
-        char *own = (char *)call->out.ptr + ari_counts_before(call->counts, l->c->member.index) * element;
-        ari_copy_bytes(own, call->in.ptr, call->counts[l->c->member.index] * element);
-    }
+    kernel.two(m.to.ptr, l->c->scratch, m.from.ptr, m.count);
+    if (kernel.finish)
+        kernel.finish(m.to.ptr, m.count, l->c->base.size);
 }
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */
@@ -211,17 +205,11 @@ static ar_status run_watched(last *l)
     return AR_OK;
 }
 
-bool ari_last_moves(ari_kind kind)
-{
-    return kind == ARI_ALL_REDUCE || kind == ARI_REDUCE_SCATTER || kind == ARI_REDUCE || kind == ARI_ALL_GATHER ||
-           kind == ARI_BROADCAST;
-}
-
 ar_status ari_last_run(ari_sim_comm *c, const ari_call *call)
 {
-    size_t start, bytes;
-    AR_TRY(ari_mul_size(&bytes, lacking(c, call, &start), ar_dtype_bytes(call->dtype)));
-    AR_TRY(ari_sim_reserve(c, bytes));
+    ari_move m;
+    if (own_move(c, call, &m) && ari_kind_of(call->kind)->combines)
+        AR_TRY(ari_sim_reserve(c, m.count * ar_dtype_bytes(call->dtype)));
     last l = {.c = c, .call = call};
     if (!ari_wire_is_plain(c))
         return run_watched(&l);

@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "anyrank/device.h"
+#include "ref/core/moves.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/stream.h"
 #include "sim/wire.h"
@@ -51,9 +52,9 @@ static ar_status take(const mover *v, ar_buf to, int from, ar_cbuf at, size_t by
     return copy(v, to, at, bytes);
 }
 
-/* `count` elements from `start` on of all inputs, combined into the own output `to`; slice `last` of the ring's order.
- */
-static ar_status combine(const mover *v, ar_buf to, int last, size_t start, size_t count)
+/* reduce_scatter and reduce, and a slice of all_reduce: `count` elements from `start` on of all inputs, in the ring's
+ * order, into `to`. */
+static ar_status combine(const mover *v, ar_buf to, size_t start, size_t count)
 {
     const size_t at = start * v->element;
     ar_device *d = v->stream->device;
@@ -63,12 +64,10 @@ static ar_status combine(const mover *v, ar_buf to, int last, size_t start, size
     if (v->n == 1)
         return copy(v, to, ar_cbuf_at(call_of(v, 0)->in, at), count * v->element);
     for (int k = 0; k < v->n; k++)
-        in[k] = ar_cbuf_at(call_of(v, (last + 1 + k) % v->n)->in, at);
+        in[k] = ar_cbuf_at(call_of(v, (v->r + 1 + k) % v->n)->in, at);
     ari_wire_account(v->wire, (size_t)(v->n - 1) * count * v->element, 0);
     return d->ops->combine(d, v->call->on, to, in, v->n, count, v->call->dtype, v->call->op);
 }
-
-/* --- kinds: each as `direct` has it ------------------------------------------------------------------------------- */
 
 static ar_status all_reduce(const mover *v)
 {
@@ -78,7 +77,7 @@ static ar_status all_reduce(const mover *v)
     if (bytes == 0)
         return AR_OK;
     const ar_buf sum = ar_buf_at(v->call->out, at);
-    AR_TRY(combine(v, sum, v->r, start, count));
+    AR_TRY(combine(v, sum, start, count));
     for (int k = 1; k < v->n; k++) {
         const ar_buf out = call_of(v, (v->r + k) % v->n)->out;
         ari_wire_account(v->wire, 0, bytes);
@@ -87,99 +86,14 @@ static ar_status all_reduce(const mover *v)
     return AR_OK;
 }
 
-static ar_status gather(const mover *v)
-{
-    size_t at = 0;
-    for (int i = 0; i < v->n; i++) {
-        const size_t bytes = v->call->counts[i] * v->element;
-        if (bytes > 0)
-            AR_TRY(take(v, ar_buf_at(v->call->out, at), i, call_of(v, i)->in, bytes));
-        at += bytes;
-    }
-    return AR_OK;
-}
-
-static ar_status scatter(const mover *v)
-{
-    const int root = v->call->root;
-    const size_t bytes = v->call->counts[v->r] * v->element;
-    const size_t at = ari_counts_before(v->call->counts, v->r) * v->element;
-    return bytes > 0 ? take(v, v->call->out, root, ar_cbuf_at(call_of(v, root)->in, at), bytes) : AR_OK;
-}
-
-static ar_status all_to_all(const mover *v)
-{
-    size_t at = 0;
-    for (int i = 0; i < v->n; i++) {
-        const ari_call *from = call_of(v, i);
-        const size_t bytes = v->call->recv_counts[i] * v->element;
-        if (bytes > 0)
-            AR_TRY(take(v, ar_buf_at(v->call->out, at), i,
-                        ar_cbuf_at(from->in, ari_counts_before(from->counts, v->r) * v->element), bytes));
-        at += bytes;
-    }
-    return AR_OK;
-}
-
-static ar_status broadcast(const mover *v)
-{
-    const int root = v->call->root;
-    return v->r == root ? AR_OK : take(v, v->call->out, root, call_of(v, root)->in, v->call->count * v->element);
-}
-
-/* The k-th receive from a rank meets that rank's k-th send to r. */
-static ar_status exchange_with(const mover *v, int i)
-{
-    const ari_call *from = call_of(v, i);
-    size_t s = 0;
-    for (size_t k = 0; k < v->call->count; k++) {
-        const ar_p2p *receive = &v->call->p2p[k];
-        if (receive->send || receive->peer != i)
-            continue;
-        while (!from->p2p[s].send || from->p2p[s].peer != v->r)
-            s++;
-        AR_TRY(take(v, receive->buf, i, ar_const(from->p2p[s++].buf), receive->count * v->element));
-    }
-    return AR_OK;
-}
-
-static ar_status exchange(const mover *v)
-{
-    for (int i = 0; i < v->n; i++)
-        AR_TRY(exchange_with(v, i));
-    return AR_OK;
-}
-
 static ar_status move(const mover *v)
 {
-    const ari_call *call = v->call;
-    switch (call->kind) {
-    case ARI_ALL_REDUCE:
+    const bool combines = ari_kind_of(v->call->kind)->combines;
+    if (v->call->kind == ARI_ALL_REDUCE)
         return all_reduce(v);
-    case ARI_REDUCE_SCATTER:
-        return combine(v, call->out, v->r, ari_counts_before(call->counts, v->r), call->counts[v->r]);
-    case ARI_REDUCE:
-        return v->r == call->root ? combine(v, call->out, v->r, 0, call->count) : AR_OK;
-    case ARI_ALL_GATHER:
-        return gather(v);
-    case ARI_GATHER:
-        return v->r == call->root ? gather(v) : AR_OK;
-    case ARI_SCATTER:
-        return scatter(v);
-    case ARI_ALL_TO_ALL:
-        return all_to_all(v);
-    case ARI_BROADCAST:
-        return broadcast(v);
-    case ARI_RECV: /* of a channel: its member 1, from its member 0 */
-        return take(v, call->out, 0, call_of(v, 0)->in, call->count * v->element);
-    case ARI_EXCHANGE:
-        return exchange(v);
-    case ARI_SEND:
-    case ARI_BARRIER:
-    case ARI_SPLIT:
-    case ARI_KIND_COUNT:
-        break;
-    }
+    ari_moves moves = combines ? ari_moves_within(v->call, v->r) : ari_moves_to(v->c->member.group, v->r);
+    for (ari_move m; ari_next_move(&moves, &m);)
+        AR_TRY(combines ? combine(v, m.to, m.start, m.count) : take(v, m.to, m.peer, m.from, m.count * v->element));
     return AR_OK;
 }
 

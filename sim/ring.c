@@ -188,12 +188,6 @@ size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call)
     return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
 }
 
-bool ari_ring_moves(ari_kind kind)
-{
-    return kind == ARI_ALL_REDUCE || kind == ARI_REDUCE_SCATTER || kind == ARI_ALL_GATHER || kind == ARI_BROADCAST ||
-           kind == ARI_REDUCE;
-}
-
 void ari_ring_part(ari_sim_comm *c, const ari_call *call)
 {
     ari_wire wire = ari_wire_open(c);

@@ -43,16 +43,12 @@ AR_NODISCARD ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes);
 /** direct: r reads what it needs from every member, and for all_reduce writes its slice to every member. Waits for
  *  nobody. */
 void ari_direct_part(ari_sim_comm *c, const ari_call *call);
-/** Whether a ring moves this kind: not what each pair has of its own, which would only move more often. */
-bool ari_ring_moves(ari_kind kind);
 /** Bytes of partial sums that a ring needs for this call. */
 size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call);
 /** ring of two ranks or more: r reads its left neighbour (r - 1 mod N), step by step. */
 void ari_ring_part(ari_sim_comm *c, const ari_call *call);
 
-/** Whether the last rank to arrive can do the work of all without moving more than others would. */
-bool ari_last_moves(ari_kind kind);
-/** last: the whole call, from entering to leaving. */
+/** last: the whole call, of a kind that a ring moves, from entering to leaving. */
 AR_NODISCARD ar_status ari_last_run(ari_sim_comm *c, const ari_call *call);
 
 /** An all_reduce over a plain wire of more ranks than cores, from entering to leaving: `direct`, but each slice by
@@ -63,9 +59,6 @@ AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
 AR_NODISCARD ar_status ari_on_device_run(ari_sim_comm *c, const ari_call *call);
 /** Whether such a call is moved on the host instead, by ari_staged_run: the same for all ranks. */
 bool ari_is_staged(const ari_sim_comm *c);
-/** `run` with copies of the buffers in the host's memory. */
-AR_NODISCARD ar_status ari_staged_run(ari_sim_comm *c, const ari_call *call,
-                                      ar_status (*run)(ar_comm *c, const ari_call *call));
 
 /* Channels: what rank a sends to rank b, for each pair of a group that does. */
 

@@ -107,16 +107,6 @@ static void begin_slice(writer *w, size_t lane, track_kind kind, const char *cat
     put_time(w, "dur", end - begin);
 }
 
-static bool has_reduction(ari_kind k)
-{
-    return k == ARI_ALL_REDUCE || k == ARI_REDUCE_SCATTER || k == ARI_REDUCE;
-}
-
-static bool has_root(ari_kind k)
-{
-    return k == ARI_BROADCAST || k == ARI_REDUCE || k == ARI_GATHER || k == ARI_SCATTER;
-}
-
 static void put_collective(writer *w, size_t lane, size_t place, track_kind kind)
 {
     const ari_trace_view *v = w->view;
@@ -129,9 +119,9 @@ static void put_collective(writer *w, size_t lane, size_t place, track_kind kind
     ari_text_put(w->text, ",\"name\":\"%s\",\"args\":{\"op\":\"%s\"", ari_kind_name(r->op_kind),
                  ari_kind_name(r->op_kind));
     put_string(w, "tag", r->name);
-    if (has_reduction(r->op_kind))
+    if (ari_kind_of(r->op_kind)->combines)
         ari_text_put(w->text, ",\"reduction\":\"%s\"", ari_op_name(r->op));
-    if (has_root(r->op_kind))
+    if (ari_has_root(r->op_kind))
         ari_text_put(w->text, ",\"root\":%d", r->root);
     ari_text_put(w->text,
                  ",\"dtype\":\"%s\",\"count\":%zu,\"bytes read\":%" PRIu64 ",\"bytes written\":%" PRIu64
@@ -266,16 +256,12 @@ static void put_message(writer *w, const ari_meeting *m)
     put_arrow(w, "data", "message", &from, &to);
 }
 
-static bool goes_round(ari_kind k)
-{
-    return k == ARI_ALL_REDUCE || k == ARI_REDUCE_SCATTER || k == ARI_ALL_GATHER;
-}
-
 /* In virtual time collectives go round a ring: what each member receives comes from its left neighbour. */
 static void put_ring(writer *w, const ari_meeting *m)
 {
     const ari_trace_view *v = w->view;
-    if (!goes_round(m->of->op_kind) || m->members < 2 || m->members < (size_t)m->of->ranks)
+    const ari_kind kind = m->of->op_kind;
+    if (!ari_kind_of(kind)->ring || ari_has_root(kind) || m->members < 2 || m->members < (size_t)m->of->ranks)
         return;
     for (size_t i = 0; i < m->members; i++) {
         const ari_meeting_member *to = &v->members[m->first + i];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a collective takes on the cluster of virtual time: from when its members came and what each called, when each is
  * done (docs/virtual-time.md). Nothing else goes in, neither how the data really moves nor when. */
+#include "ref/core/moves.h"
 #include "sim/sim_impl.h"
 
 enum { MOST_MEMBERS = 4096 }; /* ar_sim_run takes no more ranks */
@@ -130,28 +131,7 @@ static void chain(timing *t, int start, size_t bytes)
 static size_t message_bytes(const timing *t, int i, int k)
 {
     const ari_call *call = ari_group_call(t->group, i);
-    size_t count = 0;
-    switch (call->kind) {
-    case ARI_GATHER:
-        count = k == call->root ? call->counts[i] : 0;
-        break;
-    case ARI_SCATTER:
-        count = i == call->root ? call->counts[k] : 0;
-        break;
-    case ARI_ALL_TO_ALL:
-        count = call->counts[k];
-        break;
-    case ARI_EXCHANGE:
-        for (size_t o = 0; o < call->count; o++)
-            count += call->p2p[o].send && call->p2p[o].peer == k ? call->p2p[o].count : 0;
-        break;
-    case ARI_SEND: /* of a channel: its member 0, to its member 1 */
-        count = call->count;
-        break;
-    default:
-        break;
-    }
-    return count * ar_dtype_bytes(call->dtype);
+    return ari_sent_count(call, i, k) * ar_dtype_bytes(call->dtype);
 }
 
 /* The message has the sender's port out and the receiver's port in to itself while it moves; both are done a latency

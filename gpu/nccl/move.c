@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/nccl/comm.h"
+#include "ref/core/moves.h"
 
 /* What NCCL is asked for. Collectives whose parts have unequal sizes are groups of what NCCL has: of broadcasts, one
  * from each rank (all_gather), of reductions, one to each (reduce_scatter), of sends and receives (the rest). What a
@@ -55,24 +56,6 @@ static ar_status check(const mover *m, int result)
     return ari_nccl_check(m->nccl, result, m->comm, ari_kind_name(m->call->kind));
 }
 
-static const char *from_at(const mover *m, size_t elements)
-{
-    return m->call->in.ptr ? (const char *)m->call->in.ptr + elements * m->element : NULL;
-}
-
-static char *to_at(const mover *m, size_t elements)
-{
-    return m->call->out.ptr ? (char *)m->call->out.ptr + elements * m->element : NULL;
-}
-
-static ar_status copy(const mover *m, void *to, const void *from, size_t count)
-{
-    ar_device *d = m->c->world->device;
-    if (count == 0 || to == from)
-        return AR_OK;
-    return d->ops->copy(d, m->call->on, (ar_buf){to}, (ar_cbuf){from}, count * m->element);
-}
-
 static ar_status send_to(const mover *m, int peer, const void *from, size_t count)
 {
     return count == 0 ? AR_OK : check(m, m->nccl->Send(from, count, m->type, peer, m->comm, m->stream));
@@ -81,6 +64,18 @@ static ar_status send_to(const mover *m, int peer, const void *from, size_t coun
 static ar_status recv_from(const mover *m, int peer, void *to, size_t count)
 {
     return count == 0 ? AR_OK : check(m, m->nccl->Recv(to, count, m->type, peer, m->comm, m->stream));
+}
+
+/* What the rank has for itself, on the same stream. */
+static ar_status copy_own(const mover *m)
+{
+    ar_device *d = m->c->world->device;
+    ari_moves own = ari_moves_within(m->call, m->r);
+    for (ari_move v; ari_next_move(&own, &v);) {
+        if (v.to.ptr != v.from.ptr)
+            AR_TRY(d->ops->copy(d, m->call->on, v.to, v.from, v.count * m->element));
+    }
+    return AR_OK;
 }
 
 /* A group that was begun ends, whatever went wrong in it. */
@@ -125,107 +120,49 @@ static ar_status broadcast(const mover *m)
 static ar_status reduce_scatter_equal(const mover *m)
 {
     const ari_call *k = m->call;
-    return check(m, m->nccl->ReduceScatter(k->in.ptr, k->out.ptr, k->counts[0], m->type, m->op, m->comm, m->stream));
+    return k->counts[0] == 0 ? AR_OK
+                             : check(m, m->nccl->ReduceScatter(k->in.ptr, k->out.ptr, k->counts[0], m->type, m->op,
+                                                               m->comm, m->stream));
 }
 
 static ar_status all_gather_equal(const mover *m)
 {
     const ari_call *k = m->call;
-    return check(m, m->nccl->AllGather(k->in.ptr, k->out.ptr, k->counts[0], m->type, m->comm, m->stream));
+    return k->counts[0] == 0
+               ? AR_OK
+               : check(m, m->nccl->AllGather(k->in.ptr, k->out.ptr, k->counts[0], m->type, m->comm, m->stream));
 }
 
 /* --- groups ------------------------------------------------------------------------------------------------------- */
 
 static ar_status reduce_scatter(const mover *m)
 {
-    size_t at = 0;
-    for (int i = 0; i < m->n; i++) {
-        const size_t count = m->call->counts[i];
-        if (count > 0)
-            AR_TRY(check(m, m->nccl->Reduce(from_at(m, at), i == m->r ? m->call->out.ptr : NULL, count, m->type, m->op,
-                                            i, m->comm, m->stream)));
-        at += count;
-    }
+    ari_parts parts = ari_parts_of(m->call, m->r, m->n, true);
+    for (ari_part p; ari_next_part(&parts, &p);)
+        AR_TRY(check(m, m->nccl->Reduce(p.buf.ptr, p.peer == m->r ? m->call->out.ptr : NULL, p.count, m->type, m->op,
+                                        p.peer, m->comm, m->stream)));
     return AR_OK;
 }
 
 static ar_status all_gather(const mover *m)
 {
-    size_t at = 0;
-    for (int i = 0; i < m->n; i++) {
-        const size_t count = m->call->counts[i];
-        const void *from = i == m->r ? m->call->in.ptr : to_at(m, at);
-        if (count > 0)
-            AR_TRY(check(m, m->nccl->Broadcast(from, to_at(m, at), count, m->type, i, m->comm, m->stream)));
-        at += count;
-    }
+    ari_parts parts = ari_parts_of(m->call, m->r, m->n, false);
+    for (ari_part p; ari_next_part(&parts, &p);)
+        AR_TRY(check(m, m->nccl->Broadcast(p.peer == m->r ? m->call->in.ptr : p.buf.ptr, p.buf.ptr, p.count, m->type,
+                                           p.peer, m->comm, m->stream)));
     return AR_OK;
 }
 
-static ar_status gather(const mover *m)
+/* What each pair has of its own. */
+static ar_status pairs(const mover *m)
 {
-    size_t at = 0;
-    if (m->r != m->call->root)
-        return send_to(m, m->call->root, m->call->in.ptr, m->call->counts[m->r]);
-    for (int i = 0; i < m->n; i++) {
-        const size_t count = m->call->counts[i];
-        AR_TRY(i == m->r ? copy(m, to_at(m, at), m->call->in.ptr, count) : recv_from(m, i, to_at(m, at), count));
-        at += count;
-    }
-    return AR_OK;
-}
-
-static ar_status scatter(const mover *m)
-{
-    size_t at = 0;
-    if (m->r != m->call->root)
-        return recv_from(m, m->call->root, m->call->out.ptr, m->call->counts[m->r]);
-    for (int i = 0; i < m->n; i++) {
-        const size_t count = m->call->counts[i];
-        AR_TRY(i == m->r ? copy(m, m->call->out.ptr, from_at(m, at), count) : send_to(m, i, from_at(m, at), count));
-        at += count;
-    }
-    return AR_OK;
-}
-
-static ar_status all_to_all(const mover *m)
-{
-    size_t from = 0, to = 0;
-    for (int i = 0; i < m->n; i++) {
-        const size_t sent = m->call->counts[i], expected = m->call->recv_counts[i];
-        if (i == m->r) {
-            AR_TRY(copy(m, to_at(m, to), from_at(m, from), sent));
-        } else {
-            AR_TRY(send_to(m, i, from_at(m, from), sent));
-            AR_TRY(recv_from(m, i, to_at(m, to), expected));
-        }
-        from += sent;
-        to += expected;
-    }
-    return AR_OK;
-}
-
-/* The k-th operation of the batch at or after `at` that a rank does with itself. */
-static size_t next_own(const mover *m, size_t at, bool send)
-{
-    while (at < m->call->count && !(m->call->p2p[at].peer == m->r && m->call->p2p[at].send == send))
-        at++;
-    return at;
-}
-
-static ar_status exchange(const mover *m)
-{
-    const ari_call *k = m->call;
-    for (size_t i = 0; i < k->count; i++) {
-        const ar_p2p *o = &k->p2p[i];
-        if (o->peer != m->r)
-            AR_TRY(o->send ? send_to(m, o->peer, o->buf.ptr, o->count) : recv_from(m, o->peer, o->buf.ptr, o->count));
-    }
-    for (size_t s = next_own(m, 0, true), r = next_own(m, 0, false); s < k->count; r = next_own(m, r + 1, false)) {
-        AR_TRY(copy(m, k->p2p[r].buf.ptr, k->p2p[s].buf.ptr, k->p2p[s].count));
-        s = next_own(m, s + 1, true);
-    }
-    return AR_OK;
+    ari_parts sent = ari_parts_of(m->call, m->r, m->n, true), received = ari_parts_of(m->call, m->r, m->n, false);
+    ari_part p;
+    while (ari_next_part(&sent, &p))
+        AR_TRY(p.peer == m->r ? AR_OK : send_to(m, p.peer, p.buf.ptr, p.count));
+    while (ari_next_part(&received, &p))
+        AR_TRY(p.peer == m->r ? AR_OK : recv_from(m, p.peer, p.buf.ptr, p.count));
+    return copy_own(m);
 }
 
 /* --- which, and whether a rank's dealings with itself fit --------------------------------------------------------- */
@@ -238,10 +175,10 @@ static ar_status check_own(const mover *m)
                             k->tag, m->r, k->counts[m->r], k->recv_counts[m->r]);
     if (k->kind != ARI_EXCHANGE)
         return AR_OK;
-    size_t s = next_own(m, 0, true), r = next_own(m, 0, false);
+    size_t s = ari_next_op(k, 0, true, m->r), r = ari_next_op(k, 0, false, m->r);
     while (s < k->count && r < k->count && k->p2p[s].count == k->p2p[r].count) {
-        s = next_own(m, s + 1, true);
-        r = next_own(m, r + 1, false);
+        s = ari_next_op(k, s + 1, true, m->r);
+        r = ari_next_op(k, r + 1, false, m->r);
     }
     return s == k->count && r == k->count
                ? AR_OK
@@ -250,40 +187,12 @@ static ar_status check_own(const mover *m)
                               m->r);
 }
 
-static ar_status move_counts(const mover *m)
-{
-    const bool equal = all_equal(m->call->counts, m->n);
-    if (ari_counts_before(m->call->counts, m->n) == 0)
-        return AR_OK;
-    switch (m->call->kind) {
-    case ARI_REDUCE_SCATTER:
-        return equal ? reduce_scatter_equal(m) : grouped(m, reduce_scatter);
-    case ARI_ALL_GATHER:
-        return equal ? all_gather_equal(m) : grouped(m, all_gather);
-    default:
-        return grouped(m, m->call->kind == ARI_GATHER ? gather : scatter);
-    }
-}
-
-/* A group of one: nothing leaves the rank. */
-static ar_status move_alone(const mover *m)
+static ar_status move(const mover *m)
 {
     const ari_call *k = m->call;
-    switch (k->kind) {
-    case ARI_ALL_TO_ALL:
-        return all_to_all(m);
-    case ARI_EXCHANGE:
-        return exchange(m);
-    case ARI_BARRIER:
-        return AR_OK;
-    default:
-        return copy(m, k->out.ptr, k->in.ptr, k->counts ? k->counts[0] : k->count);
-    }
-}
-
-static ar_status move_among(const mover *m)
-{
-    const ari_call *k = m->call;
+    const bool equal = k->counts && all_equal(k->counts, m->n);
+    if (m->n == 1)
+        return copy_own(m);
     switch (k->kind) {
     case ARI_ALL_REDUCE:
         return k->count == 0 ? AR_OK : all_reduce(m);
@@ -291,10 +200,10 @@ static ar_status move_among(const mover *m)
         return k->count == 0 ? AR_OK : broadcast(m);
     case ARI_REDUCE:
         return k->count == 0 ? AR_OK : reduce(m);
-    case ARI_ALL_TO_ALL:
-        return grouped(m, all_to_all);
-    case ARI_EXCHANGE:
-        return grouped(m, exchange);
+    case ARI_REDUCE_SCATTER:
+        return equal ? reduce_scatter_equal(m) : grouped(m, reduce_scatter);
+    case ARI_ALL_GATHER:
+        return equal ? all_gather_equal(m) : grouped(m, all_gather);
     case ARI_SEND:
         return send_to(m, k->peer, k->in.ptr, k->count);
     case ARI_RECV:
@@ -303,15 +212,9 @@ static ar_status move_among(const mover *m)
         void *word = m->c->word.ptr;
         return check(m, m->nccl->AllReduce(word, word, 1, ARI_NCCL_I32, ARI_NCCL_SUM, m->comm, m->stream));
     }
-    case ARI_REDUCE_SCATTER:
-    case ARI_ALL_GATHER:
-    case ARI_GATHER:
-    case ARI_SCATTER:
-    case ARI_SPLIT: /* is not enqueued */
-    case ARI_KIND_COUNT:
-        break;
+    default:
+        return grouped(m, pairs);
     }
-    return move_counts(m);
 }
 
 ar_status ari_nccl_move(ari_nccl_comm *c, void *comm, const ari_call *call, void *stream)
@@ -327,18 +230,17 @@ ar_status ari_nccl_move(ari_nccl_comm *c, void *comm, const ari_call *call, void
                      .op = op_of(call->op),
                      .element = ar_dtype_bytes(call->dtype)};
     AR_TRY(check_own(&m));
-    return m.n == 1 ? move_alone(&m) : move_among(&m);
+    return move(&m);
 }
 
 /* --- bytes -------------------------------------------------------------------------------------------------------- */
 
 static size_t received(const ari_nccl_comm *c, const ari_call *k)
 {
+    ari_parts parts = ari_parts_of(k, c->base.rank, c->base.size, false);
     size_t sum = 0;
-    for (int i = 0; k->kind == ARI_ALL_TO_ALL && i < c->base.size; i++)
-        sum += i == c->base.rank ? 0 : k->recv_counts[i];
-    for (size_t i = 0; k->kind == ARI_EXCHANGE && i < k->count; i++)
-        sum += k->p2p[i].send || k->p2p[i].peer == c->base.rank ? 0 : k->p2p[i].count;
+    for (ari_part p; ari_next_part(&parts, &p);)
+        sum += p.peer == c->base.rank ? 0 : p.count;
     return sum;
 }
 
@@ -352,41 +254,22 @@ static size_t slice_size(const ari_nccl_comm *c, size_t count, int r)
 size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *k)
 {
     const int n = c->base.size, r = c->base.rank, left = (r + n - 1) % n;
-    const size_t whole = k->counts && k->kind != ARI_ALL_TO_ALL ? ari_counts_before(k->counts, n) : 0;
     size_t elements = 0;
     switch (k->kind) {
     case ARI_ALL_REDUCE: /* all but one slice in each of two rounds */
         elements = 2 * k->count - slice_size(c, k->count, left) - slice_size(c, k->count, r);
         break;
     case ARI_REDUCE_SCATTER:
-        elements = whole - k->counts[left];
-        break;
-    case ARI_ALL_GATHER:
-        elements = whole - k->counts[r];
+        elements = ari_counts_before(k->counts, n) - k->counts[left];
         break;
     case ARI_REDUCE:
         elements = left == k->root ? 0 : k->count;
         break;
-    case ARI_BROADCAST:
-        elements = r == k->root ? 0 : k->count;
-        break;
-    case ARI_GATHER:
-        elements = r == k->root ? whole - k->counts[r] : 0;
-        break;
-    case ARI_SCATTER:
-        elements = r == k->root ? 0 : k->counts[r];
-        break;
     case ARI_RECV:
         elements = k->count;
         break;
-    case ARI_ALL_TO_ALL:
-    case ARI_EXCHANGE:
+    default:
         elements = received(c, k);
-        break;
-    case ARI_SEND:
-    case ARI_BARRIER:
-    case ARI_SPLIT:
-    case ARI_KIND_COUNT:
         break;
     }
     return n == 1 ? 0 : elements * ar_dtype_bytes(k->dtype);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "anyrank/device.h"
+#include "ref/core/moves.h"
 #include "ref/core/rendezvous_impl.h"
 #include "ref/core/stream.h"
 
@@ -44,52 +45,37 @@ static void put_counts(line *l, const char *what, const size_t *counts, int n)
     put(l, "%s]", shown < n ? ", ..." : "");
 }
 
+static void put_extents(line *l, const ari_call *call, int n)
+{
+    const ari_kind_row *k = ari_kind_of(call->kind);
+    if (k->in == ARI_COUNT || k->out == ARI_COUNT)
+        put(l, ", count %zu", call->count);
+    if (k->out == ARI_RECV_PARTS) {
+        put_counts(l, "send", call->counts, n);
+        put_counts(l, "receive", call->recv_counts, n);
+    } else if (k->in == ARI_PARTS || k->out == ARI_PARTS) {
+        put_counts(l, "counts", call->counts, n);
+    }
+}
+
 void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
 {
+    const ari_kind_row *k = ari_kind_of(call->kind);
     line l = {text, size, 0};
-    put(&l, "%s(", ari_kind_name(call->kind));
+    put(&l, "%s(", k->name);
     if (call->kind != ARI_BARRIER && call->kind != ARI_SPLIT)
         put(&l, "%s", ar_dtype_name(call->dtype));
-    switch (call->kind) {
-    case ARI_ALL_REDUCE:
-        put(&l, ", count %zu, %s", call->count, ari_op_name(call->op));
-        break;
-    case ARI_REDUCE:
-        put(&l, ", count %zu, %s, root %d", call->count, ari_op_name(call->op), call->root);
-        break;
-    case ARI_REDUCE_SCATTER:
-        put_counts(&l, "counts", call->counts, n);
+    put_extents(&l, call, n);
+    if (k->combines)
         put(&l, ", %s", ari_op_name(call->op));
-        break;
-    case ARI_ALL_GATHER:
-        put_counts(&l, "counts", call->counts, n);
-        break;
-    case ARI_GATHER:
-    case ARI_SCATTER:
-        put_counts(&l, "counts", call->counts, n);
+    if (ari_has_root(call->kind))
         put(&l, ", root %d", call->root);
-        break;
-    case ARI_SEND:
-    case ARI_RECV:
-        put(&l, ", count %zu, peer %d", call->count, call->peer);
-        break;
-    case ARI_ALL_TO_ALL:
-        put_counts(&l, "send", call->counts, n);
-        put_counts(&l, "receive", call->recv_counts, n);
-        break;
-    case ARI_BROADCAST:
-        put(&l, ", count %zu, root %d", call->count, call->root);
-        break;
-    case ARI_EXCHANGE:
+    if (k->has_peer)
+        put(&l, ", peer %d", call->peer);
+    if (call->kind == ARI_EXCHANGE)
         put(&l, ", %zu operations", call->count);
-        break;
-    case ARI_SPLIT:
+    if (call->kind == ARI_SPLIT)
         put(&l, "color %d, key %d", call->color, call->key);
-        break;
-    case ARI_BARRIER:
-    case ARI_KIND_COUNT:
-        break;
-    }
     put(&l, ")%s%s%s", call->tag[0] ? " '" : "", call->tag, call->tag[0] ? "'" : "");
 }
 
@@ -188,26 +174,18 @@ static ar_status compare_message(const ari_group *g, char *why, size_t size)
     return disagree(g, 0, 1, why, size, text);
 }
 
-/* The next operation of the batch at or after `at` that sends to (or receives from) peer; call->count if none. */
-static size_t next_op(const ari_call *call, size_t at, bool send, int peer)
-{
-    while (at < call->count && !(call->p2p[at].send == send && call->p2p[at].peer == peer))
-        at++;
-    return at;
-}
-
 static ar_status compare_batches(const ari_group *g, int a, int b, char *why, size_t size)
 {
     const ari_call *from = &g->slot[a].call, *to = &g->slot[b].call;
-    size_t s = next_op(from, 0, true, b), r = next_op(to, 0, false, a);
+    size_t s = ari_next_op(from, 0, true, b), r = ari_next_op(to, 0, false, a);
     for (size_t k = 0;; k++) {
         const bool sends = s < from->count, receives = r < to->count;
         char text[128];
         if (!sends && !receives)
             return AR_OK;
         if (sends && receives && from->p2p[s].count == to->p2p[r].count) {
-            s = next_op(from, s + 1, true, b);
-            r = next_op(to, r + 1, false, a);
+            s = ari_next_op(from, s + 1, true, b);
+            r = ari_next_op(to, r + 1, false, a);
             continue;
         }
         if (sends && receives)

@@ -3,13 +3,16 @@
 
 #include "ref/core/size.h"
 
-const ari_kind_row ari_kinds[] = {
-    [ARI_ALL_REDUCE] = {.name = "all_reduce", .in = ARI_COUNT, .out = ARI_COUNT, .combines = true},
-    [ARI_REDUCE_SCATTER] = {.name = "reduce_scatter", .in = ARI_PARTS, .out = ARI_OWN_PART, .combines = true},
-    [ARI_ALL_GATHER] = {.name = "all_gather", .in = ARI_OWN_PART, .out = ARI_PARTS},
+static const ari_kind_row kinds[ARI_KIND_COUNT + 1] = {
+    [ARI_ALL_REDUCE] = {.name = "all_reduce", .in = ARI_COUNT, .out = ARI_COUNT, .combines = true, .ring = true},
+    [ARI_REDUCE_SCATTER] =
+        {.name = "reduce_scatter", .in = ARI_PARTS, .out = ARI_OWN_PART, .combines = true, .ring = true},
+    [ARI_ALL_GATHER] = {.name = "all_gather", .in = ARI_OWN_PART, .out = ARI_PARTS, .ring = true},
     [ARI_ALL_TO_ALL] = {.name = "all_to_all", .in = ARI_PARTS, .out = ARI_RECV_PARTS},
-    [ARI_BROADCAST] = {.name = "broadcast", .in = ARI_COUNT, .out = ARI_COUNT, .from_root = true, .one_buffer = true},
-    [ARI_REDUCE] = {.name = "reduce", .in = ARI_COUNT, .out = ARI_COUNT, .to_root = true, .combines = true},
+    [ARI_BROADCAST] =
+        {.name = "broadcast", .in = ARI_COUNT, .out = ARI_COUNT, .from_root = true, .one_buffer = true, .ring = true},
+    [ARI_REDUCE] =
+        {.name = "reduce", .in = ARI_COUNT, .out = ARI_COUNT, .to_root = true, .combines = true, .ring = true},
     [ARI_GATHER] = {.name = "gather", .in = ARI_OWN_PART, .out = ARI_PARTS, .to_root = true},
     [ARI_SCATTER] = {.name = "scatter", .in = ARI_PARTS, .out = ARI_OWN_PART, .from_root = true},
     [ARI_SEND] = {.name = "send", .in = ARI_COUNT, .has_peer = true},
@@ -17,11 +20,17 @@ const ari_kind_row ari_kinds[] = {
     [ARI_EXCHANGE] = {.name = "exchange"},
     [ARI_BARRIER] = {.name = "barrier"},
     [ARI_SPLIT] = {.name = "split"},
+    [ARI_KIND_COUNT] = {.name = "?"},
 };
+
+const ari_kind_row *ari_kind_of(ari_kind kind)
+{
+    return &kinds[(unsigned)kind < ARI_KIND_COUNT ? kind : ARI_KIND_COUNT];
+}
 
 const char *ari_kind_name(ari_kind kind)
 {
-    return (unsigned)kind < ARI_KIND_COUNT ? ari_kinds[kind].name : "?";
+    return ari_kind_of(kind)->name;
 }
 
 const char *ari_op_name(ar_op op)
@@ -102,7 +111,7 @@ static ar_status sum_bytes(size_t *bytes, const ari_call *call, const size_t *co
 /* bytes[extent] of those that the kind has. */
 static ar_status measure(size_t bytes[ARI_EXTENTS], const ari_call *call, int rank, int size)
 {
-    const ari_kind_row *k = &ari_kinds[call->kind];
+    const ari_kind_row *k = ari_kind_of(call->kind);
     const size_t element = ar_dtype_bytes(call->dtype);
     if (k->in == ARI_COUNT || k->out == ARI_COUNT)
         AR_TRY(ari_mul_size(&bytes[ARI_COUNT], call->count, element));
@@ -116,7 +125,7 @@ static ar_status measure(size_t bytes[ARI_EXTENTS], const ari_call *call, int ra
 /* The buffers that the rank has, the root's own last. In place: the own part is where it lies among all parts. */
 static ar_status check_bufs(const ari_call *call, int rank, int size)
 {
-    const ari_kind_row *k = &ari_kinds[call->kind];
+    const ari_kind_row *k = ari_kind_of(call->kind);
     const bool has_in = !k->from_root || call->root == rank, has_out = !k->to_root || call->root == rank;
     const void *in = call->in.ptr, *out = call->out.ptr;
     size_t bytes[ARI_EXTENTS] = {0};
@@ -171,11 +180,11 @@ static ar_status check_batch(const ari_call *call, int size)
 
 ar_status ari_call_check(const ari_call *call, int rank, int size)
 {
-    const ari_kind_row *k = &ari_kinds[call->kind];
+    const ari_kind_row *k = ari_kind_of(call->kind);
     AR_TRY(check_dtype(call));
     if (k->combines)
         AR_TRY(check_op(call));
-    if (k->from_root || k->to_root)
+    if (ari_has_root(call->kind))
         AR_TRY(check_rank(call, "root", call->root, size));
     if (k->has_peer)
         AR_TRY(check_peer(call, rank, size));

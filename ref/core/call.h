@@ -42,10 +42,16 @@ typedef struct ari_kind_row {
     bool combines;   /* with an operation */
     bool one_buffer; /* which is the input and the output */
     bool has_peer;
+    bool ring; /* a ring moves it: not what each pair has of its own, which would only move more often */
 } ari_kind_row;
-extern const ari_kind_row ari_kinds[ARI_KIND_COUNT];
+const ari_kind_row *ari_kind_of(ari_kind kind); /* of an unknown value: named "?", with nothing in it */
+static inline bool ari_has_root(ari_kind kind)
+{
+    const ari_kind_row *k = ari_kind_of(kind);
+    return k->from_root || k->to_root;
+}
 
-const char *ari_kind_name(ari_kind kind); /* "?" for an unknown value */
+const char *ari_kind_name(ari_kind kind);
 const char *ari_op_name(ar_op op);
 
 /* One call of one rank. Fields that a kind does not use are zero. Borrows everything it points to.

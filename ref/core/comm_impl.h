@@ -19,10 +19,12 @@ static inline void ari_moved_add(ari_moved *m, uint64_t read, uint64_t written)
         atomic_fetch_add_explicit(&m->written, written, memory_order_relaxed);
 }
 
+/* Does one call in the calling thread, from start to end. */
+typedef ar_status (*ari_run_fn)(ar_comm *c, const ari_call *call);
+
 /* What a communicator does. All slots are required; the public functions have checked the arguments. */
 typedef struct ari_comm_ops {
-    /* Does one call in the calling thread, from start to end: every collective, and no split. */
-    ar_status (*run)(ar_comm *c, const ari_call *call);
+    ari_run_fn run;                                                      /* every collective, but no split */
     ar_status (*split)(ar_comm **gives, ar_comm *c, int color, int key); /* *gives is NULL before */
     /* The first error of any rank of the communicator's world, and its words; AR_OK and "" if none. */
     ar_status (*error)(const ar_comm *c, const char **message);
@@ -44,6 +46,10 @@ void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size);
  *  and its operations (but not its buffers and tag). If the queue fails before the call is reached, the communicator is
  *  aborted: the peers that wait for this rank hear of it at once. */
 AR_NODISCARD ar_status ari_comm_enqueue(ar_comm *c, ar_queue *q, const ari_call *call);
+
+/** `run` with the call's buffers in the host's memory, where they are a device's. outputs: what the call writes is
+ *  brought to the host too, where it may not write all of it. Errors: AR_ERR_MEMORY, the device's, or run's. */
+AR_NODISCARD ar_status ari_staged_run(ar_comm *c, const ari_call *call, bool outputs, ari_run_fn run);
 
 /** memcpy that takes 0 bytes from or to NULL, and source = destination. */
 void ari_copy_bytes(void *to, const void *from, size_t bytes);

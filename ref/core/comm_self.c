@@ -6,6 +6,7 @@
 
 #include "anyrank/device.h"
 #include "ref/core/comm_impl.h"
+#include "ref/core/moves.h"
 #include "ref/core/stream.h"
 
 /* A group of one and all that was split from it: one world, one first error. */
@@ -49,12 +50,6 @@ static void self_abort(ar_comm *c, ar_status st, const char *why)
     pthread_mutex_unlock(&w->lock);
 }
 
-static ar_status mismatch(ar_comm *c, ar_status st)
-{
-    self_abort(c, st, ar_error_message());
-    return st;
-}
-
 /* By the device whose memory it is. */
 static ar_status copy(const ari_call *call, ar_buf to, ar_cbuf from, size_t bytes)
 {
@@ -67,26 +62,32 @@ static ar_status copy(const ari_call *call, ar_buf to, ar_cbuf from, size_t byte
 }
 
 /* The k-th send meets the k-th receive. */
-static ar_status self_exchange(ar_comm *c, const ari_call *call)
+static ar_status check_exchange(const ari_call *call)
 {
-    size_t r = 0;
-    for (size_t s = 0; s < call->count; s++) {
-        const ar_p2p *send = &call->p2p[s];
-        if (!send->send)
-            continue;
-        while (r < call->count && call->p2p[r].send)
-            r++;
-        if (r == call->count || call->p2p[r].count != send->count)
-            return mismatch(c, ar_error_set(AR_ERR_MISMATCH, "exchange '%s': send %zu of %zu elements has no receive",
-                                            call->tag, s, send->count));
-        AR_TRY(copy(call, call->p2p[r++].buf, ar_const(send->buf), send->count * ar_dtype_bytes(call->dtype)));
+    for (size_t s = 0, r = 0;; s++, r++) {
+        s = ari_next_op(call, s, true, 0);
+        r = ari_next_op(call, r, false, 0);
+        const bool sends = s < call->count, receives = r < call->count;
+        if (!sends && !receives)
+            return AR_OK;
+        if (!sends)
+            return ar_error_set(AR_ERR_MISMATCH, "exchange '%s': receive %zu of %zu elements has no send", call->tag, r,
+                                call->p2p[r].count);
+        if (!receives || call->p2p[r].count != call->p2p[s].count)
+            return ar_error_set(AR_ERR_MISMATCH, "exchange '%s': send %zu of %zu elements has no receive", call->tag, s,
+                                call->p2p[s].count);
     }
-    while (r < call->count && call->p2p[r].send)
-        r++;
-    if (r < call->count)
-        return mismatch(c, ar_error_set(AR_ERR_MISMATCH, "exchange '%s': receive %zu of %zu elements has no send",
-                                        call->tag, r, call->p2p[r].count));
-    return AR_OK;
+}
+
+/* What the rank sends itself is what it receives. */
+static ar_status check_own(const ari_call *call)
+{
+    if (call->kind == ARI_EXCHANGE)
+        return check_exchange(call);
+    if (call->kind != ARI_ALL_TO_ALL || call->counts[0] == call->recv_counts[0])
+        return AR_OK;
+    return ar_error_set(AR_ERR_MISMATCH, "all_to_all '%s': rank 0 sends %zu elements to itself and receives %zu",
+                        call->tag, call->counts[0], call->recv_counts[0]);
 }
 
 static ar_status self_run(ar_comm *c, const ari_call *call)
@@ -94,34 +95,15 @@ static ar_status self_run(ar_comm *c, const ari_call *call)
     self_world *w = self_of(c)->world;
     if (atomic_load(&w->st) != AR_OK)
         return ar_error_set(AR_ERR_ABORTED, "%s '%s': aborted: %s", ari_kind_name(call->kind), call->tag, w->message);
-    size_t count = call->count;
-    switch (call->kind) {
-    case ARI_ALL_TO_ALL:
-        if (call->counts[0] != call->recv_counts[0])
-            return mismatch(c, ar_error_set(AR_ERR_MISMATCH,
-                                            "all_to_all '%s': rank 0 sends %zu elements to itself and receives %zu",
-                                            call->tag, call->counts[0], call->recv_counts[0]));
-        count = call->counts[0];
-        break;
-    case ARI_REDUCE_SCATTER:
-    case ARI_ALL_GATHER:
-    case ARI_GATHER:
-    case ARI_SCATTER:
-        count = call->counts[0];
-        break;
-    case ARI_EXCHANGE:
-        return self_exchange(c, call);
-    case ARI_ALL_REDUCE:
-    case ARI_BROADCAST:
-    case ARI_REDUCE:
-    case ARI_SEND: /* a group of one has no peer: the boundary lets neither of the two pass */
-    case ARI_RECV:
-    case ARI_BARRIER:
-    case ARI_SPLIT:
-    case ARI_KIND_COUNT:
-        break;
+    const ar_status st = check_own(call);
+    if (st != AR_OK) {
+        self_abort(c, st, ar_error_message());
+        return st;
     }
-    return copy(call, call->out, call->in, count * ar_dtype_bytes(call->dtype));
+    ari_moves own = ari_moves_within(call, 0);
+    for (ari_move m; ari_next_move(&own, &m);)
+        AR_TRY(copy(call, m.to, m.from, m.count * ar_dtype_bytes(call->dtype)));
+    return AR_OK;
 }
 
 static ar_status self_split(ar_comm **gives, ar_comm *c, int color, int key)
