@@ -198,22 +198,6 @@ ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *process, ar_device *d
     return make_comm(gives, p, ari_world_group(p->world), process->rank, context);
 }
 
-/* Members of `color` in the order of (key, rank): an insertion into a list that is sorted already. */
-static int members_of_color(const ari_group *g, int color, int *members)
-{
-    int n = 0;
-    for (int i = 0; i < g->n; i++) {
-        const ari_call *call = &g->slot[i].call;
-        if (call->color != color)
-            continue;
-        int at = n++;
-        for (; at > 0 && g->slot[members[at - 1]].call.key > call->key; at--)
-            members[at] = members[at - 1];
-        members[at] = i;
-    }
-    return n;
-}
-
 /* What every member has for the others: a word. */
 static ar_status tell_word(ari_mpi_comm *c, const ari_call *call, uint64_t *words)
 {
@@ -289,7 +273,7 @@ static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color, int con
                             c->p->last_context);
     int *members = NULL, index = 0;
     AR_TRY(ari_alloc((void **)&members, (size_t)g->n, sizeof *members, "the ranks of a split"));
-    const int n = members_of_color(g, color, members);
+    const int n = ari_group_members_of(g, color, members);
     for (int i = 0; i < n; i++) {
         index = members[i] == c->base.rank ? i : index;
         members[i] = g->rank[members[i]];

@@ -135,22 +135,6 @@ static ari_sim_comm *member_comm(ari_group *g, int index)
     return sim_of(ari_group_comm(g, index));
 }
 
-/* Members of `color` in the order of (key, rank): an insertion into a list that is sorted already. */
-static int members_of_color(ari_group *g, int color, int *members)
-{
-    int n = 0;
-    for (int i = 0; i < ari_group_size(g); i++) {
-        const ari_call *call = ari_group_call(g, i);
-        if (call->color != color)
-            continue;
-        int at = n++;
-        for (; at > 0 && ari_group_call(g, members[at - 1])->key > call->key; at--)
-            members[at] = members[at - 1];
-        members[at] = i;
-    }
-    return n;
-}
-
 /* The world ends now, and the group with it. */
 static void leave_split(ari_sim_comm *c)
 {
@@ -174,7 +158,7 @@ static ar_status make_groups(ari_group *g, void *arg)
         const int color = ari_group_call(g, i)->color;
         if (color < 0 || member_comm(g, i)->split_group)
             continue;
-        const int size = members_of_color(g, color, members);
+        const int size = ari_group_members_of(g, color, members);
         for (int k = 0; k < size; k++)
             ranks[k] = ari_group_rank(g, members[k]);
         ari_group *made = NULL;

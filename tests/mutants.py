@@ -166,8 +166,8 @@ MUTANTS = [
      "(bits & 0x7fffffU) | (biased != 0 ? 0x800000U : 0U);", "(bits & 0x7fffffU) | 0x800000U;",
      "baseline/baseline_sums_test"),
     # --- sim
-    ("equal keys of a split reverse the ranks", "sim/comm.c",
-     "ari_group_call(g, members[at - 1])->key > call->key;", "ari_group_call(g, members[at - 1])->key >= call->key;",
+    ("equal keys of a split reverse the ranks", "ref/core/group.c",
+     "g->slot[members[at - 1]].call.key > call->key;", "g->slot[members[at - 1]].call.key >= call->key;",
      "sim/group_test"),
     ("a slow rank is slow in one collective alone", "sim/fault.c",
      "f->kind == AR_SIM_SLOW && f->collective <= c->watch->number;",

@@ -79,6 +79,22 @@ ar_comm *ari_group_comm(const ari_group *g, int index)
     return g->slot[index].comm;
 }
 
+/* An insertion into a list that is sorted already. */
+int ari_group_members_of(const ari_group *g, int color, int *members)
+{
+    int n = 0;
+    for (int i = 0; i < g->n; i++) {
+        const ari_call *call = &g->slot[i].call;
+        if (call->color != color)
+            continue;
+        int at = n++;
+        for (; at > 0 && g->slot[members[at - 1]].call.key > call->key; at--)
+            members[at] = members[at - 1];
+        members[at] = i;
+    }
+    return n;
+}
+
 void ari_member_init(ari_member *m, ari_group *g, int index)
 {
     *m = (ari_member){.group = g, .index = index, .rank = g->rank[index]};

@@ -93,6 +93,8 @@ int ari_group_rank(const ari_group *g, int index); /* in the world */
 /** What member `index` called, and the communicator it called with. Valid between its enter and its leave. */
 const ari_call *ari_group_call(const ari_group *g, int index);
 ar_comm *ari_group_comm(const ari_group *g, int index);
+/** Of a split that is agreed upon: the members of `color`, in the order of (key, rank), and how many. members: [n]. */
+int ari_group_members_of(const ari_group *g, int color, int *members);
 
 /** Virtual time: when member `index` came to the collective, and when it is done with it, which the coming of member
  *  `from` decided. For virtual_cost alone, which also says which member came last (by index). */
