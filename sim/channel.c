@@ -159,16 +159,15 @@ static ar_status end_of(struct ari_channel_end **gives, ari_sim_comm *c, const a
     return st;
 }
 
-ar_status ari_channel_run(ari_sim_comm *c, const ari_call *call)
+ar_status ari_channel_run(ar_comm *base, const ari_call *call)
 {
+    ari_sim_comm *c = (ari_sim_comm *)base;
     struct ari_channel_end *e = NULL;
     AR_TRY(end_of(&e, c, call));
     ari_fault_before(&e->comm, call);
     if (call->on && ari_queue_stream(call->on) && !ari_is_staged(c))
         return ari_on_device_run(&e->comm, call);
-    AR_TRY(ari_member_enter(&e->comm.member, &e->comm.base, call, NULL, NULL));
-    ari_direct_part(&e->comm, call);
-    return ari_member_leave(&e->comm.member);
+    return ari_direct_run(&e->comm.base, call);
 }
 
 void ari_channel_ends_free(ari_sim_comm *c)

@@ -34,36 +34,11 @@ static void sim_abort(ar_comm *c, ar_status st, const char *why)
 
 /* --- algorithms --------------------------------------------------------------------------------------------------- */
 
-static bool is_message(const ari_call *call)
-{
-    return call->kind == ARI_SEND || call->kind == ARI_RECV;
-}
-
-/* Nothing moves: once all have come, all may go. */
-static ar_status meet(ari_sim_comm *s, const ari_call *call)
-{
-    AR_TRY(ari_member_enter(&s->member, &s->base, call, NULL, NULL));
-    ari_member_done(&s->member);
-    return AR_OK;
-}
-
-static ar_status direct_run(ar_comm *c, const ari_call *call)
-{
-    ari_sim_comm *s = sim_of(c);
-    if (is_message(call))
-        return ari_channel_run(s, call);
-    if (call->kind == ARI_BARRIER)
-        return meet(s, call);
-    AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
-    ari_direct_part(s, call);
-    return ari_member_leave(&s->member);
-}
-
 static ar_status ring_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
     if (c->size == 1 || !ari_kind_of(call->kind)->ring)
-        return direct_run(c, call);
+        return ari_direct_run(c, call);
     AR_TRY(ari_sim_reserve(s, ari_ring_scratch(s, call)));
     AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
     ari_ring_part(s, call);
@@ -72,7 +47,7 @@ static ar_status ring_run(ar_comm *c, const ari_call *call)
 
 static ar_status last_run(ar_comm *c, const ari_call *call)
 {
-    return ari_kind_of(call->kind)->ring ? ari_last_run(sim_of(c), call) : direct_run(c, call);
+    return ari_kind_of(call->kind)->ring ? ari_last_run(sim_of(c), call) : ari_direct_run(c, call);
 }
 
 /* Both ranks read the other's input, whose copy lies ready: with two ranks the bytes of a ring, and its bits, since two
@@ -95,7 +70,7 @@ static ar_status auto_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
     if (!ari_kind_of(call->kind)->ring)
-        return direct_run(c, call);
+        return ari_direct_run(c, call);
     const size_t count = call->counts ? ari_counts_before(call->counts, c->size) : call->count;
     const size_t bytes = count * ar_dtype_bytes(call->dtype);
     if (s->swaps && call->kind == ARI_ALL_REDUCE && bytes <= ARI_SWAP_BYTES && swap_run(s, call, bytes))
@@ -104,7 +79,7 @@ static ar_status auto_run(ar_comm *c, const ari_call *call)
     if (bytes <= (cores ? LAST_BYTES : LAST_BYTES_CROWDED))
         return last_run(c, call);
     const bool shares = !cores && call->kind == ARI_ALL_REDUCE && c->size <= ARI_PARTS_MOST && ari_wire_is_plain(s);
-    return shares ? ari_share_run(s, call) : direct_run(c, call);
+    return shares ? ari_share_run(s, call) : ari_direct_run(c, call);
 }
 
 /* Where a transport may be at fault, transfers are verified or somebody listens to the steps of a ring, the host has to
@@ -205,23 +180,24 @@ static void sim_destroy(ar_comm *c)
 
 static const ari_run_fn algorithms[] = {
     [AR_SIM_AUTO] = auto_run,
-    [AR_SIM_DIRECT] = direct_run,
+    [AR_SIM_DIRECT] = ari_direct_run,
     [AR_SIM_RING] = ring_run,
     [AR_SIM_LAST] = last_run,
 };
 
-/* Faults: a send or recv meets its own in its channel. On a device all algorithms are one. */
+/* On a device all algorithms are one. A send or recv meets faults in its channel. */
 static ar_status sim_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
-    const ari_run_fn run = algorithms[s->options->algorithm];
-    if (!is_message(call))
+    const bool is_message = ari_kind_of(call->kind)->has_peer;
+    const ari_run_fn run = is_message ? ari_channel_run : algorithms[s->options->algorithm];
+    if (!is_message)
         ari_fault_before(s, call);
     if (!call->on || !ari_queue_stream(call->on))
         return run(c, call);
     if (ari_is_staged(s))
         return ari_staged_run(c, call, true, run);
-    return is_message(call) ? ari_channel_run(s, call) : ari_on_device_run(s, call);
+    return is_message ? run(c, call) : ari_on_device_run(s, call);
 }
 
 static const ari_comm_ops sim_ops = {

@@ -59,13 +59,19 @@ static void take_all(const direct *d)
         ari_stream_end();
 }
 
-void ari_direct_part(ari_sim_comm *c, const ari_call *call)
+ar_status ari_direct_run(ar_comm *base, const ari_call *call)
 {
+    ari_sim_comm *c = (ari_sim_comm *)base;
+    AR_TRY(ari_member_enter(&c->member, base, call, NULL, NULL));
+    if (call->kind == ARI_BARRIER) { /* once all have come, all may go */
+        ari_member_done(&c->member);
+        return AR_OK;
+    }
     ari_wire wire = ari_wire_open(c);
     const direct d = {.wire = &wire,
                       .group = c->member.group,
                       .call = call,
-                      .n = c->base.size,
+                      .n = base->size,
                       .r = c->member.index,
                       .element = ar_dtype_bytes(call->dtype)};
     if (call->kind == ARI_ALL_REDUCE)
@@ -75,4 +81,5 @@ void ari_direct_part(ari_sim_comm *c, const ari_call *call)
     else
         take_all(&d);
     ari_wire_close(&wire);
+    return ari_member_leave(&c->member);
 }

@@ -38,24 +38,23 @@ void ari_sim_comm_free(ari_sim_comm *c);
 /** Before entering a collective: once it is agreed upon, nobody may fail. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes);
 
-/* Data movement. Calls are agreed upon; member r does its part and returns without waiting for others to finish. */
+/* Algorithms. A run is the whole call, from entering to leaving; a part is what member r does of a call that is agreed
+ * upon, and returns without waiting for others to finish. */
 
-/** direct: r reads what it needs from every member, and for all_reduce writes its slice to every member. Waits for
- *  nobody. */
-void ari_direct_part(ari_sim_comm *c, const ari_call *call);
+/** direct: r reads what it needs from every member, and for all_reduce writes its slice to every member. */
+AR_NODISCARD ar_status ari_direct_run(ar_comm *c, const ari_call *call);
 /** Bytes of partial sums that a ring needs for this call. */
 size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call);
 /** ring of two ranks or more: r reads its left neighbour (r - 1 mod N), step by step. */
 void ari_ring_part(ari_sim_comm *c, const ari_call *call);
 
-/** last: the whole call, of a kind that a ring moves, from entering to leaving. */
+/** last: of a kind that a ring moves. */
 AR_NODISCARD ar_status ari_last_run(ari_sim_comm *c, const ari_call *call);
 
-/** An all_reduce over a plain wire of more ranks than cores, from entering to leaving: `direct`, but each slice by
- *  whichever rank has a core. */
+/** An all_reduce over a plain wire of more ranks than cores: `direct`, but each slice by whichever rank has a core. */
 AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
 
-/** A call whose buffers are a device's memory, from entering to leaving: work on the streams of the ranks. */
+/** A call whose buffers are a device's memory: work on the streams of the ranks. */
 AR_NODISCARD ar_status ari_on_device_run(ari_sim_comm *c, const ari_call *call);
 /** Whether such a call is moved on the host instead, by ari_staged_run: the same for all ranks. */
 bool ari_is_staged(const ari_sim_comm *c);
@@ -66,8 +65,8 @@ bool ari_is_staged(const ari_sim_comm *c);
 AR_NODISCARD ar_status ari_channels_create(ari_channels **gives, const ari_group *g);
 /** Member `index` will not come again. Accepts NULL. */
 void ari_channels_leave(ari_channels *s, int index);
-/** A send or recv, from entering the channel to leaving it. */
-AR_NODISCARD ar_status ari_channel_run(ari_sim_comm *c, const ari_call *call);
+/** A send or recv. */
+AR_NODISCARD ar_status ari_channel_run(ar_comm *c, const ari_call *call);
 /** Drops this rank's places in channels. */
 void ari_channel_ends_free(ari_sim_comm *c);
 

@@ -218,16 +218,10 @@ static void run_kind(timing *t)
     case ARI_REDUCE:
         chain(t, (call->root + 1) % t->n, bytes);
         break;
-    case ARI_ALL_TO_ALL:
-    case ARI_GATHER:
-    case ARI_SCATTER:
-    case ARI_EXCHANGE:
-    case ARI_SEND:
-    case ARI_RECV:
-        direct(t);
-        break;
     case ARI_SPLIT: /* takes no time, but needs what everybody called */
-    case ARI_KIND_COUNT:
+        break;
+    default: /* what each pair has of its own */
+        direct(t);
         break;
     }
 }

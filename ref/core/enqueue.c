@@ -5,23 +5,17 @@
 #include "ref/core/comm_impl.h"
 #include "ref/core/queue_impl.h"
 
-/* A call on its way through a queue. Where the queue is the calling thread it lives on the stack and borrows its
- * arrays; otherwise it is one allocation with the arrays behind it. */
+/* A call on its way through a queue that is a thread: one allocation with its arrays behind it. */
 typedef struct job {
     ar_comm *c;
     ari_call call;
 } job;
 
-static ar_status run_in_place(void *arg)
+static ar_status run_job(void *arg)
 {
     job *j = arg;
-    return j->c->ops->run(j->c, &j->call);
-}
-
-static ar_status run_and_free(void *arg)
-{
-    const ar_status st = run_in_place(arg);
-    free(arg);
+    const ar_status st = j->c->ops->run(j->c, &j->call);
+    free(j);
     return st;
 }
 
@@ -61,13 +55,13 @@ static job *copy_job(ar_comm *c, const ari_call *call)
     return j;
 }
 
-static ar_status push_copy(ar_comm *c, ar_queue *q, const ari_call *call, bool *ran)
+static ar_status push_job(ar_comm *c, ar_queue *q, const ari_call *call)
 {
     job *j = copy_job(c, call);
+    bool ran;
     if (!j)
         return ar_error_set(AR_ERR_MEMORY, "%s '%s': no memory to enqueue it", ari_kind_name(call->kind), call->tag);
-    j->call.on = ari_queue_inner(q);
-    const ar_status st = ari_queue_push(q, run_and_free, drop_job, j, ran);
+    const ar_status st = ari_queue_push(q, run_job, drop_job, j, &ran);
     if (st != AR_OK)
         free(j);
     return st;
@@ -81,22 +75,19 @@ static ar_status check(const ar_comm *c, const ar_queue *q, const ari_call *call
     return ari_call_check(call, c->rank, c->size);
 }
 
-ar_status ari_comm_enqueue(ar_comm *c, ar_queue *q, const ari_call *call)
+ar_status ari_comm_enqueue(ar_comm *c, ar_queue *q, const ari_call *asked)
 {
-    job j = {.c = c, .call = *call};
-    j.call.tag = call->tag ? call->tag : "";
-    AR_TRY(check(c, q, &j.call));
-    bool ran = false;
-    ar_status st;
-    if (ari_queue_is_inline(q)) {
-        j.call.on = q;
-        st = ari_queue_push(q, run_in_place, NULL, &j, &ran);
-    } else {
-        st = push_copy(c, q, &j.call, &ran);
-    }
-    if (st == AR_OK)
-        atomic_fetch_add_explicit(&c->calls[call->kind], 1, memory_order_relaxed);
-    else if (!ran)
+    ari_call call = *asked;
+    call.tag = asked->tag ? asked->tag : "";
+    AR_TRY(check(c, q, &call));
+    call.on = ari_queue_inner(q);
+    const bool is_inline = ari_queue_is_inline(q);
+    ar_status st = is_inline ? ari_queue_begin(q) : push_job(c, q, &call);
+    if (st != AR_OK)
         ar_comm_abort(c, st, ar_error_message());
+    else if (is_inline)
+        st = ari_queue_end(q, c->ops->run(c, &call));
+    if (st == AR_OK)
+        atomic_fetch_add_explicit(&c->calls[call.kind], 1, memory_order_relaxed);
     return st;
 }

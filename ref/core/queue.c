@@ -300,11 +300,14 @@ ar_queue *ari_queue_inner(ar_queue *q)
 }
 
 /* Inline: the host is the queue. No allocation, so that a small collective costs what it moves. */
-static ar_status push_inline(ar_queue *q, ar_status (*fn)(void *), void *arg, bool *ran)
+ar_status ari_queue_begin(ar_queue *q)
 {
-    AR_TRY(first_error(q));
-    *ran = true;
-    const ar_status st = fn(arg);
+    ari_wait_yield();
+    return first_error(q);
+}
+
+ar_status ari_queue_end(ar_queue *q, ar_status st)
+{
     if (st != AR_OK)
         poison(q, st, ar_error_message());
     return st;
@@ -313,9 +316,12 @@ static ar_status push_inline(ar_queue *q, ar_status (*fn)(void *), void *arg, bo
 ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_drop_fn drop, void *arg, bool *ran)
 {
     *ran = false;
+    if (q->kind == AR_QUEUE_INLINE) {
+        AR_TRY(ari_queue_begin(q));
+        *ran = true;
+        return ari_queue_end(q, fn(arg));
+    }
     ari_wait_yield();
-    if (q->kind == AR_QUEUE_INLINE)
-        return push_inline(q, fn, arg, ran);
     task *t = malloc(sizeof *t);
     if (!t)
         return ar_error_set(AR_ERR_MEMORY, "queue '%s': no memory for a task", q->name);

@@ -19,6 +19,10 @@ AR_NODISCARD ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_
 
 /** Whether tasks run in the calling thread, inside the call. */
 bool ari_queue_is_inline(const ar_queue *q);
+/** A task of an inline queue that the caller does itself, between the two. Begin: the queue's first error, and then
+ *  there is no task. End: the queue keeps the task's status, and gives it. */
+AR_NODISCARD ar_status ari_queue_begin(ar_queue *q);
+AR_NODISCARD ar_status ari_queue_end(ar_queue *q, ar_status st);
 /** Where q's tasks enqueue further work: q itself if it is inline, a thread's own inline queue otherwise. */
 ar_queue *ari_queue_inner(ar_queue *q);
 
