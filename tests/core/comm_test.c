@@ -168,7 +168,7 @@ Test(comm, arguments_are_checked_before_anything_moves)
 
 typedef struct noting {
     ar_comm base;
-    int runs;
+    int runs, aborts;
     ari_call call;
     size_t counts[3];
 } noting;
@@ -183,7 +183,13 @@ static ar_status note(ar_comm *c, const ari_call *call)
     return AR_OK;
 }
 
-static const ari_comm_ops noting_ops = {.run = note};
+static void note_abort(ar_comm *c, ar_status st, const char *why)
+{
+    (void)st, (void)why;
+    ((noting *)c)->aborts++;
+}
+
+static const ari_comm_ops noting_ops = {.run = note, .abort = note_abort};
 
 static ar_comm *member_of_three(noting *n, int rank)
 {
@@ -317,6 +323,29 @@ Test(comm, a_queue_hands_over_what_was_given_though_its_counts_are_gone)
         cr_assert_eq(ar_queue_sync(f.q, 0), AR_OK);
         cr_assert(n.call.kind == ARI_RECV && n.call.dtype == AR_F64 && n.call.peer == 0 && n.call.count == 4);
         cr_assert(n.call.out.ptr == y && n.runs == 5);
+        end(&f);
+    }
+}
+
+static ar_status fail(void *arg)
+{
+    (void)arg;
+    return ar_error_set(AR_ERR_IO, "disk");
+}
+
+Test(comm, a_queue_that_has_failed_aborts_for_the_peers_that_wait)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        noting n;
+        ar_comm *c = member_of_three(&n, 1);
+        fixture f = make((ar_queue_kind)kind);
+        const ar_status st = ar_queue_host(f.q, fail, NULL);
+        cr_assert_eq(st, kind == AR_QUEUE_INLINE ? AR_ERR_IO : AR_OK);
+        cr_assert_eq(ar_queue_sync(f.q, 0), AR_ERR_IO);
+        refused(ar_comm_barrier(c, f.q, "t"), AR_ERR_IO, "disk");
+        cr_assert(n.runs == 0 && n.aborts == 1 && ar_comm_calls(c, "barrier") == 0);
+        refused(ar_comm_send(c, f.q, (ar_cbuf){NULL}, 0, AR_F32, 1, "t"), AR_ERR_ARG, "the rank itself");
+        cr_assert_eq(n.aborts, 1, "a call that is refused never was one");
         end(&f);
     }
 }

@@ -380,6 +380,30 @@ Test(on_device, faults_of_the_transport_strike_as_on_the_host)
     }
 }
 
+Test(on_device, an_output_is_left_as_on_the_host_where_a_transfer_never_arrives)
+{
+    const ar_sim_fault lost = {.kind = AR_SIM_DROP, .rank = 2, .collective = 5}; /* an all_gather */
+    const ar_sim_options o = {.algorithm = AR_SIM_DIRECT, .faults = &lost, .fault_count = 1};
+    batch b = {.w = LATE};
+    unsigned char *left[3];
+    char why[256] = "";
+    make_cases(&b, 3, 701, 7);
+    coll_case *k = &b.k[4];
+    cr_assert_eq(ar_sim_run(3, &o, run_on_host, &b, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert(k->kind == ALL_GATHER && !case_holds(k, why, sizeof why), "the fault does not strike");
+    for (int r = 0; r < 3; r++) {
+        left[r] = malloc(k->store_bytes[r]);
+        memcpy(left[r], k->store[r], k->store_bytes[r]);
+    }
+    reset(&b);
+    cr_assert_eq(ar_sim_run(3, &o, run_batch, &b, NULL), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < 3; r++) {
+        cr_assert_eq(memcmp(k->store[r], left[r], k->store_bytes[r]), 0, "rank %d", r);
+        free(left[r]);
+    }
+    fini(&b);
+}
+
 Test(on_device, a_delay_changes_nothing)
 {
     const ar_sim_fault late = {.kind = AR_SIM_DELAY, .rank = 1, .collective = 2, .ns = 1000000};
