@@ -6,6 +6,7 @@
 #include "ref/core/size.h"
 #include "ref/layers/attention.h"
 #include "ref/layers/parts.h"
+#include "ref/layers/sequence.h"
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
@@ -63,7 +64,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
                          const ar_batch *batch)
 {
     ari_attention *m = (ari_attention *)base;
-    const size_t ranks = ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
+    const size_t ranks = ari_sequence_ranks(ctx);
     if (x->ndim != 3 || !batch || x->shape[0] != batch->batch || x->shape[1] * ranks != batch->seq)
         return ar_error_set(AR_ERR_SHAPE, "%s: input must be [batch, seq, hidden] of the batch given with it",
                             base->name);

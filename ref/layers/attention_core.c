@@ -4,6 +4,7 @@
  * that the query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
 #include "ref/layers/attention.h"
 
+#include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/scalar.h"
 
@@ -187,17 +188,14 @@ static ar_status upload_masks(ar_ctx *ctx, ar_saved *saved, const ari_attention 
     return ar_saved_push(saved, m, SAVED_ADDITIVE, &additive);
 }
 
-/* The heads' outputs side by side, [b, s, heads * d]; a mistake fills only a part of them. */
+/* The heads' outputs side by side, [b, s, heads * d]. */
 static ar_status assemble(ari_attention *m, ar_ctx *ctx, ar_tensor *context, const ar_tensor *per_head)
 {
     const size_t b = per_head->shape[0], s = per_head->shape[2], d = m->o.head_dim;
     const size_t shape[3] = {b, s, m->heads * d};
     AR_TRY(ar_ctx_tensor(ctx, context, AR_F32, 3, shape));
     size_t filled = m->heads;
-    if (ar_faulty(ctx, AR_FAULT_heads_divided_twice)) {
-        filled /= (size_t)ar_comm_size(ctx->tp);
-        AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, context->data, 0.0f, ar_tensor_count(context)));
-    }
+    AR_TRY(ari_fault_heads(ctx, context, &filled));
     const ar_tensor all = projected(context, 0, m->heads, d), from_all = swapped(per_head);
     const ar_tensor to = ar_tensor_slice(&all, 2, 0, filled), from = ar_tensor_slice(&from_all, 2, 0, filled);
     return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
 enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID };
@@ -21,17 +22,8 @@ typedef struct target_rows {
     ar_tensor valid;  /* u8 [n] */
 } target_rows;
 
-/* A mistake moves the range by one: the first id of the next shard counts as this one's. */
-static void move_range(const ari_cross_entropy *c, int64_t *ids, size_t n)
-{
-    const int64_t edge = (int64_t)(c->start + c->owned), first = (int64_t)c->start;
-    for (size_t i = 0; i < n; i++)
-        ids[i] = ids[i] == edge && c->owned > 0 ? edge - 1 : ids[i] == first && first > 0 ? AR_IGNORE_INDEX : ids[i];
-}
-
 static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_rows *t, const int64_t *given, size_t n)
 {
-    const bool off = ar_faulty(ctx, AR_FAULT_vocab_target_off_by_shard) && c->over && ar_comm_size(c->over) > 1;
     int64_t *ids = NULL;
     uint8_t *valid = NULL;
     ar_tensor device_ids;
@@ -42,8 +34,7 @@ static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_ro
         ids[i] = given[i];
         valid[i] = given[i] != AR_IGNORE_INDEX;
     }
-    if (off)
-        move_range(c, ids, n);
+    ari_fault_targets_at_edge(ctx, c, ids, n);
     AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &device_ids, AR_I64, 1, &n));
     AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t->row_of, AR_I64, 1, &n));
     AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t->valid, AR_U8, 1, &n));
@@ -79,9 +70,8 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
     AR_TRY(ar_ctx_tensor(ctx, &bits, AR_I32, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, terms, AR_F32, 1, &n));
     AR_TRY(dev->ce_max(ctx->device, ctx->queue, key.data, ar_const(logits->data), n, c->rows));
-    const bool one_less = ar_faulty(ctx, AR_FAULT_collective_size_mismatch) && ar_comm_rank(ctx->tp) == 1;
     if (!ar_faulty(ctx, AR_FAULT_loss_parallel_no_max))
-        AR_TRY(over_ranks(c, ctx, &key, one_less ? n - 1 : n, AR_MAX, "loss max"));
+        AR_TRY(over_ranks(c, ctx, &key, ari_fault_token_count(ctx, n), AR_MAX, "loss max"));
     AR_TRY(dev->ce_sum(ctx->device, ctx->queue, sum.data, ar_const(logits->data), ar_const(key.data), n, c->rows,
                        c->classes));
     AR_TRY(over_ranks(c, ctx, &sum, n, AR_SUM, "loss sum"));

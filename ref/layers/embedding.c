@@ -3,6 +3,7 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/dropout.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/sequence.h"
 
@@ -95,12 +96,6 @@ ar_param *ar_embedding_position(ar_embedding *e)
     return e->learned ? &e->position : NULL;
 }
 
-/* The ranks that share the positions of a sequence. */
-static size_t ranks_of(const ar_ctx *ctx)
-{
-    return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
-}
-
 static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_batch *batch)
 {
     for (size_t i = 0; i < batch->batch * batch->seq; i++) {
@@ -113,17 +108,10 @@ static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_
                             e->positions);
     if (e->learned)
         AR_TRY(ari_check_positions(batch, e->positions));
-    if (batch->seq % ranks_of(ctx) != 0)
+    if (batch->seq % ari_sequence_ranks(ctx) != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE, "a sequence of %zu cannot be split over tp=%zu; use a multiple of %zu",
-                            batch->seq, ranks_of(ctx), ranks_of(ctx));
+                            batch->seq, ari_sequence_ranks(ctx), ari_sequence_ranks(ctx));
     return AR_OK;
-}
-
-/* Which token of [b, s] stands at place i of the token rows: the same, or in the order of the ranks' positions. */
-static size_t token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i)
-{
-    const size_t own = batch->seq / ranks_of(ctx), sample = i / own % batch->batch, rank = i / own / batch->batch;
-    return sample * batch->seq + rank * own + i % own;
 }
 
 static ar_status upload_ids(ar_ctx *ctx, const ar_tensor *ids, const ar_batch *batch)
@@ -132,7 +120,7 @@ static ar_status upload_ids(ar_ctx *ctx, const ar_tensor *ids, const ar_batch *b
     int64_t *host = NULL;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "ids"));
     for (size_t i = 0; i < n; i++)
-        host[i] = batch->input_ids[token_at(ctx, batch, i)];
+        host[i] = batch->input_ids[ari_token_at(ctx, batch, i)];
     const ar_status st = ar_ctx_upload(ctx, ids, host);
     free(host);
     return st;
@@ -156,7 +144,7 @@ static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const
 /* The rows of the own positions, [b, s] or with sequence parallelism [b, s/N]. */
 static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
-    const size_t own = batch->seq / ranks_of(ctx), n = batch->batch * own;
+    const size_t own = batch->seq / ari_sequence_ranks(ctx), n = batch->batch * own;
     size_t first = ari_ctx_sp(ctx) ? own * (size_t)ar_comm_rank(ctx->tp) : 0;
     if (ar_faulty(ctx, AR_FAULT_positions_local))
         first = 0;
@@ -173,20 +161,6 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
     return st;
 }
 
-/* The mistake of two owners: the last row of a shard also answers for the first id of the next. */
-static ar_status edge_twice(ar_embedding *e, ar_ctx *ctx, const ar_tensor *y, const ar_batch *batch)
-{
-    const size_t n = batch->batch * batch->seq;
-    for (size_t i = 0; i < n && e->rows > 0; i++) {
-        if ((size_t)batch->input_ids[token_at(ctx, batch, i)] != e->start + e->rows)
-            continue;
-        const size_t row_bytes = e->h * sizeof(float);
-        AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, ar_buf_at(y->data, i * row_bytes),
-                                      ar_cbuf_at(ar_const(e->token.value.data), (e->rows - 1) * row_bytes), row_bytes));
-    }
-    return AR_OK;
-}
-
 /* The tokens' rows, [b, s, h] or the own positions of it. A selection: one rank has a row, the others zero bits. */
 static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of,
                              const ar_batch *batch)
@@ -196,8 +170,7 @@ static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, con
     AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 3, shape));
     AR_TRY(
         ctx->device->ops->gather_rows(ctx->device, ctx->queue, all.data, &e->token.value, ar_const(row_of->data), n));
-    if (ar_faulty(ctx, AR_FAULT_embedding_edge_twice))
-        AR_TRY(edge_twice(e, ctx, &all, batch));
+    AR_TRY(ari_fault_token_rows(ctx, &all, &e->token, e->start, e->rows, batch));
     *token = all;
     if (!ari_ctx_sp(ctx))
         return ar_comm_all_reduce(ctx->tp, ctx->queue, all.data, ar_const(all.data), n * e->h, AR_I32, AR_SUM,

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/faults.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/sequence.h"
@@ -32,21 +33,13 @@ static int counted_weights(ari_linear *l, ar_param **weight, ar_parts *dy_parts,
     return n;
 }
 
-/* dx from a sum over the group, or, a mistake, from this rank's part of it alone. scattered: dx has the own rows. */
-static ar_status finish(ar_ctx *ctx, const ar_tensor *dx, ar_sum *s, size_t rows, bool scattered, const char *tag)
+/* dX's rows from their sum over the group. scattered: the own rows of the `all` that there are. */
+static ar_status complete(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size_t all, bool scattered, const char *tag)
 {
-    const ar_tensor own = ar_tensor_rows(dx);
-    const bool partial = ar_faulty(ctx, AR_FAULT_column_dx_not_reduced);
-    const ar_fold how = scattered ? AR_SCATTER_ROWS : AR_ALL;
-    AR_TRY(ctx->arith->fold(ctx, s, ctx->tp, partial ? AR_KEEP : how, tag));
-    if (!partial || !scattered)
-        return ctx->arith->round(ctx, &own, s, NULL);
-    const size_t shape[2] = {rows, own.shape[1]}, bytes = ar_tensor_count(&own) * sizeof(float);
-    ar_tensor all;
-    AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 2, shape));
-    AR_TRY(ctx->arith->round(ctx, &all, s, NULL));
-    return ctx->device->ops->copy(ctx->device, ctx->queue, dx->data,
-                                  ar_cbuf_at(ar_const(all.data), (size_t)ar_comm_rank(ctx->tp) * bytes), bytes);
+    if (ar_faulty(ctx, AR_FAULT_column_dx_not_reduced))
+        return ari_fault_partial_dx(ctx, dx_rows, s, all, tag);
+    AR_TRY(ctx->arith->fold(ctx, s, ctx->tp, scattered ? AR_SCATTER_ROWS : AR_ALL, tag));
+    return ctx->arith->round(ctx, dx_rows, s, NULL);
 }
 
 /* dX = sum over the group's weights and, column-parallel, over the ranks. */
@@ -67,28 +60,11 @@ static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
                                      row ? ctx->tp : NULL));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, tag));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
-    if (row) {
-        const ar_tensor dx_rows = ar_tensor_rows(dx);
-        AR_TRY(ctx->arith->round(ctx, &dx_rows, s, NULL));
-    } else {
-        AR_TRY(finish(ctx, dx, s, rows.shape[0], scattered, tag));
-    }
+    const ar_tensor dx_rows = ar_tensor_rows(dx);
+    AR_TRY(row ? ctx->arith->round(ctx, &dx_rows, s, NULL) : complete(ctx, &dx_rows, s, rows.shape[0], scattered, tag));
     ctx->arith->operand_done(ctx, a);
     ari_release_rows(ctx, &rows, dy);
     return AR_OK;
-}
-
-/* The full gradient of a replicated input: every rank's slice, or (a mistake) only the own one among zeros. */
-static ar_status widen_gradient(ar_ctx *ctx, ar_tensor *dx, ar_tensor *slice, const char *tag)
-{
-    if (!ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
-        return ari_gather_features(ctx, dx, slice, tag);
-    const size_t n = (size_t)ar_comm_size(ctx->tp), width = slice->shape[slice->ndim - 1];
-    AR_TRY(ari_like(ctx, dx, slice, n * width));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dx->data, 0.0f, ar_tensor_count(dx)));
-    const ar_tensor to = ar_tensor_rows(dx), from = ar_tensor_rows(slice);
-    const ar_tensor own = ar_tensor_slice(&to, 1, (size_t)ar_comm_rank(ctx->tp) * width, width);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &own, &from);
 }
 
 /* dx as X was given: of a row-parallel group whose input was whole, all features of (with `sequence`: the own)
@@ -97,7 +73,9 @@ static ar_status whole_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
 {
     ar_tensor slice, wide;
     AR_TRY(input_gradient(l, ctx, &slice, dy, features));
-    AR_TRY(widen_gradient(ctx, &wide, &slice, l->weight[0]->name));
+    AR_TRY(ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered)
+               ? ari_fault_narrow_dx(ctx, &wide, &slice)
+               : ari_gather_features(ctx, &wide, &slice, l->weight[0]->name));
     ar_ctx_release(ctx, &slice);
     *dx = wide;
     if (!l->sequence)
@@ -116,40 +94,9 @@ static ar_status tap_gradient(const ari_linear *l, ar_ctx *ctx, const char *name
 
 /* --- gradients of the parameters ---------------------------------------------------------------------------------- */
 
-/* A mistake sums over features: token t's sum lands in element t. */
-static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
-{
-    const size_t tokens = dy->shape[0] < dy->shape[1] ? dy->shape[0] : dy->shape[1];
-    const size_t shape[2] = {dy->shape[1], dy->shape[1]};
-    ar_tensor zeros;
-    AR_TRY(ar_ctx_tensor(ctx, &zeros, AR_F32, 2, shape));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, zeros.data, 0.0f, shape[0] * shape[1]));
-    const ar_tensor swapped = ar_tensor_transposed(dy);
-    const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
-    *dy = zeros;
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &wrong, &from);
-}
-
-/* A mistake takes a row-parallel bias for one that each rank has a part of. */
-static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
-{
-    const ar_device_ops *dev = ctx->device->ops;
-    const size_t n = ar_tensor_count(dy);
-    ar_tensor part, factor;
-    AR_TRY(ari_like(ctx, &part, dy, dy->shape[1]));
-    AR_TRY(ari_like(ctx, &factor, dy, dy->shape[1]));
-    AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &part, dy));
-    AR_TRY(dev->fill(ctx->device, ctx->queue, factor.data, 1.0f / (float)ar_comm_size(ctx->tp), n));
-    *dy = part;
-    return dev->mul(ctx->device, ctx->queue, part.data, ar_const(part.data), ar_const(factor.data), n);
-}
-
 static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
 {
-    if (ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis))
-        AR_TRY(sum_features(ctx, &dy));
-    if (l->style == ARI_ROW && ar_faulty(ctx, AR_FAULT_row_bias_partial_grad))
-        AR_TRY(divide_by_ranks(ctx, &dy));
+    AR_TRY(ari_fault_bias_rows(ctx, l->style == ARI_ROW, &dy));
     return ctx->arith->grad_rows(ctx, &l->bias[i], &dy, (ar_cbuf){NULL});
 }
 
@@ -159,11 +106,7 @@ static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor
 {
     size_t samples = ar_ctx_samples(ctx, x);
     ar_tensor x_rows = ar_tensor_rows(x), dy_rows = ar_tensor_rows(dy);
-    if (samples > 1 && x->ndim > 2 && ar_faulty(ctx, AR_FAULT_weight_grad_leading_dims)) {
-        x_rows = ar_tensor_slice(&x_rows, 0, 0, x->shape[x->ndim - 2]);
-        dy_rows = ar_tensor_slice(&dy_rows, 0, 0, x->shape[x->ndim - 2]);
-        samples = 1;
-    }
+    ari_fault_weight_rows(ctx, x, &x_rows, &dy_rows, &samples);
     const ar_tensor bias_rows = ar_tensor_rows(bias_dy);
     for (int i = 0; i < l->n; i++) {
         const ar_tensor dy_i = ari_linear_part_of(l, &dy_rows, i);

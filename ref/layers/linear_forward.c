@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/faults.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/sequence.h"
@@ -49,39 +50,9 @@ static ar_status product_input(ari_linear *l, ar_ctx *ctx, ar_tensor *in, const 
     return AR_OK;
 }
 
-/* What three mistakes do to an output: a row-parallel bias counted for every rank, any bias twice, the saved input
- * overwritten by a row-parallel output. */
-static ar_status faults_after_forward(ari_linear *l, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
-                                      const ar_epilogue *ep)
-{
-    const ar_device_ops *dev = ctx->device->ops;
-    const ar_tensor rows = ar_tensor_rows(y);
-    const bool row = l->style == ARI_ROW;
-    int times = 0;
-    if (row && ar_faulty(ctx, AR_FAULT_row_bias_every_rank))
-        times = ar_comm_size(ctx->tp) - 1;
-    if (ar_faulty(ctx, AR_FAULT_bias_added_twice))
-        times = 1;
-    for (int i = 0; ep->bias.ptr && i < times; i++)
-        AR_TRY(dev->bias_act(ctx->device, ctx->queue, &rows, ep->bias, ep->act, ep->z));
-    if (row && ar_comm_size(ctx->tp) > 1 && ar_faulty(ctx, AR_FAULT_allreduce_aliases_input)) {
-        const size_t nx = ar_tensor_count(x), ny = ar_tensor_count(y);
-        AR_TRY(dev->copy(ctx->device, ctx->queue, x->data, ar_const(y->data), (nx < ny ? nx : ny) * sizeof(float)));
-    }
-    return AR_OK;
-}
-
-/* For the backward pass. A mistake keeps it in the module, where the next forward's takes the place of the one whose
- * backward is still to come. */
 static ar_status keep(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x)
 {
-    ar_tensor before;
-    if (saved && ar_faulty(ctx, AR_FAULT_saved_input_overwritten) && ar_saved_pop(saved, l, 0, &before) == AR_OK) {
-        const size_t old = ar_tensor_count(&before), new = ar_tensor_count(x);
-        AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, before.data, ar_const(x->data),
-                                      (old < new ? old : new) * sizeof(float)));
-        AR_TRY(ar_saved_push(saved, l, 0, &before));
-    }
+    AR_TRY(ari_fault_saved_input(ctx, saved, l, x));
     return ar_saved_push(saved, l, 0, x);
 }
 
@@ -132,7 +103,7 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     epilogue.z = &z_rows;
     AR_TRY(joined_bias(l, ctx, &epilogue.bias));
     AR_TRY(multiply(l, ctx, y, &in, &epilogue));
-    AR_TRY(faults_after_forward(l, ctx, y, &in, &epilogue));
+    AR_TRY(ari_fault_linear_output(ctx, l->style == ARI_ROW, y, &in, &epilogue));
     if (!gathered_for_now(l, ctx))
         return keep(l, ctx, saved, &in);
     ar_ctx_release(ctx, &in);

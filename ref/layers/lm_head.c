@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LM head and vocab-parallel cross-entropy: the logits stay sharded. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/cross_entropy.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
@@ -94,17 +94,6 @@ ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t target
     return ari_loss_value(&l->loss, ctx, loss, (double)targets);
 }
 
-/* A mistake: the rows of ids that belong to nobody have no logits, so they take no part in the softmax. */
-static ar_status truncate_logits(const ar_lm_head *l, ar_ctx *ctx, const ar_tensor *logits)
-{
-    const ar_tensor rows = ar_tensor_rows(logits);
-    const ar_tensor lost = ar_tensor_slice(&rows, 1, l->entropy.owned, l->entropy.rows - l->entropy.owned);
-    ar_tensor nothing;
-    AR_TRY(ar_ctx_tensor(ctx, &nothing, AR_F32, 2, lost.shape));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, nothing.data, -INFINITY, ar_tensor_count(&nothing)));
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &lost, &nothing);
-}
-
 ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
 {
     ar_tensor logits;
@@ -112,8 +101,7 @@ ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const 
     AR_TRY(ari_linear_forward(&l->linear, ctx, saved, &logits, x, AR_ACT_NONE, NULL));
     if (saved)
         ar_param_use(l->linear.weight[0]);
-    if (ar_faulty(ctx, AR_FAULT_silent_truncation))
-        AR_TRY(truncate_logits(l, ctx, &logits));
+    AR_TRY(ari_fault_logits(ctx, &logits, l->entropy.owned));
     AR_TRY(ari_tap_shard(ctx, l->name, NULL, 'f', &logits, 2, l->entropy.classes));
     return add_terms(l, ctx, saved, &logits, batch);
 }

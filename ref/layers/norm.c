@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
 typedef struct norm_module {
@@ -15,44 +16,6 @@ typedef struct norm_module {
 } norm_module;
 
 enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
-
-/* y and the rows' statistics. */
-static ar_status normalise(const norm_module *m, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *mean,
-                           const ar_tensor *rstd, const ar_tensor *x, ar_cbuf weight, ar_cbuf bias)
-{
-    return ctx->device->ops->norm_forward(ctx->device, ctx->queue, m->kind, y->data, mean->data, rstd->data,
-                                          ar_const(x->data), weight, bias, m->eps, x->shape[0], x->shape[1]);
-}
-
-/* Rows of a wider matrix whose further columns are zero. */
-static ar_status pad(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *rows, size_t width)
-{
-    const size_t shape[2] = {rows->shape[0], width};
-    AR_TRY(ar_ctx_tensor(ctx, wide, AR_F32, 2, shape));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, wide->data, 0.0f, shape[0] * width));
-    const ar_tensor to = ar_tensor_slice(wide, 1, 0, rows->shape[1]);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, rows);
-}
-
-/* A mistake of vectorised kernels: the statistics cover the width rounded up to a power of two. */
-static ar_status normalise_padded(const norm_module *m, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *mean,
-                                  const ar_tensor *rstd, const ar_tensor *x)
-{
-    size_t width = 1;
-    while (width < m->h)
-        width *= 2;
-    const size_t row[2] = {1, m->h};
-    ar_tensor weight, bias, wide_x, wide_y, wide_weight, wide_bias;
-    AR_TRY(ar_tensor_view(&weight, AR_F32, 2, row, m->weight.value.data));
-    AR_TRY(ar_tensor_view(&bias, AR_F32, 2, row, (m->kind == AR_NORM_LAYER ? &m->bias : &m->weight)->value.data));
-    AR_TRY(pad(ctx, &wide_x, x, width));
-    AR_TRY(pad(ctx, &wide_y, x, width));
-    AR_TRY(pad(ctx, &wide_weight, &weight, width));
-    AR_TRY(pad(ctx, &wide_bias, &bias, width));
-    AR_TRY(normalise(m, ctx, &wide_y, mean, rstd, &wide_x, ar_const(wide_weight.data), ar_const(wide_bias.data)));
-    const ar_tensor from = ar_tensor_slice(&wide_y, 1, 0, m->h);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, y, &from);
-}
 
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
@@ -67,12 +30,10 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ar_ctx_tensor(ctx, &mean, AR_F64, 1, &rows));
     AR_TRY(ar_ctx_tensor(ctx, &rstd, AR_F32, 1, &rows));
     const ar_tensor x_rows = ar_tensor_rows(x), y_rows = ar_tensor_rows(y);
-    AR_TRY(ar_faulty(ctx, AR_FAULT_norm_padded_lanes)
-               ? normalise_padded(m, ctx, &y_rows, &mean, &rstd, &x_rows)
-               : normalise(m, ctx, &y_rows, &mean, &rstd, &x_rows, ar_const(m->weight.value.data),
-                           ar_const(m->bias.value.data)));
-    if (ar_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
-        AR_TRY(ctx->device->ops->round_bf16(ctx->device, ctx->queue, y->data, ar_const(y->data), ar_tensor_count(y)));
+    AR_TRY(ctx->device->ops->norm_forward(ctx->device, ctx->queue, m->kind, y->data, mean.data, rstd.data,
+                                          ar_const(x->data), ar_const(m->weight.value.data),
+                                          ar_const(m->bias.value.data), m->eps, rows, m->h));
+    AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &mean, &rstd, &x_rows));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, x));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &mean));
     AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rstd));
@@ -100,11 +61,7 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
                               terms.data, ar_const(dy->data), ar_const(x.data), ar_const(mean.data),
                               ar_const(rstd.data), ar_const(m->weight.value.data),
                               residual ? ar_const(residual->data) : (ar_cbuf){NULL}, rows, m->h));
-    if (residual && ar_faulty(ctx, AR_FAULT_norm_backward_missing)) {
-        AR_TRY(dev->fill(ctx->device, ctx->queue, dx->data, 0.0f, ar_tensor_count(dx)));
-        AR_TRY(dev->copy(ctx->device, ctx->queue, sum->data, ar_const(residual->data),
-                         ar_tensor_count(dx) * sizeof(float)));
-    }
+    AR_TRY(ari_fault_norm_gradient(ctx, dx, sum, residual));
     AR_TRY(ari_tap_tokens(ctx, base->name, NULL, 'b', dx));
     const ar_tensor term_rows = ar_tensor_rows(&terms), dy_rows = ar_tensor_rows(dy);
     AR_TRY(ctx->arith->grad_rows(ctx, &m->weight, &term_rows, (ar_cbuf){NULL}));

@@ -9,6 +9,7 @@
 #include "ref/core/boxes.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
 
@@ -52,7 +53,7 @@ struct fresh {
     const ar_param *p;
     float *host;
     uint64_t key;
-    size_t fan_in, fan_out;
+    const ari_draw *draw;
 };
 
 static void put_fresh(void *user, const ari_box_run *r)
@@ -60,44 +61,7 @@ static void put_fresh(void *user, const ari_box_run *r)
     const struct fresh *f = user;
     for (size_t i = 0; i < r->count; i++)
         f->host[r->local_index + i] =
-            ari_init_value(f->p->init, f->key, r->full + i, f->fan_in, f->fan_out, f->p->init_range);
-}
-
-/* The mistake of seeding every shard alike: the indices of the group's first rank. A single box begins at 0 there, also
- * where the ranks' parts are of different sizes; one of several (q | k | v) at the beginning of its own part. */
-static ar_layout first_shard(const ar_layout *o, int rank)
-{
-    ar_layout first = *o;
-    for (size_t k = 0; k < o->nbox; k++) {
-        for (int d = 0; d < o->ndim; d++) {
-            ar_box *b = &first.box[k];
-            const size_t back = o->nbox == 1 ? b->global[d] : b->extent[d] * (size_t)rank;
-            if (b->extent[d] < o->shape[d] && back <= b->global[d])
-                b->global[d] -= back;
-        }
-    }
-    return first;
-}
-
-/* Which boxes of the full tensor the values come from: the own ones. Two mistakes: of parts that neighbouring ranks
- * hold copies of (KV heads), rank r takes part r mod P of the P there are; of packed blocks (q | k | v), it takes its
- * N-th of all rows as if they were one block. */
-static ar_layout source_of(const ar_layout *o, ar_ctx *ctx)
-{
-    const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
-    ar_layout at = *o;
-    for (size_t k = 0; k < o->nbox; k++) {
-        for (int d = 0; d < o->ndim; d++) {
-            const ar_box *b = &o->box[k];
-            if (b->extent[d] == o->shape[d])
-                continue;
-            if (o->replicas > 1 && ar_faulty(ctx, AR_FAULT_kv_replica_wrong_head))
-                at.box[k].global[d] = r % (n / (size_t)o->replicas) * b->extent[d];
-            if (o->nbox > 1 && ar_faulty(ctx, AR_FAULT_gate_up_interleaved_wrong))
-                at.box[k].global[d] = r * (o->shape[d] / n) + b->local[d];
-        }
-    }
-    return at;
+            ari_init_value(f->p->init, f->key, r->full + i, f->draw->fan_in, f->draw->fan_out, f->p->init_range);
 }
 
 static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
@@ -113,23 +77,12 @@ static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
 
 ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
 {
-    const int n = ar_comm_size(ctx->tp);
+    ari_draw draw = {.seed = seed, .fan_in = p->fan_in, .fan_out = p->fan_out, .from = p->layout};
     float *host = NULL;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
-    if (ar_faulty(ctx, AR_FAULT_init_replica_differs) && p->layout.replicas > 1)
-        seed += (uint64_t)ar_comm_rank(ctx->tp);
-    if (ar_faulty(ctx, AR_FAULT_dp_init_differs))
-        seed += (uint64_t)ar_comm_rank(ctx->dp);
-    struct fresh f = {p, host, ari_stream_key(seed, p->name), p->fan_in, p->fan_out};
-    ar_layout at = source_of(&p->layout, ctx);
-    if (ar_faulty(ctx, AR_FAULT_init_per_shard_seed))
-        at = first_shard(&p->layout, ar_comm_rank(ctx->tp));
-    if (ar_faulty(ctx, AR_FAULT_init_local_fan) && p->layout.replicas == 1 && n > 1) {
-        const ar_tensor local = ar_param_matrix(p);
-        f.fan_out = local.ndim > 1 ? local.shape[0] : p->fan_out;
-        f.fan_in = local.ndim > 1 ? local.shape[1] : p->fan_in;
-    }
-    ari_for_each_run(&p->value, &at, put_fresh, &f);
+    ari_fault_draw(&draw, p, ctx);
+    struct fresh f = {p, host, ari_stream_key(draw.seed, p->name), &draw};
+    ari_for_each_run(&p->value, &draw.from, put_fresh, &f);
     const ar_status st = upload(p, ctx, host);
     free(host);
     return st;
@@ -137,10 +90,11 @@ ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
 
 ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
 {
+    ar_layout from = p->layout;
     float *host = NULL;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
-    const ar_layout at = source_of(&p->layout, ctx);
-    ari_layout_take(host, &p->value, &at, full);
+    ari_fault_source(&from, ctx);
+    ari_layout_take(host, &p->value, &from, full);
     const ar_status st = upload(p, ctx, host);
     free(host);
     return st;
@@ -215,13 +169,6 @@ static ar_status tap_grad(const ar_param *p, ar_ctx *ctx)
     return AR_OK;
 }
 
-/* The mistake of one rank's own order, as where gradients are reduced as they become ready: each two neighbours change
- * places. */
-static size_t swapped(size_t i, size_t n)
-{
-    return (i ^ 1) < n ? i ^ 1 : i;
-}
-
 ar_status ar_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
     for (size_t i = n; i-- > 0 && ar_tapped(ctx);)
@@ -231,27 +178,12 @@ ar_status ar_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx)
 
 ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
-    const bool own_order = ar_faulty(ctx, AR_FAULT_collective_order_swapped) && ar_comm_rank(ctx->world) == 1;
     for (size_t i = n; i-- > 0;)
-        AR_TRY(reduce_one(params[own_order ? swapped(i, n) : i], ctx));
+        AR_TRY(reduce_one(params[ari_fault_turn(ctx, i, n)], ctx));
     if (any_spread(params, n))
         AR_TRY(agree_used(params, n, ctx, ctx->tp, true));
     AR_TRY(agree_used(params, n, ctx, ctx->dp, false));
     return ar_params_tap_grads(params, n, ctx);
-}
-
-/* The mistake of taking the world for the group: every rank gets the first one's shard, as far as it fits into each. */
-static ar_status broadcast_over_world(ar_param *p, ar_ctx *ctx)
-{
-    const size_t one = 1;
-    int64_t count = (int64_t)ar_tensor_count(&p->value);
-    ar_tensor t;
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 1, &one));
-    AR_TRY(ar_ctx_upload(ctx, &t, &count));
-    AR_TRY(ar_comm_all_reduce(ctx->world, ctx->queue, t.data, ar_const(t.data), 1, AR_I64, AR_MIN, p->name));
-    AR_TRY(ar_ctx_download(ctx, &count, &t));
-    ar_ctx_release(ctx, &t);
-    return ar_comm_broadcast(ctx->world, ctx->queue, p->value.data, (size_t)count, AR_F32, 0, p->name);
 }
 
 /* bf16 numbers in fp32 words: half of the bytes need to move. */
@@ -272,12 +204,11 @@ static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
 {
     p->version++;
     if (ar_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
-        return broadcast_over_world(p, ctx);
+        return ari_fault_broadcast_over_world(p, ctx);
     if (p->storage == AR_BF16)
         return broadcast_bf16(p, ctx);
-    const bool half = ar_faulty(ctx, AR_FAULT_collective_dtype_mismatch) && ar_comm_rank(ctx->dp) == 1;
-    return ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value), half ? AR_BF16 : AR_F32, 0,
-                             p->name);
+    return ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value),
+                             ari_fault_broadcast_dtype(ctx), 0, p->name);
 }
 
 ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 
 ar_status ari_path(char *out, size_t cap, const char *base, const char *part)
 {
@@ -92,15 +93,8 @@ ar_status ari_check_features(const char *name, const char *what, const ar_tensor
 
 void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
 {
-    const int n = ar_comm_size(ctx->tp);
-    int r = ar_comm_rank(ctx->tp);
-    if (ar_faulty(ctx, AR_FAULT_world_rank_in_group))
-        r = ar_comm_rank(ctx->world);
-    ar_split_uneven(vocab, n, r, start, rows);
-    /* A mistake splits what N ranks can share evenly, and forgets the rest. */
-    const size_t shared = vocab - vocab % (size_t)n;
-    if (ar_faulty(ctx, AR_FAULT_silent_truncation) && *start + *rows > shared)
-        *rows = *start < shared ? shared - *start : 0;
+    ar_split_uneven(vocab, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), start, rows);
+    ari_fault_own_ids(ctx, vocab, start, rows);
 }
 
 ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features)

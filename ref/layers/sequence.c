@@ -6,6 +6,17 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
+size_t ari_sequence_ranks(const ar_ctx *ctx)
+{
+    return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
+}
+
+size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i)
+{
+    const size_t own = batch->seq / ari_sequence_ranks(ctx), sample = i / own % batch->batch;
+    return sample * batch->seq + i / own / batch->batch * own + i % own;
+}
+
 /* x [.., s, f]: samples, the positions of a rank, features. */
 typedef struct token_extents {
     size_t ranks, samples, own, features;

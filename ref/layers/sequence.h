@@ -8,6 +8,10 @@
 #include "anyrank/layers.h"
 #include "ref/core/context.h"
 
+/** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
+size_t ari_sequence_ranks(const ar_ctx *ctx);
+/** The token of [b, s] that row i of the token rows is: i, or in the order of the ranks that hold the positions. */
+size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i);
 /** y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
 AR_NODISCARD ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 /** The own positions of an x that is whole here. Errors: AR_ERR_INDIVISIBLE. */

@@ -9,6 +9,7 @@
 #include "ref/core/size.h"
 #include "ref/core/span.h"
 #include "ref/layers/loss.h"
+#include "ref/layers/sequence.h"
 #include "ref/models/model.h"
 #include "ref/models/names.h"
 #include "ref/models/streams.h"
@@ -226,7 +227,7 @@ ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_
         ari_span_begin("%s:bwd", names->head);
         AR_TRY(ari_span_end(ar_lm_head_backward(m->head, ctx, saved, &dy, batch)));
     } else {
-        const size_t ranks = ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
+        const size_t ranks = ari_sequence_ranks(ctx);
         const size_t shape[3] = {batch->batch, batch->seq / ranks, m->config.hidden};
         AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
         AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dy.data, (float)ctx->loss_scale, ar_tensor_count(&dy)));

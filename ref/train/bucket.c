@@ -6,6 +6,7 @@
 #include "ref/core/size.h"
 #include "ref/core/span.h"
 #include "ref/train/ddp.h"
+#include "ref/train/faults.h"
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
@@ -87,41 +88,15 @@ ar_status ari_bucket_pack_early(ari_ddp_slot *s)
     return pack_one(b, s->ddp->ctx->queue, (size_t)(s - b->slot));
 }
 
-/* The mistake of one buffer for two buckets: the next one is packed, as far as it fits, before this one is reduced. */
-static ar_status overwrite(const ari_bucket *b, ar_queue *q)
-{
-    const ar_ddp *d = b->ddp;
-    const size_t after = b->info.index + 1;
-    for (size_t i = 0; after < d->count && i < d->buckets[after].info.params; i++) {
-        const ari_bucket *next = &d->buckets[after];
-        const size_t at = next->info.offset[i];
-        if (next->info.storage != b->info.storage || at > b->info.elements ||
-            ar_tensor_count(&next->info.param[i]->value) > b->info.elements - at)
-            continue;
-        AR_TRY(d->ctx->arith->bucket_pack(d->ctx, q, b->storage, b->info.elements, at, b->info.storage,
-                                          next->info.param[i]));
-    }
-    return AR_OK;
-}
-
-/* The mistake of looking at the last backward pass alone. */
-static bool left_out(const ari_bucket *b, size_t i)
-{
-    return ar_faulty(b->ddp->ctx, AR_FAULT_unused_in_last_micro_batch) && !b->slot[i].ready;
-}
-
 static ar_status pack(const ari_bucket *b, ar_queue *q)
 {
-    ar_ctx *ctx = b->ddp->ctx;
-    if (ar_faulty(ctx, AR_FAULT_bucket_not_packed))
-        return AR_OK;
-    if (ar_faulty(ctx, AR_FAULT_unused_in_last_micro_batch))
-        AR_TRY(ctx->arith->bucket_zero(ctx, q, b->storage, b->info.elements, b->info.storage));
-    for (size_t i = 0; i < b->info.params; i++) {
-        if (!b->slot[i].packed && !left_out(b, i))
+    bool skip;
+    AR_TRY(ari_fault_before_pack(&skip, b, q));
+    for (size_t i = 0; i < b->info.params && !skip; i++) {
+        if (!b->slot[i].packed && !ari_fault_left_out(&b->slot[i]))
             AR_TRY(pack_one(b, q, i));
     }
-    return ar_faulty(ctx, AR_FAULT_stale_activation_reuse) ? overwrite(b, q) : AR_OK;
+    return ari_fault_after_pack(b, q);
 }
 
 /* Terms that are spread over tp are complete after its copy, then everything is summed over dp. */
@@ -144,26 +119,17 @@ static ar_status copy_back(const ari_bucket *b, ar_queue *q)
     if (ar_faulty(ctx, AR_FAULT_step_before_copy_back)) /* it comes after the update: for nobody */
         return AR_OK;
     for (size_t i = 0; i < b->info.params; i++) {
-        if (!left_out(b, i))
+        if (!ari_fault_left_out(&b->slot[i]))
             AR_TRY(ctx->arith->bucket_unpack(ctx, q, b->info.param[i], ar_const(b->storage), b->info.elements,
                                              b->info.offset[i], b->info.storage));
     }
     return AR_OK;
 }
 
-static bool has_any_gradient(const ari_bucket *b)
-{
-    for (size_t i = 0; i < b->info.params; i++) {
-        if (b->info.param[i]->has_grad)
-            return true;
-    }
-    return false;
-}
-
 static ar_status carry(const ari_bucket *b, ar_queue *q)
 {
     const ar_ctx *ctx = b->ddp->ctx;
-    if (ar_faulty(ctx, AR_FAULT_unused_skips_collective) && !has_any_gradient(b))
+    if (ari_fault_skips(b))
         return AR_OK;
     AR_TRY(pack(b, q));
     AR_TRY(reduce(b, q));
@@ -181,18 +147,10 @@ static ar_status run(void *arg, ar_queue *on)
     return ari_ddp_fail_in_flight(b->ddp, ari_span_end(carry(b, on)));
 }
 
-/* The mistake of one rank's own order, as where buckets are reduced as they become ready: each two neighbours change
- * places. */
-static size_t place(const ar_ddp *d, size_t i)
-{
-    const bool own_order = ar_faulty(d->ctx, AR_FAULT_collective_order_swapped) && ar_comm_rank(d->ctx->world) == 1;
-    return own_order && (i ^ 1) < d->count ? i ^ 1 : i;
-}
-
 ar_status ari_bucket_launch(ar_ddp *d)
 {
-    ari_bucket *b = &d->buckets[place(d, d->next)];
     ar_ctx *ctx = d->ctx;
+    ari_bucket *b = &d->buckets[ari_fault_turn(ctx, d->next, d->count)];
     b->info.state = AR_BUCKET_IN_FLIGHT;
     d->next++;
     for (size_t i = 0; d->options.zero && i < b->info.params; i++) /* now: zeroing a gradient makes it whole again */

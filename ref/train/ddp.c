@@ -10,6 +10,7 @@
 #include "ref/core/size.h"
 #include "ref/core/span.h"
 #include "ref/layers/module_list.h"
+#include "ref/train/faults.h"
 
 ar_ddp_options ar_ddp_defaults(void)
 {
@@ -30,34 +31,10 @@ ar_status ari_ddp_fail(ar_ddp *d, ar_status st)
 
 /* --- hooks -------------------------------------------------------------------------------------------------------- */
 
-/* Mistakes that wait for the end of the backward pass: what they do in a race, or out of order, is then the same in
- * every run. */
-static bool waits_for_the_end(const ar_ddp *d)
-{
-    return d->options.mode == AR_BUCKETS_EAGER || ar_faulty(d->ctx, AR_FAULT_stale_activation_reuse) ||
-           ar_faulty(d->ctx, AR_FAULT_collective_order_swapped);
-}
-
 static ar_status launch_ready(ar_ddp *d)
 {
     while (d->next < d->count && d->buckets[d->next].info.ready == d->buckets[d->next].info.params)
         AR_TRY(ari_bucket_launch(d));
-    return AR_OK;
-}
-
-/* What a reduction reads is, in these mistakes, the gradient at another moment than that of its completion. */
-static ar_status pack_at_wrong_moment(const ar_ddp *d, ari_ddp_slot *s)
-{
-    const ar_ctx *ctx = d->ctx;
-    const ari_bucket *b = &d->buckets[s->bucket];
-    if (d->options.mode != AR_BUCKETS_OVERLAP)
-        return AR_OK;
-    if (ar_faulty(ctx, AR_FAULT_comm_before_producer) && b->info.ready < b->info.params)
-        return ari_bucket_pack_early(s); /* all but the last one: that was packed when the step began */
-    if (ar_faulty(ctx, AR_FAULT_tied_reduced_at_first_use))
-        return ari_bucket_pack_early(s);
-    for (size_t i = 0; ar_faulty(ctx, AR_FAULT_bucket_first_ready) && b->info.ready == 1 && i < b->info.params; i++)
-        AR_TRY(ari_bucket_pack_early(&b->slot[i]));
     return AR_OK;
 }
 
@@ -80,8 +57,8 @@ static ar_status make_ready(ar_ddp *d, ari_ddp_slot *s)
         return AR_OK;
     s->ready = true;
     b->info.ready++;
-    AR_TRY(pack_at_wrong_moment(d, s));
-    return waits_for_the_end(d) ? AR_OK : launch_ready(d);
+    AR_TRY(ari_fault_pack_early(d, s));
+    return d->options.mode == AR_BUCKETS_EAGER || ari_fault_waits_for_the_end(d) ? AR_OK : launch_ready(d);
 }
 
 static ar_status ready(void *user, ar_param *p)
@@ -276,17 +253,6 @@ ar_status ar_ddp_broadcast_parameters(ar_ddp *d)
     return ar_params_broadcast(d->params, d->n, d->ctx);
 }
 
-/* The mistake of a reduction that does not wait for the kernels which write the gradients: the memory as it is before
- * the first of them. */
-static ar_status pack_before_backward(ar_ddp *d)
-{
-    if (!ar_faulty(d->ctx, AR_FAULT_comm_before_producer) || d->options.mode != AR_BUCKETS_OVERLAP)
-        return AR_OK;
-    for (size_t i = 0; i < d->trained; i++)
-        AR_TRY(ari_bucket_pack_early(&d->slots[i]));
-    return AR_OK;
-}
-
 /* With the mistake of not reaching a module's children, a list is left to whoever knows the modules. */
 static ar_status zero_gradients(ar_ddp *d)
 {
@@ -308,7 +274,7 @@ ar_status ar_ddp_start(ar_ddp *d)
         return AR_OK;
     d->waited = false;
     ari_buckets_reset(d);
-    return pack_before_backward(d);
+    return ari_fault_pack_before_backward(d);
 }
 
 void ar_ddp_set_sync(ar_ddp *d, bool sync)

@@ -4,6 +4,7 @@
 
 #include "ref/core/span.h"
 #include "ref/train/ddp.h"
+#include "ref/train/faults.h"
 
 static bool is_missing(const ar_param *p)
 {
@@ -65,18 +66,10 @@ static ar_status combine_or_fail(void *arg, ar_queue *on)
     return ari_ddp_fail_in_flight(arg, combine(arg, on));
 }
 
-/* The mistake of looking at the last backward pass alone. */
-static bool counts(const ar_ddp *d, size_t i)
-{
-    if (ar_faulty(d->ctx, AR_FAULT_unused_in_last_micro_batch) && !d->slots[i].ready)
-        return false;
-    return d->bucketed[i]->has_grad;
-}
-
 ar_status ari_ddp_agree_used(ar_ddp *d)
 {
     for (size_t i = 0; i < d->trained; i++)
-        d->used[i] = counts(d, i);
+        d->used[i] = d->bucketed[i]->has_grad && !ari_fault_left_out(&d->slots[i]);
     if (!d->used_device.ptr)
         return AR_OK;
     if (!d->communication)

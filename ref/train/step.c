@@ -14,6 +14,7 @@
 #include "ref/models/model.h"
 #include "ref/numerics/optimizer.h"
 #include "ref/train/ddp.h"
+#include "ref/train/faults.h"
 #include "ref/train/scaling.h"
 
 /* The layout must be the one that the context's groups were made for. */
@@ -32,8 +33,7 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     return o->scaling ? ari_scaling_check(o->scaling, ctx) : AR_OK;
 }
 
-/* n numbers, each summed over the data-parallel ranks. */
-static ar_status sum_over_dp(int64_t *counts, ar_ctx *ctx, size_t n)
+ar_status ari_sum_over_dp(int64_t *counts, ar_ctx *ctx, size_t n)
 {
     ar_tensor t;
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 1, &n));
@@ -44,45 +44,19 @@ static ar_status sum_over_dp(int64_t *counts, ar_ctx *ctx, size_t n)
     return AR_OK;
 }
 
-/* The mistakes of dividing each micro-batch by its own count, its mean, which `divisor` then divides: the number of
- * micro-batches, or 1 where the means are added. `own` are this rank's counts, 0 for the micro-batches in which it has
- * no sample. */
-static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, size_t n, size_t pieces, size_t divisor)
-{
-    AR_TRY(sum_over_dp(own, ctx, pieces));
-    for (size_t i = 0; i < n; i++)
-        micro[i].targets = (size_t)own[i] * divisor;
-    return AR_OK;
-}
-
 /* T over all micro-batches and data-parallel ranks, known before the first backward pass: what everything is divided
  * by. */
 static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
                                size_t pieces)
 {
-    int64_t *own = NULL, sum = 0;
-    ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
-    for (size_t i = 0; i < n; i++) {
-        own[i] = (int64_t)what->targets(what->self, &micro[i]);
-        sum += own[i];
-    }
-    const size_t mine = (size_t)sum;
-    AR_TRY_TO(done, st, sum_over_dp(&sum, ctx, 1));
+    int64_t sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (int64_t)what->targets(what->self, &micro[i]);
+    AR_TRY(ari_sum_over_dp(&sum, ctx, 1));
     *targets = (size_t)sum;
-    if (ar_faulty(ctx, AR_FAULT_dp_mean_of_means))
-        *targets = mine * (size_t)ar_comm_size(ctx->dp);
-    if (ar_faulty(ctx, AR_FAULT_dp_sum_of_local_means))
-        *targets = mine;
     for (size_t i = 0; i < n; i++)
         micro[i].targets = *targets;
-    if (ar_faulty(ctx, AR_FAULT_accum_mean_of_means))
-        AR_TRY_TO(done, st, divide_by_micro(micro, own, ctx, n, pieces, pieces));
-    if (ar_faulty(ctx, AR_FAULT_accum_sum_of_means))
-        AR_TRY_TO(done, st, divide_by_micro(micro, own, ctx, n, pieces, 1));
-done:
-    free(own);
-    return st;
+    return ari_fault_divisors(targets, what, ctx, micro, n, pieces);
 }
 
 /* This rank's micro-batches that hold samples: the first ones of all. Data-parallel ranks may have more or fewer of
@@ -113,26 +87,9 @@ static ar_status forward(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, 
     return AR_OK;
 }
 
-/* The mistake of overwriting in place of adding: what the micro-batches before have added is gone. */
-static ar_status forget_gradients(const ari_trained *what, ar_ctx *ctx)
-{
-    size_t n = 0;
-    ar_param **all = NULL;
-    ar_status st = AR_OK;
-    AR_TRY(what->list(&all, &n, what->self));
-    for (size_t i = 0; i < n && st == AR_OK; i++) {
-        const int pending = all[i]->pending; /* of this micro-batch, which has gone forward */
-        st = ar_param_zero_grad(all[i], ctx);
-        all[i]->pending = pending;
-    }
-    free(all);
-    return st;
-}
-
 static ar_status backward(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index)
 {
-    if (ar_faulty(ctx, AR_FAULT_accum_last_only))
-        AR_TRY(forget_gradients(what, ctx));
+    AR_TRY(ari_fault_forget_gradients(what, ctx));
     ari_span_begin("micro-batch %zu:bwd", index);
     return ari_span_end(what->backward(what->self, ctx, saved, batch));
 }

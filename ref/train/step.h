@@ -20,6 +20,8 @@ typedef struct ari_trained {
     ar_status (*list)(ar_param ***gives, size_t *n, void *self);
 } ari_trained;
 
+/** n numbers, each summed over the data-parallel ranks. */
+AR_NODISCARD ar_status ari_sum_over_dp(int64_t *counts, ar_ctx *ctx, size_t n);
 /** ar_train_step of anything that can be trained. */
 AR_NODISCARD ar_status ari_train_step(ar_train_result *result, const ari_trained *what, ar_ctx *ctx,
                                       ar_optimizer *optimizer, const ar_batch *global, uint32_t step,

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "ref/core/context.h"
+#include "ref/train/faults.h"
 
 ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *name, int ndim)
 {
@@ -23,9 +24,7 @@ ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *na
 
 void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx)
 {
-    /* The mistake: an update before there were gradients has left nothing but its count. */
-    if (ar_faulty(ctx, AR_FAULT_optimizer_counter_ahead) && clock->steps == 0)
-        ari_optimizer_tick(clock, o);
+    ari_fault_clock(clock, o, ctx);
     ari_optimizer_tick(clock, o);
 }
 
@@ -40,21 +39,12 @@ ar_status ari_update_clock(ari_optimizer_clock *clock, const ar_optimizer_option
     return AR_OK;
 }
 
-/* Which of the copies of its elements this rank holds, over both groups. */
-static int copy_of(const ar_param *p, const ar_ctx *ctx)
-{
-    return p->layout.replica + p->layout.replicas * ar_comm_rank(ctx->dp);
-}
-
 ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
                                              const ar_param *p, const ar_ctx *ctx)
 {
     ari_update_rule rule = ari_update_rule_of(o, p->name, p->layout.ndim);
     ari_optimizer_clock own = *clock;
-    if (ar_faulty(ctx, AR_FAULT_adam_step_not_synced) && copy_of(p, ctx) % 2 == 1)
-        ari_optimizer_tick(&own, o);
-    if (ar_faulty(ctx, AR_FAULT_weight_decay_on_shard_only) && copy_of(p, ctx) > 0)
-        rule.weight_decay = 0.0;
+    ari_fault_update(&own, &rule, o, p, ctx);
     return ari_optimizer_constants_of(&own, o, rule.lr_scale, rule.weight_decay);
 }
 

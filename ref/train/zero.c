@@ -9,6 +9,7 @@
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/share.h"
+#include "ref/train/faults.h"
 #include "ref/train/state.h"
 
 /* This rank's part of one parameter. */
@@ -147,12 +148,11 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
     return AR_OK;
 }
 
-/* The gradient of this rank's slice; or, the mistake, as many elements from where the next rank's slice begins. */
+/* The gradient of this rank's slice. A fault may have it begin elsewhere, and then continue at the bucket's beginning.
+ */
 static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const room *r, float scale)
 {
-    const bool misaligned = ar_faulty(ctx, AR_FAULT_zero_shards_misaligned) && b->own_count < b->elements;
-    const size_t next = b->own_start + b->own_count;
-    const size_t start = !misaligned ? b->own_start : next < b->elements ? next : 0;
+    const size_t start = ari_fault_slice_start(ctx, b);
     const size_t left = b->elements - start, first = left < b->own_count ? left : b->own_count;
     const ar_buf g = r->gradient.data;
     AR_TRY(gradient_run(g, ctx, b, r, start, first));

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/faults.h"
+
+#include <math.h>
+
+#include "ref/layers/parts.h"
+#include "ref/layers/sequence.h"
+
+/* --- parameters --------------------------------------------------------------------------------------------------- */
+
+/* init_per_shard_seed: the indices of the group's first rank. A single box begins at 0 there, also where the ranks'
+ * parts are of different sizes; one of several (q | k | v) at the beginning of its own part. */
+static void move_to_first_shard(ar_layout *o, int rank)
+{
+    for (size_t k = 0; k < o->nbox; k++) {
+        for (int d = 0; d < o->ndim; d++) {
+            ar_box *b = &o->box[k];
+            const size_t back = o->nbox == 1 ? b->global[d] : b->extent[d] * (size_t)rank;
+            if (b->extent[d] < o->shape[d] && back <= b->global[d])
+                b->global[d] -= back;
+        }
+    }
+}
+
+void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
+{
+    if (ar_faulty(ctx, AR_FAULT_init_replica_differs) && p->layout.replicas > 1)
+        d->seed += (uint64_t)ar_comm_rank(ctx->tp);
+    if (ar_faulty(ctx, AR_FAULT_dp_init_differs))
+        d->seed += (uint64_t)ar_comm_rank(ctx->dp);
+    if (ar_faulty(ctx, AR_FAULT_init_per_shard_seed))
+        move_to_first_shard(&d->from, ar_comm_rank(ctx->tp));
+    if (ar_faulty(ctx, AR_FAULT_init_local_fan) && p->layout.replicas == 1 && ar_comm_size(ctx->tp) > 1) {
+        const ar_tensor local = ar_param_matrix(p);
+        d->fan_out = local.ndim > 1 ? local.shape[0] : d->fan_out;
+        d->fan_in = local.ndim > 1 ? local.shape[1] : d->fan_in;
+    }
+    ari_fault_source(&d->from, ctx);
+}
+
+/* kv_replica_wrong_head: of parts that neighbouring ranks hold copies of, rank r takes part r mod P of the P there are.
+ * gate_up_interleaved_wrong: of packed blocks (q | k | v), it takes its N-th of all rows as if they were one block. */
+void ari_fault_source(ar_layout *from, const ar_ctx *ctx)
+{
+    const bool head = from->replicas > 1 && ar_faulty(ctx, AR_FAULT_kv_replica_wrong_head);
+    const bool one_block = from->nbox > 1 && ar_faulty(ctx, AR_FAULT_gate_up_interleaved_wrong);
+    const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
+    for (size_t k = 0; (head || one_block) && k < from->nbox; k++) {
+        for (int d = 0; d < from->ndim; d++) {
+            ar_box *b = &from->box[k];
+            if (b->extent[d] < from->shape[d])
+                b->global[d] =
+                    head ? r % (n / (size_t)from->replicas) * b->extent[d] : r * (from->shape[d] / n) + b->local[d];
+        }
+    }
+}
+
+/* As where gradients are reduced as they become ready: each two neighbours change places. */
+size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n)
+{
+    const bool own_order = ar_faulty(ctx, AR_FAULT_collective_order_swapped) && ar_comm_rank(ctx->world) == 1;
+    return own_order && (i ^ 1) < n ? i ^ 1 : i;
+}
+
+/* Every rank gets the first one's shard, as far as it fits into each. */
+ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx)
+{
+    const size_t one = 1;
+    int64_t count = (int64_t)ar_tensor_count(&p->value);
+    ar_tensor t;
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 1, &one));
+    AR_TRY(ar_ctx_upload(ctx, &t, &count));
+    AR_TRY(ar_comm_all_reduce(ctx->world, ctx->queue, t.data, ar_const(t.data), 1, AR_I64, AR_MIN, p->name));
+    AR_TRY(ar_ctx_download(ctx, &count, &t));
+    ar_ctx_release(ctx, &t);
+    return ar_comm_broadcast(ctx->world, ctx->queue, p->value.data, (size_t)count, AR_F32, 0, p->name);
+}
+
+ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx)
+{
+    return ar_faulty(ctx, AR_FAULT_collective_dtype_mismatch) && ar_comm_rank(ctx->dp) == 1 ? AR_BF16 : AR_F32;
+}
+
+/* --- linear ------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ar_tensor *y, const ar_tensor *x, const ar_epilogue *ep)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const ar_tensor rows = ar_tensor_rows(y);
+    int times = 0;
+    if (row && ar_faulty(ctx, AR_FAULT_row_bias_every_rank))
+        times = ar_comm_size(ctx->tp) - 1;
+    if (ar_faulty(ctx, AR_FAULT_bias_added_twice))
+        times = 1;
+    for (int i = 0; ep->bias.ptr && i < times; i++)
+        AR_TRY(dev->bias_act(ctx->device, ctx->queue, &rows, ep->bias, ep->act, ep->z));
+    if (row && ar_comm_size(ctx->tp) > 1 && ar_faulty(ctx, AR_FAULT_allreduce_aliases_input)) {
+        const size_t nx = ar_tensor_count(x), ny = ar_tensor_count(y);
+        AR_TRY(dev->copy(ctx->device, ctx->queue, x->data, ar_const(y->data), (nx < ny ? nx : ny) * sizeof(float)));
+    }
+    return AR_OK;
+}
+
+/* As where the module keeps it: the next forward's input takes the place of the one whose backward is still to come. */
+ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner, const ar_tensor *x)
+{
+    ar_tensor before;
+    if (!ar_faulty(ctx, AR_FAULT_saved_input_overwritten) || !saved || ar_saved_pop(saved, owner, 0, &before) != AR_OK)
+        return AR_OK;
+    const size_t old = ar_tensor_count(&before), new = ar_tensor_count(x);
+    AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, before.data, ar_const(x->data),
+                                  (old < new ? old : new) * sizeof(float)));
+    return ar_saved_push(saved, owner, 0, &before);
+}
+
+ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size_t all, const char *tag)
+{
+    AR_TRY(ctx->arith->fold(ctx, s, ctx->tp, AR_KEEP, tag));
+    if (dx_rows->shape[0] == all)
+        return ctx->arith->round(ctx, dx_rows, s, NULL);
+    const size_t shape[2] = {all, dx_rows->shape[1]}, bytes = ar_tensor_count(dx_rows) * sizeof(float);
+    ar_tensor wide;
+    AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, 2, shape));
+    AR_TRY(ctx->arith->round(ctx, &wide, s, NULL));
+    return ctx->device->ops->copy(ctx->device, ctx->queue, dx_rows->data,
+                                  ar_cbuf_at(ar_const(wide.data), (size_t)ar_comm_rank(ctx->tp) * bytes), bytes);
+}
+
+ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *slice)
+{
+    const size_t n = (size_t)ar_comm_size(ctx->tp), width = slice->shape[slice->ndim - 1];
+    AR_TRY(ari_like(ctx, dx, slice, n * width));
+    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dx->data, 0.0f, ar_tensor_count(dx)));
+    const ar_tensor to = ar_tensor_rows(dx), from = ar_tensor_rows(slice);
+    const ar_tensor own = ar_tensor_slice(&to, 1, (size_t)ar_comm_rank(ctx->tp) * width, width);
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &own, &from);
+}
+
+void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_rows, ar_tensor *dy_rows,
+                           size_t *samples)
+{
+    if (*samples <= 1 || x->ndim <= 2 || !ar_faulty(ctx, AR_FAULT_weight_grad_leading_dims))
+        return;
+    *x_rows = ar_tensor_slice(x_rows, 0, 0, x->shape[x->ndim - 2]);
+    *dy_rows = ar_tensor_slice(dy_rows, 0, 0, x->shape[x->ndim - 2]);
+    *samples = 1;
+}
+
+/* bias_grad_wrong_axis: token t's sum over features lands in element t. */
+static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
+{
+    const size_t tokens = dy->shape[0] < dy->shape[1] ? dy->shape[0] : dy->shape[1];
+    const size_t shape[2] = {dy->shape[1], dy->shape[1]};
+    ar_tensor zeros;
+    AR_TRY(ar_ctx_tensor(ctx, &zeros, AR_F32, 2, shape));
+    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, zeros.data, 0.0f, shape[0] * shape[1]));
+    const ar_tensor swapped = ar_tensor_transposed(dy);
+    const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
+    *dy = zeros;
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &wrong, &from);
+}
+
+/* row_bias_partial_grad: a row-parallel bias is taken for one that each rank has a part of. */
+static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t n = ar_tensor_count(dy);
+    ar_tensor part, factor;
+    AR_TRY(ari_like(ctx, &part, dy, dy->shape[1]));
+    AR_TRY(ari_like(ctx, &factor, dy, dy->shape[1]));
+    AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &part, dy));
+    AR_TRY(dev->fill(ctx->device, ctx->queue, factor.data, 1.0f / (float)ar_comm_size(ctx->tp), n));
+    *dy = part;
+    return dev->mul(ctx->device, ctx->queue, part.data, ar_const(part.data), ar_const(factor.data), n);
+}
+
+ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
+{
+    if (ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis))
+        return sum_features(ctx, dy);
+    return row && ar_faulty(ctx, AR_FAULT_row_bias_partial_grad) ? divide_by_ranks(ctx, dy) : AR_OK;
+}
+
+/* --- norm --------------------------------------------------------------------------------------------------------- */
+
+/* Rows of a wider matrix whose further columns are zero. */
+static ar_status pad(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *rows, size_t width)
+{
+    const size_t shape[2] = {rows->shape[0], width};
+    AR_TRY(ar_ctx_tensor(ctx, wide, AR_F32, 2, shape));
+    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, wide->data, 0.0f, shape[0] * width));
+    const ar_tensor to = ar_tensor_slice(wide, 1, 0, rows->shape[1]);
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, rows);
+}
+
+static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size_t width)
+{
+    const size_t row[2] = {1, ar_tensor_count(&p->value)};
+    ar_tensor t;
+    AR_TRY(ar_tensor_view(&t, AR_F32, 2, row, p->value.data));
+    return pad(ctx, wide, &t, width);
+}
+
+/* As in vectorised kernels: the statistics cover the width rounded up to a power of two. */
+static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
+                                  const ar_param *bias, const ar_tensor *y, const ar_tensor *mean,
+                                  const ar_tensor *rstd, const ar_tensor *x)
+{
+    size_t width = 1;
+    while (width < x->shape[1])
+        width *= 2;
+    ar_tensor wide_x, wide_y, wide_weight, wide_bias;
+    AR_TRY(pad(ctx, &wide_x, x, width));
+    AR_TRY(pad(ctx, &wide_y, x, width));
+    AR_TRY(pad_param(ctx, &wide_weight, weight, width));
+    AR_TRY(pad_param(ctx, &wide_bias, kind == AR_NORM_LAYER ? bias : weight, width));
+    AR_TRY(ctx->device->ops->norm_forward(ctx->device, ctx->queue, kind, wide_y.data, mean->data, rstd->data,
+                                          ar_const(wide_x.data), ar_const(wide_weight.data), ar_const(wide_bias.data),
+                                          eps, x->shape[0], width));
+    const ar_tensor from = ar_tensor_slice(&wide_y, 1, 0, x->shape[1]);
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, y, &from);
+}
+
+ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
+                                const ar_param *bias, const ar_tensor *y, const ar_tensor *mean, const ar_tensor *rstd,
+                                const ar_tensor *x)
+{
+    if (ar_faulty(ctx, AR_FAULT_norm_padded_lanes))
+        return normalise_padded(ctx, kind, eps, weight, bias, y, mean, rstd, x);
+    if (ar_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
+        return ctx->device->ops->round_bf16(ctx->device, ctx->queue, y->data, ar_const(y->data), ar_tensor_count(y));
+    return AR_OK;
+}
+
+ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *residual)
+{
+    const size_t n = ar_tensor_count(dx);
+    if (!residual || !ar_faulty(ctx, AR_FAULT_norm_backward_missing))
+        return AR_OK;
+    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dx->data, 0.0f, n));
+    return ctx->device->ops->copy(ctx->device, ctx->queue, sum->data, ar_const(residual->data), n * sizeof(float));
+}
+
+/* --- vocabulary, loss, attention ---------------------------------------------------------------------------------- */
+
+/* silent_truncation: what N ranks can share evenly is split, and the rest forgotten. */
+void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
+{
+    const int n = ar_comm_size(ctx->tp);
+    const size_t shared = vocab - vocab % (size_t)n;
+    if (ar_faulty(ctx, AR_FAULT_world_rank_in_group))
+        ar_split_uneven(vocab, n, ar_comm_rank(ctx->world), start, rows);
+    if (ar_faulty(ctx, AR_FAULT_silent_truncation) && *start + *rows > shared)
+        *rows = *start < shared ? shared - *start : 0;
+}
+
+/* As with two owners: the last row of a shard also answers for the first id of the next. */
+ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *token, size_t start, size_t rows,
+                               const ar_batch *batch)
+{
+    const size_t n = batch->batch * batch->seq, row_bytes = y->shape[y->ndim - 1] * sizeof(float);
+    if (rows == 0 || !ar_faulty(ctx, AR_FAULT_embedding_edge_twice))
+        return AR_OK;
+    for (size_t i = 0; i < n; i++) {
+        if ((size_t)batch->input_ids[ari_token_at(ctx, batch, i)] == start + rows)
+            AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, ar_buf_at(y->data, i * row_bytes),
+                                          ar_cbuf_at(ar_const(token->value.data), (rows - 1) * row_bytes), row_bytes));
+    }
+    return AR_OK;
+}
+
+/* The rows of ids that no rank owns have no logits, so they take no part in the softmax. */
+ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t owned)
+{
+    if (!ar_faulty(ctx, AR_FAULT_silent_truncation))
+        return AR_OK;
+    const ar_tensor rows = ar_tensor_rows(logits);
+    const ar_tensor lost = ar_tensor_slice(&rows, 1, owned, rows.shape[1] - owned);
+    ar_tensor nothing;
+    AR_TRY(ar_ctx_tensor(ctx, &nothing, AR_F32, 2, lost.shape));
+    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, nothing.data, -INFINITY, ar_tensor_count(&nothing)));
+    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &lost, &nothing);
+}
+
+/* The range is moved by one: the first id of the next shard counts as this one's. */
+void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, int64_t *ids, size_t n)
+{
+    const int64_t edge = (int64_t)(c->start + c->owned), first = (int64_t)c->start;
+    if (!ar_faulty(ctx, AR_FAULT_vocab_target_off_by_shard) || !c->over || ar_comm_size(c->over) == 1)
+        return;
+    for (size_t i = 0; i < n; i++)
+        ids[i] = ids[i] == edge && c->owned > 0 ? edge - 1 : ids[i] == first && first > 0 ? AR_IGNORE_INDEX : ids[i];
+}
+
+size_t ari_fault_token_count(const ar_ctx *ctx, size_t n)
+{
+    return ar_faulty(ctx, AR_FAULT_collective_size_mismatch) && ar_comm_rank(ctx->tp) == 1 ? n - 1 : n;
+}
+
+ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
+{
+    if (!ar_faulty(ctx, AR_FAULT_heads_divided_twice))
+        return AR_OK;
+    *heads /= (size_t)ar_comm_size(ctx->tp);
+    return ctx->device->ops->fill(ctx->device, ctx->queue, context->data, 0.0f, ar_tensor_count(context));
+}

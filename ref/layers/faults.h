@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the injected faults of the layers do (anyrank/fault.h), so that a layer reads as its formula. A function with an
+ * "if" in front of it replaces a step of the layer. The others are called where the fault would be made: unless it is
+ * switched on, they change nothing. A fault that only drops or adds a condition is an ar_faulty in the layer. */
+#ifndef ARI_LAYERS_FAULTS_H
+#define ARI_LAYERS_FAULTS_H
+
+#include "anyrank/arith.h"
+#include "ref/layers/cross_entropy.h"
+
+/* --- parameters --------------------------------------------------------------------------------------------------- */
+
+/* What a fresh parameter's values are drawn from. */
+typedef struct ari_draw {
+    uint64_t seed;
+    size_t fan_in, fan_out;
+    ar_layout from; /* the boxes of the full tensor */
+} ari_draw;
+
+/** init_replica_differs, dp_init_differs, init_per_shard_seed, init_local_fan, and those of ari_fault_source. */
+void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx);
+/** kv_replica_wrong_head, gate_up_interleaved_wrong: the boxes of the full tensor that a rank takes its values from. */
+void ari_fault_source(ar_layout *from, const ar_ctx *ctx);
+/** collective_order_swapped: the place among n that this rank reduces in i's turn. */
+size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n);
+/** if dp_broadcast_over_world */
+AR_NODISCARD ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx);
+/** collective_dtype_mismatch: the dtype of a broadcast of fp32 weights. */
+ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx);
+
+/* --- linear ------------------------------------------------------------------------------------------------------- */
+
+/** row_bias_every_rank, bias_added_twice, allreduce_aliases_input: after y = x W^T + b. row: row-parallel. */
+AR_NODISCARD ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ar_tensor *y, const ar_tensor *x,
+                                               const ar_epilogue *ep);
+/** saved_input_overwritten: before x is saved for `owner`. */
+AR_NODISCARD ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner, const ar_tensor *x);
+/** if column_dx_not_reduced: the rows of dX from this rank's part of their sum, which has `all` rows. */
+AR_NODISCARD ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size_t all,
+                                            const char *tag);
+/** if row_input_grad_not_gathered: this rank's slice of dX among zeros. */
+AR_NODISCARD ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *slice);
+/** weight_grad_leading_dims: the rows of x and dy that a weight's gradient is summed over. */
+void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_rows, ar_tensor *dy_rows,
+                           size_t *samples);
+/** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of. */
+AR_NODISCARD ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy);
+
+/* --- norm --------------------------------------------------------------------------------------------------------- */
+
+/** norm_padded_lanes, norm_fp16_store: after y, mean and rstd were written. x, y [rows, h]; bias: LayerNorm only. */
+AR_NODISCARD ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
+                                             const ar_param *bias, const ar_tensor *y, const ar_tensor *mean,
+                                             const ar_tensor *rstd, const ar_tensor *x);
+/** norm_backward_missing: after dx and sum = dx + residual were written. residual NULL: not inside a block. */
+AR_NODISCARD ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_tensor *sum,
+                                               const ar_tensor *residual);
+
+/* --- vocabulary, loss, attention ---------------------------------------------------------------------------------- */
+
+/** world_rank_in_group, silent_truncation: the ids [start, start + rows) of this rank. */
+void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
+/** embedding_edge_twice: the token rows y of ids [start, start + rows), before the ranks' rows are combined. */
+AR_NODISCARD ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *token, size_t start,
+                                            size_t rows, const ar_batch *batch);
+/** silent_truncation: logits of which this rank owns the first `owned` ids. */
+AR_NODISCARD ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t owned);
+/** vocab_target_off_by_shard: the n targets. */
+void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, int64_t *ids, size_t n);
+/** collective_size_mismatch: how many of the n tokens this rank reduces the maximum of. */
+size_t ari_fault_token_count(const ar_ctx *ctx, size_t n);
+/** heads_divided_twice: how many heads of `context`, which is then zero, are filled. */
+AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads);
+
+#endif

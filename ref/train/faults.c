@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/train/faults.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+/* Each micro-batch is divided by its own count, its mean, which `divisor` then divides: the number of micro-batches, or
+ * 1 where the means are added. `own` are this rank's counts, 0 for the micro-batches in which it has no sample. */
+static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, size_t n, size_t pieces, size_t divisor)
+{
+    AR_TRY(ari_sum_over_dp(own, ctx, pieces));
+    for (size_t i = 0; i < n; i++)
+        micro[i].targets = (size_t)own[i] * divisor;
+    return AR_OK;
+}
+
+static void divide_by(size_t *targets, ar_batch *micro, size_t n, size_t all)
+{
+    *targets = all;
+    for (size_t i = 0; i < n; i++)
+        micro[i].targets = all;
+}
+
+ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
+                             size_t pieces)
+{
+    const bool average = ar_faulty(ctx, AR_FAULT_dp_mean_of_means), mean = ar_faulty(ctx, AR_FAULT_accum_mean_of_means);
+    const bool local = ar_faulty(ctx, AR_FAULT_dp_sum_of_local_means),
+               sum = ar_faulty(ctx, AR_FAULT_accum_sum_of_means);
+    int64_t *own = NULL;
+    size_t mine = 0;
+    ar_status st = AR_OK;
+    if (!average && !local && !mean && !sum)
+        return AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
+    for (size_t i = 0; i < n; i++) {
+        own[i] = (int64_t)what->targets(what->self, &micro[i]);
+        mine += (size_t)own[i];
+    }
+    if (average || local)
+        divide_by(targets, micro, n, average ? mine * (size_t)ar_comm_size(ctx->dp) : mine);
+    else
+        st = divide_by_micro(micro, own, ctx, n, pieces, mean ? pieces : 1);
+    free(own);
+    return st;
+}
+
+/* A micro-batch overwrites instead of adding: what those before it have added is gone. */
+ar_status ari_fault_forget_gradients(const ari_trained *what, ar_ctx *ctx)
+{
+    size_t n = 0;
+    ar_param **all = NULL;
+    ar_status st = AR_OK;
+    if (!ar_faulty(ctx, AR_FAULT_accum_last_only))
+        return AR_OK;
+    AR_TRY(what->list(&all, &n, what->self));
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        const int pending = all[i]->pending; /* of this micro-batch, which has gone forward */
+        st = ar_param_zero_grad(all[i], ctx);
+        all[i]->pending = pending;
+    }
+    free(all);
+    return st;
+}
+
+/* An update before there were gradients has left nothing but its count. */
+void ari_fault_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx)
+{
+    if (ar_faulty(ctx, AR_FAULT_optimizer_counter_ahead) && clock->steps == 0)
+        ari_optimizer_tick(clock, o);
+}
+
+void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const ar_optimizer_options *o,
+                      const ar_param *p, const ar_ctx *ctx)
+{
+    /* Which of the copies of its elements this rank holds, over both groups. */
+    const int copy = p->layout.replica + p->layout.replicas * ar_comm_rank(ctx->dp);
+    if (ar_faulty(ctx, AR_FAULT_adam_step_not_synced) && copy % 2 == 1)
+        ari_optimizer_tick(clock, o);
+    if (ar_faulty(ctx, AR_FAULT_weight_decay_on_shard_only) && copy > 0)
+        rule->weight_decay = 0.0;
+}
+
+/* As many elements from where the next rank's slice begins. */
+size_t ari_fault_slice_start(const ar_ctx *ctx, const ar_bucket_info *b)
+{
+    const size_t next = b->own_start + b->own_count;
+    if (!ar_faulty(ctx, AR_FAULT_zero_shards_misaligned) || b->own_count == b->elements)
+        return b->own_start;
+    return next < b->elements ? next : 0;
+}
+
+/* --- buckets ------------------------------------------------------------------------------------------------------ */
+
+/* A reduction that does not wait for the kernels which write the gradients: the memory as it is before the first. */
+ar_status ari_fault_pack_before_backward(ar_ddp *d)
+{
+    if (!ar_faulty(d->ctx, AR_FAULT_comm_before_producer) || d->options.mode != AR_BUCKETS_OVERLAP)
+        return AR_OK;
+    for (size_t i = 0; i < d->trained; i++)
+        AR_TRY(ari_bucket_pack_early(&d->slots[i]));
+    return AR_OK;
+}
+
+ar_status ari_fault_pack_early(const ar_ddp *d, ari_ddp_slot *s)
+{
+    const ar_ctx *ctx = d->ctx;
+    const ari_bucket *b = &d->buckets[s->bucket];
+    if (d->options.mode != AR_BUCKETS_OVERLAP)
+        return AR_OK;
+    if (ar_faulty(ctx, AR_FAULT_comm_before_producer) && b->info.ready < b->info.params)
+        return ari_bucket_pack_early(s); /* all but the last one: that was packed when the step began */
+    if (ar_faulty(ctx, AR_FAULT_tied_reduced_at_first_use))
+        return ari_bucket_pack_early(s);
+    for (size_t i = 0; ar_faulty(ctx, AR_FAULT_bucket_first_ready) && b->info.ready == 1 && i < b->info.params; i++)
+        AR_TRY(ari_bucket_pack_early(&b->slot[i]));
+    return AR_OK;
+}
+
+bool ari_fault_waits_for_the_end(const ar_ddp *d)
+{
+    return ar_faulty(d->ctx, AR_FAULT_stale_activation_reuse) || ar_faulty(d->ctx, AR_FAULT_collective_order_swapped);
+}
+
+bool ari_fault_left_out(const ari_ddp_slot *s)
+{
+    return ar_faulty(s->ddp->ctx, AR_FAULT_unused_in_last_micro_batch) && !s->ready;
+}
+
+bool ari_fault_skips(const ari_bucket *b)
+{
+    bool any = false;
+    for (size_t i = 0; i < b->info.params; i++)
+        any = any || b->info.param[i]->has_grad;
+    return !any && ar_faulty(b->ddp->ctx, AR_FAULT_unused_skips_collective);
+}
+
+ar_status ari_fault_before_pack(bool *skip, const ari_bucket *b, ar_queue *q)
+{
+    ar_ctx *ctx = b->ddp->ctx;
+    *skip = ar_faulty(ctx, AR_FAULT_bucket_not_packed);
+    if (!ar_faulty(ctx, AR_FAULT_unused_in_last_micro_batch))
+        return AR_OK;
+    return ctx->arith->bucket_zero(ctx, q, b->storage, b->info.elements, b->info.storage);
+}
+
+/* One buffer for two buckets: the next one is packed, as far as it fits, before this one is reduced. */
+ar_status ari_fault_after_pack(const ari_bucket *b, ar_queue *q)
+{
+    const ar_ddp *d = b->ddp;
+    const size_t after = b->info.index + 1;
+    if (!ar_faulty(d->ctx, AR_FAULT_stale_activation_reuse))
+        return AR_OK;
+    for (size_t i = 0; after < d->count && i < d->buckets[after].info.params; i++) {
+        const ari_bucket *next = &d->buckets[after];
+        const size_t at = next->info.offset[i];
+        if (next->info.storage != b->info.storage || at > b->info.elements ||
+            ar_tensor_count(&next->info.param[i]->value) > b->info.elements - at)
+            continue;
+        AR_TRY(d->ctx->arith->bucket_pack(d->ctx, q, b->storage, b->info.elements, at, b->info.storage,
+                                          next->info.param[i]));
+    }
+    return AR_OK;
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the injected faults of a training step do, as ref/layers/faults.h has those of the layers: each function is
+ * called where the fault would be made, and changes nothing unless it is switched on. */
+#ifndef ARI_TRAIN_FAULTS_H
+#define ARI_TRAIN_FAULTS_H
+
+#include "ref/layers/faults.h"
+#include "ref/train/ddp.h"
+#include "ref/train/step.h"
+#include "ref/train/update.h"
+
+/** dp_mean_of_means, dp_sum_of_local_means, accum_mean_of_means, accum_sum_of_means: T, and what each of this rank's n
+ *  micro-batches is divided by; `pieces` are all that there are. Collective over the data-parallel ranks. */
+AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro,
+                                          size_t n, size_t pieces);
+/** accum_last_only: before a micro-batch's backward pass. */
+AR_NODISCARD ar_status ari_fault_forget_gradients(const ari_trained *what, ar_ctx *ctx);
+/** optimizer_counter_ahead: before the clock is advanced. */
+void ari_fault_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx);
+/** adam_step_not_synced, weight_decay_on_shard_only: what p is updated by. */
+void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const ar_optimizer_options *o,
+                      const ar_param *p, const ar_ctx *ctx);
+/** zero_shards_misaligned: where the gradient begins that this rank's slice of a bucket is updated with. */
+size_t ari_fault_slice_start(const ar_ctx *ctx, const ar_bucket_info *b);
+
+/* --- buckets ------------------------------------------------------------------------------------------------------ */
+
+/** comm_before_producer: before the first backward pass of a step. */
+AR_NODISCARD ar_status ari_fault_pack_before_backward(ar_ddp *d);
+/** comm_before_producer, tied_reduced_at_first_use, bucket_first_ready: what a reduction reads is the gradient at
+ *  another moment than that of its completion, here when s is ready. */
+AR_NODISCARD ar_status ari_fault_pack_early(const ar_ddp *d, ari_ddp_slot *s);
+/** stale_activation_reuse, collective_order_swapped: whether buckets wait for the end of the backward pass, so that
+ *  what these do in a race, or out of order, is the same in every run. */
+bool ari_fault_waits_for_the_end(const ar_ddp *d);
+/** unused_in_last_micro_batch: whether a gradient is left out, as the last backward pass has not made it ready. */
+bool ari_fault_left_out(const ari_ddp_slot *s);
+/** unused_skips_collective: whether this rank leaves a bucket without gradients to the others. */
+bool ari_fault_skips(const ari_bucket *b);
+/** bucket_not_packed, unused_in_last_micro_batch: before a bucket is packed. *skip: it is not. */
+AR_NODISCARD ar_status ari_fault_before_pack(bool *skip, const ari_bucket *b, ar_queue *q);
+/** stale_activation_reuse: after a bucket was packed. */
+AR_NODISCARD ar_status ari_fault_after_pack(const ari_bucket *b, ar_queue *q);
+
+#endif
