@@ -10,18 +10,6 @@
 #include "ref/io/file.h"
 #include "ref/io/foreign.h"
 
-typedef struct model_reader {
-    char name[16], class[16]; /* class: what the names of its classes begin with, "LlamaForCausalLM"; "": it has none */
-    ar_status (*read)(ar_config *c, const ari_json_at *at);
-} model_reader;
-
-static const model_reader models[] = {{"llama", "llama", ari_config_llama},
-                                      {"qwen2", "qwen2", ari_config_qwen2},
-                                      {"mistral", "mistral", ari_config_mistral},
-                                      {"gpt2", "gpt2", ari_config_gpt2},
-                                      {"anyrank-stack", "", ari_config_stack}};
-#define MODELS (sizeof models / sizeof models[0])
-
 /* "GPT-2" and "gpt2". */
 static bool same_letters(const char *a, const char *b)
 {
@@ -39,7 +27,7 @@ static bool same_letters(const char *a, const char *b)
 
 /* "GemmaForCausalLM" with a model_type of llama: a file whose model_type was changed, and whose weights are another
  * architecture's. */
-static ar_status check_classes(const ari_json_at *at, const model_reader *m)
+static ar_status check_classes(const ari_json_at *at, const ari_model_reader *m)
 {
     static const char *const ends[] = {"For", "LMHead", "DoubleHeads", "Model", "PreTrained"};
     const json_t *classes = json_object_get(at->object, "architectures");
@@ -62,14 +50,18 @@ static ar_status check_classes(const ari_json_at *at, const model_reader *m)
 static ar_status unknown_model(const ari_json_at *at, const char *type)
 {
     /* Another spelling is suggested, never another architecture: that would invite to rename it. */
+    size_t n, used = 0;
+    const ari_model_reader *models = ari_model_readers(&n);
     const char *near = NULL;
-    for (size_t i = 0; i < MODELS; i++)
+    char names[256] = "";
+    for (size_t i = 0; i < n; i++) {
         near = same_letters(type, models[i].name) ? models[i].name : near;
-    return ar_error_set(AR_ERR_CONFIG,
-                        "%s: key 'model_type' is '%s', expected one of 'llama', 'qwen2', 'mistral', 'gpt2', "
-                        "'anyrank-stack'%s%s%s",
-                        ARI_SHOW(at->name), ARI_SHOW(type), near == NULL ? "" : "; did you mean '",
-                        near == NULL ? "" : near, near == NULL ? "" : "'?");
+        if (used < sizeof names)
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s'%s'", i ? ", " : "", models[i].name);
+    }
+    return ar_error_set(AR_ERR_CONFIG, "%s: key 'model_type' is '%s', expected one of %s%s%s%s", ARI_SHOW(at->name),
+                        ARI_SHOW(type), names, near == NULL ? "" : "; did you mean '", near == NULL ? "" : near,
+                        near == NULL ? "" : "'?");
 }
 
 static const char dropout_keys[][32] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",
@@ -103,9 +95,11 @@ static ar_status read_dropout(ar_config *c, const ari_json_at *at)
 
 static ar_status read_config(ar_config *c, const ari_json_at *at)
 {
+    size_t n;
+    const ari_model_reader *models = ari_model_readers(&n);
     const char *type = NULL;
     AR_TRY(ari_json_string(at, "model_type", &type));
-    for (size_t i = 0; i < MODELS; i++) {
+    for (size_t i = 0; i < n; i++) {
         if (strcmp(type, models[i].name) != 0)
             continue;
         c->initializer_range = 0.02; /* every Hugging Face default so far */

@@ -79,7 +79,7 @@ static void note_llama_form(ar_config *c, const ari_json_at *at, size_t fewer)
     ari_config_note_others(c, "", at->object, keys, COUNT(keys) - fewer);
 }
 
-ar_status ari_config_llama(ar_config *c, const ari_json_at *at)
+static ar_status read_llama(ar_config *c, const ari_json_at *at)
 {
     static const llama_form form = {.called = "Llama", .positions = 2048};
     bool attention_bias = false;
@@ -103,7 +103,7 @@ static ar_status expect_bias(const ari_json_at *at, const char *key, bool has, c
     return AR_OK;
 }
 
-ar_status ari_config_qwen2(ar_config *c, const ari_json_at *at)
+static ar_status read_qwen2(ar_config *c, const ari_json_at *at)
 {
     static const llama_form form = {.called = "Qwen2", .kv_heads = 32, .positions = 32768};
     AR_TRY(read_llama_form(c, at, &form));
@@ -115,7 +115,7 @@ ar_status ari_config_qwen2(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-ar_status ari_config_mistral(ar_config *c, const ari_json_at *at)
+static ar_status read_mistral(ar_config *c, const ari_json_at *at)
 {
     static const llama_form form = {.called = "Mistral", .kv_heads = 8, .positions = 131072};
     AR_TRY(read_llama_form(c, at, &form));
@@ -145,7 +145,7 @@ static ar_status check_aliases(const ar_config *c, const ari_json_at *at)
     return check_alias(at, "num_hidden_layers", "n_layer", c->layers);
 }
 
-ar_status ari_config_gpt2(ar_config *c, const ari_json_at *at)
+static ar_status read_gpt2(ar_config *c, const ari_json_at *at)
 {
     static const char *const keys[] = {"vocab_size",
                                        "n_embd",
@@ -196,7 +196,7 @@ ar_status ari_config_gpt2(ar_config *c, const ari_json_at *at)
     return check_aliases(c, at);
 }
 
-ar_status ari_config_stack(ar_config *c, const ari_json_at *at)
+static ar_status read_stack(ar_config *c, const ari_json_at *at)
 {
     static const char *const keys[] = {
         "vocab_size",
@@ -239,4 +239,15 @@ ar_status ari_config_stack(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_json_real_or(at, "layer_norm_eps", &c->norm_eps));
     ari_config_note_others(c, "", at->object, keys, COUNT(keys));
     return ari_json_bool_or(at, "causal", &c->causal);
+}
+
+const ari_model_reader *ari_model_readers(size_t *n)
+{
+    static const ari_model_reader readers[] = {{"llama", "llama", read_llama},
+                                               {"qwen2", "qwen2", read_qwen2},
+                                               {"mistral", "mistral", read_mistral},
+                                               {"gpt2", "gpt2", read_gpt2},
+                                               {"anyrank-stack", "", read_stack}};
+    *n = COUNT(readers);
+    return readers;
 }

@@ -10,14 +10,14 @@
 /* Layers are walked one by one before anything is refused for its size. */
 #define ARI_CONFIG_MAX_LAYERS ((size_t)1 << 16)
 
-/* One reader for each model_type: fills in what differs from zero refuses what it does not know how to compute, and
- * notes what it does not know at all.
- * Checks over several keys are ari_config_check's. */
-AR_NODISCARD ar_status ari_config_llama(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_qwen2(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_mistral(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_gpt2(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_stack(ar_config *c, const ari_json_at *at);
+/* How a model_type is read (config_models.c): what differs from zero is filled in, what cannot be computed is refused,
+ * and what is not known at all noted. Checks over several keys are ari_config_check's. */
+typedef struct ari_model_reader {
+    char name[16], class[16]; /* class: what the names of its classes begin with, "LlamaForCausalLM"; "": it has none */
+    ar_status (*read)(ar_config *c, const ari_json_at *at);
+} ari_model_reader;
+/** Static storage; *n: how many. */
+const ari_model_reader *ari_model_readers(size_t *n);
 
 /** A dimension, 1 .. ARI_CONFIG_MAX_DIM. */
 AR_NODISCARD ar_status ari_config_dim(const ari_json_at *at, const char *key, size_t *out);
