@@ -2,6 +2,7 @@
 #include "bench/gemm_list.h"
 
 #include "ref/core/size.h"
+#include "ref/models/family.h"
 
 static void add_shape(ari_gemm_list *list, ari_gemm_shape shape)
 {
@@ -71,7 +72,7 @@ static ar_status allocate(ari_gemm_list *list)
 
 static ar_status add_block(ari_gemm_list *list, const ar_config *config, size_t batch, size_t seq)
 {
-    const bool fused = config->arch == AR_ARCH_GPT2;
+    const bool fused = ari_part_path(ari_family_of(config->arch), ARI_QKV) != NULL;
     const size_t h = config->hidden, q = config->heads * config->head_dim, kv = config->kv_heads * config->head_dim;
     size_t tokens = 0;
     AR_TRY(ari_mul_size(&tokens, batch, seq));
@@ -103,7 +104,7 @@ ar_status ari_gemm_list_model(ari_gemm_list *list, const ari_bench_device *on, c
     AR_TRY(add_block(list, config, batch, seq));
     for (size_t i = 0; i < list->n; i++)
         list->shape[i].times = config->layers;
-    if (config->arch != AR_ARCH_STACK)
+    if (ari_part_path(ari_family_of(config->arch), ARI_HEAD))
         add_linear(list, batch * seq, config->hidden, config->vocab, 1, false);
     return allocate(list);
 }

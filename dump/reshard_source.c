@@ -14,7 +14,7 @@
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
-#include "ref/models/names.h"
+#include "ref/models/family.h"
 #include "ref/models/param_list.h"
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
@@ -130,7 +130,7 @@ static ar_status add_param(void *user, const char *name, int ndim, const size_t 
     param *one = &p->list[p->count];
     *one = (param){.order = p->count};
     snprintf(one->name, sizeof one->name, "%s", name);
-    AR_TRY(ari_placing_of(&one->placing, &p->r->config, name, ndim, shape, p->r->o->embedding_hidden));
+    ari_placing_of(&one->placing, &p->r->config, name, ndim, shape, p->r->o->embedding_hidden);
     p->count++;
     return AR_OK;
 }
@@ -139,7 +139,7 @@ static ar_status add_param(void *user, const char *name, int ndim, const size_t 
 static ar_status add_tied_head(params *p)
 {
     const ar_config *c = &p->r->config;
-    const char *head = ari_outer_names_of(c->arch)->head;
+    const char *head = ari_part_path(ari_family_of(c->arch), ARI_HEAD);
     const size_t shape[2] = {c->vocab, c->hidden};
     char name[96];
     if (!head || !c->tied)
@@ -157,7 +157,7 @@ static int compare_params(const void *a, const void *b)
 
 static ar_status list_params(params *p)
 {
-    const char *token = ari_outer_names_of(p->r->config.arch)->token, *dot = strchr(token, '.');
+    const char *token = ari_part_path(ari_family_of(p->r->config.arch), ARI_TOKENS), *dot = strchr(token, '.');
     if (dot)
         snprintf(p->prefix, sizeof p->prefix, "%.*s", (int)(dot - token) + 1, token);
     AR_TRY(ari_param_list(&p->r->config, add_param, p));

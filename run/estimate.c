@@ -11,6 +11,7 @@
 #include "anyrank/model.h"
 #include "ref/core/budget.h"
 #include "ref/core/size.h"
+#include "ref/models/family.h"
 #include "run/available_memory.h"
 #include "run/run.h"
 
@@ -98,7 +99,7 @@ static double states_of(const ar_optimizer_options *o)
 static ar_status count_elements(elements *n, const ari_estimate_case *run)
 {
     const ar_config *c = run->config;
-    const bool has_head = c->arch != AR_ARCH_STACK;
+    const bool has_head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL;
     size_t parameters = 0;
     AR_TRY(ar_config_parameters(c, &parameters));
     const double heads = (double)c->heads, d = (double)c->head_dim, h = (double)c->hidden;

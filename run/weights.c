@@ -11,7 +11,7 @@
 #include "ref/core/ends_in.h"
 #include "ref/core/size.h"
 #include "ref/io/foreign.h"
-#include "ref/models/names.h"
+#include "ref/models/family.h"
 #include "ref/models/param_list.h"
 
 typedef struct weight {
@@ -125,7 +125,7 @@ static ar_status check_tied_head(const loading *l, const ar_config *c, const ar_
 {
     const size_t shape[2] = {c->vocab, c->hidden};
     char token[160];
-    snprintf(token, sizeof token, "%s.weight", ari_outer_names_of(c->arch)->token);
+    snprintf(token, sizeof token, "%s.weight", ari_part_path(ari_family_of(c->arch), ARI_TOKENS));
     AR_TRY(check_shape(l, head, 2, shape));
     const float *want = ari_weights_find(l->w, token, head->count);
     if (!want)
@@ -146,7 +146,7 @@ static ar_status check_tied_head(const loading *l, const ar_config *c, const ar_
 
 static bool is_tied_head(const ar_config *c, const char *name)
 {
-    const char *head = ari_outer_names_of(c->arch)->head;
+    const char *head = ari_part_path(ari_family_of(c->arch), ARI_HEAD);
     const size_t n = head ? strlen(head) : 0;
     return c->tied && head && strncmp(name, head, n) == 0 && strcmp(name + n, ".weight") == 0;
 }
@@ -171,6 +171,16 @@ static ar_status check_extras(const loading *l, const ar_config *c)
     return AR_OK;
 }
 
+/* Whether a file leaves out the prefix that its family's names may lack: the embedding's name shows it. */
+static bool lacks_prefix(const ar_st_model *file, const ari_family *f)
+{
+    char token[160];
+    if (!f->prefix)
+        return false;
+    snprintf(token, sizeof token, "%s.weight", ari_part_path(f, ARI_TOKENS) + strlen(f->prefix));
+    return ar_st_model_find(file, token) != NULL;
+}
+
 ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *folder)
 {
     *gives = NULL;
@@ -182,8 +192,8 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
     if (!file)
         return ari_foreign_refuse_folder(folder);
     loading l = {.file = file, .folder = folder, .prefix = ""};
-    if (c->arch == AR_ARCH_GPT2 && ar_st_model_find(file, "wte.weight"))
-        l.prefix = "transformer.";
+    if (lacks_prefix(file, ari_family_of(c->arch)))
+        l.prefix = ari_family_of(c->arch)->prefix;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&l.w, 1, sizeof *l.w, "weights"));
     AR_TRY_TO(done, st, ari_param_list(c, load_one, &l));

@@ -4,28 +4,29 @@
 
 #include "anyrank/model.h"
 #include "ref/core/size.h"
-#include "ref/models/names.h"
+#include "ref/models/family.h"
 #include "ref/models/param_list.h"
 
-static void name_parts(const ar_config *c, ar_block_options *o)
+static void name_parts(const ari_family *f, ar_block_options *o)
 {
-    const ari_block_names *n = ari_block_names_of(c->arch);
-    o->norm1 = n->norm1;
-    o->norm2 = n->norm2;
-    o->attention_name = n->attention;
-    o->mlp_name = n->mlp;
-    o->attention.q = n->q;
-    o->attention.k = n->k;
-    o->attention.v = n->v;
-    o->attention.out = n->out;
-    o->mlp.first = n->first;
-    o->mlp.up = n->up;
-    o->mlp.second = n->second;
+    const bool fused = ari_part_path(f, ARI_QKV) != NULL, gated = ari_part_path(f, ARI_GATE) != NULL;
+    o->norm1 = ari_part_path(f, ARI_NORM1);
+    o->norm2 = ari_part_path(f, ARI_NORM2);
+    o->attention_name = f->attention;
+    o->mlp_name = f->mlp;
+    o->attention.q = ari_part_leaf(f, fused ? ARI_QKV : ARI_Q);
+    o->attention.k = ari_part_leaf(f, ARI_K);
+    o->attention.v = ari_part_leaf(f, ARI_V);
+    o->attention.out = ari_part_leaf(f, ARI_OUT);
+    o->mlp.first = ari_part_leaf(f, gated ? ARI_GATE : ARI_FIRST);
+    o->mlp.up = ari_part_leaf(f, ARI_UP);
+    o->mlp.second = ari_part_leaf(f, ARI_DOWN);
 }
 
 ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan, ar_block_options *o, char *name,
                           size_t cap)
 {
+    const ari_family *f = ari_family_of(c->arch);
     *o = (ar_block_options){.norm = c->norm, .norm_eps = c->norm_eps};
     o->attention = (ar_attention_options){.hidden = c->hidden,
                                           .heads = c->heads,
@@ -45,11 +46,11 @@ ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan,
                               .activation = c->activation,
                               .gated = c->gated,
                               .bias = c->mlp_bias,
-                              .transposed = c->arch == AR_ARCH_GPT2};
-    o->attention.fused = c->arch == AR_ARCH_GPT2;
-    name_parts(c, o);
+                              .transposed = f->transposed};
+    o->attention.fused = ari_part_path(f, ARI_QKV) != NULL;
+    name_parts(f, o);
     AR_TRY(ar_plan_mlp_order(plan, c, layer, &o->mlp.order));
-    const int n = snprintf(name, cap, "%s.%zu", ari_outer_names_of(c->arch)->blocks, layer);
+    const int n = snprintf(name, cap, "%s.%zu", f->blocks, layer);
     if (n < 0 || (size_t)n >= cap)
         return ar_error_set(AR_ERR_ARG, "a block's name does not fit %zu bytes", cap);
     return AR_OK;

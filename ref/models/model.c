@@ -10,8 +10,8 @@
 #include "ref/core/span.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/sequence.h"
+#include "ref/models/family.h"
 #include "ref/models/model.h"
-#include "ref/models/names.h"
 #include "ref/models/streams.h"
 
 struct ar_model {
@@ -26,7 +26,8 @@ struct ar_model {
 ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
 {
     const ar_plan fallback = {0};
-    const ari_outer_names *n = ari_outer_names_of(c->arch);
+    const ari_family *f = ari_family_of(c->arch);
+    const char *head = ari_part_path(f, ARI_HEAD);
     AR_TRY(ar_config_check_tp(c, ar_comm_size(ar_ctx_tp(ctx)), plan ? plan : &fallback));
     AR_TRY(ari_streams_check(c, ctx->seed));
     ar_model *m = NULL;
@@ -35,8 +36,9 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     m->config = *c;
     AR_TRY_TO(failed, st, ari_alloc_zero((void **)&m->blocks, c->layers, sizeof *m->blocks, "blocks"));
     AR_TRY_TO(failed, st,
-              ar_embedding_create(&m->embedding, ctx, n->token, c->vocab, c->hidden, c->initializer_range,
-                                  c->learned_positions ? n->position : NULL, c->max_positions, n->embedded));
+              ar_embedding_create(&m->embedding, ctx, ari_part_path(f, ARI_TOKENS), c->vocab, c->hidden,
+                                  c->initializer_range, c->learned_positions ? ari_part_path(f, ARI_POSITIONS) : NULL,
+                                  c->max_positions, f->embedded));
     for (size_t i = 0; i < c->layers; i++) {
         ar_block_options o;
         char name[96];
@@ -44,10 +46,12 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
         AR_TRY_TO(failed, st, ar_block_create(&m->blocks[i], ctx, name, &o));
     }
     if (c->final_norm)
-        AR_TRY_TO(failed, st, ar_norm_create(&m->final_norm, ctx, n->final_norm, c->norm, c->hidden, c->norm_eps));
-    if (n->head)
+        AR_TRY_TO(
+            failed, st,
+            ar_norm_create(&m->final_norm, ctx, ari_part_path(f, ARI_FINAL_NORM), c->norm, c->hidden, c->norm_eps));
+    if (head)
         AR_TRY_TO(failed, st,
-                  ar_lm_head_create(&m->head, ctx, n->head, c->vocab, c->hidden,
+                  ar_lm_head_create(&m->head, ctx, head, c->vocab, c->hidden,
                                     c->tied ? ar_embedding_token(m->embedding) : NULL));
     else
         AR_TRY_TO(failed, st, ari_loss_init(&m->sum, ctx, ari_ctx_sp(ctx)));
@@ -201,10 +205,10 @@ ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets)
 
 ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
-    const ari_outer_names *names = ari_outer_names_of(m->config.arch);
+    const ari_family *f = ari_family_of(m->config.arch);
     ar_tensor x, y;
     ar_ctx_place(ctx, batch);
-    ari_span_begin("%s:fwd", names->embedded);
+    ari_span_begin("%s:fwd", f->embedded);
     AR_TRY(ari_span_end(ar_embedding_forward(m->embedding, ctx, saved, &x, batch)));
     for (size_t i = 0; i < m->config.layers; i++) {
         AR_TRY(ar_module_forward(m->blocks[i], ctx, saved, &y, &x, batch));
@@ -214,17 +218,17 @@ ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_b
         AR_TRY(ar_module_forward(m->final_norm, ctx, saved, &y, &x, batch));
         x = y;
     }
-    ari_span_begin("%s:fwd", m->head ? names->head : "loss");
+    ari_span_begin("%s:fwd", m->head ? ari_part_path(f, ARI_HEAD) : "loss");
     return ari_span_end(m->head ? ar_lm_head_forward(m->head, ctx, saved, &x, batch) : ari_loss_add(&m->sum, ctx, &x));
 }
 
 ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
-    const ari_outer_names *names = ari_outer_names_of(m->config.arch);
+    const ari_family *f = ari_family_of(m->config.arch);
     ar_tensor dx, dy;
     ar_ctx_place(ctx, batch);
     if (m->head) {
-        ari_span_begin("%s:bwd", names->head);
+        ari_span_begin("%s:bwd", ari_part_path(f, ARI_HEAD));
         AR_TRY(ari_span_end(ar_lm_head_backward(m->head, ctx, saved, &dy, batch)));
     } else {
         const size_t ranks = ari_sequence_ranks(ctx);
@@ -242,6 +246,6 @@ ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_
         ar_ctx_release(ctx, &dy);
         dy = dx;
     }
-    ari_span_begin("%s:bwd", names->embedded);
+    ari_span_begin("%s:bwd", f->embedded);
     return ari_span_end(ar_embedding_backward(m->embedding, ctx, saved, &dy, batch));
 }

@@ -6,10 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "anyrank/model.h"
 #include "anyrank/reshard.h"
 #include "ref/core/out.h"
-#include "ref/models/names.h"
+#include "ref/models/family.h"
 #include "ref/models/param_list.h"
 
 /* What follows `path` and a dot in `name`; NULL: the name does not begin so. */
@@ -37,86 +36,71 @@ static bool numbered(const char *text, size_t *number, const char **rest)
 size_t ari_layer_of_name(const ar_config *c, const char *name)
 {
     size_t layer = 0;
-    const char *rest = below(name, ari_outer_names_of(c->arch)->blocks);
+    const char *rest = below(name, ari_family_of(c->arch)->blocks);
     return rest && numbered(rest, &layer, &rest) && layer < c->layers ? layer : SIZE_MAX;
 }
 
-/* A linear layer's weight or bias. column: along its outputs, in `blocks` blocks of `heads` heads; else along its
- * inputs, of which a bias has none. transposed: the weight is stored [in, out]. */
-static void linear(ari_placing *p, const char *kind, bool column, bool transposed, int blocks, size_t heads)
+/* The part of a section whose parameter `name` is; what follows its path goes to *kind. NULL: none. */
+static const ari_part *part_of(const ar_config *c, bool in_blocks, const char *name, const char **kind)
 {
-    const bool bias = strcmp(kind, "bias") == 0;
+    for (const ari_part *p = ari_family_of(c->arch)->part; p->path; p++) {
+        const bool within = ari_section_of(p->role) == ARI_IN_BLOCKS;
+        if (within == in_blocks && (*kind = below(name, p->path)) != NULL)
+            return p;
+    }
+    return NULL;
+}
+
+/* A linear layer's weight or bias. Column-parallel: along its outputs; row-parallel: along its inputs, of which a bias
+ * has none. */
+static void place_linear(ari_placing *p, const ar_config *c, const ari_part *part, const char *kind)
+{
+    const ari_part_kind *k = ari_part_kind_of(part->role);
+    const bool bias = strcmp(kind, "bias") == 0, column = k->style == AR_STYLE_COLWISE;
+    const ari_extent split = column ? k->out : k->in;
     if (bias && !column)
         return;
-    p->dim = bias || column != transposed ? 0 : 1;
-    p->blocks = blocks;
-    p->heads = heads;
+    p->dim = bias || column != ari_family_of(c->arch)->transposed ? 0 : 1;
+    p->blocks = split == ARI_PACKED_HEADS ? 3 : 1;
+    p->copied = split == ARI_KV_HEADS;
+    p->heads = p->copied ? c->kv_heads : split == ARI_FFN ? 0 : c->heads;
 }
 
-static void in_attention(ari_placing *p, const ar_config *c, const ar_attention_options *o, const ari_block_names *b,
-                         const char *rest)
+static void in_block(ari_placing *p, const ar_config *c, const char *rest)
 {
     const char *kind;
-    if ((kind = below(rest, b->q)) != NULL) {
-        linear(p, kind, true, o->fused, o->fused ? 3 : 1, c->heads);
-    } else if ((kind = below(rest, b->k)) != NULL || (kind = below(rest, b->v)) != NULL) {
-        linear(p, kind, true, o->fused, 1, c->kv_heads);
-        p->copied = true;
-    } else if ((kind = below(rest, b->out)) != NULL) {
-        linear(p, kind, false, o->fused, 1, c->heads);
-    }
-}
-
-static void in_mlp(ari_placing *p, const ar_mlp_options *o, const ari_block_names *b, const char *rest)
-{
-    const char *kind;
-    if ((kind = below(rest, b->first)) != NULL || (kind = below(rest, b->up)) != NULL)
-        linear(p, kind, true, o->transposed, 1, 0);
-    else if ((kind = below(rest, b->second)) != NULL)
-        linear(p, kind, false, o->transposed, 1, 0);
-}
-
-static ar_status in_block(ari_placing *p, const ar_config *c, const char *rest)
-{
-    const ari_block_names *b = ari_block_names_of(c->arch);
-    const ar_plan plan = {0};
-    ar_block_options o;
-    char unused[96];
-    AR_TRY(ar_config_block(c, 0, &plan, &o, unused, sizeof unused));
-    const char *part;
-    if ((part = below(rest, b->attention)) != NULL)
-        in_attention(p, c, &o.attention, b, part);
-    else if ((part = below(rest, b->mlp)) != NULL)
-        in_mlp(p, &o.mlp, b, part);
-    return AR_OK;
+    const ari_part *part = part_of(c, true, rest, &kind);
+    if (part && ari_part_kind_of(part->role)->form == ARI_LINEAR)
+        place_linear(p, c, part, kind);
 }
 
 static void outside(ari_placing *p, const ar_config *c, const char *name, bool embedding_hidden)
 {
-    const ari_outer_names *n = ari_outer_names_of(c->arch);
-    const bool token = below(name, n->token) != NULL, head = below(name, n->head) != NULL;
-    p->vocabulary = token || head;
+    const char *kind;
+    const ari_part *part = part_of(c, false, name, &kind);
+    const ari_role role = part ? part->role : ARI_NO_ROLE;
+    const bool token = role == ARI_TOKENS;
+    p->vocabulary = token || role == ARI_HEAD;
     if (p->vocabulary) {
         p->dim = token && embedding_hidden ? 1 : 0;
         p->uneven = p->dim == 0;
     }
-    p->first = token || below(name, n->position) != NULL;
+    p->first = token || role == ARI_POSITIONS;
     p->last = !p->first || (token && c->tied);
 }
 
-ar_status ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int ndim, const size_t *shape,
-                         bool embedding_hidden)
+void ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int ndim, const size_t *shape,
+                    bool embedding_hidden)
 {
+    size_t layer;
+    const char *rest = below(name, ari_family_of(c->arch)->blocks);
     *p = (ari_placing){.ndim = ndim, .dim = -1, .blocks = 1, .layer = ari_layer_of_name(c, name)};
     for (int d = 0; d < ndim; d++)
         p->shape[d] = shape[d];
-    if (p->layer == SIZE_MAX) {
+    if (p->layer == SIZE_MAX)
         outside(p, c, name, embedding_hidden);
-        return AR_OK;
-    }
-    size_t layer;
-    const char *rest = below(name, ari_outer_names_of(c->arch)->blocks);
-    return numbered(rest, &layer, &rest) ? in_block(p, c, rest) : AR_OK;
+    else if (numbered(rest, &layer, &rest))
+        in_block(p, c, rest);
 }
 
 static ar_status check_heads(const ari_placing *p, const char *name, int tp)
@@ -198,7 +182,8 @@ static ar_status meet(void *user, const char *name, int ndim, const size_t *shap
     if (s->found || strcmp(name, s->name) != 0)
         return AR_OK;
     s->found = true;
-    return ari_placing_of(&s->placing, s->config, name, ndim, shape, s->embedding_hidden);
+    ari_placing_of(&s->placing, s->config, name, ndim, shape, s->embedding_hidden);
+    return AR_OK;
 }
 
 static ar_status find(search *s)

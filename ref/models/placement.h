@@ -21,8 +21,8 @@ typedef struct ari_placing {
 } ari_placing;
 
 /** Of a parameter as ari_param_list has it. embedding_hidden: the embedding is split along the hidden dimension. */
-AR_NODISCARD ar_status ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int ndim,
-                                      const size_t *shape, bool embedding_hidden);
+void ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int ndim, const size_t *shape,
+                    bool embedding_hidden);
 /** What rank `rank` of `tp` holds. `name` is for messages. Errors: AR_ERR_INDIVISIBLE, AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *name, int tp, int rank);
 /** The stage of `pp` that holds a layer. pp is at most `layers`. */

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/models/names.h"
+#include "ref/models/family.h"
 
 const char *ar_style_name(ar_style s)
 {
@@ -23,43 +23,24 @@ static void put(ar_plan *p, ar_style style, const char *glob)
     memcpy(r->glob, glob, strlen(glob) + 1); /* ar_plan_add has checked its length; the default's are short */
 }
 
-/* "model.layers.LAYER.self_attn.q_proj"; module NULL: directly below the block. */
-static void block_path(char out[AR_PLAN_GLOB], ar_arch arch, const char *layer, const char *module, const char *part)
+/* "model.layers.LAYER.self_attn.q_proj"; outside of the blocks the part's own path. */
+static void part_path(char out[AR_PLAN_GLOB], const ari_family *f, const ari_part *p, const char *layer)
 {
-    snprintf(out, AR_PLAN_GLOB, "%s.%s.%s%s%s", ari_outer_names_of(arch)->blocks, layer, module ? module : "",
-             module ? "." : "", part);
-}
-
-static void put_in_blocks(ar_plan *p, ar_style style, ar_arch arch, const char *module, const char *part)
-{
-    char glob[AR_PLAN_GLOB];
-    if (!part)
-        return;
-    block_path(glob, arch, "*", module, part);
-    put(p, style, glob);
+    if (ari_section_of(p->role) == ARI_IN_BLOCKS)
+        snprintf(out, AR_PLAN_GLOB, "%s.%s.%s", f->blocks, layer, p->path);
+    else
+        snprintf(out, AR_PLAN_GLOB, "%s", p->path);
 }
 
 void ar_plan_default(ar_plan *p, ar_arch arch)
 {
-    const ari_outer_names *n = ari_outer_names_of(arch);
-    const ari_block_names *b = ari_block_names_of(arch);
+    const ari_family *f = ari_family_of(arch);
+    char glob[AR_PLAN_GLOB];
     *p = (ar_plan){0};
-    put(p, AR_STYLE_VOCAB, n->token);
-    if (n->position)
-        put(p, AR_STYLE_REPLICATE, n->position);
-    put_in_blocks(p, AR_STYLE_REPLICATE, arch, NULL, b->norm1);
-    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->attention, b->q);
-    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->attention, b->k);
-    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->attention, b->v);
-    put_in_blocks(p, AR_STYLE_ROWWISE, arch, b->attention, b->out);
-    put_in_blocks(p, AR_STYLE_REPLICATE, arch, NULL, b->norm2);
-    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->mlp, b->first);
-    put_in_blocks(p, AR_STYLE_COLWISE, arch, b->mlp, b->up);
-    put_in_blocks(p, AR_STYLE_ROWWISE, arch, b->mlp, b->second);
-    if (n->final_norm)
-        put(p, AR_STYLE_REPLICATE, n->final_norm);
-    if (n->head)
-        put(p, AR_STYLE_VOCAB, n->head);
+    for (const ari_part *part = f->part; part->path; part++) {
+        part_path(glob, f, part, "*");
+        put(p, ari_part_kind_of(part->role)->style, glob);
+    }
 }
 
 ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style)
@@ -73,17 +54,22 @@ ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style
     return AR_OK;
 }
 
+static bool in_mlp(const ari_part *p)
+{
+    return p->role == ARI_FIRST || p->role == ARI_GATE || p->role == ARI_UP || p->role == ARI_DOWN;
+}
+
 ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 {
-    const ari_block_names *b = ari_block_names_of(arch);
+    const ari_family *f = ari_family_of(arch);
     const bool column_first = order == AR_MLP_COLUMN_ROW;
-    const char *const parts[] = {b->first, b->up, b->second};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    for (const ari_part *part = f->part; part->path; part++) {
         char glob[AR_PLAN_GLOB];
-        if (!parts[i])
+        if (!in_mlp(part))
             continue;
-        block_path(glob, arch, "*", b->mlp, parts[i]);
-        AR_TRY(ar_plan_add(p, arch, glob, (i == 2) != column_first ? AR_STYLE_COLWISE : AR_STYLE_ROWWISE));
+        part_path(glob, f, part, "*");
+        AR_TRY(
+            ar_plan_add(p, arch, glob, (part->role == ARI_DOWN) != column_first ? AR_STYLE_COLWISE : AR_STYLE_ROWWISE));
     }
     return AR_OK;
 }
@@ -102,21 +88,29 @@ ar_style ar_plan_style(const ar_plan *p, ar_arch arch, const char *module)
     return AR_STYLE_REPLICATE;
 }
 
-static ar_style style_in_mlp(const ar_plan *p, const ar_config *c, size_t layer, const char *part,
-                             char name[AR_PLAN_GLOB])
+/* The style of a part of a layer, whose full path goes to `name`. */
+static ar_style style_of(const ar_plan *p, const ar_config *c, size_t layer, const ari_part *part,
+                         char name[AR_PLAN_GLOB])
 {
     char number[24];
     snprintf(number, sizeof number, "%zu", layer);
-    block_path(name, c->arch, number, ari_block_names_of(c->arch)->mlp, part);
+    part_path(name, ari_family_of(c->arch), part, number);
     return ar_plan_style(p, c->arch, name);
+}
+
+static ar_style style_of_role(const ar_plan *p, const ar_config *c, size_t layer, ari_role role,
+                              char name[AR_PLAN_GLOB])
+{
+    const ari_part part = {role, ari_part_path(ari_family_of(c->arch), role)};
+    return style_of(p, c, layer, &part, name);
 }
 
 ar_status ar_plan_mlp_order(const ar_plan *p, const ar_config *c, size_t layer, ar_mlp_order *order)
 {
-    const ari_block_names *b = ari_block_names_of(c->arch);
+    const ari_family *f = ari_family_of(c->arch);
+    const ari_role one = ari_part_path(f, ARI_GATE) ? ARI_GATE : ARI_FIRST;
     char name[AR_PLAN_GLOB];
-    const ar_style second = style_in_mlp(p, c, layer, b->second, name);
-    const ar_style first = style_in_mlp(p, c, layer, b->first, name);
+    const ar_style second = style_of_role(p, c, layer, ARI_DOWN, name), first = style_of_role(p, c, layer, one, name);
     const bool column_row = first == AR_STYLE_COLWISE && second == AR_STYLE_ROWWISE;
     const bool row_column = first == AR_STYLE_ROWWISE && second == AR_STYLE_COLWISE;
     if (!column_row && !row_column)
@@ -124,53 +118,41 @@ ar_status ar_plan_mlp_order(const ar_plan *p, const ar_config *c, size_t layer, 
             AR_ERR_UNSUPPORTED,
             "plan: %s is %s and %s of the same MLP %s; colwise then rowwise, or rowwise then colwise, are "
             "possible",
-            name, ar_style_name(first), b->second, ar_style_name(second));
-    if (b->up && style_in_mlp(p, c, layer, b->up, name) != first)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "plan: %s is not split as %s is (%s)", name, b->first,
+            name, ar_style_name(first), ari_part_leaf(f, ARI_DOWN), ar_style_name(second));
+    if (ari_part_path(f, ARI_UP) && style_of_role(p, c, layer, ARI_UP, name) != first)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "plan: %s is not split as %s is (%s)", name, ari_part_leaf(f, one),
                             ar_style_name(first));
     *order = column_row ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN;
     return AR_OK;
 }
 
-static ar_status expect(const ar_plan *p, const ar_config *c, const char *name, ar_style possible)
+static ar_status expect(const ar_plan *p, const ar_config *c, size_t layer, const ari_part *part)
 {
-    const ar_style s = ar_plan_style(p, c->arch, name);
+    char name[AR_PLAN_GLOB];
+    const ar_style s = style_of(p, c, layer, part, name), possible = ari_part_kind_of(part->role)->style;
     if (s == possible)
         return AR_OK;
     return ar_error_set(AR_ERR_UNSUPPORTED, "plan: %s is %s; this version has it %s only", name, ar_style_name(s),
                         ar_style_name(possible));
 }
 
-static ar_status check_block(const ar_plan *p, const ar_config *c, size_t layer)
+/* The parts of a section as the default plan has them, but for the MLP. */
+static ar_status check_section(const ar_plan *p, const ar_config *c, size_t layer, ari_section section)
 {
-    const ari_block_names *b = ari_block_names_of(c->arch);
-    const struct {
-        const char *module, *part;
-        ar_style style;
-    } parts[] = {{NULL, b->norm1, AR_STYLE_REPLICATE},     {b->attention, b->q, AR_STYLE_COLWISE},
-                 {b->attention, b->k, AR_STYLE_COLWISE},   {b->attention, b->v, AR_STYLE_COLWISE},
-                 {b->attention, b->out, AR_STYLE_ROWWISE}, {NULL, b->norm2, AR_STYLE_REPLICATE}};
-    char name[AR_PLAN_GLOB], number[24];
-    snprintf(number, sizeof number, "%zu", layer);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (!parts[i].part)
-            continue;
-        block_path(name, c->arch, number, parts[i].module, parts[i].part);
-        AR_TRY(expect(p, c, name, parts[i].style));
+    for (const ari_part *part = ari_family_of(c->arch)->part; part->path; part++) {
+        if (ari_section_of(part->role) == section && !in_mlp(part))
+            AR_TRY(expect(p, c, layer, part));
     }
-    ar_mlp_order unused;
-    return ar_plan_mlp_order(p, c, layer, &unused);
+    return AR_OK;
 }
 
 ar_status ar_plan_check(const ar_plan *p, const ar_config *c)
 {
-    const ari_outer_names *n = ari_outer_names_of(c->arch);
-    AR_TRY(expect(p, c, n->token, AR_STYLE_VOCAB));
-    if (n->position)
-        AR_TRY(expect(p, c, n->position, AR_STYLE_REPLICATE));
-    for (size_t i = 0; i < c->layers; i++)
-        AR_TRY(check_block(p, c, i));
-    if (n->final_norm)
-        AR_TRY(expect(p, c, n->final_norm, AR_STYLE_REPLICATE));
-    return n->head ? expect(p, c, n->head, AR_STYLE_VOCAB) : AR_OK;
+    ar_mlp_order unused;
+    AR_TRY(check_section(p, c, 0, ARI_BEFORE_BLOCKS));
+    for (size_t i = 0; i < c->layers; i++) {
+        AR_TRY(check_section(p, c, i, ARI_IN_BLOCKS));
+        AR_TRY(ar_plan_mlp_order(p, c, i, &unused));
+    }
+    return check_section(p, c, 0, ARI_AFTER_BLOCKS);
 }

@@ -6,7 +6,7 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/dropout.h"
-#include "ref/models/names.h"
+#include "ref/models/family.h"
 #include "ref/models/param_list.h"
 #include "ref/numerics/philox.h"
 
@@ -52,19 +52,17 @@ static ar_status put_param(void *user, const char *name, int ndim, const size_t 
 
 static ar_status put_all(list *l, const ar_config *c)
 {
-    const ari_outer_names *outer = ari_outer_names_of(c->arch);
-    const ari_block_names *block = ari_block_names_of(c->arch);
-    const char *const at[3][2] = {{block->attention, ARI_DROPPED_PROBS},
-                                  {block->attention, ARI_DROPPED_ATTENTION},
-                                  {block->mlp, ARI_DROPPED_MLP}};
+    const ari_family *f = ari_family_of(c->arch);
+    const char *const at[3][2] = {
+        {f->attention, ARI_DROPPED_PROBS}, {f->attention, ARI_DROPPED_ATTENTION}, {f->mlp, ARI_DROPPED_MLP}};
     char name[160];
     l->n = 0;
     AR_TRY(ari_param_list(c, put_param, l));
     if (c->learned_positions)
-        put(l, outer->embedded);
+        put(l, f->embedded);
     for (size_t i = 0; i < c->layers; i++) {
         for (size_t k = 0; k < 3; k++) {
-            snprintf(name, sizeof name, "%s.%zu.%s.%s", outer->blocks, i, at[k][0], at[k][1]);
+            snprintf(name, sizeof name, "%s.%zu.%s.%s", f->blocks, i, at[k][0], at[k][1]);
             put(l, name);
         }
     }

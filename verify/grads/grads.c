@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/models/names.h"
+#include "ref/models/family.h"
 #include "ref/models/param_list.h"
 #include "run/cluster_run.h"
 #include "run/estimate.h"
@@ -30,19 +30,20 @@ static ar_status want_gradient(void *user, const char *name, int ndim, const siz
 /* Logits, loss, hidden states as Hugging Face returns them, and every gradient. */
 static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b)
 {
-    const ari_outer_names *n = ari_outer_names_of(c->arch);
+    const ari_family *f = ari_family_of(c->arch);
+    const char *head = ari_part_path(f, ARI_HEAD);
     const size_t hidden[3] = {b->batch, b->seq, c->hidden}, logits[3] = {b->batch, b->seq, c->vocab}, one[1] = {1};
-    if (n->head)
-        AR_TRY(ari_gather_want(g, n->head, 'f', "logits", 3, logits, OUTPUTS_FILE));
+    if (head)
+        AR_TRY(ari_gather_want(g, head, 'f', "logits", 3, logits, OUTPUTS_FILE));
     AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, one, OUTPUTS_FILE));
     for (size_t i = 0; i <= c->layers; i++) {
         char tap[96], name[48];
         ar_block_options unused;
         const ar_plan plan = {0};
         if (i == 0)
-            snprintf(tap, sizeof tap, "%s", n->embedded);
+            snprintf(tap, sizeof tap, "%s", f->embedded);
         else if (i == c->layers && c->final_norm)
-            snprintf(tap, sizeof tap, "%s", n->final_norm);
+            snprintf(tap, sizeof tap, "%s", ari_part_path(f, ARI_FINAL_NORM));
         else
             AR_TRY(ar_config_block(c, i - 1, &plan, &unused, tap, sizeof tap));
         snprintf(name, sizeof name, "hidden_states.%zu", i);

@@ -2,6 +2,7 @@
 #include "verify/grads/grads_fault.h"
 
 #include "ref/core/size.h"
+#include "ref/models/family.h"
 
 /* What a fault needs to matter. The first that a run lacks is the one it is told of. */
 typedef enum need {
@@ -134,10 +135,11 @@ static unsigned has(const ar_grads_options *o, const ar_config *c, bool fresh)
     const bool tp = p->tp > 1, dp = p->dp > 1, sp = tp && p->sp, micro = p->micro_batches > 1;
     const bool row_bias = c->out_bias || c->mlp_bias, bias = row_bias || c->qkv_bias;
     return (fresh ? FRESH : 0u) | (c->tied ? TIED : 0u) | (c->learned_positions ? POSITIONS : 0u) |
-           (c->arch == AR_ARCH_GPT2 ? PACKED : 0u) | (bias ? BIAS : 0u) | (row_bias ? ROW_BIAS : 0u) | (tp ? TP : 0u) |
-           (dp ? DP : 0u) | (sp ? SP : 0u) | ((size_t)ari_at_least_one(p->tp) > c->kv_heads ? KV_COPIES : 0u) |
-           (micro ? MICRO : 0u) | (micro && p->forward_first ? FORWARD_FIRST : 0u) |
-           (o->mlp_order == AR_MLP_ROW_COLUMN ? ROW_COLUMN : 0u) | (dp || sp ? BUCKETS : 0u);
+           (ari_part_path(ari_family_of(c->arch), ARI_QKV) ? PACKED : 0u) | (bias ? BIAS : 0u) |
+           (row_bias ? ROW_BIAS : 0u) | (tp ? TP : 0u) | (dp ? DP : 0u) | (sp ? SP : 0u) |
+           ((size_t)ari_at_least_one(p->tp) > c->kv_heads ? KV_COPIES : 0u) | (micro ? MICRO : 0u) |
+           (micro && p->forward_first ? FORWARD_FIRST : 0u) | (o->mlp_order == AR_MLP_ROW_COLUMN ? ROW_COLUMN : 0u) |
+           (dp || sp ? BUCKETS : 0u);
 }
 
 ar_status ari_grads_fault_check(const ar_grads_options *o, const ar_config *c, bool fresh)

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/models/family.h"
+
+#include <string.h>
+
+/* --- the families ------------------------------------------------------------------------------------------------- */
+
+static const ari_family families[] = {
+    [AR_ARCH_LLAMA] = {.blocks = "model.layers",
+                       .attention = "self_attn",
+                       .mlp = "mlp",
+                       .embedded = "model.embed_tokens",
+                       .part = {{ARI_TOKENS, "model.embed_tokens"},
+                                {ARI_NORM1, "input_layernorm"},
+                                {ARI_Q, "self_attn.q_proj"},
+                                {ARI_K, "self_attn.k_proj"},
+                                {ARI_V, "self_attn.v_proj"},
+                                {ARI_OUT, "self_attn.o_proj"},
+                                {ARI_NORM2, "post_attention_layernorm"},
+                                {ARI_GATE, "mlp.gate_proj"},
+                                {ARI_UP, "mlp.up_proj"},
+                                {ARI_DOWN, "mlp.down_proj"},
+                                {ARI_FINAL_NORM, "model.norm"},
+                                {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_GPT2] = {.blocks = "transformer.h",
+                      .attention = "attn",
+                      .mlp = "mlp",
+                      .embedded = "transformer.drop",
+                      .prefix = "transformer.",
+                      .transposed = true,
+                      .part = {{ARI_TOKENS, "transformer.wte"},
+                               {ARI_POSITIONS, "transformer.wpe"},
+                               {ARI_NORM1, "ln_1"},
+                               {ARI_QKV, "attn.c_attn"},
+                               {ARI_OUT, "attn.c_proj"},
+                               {ARI_NORM2, "ln_2"},
+                               {ARI_FIRST, "mlp.c_fc"},
+                               {ARI_DOWN, "mlp.c_proj"},
+                               {ARI_FINAL_NORM, "transformer.ln_f"},
+                               {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_STACK] = {.blocks = "layers",
+                       .attention = "attn",
+                       .mlp = "mlp",
+                       .embedded = "embed",
+                       .part = {{ARI_TOKENS, "embed"},
+                                {ARI_NORM1, "ln1"},
+                                {ARI_Q, "attn.wq"},
+                                {ARI_K, "attn.wk"},
+                                {ARI_V, "attn.wv"},
+                                {ARI_OUT, "attn.wo"},
+                                {ARI_NORM2, "ln2"},
+                                {ARI_FIRST, "mlp.w1"},
+                                {ARI_DOWN, "mlp.w2"}}},
+};
+
+static const ari_part_kind kinds[ARI_ROLES] = {
+    [ARI_TOKENS] = {ARI_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
+    [ARI_POSITIONS] = {ARI_TABLE, AR_STYLE_REPLICATE, ARI_POSITION_ROWS, ARI_HIDDEN},
+    [ARI_NORM1] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NOTHING},
+    [ARI_QKV] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_HEADS, ARI_HIDDEN},
+    [ARI_Q] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_QUERY_HEADS, ARI_HIDDEN},
+    [ARI_K] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
+    [ARI_V] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
+    [ARI_OUT] = {ARI_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_QUERY_HEADS},
+    [ARI_NORM2] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NOTHING},
+    [ARI_FIRST] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
+    [ARI_GATE] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
+    [ARI_UP] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
+    [ARI_DOWN] = {ARI_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_FFN},
+    [ARI_FINAL_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NOTHING},
+    [ARI_HEAD] = {ARI_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
+};
+
+/* --- reading them ------------------------------------------------------------------------------------------------- */
+
+const ari_part_kind *ari_part_kind_of(ari_role role)
+{
+    return &kinds[role];
+}
+
+const ari_family *ari_family_of(ar_arch arch)
+{
+    return &families[arch];
+}
+
+const ari_family *ari_family_at(size_t i)
+{
+    return i < sizeof families / sizeof *families ? &families[i] : NULL;
+}
+
+const char *ari_part_path(const ari_family *f, ari_role role)
+{
+    const ari_part *p = f->part;
+    while (p->path && p->role != role)
+        p++;
+    return p->path;
+}
+
+const char *ari_part_leaf(const ari_family *f, ari_role role)
+{
+    const char *path = ari_part_path(f, role), *dot = path ? strrchr(path, '.') : NULL;
+    return dot ? dot + 1 : path;
+}
+
+bool ari_part_present(const ar_config *c, ari_role role)
+{
+    if (role == ARI_POSITIONS)
+        return c->learned_positions;
+    if (role == ARI_FINAL_NORM)
+        return c->final_norm;
+    return role != ARI_HEAD || !c->tied;
+}
+
+bool ari_part_has_bias(const ar_config *c, ari_role role)
+{
+    if (kinds[role].form == ARI_NORM)
+        return c->norm == AR_NORM_LAYER;
+    if (kinds[role].form == ARI_TABLE)
+        return false;
+    if (role == ARI_OUT)
+        return c->out_bias;
+    return role == ARI_QKV || role == ARI_Q || role == ARI_K || role == ARI_V ? c->qkv_bias : c->mlp_bias;
+}
+
+size_t ari_extent_of(const ar_config *c, ari_extent e)
+{
+    const size_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const size_t extents[] = {[ARI_NOTHING] = 0,
+                              [ARI_HIDDEN] = c->hidden,
+                              [ARI_FFN] = c->ffn,
+                              [ARI_VOCABULARY] = c->vocab,
+                              [ARI_POSITION_ROWS] = c->max_positions,
+                              [ARI_QUERY_HEADS] = q,
+                              [ARI_KV_HEADS] = kv,
+                              [ARI_PACKED_HEADS] = 3 * q};
+    return extents[e];
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An architecture as a value: the parts of a model that have parameters, one table for each family (family.c). Names,
+ * shapes, the default plan, placement and the order of tensors in reports are read from it. A new family is a new
+ * table; a new kind of part is a row of the roles' table besides. The baseline and the predictions of sim/plan have
+ * their own. */
+#ifndef ARI_MODELS_FAMILY_H
+#define ARI_MODELS_FAMILY_H
+
+#include "anyrank/config.h"
+#include "anyrank/plan.h"
+
+/* What a tensor's module is in a model. Those with parameters have a part in a family's table; the others are modules
+ * and values that the layers report, or other programs' dumps name (docs/names.md). */
+typedef enum ari_role {
+    ARI_NO_ROLE,
+    /* Before the blocks. */
+    ARI_TOKENS,
+    ARI_POSITIONS,
+    ARI_EMBEDDED, /* what the first block gets */
+    /* In a block. */
+    ARI_NORM1, /* before attention */
+    ARI_QKV,   /* q | k | v in one parameter */
+    ARI_Q,
+    ARI_Q_HEADS,
+    ARI_K,
+    ARI_K_HEADS,
+    ARI_V,
+    ARI_V_HEADS,
+    ARI_Q_NORM,
+    ARI_K_NORM,
+    ARI_Q_ROPE,
+    ARI_K_ROPE,
+    ARI_PROBS,
+    ARI_PROBS_DROPPED,
+    ARI_CONTEXT,
+    ARI_OUT,
+    ARI_OUT_DROPPED,
+    ARI_ATTENTION,
+    ARI_ATTENTION_SUM, /* with the residual */
+    ARI_NORM2,         /* before the MLP */
+    ARI_FIRST,         /* of an MLP that is not gated */
+    ARI_FIRST_SUM,     /* x W^T + b, before the activation */
+    ARI_GATE_UP,       /* gate | up in one parameter */
+    ARI_GATE,
+    ARI_GATE_SUM,
+    ARI_UP,
+    ARI_UP_SUM,
+    ARI_ACTIVATION,
+    ARI_DOWN, /* gated or not */
+    ARI_MLP_DROPPED,
+    ARI_MLP,
+    ARI_LAYER,
+    /* After the blocks. */
+    ARI_FINAL_NORM,
+    ARI_HEAD_LOGITS, /* the gradient that the head's backward pass begins with */
+    ARI_HEAD,
+    ARI_LOGITS,
+    ARI_LOSS,
+    ARI_ROLES
+} ari_role;
+
+typedef enum ari_section { ARI_BEFORE_BLOCKS, ARI_IN_BLOCKS, ARI_AFTER_BLOCKS } ari_section;
+static inline ari_section ari_section_of(ari_role role)
+{
+    return role <= ARI_EMBEDDED ? ARI_BEFORE_BLOCKS : role <= ARI_LAYER ? ARI_IN_BLOCKS : ARI_AFTER_BLOCKS;
+}
+
+/* What its parameters are. */
+typedef enum ari_form {
+    ARI_TABLE, /* a weight [rows, hidden] */
+    ARI_NORM,  /* a weight [hidden], LayerNorm: and a bias */
+    ARI_LINEAR /* a weight [out, in], or [in, out] where the family transposes, and where the config says a bias [out]
+                */
+} ari_form;
+/* Extents of shapes, by what they count. */
+typedef enum ari_extent {
+    ARI_NOTHING,
+    ARI_HIDDEN,
+    ARI_FFN,
+    ARI_VOCABULARY,
+    ARI_POSITION_ROWS,
+    ARI_QUERY_HEADS,
+    ARI_KV_HEADS,
+    ARI_PACKED_HEADS /* q | k | v, of as many heads each */
+} ari_extent;
+
+/* What a role's parameters are in every family. */
+typedef struct ari_part_kind {
+    ari_form form;
+    ar_style style; /* of the default plan */
+    ari_extent out, in;
+} ari_part_kind;
+/** Of a role with parameters. Static storage. */
+const ari_part_kind *ari_part_kind_of(ari_role role);
+
+typedef struct ari_part {
+    ari_role role;
+    const char *path; /* Hugging Face's, below a block's: "self_attn.q_proj". A parameter adds ".weight" or ".bias" */
+} ari_part;
+
+typedef struct ari_family {
+    const char *blocks;          /* "model.layers", to which a block adds ".N" */
+    const char *attention, *mlp; /* modules of a block: "self_attn" */
+    const char *embedded;        /* what the first block gets: under this name it is tapped */
+    const char *prefix;          /* that files may leave out of all names; NULL: none */
+    bool transposed;             /* linear layers store [in, out] */
+    ari_part part[16];           /* in the order of first use; a path of NULL ends them */
+} ari_family;
+/** Static storage. */
+const ari_family *ari_family_of(ar_arch arch);
+/** All of them, one after the other; NULL after the last. */
+const ari_family *ari_family_at(size_t i);
+
+/** The path of a family's part; NULL: it has none. */
+const char *ari_part_path(const ari_family *f, ari_role role);
+/** Its last component: "q_proj". */
+const char *ari_part_leaf(const ari_family *f, ari_role role);
+
+/** Whether a model of this config has the part as parameters of its own. */
+bool ari_part_present(const ar_config *c, ari_role role);
+/** Whether the part has a bias. */
+bool ari_part_has_bias(const ar_config *c, ari_role role);
+size_t ari_extent_of(const ar_config *c, ari_extent e);
+
+#endif
