@@ -5,6 +5,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/explain_impl.h"
+#include "verify/diagnose/roles.h"
 
 /* --- numbers that mean something ---------------------------------------------------------------------------------- */
 
@@ -321,7 +322,7 @@ ar_status ari_seek_loss(ari_clue *f, const ari_whole *w)
     if (ari_is_near(factor, 1.0))
         return AR_OK;
     if (!(m.n || m.power || ari_is_near(factor, -1.0) || fraction)) {
-        if (ari_name_has(w->view.grid.d, "loss"))
+        if (ari_name_is(w->view.grid.d->name) & ARI_IS_LOSS)
             say_loss_off(f, r, v);
         return AR_OK;
     }

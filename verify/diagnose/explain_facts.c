@@ -5,31 +5,26 @@
 #include "ref/core/size.h"
 #include "verify/diagnose/explain_impl.h"
 #include "verify/diagnose/order.h"
-
-static bool leaf_is(const ar_dump_tensor *t, const ari_order_key *key, const char *leaf)
-{
-    const size_t n = strlen(leaf);
-    return key->stem >= n && memcmp(t->name + key->stem - n, leaf, n) == 0 &&
-           (key->stem == n || t->name[key->stem - n - 1] == '.');
-}
+#include "verify/diagnose/roles.h"
 
 /* A forward value of a tensor that has heads, or positions. */
 static void learn(ari_facts *f, size_t *q, size_t *k, const ar_dump_tensor *t, const ari_order_key *key)
 {
-    static const char *const queries[] = {"q_proj", "attn.q", "q_rope", "attn.wq"};
-    static const char *const keys[] = {"k_proj", "attn.k", "k_rope", "attn.wk"};
+    const ari_role role = ari_module_of(t->name, key->stem).role;
     if (key->pass != 'f' || t->ndim < 3 || t->count == 0)
         return;
-    if (t->ndim == 4 && leaf_is(t, key, "probs"))
+    if (t->ndim == 4 && role == ARI_PROBS)
         f->heads = t->shape[1];
-    if (t->ndim == 3 && f->seq == 0) {
+    if (t->ndim != 3)
+        return;
+    if (f->seq == 0) {
         f->batch = t->shape[0];
         f->seq = t->shape[1];
     }
-    for (size_t i = 0; i < 4 && t->ndim == 3; i++) {
-        *q = leaf_is(t, key, queries[i]) ? t->shape[2] : *q;
-        *k = leaf_is(t, key, keys[i]) ? t->shape[2] : *k;
-    }
+    if (role == ARI_Q || role == ARI_Q_HEADS || role == ARI_Q_ROPE)
+        *q = t->shape[2];
+    if (role == ARI_K || role == ARI_K_HEADS || role == ARI_K_ROPE)
+        *k = t->shape[2];
 }
 
 /* Whether ranks hold different positions of a forward value. */

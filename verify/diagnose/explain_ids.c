@@ -4,6 +4,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/explain_impl.h"
+#include "verify/diagnose/roles.h"
 
 /* --- rows of ids -------------------------------------------------------------------------------------------------- */
 
@@ -134,7 +135,7 @@ ar_status ari_seek_ids(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
     const ari_difference *d = g->d;
-    const bool vocabulary = ari_is_embedding(d) || ari_name_has(d, "lm_head");
+    const bool vocabulary = ari_name_is(d->name) & (ARI_IS_EMBEDDING | ARI_IS_HEAD);
     size_t from = 0, *times = NULL, *last = NULL;
     if (!vocabulary || w->start > 0)
         return AR_OK;

@@ -76,8 +76,6 @@ enum { ARI_MOST_RANKS = 64 };
 
 /* --- words (explain_words.c) -------------------------------------------------------------------------------------- */
 
-/* Whether a component of the dotted name is `part`. */
-bool ari_has_component(const char *name, const char *part);
 /* Elements of a head along a dimension; 0: no heads lie there, or their size is not known. */
 size_t ari_head_size(const ari_whole *w, int dim);
 /* Whether heads lie along a dimension, known or not. */

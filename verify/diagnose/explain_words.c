@@ -2,25 +2,7 @@
 /* What parts of a tensor are called: heads, q|k|v, shards. */
 #include "verify/diagnose/explain_impl.h"
 #include "verify/diagnose/order.h"
-
-bool ari_has_component(const char *name, const char *part)
-{
-    const size_t n = strlen(part);
-    for (const char *at = name; (at = strstr(at, part)) != NULL; at++) {
-        if ((at == name || at[-1] == '.') && (at[n] == '\0' || at[n] == '.' || at[n] == ':'))
-            return true;
-    }
-    return false;
-}
-
-static bool has_any(const char *name, const char *const *parts)
-{
-    for (; *parts; parts++) {
-        if (ari_has_component(name, *parts))
-            return true;
-    }
-    return false;
-}
+#include "verify/diagnose/roles.h"
 
 static bool is_parameter(const ari_whole *w)
 {
@@ -29,22 +11,6 @@ static bool is_parameter(const ari_whole *w)
 
 /* --- heads -------------------------------------------------------------------------------------------------------- */
 
-static const char *const query_names[] = {"q_proj", "wq", "q_rope", "q", "context", "query", NULL};
-static const char *const key_names[] = {"k_proj", "v_proj", "wk", "wv", "k_rope", "k", "v", "key", "value", NULL};
-static const char *const output_names[] = {"o_proj", "wo", "linear_proj", NULL};
-static const char *const packed_names[] = {"c_attn", "query_key_value", "qkv_proj", "linear_qkv", "qkv", "Wqkv", NULL};
-
-static bool is_attention_c_proj(const char *name)
-{
-    return strstr(name, "attn.c_proj") != NULL || strstr(name, "attention.dense.") != NULL;
-}
-
-/* Conv1D: [in, out]. */
-static bool is_in_out(const char *name)
-{
-    return ari_has_component(name, "c_attn") || ari_has_component(name, "c_proj") || ari_has_component(name, "c_fc");
-}
-
 /* The dimension along which a module's outputs lie (inputs: the other one), -1 where there is none. */
 static int feature_dim(const ari_whole *w, bool inputs)
 {
@@ -52,27 +18,50 @@ static int feature_dim(const ari_whole *w, bool inputs)
     if (!is_parameter(w))
         return d->ndim - 1;
     if (d->ndim == 2)
-        return (is_in_out(d->name) ? 1 : 0) ^ (int)inputs;
+        return (int)ari_module_within(d->name).in_out ^ (int)inputs;
     return d->ndim == 1 && !inputs ? 0 : -1;
 }
 
 typedef enum head_kind { NO_HEADS, QUERY_HEADS, KEY_HEADS, PACKED_HEADS } head_kind;
 
+/* Whose heads a module's outputs are, or of the attention's output layer its inputs. */
+static head_kind heads_of(ari_role role)
+{
+    switch (role) {
+    case ARI_Q:
+    case ARI_Q_HEADS:
+    case ARI_Q_ROPE:
+    case ARI_CONTEXT:
+    case ARI_OUT:
+        return QUERY_HEADS;
+    case ARI_K:
+    case ARI_V:
+    case ARI_K_HEADS:
+    case ARI_V_HEADS:
+    case ARI_K_ROPE:
+        return KEY_HEADS;
+    case ARI_QKV:
+        return PACKED_HEADS;
+    default:
+        return NO_HEADS;
+    }
+}
+
 static head_kind heads_along(const ari_whole *w, int dim)
 {
     const ari_difference *d = w->view.grid.d;
-    const bool output = has_any(d->name, output_names) || is_attention_c_proj(d->name);
-    if (output) /* its inputs are heads: of a weight one dimension, of its gradient with respect to the input the last
-                 */
-        return d->pass != 'f' && (is_parameter(w) ? d->ndim == 2 : true) && dim == feature_dim(w, true) ? QUERY_HEADS
-                                                                                                        : NO_HEADS;
-    if (dim != feature_dim(w, false))
+    const ari_role role = ari_module_within(d->name).role;
+    const bool parameter = is_parameter(w);
+    if (dim != feature_dim(w, role == ARI_OUT))
         return NO_HEADS;
-    if (has_any(d->name, packed_names))
-        return is_parameter(w) || d->pass == 'f' ? PACKED_HEADS : NO_HEADS;
-    if (!is_parameter(w) && d->pass == 'b' && strstr(d->name, "_proj"))
+    if (role == ARI_OUT && (d->pass == 'f' || (parameter && d->ndim != 2)))
         return NO_HEADS;
-    return has_any(d->name, query_names) ? QUERY_HEADS : has_any(d->name, key_names) ? KEY_HEADS : NO_HEADS;
+    if (role == ARI_QKV && !parameter && d->pass != 'f')
+        return NO_HEADS;
+    /* "q_proj:bwd" is the gradient of its input, which has no heads. */
+    if (!parameter && d->pass == 'b' && role != ARI_OUT && strstr(d->name, "_proj"))
+        return NO_HEADS;
+    return heads_of(role);
 }
 
 bool ari_has_heads(const ari_whole *w, int dim)
@@ -90,10 +79,10 @@ size_t ari_head_size(const ari_whole *w, int dim)
 
 int ari_packed(const ari_whole *w, int dim, const char *part[3], size_t size[3])
 {
-    static const char *const pairs[] = {"gate_up_proj", "w13", "linear_fc1", NULL};
     const ari_difference *d = w->view.grid.d;
+    const ari_role role = ari_module_within(d->name).role;
     const size_t n = w->view.grid.shape[dim], head = ari_head_size(w, dim);
-    const bool qkv = has_any(d->name, packed_names);
+    const bool qkv = role == ARI_QKV;
     if (w->inner || dim != feature_dim(w, false) || (!is_parameter(w) && d->pass != 'f'))
         return 0;
     if (qkv && head > 0) {
@@ -101,7 +90,7 @@ int ari_packed(const ari_whole *w, int dim, const char *part[3], size_t size[3])
         size[1] = size[2] = head * w->facts.kv_heads;
     } else if (qkv && n % 3 == 0) {
         size[0] = size[1] = size[2] = n / 3;
-    } else if (has_any(d->name, pairs) && n % 2 == 0) {
+    } else if (role == ARI_GATE_UP && n % 2 == 0) {
         part[0] = "gate", part[1] = "up";
         size[0] = size[1] = n / 2;
         return 2;

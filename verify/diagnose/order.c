@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "verify/diagnose/roles.h"
+
 /* --- pass and step ------------------------------------------------------------------------------------------------ */
 
 typedef struct suffix {
@@ -91,127 +93,10 @@ static void find_pass(ari_order_key *k, const char *path)
 
 /* --- places in the model ------------------------------------------------------------------------------------------ */
 
-/* Modules in the order in which they run: of a layer by what stands after its number, else by the end of the name.
- * backward: where the module's ":bwd" stands, its parameters' gradients directly after it. */
-typedef struct module_place {
-    const char *name;
-    int forward, backward;
-} module_place;
-
-static const module_place in_layer[] = {
-    {"input_layernorm", 1, 40},
-    {"ln_1", 1, 40},
-    {"ln1", 1, 40},
-    {"attention_norm", 1, 40},
-    {"self_attn.qkv_proj", 2, 33},
-    {"attn.c_attn", 2, 33},
-    {"self_attention.query_key_value", 2, 33},
-    {"self_attention.linear_qkv", 2, 33},
-    {"self_attn.q_proj", 3, 34},
-    {"attn.q", 3, 31},
-    {"self_attn.q", 3, 31},
-    {"attn.wq", 3, 34},
-    {"attention.wq", 3, 34},
-    {"self_attn.k_proj", 4, 35},
-    {"attn.k", 4, 32},
-    {"self_attn.k", 4, 32},
-    {"attn.wk", 4, 35},
-    {"attention.wk", 4, 35},
-    {"self_attn.v_proj", 5, 36},
-    {"attn.v", 5, 30},
-    {"self_attn.v", 5, 30},
-    {"attn.wv", 5, 36},
-    {"attention.wv", 5, 36},
-    {"self_attn.q_norm", 6, 29},
-    {"self_attn.k_norm", 7, 29},
-    {"self_attn.q_rope", 8, 27},
-    {"self_attn.k_rope", 9, 28},
-    {"self_attn.probs", 10, 26},
-    {"attn.probs", 10, 26},
-    {"self_attn.attn_dropout", 11, 25},
-    {"attn.attn_dropout", 11, 25},
-    {"self_attn.context", 12, 24},
-    {"attn.context", 12, 24},
-    {"self_attention.core_attention", 12, 24},
-    {"self_attn.o_proj", 13, 23},
-    {"attn.c_proj", 13, 23},
-    {"attn.wo", 13, 23},
-    {"attention.wo", 13, 23},
-    {"self_attention.dense", 13, 23},
-    {"self_attention.linear_proj", 13, 23},
-    {"self_attn.resid_dropout", 14, 22},
-    {"attn.resid_dropout", 14, 22},
-    {"self_attn", 15, 33},
-    {"attn", 15, 33},
-    {"self_attention", 15, 33},
-    {"attention", 15, 33},
-    {"attn_residual", 16, 21},
-    {"post_attention_layernorm", 17, 20},
-    {"pre_mlp_layernorm", 17, 20},
-    {"ln_2", 17, 20},
-    {"ln2", 17, 20},
-    {"ffn_norm", 17, 20},
-    {"mlp.c_fc", 18, 16},
-    {"mlp.w1", 18, 16},
-    {"mlp.fc", 18, 13},
-    {"mlp.fc1", 18, 16},
-    {"mlp.linear_fc1", 18, 16},
-    {"mlp.dense_h_to_4h", 18, 16},
-    {"mlp.gate_up_proj", 18, 16},
-    {"mlp.gate_proj", 19, 17},
-    {"mlp.gate", 19, 13},
-    {"feed_forward.w1", 19, 17},
-    {"mlp.up_proj", 20, 18},
-    {"mlp.up", 20, 14},
-    {"feed_forward.w3", 20, 18},
-    {"mlp.act", 21, 12},
-    {"mlp.act_fn", 21, 12},
-    {"mlp.down_proj", 22, 11},
-    {"mlp.c_proj", 22, 11},
-    {"mlp.w2", 22, 11},
-    {"mlp.fc2", 22, 11},
-    {"mlp.linear_fc2", 22, 11},
-    {"mlp.dense_4h_to_h", 22, 11},
-    {"feed_forward.w2", 22, 11},
-    {"mlp.dropout", 23, 10},
-    {"mlp", 24, 15},
-    {"feed_forward", 24, 15},
-    {"", 26, 50},
-};
+/* Modules that the vocabulary does not have. */
 enum { UNKNOWN_FORWARD = 25, UNKNOWN_BACKWARD = 45, UNKNOWN_MODULE = 5 };
 
-static const module_place before_layers[] = {
-    {"embed_tokens", 1, 1},
-    {"wte", 1, 1},
-    {"embed", 1, 1},
-    {"tok_embeddings", 1, 1},
-    {"word_embeddings", 1, 1},
-    {"wpe", 2, 2},
-    {"position_embeddings", 2, 2},
-    {"drop", 3, 0},
-};
-static const module_place after_layers[] = {
-    {"norm", 1, 4},    {"ln_f", 1, 4},         {"final_layernorm", 1, 4}, {"lm_head.logits", 2, 1},
-    {"lm_head", 2, 2}, {"output_layer", 2, 2}, {"logits", 3, 1},          {"loss", 4, 0},
-};
-
 enum { BEFORE, WITHIN, ELSEWHERE, AFTER };
-
-/* Whether a path of length n is `what`, or ends in it after a dot. */
-static bool is_or_ends(const char *path, size_t n, const char *what)
-{
-    const size_t m = strlen(what);
-    return is(path, n, what) || (n > m && path[n - m - 1] == '.' && ends(path, n, what));
-}
-
-static const module_place *place_in(const module_place *table, size_t count, const char *path, size_t n, bool whole)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (whole ? is(path, n, table[i].name) : is_or_ends(path, n, table[i].name))
-            return &table[i];
-    }
-    return NULL;
-}
 
 /* The first component that is a number, of a name of n bytes; what follows it goes to *rest. */
 static bool layer_of(const char *name, size_t n, long *layer, size_t *rest)
@@ -236,10 +121,10 @@ static bool runs_backward(const ari_order_key *k)
     return k->pass == 'b' || k->pass == 'g';
 }
 
-static int by_direction(const ari_order_key *k, const module_place *at, int forward, int backward)
+static int by_direction(const ari_order_key *k, ari_role role, int forward, int backward)
 {
-    if (at)
-        return runs_backward(k) ? at->backward : at->forward;
+    if (role != ARI_NO_ROLE)
+        return runs_backward(k) ? ari_role_place_of(role)->backward : ari_role_place_of(role)->forward;
     return runs_backward(k) ? backward : forward;
 }
 
@@ -260,23 +145,23 @@ static void find_place(ari_order_key *k)
         k->part = ends(name, n, "bias") ? 2 : 1;
         n -= k->part == 1 ? strlen(".weight") : strlen(".bias");
     }
-    const module_place *at;
+    ari_role role;
     if (starts(name, n, "hidden_states.")) { /* the embedding's output, then each layer's */
         const long i = state_of(name);
         k->section = i > 0 ? WITHIN : BEFORE;
         k->layer = i - 1;
         k->module = UNKNOWN_FORWARD + 2;
     } else if (layer_of(name, n, &k->layer, &rest)) {
-        at = place_in(in_layer, sizeof in_layer / sizeof *in_layer, name + rest, n - rest, true);
+        role = ari_role_in_layer(name + rest, n - rest);
         k->section = WITHIN;
-        k->module = by_direction(k, at, UNKNOWN_FORWARD, UNKNOWN_BACKWARD);
-    } else if ((at = place_in(before_layers, sizeof before_layers / sizeof *before_layers, name, n, false)) != NULL) {
+        k->module = by_direction(k, role, UNKNOWN_FORWARD, UNKNOWN_BACKWARD);
+    } else if ((role = ari_role_outside(name, n, ARI_BEFORE_BLOCKS)) != ARI_NO_ROLE) {
         k->section = BEFORE;
-        k->module = by_direction(k, at, 0, 0);
+        k->module = by_direction(k, role, 0, 0);
     } else {
-        at = place_in(after_layers, sizeof after_layers / sizeof *after_layers, name, n, false);
-        k->section = at ? AFTER : ELSEWHERE;
-        k->module = by_direction(k, at, UNKNOWN_MODULE, UNKNOWN_MODULE);
+        role = ari_role_outside(name, n, ARI_AFTER_BLOCKS);
+        k->section = role != ARI_NO_ROLE ? AFTER : ELSEWHERE;
+        k->module = by_direction(k, role, UNKNOWN_MODULE, UNKNOWN_MODULE);
     }
     if (runs_backward(k)) {
         k->section = -k->section;

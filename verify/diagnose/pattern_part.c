@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a loss, an embedding or a place suggest: the findings that lean on the tensor's name and pass. */
 #include "verify/diagnose/pattern_impl.h"
+#include "verify/diagnose/roles.h"
 
 static bool is_off(const void *user, int rank)
 {
@@ -13,7 +14,8 @@ static bool is_off(const void *user, int rank)
 ar_status ari_detect_loss(ari_clue *f, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    if (d->pass != 'f' || c->grid.count != 1 || !ari_name_has(d, "loss") || c->survey.total.nan > 0 || d->hidden)
+    if (d->pass != 'f' || c->grid.count != 1 || !(ari_name_is(d->name) & ARI_IS_LOSS) || c->survey.total.nan > 0 ||
+        d->hidden)
         return AR_OK;
     const double ref = (double)d->reference[0];
     double low = INFINITY, high = -INFINITY;
@@ -153,7 +155,7 @@ ar_status ari_detect_rows(ari_clue *f, const ari_case *c)
     const ari_difference *d = c->grid.d;
     if (d->pass == 'f' && d->ndim >= 2 && ari_is_embedding(d))
         detect_lookup(f, c);
-    else if (d->pass == 'g' && d->ndim == 2 && (ari_is_embedding(d) || ari_name_has(d, "lm_head")))
+    else if (d->pass == 'g' && d->ndim == 2 && (ari_name_is(d->name) & (ARI_IS_EMBEDDING | ARI_IS_HEAD)))
         detect_edge_rows(f, c);
     return AR_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/pattern_impl.h"
+#include "verify/diagnose/roles.h"
 
 /* --- a rank holds another rank's shard ---------------------------------------------------------------------------- */
 
@@ -369,7 +370,8 @@ static void say_tail(ari_clue *f, const ari_case *c, int dim, const cut *at, boo
     const size_t times = at->extent / at->first_wrong, ranks = (size_t)ari_tp_of(d);
     const bool by_heads = ari_is_by_heads(d) && dim == d->ndim - 1 && at->first_wrong % d->head_dim == 0;
     const size_t unit = by_heads ? d->head_dim : 1, local = at->extent / unit, right = at->first_wrong / unit;
-    const bool heads = ari_name_has(d, "attn") || ari_name_has(d, "attention") || ari_leaf_has(d, "context");
+    const bool heads =
+        ari_name_has(d, "attn") || ari_name_has(d, "attention") || (ari_name_is(d->name) & ARI_IS_CONTEXT);
     ari_text t = ari_find(f, zero ? ARI_TRACE + 8 : ARI_SHAPE + 10);
     ari_say(&t, "%s every rank has only the first %zu of its %zu %s right",
             heads ? "heads:" : "shards:", at->first_wrong, at->extent, ari_dim_name(&c->grid, dim, true));

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "verify/diagnose/pattern_impl.h"
+#include "verify/diagnose/roles.h"
 
 enum { RUNS_SHOWN = 3, ROWS_SHOWN = 6 }; /* a line has about 250 characters */
 
@@ -44,28 +45,17 @@ bool ari_leaf_has(const ari_difference *d, const char *part)
 
 bool ari_is_norm(const ari_difference *d)
 {
-    return ari_name_has(d, "norm") || ari_name_has(d, "ln_") || ari_name_has(d, ".ln1") || ari_name_has(d, ".ln2");
+    return (ari_name_is(d->name) & ARI_IS_NORM) != 0;
 }
 
 bool ari_is_embedding(const ari_difference *d)
 {
-    return ari_name_has(d, "embed") || ari_name_has(d, "wte");
+    return (ari_name_is(d->name) & ARI_IS_EMBEDDING) != 0;
 }
 
 bool ari_is_row_parallel(const ari_difference *d)
 {
-    static const char *const names[] = {
-        "o_proj",     "c_proj",        "down_proj",      "w2", "wo", "fc2", "linear_proj",
-        "linear_fc2", "dense_4h_to_h", "attention.dense"};
-    const char *end = d->name + strlen(d->name), *leaf = leaf_of(d);
-    if (strcmp(leaf, "weight") == 0 || strcmp(leaf, "bias") == 0)
-        end = leaf > d->name ? leaf - 1 : leaf;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const size_t n = strlen(names[i]);
-        if ((size_t)(end - d->name) >= n && strncmp(end - n, names[i], n) == 0)
-            return true;
-    }
-    return false;
+    return (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) != 0;
 }
 
 static bool is_parameter(const ari_difference *d)
@@ -73,25 +63,27 @@ static bool is_parameter(const ari_difference *d)
     return d->pass != 'f' && d->pass != 'b';
 }
 
-static bool leaf_is_one_of(const ari_difference *d, const char *const *names)
-{
-    for (; *names; names++) {
-        if (strcmp(leaf_of(d), *names) == 0)
-            return true;
-    }
-    return false;
-}
-
 bool ari_is_by_heads(const ari_difference *d)
 {
-    static const char *const both[] = {"q_rope", "k_rope", "q", "k", "v", NULL};
-    static const char *const forward[] = {"q_proj", "k_proj", "v_proj", "wq", "wk", "wv", "context", NULL};
-    static const char *const backward[] = {"o_proj", "wo", "linear_proj", NULL};
     if (is_parameter(d) || d->ndim != 3 || d->head_dim == 0 || d->shape[2] % d->head_dim != 0)
         return false;
-    if (leaf_is_one_of(d, both) || leaf_is_one_of(d, d->pass == 'f' ? forward : backward))
+    switch (ari_module_of(d->name, strlen(d->name)).role) {
+    case ARI_Q_ROPE:
+    case ARI_K_ROPE:
+    case ARI_Q_HEADS:
+    case ARI_K_HEADS:
+    case ARI_V_HEADS:
         return true;
-    return d->pass == 'b' && ari_name_has(d, "attn.c_proj");
+    case ARI_Q:
+    case ARI_K:
+    case ARI_V:
+    case ARI_CONTEXT:
+        return d->pass == 'f';
+    case ARI_OUT: /* its input */
+        return d->pass == 'b';
+    default:
+        return false;
+    }
 }
 
 const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
@@ -103,14 +95,14 @@ const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
     };
     enum { SAMPLE, TOKEN, FEATURE, HEAD, QUERY, KEY, LANE, ROW, COLUMN, ELEMENT, ID };
     const ari_difference *d = g->d;
-    const bool probs = ari_leaf_has(d, "probs") || ari_leaf_has(d, "attn_dropout"),
-               vocabulary = ari_is_embedding(d) || ari_name_has(d, "lm_head");
-    const bool logits = ari_leaf_has(d, "logits") || (ari_leaf_has(d, "lm_head") && d->pass == 'f');
+    const unsigned is = ari_name_is(d->name);
+    const bool scores = is & ARI_IS_SCORES, vocabulary = is & (ARI_IS_EMBEDDING | ARI_IS_HEAD);
+    const bool logits = (is & ARI_IS_LOGITS) || ((is & ARI_IS_HEAD) && d->pass == 'f');
     const int activation[5][4] = {{ELEMENT},
                                   {ELEMENT},
                                   {TOKEN, FEATURE},
                                   {SAMPLE, TOKEN, logits ? ID : FEATURE},
-                                  {SAMPLE, probs ? HEAD : TOKEN, probs ? QUERY : HEAD, probs ? KEY : LANE}};
+                                  {SAMPLE, scores ? HEAD : TOKEN, scores ? QUERY : HEAD, scores ? KEY : LANE}};
     int word = activation[d->ndim][dim];
     if (is_parameter(d))
         word = d->ndim < 2 ? ELEMENT : dim == d->ndim - 1 ? COLUMN : dim == 0 && vocabulary ? ID : ROW;

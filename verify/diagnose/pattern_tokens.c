@@ -5,6 +5,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/pattern_impl.h"
+#include "verify/diagnose/roles.h"
 
 /* --- tokens in another order -------------------------------------------------------------------------------------- */
 
@@ -253,9 +254,10 @@ ar_status ari_detect_truncation(ari_clue *f, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_difference *d = g->d;
-    const bool head = ari_name_has(d, "lm_head"), weight = d->pass != 'f' && d->pass != 'b' && d->ndim == 2;
-    const bool logits = head && (d->pass == 'f' || ari_leaf_has(d, "logits")) && !weight;
-    if (!logits && !(weight && (head || ari_is_embedding(d))))
+    const unsigned is = ari_name_is(d->name);
+    const bool head = is & ARI_IS_HEAD, weight = d->pass != 'f' && d->pass != 'b' && d->ndim == 2;
+    const bool logits = head && (d->pass == 'f' || (is & ARI_IS_LOGITS)) && !weight;
+    if (!logits && !(weight && (is & (ARI_IS_HEAD | ARI_IS_EMBEDDING))))
         return AR_OK;
     const int dim = logits ? g->nd - 1 : 0;
     const size_t vocab = g->shape[dim], first = first_left_out(d, vocab);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "verify/diagnose/pattern_impl.h"
+#include "verify/diagnose/roles.h"
 
 /* --- not a number ------------------------------------------------------------------------------------------------- */
 
@@ -230,7 +231,7 @@ static void say_all_zero(ari_text *t, const ari_difference *d)
             "this parameter got no gradient: it was not used, was detached, or its gradient was not added or copied "
             "back%s",
             ari_dp_of(d) > 1 ? "; or its bucket was reduced before it was written there" : "");
-    else if (d->pass == 'f' && (ari_leaf_has(d, "context") || ari_leaf_has(d, "probs")))
+    else if (d->pass == 'f' && (ari_name_is(d->name) & (ARI_IS_CONTEXT | ARI_IS_PROBS)))
         ari_say(t,
                 "heads: no head was computed; a local head count divided by the number of ranks twice can floor to 0");
     else

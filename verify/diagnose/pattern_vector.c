@@ -4,6 +4,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/pattern_impl.h"
+#include "verify/diagnose/roles.h"
 
 /* --- the same vector for every token, the same table for every sample --------------------------------------------- */
 
@@ -183,6 +184,7 @@ ar_status ari_detect_row_factor(ari_clue *f, const ari_case *c)
             "each of %zu %s is scaled by a factor of its own, from %.6g to %.6g, and not otherwise changed: a per-row "
             "statistic is wrong (%s), as when it includes padded lanes or covers the shard alone",
             all.scaled, ari_dim_name(g, g->nd - 2 < 0 ? 0 : g->nd - 2, true), all.low, all.high,
-            ari_leaf_has(g->d, "probs") ? "the softmax's denominator" : "a variance, a mean square or a denominator");
+            ari_name_is(g->d->name) & ARI_IS_PROBS ? "the softmax's denominator"
+                                                   : "a variance, a mean square or a denominator");
     return AR_OK;
 }

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/diagnose/roles.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* --- roles -------------------------------------------------------------------------------------------------------- */
+
+static const ari_role_place places[ARI_ROLES] = {
+    [ARI_TOKENS] = {1, 1, ARI_IS_EMBEDDING},
+    [ARI_POSITIONS] = {2, 2, 0},
+    [ARI_EMBEDDED] = {3, 0, 0},
+    [ARI_NORM1] = {1, 40, ARI_IS_NORM},
+    [ARI_QKV] = {2, 33, 0},
+    [ARI_Q] = {3, 34, 0},
+    [ARI_Q_HEADS] = {3, 31, 0},
+    [ARI_K] = {4, 35, 0},
+    [ARI_K_HEADS] = {4, 32, 0},
+    [ARI_V] = {5, 36, 0},
+    [ARI_V_HEADS] = {5, 30, 0},
+    [ARI_Q_NORM] = {6, 29, ARI_IS_NORM},
+    [ARI_K_NORM] = {7, 29, ARI_IS_NORM},
+    [ARI_Q_ROPE] = {8, 27, 0},
+    [ARI_K_ROPE] = {9, 28, 0},
+    [ARI_PROBS] = {10, 26, ARI_IS_PROBS | ARI_IS_SCORES},
+    [ARI_PROBS_DROPPED] = {11, 25, ARI_IS_SCORES},
+    [ARI_CONTEXT] = {12, 24, ARI_IS_CONTEXT},
+    [ARI_OUT] = {13, 23, ARI_IS_ROW_PARALLEL},
+    [ARI_OUT_DROPPED] = {14, 22, 0},
+    [ARI_ATTENTION] = {15, 33, 0},
+    [ARI_ATTENTION_SUM] = {16, 21, 0},
+    [ARI_NORM2] = {17, 20, ARI_IS_NORM},
+    [ARI_FIRST] = {18, 16, 0},
+    [ARI_GATE_UP] = {18, 16, 0},
+    [ARI_FIRST_SUM] = {18, 13, 0},
+    [ARI_GATE] = {19, 17, 0},
+    [ARI_GATE_SUM] = {19, 13, 0},
+    [ARI_UP] = {20, 18, 0},
+    [ARI_UP_SUM] = {20, 14, 0},
+    [ARI_ACTIVATION] = {21, 12, 0},
+    [ARI_DOWN] = {22, 11, ARI_IS_ROW_PARALLEL},
+    [ARI_MLP_DROPPED] = {23, 10, 0},
+    [ARI_MLP] = {24, 15, 0},
+    [ARI_LAYER] = {26, 50, 0},
+    [ARI_FINAL_NORM] = {1, 4, ARI_IS_NORM},
+    [ARI_HEAD_LOGITS] = {2, 1, ARI_IS_HEAD | ARI_IS_LOGITS},
+    [ARI_HEAD] = {2, 2, ARI_IS_HEAD},
+    [ARI_LOGITS] = {3, 1, ARI_IS_LOGITS},
+    [ARI_LOSS] = {4, 0, ARI_IS_LOSS},
+};
+
+/* --- names -------------------------------------------------------------------------------------------------------- */
+
+/* What the layers report of any family (docs/names.md), below its attention or its MLP; "": the module itself. */
+static const struct value {
+    ari_role role;
+    bool in_mlp;
+    const char *leaf;
+} values[] = {
+    {ARI_Q_HEADS, false, "q"},
+    {ARI_K_HEADS, false, "k"},
+    {ARI_V_HEADS, false, "v"},
+    {ARI_Q_ROPE, false, "q_rope"},
+    {ARI_K_ROPE, false, "k_rope"},
+    {ARI_PROBS, false, "probs"},
+    {ARI_PROBS_DROPPED, false, "attn_dropout"},
+    {ARI_CONTEXT, false, "context"},
+    {ARI_OUT_DROPPED, false, "resid_dropout"},
+    {ARI_ATTENTION, false, ""},
+    {ARI_FIRST_SUM, true, "fc"},
+    {ARI_GATE_SUM, true, "gate"},
+    {ARI_UP_SUM, true, "up"},
+    {ARI_ACTIVATION, true, "act"},
+    {ARI_MLP_DROPPED, true, "dropout"},
+    {ARI_MLP, true, ""},
+};
+
+/* Names besides those. tail: how a name ends that is taken for it outside of a layer; NULL: in the path's last
+ * component, as the families' do. */
+static const struct other {
+    ari_role role;
+    const char *path; /* NULL: it has no place in the order */
+    const char *tail;
+} others[] = {
+    {ARI_EMBEDDED, "drop", NULL},
+    {ARI_ATTENTION_SUM, "attn_residual", NULL},
+    {ARI_LAYER, "", NULL},
+    {ARI_HEAD_LOGITS, "lm_head.logits", "lm_head.logits"},
+    {ARI_LOGITS, "logits", NULL},
+    {ARI_LOSS, "loss", NULL},
+    /* Other models of Hugging Face's. */
+    {ARI_QKV, "self_attn.qkv_proj", NULL},
+    {ARI_Q_NORM, "self_attn.q_norm", NULL},
+    {ARI_K_NORM, "self_attn.k_norm", NULL},
+    {ARI_GATE_UP, "mlp.gate_up_proj", NULL},
+    {ARI_FIRST, "mlp.fc1", NULL},
+    {ARI_DOWN, "mlp.fc2", NULL},
+    {ARI_ACTIVATION, "mlp.act_fn", NULL},
+    {ARI_Q, NULL, "query"},
+    {ARI_K, NULL, "key"},
+    {ARI_V, NULL, "value"},
+    {ARI_QKV, NULL, "qkv"},
+    {ARI_QKV, NULL, "Wqkv"},
+    /* Megatron. */
+    {ARI_TOKENS, "word_embeddings", NULL},
+    {ARI_POSITIONS, "position_embeddings", NULL},
+    {ARI_QKV, "self_attention.query_key_value", NULL},
+    {ARI_QKV, "self_attention.linear_qkv", NULL},
+    {ARI_CONTEXT, "self_attention.core_attention", NULL},
+    {ARI_OUT, "self_attention.dense", "attention.dense"}, /* a "dense" alone is any layer */
+    {ARI_OUT, "self_attention.linear_proj", NULL},
+    {ARI_ATTENTION, "self_attention", NULL},
+    {ARI_NORM2, "pre_mlp_layernorm", NULL},
+    {ARI_GATE_UP, "mlp.linear_fc1", NULL},
+    {ARI_FIRST, "mlp.dense_h_to_4h", NULL},
+    {ARI_DOWN, "mlp.linear_fc2", NULL},
+    {ARI_DOWN, "mlp.dense_4h_to_h", NULL},
+    {ARI_FINAL_NORM, "final_layernorm", NULL},
+    {ARI_HEAD, "output_layer", NULL},
+    /* Meta's Llama. */
+    {ARI_TOKENS, "tok_embeddings", NULL},
+    {ARI_NORM1, "attention_norm", NULL},
+    {ARI_Q, "attention.wq", NULL},
+    {ARI_K, "attention.wk", NULL},
+    {ARI_V, "attention.wv", NULL},
+    {ARI_OUT, "attention.wo", NULL},
+    {ARI_ATTENTION, "attention", NULL},
+    {ARI_NORM2, "ffn_norm", NULL},
+    {ARI_GATE, "feed_forward.w1", NULL},
+    {ARI_UP, "feed_forward.w3", NULL},
+    {ARI_GATE_UP, NULL, "w13"},
+    {ARI_DOWN, "feed_forward.w2", NULL},
+    {ARI_MLP, "feed_forward", NULL},
+};
+
+/* Words by which modules outside the vocabulary are known; last: in the last component alone. */
+static const struct word {
+    const char *text;
+    bool last;
+    unsigned is;
+} words[] = {
+    {"norm", false, ARI_IS_NORM},
+    {"ln_", false, ARI_IS_NORM},
+    {".ln1", false, ARI_IS_NORM},
+    {".ln2", false, ARI_IS_NORM},
+    {"embed", false, ARI_IS_EMBEDDING},
+    {"wte", false, ARI_IS_EMBEDDING},
+    {"lm_head", false, ARI_IS_HEAD},
+    {"loss", false, ARI_IS_LOSS},
+    {"logits", true, ARI_IS_LOGITS},
+    {"context", true, ARI_IS_CONTEXT},
+    {"probs", true, ARI_IS_PROBS | ARI_IS_SCORES},
+    {"attn_dropout", true, ARI_IS_SCORES},
+};
+
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+/* One name after the other, those of the families first: {0} is before them all. */
+typedef struct entry {
+    ari_role role;
+    const char *path, *tail;
+    bool in_out;
+    size_t family, part, value, other; /* the next ones */
+    char composed[64];
+} entry;
+
+static bool next_of_family(entry *e, const ari_family *f)
+{
+    const ari_part *p = &f->part[e->part];
+    e->in_out = p->path && f->transposed && ari_part_kind_of(p->role)->form == ARI_LINEAR;
+    e->tail = NULL;
+    if (p->path) {
+        e->part++;
+        e->role = p->role;
+        e->path = p->path;
+        return true;
+    }
+    if (e->value == COUNT(values))
+        return false;
+    const struct value *v = &values[e->value++];
+    const char *module = v->in_mlp ? f->mlp : f->attention;
+    snprintf(e->composed, sizeof e->composed, "%s%s%s", module, v->leaf[0] ? "." : "", v->leaf);
+    e->role = v->role;
+    e->path = e->composed;
+    return true;
+}
+
+static bool next_entry(entry *e)
+{
+    for (const ari_family *f; (f = ari_family_at(e->family)) != NULL; e->family++) {
+        if (next_of_family(e, f))
+            return true;
+        e->part = e->value = 0;
+    }
+    if (e->other == COUNT(others))
+        return false;
+    const struct other *o = &others[e->other++];
+    e->role = o->role;
+    e->path = o->path;
+    e->tail = o->tail;
+    return true;
+}
+
+static const char *leaf_of(const entry *e)
+{
+    const char *dot = strrchr(e->path, '.');
+    return dot ? dot + 1 : e->path;
+}
+
+/* Whether a path of n bytes is `what`, or ends in it behind a dot. inner: the first component of a `what` with dots may
+ * also be the end of another, as "attn.q" is of "self_attn.q". */
+static bool ends_in(const char *path, size_t n, const char *what, bool inner)
+{
+    const size_t m = strlen(what);
+    if (m == 0 || m > n || memcmp(path + n - m, what, m) != 0)
+        return false;
+    return m == n || path[n - m - 1] == '.' || (inner && path[n - m - 1] == '_' && strchr(what, '.'));
+}
+
+/* --- looking up --------------------------------------------------------------------------------------------------- */
+
+const ari_role_place *ari_role_place_of(ari_role role)
+{
+    return &places[role];
+}
+
+ari_role ari_role_in_layer(const char *path, size_t n)
+{
+    for (entry e = {0}; next_entry(&e);) {
+        if (e.path && ari_section_of(e.role) == ARI_IN_BLOCKS && strlen(e.path) == n && memcmp(e.path, path, n) == 0)
+            return e.role;
+    }
+    return ARI_NO_ROLE;
+}
+
+ari_role ari_role_outside(const char *path, size_t n, ari_section section)
+{
+    for (entry e = {0}; next_entry(&e);) {
+        if (e.path && ari_section_of(e.role) == section && ends_in(path, n, e.tail ? e.tail : leaf_of(&e), false))
+            return e.role;
+    }
+    return ARI_NO_ROLE;
+}
+
+/* Without ".weight" or ".bias" at its end. */
+static size_t module_length(const char *name, size_t n)
+{
+    static const char *const kinds[] = {".weight", ".bias"};
+    for (size_t i = 0; i < COUNT(kinds); i++) {
+        const size_t m = strlen(kinds[i]);
+        if (n > m && memcmp(name + n - m, kinds[i], m) == 0)
+            return n - m;
+    }
+    return n;
+}
+
+/* As much of a path as the vocabulary has, before its last component alone: "attn.c_proj" before "c_proj", which is
+ * then the last one of that name, an MLP's. */
+ari_module_name ari_module_of(const char *name, size_t n)
+{
+    ari_module_name last = {0};
+    n = module_length(name, n);
+    for (entry e = {0}; next_entry(&e);) {
+        if (ends_in(name, n, e.tail ? e.tail : e.path, true))
+            return (ari_module_name){e.role, e.in_out};
+        if (!e.tail && ends_in(name, n, leaf_of(&e), false))
+            last = (ari_module_name){e.role, e.in_out};
+    }
+    return last;
+}
+
+ari_module_name ari_module_within(const char *name)
+{
+    size_t n = strlen(name);
+    ari_module_name m = ari_module_of(name, n);
+    while (m.role == ARI_NO_ROLE && n > 0) {
+        while (n > 0 && name[--n] != '.')
+            continue;
+        m = ari_module_of(name, n);
+    }
+    return m;
+}
+
+unsigned ari_name_is(const char *name)
+{
+    const ari_role role = ari_module_of(name, strlen(name)).role;
+    const char *dot = strrchr(name, '.');
+    unsigned is = places[role].is;
+    for (size_t i = 0; role == ARI_NO_ROLE && i < COUNT(words); i++) {
+        if (strstr(words[i].last && dot ? dot + 1 : name, words[i].text))
+            is |= words[i].is;
+    }
+    return is;
+}

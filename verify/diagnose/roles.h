@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vocabulary of module names: those of the families (ref/models/family.h), of Megatron and of Meta's Llama, and
+ * those of values inside modules. What a name's role is decides its place in a step and what hints call it. */
+#ifndef ARI_VERIFY_DIAGNOSE_ROLES_H
+#define ARI_VERIFY_DIAGNOSE_ROLES_H
+
+#include "ref/models/family.h"
+
+/* What hints ask of a role. */
+enum {
+    ARI_IS_NORM = 1,
+    ARI_IS_EMBEDDING = 2, /* of ids */
+    ARI_IS_HEAD = 4,      /* of ids */
+    ARI_IS_LOGITS = 8,
+    ARI_IS_LOSS = 16,
+    ARI_IS_CONTEXT = 32,
+    ARI_IS_PROBS = 64,
+    ARI_IS_SCORES = 128,      /* [sample, head, query, key] */
+    ARI_IS_ROW_PARALLEL = 256 /* its inputs are split */
+};
+
+/* When a module runs among those of its section. backward: the place of its ":bwd", its parameters' gradients directly
+ * after it. */
+typedef struct ari_role_place {
+    int forward, backward;
+    unsigned is;
+} ari_role_place;
+/** Static storage. */
+const ari_role_place *ari_role_place_of(ari_role role);
+
+/** The role of all that follows a layer's number, n bytes without ".weight" or ".bias". */
+ari_role ari_role_in_layer(const char *path, size_t n);
+/** The role of a path outside of layers, before or after them, by its last components. */
+ari_role ari_role_outside(const char *path, size_t n, ari_section section);
+
+typedef struct ari_module_name {
+    ari_role role;
+    bool in_out; /* its weight is stored [in, out] */
+} ari_module_name;
+/** A name's module by the last components, wherever it is; n bytes, with or without ".weight" or ".bias". */
+ari_module_name ari_module_of(const char *name, size_t n);
+/** The same of the last component that has a role, where others follow it: "q_proj.lora_A.weight". */
+ari_module_name ari_module_within(const char *name);
+/** ARI_IS_ bits of a name; those of a module that is not in the vocabulary are guessed from words in it. */
+unsigned ari_name_is(const char *name);
+
+#endif
