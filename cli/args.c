@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/args.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +13,7 @@ enum { MAX_OPTIONS = 128, TEXT_SIZE = 512 };
 
 const ari_option ari_common_options[] = {
     {.name = "json",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(ari_common, json),
      .value = "FILE|-",
      .help = "write the result as JSON to FILE, or to standard output",
@@ -112,190 +109,6 @@ static ar_status unknown_option(const ari_args_spec *spec, const char *argument)
                         spec->command);
 }
 
-/* --- values ------------------------------------------------------------------------------------------------------- */
-
-static bool has_range(const ari_option *o)
-{
-    return o->min < o->max || o->min > 0 || o->max < 0;
-}
-
-/* "an integer from 1 to 4096": what would be right. */
-static void describe(const ari_option *o, char *text, size_t size)
-{
-    const char *kind = o->kind == ARI_OPT_DOUBLE ? "a number" : "an integer";
-    size_t at = 0;
-    switch (o->kind) {
-    case ARI_OPT_ENUM:
-        for (size_t i = 0; o->choices[i] != NULL && at < size; i++) {
-            const char *before = i == 0 ? "" : o->choices[i + 1] == NULL ? " or " : ", ";
-            at += (size_t)snprintf(text + at, size - at, "%s%s", before, o->choices[i]);
-        }
-        break;
-    case ARI_OPT_STRING:
-    case ARI_OPT_STRINGS:
-        snprintf(text, size, "%s", o->value != NULL ? o->value : "a text");
-        break;
-    case ARI_OPT_U64:
-        snprintf(text, size, "an integer from 0 to %llu", (unsigned long long)UINT64_MAX);
-        break;
-    case ARI_OPT_BYTES:
-        snprintf(text, size, "a number of bytes, as 4096, 64KiB, 25MiB or 1GB");
-        break;
-    default:
-        if (o->kind == ARI_OPT_SIZE && !has_range(o))
-            snprintf(text, size, "an integer from 0 on");
-        else if (!has_range(o))
-            snprintf(text, size, "%s", kind);
-        else if (o->max >= (o->kind == ARI_OPT_INT ? (double)INT_MAX : 9e18))
-            snprintf(text, size, "%s from %.15g on", kind, o->min);
-        else
-            snprintf(text, size, "%s from %.15g to %.15g", kind, o->min, o->max);
-        break;
-    }
-}
-
-static ar_status bad_value(const ari_option *o, const char *value)
-{
-    char right[TEXT_SIZE];
-    describe(o, right, sizeof right);
-    return ar_error_set(AR_ERR_ARG, "--%s: got '%s', expected %s", o->name, ARI_SHOW(value), right);
-}
-
-/* A decimal integer and nothing else; false where it is none or does not fit. */
-static bool parse_signed(long long *out, const char *value)
-{
-    char *end = NULL;
-    if (value[strspn(value, "+-")] < '0' || value[strspn(value, "+-")] > '9')
-        return false;
-    errno = 0;
-    *out = strtoll(value, &end, 10);
-    return errno == 0 && *end == '\0';
-}
-
-static bool parse_unsigned(unsigned long long *out, const char *value)
-{
-    char *end = NULL;
-    if (value[0] < '0' || value[0] > '9')
-        return false;
-    errno = 0;
-    *out = strtoull(value, &end, 10);
-    return errno == 0 && *end == '\0';
-}
-
-/* An integer, and behind it B, KiB, MiB or GiB (powers of 1024), kB, MB or GB (powers of 1000), or nothing. */
-static bool parse_bytes(size_t *out, const char *value)
-{
-    static const struct {
-        const char *name;
-        size_t bytes;
-    } units[] = {{"", 1},      {"B", 1},         {"KiB", 1024},      {"MiB", 1048576}, {"GiB", 1073741824},
-                 {"kB", 1000}, {"MB", 1000000u}, {"GB", 1000000000u}};
-    char *end = NULL;
-    if (value[0] < '0' || value[0] > '9')
-        return false;
-    errno = 0;
-    const unsigned long long number = strtoull(value, &end, 10);
-    if (errno != 0 || number > SIZE_MAX)
-        return false;
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-        if (strcmp(end, units[i].name) == 0)
-            return !__builtin_mul_overflow((size_t)number, units[i].bytes, out);
-    }
-    return false;
-}
-
-static bool parse_double(double *out, const char *value)
-{
-    char *end = NULL;
-    if (strspn(value, "0123456789+-.eE") != strlen(value))
-        return false;
-    *out = strtod(value, &end);
-    return end != value && *end == '\0' && isfinite(*out);
-}
-
-static bool in_range(const ari_option *o, double value)
-{
-    return !has_range(o) || (value >= o->min && value <= o->max);
-}
-
-static ar_status set_enum(const ari_option *o, void *field, const char *value)
-{
-    size_t n = 0;
-    for (; o->choices[n] != NULL; n++) {
-        if (strcmp(o->choices[n], value) == 0) {
-            *(int *)field = (int)n;
-            return AR_OK;
-        }
-    }
-    const char *near = strlen(value) < 2 ? NULL : ari_nearest(value, o->choices, n);
-    if (near == NULL)
-        return bad_value(o, value);
-    char right[TEXT_SIZE];
-    describe(o, right, sizeof right);
-    return ar_error_set(AR_ERR_ARG, "--%s: got '%s', expected %s; did you mean %s?", o->name, ARI_SHOW(value), right,
-                        near);
-}
-
-static ar_status add_string(const ari_option *o, ari_strings *all, const char *value)
-{
-    if (value[0] == '\0')
-        return bad_value(o, value);
-    if (all->n == ARI_OPT_MANY)
-        return ar_error_set(AR_ERR_ARG, "--%s: given more than %d times", o->name, ARI_OPT_MANY);
-    all->text[all->n++] = value;
-    return AR_OK;
-}
-
-static ar_status set_value(const found_option *f, const char *value)
-{
-    const ari_option *o = f->option;
-    void *field = f->base + o->at;
-    long long integer = 0;
-    unsigned long long natural = 0;
-    size_t bytes = 0;
-    double real = 0;
-    switch (o->kind) {
-    case ARI_OPT_INT:
-        if (!parse_signed(&integer, value) || integer < INT_MIN || integer > INT_MAX || !in_range(o, (double)integer))
-            return bad_value(o, value);
-        *(int *)field = (int)integer;
-        return AR_OK;
-    case ARI_OPT_SIZE:
-        if (!parse_unsigned(&natural, value) || natural > SIZE_MAX || !in_range(o, (double)natural))
-            return bad_value(o, value);
-        *(size_t *)field = (size_t)natural;
-        return AR_OK;
-    case ARI_OPT_BYTES:
-        if (!parse_bytes(&bytes, value) || !in_range(o, (double)bytes))
-            return bad_value(o, value);
-        *(size_t *)field = bytes;
-        return AR_OK;
-    case ARI_OPT_U64:
-        if (!parse_unsigned(&natural, value))
-            return bad_value(o, value);
-        *(uint64_t *)field = natural;
-        return AR_OK;
-    case ARI_OPT_DOUBLE:
-        if (!parse_double(&real, value) || !in_range(o, real))
-            return bad_value(o, value);
-        *(double *)field = real;
-        return AR_OK;
-    case ARI_OPT_STRING:
-        if (value[0] == '\0')
-            return bad_value(o, value);
-        *(const char **)field = value;
-        return AR_OK;
-    case ARI_OPT_STRINGS:
-        return add_string(o, field, value);
-    case ARI_OPT_ENUM:
-        return set_enum(o, field, value);
-    case ARI_OPT_FLAG:
-    case ARI_OPT_LATER:
-        break;
-    }
-    return ar_error_set(AR_ERR_INTERNAL, "--%s: an option of this kind takes no value", o->name);
-}
-
 /* --- the parse ---------------------------------------------------------------------------------------------------- */
 
 static bool looks_like_number(const char *argument)
@@ -306,7 +119,20 @@ static bool looks_like_number(const char *argument)
     return first >= '0' && first <= '9';
 }
 
-/* Takes the option at argv[*i], and its value where it stands apart. */
+/* A flag, or an option without a field, which is an action. */
+static ar_status set_flag(const found_option *f, const char *value, ari_args_action *action)
+{
+    const ari_option *o = f->option;
+    if (value != NULL)
+        return ar_error_set(AR_ERR_ARG, "--%s: got '%s', but it takes no value", o->name, ARI_SHOW(value));
+    if (o->at == ARI_OPT_NO_FIELD)
+        *action = strcmp(o->name, "help") == 0 ? ARI_ARGS_HELP : ARI_ARGS_VERSION;
+    else
+        *(bool *)(f->base + o->at) = true;
+    return AR_OK;
+}
+
+/* Takes the option at argv[*i], and its value where it is the next argument. */
 static ar_status take_option(const ari_args_spec *spec, int argc, char *const *argv, int *i, void *values,
                              ari_args_action *action)
 {
@@ -319,33 +145,28 @@ static ar_status take_option(const ari_args_spec *spec, int argc, char *const *a
     if (!is_long && length != 1)
         return unknown_option(spec, argument);
     const found_option f = find(spec, values, name, length, letter);
-    if (f.option == NULL)
-        return unknown_option(spec, argument);
     const ari_option *o = f.option;
+    if (o == NULL)
+        return unknown_option(spec, argument);
     if (o->kind == ARI_OPT_LATER)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--%s: not in this version", o->name);
-    if (o->kind == ARI_OPT_FLAG) {
-        if (value != NULL)
-            return ar_error_set(AR_ERR_ARG, "--%s: got '%s', but it takes no value", o->name, ARI_SHOW(value + 1));
-        if (o->at == ARI_OPT_NO_FIELD)
-            *action = strcmp(o->name, "help") == 0 ? ARI_ARGS_HELP : ARI_ARGS_VERSION;
-        else
-            *(bool *)(f.base + o->at) = true;
-        return AR_OK;
-    }
-    if (value != NULL)
-        return set_value(&f, value + 1);
+    value = value != NULL ? value + 1 : NULL;
+    if (o->kind == ARI_OPT_FLAG)
+        return set_flag(&f, value, action);
     const char *next = *i + 1 < argc ? argv[*i + 1] : NULL;
-    if (o->otherwise != NULL && !looks_like_number(next))
-        return set_value(&f, o->otherwise);
-    /* A negative number is a value; another option is none. */
-    if (next == NULL || (next[0] == '-' && next[1] == '-')) {
-        char right[TEXT_SIZE];
-        describe(o, right, sizeof right);
-        return ar_error_set(AR_ERR_ARG, "--%s: its value is missing, expected %s", o->name, right);
+    if (value == NULL && o->otherwise != NULL && !looks_like_number(next)) {
+        value = o->otherwise;
+    } else if (value == NULL) {
+        /* A negative number is a value; another option is none. */
+        if (next == NULL || (next[0] == '-' && next[1] == '-')) {
+            char right[TEXT_SIZE];
+            ari_kind_of(o)->describe(o, right, sizeof right);
+            return ar_error_set(AR_ERR_ARG, "--%s: its value is missing, expected %s", o->name, right);
+        }
+        *i += 1;
+        value = next;
     }
-    *i += 1;
-    return set_value(&f, argv[*i]);
+    return ari_kind_of(o)->set(o, f.base + o->at, value);
 }
 
 static ar_status take_positional(const ari_args_spec *spec, size_t *taken, const char *argument, void *values)
@@ -386,6 +207,40 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
     const ari_positional *next = spec->positionals == NULL ? NULL : &spec->positionals[taken];
     if (next != NULL && next->name != NULL && next->required)
         return ar_error_set(AR_ERR_ARG, "%s is missing: %s", next->name, next->help);
+    return AR_OK;
+}
+
+/* --- what was asked for, as text that can be compared ------------------------------------------------------------- */
+
+static void print_values(FILE *to, const ari_option *options, const char *base)
+{
+    for (const ari_option *o = options; o && o->name; o++) {
+        if (!o->own && o->at != ARI_OPT_NO_FIELD && !ari_kind_of(o)->print(to, o, base + o->at))
+            fprintf(to, "no --%s\n", o->name);
+    }
+}
+
+ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *values)
+{
+    char *text = NULL;
+    size_t size = 0;
+    *gives = NULL;
+    FILE *to = open_memstream(&text, &size);
+    if (!to)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a text of the options");
+    fprintf(to, "anyrank %s, version %s\n", spec->command, ari_version());
+    for (const ari_positional *p = spec->positionals; p && p->name; p++) {
+        const char *given = *(const char *const *)((const char *)values + p->at);
+        fprintf(to, "%s%s%s\n", given ? p->name : "no ", given ? " " : p->name, given ? given : "");
+    }
+    print_values(to, spec->options, values);
+    print_values(to, ari_common_options, (const char *)values + spec->common_at);
+    const bool failed = ferror(to) != 0;
+    if (fclose(to) != 0 || failed) {
+        free(text);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a text of the options");
+    }
+    *gives = text;
     return AR_OK;
 }
 

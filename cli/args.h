@@ -9,7 +9,8 @@
 
 #include "anyrank/status.h"
 
-/* Options of a subcommand, from a table. A subcommand has a struct of values, whose fields hold the defaults before the
+/* Options of a subcommand, from a table: parsing, --help, what processes compare, the manual pages and the completions
+ * come from it. A subcommand has a struct of values, whose fields hold the defaults before the
  * parse, and one static table of options, each with the offset of its field:
  *
  *     struct values { ari_common common; const char *model; int tp; bool sp; };
@@ -29,6 +30,8 @@ typedef enum ari_option_kind {
     ARI_OPT_U64,     /* uint64_t, any */
     ARI_OPT_DOUBLE,  /* double, finite, in [min, max] */
     ARI_OPT_STRING,  /* const char *, borrowed from argv, not empty */
+    ARI_OPT_FILE,    /* the same: the path of a file */
+    ARI_OPT_FOLDER,  /* the same: the path of a folder */
     ARI_OPT_STRINGS, /* ari_strings: each time one more of them */
     ARI_OPT_ENUM,    /* int: the index in `choices` */
     ARI_OPT_LATER    /* declared, not in this version: parsing it is an error that says so */
@@ -47,12 +50,27 @@ typedef struct ari_option {
     ari_option_kind kind;
     size_t at;                  /* offset of the field in the struct of values */
     double min, max;            /* INT, SIZE, BYTES, DOUBLE; both 0: all that the type holds, from 0 on for sizes */
-    const char *const *choices; /* ENUM: ends with NULL */
+    const char *const *choices; /* ENUM: all; strings: those that completions offer. Ends with NULL */
     const char *value;          /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
     const char *otherwise;      /* INT, SIZE: the value where no number follows; NULL: one must */
     const char *help;           /* one or two lines, with the default; NULL: not listed */
+    const char *more;           /* sentences that the manual page adds; NULL: none */
     bool own;                   /* of one process alone: where ranks are processes, they may differ in it */
 } ari_option;
+
+/* What the options of a kind have in common. */
+typedef struct ari_kind {
+    /* Stores a value in its field. NULL: takes none. Errors: AR_ERR_ARG, with what would be right. */
+    ar_status (*set)(const ari_option *o, void *field, const char *value);
+    /* "an integer from 1 to 4096": what would be right. NULL: takes none. */
+    void (*describe)(const ari_option *o, char *text, size_t size);
+    /* "--tp 2" and a line feed; false where it was not given and has no default that could be printed. */
+    bool (*print)(FILE *to, const ari_option *o, const void *field);
+} ari_kind;
+const ari_kind *ari_kind_of(const ari_option *o);
+
+/** Decimal digits, up to what *end then points to; false where there is none or the number does not fit. */
+bool ari_natural(uint64_t *out, const char *text, const char **end);
 
 /* An option without a field: --help, --version. */
 #define ARI_OPT_NO_FIELD SIZE_MAX
@@ -64,6 +82,8 @@ typedef struct ari_positional {
     const char *name; /* "MODEL"; NULL ends a table */
     size_t at;
     bool required;
+    ari_option_kind kind;       /* STRING, FILE or FOLDER */
+    const char *const *choices; /* those that completions offer; NULL: none */
     const char *help;
 } ari_positional;
 

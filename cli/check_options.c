@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/check_options.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/io/file.h"
@@ -221,14 +219,10 @@ ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models)
     return AR_OK;
 }
 
-/* Digits to the end of the text, or to `..`; *end: behind them. */
+/* Digits up to *end, a number that JSON holds. */
 static bool parse_seed(uint64_t *seed, const char *text, const char **end)
 {
-    char *at = NULL;
-    errno = 0;
-    *seed = strtoull(text, &at, 10);
-    *end = at;
-    return text[0] >= '0' && text[0] <= '9' && errno == 0 && *seed <= INT64_MAX; /* what JSON holds */
+    return ari_natural(seed, text, end) && *seed <= INT64_MAX;
 }
 
 /* "17" or "0..999". */

@@ -247,7 +247,7 @@ MUTANTS = [
      "const bool by_bits = rule == AR_VERIFY_BITS;",
      "verify/verify_rules_test cli/verify_test"),
     # --- cli
-    ("a MB is taken for a MiB", "cli/args.c",
+    ("a MB is taken for a MiB", "cli/kinds.c",
      "{\"MB\", 1000000u}", "{\"MB\", 1048576u}", "cli/args_test"),
     ("a report is written over the map that was read", "cli/verify.c",
      "{v->reference, v->other, v->map, v->reference_map, v->allowed}",

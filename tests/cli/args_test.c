@@ -6,9 +6,9 @@
 
 /* The command's files are no part of the library. */
 #include "cli/args.c"
-#include "cli/args_tell.c"
 #include "cli/command.c"
 #include "cli/join_watch.c"
+#include "cli/kinds.c"
 #include "cli/transport.c"
 
 static const char *const numerics[] = {"exact", "native", NULL};
