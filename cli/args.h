@@ -72,6 +72,12 @@ const ari_kind *ari_kind_of(const ari_option *o);
 /** Decimal digits, up to what *end then points to; false where there is none or the number does not fit. */
 bool ari_natural(uint64_t *out, const char *text, const char **end);
 
+/** Refuses "-" as the path of a file to write; NULL is none (AR_ERR_ARG). */
+AR_NODISCARD ar_status ari_args_check_path(const char *option, const char *path);
+/** Refuses one path for two files to write; NULL is none (AR_ERR_ARG). */
+AR_NODISCARD ar_status ari_args_check_paths(const char *option, const char *path, const char *other,
+                                            const char *other_path);
+
 /* An option without a field: --help, --version. */
 #define ARI_OPT_NO_FIELD SIZE_MAX
 /** What every subcommand takes; the fields are those of ari_common. */

@@ -112,11 +112,7 @@ static ar_status list_or_run(const bugs_values *v, int *exit_code)
         return ar_error_set(AR_ERR_ARG, "--numerics and --precision are about --run: give --run too");
     if (v->curves && v->numerics != AR_NUMERICS_EXACT)
         return ar_error_set(AR_ERR_ARG, "--curves are of exact numerics: leave out --numerics native");
-    if (v->precision != AR_PRECISION_F32 && v->numerics != AR_NUMERICS_NATIVE)
-        return ar_error_set(AR_ERR_ARG,
-                            "--precision %s: exact numerics multiply fp32 numbers, give --numerics native "
-                            "too",
-                            ari_precision_names[v->precision]);
+    AR_TRY(ari_precision_check(v->precision, v->numerics));
     if (v->run)
         return run(v, exit_code);
     if (ari_wants_text(&v->common))

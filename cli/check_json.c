@@ -4,9 +4,8 @@
 
 #include "cli/check_report.h"
 #include "cli/command.h"
-#include "cli/config_notes.h"
 #include "cli/layout.h"
-#include "cli/optimizer_options.h"
+#include "cli/step_options.h"
 #include "cli/transport.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"

@@ -156,40 +156,32 @@ void ari_check_values_inject(ari_check_values *v, ar_fault fault)
 /* Which option is about one run; NULL: none. */
 static const char *of_one_run(const ari_check_values *v)
 {
-    if (v->watch.trace)
-        return "--trace";
-    if (v->watch.timeline)
-        return "--timeline";
-    return v->net_fault ? "--net-fault" : NULL;
+    return v->watch.trace ? "trace" : v->watch.timeline ? "timeline" : v->net_fault ? "net-fault" : NULL;
 }
 
 ar_status ari_check_values_check_processes(const ari_check_values *v)
 {
-    const char *option = v->dump               ? "--dump"
-                         : v->watch.cluster    ? "--cluster"
-                         : v->schedule         ? "--schedule"
-                         : v->verify_transfers ? "--verify-transfers"
-                         : v->list_tensors     ? "--list-tensors"
-                                               : of_one_run(v);
-    if (v->transport.transport == AR_TRANSPORT_SIM || !option)
-        return AR_OK;
-    return ar_error_set(AR_ERR_ARG, "%s needs ranks that are threads of one process: leave --transport %s out", option,
-                        ar_transport_name((ar_transport)v->transport.transport));
+    return ari_transport_check(&v->transport, v->dump               ? "dump"
+                                              : v->watch.cluster    ? "cluster"
+                                              : v->schedule         ? "schedule"
+                                              : v->verify_transfers ? "verify-transfers"
+                                              : v->list_tensors     ? "list-tensors"
+                                                                    : of_one_run(v));
 }
 
 ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault)
 {
-    const char *option = v->list_tensors          ? "--list-tensors"
-                         : v->dump                ? "--dump"
-                         : v->watch.cluster       ? "--cluster"
-                         : v->schedule            ? "--schedule"
-                         : v->gradcheck           ? "--gradcheck"
-                         : v->layout.device       ? "--device"
-                         : v->transport.transport ? "--transport"
+    const char *option = v->list_tensors          ? "list-tensors"
+                         : v->dump                ? "dump"
+                         : v->watch.cluster       ? "cluster"
+                         : v->schedule            ? "schedule"
+                         : v->gradcheck           ? "gradcheck"
+                         : v->layout.device       ? "device"
+                         : v->transport.transport ? "transport"
                                                   : of_one_run(v);
     if (!option)
         return AR_OK;
-    return ar_error_set(AR_ERR_ARG, "--inject %s shows in a module, not in a model, and %s is about a model's run",
+    return ar_error_set(AR_ERR_ARG, "--inject %s shows in a module, not in a model, and --%s is about a model's run",
                         ar_fault_name(fault), option);
 }
 
@@ -202,18 +194,18 @@ ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models)
     if (!option)
         return AR_OK;
     if (v->list_tensors)
-        return ar_error_set(AR_ERR_ARG, "%s is about a run, and --list-tensors runs none: give one of both", option);
+        return ar_error_set(AR_ERR_ARG, "--%s is about a run, and --list-tensors runs none: give one of both", option);
     if (models > 1 && !ari_layout_given(&v->layout))
         return ar_error_set(AR_ERR_ARG,
-                            "%s is about one run, and this check has several: name a MODEL and a layout, as in "
+                            "--%s is about one run, and this check has several: name a MODEL and a layout, as in "
                             "'llama-demo --tp 4'",
                             option);
     if (models > 1)
-        return ar_error_set(AR_ERR_ARG, "%s is about one run, and this check has one of each of two models: name one",
+        return ar_error_set(AR_ERR_ARG, "--%s is about one run, and this check has one of each of two models: name one",
                             option);
     if (!ari_layout_given(&v->layout))
         return ar_error_set(AR_ERR_ARG,
-                            "%s is about one run, and this check has one of each of several layouts: name one, as in "
+                            "--%s is about one run, and this check has one of each of several layouts: name one, as in "
                             "'--tp 4' or '--dp 2 --tp 2'",
                             option);
     return AR_OK;
@@ -240,7 +232,7 @@ static ar_status parse_schedule(uint64_t *first, uint64_t *count, const ari_chec
     *count = last - *first + 1;
     const char *option = of_one_run(v);
     if (*count > 1 && option && !v->net_fault)
-        return ar_error_set(AR_ERR_ARG, "%s records one run, and --schedule %s makes %" PRIu64 ": give one seed",
+        return ar_error_set(AR_ERR_ARG, "--%s records one run, and --schedule %s makes %" PRIu64 ": give one seed",
                             option, v->schedule, *count);
     return AR_OK;
 }

@@ -7,7 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/layout.h"
-#include "cli/optimizer_options.h"
+#include "cli/step_options.h"
 #include "cli/table.h"
 #include "cli/transport.h"
 

@@ -6,10 +6,11 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "anyrank/config.h"
 #include "anyrank/status.h"
 #include "cli/args.h"
 
-/* What all subcommands share: exit codes, errors, the version, and where results go. */
+/* What all subcommands share: exit codes, errors, the version, where results go, and notes of a configuration. */
 
 /* As diff has them. */
 typedef enum ari_exit {
@@ -42,5 +43,11 @@ json_t *ari_json_begin(const char *command);
 /** Writes a result to where --json says; nothing without --json. Takes `result` in every case (json_decref); NULL is
  *  AR_ERR_MEMORY. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_end(json_t *result, const ari_common *common);
+
+/** Prints a line for each key of a config.json that is not known here, and one for those whose names were not kept:
+ *  "note: config.json: key 'foo' is not known here and was ignored". On stderr, so that a report stays what it is. */
+void ari_config_notes_print(FILE *to, const ar_config *c);
+/** The same texts, without "note: ", as an array of strings. Gives; NULL without memory. */
+json_t *ari_config_notes_json(const ar_config *c);
 
 #endif

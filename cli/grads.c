@@ -5,7 +5,6 @@
 #include <stdio.h>
 
 #include "cli/command.h"
-#include "cli/config_notes.h"
 #include "cli/layout.h"
 #include "cli/main.h"
 #include "cli/step_options.h"

@@ -60,13 +60,17 @@ static ar_status check_device(const ari_layout_values *v)
     return AR_OK;
 }
 
+ar_status ari_precision_check(int precision, int numerics)
+{
+    if (precision == AR_PRECISION_F32 || numerics == AR_NUMERICS_NATIVE)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "--precision %s: exact numerics multiply fp32 numbers, give --numerics native too",
+                        ari_precision_names[precision]);
+}
+
 ar_status ari_layout_check(const ari_layout_values *v)
 {
-    if (v->precision != AR_PRECISION_F32 && v->numerics != AR_NUMERICS_NATIVE)
-        return ar_error_set(AR_ERR_ARG,
-                            "--precision %s: exact numerics multiply fp32 numbers, give --numerics native "
-                            "too",
-                            ari_precision_names[v->precision]);
+    AR_TRY(ari_precision_check(v->precision, v->numerics));
     if (v->sp && v->tp == 0)
         return ar_error_set(AR_ERR_ARG, "--sp splits sequences over the ranks of --tp: give --tp N too");
     if (v->keep_gathered && !v->sp)

@@ -153,6 +153,8 @@ ar_parallel ari_layout_parallel(const ari_layout_values *v);
 /** Refuses the choices of later versions (AR_ERR_UNSUPPORTED), options that mean nothing without another (AR_ERR_ARG),
  *  and what the device refuses. */
 AR_NODISCARD ar_status ari_layout_check(const ari_layout_values *v);
+/** Refuses a precision other than fp32 of exact numerics (AR_ERR_ARG). */
+AR_NODISCARD ar_status ari_precision_check(int precision, int numerics);
 /** How gradients are summed over dp: ar_ddp_defaults with what the options say; `capacity` where they name none. */
 ar_ddp_options ari_layout_ddp(const ari_layout_values *v, size_t capacity);
 /** What --device names, a name that ari_layout_check has let pass; the CPU where it is not given. */

@@ -1,7 +1,189 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/step_options.h"
 
+#include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/io/file.h"
+#include "ref/io/json_text.h"
+
+const char *const ari_optimizer_names[] = {"sgd", "adam", "adamw", NULL};
+const char *const ari_schedule_names[] = {"constant", "cosine", NULL};
+const char *const ari_decay_names[] = {"all", "matrices", NULL};
+
+_Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often as there may be groups");
+
+ari_optimizer_values ari_optimizer_values_defaults(void)
+{
+    const double none = (double)NAN;
+    return (ari_optimizer_values){.kind = -1,
+                                  .schedule = -1,
+                                  .decay = -1,
+                                  .lr = none,
+                                  .momentum = none,
+                                  .weight_decay = none,
+                                  .min_lr = none,
+                                  .warmup = ARI_WARMUP_NOT_GIVEN};
+}
+
+static ar_optimizer_kind kind_of(const ari_optimizer_values *v, ar_optimizer_kind otherwise)
+{
+    return v->kind < 0 ? otherwise : (ar_optimizer_kind)v->kind;
+}
+
+static ar_status check_kind(const ari_optimizer_values *v, ar_optimizer_kind kind)
+{
+    const bool sgd = kind == AR_OPTIMIZER_SGD;
+    if (!sgd && (!isnan(v->momentum) || v->nesterov))
+        return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has --betas",
+                            ari_optimizer_names[kind]);
+    if (sgd && v->betas)
+        return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
+    return AR_OK;
+}
+
+static ar_status check_min_lr(const ari_optimizer_values *v, int schedule)
+{
+    if (schedule != AR_SCHEDULE_COSINE && !isnan(v->min_lr))
+        return ar_error_set(AR_ERR_ARG, "--min-lr %g is where --lr-schedule cosine ends: give both", v->min_lr);
+    return AR_OK;
+}
+
+ar_status ari_optimizer_values_check(const ari_optimizer_values *v)
+{
+    AR_TRY(check_kind(v, kind_of(v, AR_OPTIMIZER_ADAMW)));
+    return check_min_lr(v, v->schedule);
+}
+
+/* "0.9,0.999" */
+static ar_status parse_betas(double *beta1, double *beta2, const char *text)
+{
+    char *end = NULL;
+    *beta1 = strtod(text, &end);
+    const bool first = end != text && *end == ',';
+    const char *second = first ? end + 1 : text;
+    *beta2 = strtod(second, &end);
+    if (!first || end == second || *end != '\0' || !(*beta1 >= 0 && *beta1 < 1) || !(*beta2 >= 0 && *beta2 < 1))
+        return ar_error_set(AR_ERR_ARG,
+                            "--betas: got '%s', expected two numbers from 0 to below 1 with a comma between",
+                            ARI_SHOW(text));
+    return AR_OK;
+}
+
+/* "lr=X" or "decay=Y", up to the end or a comma; *end: behind it, NULL if it is neither. */
+static void parse_item(ar_param_group *group, const char *item, const char **end)
+{
+    static const char lr[] = "lr=", decay[] = "decay=";
+    const bool is_lr = strncmp(item, lr, sizeof lr - 1) == 0;
+    const bool is_decay = strncmp(item, decay, sizeof decay - 1) == 0;
+    const char *number = item + (is_lr ? sizeof lr : sizeof decay) - 1;
+    char *behind = NULL;
+    *end = NULL;
+    if (!is_lr && !is_decay)
+        return;
+    const double value = strtod(number, &behind);
+    if (behind == number || !(value >= 0.0 && isfinite(value)))
+        return;
+    *(is_lr ? &group->lr_scale : &group->weight_decay) = value;
+    *end = behind;
+}
+
+/* "*.bias:decay=0" or "model.embed*:lr=0.1,decay=0.01" */
+static ar_status parse_group(ar_param_group *group, const char *text)
+{
+    const char *at = strrchr(text, ':');
+    const size_t length = at ? (size_t)(at - text) : 0;
+    *group = (ar_param_group){.lr_scale = 1.0, .weight_decay = (double)NAN};
+    if (length >= sizeof group->glob)
+        return ar_error_set(AR_ERR_ARG, "--group: the glob of '%s' has %zu bytes, expected at most %zu", ARI_SHOW(text),
+                            length, sizeof group->glob - 1);
+    memcpy(group->glob, text, length);
+    while (at && length > 0 && *at != '\0' && (*at == ':' || *at == ','))
+        parse_item(group, at + 1, &at);
+    if (length == 0 || !at || *at != '\0')
+        return ar_error_set(AR_ERR_ARG,
+                            "--group: got '%s', expected GLOB:lr=X,decay=Y, one of the two or both, each a number from "
+                            "0 on, as in '*.bias:decay=0'",
+                            ARI_SHOW(text));
+    return AR_OK;
+}
+
+ar_status ari_optimizer_values_change(ar_optimizer_options *o, const ari_optimizer_values *v, uint64_t total_steps)
+{
+    const ar_optimizer_kind kind = kind_of(v, o->kind);
+    AR_TRY(check_kind(v, kind));
+    if (kind != o->kind)
+        *o = ar_optimizer_defaults(kind);
+    o->lr = ari_or_else(v->lr, o->lr);
+    o->momentum = ari_or_else(v->momentum, o->momentum);
+    o->weight_decay = ari_or_else(v->weight_decay, o->weight_decay);
+    o->nesterov = o->nesterov || v->nesterov;
+    o->schedule = v->schedule < 0 ? o->schedule : (ar_schedule)v->schedule;
+    AR_TRY(check_min_lr(v, (int)o->schedule));
+    o->warmup_steps = v->warmup == ARI_WARMUP_NOT_GIVEN ? o->warmup_steps : v->warmup;
+    o->total_steps = total_steps;
+    o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? ari_or_else(v->min_lr, o->min_lr) : 0.0;
+    o->decay = v->decay < 0 ? o->decay : (ar_decay)v->decay;
+    if (v->betas)
+        AR_TRY(parse_betas(&o->beta1, &o->beta2, v->betas));
+    for (size_t i = 0; i < v->groups.n; i++)
+        AR_TRY(parse_group(&o->group[i], v->groups.text[i]));
+    o->groups = v->groups.n > 0 ? v->groups.n : o->groups;
+    return ar_optimizer_check(o);
+}
+
+ar_status ari_optimizer_values_options(ar_optimizer_options *o, const ari_optimizer_values *v, uint64_t total_steps)
+{
+    *o = ar_optimizer_defaults(kind_of(v, AR_OPTIMIZER_ADAMW));
+    AR_TRY(ari_optimizer_values_check(v));
+    return ari_optimizer_values_change(o, v, total_steps);
+}
+
+/* ", cosine to 0.0001 after 2 steps of warm-up" */
+static void print_schedule(FILE *to, const ar_optimizer_options *o)
+{
+    const bool cosine = o->schedule == AR_SCHEDULE_COSINE;
+    if (cosine)
+        fprintf(to, ", cosine to %g", o->min_lr);
+    if (o->warmup_steps > 0)
+        fprintf(to, "%s %" PRIu64 " step%s of warm-up", cosine ? " after" : ",", o->warmup_steps,
+                o->warmup_steps == 1 ? "" : "s");
+}
+
+void ari_optimizer_print(FILE *to, const ar_optimizer_options *o)
+{
+    static const char *const titles[] = {"SGD", "Adam", "AdamW"}; /* in the order of ar_optimizer_kind */
+    fprintf(to, "%s (lr %g", titles[o->kind], o->lr);
+    print_schedule(to, o);
+    if (o->momentum > 0.0)
+        fprintf(to, ", momentum %g%s", o->momentum, o->nesterov ? " (Nesterov)" : "");
+    if (o->weight_decay > 0.0)
+        fprintf(to, ", weight decay %g%s", o->weight_decay, o->decay == AR_DECAY_MATRICES ? " of matrices" : "");
+    if (o->groups > 0)
+        fprintf(to, ", %zu group%s", o->groups, o->groups == 1 ? "" : "s");
+    fprintf(to, ")");
+}
+
+static json_t *json_group(const ar_param_group *group)
+{
+    return json_pack("{s:o, s:f, s:o}", "glob", ari_json_text(group->glob), "lr_scale", group->lr_scale, "weight_decay",
+                     isnan(group->weight_decay) ? json_null() : json_real(group->weight_decay));
+}
+
+json_t *ari_optimizer_json(const ar_optimizer_options *o)
+{
+    json_t *groups = json_array();
+    for (size_t i = 0; i < o->groups; i++)
+        json_array_append_new(groups, json_group(&o->group[i]));
+    return json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:f, s:s, s:o}", "name",
+                     ar_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov", o->nesterov, "beta1",
+                     o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "schedule",
+                     ar_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps, "total_steps",
+                     (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay", ari_decay_names[o->decay], "groups",
+                     groups);
+}
 
 ar_status ari_dropout_check(double dropout)
 {

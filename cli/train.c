@@ -6,7 +6,6 @@
 #include <stdio.h>
 
 #include "cli/command.h"
-#include "cli/config_notes.h"
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/table.h"

@@ -157,18 +157,11 @@ ari_train_values ari_train_values_defaults(void)
 
 static ar_status check_plot(const ari_train_values *v)
 {
-    const char *others[] = {v->common.json, v->watch.trace, v->watch.timeline};
-    static const char *const names[] = {"json", "trace", "timeline"};
-    if (!v->plot)
-        return AR_OK;
-    if (strcmp(v->plot, "-") == 0)
-        return ar_error_set(AR_ERR_ARG, "--plot - is no file: give a path (/dev/stdout is one)");
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        if (others[i] && strcmp(others[i], v->plot) == 0)
-            return ar_error_set(AR_ERR_ARG, "--plot and --%s both name %s: one would replace the other", names[i],
-                                ARI_SHOW(v->plot));
-    }
-    return ari_transport_is_silent() ? AR_OK : ari_out_check(v->plot);
+    AR_TRY(ari_args_check_path("plot", v->plot));
+    AR_TRY(ari_args_check_paths("plot", v->plot, "json", v->common.json));
+    AR_TRY(ari_args_check_paths("plot", v->plot, "trace", v->watch.trace));
+    AR_TRY(ari_args_check_paths("plot", v->plot, "timeline", v->watch.timeline));
+    return v->plot && !ari_transport_is_silent() ? ari_out_check(v->plot) : AR_OK;
 }
 
 ar_status ari_train_values_check(const ari_train_values *v)
@@ -182,12 +175,10 @@ ar_status ari_train_values_check(const ari_train_values *v)
         return ar_error_set(AR_ERR_ARG, "--data-format is that of --data: give --data FILE too");
     AR_TRY(ari_dropout_check(v->dropout));
     AR_TRY(check_plot(v));
-    if (v->transport.transport != AR_TRANSPORT_SIM && (v->watch.cluster || v->watch.trace || v->watch.timeline))
-        return ar_error_set(AR_ERR_ARG, "--%s needs ranks that are threads of one process: leave --transport %s out",
-                            v->watch.cluster ? "cluster"
-                            : v->watch.trace ? "trace"
-                                             : "timeline",
-                            ar_transport_name((ar_transport)v->transport.transport));
+    AR_TRY(ari_transport_check(&v->transport, v->watch.cluster    ? "cluster"
+                                              : v->watch.trace    ? "trace"
+                                              : v->watch.timeline ? "timeline"
+                                                                  : NULL));
     return ari_layout_check(&v->layout);
 }
 

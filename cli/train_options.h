@@ -5,7 +5,6 @@
 #include "anyrank/training.h"
 #include "cli/args.h"
 #include "cli/layout.h"
-#include "cli/optimizer_options.h"
 #include "cli/step_options.h"
 #include "cli/transport.h"
 #include "cli/watch.h"

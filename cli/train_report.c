@@ -5,9 +5,8 @@
 #include <math.h>
 
 #include "cli/command.h"
-#include "cli/config_notes.h"
 #include "cli/layout.h"
-#include "cli/optimizer_options.h"
+#include "cli/step_options.h"
 #include "cli/table.h"
 #include "cli/transport.h"
 #include "ref/core/size.h"

@@ -33,6 +33,8 @@ extern const char *const ari_transport_names[]; /* in the order of ar_transport 
         .help = "with --transport nccl: several processes may use one GPU (slow; for tests)"                        \
     }
 
+/** Refuses, where ranks are processes, an option that only threads of one process have; NULL: none (AR_ERR_ARG). */
+AR_NODISCARD ar_status ari_transport_check(const ari_transport_values *v, const char *option);
 /** This process's place among those that the launcher started; *gives = NULL with sim. All are to have been started
  * with the same subcommand and options, those of one process alone apart. Where the launcher's processes do not all
  * come, the program ends with words about it, some seconds after the timeout. check_calls: as ar_process_options.

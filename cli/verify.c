@@ -183,14 +183,9 @@ static ar_status check_files(const verify_values *v)
 {
     AR_TRY(keep_inputs(v, "--json", v->common.json));
     AR_TRY(keep_inputs(v, "--html", v->html));
-    if (!v->html)
-        return AR_OK;
-    if (v->common.json && strcmp(v->html, v->common.json) == 0)
-        return ar_error_set(AR_ERR_ARG, "--json and --html both name %s: one would replace the other",
-                            ARI_SHOW(v->html));
-    if (strcmp(v->html, "-") == 0)
-        return ar_error_set(AR_ERR_ARG, "--html - is no file: give a path (/dev/stdout is one)");
-    return ari_out_check(v->html);
+    AR_TRY(ari_args_check_paths("json", v->common.json, "html", v->html));
+    AR_TRY(ari_args_check_path("html", v->html));
+    return v->html ? ari_out_check(v->html) : AR_OK;
 }
 
 /* Globs of an option, each of whose values may be a list with commas. */

@@ -2,7 +2,6 @@
 /* The stable JSON of verify: docs/verify.md lists its fields. */
 #include "cli/command.h"
 #include "cli/verify_report.h"
-#include "cli/verify_words.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "ref/io/json_text.h"

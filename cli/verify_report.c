@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cli/table.h"
-#include "cli/verify_words.h"
 #include "ref/core/ends_in.h"
 #include "ref/core/out.h"
 

@@ -4,7 +4,6 @@
 
 #include "cli/table.h"
 #include "cli/verify_report.h"
-#include "cli/verify_words.h"
 #include "ref/core/out.h"
 
 static double roundoff_of(ar_dtype t)

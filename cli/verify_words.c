@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/verify_words.h"
+#include "cli/verify_report.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/watch.h"
 
-#include <string.h>
-
 #include "ref/core/out.h"
 #include "ref/io/json.h"
 #include "ref/io/json_text.h"
@@ -12,29 +10,18 @@ bool ari_watch_records(const ari_watch_values *v)
     return v->trace || v->timeline;
 }
 
-static bool same(const char *a, const char *b)
-{
-    return a && b && strcmp(a, b) == 0;
-}
-
 static ar_status check_file(const char *option, const char *path)
 {
-    if (!path)
-        return AR_OK;
-    if (strcmp(path, "-") == 0)
-        return ar_error_set(AR_ERR_ARG, "--%s - is no file: give a path (/dev/stdout is one)", option);
-    return ari_out_check(path);
+    AR_TRY(ari_args_check_path(option, path));
+    return path ? ari_out_check(path) : AR_OK;
 }
 
 ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v, const ari_common *common)
 {
     *w = (ari_watch){.values = *v};
-    if (same(v->trace, v->timeline))
-        return ar_error_set(AR_ERR_ARG, "--trace and --timeline both name %s: one would replace the other",
-                            ARI_SHOW(v->trace));
-    if (same(v->trace, common->json) || same(v->timeline, common->json))
-        return ar_error_set(AR_ERR_ARG, "--json and --%s both name %s: one would replace the other",
-                            same(v->trace, common->json) ? "trace" : "timeline", ARI_SHOW(common->json));
+    AR_TRY(ari_args_check_paths("trace", v->trace, "timeline", v->timeline));
+    AR_TRY(ari_args_check_paths("json", common->json, "trace", v->trace));
+    AR_TRY(ari_args_check_paths("json", common->json, "timeline", v->timeline));
     AR_TRY(check_file("trace", v->trace));
     AR_TRY(check_file("timeline", v->timeline));
     if (v->cluster)

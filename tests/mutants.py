@@ -254,7 +254,7 @@ MUTANTS = [
      "{v->reference, v->other, v->reference_map, v->allowed}", "cli/verify_test cli/edges_test"),
     ("a collective that timed out is reported as a mistake in the usage", "cli/command.c",
      "    case AR_ERR_TIMEOUT:\n", "", "cli/args_test"),
-    ("a network fault of a rank that is not there is accepted", "cli/net_fault.c",
+    ("a network fault of a rank that is not there is accepted", "cli/check.c",
      "if (f->rank >= ranks)", "if (f->rank > ranks)", "cli/edges_test cli/cluster_test cli/command_test"),
     ("--zero 1 without --dp is accepted", "cli/layout.c",
      "if (v->zero > 0 && v->dp == 0)", "if (v->zero > 1 && v->dp == 0)",

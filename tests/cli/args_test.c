@@ -7,7 +7,6 @@
 /* The command's files are no part of the library. */
 #include "cli/args.c"
 #include "cli/command.c"
-#include "cli/join_watch.c"
 #include "cli/kinds.c"
 #include "cli/transport.c"
 
