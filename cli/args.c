@@ -9,8 +9,6 @@
 #include "ref/core/nearest.h"
 #include "ref/io/file.h"
 
-enum { MAX_OPTIONS = 128, TEXT_SIZE = 512 };
-
 const ari_option ari_common_options[] = {
     {.name = "json",
      .kind = ARI_OPT_FILE,
@@ -78,11 +76,11 @@ static found_option find(const ari_args_spec *spec, void *values, const char *na
 /* The nearest name: one that the word begins, else the one at the smallest edit distance; NULL if none is near. */
 static const char *nearest_option(const ari_args_spec *spec, const char *word)
 {
-    const char *names[MAX_OPTIONS];
+    const char *names[ARI_OPT_MOST];
     size_t n = 0;
     const ari_option *const tables[] = {spec->options, ari_common_options};
     for (size_t t = 0; t < 2; t++) {
-        for (const ari_option *o = tables[t]; o != NULL && o->name != NULL && n < MAX_OPTIONS; o++)
+        for (const ari_option *o = tables[t]; o != NULL && o->name != NULL && n < ARI_OPT_MOST; o++)
             names[n++] = o->name;
     }
     const size_t length = strlen(word);
@@ -97,7 +95,7 @@ static const char *nearest_option(const ari_args_spec *spec, const char *word)
 
 static ar_status unknown_option(const ari_args_spec *spec, const char *argument)
 {
-    char typed[TEXT_SIZE];
+    char typed[ARI_OPT_TEXT];
     const char *name = argument + strspn(argument, "-");
     snprintf(typed, sizeof typed, "%.*s", (int)strcspn(name, "="), name);
     const char *word = ARI_SHOW(typed);
@@ -159,7 +157,7 @@ static ar_status take_option(const ari_args_spec *spec, int argc, char *const *a
     } else if (value == NULL) {
         /* A negative number is a value; another option is none. */
         if (next == NULL || (next[0] == '-' && next[1] == '-')) {
-            char right[TEXT_SIZE];
+            char right[ARI_OPT_TEXT];
             ari_kind_of(o)->describe(o, right, sizeof right);
             return ar_error_set(AR_ERR_ARG, "--%s: its value is missing, expected %s", o->name, right);
         }
@@ -292,7 +290,7 @@ static int label_width(const ari_args_spec *spec)
     const ari_option *const tables[] = {spec->options, ari_common_options};
     for (size_t t = 0; t < 2; t++) {
         for (const ari_option *o = tables[t]; o != NULL && o->name != NULL; o++) {
-            char label[TEXT_SIZE];
+            char label[ARI_OPT_TEXT];
             const int n = option_label(o, label, sizeof label);
             if (o->help != NULL && n > width && n <= LABEL_LIMIT)
                 width = n;
@@ -321,7 +319,7 @@ static void print_options(FILE *to, const char *title, const ari_option *options
 {
     bool titled = false;
     for (const ari_option *o = options; o != NULL && o->name != NULL; o++) {
-        char label[TEXT_SIZE];
+        char label[ARI_OPT_TEXT];
         if (o->help == NULL)
             continue;
         if (!titled)

@@ -37,6 +37,7 @@ typedef enum ari_option_kind {
     ARI_OPT_LATER    /* declared, not in this version: parsing it is an error that says so */
 } ari_option_kind;
 
+enum { ARI_OPT_MOST = 128, ARI_OPT_TEXT = 512 }; /* options of a subcommand; what would be right, in words */
 #define ARI_OPT_MANY 8
 /* All values of an option that may be given several times, in their order. */
 typedef struct ari_strings {

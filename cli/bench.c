@@ -79,7 +79,8 @@ static const ari_option options[] = {
      .min = 1,
      .max = 1e12,
      .value = "D",
-     .help = "allreduce: bytes of each rank's input (default: seven sizes, 1 KiB to 100 MiB)"},
+     .help = "allreduce: bytes of each rank's input (default: seven sizes, 1 KiB to 100 MiB)",
+     .more = "The sizes are 1 KiB, 4 KiB, 16 KiB, 64 KiB, 1 MiB, 25 MiB and 100 MiB."},
     {.name = "dtype",
      .kind = ARI_OPT_ENUM,
      .at = offsetof(bench_values, dtype),
@@ -102,18 +103,23 @@ static const ari_option options[] = {
     {0},
 };
 
+static const char *const benchmarks[] = {"gemm", "grad", "block", "step", "ddp", "allreduce", NULL};
+
 static const ari_positional positionals[] = {
     {.name = "WHAT",
      .at = offsetof(bench_values, what),
      .required = true,
-     .help = "gemm, grad, block, step, ddp or allreduce"},
+     .help = "gemm, grad, block, step, ddp or allreduce",
+     .choices = benchmarks},
     {.name = "MODEL",
      .at = offsetof(bench_values, model),
-     .help = "step, ddp: as check has it (default llama-demo); block: the model whose block is timed"},
+     .help = "step, ddp: as check has it (default llama-demo); block: the model whose block is timed",
+     .kind = ARI_OPT_FOLDER,
+     .choices = ari_model_names},
     {0},
 };
 
-static const ari_args_spec spec = {
+const ari_args_spec ari_bench_spec = {
     .command = "bench",
     .summary = "Times what anyrank does against what bounds it, interleaved in one run.",
     .example = "anyrank bench gemm\nanyrank bench gemm --m 1024 --n 768 --k 3072 --threads 1\nanyrank bench block\n"
@@ -418,7 +424,7 @@ int ari_command_bench(int argc, char **argv)
     bench_values v = {.layout = ARI_LAYOUT_DEFAULTS};
     v.layout.numerics = v.dtype = -1; /* both */
     int exit_code = ARI_EXIT_SAME;
-    if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
+    if (!ari_args_begin(&ari_bench_spec, argc, argv, &v, &exit_code))
         return exit_code;
     const ar_status st = run(&v);
     if (st != AR_OK)

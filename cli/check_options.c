@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "cli/command.h"
+#include "cli/main.h"
 #include "ref/io/file.h"
 #include "verify/faults/fault_case.h"
 
@@ -24,12 +26,14 @@ static const ari_option options[] = {
      .max = 4096,
      .value = "W",
      .otherwise = "8",
-     .help = "every legal layout of up to W ranks (W: 8 unless given)"},
+     .help = "every legal layout of up to W ranks (W: 8 unless given)",
+     .more = "These are the layouts that leave no rank without a sequence, with and without sequence parallelism, in "
+             "one and in two micro-batches, and with and without ZeRO."},
     ARI_BATCH_OPTIONS(ari_check_values,
                       "tokens of each (default 64, or the next number that fits the layouts; fewer if the "
                       "model holds fewer)"),
     {.name = "text",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(ari_check_values, text),
      .value = "FILE",
      .help = "any file, one byte one token (default: the project's own text)"},
@@ -46,7 +50,8 @@ static const ari_option options[] = {
     {.name = "gradcheck",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_check_values, gradcheck),
-     .help = "compare the binary64 baseline's gradients with central differences, on a small batch"},
+     .help = "compare the binary64 baseline's gradients with central differences, on a small batch",
+     .more = "The batch has at most 2 sequences of 16 tokens, and several step sizes are tried."},
     {.name = "skip-f64",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_check_values, skip_f64),
@@ -59,14 +64,18 @@ static const ari_option options[] = {
     {.name = "list-tensors",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_check_values, list_tensors),
-     .help = "print the tensors that are compared, in the order of execution, and compare nothing"},
+     .help = "print the tensors that are compared, in the order of execution, and compare nothing",
+     .more = "Pass and shape are printed too."},
     {.name = "dump",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FOLDER,
      .at = offsetof(ari_check_values, dump),
      .value = "DIR",
      .help =
          "write the baseline's tensors to DIR/reference.safetensors and each layout's ranks to a folder of its own, "
-         "for 'anyrank verify'"},
+         "for 'anyrank verify'",
+     .more = "A layout's folder is named as in DIR/tp4-sp or DIR/dp2-tp2-zero1; of two models each has a folder in "
+             "DIR. Names are those of --list-tensors, with @N behind them from step 2 on. An earlier dump is replaced, "
+             "anything else in the way is an error, and a run that ended in an error leaves no ranks."},
     ARI_TRANSPORT_OPTIONS(ari_check_values),
     ARI_WATCH_OPTIONS(ari_check_values),
     {.name = "schedule",
@@ -74,17 +83,22 @@ static const ari_option options[] = {
      .at = offsetof(ari_check_values, schedule),
      .value = "SEED",
      .help = "let a seed decide which rank goes on wherever one could wait; FIRST..LAST: each of these seeds, until "
-             "one run is not the same"},
+             "one run is not the same",
+     .more = "The ranks run one at a time, also where one could be overtaken: the same seed, the same order of events. "
+             "The seed of a run that is not the same is told."},
     {.name = "net-fault",
      .kind = ARI_OPT_STRING,
      .at = offsetof(ari_check_values, net_fault),
      .value = "FAULT",
      .help = "let the transport do wrong once, as in 'corrupt rank 1 collective 14 transfer 0 bit 77' or 'kill rank 0 "
-             "collective 3'; seed:N draws one; one run only"},
+             "collective 3'; seed:N draws one; one run only",
+     .more = "A fault is delay, stall, kill, corrupt, duplicate, drop or slow, a rank, and one of the collectives that "
+             "it begins, counted from 1. seed:N draws one of the first 100 collectives."},
     {.name = "verify-transfers",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_check_values, verify_transfers),
-     .help = "compare number, length and checksum of every transfer: what the transport does wrong is an error there"},
+     .help = "compare number, length and checksum of every transfer: what the transport does wrong is an error there",
+     .more = "The error names the ranks and the element."},
     {0},
 };
 
@@ -92,7 +106,9 @@ static const ari_positional positionals[] = {
     {.name = "MODEL",
      .at = offsetof(ari_check_values, model),
      .help = "a folder with a Hugging Face config.json (and weights), or llama-demo, gpt2-demo, stack-demo; "
-             "default: llama-demo and gpt2-demo"},
+             "default: llama-demo and gpt2-demo",
+     .kind = ARI_OPT_FOLDER,
+     .choices = ari_model_names},
     {0},
 };
 

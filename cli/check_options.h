@@ -25,8 +25,6 @@ typedef struct ari_check_values {
     bool gradcheck, list_tensors, memory, skip_f64, verify_transfers;
 } ari_check_values;
 
-extern const ari_args_spec ari_check_spec;
-
 /** Nothing given. */
 ari_check_values ari_check_values_defaults(void);
 /** Refuses options of later versions and those that contradict each other. */

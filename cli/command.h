@@ -28,6 +28,8 @@ int ari_exit_code(ar_status st);
  *  command NULL: "anyrank: ...". */
 void ari_print_error(const char *command, ar_status st);
 
+extern const char *const ari_model_names[]; /* the bundled ones */
+
 /** "0.1.0". Static storage. */
 const char *ari_version(void);
 /** "Release". Static storage. */

@@ -26,20 +26,22 @@ static const char *const sensitivities[] = {"f32", "tf32", "bf16", "bf16-pure", 
 
 static const ari_option options[] = {
     {.name = "input",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(grads_values, input),
      .value = "FILE.safetensors",
-     .help = "input_ids [b, s]; optional attention_mask ([b, s] of 0/1, or additive [b|1, heads|1, s, s]), labels"},
+     .help = "input_ids [b, s]; optional attention_mask ([b, s] of 0/1, or additive [b|1, heads|1, s, s]), labels",
+     .more = "labels are [b, s]. position_ids [b or 1, s] may be there too; any other tensor is refused."},
     {.name = "block",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FOLDER,
      .at = offsetof(grads_values, block),
      .value = "DIR",
      .help = "a single block in place of a model: case.json and inputs.safetensors"},
     {.name = "out",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FOLDER,
      .at = offsetof(grads_values, out),
      .value = "DIR",
-     .help = "where outputs.safetensors and grads.safetensors (or block.safetensors) go"},
+     .help = "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
+     .more = "The outputs are logits, loss and hidden states. Each file is complete or not there."},
     ARI_LAYOUT_OPTIONS(grads_values, "tensor-parallel ranks (default 1)",
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
     ARI_PRECISION_OPTION(grads_values),
@@ -51,32 +53,45 @@ static const ari_option options[] = {
     {.name = "per-rank",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(grads_values, per_rank),
-     .help = "write what each rank holds to DIR/ranks too: weights, gradients and outputs, with their places"},
+     .help = "write what each rank holds to DIR/ranks too: weights, gradients and outputs, with their places",
+     .more = "The folder has a file of each rank, with --activations of every tensor; 'anyrank verify' and PyTorch's "
+             "distributed checkpoint read it. It replaces the ranks of an earlier run, and no folder that holds "
+             "anything else."},
     {.name = "activations",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(grads_values, activations),
-     .help = "write every tensor of the two passes to activations.safetensors too, and to the ranks' files"},
+     .help = "write every tensor of the two passes to activations.safetensors too, and to the ranks' files",
+     .more = "That includes the weights and the gradients, under the names that 'anyrank check --list-tensors' prints, "
+             "in the same bytes for every layout in exact numerics."},
     {.name = "sensitivity",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(grads_values, sensitivity),
-     .help = "write allowed.safetensors too: what rounding alone may change in each tensor"},
+     .help = "write allowed.safetensors too: what rounding alone may change in each tensor",
+     .more =
+         "For every tensor it has one number, the largest difference that rounding alone may make in it, for "
+         "anyrank-verify(1). That takes some runs of the baseline on one rank, in which errors are drawn at random."},
     {.name = "sensitivity-of",
      .kind = ARI_OPT_ENUM,
      .at = offsetof(grads_values, sensitivity_of),
      .choices = sensitivities,
      .help = "with --sensitivity, in which arithmetic: f32, tf32, bf16 (mixed precision), bf16-pure (all of it stored "
-             "in bf16), f16, f16-pure (default: that of --precision)"},
+             "in bf16), f16, f16-pure (default: that of --precision)",
+     .more = "It is that of the run that is to be verified. bf16 and f16 are mixed precision, as autocast: what enters "
+             "and leaves products, and what lies between two of them, has 16 bits; parameters, the residual stream and "
+             "norms are fp32."},
     {0},
 };
 
 static const ari_positional positionals[] = {
     {.name = "MODEL",
      .at = offsetof(grads_values, model),
-     .help = "a folder with a Hugging Face config.json (and weights), or a bundled name"},
+     .help = "a folder with a Hugging Face config.json (and weights), or a bundled name",
+     .kind = ARI_OPT_FOLDER,
+     .choices = ari_model_names},
     {0},
 };
 
-static const ari_args_spec spec = {
+const ari_args_spec ari_grads_spec = {
     .command = "grads",
     .summary = "Runs one forward and backward on given inputs and writes outputs and gradients.",
     .example = "anyrank grads MODEL --input batch.safetensors --out results --tp 2\n"
@@ -245,7 +260,7 @@ int ari_command_grads(int argc, char **argv)
 {
     grads_values v = {.layout = ARI_LAYOUT_DEFAULTS, .sensitivity_of = -1};
     int exit_code = ARI_EXIT_SAME;
-    if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
+    if (!ari_args_begin(&ari_grads_spec, argc, argv, &v, &exit_code))
         return exit_code;
     const ar_status st = run(&v);
     if (st != AR_OK)

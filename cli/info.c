@@ -29,7 +29,7 @@ static const ari_option options[] = {
     {0},
 };
 
-static const ari_args_spec spec = {
+const ari_args_spec ari_info_spec = {
     .command = "info",
     .summary = "Tells what this machine has, which paths are chosen, and why something is not available.",
     .example = "anyrank info\nanyrank info --probe --json -",
@@ -392,7 +392,7 @@ int ari_command_info(int argc, char **argv)
     ar_cpu_info cpu;
     accelerators found = {.gpus = 0};
     int exit_code = 0;
-    if (!ari_args_begin(&spec, argc, argv, &values, &exit_code))
+    if (!ari_args_begin(&ari_info_spec, argc, argv, &values, &exit_code))
         return exit_code;
     ar_status st = AR_OK;
     const size_t n = values.probe ? (size_t)KERNEL_SETS : 0;

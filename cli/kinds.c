@@ -10,8 +10,6 @@
 #include "ref/core/nearest.h"
 #include "ref/core/out.h"
 
-enum { TEXT_SIZE = 512 };
-
 /* --- what would be right ------------------------------------------------------------------------------------------ */
 
 static bool has_range(const ari_option *o)
@@ -63,7 +61,7 @@ static void describe_enum(const ari_option *o, char *text, size_t size)
 
 static ar_status bad_value(const ari_option *o, const char *value)
 {
-    char right[TEXT_SIZE];
+    char right[ARI_OPT_TEXT];
     size_t n = 0;
     while (o->kind == ARI_OPT_ENUM && o->choices[n] != NULL)
         n++;

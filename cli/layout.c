@@ -11,6 +11,7 @@ const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
 const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
 const char *const ari_collectives_names[] = {"direct", "ring", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
+const char *const ari_device_names[] = {"cpu", "cuda", "emulated", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
 
 bool ari_layout_given(const ari_layout_values *v)

@@ -37,6 +37,7 @@ extern const char *const ari_bucket_mode_names[]; /* in the order of ar_bucket_m
  * those of all. */
 extern const char *const ari_collectives_names[];
 extern const char *const ari_numerics_names[];
+extern const char *const ari_device_names[];    /* those that completions offer */
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
 #define ARI_LAYOUT_AT(values, field) (offsetof(values, layout) + offsetof(ari_layout_values, field))
@@ -49,7 +50,8 @@ extern const char *const ari_precision_names[]; /* in the order of ar_precision 
      .min = 1,                                                                                                   \
      .max = 4096,                                                                                                \
      .value = "N",                                                                                               \
-     .help = (tp_help)},                                                                                         \
+     .help = (tp_help),                                                                                          \
+     .more = "More than the model's KV heads are possible: then several ranks hold copies of one."},             \
         {.name = "mlp-order",                                                                                    \
          .kind = ARI_OPT_ENUM,                                                                                   \
          .at = ARI_LAYOUT_AT(values, mlp_order),                                                                 \
@@ -66,7 +68,8 @@ extern const char *const ari_precision_names[]; /* in the order of ar_precision 
          .min = 0.01,                                                                                            \
          .max = 86400,                                                                                           \
          .value = "S",                                                                                           \
-         .help = "longest wait of a rank for another, in seconds (default 60)"},                                 \
+         .help = "longest wait of a rank for another, in seconds (default 60)",                                  \
+         .more = "A rank that waits longer ends the run with a table of who was where."},                        \
         {.name = "numerics",                                                                                     \
          .kind = ARI_OPT_ENUM,                                                                                   \
          .at = ARI_LAYOUT_AT(values, numerics),                                                                  \
@@ -77,18 +80,20 @@ extern const char *const ari_precision_names[]; /* in the order of ar_precision 
          .at = ARI_LAYOUT_AT(values, device),                                                                    \
          .value = "DEVICE",                                                                                      \
          .help = "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA " \
-                 "device's kernels on the host (default cpu)"},                                                  \
+                 "device's kernels on the host (default cpu)",                                                   \
+         .choices = ari_device_names},                                                                           \
         {.name = "cp", .kind = ARI_OPT_LATER},                                                                   \
     {                                                                                                            \
         .name = "pp", .kind = ARI_OPT_LATER                                                                      \
     }
 
 /* The same for what native numerics multiply. */
-#define ARI_PRECISION_OPTION(values)                                                                           \
-    {                                                                                                          \
-        .name = "precision", .kind = ARI_OPT_ENUM, .at = ARI_LAYOUT_AT(values, precision),                     \
-        .choices = ari_precision_names,                                                                        \
-        .help = "with --numerics native, of products: f32, tf32 or bf16; sums and all else fp32 (default f32)" \
+#define ARI_PRECISION_OPTION(values)                                                                            \
+    {                                                                                                           \
+        .name = "precision", .kind = ARI_OPT_ENUM, .at = ARI_LAYOUT_AT(values, precision),                      \
+        .choices = ari_precision_names,                                                                         \
+        .help = "with --numerics native, of products: f32, tf32 or bf16; sums and all else fp32 (default f32)", \
+        .more = "What enters a product is rounded to TF32 or bf16, and with bf16 what leaves one too."          \
     }
 
 /* The same for what else splits a training step. */
@@ -107,7 +112,8 @@ extern const char *const ari_precision_names[]; /* in the order of ar_precision 
          .min = 1,                                                                                            \
          .max = 4096,                                                                                         \
          .value = "N",                                                                                        \
-         .help = "data-parallel ranks, or groups of --tp ranks: each holds some of the sequences"},           \
+         .help = "data-parallel ranks, or groups of --tp ranks: each holds some of the sequences",            \
+         .more = "Ranks need not hold equally many."},                                                        \
         {.name = "micro-batches",                                                                             \
          .kind = ARI_OPT_INT,                                                                                 \
          .at = ARI_LAYOUT_AT(values, micro_batches),                                                          \
@@ -121,29 +127,32 @@ extern const char *const ari_precision_names[]; /* in the order of ar_precision 
     }
 
 /* The same for how the data-parallel ranks share their gradients out. */
-#define ARI_LAYOUT_DDP_OPTIONS(values, bytes_help)                                                         \
-    {.name = "zero",                                                                                       \
-     .kind = ARI_OPT_INT,                                                                                  \
-     .at = ARI_LAYOUT_AT(values, zero),                                                                    \
-     .min = 0,                                                                                             \
-     .max = 1,                                                                                             \
-     .value = "STAGE",                                                                                     \
-     .help = "1: each rank of --dp keeps its share of the optimizer's state and updates its share of the " \
-             "weights (ZeRO-1); 0: each does all (default 0)"},                                            \
-        {.name = "bucket-bytes",                                                                           \
-         .kind = ARI_OPT_BYTES,                                                                            \
-         .at = ARI_LAYOUT_AT(values, bucket_bytes),                                                        \
-         .value = "BYTES",                                                                                 \
-         .help = (bytes_help)},                                                                            \
-        {.name = "bucket-mode",                                                                            \
-         .kind = ARI_OPT_ENUM,                                                                             \
-         .at = ARI_LAYOUT_AT(values, bucket_mode),                                                         \
-         .choices = ari_bucket_mode_names,                                                                 \
-         .help = "overlap: each bucket is reduced while the backward pass goes on; eager: all after it "   \
-                 "(default overlap)"},                                                                     \
-    {                                                                                                      \
-        .name = "find-unused", .kind = ARI_OPT_FLAG, .at = ARI_LAYOUT_AT(values, find_unused),             \
-        .help = "the ranks of --dp agree which parameters got a gradient; the others are left alone"       \
+#define ARI_LAYOUT_DDP_OPTIONS(values, bytes_help)                                                                  \
+    {.name = "zero",                                                                                                \
+     .kind = ARI_OPT_INT,                                                                                           \
+     .at = ARI_LAYOUT_AT(values, zero),                                                                             \
+     .min = 0,                                                                                                      \
+     .max = 1,                                                                                                      \
+     .value = "STAGE",                                                                                              \
+     .help = "1: each rank of --dp keeps its share of the optimizer's state and updates its share of the "          \
+             "weights (ZeRO-1); 0: each does all (default 0)"},                                                     \
+        {.name = "bucket-bytes",                                                                                    \
+         .kind = ARI_OPT_BYTES,                                                                                     \
+         .at = ARI_LAYOUT_AT(values, bucket_bytes),                                                                 \
+         .value = "BYTES",                                                                                          \
+         .help = (bytes_help),                                                                                      \
+         .more = "The bits do not depend on it in exact numerics."},                                                \
+        {.name = "bucket-mode",                                                                                     \
+         .kind = ARI_OPT_ENUM,                                                                                      \
+         .at = ARI_LAYOUT_AT(values, bucket_mode),                                                                  \
+         .choices = ari_bucket_mode_names,                                                                          \
+         .help = "overlap: each bucket is reduced while the backward pass goes on; eager: all after it "            \
+                 "(default overlap)"},                                                                              \
+    {                                                                                                               \
+        .name = "find-unused", .kind = ARI_OPT_FLAG, .at = ARI_LAYOUT_AT(values, find_unused),                      \
+        .help = "the ranks of --dp agree which parameters got a gradient; the others are left alone",               \
+        .more = "They keep no gradient, and their optimizer state stays as it is. Without this option a parameter " \
+                "without gradient is an error that names it."                                                       \
     }
 
 /** Whether any option asks for one layout. */

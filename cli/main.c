@@ -15,27 +15,24 @@
 #include "ref/core/nearest.h"
 #include "ref/io/file.h"
 
-typedef struct subcommand {
-    const char *name;
-    const char *summary;               /* NULL: not listed */
-    int (*run)(int argc, char **argv); /* NULL: not in this version */
-} subcommand;
-
 /* In the order in which a person meets them. */
-static const subcommand subcommands[] = {
-    {"check", "compare every tensor of training steps with one rank's, bit for bit", ari_command_check},
-    {"grads", "write outputs and gradients of one forward and backward", ari_command_grads},
-    {"train", "train on text, the same bits on every layout", ari_command_train},
-    {"verify", "compare two dumps of tensors", ari_command_verify},
-    {"reshard", "split and merge checkpoints", ari_command_reshard},
-    {"plan", "memory, bytes and time of every legal layout", NULL},
-    {"lint", "check a parallel plan without running numbers", NULL},
-    {"bugs", "list the faults that can be injected, and run each", ari_command_bugs},
-    {"bench", "time exact arithmetic against native, all-reduces against copies", ari_command_bench},
-    {"info", "what this machine has, and which paths are chosen", ari_command_info},
-    {"probe-gemm", NULL, ari_command_probe_gemm},
+const ari_subcommand ari_subcommands[] = {
+    {"check", "compare every tensor of training steps with one rank's, bit for bit", ari_command_check,
+     &ari_check_spec},
+    {"grads", "write outputs and gradients of one forward and backward", ari_command_grads, &ari_grads_spec},
+    {"train", "train on text, the same bits on every layout", ari_command_train, &ari_train_spec},
+    {"verify", "compare two dumps of tensors", ari_command_verify, &ari_verify_spec},
+    {"reshard", "split and merge checkpoints", ari_command_reshard, &ari_reshard_spec},
+    {"plan", "memory, bytes and time of every legal layout", NULL, NULL},
+    {"lint", "check a parallel plan without running numbers", NULL, NULL},
+    {"bugs", "list the faults that can be injected, and run each", ari_command_bugs, &ari_bugs_spec},
+    {"bench", "time exact arithmetic against native, all-reduces against copies", ari_command_bench, &ari_bench_spec},
+    {"info", "what this machine has, and which paths are chosen", ari_command_info, &ari_info_spec},
+    {"probe-gemm", NULL, ari_command_probe_gemm, NULL},
+    {"describe", NULL, ari_command_describe, NULL},
+    {0},
 };
-enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] };
+enum { SUBCOMMANDS = sizeof ari_subcommands / sizeof ari_subcommands[0] - 1 };
 
 static void print_help(FILE *to)
 {
@@ -46,7 +43,7 @@ static void print_help(FILE *to)
                 "subcommands:\n");
     for (int pass = 0; pass < 2; pass++) {
         for (size_t i = 0; i < SUBCOMMANDS; i++) {
-            const subcommand *s = &subcommands[i];
+            const ari_subcommand *s = &ari_subcommands[i];
             if (s->summary != NULL && (s->run == NULL) == (pass == 1))
                 fprintf(to, "  %-9s %s%s\n", s->name, s->summary, pass == 1 ? " (later)" : "");
         }
@@ -64,8 +61,8 @@ static int unknown_subcommand(const char *name)
     const char *names[SUBCOMMANDS];
     size_t n = 0;
     for (size_t i = 0; i < SUBCOMMANDS; i++) {
-        if (subcommands[i].summary != NULL)
-            names[n++] = subcommands[i].name;
+        if (ari_subcommands[i].summary != NULL)
+            names[n++] = ari_subcommands[i].name;
     }
     const char *near = ari_nearest(name, names, n);
     if (near != NULL)
@@ -78,7 +75,7 @@ static int unknown_subcommand(const char *name)
 static int run_subcommand(int argc, char **argv)
 {
     for (size_t i = 0; i < SUBCOMMANDS; i++) {
-        const subcommand *s = &subcommands[i];
+        const ari_subcommand *s = &ari_subcommands[i];
         if (strcmp(s->name, argv[0]) != 0)
             continue;
         if (s->run != NULL)

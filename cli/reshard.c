@@ -22,7 +22,7 @@ typedef struct reshard_values {
 
 static const ari_option options[] = {
     {.name = "out",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FOLDER,
      .at = offsetof(reshard_values, out),
      .value = "DIR",
      .help = "where it goes: a folder that is not there, is empty, or was begun by the same request"},
@@ -39,14 +39,16 @@ static const ari_option options[] = {
      .min = 1,
      .max = 65536,
      .value = "N",
-     .help = "pipeline stages: layers shared out evenly, the first stages one more (default 1)"},
+     .help = "pipeline stages: layers shared out evenly, the first stages one more (default 1)",
+     .more = "The embedding is on the first stage, final norm and LM head on the last, tied weights on both."},
     {.name = "dp",
      .kind = ARI_OPT_INT,
      .at = offsetof(reshard_values, dp),
      .min = 1,
      .max = 65536,
      .value = "N",
-     .help = "data-parallel ranks: rank (p, d, t) is p*dp*tp + d*tp + t; all of a group read one file (default 1)"},
+     .help = "data-parallel ranks: rank (p, d, t) is p*dp*tp + d*tp + t; all of a group read one file (default 1)",
+     .more = "Only the ranks with d = 0 have a file."},
     {.name = "dp-copies",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(reshard_values, dp_copies),
@@ -61,28 +63,32 @@ static const ari_option options[] = {
      .min = 1,
      .max = 1 << 20,
      .value = "N",
-     .help = "pad the vocabulary with rows of zeros to a multiple of N (default: as the config has it)"},
+     .help = "pad the vocabulary with rows of zeros to a multiple of N (default: as the config has it)",
+     .more = "Rows past the vocabulary of config.json are cut, with a note, when they are read."},
     {.name = "shard-size",
      .kind = ARI_OPT_BYTES,
      .at = offsetof(reshard_values, shard_size),
      .min = 1,
      .max = 9e15,
      .value = "BYTES",
-     .help = "merged: the most tensors of one file, as 5GB or 500MiB (default 5GB)"},
+     .help = "merged: the most tensors of one file, as 5GB or 500MiB (default 5GB)",
+     .more = "More make shards with an index."},
     {.name = "map",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(reshard_values, map),
      .value = "FILE",
      .help = "how the files of IN fit together, where they do not say"},
     {.name = "config",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(reshard_values, config),
      .value = "FILE",
-     .help = "config.json, or a folder with one (default: the one in IN)"},
+     .help = "config.json, or a folder with one (default: the one in IN)",
+     .more = "Merging needs none."},
     {.name = "strict",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(reshard_values, strict),
-     .help = "refuse tensors that the config does not have, missing ones, and rows past the vocabulary"},
+     .help = "refuse tensors that the config does not have, missing ones, and rows past the vocabulary",
+     .more = "They are otherwise noted; tensors that the config does not have are copied whole."},
     {.name = "dry-run",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(reshard_values, dry_run),
@@ -94,11 +100,12 @@ static const ari_positional positionals[] = {
     {.name = "IN",
      .at = offsetof(reshard_values, in),
      .required = true,
-     .help = "a Hugging Face folder, a folder of per-rank files, or a checkpoint of anyrank train"},
+     .help = "a Hugging Face folder, a folder of per-rank files, or a checkpoint of anyrank train",
+     .kind = ARI_OPT_FILE},
     {0},
 };
 
-static const ari_args_spec spec = {
+const ari_args_spec ari_reshard_spec = {
     .command = "reshard",
     .summary = "Splits a checkpoint over ranks, merges it, or both at once; bits are copied, never computed.",
     .example = "anyrank reshard MODEL --tp 4 --out MODEL-tp4\nanyrank reshard MODEL-tp4 --out MODEL-merged\n"
@@ -257,7 +264,7 @@ int ari_command_reshard(int argc, char **argv)
 {
     reshard_values v = {.tp = 1, .dp = 1, .pp = 1};
     int exit_code = ARI_EXIT_SAME;
-    if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
+    if (!ari_args_begin(&ari_reshard_spec, argc, argv, &v, &exit_code))
         return exit_code;
     const ar_status st = run(&v);
     if (st != AR_OK)

@@ -6,11 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/fault.h"
 #include "ref/io/file.h"
 #include "ref/io/json_text.h"
 
 const char *const ari_optimizer_names[] = {"sgd", "adam", "adamw", NULL};
 const char *const ari_schedule_names[] = {"constant", "cosine", NULL};
+const char *const ari_fault_names[] = {
+#define NAME(name, text) #name,
+    AR_FAULT_TABLE(NAME)
+#undef NAME
+        NULL};
 const char *const ari_decay_names[] = {"all", "matrices", NULL};
 
 _Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often as there may be groups");

@@ -26,6 +26,7 @@ typedef struct ari_optimizer_values {
 extern const char *const ari_optimizer_names[]; /* in the order of ar_optimizer_kind */
 extern const char *const ari_schedule_names[];  /* in the order of ar_schedule */
 extern const char *const ari_decay_names[];     /* in the order of ar_decay */
+extern const char *const ari_fault_names[];     /* that --inject takes */
 
 #define ARI_OPTIMIZER_AT(values, field) (offsetof(values, optimizer) + offsetof(ari_optimizer_values, field))
 
@@ -54,14 +55,16 @@ extern const char *const ari_decay_names[];     /* in the order of ar_decay */
      .help = "largest norm of all gradients together; 0: no clipping (default 1)"},                                   \
     {                                                                                                                 \
         .name = "dropout", .kind = ARI_OPT_DOUBLE, .at = offsetof(values, dropout), .min = 0, .max = 1, .value = "P", \
-        .help = "probability, below 1 (default 0, whatever the config says)"                                          \
+        .help = "probability, below 1 (default 0, whatever the config says)",                                         \
+        .more = "It is on the embedding's output (GPT-2), attention probabilities, and the outputs of attention and " \
+                "MLP. The dropout of a configuration is not used; a note says so."                                    \
     }
 
 /* const char *inject; NULL: not given. */
-#define ARI_INJECT_OPTION(values)                                                                 \
-    {                                                                                             \
-        .name = "inject", .kind = ARI_OPT_STRING, .at = offsetof(values, inject), .value = "BUG", \
-        .help = "switch a known mistake on ('anyrank bugs' lists them)"                           \
+#define ARI_INJECT_OPTION(values)                                                                   \
+    {                                                                                               \
+        .name = "inject", .kind = ARI_OPT_STRING, .at = offsetof(values, inject), .value = "BUG",   \
+        .help = "switch a known mistake on ('anyrank bugs' lists them)", .choices = ari_fault_names \
     }
 
 /* ari_optimizer_values optimizer. */
@@ -83,7 +86,8 @@ extern const char *const ari_decay_names[];     /* in the order of ar_decay */
          .at = ARI_OPTIMIZER_AT(values, schedule),                                                                \
          .choices = ari_schedule_names,                                                                           \
          .help = "how the learning rate goes on after the warm-up; cosine: down to --min-lr in the last step "    \
-                 "(default constant)"},                                                                           \
+                 "(default constant)",                                                                            \
+         .more = "The cosine is half a wave."},                                                                   \
         {.name = "warmup",                                                                                        \
          .kind = ARI_OPT_SIZE,                                                                                    \
          .at = ARI_OPTIMIZER_AT(values, warmup),                                                                  \
@@ -125,12 +129,15 @@ extern const char *const ari_decay_names[];     /* in the order of ar_decay */
          .kind = ARI_OPT_ENUM,                                                                                    \
          .at = ARI_OPTIMIZER_AT(values, decay),                                                                   \
          .choices = ari_decay_names,                                                                              \
-         .help = "which parameters decay: all, or matrices only, not norms and biases (default all)"},            \
+         .help = "which parameters decay: all, or matrices only, not norms and biases (default all)",             \
+         .more = "Matrices are the parameters of two dimensions."},                                               \
     {                                                                                                             \
         .name = "group", .kind = ARI_OPT_STRINGS, .at = ARI_OPTIMIZER_AT(values, groups),                         \
         .value = "GLOB:lr=X,decay=Y",                                                                             \
         .help = "parameters whose names match the glob learn at X times the rate and decay by Y; the last group " \
-                "that matches counts (up to 8 of them)"                                                           \
+                "that matches counts (up to 8 of them)",                                                          \
+        .more = "The names are Hugging Face's, and globs are as of fnmatch(3), where '*' also matches dots. A "   \
+                "group's decay counts whatever --decay says; lr or decay may be left out."                        \
     }
 
 /** Nothing given. */

@@ -6,25 +6,32 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/command.h"
+#include "cli/main.h"
 #include "ref/core/out.h"
 #include "run/train_rank.h"
 
 /* In the order of ar_data_format. */
 static const char *const data_format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", NULL};
 
+static const char *const loss_scale_names[] = {"dynamic", NULL};
+
 static const char *const storage_names[] = {"f32", "bf16", NULL};
 
 static const ari_option options[] = {
     {.name = "data",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(ari_train_values, data),
      .value = "FILE",
-     .help = "what to train on: any file, one byte one token, or a token file (default: the project's own text)"},
+     .help = "what to train on: any file, one byte one token, or a token file (default: the project's own text)",
+     .more = "Bytes need a vocabulary of 256, or of the largest byte in the file and one."},
     {.name = "data-format",
      .kind = ARI_OPT_ENUM,
      .at = offsetof(ari_train_values, data_format),
      .choices = data_format_names,
-     .help = "of --data; auto: by its name (.u16, .u32, .safetensors; else bytes)"},
+     .help = "of --data; auto: by its name (.u16, .u32, .safetensors; else bytes)",
+     .more = "Files of u16 and u32 are little-endian, without a header; a safetensors file has a tensor input_ids or "
+             "tokens."},
     {.name = "in-order",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(ari_train_values, in_order),
@@ -51,15 +58,20 @@ static const ari_option options[] = {
      .at = offsetof(ari_train_values, loss_scale),
      .value = "S",
      .help = "with --numerics native: gradients are taken of S times the loss; dynamic: S begins at 65536 and falls "
-             "where they overflow (default: none)"},
+             "where they overflow (default: none)",
+     .more = "Gradients are divided by S before they are used. A step whose gradients overflow changes no weight.",
+     .choices = loss_scale_names},
     ARI_LAYOUT_STEP_OPTIONS(ari_train_values),
     ARI_LAYOUT_DDP_OPTIONS(ari_train_values, "gradients are summed over --dp in buckets of so many bytes of fp32, as "
                                              "4096, 25MiB (default 25MiB)"),
     {.name = "save",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FOLDER,
      .at = offsetof(ari_train_values, save),
      .value = "DIR",
-     .help = "write a checkpoint there at the end, and where the run is interrupted"},
+     .help = "write a checkpoint there at the end, and where the run is interrupted",
+     .more = "It is DIR/step-NNNNNNNN, with weights in Hugging Face's layout, the optimizer's state, and all that "
+             "going on needs; the link DIR/latest names the newest. Each appears whole or not at all. A folder that "
+             "holds another run's checkpoints is refused."},
     {.name = "save-every",
      .kind = ARI_OPT_INT,
      .at = offsetof(ari_train_values, save_every),
@@ -75,18 +87,23 @@ static const ari_option options[] = {
      .value = "N",
      .help = "with --save: only the newest N checkpoints stay (default: all)"},
     {.name = "resume",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FOLDER,
      .at = offsetof(ari_train_values, resume),
      .value = "DIR",
      .help = "go on with a checkpoint, under any layout: data, steps, optimizer and the like are the checkpoint's "
-             "where they are not given"},
+             "where they are not given",
+     .more =
+         "Of a folder of checkpoints the newest is taken. Other data, another --batch, --seq or --seed are refused; "
+         "another learning rate, schedule, clip, dropout or optimizer is taken, with a note that from here on the "
+         "weights are not those of a run that was never interrupted. Layout, buckets, --save and --plot are free."},
     {.name = "stop-after",
      .kind = ARI_OPT_INT,
      .at = offsetof(ari_train_values, stop_after),
      .min = 1,
      .max = 1e9,
      .value = "N",
-     .help = "end after step N, as an interruption would, but with exit status 0"},
+     .help = "end after step N, as an interruption would, but with exit status 0",
+     .more = "That is for jobs whose time is limited."},
     {.name = "verify-every",
      .kind = ARI_OPT_INT,
      .at = offsetof(ari_train_values, verify_every),
@@ -94,13 +111,15 @@ static const ari_option options[] = {
      .max = 1e9,
      .value = "K",
      .help = "verify in every K-th step, before the update, that all gradients are there and finite, and that ranks "
-             "which hold copies of weights, gradients and optimizer state hold the same (default: never)"},
+             "which hold copies of weights, gradients and optimizer state hold the same (default: never)",
+     .more = "What is wrong ends the run, by parameter and ranks, before a weight has changed."},
     {.name = "plot",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(ari_train_values, plot),
      .value = "FILE.svg",
      .help = "draw the loss against the step",
-     .own = true},
+     .own = true,
+     .more = "The picture has a smoothed line and the learning rate too, and is readable in light and dark."},
     {.name = "log-every",
      .kind = ARI_OPT_INT,
      .at = offsetof(ari_train_values, log_every),
@@ -122,7 +141,9 @@ static const ari_positional positionals[] = {
     {.name = "MODEL",
      .at = offsetof(ari_train_values, model),
      .help = "a folder with a Hugging Face config.json (and weights, with which training starts), or llama-demo, "
-             "gpt2-demo, stack-demo; with --resume the checkpoint's own unless given"},
+             "gpt2-demo, stack-demo; with --resume the checkpoint's own unless given",
+     .kind = ARI_OPT_FOLDER,
+     .choices = ari_model_names},
     {0},
 };
 

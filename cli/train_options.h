@@ -29,8 +29,6 @@ typedef struct ari_train_values {
 
 #define ARI_SEED_NOT_GIVEN SIZE_MAX
 
-extern const ari_args_spec ari_train_spec;
-
 /** Nothing given. */
 ari_train_values ari_train_values_defaults(void);
 /** Refuses what makes no sense together, and files that could not be written, before any work. Errors: AR_ERR_ARG,

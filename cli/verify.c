@@ -34,7 +34,8 @@ static const ari_option options[] = {
      .kind = ARI_OPT_SIZE,
      .at = offsetof(verify_values, ulp),
      .value = "N",
-     .help = "or what is at most N steps of the reference's dtype apart"},
+     .help = "or what is at most N steps of the reference's dtype apart",
+     .more = "From -0 to +0 is one."},
     {.name = "rtol",
      .kind = ARI_OPT_DOUBLE,
      .at = offsetof(verify_values, rtol),
@@ -48,17 +49,17 @@ static const ari_option options[] = {
      .value = "Y",
      .help = "the absolute part of it; one of the two that is not given is 0"},
     {.name = "sensitivity",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(verify_values, allowed),
      .value = "ALLOWED.safetensors",
      .help = "or what this file of grads --sensitivity allows each tensor"},
     {.name = "map",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(verify_values, map),
      .value = "FILE",
      .help = "how the files of OTHER make full tensors: shards, packing, transposition, names"},
     {.name = "reference-map",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(verify_values, reference_map),
      .value = "FILE",
      .help = "the same for REFERENCE"},
@@ -79,9 +80,10 @@ static const ari_option options[] = {
     {.name = "no-equal-nan",
      .kind = ARI_OPT_FLAG,
      .at = offsetof(verify_values, no_equal_nan),
-     .help = "NaN against NaN is a difference"},
+     .help = "NaN against NaN is a difference",
+     .more = "Otherwise it is the same, by --bits if the payloads are."},
     {.name = "html",
-     .kind = ARI_OPT_STRING,
+     .kind = ARI_OPT_FILE,
      .at = offsetof(verify_values, html),
      .value = "FILE.html",
      .help = "write the report as a page too, which needs no network"},
@@ -125,12 +127,17 @@ static const ari_positional positionals[] = {
     {.name = "REFERENCE",
      .at = offsetof(verify_values, reference),
      .required = true,
-     .help = "a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank"},
-    {.name = "OTHER", .at = offsetof(verify_values, other), .required = true, .help = "the dump to compare with it"},
+     .help = "a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank",
+     .kind = ARI_OPT_FILE},
+    {.name = "OTHER",
+     .at = offsetof(verify_values, other),
+     .required = true,
+     .help = "the dump to compare with it",
+     .kind = ARI_OPT_FILE},
     {0},
 };
 
-static const ari_args_spec spec = {
+const ari_args_spec ari_verify_spec = {
     .command = "verify",
     .summary = "Compares two dumps of tensors, and says where they part and what kind of mistake does that.",
     .example = "anyrank verify reference.safetensors run/ranks\nanyrank verify torch/grads.safetensors "
@@ -292,7 +299,7 @@ int ari_command_verify(int argc, char **argv)
     verify_values v = {.ulp = SIZE_MAX, .rtol = -1.0, .atol = -1.0, .max_report = 20};
     int exit_code = ARI_EXIT_SAME;
     bool same = false;
-    if (!ari_args_begin(&spec, argc, argv, &v, &exit_code))
+    if (!ari_args_begin(&ari_verify_spec, argc, argv, &v, &exit_code))
         return exit_code;
     const ar_status st = run(&v, &same);
     if (st != AR_OK) {

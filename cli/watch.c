@@ -5,6 +5,8 @@
 #include "ref/io/json.h"
 #include "ref/io/json_text.h"
 
+const char *const ari_cluster_names[] = {"a100", "h100", NULL};
+
 bool ari_watch_records(const ari_watch_values *v)
 {
     return v->trace || v->timeline;

@@ -15,24 +15,31 @@ typedef struct ari_watch_values {
     const char *trace, *timeline, *cluster; /* NULL: not given */
 } ari_watch_values;
 
+extern const char *const ari_cluster_names[]; /* those that completions offer */
+
 #define ARI_WATCH_AT(values, field) (offsetof(values, watch) + offsetof(ari_watch_values, field))
 
 /* Rows of an option table; `values` is the subcommand's struct, with an ari_watch_values called `watch`. */
-#define ARI_WATCH_OPTIONS(values)                                                                                 \
-    {.name = "trace",                                                                                             \
-     .kind = ARI_OPT_STRING,                                                                                      \
-     .at = ARI_WATCH_AT(values, trace),                                                                           \
-     .value = "FILE",                                                                                             \
-     .help = "record the run for Perfetto (ui.perfetto.dev); one run only"},                                      \
-        {.name = "timeline",                                                                                      \
-         .kind = ARI_OPT_STRING,                                                                                  \
-         .at = ARI_WATCH_AT(values, timeline),                                                                    \
-         .value = "FILE.html",                                                                                    \
-         .help = "the same as a page of its own, for any browser, without a network"},                            \
-    {                                                                                                             \
-        .name = "cluster", .kind = ARI_OPT_STRING, .at = ARI_WATCH_AT(values, cluster), .value = "SPEC",          \
-        .help = "tell what the run would take on that cluster, and record by its clock: h100, a100, or words as " \
-                "'8x inside=2us:300GB/s between=5us:25GB/s flops=400T'"                                           \
+#define ARI_WATCH_OPTIONS(values)                                                                                    \
+    {.name = "trace",                                                                                                \
+     .kind = ARI_OPT_FILE,                                                                                           \
+     .at = ARI_WATCH_AT(values, trace),                                                                              \
+     .value = "FILE",                                                                                                \
+     .help = "record the run for Perfetto (ui.perfetto.dev); one run only",                                          \
+     .more =                                                                                                         \
+         "It has a process for each rank, its modules and collectives, arrows between ranks, and bytes in flight."}, \
+        {.name = "timeline",                                                                                         \
+         .kind = ARI_OPT_FILE,                                                                                       \
+         .at = ARI_WATCH_AT(values, timeline),                                                                       \
+         .value = "FILE.html",                                                                                       \
+         .help = "the same as a page of its own, for any browser, without a network"},                               \
+    {                                                                                                                \
+        .name = "cluster", .kind = ARI_OPT_STRING, .at = ARI_WATCH_AT(values, cluster), .value = "SPEC",             \
+        .help = "tell what the run would take on that cluster, and record by its clock: h100, a100, or words as "    \
+                "'8x inside=2us:300GB/s between=5us:25GB/s flops=400T'",                                             \
+        .more = "Where that time goes is told too. The words are: ranks of a node, latency and rate inside a node "  \
+                "and between nodes, and the rate at which one rank computes.",                                       \
+        .choices = ari_cluster_names                                                                                 \
     }
 
 typedef struct ari_watch {

@@ -249,6 +249,8 @@ MUTANTS = [
     # --- cli
     ("a MB is taken for a MiB", "cli/kinds.c",
      "{\"MB\", 1000000u}", "{\"MB\", 1048576u}", "cli/args_test"),
+    ("a manual page may lack an option", "cli/describe.c",
+     "return st == AR_OK ? check_complete(&p) : st;", "return st;", "install/install_test"),
     ("a report is written over the map that was read", "cli/verify.c",
      "{v->reference, v->other, v->map, v->reference_map, v->allowed}",
      "{v->reference, v->other, v->reference_map, v->allowed}", "cli/verify_test cli/edges_test"),

@@ -87,11 +87,11 @@ def subcommands():
 
 
 def options_of(subcommand):
-    """{long option: its choices, or []} as --help prints them."""
+    """{long option: its choices, or []} as --help prints them, of which the manual and completions have no part."""
     found = {}
     for name, value in re.findall(r"^  (?:-\w, )?--([a-z0-9-]+)(?: (\S+))?", command(subcommand, "--help").stdout,
                                   re.MULTILINE):
-        found[name] = value.split("|") if re.fullmatch(r"[a-z-]+(\|[a-z-]+)+", value) else []
+        found[name] = value.split("|") if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)+", value) else []
     return found
 
 
@@ -178,7 +178,7 @@ class Consumer(unittest.TestCase):
 
 
 class Manual(unittest.TestCase):
-    """The pages are written by hand, so they are compared with what --help prints."""
+    """The build puts the options into pages written by hand: they are compared with what --help prints."""
 
     def page(self, name):
         return (prefix / "share/man/man1" / name).read_text(encoding="utf-8")
@@ -209,6 +209,27 @@ class Manual(unittest.TestCase):
     def test_pages_have_the_version(self):
         for path in (prefix / "share/man/man1").iterdir():
             self.assertIn(f'"anyrank {version()}"', self.page(path.name).splitlines()[1])
+
+    def test_pages_have_what_the_help_says(self):
+        for name in subcommands():
+            page = " ".join(self.plain(self.page(f"anyrank-{name}.1")).replace("\\(aq", "'").split())
+            shown = command(name, "--help").stdout
+            entries = re.findall(r"^  (?:-\w, )?--(.*(?:\n {3,}.*)*)", shown, re.MULTILINE)
+            self.assertEqual(len(entries), len(options_of(name)))
+            for entry in entries:
+                with self.subTest(subcommand=name, entry=entry):
+                    self.assertIn(" --" + " ".join(entry.split()), page)
+
+    def test_a_page_that_lacks_an_option_is_an_error(self):
+        template, out = scratch / "page.in", scratch / "page"
+        for lines, wrong in [("manual info probe json", "the page lacks --quiet of info"),
+                             ("manual info prob", "anyrank info has no option --prob"),
+                             ("manual inf", "there is no subcommand 'inf' with options"),
+                             ("manul", "there is nothing 'manul' to describe")]:
+            template.write_text(f'.SH OPTIONS\n.\\" @describe {lines}\n', encoding="utf-8")
+            done = command("describe", template, out)
+            self.assertEqual((done.returncode, done.stderr), (2, f"anyrank describe: {wrong}\n"))
+            self.assertFalse(out.exists())
 
     @unittest.skipUnless(shutil.which("groff"), "no groff here")
     def test_groff_has_no_complaint(self):
@@ -245,6 +266,9 @@ class Completions(unittest.TestCase):
                         self.same(completed(name, "--" + option, ""), choices)
                         self.same(completed(name, "--" + option, "="), choices)
         self.same(completed("check", "--inject", ""), faults())
+        self.same(completed("check", "--tp", ""), [])
+        self.same(completed("check", "--sweep", ""), models())
+        self.same(completed("bench", "gemm", ""), models())
         self.same(completed("check", "--inject", "=", "loss"), [f for f in faults() if f.startswith("loss")])
         self.same(completed("check", ""), models())
         self.same(completed("grads", ""), models())
@@ -260,17 +284,19 @@ class Completions(unittest.TestCase):
             return re.search(rf"^    {name}=\((.*?)^    \)", text, re.DOTALL | re.MULTILINE)[1]
 
         self.same(re.findall(r"^        '(\w+):", block("subcommands"), re.MULTILINE), subcommands())
-        self.same(block("faults").split(), faults())
-        self.same(re.search(r"models:model:\(([^)]*)\)", text)[1].split(), models())
         for name in subcommands():
             branch = re.search(rf"^        {name}\)(.*?);;", text, re.DOTALL | re.MULTILINE)[1]
-            parts = ("common", "layout", "split", "ddp", "optimizer", "transport", "watch")
-            branch += "".join(block(part) for part in parts if "$" + part in branch)
             with self.subTest(subcommand=name):
                 self.same(set(re.findall(r"--([a-z][a-z0-9-]*)", branch)), options_of(name))
                 for option, choices in options_of(name).items():
                     if choices:
                         self.assertIn(f"({' '.join(choices)})", re.search(rf"--{option}=\[\].*", branch)[0])
+                for inject in re.findall(r"--inject=\[\].*\(([^)]*)\)'", branch):
+                    self.same(inject.split(), faults())
+                for folder in re.findall(r"':MODEL: _anyrank_word_or_folder ([^']*)'", branch):
+                    self.same(folder.split(), models())
+        self.assertEqual(len(re.findall(r"--inject=\[\].*\(column", text)), 3)
+        self.assertEqual(len(re.findall("':MODEL: _anyrank_word_or_folder ", text)), 4)
         if shutil.which("zsh"):
             must(["zsh", "-n", path])
 
@@ -279,8 +305,6 @@ class Completions(unittest.TestCase):
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         sets = dict(re.findall(r'^set -l (\w+) "?(.*?)"?$', text, re.MULTILINE))
         self.same(sets["subcommands"].split(), subcommands())
-        self.same(sets["faults"].split(), faults())
-        self.same(sets["models"].split(), models())
         found = {name: {} for name in subcommands()}
         for line in text.splitlines():
             option = re.search(r" -l ([a-z0-9-]+)", line)
@@ -288,13 +312,21 @@ class Completions(unittest.TestCase):
                 continue
             condition = re.search(r" -n \$(\w+)", line)
             where = sets[condition[1]] if condition else "$subcommands"
-            choices = re.search(r' -a "([a-z -]+)"', line)
+            choices = re.search(r' -a "([a-z0-9_ -]+)"', line)
             for name in where.replace("$subcommands", sets["subcommands"]).split():
                 if name in found:
                     found[name][option[1]] = choices[1].split() if choices else []
         for name in subcommands():
             with self.subTest(subcommand=name):
-                self.assertEqual(found[name], options_of(name))
+                self.same(found[name], options_of(name))
+                for option, choices in options_of(name).items():
+                    if choices:
+                        self.assertEqual(found[name][option], choices)
+                if "inject" in found[name]:
+                    self.same(found[name]["inject"], faults())
+                models_of = re.search(rf'^complete -c anyrank -n \${name} -a "([^("]*) \(__fish', text, re.MULTILINE)
+                if name in ("check", "grads", "train", "bench"):
+                    self.same(models_of[1].split(), models())
         if shutil.which("fish"):
             must(["fish", "-n", path])
 
