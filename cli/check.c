@@ -6,8 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cli/check_options.h"
-#include "cli/check_report.h"
+#include "cli/check.h"
 #include "cli/command.h"
 #include "cli/main.h"
 #include "cli/progress.h"

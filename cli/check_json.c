@@ -2,7 +2,7 @@
 /* The stable JSON of a check: docs/check.md lists its fields. */
 #include <math.h>
 
-#include "cli/check_report.h"
+#include "cli/check.h"
 #include "cli/command.h"
 #include "cli/layout.h"
 #include "cli/step_options.h"

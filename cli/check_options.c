@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/check_options.h"
+#include "cli/check.h"
 
 #include <inttypes.h>
 #include <math.h>

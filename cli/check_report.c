@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A check for people: one row a layout, and what a run differs in. */
-#include "cli/check_report.h"
+#include "cli/check.h"
 
 #include <math.h>
 #include <string.h>

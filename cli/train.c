@@ -9,8 +9,7 @@
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/table.h"
-#include "cli/train_options.h"
-#include "cli/train_report.h"
+#include "cli/train.h"
 
 /* --- signals ------------------------------------------------------------------------------------------------------ */
 

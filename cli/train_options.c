@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/train_options.h"
+#include "cli/train.h"
 
 #include <limits.h>
 #include <math.h>

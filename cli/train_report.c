@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/train_report.h"
+#include "cli/train.h"
 
 #include <inttypes.h>
 #include <math.h>
