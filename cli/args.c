@@ -158,13 +158,13 @@ static ar_status take_option(const ari_args_spec *spec, int argc, char *const *a
         /* A negative number is a value; another option is none. */
         if (next == NULL || (next[0] == '-' && next[1] == '-')) {
             char right[ARI_OPT_TEXT];
-            ari_kind_of(o)->describe(o, right, sizeof right);
+            ari_option_kind_of(o)->describe(o, right, sizeof right);
             return ar_error_set(AR_ERR_ARG, "--%s: its value is missing, expected %s", o->name, right);
         }
         *i += 1;
         value = next;
     }
-    return ari_kind_of(o)->set(o, f.base + o->at, value);
+    return ari_option_kind_of(o)->set(o, f.base + o->at, value);
 }
 
 static ar_status take_positional(const ari_args_spec *spec, size_t *taken, const char *argument, void *values)
@@ -213,7 +213,7 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
 static void print_values(FILE *to, const ari_option *options, const char *base)
 {
     for (const ari_option *o = options; o && o->name; o++) {
-        if (!o->own && o->at != ARI_OPT_NO_FIELD && !ari_kind_of(o)->print(to, o, base + o->at))
+        if (!o->own && o->at != ARI_OPT_NO_FIELD && !ari_option_kind_of(o)->print(to, o, base + o->at))
             fprintf(to, "no --%s\n", o->name);
     }
 }

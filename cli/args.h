@@ -68,7 +68,7 @@ typedef struct ari_kind {
     /* "--tp 2" and a line feed; false where it was not given and has no default that could be printed. */
     bool (*print)(FILE *to, const ari_option *o, const void *field);
 } ari_kind;
-const ari_kind *ari_kind_of(const ari_option *o);
+const ari_kind *ari_option_kind_of(const ari_option *o);
 
 /** Decimal digits, up to what *end then points to; false where there is none or the number does not fit. */
 bool ari_natural(uint64_t *out, const char *text, const char **end);

@@ -66,7 +66,7 @@ static ar_status bad_value(const ari_option *o, const char *value)
     while (o->kind == ARI_OPT_ENUM && o->choices[n] != NULL)
         n++;
     const char *near = n > 0 && strlen(value) >= 2 ? ari_nearest(value, o->choices, n) : NULL;
-    ari_kind_of(o)->describe(o, right, sizeof right);
+    ari_option_kind_of(o)->describe(o, right, sizeof right);
     return ar_error_set(AR_ERR_ARG, "--%s: got '%s', expected %s%s%s%s", o->name, ARI_SHOW(value), right,
                         near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 }
@@ -267,7 +267,7 @@ static bool print_nothing(FILE *to, const ari_option *o, const void *field)
     return true;
 }
 
-const ari_kind *ari_kind_of(const ari_option *o)
+const ari_kind *ari_option_kind_of(const ari_option *o)
 {
     static const ari_kind kinds[] = {
         [ARI_OPT_FLAG] = {NULL, NULL, print_flag},
