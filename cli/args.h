@@ -60,15 +60,15 @@ typedef struct ari_option {
 } ari_option;
 
 /* What the options of a kind have in common. */
-typedef struct ari_kind {
+typedef struct ari_kind_ops {
     /* Stores a value in its field. NULL: takes none. Errors: AR_ERR_ARG, with what would be right. */
     ar_status (*set)(const ari_option *o, void *field, const char *value);
     /* "an integer from 1 to 4096": what would be right. NULL: takes none. */
     void (*describe)(const ari_option *o, char *text, size_t size);
     /* "--tp 2" and a line feed; false where it was not given and has no default that could be printed. */
     bool (*print)(FILE *to, const ari_option *o, const void *field);
-} ari_kind;
-const ari_kind *ari_option_kind_of(const ari_option *o);
+} ari_kind_ops;
+const ari_kind_ops *ari_option_kind_of(const ari_option *o);
 
 /** Decimal digits, up to what *end then points to; false where there is none or the number does not fit. */
 bool ari_natural(uint64_t *out, const char *text, const char **end);

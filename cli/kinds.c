@@ -267,9 +267,9 @@ static bool print_nothing(FILE *to, const ari_option *o, const void *field)
     return true;
 }
 
-const ari_kind *ari_option_kind_of(const ari_option *o)
+const ari_kind_ops *ari_option_kind_of(const ari_option *o)
 {
-    static const ari_kind kinds[] = {
+    static const ari_kind_ops kinds[] = {
         [ARI_OPT_FLAG] = {NULL, NULL, print_flag},
         [ARI_OPT_INT] = {set_int, describe_number, print_int},
         [ARI_OPT_SIZE] = {set_size, describe_number, print_size},
