@@ -617,14 +617,24 @@ Test(failure, arguments_of_the_run_are_checked)
 }
 
 #if !defined(ARI_SANITIZED)
+/* Address space in use: the program alone may be large. */
+static rlim_t mapped_bytes(void)
+{
+    unsigned long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    cr_assert(f && fscanf(f, "%lu", &pages) == 1);
+    fclose(f);
+    return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
+}
+
 Test(failure, when_threads_run_out_no_rank_has_run)
 {
-    /* Address space for a few threads' stacks, not for 200. */
+    /* Room for a few threads' stacks, not for 200. */
     atomic_int ran = 0;
     struct rlimit before, small;
     getrlimit(RLIMIT_AS, &before);
     small = before;
-    small.rlim_cur = (rlim_t)600 << 20;
+    small.rlim_cur = mapped_bytes() + ((rlim_t)200 << 20);
     setrlimit(RLIMIT_AS, &small);
     const ar_status st = ar_sim_run(200, NULL, must_not_run, &ran, NULL);
     setrlimit(RLIMIT_AS, &before);
