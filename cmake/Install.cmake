@@ -49,7 +49,7 @@ if(TARGET anyrank_cli)
     get_filename_component(name ${template} NAME)
     string(REGEX REPLACE "\\.in$" "" name ${name})
     add_custom_command(OUTPUT ${described}/${name} COMMAND anyrank_cli describe ${template} ${described}/${name}
-      DEPENDS ${template} VERBATIM COMMENT "Describing the options in ${name}")
+      DEPENDS anyrank_cli ${template} VERBATIM COMMENT "Describing the options in ${name}")
     list(APPEND pages ${described}/${name})
   endforeach()
   # ThreadSanitizer may refuse to start on the kernel that builds.
