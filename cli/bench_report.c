@@ -285,11 +285,9 @@ ar_status ari_bench_print_allreduce(const ar_bench_allreduce_row *rows, size_t n
     printf(
         "\nOne all-reduce (sum) between N ranks, which are threads of this process, each with an input and an output "
         "of\n"
-        "this size; medians. 'bus': 2(N-1)/N x size over the time, the rate of each link of a ring that took as "
-        "long.\n"
+        "this size; medians. 'bus': 2(N-1)/N x size over the time, the rate of each link of a ring that took as long.\n"
         "'copy': the same threads each copy their input to their output, so the memory has the same traffic; the\n"
-        "fastest of memcpy, streaming stores and rep movsb. 'spread': of times a copy, (largest - "
-        "smallest)/median.\n");
+        "fastest of memcpy, streaming stores and rep movsb. 'spread': of times a copy, (largest - smallest)/median.\n");
     return st;
 }
 

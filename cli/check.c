@@ -108,8 +108,7 @@ enum { COLLECTIVES = 100 };
 #define LONGEST_NS UINT64_C(100000000)
 
 /* The transport's fault that a text names, as ar_sim_fault_describe writes it; or "seed:N": one drawn for so many
- * ranks.
- */
+ * ranks. */
 static ar_status parse_net_fault(ar_sim_fault *f, const char *text, int ranks)
 {
     static const char drawn[] = "seed:";

@@ -29,9 +29,9 @@ static const ari_option options[] = {
      .help = "every legal layout of up to W ranks (W: 8 unless given)",
      .more = "These are the layouts that leave no rank without a sequence, with and without sequence parallelism, in "
              "one and in two micro-batches, and with and without ZeRO."},
-    ARI_BATCH_OPTIONS(ari_check_values,
-                      "tokens of each (default 64, or the next number that fits the layouts; fewer if the "
-                      "model holds fewer)"),
+    ARI_BATCH_OPTIONS(
+        ari_check_values,
+        "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"),
     {.name = "text",
      .kind = ARI_OPT_FILE,
      .at = offsetof(ari_check_values, text),
@@ -136,10 +136,10 @@ ari_check_values ari_check_values_defaults(void)
 ar_status ari_check_values_check(const ari_check_values *v)
 {
     if (ari_layout_given(&v->layout) && v->sweep > 0)
-        return ar_error_set(AR_ERR_ARG,
-                            "--sweep %d takes all layouts, --tp, --dp, --sp, --zero and --micro-batches name one: "
-                            "give one of both",
-                            v->sweep);
+        return ar_error_set(
+            AR_ERR_ARG,
+            "--sweep %d takes all layouts, --tp, --dp, --sp, --zero and --micro-batches name one: give one of both",
+            v->sweep);
     AR_TRY(ari_dropout_check(v->dropout));
     AR_TRY(ari_optimizer_values_check(&v->optimizer));
     return ari_layout_check(&v->layout);
@@ -205,17 +205,17 @@ ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models)
 {
     const char *option = of_one_run(v);
     if (v->list_tensors && v->dump)
-        return ar_error_set(AR_ERR_ARG, "--dump writes what a run computes, and --list-tensors runs none: give one of "
-                                        "both");
+        return ar_error_set(AR_ERR_ARG,
+                            "--dump writes what a run computes, and --list-tensors runs none: give one of both");
     if (!option)
         return AR_OK;
     if (v->list_tensors)
         return ar_error_set(AR_ERR_ARG, "--%s is about a run, and --list-tensors runs none: give one of both", option);
     if (models > 1 && !ari_layout_given(&v->layout))
-        return ar_error_set(AR_ERR_ARG,
-                            "--%s is about one run, and this check has several: name a MODEL and a layout, as in "
-                            "'llama-demo --tp 4'",
-                            option);
+        return ar_error_set(
+            AR_ERR_ARG,
+            "--%s is about one run, and this check has several: name a MODEL and a layout, as in 'llama-demo --tp 4'",
+            option);
     if (models > 1)
         return ar_error_set(AR_ERR_ARG, "--%s is about one run, and this check has one of each of two models: name one",
                             option);

@@ -80,8 +80,7 @@ ar_status ari_json_end(json_t *result, const ari_common *common)
     return st;
 }
 
-/* --- notes of a configuration --------------------------------------------------------------------------------------
- */
+/* --- notes of a configuration ------------------------------------------------------------------------------------- */
 
 enum { NOTE_TEXT = 160 };
 

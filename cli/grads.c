@@ -46,8 +46,8 @@ static const ari_option options[] = {
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
     ARI_PRECISION_OPTION(grads_values),
     ARI_LAYOUT_STEP_OPTIONS(grads_values),
-    ARI_LAYOUT_DDP_OPTIONS(grads_values, "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: "
-                                         "25MiB)"),
+    ARI_LAYOUT_DDP_OPTIONS(grads_values,
+                           "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: 25MiB)"),
     ARI_INJECT_OPTION(grads_values),
     ARI_WATCH_OPTIONS(grads_values),
     {.name = "per-rank",
@@ -97,8 +97,7 @@ const ari_args_spec ari_grads_spec = {
     .example = "anyrank grads MODEL --input batch.safetensors --out results --tp 2\n"
                "anyrank grads MODEL --input batch.safetensors --out results --dp 2 --tp 2 --per-rank --activations\n"
                "anyrank grads MODEL --input batch.safetensors --out results --sensitivity --sensitivity-of bf16-pure\n"
-               "anyrank grads --block DIR --out "
-               "results --tp 4",
+               "anyrank grads --block DIR --out results --tp 4",
     .options = options,
     .positionals = positionals,
     .common_at = offsetof(grads_values, common),

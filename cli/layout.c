@@ -77,13 +77,11 @@ ar_status ari_layout_check(const ari_layout_values *v)
     if (v->keep_gathered && !v->sp)
         return ar_error_set(AR_ERR_ARG, "--keep-gathered is about the gathers of --sp: give --tp N --sp too");
     if (v->forward_first && v->micro_batches < 2)
-        return ar_error_set(AR_ERR_ARG, "--forward-first is an order of micro-batches: give --micro-batches M of at "
-                                        "least 2 too");
-    if (v->zero > 0 && v->dp == 0)
         return ar_error_set(AR_ERR_ARG,
-                            "--zero %d shares the optimizer's state out to the ranks of --dp: give --dp N "
-                            "too",
-                            v->zero);
+                            "--forward-first is an order of micro-batches: give --micro-batches M of at least 2 too");
+    if (v->zero > 0 && v->dp == 0)
+        return ar_error_set(
+            AR_ERR_ARG, "--zero %d shares the optimizer's state out to the ranks of --dp: give --dp N too", v->zero);
     return check_device(v);
 }
 

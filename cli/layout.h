@@ -170,8 +170,8 @@ ar_ddp_options ari_layout_ddp(const ari_layout_values *v, size_t capacity);
 ar_device_choice ari_layout_device(const ari_layout_values *v);
 enum { ARI_DEVICE_TEXT = 160 };
 /** What the ranks of a run compute on, in words: "4 ranks share GPU 0 (NVIDIA H200)"; "" for the CPU. world 0: runs of
- *  different numbers. p: ranks are processes, NULL: threads. Writes into text[0 .. ARI_DEVICE_TEXT) and gives it back.
- */
+ *  different numbers. p: ranks are processes, NULL: threads. Writes into text[0 .. ARI_DEVICE_TEXT) and gives it
+ *  back. */
 const char *ari_device_text(char *text, const ar_device_choice *c, int world, const ar_process *p);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);

@@ -8,8 +8,8 @@
 #include "cli/args.h"
 
 /* The options that say what a training step is given and does, besides its layout: the same for every subcommand that
- * trains. The macros are rows of an option table; `values` is the subcommand's struct, with fields of the names given.
- */
+ * trains. The macros are rows of an option table; `values` is the subcommand's struct, with fields of the names
+ * given. */
 
 /* What updates the weights. */
 typedef struct ari_optimizer_values {

@@ -154,9 +154,9 @@ static ar_status choose_rule(ar_verify_options *o, const verify_values *v)
 {
     const bool by_ulp = v->ulp != SIZE_MAX, by_tolerance = v->rtol >= 0.0 || v->atol >= 0.0;
     if (v->bits + by_ulp + by_tolerance + (v->allowed != NULL) > 1)
-        return ar_error_set(AR_ERR_ARG,
-                            "--bits, --ulp, --rtol with --atol, and --sensitivity each say what counts as the same: "
-                            "give one of them");
+        return ar_error_set(
+            AR_ERR_ARG,
+            "--bits, --ulp, --rtol with --atol, and --sensitivity each say what counts as the same: give one of them");
     o->rule = by_ulp         ? AR_VERIFY_ULP
               : by_tolerance ? AR_VERIFY_TOLERANCE
               : v->allowed   ? AR_VERIFY_SENSITIVITY

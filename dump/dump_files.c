@@ -84,8 +84,8 @@ static ar_status read_placement(ari_dump_file *f)
     return AR_OK;
 }
 
-/* A file that is opened alone is taken as it is, be it a rank's; but it may say in which order its tensors were made.
- */
+/* A file that is opened alone is taken as it is, be it a rank's; but it may say in which order its tensors were
+ * made. */
 static ar_status read_order(ari_dump_file *f)
 {
     const char *own = f->st == NULL ? NULL : ar_st_metadata(f->st, ARI_DUMP_PLACEMENT);

@@ -184,8 +184,8 @@ typedef struct packing {
     bool balanced;
 } packing;
 
-/* Rank c's piece of block k, in elements from the block's start. Heads that are fewer than ranks are held by several.
- */
+/* Rank c's piece of block k, in elements from the block's start. Heads that are fewer than ranks are held by
+ * several. */
 static ar_status block_piece(const axis *a, const packing *f, size_t k, size_t c, size_t *offset, size_t *count)
 {
     const ari_map_rule *r = a->p->r;
@@ -236,13 +236,10 @@ static ar_status find_packing(axis *a, size_t full, packing *f)
         f->balanced = true;
         AR_TRY(packing_fits(a, f, &fits, ignored));
     }
-    return fits
-               ? AR_OK
-               : ari_map_misfit(a->p,
-                                "'%s' %zu holds %zu of dimension %d, its pieces of %zu blocks, of %zu in all, would be "
-                                "%zu",
-                                a->p->m->mesh[a->split[0]->mesh].name, off[0], off[1], a->dim, a->p->r->blocks, full,
-                                off[2]);
+    return fits ? AR_OK
+                : ari_map_misfit(
+                      a->p, "'%s' %zu holds %zu of dimension %d, its pieces of %zu blocks, of %zu in all, would be %zu",
+                      a->p->m->mesh[a->split[0]->mesh].name, off[0], off[1], a->dim, a->p->r->blocks, full, off[2]);
 }
 
 /* *full: of the tensor; runs: what this rank's coordinate in the first split has of it. */

@@ -101,11 +101,10 @@ static ar_status check_ranks(const ar_dump *d, const ar_dump_tensor *t, const ho
     for (size_t i = 1; i < n; i++) {
         const ari_piece *a = h[i - 1].piece, *b = h[i].piece;
         if (a->partial != b->partial)
-            return ar_error_set(AR_ERR_FORMAT,
-                                "InvalidPlacement: %s: tensor '%s': rank %d says that it is to be summed, "
-                                "rank %d does not",
-                                ARI_SHOW(d->path), ARI_SHOW(t->name), a->partial ? a->rank : b->rank,
-                                a->partial ? b->rank : a->rank);
+            return ar_error_set(
+                AR_ERR_FORMAT,
+                "InvalidPlacement: %s: tensor '%s': rank %d says that it is to be summed, rank %d does not",
+                ARI_SHOW(d->path), ARI_SHOW(t->name), a->partial ? a->rank : b->rank, a->partial ? b->rank : a->rank);
         if ((a->rank == b->rank && a->rank >= 0) || a->file == b->file)
             return overlapping(d, t, box_text(region, t, &h[i]), a, b,
                                a->file == b->file ? ", twice in one file" : ", in two files");

@@ -122,11 +122,10 @@ done:
 
 static ar_status refuse_copies(const ar_dump_disagreement *x)
 {
-    return ar_error_set(AR_ERR_DATA,
-                        "tensor '%s': the copies of ranks %d and %d differ in %zu of %zu elements, first at element "
-                        "%zu: %.9g and %.9g",
-                        ARI_SHOW(x->tensor->name), x->ranks[0], x->ranks[1], x->elements, x->count, x->index,
-                        x->value[0], x->value[1]);
+    return ar_error_set(
+        AR_ERR_DATA,
+        "tensor '%s': the copies of ranks %d and %d differ in %zu of %zu elements, first at element %zu: %.9g and %.9g",
+        ARI_SHOW(x->tensor->name), x->ranks[0], x->ranks[1], x->elements, x->count, x->index, x->value[0], x->value[1]);
 }
 
 /* Of copies one is taken: which one must not matter. */
@@ -198,10 +197,9 @@ static ar_status run(ari_rs *r, ar_reshard_result *result)
             result->largest_tensor = r->tensor[i].bytes;
     }
     if (r->dp > 1 && !r->o->dp_copies)
-        ari_rs_note(r,
-                    "dp=%d: the ranks of a data-parallel group hold the same, so only those of coordinate 0 have a "
-                    "file",
-                    r->dp);
+        ari_rs_note(
+            r, "dp=%d: the ranks of a data-parallel group hold the same, so only those of coordinate 0 have a file",
+            r->dp);
     return write_all(r, result);
 }
 

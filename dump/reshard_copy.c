@@ -224,8 +224,7 @@ static ar_status copy_bytes(sink *s, const ari_rs_item *item)
     const ar_dump_tensor *from = item->tensor->from;
     if (!from->whole)
         return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "tensor '%s': %s has elements of less than a byte, whose parts are not "
-                            "put together",
+                            "tensor '%s': %s has elements of less than a byte, whose parts are not put together",
                             ARI_SHOW(from->name), ar_dtype_name(from->dtype));
     for (size_t at = 0; at < item->bytes; at += CHUNK_BYTES) {
         const size_t n = item->bytes - at < CHUNK_BYTES ? item->bytes - at : CHUNK_BYTES;

@@ -91,10 +91,10 @@ ar_status check_sizes(const blas_shape &s, const blas_matrix &c, const blas_matr
     const size_t all[] = {s.m, s.n, s.k, a.ld, b.ld, c.ld};
     for (size_t x : all)
         if (x > INT_MAX)
-            return ar_error_set(AR_ERR_UNSUPPORTED,
-                                "a product [%zu, %zu] of %zu terms, rows %zu, %zu and %zu apart: cuBLAS takes numbers "
-                                "below 2^31",
-                                s.m, s.n, s.k, c.ld, a.ld, b.ld);
+            return ar_error_set(
+                AR_ERR_UNSUPPORTED,
+                "a product [%zu, %zu] of %zu terms, rows %zu, %zu and %zu apart: cuBLAS takes numbers below 2^31", s.m,
+                s.n, s.k, c.ld, a.ld, b.ld);
     return AR_OK;
 }
 

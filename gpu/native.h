@@ -14,8 +14,8 @@ extern "C" {
 AR_NODISCARD ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows);
 /** The first half of that alone: the thread does not count as one that enqueues. Errors: the same. */
 AR_NODISCARD ar_status ari_gpu_choose(ar_device *d);
-/** "0000:3b:00.0": where the calling thread's GPU is in its machine; cut off where it does not fit. Errors: the same.
- */
+/** "0000:3b:00.0": where the calling thread's GPU is in its machine; cut off where it does not fit. Errors: the
+ *  same. */
 AR_NODISCARD ar_status ari_gpu_bus_id(char *text, int size);
 
 #ifdef __cplusplus

@@ -244,11 +244,11 @@ ar_status refuse(const cuda_device *d, size_t bytes)
     (void)cudaMemPoolGetAttribute(d->pool, cudaMemPoolAttrReservedMemCurrent, &held);
     (void)cudaMemPoolGetAttribute(d->pool, cudaMemPoolAttrUsedMemCurrent, &in_use);
     (void)cudaGetLastError();
-    return ar_error_set(AR_ERR_MEMORY,
-                        "GPU %d has no memory for %zu bytes: %zu of %zu are free, this process uses %llu and keeps "
-                        "%llu for reuse",
-                        d->gpu, bytes, free_bytes, total, static_cast<unsigned long long>(in_use),
-                        static_cast<unsigned long long>(held - in_use));
+    return ar_error_set(
+        AR_ERR_MEMORY,
+        "GPU %d has no memory for %zu bytes: %zu of %zu are free, this process uses %llu and keeps %llu for reuse",
+        d->gpu, bytes, free_bytes, total, static_cast<unsigned long long>(in_use),
+        static_cast<unsigned long long>(held - in_use));
 }
 
 ar_status take_memory(cuda_device *d, void **gives, size_t bytes, cudaStream_t s)

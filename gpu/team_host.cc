@@ -104,10 +104,10 @@ const char *name_of(const position &p)
 ar_status parted(const stage *s)
 {
     const position &first = s->waits[0], &other = s->waits[s->stray];
-    return ar_error_set(AR_ERR_DEVICE,
-                        "a kernel's threads part: thread 0 waits at %.200s with n = %zu, thread %u at %.200s with "
-                        "n = %zu",
-                        name_of(first), first.n, s->stray, name_of(other), other.n);
+    return ar_error_set(
+        AR_ERR_DEVICE,
+        "a kernel's threads part: thread 0 waits at %.200s with n = %zu, thread %u at %.200s with n = %zu",
+        name_of(first), first.n, s->stray, name_of(other), other.n);
 }
 
 } // namespace

@@ -21,8 +21,8 @@ void ari_full_set_destroy(ari_full_set *s);
  *  AR_ERR_INTERNAL (parts that do not make a whole), AR_ERR_ARG (the world), what a barrier gives. */
 AR_NODISCARD ar_status ari_full_set_take(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n,
                                          ar_optimizer *optimizer);
-/** The ranks agree: AR_OK where all said so, else status and message of the lowest that did not. Collective, as above.
- */
+/** The ranks agree: AR_OK where all said so, else status and message of the lowest that did not. Collective, as
+ *  above. */
 AR_NODISCARD ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status own);
 /** The parameters (state false) or the state (true) by name, as something to write or to hash. For rank 0 between take
  *  and the next agreement, or for anybody once no rank runs. The array is to be freed. Errors: AR_ERR_MEMORY. */

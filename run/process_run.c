@@ -11,8 +11,8 @@
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */
 
-/* The GPU of a process: that of its local number. Where several share one on purpose, they take turns at what there is.
- */
+/* The GPU of a process: that of its local number. Where several share one on purpose, they take turns at what there
+ * is. */
 static ar_status choose_gpu(ar_device_choice *c, const ar_process *p)
 {
     const int gpus = ar_gpu_count();

@@ -79,14 +79,13 @@ static ar_status check_state(const ar_training_options *o, const ar_checkpoint_s
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (all[i].needed && !all[i].there)
-            return ar_error_set(AR_ERR_ARG,
-                                "resumed with %s, which needs the state '%s' of each parameter: the checkpoint, of %s "
-                                "in %s, has none",
-                                strcmp(all[i].state, "master") == 0         ? "storage in bf16"
-                                : o->run.optimizer.kind == AR_OPTIMIZER_SGD ? "momentum"
-                                                                            : ar_optimizer_name(o->run.optimizer.kind),
-                                all[i].state, ar_optimizer_name(s->optimizer.kind),
-                                s->storage == AR_BF16 ? "bf16" : "fp32");
+            return ar_error_set(
+                AR_ERR_ARG,
+                "resumed with %s, which needs the state '%s' of each parameter: the checkpoint, of %s in %s, has none",
+                strcmp(all[i].state, "master") == 0         ? "storage in bf16"
+                : o->run.optimizer.kind == AR_OPTIMIZER_SGD ? "momentum"
+                                                            : ar_optimizer_name(o->run.optimizer.kind),
+                all[i].state, ar_optimizer_name(s->optimizer.kind), s->storage == AR_BF16 ? "bf16" : "fp32");
     }
     return AR_OK;
 }
@@ -160,8 +159,8 @@ ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)
     note[0] = '\0';
     if (changes[0])
         snprintf(note, cap,
-                 "resumed with another %s: from step %" PRIu64 " on the weights are not those of a run that was never "
-                 "interrupted",
+                 "resumed with another %s: from step %" PRIu64
+                 " on the weights are not those of a run that was never interrupted",
                  changes, s->step + 1);
     return AR_OK;
 }

@@ -164,8 +164,7 @@ static ar_status check_extras(const loading *l, const ar_config *c)
             known = find_entry(l, l->w->list[k].name) == e;
         if (!known)
             return ar_error_set(AR_ERR_FORMAT,
-                                "%s: tensor '%s' is in the weights, but the model of config.json has none of "
-                                "that name",
+                                "%s: tensor '%s' is in the weights, but the model of config.json has none of that name",
                                 l->folder, e->name);
     }
     return AR_OK;

@@ -41,10 +41,10 @@ static ar_status read_kind(ar_sim_fault_kind *kind, const char *word, const char
             return AR_OK;
         }
     }
-    return ar_error_set(AR_ERR_ARG,
-                        "fault '%.80s': '%s' is none of delay, stall, kill, corrupt, duplicate, drop, slow; for "
-                        "example " EXAMPLES,
-                        whole, word);
+    return ar_error_set(
+        AR_ERR_ARG,
+        "fault '%.80s': '%s' is none of delay, stall, kill, corrupt, duplicate, drop, slow; for example " EXAMPLES,
+        whole, word);
 }
 
 static bool read_u64(uint64_t *value, const char *word)

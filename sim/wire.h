@@ -56,8 +56,8 @@ static inline const void *ari_wire_read(ari_wire *w, int from, const void *at, s
     return w->plain ? at : ari_wire_read_watched(w, from, at, bytes, place);
 }
 
-/** Where the wire is plain, instead of a read and a put: the mover has read and written so many bytes where they lie.
- */
+/** Where the wire is plain, instead of a read and a put: the mover has read and written so many bytes where they
+ *  lie. */
 static inline void ari_wire_account(ari_wire *w, size_t read, size_t written)
 {
     w->read += read;

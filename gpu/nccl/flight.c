@@ -87,8 +87,7 @@ void ari_flight_done(ari_flight *f, uint64_t number, uint64_t now_ns)
     }
 }
 
-/* --- views: a head, groups with their ranks, calls from the oldest to the newest -----------------------------------
- */
+/* --- views: a head, groups with their ranks, calls from the oldest to the newest ---------------------------------- */
 
 typedef struct view_head {
     uint32_t groups, calls;
@@ -307,8 +306,7 @@ static bool valid_rank(const report *r, int rank)
     return rank >= 0 && rank < r->size;
 }
 
-/* The first collective of the call's group, as far back as is known, about which two members say different things.
- */
+/* The first collective of the call's group, as far back as is known, about which two members say different things. */
 static bool write_mismatch(const report *r, const culprit *k, culprit *found)
 {
     const uint64_t known = k->call.seq > ARI_FLIGHT_CALLS ? k->call.seq - ARI_FLIGHT_CALLS : 0;

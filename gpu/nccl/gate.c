@@ -132,9 +132,9 @@ static void judge(hall *h, int i)
     if (said.version != VERSION) {
         turn_away(fd, AR_ERR_ARG, "process 0 is of another version of anyrank");
     } else if (said.key != h->gate->key) {
-        turn_away(fd, AR_ERR_ARG,
-                  "the port belongs to another job: ANYRANK_PORT chooses another one, the same for all processes of a "
-                  "job");
+        turn_away(
+            fd, AR_ERR_ARG,
+            "the port belongs to another job: ANYRANK_PORT chooses another one, the same for all processes of a job");
     } else {
         seat(h, &said, fd);
     }

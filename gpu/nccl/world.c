@@ -286,8 +286,7 @@ static ar_status check_device(const ari_nccl_world *w)
                               right);
 }
 
-/* --- the control, where the processes were not connected by sockets -------------------------------------------------
- */
+/* --- the control, where the processes were not connected by sockets ----------------------------------------------- */
 
 /* What process 0 tells the others. */
 typedef struct invitation {

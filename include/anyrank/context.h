@@ -20,8 +20,8 @@ typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
 
 /* ar_precision: what the native numerics multiply. Whatever it is, products are added up in fp32, everything between
  * the products is fp32, and so are gradients of parameters, their sums and the updates. AR_PRECISION_TF32: operands are
- * rounded to 11 bits of significand. AR_PRECISION_BF16: to bf16, and what leaves a product too: a mixed-precision run.
- */
+ * rounded to 11 bits of significand. AR_PRECISION_BF16: to bf16, and what leaves a product too: a mixed-precision
+ * run. */
 
 /** A complete value (never a partial sum) of a rank, at the moment it exists. `local` lies in the host's memory (a
  * copy, where the host does not reach the device's) as `layout` says: box k copies local[box.local ..] <->
@@ -97,8 +97,8 @@ void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak);
  * the batch that they are given. */
 void ar_ctx_place(ar_ctx *c, const ar_batch *batch);
 
-/** Reports a value to the listener, if there is one; the arguments are those of ar_tap_event. Errors: the listener's.
- */
+/** Reports a value to the listener, if there is one; the arguments are those of ar_tap_event. Errors: the
+ *  listener's. */
 AR_NODISCARD ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout);
 /** Whether somebody listens (to save the work of preparing a tap). */
 bool ar_tapped(const ar_ctx *c);

@@ -72,8 +72,8 @@ const char *ar_ddp_name(const ar_ddp *d);
 ar_module *ar_ddp_module(const ar_ddp *d);
 /** The data-parallel group whose ranks are summed over. Borrowed. */
 ar_comm *ar_ddp_group(const ar_ddp *d);
-/** All parameters, in the order of registration, those without gradient included; writes at most cap, returns how many.
- */
+/** All parameters, in the order of registration, those without gradient included; writes at most cap, returns how
+ *  many. */
 size_t ar_ddp_params(const ar_ddp *d, ar_param **out, size_t cap);
 /** The options it was made with. */
 ar_ddp_options ar_ddp_options_of(const ar_ddp *d);
@@ -96,8 +96,8 @@ void ar_ddp_set_sync(ar_ddp *d, bool sync);
  *  last backward pass of a step. Errors: the first of any rank and bucket; AR_ERR_DATA (a parameter without gradient,
  *  without find_unused). */
 AR_NODISCARD ar_status ar_ddp_wait(ar_ddp *d);
-/** By hand, after backward passes without synchronisation: reduces all gradients with `op` (AR_SUM, AR_AVG), and waits.
- */
+/** By hand, after backward passes without synchronisation: reduces all gradients with `op` (AR_SUM, AR_AVG), and
+ *  waits. */
 AR_NODISCARD ar_status ar_ddp_reduce_gradients(ar_ddp *d, ar_op op);
 /** The names of the parameters that got no gradient on any rank between the last ar_ddp_start and ar_ddp_wait; always
  *  none without find_unused. Writes at most cap, returns how many. Borrowed. */

@@ -65,7 +65,7 @@ typedef struct ar_device_ops {
     ar_status (*queue_create)(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name);
     void (*destroy)(ar_device *d);
 
-    /* --- memory ------------------------------------------------------------------------------------------------- */
+    /* --- memory --------------------------------------------------------------------------------------------------- */
     /* Memory belongs to the queue that the calling thread enqueues on. Another queue may use it after an event that was
      * recorded there since; who frees it has waited, or lets its queue wait, for every other queue that uses it. What
      * its own queue is still to do with it is done before the memory is taken again. */
@@ -78,15 +78,13 @@ typedef struct ar_device_ops {
     /* dst = src, element by element; same dtype (4 or 8 bytes wide) and shape, any strides, no overlap. */
     ar_status (*copy_strided)(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src);
 
-    /* --- sums over ranks, of ranks that share the device ------------------------------------------------------------
-     */
+    /* --- sums over ranks, of ranks that share the device ---------------------------------------------------------- */
     /* out[i] = in[0][i] op in[1][i] op .. in[n-1][i], from left to right, each step rounded, as anyrank/comm.h says
      * of reductions; AR_AVG divides at the end. out may be one of the inputs; no other overlap. */
     ar_status (*combine)(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
                          ar_op op);
 
-    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T, fp32 words, added up in fp32 -------------------
-     */
+    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T, fp32 words, added up in fp32 ------------------ */
     /* a and b hold numbers of `operands` alone, whose products are exact in fp32: a device may multiply them so. */
     ar_status (*gemm_f32)(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
                           bool add, ar_precision operands);
@@ -154,8 +152,8 @@ typedef struct ar_device_ops {
     ar_status (*gated_backward)(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup,
                                 const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act);
 
-    /* y = fl32(x*scale) where the element is kept, +0 where it is dropped. x, y contiguous, of one shape; y may be x.
-     */
+    /* y = fl32(x*scale) where the element is kept, +0 where it is dropped. x, y contiguous, of one shape; y may be
+     * x. */
     ar_status (*dropout)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which);
 
     /* --- norms: x, y [rows, h] contiguous fp32. mean f64 [rows] (LayerNorm only), rstd f32 [rows] are saved ------- */
@@ -190,8 +188,8 @@ typedef struct ar_device_ops {
     /* row_of[t] = ids[t] - start if ids[t] in [start, start + count), else -1 */
     ar_status (*rows_in_range)(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start,
                                int64_t count);
-    /* y[t, :] (fp32 [n, cols] contiguous) = w[row_of[t], :] or all zero bits; w: 2-D fp32 view with contiguous columns.
-     */
+    /* y[t, :] (fp32 [n, cols] contiguous) = w[row_of[t], :] or all zero bits; w: 2-D fp32 view with contiguous
+     * columns. */
     ar_status (*gather_rows)(ar_device *d, ar_queue *q, ar_buf y, const ar_tensor *w, ar_cbuf row_of, size_t n);
     /* Vocab-parallel cross-entropy. logits: [n, v_local] contiguous. v: the whole vocabulary's size.
      * key[t] int32 = order-preserving key of the largest local logit (INT32_MIN where v_local = 0). */
@@ -205,8 +203,8 @@ typedef struct ar_device_ops {
     /* terms[t] fp32 = fl32((m + log l) - target), +0 where valid[t] (u8) is 0 */
     ar_status (*ce_terms)(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits,
                           ar_cbuf valid, size_t n, size_t v);
-    /* dlogits[t, j] = fl32(fl32(p - (j == row_of[t]))/targets), p = fl32(e/l); +0 where valid[t] is 0 or targets is 0
-     */
+    /* dlogits[t, j] = fl32(fl32(p - (j == row_of[t]))/targets), p = fl32(e/l); +0 where valid[t] is 0 or targets is
+     * 0 */
     ar_status (*ce_backward)(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
                              ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v);
 

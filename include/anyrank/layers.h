@@ -136,8 +136,8 @@ typedef struct ar_attention_options {
 /** Multi-head, grouped-query or multi-query attention; heads split over ranks: rank r has query heads [r*heads/N, ..)
  *  and KV heads [r*kv_heads/N, ..), or with more ranks than KV heads the one KV head floor(r*kv_heads/N), of which
  *  N/kv_heads neighbouring ranks then hold equal copies. AR_ERR_INDIVISIBLE unless N divides heads, and divides
- * kv_heads or is a multiple of it. X, Y [b, s, hidden] replicated (sp: the own positions). Masks come from the batch.
- */
+ * kv_heads or is a multiple of it. X, Y [b, s, hidden] replicated (sp: the own positions). Masks come from the
+ * batch. */
 AR_NODISCARD ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name,
                                            const ar_attention_options *o);
 
@@ -195,8 +195,8 @@ AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, 
 AR_NODISCARD ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx);
 /** Positions of a batch that predict something. */
 size_t ar_batch_targets(const ar_batch *batch);
-/** dx [b, s, h] of that loss, an all-reduce (sp: the own positions, a reduce-scatter); adds to the weight's gradient.
- */
+/** dx [b, s, h] of that loss, an all-reduce (sp: the own positions, a reduce-scatter); adds to the weight's
+ *  gradient. */
 AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_batch *batch);
 

@@ -30,8 +30,8 @@ AR_NODISCARD ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed);
  *  AR_ERR_NOT_FOUND). Then a tap ':init' of each. */
 AR_NODISCARD ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t),
                                     void *user);
-/** Forward up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no backward follows.
- */
+/** Forward up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no backward
+ *  follows. */
 AR_NODISCARD ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 /** The loss of all micro-batches and data-parallel ranks since ar_model_zero_grad, tapped as "loss": the terms' sum
  *  over `targets`, the target tokens of the global batch (0: the loss is 0), or the sum itself where the model has no

@@ -27,8 +27,8 @@ typedef struct ar_parallel {
 
 /** The number of ranks, dp * tp. */
 int ar_parallel_world(const ar_parallel *p);
-/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "dp=2 zero=1", "dp=3 micro-batches=2": what the layout differs in from one rank.
- */
+/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "dp=2 zero=1", "dp=3 micro-batches=2": what the layout differs in from one
+ *  rank. */
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
 /** Whether a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the global
  *  batch; 0 for either: not known yet, not checked. With more dp ranks than samples the last ones have none, and go

@@ -14,8 +14,7 @@ typedef struct ar_param_grad ar_param_grad;   /* gradient state, in the arithmet
 
 struct ar_param;
 /** What is called when a parameter's gradient is complete on this rank: ar_param_done. A failure ends the backward
- * pass.
- */
+ * pass. */
 typedef struct ar_param_hook {
     ar_status (*ready)(void *user, struct ar_param *p);
     void *user; /* borrowed */

@@ -73,8 +73,7 @@ AR_NODISCARD ar_status ar_sim_fault_parse(ar_sim_fault *f, const char *text);
  *  `longest_ns`. The same on every machine. */
 ar_sim_fault ar_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns);
 
-/* --- the cluster that virtual time pretends ------------------------------------------------------------------------
- */
+/* --- the cluster that virtual time pretends ----------------------------------------------------------------------- */
 
 typedef struct ar_sim_link {
     double latency_s;   /* alpha: of one step of a ring */

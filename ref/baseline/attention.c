@@ -7,8 +7,7 @@
 
 #include "ref/numerics/scalar.h"
 
-/* --- heads
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- heads -------------------------------------------------------------------------------------------------------- */
 
 /* Columns [first, first + heads*d) of x [tokens, ld] to head-major. */
 static void split_heads(const ari_bl_run *run, double *y, const double *x, size_t ld, size_t first, size_t heads)
@@ -118,8 +117,7 @@ static void rope(const ari_bl_run *run, double *x, size_t heads, double directio
         }
 }
 
-/* --- softmax
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- softmax ------------------------------------------------------------------------------------------------------ */
 
 static double exponential(const ari_bl_run *run, double x)
 {
@@ -177,8 +175,7 @@ static double scale_of(const ari_bl_run *run)
     return ari_bl_fl(run, 1.0 / sqrt((double)run->c->head_dim));
 }
 
-/* --- forward
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- forward ------------------------------------------------------------------------------------------------------ */
 
 /* Probabilities [s, s] of one head of one sample. */
 static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double *probs, const double *q,
@@ -264,8 +261,7 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const d
     return ari_bl_emit_tokens(run, run->names->context, 'f', a->context, heads * d, 0, heads * d);
 }
 
-/* --- backward
- * --------------------------------------------------------------------------------------------------------- */
+/* --- backward ----------------------------------------------------------------------------------------------------- */
 
 /* +0 in dP [s, s] at masked keys, and dS [s, s] of one head: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP. */
 static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, const double *probs)

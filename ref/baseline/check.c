@@ -9,18 +9,18 @@
 static ar_status check_config(const ar_config *c)
 {
     if (c->vocab == 0 || c->hidden == 0 || c->heads == 0 || c->kv_heads == 0 || c->head_dim == 0 || c->ffn == 0)
-        return ar_error_set(AR_ERR_ARG,
-                            "baseline: vocab %zu, hidden %zu, heads %zu, kv_heads %zu, head_dim %zu, ffn %zu: expected "
-                            "all above 0",
-                            c->vocab, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn);
+        return ar_error_set(
+            AR_ERR_ARG,
+            "baseline: vocab %zu, hidden %zu, heads %zu, kv_heads %zu, head_dim %zu, ffn %zu: expected all above 0",
+            c->vocab, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn);
     if (c->heads % c->kv_heads != 0)
         return ar_error_set(AR_ERR_ARG, "baseline: %zu heads over %zu kv_heads: expected a multiple", c->heads,
                             c->kv_heads);
     if (c->rope && (c->head_dim % 2 != 0 || !(c->rope_theta > 0.0) || !(c->rope_factor > 0.0)))
-        return ar_error_set(AR_ERR_ARG,
-                            "baseline: rope with head_dim %zu, theta %g, factor %g: expected an even head_dim and "
-                            "positive numbers",
-                            c->head_dim, c->rope_theta, c->rope_factor);
+        return ar_error_set(
+            AR_ERR_ARG,
+            "baseline: rope with head_dim %zu, theta %g, factor %g: expected an even head_dim and positive numbers",
+            c->head_dim, c->rope_theta, c->rope_factor);
     const ar_rope_llama3 *o = &c->rope_llama3;
     if (o->original_positions > 0 &&
         !(o->factor > 0.0 && o->low_freq_factor > 0.0 && o->high_freq_factor > o->low_freq_factor))

@@ -4,8 +4,7 @@
 
 #include <math.h>
 
-/* --- y = x*W^T + bias
- * ------------------------------------------------------------------------------------------------- */
+/* --- y = x*W^T + bias --------------------------------------------------------------------------------------------- */
 
 ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x)
 {
@@ -69,8 +68,7 @@ ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const
     return AR_OK;
 }
 
-/* --- norms: docs/numerics.md section 4
- * ---------------------------------------------------------------------------------- */
+/* --- norms: docs/numerics.md section 4 ---------------------------------------------------------------------------- */
 
 /* One row. LayerNorm: d = x - mean; RMSNorm: d = x. `work` holds h values. */
 static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, double *xhat, double *rstd,

@@ -23,8 +23,7 @@ static ar_status progress(const ari_bl_run *run, size_t done, size_t all)
     return AR_OK;
 }
 
-/* --- parameters, in the order of their first use
- * ------------------------------------------------------------------------ */
+/* --- parameters, in the order of their first use ------------------------------------------------------------------ */
 
 static ar_status load_table(ari_bl_run *run, const double **values, const char *name, size_t rows)
 {
@@ -87,8 +86,7 @@ ar_status ari_bl_take_buffers(ari_bl_run *run, ari_bl_model *m)
     return m->dlogits == NULL ? run->memory : AR_OK;
 }
 
-/* --- a model
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- a model ------------------------------------------------------------------------------------------------------ */
 
 ar_status ari_bl_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *loss)
 {
@@ -180,8 +178,7 @@ static ar_status run_steps(ari_bl_run *run, const ar_batch *batch, double *loss)
     return AR_OK;
 }
 
-/* --- entry points
- * --------------------------------------------------------------------------------------------------------- */
+/* --- entry points ------------------------------------------------------------------------------------------------- */
 
 static bool is_fp32(const ar_noise_units *u)
 {

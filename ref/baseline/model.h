@@ -19,8 +19,8 @@ typedef struct ari_bl_model {
 
 /** Whether there is an LM head and a cross-entropy. */
 bool ari_bl_has_head(const ar_config *c);
-/** A run's struct from the caller's: checked, nothing loaded. Whatever it returns, ari_bl_release(run, NULL) ends it.
- */
+/** A run's struct from the caller's: checked, nothing loaded. Whatever it returns, ari_bl_release(run, NULL) ends
+ *  it. */
 AR_NODISCARD ar_status ari_bl_begin(ari_bl_run *run, const ar_config *c, const ar_baseline_options *o,
                                     const ar_batch *batch);
 /** The batch, checked before, becomes that of a step: 1, 2, .. */

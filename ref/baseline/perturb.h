@@ -15,8 +15,8 @@ typedef struct ari_perturbation {
 
 /** The binary64 loss with each perturbation alone. Weights are loaded once, and what lies before the block that a
  *  perturbation touches is computed once. o: mode, weights, seed, dropout and progress are used; the mode must be
- *  AR_MODE_F64. Errors: those of ar_baseline_run; AR_ERR_NOT_FOUND (no such parameter), AR_ERR_ARG (no such element).
- */
+ *  AR_MODE_F64. Errors: those of ar_baseline_run; AR_ERR_NOT_FOUND (no such parameter), AR_ERR_ARG (no such
+ *  element). */
 AR_NODISCARD ar_status ari_baseline_perturb(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
                                             ari_perturbation *p, size_t n);
 

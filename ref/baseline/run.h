@@ -62,8 +62,7 @@ typedef struct ari_bl_run {
     ar_status memory;          /* why an allocation failed: kept, since the run ends with it */
 } ari_bl_run;
 
-/* --- memory: a stack
- * -------------------------------------------------------------------------------------------------- */
+/* --- memory: a stack ---------------------------------------------------------------------------------------------- */
 /** rows*cols elements of `size` bytes, all zero; NULL on failure, with run->memory set (a later success leaves it set,
  *  so that several can be checked at once). Lives until a release. */
 void *ari_bl_take(ari_bl_run *run, size_t rows, size_t cols, size_t size);
@@ -73,8 +72,7 @@ double *ari_bl_doubles(ari_bl_run *run, size_t rows, size_t cols);
  *  at the latest by the end of the run. */
 void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark);
 
-/* --- rounding and emission
- * -------------------------------------------------------------------------------------------- */
+/* --- rounding and emission ---------------------------------------------------------------------------------------- */
 /** The next ARI_BL_NOISE_READY numbers. */
 void ari_bl_noise_refill(ari_bl_noise *noise);
 /** A number in (-1, 1), and one of mean 0 and variance 1 between -3.5 and 3.5. */
@@ -130,8 +128,7 @@ AR_NODISCARD ar_status ari_bl_emit(ari_bl_run *run, const char *part, char pass,
 AR_NODISCARD ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld,
                                           size_t first, size_t features);
 
-/* --- sums: docs/numerics.md sections 2, 3 and 4
- * ----------------------------------------------------------------------- */
+/* --- sums: docs/numerics.md sections 2, 3 and 4 ------------------------------------------------------------------- */
 /* A matrix by strides: element (i, k) is at[i*row + k*col]. */
 typedef struct ari_bl_matrix {
     const double *at;
@@ -170,8 +167,7 @@ typedef struct ari_bl_terms {
 AR_NODISCARD ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t cols,
                                        const ari_bl_terms *terms);
 
-/* --- parameters
- * ------------------------------------------------------------------------------------------------------- */
+/* --- parameters --------------------------------------------------------------------------------------------------- */
 typedef struct ari_bl_norm {
     const char *name;
     const double *weight, *bias; /* [h]; bias NULL for RMSNorm */
@@ -200,8 +196,7 @@ AR_NODISCARD ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p);
 AR_NODISCARD ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *kind, size_t rows,
                                             size_t cols, const double *gradient);
 
-/* --- training: docs/numerics.md section 6
- * ----------------------------------------------------------------------------- */
+/* --- training: docs/numerics.md section 6 ------------------------------------------------------------------------- */
 /* A parameter that is updated. Element (r, c) of its Hugging Face shape lies at at[r*row + c*col]. */
 typedef struct ari_bl_trained {
     char name[ARI_BL_NAME_SIZE];
@@ -231,8 +226,7 @@ AR_NODISCARD ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, c
 /** Clips (emitting the norm) and updates every parameter; emits the new values. */
 AR_NODISCARD ar_status ari_bl_training_update(ari_bl_run *run);
 
-/* --- layers
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- layers ------------------------------------------------------------------------------------------------------- */
 /** y [rows, cols] = x with the elements of a dropout site, prefix.part, dropped, the others scaled; y may be x. Rows
  * are tokens, or, `heads` > 0, the queries of [b, heads, s] and columns the keys. Emitted unless pass is 0. */
 AR_NODISCARD ar_status ari_bl_dropout(ari_bl_run *run, const char *part, char pass, double *y, const double *x,
@@ -283,8 +277,7 @@ AR_NODISCARD ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const
 AR_NODISCARD ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, const ari_bl_params *p, double *dx,
                                              const double *dy, const ari_bl_block *saved);
 
-/* --- checks of the caller's input
- * --------------------------------------------------------------------------------------- */
+/* --- checks of the caller's input --------------------------------------------------------------------------------- */
 AR_NODISCARD ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
 AR_NODISCARD ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
 AR_NODISCARD ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch);

@@ -6,8 +6,7 @@
 
 enum { SLICES = 9, NONFINITE_TOP = SLICES, BAND = 256 };
 
-/* --- a row
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- a row -------------------------------------------------------------------------------------------------------- */
 
 double ari_bl_row_sum_below(const ari_bl_run *run, const double *x, size_t n, int32_t e)
 {
@@ -43,8 +42,7 @@ double ari_bl_row_sum(const ari_bl_run *run, const double *x, size_t n)
     return ari_bl_row_sum_below(run, x, n, e);
 }
 
-/* --- samples and tokens
- * ----------------------------------------------------------------------------------------------- */
+/* --- samples and tokens ------------------------------------------------------------------------------------------- */
 
 ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n)
 {

@@ -14,8 +14,7 @@
  * blocks stand two tables, a norm and a head: fewer than another block has. */
 enum { BLOCK_PARAMETERS = 28 };
 
-/* --- the list
- * --------------------------------------------------------------------------------------------------------- */
+/* --- the list ----------------------------------------------------------------------------------------------------- */
 
 ar_status ari_bl_training_open(ari_bl_run *run)
 {
@@ -89,8 +88,7 @@ ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *
     return ar_error_set(AR_ERR_INTERNAL, "baseline: a gradient of '%s', which is no parameter", name);
 }
 
-/* --- clipping
- * --------------------------------------------------------------------------------------------------------- */
+/* --- clipping ----------------------------------------------------------------------------------------------------- */
 
 /* One integer q = rint((g*2^-e)^2*2^60) an element, the sums of its upper part and of its lower 30 bits. */
 static double exact_norm(const ari_bl_training *t)
@@ -145,8 +143,7 @@ static ar_status clip(ari_bl_run *run)
     return AR_OK;
 }
 
-/* --- optimizers
- * ------------------------------------------------------------------------------------------------------- */
+/* --- optimizers --------------------------------------------------------------------------------------------------- */
 
 /* What the step, the decay rule and the groups make of the options for one parameter. */
 static void begin_parameter(const ari_bl_run *run, ari_bl_trained *p)

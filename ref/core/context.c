@@ -28,10 +28,10 @@ static ar_status check_precision(const ar_ctx_options *o)
         return ar_error_set(AR_ERR_ARG, "precision %d, expected 0 (f32) to %d", (int)o->precision,
                             AR_PRECISION_COUNT - 1);
     if (o->precision != AR_PRECISION_F32 && o->numerics == AR_NUMERICS_EXACT)
-        return ar_error_set(AR_ERR_ARG,
-                            "precision %s in exact numerics, whose products are of fp32 numbers: give f32, "
-                            "or native numerics",
-                            ar_precision_name(o->precision));
+        return ar_error_set(
+            AR_ERR_ARG,
+            "precision %s in exact numerics, whose products are of fp32 numbers: give f32, or native numerics",
+            ar_precision_name(o->precision));
     return AR_OK;
 }
 

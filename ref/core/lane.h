@@ -43,8 +43,8 @@ typedef struct ari_lane {
 ari_lane *ari_lane_self(void);
 
 /** A lane for a thread that is about to be made: by the world's runner for rank's main thread (of NULL), or by a thread
- * of that rank (of: its lane) for a queue. Gives; ari_lane_destroy after the thread was joined. Errors: AR_ERR_MEMORY.
- */
+ * of that rank (of: its lane) for a queue. Gives; ari_lane_destroy after the thread was joined. Errors:
+ * AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lane_create(ari_lane **gives, ari_lane *of, const ari_instruments *with, int rank,
                                        const char *name);
 /** Accepts NULL. */

@@ -21,8 +21,8 @@ static ar_status begin(ar_layout *o, int ndim, const size_t *shape, int dim, int
     return AR_OK;
 }
 
-/* Adds a box over the whole tensor but for `dim`, where it copies local [local, +extent) <-> global [global, +extent).
- */
+/* Adds a box over the whole tensor but for `dim`, where it copies local [local, +extent) <-> global [global,
+ * +extent). */
 static void add_box(ar_layout *o, int dim, size_t global, size_t local, size_t extent)
 {
     ar_box *b = &o->box[o->nbox++];

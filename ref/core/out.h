@@ -12,8 +12,8 @@
 
 /** A file being written without a name in the folder of its final one, or under a temporary name where the file system
  *  has no unnamed files (or /proc is missing). However the process ends, an unnamed file leaves nothing behind. A path
- *  that names a device or a pipe is written directly: replacing /dev/null by a file would be worse than no atomicity.
- */
+ *  that names a device or a pipe is written directly: replacing /dev/null by a file would be worse than no
+ *  atomicity. */
 typedef struct ari_out ari_out;
 AR_NODISCARD ar_status ari_out_create(ari_out **gives, const char *path);
 /** Whether ari_out_create would succeed now, so that long work does not end in vain. A device or a pipe is not opened.

@@ -341,8 +341,8 @@ static bool wait_for_gate(ari_member *m)
             return false;
         if ((gate & COUNT_MASK) == (uint64_t)g->n)
             return wait_for_last(m);
-        /* A member may withdraw; it closes the gate for good in the same atomic step, so that nobody can count on it.
-         */
+        /* A member may withdraw; it closes the gate for good in the same atomic step, so that nobody can count on
+         * it. */
         if (must_give_up(m, &s)) {
             if (atomic_compare_exchange_strong(&g->gate, &gate, gate | DEAD)) {
                 ari_group_wake(g);

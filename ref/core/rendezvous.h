@@ -34,7 +34,7 @@ typedef struct ari_rank_view {
     double waiting_s; /* how long it had been there */
 } ari_rank_view;
 
-/* --- world ------------------------------------------------------------------------------------------------------- */
+/* --- world -------------------------------------------------------------------------------------------------------- */
 
 /** Gives a world of `ranks` ranks (1 to 4096), with the group of all of them. timeout_ns: the longest wait for a peer.
  *  with: copied; NULL: nothing watches. Errors: AR_ERR_MEMORY. */
@@ -59,7 +59,7 @@ const ari_rank_view *ari_world_view(const ari_world *w, int rank);
 /** Counts what the rank takes part in, over all its groups: 1, 2, ... */
 uint64_t ari_world_number(ari_world *w, int rank);
 
-/* --- group ------------------------------------------------------------------------------------------------------- */
+/* --- group -------------------------------------------------------------------------------------------------------- */
 
 enum { ARI_TAG_BYTES = 72 };
 
@@ -155,8 +155,8 @@ void ari_member_break(ari_member *m, ar_status st, const char *why);
 
 /* Ranks that are late or lost; before entering, or in the middle followed by ari_member_break. */
 
-/** "all_reduce(F32, count 8, sum) 'x', collective #3 of ranks 0-3": the one that the member is in, or about to enter.
- */
+/** "all_reduce(F32, count 8, sum) 'x', collective #3 of ranks 0-3": the one that the member is in, or about to
+ *  enter. */
 void ari_member_describe(const ari_member *m, const ari_call *call, char *text, size_t size);
 /** Waits so long, or until the world has failed. */
 void ari_member_sleep(ari_member *m, uint64_t ns);

@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-/** *out = a * b. Errors: AR_ERR_OVERFLOW, both factors named; *out untouched. out may be one of the factors' storage.
- */
+/** *out = a * b. Errors: AR_ERR_OVERFLOW, both factors named; *out untouched. out may be one of the factors'
+ *  storage. */
 AR_NODISCARD ar_status ari_mul_size(size_t *out, size_t a, size_t b);
 /** *out = a + b. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_add_size(size_t *out, size_t a, size_t b);

@@ -61,8 +61,8 @@ void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t see
 /** A point at which others may overtake the calling lane: a choice for a deterministic scheduler, else nothing. */
 void ari_wait_yield(void);
 /** The calling lane is about to ask whether something is done, and may ask without end: as above, and takes a
- *  microsecond of a deterministic scheduler's time, so that whoever asks in a loop lets others reach their deadlines.
- */
+ *  microsecond of a deterministic scheduler's time, so that whoever asks in a loop lets others reach their
+ *  deadlines. */
 void ari_wait_poll(void);
 
 #endif

@@ -6,8 +6,8 @@
 
 /* Memory, contractions and the accumulator on the CPU. ari_cpu_X fills slot X of ar_device_ops and does what
  * anyrank/device.h says there; errors beyond that are said beside its definition. All of them run at once in the
- * calling thread, with up to d->threads OpenMP threads; no result depends on how many (the native product's excepted).
- */
+ * calling thread, with up to d->threads OpenMP threads; no result depends on how many (the native product's
+ * excepted). */
 
 /* memory.c */
 ar_status ari_cpu_alloc(ar_device *d, ar_buf *gives, size_t bytes);

@@ -112,8 +112,7 @@ static ar_status for_each_tile(const ari_exact_path *path, ar_device *d, const a
     return AR_OK;
 }
 
-/* --- integers out ---------------------------------------------------------------------------------------------------
- */
+/* --- integers out ------------------------------------------------------------------------------------------------- */
 
 typedef struct int_output {
     int64_t *s; /* [batch, m, n] of `limbs` */
@@ -154,8 +153,7 @@ static ar_status gemm_i64(const ari_exact_path *path, ar_device *d, ar_buf s, co
     return for_each_tile(path, d, a, b, &r, int_tile, &o);
 }
 
-/* --- rounded values out ---------------------------------------------------------------------------------------------
- */
+/* --- rounded values out ------------------------------------------------------------------------------------------- */
 
 typedef struct round_output {
     ar_device *d;
@@ -245,8 +243,7 @@ static ar_status gemm_round(const ari_exact_path *path, const round_output *o, c
     return for_each_tile(path, o->d, a, b, &r, round_tile, o);
 }
 
-/* --- rounded values into an accumulator -----------------------------------------------------------------------------
- */
+/* --- rounded values into an accumulator --------------------------------------------------------------------------- */
 
 typedef struct acc_output {
     uint8_t *t;           /* [m, n] */
@@ -286,8 +283,7 @@ static ar_status gemm_acc(const ari_exact_path *path, ar_device *d, const acc_ou
     return for_each_tile(path, d, a, b, &r, acc_tile, o);
 }
 
-/* --- slots ----------------------------------------------------------------------------------------------------------
- */
+/* --- slots -------------------------------------------------------------------------------------------------------- */
 
 /** Slot gemm_i64. Errors: AR_ERR_SHAPE, AR_ERR_ARG (limbs; one limb for more than 8191 terms), AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */

@@ -70,8 +70,7 @@ static void plan(ari_tile_plan *p, size_t k)
     p->path = workspace_at(p, NULL).words;
 }
 
-/* --- panels ----------------------------------------------------------------------------------------------------------
- */
+/* --- panels ------------------------------------------------------------------------------------------------------- */
 
 /* Up to 8 rows of integers with a common row length. */
 typedef struct strip {
@@ -172,8 +171,7 @@ static void pack_slice(const workspace *w, const ari_tile *t, size_t k, size_t t
     }
 }
 
-/* --- products --------------------------------------------------------------------------------------------------------
- */
+/* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* One register tile: operands, where its sums stand, and whether they start here. */
 typedef struct product {

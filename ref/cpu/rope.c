@@ -3,8 +3,8 @@
 #include "ref/cpu/row_sum.h"
 #include "ref/numerics/rope_check.h"
 
-/* Rotary positions (Su et al. 2021, arXiv:2104.09864), in the form of Hugging Face's Llama: the pairs are (i, i + d/2).
- */
+/* Rotary positions (Su et al. 2021, arXiv:2104.09864), in the form of Hugging Face's Llama: the pairs are (i, i +
+ * d/2). */
 
 /* The slower of the two dimensions is the outer loop: a frequency takes an exp and a log. */
 static void table_column(float *cos, float *sin, float inv_freq, size_t positions, size_t half)

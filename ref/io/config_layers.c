@@ -71,10 +71,10 @@ static ar_status set_full(ar_config *c, const ari_json_at *at, size_t layer, boo
     const uint64_t mask = (uint64_t)1 << (bit % 64);
     uint64_t *word = &c->full_attention[bit / 64];
     if (layer > bit && ((*word & mask) != 0) != is_full)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: layer %zu and layer %zu differ in their window, supported is a difference within the "
-                            "first %d layers",
-                            ARI_SHOW(at->name), bit, layer, AR_CONFIG_LAYER_BITS);
+        return ar_error_set(
+            AR_ERR_CONFIG,
+            "%s: layer %zu and layer %zu differ in their window, supported is a difference within the first %d layers",
+            ARI_SHOW(at->name), bit, layer, AR_CONFIG_LAYER_BITS);
     *word |= is_full ? mask : 0;
     return AR_OK;
 }

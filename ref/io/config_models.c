@@ -19,10 +19,10 @@ static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const llama_
     const bool absent = json_object_get(at->object, "num_key_value_heads") == NULL;
     c->kv_heads = absent && form->kv_heads > 0 ? form->kv_heads : c->heads;
     if (absent && c->heads % c->kv_heads != 0)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'num_key_value_heads' is missing, and the %zu that %s has then do not divide the "
-                            "%zu heads",
-                            ARI_SHOW(at->name), c->kv_heads, form->called, c->heads);
+        return ar_error_set(
+            AR_ERR_CONFIG,
+            "%s: key 'num_key_value_heads' is missing, and the %zu that %s has then do not divide the %zu heads",
+            ARI_SHOW(at->name), c->kv_heads, form->called, c->heads);
     return ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads);
 }
 

@@ -35,8 +35,8 @@ AR_NODISCARD ar_status ari_config_rope(ar_config *c, const ari_json_at *at);
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** Of a model whose layers have no window: keys that set one are refused. */
 AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
-/** Qwen2: sliding_window if use_sliding_window, in the layers that layer_types names, else from max_window_layers on.
- */
+/** Qwen2: sliding_window if use_sliding_window, in the layers that layer_types names, else from max_window_layers
+ *  on. */
 AR_NODISCARD ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at);
 /** Mistral: sliding_window, in every layer. */
 AR_NODISCARD ar_status ari_config_window_mistral(ar_config *c, const ari_json_at *at);

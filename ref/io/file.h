@@ -18,8 +18,8 @@ AR_NODISCARD ar_status ari_file_open(int *fd, size_t *bytes, const char *path);
 /** Reads exactly `bytes` bytes from `offset`. Errors: AR_ERR_IO, also where the file became shorter meanwhile. */
 AR_NODISCARD ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const char *path);
 
-/** Maps all `bytes` bytes for reading. Errors: AR_ERR_IO, also where the file has another size by now; AR_ERR_MEMORY.
- */
+/** Maps all `bytes` bytes for reading. Errors: AR_ERR_IO, also where the file has another size by now;
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_map(void **map, int fd, size_t bytes, const char *path);
 
 /** Reads a whole regular file of at most `limit` bytes; a 0 byte follows the contents. Errors: AR_ERR_IO,

@@ -51,8 +51,8 @@ static const kind kinds[KINDS] = {
               "gguf_file='#').save_pretrained('OUT')",
               NULL},
     [HDF5] = {"an HDF5 file", "\x89HDF\r\n\x1a\n", 8,
-              "import h5py; " SAVE_NUMPY "f = h5py.File('@'); save_file({k: f[k][()] for k in f}, "
-              "'tensors.safetensors')",
+              "import h5py; " SAVE_NUMPY
+              "f = h5py.File('@'); save_file({k: f[k][()] for k in f}, 'tensors.safetensors')",
               "import h5py; h5py.File('@')['NAME'][()].ravel()" TO_TOKENS},
     [ARROW] = {"an Arrow file", "ARROW1\0", 7, NULL, NULL},
     [PARQUET] = {"a Parquet file", "PAR1\x15", 5, NULL,
@@ -273,10 +273,10 @@ static ar_status refuse_named(const char *folder, const char *name, const named 
 {
     char convert[CONVERT];
     convert_text(convert, found->lines, folder, name);
-    return ar_error_set(AR_ERR_FORMAT,
-                        "%s: holds %s, %s; weights are read from model.safetensors, or from shards with "
-                        "model.safetensors.index.json%s",
-                        ARI_SHOW(folder), ARI_SHOW(name), found->what, convert);
+    return ar_error_set(
+        AR_ERR_FORMAT,
+        "%s: holds %s, %s; weights are read from model.safetensors, or from shards with model.safetensors.index.json%s",
+        ARI_SHOW(folder), ARI_SHOW(name), found->what, convert);
 }
 
 ar_status ari_foreign_refuse_folder(const char *folder)

@@ -46,8 +46,8 @@ static ar_status check_single(const char *folder)
     const bool there = lstat(path, &info) == 0;
     free(path);
     return there ? ar_error_set(AR_ERR_ARG,
-                                "%s: has " ARI_ST_SINGLE ", which readers take in place of an index: write to another "
-                                "folder, or remove it",
+                                "%s: has " ARI_ST_SINGLE
+                                ", which readers take in place of an index: write to another folder, or remove it",
                                 ARI_SHOW(folder))
                  : AR_OK;
 }

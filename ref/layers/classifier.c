@@ -71,10 +71,10 @@ ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name
     classifier *c = NULL;
     ar_status st = AR_OK;
     if (held == AR_HELD_UNTOLD || classes < 1)
-        return ar_error_set(AR_ERR_ARG,
-                            "%s: cross-entropy of %zu classes needs at least one, and to know whether the "
-                            "logits are whole or a shard",
-                            name, classes);
+        return ar_error_set(
+            AR_ERR_ARG,
+            "%s: cross-entropy of %zu classes needs at least one, and to know whether the logits are whole or a shard",
+            name, classes);
     if (held == AR_HELD_SHARD && classes % ranks != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE, "%s: %zu classes cannot be split over %zu ranks", name, classes, ranks);
     AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, name));

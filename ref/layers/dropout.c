@@ -36,9 +36,8 @@ static ar_status number_elements(ar_dropout *w, const ari_dropout *d, ar_ctx *ct
         w->first += (uint64_t)stride * p->start[i];
         if (ari_mul_size(&stride, stride, i > 0 ? p->extent[i] : samples) != AR_OK)
             return ar_error_set(AR_ERR_OVERFLOW,
-                                "%s: %zu samples of %zu positions have more elements than 64 bits can "
-                                "number",
-                                d->name, samples, d->positions);
+                                "%s: %zu samples of %zu positions have more elements than 64 bits can number", d->name,
+                                samples, d->positions);
     }
     return AR_OK;
 }
@@ -70,10 +69,10 @@ ar_status ari_drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *
     const size_t r = (size_t)ar_comm_rank(ctx->tp), n = sharded ? (size_t)ar_comm_size(ctx->tp) : 1;
     const int last = x->ndim - 1;
     if ((last != 1 && last != 2) || !ar_tensor_is_contiguous(x) || x->shape[last] * n != d->width)
-        return ar_error_set(AR_ERR_SHAPE,
-                            "%s: dropout takes [samples, features] or [samples, positions, features] of %zu features, "
-                            "contiguous",
-                            d->name, d->width / n);
+        return ar_error_set(
+            AR_ERR_SHAPE,
+            "%s: dropout takes [samples, features] or [samples, positions, features] of %zu features, contiguous",
+            d->name, d->width / n);
     if (!sharded && last == 2)
         return ari_drop_tokens(d, ctx, '\0', y, x);
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};

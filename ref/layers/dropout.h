@@ -25,8 +25,8 @@ AR_NODISCARD ar_status ari_dropout_init(ari_dropout *d, const char *base, const 
 bool ari_dropout_on(const ar_ctx *ctx);
 /** y = drop(x) for a value between the regions, [samples, positions, width] (sp: the own positions), contiguous; y may
  *  be x. Forward x is the value, backward the gradient of what came out. Tapped under the name in this pass ('\0':
- * not). Errors: AR_ERR_SHAPE (more positions than S_max), AR_ERR_OVERFLOW (an element's number does not fit 64 bits).
- */
+ * not). Errors: AR_ERR_SHAPE (more positions than S_max), AR_ERR_OVERFLOW (an element's number does not fit 64
+ * bits). */
 AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y,
                                        const ar_tensor *x);
 /** The same for a value [samples, width] or [samples, positions, width], or (sharded) the tensor-parallel rank's block

@@ -20,10 +20,10 @@ static ar_status column_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_part 
     size_t block[AR_MAX_PARTS];
     const int blocks = blocks_of(block, part, shape[dim]);
     if (ar_layout_packed(o, ndim, shape, dim, block, blocks, r / copies, n / copies) != AR_OK)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "%s.weight: its output dimension of %zu cannot be split over %d ranks; use a tp that "
-                            "divides it",
-                            part->name, block[0], n / copies);
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "%s.weight: its output dimension of %zu cannot be split over %d ranks; use a tp that divides it",
+            part->name, block[0], n / copies);
     o->replica = r % copies;
     o->replicas = copies;
     return AR_OK;
@@ -40,10 +40,10 @@ static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec 
     if (s->style == ARI_COLUMN)
         return column_layout(o, ctx, part, 2, shape, dim);
     if (ar_layout_shard(o, 2, shape, dim, r, n) != AR_OK)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "%s.weight: its input dimension of %zu cannot be split over %d ranks; use a tp that "
-                            "divides it",
-                            part->name, shape[dim], n);
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "%s.weight: its input dimension of %zu cannot be split over %d ranks; use a tp that divides it", part->name,
+            shape[dim], n);
     return AR_OK;
 }
 

@@ -53,8 +53,8 @@ AR_NODISCARD ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_lin
 /** Frees what ari_linear_init made; a tied weight stays its owner's. */
 void ari_linear_fini(ari_linear *l);
 /** y [.., local_total] = x W^T + b, and z = act(y) where act is not AR_ACT_NONE (then *z becomes a tensor). With
- *  `sequence` a column-parallel group gathers x along the sequence, once, and a row-parallel one scatters y along it.
- */
+ *  `sequence` a column-parallel group gathers x along the sequence, once, and a row-parallel one scatters y along
+ *  it. */
 AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                           ar_activation act, ar_tensor *z);
 /** dx from dy [.., local_total], tapped as `name` (dx NULL: neither computed nor tapped); then the gradients of the

@@ -128,10 +128,10 @@ ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms)
 ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
 {
     if (!batch->input || batch->sample_ndim < 1 || batch->sample_ndim > AR_SAMPLE_DIMS)
-        return ar_error_set(AR_ERR_ARG,
-                            "a batch whose input is numbers has `input` and a sample_ndim of 1 to %d; this "
-                            "one has %s and %d",
-                            AR_SAMPLE_DIMS, batch->input ? "input" : "none", batch->sample_ndim);
+        return ar_error_set(
+            AR_ERR_ARG,
+            "a batch whose input is numbers has `input` and a sample_ndim of 1 to %d; this one has %s and %d",
+            AR_SAMPLE_DIMS, batch->input ? "input" : "none", batch->sample_ndim);
     size_t shape[AR_MAX_DIMS] = {batch->batch};
     for (int d = 0; d < batch->sample_ndim; d++)
         shape[d + 1] = batch->sample_shape[d];

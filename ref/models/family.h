@@ -69,8 +69,8 @@ static inline ari_section ari_section_of(ari_role role)
 typedef enum ari_form {
     ARI_TABLE, /* a weight [rows, hidden] */
     ARI_NORM,  /* a weight [hidden], LayerNorm: and a bias */
-    ARI_LINEAR /* a weight [out, in], or [in, out] where the family transposes, and where the config says a bias [out]
-                */
+    ARI_LINEAR /* a weight [out, in], or [in, out] where the family transposes, and where the config says a bias
+                * [out] */
 } ari_form;
 /* Extents of shapes, by what they count. */
 typedef enum ari_extent {

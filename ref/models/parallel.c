@@ -51,10 +51,9 @@ static ar_status check_batch(const ar_parallel *p, size_t batch)
     if (batch == 0)
         return AR_OK;
     if (micro > most)
-        return ar_error_set(AR_ERR_ARG,
-                            "%zu micro-batches cannot share the %zu samples of a rank; use at most %zu, or a larger "
-                            "batch",
-                            micro, most, most);
+        return ar_error_set(
+            AR_ERR_ARG, "%zu micro-batches cannot share the %zu samples of a rank; use at most %zu, or a larger batch",
+            micro, most, most);
     return AR_OK;
 }
 
@@ -69,10 +68,9 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     AR_TRY(ar_config_check_tp(c, tp, plan));
     AR_TRY(check_batch(p, batch));
     if (p->sp && seq % (size_t)tp != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "a sequence of %zu cannot be split over tp=%d (sequence parallelism); use a seq that tp "
-                            "divides",
-                            seq, tp);
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "a sequence of %zu cannot be split over tp=%d (sequence parallelism); use a seq that tp divides", seq, tp);
     return AR_OK;
 }
 

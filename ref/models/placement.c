@@ -108,12 +108,11 @@ static ar_status check_heads(const ari_placing *p, const char *name, int tp)
     const size_t n = (size_t)tp, extent = p->shape[p->dim] / (size_t)p->blocks;
     if (p->heads == 0 || p->heads % n == 0 || (p->copied && n % p->heads == 0))
         return AR_OK;
-    return ar_error_set(AR_ERR_INDIVISIBLE,
-                        "%s: dimension %d of %zu is %zu heads%s, which cannot be split over%s tp=%d ranks; use a tp "
-                        "that divides %zu%s",
-                        ARI_SHOW(name), p->dim, extent, p->heads, p->blocks > 1 ? " in each block" : "",
-                        p->copied ? ", nor copied evenly to," : "", tp, p->heads,
-                        p->copied ? " or is a multiple of it" : "");
+    return ar_error_set(
+        AR_ERR_INDIVISIBLE,
+        "%s: dimension %d of %zu is %zu heads%s, which cannot be split over%s tp=%d ranks; use a tp that divides %zu%s",
+        ARI_SHOW(name), p->dim, extent, p->heads, p->blocks > 1 ? " in each block" : "",
+        p->copied ? ", nor copied evenly to," : "", tp, p->heads, p->copied ? " or is a multiple of it" : "");
 }
 
 ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *name, int tp, int rank)

@@ -116,8 +116,7 @@ ar_status ar_plan_mlp_order(const ar_plan *p, const ar_config *c, size_t layer, 
     if (!column_row && !row_column)
         return ar_error_set(
             AR_ERR_UNSUPPORTED,
-            "plan: %s is %s and %s of the same MLP %s; colwise then rowwise, or rowwise then colwise, are "
-            "possible",
+            "plan: %s is %s and %s of the same MLP %s; colwise then rowwise, or rowwise then colwise, are possible",
             name, ar_style_name(first), ari_part_leaf(f, ARI_DOWN), ar_style_name(second));
     if (ari_part_path(f, ARI_UP) && style_of_role(p, c, layer, ARI_UP, name) != first)
         return ar_error_set(AR_ERR_UNSUPPORTED, "plan: %s is not split as %s is (%s)", name, ari_part_leaf(f, one),

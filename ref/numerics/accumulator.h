@@ -47,8 +47,8 @@ ARI_FN void ari_acc_raise(uint8_t *t, int64_t *h, int64_t *l, uint8_t t_new)
     *t = (uint8_t)(to > from ? to : from);
 }
 
-/** Adds one value. A non-finite one absorbs everything: t = ARI_ACC_NONFINITE, h = l = 0, and every slice is 0 there.
- */
+/** Adds one value. A non-finite one absorbs everything: t = ARI_ACC_NONFINITE, h = l = 0, and every slice is 0
+ *  there. */
 ARI_FN void ari_acc_add(uint8_t *t, int64_t *h, int64_t *l, float v)
 {
     ari_acc_raise(t, h, l, (uint8_t)ari_acc_top(v));

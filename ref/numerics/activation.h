@@ -117,8 +117,8 @@ ARI_FN double ari_silu64(double x)
 }
 
 /* sigmoid(x)*(1 + x*(1 - sigmoid(x))). With e = exp(-|x|) = scale*(1 + p): (1 + e + x)*e/(1 + e)^2 for x < 0 and
- * (1 + e + x*e)/(1 + e)^2 otherwise. Near the zero at -1.278 1 + x and scale add exactly, and p is accurate by itself.
- */
+ * (1 + e + x*e)/(1 + e)^2 otherwise. Near the zero at -1.278 1 + x and scale add exactly, and p is accurate by
+ * itself. */
 ARI_FN double ari_dsilu_part(double x, double p, double scale)
 {
     const double e = fma(scale, p, scale);

@@ -26,8 +26,8 @@ ARI_FN int32_t ari_rowsum_bits(size_t n)
     return length > 22 ? 62 - length : 40;
 }
 
-/** rint(x*2^(p-e)); 0 where the row's exponent e says all zero or non-finite, and for a non-finite x. Every |x| < 2^e.
- */
+/** rint(x*2^(p-e)); 0 where the row's exponent e says all zero or non-finite, and for a non-finite x. Every |x| <
+ *  2^e. */
 ARI_FN int64_t ari_rowsum_quantise(double x, int32_t e, int32_t p)
 {
     const int known = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;

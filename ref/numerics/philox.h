@@ -30,8 +30,8 @@ ARI_FN uint64_t ari_stream_key(uint64_t seed, const char *name)
     return hash;
 }
 
-/** Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. out may be ctr.
- */
+/** Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. out may be
+ *  ctr. */
 ARI_FN void ari_philox4x32(const uint32_t ctr[4], const uint32_t key[2], uint32_t out[4])
 {
     uint32_t c0 = ctr[0], c1 = ctr[1], c2 = ctr[2], c3 = ctr[3];

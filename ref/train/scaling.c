@@ -35,9 +35,9 @@ ar_status ar_loss_scaling_check(const ar_loss_scaling *s)
 ar_status ari_scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx)
 {
     if (ctx->arith == ar_arith_exact())
-        return ar_error_set(AR_ERR_ARG, "loss scaling in exact numerics: its gradients are sums of integers that lose "
-                                        "nothing however small they are, and its baseline scales none; give native "
-                                        "numerics");
+        return ar_error_set(AR_ERR_ARG,
+                            "loss scaling in exact numerics: its gradients are sums of integers that lose "
+                            "nothing however small they are, and its baseline scales none; give native numerics");
     return ar_loss_scaling_check(s);
 }
 
@@ -66,11 +66,11 @@ ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm)
 ar_status ari_scaling_next(ar_loss_scaling *s, const ar_ctx *ctx, bool finite)
 {
     if (!finite && (!s->dynamic || s->scale * s->backoff < 1.0))
-        return ar_error_set(AR_ERR_DATA,
-                            "the gradient norm is not finite at step %u, with a %s loss scale of %g%s; no weight was "
-                            "changed",
-                            (unsigned)ctx->step, s->dynamic ? "dynamic" : "static", s->scale,
-                            s->dynamic ? ", which does not fall below 1" : "");
+        return ar_error_set(
+            AR_ERR_DATA,
+            "the gradient norm is not finite at step %u, with a %s loss scale of %g%s; no weight was changed",
+            (unsigned)ctx->step, s->dynamic ? "dynamic" : "static", s->scale,
+            s->dynamic ? ", which does not fall below 1" : "");
     if (!finite) {
         s->scale *= s->backoff;
         s->good = 0;

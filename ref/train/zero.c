@@ -69,10 +69,10 @@ ar_status ari_zero_create(ari_zero **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_o
 {
     ari_zero *z = NULL;
     if (ar_ddp_options_of(ddp).zero != 1)
-        return ar_error_set(AR_ERR_ARG,
-                            "an optimizer of shares of %s, whose gradients are not shared out: its DDP "
-                            "options need zero = 1",
-                            ar_ddp_name(ddp));
+        return ar_error_set(
+            AR_ERR_ARG,
+            "an optimizer of shares of %s, whose gradients are not shared out: its DDP options need zero = 1",
+            ar_ddp_name(ddp));
     AR_TRY(ari_alloc_zero((void **)&z, 1, sizeof *z, "an optimizer of shares"));
     z->ddp = ddp;
     z->device = ctx->device;
@@ -148,8 +148,8 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
     return AR_OK;
 }
 
-/* The gradient of this rank's slice. A fault may have it begin elsewhere, and then continue at the bucket's beginning.
- */
+/* The gradient of this rank's slice. A fault may have it begin elsewhere, and then continue at the bucket's
+ * beginning. */
 static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const room *r, float scale)
 {
     const size_t start = ari_fault_slice_start(ctx, b);

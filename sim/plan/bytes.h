@@ -7,8 +7,8 @@
 #include "anyrank/model.h"
 #include "anyrank/run.h"
 
-/* What a step will move, from config and layout alone: nothing here looks at a run (docs/parallelism.md has the table).
- */
+/* What a step will move, from config and layout alone: nothing here looks at a run (docs/parallelism.md has the
+ * table). */
 typedef struct ari_traffic_case {
     ar_run run; /* of its ddp only find_unused; storage: of the matrices */
     const ar_config *config;

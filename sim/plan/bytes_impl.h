@@ -16,8 +16,8 @@ typedef struct ari_tally {
 /** a*b and a+b; 0 after an overflow. */
 size_t ari_tally_mul(ari_tally *t, size_t a, size_t b);
 size_t ari_tally_add(ari_tally *t, size_t a, size_t b);
-/** Once round the ring: a reduce-scatter, an all-gather or a broadcast of `elements` of `width` bytes in full length.
- */
+/** Once round the ring: a reduce-scatter, an all-gather or a broadcast of `elements` of `width` bytes in full
+ *  length. */
 void ari_tally_pass(ari_tally *t, size_t elements, size_t width);
 /** Twice round it. */
 void ari_tally_all_reduce(ari_tally *t, size_t elements, size_t width);

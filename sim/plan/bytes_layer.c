@@ -30,8 +30,8 @@ static void gather(ari_layer_tally *t, size_t features)
 }
 
 /* A product [T, cols] of `terms` terms, partial over the group, is made complete: on every rank, or (scatter) each
- * rank's own positions. Exact: exponents of B's rows and of A's, int64 partial sums scattered, rounded fp32 gathered.
- */
+ * rank's own positions. Exact: exponents of B's rows and of A's, int64 partial sums scattered, rounded fp32
+ * gathered. */
 static void fold(ari_layer_tally *t, size_t cols, size_t terms, bool scatter)
 {
     const size_t n = ari_tally_mul(&t->tokens, t->shape->tokens, cols);

@@ -131,8 +131,8 @@ Test(exact_arith, k_cut_over_ranks_and_parts_has_the_definitions_bits)
     }
 }
 
-/* All terms as large as they can be: from K = 8193 on their sum does not fit 63 bits, however few of them a rank holds.
- */
+/* All terms as large as they can be: from K = 8193 on their sum does not fit 63 bits, however few of them a rank
+ * holds. */
 Test(exact_arith, the_largest_sums_of_a_long_k_do_not_overflow)
 {
     static const size_t ks[] = {8190, 8191, 8192, 8200};
@@ -199,8 +199,7 @@ Test(exact_arith, zero_rows_and_columns_give_positive_zeros)
     free(c);
 }
 
-/* --- batches, bias and activation
- * ---------------------------------------------------------------------------------------- */
+/* --- batches, bias and activation --------------------------------------------------------------------------------- */
 
 enum { HEADS = 6, ROWS = 4, COLS = 3, DEPTH = 5 };
 typedef struct batched {
@@ -323,8 +322,7 @@ Test(exact_arith, batches_whose_k_is_cut_over_ranks_have_the_definitions_bits)
     }
 }
 
-/* --- gradients
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 enum { OUT = 3, IN = 4, EACH = 6, SAMPLES = 9, VOCAB = 5 };
 typedef struct gradients {
@@ -456,8 +454,7 @@ Test(exact_arith, gradients_cut_over_ranks_and_micro_batches_have_the_accumulato
     }
 }
 
-/* --- what is refused
- * ------------------------------------------------------------------------------------------------------ */
+/* --- what is refused ---------------------------------------------------------------------------------------------- */
 
 static ar_status other_depth(ar_ctx *ctx, void *user)
 {

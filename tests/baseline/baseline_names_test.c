@@ -309,8 +309,7 @@ Test(baseline_names, block_alone_emits_what_it_emits_inside_a_model)
     tape_clear(&block);
 }
 
-/* --- fresh weights: docs/numerics.md section 5
- * -------------------------------------------------------------------------- */
+/* --- fresh weights: docs/numerics.md section 5 -------------------------------------------------------------------- */
 
 Test(baseline_names, fresh_matrix_is_xavier_normal_with_the_full_fans)
 {

@@ -6,8 +6,7 @@
 
 TestSuite(baseline_run, .timeout = 300);
 
-/* --- by hand
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- by hand ------------------------------------------------------------------------------------------------------ */
 
 typedef struct literal {
     const char *name;
@@ -129,11 +128,10 @@ Test(baseline_run, block_computed_by_hand_is_met_exactly_in_every_mode)
     check_hand(AR_MODE_F64);
 }
 
-/* --- the loss
- * --------------------------------------------------------------------------------------------------------- */
+/* --- the loss ----------------------------------------------------------------------------------------------------- */
 
-/* A head of zeros: p = 1/V everywhere, loss = log V. The logits' gradients are 1/(V*T) and (1/V - 1)/T at the target.
- */
+/* A head of zeros: p = 1/V everywhere, loss = log V. The logits' gradients are 1/(V*T) and (1/V - 1)/T at the
+ * target. */
 static const float *zero_head(void *user, const char *name, size_t count)
 {
     static float values[64 * 64];
@@ -237,8 +235,7 @@ Test(baseline_run, padding_and_an_additive_mask_of_minus_infinity_are_the_same)
     tape_clear(&other);
 }
 
-/* --- flags
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- flags -------------------------------------------------------------------------------------------------------- */
 
 static const float *infinite_up(void *user, const char *name, size_t count)
 {
@@ -276,8 +273,7 @@ Test(baseline_run, infinite_weight_makes_what_depends_on_it_the_canonical_nan)
     }
 }
 
-/* --- what is refused
- * -------------------------------------------------------------------------------------------------- */
+/* --- what is refused ---------------------------------------------------------------------------------------------- */
 
 static void refused(ar_status st, ar_status expected, const char *words)
 {

@@ -13,8 +13,7 @@
 #include "anyrank/baseline.h"
 #include "anyrank/safetensors.h"
 
-/* --- a recording
- * ------------------------------------------------------------------------------------------------------ */
+/* --- a recording -------------------------------------------------------------------------------------------------- */
 
 typedef struct taped {
     char name[200];
@@ -93,8 +92,7 @@ static inline const taped *tape_find_layer(const tape *t, const char *format, si
     return tape_find(t, name, pass);
 }
 
-/* --- weights from a file
- * ---------------------------------------------------------------------------------------------- */
+/* --- weights from a file ------------------------------------------------------------------------------------------ */
 
 typedef struct given {
     const ar_st_file *file;
@@ -162,8 +160,7 @@ static inline double worst_error(const taped *a, const ar_st_entry *expected)
     return largest > 0.0 ? difference / largest : difference;
 }
 
-/* --- tiny models
- * ------------------------------------------------------------------------------------------------------ */
+/* --- tiny models -------------------------------------------------------------------------------------------------- */
 
 static inline ar_config tiny_config(ar_arch arch, size_t layers)
 {

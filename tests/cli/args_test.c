@@ -342,7 +342,7 @@ Test(transport, names_the_first_option_in_which_a_process_differs)
     cr_expect_str_eq(ar_error_message(),
                      "process 3 was started with '--sp', process 0 with 'no --sp': all take the same options");
     cr_assert_eq(compare_told(1, "anyrank a\n", "anyrank b\n--tp 2\n"), AR_ERR_ARG);
-    cr_expect_str_eq(ar_error_message(), "process 1 was started with 'anyrank a', process 0 with 'anyrank b': all take "
-                                         "the same options");
+    cr_expect_str_eq(ar_error_message(),
+                     "process 1 was started with 'anyrank a', process 0 with 'anyrank b': all take the same options");
     cr_expect_eq(compare_told(1, "", "anyrank b\n"), AR_ERR_ARG);
 }

@@ -163,8 +163,7 @@ Test(comm, arguments_are_checked_before_anything_moves)
     end(&f);
 }
 
-/* --- a member of a larger group, whose communicator only notes what it is given ------------------------------------
- */
+/* --- a member of a larger group, whose communicator only notes what it is given ----------------------------------- */
 
 typedef struct noting {
     ar_comm base;

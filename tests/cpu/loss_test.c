@@ -196,8 +196,8 @@ Test(loss, of_equal_logits_is_log_of_their_number)
     assert_bits(dx, quarter, 4, "dlogits");
 }
 
-/* A shard of four columns of a vocabulary of 2^30: P' = min(40, 62 - 31). The rest of it is as if exp had underflowed.
- */
+/* A shard of four columns of a vocabulary of 2^30: P' = min(40, 62 - 31). The rest of it is as if exp had
+ * underflowed. */
 Test(loss, of_a_huge_vocabulary_uses_fewer_bits)
 {
     ar_device d = test_device(1);

@@ -121,8 +121,8 @@ Test(norm, forward_and_backward_match_the_formulas)
                 }
 }
 
-/* Threads that shared scratch would differ only when they run at the same moment: many runs, more threads than cores.
- */
+/* Threads that shared scratch would differ only when they run at the same moment: many runs, more threads than
+ * cores. */
 Test(norm, backward_gives_the_same_bits_on_every_run_with_four_threads)
 {
     ar_device one = test_device(1), four = test_device(4);

@@ -157,9 +157,9 @@ Test(reshard_placement, what_cannot_be_split_is_named)
                  AR_ERR_INDIVISIBLE);
     cr_expect(strstr(ar_error_message(), "dimension 1 of 48 is 16 heads"), "%s", ar_error_message());
     cr_expect_eq(ar_param_placement(&o, &odd, "model.layers.0.mlp.up_proj.weight", 5, 0, false), AR_ERR_INDIVISIBLE);
-    cr_expect(strstr(ar_error_message(), "model.layers.0.mlp.up_proj.weight: dimension 0 of 48 cannot be split over "
-                                         "tp=5"),
-              "%s", ar_error_message());
+    cr_expect(
+        strstr(ar_error_message(), "model.layers.0.mlp.up_proj.weight: dimension 0 of 48 cannot be split over tp=5"),
+        "%s", ar_error_message());
     cr_expect_eq(ar_param_placement(&o, &odd, "model.layers.2.mlp.up_proj.weight", 2, 0, false), AR_ERR_NOT_FOUND);
     cr_expect_eq(ar_param_placement(&o, &odd, "model.norm.weight", 2, 2, false), AR_ERR_ARG);
 }

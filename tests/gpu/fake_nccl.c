@@ -129,8 +129,7 @@ static int move_all(message *first)
     }
 }
 
-/* --- groups: what was asked for, until all of it is done at the end
- * --------------------------------------------------- */
+/* --- groups: what was asked for, until all of it is done at the end ----------------------------------------------- */
 
 typedef enum what { ALL_REDUCE, REDUCE_SCATTER, REDUCE, MOVE } what;
 
@@ -203,8 +202,8 @@ static action *add_action(what kind, void *comm, void *stream, int type, const v
     return a;
 }
 
-/* result[start, start + count) from the ranks' inputs, which lie at others + r * stride, in the order from `first` on.
- */
+/* result[start, start + count) from the ranks' inputs, which lie at others + r * stride, in the order from `first`
+ * on. */
 static void combine(const action *a, size_t stride, size_t from, size_t start, size_t count, int first)
 {
     const ari_reduce kernel = ari_reduce_kernel(a->dtype, a->op);

@@ -267,8 +267,7 @@ static void one(void)
     works(1, one_process, "one process");
 }
 
-/* --- waiting, by what happens and not by the clock ------------------------------------------------------------------
- */
+/* --- waiting, by what happens and not by the clock ---------------------------------------------------------------- */
 
 /* How many ranks of a case are in the call that they cannot end, or have left it out; shared by its processes. */
 static atomic_int *stuck;
@@ -356,8 +355,7 @@ static void until_failed(const rank_of *rank, int n)
         forked_sleep(0.001);
 }
 
-/* --- what goes wrong between calls ----------------------------------------------------------------------------------
- */
+/* --- what goes wrong between calls -------------------------------------------------------------------------------- */
 
 /* A small all_reduce on device memory. */
 static ar_status sum(rank_of *rank, ar_comm *c, size_t count, ar_dtype t, const char *tag)

@@ -404,8 +404,7 @@ static bool has_ipv6(void)
     return has;
 }
 
-/* --- all at once: most of it is waiting ----------------------------------------------------------------------------
- */
+/* --- all at once: most of it is waiting --------------------------------------------------------------------------- */
 
 static void four(void)
 {

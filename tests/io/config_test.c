@@ -367,9 +367,9 @@ Test(config, an_unknown_model_type_lists_the_known_ones)
 {
     ar_config c;
     cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"gemma3\""), AR_ERR_CONFIG);
-    cr_expect_not_null(strstr(ar_error_message(), "'gemma3', expected one of 'llama', 'qwen2', 'mistral', 'gpt2', "
-                                                  "'anyrank-stack'"),
-                       "%s", ar_error_message());
+    cr_expect_not_null(
+        strstr(ar_error_message(), "'gemma3', expected one of 'llama', 'qwen2', 'mistral', 'gpt2', 'anyrank-stack'"),
+        "%s", ar_error_message());
     cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"gpt-2\""), AR_ERR_CONFIG);
     cr_expect_not_null(strstr(ar_error_message(), "did you mean 'gpt2'?"), "%s", ar_error_message());
     cr_expect_eq(parse_with(&c, LLAMA, "model_type", "7"), AR_ERR_CONFIG);

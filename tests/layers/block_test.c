@@ -29,8 +29,7 @@ static void expect_same_bits(const ar_config *c, const ar_batch *masks, ar_mlp_o
     cr_assert_gt(tensors, 40);
 }
 
-/* --- norms and MLPs
- * ----------------------------------------------------------------------------------------------------- */
+/* --- norms and MLPs ----------------------------------------------------------------------------------------------- */
 
 Test(block, both_norms_have_the_baselines_bits)
 {
@@ -78,8 +77,7 @@ Test(block, transposed_weights_have_the_baselines_bits_in_both_orders)
     expect_same_bits(&c, NULL, AR_MLP_ROW_COLUMN, one_two_four);
 }
 
-/* --- attention
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- attention ---------------------------------------------------------------------------------------------------- */
 
 Test(block, grouped_heads_have_the_baselines_bits_with_and_without_rope_and_causality)
 {
@@ -163,8 +161,7 @@ Test(block, additive_mask_has_the_baselines_bits_for_every_broadcast)
     }
 }
 
-/* --- the comparison itself
- * ---------------------------------------------------------------------------------------------- */
+/* --- the comparison itself ---------------------------------------------------------------------------------------- */
 
 Test(block, one_flipped_bit_of_the_reference_is_found)
 {

@@ -26,8 +26,7 @@ static match_case model_of(ar_arch arch, double p)
         .config = match_config(arch, 2), .batch = {.batch = B, .seq = S, .input_ids = ids}, .seed = 41, .dropout = p};
 }
 
-/* --- the baseline's bits -------------------------------------------------------------------------------------------
- */
+/* --- the baseline's bits ------------------------------------------------------------------------------------------ */
 
 Test(dropout, models_of_every_architecture_have_the_baselines_bits)
 {
@@ -69,8 +68,7 @@ Test(dropout, masked_keys_have_the_baselines_bits)
     cr_assert_eq(match(&c, tps, NULL), AR_OK, "%s", ar_error_message());
 }
 
-/* --- which elements ------------------------------------------------------------------------------------------------
- */
+/* --- which elements ----------------------------------------------------------------------------------------------- */
 
 enum { SAMPLES = 5, POSITIONS = 6, LONGEST = 9, WIDTH = 7, HEADS = 4 };
 
@@ -182,8 +180,7 @@ Test(dropout, the_share_of_dropped_elements_is_the_probability)
     }
 }
 
-/* --- what is refused -----------------------------------------------------------------------------------------------
- */
+/* --- what is refused ---------------------------------------------------------------------------------------------- */
 
 static ar_status too_long(ar_ctx *ctx, void *user)
 {
@@ -239,8 +236,7 @@ Test(dropout, a_probability_outside_the_unit_interval_is_refused)
     cr_assert_eq(rank_run(&most, nothing, NULL), AR_OK, "%s", ar_error_message());
 }
 
-/* --- mistakes ------------------------------------------------------------------------------------------------------
- */
+/* --- mistakes ----------------------------------------------------------------------------------------------------- */
 
 static ar_status tap_comparator(void *user, const ar_tap_event *e)
 {

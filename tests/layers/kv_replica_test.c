@@ -47,8 +47,7 @@ static void expect_same_bits(size_t heads, size_t kv_heads, bool rope, const int
     }
 }
 
-/* --- every layout --------------------------------------------------------------------------------------------------
- */
+/* --- every layout ------------------------------------------------------------------------------------------------- */
 
 Test(kv_replica, one_kv_head_on_any_number_of_ranks_has_the_baselines_bits)
 {
@@ -88,8 +87,7 @@ Test(kv_replica, a_whole_model_has_the_baselines_bits)
     }
 }
 
-/* --- which head a rank holds ---------------------------------------------------------------------------------------
- */
+/* --- which head a rank holds -------------------------------------------------------------------------------------- */
 
 typedef struct held {
     int part[MOST], replica[MOST], replicas[MOST];
@@ -139,8 +137,7 @@ Test(kv_replica, eight_kv_heads_lie_on_neighbouring_ranks)
     }
 }
 
-/* --- which layouts are legal ---------------------------------------------------------------------------------------
- */
+/* --- which layouts are legal -------------------------------------------------------------------------------------- */
 
 Test(kv_replica, ranks_divide_the_kv_heads_or_are_a_multiple_of_them)
 {
@@ -172,8 +169,7 @@ Test(kv_replica, the_error_names_the_kv_heads_and_what_would_be_right)
                      "divides 6, or a multiple of it that divides the 24 query heads");
 }
 
-/* --- the native numerics -------------------------------------------------------------------------------------------
- */
+/* --- the native numerics ------------------------------------------------------------------------------------------ */
 
 /* The largest |difference| of any element to the baseline's, over the largest magnitude of its tensor. */
 typedef struct nearness {
@@ -255,8 +251,7 @@ Test(kv_replica, native_numerics_come_near_the_baseline_on_every_rank)
     match_weights_fini(&w);
 }
 
-/* --- mistakes ------------------------------------------------------------------------------------------------------
- */
+/* --- mistakes ----------------------------------------------------------------------------------------------------- */
 
 static ar_status tap_comparator(void *user, const ar_tap_event *e)
 {

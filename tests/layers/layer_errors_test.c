@@ -21,8 +21,7 @@ static void expect_error(int ranks, rank_fn fn, void *user, ar_status expected, 
 }
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-/* --- dimensions that do not divide
- * -------------------------------------------------------------------------------------- */
+/* --- dimensions that do not divide -------------------------------------------------------------------------------- */
 
 static const ar_linear_options plain = {.bias = true};
 
@@ -108,8 +107,7 @@ Test(layer_errors, models_name_the_number_that_does_not_divide)
     expect_error(4, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("MLP", "10", "tp=4"));
 }
 
-/* --- inputs of the wrong shape
- * ------------------------------------------------------------------------------------------ */
+/* --- inputs of the wrong shape ------------------------------------------------------------------------------------ */
 
 typedef struct wrong_input {
     const char *layer; /* "column", "row", "norm", "mlp", "attention" */
@@ -224,8 +222,7 @@ Test(layer_errors, backward_needs_its_forward)
     }
 }
 
-/* --- data
- * --------------------------------------------------------------------------------------------------------------- */
+/* --- data --------------------------------------------------------------------------------------------------------- */
 
 static ar_status step(ar_ctx *ctx, void *user)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One linear layer forward and backward on N ranks, and what each of them should then hold of the layer without ranks.
- */
+/* One linear layer forward and backward on N ranks, and what each of them should then hold of the layer without
+ * ranks. */
 #ifndef TESTS_LAYERS_LINEAR_CASE_H
 #define TESTS_LAYERS_LINEAR_CASE_H
 

@@ -61,8 +61,7 @@ Test(linear, samples_are_the_first_extent_of_a_3d_input_only)
     plain_linear_fini(&five);
 }
 
-/* --- native numbers
- * -------------------------------------------------------------------------------------------------------- */
+/* --- native numbers ----------------------------------------------------------------------------------------------- */
 
 Test(linear, native_layers_stay_within_the_rounding_error_bound)
 {
@@ -79,8 +78,7 @@ Test(linear, native_layers_stay_within_the_rounding_error_bound)
     }
 }
 
-/* --- worked examples
- * --------------------------------------------------------------------------------------------------------- */
+/* --- worked examples ---------------------------------------------------------------------------------------------- */
 
 /* One token, one input feature: column r of dW and db are dY's own block. */
 Test(linear, gathered_output_takes_the_own_block_of_dy)

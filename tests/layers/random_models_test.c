@@ -89,8 +89,7 @@ static void describe(const draw *d, char *to, size_t cap)
     const ar_config *c = &d->m.config;
     snprintf(to, cap,
              "tp %d arch %d L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu act %d norm %d rope %d causal %d tied %d "
-             "bias %d%d%d "
-             "order %d ring %d b %zu s %zu labels %d padding %d additive %d",
+             "bias %d%d%d order %d ring %d b %zu s %zu labels %d padding %d additive %d",
              d->tp, (int)c->arch, c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
              (int)c->activation, (int)c->norm, c->rope, c->causal, c->tied, c->qkv_bias, c->out_bias, c->mlp_bias,
              (int)d->m.order, d->m.algorithm == AR_SIM_RING, d->m.batch.batch, d->m.batch.seq,

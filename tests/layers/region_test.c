@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The conjugate operators, f, f*, g, g* and those of the sequence: each backward is the transpose of its forward, <A x,
- * y> = <x, A^T y>. The values are small integers, so that every sum is exact and the two sides are equal as integers.
- */
+ * y> = <x, A^T y>. The values are small integers, so that every sum is exact and the two sides are equal as
+ * integers. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a tap says that its value stands: samples at their place in the global batch, positions and features at theirs.
- */
+/* Where a tap says that its value stands: samples at their place in the global batch, positions and features at
+ * theirs. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>

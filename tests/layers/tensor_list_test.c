@@ -82,8 +82,7 @@ static const family families[] = {
     {AR_ARCH_STACK, "layers", stack_list, 54, 12, 13, 13, 12},
 };
 
-/* --- what a run reports
- * ------------------------------------------------------------------------------------------------- */
+/* --- what a run reports ------------------------------------------------------------------------------------------- */
 
 typedef struct report {
     size_t count;
@@ -146,8 +145,7 @@ done:
     return st;
 }
 
-/* --- the claims
- * --------------------------------------------------------------------------------------------------------- */
+/* --- the claims --------------------------------------------------------------------------------------------------- */
 
 /* Complete once all micro-batches and ranks have added to it, wherever that is. */
 static bool comes_later(const char *name)

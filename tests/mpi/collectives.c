@@ -31,7 +31,7 @@ static void *need(void *p)
     return p;
 }
 
-/* --- what a rank got, case after case --------------------------------------------------------------------------- */
+/* --- what a rank got, case after case ----------------------------------------------------------------------------- */
 
 typedef struct record {
     char name[96];
@@ -78,7 +78,7 @@ static int differences(const results *a, const results *b, int rank)
     return different;
 }
 
-/* --- a rank's buffers ------------------------------------------------------------------------------------------- */
+/* --- a rank's buffers --------------------------------------------------------------------------------------------- */
 
 typedef struct rank {
     ar_comm *c;
@@ -169,7 +169,7 @@ static void note(const rank *k, ar_buf from, size_t bytes, const char *format, .
     free(host);
 }
 
-/* --- the cases -------------------------------------------------------------------------------------------------- */
+/* --- the cases ---------------------------------------------------------------------------------------------------- */
 
 static void reductions(const rank *k, ar_dtype t, ar_op op, size_t count, unsigned seed)
 {
@@ -509,7 +509,7 @@ static int host_moves(ar_process *p)
     return wrong;
 }
 
-/* --- more than an int counts ------------------------------------------------------------------------------------ */
+/* --- more than an int counts -------------------------------------------------------------------------------------- */
 
 static int large(ar_process *p)
 {

@@ -37,8 +37,7 @@ static void define(const problem *p, bool scale)
     cr_assert(ar_contract_definition(p->c, p->m, p->n, p->k, p->a, k, 1, p->b, k, 1, scale) == AR_OK);
 }
 
-/* --- the same result from the kernels' element steps
- * ------------------------------------------------------------------- */
+/* --- the same result from the kernels' element steps -------------------------------------------------------------- */
 
 static int32_t *column_shifts(const problem *p, bool scale)
 {
@@ -117,8 +116,7 @@ static void expect_steps_agree(const problem *p, bool scale, const char *what)
     free(qb);
 }
 
-/* --- data
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- data --------------------------------------------------------------------------------------------------------- */
 
 static uint32_t word(uint64_t i)
 {
@@ -224,8 +222,7 @@ Test(contraction, element_steps_in_any_order_and_grouping_give_the_defined_bits)
         }
 }
 
-/* --- the stated bound
- * --------------------------------------------------------------------------------------------------- */
+/* --- the stated bound --------------------------------------------------------------------------------------------- */
 
 /* |error| <= K*2^-24*max|A'[i,:]|*max|B'[j,:]| + the final rounding, A' and B' the equilibrated operands (without step
  * 0: the operands). Long double sums are exact enough to judge: 2^-64 a term. */
@@ -265,8 +262,7 @@ Test(contraction, error_stays_below_the_stated_bound)
         }
 }
 
-/* --- worked cases
- * --------------------------------------------------------------------------------------------------------- */
+/* --- worked cases ------------------------------------------------------------------------------------------------- */
 
 Test(contraction, small_integers_are_exact)
 {

@@ -22,8 +22,7 @@ static float random_finite(uint64_t i)
     return ari_float32((u & 0x7f800000u) == 0x7f800000u ? u & 0xbfffffffu : u);
 }
 
-/* --- row sums -------------------------------------------------------------------------------------------------------
- */
+/* --- row sums ----------------------------------------------------------------------------------------------------- */
 
 Test(integer_sum, row_bits_leave_room_for_n_terms)
 {
@@ -126,8 +125,7 @@ Test(integer_sum, row_steps_round_ties_to_even)
     cr_assert(ari_rowsum_quantise(-2.5, 40, 40) == -2 && ari_rowsum_quantise(-3.5, 40, 40) == -4);
 }
 
-/* --- contractions ---------------------------------------------------------------------------------------------------
- */
+/* --- contractions ------------------------------------------------------------------------------------------------- */
 
 static int32_t plain_quantise(float a, int32_t c, int32_t e)
 {

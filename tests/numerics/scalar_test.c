@@ -108,8 +108,7 @@ Test(scalar, derivatives_keep_their_relative_accuracy_at_their_zeros)
     around_zero("dsilu32", -1.27846454f);
 }
 
-/* --- values that a formula does not decide --------------------------------------------------------------------------
- */
+/* --- values that a formula does not decide ------------------------------------------------------------------------ */
 
 #define PLUS_INF 0x7f800000u
 #define MINUS_INF 0xff800000u
@@ -200,8 +199,7 @@ Test(scalar, sine_and_cosine_end_at_two_to_the_20)
     cr_assert(ari_bits32(ari_cos32(-0x1p20f)) == ARI_NAN_BITS);
 }
 
-/* --- known answers
- * ------------------------------------------------------------------------------------------------------ */
+/* --- known answers ------------------------------------------------------------------------------------------------ */
 
 static void near_to(double got, double want, double unit)
 {
@@ -244,8 +242,7 @@ Test(scalar, relu_passes_minus_zero_and_its_derivative_is_zero_there)
     cr_assert(ari_act32(AR_ACT_NONE, -3.5f) == -3.5f && ari_dact32(AR_ACT_NONE, -3.5f) == 1.0f);
 }
 
-/* --- the binary64 forms
- * ------------------------------------------------------------------------------------------------- */
+/* --- the binary64 forms ------------------------------------------------------------------------------------------- */
 
 typedef struct wide_case {
     const char *name;

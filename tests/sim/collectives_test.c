@@ -239,8 +239,7 @@ Test(collectives, on_a_thread_queue_they_give_the_same_bits)
     sweep(add_everything, AR_QUEUE_THREAD, false);
 }
 
-/* --- identities ----------------------------------------------------------------------------------------------------
- */
+/* --- identities --------------------------------------------------------------------------------------------------- */
 
 typedef struct parts_arg {
     size_t count;
@@ -393,8 +392,7 @@ Test(collectives, the_checker_rejects_one_flipped_bit_anywhere)
     case_fini(&k);
 }
 
-/* --- many ranks ----------------------------------------------------------------------------------------------------
- */
+/* --- many ranks --------------------------------------------------------------------------------------------------- */
 
 static ar_status sum_ranks(ar_comm *c, void *arg)
 {

@@ -18,8 +18,7 @@ static void assert_says(const char *text)
     cr_assert(strstr(ar_error_message(), text), "'%s' is not in: %s", text, ar_error_message());
 }
 
-/* --- mistakes that only some orders show ----------------------------------------------------------------------------
- */
+/* --- mistakes that only some orders show -------------------------------------------------------------------------- */
 
 Test(explore, a_mistake_of_ordering_is_found_within_a_thousand_seeds_and_replays_from_its_seed)
 {
@@ -56,8 +55,7 @@ Test(explore, without_the_mistake_every_seed_passes)
     }
 }
 
-/* --- seeds and runs -------------------------------------------------------------------------------------------------
- */
+/* --- seeds and runs ----------------------------------------------------------------------------------------------- */
 
 typedef struct arrivals {
     int rank[3], n; /* the ranks' threads run one at a time */
@@ -185,8 +183,7 @@ Test(explore, arguments_are_checked)
     ar_trace_destroy(trace);
 }
 
-/* --- time -----------------------------------------------------------------------------------------------------------
- */
+/* --- time --------------------------------------------------------------------------------------------------------- */
 
 /* Each rank waits for the other in another group. poll: by asking a queue again and again. */
 static ar_status cross_two_groups(ar_comm *c, void *arg)
@@ -285,8 +282,7 @@ Test(explore, queues_that_wait_for_each_other_end_in_an_error_instead_of_a_hang)
     assert_says("tasks are not done, and never will be: no rank can go on");
 }
 
-/* --- worlds inside worlds, queues without one -----------------------------------------------------------------------
- */
+/* --- worlds inside worlds, queues without one --------------------------------------------------------------------- */
 
 typedef struct nest {
     bool explores;

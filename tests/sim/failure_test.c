@@ -16,8 +16,7 @@ static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm, uin
     return run_with(run, n, &o, reports);
 }
 
-/* --- disagreements -------------------------------------------------------------------------------------------------
- */
+/* --- disagreements ------------------------------------------------------------------------------------------------ */
 
 typedef struct disagreement {
     const char *name, *says[4];
@@ -201,8 +200,7 @@ Test(failure, a_disagreement_in_one_group_ends_the_others_as_well)
         cr_assert_eq(run.st[r], r < 4 ? AR_ERR_ABORTED : AR_ERR_MISMATCH, "rank %d: %s", r, run.message[r]);
 }
 
-/* --- ranks that go away --------------------------------------------------------------------------------------------
- */
+/* --- ranks that go away ------------------------------------------------------------------------------------------- */
 
 static ar_status leave_early(ar_comm *c, ar_queue *q, fail_run *run, int r)
 {
@@ -323,8 +321,7 @@ Test(failure, a_rank_that_leaves_its_groups_on_the_way_out_tells_its_own_error)
     assert_says("its own error");
 }
 
-/* --- ranks that do not come ----------------------------------------------------------------------------------------
- */
+/* --- ranks that do not come --------------------------------------------------------------------------------------- */
 
 /* Rank 1 comes when the others have given up, not before: no time of the test's own. */
 static ar_status come_late(ar_comm *c, ar_queue *q, fail_run *run, int r)
@@ -428,8 +425,7 @@ Test(failure, ranks_that_wait_in_one_place_share_a_line_only_where_they_finished
     assert_says("\n        3  barrier #1 head ");
 }
 
-/* --- queues --------------------------------------------------------------------------------------------------------
- */
+/* --- queues ------------------------------------------------------------------------------------------------------- */
 
 static ar_status fail_task(void *arg)
 {
@@ -552,8 +548,7 @@ Test(failure, a_communicator_used_by_two_threads_at_once_is_reported)
     assert_says("another of its threads is in a call of the same communicator");
 }
 
-/* --- the run itself ------------------------------------------------------------------------------------------------
- */
+/* --- the run itself ----------------------------------------------------------------------------------------------- */
 
 static ar_status swallow_errors(ar_comm *c, ar_queue *q, fail_run *run, int r)
 {

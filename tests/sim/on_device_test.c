@@ -230,8 +230,7 @@ Test(on_device, the_bytes_of_each_rank_are_those_of_direct)
     }
 }
 
-/* --- one collective right after another ----------------------------------------------------------------------------
- */
+/* --- one collective right after another --------------------------------------------------------------------------- */
 
 enum { ROUNDS = 40, RANKS = 3, ELEMENTS = 64 };
 
@@ -295,8 +294,7 @@ Test(on_device, what_follows_a_collective_waits_for_all_ranks_parts_of_it)
     free(all);
 }
 
-/* --- what goes wrong -----------------------------------------------------------------------------------------------
- */
+/* --- what goes wrong ---------------------------------------------------------------------------------------------- */
 
 static void assert_says(const char *what)
 {

@@ -101,9 +101,10 @@ static inline ar_status reuse_too_early(ar_comm *c, void *arg)
     return st;
 }
 
-/* --- hooks launch the all-reduces of two buckets as they become ready
- * -------------------------------------------------- Two queues do the backward pass, so the order in which buckets
- * become ready differs between ranks. Mended, the launches have one order, and wait for the buckets. */
+/* --- hooks launch the all-reduces of two buckets as they become ready --------------------------------------------- */
+
+/* Two queues do the backward pass, so the order in which buckets become ready differs between ranks. Mended, the
+ * launches have one order, and wait for the buckets. */
 
 typedef struct bucket {
     ar_comm *c;
@@ -173,8 +174,7 @@ static inline ar_status launch_as_ready(ar_comm *c, void *arg)
     return st;
 }
 
-/* --- an event is recorded before the work that it should cover ------------------------------------------------------
- */
+/* --- an event is recorded before the work that it should cover ---------------------------------------------------- */
 
 typedef struct early_step {
     int32_t grad[ORDERING_COUNT], sum[ORDERING_COUNT];

@@ -59,8 +59,7 @@ Test(summary, the_path_leads_through_the_rank_that_came_last)
     ar_trace_destroy(t);
 }
 
-/* --- the last to come is not always the one that decides -------------------------------------------------------------
- */
+/* --- the last to come is not always the one that decides ---------------------------------------------------------- */
 
 static ar_status late_leaf(ar_comm *c, void *arg)
 {

@@ -283,8 +283,7 @@ Test(transport, standing_still_in_the_middle_is_missed_where_the_last_rank_does_
         struck += st != AR_OK;
         if (st != AR_OK)
             assert_says(" waited 0.150 s in the middle of all_reduce(F32, count 20000, sum) 'second', collective #2 of "
-                        "ranks 0-3, for "
-                        "rank 2\n");
+                        "ranks 0-3, for rank 2\n");
     }
     cr_assert_gt(struck, 0);
 }
@@ -304,8 +303,8 @@ Test(transport, a_rank_that_stands_still_where_nobody_waits_for_it_ends_the_worl
     const ar_sim_fault f = {.kind = AR_SIM_STALL, .rank = 1, .collective = 2};
     fail_run run = {.body = alone};
     cr_assert_eq(run_late(&run, 3, AR_SIM_DIRECT, &f, 1), AR_ERR_TIMEOUT);
-    assert_says("rank 1 stands still before barrier() 'own', collective #1 of rank 1, and no rank is left to wait for "
-                "it\n");
+    assert_says(
+        "rank 1 stands still before barrier() 'own', collective #1 of rank 1, and no rank is left to wait for it\n");
     cr_assert_eq(run.st[0], AR_OK);
     cr_assert_eq(run.st[1], AR_ERR_TIMEOUT, "%s", run.message[1]);
 }

@@ -119,8 +119,7 @@ Test(virtual_run, gathering_in_chunks_hides_the_shorter_of_gathering_and_multipl
     }
 }
 
-/* --- gradients that are reduced while others are computed ----------------------------------------------------------
- */
+/* --- gradients that are reduced while others are computed --------------------------------------------------------- */
 
 enum { BUCKETS = 4 };
 

@@ -303,8 +303,7 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
         "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
         "without samples: "
         "%d), micro-batches: %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, steps "
-        "0, 1, 2: %d, %d, %d, whole "
-        "checks: %d; ranks",
+        "0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
         h->draws, h->tp, h->sp, h->replicas, h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->row_column,
         h->tied, h->window, h->llama3, h->dropout, h->clip, h->steps[0], h->steps[1], h->steps[2], h->by_check);
     for (int i = 1; i <= MOST_RANKS; i++) {

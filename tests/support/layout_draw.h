@@ -60,8 +60,8 @@ typedef struct layout_histogram {
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);
 /** At least 60 % of the draws have tp > 1, 30 % sequence parallelism, 20 % replicas of KV heads, 20 % uneven dp, 20 %
- *  ZeRO, 15 % a sliding window shorter than the sequence, 5 % Llama 3's rotary frequencies, 5 % ranks without samples.
- */
+ *  ZeRO, 15 % a sliding window shorter than the sequence, 5 % Llama 3's rotary frequencies, 5 % ranks without
+ *  samples. */
 bool layout_histogram_is_wide(const layout_histogram *h);
 
 /** Runs `draws` draws from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and

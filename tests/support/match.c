@@ -12,8 +12,7 @@
 
 enum { MOST_RANKS = 16, MOST_PARTS = 4 };
 
-/* --- weights
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- weights ------------------------------------------------------------------------------------------------------ */
 
 const float *match_weights_find(void *user, const char *name, size_t count)
 {
@@ -52,8 +51,7 @@ void match_weights_fini(match_weights *w)
         free(w->at[--w->count].values);
 }
 
-/* --- the baseline
- * ------------------------------------------------------------------------------------------------------- */
+/* --- the baseline ------------------------------------------------------------------------------------------------- */
 
 ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r)
 {
@@ -71,8 +69,7 @@ ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r
     return ari_reference_finish(r);
 }
 
-/* --- the ranks
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- the ranks ---------------------------------------------------------------------------------------------------- */
 
 typedef struct job {
     const match_case *c;
@@ -190,8 +187,7 @@ done:
     return st;
 }
 
-/* --- the comparison
- * ------------------------------------------------------------------------------------------------------- */
+/* --- the comparison ----------------------------------------------------------------------------------------------- */
 
 /* A rank's taps: compared as they come, and each must be the next of the baseline's. Gradients of parameters, and the
  * loss, are complete later than where the baseline has them. */

@@ -51,8 +51,8 @@ AR_NODISCARD ar_status match_taps(const ari_reference *r, const rank_run_options
 AR_NODISCARD ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp);
 /** The ranks' part of a case as `o` says (native numerics, a mistake, a listener of its own): nothing is compared. */
 AR_NODISCARD ar_status match_run(const match_case *c, match_weights *w, const rank_run_options *o);
-/** Both, for every tp of a list that ends with 0. *tensors (NULL: not wanted): how many were compared in each layout.
- */
+/** Both, for every tp of a list that ends with 0. *tensors (NULL: not wanted): how many were compared in each
+ *  layout. */
 AR_NODISCARD ar_status match(const match_case *c, const int *tps, size_t *tensors);
 
 /** Small models of each architecture, to vary: hidden 12, 4 heads of 4 features (2 KV heads but for GPT-2), MLP 8 wide,

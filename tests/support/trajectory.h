@@ -26,8 +26,7 @@ AR_NODISCARD ar_status trajectory_baseline(char hash[65], float *loss, const ar_
 AR_NODISCARD ar_status trajectory_run(char hash[65], float *loss, const ar_training_options *o,
                                       const trajectory_layout *l);
 /** The same with a stop after `stop` steps under one layout, and the rest under another, from the checkpoint in
- * `folder`.
- */
+ * `folder`. */
 AR_NODISCARD ar_status trajectory_resumed(char hash[65], const ar_training_options *o, const trajectory_layout *first,
                                           uint64_t stop, const trajectory_layout *then, const char *folder);
 

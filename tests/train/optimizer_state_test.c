@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An optimizer's state, saved after some steps and put back under another layout: training goes on with the same bits.
- */
+/* An optimizer's state, saved after some steps and put back under another layout: training goes on with the same
+ * bits. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>

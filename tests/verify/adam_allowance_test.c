@@ -162,8 +162,8 @@ static void expect_share(double found, double gradient, double doubt)
     cr_expect(fabs(found - expected) <= 1e-4 * expected, "%g, not %g", found, expected);
 }
 
-/* The factor is 5/norm, and at most 5/(norm - allowed) or 1; where 1 is the most, 5/(norm + allowed) is further away.
- */
+/* The factor is 5/norm, and at most 5/(norm - allowed) or 1; where 1 is the most, 5/(norm + allowed) is further
+ * away. */
 Test(adam_allowance, clipping_scales_a_gradient_and_its_doubt_and_adds_its_own)
 {
     expect_share(clipped(4.0, 0.5), 1.0, 1e-6);

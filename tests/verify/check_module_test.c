@@ -68,8 +68,7 @@ static ar_status own_layer_again(ar_module **gives, ar_module *of)
 }
 
 /* in (column) - activation - dropout - middle (row) - own layer (once or twice) - dropout - norm - out (column: classes
- * stay sharded)
- */
+ * stay sharded) */
 static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
     const given *g = user;

@@ -9,7 +9,7 @@
 
 TestSuite(check, .timeout = 300);
 
-/* --- the same everywhere ---------------------------------------------------------------------------------------- */
+/* --- the same everywhere ------------------------------------------------------------------------------------------ */
 
 static void check_everywhere(const char *json, const char *name, const int *tp, size_t layouts, size_t batch,
                              size_t seq, const ar_plan *plan)
@@ -121,7 +121,7 @@ Test(check, the_binary64_baseline_says_how_exact_the_exact_one_is)
     remove_folder(folder);
 }
 
-/* --- runs that go wrong ----------------------------------------------------------------------------------------- */
+/* --- runs that go wrong ------------------------------------------------------------------------------------------- */
 
 Test(check, a_collective_that_is_left_out_is_counted)
 {
@@ -308,7 +308,7 @@ Test(check, overflow_gives_the_same_bits_and_names_a_nan)
     ari_reference_fini(&ref);
 }
 
-/* --- input that is refused ------------------------------------------------------------------------------------ */
+/* --- input that is refused ---------------------------------------------------------------------------------------- */
 
 static void expect_refused(ar_check_options o, ar_status st, const char *says)
 {

@@ -219,7 +219,7 @@ Test(compare, ulp_distance_counts_steps_across_zero)
     cr_expect_eq(ari_ulp_distance(NAN, -NAN), UINT32_MAX);
 }
 
-/* --- the same in whole runs ------------------------------------------------------------------------------------ */
+/* --- the same in whole runs --------------------------------------------------------------------------------------- */
 
 enum { BATCH = 2, SEQ = 5 };
 static const int64_t ids[BATCH * SEQ] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3};

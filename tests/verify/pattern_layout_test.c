@@ -4,7 +4,7 @@
 
 TestSuite(pattern_layout, .timeout = 300);
 
-/* --- sums over a group ------------------------------------------------------------------------------------------- */
+/* --- sums over a group -------------------------------------------------------------------------------------------- */
 
 /* A part of the reference for each of `n`: they add up to it. */
 static float part_of(size_t i, int k, int n, float reference)
@@ -74,7 +74,7 @@ Test(pattern_layout, a_missing_gather_is_seen_in_a_group_and_its_ranks_are_count
     world_free(&w);
 }
 
-/* --- means over parts -------------------------------------------------------------------------------------------- */
+/* --- means over parts --------------------------------------------------------------------------------------------- */
 
 /* Samples of 4 over 3 ranks: 2, 1 and 1. */
 static double share_of(int rank)
@@ -158,7 +158,7 @@ Test(pattern_layout, a_factor_is_that_of_the_group_that_has_so_many_ranks)
     world_free(&w);
 }
 
-/* --- the gradients' norm ----------------------------------------------------------------------------------------- */
+/* --- the gradients' norm ------------------------------------------------------------------------------------------ */
 
 static float norm_of_own(const world *w, int r, size_t i, float reference)
 {
@@ -186,7 +186,7 @@ Test(pattern_layout, norms_of_shards_and_norms_that_count_twice_are_told_apart)
     world_free(&w);
 }
 
-/* --- ranks of the wrong group ------------------------------------------------------------------------------------ */
+/* --- ranks of the wrong group ------------------------------------------------------------------------------------- */
 
 static float always_zero(const world *w, int r, size_t i, float reference)
 {
@@ -211,7 +211,7 @@ Test(pattern_layout, groups_after_the_first_that_are_all_wrong_took_the_world_ra
     world_free(&w);
 }
 
-/* --- tokens ------------------------------------------------------------------------------------------------------ */
+/* --- tokens ------------------------------------------------------------------------------------------------------- */
 
 /* [b, s, h] of two ranks' [b, s/2, h], one after the other. */
 static void leave_in_rank_order(world *w)
@@ -256,7 +256,7 @@ Test(pattern_layout, tokens_in_any_other_order_are_recognised_and_values_that_ar
     world_free(&w);
 }
 
-/* --- ids --------------------------------------------------------------------------------------------------------- */
+/* --- ids ---------------------------------------------------------------------------------------------------------- */
 
 Test(pattern_layout, rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight)
 {
@@ -296,7 +296,7 @@ Test(pattern_layout, the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_t
     world_free(&w);
 }
 
-/* --- norms ------------------------------------------------------------------------------------------------------- */
+/* --- norms -------------------------------------------------------------------------------------------------------- */
 
 /* A norm with a bias: 12 lanes are padded to 16, which stretches what stands before the bias. */
 Test(pattern_layout, a_norm_over_padded_lanes_is_recognised)

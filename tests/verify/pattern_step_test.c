@@ -4,7 +4,7 @@
 
 TestSuite(pattern_step, .timeout = 300);
 
-/* --- sums over ranks that share out positions -------------------------------------------------------------------- */
+/* --- sums over ranks that share out positions --------------------------------------------------------------------- */
 
 /* The reference becomes the sum of `n` contributions that have nothing to do with each other. */
 static float contribution(size_t i, int k)

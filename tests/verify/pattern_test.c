@@ -6,8 +6,7 @@
 TestSuite(pattern_replica, .timeout = 300);
 TestSuite(pattern_shard, .timeout = 300);
 
-/* --- sums over copies
- * -------------------------------------------------------------------------------------------------- */
+/* --- sums over copies --------------------------------------------------------------------------------------------- */
 
 /* Partial values: rank r has a share of its own of every element; together they are the reference. */
 static void make_partial(world *w)
@@ -95,8 +94,7 @@ Test(pattern_replica, one_rank_with_the_value_among_zeros_looks_like_a_missing_b
     world_free(&w);
 }
 
-/* --- own block alone
- * --------------------------------------------------------------------------------------------------- */
+/* --- own block alone ---------------------------------------------------------------------------------------------- */
 
 /* Outside its own block of features each rank holds `other` times noise. */
 static void keep_own_features(world *w, float other)
@@ -174,8 +172,7 @@ Test(pattern_replica, copies_without_a_relation_are_said_to_differ)
     world_free(&w);
 }
 
-/* --- shards in the wrong place
- * ----------------------------------------------------------------------------------------- */
+/* --- shards in the wrong place ------------------------------------------------------------------------------------ */
 
 /* Rank r takes what the reference has where rank from(r) stands. */
 static void take_shards(world *w, int dim, int (*from)(int, int))
@@ -281,8 +278,7 @@ Test(pattern_shard, the_wrong_kv_head_is_named)
     world_free(&w);
 }
 
-/* --- blocks in another order
- * ------------------------------------------------------------------------------------------- */
+/* --- blocks in another order -------------------------------------------------------------------------------------- */
 
 Test(pattern_shard, tokens_in_rotated_blocks_are_named)
 {
@@ -324,8 +320,7 @@ Test(pattern_shard, a_repeated_chunk_is_named)
     world_free(&w);
 }
 
-/* --- shards filled in part
- * --------------------------------------------------------------------------------------------- */
+/* --- shards filled in part ---------------------------------------------------------------------------------------- */
 
 /* Local features from `first` on become zero on ranks [0, ranks). */
 static void clear_tail(world *w, size_t first, int ranks)

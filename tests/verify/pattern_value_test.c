@@ -23,8 +23,7 @@ static void set_everywhere(world *w, size_t i, float value)
     }
 }
 
-/* --- factors
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- factors ------------------------------------------------------------------------------------------------------ */
 
 Test(pattern_value, a_factor_of_the_number_of_ranks_is_a_second_reduction)
 {
@@ -95,8 +94,7 @@ Test(pattern_value, of_two_elements_an_odd_ratio_says_nothing)
     world_free(&w);
 }
 
-/* --- zero, masks, NaN, rounding
- * ---------------------------------------------------------------------------------------- */
+/* --- zero, masks, NaN, rounding ----------------------------------------------------------------------------------- */
 
 Test(pattern_value, zeros_are_told_by_what_they_are_in)
 {
@@ -194,8 +192,7 @@ Test(pattern_value, sixteen_bit_storage_is_recognised)
     world_free(&w);
 }
 
-/* --- repeats from token to token
- * --------------------------------------------------------------------------------------- */
+/* --- repeats from token to token ---------------------------------------------------------------------------------- */
 
 Test(pattern_value, a_vector_added_to_every_token_is_a_bias)
 {
@@ -251,8 +248,7 @@ Test(pattern_value, a_factor_for_each_token_is_a_row_statistic)
     world_free(&w);
 }
 
-/* --- the loss
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- the loss ----------------------------------------------------------------------------------------------------- */
 
 Test(pattern_part, a_loss_is_explained_by_whether_the_ranks_agree)
 {
@@ -275,8 +271,7 @@ Test(pattern_part, a_loss_is_explained_by_whether_the_ranks_agree)
     world_free(&w);
 }
 
-/* --- embeddings
- * -------------------------------------------------------------------------------------------------------- */
+/* --- embeddings --------------------------------------------------------------------------------------------------- */
 
 /* Tokens 3, 9 and 20 looked up one id, token 5 another. */
 static void embedding(world *w)
@@ -320,8 +315,7 @@ Test(pattern_part, gradients_of_a_shards_first_row_are_an_edge)
     world_free(&w);
 }
 
-/* --- gradients
- * --------------------------------------------------------------------------------------------------------- */
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 Test(pattern_part, a_bias_gradient_of_one_element_a_token_is_the_wrong_axis)
 {
@@ -416,8 +410,7 @@ Test(pattern_part, an_input_overwritten_by_a_narrower_output_leaves_the_share_it
     world_free(&w);
 }
 
-/* --- places
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- places ------------------------------------------------------------------------------------------------------- */
 
 Test(pattern_part, the_first_sample_alone_right_is_leading_dimensions)
 {

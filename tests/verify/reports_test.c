@@ -8,7 +8,7 @@
 
 TestSuite(reports, .timeout = 300);
 
-/* --- micro-batches: a rank reports a tensor once for each ------------------------------------------------------- */
+/* --- micro-batches: a rank reports a tensor once for each --------------------------------------------------------- */
 
 /* Rank r of two reports rows [from, to) of the full values, as copy `replica` of `replicas`. */
 static void tap_some(ari_comparator *c, const float *full, size_t from, size_t to, int replica, int replicas)
@@ -119,8 +119,8 @@ Test(reports, a_rank_without_samples_reports_nothing_and_the_others_are_the_whol
     fixture_fini(&f);
 }
 
-/* A rank may come to a later tensor first: the backward pass of one micro-batch is before the forward pass of the next.
- */
+/* A rank may come to a later tensor first: the backward pass of one micro-batch is before the forward pass of the
+ * next. */
 Test(reports, copies_are_kept_of_the_first_tensors_in_execution_order_whatever_comes_first)
 {
     enum { TENSORS = 7 };
@@ -187,7 +187,7 @@ Test(reports, what_is_not_covered_once_is_told_with_what_does_that)
     expect_coverage(&f, "20 of 24 elements, in 1 copy", "belongs to no rank");
 }
 
-/* --- steps and allowances --------------------------------------------------------------------------------------- */
+/* --- steps and allowances ----------------------------------------------------------------------------------------- */
 
 Test(reports, a_report_of_a_step_is_compared_with_that_steps_tensor)
 {

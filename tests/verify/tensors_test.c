@@ -371,7 +371,7 @@ Test(tensors, are_those_of_the_list_made_by_hand_and_every_layout_compares_them)
     }
 }
 
-/* --- and none of them says nothing ------------------------------------------------------------------------------- */
+/* --- and none of them says nothing -------------------------------------------------------------------------------- */
 
 enum { MOST_PARAMETERS = 64 };
 typedef struct seen {

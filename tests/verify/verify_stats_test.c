@@ -266,8 +266,7 @@ Test(verify_stats, a_narrow_matrix_has_a_cell_for_each_element)
     two_files_remove(&f);
 }
 
-/* --- ordinary numbers are taken a shorter way ----------------------------------------------------------------------
- */
+/* --- ordinary numbers are taken a shorter way --------------------------------------------------------------------- */
 
 enum { MANY = 6000 };
 
@@ -280,8 +279,8 @@ static void draw_pairs(float *a, float *b, float size, bool with_odd, size_t see
         {0.0f, -0.0f}, {0.0f, 1.0f},     {1.0f, 0.0f},      {INFINITY, 1.0f}, {INFINITY, INFINITY},
         {NAN, 1.0f},   {-1.0f, NAN},     {0x1p-149f, 0.0f}, {3e38f, -3e38f},  {0x1p-140f, 0x1p-139f},
         {-2.0f, 2.0f}, {1e-30f, 1e-29f}, {5.0f, 5.0f}};
-    /* Of two that are equally many steps off the one with the larger difference is the worst, below what a third has.
-     */
+    /* Of two that are equally many steps off the one with the larger difference is the worst, below what a third
+     * has. */
     static const float tied[][2] = {
         {1024.0f, 1024.0f + 900 * 0x1p-13f}, {1.5f, 1.5f + 1000 * 0x1p-23f}, {3.0f, 3.0f + 1000 * 0x1p-22f}};
     const size_t kinds = sizeof odd / sizeof *odd;

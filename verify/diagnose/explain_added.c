@@ -109,10 +109,10 @@ static void say_source(ari_text *t, const ar_dump_tensor *source, double factor)
 static void say_constant(ari_clue *f, const ari_whole *w, const period *p)
 {
     ari_text t = ari_find(f, ARI_IDENTITY + 4);
-    ari_say(&t,
-            "a constant was added: the difference is %.6g in every one of the %zu elements (it varies by %.0e of "
-            "its size)",
-            p->mean[0], w->count, p->spread);
+    ari_say(
+        &t,
+        "a constant was added: the difference is %.6g in every one of the %zu elements (it varies by %.0e of its size)",
+        p->mean[0], w->count, p->spread);
 }
 
 static ar_status say_vector(ari_clue *f, const ari_whole *w, const period *p)
@@ -139,8 +139,7 @@ static ar_status say_table(ari_clue *f, const ari_whole *w, const period *p)
     ari_text t = ari_find(f, ARI_TRACE + 6);
     ari_say(&t,
             "positions: the difference is the same for all %zu samples (it varies by %.0e of its size), so it "
-            "depends on the position alone; learned positions looked up by a local index, counted twice, or left "
-            "out",
+            "depends on the position alone; learned positions looked up by a local index, counted twice, or left out",
             w->view.grid.shape[0], p->spread);
     say_source(&t, source, factor);
     return AR_OK;

@@ -75,8 +75,8 @@ static void seek_dropout(ari_clue *f, const ari_whole *w)
              right ? "each zero where the reference is not" : "zero or %.6g times the reference", factor);
     ari_say(&t, "%zu elements (%.2g%%) are zero, anywhere in the tensor, and all others are ", dropped, 100.0 * rate);
     if (right)
-        ari_say(&t, "right: a dropout mask without its scale 1/(1-p), another mask on this side, or writes that were "
-                    "lost");
+        ari_say(&t,
+                "right: a dropout mask without its scale 1/(1-p), another mask on this side, or writes that were lost");
     else
         ari_say(&t,
                 "%.6g times the reference: dropout with p = %.3g, which the reference does not have (eval against "

@@ -60,10 +60,10 @@ static void say_part(ari_clue *f, const ari_whole *w, double cosine, double shar
                 "; a gradient of one rank's tokens or heads that was not reduced over tp or dp, or of one sample or "
                 "micro-batch alone (leading dimensions not flattened, overwritten in place of added)");
     else
-        ari_say(&t, pass == 'b'
-                        ? "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input "
-                          "gradient"
-                        : "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output");
+        ari_say(&t,
+                pass == 'b'
+                    ? "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input gradient"
+                    : "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output");
 }
 
 /* v = r + part: a contribution that counts twice. */

@@ -272,10 +272,10 @@ static void say_interleaved(ari_text *t, const ari_whole *w, const ari_axis *a, 
     const bool whole = r->period == r->units, heads = a->dim >= 0 && ari_has_heads(w, a->dim);
     const int packed = a->dim >= 0 ? ari_packed(w, a->dim, part, size) : 0;
     if (heads && !whole && r->unit == 1 && (r->p == 2 || r->q == 2)) {
-        ari_say(t,
-                "RoPE: %s: its pairs are neighbours on one side and halves on the other (interleaved against "
-                "rotate_half)",
-                r->p == 2 ? "halves are interleaved" : "pairs are split into halves");
+        ari_say(
+            t,
+            "RoPE: %s: its pairs are neighbours on one side and halves on the other (interleaved against rotate_half)",
+            r->p == 2 ? "halves are interleaved" : "pairs are split into halves");
         return;
     }
     ari_say(t, "interleaved: %zu runs of %zu are dealt out in turn", r->p, r->q);
@@ -292,10 +292,9 @@ static void say_interleaved(ari_text *t, const ari_whole *w, const ari_axis *a, 
     else if (is_tokens(w, a))
         ari_say(t, "; tokens dealt out to ranks in turn on one side, in runs on the other (sequence sharding)");
     else
-        ari_say(t,
-                "; a [%zu, %zu] dimension flattened the other way round (heads and lanes, gate and up, shards and "
-                "rows)",
-                r->p, r->q);
+        ari_say(
+            t, "; a [%zu, %zu] dimension flattened the other way round (heads and lanes, gate and up, shards and rows)",
+            r->p, r->q);
 }
 
 static void say_exchange(ari_text *t, const ari_whole *w, const ari_axis *a, const rule *r)

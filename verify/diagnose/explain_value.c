@@ -302,10 +302,10 @@ ar_status ari_seek_function(ari_clue *f, const ari_whole *w)
     if (b.lost_sign == b.different) {
         ari_text t = ari_find(f, ARI_IDENTITY + 6);
         snprintf(f->value, sizeof f->value, "each the negative of the reference");
-        ari_say(&t,
-                "the sign is flipped in %zu elements, all of them negative in the reference: the absolute value was "
-                "taken",
-                b.different);
+        ari_say(
+            &t,
+            "the sign is flipped in %zu elements, all of them negative in the reference: the absolute value was taken",
+            b.different);
         return AR_OK;
     }
     if (clamps(w, &b)) {

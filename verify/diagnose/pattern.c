@@ -31,8 +31,8 @@ static ar_status best_finding(ari_clue *best, const ari_case *c)
     return AR_OK;
 }
 
-/* Traces that a tensor-parallel group leaves are sought in one group alone too, where the other groups would hide them.
- */
+/* Traces that a tensor-parallel group leaves are sought in one group alone too, where the other groups would hide
+ * them. */
 static ar_status look_in_one_group(ari_clue *best, const ari_case *c)
 {
     ari_difference d;
@@ -61,8 +61,8 @@ done:
     return st;
 }
 
-/* The layouts' view of the tensor, where it is another one of the same count; what is wrong with it ari_grid_init says.
- */
+/* The layouts' view of the tensor, where it is another one of the same count; what is wrong with it ari_grid_init
+ * says. */
 static ari_difference in_layout_shape(const ari_difference *d)
 {
     ari_difference view = *d;

@@ -197,8 +197,7 @@ static void say_part(ari_clue *f, const ari_case *c, double angle, double share)
     else if (foreign) {
         ari_say(&t,
                 "%.3g of the reference is in the gradient (cosine %.2f), and something foreign: part of the saved "
-                "input or of "
-                "dY was overwritten, in place or by a reused buffer",
+                "input or of dY was overwritten, in place or by a reused buffer",
                 share, angle);
         if (d->micro_batches > 1)
             ari_say(&t, ", or by the forward pass of another micro-batch before this one's backward");

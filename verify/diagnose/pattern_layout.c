@@ -30,8 +30,8 @@ typedef struct sums {
     double vr, rr, vv;
 } sums;
 
-/* The factor of values to reference: 0 where it is not one number; values of which the reference is zero say nothing.
- */
+/* The factor of values to reference: 0 where it is not one number; values of which the reference is zero say
+ * nothing. */
 static double factor_of(const sums *s)
 {
     const double factor = s->vr / s->rr, left = s->vv - s->vr * factor;
@@ -189,8 +189,7 @@ ar_status ari_detect_clip(ari_clue *f, const ari_case *c)
     return AR_OK;
 }
 
-/* --- a sum that was not taken before its tokens were shared out -----------------------------------------------------
- */
+/* --- a sum that was not taken before its tokens were shared out --------------------------------------------------- */
 
 /* Whether every rank holds some of the positions only. */
 static bool positions_are_shared(const ari_difference *d)

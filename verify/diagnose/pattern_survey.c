@@ -16,8 +16,7 @@ static ar_status check_box(const ari_difference *d, int rank, size_t k)
             b->extent[i] > copy->shape[i] - b->local[i])
             return ar_error_set(
                 AR_ERR_ARG,
-                "%s: rank %d: box %zu holds %zu elements along dimension %d from %zu of %zu, local %zu of "
-                "%zu: outside",
+                "%s: rank %d: box %zu holds %zu elements along dimension %d from %zu of %zu, local %zu of %zu: outside",
                 d->name, rank, k, b->extent[i], i, b->global[i], d->shape[i], b->local[i], copy->shape[i]);
     }
     return AR_OK;

@@ -228,11 +228,11 @@ ar_status ari_detect_share(ari_clue *f, const ari_case *c)
         return AR_OK;
     if (is_as_before(c)) {
         ari_text t = ari_find(f, ARI_IDENTITY + 4);
-        ari_say(&t,
-                "shares that were not gathered: what differs is the weight before the step, bit for bit, on %d of %d "
-                "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered "
-                "over dp",
-                c->survey.wrong_ranks, d->ranks);
+        ari_say(
+            &t,
+            "shares that were not gathered: what differs is the weight before the step, bit for bit, on %d of %d "
+            "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over dp",
+            c->survey.wrong_ranks, d->ranks);
         return AR_OK;
     }
     compare_updates(c, &size, &cosine);

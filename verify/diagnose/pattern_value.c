@@ -135,8 +135,7 @@ static void say_factor(ari_text *t, const ari_case *c, int rank, double factor, 
     if (is_features_per_token(d, factor, 1e-5))
         ari_say(t,
                 " = %zu features / %zu tokens: a bias gradient summed over the wrong axis, where each dY is the same; "
-                "or, if "
-                "dY is not, a wrong divisor",
+                "or, if dY is not, a wrong divisor",
                 d->copy[rank].shape[0], d->batch * d->seq);
     else if (dp > 1 && is_near(factor, dp, 1e-5))
         ari_say(t,
@@ -321,8 +320,7 @@ ar_status ari_detect_rounding(ari_clue *f, const ari_case *c)
         snprintf(f->value, sizeof f->value, "each of 16-bit precision");
         ari_say(&text,
                 "stored in 16 bits on the way: every different value has a mantissa of at most 10 bits and lies within "
-                "%.1e "
-                "of its reference",
+                "%.1e of its reference",
                 t->max_relative);
     }
     return AR_OK;

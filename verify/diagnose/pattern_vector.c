@@ -99,8 +99,7 @@ static void say_table(ari_clue *f, const ari_case *c, double spread_of_it)
     ari_text t = ari_find(f, ARI_SHAPE + 12);
     ari_say(&t,
             "positions: the difference is the same for all %zu samples (it varies by %.0e of its size), so it depends "
-            "on the "
-            "token's position alone; learned positions looked up by a local index, counted twice, or left out",
+            "on the token's position alone; learned positions looked up by a local index, counted twice, or left out",
             g->shape[0], spread_of_it);
 }
 

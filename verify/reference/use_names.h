@@ -6,8 +6,7 @@
 
 /* A module may be used twice in one forward pass, and then reports under one name twice. Between begin and end the
  * second report of a value with the same place is passed on as "name (use 2)"; the micro-batches of a rank have other
- * places.
- */
+ * places. */
 typedef struct ari_use_names {
     ar_tap_fn tap; /* who listened before */
     void *tap_user;

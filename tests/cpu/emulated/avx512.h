@@ -19,8 +19,7 @@ typedef struct __m256i {
 
 typedef uint8_t __mmask8;
 
-/* --- 8 lanes of 64 bits ----------------------------------------------------------------------------------------------
- */
+/* --- 8 lanes of 64 bits ------------------------------------------------------------------------------------------- */
 
 static inline __m512i _mm512_set1_epi64(long long a)
 {
@@ -76,8 +75,8 @@ static inline __m512i _mm512_cvtepu32_epi64(__m256i a)
     return r;
 }
 
-/* a + the low 52 bits of the product of the low 52 bits of b and c. The product's higher half is not needed for them.
- */
+/* a + the low 52 bits of the product of the low 52 bits of b and c. The product's higher half is not needed for
+ * them. */
 static inline __m512i _mm512_madd52lo_epu64(__m512i a, __m512i b, __m512i c)
 {
     const uint64_t low52 = ((uint64_t)1 << 52) - 1;
@@ -86,8 +85,7 @@ static inline __m512i _mm512_madd52lo_epu64(__m512i a, __m512i b, __m512i c)
     return a;
 }
 
-/* --- 8 lanes of 32 bits ----------------------------------------------------------------------------------------------
- */
+/* --- 8 lanes of 32 bits ------------------------------------------------------------------------------------------- */
 
 static inline __m256i _mm256_set1_epi32(int a)
 {

@@ -4,8 +4,8 @@
 
 #include "anyrank/device.h"
 
-/** Gives a CPU device the exact products that it would have on a processor with AVX-512 IFMA, on emulated instructions.
- */
+/** Gives a CPU device the exact products that it would have on a processor with AVX-512 IFMA, on emulated
+ *  instructions. */
 void test_emulate_ifma(ar_device *d);
 
 #endif
