@@ -7,7 +7,7 @@
 #include "dump/npy.h"
 #include "dump/placement.h"
 
-/* How a dump is put together: files are opened and told their ranks (dump_files.c, dump_ranks.c), what each holds of
+/* How a dump is put together: files are opened and told their ranks (dump_files.c, file_ranks.c), what each holds of
  * which tensor is listed in pieces (dump_pieces.c), and the pieces of one name make a tensor (parts*.c). */
 
 typedef struct ari_dump_file {

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the direction of the includes: scripts/check_includes.py ROOT
+"""Checks the direction of the includes, and that a name has one definition: scripts/check_includes.py ROOT
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
 bench lies between verify and cli. io stands on core, under models and verify; dump, which reads other people's tensors
 and per-rank files, stands on io and models; the communicators (sim, mpi, gpu/nccl) stand on core alone,
 gpu/nccl also on what gpu tells of a device; the baseline
 stands on the scalar definitions and the parsed config and nothing else. What predicts or checks collectives (sim/plan,
-the baseline, tests/sim/plain*.h) may not reach what they move. Prints
-"file:line: what is wrong" for each violation; exit status 1 if there is one.
+the baseline, tests/sim/plain*.h) may not reach what they move. A type or function ar_* or ari_* is defined in one file.
+Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
 import pathlib
@@ -119,6 +119,16 @@ for room in ROOMS:
 for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/models", "ref/train", "ref/io"):
     FORBIDDEN_SYSTEM[folder] = re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$")
 
+# Where names of other files are defined a second time: the build, or a table of functions, chooses one of the two.
+ALTERNATIVES = ("gpu/absent.c", "mpi/absent.c", "ref/arith/native.")
+
+# What defines a type, with a body or as another name of a type, and what defines a function that is not static.
+# clang-format puts their beginnings, and the brace that ends a type, into the first column.
+DEFINITION = re.compile(
+    r"^(?:typedef\s+)?(?:struct|enum|union)\s+(ari?_\w+)\s*\{|^\}\s*(ari?_\w+);"
+    r"|^typedef\s+(?!struct\b|enum\b|union\b)[^;{}()]*?\(?\*?\b(ari?_\w+)\)?(?:\([^;{}]*\))?;"
+    r"|^(?!static\b|typedef\b)(?:\w[\w *]*[ *])?(ari?_\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
+
 
 def without_comments(text):
     """The text with comments blanked, line numbers kept: an include inside one is none."""
@@ -134,6 +144,7 @@ class Tree:
     def __init__(self, root):
         self.root = root
         self.includes = {}  # path -> [(line, resolved project path or None, text, is system)]
+        self.definitions = {}  # name of a type or function -> {path: line}
         for top in ("include", "ref", "sim", "mpi", "gpu", "run", "dump", "verify", "cli", "bench", "examples"):
             for path in sorted((root / top).rglob("*")):
                 if path.suffix in SUFFIXES and path.is_file():
@@ -143,6 +154,10 @@ class Tree:
 
     def read(self, path):
         text = without_comments(path.read_text(encoding="utf-8", errors="replace"))
+        name = path.relative_to(self.root).as_posix()
+        for match in DEFINITION.finditer(text) if not name.startswith(ALTERNATIVES) else ():
+            line = text.count("\n", 0, match.start()) + 1
+            self.definitions.setdefault(match.group(match.lastindex), {}).setdefault(name, line)
         found = []
         for match in INCLUDE.finditer(text):
             # The match may begin on earlier, blank lines.
@@ -231,10 +246,18 @@ def check_reached(tree, name, folder):
             yield first_line(tree, name, chain[1] if len(chain) > 1 else text), problem
 
 
+def check_homonyms(tree):
+    """Names with definitions in two files, each told in all files but the first."""
+    for name, places in tree.definitions.items():
+        first = min(places)
+        for path in set(places) - {first}:
+            yield path, places[path], f"{name} is also defined in {first}: give one of them another name"
+
+
 def violations(root):
     """Sorted ["file:line: message"] of a tree, and how many files it has."""
     tree = Tree(root)
-    found = []
+    found = list(check_homonyms(tree))
     for name in tree.includes:
         folder = folder_of(name)
         if folder is None:

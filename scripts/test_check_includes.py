@@ -144,6 +144,30 @@ class CheckIncludes(unittest.TestCase):
         self.assertEqual(self.run_on({"ref/core/a.c": text}), (0, []))
         self.rejects("ref/core/a.c", text + '#include "ref/io/json.h"\n', 6, "ref/io/json.h")
 
+    def test_a_name_has_one_definition(self):
+        struct, enum = "typedef struct ari_a {\n    int n;\n} ari_a;\n", "typedef enum ari_a {\n    ARI_ONE\n} ari_a;\n"
+        function = "AR_NODISCARD ar_status ar_f(const char *name,\n                            int n)\n{\n}\n"
+        for text in (struct, enum, "struct ari_a {\n    int n;\n};\n", "typedef struct {\n    int n;\n} ari_a;\n",
+                     "typedef int32_t ari_a;\n", "typedef int ari_a(const char *name);\n",
+                     "typedef int (*ari_a)(void);\n"):
+            with self.subTest(text=text):
+                status, output = self.run_on({"sim/a.h": struct, "verify/check/a.h": "\n" + text})
+                self.assertEqual(status, 1)
+                self.assertIn("ari_a is also defined in sim/a.h", output[0])
+                self.assertTrue(output[0].startswith("verify/check/a.h:"), output)
+        status, output = self.run_on({"gpu/f.cu": function, "sim/a.c": "\n" + function})
+        self.assertEqual((status, len(output)), (1, 1), output)
+        self.assertTrue(output[0].startswith("sim/a.c:2: ar_f is also defined in gpu/f.cu"), output)
+
+    def test_a_declaration_or_an_alternative_is_no_second_definition(self):
+        defined = "struct ari_a {\n    int n;\n};\nar_status ar_f(int n)\n{\n}\n"
+        for name, text in (("sim/b.h", "typedef struct ari_a ari_a;\nstruct ari_a;\nar_status ar_f(int n);\n"),
+                           ("sim/b.c", "static ar_status ar_f(int n)\n{\n    return ar_f(n);\n}\n"),
+                           ("sim/c.c", "typedef struct b {\n    struct ari_a a;\n} b;\n"),
+                           ("sim/d.c", "/* struct ari_a {\n} ari_a; */\n"), ("mpi/absent.c", defined)):
+            with self.subTest(name=name):
+                self.assertEqual(self.run_on({"sim/a.c": defined, name: text}), (0, []))
+
     def test_an_empty_root_is_an_error(self):
         with tempfile.TemporaryDirectory() as root:
             done = subprocess.run([sys.executable, str(SCRIPT), root], capture_output=True, text=True, check=False)

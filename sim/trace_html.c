@@ -13,14 +13,14 @@ extern const unsigned long ari_trace_page_bytes;
 
 static const char place_of_data[] = "@TRACE@";
 
-static void put_string(ari_text *t, const char *string)
+static void put_string(ari_trace_text *t, const char *string)
 {
     ari_text_put(t, ",");
     ari_text_string(t, string);
 }
 
 /* The order of the fields is the page's: see `read` there. */
-static void put_record(ari_text *t, const ari_trace_view *v, const ari_view_lane *lane, size_t i)
+static void put_record(ari_trace_text *t, const ari_trace_view *v, const ari_view_lane *lane, size_t i)
 {
     const ari_record *r = lane->shown[i];
     const uint64_t begin = ari_view_begin(v, r), length = ari_view_end(v, r) - begin;
@@ -52,7 +52,7 @@ static void put_record(ari_text *t, const ari_trace_view *v, const ari_view_lane
     ari_text_put(t, "]");
 }
 
-static void put_lanes(ari_text *t, const ari_trace_view *v)
+static void put_lanes(ari_trace_text *t, const ari_trace_view *v)
 {
     ari_text_put(t, "\"lanes\":[");
     for (size_t i = 0; i < v->lane_count; i++) {
@@ -68,7 +68,7 @@ static void put_lanes(ari_text *t, const ari_trace_view *v)
 }
 
 /* What all members of a collective agree on. */
-static void put_meetings(ari_text *t, const ari_trace_view *v)
+static void put_meetings(ari_trace_text *t, const ari_trace_view *v)
 {
     ari_text_put(t, "\"meetings\":[");
     for (size_t i = 0; i < v->meeting_count; i++) {
@@ -83,7 +83,7 @@ static void put_meetings(ari_text *t, const ari_trace_view *v)
     ari_text_put(t, "]");
 }
 
-static void put_summary(ari_text *t, const ar_trace *trace, ar_trace_clock clock)
+static void put_summary(ari_trace_text *t, const ar_trace *trace, ar_trace_clock clock)
 {
     ar_trace_summary s;
     if (ar_trace_summarise(&s, trace, clock) != AR_OK) {
@@ -104,7 +104,7 @@ static void put_summary(ari_text *t, const ar_trace *trace, ar_trace_clock clock
     ari_text_put(t, "]}");
 }
 
-static void put_data(ari_text *t, const ari_trace_view *v, const ar_trace *trace, const char *title)
+static void put_data(ari_trace_text *t, const ari_trace_view *v, const ar_trace *trace, const char *title)
 {
     ari_text_put(t, "{\"title\":");
     ari_text_string(t, title);
@@ -128,7 +128,7 @@ ar_status ar_trace_write_html(const ar_trace *t, ar_trace_clock clock, const cha
         return ar_error_set(AR_ERR_INTERNAL, "the page of the timeline has no place for a trace");
     const char *rest = data + sizeof place_of_data - 1;
     ari_trace_view view;
-    ari_text *text = NULL;
+    ari_trace_text *text = NULL;
     AR_TRY(ari_trace_view_init(&view, t, clock));
     ar_status st = ari_text_create(&text, path);
     if (st == AR_OK) {

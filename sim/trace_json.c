@@ -13,7 +13,7 @@
 typedef enum track_kind { ALL_OF_LANE, COMPUTATION, COMMUNICATION } track_kind;
 
 typedef struct writer {
-    ari_text *text;
+    ari_trace_text *text;
     const ari_trace_view *view;
     bool any; /* an event has been written */
     uint64_t flows;
@@ -353,7 +353,7 @@ static void put_counter(writer *w, int pid, uint64_t ns, int64_t bytes)
 }
 
 /* Each changes once at a time, whatever begins and ends then: of two values at one moment a reader may show either. */
-static void put_changes(writer *w, const ari_flight *list, size_t n, int64_t *of_rank)
+static void put_changes(writer *w, const ari_view_flight *list, size_t n, int64_t *of_rank)
 {
     int64_t all = 0;
     for (size_t i = 0, end; i < n; i = end) {
@@ -374,7 +374,7 @@ static void put_changes(writer *w, const ari_flight *list, size_t n, int64_t *of
 
 static ar_status put_counters(writer *w)
 {
-    ari_flight *list = NULL;
+    ari_view_flight *list = NULL;
     int64_t *of_rank = NULL;
     size_t n = 0;
     ar_status st = AR_OK;
@@ -404,7 +404,7 @@ ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const cha
     if (!t)
         return ar_error_set(AR_ERR_ARG, "ar_trace_write_json: the trace is missing");
     ari_trace_view view;
-    ari_text *text = NULL;
+    ari_trace_text *text = NULL;
     AR_TRY(ari_trace_view_init(&view, t, clock));
     ar_status st = ari_text_create(&text, path);
     if (st == AR_OK) {

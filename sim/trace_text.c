@@ -8,10 +8,10 @@
 
 enum { LONGEST = 1000 };
 
-ar_status ari_text_create(ari_text **gives, const char *path)
+ar_status ari_text_create(ari_trace_text **gives, const char *path)
 {
     *gives = NULL;
-    ari_text *t = malloc(sizeof *t);
+    ari_trace_text *t = malloc(sizeof *t);
     if (!t)
         return ar_error_set(AR_ERR_MEMORY, "no memory to write a trace");
     t->st = AR_OK;
@@ -25,14 +25,14 @@ ar_status ari_text_create(ari_text **gives, const char *path)
     return AR_OK;
 }
 
-static void flush(ari_text *t)
+static void flush(ari_trace_text *t)
 {
     if (t->st == AR_OK)
         t->st = ari_out_write(t->out, t->buffer, t->used);
     t->used = 0;
 }
 
-void ari_text_put(ari_text *t, const char *format, ...)
+void ari_text_put(ari_trace_text *t, const char *format, ...)
 {
     if (sizeof t->buffer - t->used <= LONGEST)
         flush(t);
@@ -43,7 +43,7 @@ void ari_text_put(ari_text *t, const char *format, ...)
     t->used += n < 0 ? 0 : n > LONGEST ? (size_t)LONGEST : (size_t)n;
 }
 
-void ari_text_bytes(ari_text *t, const char *bytes, size_t n)
+void ari_text_bytes(ari_trace_text *t, const char *bytes, size_t n)
 {
     while (n > 0) {
         if (t->used == sizeof t->buffer)
@@ -75,7 +75,7 @@ static size_t utf8_length(const unsigned char *s)
     return n;
 }
 
-void ari_text_string(ari_text *t, const char *string)
+void ari_text_string(ari_trace_text *t, const char *string)
 {
     const unsigned char *s = (const unsigned char *)string;
     ari_text_bytes(t, "\"", 1);
@@ -93,14 +93,14 @@ void ari_text_string(ari_text *t, const char *string)
     ari_text_bytes(t, "\"", 1);
 }
 
-void ari_text_us(ari_text *t, uint64_t ns)
+void ari_text_us(ari_trace_text *t, uint64_t ns)
 {
     /* Perfetto's reader has (int64_t)(us * 1000.0), which for some decimals is the nanosecond before. */
     const bool falls_short = (uint64_t)((double)ns / 1000.0 * 1000.0) < ns;
     ari_text_put(t, "%llu.%03u%s", (unsigned long long)(ns / 1000), (unsigned)(ns % 1000), falls_short ? "1" : "");
 }
 
-ar_status ari_text_end(ari_text *t, ar_status st)
+ar_status ari_text_end(ari_trace_text *t, ar_status st)
 {
     flush(t);
     if (st == AR_OK)

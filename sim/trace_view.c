@@ -223,15 +223,15 @@ void ari_view_ranks(const ari_trace_view *v, const ari_meeting *m, char *text, s
 
 static int by_time(const void *a, const void *b)
 {
-    const ari_flight *x = a, *y = b;
+    const ari_view_flight *x = a, *y = b;
     if (x->ns != y->ns)
         return x->ns < y->ns ? -1 : 1;
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-ar_status ari_view_flights(ari_flight **gives, size_t *count, const ari_trace_view *v)
+ar_status ari_view_flights(ari_view_flight **gives, size_t *count, const ari_trace_view *v)
 {
-    ari_flight *list = NULL;
+    ari_view_flight *list = NULL;
     size_t n = 0, most = 0;
     AR_TRY(ari_mul_size(&most, v->member_count, 2));
     AR_TRY(ari_alloc((void **)&list, most, sizeof *list, "bytes in flight"));
@@ -244,8 +244,8 @@ ar_status ari_view_flights(ari_flight **gives, size_t *count, const ari_trace_vi
             const int rank = v->lanes[v->members[k].lane].rank;
             if (bytes == 0 || end <= begin) /* at once */
                 continue;
-            list[n++] = (ari_flight){begin, rank, bytes};
-            list[n++] = (ari_flight){end, rank, -bytes};
+            list[n++] = (ari_view_flight){begin, rank, bytes};
+            list[n++] = (ari_view_flight){end, rank, -bytes};
         }
     }
     qsort(list, n, sizeof *list, by_time);

@@ -65,12 +65,12 @@ void ari_view_ranks(const ari_trace_view *v, const ari_meeting *m, char *text, s
 
 /* Bytes in flight: what a rank reads and writes of other ranks' memory in a collective, from when the last one has come
  * to its end. */
-typedef struct ari_flight {
+typedef struct ari_view_flight {
     uint64_t ns; /* from the view's start */
     int rank;
     int64_t bytes; /* more, or less again */
-} ari_flight;
+} ari_view_flight;
 /** All changes, in time; ends before begins where both are at once. Gives; free(). Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_view_flights(ari_flight **gives, size_t *count, const ari_trace_view *v);
+AR_NODISCARD ar_status ari_view_flights(ari_view_flight **gives, size_t *count, const ari_trace_view *v);
 
 #endif

@@ -18,7 +18,7 @@
 /* An exchange that this process is in. */
 typedef struct asked {
     struct asked *next;
-    ari_meeting id;
+    ari_control_meeting id;
     char *answer;
     size_t bytes;
 } asked;
@@ -114,7 +114,7 @@ static bool failed_within(ari_control *c, uint64_t ns)
 
 void ari_control_fail(ari_control *c, ar_status st, const char *why)
 {
-    const ari_verdict v = {.status = st};
+    const ari_control_verdict v = {.status = st};
     const bool in_thread = c->started && pthread_equal(pthread_self(), c->thread);
     if (failed_within(c, 0))
         return;
@@ -127,7 +127,7 @@ void ari_control_fail(ari_control *c, ar_status st, const char *why)
 
 void ari_control_agree_failed(ari_control *c, ar_status st)
 {
-    const ari_verdict v = {.status = st};
+    const ari_control_verdict v = {.status = st};
     char why[1024];
     snprintf(why, sizeof why, "%s", ar_error_message());
     keep_failure(c, st, why);
@@ -154,11 +154,11 @@ static void forget(ari_control *c, const asked *a)
 
 static ar_status open_gifts(ari_gifts *gives, char *answer, size_t bytes, int n)
 {
-    const size_t starts = ((size_t)n + 1) * sizeof(size_t), head = sizeof(ari_meeting) + starts;
+    const size_t starts = ((size_t)n + 1) * sizeof(size_t), head = sizeof(ari_control_meeting) + starts;
     if (bytes < head)
         return ar_error_set(AR_ERR_INTERNAL, "an agreement of %d ranks has %zu bytes", n, bytes);
     AR_TRY(ari_alloc((void **)&gives->start, (size_t)n + 1, sizeof(size_t), "what ranks agree upon"));
-    memcpy(gives->start, answer + sizeof(ari_meeting), starts);
+    memcpy(gives->start, answer + sizeof(ari_control_meeting), starts);
     memmove(answer, answer + head, bytes - head);
     gives->at = answer;
     return AR_OK;
@@ -210,7 +210,7 @@ ar_status ari_control_exchange(ari_control *c, uint64_t group, uint64_t seq, int
 
 static void take_answer(ari_control *c, char *bytes, size_t size)
 {
-    ari_meeting id;
+    ari_control_meeting id;
     memcpy(&id, bytes, sizeof id);
     pthread_mutex_lock(&c->lock);
     for (asked *a = c->exchanges; a; a = a->next) {
@@ -260,12 +260,12 @@ static bool hear(ari_control *c)
         return false;
     }
     const size_t size = (size_t)head.bytes;
-    if (head.word == ARI_WORD_EXCHANGED && size >= sizeof(ari_meeting)) {
+    if (head.word == ARI_WORD_EXCHANGED && size >= sizeof(ari_control_meeting)) {
         take_answer(c, bytes, size);
         return true;
     }
-    if (head.word == ARI_WORD_FAILED && size >= sizeof(ari_verdict)) {
-        ari_verdict v;
+    if (head.word == ARI_WORD_FAILED && size >= sizeof(ari_control_verdict)) {
+        ari_control_verdict v;
         memcpy(&v, bytes, sizeof v);
         keep_failure(c, v.own ? (ar_status)v.status : AR_ERR_ABORTED, bytes + sizeof v);
     } else if (head.word == ARI_WORD_SHOW) {

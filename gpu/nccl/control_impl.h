@@ -7,13 +7,13 @@
 
 /* Between the hub and its clients: a head, then head.bytes of what the kind says. */
 typedef enum ari_word {
-    ARI_WORD_FAIL = 1,  /* to the hub: ari_verdict, text */
-    ARI_WORD_FAILED,    /* to a client: ari_verdict, text */
+    ARI_WORD_FAIL = 1,  /* to the hub: ari_control_verdict, text */
+    ARI_WORD_FAILED,    /* to a client: ari_control_verdict, text */
     ARI_WORD_LATE,      /* to the hub */
     ARI_WORD_SHOW,      /* to a client: give your view */
     ARI_WORD_VIEW,      /* to the hub: the view */
-    ARI_WORD_EXCHANGE,  /* to the hub: ari_meeting, bytes */
-    ARI_WORD_EXCHANGED, /* to a client: ari_meeting, size_t start[n + 1], bytes */
+    ARI_WORD_EXCHANGE,  /* to the hub: ari_control_meeting, bytes */
+    ARI_WORD_EXCHANGED, /* to a client: ari_control_meeting, size_t start[n + 1], bytes */
     ARI_WORD_BYE,       /* to the hub: I need nobody any more */
     ARI_WORD_ALL_SAID   /* to a client: nobody does */
 } ari_word;
@@ -23,15 +23,15 @@ typedef struct ari_word_head {
     uint64_t bytes;
 } ari_word_head;
 
-typedef struct ari_verdict {
+typedef struct ari_control_verdict {
     int32_t status; /* of the one whom it is about; of the others AR_ERR_ABORTED */
     int32_t own;    /* to a client: it is about you */
-} ari_verdict;
+} ari_control_verdict;
 
-typedef struct ari_meeting {
+typedef struct ari_control_meeting {
     uint64_t group, seq;
     int32_t index, n;
-} ari_meeting;
+} ari_control_meeting;
 
 /* No word is longer: what claims to be is no word of ours. */
 #define ARI_WORD_MOST ((uint64_t)1 << 30)

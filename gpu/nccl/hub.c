@@ -21,7 +21,7 @@
 /* A meeting that not all have come to. */
 typedef struct meeting {
     struct meeting *next;
-    ari_meeting id; /* index is not looked at */
+    ari_control_meeting id; /* index is not looked at */
     int come;
     char **bytes;
     size_t *size;
@@ -68,7 +68,7 @@ static void fail(ari_hub *h, ar_status st, const bool *own, int rank, const char
         return;
     h->failed = true;
     for (int r = h->size - 1; r >= 0; r--) {
-        const ari_verdict v = {.status = st, .own = own ? own[r] : r == rank};
+        const ari_control_verdict v = {.status = st, .own = own ? own[r] : r == rank};
         tell(h, r, ARI_WORD_FAILED, &v, sizeof v, text, strlen(text));
     }
 }
@@ -141,7 +141,7 @@ static void free_meeting(meeting *m)
     free(m);
 }
 
-static meeting *new_meeting(ari_hub *h, const ari_meeting *id)
+static meeting *new_meeting(ari_hub *h, const ari_control_meeting *id)
 {
     meeting *m = calloc(1, sizeof *m);
     if (!m)
@@ -161,7 +161,7 @@ static meeting *new_meeting(ari_hub *h, const ari_meeting *id)
     return m;
 }
 
-static meeting *meeting_of(ari_hub *h, const ari_meeting *id)
+static meeting *meeting_of(ari_hub *h, const ari_control_meeting *id)
 {
     meeting *m = h->meetings;
     while (m && (m->id.group != id->group || m->id.seq != id->seq || m->id.n != id->n))
@@ -195,7 +195,7 @@ static void share(ari_hub *h, meeting *m)
     for (size_t i = 0; i <= n; i++) {
         memcpy(all + sizeof m->id + i * sizeof at, &at, sizeof at);
         if (i < n && m->size[i] > 0)
-            memcpy(all + sizeof m->id + starts + at, m->bytes[i] + sizeof(ari_meeting), m->size[i]);
+            memcpy(all + sizeof m->id + starts + at, m->bytes[i] + sizeof(ari_control_meeting), m->size[i]);
         at += i < n ? m->size[i] : 0;
     }
     for (size_t i = 0; i < n; i++)
@@ -206,7 +206,7 @@ static void share(ari_hub *h, meeting *m)
 /* Keeps `bytes`, which begin with the meeting's id. */
 static void come_to(ari_hub *h, int r, char *bytes, size_t size)
 {
-    ari_meeting id;
+    ari_control_meeting id;
     memcpy(&id, bytes, sizeof id);
     meeting *m = id.n > 0 && id.n <= h->size && id.index >= 0 && id.index < id.n ? meeting_of(h, &id) : NULL;
     if (!m || m->client[id.index] >= 0) {
@@ -258,12 +258,12 @@ static void hear(ari_hub *h, int r)
         take_view(h, r, bytes, size);
         return;
     }
-    if (head.word == ARI_WORD_EXCHANGE && size >= sizeof(ari_meeting)) {
+    if (head.word == ARI_WORD_EXCHANGE && size >= sizeof(ari_control_meeting)) {
         come_to(h, r, bytes, size);
         return;
     }
-    if (head.word == ARI_WORD_FAIL && size >= sizeof(ari_verdict)) {
-        ari_verdict v;
+    if (head.word == ARI_WORD_FAIL && size >= sizeof(ari_control_verdict)) {
+        ari_control_verdict v;
         memcpy(&v, bytes, sizeof v);
         fail(h, (ar_status)v.status, NULL, r, bytes + sizeof v);
     } else if (head.word == ARI_WORD_LATE) {

@@ -25,18 +25,18 @@ typedef enum ari_kind {
 } ari_kind;
 
 /* What a buffer of rank r holds. */
-typedef enum ari_extent {
+typedef enum ari_buffer_extent {
     ARI_NOTHING,
     ARI_COUNT,      /* count */
     ARI_OWN_PART,   /* counts[r] */
     ARI_PARTS,      /* the sum of counts, part after part */
     ARI_RECV_PARTS, /* the sum of recv_counts, part after part */
     ARI_EXTENTS
-} ari_extent;
+} ari_buffer_extent;
 
 typedef struct ari_kind_row {
     const char *name; /* in reports */
-    ari_extent in, out;
+    ari_buffer_extent in, out;
     bool from_root;  /* the input is the root's alone */
     bool to_root;    /* the output is the root's alone */
     bool combines;   /* with an operation */

@@ -9,12 +9,12 @@ size_t ari_next_op(const ari_call *call, size_t at, bool sends, int peer)
 }
 
 /* The counts by which a buffer is cut into parts, one for each rank; NULL: it is not. */
-static const size_t *cut_of(const ari_call *call, ari_extent extent)
+static const size_t *cut_of(const ari_call *call, ari_buffer_extent extent)
 {
     return extent == ARI_PARTS ? call->counts : extent == ARI_RECV_PARTS ? call->recv_counts : NULL;
 }
 
-static ari_extent extent_of(const ari_call *call, bool sends)
+static ari_buffer_extent extent_of(const ari_call *call, bool sends)
 {
     return sends ? ari_kind_of(call->kind)->in : ari_kind_of(call->kind)->out;
 }
@@ -23,7 +23,7 @@ static ari_extent extent_of(const ari_call *call, bool sends)
 static size_t part_count(const ari_call *call, int rank, int peer, bool sends)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
-    const ari_extent extent = extent_of(call, sends);
+    const ari_buffer_extent extent = extent_of(call, sends);
     const size_t *cut = cut_of(call, extent);
     const int from = sends ? rank : peer, to = sends ? peer : rank;
     if (extent == ARI_NOTHING || (k->from_root && from != call->root) || (k->to_root && to != call->root))
@@ -115,7 +115,7 @@ bool ari_next_move(ari_moves *s, ari_move *move)
 }
 
 /* Elements of a buffer, of a rank that has it. */
-static size_t count_of(const ari_call *call, ari_extent extent, int rank, int n)
+static size_t count_of(const ari_call *call, ari_buffer_extent extent, int rank, int n)
 {
     const size_t *cut = cut_of(call, extent);
     if (cut)

@@ -56,18 +56,18 @@ static const ari_family families[] = {
 static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_TOKENS] = {ARI_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
     [ARI_POSITIONS] = {ARI_TABLE, AR_STYLE_REPLICATE, ARI_POSITION_ROWS, ARI_HIDDEN},
-    [ARI_NORM1] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NOTHING},
+    [ARI_NORM1] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_QKV] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_HEADS, ARI_HIDDEN},
     [ARI_Q] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_QUERY_HEADS, ARI_HIDDEN},
     [ARI_K] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
     [ARI_V] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
     [ARI_OUT] = {ARI_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_QUERY_HEADS},
-    [ARI_NORM2] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NOTHING},
+    [ARI_NORM2] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_FIRST] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
     [ARI_GATE] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
     [ARI_UP] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
     [ARI_DOWN] = {ARI_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_FFN},
-    [ARI_FINAL_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NOTHING},
+    [ARI_FINAL_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_HEAD] = {ARI_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
 };
 
@@ -90,7 +90,7 @@ const ari_family *ari_family_at(size_t i)
 
 const char *ari_part_path(const ari_family *f, ari_role role)
 {
-    const ari_part *p = f->part;
+    const ari_family_part *p = f->part;
     while (p->path && p->role != role)
         p++;
     return p->path;
@@ -122,10 +122,10 @@ bool ari_part_has_bias(const ar_config *c, ari_role role)
     return role == ARI_QKV || role == ARI_Q || role == ARI_K || role == ARI_V ? c->qkv_bias : c->mlp_bias;
 }
 
-size_t ari_extent_of(const ar_config *c, ari_extent e)
+size_t ari_extent_of(const ar_config *c, ari_shape_extent e)
 {
     const size_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    const size_t extents[] = {[ARI_NOTHING] = 0,
+    const size_t extents[] = {[ARI_NO_EXTENT] = 0,
                               [ARI_HIDDEN] = c->hidden,
                               [ARI_FFN] = c->ffn,
                               [ARI_VOCABULARY] = c->vocab,

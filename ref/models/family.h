@@ -73,8 +73,8 @@ typedef enum ari_form {
                 * [out] */
 } ari_form;
 /* Extents of shapes, by what they count. */
-typedef enum ari_extent {
-    ARI_NOTHING,
+typedef enum ari_shape_extent {
+    ARI_NO_EXTENT,
     ARI_HIDDEN,
     ARI_FFN,
     ARI_VOCABULARY,
@@ -82,21 +82,21 @@ typedef enum ari_extent {
     ARI_QUERY_HEADS,
     ARI_KV_HEADS,
     ARI_PACKED_HEADS /* q | k | v, of as many heads each */
-} ari_extent;
+} ari_shape_extent;
 
 /* What a role's parameters are in every family. */
 typedef struct ari_part_kind {
     ari_form form;
     ar_style style; /* of the default plan */
-    ari_extent out, in;
+    ari_shape_extent out, in;
 } ari_part_kind;
 /** Of a role with parameters. Static storage. */
 const ari_part_kind *ari_part_kind_of(ari_role role);
 
-typedef struct ari_part {
+typedef struct ari_family_part {
     ari_role role;
     const char *path; /* Hugging Face's, below a block's: "self_attn.q_proj". A parameter adds ".weight" or ".bias" */
-} ari_part;
+} ari_family_part;
 
 typedef struct ari_family {
     const char *blocks;          /* "model.layers", to which a block adds ".N" */
@@ -104,7 +104,7 @@ typedef struct ari_family {
     const char *embedded;        /* what the first block gets: under this name it is tapped */
     const char *prefix;          /* that files may leave out of all names; NULL: none */
     bool transposed;             /* linear layers store [in, out] */
-    ari_part part[16];           /* in the order of first use; a path of NULL ends them */
+    ari_family_part part[16];    /* in the order of first use; a path of NULL ends them */
 } ari_family;
 /** Static storage. */
 const ari_family *ari_family_of(ar_arch arch);
@@ -120,6 +120,6 @@ const char *ari_part_leaf(const ari_family *f, ari_role role);
 bool ari_part_present(const ar_config *c, ari_role role);
 /** Whether the part has a bias. */
 bool ari_part_has_bias(const ar_config *c, ari_role role);
-size_t ari_extent_of(const ar_config *c, ari_extent e);
+size_t ari_extent_of(const ar_config *c, ari_shape_extent e);
 
 #endif

@@ -12,7 +12,7 @@ typedef struct walk {
 } walk;
 
 /* The weight in its stored orientation, then the bias. block: "model.layers.0.", or "". */
-static ar_status visit_part(const walk *w, const ari_part *p, const char *block)
+static ar_status visit_part(const walk *w, const ari_family_part *p, const char *block)
 {
     const ari_part_kind *k = ari_part_kind_of(p->role);
     const bool transposed = k->form == ARI_LINEAR && ari_family_of(w->config->arch)->transposed;
@@ -29,7 +29,7 @@ static ar_status visit_part(const walk *w, const ari_part *p, const char *block)
 
 static ar_status visit_section(const walk *w, ari_section section, const char *block)
 {
-    for (const ari_part *p = ari_family_of(w->config->arch)->part; p->path; p++) {
+    for (const ari_family_part *p = ari_family_of(w->config->arch)->part; p->path; p++) {
         if (ari_section_of(p->role) == section && ari_part_present(w->config, p->role))
             AR_TRY(visit_part(w, p, block));
     }

@@ -41,9 +41,9 @@ size_t ari_layer_of_name(const ar_config *c, const char *name)
 }
 
 /* The part of a section whose parameter `name` is; what follows its path goes to *kind. NULL: none. */
-static const ari_part *part_of(const ar_config *c, bool in_blocks, const char *name, const char **kind)
+static const ari_family_part *part_of(const ar_config *c, bool in_blocks, const char *name, const char **kind)
 {
-    for (const ari_part *p = ari_family_of(c->arch)->part; p->path; p++) {
+    for (const ari_family_part *p = ari_family_of(c->arch)->part; p->path; p++) {
         const bool within = ari_section_of(p->role) == ARI_IN_BLOCKS;
         if (within == in_blocks && (*kind = below(name, p->path)) != NULL)
             return p;
@@ -53,11 +53,11 @@ static const ari_part *part_of(const ar_config *c, bool in_blocks, const char *n
 
 /* A linear layer's weight or bias. Column-parallel: along its outputs; row-parallel: along its inputs, of which a bias
  * has none. */
-static void place_linear(ari_placing *p, const ar_config *c, const ari_part *part, const char *kind)
+static void place_linear(ari_placing *p, const ar_config *c, const ari_family_part *part, const char *kind)
 {
     const ari_part_kind *k = ari_part_kind_of(part->role);
     const bool bias = strcmp(kind, "bias") == 0, column = k->style == AR_STYLE_COLWISE;
-    const ari_extent split = column ? k->out : k->in;
+    const ari_shape_extent split = column ? k->out : k->in;
     if (bias && !column)
         return;
     p->dim = bias || column != ari_family_of(c->arch)->transposed ? 0 : 1;
@@ -69,7 +69,7 @@ static void place_linear(ari_placing *p, const ar_config *c, const ari_part *par
 static void in_block(ari_placing *p, const ar_config *c, const char *rest)
 {
     const char *kind;
-    const ari_part *part = part_of(c, true, rest, &kind);
+    const ari_family_part *part = part_of(c, true, rest, &kind);
     if (part && ari_part_kind_of(part->role)->form == ARI_LINEAR)
         place_linear(p, c, part, kind);
 }
@@ -77,7 +77,7 @@ static void in_block(ari_placing *p, const ar_config *c, const char *rest)
 static void outside(ari_placing *p, const ar_config *c, const char *name, bool embedding_hidden)
 {
     const char *kind;
-    const ari_part *part = part_of(c, false, name, &kind);
+    const ari_family_part *part = part_of(c, false, name, &kind);
     const ari_role role = part ? part->role : ARI_NO_ROLE;
     const bool token = role == ARI_TOKENS;
     p->vocabulary = token || role == ARI_HEAD;

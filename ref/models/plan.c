@@ -24,7 +24,7 @@ static void put(ar_plan *p, ar_style style, const char *glob)
 }
 
 /* "model.layers.LAYER.self_attn.q_proj"; outside of the blocks the part's own path. */
-static void part_path(char out[AR_PLAN_GLOB], const ari_family *f, const ari_part *p, const char *layer)
+static void part_path(char out[AR_PLAN_GLOB], const ari_family *f, const ari_family_part *p, const char *layer)
 {
     if (ari_section_of(p->role) == ARI_IN_BLOCKS)
         snprintf(out, AR_PLAN_GLOB, "%s.%s.%s", f->blocks, layer, p->path);
@@ -37,7 +37,7 @@ void ar_plan_default(ar_plan *p, ar_arch arch)
     const ari_family *f = ari_family_of(arch);
     char glob[AR_PLAN_GLOB];
     *p = (ar_plan){0};
-    for (const ari_part *part = f->part; part->path; part++) {
+    for (const ari_family_part *part = f->part; part->path; part++) {
         part_path(glob, f, part, "*");
         put(p, ari_part_kind_of(part->role)->style, glob);
     }
@@ -54,7 +54,7 @@ ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style
     return AR_OK;
 }
 
-static bool in_mlp(const ari_part *p)
+static bool in_mlp(const ari_family_part *p)
 {
     return p->role == ARI_FIRST || p->role == ARI_GATE || p->role == ARI_UP || p->role == ARI_DOWN;
 }
@@ -63,7 +63,7 @@ ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 {
     const ari_family *f = ari_family_of(arch);
     const bool column_first = order == AR_MLP_COLUMN_ROW;
-    for (const ari_part *part = f->part; part->path; part++) {
+    for (const ari_family_part *part = f->part; part->path; part++) {
         char glob[AR_PLAN_GLOB];
         if (!in_mlp(part))
             continue;
@@ -89,7 +89,7 @@ ar_style ar_plan_style(const ar_plan *p, ar_arch arch, const char *module)
 }
 
 /* The style of a part of a layer, whose full path goes to `name`. */
-static ar_style style_of(const ar_plan *p, const ar_config *c, size_t layer, const ari_part *part,
+static ar_style style_of(const ar_plan *p, const ar_config *c, size_t layer, const ari_family_part *part,
                          char name[AR_PLAN_GLOB])
 {
     char number[24];
@@ -101,7 +101,7 @@ static ar_style style_of(const ar_plan *p, const ar_config *c, size_t layer, con
 static ar_style style_of_role(const ar_plan *p, const ar_config *c, size_t layer, ari_role role,
                               char name[AR_PLAN_GLOB])
 {
-    const ari_part part = {role, ari_part_path(ari_family_of(c->arch), role)};
+    const ari_family_part part = {role, ari_part_path(ari_family_of(c->arch), role)};
     return style_of(p, c, layer, &part, name);
 }
 
@@ -125,7 +125,7 @@ ar_status ar_plan_mlp_order(const ar_plan *p, const ar_config *c, size_t layer, 
     return AR_OK;
 }
 
-static ar_status expect(const ar_plan *p, const ar_config *c, size_t layer, const ari_part *part)
+static ar_status expect(const ar_plan *p, const ar_config *c, size_t layer, const ari_family_part *part)
 {
     char name[AR_PLAN_GLOB];
     const ar_style s = style_of(p, c, layer, part, name), possible = ari_part_kind_of(part->role)->style;
@@ -138,7 +138,7 @@ static ar_status expect(const ar_plan *p, const ar_config *c, size_t layer, cons
 /* The parts of a section as the default plan has them, but for the MLP. */
 static ar_status check_section(const ar_plan *p, const ar_config *c, size_t layer, ari_section section)
 {
-    for (const ari_part *part = ari_family_of(c->arch)->part; part->path; part++) {
+    for (const ari_family_part *part = ari_family_of(c->arch)->part; part->path; part++) {
         if (ari_section_of(part->role) == section && !in_mlp(part))
             AR_TRY(expect(p, c, layer, part));
     }

@@ -12,11 +12,11 @@
 
 static int by_key(const void *a, const void *b)
 {
-    const uint64_t x = ((const ari_stream *)a)->key, y = ((const ari_stream *)b)->key;
+    const uint64_t x = ((const ari_random_stream *)a)->key, y = ((const ari_random_stream *)b)->key;
     return x < y ? -1 : x > y;
 }
 
-ar_status ari_streams_distinct(ari_stream *s, size_t n)
+ar_status ari_streams_distinct(ari_random_stream *s, size_t n)
 {
     if (n > 1)
         qsort(s, n, sizeof *s, by_key);
@@ -29,7 +29,7 @@ ar_status ari_streams_distinct(ari_stream *s, size_t n)
 }
 
 typedef struct list {
-    ari_stream *at; /* NULL: they are only counted */
+    ari_random_stream *at; /* NULL: they are only counted */
     size_t n;
     uint64_t seed;
 } list;

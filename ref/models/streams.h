@@ -6,13 +6,13 @@
 
 #include "anyrank/config.h"
 
-typedef struct ari_stream {
+typedef struct ari_random_stream {
     uint64_t key;
     char name[160];
-} ari_stream;
+} ari_random_stream;
 
 /** Sorts by key. Errors: AR_ERR_UNSUPPORTED (two keys are equal; names both). */
-AR_NODISCARD ar_status ari_streams_distinct(ari_stream *s, size_t n);
+AR_NODISCARD ar_status ari_streams_distinct(ari_random_stream *s, size_t n);
 /** Whether all of a model's have keys of their own with this seed. Errors: that, AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_streams_check(const ar_config *c, uint64_t seed);
 

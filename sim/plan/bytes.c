@@ -3,7 +3,7 @@
 
 #include "ref/core/size.h"
 
-size_t ari_tally_mul(ari_tally *t, size_t a, size_t b)
+size_t ari_tally_mul(ari_byte_tally *t, size_t a, size_t b)
 {
     size_t product = 0;
     if (t->st == AR_OK)
@@ -11,7 +11,7 @@ size_t ari_tally_mul(ari_tally *t, size_t a, size_t b)
     return t->st == AR_OK ? product : 0;
 }
 
-size_t ari_tally_add(ari_tally *t, size_t a, size_t b)
+size_t ari_tally_add(ari_byte_tally *t, size_t a, size_t b)
 {
     size_t sum = 0;
     if (t->st == AR_OK)
@@ -19,13 +19,13 @@ size_t ari_tally_add(ari_tally *t, size_t a, size_t b)
     return t->st == AR_OK ? sum : 0;
 }
 
-void ari_tally_pass(ari_tally *t, size_t elements, size_t width)
+void ari_tally_pass(ari_byte_tally *t, size_t elements, size_t width)
 {
     const size_t bytes = ari_tally_mul(t, elements, width);
     t->bytes = ari_tally_add(t, t->bytes, ari_tally_mul(t, t->links, bytes));
 }
 
-void ari_tally_all_reduce(ari_tally *t, size_t elements, size_t width)
+void ari_tally_all_reduce(ari_byte_tally *t, size_t elements, size_t width)
 {
     ari_tally_pass(t, elements, width);
     ari_tally_pass(t, elements, width);
@@ -49,7 +49,7 @@ static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
 
 /* The layers, over tp. Weights are new at the start and after each update; each of the dp groups has its own copies,
  * and says so where it has samples. */
-static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s)
+static ar_status count_layers(ari_byte_tally *total, const ari_traffic_case *c, const ari_step_shape *s)
 {
     const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp),
                  steps = (size_t)(c->run.steps > 1 ? c->run.steps : 1);
@@ -78,7 +78,7 @@ static ar_status count_layers(ari_tally *total, const ari_traffic_case *c, const
 }
 
 /* A sum of terms. Exact: the accumulator's index (u8) and its two int64. */
-static void reduce_terms(ari_tally *t, const ari_step_shape *s, size_t elements, size_t width)
+static void reduce_terms(ari_byte_tally *t, const ari_step_shape *s, size_t elements, size_t width)
 {
     if (!s->exact) {
         ari_tally_all_reduce(t, elements, width);
@@ -88,7 +88,7 @@ static void reduce_terms(ari_tally *t, const ari_step_shape *s, size_t elements,
     ari_tally_all_reduce(t, elements, 2 * 8);
 }
 
-static void reduce_gradients(ari_tally *t, const ari_step_shape *s, size_t elements, size_t vectors)
+static void reduce_gradients(ari_byte_tally *t, const ari_step_shape *s, size_t elements, size_t vectors)
 {
     reduce_terms(t, s, elements - vectors, s->matrix);
     reduce_terms(t, s, vectors, 4);
@@ -96,7 +96,7 @@ static void reduce_gradients(ari_tally *t, const ari_step_shape *s, size_t eleme
 
 /* The same, of which each rank gets its share only: the index is still needed whole, to which the own terms are raised
  * before they are added. */
-static void scatter_gradients(ari_tally *t, const ari_step_shape *s, size_t elements, size_t width)
+static void scatter_gradients(ari_byte_tally *t, const ari_step_shape *s, size_t elements, size_t width)
 {
     if (s->exact)
         ari_tally_all_reduce(t, elements, 1);
@@ -104,7 +104,7 @@ static void scatter_gradients(ari_tally *t, const ari_step_shape *s, size_t elem
 }
 
 /* Gradients of a step over dp, already summed over tp, and with ZeRO the weights made of them. */
-static void count_gradients(ari_tally *ranks, const ari_traffic_case *c, const ari_step_shape *s,
+static void count_gradients(ari_byte_tally *ranks, const ari_traffic_case *c, const ari_step_shape *s,
                             const ari_param_elements *n)
 {
     const size_t matrices = n->held - n->held_vectors;
@@ -121,14 +121,14 @@ static void count_gradients(ari_tally *ranks, const ari_traffic_case *c, const a
 }
 
 /* Which parameters got a gradient on any rank: a byte each. */
-static void count_unused(ari_tally *dp_groups, const ari_traffic_case *c, const ari_param_elements *n)
+static void count_unused(ari_byte_tally *dp_groups, const ari_traffic_case *c, const ari_param_elements *n)
 {
     if (c->run.ddp.find_unused)
         ari_tally_all_reduce(dp_groups, n->params, 1);
 }
 
 /* An exponent, then two int64, where there is an update: over the ranks that hold different elements. */
-static void count_norm(ari_tally *tp_groups, ari_tally *dp_groups, const ari_traffic_case *c)
+static void count_norm(ari_byte_tally *tp_groups, ari_byte_tally *dp_groups, const ari_traffic_case *c)
 {
     if (!(c->run.clip > 0.0) || c->run.steps == 0)
         return;
@@ -138,11 +138,11 @@ static void count_norm(ari_tally *tp_groups, ari_tally *dp_groups, const ari_tra
 }
 
 /* Gradients and loss of a step, over tp where their terms are spread over it, then over dp; and the gradient norm. */
-static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const ari_step_shape *s,
+static ar_status count_step(ari_byte_tally *total, const ari_traffic_case *c, const ari_step_shape *s,
                             const ari_param_elements *n)
 {
     const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp);
-    ari_tally tp_groups = {.st = AR_OK}, dp_groups = {.st = AR_OK}, ranks = {.links = dp - 1, .st = AR_OK};
+    ari_byte_tally tp_groups = {.st = AR_OK}, dp_groups = {.st = AR_OK}, ranks = {.links = dp - 1, .st = AR_OK};
     tp_groups.links = ari_tally_mul(&tp_groups, s->tp - 1, dp);
     dp_groups.links = ari_tally_mul(&dp_groups, dp - 1, s->tp);
     ari_tally_all_reduce(&dp_groups, 1, 8); /* the number of targets */
@@ -165,7 +165,7 @@ static ar_status count_step(ari_tally *total, const ari_traffic_case *c, const a
 }
 
 /* Data-parallel ranks see whether they mean the same parameters: a hash and a number of each. */
-static void count_agreement(ari_tally *total, const ari_traffic_case *c)
+static void count_agreement(ari_byte_tally *total, const ari_traffic_case *c)
 {
     const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp), tp = (size_t)ari_at_least_one(c->run.parallel.tp);
     if (!c->forward_only)
@@ -173,11 +173,11 @@ static void count_agreement(ari_tally *total, const ari_traffic_case *c)
 }
 
 /* What each rank says of each of its parameters, and of itself, goes over tp, then over dp (docs/gradients.md). */
-static ar_status count_verified(ari_tally *total, const ari_traffic_case *c, const ari_param_elements *n)
+static ar_status count_verified(ari_byte_tally *total, const ari_traffic_case *c, const ari_param_elements *n)
 {
     enum { OF_A_PARAMETER = 128, OF_A_RANK = 16 };
     const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp), tp = (size_t)ari_at_least_one(c->run.parallel.tp);
-    ari_tally groups = {.links = (tp - 1) * dp, .st = AR_OK};
+    ari_byte_tally groups = {.links = (tp - 1) * dp, .st = AR_OK};
     const size_t said = ari_tally_add(&groups, ari_tally_mul(&groups, n->params, OF_A_PARAMETER), OF_A_RANK);
     ari_tally_pass(&groups, tp, said);
     groups.links = (dp - 1) * tp;
@@ -191,7 +191,7 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_traffic_case *c)
 {
     ari_step_shape s;
     ari_param_elements n;
-    ari_tally total = {.links = (size_t)ari_at_least_one(c->run.parallel.dp) - 1, .st = AR_OK};
+    ari_byte_tally total = {.links = (size_t)ari_at_least_one(c->run.parallel.dp) - 1, .st = AR_OK};
     AR_TRY(shape_of(&s, c));
     AR_TRY(ari_count_params(&n, &s, &c->run.plan));
     /* Parameters are broadcast over dp before the first step. */

@@ -7,20 +7,20 @@
 /* A sum of bytes over one kind of group. A ring over N ranks moves, all ranks of a group together, (N-1)*D bytes for a
  * reduce-scatter, an all-gather or a broadcast of D bytes, and twice that for an all-reduce. The first overflow stays
  * in `st`, and what is counted after it means nothing. */
-typedef struct ari_tally {
+typedef struct ari_byte_tally {
     size_t links; /* N - 1, times the groups that move at once */
     size_t bytes;
     ar_status st;
-} ari_tally;
+} ari_byte_tally;
 
 /** a*b and a+b; 0 after an overflow. */
-size_t ari_tally_mul(ari_tally *t, size_t a, size_t b);
-size_t ari_tally_add(ari_tally *t, size_t a, size_t b);
+size_t ari_tally_mul(ari_byte_tally *t, size_t a, size_t b);
+size_t ari_tally_add(ari_byte_tally *t, size_t a, size_t b);
 /** Once round the ring: a reduce-scatter, an all-gather or a broadcast of `elements` of `width` bytes in full
  *  length. */
-void ari_tally_pass(ari_tally *t, size_t elements, size_t width);
+void ari_tally_pass(ari_byte_tally *t, size_t elements, size_t width);
 /** Twice round it. */
-void ari_tally_all_reduce(ari_tally *t, size_t elements, size_t width);
+void ari_tally_all_reduce(ari_byte_tally *t, size_t elements, size_t width);
 
 /* What decides the bytes of a step, worked out once from a case. */
 typedef struct ari_step_shape {
@@ -36,7 +36,7 @@ typedef struct ari_step_shape {
  * everything that comes with the tokens of a step; and what is folded over the replicas of KV heads. */
 typedef struct ari_layer_tally {
     const ari_step_shape *shape;
-    ari_tally weights, tokens, replicas;
+    ari_byte_tally weights, tokens, replicas;
 } ari_layer_tally;
 
 void ari_count_embedding(ari_layer_tally *t);

@@ -110,7 +110,7 @@ static void row_column_mlp(ari_layer_tally *t)
 static void fold_replicas(ari_layer_tally *t)
 {
     const ari_step_shape *s = t->shape;
-    ari_tally *r = &t->replicas;
+    ari_byte_tally *r = &t->replicas;
     const size_t d = s->config->head_dim, group = s->config->heads / s->config->kv_heads;
     const size_t n = ari_tally_mul(r, s->tokens, d), terms = ari_tally_mul(r, group, s->seq);
     for (int i = 0; i < 2; i++) {

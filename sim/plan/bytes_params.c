@@ -3,7 +3,7 @@
 #include "sim/plan/bytes_impl.h"
 
 typedef struct counter {
-    ari_tally sum; /* only its arithmetic and status are used */
+    ari_byte_tally sum; /* only its arithmetic and status are used */
     ari_param_elements n;
     size_t tp;
 } counter;

@@ -20,11 +20,11 @@ Test(streams, the_models_have_distinct_ones_with_any_small_seed)
 
 Test(streams, two_with_one_key_are_refused_by_name)
 {
-    ari_stream s[4] = {{7, "a.weight"}, {3, "b.weight"}, {9, "c.weight"}, {3, "d.dropout"}};
+    ari_random_stream s[4] = {{7, "a.weight"}, {3, "b.weight"}, {9, "c.weight"}, {3, "d.dropout"}};
     cr_assert_eq(ari_streams_distinct(s, 4), AR_ERR_UNSUPPORTED);
     cr_assert(strstr(ar_error_message(), "b.weight") && strstr(ar_error_message(), "d.dropout"), "%s",
               ar_error_message());
-    ari_stream fine[3] = {{UINT64_MAX, "a"}, {0, "b"}, {1, "c"}};
+    ari_random_stream fine[3] = {{UINT64_MAX, "a"}, {0, "b"}, {1, "c"}};
     cr_assert_eq(ari_streams_distinct(fine, 3), AR_OK);
     cr_assert_eq(ari_streams_distinct(fine, 0), AR_OK);
 }

@@ -17,7 +17,7 @@ Test(roles, every_part_of_a_family_is_in_the_vocabulary)
 {
     size_t families = 0;
     for (const ari_family *f; (f = ari_family_at(families)) != NULL; families++) {
-        for (const ari_part *p = f->part; p->path; p++) {
+        for (const ari_family_part *p = f->part; p->path; p++) {
             const size_t n = strlen(p->path);
             const ari_section section = ari_section_of(p->role);
             const ari_role role =

@@ -14,7 +14,7 @@ static bool is_dropped(const ari_whole *w, size_t i)
 /* The one factor of all elements that are not dropped; 0: they have none. */
 static double factor_of_rest(const ari_whole *w)
 {
-    ari_sums s = {0};
+    ari_factor_sums s = {0};
     double worst = 0.0;
     for (size_t i = 0; i < w->count; i++) {
         if (is_dropped(w, i))

@@ -25,7 +25,7 @@ static bool is_within(double a, double b, double relative)
 }
 
 /* What noise leaves unknown of a factor that fits to `left` of the sum of squares: six times its standard error. */
-static double uncertainty(const ari_sums *s, double left)
+static double uncertainty(const ari_factor_sums *s, double left)
 {
     const double factor = ari_factor_of(s), error = sqrt(fmax(left, 0.0) / (double)s->n / s->rr) / fabs(factor);
     return fmin(fmax(2e-5, 6.0 * error), 3e-3);
@@ -88,7 +88,7 @@ static int factor_in(const ar_dump_tensor *r, const ar_dump_tensor *v, double fa
 {
     float a[ELEMENTS_ASKED], b[ELEMENTS_ASKED];
     const size_t n = r->count < ELEMENTS_ASKED ? r->count : ELEMENTS_ASKED, from = (r->count - n) / 2;
-    ari_sums s = {0};
+    ari_factor_sums s = {0};
     if (ar_dump_read_f32(r, from, n, a) != AR_OK || ar_dump_read_f32(v, from, n, b) != AR_OK)
         return -1;
     for (size_t i = 0; i < n; i++) {
@@ -230,9 +230,9 @@ static void say_cause(ari_text *t, const ari_whole *w, double factor, const mean
 
 /* --- one factor --------------------------------------------------------------------------------------------------- */
 
-static ari_sums sums_of(const ari_whole *w)
+static ari_factor_sums sums_of(const ari_whole *w)
 {
-    ari_sums s = {0};
+    ari_factor_sums s = {0};
     for (size_t i = 0; i < w->count; i++) {
         const double v = (double)w->val[i], r = (double)w->ref[i];
         if (!ari_off(w, i))
@@ -263,7 +263,7 @@ static double worst_left(const ari_whole *w, double factor)
 
 ar_status ari_seek_factor(ari_clue *f, const ari_whole *w)
 {
-    const ari_sums s = sums_of(w);
+    const ari_factor_sums s = sums_of(w);
     const double factor = ari_factor_of(&s), left = s.vv - s.vr * factor;
     char name[NAMED];
     size_t same = 0, asked = 0;

@@ -60,11 +60,11 @@ static inline bool ari_off(const ari_whole *w, size_t i)
 }
 
 /* Sums over elements that differ (explain_factor.c). */
-typedef struct ari_sums {
+typedef struct ari_factor_sums {
     double vr, rr, vv;
     size_t n;
-} ari_sums;
-static inline double ari_factor_of(const ari_sums *s)
+} ari_factor_sums;
+static inline double ari_factor_of(const ari_factor_sums *s)
 {
     return s->vr / s->rr;
 }

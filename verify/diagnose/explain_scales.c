@@ -9,7 +9,7 @@
 /* --- a factor for each slice -------------------------------------------------------------------------------------- */
 
 /* Along a dimension: each slice's factor; false unless each has one. */
-static bool slice_factors(const ari_whole *w, int dim, ari_sums *s)
+static bool slice_factors(const ari_whole *w, int dim, ari_factor_sums *s)
 {
     const ari_grid *g = &w->view.grid;
     size_t inner = 1, wrong = 0, apart = 0;
@@ -19,7 +19,7 @@ static bool slice_factors(const ari_whole *w, int dim, ari_sums *s)
         inner *= g->shape[i];
     memset(s, 0, g->shape[dim] * sizeof *s);
     for (size_t i = 0; i < w->count; i++) {
-        ari_sums *at = &s[i / inner % g->shape[dim]];
+        ari_factor_sums *at = &s[i / inner % g->shape[dim]];
         const double v = (double)w->val[i], r = (double)w->ref[i];
         at->vr += v * r;
         at->rr += r * r;
@@ -45,7 +45,7 @@ static bool slice_factors(const ari_whole *w, int dim, ari_sums *s)
 
 /* If part k of the samples was divided by its own count T_k in place of T, it is the reference times T/T_k, or, where
  * the P parts were averaged after that, T/(P T_k): then the sum of the inverse factors is 1, or P. */
-static bool say_means(ari_clue *f, const ari_sums *s, size_t n, double low, double high)
+static bool say_means(ari_clue *f, const ari_factor_sums *s, size_t n, double low, double high)
 {
     double inverse = 0.0;
     size_t parts = 0;
@@ -68,7 +68,7 @@ static bool say_means(ari_clue *f, const ari_sums *s, size_t n, double low, doub
     return true;
 }
 
-static void say_scales(ari_clue *f, const ari_whole *w, int dim, const ari_sums *s)
+static void say_scales(ari_clue *f, const ari_whole *w, int dim, const ari_factor_sums *s)
 {
     const size_t n = w->view.grid.shape[dim];
     double low = INFINITY, high = -INFINITY;
@@ -93,15 +93,15 @@ static void say_scales(ari_clue *f, const ari_whole *w, int dim, const ari_sums 
 typedef struct shards {
     int dim;
     size_t n, inner; /* shards; elements of one that lie side by side */
-    ari_sums s[ARI_MOST_RANKS];
+    ari_factor_sums s[ARI_MOST_RANKS];
 } shards;
 
 /* Sums of every index of a dimension: those of shards are sums of them. */
-static ar_status sum_slices(ari_sums **gives, const ari_whole *w, int dim)
+static ar_status sum_slices(ari_factor_sums **gives, const ari_whole *w, int dim)
 {
     const ari_grid *g = &w->view.grid;
     size_t inner = 1;
-    ari_sums *slice = NULL;
+    ari_factor_sums *slice = NULL;
     AR_TRY(ari_alloc_zero((void **)&slice, g->shape[dim], sizeof *slice, g->d->name));
     for (int i = dim + 1; i < g->nd; i++)
         inner *= g->shape[i];
@@ -132,14 +132,14 @@ static size_t outer_of(const ari_grid *g, int dim)
 }
 
 /* The standard error of a factor; of the sums' elements, there are `outer` times as many as counted. */
-static double noise_in_factor(const ari_sums *s, size_t outer)
+static double noise_in_factor(const ari_factor_sums *s, size_t outer)
 {
     const double left = s->vv - s->vr * ari_factor_of(s);
     return sqrt(fmax(left, 0.0) / s->rr / (double)(s->n * outer));
 }
 
 /* Whether every shard of n along a dimension has a factor, and not all the same. */
-static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n, const ari_sums *slice)
+static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n, const ari_factor_sums *slice)
 {
     const ari_grid *g = &w->view.grid;
     const size_t outer = outer_of(g, dim);
@@ -148,7 +148,7 @@ static bool shards_scale(shards *p, const ari_whole *w, int dim, size_t n, const
     for (int i = dim + 1; i < g->nd; i++)
         p->inner *= g->shape[i];
     for (size_t i = 0; i < g->shape[dim]; i++) {
-        ari_sums *s = &p->s[i / (g->shape[dim] / n)];
+        ari_factor_sums *s = &p->s[i / (g->shape[dim] / n)];
         s->vr += slice[i].vr;
         s->rr += slice[i].rr;
         s->vv += slice[i].vv;
@@ -187,7 +187,7 @@ static ar_status seek_shards(ari_clue *f, const ari_whole *w)
     const ari_grid *g = &w->view.grid;
     shards p;
     for (int dim = 0; dim < g->nd && f->confidence == ARI_SILENT; dim++) {
-        ari_sums *slice = NULL;
+        ari_factor_sums *slice = NULL;
         AR_TRY(sum_slices(&slice, w, dim));
         for (size_t n = 2; n <= ARI_MOST_RANKS && n < g->shape[dim] && f->confidence == ARI_SILENT; n++) {
             if (g->shape[dim] % n == 0 && w->count / n >= 8 && shards_scale(&p, w, dim, n, slice))
@@ -203,7 +203,7 @@ static ar_status seek_shards(ari_clue *f, const ari_whole *w)
 /* Whether a run of features is the reference times a number. */
 static bool run_scales(const ari_whole *w, size_t from, size_t n, double *factor)
 {
-    ari_sums s = {0};
+    ari_factor_sums s = {0};
     for (size_t i = from; i < from + n; i++) {
         s.vr += (double)w->val[i] * (double)w->ref[i];
         s.rr += (double)w->ref[i] * (double)w->ref[i];
@@ -290,7 +290,7 @@ static void seek_rows(ari_clue *f, const ari_whole *w)
 ar_status ari_seek_scales(ari_clue *f, const ari_whole *w)
 {
     const ari_grid *g = &w->view.grid;
-    ari_sums *s = NULL;
+    ari_factor_sums *s = NULL;
     if (w->view.survey.total.nan > 0)
         return AR_OK;
     AR_TRY(seek_shards(f, w));

@@ -72,10 +72,10 @@ typedef struct ari_scaled {
 } ari_scaled;
 double ari_scaled_root(ari_scaled s);                /* sqrt */
 double ari_scaled_ratio(ari_scaled a, ari_scaled b); /* a/b */
-typedef struct ari_sums {
+typedef struct ari_scaled_sums {
     ari_scaled aa, bb, ab, dd; /* reference, other, difference; over elements of which both are finite */
-} ari_sums;
-void ari_sums_add(ari_sums *to, const ari_sums *s);
+} ari_scaled_sums;
+void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s);
 
 /* What is the same in whatever order elements come. */
 typedef struct ari_deviation {
@@ -117,13 +117,13 @@ typedef struct ari_pair {
     size_t blocks;
     atomic_bool unequal; /* in bits, or not to be compared by bytes */
     ari_deviation tally;
-    ari_sums *sums; /* [blocks] */
+    ari_scaled_sums *sums; /* [blocks] */
 } ari_pair;
 /** Whether two elements of one of the pair's sides, with other bits, differ by its rule. */
 bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b);
 /** All about numbers [start, start + n) of a pair, at most ARI_CHUNK. */
 AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
-                                       ari_sums *sums);
+                                       ari_scaled_sums *sums);
 
 /* --- threads (verify_tasks.c) ------------------------------------------------------------------------------------- */
 

@@ -207,7 +207,7 @@ static ar_status stats_task(void *user, size_t task, int worker)
     ari_pair *pair = pair_of(p, task, &block);
     const range r = block_range(pair, block);
     ari_deviation tally;
-    ari_sums sums = {0};
+    ari_scaled_sums sums = {0};
     ari_deviation_init(&tally);
     memset(s->map, 0, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS * sizeof *s->map);
     for (size_t at = r.begin; at < r.end; at += ARI_CHUNK)
@@ -253,10 +253,10 @@ static int rank_of_element(const ar_dump_tensor *t, size_t index)
 
 static void fill_sums(ar_verify_row *r, const ari_pair *pair)
 {
-    ari_sums s = {0};
+    ari_scaled_sums s = {0};
     const double finite = (double)pair->tally.finite;
     for (size_t b = 0; b < pair->blocks; b++)
-        ari_sums_add(&s, &pair->sums[b]);
+        ari_scaled_sums_add(&s, &pair->sums[b]);
     if (finite > 0.0) {
         r->rms = ari_scaled_root(s.dd) / sqrt(finite);
         r->rms_reference = ari_scaled_root(s.aa) / sqrt(finite);

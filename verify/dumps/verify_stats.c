@@ -19,7 +19,7 @@ static void scaled_add(ari_scaled *to, ari_scaled s)
     to->exponent = most;
 }
 
-void ari_sums_add(ari_sums *to, const ari_sums *s)
+void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s)
 {
     scaled_add(&to->aa, s->aa);
     scaled_add(&to->bb, s->bb);
@@ -413,11 +413,12 @@ static void take_all(const ari_pair *p, ari_scratch *s, size_t start, size_t n, 
     }
 }
 
-static void add_products(ari_sums *sums, const ari_scratch *s, size_t n, uint64_t a_bits, uint64_t b_bits, bool equal)
+static void add_products(ari_scaled_sums *sums, const ari_scratch *s, size_t n, uint64_t a_bits, uint64_t b_bits,
+                         bool equal)
 {
     const double *a = s->side[0].value, *b = s->side[1].value;
     const int ea = exponent_of(of_bits(a_bits));
-    ari_sums here = {.aa = product(a, ea, a, ea, n)};
+    ari_scaled_sums here = {.aa = product(a, ea, a, ea, n)};
     if (equal) {
         here.bb = here.ab = here.aa;
     } else {
@@ -427,12 +428,12 @@ static void add_products(ari_sums *sums, const ari_scratch *s, size_t n, uint64_
         here.ab = product(a, ea, b, eb, n);
         here.dd = product(s->difference, ed, s->difference, ed, n);
     }
-    ari_sums_add(sums, &here);
+    ari_scaled_sums_add(sums, &here);
 }
 
 /* Both sides are the same bytes: what is left is the reference's size. */
 static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
-                             ari_sums *sums)
+                             ari_scaled_sums *sums)
 {
     AR_TRY(ari_chunk_values(&s->side[0], p->side[0], &p->format[0], start, n));
     uint64_t most = largest_bits(s->side[0].value, n);
@@ -449,7 +450,7 @@ static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t start, si
 }
 
 static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
-                                 ari_sums *sums)
+                                 ari_scaled_sums *sums)
 {
     double *a = s->side[0].value, *b = s->side[1].value;
     for (int k = 0; k < 2; k++)
@@ -475,7 +476,7 @@ static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start
 }
 
 ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
-                          ari_sums *sums)
+                          ari_scaled_sums *sums)
 {
     for (int k = 0; k < 2; k++) {
         AR_TRY(ari_chunk_raw(&s->side[k], p->side[k], &p->format[k], start, n));
