@@ -8,6 +8,7 @@
 #include "cli/main.h"
 #include "cli/progress.h"
 #include "ref/core/budget.h"
+#include "run/run.h"
 #include "verify/check/text_batch.h"
 
 #define BLOCKS ((size_t)2)
@@ -292,8 +293,7 @@ static ar_status run_step(const bench_values *v)
         .run.threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
         .repetitions = repetitions_of(v)};
     AR_TRY(ari_layout_check(&v->layout));
-    AR_TRY(ar_model_path(folder, sizeof folder, v->model ? v->model : "llama-demo"));
-    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(ari_run_config(&c, folder, sizeof folder, v->model ? v->model : "llama-demo"));
     AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.run.plan));
     if (ari_layout_given(&v->layout))
         o.run.parallel = ari_layout_parallel(&v->layout);
@@ -338,8 +338,7 @@ static ar_status run_ddp(const bench_values *v)
     AR_TRY(ari_layout_check(&v->layout));
     if (parallel.tp > 1 || parallel.micro_batches > 1)
         return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
-    AR_TRY(ar_model_path(folder, sizeof folder, v->model ? v->model : "llama-demo"));
-    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(ari_run_config(&c, folder, sizeof folder, v->model ? v->model : "llama-demo"));
     AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.run.plan));
     AR_TRY(ari_text_ids(&ids, o.run.batch, o.run.seq, c.vocab, NULL, v->common.seed));
     o.input_ids = ids;

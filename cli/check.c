@@ -14,6 +14,7 @@
 #include "ref/core/out.h"
 #include "ref/io/json.h"
 #include "ref/io/json_text.h"
+#include "run/run.h"
 #include "verify/check/check_run.h"
 #include "verify/faults/fault_module.h"
 #include "verify/writer/dump_folder.h"
@@ -45,8 +46,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_fau
     char folder[512];
     AR_TRY(ari_check_values_options(o, v, fault));
     o->run.model = model;
-    AR_TRY(ar_model_path(folder, sizeof folder, o->run.model));
-    AR_TRY(ar_config_load(c, folder));
+    AR_TRY(ari_run_config(c, folder, sizeof folder, o->run.model));
     AR_TRY(ari_layout_plan(&v->layout, c->arch, &o->run.plan));
     AR_TRY(ari_estimate_layers(c));
     const bool given = ari_layout_given(&v->layout);

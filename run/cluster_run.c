@@ -245,8 +245,8 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     const uint64_t start = ari_now_ns();
     st = o->run.process ? run_processes(&j, (int)n, losses) : run_threads(result, &j, (int)n);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    if (st != AR_OK &&
-        o->run.process) { /* the words have the table of ranks, and nothing else is known of the others */
+    /* The words have the table of ranks, and nothing else is known of the others. */
+    if (st != AR_OK && o->run.process) {
         free(result->reports);
         result->reports = NULL;
     }

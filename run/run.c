@@ -37,7 +37,7 @@ ar_status ari_run_check_numerics(const ar_run *r)
         return ar_error_set(AR_ERR_ARG, "products in %s: exact numerics multiply fp32 numbers, take native ones",
                             ar_precision_name(r->precision));
     if (r->storage == AR_BF16)
-        return ar_error_set(AR_ERR_ARG, "storage in bf16 is of native numerics: exact ones have it not");
+        return ar_error_set(AR_ERR_ARG, "storage in bf16 is of native numerics: exact ones have none");
     return AR_OK;
 }
 
@@ -67,16 +67,12 @@ ar_status ari_run_check_positions(const ar_config *c, size_t seq)
     return check_angles(c, seq);
 }
 
-ar_status ar_run_check(const ar_run *r, const ar_config *c, const ar_parallel *layouts, size_t n)
+ar_status ar_run_check(const ar_run *r, const ar_config *c)
 {
     if (r->batch == 0 || r->seq == 0)
         return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
     AR_TRY(ari_run_check_training(r, c->name));
     AR_TRY(ari_run_check_numerics(r));
     AR_TRY(ari_run_check_positions(c, r->seq));
-    if (!layouts)
-        return ar_parallel_check(&r->parallel, c, &r->plan, r->batch, r->seq);
-    for (size_t i = 0; i < n; i++)
-        AR_TRY(ar_parallel_check(&layouts[i], c, &r->plan, r->batch, r->seq));
-    return AR_OK;
+    return ar_parallel_check(&r->parallel, c, &r->plan, r->batch, r->seq);
 }

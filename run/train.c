@@ -35,9 +35,14 @@ static ar_status check_options(const ar_training_options *o, const ar_config *c)
     if (o->run.seed > INT64_MAX)
         return ar_error_set(AR_ERR_ARG, "seed %" PRIu64 ": at most %" PRId64 ", which checkpoints can hold",
                             o->run.seed, INT64_MAX);
-    AR_TRY(ar_run_check(&o->run, c, NULL, 0));
+    AR_TRY(ar_run_check(&o->run, c));
+    if (o->run.precision != AR_PRECISION_F32)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "products in %s: training multiplies fp32 numbers, and checkpoints tell "
+                            "of no others",
+                            ar_precision_name(o->run.precision));
     if (o->scale_loss && o->run.numerics == AR_NUMERICS_EXACT)
-        return ar_error_set(AR_ERR_ARG, "loss scaling is of native numerics: exact ones have it not");
+        return ar_error_set(AR_ERR_ARG, "loss scaling is of native numerics: exact ones have none");
     return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;
 }
 
@@ -50,8 +55,7 @@ ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_trai
 
 ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o)
 {
-    AR_TRY(ar_model_path(folder, cap, o->run.model ? o->run.model : ar_checkpoint_path(o->resume)));
-    AR_TRY(ar_config_load(c, folder));
+    AR_TRY(ari_run_config(c, folder, cap, o->run.model ? o->run.model : ar_checkpoint_path(o->resume)));
     const char *name = o->run.model ? NULL : ar_checkpoint_state_of(o->resume)->model;
     if (name)
         ari_printable(c->name, sizeof c->name, name);

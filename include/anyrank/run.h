@@ -42,10 +42,9 @@ typedef struct ar_run {
 } ar_run;
 
 /** Refuses a run that no model with this config could take: sizes, optimizer, clipping, dropout, arithmetic, positions,
- *  layout. `parallel` is not looked at where `layouts` is given. Errors: AR_ERR_ARG, AR_ERR_SHAPE (a sequence longer
- * than the model's), AR_ERR_CONFIG (rotary angles out of range), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED
- * (layouts). */
-AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *c, const ar_parallel *layouts, size_t n);
+ *  layout. Errors: AR_ERR_ARG, AR_ERR_SHAPE (a sequence longer than the model's), AR_ERR_CONFIG (rotary angles out of
+ *  range), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (the layout). */
+AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *c);
 
 #ifdef __cplusplus
 }

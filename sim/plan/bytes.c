@@ -31,6 +31,12 @@ void ari_tally_all_reduce(ari_byte_tally *t, size_t elements, size_t width)
     ari_tally_pass(t, elements, width);
 }
 
+/* Forward and backward passes: at least the one without an update. */
+static size_t steps_of(const ari_traffic_case *c)
+{
+    return c->run.steps > 1 ? (size_t)c->run.steps : 1;
+}
+
 static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
 {
     const size_t tp = (size_t)ari_at_least_one(c->run.parallel.tp), kv = c->config->kv_heads;
@@ -51,8 +57,7 @@ static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
  * and says so where it has samples. */
 static ar_status count_layers(ari_byte_tally *total, const ari_traffic_case *c, const ari_step_shape *s)
 {
-    const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp),
-                 steps = (size_t)(c->run.steps > 1 ? c->run.steps : 1);
+    const size_t dp = (size_t)ari_at_least_one(c->run.parallel.dp), steps = steps_of(c);
     const size_t groups = s->tp / s->replicas; /* of replicas, in a group of tp */
     ari_layer_tally t = {.shape = s,
                          .weights.links = s->tp - 1,
@@ -159,8 +164,7 @@ static ar_status count_step(ari_byte_tally *total, const ari_traffic_case *c, co
     AR_TRY(dp_groups.st);
     AR_TRY(ranks.st);
     const size_t step = ari_tally_add(total, ari_tally_add(total, tp_groups.bytes, dp_groups.bytes), ranks.bytes);
-    total->bytes =
-        ari_tally_add(total, total->bytes, ari_tally_mul(total, step, (size_t)(c->run.steps > 1 ? c->run.steps : 1)));
+    total->bytes = ari_tally_add(total, total->bytes, ari_tally_mul(total, step, steps_of(c)));
     return total->st;
 }
 

@@ -291,6 +291,12 @@ Test(check_module, what_cannot_be_checked_is_refused)
     o.run.steps = UINT64_C(1) << 32;
     cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);
     o = options(&one, 1);
+    o.run.numerics = AR_NUMERICS_NATIVE;
+    cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_UNSUPPORTED);
+    o = options(&one, 1);
+    o.run.sim.explore = true;
+    cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_UNSUPPORTED);
+    o = options(&one, 1);
     g.label[2] = CLASSES;
     cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_DATA);
     cr_expect_not_null(strstr(ar_error_message(), "labels[2, 0] is 4"));

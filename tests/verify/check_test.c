@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ar_check as a whole: the same bits, hashes and predicted bytes in every layout, and runs that cannot end well. */
+#include "anyrank/grads.h"
+#include "anyrank/training.h"
 #include "tests/verify/support.h"
 
 #include <math.h>
@@ -317,6 +319,62 @@ static void expect_refused(ar_check_options o, ar_status st, const char *says)
     cr_expect_eq(got, st, "%s: %s, expected %s", says, ar_status_name(got), ar_status_name(st));
     cr_expect(strstr(ar_error_message(), says), "no \"%s\" in \"%s\"", says, ar_error_message());
     cr_expect_null(r);
+}
+
+/* What a run can have, but not this kind of run. */
+Test(check, what_of_a_run_has_no_place_in_a_check_or_in_gradients_or_in_training_is_refused)
+{
+    const int two = 2;
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_GPT2]);
+    ar_check_options o = check_of(folder, &two, 1, 2, 6);
+    o.run.numerics = AR_NUMERICS_NATIVE;
+    o.run.storage = AR_BF16;
+    expect_refused(o, AR_ERR_UNSUPPORTED, "storage in bf16");
+    o = check_of(folder, &two, 1, 2, 6);
+    o.run.steps = UINT64_C(1) << 31;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    expect_refused(o, AR_ERR_ARG, "2147483648 steps");
+
+    ar_grads_options g = {.run.model = folder, .run.dropout = 0.1, .input = "none", .out = folder};
+    ar_grads_result files;
+    cr_expect_eq(ar_grads(&files, &g), AR_ERR_ARG);
+    cr_expect(strstr(ar_error_message(), "dropout"), "%s", ar_error_message());
+    g.run.dropout = 0.0;
+    g.run.numerics = AR_NUMERICS_NATIVE;
+    g.run.storage = AR_BF16;
+    cr_expect_eq(ar_grads(&files, &g), AR_ERR_UNSUPPORTED);
+
+    ar_training_options t = ar_training_defaults();
+    ar_training_report *r = NULL;
+    t.run.model = folder;
+    t.run.seq = 6;
+    t.run.numerics = AR_NUMERICS_NATIVE;
+    t.run.precision = AR_PRECISION_BF16;
+    cr_expect_eq(ar_train_run(&r, &t), AR_ERR_UNSUPPORTED);
+    cr_expect(strstr(ar_error_message(), "products in bf16"), "%s", ar_error_message());
+    remove_folder(folder);
+}
+
+static ar_status count_tensor(void *user, const char *tensor, const char *pass, int ndim, const size_t *shape)
+{
+    (void)tensor, (void)pass, (void)ndim, (void)shape;
+    ++*(size_t *)user;
+    return AR_OK;
+}
+
+Test(check, tensors_are_listed_without_a_layout)
+{
+    const int two = 2;
+    size_t n = 0;
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_GPT2]);
+    const ar_check_options o = check_of(folder, &two, 0, 2, 6);
+    cr_expect_eq(ar_check_tensors(&o, count_tensor, &n), AR_OK, "%s", ar_error_message());
+    cr_expect_gt(n, 20);
+    remove_folder(folder);
 }
 
 Test(check, impossible_requests_are_refused_by_name)

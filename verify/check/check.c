@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/check.h"
 
+#include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -36,16 +38,27 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
     return ari_estimate_check(e, &size);
 }
 
-/* What is asked for, and whether the machine holds it. */
+/* What is asked for but the layouts, and whether the machine holds it. */
 static ar_status check_run(const ar_check_options *o, const ar_config *c)
 {
     ari_estimate e;
-    if (o->layouts == 0)
-        return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
     AR_TRY(ari_estimate_layers(c));
-    AR_TRY(ar_run_check(&o->run, c, o->parallel, o->layouts));
+    AR_TRY(ar_run_check(&o->run, c));
+    if (o->run.steps > INT_MAX)
+        return ar_error_set(AR_ERR_ARG, "%" PRIu64 " steps: a check takes at most %d", o->run.steps, INT_MAX);
+    if (o->run.storage == AR_BF16)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "storage in bf16: the baseline of a check keeps fp32 weights");
     AR_TRY(ari_check_estimate(&e, o, c));
     return ari_estimate_fits(&e);
+}
+
+static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
+{
+    if (o->layouts == 0)
+        return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
+    for (size_t i = 0; i < o->layouts; i++)
+        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->run.plan, o->run.batch, o->run.seq));
+    return AR_OK;
 }
 
 /* Ranks that are processes: every layout is run by all of them. */
@@ -152,6 +165,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     r->precision = o->run.precision;
     AR_TRY(ari_run_config(&r->config, r->folder, sizeof r->folder, o->run.model));
     AR_TRY(check_run(o, &r->config));
+    AR_TRY(check_layouts(o, &r->config));
     AR_TRY(check_processes(o));
     AR_TRY(check_cluster(o));
     if (o->dump)

@@ -17,7 +17,7 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
         return ar_error_set(AR_ERR_ARG, "the check of a module needs its name, build and batch");
     if (o->layouts == 0)
         return ar_error_set(AR_ERR_ARG, "%s: a check needs at least one layout", c->name);
-    AR_TRY(ari_run_check_training(&o->run, c->name));
+    AR_TRY(ari_module_run_check(&o->run, c->name));
     for (size_t i = 0; i < o->layouts; i++) {
         const ar_parallel *p = &o->parallel[i];
         if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0 || p->zero < 0 || p->zero > 1)
@@ -93,8 +93,6 @@ static ari_cluster_options cluster_of(ari_module_run *run)
     const ar_check_module_options *o = run->o;
     ari_cluster_options cluster = {.run = o->run, .batch = run->batch, .body = ari_module_run_rank, .body_user = run};
     cluster.run.parallel = run->parallel;
-    cluster.run.numerics = AR_NUMERICS_EXACT;
-    cluster.run.process = NULL;
     return cluster;
 }
 

@@ -347,6 +347,7 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
     ar_status st = AR_OK;
     if (!c->name || !c->build || !c->batch)
         return ar_error_set(AR_ERR_ARG, "the gradcheck of a module needs its name, build and batch");
+    AR_TRY(ari_module_run_check(&o->run, c->name));
     AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
     snprintf(r->name, sizeof r->name, "%s", c->name);
     checking k = {.c = c, .o = o, .report = r};
@@ -356,6 +357,7 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
                                          .run.dropout = o->run.dropout,
                                          .run.seed = o->run.seed,
                                          .run.numerics = AR_NUMERICS_EXACT,
+                                         .run.device = o->run.device,
                                          .run.threads = o->run.threads,
                                          .run.sim = {.timeout_ns = o->run.sim.timeout_ns},
                                          .run.fault = o->run.fault,

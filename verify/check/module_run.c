@@ -10,6 +10,18 @@
 #include "run/run.h"
 #include "verify/reference/use_names.h"
 
+ar_status ari_module_run_check(const ar_run *r, const char *name)
+{
+    if (r->numerics != AR_NUMERICS_EXACT || r->precision != AR_PRECISION_F32 || r->storage == AR_BF16 || r->process)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: a module is checked in exact numerics and fp32, by ranks that are threads", name);
+    if (r->sim.trace || r->sim.cluster || r->sim.fault_count > 0 || r->sim.explore)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: the check of a module has no trace, virtual time, faults of the transport or schedule",
+                            name);
+    return ari_run_check_training(r, name);
+}
+
 ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
     *module = NULL;

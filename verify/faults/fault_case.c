@@ -6,6 +6,7 @@
 
 #include "anyrank/model.h"
 #include "ref/core/size.h"
+#include "run/run.h"
 #include "verify/faults/fault_module.h"
 
 /* 96 tokens a step. 24 positions divide by 2, 3, 4 and 8; 4 samples over 3 ranks are 2, 1 and 1, and 3 samples in 2
@@ -126,8 +127,7 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
 ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
 {
     char folder[512];
-    AR_TRY(ar_model_path(folder, sizeof folder, f->run.model));
-    AR_TRY(ar_config_load(c, folder));
+    AR_TRY(ari_run_config(c, folder, sizeof folder, f->run.model));
     *plan = (ar_plan){0};
     return f->order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, f->order);
 }
@@ -178,8 +178,7 @@ static ar_status make(ari_fault_base **gives, const ari_fault_bases *bases, cons
     ar_config c;
     ari_fault_base *b = NULL;
     const ar_check_options o = options_of(bases, f, AR_FAULT_NONE);
-    AR_TRY(ar_model_path(folder, sizeof folder, f->run.model));
-    AR_TRY(ar_config_load(&c, folder));
+    AR_TRY(ari_run_config(&c, folder, sizeof folder, f->run.model));
     AR_TRY(ari_alloc_zero((void **)&b, 1, sizeof *b, "a baseline"));
     b->of = *f;
     const ar_status st = ari_check_base_init(&b->base, &o, &c, folder);

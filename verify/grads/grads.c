@@ -59,7 +59,6 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     const ar_plan plan = run_options->run.plan;
     run_options->run = o->run;
     run_options->run.plan = plan;
-    run_options->run.steps = 0;
     run_options->tap = ari_grads_tap_fn;
     run_options->tap_user = taps->user;
     const ar_status st = ari_cluster_run(&done, run_options);
@@ -152,7 +151,7 @@ static ari_estimate_dump dump_of(const ar_grads_options *o)
 
 static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grads_options *o, ar_plan *plan)
 {
-    *plan = (ar_plan){0};
+    *plan = o->run.plan;
     AR_TRY(ari_estimate_layers(c));
     if (o->mlp_order != AR_MLP_COLUMN_ROW)
         AR_TRY(ar_plan_add_mlp_order(plan, c->arch, o->mlp_order));
@@ -168,8 +167,7 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
     size.run.plan = *plan;
     size.run.batch = b->batch;
     size.run.seq = b->seq;
-    size.run.steps = 0;
-    AR_TRY(ar_run_check(&size.run, c, NULL, 0));
+    AR_TRY(ar_run_check(&size.run, c));
     AR_TRY(ari_estimate_check(&e, &size));
     return ari_estimate_fits(&e);
 }
@@ -250,11 +248,24 @@ done:
     return st;
 }
 
+/* What a file of gradients has no place for. */
+static ar_status check_given(const ar_run *r)
+{
+    if (r->batch > 0 || r->seq > 0)
+        return ar_error_set(AR_ERR_ARG, "batch and seq of gradients are those of the input: leave them 0");
+    if (r->steps > 0 || r->clip != 0.0 || r->dropout != 0.0)
+        return ar_error_set(AR_ERR_ARG, "gradients are made without an update: steps, clip and dropout are 0");
+    if (r->storage == AR_BF16 || r->process)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "gradients are made from fp32 storage, by ranks that are threads");
+    return AR_OK;
+}
+
 ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o)
 {
     *result = (ar_grads_result){0};
     if (!o->out || (o->run.model != NULL) == (o->block != NULL) || (o->run.model != NULL) != (o->input != NULL))
         return ar_error_set(AR_ERR_ARG, "gradients need an output folder, and a model with an input or a block");
+    AR_TRY(check_given(&o->run));
     AR_TRY(ari_run_check_numerics(&o->run));
     AR_TRY(check_out(o));
     return o->run.model ? grads_of_model(result, o) : grads_of_block(result, o);
