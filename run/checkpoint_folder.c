@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "run/checkpoint_folder.h"
+#include "run/checkpoint.h"
 
 #include <dirent.h>
 #include <errno.h>

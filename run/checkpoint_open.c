@@ -5,15 +5,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "anyrank/checkpoint.h"
 #include "anyrank/safetensors.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
-#include "run/checkpoint_folder.h"
-#include "run/checkpoint_json.h"
+#include "run/checkpoint.h"
 
 struct ar_checkpoint {
     char *path;
@@ -119,18 +117,12 @@ static ar_status check_config(const char *folder, const char *want)
     char *path = NULL, hash[65];
     unsigned char *text = NULL;
     size_t bytes = 0;
-    ari_sha256 s = {NULL};
     AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_CONFIG));
     ar_status st = ari_file_read(&text, &bytes, path, ARI_JSON_MAX_BYTES);
     if (st == AR_OK)
-        st = ari_sha256_init(&s);
-    if (st == AR_OK)
-        st = ari_sha256_update(&s, text, bytes);
-    if (st == AR_OK)
-        st = ari_sha256_final(&s, hash);
+        st = ari_sha256_of(hash, text, bytes);
     if (st == AR_OK)
         st = compare_hash(path, hash, want);
-    ari_sha256_drop(&s);
     free(text);
     free(path);
     return st;

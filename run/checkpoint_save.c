@@ -4,15 +4,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "anyrank/checkpoint.h"
 #include "anyrank/process.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
-#include "run/checkpoint_folder.h"
-#include "run/checkpoint_json.h"
+#include "run/checkpoint.h"
 #include "run/full_set.h"
 
 struct ar_checkpoint_writer {
@@ -25,17 +23,6 @@ struct ar_checkpoint_writer {
     char *written; /* path of the last checkpoint; NULL before the first */
 };
 
-static ar_status hash_bytes(char hex[65], const void *bytes, size_t n)
-{
-    ari_sha256 s = {NULL};
-    AR_TRY(ari_sha256_init(&s));
-    const ar_status st = ari_sha256_update(&s, bytes, n);
-    if (st == AR_OK)
-        return ari_sha256_final(&s, hex);
-    ari_sha256_drop(&s);
-    return st;
-}
-
 static ar_status read_config(ar_checkpoint_writer *w, const char *path)
 {
     struct stat info;
@@ -46,7 +33,7 @@ static ar_status read_config(ar_checkpoint_writer *w, const char *path)
     const ar_status st = ari_file_read(&w->config, &w->config_bytes, file, ARI_JSON_MAX_BYTES);
     free(file);
     AR_TRY(st);
-    return hash_bytes(w->config_hash, w->config, w->config_bytes);
+    return ari_sha256_of(w->config_hash, w->config, w->config_bytes);
 }
 
 ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_checkpoint_options *o)
@@ -117,7 +104,7 @@ static ar_status write_config(const ar_checkpoint_writer *w, const char *folder)
 /* What is written must be readable: a state that is not, is refused now and not when the run is to be resumed. */
 static ar_status write_training(const char *folder, const ar_checkpoint_state *state, const ari_checkpoint_hashes *h)
 {
-    ari_checkpoint_read again = {.data_path = NULL};
+    ari_checkpoint_read again = {.root = NULL};
     char *path = NULL;
     AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_TRAINING));
     ar_status st = ari_checkpoint_write_json(path, state, h);

@@ -59,6 +59,17 @@ void ari_sha256_drop(ari_sha256 *s)
     s->context = NULL;
 }
 
+ar_status ari_sha256_of(char hex[65], const void *data, size_t bytes)
+{
+    ari_sha256 s = {NULL};
+    AR_TRY(ari_sha256_init(&s));
+    const ar_status st = ari_sha256_update(&s, data, bytes);
+    if (st == AR_OK)
+        return ari_sha256_final(&s, hex);
+    ari_sha256_drop(&s);
+    return st;
+}
+
 static ar_status hash_one(ari_sha256 *s, const ar_st_tensor *t)
 {
     size_t bytes = 0;

@@ -19,6 +19,8 @@ AR_NODISCARD ar_status ari_sha256_update(ari_sha256 *s, const void *data, size_t
 AR_NODISCARD ar_status ari_sha256_final(ari_sha256 *s, char hex[65]);
 /** Frees the state without a result, for error paths. Safe after final. */
 void ari_sha256_drop(ari_sha256 *s);
+/** The three in one, of bytes that are all there. Errors: those. */
+AR_NODISCARD ar_status ari_sha256_of(char hex[65], const void *data, size_t bytes);
 
 /** One hash over named tensors, independent of the order they come in: for each name in byte order, SHA-256 takes the
  *  name, a 0 byte, the dtype's name, a 0 byte, the shape as "[64,256]" ("[]" for a scalar), a 0 byte and the row-major

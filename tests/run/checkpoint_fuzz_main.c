@@ -6,7 +6,7 @@
 #include <inttypes.h>
 #include <jansson.h>
 
-#include "run/checkpoint_text.h"
+#include "run/checkpoint.h"
 #include "run/small_run.h"
 #include "support/fuzz.h"
 #include "support/small.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "run/checkpoint_json.h"
+#include "run/checkpoint.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "ref/io/hash.h"
+#include "ref/io/json.h"
+#include "ref/io/safetensors.h"
+#include "run/checkpoint.h"
+
+/* Writer and reader are one: each function takes a key and where its value is in memory, and either writes or reads
+ * it. Keys are written in the order of the calls. */
+
+#define MAX_COUNT ((size_t)INT64_MAX) /* what a JSON integer holds here */
+#define UNKNOWN "which this program does not know"
+_Static_assert(sizeof(size_t) == sizeof(uint64_t), "counts are sizes");
+
+/* An object of the file. */
+typedef struct object {
+    json_t *out;    /* to write to; NULL: `at` is read */
+    ari_json_at at; /* its name is the path in both cases */
+    const char *of; /* " of 'KEY'", where messages say of which object a key is, else "" */
+} object;
+
+static ar_status check_memory(const object *o, int failed)
+{
+    return failed == 0 ? AR_OK : ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(o->at.name));
+}
+
+/* value: new; NULL without memory. */
+static ar_status put(const object *o, const char *key, json_t *value)
+{
+    return check_memory(o, json_object_set_new(o->out, key, value));
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+/* A number, or one of the strings that stand for what JSON has no number for. */
+static ar_status number_of(double *out, const ari_json_at *at, const char *key, const json_t *value)
+{
+    static const char *const names[] = {"NaN", "Infinity", "-Infinity"};
+    const double values[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
+    for (size_t i = 0; json_is_string(value) && i < 3; i++) {
+        if (strcmp(json_string_value(value), names[i]) == 0) {
+            *out = values[i];
+            return AR_OK;
+        }
+    }
+    if (!json_is_number(value))
+        return ar_error_set(at->code, "%s: key '%s' is missing or no number", ARI_SHOW(at->name), key);
+    *out = json_number_value(value);
+    return AR_OK;
+}
+
+static ar_status number(const object *o, const char *key, double *x)
+{
+    return o->out ? put(o, key, ari_json_number(*x)) : number_of(x, &o->at, key, ari_json_get(&o->at, key));
+}
+
+static ar_status count(const object *o, const char *key, size_t *n)
+{
+    return o->out ? put(o, key, json_integer((json_int_t)*n)) : ari_json_size(&o->at, key, 0, MAX_COUNT, n);
+}
+
+static ar_status flag(const object *o, const char *key, bool *x)
+{
+    return o->out ? put(o, key, json_boolean(*x)) : ari_json_bool(&o->at, key, x);
+}
+
+/* Writes a name, or reads one of those up to a NULL: *value is which. message: what follows a text that is none. */
+static ar_status choice(const object *o, const char *key, const char *name, const char *const *names, int *value,
+                        const char *message)
+{
+    const char *text = NULL;
+    if (o->out)
+        return put(o, key, json_string(name));
+    AR_TRY(ari_json_string(&o->at, key, &text));
+    for (int i = 0; names[i] != NULL; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *value = i;
+            return AR_OK;
+        }
+    }
+    return ar_error_set(o->at.code, "%s: key '%s'%s is '%s', %s", ARI_SHOW(o->at.name), key, o->of, ARI_SHOW(text),
+                        message);
+}
+
+/* What is no UTF-8 would make the whole file unreadable. */
+static json_t *text_json(const char *text)
+{
+    char *copy = text == NULL ? NULL : strdup(text);
+    if (copy == NULL)
+        return text == NULL ? json_null() : NULL;
+    for (char *c = copy; !ari_utf8_valid(text, strlen(text)) && *c != '\0'; c++)
+        *c = (unsigned char)*c < 0x80 ? *c : '?';
+    json_t *value = json_string(copy);
+    free(copy);
+    return value;
+}
+
+/* Borrowed from the JSON that was read. */
+static ar_status text(const object *o, const char *key, const char **x)
+{
+    return o->out ? put(o, key, text_json(*x)) : ari_json_string_or(&o->at, key, x);
+}
+
+static ar_status hash(const object *o, const char *key, char hex[65])
+{
+    const char *said = NULL;
+    if (o->out)
+        return put(o, key, hex[0] == '\0' ? json_null() : json_string(hex));
+    AR_TRY(ari_json_string_or(&o->at, key, &said));
+    if (said != NULL && (strlen(said) != 64 || strspn(said, "0123456789abcdef") != 64))
+        return ar_error_set(o->at.code, "%s: key '%s' is '%s', expected 64 hexadecimal digits", ARI_SHOW(o->at.name),
+                            key, ARI_SHOW(said));
+    snprintf(hex, 65, "%s", said == NULL ? "" : said);
+    return AR_OK;
+}
+
+static ar_status inner_object(object *inner, const object *o, const char *key)
+{
+    *inner = *o;
+    if (o->out == NULL)
+        return ari_json_object(&o->at, key, &inner->at.object);
+    inner->out = json_object();
+    return put(o, key, inner->out);
+}
+
+/* --- the optimizer ------------------------------------------------------------------------------------------------ */
+static ar_status group(const object *o, ar_param_group *g)
+{
+    const char *glob = g->glob;
+    if (o->out == NULL)
+        AR_TRY(ari_json_string(&o->at, "glob", &glob));
+    if (strlen(glob) >= sizeof g->glob)
+        return ar_error_set(o->at.code, "%s: key 'glob' has %zu bytes, at most %zu are read", ARI_SHOW(o->at.name),
+                            strlen(glob), sizeof g->glob - 1);
+    if (o->out)
+        AR_TRY(put(o, "glob", json_string(glob)));
+    else
+        strcpy(g->glob, glob);
+    AR_TRY(number(o, "lr_scale", &g->lr_scale));
+    return number(o, "weight_decay", &g->weight_decay);
+}
+
+static ar_status groups(const object *o, ar_optimizer_options *options)
+{
+    const json_t *list = NULL;
+    json_t *out = NULL;
+    if (o->out)
+        AR_TRY(put(o, "groups", out = json_array()));
+    else
+        AR_TRY(ari_json_array(&o->at, "groups", &list));
+    const size_t n = o->out ? options->groups : json_array_size(list);
+    if (n > AR_PARAM_GROUPS)
+        return ar_error_set(o->at.code, "%s: key 'groups' has %zu entries, at most %d are read", ARI_SHOW(o->at.name),
+                            n, AR_PARAM_GROUPS);
+    for (size_t i = 0; i < n; i++) {
+        const object in = {o->out ? json_object() : NULL, {json_array_get(list, i), o->at.name, o->at.code}, ""};
+        if (o->out)
+            AR_TRY(check_memory(o, json_array_append_new(out, in.out)));
+        AR_TRY(group(&in, &options->group[i]));
+    }
+    options->groups = n;
+    return AR_OK;
+}
+
+static ar_status optimizer(const object *whole, ar_optimizer_options *options)
+{
+    static const char *const decays[] = {"all", "matrices", NULL};
+    const char *const kinds[] = {ar_optimizer_name(AR_OPTIMIZER_SGD), ar_optimizer_name(AR_OPTIMIZER_ADAM),
+                                 ar_optimizer_name(AR_OPTIMIZER_ADAMW), NULL};
+    const char *const schedules[] = {ar_schedule_name(AR_SCHEDULE_CONSTANT), ar_schedule_name(AR_SCHEDULE_COSINE),
+                                     NULL};
+    int kind = (int)options->kind, schedule = (int)options->schedule, decay = (int)options->decay;
+    object o;
+    AR_TRY(inner_object(&o, whole, "optimizer"));
+    AR_TRY(choice(&o, "kind", ar_optimizer_name(options->kind), kinds, &kind, UNKNOWN));
+    AR_TRY(number(&o, "lr", &options->lr));
+    AR_TRY(number(&o, "momentum", &options->momentum));
+    AR_TRY(flag(&o, "nesterov", &options->nesterov));
+    AR_TRY(number(&o, "beta1", &options->beta1));
+    AR_TRY(number(&o, "beta2", &options->beta2));
+    AR_TRY(number(&o, "eps", &options->eps));
+    AR_TRY(number(&o, "weight_decay", &options->weight_decay));
+    AR_TRY(choice(&o, "schedule", ar_schedule_name(options->schedule), schedules, &schedule, UNKNOWN));
+    AR_TRY(count(&o, "warmup_steps", &options->warmup_steps));
+    AR_TRY(count(&o, "total_steps", &options->total_steps));
+    AR_TRY(number(&o, "min_lr", &options->min_lr));
+    AR_TRY(choice(&o, "decay", decays[decay], decays, &decay, UNKNOWN));
+    AR_TRY(groups(&o, options));
+    options->kind = (ar_optimizer_kind)kind;
+    options->schedule = (ar_schedule)schedule;
+    options->decay = (ar_decay)decay;
+    const ar_status st = o.out ? AR_OK : ar_optimizer_check(options);
+    if (st != AR_ERR_ARG)
+        return st;
+    char why[ARI_PRINTABLE];
+    ari_printable(why, sizeof why, ar_error_message());
+    return ar_error_set(o.at.code, "%s: key 'optimizer': %s", ARI_SHOW(o.at.name), why);
+}
+
+/* --- the state ---------------------------------------------------------------------------------------------------- */
+static ar_status seed(const object *o, uint64_t *value)
+{
+    const char *text = NULL;
+    char *end = NULL;
+    if (o->out)
+        return put(o, "seed", json_sprintf("%" PRIu64, *value));
+    AR_TRY(ari_json_string(&o->at, "seed", &text));
+    errno = 0;
+    *value = strtoull(text, &end, 10);
+    if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0')
+        return ar_error_set(o->at.code, "%s: key 'seed' is '%s', expected an integer from 0 to 2^64 - 1",
+                            ARI_SHOW(o->at.name), ARI_SHOW(text));
+    return AR_OK;
+}
+
+static ar_status storage(const object *o, ar_dtype *dtype)
+{
+    const char *const names[] = {ar_dtype_name(AR_F32), ar_dtype_name(AR_BF16), NULL};
+    int value = 0;
+    AR_TRY(choice(o, "storage", ar_dtype_name(*dtype), names, &value, "expected F32 or BF16"));
+    if (o->out == NULL)
+        *dtype = value == 0 ? AR_F32 : AR_BF16;
+    return AR_OK;
+}
+
+/* How many samples have been trained on follows from the step. */
+static ar_status samples(const object *o, const ar_checkpoint_state *s)
+{
+    size_t want = s->step * s->batch, said = want;
+    AR_TRY(count(o, "samples", &said));
+    if (o->out == NULL && (__builtin_mul_overflow(s->step, s->batch, &want) || said != want))
+        return ar_error_set(o->at.code, "%s: key 'samples' is %zu, expected %" PRIu64 " steps of %zu",
+                            ARI_SHOW(o->at.name), said, s->step, s->batch);
+    return AR_OK;
+}
+
+static ar_status data(const object *whole, ari_checkpoint_read *r)
+{
+    const char *const formats[] = {ar_data_format_name(AR_DATA_BYTES), ar_data_format_name(AR_DATA_U16),
+                                   ar_data_format_name(AR_DATA_U32), ar_data_format_name(AR_DATA_SAFETENSORS), NULL};
+    ar_checkpoint_state *s = &r->state;
+    int format = 0;
+    object o;
+    if (whole->out && s->data_hash == NULL)
+        return put(whole, "data", json_null());
+    if (!whole->out && ari_json_get(&whole->at, "data") == NULL)
+        return AR_OK;
+    AR_TRY(inner_object(&o, whole, "data"));
+    o.of = " of 'data'";
+    AR_TRY(text(&o, "path", &s->data_path));
+    AR_TRY(choice(&o, "format", ar_data_format_name(s->data_format), formats, &format,
+                  "expected bytes, u16, u32 or safetensors"));
+    AR_TRY(count(&o, "tokens", &s->data_tokens));
+    AR_TRY(hash(&o, "sha256", r->data_hash));
+    if (r->data_hash[0] == '\0')
+        return ar_error_set(o.at.code, "%s: key 'sha256' is missing", ARI_SHOW(o.at.name));
+    if (o.out == NULL)
+        s->data_format = (ar_data_format)(format + AR_DATA_BYTES);
+    s->data_hash = r->data_hash;
+    return AR_OK;
+}
+
+static ar_status losses(const object *o, ar_checkpoint_state *s)
+{
+    const size_t most = s->losses < AR_CHECKPOINT_LOSSES ? s->losses : AR_CHECKPOINT_LOSSES;
+    const json_t *list = NULL;
+    float *loss = NULL;
+    if (o->out)
+        return put(o, "losses", ari_json_floats(s->loss + (s->losses - most), most));
+    AR_TRY(ari_json_array(&o->at, "losses", &list));
+    const size_t n = json_array_size(list);
+    if (n > AR_CHECKPOINT_LOSSES || n > s->step)
+        return ar_error_set(o->at.code,
+                            "%s: key 'losses' has %zu entries, expected at most one for each of the %" PRIu64
+                            " steps and %zu",
+                            ARI_SHOW(o->at.name), n, s->step, AR_CHECKPOINT_LOSSES);
+    AR_TRY(ari_alloc((void **)&loss, n, sizeof *loss, "losses"));
+    s->loss = loss;
+    for (; s->losses < n; s->losses++) {
+        double value = 0;
+        AR_TRY(number_of(&value, &o->at, "losses", json_array_get(list, s->losses)));
+        loss[s->losses] = (float)value;
+    }
+    return AR_OK;
+}
+
+static ar_status state(const object *o, ari_checkpoint_read *r)
+{
+    static const char *const all_numerics[] = {"exact", "native", NULL};
+    ar_checkpoint_state *s = &r->state;
+    int numerics = (int)s->numerics;
+    AR_TRY(text(o, "model", &s->model));
+    AR_TRY(count(o, "step", &s->step));
+    AR_TRY(count(o, "optimizer_steps", &s->optimizer_steps));
+    AR_TRY(count(o, "steps", &s->steps));
+    AR_TRY(seed(o, &s->seed));
+    AR_TRY(optimizer(o, &s->optimizer));
+    AR_TRY(number(o, "clip", &s->clip));
+    AR_TRY(number(o, "dropout", &s->dropout));
+    AR_TRY(choice(o, "numerics", all_numerics[numerics], all_numerics, &numerics, UNKNOWN));
+    s->numerics = (ar_numerics)numerics;
+    AR_TRY(storage(o, &s->storage));
+    AR_TRY(number(o, "loss_scale", &s->loss_scale));
+    AR_TRY(count(o, "loss_scale_steps", &s->loss_scale_steps));
+    if (o->out || ari_json_get(&o->at, "loss_scale_static"))
+        AR_TRY(flag(o, "loss_scale_static", &s->loss_scale_static));
+    AR_TRY(count(o, "batch", &s->batch));
+    AR_TRY(count(o, "seq", &s->seq));
+    AR_TRY(flag(o, "in_order", &s->in_order));
+    AR_TRY(samples(o, s));
+    AR_TRY(data(o, r));
+    AR_TRY(hash(o, "config_hash", r->hashes.config));
+    AR_TRY(hash(o, "weights_hash", r->hashes.weights));
+    AR_TRY(hash(o, "optimizer_hash", r->hashes.optimizer));
+    return losses(o, s);
+}
+
+/* --- the file ----------------------------------------------------------------------------------------------------- */
+ar_status ari_checkpoint_text_hash(char hex[65], const json_t *o)
+{
+    char *all = json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS);
+    if (all == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the text of a checkpoint's state");
+    const ar_status st = ari_sha256_of(hex, all, strlen(all));
+    free(all);
+    return st;
+}
+
+ar_status ari_checkpoint_write_json(const char *path, const ar_checkpoint_state *s, const ari_checkpoint_hashes *hashes)
+{
+    ari_checkpoint_read whole = {.state = *s, .hashes = *hashes};
+    const object o = {json_object(), {NULL, path, AR_ERR_FORMAT}, ""};
+    char own[65];
+    ar_status st = AR_OK;
+    snprintf(whole.data_hash, sizeof whole.data_hash, "%s", s->data_hash == NULL ? "" : s->data_hash);
+    AR_TRY_TO(done, st, put(&o, "format", json_string(ARI_CHECKPOINT_FORMAT)));
+    AR_TRY_TO(done, st, put(&o, "version", json_integer(ARI_CHECKPOINT_VERSION)));
+    AR_TRY_TO(done, st, state(&o, &whole));
+    AR_TRY_TO(done, st, ari_checkpoint_text_hash(own, o.out));
+    AR_TRY_TO(done, st, put(&o, ARI_CHECKPOINT_OWN_HASH, json_string(own)));
+    st = ari_json_save(o.out, path);
+done:
+    json_decref(o.out);
+    return st;
+}
+
+/* Before anything is believed: whose file this is, of which version, and whether it is as it was written. */
+static ar_status check_whole(const object *o, json_t *root)
+{
+    const ari_json_at *at = &o->at;
+    const char *format = NULL;
+    char said[65], own[65];
+    size_t version = 0;
+    if (!json_is_object(root))
+        return ar_error_set(AR_ERR_FORMAT, "%s: expected a JSON object", ARI_SHOW(at->name));
+    AR_TRY(ari_json_string(at, "format", &format));
+    if (strcmp(format, ARI_CHECKPOINT_FORMAT) != 0)
+        return ar_error_set(AR_ERR_FORMAT, "%s: key 'format' is '%s', expected '" ARI_CHECKPOINT_FORMAT "'",
+                            ARI_SHOW(at->name), ARI_SHOW(format));
+    AR_TRY(ari_json_size(at, "version", 1, MAX_COUNT, &version));
+    if (version != ARI_CHECKPOINT_VERSION)
+        return ar_error_set(AR_ERR_FORMAT, "%s: has version %zu, this program reads version %d", ARI_SHOW(at->name),
+                            version, ARI_CHECKPOINT_VERSION);
+    AR_TRY(hash(o, ARI_CHECKPOINT_OWN_HASH, said));
+    (void)json_object_del(root, ARI_CHECKPOINT_OWN_HASH);
+    AR_TRY(ari_checkpoint_text_hash(own, root));
+    if (strcmp(said, own) != 0)
+        return ar_error_set(AR_ERR_DATA, "%s: damaged: its text has the hash %.12s, it says %.12s", ARI_SHOW(at->name),
+                            own, said[0] == '\0' ? "none" : said);
+    return AR_OK;
+}
+
+ar_status ari_checkpoint_read_json(ari_checkpoint_read *r, const char *path)
+{
+    const ar_checkpoint_state *s = &r->state;
+    *r = (ari_checkpoint_read){.root = NULL};
+    AR_TRY(ari_json_load(&r->root, path));
+    const object o = {NULL, {r->root, path, AR_ERR_FORMAT}, ""};
+    AR_TRY(check_whole(&o, r->root));
+    AR_TRY(state(&o, r));
+    (void)json_object_del(r->root, "losses"); /* up to a million numbers, which nothing borrows */
+    if (!(s->clip >= 0) || !(s->dropout >= 0 && s->dropout < 1) || !(s->loss_scale >= 0) || isinf(s->loss_scale))
+        return ar_error_set(AR_ERR_FORMAT,
+                            "%s: clip %g, dropout %g, loss scale %g: expected numbers from 0, dropout below 1",
+                            ARI_SHOW(path), s->clip, s->dropout, s->loss_scale);
+    return AR_OK;
+}
+
+void ari_checkpoint_read_fini(ari_checkpoint_read *r)
+{
+    free((void *)(uintptr_t)r->state.loss);
+    json_decref(r->root);
+    *r = (ari_checkpoint_read){.root = NULL};
+}
