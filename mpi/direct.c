@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "mpi/mpi_impl.h"
-#include "ref/core/moves.h"
+#include "ref/comm/moves.h"
 
 /* Collectives in which each byte goes from its source to its target at once: everything is asked for and sent at the
  * beginning, in pieces, and then waited for. Messages of a pair keep their order. */

@@ -6,8 +6,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "ref/core/process_impl.h"
-#include "ref/core/rendezvous_impl.h"
+#include "ref/comm/process_impl.h"
+#include "ref/comm/rendezvous_impl.h"
 
 /* Ranks as MPI processes. Shared by the files of this folder alone: process.c (what the launcher started), wire.c
  * (calls of MPI, and waiting), control.c (how a failure ends all processes), meeting.c (what the ranks of a group

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/core/process_impl.h"
+#include "ref/comm/process_impl.h"
 
 /* "Open MPI v4.1.4, package: ..", "MPICH Version:\t4.0.2\n..": what stands before the first comma or line's end. MPI
  * need not be initialised for that. */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/comm_impl.h"
-#include "ref/core/process_impl.h"
+#include "ref/comm/comm_impl.h"
+#include "ref/comm/process_impl.h"
 #include "ref/core/size.h"
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */

@@ -34,12 +34,11 @@ GOOD = {
     "ref/baseline/own.h": '#include "ref/core/size.h"\n',
     "sim/ring.c": '#include "ref/core/wait.h"\n#include "anyrank/sim.h"\n',
     "sim/plan/bytes.c": '#include "anyrank/config.h"\n',
-    "ref/core/call.h": '#include "anyrank/status.h"\n',
-    "ref/core/moves.h": '#include "ref/core/call.h"\n',
-    "ref/core/record.h": '#include "ref/core/call.h"\n',
+    "ref/comm/call.h": '#include "anyrank/status.h"\n',
+    "ref/comm/moves.h": '#include "ref/comm/call.h"\n',
     "tests/sim/plain.h": '#include <stdio.h>\n#include "anyrank/sim.h"\n#include "tests/sim/plain_number.h"\n',
     "tests/sim/plain_number.h": "#include <math.h>\n",
-    "tests/sim/ring_test.c": '#include "ref/core/moves.h"\n',
+    "tests/sim/ring_test.c": '#include "ref/comm/moves.h"\n',
     "gpu/gemm.cu": '#include "ref/numerics/scalar.h"\n#include <cuda_runtime.h>\n',
     "gpu/nccl/comm.c": '#include "ref/core/wait.h"\n#include <nccl.h>\n',
     "verify/check/check.c": '#include "ref/train/adam.h"\n#include "anyrank/sim.h"\n#include "anyrank/baseline.h"\n',
@@ -84,19 +83,18 @@ class CheckIncludes(unittest.TestCase):
                 self.assertTrue(output[0].startswith(f"{name}:2: "), output)
                 self.assertIn(target, output[0])
 
-    def test_communicators_stand_on_core_alone(self):
-        for name in ("sim/a.c", "mpi/a.c", "gpu/nccl/a.c", "sim/plan/a.c"):
+    def test_communicators_stand_on_core_and_comm_alone(self):
+        for name in ("ref/comm/a.c", "sim/a.c", "mpi/a.c", "gpu/nccl/a.c", "sim/plan/a.c"):
             with self.subTest(name=name):
                 self.rejects(name, '#include "ref/numerics/rows.h"\n', 1, "ref/numerics/rows.h")
 
     def test_what_predicts_or_checks_collectives_does_not_reach_what_they_move(self):
-        for header in ("ref/core/call.h", "ref/core/moves.h"):
+        for header in ("ref/comm/call.h", "ref/comm/moves.h"):
             for name in ("sim/plan/bytes.c", "ref/baseline/own.h", "tests/sim/plain.h", "tests/sim/plain_number.h"):
                 with self.subTest(name=name, header=header):
                     self.rejects(name, f'#include "{header}"\n', 1, header)
-        self.rejects("sim/plan/bytes.c", '#include "ref/core/record.h"\n', 1, "ref/core/call.h",
-                     "through ref/core/record.h")
-        self.assertEqual(self.run_on({"sim/ring.c": '#include "ref/core/moves.h"\n'}), (0, []))
+        self.rejects("ref/core/record.h", '#include "ref/comm/call.h"\n', 1, "ref/comm/call.h")
+        self.assertEqual(self.run_on({"sim/ring.c": '#include "ref/comm/moves.h"\n'}), (0, []))
 
     def test_sim_and_gpu_do_not_know_each_other(self):
         status, output = self.run_on({"sim/ring.h": "", "gpu/gemm.h": "", "sim/a.c": '#include "gpu/gemm.h"\n',

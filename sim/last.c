@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/core/moves.h"
+#include "ref/comm/moves.h"
 #include "sim/slice.h"
 #include "sim/sum.h"
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "anyrank/device.h"
-#include "ref/core/moves.h"
+#include "ref/comm/moves.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/stream.h"
 #include "sim/wire.h"

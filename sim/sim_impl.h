@@ -3,7 +3,7 @@
 #define ARI_SIM_SIM_IMPL_H
 
 #include "anyrank/sim.h"
-#include "ref/core/rendezvous.h"
+#include "ref/comm/rendezvous.h"
 
 typedef struct ari_channels ari_channels; /* of one group, shared by its members */
 struct ari_channel_end;

@@ -2,6 +2,7 @@
 #ifndef ARI_SIM_TRACE_VIEW_H
 #define ARI_SIM_TRACE_VIEW_H
 
+#include "ref/comm/call.h"
 #include "ref/core/record.h"
 
 /* A trace as one clock saw it, in the order in which it is shown: lanes by rank and track, records by their beginning,

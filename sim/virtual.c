@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a collective takes on the cluster of virtual time: from when its members came and what each called, when each is
  * done (docs/virtual-time.md). Nothing else goes in, neither how the data really moves nor when. */
-#include "ref/core/moves.h"
+#include "ref/comm/moves.h"
 #include "sim/sim_impl.h"
 
 enum { MOST_MEMBERS = 4096 }; /* ar_sim_run takes no more ranks */

@@ -5,17 +5,17 @@
 # the processor needs for that.
 MUTANTS = [
     # --- ref/core
-    ("ranks that reduce with different operations go unnoticed", "ref/core/agreement.c",
+    ("ranks that reduce with different operations go unnoticed", "ref/comm/agreement.c",
      "} else if (x->op != y->op) {", "} else if (x->op != y->op && x->kind != ARI_ALL_REDUCE) {",
      "sim/failure_test sim/collectives_test"),
-    ("a receiver of an all-to-all that expects more than is sent goes unnoticed", "ref/core/agreement.c",
+    ("a receiver of an all-to-all that expects more than is sent goes unnoticed", "ref/comm/agreement.c",
      "if (sent == expected)", "if (sent <= expected)", "sim/failure_test"),
-    ("the table of a failure joins ranks whose last collectives differ", "ref/core/rank_table.c",
+    ("the table of a failure joins ranks whose last collectives differ", "ref/comm/rank_table.c",
      "strcmp(a->view.last, b->view.last) == 0 && rows_of(a)", "rows_of(a)",
      "sim/failure_test"),
     ("a suggestion takes equal letters for different ones", "ref/core/nearest.c",
      "diagonal + (a[i - 1] != b[j - 1])", "diagonal + 1", "cli/args_test io/config_test"),
-    ("a queued all-to-all reads the caller's counts after the call has returned", "ref/core/enqueue.c",
+    ("a queued all-to-all reads the caller's counts after the call has returned", "ref/comm/enqueue.c",
      "j->call.recv_counts = append(&at, call->recv_counts, recv_counts);", "at += recv_counts;",
      "core/queue_test sim/collectives_test"),
     ("elements of a second box get the indices of the first", "ref/core/boxes.c",
@@ -166,7 +166,7 @@ MUTANTS = [
      "(bits & 0x7fffffU) | (biased != 0 ? 0x800000U : 0U);", "(bits & 0x7fffffU) | 0x800000U;",
      "baseline/baseline_sums_test"),
     # --- sim
-    ("equal keys of a split reverse the ranks", "ref/core/group.c",
+    ("equal keys of a split reverse the ranks", "ref/comm/group.c",
      "g->slot[members[at - 1]].call.key > call->key;", "g->slot[members[at - 1]].call.key >= call->key;",
      "sim/group_test"),
     ("a slow rank is slow in one collective alone", "sim/fault.c",

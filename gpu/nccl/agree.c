@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "gpu/nccl/comm.h"
-#include "ref/core/rendezvous_impl.h"
+#include "ref/comm/rendezvous_impl.h"
 #include "ref/core/size.h"
 
 /* What members tell each other of a call: this, then counts, what is expected, operations, and the tag with its 0. */

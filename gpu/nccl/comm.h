@@ -7,9 +7,9 @@
 #include "gpu/nccl/control.h"
 #include "gpu/nccl/flight.h"
 #include "gpu/nccl/nccl.h"
-#include "ref/core/comm_impl.h"
+#include "ref/comm/comm_impl.h"
+#include "ref/comm/process_impl.h"
 #include "ref/core/failure.h"
-#include "ref/core/process_impl.h"
 #include "ref/core/stream.h"
 
 /* Shared by the files of the NCCL communicator: world.c what is under way and who watches it, make.c how communicators

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/comm/rendezvous_impl.h"
 #include "ref/core/ranks.h"
-#include "ref/core/rendezvous_impl.h"
 #include "ref/core/size.h"
 
 /* --- the recorder ------------------------------------------------------------------------------------------------- */

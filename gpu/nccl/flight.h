@@ -2,7 +2,7 @@
 #ifndef ARI_NCCL_FLIGHT_H
 #define ARI_NCCL_FLIGHT_H
 
-#include "ref/core/comm_impl.h"
+#include "ref/comm/comm_impl.h"
 
 /* The last collectives of a process, for the report when the world fails: which it has entered, which are done. The
  * owner's lock guards a recorder. Groups have the same id on all their members; a send and the recv that it meets are

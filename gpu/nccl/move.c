@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/nccl/comm.h"
-#include "ref/core/moves.h"
+#include "ref/comm/moves.h"
 
 /* What NCCL is asked for. Collectives whose parts have unequal sizes are groups of what NCCL has: of broadcasts, one
  * from each rank (all_gather), of reductions, one to each (reduce_scatter), of sends and receives (the rest). What a

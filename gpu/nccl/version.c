@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "gpu/nccl/nccl.h"
-#include "ref/core/process_impl.h"
+#include "ref/comm/process_impl.h"
 
 bool ari_nccl_describe(char *text, size_t size)
 {

@@ -2,8 +2,8 @@
 #ifndef ARI_CORE_RECORD_H
 #define ARI_CORE_RECORD_H
 
+#include "anyrank/comm.h"
 #include "anyrank/trace.h"
-#include "ref/core/comm_impl.h"
 
 /* What a trace is made of: one recording per lane, written by that lane's thread alone and read after the run. */
 struct ari_lane;
@@ -26,7 +26,7 @@ typedef struct ari_record {
     const char *name; /* span: its name; collective: its tag; wait: the lane's name; else "". Owned by the trace */
     double flops;     /* work */
     /* collective */
-    ari_kind op_kind;
+    unsigned op_kind; /* ari_kind (ref/comm/call.h) */
     ar_dtype dtype;
     ar_op op;
     int root;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "anyrank/sim.h"
-#include "ref/core/comm_impl.h"
+#include "ref/comm/comm_impl.h"
 
 /* The public boundary (arguments, slices), the group of one, and what a queue hands to a communicator. */
 TestSuite(comm, .timeout = 300);

@@ -5,8 +5,8 @@
 #include <stdatomic.h>
 
 #include "gpu/nccl/comm.h"
+#include "ref/comm/process_impl.h"
 #include "ref/core/clock.h"
-#include "ref/core/process_impl.h"
 #include "tests/gpu/forked.h"
 #include "tests/sim/plain.h"
 

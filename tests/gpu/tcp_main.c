@@ -2,7 +2,7 @@
 /* Processes that find each other by sockets: four of this machine, started as torchrun would. */
 #include <stdatomic.h>
 
-#include "ref/core/process_impl.h"
+#include "ref/comm/process_impl.h"
 #include "tests/gpu/forked.h"
 
 enum { RANKS = 4 };

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "anyrank/layers.h"
+#include "ref/comm/call.h"
 #include "support/rank_run.h"
 #include "tests/sim/virtual_support.h"
 

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "ref/core/rendezvous_impl.h"
+#include "ref/comm/rendezvous_impl.h"
 #include "sim/sim_impl.h"
 
 enum { MOST = 64 };

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "anyrank/device.h"
-#include "ref/core/comm_impl.h"
-#include "ref/core/moves.h"
+#include "ref/comm/comm_impl.h"
+#include "ref/comm/moves.h"
 #include "ref/core/stream.h"
 
 /* A group of one and all that was split from it: one world, one first error. */

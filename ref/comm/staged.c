@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "anyrank/device.h"
-#include "ref/core/moves.h"
+#include "ref/comm/moves.h"
 #include "ref/core/size.h"
 #include "ref/core/stream.h"
 

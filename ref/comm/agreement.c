@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "anyrank/device.h"
-#include "ref/core/moves.h"
-#include "ref/core/rendezvous_impl.h"
+#include "ref/comm/moves.h"
+#include "ref/comm/rendezvous_impl.h"
 #include "ref/core/stream.h"
 
 /* --- text that grows at its end and never past it ----------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/core/moves.h"
+#include "ref/comm/moves.h"
 
 size_t ari_next_op(const ari_call *call, size_t at, bool sends, int peer)
 {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/core/process_impl.h"
+#include "ref/comm/process_impl.h"
 
 #define LONGEST_WAIT_NS UINT64_C(60000000000)
 

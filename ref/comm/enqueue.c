@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/comm_impl.h"
+#include "ref/comm/comm_impl.h"
 #include "ref/core/queue_impl.h"
 
 /* A call on its way through a queue that is a thread: one allocation with its arrays behind it. */

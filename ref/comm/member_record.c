@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
-#include "ref/core/rendezvous_impl.h"
 
 /* What a trace keeps of a member's collectives, and its virtual clock. */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_CALL_H
-#define ARI_CORE_CALL_H
+#ifndef ARI_COMM_CALL_H
+#define ARI_COMM_CALL_H
 
 #include "anyrank/comm.h"
 

@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/comm/rendezvous_impl.h"
 #include "ref/core/budget.h"
 #include "ref/core/clock.h"
-#include "ref/core/rendezvous_impl.h"
 
 static ar_status init_ranks(ari_world *w, int ranks)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/core/call.h"
+#include "ref/comm/call.h"
 
 #include "ref/core/size.h"
 

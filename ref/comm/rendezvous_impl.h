@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_RENDEZVOUS_IMPL_H
-#define ARI_CORE_RENDEZVOUS_IMPL_H
+#ifndef ARI_COMM_RENDEZVOUS_IMPL_H
+#define ARI_COMM_RENDEZVOUS_IMPL_H
 
 #include <pthread.h>
 #include <stdio.h>
 
+#include "ref/comm/rendezvous.h"
 #include "ref/core/ranks.h"
-#include "ref/core/rendezvous.h"
 #include "ref/core/wait.h"
 
 /* Shared by the files of the rendezvous: world.c, rank_table.c, group.c, rendezvous.c, agreement.c; and by mpi/, where

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/rendezvous_impl.h"
+#include "ref/comm/rendezvous_impl.h"
 
 void ari_group_free(ari_group *g)
 {

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
-#include "ref/core/rendezvous_impl.h"
 
 /* What each rank is doing, and the table of it when the world fails. */
 

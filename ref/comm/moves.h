@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_MOVES_H
-#define ARI_CORE_MOVES_H
+#ifndef ARI_COMM_MOVES_H
+#define ARI_COMM_MOVES_H
 
-#include "ref/core/rendezvous.h"
+#include "ref/comm/rendezvous.h"
 
 /* What a call moves, as its kind's row says, whichever way it goes: every communicator asks here which elements go from
  * which rank to which. Parts without elements are left out. Counts and places are elements.

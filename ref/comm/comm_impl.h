@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_COMM_IMPL_H
-#define ARI_CORE_COMM_IMPL_H
+#ifndef ARI_COMM_COMM_IMPL_H
+#define ARI_COMM_COMM_IMPL_H
 
 #include <stdatomic.h>
 
-#include "ref/core/call.h"
+#include "ref/comm/call.h"
 
 /* Bytes of other ranks' memory read and written on behalf of one rank, by whichever of its threads. */
 typedef struct ari_moved {

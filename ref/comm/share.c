@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <sched.h>
 
-#include "ref/core/rendezvous_impl.h"
+#include "ref/comm/rendezvous_impl.h"
 #include "ref/core/wait.h"
 
 /* A collective cut into parts, each of which is done by one of the members that have a core. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/core/rendezvous.h"
+#include "ref/comm/rendezvous.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
-#include "ref/core/rendezvous_impl.h"
 
 #define COUNT_MASK ((uint64_t)0xffff) /* worlds have at most 4096 ranks */
 #define DEAD ((uint64_t)1 << 16)

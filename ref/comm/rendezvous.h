@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_RENDEZVOUS_H
-#define ARI_CORE_RENDEZVOUS_H
+#ifndef ARI_COMM_RENDEZVOUS_H
+#define ARI_COMM_RENDEZVOUS_H
 
-#include "ref/core/comm_impl.h"
+#include "ref/comm/comm_impl.h"
 #include "ref/core/lane.h"
 
 /* Where the ranks of one process meet. A world has ranks and one first failure; a group of its ranks meets for one

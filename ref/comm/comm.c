@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "ref/core/comm_impl.h"
+#include "ref/comm/comm_impl.h"
 #include "ref/core/wait.h"
 
 void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size)

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/rendezvous_impl.h"
+#include "ref/comm/rendezvous_impl.h"
 #include "ref/core/wait.h"
 
 /* Two ranks that both have a core meet for a short collective in the time that one line of memory takes to cross from
