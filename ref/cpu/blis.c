@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/cpu/blis_calls.h"
-
+/* What BLIS does: the native product, the binary64 products of exact ones, and which of its kernels do it. */
 #include <blis.h>
 #include <sched.h>
 #include <stdint.h>
@@ -11,8 +10,8 @@
 #include <cpuid.h>
 #endif
 
-#include "anyrank/device.h"
-#include "ref/cpu/gemm_paths.h"
+#include "ref/cpu/device.h"
+#include "ref/cpu/kernels.h"
 
 /* BLIS 0.9.0 does not know processors younger than itself and falls back to kernels that are several times slower; it
  * reads BLIS_ARCH_TYPE once, when it is first used, as a number of an enumeration that changes from version to version
@@ -59,27 +58,82 @@ static void *unconst(const void *p)
     return u.out;
 }
 
-void ari_blis_sgemm(float *c, ari_blis_view cv, const float *a, ari_blis_view av, const float *b, ari_blis_view bv,
-                    int add, int threads)
+/* By its expert interface: one thread is asked for with the call, not in the process-wide setting. */
+static void blis_sgemm(float *c, ari_blis_view cv, const float *a, ari_blis_view av, const float *b, ari_blis_view bv,
+                       bool add)
 {
     float one = 1.0f, beta = add ? 1.0f : 0.0f;
     rntm_t r = BLIS_RNTM_INITIALIZER;
-    bli_rntm_set_num_threads(threads, &r);
+    bli_rntm_set_num_threads(1, &r);
     bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, (dim_t)cv.rows, (dim_t)cv.cols, (dim_t)av.cols, &one, unconst(a),
                  av.row_stride, av.col_stride, unconst(b), bv.row_stride, bv.col_stride, &beta, c, cv.row_stride,
                  cv.col_stride, NULL, &r);
 }
 
 void ari_blis_dgemm(double *c, ari_blis_view cv, const double *a, ari_blis_view av, const double *b, ari_blis_view bv,
-                    int add, int threads)
+                    bool add)
 {
     double one = 1.0, beta = add ? 1.0 : 0.0;
     rntm_t r = BLIS_RNTM_INITIALIZER;
-    bli_rntm_set_num_threads(threads, &r);
+    bli_rntm_set_num_threads(1, &r);
     bli_dgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, (dim_t)cv.rows, (dim_t)cv.cols, (dim_t)av.cols, &one, unconst(a),
                  av.row_stride, av.col_stride, unconst(b), bv.row_stride, bv.col_stride, &beta, c, cv.row_stride,
                  cv.col_stride, NULL, &r);
 }
+
+/* --- the native product ------------------------------------------------------------------------------------------- */
+
+/* Parts of a cut dimension are multiples of this many rows or columns, which all of BLIS's register tiles divide or
+ * nearly do. */
+#define STEP ((size_t)48)
+
+/* One product whose rows or columns, whichever are more, are shared out. BLIS's own threads meet at barriers that spin
+ * for ever, which costs a time slice each where another process or rank has the core; these meet once, at the end. */
+static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, int threads)
+{
+    const ari_matrices cm = ari_matrices_of(c), am = ari_matrices_of(a), bm = ari_matrices_of(b);
+    const bool down = cm.rows >= cm.cols;
+    const size_t extent = down ? cm.rows : cm.cols, steps = (extent + STEP - 1) / STEP;
+    const size_t parts = steps < (size_t)threads ? steps : (size_t)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < parts; i++) {
+        const size_t from = i * steps / parts * STEP, end = (i + 1) * steps / parts * STEP;
+        const size_t n = (end < extent ? end : extent) - from;
+        const ptrdiff_t at = (ptrdiff_t)from;
+        const ari_blis_view cv = {down ? n : cm.rows, down ? cm.cols : n, cm.row_stride, cm.col_stride};
+        const ari_blis_view av = {cv.rows, am.cols, am.row_stride, am.col_stride};
+        const ari_blis_view bv = {bm.cols, cv.cols, bm.col_stride, bm.row_stride};
+        blis_sgemm((float *)c->data.ptr + at * (down ? cm.row_stride : cm.col_stride), cv,
+                   (const float *)a->data.ptr + (down ? at * am.row_stride : 0), av,
+                   (const float *)b->data.ptr + (down ? 0 : at * bm.row_stride), bv, add);
+    }
+}
+
+/** Slot gemm_f32. c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T by BLIS's sgemm, any strides; k = 0 gives +0 (or leaves c).
+ *  Batches and parts of a product are spread over the threads with one BLIS thread each.
+ *  Numerics: fp32 in BLIS's blocking. Errors: none. */
+ar_status ari_cpu_gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
+                           bool add, ar_precision operands)
+{
+    (void)q;
+    (void)operands; /* every product of them is exact in fp32 anyway */
+    const ari_matrices cm = ari_matrices_of(c), am = ari_matrices_of(a), bm = ari_matrices_of(b);
+    if (cm.batch == 0 || cm.rows == 0 || cm.cols == 0)
+        return AR_OK;
+    const size_t work = cm.rows * cm.cols * (am.cols + 1);
+    if (cm.batch == 1) {
+        shared_product(c, a, b, add, ari_threads_for(d, cm.rows > cm.cols ? cm.rows : cm.cols, work / 8));
+        return AR_OK;
+    }
+    const ari_blis_view cv = {cm.rows, cm.cols, cm.row_stride, cm.col_stride};
+    const ari_blis_view av = {am.rows, am.cols, am.row_stride, am.col_stride};
+    const ari_blis_view bv = {bm.cols, bm.rows, bm.col_stride, bm.row_stride};
+    ARI_PARALLEL_FOR (i, cm.batch, d, work / 8 * cm.batch)
+        blis_sgemm(ari_matrix_at(c, i), cv, ari_matrix_at(a, i), av, ari_matrix_at(b, i), bv, add);
+    return AR_OK;
+}
+
+/* --- what it runs on ---------------------------------------------------------------------------------------------- */
 
 static void cpu_brand(char *out, size_t cap)
 {
@@ -149,9 +203,9 @@ void ar_cpu_info_get(ar_cpu_info *out)
     blis_reason(out->blis_reason, sizeof out->blis_reason);
     bli_init(); /* the query below aborts on a library that is not initialised */
     (void)snprintf(out->blis_kernels, sizeof out->blis_kernels, "%s", bli_arch_string(bli_arch_query_id()));
-    ari_exact_choice exact = ARI_EXACT_PORTABLE;
-    const bool refused = ari_exact_choose(&exact) != AR_OK;
-    (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : ari_exact_name(exact));
+    const ari_exact_path *path = NULL;
+    const bool refused = ari_exact_choose(&path) != AR_OK;
+    (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : path->name);
     cpu_set_t cores;
     CPU_ZERO(&cores);
     out->cores = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;

@@ -1,25 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <string.h>
-
-#include "ref/cpu/row_kernels.h"
+#include "ref/core/half.h"
 #include "ref/cpu/row_sum.h"
+#include "ref/numerics/philox.h"
 
-/* Element-wise kernels and strided copies. Definitions of the functions: ref/numerics/scalar.h. Every loop reads an
- * element of all its inputs before it writes that element, so outputs may be inputs (same address and strides). */
-
-/* Elements a thread takes at a time: 32 KiB of fp32, which stays in the first two cache levels between two loops. */
-#define BLOCK ((size_t)8192)
-
-static size_t blocks_of(size_t n)
-{
-    return n / BLOCK + (n % BLOCK != 0);
-}
-
-static size_t block_length(size_t n, size_t block)
-{
-    const size_t left = n - block * BLOCK;
-    return left < BLOCK ? left : BLOCK;
-}
+/* Element-wise kernels. Definitions of the functions: ref/numerics/scalar.h. Every loop reads an element of all its
+ * inputs before it writes that element, so outputs may be inputs (same address and strides). */
 
 /* --- add, mul, fill ----------------------------------------------------------------------------------------------- */
 ARI_ROW_KERNEL void add_loop(float *y, const float *a, const float *b, size_t n)
@@ -36,49 +21,42 @@ ARI_ROW_KERNEL void mul_loop(float *y, const float *a, const float *b, size_t n)
         y[j] = ari_mul32(a[j], b[j]);
 }
 
+/* y = loop(a, b), block by block. */
+static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, const float *, size_t), ar_buf y,
+                            ar_cbuf a, ar_cbuf b, size_t n)
+{
+    const size_t blocks = ari_blocks_of(n);
+    float *out = y.ptr;
+    const float *l = a.ptr, *r = b.ptr;
+    ARI_PARALLEL_FOR (i, blocks, d, n)
+        loop(out + i * ARI_BLOCK, l + i * ARI_BLOCK, r + i * ARI_BLOCK, ari_block_length(n, i));
+    return AR_OK;
+}
+
 /** Slot add. y may be a or b. */
 ar_status ari_cpu_add(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
 {
     (void)q;
-    const int threads = ari_threads_for(d, blocks_of(n), n);
-    (void)threads;
-    const size_t blocks = blocks_of(n);
-    float *out = y.ptr;
-    const float *l = a.ptr, *r = b.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < blocks; i++)
-        add_loop(out + i * BLOCK, l + i * BLOCK, r + i * BLOCK, block_length(n, i));
-    return AR_OK;
+    return for_blocks(d, add_loop, y, a, b, n);
 }
 
 /** Slot mul. y may be a or b. */
 ar_status ari_cpu_mul(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
 {
     (void)q;
-    const int threads = ari_threads_for(d, blocks_of(n), n);
-    (void)threads;
-    const size_t blocks = blocks_of(n);
-    float *out = y.ptr;
-    const float *l = a.ptr, *r = b.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < blocks; i++)
-        mul_loop(out + i * BLOCK, l + i * BLOCK, r + i * BLOCK, block_length(n, i));
-    return AR_OK;
+    return for_blocks(d, mul_loop, y, a, b, n);
 }
 
 /** Slot fill. */
 ar_status ari_cpu_fill(ar_device *d, ar_queue *q, ar_buf y, float value, size_t n)
 {
     (void)q;
-    const int threads = ari_threads_for(d, blocks_of(n), n);
-    (void)threads;
-    const size_t blocks = blocks_of(n);
+    const size_t blocks = ari_blocks_of(n);
     const float stored = ari_canonical32(value);
     float *out = y.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < blocks; i++) {
-        const size_t end = i * BLOCK + block_length(n, i);
-        for (size_t j = i * BLOCK; j < end; j++)
+    ARI_PARALLEL_FOR (i, blocks, d, n) {
+        const size_t end = i * ARI_BLOCK + ari_block_length(n, i);
+        for (size_t j = i * ARI_BLOCK; j < end; j++)
             out[j] = stored;
     }
     return AR_OK;
@@ -138,15 +116,12 @@ ar_status ari_cpu_bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbu
                            const ar_tensor *z)
 {
     (void)q;
-    const size_t rows = y->shape[0], cols = y->shape[1], blocks = blocks_of(cols);
-    const int threads = ari_threads_for(d, rows, rows * cols);
-    (void)threads;
+    const size_t rows = y->shape[0], cols = y->shape[1], blocks = ari_blocks_of(cols);
     float *sums = y->data.ptr, *values = act == AR_ACT_NONE ? NULL : z->data.ptr;
     const float *added = bias.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < rows; i++)
+    ARI_PARALLEL_FOR (i, rows, d, rows * cols)
         for (size_t block = 0; block < blocks; block++) {
-            const size_t from = block * BLOCK, at = i * cols + from, n = block_length(cols, block);
+            const size_t from = block * ARI_BLOCK, at = i * cols + from, n = ari_block_length(cols, block);
             if (added)
                 add_loop(sums + at, sums + at, added + from, n);
             if (values)
@@ -159,15 +134,7 @@ ar_status ari_cpu_bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbu
 ar_status ari_cpu_act_backward(ar_device *d, ar_queue *q, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n)
 {
     (void)q;
-    const int threads = ari_threads_for(d, blocks_of(n), n);
-    (void)threads;
-    const size_t blocks = blocks_of(n);
-    float *out = dx.ptr;
-    const float *gradient = dy.ptr, *input = x.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < blocks; i++)
-        loops[act].dact(out + i * BLOCK, gradient + i * BLOCK, input + i * BLOCK, block_length(n, i));
-    return AR_OK;
+    return for_blocks(d, loops[act].dact, dx, dy, x, n);
 }
 
 /* Row i of a 2-D fp32 view. */
@@ -182,10 +149,7 @@ ar_status ari_cpu_gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, c
 {
     (void)q;
     const size_t rows = y->shape[0], cols = y->shape[1];
-    const int threads = ari_threads_for(d, rows, rows * cols);
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < rows; i++)
+    ARI_PARALLEL_FOR (i, rows, d, rows * cols)
         loops[act].gated(row_at(y, i), row_at(gate, i), row_at(up, i), cols);
     return AR_OK;
 }
@@ -196,120 +160,124 @@ ar_status ari_cpu_gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dga
 {
     (void)q;
     const size_t rows = dy->shape[0], cols = dy->shape[1];
-    const int threads = ari_threads_for(d, rows, rows * cols);
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < rows; i++)
+    ARI_PARALLEL_FOR (i, rows, d, rows * cols)
         loops[act].dgated(row_at(dgate, i), row_at(dup, i), row_at(dy, i), row_at(gate, i), row_at(up, i), cols);
     return AR_OK;
 }
 
-/* --- copies ------------------------------------------------------------------------------------------------------- */
-/* A 2-D plane of `width`-byte elements; strides in bytes. */
-typedef struct plane {
-    size_t rows, cols, width;
-    ptrdiff_t to_row, to_col, from_row, from_col;
-} plane;
+/* --- dropout ------------------------------------------------------------------------------------------------------ */
 
-/* Side of a tile of a transposing copy. It goes through a small array, so that both sides move whole cache lines at
- * once: the lines of a column may all fall into one set of the cache, and none has to stay there. */
-#define TILE ((size_t)32)
+/* Elements whose bits are drawn before they are used. */
+#define LANES ((size_t)64)
 
-/* One tile, contiguous along columns in `from` and along rows in `to`; `to` and `from` point at its corner. */
-#define TRANSPOSE_TILE(name, type)                                                                                 \
-    static void name(char *to, ptrdiff_t to_col, const char *from, ptrdiff_t from_row, size_t rows, size_t cols)   \
-    {                                                                                                              \
-        type tile[TILE][TILE];                                                                                     \
-        for (size_t r = 0; r < rows; r++)                                                                          \
-            for (size_t c = 0; c < cols; c++)                                                                      \
-                memcpy(&tile[c][r], from + (ptrdiff_t)r * from_row + (ptrdiff_t)(c * sizeof(type)), sizeof(type)); \
-        for (size_t c = 0; c < cols; c++)                                                                          \
-            memcpy(to + (ptrdiff_t)c * to_col, tile[c], rows * sizeof(type));                                      \
-    }
-TRANSPOSE_TILE(transpose_tile4, uint32_t)
-TRANSPOSE_TILE(transpose_tile8, uint64_t)
-
-static void transpose_plane(char *to, const char *from, const plane *p)
+/* n neighbouring elements, the first of which is number `first` of the full value. y may be x. */
+ARI_ROW_KERNEL void drop_row(float *y, const float *x, size_t n, const ar_dropout *w, uint64_t first)
 {
-    const ptrdiff_t width = (ptrdiff_t)p->width;
-    for (size_t r = 0; r < p->rows; r += TILE)
-        for (size_t c = 0; c < p->cols; c += TILE) {
-            const size_t rows = p->rows - r < TILE ? p->rows - r : TILE, cols = p->cols - c < TILE ? p->cols - c : TILE;
-            char *out = to + (ptrdiff_t)r * width + (ptrdiff_t)c * p->to_col;
-            const char *in = from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * width;
-            if (p->width == 4)
-                transpose_tile4(out, p->to_col, in, p->from_row, rows, cols);
-            else
-                transpose_tile8(out, p->to_col, in, p->from_row, rows, cols);
+    uint32_t bits[LANES];
+    size_t skip = (size_t)(first & 3u); /* a block holds four elements: the row may begin inside one */
+    uint64_t block = first >> 2;
+    for (size_t at = 0; at < n; block += LANES / 4) {
+        const size_t count = n - at < LANES - skip ? n - at : LANES - skip, blocks = (skip + count + 3) / 4;
+#pragma GCC ivdep
+        for (size_t i = 0; i < blocks; i++)
+            ari_random_block(w->key, (block + i) << 2, w->step, 0, bits + 4 * i);
+#pragma GCC ivdep
+        for (size_t i = 0; i < count; i++) {
+            const float kept = ari_mul32(x[at + i], w->scale);
+            y[at + i] = bits[skip + i] >= w->threshold ? kept : 0.0f;
         }
-}
-
-/* Any strides, element by element. */
-static void copy_elements(char *to, const char *from, const plane *p)
-{
-    for (size_t r = 0; r < p->rows; r++)
-        for (size_t c = 0; c < p->cols; c++) {
-            char *out = to + (ptrdiff_t)r * p->to_row + (ptrdiff_t)c * p->to_col;
-            const char *in = from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * p->from_col;
-            if (p->width == 4)
-                memcpy(out, in, 4);
-            else
-                memcpy(out, in, 8);
-        }
-}
-
-static void copy_plane(char *to, const char *from, const plane *p)
-{
-    const ptrdiff_t width = (ptrdiff_t)p->width;
-    if (p->to_col == width && p->from_col == width) {
-        for (size_t r = 0; r < p->rows; r++)
-            memcpy(to + (ptrdiff_t)r * p->to_row, from + (ptrdiff_t)r * p->from_row, p->cols * p->width);
-    } else if (p->to_row == width && p->from_col == width) {
-        transpose_plane(to, from, p);
-    } else if (p->to_col == width && p->from_row == width) {
-        const plane swapped = {p->cols, p->rows, p->width, p->to_col, p->to_row, p->from_col, p->from_row};
-        transpose_plane(to, from, &swapped);
-    } else {
-        copy_elements(to, from, p);
+        at += count;
+        skip = 0;
     }
 }
 
-/* t with dimensions of extent 1 put in front until it has four; strides in bytes. */
-static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
+/* The number in the full value of the first element of a row. */
+static uint64_t number_of(const ar_tensor *x, const ar_dropout *w, size_t row)
 {
-    ar_tensor v = *t;
-    const int missing = AR_MAX_DIMS - t->ndim;
-    for (int i = 0; i < AR_MAX_DIMS; i++) {
-        v.shape[i] = i < missing ? 1 : t->shape[i - missing];
-        v.stride[i] = i < missing ? 0 : t->stride[i - missing] * (ptrdiff_t)width;
+    uint64_t number = w->first;
+    for (int d = x->ndim - 2; d >= 0; d--) {
+        number += (uint64_t)(row % x->shape[d]) * w->stride[d];
+        row /= x->shape[d];
     }
-    return v;
+    return number;
 }
 
-/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements that are not 4 or 8 bytes wide), nothing is written then. */
-ar_status ari_cpu_copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
+/** Slot dropout. */
+ar_status ari_cpu_dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which)
 {
     (void)q;
-    const size_t width = ar_dtype_bytes(dst->dtype);
-    if (width != 4 && width != 8)
-        return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of %zu bytes (%s), expected 4 or 8", width,
-                            ar_dtype_name(dst->dtype));
-    const ar_tensor to = four_dimensions(dst, width), from = four_dimensions(src, width);
-    const size_t planes = to.shape[0] * to.shape[1];
-    const plane p = {.rows = to.shape[2],
-                     .cols = to.shape[3],
-                     .width = width,
-                     .to_row = to.stride[2],
-                     .to_col = to.stride[3],
-                     .from_row = from.stride[2],
-                     .from_col = from.stride[3]};
-    const int threads = ari_threads_for(d, planes, planes * p.rows * p.cols);
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < planes; i++) {
-        const ptrdiff_t i0 = (ptrdiff_t)(i / to.shape[1]), i1 = (ptrdiff_t)(i % to.shape[1]);
-        copy_plane((char *)to.data.ptr + i0 * to.stride[0] + i1 * to.stride[1],
-                   (const char *)from.data.ptr + i0 * from.stride[0] + i1 * from.stride[1], &p);
+    const size_t n = ar_tensor_count(x), cols = x->ndim > 0 ? x->shape[x->ndim - 1] : 1, rows = n > 0 ? n / cols : 0;
+    float *to = y->data.ptr;
+    const float *from = x->data.ptr;
+    ARI_PARALLEL_FOR (r, rows, d, n * 8)
+        drop_row(to + r * cols, from + r * cols, cols, which, number_of(x, which, r));
+    return AR_OK;
+}
+
+/* --- numbers that are stored in 16 bits --------------------------------------------------------------------------- */
+/* A loop does what memory allows; threads would not help it. */
+
+ARI_ROW_KERNEL void narrow_loop(uint16_t *restrict y, const float *restrict x, size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_bf16_of_f32(x[j]);
+}
+
+ARI_ROW_KERNEL void widen_loop(float *restrict y, const uint16_t *restrict x, size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_f32_of_bf16(x[j]);
+}
+
+ARI_ROW_KERNEL void round_loop(float *y, const float *x, size_t n, int bits)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_f32_to_bits(x[j], bits);
+}
+
+static void round_strided(float *y, ptrdiff_t y_stride, const float *x, ptrdiff_t x_stride, size_t n, int bits)
+{
+    if (y_stride == 1 && x_stride == 1) {
+        round_loop(y, x, n, bits);
+        return;
     }
+    for (size_t j = 0; j < n; j++)
+        y[(ptrdiff_t)j * y_stride] = ari_f32_to_bits(x[(ptrdiff_t)j * x_stride], bits);
+}
+
+/** Slot round_bits. Errors: none. */
+ar_status ari_cpu_round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits)
+{
+    (void)d, (void)q;
+    const size_t row = x->shape[x->ndim - 1], rows = row > 0 ? ar_tensor_count(x) / row : 0;
+    for (size_t r = 0; r < rows; r++) {
+        size_t rest = r;
+        ptrdiff_t to = 0, from = 0;
+        for (int i = x->ndim - 2; i >= 0; i--) {
+            const ptrdiff_t index = (ptrdiff_t)(rest % x->shape[i]);
+            to += index * y->stride[i];
+            from += index * x->stride[i];
+            rest /= x->shape[i];
+        }
+        round_strided((float *)y->data.ptr + to, y->stride[x->ndim - 1], (const float *)x->data.ptr + from,
+                      x->stride[x->ndim - 1], row, bits);
+    }
+    return AR_OK;
+}
+
+/** Slot narrow_bf16. Errors: none. */
+ar_status ari_cpu_narrow_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
+{
+    (void)d, (void)q;
+    narrow_loop(y.ptr, x.ptr, n);
+    return AR_OK;
+}
+
+/** Slot widen_bf16. Errors: none. */
+ar_status ari_cpu_widen_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
+{
+    (void)d, (void)q;
+    widen_loop(y.ptr, x.ptr, n);
     return AR_OK;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "ref/cpu/row_kernels.h"
 #include "ref/cpu/row_sum.h"
 
 /* Selections of rows. They copy bits: a selection is not a sum, and -0 stays -0. */
@@ -27,13 +26,10 @@ ar_status ari_cpu_gather_rows(ar_device *d, ar_queue *q, ar_buf y, const ar_tens
 {
     (void)q;
     const size_t cols = w->shape[1];
-    const int threads = ari_threads_for(d, n, n * cols);
-    (void)threads;
     float *out = y.ptr;
     const float *rows = w->data.ptr;
     const int64_t *at = row_of.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t t = 0; t < n; t++) {
+    ARI_PARALLEL_FOR (t, n, d, n * cols) {
         if (at[t] >= 0)
             memcpy(out + t * cols, rows + (ptrdiff_t)at[t] * w->stride[0], cols * sizeof *out);
         else
@@ -65,12 +61,9 @@ ar_status ari_cpu_sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t row
     (void)q;
     const size_t rows = terms->shape[0], cols = terms->shape[1];
     const size_t blocks = cols / COLUMN_BLOCK + (cols % COLUMN_BLOCK != 0);
-    const int threads = ari_threads_for(d, blocks, rows * cols);
-    (void)threads;
     float *sums = acc.ptr;
     const int64_t *at = row_of.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t block = 0; block < blocks; block++) {
+    ARI_PARALLEL_FOR (block, blocks, d, rows * cols) {
         const size_t from = block * COLUMN_BLOCK, left = cols - from, n = left < COLUMN_BLOCK ? left : COLUMN_BLOCK;
         const float *in = (const float *)terms->data.ptr + (ptrdiff_t)from * terms->stride[1];
         for (size_t r = 0; r < rows; r++) {

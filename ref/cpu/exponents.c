@@ -3,11 +3,8 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/cpu/contract_kernels.h"
-#include "ref/cpu/matrix.h"
-#include "ref/cpu/parallel.h"
-#include "ref/cpu/shifts.h"
-#include "ref/cpu/simd.h"
+#include "ref/cpu/gemm.h"
+#include "ref/cpu/kernels.h"
 #include "ref/numerics/bits.h"
 
 /* Exponents of rows and columns (docs/numerics.md, "Contraction", steps 0 and 1). The bits of magnitudes order as the
@@ -123,10 +120,7 @@ static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const 
     const size_t share = (m.rows + (size_t)d->threads - 1) / (size_t)d->threads;
     const size_t block = share < 16 ? 16 : share < BLOCK ? share : BLOCK;
     const size_t blocks = (m.rows + block - 1) / block;
-    const int threads = ari_threads_for(d, m.batch * blocks, m.batch * m.rows * m.cols);
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < m.batch * blocks; i++) {
+    ARI_PARALLEL_FOR (i, m.batch * blocks, d, m.batch * m.rows * m.cols) {
         const size_t at = i / blocks, first = i % blocks * block;
         const size_t n = m.rows - first < block ? m.rows - first : block;
         const groups g = {ari_matrix_at(a, at), m.cols, m.row_stride, m.col_stride};
@@ -136,6 +130,32 @@ static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const 
         else
             plain_block(out, &g, first, n, max_into);
     }
+}
+
+/* An exponent of fp32 values lies in -148..128, so the factor is a normal binary64 number either way. */
+ARI_SIMD static void factors_of(double *restrict out, const int32_t *restrict c, int32_t sign, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const int special = c[i] == ARI_EXP_ZERO || c[i] == ARI_EXP_NONFINITE;
+        const double factor = ari_pow2(sign * (special ? 0 : c[i]));
+        out[i] = c[i] == ARI_EXP_ZERO ? 0.0 : factor;
+    }
+}
+
+ar_status ari_shift_factors(double **gives, const int32_t *c, int sign, size_t batch, size_t k)
+{
+    size_t n = 0;
+    void *memory = NULL;
+    AR_TRY(ari_mul_size(&n, batch, k));
+    AR_TRY(ari_alloc(&memory, n, sizeof(double), "the factors of equilibration"));
+    double *out = memory;
+    if (c)
+        factors_of(out, c, sign, n);
+    else
+        for (size_t i = 0; i < n; i++)
+            out[i] = 1.0;
+    *gives = out;
+    return AR_OK;
 }
 
 /** Slot col_exponents. Errors: none. */

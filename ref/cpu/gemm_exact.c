@@ -3,16 +3,11 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/cpu/accumulate.h"
-#include "ref/cpu/contract_kernels.h"
-#include "ref/cpu/gemm_tiles.h"
-#include "ref/cpu/matrix.h"
-#include "ref/cpu/parallel.h"
-#include "ref/cpu/round.h"
-#include "ref/cpu/row_kernels.h"
+#include "ref/cpu/device.h"
+#include "ref/cpu/kernels.h"
 #include "ref/numerics/integer_sum.h"
 
-/* The slots of the exact contraction: what all paths have in common (gemm_tiles.h). Rounding, bias and activation read
+/* The slots of the exact contraction: what all paths have in common (gemm.h). Rounding, bias and activation read
  * a tile once, while it is in the cache. */
 
 static size_t ceil_div(size_t a, size_t b)
@@ -87,14 +82,19 @@ static size_t block_of(size_t k, size_t terms, size_t slice)
     return k <= terms ? k : terms / slice * slice;
 }
 
+static const ari_exact_path *path_of(const ar_device *d)
+{
+    return ((const ari_cpu_device *)d)->path;
+}
+
 /* Runs job(path, context, tile) for every tile, spread over the threads. */
-static ar_status for_each_tile(const ari_exact_path *path, ar_device *d, const ar_packed *a, const ar_packed *b,
-                               const tile_request *r,
+static ar_status for_each_tile(ar_device *d, const ar_packed *a, const ar_packed *b, const tile_request *r,
                                void (*job)(const ari_exact_path *path, const void *context, const ari_tile *t),
                                const void *context)
 {
     if (a->batch == 0 || a->rows == 0 || b->rows == 0)
         return AR_OK;
+    const ari_exact_path *path = path_of(d);
     const ari_tile_plan p = plan_tiles(path, d, a, b, r);
     const size_t tiles = r->matrices * p.down * p.across;
     const int threads = ari_threads_for(d, tiles, a->batch * a->rows * b->rows * (a->k + 8) / 8);
@@ -103,7 +103,7 @@ static ar_status for_each_tile(const ari_exact_path *path, ar_device *d, const a
     AR_TRY(ari_mul_size(&count, p.total, (size_t)threads * sizeof(double)));
     AR_TRY(ari_cpu_alloc(d, &words, count));
     double *base = words.ptr;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (size_t i = 0; i < tiles; i++) {
         const ari_tile t = tile_of(&p, a, b, i, base + ari_thread_number() * p.total);
         job(path, context, &t);
@@ -139,9 +139,11 @@ static void int_tile(const ari_exact_path *path, const void *context, const ari_
     } while (from < k);
 }
 
-static ar_status gemm_i64(const ari_exact_path *path, ar_device *d, ar_buf s, const ar_packed *a, const ar_packed *b,
-                          int limbs)
+/** Slot gemm_i64. Errors: AR_ERR_SHAPE, AR_ERR_ARG (limbs; one limb for more than 8191 terms), AR_ERR_MEMORY,
+ *  AR_ERR_OVERFLOW. */
+ar_status ari_cpu_gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs)
 {
+    (void)q;
     AR_TRY(check_pair(a, b, "gemm_i64"));
     if (limbs != 1 && limbs != 2)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: %d limbs, expected 1 or 2", limbs);
@@ -150,7 +152,7 @@ static ar_status gemm_i64(const ari_exact_path *path, ar_device *d, ar_buf s, co
                             ARI_CONTRACT_BLOCK);
     const int_output o = {.s = s.ptr, .limbs = limbs};
     const tile_request r = {.matrices = a->batch, .terms = ARI_CONTRACT_BLOCK};
-    return for_each_tile(path, d, a, b, &r, int_tile, &o);
+    return for_each_tile(d, a, b, &r, int_tile, &o);
 }
 
 /* --- rounded values out ------------------------------------------------------------------------------------------- */
@@ -231,16 +233,19 @@ static void round_tile(const ari_exact_path *path, const void *context, const ar
     }
 }
 
-/* What gemm_round is given, as one value. */
-static ar_status gemm_round(const ari_exact_path *path, const round_output *o, const ar_packed *a, const ar_packed *b)
+/** Slot gemm_round. z may be NULL for AR_ACT_NONE. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+ar_status ari_cpu_gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
+                             ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z)
 {
+    (void)q;
     AR_TRY(check_pair(a, b, "gemm_round"));
-    const ari_matrices ym = ari_matrices_of(o->y);
+    const ari_matrices ym = ari_matrices_of(y);
     if (ym.batch != a->batch || ym.rows != a->rows || ym.cols != b->rows)
         return ar_error_set(AR_ERR_SHAPE, "gemm_round: result [%zu, %zu, %zu], expected [%zu, %zu, %zu]", ym.batch,
                             ym.rows, ym.cols, a->batch, a->rows, b->rows);
-    const tile_request r = {.matrices = a->batch, .terms = path->terms};
-    return for_each_tile(path, o->d, a, b, &r, round_tile, o);
+    const round_output o = {.d = d, .y = y, .z = z, .e = e.ptr, .f = f.ptr, .bias = bias.ptr, .act = act};
+    const tile_request r = {.matrices = a->batch, .terms = path_of(d)->terms};
+    return for_each_tile(d, a, b, &r, round_tile, &o);
 }
 
 /* --- rounded values into an accumulator --------------------------------------------------------------------------- */
@@ -269,70 +274,15 @@ static void acc_tile(const ari_exact_path *path, const void *context, const ari_
     }
 }
 
-static acc_output acc_output_of(ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b, ar_cbuf e, ar_cbuf f)
-{
-    int64_t *sums = hl.ptr;
-    return (acc_output){.t = t.ptr, .h = sums, .l = sums + a->rows * b->rows, .e = e.ptr, .f = f.ptr};
-}
-
-static ar_status gemm_acc(const ari_exact_path *path, ar_device *d, const acc_output *o, const ar_packed *a,
-                          const ar_packed *b)
-{
-    AR_TRY(check_pair(a, b, "gemm_acc"));
-    const tile_request r = {.matrices = 1, .terms = path->terms, .values = true};
-    return for_each_tile(path, d, a, b, &r, acc_tile, o);
-}
-
-/* --- slots -------------------------------------------------------------------------------------------------------- */
-
-/** Slot gemm_i64. Errors: AR_ERR_SHAPE, AR_ERR_ARG (limbs; one limb for more than 8191 terms), AR_ERR_MEMORY,
- *  AR_ERR_OVERFLOW. */
-ar_status ari_cpu_gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs)
-{
-    (void)q;
-    return gemm_i64(&ari_exact_portable, d, s, a, b, limbs);
-}
-
-/** Slot gemm_round. z may be NULL for AR_ACT_NONE. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-ar_status ari_cpu_gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
-                             ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z)
-{
-    (void)q;
-    const round_output o = {.d = d, .y = y, .z = z, .e = e.ptr, .f = f.ptr, .bias = bias.ptr, .act = act};
-    return gemm_round(&ari_exact_portable, &o, a, b);
-}
-
 /** Slot gemm_acc. Threads share out the elements of the accumulator. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
 ar_status ari_cpu_gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
                            ar_cbuf e, ar_cbuf f)
 {
     (void)q;
-    const acc_output o = acc_output_of(t, hl, a, b, e, f);
-    return gemm_acc(&ari_exact_portable, d, &o, a, b);
+    AR_TRY(check_pair(a, b, "gemm_acc"));
+    int64_t *sums = hl.ptr;
+    const acc_output o = {.t = t.ptr, .h = sums, .l = sums + a->rows * b->rows, .e = e.ptr, .f = f.ptr};
+    const tile_request r = {.matrices = 1, .terms = path_of(d)->terms, .values = true};
+    return for_each_tile(d, a, b, &r, acc_tile, &o);
 }
-
-#if ARI_HAVE_IFMA
-/** The same slots where the processor has AVX-512 IFMA. */
-ar_status ari_cpu_gemm_i64_ifma(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs)
-{
-    (void)q;
-    return gemm_i64(&ari_exact_ifma, d, s, a, b, limbs);
-}
-
-ar_status ari_cpu_gemm_round_ifma(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
-                                  ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z)
-{
-    (void)q;
-    const round_output o = {.d = d, .y = y, .z = z, .e = e.ptr, .f = f.ptr, .bias = bias.ptr, .act = act};
-    return gemm_round(&ari_exact_ifma, &o, a, b);
-}
-
-ar_status ari_cpu_gemm_acc_ifma(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
-                                ar_cbuf e, ar_cbuf f)
-{
-    (void)q;
-    const acc_output o = acc_output_of(t, hl, a, b, e, f);
-    return gemm_acc(&ari_exact_ifma, d, &o, a, b);
-}
-#endif

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/cpu/gemm_tiles.h"
+#include "ref/cpu/gemm.h"
 
 #if ARI_HAVE_IFMA
 #include <immintrin.h>
 #include <string.h>
 
-#include "ref/cpu/round.h"
 #include "ref/numerics/integer_sum.h"
 
 /* The integer sums of a contraction (docs/numerics.md, "Contraction", step 4) with AVX-512 IFMA: vpmadd52luq adds the
@@ -283,7 +282,8 @@ static void row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add)
     ari_sums_to_limbs(s, sums_row(t, i), add, t->cols);
 }
 
-const ari_exact_path ari_exact_ifma = {.rows = TILE_ROWS,
+const ari_exact_path ari_exact_ifma = {.name = "ifma",
+                                       .rows = TILE_ROWS,
                                        .cols = TILE_COLS,
                                        .col_step = VECTORS * GROUP,
                                        .terms = ARI_CONTRACT_BLOCK,

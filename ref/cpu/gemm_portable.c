@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "ref/cpu/blis_calls.h"
-#include "ref/cpu/gemm_tiles.h"
-#include "ref/cpu/round.h"
-#include "ref/cpu/simd.h"
+#include "ref/cpu/gemm.h"
+#include "ref/cpu/kernels.h"
 
 /* The integer sums of a contraction (docs/numerics.md, "Contraction", step 4) on binary64 hardware. A quantised element
  * of the left operand is split, qA = hi*2^13 + lo with |hi| <= 2^12 and -2^12 <= lo < 2^12, and one dgemm multiplies
@@ -85,7 +83,7 @@ static void sum(const ari_tile *t, size_t from, size_t to)
         for (size_t j = 0; j < t->cols; j++)
             widen(w.right + j * w.slice_ld, qb + j * t->b->k, n);
         ari_blis_dgemm(w.products, cv, w.left, (ari_blis_view){2 * t->rows, n, ld, 1}, w.right,
-                       (ari_blis_view){n, t->cols, 1, ld}, k > from, 1);
+                       (ari_blis_view){n, t->cols, 1, ld}, k > from);
     }
 }
 
@@ -111,7 +109,8 @@ static void row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add)
     ari_halves_to_limbs(s, half_row(t, i), half_row(t, t->rows + i), add, t->cols);
 }
 
-const ari_exact_path ari_exact_portable = {.rows = TILE_ROWS,
+const ari_exact_path ari_exact_portable = {.name = "portable",
+                                           .rows = TILE_ROWS,
                                            .cols = TILE_COLS,
                                            .col_step = 8,
                                            .terms = HALVES_TERMS,

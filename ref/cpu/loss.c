@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "ref/cpu/row_kernels.h"
 #include "ref/cpu/row_sum.h"
 
 /* Cross-entropy over a vocabulary that may be sharded: leaf kernels for one shard. What ranks combine between them is
@@ -16,12 +15,9 @@ ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
 ar_status ari_cpu_ce_max(ar_device *d, ar_queue *q, ar_buf key, ar_cbuf logits, size_t n, size_t v_local)
 {
     (void)q;
-    const int threads = ari_threads_for(d, n, n * v_local);
-    (void)threads;
     int32_t *out = key.ptr;
     const float *x = logits.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t t = 0; t < n; t++)
+    ARI_PARALLEL_FOR (t, n, d, n * v_local)
         out[t] = largest_key(x + t * v_local, v_local);
     return AR_OK;
 }
@@ -41,14 +37,11 @@ ar_status ari_cpu_ce_sum(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, 
                          size_t v)
 {
     (void)q;
-    const int threads = ari_threads_for(d, n, n * v_local);
-    (void)threads;
     const int32_t p = ari_rowsum_bits(v);
     int64_t *out = sum.ptr;
     const float *x = logits.ptr;
     const int32_t *keys = key.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t t = 0; t < n; t++) {
+    ARI_PARALLEL_FOR (t, n, d, n * v_local) {
         const int nan = keys[t] == INT32_MAX;
         out[t] = nan ? 0 : (int64_t)sum_exponentials(x + t * v_local, ari_key32_value(keys[t]), v_local, p);
     }
@@ -113,16 +106,13 @@ ar_status ari_cpu_ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf
                               ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v)
 {
     (void)q;
-    const int threads = ari_threads_for(d, n, n * v_local);
-    (void)threads;
     const int32_t bits = ari_rowsum_bits(v);
     float *out = dlogits.ptr;
     const float *x = logits.ptr;
     const int32_t *keys = key.ptr;
     const int64_t *sums = sum.ptr, *at = row_of.ptr;
     const uint8_t *counts = valid.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t t = 0; t < n; t++) {
+    ARI_PARALLEL_FOR (t, n, d, n * v_local) {
         float *row = out + t * v_local;
         if (!counts[t] || !(targets > 0.0)) {
             fill_row(row, 0.0f, v_local);

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "ref/cpu/contract_kernels.h"
-#include "ref/cpu/cpu_device.h"
+#include "ref/core/reduce.h"
+#include "ref/cpu/device.h"
+#include "ref/cpu/kernels.h"
+
+/* Memory of the device, which is memory of the host: copies, and sums of buffers. */
 
 static ari_pool *pool_of(ar_device *d)
 {
@@ -38,5 +41,139 @@ ar_status ari_cpu_zero(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes)
     (void)q;
     if (bytes > 0)
         memset(dst.ptr, 0, bytes);
+    return AR_OK;
+}
+
+/* --- strided copies ----------------------------------------------------------------------------------------------- */
+
+/* A 2-D plane of `width`-byte elements; strides in bytes. */
+typedef struct plane {
+    size_t rows, cols, width;
+    ptrdiff_t to_row, to_col, from_row, from_col;
+} plane;
+
+/* Side of a tile of a transposing copy. It goes through a small array, so that both sides move whole cache lines at
+ * once: the lines of a column may all fall into one set of the cache, and none has to stay there. */
+#define TILE ((size_t)32)
+
+/* One tile, contiguous along columns in `from` and along rows in `to`; `to` and `from` point at its corner. */
+#define TRANSPOSE_TILE(name, type)                                                                                 \
+    static void name(char *to, ptrdiff_t to_col, const char *from, ptrdiff_t from_row, size_t rows, size_t cols)   \
+    {                                                                                                              \
+        type tile[TILE][TILE];                                                                                     \
+        for (size_t r = 0; r < rows; r++)                                                                          \
+            for (size_t c = 0; c < cols; c++)                                                                      \
+                memcpy(&tile[c][r], from + (ptrdiff_t)r * from_row + (ptrdiff_t)(c * sizeof(type)), sizeof(type)); \
+        for (size_t c = 0; c < cols; c++)                                                                          \
+            memcpy(to + (ptrdiff_t)c * to_col, tile[c], rows * sizeof(type));                                      \
+    }
+TRANSPOSE_TILE(transpose_tile4, uint32_t)
+TRANSPOSE_TILE(transpose_tile8, uint64_t)
+
+static void transpose_plane(char *to, const char *from, const plane *p)
+{
+    const ptrdiff_t width = (ptrdiff_t)p->width;
+    for (size_t r = 0; r < p->rows; r += TILE)
+        for (size_t c = 0; c < p->cols; c += TILE) {
+            const size_t rows = p->rows - r < TILE ? p->rows - r : TILE, cols = p->cols - c < TILE ? p->cols - c : TILE;
+            char *out = to + (ptrdiff_t)r * width + (ptrdiff_t)c * p->to_col;
+            const char *in = from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * width;
+            if (p->width == 4)
+                transpose_tile4(out, p->to_col, in, p->from_row, rows, cols);
+            else
+                transpose_tile8(out, p->to_col, in, p->from_row, rows, cols);
+        }
+}
+
+/* Any strides, element by element. */
+static void copy_elements(char *to, const char *from, const plane *p)
+{
+    for (size_t r = 0; r < p->rows; r++)
+        for (size_t c = 0; c < p->cols; c++) {
+            char *out = to + (ptrdiff_t)r * p->to_row + (ptrdiff_t)c * p->to_col;
+            const char *in = from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * p->from_col;
+            if (p->width == 4)
+                memcpy(out, in, 4);
+            else
+                memcpy(out, in, 8);
+        }
+}
+
+static void copy_plane(char *to, const char *from, const plane *p)
+{
+    const ptrdiff_t width = (ptrdiff_t)p->width;
+    if (p->to_col == width && p->from_col == width) {
+        for (size_t r = 0; r < p->rows; r++)
+            memcpy(to + (ptrdiff_t)r * p->to_row, from + (ptrdiff_t)r * p->from_row, p->cols * p->width);
+    } else if (p->to_row == width && p->from_col == width) {
+        transpose_plane(to, from, p);
+    } else if (p->to_col == width && p->from_row == width) {
+        const plane swapped = {p->cols, p->rows, p->width, p->to_col, p->to_row, p->from_col, p->from_row};
+        transpose_plane(to, from, &swapped);
+    } else {
+        copy_elements(to, from, p);
+    }
+}
+
+/* t with dimensions of extent 1 put in front until it has four; strides in bytes. */
+static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
+{
+    ar_tensor v = *t;
+    const int missing = AR_MAX_DIMS - t->ndim;
+    for (int i = 0; i < AR_MAX_DIMS; i++) {
+        v.shape[i] = i < missing ? 1 : t->shape[i - missing];
+        v.stride[i] = i < missing ? 0 : t->stride[i - missing] * (ptrdiff_t)width;
+    }
+    return v;
+}
+
+/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements that are not 4 or 8 bytes wide), nothing is written then. */
+ar_status ari_cpu_copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
+{
+    (void)q;
+    const size_t width = ar_dtype_bytes(dst->dtype);
+    if (width != 4 && width != 8)
+        return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of %zu bytes (%s), expected 4 or 8", width,
+                            ar_dtype_name(dst->dtype));
+    const ar_tensor to = four_dimensions(dst, width), from = four_dimensions(src, width);
+    const size_t planes = to.shape[0] * to.shape[1];
+    const plane p = {.rows = to.shape[2],
+                     .cols = to.shape[3],
+                     .width = width,
+                     .to_row = to.stride[2],
+                     .to_col = to.stride[3],
+                     .from_row = from.stride[2],
+                     .from_col = from.stride[3]};
+    ARI_PARALLEL_FOR (i, planes, d, planes * p.rows * p.cols) {
+        const ptrdiff_t i0 = (ptrdiff_t)(i / to.shape[1]), i1 = (ptrdiff_t)(i % to.shape[1]);
+        copy_plane((char *)to.data.ptr + i0 * to.stride[0] + i1 * to.stride[1],
+                   (const char *)from.data.ptr + i0 * from.stride[0] + i1 * from.stride[1], &p);
+    }
+    return AR_OK;
+}
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
+/** Slot combine. Errors: AR_ERR_ARG (no input). */
+ar_status ari_cpu_combine(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
+                          ar_op op)
+{
+    (void)d;
+    (void)q;
+    if (n < 1)
+        return ar_error_set(AR_ERR_ARG, "combine: %d inputs, expected at least 1", n);
+    const ari_reduce kernel = ari_reduce_kernel(t, op);
+    const size_t element = ar_dtype_bytes(t);
+    uint64_t sum[512]; /* piece by piece, so that an input may be `out` */
+    const size_t piece = sizeof sum / element;
+    for (size_t from = 0; from < count; from += piece) {
+        const size_t size = count - from < piece ? count - from : piece;
+        memcpy(sum, (const char *)in[0].ptr + from * element, size * element);
+        for (int i = 1; i < n; i++)
+            kernel.two(sum, sum, (const char *)in[i].ptr + from * element, size);
+        if (kernel.finish)
+            kernel.finish(sum, size, n);
+        memcpy((char *)out.ptr + from * element, sum, size * element);
+    }
     return AR_OK;
 }

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "ref/cpu/row_kernels.h"
 #include "ref/cpu/row_sum.h"
 
 /* LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019), forward and backward, one row after the other.
@@ -57,13 +56,10 @@ ar_status ari_cpu_norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_
     (void)q;
     if (h == 0)
         return AR_OK;
-    const int threads = ari_threads_for(d, rows, rows * h);
     const float *in = x.ptr, *gains = gamma.ptr, *shifts = beta.ptr;
     float *out = y.ptr, *r = rstd.ptr;
     double *m = mean.ptr;
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < rows; i++) {
+    ARI_PARALLEL_FOR (i, rows, d, rows * h) {
         if (kind == AR_NORM_LAYER)
             layer_forward(out + i * h, m + i, r + i, in + i * h, gains, shifts, eps, h);
         else
@@ -168,7 +164,7 @@ ar_status ari_cpu_norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar
     const double *m = mean.ptr;
     void *scratch = NULL;
     AR_TRY(ari_alloc(&scratch, (size_t)threads * stride, sizeof(float), "norm_backward's scratch"));
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (size_t i = 0; i < rows; i++) {
         float *own = (float *)scratch + ari_thread_number() * stride;
         const norm_row row = {.dx = (float *)dx.ptr + i * h,

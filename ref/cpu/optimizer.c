@@ -2,25 +2,10 @@
 #include "ref/numerics/optimizer.h"
 
 #include "ref/core/half.h"
-#include "ref/cpu/row_kernels.h"
 #include "ref/cpu/row_sum.h"
 
 /* Gradients and weights, element by element: the norm's integer sums, clipping, the optimizers' updates. What an
  * element becomes is said once, in ref/numerics/optimizer.h. */
-
-/* Elements a thread takes at a time: the four arrays of Adam's step fill the second cache level at most. */
-#define BLOCK ((size_t)8192)
-
-static size_t blocks_of(size_t n)
-{
-    return n / BLOCK + (n % BLOCK != 0);
-}
-
-static size_t block_length(size_t n, size_t block)
-{
-    const size_t left = n - block * BLOCK;
-    return left < BLOCK ? left : BLOCK;
-}
 
 /* --- the gradient norm -------------------------------------------------------------------------------------------- */
 
@@ -43,15 +28,15 @@ ARI_ROW_KERNEL halves square_loop(const float *g, int32_t e, size_t n)
 ar_status ari_cpu_sum_squares(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n)
 {
     (void)q;
-    const size_t blocks = blocks_of(n);
+    const size_t blocks = ari_blocks_of(n);
     const int threads = ari_threads_for(d, blocks, n);
     (void)threads;
     const float *values = g.ptr;
     const int32_t exponent = *(const int32_t *)e.ptr;
     uint64_t high = 0, low = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) reduction(+ : high, low)
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : high, low)
     for (size_t i = 0; i < blocks; i++) {
-        const halves sum = square_loop(values + i * BLOCK, exponent, block_length(n, i));
+        const halves sum = square_loop(values + i * ARI_BLOCK, exponent, ari_block_length(n, i));
         high += sum.high;
         low += sum.low;
     }
@@ -74,14 +59,11 @@ ARI_ROW_KERNEL void scale_loop(float *y, const float *x, float factor, size_t n)
 ar_status ari_cpu_scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n)
 {
     (void)q;
-    const size_t blocks = blocks_of(n);
-    const int threads = ari_threads_for(d, blocks, n);
-    (void)threads;
+    const size_t blocks = ari_blocks_of(n);
     float *out = y.ptr;
     const float *in = x.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < blocks; i++)
-        scale_loop(out + i * BLOCK, in + i * BLOCK, factor, block_length(n, i));
+    ARI_PARALLEL_FOR (i, blocks, d, n)
+        scale_loop(out + i * ARI_BLOCK, in + i * ARI_BLOCK, factor, ari_block_length(n, i));
     return AR_OK;
 }
 
@@ -89,14 +71,11 @@ ar_status ari_cpu_scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float fa
 
 static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, size_t), ar_buf y, ar_cbuf x, size_t n)
 {
-    const size_t blocks = blocks_of(n);
-    const int threads = ari_threads_for(d, blocks, n);
-    (void)threads;
+    const size_t blocks = ari_blocks_of(n);
     float *out = y.ptr;
     const float *in = x.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < blocks; i++)
-        loop(out + i * BLOCK, in + i * BLOCK, block_length(n, i));
+    ARI_PARALLEL_FOR (i, blocks, d, n)
+        loop(out + i * ARI_BLOCK, in + i * ARI_BLOCK, ari_block_length(n, i));
     return AR_OK;
 }
 
@@ -174,16 +153,13 @@ ar_status ari_cpu_optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, 
                                  const struct ari_optimizer_constants *k, size_t n)
 {
     (void)q;
-    const size_t blocks = blocks_of(n);
-    const int threads = ari_threads_for(d, blocks, n);
-    (void)threads;
+    const size_t blocks = ari_blocks_of(n);
     float *weight = w.ptr, *first = m.ptr, *second = v.ptr;
     const float *gradient = g.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < blocks; i++) {
-        const size_t at = i * BLOCK;
+    ARI_PARALLEL_FOR (i, blocks, d, n) {
+        const size_t at = i * ARI_BLOCK;
         step_block(k, weight + at, first ? first + at : NULL, second ? second + at : NULL, gradient + at,
-                   block_length(n, i));
+                   ari_block_length(n, i));
     }
     return AR_OK;
 }

@@ -3,12 +3,8 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/cpu/contract_kernels.h"
-#include "ref/cpu/matrix.h"
-#include "ref/cpu/packed.h"
-#include "ref/cpu/parallel.h"
-#include "ref/cpu/shifts.h"
-#include "ref/cpu/simd.h"
+#include "ref/cpu/gemm.h"
+#include "ref/cpu/kernels.h"
 #include "ref/numerics/bits.h"
 
 /** Slot packed_create. `split` asks for nothing here: either operand is kept as int32. Errors: AR_ERR_OVERFLOW,
@@ -136,10 +132,7 @@ ar_status ari_cpu_pack(ar_device *d, ar_queue *q, ar_packed *p, size_t row_at, s
     AR_TRY(ari_shift_factors(&scale, c.ptr, sign, m.batch, m.cols));
     const int32_t *exponents = e.ptr;
     const size_t blocks = (m.rows + ROWS - 1) / ROWS;
-    const int threads = ari_threads_for(d, m.batch * blocks, m.batch * m.rows * m.cols);
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < m.batch * blocks; i++) {
+    ARI_PARALLEL_FOR (i, m.batch * blocks, d, m.batch * m.rows * m.cols) {
         const size_t at = i / blocks, first = i % blocks * ROWS;
         const pack_job job = {.q = p->q + (at * p->rows + row_at) * p->k + k_at,
                               .ld = p->k,

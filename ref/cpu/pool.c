@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/cpu/pool.h"
+#include "ref/cpu/device.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

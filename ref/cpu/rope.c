@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/cpu/row_kernels.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/numerics/rope_check.h"
 
@@ -23,11 +22,8 @@ ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin,
     (void)q;
     AR_TRY(ari_rope_check(positions, head_dim, theta, factor, llama3));
     const size_t half = head_dim / 2;
-    const int threads = ari_threads_for(d, half, half * positions);
     float *c = cos.ptr, *sn = sin.ptr;
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < half; i++) {
+    ARI_PARALLEL_FOR (i, half, d, half * positions) {
         const float inv_freq = ari_rope_frequency(theta, factor, llama3, i, head_dim);
         table_column(c + i, sn + i, inv_freq, positions, half);
     }
@@ -54,11 +50,8 @@ ar_status ari_cpu_rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_t
     const size_t positions = x->shape[1], heads = x->shape[2], half = x->shape[3] / 2;
     const size_t rows = x->shape[0] * positions;
     const uint32_t flip = direction < 0 ? 0x80000000u : 0;
-    const int threads = ari_threads_for(d, rows, rows * heads * half);
-    (void)threads;
     const float *c = cos.ptr, *sn = sin.ptr;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t r = 0; r < rows; r++) {
+    ARI_PARALLEL_FOR (r, rows, d, rows * heads * half) {
         const ptrdiff_t b = (ptrdiff_t)(r / positions), s = (ptrdiff_t)(r % positions);
         const float *from = (const float *)x->data.ptr + b * x->stride[0] + s * x->stride[1];
         float *to = (float *)y->data.ptr + b * y->stride[0] + s * y->stride[1];

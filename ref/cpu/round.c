@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/cpu/round.h"
+#include "ref/cpu/gemm.h"
 
-#include "ref/cpu/contract_kernels.h"
-#include "ref/cpu/parallel.h"
-#include "ref/cpu/simd.h"
+#include "ref/cpu/kernels.h"
 #include "ref/numerics/integer_sum.h"
 
 /* fl32(fl64(S)*2^(e+f-50)), docs/numerics.md, "Contraction", step 5. The power of two is applied as 2^(e-50) and 2^f:
@@ -120,10 +118,8 @@ ar_status ari_cpu_round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int 
     const int64_t *sums = s.ptr;
     const int32_t *rows = e.ptr, *cols = f.ptr;
     const size_t first = start / n, last = (start + count - 1) / n;
-    const int threads = ari_threads_for(d, last - first + 1, count);
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = first; i <= last; i++) {
+    ARI_PARALLEL_FOR (row, last - first + 1, d, count) {
+        const size_t i = first + row;
         const size_t from = i == first ? start : i * n;
         const size_t to = i == last ? start + count : (i + 1) * n;
         round_segment(out + (from - start), sums + (from - start) * (size_t)limbs, limbs, rows[i],

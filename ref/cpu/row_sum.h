@@ -5,9 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "anyrank/device.h"
-#include "ref/cpu/parallel.h"
-#include "ref/cpu/simd.h"
+#include "ref/cpu/kernels.h"
 #include "ref/numerics/scalar.h"
 
 /* Loops that the row kernels share: exponents and quantised sums of a row (docs/numerics.md, "Sums along a row"). They

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 
-#include "ref/cpu/row_kernels.h"
 #include "ref/cpu/row_sum.h"
 
 /* Attention's softmax and its gradient, one row (one query of one head) after the other. Masks are structural: a masked
@@ -115,13 +114,10 @@ ar_status ari_cpu_softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cb
     if (heads == 0 || s == 0)
         return AR_OK;
     const size_t rows = b * heads * s;
-    const int threads = ari_threads_for(d, rows, rows * s);
-    (void)threads;
     float *out = probs.ptr;
     const float *in = scores.ptr;
     /* Dynamic: a causal row's length grows with its query. */
-#pragma omp parallel for schedule(dynamic, 16) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < rows; i++) {
+    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * s) {
         const row_mask m = mask_of_row(mask, heads, s, i);
         softmax_row(out + i * s, in + i * s, scale, &m, s);
     }
@@ -182,12 +178,9 @@ ar_status ari_cpu_softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf
     if (heads == 0 || s == 0)
         return AR_OK;
     const size_t rows = b * heads * s;
-    const int threads = ari_threads_for(d, rows, rows * s);
-    (void)threads;
     float *out = ds.ptr, *dp = dprobs.ptr;
     const float *pr = probs.ptr;
-#pragma omp parallel for schedule(dynamic, 16) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < rows; i++) {
+    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * s) {
         const row_mask m = mask_of_row(mask, heads, s, i);
         softmax_backward_row(out + i * s, pr + i * s, dp + i * s, scale, &m, s);
     }

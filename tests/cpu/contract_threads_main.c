@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <pthread.h>
 
-#include "ref/cpu/gemm_paths.h"
+#include "ref/cpu/device.h"
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/emulated/ifma.h"
 
@@ -101,7 +101,7 @@ int main(void)
     int bad = 0;
     ar_cpu_select_kernels();
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
-        ari_exact_choice chosen = ARI_EXACT_PORTABLE;
+        const ari_exact_path *chosen = NULL;
         if (setenv(ARI_EXACT_VARIABLE, runs[i].path, 1) != 0)
             return 1;
         if (ari_exact_choose(&chosen) != AR_OK) {

@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "ref/cpu/pool.h"
+#include "ref/cpu/device.h"
 
 /* The memory of a CPU device: what is kept, and that it is never more than was needed. */
 TestSuite(pool, .timeout = 300);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "anyrank/device.h"
-#include "ref/cpu/row_kernels.h"
+#include "ref/cpu/kernels.h"
 #include "ref/numerics/scalar.h"
 
 /* Odd row lengths, below, at and above the widths of vector registers. */

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/cpu/accumulate.h"
-#include "ref/cpu/contract_kernels.h"
-#include "ref/cpu/matrix.h"
-#include "ref/cpu/parallel.h"
-#include "ref/cpu/simd.h"
 #include "ref/numerics/accumulator.h"
+#include "ref/cpu/gemm.h"
+#include "ref/cpu/kernels.h"
 
 /* The order-independent accumulator (docs/numerics.md, section 3) over arrays, in its two-phase form: the highest slice
  * of state and value first, raise where that is new (rare after the first few values), then plain additions. The same
@@ -124,10 +121,7 @@ ar_status ari_cpu_acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t
                                 (long long)target_row(targets, rows_in_acc, r), rows_in_acc);
     const bool disjoint = !targets && rows_in_acc > 1;
     const size_t chunks = (cols + CHUNK - 1) / CHUNK, groups = disjoint ? rows : 1;
-    const int threads = ari_threads_for(d, chunks * groups, rows * cols);
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < chunks * groups; i++) {
+    ARI_PARALLEL_FOR (i, chunks * groups, d, rows * cols) {
         const size_t from = i % chunks * CHUNK, n = cols - from < CHUNK ? cols - from : CHUNK;
         const size_t first = disjoint ? i / chunks : 0, last = disjoint ? first + 1 : rows;
         for (size_t r = first; r < last; r++) {
@@ -147,10 +141,7 @@ ar_status ari_cpu_acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_c
     int64_t *h = hl.ptr, *l = h + n;
     const uint8_t *to = t_new.ptr;
     const size_t chunks = (n + CHUNK - 1) / CHUNK;
-    const int threads = ari_threads_for(d, chunks, n);
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < chunks; i++) {
+    ARI_PARALLEL_FOR (i, chunks, d, n) {
         const size_t from = i * CHUNK;
         raise_run(top + from, h + from, l + from, to + from, n - from < CHUNK ? n - from : CHUNK);
     }
@@ -187,10 +178,7 @@ ar_status ari_cpu_acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cb
     const int64_t *h = hl.ptr, *l = h + n;
     const bool contiguous = ar_tensor_is_contiguous(y);
     const size_t chunks = (n + CHUNK - 1) / CHUNK;
-    const int threads = ari_threads_for(d, chunks, n);
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < chunks; i++) {
+    ARI_PARALLEL_FOR (i, chunks, d, n) {
         const size_t from = i * CHUNK, count = n - from < CHUNK ? n - from : CHUNK;
         if (contiguous) {
             value_run((float *)y->data.ptr + from, top + from, h + from, l + from, count);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CPU_POOL_H
-#define ARI_CPU_POOL_H
+/* An instance of the CPU device, and its memory. */
+#ifndef ARI_CPU_DEVICE_H
+#define ARI_CPU_DEVICE_H
 
 #include <pthread.h>
 #include <stddef.h>
 
-#include "anyrank/status.h"
+#include "anyrank/device.h"
+#include "ref/cpu/gemm.h"
 
 /* Memory of a device. Large buffers that are given back are kept for the next one of about their size: a training step
  * asks for the same sizes again and again, and fresh pages cost time. What is in use and what is kept are together
@@ -31,5 +33,17 @@ void ari_pool_fini(ari_pool *p);
 AR_NODISCARD ar_status ari_pool_alloc(ari_pool *p, void **gives, size_t bytes);
 /** Accepts NULL. */
 void ari_pool_free(ari_pool *p, void *memory);
+
+typedef struct ari_cpu_device {
+    ar_device base; /* first: an ar_device of this kind is one of these */
+    ari_pool pool;
+    const ari_exact_path *path; /* how it makes the integer sums of an exact contraction */
+} ari_cpu_device;
+
+#define ARI_EXACT_VARIABLE "ANYRANK_EXACT_PATH"
+/** The path of a device that is created now: the fastest by CPUID, or what the environment variable ANYRANK_EXACT_PATH
+ *  ("portable" or "ifma") forces. Errors, with the choice by CPUID in *path: AR_ERR_ARG (another value),
+ *  AR_ERR_UNSUPPORTED ("ifma" on a processor without it). */
+AR_NODISCARD ar_status ari_exact_choose(const ari_exact_path **path);
 
 #endif

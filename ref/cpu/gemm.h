@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside of the contractions: packed operands, the integer sums of an exact one in tiles, and how they are rounded. */
+#ifndef ARI_CPU_GEMM_H
+#define ARI_CPU_GEMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "anyrank/device.h"
+
+/* --- operands ----------------------------------------------------------------------------------------------------- */
+
+/* Quantised rows: [batch, rows, k] integers of at most ARI_QUANTISED_BITS bits and a sign, row-major. Four bytes an
+ * element for either operand: the left one is split into halves, and both are widened to binary64, tile by tile while
+ * the integers are in the cache (gemm_exact.c), so that a cached weight costs what the weight costs. */
+struct ar_packed {
+    size_t batch, rows, k;
+    int32_t *q;
+};
+
+#define ARI_QUANTISED_BITS 25
+#define ARI_QUANTISED_MAX ((1 << ARI_QUANTISED_BITS) - 1)
+
+/** Gives the factors 2^(sign*c) of n = batch*k columns as binary64: 1 for a column with a NaN or an infinity (it counts
+ *  as c = 0), 0 for an all-zero column (every product is zero, so it takes no part). c NULL: all 1. Free with free().
+ *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_shift_factors(double **gives, const int32_t *c, int sign, size_t batch, size_t k);
+
+/* --- tiles -------------------------------------------------------------------------------------------------------- */
+
+/* The exact contraction is made in tiles of the result that stay in the cache. gemm_exact.c cuts the result, spreads
+ * the tiles over the threads, rounds, adds the bias and applies the activation. A path makes the integer sums of one
+ * tile: in binary64 everywhere (gemm_portable.c), or with AVX-512 IFMA (gemm_ifma.c). The sums are integers that are
+ * exact on every path, so the choice, which a device makes when it is created (device.h), changes the time and never
+ * the bits. */
+
+/* How an [m, n] result is cut, and what a thread needs to make one tile. Sizes in elements. */
+typedef struct ari_tile_plan {
+    size_t tile_rows, tile_cols; /* of a full tile */
+    size_t down, across;         /* tiles */
+    size_t slice;                /* of K, packed at a time: set by the path */
+    size_t path;                 /* 8-byte words of the path's own workspace, a multiple of 8: set by the path */
+    size_t wide;                 /* int64 for sums over more terms than the path keeps in one */
+    size_t row;                  /* words of a row of rounded values, where no result holds it */
+    size_t total;                /* 8-byte words a thread */
+} ari_tile_plan;
+
+/* Rows [row, row + rows) and columns [col, col + cols) of matrix `at` of the result. */
+typedef struct ari_tile {
+    size_t at, row, rows, col, cols;
+    const ar_packed *a, *b;
+    const ari_tile_plan *plan;
+    void *words;   /* plan->path words, 64-byte aligned */
+    double *scale; /* [cols] */
+    int64_t *wide; /* [rows, 2*cols] */
+    float *values; /* [cols], where plan->row is not 0 */
+} ari_tile;
+
+typedef struct ari_exact_path {
+    const char *name;
+    size_t rows, cols; /* of the largest tile */
+    size_t col_step;   /* tile columns come in multiples of it, tile rows in multiples of 8 */
+    size_t terms;      /* the longest sum that `sum` makes and round_row takes */
+    /** Sets slice and path for tiles of p->tile_rows by p->tile_cols over k terms. */
+    void (*plan)(ari_tile_plan *p, size_t k);
+    /** The tile's sums over k in [from, to), at most `terms`, stay in t->words for the functions below. */
+    void (*sum)(const ari_tile *t, size_t from, size_t to);
+    /** y[j] = fl32(fl64(S_ij)*row*t->scale[j]). */
+    void (*round_row)(const ari_tile *t, size_t i, float *y, double row);
+    /** s[j] = S_ij, or added to it, of at most 8191 terms. */
+    void (*row_to_int64)(const ari_tile *t, size_t i, int64_t *s, bool add);
+    /** s[2j] = S_ij >> 32, s[2j+1] = S_ij & 0xffffffff, or added to them. */
+    void (*row_to_limbs)(const ari_tile *t, size_t i, int64_t *s, bool add);
+} ari_exact_path;
+
+extern const ari_exact_path ari_exact_portable;
+extern const ari_exact_path ari_exact_ifma; /* defined where ARI_HAVE_IFMA is 1 */
+#if !defined(ARI_HAVE_IFMA)                 /* tests that emulate the instructions set it for any processor */
+#if defined(__x86_64__) && defined(__GNUC__)
+#define ARI_HAVE_IFMA 1
+#else
+#define ARI_HAVE_IFMA 0
+#endif
+#endif
+
+static inline size_t ari_round_up8(size_t n)
+{
+    return (n + 7) & ~(size_t)7;
+}
+
+/* --- from sums to numbers ----------------------------------------------------------------------------------------- */
+
+/* Row loops from exact integer sums to fp32 and to int64 limbs. A sum arrives as two binary64 halves that are integers,
+ * S = hi*2^13 + lo (gemm_portable.c), or as an int64 (gemm_ifma.c). No loop's result depends on where a row is cut. */
+
+/** scale[j] = 2^f[j]: 0 for ARI_EXP_ZERO, NaN for ARI_EXP_NONFINITE. */
+void ari_round_factors(double *scale, const int32_t *f, size_t n);
+/** 2^(e-50), with the same two exceptions. */
+double ari_round_row_factor(int32_t e);
+
+/** y[j] = fl32(fl64(S_j)*row*scale[j]) for |hi|, |lo| <= 2^53. */
+void ari_round_halves(float *y, const double *hi, const double *lo, double row, const double *scale, size_t n);
+/** s[j] = S_j, or s[j] += S_j; S and the sum must fit int64. */
+void ari_halves_to_int64(int64_t *s, const double *hi, const double *lo, bool add, size_t n);
+/** s[2j] = S_j >> 32, s[2j+1] = S_j & 0xffffffff, or added to what s holds. |hi|, |lo| <= 2^53. */
+void ari_halves_to_limbs(int64_t *s, const double *hi, const double *lo, bool add, size_t n);
+
+/** ari_round_halves and ari_halves_to_limbs of sums that are int64. */
+void ari_round_sums(float *y, const int64_t *s, double row, const double *scale, size_t n);
+void ari_sums_to_limbs(int64_t *s, const int64_t *sums, bool add, size_t n);
+
+/** Adds v[0..n) to n elements of the order-independent accumulator, one value each, whose state starts at t, h, l. */
+void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *v, size_t n);
+
+/* --- BLIS --------------------------------------------------------------------------------------------------------- */
+
+/* A matrix as BLIS takes it: row and column strides are free, so that transposition is a matter of strides. */
+typedef struct ari_blis_view {
+    size_t rows, cols;
+    ptrdiff_t row_stride, col_stride; /* elements */
+} ari_blis_view;
+
+/** c[m,n] = a[m,k] b[k,n] + (add ? c : 0), in the calling thread. */
+void ari_blis_dgemm(double *c, ari_blis_view cv, const double *a, ari_blis_view av, const double *b, ari_blis_view bv,
+                    bool add);
+
+#endif

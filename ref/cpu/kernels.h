@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CPU_KERNELS_H
+#define ARI_CPU_KERNELS_H
+
+#include <stddef.h>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "anyrank/device.h"
+
+/* The kernels of the CPU device. ari_cpu_X fills slot X of ar_device_ops and does what anyrank/device.h says there; what
+ * a kernel promises beyond that (in-place use, errors) is said beside its definition. All of them run at once in the
+ * calling thread, with up to d->threads OpenMP threads; no result depends on how many (the native product's excepted).
+ * A row is read a few times while it is in the first two cache levels, and once from memory. */
+/* clang-format off */
+#define ARI_CPU_SLOTS(X)                                                                            \
+    /* memory.c */                                                                                  \
+    X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)                                     \
+    /* blis.c, exponents.c, pack.c, gemm_exact.c, round.c */                                        \
+    X(gemm_f32) X(col_exponents) X(row_exponents) X(packed_create) X(packed_destroy) X(pack)        \
+    X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64)                                              \
+    /* accumulator.c */                                                                             \
+    X(acc_add) X(acc_raise) X(acc_value)                                                            \
+    /* elementwise.c, norm.c, rope.c, softmax.c */                                                  \
+    X(bias_act) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout) \
+    X(round_bits) X(narrow_bf16) X(widen_bf16) X(norm_forward) X(norm_backward)                     \
+    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)                                   \
+    /* embedding.c, loss.c */                                                                       \
+    X(rows_in_range) X(gather_rows) X(sum_rows_f32)                                                 \
+    X(ce_max) X(ce_sum) X(ce_target) X(ce_terms) X(ce_backward)                                     \
+    /* optimizer.c */                                                                               \
+    X(sum_squares) X(scale) X(round_bf16) X(take_bf16) X(optimizer_step)
+/* clang-format on */
+
+#define ARI_DECLARE_SLOT(slot) extern __typeof__(*((ar_device_ops *)0)->slot) ari_cpu_##slot;
+ARI_CPU_SLOTS(ARI_DECLARE_SLOT)
+#undef ARI_DECLARE_SLOT
+
+/* --- threads ------------------------------------------------------------------------------------------------------ */
+
+/* The number of this thread inside a parallel region; 0 outside and without OpenMP. */
+static inline size_t ari_thread_number(void)
+{
+#if defined(_OPENMP)
+    return (size_t)omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+/* Threads for `items` independent pieces of `work` element operations in all: one below the size where a fork and join
+ * (some microseconds) costs more than it saves, and one in a build without OpenMP. */
+static inline int ari_threads_for(const ar_device *d, size_t items, size_t work)
+{
+#if defined(_OPENMP)
+    if (d->threads <= 1 || items <= 1 || work < 32768)
+        return 1;
+    return items < (size_t)d->threads ? (int)items : d->threads;
+#else
+    (void)d;
+    (void)items;
+    (void)work;
+    return 1;
+#endif
+}
+
+/* for (size_t i = 0; i < n; i++), whose n independent pieces the threads of d share out. by: OpenMP's schedule, as in
+ * (dynamic, 16). */
+#if defined(_OPENMP)
+#define ARI_PRAGMA(text) _Pragma(#text)
+#define ARI_PARALLEL_BY(by, i, n, d, work)                                            \
+    ARI_PRAGMA(omp parallel for schedule by num_threads(ari_threads_for(d, n, work))) \
+    for (size_t i = 0; i < (n); i++)
+#else
+#define ARI_PARALLEL_BY(by, i, n, d, work) for (size_t i = ((void)(d), (void)(work), 0u); i < (n); i++)
+#endif
+#define ARI_PARALLEL_FOR(i, n, d, work) ARI_PARALLEL_BY ((static), i, n, d, work)
+
+/* Elements a thread of an element-wise kernel takes at a time: 32 KiB of fp32, which stays in the first two cache
+ * levels between two loops. */
+#define ARI_BLOCK ((size_t)8192)
+
+static inline size_t ari_blocks_of(size_t n)
+{
+    return n / ARI_BLOCK + (n % ARI_BLOCK != 0);
+}
+
+static inline size_t ari_block_length(size_t n, size_t block)
+{
+    const size_t left = n - block * ARI_BLOCK;
+    return left < ARI_BLOCK ? left : ARI_BLOCK;
+}
+
+/* --- levels of the instruction set -------------------------------------------------------------------------------- */
+
+/* ARI_SIMD before a function definition compiles it once per x86-64 level; the loader picks by CPUID. Every level does
+ * the same IEEE operations in the same order (-ffp-contract=off), so the choice changes the time and never the bits.
+ * Put it on leaf functions that hold a hot loop, not on functions with an OpenMP region: the region's body is outlined
+ * before the clones are made and would be compiled for the lowest level only.
+ * Empty under sanitizers (the choice runs before their runtime is up) and without optimisation. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED) && defined(__OPTIMIZE__)
+#define ARI_SIMD __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define ARI_SIMD
+#endif
+
+/* --- views -------------------------------------------------------------------------------------------------------- */
+
+/* A batch of equally shaped fp32 matrices inside an ar_tensor: the last two dimensions are rows and columns. */
+typedef struct ari_matrices {
+    size_t batch, rows, cols;
+    ptrdiff_t row_stride, col_stride; /* elements */
+} ari_matrices;
+
+static inline ari_matrices ari_matrices_of(const ar_tensor *t)
+{
+    ari_matrices v = {1, t->shape[t->ndim - 2], t->shape[t->ndim - 1], t->stride[t->ndim - 2], t->stride[t->ndim - 1]};
+    for (int i = 0; i + 2 < t->ndim; i++)
+        v.batch *= t->shape[i];
+    return v;
+}
+
+/* Element (0, 0) of matrix `at` of the batch, in row-major order of the batch dimensions. */
+static inline float *ari_matrix_at(const ar_tensor *t, size_t at)
+{
+    float *p = t->data.ptr;
+    for (int i = t->ndim - 3; i >= 0; i--) {
+        p += (ptrdiff_t)(at % t->shape[i]) * t->stride[i];
+        at /= t->shape[i];
+    }
+    return p;
+}
+
+#endif
