@@ -11,7 +11,6 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
-#include "ref/io/json_text.h"
 #include "verify/check/check_run.h"
 
 enum { FAULTS = AR_FAULT_COUNT - 1 };

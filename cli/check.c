@@ -13,7 +13,6 @@
 #include "cli/table.h"
 #include "ref/core/out.h"
 #include "ref/io/json.h"
-#include "ref/io/json_text.h"
 #include "run/run.h"
 #include "verify/check/check_run.h"
 #include "verify/faults/fault_module.h"

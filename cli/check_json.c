@@ -9,7 +9,6 @@
 #include "cli/transport.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
-#include "ref/io/json_text.h"
 #include "run/cluster_run.h"
 
 static const char *const result_names[] = {"same", "vacuous", "different", "error"};

@@ -11,7 +11,6 @@
 #include "cli/table.h"
 #include "cli/watch.h"
 #include "ref/io/json.h"
-#include "ref/io/json_text.h"
 
 typedef struct grads_values {
     ari_common common;

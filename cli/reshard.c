@@ -10,7 +10,6 @@
 #include "cli/table.h"
 #include "ref/core/out.h"
 #include "ref/io/json.h"
-#include "ref/io/json_text.h"
 
 typedef struct reshard_values {
     ari_common common;

@@ -8,7 +8,7 @@
 
 #include "anyrank/fault.h"
 #include "ref/io/file.h"
-#include "ref/io/json_text.h"
+#include "ref/io/json.h"
 
 const char *const ari_optimizer_names[] = {"sgd", "adam", "adamw", NULL};
 const char *const ari_schedule_names[] = {"constant", "cosine", NULL};

@@ -12,7 +12,6 @@
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
-#include "ref/io/json_text.h"
 
 static const char *plural(uint64_t n)
 {

@@ -4,7 +4,6 @@
 #include "cli/verify_report.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
-#include "ref/io/json_text.h"
 
 static const char *const state_names[] = {"same", "different", "shape", "dtype", "missing", "unexpected", "replicas"};
 

@@ -3,7 +3,6 @@
 
 #include "ref/core/out.h"
 #include "ref/io/json.h"
-#include "ref/io/json_text.h"
 
 const char *const ari_cluster_names[] = {"a100", "h100", NULL};
 

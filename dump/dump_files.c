@@ -10,7 +10,6 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
-#include "ref/io/foreign.h"
 #include "ref/io/safetensors.h"
 
 void ari_dump_close_file(ari_dump_file *f)

@@ -11,7 +11,6 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
-#include "ref/io/foreign.h"
 #include "ref/io/json.h"
 
 /* A mapping has some hundred bytes a rule. */

@@ -11,7 +11,6 @@
 #include "ref/core/ends_in.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
-#include "ref/io/foreign.h"
 #include "ref/io/hash.h"
 
 typedef enum token_kind { TOKEN_U8, TOKEN_U16, TOKEN_U32, TOKEN_I32, TOKEN_I64 } token_kind;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "ref/io/file.h"
-#include "ref/io/safetensors.h"
+#include "ref/io/json.h"
 
 /* Pixels of the picture, and where the axes stand in it. */
 enum { WIDTH = 860, HEIGHT = 440, LEFT = 70, RIGHT = 790, TOP = 66, BOTTOM = 390, MOST_POINTS = 20000 };

@@ -10,7 +10,7 @@
 #include "anyrank/safetensors.h"
 #include "ref/core/ends_in.h"
 #include "ref/core/size.h"
-#include "ref/io/foreign.h"
+#include "ref/io/file.h"
 #include "ref/models/family.h"
 #include "ref/models/param_list.h"
 

@@ -121,15 +121,20 @@ static const struct {
     {"text_config", EMPTY},
     {"audio_config", EMPTY}};
 
+ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const char *wanted)
+{
+    return ar_error_set(AR_ERR_CONFIG,
+                        "%s: key '%s' changes the mathematics in a way that is not supported, expected %s",
+                        ARI_SHOW(at->name), key, wanted);
+}
+
 ar_status ari_config_refuse(const ari_json_at *at)
 {
     static const char wanted[][16] = {"null or false", "0", "1", "true", "empty or null"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         const json_t *value = ari_json_get(at, refused[i].key);
         if (value != NULL && !is_neutral(value, refused[i].kind))
-            return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key '%s' changes the mathematics in a way that is not supported, expected %s",
-                                ARI_SHOW(at->name), refused[i].key, wanted[refused[i].kind]);
+            return ari_config_refuse_key(at, refused[i].key, wanted[refused[i].kind]);
     }
     return AR_OK;
 }

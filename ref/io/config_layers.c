@@ -14,13 +14,6 @@ static bool is_off(const json_t *value)
     return value == NULL || json_is_false(value);
 }
 
-static ar_status refuse(const ari_json_at *at, const char *key, const char *wanted)
-{
-    return ar_error_set(AR_ERR_CONFIG,
-                        "%s: key '%s' changes the mathematics in a way that is not supported, expected %s",
-                        ARI_SHOW(at->name), key, wanted);
-}
-
 /* layer_types as an array with an entry for each layer, of the two kinds; NULL where there is none. */
 static ar_status layer_types(const ari_json_at *at, size_t layers, const json_t **out)
 {
@@ -50,16 +43,17 @@ ar_status ari_config_window_none(const ari_json_at *at)
 {
     const json_t *use = ari_json_get(at, "use_sliding_window"), *types = ari_json_get(at, "layer_types");
     if (!is_off(use))
-        return refuse(at, "use_sliding_window", "null or false");
+        return ari_config_refuse_key(at, "use_sliding_window", "null or false");
     if (use == NULL && !is_off(ari_json_get(at, "sliding_window"))) /* one that is not used may have any size */
-        return refuse(at, "sliding_window", "null or false");
+        return ari_config_refuse_key(at, "sliding_window", "null or false");
     for (size_t i = 0; types != NULL && i < json_array_size(types); i++) {
         const char *text = json_string_value(json_array_get(types, i));
         if (text == NULL || strcmp(text, full) != 0)
-            return refuse(at, "layer_types", "'full_attention' for every layer");
+            return ari_config_refuse_key(at, "layer_types", "'full_attention' for every layer");
     }
-    return types == NULL || json_is_array(types) ? AR_OK
-                                                 : refuse(at, "layer_types", "'full_attention' for every layer");
+    return types == NULL || json_is_array(types)
+               ? AR_OK
+               : ari_config_refuse_key(at, "layer_types", "'full_attention' for every layer");
 }
 
 /* --- models with -------------------------------------------------------------------------------------------------- */

@@ -55,27 +55,14 @@ static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llam
 /* fewer: how many of the last keys the model does not know. */
 static void note_llama_form(ar_config *c, const ari_json_at *at, size_t fewer)
 {
-    static const char *const keys[] = {"vocab_size",
-                                       "hidden_size",
-                                       "intermediate_size",
-                                       "num_hidden_layers",
-                                       "num_attention_heads",
-                                       "num_key_value_heads",
-                                       "max_position_embeddings",
-                                       "head_dim",
-                                       "hidden_act",
-                                       "rms_norm_eps",
-                                       "tie_word_embeddings",
-                                       "rope_theta",
-                                       "rope_scaling",
-                                       "rope_parameters",
-                                       "original_max_position_embeddings",
-                                       "attention_bias",
-                                       "mlp_bias",
-                                       "sliding_window",
-                                       "use_sliding_window",
-                                       "layer_types",
-                                       "max_window_layers"};
+    static const char *const keys[] = {
+        /* sizes */
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings", "head_dim",
+        /* what is computed */
+        "hidden_act", "rms_norm_eps", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
+        "original_max_position_embeddings", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window",
+        "layer_types", "max_window_layers"};
     ari_config_note_others(c, "", at->object, keys, COUNT(keys) - fewer);
 }
 
@@ -147,25 +134,13 @@ static ar_status check_aliases(const ar_config *c, const ari_json_at *at)
 
 static ar_status read_gpt2(ar_config *c, const ari_json_at *at)
 {
-    static const char *const keys[] = {"vocab_size",
-                                       "n_embd",
-                                       "n_layer",
-                                       "n_head",
-                                       "n_positions",
-                                       "n_inner",
-                                       "n_ctx",
-                                       "activation_function",
-                                       "layer_norm_epsilon",
-                                       "tie_word_embeddings",
-                                       "scale_attn_weights",
-                                       "reorder_and_upcast_attn",
-                                       "hidden_size",
-                                       "max_position_embeddings",
-                                       "num_attention_heads",
-                                       "num_hidden_layers",
-                                       "sliding_window",
-                                       "use_sliding_window",
-                                       "layer_types"};
+    static const char *const keys[] = {
+        /* sizes */
+        "vocab_size", "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "n_ctx", "hidden_size",
+        "max_position_embeddings", "num_attention_heads", "num_hidden_layers",
+        /* what is computed */
+        "activation_function", "layer_norm_epsilon", "tie_word_embeddings", "scale_attn_weights",
+        "reorder_and_upcast_attn", "sliding_window", "use_sliding_window", "layer_types"};
     bool scaled = true;
     AR_TRY(ari_config_window_none(at));
     c->arch = AR_ARCH_GPT2;
@@ -199,21 +174,11 @@ static ar_status read_gpt2(ar_config *c, const ari_json_at *at)
 static ar_status read_stack(ar_config *c, const ari_json_at *at)
 {
     static const char *const keys[] = {
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "hidden_act",
-        "layer_norm_eps",
-        "max_position_embeddings",
-        "causal",
-        "layer_types",
-        "sliding_window",
-        "use_sliding_window",
-    };
+        /* sizes */
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "max_position_embeddings",
+        /* what is computed */
+        "hidden_act", "layer_norm_eps", "causal", "layer_types", "sliding_window", "use_sliding_window"};
     AR_TRY(ari_config_window_none(at));
     c->arch = AR_ARCH_STACK;
     c->norm = AR_NORM_LAYER;

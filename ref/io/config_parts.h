@@ -19,6 +19,7 @@ typedef struct ari_model_reader {
 /** Static storage; *n: how many. */
 const ari_model_reader *ari_model_readers(size_t *n);
 
+/* --- one key (config.c) ------------------------------------------------------------------------------------------- */
 /** A dimension, 1 .. ARI_CONFIG_MAX_DIM. */
 AR_NODISCARD ar_status ari_config_dim(const ari_json_at *at, const char *key, size_t *out);
 /** The same, *out left as it is where the key is absent or null. */
@@ -44,6 +45,8 @@ AR_NODISCARD ar_status ari_config_window_mistral(ar_config *c, const ari_json_at
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused. */
 AR_NODISCARD ar_status ari_config_refuse(const ari_json_at *at);
+/** The refusal of one key. */
+ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const char *wanted);
 /** A key that is read for every model, or that changes nothing here. */
 bool ari_config_is_known(const char *key);
 /** One that holds a probability of dropout. */

@@ -108,10 +108,7 @@ static ar_status refuse_inside(const ari_json_at *rope)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'partial_rotary_factor' is %g, only 1 is supported",
                             ARI_SHOW(rope->name), partial);
     if (ari_json_get(rope, "mrope_section") != NULL)
-        return ar_error_set(
-            AR_ERR_CONFIG,
-            "%s: key 'mrope_section' changes the mathematics in a way that is not supported, expected null",
-            ARI_SHOW(rope->name));
+        return ari_config_refuse_key(rope, "mrope_section", "null");
     const char *inner;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)rope->object, inner, value)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/io/foreign.h"
+#include "ref/io/file.h"
 
 #include <dirent.h>
 #include <fnmatch.h>
@@ -11,8 +11,6 @@
 
 #include "anyrank/safetensors.h"
 #include "ref/core/ends_in.h"
-#include "ref/core/out.h"
-#include "ref/io/file.h"
 
 /* --- files, by their first bytes ---------------------------------------------------------------------------------- */
 

@@ -85,13 +85,6 @@ static ar_status hash_one(ari_sha256 *s, const ar_st_tensor *t)
     return ari_sha256_update(s, t->data, bytes);
 }
 
-static int by_name(const void *a, const void *b)
-{
-    const ar_st_tensor *const *x = (const ar_st_tensor *const *)a;
-    const ar_st_tensor *const *y = (const ar_st_tensor *const *)b;
-    return strcmp((*x)->name, (*y)->name);
-}
-
 ar_status ari_tensors_hash(char hex[65], const ar_st_tensor *tensors, size_t n)
 {
     ar_status st = AR_OK;
@@ -100,21 +93,13 @@ ar_status ari_tensors_hash(char hex[65], const ar_st_tensor *tensors, size_t n)
     if (order == NULL)
         return ar_error_set(AR_ERR_MEMORY, "tensors_hash: no memory to sort %zu names", n);
     for (size_t i = 0; i < n; i++) {
-        order[i] = &tensors[i];
-        if (tensors[i].name == NULL) {
-            st = ar_error_set(AR_ERR_ARG, "tensors_hash: tensor %zu has no name", i);
-            goto done;
-        }
+        if (tensors[i].name == NULL)
+            AR_TRY_TO(done, st, ar_error_set(AR_ERR_ARG, "tensors_hash: tensor %zu has no name", i));
     }
-    qsort(order, n, sizeof(const ar_st_tensor *), by_name);
+    AR_TRY_TO(done, st, ari_st_sort(order, tensors, n, "tensors_hash: "));
     AR_TRY_TO(done, st, ari_sha256_init(&s));
-    for (size_t i = 0; i < n; i++) {
-        if (i > 0 && strcmp(order[i - 1]->name, order[i]->name) == 0) {
-            st = ar_error_set(AR_ERR_ARG, "tensors_hash: tensor '%s' is there twice", ARI_SHOW(order[i]->name));
-            goto done;
-        }
+    for (size_t i = 0; i < n; i++)
         AR_TRY_TO(done, st, hash_one(&s, order[i]));
-    }
     st = ari_sha256_final(&s, hex);
 done:
     ari_sha256_drop(&s);

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "ref/io/file.h"
-#include "ref/io/foreign.h"
 
 /* An upper bound: commas and brackets inside strings count too. */
 static size_t value_bound(const char *text, size_t length)
@@ -66,6 +65,52 @@ ar_status ari_json_save(const json_t *value, const char *path)
     return st;
 }
 
+/* --- text --------------------------------------------------------------------------------------------------------- */
+
+/* Bytes of the character at s, where n bytes are left; 0: it is not well-formed. */
+static size_t character(const unsigned char *s, size_t n)
+{
+    const unsigned char c = s[0];
+    if (c < 0x80)
+        return 1;
+    const size_t bytes = c >= 0xC2 && c <= 0xDF ? 2 : c >= 0xE0 && c <= 0xEF ? 3 : c >= 0xF0 && c <= 0xF4 ? 4 : 0;
+    /* RFC 3629, section 4: the second byte's range depends on the first, the others are 80..BF. */
+    unsigned char low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80, high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
+    if (bytes > n)
+        return 0;
+    for (size_t i = 1; i < bytes; i++, low = 0x80, high = 0xBF) {
+        if (s[i] < low || s[i] > high)
+            return 0;
+    }
+    return bytes;
+}
+
+bool ari_utf8_valid(const char *text, size_t length)
+{
+    size_t n = 1;
+    for (size_t i = 0; i < length && n > 0; i += n)
+        n = character((const unsigned char *)text + i, length - i);
+    return n > 0;
+}
+
+json_t *ari_json_text(const char *text)
+{
+    char *clean = strdup(text);
+    if (clean == NULL)
+        return NULL;
+    for (size_t i = 0, length = strlen(clean); i < length;) {
+        const size_t n = character((const unsigned char *)clean + i, length - i);
+        if (n == 0)
+            clean[i] = '?';
+        i += n == 0 ? 1 : n;
+    }
+    json_t *o = json_string(clean);
+    free(clean);
+    return o;
+}
+
+/* --- numbers ------------------------------------------------------------------------------------------------------ */
+
 json_t *ari_json_number(double x)
 {
     if (isnan(x))
@@ -103,24 +148,15 @@ json_t *ari_json_floats(const float *x, size_t n)
 /* --- members ------------------------------------------------------------------------------------------------------ */
 static const char *type_name(const json_t *value)
 {
-    switch (json_typeof(value)) {
-    case JSON_OBJECT:
-        return "an object";
-    case JSON_ARRAY:
-        return "an array";
-    case JSON_STRING:
-        return "a string";
-    case JSON_INTEGER:
-        return "an integer";
-    case JSON_REAL:
-        return "a number with a fraction or an exponent";
-    case JSON_TRUE:
-    case JSON_FALSE:
-        return "true or false";
-    case JSON_NULL:
-    default:
-        return "null";
-    }
+    static const char *const names[] = {[JSON_OBJECT] = "an object",
+                                        [JSON_ARRAY] = "an array",
+                                        [JSON_STRING] = "a string",
+                                        [JSON_INTEGER] = "an integer",
+                                        [JSON_REAL] = "a number with a fraction or an exponent",
+                                        [JSON_TRUE] = "true or false",
+                                        [JSON_FALSE] = "true or false",
+                                        [JSON_NULL] = "null"};
+    return names[json_typeof(value)];
 }
 
 const json_t *ari_json_get(const ari_json_at *at, const char *key)
@@ -152,62 +188,30 @@ ar_status ari_json_size(const ari_json_at *at, const char *key, size_t min, size
     return AR_OK;
 }
 
-ar_status ari_json_real(const ari_json_at *at, const char *key, double *out)
-{
-    const json_t *value = ari_json_get(at, key);
-    AR_TRY(expect(at, key, value, json_is_number(value), "a number"));
-    *out = json_number_value(value);
-    return AR_OK;
-}
+#define GETTER(kind, type, is_one, wanted, value_of)                             \
+    ar_status ari_json_##kind(const ari_json_at *at, const char *key, type *out) \
+    {                                                                            \
+        const json_t *value = ari_json_get(at, key);                             \
+        AR_TRY(expect(at, key, value, is_one(value), wanted));                   \
+        *out = value_of(value);                                                  \
+        return AR_OK;                                                            \
+    }
+GETTER(real, double, json_is_number, "a number", json_number_value)
+GETTER(bool, bool, json_is_boolean, "true or false", json_is_true)
+GETTER(string, const char *, json_is_string, "a string", json_string_value)
+GETTER(object, const json_t *, json_is_object, "an object", )
+GETTER(array, const json_t *, json_is_array, "an array", )
 
-ar_status ari_json_bool(const ari_json_at *at, const char *key, bool *out)
-{
-    const json_t *value = ari_json_get(at, key);
-    AR_TRY(expect(at, key, value, json_is_boolean(value), "true or false"));
-    *out = json_is_true(value);
-    return AR_OK;
-}
-
-ar_status ari_json_string(const ari_json_at *at, const char *key, const char **out)
-{
-    const json_t *value = ari_json_get(at, key);
-    AR_TRY(expect(at, key, value, json_is_string(value), "a string"));
-    *out = json_string_value(value);
-    return AR_OK;
-}
-
-ar_status ari_json_object(const ari_json_at *at, const char *key, const json_t **out)
-{
-    const json_t *value = ari_json_get(at, key);
-    AR_TRY(expect(at, key, value, json_is_object(value), "an object"));
-    *out = value;
-    return AR_OK;
-}
-
-ar_status ari_json_array(const ari_json_at *at, const char *key, const json_t **out)
-{
-    const json_t *value = ari_json_get(at, key);
-    AR_TRY(expect(at, key, value, json_is_array(value), "an array"));
-    *out = value;
-    return AR_OK;
-}
+#define OPTIONAL(kind, type)                                                          \
+    ar_status ari_json_##kind##_or(const ari_json_at *at, const char *key, type *out) \
+    {                                                                                 \
+        return ari_json_get(at, key) == NULL ? AR_OK : ari_json_##kind(at, key, out); \
+    }
+OPTIONAL(real, double)
+OPTIONAL(bool, bool)
+OPTIONAL(string, const char *)
 
 ar_status ari_json_size_or(const ari_json_at *at, const char *key, size_t min, size_t max, size_t *out)
 {
     return ari_json_get(at, key) == NULL ? AR_OK : ari_json_size(at, key, min, max, out);
-}
-
-ar_status ari_json_real_or(const ari_json_at *at, const char *key, double *out)
-{
-    return ari_json_get(at, key) == NULL ? AR_OK : ari_json_real(at, key, out);
-}
-
-ar_status ari_json_bool_or(const ari_json_at *at, const char *key, bool *out)
-{
-    return ari_json_get(at, key) == NULL ? AR_OK : ari_json_bool(at, key, out);
-}
-
-ar_status ari_json_string_or(const ari_json_at *at, const char *key, const char **out)
-{
-    return ari_json_get(at, key) == NULL ? AR_OK : ari_json_string(at, key, out);
 }

@@ -49,6 +49,8 @@ AR_NODISCARD ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_by
 AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);
 /** Bytes of a tensor to write. Errors: AR_ERR_ARG (name, dtype, ndim), AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t);
+/** order[0..n), the tensors by their names. Errors: AR_ERR_ARG (a name twice; the message begins with `who`). */
+AR_NODISCARD ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n, const char *who);
 /** What stands before the data of a file, and order[0..n), the tensors in the order of their data. Gives; free with
  *  free(). Errors: as ar_st_write. */
 AR_NODISCARD ar_status ari_st_header_make(char **gives, size_t *length, const ar_st_tensor **order,
@@ -69,7 +71,5 @@ size_t ari_st_model_files(const ar_st_model *m);
 const ar_st_file *ari_st_model_file(const ar_st_model *m, size_t i, const char **path);
 /** "[64,256]". `cap` of 21 bytes a dimension and 3 more is always enough. */
 void ari_st_shape_text(char *out, size_t cap, int ndim, const size_t *shape);
-/** True if the bytes are well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF). */
-bool ari_utf8_valid(const char *text, size_t length);
 
 #endif

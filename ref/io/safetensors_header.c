@@ -7,9 +7,164 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
-#include "ref/io/scan.h"
 
 #define RULE "InvalidHeaderDeserialization"
+
+/* --- the pieces of a large object --------------------------------------------------------------------------------- */
+
+/* Splits a large JSON object into its members without building a tree, so that a 100 MB header of somebody else costs
+ * memory for what it describes and not for what its JSON would blow up to. Each piece is then checked by the real
+ * parser: the scanner need only find where a piece ends and never reads past `length`. */
+typedef struct scan {
+    const char *text;
+    size_t length, at;
+    int max_depth;       /* brackets inside a value */
+    const char *problem; /* NULL, or what was wrong at `at`. Static storage */
+} scan;
+
+typedef struct slice {
+    size_t begin, end;  /* [begin, end) of the text */
+    bool negative_zero; /* holds the integer -0, which the parser would read as 0 */
+} slice;
+
+static bool fail(scan *s, const char *problem)
+{
+    s->problem = problem;
+    return false;
+}
+
+/* The byte under the cursor; 0 at the end. A literal 0 byte is never part of JSON, so the two need no distinction. */
+static char peek(const scan *s)
+{
+    return s->at < s->length ? s->text[s->at] : '\0';
+}
+
+static void skip_space(scan *s)
+{
+    while (peek(s) == ' ' || peek(s) == '\t' || peek(s) == '\n' || peek(s) == '\r')
+        s->at++;
+}
+
+static bool skip_string(scan *s)
+{
+    for (s->at++; s->at < s->length; s->at++) {
+        if (s->text[s->at] == '\\') {
+            s->at++;
+        } else if (s->text[s->at] == '"') {
+            s->at++;
+            return true;
+        }
+    }
+    s->at = s->length;
+    return fail(s, "a string has no end");
+}
+
+/* True under a minus sign that starts the integer -0. -0.5 and -0e0 are reals, which have a negative zero. */
+static bool at_negative_zero(const scan *s)
+{
+    if (peek(s) != '-' || s->at + 1 >= s->length || s->text[s->at + 1] != '0')
+        return false;
+    const char next = s->at + 2 < s->length ? s->text[s->at + 2] : '\0';
+    return next != '.' && next != 'e' && next != 'E';
+}
+
+/* A token that is neither string nor bracket: a number or a word. `previous` keeps 1e-0 from looking like -0. */
+static void skip_plain(scan *s, bool *negative_zero)
+{
+    if (at_negative_zero(s))
+        *negative_zero = true;
+    for (char c = peek(s); s->at < s->length; s->at++, c = peek(s)) {
+        if (c == ',' || c == ':' || c == '"' || c == '[' || c == ']' || c == '{' || c == '}' || c == ' ' || c == '\t' ||
+            c == '\n' || c == '\r')
+            return;
+    }
+}
+
+static bool skip_value(scan *s, slice *value)
+{
+    int depth = 0;
+    value->begin = s->at;
+    value->negative_zero = false;
+    do {
+        const char c = peek(s);
+        if (c == '"') {
+            if (!skip_string(s))
+                return false;
+        } else if (c == '{' || c == '[') {
+            if (++depth > s->max_depth)
+                return fail(s, "nested too deeply");
+            s->at++;
+        } else if (c == '}' || c == ']') {
+            if (--depth < 0)
+                return fail(s, "expected a value");
+            s->at++;
+        } else if (c == ',' || c == ':') {
+            if (depth == 0)
+                return fail(s, "expected a value");
+            s->at++;
+        } else {
+            skip_plain(s, &value->negative_zero);
+        }
+        value->end = s->at;
+        skip_space(s);
+    } while (depth > 0 && s->at < s->length);
+    if (depth > 0)
+        return fail(s, "ends inside a value");
+    return value->end > value->begin || fail(s, "expected a value");
+}
+
+/* Skips white space and the opening brace. False (with a problem) if there is none. */
+static bool scan_begin(scan *s)
+{
+    skip_space(s);
+    if (s->at >= s->length)
+        return fail(s, "there is no JSON");
+    if (peek(s) != '{')
+        return fail(s, "expected '{'");
+    s->at++;
+    return true;
+}
+
+/* The next member's key (quotes included) and value. False at the closing brace, which is skipped, or with a problem.
+ * `first` is true for the first call. */
+static bool scan_member(scan *s, bool first, slice *key, slice *value)
+{
+    skip_space(s);
+    if (peek(s) == '}') {
+        s->at++;
+        return false;
+    }
+    if (!first) {
+        if (peek(s) != ',')
+            return fail(s, s->at >= s->length ? "ends inside an object" : "expected ',' or '}'");
+        s->at++;
+        skip_space(s);
+    }
+    if (peek(s) != '"')
+        return fail(s, s->at >= s->length ? "ends inside an object" : "expected a key in quotes");
+    key->begin = s->at;
+    key->negative_zero = false;
+    if (!skip_string(s))
+        return false;
+    key->end = s->at;
+    skip_space(s);
+    if (peek(s) != ':')
+        return fail(s, "expected ':'");
+    s->at++;
+    skip_space(s);
+    if (s->at >= s->length)
+        return fail(s, "ends inside an object");
+    return skip_value(s, value);
+}
+
+/* True if only white space is left. */
+static bool scan_at_end(scan *s)
+{
+    skip_space(s);
+    return s->at >= s->length;
+}
+
+/* --- reading one -------------------------------------------------------------------------------------------------- */
 
 /* What the functions below share while they read one header. */
 typedef struct reader {
@@ -29,25 +184,25 @@ static ar_status no_memory(const reader *r)
 }
 
 /* Parses one piece of the header with the real parser. */
-static ar_status parse_slice(const reader *r, const ari_slice *slice, json_t **gives)
+static ar_status parse_slice(const reader *r, const slice *piece, json_t **gives)
 {
     json_error_t error = {.line = -1};
     *gives =
-        json_loadb(r->text + slice->begin, slice->end - slice->begin, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+        json_loadb(r->text + piece->begin, piece->end - piece->begin, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (*gives != NULL)
         return AR_OK;
     if (ari_json_no_memory(&error))
         return no_memory(r);
-    return bad(r, slice->begin + (size_t)(error.position > 0 ? error.position : 0), error.text);
+    return bad(r, piece->begin + (size_t)(error.position > 0 ? error.position : 0), error.text);
 }
 
-static ar_status parse_string(const reader *r, const ari_slice *slice, const char *what, char **gives)
+static ar_status parse_string(const reader *r, const slice *piece, const char *what, char **gives)
 {
     json_t *value = NULL;
-    AR_TRY(parse_slice(r, slice, &value));
+    AR_TRY(parse_slice(r, piece, &value));
     ar_status st = AR_OK;
     if (!json_is_string(value))
-        st = bad(r, slice->begin, what);
+        st = bad(r, piece->begin, what);
     else if ((*gives = strdup(json_string_value(value))) == NULL)
         st = no_memory(r);
     json_decref(value);
@@ -55,7 +210,7 @@ static ar_status parse_string(const reader *r, const ari_slice *slice, const cha
 }
 
 /* --- __metadata__ ------------------------------------------------------------------------------------------------- */
-static ar_status add_metadata(const reader *r, const ari_slice *key, const ari_slice *value)
+static ar_status add_metadata(const reader *r, const slice *key, const slice *value)
 {
     ari_st_header *h = r->h;
     if (h->n_metadata == ARI_ST_MAX_METADATA)
@@ -80,20 +235,20 @@ static int compare_pairs(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static ar_status read_metadata(const reader *r, const ari_slice *slice)
+static ar_status read_metadata(const reader *r, const slice *piece)
 {
-    const size_t length = slice->end - slice->begin;
-    if (length == 4 && memcmp(r->text + slice->begin, "null", 4) == 0)
+    const size_t length = piece->end - piece->begin;
+    if (length == 4 && memcmp(r->text + piece->begin, "null", 4) == 0)
         return AR_OK;
-    ari_scan s = {r->text, slice->end, slice->begin, ARI_ST_MAX_DEPTH, NULL};
-    ari_slice key, value;
-    if (!ari_scan_object_begin(&s))
-        return bad(r, slice->begin, ARI_ST_METADATA " is not an object");
-    for (bool first = true; ari_scan_member(&s, first, &key, &value); first = false)
+    scan s = {r->text, piece->end, piece->begin, ARI_ST_MAX_DEPTH, NULL};
+    slice key, value;
+    if (!scan_begin(&s))
+        return bad(r, piece->begin, ARI_ST_METADATA " is not an object");
+    for (bool first = true; scan_member(&s, first, &key, &value); first = false)
         AR_TRY(add_metadata(r, &key, &value));
     if (s.problem != NULL)
         return bad(r, s.at, s.problem);
-    if (!ari_scan_at_end(&s))
+    if (!scan_at_end(&s))
         return bad(r, s.at, "something follows " ARI_ST_METADATA);
     ari_st_header *h = r->h;
     if (h->n_metadata > 1)
@@ -161,7 +316,7 @@ static ar_status read_fields(const reader *r, ari_st_item *item, const json_t *f
     return read_count(r, e->name, offsets, 1, problem, &item->end);
 }
 
-static ar_status add_tensor(const reader *r, char *name, const ari_slice *value)
+static ar_status add_tensor(const reader *r, char *name, const slice *value)
 {
     ari_st_header *h = r->h;
     if (h->n == h->cap) {
@@ -193,12 +348,12 @@ static ar_status add_tensor(const reader *r, char *name, const ari_slice *value)
 /* --- the whole header --------------------------------------------------------------------------------------------- */
 static ar_status read_members(const reader *r, size_t length)
 {
-    ari_scan s = {r->text, length, 0, ARI_ST_MAX_DEPTH, NULL};
-    ari_slice key, value;
+    scan s = {r->text, length, 0, ARI_ST_MAX_DEPTH, NULL};
+    slice key, value;
     bool metadata_seen = false;
-    if (!ari_scan_object_begin(&s))
+    if (!scan_begin(&s))
         return bad(r, s.at, s.problem);
-    for (bool first = true; ari_scan_member(&s, first, &key, &value); first = false) {
+    for (bool first = true; scan_member(&s, first, &key, &value); first = false) {
         char *name = NULL;
         AR_TRY(parse_string(r, &key, "expected a name", &name));
         if (strcmp(name, ARI_ST_METADATA) != 0) {
@@ -213,7 +368,7 @@ static ar_status read_members(const reader *r, size_t length)
     }
     if (s.problem != NULL)
         return bad(r, s.at, s.problem);
-    return ari_scan_at_end(&s) ? AR_OK : bad(r, s.at, "something follows the closing brace");
+    return scan_at_end(&s) ? AR_OK : bad(r, s.at, "something follows the closing brace");
 }
 
 static int compare_names(const void *a, const void *b)

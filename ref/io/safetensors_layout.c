@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/io/file.h"
+#include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors data is little-endian and used in place");
@@ -30,35 +30,46 @@ void ari_st_shape_text(char *out, size_t cap, int ndim, const size_t *shape)
         snprintf(out + at, cap - at, "]");
 }
 
-bool ari_utf8_valid(const char *text, size_t length)
+ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t)
 {
-    const unsigned char *s = (const unsigned char *)text;
-    for (size_t i = 0; i < length;) {
-        const unsigned char c = s[i++];
-        if (c < 0x80)
-            continue;
-        /* RFC 3629, section 4: the second byte's range depends on the first, the others are 80..BF. */
-        int more = 0;
-        unsigned char low = 0x80, high = 0xBF;
-        if (c >= 0xC2 && c <= 0xDF) {
-            more = 1;
-        } else if (c >= 0xE0 && c <= 0xEF) {
-            more = 2;
-            low = c == 0xE0 ? 0xA0 : low;
-            high = c == 0xED ? 0x9F : high;
-        } else if (c >= 0xF0 && c <= 0xF4) {
-            more = 3;
-            low = c == 0xF0 ? 0x90 : low;
-            high = c == 0xF4 ? 0x8F : high;
-        } else {
-            return false;
-        }
-        for (; more > 0; more--, i++, low = 0x80, high = 0xBF)
-            if (i >= length || s[i] < low || s[i] > high)
-                return false;
-    }
-    return true;
+    const char *name = t->name == NULL ? "(no name)" : t->name;
+    uint64_t count = 0, bits = 0;
+    if (t->name == NULL)
+        return ar_error_set(AR_ERR_ARG, "a tensor has no name");
+    if (!ari_utf8_valid(name, strlen(name)) || strcmp(name, ARI_ST_METADATA) == 0)
+        return ar_error_set(AR_ERR_ARG, "tensor '%s': a name must be UTF-8 and not " ARI_ST_METADATA, ARI_SHOW(name));
+    if (t->ndim < 0 || t->ndim > AR_ST_MAX_DIMS)
+        return ar_error_set(AR_ERR_ARG, "tensor '%s' has %d dimensions, expected 0 to %d", ARI_SHOW(name), t->ndim,
+                            AR_ST_MAX_DIMS);
+    const size_t width = ar_dtype_bits(t->dtype);
+    if (width == 0)
+        return ar_error_set(AR_ERR_ARG, "tensor '%s' has the unknown dtype %d", ARI_SHOW(name), (int)t->dtype);
+    if (!ari_st_count(&count, t->ndim, t->shape) || __builtin_mul_overflow(count, (uint64_t)width, &bits))
+        return ar_error_set(AR_ERR_OVERFLOW, "tensor '%s': its size overflows 64 bits", ARI_SHOW(name));
+    if (bits % 8 != 0)
+        return ar_error_set(AR_ERR_ARG, "tensor '%s': its elements do not fill whole bytes", ARI_SHOW(name));
+    *bytes = (size_t)(bits / 8);
+    return AR_OK;
 }
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp((*(const ar_st_tensor *const *)a)->name, (*(const ar_st_tensor *const *)b)->name);
+}
+
+ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n, const char *who)
+{
+    for (size_t i = 0; i < n; i++)
+        order[i] = &tensors[i];
+    if (n > 1)
+        qsort(order, n, sizeof(const ar_st_tensor *), by_name);
+    for (size_t i = 1; i < n; i++)
+        if (strcmp(order[i - 1]->name, order[i]->name) == 0)
+            return ar_error_set(AR_ERR_ARG, "%stensor '%s' is there twice", who, ARI_SHOW(order[i]->name));
+    return AR_OK;
+}
+
+/* --- of a file ---------------------------------------------------------------------------------------------------- */
 
 static ar_status bad(const char *rule, const char *path, const ari_st_item *item, const char *problem)
 {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "ref/io/file.h"
-#include "ref/io/foreign.h"
 #include "ref/io/safetensors.h"
 
 struct ar_st_file {

@@ -63,24 +63,15 @@ static json_t *integer(size_t n)
     return n > INT64_MAX ? NULL : json_integer((json_int_t)n);
 }
 
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp((*(const ar_st_tensor *const *)a)->name, (*(const ar_st_tensor *const *)b)->name);
-}
-
 /* weight_map, in the order of names, as the official tools sort it. */
 static ar_status fill_map(json_t *map, const ar_st_tensor **sorted, size_t n, const ar_st_tensor *tensors,
                           const size_t *shard, size_t shards, const char *folder)
 {
-    if (n > 1)
-        qsort(sorted, n, sizeof(const ar_st_tensor *), compare_names);
+    AR_TRY(ari_st_sort(sorted, tensors, n, ""));
     for (size_t i = 0; i < n; i++) {
         char file[AR_ST_SHARD_NAME];
-        const char *name = sorted[i]->name;
-        if (i > 0 && strcmp(sorted[i - 1]->name, name) == 0)
-            return ar_error_set(AR_ERR_ARG, "tensor '%s' is there twice", ARI_SHOW(name));
         ar_st_shard_name(file, shard[sorted[i] - tensors], shards);
-        if (json_object_set_new(map, name, json_string(file)) != 0)
+        if (json_object_set_new(map, sorted[i]->name, json_string(file)) != 0)
             return no_memory(folder);
     }
     return AR_OK;
@@ -118,7 +109,6 @@ ar_status ar_st_write_index(const char *folder, const ar_st_tensor *tensors, siz
         size_t bytes = 0;
         AR_TRY_TO(done, st, ari_st_tensor_bytes(&bytes, &tensors[i]));
         AR_TRY_TO(done, st, ari_add_size(&total, total, bytes));
-        sorted[i] = &tensors[i];
     }
     AR_TRY_TO(done, st, fill_map(map, sorted, n, tensors, shard, shards, folder));
     st = save_index(folder, map, total);

@@ -1,33 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/io/file.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
 #include "ref/io/safetensors.h"
-
-ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t)
-{
-    const char *name = t->name == NULL ? "(no name)" : t->name;
-    uint64_t count = 0, bits = 0;
-    if (t->name == NULL)
-        return ar_error_set(AR_ERR_ARG, "a tensor has no name");
-    if (!ari_utf8_valid(name, strlen(name)) || strcmp(name, ARI_ST_METADATA) == 0)
-        return ar_error_set(AR_ERR_ARG, "tensor '%s': a name must be UTF-8 and not " ARI_ST_METADATA, ARI_SHOW(name));
-    if (t->ndim < 0 || t->ndim > AR_ST_MAX_DIMS)
-        return ar_error_set(AR_ERR_ARG, "tensor '%s' has %d dimensions, expected 0 to %d", ARI_SHOW(name), t->ndim,
-                            AR_ST_MAX_DIMS);
-    const size_t width = ar_dtype_bits(t->dtype);
-    if (width == 0)
-        return ar_error_set(AR_ERR_ARG, "tensor '%s' has the unknown dtype %d", ARI_SHOW(name), (int)t->dtype);
-    if (!ari_st_count(&count, t->ndim, t->shape) || __builtin_mul_overflow(count, (uint64_t)width, &bits))
-        return ar_error_set(AR_ERR_OVERFLOW, "tensor '%s': its size overflows 64 bits", ARI_SHOW(name));
-    if (bits % 8 != 0)
-        return ar_error_set(AR_ERR_ARG, "tensor '%s': its elements do not fill whole bytes", ARI_SHOW(name));
-    *bytes = (size_t)(bits / 8);
-    return AR_OK;
-}
 
 /* The official library's order: the dtype table from its end, then names in byte order. */
 static int compare(const void *a, const void *b)
@@ -39,11 +17,6 @@ static int compare(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp((*(const ar_st_tensor *const *)a)->name, (*(const ar_st_tensor *const *)b)->name);
-}
-
 /* Fills order[0..n) and refuses repeated names. */
 static ar_status sort_tensors(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n)
 {
@@ -53,13 +26,8 @@ static ar_status sort_tensors(const ar_st_tensor **order, const ar_st_tensor *te
         AR_TRY(ari_st_tensor_bytes(&bytes, &tensors[i]));
         if (__builtin_add_overflow(total, bytes, &total))
             return ar_error_set(AR_ERR_OVERFLOW, "the tensors' sizes overflow at '%s'", ARI_SHOW(tensors[i].name));
-        order[i] = &tensors[i];
     }
-    if (n > 1)
-        qsort(order, n, sizeof(const ar_st_tensor *), compare_names);
-    for (size_t i = 1; i < n; i++)
-        if (strcmp(order[i - 1]->name, order[i]->name) == 0)
-            return ar_error_set(AR_ERR_ARG, "tensor '%s' is there twice", ARI_SHOW(order[i]->name));
+    AR_TRY(ari_st_sort(order, tensors, n, ""));
     if (n > 1)
         qsort(order, n, sizeof(const ar_st_tensor *), compare);
     return AR_OK;
@@ -164,4 +132,167 @@ ar_status ari_st_header_make(char **gives, size_t *length, const ar_st_tensor **
     AR_TRY(sort_tensors(order, tensors, n));
     AR_TRY(check_metadata(metadata, n_meta));
     return make_header(gives, length, order, n, metadata, n_meta);
+}
+
+/* --- tensor by tensor --------------------------------------------------------------------------------------------- */
+
+typedef struct slot {
+    char *name;
+    size_t at, bytes, done; /* in the file; of the tensor */
+} slot;
+
+struct ar_st_writer {
+    ari_out *out;
+    slot *slot; /* in the caller's order */
+    size_t n;
+};
+
+static ar_status place(ar_st_writer *w, const ar_st_tensor *const *order, const ar_st_tensor *tensors, size_t at)
+{
+    for (size_t k = 0; k < w->n; k++) {
+        slot *s = &w->slot[order[k] - tensors];
+        AR_TRY(ari_st_tensor_bytes(&s->bytes, order[k]));
+        s->at = at;
+        AR_TRY(ari_add_size(&at, at, s->bytes));
+        s->name = strdup(order[k]->name);
+        if (s->name == NULL)
+            return ar_error_set(AR_ERR_MEMORY, "no memory to write %zu tensors", w->n);
+    }
+    return AR_OK;
+}
+
+/* A file with its header: what follows are the data of order[0..n), from byte `length` on. Gives both; free(order). */
+static ar_status begin(ari_out **out, const ar_st_tensor ***order, size_t *length, const char *path,
+                       const ar_st_tensor *tensors, size_t n, const char *const *metadata, size_t n_meta)
+{
+    ar_status st = AR_OK;
+    char *header = NULL;
+    *order = calloc(n + 1, sizeof(const ar_st_tensor *));
+    if (*order == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "no memory to write %zu tensors", n);
+    AR_TRY_TO(done, st, ari_st_header_make(&header, length, *order, tensors, n, metadata, n_meta));
+    AR_TRY_TO(done, st, ari_out_create(out, path));
+    st = ari_out_write(*out, header, *length);
+done:
+    free(header);
+    return st;
+}
+
+ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
+                            const char *const *metadata, size_t n_meta)
+{
+    ar_status st = AR_OK;
+    size_t length = 0;
+    const ar_st_tensor **order = NULL;
+    ar_st_writer *w = calloc(1, sizeof *w);
+    if (w != NULL)
+        w->slot = calloc(n + 1, sizeof *w->slot);
+    if (w == NULL || w->slot == NULL) {
+        st = ar_error_set(AR_ERR_MEMORY, "no memory to write %zu tensors", n);
+        goto done;
+    }
+    w->n = n;
+    AR_TRY_TO(done, st, begin(&w->out, &order, &length, path, tensors, n, metadata, n_meta));
+    AR_TRY_TO(done, st, place(w, order, tensors, length));
+    *gives = w;
+    w = NULL;
+done:
+    ar_st_writer_discard(w);
+    free(order);
+    return st;
+}
+
+ar_status ar_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t bytes)
+{
+    if (i >= w->n)
+        return ar_error_set(AR_ERR_ARG, "a file of %zu tensors has no tensor %zu to write", w->n, i);
+    slot *s = &w->slot[i];
+    if (bytes > s->bytes - s->done)
+        return ar_error_set(AR_ERR_ARG, "tensor '%s' has %zu bytes: %zu more than the %zu written are too many",
+                            ARI_SHOW(s->name), s->bytes, bytes, s->done);
+    AR_TRY(ari_out_write_at(w->out, s->at + s->done, data, bytes));
+    s->done += bytes;
+    return AR_OK;
+}
+
+/* The file's end takes the writer with it, whatever becomes of the file. */
+static ari_out *release(ar_st_writer *w)
+{
+    ari_out *out = w->out;
+    w->out = NULL;
+    ar_st_writer_discard(w);
+    return out;
+}
+
+ar_status ar_st_writer_commit(ar_st_writer *w)
+{
+    for (size_t i = 0; i < w->n; i++)
+        if (w->slot[i].done != w->slot[i].bytes) {
+            const ar_status st = ar_error_set(AR_ERR_ARG, "tensor '%s': %zu of its %zu bytes were written",
+                                              ARI_SHOW(w->slot[i].name), w->slot[i].done, w->slot[i].bytes);
+            ar_st_writer_discard(w);
+            return st;
+        }
+    return ari_out_commit(release(w));
+}
+
+void ar_st_writer_discard(ar_st_writer *w)
+{
+    if (w == NULL)
+        return;
+    ari_out_discard(w->out);
+    for (size_t i = 0; i < w->n; i++)
+        free(w->slot[i].name);
+    free(w->slot);
+    free(w);
+}
+
+/* --- all at once -------------------------------------------------------------------------------------------------- */
+
+static ar_status check_data(const ar_st_tensor *tensors, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes = 0;
+        AR_TRY(ari_st_tensor_bytes(&bytes, &tensors[i]));
+        if (bytes > 0 && tensors[i].data == NULL)
+            return ar_error_set(AR_ERR_ARG, "tensor '%s' has no data", ARI_SHOW(tensors[i].name));
+    }
+    return AR_OK;
+}
+
+/* In the file's order, so that a pipe takes it. */
+static ar_status put_all(ari_out *out, const ar_st_tensor *const *order, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes = 0;
+        AR_TRY(ari_st_tensor_bytes(&bytes, order[i]));
+        AR_TRY(ari_out_write(out, order[i]->data, bytes));
+    }
+    return AR_OK;
+}
+
+ar_status ari_st_write_uncommitted(ari_out **gives, const char *path, const ar_st_tensor *tensors, size_t n,
+                                   const char *const *metadata, size_t n_meta)
+{
+    ar_status st = AR_OK;
+    ari_out *out = NULL;
+    size_t length = 0;
+    const ar_st_tensor **order = NULL;
+    AR_TRY(check_data(tensors, n));
+    AR_TRY_TO(done, st, begin(&out, &order, &length, path, tensors, n, metadata, n_meta));
+    AR_TRY_TO(done, st, put_all(out, order, n));
+    *gives = out;
+    out = NULL;
+done:
+    ari_out_discard(out);
+    free(order);
+    return st;
+}
+
+ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
+                      size_t n_meta)
+{
+    ari_out *out = NULL;
+    AR_TRY(ari_st_write_uncommitted(&out, path, tensors, n, metadata, n_meta));
+    return ari_out_commit(out);
 }

@@ -144,3 +144,56 @@ ar_status ar_st_read_f32(const ar_st_entry *e, size_t start, size_t count, float
     AR_TRY(range(e, start, count, &data));
     return ar_values_to_f32(e->dtype, data, count, out);
 }
+
+/* --- whole tensors ------------------------------------------------------------------------------------------------ */
+
+ar_status ar_st_to_f32(const ar_st_entry *e, float *out)
+{
+    if (e->dtype != AR_F32 && e->dtype != AR_F64 && e->dtype != AR_F16 && e->dtype != AR_BF16)
+        return ar_error_set(AR_ERR_DTYPE, "tensor '%s' is %s, expected F32, F64, F16 or BF16", ARI_SHOW(e->name),
+                            ar_dtype_name(e->dtype));
+    return ar_values_to_f32(e->dtype, e->data, e->count, out);
+}
+
+#define WIDEN(type)                                \
+    for (size_t i = 0; i < e->count; i++) {        \
+        type x;                                    \
+        memcpy(&x, data + sizeof x * i, sizeof x); \
+        out[i] = (int64_t)x;                       \
+    }                                              \
+    return AR_OK
+
+ar_status ar_st_to_i64(const ar_st_entry *e, int64_t *out)
+{
+    const char *data = (const char *)e->data;
+    switch (e->dtype) {
+    case AR_BOOL:
+    case AR_U8:
+        WIDEN(uint8_t);
+    case AR_I8:
+        WIDEN(int8_t);
+    case AR_U16:
+        WIDEN(uint16_t);
+    case AR_I16:
+        WIDEN(int16_t);
+    case AR_U32:
+        WIDEN(uint32_t);
+    case AR_I32:
+        WIDEN(int32_t);
+    case AR_I64:
+        WIDEN(int64_t);
+    case AR_U64:
+        for (size_t i = 0; i < e->count; i++) {
+            uint64_t x;
+            memcpy(&x, data + 8 * i, sizeof x);
+            if (x > INT64_MAX)
+                return ar_error_set(AR_ERR_DATA, "tensor '%s': element %zu is %" PRIu64 ", expected at most 2^63-1",
+                                    ARI_SHOW(e->name), i, x);
+            out[i] = (int64_t)x;
+        }
+        return AR_OK;
+    default:
+        return ar_error_set(AR_ERR_DTYPE, "tensor '%s' is %s, expected an integer dtype", ARI_SHOW(e->name),
+                            ar_dtype_name(e->dtype));
+    }
+}

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "ref/io/file.h"
-#include "ref/io/foreign.h"
 #include "tests/io/st_bytes.h"
 
 TestSuite(foreign, .timeout = 300);

@@ -3,9 +3,9 @@
 
 #include "anyrank/config.h"
 #include "io/st_bytes.h"
+#include "ref/io/file.h"
 #include "ref/io/hash.h"
-#include "ref/io/safetensors.h"
-#include "ref/io/text.h"
+#include "ref/io/json.h"
 
 TestSuite(text, .timeout = 300);
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "ref/io/text.h"
+#include "ref/io/file.h"
 
 ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, const char *text, uint64_t seed)
 {

@@ -11,7 +11,6 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
-#include "ref/io/json_text.h"
 
 /* Made by cmake/Embed.cmake. */
 extern const unsigned char ari_report_page[];
