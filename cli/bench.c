@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "cli/bench_report.h"
-#include "cli/layout.h"
-#include "cli/main.h"
+#include "cli/command.h"
+#include "cli/options/layout.h"
 #include "cli/progress.h"
 #include "ref/core/budget.h"
 #include "run/run.h"
@@ -24,83 +24,29 @@ typedef struct bench_values {
     int repetitions; /* 0: not given */
 } bench_values;
 
+#define ARI_VALUES bench_values
 static const ari_option options[] = {
-    {.name = "m",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(bench_values, m),
-     .min = 1,
-     .max = 1e6,
-     .value = "M",
-     .help = "rows of X; with --n and --k: one shape in place of the default ones"},
-    {.name = "n",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(bench_values, n),
-     .min = 1,
-     .max = 1e6,
-     .value = "N",
-     .help = "rows of W"},
-    {.name = "k",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(bench_values, k),
-     .min = 1,
-     .max = 1e6,
-     .value = "K",
-     .help = "columns of both"},
-    {.name = "batch",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(bench_values, batch),
-     .min = 1,
-     .max = 1e6,
-     .value = "B",
-     .help = "gemm: matrices of that shape (default 1); block, step, ddp: sequences (default 2, 8, 8)"},
-    {.name = "seq",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(bench_values, seq),
-     .min = 1,
-     .max = 4096,
-     .value = "S",
-     .help = "block, step, ddp: tokens of a sequence (default 512, 64, 64)"},
-    {.name = "repetitions",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(bench_values, repetitions),
-     .min = 1,
-     .max = 1000,
-     .value = "R",
-     .help = "of which the medians are told (default 7; block, step, allreduce 15)"},
-    {.name = "ranks",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(bench_values, ranks),
-     .min = 2,
-     .max = 4096,
-     .value = "N",
-     .help = "allreduce: simulated ranks (default: 2, 4 and 8)"},
-    {.name = "bytes",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(bench_values, bytes),
-     .min = 1,
-     .max = 1e12,
-     .value = "D",
-     .help = "allreduce: bytes of each rank's input (default: seven sizes, 1 KiB to 100 MiB)",
-     .more = "The sizes are 1 KiB, 4 KiB, 16 KiB, 64 KiB, 1 MiB, 25 MiB and 100 MiB."},
-    {.name = "dtype",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(bench_values, dtype),
-     .choices = ari_bench_dtype_names,
-     .help = "allreduce: what is summed (default: both)"},
-    {.name = "algorithm",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(bench_values, algorithm),
-     .choices = ari_bench_algorithm_names,
-     .help = "allreduce: how data moves (default auto: last for short messages, else direct)"},
-    ARI_LAYOUT_OPTIONS(bench_values, "step: tensor-parallel ranks (default 4 where no layout is given)",
+    ARI_OPTION_SIZE("m", m, 1, 1e6, "M", "rows of X; with --n and --k: one shape in place of the default ones"),
+    ARI_OPTION_SIZE("n", n, 1, 1e6, "N", "rows of W"),
+    ARI_OPTION_SIZE("k", k, 1, 1e6, "K", "columns of both"),
+    ARI_OPTION_SIZE("batch", batch, 1, 1e6, "B",
+                    "gemm: matrices of that shape (default 1); block, step, ddp: sequences (default 2, 8, 8)"),
+    ARI_OPTION_SIZE("seq", seq, 1, 4096, "S", "block, step, ddp: tokens of a sequence (default 512, 64, 64)"),
+    ARI_OPTION_INT("repetitions", repetitions, 1, 1000, "R",
+                   "of which the medians are told (default 7; block, step, allreduce 15)"),
+    ARI_OPTION_INT("ranks", ranks, 2, 4096, "N", "allreduce: simulated ranks (default: 2, 4 and 8)"),
+    ARI_OPTION_SIZE("bytes", bytes, 1, 1e12, "D",
+                    "allreduce: bytes of each rank's input (default: seven sizes, 1 KiB to 100 MiB)",
+                    .more = "The sizes are 1 KiB, 4 KiB, 16 KiB, 64 KiB, 1 MiB, 25 MiB and 100 MiB."),
+    ARI_OPTION_ENUM("dtype", dtype, ari_bench_dtype_names, "allreduce: what is summed (default: both)"),
+    ARI_OPTION_ENUM("algorithm", algorithm, ari_bench_algorithm_names,
+                    "allreduce: how data moves (default auto: last for short messages, else direct)"),
+    ARI_LAYOUT_OPTIONS("step: tensor-parallel ranks (default 4 where no layout is given)",
                        "step: exact or native (default: both)"),
-    ARI_LAYOUT_STEP_OPTIONS(bench_values),
-    {.name = "precision",
-     .kind = ARI_OPT_ENUM,
-     .at = ARI_LAYOUT_AT(bench_values, precision),
-     .choices = ari_precision_names,
-     .help = "block: what the native one multiplies: f32, tf32 or bf16; sums and all else fp32 (default f32)"},
-    {.name = "zero", .kind = ARI_OPT_LATER},
+    ARI_OPTION_GROUP(ari_step_layout_options, layout),
+    ARI_OPTION_ENUM("precision", layout.precision, ari_precision_names,
+                    "block: what the native one multiplies: f32, tf32 or bf16; sums and all else fp32 (default f32)"),
+    ARI_OPTION_LATER("zero"),
     {0},
 };
 
@@ -118,17 +64,6 @@ static const ari_positional positionals[] = {
      .kind = ARI_OPT_FOLDER,
      .choices = ari_model_names},
     {0},
-};
-
-const ari_args_spec ari_bench_spec = {
-    .command = "bench",
-    .summary = "Times what anyrank does against what bounds it, interleaved in one run.",
-    .example = "anyrank bench gemm\nanyrank bench gemm --m 1024 --n 768 --k 3072 --threads 1\nanyrank bench block\n"
-               "anyrank bench step llama-demo --tp 4\nanyrank bench ddp --dp 2\nanyrank bench allreduce --ranks 4 "
-               "--bytes 1048576",
-    .options = options,
-    .positionals = positionals,
-    .common_at = offsetof(bench_values, common),
 };
 
 static size_t repetitions_of(const bench_values *v)
@@ -388,8 +323,10 @@ static ar_status run_allreduce(const bench_values *v)
     return end(ari_bench_json_allreduce(rows, n), v, 0);
 }
 
-static ar_status run(const bench_values *v)
+static ar_status run(void *values, int *exit_code)
 {
+    const bench_values *v = values;
+    (void)exit_code;
     const bool block = strcmp(v->what, "block") == 0;
     if (v->model && !block && strcmp(v->what, "step") != 0 && strcmp(v->what, "ddp") != 0)
         return ar_error_set(AR_ERR_ARG, "bench %s takes no model, '%s' is one too many", v->what, v->model);
@@ -418,15 +355,20 @@ static ar_status run(const bench_values *v)
                         v->what);
 }
 
-int ari_command_bench(int argc, char **argv)
-{
-    bench_values v = {.layout = ARI_LAYOUT_DEFAULTS};
-    v.layout.numerics = v.dtype = -1; /* both */
-    int exit_code = ARI_EXIT_SAME;
-    if (!ari_args_begin(&ari_bench_spec, argc, argv, &v, &exit_code))
-        return exit_code;
-    const ar_status st = run(&v);
-    if (st != AR_OK)
-        ari_print_error("bench", st);
-    return ari_exit_code(st);
-}
+/* dtype and numerics: both. */
+static const bench_values defaults = {.layout = {.numerics = -1, .bucket_bytes = ARI_LAYOUT_NOT_GIVEN, .timeout = 60.0},
+                                      .dtype = -1};
+
+const ari_args_spec ari_bench_spec = {
+    .command = "bench",
+    .summary = "Times what anyrank does against what bounds it, interleaved in one run.",
+    .example = "anyrank bench gemm\nanyrank bench gemm --m 1024 --n 768 --k 3072 --threads 1\nanyrank bench block\n"
+               "anyrank bench step llama-demo --tp 4\nanyrank bench ddp --dp 2\nanyrank bench allreduce --ranks 4 "
+               "--bytes 1048576",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(bench_values, common),
+    .size = sizeof(bench_values),
+    .defaults = &defaults,
+    .run = run,
+};

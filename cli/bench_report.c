@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/bench_report.h"
 
-#include "cli/layout.h"
+#include "cli/options/layout.h"
 #include "cli/table.h"
 #include "ref/io/json.h"
 

@@ -5,8 +5,7 @@
 #include "anyrank/fault.h"
 #include "cli/bugs_run.h"
 #include "cli/command.h"
-#include "cli/layout.h"
-#include "cli/main.h"
+#include "cli/options/layout.h"
 #include "cli/table.h"
 #include "ref/core/size.h"
 
@@ -16,41 +15,23 @@ typedef struct bugs_values {
     int numerics, precision;
 } bugs_values;
 
+#define ARI_VALUES bugs_values
 static const ari_option options[] = {
-    {.name = "run",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(bugs_values, run),
-     .help = "run each in a small case in which it matters, and the same case without it",
-     .more =
-         "The first tensor that differs is told, the rank and the pass, what it looks like, and whether it is caught."},
-    {.name = "curves",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(bugs_values, curves),
-     .help = "with --run: what a loss curve of 20 steps and a gradient tolerance of 1e-3 would show of it",
-     .more = "The curve is told by its largest deviation in 10 and in 20 AdamW steps."},
-    {.name = "numerics",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(bugs_values, numerics),
-     .choices = ari_numerics_names,
-     .help = "with --run: exact: equal bits or not; native: how far outside of what rounding may do (default exact)",
-     .more = "Native also tells how far outside the same case without the fault is: a mistake may be smaller than "
-             "rounding."},
-    {.name = "precision",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(bugs_values, precision),
-     .choices = ari_precision_names,
-     .help = "with --numerics native, of products: f32, tf32 or bf16 (default f32)"},
+    ARI_OPTION_FLAG("run", run, "run each in a small case in which it matters, and the same case without it",
+                    .more = "The first tensor that differs is told, the rank and the pass, what it looks like, and "
+                            "whether it is caught."),
+    ARI_OPTION_FLAG("curves", curves,
+                    "with --run: what a loss curve of 20 steps and a gradient tolerance of 1e-3 would show of it",
+                    .more = "The curve is told by its largest deviation in 10 and in 20 AdamW steps."),
+    ARI_OPTION_ENUM("numerics", numerics, ari_numerics_names,
+                    "with --run: exact: equal bits or not; native: how far outside of what rounding may do (default "
+                    "exact)",
+                    .more = "Native also tells how far outside the same case without the fault is: a mistake may be "
+                            "smaller than rounding."),
+    ARI_OPTION_ENUM("precision", precision, ari_precision_names,
+                    "with --numerics native, of products: f32, tf32 or bf16 (default f32)"),
     {0},
 };
-const ari_args_spec ari_bugs_spec = {
-    .command = "bugs",
-    .summary = "Lists the mistakes that 'check --inject' can switch on, or shows that each is caught.",
-    .example = "anyrank bugs\nanyrank bugs --run\nanyrank bugs --run --numerics native --precision bf16\nanyrank check "
-               "--inject column_dx_not_reduced",
-    .options = options,
-    .common_at = offsetof(bugs_values, common),
-};
-
 static ar_status print(void)
 {
     static const ari_column columns[] = {{"fault", ARI_LEFT}, {"what goes wrong", ARI_LEFT}};
@@ -109,8 +90,9 @@ static ar_status run(const bugs_values *v, int *exit_code)
     return st;
 }
 
-static ar_status list_or_run(const bugs_values *v, int *exit_code)
+static ar_status list_or_run(void *values, int *exit_code)
 {
+    const bugs_values *v = values;
     if (v->curves && !v->run)
         return ar_error_set(AR_ERR_ARG, "--curves tells more of what --run does: give --run too");
     if (!v->run && (v->numerics != AR_NUMERICS_EXACT || v->precision != AR_PRECISION_F32))
@@ -125,15 +107,13 @@ static ar_status list_or_run(const bugs_values *v, int *exit_code)
     return end(json_list(), NULL, &v->common);
 }
 
-int ari_command_bugs(int argc, char **argv)
-{
-    bugs_values v = {0};
-    int exit_code = ARI_EXIT_SAME;
-    if (!ari_args_begin(&ari_bugs_spec, argc, argv, &v, &exit_code))
-        return exit_code;
-    const ar_status st = list_or_run(&v, &exit_code);
-    if (st == AR_OK)
-        return exit_code;
-    ari_print_error("bugs", st);
-    return ari_exit_code(st);
-}
+const ari_args_spec ari_bugs_spec = {
+    .command = "bugs",
+    .summary = "Lists the mistakes that 'check --inject' can switch on, or shows that each is caught.",
+    .example = "anyrank bugs\nanyrank bugs --run\nanyrank bugs --run --numerics native --precision bf16\nanyrank check "
+               "--inject column_dx_not_reduced",
+    .options = options,
+    .common_at = offsetof(bugs_values, common),
+    .size = sizeof(bugs_values),
+    .run = list_or_run,
+};

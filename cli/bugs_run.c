@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/layout.h"
+#include "cli/options/layout.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "ref/core/clock.h"

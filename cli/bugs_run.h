@@ -4,7 +4,7 @@
 
 #include <jansson.h>
 
-#include "cli/args.h"
+#include "cli/options/args.h"
 #include "verify/faults/fault_curve.h"
 
 /* `anyrank bugs --run`: each fault in the case in which it matters, and the same case without it. */

@@ -8,7 +8,6 @@
 
 #include "cli/check.h"
 #include "cli/command.h"
-#include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "ref/core/out.h"
@@ -186,7 +185,7 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
     if (text)
         ari_check_print_verdict(stdout, checked, n, fault);
     *exit_code = ari_check_same(checked, n) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
-    return ari_transport_reports(v->process) ? ari_json_end(ari_check_json(checked, n), &v->common) : AR_OK;
+    return ari_transport_reports(v->common.process) ? ari_json_end(ari_check_json(checked, n), &v->common) : AR_OK;
 }
 
 typedef struct listing {
@@ -306,8 +305,9 @@ static ar_status run_module(const ari_check_values *v, ar_fault fault, int *exit
     return st;
 }
 
-static ar_status run(ari_check_values *v, int *exit_code)
+ar_status ari_command_check(void *values, int *exit_code)
 {
+    ari_check_values *v = values;
     ar_fault fault = AR_FAULT_NONE;
     AR_TRY(ari_check_values_check(v));
     AR_TRY(ari_check_values_check_processes(v));
@@ -325,27 +325,12 @@ static ar_status run(ari_check_values *v, int *exit_code)
         return list_models(v, models, n);
     ari_checked checked[MOST_MODELS] = {0};
     ari_watch watch = {0};
-    AR_TRY(ari_transport_begin(&v->process, &v->transport, &ari_check_spec, v, v->layout.timeout, true));
-    ar_status st = ari_watch_begin(&watch, &v->watch, &v->common);
+    AR_TRY(ari_transport_begin(&v->common.process, &v->transport, &ari_check_spec, v, v->layout.timeout, true));
+    ar_status st = ari_watch_begin(&watch, &v->watch);
     if (st == AR_OK)
         st = run_models(v, models, n, fault, &watch, checked, exit_code);
     for (size_t i = 0; i < n; i++)
         ar_check_report_destroy(checked[i].report);
     ari_watch_fini(&watch);
     return st;
-}
-
-int ari_command_check(int argc, char **argv)
-{
-    ari_check_values v = ari_check_values_defaults();
-    int exit_code = ARI_EXIT_SAME;
-    if (!ari_args_begin(&ari_check_spec, argc, argv, &v, &exit_code))
-        return exit_code;
-    const ar_status st = run(&v, &exit_code);
-    if (st != AR_OK) {
-        ari_print_error("check", st);
-        exit_code = ari_exit_code(st);
-    }
-    ari_transport_end(v.process, st);
-    return exit_code;
 }

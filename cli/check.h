@@ -6,11 +6,11 @@
 #include <stdio.h>
 
 #include "anyrank/check.h"
-#include "cli/args.h"
-#include "cli/layout.h"
-#include "cli/step_options.h"
+#include "cli/options/args.h"
+#include "cli/options/layout.h"
+#include "cli/options/step_options.h"
+#include "cli/options/watch.h"
 #include "cli/transport.h"
-#include "cli/watch.h"
 
 /* What `anyrank check` is asked for. Of the training step -1 and NaN: not given. */
 typedef struct ari_check_values {
@@ -18,7 +18,6 @@ typedef struct ari_check_values {
     const char *model, *text, *inject, *dump;
     ari_layout_values layout;
     ari_transport_values transport;
-    ar_process *process; /* of the transport, once the command has begun; NULL: sim */
     ari_optimizer_values optimizer;
     ari_watch_values watch;
     const char *schedule, *net_fault; /* NULL: not given */
@@ -28,8 +27,8 @@ typedef struct ari_check_values {
     bool gradcheck, list_tensors, memory, skip_f64, verify_transfers;
 } ari_check_values;
 
-/** Nothing given. */
-ari_check_values ari_check_values_defaults(void);
+/** The check itself. */
+ar_status ari_command_check(void *values, int *exit_code);
 /** Refuses options of later versions and those that contradict each other. */
 AR_NODISCARD ar_status ari_check_values_check(const ari_check_values *v);
 /** Takes what was not given from the case in which an injected fault matters. */

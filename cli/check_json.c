@@ -4,8 +4,8 @@
 
 #include "cli/check.h"
 #include "cli/command.h"
-#include "cli/layout.h"
-#include "cli/step_options.h"
+#include "cli/options/layout.h"
+#include "cli/options/step_options.h"
 #include "cli/transport.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"

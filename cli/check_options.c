@@ -6,99 +6,61 @@
 #include <string.h>
 
 #include "cli/command.h"
-#include "cli/main.h"
 #include "ref/io/file.h"
 #include "verify/faults/fault_case.h"
 
+#define ARI_VALUES ari_check_values
 static const ari_option options[] = {
-    ARI_LAYOUT_OPTIONS(ari_check_values,
-                       "tensor-parallel ranks (no layout given: a set of those that the model allows)",
+    ARI_LAYOUT_OPTIONS("tensor-parallel ranks (no layout given: a set of those that the model allows)",
                        "exact: the same bits; native: fp32, within an allowance (default exact)"),
-    ARI_PRECISION_OPTION(ari_check_values),
-    ARI_LAYOUT_STEP_OPTIONS(ari_check_values),
-    ARI_LAYOUT_DDP_OPTIONS(ari_check_values,
-                           "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: an eighth of "
+    ARI_PRECISION_OPTION,
+    ARI_OPTION_GROUP(ari_step_layout_options, layout),
+    ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: an eighth of "
                            "the model's gradients, so that there are several, and at most 25MiB)"),
-    {.name = "sweep",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(ari_check_values, sweep),
-     .min = 1,
-     .max = 4096,
-     .value = "W",
-     .otherwise = "8",
-     .help = "every legal layout of up to W ranks (W: 8 unless given)",
-     .more = "These are the layouts that leave no rank without a sequence, with and without sequence parallelism, in "
-             "one and in two micro-batches, and with and without ZeRO."},
+    ARI_OPTION_INT("sweep", sweep, 1, 4096, "W", "every legal layout of up to W ranks (W: 8 unless given)",
+                   .otherwise = "8",
+                   .more = "These are the layouts that leave no rank without a sequence, with and without sequence "
+                           "parallelism, in one and in two micro-batches, and with and without ZeRO."),
     ARI_BATCH_OPTIONS(
-        ari_check_values,
         "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"),
-    {.name = "text",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(ari_check_values, text),
-     .value = "FILE",
-     .help = "any file, one byte one token (default: the project's own text)"},
-    {.name = "steps",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(ari_check_values, steps),
-     .min = 0,
-     .max = 1e6,
-     .value = "K",
-     .help = "training steps; 0: one forward and backward, no update (default 3)"},
-    ARI_OPTIMIZER_OPTIONS(ari_check_values),
-    ARI_CLIP_OPTIONS(ari_check_values),
-    ARI_INJECT_OPTION(ari_check_values),
-    {.name = "gradcheck",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(ari_check_values, gradcheck),
-     .help = "compare the binary64 baseline's gradients with central differences, on a small batch",
-     .more = "The batch has at most 2 sequences of 16 tokens, and several step sizes are tried."},
-    {.name = "skip-f64",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(ari_check_values, skip_f64),
-     .help = "do not run the binary64 baseline, which only measures the exact one's error"},
-    {.name = "memory",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(ari_check_values, memory),
-     .help = "print the memory of a rank in every layout too",
-     .own = true},
-    {.name = "list-tensors",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(ari_check_values, list_tensors),
-     .help = "print the tensors that are compared, in the order of execution, and compare nothing",
-     .more = "Pass and shape are printed too."},
-    {.name = "dump",
-     .kind = ARI_OPT_FOLDER,
-     .at = offsetof(ari_check_values, dump),
-     .value = "DIR",
-     .help =
-         "write the baseline's tensors to DIR/reference.safetensors and each layout's ranks to a folder of its own, "
-         "for 'anyrank verify'",
-     .more = "A layout's folder is named as in DIR/tp4-sp or DIR/dp2-tp2-zero1; of two models each has a folder in "
-             "DIR. Names are those of --list-tensors, with @N behind them from step 2 on. An earlier dump is replaced, "
-             "anything else in the way is an error, and a run that ended in an error leaves no ranks."},
-    ARI_TRANSPORT_OPTIONS(ari_check_values),
-    ARI_WATCH_OPTIONS(ari_check_values),
-    {.name = "schedule",
-     .kind = ARI_OPT_STRING,
-     .at = offsetof(ari_check_values, schedule),
-     .value = "SEED",
-     .help = "let a seed decide which rank goes on wherever one could wait; FIRST..LAST: each of these seeds, until "
-             "one run is not the same",
-     .more = "The ranks run one at a time, also where one could be overtaken: the same seed, the same order of events. "
-             "The seed of a run that is not the same is told."},
-    {.name = "net-fault",
-     .kind = ARI_OPT_STRING,
-     .at = offsetof(ari_check_values, net_fault),
-     .value = "FAULT",
-     .help = "let the transport do wrong once, as in 'corrupt rank 1 collective 14 transfer 0 bit 77' or 'kill rank 0 "
-             "collective 3'; seed:N draws one; one run only",
-     .more = "A fault is delay, stall, kill, corrupt, duplicate, drop or slow, a rank, and one of the collectives that "
-             "it begins, counted from 1. seed:N draws one of the first 100 collectives."},
-    {.name = "verify-transfers",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(ari_check_values, verify_transfers),
-     .help = "compare number, length and checksum of every transfer: what the transport does wrong is an error there",
-     .more = "The error names the ranks and the element."},
+    ARI_OPTION_FILE("text", text, "FILE", "any file, one byte one token (default: the project's own text)"),
+    ARI_OPTION_INT("steps", steps, 0, 1e6, "K", "training steps; 0: one forward and backward, no update (default 3)"),
+    ARI_OPTION_GROUP(ari_optimizer_options, optimizer),
+    ARI_CLIP_OPTIONS,
+    ARI_INJECT_OPTION,
+    ARI_OPTION_FLAG("gradcheck", gradcheck,
+                    "compare the binary64 baseline's gradients with central differences, on a small batch",
+                    .more = "The batch has at most 2 sequences of 16 tokens, and several step sizes are tried."),
+    ARI_OPTION_FLAG("skip-f64", skip_f64,
+                    "do not run the binary64 baseline, which only measures the exact one's error"),
+    ARI_OPTION_FLAG("memory", memory, "print the memory of a rank in every layout too", .own = true),
+    ARI_OPTION_FLAG("list-tensors", list_tensors,
+                    "print the tensors that are compared, in the order of execution, and compare nothing",
+                    .more = "Pass and shape are printed too."),
+    ARI_OPTION_FOLDER("dump", dump, "DIR",
+                      "write the baseline's tensors to DIR/reference.safetensors and each layout's ranks to a folder "
+                      "of its own, for 'anyrank verify'",
+                      .more = "A layout's folder is named as in DIR/tp4-sp or DIR/dp2-tp2-zero1; of two models each "
+                              "has a folder in DIR. Names are those of --list-tensors, with @N behind them from step "
+                              "2 on. An earlier dump is replaced, anything else in the way is an error, and a run "
+                              "that ended in an error leaves no ranks."),
+    ARI_OPTION_GROUP(ari_transport_options, transport),
+    ARI_OPTION_GROUP(ari_watch_options, watch),
+    ARI_OPTION_STRING("schedule", schedule, "SEED",
+                      "let a seed decide which rank goes on wherever one could wait; FIRST..LAST: each of these "
+                      "seeds, until one run is not the same",
+                      .more = "The ranks run one at a time, also where one could be overtaken: the same seed, the "
+                              "same order of events. The seed of a run that is not the same is told."),
+    ARI_OPTION_STRING("net-fault", net_fault, "FAULT",
+                      "let the transport do wrong once, as in 'corrupt rank 1 collective 14 transfer 0 bit 77' or "
+                      "'kill rank 0 collective 3'; seed:N draws one; one run only",
+                      .more = "A fault is delay, stall, kill, corrupt, duplicate, drop or slow, a rank, and one of "
+                              "the collectives that it begins, counted from 1. seed:N draws one of the first 100 "
+                              "collectives."),
+    ARI_OPTION_FLAG("verify-transfers", verify_transfers,
+                    "compare number, length and checksum of every transfer: what the transport does wrong is an error "
+                    "there",
+                    .more = "The error names the ranks and the element."),
     {0},
 };
 
@@ -112,6 +74,12 @@ static const ari_positional positionals[] = {
     {0},
 };
 
+static const ari_check_values defaults = {.layout = ARI_LAYOUT_DEFAULTS,
+                                          .steps = -1,
+                                          .optimizer = ARI_OPTIMIZER_NOT_GIVEN,
+                                          .clip = (double)NAN,
+                                          .dropout = (double)NAN};
+
 const ari_args_spec ari_check_spec = {
     .command = "check",
     .summary = "Runs training steps on N simulated ranks and compares every tensor of every step with one rank's, bit "
@@ -122,16 +90,10 @@ const ari_args_spec ari_check_spec = {
     .options = options,
     .positionals = positionals,
     .common_at = offsetof(ari_check_values, common),
+    .size = sizeof(ari_check_values),
+    .defaults = &defaults,
+    .run = ari_command_check,
 };
-
-ari_check_values ari_check_values_defaults(void)
-{
-    return (ari_check_values){.layout = ARI_LAYOUT_DEFAULTS,
-                              .steps = -1,
-                              .optimizer = ari_optimizer_values_defaults(),
-                              .clip = (double)NAN,
-                              .dropout = (double)NAN};
-}
 
 ar_status ari_check_values_check(const ari_check_values *v)
 {
@@ -266,7 +228,7 @@ ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *
                             .run.seed = v->common.seed,
                             .run.fault = fault,
                             .run.device = ari_layout_device(&v->layout),
-                            .run.process = v->process,
+                            .run.process = v->common.process,
                             .run.sim.algorithm = ari_layout_algorithm(&v->layout),
                             .run.threads = v->common.threads,
                             .run.sim.timeout_ns = ari_layout_timeout_ns(&v->layout),

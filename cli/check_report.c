@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "cli/command.h"
-#include "cli/layout.h"
-#include "cli/step_options.h"
+#include "cli/options/layout.h"
+#include "cli/options/step_options.h"
 #include "cli/table.h"
 #include "cli/transport.h"
 

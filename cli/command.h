@@ -8,7 +8,7 @@
 
 #include "anyrank/config.h"
 #include "anyrank/status.h"
-#include "cli/args.h"
+#include "cli/options/args.h"
 
 /* What all subcommands share: exit codes, errors, the version, where results go, and notes of a configuration. */
 
@@ -45,6 +45,26 @@ json_t *ari_json_begin(const char *command);
 /** Writes a result to where --json says; nothing without --json. Takes `result` in every case (json_decref); NULL is
  *  AR_ERR_MEMORY. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_end(json_t *result, const ari_common *common);
+
+/* A new subcommand is a spec in the file of its name, and a row in main.c's table. */
+typedef struct ari_subcommand {
+    const char *name;
+    const char *summary;               /* NULL: not listed */
+    const ari_args_spec *spec;         /* NULL: it takes no options */
+    int (*run)(int argc, char **argv); /* without a spec; NULL: not in this version */
+} ari_subcommand;
+
+/** Ends with the name NULL. */
+extern const ari_subcommand ari_subcommands[];
+extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_reshard_spec, ari_verify_spec,
+    ari_bugs_spec, ari_bench_spec, ari_info_spec;
+
+/** Not listed: `anyrank info --probe` runs it in its own processes, since BLIS reads its choice of kernels once per
+ *  process. Prints the speed of sgemm in GFLOP/s. */
+int ari_command_probe_gemm(int argc, char **argv);
+/** Not listed: `anyrank describe TEMPLATE OUT`, by which the build makes manual pages and completions: a copy of the
+ *  template in which the tables of options replace the lines that ask for them. */
+int ari_command_describe(int argc, char **argv);
 
 /** Prints a line for each key of a config.json that is not known here, and one for those whose names were not kept:
  *  "note: config.json: key 'foo' is not known here and was ignored". On stderr, so that a report stays what it is. */

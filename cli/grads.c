@@ -5,11 +5,10 @@
 #include <stdio.h>
 
 #include "cli/command.h"
-#include "cli/layout.h"
-#include "cli/main.h"
-#include "cli/step_options.h"
+#include "cli/options/layout.h"
+#include "cli/options/step_options.h"
+#include "cli/options/watch.h"
 #include "cli/table.h"
-#include "cli/watch.h"
 #include "ref/io/json.h"
 
 typedef struct grads_values {
@@ -23,61 +22,43 @@ typedef struct grads_values {
 
 static const char *const sensitivities[] = {"f32", "tf32", "bf16", "bf16-pure", "f16", "f16-pure", NULL};
 
+#define ARI_VALUES grads_values
 static const ari_option options[] = {
-    {.name = "input",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(grads_values, input),
-     .value = "FILE.safetensors",
-     .help = "input_ids [b, s]; optional attention_mask ([b, s] of 0/1, or additive [b|1, heads|1, s, s]), labels",
-     .more = "labels are [b, s]. position_ids [b or 1, s] may be there too; any other tensor is refused."},
-    {.name = "block",
-     .kind = ARI_OPT_FOLDER,
-     .at = offsetof(grads_values, block),
-     .value = "DIR",
-     .help = "a single block in place of a model: case.json and inputs.safetensors"},
-    {.name = "out",
-     .kind = ARI_OPT_FOLDER,
-     .at = offsetof(grads_values, out),
-     .value = "DIR",
-     .help = "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
-     .more = "The outputs are logits, loss and hidden states. Each file is complete or not there."},
-    ARI_LAYOUT_OPTIONS(grads_values, "tensor-parallel ranks (default 1)",
+    ARI_OPTION_FILE("input", input, "FILE.safetensors",
+                    "input_ids [b, s]; optional attention_mask ([b, s] of 0/1, or additive [b|1, heads|1, s, s]), "
+                    "labels",
+                    .more = "labels are [b, s]. position_ids [b or 1, s] may be there too; any other tensor is "
+                            "refused."),
+    ARI_OPTION_FOLDER("block", block, "DIR", "a single block in place of a model: case.json and inputs.safetensors"),
+    ARI_OPTION_FOLDER("out", out, "DIR", "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
+                      .more = "The outputs are logits, loss and hidden states. Each file is complete or not there."),
+    ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
-    ARI_PRECISION_OPTION(grads_values),
-    ARI_LAYOUT_STEP_OPTIONS(grads_values),
-    ARI_LAYOUT_DDP_OPTIONS(grads_values,
-                           "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: 25MiB)"),
-    ARI_INJECT_OPTION(grads_values),
-    ARI_WATCH_OPTIONS(grads_values),
-    {.name = "per-rank",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(grads_values, per_rank),
-     .help = "write what each rank holds to DIR/ranks too: weights, gradients and outputs, with their places",
-     .more = "The folder has a file of each rank, with --activations of every tensor; 'anyrank verify' and PyTorch's "
-             "distributed checkpoint read it. It replaces the ranks of an earlier run, and no folder that holds "
-             "anything else."},
-    {.name = "activations",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(grads_values, activations),
-     .help = "write every tensor of the two passes to activations.safetensors too, and to the ranks' files",
-     .more = "That includes the weights and the gradients, under the names that 'anyrank check --list-tensors' prints, "
-             "in the same bytes for every layout in exact numerics."},
-    {.name = "sensitivity",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(grads_values, sensitivity),
-     .help = "write allowed.safetensors too: what rounding alone may change in each tensor",
-     .more =
-         "For every tensor it has one number, the largest difference that rounding alone may make in it, for "
-         "anyrank-verify(1). That takes some runs of the baseline on one rank, in which errors are drawn at random."},
-    {.name = "sensitivity-of",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(grads_values, sensitivity_of),
-     .choices = sensitivities,
-     .help = "with --sensitivity, in which arithmetic: f32, tf32, bf16 (mixed precision), bf16-pure (all of it stored "
-             "in bf16), f16, f16-pure (default: that of --precision)",
-     .more = "It is that of the run that is to be verified. bf16 and f16 are mixed precision, as autocast: what enters "
-             "and leaves products, and what lies between two of them, has 16 bits; parameters, the residual stream and "
-             "norms are fp32."},
+    ARI_PRECISION_OPTION,
+    ARI_OPTION_GROUP(ari_step_layout_options, layout),
+    ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: 25MiB)"),
+    ARI_INJECT_OPTION,
+    ARI_OPTION_GROUP(ari_watch_options, watch),
+    ARI_OPTION_FLAG("per-rank", per_rank,
+                    "write what each rank holds to DIR/ranks too: weights, gradients and outputs, with their places",
+                    .more = "The folder has a file of each rank, with --activations of every tensor; 'anyrank "
+                            "verify' and PyTorch's distributed checkpoint read it. It replaces the ranks of an "
+                            "earlier run, and no folder that holds anything else."),
+    ARI_OPTION_FLAG("activations", activations,
+                    "write every tensor of the two passes to activations.safetensors too, and to the ranks' files",
+                    .more = "That includes the weights and the gradients, under the names that 'anyrank check "
+                            "--list-tensors' prints, in the same bytes for every layout in exact numerics."),
+    ARI_OPTION_FLAG("sensitivity", sensitivity,
+                    "write allowed.safetensors too: what rounding alone may change in each tensor",
+                    .more = "For every tensor it has one number, the largest difference that rounding alone may make "
+                            "in it, for anyrank-verify(1). That takes some runs of the baseline on one rank, in "
+                            "which errors are drawn at random."),
+    ARI_OPTION_ENUM("sensitivity-of", sensitivity_of, sensitivities,
+                    "with --sensitivity, in which arithmetic: f32, tf32, bf16 (mixed precision), bf16-pure (all of it "
+                    "stored in bf16), f16, f16-pure (default: that of --precision)",
+                    .more = "It is that of the run that is to be verified. bf16 and f16 are mixed precision, as "
+                            "autocast: what enters and leaves products, and what lies between two of them, has 16 "
+                            "bits; parameters, the residual stream and norms are fp32."),
     {0},
 };
 
@@ -88,18 +69,6 @@ static const ari_positional positionals[] = {
      .kind = ARI_OPT_FOLDER,
      .choices = ari_model_names},
     {0},
-};
-
-const ari_args_spec ari_grads_spec = {
-    .command = "grads",
-    .summary = "Runs one forward and backward on given inputs and writes outputs and gradients.",
-    .example = "anyrank grads MODEL --input batch.safetensors --out results --tp 2\n"
-               "anyrank grads MODEL --input batch.safetensors --out results --dp 2 --tp 2 --per-rank --activations\n"
-               "anyrank grads MODEL --input batch.safetensors --out results --sensitivity --sensitivity-of bf16-pure\n"
-               "anyrank grads --block DIR --out results --tp 4",
-    .options = options,
-    .positionals = positionals,
-    .common_at = offsetof(grads_values, common),
 };
 
 static ar_status check_values(const grads_values *v)
@@ -243,25 +212,32 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
     return ari_json_end(as_json(&r, v, watch), &v->common);
 }
 
-static ar_status run(const grads_values *v)
+static ar_status run(void *values, int *exit_code)
 {
+    const grads_values *v = values;
+    (void)exit_code;
     ari_watch watch = {0};
     AR_TRY(check_values(v));
-    ar_status st = ari_watch_begin(&watch, &v->watch, &v->common);
+    ar_status st = ari_watch_begin(&watch, &v->watch);
     if (st == AR_OK)
         st = run_watched(v, &watch);
     ari_watch_fini(&watch);
     return st;
 }
 
-int ari_command_grads(int argc, char **argv)
-{
-    grads_values v = {.layout = ARI_LAYOUT_DEFAULTS, .sensitivity_of = -1};
-    int exit_code = ARI_EXIT_SAME;
-    if (!ari_args_begin(&ari_grads_spec, argc, argv, &v, &exit_code))
-        return exit_code;
-    const ar_status st = run(&v);
-    if (st != AR_OK)
-        ari_print_error("grads", st);
-    return ari_exit_code(st);
-}
+static const grads_values defaults = {.layout = ARI_LAYOUT_DEFAULTS, .sensitivity_of = -1};
+
+const ari_args_spec ari_grads_spec = {
+    .command = "grads",
+    .summary = "Runs one forward and backward on given inputs and writes outputs and gradients.",
+    .example = "anyrank grads MODEL --input batch.safetensors --out results --tp 2\n"
+               "anyrank grads MODEL --input batch.safetensors --out results --dp 2 --tp 2 --per-rank --activations\n"
+               "anyrank grads MODEL --input batch.safetensors --out results --sensitivity --sensitivity-of bf16-pure\n"
+               "anyrank grads --block DIR --out results --tp 4",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(grads_values, common),
+    .size = sizeof(grads_values),
+    .defaults = &defaults,
+    .run = run,
+};

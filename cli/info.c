@@ -11,7 +11,6 @@
 #include "anyrank/device.h"
 #include "anyrank/process.h"
 #include "cli/command.h"
-#include "cli/main.h"
 #include "cli/table.h"
 #include "ref/core/clock.h"
 #include "ref/io/json.h"
@@ -21,20 +20,11 @@ typedef struct info_values {
     bool probe;
 } info_values;
 
+#define ARI_VALUES info_values
 static const ari_option options[] = {
-    {.name = "probe",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(info_values, probe),
-     .help = "measure sgemm with each of BLIS's kernel sets that this CPU can run, in processes of their own"},
+    ARI_OPTION_FLAG("probe", probe,
+                    "measure sgemm with each of BLIS's kernel sets that this CPU can run, in processes of their own"),
     {0},
-};
-
-const ari_args_spec ari_info_spec = {
-    .command = "info",
-    .summary = "Tells what this machine has, which paths are chosen, and why something is not available.",
-    .example = "anyrank info\nanyrank info --probe --json -",
-    .options = options,
-    .common_at = offsetof(info_values, common),
 };
 
 /* --- the probe of kernel sets ------------------------------------------------------------------------------------- */
@@ -385,27 +375,29 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
     return ari_json_end(result, common);
 }
 
-int ari_command_info(int argc, char **argv)
+static ar_status run(void *values, int *exit_code)
 {
-    info_values values = {0};
+    const info_values *v = values;
+    const size_t n = v->probe ? (size_t)KERNEL_SETS : 0;
     probe_row rows[KERNEL_SETS] = {{0}};
     ar_cpu_info cpu;
     accelerators found = {.gpus = 0};
-    int exit_code = 0;
-    if (!ari_args_begin(&ari_info_spec, argc, argv, &values, &exit_code))
-        return exit_code;
-    ar_status st = AR_OK;
-    const size_t n = values.probe ? (size_t)KERNEL_SETS : 0;
+    (void)exit_code;
     ar_cpu_info_get(&cpu);
     look(&found);
-    if (values.probe)
-        AR_TRY_TO(done, st, probe(rows, &cpu));
-    if (ari_wants_text(&values.common))
-        AR_TRY_TO(done, st, print_text(&cpu, &found, rows, n));
-    if (values.common.json != NULL)
-        AR_TRY_TO(done, st, write_json(&values.common, &cpu, &found, rows, n));
-done:
-    if (st != AR_OK)
-        ari_print_error("info", st);
-    return ari_exit_code(st);
+    if (v->probe)
+        AR_TRY(probe(rows, &cpu));
+    if (ari_wants_text(&v->common))
+        AR_TRY(print_text(&cpu, &found, rows, n));
+    return v->common.json ? write_json(&v->common, &cpu, &found, rows, n) : AR_OK;
 }
+
+const ari_args_spec ari_info_spec = {
+    .command = "info",
+    .summary = "Tells what this machine has, which paths are chosen, and why something is not available.",
+    .example = "anyrank info\nanyrank info --probe --json -",
+    .options = options,
+    .common_at = offsetof(info_values, common),
+    .size = sizeof(info_values),
+    .run = run,
+};

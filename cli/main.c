@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/main.h"
+#include "cli/command.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -10,26 +10,24 @@
 #include <unistd.h>
 
 #include "anyrank/device.h"
-#include "cli/command.h"
 #include "cli/transport.h"
 #include "ref/core/nearest.h"
 #include "ref/io/file.h"
 
 /* In the order in which a person meets them. */
 const ari_subcommand ari_subcommands[] = {
-    {"check", "compare every tensor of training steps with one rank's, bit for bit", ari_command_check,
-     &ari_check_spec},
-    {"grads", "write outputs and gradients of one forward and backward", ari_command_grads, &ari_grads_spec},
-    {"train", "train on text, the same bits on every layout", ari_command_train, &ari_train_spec},
-    {"verify", "compare two dumps of tensors", ari_command_verify, &ari_verify_spec},
-    {"reshard", "split and merge checkpoints", ari_command_reshard, &ari_reshard_spec},
+    {"check", "compare every tensor of training steps with one rank's, bit for bit", &ari_check_spec, NULL},
+    {"grads", "write outputs and gradients of one forward and backward", &ari_grads_spec, NULL},
+    {"train", "train on text, the same bits on every layout", &ari_train_spec, NULL},
+    {"verify", "compare two dumps of tensors", &ari_verify_spec, NULL},
+    {"reshard", "split and merge checkpoints", &ari_reshard_spec, NULL},
     {"plan", "memory, bytes and time of every legal layout", NULL, NULL},
     {"lint", "check a parallel plan without running numbers", NULL, NULL},
-    {"bugs", "list the faults that can be injected, and run each", ari_command_bugs, &ari_bugs_spec},
-    {"bench", "time exact arithmetic against native, all-reduces against copies", ari_command_bench, &ari_bench_spec},
-    {"info", "what this machine has, and which paths are chosen", ari_command_info, &ari_info_spec},
-    {"probe-gemm", NULL, ari_command_probe_gemm, NULL},
-    {"describe", NULL, ari_command_describe, NULL},
+    {"bugs", "list the faults that can be injected, and run each", &ari_bugs_spec, NULL},
+    {"bench", "time exact arithmetic against native, all-reduces against copies", &ari_bench_spec, NULL},
+    {"info", "what this machine has, and which paths are chosen", &ari_info_spec, NULL},
+    {"probe-gemm", NULL, NULL, ari_command_probe_gemm},
+    {"describe", NULL, NULL, ari_command_describe},
     {0},
 };
 enum { SUBCOMMANDS = sizeof ari_subcommands / sizeof ari_subcommands[0] - 1 };
@@ -44,7 +42,7 @@ static void print_help(FILE *to)
     for (int pass = 0; pass < 2; pass++) {
         for (size_t i = 0; i < SUBCOMMANDS; i++) {
             const ari_subcommand *s = &ari_subcommands[i];
-            if (s->summary != NULL && (s->run == NULL) == (pass == 1))
+            if (s->summary != NULL && (s->spec == NULL) == (pass == 1))
                 fprintf(to, "  %-9s %s%s\n", s->name, s->summary, pass == 1 ? " (later)" : "");
         }
     }
@@ -78,6 +76,8 @@ static int run_subcommand(int argc, char **argv)
         const ari_subcommand *s = &ari_subcommands[i];
         if (strcmp(s->name, argv[0]) != 0)
             continue;
+        if (s->spec != NULL)
+            return ari_args_run(s->spec, argc, argv);
         if (s->run != NULL)
             return s->run(argc, argv);
         fprintf(stderr, "anyrank: %s: not in this version\n", s->name);

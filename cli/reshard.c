@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "cli/command.h"
-#include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "ref/core/out.h"
@@ -19,79 +18,36 @@ typedef struct reshard_values {
     size_t pad_vocab, shard_size;
 } reshard_values;
 
+#define ARI_VALUES reshard_values
 static const ari_option options[] = {
-    {.name = "out",
-     .kind = ARI_OPT_FOLDER,
-     .at = offsetof(reshard_values, out),
-     .value = "DIR",
-     .help = "where it goes: a folder that is not there, is empty, or was begun by the same request"},
-    {.name = "tp",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(reshard_values, tp),
-     .min = 1,
-     .max = 65536,
-     .value = "N",
-     .help = "tensor-parallel ranks (default 1; with all three 1, one Hugging Face folder)"},
-    {.name = "pp",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(reshard_values, pp),
-     .min = 1,
-     .max = 65536,
-     .value = "N",
-     .help = "pipeline stages: layers shared out evenly, the first stages one more (default 1)",
-     .more = "The embedding is on the first stage, final norm and LM head on the last, tied weights on both."},
-    {.name = "dp",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(reshard_values, dp),
-     .min = 1,
-     .max = 65536,
-     .value = "N",
-     .help = "data-parallel ranks: rank (p, d, t) is p*dp*tp + d*tp + t; all of a group read one file (default 1)",
-     .more = "Only the ranks with d = 0 have a file."},
-    {.name = "dp-copies",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(reshard_values, dp_copies),
-     .help = "a file of its own for every data-parallel rank"},
-    {.name = "embedding-hidden",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(reshard_values, embedding_hidden),
-     .help = "split the embedding along the hidden dimension (default: along the vocabulary)"},
-    {.name = "pad-vocab",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(reshard_values, pad_vocab),
-     .min = 1,
-     .max = 1 << 20,
-     .value = "N",
-     .help = "pad the vocabulary with rows of zeros to a multiple of N (default: as the config has it)",
-     .more = "Rows past the vocabulary of config.json are cut, with a note, when they are read."},
-    {.name = "shard-size",
-     .kind = ARI_OPT_BYTES,
-     .at = offsetof(reshard_values, shard_size),
-     .min = 1,
-     .max = 9e15,
-     .value = "BYTES",
-     .help = "merged: the most tensors of one file, as 5GB or 500MiB (default 5GB)",
-     .more = "More make shards with an index."},
-    {.name = "map",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(reshard_values, map),
-     .value = "FILE",
-     .help = "how the files of IN fit together, where they do not say"},
-    {.name = "config",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(reshard_values, config),
-     .value = "FILE",
-     .help = "config.json, or a folder with one (default: the one in IN)",
-     .more = "Merging needs none."},
-    {.name = "strict",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(reshard_values, strict),
-     .help = "refuse tensors that the config does not have, missing ones, and rows past the vocabulary",
-     .more = "They are otherwise noted; tensors that the config does not have are copied whole."},
-    {.name = "dry-run",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(reshard_values, dry_run),
-     .help = "say what would be written"},
+    ARI_OPTION_FOLDER("out", out, "DIR",
+                      "where it goes: a folder that is not there, is empty, or was begun by the same request"),
+    ARI_OPTION_INT("tp", tp, 1, 65536, "N",
+                   "tensor-parallel ranks (default 1; with all three 1, one Hugging Face folder)"),
+    ARI_OPTION_INT("pp", pp, 1, 65536, "N",
+                   "pipeline stages: layers shared out evenly, the first stages one more (default 1)",
+                   .more = "The embedding is on the first stage, final norm and LM head on the last, tied weights on "
+                           "both."),
+    ARI_OPTION_INT("dp", dp, 1, 65536, "N",
+                   "data-parallel ranks: rank (p, d, t) is p*dp*tp + d*tp + t; all of a group read one file (default "
+                   "1)",
+                   .more = "Only the ranks with d = 0 have a file."),
+    ARI_OPTION_FLAG("dp-copies", dp_copies, "a file of its own for every data-parallel rank"),
+    ARI_OPTION_FLAG("embedding-hidden", embedding_hidden,
+                    "split the embedding along the hidden dimension (default: along the vocabulary)"),
+    ARI_OPTION_SIZE("pad-vocab", pad_vocab, 1, 1 << 20, "N",
+                    "pad the vocabulary with rows of zeros to a multiple of N (default: as the config has it)",
+                    .more = "Rows past the vocabulary of config.json are cut, with a note, when they are read."),
+    ARI_OPTION_BYTES("shard-size", shard_size, 1, 9e15, "BYTES",
+                     "merged: the most tensors of one file, as 5GB or 500MiB (default 5GB)",
+                     .more = "More make shards with an index."),
+    ARI_OPTION_FILE("map", map, "FILE", "how the files of IN fit together, where they do not say"),
+    ARI_OPTION_FILE("config", config, "FILE", "config.json, or a folder with one (default: the one in IN)",
+                    .more = "Merging needs none."),
+    ARI_OPTION_FLAG("strict", strict,
+                    "refuse tensors that the config does not have, missing ones, and rows past the vocabulary",
+                    .more = "They are otherwise noted; tensors that the config does not have are copied whole."),
+    ARI_OPTION_FLAG("dry-run", dry_run, "say what would be written"),
     {0},
 };
 
@@ -102,16 +58,6 @@ static const ari_positional positionals[] = {
      .help = "a Hugging Face folder, a folder of per-rank files, or a checkpoint of anyrank train",
      .kind = ARI_OPT_FILE},
     {0},
-};
-
-const ari_args_spec ari_reshard_spec = {
-    .command = "reshard",
-    .summary = "Splits a checkpoint over ranks, merges it, or both at once; bits are copied, never computed.",
-    .example = "anyrank reshard MODEL --tp 4 --out MODEL-tp4\nanyrank reshard MODEL-tp4 --out MODEL-merged\n"
-               "anyrank reshard MODEL-tp4 --tp 2 --pp 2 --out MODEL-tp2-pp2",
-    .options = options,
-    .positionals = positionals,
-    .common_at = offsetof(reshard_values, common),
 };
 
 /* --- what is told while it runs ----------------------------------------------------------------------------------- */
@@ -224,8 +170,10 @@ static json_t *as_json(const report *r, const ar_reshard_result *result)
     return NULL;
 }
 
-static ar_status run(const reshard_values *v)
+static ar_status run(void *values, int *exit_code)
 {
+    const reshard_values *v = values;
+    (void)exit_code;
     report r;
     ar_reshard_result result;
     if (!v->out && !v->dry_run)
@@ -259,14 +207,17 @@ static ar_status run(const reshard_values *v)
     return st;
 }
 
-int ari_command_reshard(int argc, char **argv)
-{
-    reshard_values v = {.tp = 1, .dp = 1, .pp = 1};
-    int exit_code = ARI_EXIT_SAME;
-    if (!ari_args_begin(&ari_reshard_spec, argc, argv, &v, &exit_code))
-        return exit_code;
-    const ar_status st = run(&v);
-    if (st != AR_OK)
-        ari_print_error("reshard", st);
-    return ari_exit_code(st);
-}
+static const reshard_values defaults = {.tp = 1, .dp = 1, .pp = 1};
+
+const ari_args_spec ari_reshard_spec = {
+    .command = "reshard",
+    .summary = "Splits a checkpoint over ranks, merges it, or both at once; bits are copied, never computed.",
+    .example = "anyrank reshard MODEL --tp 4 --out MODEL-tp4\nanyrank reshard MODEL-tp4 --out MODEL-merged\n"
+               "anyrank reshard MODEL-tp4 --tp 2 --pp 2 --out MODEL-tp2-pp2",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(reshard_values, common),
+    .size = sizeof(reshard_values),
+    .defaults = &defaults,
+    .run = run,
+};

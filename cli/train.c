@@ -6,7 +6,6 @@
 #include <stdio.h>
 
 #include "cli/command.h"
-#include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "cli/train.h"
@@ -193,7 +192,7 @@ static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const a
     ari_progress_begin(&l.progress, v->common.quiet);
     ar_status st = ar_train_run(&r, &o);
     ari_progress_end(&l.progress);
-    if (st == AR_OK && ari_transport_reports(v->process))
+    if (st == AR_OK && ari_transport_reports(v->common.process))
         st = report(r, &o, v, watch);
     if (st == AR_OK)
         st = verdict(r, exit_code);
@@ -201,14 +200,17 @@ static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const a
     return st;
 }
 
-static ar_status run(ari_train_values *v, int *exit_code)
+ar_status ari_command_train(void *values, int *exit_code)
 {
+    ari_train_values *v = values;
     ari_watch watch = {0};
     ar_checkpoint *resume = NULL;
     ar_status st = AR_OK;
+    catch_signals();
     AR_TRY(ari_train_values_check(v));
-    AR_TRY_TO(done, st, ari_transport_begin(&v->process, &v->transport, &ari_train_spec, v, v->layout.timeout, false));
-    AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch, &v->common));
+    AR_TRY_TO(done, st,
+              ari_transport_begin(&v->common.process, &v->transport, &ari_train_spec, v, v->layout.timeout, false));
+    AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch));
     if (v->resume)
         AR_TRY_TO(done, st, ar_checkpoint_open(&resume, v->resume));
     st = train(v, resume, &watch, exit_code);
@@ -216,22 +218,4 @@ done:
     ar_checkpoint_close(resume);
     ari_watch_fini(&watch);
     return st;
-}
-
-int ari_command_train(int argc, char **argv)
-{
-    ari_train_values v = ari_train_values_defaults();
-    int exit_code = ARI_EXIT_SAME;
-    if (!ari_args_begin(&ari_train_spec, argc, argv, &v, &exit_code))
-        return exit_code;
-    catch_signals();
-    const ar_status st = run(&v, &exit_code);
-    if (st != AR_OK) {
-        fflush(stdout);
-        ari_print_error("train", st);
-        /* Ranks that call different collectives are a mistake of the program, not of its user. */
-        exit_code = st == AR_ERR_MISMATCH ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
-    }
-    ari_transport_end(v.process, st);
-    return exit_code;
 }

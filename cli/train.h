@@ -6,11 +6,11 @@
 #include <stdio.h>
 
 #include "anyrank/training.h"
-#include "cli/args.h"
-#include "cli/layout.h"
-#include "cli/step_options.h"
+#include "cli/options/args.h"
+#include "cli/options/layout.h"
+#include "cli/options/step_options.h"
+#include "cli/options/watch.h"
 #include "cli/transport.h"
-#include "cli/watch.h"
 #include "run/estimate.h"
 
 /* What `anyrank train` is asked for. 0, -1, NaN and NULL: not given. */
@@ -19,7 +19,6 @@ typedef struct ari_train_values {
     const char *model, *data, *save, *resume, *plot, *inject, *loss_scale;
     ari_layout_values layout;
     ari_transport_values transport;
-    ar_process *process; /* of the transport, once the command has begun; NULL: sim */
     ari_optimizer_values optimizer;
     ari_watch_values watch;
     int steps, save_every, stop_after, verify_every, log_every;
@@ -32,8 +31,8 @@ typedef struct ari_train_values {
 
 #define ARI_SEED_NOT_GIVEN SIZE_MAX
 
-/** Nothing given. */
-ari_train_values ari_train_values_defaults(void);
+/** The run itself. */
+ar_status ari_command_train(void *values, int *exit_code);
 /** Refuses what makes no sense together, and files that could not be written, before any work. Errors: AR_ERR_ARG,
  *  AR_ERR_UNSUPPORTED, AR_ERR_IO. */
 AR_NODISCARD ar_status ari_train_values_check(const ari_train_values *v);

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "cli/command.h"
-#include "cli/main.h"
 #include "ref/core/out.h"
 #include "run/train_rank.h"
 
@@ -18,122 +17,66 @@ static const char *const loss_scale_names[] = {"dynamic", NULL};
 
 static const char *const storage_names[] = {"f32", "bf16", NULL};
 
+#define ARI_VALUES ari_train_values
 static const ari_option options[] = {
-    {.name = "data",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(ari_train_values, data),
-     .value = "FILE",
-     .help = "what to train on: any file, one byte one token, or a token file (default: the project's own text)",
-     .more = "Bytes need a vocabulary of 256, or of the largest byte in the file and one."},
-    {.name = "data-format",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(ari_train_values, data_format),
-     .choices = data_format_names,
-     .help = "of --data; auto: by its name (.u16, .u32, .safetensors; else bytes)",
-     .more = "Files of u16 and u32 are little-endian, without a header; a safetensors file has a tensor input_ids or "
-             "tokens."},
-    {.name = "in-order",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(ari_train_values, in_order),
-     .help = "take the data's windows as they come, in place of shuffling them anew in every epoch"},
-    {.name = "steps",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(ari_train_values, steps),
-     .min = 1,
-     .max = 1e9,
-     .value = "K",
-     .help = "training steps since the start of the run, also with --resume (default 100)"},
-    ARI_BATCH_OPTIONS(ari_train_values, "tokens of each (default 64)"),
-    ARI_OPTIMIZER_OPTIONS(ari_train_values),
-    ARI_CLIP_OPTIONS(ari_train_values),
-    ARI_LAYOUT_OPTIONS(ari_train_values, "tensor-parallel ranks (default 1)",
+    ARI_OPTION_FILE("data", data, "FILE",
+                    "what to train on: any file, one byte one token, or a token file (default: the project's own text)",
+                    .more = "Bytes need a vocabulary of 256, or of the largest byte in the file and one."),
+    ARI_OPTION_ENUM("data-format", data_format, data_format_names,
+                    "of --data; auto: by its name (.u16, .u32, .safetensors; else bytes)",
+                    .more = "Files of u16 and u32 are little-endian, without a header; a safetensors file has a "
+                            "tensor input_ids or tokens."),
+    ARI_OPTION_FLAG("in-order", in_order,
+                    "take the data's windows as they come, in place of shuffling them anew in every epoch"),
+    ARI_OPTION_INT("steps", steps, 1, 1e9, "K",
+                   "training steps since the start of the run, also with --resume (default 100)"),
+    ARI_BATCH_OPTIONS("tokens of each (default 64)"),
+    ARI_OPTION_GROUP(ari_optimizer_options, optimizer),
+    ARI_CLIP_OPTIONS,
+    ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits under every layout; native: fp32 (default exact)"),
-    {.name = "storage",
-     .kind = ARI_OPT_ENUM,
-     .at = offsetof(ari_train_values, storage),
-     .choices = storage_names,
-     .help = "with --numerics native: of the matrices; bf16: the optimizer keeps fp32 ones (default f32)"},
-    {.name = "loss-scale",
-     .kind = ARI_OPT_STRING,
-     .at = offsetof(ari_train_values, loss_scale),
-     .value = "S",
-     .help = "with --numerics native: gradients are taken of S times the loss; dynamic: S begins at 65536 and falls "
-             "where they overflow (default: none)",
-     .more = "Gradients are divided by S before they are used. A step whose gradients overflow changes no weight.",
-     .choices = loss_scale_names},
-    ARI_LAYOUT_STEP_OPTIONS(ari_train_values),
-    ARI_LAYOUT_DDP_OPTIONS(ari_train_values, "gradients are summed over --dp in buckets of so many bytes of fp32, as "
-                                             "4096, 25MiB (default 25MiB)"),
-    {.name = "save",
-     .kind = ARI_OPT_FOLDER,
-     .at = offsetof(ari_train_values, save),
-     .value = "DIR",
-     .help = "write a checkpoint there at the end, and where the run is interrupted",
-     .more = "It is DIR/step-NNNNNNNN, with weights in Hugging Face's layout, the optimizer's state, and all that "
-             "going on needs; the link DIR/latest names the newest. Each appears whole or not at all. A folder that "
-             "holds another run's checkpoints is refused."},
-    {.name = "save-every",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(ari_train_values, save_every),
-     .min = 1,
-     .max = 1e9,
-     .value = "K",
-     .help = "with --save: one every K steps, too"},
-    {.name = "keep",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(ari_train_values, keep),
-     .min = 1,
-     .max = 1e9,
-     .value = "N",
-     .help = "with --save: only the newest N checkpoints stay (default: all)"},
-    {.name = "resume",
-     .kind = ARI_OPT_FOLDER,
-     .at = offsetof(ari_train_values, resume),
-     .value = "DIR",
-     .help = "go on with a checkpoint, under any layout: data, steps, optimizer and the like are the checkpoint's "
-             "where they are not given",
-     .more =
-         "Of a folder of checkpoints the newest is taken. Other data, another --batch, --seq or --seed are refused; "
-         "another learning rate, schedule, clip, dropout or optimizer is taken, with a note that from here on the "
-         "weights are not those of a run that was never interrupted. Layout, buckets, --save and --plot are free."},
-    {.name = "stop-after",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(ari_train_values, stop_after),
-     .min = 1,
-     .max = 1e9,
-     .value = "N",
-     .help = "end after step N, as an interruption would, but with exit status 0",
-     .more = "That is for jobs whose time is limited."},
-    {.name = "verify-every",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(ari_train_values, verify_every),
-     .min = 1,
-     .max = 1e9,
-     .value = "K",
-     .help = "verify in every K-th step, before the update, that all gradients are there and finite, and that ranks "
-             "which hold copies of weights, gradients and optimizer state hold the same (default: never)",
-     .more = "What is wrong ends the run, by parameter and ranks, before a weight has changed."},
-    {.name = "plot",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(ari_train_values, plot),
-     .value = "FILE.svg",
-     .help = "draw the loss against the step",
-     .own = true,
-     .more = "The picture has a smoothed line and the learning rate too, and is readable in light and dark."},
-    {.name = "log-every",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(ari_train_values, log_every),
-     .min = 1,
-     .max = 1e9,
-     .value = "K",
-     .help = "print every K-th step (default: at most 40 lines in all)",
-     .own = true},
-    ARI_INJECT_OPTION(ari_train_values),
-    ARI_TRANSPORT_OPTIONS(ari_train_values),
-    ARI_WATCH_OPTIONS(ari_train_values),
+    ARI_OPTION_ENUM("storage", storage, storage_names,
+                    "with --numerics native: of the matrices; bf16: the optimizer keeps fp32 ones (default f32)"),
+    ARI_OPTION_STRING("loss-scale", loss_scale, "S",
+                      "with --numerics native: gradients are taken of S times the loss; dynamic: S begins at 65536 "
+                      "and falls where they overflow (default: none)",
+                      .choices = loss_scale_names,
+                      .more = "Gradients are divided by S before they are used. A step whose gradients overflow "
+                              "changes no weight."),
+    ARI_OPTION_GROUP(ari_step_layout_options, layout),
+    ARI_LAYOUT_DDP_OPTIONS("gradients are summed over --dp in buckets of so many bytes of fp32, as "
+                           "4096, 25MiB (default 25MiB)"),
+    ARI_OPTION_FOLDER("save", save, "DIR", "write a checkpoint there at the end, and where the run is interrupted",
+                      .more = "It is DIR/step-NNNNNNNN, with weights in Hugging Face's layout, the optimizer's "
+                              "state, and all that going on needs; the link DIR/latest names the newest. Each "
+                              "appears whole or not at all. A folder that holds another run's checkpoints is refused."),
+    ARI_OPTION_INT("save-every", save_every, 1, 1e9, "K", "with --save: one every K steps, too"),
+    ARI_OPTION_SIZE("keep", keep, 1, 1e9, "N", "with --save: only the newest N checkpoints stay (default: all)"),
+    ARI_OPTION_FOLDER("resume", resume, "DIR",
+                      "go on with a checkpoint, under any layout: data, steps, optimizer and the like are the "
+                      "checkpoint's where they are not given",
+                      .more = "Of a folder of checkpoints the newest is taken. Other data, another --batch, --seq or "
+                              "--seed are refused; another learning rate, schedule, clip, dropout or optimizer is "
+                              "taken, with a note that from here on the weights are not those of a run that was "
+                              "never interrupted. Layout, buckets, --save and --plot are free."),
+    ARI_OPTION_INT("stop-after", stop_after, 1, 1e9, "N",
+                   "end after step N, as an interruption would, but with exit status 0",
+                   .more = "That is for jobs whose time is limited."),
+    ARI_OPTION_INT("verify-every", verify_every, 1, 1e9, "K",
+                   "verify in every K-th step, before the update, that all gradients are there and finite, and that "
+                   "ranks which hold copies of weights, gradients and optimizer state hold the same (default: never)",
+                   .more = "What is wrong ends the run, by parameter and ranks, before a weight has changed."),
+    ARI_OPTION_FILE("plot", plot, "FILE.svg", "draw the loss against the step", .own = true, .written = true,
+                    .more = "The picture has a smoothed line and the learning rate too, and is readable in light and "
+                            "dark."),
+    ARI_OPTION_INT("log-every", log_every, 1, 1e9, "K", "print every K-th step (default: at most 40 lines in all)",
+                   .own = true),
+    ARI_INJECT_OPTION,
+    ARI_OPTION_GROUP(ari_transport_options, transport),
+    ARI_OPTION_GROUP(ari_watch_options, watch),
     /* In place of the one that every subcommand has, which stays in the list: --resume needs to know whether it was
      * given. */
-    {.name = "seed", .kind = ARI_OPT_SIZE, .at = offsetof(ari_train_values, seed), .min = 0, .max = 9e18},
+    ARI_OPTION_SIZE("seed", seed, 0, 9e18, NULL, NULL),
     {0},
 };
 
@@ -147,6 +90,15 @@ static const ari_positional positionals[] = {
     {0},
 };
 
+static const ari_train_values defaults = {
+    .layout = {.numerics = -1, .bucket_bytes = ARI_LAYOUT_NOT_GIVEN, .timeout = 60.0},
+    .optimizer = ARI_OPTIMIZER_NOT_GIVEN,
+    .data_format = -1,
+    .storage = -1,
+    .clip = (double)NAN,
+    .dropout = (double)NAN,
+    .seed = ARI_SEED_NOT_GIVEN};
+
 const ari_args_spec ari_train_spec = {
     .command = "train",
     .summary = "Trains a model on text under any layout; the weights have the same bits under every one.",
@@ -158,32 +110,13 @@ const ari_args_spec ari_train_spec = {
     .options = options,
     .positionals = positionals,
     .common_at = offsetof(ari_train_values, common),
+    .size = sizeof(ari_train_values),
+    .defaults = &defaults,
+    .run = ari_command_train,
+    .mismatch_differs = true,
 };
 
-ari_train_values ari_train_values_defaults(void)
-{
-    const double none = (double)NAN;
-    ari_train_values v = {.layout = ARI_LAYOUT_DEFAULTS,
-                          .optimizer = ari_optimizer_values_defaults(),
-                          .data_format = -1,
-                          .storage = -1,
-                          .clip = none,
-                          .dropout = none,
-                          .seed = ARI_SEED_NOT_GIVEN};
-    v.layout.numerics = -1;
-    return v;
-}
-
 /* --- what makes no sense ------------------------------------------------------------------------------------------ */
-
-static ar_status check_plot(const ari_train_values *v)
-{
-    AR_TRY(ari_args_check_path("plot", v->plot));
-    AR_TRY(ari_args_check_paths("plot", v->plot, "json", v->common.json));
-    AR_TRY(ari_args_check_paths("plot", v->plot, "trace", v->watch.trace));
-    AR_TRY(ari_args_check_paths("plot", v->plot, "timeline", v->watch.timeline));
-    return v->plot && !ari_transport_is_silent() ? ari_out_check(v->plot) : AR_OK;
-}
 
 ar_status ari_train_values_check(const ari_train_values *v)
 {
@@ -195,7 +128,6 @@ ar_status ari_train_values_check(const ari_train_values *v)
     if (v->data_format >= 0 && !v->data)
         return ar_error_set(AR_ERR_ARG, "--data-format is that of --data: give --data FILE too");
     AR_TRY(ari_dropout_check(v->dropout));
-    AR_TRY(check_plot(v));
     AR_TRY(ari_transport_check(&v->transport, v->watch.cluster    ? "cluster"
                                               : v->watch.trace    ? "trace"
                                               : v->watch.timeline ? "timeline"
@@ -297,7 +229,7 @@ ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, cons
     if (v->inject)
         AR_TRY(ar_fault_parse(&o->run.fault, v->inject));
     o->run.device = ari_layout_device(&v->layout);
-    o->run.process = v->process;
+    o->run.process = v->common.process;
     o->run.sim.algorithm = ari_layout_algorithm(&v->layout);
     o->run.threads = v->common.threads;
     o->run.sim.timeout_ns = ari_layout_timeout_ns(&v->layout);

@@ -5,8 +5,8 @@
 #include <math.h>
 
 #include "cli/command.h"
-#include "cli/layout.h"
-#include "cli/step_options.h"
+#include "cli/options/layout.h"
+#include "cli/options/step_options.h"
 #include "cli/table.h"
 #include "cli/transport.h"
 #include "ref/core/size.h"

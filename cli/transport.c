@@ -18,7 +18,19 @@ static int errors_fd = -1, kept_fd = -1;
 static bool joined;
 static bool failed_to_join;
 
-const char *const ari_transport_names[] = {"sim", "mpi", "nccl", NULL};
+static const char *const transport_names[] = {"sim", "mpi", "nccl", NULL};
+#define ARI_VALUES ari_transport_values
+const ari_option ari_transport_options[] = {
+    ARI_OPTION_ENUM("transport", transport, transport_names,
+                    "sim: ranks are threads of this process; mpi, nccl: each process that mpirun, srun or torchrun "
+                    "starts is a rank (default sim)",
+                    .more = "With mpi, MPI moves what is in the hosts' memory. With nccl, each process is a rank on "
+                            "the GPU of its number on its machine, and NCCL moves what is there. Layouts have as "
+                            "many ranks as there are processes; process 0 alone prints and writes."),
+    ARI_OPTION_FLAG("share-gpus", share_gpus,
+                    "with --transport nccl: several processes may use one GPU (slow; for tests)"),
+    {0},
+};
 
 /* As Open MPI, MPICH and Slurm's PMI, torchrun and srun tell it. */
 static bool is_another(void)
@@ -258,7 +270,7 @@ static const char *named_transport(int argc, char *const *argv)
             value = i + 1 < argc ? argv[i + 1] : NULL;
         else
             value = NULL;
-        if (value && strcmp(value, ari_transport_names[AR_TRANSPORT_SIM]) != 0)
+        if (value && strcmp(value, transport_names[AR_TRANSPORT_SIM]) != 0)
             return value;
     }
     return NULL;

@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "anyrank/process.h"
-#include "cli/args.h"
+#include "cli/options/args.h"
 
 /* The options that say whether ranks are threads of this process or processes of their own: the same for every
  * subcommand that can be run under a launcher. */
@@ -15,26 +15,7 @@ typedef struct ari_transport_values {
     bool share_gpus;
 } ari_transport_values;
 
-extern const char *const ari_transport_names[]; /* in the order of ar_transport */
-
-#define ARI_TRANSPORT_AT(values, field) (offsetof(values, transport) + offsetof(ari_transport_values, field))
-
-/* Rows of an option table; `values` is the subcommand's struct, with an ari_transport_values called `transport`. */
-#define ARI_TRANSPORT_OPTIONS(values)                                                                                 \
-    {.name = "transport",                                                                                             \
-     .kind = ARI_OPT_ENUM,                                                                                            \
-     .at = ARI_TRANSPORT_AT(values, transport),                                                                       \
-     .choices = ari_transport_names,                                                                                  \
-     .help =                                                                                                          \
-         "sim: ranks are threads of this process; mpi, nccl: each process that mpirun, srun or torchrun starts is "   \
-         "a rank (default sim)",                                                                                      \
-     .more = "With mpi, MPI moves what is in the hosts' memory. With nccl, each process is a rank on the GPU of its " \
-             "number on its machine, and NCCL moves what is there. Layouts have as many ranks as there are "          \
-             "processes; process 0 alone prints and writes."},                                                        \
-    {                                                                                                                 \
-        .name = "share-gpus", .kind = ARI_OPT_FLAG, .at = ARI_TRANSPORT_AT(values, share_gpus),                       \
-        .help = "with --transport nccl: several processes may use one GPU (slow; for tests)"                          \
-    }
+extern const ari_option ari_transport_options[]; /* of an ari_transport_values */
 
 /** Refuses, where ranks are processes, an option that only threads of one process have; NULL: none (AR_ERR_ARG). */
 AR_NODISCARD ar_status ari_transport_check(const ari_transport_values *v, const char *option);

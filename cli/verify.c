@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include "cli/command.h"
-#include "cli/main.h"
 #include "cli/progress.h"
 #include "cli/verify_report.h"
 #include "ref/core/out.h"
@@ -25,101 +24,32 @@ typedef struct verify_values {
     size_t heads, kv_heads, max_report;
 } verify_values;
 
+#define ARI_VALUES verify_values
 static const ari_option options[] = {
-    {.name = "bits",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(verify_values, bits),
-     .help = "the same is what has the same bits (the default)"},
-    {.name = "ulp",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(verify_values, ulp),
-     .value = "N",
-     .help = "or what is at most N steps of the reference's dtype apart",
-     .more = "From -0 to +0 is one."},
-    {.name = "rtol",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(verify_values, rtol),
-     .max = DBL_MAX,
-     .value = "X",
-     .help = "or |other - reference| <= atol + rtol*|reference|"},
-    {.name = "atol",
-     .kind = ARI_OPT_DOUBLE,
-     .at = offsetof(verify_values, atol),
-     .max = DBL_MAX,
-     .value = "Y",
-     .help = "the absolute part of it; one of the two that is not given is 0"},
-    {.name = "sensitivity",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(verify_values, allowed),
-     .value = "ALLOWED.safetensors",
-     .help = "or what this file of grads --sensitivity allows each tensor"},
-    {.name = "map",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(verify_values, map),
-     .value = "FILE",
-     .help = "how the files of OTHER make full tensors: shards, packing, transposition, names"},
-    {.name = "reference-map",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(verify_values, reference_map),
-     .value = "FILE",
-     .help = "the same for REFERENCE"},
-    {.name = "only",
-     .kind = ARI_OPT_STRINGS,
-     .at = offsetof(verify_values, only),
-     .value = "GLOB[,GLOB]",
-     .help = "only tensors of these names; may be given several times"},
-    {.name = "ignore",
-     .kind = ARI_OPT_STRINGS,
-     .at = offsetof(verify_values, leave),
-     .value = "GLOB[,GLOB]",
-     .help = "no tensors of these names; may be given several times"},
-    {.name = "common",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(verify_values, only_common),
-     .help = "compare what both have; what only one has is left out and counted, not a difference"},
-    {.name = "no-equal-nan",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(verify_values, no_equal_nan),
-     .help = "NaN against NaN is a difference",
-     .more = "Otherwise it is the same, by --bits if the payloads are."},
-    {.name = "html",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(verify_values, html),
-     .value = "FILE.html",
-     .help = "write the report as a page too, which needs no network"},
-    {.name = "max-report",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(verify_values, max_report),
-     .value = "N",
-     .help = "print at most N rows of a table (default 20)"},
-    {.name = "tp",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(verify_values, tp),
-     .min = 1,
-     .max = 4096,
-     .value = "N",
-     .help = "tensor-parallel ranks of OTHER's run, where its files do not tell: for the hints alone"},
-    {.name = "dp",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(verify_values, dp),
-     .min = 1,
-     .max = 4096,
-     .value = "N",
-     .help = "its data-parallel ranks, for the hints alone"},
-    {.name = "heads",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(verify_values, heads),
-     .min = 1,
-     .max = 1e6,
-     .value = "H",
-     .help = "attention heads of the model, for the hints alone"},
-    {.name = "kv-heads",
-     .kind = ARI_OPT_SIZE,
-     .at = offsetof(verify_values, kv_heads),
-     .min = 1,
-     .max = 1e6,
-     .value = "K",
-     .help = "key/value heads of the model, for the hints alone"},
+    ARI_OPTION_FLAG("bits", bits, "the same is what has the same bits (the default)"),
+    ARI_OPTION_SIZE("ulp", ulp, 0, 0, "N", "or what is at most N steps of the reference's dtype apart",
+                    .more = "From -0 to +0 is one."),
+    ARI_OPTION_DOUBLE("rtol", rtol, 0, DBL_MAX, "X", "or |other - reference| <= atol + rtol*|reference|"),
+    ARI_OPTION_DOUBLE("atol", atol, 0, DBL_MAX, "Y", "the absolute part of it; one of the two that is not given is 0"),
+    ARI_OPTION_FILE("sensitivity", allowed, "ALLOWED.safetensors",
+                    "or what this file of grads --sensitivity allows each tensor"),
+    ARI_OPTION_FILE("map", map, "FILE",
+                    "how the files of OTHER make full tensors: shards, packing, transposition, names"),
+    ARI_OPTION_FILE("reference-map", reference_map, "FILE", "the same for REFERENCE"),
+    ARI_OPTION_STRINGS("only", only, "GLOB[,GLOB]", "only tensors of these names; may be given several times"),
+    ARI_OPTION_STRINGS("ignore", leave, "GLOB[,GLOB]", "no tensors of these names; may be given several times"),
+    ARI_OPTION_FLAG("common", only_common,
+                    "compare what both have; what only one has is left out and counted, not a difference"),
+    ARI_OPTION_FLAG("no-equal-nan", no_equal_nan, "NaN against NaN is a difference",
+                    .more = "Otherwise it is the same, by --bits if the payloads are."),
+    ARI_OPTION_FILE("html", html, "FILE.html", "write the report as a page too, which needs no network",
+                    .written = true),
+    ARI_OPTION_SIZE("max-report", max_report, 0, 0, "N", "print at most N rows of a table (default 20)"),
+    ARI_OPTION_INT("tp", tp, 1, 4096, "N",
+                   "tensor-parallel ranks of OTHER's run, where its files do not tell: for the hints alone"),
+    ARI_OPTION_INT("dp", dp, 1, 4096, "N", "its data-parallel ranks, for the hints alone"),
+    ARI_OPTION_SIZE("heads", heads, 1, 1e6, "H", "attention heads of the model, for the hints alone"),
+    ARI_OPTION_SIZE("kv-heads", kv_heads, 1, 1e6, "K", "key/value heads of the model, for the hints alone"),
     {0},
 };
 
@@ -135,17 +65,6 @@ static const ari_positional positionals[] = {
      .help = "the dump to compare with it",
      .kind = ARI_OPT_FILE},
     {0},
-};
-
-const ari_args_spec ari_verify_spec = {
-    .command = "verify",
-    .summary = "Compares two dumps of tensors, and says where they part and what kind of mistake does that.",
-    .example = "anyrank verify reference.safetensors run/ranks\nanyrank verify torch/grads.safetensors "
-               "results/grads.safetensors --sensitivity results/allowed.safetensors\nanyrank verify a.safetensors "
-               "b.safetensors --rtol 1e-5 --atol 1e-6 --only 'model.layers.0.*'",
-    .options = options,
-    .positionals = positionals,
-    .common_at = offsetof(verify_values, common),
 };
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -184,15 +103,6 @@ static ar_status keep_inputs(const verify_values *v, const char *option, const c
                                 ARI_SHOW(path), ARI_SHOW(inputs[i]));
     }
     return AR_OK;
-}
-
-static ar_status check_files(const verify_values *v)
-{
-    AR_TRY(keep_inputs(v, "--json", v->common.json));
-    AR_TRY(keep_inputs(v, "--html", v->html));
-    AR_TRY(ari_args_check_paths("json", v->common.json, "html", v->html));
-    AR_TRY(ari_args_check_path("html", v->html));
-    return v->html ? ari_out_check(v->html) : AR_OK;
 }
 
 /* Globs of an option, each of whose values may be a list with commas. */
@@ -260,8 +170,9 @@ static ar_status compare(ar_verify_report **gives, const verify_values *v, ar_ve
     return st;
 }
 
-static ar_status run(const verify_values *v, bool *same)
+static ar_status run(void *values, int *exit_code)
 {
+    const verify_values *v = values;
     ar_verify_options o = {.reference = v->reference,
                            .other = v->other,
                            .map = v->map,
@@ -277,7 +188,8 @@ static ar_status run(const verify_values *v, bool *same)
     ar_verify_report *r = NULL;
     ar_status st = AR_OK;
     AR_TRY(choose_rule(&o, v));
-    AR_TRY(check_files(v));
+    AR_TRY(keep_inputs(v, "--json", v->common.json));
+    AR_TRY(keep_inputs(v, "--html", v->html));
     AR_TRY_TO(done, st, globs_init(&only, &v->only, "only"));
     AR_TRY_TO(done, st, globs_init(&leave, &v->leave, "ignore"));
     o.only = only.glob;
@@ -286,7 +198,7 @@ static ar_status run(const verify_values *v, bool *same)
     o.leave_count = leave.n;
     AR_TRY_TO(done, st, compare(&r, v, &o));
     AR_TRY_TO(done, st, write_results(v, r));
-    *same = r->same;
+    *exit_code = r->same ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
 done:
     ar_verify_report_destroy(r);
     globs_fini(&leave);
@@ -294,17 +206,18 @@ done:
     return st;
 }
 
-int ari_command_verify(int argc, char **argv)
-{
-    verify_values v = {.ulp = SIZE_MAX, .rtol = -1.0, .atol = -1.0, .max_report = 20};
-    int exit_code = ARI_EXIT_SAME;
-    bool same = false;
-    if (!ari_args_begin(&ari_verify_spec, argc, argv, &v, &exit_code))
-        return exit_code;
-    const ar_status st = run(&v, &same);
-    if (st != AR_OK) {
-        ari_print_error("verify", st);
-        return ari_exit_code(st);
-    }
-    return same ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
-}
+static const verify_values defaults = {.ulp = SIZE_MAX, .rtol = -1.0, .atol = -1.0, .max_report = 20};
+
+const ari_args_spec ari_verify_spec = {
+    .command = "verify",
+    .summary = "Compares two dumps of tensors, and says where they part and what kind of mistake does that.",
+    .example = "anyrank verify reference.safetensors run/ranks\nanyrank verify torch/grads.safetensors "
+               "results/grads.safetensors --sensitivity results/allowed.safetensors\nanyrank verify a.safetensors "
+               "b.safetensors --rtol 1e-5 --atol 1e-6 --only 'model.layers.0.*'",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(verify_values, common),
+    .size = sizeof(verify_values),
+    .defaults = &defaults,
+    .run = run,
+};

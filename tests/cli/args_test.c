@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/args.h"
+#include "cli/options/args.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
 
 /* The command's files are no part of the library. */
-#include "cli/args.c"
+#include "cli/options/args.c"
 #include "cli/command.c"
-#include "cli/kinds.c"
+#include "cli/options/kinds.c"
 #include "cli/transport.c"
 
 static const char *const numerics[] = {"exact", "native", NULL};

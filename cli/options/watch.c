@@ -1,30 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/watch.h"
+#include "cli/options/watch.h"
 
-#include "ref/core/out.h"
 #include "ref/io/json.h"
 
-const char *const ari_cluster_names[] = {"a100", "h100", NULL};
+static const char *const cluster_names[] = {"a100", "h100", NULL};
+#define ARI_VALUES ari_watch_values
+const ari_option ari_watch_options[] = {
+    ARI_OPTION_FILE("trace", trace, "FILE", "record the run for Perfetto (ui.perfetto.dev); one run only",
+                    .more = "It has a process for each rank, its modules and collectives, arrows between ranks, and "
+                            "bytes in flight.",
+                    .written = true),
+    ARI_OPTION_FILE("timeline", timeline, "FILE.html",
+                    "the same as a page of its own, for any browser, without a network", .written = true),
+    ARI_OPTION_STRING("cluster", cluster, "SPEC",
+                      "tell what the run would take on that cluster, and record by its clock: h100, a100, or words as "
+                      "'8x inside=2us:300GB/s between=5us:25GB/s flops=400T'",
+                      .choices = cluster_names,
+                      .more = "Where that time goes is told too. The words are: ranks of a node, latency and rate "
+                              "inside a node and between nodes, and the rate at which one rank computes."),
+    {0},
+};
 
 bool ari_watch_records(const ari_watch_values *v)
 {
     return v->trace || v->timeline;
 }
 
-static ar_status check_file(const char *option, const char *path)
-{
-    AR_TRY(ari_args_check_path(option, path));
-    return path ? ari_out_check(path) : AR_OK;
-}
-
-ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v, const ari_common *common)
+ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v)
 {
     *w = (ari_watch){.values = *v};
-    AR_TRY(ari_args_check_paths("trace", v->trace, "timeline", v->timeline));
-    AR_TRY(ari_args_check_paths("json", common->json, "trace", v->trace));
-    AR_TRY(ari_args_check_paths("json", common->json, "timeline", v->timeline));
-    AR_TRY(check_file("trace", v->trace));
-    AR_TRY(check_file("timeline", v->timeline));
     if (v->cluster)
         AR_TRY(ar_sim_cluster_parse(&w->cluster, v->cluster));
     w->timed = v->cluster != NULL;

@@ -14,31 +14,23 @@
 #include <string.h>
 
 #include "cli/command.h"
-#include "cli/main.h"
 #include "ref/io/file.h"
-
-/* What --help lists: the subcommand's own, and then those of every one. */
-typedef struct option_list {
-    const ari_option *at[ARI_OPT_MOST];
-    size_t n, own;
-} option_list;
 
 typedef struct page {
     FILE *to;
-    const char *subcommand; /* that a manual page is about; NULL: none so far */
-    option_list options;    /* its */
+    const char *subcommand;  /* that a manual page is about; NULL: none so far */
+    ari_option_list options; /* its */
     bool done[ARI_OPT_MOST];
 } page;
 
-static option_list options_of(const ari_args_spec *spec)
+/* What --help lists. */
+static ari_option_list listed(const ari_args_spec *spec)
 {
-    option_list l = {.n = 0};
-    const ari_option *const tables[] = {spec->options, ari_common_options};
-    for (size_t t = 0; t < 2; t++) {
-        for (const ari_option *o = tables[t]; o && o->name && l.n < ARI_OPT_MOST; o++)
-            if (o->help)
-                l.at[l.n++] = o;
-        l.own = t == 0 ? l.n : l.own;
+    ari_option_list all = ari_options_of(spec), l = {.n = 0};
+    for (size_t i = 0; i < all.n; i++) {
+        if (all.option[i]->help)
+            l.option[l.n++] = all.option[i];
+        l.own = i < all.own ? l.n : l.own;
     }
     return l;
 }
@@ -120,7 +112,7 @@ static void print_label(FILE *to, const ari_option *o)
 
 static void print_entry(page *p, size_t i)
 {
-    const ari_option *o = p->options.at[i];
+    const ari_option *o = p->options.option[i];
     if (p->done[i])
         return;
     p->done[i] = true;
@@ -140,12 +132,12 @@ static ar_status manual(page *p, char *words)
     if (!s)
         return ar_error_set(AR_ERR_ARG, "there is no subcommand '%s' with options", ARI_SHOW(name));
     p->subcommand = s->name;
-    p->options = options_of(s->spec);
+    p->options = listed(s->spec);
     for (size_t i = 0; !words && i < p->options.own; i++)
         print_entry(p, i);
     while ((name = strsep(&words, " "))) {
         size_t i = 0;
-        while (i < p->options.n && strcmp(p->options.at[i]->name, name) != 0)
+        while (i < p->options.n && strcmp(p->options.option[i]->name, name) != 0)
             i++;
         if (i == p->options.n)
             return ar_error_set(AR_ERR_ARG, "anyrank %s has no option --%s", s->name, ARI_SHOW(name));
@@ -176,7 +168,7 @@ static ar_status check_complete(const page *p)
 {
     for (size_t i = 0; i < p->options.n; i++)
         if (!p->done[i])
-            return ar_error_set(AR_ERR_ARG, "the page lacks --%s of %s", p->options.at[i]->name, p->subcommand);
+            return ar_error_set(AR_ERR_ARG, "the page lacks --%s of %s", p->options.option[i]->name, p->subcommand);
     return AR_OK;
 }
 
@@ -196,9 +188,9 @@ static void bash_values(FILE *to, const char *const *choices, ari_option_kind ki
 /* By "SUBCOMMAND PREVIOUS-WORD": values of options, and for all else options and positional arguments. */
 static void bash_subcommand(FILE *to, const ari_subcommand *s)
 {
-    const option_list l = options_of(s->spec);
+    const ari_option_list l = listed(s->spec);
     for (size_t i = 0; i < l.n; i++) {
-        const ari_option *o = l.at[i];
+        const ari_option *o = l.option[i];
         if (!takes_value(o) || o->otherwise)
             continue;
         fprintf(to, "        \"%s --%s\")", s->name, o->name);
@@ -206,7 +198,7 @@ static void bash_subcommand(FILE *to, const ari_subcommand *s)
     }
     fprintf(to, "        \"%s \"*)\n            options=\"", s->name);
     for (size_t i = 0; i < l.n; i++)
-        fprintf(to, "%s--%s", i == 0 ? "" : " ", l.at[i]->name);
+        fprintf(to, "%s--%s", i == 0 ? "" : " ", l.option[i]->name);
     fputs("\"\n            case $COMP_CWORD in\n", to);
     for (const ari_positional *a = s->spec->positionals; a && a->name; a++) {
         if (a[1].name)
@@ -273,11 +265,11 @@ static ar_status zsh(page *p, char *words)
 {
     (void)words;
     for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1)) {
-        const option_list l = options_of(s->spec);
+        const ari_option_list l = listed(s->spec);
         fprintf(p->to, "        %s)\n            _arguments -S", s->name);
         for (size_t i = 0; i < l.n; i++) {
             fputs(" \\\n                '", p->to);
-            zsh_option(p->to, l.at[i]);
+            zsh_option(p->to, l.option[i]);
             fputc('\'', p->to);
         }
         for (const ari_positional *a = s->spec->positionals; a && a->name; a++) {
@@ -333,7 +325,7 @@ static void fish_option(FILE *to, const char *condition, const ari_option *o)
 
 static void fish_subcommand(FILE *to, const ari_subcommand *s)
 {
-    const option_list l = options_of(s->spec);
+    const ari_option_list l = listed(s->spec);
     fprintf(to, "\ncomplete -c anyrank -n $none -a %s", s->name);
     fish_text(to, s->summary);
     fprintf(to, "set -l %s \"__fish_seen_subcommand_from %s\"\n", s->name, s->name);
@@ -343,13 +335,13 @@ static void fish_subcommand(FILE *to, const ari_subcommand *s)
         fputc('\n', to);
     }
     for (size_t i = 0; i < l.own; i++)
-        fish_option(to, s->name, l.at[i]);
+        fish_option(to, s->name, l.option[i]);
 }
 
 static ar_status fish(page *p, char *words)
 {
     (void)words;
-    const option_list common = options_of(&(ari_args_spec){.options = NULL});
+    const ari_option_list common = listed(NULL);
     fputs("set -l subcommands", p->to);
     for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1))
         fprintf(p->to, " %s", s->name);
@@ -357,7 +349,7 @@ static ar_status fish(page *p, char *words)
           "set -l any \"__fish_seen_subcommand_from $subcommands\"\n",
           p->to);
     for (size_t i = 0; i < common.n; i++)
-        fish_option(p->to, "any", common.at[i]);
+        fish_option(p->to, "any", common.option[i]);
     for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1))
         fish_subcommand(p->to, s);
     return AR_OK;

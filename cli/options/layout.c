@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/layout.h"
+#include "cli/options/layout.h"
 
 #include <string.h>
 
@@ -13,6 +13,50 @@ const char *const ari_collectives_names[] = {"direct", "ring", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
 const char *const ari_device_names[] = {"cpu", "cuda", "emulated", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
+
+#define ARI_VALUES ari_layout_values
+const ari_option ari_movement_options[] = {
+    ARI_OPTION_ENUM("mlp-order", mlp_order, ari_mlp_order_names,
+                    "how the MLP's two layers are split (default column-row)"),
+    ARI_OPTION_ENUM("collectives", collectives, ari_collectives_names,
+                    "how the simulated cluster moves data; the bits are the same (default direct)"),
+    ARI_OPTION_DOUBLE("timeout", timeout, 0.01, 86400, "S",
+                      "longest wait of a rank for another, in seconds (default 60)",
+                      .more = "A rank that waits longer ends the run with a table of who was where."),
+    {0},
+};
+const ari_option ari_device_options[] = {
+    ARI_OPTION_STRING("device", device, "DEVICE",
+                      "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA "
+                      "device's kernels on the host (default cpu)",
+                      .choices = ari_device_names),
+    ARI_OPTION_LATER("cp"),
+    ARI_OPTION_LATER("pp"),
+    {0},
+};
+const ari_option ari_step_layout_options[] = {
+    ARI_OPTION_FLAG("sp", sp,
+                    "sequence parallel beside --tp: each rank holds a part of every sequence between the regions"),
+    ARI_OPTION_FLAG("keep-gathered", keep_gathered,
+                    "with --sp: keep gathered inputs for the backward pass, in place of gathering them again"),
+    ARI_OPTION_INT("dp", dp, 1, 4096, "N",
+                   "data-parallel ranks, or groups of --tp ranks: each holds some of the sequences",
+                   .more = "Ranks need not hold equally many."),
+    ARI_OPTION_INT("micro-batches", micro_batches, 1, 1e9, "M",
+                   "pieces in which a rank goes through its sequences; gradients are accumulated (default 1)"),
+    ARI_OPTION_FLAG("forward-first", forward_first, "all micro-batches go forward before the first goes backward"),
+    {0},
+};
+const ari_option ari_bucket_options[] = {
+    ARI_OPTION_ENUM("bucket-mode", bucket_mode, ari_bucket_mode_names,
+                    "overlap: each bucket is reduced while the backward pass goes on; eager: all after it (default "
+                    "overlap)"),
+    ARI_OPTION_FLAG("find-unused", find_unused,
+                    "the ranks of --dp agree which parameters got a gradient; the others are left alone",
+                    .more = "They keep no gradient, and their optimizer state stays as it is. Without this option a "
+                            "parameter without gradient is an error that names it."),
+    {0},
+};
 
 bool ari_layout_given(const ari_layout_values *v)
 {

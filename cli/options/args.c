@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/args.h"
+#include "cli/options/args.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,39 +7,18 @@
 #include "cli/command.h"
 #include "cli/transport.h"
 #include "ref/core/nearest.h"
-#include "ref/io/file.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
 
-const ari_option ari_common_options[] = {
-    {.name = "json",
-     .kind = ARI_OPT_FILE,
-     .at = offsetof(ari_common, json),
-     .value = "FILE|-",
-     .help = "write the result as JSON to FILE, or to standard output",
-     .own = true},
-    {.name = "quiet",
-     .letter = 'q',
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(ari_common, quiet),
-     .help = "print nothing but errors and what --json asks for",
-     .own = true},
-    {.name = "no-color",
-     .kind = ARI_OPT_FLAG,
-     .at = offsetof(ari_common, no_color),
-     .help = "print words only; so does the environment variable NO_COLOR",
-     .own = true},
-    {.name = "threads",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(ari_common, threads),
-     .min = 1,
-     .max = 4096,
-     .value = "N",
-     .help = "threads of the whole process (default: the number of cores)",
-     .own = true},
-    {.name = "seed",
-     .kind = ARI_OPT_U64,
-     .at = offsetof(ari_common, seed),
-     .value = "N",
-     .help = "seed of everything random (default 0)"},
+#define ARI_VALUES ari_common
+static const ari_option common_options[] = {
+    ARI_OPTION_FILE("json", json, "FILE|-", "write the result as JSON to FILE, or to standard output", .own = true,
+                    .written = true),
+    ARI_OPTION_FLAG("quiet", quiet, "print nothing but errors and what --json asks for", .letter = 'q', .own = true),
+    ARI_OPTION_FLAG("no-color", no_color, "print words only; so does the environment variable NO_COLOR", .own = true),
+    ARI_OPTION_INT("threads", threads, 1, 4096, "N", "threads of the whole process (default: the number of cores)",
+                   .own = true),
+    ARI_OPTION_U64("seed", seed, "N", "seed of everything random (default 0)"),
     {.name = "help", .letter = 'h', .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print this and exit"},
     {.name = "version", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print the version and exit"},
     {0},
@@ -47,59 +26,61 @@ const ari_option ari_common_options[] = {
 
 /* --- looking options up ------------------------------------------------------------------------------------------- */
 
-/* An option and the struct that its field is in. */
-typedef struct found_option {
-    const ari_option *option;
-    char *base;
-} found_option;
-
-static const ari_option *find_in(const ari_option *options, const char *name, size_t length, char letter)
+static void add_options(ari_option_list *l, const ari_option *options, size_t base)
 {
-    for (const ari_option *o = options; o != NULL && o->name != NULL; o++) {
-        if (letter != 0 ? o->letter == letter : strlen(o->name) == length && strncmp(o->name, name, length) == 0)
-            return o;
+    for (const ari_option *o = options; o && o->name && l->n < ARI_OPT_MOST; o++) {
+        if (o->kind == ARI_OPT_GROUP) {
+            add_options(l, o->group, base + o->at);
+            continue;
+        }
+        l->option[l->n] = o;
+        l->at[l->n++] = o->at == ARI_OPT_NO_FIELD ? o->at : base + o->at;
     }
-    return NULL;
 }
 
-/* By name, or by letter if that is not 0. A subcommand's own option hides a common one. */
-static found_option find(const ari_args_spec *spec, void *values, const char *name, size_t length, char letter)
+ari_option_list ari_options_of(const ari_args_spec *spec)
 {
-    found_option f = {find_in(spec->options, name, length, letter), values};
-    if (f.option == NULL) {
-        f.option = find_in(ari_common_options, name, length, letter);
-        f.base = (char *)values + spec->common_at;
+    ari_option_list l = {.n = 0};
+    add_options(&l, spec ? spec->options : NULL, 0);
+    l.own = l.n;
+    add_options(&l, common_options, spec ? spec->common_at : 0);
+    return l;
+}
+
+/* By name, or by letter if that is not 0; l->n: none. A subcommand's own option hides a common one. */
+static size_t find(const ari_option_list *l, const char *name, size_t length, char letter)
+{
+    size_t i = 0;
+    for (; i < l->n; i++) {
+        const ari_option *o = l->option[i];
+        if (letter != 0 ? o->letter == letter : strlen(o->name) == length && strncmp(o->name, name, length) == 0)
+            break;
     }
-    return f;
+    return i;
 }
 
 /* The nearest name: one that the word begins, else the one at the smallest edit distance; NULL if none is near. */
-static const char *nearest_option(const ari_args_spec *spec, const char *word)
+static const char *nearest_option(const ari_option_list *l, const char *word)
 {
     const char *names[ARI_OPT_MOST];
-    size_t n = 0;
-    const ari_option *const tables[] = {spec->options, ari_common_options};
-    for (size_t t = 0; t < 2; t++) {
-        for (const ari_option *o = tables[t]; o != NULL && o->name != NULL && n < ARI_OPT_MOST; o++)
-            names[n++] = o->name;
-    }
     const size_t length = strlen(word);
     if (length < 2)
         return NULL; /* everything short is near to it */
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < l->n; i++) {
+        names[i] = l->option[i]->name;
         if (strncmp(names[i], word, length) == 0)
             return names[i];
     }
-    return ari_nearest(word, names, n);
+    return ari_nearest(word, names, l->n);
 }
 
-static ar_status unknown_option(const ari_args_spec *spec, const char *argument)
+static ar_status unknown_option(const ari_args_spec *spec, const ari_option_list *l, const char *argument)
 {
     char typed[ARI_OPT_TEXT];
     const char *name = argument + strspn(argument, "-");
     snprintf(typed, sizeof typed, "%.*s", (int)strcspn(name, "="), name);
     const char *word = ARI_SHOW(typed);
-    const char *near = nearest_option(spec, word);
+    const char *near = nearest_option(l, word);
     const char *dashes = argument[1] == '-' ? "--" : "-";
     if (near != NULL)
         return ar_error_set(AR_ERR_ARG, "unknown option %s%s; did you mean --%s?", dashes, word, near);
@@ -118,21 +99,20 @@ static bool looks_like_number(const char *argument)
 }
 
 /* A flag, or an option without a field, which is an action. */
-static ar_status set_flag(const found_option *f, const char *value, ari_args_action *action)
+static ar_status set_flag(const ari_option *o, bool *field, const char *value, ari_args_action *action)
 {
-    const ari_option *o = f->option;
     if (value != NULL)
         return ar_error_set(AR_ERR_ARG, "--%s: got '%s', but it takes no value", o->name, ARI_SHOW(value));
     if (o->at == ARI_OPT_NO_FIELD)
         *action = strcmp(o->name, "help") == 0 ? ARI_ARGS_HELP : ARI_ARGS_VERSION;
     else
-        *(bool *)(f->base + o->at) = true;
+        *field = true;
     return AR_OK;
 }
 
 /* Takes the option at argv[*i], and its value where it is the next argument. */
-static ar_status take_option(const ari_args_spec *spec, int argc, char *const *argv, int *i, void *values,
-                             ari_args_action *action)
+static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l, int argc, char *const *argv, int *i,
+                             void *values, ari_args_action *action)
 {
     const char *argument = argv[*i];
     const bool is_long = argument[1] == '-';
@@ -140,17 +120,16 @@ static ar_status take_option(const ari_args_spec *spec, int argc, char *const *a
     const char *value = is_long ? strchr(name, '=') : NULL;
     const size_t length = value != NULL ? (size_t)(value - name) : strlen(name);
     const char letter = is_long ? 0 : argument[1];
-    if (!is_long && length != 1)
-        return unknown_option(spec, argument);
-    const found_option f = find(spec, values, name, length, letter);
-    const ari_option *o = f.option;
-    if (o == NULL)
-        return unknown_option(spec, argument);
+    const size_t found = !is_long && length != 1 ? l->n : find(l, name, length, letter);
+    if (found == l->n)
+        return unknown_option(spec, l, argument);
+    const ari_option *o = l->option[found];
+    void *field = o->at == ARI_OPT_NO_FIELD ? NULL : (char *)values + l->at[found];
     if (o->kind == ARI_OPT_LATER)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--%s: not in this version", o->name);
     value = value != NULL ? value + 1 : NULL;
     if (o->kind == ARI_OPT_FLAG)
-        return set_flag(&f, value, action);
+        return set_flag(o, field, value, action);
     const char *next = *i + 1 < argc ? argv[*i + 1] : NULL;
     if (value == NULL && o->otherwise != NULL && !looks_like_number(next)) {
         value = o->otherwise;
@@ -164,7 +143,7 @@ static ar_status take_option(const ari_args_spec *spec, int argc, char *const *a
         *i += 1;
         value = next;
     }
-    return ari_option_kind_of(o)->set(o, f.base + o->at, value);
+    return ari_option_kind_of(o)->set(o, field, value);
 }
 
 static ar_status take_positional(const ari_args_spec *spec, size_t *taken, const char *argument, void *values)
@@ -188,6 +167,7 @@ static ar_status take_positional(const ari_args_spec *spec, size_t *taken, const
 
 ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values, ari_args_action *action)
 {
+    const ari_option_list options = ari_options_of(spec);
     size_t taken = 0;
     bool options_over = false;
     *action = ARI_ARGS_RUN;
@@ -196,7 +176,7 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
         if (!options_over && strcmp(argument, "--") == 0)
             options_over = true;
         else if (!options_over && argument[0] == '-' && argument[1] != '\0')
-            AR_TRY(take_option(spec, argc, argv, &i, values, action));
+            AR_TRY(take_option(spec, &options, argc, argv, &i, values, action));
         else
             AR_TRY(take_positional(spec, &taken, argument, values));
         if (*action != ARI_ARGS_RUN)
@@ -209,14 +189,6 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
 }
 
 /* --- what was asked for, as text that can be compared ------------------------------------------------------------- */
-
-static void print_values(FILE *to, const ari_option *options, const char *base)
-{
-    for (const ari_option *o = options; o && o->name; o++) {
-        if (!o->own && o->at != ARI_OPT_NO_FIELD && !ari_option_kind_of(o)->print(to, o, base + o->at))
-            fprintf(to, "no --%s\n", o->name);
-    }
-}
 
 ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *values)
 {
@@ -231,8 +203,13 @@ ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *val
         const char *given = *(const char *const *)((const char *)values + p->at);
         fprintf(to, "%s%s%s\n", given ? p->name : "no ", given ? " " : p->name, given ? given : "");
     }
-    print_values(to, spec->options, values);
-    print_values(to, ari_common_options, (const char *)values + spec->common_at);
+    const ari_option_list l = ari_options_of(spec);
+    for (size_t i = 0; i < l.n; i++) {
+        const ari_option *o = l.option[i];
+        if (!o->own && o->at != ARI_OPT_NO_FIELD &&
+            !ari_option_kind_of(o)->print(to, o, (const char *)values + l.at[i]))
+            fprintf(to, "no --%s\n", o->name);
+    }
     const bool failed = ferror(to) != 0;
     if (fclose(to) != 0 || failed) {
         free(text);
@@ -284,17 +261,14 @@ static int option_label(const ari_option *o, char *text, size_t size)
 /* Labels longer than this have their help on the next line. */
 enum { LABEL_LIMIT = 26 };
 
-static int label_width(const ari_args_spec *spec)
+static int label_width(const ari_args_spec *spec, const ari_option_list *l)
 {
     int width = 0;
-    const ari_option *const tables[] = {spec->options, ari_common_options};
-    for (size_t t = 0; t < 2; t++) {
-        for (const ari_option *o = tables[t]; o != NULL && o->name != NULL; o++) {
-            char label[ARI_OPT_TEXT];
-            const int n = option_label(o, label, sizeof label);
-            if (o->help != NULL && n > width && n <= LABEL_LIMIT)
-                width = n;
-        }
+    for (size_t i = 0; i < l->n; i++) {
+        char label[ARI_OPT_TEXT];
+        const int n = option_label(l->option[i], label, sizeof label);
+        if (l->option[i]->help != NULL && n > width && n <= LABEL_LIMIT)
+            width = n;
     }
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++) {
         const int n = (int)strlen(p->name);
@@ -314,25 +288,26 @@ static void print_entry(FILE *to, const char *label, const char *help, int width
     print_wrapped(to, help, column);
 }
 
-/* No title where every option is one of a later version, which has no help. */
-static void print_options(FILE *to, const char *title, const ari_option *options, int width)
+/* Those from `first` on. No title where every option is one of a later version, which has no help. */
+static void print_options(FILE *to, const char *title, const ari_option_list *l, size_t first, size_t end, int width)
 {
     bool titled = false;
-    for (const ari_option *o = options; o != NULL && o->name != NULL; o++) {
+    for (size_t i = first; i < end; i++) {
         char label[ARI_OPT_TEXT];
-        if (o->help == NULL)
+        if (l->option[i]->help == NULL)
             continue;
         if (!titled)
             fprintf(to, "\n%s:\n", title);
         titled = true;
-        option_label(o, label, sizeof label);
-        print_entry(to, label, o->help, width);
+        option_label(l->option[i], label, sizeof label);
+        print_entry(to, label, l->option[i]->help, width);
     }
 }
 
 void ari_args_help(FILE *to, const ari_args_spec *spec)
 {
-    const int width = label_width(spec);
+    const ari_option_list l = ari_options_of(spec);
+    const int width = label_width(spec, &l);
     fprintf(to, "usage: anyrank %s", spec->command);
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
         fprintf(to, p->required ? " %s" : " [%s]", p->name);
@@ -342,8 +317,8 @@ void ari_args_help(FILE *to, const ari_args_spec *spec)
         fputc('\n', to);
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
         print_entry(to, p->name, p->help, width);
-    print_options(to, "options", spec->options, width);
-    print_options(to, "options of every subcommand", ari_common_options, width);
+    print_options(to, "options", &l, 0, l.own, width);
+    print_options(to, "options of every subcommand", &l, l.own, l.n, width);
     if (spec->example == NULL)
         return;
     fprintf(to, "\n%s:\n", strchr(spec->example, '\n') != NULL ? "examples" : "example");
@@ -354,23 +329,59 @@ void ari_args_help(FILE *to, const ari_args_spec *spec)
     }
 }
 
-bool ari_args_begin(const ari_args_spec *spec, int argc, char *const *argv, void *values, int *exit_code)
+/* Tries the files that the command will write, so that long work does not end in vain. */
+static ar_status check_written(const ari_args_spec *spec, const void *values)
+{
+    const ari_option_list l = ari_options_of(spec);
+    const char *paths[ARI_OPT_MOST] = {NULL};
+    for (size_t i = 0; i < l.n; i++) {
+        const ari_option *o = l.option[i];
+        paths[i] = o->written ? *(const char *const *)(const void *)((const char *)values + l.at[i]) : NULL;
+        const bool dash = paths[i] && strcmp(paths[i], "-") == 0;
+        if (dash && i < l.own)
+            return ar_error_set(AR_ERR_ARG, "--%s - is no file: give a path (/dev/stdout is one)", o->name);
+        for (size_t k = 0; k < i && paths[i]; k++)
+            if (paths[k] && strcmp(paths[k], paths[i]) == 0)
+                return ar_error_set(AR_ERR_ARG, "--%s and --%s both name %s: one would replace the other",
+                                    l.option[k]->name, o->name, ARI_SHOW(paths[i]));
+        if (paths[i] && !dash && !ari_transport_is_silent())
+            AR_TRY(ari_out_check(paths[i]));
+    }
+    return AR_OK;
+}
+
+/* Whether the subcommand shall run, after what needs none: the help, or the version. */
+static ar_status begin(const ari_args_spec *spec, int argc, char *const *argv, void *values, bool *runs)
 {
     ari_args_action action = ARI_ARGS_RUN;
-    ar_status st = ari_args_parse(spec, argc, argv, values, &action);
-    const ari_common *common = (const ari_common *)(const void *)((const char *)values + spec->common_at);
-    /* Before the work whose result it takes. */
-    if (st == AR_OK && action == ARI_ARGS_RUN && common->json && strcmp(common->json, "-") != 0 &&
-        !ari_transport_is_silent())
-        st = ari_out_check(common->json);
-    *exit_code = ari_exit_code(st);
-    if (st != AR_OK) {
-        ari_print_error(spec->command, st);
-        return false;
-    }
+    AR_TRY(ari_args_parse(spec, argc, argv, values, &action));
+    *runs = action == ARI_ARGS_RUN;
     if (action == ARI_ARGS_HELP)
         ari_args_help(stdout, spec);
     if (action == ARI_ARGS_VERSION)
         ari_print_version(stdout);
-    return action == ARI_ARGS_RUN;
+    return *runs ? check_written(spec, values) : AR_OK;
+}
+
+int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
+{
+    void *values = NULL;
+    bool runs = false;
+    int exit_code = ARI_EXIT_SAME;
+    ar_status st = ari_alloc_zero(&values, 1, spec->size, "options");
+    if (st == AR_OK && spec->defaults)
+        memcpy(values, spec->defaults, spec->size);
+    if (st == AR_OK)
+        st = begin(spec, argc, argv, values, &runs);
+    if (st == AR_OK && runs)
+        st = spec->run(values, &exit_code);
+    if (st != AR_OK) {
+        fflush(stdout);
+        ari_print_error(spec->command, st);
+        exit_code = st == AR_ERR_MISMATCH && spec->mismatch_differs ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
+    }
+    if (values)
+        ari_transport_end(((ari_common *)(void *)((char *)values + spec->common_at))->process, st);
+    free(values);
+    return exit_code;
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/args.h"
+#include "cli/options/args.h"
 #include "ref/core/nearest.h"
 #include "ref/core/out.h"
 
@@ -177,21 +177,6 @@ static ar_status set_enum(const ari_option *o, void *field, const char *value)
         }
     }
     return bad_value(o, value);
-}
-
-ar_status ari_args_check_path(const char *option, const char *path)
-{
-    if (path && strcmp(path, "-") == 0)
-        return ar_error_set(AR_ERR_ARG, "--%s - is no file: give a path (/dev/stdout is one)", option);
-    return AR_OK;
-}
-
-ar_status ari_args_check_paths(const char *option, const char *path, const char *other, const char *other_path)
-{
-    if (path && other_path && strcmp(path, other_path) == 0)
-        return ar_error_set(AR_ERR_ARG, "--%s and --%s both name %s: one would replace the other", option, other,
-                            ARI_SHOW(path));
-    return AR_OK;
 }
 
 /* --- printing ----------------------------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/step_options.h"
+#include "cli/options/step_options.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -19,20 +19,34 @@ const char *const ari_fault_names[] = {
         NULL};
 const char *const ari_decay_names[] = {"all", "matrices", NULL};
 
-_Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often as there may be groups");
+#define ARI_VALUES ari_optimizer_values
+const ari_option ari_optimizer_options[] = {
+    ARI_OPTION_ENUM("optimizer", kind, ari_optimizer_names, "what updates the weights (default adamw)"),
+    ARI_OPTION_DOUBLE("lr", lr, 0, 1e6, "X", "learning rate (default 0.001)"),
+    ARI_OPTION_ENUM("lr-schedule", schedule, ari_schedule_names,
+                    "how the learning rate goes on after the warm-up; cosine: down to --min-lr in the last step "
+                    "(default constant)",
+                    .more = "The cosine is half a wave."),
+    ARI_OPTION_SIZE("warmup", warmup, 0, 1e9, "STEPS",
+                    "steps in which the learning rate rises linearly to --lr (default 0)"),
+    ARI_OPTION_DOUBLE("min-lr", min_lr, 0, 1e6, "X", "learning rate at the end of a cosine (default 0)"),
+    ARI_OPTION_DOUBLE("momentum", momentum, 0, 1, "X", "of sgd, below 1 (default 0)"),
+    ARI_OPTION_FLAG("nesterov", nesterov, "of sgd with --momentum: Nesterov's variant"),
+    ARI_OPTION_STRING("betas", betas, "B1,B2", "of adam and adamw (default 0.9,0.999)"),
+    ARI_OPTION_DOUBLE("weight-decay", weight_decay, 0, 1e6, "X",
+                      "added to the gradient by sgd and adam, decoupled in adamw (default 0; adamw 0.01)"),
+    ARI_OPTION_ENUM("decay", decay, ari_decay_names,
+                    "which parameters decay: all, or matrices only, not norms and biases (default all)",
+                    .more = "Matrices are the parameters of two dimensions."),
+    ARI_OPTION_STRINGS("group", groups, "GLOB:lr=X,decay=Y",
+                       "parameters whose names match the glob learn at X times the rate and decay by Y; the last "
+                       "group that matches counts (up to 8 of them)",
+                       .more = "The names are Hugging Face's, and globs are as of fnmatch(3), where '*' also matches "
+                               "dots. A group's decay counts whatever --decay says; lr or decay may be left out."),
+    {0},
+};
 
-ari_optimizer_values ari_optimizer_values_defaults(void)
-{
-    const double none = (double)NAN;
-    return (ari_optimizer_values){.kind = -1,
-                                  .schedule = -1,
-                                  .decay = -1,
-                                  .lr = none,
-                                  .momentum = none,
-                                  .weight_decay = none,
-                                  .min_lr = none,
-                                  .warmup = ARI_WARMUP_NOT_GIVEN};
-}
+_Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often as there may be groups");
 
 static ar_optimizer_kind kind_of(const ari_optimizer_values *v, ar_optimizer_kind otherwise)
 {

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_ARGS_H
+#define ARI_CLI_ARGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "anyrank/status.h"
+
+/* Options of a subcommand, from a table: parsing, --help, what processes compare, the manual pages and the completions
+ * come from it. A subcommand has a struct of values, whose fields hold the defaults before the
+ * parse, and one static table of options, each with its field:
+ *
+ *     struct values { ari_common common; ari_layout_values layout; const char *model; int sweep; bool sp; };
+ *     #define ARI_VALUES struct values
+ *     static const ari_option options[] = {
+ *         ARI_OPTION_INT("sweep", sweep, 1, 4096, "W", "every legal layout of up to W ranks"),
+ *         ARI_OPTION_FLAG("sp", sp, "sequence parallel"),
+ *         ARI_OPTION_GROUP(ari_device_options, layout), // a table that subcommands share, of ari_layout_values
+ *         {0}};
+ *
+ * Accepted forms: --name value, --name=value, -x value, and `--`, after which everything is positional. The last of a
+ * repeated option counts, or all of it (ARI_OPT_STRINGS). */
+typedef enum ari_option_kind {
+    ARI_OPT_FLAG,    /* bool, set to true; takes no value */
+    ARI_OPT_INT,     /* int in [min, max] */
+    ARI_OPT_SIZE,    /* size_t in [min, max] */
+    ARI_OPT_BYTES,   /* size_t in [min, max], as 4096, 25MiB or 2GB */
+    ARI_OPT_U64,     /* uint64_t, any */
+    ARI_OPT_DOUBLE,  /* double, finite, in [min, max] */
+    ARI_OPT_STRING,  /* const char *, borrowed from argv, not empty */
+    ARI_OPT_FILE,    /* the same: the path of a file */
+    ARI_OPT_FOLDER,  /* the same: the path of a folder */
+    ARI_OPT_STRINGS, /* ari_strings: each time one more of them */
+    ARI_OPT_ENUM,    /* int: the index in `choices` */
+    ARI_OPT_LATER,   /* declared, not in this version: parsing it is an error that says so */
+    ARI_OPT_GROUP    /* a table of options, whose struct of values is the field */
+} ari_option_kind;
+
+enum { ARI_OPT_MOST = 128, ARI_OPT_TEXT = 512 }; /* options of a subcommand; what would be right, in words */
+#define ARI_OPT_MANY 8
+/* All values of an option that may be given several times, in their order. */
+typedef struct ari_strings {
+    const char *text[ARI_OPT_MANY];
+    size_t n;
+} ari_strings;
+
+typedef struct ari_option {
+    const char *name; /* without the dashes; NULL ends a table */
+    char letter;      /* 0: no short form */
+    ari_option_kind kind;
+    size_t at;                      /* offset of the field in the struct of values */
+    double min, max;                /* INT, SIZE, BYTES, DOUBLE; both 0: all that the type holds, from 0 on for sizes */
+    const char *const *choices;     /* ENUM: all; strings: those that completions offer. Ends with NULL */
+    const char *value;              /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
+    const char *otherwise;          /* INT, SIZE: the value where no number follows; NULL: one must */
+    const char *help;               /* one or two lines, with the default; NULL: not listed */
+    const char *more;               /* sentences that the manual page adds; NULL: none */
+    bool own;                       /* of one process alone: where ranks are processes, they may differ in it */
+    bool written;                   /* FILE: one that the command writes; tried before any work */
+    const struct ari_option *group; /* GROUP */
+} ari_option;
+
+/* Rows of a table, by kind: name, field of ARI_VALUES, what bounds or names the value, help; then any other fields. */
+#define ARI_OPTION_ROW(which, called, field, ...)                                                 \
+    {                                                                                             \
+        .name = (called), .kind = ARI_OPT_##which, .at = offsetof(ARI_VALUES, field), __VA_ARGS__ \
+    }
+#define ARI_OPTION_NUMBER(which, called, field, least, most, word, ...) \
+    ARI_OPTION_ROW(which, called, field, .min = (least), .max = (most), .value = (word), .help = __VA_ARGS__)
+#define ARI_OPTION_INT(...) ARI_OPTION_NUMBER(INT, __VA_ARGS__)
+#define ARI_OPTION_SIZE(...) ARI_OPTION_NUMBER(SIZE, __VA_ARGS__)
+#define ARI_OPTION_BYTES(...) ARI_OPTION_NUMBER(BYTES, __VA_ARGS__)
+#define ARI_OPTION_DOUBLE(...) ARI_OPTION_NUMBER(DOUBLE, __VA_ARGS__)
+#define ARI_OPTION_TEXT(which, called, field, word, ...) \
+    ARI_OPTION_ROW(which, called, field, .value = (word), .help = __VA_ARGS__)
+#define ARI_OPTION_STRING(...) ARI_OPTION_TEXT(STRING, __VA_ARGS__)
+#define ARI_OPTION_STRINGS(...) ARI_OPTION_TEXT(STRINGS, __VA_ARGS__)
+#define ARI_OPTION_FILE(...) ARI_OPTION_TEXT(FILE, __VA_ARGS__)
+#define ARI_OPTION_FOLDER(...) ARI_OPTION_TEXT(FOLDER, __VA_ARGS__)
+#define ARI_OPTION_ENUM(called, field, names, ...) \
+    ARI_OPTION_ROW(ENUM, called, field, .choices = (names), .help = __VA_ARGS__)
+#define ARI_OPTION_FLAG(called, field, ...) ARI_OPTION_ROW(FLAG, called, field, .help = __VA_ARGS__)
+#define ARI_OPTION_U64(called, field, word, ...) ARI_OPTION_TEXT(U64, called, field, word, __VA_ARGS__)
+#define ARI_OPTION_GROUP(table, field) ARI_OPTION_ROW(GROUP, "", field, .group = (table))
+#define ARI_OPTION_LATER(called)                \
+    {                                           \
+        .name = (called), .kind = ARI_OPT_LATER \
+    }
+
+/* What the options of a kind have in common. */
+typedef struct ari_kind_ops {
+    /* Stores a value in its field. NULL: takes none. Errors: AR_ERR_ARG, with what would be right. */
+    ar_status (*set)(const ari_option *o, void *field, const char *value);
+    /* "an integer from 1 to 4096": what would be right. NULL: takes none. */
+    void (*describe)(const ari_option *o, char *text, size_t size);
+    /* "--tp 2" and a line feed; false where it was not given and has no default that could be printed. */
+    bool (*print)(FILE *to, const ari_option *o, const void *field);
+} ari_kind_ops;
+const ari_kind_ops *ari_option_kind_of(const ari_option *o);
+
+/** Decimal digits, up to what *end then points to; false where there is none or the number does not fit. */
+bool ari_natural(uint64_t *out, const char *text, const char **end);
+
+/* An option without a field: --help, --version. */
+#define ARI_OPT_NO_FIELD SIZE_MAX
+/* A positional argument; its field is a const char *. */
+typedef struct ari_positional {
+    const char *name; /* "MODEL"; NULL ends a table */
+    size_t at;
+    bool required;
+    ari_option_kind kind;       /* STRING, FILE or FOLDER */
+    const char *const *choices; /* those that completions offer; NULL: none */
+    const char *help;
+} ari_positional;
+
+/** What every subcommand takes. */
+typedef struct ari_common {
+    const char *json; /* "-": standard output; NULL: none */
+    bool quiet;
+    bool no_color;
+    int threads;                /* of the whole process; 0: as many as there are cores */
+    uint64_t seed;              /* 0 unless given */
+    struct ar_process *process; /* this one's place, once a run has begun whose ranks are processes; NULL: threads */
+} ari_common;
+
+typedef struct ari_args_spec {
+    const char *command;                            /* "check" */
+    const char *summary;                            /* one line, a sentence */
+    const char *example;                            /* whole command lines, separated by '\n' */
+    const ari_option *options;                      /* NULL: only the common ones */
+    const ari_positional *positionals;              /* NULL: none */
+    size_t common_at;                               /* offset of the ari_common in the struct of values */
+    size_t size;                                    /* of that struct */
+    const void *defaults;                           /* its fields before the parse; NULL: all zero */
+    ar_status (*run)(void *values, int *exit_code); /* *exit_code: 0, unless the result is a difference */
+    bool mismatch_differs; /* AR_ERR_MISMATCH is a difference: a mistake of the program, not of its user */
+} ari_args_spec;
+
+/* All options of a subcommand with the offsets of their fields: `own` of its own, groups taken apart, then those of
+ * every subcommand. */
+typedef struct ari_option_list {
+    const ari_option *option[ARI_OPT_MOST];
+    size_t at[ARI_OPT_MOST];
+    size_t n, own;
+} ari_option_list;
+/** spec NULL: those of every subcommand alone. */
+ari_option_list ari_options_of(const ari_args_spec *spec);
+
+typedef enum ari_args_action { ARI_ARGS_RUN, ARI_ARGS_HELP, ARI_ARGS_VERSION } ari_args_action;
+
+/** Parses argv[1 ..] into *values; argv[0] is the subcommand's name. *action is HELP or VERSION if --help or --version
+ *  stands before the first error.
+ *  Errors: AR_ERR_ARG (unknown option, with the nearest one; a value missing, malformed or out of range, with what
+ * would be right; too few or too many positionals), AR_ERR_UNSUPPORTED (an option of a later version). Strings are
+ * borrowed from argv. */
+AR_NODISCARD ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values,
+                                      ari_args_action *action);
+
+/** The subcommand, the version, and every option and positional with its value, in one line each: "--tp 2", "no --sp".
+ *  Without what is a process's own. Gives; free(). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *values);
+
+/** Prints usage, positionals, options and examples. */
+void ari_args_help(FILE *to, const ari_args_spec *spec);
+
+/** A subcommand from its arguments to its exit code: prints the help, the version, or an error, and leaves the other
+ *  processes. */
+int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv);
+
+#endif
