@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* anyrank bench: ratios measured side by side in one run. */
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/bench_report.h"
+#include "bench/allreduce.h"
+#include "bench/block.h"
+#include "bench/ddp.h"
+#include "bench/gemm.h"
+#include "bench/grad.h"
+#include "bench/step.h"
 #include "cli/command.h"
 #include "cli/options/layout.h"
 #include "cli/progress.h"
+#include "cli/table.h"
 #include "ref/core/budget.h"
+#include "ref/io/json.h"
 #include "run/run.h"
 #include "verify/check/text_batch.h"
-
-#define BLOCKS ((size_t)2)
 
 typedef struct bench_values {
     ari_common common;
@@ -23,6 +29,9 @@ typedef struct bench_values {
     int algorithm;   /* ar_sim_algorithm */
     int repetitions; /* 0: not given */
 } bench_values;
+
+static const char *const dtype_names[] = {"f32", "i64", NULL};
+static const char *const algorithm_names[] = {"auto", "direct", "ring", "last", NULL}; /* as ar_sim_algorithm */
 
 #define ARI_VALUES bench_values
 static const ari_option options[] = {
@@ -38,8 +47,8 @@ static const ari_option options[] = {
     ARI_OPTION_SIZE("bytes", bytes, 1, 1e12, "D",
                     "allreduce: bytes of each rank's input (default: seven sizes, 1 KiB to 100 MiB)",
                     .more = "The sizes are 1 KiB, 4 KiB, 16 KiB, 64 KiB, 1 MiB, 25 MiB and 100 MiB."),
-    ARI_OPTION_ENUM("dtype", dtype, ari_bench_dtype_names, "allreduce: what is summed (default: both)"),
-    ARI_OPTION_ENUM("algorithm", algorithm, ari_bench_algorithm_names,
+    ARI_OPTION_ENUM("dtype", dtype, dtype_names, "allreduce: what is summed (default: both)"),
+    ARI_OPTION_ENUM("algorithm", algorithm, algorithm_names,
                     "allreduce: how data moves (default auto: last for short messages, else direct)"),
     ARI_LAYOUT_OPTIONS("step: tensor-parallel ranks (default 4 where no layout is given)",
                        "step: exact or native (default: both)"),
@@ -66,178 +75,253 @@ static const ari_positional positionals[] = {
     {0},
 };
 
-static size_t repetitions_of(const bench_values *v)
+/* --- the benchmarks ----------------------------------------------------------------------------------------------- */
+
+/* A benchmark that runs. */
+typedef struct session {
+    const bench_values *v;
+    ar_device_choice device;
+    int threads;
+    size_t repetitions;
+    ari_progress progress;
+    ar_config config; /* of step and ddp, and of a block's model */
+} session;
+
+static void show_progress(session *s, size_t done, size_t all)
 {
-    return v->repetitions > 0                                            ? (size_t)v->repetitions
-           : strcmp(v->what, "gemm") == 0 || strcmp(v->what, "ddp") == 0 ? 7
-                                                                         : 15;
+    char what[32];
+    snprintf(what, sizeof what, "bench %s", s->v->what);
+    ari_progress_update(&s->progress, (double)done / (double)all, what);
 }
 
-static ar_status shapes_of(const bench_values *v, const ar_device_choice *device, ar_bench_gemm_row *rows, size_t *n)
+/* Prints the table and `words`, how it is to be read, and writes the JSON. threads 0: each row has its own. */
+static ar_status end(session *s, const ari_rows *r, int threads, const char *words, ...) AR_PRINTF(4, 5);
+static ar_status end(session *s, const ari_rows *r, int threads, const char *words, ...)
 {
-    const int given = (v->m > 0) + (v->n > 0) + (v->k > 0);
-    if (given != 0 && given != 3)
-        return ar_error_set(AR_ERR_ARG, "--m, --n and --k go together");
-    *n = given ? 1 : ARI_BENCH_GEMM_SHAPES;
-    if (given)
-        rows[0] = (ar_bench_gemm_row){.batch = v->batch ? v->batch : 1, .m = v->m, .n = v->n, .k = v->k};
-    else
-        memcpy(rows, ari_bench_gemm_shapes_for(device), sizeof ari_bench_gemm_shapes);
-    return AR_OK;
-}
-
-/* threads 0: each row has its own. */
-static ar_status end(json_t *rows, const bench_values *v, int threads)
-{
+    const bench_values *v = s->v;
+    ari_progress_end(&s->progress);
+    if (ari_wants_text(&v->common)) {
+        va_list args;
+        AR_TRY(ari_rows_print(r, stdout, 0));
+        va_start(args, words);
+        vprintf(words, args);
+        va_end(args);
+    }
     json_t *o = ari_json_begin("bench");
     json_object_set_new(o, "what", json_string(v->what));
-    const ar_device_choice device = ari_layout_device(&v->layout);
-    ari_device_json(o, &device);
+    ari_device_json(o, &s->device);
     if (threads > 0)
         json_object_set_new(o, "threads", json_integer(threads));
-    if (json_object_set_new(o, "rows", rows) != 0) {
+    const bool whole = json_object_set_new(o, "rows", ari_rows_json(r)) == 0;
+    if (!whole)
         json_decref(o);
-        return ari_json_end(NULL, &v->common);
-    }
-    return ari_json_end(o, &v->common);
+    return ari_json_end(whole ? o : NULL, &v->common);
 }
 
-static ar_status run_gemm(const bench_values *v)
+static const char *plural(int n)
 {
-    const ar_device_choice device = ari_layout_device(&v->layout);
+    return n == 1 ? "" : "s";
+}
+
+static ar_status run_gemm(session *s)
+{
+#define AT(name) offsetof(ar_bench_gemm_row, name)
+    static const ari_field fields[] = {
+        {"batch", "batch", ARI_AS_COUNT, AT(batch)},
+        {"m", "m", ARI_AS_COUNT, AT(m)},
+        {"n", "n", ARI_AS_COUNT, AT(n)},
+        {"k", "k", ARI_AS_COUNT, AT(k)},
+        {"native_gflops", "native GF/s", ARI_AS_RATE, AT(native_gflops)},
+        {"exact_over_native", "exact/native", ARI_AS_RATIO, AT(exact_over_native)},
+        {"exact_over_native_prepared", "weights prepared", ARI_AS_RATIO, AT(exact_over_native_prepared)},
+        {"spread", "spread", ARI_AS_SHARE, AT(spread)}};
+#undef AT
+    const bench_values *v = s->v;
     ar_bench_gemm_row rows[ARI_BENCH_GEMM_SHAPES];
-    size_t n = 0;
-    const int threads = v->common.threads > 0 ? v->common.threads : 1;
-    AR_TRY(shapes_of(v, &device, rows, &n));
-    ari_progress p;
-    ari_progress_begin(&p, v->common.quiet);
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < n && st == AR_OK; i++) {
-        ari_progress_update(&p, (double)i / (double)n, "bench gemm");
-        st = ari_bench_gemm(&rows[i], &device, threads, repetitions_of(v));
+    const int given = (v->m > 0) + (v->n > 0) + (v->k > 0);
+    const size_t n = given ? 1 : ARI_BENCH_GEMM_SHAPES;
+    if (given != 0 && given != 3)
+        return ar_error_set(AR_ERR_ARG, "--m, --n and --k go together");
+    memcpy(rows, ari_bench_gemm_shapes_for(&s->device), sizeof rows);
+    if (given)
+        rows[0] = (ar_bench_gemm_row){.batch = v->batch ? v->batch : 1, .m = v->m, .n = v->n, .k = v->k};
+    for (size_t i = 0; i < n; i++) {
+        show_progress(s, i, n);
+        AR_TRY(ari_bench_gemm(&rows[i], &s->device, s->threads, s->repetitions));
     }
-    ari_progress_end(&p);
-    AR_TRY(st);
-    if (ari_wants_text(&v->common))
-        AR_TRY(ari_bench_print_gemm(rows, n, threads));
-    return end(ari_bench_json_gemm(rows, n), v, threads);
+    return end(
+        s, ARI_ROWS(fields, rows, n), s->threads,
+        "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
+        "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the "
+        "repetitions'\nexact/native, (largest - smallest)/median.\n",
+        s->threads, plural(s->threads));
 }
 
-static ar_status run_grad(const bench_values *v)
+static ar_status run_grad(session *s)
 {
-    const ar_device_choice device = ari_layout_device(&v->layout);
-    ar_bench_grad_row rows[ARI_BENCH_GRAD_SHAPES];
-    const int threads = v->common.threads > 0 ? v->common.threads : 1;
-    ari_progress p;
-    ari_progress_begin(&p, v->common.quiet);
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < ARI_BENCH_GRAD_SHAPES && st == AR_OK; i++) {
-        ari_progress_update(&p, (double)i / ARI_BENCH_GRAD_SHAPES, "bench grad");
+#define AT(name) offsetof(ar_bench_grad_row, name)
+    static const ari_field fields[] = {{"out", "out", ARI_AS_COUNT, AT(out)},
+                                       {"in", "in", ARI_AS_COUNT, AT(in)},
+                                       {"tokens", "tokens", ARI_AS_COUNT, AT(tokens)},
+                                       {"seq", "seq", ARI_AS_COUNT, AT(seq)},
+                                       {"seconds", "time", ARI_AS_SECONDS, AT(seconds)},
+                                       {"over_contraction", "of one contraction", ARI_AS_RATIO, AT(over_contraction)},
+                                       {"over_native", "of sgemm", ARI_AS_RATIO, AT(over_native)},
+                                       {"spread", "spread", ARI_AS_SHARE, AT(spread)}};
+#undef AT
+    enum { n = ARI_BENCH_GRAD_SHAPES };
+    ar_bench_grad_row rows[n];
+    for (size_t i = 0; i < n; i++) {
+        show_progress(s, i, n);
         rows[i] = ari_bench_grad_shapes[i];
-        st = ari_bench_grad(&rows[i], &device, threads, repetitions_of(v));
+        AR_TRY(ari_bench_grad(&rows[i], &s->device, s->threads, s->repetitions));
     }
-    ari_progress_end(&p);
-    AR_TRY(st);
-    if (ari_wants_text(&v->common))
-        AR_TRY(ari_bench_print_grad(rows, ARI_BENCH_GRAD_SHAPES, threads));
-    return end(ari_bench_json_grad(rows, ARI_BENCH_GRAD_SHAPES), v, threads);
+    return end(
+        s, ARI_ROWS(fields, rows, n), s->threads,
+        "\nThe exact gradient of a weight [out, in], %d thread%s: each sequence's contraction is rounded and goes "
+        "into\nthe accumulator. Medians of its time over that of one exact contraction over all tokens, and of "
+        "sgemm.\n'spread': of the first ratio, (largest - smallest)/median.\n",
+        s->threads, plural(s->threads));
 }
 
-static ar_status config_of_model(const char *model, ar_config *config)
-{
-    char folder[512];
-    AR_TRY(ar_model_path(folder, sizeof folder, model));
-    return ar_config_load(config, folder);
-}
+/* A block in one of the numerics. */
+typedef struct block_line {
+    const char *block, *numerics;
+    size_t batch, seq;
+    ar_bench_block_row row;
+} block_line;
 
 /* Number i of the blocks to time: the model's, where one is given; NULL after the last. */
-static const ar_config *block_at(const bench_values *v, const ar_config *own, size_t i)
+static const ar_config *block_at(const session *s, size_t i)
 {
-    if (v->model)
-        return i == 0 ? own : NULL;
-    return ari_bench_block_config(i);
+    return !s->v->model ? ari_bench_block_config(i) : i == 0 ? &s->config : NULL;
 }
 
-static ar_status run_block(const bench_values *v)
+static ar_status run_block(session *s)
 {
-    const ar_device_choice device = ari_layout_device(&v->layout);
-    ari_bench_block_line lines[2 * BLOCKS];
-    const int threads = v->common.threads > 0 ? v->common.threads : ari_cores();
+#define AT(name) offsetof(block_line, name)
+    static const ari_field fields[] = {{"block", "block", ARI_AS_TEXT, AT(block)},
+                                       {"numerics", "numerics", ARI_AS_TEXT, AT(numerics)},
+                                       {"batch", "batch", ARI_AS_COUNT, AT(batch)},
+                                       {"seq", "seq", ARI_AS_COUNT, AT(seq)},
+                                       {"seconds", "time", ARI_AS_SECONDS, AT(row.seconds)},
+                                       {"gflops", "GF/s", ARI_AS_RATE, AT(row.gflops)},
+                                       {"gemm_fraction", "products", ARI_AS_RATIO, AT(row.gemm_fraction)},
+                                       {"over_native", "of native", ARI_AS_RATIO, AT(row.over_native)},
+                                       {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
+#undef AT
+    enum { MOST = 4 };
+    const bench_values *v = s->v;
+    const size_t batch = v->batch ? v->batch : 2, seq = v->seq ? v->seq : 512;
+    block_line lines[MOST];
+    char folder[512];
     size_t n = 0;
-    ari_progress p;
-    ari_progress_begin(&p, v->common.quiet);
-    ar_status st = AR_OK;
-    ar_config own;
     if (v->model)
-        st = config_of_model(v->model, &own);
-    for (size_t i = 0; block_at(v, &own, i) && n < 2 * BLOCKS && st == AR_OK; i++) {
-        const ar_config *config = block_at(v, &own, i);
+        AR_TRY(ari_run_config(&s->config, folder, sizeof folder, v->model));
+    for (const ar_config *c; (c = block_at(s, n / 2)) && n < MOST; n += 2) {
         ar_bench_block_row rows[2] = {0};
-        ari_progress_update(&p, (double)n / (2 * BLOCKS), "bench block");
-        const size_t batch = v->batch ? v->batch : 2, seq = v->seq ? v->seq : 512;
-        st = ari_bench_block(rows, config, batch, seq, &device, (ar_precision)v->layout.precision, threads,
-                             repetitions_of(v));
-        for (size_t k = 0; k < 2; k++)
-            lines[n++] = (ari_bench_block_line){config->name, k == 0 ? "native" : "exact", batch, seq, rows[k]};
+        show_progress(s, n, MOST);
+        AR_TRY(ari_bench_block(rows, c, batch, seq, &s->device, (ar_precision)v->layout.precision, s->threads,
+                               s->repetitions));
+        lines[n] = (block_line){c->name, "native", batch, seq, rows[0]};
+        lines[n + 1] = (block_line){c->name, "exact", batch, seq, rows[1]};
     }
-    ari_progress_end(&p);
-    AR_TRY(st);
-    if (ari_wants_text(&v->common))
-        AR_TRY(ari_bench_print_block(lines, n, threads));
-    return end(ari_bench_json_block(lines, n), v, threads);
+    return end(s, ARI_ROWS(fields, lines, n), s->threads,
+               "\nOne transformer block forward and backward, %d thread%s; medians. 'products': time of its matrix "
+               "products\nalone, by sgemm, over that of the block. 'of native': over the time of the native block. "
+               "'spread': of the\ntimes, (largest - smallest)/median.\n",
+               s->threads, plural(s->threads));
+}
+
+/* The run of step and ddp, whose layout is still to be set. Gives its tokens; free(). */
+static ar_status begin_run(session *s, ar_run *run, int64_t **ids)
+{
+    const bench_values *v = s->v;
+    char folder[512];
+    *run = (ar_run){
+        .batch = v->batch ? v->batch : 8,
+        .seq = v->seq ? v->seq : 64,
+        .sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
+        .device = s->device,
+        .threads = s->threads};
+    AR_TRY(ari_layout_check(&v->layout));
+    AR_TRY(ari_run_config(&s->config, folder, sizeof folder, v->model ? v->model : "llama-demo"));
+    AR_TRY(ari_layout_plan(&v->layout, s->config.arch, &run->plan));
+    return ari_text_ids(ids, run->batch, run->seq, s->config.vocab, NULL, v->common.seed);
+}
+
+/* A step in one layout and one of the numerics. */
+typedef struct step_line {
+    const char *model, *numerics;
+    char layout[ARI_LAYOUT_TEXT], shown[ARI_LAYOUT_TEXT];
+    size_t batch, seq;
+    ar_bench_step_row row;
+} step_line;
+
+static step_line step_line_of(const session *s, const ar_run *run, ar_parallel parallel, ar_bench_step_row row)
+{
+    step_line l = {.model = s->config.name,
+                   .numerics = ari_numerics_names[run->numerics],
+                   .batch = run->batch,
+                   .seq = run->seq,
+                   .row = row};
+    ar_parallel_text(l.layout, sizeof l.layout, &parallel);
+    ari_layout_text(l.shown, &parallel, run->batch);
+    return l;
 }
 
 /* One rank and the layout, in the numerics asked for or in both. */
-static ar_status run_numerics(const bench_values *v, ar_bench_step_options *o)
+static ar_status run_step(session *s)
 {
+#define AT(name) offsetof(step_line, name)
+    static const ari_field fields[] = {{"model", NULL, ARI_AS_TEXT, AT(model)},
+                                       {"layout", NULL, ARI_AS_WORDS, AT(layout)},
+                                       {NULL, "layout", ARI_AS_WORDS, AT(shown)},
+                                       {"numerics", "numerics", ARI_AS_TEXT, AT(numerics)},
+                                       {"batch", NULL, ARI_AS_COUNT, AT(batch)},
+                                       {"seq", NULL, ARI_AS_COUNT, AT(seq)},
+                                       {"seconds", "time", ARI_AS_SECONDS, AT(row.seconds)},
+                                       {"gflops", "GF/s", ARI_AS_RATE, AT(row.gflops)},
+                                       {"gemm_fraction", "products", ARI_AS_RATIO, AT(row.gemm_fraction)},
+                                       {"over_single", "of tp=1", ARI_AS_RATIO, AT(row.over_single)},
+                                       {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
+#undef AT
     static const ar_numerics all[] = {AR_NUMERICS_NATIVE, AR_NUMERICS_EXACT};
-    ari_bench_step_line lines[4];
-    ar_status st = AR_OK;
+    const bench_values *v = s->v;
+    step_line lines[4];
+    int64_t *ids = NULL;
     size_t n = 0;
-    ari_progress p;
-    ari_progress_begin(&p, v->common.quiet);
+    ar_bench_step_options o = {.config = &s->config, .repetitions = s->repetitions};
+    ar_status st = begin_run(s, &o.run, &ids);
+    o.input_ids = ids;
+    o.run.parallel = ari_layout_given(&v->layout) ? ari_layout_parallel(&v->layout) : (ar_parallel){.tp = 4};
     for (size_t i = 0; i < 2 && st == AR_OK; i++) {
+        ar_bench_step_row row[2] = {0};
         if (v->layout.numerics >= 0 && (ar_numerics)v->layout.numerics != all[i])
             continue;
-        ar_bench_step_row row[2] = {0};
-        ari_progress_update(&p, (double)n / 4.0, "bench step");
-        o->run.numerics = all[i];
-        st = ari_bench_step(row, o);
-        lines[n++] = (ari_bench_step_line){.parallel = {.tp = 1}, .numerics = all[i], .row = row[0]};
-        lines[n++] = (ari_bench_step_line){.parallel = o->run.parallel, .numerics = all[i], .row = row[1]};
+        show_progress(s, n, 4);
+        o.run.numerics = all[i];
+        st = ari_bench_step(row, &o);
+        lines[n++] = step_line_of(s, &o.run, (ar_parallel){.tp = 1}, row[0]);
+        lines[n++] = step_line_of(s, &o.run, o.run.parallel, row[1]);
     }
-    ari_progress_end(&p);
+    free(ids);
     AR_TRY(st);
-    if (ari_wants_text(&v->common))
-        AR_TRY(ari_bench_print_step(lines, n, o));
-    return end(ari_bench_json_step(lines, n, o), v, o->run.threads);
+    return end(
+        s, ARI_ROWS(fields, lines, n), s->threads,
+        "\nA training step of %s (AdamW, clipping), batch %zu x seq %zu, %d thread%s in all; medians. 'products': "
+        "time\nof the model's matrix products alone, by sgemm, over that of the step. 'of tp=1': over the time of "
+        "one rank's\nstep. 'spread': of that ratio, in the first row of the times, (largest - smallest)/median.\n",
+        s->config.name, o.run.batch, o.run.seq, s->threads, plural(s->threads));
 }
 
-static ar_status run_step(const bench_values *v)
-{
-    char folder[512];
-    ar_config c;
-    int64_t *ids = NULL;
-    ar_bench_step_options o = {
-        .config = &c,
-        .run.parallel = {.tp = 4},
-        .run.batch = v->batch ? v->batch : 8,
-        .run.seq = v->seq ? v->seq : 64,
-        .run.sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
-        .run.device = ari_layout_device(&v->layout),
-        .run.threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
-        .repetitions = repetitions_of(v)};
-    AR_TRY(ari_layout_check(&v->layout));
-    AR_TRY(ari_run_config(&c, folder, sizeof folder, v->model ? v->model : "llama-demo"));
-    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.run.plan));
-    if (ari_layout_given(&v->layout))
-        o.run.parallel = ari_layout_parallel(&v->layout);
-    AR_TRY(ari_text_ids(&ids, o.run.batch, o.run.seq, c.vocab, NULL, v->common.seed));
-    o.input_ids = ids;
-    const ar_status st = run_numerics(v, &o);
-    free(ids);
-    return st;
-}
+typedef struct ddp_line {
+    const char *model, *numerics, *mode;
+    int ranks;
+    size_t batch, seq, capacity;
+    bool ddp;
+    ar_bench_ddp_row row;
+} ddp_line;
 
 /* The step without DDP, then every capacity, eager and overlapped. */
 #define DDP_CAPACITIES ((size_t)6)
@@ -252,107 +336,169 @@ static size_t ddp_rows(ar_bench_ddp_row *rows)
     return n;
 }
 
-static ar_status run_ddp(const bench_values *v)
+static ar_status run_ddp(session *s)
 {
-    char folder[512];
-    ar_config c;
-    int64_t *ids = NULL;
+#define AT(name) offsetof(ddp_line, name)
+    static const ari_field fields[] = {{"model", NULL, ARI_AS_TEXT, AT(model)},
+                                       {"ranks", NULL, ARI_AS_INT, AT(ranks)},
+                                       {"numerics", NULL, ARI_AS_TEXT, AT(numerics)},
+                                       {"batch", NULL, ARI_AS_COUNT, AT(batch)},
+                                       {"seq", NULL, ARI_AS_COUNT, AT(seq)},
+                                       {"ddp", NULL, ARI_AS_FLAG, AT(ddp)},
+                                       {"bucket_bytes", "capacity", ARI_AS_CAPACITY, AT(capacity)},
+                                       {"mode", "mode", ARI_AS_TEXT, AT(mode)},
+                                       {"buckets", "buckets", ARI_AS_COUNT, AT(row.buckets)},
+                                       {"all_reduces", "all-reduces", ARI_AS_COUNT, AT(row.all_reduces)},
+                                       {"bytes", "MB", ARI_AS_MEGABYTES, AT(row.bytes)},
+                                       {"seconds", "time", ARI_AS_SECONDS, AT(row.seconds)},
+                                       {"over_alone", "of no DDP", ARI_AS_RATIO, AT(row.over_alone)},
+                                       {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
+#undef AT
+    const ar_parallel parallel = ari_layout_parallel(&s->v->layout);
     ar_bench_ddp_row rows[1 + 2 * DDP_CAPACITIES];
+    ddp_line lines[1 + 2 * DDP_CAPACITIES];
     const size_t n = ddp_rows(rows);
-    const ar_parallel parallel = ari_layout_parallel(&v->layout);
-    ar_bench_ddp_options o = {
-        .config = &c,
-        .run.parallel = {.dp = parallel.dp > 1 ? parallel.dp : 2},
-        .run.batch = v->batch ? v->batch : 8,
-        .run.seq = v->seq ? v->seq : 64,
-        .run.numerics = v->layout.numerics >= 0 ? (ar_numerics)v->layout.numerics : AR_NUMERICS_NATIVE,
-        .run.sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
-        .run.device = ari_layout_device(&v->layout),
-        .run.threads = v->common.threads > 0 ? v->common.threads : ari_cores(),
-        .repetitions = repetitions_of(v)};
-    AR_TRY(ari_layout_check(&v->layout));
+    int64_t *ids = NULL;
+    ar_bench_ddp_options o = {.config = &s->config, .repetitions = s->repetitions};
     if (parallel.tp > 1 || parallel.micro_batches > 1)
         return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
-    AR_TRY(ari_run_config(&c, folder, sizeof folder, v->model ? v->model : "llama-demo"));
-    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o.run.plan));
-    AR_TRY(ari_text_ids(&ids, o.run.batch, o.run.seq, c.vocab, NULL, v->common.seed));
+    ar_status st = begin_run(s, &o.run, &ids);
     o.input_ids = ids;
-    ari_progress p;
-    ari_progress_begin(&p, v->common.quiet);
-    ari_progress_update(&p, 0.0, "bench ddp");
-    ar_status st = ari_bench_ddp(rows, n, &o);
-    ari_progress_end(&p);
+    o.run.parallel.dp = parallel.dp > 1 ? parallel.dp : 2;
+    o.run.numerics = s->v->layout.numerics >= 0 ? (ar_numerics)s->v->layout.numerics : AR_NUMERICS_NATIVE;
+    show_progress(s, 0, 1);
+    if (st == AR_OK)
+        st = ari_bench_ddp(rows, n, &o);
     free(ids);
     AR_TRY(st);
-    if (ari_wants_text(&v->common))
-        AR_TRY(ari_bench_print_ddp(rows, n, &o));
-    return end(ari_bench_json_ddp(rows, n, &o), v, o.run.threads);
+    const char *numerics = ari_numerics_names[o.run.numerics];
+    const int world = ar_parallel_world(&o.run.parallel);
+    for (size_t i = 0; i < n; i++)
+        lines[i] = (ddp_line){.model = s->config.name,
+                              .numerics = numerics,
+                              .mode = rows[i].alone ? NULL : ari_bucket_mode_names[rows[i].mode],
+                              .ranks = world,
+                              .batch = o.run.batch,
+                              .seq = o.run.seq,
+                              .capacity = rows[i].alone ? ARI_NO_CAPACITY : rows[i].bucket_bytes,
+                              .ddp = !rows[i].alone,
+                              .row = rows[i]};
+    return end(
+        s, ARI_ROWS(fields, lines, n), s->threads,
+        "\nA training step of %s (AdamW, %s), batch %zu x seq %zu, dp=%d, %d thread%s in all; medians. 'no DDP': "
+        "the\nsame ranks with the same samples, each for itself. 'all-reduces', 'MB': of rank 0 in one step, bytes "
+        "read and\nwritten between ranks. 'spread': of the ratio, in the first row of the times, (largest - "
+        "smallest)/median.\n",
+        s->config.name, numerics, o.run.batch, o.run.seq, world, s->threads, plural(s->threads));
 }
 
+typedef struct allreduce_line {
+    const char *dtype, *algorithm;
+    ar_bench_allreduce_row row;
+} allreduce_line;
+
 /* The rows that the options ask for: every number of ranks, of every type, in every size. */
-static size_t allreduce_rows(const bench_values *v, ar_bench_allreduce_row *rows)
+#define ALLREDUCE_MOST (3 * 2 * ARI_BENCH_ALLREDUCE_SIZES)
+static size_t allreduce_rows(const bench_values *v, allreduce_line *lines)
 {
     static const int ranks[] = {2, 4, 8};
     static const ar_dtype dtypes[] = {AR_F32, AR_I64};
     size_t n = 0;
     for (size_t r = 0; r < (v->ranks ? 1 : sizeof ranks / sizeof *ranks); r++)
-        for (size_t t = 0; t < (v->dtype >= 0 ? 1 : sizeof dtypes / sizeof *dtypes); t++)
-            for (size_t s = 0; s < (v->bytes ? 1 : ARI_BENCH_ALLREDUCE_SIZES); s++)
-                rows[n++] = (ar_bench_allreduce_row){.ranks = v->ranks ? v->ranks : ranks[r],
-                                                     .bytes = v->bytes ? v->bytes : ari_bench_allreduce_sizes[s],
-                                                     .dtype = dtypes[v->dtype >= 0 ? (size_t)v->dtype : t],
-                                                     .algorithm = (ar_sim_algorithm)v->algorithm};
+        for (size_t t = 0; t < 2; t++)
+            for (size_t i = 0;
+                 (v->dtype < 0 || (size_t)v->dtype == t) && i < (v->bytes ? 1 : ARI_BENCH_ALLREDUCE_SIZES); i++)
+                lines[n++] = (allreduce_line){dtype_names[t],
+                                              algorithm_names[v->algorithm],
+                                              {.ranks = v->ranks ? v->ranks : ranks[r],
+                                               .bytes = v->bytes ? v->bytes : ari_bench_allreduce_sizes[i],
+                                               .dtype = dtypes[t],
+                                               .algorithm = (ar_sim_algorithm)v->algorithm}};
     return n;
 }
 
-static ar_status run_allreduce(const bench_values *v)
+static ar_status run_allreduce(session *s)
 {
-    ar_bench_allreduce_row rows[3 * 2 * ARI_BENCH_ALLREDUCE_SIZES];
-    const size_t n = allreduce_rows(v, rows);
-    ar_status st = AR_OK;
-    ari_progress p;
-    ari_progress_begin(&p, v->common.quiet);
-    for (size_t i = 0; i < n && st == AR_OK; i++) {
-        ari_progress_update(&p, (double)i / (double)n, "bench allreduce");
-        st = ari_bench_allreduce(&rows[i], ari_layout_timeout_ns(&v->layout), repetitions_of(v));
+#define AT(name) offsetof(allreduce_line, name)
+    static const ari_field fields[] = {{"ranks", "ranks", ARI_AS_INT, AT(row.ranks)},
+                                       {"bytes", "size", ARI_AS_BYTES, AT(row.bytes)},
+                                       {"numerics", "type", ARI_AS_TEXT, AT(dtype)},
+                                       {"algorithm", "how", ARI_AS_TEXT, AT(algorithm)},
+                                       {"seconds", "time", ARI_AS_MILLISECONDS, AT(row.seconds)},
+                                       {"bus_gbps", "bus GB/s", ARI_AS_RATIO, AT(row.bus_gbps)},
+                                       {"over_copy", NULL, ARI_AS_RATIO, AT(row.over_copy)},
+                                       {"copy_seconds", "copy", ARI_AS_MILLISECONDS, AT(row.copy_seconds)},
+                                       {"copy", NULL, ARI_AS_TEXT, AT(row.copy)},
+                                       {NULL, "times a copy", ARI_AS_RATIO, AT(row.over_copy)},
+                                       {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
+#undef AT
+    allreduce_line lines[ALLREDUCE_MOST];
+    const size_t n = allreduce_rows(s->v, lines);
+    for (size_t i = 0; i < n; i++) {
+        show_progress(s, i, n);
+        AR_TRY(ari_bench_allreduce(&lines[i].row, ari_layout_timeout_ns(&s->v->layout), s->repetitions));
     }
-    ari_progress_end(&p);
-    AR_TRY(st);
-    if (ari_wants_text(&v->common))
-        AR_TRY(ari_bench_print_allreduce(rows, n));
-    return end(ari_bench_json_allreduce(rows, n), v, 0);
+    return end(
+        s, ARI_ROWS(fields, lines, n), 0,
+        "\nOne all-reduce (sum) between N ranks, which are threads of this process, each with an input and an "
+        "output of\nthis size; medians. 'bus': 2(N-1)/N x size over the time, the rate of each link of a ring that "
+        "took as long.\n'copy': the same threads each copy their input to their output, so the memory has the same "
+        "traffic; the\nfastest of memcpy, streaming stores and rep movsb. 'spread': of times a copy, (largest - "
+        "smallest)/median.\n");
+}
+
+/* --- the command -------------------------------------------------------------------------------------------------- */
+
+typedef struct benchmark {
+    const char *name;
+    ar_status (*run)(session *s);
+    size_t repetitions; /* unless given */
+    bool one_thread;    /* unless given; else one on each core */
+    bool has_model;
+} benchmark;
+
+static const benchmark *find_benchmark(const char *name)
+{
+    static const benchmark all[] = {
+        {"gemm", run_gemm, 7, true, false},    {"grad", run_grad, 15, true, false},
+        {"block", run_block, 15, false, true}, {"step", run_step, 15, false, true},
+        {"ddp", run_ddp, 7, false, true},      {"allreduce", run_allreduce, 15, false, false}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (strcmp(name, all[i].name) == 0)
+            return &all[i];
+    return NULL;
 }
 
 static ar_status run(void *values, int *exit_code)
 {
     const bench_values *v = values;
+    const benchmark *b = find_benchmark(v->what);
+    const bool block = b && b->run == run_block;
     (void)exit_code;
-    const bool block = strcmp(v->what, "block") == 0;
-    if (v->model && !block && strcmp(v->what, "step") != 0 && strcmp(v->what, "ddp") != 0)
+    if (v->model && !(b && b->has_model))
         return ar_error_set(AR_ERR_ARG, "bench %s takes no model, '%s' is one too many", v->what, v->model);
     if (v->layout.precision != AR_PRECISION_F32 && !block)
         return ar_error_set(AR_ERR_ARG, "bench %s multiplies fp32: --precision is for bench block", v->what);
-    if (v->layout.device && strcmp(v->what, "allreduce") == 0)
+    if (v->layout.device && b && b->run == run_allreduce)
         return ar_error_set(AR_ERR_ARG, "bench allreduce sums in the host's memory: --device is for the others");
     ari_layout_values layout = v->layout;
     if (block) /* both numerics; the precision is the native one's */
         layout.numerics = AR_NUMERICS_NATIVE;
     if (v->layout.device)
         AR_TRY(ari_layout_check(&layout));
-    if (strcmp(v->what, "gemm") == 0)
-        return run_gemm(v);
-    if (strcmp(v->what, "grad") == 0)
-        return run_grad(v);
-    if (block)
-        return run_block(v);
-    if (strcmp(v->what, "step") == 0)
-        return run_step(v);
-    if (strcmp(v->what, "ddp") == 0)
-        return run_ddp(v);
-    if (strcmp(v->what, "allreduce") == 0)
-        return run_allreduce(v);
-    return ar_error_set(AR_ERR_ARG, "there is no benchmark '%s'; there are gemm, grad, block, step, ddp and allreduce",
-                        v->what);
+    if (!b)
+        return ar_error_set(
+            AR_ERR_ARG, "there is no benchmark '%s'; there are gemm, grad, block, step, ddp and allreduce", v->what);
+    session s = {.v = v,
+                 .device = ari_layout_device(&v->layout),
+                 .threads = v->common.threads > 0 ? v->common.threads
+                            : b->one_thread       ? 1
+                                                  : ari_cores(),
+                 .repetitions = v->repetitions > 0 ? (size_t)v->repetitions : b->repetitions};
+    ari_progress_begin(&s.progress, v->common.quiet);
+    const ar_status st = b->run(&s);
+    ari_progress_end(&s.progress);
+    return st;
 }
 
 /* dtype and numerics: both. */

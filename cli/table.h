@@ -2,6 +2,7 @@
 #ifndef ARI_CLI_TABLE_H
 #define ARI_CLI_TABLE_H
 
+#include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -26,6 +27,49 @@ void ari_table_cell(ari_table *t, const char *format, ...) AR_PRINTF(2, 3);
  *  Errors: AR_ERR_MEMORY (a cell could not be stored; nothing is printed). */
 AR_NODISCARD ar_status ari_table_print(ari_table *t, FILE *to, int indent);
 void ari_table_destroy(ari_table *t); /* accepts NULL */
+
+/* Rows of structs, of which a table and JSON come from one description of their fields. */
+typedef enum ari_field_kind {
+    ARI_AS_COUNT,       /* size_t or uint64_t */
+    ARI_AS_INT,         /* int */
+    ARI_AS_FLAG,        /* bool; in the JSON alone */
+    ARI_AS_TEXT,        /* const char *; NULL: none */
+    ARI_AS_WORDS,       /* char[] */
+    ARI_AS_CAPACITY,    /* size_t: bytes of a bucket; 0: a parameter each, ARI_NO_CAPACITY: none */
+    ARI_AS_BYTES,       /* size_t: "25 MiB" */
+    ARI_AS_MEGABYTES,   /* uint64_t of bytes: "1.5" */
+    ARI_AS_RATE,        /* double, as all that follow: "1.5" */
+    ARI_AS_RATIO,       /* "1.50" */
+    ARI_AS_SHARE,       /* "50 %" */
+    ARI_AS_SECONDS,     /* "1.50 s" */
+    ARI_AS_MILLISECONDS /* seconds: "1.50 ms" or "1.50 us" */
+} ari_field_kind;
+#define ARI_NO_CAPACITY SIZE_MAX
+
+typedef struct ari_field {
+    const char *key;   /* of the JSON; NULL: in the table alone */
+    const char *title; /* of the column; NULL: in the JSON alone */
+    ari_field_kind kind;
+    size_t at; /* offset in the row */
+} ari_field;
+
+typedef struct ari_rows {
+    const ari_field *fields;
+    size_t n_fields; /* at most 16 */
+    const void *rows;
+    size_t n, size; /* size: bytes of a row */
+} ari_rows;
+/* Of an array of fields and one of rows, of which the first `count` hold something. */
+#define ARI_ROWS(fields, rows, count)                                                \
+    &(ari_rows)                                                                      \
+    {                                                                                \
+        (fields), sizeof(fields) / sizeof *(fields), (rows), (count), sizeof *(rows) \
+    }
+
+/** The table, with titles. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_rows_print(const ari_rows *r, FILE *to, int indent);
+/** An array of objects. Gives; NULL without memory. */
+json_t *ari_rows_json(const ari_rows *r);
 
 /* Numbers for people. Each writes into text[0 .. ARI_NUMBER) and gives it back. */
 enum { ARI_NUMBER = 32 };

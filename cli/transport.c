@@ -31,6 +31,7 @@ const ari_option ari_transport_options[] = {
                     "with --transport nccl: several processes may use one GPU (slow; for tests)"),
     {0},
 };
+#undef ARI_VALUES
 
 /* As Open MPI, MPICH and Slurm's PMI, torchrun and srun tell it. */
 static bool is_another(void)

@@ -23,6 +23,7 @@ static const ari_option common_options[] = {
     {.name = "version", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print the version and exit"},
     {0},
 };
+#undef ARI_VALUES
 
 /* --- looking options up ------------------------------------------------------------------------------------------- */
 

@@ -57,6 +57,7 @@ const ari_option ari_bucket_options[] = {
                             "parameter without gradient is an error that names it."),
     {0},
 };
+#undef ARI_VALUES
 
 bool ari_layout_given(const ari_layout_values *v)
 {

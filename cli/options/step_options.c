@@ -45,6 +45,7 @@ const ari_option ari_optimizer_options[] = {
                                "dots. A group's decay counts whatever --decay says; lr or decay may be left out."),
     {0},
 };
+#undef ARI_VALUES
 
 _Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often as there may be groups");
 

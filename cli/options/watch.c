@@ -20,6 +20,7 @@ const ari_option ari_watch_options[] = {
                               "inside a node and between nodes, and the rate at which one rank computes."),
     {0},
 };
+#undef ARI_VALUES
 
 bool ari_watch_records(const ari_watch_values *v)
 {
