@@ -4,11 +4,32 @@
 
 #include "anyrank/dump.h"
 #include "dump/map.h"
-#include "dump/npy.h"
 #include "dump/placement.h"
 
-/* How a dump is put together: files are opened and told their ranks (dump_files.c, file_ranks.c), what each holds of
- * which tensor is listed in pieces (dump_pieces.c), and the pieces of one name make a tensor (parts*.c). */
+/* --- files of NumPy ----------------------------------------------------------------------------------------------- */
+/* NumPy's .npy, versions 1.0 to 3.0: one array a file. */
+typedef struct ari_npy {
+    ar_st_entry entry; /* the elements row-major as they lie in the file: of an array in Fortran order that is its
+                          transpose. Named by the file, without folder and ".npy" */
+    int ndim;          /* of the array */
+    size_t shape[AR_ST_MAX_DIMS];
+    bool fortran;    /* the file is in Fortran order, and so `entry` is not the array */
+    ar_dump_box box; /* the whole array, of `entry` */
+    void *map;
+    size_t map_bytes;
+} ari_npy;
+
+/** Maps and checks a file; hostile input is safe. Gives; ari_npy_close. Errors: AR_ERR_IO; AR_ERR_FORMAT
+ *  ("InvalidNpy: FILE: ..."); AR_ERR_UNSUPPORTED (big-endian numbers, dtypes that no safetensors file has, more than
+ *  AR_ST_MAX_DIMS dimensions: what to write in their place is said); AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_npy_open(ari_npy **gives, const char *path);
+/** Accepts NULL. */
+void ari_npy_close(ari_npy *f);
+
+/* --- a dump ------------------------------------------------------------------------------------------------------- */
+/* How a dump is put together: files are opened and their ranks told (dump_files.c), what each holds of which tensor is
+ * listed in pieces, by its placement or a mapping (dump_pieces.c), and the pieces of one name make a tensor
+ * (parts.c). */
 
 typedef struct ari_dump_file {
     char *path;
@@ -59,27 +80,20 @@ struct ar_dump {
     ar_dump_part *part; /* of all tensors, one after the other */
 };
 
-/** Opens the files of d->path. map: NULL or a mapping, which may say which files are whose. */
+/** Opens the files of d->path. map: NULL or a mapping, which may say which files are whose. Tells the ranks of a
+ *  folder's files by the mapping or their placements, or else by their names or their order, where they are ranks' at
+ *  all; sorts them by rank. */
 AR_NODISCARD ar_status ari_dump_open_files(ar_dump *d, const ari_map *map);
 void ari_dump_close_file(ari_dump_file *f);
 /** Entries of a file, whatever its format. */
 size_t ari_dump_entries(const ari_dump_file *f);
 const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i);
 
-/** Tells the ranks of a folder's files by the mapping or their placements, or else by their names or their order, where
- *  they are ranks' at all; sorts them by rank. */
-AR_NODISCARD ar_status ari_dump_tell_ranks(ar_dump *d, const ari_map *map);
-
-/** Lists what the files hold, by name and rank. */
+/** Lists what the files hold, or what a mapping makes of it, by name and rank: of each file's tensors, where the mapping
+ *  says whose it is; else of full ones. */
 AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map);
-/** An empty piece of `name` at the end of d's list. */
-AR_NODISCARD ar_status ari_piece_add(ari_piece **added, ar_dump *d, const char *name);
-void ari_piece_sort(ari_piece *p, size_t n);
 /** How many pieces from the first on have its name. */
 size_t ari_piece_group(const ari_piece *p, size_t n);
-/** Replaces the pieces by what a mapping makes of them: of what each file holds, where the mapping says whose file it
- *  is; else of full tensors. */
-AR_NODISCARD ar_status ari_dump_map_pieces(ar_dump *d, const ari_map *map);
 /** The full tensor of n pieces of one name, but for its parts. */
 AR_NODISCARD ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *piece, size_t n);
 void ari_piece_fini(ari_piece *p);
@@ -88,11 +102,26 @@ void ari_piece_join_boxes(ari_piece *p, int ndim, const size_t *shape, size_t co
 
 /** Makes the tensors of the pieces and checks that these cover them. */
 AR_NODISCARD ar_status ari_dump_make_tensors(ar_dump *d);
-/** Every element in one box, or in copies and summands as told; numbers the copies of the boxes. `piece` are the
- *  t->parts pieces of the tensor. */
-AR_NODISCARD ar_status ari_parts_check(const ar_dump *d, const ar_dump_tensor *t, const ari_piece *piece);
 
-/** Puts the names of the files' execution orders together: order of each tensor. */
-AR_NODISCARD ar_status ari_dump_set_order(ar_dump *d);
+/* --- reading boxes ------------------------------------------------------------------------------------------------ */
+/* Elements that lie next to each other in the full tensor. */
+typedef struct ari_dump_run {
+    const char *data; /* the first of them in the file */
+    size_t step;      /* from one to the next there, in bytes */
+    size_t full;      /* the first's number in the full tensor, row-major */
+    size_t count;
+} ari_dump_run;
+
+/** Calls f for every run of a box's elements among [start, start + count) of the full tensor, in ascending order. A
+ *  status other than AR_OK ends it and is returned. The dtype has whole bytes. */
+AR_NODISCARD ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b,
+                                         size_t start, size_t count,
+                                         ar_status (*f)(void *user, const ari_dump_run *run), void *user);
+/** Copies a run's elements of `bytes` bytes each, closely packed. */
+void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes);
+/** Copies a box's elements among [start, start + count) of the full tensor from `data`, the file's tensor, to where they
+ *  are in `out`, which begins with element `start`. Of t only dtype and shape are looked at. */
+void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const char *data, const ar_dump_box *b, size_t start,
+                       size_t count);
 
 #endif

@@ -94,15 +94,6 @@ static int permuted(const ari_map_rule *r, int i, int dims)
     return r->transpose && i >= dims - 2 ? 2 * dims - 3 - i : i;
 }
 
-static void strides_of(const ar_st_entry *e, size_t stride[AR_ST_MAX_DIMS])
-{
-    size_t next = 1;
-    for (int d = e->ndim - 1; d >= 0; d--) {
-        stride[d] = next;
-        next *= e->count == 0 ? 1 : e->shape[d]; /* at most count */
-    }
-}
-
 /* A box for each choice of a run in every dimension. */
 static ar_status fill_boxes(const ari_map_place *p, const view *v, ari_map_target *t)
 {
@@ -113,7 +104,7 @@ static ar_status fill_boxes(const ari_map_place *p, const view *v, ari_map_targe
         return ari_map_misfit(p, "would be %zu pieces, at most %d are supported", n, ARI_MAP_BOXES);
     AR_TRY(ari_alloc_zero((void **)&t->box, n, sizeof *t->box, "the pieces of a tensor"));
     t->boxes = n;
-    strides_of(p->entry, stride);
+    ari_row_major(stride, p->entry->ndim, p->entry->shape);
     for (size_t b = 0; b < n; b++) {
         ari_map_run run[AR_ST_MAX_DIMS];
         ar_dump_box *box = &t->box[b];
@@ -235,7 +226,7 @@ static ar_status take_indices(const ari_map_place *p, const view *whole, targets
     size_t stride[AR_ST_MAX_DIMS];
     view v = *whole;
     AR_TRY(ari_map_block_dim(p, &dim));
-    strides_of(p->entry, stride);
+    ari_row_major(stride, p->entry->ndim, p->entry->shape);
     for (v.dims = 0; v.dims < whole->dims - 1; v.dims++) {
         const int from = v.dims + (v.dims >= dim);
         v.dim[v.dims] = from;

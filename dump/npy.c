@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "dump/npy.h"
+#include "dump/dump.h"
 
 #include <ctype.h>
 #include <stdio.h>

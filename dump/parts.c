@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "dump/dump.h"
+
+#include <inttypes.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "dump/dump.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/safetensors.h"
@@ -68,6 +71,248 @@ static ar_status count_elements(ar_dump_tensor *t, const char *path)
     return AR_OK;
 }
 
+/* --- whether the parts make a whole: every element in one box, or in copies and summands as told ------------------ */
+/* A box and whose it is. */
+typedef struct holder {
+    ar_dump_box *box;
+    const ari_piece *piece;
+} holder;
+
+static int told(const ari_piece *p)
+{
+    return p->replicas > 0 ? p->replica : -1;
+}
+
+/* By box; then copies by the numbers that are told, summands by what they stand for; then by rank, in which order the
+ * pieces are. */
+static int compare_holders(const void *a, const void *b)
+{
+    const holder *x = a, *y = b;
+    int order = memcmp(x->box->global, y->box->global, sizeof x->box->global);
+    if (order == 0)
+        order = memcmp(x->box->extent, y->box->extent, sizeof x->box->extent);
+    if (order == 0)
+        order = (told(x->piece) > told(y->piece)) - (told(x->piece) < told(y->piece));
+    if (order == 0)
+        order = (x->piece->term > y->piece->term) - (x->piece->term < y->piece->term);
+    return order != 0 ? order : (x->piece > y->piece) - (x->piece < y->piece);
+}
+
+static bool same_box(const holder *x, const holder *y)
+{
+    return memcmp(x->box->global, y->box->global, sizeof x->box->global) == 0 &&
+           memcmp(x->box->extent, y->box->extent, sizeof x->box->extent) == 0;
+}
+
+static const char *rank_text(char text[24], int rank)
+{
+    if (rank < 0)
+        return "a file of no rank";
+    snprintf(text, 24, "rank %d", rank);
+    return text;
+}
+
+static const char *box_text(char text[ARI_REGION_TEXT], const ar_dump_tensor *t, const holder *h)
+{
+    return ari_region_text(text, t->ndim, h->box->global, h->box->extent);
+}
+
+static ar_status overlapping(const ar_dump *d, const ar_dump_tensor *t, const char *region, const ari_piece *a,
+                             const ari_piece *b, const char *why)
+{
+    char first[24], second[24];
+    return ar_error_set(AR_ERR_FORMAT, "OverlappingShards: %s: tensor '%s': %s and %s both hold %s%s",
+                        ARI_SHOW(d->path), ARI_SHOW(t->name), rank_text(first, a->rank), rank_text(second, b->rank),
+                        region, why);
+}
+
+/* "; no file of rank 2" and 5 more, where the number of ranks is known. */
+static void absent_ranks(char *text, size_t cap, const ar_dump *d)
+{
+    size_t n = 0, missing = 0;
+    int64_t next = 0; /* the last rank may be the largest int */
+    text[0] = '\0';
+    for (int i = 0; i <= d->ranks && d->world > 0; i++) {
+        const int found = i < d->ranks ? d->rank[i] : d->world;
+        for (; next < found && missing < 4; next++, missing++)
+            n += (size_t)snprintf(text + n, cap - n, "%s %" PRId64, missing == 0 ? "; no file of rank" : ",", next);
+        next = (int64_t)found + 1;
+    }
+    if (missing > 0 && d->world - d->ranks > (int)missing)
+        snprintf(text + n, cap - n, " and %d more", d->world - d->ranks - (int)missing);
+}
+
+static ar_status missing_shard(const ar_dump *d, const ar_dump_tensor *t, const char *what)
+{
+    char ranks[160];
+    absent_ranks(ranks, sizeof ranks, d);
+    return ar_error_set(AR_ERR_FORMAT, "MissingShard: %s: tensor '%s': %s%s", ARI_SHOW(d->path), ARI_SHOW(t->name),
+                        what, ranks);
+}
+
+static ar_status few_copies(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t copy, size_t copies)
+{
+    char region[ARI_REGION_TEXT], what[ARI_REGION_TEXT + 64];
+    snprintf(what, sizeof what, "copy %zu of %zu of %s is in no file", copy, copies, box_text(region, t, h));
+    return missing_shard(d, t, what);
+}
+
+/* One rank twice is no copy. */
+static ar_status check_ranks(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
+{
+    char region[ARI_REGION_TEXT];
+    for (size_t i = 1; i < n; i++) {
+        const ari_piece *a = h[i - 1].piece, *b = h[i].piece;
+        if (a->partial != b->partial)
+            return ar_error_set(
+                AR_ERR_FORMAT,
+                "InvalidPlacement: %s: tensor '%s': rank %d says that it is to be summed, rank %d does not",
+                ARI_SHOW(d->path), ARI_SHOW(t->name), a->partial ? a->rank : b->rank, a->partial ? b->rank : a->rank);
+        if ((a->rank == b->rank && a->rank >= 0) || a->file == b->file)
+            return overlapping(d, t, box_text(region, t, &h[i]), a, b,
+                               a->file == b->file ? ", twice in one file" : ", in two files");
+    }
+    return AR_OK;
+}
+
+/* Whether all tell of the same number of copies, or none of any: *copies. Those that do not tell are taken as they
+ * are. */
+static ar_status told_copies(int *copies, const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
+{
+    const ari_piece *last = h[n - 1].piece; /* those that tell come after those that do not */
+    *copies = told(h[0].piece) < 0 ? 0 : last->replicas;
+    for (size_t i = 0; i < n; i++)
+        if (h[i].piece->replicas != last->replicas && h[i].piece->replicas > 0)
+            return ar_error_set(AR_ERR_FORMAT,
+                                "InvalidPlacement: %s: tensor '%s': rank %d tells of %d copies, rank %d of %d",
+                                ARI_SHOW(d->path), ARI_SHOW(t->name), h[i].piece->rank, h[i].piece->replicas,
+                                last->rank, last->replicas);
+    return AR_OK;
+}
+
+/* Of copies whose numbers are told, each number is there as often as the others: once, but for summands and for boxes
+ * that are said to have more. */
+static ar_status check_numbers(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n, int copies)
+{
+    const bool once = !h[0].piece->partial && !h[0].piece->more_copies;
+    const size_t each = once ? 1 : (n + (size_t)copies - 1) / (size_t)copies;
+    char region[ARI_REGION_TEXT];
+    for (size_t i = 0; i < n; i++) {
+        const size_t number = (size_t)h[i].piece->replica;
+        if (number > i / each)
+            return few_copies(d, t, &h[i], i / each, (size_t)copies);
+        if (number < i / each)
+            return overlapping(d, t, box_text(region, t, &h[i]), h[i - 1].piece, h[i].piece,
+                               copies == 1 ? ", each as the only one" : ", as the same copy");
+    }
+    if (n % (size_t)copies != 0)
+        return few_copies(d, t, &h[0], each == 1 ? n : (size_t)h[n - 1].piece->replica, (size_t)copies);
+    return AR_OK;
+}
+
+static void number(const holder *h, size_t i, size_t copy, size_t copies)
+{
+    h[i].box->replica = (int)copy;
+    h[i].box->replicas = (int)copies;
+}
+
+/* Summands: of the same number of copies each, and as many as there are ranks along the dimension. */
+static ar_status number_terms(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n, size_t numbered)
+{
+    const size_t expected = h[0].piece->terms;
+    char region[ARI_REGION_TEXT], what[ARI_REGION_TEXT + 96];
+    size_t terms = numbered > 0 ? n / numbered : 0;
+    for (size_t i = 0; numbered == 0 && i < n; i++)
+        terms += i == 0 || h[i].piece->term != h[i - 1].piece->term;
+    const size_t copies = n / terms;
+    bool even = n % terms == 0;
+    for (size_t i = 0; numbered == 0 && even && i < n; i++)
+        even = h[i].piece->term == h[i - i % copies].piece->term;
+    if (!even || (expected > 0 && terms != expected)) {
+        snprintf(what, sizeof what, "%zu ranks hold summands of %s, expected %zu in each of %zu copies", n,
+                 box_text(region, t, &h[0]), expected > 0 ? expected : terms, copies);
+        return missing_shard(d, t, what);
+    }
+    for (size_t i = 0; i < n; i++)
+        number(h, i, numbered > 0 ? i / terms : i % copies, copies);
+    return AR_OK;
+}
+
+static ar_status check_copies(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
+{
+    AR_TRY(check_ranks(d, t, h, n));
+    int copies = 0;
+    AR_TRY(told_copies(&copies, d, t, h, n));
+    if (copies > 0)
+        AR_TRY(check_numbers(d, t, h, n, copies));
+    if (h[0].piece->partial)
+        return number_terms(d, t, h, n, (size_t)copies);
+    for (size_t i = 0; i < n; i++)
+        number(h, i, i, n);
+    return AR_OK;
+}
+
+static ar_status check_cover(const ar_dump *d, const ar_dump_tensor *t, const ari_piece *piece, ari_cover_box *box,
+                             size_t n)
+{
+    ari_cover result = {.fault = ARI_COVERED};
+    char region[ARI_REGION_TEXT], what[ARI_REGION_TEXT + 64];
+    ari_cover_check(&result, t->ndim, t->shape, box, n);
+    ari_region_text(region, t->ndim, result.start, result.extent);
+    switch (result.fault) {
+    case ARI_COVER_GAP:
+        snprintf(what, sizeof what, "no rank holds %s%s", result.all ? "" : "some elements of ", region);
+        return missing_shard(d, t, what);
+    case ARI_COVER_OVERLAP:
+        return overlapping(d, t, region, &piece[result.owner[0]], &piece[result.owner[1]],
+                           ", in boxes that are not the same");
+    case ARI_COVER_IRREGULAR:
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: tensor '%s': %zu boxes lie too irregularly to be checked",
+                            ARI_SHOW(d->path), ARI_SHOW(t->name), n);
+    case ARI_COVERED:
+    default:
+        return AR_OK;
+    }
+}
+
+static ar_status check_holders(const ar_dump *d, const ar_dump_tensor *t, const ari_piece *piece, holder *h, size_t n)
+{
+    ari_cover_box *box = NULL;
+    ar_status st = AR_OK;
+    size_t boxes = 0;
+    AR_TRY(ari_alloc((void **)&box, n, sizeof *box, "boxes of a dump"));
+    if (n > 1)
+        qsort(h, n, sizeof *h, compare_holders);
+    for (size_t i = 0, same = 0; i < n && st == AR_OK; i += same) {
+        for (same = 1; i + same < n && same_box(&h[i], &h[i + same]);)
+            same++;
+        box[boxes++] = (ari_cover_box){h[i].box, (size_t)(h[i].piece - piece)};
+        st = check_copies(d, t, &h[i], same);
+    }
+    if (st == AR_OK)
+        st = check_cover(d, t, piece, box, boxes);
+    free(box);
+    return st;
+}
+
+static ar_status check_parts(const ar_dump *d, const ar_dump_tensor *t, const ari_piece *piece)
+{
+    holder *h = NULL;
+    size_t most = 0, n = 0;
+    for (size_t i = 0; i < t->parts; i++)
+        most += piece[i].boxes;
+    AR_TRY(ari_alloc((void **)&h, most, sizeof *h, "boxes of a dump"));
+    for (size_t i = 0; i < t->parts; i++)
+        for (size_t k = 0; k < piece[i].boxes; k++) {
+            piece[i].box[k].replicas = 1;
+            if (ari_dump_box_count(t->ndim, &piece[i].box[k]) > 0)
+                h[n++] = (holder){&piece[i].box[k], &piece[i]};
+        }
+    const ar_status st = t->count == 0 ? AR_OK : check_holders(d, t, piece, h, n);
+    free(h);
+    return st;
+}
+
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 static ar_dump_part part_of(const ar_dump *d, const ari_piece *p)
 {
@@ -110,7 +355,7 @@ static ar_status make_tensor(const ar_dump *d, ar_dump_tensor *t, ar_dump_part *
     AR_TRY(ari_parts_shape(t, d, piece, n));
     t->part = part;
     join_boxes(t, piece, n);
-    AR_TRY(ari_parts_check(d, t, piece));
+    AR_TRY(check_parts(d, t, piece));
     for (size_t i = 0; i < n; i++) {
         part[i] = part_of(d, &piece[i]);
         if (part[i].replica == 0 && t->whole == NULL)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "dump/parts_cover.h"
+#include "dump/placement.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -52,4 +52,55 @@ AR_NODISCARD ar_status ari_placed_resolve(ar_dump_box **gives, size_t *boxes, co
 /** NULL: the file says nothing of it. */
 const ari_placed *ari_placement_find(const ari_placement *p, const char *name);
 
+/* --- a rank's files ----------------------------------------------------------------------------------------------- */
+/* A rank's tensors as files. PyTorch's readers know one box a tensor and file, so that of packed tensors (q|k|v) the
+ * second box goes into a second file of the rank, and so on: rank-00003.safetensors, rank-00003-2.safetensors. */
+
+/* A tensor's boxes: each but the first is in a further file. */
+typedef struct ari_boxes {
+    size_t n;
+    ar_box box[AR_MAX_BOXES];
+} ari_boxes;
+/** Those of a layout that are not empty; those that go on where another ends are one. */
+void ari_boxes_of(ari_boxes *o, const ar_layout *layout);
+
+#define ARI_RANK_FILE 64
+/** The name of the file of a rank's boxes number `k`. */
+void ari_rank_file_name(char name[ARI_RANK_FILE], int rank, size_t k);
+
+/** Metadata, as pairs: the two texts of ari_placement_text under their keys, and what says that they are there. */
+#define ARI_RANK_METADATA 3
+void ari_rank_metadata(const char *pair[2 * ARI_RANK_METADATA], char *const text[2]);
+
+/** Elements of a box. */
+size_t ari_dump_box_count(int ndim, const ar_dump_box *b);
+
+/* --- whether boxes share out a tensor ----------------------------------------------------------------------------- */
+/* A box of a tensor, by its `global` and `extent`, and whose it is. */
+typedef struct ari_cover_box {
+    const ar_dump_box *box;
+    size_t owner;
+} ari_cover_box;
+
+typedef enum ari_cover_fault {
+    ARI_COVERED, /* every element is in exactly one box */
+    ARI_COVER_GAP,
+    ARI_COVER_OVERLAP,
+    ARI_COVER_IRREGULAR /* thousands of boxes that no plane through the tensor separates: not all were looked at */
+} ari_cover_fault;
+typedef struct ari_cover {
+    ari_cover_fault fault;
+    size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* of the gap, or of what is in both boxes */
+    bool all;                                             /* a gap: all of it is missing; else some elements of it */
+    size_t owner[2];                                      /* of boxes that overlap */
+    size_t compared;                                      /* pairs */
+} ari_cover;
+
+/** Whether n boxes that lie in a tensor of this shape and are not empty share it out. Reorders them. Planes that cut no
+ *  box divide the tensor until each piece is one box's: n log n steps for what people do with tensors. */
+void ari_cover_check(ari_cover *result, int ndim, const size_t *shape, ari_cover_box *box, size_t n);
+/** "[0:64, 128:256]"; returns `text`. */
+#define ARI_REGION_TEXT 400
+const char *ari_region_text(char text[ARI_REGION_TEXT], int ndim, const size_t *start, const size_t *extent);
+
 #endif

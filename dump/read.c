@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "dump/read_box.h"
+#include "dump/dump.h"
 #include "ref/core/out.h"
 
 /* Elements that are converted or added up at a time. */
@@ -81,7 +81,7 @@ ar_status ar_dump_read(const ar_dump_tensor *t, size_t start, size_t count, void
     for (size_t i = 0; i < t->parts; i++)
         for (size_t k = 0; k < t->part[i].boxes; k++)
             if (t->part[i].box[k].replica == 0)
-                ari_dump_copy_box(out, t, &t->part[i], &t->part[i].box[k], start, count);
+                ari_dump_copy_box(out, t, t->part[i].entry->data, &t->part[i].box[k], start, count);
     return AR_OK;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "dump/read_box.h"
+#include "dump/dump.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -188,7 +188,7 @@ static size_t rows_together(const rows *r, const size_t *index, size_t full, siz
     return fit < left ? fit : left;
 }
 
-void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b, size_t start,
+void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const char *data, const ar_dump_box *b, size_t start,
                        size_t count)
 {
     if (ari_dump_box_count(t->ndim, b) == 0 || count == 0)
@@ -200,7 +200,7 @@ void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const ar_dump_part *p
         row_at(&r, i, index, &full, &local);
         if (full >= end)
             return;
-        const char *in = (const char *)p->entry->data + local * bytes;
+        const char *in = data + local * bytes;
         const size_t n = rows_together(&r, index, full, start, end);
         for (size_t k = 0; k < r.width && n > 1; k += TILE)
             copy_tile(out + (full - start + k) * bytes, in + k * r.step * bytes, &r, n,

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dump/read_box.h"
+#include "dump/dump.h"
 #include "ref/core/size.h"
 
 /* One copy of a box. */

@@ -1,50 +1,159 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/reshard.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "dump/dump.h"
 #include "ref/core/clock.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 
-/* --- what is told ------------------------------------------------------------------------------------------------- */
+#define CHUNK_BYTES ((size_t)8 << 20)
 
-#define NOTE 1024
+/* --- moving elements: from where the input has them to where the output does, some megabytes at a time ------------ */
 
-void ari_rs_note(const ari_rs *r, const char *format, ...)
+/* Copies what two boxes of a tensor have in common: `from`, of what is at `data`, and `to`, all of it at buffer,
+ * row-major. Rows of the input past `rows` are not taken. */
+static void copy_common(char *buffer, const ar_dump_box *to, const char *data, const ar_dump_box *from,
+                        const ari_rs_tensor *t, bool mapped)
 {
-    char text[NOTE];
-    va_list args;
-    if (!r->o->note)
-        return;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    r->o->note(r->o->user, text);
+    const size_t width = ar_dtype_bytes(t->from->dtype);
+    ar_dump_tensor target = {.dtype = t->from->dtype, .ndim = t->ndim, .count = 1};
+    ar_dump_box both = *from;
+    size_t last = 0; /* element, counted from the first */
+    for (int d = 0; d < t->ndim; d++) {
+        const size_t left = t->rows > from->global[0] ? t->rows - from->global[0] : 0;
+        const size_t extent = d == 0 && from->extent[0] > left ? left : from->extent[d];
+        if (!ari_overlap(&both.global[d], &both.extent[d], from->global[d], extent, to->global[d], to->extent[d]))
+            return;
+        both.at += (both.global[d] - from->global[d]) * from->stride[d];
+        both.global[d] -= to->global[d];
+        last += (both.extent[d] - 1) * from->stride[d];
+        target.shape[d] = to->extent[d];
+        target.count *= to->extent[d];
+    }
+    ari_dump_copy_box(buffer, &target, data, &both, 0, target.count);
+    if (mapped)
+        ari_rs_drop(data + both.at * width, (last + 1) * width);
 }
 
-ar_status ari_rs_remark(const ari_rs *r, const char *format, ...)
+/* sum: of partial parts, row-major; NULL: the parts are copied. */
+static void copy_into(char *buffer, const ar_dump_box *to, const ari_rs_tensor *t, const char *sum)
 {
-    char text[NOTE];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    if (r->o->strict)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "%s", text);
-    ari_rs_note(r, "%s", text);
+    const ar_dump_tensor *from = t->from;
+    if (sum) {
+        ar_dump_box all = {.at = 0};
+        memcpy(all.extent, from->shape, sizeof all.extent);
+        ari_row_major(all.stride, from->ndim, from->shape);
+        copy_common(buffer, to, sum, &all, t, false);
+        return;
+    }
+    for (size_t i = 0; i < from->parts; i++) {
+        for (size_t k = 0; k < from->part[i].boxes && from->part[i].replica == 0; k++)
+            copy_common(buffer, to, from->part[i].entry->data, &from->part[i].box[k], t, true);
+    }
+}
+
+typedef struct sink {
+    ari_rs *r;
+    ar_st_writer *writer;
+    size_t index; /* of the tensor in the file */
+    ari_sha256 *hash;
+    char *buffer;
+    size_t capacity;
+} sink;
+
+static ar_status put(sink *s, const void *data, size_t bytes)
+{
+    AR_TRY(ari_sha256_update(s->hash, data, bytes));
+    return ar_st_writer_put(s->writer, s->index, data, bytes);
+}
+
+static ar_status need(sink *s, size_t bytes)
+{
+    if (bytes <= s->capacity)
+        return AR_OK;
+    free(s->buffer);
+    s->buffer = NULL;
+    s->capacity = 0;
+    AR_TRY(ari_alloc((void **)&s->buffer, bytes, 1, "a piece of a tensor"));
+    s->capacity = bytes;
     return AR_OK;
 }
 
-void ari_rs_progress(ari_rs *r, size_t bytes, const char *what)
+static ar_status copy_rows(sink *s, const ari_rs_item *item, const char *sum)
 {
-    r->done += bytes;
-    if (r->o->progress)
-        r->o->progress(r->o->user, r->bytes > 0 ? (double)r->done / (double)r->bytes : 1.0, what);
+    const int ndim = item->tensor->ndim;
+    const size_t rows = ndim > 0 ? item->box.extent[0] : 1, row_bytes = item->bytes / rows;
+    const size_t step = row_bytes < CHUNK_BYTES ? CHUNK_BYTES / row_bytes : 1;
+    const bool padded = ndim > 0 && item->tensor->shape[0] > item->tensor->rows;
+    AR_TRY(need(s, (step < rows ? step : rows) * row_bytes));
+    for (size_t first = 0; first < rows; first += step) {
+        const size_t n = rows - first < step ? rows - first : step;
+        if (padded && s->buffer)
+            memset(s->buffer, 0, n * row_bytes);
+        ar_dump_box part = item->box;
+        if (ndim > 0) {
+            part.global[0] += first;
+            part.extent[0] = n;
+        }
+        copy_into(s->buffer, &part, item->tensor, sum);
+        AR_TRY(put(s, s->buffer, n * row_bytes));
+        ari_rs_progress(s->r, n * row_bytes, item->tensor->from->name);
+    }
+    return AR_OK;
+}
+
+/* All bytes as they are: elements smaller than a byte are not taken apart. */
+static ar_status copy_bytes(sink *s, const ari_rs_item *item)
+{
+    const ar_dump_tensor *from = item->tensor->from;
+    if (!from->whole)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "tensor '%s': %s has elements of less than a byte, whose parts are not put together",
+                            ARI_SHOW(from->name), ar_dtype_name(from->dtype));
+    for (size_t at = 0; at < item->bytes; at += CHUNK_BYTES) {
+        const size_t n = item->bytes - at < CHUNK_BYTES ? item->bytes - at : CHUNK_BYTES;
+        AR_TRY(put(s, (const char *)from->whole + at, n));
+        ari_rs_drop((const char *)from->whole + at, n);
+        ari_rs_progress(s->r, n, from->name);
+    }
+    return AR_OK;
+}
+
+static ar_status copy_item(sink *s, const ari_rs_item *item)
+{
+    const ar_dump_tensor *from = item->tensor->from;
+    char *sum = NULL;
+    ar_status st = AR_OK;
+    if (item->bytes == 0)
+        return AR_OK;
+    if (ar_dtype_bytes(from->dtype) == 0)
+        return copy_bytes(s, item);
+    if (item->tensor->partial) {
+        AR_TRY(ari_alloc((void **)&sum, from->count + 1, ar_dtype_bytes(from->dtype), from->name));
+        st = ar_dump_read(from, 0, from->count, sum);
+    }
+    if (st == AR_OK)
+        st = copy_rows(s, item, sum);
+    free(sum);
+    return st;
+}
+
+/* Writes the data of the items, in their order, and hashes it on the way. */
+static ar_status copy_items(ari_rs *r, ar_st_writer *w, const ari_rs_item *item, size_t n, ari_sha256 *hash)
+{
+    sink s = {.r = r, .writer = w, .hash = hash};
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        s.index = i;
+        st = copy_item(&s, &item[i]);
+    }
+    free(s.buffer);
+    return st;
 }
 
 /* --- one file ----------------------------------------------------------------------------------------------------- */
@@ -57,11 +166,8 @@ static ar_status open_writer(ar_st_writer **w, const ari_rs_folder *d, const ari
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&list, n, sizeof *list, "the tensors of a file"));
     AR_TRY_TO(done, st, ari_file_path(&path, d->path, f->name));
-    for (size_t i = 0; i < n; i++) {
-        list[i] = (ar_st_tensor){
-            .name = item[i].tensor->from->name, .dtype = item[i].tensor->from->dtype, .ndim = item[i].tensor->ndim};
-        memcpy(list[i].shape, item[i].box.extent, sizeof list[i].shape);
-    }
+    for (size_t i = 0; i < n; i++)
+        list[i] = ari_rs_described(item[i].tensor, item[i].box.extent);
     st = ar_st_writer_open(w, path, list, n, m->pair, m->pairs);
 done:
     free(list);
@@ -78,7 +184,7 @@ static ar_status write_file(ari_rs_folder *d, ari_rs *r, const ari_rs_file *f, c
     char hex[65];
     AR_TRY(ari_sha256_init(&hash));
     AR_TRY_TO(done, st, open_writer(&w, d, f, item, n, m));
-    AR_TRY_TO(done, st, ari_rs_copy(r, w, item, n, &hash));
+    AR_TRY_TO(done, st, copy_items(r, w, item, n, &hash));
     AR_TRY_TO(done, st, ari_sha256_final(&hash, hex));
     st = ar_st_writer_commit(w);
     w = NULL;
@@ -157,11 +263,8 @@ static ar_status write_index(const ari_rs *r)
     for (size_t s = 0; s < r->shards; s++)
         n += r->file[s].tensors;
     AR_TRY(ari_alloc_zero((void **)&list, n, sizeof *list, "the list of tensors"));
-    for (size_t i = 0; i < n; i++) {
-        list[i] =
-            (ar_st_tensor){.name = r->list[i]->from->name, .dtype = r->list[i]->from->dtype, .ndim = r->list[i]->ndim};
-        memcpy(list[i].shape, r->list[i]->shape, sizeof list[i].shape);
-    }
+    for (size_t i = 0; i < n; i++)
+        list[i] = ari_rs_described(r->list[i], r->list[i]->shape);
     const ar_status st = ar_st_write_index(r->o->out, list, n, r->shard, r->shards);
     free(list);
     return st;

@@ -5,13 +5,13 @@
 #include <jansson.h>
 
 #include "anyrank/reshard.h"
-#include "dump/rank_file.h"
+#include "dump/placement.h"
 #include "ref/io/hash.h"
 #include "ref/models/placement.h"
 
 /* Resharding: the input's tensors and what the config says of them (reshard_source.c), the files of the output and
- * which boxes each holds (reshard_items.c), moving them (reshard_copy.c), the folder with what an interrupted run left
- * in it (reshard_folder.c), and small files (reshard_beside.c). */
+ * which boxes each holds (reshard_items.c), the folder with what an interrupted run left in it (reshard_folder.c), and
+ * on top of these the moving of elements (reshard.c). */
 
 /* A tensor of the input. */
 typedef struct ari_rs_tensor {
@@ -20,6 +20,7 @@ typedef struct ari_rs_tensor {
     ari_placing placing; /* known */
     size_t layer;        /* that it belongs to, known or not; SIZE_MAX: none */
     bool state;          /* without ranks it goes into optimizer.safetensors */
+    bool partial;        /* the ranks' parts are summed */
     size_t rows;         /* of the input's dimension 0 that are taken: all but those past the vocabulary */
     int ndim;
     size_t shape[AR_ST_MAX_DIMS]; /* of the output, with padding */
@@ -61,6 +62,10 @@ typedef struct ari_rs {
 AR_NODISCARD ar_status ari_rs_remark(const ari_rs *r, const char *format, ...) AR_PRINTF(2, 3);
 void ari_rs_note(const ari_rs *r, const char *format, ...) AR_PRINTF(2, 3);
 void ari_rs_progress(ari_rs *r, size_t bytes, const char *what);
+/** Lets go of mapped memory that has been read: it comes back from the file where it is needed again. */
+void ari_rs_drop(const void *data, size_t bytes);
+/** A tensor of the output, or a part of this shape, without its data. */
+ar_st_tensor ari_rs_described(const ari_rs_tensor *t, const size_t *shape);
 
 /** Opens the input and tells what each tensor is. */
 AR_NODISCARD ar_status ari_rs_open(ari_rs *r);
@@ -89,11 +94,6 @@ typedef struct ari_rs_metadata {
 AR_NODISCARD ar_status ari_rs_metadata_of(ari_rs_metadata *m, const ari_rs *r, const ari_rs_file *f,
                                           const ari_rs_item *item, size_t n);
 void ari_rs_metadata_free(ari_rs_metadata *m);
-
-/** Writes the data of the items, in their order, and hashes it on the way. */
-AR_NODISCARD ar_status ari_rs_copy(ari_rs *r, ar_st_writer *w, const ari_rs_item *item, size_t n, ari_sha256 *hash);
-/** Lets go of mapped memory that has been read: it comes back from the file where it is needed again. */
-void ari_rs_drop(const void *data, size_t bytes);
 
 /* The output's folder: locked while it is written, with the request and the hashes of whole files beside them. */
 typedef struct ari_rs_folder {

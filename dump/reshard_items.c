@@ -15,16 +15,14 @@
 
 /* --- items -------------------------------------------------------------------------------------------------------- */
 
-/* All of the file's tensor, row-major. An empty one may have extents whose product wraps. */
+/* All of the file's tensor, row-major. */
 static void set_box(ari_rs_item *i, const size_t *global, const size_t *extent)
 {
-    size_t stride = 1;
-    for (int d = i->tensor->ndim - 1; d >= 0; d--) {
+    for (int d = 0; d < i->tensor->ndim; d++) {
         i->box.global[d] = global[d];
         i->box.extent[d] = extent[d];
-        i->box.stride[d] = stride;
-        stride *= i->bytes > 0 ? extent[d] : 1;
     }
+    ari_row_major(i->box.stride, i->tensor->ndim, extent);
 }
 
 static void whole_item(ari_rs_item *i, int replica, int replicas)
@@ -195,11 +193,8 @@ static ar_status plan_shards(ari_rs *r, size_t model)
 {
     ar_st_tensor *t = NULL;
     AR_TRY(ari_alloc_zero((void **)&t, model, sizeof *t, "the list of tensors"));
-    for (size_t k = 0; k < model; k++) {
-        t[k] = (ar_st_tensor){.name = r->list[k]->from->name, .dtype = r->list[k]->from->dtype};
-        t[k].ndim = r->list[k]->ndim;
-        memcpy(t[k].shape, r->list[k]->shape, sizeof t[k].shape);
-    }
+    for (size_t k = 0; k < model; k++)
+        t[k] = ari_rs_described(r->list[k], r->list[k]->shape);
     const size_t limit = r->o->shard_bytes > 0 ? r->o->shard_bytes : SHARD_BYTES;
     const ar_status st = ar_st_shard_plan(r->shard, &r->shards, t, model, limit);
     free(t);

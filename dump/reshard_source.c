@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +17,49 @@
 #include "ref/io/safetensors.h"
 #include "ref/models/family.h"
 #include "ref/models/param_list.h"
+
+/* --- what is told ------------------------------------------------------------------------------------------------- */
+
+#define NOTE 1024
+
+void ari_rs_note(const ari_rs *r, const char *format, ...)
+{
+    char text[NOTE];
+    va_list args;
+    if (!r->o->note)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    r->o->note(r->o->user, text);
+}
+
+ar_status ari_rs_remark(const ari_rs *r, const char *format, ...)
+{
+    char text[NOTE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (r->o->strict)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s", text);
+    ari_rs_note(r, "%s", text);
+    return AR_OK;
+}
+
+void ari_rs_progress(ari_rs *r, size_t bytes, const char *what)
+{
+    r->done += bytes;
+    if (r->o->progress)
+        r->o->progress(r->o->user, r->bytes > 0 ? (double)r->done / (double)r->bytes : 1.0, what);
+}
+
+void ari_rs_drop(const void *data, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
+    if (bytes > 0) /* advice: where it is not taken, nothing is wrong */
+        (void)madvise((void *)from, (uintptr_t)data - from + bytes, MADV_DONTNEED);
+}
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
@@ -241,12 +285,11 @@ static size_t padded_rows(const ari_rs *r, size_t vocab)
     return over == 0 || vocab > SIZE_MAX - to ? vocab : vocab + to - over;
 }
 
-static ar_status tensor_bytes(size_t *bytes, const ar_dump_tensor *from, int ndim, const size_t *shape)
+ar_st_tensor ari_rs_described(const ari_rs_tensor *t, const size_t *shape)
 {
-    const ar_st_tensor t = {.name = from->name, .dtype = from->dtype, .ndim = ndim, .data = ""};
-    ar_st_tensor sized = t;
-    memcpy(sized.shape, shape, (size_t)ndim * sizeof *shape);
-    return ari_st_tensor_bytes(bytes, &sized);
+    ar_st_tensor o = {.name = t->from->name, .dtype = t->from->dtype, .ndim = t->ndim};
+    memcpy(o.shape, shape, sizeof o.shape);
+    return o;
 }
 
 /* The vocabulary's rows: cut to those of the config, then padded. */
@@ -286,13 +329,12 @@ static ar_status classify(ari_rs_tensor *t, const ari_rs *r, const params *p, co
         fit_vocabulary(t, r, f);
     if (r->has_config && !t->known && from->count > 1)
         add_name(&f->unknown, from->name);
-    for (size_t i = 0; i < from->parts; i++) {
-        if (from->part[i].partial) {
-            add_name(&f->partial, from->name);
-            break;
-        }
-    }
-    return tensor_bytes(&t->bytes, from, t->ndim, t->shape);
+    for (size_t i = 0; i < from->parts; i++)
+        t->partial = t->partial || from->part[i].partial;
+    if (t->partial)
+        add_name(&f->partial, from->name);
+    const ar_st_tensor described = ari_rs_described(t, t->shape);
+    return ari_st_tensor_bytes(&t->bytes, &described);
 }
 
 static int compare_tensors(const void *a, const void *b)

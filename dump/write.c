@@ -1,17 +1,181 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "dump/placement.h"
+
 #include <errno.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "dump/placement.h"
-#include "dump/rank_file.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
+#include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 
+/* --- a rank's files ----------------------------------------------------------------------------------------------- */
+/* Whether b goes on where a ends, along one dimension, in both tensors. */
+static bool continues(const ar_box *a, const ar_box *b, int ndim, int along)
+{
+    for (int d = 0; d < ndim; d++) {
+        const size_t step = d == along ? a->extent[d] : 0;
+        if (b->global[d] != a->global[d] + step || b->local[d] != a->local[d] + step ||
+            (d != along && b->extent[d] != a->extent[d]))
+            return false;
+    }
+    return true;
+}
+
+void ari_boxes_of(ari_boxes *o, const ar_layout *layout)
+{
+    o->n = 0;
+    for (size_t i = 0; i < layout->nbox; i++) {
+        const ar_box *b = &layout->box[i];
+        bool empty = false;
+        int along = 0;
+        for (int d = 0; d < layout->ndim; d++)
+            empty |= b->extent[d] == 0;
+        if (empty)
+            continue;
+        ar_box *last = o->n > 0 ? &o->box[o->n - 1] : NULL;
+        while (last != NULL && along < layout->ndim && !continues(last, b, layout->ndim, along))
+            along++;
+        if (last != NULL && along < layout->ndim)
+            last->extent[along] += b->extent[along];
+        else
+            o->box[o->n++] = *b;
+    }
+}
+
+void ari_rank_file_name(char name[ARI_RANK_FILE], int rank, size_t k)
+{
+    char number[24] = "";
+    if (k > 0)
+        snprintf(number, sizeof number, "-%zu", k + 1);
+    snprintf(name, ARI_RANK_FILE, "rank-%05d%s.safetensors", rank, number);
+}
+
+void ari_rank_metadata(const char *pair[2 * ARI_RANK_METADATA], char *const text[2])
+{
+    pair[0] = "DCP_VERSION";
+    pair[1] = "1.0";
+    pair[2] = ARI_DUMP_DCP;
+    pair[3] = text[0];
+    pair[4] = ARI_DUMP_PLACEMENT;
+    pair[5] = text[1];
+}
+
+/* --- what a file says of itself ----------------------------------------------------------------------------------- */
+/* What a rank's file says of its tensors, written as ari_placement_parse reads it. Without memory jansson makes NULL
+ * of a value and refuses to put a NULL into another: the error is told once, at the end. */
+
+/* PyTorch wants an offset for each. */
+static json_t *saved_offsets(const ari_placed *t)
+{
+    return json_pack("{s:o}", "saved_offsets", ari_json_sizes(t->offset, (size_t)t->ndim));
+}
+
+/* The dimensions of the mesh that it is to be summed over. */
+static json_t *partial_over(const ari_placement *p, const ari_placed *t)
+{
+    json_t *list = json_array();
+    size_t n = 0;
+    for (size_t i = 0; i < p->dims; i++)
+        if ((t->partial_over >> i & 1u) != 0) {
+            json_array_append_new(list, json_string(p->mesh[i].name));
+            n++;
+        }
+    if (n == json_array_size(list))
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+static json_t *own_tensor(const ari_placement *p, const ari_placed *t)
+{
+    json_t *o = json_object();
+    int failed = json_object_set_new(o, "shape", ari_json_sizes(t->shape, (size_t)t->ndim));
+    if (t->replicas > 1) {
+        failed |= json_object_set_new(o, "replica", json_integer(t->replica));
+        failed |= json_object_set_new(o, "replicas", json_integer(t->replicas));
+    }
+    if (t->partial)
+        failed |= json_object_set_new(o, "partial", partial_over(p, t));
+    if (failed == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+static json_t *mesh(const ari_placement *p)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < p->dims; i++)
+        json_array_append_new(list, json_pack("[s, i]", p->mesh[i].name, p->mesh[i].size));
+    return list;
+}
+
+static json_t *coordinates(const ari_placement *p)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < p->dims; i++)
+        json_array_append_new(list, json_integer(p->at[i]));
+    return list;
+}
+
+static json_t *whole_text(const ari_placement *p)
+{
+    json_t *o = json_object(), *tensors = json_object(), *order = json_array();
+    int failed = json_object_set_new(o, "version", json_integer(1));
+    failed |= json_object_set_new(o, "rank", json_integer(p->rank));
+    failed |= json_object_set_new(o, "world", json_integer(p->world));
+    if (p->dims > 0) {
+        failed |= json_object_set_new(o, "mesh", mesh(p));
+        failed |= json_object_set_new(o, "at", coordinates(p));
+    }
+    for (size_t i = 0; i < p->tensors; i++)
+        failed |= json_object_set_new(tensors, p->tensor[i].name, own_tensor(p, &p->tensor[i]));
+    failed |= json_object_set_new(o, "tensors", tensors);
+    for (size_t i = 0; i < p->ordered; i++)
+        failed |= json_array_append_new(order, json_string(p->order[i]));
+    if (p->ordered > 0)
+        failed |= json_object_set_new(o, "order", order);
+    else
+        json_decref(order);
+    if (failed == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+static json_t *dcp_text(const ari_placement *p)
+{
+    json_t *o = json_object();
+    int failed = 0;
+    for (size_t i = 0; i < p->tensors; i++)
+        failed |= json_object_set_new(o, p->tensor[i].name, saved_offsets(&p->tensor[i]));
+    if (failed == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+static ar_status print(char **gives, json_t *value)
+{
+    *gives = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    json_decref(value);
+    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a rank's placement");
+}
+
+ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p)
+{
+    *own = NULL;
+    AR_TRY(print(dcp, dcp_text(p)));
+    return print(own, whole_text(p));
+}
+
+/* --- writing ------------------------------------------------------------------------------------------------------ */
 /* What goes into one file. */
 typedef struct contents {
     ar_st_tensor *tensor;
@@ -20,7 +184,6 @@ typedef struct contents {
     size_t n;
 } contents;
 
-/* --- values ------------------------------------------------------------------------------------------------------- */
 static ar_status check_value(const ar_dump_value *v)
 {
     const ar_layout *o = v->layout;
@@ -64,7 +227,7 @@ static ar_status box_data(const void **data, void **copy, const ar_tensor *local
     return AR_OK;
 }
 
-static ar_status partial_over(ari_placed *p, const ar_dump_value *v, const ar_dump_place *place)
+static ar_status set_partial(ari_placed *p, const ar_dump_value *v, const ar_dump_place *place)
 {
     for (size_t i = 0; v->partial != NULL && i < place->dims; i++)
         if (strcmp(place->mesh[i].name, v->partial) == 0)
@@ -92,7 +255,7 @@ static ar_status add_box(contents *o, const ar_dump_value *v, const ar_dump_plac
         p->shape[d] = layout->shape[d];
         p->offset[d] = b->global[d];
     }
-    AR_TRY(partial_over(p, v, place));
+    AR_TRY(set_partial(p, v, place));
     AR_TRY(box_data(&t->data, &o->copy[o->n], v->local, b));
     o->n++;
     return AR_OK;

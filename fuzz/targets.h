@@ -18,7 +18,7 @@
 
 #include "anyrank/config.h"
 #include "dump/map.h"
-#include "dump/npy.h"
+#include "dump/dump.h"
 #include "dump/placement.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"

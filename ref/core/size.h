@@ -34,6 +34,16 @@ static inline void ari_coordinates(size_t *at, size_t index, int ndim, const siz
     }
 }
 
+/** From one element to the next along each dimension of a tensor that is stored row by row. */
+static inline void ari_row_major(size_t *stride, int ndim, const size_t *extent)
+{
+    size_t step = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        stride[d] = step;
+        step *= extent[d]; /* may wrap where another extent is 0, and there is nothing to step to */
+    }
+}
+
 /** What [first, first + n) and [other, other + m) have in common: [*start, *start + *count), empty where nothing.
  * Returns whether it is anything. */
 static inline bool ari_overlap(size_t *start, size_t *count, size_t first, size_t n, size_t other, size_t m)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 
-#include "dump/npy.h"
+#include "dump/dump.h"
 #include "io/st_bytes.h"
 
 TestSuite(npy, .timeout = 300);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dump/parts_cover.h"
+#include "dump/placement.h"
 #include "ref/core/clock.h"
 #include "ref/core/splitmix.h"
 #include "support/small.h"
