@@ -117,6 +117,8 @@ typedef struct ari_dump_run {
 AR_NODISCARD ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b,
                                          size_t start, size_t count,
                                          ar_status (*f)(void *user, const ari_dump_run *run), void *user);
+/** Where a box's elements lie without gaps in the file, in the full tensor's order: the first of them; else NULL. */
+const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b);
 /** Copies a run's elements of `bytes` bytes each, closely packed. */
 void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes);
 /** Copies a box's elements among [start, start + count) of the full tensor from `data`, the file's tensor, to where they

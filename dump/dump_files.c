@@ -214,12 +214,12 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
 
 static ar_status open_folder(ar_dump *d, const ari_map *map)
 {
-    d->mapped = map != NULL && ari_map_has_ranks(map);
+    d->mapped = map != NULL && map->has_files;
     if (!d->mapped)
         AR_TRY(ar_st_model_open(&d->model, d->path));
     if (d->model != NULL)
         return add_model(d);
-    AR_TRY(walk(d, map, "", d->mapped ? ari_map_depth(map) : 0));
+    AR_TRY(walk(d, map, "", d->mapped ? map->depth : 0));
     if (d->files > 0)
         return AR_OK;
     AR_TRY(ari_foreign_refuse_folder(d->path));
@@ -242,11 +242,6 @@ static ar_status open_path(ar_dump *d, const ari_map *map)
 }
 
 /* --- whose the files are ------------------------------------------------------------------------------------------ */
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* Whether two files name the same tensor. */
 static ar_status names_repeat(bool *repeat, const ar_dump *d)
 {
@@ -258,11 +253,7 @@ static ar_status names_repeat(bool *repeat, const ar_dump *d)
     for (size_t i = 0; i < d->files; i++)
         for (size_t k = 0; k < ari_dump_entries(&d->file[i]); k++)
             name[n++] = ari_dump_entry(&d->file[i], k)->name;
-    if (n > 1)
-        qsort(name, n, sizeof *name, compare_names);
-    *repeat = false;
-    for (size_t i = 1; i < n; i++)
-        *repeat = *repeat || strcmp(name[i - 1], name[i]) == 0;
+    *repeat = ari_repeated_name(name, n) != NULL;
     free(name);
     return AR_OK;
 }
@@ -373,21 +364,14 @@ static ar_status tell_by_mapping(ar_dump *d)
     return check_mapped(d);
 }
 
-static void take_mesh(ar_dump *d, const ari_map *map)
-{
-    const ar_dump_dim *dims = NULL;
-    const size_t n = map == NULL ? 0 : ari_map_mesh(map, &dims);
-    if (n == 0)
-        return;
-    d->mesh_dims = n;
-    memcpy(d->mesh, dims, n * sizeof *dims);
-}
-
 static ar_status tell_ranks(ar_dump *d, const ari_map *map)
 {
     if (d->files > INT_MAX)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: %zu files", ARI_SHOW(d->path), d->files);
-    take_mesh(d, map);
+    if (map != NULL) {
+        d->mesh_dims = map->dims;
+        memcpy(d->mesh, map->mesh, sizeof d->mesh);
+    }
     if (d->mapped)
         return tell_by_mapping(d);
     for (size_t i = 0; i < d->files; i++)

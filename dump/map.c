@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dump/map_parts.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
@@ -127,16 +126,6 @@ static ar_status read_files(ari_map *m, const json_t *files)
     return check_files(m);
 }
 
-bool ari_map_has_ranks(const ari_map *m)
-{
-    return m->has_files;
-}
-
-int ari_map_depth(const ari_map *m)
-{
-    return m->depth;
-}
-
 ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank)
 {
     ari_map_match match;
@@ -240,10 +229,4 @@ void ari_map_free(ari_map *m)
     free(m->name);
     json_decref(m->root);
     free(m);
-}
-
-size_t ari_map_mesh(const ari_map *m, const ar_dump_dim **dims)
-{
-    *dims = m->mesh;
-    return m->dims;
 }

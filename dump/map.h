@@ -2,6 +2,8 @@
 #ifndef ARI_DUMP_MAP_H
 #define ARI_DUMP_MAP_H
 
+#include <jansson.h>
+
 #include "anyrank/dump.h"
 
 /* A mapping file: how the tensors of files that say nothing of themselves make full tensors (docs/dumps.md). */
@@ -15,16 +17,10 @@ AR_NODISCARD ar_status ari_map_parse(ari_map **gives, const char *text, size_t l
 /** Accepts NULL. */
 void ari_map_free(ari_map *m);
 
-/** The mesh, outermost first; 0 dimensions: not told. Borrowed. */
-size_t ari_map_mesh(const ari_map *m, const ar_dump_dim **dims);
-/** Whether the mapping says which rank a file is; without, the files are no rank's. */
-bool ari_map_has_ranks(const ari_map *m);
 /** Which rank a file of the folder is: by the mapping's file pattern. *rank = -1: none, the file is left out. Several
  *  files may be one rank's. Errors: AR_ERR_FORMAT (coordinates outside the mesh). `name`: without the folder; with the
  *  folders between where the pattern has them ("mp_rank_{tp}/model.safetensors"). */
 AR_NODISCARD ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank);
-/** How many folders deep the pattern's files lie: the slashes in it. */
-int ari_map_depth(const ari_map *m);
 
 /** What one tensor of one file is part of. */
 typedef struct ari_map_target {
@@ -46,5 +42,147 @@ typedef const ar_st_entry *(*ari_map_peer)(void *user, int rank, const char *nam
 AR_NODISCARD ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer,
                                      void *user, ari_map_target **gives, size_t *n);
 void ari_map_targets_free(ari_map_target *t, size_t n);
+/** Sorts names. Returns one that is there twice; NULL where all differ. */
+const char *ari_repeated_name(const char **name, size_t n);
+
+/* --- what the files of the mapping share -------------------------------------------------------------------------- */
+#define ARI_MAP_PATTERN 512  /* tokens of a glob, bytes of a name's pattern */
+#define ARI_MAP_CAPTURES 8   /* '*' of a glob; numbers in braces of one */
+#define ARI_MAP_NAME 16      /* bytes of a number's or a dimension's name */
+#define ARI_MAP_BLOCKS 64    /* packed in one tensor */
+#define ARI_MAP_RULES 4096   /* of a file */
+#define ARI_MAP_BOXES 65536  /* of one tensor of one file */
+#define ARI_MAP_TARGETS 4096 /* tensors that one is taken apart into */
+#define ARI_MAP_MATCHED 4096 /* bytes of the longest name that a glob is held against */
+#define ARI_MAP_RANKS 65536  /* of a mesh */
+
+/* --- patterns of names (map_name.c) ------------------------------------------------------------------------------- */
+typedef enum ari_map_token_kind { ARI_MAP_BYTE, ARI_MAP_ANY, ARI_MAP_STAR, ARI_MAP_NUMBER } ari_map_token_kind;
+typedef struct ari_map_token {
+    ari_map_token_kind kind;
+    char byte;
+    int number; /* which of the glob's */
+} ari_map_token;
+/* '*' any bytes, '?' one character, {name} all the digits that stand there, '\' before a byte: that byte itself. */
+typedef struct ari_map_glob {
+    ari_map_token *token;
+    size_t tokens;
+    int stars, numbers;
+    char name[ARI_MAP_CAPTURES][ARI_MAP_NAME]; /* of numbers */
+} ari_map_glob;
+/* What a glob found in a name. */
+typedef struct ari_map_match {
+    const char *text;
+    size_t star[ARI_MAP_CAPTURES][2]; /* begin, end in the text */
+    size_t number[ARI_MAP_CAPTURES];
+} ari_map_match;
+/* Values that a pattern may compute with. */
+typedef struct ari_map_values {
+    const ari_map_glob *glob;
+    const ari_map_match *match; /* NULL: the pattern is only checked */
+    const ar_dump_dim *mesh;
+    const int *at; /* coordinates; NULL: the file is no rank's */
+    size_t dims;
+    int rank;
+    bool has_index; /* {index}, of a tensor that is taken apart index by index */
+    size_t index;
+} ari_map_values;
+
+/** Compiles. *problem: what is wrong, static storage, with AR_ERR_FORMAT; AR_ERR_MEMORY sets the error itself. */
+AR_NODISCARD ar_status ari_map_glob_compile(ari_map_glob *g, const char *text, const char **problem);
+void ari_map_glob_fini(ari_map_glob *g);
+bool ari_map_glob_match(const ari_map_glob *g, const char *text, ari_map_match *m);
+/** Fills a pattern: '*' is the glob's next one, {*2} its second one, {expression} a number computed from captured
+ *  numbers, coordinates, {rank} and integers with + - * / % and brackets. With values->match NULL nothing is filled,
+ *  *gives stays. Errors: as ari_map_glob_compile. */
+AR_NODISCARD ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_values *values,
+                                    const char **problem);
+
+/* --- rules (map_rule.c) ------------------------------------------------------------------------------------------- */
+typedef struct ari_map_split {
+    size_t mesh; /* which dimension of the mesh divides .. */
+    int dim;     /* .. which of the tensor; negative: from the end */
+    bool zigzag; /* of 2n pieces, rank i has the i-th from either end */
+} ari_map_split;
+typedef struct ari_map_rule {
+    size_t number; /* from 1, for messages */
+    const char *match;
+    ari_map_glob glob;
+    bool leave;
+    const char *rename;        /* NULL: the name stays */
+    bool at[AR_DUMP_MAX_DIMS]; /* holds only where the coordinate is one of .. */
+    const json_t *at_list[AR_DUMP_MAX_DIMS];
+    ari_map_split split[AR_DUMP_MAX_DIMS];
+    size_t splits;
+    bool partial[AR_DUMP_MAX_DIMS];
+    int dim; /* that blocks and index are counted along; INT_MAX: not told */
+    size_t block[ARI_MAP_BLOCKS];
+    size_t blocks;
+    const char *into[ARI_MAP_BLOCKS]; /* NULL: that block is left out */
+    size_t intos;
+    size_t unit, groups; /* 0: not told */
+    bool per_block;      /* the first split of the dimension divides every block by itself */
+    const char *unstack; /* names of the tensors, one for each index; NULL */
+    int shape_dims;      /* 0: not told */
+    size_t shape[AR_ST_MAX_DIMS];
+    bool shape_told[AR_ST_MAX_DIMS];
+    bool transpose;
+    int permuted; /* dimensions that permute tells; 0: none */
+    int permute[AR_ST_MAX_DIMS];
+} ari_map_rule;
+
+struct ari_map {
+    json_t *root; /* owns all texts */
+    char *name;
+    ar_dump_dim mesh[AR_DUMP_MAX_DIMS]; /* outermost first */
+    size_t dims;                        /* 0: not told */
+    int ranks;
+    bool has_files; /* the mapping says which rank a file is; without, the files are no rank's */
+    ari_map_glob files;
+    int depth; /* how many folders deep the pattern's files are: the slashes in it */
+    ari_map_rule *rule;
+    size_t rules;
+};
+
+/** "InvalidMapping: FILE: rule 3 ('glob'): ..."; rule NULL: of the whole file. */
+ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...) AR_PRINTF(3, 4);
+/** Reads rule `number`, from 1. Errors: as ari_map_parse. */
+AR_NODISCARD ar_status ari_map_rule_parse(const ari_map *m, ari_map_rule *r, size_t number, const json_t *object);
+/** Refuses keys that are none of these, with a "did you mean". */
+AR_NODISCARD ar_status ari_map_check_keys(const ari_map *m, const ari_map_rule *r, const json_t *object,
+                                          const char *const *keys, size_t n);
+/** The dimension of the mesh; m->dims if there is none. */
+size_t ari_map_dim(const ari_map *m, const char *name);
+
+/* --- places (map_runs.c) ------------------------------------------------------------------------------------------ */
+/* count elements of a dimension, from `local` of the file's tensor on, stand from `full` of the full one on. */
+typedef struct ari_map_run {
+    size_t local, full, count;
+} ari_map_run;
+typedef struct ari_map_runs {
+    ari_map_run *run;
+    size_t n, capacity;
+} ari_map_runs;
+/* One tensor of one file, and the rule it falls under. */
+typedef struct ari_map_place {
+    const ari_map *m;
+    const ari_map_rule *r;
+    const ar_st_entry *entry;
+    int rank;
+    int at[AR_DUMP_MAX_DIMS];
+    ari_map_match match;
+    ari_map_peer peer;
+    void *user;
+} ari_map_place;
+/** "InvalidMapping: FILE: rule 3 ('glob'): tensor 'x' of rank 1: ...". */
+ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...) AR_PRINTF(2, 3);
+/** Where the elements of dimension `dim` stand, in ascending order of `local`, and how many the full one has. Errors:
+ *  AR_ERR_FORMAT, AR_ERR_OVERFLOW, AR_ERR_MEMORY; free runs->run in each case. */
+AR_NODISCARD ar_status ari_map_runs_of(const ari_map_place *p, int dim, ari_map_runs *runs, size_t *full);
+AR_NODISCARD ar_status ari_map_runs_add(ari_map_runs *runs, size_t local, size_t full, size_t count);
+/** Which dimension blocks are counted along. Errors: AR_ERR_FORMAT. */
+AR_NODISCARD ar_status ari_map_block_dim(const ari_map_place *p, int *dim);
+/** Elements of block k, of a packed dimension of `full` ones. Errors: AR_ERR_FORMAT (they do not fill it). */
+AR_NODISCARD ar_status ari_map_block_size(const ari_map_place *p, size_t full, size_t k, size_t *out);
 
 #endif

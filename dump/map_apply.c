@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dump/map_parts.h"
+#include "dump/map.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 
@@ -253,20 +253,27 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+const char *ari_repeated_name(const char **name, size_t n)
+{
+    if (n > 1)
+        qsort(name, n, sizeof *name, compare_names);
+    for (size_t i = 1; i < n; i++)
+        if (strcmp(name[i - 1], name[i]) == 0)
+            return name[i];
+    return NULL;
+}
+
 static ar_status check_names(const ari_map_place *p, const targets *list)
 {
     const char **names = NULL;
-    ar_status st = AR_OK;
     AR_TRY(ari_alloc((void **)&names, list->n, sizeof *names, "names"));
     for (size_t i = 0; i < list->n; i++)
         names[i] = list->t[i].name;
-    if (list->n > 1)
-        qsort(names, list->n, sizeof *names, compare_names);
-    for (size_t i = 1; i < list->n && st == AR_OK; i++)
-        if (strcmp(names[i - 1], names[i]) == 0)
-            st = ari_map_misfit(p, "is taken apart into two tensors of one name, '%s'", ARI_SHOW(names[i]));
+    const char *repeated = ari_repeated_name(names, list->n);
     free(names);
-    return st;
+    if (repeated == NULL)
+        return AR_OK;
+    return ari_map_misfit(p, "is taken apart into two tensors of one name, '%s'", ARI_SHOW(repeated));
 }
 
 static ar_status apply_rule(const ari_map_place *p, targets *list)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dump/map_parts.h"
+#include "dump/map.h"
 #include "ref/core/size.h"
 
 /* --- globs -------------------------------------------------------------------------------------------------------- */

@@ -2,7 +2,7 @@
 #include <limits.h>
 #include <string.h>
 
-#include "dump/map_parts.h"
+#include "dump/map.h"
 #include "ref/core/nearest.h"
 #include "ref/core/out.h"
 
@@ -297,9 +297,11 @@ ar_status ari_map_rule_parse(const ari_map *m, ari_map_rule *r, size_t number, c
     static const char *const keys[] = {"match",   "at",      "leave", "rename",    "shard",  "blocks",
                                        "into",    "unit",    "dim",   "note",      "groups", "per_block",
                                        "unstack", "partial", "shape", "transpose", "permute"};
-    static ar_status (*const readers[])(const ari_map *, ari_map_rule *, const json_t *) = {
-        read_at, read_shard, read_blocks, read_into, read_shape, read_permute, read_partial};
-    static const char *const read_keys[] = {"at", "shard", "blocks", "into", "shape", "permute", "partial"};
+    static const struct {
+        const char *key;
+        ar_status (*read)(const ari_map *, ari_map_rule *, const json_t *);
+    } readers[] = {{"at", read_at},       {"shard", read_shard},     {"blocks", read_blocks},  {"into", read_into},
+                   {"shape", read_shape}, {"permute", read_permute}, {"partial", read_partial}};
     r->number = number;
     r->dim = INT_MAX;
     r->per_block = true;
@@ -308,8 +310,8 @@ ar_status ari_map_rule_parse(const ari_map *m, ari_map_rule *r, size_t number, c
     AR_TRY(read_match(m, r, object));
     AR_TRY(ari_map_check_keys(m, r, object, keys, COUNT(keys)));
     for (size_t i = 0; i < COUNT(readers); i++)
-        if (json_object_get(object, read_keys[i]) != NULL)
-            AR_TRY(readers[i](m, r, json_object_get(object, read_keys[i])));
+        if (json_object_get(object, readers[i].key) != NULL)
+            AR_TRY(readers[i].read(m, r, json_object_get(object, readers[i].key)));
     AR_TRY(read_string(m, r, "rename", json_object_get(object, "rename"), &r->rename));
     AR_TRY(read_string(m, r, "unstack", json_object_get(object, "unstack"), &r->unstack));
     AR_TRY(read_size(m, r, "unit", object, (int64_t)1 << 40, &r->unit));

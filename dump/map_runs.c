@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dump/map_parts.h"
+#include "dump/map.h"
 #include "ref/core/size.h"
 
 /* One dimension of a tensor is followed from the full tensor down to what a rank has: a list of runs, divided once for

@@ -14,16 +14,9 @@
 /* Where one box of a part is the whole tensor in row-major order: its elements. */
 static const void *whole_data(const ar_dump_tensor *t, const ar_dump_part *p)
 {
-    const size_t bytes = ar_dtype_bytes(t->dtype);
-    size_t stride = 1;
-    if (p->boxes != 1 || p->partial || (bytes == 0 && p->box->at != 0))
-        return NULL;
-    for (int k = t->ndim - 1; k >= 0; k--) {
-        if (p->box->extent[k] != t->shape[k] || (p->box->stride[k] != stride && t->shape[k] > 1))
-            return NULL;
-        stride *= t->count > 0 ? t->shape[k] : 1;
-    }
-    return (const char *)p->entry->data + p->box->at * bytes;
+    const bool whole =
+        p->boxes == 1 && !p->partial && memcmp(p->box->extent, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
+    return whole ? ari_dump_box_data(t, p, p->box) : NULL;
 }
 
 /* --- the full shape ----------------------------------------------------------------------------------------------- */

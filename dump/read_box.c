@@ -25,6 +25,18 @@ size_t ari_dump_box_count(int ndim, const ar_dump_box *b)
     return n;
 }
 
+const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b)
+{
+    const size_t bytes = ar_dtype_bytes(t->dtype);
+    size_t stride = 1;
+    for (int k = t->ndim - 1; k >= 0; k--) {
+        if (b->stride[k] != stride && b->extent[k] > 1)
+            return NULL;
+        stride *= b->extent[k];
+    }
+    return bytes == 0 && b->at != 0 ? NULL : (const char *)p->entry->data + b->at * bytes;
+}
+
 /* Adds a dimension outside of those there are, or lengthens the outermost. Dimensions stand innermost first. */
 static void add_dim(rows *r, size_t extent, size_t full, size_t local)
 {

@@ -78,24 +78,11 @@ static void compare_bits(pair *p, const unsigned char *x, const unsigned char *y
             }
 }
 
-/* Where a box's elements lie without gaps in the file, in the full tensor's order. */
-static const char *dense(const ar_dump_tensor *t, const copy *c)
-{
-    size_t stride = 1;
-    for (int k = t->ndim - 1; k >= 0; k--) {
-        if (c->box->stride[k] != stride && c->box->extent[k] > 1)
-            return NULL;
-        stride *= c->box->extent[k];
-    }
-    if (ar_dtype_bytes(t->dtype) == 0 && c->box->at != 0)
-        return NULL;
-    return (const char *)c->part->entry->data + c->box->at * ar_dtype_bytes(t->dtype);
-}
-
 static ar_status compare_pair(pair *p)
 {
     const size_t count = ari_dump_box_count(p->t->ndim, p->of[0]->box), bits = ar_dtype_bits(p->t->dtype);
-    const char *x = dense(p->t, p->of[0]), *y = dense(p->t, p->of[1]);
+    const char *x = ari_dump_box_data(p->t, p->of[0]->part, p->of[0]->box),
+               *y = ari_dump_box_data(p->t, p->of[1]->part, p->of[1]->box);
     p->different = 0;
     if (x != NULL && y != NULL && memcmp(x, y, count * bits / 8) == 0)
         return AR_OK;
