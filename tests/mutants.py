@@ -110,7 +110,7 @@ MUTANTS = [
     ("an id equal to the vocabulary's size is looked up", "ref/layers/embedding.c",
      "(size_t)batch->input_ids[i] >= e->vocab)", "(size_t)batch->input_ids[i] > e->vocab)",
      "layers/layer_errors_test layers/vocabulary_test"),
-    ("the last rank's copy of a replicated parameter is not compared", "ref/layers/replicas.c",
+    ("the last rank's copy of a replicated parameter is not compared", "ref/layers/share.c",
      "for (size_t r = 1; r < ranks; r++) {", "for (size_t r = 1; r + 1 < ranks; r++) {",
      "train/train_refusals_test"),
     ("a parameter's name that is one byte too long is cut", "ref/layers/param.c",

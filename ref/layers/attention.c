@@ -6,7 +6,6 @@
 #include "ref/core/size.h"
 #include "ref/layers/attention.h"
 #include "ref/layers/parts.h"
-#include "ref/layers/sequence.h"
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 

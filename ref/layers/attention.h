@@ -3,8 +3,8 @@
 #ifndef ARI_LAYERS_ATTENTION_H
 #define ARI_LAYERS_ATTENTION_H
 
-#include "ref/layers/dropout.h"
 #include "ref/layers/linear.h"
+#include "ref/layers/parts.h"
 
 typedef struct ari_attention {
     ar_module base;

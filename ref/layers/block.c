@@ -3,10 +3,7 @@
 
 #include "ref/core/size.h"
 #include "ref/core/span.h"
-#include "ref/layers/dropout.h"
-#include "ref/layers/norm.h"
 #include "ref/layers/parts.h"
-#include "ref/layers/uses.h"
 
 typedef struct block_module {
     ar_module base;

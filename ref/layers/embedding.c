@@ -2,10 +2,8 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "ref/layers/dropout.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
-#include "ref/layers/sequence.h"
 
 struct ar_embedding {
     size_t vocab, h, positions;
@@ -39,16 +37,9 @@ static ar_status init_token(ar_embedding *e, ar_ctx *ctx, double range)
 
 static ar_status init_position(ar_embedding *e, ar_ctx *ctx, const char *path, double range)
 {
-    char name[160];
-    ar_layout layout;
     const size_t shape[2] = {e->positions, e->h};
-    AR_TRY(ari_path(name, sizeof name, path, "weight"));
-    AR_TRY(ar_layout_replicate(&layout, 2, shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
-    AR_TRY(ar_param_init(&e->position, ctx, name, &layout, false));
-    e->position.init = AR_INIT_NORMAL;
+    AR_TRY(ar_param_init_whole(&e->position, ctx, path, "weight", 2, shape, AR_INIT_NORMAL));
     e->position.init_range = range;
-    e->position.fan_in = e->h;
-    e->position.fan_out = e->positions;
     /* Each rank adds the rows of its own positions. */
     e->position.spread = ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_sp_position_grad_local);
     e->learned = true;

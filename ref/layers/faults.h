@@ -6,7 +6,7 @@
 #define ARI_LAYERS_FAULTS_H
 
 #include "anyrank/arith.h"
-#include "ref/layers/cross_entropy.h"
+#include "ref/layers/loss.h"
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 

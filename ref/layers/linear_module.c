@@ -5,7 +5,6 @@
 #include "ref/core/size.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
-#include "ref/layers/sequence.h"
 
 typedef struct linear_module {
     ar_module base;
@@ -81,16 +80,23 @@ static void destroy(ar_module *base)
     free(base);
 }
 
-static ar_status create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_module_ops *ops,
-                        const ari_linear_spec *spec, bool gather_output)
+static ar_status create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_module_ops *ops, size_t in,
+                        size_t out, ari_linear_style style, const ar_linear_options *o)
 {
+    const ari_linear_spec spec = {.style = style,
+                                  .n = 1,
+                                  .part = {{.name = name, .out = out}},
+                                  .in = in,
+                                  .bias = o->bias,
+                                  .input_is_sharded = o->input_is_sharded,
+                                  .sequence = ari_ctx_sp(ctx)};
     linear_module *m = NULL;
     AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
     m->base.ops = ops;
-    m->gather_output = gather_output;
+    m->gather_output = style == ARI_COLUMN && o->gather_output;
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
-    AR_TRY_TO(failed, st, ari_linear_init(&m->linear, ctx, spec));
+    AR_TRY_TO(failed, st, ari_linear_init(&m->linear, ctx, &spec));
     *gives = &m->base;
     return AR_OK;
 failed:
@@ -103,13 +109,7 @@ ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *na
 {
     static const ar_module_ops ops = {
         .kind = "column_linear", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
-    const ari_linear_spec spec = {.style = ARI_COLUMN,
-                                  .n = 1,
-                                  .part = {{.name = name, .out = out}},
-                                  .in = in,
-                                  .bias = o->bias,
-                                  .sequence = ari_ctx_sp(ctx)};
-    return create(gives, ctx, name, &ops, &spec, o->gather_output);
+    return create(gives, ctx, name, &ops, in, out, ARI_COLUMN, o);
 }
 
 ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
@@ -117,12 +117,5 @@ ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name,
 {
     static const ar_module_ops ops = {
         .kind = "row_linear", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
-    const ari_linear_spec spec = {.style = ARI_ROW,
-                                  .n = 1,
-                                  .part = {{.name = name, .out = out}},
-                                  .in = in,
-                                  .bias = o->bias,
-                                  .input_is_sharded = o->input_is_sharded,
-                                  .sequence = ari_ctx_sp(ctx)};
-    return create(gives, ctx, name, &ops, &spec, false);
+    return create(gives, ctx, name, &ops, in, out, ARI_ROW, o);
 }

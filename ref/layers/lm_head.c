@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "ref/layers/cross_entropy.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/loss.h"
@@ -13,7 +12,7 @@ struct ar_lm_head {
     char name[96];
     ari_linear linear;
     ari_cross_entropy entropy;
-    ari_loss loss;
+    ar_param loss; /* of which only the gradient is used */
 };
 
 ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, size_t vocab, size_t h, ar_param *tied)
@@ -35,7 +34,7 @@ ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, s
     *gives = l;
     return AR_OK;
 failed:
-    ari_loss_fini(&l->loss);
+    ar_param_fini(&l->loss);
     free(l);
     return st;
 }
@@ -45,7 +44,7 @@ void ar_lm_head_destroy(ar_lm_head *l)
     if (!l)
         return;
     ari_linear_fini(&l->linear);
-    ari_loss_fini(&l->loss);
+    ar_param_fini(&l->loss);
     free(l);
 }
 
@@ -86,7 +85,7 @@ static ar_status add_terms(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar
 
 ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx)
 {
-    return ari_loss_zero(&l->loss, ctx);
+    return ar_param_zero_grad(&l->loss, ctx);
 }
 
 ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets)

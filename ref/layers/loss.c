@@ -1,41 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Losses: the sum that becomes one, a loss of a module, cross-entropy, mean squared error. */
 #include "ref/layers/loss.h"
 
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/core/span.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/bits.h"
 
 static const size_t one = 1;
 
-ar_status ari_loss_init(ari_loss *l, ar_ctx *ctx, bool spread)
+ar_status ari_loss_init(ar_param *sum, ar_ctx *ctx, bool spread)
 {
-    ar_layout layout;
-    AR_TRY(ar_layout_replicate(&layout, 1, &one, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
-    AR_TRY(ar_param_init(&l->sum, ctx, "loss", &layout, false));
-    l->sum.spread = spread;
+    AR_TRY(ar_param_init_whole(sum, ctx, "loss", NULL, 1, &one, AR_INIT_ONES));
+    sum->spread = spread;
     return AR_OK;
 }
 
-void ari_loss_fini(ari_loss *l)
-{
-    ar_param_fini(&l->sum);
-}
-
-ar_status ari_loss_zero(ari_loss *l, ar_ctx *ctx)
-{
-    return ar_param_zero_grad(&l->sum, ctx);
-}
-
-ar_status ari_loss_add(ari_loss *l, ar_ctx *ctx, const ar_tensor *x)
+ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor *x)
 {
     const size_t column[2] = {ar_tensor_count(x), 1};
     ar_tensor terms;
     AR_TRY(ar_tensor_view(&terms, AR_F32, 2, column, x->data));
-    return ctx->arith->grad_rows(ctx, &l->sum, &terms, (ar_cbuf){NULL});
+    return ctx->arith->grad_rows(ctx, sum, &terms, (ar_cbuf){NULL});
 }
 
-ar_status ari_loss_value(ari_loss *l, ar_ctx *ctx, float *loss, double divisor)
+ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor)
 {
-    ar_param *sum = &l->sum;
     ar_tensor value;
     float total = 0.0f;
     if (sum->spread)
@@ -51,4 +44,338 @@ ar_status ari_loss_value(ari_loss *l, ar_ctx *ctx, float *loss, double divisor)
     AR_TRY(ari_tap_world(ctx, "loss", 'f', &value));
     ar_ctx_release(ctx, &value);
     return AR_OK;
+}
+
+/* --- of a module -------------------------------------------------------------------------------------------------- */
+
+struct ar_loss {
+    const ar_loss_ops *ops;
+    void *self; /* owned */
+    char name[96];
+    ar_param sum;
+    bool subtract;
+};
+
+ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *name, const ar_loss_ops *ops, void *self)
+{
+    ar_loss *l = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&l, 1, sizeof *l, name));
+    if (!ops->targets || !ops->forward || !ops->backward || !ops->destroy)
+        AR_TRY_TO(failed, st, ar_error_set(AR_ERR_ARG, "%s: a loss needs all its functions", name));
+    l->ops = ops;
+    AR_TRY_TO(failed, st, ari_path(l->name, sizeof l->name, name, NULL));
+    AR_TRY_TO(failed, st, ari_loss_init(&l->sum, ctx, false));
+    l->self = self;
+    *gives = l;
+    return AR_OK;
+failed:
+    free(l);
+    if (ops->destroy)
+        ops->destroy(self);
+    return st;
+}
+
+void ar_loss_destroy(ar_loss *loss)
+{
+    if (!loss)
+        return;
+    loss->ops->destroy(loss->self);
+    ar_param_fini(&loss->sum);
+    free(loss);
+}
+
+size_t ar_loss_targets(const ar_loss *loss, const ar_batch *batch)
+{
+    return loss->ops->targets(loss->self, batch);
+}
+
+ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_batch *batch)
+{
+    ar_ctx_place(ctx, batch);
+    ari_span_begin("%s:fwd", loss->name);
+    return ari_span_end(loss->ops->forward(loss->self, loss, ctx, saved, y, batch));
+}
+
+ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
+{
+    const size_t t = batch->global_batch > 0 ? batch->targets : ar_loss_targets(loss, batch);
+    ar_ctx_place(ctx, batch);
+    ari_span_begin("%s:bwd", loss->name);
+    return ari_span_end(loss->ops->backward(loss->self, loss, ctx, saved, dy, batch, (double)t / ctx->loss_scale));
+}
+
+ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t)
+{
+    return ari_loss_value(&loss->sum, ctx, value, (double)t);
+}
+
+ar_status ar_loss_zero(ar_loss *loss, ar_ctx *ctx)
+{
+    return ar_param_zero_grad(&loss->sum, ctx);
+}
+
+void ari_loss_subtract(ar_loss *loss, bool subtract)
+{
+    loss->subtract = subtract;
+}
+
+ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
+{
+    ar_tensor negated;
+    if (!ar_tensor_is_contiguous(terms) || terms->dtype != AR_F32)
+        return ar_error_set(AR_ERR_SHAPE, "%s: terms are contiguous fp32", loss->name);
+    if (!loss->subtract)
+        return ari_loss_add(&loss->sum, ctx, terms);
+    AR_TRY(ar_like(ctx, &negated, terms));
+    AR_TRY(ctx->device->ops->scale(ctx->device, ctx->queue, negated.data, ar_const(terms->data), -1.0f,
+                                   ar_tensor_count(terms)));
+    AR_TRY(ari_loss_add(&loss->sum, ctx, &negated));
+    ar_ctx_release(ctx, &negated);
+    return AR_OK;
+}
+
+/* --- softmax cross-entropy ---------------------------------------------------------------------------------------- */
+
+enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID };
+
+void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared)
+{
+    *c = (ari_cross_entropy){.classes = classes, .owned = classes, .over = shared ? ctx->tp : NULL};
+    if (shared)
+        ari_own_ids(ctx, classes, &c->start, &c->owned);
+    c->rows = c->owned;
+}
+
+typedef struct target_rows {
+    ar_tensor row_of; /* int64 [n]: local row of the target, -1 where another rank holds it */
+    ar_tensor valid;  /* u8 [n] */
+} target_rows;
+
+static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_rows *t, const int64_t *given, size_t n)
+{
+    int64_t *ids = NULL;
+    uint8_t *valid = NULL;
+    ar_tensor device_ids;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc((void **)&ids, n, sizeof *ids, "targets"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&valid, n, sizeof *valid, "targets"));
+    for (size_t i = 0; i < n; i++) {
+        ids[i] = given[i];
+        valid[i] = given[i] != AR_IGNORE_INDEX;
+    }
+    ari_fault_targets_at_edge(ctx, c, ids, n);
+    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &device_ids, AR_I64, 1, &n));
+    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t->row_of, AR_I64, 1, &n));
+    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t->valid, AR_U8, 1, &n));
+    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &device_ids, ids));
+    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t->valid, valid));
+    AR_TRY_TO(done, st,
+              ctx->device->ops->rows_in_range(ctx->device, ctx->queue, t->row_of.data, ar_const(device_ids.data), n,
+                                              (int64_t)c->start, (int64_t)c->owned));
+    ar_ctx_release(ctx, &device_ids);
+done:
+    free(ids);
+    free(valid);
+    return st;
+}
+
+static ar_status over_ranks(const ari_cross_entropy *c, ar_ctx *ctx, const ar_tensor *t, size_t count, ar_op op,
+                            const char *tag)
+{
+    if (!c->over)
+        return AR_OK;
+    return ar_comm_all_reduce(c->over, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, tag);
+}
+
+ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
+                                    const ar_tensor *logits, const int64_t *ids, size_t n)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    ar_tensor key, sum, bits;
+    target_rows t;
+    AR_TRY(make_targets(c, ctx, &t, ids, n));
+    AR_TRY(ar_ctx_tensor(ctx, &key, AR_I32, 1, &n));
+    AR_TRY(ar_ctx_tensor(ctx, &sum, AR_I64, 1, &n));
+    AR_TRY(ar_ctx_tensor(ctx, &bits, AR_I32, 1, &n));
+    AR_TRY(ar_ctx_tensor(ctx, terms, AR_F32, 1, &n));
+    AR_TRY(dev->ce_max(ctx->device, ctx->queue, key.data, ar_const(logits->data), n, c->rows));
+    if (!ar_faulty(ctx, AR_FAULT_loss_parallel_no_max))
+        AR_TRY(over_ranks(c, ctx, &key, ari_fault_token_count(ctx, n), AR_MAX, "loss max"));
+    AR_TRY(dev->ce_sum(ctx->device, ctx->queue, sum.data, ar_const(logits->data), ar_const(key.data), n, c->rows,
+                       c->classes));
+    AR_TRY(over_ranks(c, ctx, &sum, n, AR_SUM, "loss sum"));
+    AR_TRY(dev->ce_target(ctx->device, ctx->queue, bits.data, ar_const(logits->data), ar_const(t.row_of.data), n,
+                          c->rows));
+    AR_TRY(over_ranks(c, ctx, &bits, n, AR_SUM, "loss target"));
+    AR_TRY(dev->ce_terms(ctx->device, ctx->queue, terms->data, ar_const(key.data), ar_const(sum.data),
+                         ar_const(bits.data), ar_const(t.valid.data), n, c->classes));
+    AR_TRY(ar_saved_push(saved, c, SAVED_KEY, &key));
+    AR_TRY(ar_saved_push(saved, c, SAVED_SUM, &sum));
+    AR_TRY(ar_saved_push(saved, c, SAVED_TARGET_ROWS, &t.row_of));
+    AR_TRY(ar_saved_push(saved, c, SAVED_VALID, &t.valid));
+    return ar_saved_push(saved, c, SAVED_LOGITS, logits);
+}
+
+ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *dlogits,
+                                     double targets)
+{
+    ar_tensor logits, key, sum, row_of, valid;
+    AR_TRY(ar_saved_pop(saved, c, SAVED_LOGITS, &logits));
+    AR_TRY(ar_saved_pop(saved, c, SAVED_VALID, &valid));
+    AR_TRY(ar_saved_pop(saved, c, SAVED_TARGET_ROWS, &row_of));
+    AR_TRY(ar_saved_pop(saved, c, SAVED_SUM, &sum));
+    AR_TRY(ar_saved_pop(saved, c, SAVED_KEY, &key));
+    AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
+    return ctx->device->ops->ce_backward(ctx->device, ctx->queue, dlogits->data, ar_const(logits.data),
+                                         ar_const(key.data), ar_const(sum.data), ar_const(row_of.data),
+                                         ar_const(valid.data), targets, row_of.shape[0], c->rows, c->classes);
+}
+
+/* --- cross-entropy with one label for each row of logits ---------------------------------------------------------- */
+
+typedef struct classifier {
+    char name[112]; /* of the logits */
+    bool sharded;
+    ari_cross_entropy loss;
+} classifier;
+
+static size_t labels_of(const ar_batch *batch)
+{
+    return batch->batch * batch->seq;
+}
+
+static size_t classifier_targets(const void *self, const ar_batch *batch)
+{
+    (void)self;
+    size_t count = 0;
+    for (size_t i = 0; batch->labels && i < labels_of(batch); i++)
+        count += batch->labels[i] != AR_IGNORE_INDEX;
+    return count;
+}
+
+static ar_status check_labels(const classifier *c, const ar_tensor *y, const ar_batch *batch)
+{
+    AR_TRY(ari_check_features(c->name, "logits", y, c->loss.rows));
+    const size_t rows = ar_tensor_rows(y).shape[0], n = batch->labels ? labels_of(batch) : 0;
+    if (rows != n)
+        return ar_error_set(AR_ERR_SHAPE,
+                            "%s: %zu rows and %zu labels (batch %zu x seq %zu), expected one for each row", c->name,
+                            rows, n, batch->batch, batch->seq);
+    for (size_t i = 0; i < n; i++) {
+        const int64_t label = batch->labels[i];
+        if (label != AR_IGNORE_INDEX && (label < 0 || (size_t)label >= c->loss.classes))
+            return ar_error_set(AR_ERR_DATA, "%s: labels[%zu, %zu] is %lld, neither a class below %zu nor %d", c->name,
+                                i / batch->seq, i % batch->seq, (long long)label, c->loss.classes, AR_IGNORE_INDEX);
+    }
+    return AR_OK;
+}
+
+static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
+                                    const ar_batch *batch)
+{
+    classifier *c = self;
+    ar_tensor terms;
+    AR_TRY(check_labels(c, y, batch));
+    AR_TRY(ari_cross_entropy_forward(&c->loss, ctx, saved, &terms, y, batch->labels, labels_of(batch)));
+    return ar_loss_add(loss, ctx, &terms);
+}
+
+static ar_status classifier_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
+                                     const ar_batch *batch, double t)
+{
+    (void)loss, (void)batch;
+    classifier *c = self;
+    AR_TRY(ari_cross_entropy_backward(&c->loss, ctx, saved, dy, t));
+    return ar_tap_value(ctx, c->name, 'b', dy, c->sharded ? AR_HELD_SHARD : AR_HELD_WHOLE);
+}
+
+ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name, size_t classes, ar_held held)
+{
+    static const ar_loss_ops ops = {.kind = "cross_entropy",
+                                    .targets = classifier_targets,
+                                    .forward = classifier_forward,
+                                    .backward = classifier_backward,
+                                    .destroy = free};
+    const size_t ranks = (size_t)ar_comm_size(ctx->tp);
+    classifier *c = NULL;
+    ar_status st = AR_OK;
+    if (held == AR_HELD_UNTOLD || classes < 1)
+        return ar_error_set(
+            AR_ERR_ARG,
+            "%s: cross-entropy of %zu classes needs at least one, and to know whether the logits are whole or a shard",
+            name, classes);
+    if (held == AR_HELD_SHARD && classes % ranks != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "%s: %zu classes cannot be split over %zu ranks", name, classes, ranks);
+    AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, name));
+    c->sharded = held == AR_HELD_SHARD;
+    AR_TRY_TO(failed, st, ari_path(c->name, sizeof c->name, name, "logits"));
+    ari_cross_entropy_init(&c->loss, ctx, classes, c->sharded);
+    return ar_loss_create(gives, ctx, name, &ops, c);
+failed:
+    free(c);
+    return st;
+}
+
+/* --- mean squared error ------------------------------------------------------------------------------------------- */
+
+typedef struct squared_error {
+    char name[112]; /* of the output */
+} squared_error;
+
+static size_t squared_targets(const void *self, const ar_batch *batch)
+{
+    (void)self;
+    return batch->target ? batch->batch * batch->target_width : 0;
+}
+
+/* difference = y - t, terms = its squares. */
+static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
+                                 const ar_batch *batch)
+{
+    const squared_error *s = self;
+    const size_t n = ar_tensor_count(y);
+    ar_tensor minus_t, difference, terms;
+    if (y->ndim < 1 || !ar_tensor_is_contiguous(y) || y->shape[0] != batch->batch || n != squared_targets(s, batch))
+        return ar_error_set(AR_ERR_SHAPE,
+                            "%s: %zu elements (%d dimensions) and %zu targets of %zu samples, expected one for each",
+                            s->name, n, y->ndim, squared_targets(s, batch), batch->batch);
+    AR_TRY(ar_like(ctx, &minus_t, y));
+    AR_TRY(ar_ctx_upload(ctx, &minus_t, batch->target));
+    AR_TRY(ctx->device->ops->scale(ctx->device, ctx->queue, minus_t.data, ar_const(minus_t.data), -1.0f, n));
+    AR_TRY(ar_add(ctx, &difference, y, &minus_t));
+    AR_TRY(ar_mul(ctx, &terms, &difference, &difference));
+    AR_TRY(ar_loss_add(loss, ctx, &terms));
+    ar_ctx_release(ctx, &terms);
+    ar_ctx_release(ctx, &minus_t);
+    return ar_saved_push(saved, self, 0, &difference);
+}
+
+static ar_status squared_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
+                                  const ar_batch *batch, double t)
+{
+    (void)loss, (void)batch;
+    ar_tensor difference;
+    AR_TRY(ar_saved_pop(saved, self, 0, &difference));
+    AR_TRY(ar_like(ctx, dy, &difference));
+    AR_TRY(ctx->device->ops->scale(ctx->device, ctx->queue, dy->data, ar_const(difference.data),
+                                   t > 0.0 ? (float)(2.0 / t) : 0.0f, ar_tensor_count(dy)));
+    return ar_tap_value(ctx, ((const squared_error *)self)->name, 'b', dy, AR_HELD_WHOLE);
+}
+
+ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, const char *name)
+{
+    static const ar_loss_ops ops = {.kind = "squared_error",
+                                    .targets = squared_targets,
+                                    .forward = squared_forward,
+                                    .backward = squared_backward,
+                                    .destroy = free};
+    squared_error *s = NULL;
+    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, name));
+    const ar_status st = ari_path(s->name, sizeof s->name, name, "output");
+    if (st != AR_OK) {
+        free(s);
+        return st;
+    }
+    return ar_loss_create(gives, ctx, name, &ops, s);
 }

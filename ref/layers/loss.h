@@ -1,23 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sum that becomes the loss: terms of several micro-batches and ranks, in the arithmetic's gradient accumulator, so
- * that it depends on none of that. */
 #ifndef ARI_LAYERS_LOSS_H
 #define ARI_LAYERS_LOSS_H
 
 #include "anyrank/layers.h"
+#include "anyrank/loss.h"
 
-typedef struct ari_loss {
-    ar_param sum; /* [1]: only its gradient is used */
-} ari_loss;
+/* The sum that becomes the loss: terms of several micro-batches and ranks, in the arithmetic's gradient accumulator, so
+ * that it depends on none of that. It is a parameter [1] of which only the gradient is used. */
 
-/** spread: the terms are spread over the tensor-parallel group too. On failure nothing is left to release. */
-AR_NODISCARD ar_status ari_loss_init(ari_loss *l, ar_ctx *ctx, bool spread);
-void ari_loss_fini(ari_loss *l);
-AR_NODISCARD ar_status ari_loss_zero(ari_loss *l, ar_ctx *ctx);
+/** spread: the terms are spread over the tensor-parallel group too. ar_param_fini. */
+AR_NODISCARD ar_status ari_loss_init(ar_param *sum, ar_ctx *ctx, bool spread);
 /** Adds all elements of x (contiguous fp32). */
-AR_NODISCARD ar_status ari_loss_add(ari_loss *l, ar_ctx *ctx, const ar_tensor *x);
+AR_NODISCARD ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor *x);
 /** *loss = fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; tapped as "loss". Collective over the
- * groups that share the terms. */
-AR_NODISCARD ar_status ari_loss_value(ari_loss *l, ar_ctx *ctx, float *loss, double divisor);
+ *  groups that share the terms. */
+AR_NODISCARD ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor);
+
+/** Terms are subtracted from now on, or added again: the sum of one batch's minus another's is then rounded once. */
+void ari_loss_subtract(ar_loss *loss, bool subtract);
+
+/* --- cross-entropy ------------------------------------------------------------------------------------------------ */
+
+/* Softmax cross-entropy over logits whose classes a group of ranks may share: what crosses ranks is a maximum, an
+ * integer sum and the target's logit per token, never a logit besides. */
+
+typedef struct ari_cross_entropy {
+    size_t classes;      /* of all ranks */
+    size_t rows;         /* logits of this rank, per token */
+    size_t start, owned; /* its ids */
+    ar_comm *over;       /* the group that shares the classes, borrowed; NULL: every rank has all of them */
+} ari_cross_entropy;
+
+/** Over the tensor-parallel group, where rank r has ids as ari_own_ids says; or (shared false) each rank by itself.
+ *  `rows` are `owned` until the caller says otherwise. Nothing is to be released. */
+void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared);
+/** *terms [n], a tensor of the step, of n tokens: logits [.., rows] contiguous, ids (host, [n]) below `classes` or
+ * AR_IGNORE_INDEX. */
+AR_NODISCARD ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
+                                                 const ar_tensor *logits, const int64_t *ids, size_t n);
+/** *dlogits, of the logits' shape, of the sum of all terms over `targets`. */
+AR_NODISCARD ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved,
+                                                  ar_tensor *dlogits, double targets);
 
 #endif

@@ -5,7 +5,6 @@
 #include "ref/core/size.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
-#include "ref/layers/sequence.h"
 
 /* Column -> activation -> row (one all-reduce each way), or row -> activation -> column. In the first the middle is
  * sharded along its features, in the second it is whole on every rank. With sequence parallelism the first works on the

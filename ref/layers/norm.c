@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/layers/norm.h"
-
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -100,13 +98,7 @@ static void destroy(ar_module *base)
 
 static ar_status init_param(ar_param *p, ar_ctx *ctx, const norm_module *m, const char *part, ar_init_scheme init)
 {
-    char name[160];
-    ar_layout layout;
-    AR_TRY(ari_path(name, sizeof name, m->base.name, part));
-    AR_TRY(ar_layout_replicate(&layout, 1, &m->h, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
-    AR_TRY(ar_param_init(p, ctx, name, &layout, false));
-    p->init = init;
-    p->fan_in = p->fan_out = m->h;
+    AR_TRY(ar_param_init_whole(p, ctx, m->base.name, part, 1, &m->h, init));
     p->spread = ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_sp_norm_grad_local);
     return AR_OK;
 }

@@ -118,6 +118,15 @@ ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
     return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
 }
 
+ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)
+{
+    const size_t n = (size_t)ar_comm_size(over);
+    AR_TRY(ari_alloc((void **)gives, n, sizeof **gives, "sizes of the ranks' parts"));
+    for (size_t i = 0; i < n; i++)
+        (*gives)[i] = count;
+    return AR_OK;
+}
+
 ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(ctx->tp), width = x->shape[x->ndim - 1], count = ar_tensor_count(x);
@@ -126,9 +135,7 @@ ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
     size_t *counts = NULL;
     AR_TRY(ari_like(ctx, y, x, n * width));
     AR_TRY(ar_ctx_tensor(ctx, &all, x->dtype, 1, shape));
-    AR_TRY(ari_alloc((void **)&counts, n, sizeof *counts, "gather sizes"));
-    for (size_t i = 0; i < n; i++)
-        counts[i] = count;
+    AR_TRY(ari_equal_counts(&counts, ctx->tp, count));
     const ar_status st = ar_comm_all_gather(ctx->tp, ctx->queue, all.data, ar_const(x->data), counts, x->dtype, tag);
     free(counts);
     AR_TRY(st);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What several layers need: taps by path and part, shapes, moves along features. */
+/* What several layers need: taps by path and part, shapes, what moves between tensor-parallel ranks, dropout. */
 #ifndef ARI_LAYERS_PARTS_H
 #define ARI_LAYERS_PARTS_H
 
@@ -18,6 +18,8 @@ AR_NODISCARD ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *
 /** The same where every part is on `copies` neighbouring ranks. */
 AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       int dim, size_t full, int copies);
+/** Value of the whole world: no dimension is shared out (the loss). */
+AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t);
 
 /** AR_ERR_SHAPE, naming `name` and `what`, unless t is contiguous, has tokens and `features` features. */
 AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features);
@@ -27,15 +29,97 @@ void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
 /** The own block of features of a replicated x (contiguous), as a fresh contiguous tensor. */
 AR_NODISCARD ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
-/** Value of the whole world: no dimension is shared out (the loss). */
-AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t);
-
 /** All ranks' features side by side. x contiguous, of equal width on every rank. */
 AR_NODISCARD ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
+/** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count);
 /** "base.part" into out[cap]; part NULL: base. Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const char *part);
 
 /** Errors: AR_ERR_DATA (a position of the batch, with its place, that is not in [0, positions)). */
 AR_NODISCARD ar_status ari_check_positions(const ar_batch *batch, size_t positions);
+
+/* --- sequence parallelism ----------------------------------------------------------------------------------------- */
+
+/* Sequence parallelism: between the tensor-parallel regions rank r of N holds positions [r*s/N, (r+1)*s/N) of every
+ * sequence, [.., s/N, features]; inside them it sees all positions. What moves between the two. All of it is contiguous
+ * fp32; the dimensions before the sequence are the samples. */
+
+/** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
+size_t ari_sequence_ranks(const ar_ctx *ctx);
+/** The token of [b, s] that row i of the token rows is: i, or in the order of the ranks that hold the positions. */
+size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i);
+/** y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
+AR_NODISCARD ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
+/** The own positions of an x that is whole here. Errors: AR_ERR_INDIVISIBLE. */
+AR_NODISCARD ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+/** A fresh tensor for the own positions of x [.., s, ..], with `features` features. Errors: AR_ERR_INDIVISIBLE. */
+AR_NODISCARD ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
+
+/** Rows [tokens, f] of x [.., s, f] in the order of the ranks that hold them, which is how a reduce-scatter hands them
+ *  out: all samples' positions of rank 0, then those of rank 1. A copy, or with one sample x's own memory;
+ *  ari_release_rows. Errors: AR_ERR_INDIVISIBLE. */
+AR_NODISCARD ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x);
+void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x);
+/** The all-gather alone: rows [tokens, f] in that order. */
+AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag);
+/** y [.., s/N, f] = the own positions of the fp32 sum over ranks of x [.., s, f]: a reduce-scatter. */
+AR_NODISCARD ar_status ari_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
+/** y [.., s/N, f] = the own positions of rows [tokens, f] in the order of the ranks, of which one rank has each and the
+ * others zero bits: a selection, on int32. `y` has its shape. */
+AR_NODISCARD ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag);
+
+/* --- dropout ------------------------------------------------------------------------------------------------------ */
+
+/* Dropout (Srivastava et al. 2014): a place in the model where elements are dropped. A mask depends on the seed, the
+ * place's name, the step and the element's place in the global batch, never on who computes it; so ranks that hold
+ * the same value drop the same elements, and a backward pass draws the mask again. */
+
+/* Names of the places below a module's path. */
+#define ARI_DROPPED_PROBS "attn_dropout"      /* below the attention: its probabilities */
+#define ARI_DROPPED_ATTENTION "resid_dropout" /* below the attention: its output */
+#define ARI_DROPPED_MLP "dropout"             /* below the MLP: its output */
+
+typedef struct ari_dropout {
+    char name[128];   /* of the value after it, and of its random stream */
+    size_t width;     /* features, or heads */
+    size_t positions; /* S_max: an element's number counts these, whatever the batch's sequences have */
+} ari_dropout;
+
+/** Errors: AR_ERR_ARG (name too long). */
+AR_NODISCARD ar_status ari_dropout_init(ari_dropout *d, const char *base, const char *part, size_t width,
+                                        size_t positions);
+/** Whether anything is dropped in this context. */
+bool ari_dropout_on(const ar_ctx *ctx);
+/** y = drop(x) for a value between the regions, [samples, positions, width] (sp: the own positions), contiguous; y may
+ *  be x. Forward x is the value, backward the gradient of what came out. Tapped under the name in this pass ('\0':
+ * not). Errors: AR_ERR_SHAPE (more positions than S_max), AR_ERR_OVERFLOW (an element's number does not fit 64
+ * bits). */
+AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y,
+                                       const ar_tensor *x);
+/** The same for a value [samples, width] or [samples, positions, width], or (sharded) the tensor-parallel rank's block
+ * of its features. With sequence parallelism a whole one has the own positions. Not tapped. */
+AR_NODISCARD ar_status ari_drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
+                                         bool sharded);
+/** The same for a value [samples, heads of this rank, queries, keys], whose first head is `head_start` of `width`. Not
+ *  tapped. */
+AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
+                                      size_t head_start);
+
+/* --- modules ------------------------------------------------------------------------------------------------------ */
+
+/** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_module_list(ar_param ***gives, size_t *n, ar_module *m);
+
+/* The uses of parameters, for layers that a caller runs without ar_module_forward and ar_module_backward. */
+/** ar_param_use of the module's own parameters, where a backward pass will follow (saved is not NULL). */
+AR_NODISCARD ar_status ari_module_use(ar_module *m, ar_ctx *ctx, const ar_saved *saved);
+/** ar_param_done of them: their gradients have been added. */
+AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
+
+/** Backward with the residual in the same pass: dx = the norm's own gradient (tapped), *sum = residual + dx.
+ *  residual NULL: sum is not written. */
+AR_NODISCARD ar_status ari_norm_backward(ar_module *norm, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
+                                         const ar_tensor *dy, const ar_tensor *residual);
 
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/layers/sequence.h"
-
+/* What moves between the tensor-parallel regions. */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -22,21 +21,6 @@ typedef struct token_extents {
     size_t ranks, samples, own, features;
 } token_extents;
 
-/* Of an x with all positions. */
-static ar_status extents_of(token_extents *e, const ar_ctx *ctx, const ar_tensor *x)
-{
-    *e = (token_extents){.ranks = (size_t)ar_comm_size(ctx->tp), .samples = 1, .features = x->shape[x->ndim - 1]};
-    const size_t s = x->shape[x->ndim - 2];
-    for (int d = 0; d < x->ndim - 2; d++)
-        e->samples *= x->shape[d];
-    if (s % e->ranks != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "a sequence of %zu positions cannot be split over tp=%zu; use a multiple of %zu", s,
-                            e->ranks, e->ranks);
-    e->own = s / e->ranks;
-    return AR_OK;
-}
-
 /* Of an x with a rank's own positions. */
 static token_extents own_extents(const ar_ctx *ctx, const ar_tensor *x)
 {
@@ -45,6 +29,18 @@ static token_extents own_extents(const ar_ctx *ctx, const ar_tensor *x)
         e.samples *= x->shape[d];
     e.own = x->shape[x->ndim - 2];
     return e;
+}
+
+/* Of an x with all positions. */
+static ar_status extents_of(token_extents *e, const ar_ctx *ctx, const ar_tensor *x)
+{
+    *e = own_extents(ctx, x);
+    if (e->own % e->ranks != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "a sequence of %zu positions cannot be split over tp=%zu; use a multiple of %zu", e->own,
+                            e->ranks, e->ranks);
+    e->own /= e->ranks;
+    return AR_OK;
 }
 
 /* Memory in the order of the sequences [samples, ranks, own, f] and of the ranks [ranks, samples, own, f], both as
@@ -115,22 +111,12 @@ void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
         ar_ctx_release(ctx, rows);
 }
 
-/* The same number of elements for every rank. Gives; free(). */
-static ar_status equal_counts(size_t **gives, const ar_ctx *ctx, size_t count)
-{
-    const size_t n = (size_t)ar_comm_size(ctx->tp);
-    AR_TRY(ari_alloc((void **)gives, n, sizeof **gives, "sizes of the ranks' positions"));
-    for (size_t i = 0; i < n; i++)
-        (*gives)[i] = count;
-    return AR_OK;
-}
-
 ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag)
 {
     const token_extents e = own_extents(ctx, x);
     size_t *counts = NULL;
     AR_TRY(new_rows(ctx, rows, &e));
-    AR_TRY(equal_counts(&counts, ctx, ar_tensor_count(x)));
+    AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(x)));
     const ar_status st = ar_comm_all_gather(ctx->tp, ctx->queue, rows->data, ar_const(x->data), counts, AR_F32, tag);
     free(counts);
     return st;
@@ -158,7 +144,7 @@ ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const
 static ar_status scatter_rows(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, ar_dtype as, const char *tag)
 {
     size_t *counts = NULL;
-    AR_TRY(equal_counts(&counts, ctx, ar_tensor_count(y)));
+    AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y)));
     const ar_status st =
         ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts, as, AR_SUM, tag);
     free(counts);
@@ -178,4 +164,79 @@ ar_status ari_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, cons
 ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag)
 {
     return scatter_rows(ctx, y, rows, AR_I32, tag);
+}
+
+/* --- the conjugate operators: each is the transpose of its partner's map (layers.h) ------------------------------- */
+
+static ar_status copy(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    AR_TRY(ari_like(ctx, y, x, x->shape[x->ndim - 1]));
+    return ctx->device->ops->copy(ctx->device, ctx->queue, y->data, ar_const(x->data),
+                                  ar_tensor_count(x) * sizeof(float));
+}
+
+static ar_status sum(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+{
+    AR_TRY(ari_like(ctx, y, x, x->shape[x->ndim - 1]));
+    return ar_comm_all_reduce(ctx->tp, ctx->queue, y->data, ar_const(x->data), ar_tensor_count(x), AR_F32, AR_SUM, tag);
+}
+
+ar_status ar_copy_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    return copy(ctx, y, x);
+}
+
+ar_status ar_copy_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
+{
+    return sum(ctx, dx, dy, "copy_to_region backward");
+}
+
+ar_status ar_reduce_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    return sum(ctx, y, x, "reduce_from_region");
+}
+
+ar_status ar_reduce_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
+{
+    return copy(ctx, dx, dy);
+}
+
+ar_status ar_gather_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    return ari_gather_features(ctx, y, x, "gather_from_region");
+}
+
+ar_status ar_gather_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
+{
+    return ari_own_features(ctx, dx, dy);
+}
+
+ar_status ar_scatter_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    return ari_own_features(ctx, y, x);
+}
+
+ar_status ar_scatter_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
+{
+    return ari_gather_features(ctx, dx, dy, "scatter_to_region backward");
+}
+
+ar_status ar_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    return ari_gather_tokens(ctx, y, x, "gather_tokens");
+}
+
+ar_status ar_gather_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
+{
+    return ari_scatter_tokens(ctx, dx, dy, "gather_tokens backward");
+}
+
+ar_status ar_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    return ari_scatter_tokens(ctx, y, x, "scatter_tokens");
+}
+
+ar_status ar_scatter_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
+{
+    return ari_gather_tokens(ctx, dx, dy, "scatter_tokens backward");
 }

@@ -9,7 +9,7 @@
 #include "ref/core/size.h"
 #include "ref/core/span.h"
 #include "ref/layers/loss.h"
-#include "ref/layers/sequence.h"
+#include "ref/layers/parts.h"
 #include "ref/models/family.h"
 #include "ref/models/model.h"
 #include "ref/models/streams.h"
@@ -20,7 +20,7 @@ struct ar_model {
     ar_module **blocks;    /* [config.layers] */
     ar_module *final_norm; /* NULL: none */
     ar_lm_head *head;      /* NULL: the loss is the sum of the output */
-    ari_loss sum;          /* that sum, without a head */
+    ar_param sum;          /* that sum, without a head: only its gradient is used */
 };
 
 ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
@@ -67,7 +67,7 @@ void ar_model_destroy(ar_model *m)
     if (!m)
         return;
     ar_lm_head_destroy(m->head);
-    ari_loss_fini(&m->sum);
+    ar_param_fini(&m->sum);
     ar_module_destroy(m->final_norm);
     for (size_t i = 0; m->blocks && i < m->config.layers; i++)
         ar_module_destroy(m->blocks[i]);
@@ -174,7 +174,7 @@ ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, co
 
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
-    AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ari_loss_zero(&m->sum, ctx));
+    AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ar_param_zero_grad(&m->sum, ctx));
     AR_TRY(ar_param_zero_grad(ar_embedding_token(m->embedding), ctx));
     if (ar_embedding_position(m->embedding))
         AR_TRY(ar_param_zero_grad(ar_embedding_position(m->embedding), ctx));

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "ref/layers/dropout.h"
+#include "ref/layers/parts.h"
 #include "ref/models/family.h"
 #include "ref/models/param_list.h"
 #include "ref/numerics/philox.h"

@@ -9,7 +9,7 @@
 #include "anyrank/arith.h"
 #include "ref/core/size.h"
 #include "ref/core/span.h"
-#include "ref/layers/module_list.h"
+#include "ref/layers/parts.h"
 #include "ref/train/faults.h"
 
 ar_ddp_options ar_ddp_defaults(void)

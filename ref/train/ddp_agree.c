@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/layers/replicas.h"
+#include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
 #include "ref/train/ddp.h"
 

@@ -7,7 +7,7 @@
 
 #include "ref/core/context.h"
 #include "ref/core/size.h"
-#include "ref/layers/module_list.h"
+#include "ref/layers/parts.h"
 
 /* What is wrong with made->params ends it. */
 static ar_status finish(ar_gradients **gives, ar_gradients *made)

@@ -7,7 +7,6 @@
 #include "ref/core/boxes.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
-#include "ref/layers/replicas.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
 #include "ref/train/gradients.h"

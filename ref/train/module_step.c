@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The training step of a module and its loss. */
 #include "ref/core/context.h"
-#include "ref/layers/module_list.h"
+#include "ref/layers/parts.h"
 #include "ref/train/step.h"
 
 typedef struct judged_module {

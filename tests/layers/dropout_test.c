@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "ref/core/context.h"
-#include "ref/layers/dropout.h"
+#include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 #include "support/bits.h"
 #include "support/match.h"

@@ -8,8 +8,8 @@
 
 #include "anyrank/check_module.h"
 #include "ref/core/size.h"
-#include "ref/layers/module_list.h"
-#include "ref/layers/module_loss.h"
+#include "ref/layers/loss.h"
+#include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 #include "run/cluster_run.h"
 #include "verify/check/module_run.h"

@@ -5,7 +5,7 @@
 
 #include "ref/core/context.h"
 #include "ref/core/size.h"
-#include "ref/layers/module_list.h"
+#include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "run/run.h"
 #include "verify/reference/use_names.h"
