@@ -35,7 +35,7 @@ ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *c
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
     for (size_t i = 0; i < n; i++) {
-        own[i] = (int64_t)what->targets(what->self, &micro[i]);
+        own[i] = (int64_t)ari_trained_targets(what, &micro[i]);
         mine += (size_t)own[i];
     }
     if (average || local)
@@ -54,7 +54,7 @@ ar_status ari_fault_forget_gradients(const ari_trained *what, ar_ctx *ctx)
     ar_status st = AR_OK;
     if (!ar_faulty(ctx, AR_FAULT_accum_last_only))
         return AR_OK;
-    AR_TRY(what->list(&all, &n, what->self));
+    AR_TRY(ari_trained_params(&all, &n, what));
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         const int pending = all[i]->pending; /* of this micro-batch, which has gone forward */
         st = ar_param_zero_grad(all[i], ctx);

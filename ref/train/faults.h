@@ -6,8 +6,8 @@
 
 #include "ref/layers/faults.h"
 #include "ref/train/ddp.h"
+#include "ref/train/optimizer.h"
 #include "ref/train/step.h"
-#include "ref/train/update.h"
 
 /** dp_mean_of_means, dp_sum_of_local_means, accum_mean_of_means, accum_sum_of_means: T, and what each of this rank's n
  *  micro-batches is divided by; `pieces` are all that there are. Collective over the data-parallel ranks. */

@@ -1,21 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/train/optimizer.h"
+
+#include <fnmatch.h>
+#include <math.h>
 #include <stdlib.h>
 
-#include "anyrank/train.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
-#include "ref/train/state.h"
-#include "ref/train/zero.h"
+#include "ref/train/faults.h"
 
-struct ar_optimizer {
-    ar_optimizer_options options;
-    ari_optimizer_clock clock;
-    ar_device *device; /* borrowed; owns the state */
-    ari_zero *zero;    /* of shares of parameters; NULL: of whole ones, which follow */
-    ari_state *states; /* [n], of the parameters that require a gradient */
-    size_t n;
-    size_t bytes; /* of all their state */
-};
+/* --- an update ---------------------------------------------------------------------------------------------------- */
+
+ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *name, int ndim)
+{
+    const bool decays = o->decay == AR_DECAY_ALL || ndim == 2;
+    ari_update_rule rule = {.lr_scale = 1.0, .weight_decay = decays ? o->weight_decay : 0.0};
+    for (size_t i = o->groups; i-- > 0;) {
+        const ar_param_group *group = &o->group[i];
+        if (fnmatch(group->glob, name, 0) != 0)
+            continue;
+        rule.lr_scale = group->lr_scale;
+        rule.weight_decay = isnan(group->weight_decay) ? rule.weight_decay : group->weight_decay;
+        break;
+    }
+    return rule;
+}
+
+void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx)
+{
+    ari_fault_clock(clock, o, ctx);
+    ari_optimizer_tick(clock, o);
+}
+
+ar_status ari_update_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps)
+{
+    if (steps > UINT32_MAX)
+        return ar_error_set(AR_ERR_ARG, "an optimizer after %llu steps, expected at most %lu",
+                            (unsigned long long)steps, (unsigned long)UINT32_MAX);
+    *clock = (ari_optimizer_clock){0};
+    for (uint64_t t = 0; t < steps; t++)
+        ari_optimizer_tick(clock, o);
+    return AR_OK;
+}
+
+ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
+                                             const ar_param *p, const ar_ctx *ctx)
+{
+    ari_update_rule rule = ari_update_rule_of(o, p->name, p->layout.ndim);
+    ari_optimizer_clock own = *clock;
+    ari_fault_update(&own, &rule, o, p, ctx);
+    return ari_optimizer_constants_of(&own, o, rule.lr_scale, rule.weight_decay);
+}
+
+ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, ar_cbuf g, const ari_optimizer_constants *k,
+                           size_t n)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    if (!part->master.ptr)
+        return dev->optimizer_step(ctx->device, ctx->queue, part->weight, part->m, part->v, g, k, n);
+    /* Weights that were set since the last step are not what the master copy rounds to. */
+    AR_TRY(dev->take_bf16(ctx->device, ctx->queue, part->master, ar_const(part->weight), n));
+    AR_TRY(dev->optimizer_step(ctx->device, ctx->queue, part->master, part->m, part->v, g, k, n));
+    return dev->round_bf16(ctx->device, ctx->queue, part->weight, ar_const(part->master), n);
+}
+
+/* --- the optimizer ------------------------------------------------------------------------------------------------ */
 
 static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
 {
@@ -59,7 +108,8 @@ ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp 
 {
     ar_optimizer *made = NULL;
     AR_TRY(create(&made, ctx, o));
-    const ar_status st = ari_zero_create(&made->zero, ctx, ddp, o);
+    made->ddp = ddp;
+    const ar_status st = ari_zero_init(made, ctx);
     if (st != AR_OK) {
         ar_optimizer_destroy(made);
         return st;
@@ -74,7 +124,6 @@ void ar_optimizer_destroy(ar_optimizer *o)
         return;
     for (size_t i = 0; i < o->n; i++)
         ari_state_destroy(&o->states[i], o->device);
-    ari_zero_destroy(o->zero);
     free(o->states);
     free(o);
 }
@@ -133,8 +182,8 @@ static ar_status check_whole(const ar_optimizer *o)
 
 ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
 {
-    if (o->zero)
-        return ari_zero_step(o->zero, ctx, &o->options, &o->clock, scale);
+    if (o->ddp)
+        return ari_zero_step(o, ctx, scale);
     AR_TRY(check_whole(o));
     const size_t most = largest(o);
     ar_tensor room; /* taken before the first weight changes: later there is nothing left to run out of */
@@ -151,8 +200,6 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
 
 ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user)
 {
-    if (o->zero)
-        return ari_zero_save(o->zero, ctx, &o->options, emit, user);
     for (size_t i = 0; i < o->n; i++)
         AR_TRY(ari_state_save(&o->states[i], ctx, &o->options, emit, user));
     return AR_OK;
@@ -163,8 +210,6 @@ ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
                             void *user)
 {
     AR_TRY(ari_update_clock(&o->clock, &o->options, steps));
-    if (o->zero)
-        return ari_zero_load(o->zero, ctx, &o->options, find, user);
     for (size_t i = 0; i < o->n; i++)
         AR_TRY(ari_state_load(&o->states[i], ctx, &o->options, find, user));
     return AR_OK;
@@ -177,5 +222,5 @@ uint64_t ar_optimizer_steps(const ar_optimizer *o)
 
 size_t ar_optimizer_bytes(const ar_optimizer *o)
 {
-    return o->zero ? ari_zero_bytes(o->zero) : o->bytes;
+    return o->bytes;
 }

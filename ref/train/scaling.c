@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/train/scaling.h"
+#include "ref/train/step.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/train/state.h"
+#include "ref/train/optimizer.h"
 
 #include <stdlib.h>
 

@@ -15,7 +15,56 @@
 #include "ref/numerics/optimizer.h"
 #include "ref/train/ddp.h"
 #include "ref/train/faults.h"
-#include "ref/train/scaling.h"
+
+/* --- what is trained ---------------------------------------------------------------------------------------------- */
+
+size_t ari_trained_targets(const ari_trained *t, const ar_batch *batch)
+{
+    return t->model ? ar_batch_targets(batch) : ar_loss_targets(t->loss, batch);
+}
+
+ar_status ari_trained_params(ar_param ***gives, size_t *n, const ari_trained *t)
+{
+    return t->model ? ari_model_list(gives, n, t->model) : ari_module_list(gives, n, t->module);
+}
+
+/* Forward up to the loss's terms, which are added to those of earlier micro-batches. */
+static ar_status forward(const ari_trained *t, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+{
+    ar_tensor x, y;
+    if (t->model)
+        return ar_model_forward(t->model, ctx, saved, batch);
+    AR_TRY(ar_batch_input(ctx, &x, batch));
+    AR_TRY(ar_module_forward(t->module, ctx, saved, &y, &x, batch));
+    return ar_loss_forward(t->loss, ctx, saved, &y, batch);
+}
+
+/* Backward from them. */
+static ar_status backward(const ari_trained *t, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+{
+    ar_tensor dy;
+    if (t->model)
+        return ar_model_backward(t->model, ctx, saved, batch);
+    AR_TRY(ar_loss_backward(t->loss, ctx, saved, &dy, batch));
+    return ar_module_backward(t->module, ctx, saved, NULL, &dy, batch);
+}
+
+/* The loss of all micro-batches and data-parallel ranks. */
+static ar_status loss_value(const ari_trained *t, ar_ctx *ctx, float *loss, size_t targets)
+{
+    return t->model ? ar_model_loss(t->model, ctx, loss, targets) : ar_loss_value(t->loss, ctx, loss, targets);
+}
+
+/* Gradients and the loss's terms become zero. */
+static ar_status zero(const ari_trained *t, ar_ctx *ctx)
+{
+    if (t->model)
+        return ar_model_zero_grad(t->model, ctx);
+    AR_TRY(ar_module_zero_grad(t->module, ctx));
+    return ar_loss_zero(t->loss, ctx);
+}
+
+/* --- the step ----------------------------------------------------------------------------------------------------- */
 
 /* The layout must be the one that the context's groups were made for. */
 static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
@@ -51,7 +100,7 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
 {
     int64_t sum = 0;
     for (size_t i = 0; i < n; i++)
-        sum += (int64_t)what->targets(what->self, &micro[i]);
+        sum += (int64_t)ari_trained_targets(what, &micro[i]);
     AR_TRY(ari_sum_over_dp(&sum, ctx, 1));
     *targets = (size_t)sum;
     for (size_t i = 0; i < n; i++)
@@ -76,22 +125,23 @@ static ar_status own_batches(ar_batch **gives, size_t *n, const ar_ctx *ctx, con
     return AR_OK;
 }
 
-static ar_status forward(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index,
-                         ar_train_result *result)
+static ar_status forward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch,
+                               size_t index, ar_train_result *result)
 {
     size_t now = 0, peak = 0;
     ari_span_begin("micro-batch %zu:fwd", index);
-    AR_TRY(ari_span_end(what->forward(what->self, ctx, saved, batch)));
+    AR_TRY(ari_span_end(forward(what, ctx, saved, batch)));
     ar_ctx_memory(ctx, &now, &peak);
     result->stored_bytes = now > result->stored_bytes ? now : result->stored_bytes;
     return AR_OK;
 }
 
-static ar_status backward(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch, size_t index)
+static ar_status backward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch,
+                                size_t index)
 {
     AR_TRY(ari_fault_forget_gradients(what, ctx));
     ari_span_begin("micro-batch %zu:bwd", index);
-    return ari_span_end(what->backward(what->self, ctx, saved, batch));
+    return ari_span_end(backward(what, ctx, saved, batch));
 }
 
 /* The buckets are reduced while the last backward pass runs. */
@@ -108,9 +158,9 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
     const bool all_first = o->parallel.forward_first;
     for (size_t i = 0; i < n; i++) {
         sync_in_last(o, i + 1 == n);
-        AR_TRY(forward(what, ctx, saved, &micro[i], i, result));
+        AR_TRY(forward_micro(what, ctx, saved, &micro[i], i, result));
         if (!o->forward_only && !all_first)
-            AR_TRY(backward(what, ctx, saved, &micro[i], i));
+            AR_TRY(backward_micro(what, ctx, saved, &micro[i], i));
         if (!all_first) {
             ar_saved_clear(saved);
             ar_ctx_end_step(ctx);
@@ -118,7 +168,7 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
     }
     for (size_t i = n; all_first && !o->forward_only && i-- > 0;) {
         sync_in_last(o, i == 0);
-        AR_TRY(backward(what, ctx, saved, &micro[i], i));
+        AR_TRY(backward_micro(what, ctx, saved, &micro[i], i));
     }
     return AR_OK;
 }
@@ -203,14 +253,14 @@ static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_c
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, own_batches(&micro, &n, ctx, global, &o->parallel));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, what->list(&params, &n_params, what->self));
+    AR_TRY_TO(done, st, ari_trained_params(&params, &n_params, what));
     AR_TRY_TO(done, st, ari_ddp_check_step(o->ddp, ctx, params, n_params));
     AR_TRY_TO(done, st, count_targets(&result->targets, what, ctx, micro, n, pieces));
-    AR_TRY_TO(done, st, what->zero(what->self, ctx));
+    AR_TRY_TO(done, st, zero(what, ctx));
     if (o->ddp)
         AR_TRY_TO(done, st, ar_ddp_start(o->ddp));
     AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, o, result));
-    AR_TRY_TO(done, st, what->loss(what->self, ctx, &result->loss, result->targets));
+    AR_TRY_TO(done, st, loss_value(what, ctx, &result->loss, result->targets));
     if (o->forward_only)
         goto done;
     AR_TRY_TO(done, st, reduce_gradients(params, n_params, ctx, o));
@@ -228,8 +278,8 @@ done:
     return st;
 }
 
-ar_status ari_train_step(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
-                         const ar_batch *global, uint32_t step, const ar_train_options *o)
+static ar_status train_step(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
+                            const ar_batch *global, uint32_t step, const ar_train_options *o)
 {
     *result = (ar_train_result){0};
     AR_TRY(check_options(ctx, o));
@@ -244,42 +294,30 @@ ar_status ari_train_step(ar_train_result *result, const ari_trained *what, ar_ct
     return st;
 }
 
-/* --- of a model --------------------------------------------------------------------------------------------------- */
-
-static size_t model_targets(const void *self, const ar_batch *batch)
-{
-    (void)self;
-    return ar_batch_targets(batch);
-}
-
-static ar_status model_forward(void *self, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
-{
-    return ar_model_forward(self, ctx, saved, batch);
-}
-
-static ar_status model_backward(void *self, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
-{
-    return ar_model_backward(self, ctx, saved, batch);
-}
-
-static ar_status model_loss(void *self, ar_ctx *ctx, float *loss, size_t targets)
-{
-    return ar_model_loss(self, ctx, loss, targets);
-}
-
-static ar_status model_zero(void *self, ar_ctx *ctx)
-{
-    return ar_model_zero_grad(self, ctx);
-}
-
-static ar_status model_list(ar_param ***gives, size_t *n, void *self)
-{
-    return ari_model_list(gives, n, self);
-}
-
 ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                         const ar_batch *global, uint32_t step, const ar_train_options *o)
 {
-    const ari_trained what = {m, model_targets, model_forward, model_backward, model_loss, model_zero, model_list};
-    return ari_train_step(result, &what, ctx, optimizer, global, step, o);
+    const ari_trained what = {.model = m};
+    return train_step(result, &what, ctx, optimizer, global, step, o);
+}
+
+static ar_status check_batch(const ar_ctx *ctx, const ar_batch *global)
+{
+    if (!global->input)
+        return ar_error_set(AR_ERR_ARG, "the training step of a module takes its input from the batch, which has none");
+    if (ari_ctx_sp(ctx))
+        return ar_error_set(
+            AR_ERR_UNSUPPORTED,
+            "sequence parallelism shares out the positions of a model's input; a module of one's own is "
+            "given all of it on every rank: leave sp out");
+    return AR_OK;
+}
+
+ar_status ar_module_train_step(ar_train_result *result, ar_module *m, ar_loss *loss, ar_ctx *ctx,
+                               ar_optimizer *optimizer, const ar_batch *global, uint32_t step,
+                               const ar_train_options *o)
+{
+    const ari_trained what = {.module = m, .loss = loss};
+    AR_TRY(check_batch(ctx, global));
+    return train_step(result, &what, ctx, optimizer, global, step, o);
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Inside of a training step: what it trains, and loss scaling. */
 #ifndef ARI_TRAIN_STEP_H
 #define ARI_TRAIN_STEP_H
 
@@ -6,25 +7,28 @@
 
 /* What a step trains: a model, or a module and its loss. */
 typedef struct ari_trained {
-    void *self;
-    /* What the rows of a batch add to T, by which everything is divided. */
-    size_t (*targets)(const void *self, const ar_batch *batch);
-    /* Forward up to the loss's terms, which are added to those of earlier micro-batches; backward from them. */
-    ar_status (*forward)(void *self, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
-    ar_status (*backward)(void *self, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
-    /* The loss of all micro-batches and data-parallel ranks. */
-    ar_status (*loss)(void *self, ar_ctx *ctx, float *loss, size_t targets);
-    /* Gradients and the loss's terms become zero. */
-    ar_status (*zero)(void *self, ar_ctx *ctx);
-    /* All parameters. Gives; free(). */
-    ar_status (*list)(ar_param ***gives, size_t *n, void *self);
+    ar_model *model; /* NULL: the other two */
+    ar_module *module;
+    ar_loss *loss;
 } ari_trained;
 
+/** What the rows of a batch add to T, by which everything is divided. */
+size_t ari_trained_targets(const ari_trained *t, const ar_batch *batch);
+/** All parameters. Gives; free(). */
+AR_NODISCARD ar_status ari_trained_params(ar_param ***gives, size_t *n, const ari_trained *t);
 /** n numbers, each summed over the data-parallel ranks. */
 AR_NODISCARD ar_status ari_sum_over_dp(int64_t *counts, ar_ctx *ctx, size_t n);
-/** ar_train_step of anything that can be trained. */
-AR_NODISCARD ar_status ari_train_step(ar_train_result *result, const ari_trained *what, ar_ctx *ctx,
-                                      ar_optimizer *optimizer, const ar_batch *global, uint32_t step,
-                                      const ar_train_options *o);
+
+/* --- loss scaling ------------------------------------------------------------------------------------------------- */
+
+/** Errors: AR_ERR_ARG (ar_loss_scaling_check; exact numerics). */
+AR_NODISCARD ar_status ari_scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx);
+/** From here on ar_param_grad_value gives the gradients without the scale. */
+void ari_scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size_t n);
+/** Whether the norm of the gradients is finite on every rank of the context's groups; the same answer on each.
+ *  Collective over the tensor-parallel and the data-parallel group. */
+AR_NODISCARD ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm);
+/** The scale of the next step. Errors: AR_ERR_DATA (gradients that are not finite, and a scale that may not fall). */
+AR_NODISCARD ar_status ari_scaling_next(ar_loss_scaling *s, const ar_ctx *ctx, bool finite);
 
 #endif

@@ -2,7 +2,7 @@
 /* Loss scaling in native numerics: a power of two changes no bit, what overflows is left out on all ranks alike. */
 #include <math.h>
 
-#include "ref/train/scaling.h"
+#include "ref/train/step.h"
 #include "tests/train/native_expect.h"
 
 TestSuite(loss_scaling, .timeout = 300);

@@ -6,7 +6,7 @@
 
 #include "anyrank/arith.h"
 #include "anyrank/train.h"
-#include "ref/train/update.h"
+#include "ref/train/optimizer.h"
 #include "support/rank_run.h"
 
 TestSuite(schedule, .timeout = 300);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "ref/train/update.h"
+#include "ref/train/optimizer.h"
 
 /* What the update's own dozen roundings, each in the run and in the reference, make of its quotient. */
 static const double ROUNDINGS = 0x1p-20;

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside of the optimizer: what it keeps of parameters and of shares of them, and how it updates them. */
+#ifndef ARI_TRAIN_OPTIMIZER_H
+#define ARI_TRAIN_OPTIMIZER_H
+
+#include "anyrank/train.h"
+#include "ref/numerics/optimizer.h"
+
+/* --- an update ---------------------------------------------------------------------------------------------------- */
+
+/* What an optimizer of whole parameters and one of shares of them do alike: count steps, resolve the options of one
+ * parameter, update a run of its elements. */
+
+/* The options of one parameter: those of the last group that matches, else the optimizer's and its decay rule's. */
+typedef struct ari_update_rule {
+    double lr_scale, weight_decay;
+} ari_update_rule;
+
+/** name: Hugging Face name; ndim: of the Hugging Face shape. */
+ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *name, int ndim);
+
+/** Begins a step: advances the clock. Once per ar_optimizer_step, also where this rank updates nothing. */
+void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx);
+/** The clock after `steps` steps, by as many multiplications: at most UINT32_MAX of them, what a training step counts.
+ *  Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_update_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps);
+/** What the updates of p's elements share in the step that has begun. */
+ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
+                                             const ar_param *p, const ar_ctx *ctx);
+
+/* Neighbouring elements of one parameter. fp32 each; ptr NULL: there is none. */
+typedef struct ari_update_part {
+    ar_buf weight; /* what the layers read */
+    ar_buf master; /* bf16 storage: the weight itself, which `weight` holds rounded */
+    ar_buf m, v;
+} ari_update_part;
+
+/** The part from its n gradients g on the device. The caller counts a new version of the parameter. */
+AR_NODISCARD ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, ar_cbuf g,
+                                        const ari_optimizer_constants *k, size_t n);
+
+/* --- state -------------------------------------------------------------------------------------------------------- */
+
+/* What an optimizer keeps of one parameter, or of a share of it, and how that comes and goes by its place in the full
+ * tensor. */
+typedef struct ari_state {
+    ar_param *param;     /* borrowed */
+    bool whole;          /* all of it, lying as the value does; else the elements [start, start + count) of the */
+    size_t start, count; /* matrix, one after the other, from place `at` of a bucket on */
+    size_t bucket, at;
+    ari_update_part part; /* `weight` is none of it */
+} ari_state;
+typedef const float *(*ari_state_find)(void *user, const char *param, const char *state, size_t count);
+
+/** Whether a step changes a parameter. */
+static inline bool ari_is_updated(const ar_param *p)
+{
+    return p->requires_grad && p->has_grad;
+}
+/** Before the first step: moments zero, the master copy of bf16 storage the value. param, whole, start and count are
+ *  set. Adds to *bytes what it takes. On failure what was made stays, for ari_state_destroy. Errors: AR_ERR_MEMORY,
+ *  AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o);
+void ari_state_destroy(ari_state *s, ar_device *d);
+/** One call of emit for each kind of state, with its place in the Hugging Face shape. Errors: emit's. */
+AR_NODISCARD ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o,
+                                      ar_optimizer_state_fn emit, void *user);
+/** Taps the first moment (SGD: the momentum) as ':m' and the second as ':v', where they are kept. */
+AR_NODISCARD ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o);
+/** Takes its elements out of full tensors. Errors: AR_ERR_NOT_FOUND. */
+AR_NODISCARD ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o,
+                                      ari_state_find find, void *user);
+
+struct ar_optimizer {
+    ar_optimizer_options options;
+    ari_optimizer_clock clock;
+    ar_device *device; /* borrowed; owns the state */
+    ar_ddp *ddp;       /* ZeRO: its buckets are shared out, borrowed; NULL: the states are of whole parameters */
+    ari_state *states; /* [n], of the parameters that require a gradient, or of this rank's shares of them */
+    size_t n;
+    size_t bytes; /* of all their state */
+};
+
+/* --- ZeRO stage 1 ------------------------------------------------------------------------------------------------- */
+
+/** Makes the states of this rank's shares of the buckets of o->ddp. What was made stays, for ar_optimizer_destroy. Errors:
+ *  AR_ERR_ARG (a ddp without zero), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx);
+/** Begins a step of the clock, updates the shares, gets the others' from their ranks, and taps ':new', and ':m' and
+ *  ':v' of the shares. Collective over the data-parallel group. */
+AR_NODISCARD ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale);
+
+#endif
