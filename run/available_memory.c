@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "run/available_memory.h"
+#include "run/estimate.h"
 
 #include <inttypes.h>
 #include <limits.h>

@@ -7,10 +7,60 @@
 #include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/models/model.h"
 #include "run/process_run.h"
 #include "run/run.h"
-#include "run/trainer.h"
 
+/* --- what a rank trains with -------------------------------------------------------------------------------------- */
+static ar_status create_optimizer(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
+{
+    if (o->forward_only || o->run.steps == 0)
+        return AR_OK;
+    if (o->run.parallel.zero)
+        return ar_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o->run.optimizer);
+    return ar_optimizer_create(&t->optimizer, ctx, t->params, t->n, &o->run.optimizer);
+}
+
+static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
+{
+    if (o->forward_only)
+        return AR_OK;
+    ar_ddp_options ddp = o->run.ddp;
+    ddp.zero = o->run.parallel.zero;
+    ddp.keep_weights = true; /* ar_model_set and ar_model_fresh have broadcast them */
+    AR_TRY(ar_ddp_create_params(&t->ddp, ctx, "model", t->params, t->n, &ddp));
+    t->step.ddp = t->ddp;
+    return AR_OK;
+}
+
+ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
+{
+    ar_status st = AR_OK;
+    *t = (ari_trainer){.step = {.parallel = o->run.parallel, .clip = o->run.clip, .forward_only = o->forward_only}};
+    AR_TRY_TO(failed, st, ar_model_create(&t->model, ctx, o->config, &o->run.plan));
+    AR_TRY_TO(failed, st, ari_model_list(&t->params, &t->n, t->model));
+    if (o->weights)
+        AR_TRY_TO(failed, st, ar_model_set(t->model, ctx, o->weights, o->weights_user));
+    else
+        AR_TRY_TO(failed, st, ar_model_fresh(t->model, ctx, o->run.seed));
+    AR_TRY_TO(failed, st, create_ddp(t, ctx, o));
+    AR_TRY_TO(failed, st, create_optimizer(t, ctx, o));
+    return AR_OK;
+failed:
+    ari_trainer_destroy(t);
+    return st;
+}
+
+void ari_trainer_destroy(ari_trainer *t)
+{
+    ar_optimizer_destroy(t->optimizer);
+    ar_ddp_destroy(t->ddp);
+    free(t->params);
+    ar_model_destroy(t->model);
+    *t = (ari_trainer){0};
+}
+
+/* --- the ranks ---------------------------------------------------------------------------------------------------- */
 const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "exchange", "barrier"};
 
@@ -42,7 +92,7 @@ static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_option
 {
     for (size_t i = 0; i < ari_run_steps(&o->run); i++) {
         ar_train_result step;
-        AR_TRY(ari_trainer_step(&step, t, ctx, &o->batch[i], (uint32_t)i + 1));
+        AR_TRY(ar_train_step(&step, t->model, ctx, t->optimizer, &o->batch[i], (uint32_t)i + 1, &t->step));
         result->loss[i] = step.loss;
         result->stored = step.stored_bytes > result->stored ? step.stored_bytes : result->stored;
     }
@@ -54,13 +104,8 @@ static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_option
 
 static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
 {
-    const ari_trainer_options options = {.run = o->run,
-                                         .config = o->config,
-                                         .forward_only = o->forward_only,
-                                         .weights = o->weights,
-                                         .weights_user = o->weights_user};
     ari_trainer t;
-    AR_TRY(ari_trainer_create(&t, ctx, &options));
+    AR_TRY(ari_trainer_create(&t, ctx, o));
     const ar_status st = run_steps(&t, ctx, o, result);
     ari_trainer_destroy(&t);
     return st;

@@ -8,14 +8,15 @@
 
 /* Training steps of a model on N simulated ranks. */
 typedef struct ari_cluster_options {
-    ar_run run; /* model, batch and seq are not looked at. With a cluster and no trace: one of its own */
+    ar_run
+        run; /* model, batch and seq are not looked at. steps 0: no optimizer. With a cluster and no trace: its own */
     const ar_config *config;
     const ar_batch *batch;                                 /* [max(steps, 1)], global */
-    const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
+    const float *(*weights)(void *, const char *, size_t); /* as in ar_model_set; NULL: fresh */
     void *weights_user;
-    bool forward_only;
-    ar_tap_fn tap;   /* NULL: nobody listens */
-    void **tap_user; /* [world] */
+    bool forward_only; /* neither a DDP object nor an optimizer */
+    ar_tap_fn tap;     /* NULL: nobody listens */
+    void **tap_user;   /* [world] */
     /* What a rank does in place of the model's step: NULL, or called on every rank. */
     ar_status (*body)(void *user, ar_ctx *ctx);
     void *body_user;
@@ -39,5 +40,22 @@ typedef struct ari_cluster_result {
 
 /** Errors: the first rank's, with the table of ranks in ar_error_message. */
 AR_NODISCARD ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o);
+
+/* What a rank trains with: its part of a model, the data-parallel object over its parameters, the optimizer. A step is
+ * ar_train_step on its model, optimizer and options. */
+typedef struct ari_trainer {
+    ar_model *model;
+    ar_param **params; /* [n], the model's, in the order of their first use */
+    size_t n;
+    ar_ddp *ddp;             /* NULL: forward only */
+    ar_optimizer *optimizer; /* NULL: none */
+    ar_train_options step;   /* of ar_train_step */
+} ari_trainer;
+
+/** Makes them by run, config, weights and forward_only of the options. Collective over the groups of the context, which
+ *  must outlive it. What it has made when an error comes is destroyed, and *t is empty. Errors: those of the parts. */
+AR_NODISCARD ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o);
+/** Accepts an empty one. */
+void ari_trainer_destroy(ari_trainer *t);
 
 #endif

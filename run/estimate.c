@@ -12,7 +12,6 @@
 #include "ref/core/budget.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
-#include "run/available_memory.h"
 #include "run/run.h"
 
 /* Bytes of one element. */

@@ -22,4 +22,30 @@ AR_NODISCARD ar_status ari_run_check_positions(const ar_config *c, size_t seq);
 /** Refuses low precision where the numerics are exact. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_numerics(const ar_run *r);
 
+/* --- weights ------------------------------------------------------------------------------------------------------ */
+/* A model folder's weights as fp32, checked against its config. */
+typedef struct ari_weights ari_weights;
+
+/** Reads model.safetensors or its shards. *gives = NULL with AR_OK where the folder has no weights, or `folder` is a
+ *  config file. Errors: those of the files; AR_ERR_NOT_FOUND (a parameter missing), AR_ERR_SHAPE, AR_ERR_DTYPE,
+ *  AR_ERR_DATA (NaN or infinity, with its index, or a head of other bits than the embedding that it is tied to),
+ *  AR_ERR_FORMAT (a tensor the model does not have); each names the tensor. AR_ERR_FORMAT too where the folder has
+ *  weights in files that are not read: they are named. */
+AR_NODISCARD ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *folder);
+void ari_weights_destroy(ari_weights *w);
+/** By Hugging Face name; NULL if there is none of `count` elements. user: an ari_weights. */
+const float *ari_weights_find(void *user, const char *name, size_t count);
+
+/* --- the order of samples ----------------------------------------------------------------------------------------- */
+/* The order of an epoch: the shuffle of Fisher and Yates (Durstenfeld 1964, Algorithm 235), for i = n-1 .. 1 place i
+ * changes with the place that is drawn for it, uniform in 0 .. i. */
+
+/** The key of a seed's shuffles. */
+uint64_t ari_shuffle_key(uint64_t seed);
+/** What is drawn for place i (below 2^32) in an epoch: w mod (i + 1) of the first word w = 0, 1, .. of the place's
+ *  stream that lies below the largest multiple of i + 1, so that every place is equally likely. */
+size_t ari_shuffle_draw(uint64_t key, uint32_t epoch, size_t i);
+/** order[0 .. n) = a permutation of 0 .. n-1; n at most 2^32. */
+void ari_shuffle(size_t *order, size_t n, uint64_t key, uint32_t epoch);
+
 #endif

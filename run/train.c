@@ -10,11 +10,9 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/models/param_list.h"
-#include "run/cluster_run.h"
 #include "run/process_run.h"
 #include "run/run.h"
 #include "run/train_rank.h"
-#include "run/weights.h"
 #include "sim/plan/bytes.h"
 
 ar_training_options ar_training_defaults(void)
@@ -181,8 +179,14 @@ static ar_status begin(ari_training *j, ari_weights **weights, ar_data **data)
         AR_TRY(ari_train_check_resume(r->note, sizeof r->note, j));
     AR_TRY(begin_curves(j, o));
     AR_TRY(ari_full_set_create(&j->full, o->run.process));
-    j->weights = o->resume ? ar_checkpoint_find : *weights ? ari_weights_find : NULL;
-    j->weights_user = o->resume ? (void *)o->resume : (void *)*weights;
+    j->cluster = (ari_cluster_options){.run = o->run,
+                                       .config = &r->config,
+                                       .weights = o->resume  ? ar_checkpoint_find
+                                                  : *weights ? ari_weights_find
+                                                             : NULL,
+                                       .weights_user = o->resume ? (void *)o->resume : (void *)*weights,
+                                       .body = ari_train_rank,
+                                       .body_user = j};
     const ar_checkpoint_options save = {
         .folder = o->save, .config = r->folder, .keep = o->keep, .fresh = o->resume == NULL, .process = o->run.process};
     if (o->save)
@@ -192,11 +196,9 @@ static ar_status begin(ari_training *j, ari_weights **weights, ar_data **data)
 
 static ar_status run_ranks(ari_training *j)
 {
-    const ar_training_options *o = j->o;
     ar_training_report *r = j->report;
-    const ari_cluster_options run = {.run = o->run, .config = &r->config, .body = ari_train_rank, .body_user = j};
     ari_cluster_result result;
-    const ar_status st = ari_cluster_run(&result, &run);
+    const ar_status st = ari_cluster_run(&result, &j->cluster);
     free(result.loss);
     free(result.reports);
     r->bytes = result.bytes;

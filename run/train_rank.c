@@ -8,7 +8,6 @@
 #include "anyrank/gradients.h"
 #include "ref/core/clock.h"
 #include "ref/core/context.h"
-#include "run/trainer.h"
 
 /* What one rank has. */
 typedef struct member {
@@ -32,10 +31,8 @@ static ar_status create(member *m)
 {
     const ari_training *j = m->job;
     const ar_training_options *o = j->o;
-    const ari_trainer_options trainer = {
-        .run = o->run, .config = &j->report->config, .weights = j->weights, .weights_user = j->weights_user};
     AR_TRY(ari_train_loader(&m->loader, j->data, o, 0));
-    AR_TRY(ari_trainer_create(&m->trainer, m->ctx, &trainer));
+    AR_TRY(ari_trainer_create(&m->trainer, m->ctx, &j->cluster));
     m->scaling = o->scaling;
     m->trainer.step.scaling = o->scale_loss ? &m->scaling : NULL;
     if (o->verify_every > 0)
@@ -139,8 +136,10 @@ static ar_status run_step(member *m)
     ar_batch batch;
     AR_TRY(ar_loader_batch(m->loader, &batch, m->step + 1));
     const bool verified = is_verified(m, m->step + 1);
-    m->trainer.step.verify = verified ? m->gradients : NULL;
-    const ar_status st = ari_trainer_step(&result, &m->trainer, m->ctx, &batch, (uint32_t)(m->step + 1));
+    ari_trainer *t = &m->trainer;
+    t->step.verify = verified ? m->gradients : NULL;
+    const ar_status st =
+        ar_train_step(&result, t->model, m->ctx, t->optimizer, &batch, (uint32_t)(m->step + 1), &t->step);
     if (st == AR_ERR_DATA && verified && !ar_gradients_last(m->gradients).ok) {
         m->diverged = true;
         if (is_first(m))

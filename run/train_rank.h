@@ -3,6 +3,7 @@
 #define ARI_RUN_TRAIN_RANK_H
 
 #include "anyrank/training.h"
+#include "run/cluster_run.h"
 #include "run/full_set.h"
 
 /* What the ranks of a training run share. Only world rank 0 writes the report while they run. */
@@ -11,8 +12,7 @@ typedef struct ari_training {
     const ar_data *data;
     char *data_path;    /* from the root on, so that it is found from another folder too */
     char data_hash[65]; /* "": nobody saves */
-    const float *(*weights)(void *, const char *, size_t); /* NULL: fresh */
-    void *weights_user;
+    ari_cluster_options cluster;
     ar_checkpoint_writer *writer; /* NULL: nobody saves */
     uint64_t saved;               /* a step that the writer's folder has; 0: none */
     ari_full_set *full;           /* the weights at the end */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "run/weights.h"
+#include "run/run.h"
 
 #include <math.h>
 #include <stdio.h>

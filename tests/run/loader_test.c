@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "run/loader.h"
+#include "run/run.h"
 
 #include <criterion/criterion.h>
 

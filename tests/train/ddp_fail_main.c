@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "run/cluster_run.h"
-#include "run/trainer.h"
 #include "support/match.h"
 #include "support/small.h"
 
@@ -16,7 +15,7 @@ static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 3, 2, 1, 5,
 static const ar_batch batches[2] = {{.batch = B, .seq = S, .input_ids = ids}, {.batch = B, .seq = S, .input_ids = ids}};
 
 typedef struct job {
-    ari_trainer_options trainer;
+    ari_cluster_options trainer;
     size_t fails_at; /* rank 1's gradient of this parameter, in the second step; SIZE_MAX: none */
 } job;
 
@@ -40,9 +39,9 @@ static ar_status train(void *user, ar_ctx *ctx)
     ar_status st = AR_OK;
     if (j->fails_at < t.n && ar_comm_rank(ar_ctx_dp(ctx)) == 1)
         AR_TRY_TO(done, st, ar_param_add_hook(t.params[j->fails_at], (ar_param_hook){fail, &f}));
-    AR_TRY_TO(done, st, ari_trainer_step(&result, &t, ctx, &batches[0], 1));
+    AR_TRY_TO(done, st, ar_train_step(&result, t.model, ctx, t.optimizer, &batches[0], 1, &t.step));
     f.name = "now";
-    AR_TRY_TO(done, st, ari_trainer_step(&result, &t, ctx, &batches[1], 2));
+    AR_TRY_TO(done, st, ar_train_step(&result, t.model, ctx, t.optimizer, &batches[1], 2, &t.step));
 done:
     ari_trainer_destroy(&t);
     return st;
@@ -132,7 +131,7 @@ int main(void)
     int wrong = 0;
     for (size_t i = 0; i < 4; i++) {
         job j = {.fails_at = SIZE_MAX};
-        j.trainer = (ari_trainer_options){.config = &config,
+        j.trainer = (ari_cluster_options){.config = &config,
                                           .run.steps = 2,
                                           .run.parallel = layouts[i / 2],
                                           .run.ddp = {.bucket_bytes = 300, .mode = modes[i % 2]},

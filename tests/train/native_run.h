@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "run/trainer.h"
+#include "run/cluster_run.h"
 #include "support/match.h"
 #include "support/rank_run.h"
 
@@ -104,7 +104,7 @@ static inline ar_status native_steps(native_run *run, native_rank *r, ar_ctx *ct
         ar_train_result result;
         if (run->set_between && i + 1 == run->steps)
             AR_TRY(native_set(t, ctx, 0.25f, false));
-        AR_TRY(ari_trainer_step(&result, t, ctx, &batch, (uint32_t)i + 1));
+        AR_TRY(ar_train_step(&result, t->model, ctx, t->optimizer, &batch, (uint32_t)i + 1, &t->step));
         r->loss[i] = result.loss;
         r->norm[i] = result.norm;
         r->skipped[i] = result.skipped;
@@ -118,7 +118,7 @@ static inline ar_status native_main(ar_ctx *ctx, void *user)
     native_run *run = user;
     native_rank *r = &run->rank[(size_t)ar_comm_rank(ar_ctx_dp(ctx)) * ranks_of(ctx) + rank_of(ctx)];
     const ar_config config = match_config(AR_ARCH_LLAMA, 1);
-    ari_trainer_options o = {.config = &config,
+    ari_cluster_options o = {.config = &config,
                              .run.steps = 1,
                              .run.parallel = run->parallel,
                              .run.ddp = ar_ddp_defaults(),

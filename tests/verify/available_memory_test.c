@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much memory a process may take, in made-up systems: folders with the files that Linux has. */
-#include "run/available_memory.h"
+#include "run/estimate.h"
 
 #include <criterion/criterion.h>
 #include <ftw.h>

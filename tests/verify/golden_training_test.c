@@ -15,7 +15,7 @@
 #include "ref/core/boxes.h"
 #include "ref/io/json.h"
 #include "run/cluster_run.h"
-#include "run/weights.h"
+#include "run/run.h"
 
 enum { STEPS = 20, BATCH = 2, SEQ = 32, MOST_TENSORS = 40, MOST_LAYOUTS = 9, MOST_RANKS = 8 };
 

@@ -3,7 +3,7 @@
 #define ARI_VERIFY_CHECK_CHECK_BASE_H
 
 #include "anyrank/check.h"
-#include "run/weights.h"
+#include "run/run.h"
 #include "verify/reference/reference.h"
 
 /* What the layouts of a check are compared with: the model, its input, and what the baseline made of them. One serves

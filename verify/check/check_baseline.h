@@ -4,7 +4,6 @@
 
 #include "anyrank/check.h"
 #include "run/run.h"
-#include "run/weights.h"
 #include "verify/reference/reference.h"
 
 /* What a check learns from the baseline: the reference's tensors, its losses, how exact it is. */

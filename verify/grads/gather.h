@@ -3,7 +3,7 @@
 #define ARI_VERIFY_GRADS_GATHER_H
 
 #include "anyrank/context.h"
-#include "run/full_tensor.h"
+#include "run/full_set.h"
 
 /* Full tensors put together from what the ranks tap. Ranks share one gatherer; each writes its own boxes only. */
 typedef struct ari_gathered {

@@ -11,7 +11,6 @@
 #include "run/cluster_run.h"
 #include "run/estimate.h"
 #include "run/run.h"
-#include "run/weights.h"
 #include "verify/grads/block_case.h"
 #include "verify/grads/grads_allowed.h"
 #include "verify/grads/grads_dump.h"
