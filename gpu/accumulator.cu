@@ -2,10 +2,8 @@
 /* The order-independent accumulator (docs/numerics.md, section 3) and the native sum over rows, whose order is that of
  * the rows. Each element has one writer in each launch; no sum is atomic. */
 #include "gpu/kernels.h"
-#include "gpu/view.h"
 #include "ref/core/size.h"
 #include "ref/numerics/accumulator.h"
-#include "ref/numerics/scalar.h"
 
 namespace ARI_GPU
 {
@@ -78,16 +76,14 @@ static term_rows terms_of(const ar_tensor *t)
 
 /* --- row r to row r ----------------------------------------------------------------------------------------------- */
 
-template <class Sums> struct add_apart {
-    Sums sums;
-    term_rows terms;
-    ARI_KERNEL void operator()(size_t i) const
-    {
+template <class Sums> ar_status add_apart(ar_device *d, ar_queue *q, const Sums &sums, const term_rows &terms)
+{
+    return launch_each(d, q, terms.rows * terms.cols, [=] ARI_KERNEL(size_t i) {
         typename Sums::element e = sums.load(i);
         e.add(terms.at(i / terms.cols, i % terms.cols));
         sums.store(i, e);
-    }
-};
+    });
+}
 
 /* --- row r to row row_of[r] --------------------------------------------------------------------------------------- */
 
@@ -139,7 +135,7 @@ template <class Sums>
 static ar_status add_rows(ar_device *d, ar_queue *q, const Sums &sums, const term_rows &terms, const int64_t *row_of,
                           size_t rows_in_acc)
 {
-    const size_t tiles = (terms.cols + COLUMNS_AT_ONCE - 1) / COLUMNS_AT_ONCE;
+    const size_t tiles = ceil_div(terms.cols, COLUMNS_AT_ONCE);
     for (size_t from = 0; from < terms.rows; from += ROWS_AT_ONCE) {
         const size_t left = terms.rows - from, count = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
         const size_t width = terms.cols < COLUMNS_AT_ONCE ? terms.cols : COLUMNS_AT_ONCE;
@@ -151,67 +147,49 @@ static ar_status add_rows(ar_device *d, ar_queue *q, const Sums &sums, const ter
 
 /* --- every row to one row ----------------------------------------------------------------------------------------- */
 
-/* A thread a column of one part of the rows: its sum, from nothing. */
-struct sum_part {
-    exact_sums parts;
-    term_rows terms;
-    size_t rows_in_part;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        const size_t from = i / terms.cols * rows_in_part, left = terms.rows - from;
-        const size_t count = left < rows_in_part ? left : rows_in_part;
-        exact_sums::element e = {0, 0, 0};
-        for (size_t r = 0; r < count; r++)
-            e.add(terms.at(from + r, i % terms.cols));
-        parts.store(i, e);
-    }
-};
+/* Parts enough to keep a GPU busy, but of 16 rows or more, and 1024 at most, which one thread merges. */
+static size_t rows_in_part(const term_rows &terms)
+{
+    const size_t threads = (size_t)1 << 18, wanted = threads / terms.cols;
+    const size_t most = wanted < 1 ? 1 : wanted < 1024 ? wanted : 1024;
+    const size_t rows = ceil_div(terms.rows, most);
+    return rows < 16 ? 16 : rows;
+}
 
-struct merge_parts {
-    exact_sums sums, parts;
-    size_t count, cols;
-    ARI_KERNEL void operator()(size_t i) const
-    {
+/* First a thread a column of one part sums it up from nothing, then one a column merges the parts. */
+static ar_status add_all_exact(ar_device *d, ar_queue *q, const exact_sums &sums, const term_rows &terms)
+{
+    if (terms.rows == 0 || terms.cols == 0)
+        return AR_OK;
+    const size_t rows_of_part = rows_in_part(terms), count = ceil_div(terms.rows, rows_of_part), cols = terms.cols;
+    size_t n, bytes;
+    AR_TRY(ari_mul_size(&n, count, cols));
+    AR_TRY(ari_mul_size(&bytes, n, 2 * sizeof(int64_t) + sizeof(uint8_t)));
+    scratch memory(d, q);
+    AR_TRY(memory.take(bytes));
+    const exact_sums parts = exact_sums_of(ar_buf_at(memory.buf(), n * 2 * sizeof(int64_t)), memory.buf(), n);
+    AR_TRY(launch_each(d, q, n, [=] ARI_KERNEL(size_t i) {
+        const size_t from = i / cols * rows_of_part, left = terms.rows - from;
+        exact_sums::element e = {0, 0, 0};
+        for (size_t r = 0; r < (left < rows_of_part ? left : rows_of_part); r++)
+            e.add(terms.at(from + r, i % cols));
+        parts.store(i, e);
+    }));
+    return launch_each(d, q, cols, [=] ARI_KERNEL(size_t i) {
         exact_sums::element e = sums.load(i);
         for (size_t k = 0; k < count; k++) {
             const exact_sums::element part = parts.load(k * cols + i);
             ari_acc_merge(&e.t, &e.h, &e.l, part.t, part.h, part.l);
         }
         sums.store(i, e);
-    }
-};
-
-/* Parts enough to keep a GPU busy, but of 16 rows or more, and 1024 at most, which one thread merges. */
-static size_t rows_in_part(const term_rows &terms)
-{
-    const size_t threads = (size_t)1 << 18, wanted = threads / terms.cols;
-    const size_t most = wanted < 1 ? 1 : wanted < 1024 ? wanted : 1024;
-    const size_t rows = terms.rows / most + (terms.rows % most != 0);
-    return rows < 16 ? 16 : rows;
-}
-
-static ar_status add_all_exact(ar_device *d, ar_queue *q, const exact_sums &sums, const term_rows &terms)
-{
-    if (terms.rows == 0 || terms.cols == 0)
-        return AR_OK;
-    const size_t rows = rows_in_part(terms), count = terms.rows / rows + (terms.rows % rows != 0);
-    size_t n, bytes;
-    AR_TRY(ari_mul_size(&n, count, terms.cols));
-    AR_TRY(ari_mul_size(&bytes, n, 2 * sizeof(int64_t) + sizeof(uint8_t)));
-    scratch memory(d, q);
-    AR_TRY(memory.take(bytes));
-    const exact_sums parts = exact_sums_of(ar_buf_at(memory.buf(), n * 2 * sizeof(int64_t)), memory.buf(), n);
-    AR_TRY(launch_each(d, q, n, sum_part{parts, terms, rows}));
-    return launch_each(d, q, terms.cols, merge_parts{sums, parts, count, terms.cols});
+    });
 }
 
 /* In the order of the rows, a block a few columns: many threads bring the terms, one a column adds them. */
-struct sum_columns {
-    native_sums sums;
-    term_rows terms;
-    static constexpr size_t ROWS = 256, COLUMNS = 16;
-    ARI_KERNEL void operator()(const block &b) const
-    {
+static ar_status add_all_native(ar_device *d, ar_queue *q, const native_sums &sums, const term_rows &terms)
+{
+    constexpr size_t ROWS = 256, COLUMNS = 16;
+    return launch_blocks(d, q, ceil_div(terms.cols, COLUMNS), ROWS * COLUMNS, [=] ARI_KERNEL(const block &b) {
         ARI_SHARED float tile[ROWS * COLUMNS];
         const size_t first = b.index * COLUMNS, left = terms.cols - first, n = left < COLUMNS ? left : COLUMNS;
         for (size_t from = 0; from < terms.rows; from += ROWS) {
@@ -228,8 +206,8 @@ struct sum_columns {
                 sums.store(first + col, e);
             });
         }
-    }
-};
+    });
+}
 
 /* --- slots -------------------------------------------------------------------------------------------------------- */
 
@@ -253,7 +231,7 @@ ar_status acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in
         return add_rows(d, q, sums, in, dev<int64_t>(row_of), rows_in_acc);
     AR_TRY(check_rows(terms, rows_in_acc));
     if (rows_in_acc > 1)
-        return launch_each(d, q, in.rows * in.cols, add_apart<exact_sums>{sums, in});
+        return add_apart(d, q, sums, in);
     return add_all_exact(d, q, sums, in);
 }
 
@@ -265,43 +243,28 @@ ar_status sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc
     if (row_of.ptr)
         return add_rows(d, q, sums, in, dev<int64_t>(row_of), rows_in_acc);
     if (rows_in_acc > 1)
-        return launch_each(d, q, in.rows * in.cols, add_apart<native_sums>{sums, in});
-    const size_t blocks = (in.cols + sum_columns::COLUMNS - 1) / sum_columns::COLUMNS;
-    return launch_blocks(d, q, blocks, sum_columns::ROWS * sum_columns::COLUMNS, sum_columns{sums, in});
+        return add_apart(d, q, sums, in);
+    return add_all_native(d, q, sums, in);
 }
-
-struct acc_raise_each {
-    exact_sums sums;
-    const uint8_t *to;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        exact_sums::element e = sums.load(i);
-        ari_acc_raise(&e.t, &e.h, &e.l, to[i]);
-        sums.store(i, e);
-    }
-};
 
 ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
 {
-    return launch_each(d, q, n, acc_raise_each{exact_sums_of(t, hl, n), dev<uint8_t>(t_new)});
+    const exact_sums sums = exact_sums_of(t, hl, n);
+    return launch_each(d, q, n, [sums, to = dev<uint8_t>(t_new)] ARI_KERNEL(size_t i) {
+        exact_sums::element e = sums.load(i);
+        ari_acc_raise(&e.t, &e.h, &e.l, to[i]);
+        sums.store(i, e);
+    });
 }
-
-struct acc_value_each {
-    view<float> y;
-    bool contiguous;
-    const uint8_t *t;
-    const int64_t *h, *l;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        *(contiguous ? y.data + i : y.at(i)) = ari_acc_value(t[i], h[i], l[i]);
-    }
-};
 
 ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n)
 {
-    const int64_t *sums = dev<int64_t>(hl);
-    const acc_value_each kernel = {view_of<float>(y), ar_tensor_is_contiguous(y), dev<uint8_t>(t), sums, sums + n};
-    return launch_each(d, q, n, kernel);
+    const view<float> to = view_of<float>(y);
+    const bool contiguous = ar_tensor_is_contiguous(y);
+    const int64_t *h = dev<int64_t>(hl), *l = h + n;
+    return launch_each(d, q, n, [=, t = dev<uint8_t>(t)] ARI_KERNEL(size_t i) {
+        *(contiguous ? to.data + i : to.at(i)) = ari_acc_value(t[i], h[i], l[i]);
+    });
 }
 
 } // namespace ARI_GPU

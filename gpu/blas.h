@@ -2,10 +2,10 @@
 #ifndef ARI_GPU_BLAS_H
 #define ARI_GPU_BLAS_H
 
-/* Matrix products that a library does: gpu/blas_cublas.cu by cuBLAS, gpu/blas_host.cc by plain loops. Matrices are
+/* Matrix products that a library does: gpu/cuda/blas.cu by cuBLAS, gpu/emulated/blas.cc by plain loops. Matrices are
  * row-major: c [m, n], a [m, k], b [n, k], c (+)= a b^T; ld: elements from one row to the next; batch: so many, `step`
  * elements apart (a and b, 0: the same one each time). No extent is 0. */
-#include "gpu/runtime.h"
+#include "gpu/kernel.h"
 
 namespace ARI_GPU
 {
@@ -38,7 +38,7 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
  * is the device's. Errors: AR_ERR_MEMORY. */
 ar_status blas_create(void **gives);
 void blas_destroy(void *blas); /* accepts NULL */
-/* Where a device keeps it: gpu/runtime_cuda.cu. */
+/* Where a device keeps it: gpu/cuda/runtime.cu. */
 void *blas_of(ar_device *d);
 #endif
 

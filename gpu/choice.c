@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which device: by its name. */
+/* Which device, by its name; which way of it, by the environment. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "anyrank/device.h"
+#include "gpu/native.h"
 
 static const char *const names[AR_DEVICE_KINDS] = {"cpu", "cuda", "emulated"};
 
@@ -48,4 +48,16 @@ void ar_device_destroy(ar_device *d)
 {
     if (d)
         d->ops->destroy(d);
+}
+
+ar_status ari_imma_choose(ari_imma *path)
+{
+    const char *set = getenv(ARI_IMMA_VARIABLE);
+    *path = ARI_IMMA_AUTO;
+    if (!set || set[0] == '\0')
+        return AR_OK;
+    if (strcmp(set, "imma16") != 0 && strcmp(set, "imma10") != 0)
+        return ar_error_set(AR_ERR_ARG, "%s is '%.40s', expected 'imma16' or 'imma10'", ARI_IMMA_VARIABLE, set);
+    *path = strcmp(set, "imma16") == 0 ? ARI_IMMA_16 : ARI_IMMA_10;
+    return AR_OK;
 }

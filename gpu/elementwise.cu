@@ -1,97 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One thread an element, in dropout four; the definitions are those of ref/numerics. Each thread reads what it needs
- * before it writes, so that outputs may be inputs. */
+/* One thread an element, in dropout four; the definitions are those of ref/numerics and ref/core/half.h. Each thread
+ * reads what it needs before it writes, so that outputs may be inputs. */
 #include "gpu/kernels.h"
-#include "gpu/view.h"
-#include "ref/numerics/scalar.h"
+#include "ref/core/half.h"
 
 namespace ARI_GPU
 {
 
 /* --- contiguous --------------------------------------------------------------------------------------------------- */
 
-struct add_each {
-    float *y;
-    const float *a, *b;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        y[i] = ari_add32(a[i], b[i]);
-    }
-};
-
 ar_status add(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
 {
-    return launch_each(d, q, n, add_each{dev<float>(y), dev<float>(a), dev<float>(b)});
+    return launch_each(d, q, n, [y = dev<float>(y), a = dev<float>(a), b = dev<float>(b)] ARI_KERNEL(size_t i) {
+        y[i] = ari_add32(a[i], b[i]);
+    });
 }
-
-struct mul_each {
-    float *y;
-    const float *a, *b;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        y[i] = ari_mul32(a[i], b[i]);
-    }
-};
 
 ar_status mul(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
 {
-    return launch_each(d, q, n, mul_each{dev<float>(y), dev<float>(a), dev<float>(b)});
+    return launch_each(d, q, n, [y = dev<float>(y), a = dev<float>(a), b = dev<float>(b)] ARI_KERNEL(size_t i) {
+        y[i] = ari_mul32(a[i], b[i]);
+    });
 }
-
-struct fill_each {
-    float *y;
-    float value;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        y[i] = value;
-    }
-};
 
 ar_status fill(ar_device *d, ar_queue *q, ar_buf y, float value, size_t n)
 {
-    return launch_each(d, q, n, fill_each{dev<float>(y), ari_canonical32(value)});
+    return launch_each(d, q, n,
+                       [y = dev<float>(y), value = ari_canonical32(value)] ARI_KERNEL(size_t i) { y[i] = value; });
 }
 
 /* --- activations -------------------------------------------------------------------------------------------------- */
 
-struct bias_act_each {
-    float *y, *z;      /* z NULL: no activation */
-    const float *bias; /* or NULL */
-    size_t cols;
-    ar_activation act;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        float sum = y[i];
-        if (bias) {
-            sum = ari_add32(sum, bias[i % cols]);
-            y[i] = sum;
-        }
-        if (z)
-            z[i] = ari_act32(act, sum);
-    }
-};
-
 ar_status bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act, const ar_tensor *z)
 {
-    float *values = act == AR_ACT_NONE ? nullptr : dev<float>(z->data);
+    float *sums = dev<float>(y->data), *values = act == AR_ACT_NONE ? nullptr : dev<float>(z->data);
     const size_t cols = y->shape[1];
-    return launch_each(d, q, y->shape[0] * cols,
-                       bias_act_each{dev<float>(y->data), values, dev<float>(bias), cols, act});
+    return launch_each(d, q, y->shape[0] * cols, [=, bias = dev<float>(bias)] ARI_KERNEL(size_t i) {
+        float sum = sums[i];
+        if (bias) {
+            sum = ari_add32(sum, bias[i % cols]);
+            sums[i] = sum;
+        }
+        if (values)
+            values[i] = ari_act32(act, sum);
+    });
 }
-
-struct act_backward_each {
-    float *dx;
-    const float *dy, *x;
-    ar_activation act;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        dx[i] = ari_mul32(dy[i], ari_dact32(act, x[i]));
-    }
-};
 
 ar_status act_backward(ar_device *d, ar_queue *q, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n)
 {
-    return launch_each(d, q, n, act_backward_each{dev<float>(dx), dev<float>(dy), dev<float>(x), act});
+    return launch_each(d, q, n,
+                       [act, dx = dev<float>(dx), dy = dev<float>(dy), x = dev<float>(x)] ARI_KERNEL(size_t i) {
+                           dx[i] = ari_mul32(dy[i], ari_dact32(act, x[i]));
+                       });
 }
 
 /* A 2-D view whose columns are contiguous. */
@@ -109,60 +69,38 @@ template <class T> strided_rows<T> rows_of(const ar_tensor *t)
     return strided_rows<T>{dev<T>(t->data), t->stride[0]};
 }
 
-struct gated_forward_each {
-    strided_rows<float> y;
-    strided_rows<const float> gate, up;
-    size_t cols;
-    ar_activation act;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        const size_t row = i / cols, col = i % cols;
-        *y.at(row, col) = ari_gated_act(act, *gate.at(row, col), *up.at(row, col));
-    }
-};
-
 ar_status gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate, const ar_tensor *up,
                         ar_activation act)
 {
     const size_t cols = y->shape[1];
-    return launch_each(
-        d, q, y->shape[0] * cols,
-        gated_forward_each{rows_of<float>(y), rows_of<const float>(gate), rows_of<const float>(up), cols, act});
-}
-
-struct gated_backward_each {
-    strided_rows<float> dgate, dup;
-    strided_rows<const float> dy, gate, up;
-    size_t cols;
-    ar_activation act;
-    ARI_KERNEL void operator()(size_t i) const
-    {
+    const strided_rows<float> to = rows_of<float>(y);
+    const strided_rows<const float> g = rows_of<const float>(gate), u = rows_of<const float>(up);
+    return launch_each(d, q, y->shape[0] * cols, [=] ARI_KERNEL(size_t i) {
         const size_t row = i / cols, col = i % cols;
-        const float slope = *dy.at(row, col), g = *gate.at(row, col);
-        const float by_gate = ari_gated_dgate(act, slope, *up.at(row, col), g);
-        *dup.at(row, col) = ari_gated_dup(act, slope, g);
-        *dgate.at(row, col) = by_gate;
-    }
-};
+        *to.at(row, col) = ari_gated_act(act, *g.at(row, col), *u.at(row, col));
+    });
+}
 
 ar_status gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup, const ar_tensor *dy,
                          const ar_tensor *gate, const ar_tensor *up, ar_activation act)
 {
     const size_t cols = dy->shape[1];
-    const gated_backward_each kernel = {rows_of<float>(dgate),
-                                        rows_of<float>(dup),
-                                        rows_of<const float>(dy),
-                                        rows_of<const float>(gate),
-                                        rows_of<const float>(up),
-                                        cols,
-                                        act};
-    return launch_each(d, q, dy->shape[0] * cols, kernel);
+    const strided_rows<float> to_gate = rows_of<float>(dgate), to_up = rows_of<float>(dup);
+    const strided_rows<const float> slopes = rows_of<const float>(dy);
+    const strided_rows<const float> gates = rows_of<const float>(gate), ups = rows_of<const float>(up);
+    return launch_each(d, q, dy->shape[0] * cols, [=] ARI_KERNEL(size_t i) {
+        const size_t row = i / cols, col = i % cols;
+        const float slope = *slopes.at(row, col), g = *gates.at(row, col);
+        const float by_gate = ari_gated_dgate(act, slope, *ups.at(row, col), g);
+        *to_up.at(row, col) = ari_gated_dup(act, slope, g);
+        *to_gate.at(row, col) = by_gate;
+    });
 }
 
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 
 /* Four elements of a full value share a block of random bits. A row may begin inside one: a thread draws one block and
- * takes those of its lanes that lie in the row, of which there are `blocks` at most. */
+ * takes those of its lanes that are in the row, of which there are `blocks` at most. */
 struct dropout_block {
     float *y;
     const float *x;
@@ -201,6 +139,46 @@ ar_status dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor
         kernel.which.stride[k] = k < missing ? 0 : which->stride[k - missing];
     }
     return launch_each(d, q, cols > 0 ? from.rows() * blocks : 0, kernel);
+}
+
+/* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */
+
+ar_status round_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
+{
+    return launch_each(d, q, n, [y = dev<float>(y), x = dev<float>(x)] ARI_KERNEL(size_t i) {
+        y[i] = ari_f32_of_bf16(ari_bf16_of_f32(x[i]));
+    });
+}
+
+ar_status round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits)
+{
+    const view<float> to = view_of<float>(y);
+    const view<const float> from = view_of<const float>(x);
+    return launch_each(d, q, from.count(), [=] ARI_KERNEL(size_t i) {
+        const place p = from.where(i);
+        *to.at(p) = ari_f32_to_bits(*from.at(p), bits);
+    });
+}
+
+ar_status take_bf16(ar_device *d, ar_queue *q, ar_buf master, ar_cbuf weight, size_t n)
+{
+    return launch_each(d, q, n, [master = dev<float>(master), weight = dev<float>(weight)] ARI_KERNEL(size_t i) {
+        const float rounded = ari_f32_of_bf16(ari_bf16_of_f32(master[i]));
+        if (ari_bits32(rounded) != ari_bits32(weight[i]))
+            master[i] = weight[i];
+    });
+}
+
+ar_status narrow_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
+{
+    return launch_each(
+        d, q, n, [y = dev<uint16_t>(y), x = dev<float>(x)] ARI_KERNEL(size_t i) { y[i] = ari_bf16_of_f32(x[i]); });
+}
+
+ar_status widen_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
+{
+    return launch_each(
+        d, q, n, [y = dev<float>(y), x = dev<uint16_t>(x)] ARI_KERNEL(size_t i) { y[i] = ari_f32_of_bf16(x[i]); });
 }
 
 } // namespace ARI_GPU

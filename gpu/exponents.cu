@@ -2,7 +2,6 @@
 /* Exponents of rows and columns (docs/numerics.md, "Contraction", steps 0 and 1). A group is a line of a matrix; parts
  * of it are looked at by different blocks, whose maxima meet in one integer maximum. */
 #include "gpu/kernels.h"
-#include "gpu/view.h"
 #include "ref/numerics/integer_sum.h"
 
 namespace ARI_GPU
@@ -27,15 +26,6 @@ struct groups {
     {
         const int32_t shift = c ? ari_contract_shift(c[at * x.shape[3] + k], sign) : 0;
         return ari_contract_exponent(line[static_cast<ptrdiff_t>(k) * x.stride[3]], shift);
-    }
-};
-
-struct none_yet {
-    int32_t *e;
-
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        e[i] = ARI_EXP_ZERO;
     }
 };
 
@@ -86,16 +76,11 @@ struct across_lines {
     }
 };
 
-size_t ceil_div(size_t a, size_t b)
-{
-    return a / b + (a % b != 0);
-}
-
 ar_status exponents(ar_device *d, ar_queue *q, const groups &g, bool max_into)
 {
     const size_t matrices = g.x.matrices(), rows = g.x.shape[2], cols = g.x.shape[3];
     if (!max_into)
-        AR_TRY(launch_each(d, q, matrices * rows, none_yet{g.e}));
+        AR_TRY(launch_each(d, q, matrices * rows, [e = g.e] ARI_KERNEL(size_t i) { e[i] = ARI_EXP_ZERO; }));
     if (g.x.stride[3] == 1 || rows == 1) {
         const size_t parts = ceil_div(cols, PART);
         return launch_blocks(d, q, matrices * rows * parts, cols < PART ? cols : PART, along_lines{g, parts});

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots of the exact contraction: int8 products into planes of int32 (gpu/sums.h), tile by tile, and one pass over
+/* The slots of the exact contraction: int8 products into planes of int32 (gpu/packed.h), tile by tile, and one pass over
  * the planes of a tile that puts the sums together and does with them what the slot is for. */
 #include "gpu/blas.h"
-#include "gpu/kernels.h"
-#include "gpu/sums.h"
-#include "gpu/view.h"
+#include "gpu/packed.h"
 #include "ref/core/size.h"
-#include "ref/numerics/scalar.h"
 
 namespace ARI_GPU
 {
@@ -15,11 +12,6 @@ namespace
 
 const size_t TILE_STEP = 128; /* rows of a tile are a multiple of it, as cuBLAS's own tiles' are */
 const size_t CHUNK = 1024;    /* columns that a block of threads puts together */
-
-size_t ceil_div(size_t a, size_t b)
-{
-    return a / b + (a % b != 0);
-}
 
 /* Refuses operands that do not belong together. */
 ar_status check_pair(const packed &a, const packed &b, const char *what)
@@ -189,23 +181,13 @@ size_t width_of(size_t n)
 }
 
 /* What is done with the sums of a tile, as the slots have it. */
-struct each_of_integers {
-    integers_out out;
+template <class OUT> struct give_to {
+    OUT out;
 
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
     {
         return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks_of(x.n), width_of(x.n),
-                             each_sum<TEN, integers_out>{s, x, out});
-    }
-};
-
-template <bool FINISH> struct each_of_values {
-    values_out<FINISH> out;
-
-    template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
-    {
-        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks_of(x.n), width_of(x.n),
-                             each_sum<TEN, values_out<FINISH>>{s, x, out});
+                             each_sum<TEN, OUT>{s, x, out});
     }
 };
 
@@ -252,28 +234,6 @@ ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed
     return AR_OK;
 }
 
-/* Rounds elements [start, start + count) of a matrix of n columns; a block takes a chunk of a row. */
-struct round_sums {
-    float *y;
-    const int64_t *s;
-    size_t limbs, start, count, n;
-    const int32_t *e, *f;
-
-    ARI_KERNEL void operator()(const block &b) const
-    {
-        const size_t chunks = (n + CHUNK - 1) / CHUNK;
-        const size_t row = start / n + b.index / chunks, from = b.index % chunks * CHUNK;
-        b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
-            const size_t at = row * n + from + i;
-            if (at < start || at - start >= count)
-                return;
-            const int64_t *sum = s + (at - start) * limbs;
-            y[at - start] = limbs == 1 ? ari_contract_value(sum[0], e[row], f[from + i])
-                                       : ari_contract_value2(sum[0], sum[1], e[row], f[from + i]);
-        });
-    }
-};
-
 } // namespace
 
 ar_status gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *left, const ar_packed *right, int limbs)
@@ -285,7 +245,7 @@ ar_status gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *left, c
     if (limbs == 1 && a.k > ARI_CONTRACT_BLOCK)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: k %zu needs two limbs, one holds up to %d terms", a.k,
                             ARI_CONTRACT_BLOCK);
-    return for_each_tile(d, q, a, b, each_of_integers{{dev<int64_t>(s), static_cast<size_t>(limbs)}});
+    return for_each_tile(d, q, a, b, give_to<integers_out>{{dev<int64_t>(s), static_cast<size_t>(limbs)}});
 }
 
 ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *left, const ar_packed *right,
@@ -299,9 +259,9 @@ ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_pac
                             to.shape[2], to.shape[3], a.batch, a.rows, b.rows);
     const int32_t *rows = dev<int32_t>(e), *cols = dev<int32_t>(f);
     if (!bias.ptr && act == AR_ACT_NONE)
-        return for_each_tile(d, q, a, b, each_of_values<false>{{to, to, rows, cols, nullptr, act}});
+        return for_each_tile(d, q, a, b, give_to<values_out<false>>{{to, to, rows, cols, nullptr, act}});
     const view<float> active = act == AR_ACT_NONE ? to : view_of<float>(z);
-    return for_each_tile(d, q, a, b, each_of_values<true>{{to, active, rows, cols, dev<float>(bias), act}});
+    return for_each_tile(d, q, a, b, give_to<values_out<true>>{{to, active, rows, cols, dev<float>(bias), act}});
 }
 
 ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *left, const ar_packed *right,
@@ -314,15 +274,27 @@ ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_pack
                          accumulate{dev<uint8_t>(t), h, h + a.rows * b.rows, dev<int32_t>(e), dev<int32_t>(f)});
 }
 
+/* A block rounds a chunk of a row of the matrix of n columns whose elements [start, start + count) are given. */
 ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count, size_t n,
                     ar_cbuf e, ar_cbuf f)
 {
     if (count == 0 || n == 0)
         return AR_OK;
-    const size_t rows = (start + count - 1) / n - start / n + 1;
-    return launch_blocks(d, q, rows * chunks_of(n), width_of(n),
-                         round_sums{dev<float>(y), dev<int64_t>(s), static_cast<size_t>(limbs), start, count, n,
-                                    dev<int32_t>(e), dev<int32_t>(f)});
+    const size_t rows = (start + count - 1) / n - start / n + 1, chunks = chunks_of(n);
+    float *to = dev<float>(y);
+    const int64_t *sums = dev<int64_t>(s);
+    const int32_t *of_row = dev<int32_t>(e), *of_col = dev<int32_t>(f);
+    return launch_blocks(d, q, rows * chunks, width_of(n), [=] ARI_KERNEL(const block &b) {
+        const size_t row = start / n + b.index / chunks, from = b.index % chunks * CHUNK;
+        b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
+            const size_t at = row * n + from + i;
+            if (at < start || at - start >= count)
+                return;
+            const int64_t *sum = sums + (at - start) * static_cast<size_t>(limbs);
+            to[at - start] = limbs == 1 ? ari_contract_value(sum[0], of_row[row], of_col[from + i])
+                                        : ari_contract_value2(sum[0], sum[1], of_row[row], of_col[from + i]);
+        });
+    });
 }
 
 } // namespace ARI_GPU

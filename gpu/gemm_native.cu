@@ -3,9 +3,7 @@
  * read where it lies is copied. */
 #include "gpu/blas.h"
 #include "gpu/kernels.h"
-#include "gpu/view.h"
 #include "ref/core/size.h"
-#include "ref/numerics/bits.h"
 
 namespace ARI_GPU
 {
@@ -78,36 +76,26 @@ ar_status copy_of(ar_device *d, ar_queue *q, ar_tensor *gives, scratch *to, cons
     return with_values ? copy_strided(d, q, gives, t) : AR_OK;
 }
 
-/* fp32 words that hold bf16 numbers, as bf16: the upper halves. */
-struct narrow_lines {
-    view<const float> x;
-    uint16_t *y;
-    size_t chunks;
-
-    ARI_KERNEL void operator()(const block &b) const
-    {
-        const size_t line = b.index / chunks, from = b.index % chunks * CHUNK, n = x.shape[3];
-        const float *in = x.row(line);
-        uint16_t *out = y + line * n;
-        b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
-            const float v = in[static_cast<ptrdiff_t>(from + i) * x.stride[3]];
-            out[from + i] = static_cast<uint16_t>(ari_bits32(v) >> 16);
-        });
-    }
-};
-
-/* Contiguous matrices of bf16 in memory order: the dimension whose elements lie side by side stays the last. */
+/* fp32 words that hold bf16 numbers as bf16, which is their upper halves: contiguous matrices in memory order, the dimension whose elements lie side by side stays the last. */
 ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_tensor *t)
 {
     const ar_tensor flipped = ar_tensor_transposed(t);
     const bool flip = t->stride[t->ndim - 1] != 1 && t->stride[t->ndim - 2] == 1;
     const view<const float> v = view_of<const float>(flip ? &flipped : t);
-    const size_t chunks = v.shape[3] / CHUNK + (v.shape[3] % CHUNK != 0);
+    const size_t n = v.shape[3], chunks = ceil_div(n, CHUNK);
     AR_TRY(take_like(to, t, sizeof(uint16_t)));
-    const size_t matrix = v.shape[2] * v.shape[3];
-    *o = {to->buf(), {v.shape[0], v.shape[1]}, v.shape[3], {v.shape[1] * matrix, matrix}, flip};
-    return launch_blocks(d, q, v.rows() * chunks, v.shape[3] < CHUNK ? v.shape[3] : CHUNK,
-                         narrow_lines{v, dev<uint16_t>(to->buf()), chunks});
+    const size_t matrix = v.shape[2] * n;
+    *o = {to->buf(), {v.shape[0], v.shape[1]}, n, {v.shape[1] * matrix, matrix}, flip};
+    uint16_t *halves = dev<uint16_t>(to->buf());
+    return launch_blocks(d, q, v.rows() * chunks, n < CHUNK ? n : CHUNK, [=] ARI_KERNEL(const block &b) {
+        const size_t line = b.index / chunks, from = b.index % chunks * CHUNK;
+        const float *in = v.row(line);
+        uint16_t *out = halves + line * n;
+        b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
+            const float x = in[static_cast<ptrdiff_t>(from + i) * v.stride[3]];
+            out[from + i] = static_cast<uint16_t>(ari_bits32(x) >> 16);
+        });
+    });
 }
 
 /* Operand a or b in a form that the library takes. */
@@ -149,16 +137,6 @@ ar_status multiply(ar_device *d, ar_queue *q, blas_shape s, const operand &c, co
     return AR_OK;
 }
 
-/* +0 everywhere. */
-struct clear {
-    view<float> y;
-
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        *y.at(i) = 0.0f;
-    }
-};
-
 ar_status check_shapes(const view<float> &c, const view<const float> &a, const view<const float> &b)
 {
     const bool fits = a.matrices() == c.matrices() && b.matrices() == c.matrices() && a.shape[2] == c.shape[2] &&
@@ -181,7 +159,7 @@ ar_status gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tenso
     if (result.count() == 0)
         return AR_OK;
     if (left.shape[3] == 0)
-        return add ? AR_OK : launch_each(d, q, result.count(), clear{result});
+        return add ? AR_OK : launch_each(d, q, result.count(), [=] ARI_KERNEL(size_t i) { *result.at(i) = 0.0f; });
     scratch of_a(d, q), of_b(d, q), of_c(d, q);
     operand oa, ob, oc;
     ar_tensor copied;

@@ -4,28 +4,35 @@
 
 /* How kernels are written, once, for two compilers: nvcc, which makes the CUDA device of them, and the C++ compiler,
  * which makes the emulated device: the same arithmetic where there is no GPU. A file of kernels includes this header
- * and lies in namespace ARI_GPU, which is ari_cuda or ari_emulated, so that one library may hold both.
+ * and is in namespace ARI_GPU, which is ari_cuda or ari_emulated, so that one library may hold both.
  *
- * A kernel is a struct of what it is given (numbers, pointers that dev<>() made of buffers) with one of
- *     ARI_KERNEL void operator()(size_t i) const          run by launch_each: for each i of [0, n), in no order
- *     ARI_KERNEL void operator()(const block &b) const    run by launch_blocks: for each b.index of [0, n), in no
- * order, by the threads of one block together and no more of CUDA than that: what the threads of a block do together
- * they do through the block's members, each of which begins and ends with all of them, and what one has written before
- * the end of a member the others see after it. b.each(n, f)      f(i) for each i of [0, n), in no order b.sum(n, f) the
- * sum of f(i), uint64_t, modulo 2^64: integers, so that no order changes it b.max(n, f)       the largest f(i),
- * int32_t; INT32_MIN of none Outside the members all threads of a block do the same: a variable set there is each
- * thread's own copy of one value, and a global address is not written there. ARI_SHARED before an array in
- * operator()(block) makes it the block's own. Sums across blocks: atomic_add and atomic_max, of integers. There are no
- * sums of floats whose order is not written down. fault(): what the kernel was given is what it must
- * not be, which the host could not see; the device fails with AR_ERR_DEVICE, a GPU for good.
+ * A kernel is a lambda that captures by value what it is given (numbers, pointers that dev<>() made of buffers), or a
+ * struct with such an operator():
+ *
+ *     launch_each(d, q, n, [=] ARI_KERNEL(size_t i) { .. })             for each i of [0, n), in no order
+ *     launch_blocks(d, q, n, w, [=] ARI_KERNEL(const block &b) { .. })  for each b.index of [0, n), in no order, by the
+ *                                                                       threads of one block together
+ *
+ * It uses no more of CUDA than that. What the threads of a block do together they do through the block's members, each
+ * of which begins and ends with all of them, and what one has written before the end of a member the others see after:
+ *
+ *     b.each(n, f)  f(i) for each i of [0, n), in no order
+ *     b.sum(n, f)   the sum of f(i), uint64_t, modulo 2^64: integers, so that no order changes it
+ *     b.max(n, f)   the largest f(i), int32_t; INT32_MIN of none
+ *
+ * Outside the members all threads of a block do the same: a variable set there is each thread's own copy of one value,
+ * and a global address is not written there. ARI_SHARED before an array makes it the block's own. Sums across blocks:
+ * atomic_add and atomic_max, of integers. There are no sums of floats whose order is not written down. fault(): what
+ * the kernel was given is what it must not be, which the host could not see; the device fails with AR_ERR_DEVICE, a GPU
+ * for good.
  *
  * The emulated device runs i and b.index upwards, or downwards where ANYRANK_EMULATED_ORDER is "backward": a kernel
  * that depends on an order gives other bits. Where it is "threads", the threads of a block each run the kernel, as on a
  * GPU: one that relies on another's variables gives other bits, and where they part the device fails. */
 #if defined(__CUDACC__)
-#include "gpu/kernel_cuda.h"
+#include "gpu/cuda/kernel.h"
 #else
-#include "gpu/kernel_host.h"
+#include "gpu/emulated/kernel.h"
 #endif
 
 #endif

@@ -2,77 +2,170 @@
 #ifndef ARI_GPU_KERNELS_H
 #define ARI_GPU_KERNELS_H
 
-/* The slots of the device's table that are kernels; include/anyrank/device.h says what each does. */
-#include "gpu/runtime.h"
+/* What the files of kernels share. */
+#include "gpu/kernel.h"
+#include "gpu/native.h"
+#include "ref/numerics/scalar.h"
 
 namespace ARI_GPU
 {
 
-ar_status copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src);
-ar_status combine(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t, ar_op op);
-ar_status gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add,
-                   ar_precision operands);
-ar_status bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act, const ar_tensor *z);
-ar_status col_exponents(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into);
-ar_status row_exponents(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign, bool max_into);
-ar_status packed_create(ar_device *d, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split);
-void packed_destroy(ar_device *d, ar_packed *p);
-ar_status pack(ar_device *d, ar_queue *q, ar_packed *p, size_t row_at, size_t k_at, const ar_tensor *a, ar_cbuf c,
-               int sign, ar_cbuf e);
-ar_status gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs);
-ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b, ar_cbuf e,
-                     ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z);
-ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b, ar_cbuf e,
-                   ar_cbuf f);
-ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count, size_t n,
-                    ar_cbuf e, ar_cbuf f);
-ar_status acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
-                  ar_cbuf row_of);
-ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n);
-ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n);
-ar_status sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
-                       ar_cbuf row_of);
-ar_status add(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n);
-ar_status mul(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n);
-ar_status fill(ar_device *d, ar_queue *q, ar_buf y, float value, size_t n);
-ar_status act_backward(ar_device *d, ar_queue *q, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n);
-ar_status gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate, const ar_tensor *up,
-                        ar_activation act);
-ar_status gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup, const ar_tensor *dy,
-                         const ar_tensor *gate, const ar_tensor *up, ar_activation act);
-ar_status dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which);
-ar_status norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd, ar_cbuf x,
-                       ar_cbuf gamma, ar_cbuf beta, double eps, size_t rows, size_t h);
-ar_status norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf dx, ar_buf sum, ar_buf dgamma_terms,
-                        ar_cbuf dy, ar_cbuf x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, ar_cbuf residual, size_t rows,
-                        size_t h);
-ar_status rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
-                      double theta, double factor, const ar_rope_llama3 *llama3);
-ar_status rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
-               int direction);
-ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, size_t b, size_t heads, size_t s,
-                          float scale, const ar_mask *mask);
-ar_status softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, size_t b, size_t heads,
-                           size_t s, float scale, const ar_mask *mask);
-ar_status rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start, int64_t count);
-ar_status gather_rows(ar_device *d, ar_queue *q, ar_buf y, const ar_tensor *w, ar_cbuf row_of, size_t n);
-ar_status ce_max(ar_device *d, ar_queue *q, ar_buf key, ar_cbuf logits, size_t n, size_t v_local);
-ar_status ce_sum(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf key, size_t n, size_t v_local,
-                 size_t v);
-ar_status ce_target(ar_device *d, ar_queue *q, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n, size_t v_local);
-ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits, ar_cbuf valid,
-                   size_t n, size_t v);
-ar_status ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
-                      ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v);
-ar_status sum_squares(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n);
-ar_status scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n);
-ar_status round_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
-ar_status round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits);
-ar_status take_bf16(ar_device *d, ar_queue *q, ar_buf master, ar_cbuf weight, size_t n);
-ar_status narrow_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
-ar_status widen_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
-ar_status optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
-                         const struct ari_optimizer_constants *k, size_t n);
+/* --- slots -------------------------------------------------------------------------------------------------------- */
+
+/* The slots of the device's table. Each is a function of this namespace, whose type ar_device_ops gives it: those of
+ * memory and queues are defined in the runtime, the others in the files of their kernels. */
+#define ARI_GPU_SLOTS(X)                                                                                               \
+    X(queue_create)                                                                                                    \
+    X(destroy)                                                                                                         \
+    X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine) X(gemm_f32) X(bias_act) X(col_exponents)               \
+        X(row_exponents) X(packed_create) X(packed_destroy) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) \
+            X(acc_add) X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(act_backward)                 \
+                X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward) X(rope_tables) X(rope)  \
+                    X(softmax_forward) X(softmax_backward) X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum)         \
+                        X(ce_target) X(ce_terms) X(ce_backward) X(sum_squares) X(scale) X(round_bf16) X(round_bits)    \
+                            X(take_bf16) X(narrow_bf16) X(widen_bf16) X(optimizer_step)
+
+template <class F> struct pointed;
+template <class F> struct pointed<F *> {
+    typedef F type;
+};
+#define ARI_DECLARE_SLOT(slot) pointed<decltype(ar_device_ops::slot)>::type slot;
+ARI_GPU_SLOTS(ARI_DECLARE_SLOT)
+
+/* Every slot filled. */
+inline ar_device_ops table_of(const char *name)
+{
+    ar_device_ops o = {};
+    o.name = name;
+    o.host_reaches = false;
+#define ARI_FILL_SLOT(slot) o.slot = slot;
+    ARI_GPU_SLOTS(ARI_FILL_SLOT)
+    return o;
+}
+
+/* --- the device's own -------------------------------------------------------------------------------------------- */
+
+/* What ARI_IMMA_VARIABLE asked for when the device was made. */
+ari_imma imma_of(const ar_device *d);
+
+/* Memory for a kernel's own use on one queue; given back when the variable goes, and not taken again before what was
+ * enqueued on q until then is done. */
+class scratch
+{
+  public:
+    scratch(ar_device *device, ar_queue *queue) : d(device), q(queue), b{nullptr}
+    {
+    }
+    ~scratch();
+    scratch(const scratch &) = delete;
+    scratch &operator=(const scratch &) = delete;
+    /* Once. Errors: AR_ERR_MEMORY. */
+    ar_status take(size_t bytes);
+    ar_buf buf() const
+    {
+        return b;
+    }
+
+  private:
+    ar_device *d;
+    ar_queue *q;
+    ar_buf b;
+};
+
+/* --- tensors ------------------------------------------------------------------------------------------------------ */
+
+/* ar_tensor as a kernel sees it: its memory made reachable, dimensions of extent 1 in front until there are four. T is
+ * const where the kernel only reads. */
+
+/* The index of one element in each dimension. */
+struct place {
+    ptrdiff_t at[AR_MAX_DIMS];
+};
+
+template <class T> struct view {
+    T *data;
+    size_t shape[AR_MAX_DIMS];
+    ptrdiff_t stride[AR_MAX_DIMS]; /* elements */
+
+    /* Number of elements, of rows (every dimension but the last), of matrices (every one but the last two). */
+    size_t count() const
+    {
+        return rows() * shape[3];
+    }
+    size_t rows() const
+    {
+        return matrices() * shape[2];
+    }
+    size_t matrices() const
+    {
+        return shape[0] * shape[1];
+    }
+    /* Where element i lies, in row-major order of the shape. */
+    ARI_KERNEL T *at(size_t i) const
+    {
+        return at(where(i));
+    }
+    /* The same in two steps, for views of one shape: the divisions are made once. */
+    ARI_KERNEL place where(size_t i) const
+    {
+        place p;
+        for (int k = AR_MAX_DIMS - 1; k >= 0; k--) {
+            p.at[k] = static_cast<ptrdiff_t>(i % shape[k]);
+            i /= shape[k];
+        }
+        return p;
+    }
+    ARI_KERNEL T *at(const place &p) const
+    {
+        return data + p.at[0] * stride[0] + p.at[1] * stride[1] + p.at[2] * stride[2] + p.at[3] * stride[3];
+    }
+    /* The first element of row r, and of matrix m. */
+    ARI_KERNEL T *row(size_t r) const
+    {
+        return matrix(r / shape[2]) + static_cast<ptrdiff_t>(r % shape[2]) * stride[2];
+    }
+    ARI_KERNEL T *matrix(size_t m) const
+    {
+        return data + static_cast<ptrdiff_t>(m / shape[1]) * stride[0] +
+               static_cast<ptrdiff_t>(m % shape[1]) * stride[1];
+    }
+};
+
+/* The view of a tensor whose elements are T (const T). */
+template <class T> view<T> view_of(const ar_tensor *t)
+{
+    const int missing = AR_MAX_DIMS - t->ndim;
+    view<T> v = {dev<T>(t->data), {1, 1, 1, 1}, {0, 0, 0, 0}};
+    for (int i = 0; i < t->ndim; i++) {
+        v.shape[missing + i] = t->shape[i];
+        v.stride[missing + i] = t->stride[i];
+    }
+    return v;
+}
+
+inline size_t ceil_div(size_t a, size_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* --- sums along a row --------------------------------------------------------------------------------------------- */
+
+/* By the threads of a block (docs/numerics.md, "Sums along a row"): an integer maximum, then an integer sum. term(j) is
+ * the row's value j in binary64, exact; it is asked for once in each of them. */
+
+/* The integer sum over n terms below 2^e. */
+template <class F> ARI_KERNEL int64_t row_integer(const block &b, size_t n, int32_t e, int32_t p, F term)
+{
+    return static_cast<int64_t>(
+        b.sum(n, [&](size_t j) { return static_cast<uint64_t>(ari_rowsum_quantise(term(j), e, p)); }));
+}
+
+/* The sum of n terms. */
+template <class F> ARI_KERNEL double row_sum(const block &b, size_t n, int32_t p, F term)
+{
+    const int32_t e = b.max(n, [&](size_t j) { return ari_exponent64(term(j)); });
+    return ari_rowsum_value(row_integer(b, n, e, p, term), e, p);
+}
 
 } // namespace ARI_GPU
 

@@ -2,12 +2,14 @@
 #ifndef ARI_GPU_NATIVE_H
 #define ARI_GPU_NATIVE_H
 
-/* What libraries beside the device's own kernels must know of a CUDA device. */
+/* The device's interface for C beside its table. */
 #include "anyrank/device.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* What libraries beside the device's own kernels must know of a CUDA device. */
 
 /** Makes the GPU of d the calling thread's, and gives the cudaStream_t that q, an inline queue of d, stands on. Errors:
  *  AR_ERR_DEVICE; AR_ERR_UNSUPPORTED: a build without CUDA. */
@@ -17,6 +19,21 @@ AR_NODISCARD ar_status ari_gpu_choose(ar_device *d);
 /** "0000:3b:00.0": where the calling thread's GPU is in its machine; cut off where it does not fit. Errors: the
  *  same. */
 AR_NODISCARD ar_status ari_gpu_bus_id(char *text, int size);
+
+/* How the GPU makes the integer sums of an exact contraction: an integer of 26 bits is four digits of base 128, and the
+ * products of digits are int8 matrix products into int32 (IMMA, the tensor cores' integer instructions). The same bits
+ * whichever way. */
+typedef enum ari_imma {
+    ARI_IMMA_16,  /* all 16 products of digits, in 7 sums of one weight each */
+    ARI_IMMA_10,  /* 10 products, by Karatsuba's rule applied twice, in 9 sums */
+    ARI_IMMA_AUTO /* by the number of terms */
+} ari_imma;
+
+#define ARI_IMMA_VARIABLE "ANYRANK_IMMA_PATH"
+
+/** What, for a device made now, the environment variable ANYRANK_IMMA_PATH ("imma16", "imma10") forces; ARI_IMMA_AUTO
+ * where it is not set. Errors: AR_ERR_ARG (another value). */
+AR_NODISCARD ar_status ari_imma_choose(ari_imma *path);
 
 #ifdef __cplusplus
 }

@@ -37,53 +37,29 @@ ar_status sum_squares(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf
                          sum_squares_block{dev<int64_t>(sums), dev<float>(g), dev<int32_t>(e), n});
 }
 
-/* --- clipping ----------------------------------------------------------------------------------------------------- */
-
-struct scale_each {
-    float *y;
-    const float *x;
-    float factor;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        y[i] = ari_clipped(x[i], factor);
-    }
-};
+/* --- updates ------------------------------------------------------------------------------------------------------ */
 
 ar_status scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n)
 {
-    return launch_each(d, q, n, scale_each{dev<float>(y), dev<float>(x), factor});
+    return launch_each(d, q, n, [factor, y = dev<float>(y), x = dev<float>(x)] ARI_KERNEL(size_t i) {
+        y[i] = ari_clipped(x[i], factor);
+    });
 }
 
-/* --- updates ------------------------------------------------------------------------------------------------------ */
-
-struct sgd_each {
-    float *w, *m; /* m NULL: no momentum */
-    const float *g;
-    ari_optimizer_constants k;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        ari_sgd_update(&k, w + i, m ? m + i : nullptr, g[i]);
-    }
-};
-
-struct adam_each {
-    float *w, *m, *v;
-    const float *g;
-    ari_optimizer_constants k;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        ari_adam_update(&k, w + i, m + i, v + i, g[i]);
-    }
-};
-
+/* v NULL: SGD; m NULL: without momentum. */
 ar_status optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
                          const struct ari_optimizer_constants *k, size_t n)
 {
-    if (v.ptr)
-        return launch_each(d, q, n, adam_each{dev<float>(w), dev<float>(m), dev<float>(v), dev<float>(g), *k});
+    float *weight = dev<float>(w), *first = dev<float>(m), *second = dev<float>(v);
     ari_optimizer_constants own = *k;
-    own.has_momentum = m.ptr != nullptr;
-    return launch_each(d, q, n, sgd_each{dev<float>(w), dev<float>(m), dev<float>(g), own});
+    if (second)
+        return launch_each(d, q, n, [=, g = dev<float>(g)] ARI_KERNEL(size_t i) {
+            ari_adam_update(&own, weight + i, first + i, second + i, g[i]);
+        });
+    own.has_momentum = first != nullptr;
+    return launch_each(d, q, n, [=, g = dev<float>(g)] ARI_KERNEL(size_t i) {
+        ari_sgd_update(&own, weight + i, first ? first + i : nullptr, g[i]);
+    });
 }
 
 } // namespace ARI_GPU

@@ -2,11 +2,8 @@
 /* Quantised operands (docs/numerics.md, "Contraction", steps 2 and 3) in the form that gpu/packed.h describes. */
 #include <stdlib.h>
 
-#include "gpu/kernels.h"
 #include "gpu/packed.h"
-#include "gpu/view.h"
 #include "ref/core/size.h"
-#include "ref/numerics/integer_sum.h"
 
 namespace ARI_GPU
 {
@@ -115,11 +112,6 @@ template <bool TEN> struct pack_tile {
         });
     }
 };
-
-size_t ceil_div(size_t a, size_t b)
-{
-    return a / b + (a % b != 0);
-}
 
 template <bool TEN> ar_status pack_tiles(ar_device *d, ar_queue *q, pack_tile<TEN> t)
 {

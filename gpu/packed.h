@@ -13,7 +13,8 @@
  * of their own:
  *     imma10:  left  d0 d1 d2 d3 d0+d1 d2+d3 d0+d2 d1+d3,
  *              right d0 d1 d2 d3 d0+d1 d2+d3 d1+d3 d0+d2. */
-#include "gpu/runtime.h"
+#include "gpu/kernels.h"
+#include "ref/numerics/integer_sum.h"
 
 namespace ARI_GPU
 {
@@ -43,6 +44,78 @@ inline const packed *packed_of(const ar_packed *p)
 {
     return reinterpret_cast<const packed *>(p);
 }
+
+/* --- from int8 products to sums ---------------------------------------------------------------------------------- */
+
+/* docs/numerics.md, "Contraction", step 4: a tile of the result is, for each block of terms, 7 or 9 planes of int32
+ * that blas_int8 wrote; an element's sum is put together from its own number in each. */
+
+/* One int8 product: `count` runs of the left operand from run `a` on with those of the right one from `b` on. */
+struct run_product {
+    size_t a, b, count;
+};
+
+/* Plane w: the products of digits i and j with i + j = w. */
+const size_t PLANES_16 = 7;
+const run_product PRODUCTS_16[PLANES_16] = {{0, 3, 1}, {0, 2, 2}, {0, 1, 3}, {0, 0, 4},
+                                            {1, 0, 3}, {2, 0, 2}, {3, 0, 1}};
+/* Each digit with its like, the sums d0+d1 and d2+d3, d0+d2 and d1+d3 with their likes, the last two crosswise. */
+const size_t PLANES_10 = 9;
+const run_product PRODUCTS_10[PLANES_10] = {{0, 0, 1}, {1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1},
+                                            {5, 5, 1}, {6, 7, 1}, {7, 6, 1}, {6, 6, 2}};
+
+/* high*2^32 + low, 0 <= low < 2^32. */
+struct wide_sum {
+    int64_t high, low;
+};
+
+/* high*2^28 + low, both below 2^53 in magnitude. */
+struct partial_sum {
+    int64_t high, low;
+};
+
+ARI_KERNEL inline partial_sum sum_of_16(const int64_t *p)
+{
+    return {p[4] + p[5] * 128 + p[6] * 16384, p[0] + p[1] * 128 + p[2] * 16384 + p[3] * 2097152};
+}
+
+/* (h*2^7 + l)(h'*2^7 + l') from hh', ll' and (h + l)(h' + l'). */
+ARI_KERNEL inline int64_t karatsuba(int64_t high, int64_t low, int64_t both)
+{
+    return high * 16384 + (both - high - low) * 128 + low;
+}
+
+ARI_KERNEL inline partial_sum sum_of_10(const int64_t *p)
+{
+    const int64_t low = karatsuba(p[1], p[0], p[4]), high = karatsuba(p[3], p[2], p[5]);
+    const int64_t cross = p[7] * 16384 + p[8] * 128 + p[6] - high - low;
+    const int64_t rest = cross & 16383;
+    return {high + (cross - rest) / 16384, low + rest * 16384}; /* no remainder */
+}
+
+/* The planes of a tile of several matrices: plane `plane` of block `block` lies (block*planes + plane)*step further. */
+template <bool TEN> struct tile_sums {
+    const int32_t *words;
+    size_t step, ld, blocks;
+
+    /* The sum of column col in line `line` of the tile: line = matrix*rows + row. */
+    ARI_KERNEL wide_sum at(size_t line, size_t col) const
+    {
+        const size_t planes = TEN ? PLANES_10 : PLANES_16;
+        const int32_t *from = words + line * ld + col;
+        partial_sum sum = {0, 0};
+        for (size_t block = 0; block < blocks; block++, from += planes * step) {
+            int64_t p[planes];
+            for (size_t i = 0; i < planes; i++)
+                p[i] = from[i * step];
+            const partial_sum part = TEN ? sum_of_10(p) : sum_of_16(p);
+            sum = {sum.high + part.high, sum.low + part.low};
+        }
+        const int64_t low_bits = sum.low & 0xfffffff, high = sum.high + (sum.low - low_bits) / 268435456;
+        const int64_t rest = high & 15; /* sum = high*2^28 + low_bits */
+        return {(high - rest) / 16, rest * 268435456 + low_bits};
+    }
+};
 
 } // namespace ARI_GPU
 

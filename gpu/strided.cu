@@ -1,21 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between views of any strides. */
+/* Copies between views of any strides, and selections of rows. They copy bits. */
 #include "gpu/kernels.h"
-#include "gpu/view.h"
 
 namespace ARI_GPU
 {
-
-/* One thread an element, those of a row of the destination side by side. */
-template <class T> struct copy_each {
-    view<T> to;
-    view<const T> from;
-    ARI_KERNEL void operator()(size_t i) const
-    {
-        const place p = to.where(i);
-        *to.at(p) = *from.at(p);
-    }
-};
 
 /* Where the source is dense along another dimension (2) than the destination (3): a block moves a square tile through
  * its own memory, reading and writing whole lines. Rows of the tile are one longer than the square, so that its columns
@@ -79,7 +67,6 @@ template <class T> ar_status copy_elements(ar_device *d, ar_queue *q, const ar_t
     const size_t worth = 8; /* a shorter side leaves most of a tile's lines empty */
     view<T> to = view_of<T>(dst);
     view<const T> from = view_of<const T>(src);
-    const size_t n = to.count();
     const int last = densest(to);
     if (last >= 0) {
         swap_dimensions(&to, last, 3);
@@ -87,11 +74,14 @@ template <class T> ar_status copy_elements(ar_device *d, ar_queue *q, const ar_t
     }
     const int other = densest(from);
     if (other < 0 || other == 3 || to.shape[other] < worth || to.shape[3] < worth)
-        return launch_each(d, q, n, copy_each<T>{to, from});
+        return launch_each(d, q, to.count(), [=] ARI_KERNEL(size_t i) {
+            const place p = to.where(i); /* neighbours of a row of the destination by neighbouring threads */
+            *to.at(p) = *from.at(p);
+        });
     swap_dimensions(&to, other, 2);
     swap_dimensions(&from, other, 2);
     const size_t side = copy_tile<T>::side;
-    const copy_tile<T> kernel = {to, from, (to.shape[2] + side - 1) / side, (to.shape[3] + side - 1) / side};
+    const copy_tile<T> kernel = {to, from, ceil_div(to.shape[2], side), ceil_div(to.shape[3], side)};
     return launch_blocks(d, q, to.matrices() * kernel.down * kernel.across, side * side, kernel);
 }
 
@@ -102,6 +92,32 @@ ar_status copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar
         return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of %zu bytes (%s), expected 4 or 8", width,
                             ar_dtype_name(dst->dtype));
     return width == 4 ? copy_elements<uint32_t>(d, q, dst, src) : copy_elements<uint64_t>(d, q, dst, src);
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+ar_status rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start, int64_t count)
+{
+    const uint64_t first = static_cast<uint64_t>(start), rows = static_cast<uint64_t>(count);
+    return launch_each(d, q, n, [=, row_of = dev<int64_t>(row_of), ids = dev<int64_t>(ids)] ARI_KERNEL(size_t i) {
+        /* In uint64_t no difference overflows, and an id below start becomes larger than any count. */
+        const uint64_t row = static_cast<uint64_t>(ids[i]) - first;
+        row_of[i] = row < rows ? static_cast<int64_t>(row) : -1;
+    });
+}
+
+ar_status gather_rows(ar_device *d, ar_queue *q, ar_buf y, const ar_tensor *w, ar_cbuf row_of, size_t n)
+{
+    const size_t cols = w->shape[1];
+    const ptrdiff_t stride = w->stride[0];
+    uint32_t *rows = dev<uint32_t>(y);
+    const uint32_t *all = dev<uint32_t>(ar_const(w->data));
+    return launch_blocks(d, q, n, cols, [=, row_of = dev<int64_t>(row_of)] ARI_KERNEL(const block &b) {
+        const int64_t row = row_of[b.index];
+        const uint32_t *from = all + static_cast<ptrdiff_t>(row) * stride;
+        uint32_t *to = rows + b.index * cols;
+        b.each(cols, [&](size_t j) { to[j] = row >= 0 ? from[j] : 0; });
+    });
 }
 
 } // namespace ARI_GPU

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/imma.h"
+#include "gpu/native.h"
 #include "support/small.h"
 
 #define EXIT_SKIPPED 77

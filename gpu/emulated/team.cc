@@ -2,11 +2,11 @@
 /* A thread is a stack, begun by makecontext. From then on turns are passed by _setjmp and _longjmp, which ask nothing
  * of the kernel of the operating system; fortified, they would refuse to leave for another stack. */
 #undef _FORTIFY_SOURCE
-#include "gpu/team_host.h"
-
 #include <setjmp.h>
 #include <stdlib.h>
 #include <ucontext.h>
+
+#include "gpu/kernel.h"
 
 namespace ari_emulated
 {

@@ -12,10 +12,7 @@
 #include <time.h>
 
 #include "gpu/blas.h"
-#include "gpu/driver_cuda.h"
-#include "gpu/native.h"
-#include "gpu/runtime.h"
-#include "gpu/table.h"
+#include "gpu/kernels.h"
 #include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
@@ -28,7 +25,7 @@ namespace
 {
 
 /* A stream of a device. It is destroyed with the device: a queue's end leaves it to the next queue, so that what a
- * library keeps for a stream (gpu/blas_cublas.cu) stays true. */
+ * library keeps for a stream (gpu/cuda/blas.cu) stays true. */
 struct stream {
     ari_stream base; /* first: an ari_stream of this kind is one of these */
     cudaStream_t handle;
@@ -434,6 +431,14 @@ static ar_status fill(cuda_device *d)
 ar_status ari_gpu_choose(ar_device *d)
 {
     return ari_cuda::choose(ari_cuda::own(d)->gpu);
+}
+
+ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows)
+{
+    cudaStream_t stream;
+    AR_TRY(ari_cuda::enter(d, q, &stream));
+    *borrows = stream;
+    return AR_OK;
 }
 
 ar_status ar_device_cuda_create(ar_device **gives, int index)

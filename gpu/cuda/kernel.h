@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_KERNEL_CUDA_H
-#define ARI_GPU_KERNEL_CUDA_H
+#ifndef ARI_GPU_CUDA_KERNEL_H
+#define ARI_GPU_CUDA_KERNEL_H
 
 /* gpu/kernel.h for nvcc. */
 #include <cuda_runtime.h>
@@ -17,6 +17,8 @@ namespace ari_cuda
 
 /* Makes the queue's GPU the calling thread's, and gives the stream that the queue stands on. */
 ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *stream);
+/* Whether the library can compute on this GPU. Errors: AR_ERR_UNSUPPORTED, saying what is missing. */
+ar_status check_gpu(int index);
 /* After a launch: AR_ERR_DEVICE if the GPU refused it. */
 ar_status launched(const char *what);
 

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What there is of GPUs and drivers, in words. */
-#include "gpu/driver_cuda.h"
-
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "anyrank/device.h"
+#include "gpu/kernels.h"
 
 namespace ari_cuda
 {
@@ -126,4 +124,13 @@ ar_status ar_gpu_info_get(ar_gpu_info *out, int index)
     out->memory = memory;
     out->free_memory = free_memory;
     return AR_OK;
+}
+
+ar_status ari_gpu_bus_id(char *text, int size)
+{
+    int gpu = 0;
+    cudaError_t e = cudaGetDevice(&gpu);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetPCIBusId(text, size, gpu);
+    return e == cudaSuccess ? AR_OK : ar_error_set(AR_ERR_DEVICE, "the bus id of a GPU: %s", cudaGetErrorString(e));
 }
