@@ -1,23 +1,100 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/allreduce.h"
-
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/copy.h"
-#include "bench/measure.h"
+#include "bench/harness.h"
 #include "ref/core/size.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 const size_t ari_bench_allreduce_sizes[ARI_BENCH_ALLREDUCE_SIZES] = {
     1024, 4096, 16384, 65536, 1048576, 26214400, 104857600,
 };
 
+/* --- copies ------------------------------------------------------------------------------------------------------- */
+
+enum { LINE = 64 }; /* bytes that a streaming store fills at best */
+
+/* The simple ways of copying memory. Which is the fastest depends on the machine and on what stays in its caches, so a
+ * benchmark that measures itself against a copy runs all of them and takes the fastest. */
+typedef enum copy_kind {
+    COPY_LIBRARY, /* memcpy */
+    COPY_STREAM,  /* the widest stores that leave the cache alone */
+    COPY_STRING,  /* the processor's own instruction for it (rep movsb) */
+    COPY_KINDS
+} copy_kind;
+
+static const char *copy_name(copy_kind k)
+{
+    static const char *const names[COPY_KINDS] = {"memcpy", "streaming stores", "rep movsb"};
+    return (unsigned)k < COPY_KINDS ? names[k] : "?";
+}
+
+#if defined(__x86_64__)
+
+__attribute__((target("avx512f"))) static void stream_lines_512(char *to, const char *from, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += LINE)
+        _mm512_stream_si512((void *)(to + at), _mm512_loadu_si512(from + at));
+}
+
+static void stream_lines(char *to, const char *from, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += sizeof(__m128i))
+        _mm_stream_si128((void *)(to + at), _mm_loadu_si128((const void *)(from + at)));
+}
+
+static void stream(char *to, const char *from, size_t bytes)
+{
+    const size_t lines = bytes / LINE * LINE;
+    if (__builtin_cpu_supports("avx512f"))
+        stream_lines_512(to, from, lines);
+    else
+        stream_lines(to, from, lines);
+    _mm_sfence(); /* part of what it costs: streaming stores are not ordered by a later release store */
+    memcpy(to + lines, from + lines, bytes - lines);
+}
+
+static void string(void *to, const void *from, size_t bytes)
+{
+    __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
+}
+
+#else
+
+static void stream(char *to, const char *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+static void string(void *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+#endif
+
+/* to and from are aligned to 64 bytes and do not overlap. Kinds that this machine does not have are memcpy. */
+static void copy_bytes(copy_kind k, void *to, const void *from, size_t bytes)
+{
+    if (k == COPY_STREAM)
+        stream(to, from, bytes);
+    else if (k == COPY_STRING)
+        string(to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
+/* --- ranks -------------------------------------------------------------------------------------------------------- */
+
 /* What a repetition runs: the all-reduce, then the copies. */
-enum { ALL_REDUCE, FIRST_COPY, KINDS = FIRST_COPY + ARI_COPY_KINDS };
+enum { ALL_REDUCE, FIRST_COPY, KINDS = FIRST_COPY + COPY_KINDS };
 
 /* A block lasts at least this long, so that neither the clock nor the way out of the barrier before it shows. */
 #define BLOCK_SECONDS 0.004
-enum { MOST_CALLS = 1 << 16, LINE = 64 };
+enum { MOST_CALLS = 1 << 16 };
 
 /* One rank's memory, and when it began and ended its last block. */
 typedef struct side {
@@ -27,9 +104,8 @@ typedef struct side {
 
 typedef struct bench {
     const ar_bench_allreduce_row *row;
-    size_t repetitions;
-    side *rank;    /* [ranks] */
-    double *times; /* [KINDS, repetitions] */
+    side *rank;         /* [ranks] */
+    ari_bench_series s; /* of KINDS sides */
 } bench;
 
 /* What one rank's thread works with. */
@@ -86,7 +162,7 @@ static ar_status calls_of(const member *m, int kind, size_t calls)
             AR_TRY(ar_comm_all_reduce(m->comm, m->q, (ar_buf){m->own->out}, (ar_cbuf){m->own->in}, count, row->dtype,
                                       AR_SUM, "bench"));
         else
-            ari_bench_copy((ari_bench_copy_kind)(kind - FIRST_COPY), m->own->out, m->own->in, row->bytes);
+            copy_bytes((copy_kind)(kind - FIRST_COPY), m->own->out, m->own->in, row->bytes);
     }
     return AR_OK;
 }
@@ -135,12 +211,12 @@ static ar_status measure(const member *m)
     AR_TRY(check_sum(m->b, rank));
     for (int k = 0; k < KINDS; k++)
         AR_TRY(block_size(m, k, &calls[k]));
-    for (size_t i = 0; i < m->b->repetitions; i++) {
+    for (size_t i = 0; i < m->b->s.n; i++) {
         for (int k = 0; k < KINDS; k++) {
             double seconds = 0.0;
             AR_TRY(time_block(m, k, calls[k], &seconds));
             if (rank == 0)
-                m->b->times[(size_t)k * m->b->repetitions + i] = seconds;
+                m->b->s.times[i * KINDS + (size_t)k] = seconds;
         }
     }
     /* The copies have written over what the all-reduce gave: the last word is its own. */
@@ -158,29 +234,24 @@ static ar_status rank_main(ar_comm *comm, void *arg)
     return st;
 }
 
-/* The copy that took least; its ratios repetition by repetition. */
-static void summarise(ar_bench_allreduce_row *row, const bench *b, double *work)
+/* Beside the copy that took least. */
+static void summarise(ar_bench_allreduce_row *row, const ari_bench_series *s)
 {
-    const size_t n = b->repetitions;
-    int best = FIRST_COPY;
-    for (int k = 0; k < KINDS; k++) {
-        memcpy(work, b->times + (size_t)k * n, n * sizeof *work);
-        const double median = ari_bench_stat_of(work, n).median;
-        if (k == ALL_REDUCE) {
-            row->seconds = median;
-        } else if (k == FIRST_COPY || median < row->copy_seconds) {
+    size_t best = FIRST_COPY;
+    for (size_t k = FIRST_COPY; k < KINDS; k++) {
+        const double median = ari_bench_times_of(s, k).median;
+        if (k == FIRST_COPY || median < row->copy_seconds) {
             row->copy_seconds = median;
             best = k;
         }
     }
-    for (size_t i = 0; i < n; i++)
-        work[i] = b->times[i] / b->times[(size_t)best * n + i];
-    const ari_bench_stat ratio = ari_bench_stat_of(work, n);
+    const ari_bench_stat ratio = ari_bench_ratio_of(s, ALL_REDUCE, best);
     const double ranks = row->ranks;
+    row->seconds = ari_bench_times_of(s, ALL_REDUCE).median;
     row->bus_gbps = 1e-9 * 2.0 * (ranks - 1.0) / ranks * (double)row->bytes / row->seconds;
     row->over_copy = ratio.median;
     row->spread = ratio.spread;
-    row->copy = ari_bench_copy_name((ari_bench_copy_kind)(best - FIRST_COPY));
+    row->copy = copy_name((copy_kind)(best - FIRST_COPY));
 }
 
 static ar_status create_memory(bench *b)
@@ -213,21 +284,21 @@ static ar_status check_row(const ar_bench_allreduce_row *row, size_t repetitions
 
 ar_status ari_bench_allreduce(ar_bench_allreduce_row *row, uint64_t timeout_ns, size_t repetitions)
 {
-    bench b = {.row = row, .repetitions = repetitions};
+    bench b = {.row = row};
     const ar_sim_options options = {.algorithm = row->algorithm, .timeout_ns = timeout_ns};
     ar_status st = AR_OK;
     AR_TRY(check_row(row, repetitions));
     AR_TRY(ari_alloc_zero((void **)&b.rank, (size_t)row->ranks, sizeof *b.rank, "the benchmark's ranks"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&b.times, repetitions, (KINDS + 1) * sizeof(double), "its times"));
+    AR_TRY_TO(done, st, ari_bench_series_create(&b.s, KINDS, repetitions));
     AR_TRY_TO(done, st, create_memory(&b));
     AR_TRY_TO(done, st, ar_sim_run(row->ranks, &options, rank_main, &b, NULL));
-    summarise(row, &b, b.times + KINDS * repetitions);
+    summarise(row, &b.s);
 done:
     for (int i = 0; i < row->ranks; i++) {
         free(b.rank[i].in);
         free(b.rank[i].out);
     }
     free(b.rank);
-    free(b.times);
+    ari_bench_series_destroy(&b.s);
     return st;
 }

@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/block.h"
-
 #include "anyrank/model.h"
-#include "bench/gemm_list.h"
-#include "bench/measure.h"
-#include "ref/core/size.h"
+#include "bench/harness.h"
 
 #define PARAMS ((size_t)16) /* a block has fewer */
 
@@ -59,18 +55,6 @@ typedef struct side {
     ar_tensor x, dy; /* [batch, seq, hidden] */
 } side;
 
-static ar_status create_input(const ari_bench_device *on, ar_tensor *t, const ar_batch *batch, size_t hidden,
-                              uint64_t seed)
-{
-    const size_t shape[3] = {batch->batch, batch->seq, hidden};
-    size_t count = 0;
-    ar_buf memory = {NULL};
-    AR_TRY(ari_mul_size(&count, batch->batch, batch->seq));
-    AR_TRY(ari_mul_size(&count, count, hidden));
-    AR_TRY(ari_bench_values(on, &memory, count, seed));
-    return ar_tensor_view(t, AR_F32, 3, shape, memory);
-}
-
 static ari_bench_device place_of(const side *s)
 {
     return (ari_bench_device){s->d, ar_ctx_queue(s->ctx)};
@@ -94,8 +78,9 @@ static ar_status side_create(side *s, ar_numerics numerics, ar_precision precisi
     if (s->n > PARAMS)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of a block");
     const ari_bench_device on = place_of(s);
-    AR_TRY(create_input(&on, &s->x, batch, config->hidden, 1));
-    return create_input(&on, &s->dy, batch, config->hidden, 2);
+    const size_t shape[3] = {batch->batch, batch->seq, config->hidden};
+    AR_TRY(ari_bench_tensor(&on, &s->x, 3, shape, 1));
+    return ari_bench_tensor(&on, &s->dy, 3, shape, 2);
 }
 
 static void side_destroy(side *s)
@@ -130,59 +115,34 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds)
 
 typedef struct bench {
     ari_bench_device on; /* of the products */
+    ar_batch batch;
     side native, exact;
     ari_gemm_list list;
 } bench;
 
-/* times: native block, products alone, exact block. */
-static ar_status repetition(bench *b, const ar_batch *batch, double times[3])
+/* times: native, the products alone, exact. */
+static ar_status repetition(void *user, double times[3])
 {
-    AR_TRY(pass(&b->native, batch, &times[0]));
+    bench *b = user;
+    AR_TRY(pass(&b->native, &b->batch, &times[0]));
     AR_TRY(ari_gemm_list_run(&b->list, &times[1]));
-    return pass(&b->exact, batch, &times[2]);
+    return pass(&b->exact, &b->batch, &times[2]);
 }
 
-static ar_status measure(bench *b, ar_bench_block_row row[2], const ar_batch *batch, size_t repetitions)
-{
-    ari_bench_series s = {0};
-    double times[3];
-    ar_status st = AR_OK;
-    AR_TRY(ari_bench_series_create(&s, repetitions));
-    for (int i = 0; i < 2; i++) /* warms caches, page tables and BLIS's buffers */
-        AR_TRY_TO(done, st, repetition(b, batch, times));
-    for (size_t i = 0; i < repetitions; i++) {
-        AR_TRY_TO(done, st, repetition(b, batch, times));
-        ari_bench_series_put(&s, i, times);
-    }
-    const double operations = ari_gemm_list_operations(&b->list);
-    for (int i = 0; i < 2; i++) {
-        const ari_bench_summary of = ari_bench_series_summary(&s, i);
-        row[i] = (ar_bench_block_row){.seconds = of.seconds.median,
-                                      .gflops = 1e-9 * operations / of.seconds.median,
-                                      .gemm_fraction = of.products,
-                                      .over_native = of.ratio.median,
-                                      .spread = i == 0 ? of.seconds.spread : of.ratio.spread};
-    }
-done:
-    ari_bench_series_destroy(&s);
-    return st;
-}
-
-ar_status ari_bench_block(ar_bench_block_row row[2], const ar_config *config, size_t batch, size_t seq,
+ar_status ari_bench_block(ar_bench_side_row row[2], const ar_config *config, size_t batch, size_t seq,
                           const ar_device_choice *which, ar_precision precision, int threads, size_t repetitions)
 {
     const ar_device_choice cpu = {AR_DEVICE_CPU, 0}, *const choice = which ? which : &cpu;
-    const ar_batch given = {.batch = batch, .seq = seq};
-    bench b = {0};
+    bench b = {.batch = {.batch = batch, .seq = seq}};
     ar_status st = AR_OK;
     if (batch == 0 || seq == 0 || repetitions == 0)
         return ar_error_set(AR_ERR_ARG, "bench block: batch %zu, seq %zu, repetitions %zu: all must be > 0", batch, seq,
                             repetitions);
     AR_TRY(ari_bench_device_create(&b.on, choice, threads));
-    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, precision, config, &given, choice, threads));
-    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, AR_PRECISION_F32, config, &given, choice, threads));
-    AR_TRY_TO(done, st, ari_gemm_list_block(&b.list, &b.on, config, batch, seq));
-    st = measure(&b, row, &given, repetitions);
+    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, precision, config, &b.batch, choice, threads));
+    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, AR_PRECISION_F32, config, &b.batch, choice, threads));
+    AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &b.on, config, batch, seq, false));
+    st = ari_bench_sides(row, ari_gemm_list_operations(&b.list), repetitions, 2, repetition, &b);
 done:
     ari_gemm_list_destroy(&b.list);
     side_destroy(&b.exact);

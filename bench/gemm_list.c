@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/gemm_list.h"
-
+#include "bench/harness.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
 
@@ -40,33 +39,22 @@ static void add_attention(ari_gemm_list *list, const ar_config *c, size_t batch,
                             .batch = matrices, .m = s, .n = d, .k = rows, .a_transposed = true, .b_transposed = true});
 }
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 static ar_status allocate(ari_gemm_list *list)
 {
-    size_t a = 0, b = 0, c = 0;
+    ar_buf *const at[3] = {&list->a, &list->b, &list->c};
+    size_t largest[3] = {0};
     for (size_t i = 0; i < list->n; i++) {
         const ari_gemm_shape *s = &list->shape[i];
-        size_t rows = 0, cols = 0, size = 0;
-        AR_TRY(ari_mul_size(&rows, s->batch, s->m));
-        AR_TRY(ari_mul_size(&cols, s->batch, s->n));
-        AR_TRY(ari_mul_size(&size, rows, s->k));
-        a = larger(a, size);
-        AR_TRY(ari_mul_size(&size, cols, s->k));
-        b = larger(b, size);
-        AR_TRY(ari_mul_size(&size, rows, s->n));
-        c = larger(c, size);
+        const size_t extents[3][2] = {{s->m, s->k}, {s->n, s->k}, {s->m, s->n}};
+        for (size_t k = 0; k < 3; k++) {
+            size_t size = 0;
+            AR_TRY(ari_mul_size(&size, s->batch, extents[k][0]));
+            AR_TRY(ari_mul_size(&size, size, extents[k][1]));
+            largest[k] = size > largest[k] ? size : largest[k];
+        }
     }
-    const struct {
-        ar_buf *at;
-        size_t n;
-    } all[3] = {{&list->a, a}, {&list->b, b}, {&list->c, c}};
-    for (size_t i = 0; i < 3; i++) {
-        AR_TRY(ari_bench_values(&list->on, all[i].at, all[i].n, i + 1));
-    }
+    for (size_t k = 0; k < 3; k++)
+        AR_TRY(ari_bench_values(&list->on, at[k], largest[k], k + 1));
     return AR_OK;
 }
 
@@ -89,22 +77,14 @@ static ar_status add_block(ari_gemm_list *list, const ar_config *config, size_t 
     return AR_OK;
 }
 
-ar_status ari_gemm_list_block(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config, size_t batch,
-                              size_t seq)
+ar_status ari_gemm_list_create(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config, size_t batch,
+                               size_t seq, bool whole)
 {
     *list = (ari_gemm_list){.on = *on};
     AR_TRY(add_block(list, config, batch, seq));
-    return allocate(list);
-}
-
-ar_status ari_gemm_list_model(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config, size_t batch,
-                              size_t seq)
-{
-    *list = (ari_gemm_list){.on = *on};
-    AR_TRY(add_block(list, config, batch, seq));
-    for (size_t i = 0; i < list->n; i++)
+    for (size_t i = 0; whole && i < list->n; i++)
         list->shape[i].times = config->layers;
-    if (ari_part_path(ari_family_of(config->arch), ARI_HEAD))
+    if (whole && ari_part_path(ari_family_of(config->arch), ARI_HEAD))
         add_linear(list, batch * seq, config->hidden, config->vocab, 1, false);
     return allocate(list);
 }

@@ -4,12 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/allreduce.h"
-#include "bench/block.h"
-#include "bench/ddp.h"
-#include "bench/gemm.h"
-#include "bench/grad.h"
-#include "bench/step.h"
+#include "bench/bench.h"
 #include "cli/command.h"
 #include "cli/options/layout.h"
 #include "cli/progress.h"
@@ -188,7 +183,7 @@ static ar_status run_grad(session *s)
 typedef struct block_line {
     const char *block, *numerics;
     size_t batch, seq;
-    ar_bench_block_row row;
+    ar_bench_side_row row;
 } block_line;
 
 /* Number i of the blocks to time: the model's, where one is given; NULL after the last. */
@@ -207,7 +202,7 @@ static ar_status run_block(session *s)
                                        {"seconds", "time", ARI_AS_SECONDS, AT(row.seconds)},
                                        {"gflops", "GF/s", ARI_AS_RATE, AT(row.gflops)},
                                        {"gemm_fraction", "products", ARI_AS_RATIO, AT(row.gemm_fraction)},
-                                       {"over_native", "of native", ARI_AS_RATIO, AT(row.over_native)},
+                                       {"over_native", "of native", ARI_AS_RATIO, AT(row.over_first)},
                                        {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
 #undef AT
     enum { MOST = 4 };
@@ -219,7 +214,7 @@ static ar_status run_block(session *s)
     if (v->model)
         AR_TRY(ari_run_config(&s->config, folder, sizeof folder, v->model));
     for (const ar_config *c; (c = block_at(s, n / 2)) && n < MOST; n += 2) {
-        ar_bench_block_row rows[2] = {0};
+        ar_bench_side_row rows[2] = {0};
         show_progress(s, n, MOST);
         AR_TRY(ari_bench_block(rows, c, batch, seq, &s->device, (ar_precision)v->layout.precision, s->threads,
                                s->repetitions));
@@ -255,10 +250,10 @@ typedef struct step_line {
     const char *model, *numerics;
     char layout[ARI_LAYOUT_TEXT], shown[ARI_LAYOUT_TEXT];
     size_t batch, seq;
-    ar_bench_step_row row;
+    ar_bench_side_row row;
 } step_line;
 
-static step_line step_line_of(const session *s, const ar_run *run, ar_parallel parallel, ar_bench_step_row row)
+static step_line step_line_of(const session *s, const ar_run *run, ar_parallel parallel, ar_bench_side_row row)
 {
     step_line l = {.model = s->config.name,
                    .numerics = ari_numerics_names[run->numerics],
@@ -283,7 +278,7 @@ static ar_status run_step(session *s)
                                        {"seconds", "time", ARI_AS_SECONDS, AT(row.seconds)},
                                        {"gflops", "GF/s", ARI_AS_RATE, AT(row.gflops)},
                                        {"gemm_fraction", "products", ARI_AS_RATIO, AT(row.gemm_fraction)},
-                                       {"over_single", "of tp=1", ARI_AS_RATIO, AT(row.over_single)},
+                                       {"over_single", "of tp=1", ARI_AS_RATIO, AT(row.over_first)},
                                        {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
 #undef AT
     static const ar_numerics all[] = {AR_NUMERICS_NATIVE, AR_NUMERICS_EXACT};
@@ -296,7 +291,7 @@ static ar_status run_step(session *s)
     o.input_ids = ids;
     o.run.parallel = ari_layout_given(&v->layout) ? ari_layout_parallel(&v->layout) : (ar_parallel){.tp = 4};
     for (size_t i = 0; i < 2 && st == AR_OK; i++) {
-        ar_bench_step_row row[2] = {0};
+        ar_bench_side_row row[2] = {0};
         if (v->layout.numerics >= 0 && (ar_numerics)v->layout.numerics != all[i])
             continue;
         show_progress(s, n, 4);
@@ -359,7 +354,7 @@ static ar_status run_ddp(session *s)
     ddp_line lines[1 + 2 * DDP_CAPACITIES];
     const size_t n = ddp_rows(rows);
     int64_t *ids = NULL;
-    ar_bench_ddp_options o = {.config = &s->config, .repetitions = s->repetitions};
+    ar_bench_step_options o = {.config = &s->config, .repetitions = s->repetitions};
     if (parallel.tp > 1 || parallel.micro_batches > 1)
         return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
     ar_status st = begin_run(s, &o.run, &ids);

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_BENCH_BENCH_H
+#define ARI_BENCH_BENCH_H
+
+#include <stddef.h>
+
+#include "anyrank/config.h"
+#include "anyrank/context.h"
+#include "anyrank/ddp.h"
+#include "anyrank/device.h"
+#include "anyrank/parallel.h"
+#include "anyrank/run.h"
+#include "anyrank/sim.h"
+
+/* The measurements. Each times what it compares side by side, in repetitions that run one after the other, so that a
+ * machine that changes its speed changes it for all; what only warms caches, page tables and BLIS's buffers is not
+ * counted. A row's seconds and ratios are medians over the repetitions; its spread is (largest - smallest)/median of
+ * its ratio, or of its seconds where that ratio is 1. Nothing is printed. Call ar_cpu_select_kernels before.
+ * Errors of all: AR_ERR_ARG (no repetitions), AR_ERR_MEMORY, AR_ERR_OVERFLOW, those of the device and of the ranks. */
+
+/* --- products: which NULL is the CPU ------------------------------------------------------------------------------ */
+
+/* The price of an exact product: Y[m,n] = X[m,k] W[n,k]^T on one device, exact against native (fp32), in one process
+ * and, on the CPU, on the same number of threads. */
+typedef struct ar_bench_gemm_row {
+    size_t batch, m, n, k;             /* in: the shape; batch matrices */
+    double native_gflops;              /* median rate of the native product, 2*batch*m*n*k operations */
+    double exact_over_native;          /* median ratio of times, everything included: c, e, f, both operands packed */
+    double exact_over_native_prepared; /* the same with W's c, f and integers made before, as weights are */
+    double spread;                     /* of the first ratio */
+} ar_bench_gemm_row;
+
+#define ARI_BENCH_GEMM_SHAPES 6
+/** The shapes that take the device's time, not a user's. The CPU's: those of a transformer block of width 768 on 1024
+ *  tokens, then attention's at 12 heads, 2 sequences of 512. A GPU's: 4096^3; a block of width 4096 on 2048 tokens;
+ *  attention at 32 heads, 2 sequences of 1024. */
+const ar_bench_gemm_row *ari_bench_gemm_shapes_for(const ar_device_choice *which);
+/** Fills the last four fields of *row. Errors: also AR_ERR_ARG (a zero size, threads < 1). */
+AR_NODISCARD ar_status ari_bench_gemm(ar_bench_gemm_row *row, const ar_device_choice *which, int threads,
+                                      size_t repetitions);
+
+/* The price of a weight gradient in exact numerics, where each sequence is a contraction of its own whose rounded
+ * values go into the order-independent accumulator: dW[out,in] = sum over sequences of dY^T X. */
+typedef struct ar_bench_grad_row {
+    size_t out, in, tokens, seq; /* in: tokens/seq sequences */
+    double seconds;              /* median */
+    double over_contraction;     /* median of (time)/(time of one exact contraction over all the tokens) */
+    double over_native;          /* median of (time)/(time of sgemm) */
+    double spread;               /* of the first ratio */
+} ar_bench_grad_row;
+
+/* The MLP of width 768 and 3072, 1024 tokens in sequences of 512, 128 and 32. */
+#define ARI_BENCH_GRAD_SHAPES 3
+extern const ar_bench_grad_row ari_bench_grad_shapes[ARI_BENCH_GRAD_SHAPES];
+/** Fills the last four fields of *row. Errors: also AR_ERR_ARG (a zero size, seq that does not divide tokens). */
+AR_NODISCARD ar_status ari_bench_grad(ar_bench_grad_row *row, const ar_device_choice *which, int threads,
+                                      size_t repetitions);
+
+/* --- blocks and steps --------------------------------------------------------------------------------------------- */
+
+/* One of two sides, of which the first is the reference, beside the reference's matrix products run alone. */
+typedef struct ar_bench_side_row {
+    double seconds;       /* median */
+    double gflops;        /* rate of the matrix products' operations in that time */
+    double gemm_fraction; /* median of (time of the same matrix products alone, by sgemm)/(time) */
+    double over_first;    /* median of (time)/(time of the first side) */
+    double spread;        /* of that ratio; of the seconds in the first side's row */
+} ar_bench_side_row;
+
+/** The blocks that stand for the usual ones: width 768, 12 heads; "gpt2" with LayerNorm, GELU and an MLP of 3072,
+ *  "llama" with RMSNorm, rotary positions and a gated MLP of 2048. NULL after the last. */
+const ar_config *ari_bench_block_config(size_t i);
+/** What a transformer block costs on one rank, forward and backward. row[0]: native in this precision, row[1]: exact.
+ *  Weights count as changed before each pass: the exact arithmetic quantises them anew, as a training step would.
+ *  which NULL: the CPU. Errors: also AR_ERR_ARG (a size of 0). */
+AR_NODISCARD ar_status ari_bench_block(ar_bench_side_row row[2], const ar_config *config, size_t batch, size_t seq,
+                                       const ar_device_choice *which, ar_precision precision, int threads,
+                                       size_t repetitions);
+
+typedef struct ar_bench_step_options {
+    ar_run run; /* ddp: of the parallelism dp alone */
+    const ar_config *config;
+    const int64_t *input_ids; /* [batch, seq] */
+    size_t repetitions;
+} ar_bench_step_options;
+
+/** What a training step costs under a layout: AdamW, gradients clipped to a norm of 1; no baseline, nobody listens.
+ *  row[0]: one rank on the same cores, row[1]: the layout. A repetition makes the model on one rank, takes some steps,
+ *  runs the matrix products of the whole model, and does the same in the layout. Errors: also those of the layout. */
+AR_NODISCARD ar_status ari_bench_step(ar_bench_side_row row[2], const ar_bench_step_options *o);
+
+/* What data parallelism adds to a training step: the same ranks, each with its share of the samples, once with their
+ * gradients summed in buckets and once without, each rank for itself. AdamW; no clipping, nobody listens. */
+typedef struct ar_bench_ddp_row {
+    bool alone;          /* the step without DDP; what follows of buckets is 0 */
+    size_t bucket_bytes; /* given: the option */
+    ar_bucket_mode mode; /* given */
+    size_t buckets;
+    uint64_t all_reduces, bytes; /* of rank 0, in one step */
+    double seconds;              /* median of one step */
+    double over_alone;           /* median of (time)/(time of the step without DDP) */
+    double spread;               /* of that ratio; of the seconds where alone */
+} ar_bench_ddp_row;
+
+/** Fills rows[0..n), whose first is made the step without DDP. A repetition takes some steps of every row, one row
+ *  after another. Errors: also AR_ERR_ARG (no row). */
+AR_NODISCARD ar_status ari_bench_ddp(ar_bench_ddp_row *rows, size_t n, const ar_bench_step_options *o);
+
+/* --- all-reduces -------------------------------------------------------------------------------------------------- */
+
+/* What an all-reduce (sum, not in place) between simulated ranks costs, beside a copy with the same traffic: each
+ * rank's thread copies its input to its output, so that, as in the all-reduce, every input is read once and every
+ * output written once. */
+typedef struct ar_bench_allreduce_row {
+    int ranks;
+    size_t bytes;   /* of one rank's input */
+    ar_dtype dtype; /* AR_F32 or AR_I64 */
+    ar_sim_algorithm algorithm;
+    double seconds;      /* median of one all-reduce */
+    double bus_gbps;     /* 2(N-1)/N * bytes in that time: what each link of a ring would carry */
+    double over_copy;    /* median of (time)/(time of the copy) */
+    double spread;       /* of that ratio */
+    double copy_seconds; /* median of the copy */
+    const char *copy;    /* the fastest of the simple copies. Static storage */
+} ar_bench_allreduce_row;
+
+enum { ARI_BENCH_ALLREDUCE_SIZES = 7 };
+/** 1 KiB to 100 MiB. */
+extern const size_t ari_bench_allreduce_sizes[ARI_BENCH_ALLREDUCE_SIZES];
+
+/** Fills in what was measured; the first four fields say what to measure. A repetition is a block of all-reduces, one
+ *  right after the other, and a block of each kind of copy, each block long enough to be timed, from the moment in
+ *  which its first rank begins to that in which its last one ends. All work on the same memory; what was summed is
+ *  compared with what it must be. Errors: also AR_ERR_ARG (no ranks, bytes that are no whole elements), AR_ERR_DTYPE,
+ *  AR_ERR_DATA (a wrong sum). */
+AR_NODISCARD ar_status ari_bench_allreduce(ar_bench_allreduce_row *row, uint64_t timeout_ns, size_t repetitions);
+
+#endif

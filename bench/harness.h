@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_BENCH_HARNESS_H
+#define ARI_BENCH_HARNESS_H
+
+#include "bench/bench.h"
+
+/* What the measurements share. */
+
+/** Seconds on the monotonic clock. */
+double ari_bench_seconds(void);
+
+/* --- repetitions -------------------------------------------------------------------------------------------------- */
+
+/* The middle of some repetitions and how far apart they lie. */
+typedef struct ari_bench_stat {
+    double median;
+    double spread; /* (largest - smallest)/median */
+} ari_bench_stat;
+
+/* The times of n repetitions of several sides that are compared. */
+typedef struct ari_bench_series {
+    size_t sides, n;
+    double *times; /* [n, sides] */
+    double *work;  /* [n] */
+} ari_bench_series;
+
+/** n > 0. Errors: AR_ERR_MEMORY. Destroy it also then. */
+AR_NODISCARD ar_status ari_bench_series_create(ari_bench_series *s, size_t sides, size_t n);
+void ari_bench_series_destroy(ari_bench_series *s);
+/** Of one side's times; of their ratios to another side's, repetition by repetition. */
+ari_bench_stat ari_bench_times_of(const ari_bench_series *s, size_t side);
+ari_bench_stat ari_bench_ratio_of(const ari_bench_series *s, size_t side, size_t to);
+
+/** One repetition: each side's time, in seconds. */
+typedef ar_status (*ari_bench_fn)(void *user, double *times);
+/** Creates the series of n repetitions, after `warm` more that are not counted. Errors: AR_ERR_MEMORY, fn's. Destroy
+ *  the series also then. */
+AR_NODISCARD ar_status ari_bench_repeat(ari_bench_series *s, size_t sides, size_t n, size_t warm, ari_bench_fn fn,
+                                        void *user);
+/** The two rows from repetitions of three times: the reference, its matrix products alone, the other side.
+ *  operations: of the products. Errors: the same. */
+AR_NODISCARD ar_status ari_bench_sides(ar_bench_side_row row[2], double operations, size_t n, size_t warm,
+                                       ari_bench_fn fn, void *user);
+
+/* --- a device ----------------------------------------------------------------------------------------------------- */
+
+/* A device and the queue on which a benchmark's kernels run. */
+typedef struct ari_bench_device {
+    ar_device *d;
+    ar_queue *q;
+} ari_bench_device;
+
+/** which NULL: the CPU device, with `threads` threads. Errors: those of ar_device_create. On error *b is all NULL. */
+AR_NODISCARD ar_status ari_bench_device_create(ari_bench_device *b, const ar_device_choice *which, int threads);
+/** Accepts one that is all NULL. */
+void ari_bench_device_destroy(ari_bench_device *b);
+/** *seconds: on the monotonic clock, when all work enqueued so far is done. Errors: the queue's first error. */
+AR_NODISCARD ar_status ari_bench_clock(const ari_bench_device *b, double *seconds);
+/** Device memory of n fp32 words: values of magnitudes up to 1 and both signs, the same for the same seed on every
+ *  machine. Gives; the device's `free`. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW, AR_ERR_DEVICE. */
+AR_NODISCARD ar_status ari_bench_values(const ari_bench_device *b, ar_buf *gives, size_t n, uint64_t seed);
+/** A contiguous tensor of such values. Gives; the device's `free` of its data. Errors: the same. */
+AR_NODISCARD ar_status ari_bench_tensor(const ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape,
+                                        uint64_t seed);
+
+/* --- matrix products of a model ----------------------------------------------------------------------------------- */
+
+/* C[m,n] (+)= A[m,k] B[n,k]^T, `batch` times; a transposed operand has its rows side by side in memory. */
+typedef struct ari_gemm_shape {
+    size_t times; /* how often it occurs */
+    size_t batch, m, n, k;
+    bool a_transposed, b_transposed, add;
+} ari_gemm_shape;
+
+#define ARI_GEMM_LIST_MAX 32
+/* The matrix products of some piece of a model, as its native arithmetic asks the device for them. All of them work on
+ * the same three arrays. Zero it before use. */
+typedef struct ari_gemm_list {
+    ari_bench_device on; /* borrowed until destroy */
+    size_t n;
+    ari_gemm_shape shape[ARI_GEMM_LIST_MAX];
+    ar_buf a, b, c;
+} ari_gemm_list;
+
+/** Forward and backward of one block of `config`, all parameters and the input's gradient included; whole: of all its
+ *  blocks and the LM head. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_gemm_list_create(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config,
+                                            size_t batch, size_t seq, bool whole);
+/** Accepts a zeroed one. */
+void ari_gemm_list_destroy(ari_gemm_list *list);
+/** Runs all of them, one after the other. */
+AR_NODISCARD ar_status ari_gemm_list_run(const ari_gemm_list *list, double *seconds);
+/** Multiplications and additions. */
+double ari_gemm_list_operations(const ari_gemm_list *list);
+
+#endif
