@@ -4,10 +4,11 @@
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
 bench lies between verify and cli. io stands on core, under models and verify; dump, which reads other people's tensors
-and per-rank files, stands on io and models; comm, what moves data between ranks, stands on core, and the communicators
-(sim, mpi, gpu/nccl) on both, gpu/nccl also on what gpu tells of a device; the baseline stands on the scalar
-definitions and the parsed config and nothing else. What predicts or checks collectives (sim/plan, the baseline,
-tests/sim/plain*.h) may not reach comm. A type or function ar_* or ari_* is defined in one file.
+and per-rank files, stands on io and models; comm, what moves data between ranks, stands on core, process, how processes
+connect and agree, on both, and the communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process,
+gpu/nccl also on what gpu tells of a device; the baseline stands on the scalar definitions and the parsed config and
+nothing else. What predicts or checks collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A
+type or function ar_* or ari_* is defined in one file.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
@@ -41,9 +42,10 @@ ALLOWED = {
     "ref/baseline": [],
     "sim": ["ref/core", "ref/comm"],
     "sim/plan": ["ref/core"],  # and not what moves the data: its predictions would check themselves
-    "mpi": ["ref/core", "ref/comm"],
+    "process": ["ref/core", "ref/comm"],
+    "mpi": ["ref/core", "ref/comm", "process"],
     "gpu": ["ref/core", "ref/numerics"],
-    "gpu/nccl": ["ref/core", "ref/comm", "gpu"],
+    "gpu/nccl": ["ref/core", "ref/comm", "process", "gpu"],
     "run": ["ref/core", "ref/comm", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan"],
     "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     # Its rooms: VERIFY and, of one another, what follows.
@@ -106,6 +108,7 @@ FORBIDDEN_SYSTEM = {
     "ref/comm": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/cpu": re.compile(rf"(?:{CUDA}|mpi\.h)$"),
     "sim": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "process": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "sim/plan": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "mpi": re.compile(rf"(?:{CUDA}|{LIBRARIES})$"),
     "run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
@@ -145,7 +148,7 @@ class Tree:
         self.root = root
         self.includes = {}  # path -> [(line, resolved project path or None, text, is system)]
         self.definitions = {}  # name of a type or function -> {path: line}
-        for top in ("include", "ref", "sim", "mpi", "gpu", "run", "dump", "verify", "cli", "bench", "examples"):
+        for top in ("include", "ref", "sim", "process", "mpi", "gpu", "run", "dump", "verify", "cli", "bench", "examples"):
             for path in sorted((root / top).rglob("*")):
                 if path.suffix in SUFFIXES and path.is_file():
                     self.includes[path.relative_to(root).as_posix()] = self.read(path)

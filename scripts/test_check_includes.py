@@ -84,7 +84,7 @@ class CheckIncludes(unittest.TestCase):
                 self.assertIn(target, output[0])
 
     def test_communicators_stand_on_core_and_comm_alone(self):
-        for name in ("ref/comm/a.c", "sim/a.c", "mpi/a.c", "gpu/nccl/a.c", "sim/plan/a.c"):
+        for name in ("ref/comm/a.c", "sim/a.c", "process/a.c", "mpi/a.c", "gpu/nccl/a.c", "sim/plan/a.c"):
             with self.subTest(name=name):
                 self.rejects(name, '#include "ref/numerics/rows.h"\n', 1, "ref/numerics/rows.h")
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "gpu/nccl/comm.h"
+#include "process/agree.h"
 #include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 
@@ -102,6 +103,30 @@ static ar_status failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
     return w->control ? ari_nccl_world_fail(w, st) : st;
 }
 
+static int index_in(const ari_flight_group *g, int rank)
+{
+    int i = 0;
+    while (i < g->n && g->rank[i] != rank)
+        i++;
+    return i;
+}
+
+/* Compares the call with those of the other members of the group. */
+static ar_status agree(ari_nccl_comm *c, const ari_flight_group *g, const ari_call *call)
+{
+    ari_control *control = c->world->control;
+    ari_calls calls;
+    char why[768];
+    AR_TRY(ari_calls_exchange(&calls, control, g->id, g->entered, index_in(g, c->world->rank), g->rank, g->n, call));
+    ar_status st = ari_calls_compare(&calls.group, why, sizeof why);
+    ari_calls_fini(&calls);
+    if (st != AR_OK) { /* every member finds the same, and keeps it */
+        st = ar_error_set(st, "%s", why);
+        ari_control_agree_failed(control, st);
+    }
+    return st;
+}
+
 static ar_status check_queue(const ari_nccl_comm *c, const ari_call *call)
 {
     const ari_stream *s = ari_queue_stream(call->on);
@@ -124,7 +149,7 @@ static ar_status nccl_run(ar_comm *base, const ari_call *call)
         AR_TRY(message_group(&g, c, call));
     ari_queue_heed(call->on, w->failure);
     AR_TRY(ari_nccl_world_enter(w, &p, c, g, call));
-    ar_status st = w->checks_calls && base->size > 1 ? ari_nccl_agree(c, g, call) : AR_OK;
+    ar_status st = w->checks_calls && base->size > 1 ? agree(c, g, call) : AR_OK;
     if (st == AR_OK)
         st = enqueue(c, call);
     ari_stream *s = ari_queue_stream(call->on);

@@ -4,16 +4,16 @@
 
 #include <pthread.h>
 
-#include "gpu/nccl/control.h"
-#include "gpu/nccl/flight.h"
 #include "gpu/nccl/nccl.h"
+#include "process/control.h"
+#include "process/flight.h"
 #include "ref/comm/comm_impl.h"
 #include "ref/comm/process_impl.h"
 #include "ref/core/failure.h"
 #include "ref/core/stream.h"
 
 /* Shared by the files of the NCCL communicator: world.c what is under way and who watches it, make.c how communicators
- * come about, comm.c calls, move.c what NCCL is asked for, agree.c the comparison of calls. */
+ * come about, comm.c calls, move.c what NCCL is asked for. */
 
 typedef struct ari_nccl_comm ari_nccl_comm;
 
@@ -105,11 +105,5 @@ uint64_t ari_nccl_mix(uint64_t id, uint64_t a, uint64_t b);
 AR_NODISCARD ar_status ari_nccl_move(ari_nccl_comm *c, void *comm, const ari_call *call, void *stream);
 /** What a ring would read of other ranks' memory for it. */
 size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *call);
-
-/* --- agree.c ------------------------------------------------------------------------------------------------------ */
-
-/** Compares the call with those of the other members of the flight group g. Errors: AR_ERR_MISMATCH, what ends the
- *  wait. */
-AR_NODISCARD ar_status ari_nccl_agree(ari_nccl_comm *c, const ari_flight_group *g, const ari_call *call);
 
 #endif

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "gpu/nccl/nccl.h"
+#include "ref/comm/process_impl.h"
 
 enum { OLDEST = 21000 }; /* ncclAvg and bf16 */
 
@@ -60,4 +62,15 @@ ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *
     const char *more = n->GetLastError ? n->GetLastError(comm) : NULL;
     return ar_error_set(AR_ERR_DEVICE, "%s: %s%s%.600s", what, n->GetErrorString(result), more && more[0] ? ": " : "",
                         more ? more : "");
+}
+
+bool ari_nccl_describe(char *text, size_t size)
+{
+    ari_nccl n;
+    if (ari_nccl_load(&n) != AR_OK) {
+        snprintf(text, size, "%s", ar_error_message());
+        return false;
+    }
+    snprintf(text, size, "%d.%d.%d", n.version / 10000, n.version / 100 % 100, n.version % 100);
+    return true;
 }

@@ -7,6 +7,7 @@
 
 #include "gpu/native.h"
 #include "gpu/nccl/comm.h"
+#include "process/agree.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
@@ -205,17 +206,17 @@ static ar_status connect_comm(ari_nccl_comm *c)
     ari_nccl_world *w = c->world;
     const int n = c->base.size, r = c->base.rank;
     ari_nccl_id id;
-    ari_gifts gifts;
+    ari_gather_result all;
     void *comm = NULL;
     if (n == 1)
         return AR_OK;
     if (r == 0)
         AR_TRY(ari_nccl_check(&w->nccl, w->nccl.GetUniqueId(&id), NULL, "NCCL gives no id"));
-    AR_TRY(ari_control_exchange(w->control, c->id, MEET_ID, r, n, &id, r == 0 ? sizeof id : 0, &gifts));
-    const bool whole = gifts.start[1] - gifts.start[0] == sizeof id;
+    AR_TRY(ari_control_exchange(w->control, c->id, MEET_ID, r, n, &id, r == 0 ? sizeof id : 0, &all));
+    const bool whole = all.start[1] - all.start[0] == sizeof id;
     if (whole)
-        memcpy(&id, gifts.at, sizeof id);
-    ari_gifts_fini(&gifts);
+        memcpy(&id, all.at, sizeof id);
+    free(all.memory);
     if (!whole)
         return ar_error_set(AR_ERR_INTERNAL, "rank %d gives no id of NCCL's", c->rank[0]);
     AR_TRY(make_nccl(w, &comm, &id, n, r));
@@ -231,49 +232,26 @@ static ar_status connect_comm(ari_nccl_comm *c)
 
 /* --- split -------------------------------------------------------------------------------------------------------- */
 
-typedef struct wish {
-    int32_t color, key;
-} wish;
-
-/* The members of this rank's color, by (key, rank). Returns how many, and *index its own place. */
-static int choose(const ari_nccl_comm *c, const ari_gifts *gifts, int *rank, int *index)
-{
-    int n = 0, *keys = rank + c->base.size;
-    wish own, other;
-    memcpy(&own, gifts->at + gifts->start[c->base.rank], sizeof own);
-    for (int i = 0; i < c->base.size; i++) {
-        memcpy(&other, gifts->at + gifts->start[i], sizeof other);
-        if (other.color != own.color)
-            continue;
-        int at = n++;
-        for (; at > 0 && keys[at - 1] > other.key; at--) {
-            rank[at] = rank[at - 1];
-            keys[at] = keys[at - 1];
-        }
-        rank[at] = c->rank[i];
-        keys[at] = other.key;
-    }
-    for (int i = 0; i < n; i++)
-        *index = rank[i] == c->world->rank ? i : *index;
-    return n;
-}
-
-static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const wish *own)
+static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_call *call)
 {
     ari_nccl_world *w = c->world;
-    ari_gifts gifts = {.at = NULL};
+    ari_calls calls;
     int *rank = NULL, index = 0;
     const uint64_t number = ++c->splits;
     if (c->base.size == 1)
-        return own->color < 0 ? AR_OK : new_comm(gives, w, ari_nccl_mix(c->id, number, 0), c->rank, 1, 0);
-    AR_TRY(ari_control_exchange(w->control, ari_nccl_mix(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
-                                c->base.size, own, sizeof *own, &gifts));
-    ar_status st = ari_alloc((void **)&rank, 2 * (size_t)c->base.size, sizeof *rank, "ranks of a group");
-    if (st == AR_OK && own->color >= 0) {
-        const int n = choose(c, &gifts, rank, &index);
-        st = new_comm(gives, w, ari_nccl_mix(c->id, number, (uint64_t)own->color + 1), rank, n, index);
+        return call->color < 0 ? AR_OK : new_comm(gives, w, ari_nccl_mix(c->id, number, 0), c->rank, 1, 0);
+    AR_TRY(ari_calls_exchange(&calls, w->control, ari_nccl_mix(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
+                              c->rank, c->base.size, call));
+    ar_status st = ari_alloc((void **)&rank, (size_t)c->base.size, sizeof *rank, "ranks of a group");
+    if (st == AR_OK && call->color >= 0) {
+        const int n = ari_group_members_of(&calls.group, call->color, rank);
+        for (int i = 0; i < n; i++) {
+            index = rank[i] == c->base.rank ? i : index;
+            rank[i] = c->rank[rank[i]];
+        }
+        st = new_comm(gives, w, ari_nccl_mix(c->id, number, (uint64_t)call->color + 1), rank, n, index);
     }
-    ari_gifts_fini(&gifts);
+    ari_calls_fini(&calls);
     free(rank);
     return st == AR_OK && *gives ? connect_comm(*gives) : st;
 }
@@ -282,12 +260,11 @@ ar_status ari_nccl_split(ar_comm **gives, ar_comm *base, int color, int key)
 {
     ari_nccl_comm *c = (ari_nccl_comm *)base, *made = NULL;
     ari_nccl_world *w = c->world;
-    const wish own = {.color = color < 0 ? -1 : color, .key = key};
     const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .color = color, .key = key, .tag = ""};
     ari_pending *p = NULL;
     AR_TRY(ari_nccl_world_status(w));
     AR_TRY(ari_nccl_world_enter(w, &p, c, c->group, &call));
-    ar_status st = make_split(&made, c, &own);
+    ar_status st = make_split(&made, c, &call);
     if (st == AR_OK)
         st = ari_nccl_world_enqueued(w, p, NULL);
     if (st == AR_OK) {
@@ -340,11 +317,11 @@ static ar_status read_place(place *here, ari_nccl_world *w, const ar_process *p)
     return AR_OK;
 }
 
-static place place_of(const ari_gifts *gifts, int i)
+static place place_of(const ari_gather_result *all, int i)
 {
     place there = {.host = ""};
-    if (gifts->start[i + 1] - gifts->start[i] == sizeof there)
-        memcpy(&there, gifts->at + gifts->start[i], sizeof there);
+    if (all->start[i + 1] - all->start[i] == sizeof there)
+        memcpy(&there, all->at + all->start[i], sizeof there);
     there.host[sizeof there.host - 1] = there.gpu[sizeof there.gpu - 1] = '\0';
     return there;
 }
@@ -360,18 +337,18 @@ static void pretend_hosts(const ari_nccl_world *w, bool one_host)
         setenv("NCCL_SOCKET_IFNAME", "lo", 0);
 }
 
-static ar_status compare_places(const ari_nccl_world *w, const ari_gifts *gifts)
+static ar_status compare_places(const ari_nccl_world *w, const ari_gather_result *all)
 {
     bool shared = false, one_host = true;
-    const place zero = place_of(gifts, 0);
+    const place zero = place_of(all, 0);
     for (int a = 0; a < w->size; a++) {
-        const place x = place_of(gifts, a);
+        const place x = place_of(all, a);
         one_host = one_host && strcmp(x.host, zero.host) == 0;
         if (x.version != zero.version)
             return ar_error_set(AR_ERR_ARG, "rank 0 has NCCL %d and rank %d has NCCL %d: all processes need the same",
                                 zero.version, a, x.version);
         for (int b = a + 1; b < w->size; b++) {
-            const place y = place_of(gifts, b);
+            const place y = place_of(all, b);
             if (strcmp(x.host, y.host) != 0 || strcmp(x.gpu, y.gpu) != 0)
                 continue;
             shared = true;
@@ -390,13 +367,13 @@ static ar_status compare_places(const ari_nccl_world *w, const ari_gifts *gifts)
 static ar_status compare_all(ari_nccl_world *w, const ar_process *p)
 {
     place here;
-    ari_gifts gifts;
+    ari_gather_result all;
     const ar_status known = read_place(&here, w, p);
     if (known != AR_OK) /* the others would wait */
         return ari_nccl_world_fail(w, known);
-    AR_TRY(ari_control_exchange(w->control, WORLD_ID, MEET_PLACES, w->rank, w->size, &here, sizeof here, &gifts));
-    const ar_status st = compare_places(w, &gifts);
-    ari_gifts_fini(&gifts);
+    AR_TRY(ari_control_exchange(w->control, WORLD_ID, MEET_PLACES, w->rank, w->size, &here, sizeof here, &all));
+    const ar_status st = compare_places(w, &all);
+    free(all.memory);
     return st;
 }
 

@@ -7,8 +7,8 @@
 
 #include "gpu/native.h"
 #include "gpu/nccl/comm.h"
-#include "gpu/nccl/net.h"
-#include "gpu/nccl/tcp.h"
+#include "process/bootstrap.h"
+#include "process/net.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
@@ -309,35 +309,6 @@ static void invite(invitation *i, int port)
         freeaddrinfo(found);
 }
 
-static ar_status host_control(ari_nccl_world *w, const ari_gate *g, int listener)
-{
-    const size_t n = (size_t)w->size;
-    int *fds = NULL;
-    char(*names)[ARI_NAME_BYTES] = NULL;
-    ar_status st = ari_alloc((void **)&fds, n, sizeof *fds, "connections");
-    AR_TRY(st);
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&names, n, sizeof *names, "names of processes"));
-    AR_TRY_TO(done, st, ari_gate_admit(g, listener, fds, names));
-    ari_gate_name(names[0]);
-    const ari_control_options o = {.size = w->size, .timeout_ns = w->timeout_ns, .fd = -1, .hub = fds, .names = names};
-    st = ari_control_create(&w->control, &o);
-done:
-    free(names);
-    free(fds);
-    return st;
-}
-
-static ar_status visit_control(ari_nccl_world *w, const ari_gate *g, const invitation *to)
-{
-    int fd = -1;
-    ar_status st = ari_gate_visit(g, to->host[0], to->port, &fd);
-    if (st == AR_ERR_IO && to->host[1][0]) /* a name that means nothing here */
-        st = ari_gate_visit(g, to->host[1], to->port, &fd);
-    AR_TRY(st);
-    const ari_control_options o = {.rank = w->rank, .size = w->size, .timeout_ns = w->timeout_ns, .fd = fd};
-    return ari_control_create(&w->control, &o);
-}
-
 /* What a process has to say before it connects. */
 typedef struct saying {
     int32_t status;
@@ -374,9 +345,14 @@ static ar_status connect_control(ari_nccl_world *w, ar_process *p, ar_status rea
     if (w->rank == 0 && st == AR_OK)
         invite(&to, port);
     st = agree_to_connect(w, p, st, &to);
-    const ari_gate g = {.rank = w->rank, .size = w->size, .channels = 1, .key = to.key, .timeout_ns = w->timeout_ns};
-    if (st == AR_OK)
-        st = w->rank == 0 ? host_control(w, &g, listener) : visit_control(w, &g, &to);
+    const ari_bootstrap b = {.rank = w->rank, .size = w->size, .key = to.key, .timeout_ns = w->timeout_ns};
+    if (st == AR_OK && w->rank == 0) {
+        st = ari_bootstrap_accept(&b, listener, NULL, &w->control);
+    } else if (st == AR_OK) {
+        st = ari_bootstrap_connect(&b, to.host[0], to.port, NULL, &w->control);
+        if (st == AR_ERR_IO && to.host[1][0]) /* a name that means nothing here */
+            st = ari_bootstrap_connect(&b, to.host[1], to.port, NULL, &w->control);
+    }
     if (listener >= 0)
         close(listener);
     return st;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "gpu/nccl/flight.h"
+#include "process/flight.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "gpu/nccl/launch.h"
+#include "process/bootstrap.h"
 
 #include <ctype.h>
 #include <stdbool.h>

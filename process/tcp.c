@@ -1,24 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "gpu/nccl/tcp.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "gpu/nccl/launch.h"
-#include "gpu/nccl/net.h"
+#include "process/bootstrap.h"
+#include "process/net.h"
+#include "ref/comm/process_impl.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
 /* Processes without MPI. Each has two connections to process 0: the control's, and one for the bytes of broadcast and
  * gather, which go straight from memory to memory. */
-enum { CONTROL, DATA, CHANNELS };
 /* All others wait for process 0 alone, which waits for them: it is to find out first who keeps it waiting. */
 #define PATIENCE_NS UINT64_C(250000000)
-/* Where a connection ends, the control says who is gone and why, within this. */
-enum { WORD_MS = 1000 };
+/* Where a connection ends, the control knows who is gone and why, within this. */
+enum { CONTROL_MS = 1000 };
 
 typedef struct tcp_process {
     ar_process base;
@@ -28,12 +26,12 @@ typedef struct tcp_process {
 } tcp_process;
 
 /* Before the bytes of a call. */
-typedef struct notice {
+typedef struct call_head {
     uint32_t what;
     uint32_t unused;
     uint64_t number; /* of the call */
     uint64_t bytes;
-} notice;
+} call_head;
 enum { BROADCAST = 1, GATHER = 2 };
 
 static tcp_process *tcp_of(ar_process *p)
@@ -70,8 +68,8 @@ static ar_status ended(tcp_process *t, ari_net_end end, uint32_t what, int peer)
                  (double)t->base.options.timeout_ns * 1e-9, name_of(what), peer);
         return fail(t, AR_ERR_TIMEOUT, why);
     }
-    /* Who has gone: the control hears it too, and of one that failed first it has heard more. */
-    for (int ms = 0; ms < WORD_MS; ms += 10) {
+    /* A process has gone: the control learns it too, and knows more of one that failed first. */
+    for (int ms = 0; ms < CONTROL_MS; ms += 10) {
         AR_TRY(ari_control_status(t->control));
         usleep(10000);
     }
@@ -87,9 +85,9 @@ static ari_net_limit limit_of(tcp_process *t)
                            .wake_fd = ari_control_wake_fd(t->control)};
 }
 
-static ar_status put(tcp_process *t, int fd, int peer, uint32_t what, const void *bytes, size_t n)
+static ar_status send_bytes(tcp_process *t, int fd, int peer, uint32_t what, const void *bytes, size_t n)
 {
-    const notice head = {.what = what, .number = t->calls, .bytes = n};
+    const call_head head = {.what = what, .number = t->calls, .bytes = n};
     const ari_net_limit l = limit_of(t);
     ari_net_end end = ari_net_write(fd, &head, sizeof head, &l);
     if (end == ARI_NET_OK)
@@ -98,10 +96,10 @@ static ar_status put(tcp_process *t, int fd, int peer, uint32_t what, const void
 }
 
 /* The head of what comes from the peer, which must be in the same call. */
-static ar_status take_head(tcp_process *t, int fd, int peer, uint32_t what, size_t *n)
+static ar_status receive_head(tcp_process *t, int fd, int peer, uint32_t what, size_t *n)
 {
     const ari_net_limit l = limit_of(t);
-    notice head;
+    call_head head;
     char why[256];
     AR_TRY(ended(t, ari_net_read(fd, &head, sizeof head, &l), what, peer));
     if (head.what == what && head.number == t->calls) {
@@ -114,7 +112,7 @@ static ar_status take_head(tcp_process *t, int fd, int peer, uint32_t what, size
     return fail(t, AR_ERR_MISMATCH, why);
 }
 
-static ar_status take_bytes(tcp_process *t, int fd, int peer, uint32_t what, void *to, size_t n)
+static ar_status receive_bytes(tcp_process *t, int fd, int peer, uint32_t what, void *to, size_t n)
 {
     const ari_net_limit l = limit_of(t);
     return ended(t, ari_net_read(fd, to, n, &l), what, peer);
@@ -134,18 +132,18 @@ static ar_status tcp_broadcast(ar_process *p, void *bytes, size_t n)
     AR_TRY(begin(t));
     if (p->rank == 0) {
         for (int r = 1; r < p->size; r++)
-            AR_TRY(put(t, t->data[r], r, BROADCAST, bytes, n));
+            AR_TRY(send_bytes(t, t->data[r], r, BROADCAST, bytes, n));
         return AR_OK;
     }
     size_t comes = 0;
-    AR_TRY(take_head(t, t->data[0], 0, BROADCAST, &comes));
+    AR_TRY(receive_head(t, t->data[0], 0, BROADCAST, &comes));
     if (comes != n) {
         char why[160];
         snprintf(why, sizeof why, "processes disagree: rank 0 broadcasts %zu bytes, rank %d expects %zu", comes,
                  p->rank, n);
         return fail(t, AR_ERR_MISMATCH, why);
     }
-    return take_bytes(t, t->data[0], 0, BROADCAST, bytes, n);
+    return receive_bytes(t, t->data[0], 0, BROADCAST, bytes, n);
 }
 
 /* Makes room for `more` bytes behind `used`. */
@@ -166,10 +164,10 @@ static ar_status gather_here(tcp_process *t, char **all, size_t *sizes, const vo
     for (int r = 0; r < t->base.size; r++) {
         size_t comes = n;
         if (r > 0)
-            AR_TRY(take_head(t, t->data[r], r, GATHER, &comes));
+            AR_TRY(receive_head(t, t->data[r], r, GATHER, &comes));
         AR_TRY(grow(all, used, comes));
         if (r > 0)
-            AR_TRY(take_bytes(t, t->data[r], r, GATHER, *all + used, comes));
+            AR_TRY(receive_bytes(t, t->data[r], r, GATHER, *all + used, comes));
         else if (n > 0)
             memcpy(*all, bytes, n);
         if (sizes)
@@ -186,7 +184,7 @@ static ar_status tcp_gather(ar_process *p, void **gives, size_t *sizes, const vo
     *gives = NULL;
     AR_TRY(begin(t));
     if (p->rank != 0)
-        return put(t, t->data[0], 0, GATHER, bytes, n);
+        return send_bytes(t, t->data[0], 0, GATHER, bytes, n);
     const ar_status st = gather_here(t, &all, sizes, bytes, n);
     if (st != AR_OK) {
         free(all);
@@ -224,47 +222,27 @@ ari_control *ari_process_tcp_control(ar_process *p)
     return p->ops == &tcp_ops ? tcp_of(p)->control : NULL;
 }
 
-/* --- coming together ---------------------------------------------------------------------------------------------- */
+/* --- bootstrap ---------------------------------------------------------------------------------------------------- */
 
-/* Process 0's end: fds and names of all. */
-static ar_status host_all(tcp_process *t, const ari_gate *g, const ari_launch *l)
+static ar_status connect_all(tcp_process *t, const ari_launch *l)
 {
-    int listener = -1, port = 0, *fds = NULL;
-    char(*names)[ARI_NAME_BYTES] = NULL;
-    const size_t n = (size_t)g->size;
-    ar_status st = ari_net_listen(&listener, &port, l->host, l->port);
-    if (st != AR_OK)
-        return st;
-    AR_TRY_TO(done, st, ari_alloc((void **)&fds, 3 * n, sizeof *fds, "connections"));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&names, n, sizeof *names, "names of processes"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&t->data, n, sizeof *t->data, "connections"));
-    for (size_t r = 0; r < n; r++)
-        t->data[r] = -1;
-    AR_TRY_TO(done, st, ari_gate_admit(g, listener, fds, names));
-    ari_gate_name(names[0]);
-    int *hub = fds + CHANNELS * n;
-    for (size_t r = 0; r < n; r++) {
-        hub[r] = fds[r * CHANNELS + CONTROL];
-        t->data[r] = fds[r * CHANNELS + DATA];
-    }
-    const ari_control_options o = {.size = g->size, .timeout_ns = g->timeout_ns, .fd = -1, .hub = hub, .names = names};
-    st = ari_control_create(&t->control, &o);
-done:
-    close(listener);
-    free(names);
-    free(fds);
+    const ari_bootstrap b = {.rank = l->rank, .size = l->size, .key = l->key, .timeout_ns = t->base.options.timeout_ns};
+    const int most = l->rank == 0 ? l->size : 1;
+    int listener = -1, port = 0;
+    if (l->rank == 0)
+        AR_TRY(ari_net_listen(&listener, &port, l->host, l->port));
+    int *data = NULL;
+    ar_status st = ari_alloc((void **)&data, (size_t)most, sizeof *data, "connections");
+    if (st == AR_OK)
+        st = l->rank == 0 ? ari_bootstrap_accept(&b, listener, data, &t->control)
+                          : ari_bootstrap_connect(&b, l->host, l->port, data, &t->control);
+    if (listener >= 0)
+        close(listener);
+    if (st == AR_OK)
+        t->data = data;
+    else
+        free(data);
     return st;
-}
-
-static ar_status join_all(tcp_process *t, const ari_gate *g, const ari_launch *l)
-{
-    int fds[CHANNELS];
-    AR_TRY(ari_alloc((void **)&t->data, 1, sizeof *t->data, "connections"));
-    t->data[0] = -1;
-    AR_TRY(ari_gate_visit(g, l->host, l->port, fds));
-    t->data[0] = fds[DATA];
-    const ari_control_options o = {.rank = g->rank, .size = g->size, .timeout_ns = g->timeout_ns, .fd = fds[CONTROL]};
-    return ari_control_create(&t->control, &o);
 }
 
 ar_status ari_process_tcp_create(ar_process **gives, const ar_process_options *o)
@@ -274,9 +252,7 @@ ar_status ari_process_tcp_create(ar_process **gives, const ar_process_options *o
     AR_TRY(ari_launch_read(&l));
     AR_TRY(ari_alloc_zero((void **)&t, 1, sizeof *t, "a process"));
     t->base = (ar_process){.ops = &tcp_ops, .rank = l.rank, .size = l.size, .local_rank = l.local_rank, .options = *o};
-    const ari_gate g = {
-        .rank = l.rank, .size = l.size, .channels = CHANNELS, .key = l.key, .timeout_ns = o->timeout_ns};
-    const ar_status st = l.size == 1 ? AR_OK : l.rank == 0 ? host_all(t, &g, &l) : join_all(t, &g, &l);
+    const ar_status st = l.size == 1 ? AR_OK : connect_all(t, &l);
     if (st != AR_OK) {
         tcp_destroy(&t->base);
         return st;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "gpu/nccl/net.h"
+#include "process/net.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

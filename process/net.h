@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NCCL_NET_H
-#define ARI_NCCL_NET_H
+#ifndef ARI_PROCESS_NET_H
+#define ARI_PROCESS_NET_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NCCL_FLIGHT_H
-#define ARI_NCCL_FLIGHT_H
+#ifndef ARI_PROCESS_FLIGHT_H
+#define ARI_PROCESS_FLIGHT_H
 
 #include "ref/comm/comm_impl.h"
 
