@@ -101,7 +101,8 @@ static ar_status run_message(ari_mpi_comm *c, const ari_call *call)
     ari_mpi_channel *h = NULL;
     AR_TRY(channel_of(&h, c, call));
     AR_TRY(ari_mpi_meet(h->meeting, call));
-    const ar_status st = ari_mpi_direct(c, &h->member, ari_mpi_tag(c->context, ARI_MPI_MESSAGE), call);
+    const ari_mpi_place at = {c->p, &h->member, call, "in the middle of"};
+    const ar_status st = ari_mpi_direct(&at, ari_mpi_tag(c->context, ARI_MPI_MESSAGE), call, &c->base.moved);
     ari_mpi_part(h->meeting, st == AR_OK);
     return st == AR_OK ? AR_OK : ari_world_echo(c->p->world, c->member.rank, NULL);
 }
@@ -124,6 +125,7 @@ ar_status ari_mpi_reserve(ari_mpi_comm *c, size_t bytes)
 static ar_status run_on_host(ar_comm *base, const ari_call *call)
 {
     ari_mpi_comm *c = comm_of(base);
+    const ari_mpi_place at = {c->p, &c->member, call, "in the middle of"};
     if (call->kind == ARI_SEND || call->kind == ARI_RECV)
         return run_message(c, call);
     const bool ring = ari_kind_of(call->kind)->ring;
@@ -134,7 +136,7 @@ static ar_status run_on_host(ar_comm *base, const ari_call *call)
     if (ring)
         st = ari_mpi_ring(c, call);
     else if (call->kind != ARI_BARRIER)
-        st = ari_mpi_direct(c, &c->member, ari_mpi_tag(c->context, ARI_MPI_DATA), call);
+        st = ari_mpi_direct(&at, ari_mpi_tag(c->context, ARI_MPI_DATA), call, &c->base.moved);
     ari_mpi_part(c->meeting, st == AR_OK);
     return st == AR_OK ? AR_OK : ari_world_echo(c->p->world, c->member.rank, NULL);
 }
@@ -198,34 +200,6 @@ ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *process, ar_device *d
     return make_comm(gives, p, ari_world_group(p->world), process->rank, context);
 }
 
-/* What every member has for the others: a word. */
-static ar_status tell_word(ari_mpi_comm *c, const ari_call *call, uint64_t *words)
-{
-    const ari_group *g = c->member.group;
-    const int n = g->n, own = c->base.rank, tag = ari_mpi_tag(c->context, ARI_MPI_SPLIT);
-    const ari_mpi_place at = {c->p, &c->member, call, "in the middle of"};
-    MPI_Request *request = malloc(2 * (size_t)n * sizeof *request);
-    int *member = malloc(2 * (size_t)n * sizeof *member), used = 0;
-    ar_status st = request && member ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for %d requests of MPI", 2 * n);
-    for (int i = 0; st == AR_OK && i < n; i++) {
-        if (i == own)
-            continue;
-        member[used] = member[used + 1] = i;
-        st = ari_mpi_receive(c->p, &words[i], sizeof *words, g->rank[i], tag, &request[used++]);
-        if (st == AR_OK)
-            st = ari_mpi_send(c->p, &words[own], sizeof *words, g->rank[i], tag, &request[used++]);
-    }
-    if (st != AR_OK)
-        ari_mpi_broken(&at, st);
-    if (st != AR_OK && request)
-        ari_mpi_drop(c->p, request, used);
-    if (st == AR_OK)
-        st = ari_mpi_await(&at, request, member, used);
-    free(request);
-    free(member);
-    return st;
-}
-
 /* Takes the context, unless another thread of this process was there first. */
 static bool claim(ari_mpi *p, int context)
 {
@@ -241,18 +215,24 @@ static bool claim(ari_mpi *p, int context)
  * been taken meanwhile by another split of one of them: then they try again. */
 static ar_status agree_context(int *context, ari_mpi_comm *c, const ari_call *call)
 {
-    const int n = c->base.size, own = c->base.rank;
-    uint64_t *words = NULL;
-    AR_TRY(ari_alloc_zero((void **)&words, (size_t)n, sizeof *words, "what the ranks of a split say"));
+    const int n = c->base.size, own = c->base.rank, tag = ari_mpi_tag(c->context, ARI_MPI_SPLIT);
+    const ari_mpi_place at = {c->p, &c->member, call, "in the middle of"};
+    size_t *words = NULL;
+    AR_TRY(ari_alloc((void **)&words, 2 * (size_t)n, sizeof *words, "what the ranks of a split say"));
+    size_t *const ones = words + n;
+    for (int i = 0; i < n; i++)
+        ones[i] = 1;
+    const ari_call told = {
+        .kind = ARI_ALL_GATHER, .dtype = AR_I64, .counts = ones, .in = {&words[own]}, .out = {words}};
     *context = ari_mpi_meeting_context(c->meeting);
     ar_status st = AR_OK;
     for (bool all = false; st == AR_OK && !all;) {
         const bool claimed = claim(c->p, *context);
-        const uint64_t next = (uint64_t)atomic_load(&c->p->next_context);
+        const size_t next = (size_t)atomic_load(&c->p->next_context);
         words[own] = next << 1 | claimed;
-        st = tell_word(c, call, words);
+        st = ari_mpi_direct(&at, tag, &told, NULL);
         all = true;
-        uint64_t most = 0;
+        size_t most = 0;
         for (int i = 0; i < n; i++) {
             all = all && (words[i] & 1);
             most = words[i] >> 1 > most ? words[i] >> 1 : most;

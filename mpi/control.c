@@ -36,12 +36,13 @@ typedef struct failure {
     char line[768];
 } failure;
 
-typedef struct letter {
-    struct letter *next;
+/* On its way. */
+typedef struct message {
+    struct message *next;
     MPI_Request request;
     int to;
     char bytes[];
-} letter;
+} message;
 
 struct ari_mpi_control {
     ari_mpi *p;
@@ -54,78 +55,76 @@ struct ari_mpi_control {
     int *ranks;        /* [size]; the first what.n get what.st */
     bool *has_view;    /* [size] */
     uint64_t deadline; /* of the phase */
-    letter *letters;   /* that have not left yet */
+    message *sent;     /* that have not left yet */
     /* the listener */
     pthread_t thread;
     bool listens;
-    pthread_mutex_t stop_lock;
-    pthread_cond_t stopped;
-    bool stop;
+    atomic_bool stop;
 };
 
-/* --- letters: the lock held --------------------------------------------------------------------------------------- */
+/* --- messages: the lock held -------------------------------------------------------------------------------------- */
 
-/* A letter that cannot be sent is one that does not arrive: the other one ends by its own timeout. */
+/* One that cannot be sent does not arrive: the other process ends by its own timeout. */
 static void post(ari_mpi_control *c, int to, int tag, const void *head, size_t head_bytes, const void *tail,
-                 size_t tail_bytes, const char *text, size_t text_bytes)
+                 size_t tail_bytes, const char *text)
 {
-    const size_t bytes = head_bytes + tail_bytes + text_bytes;
-    letter *l = bytes <= INT32_MAX ? malloc(sizeof *l + bytes) : NULL;
-    if (!l)
+    const size_t text_bytes = text ? strlen(text) + 1 : 0, bytes = head_bytes + tail_bytes + text_bytes;
+    message *m = bytes <= INT32_MAX ? malloc(sizeof *m + bytes) : NULL;
+    if (!m)
         return;
-    l->to = to;
-    memcpy(l->bytes, head, head_bytes);
-    if (tail_bytes > 0)
-        memcpy(l->bytes + head_bytes, tail, tail_bytes);
-    if (text_bytes > 0)
-        memcpy(l->bytes + head_bytes + tail_bytes, text, text_bytes);
+    m->to = to;
+    ari_copy_bytes(m->bytes, head, head_bytes);
+    ari_copy_bytes(m->bytes + head_bytes, tail, tail_bytes);
+    ari_copy_bytes(m->bytes + head_bytes + tail_bytes, text, text_bytes);
     int rc = MPI_ERR_OTHER;
     if (ari_mpi_enter(c->p)) {
-        rc = MPI_Isend(l->bytes, (int)bytes, MPI_BYTE, to, tag, c->p->control, &l->request);
+        rc = MPI_Isend(m->bytes, (int)bytes, MPI_BYTE, to, tag, c->p->control, &m->request);
         ari_mpi_leave(c->p);
     }
     if (rc != MPI_SUCCESS) {
-        free(l);
+        free(m);
         return;
     }
-    l->next = c->letters;
-    c->letters = l;
+    m->next = c->sent;
+    c->sent = m;
 }
 
-static void let_letters_leave(ari_mpi_control *c)
+static void free_sent(ari_mpi_control *c)
 {
-    for (letter **at = &c->letters; *at;) {
-        letter *l = *at;
+    for (message **at = &c->sent; *at;) {
+        message *m = *at;
         int left = 0;
         if (!ari_mpi_enter(c->p))
             return;
-        const int rc = MPI_Test(&l->request, &left, MPI_STATUS_IGNORE);
+        const int rc = MPI_Test(&m->request, &left, MPI_STATUS_IGNORE);
         ari_mpi_leave(c->p);
         if (rc == MPI_SUCCESS && !left) {
-            at = &l->next;
+            at = &m->next;
             continue;
         }
-        *at = l->next;
-        free(l);
+        *at = m->next;
+        free(m);
     }
 }
 
+/* The failure, its ranks, and the text if there is one; but for TAG_GOODBYE. */
 static void post_to_all(ari_mpi_control *c, int tag, const char *text)
 {
+    const bool failed = tag != TAG_GOODBYE;
     const size_t ranks = (size_t)c->what.n * sizeof *c->ranks;
     for (int i = 0; i < c->p->base.size; i++) {
         if (i != c->p->base.rank)
-            post(c, i, tag, &c->what, sizeof c->what, c->ranks, ranks, text, text ? strlen(text) + 1 : 0);
+            post(c, i, tag, &c->what, failed ? sizeof c->what : 0, c->ranks, failed ? ranks : 0, text);
     }
 }
 
-/* The view, and behind it the rows. */
+/* The view, followed by its rows. */
 static void post_view(ari_mpi_control *c, int to)
 {
     ari_rank_state *own = &c->p->world->rank[c->p->base.rank];
     ari_world_take_view(c->p->world, c->p->base.rank);
     post(c, to, TAG_VIEW, &own->view, sizeof own->view, own->rows, own->rows ? own->row_count * sizeof *own->rows : 0,
-         NULL, 0);
+         NULL);
 }
 
 /* --- the failure: the lock held ----------------------------------------------------------------------------------- */
@@ -182,7 +181,7 @@ static bool all_views_here(const ari_mpi_control *c)
 }
 
 /* What is due at this time. */
-static void go_on(ari_mpi_control *c)
+static void act_on_deadline(ari_mpi_control *c)
 {
     const phase now = atomic_load(&c->phase);
     if (now != ORIGIN && now != FOLLOWER)
@@ -194,7 +193,7 @@ static void go_on(ari_mpi_control *c)
         end_with(c, c->what.line);
 }
 
-/* A failure as another process tells it; what follows it. NULL: it makes no sense. */
+/* A failure as another process reports it; gives what follows it. NULL: it makes no sense. */
 static const char *take_failure(ari_mpi_control *c, const char *bytes, size_t size)
 {
     failure f;
@@ -211,7 +210,7 @@ static const char *take_failure(ari_mpi_control *c, const char *bytes, size_t si
     return bytes + sizeof f + ranks;
 }
 
-static void hear_failure(ari_mpi_control *c, int from, const char *bytes, size_t size)
+static void receive_failure(ari_mpi_control *c, int from, const char *bytes, size_t size)
 {
     const phase now = atomic_load(&c->phase);
     const int known = now == ORIGIN ? c->p->base.rank : c->origin;
@@ -223,7 +222,7 @@ static void hear_failure(ari_mpi_control *c, int from, const char *bytes, size_t
     atomic_store(&c->phase, FOLLOWER);
 }
 
-static void hear_view(ari_mpi_control *c, int from, const char *bytes, size_t size)
+static void receive_view(ari_mpi_control *c, int from, const char *bytes, size_t size)
 {
     ari_rank_state *r = &c->p->world->rank[from];
     const size_t rows = size / sizeof *r->rows;
@@ -238,21 +237,21 @@ static void hear_view(ari_mpi_control *c, int from, const char *bytes, size_t si
     c->has_view[from] = true;
 }
 
-static void hear_text(ari_mpi_control *c, const char *bytes, size_t size)
+static void receive_text(ari_mpi_control *c, const char *bytes, size_t size)
 {
     const char *text = atomic_load(&c->phase) == ENDED ? NULL : take_failure(c, bytes, size);
     if (text && text < bytes + size && bytes[size - 1] == '\0')
         end_with(c, text);
 }
 
-static void hear(ari_mpi_control *c, int from, int tag, const char *bytes, size_t size)
+static void receive_message(ari_mpi_control *c, int from, int tag, const char *bytes, size_t size)
 {
     if (tag == TAG_FAILURE)
-        hear_failure(c, from, bytes, size);
+        receive_failure(c, from, bytes, size);
     else if (tag == TAG_VIEW)
-        hear_view(c, from, bytes, size);
+        receive_view(c, from, bytes, size);
     else if (tag == TAG_TEXT)
-        hear_text(c, bytes, size);
+        receive_text(c, bytes, size);
     else if (tag == TAG_GOODBYE)
         atomic_store(&c->returned_ns[from], ari_now_ns());
 }
@@ -294,7 +293,7 @@ static bool listen_once(ari_mpi_control *c)
         atomic_store(&c->p->abandoned, true);
         return false;
     }
-    hear(c, status.MPI_SOURCE, status.MPI_TAG, bytes, (size_t)size);
+    receive_message(c, status.MPI_SOURCE, status.MPI_TAG, bytes, (size_t)size);
     free(bytes);
     return true;
 }
@@ -303,11 +302,11 @@ void ari_mpi_control_turn(ari_mpi *p)
 {
     ari_mpi_control *c = p->control_of;
     if (pthread_mutex_trylock(&c->lock) != 0)
-        return; /* somebody else listens */
+        return; /* another thread listens */
     while (listen_once(c)) {
     }
-    go_on(c);
-    let_letters_leave(c);
+    act_on_deadline(c);
+    free_sent(c);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -326,13 +325,13 @@ static void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
-/* Of letters to processes that have answered. */
-static bool letters_left(ari_mpi_control *c)
+/* Whether no message is left to a process that has answered; NULL has_view: to any. */
+static bool all_left(ari_mpi_control *c, const bool *has_view)
 {
     bool all = true;
     pthread_mutex_lock(&c->lock);
-    for (const letter *l = c->letters; l; l = l->next)
-        all = all && !c->has_view[l->to];
+    for (const message *m = c->sent; m; m = m->next)
+        all = all && has_view && !has_view[m->to];
     pthread_mutex_unlock(&c->lock);
     return all;
 }
@@ -347,7 +346,7 @@ void ari_mpi_control_finish(ari_mpi *p)
         nap();
     }
     const uint64_t deadline = ari_now_ns() + FLUSH_NS;
-    while (!letters_left(c) && ari_now_ns() < deadline) {
+    while (!all_left(c, c->has_view) && ari_now_ns() < deadline) {
         ari_mpi_control_turn(p);
         nap();
     }
@@ -382,27 +381,11 @@ void ari_mpi_control_fail(ari_mpi *p, const ari_group *with, ar_status st, const
 static void *listener(void *arg)
 {
     ari_mpi_control *c = arg;
-    pthread_mutex_lock(&c->stop_lock);
-    while (!c->stop) {
-        (void)ari_cond_wait_until(&c->stopped, &c->stop_lock, ari_now_ns() + LISTEN_NS);
-        pthread_mutex_unlock(&c->stop_lock);
+    while (!atomic_load(&c->stop)) {
+        nanosleep(&(struct timespec){.tv_nsec = LISTEN_NS}, NULL);
         ari_mpi_control_turn(c->p);
-        pthread_mutex_lock(&c->stop_lock);
     }
-    pthread_mutex_unlock(&c->stop_lock);
     return NULL;
-}
-
-static void stop_listening(ari_mpi_control *c)
-{
-    if (!c->listens)
-        return;
-    pthread_mutex_lock(&c->stop_lock);
-    c->stop = true;
-    pthread_cond_signal(&c->stopped);
-    pthread_mutex_unlock(&c->stop_lock);
-    pthread_join(c->thread, NULL);
-    c->listens = false;
 }
 
 static void control_free(ari_mpi_control *c)
@@ -429,10 +412,9 @@ ar_status ari_mpi_control_create(ari_mpi *p)
         return ar_error_set(AR_ERR_MEMORY, "no memory for %d processes", p->base.size);
     }
     p->control_of = c;
-    if (pthread_mutex_init(&c->lock, NULL) != 0 || pthread_mutex_init(&c->stop_lock, NULL) != 0 ||
-        ari_cond_init(&c->stopped) != 0)
+    if (pthread_mutex_init(&c->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no locks for %d processes", p->base.size);
-    /* Without a thread for it, a process hears of failures where it waits. */
+    /* Without a thread for it, a process learns of failures where it waits. */
     c->listens = !p->one_at_a_time && n > 1 && pthread_create(&c->thread, NULL, listener, c) == 0;
     return AR_OK;
 }
@@ -446,7 +428,7 @@ static bool all_returned(const ari_mpi_control *c)
     return true;
 }
 
-/* What was called before the failure and met nobody: short messages, taken away so that MPI ends in order. A long one
+/* Calls from before the failure that no peer answered: short messages, received so that MPI ends in order. A long one
  * waits in its sender's memory, and stays there. */
 static void take_away(ari_mpi *p)
 {
@@ -475,17 +457,11 @@ bool ari_mpi_control_goodbye(ari_mpi *p)
     uint64_t deadline = UINT64_MAX;
     atomic_store(&p->world->rank[p->base.rank].returned, ARI_RETURNED_OK);
     pthread_mutex_lock(&c->lock);
-    for (int i = 0; i < p->base.size; i++) {
-        if (i != p->base.rank)
-            post(c, i, TAG_GOODBYE, "", 1, NULL, 0, NULL, 0);
-    }
+    post_to_all(c, TAG_GOODBYE, NULL);
     pthread_mutex_unlock(&c->lock);
     for (;;) {
         ari_mpi_control_turn(p);
-        pthread_mutex_lock(&c->lock);
-        const bool left = !c->letters;
-        pthread_mutex_unlock(&c->lock);
-        if (left && all_returned(c)) {
+        if (all_left(c, NULL) && all_returned(c)) {
             if (ari_mpi_control_has_failed(p))
                 take_away(p);
             return true;
@@ -506,13 +482,13 @@ void ari_mpi_control_destroy(ari_mpi *p)
     ari_mpi_control *c = p->control_of;
     if (!c)
         return;
-    stop_listening(c);
+    atomic_store(&c->stop, true);
+    if (c->listens)
+        pthread_join(c->thread, NULL);
     pthread_mutex_destroy(&c->lock);
-    pthread_mutex_destroy(&c->stop_lock);
-    pthread_cond_destroy(&c->stopped);
-    for (letter *l = c->letters, *next; l; l = next) {
-        next = l->next;
-        free(l);
+    for (message *m = c->sent, *next; m; m = next) {
+        next = m->next;
+        free(m);
     }
     control_free(c);
     p->control_of = NULL;

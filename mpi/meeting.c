@@ -3,26 +3,18 @@
 #include <string.h>
 
 #include "mpi/mpi_impl.h"
+#include "process/agree.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
-/* Before data move, each member tells every other one what it calls, and compares what it hears: one short message to
- * each, so that every member knows who has not come, and finds the same disagreement as all others. */
+/* Before data move, each member sends every other one what it calls, and compares what it receives: one short message
+ * to each, so that every member knows who has not come, and finds the same disagreement as all others. */
 
-/* What is told, followed by the tag, then counts, then operations, each from a multiple of 8 bytes on. The first
- * ARI_MPI_FIRST_BYTES are a message, and the rest is another. */
-typedef struct told {
-    uint64_t bytes; /* of all */
-    uint64_t count;
-    int32_t kind, dtype, op, root, peer, color, key;
-    uint32_t tag_bytes;                /* with the 0 at its end */
-    uint32_t counts, recv_counts, p2p; /* elements */
-    uint32_t context;                  /* split: the first one that is free here */
-} told;
-typedef struct told_op {
-    int32_t peer, send;
-    uint64_t count;
-} told_op;
+/* Before the encoded call. The first ARI_MPI_FIRST_BYTES are a message, and the rest is another. */
+typedef struct head {
+    uint64_t bytes;   /* of all */
+    uint64_t context; /* split: the first one that is free here */
+} head;
 
 typedef struct slot {
     char *bytes; /* at least ARI_MPI_FIRST_BYTES of room */
@@ -80,12 +72,7 @@ ar_status ari_mpi_meeting_create(ari_mpi_meeting **gives, ari_mpi *p, ari_member
     return AR_OK;
 }
 
-/* --- telling ------------------------------------------------------------------------------------------------------ */
-
-static size_t round_up(size_t bytes)
-{
-    return (bytes + 7) / 8 * 8;
-}
+/* --- calls as messages -------------------------------------------------------------------------------------------- */
 
 static ar_status make_room(slot *s, size_t bytes)
 {
@@ -102,93 +89,30 @@ static ar_status make_room(slot *s, size_t bytes)
     return AR_OK;
 }
 
-static size_t put_counts(char *to, size_t at, const size_t *counts, size_t n)
+static ar_status write_call(slot *s, const ari_call *call, int n, int context)
 {
-    for (size_t i = 0; i < n; i++) {
-        const uint64_t count = counts[i];
-        memcpy(to + at + i * sizeof count, &count, sizeof count);
-    }
-    return at + n * sizeof(uint64_t);
-}
-
-static ar_status write_call(slot *s, const ari_call *call, int n, uint32_t context)
-{
-    const size_t tag = strlen(call->tag) + 1, ops = call->p2p ? call->count : 0;
-    told head = {.count = call->count,
-                 .kind = (int32_t)call->kind,
-                 .dtype = (int32_t)call->dtype,
-                 .op = (int32_t)call->op,
-                 .root = call->root,
-                 .peer = call->peer,
-                 .color = call->color,
-                 .key = call->key,
-                 .tag_bytes = (uint32_t)tag,
-                 .counts = call->counts ? (uint32_t)n : 0,
-                 .recv_counts = call->recv_counts ? (uint32_t)n : 0,
-                 .p2p = (uint32_t)ops,
-                 .context = context};
-    size_t bytes = 0, sum;
-    AR_TRY(ari_mul_size(&bytes, ops, sizeof(told_op)));
-    AR_TRY(ari_add_size(&sum, bytes, tag));
-    AR_TRY(ari_add_size(&sum, sum, sizeof head + 8 + ((size_t)head.counts + head.recv_counts) * sizeof(uint64_t)));
-    AR_TRY(make_room(s, sum));
-    size_t at = round_up(sizeof head + tag);
-    memcpy(s->bytes + sizeof head, call->tag, tag);
-    at = put_counts(s->bytes, at, call->counts, head.counts);
-    at = put_counts(s->bytes, at, call->recv_counts, head.recv_counts);
-    for (size_t i = 0; i < ops; i++, at += sizeof(told_op)) {
-        const told_op op = {.peer = call->p2p[i].peer, .send = call->p2p[i].send, .count = call->p2p[i].count};
-        memcpy(s->bytes + at, &op, sizeof op);
-    }
-    head.bytes = at;
-    memcpy(s->bytes, &head, sizeof head);
+    head h = {.context = (uint64_t)context};
+    size_t bytes = 0;
+    AR_TRY(ari_call_encoded_bytes(&bytes, call, n));
+    AR_TRY(ari_add_size(&bytes, bytes, sizeof h));
+    AR_TRY(make_room(s, bytes));
+    h.bytes = bytes;
+    memcpy(s->bytes, &h, sizeof h);
+    ari_call_encode(s->bytes + sizeof h, call, n);
     return AR_OK;
 }
 
-static told head_of(const slot *s)
+static head head_of(const slot *s)
 {
-    told head;
-    memcpy(&head, s->bytes, sizeof head);
-    return head;
+    head h;
+    memcpy(&h, s->bytes, sizeof h);
+    return h;
 }
 
-/* --- hearing ------------------------------------------------------------------------------------------------------ */
-
-/* The counts lie there as the call wants them. */
-_Static_assert(sizeof(size_t) == sizeof(uint64_t), "a machine of 64 bits");
-
-static ar_status read_call(slot *s, ari_call *call)
+static ar_status read_call(slot *s, ari_call *call, int n)
 {
-    const told head = head_of(s);
-    const size_t at = round_up(sizeof head + head.tag_bytes);
-    *call = (ari_call){.kind = (ari_kind)head.kind,
-                       .dtype = (ar_dtype)head.dtype,
-                       .op = (ar_op)head.op,
-                       .root = head.root,
-                       .peer = head.peer,
-                       .color = head.color,
-                       .key = head.key,
-                       .count = (size_t)head.count,
-                       .tag = s->bytes + sizeof head};
-    const size_t *counts = (const size_t *)(const void *)(s->bytes + at);
-    if (head.counts)
-        call->counts = counts;
-    if (head.recv_counts)
-        call->recv_counts = counts + head.counts;
-    if (head.kind != ARI_EXCHANGE)
-        return AR_OK;
-    const char *ops = s->bytes + at + ((size_t)head.counts + head.recv_counts) * sizeof *counts;
     free(s->p2p);
-    s->p2p = calloc((size_t)head.p2p + 1, sizeof *s->p2p);
-    if (!s->p2p)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %u operations of another rank", head.p2p);
-    for (size_t i = 0; i < head.p2p; i++) {
-        told_op op;
-        memcpy(&op, ops + i * sizeof op, sizeof op);
-        s->p2p[i] = (ar_p2p){.peer = op.peer, .send = op.send != 0, .count = (size_t)op.count};
-    }
-    call->p2p = s->p2p;
-    return AR_OK;
+    return ari_call_decode(call, &s->p2p, s->bytes + sizeof(head), (size_t)head_of(s).bytes - sizeof(head), n);
 }
 
 /* --- the meeting -------------------------------------------------------------------------------------------------- */
@@ -234,7 +158,7 @@ static ar_status arrived(ari_mpi_meeting *s, int i)
     }
     from->whole = true;
     atomic_store(&s->m->group->slot[i].entered, s->m->seq);
-    return read_call(from, &s->m->group->slot[i].call);
+    return read_call(from, &s->m->group->slot[i].call, s->m->group->n);
 }
 
 static void fail_late(ari_mpi_meeting *s, const ari_call *call, uint64_t waited_ns)
@@ -305,9 +229,9 @@ static ar_status compare(ari_mpi_meeting *s)
 
 int ari_mpi_meeting_context(const ari_mpi_meeting *s)
 {
-    uint32_t most = 0;
+    uint64_t most = 0;
     for (int i = 0; i < s->m->group->n; i++) {
-        const uint32_t context = head_of(&s->slot[i]).context;
+        const uint64_t context = head_of(&s->slot[i]).context;
         most = context > most ? context : most;
     }
     return (int)most;
@@ -339,8 +263,7 @@ ar_status ari_mpi_meet(ari_mpi_meeting *s, const ari_call *call)
     }
     if (atomic_exchange(&m->in, 1) != 0)
         return used_twice(s, call);
-    const ar_status written =
-        write_call(&s->slot[m->index], call, m->group->n, (uint32_t)atomic_load(&s->p->next_context));
+    const ar_status written = write_call(&s->slot[m->index], call, m->group->n, atomic_load(&s->p->next_context));
     if (written != AR_OK) {
         atomic_store(&m->in, 0);
         return written;

@@ -161,7 +161,8 @@ AR_NODISCARD ar_status ari_mpi_reserve(ari_mpi_comm *c, size_t bytes);
 /** Bytes that a ring receives into, beside the output. */
 size_t ari_mpi_ring_scratch(const ari_mpi_comm *c, const ari_call *call);
 AR_NODISCARD ar_status ari_mpi_ring(ari_mpi_comm *c, const ari_call *call);
-/** What goes from its source to its target at once; m, tag: of the communicator, or of a channel. */
-AR_NODISCARD ar_status ari_mpi_direct(ari_mpi_comm *c, ari_member *m, int tag, const ari_call *call);
+/** What goes from its source to its target at once. at->call is what reports name; moved: counts, or NULL. An error: the
+ *  world has ended. */
+AR_NODISCARD ar_status ari_mpi_direct(const ari_mpi_place *at, int tag, const ari_call *call, ari_moved *moved);
 
 #endif

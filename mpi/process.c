@@ -47,57 +47,9 @@ static ar_status check_launcher(int size)
 
 /* --- what is moved for the host ----------------------------------------------------------------------------------- */
 
-typedef struct host_moves {
-    ari_mpi_place at;
-    MPI_Request *request;
-    int *member;
-    int n, most;
-    ar_status st;
-} host_moves;
-
-static ar_status more(host_moves *h)
+static ar_status move(const ari_mpi_place *at, const ari_call *call)
 {
-    if (h->n < h->most)
-        return AR_OK;
-    const int most = h->most ? 2 * h->most : 16;
-    MPI_Request *request = realloc(h->request, (size_t)most * sizeof *request);
-    h->request = request ? request : h->request;
-    int *member = realloc(h->member, (size_t)most * sizeof *member);
-    h->member = member ? member : h->member;
-    if (!request || !member)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %d requests of MPI", most);
-    h->most = most;
-    return AR_OK;
-}
-
-static ar_status move_piece(host_moves *h, bool send, int rank, char *at, size_t bytes)
-{
-    const int tag = ari_mpi_tag(0, ARI_MPI_HOST);
-    AR_TRY(more(h));
-    MPI_Request *r = &h->request[h->n];
-    AR_TRY(send ? ari_mpi_send(h->at.p, at, bytes, rank, tag, r) : ari_mpi_receive(h->at.p, at, bytes, rank, tag, r));
-    h->member[h->n++] = rank;
-    return AR_OK;
-}
-
-/* The first error stays in h->st. */
-static void move(host_moves *h, bool send, int rank, const void *bytes, size_t n)
-{
-    for (size_t done = 0; h->st == AR_OK && done < n; done += ARI_MPI_PIECE_BYTES) {
-        const size_t rest = n - done, now = rest < ARI_MPI_PIECE_BYTES ? rest : ARI_MPI_PIECE_BYTES;
-        h->st = move_piece(h, send, rank, (char *)(uintptr_t)bytes + done, now);
-    }
-}
-
-static void await_moves(host_moves *h)
-{
-    if (h->st != AR_OK) {
-        ari_mpi_broken(&h->at, h->st);
-        ari_mpi_drop(h->at.p, h->request, h->n);
-        return;
-    }
-    h->st = ari_mpi_await(&h->at, h->request, h->member, h->n);
-    h->n = 0;
+    return ari_mpi_direct(at, ari_mpi_tag(0, ARI_MPI_HOST), call, NULL);
 }
 
 static ar_status begin_host(ari_mpi *p, const ari_call *call)
@@ -112,114 +64,89 @@ static ar_status begin_host(ari_mpi *p, const ari_call *call)
     return AR_OK;
 }
 
-static ar_status end_host(host_moves *h)
+static ar_status end_host(ari_mpi *p, ar_status st)
 {
-    ari_mpi *p = h->at.p;
-    free(h->request);
-    free(h->member);
-    ari_world_end(&p->host, h->st == AR_OK);
+    ari_world_end(&p->host, st == AR_OK);
     atomic_store(&p->host.in, 0);
-    return h->st == AR_OK ? AR_OK : ari_world_echo(p->world, p->base.rank, NULL);
+    return st == AR_OK ? AR_OK : ari_world_echo(p->world, p->base.rank, NULL);
 }
 
-static ar_status check_sizes(host_moves *h, uint64_t expected, uint64_t actual, int from)
+static ar_status check_size(const ari_mpi_place *at, uint64_t expected, uint64_t actual)
 {
-    if (h->st != AR_OK || expected == actual)
-        return h->st;
-    h->st = ar_error_set(AR_ERR_MISMATCH, "rank %d gives %llu bytes where %llu are expected", from,
-                         (unsigned long long)actual, (unsigned long long)expected);
-    ari_mpi_broken(&h->at, h->st);
-    return h->st;
+    if (expected == actual)
+        return AR_OK;
+    const ar_status st = ar_error_set(AR_ERR_MISMATCH, "rank 0 gives %llu bytes where %llu are expected",
+                                      (unsigned long long)actual, (unsigned long long)expected);
+    ari_mpi_broken(at, st);
+    return st;
 }
 
 static ar_status mpi_broadcast(ar_process *base, void *bytes, size_t n)
 {
     ari_mpi *p = mpi_of(base);
-    const ari_call call = {.kind = ARI_BROADCAST, .dtype = AR_U8, .count = n, .tag = "for the host"};
-    host_moves h = {.at = {p, &p->host, &call, "in"}};
     uint64_t size = n;
+    const ari_call call = {
+        .kind = ARI_BROADCAST, .dtype = AR_U8, .count = n, .in = {bytes}, .out = {bytes}, .tag = "for the host"};
+    const ari_call sizes = {.kind = ARI_BROADCAST, .dtype = AR_I64, .count = 1, .in = {&size}, .out = {&size}};
+    const ari_mpi_place at = {p, &p->host, &call, "in"};
     AR_TRY(begin_host(p, &call));
-    for (int i = 1; base->rank == 0 && i < base->size; i++) {
-        move(&h, true, i, &size, sizeof size);
-        move(&h, true, i, bytes, n);
-    }
-    if (base->rank != 0) {
-        move(&h, false, 0, &size, sizeof size);
-        await_moves(&h);
-        if (check_sizes(&h, n, size, 0) == AR_OK)
-            move(&h, false, 0, bytes, n);
-    }
-    if (h.st == AR_OK)
-        await_moves(&h);
-    return end_host(&h);
+    ar_status st = move(&at, &sizes);
+    if (st == AR_OK)
+        st = check_size(&at, n, size);
+    if (st == AR_OK)
+        st = move(&at, &call);
+    return end_host(p, st);
 }
 
-static ar_status check_total(host_moves *h, const uint64_t *each, int n, size_t *total)
+/* Room for all on process 0, which knows all sizes. */
+static ar_status alloc_all(const ari_mpi_place *at, void **all, const size_t *sizes)
 {
-    *total = 0;
-    for (int i = 0; h->st == AR_OK && i < n; i++) {
-        h->st = ari_add_size(total, *total, (size_t)each[i]);
-        if (h->st != AR_OK)
-            ari_mpi_broken(&h->at, h->st);
-    }
-    return h->st;
-}
-
-static ar_status gather_here(host_moves *h, void **gives, size_t *sizes, const void *bytes, size_t n, uint64_t *each)
-{
-    const int size = h->at.p->base.size;
     size_t total = 0;
-    each[0] = n;
-    for (int i = 1; i < size; i++)
-        move(h, false, i, &each[i], sizeof *each);
-    if (h->st == AR_OK)
-        await_moves(h);
-    AR_TRY(check_total(h, each, size, &total));
-    void *all = NULL;
-    h->st = ari_alloc(&all, total, 1, "what processes give");
-    if (h->st != AR_OK) {
-        ari_mpi_broken(&h->at, h->st);
-        return h->st;
-    }
-    ari_copy_bytes(all, bytes, n);
-    size_t at = n;
-    for (int i = 1; i < size; at += (size_t)each[i++])
-        move(h, false, i, (char *)all + at, (size_t)each[i]);
-    await_moves(h);
-    for (int i = 0; sizes && i < size; i++)
-        sizes[i] = (size_t)each[i];
-    if (h->st == AR_OK)
-        *gives = all;
-    else
-        free(all);
-    return h->st;
+    ar_status st = AR_OK;
+    for (int i = 0; st == AR_OK && i < at->p->base.size; i++)
+        st = ari_add_size(&total, total, sizes[i]);
+    if (st == AR_OK)
+        st = ari_alloc(all, total, 1, "what processes give");
+    if (st != AR_OK)
+        ari_mpi_broken(at, st);
+    return st;
 }
 
 static ar_status mpi_gather(ar_process *base, void **gives, size_t *sizes, const void *bytes, size_t n)
 {
     ari_mpi *p = mpi_of(base);
-    uint64_t own = n, *each = NULL;
-    size_t *counts = NULL;
-    AR_TRY(ari_alloc_zero((void **)&counts, (size_t)base->size, sizeof *counts + sizeof *each, "sizes of processes"));
-    each = (uint64_t *)(counts + base->size);
+    const size_t ranks = (size_t)base->size;
+    size_t *counts = NULL; /* what this process knows of them; all of them, on process 0; as many ones */
+    void *all = NULL;
+    AR_TRY(ari_alloc_zero((void **)&counts, 3 * ranks, sizeof *counts, "sizes of processes"));
+    size_t *const each = counts + ranks, *const ones = each + ranks;
     counts[base->rank] = n;
+    for (size_t i = 0; i < ranks; i++)
+        ones[i] = 1;
     const ari_call call = {.kind = ARI_GATHER, .dtype = AR_U8, .counts = counts, .tag = "for the host"};
-    host_moves h = {.at = {p, &p->host, &call, "in"}};
-    const ar_status st = begin_host(p, &call);
-    if (st != AR_OK) {
-        free(counts);
-        return st;
+    const ari_call first = {.kind = ARI_GATHER, .dtype = AR_I64, .counts = ones, .in = {&n}, .out = {each}};
+    const ari_mpi_place at = {p, &p->host, &call, "in"};
+    ar_status st = begin_host(p, &call);
+    if (st != AR_OK)
+        goto done;
+    st = move(&at, &first);
+    if (st == AR_OK && base->rank == 0)
+        st = alloc_all(&at, &all, each);
+    if (st == AR_OK) {
+        const ari_call rest = {
+            .kind = ARI_GATHER, .dtype = AR_U8, .counts = base->rank == 0 ? each : counts, .in = {bytes}, .out = {all}};
+        st = move(&at, &rest);
     }
-    if (base->rank == 0) {
-        (void)gather_here(&h, gives, sizes, bytes, n, each);
-    } else {
-        move(&h, true, 0, &own, sizeof own);
-        move(&h, true, 0, bytes, n);
-        await_moves(&h);
-    }
-    const ar_status ended = end_host(&h);
+    st = end_host(p, st);
+done:
+    if (sizes && base->rank == 0 && st == AR_OK)
+        memcpy(sizes, each, ranks * sizeof *sizes);
+    if (st == AR_OK)
+        *gives = all;
+    else
+        free(all);
     free(counts);
-    return ended;
+    return st;
 }
 
 static void mpi_abort(ar_process *base, ar_status st, const char *why)
@@ -328,4 +255,23 @@ ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o
     }
     *gives = &p->base;
     return AR_OK;
+}
+
+/* --- the library -------------------------------------------------------------------------------------------------- */
+
+/* "Open MPI v4.1.4, package: ..", "MPICH Version:\t4.0.2\n..": up to the first comma or end of line. MPI need not be
+ * initialised for that. */
+bool ari_mpi_describe(char *text, size_t size)
+{
+    char all[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0;
+    if (MPI_Get_library_version(all, &length) != MPI_SUCCESS) {
+        snprintf(text, size, "it does not tell its version");
+        return false;
+    }
+    all[strcspn(all, ",\n")] = '\0';
+    for (char *tab = strchr(all, '\t'); tab; tab = strchr(tab, '\t'))
+        *tab = ' ';
+    snprintf(text, size, "%s", all);
+    return true;
 }
