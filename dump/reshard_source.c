@@ -16,7 +16,6 @@
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 #include "ref/models/family.h"
-#include "ref/models/param_list.h"
 
 /* --- what is told ------------------------------------------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@
 
 #include "ref/core/out.h"
 #include "ref/core/size.h"
-#include "ref/models/param_list.h"
+#include "ref/models/family.h"
 #include "run/process_run.h"
 #include "run/run.h"
 #include "run/train_rank.h"

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/models/param_list.h"
+#include "ref/models/family.h"
 #include "run/train_rank.h"
 
 void ar_training_resume(ar_training_options *o, ar_checkpoint *c)

@@ -12,7 +12,6 @@
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/models/family.h"
-#include "ref/models/param_list.h"
 
 typedef struct weight {
     char name[160];

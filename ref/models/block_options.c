@@ -5,7 +5,6 @@
 #include "anyrank/model.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
-#include "ref/models/param_list.h"
 
 static void name_parts(const ari_family *f, ar_block_options *o)
 {

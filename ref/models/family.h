@@ -8,6 +8,7 @@
 
 #include "anyrank/config.h"
 #include "anyrank/plan.h"
+#include "anyrank/tensor.h"
 
 /* What a tensor's module is in a model. Those with parameters have a part in a family's table; the others are modules
  * and values that the layers report, or other programs' dumps name (docs/names.md). */
@@ -121,5 +122,11 @@ bool ari_part_present(const ar_config *c, ari_role role);
 /** Whether the part has a bias. */
 bool ari_part_has_bias(const ar_config *c, ari_role role);
 size_t ari_extent_of(const ar_config *c, ari_shape_extent e);
+
+/** Calls visit(user, name, ndim, shape) for every parameter of a config, Hugging Face names and shapes, in the order of
+ *  first use. A status other than AR_OK ends the walk with it. */
+AR_NODISCARD ar_status ari_param_list(const ar_config *c,
+                                      ar_status (*visit)(void *user, const char *name, int ndim, const size_t *shape),
+                                      void *user);
 
 #endif

@@ -12,7 +12,6 @@
 #include "ref/layers/parts.h"
 #include "ref/models/family.h"
 #include "ref/models/model.h"
-#include "ref/models/streams.h"
 
 struct ar_model {
     ar_config config;

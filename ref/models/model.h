@@ -2,9 +2,22 @@
 #ifndef ARI_MODELS_MODEL_H
 #define ARI_MODELS_MODEL_H
 
+#include "anyrank/config.h"
 #include "anyrank/model.h"
 
 /** A model's parameters in an array, in the order of their first use. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m);
+
+/* The random streams of a model: one for each parameter's fresh values, one for each place that drops elements. Two
+ * with the same key would hold the same numbers. */
+typedef struct ari_random_stream {
+    uint64_t key;
+    char name[160];
+} ari_random_stream;
+
+/** Sorts by key. Errors: AR_ERR_UNSUPPORTED (two keys are equal; names both). */
+AR_NODISCARD ar_status ari_streams_distinct(ari_random_stream *s, size_t n);
+/** Whether all of a model's have keys of their own with this seed. Errors: that, AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_streams_check(const ar_config *c, uint64_t seed);
 
 #endif

@@ -9,7 +9,6 @@
 #include "anyrank/reshard.h"
 #include "ref/core/out.h"
 #include "ref/models/family.h"
-#include "ref/models/param_list.h"
 
 /* What follows `path` and a dot in `name`; NULL: the name does not begin so. */
 static const char *below(const char *name, const char *path)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/models/streams.h"
+#include "ref/models/model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,6 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/models/family.h"
-#include "ref/models/param_list.h"
 #include "ref/numerics/philox.h"
 
 static int by_key(const void *a, const void *b)

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "ref/models/streams.h"
+#include "ref/models/model.h"
 #include "support/match.h"
 
 TestSuite(streams, .timeout = 300);

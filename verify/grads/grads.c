@@ -7,7 +7,6 @@
 
 #include "ref/core/size.h"
 #include "ref/models/family.h"
-#include "ref/models/param_list.h"
 #include "run/cluster_run.h"
 #include "run/estimate.h"
 #include "run/run.h"
