@@ -37,8 +37,8 @@ static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *ba
     m->device = ctx->device;
     AR_TRY(ctx->device->ops->alloc(ctx->device, &m->cos, bytes));
     AR_TRY(ctx->device->ops->alloc(ctx->device, &m->sin, bytes));
-    AR_TRY(ctx->device->ops->rope_tables(ctx->device, ctx->queue, m->cos, m->sin, positions, m->o.head_dim,
-                                         m->o.rope_theta, m->o.rope_factor, &m->o.rope_llama3));
+    AR_TRY(ARI_KERNEL(ctx, rope_tables, m->cos, m->sin, positions, m->o.head_dim, m->o.rope_theta, m->o.rope_factor,
+                      &m->o.rope_llama3));
     m->positions = positions;
     return AR_OK;
 }

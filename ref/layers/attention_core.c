@@ -99,7 +99,7 @@ static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &features, AR_F32, 3, shape));
     const ar_tensor by_head = projected(&features, 0, t->shape[2], d);
-    AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &by_head, t));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &by_head, t));
     AR_TRY(ari_tap_copies(ctx, m->base.name, part, pass, &features, 2, heads * d, copies));
     ar_ctx_release(ctx, &features);
     return AR_OK;
@@ -125,8 +125,8 @@ static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rot
         AR_TRY(ar_tensor_view(&sin, AR_F32, 2, whole, m->sin));
         AR_TRY(ar_ctx_tensor(ctx, &r->cos, AR_F32, 2, rows));
         AR_TRY(ar_ctx_tensor(ctx, &r->sin, AR_F32, 2, rows));
-        AR_TRY(ctx->device->ops->gather_rows(ctx->device, ctx->queue, r->cos.data, &cos, ar_const(at.data), n));
-        AR_TRY(ctx->device->ops->gather_rows(ctx->device, ctx->queue, r->sin.data, &sin, ar_const(at.data), n));
+        AR_TRY(ARI_KERNEL(ctx, gather_rows, r->cos.data, &cos, ar_const(at.data), n));
+        AR_TRY(ARI_KERNEL(ctx, gather_rows, r->sin.data, &sin, ar_const(at.data), n));
         ar_ctx_release(ctx, &at);
     }
     AR_TRY(ar_saved_push(saved, m, SAVED_COS, &r->cos));
@@ -137,14 +137,13 @@ static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rot
 static ar_status rotate(ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, const rotation *r,
                         int direction)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     if (!r->cos.ndim)
-        return dev->rope(ctx->device, ctx->queue, to, from, ar_const(m->cos), ar_const(m->sin), direction);
+        return ARI_KERNEL(ctx, rope, to, from, ar_const(m->cos), ar_const(m->sin), direction);
     for (size_t i = 0; i < from->shape[0]; i++) {
         const size_t at = i * from->shape[1] * (m->o.head_dim / 2) * sizeof(float);
         const ar_tensor y = ar_tensor_slice(to, 0, i, 1), x = ar_tensor_slice(from, 0, i, 1);
-        AR_TRY(dev->rope(ctx->device, ctx->queue, &y, &x, ar_cbuf_at(ar_const(r->cos.data), at),
-                         ar_cbuf_at(ar_const(r->sin.data), at), direction));
+        AR_TRY(ARI_KERNEL(ctx, rope, &y, &x, ar_cbuf_at(ar_const(r->cos.data), at),
+                          ar_cbuf_at(ar_const(r->sin.data), at), direction));
     }
     return AR_OK;
 }
@@ -156,7 +155,7 @@ static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_
     const ar_tensor view = swapped(to);
     if (m->o.rope)
         return rotate(m, ctx, &view, from, r, +1);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &view, from);
+    return ARI_KERNEL(ctx, copy_strided, &view, from);
 }
 
 /* The global number of this rank's first query head. */
@@ -198,7 +197,7 @@ static ar_status assemble(ari_attention *m, ar_ctx *ctx, ar_tensor *context, con
     AR_TRY(ari_fault_heads(ctx, context, &filled));
     const ar_tensor all = projected(context, 0, m->heads, d), from_all = swapped(per_head);
     const ar_tensor to = ar_tensor_slice(&all, 2, 0, filled), from = ar_tensor_slice(&from_all, 2, 0, filled);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
+    return ARI_KERNEL(ctx, copy_strided, &to, &from);
 }
 
 /* The probabilities that weigh the values: what dropout leaves, as a tensor of its own, or `probs` itself. Drawn again
@@ -239,8 +238,8 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     const ar_tensor scores = grouped(m, &probs), queries = grouped(m, &qh);
     AR_TRY(product(ctx, &scores, &queries, &kh, false, m->base.name));
     AR_TRY(upload_masks(ctx, saved, m, &mask, batch));
-    AR_TRY(ctx->device->ops->softmax_forward(ctx->device, ctx->queue, probs.data, ar_const(probs.data), b, m->heads, s,
-                                             ari_softmax_scale(d), &mask));
+    AR_TRY(ARI_KERNEL(ctx, softmax_forward, probs.data, ar_const(probs.data), b, m->heads, s, ari_softmax_scale(d),
+                      &mask));
     AR_TRY(ari_tap_shard(ctx, m->base.name, "probs", 'f', &probs, 1, m->o.heads));
     AR_TRY(weights_of(m, ctx, &weights, &probs));
     if (ari_dropout_on(ctx))
@@ -305,8 +304,8 @@ static ar_status score_gradients(ari_attention *m, ar_ctx *ctx, ar_tensor *ds, c
     AR_TRY(product(ctx, &dp, &dout, &vh, false, m->base.name));
     if (ari_dropout_on(ctx))
         AR_TRY(ari_drop_heads(&m->dropout, ctx, &dprobs, &dprobs, head_start(m, ctx)));
-    AR_TRY(ctx->device->ops->softmax_backward(ctx->device, ctx->queue, ds->data, ar_const(f->probs.data), dprobs.data,
-                                              b, m->heads, s, ari_softmax_scale(d), &f->mask));
+    AR_TRY(ARI_KERNEL(ctx, softmax_backward, ds->data, ar_const(f->probs.data), dprobs.data, b, m->heads, s,
+                      ari_softmax_scale(d), &f->mask));
     AR_TRY(ari_tap_shard(ctx, m->base.name, "probs", 'b', &dprobs, 1, m->o.heads));
     ar_ctx_release(ctx, &dprobs);
     return AR_OK;
@@ -341,7 +340,6 @@ static ar_status head_gradients(ari_attention *m, ar_ctx *ctx, gradients *g, con
 /* The heads' gradients back into [b, s, q | k | v], unrotated. */
 static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const gradients *g, const rotation *r)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const size_t d = m->o.head_dim;
     const ar_tensor to_q = projected(dqkv, 0, m->heads, d), to_k = projected(dqkv, m->heads, m->kv_heads, d);
     const ar_tensor to_v = projected(dqkv, m->heads + m->kv_heads, m->kv_heads, d);
@@ -352,10 +350,10 @@ static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const g
         AR_TRY(rotate(m, ctx, &to_q, &q, r, -1));
         AR_TRY(rotate(m, ctx, &to_k, &k, r, -1));
     } else {
-        AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &to_q, &q));
-        AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &to_k, &k));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_q, &q));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_k, &k));
     }
-    AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &to_v, &v));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_v, &v));
     AR_TRY(tap_heads(m, ctx, "v", 'b', &to_v, m->o.kv_heads, m->copies));
     AR_TRY(tap_heads(m, ctx, "q", 'b', &to_q, m->o.heads, 1));
     return tap_heads(m, ctx, "k", 'b', &to_k, m->o.kv_heads, m->copies);
@@ -370,7 +368,7 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(take_back(m, ctx, saved, &f));
     AR_TRY(new_heads(ctx, &doh, f.qkv.shape[0], m->heads, f.qkv.shape[1], m->o.head_dim));
     const ar_tensor doh_view = swapped(&doh), from = projected(dcontext, 0, m->heads, m->o.head_dim);
-    AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &doh_view, &from));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &doh_view, &from));
     AR_TRY(score_gradients(m, ctx, &ds, &f, &doh));
     AR_TRY(head_gradients(m, ctx, &g, &f, &ds, &doh));
     ar_tensor *const used[] = {&ds, &doh, &f.probs, &f.kh, &f.qh};

@@ -14,8 +14,7 @@ typedef struct block_module {
 static ar_status add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
     AR_TRY(ari_like(ctx, y, a, a->shape[a->ndim - 1]));
-    return ctx->device->ops->add(ctx->device, ctx->queue, y->data, ar_const(a->data), ar_const(b->data),
-                                 ar_tensor_count(a));
+    return ARI_KERNEL(ctx, add, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a));
 }
 
 /* In place: nobody keeps the output of an attention or an MLP. */

@@ -49,7 +49,7 @@ static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, con
                     .threshold = ari_dropout_threshold(ctx->dropout),
                     .scale = ari_dropout_scale(ctx->dropout)};
     AR_TRY(number_elements(&w, d, ctx, x, p));
-    return ctx->device->ops->dropout(ctx->device, ctx->queue, y, x, &w);
+    return ARI_KERNEL(ctx, dropout, y, x, &w);
 }
 
 ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y, const ar_tensor *x)

@@ -126,8 +126,7 @@ static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const
     AR_TRY(ar_ctx_tensor(ctx, &ids, AR_I64, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n));
     AR_TRY(upload_ids(ctx, &ids, batch));
-    AR_TRY(ctx->device->ops->rows_in_range(ctx->device, ctx->queue, row_of->data, ar_const(ids.data), n,
-                                           (int64_t)e->start, (int64_t)e->rows));
+    AR_TRY(ARI_KERNEL(ctx, rows_in_range, row_of->data, ar_const(ids.data), n, (int64_t)e->start, (int64_t)e->rows));
     ar_ctx_release(ctx, &ids);
     return AR_OK;
 }
@@ -159,8 +158,7 @@ static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, con
     const size_t n = batch->batch * batch->seq, shape[3] = {batch->batch, batch->seq, e->h};
     ar_tensor all;
     AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 3, shape));
-    AR_TRY(
-        ctx->device->ops->gather_rows(ctx->device, ctx->queue, all.data, &e->token.value, ar_const(row_of->data), n));
+    AR_TRY(ARI_KERNEL(ctx, gather_rows, all.data, &e->token.value, ar_const(row_of->data), n));
     AR_TRY(ari_fault_token_rows(ctx, &all, &e->token, e->start, e->rows, batch));
     *token = all;
     if (!ari_ctx_sp(ctx))
@@ -176,15 +174,13 @@ static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, con
 static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *token,
                                const ar_batch *batch)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const size_t count = ar_tensor_count(token);
     ar_tensor at, position;
     AR_TRY(position_rows(ctx, &at, batch));
     AR_TRY(ari_like(ctx, &position, token, e->h));
     AR_TRY(ari_like(ctx, y, token, e->h));
-    AR_TRY(dev->gather_rows(ctx->device, ctx->queue, position.data, &e->position.value, ar_const(at.data),
-                            ar_tensor_count(&at)));
-    AR_TRY(dev->add(ctx->device, ctx->queue, y->data, ar_const(token->data), ar_const(position.data), count));
+    AR_TRY(ARI_KERNEL(ctx, gather_rows, position.data, &e->position.value, ar_const(at.data), ar_tensor_count(&at)));
+    AR_TRY(ARI_KERNEL(ctx, add, y->data, ar_const(token->data), ar_const(position.data), count));
     ar_ctx_release(ctx, &position);
     return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at);
 }

@@ -84,7 +84,6 @@ ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx)
 
 ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ar_tensor *y, const ar_tensor *x, const ar_epilogue *ep)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const ar_tensor rows = ar_tensor_rows(y);
     int times = 0;
     if (row && ar_faulty(ctx, AR_FAULT_row_bias_every_rank))
@@ -92,10 +91,10 @@ ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ar_tensor *y, con
     if (ar_faulty(ctx, AR_FAULT_bias_added_twice))
         times = 1;
     for (int i = 0; ep->bias.ptr && i < times; i++)
-        AR_TRY(dev->bias_act(ctx->device, ctx->queue, &rows, ep->bias, ep->act, ep->z));
+        AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, ep->bias, ep->act, ep->z));
     if (row && ar_comm_size(ctx->tp) > 1 && ar_faulty(ctx, AR_FAULT_allreduce_aliases_input)) {
         const size_t nx = ar_tensor_count(x), ny = ar_tensor_count(y);
-        AR_TRY(dev->copy(ctx->device, ctx->queue, x->data, ar_const(y->data), (nx < ny ? nx : ny) * sizeof(float)));
+        AR_TRY(ARI_KERNEL(ctx, copy, x->data, ar_const(y->data), (nx < ny ? nx : ny) * sizeof(float)));
     }
     return AR_OK;
 }
@@ -107,8 +106,7 @@ ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner,
     if (!ar_faulty(ctx, AR_FAULT_saved_input_overwritten) || !saved || ar_saved_pop(saved, owner, 0, &before) != AR_OK)
         return AR_OK;
     const size_t old = ar_tensor_count(&before), new = ar_tensor_count(x);
-    AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, before.data, ar_const(x->data),
-                                  (old < new ? old : new) * sizeof(float)));
+    AR_TRY(ARI_KERNEL(ctx, copy, before.data, ar_const(x->data), (old < new ? old : new) * sizeof(float)));
     return ar_saved_push(saved, owner, 0, &before);
 }
 
@@ -121,18 +119,18 @@ ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s,
     ar_tensor wide;
     AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, 2, shape));
     AR_TRY(ctx->arith->round(ctx, &wide, s, NULL));
-    return ctx->device->ops->copy(ctx->device, ctx->queue, dx_rows->data,
-                                  ar_cbuf_at(ar_const(wide.data), (size_t)ar_comm_rank(ctx->tp) * bytes), bytes);
+    return ARI_KERNEL(ctx, copy, dx_rows->data, ar_cbuf_at(ar_const(wide.data), (size_t)ar_comm_rank(ctx->tp) * bytes),
+                      bytes);
 }
 
 ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *slice)
 {
     const size_t n = (size_t)ar_comm_size(ctx->tp), width = slice->shape[slice->ndim - 1];
     AR_TRY(ari_like(ctx, dx, slice, n * width));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dx->data, 0.0f, ar_tensor_count(dx)));
+    AR_TRY(ARI_KERNEL(ctx, fill, dx->data, 0.0f, ar_tensor_count(dx)));
     const ar_tensor to = ar_tensor_rows(dx), from = ar_tensor_rows(slice);
     const ar_tensor own = ar_tensor_slice(&to, 1, (size_t)ar_comm_rank(ctx->tp) * width, width);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &own, &from);
+    return ARI_KERNEL(ctx, copy_strided, &own, &from);
 }
 
 void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_rows, ar_tensor *dy_rows,
@@ -152,25 +150,24 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
     const size_t shape[2] = {dy->shape[1], dy->shape[1]};
     ar_tensor zeros;
     AR_TRY(ar_ctx_tensor(ctx, &zeros, AR_F32, 2, shape));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, zeros.data, 0.0f, shape[0] * shape[1]));
+    AR_TRY(ARI_KERNEL(ctx, fill, zeros.data, 0.0f, shape[0] * shape[1]));
     const ar_tensor swapped = ar_tensor_transposed(dy);
     const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
     *dy = zeros;
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &wrong, &from);
+    return ARI_KERNEL(ctx, copy_strided, &wrong, &from);
 }
 
 /* row_bias_partial_grad: a row-parallel bias is taken for one that each rank has a part of. */
 static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const size_t n = ar_tensor_count(dy);
     ar_tensor part, factor;
     AR_TRY(ari_like(ctx, &part, dy, dy->shape[1]));
     AR_TRY(ari_like(ctx, &factor, dy, dy->shape[1]));
-    AR_TRY(dev->copy_strided(ctx->device, ctx->queue, &part, dy));
-    AR_TRY(dev->fill(ctx->device, ctx->queue, factor.data, 1.0f / (float)ar_comm_size(ctx->tp), n));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &part, dy));
+    AR_TRY(ARI_KERNEL(ctx, fill, factor.data, 1.0f / (float)ar_comm_size(ctx->tp), n));
     *dy = part;
-    return dev->mul(ctx->device, ctx->queue, part.data, ar_const(part.data), ar_const(factor.data), n);
+    return ARI_KERNEL(ctx, mul, part.data, ar_const(part.data), ar_const(factor.data), n);
 }
 
 ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
@@ -187,9 +184,9 @@ static ar_status pad(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *rows, size_t
 {
     const size_t shape[2] = {rows->shape[0], width};
     AR_TRY(ar_ctx_tensor(ctx, wide, AR_F32, 2, shape));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, wide->data, 0.0f, shape[0] * width));
+    AR_TRY(ARI_KERNEL(ctx, fill, wide->data, 0.0f, shape[0] * width));
     const ar_tensor to = ar_tensor_slice(wide, 1, 0, rows->shape[1]);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, rows);
+    return ARI_KERNEL(ctx, copy_strided, &to, rows);
 }
 
 static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size_t width)
@@ -213,11 +210,10 @@ static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, co
     AR_TRY(pad(ctx, &wide_y, x, width));
     AR_TRY(pad_param(ctx, &wide_weight, weight, width));
     AR_TRY(pad_param(ctx, &wide_bias, kind == AR_NORM_LAYER ? bias : weight, width));
-    AR_TRY(ctx->device->ops->norm_forward(ctx->device, ctx->queue, kind, wide_y.data, mean->data, rstd->data,
-                                          ar_const(wide_x.data), ar_const(wide_weight.data), ar_const(wide_bias.data),
-                                          eps, x->shape[0], width));
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, wide_y.data, mean->data, rstd->data, ar_const(wide_x.data),
+                      ar_const(wide_weight.data), ar_const(wide_bias.data), eps, x->shape[0], width));
     const ar_tensor from = ar_tensor_slice(&wide_y, 1, 0, x->shape[1]);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, y, &from);
+    return ARI_KERNEL(ctx, copy_strided, y, &from);
 }
 
 ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
@@ -227,7 +223,7 @@ ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, cons
     if (ar_faulty(ctx, AR_FAULT_norm_padded_lanes))
         return normalise_padded(ctx, kind, eps, weight, bias, y, mean, rstd, x);
     if (ar_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
-        return ctx->device->ops->round_bf16(ctx->device, ctx->queue, y->data, ar_const(y->data), ar_tensor_count(y));
+        return ARI_KERNEL(ctx, round_bf16, y->data, ar_const(y->data), ar_tensor_count(y));
     return AR_OK;
 }
 
@@ -236,8 +232,8 @@ ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_ten
     const size_t n = ar_tensor_count(dx);
     if (!residual || !ar_faulty(ctx, AR_FAULT_norm_backward_missing))
         return AR_OK;
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dx->data, 0.0f, n));
-    return ctx->device->ops->copy(ctx->device, ctx->queue, sum->data, ar_const(residual->data), n * sizeof(float));
+    AR_TRY(ARI_KERNEL(ctx, fill, dx->data, 0.0f, n));
+    return ARI_KERNEL(ctx, copy, sum->data, ar_const(residual->data), n * sizeof(float));
 }
 
 /* --- vocabulary, loss, attention ---------------------------------------------------------------------------------- */
@@ -262,8 +258,8 @@ ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *
         return AR_OK;
     for (size_t i = 0; i < n; i++) {
         if ((size_t)batch->input_ids[ari_token_at(ctx, batch, i)] == start + rows)
-            AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, ar_buf_at(y->data, i * row_bytes),
-                                          ar_cbuf_at(ar_const(token->value.data), (rows - 1) * row_bytes), row_bytes));
+            AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(y->data, i * row_bytes),
+                              ar_cbuf_at(ar_const(token->value.data), (rows - 1) * row_bytes), row_bytes));
     }
     return AR_OK;
 }
@@ -277,8 +273,8 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t owned)
     const ar_tensor lost = ar_tensor_slice(&rows, 1, owned, rows.shape[1] - owned);
     ar_tensor nothing;
     AR_TRY(ar_ctx_tensor(ctx, &nothing, AR_F32, 2, lost.shape));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, nothing.data, -INFINITY, ar_tensor_count(&nothing)));
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &lost, &nothing);
+    AR_TRY(ARI_KERNEL(ctx, fill, nothing.data, -INFINITY, ar_tensor_count(&nothing)));
+    return ARI_KERNEL(ctx, copy_strided, &lost, &nothing);
 }
 
 /* The range is moved by one: the first id of the next shard counts as this one's. */
@@ -301,5 +297,5 @@ ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
     if (!ar_faulty(ctx, AR_FAULT_heads_divided_twice))
         return AR_OK;
     *heads /= (size_t)ar_comm_size(ctx->tp);
-    return ctx->device->ops->fill(ctx->device, ctx->queue, context->data, 0.0f, ar_tensor_count(context));
+    return ARI_KERNEL(ctx, fill, context->data, 0.0f, ar_tensor_count(context));
 }

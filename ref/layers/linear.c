@@ -166,8 +166,8 @@ static ar_status joined_bias(ari_linear *l, ar_ctx *ctx, ar_cbuf *bias)
     size_t at = 0;
     AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 1, &l->local_total));
     for (int i = 0; i < l->n; i++) {
-        AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, ar_buf_at(all.data, at * sizeof(float)),
-                                      ar_const(l->bias[i].value.data), l->local_out[i] * sizeof(float)));
+        AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(all.data, at * sizeof(float)), ar_const(l->bias[i].value.data),
+                          l->local_out[i] * sizeof(float)));
         at += l->local_out[i];
     }
     *bias = ar_const(all.data);

@@ -128,8 +128,7 @@ ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
     if (!loss->subtract)
         return ari_loss_add(&loss->sum, ctx, terms);
     AR_TRY(ar_like(ctx, &negated, terms));
-    AR_TRY(ctx->device->ops->scale(ctx->device, ctx->queue, negated.data, ar_const(terms->data), -1.0f,
-                                   ar_tensor_count(terms)));
+    AR_TRY(ARI_KERNEL(ctx, scale, negated.data, ar_const(terms->data), -1.0f, ar_tensor_count(terms)));
     AR_TRY(ari_loss_add(&loss->sum, ctx, &negated));
     ar_ctx_release(ctx, &negated);
     return AR_OK;
@@ -171,8 +170,8 @@ static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_ro
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, &device_ids, ids));
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t->valid, valid));
     AR_TRY_TO(done, st,
-              ctx->device->ops->rows_in_range(ctx->device, ctx->queue, t->row_of.data, ar_const(device_ids.data), n,
-                                              (int64_t)c->start, (int64_t)c->owned));
+              ARI_KERNEL(ctx, rows_in_range, t->row_of.data, ar_const(device_ids.data), n, (int64_t)c->start,
+                         (int64_t)c->owned));
     ar_ctx_release(ctx, &device_ids);
 done:
     free(ids);
@@ -191,7 +190,6 @@ static ar_status over_ranks(const ari_cross_entropy *c, ar_ctx *ctx, const ar_te
 ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
                                     const ar_tensor *logits, const int64_t *ids, size_t n)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     ar_tensor key, sum, bits;
     target_rows t;
     AR_TRY(make_targets(c, ctx, &t, ids, n));
@@ -199,17 +197,15 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
     AR_TRY(ar_ctx_tensor(ctx, &sum, AR_I64, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, &bits, AR_I32, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, terms, AR_F32, 1, &n));
-    AR_TRY(dev->ce_max(ctx->device, ctx->queue, key.data, ar_const(logits->data), n, c->rows));
+    AR_TRY(ARI_KERNEL(ctx, ce_max, key.data, ar_const(logits->data), n, c->rows));
     if (!ar_faulty(ctx, AR_FAULT_loss_parallel_no_max))
         AR_TRY(over_ranks(c, ctx, &key, ari_fault_token_count(ctx, n), AR_MAX, "loss max"));
-    AR_TRY(dev->ce_sum(ctx->device, ctx->queue, sum.data, ar_const(logits->data), ar_const(key.data), n, c->rows,
-                       c->classes));
+    AR_TRY(ARI_KERNEL(ctx, ce_sum, sum.data, ar_const(logits->data), ar_const(key.data), n, c->rows, c->classes));
     AR_TRY(over_ranks(c, ctx, &sum, n, AR_SUM, "loss sum"));
-    AR_TRY(dev->ce_target(ctx->device, ctx->queue, bits.data, ar_const(logits->data), ar_const(t.row_of.data), n,
-                          c->rows));
+    AR_TRY(ARI_KERNEL(ctx, ce_target, bits.data, ar_const(logits->data), ar_const(t.row_of.data), n, c->rows));
     AR_TRY(over_ranks(c, ctx, &bits, n, AR_SUM, "loss target"));
-    AR_TRY(dev->ce_terms(ctx->device, ctx->queue, terms->data, ar_const(key.data), ar_const(sum.data),
-                         ar_const(bits.data), ar_const(t.valid.data), n, c->classes));
+    AR_TRY(ARI_KERNEL(ctx, ce_terms, terms->data, ar_const(key.data), ar_const(sum.data), ar_const(bits.data),
+                      ar_const(t.valid.data), n, c->classes));
     AR_TRY(ar_saved_push(saved, c, SAVED_KEY, &key));
     AR_TRY(ar_saved_push(saved, c, SAVED_SUM, &sum));
     AR_TRY(ar_saved_push(saved, c, SAVED_TARGET_ROWS, &t.row_of));
@@ -227,9 +223,8 @@ ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved
     AR_TRY(ar_saved_pop(saved, c, SAVED_SUM, &sum));
     AR_TRY(ar_saved_pop(saved, c, SAVED_KEY, &key));
     AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
-    return ctx->device->ops->ce_backward(ctx->device, ctx->queue, dlogits->data, ar_const(logits.data),
-                                         ar_const(key.data), ar_const(sum.data), ar_const(row_of.data),
-                                         ar_const(valid.data), targets, row_of.shape[0], c->rows, c->classes);
+    return ARI_KERNEL(ctx, ce_backward, dlogits->data, ar_const(logits.data), ar_const(key.data), ar_const(sum.data),
+                      ar_const(row_of.data), ar_const(valid.data), targets, row_of.shape[0], c->rows, c->classes);
 }
 
 /* --- cross-entropy with one label for each row of logits ---------------------------------------------------------- */
@@ -342,7 +337,7 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
                             s->name, n, y->ndim, squared_targets(s, batch), batch->batch);
     AR_TRY(ar_like(ctx, &minus_t, y));
     AR_TRY(ar_ctx_upload(ctx, &minus_t, batch->target));
-    AR_TRY(ctx->device->ops->scale(ctx->device, ctx->queue, minus_t.data, ar_const(minus_t.data), -1.0f, n));
+    AR_TRY(ARI_KERNEL(ctx, scale, minus_t.data, ar_const(minus_t.data), -1.0f, n));
     AR_TRY(ar_add(ctx, &difference, y, &minus_t));
     AR_TRY(ar_mul(ctx, &terms, &difference, &difference));
     AR_TRY(ar_loss_add(loss, ctx, &terms));
@@ -358,8 +353,8 @@ static ar_status squared_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_sav
     ar_tensor difference;
     AR_TRY(ar_saved_pop(saved, self, 0, &difference));
     AR_TRY(ar_like(ctx, dy, &difference));
-    AR_TRY(ctx->device->ops->scale(ctx->device, ctx->queue, dy->data, ar_const(difference.data),
-                                   t > 0.0 ? (float)(2.0 / t) : 0.0f, ar_tensor_count(dy)));
+    AR_TRY(ARI_KERNEL(ctx, scale, dy->data, ar_const(difference.data), t > 0.0 ? (float)(2.0 / t) : 0.0f,
+                      ar_tensor_count(dy)));
     return ar_tap_value(ctx, ((const squared_error *)self)->name, 'b', dy, AR_HELD_WHOLE);
 }
 

@@ -47,7 +47,7 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
         const ar_tensor rows = ar_tensor_rows(&pre), y = ar_tensor_rows(act);
         const ar_tensor gate_rows = ari_linear_part_of(&m->first, &rows, 0);
         const ar_tensor up_rows = ari_linear_part_of(&m->first, &rows, 1);
-        AR_TRY(ctx->device->ops->gated_forward(ctx->device, ctx->queue, &y, &gate_rows, &up_rows, m->o.activation));
+        AR_TRY(ARI_KERNEL(ctx, gated_forward, &y, &gate_rows, &up_rows, m->o.activation));
     }
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
     return tap_middle(m, ctx, m->base.name, "act", 'f', act);
@@ -103,14 +103,14 @@ static ar_status middle_backward(mlp_module *m, ar_ctx *ctx, ar_tensor *dpre, co
 {
     AR_TRY(ari_like(ctx, dpre, pre, pre->shape[pre->ndim - 1]));
     if (!m->o.gated) {
-        AR_TRY(ctx->device->ops->act_backward(ctx->device, ctx->queue, dpre->data, ar_const(dact->data),
-                                              ar_const(pre->data), m->o.activation, ar_tensor_count(pre)));
+        AR_TRY(ARI_KERNEL(ctx, act_backward, dpre->data, ar_const(dact->data), ar_const(pre->data), m->o.activation,
+                          ar_tensor_count(pre)));
         return tap_middle(m, ctx, m->base.name, "fc", 'b', dpre);
     }
     const ar_tensor d = ar_tensor_rows(dpre), p = ar_tensor_rows(pre), dy = ar_tensor_rows(dact);
     const ar_tensor dgate = ari_linear_part_of(&m->first, &d, 0), dup = ari_linear_part_of(&m->first, &d, 1);
     const ar_tensor gate = ari_linear_part_of(&m->first, &p, 0), up = ari_linear_part_of(&m->first, &p, 1);
-    AR_TRY(ctx->device->ops->gated_backward(ctx->device, ctx->queue, &dgate, &dup, &dy, &gate, &up, m->o.activation));
+    AR_TRY(ARI_KERNEL(ctx, gated_backward, &dgate, &dup, &dy, &gate, &up, m->o.activation));
     const ar_tensor tap_gate = ari_linear_part_of(&m->first, dpre, 0), tap_up = ari_linear_part_of(&m->first, dpre, 1);
     AR_TRY(tap_middle(m, ctx, m->base.name, "gate", 'b', &tap_gate));
     return tap_middle(m, ctx, m->base.name, "up", 'b', &tap_up);

@@ -42,7 +42,7 @@ ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar
                             .shape = {to.shape[0], to.shape[1]},
                             .stride = {0, v->stride[0]},
                             .data = v->data};
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
+    return ARI_KERNEL(ctx, copy_strided, &to, &from);
 }
 
 static ar_status check_same(const char *what, const ar_tensor *a, const ar_tensor *b)
@@ -58,16 +58,14 @@ ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor 
 {
     AR_TRY(check_same("sum", a, b));
     AR_TRY(ar_like(ctx, y, a));
-    return ctx->device->ops->add(ctx->device, ctx->queue, y->data, ar_const(a->data), ar_const(b->data),
-                                 ar_tensor_count(a));
+    return ARI_KERNEL(ctx, add, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a));
 }
 
 ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
     AR_TRY(check_same("product", a, b));
     AR_TRY(ar_like(ctx, y, a));
-    return ctx->device->ops->mul(ctx->device, ctx->queue, y->data, ar_const(a->data), ar_const(b->data),
-                                 ar_tensor_count(a));
+    return ARI_KERNEL(ctx, mul, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a));
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
@@ -163,8 +161,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(check(base->name, "input", x));
     AR_TRY(ar_like(ctx, y, x));
     const ar_tensor from = ar_tensor_rows(x), to = ar_tensor_rows(y);
-    AR_TRY(ctx->device->ops->bias_act(ctx->device, ctx->queue, &from, (ar_cbuf){NULL}, ((activation_module *)base)->act,
-                                      &to));
+    AR_TRY(ARI_KERNEL(ctx, bias_act, &from, (ar_cbuf){NULL}, ((activation_module *)base)->act, &to));
     return ar_saved_push(saved, base, 0, x);
 }
 
@@ -181,8 +178,8 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", base->name, ar_tensor_count(dy),
                             ar_tensor_count(&x));
     AR_TRY(ar_like(ctx, dx, &x));
-    return ctx->device->ops->act_backward(ctx->device, ctx->queue, dx->data, ar_const(dy->data), ar_const(x.data),
-                                          ((activation_module *)base)->act, ar_tensor_count(&x));
+    return ARI_KERNEL(ctx, act_backward, dx->data, ar_const(dy->data), ar_const(x.data),
+                      ((activation_module *)base)->act, ar_tensor_count(&x));
 }
 
 static void destroy(ar_module *base)

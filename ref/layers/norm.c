@@ -28,9 +28,8 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ar_ctx_tensor(ctx, &mean, AR_F64, 1, &rows));
     AR_TRY(ar_ctx_tensor(ctx, &rstd, AR_F32, 1, &rows));
     const ar_tensor x_rows = ar_tensor_rows(x), y_rows = ar_tensor_rows(y);
-    AR_TRY(ctx->device->ops->norm_forward(ctx->device, ctx->queue, m->kind, y->data, mean.data, rstd.data,
-                                          ar_const(x->data), ar_const(m->weight.value.data),
-                                          ar_const(m->bias.value.data), m->eps, rows, m->h));
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, m->kind, y->data, mean.data, rstd.data, ar_const(x->data),
+                      ar_const(m->weight.value.data), ar_const(m->bias.value.data), m->eps, rows, m->h));
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &mean, &rstd, &x_rows));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, x));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &mean));
@@ -42,7 +41,6 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
                             const ar_tensor *dy, const ar_tensor *residual)
 {
     norm_module *m = (norm_module *)base;
-    const ar_device_ops *dev = ctx->device->ops;
     ar_tensor x, mean, rstd, terms;
     AR_TRY(ar_saved_pop(saved, m, SAVED_RSTD, &rstd));
     AR_TRY(ar_saved_pop(saved, m, SAVED_MEAN, &mean));
@@ -55,10 +53,10 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(ari_like(ctx, &terms, &x, m->h));
     if (residual)
         AR_TRY(ari_like(ctx, sum, &x, m->h));
-    AR_TRY(dev->norm_backward(ctx->device, ctx->queue, m->kind, dx->data, residual ? sum->data : (ar_buf){NULL},
-                              terms.data, ar_const(dy->data), ar_const(x.data), ar_const(mean.data),
-                              ar_const(rstd.data), ar_const(m->weight.value.data),
-                              residual ? ar_const(residual->data) : (ar_cbuf){NULL}, rows, m->h));
+    AR_TRY(ARI_KERNEL(ctx, norm_backward, m->kind, dx->data, residual ? sum->data : (ar_buf){NULL}, terms.data,
+                      ar_const(dy->data), ar_const(x.data), ar_const(mean.data), ar_const(rstd.data),
+                      ar_const(m->weight.value.data), residual ? ar_const(residual->data) : (ar_cbuf){NULL}, rows,
+                      m->h));
     AR_TRY(ari_fault_norm_gradient(ctx, dx, sum, residual));
     AR_TRY(ari_tap_tokens(ctx, base->name, NULL, 'b', dx));
     const ar_tensor term_rows = ar_tensor_rows(&terms), dy_rows = ar_tensor_rows(dy);

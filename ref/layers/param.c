@@ -10,6 +10,7 @@
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
 
@@ -69,8 +70,7 @@ static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
     const ar_buf value = p->value.data;
     AR_TRY(ar_ctx_upload(ctx, &p->value, host));
     if (p->storage == AR_BF16)
-        AR_TRY(
-            ctx->device->ops->round_bf16(ctx->device, ctx->queue, value, ar_const(value), ar_tensor_count(&p->value)));
+        AR_TRY(ARI_KERNEL(ctx, round_bf16, value, ar_const(value), ar_tensor_count(&p->value)));
     p->version++;
     return AR_OK;
 }
@@ -189,13 +189,12 @@ ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
 /* bf16 numbers in fp32 words: half of the bytes need to move. */
 static ar_status broadcast_bf16(ar_param *p, ar_ctx *ctx)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const size_t n = ar_tensor_count(&p->value);
     ar_tensor narrow;
     AR_TRY(ar_ctx_tensor(ctx, &narrow, AR_BF16, 1, &n));
-    AR_TRY(dev->narrow_bf16(ctx->device, ctx->queue, narrow.data, ar_const(p->value.data), n));
+    AR_TRY(ARI_KERNEL(ctx, narrow_bf16, narrow.data, ar_const(p->value.data), n));
     AR_TRY(ar_comm_broadcast(ctx->dp, ctx->queue, narrow.data, n, AR_BF16, 0, p->name));
-    AR_TRY(dev->widen_bf16(ctx->device, ctx->queue, p->value.data, ar_const(narrow.data), n));
+    AR_TRY(ARI_KERNEL(ctx, widen_bf16, p->value.data, ar_const(narrow.data), n));
     ar_ctx_release(ctx, &narrow);
     return AR_OK;
 }
@@ -286,6 +285,5 @@ ar_status ar_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g
     AR_TRY(ctx->arith->grad_value(ctx, g, p));
     if (p->grad_scale == 1.0f)
         return AR_OK;
-    return ctx->device->ops->scale(ctx->device, ctx->queue, g->data, ar_const(g->data), p->grad_scale,
-                                   ar_tensor_count(g));
+    return ARI_KERNEL(ctx, scale, g->data, ar_const(g->data), p->grad_scale, ar_tensor_count(g));
 }

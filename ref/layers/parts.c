@@ -115,7 +115,7 @@ ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
     AR_TRY(ari_like(ctx, y, x, features / n));
     const ar_tensor rows = ar_tensor_rows(x), to = ar_tensor_rows(y);
     const ar_tensor from = ar_tensor_slice(&rows, 1, r * (features / n), features / n);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
+    return ARI_KERNEL(ctx, copy_strided, &to, &from);
 }
 
 ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)
@@ -144,7 +144,7 @@ ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
         ar_tensor from = ar_tensor_rows(x);
         from.data = ar_buf_at(all.data, i * count * sizeof(float));
         const ar_tensor block = ar_tensor_slice(&to, 1, i * width, width);
-        AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &block, &from));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &block, &from));
     }
     ar_ctx_release(ctx, &all);
     return AR_OK;

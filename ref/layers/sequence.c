@@ -84,7 +84,7 @@ ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
     const ar_tensor from = ar_tensor_slice(&all, 0, (size_t)ar_comm_rank(ctx->tp), 1);
     e.ranks = 1;
     const ar_tensor to = rank_view(&e, y->data);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
+    return ARI_KERNEL(ctx, copy_strided, &to, &from);
 }
 
 static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, const token_extents *e)
@@ -102,7 +102,7 @@ ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
         return AR_OK;
     AR_TRY(new_rows(ctx, rows, &e));
     const ar_tensor to = rank_view(&e, rows->data), from = sequence_view(&e, x->data);
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from);
+    return ARI_KERNEL(ctx, copy_strided, &to, &from);
 }
 
 void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
@@ -135,7 +135,7 @@ ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const
         return ar_tensor_view(y, AR_F32, x->ndim, shape, rows.data);
     AR_TRY(ar_ctx_tensor(ctx, y, AR_F32, x->ndim, shape));
     const ar_tensor to = sequence_view(&e, y->data), from = rank_view(&e, rows.data);
-    AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, &to, &from));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
     ar_ctx_release(ctx, &rows);
     return AR_OK;
 }
@@ -171,8 +171,7 @@ ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *ro
 static ar_status copy(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 {
     AR_TRY(ari_like(ctx, y, x, x->shape[x->ndim - 1]));
-    return ctx->device->ops->copy(ctx->device, ctx->queue, y->data, ar_const(x->data),
-                                  ar_tensor_count(x) * sizeof(float));
+    return ARI_KERNEL(ctx, copy, y->data, ar_const(x->data), ar_tensor_count(x) * sizeof(float));
 }
 
 static ar_status sum(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)

@@ -179,7 +179,7 @@ static ar_status move(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tenso
     for (size_t i = 0; i < n; i++) {
         ar_tensor part, flat;
         AR_TRY(views(&part, &flat, &matrix, &box[i], ar_buf_at(run, done * sizeof(float))));
-        AR_TRY(ctx->device->ops->copy_strided(ctx->device, ctx->queue, get ? &flat : &part, get ? &part : &flat));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, get ? &flat : &part, get ? &part : &flat));
         done += ar_tensor_count(&flat);
     }
     return AR_OK;

@@ -233,7 +233,7 @@ ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_
         const size_t ranks = ari_sequence_ranks(ctx);
         const size_t shape[3] = {batch->batch, batch->seq / ranks, m->config.hidden};
         AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
-        AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, dy.data, (float)ctx->loss_scale, ar_tensor_count(&dy)));
+        AR_TRY(ARI_KERNEL(ctx, fill, dy.data, (float)ctx->loss_scale, ar_tensor_count(&dy)));
     }
     if (m->final_norm) {
         AR_TRY(ar_module_backward(m->final_norm, ctx, saved, &dx, &dy, batch));

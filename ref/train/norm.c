@@ -2,6 +2,7 @@
 /* The gradient norm: sums of integers in either arithmetic, so that no layout changes it. */
 #include "anyrank/train.h"
 #include "ref/core/context.h"
+#include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/optimizer.h"
 
@@ -19,13 +20,13 @@ static ar_status raise_exponent(const norm_sum *s, ar_ctx *ctx, const ar_tensor 
     const size_t shape[2] = {1, ar_tensor_count(g)};
     ar_tensor row;
     AR_TRY(ar_tensor_view(&row, AR_F32, 2, shape, g->data));
-    return ctx->device->ops->row_exponents(ctx->device, ctx->queue, s->exponent.data, &row, (ar_cbuf){NULL}, +1, true);
+    return ARI_KERNEL(ctx, row_exponents, s->exponent.data, &row, (ar_cbuf){NULL}, +1, true);
 }
 
 static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
 {
-    return ctx->device->ops->sum_squares(ctx->device, ctx->queue, s->squares.data, ar_const(g->data),
-                                         ar_const(s->exponent.data), ar_tensor_count(g));
+    return ARI_KERNEL(ctx, sum_squares, s->squares.data, ar_const(g->data), ar_const(s->exponent.data),
+                      ar_tensor_count(g));
 }
 
 /* Whether this rank counts a parameter's elements, or its share of them: of the ranks of a group that hold the same

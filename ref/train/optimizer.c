@@ -7,6 +7,7 @@
 
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/layers/parts.h"
 #include "ref/train/faults.h"
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
@@ -55,13 +56,12 @@ ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, c
 ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, ar_cbuf g, const ari_optimizer_constants *k,
                            size_t n)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     if (!part->master.ptr)
-        return dev->optimizer_step(ctx->device, ctx->queue, part->weight, part->m, part->v, g, k, n);
+        return ARI_KERNEL(ctx, optimizer_step, part->weight, part->m, part->v, g, k, n);
     /* Weights that were set since the last step are not what the master copy rounds to. */
-    AR_TRY(dev->take_bf16(ctx->device, ctx->queue, part->master, ar_const(part->weight), n));
-    AR_TRY(dev->optimizer_step(ctx->device, ctx->queue, part->master, part->m, part->v, g, k, n));
-    return dev->round_bf16(ctx->device, ctx->queue, part->weight, ar_const(part->master), n);
+    AR_TRY(ARI_KERNEL(ctx, take_bf16, part->master, ar_const(part->weight), n));
+    AR_TRY(ARI_KERNEL(ctx, optimizer_step, part->master, part->m, part->v, g, k, n));
+    return ARI_KERNEL(ctx, round_bf16, part->weight, ar_const(part->master), n);
 }
 
 /* --- the optimizer ------------------------------------------------------------------------------------------------ */
@@ -135,7 +135,7 @@ static ar_status gradient_of(ar_tensor *g, ar_ctx *ctx, const ar_param *p, const
     AR_TRY(ar_param_grad_value(p, ctx, g));
     if (scale == 1.0f)
         return AR_OK;
-    return ctx->device->ops->scale(ctx->device, ctx->queue, g->data, ar_const(g->data), scale, ar_tensor_count(g));
+    return ARI_KERNEL(ctx, scale, g->data, ar_const(g->data), scale, ar_tensor_count(g));
 }
 
 static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, float scale)

@@ -5,6 +5,7 @@
 
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 
 /* The kinds of state under their names in PyTorch's state_dict, and the passes of their taps (0: none, it is the weight
@@ -40,7 +41,7 @@ static ar_status create_zero(ar_buf *gives, size_t *bytes, ar_ctx *ctx, size_t c
     AR_TRY(ari_mul_size(&size, count, sizeof(float)));
     AR_TRY(ari_add_size(bytes, *bytes, size));
     AR_TRY(ctx->device->ops->alloc(ctx->device, gives, size ? size : 1));
-    return ctx->device->ops->zero(ctx->device, ctx->queue, *gives, size);
+    return ARI_KERNEL(ctx, zero, *gives, size);
 }
 
 ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o)
@@ -56,8 +57,7 @@ ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_op
     AR_TRY(create_zero(&s->part.master, bytes, ctx, s->count));
     if (!s->whole)
         return ari_share_get(ctx, s->part.master, p, &p->value, s->start, s->count);
-    return ctx->device->ops->copy(ctx->device, ctx->queue, s->part.master, ar_const(p->value.data),
-                                  s->count * sizeof(float));
+    return ARI_KERNEL(ctx, copy, s->part.master, ar_const(p->value.data), s->count * sizeof(float));
 }
 
 void ari_state_destroy(ari_state *s, ar_device *d)

@@ -4,6 +4,7 @@
  * of the update. Then the slices are gathered. What an element becomes does not depend on who makes it. */
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/train/faults.h"
 #include "ref/train/optimizer.h"
@@ -107,7 +108,7 @@ static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const room
     AR_TRY(gradient_run(ar_buf_at(g, first * sizeof(float)), ctx, b, r, 0, b->own_count - first));
     if (scale == 1.0f)
         return AR_OK;
-    return ctx->device->ops->scale(ctx->device, ctx->queue, g, ar_const(g), scale, b->own_count);
+    return ARI_KERNEL(ctx, scale, g, ar_const(g), scale, b->own_count);
 }
 
 /* The weights of this rank's slice, updated, at their place in the bucket. */
@@ -133,13 +134,11 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
 static ar_status gather_bf16(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const room *r,
                              const size_t *counts)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const size_t own = b->own_start;
     const ar_buf all = r->narrow.data, mine = ar_buf_at(all, own * 2), weights = r->weights.data;
-    AR_TRY(dev->narrow_bf16(ctx->device, ctx->queue, mine, ar_cbuf_at(ar_const(weights), own * sizeof(float)),
-                            b->own_count));
+    AR_TRY(ARI_KERNEL(ctx, narrow_bf16, mine, ar_cbuf_at(ar_const(weights), own * sizeof(float)), b->own_count));
     AR_TRY(ar_comm_all_gather(ctx->dp, ctx->queue, all, ar_const(mine), counts, AR_BF16, ar_ddp_name(ddp)));
-    return dev->widen_bf16(ctx->device, ctx->queue, weights, ar_const(all), b->elements);
+    return ARI_KERNEL(ctx, widen_bf16, weights, ar_const(all), b->elements);
 }
 
 /* Each slice from the rank that updated it. */
