@@ -93,11 +93,9 @@ void ar_dump_close(ar_dump *d)
 {
     if (d == NULL)
         return;
-    for (size_t i = 0; i < d->pieces; i++)
-        ari_piece_fini(&d->piece[i]);
+    ari_pieces_free(d->piece, d->pieces);
     for (size_t i = 0; i < d->files; i++)
         ari_dump_close_file(&d->file[i]);
-    free(d->piece);
     free(d->file);
     free(d->tensor);
     free(d->part);

@@ -43,24 +43,6 @@ typedef struct ari_dump_file {
     bool placed; /* it says itself where its tensors stand */
 } ari_dump_file;
 
-/* What one file holds of one tensor. */
-typedef struct ari_piece {
-    char *name;
-    size_t file;
-    int rank;
-    const ar_st_entry *entry;
-    bool told; /* a placement or a mapping says where it stands */
-    int ndim;
-    size_t shape[AR_ST_MAX_DIMS]; /* of the full tensor; where none is told, the end of the box */
-    bool has_shape;
-    size_t boxes;
-    ar_dump_box *box;
-    int replica, replicas; /* as told; 0 of 0: not told */
-    bool more_copies;      /* of some boxes there are several copies of each number */
-    bool partial;
-    size_t term, terms; /* partial: which summand, of how many; terms 0: not known */
-} ari_piece;
-
 struct ar_dump {
     char *path;
     ar_st_model *model;
@@ -96,7 +78,6 @@ AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map);
 size_t ari_piece_group(const ari_piece *p, size_t n);
 /** The full tensor of n pieces of one name, but for its parts. */
 AR_NODISCARD ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *piece, size_t n);
-void ari_piece_fini(ari_piece *p);
 /** Makes one box of several that are the full tensor: packed blocks of a single rank. */
 void ari_piece_join_boxes(ari_piece *p, int ndim, const size_t *shape, size_t count);
 

@@ -8,12 +8,6 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 
-void ari_piece_fini(ari_piece *p)
-{
-    free(p->name);
-    free(p->box);
-}
-
 /* Whether box b goes on where a ends, in the full tensor and in the file. */
 static bool continues(const ar_dump_box *a, const ar_dump_box *b, int ndim, int along)
 {
@@ -158,7 +152,7 @@ typedef struct axes {
 } axes;
 
 /* False: a dimension of the target runs along none of the array's, or two along the same. */
-static bool find_axes(axes *a, const ari_map_target *t, const ar_dump_box *b, int ndim, const size_t *shape)
+static bool find_axes(axes *a, const ari_piece *t, const ar_dump_box *b, int ndim, const size_t *shape)
 {
     size_t stride[AR_ST_MAX_DIMS], at = b->at;
     bool taken[AR_ST_MAX_DIMS] = {false};
@@ -181,8 +175,8 @@ static bool find_axes(axes *a, const ari_map_target *t, const ar_dump_box *b, in
 }
 
 /* The part of target box b that lies in `held`, a box of the array. False: nothing does. */
-static bool through(ar_dump_box *out, const ari_map_target *t, const ar_dump_box *b, const ar_dump_box *held,
-                    const axes *a, int ndim)
+static bool through(ar_dump_box *out, const ari_piece *t, const ar_dump_box *b, const ar_dump_box *held, const axes *a,
+                    int ndim)
 {
     size_t from[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS];
     *out = (ar_dump_box){.at = held->at};
@@ -217,8 +211,7 @@ static bool is_plain(const ari_piece *p, const ar_st_entry *array)
 }
 
 /* The boxes of a piece that a target is of, in `box`, which has room for them; how many. */
-static ar_status compose(ar_dump_box *box, size_t *n, const ari_piece *p, const ar_st_entry *array,
-                         const ari_map_target *t)
+static ar_status compose(ar_dump_box *box, size_t *n, const ari_piece *p, const ar_st_entry *array, const ari_piece *t)
 {
     const bool plain = is_plain(p, array);
     for (size_t i = 0; i < t->boxes; i++) {
@@ -240,29 +233,31 @@ static ar_status compose(ar_dump_box *box, size_t *n, const ari_piece *p, const 
     return AR_OK;
 }
 
-static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *array, const ari_map_target *t)
+static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *array, const ari_piece *t)
 {
     ari_piece *o = NULL;
-    size_t most = 0, n = 0;
+    size_t most = 0;
     AR_TRY(ari_mul_size(&most, p->boxes, t->boxes));
     AR_TRY(add_piece(&o, d, t->name));
-    AR_TRY(ari_alloc((void **)&o->box, most, sizeof *o->box, "boxes of a dump"));
-    AR_TRY(compose(o->box, &n, p, array, t));
-    o->boxes = n;
+    char *name = o->name;
+    *o = *t;
+    o->name = name;
+    o->boxes = 0;
+    o->box = NULL;
     o->file = p->file;
     o->rank = p->rank;
     o->entry = p->entry;
-    o->told = true;
-    o->ndim = t->ndim;
-    memcpy(o->shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
-    o->has_shape = true;
-    o->replica = d->mapped ? 0 : p->replica; /* a mapping does not number copies: they are whoever holds the same */
-    o->replicas = d->mapped ? 0 : p->replicas;
-    o->more_copies = true;
-    o->partial = t->partial || p->partial;
-    o->term = t->partial ? t->term : p->term;
-    o->terms = t->partial ? t->terms : p->terms;
-    return AR_OK;
+    if (!d->mapped) { /* else a mapping does not number copies: they are whoever holds the same */
+        o->replica = p->replica;
+        o->replicas = p->replicas;
+    }
+    if (!t->partial) {
+        o->partial = p->partial;
+        o->term = p->term;
+        o->terms = p->terms;
+    }
+    AR_TRY(ari_alloc((void **)&o->box, most, sizeof *o->box, "boxes of a dump"));
+    return compose(o->box, &o->boxes, p, array, t);
 }
 
 /* The file's own array of this name, of any file of the rank. */
@@ -292,7 +287,7 @@ static const ar_st_entry *peer(void *user, int rank, const char *name)
 static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, size_t n)
 {
     ar_dump_tensor t;
-    ari_map_target *target = NULL;
+    ari_piece *target = NULL;
     size_t targets = 0;
     AR_TRY(ari_parts_shape(&t, d, p, n));
     ar_st_entry array = {.name = t.name, .dtype = t.dtype, .ndim = t.ndim, .count = t.count};
@@ -304,7 +299,7 @@ static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, s
     for (size_t k = 0; k < targets && st == AR_OK; k++)
         for (size_t i = 0; i < n && st == AR_OK; i++)
             st = add_target(d, &p[i], &array, &target[k]);
-    ari_map_targets_free(target, targets);
+    ari_pieces_free(target, targets);
     return st;
 }
 
@@ -319,9 +314,7 @@ static ar_status map_pieces(ar_dump *d, const ari_map *map)
         same = d->mapped ? 1 : ari_piece_group(&old[i], n - i);
         st = map_array(d, map, &old[i], same);
     }
-    for (size_t i = 0; i < n; i++)
-        ari_piece_fini(&old[i]);
-    free(old);
+    ari_pieces_free(old, n);
     sort_pieces(d->piece, d->pieces);
     return st;
 }

@@ -22,26 +22,35 @@ void ari_map_free(ari_map *m);
  *  folders between where the pattern has them ("mp_rank_{tp}/model.safetensors"). */
 AR_NODISCARD ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank);
 
-/** What one tensor of one file is part of. */
-typedef struct ari_map_target {
+/* What one file holds of one tensor. A mapping sets the fields down to `terms`. */
+typedef struct ari_piece {
     char *name; /* of the full tensor */
     int ndim;
-    size_t shape[AR_ST_MAX_DIMS];
+    size_t shape[AR_ST_MAX_DIMS]; /* of the full tensor; where none is told, the end of the box */
+    bool has_shape;
+    bool told; /* a placement or a mapping says where it stands */
     size_t boxes;
     ar_dump_box *box;
     bool partial;
-    size_t term, terms; /* partial: which summand, by the dimensions of the mesh that it is summed over, of how many */
-} ari_map_target;
+    size_t term,
+        terms; /* partial: which summand, by the dimensions of the mesh that it is summed over, of how many; terms
+                           0: not known */
+    size_t file;
+    int rank;
+    const ar_st_entry *entry;
+    int replica, replicas; /* as told; 0 of 0: not told */
+    bool more_copies;      /* of some boxes there are several copies of each number */
+} ari_piece;
 /** The entry of this name in another rank's files; NULL where it has none. A split that is uneven is told by what each
  *  rank has. */
 typedef const ar_st_entry *(*ari_map_peer)(void *user, int rank, const char *name);
 /** Applies the first rule that matches an entry's name: one target, several (packed tensors under names of their own),
  *  or none (left out). An entry that no rule matches is whole, under its own name. rank -1: the file is no rank's.
- *  peer NULL: every rank has as much as this one. Gives the targets; ari_map_targets_free. Errors: AR_ERR_FORMAT
+ *  peer NULL: every rank has as much as this one. Gives the targets; ari_pieces_free. Errors: AR_ERR_FORMAT
  * ("InvalidMapping: ...": the rule does not fit the entry's shape or the mesh), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer,
-                                     void *user, ari_map_target **gives, size_t *n);
-void ari_map_targets_free(ari_map_target *t, size_t n);
+                                     void *user, ari_piece **gives, size_t *n);
+void ari_pieces_free(ari_piece *p, size_t n);
 /** Sorts names. Returns one that is there twice; NULL where all differ. */
 const char *ari_repeated_name(const char **name, size_t n);
 

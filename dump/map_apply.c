@@ -74,7 +74,7 @@ typedef struct view {
 } view;
 
 /* Which summand this rank has. Copies need no numbers: they are whoever holds the same. */
-static void tell_term(const ari_map_place *p, ari_map_target *t)
+static void tell_term(const ari_map_place *p, ari_piece *t)
 {
     t->terms = 1;
     for (size_t d = 0; d < p->m->dims; d++) {
@@ -95,7 +95,7 @@ static int permuted(const ari_map_rule *r, int i, int dims)
 }
 
 /* A box for each choice of a run in every dimension. */
-static ar_status fill_boxes(const ari_map_place *p, const view *v, ari_map_target *t)
+static ar_status fill_boxes(const ari_map_place *p, const view *v, ari_piece *t)
 {
     size_t stride[AR_ST_MAX_DIMS], n = 1;
     for (int k = 0; k < v->dims; k++)
@@ -144,8 +144,7 @@ static ar_status name_target(const ari_map_place *p, const char *pattern, size_t
     return problem == NULL ? st : ari_map_misfit(p, "name '%s' %s", ARI_SHOW(pattern), problem);
 }
 
-static ar_status fill_target(const ari_map_place *p, const view *v, const char *pattern, size_t index,
-                             ari_map_target *t)
+static ar_status fill_target(const ari_map_place *p, const view *v, const char *pattern, size_t index, ari_piece *t)
 {
     tell_term(p, t);
     t->ndim = v->dims;
@@ -157,16 +156,16 @@ static ar_status fill_target(const ari_map_place *p, const view *v, const char *
 
 /* --- one tensor, or several --------------------------------------------------------------------------------------- */
 typedef struct targets {
-    ari_map_target *t;
+    ari_piece *t;
     size_t n, capacity;
 } targets;
 
 /* Room for one more; it belongs to the list at once, so that an error frees it with the others. */
-static ar_status add_target(targets *list, ari_map_target **t)
+static ar_status add_target(targets *list, ari_piece **t)
 {
     AR_TRY(ari_grow(&list->t, &list->capacity, list->n, sizeof *list->t, "the tensors of a mapping"));
     *t = &list->t[list->n++];
-    memset(*t, 0, sizeof **t);
+    **t = (ari_piece){.told = true, .has_shape = true, .more_copies = true};
     return AR_OK;
 }
 
@@ -205,7 +204,7 @@ static ar_status take_blocks(const ari_map_place *p, const view *whole, targets 
     for (size_t k = 0; k < p->r->blocks; k++) {
         ari_map_runs runs = {0};
         view v = *whole;
-        ari_map_target *t = NULL;
+        ari_piece *t = NULL;
         if (p->r->into[k] == NULL)
             continue;
         ar_status st = cut_block(p, whole->runs[dim], whole->full[dim], k, &runs, &v.full[dim]);
@@ -239,7 +238,7 @@ static ar_status take_indices(const ari_map_place *p, const view *whole, targets
     for (size_t i = 0; i < whole->runs[dim]->n; i++) {
         const ari_map_run *run = &whole->runs[dim]->run[i];
         for (size_t k = 0; k < run->count; k++) {
-            ari_map_target *t = NULL;
+            ari_piece *t = NULL;
             v.at = (run->local + k) * stride[dim];
             AR_TRY(add_target(list, &t));
             AR_TRY(fill_target(p, &v, p->r->unstack, run->full + k, t));
@@ -286,7 +285,7 @@ static ar_status apply_rule(const ari_map_place *p, targets *list)
         v.runs[d] = &runs[d];
         st = ari_map_runs_of(p, d, &runs[d], &v.full[d]);
     }
-    ari_map_target *t = NULL;
+    ari_piece *t = NULL;
     if (st == AR_OK && p->r->intos > 0)
         st = take_blocks(p, &v, list);
     else if (st == AR_OK && p->r->unstack != NULL)
@@ -299,7 +298,7 @@ static ar_status apply_rule(const ari_map_place *p, targets *list)
 }
 
 ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer, void *user,
-                        ari_map_target **gives, size_t *n)
+                        ari_piece **gives, size_t *n)
 {
     static const ari_map_rule whole = {.per_block = true};
     ari_map_place p = {.m = m, .entry = entry, .rank = rank, .peer = peer, .user = user};
@@ -314,7 +313,7 @@ ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ar
         p.r = &whole;
     const ar_status st = p.r->leave ? AR_OK : apply_rule(&p, &list);
     if (st != AR_OK) {
-        ari_map_targets_free(list.t, list.n);
+        ari_pieces_free(list.t, list.n);
         return st;
     }
     *gives = list.t;
@@ -322,7 +321,7 @@ ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ar
     return AR_OK;
 }
 
-void ari_map_targets_free(ari_map_target *t, size_t n)
+void ari_pieces_free(ari_piece *t, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         free(t[i].name);

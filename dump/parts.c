@@ -22,13 +22,11 @@ static const void *whole_data(const ar_dump_tensor *t, const ar_dump_part *p)
 /* --- the full shape ----------------------------------------------------------------------------------------------- */
 static ar_status differ(const ar_dump *d, const ari_piece *a, const ari_piece *b)
 {
-    char x[24 * AR_ST_MAX_DIMS], y[24 * AR_ST_MAX_DIMS];
-    ari_st_shape_text(x, sizeof x, a->ndim, a->shape);
-    ari_st_shape_text(y, sizeof y, b->ndim, b->shape);
     const bool untold = !a->told && !b->told;
     return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: tensor '%s': %s %s by %s, %s %s by %s%s", ARI_SHOW(a->name),
-                        ar_dtype_name(a->entry->dtype), x, ARI_SHOW(d->file[a->file].path),
-                        ar_dtype_name(b->entry->dtype), y, ARI_SHOW(d->file[b->file].path),
+                        ar_dtype_name(a->entry->dtype), ARI_ST_SHAPE(a->ndim, a->shape),
+                        ARI_SHOW(d->file[a->file].path), ar_dtype_name(b->entry->dtype),
+                        ARI_ST_SHAPE(b->ndim, b->shape), ARI_SHOW(d->file[b->file].path),
                         untold ? "; parts of a tensor need a placement or a mapping that says so" : "");
 }
 

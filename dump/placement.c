@@ -344,10 +344,8 @@ const ari_placed *ari_placement_find(const ari_placement *p, const char *name)
 /* --- in the file's tensor ----------------------------------------------------------------------------------------- */
 static ar_status misplaced(const char *file, const ar_st_entry *e, const char *problem)
 {
-    char shape[24 * AR_ST_MAX_DIMS];
-    ari_st_shape_text(shape, sizeof shape, e->ndim, e->shape);
     return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: tensor '%s', which is %s in the file: %s", ARI_SHOW(file),
-                        ARI_SHOW(e->name), shape, problem);
+                        ARI_SHOW(e->name), ARI_ST_SHAPE(e->ndim, e->shape), problem);
 }
 
 /* The box lies in the file's tensor, and in the full one where its shape is told. */

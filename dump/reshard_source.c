@@ -248,11 +248,9 @@ static bool has_shape(const ar_dump_tensor *t, const ari_placing *p)
 
 static ar_status wrong_shape(const ar_dump_tensor *t, const ari_placing *p)
 {
-    char got[AR_ST_MAX_DIMS * 21 + 3], want[AR_ST_MAX_DIMS * 21 + 3];
-    ari_st_shape_text(got, sizeof got, t->ndim, t->shape);
-    ari_st_shape_text(want, sizeof want, p->ndim, p->shape);
     return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, the config makes it %s",
-                        ARI_SHOW(t->parts > 0 ? t->part[0].file : "input"), ARI_SHOW(t->name), got, want);
+                        ARI_SHOW(t->parts > 0 ? t->part[0].file : "input"), ARI_SHOW(t->name),
+                        ARI_ST_SHAPE(t->ndim, t->shape), ARI_ST_SHAPE(p->ndim, p->shape));
 }
 
 /* --- what each tensor is ------------------------------------------------------------------------------------------ */

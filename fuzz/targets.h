@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "anyrank/config.h"
-#include "dump/map.h"
 #include "dump/dump.h"
+#include "dump/map.h"
 #include "dump/placement.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
@@ -235,7 +235,7 @@ static inline const ar_st_entry *fuzz_peer(void *user, int rank, const char *nam
 
 static inline void fuzz_apply(const ari_map *m, int rank, const ar_st_entry *e, ari_map_peer peer)
 {
-    ari_map_target *t = NULL;
+    ari_piece *t = NULL;
     size_t n = 0;
     ar_error_clear();
     const ar_status st = ari_map_apply(m, rank, e, peer, NULL, &t, &n);
@@ -244,7 +244,7 @@ static inline void fuzz_apply(const ari_map *m, int rank, const ar_st_entry *e, 
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < t[i].boxes; k++)
             fuzz_check_box(&t[i].box[k], t[i].ndim, t[i].shape, e);
-    ari_map_targets_free(t, n);
+    ari_pieces_free(t, n);
 }
 
 static inline int fuzz_map(const uint8_t *data, size_t size)

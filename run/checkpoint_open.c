@@ -209,16 +209,13 @@ static const float *find_state(void *user, const char *param, const char *state,
 
 static ar_status check_shape(const ar_checkpoint *c, const ar_st_entry *e, const ar_param *p)
 {
-    char got[AR_ST_MAX_DIMS * 21 + 3], want[AR_ST_MAX_DIMS * 21 + 3];
     bool same = e->ndim == p->layout.ndim;
     for (int d = 0; same && d < e->ndim; d++)
         same = e->shape[d] == p->layout.shape[d];
     if (same)
         return AR_OK;
-    ari_st_shape_text(got, sizeof got, e->ndim, e->shape);
-    ari_st_shape_text(want, sizeof want, p->layout.ndim, p->layout.shape);
     return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, the model makes it %s", ARI_SHOW(c->path), e->name,
-                        got, want);
+                        ARI_ST_SHAPE(e->ndim, e->shape), ARI_ST_SHAPE(p->layout.ndim, p->layout.shape));
 }
 
 static const ar_param *param_called(ar_param *const *params, size_t n, const char *name, size_t length)
@@ -248,29 +245,29 @@ static ar_status check_weights(const ar_checkpoint *c, ar_param *const *params, 
     return AR_OK;
 }
 
-/* Kinds of state that an optimizer with the checkpoint's options keeps. */
-static bool keeps(const ar_checkpoint_state *s, const char *state)
+bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const char *state)
 {
-    const bool sgd = s->optimizer.kind == AR_OPTIMIZER_SGD;
+    const bool sgd = o->kind == AR_OPTIMIZER_SGD;
     if (strcmp(state, "master") == 0)
-        return s->storage == AR_BF16;
+        return storage == AR_BF16;
     if (strcmp(state, "momentum_buffer") == 0)
-        return sgd && s->optimizer.momentum != 0;
+        return sgd && o->momentum != 0;
     return !sgd && (strcmp(state, "exp_avg") == 0 || strcmp(state, "exp_avg_sq") == 0);
 }
 
 /* Nothing may be there that nobody would read; what is missing, ar_optimizer_load finds. */
 static ar_status check_state(const ar_checkpoint *c, ar_param *const *params, size_t n)
 {
+    const ar_checkpoint_state *s = &c->read.state;
     if (c->optimizer == NULL)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: has no optimizer state", ARI_SHOW(c->path));
     for (size_t i = 0; i < ar_st_count(c->optimizer); i++) {
         const ar_st_entry *e = ar_st_at(c->optimizer, i);
         const char *dot = strrchr(e->name, '.');
         const ar_param *p = dot == NULL ? NULL : param_called(params, n, e->name, (size_t)(dot - e->name));
-        if (p == NULL || !keeps(&c->read.state, dot + 1))
+        if (p == NULL || !ari_checkpoint_keeps(&s->optimizer, s->storage, dot + 1))
             return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is no state of a parameter of the model with %s",
-                                ARI_SHOW(c->path), ARI_SHOW(e->name), ar_optimizer_name(c->read.state.optimizer.kind));
+                                ARI_SHOW(c->path), ARI_SHOW(e->name), ar_optimizer_name(s->optimizer.kind));
         AR_TRY(check_shape(c, e, p));
     }
     return AR_OK;

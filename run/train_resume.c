@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "ref/models/family.h"
+#include "run/checkpoint.h"
 #include "run/train_rank.h"
 
 void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
@@ -61,31 +62,20 @@ static ar_status check_same(const ar_training_options *o, const ar_checkpoint_st
     return AR_OK;
 }
 
-static bool has_momentum(const ar_optimizer_options *o)
-{
-    return o->kind == AR_OPTIMIZER_SGD && o->momentum != 0;
-}
-
 /* Another optimizer goes on where the checkpoint has what it keeps for each parameter. */
 static ar_status check_state(const ar_training_options *o, const ar_checkpoint_state *s)
 {
-    const struct {
-        const char *state;
-        bool needed, there;
-    } all[] = {
-        {"momentum_buffer", has_momentum(&o->run.optimizer), has_momentum(&s->optimizer)},
-        {"exp_avg", o->run.optimizer.kind != AR_OPTIMIZER_SGD, s->optimizer.kind != AR_OPTIMIZER_SGD},
-        {"master", o->run.storage == AR_BF16, s->storage == AR_BF16},
-    };
+    static const char *const all[] = {"momentum_buffer", "exp_avg", "master"};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (all[i].needed && !all[i].there)
+        if (ari_checkpoint_keeps(&o->run.optimizer, o->run.storage, all[i]) &&
+            !ari_checkpoint_keeps(&s->optimizer, s->storage, all[i]))
             return ar_error_set(
                 AR_ERR_ARG,
                 "resumed with %s, which needs the state '%s' of each parameter: the checkpoint, of %s in %s, has none",
-                strcmp(all[i].state, "master") == 0         ? "storage in bf16"
+                strcmp(all[i], "master") == 0               ? "storage in bf16"
                 : o->run.optimizer.kind == AR_OPTIMIZER_SGD ? "momentum"
                                                             : ar_optimizer_name(o->run.optimizer.kind),
-                all[i].state, ar_optimizer_name(s->optimizer.kind), s->storage == AR_BF16 ? "bf16" : "fp32");
+                all[i], ar_optimizer_name(s->optimizer.kind), s->storage == AR_BF16 ? "bf16" : "fp32");
     }
     return AR_OK;
 }

@@ -81,15 +81,13 @@ static ar_status put_header(FILE *f, const ar_st_tensor *const *order, size_t n,
     if (n_meta > 0)
         fputs(n > 0 ? "}," : "}", f);
     for (size_t i = 0; i < n; i++) {
-        char shape[AR_ST_MAX_DIMS * 21 + 3];
         size_t bytes = 0;
-        ari_st_shape_text(shape, sizeof shape, order[i]->ndim, order[i]->shape);
         AR_TRY(ari_st_tensor_bytes(&bytes, order[i]));
         if (i > 0)
             fputc(',', f);
         put_string(f, order[i]->name);
-        fprintf(f, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", ar_dtype_name(order[i]->dtype), shape,
-                offset, offset + bytes);
+        fprintf(f, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", ar_dtype_name(order[i]->dtype),
+                ARI_ST_SHAPE(order[i]->ndim, order[i]->shape), offset, offset + bytes);
         offset += bytes;
     }
     fputc('}', f);

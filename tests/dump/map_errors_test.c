@@ -136,7 +136,7 @@ Test(map_errors, a_rule_that_does_not_fit_names_the_tensor_and_the_rank)
         .name = "w", .dtype = AR_I32, .ndim = 2, .shape = {6, 4}, .count = 24, .bytes = 96, .data = data};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[512];
-        ari_map_target *t = NULL;
+        ari_piece *t = NULL;
         size_t n = 0;
         snprintf(text, sizeof text, RULE("%s"), cases[i].rule);
         ari_map *m = parse(text);
@@ -145,7 +145,7 @@ Test(map_errors, a_rule_that_does_not_fit_names_the_tensor_and_the_rank)
         cr_expect_eq(ari_map_apply(m, cases[i].rank, &e, NULL, NULL, &t, &n), wrong ? AR_ERR_FORMAT : AR_OK, "%s",
                      cases[i].rule);
         cr_expect(strstr(ar_error_message(), cases[i].problem) != NULL, "%s: %s", cases[i].rule, ar_error_message());
-        ari_map_targets_free(t, n);
+        ari_pieces_free(t, n);
         ari_map_free(m);
     }
 }

@@ -99,7 +99,7 @@ static size_t gather(const world *w, full *f, size_t room)
     size_t found = 0;
     memset(f, 0, room * sizeof *f);
     for (size_t i = 0; i < w->n; i++) {
-        ari_map_target *t = NULL;
+        ari_piece *t = NULL;
         size_t n = 0;
         cr_assert_eq(ari_map_apply(m, w->part[i].rank, &w->part[i].entry, find, (void *)(uintptr_t)w, &t, &n), AR_OK,
                      "%s", ar_error_message());
@@ -125,7 +125,7 @@ static size_t gather(const world *w, full *f, size_t room)
             for (size_t b = 0; b < t[k].boxes; b++)
                 put_box(&f[j], &t[k].box[b], &w->part[i]);
         }
-        ari_map_targets_free(t, n);
+        ari_pieces_free(t, n);
     }
     ari_map_free(m);
     return found;
@@ -363,11 +363,11 @@ Test(map, a_stack_in_several_pieces_is_taken_apart_by_index)
         cr_expect(f[i].count == 2 && f[i].seen[0] == 1 && f[i].seen[1] == 1);
     }
     ari_map *m = parse(w.map);
-    ari_map_target *t = NULL;
+    ari_piece *t = NULL;
     size_t n = 0;
     cr_assert_eq(ari_map_apply(m, 0, &w.part[0].entry, find, &w, &t, &n), AR_OK);
     cr_expect(n == 2 && t[0].box->at == 0 && t[1].box->at == 1 && t[1].box->stride[0] == 2);
-    ari_map_targets_free(t, n);
+    ari_pieces_free(t, n);
     ari_map_free(m);
 }
 
@@ -392,13 +392,13 @@ Test(map, dimensions_are_permuted_as_the_list_says)
     const ar_st_entry e = {
         .name = "x", .dtype = AR_I32, .ndim = 3, .shape = {2, 3, 4}, .count = 24, .bytes = 96, .data = data};
     ari_map *m = parse("{\"version\":1,\"tensors\":[{\"match\":\"x\",\"permute\":[2,0,1]}]}");
-    ari_map_target *t = NULL;
+    ari_piece *t = NULL;
     size_t n = 0;
     cr_assert_eq(ari_map_apply(m, -1, &e, NULL, NULL, &t, &n), AR_OK, "%s", ar_error_message());
     cr_assert_eq(n, 1);
     cr_expect(t->shape[0] == 4 && t->shape[1] == 2 && t->shape[2] == 3 && !t->partial);
     cr_expect(t->box->stride[0] == 1 && t->box->stride[1] == 12 && t->box->stride[2] == 4);
-    ari_map_targets_free(t, n);
+    ari_pieces_free(t, n);
     ari_map_free(m);
 }
 
@@ -417,11 +417,11 @@ Test(map, a_scalar_is_one_box)
     static const int one = 7;
     const ar_st_entry e = {.name = "loss", .dtype = AR_I32, .ndim = 0, .count = 1, .bytes = 4, .data = &one};
     ari_map *m = parse("{\"version\":1}");
-    ari_map_target *t = NULL;
+    ari_piece *t = NULL;
     size_t n = 0;
     cr_assert_eq(ari_map_apply(m, -1, &e, NULL, NULL, &t, &n), AR_OK);
     cr_expect(n == 1 && t->ndim == 0 && t->boxes == 1 && t->box->at == 0);
-    ari_map_targets_free(t, n);
+    ari_pieces_free(t, n);
     ari_map_free(m);
 }
 
@@ -445,11 +445,11 @@ static void expect_name(const char *rules, int rank, const char *name, const cha
     snprintf(text, sizeof text,
              "{\"version\":1,\"mesh\":[[\"pp\",2],[\"tp\",2]],\"files\":\"r{rank}\",\"tensors\":[%s]}", rules);
     ari_map *m = parse(text);
-    ari_map_target *t = NULL;
+    ari_piece *t = NULL;
     size_t n = 0;
     cr_assert_eq(ari_map_apply(m, rank, &e, NULL, NULL, &t, &n), AR_OK, "%s", ar_error_message());
     cr_expect_str_eq(n == 0 ? "" : t->name, expected);
-    ari_map_targets_free(t, n);
+    ari_pieces_free(t, n);
     ari_map_free(m);
 }
 
@@ -527,7 +527,7 @@ Test(map, zigzag_pieces_that_differ_are_refused)
     HOLD(&w, 0, "x", 0, 1);
     HOLD(&w, 1, "x", 2, 3, 4, 5);
     ari_map *m = parse(w.map);
-    ari_map_target *t = NULL;
+    ari_piece *t = NULL;
     size_t n = 0;
     cr_expect_eq(ari_map_apply(m, 0, &w.part[0].entry, find, &w, &t, &n), AR_ERR_FORMAT);
     cr_expect_not_null(strstr(ar_error_message(), "zigzag pieces are all of one even extent"), "%s",
