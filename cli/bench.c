@@ -57,16 +57,11 @@ static const ari_option options[] = {
 static const char *const benchmarks[] = {"gemm", "grad", "block", "step", "ddp", "allreduce", NULL};
 
 static const ari_positional positionals[] = {
-    {.name = "WHAT",
-     .at = offsetof(bench_values, what),
-     .required = true,
-     .help = "gemm, grad, block, step, ddp or allreduce",
-     .choices = benchmarks},
-    {.name = "MODEL",
-     .at = offsetof(bench_values, model),
-     .help = "step, ddp: as check has it (default llama-demo); block: the model whose block is timed",
-     .kind = ARI_OPT_FOLDER,
-     .choices = ari_model_names},
+    ARI_POSITIONAL("WHAT", STRING, what, "gemm, grad, block, step, ddp or allreduce", .required = true,
+                   .choices = benchmarks),
+    ARI_POSITIONAL("MODEL", FOLDER, model,
+                   "step, ddp: as check has it (default llama-demo); block: the model whose block is timed",
+                   .choices = ari_model_names),
     {0},
 };
 
@@ -228,17 +223,14 @@ static ar_status run_block(session *s)
                s->threads, plural(s->threads));
 }
 
-/* The run of step and ddp, whose layout is still to be set. Gives its tokens; free(). */
+/* The run of step and ddp. Gives its tokens; free(). */
 static ar_status begin_run(session *s, ar_run *run, int64_t **ids)
 {
     const bench_values *v = s->v;
     char folder[512];
-    *run = (ar_run){
-        .batch = v->batch ? v->batch : 8,
-        .seq = v->seq ? v->seq : 64,
-        .sim = {.algorithm = ari_layout_algorithm(&v->layout), .timeout_ns = ari_layout_timeout_ns(&v->layout)},
-        .device = s->device,
-        .threads = s->threads};
+    *run = (ar_run){.batch = v->batch ? v->batch : 8, .seq = v->seq ? v->seq : 64};
+    ari_layout_run(run, &v->layout, &v->common);
+    run->threads = s->threads;
     AR_TRY(ari_layout_check(&v->layout));
     AR_TRY(ari_run_config(&s->config, folder, sizeof folder, v->model ? v->model : "llama-demo"));
     AR_TRY(ari_layout_plan(&v->layout, s->config.arch, &run->plan));
@@ -289,7 +281,8 @@ static ar_status run_step(session *s)
     ar_bench_step_options o = {.config = &s->config, .repetitions = s->repetitions};
     ar_status st = begin_run(s, &o.run, &ids);
     o.input_ids = ids;
-    o.run.parallel = ari_layout_given(&v->layout) ? ari_layout_parallel(&v->layout) : (ar_parallel){.tp = 4};
+    if (!ari_layout_given(&v->layout))
+        o.run.parallel = (ar_parallel){.tp = 4};
     for (size_t i = 0; i < 2 && st == AR_OK; i++) {
         ar_bench_side_row row[2] = {0};
         if (v->layout.numerics >= 0 && (ar_numerics)v->layout.numerics != all[i])
@@ -349,18 +342,18 @@ static ar_status run_ddp(session *s)
                                        {"over_alone", "of no DDP", ARI_AS_RATIO, AT(row.over_alone)},
                                        {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
 #undef AT
-    const ar_parallel parallel = ari_layout_parallel(&s->v->layout);
+    const ari_layout_values *layout = &s->v->layout;
     ar_bench_ddp_row rows[1 + 2 * DDP_CAPACITIES];
     ddp_line lines[1 + 2 * DDP_CAPACITIES];
     const size_t n = ddp_rows(rows);
     int64_t *ids = NULL;
     ar_bench_step_options o = {.config = &s->config, .repetitions = s->repetitions};
-    if (parallel.tp > 1 || parallel.micro_batches > 1)
+    if (layout->tp > 1 || layout->micro_batches > 1)
         return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
     ar_status st = begin_run(s, &o.run, &ids);
     o.input_ids = ids;
-    o.run.parallel.dp = parallel.dp > 1 ? parallel.dp : 2;
-    o.run.numerics = s->v->layout.numerics >= 0 ? (ar_numerics)s->v->layout.numerics : AR_NUMERICS_NATIVE;
+    o.run.parallel = (ar_parallel){.dp = layout->dp > 1 ? layout->dp : 2};
+    o.run.numerics = layout->numerics >= 0 ? (ar_numerics)layout->numerics : AR_NUMERICS_NATIVE;
     show_progress(s, 0, 1);
     if (st == AR_OK)
         st = ari_bench_ddp(rows, n, &o);

@@ -48,9 +48,10 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_fau
     AR_TRY(ari_layout_plan(&v->layout, c->arch, &o->run.plan));
     AR_TRY(ari_estimate_layers(c));
     const bool given = ari_layout_given(&v->layout);
-    p[0] = ari_layout_parallel(&v->layout);
+    p[0] = o->run.parallel;
     o->run.seq = v->seq ? v->seq : ar_check_default_seq(c, given ? p : NULL);
-    o->run.ddp = ari_layout_ddp(&v->layout, ar_check_default_bucket_bytes(c));
+    if (v->layout.bucket_bytes == ARI_LAYOUT_NOT_GIVEN)
+        o->run.ddp.bucket_bytes = ar_check_default_bucket_bytes(c);
     if (given) {
         o->layouts = 1;
     } else if (v->sweep > 0) {
@@ -74,19 +75,6 @@ static ar_status announce(const ari_check_values *v, const ar_check_options *o, 
         fprintf(stderr, "%s: this will take about %s and %s of memory\n", c->name, ARI_SECONDS(e.seconds),
                 ARI_BYTES(e.bytes));
     return AR_OK;
-}
-
-typedef struct progress_user {
-    ari_progress line;
-    const char *model;
-} progress_user;
-
-static void show_progress(void *user, double fraction, const char *what)
-{
-    progress_user *p = user;
-    char text[256];
-    snprintf(text, sizeof text, "%s: %s", p->model, what);
-    ari_progress_update(&p->line, fraction, text);
 }
 
 /* Of two models each has a folder in the one given. */
@@ -146,14 +134,17 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
         o.run.sim.faults = &gives->net_fault;
         o.run.sim.fault_count = 1;
     }
-    progress_user p = {.model = model};
-    ari_progress_begin(&p.line, v->common.quiet);
-    o.progress = show_progress;
-    o.progress_user = &p;
+    ari_progress progress;
+    char about[64];
+    snprintf(about, sizeof about, "%s: ", model);
+    ari_progress_begin(&progress, v->common.quiet);
+    progress.about = about;
+    o.progress = ari_progress_show;
+    o.progress_user = &progress;
     gives->run = o.run;
     AR_TRY(announce(v, &o, &c));
     const ar_status st = ar_check(&gives->report, &o);
-    ari_progress_end(&p.line);
+    ari_progress_end(&progress);
     return st;
 }
 
@@ -161,10 +152,7 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
 static ar_status write_record(const ari_watch *watch, const ari_checked *c, bool text)
 {
     const ar_check_report *r = c->report;
-    char layout[ARI_LAYOUT_TEXT], title[256];
-    ari_layout_text(layout, &r->run[0].parallel, r->batch);
-    snprintf(title, sizeof title, "%s, %s", r->config.name, layout);
-    AR_TRY(ari_watch_write(watch, title));
+    AR_TRY(ari_watch_write(watch, r->config.name, &r->run[0].parallel, r->batch));
     if (text)
         ari_watch_print(stdout, watch);
     return AR_OK;
@@ -189,21 +177,19 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
 }
 
 typedef struct listing {
-    ari_table *table;
+    ari_table table;
     json_t *tensors;
 } listing;
 
 static ar_status add_tensor(void *user, const char *tensor, const char *pass, int ndim, const size_t *shape)
 {
-    const listing *l = user;
+    listing *l = user;
     char text[96];
     size_t at = 0;
     text[0] = '\0';
     for (int d = 0; d < ndim; d++)
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%zu", d ? ", " : "", shape[d]);
-    ari_table_cell(l->table, "%s", tensor);
-    ari_table_cell(l->table, "%s", pass);
-    ari_table_cell(l->table, "[%s]", text);
+    ari_table_row(&l->table, "%s\t%s\t[%s]", tensor, pass, text);
     json_array_append_new(l->tensors, json_pack("{s:s, s:s, s:o}", "name", tensor, "pass", pass, "shape",
                                                 ari_json_sizes(shape, (size_t)ndim)));
     return AR_OK;
@@ -214,23 +200,19 @@ static ar_status add_tensor(void *user, const char *tensor, const char *pass, in
 static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *o)
 {
     static const ari_column columns[] = {{"name", ARI_LEFT}, {"pass", ARI_LEFT}, {"shape", ARI_LEFT}};
-    listing l = {.tensors = json_array()};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_table_create(&l.table, columns, sizeof columns / sizeof *columns));
-    AR_TRY_TO(done, st, ar_check_tensors(o, add_tensor, &l));
-    if (to) {
+    listing l = {.table = ARI_TABLE(columns), .tensors = json_array()};
+    const ar_status listed = ar_check_tensors(o, add_tensor, &l);
+    if (to && listed == AR_OK)
         fprintf(to, "\n%s, one step of %zu sequence%s of %zu token%s:\n", o->run.model, o->run.batch,
                 o->run.batch == 1 ? "" : "s", o->run.seq, o->run.seq == 1 ? "" : "s");
-        AR_TRY_TO(done, st, ari_table_print(l.table, to, 2));
+    ar_status st = ari_table_end(&l.table, listed == AR_OK ? to : NULL, 2);
+    st = listed == AR_OK ? st : listed;
+    if (to && st == AR_OK)
         fprintf(to, "%zu tensors\n", json_array_size(l.tensors));
-    }
-    *gives = json_pack("{s:o, s:I, s:I, s:O}", "name", ari_json_text(o->run.model), "batch", (json_int_t)o->run.batch,
+    *gives = json_pack("{s:o, s:I, s:I, s:o}", "name", ari_json_text(o->run.model), "batch", (json_int_t)o->run.batch,
                        "seq", (json_int_t)o->run.seq, "tensors", l.tensors);
-    if (*gives == NULL)
+    if (*gives == NULL && st == AR_OK)
         st = ar_error_set(AR_ERR_MEMORY, "no memory for the list of tensors");
-done:
-    ari_table_destroy(l.table);
-    json_decref(l.tensors);
     return st;
 }
 

@@ -65,12 +65,10 @@ static const ari_option options[] = {
 };
 
 static const ari_positional positionals[] = {
-    {.name = "MODEL",
-     .at = offsetof(ari_check_values, model),
-     .help = "a folder with a Hugging Face config.json (and weights), or llama-demo, gpt2-demo, stack-demo; "
-             "default: llama-demo and gpt2-demo",
-     .kind = ARI_OPT_FOLDER,
-     .choices = ari_model_names},
+    ARI_POSITIONAL("MODEL", FOLDER, model,
+                   "a folder with a Hugging Face config.json (and weights), or llama-demo, gpt2-demo, stack-demo; "
+                   "default: llama-demo and gpt2-demo",
+                   .choices = ari_model_names),
     {0},
 };
 
@@ -221,19 +219,13 @@ ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *
                             .run.steps = v->steps < 0 ? 3 : (uint64_t)v->steps,
                             .run.clip = ari_or_else(v->clip, 1.0),
                             .run.dropout = ari_or_else(v->dropout, 0.0),
-                            .run.numerics = (ar_numerics)v->layout.numerics,
-                            .run.precision = (ar_precision)v->layout.precision,
-                            .gradcheck = v->gradcheck,
-                            .text = v->text,
                             .run.seed = v->common.seed,
                             .run.fault = fault,
-                            .run.device = ari_layout_device(&v->layout),
-                            .run.process = v->common.process,
-                            .run.sim.algorithm = ari_layout_algorithm(&v->layout),
-                            .run.threads = v->common.threads,
-                            .run.sim.timeout_ns = ari_layout_timeout_ns(&v->layout),
                             .run.sim.verify_transfers = v->verify_transfers,
+                            .gradcheck = v->gradcheck,
+                            .text = v->text,
                             .skip_f64 = v->skip_f64};
+    ari_layout_run(&o->run, &v->layout, &v->common);
     if (o->run.steps == 0) /* gradients only: there is nothing to clip them for */
         o->run.clip = 0.0;
     if (v->schedule)

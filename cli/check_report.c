@@ -30,7 +30,7 @@ bool ari_check_same(const ari_checked *checked, size_t n)
     return !ari_check_failed_gradcheck(checked, n);
 }
 
-#define LAYOUT_OF(u, r) ari_layout_text((char[ARI_LAYOUT_TEXT]){0}, &(u)->parallel, (r)->batch)
+#define LAYOUT_OF(u, r) ARI_LAYOUT(&(u)->parallel, (r)->batch)
 
 /* --- above the table ---------------------------------------------------------------------------------------------- */
 
@@ -101,20 +101,16 @@ static ar_status print_gradcheck(FILE *to, const ar_gradcheck *g)
 {
     static const ari_column columns[] = {
         {"step size", ARI_RIGHT}, {"worst relative error", ARI_RIGHT}, {"in", ARI_LEFT}};
-    ari_table *t = NULL;
+    ari_table t = ARI_TABLE(columns);
     fprintf(to,
             "gradcheck: the binary64 baseline against central differences, on %zu sequences of %zu tokens; %zu "
             "elements of %zu parameters\n",
             g->batch, g->seq, g->elements, g->parameters);
-    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
     for (size_t i = 0; i < g->rows; i++) {
-        ari_table_cell(t, "%.0e", g->row[i].step);
-        ari_table_cell(t, "%.1e", g->row[i].max_relative_error);
-        ari_table_cell(t, "%s%s", g->row[i].worst_tensor, i == g->best ? "  (best)" : "");
+        ari_table_row(&t, "%.0e\t%.1e\t%s%s", g->row[i].step, g->row[i].max_relative_error, g->row[i].worst_tensor,
+                      i == g->best ? "  (best)" : "");
     }
-    const ar_status st = ari_table_print(t, to, 2);
-    ari_table_destroy(t);
-    return st;
+    return ari_table_end(&t, to, 2);
 }
 
 /* --- the table ---------------------------------------------------------------------------------------------------- */
@@ -143,30 +139,21 @@ static ar_status print_rows(FILE *to, const ar_check_report *r)
                                   {native ? "worst in" : "gradients", ARI_LEFT},
                                   {"time", ARI_RIGHT},
                                   {"result", ARI_LEFT}};
-    ari_table *t = NULL;
-    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
+    ari_table t = ARI_TABLE(columns);
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
-        ari_table_cell(t, "%s", LAYOUT_OF(u, r));
-        ari_table_cell(t, "%zu", u->tensors);
-        ari_table_cell(t, "%s", ARI_COUNT(u->elements));
-        ari_table_cell(t, "%s", ARI_COUNT(u->elements_different));
+        ari_table_row(&t, "%s\t%zu\t%s\t%s", LAYOUT_OF(u, r), u->tensors, ARI_COUNT(u->elements),
+                      ARI_COUNT(u->elements_different));
         if (native)
-            ari_table_cell(t, "%.3g", u->max_ratio);
+            ari_table_cell(&t, "%.3g", u->max_ratio);
         else
-            ari_table_cell(t, "%s", ARI_COUNT(u->max_ulp));
-        ari_table_cell(t, "%s", ARI_COUNT(u->bytes_counted));
-        ari_table_cell(t, "%s", u->bytes_counted == u->bytes_predicted ? "the same" : ARI_COUNT(u->bytes_predicted));
-        if (native)
-            ari_table_cell(t, "%s", u->ratio_tensor);
-        else
-            ari_table_cell(t, "%.12s", u->gradients_hash);
-        ari_table_cell(t, "%s", ARI_SECONDS(u->seconds));
-        ari_table_cell(t, "%s", result_text(r, u));
+            ari_table_cell(&t, "%s", ARI_COUNT(u->max_ulp));
+        ari_table_row(&t, "%s\t%s\t%.*s\t%s\t%s", ARI_COUNT(u->bytes_counted),
+                      u->bytes_counted == u->bytes_predicted ? "the same" : ARI_COUNT(u->bytes_predicted),
+                      native ? (int)sizeof u->ratio_tensor : 12, native ? u->ratio_tensor : u->gradients_hash,
+                      ARI_SECONDS(u->seconds), result_text(r, u));
     }
-    const ar_status st = ari_table_print(t, to, 2);
-    ari_table_destroy(t);
-    return st;
+    return ari_table_end(&t, to, 2);
 }
 
 /* Whether all runs end with the baseline's weights. */
@@ -194,34 +181,26 @@ static ar_status print_memory(FILE *to, const ar_check_report *r)
                                          {"gradients", ARI_RIGHT},       {"optimizer", ARI_RIGHT},
                                          {"buckets", ARI_RIGHT},         {"kept for backward", ARI_RIGHT},
                                          {"most of a step", ARI_RIGHT}};
-    ari_table *t = NULL;
-    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
+    ari_table t = ARI_TABLE(columns);
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
         const size_t bytes[] = {u->weights_bytes, u->gradients_bytes, u->optimizer_bytes,
                                 u->buckets_bytes, u->stored_bytes,    u->peak_bytes};
-        ari_table_cell(t, "%s", LAYOUT_OF(u, r));
+        ari_table_cell(&t, "%s", LAYOUT_OF(u, r));
         for (size_t k = 0; k < sizeof bytes / sizeof *bytes; k++)
-            ari_table_cell(t, "%s", ARI_BYTES(bytes[k]));
+            ari_table_cell(&t, "%s", ARI_BYTES(bytes[k]));
     }
     fprintf(to, "\n");
-    const ar_status st = ari_table_print(t, to, 2);
-    ari_table_destroy(t);
-    return st;
+    return ari_table_end(&t, to, 2);
 }
 
 static ar_status print_predicted(FILE *to, const ari_checked *c)
 {
     const ar_check_report *r = c->report;
-    ari_table *t = NULL;
-    AR_TRY(ari_predicted_begin(&t, to, c->watch));
-    for (size_t i = 0; i < r->runs; i++) {
-        const ar_check_run *u = &r->run[i];
-        ari_predicted_row(t, LAYOUT_OF(u, r), u->has_predicted ? &u->predicted : NULL);
-    }
-    const ar_status st = ari_table_print(t, to, 2);
-    ari_table_destroy(t);
-    return st;
+    ari_table t = ari_predicted_begin(to, c->watch);
+    for (size_t i = 0; i < r->runs; i++)
+        ari_predicted_row(&t, &r->run[i].parallel, r->batch, r->run[i].has_predicted ? &r->run[i].predicted : NULL);
+    return ari_table_end(&t, to, 2);
 }
 
 /* The seeds that decided which rank goes on, and those that make a run go wrong. */

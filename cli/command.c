@@ -69,6 +69,14 @@ json_t *ari_json_begin(const char *command)
     return json_pack("{s:s, s:s, s:s}", "tool", "anyrank", "version", ari_version(), "command", command);
 }
 
+json_t *ari_json_whole(json_t *object, json_t *rest)
+{
+    if (object && rest && json_object_update_new(object, rest) == 0)
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
 ar_status ari_json_end(json_t *result, const ari_common *common)
 {
     ar_status st = AR_OK;

@@ -42,6 +42,8 @@ bool ari_wants_text(const ari_common *common);
 
 /** {"tool":"anyrank","version":...,"command":...}: what every result begins with. Gives; NULL without memory. */
 json_t *ari_json_begin(const char *command);
+/** Adds the members of `rest`, which it takes. Gives the object; NULL, and frees both, where either is NULL. */
+json_t *ari_json_whole(json_t *object, json_t *rest);
 /** Writes a result to where --json says; nothing without --json. Takes `result` in every case (json_decref); NULL is
  *  AR_ERR_MEMORY. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_end(json_t *result, const ari_common *common);

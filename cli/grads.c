@@ -63,11 +63,8 @@ static const ari_option options[] = {
 };
 
 static const ari_positional positionals[] = {
-    {.name = "MODEL",
-     .at = offsetof(grads_values, model),
-     .help = "a folder with a Hugging Face config.json (and weights), or a bundled name",
-     .kind = ARI_OPT_FOLDER,
-     .choices = ari_model_names},
+    ARI_POSITIONAL("MODEL", FOLDER, model, "a folder with a Hugging Face config.json (and weights), or a bundled name",
+                   .choices = ari_model_names),
     {0},
 };
 
@@ -100,9 +97,8 @@ static json_t *notes_json(const ar_grads_result *r)
     return notes;
 }
 
-static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ari_watch *watch)
+static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar_run *run, const ari_watch *watch)
 {
-    const ar_parallel parallel = ari_layout_parallel(&v->layout);
     json_t *files = json_array(), *o = ari_json_begin("grads");
     for (size_t i = 0; i < sizeof r->file / sizeof *r->file; i++) {
         if (r->file[i][0])
@@ -110,9 +106,8 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     }
     json_object_set_new(o, "result", json_string("same"));
     json_object_set_new(o, "numerics", json_string(ari_numerics_names[v->layout.numerics]));
-    const ar_device_choice device = ari_layout_device(&v->layout);
-    ari_device_json(o, &device);
-    json_object_set_new(o, "layout", ari_layout_json(&parallel, r->batch));
+    ari_device_json(o, &run->device);
+    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, r->batch));
     if (v->inject)
         json_object_set_new(o, "fault", json_string(v->inject));
     json_object_set_new(o, "outputs_hash", json_string(r->outputs_hash));
@@ -137,19 +132,11 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     return o;
 }
 
-static ar_status print(const ar_grads_result *r, const grads_values *v, const ari_watch *watch)
+static ar_status print(const ar_grads_result *r, const grads_values *v, const ar_run *run, const ari_watch *watch)
 {
-    char layout[ARI_LAYOUT_TEXT], device[ARI_DEVICE_TEXT];
-    const ar_parallel parallel = ari_layout_parallel(&v->layout);
-    const ar_device_choice choice = ari_layout_device(&v->layout);
-    ari_layout_text(layout, &parallel, r->batch);
+    char device[ARI_DEVICE_TEXT];
     if (watch->timed) {
-        ari_table *t = NULL;
-        AR_TRY(ari_predicted_begin(&t, stdout, watch));
-        ari_predicted_row(t, layout, &r->predicted);
-        const ar_status st = ari_table_print(t, stdout, 2);
-        ari_table_destroy(t);
-        AR_TRY(st);
+        AR_TRY(ari_predicted_print(stdout, watch, &run->parallel, r->batch, &r->predicted));
         printf("\n");
     }
     ari_watch_print(stdout, watch);
@@ -159,43 +146,33 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
     }
     if (v->model)
         printf("loss %.9g (%s)\n", (double)r->loss, r->fresh ? "fresh weights" : "weights of the folder");
-    if (ari_device_text(device, &choice, ar_parallel_world(&parallel), NULL)[0])
+    if (ari_device_text(device, &run->device, ar_parallel_world(&run->parallel), NULL)[0])
         printf("device: %s\n", device);
-    printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds), layout, r->outputs_hash);
+    printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds),
+           ARI_LAYOUT(&run->parallel, r->batch), r->outputs_hash);
     return AR_OK;
 }
 
 static ar_status run_watched(const grads_values *v, const ari_watch *watch)
 {
     ar_grads_result r;
-    ar_fault fault = AR_FAULT_NONE;
-    const ar_parallel parallel = ari_layout_parallel(&v->layout);
+    ar_grads_options o = {.run.model = v->model,
+                          .run.seed = v->common.seed,
+                          .run.sim.cluster = ari_watch_cluster(watch),
+                          .run.sim.trace = watch->trace,
+                          .block = v->block,
+                          .input = v->input,
+                          .out = v->out,
+                          .sensitivity = v->sensitivity,
+                          .sensitivity_of = v->sensitivity_of >= 0
+                                                ? (ar_sensitivity)v->sensitivity_of
+                                                : ar_sensitivity_of_precision((ar_precision)v->layout.precision),
+                          .per_rank = v->per_rank,
+                          .activations = v->activations,
+                          .mlp_order = (ar_mlp_order)v->layout.mlp_order};
+    ari_layout_run(&o.run, &v->layout, &v->common);
     if (v->inject)
-        AR_TRY(ar_fault_parse(&fault, v->inject));
-    const ar_grads_options o = {.run.model = v->model,
-                                .block = v->block,
-                                .input = v->input,
-                                .out = v->out,
-                                .run.parallel = parallel,
-                                .run.ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES),
-                                .run.numerics = (ar_numerics)v->layout.numerics,
-                                .run.precision = (ar_precision)v->layout.precision,
-                                .sensitivity = v->sensitivity,
-                                .sensitivity_of = v->sensitivity_of >= 0
-                                                      ? (ar_sensitivity)v->sensitivity_of
-                                                      : ar_sensitivity_of_precision((ar_precision)v->layout.precision),
-                                .run.fault = fault,
-                                .run.device = ari_layout_device(&v->layout),
-                                .per_rank = v->per_rank,
-                                .activations = v->activations,
-                                .run.seed = v->common.seed,
-                                .mlp_order = (ar_mlp_order)v->layout.mlp_order,
-                                .run.sim.algorithm = ari_layout_algorithm(&v->layout),
-                                .run.threads = v->common.threads,
-                                .run.sim.timeout_ns = ari_layout_timeout_ns(&v->layout),
-                                .run.sim.cluster = ari_watch_cluster(watch),
-                                .run.sim.trace = watch->trace};
-    char title[256], layout[ARI_LAYOUT_TEXT];
+        AR_TRY(ar_fault_parse(&o.run.fault, v->inject));
     const ar_status st = ar_grads(&r, &o);
     if (!v->common.quiet)
         ari_config_notes_print(stderr, &r.config);
@@ -204,12 +181,10 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
             fprintf(stderr, "note: %s\n", r.note[i]);
     }
     AR_TRY(st);
-    snprintf(title, sizeof title, "%s, %s", v->model ? v->model : v->block,
-             ari_layout_text(layout, &parallel, r.batch));
-    AR_TRY(ari_watch_write(watch, title));
+    AR_TRY(ari_watch_write(watch, v->model ? v->model : v->block, &o.run.parallel, r.batch));
     if (ari_wants_text(&v->common))
-        AR_TRY(print(&r, v, watch));
-    return ari_json_end(as_json(&r, v, watch), &v->common);
+        AR_TRY(print(&r, v, &o.run, watch));
+    return ari_json_end(as_json(&r, v, &o.run, watch), &v->common);
 }
 
 static ar_status run(void *values, int *exit_code)

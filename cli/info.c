@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <spawn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -50,119 +50,57 @@ typedef struct probe_row {
     char reason[96]; /* why not; "" otherwise */
 } probe_row;
 
-static bool cpu_has(const char *feature)
-{
-#if defined(__x86_64__)
-    /* The builtin takes literals only. */
-    if (strcmp(feature, "avx512f") == 0)
-        return __builtin_cpu_supports("avx512f");
-    if (strcmp(feature, "avx512dq") == 0)
-        return __builtin_cpu_supports("avx512dq");
-    if (strcmp(feature, "avx512bw") == 0)
-        return __builtin_cpu_supports("avx512bw");
-    if (strcmp(feature, "avx512vl") == 0)
-        return __builtin_cpu_supports("avx512vl");
-    if (strcmp(feature, "avx2") == 0)
-        return __builtin_cpu_supports("avx2");
-    if (strcmp(feature, "fma") == 0)
-        return __builtin_cpu_supports("fma");
-#endif
-    (void)feature;
-    return false;
-}
-
 /* The first feature that the set needs and the CPU has not, or NULL. */
-static const char *lacking(const kernel_set *set)
+static const char *lacking(const kernel_set *set, const char *has)
 {
     for (size_t i = 0; i < sizeof set->features / sizeof set->features[0] && set->features[i] != NULL; i++) {
-        if (!cpu_has(set->features[i]))
+        const size_t length = strlen(set->features[i]);
+        const char *word = has;
+        while (*word != '\0' && (strcspn(word, " ") != length || strncmp(word, set->features[i], length) != 0))
+            word += strcspn(word, " ") + strspn(word + strcspn(word, " "), " ");
+        if (*word == '\0')
             return set->features[i];
     }
     return NULL;
 }
 
-/* This process's environment with BLIS_ARCH_TYPE replaced. Gives the array alone: its strings are borrowed. */
-static char **environment_with(char *setting)
-{
-    size_t n = 0;
-    while (environ[n] != NULL)
-        n++;
-    char **out = calloc(n + 2, sizeof *out);
-    size_t kept = 0;
-    for (size_t i = 0; out != NULL && i < n; i++) {
-        if (strncmp(environ[i], "BLIS_ARCH_TYPE=", strlen("BLIS_ARCH_TYPE=")) != 0)
-            out[kept++] = environ[i];
-    }
-    if (out != NULL)
-        out[kept] = setting;
-    return out;
-}
-
-/* Where this program's file is. Without /proc it is as the caller named it, which may have been replaced meanwhile. */
-static const char *own_path(void)
+/* Starts this program again as `probe-gemm`; its standard output, for pclose, or NULL. */
+static FILE *start_child(const char *number)
 {
     static const char self[] = "/proc/self/exe";
-    return access(self, X_OK) == 0 ? self : (const char *)(uintptr_t)getauxval(AT_EXECFN);
+    char path[64];
+    /* Without /proc its file is as the caller named it, which may have been replaced meanwhile. */
+    snprintf(path, sizeof path, "/proc/%ld/exe", (long)getpid());
+    const char *file = access(self, X_OK) == 0 ? path : (const char *)(uintptr_t)getauxval(AT_EXECFN);
+    if (setenv("BLIS_ARCH_TYPE", number, 1) != 0 || setenv("ANYRANK_PROBED", file, 1) != 0)
+        return NULL; /* (BLIS has read this process's choice long since) */
+    return popen("exec \"$ANYRANK_PROBED\" probe-gemm", "r");
 }
 
-/* Starts this program again as `probe-gemm`, its standard output into a pipe. Gives the pipe's reading end. */
-static int start_child(pid_t *child, char *setting)
+static void probe_one(probe_row *row, const kernel_set *set, const char *has)
 {
-    char name[] = "anyrank", command[] = "probe-gemm";
-    char *argv[] = {name, command, NULL};
-    int ends[2];
-    char **environment = environment_with(setting);
-    if (environment == NULL || pipe(ends) != 0) {
-        free(environment);
-        return -1;
-    }
-    posix_spawn_file_actions_t actions;
-    int failed = posix_spawn_file_actions_init(&actions);
-    if (failed == 0) {
-        posix_spawn_file_actions_addclose(&actions, ends[0]);
-        posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-        posix_spawn_file_actions_addclose(&actions, ends[1]);
-        failed = posix_spawn(child, own_path(), &actions, NULL, argv, environment);
-        posix_spawn_file_actions_destroy(&actions);
-    }
-    close(ends[1]);
-    free(environment);
-    if (failed != 0)
-        close(ends[0]);
-    return failed != 0 ? -1 : ends[0];
-}
-
-static void probe_one(probe_row *row, const kernel_set *set)
-{
-    char setting[64], text[64] = "";
-    pid_t child = 0;
+    char text[64] = "";
     row->gflops = (double)NAN;
-    const char *feature = lacking(set);
+    const char *feature = lacking(set, has);
     if (feature != NULL) {
         snprintf(row->reason, sizeof row->reason, "this CPU has no %s", feature);
         return;
     }
-    snprintf(setting, sizeof setting, "BLIS_ARCH_TYPE=%s", set->number);
-    const int from = start_child(&child, setting);
-    if (from < 0) {
+    FILE *from = start_child(set->number);
+    if (from == NULL) {
         snprintf(row->reason, sizeof row->reason, "no process could be started");
         return;
     }
-    size_t length = 0;
-    ssize_t got = 0;
-    while (length + 1 < sizeof text && (got = read(from, text + length, sizeof text - 1 - length)) > 0)
-        length += (size_t)got;
-    close(from);
-    int status = 0;
-    waitpid(child, &status, 0);
+    const bool told = fgets(text, sizeof text, from) != NULL;
+    const int status = pclose(from);
     char *end = NULL;
-    row->gflops = strtod(text, &end);
-    if (end == text || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-        row->gflops = (double)NAN;
+    const double gflops = strtod(text, &end);
+    if (told && end != text && status == 0)
+        row->gflops = gflops;
+    else
         snprintf(row->reason, sizeof row->reason, "its process failed (%s %d)",
                  WIFSIGNALED(status) ? "signal" : "exit status",
                  WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
-    }
 }
 
 /* Fills all rows. AR_ERR_UNSUPPORTED where the numbers of the sets are not known. */
@@ -172,7 +110,7 @@ static ar_status probe(probe_row *rows, const ar_cpu_info *cpu)
         return ar_error_set(AR_ERR_UNSUPPORTED, "--probe: kernel sets have known numbers in BLIS %s, and this is %s",
                             numbered_version, cpu->blis_version);
     for (size_t i = 0; i < KERNEL_SETS; i++)
-        probe_one(&rows[i], &kernel_sets[i]);
+        probe_one(&rows[i], &kernel_sets[i], cpu->features);
     return AR_OK;
 }
 
@@ -270,8 +208,7 @@ static void add_gpu_row(ari_table *table, const ar_gpu_info *g, int index)
 static ar_status print_machine(const ar_cpu_info *cpu, const accelerators *a)
 {
     static const ari_column columns[] = {{NULL, ARI_LEFT}, {NULL, ARI_LEFT}};
-    ari_table *table = NULL;
-    AR_TRY(ari_table_create(&table, columns, 2));
+    ari_table table = ARI_TABLE(columns);
     const char *const entries[][2] = {
         {"anyrank", ari_version()},
         {"build", ari_build_type()},
@@ -287,37 +224,29 @@ static ar_status print_machine(const ar_cpu_info *cpu, const accelerators *a)
         {"data", ar_data_dir()},
     };
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
-        ari_table_cell(table, "%s", entries[i][0]);
-        ari_table_cell(table, "%s", entries[i][1]);
-        if (strcmp(entries[i][0], "CPU") == 0) {
-            ari_table_cell(table, "cores");
-            ari_table_cell(table, "%d", cpu->cores);
-        }
+        ari_table_row(&table, "%s\t%s", entries[i][0], entries[i][1]);
+        if (strcmp(entries[i][0], "CPU") == 0)
+            ari_table_row(&table, "cores\t%d", cpu->cores);
         for (int g = 0; strcmp(entries[i][0], "CUDA") == 0 && g < a->gpus; g++)
-            add_gpu_row(table, &a->gpu[g], g);
+            add_gpu_row(&table, &a->gpu[g], g);
     }
-    const ar_status st = ari_table_print(table, stdout, 0);
-    ari_table_destroy(table);
-    return st;
+    return ari_table_end(&table, stdout, 0);
 }
 
 static ar_status print_text(const ar_cpu_info *cpu, const accelerators *a, const probe_row *rows, size_t n)
 {
     static const ari_column probe_columns[] = {{"kernels", ARI_LEFT}, {"GFLOP/s", ARI_RIGHT}, {"", ARI_LEFT}};
-    ari_table *table = NULL;
+    ari_table table = ARI_TABLE(probe_columns);
     AR_TRY(print_machine(cpu, a));
     if (n == 0)
         return AR_OK;
     printf("\nsgemm %d x %d x %d, one thread:\n", PROBE_SIZE, PROBE_SIZE, PROBE_SIZE);
-    AR_TRY(ari_table_create(&table, probe_columns, 3));
     for (size_t i = 0; i < n; i++) {
-        ari_table_cell(table, "%s", kernel_sets[i].name);
-        ari_table_cell(table, isnan(rows[i].gflops) ? "-" : "%.1f", rows[i].gflops);
-        ari_table_cell(table, "%s", strcmp(kernel_sets[i].name, cpu->blis_kernels) == 0 ? "chosen" : rows[i].reason);
+        ari_table_cell(&table, "%s", kernel_sets[i].name);
+        ari_table_cell(&table, isnan(rows[i].gflops) ? "-" : "%.1f", rows[i].gflops);
+        ari_table_cell(&table, "%s", strcmp(kernel_sets[i].name, cpu->blis_kernels) == 0 ? "chosen" : rows[i].reason);
     }
-    const ar_status st = ari_table_print(table, stdout, 2);
-    ari_table_destroy(table);
-    return st;
+    return ari_table_end(&table, stdout, 2);
 }
 
 /* The space-separated words of a text as a JSON array. */
@@ -368,11 +297,7 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
                              "exact_path", cpu->exact_path, "cuda", cuda_and_gpus(a),                       //
                              "nccl", described(a->has_nccl, a->nccl), "mpi", described(a->has_mpi, a->mpi), //
                              "data_dir", ar_data_dir(), "probe", probes);
-    if (rest == NULL || json_object_update_new(result, rest) != 0) {
-        json_decref(result);
-        result = NULL;
-    }
-    return ari_json_end(result, common);
+    return ari_json_end(ari_json_whole(result, rest), common);
 }
 
 static ar_status run(void *values, int *exit_code)

@@ -66,6 +66,14 @@ void ari_progress_update(ari_progress *p, double fraction, const char *what)
     p->shown = true;
 }
 
+void ari_progress_show(void *user, double fraction, const char *what)
+{
+    ari_progress *p = user;
+    char text[256];
+    snprintf(text, sizeof text, "%s%s", p->about ? p->about : "", what);
+    ari_progress_update(p, fraction, text);
+}
+
 void ari_progress_clear(ari_progress *p)
 {
     if (p->shown) {

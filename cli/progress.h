@@ -14,12 +14,15 @@ typedef struct ari_progress {
     int width;         /* columns of the terminal */
     uint64_t start_ns; /* of the job */
     uint64_t last_ns;  /* of the last print */
+    const char *about; /* before what is shown: "llama-demo: "; NULL: nothing */
 } ari_progress;
 
 /** Starts the clock. */
 void ari_progress_begin(ari_progress *p, bool quiet);
 /** fraction in [0, 1], or negative where it is not known; `what` is shortened in the middle to fit. */
 void ari_progress_update(ari_progress *p, double fraction, const char *what);
+/** The same as a callback of the library; user: the ari_progress. */
+void ari_progress_show(void *user, double fraction, const char *what);
 /** Removes the line; the next update draws it again. */
 void ari_progress_clear(ari_progress *p);
 /** Removes the line. */

@@ -52,11 +52,9 @@ static const ari_option options[] = {
 };
 
 static const ari_positional positionals[] = {
-    {.name = "IN",
-     .at = offsetof(reshard_values, in),
-     .required = true,
-     .help = "a Hugging Face folder, a folder of per-rank files, or a checkpoint of anyrank train",
-     .kind = ARI_OPT_FILE},
+    ARI_POSITIONAL("IN", FILE, in,
+                   "a Hugging Face folder, a folder of per-rank files, or a checkpoint of anyrank train",
+                   .required = true),
     {0},
 };
 
@@ -65,17 +63,12 @@ static const ari_positional positionals[] = {
 #define MOST_FILES 16 /* rows of the table */
 
 typedef struct report {
+    ari_progress progress; /* first: it is the library's user */
     const reshard_values *v;
-    ari_progress progress;
-    ari_table *table;
+    ari_table table;
     size_t files;
     json_t *json_files, *notes;
 } report;
-
-static void on_progress(void *user, double fraction, const char *what)
-{
-    ari_progress_update(&((report *)user)->progress, fraction, what);
-}
 
 static void on_note(void *user, const char *text)
 {
@@ -91,27 +84,7 @@ static void on_file(void *user, const ar_reshard_file *f)
                                     (json_int_t)f->bytes, "kept", (int)f->kept));
     if (r->files++ >= MOST_FILES)
         return;
-    ari_table_cell(r->table, "%s", f->name);
-    ari_table_cell(r->table, "%s", ARI_COUNT(f->tensors));
-    ari_table_cell(r->table, "%s", ARI_BYTES(f->bytes));
-    ari_table_cell(r->table, "%s", state);
-}
-
-static ar_status report_begin(report *r, const reshard_values *v)
-{
-    static const ari_column columns[] = {
-        {"file", ARI_LEFT}, {"tensors", ARI_RIGHT}, {"bytes", ARI_RIGHT}, {"", ARI_LEFT}};
-    *r = (report){.v = v, .json_files = json_array(), .notes = json_array()};
-    ari_progress_begin(&r->progress, v->common.quiet);
-    return ari_table_create(&r->table, columns, sizeof columns / sizeof *columns);
-}
-
-static void report_end(report *r)
-{
-    ari_progress_end(&r->progress);
-    ari_table_destroy(r->table);
-    json_decref(r->json_files);
-    json_decref(r->notes);
+    ari_table_row(&r->table, "%s\t%s\t%s\t%s", f->name, ARI_COUNT(f->tensors), ARI_BYTES(f->bytes), state);
 }
 
 /* --- the result --------------------------------------------------------------------------------------------------- */
@@ -128,12 +101,11 @@ static void print_layout(const reshard_values *v)
         printf(" pp=%d", v->pp);
 }
 
-static ar_status print(report *r, const ar_reshard_result *result)
+static void print(const report *r, const ar_reshard_result *result)
 {
     const reshard_values *v = r->v;
     size_t i;
     json_t *note;
-    AR_TRY(ari_table_print(r->table, stdout, 2));
     if (r->files > MOST_FILES)
         printf("  .. and %zu more\n", r->files - MOST_FILES);
     json_array_foreach(r->notes, i, note) printf("note: %s\n", json_string_value(note));
@@ -145,40 +117,33 @@ static ar_status print(report *r, const ar_reshard_result *result)
     if (!v->dry_run)
         printf(", in %s: %s", ARI_SECONDS(result->seconds), ARI_SHOW(v->out));
     printf("\n");
-    return AR_OK;
 }
 
 static json_t *as_json(const report *r, const ar_reshard_result *result)
 {
     const reshard_values *v = r->v;
     json_t *o = ari_json_begin("reshard");
-    int failed = json_object_set_new(o, "result", json_string(v->dry_run ? "dry run" : "written"));
-    failed |= json_object_set_new(o, "layout", json_pack("{s:i, s:i, s:i}", "tp", v->tp, "dp", v->dp, "pp", v->pp));
-    failed |= json_object_set_new(o, "tensors", json_integer((json_int_t)result->tensors));
-    failed |= json_object_set_new(o, "bytes", json_integer((json_int_t)result->bytes));
-    failed |= json_object_set_new(o, "largest_tensor_bytes", json_integer((json_int_t)result->largest_tensor));
-    failed |= json_object_set_new(o, "files_kept", json_integer((json_int_t)result->files_kept));
-    failed |= json_object_set_new(o, "files_copied", json_integer((json_int_t)result->copied));
-    failed |= json_object_set_new(o, "seconds", ari_json_number(result->seconds));
-    if (v->out)
-        failed |= json_object_set_new(o, "out", ari_json_text(v->out));
-    failed |= json_object_set(o, "notes", r->notes);
-    failed |= json_object_set(o, "files", r->json_files);
-    if (failed == 0)
-        return o;
-    json_decref(o);
-    return NULL;
+    json_t *rest =
+        json_pack("{s:s, s:{s:i, s:i, s:i}, s:I, s:I, s:I, s:I, s:I, s:o, s:o*, s:O, s:O}", "result",
+                  v->dry_run ? "dry run" : "written", "layout", "tp", v->tp, "dp", v->dp, "pp", v->pp, "tensors",
+                  (json_int_t)result->tensors, "bytes", (json_int_t)result->bytes, "largest_tensor_bytes",
+                  (json_int_t)result->largest_tensor, "files_kept", (json_int_t)result->files_kept, "files_copied",
+                  (json_int_t)result->copied, "seconds", ari_json_number(result->seconds), "out",
+                  v->out ? ari_json_text(v->out) : NULL, "notes", r->notes, "files", r->json_files);
+    return ari_json_whole(o, rest);
 }
 
 static ar_status run(void *values, int *exit_code)
 {
     const reshard_values *v = values;
     (void)exit_code;
-    report r;
+    static const ari_column columns[] = {
+        {"file", ARI_LEFT}, {"tensors", ARI_RIGHT}, {"bytes", ARI_RIGHT}, {"", ARI_LEFT}};
+    report r = {.v = v, .table = ARI_TABLE(columns), .json_files = json_array(), .notes = json_array()};
     ar_reshard_result result;
+    const bool text = ari_wants_text(&v->common);
     if (!v->out && !v->dry_run)
         return ar_error_set(AR_ERR_ARG, "--out DIR is missing: it says where the files go");
-    ar_status st = report_begin(&r, v);
     const ar_reshard_options o = {.in = v->in,
                                   .map = v->map,
                                   .config = v->config,
@@ -192,18 +157,21 @@ static ar_status run(void *values, int *exit_code)
                                   .pad_vocab = v->pad_vocab,
                                   .shard_bytes = v->shard_size,
                                   .dry_run = v->dry_run,
-                                  .progress = on_progress,
+                                  .progress = ari_progress_show,
                                   .note = on_note,
                                   .file = on_file,
                                   .user = &r};
-    if (st == AR_OK)
-        st = ar_reshard(&result, &o);
-    ari_progress_clear(&r.progress);
-    if (st == AR_OK && ari_wants_text(&v->common))
-        st = print(&r, &result);
+    ari_progress_begin(&r.progress, v->common.quiet);
+    ar_status st = ar_reshard(&result, &o);
+    ari_progress_end(&r.progress);
+    const ar_status printed = ari_table_end(&r.table, text && st == AR_OK ? stdout : NULL, 2);
+    st = st == AR_OK ? printed : st;
+    if (text && st == AR_OK)
+        print(&r, &result);
     if (st == AR_OK)
         st = ari_json_end(as_json(&r, &result), &v->common);
-    report_end(&r);
+    json_decref(r.json_files);
+    json_decref(r.notes);
     return st;
 }
 

@@ -10,62 +10,48 @@
 
 enum { COLUMN_GAP = 2 };
 
-struct ari_table {
-    ari_column *columns;
-    size_t n;
-    char **cells; /* row by row; each a string of its own */
-    size_t count, capacity;
-    ar_status status; /* the first failure */
-};
-
-ar_status ari_table_create(ari_table **gives, const ari_column *columns, size_t n)
-{
-    ari_table *t = calloc(1, sizeof *t);
-    ari_column *copy = calloc(n + 1, sizeof *copy);
-    if (t == NULL || copy == NULL || n == 0) {
-        free(t);
-        free(copy);
-        return ar_error_set(AR_ERR_MEMORY, "no memory for a table of %zu columns", n);
-    }
-    memcpy(copy, columns, n * sizeof *copy);
-    t->columns = copy;
-    t->n = n;
-    *gives = t;
-    return AR_OK;
-}
-
-void ari_table_destroy(ari_table *t)
-{
-    if (t == NULL)
-        return;
-    for (size_t i = 0; i < t->count; i++)
-        free(t->cells[i]);
-    free(t->cells);
-    free(t->columns);
-    free(t);
-}
-
-void ari_table_cell(ari_table *t, const char *format, ...)
+static void add_cell(ari_table *t, const char *text)
 {
     if (t->count == t->capacity) {
         const size_t capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
         char **cells = realloc(t->cells, capacity * sizeof *cells);
-        if (cells == NULL) {
-            t->status = AR_ERR_MEMORY;
+        t->failed |= cells == NULL;
+        if (cells == NULL)
             return;
-        }
         t->cells = cells;
         t->capacity = capacity;
     }
+    t->cells[t->count] = strdup(text);
+    t->failed |= t->cells[t->count] == NULL;
+    t->count += t->cells[t->count] != NULL;
+}
+
+static void add_cells(ari_table *t, const char *between, const char *format, va_list args)
+{
     char *text = NULL;
+    if (vasprintf(&text, format, args) < 0) {
+        t->failed = true;
+        return;
+    }
+    for (char *rest = text; rest != NULL;)
+        add_cell(t, strsep(&rest, between));
+    free(text);
+}
+
+void ari_table_cell(ari_table *t, const char *format, ...)
+{
     va_list args;
     va_start(args, format);
-    const int length = vasprintf(&text, format, args);
+    add_cells(t, "", format, args);
     va_end(args);
-    if (length < 0)
-        t->status = AR_ERR_MEMORY;
-    else
-        t->cells[t->count++] = text;
+}
+
+void ari_table_row(ari_table *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    add_cells(t, "\t", format, args);
+    va_end(args);
 }
 
 /* Characters of a text in UTF-8: bytes that continue none. */
@@ -93,17 +79,8 @@ static void print_row(const ari_table *t, const char *const *cells, const int *w
     fputc('\n', to);
 }
 
-ar_status ari_table_print(ari_table *t, FILE *to, int indent)
+static void print_all(const ari_table *t, const char **titles, int *widths, FILE *to, int indent)
 {
-    while (t->count % t->n != 0 && t->status == AR_OK)
-        ari_table_cell(t, "%s", "");
-    int *widths = calloc(t->n, sizeof *widths);
-    const char **titles = calloc(t->n, sizeof *titles);
-    if (widths == NULL || titles == NULL || t->status != AR_OK) {
-        free(widths);
-        free(titles);
-        return ar_error_set(AR_ERR_MEMORY, "no memory for a table of %zu columns", t->n);
-    }
     int titled = 0;
     for (size_t c = 0; c < t->n; c++) {
         titled += t->columns[c].title != NULL;
@@ -118,8 +95,25 @@ ar_status ari_table_print(ari_table *t, FILE *to, int indent)
         print_row(t, titles, widths, to, indent);
     for (size_t i = 0; i < t->count; i += t->n)
         print_row(t, (const char *const *)(t->cells + i), widths, to, indent);
+}
+
+ar_status ari_table_end(ari_table *t, FILE *to, int indent)
+{
+    while (t->count % t->n != 0 && !t->failed)
+        add_cell(t, "");
+    int *widths = calloc(t->n, sizeof *widths);
+    const char **titles = calloc(t->n, sizeof *titles);
+    const bool failed = widths == NULL || titles == NULL || t->failed;
+    if (to != NULL && !failed)
+        print_all(t, titles, widths, to, indent);
     free(widths);
     free(titles);
+    for (size_t i = 0; i < t->count; i++)
+        free(t->cells[i]);
+    free(t->cells);
+    *t = (ari_table){.columns = t->columns, .n = t->n};
+    if (failed)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a table of %zu columns", t->n);
     return AR_OK;
 }
 
@@ -202,21 +196,18 @@ ar_status ari_rows_print(const ari_rows *r, FILE *to, int indent)
 {
     enum { MOST_FIELDS = 16 };
     ari_column columns[MOST_FIELDS];
-    ari_table *t = NULL;
     size_t n = 0;
     for (size_t i = 0; i < r->n_fields && n < MOST_FIELDS; i++)
         if (r->fields[i].title)
             columns[n++] = (ari_column){
                 r->fields[i].title,
                 r->fields[i].kind == ARI_AS_TEXT || r->fields[i].kind == ARI_AS_WORDS ? ARI_LEFT : ARI_RIGHT};
-    AR_TRY(ari_table_create(&t, columns, n));
+    ari_table t = {.columns = columns, .n = n};
     for (size_t row = 0; row < r->n; row++)
         for (size_t i = 0; i < r->n_fields; i++)
             if (r->fields[i].title)
-                field_cell(t, &r->fields[i], value_of(r, row, i));
-    const ar_status st = ari_table_print(t, to, indent);
-    ari_table_destroy(t);
-    return st;
+                field_cell(&t, &r->fields[i], value_of(r, row, i));
+    return ari_table_end(&t, to, indent);
 }
 
 json_t *ari_rows_json(const ari_rows *r)

@@ -3,15 +3,14 @@
 #define ARI_CLI_TABLE_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
 #include "anyrank/status.h"
 
-/* A table whose columns are as wide as their widest cell, two spaces apart; widths count characters of UTF-8. */
-typedef struct ari_table ari_table;
-
+/* Tables whose columns are as wide as their widest cell, two spaces apart; widths count characters of UTF-8. */
 typedef enum ari_align { ARI_LEFT, ARI_RIGHT } ari_align;
 
 typedef struct ari_column {
@@ -19,14 +18,26 @@ typedef struct ari_column {
     ari_align align;
 } ari_column;
 
-/** Gives a table of n columns. Errors: AR_ERR_MEMORY. Destroy with ari_table_destroy. */
-AR_NODISCARD ar_status ari_table_create(ari_table **gives, const ari_column *columns, size_t n);
-/** Adds the next cell, row by row. A failure is kept and reported by ari_table_print. */
+/* A table that is being filled in; it begins as ARI_TABLE(columns), which it borrows. */
+typedef struct ari_table {
+    const ari_column *columns;
+    size_t n;
+    char **cells; /* row by row */
+    size_t count, capacity;
+    bool failed; /* a cell could not be stored */
+} ari_table;
+#define ARI_TABLE(list)                                       \
+    {                                                         \
+        .columns = (list), .n = sizeof(list) / sizeof *(list) \
+    }
+
+/** Adds the next cell, row by row. A failure is kept and reported by ari_table_end. */
 void ari_table_cell(ari_table *t, const char *format, ...) AR_PRINTF(2, 3);
-/** Prints all rows with `indent` spaces before them; a row begun and not ended is filled with empty cells.
- *  Errors: AR_ERR_MEMORY (a cell could not be stored; nothing is printed). */
-AR_NODISCARD ar_status ari_table_print(ari_table *t, FILE *to, int indent);
-void ari_table_destroy(ari_table *t); /* accepts NULL */
+/** Adds several cells, with tabs between them: a value that may hold one needs ARI_SHOW. */
+void ari_table_row(ari_table *t, const char *format, ...) AR_PRINTF(2, 3);
+/** Prints all rows with `indent` spaces before them, and frees the table; a row begun and not ended is filled with
+ *  empty cells. to NULL: frees alone. Errors: AR_ERR_MEMORY (nothing is printed). */
+AR_NODISCARD ar_status ari_table_end(ari_table *t, FILE *to, int indent);
 
 /* Rows of structs, of which a table and JSON come from one description of their fields. */
 typedef enum ari_field_kind {

@@ -125,30 +125,17 @@ static bool stopped(void *user)
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
-static ar_status print_predicted(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch)
-{
-    char layout[ARI_LAYOUT_TEXT];
-    ari_table *t = NULL;
-    AR_TRY(ari_predicted_begin(&t, stdout, watch));
-    ari_predicted_row(t, ari_layout_text(layout, &o->run.parallel, o->run.batch), &r->predicted);
-    const ar_status st = ari_table_print(t, stdout, 2);
-    ari_table_destroy(t);
-    return st;
-}
-
 /* Files first: what is printed last is that all went well. */
 static ar_status report(const ar_training_report *r, const ar_training_options *o, const ari_train_values *v,
                         const ari_watch *watch)
 {
     const bool text = ari_wants_text(&v->common);
     const char *plot = v->plot && r->steps > 0 ? v->plot : NULL;
-    char layout[ARI_LAYOUT_TEXT], title[256];
     if (plot)
         AR_TRY(ar_training_plot(r, o, plot));
-    snprintf(title, sizeof title, "%s, %s", r->config.name, ari_layout_text(layout, &o->run.parallel, o->run.batch));
-    AR_TRY(ari_watch_write(watch, title));
+    AR_TRY(ari_watch_write(watch, r->config.name, &o->run.parallel, o->run.batch));
     if (text && r->has_predicted)
-        AR_TRY(print_predicted(r, o, watch));
+        AR_TRY(ari_predicted_print(stdout, watch, &o->run.parallel, o->run.batch, &r->predicted));
     if (text) {
         ari_watch_print(stdout, watch);
         ari_train_print_end(stdout, r, o);

@@ -81,12 +81,10 @@ static const ari_option options[] = {
 };
 
 static const ari_positional positionals[] = {
-    {.name = "MODEL",
-     .at = offsetof(ari_train_values, model),
-     .help = "a folder with a Hugging Face config.json (and weights, with which training starts), or llama-demo, "
-             "gpt2-demo, stack-demo; with --resume the checkpoint's own unless given",
-     .kind = ARI_OPT_FOLDER,
-     .choices = ari_model_names},
+    ARI_POSITIONAL("MODEL", FOLDER, model,
+                   "a folder with a Hugging Face config.json (and weights, with which training starts), or "
+                   "llama-demo, gpt2-demo, stack-demo; with --resume the checkpoint's own unless given",
+                   .choices = ari_model_names),
     {0},
 };
 
@@ -182,8 +180,6 @@ static ar_status set_scaling(ar_training_options *o, const char *text)
 
 static ar_status set_numerics(ar_training_options *o, const ari_train_values *v)
 {
-    if (v->layout.numerics >= 0)
-        o->run.numerics = (ar_numerics)v->layout.numerics;
     if (v->storage >= 0)
         o->run.storage = v->storage == 1 ? AR_BF16 : AR_F32;
     if (v->loss_scale)
@@ -223,15 +219,9 @@ ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, cons
     o->keep = v->keep;
     o->stop_after = (uint64_t)v->stop_after;
     o->verify_every = (uint64_t)v->verify_every;
-    o->run.parallel = ari_layout_parallel(&v->layout);
-    o->run.ddp = ari_layout_ddp(&v->layout, AR_BUCKET_BYTES);
+    ari_layout_run(&o->run, &v->layout, &v->common);
     AR_TRY(set_numerics(o, v));
     if (v->inject)
         AR_TRY(ar_fault_parse(&o->run.fault, v->inject));
-    o->run.device = ari_layout_device(&v->layout);
-    o->run.process = v->common.process;
-    o->run.sim.algorithm = ari_layout_algorithm(&v->layout);
-    o->run.threads = v->common.threads;
-    o->run.sim.timeout_ns = ari_layout_timeout_ns(&v->layout);
     return set_plan(o, e, v);
 }

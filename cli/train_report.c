@@ -23,11 +23,10 @@ static const char *plural(uint64_t n)
 /* "layout dp=2 tp=2 sp, 4 ranks: groups of 2 ranks share out the 8 sequences; ..." */
 static void print_layout(FILE *to, const ar_training_options *o)
 {
-    char text[ARI_LAYOUT_TEXT];
     const ar_parallel *p = &o->run.parallel;
     const int world = ar_parallel_world(p);
     const char *before = ": ";
-    fprintf(to, "layout %s, %d rank%s", ari_layout_text(text, p, o->run.batch), world, plural((uint64_t)world));
+    fprintf(to, "layout %s, %d rank%s", ARI_LAYOUT(p, o->run.batch), world, plural((uint64_t)world));
     if (p->dp > 1) {
         if (p->tp > 1)
             fprintf(to, "%sgroups of %d ranks share out the sequences", before, p->tp);

@@ -54,16 +54,10 @@ static const ari_option options[] = {
 };
 
 static const ari_positional positionals[] = {
-    {.name = "REFERENCE",
-     .at = offsetof(verify_values, reference),
-     .required = true,
-     .help = "a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank",
-     .kind = ARI_OPT_FILE},
-    {.name = "OTHER",
-     .at = offsetof(verify_values, other),
-     .required = true,
-     .help = "the dump to compare with it",
-     .kind = ARI_OPT_FILE},
+    ARI_POSITIONAL("REFERENCE", FILE, reference,
+                   "a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank",
+                   .required = true),
+    ARI_POSITIONAL("OTHER", FILE, other, "the dump to compare with it", .required = true),
     {0},
 };
 
@@ -141,11 +135,6 @@ static ar_status globs_init(globs *g, const ari_strings *s, const char *option)
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
-static void show_progress(void *user, double fraction, const char *what)
-{
-    ari_progress_update(user, fraction, what);
-}
-
 static ar_status write_results(const verify_values *v, const ar_verify_report *r)
 {
     if (v->html)
@@ -163,7 +152,7 @@ static ar_status compare(ar_verify_report **gives, const verify_values *v, ar_ve
 {
     ari_progress progress;
     ari_progress_begin(&progress, v->common.quiet);
-    o->progress = show_progress;
+    o->progress = ari_progress_show;
     o->progress_user = &progress;
     const ar_status st = ar_verify(gives, o);
     ari_progress_end(&progress);

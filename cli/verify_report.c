@@ -54,22 +54,21 @@ static ar_status print_differences(FILE *to, const ar_verify_report *r, size_t m
         {"cosine", ARI_RIGHT}, {"worst at", ARI_LEFT}, {"reference", ARI_RIGHT}, {"other", ARI_RIGHT}};
     const size_t n = count_state(r, AR_VERIFY_DIFFERENT);
     size_t width = 6, shown = 0;
-    ari_table *t = NULL;
+    ari_table t = {.columns = columns};
     if (n == 0 || most == 0)
         return AR_OK;
     if (ari_has_ratio(r))
         columns[width++] = ratio;
     memcpy(&columns[width], rest, sizeof rest);
-    AR_TRY(ari_table_create(&t, columns, width + sizeof rest / sizeof *rest));
+    t.n = width + sizeof rest / sizeof *rest;
     for (size_t i = 0; i < r->rows && shown < most; i++) {
         if (r->row[i].state != AR_VERIFY_DIFFERENT)
             continue;
-        difference_row(t, r, &r->row[i]);
+        difference_row(&t, r, &r->row[i]);
         shown++;
     }
     fprintf(to, "\nvalues that differ, in execution order:\n");
-    const ar_status st = ari_table_print(t, to, 2);
-    ari_table_destroy(t);
+    const ar_status st = ari_table_end(&t, to, 2);
     print_more(to, n, most);
     return st;
 }
@@ -79,24 +78,22 @@ static ar_status print_other_kind(FILE *to, const ar_verify_report *r, size_t mo
     static const ari_column columns[] = {{NULL, ARI_LEFT}, {NULL, ARI_LEFT}, {NULL, ARI_LEFT}};
     const size_t n = count_state(r, AR_VERIFY_SHAPE) + count_state(r, AR_VERIFY_DTYPE);
     size_t shown = 0;
-    ari_table *t = NULL;
+    ari_table t = ARI_TABLE(columns);
     if (n == 0 || most == 0)
         return AR_OK;
-    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns));
     for (size_t i = 0; i < r->rows && shown < most; i++) {
         const ar_verify_row *row = &r->row[i];
         if (row->state != AR_VERIFY_SHAPE && row->state != AR_VERIFY_DTYPE)
             continue;
         shown++;
-        ari_table_cell(t, "%s", row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE");
-        ari_table_cell(t, "%s", ARI_SHOW(row->name));
-        ari_table_cell(t, "%s %s in the reference, %s %s in the other%s%s", ar_dtype_name(row->dtype),
+        ari_table_cell(&t, "%s", row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE");
+        ari_table_cell(&t, "%s", ARI_SHOW(row->name));
+        ari_table_cell(&t, "%s %s in the reference, %s %s in the other%s%s", ar_dtype_name(row->dtype),
                        ARI_SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
                        ARI_SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
     }
     fprintf(to, "\nanother shape or dtype, values not compared:\n");
-    const ar_status st = ari_table_print(t, to, 2);
-    ari_table_destroy(t);
+    const ar_status st = ari_table_end(&t, to, 2);
     print_more(to, n, most);
     if (count_state(r, AR_VERIFY_DTYPE) > 0)
         fprintf(to, "  (--rtol with --atol, and --sensitivity, compare values of different dtypes)\n");

@@ -115,6 +115,11 @@ typedef struct ari_positional {
     const char *const *choices; /* those that completions offer; NULL: none */
     const char *help;
 } ari_positional;
+/* A row of a table: name, kind, field of ARI_VALUES, help; then any other fields. */
+#define ARI_POSITIONAL(called, of, field, ...)                                                         \
+    {                                                                                                  \
+        .name = (called), .at = offsetof(ARI_VALUES, field), .kind = ARI_OPT_##of, .help = __VA_ARGS__ \
+    }
 
 /** What every subcommand takes. */
 typedef struct ari_common {

@@ -64,31 +64,34 @@ bool ari_layout_given(const ari_layout_values *v)
     return v->tp > 0 || v->dp > 0 || v->micro_batches > 0 || v->sp || v->zero > 0;
 }
 
-ar_parallel ari_layout_parallel(const ari_layout_values *v)
-{
-    return (ar_parallel){.tp = ari_at_least_one(v->tp),
-                         .dp = ari_at_least_one(v->dp),
-                         .micro_batches = ari_at_least_one(v->micro_batches),
-                         .sp = v->sp,
-                         .keep_gathered = v->keep_gathered,
-                         .zero = v->zero,
-                         .forward_first = v->forward_first};
-}
-
-ar_ddp_options ari_layout_ddp(const ari_layout_values *v, size_t capacity)
-{
-    ar_ddp_options o = ar_ddp_defaults();
-    o.bucket_bytes = v->bucket_bytes == ARI_LAYOUT_NOT_GIVEN ? capacity : v->bucket_bytes;
-    o.mode = (ar_bucket_mode)v->bucket_mode;
-    o.zero = v->zero;
-    o.find_unused = v->find_unused;
-    return o;
-}
-
 ar_device_choice ari_layout_device(const ari_layout_values *v)
 {
     ar_device_choice c = {0};
     return v->device && ar_device_choice_parse(&c, v->device) == AR_OK ? c : (ar_device_choice){0};
+}
+
+void ari_layout_run(ar_run *run, const ari_layout_values *v, const ari_common *common)
+{
+    run->parallel = (ar_parallel){.tp = ari_at_least_one(v->tp),
+                                  .dp = ari_at_least_one(v->dp),
+                                  .micro_batches = ari_at_least_one(v->micro_batches),
+                                  .sp = v->sp,
+                                  .keep_gathered = v->keep_gathered,
+                                  .zero = v->zero,
+                                  .forward_first = v->forward_first};
+    run->ddp = ar_ddp_defaults();
+    run->ddp.bucket_bytes = v->bucket_bytes == ARI_LAYOUT_NOT_GIVEN ? AR_BUCKET_BYTES : v->bucket_bytes;
+    run->ddp.mode = (ar_bucket_mode)v->bucket_mode;
+    run->ddp.zero = v->zero;
+    run->ddp.find_unused = v->find_unused;
+    if (v->numerics >= 0)
+        run->numerics = (ar_numerics)v->numerics;
+    run->precision = (ar_precision)v->precision;
+    run->device = ari_layout_device(v);
+    run->process = common->process;
+    run->threads = common->threads;
+    run->sim.algorithm = v->collectives == 0 ? AR_SIM_DIRECT : AR_SIM_RING;
+    run->sim.timeout_ns = ari_layout_timeout_ns(v);
 }
 
 /* What a device refuses (ANYRANK_EXACT_PATH), it refuses before minutes of work. A GPU that is there is left alone: of
@@ -157,11 +160,6 @@ void ari_device_json(json_t *o, const ar_device_choice *c)
         json_object_set_new(o, "gpu", json_pack("{s:i, s:s}", "index", c->index, "name", gpu.name));
 }
 
-ar_sim_algorithm ari_layout_algorithm(const ari_layout_values *v)
-{
-    return v->collectives == 0 ? AR_SIM_DIRECT : AR_SIM_RING;
-}
-
 uint64_t ari_layout_timeout_ns(const ari_layout_values *v)
 {
     return (uint64_t)(v->timeout * 1e9);
@@ -173,7 +171,8 @@ ar_status ari_layout_plan(const ari_layout_values *v, ar_arch arch, ar_plan *pla
     return v->mlp_order == 0 ? AR_OK : ar_plan_add_mlp_order(plan, arch, (ar_mlp_order)v->mlp_order);
 }
 
-size_t ari_layout_samples(const ar_parallel *p, size_t batch, int dp_rank)
+/* Samples of a data-parallel rank. */
+static size_t samples_of(const ar_parallel *p, size_t batch, int dp_rank)
 {
     size_t start = 0, count = 0;
     ar_comm_slice(batch, ari_at_least_one(p->dp), dp_rank, &start, &count);
@@ -189,8 +188,8 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
         return text;
     for (size_t r = 0; r < dp; r++) {
         const size_t used = strlen(text);
-        snprintf(text + used, ARI_LAYOUT_TEXT - used, "%s%zu%s", r == 0 ? " (" : "+",
-                 ari_layout_samples(p, batch, (int)r), r + 1 == dp ? ")" : "");
+        snprintf(text + used, ARI_LAYOUT_TEXT - used, "%s%zu%s", r == 0 ? " (" : "+", samples_of(p, batch, (int)r),
+                 r + 1 == dp ? ")" : "");
     }
     return text;
 }
@@ -199,7 +198,7 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch)
 {
     json_t *samples = json_array();
     for (int d = 0; d < ari_at_least_one(p->dp); d++)
-        json_array_append_new(samples, json_integer((json_int_t)ari_layout_samples(p, batch, d)));
+        json_array_append_new(samples, json_integer((json_int_t)samples_of(p, batch, d)));
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p), "tp",
                      ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero",
                      p->zero, "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples,

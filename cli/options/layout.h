@@ -4,11 +4,7 @@
 
 #include <jansson.h>
 
-#include "anyrank/ddp.h"
-#include "anyrank/device.h"
-#include "anyrank/parallel.h"
-#include "anyrank/process.h"
-#include "anyrank/sim.h"
+#include "anyrank/run.h"
 #include "cli/options/args.h"
 
 /* The options that say how a step is split and what runs it: the same for every subcommand that runs one. */
@@ -65,15 +61,14 @@ extern const ari_option ari_movement_options[], ari_device_options[], ari_step_l
 
 /** Whether any option asks for one layout. */
 bool ari_layout_given(const ari_layout_values *v);
-/** The layout that the options ask for. */
-ar_parallel ari_layout_parallel(const ari_layout_values *v);
 /** Refuses the choices of later versions (AR_ERR_UNSUPPORTED), options that mean nothing without another (AR_ERR_ARG),
  *  and what the device refuses. */
 AR_NODISCARD ar_status ari_layout_check(const ari_layout_values *v);
 /** Refuses a precision other than fp32 of exact numerics (AR_ERR_ARG). */
 AR_NODISCARD ar_status ari_precision_check(int precision, int numerics);
-/** How gradients are summed over dp: ar_ddp_defaults with what the options say; `capacity` where they name none. */
-ar_ddp_options ari_layout_ddp(const ari_layout_values *v, size_t capacity);
+/** Puts what they ask for into a run, with process and threads: its layout, how gradients are summed over dp (buckets of
+ *  AR_BUCKET_BYTES unless given), the device, numerics if given, the cluster. After ari_layout_check. */
+void ari_layout_run(ar_run *run, const ari_layout_values *v, const ari_common *common);
 /** What --device names, a name that ari_layout_check has let pass; the CPU where it is not given. */
 ar_device_choice ari_layout_device(const ari_layout_values *v);
 enum { ARI_DEVICE_TEXT = 160 };
@@ -83,7 +78,6 @@ enum { ARI_DEVICE_TEXT = 160 };
 const char *ari_device_text(char *text, const ar_device_choice *c, int world, const ar_process *p);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
-ar_sim_algorithm ari_layout_algorithm(const ari_layout_values *v);
 uint64_t ari_layout_timeout_ns(const ari_layout_values *v);
 /** The default plan, or the one that --mlp-order asks for. */
 AR_NODISCARD ar_status ari_layout_plan(const ari_layout_values *v, ar_arch arch, ar_plan *plan);
@@ -92,8 +86,8 @@ enum { ARI_LAYOUT_TEXT = 128 };
 /** ar_parallel_text, and behind it the samples of each data-parallel rank where they are not equally many: "dp=3
  *  (3+3+2)". Writes into text[0 .. ARI_LAYOUT_TEXT) and gives it back. */
 const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
-/** Samples of a data-parallel rank. */
-size_t ari_layout_samples(const ar_parallel *p, size_t batch, int dp_rank);
+/* The same as an expression, in storage that lives to the end of the enclosing block. */
+#define ARI_LAYOUT(p, batch) ari_layout_text((char[ARI_LAYOUT_TEXT]){0}, (p), (batch))
 /** The layout as an object, with the samples of each data-parallel rank. Gives; NULL without memory. */
 json_t *ari_layout_json(const ar_parallel *p, size_t batch);
 

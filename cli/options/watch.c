@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/options/watch.h"
 
+#include "cli/options/layout.h"
 #include "ref/io/json.h"
 
 static const char *const cluster_names[] = {"a100", "h100", NULL};
@@ -41,9 +42,11 @@ const ar_sim_cluster *ari_watch_cluster(const ari_watch *w)
     return w->timed ? &w->cluster : NULL;
 }
 
-ar_status ari_watch_write(const ari_watch *w, const char *title)
+ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parallel *p, size_t batch)
 {
     const ar_trace_clock clock = w->timed ? AR_TRACE_VIRTUAL : AR_TRACE_REAL;
+    char title[256];
+    snprintf(title, sizeof title, "%s, %s", model, ARI_LAYOUT(p, batch));
     if (w->values.trace)
         AR_TRY(ar_trace_write_json(w->trace, clock, w->values.trace));
     return w->values.timeline ? ar_trace_write_html(w->trace, clock, title, w->values.timeline) : AR_OK;
@@ -58,7 +61,7 @@ void ari_watch_print(FILE *to, const ari_watch *w)
         fprintf(to, "%s: the run %s; open it in a browser\n", w->values.timeline, clock);
 }
 
-ar_status ari_predicted_begin(ari_table **gives, FILE *to, const ari_watch *w)
+ari_table ari_predicted_begin(FILE *to, const ari_watch *w)
 {
     static const ari_column columns[] = {
         {"layout", ARI_LEFT},   {"time", ARI_RIGHT},         {"computing", ARI_RIGHT}, {"communicating", ARI_RIGHT},
@@ -66,7 +69,7 @@ ar_status ari_predicted_begin(ari_table **gives, FILE *to, const ari_watch *w)
     char text[256];
     ar_sim_cluster_describe(&w->cluster, text, sizeof text);
     fprintf(to, "\n  predicted on a cluster %s\n", text);
-    return ari_table_create(gives, columns, sizeof columns / sizeof *columns);
+    return (ari_table)ARI_TABLE(columns);
 }
 
 /* Collectives of clusters take microseconds. */
@@ -91,23 +94,29 @@ static void path_cell(ari_table *t, const ar_trace_summary *s)
         ari_table_cell(t, "%.0f %% computing, %.0f %% communicating", compute, communication);
 }
 
-void ari_predicted_row(ari_table *t, const char *layout, const ar_trace_summary *s)
+void ari_predicted_row(ari_table *t, const ar_parallel *p, size_t batch, const ar_trace_summary *s)
 {
-    ari_table_cell(t, "%s", layout);
-    for (int i = 0; i < 6 && !s; i++)
-        ari_table_cell(t, "-");
-    if (!s)
+    ari_table_cell(t, "%s", ARI_LAYOUT(p, batch));
+    if (!s) {
+        ari_table_row(t, "-\t-\t-\t-\t-\t-");
         return;
-    ari_table_cell(t, "%s", TIME_TEXT(s->seconds));
-    ari_table_cell(t, "%s", TIME_TEXT(s->compute));
-    ari_table_cell(t, "%s", TIME_TEXT(s->communication));
-    ari_table_cell(t, "%s", TIME_TEXT(s->exposed));
+    }
+    ari_table_row(t, "%s\t%s\t%s\t%s", TIME_TEXT(s->seconds), TIME_TEXT(s->compute), TIME_TEXT(s->communication),
+                  TIME_TEXT(s->exposed));
     path_cell(t, s);
     if (s->parts > 0)
         ari_table_cell(t, "%s, %s on rank %d", s->longest[0].what, TIME_TEXT(s->longest[0].seconds),
                        s->longest[0].rank);
     else
         ari_table_cell(t, "-");
+}
+
+ar_status ari_predicted_print(FILE *to, const ari_watch *w, const ar_parallel *p, size_t batch,
+                              const ar_trace_summary *s)
+{
+    ari_table t = ari_predicted_begin(to, w);
+    ari_predicted_row(&t, p, batch, s);
+    return ari_table_end(&t, to, 2);
 }
 
 void ari_watch_json(json_t *result, const ari_watch *w)

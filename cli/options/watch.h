@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include "anyrank/parallel.h"
 #include "anyrank/sim.h"
 #include "cli/options/args.h"
 #include "cli/table.h"
@@ -31,15 +32,17 @@ bool ari_watch_records(const ari_watch_values *v);
 AR_NODISCARD ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v);
 /** The cluster for the run's options; NULL: none. */
 const ar_sim_cluster *ari_watch_cluster(const ari_watch *w);
-/** Writes the files, by the cluster's clock where there is one. `title` heads the page. Nothing where none is asked
- *  for. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_watch_write(const ari_watch *w, const char *title);
+/** Writes the files, by the cluster's clock where there is one. Model and layout head the page. Nothing where none is
+ *  asked for. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parallel *p, size_t batch);
 /** "trace.json: the run, for ui.perfetto.dev", one line a file. */
 void ari_watch_print(FILE *to, const ari_watch *w);
-/** A table of predicted times, headed by the cluster: begin, a row for each run (s NULL: it came to no end), and
- *  ari_table_print. Gives. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_predicted_begin(ari_table **gives, FILE *to, const ari_watch *w);
-void ari_predicted_row(ari_table *t, const char *layout, const ar_trace_summary *s);
+/** A table of predicted times: the line above it, a row for each run (s NULL: it came to no end). */
+ari_table ari_predicted_begin(FILE *to, const ari_watch *w);
+void ari_predicted_row(ari_table *t, const ar_parallel *p, size_t batch, const ar_trace_summary *s);
+/** The table of one run. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_predicted_print(FILE *to, const ari_watch *w, const ar_parallel *p, size_t batch,
+                                           const ar_trace_summary *s);
 /** Adds "cluster", "trace" and "timeline" to a result, as far as they were given. */
 void ari_watch_json(json_t *result, const ari_watch *w);
 void ari_watch_fini(ari_watch *w);

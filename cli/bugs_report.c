@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/bugs_run.h"
+/* What `anyrank bugs --run` prints: each fault in exact numerics, what is left of it next to rounding in native ones,
+ * and both as JSON. */
+#include "cli/bugs.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/options/layout.h"
-#include "cli/progress.h"
 #include "cli/table.h"
-#include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
-#include "verify/check/check_run.h"
 
 enum { FAULTS = AR_FAULT_COUNT - 1 };
 
@@ -19,107 +18,6 @@ enum { CURVE_COLUMNS = 4 };
 
 /* A gradient comparison with a relative tolerance of one thousandth, as many test suites have it, passes below. */
 static const double TOLERANCE = 1e-3;
-
-/* --- running ------------------------------------------------------------------------------------------------------ */
-
-/* A case without a fault, shared by all faults whose case is alike. */
-typedef struct clean_run {
-    ari_fault_case at;
-    ar_check_result result;
-    double ratio;
-    ari_fault_trace trace;
-} clean_run;
-
-typedef struct session {
-    const ari_common *common;
-    ari_fault_bases bases;
-    bool curves;
-    clean_run *clean; /* [FAULTS], of which the first `count` hold something */
-    size_t count;
-} session;
-
-static ar_status clean_of(session *s, const clean_run **gives, const ari_fault_case *at)
-{
-    for (size_t i = 0; i < s->count; i++) {
-        if (ari_fault_case_alike(&s->clean[i].at, at)) {
-            *gives = &s->clean[i];
-            return AR_OK;
-        }
-    }
-    ar_check_run u;
-    clean_run *c = &s->clean[s->count++];
-    *c = (clean_run){.at = *at};
-    const ar_status st = ari_fault_case_run(&u, &s->bases, at, AR_FAULT_NONE);
-    c->result = u.result;
-    c->ratio = u.max_ratio;
-    ari_check_run_fini(&u);
-    AR_TRY(st);
-    if (s->curves && !at->module)
-        AR_TRY(ari_fault_trace_run(&c->trace, at, AR_FAULT_NONE, s->common->threads, s->common->seed));
-    *gives = c;
-    return AR_OK;
-}
-
-static ar_status trace_fault(ari_bug_run *run, const session *s, const clean_run *clean)
-{
-    ari_fault_trace faulty;
-    const ar_status st = ari_fault_trace_run(&faulty, &run->at, run->fault, s->common->threads, s->common->seed);
-    run->has_curve = st == AR_OK;
-    run->curve_ended = faulty.ended && clean->trace.ended;
-    if (run->has_curve && run->curve_ended)
-        run->curve = ari_fault_curve_of(&clean->trace, &faulty);
-    ari_fault_trace_fini(&faulty);
-    return st;
-}
-
-static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
-{
-    const clean_run *clean = NULL;
-    ar_check_run u;
-    *run = (ari_bug_run){.fault = fault, .at = ari_fault_case_of(fault)};
-    AR_TRY(clean_of(s, &clean, &run->at));
-    run->clean = clean->result;
-    run->ratio_clean = clean->ratio;
-    const uint64_t start = ari_now_ns();
-    const ar_status st = ari_fault_case_run(&u, &s->bases, &run->at, fault);
-    run->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    run->caught = u.result >= AR_CHECK_DIFFERENT;
-    run->ratio = u.max_ratio;
-    snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s", u.ratio_tensor);
-    run->bytes_counted = u.bytes_counted;
-    run->bytes_predicted = u.bytes_predicted;
-    if (u.has_difference)
-        run->first = u.first;
-    if (u.error)
-        snprintf(run->error, sizeof run->error, "%.*s", (int)strcspn(u.error, "\n"), u.error);
-    ari_check_run_fini(&u);
-    AR_TRY(st);
-    return s->curves && !run->at.module ? trace_fault(run, s, clean) : AR_OK;
-}
-
-ar_status ari_bugs_run(ari_bug_run *run, const ari_bugs_options *o)
-{
-    const ari_common *common = o->common;
-    session s = {
-        .common = common,
-        .curves = o->curves,
-        .bases = {
-            .threads = common->threads, .seed = common->seed, .numerics = o->numerics, .precision = o->precision}};
-    ari_progress line;
-    ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&s.clean, FAULTS, sizeof *s.clean, "clean runs"));
-    ari_progress_begin(&line, common->quiet);
-    for (int i = 0; i < FAULTS && st == AR_OK; i++) {
-        ari_progress_update(&line, (double)i / FAULTS, ar_fault_name((ar_fault)(i + 1)));
-        st = run_fault(&run[i], &s, (ar_fault)(i + 1));
-    }
-    ari_progress_end(&line);
-    for (size_t i = 0; i < s.count; i++)
-        ari_fault_trace_fini(&s.clean[i].trace);
-    free(s.clean);
-    ari_fault_bases_fini(&s.bases);
-    return st;
-}
 
 static bool well(const ari_bug_run *run)
 {
@@ -137,7 +35,7 @@ bool ari_bugs_well(const ari_bug_run *run)
 
 /* --- for people --------------------------------------------------------------------------------------------------- */
 
-const char *ari_bug_case_text(char *text, size_t size, const ari_fault_case *c)
+static const char *case_text(char *text, size_t size, const ari_fault_case *c)
 {
     char layout[ARI_LAYOUT_TEXT];
     const int n = snprintf(text, size, "%s %s", c->run.model, ari_layout_text(layout, &c->run.parallel, c->run.batch));
@@ -148,7 +46,7 @@ const char *ari_bug_case_text(char *text, size_t size, const ari_fault_case *c)
         snprintf(text + at, size - at, " dropout %g", c->run.dropout);
     return text;
 }
-#define CASE_TEXT(c) ari_bug_case_text((char[256]){0}, 256, (c))
+#define CASE_TEXT(c) case_text((char[256]){0}, 256, (c))
 
 /* The first clause of a hint, or as much as fits. */
 static const char *short_hint(char *text, size_t size, const char *hint)
@@ -192,10 +90,10 @@ static void percent_cell(ari_table *t, const ari_bug_run *r, double value)
 
 static void curve_cells(ari_table *t, const ari_bug_run *r)
 {
-    for (int i = 0; i < CURVE_COLUMNS && !r->has_curve; i++)
-        ari_table_cell(t, "-");
-    if (!r->has_curve)
+    if (!r->has_curve) {
+        ari_table_row(t, "-\t-\t-\t-");
         return;
+    }
     percent_cell(t, r, r->curve.first_losses);
     percent_cell(t, r, r->curve.loss);
     percent_cell(t, r, r->curve.gradient);
@@ -227,32 +125,92 @@ ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves)
         {"fault", ARI_LEFT},      {"model and layout", ARI_LEFT}, {"first tensor", ARI_LEFT}, {"rank", ARI_RIGHT},
         {"pass", ARI_LEFT},       {"looks like", ARI_LEFT},       {"verdict", ARI_LEFT},      {"time", ARI_RIGHT},
         {"10 losses", ARI_RIGHT}, {"20 losses", ARI_RIGHT},       {"gradients", ARI_RIGHT},   {"1e-3 test", ARI_LEFT}};
-    ari_table *t = NULL;
+    ari_table t = ARI_TABLE(columns);
     size_t caught = 0;
-    AR_TRY(ari_table_create(&t, columns, sizeof columns / sizeof *columns - (curves ? 0 : CURVE_COLUMNS)));
     for (int i = 0; i < FAULTS; i++) {
         const ari_bug_run *r = &run[i];
         caught += well(r);
-        ari_table_cell(t, "%s", ar_fault_name(r->fault));
-        ari_table_cell(t, "%s", CASE_TEXT(&r->at));
-        ari_table_cell(t, "%s", what_differs(r));
-        if (r->first.tensor[0] && r->first.rank >= 0)
-            ari_table_cell(t, "%d", r->first.rank);
-        else
-            ari_table_cell(t, "-");
-        ari_table_cell(t, "%s", r->first.pass);
-        ari_table_cell(t, "%s", SHORT_HINT(r->error[0] ? r->error : r->first.hint));
-        ari_table_cell(t, "%s", verdict_of(r));
-        ari_table_cell(t, "%s", ARI_SECONDS(r->seconds));
+        const bool ranked = r->first.tensor[0] && r->first.rank >= 0;
+        ari_table_row(&t, "%s\t%s\t%s", ar_fault_name(r->fault), CASE_TEXT(&r->at), what_differs(r));
+        ari_table_cell(&t, ranked ? "%d" : "-", r->first.rank);
+        ari_table_row(&t, "%s\t%s\t%s\t%s", r->first.pass, SHORT_HINT(r->error[0] ? r->error : r->first.hint),
+                      verdict_of(r), ARI_SECONDS(r->seconds));
         if (curves)
-            curve_cells(t, r);
+            curve_cells(&t, r);
     }
-    const ar_status st = ari_table_print(t, to, 0);
-    ari_table_destroy(t);
+    const ar_status st = ari_table_end(&t, to, 0);
     if (curves)
         print_curves(to, run);
     fprintf(to, "\nbugs: %zu of %d faults are caught, and each of these layouts has the same bits without them\n",
             caught, FAULTS);
+    return st;
+}
+
+/* --- for people: native numerics -------------------------------------------------------------------------------- */
+
+/* What of a fault shows in a native run. */
+typedef enum trace { OUTSIDE, BYTES, ERROR, BELOW, MODULE, TRACES } trace;
+static const char *const trace_names[TRACES] = {"outside", "only the bytes", "ends in an error", "below rounding",
+                                                "module: exact"};
+
+static trace trace_of(const ari_bug_run *r)
+{
+    if (r->at.module)
+        return MODULE;
+    if (r->error[0])
+        return ERROR;
+    if (r->first.tensor[0])
+        return OUTSIDE;
+    return r->caught ? BYTES : BELOW;
+}
+
+bool ari_bugs_clean(const ari_bug_run *run)
+{
+    for (int i = 0; i < FAULTS; i++)
+        if (run[i].clean != AR_CHECK_SAME)
+            return false;
+    return true;
+}
+
+static void ratio_cell(ari_table *t, double ratio)
+{
+    ari_table_cell(t, isinf(ratio) ? "no number" : ratio < 1e4 ? "%.3g" : "%.0e", ratio);
+}
+
+static void add_rows(ari_table *t, const ari_bug_run *run, size_t count[TRACES])
+{
+    for (int i = 0; i < FAULTS; i++) {
+        const ari_bug_run *r = &run[i];
+        const trace left = trace_of(r);
+        count[left]++;
+        ari_table_row(t, "%s\t%s", ar_fault_name(r->fault), CASE_TEXT(&r->at));
+        ratio_cell(t, r->ratio_clean);
+        ratio_cell(t, r->ratio);
+        ari_table_row(t, "%s\t%s", left == OUTSIDE ? r->first.tensor : "",
+                      r->clean != AR_CHECK_SAME ? "OUTSIDE WITHOUT IT" : trace_names[left]);
+    }
+}
+
+ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, ar_precision precision)
+{
+    static const ari_column columns[] = {{"fault", ARI_LEFT},    {"model and layout", ARI_LEFT}, {"without", ARI_RIGHT},
+                                         {"with it", ARI_RIGHT}, {"first outside", ARI_LEFT},    {"shows", ARI_LEFT}};
+    size_t count[TRACES] = {0};
+    double worst = 0.0;
+    ari_table t = ARI_TABLE(columns);
+    add_rows(&t, run, count);
+    const ar_status st = ari_table_end(&t, to, 0);
+    for (int i = 0; i < FAULTS; i++)
+        worst = run[i].at.module ? worst : fmax(worst, run[i].ratio_clean);
+    fprintf(
+        to,
+        "\nwithout, with it: the worst difference of a tensor, of what rounding of products in %s may make. Weights\n"
+        "after Adam count where they are outside.\n"
+        "\nbugs: of %d faults %zu leave the allowance, %zu end the run in an error, %zu show in the bytes alone, %zu "
+        "are\nsmaller than rounding, %zu run in exact numerics alone; without a fault the worst is %.3g of what is "
+        "allowed\n",
+        ar_precision_name(precision), (int)FAULTS, count[OUTSIDE], count[ERROR], count[BYTES], count[BELOW],
+        count[MODULE], worst);
     return st;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_BUGS_RUN_H
-#define ARI_CLI_BUGS_RUN_H
+#ifndef ARI_CLI_BUGS_H
+#define ARI_CLI_BUGS_H
 
 #include <jansson.h>
 
@@ -23,23 +23,12 @@ typedef struct ari_bug_run {
     ari_fault_curve curve;
 } ari_bug_run;
 
-typedef struct ari_bugs_options {
-    const ari_common *common;
-    bool curves; /* in the exact numerics */
-    ar_numerics numerics;
-    ar_precision precision;
-} ari_bugs_options;
-
-/** Runs every fault; run: [AR_FAULT_COUNT - 1]. Errors: those of ar_check, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_bugs_run(ari_bug_run *run, const ari_bugs_options *o);
 /** Whether each is caught, and each clean run the same. */
 bool ari_bugs_well(const ari_bug_run *run);
 /** Whether each clean run of the native numerics is within the allowance: a mistake may be smaller than rounding. */
 bool ari_bugs_clean(const ari_bug_run *run);
 /** The table of the native numerics. */
 AR_NODISCARD ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, ar_precision precision);
-/** "llama-demo dp=2 tp=2", and what else the case needs: written into text and given back. */
-const char *ari_bug_case_text(char *text, size_t size, const ari_fault_case *c);
 AR_NODISCARD ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves);
 /** An array of objects, one a fault. Gives; NULL without memory. */
 json_t *ari_bugs_json(const ari_bug_run *run);
