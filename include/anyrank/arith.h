@@ -5,9 +5,7 @@
 #include "anyrank/context.h"
 #include "anyrank/param.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* The arithmetic: what a contraction and a gradient sum are. `exact` and `native` fill the same table over any device
  * and communicator; layers call only this and never ask which it is.
@@ -106,7 +104,5 @@ const ar_arith_ops *ar_arith_native(ar_precision precision);
 /** The context's own. */
 const ar_arith_ops *ar_ctx_arith(const ar_ctx *c);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

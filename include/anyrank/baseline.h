@@ -6,9 +6,7 @@
 #include "anyrank/config.h"
 #include "anyrank/optimizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* The independent, non-parallel baseline: plain loops, no sharding, no threads, no kernels of the product. */
 typedef enum ar_number_mode {
@@ -96,7 +94,5 @@ AR_NODISCARD ar_status ar_baseline_run(const ar_config *c, const ar_baseline_opt
 AR_NODISCARD ar_status ar_baseline_block(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
                                          const float *x, const float *dy);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

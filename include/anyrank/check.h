@@ -4,9 +4,7 @@
 
 #include "anyrank/run.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* The check: training steps on N simulated ranks against the independent baseline, every named tensor of every step:
  * bit for bit in the exact numerics, within a stated allowance in the native ones. */
@@ -167,7 +165,5 @@ size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t 
 size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
                       size_t cap);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

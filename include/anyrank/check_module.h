@@ -6,9 +6,7 @@
 #include "anyrank/loss.h"
 #include "anyrank/train.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* The checks of anyrank, of a module of one's own. Two questions, two answers:
  *   - Do N ranks compute what one rank computes? ar_check_module: training steps under every layout, in the exact
@@ -114,7 +112,5 @@ void ar_gradcheck_module_report_destroy(ar_gradcheck_module_report *r);
 /** The report in words, a line for each tensor. Truncates to cap. */
 void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, size_t cap);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

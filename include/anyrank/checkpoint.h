@@ -5,9 +5,7 @@
 #include "anyrank/data.h"
 #include "anyrank/train.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Checkpoints of a training run, independent of the layout that wrote them: full tensors on disk, docs/checkpoints.md.
  *   FOLDER/step-00000057/  config.json, model.safetensors     Hugging Face's layout and names
@@ -93,7 +91,5 @@ AR_NODISCARD ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, a
 /** As ar_model_set's find: the full tensor of a parameter, or NULL. user: an ar_checkpoint. */
 const float *ar_checkpoint_find(void *user, const char *name, size_t count);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -8,9 +8,7 @@
 #include "anyrank/queue.h"
 #include "anyrank/tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* A communicator: one object per rank and group. Every call is collective over the group (send and recv: of the two
  * ranks), enqueues on q, and uses contiguous buffers. `tag` names layer and tensor in reports and traces; it is
@@ -115,7 +113,5 @@ void ar_comm_slice(size_t count, int n, int c, size_t *start, size_t *size);
 /** A group of one: collectives copy. Gives; destroy with ar_comm_destroy. */
 AR_NODISCARD ar_status ar_comm_self(ar_comm **gives);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

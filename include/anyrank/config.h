@@ -8,9 +8,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 typedef enum ar_arch {
     AR_ARCH_LLAMA, /* LlamaForCausalLM, and of the same form and names Qwen2ForCausalLM and MistralForCausalLM */
@@ -104,7 +102,5 @@ typedef enum ar_init_scheme {
     AR_INIT_ONES
 } ar_init_scheme;
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -7,9 +7,7 @@
 #include "anyrank/device.h"
 #include "anyrank/fault.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* A rank's context: its device, its groups, its arithmetic, its memory for one step, who listens. One per rank, used by
  * that rank's thread alone. Nothing of it is global. */
@@ -105,7 +103,5 @@ bool ar_tapped(const ar_ctx *c);
 /** Whether this fault is switched on: the one call by which a fault changes a layer's path. */
 bool ar_faulty(const ar_ctx *c, ar_fault fault);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

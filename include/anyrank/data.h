@@ -7,9 +7,7 @@
 #include "anyrank/batch.h"
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Tokens to train on, and the global batch of any step of a run: a function of the data, the seed and the step alone,
  * never of ranks, layouts, micro-batches or of what was read before. */
@@ -83,7 +81,5 @@ AR_NODISCARD ar_status ar_loader_batch(ar_loader *l, ar_batch *out, uint64_t ste
 /** Which windows these samples are: out[batch]. Errors: as ar_loader_batch. */
 AR_NODISCARD ar_status ar_loader_samples(ar_loader *l, size_t *out, uint64_t step);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

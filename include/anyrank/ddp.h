@@ -4,9 +4,7 @@
 
 #include "anyrank/module.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Distributed data parallelism (Li et al. 2020, arXiv:2006.15704): every rank of the data-parallel group holds the same
  * weights and goes through its own samples; the gradients are then summed over the group, several at a time, in
@@ -130,7 +128,5 @@ AR_NODISCARD ar_status ar_ddp_reduce_all(ar_ddp *d);
 /** Bytes of all buckets' storage. */
 size_t ar_ddp_bytes(const ar_ddp *d);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -7,9 +7,7 @@
 #include "anyrank/queue.h"
 #include "anyrank/tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* A device: memory and leaf kernels. It knows no group of ranks and no choice of numerics. Every kernel is enqueued on
  * `q` (the CPU runs it at once; it takes inline queues only).
@@ -303,7 +301,5 @@ typedef struct ar_cpu_info {
 } ar_cpu_info;
 void ar_cpu_info_get(ar_cpu_info *out);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -4,9 +4,7 @@
 
 #include "anyrank/safetensors.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Tensors that somebody's run wrote down, whoever ran it: one file, a sharded checkpoint, or a folder with a file of
  * each rank, whose parts are put together by what the files or a mapping say (docs/dumps.md). Nothing is copied before
@@ -147,7 +145,5 @@ typedef struct ar_dump_place {
 AR_NODISCARD ar_status ar_dump_write(const char *folder, const ar_dump_place *place, const ar_dump_value *values,
                                      size_t n, const char *const *metadata, size_t n_meta);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -6,9 +6,7 @@
 #include "anyrank/dump.h"
 #include "anyrank/parallel.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* What a rank reports to taps, written down as that rank's file of a dump (docs/dumps.md):
  *
@@ -56,7 +54,5 @@ AR_NODISCARD ar_status ar_dump_listener_write(const ar_dump_listener *l, const c
 /** Where a rank of a layout stands: the mesh [dp, tp], tp ranks being neighbours. */
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

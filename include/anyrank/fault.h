@@ -4,9 +4,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Mistakes that real systems have made, each of which can be switched on. name, what it does. */
 #define AR_FAULT_TABLE(X)                                                                                             \
@@ -91,7 +89,5 @@ const char *ar_fault_text(ar_fault f);
 /** AR_ERR_NOT_FOUND, naming the nearest, if there is no such fault. */
 AR_NODISCARD ar_status ar_fault_parse(ar_fault *f, const char *name);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -4,9 +4,7 @@
 
 #include "anyrank/train.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* The gradients of a list of parameters over all tensor- and data-parallel ranks: which train, made zero, summed, and
  * verified: docs/gradients.md. Everything but the queries is collective over the groups of the context, and a rank goes
@@ -91,7 +89,5 @@ ar_verdict ar_gradients_last(const ar_gradients *g);
 /** AR_OK, or AR_ERR_DATA with the first error's text and the number of those that follow. */
 AR_NODISCARD ar_status ar_verdict_status(const ar_verdict *v);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

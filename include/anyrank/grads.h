@@ -6,9 +6,7 @@
 #include "anyrank/run.h"
 #include "anyrank/sensitivity.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* One forward and backward on given inputs, on N simulated ranks; outputs and gradients as safetensors files. */
 typedef struct ar_grads_options {
@@ -52,7 +50,5 @@ typedef struct ar_grads_result {
  * matter in this run); AR_ERR_IO. A file that could not be written whole does not appear. */
 AR_NODISCARD ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -4,9 +4,7 @@
 
 #include "anyrank/module.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Layers over the tensor-parallel group of the context they are made with: N ranks, r this one. Weights are [out, in].
  * X is [.., features]; leading dimensions are flattened to tokens, and whose sample's they are says ar_ctx_samples.
@@ -200,7 +198,5 @@ size_t ar_batch_targets(const ar_batch *batch);
 AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_batch *batch);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -4,9 +4,7 @@
 
 #include "anyrank/module.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* What a module's output is judged by: terms of all rows, micro-batches and data-parallel ranks, summed and divided by
  * T, the targets of the whole global batch. The sum is the arithmetic's gradient accumulator, so that in the exact
@@ -60,7 +58,5 @@ AR_NODISCARD ar_status ar_loss_zero(ar_loss *loss, ar_ctx *ctx);
 /** Adds all elements of terms (contiguous fp32, equal on every tensor-parallel rank). */
 AR_NODISCARD ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

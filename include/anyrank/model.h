@@ -4,9 +4,7 @@
 
 #include "anyrank/plan.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Whole models out of layers, from a config. Names and numbers of parameters are Hugging Face's. */
 typedef struct ar_model ar_model;
@@ -48,7 +46,5 @@ AR_NODISCARD ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx);
 AR_NODISCARD ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan, ar_block_options *o,
                                        char *name, size_t cap);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -5,9 +5,7 @@
 #include "anyrank/arith.h"
 #include "anyrank/batch.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Activations kept for the backward pass: an explicit object, one per forward in flight, never in the module. */
 typedef struct ar_saved ar_saved;
@@ -118,7 +116,5 @@ size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x);
 /** *x, a tensor of the step: the batch's input, [b, the shape of a sample]. Errors: AR_ERR_ARG (it has none). */
 AR_NODISCARD ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -8,9 +8,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Element-wise updates of a weight w from its gradient g: docs/numerics.md, section 6, has each formula in the order in
  * which it is evaluated; ref/numerics/optimizer.h is its one definition. */
@@ -69,7 +67,5 @@ const char *ar_schedule_name(ar_schedule schedule);
 /** "sgd", "adam", "adamw". Static storage. */
 const char *ar_optimizer_name(ar_optimizer_kind kind);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -5,9 +5,7 @@
 #include "anyrank/batch.h"
 #include "anyrank/plan.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /** How a training step is split over W = dp * tp ranks, tp ranks being neighbours. Plain data; an extent of 0 counts as
  *  1, so that {.tp = 4} is a layout. */
@@ -45,7 +43,5 @@ void ar_parallel_rows(const ar_parallel *p, size_t batch, int dp_rank, int micro
  *  `targets` are the global batch's own (0 until counted). */
 void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *global, int dp_rank, int micro);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

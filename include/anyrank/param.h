@@ -5,9 +5,7 @@
 #include "anyrank/config.h"
 #include "anyrank/context.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 typedef struct ar_param_cache ar_param_cache; /* operands kept by the arithmetic, one list per parameter */
 typedef struct ar_param_grad ar_param_grad;   /* gradient state, in the arithmetic's own form */
@@ -96,7 +94,5 @@ AR_NODISCARD ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, c
 /** The gradient becomes zero, no use is pending. */
 AR_NODISCARD ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -5,9 +5,7 @@
 #include "anyrank/config.h"
 #include "anyrank/layers.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* A parallel plan: which module is split how, by name globs (fnmatch(3), '*' also matches dots), as PyTorch's
  * parallelize_module has them. The last rule that matches a module's Hugging Face path decides. */
@@ -50,7 +48,5 @@ AR_NODISCARD ar_status ar_plan_mlp_order(const ar_plan *p, const ar_config *c, s
  * possible. */
 AR_NODISCARD ar_status ar_plan_check(const ar_plan *p, const ar_config *c);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

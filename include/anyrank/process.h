@@ -5,9 +5,7 @@
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Ranks as processes, one each, on one machine or many: what a launcher (mpirun, srun, torchrun) has started. The
  * communicator over all of them moves tensors; the calls here move small things of the host, which are no part of what
@@ -70,7 +68,5 @@ AR_NODISCARD ar_status ar_process_gather(ar_process *p, void **gives, size_t *si
 /** Ends all processes' work with this error: every one gets AR_ERR_ABORTED, with `why`, from what it waits in. */
 void ar_process_abort(ar_process *p, ar_status st, const char *why);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -7,9 +7,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* ONE notion of "asynchronous": an in-order queue. A rank's main queue on the CPU runs each task at once in the calling
  * thread (inline); a communication queue is a thread of its own; on CUDA both are streams. The first task that fails
@@ -48,7 +46,5 @@ AR_NODISCARD ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns);
 /** Whether the event is done, without waiting. Returns the queue's first error. */
 AR_NODISCARD ar_status ar_event_test(ar_event *e, bool *done);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -5,9 +5,7 @@
 #include "anyrank/config.h"
 #include "anyrank/dump.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Checkpoints split over ranks and merged again. Bits are copied, never computed. */
 
@@ -69,7 +67,5 @@ AR_NODISCARD ar_status ar_param_stage(bool *held, const ar_config *c, const char
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_reshard(ar_reshard_result *result, const ar_reshard_options *o);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -10,9 +10,7 @@
 #include "anyrank/process.h"
 #include "anyrank/sim.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /** A run: what is trained, how a step is split over ranks, in which arithmetic, and on what the ranks run. A check, a
  *  training run, a file of gradients and the estimate of any of them take one, and a few fields of their own. All zero
@@ -46,7 +44,5 @@ typedef struct ar_run {
  *  range), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (the layout). */
 AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *c);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -4,9 +4,7 @@
 
 #include "anyrank/tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 #define AR_ST_MAX_DIMS 8
 
@@ -120,7 +118,5 @@ AR_NODISCARD ar_status ar_st_write_sharded(const char *folder, const ar_st_tenso
                                            const char *const *metadata, size_t n_meta, size_t shard_bytes,
                                            ar_st_source source, void *user, size_t *files);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -6,9 +6,7 @@
 
 #include "anyrank/context.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* What rounding alone may change in a tensor: derived from the model and the inputs at hand, for an arithmetic that
  * rounds in a given way (docs/numerics.md, section 7). */
@@ -28,7 +26,5 @@ const char *ar_sensitivity_name(ar_sensitivity s);
 /** That of a native run in a precision. */
 ar_sensitivity ar_sensitivity_of_precision(ar_precision p);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -5,9 +5,7 @@
 #include "anyrank/comm.h"
 #include "anyrank/trace.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* The simulated cluster: N ranks as threads of this process, collectives through shared memory.
  *
@@ -167,7 +165,5 @@ void ar_mesh_coords(const ar_mesh *m, int rank, int *pp, int *dp, int *cp, int *
  *  W = 16, tp = 4: tp groups {0..3}, {4..7}, ...; dp groups {0,4,8,12}, {1,5,9,13}, ... */
 int ar_mesh_group(const ar_mesh *m, int rank, const char *dim, int *ranks, int cap);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

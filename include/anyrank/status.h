@@ -2,8 +2,13 @@
 #ifndef ANYRANK_STATUS_H
 #define ANYRANK_STATUS_H
 
+/* Around the declarations of every header, which have C linkage in C++ too. */
 #ifdef __cplusplus
-extern "C" {
+#define AR_BEGIN_DECLS extern "C" {
+#define AR_END_DECLS }
+#else
+#define AR_BEGIN_DECLS
+#define AR_END_DECLS
 #endif
 
 #if defined(__GNUC__)
@@ -13,6 +18,8 @@ extern "C" {
 #define AR_NODISCARD
 #define AR_PRINTF(format_at, first_at)
 #endif
+
+AR_BEGIN_DECLS
 
 /* One table: code, name, text. Errors are negative. */
 #define AR_STATUS_TABLE(X)                                    \
@@ -69,7 +76,5 @@ ar_status ar_error_set(ar_status st, const char *format, ...) AR_PRINTF(2, 3);
             goto label;            \
     } while (0)
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

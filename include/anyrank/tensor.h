@@ -8,9 +8,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* dtype: name as safetensors spells it, bits per element. Order: safetensors' alignment order. */
 /* clang-format off */
@@ -114,7 +112,5 @@ size_t ar_layout_local(const ar_layout *o, int dim);
  *  count = ceil(n/parts), clipped at n. */
 void ar_split_uneven(size_t n, int parts, int part, size_t *start, size_t *count);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -7,9 +7,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* What happened in a run of the simulated cluster, and when: for each rank a track of computation and one for each
  * queue that communicates; spans (modules, and whatever a program marks), collectives with bytes and tags, transfers
@@ -67,7 +65,5 @@ typedef struct ar_trace_summary {
 /** Errors: AR_ERR_ARG (the virtual clock of a run without a cluster), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_trace_summarise(ar_trace_summary *s, const ar_trace *t, ar_trace_clock clock);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

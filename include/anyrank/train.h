@@ -8,9 +8,7 @@
 #include "anyrank/optimizer.h"
 #include "anyrank/parallel.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* The training step: micro-batches forward and backward, gradients summed over the groups that hold parts of them,
  * clipped, applied. Everything is collective over the groups of the context. */
@@ -114,7 +112,5 @@ AR_NODISCARD ar_status ar_module_train_step(ar_train_result *result, ar_module *
                                             ar_optimizer *optimizer, const ar_batch *global, uint32_t step,
                                             const ar_train_options *o);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

@@ -5,9 +5,7 @@
 #include "anyrank/checkpoint.h"
 #include "anyrank/run.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* A whole training run on N simulated ranks: data, steps, checkpoints, and a hash of the weights at the end, which in
  * the exact numerics is the same for every layout. */
@@ -113,7 +111,5 @@ void ar_training_report_destroy(ar_training_report *r);
  *  Errors: AR_ERR_ARG (no step yet), AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_training_plot(const ar_training_report *r, const ar_training_options *o, const char *path);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif

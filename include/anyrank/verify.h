@@ -6,9 +6,7 @@
 
 #include "anyrank/dump.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Two dumps of tensors side by side: which differ, how much, where, and what kind of mistake leaves such a trace. */
 
@@ -127,7 +125,5 @@ void ar_verify_report_destroy(ar_verify_report *r);
 /** Writes the report as one HTML page that needs no network. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_verify_html(const ar_verify_report *r, const char *path);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
 #endif
