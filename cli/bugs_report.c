@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/command.h"
 #include "cli/options/layout.h"
 #include "cli/table.h"
 #include "ref/core/size.h"
@@ -254,8 +255,8 @@ static json_t *json_bug(const ari_bug_run *r)
         "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq", (json_int_t)r->at.run.seq, "steps",
         (int)r->at.run.steps, "dropout", r->at.run.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME,
         "ratio", ari_json_number(r->ratio), "ratio_clean", ari_json_number(r->ratio_clean), "first_difference",
-        json_first(r), "error", r->error[0] ? ari_json_text(r->error) : json_null(), "bytes", "counted",
-        (json_int_t)r->bytes_counted, "predicted", json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
+        json_first(r), "error", ari_json_text_or_null(r->error), "bytes", "counted", (json_int_t)r->bytes_counted,
+        "predicted", json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
 }
 
 json_t *ari_bugs_json(const ari_bug_run *run)

@@ -125,7 +125,7 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
         o.dump = dump;
     }
     if (!v->common.quiet)
-        ari_config_notes_print(stderr, &c);
+        json_decref(ari_config_notes(stderr, &c));
     o.run.sim.cluster = ari_watch_cluster(gives->watch);
     o.run.sim.trace = gives->watch->trace;
     if (v->net_fault) {
@@ -172,7 +172,7 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
         AR_TRY(write_record(watch, &checked[0], text));
     if (text)
         ari_check_print_verdict(stdout, checked, n, fault);
-    *exit_code = ari_check_same(checked, n) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    *exit_code = ari_check_worst(checked, n) == AR_CHECK_SAME ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     return ari_transport_reports(v->common.process) ? ari_json_end(ari_check_json(checked, n), &v->common) : AR_OK;
 }
 
@@ -281,7 +281,7 @@ static ar_status run_module(const ari_check_values *v, ar_fault fault, int *exit
         printf("%s", text);
         ari_check_print_verdict(stdout, &checked, 1, fault);
     }
-    *exit_code = ari_check_same(&checked, 1) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    *exit_code = ari_check_worst(&checked, 1) == AR_CHECK_SAME ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     const ar_status st = ari_json_end(ari_check_json(&checked, 1), &v->common);
     ar_check_module_report_destroy(m);
     return st;

@@ -52,10 +52,8 @@ typedef struct ari_checked {
     ar_sim_fault net_fault;
 } ari_checked;
 
-/** Whether every run is the same and every gradcheck passed. */
-bool ari_check_same(const ari_checked *checked, size_t n);
-/** Whether a check against central differences failed. */
-bool ari_check_failed_gradcheck(const ari_checked *checked, size_t n);
+/** The worst of all runs; a check against central differences that failed is a difference. */
+ar_check_result ari_check_worst(const ari_checked *checked, size_t n);
 /** The table of one model, and what its runs differ in; `memory`: a table of what a rank holds too. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory);

@@ -153,27 +153,20 @@ static json_t *json_model(const ari_checked *c)
                                  ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
     json_t *ddp = json_pack("{s:I, s:s}", "bucket_bytes", (json_int_t)c->run.ddp.bucket_bytes, "mode",
                             ari_bucket_mode_names[c->run.ddp.mode]);
-    json_t *dump = r->dump[0] ? ari_json_text(r->dump) : json_null();
     return json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
                      ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
                      r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "steps",
                      r->steps, "optimizer", json_optimizer(c), "clip", c->run.clip, "dropout", c->run.dropout, "ddp",
                      ddp, "first_nan", r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(), "vacuous",
                      json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
-                     ari_config_notes_json(&r->config), "dump", dump, "runs", runs);
+                     ari_config_notes(NULL, &r->config), "dump", ari_json_text_or_null(r->dump), "runs", runs);
 }
 
 json_t *ari_check_json(const ari_checked *checked, size_t n)
 {
-    ar_check_result worst = AR_CHECK_SAME;
     json_t *models = json_array();
-    for (size_t i = 0; i < n; i++) {
-        const ar_check_report *r = checked[i].report;
-        worst = r->result > worst ? r->result : worst;
+    for (size_t i = 0; i < n; i++)
         json_array_append_new(models, json_model(&checked[i]));
-    }
-    if (worst < AR_CHECK_DIFFERENT && ari_check_failed_gradcheck(checked, n))
-        worst = AR_CHECK_DIFFERENT;
     const bool native = n > 0 && checked[0].report->numerics == AR_NUMERICS_NATIVE;
     json_t *o = ari_json_begin("check");
     json_object_set_new(o, "numerics", json_string(native ? "native" : "exact"));
@@ -182,7 +175,7 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
     if (n > 0)
         ari_device_json(o, &checked[0].run.device);
     ari_transport_json(o, checked[0].run.process);
-    json_object_set_new(o, "result", json_string(result_names[worst]));
+    json_object_set_new(o, "result", json_string(result_names[ari_check_worst(checked, n)]));
     if (n > 0 && checked[0].has_net_fault) {
         char what[128];
         ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);

@@ -11,44 +11,21 @@
 #include "cli/table.h"
 #include "cli/transport.h"
 
-bool ari_check_failed_gradcheck(const ari_checked *checked, size_t n)
+ar_check_result ari_check_worst(const ari_checked *checked, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        if (checked[i].report->has_gradcheck && !checked[i].report->gradcheck.ok)
-            return true;
-    }
-    return false;
-}
-
-bool ari_check_same(const ari_checked *checked, size_t n)
-{
+    ar_check_result worst = AR_CHECK_SAME;
     for (size_t i = 0; i < n; i++) {
         const ar_check_report *r = checked[i].report;
-        if (r->result != AR_CHECK_SAME)
-            return false;
+        const bool failed = r->has_gradcheck && !r->gradcheck.ok;
+        worst = r->result > worst ? r->result : worst;
+        worst = failed && worst < AR_CHECK_DIFFERENT ? AR_CHECK_DIFFERENT : worst;
     }
-    return !ari_check_failed_gradcheck(checked, n);
+    return worst;
 }
 
 #define LAYOUT_OF(u, r) ARI_LAYOUT(&(u)->parallel, (r)->batch)
 
 /* --- above the table ---------------------------------------------------------------------------------------------- */
-
-/* "3 steps of AdamW (lr 0.001, clip 1)" */
-static void print_step(FILE *to, const ari_checked *c)
-{
-    const int steps = c->report->steps;
-    if (steps == 0) {
-        fprintf(to, "forward + loss + backward");
-    } else {
-        fprintf(to, "%d step%s of ", steps, steps == 1 ? "" : "s");
-        ari_optimizer_print(to, &c->run.optimizer);
-    }
-    if (c->run.clip > 0.0)
-        fprintf(to, ", clip %g", c->run.clip);
-    if (c->run.dropout > 0.0)
-        fprintf(to, ", dropout %g", c->run.dropout);
-}
 
 /* "5.929705 5.801244 5.703311", or the first two and the last. */
 static void print_losses(FILE *to, const float *loss, int n)
@@ -65,9 +42,7 @@ static void print_losses(FILE *to, const float *loss, int n)
 static void print_notes(FILE *to, const ari_checked *c)
 {
     const ar_check_report *r = c->report;
-    if (r->config.config_dropout > 0.0 && c->run.dropout == 0.0)
-        fprintf(to, "note: the config's dropout of %g is ignored; --dropout %g switches it on\n",
-                r->config.config_dropout, r->config.config_dropout);
+    ari_dropout_note(to, &r->config, &c->run);
     if (r->config.vocab < 256)
         fprintf(to, "note: bytes of the text are taken modulo the vocabulary of %zu\n", r->config.vocab);
 }
@@ -75,12 +50,13 @@ static void print_notes(FILE *to, const ari_checked *c)
 static void print_head(FILE *to, const ari_checked *c)
 {
     const ar_check_report *r = c->report;
-    char device[ARI_DEVICE_TEXT];
     fprintf(to, "\n%s: %s parameters (%s), %zu sequence%s of %zu token%s, ", r->config.name, ARI_COUNT(r->parameters),
             r->fresh ? "fresh weights" : "weights of the folder", r->batch, r->batch == 1 ? "" : "s", r->seq,
             r->seq == 1 ? "" : "s");
-    print_step(to, c);
-    fprintf(to, ", %s numerics", r->numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
+    if (r->steps > 0)
+        fprintf(to, "%d step%s of ", r->steps, r->steps == 1 ? "" : "s");
+    ari_step_print(to, &c->run);
+    fprintf(to, ", %s numerics", ari_numerics_names[r->numerics]);
     if (r->precision != AR_PRECISION_F32)
         fprintf(to, ", products in %s", ar_precision_name(r->precision));
     fprintf(to, "\n");
@@ -90,10 +66,7 @@ static void print_head(FILE *to, const ari_checked *c)
     if (!isnan(r->max_error_vs_f64))
         fprintf(to, "; worst error against binary64 %.1e of a gradient's largest element", r->max_error_vs_f64);
     fprintf(to, "\n");
-    if (ari_device_text(device, &c->run.device, r->runs == 1 ? ar_parallel_world(&r->run[0].parallel) : 0,
-                        c->run.process)[0])
-        fprintf(to, "device: %s\n", device);
-    ari_transport_print(to, c->run.process);
+    ari_ranks_print(to, &c->run, r->runs == 1 ? ar_parallel_world(&r->run[0].parallel) : 0);
     print_notes(to, c);
 }
 

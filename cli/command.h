@@ -68,10 +68,11 @@ int ari_command_probe_gemm(int argc, char **argv);
  *  template in which the tables of options replace the lines that ask for them. */
 int ari_command_describe(int argc, char **argv);
 
-/** Prints a line for each key of a config.json that is not known here, and one for those whose names were not kept:
- *  "note: config.json: key 'foo' is not known here and was ignored". On stderr, so that a report stays what it is. */
-void ari_config_notes_print(FILE *to, const ar_config *c);
-/** The same texts, without "note: ", as an array of strings. Gives; NULL without memory. */
-json_t *ari_config_notes_json(const ar_config *c);
+/** A JSON string; null for NULL and "". Gives; NULL without memory. */
+json_t *ari_json_text_or_null(const char *text);
+/** "config.json: key 'foo' is not known here and was ignored": of each unknown key, and of those whose names were not
+ *  kept. Prints them to `to`, with "note: " before them (stderr, so that a report stays what it is), unless NULL. Gives
+ *  them as an array of strings; NULL without memory. */
+json_t *ari_config_notes(FILE *to, const ar_config *c);
 
 #endif

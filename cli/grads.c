@@ -9,6 +9,7 @@
 #include "cli/options/step_options.h"
 #include "cli/options/watch.h"
 #include "cli/table.h"
+#include "cli/transport.h"
 #include "ref/io/json.h"
 
 typedef struct grads_values {
@@ -89,7 +90,7 @@ static ar_status check_values(const grads_values *v)
 
 static json_t *notes_json(const ar_grads_result *r)
 {
-    json_t *notes = ari_config_notes_json(&r->config);
+    json_t *notes = ari_config_notes(NULL, &r->config);
     for (size_t i = 0; notes && i < sizeof r->note / sizeof *r->note; i++) {
         if (r->note[i][0])
             json_array_append_new(notes, json_string(r->note[i]));
@@ -134,7 +135,6 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
 
 static ar_status print(const ar_grads_result *r, const grads_values *v, const ar_run *run, const ari_watch *watch)
 {
-    char device[ARI_DEVICE_TEXT];
     if (watch->timed) {
         AR_TRY(ari_predicted_print(stdout, watch, &run->parallel, r->batch, &r->predicted));
         printf("\n");
@@ -146,8 +146,7 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
     }
     if (v->model)
         printf("loss %.9g (%s)\n", (double)r->loss, r->fresh ? "fresh weights" : "weights of the folder");
-    if (ari_device_text(device, &run->device, ar_parallel_world(&run->parallel), NULL)[0])
-        printf("device: %s\n", device);
+    ari_ranks_print(stdout, run, ar_parallel_world(&run->parallel));
     printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds),
            ARI_LAYOUT(&run->parallel, r->batch), r->outputs_hash);
     return AR_OK;
@@ -175,7 +174,7 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
         AR_TRY(ar_fault_parse(&o.run.fault, v->inject));
     const ar_status st = ar_grads(&r, &o);
     if (!v->common.quiet)
-        ari_config_notes_print(stderr, &r.config);
+        json_decref(ari_config_notes(stderr, &r.config));
     for (size_t i = 0; i < sizeof r.note / sizeof *r.note && !v->common.quiet; i++) {
         if (r.note[i][0])
             fprintf(stderr, "note: %s\n", r.note[i]);

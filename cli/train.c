@@ -63,7 +63,7 @@ static void began(void *user, const ar_training_report *r)
     l->first = r->first;
     ari_progress_clear(&l->progress);
     if (!l->quiet)
-        ari_config_notes_print(stderr, &r->config);
+        json_decref(ari_config_notes(stderr, &r->config));
     if (!l->text)
         return;
     ari_train_print_head(stdout, r, o);

@@ -46,10 +46,7 @@ static void print_layout(FILE *to, const ar_training_options *o)
     if (p->zero > 0)
         fprintf(to, "%seach keeps its share of the optimizer's state", before);
     fprintf(to, "\n");
-    char device[ARI_DEVICE_TEXT];
-    if (ari_device_text(device, &o->run.device, world, o->run.process)[0])
-        fprintf(to, "device: %s\n", device);
-    ari_transport_print(to, o->run.process);
+    ari_ranks_print(to, &o->run, world);
 }
 
 static const char *origin(const ar_training_report *r, const ar_training_options *o)
@@ -61,17 +58,13 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
 {
     const char *weights = o->resume ? "the checkpoint's weights" : r->fresh ? "fresh weights" : "weights of the folder";
     fprintf(to, "%s: %s parameters (%s), %s numerics\n", r->config.name, ARI_COUNT(r->parameters), weights,
-            o->run.numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
+            ari_numerics_names[o->run.numerics]);
     fprintf(to, "data %s: %s tokens, %s window%s of %zu; %.3g epoch%s%s\n", ARI_SHOW(r->data_path),
             ARI_COUNT(r->data_tokens), ARI_COUNT(r->windows), plural(r->windows), o->run.seq, r->epochs,
             r->epochs == 1.0 ? "" : "s", o->in_order ? ", in order" : "");
     fprintf(to, "%" PRIu64 " step%s of %zu sequence%s, ", o->run.steps, plural(o->run.steps), o->run.batch,
             plural(o->run.batch));
-    ari_optimizer_print(to, &o->run.optimizer);
-    if (o->run.clip > 0.0)
-        fprintf(to, ", clip %g", o->run.clip);
-    if (o->run.dropout > 0.0)
-        fprintf(to, ", dropout %g", o->run.dropout);
+    ari_step_print(to, &o->run);
     if (o->run.storage == AR_BF16)
         fprintf(to, ", matrices in bf16");
     if (o->scale_loss)
@@ -82,9 +75,7 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
         fprintf(to, "resumed after step %" PRIu64 " from %s\n", r->first, ARI_SHOW(ar_checkpoint_path(o->resume)));
     if (r->note[0])
         fprintf(to, "note: %s\n", r->note);
-    if (r->config.config_dropout > 0.0 && o->run.dropout == 0.0)
-        fprintf(to, "note: the config's dropout of %g is ignored; --dropout %g switches it on\n",
-                r->config.config_dropout, r->config.config_dropout);
+    ari_dropout_note(to, &r->config, &o->run);
     fprintf(to, "\n  %8s  %10s  %10s  %10s  %10s\n", "step", "loss", "norm", "lr", "tokens/s");
 }
 
@@ -203,11 +194,6 @@ static const char *result_name(const ar_training_report *r)
     return r->copies_differ || r->bytes_differ ? "different" : end_names[r->end];
 }
 
-static json_t *text_or_null(const char *text)
-{
-    return text && text[0] ? ari_json_text(text) : json_null();
-}
-
 static void json_course(json_t *j, const ar_training_report *r, const ar_training_options *o)
 {
     json_object_set_new(j, "first_step", json_integer((json_int_t)r->first + 1));
@@ -220,7 +206,7 @@ static void json_course(json_t *j, const ar_training_report *r, const ar_trainin
     json_object_set_new(j, "seconds", ari_json_number(r->seconds));
     json_object_set_new(j, "tokens_per_second", ari_json_number(tokens_per_second(r, o)));
     json_object_set_new(j, "verified_steps", json_integer((json_int_t)r->verified));
-    json_object_set_new(j, "warning", text_or_null(r->warning));
+    json_object_set_new(j, "warning", ari_json_text_or_null(r->warning));
     json_object_set_new(
         j, "bytes",
         json_pack("{s:I, s:I}", "counted", (json_int_t)r->bytes, "predicted", (json_int_t)r->bytes_predicted));
@@ -231,7 +217,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
 {
     json_t *j = ari_json_begin("train");
     json_object_set_new(j, "result", json_string(result_name(r)));
-    json_object_set_new(j, "numerics", json_string(o->run.numerics == AR_NUMERICS_NATIVE ? "native" : "exact"));
+    json_object_set_new(j, "numerics", json_string(ari_numerics_names[o->run.numerics]));
     ari_device_json(j, &o->run.device);
     ari_transport_json(j, o->run.process);
     json_object_set_new(j, "model", ari_json_text(r->config.name));
@@ -248,15 +234,15 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "loss_scale", o->scale_loss ? json_real(o->scaling.scale) : json_null());
     json_object_set_new(j, "seed", json_integer((json_int_t)o->run.seed));
     json_course(j, r, o);
-    json_object_set_new(j, "weights_hash", text_or_null(r->weights_hash));
-    json_object_set_new(j, "checkpoint", text_or_null(r->checkpoint));
-    json_object_set_new(j, "plot", text_or_null(plot));
-    json_object_set_new(j, "note", text_or_null(r->note));
-    json_object_set_new(j, "notes", ari_config_notes_json(&r->config));
+    json_object_set_new(j, "weights_hash", ari_json_text_or_null(r->weights_hash));
+    json_object_set_new(j, "checkpoint", ari_json_text_or_null(r->checkpoint));
+    json_object_set_new(j, "plot", ari_json_text_or_null(plot));
+    json_object_set_new(j, "note", ari_json_text_or_null(r->note));
+    json_object_set_new(j, "notes", ari_config_notes(NULL, &r->config));
     ari_watch_json(j, watch);
     if (r->has_predicted)
         json_object_set_new(j, "predicted", ari_predicted_json(&r->predicted));
-    if (json_object_set_new(j, "message", text_or_null(r->message)) != 0) {
+    if (json_object_set_new(j, "message", ari_json_text_or_null(r->message)) != 0) {
         json_decref(j);
         return NULL;
     }

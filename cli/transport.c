@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/transport.h"
 
-#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "cli/command.h"
-#include "ref/core/clock.h"
 #include "ref/io/file.h"
 #include "run/process_run.h"
 
@@ -47,74 +46,35 @@ static bool is_another(void)
 
 /* --- watching over the launcher ----------------------------------------------------------------------------------- */
 
-/* A launcher's processes find each other inside the launcher's library, which may wait without end for one that never
- * comes: one that ended before, or is another program. So a thread watches. */
-typedef struct join_watch {
-    pthread_t thread;
-    bool runs; /* false: no thread could be started */
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool over;
-    double seconds;
-    uint64_t deadline_ns;
-    int errors; /* a file descriptor; negative: none */
-    int exit_code;
-} join_watch;
-
 /* A library that keeps the timeout itself says more; and none begins in no time. */
 static const double least_seconds = 10, more_seconds = 2;
 
-static void *watch(void *arg)
+/* What ends a process whose launcher's others never come: where the words go (negative: nowhere), and its status. */
+static int late_fd, late_exit_code;
+static char late_words[192];
+
+static void end_late(int number)
 {
-    join_watch *w = arg;
-    pthread_mutex_lock(&w->lock);
-    while (!w->over && ari_now_ns() < w->deadline_ns)
-        (void)ari_cond_wait_until(&w->changed, &w->lock, w->deadline_ns);
-    const bool over = w->over;
-    pthread_mutex_unlock(&w->lock);
-    if (over)
-        return NULL;
-    if (w->errors >= 0)
-        dprintf(w->errors,
-                "anyrank: waited %.0f s for the launcher's other processes to join: do all of them run the same "
-                "command, with the same --transport?\n",
-                w->seconds);
-    _exit(w->exit_code);
+    (void)number;
+    if (late_fd >= 0 && write(late_fd, late_words, strlen(late_words)) < 0)
+        _exit(ARI_EXIT_MACHINE);
+    _exit(late_exit_code);
 }
 
-/* Unless ended some seconds after timeout_s, it ends the program: a message to `errors`, and this exit status. */
-static void join_watch_begin(join_watch *w, double timeout_s, int errors, int exit_code)
+/* A launcher's processes find each other inside the launcher's library, which may wait without end for one that never
+ * comes: one that ended before, or is another program. So an alarm ends the program some seconds after timeout_s, with
+ * a message to `errors` and this exit status, unless alarm(0) comes first. */
+static void set_alarm(double timeout_s, int errors, int exit_code)
 {
     const double seconds = (timeout_s > least_seconds ? timeout_s : least_seconds) + more_seconds;
-    *w = (join_watch){.seconds = seconds,
-                      .deadline_ns = ari_now_ns() + (uint64_t)(seconds * 1e9),
-                      .errors = errors,
-                      .exit_code = exit_code};
-    if (pthread_mutex_init(&w->lock, NULL) != 0)
-        return;
-    if (ari_cond_init(&w->changed) != 0) {
-        pthread_mutex_destroy(&w->lock);
-        return;
-    }
-    w->runs = pthread_create(&w->thread, NULL, watch, w) == 0;
-    if (!w->runs) {
-        pthread_cond_destroy(&w->changed);
-        pthread_mutex_destroy(&w->lock);
-    }
-}
-
-static void join_watch_end(join_watch *w)
-{
-    if (!w->runs)
-        return;
-    pthread_mutex_lock(&w->lock);
-    w->over = true;
-    pthread_cond_signal(&w->changed);
-    pthread_mutex_unlock(&w->lock);
-    pthread_join(w->thread, NULL);
-    pthread_cond_destroy(&w->changed);
-    pthread_mutex_destroy(&w->lock);
-    w->runs = false;
+    late_fd = errors;
+    late_exit_code = exit_code;
+    snprintf(late_words, sizeof late_words,
+             "anyrank: waited %.0f s for the launcher's other processes to join: do all of them run the same command, "
+             "with the same --transport?\n",
+             seconds);
+    signal(SIGALRM, end_late);
+    alarm((unsigned)seconds);
 }
 
 /* --- joining ------------------------------------------------------------------------------------------------------ */
@@ -172,10 +132,9 @@ ar_status ari_transport_check(const ari_transport_values *v, const char *option)
 
 static ar_status join(ar_process **gives, const ar_process_options *o, double timeout_s)
 {
-    join_watch watch;
-    join_watch_begin(&watch, timeout_s, errors_fd >= 0 ? errors_fd : STDERR_FILENO, ARI_EXIT_MACHINE);
+    set_alarm(timeout_s, errors_fd >= 0 ? errors_fd : STDERR_FILENO, ARI_EXIT_MACHINE);
     const ar_status st = ar_process_create(gives, o);
-    join_watch_end(&watch);
+    alarm(0);
     failed_to_join = st != AR_OK;
     /* What is wrong with the build or the options is so everywhere. */
     joined = st != AR_ERR_UNSUPPORTED && st != AR_ERR_ARG;
@@ -245,8 +204,22 @@ bool ari_transport_reports(const ar_process *p)
     return !p || ar_process_rank(p) == 0;
 }
 
-void ari_transport_print(FILE *to, const ar_process *p)
+void ari_ranks_print(FILE *to, const ar_run *run, int world)
 {
+    const ar_process *p = run->process;
+    ar_gpu_info gpu = {0};
+    if (run->device.kind == AR_DEVICE_EMULATED)
+        fprintf(to, "device: on the emulated device, the kernels of cuda on the host\n");
+    if (run->device.kind == AR_DEVICE_CUDA && ar_gpu_info_get(&gpu, run->device.index) == AR_OK) {
+        if (p)
+            fprintf(to, "device: each rank on the GPU of its number on its machine (here %s)\n", gpu.name);
+        else if (world == 1)
+            fprintf(to, "device: on GPU %d (%s)\n", run->device.index, gpu.name);
+        else if (world == 0)
+            fprintf(to, "device: all ranks share GPU %d (%s)\n", run->device.index, gpu.name);
+        else
+            fprintf(to, "device: %d ranks share GPU %d (%s)\n", world, run->device.index, gpu.name);
+    }
     if (p)
         fprintf(to, "ranks: %d process%s, connected by %s\n", ar_process_size(p), ar_process_size(p) == 1 ? "" : "es",
                 ar_process_transport(p) == AR_TRANSPORT_MPI ? "MPI" : "NCCL");
@@ -308,15 +281,14 @@ enum { SPEAK_AFTER_SECONDS = 2, TELL_SECONDS = 10 };
 static bool tell_others(const char *transport, int exit_code)
 {
     ar_process *p = NULL;
-    join_watch watch;
     ar_process_options o = {.timeout_ns = TELL_SECONDS * UINT64_C(1000000000)};
     char why[1024];
     snprintf(why, sizeof why, "%s", ar_error_message());
     if (failed_to_join || !why[0] || ar_transport_parse(&o.transport, transport) != AR_OK)
         return false;
-    join_watch_begin(&watch, TELL_SECONDS, -1, exit_code);
+    set_alarm(TELL_SECONDS, -1, exit_code);
     ar_status st = ar_process_create(&p, &o);
-    join_watch_end(&watch);
+    alarm(0);
     if (st == AR_OK)
         st = ari_process_agree(p, ar_error_set(exit_code == ARI_EXIT_USAGE ? AR_ERR_ARG : AR_ERR_INTERNAL, "%s", why));
     const bool told = p != NULL;

@@ -95,23 +95,15 @@ static ar_status set_int(const ari_option *o, void *field, const char *value)
     return AR_OK;
 }
 
+_Static_assert(sizeof(size_t) == sizeof(uint64_t), "U64 is read and printed as SIZE is");
+
 static ar_status set_size(const ari_option *o, void *field, const char *value)
 {
     uint64_t n = 0;
     const char *end = NULL;
-    if (!ari_natural(&n, value, &end) || *end != '\0' || n > SIZE_MAX || !in_range(o, (double)n))
+    if (!ari_natural(&n, value, &end) || *end != '\0' || !in_range(o, (double)n))
         return bad_value(o, value);
-    *(size_t *)field = (size_t)n;
-    return AR_OK;
-}
-
-static ar_status set_u64(const ari_option *o, void *field, const char *value)
-{
-    const char *end = NULL;
-    uint64_t n = 0;
-    if (!ari_natural(&n, value, &end) || *end != '\0')
-        return bad_value(o, value);
-    *(uint64_t *)field = n;
+    memcpy(field, &n, sizeof n);
     return AR_OK;
 }
 
@@ -198,16 +190,11 @@ static bool print_int(FILE *to, const ari_option *o, const void *field)
 
 static bool print_size(FILE *to, const ari_option *o, const void *field)
 {
-    const size_t n = *(const size_t *)field;
+    uint64_t n;
+    memcpy(&n, field, sizeof n);
     if (in_range(o, (double)n))
-        fprintf(to, "--%s %zu\n", o->name, n);
+        fprintf(to, "--%s %llu\n", o->name, (unsigned long long)n);
     return in_range(o, (double)n);
-}
-
-static bool print_u64(FILE *to, const ari_option *o, const void *field)
-{
-    fprintf(to, "--%s %llu\n", o->name, (unsigned long long)*(const uint64_t *)field);
-    return true;
 }
 
 /* As few digits as distinguish the number from all others. */
@@ -259,7 +246,7 @@ const ari_kind_ops *ari_option_kind_of(const ari_option *o)
         [ARI_OPT_INT] = {set_int, describe_number, print_int},
         [ARI_OPT_SIZE] = {set_size, describe_number, print_size},
         [ARI_OPT_BYTES] = {set_bytes, describe_bytes, print_size},
-        [ARI_OPT_U64] = {set_u64, describe_u64, print_u64},
+        [ARI_OPT_U64] = {set_size, describe_u64, print_size},
         [ARI_OPT_DOUBLE] = {set_double, describe_number, print_double},
         [ARI_OPT_STRING] = {set_string, describe_string, print_string},
         [ARI_OPT_FILE] = {set_string, describe_string, print_string},

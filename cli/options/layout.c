@@ -133,25 +133,6 @@ ar_status ari_layout_check(const ari_layout_values *v)
     return check_device(v);
 }
 
-const char *ari_device_text(char *text, const ar_device_choice *c, int world, const ar_process *p)
-{
-    ar_gpu_info gpu = {0};
-    text[0] = '\0';
-    if (c->kind == AR_DEVICE_EMULATED)
-        snprintf(text, ARI_DEVICE_TEXT, "on the emulated device, the kernels of cuda on the host");
-    if (c->kind != AR_DEVICE_CUDA || ar_gpu_info_get(&gpu, c->index) != AR_OK)
-        return text;
-    if (p)
-        snprintf(text, ARI_DEVICE_TEXT, "each rank on the GPU of its number on its machine (here %s)", gpu.name);
-    else if (world == 1)
-        snprintf(text, ARI_DEVICE_TEXT, "on GPU %d (%s)", c->index, gpu.name);
-    else if (world == 0)
-        snprintf(text, ARI_DEVICE_TEXT, "all ranks share GPU %d (%s)", c->index, gpu.name);
-    else
-        snprintf(text, ARI_DEVICE_TEXT, "%d ranks share GPU %d (%s)", world, c->index, gpu.name);
-    return text;
-}
-
 void ari_device_json(json_t *o, const ar_device_choice *c)
 {
     ar_gpu_info gpu = {0};

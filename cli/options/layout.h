@@ -71,11 +71,6 @@ AR_NODISCARD ar_status ari_precision_check(int precision, int numerics);
 void ari_layout_run(ar_run *run, const ari_layout_values *v, const ari_common *common);
 /** What --device names, a name that ari_layout_check has let pass; the CPU where it is not given. */
 ar_device_choice ari_layout_device(const ari_layout_values *v);
-enum { ARI_DEVICE_TEXT = 160 };
-/** What the ranks of a run compute on, in words: "4 ranks share GPU 0 (NVIDIA H200)"; "" for the CPU. world 0: runs of
- *  different numbers. p: ranks are processes, NULL: threads. Writes into text[0 .. ARI_DEVICE_TEXT) and gives it
- *  back. */
-const char *ari_device_text(char *text, const ar_device_choice *c, int world, const ar_process *p);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
 uint64_t ari_layout_timeout_ns(const ari_layout_values *v);

@@ -173,7 +173,7 @@ static void print_schedule(FILE *to, const ar_optimizer_options *o)
                 o->warmup_steps == 1 ? "" : "s");
 }
 
-void ari_optimizer_print(FILE *to, const ar_optimizer_options *o)
+static void print_optimizer(FILE *to, const ar_optimizer_options *o)
 {
     static const char *const titles[] = {"SGD", "Adam", "AdamW"}; /* in the order of ar_optimizer_kind */
     fprintf(to, "%s (lr %g", titles[o->kind], o->lr);
@@ -185,6 +185,25 @@ void ari_optimizer_print(FILE *to, const ar_optimizer_options *o)
     if (o->groups > 0)
         fprintf(to, ", %zu group%s", o->groups, o->groups == 1 ? "" : "s");
     fprintf(to, ")");
+}
+
+void ari_step_print(FILE *to, const ar_run *run)
+{
+    if (run->steps == 0)
+        fprintf(to, "forward + loss + backward");
+    else
+        print_optimizer(to, &run->optimizer);
+    if (run->clip > 0.0)
+        fprintf(to, ", clip %g", run->clip);
+    if (run->dropout > 0.0)
+        fprintf(to, ", dropout %g", run->dropout);
+}
+
+void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run)
+{
+    if (c->config_dropout > 0.0 && run->dropout == 0.0)
+        fprintf(to, "note: the config's dropout of %g is ignored; --dropout %g switches it on\n", c->config_dropout,
+                c->config_dropout);
 }
 
 static json_t *json_group(const ar_param_group *group)

@@ -5,7 +5,7 @@
 #include <jansson.h>
 #include <math.h>
 
-#include "anyrank/optimizer.h"
+#include "anyrank/run.h"
 #include "cli/options/args.h"
 
 /* The options that say what a training step is given and does, besides its layout: the same for every subcommand that
@@ -62,8 +62,11 @@ AR_NODISCARD ar_status ari_optimizer_values_options(ar_optimizer_options *o, con
  *  optimizer begins with its own defaults. Errors: those. */
 AR_NODISCARD ar_status ari_optimizer_values_change(ar_optimizer_options *o, const ari_optimizer_values *v,
                                                    uint64_t total_steps);
-/** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group)" */
-void ari_optimizer_print(FILE *to, const ar_optimizer_options *o);
+/** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
+ *  dropout 0.1"; of 0 steps what a single forward and backward is. */
+void ari_step_print(FILE *to, const ar_run *run);
+/** A line where the config has a dropout that the run does not use. */
+void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run);
 /** The options as an object. Gives; NULL without memory. */
 json_t *ari_optimizer_json(const ar_optimizer_options *o);
 
