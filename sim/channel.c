@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "ref/core/stream.h"
-#include "sim/fault_impl.h"
+#include "sim/wire.h"
 
 /* Between two ranks alone. A channel carries what rank a sends to rank b: a group of the two, of which the sender is
  * member 0 and the receiver member 1, so that the k-th send meets the k-th recv, and nobody else is asked. It is made
@@ -50,9 +50,7 @@ ar_status ari_channels_create(ari_channels **gives, const ari_group *g)
 /* A place that nobody will ever take. */
 static void leave_place(channel *h, int index)
 {
-    ari_member dropped;
-    ari_member_init(&dropped, h->group, index);
-    ari_member_fini(&dropped);
+    ari_sim_member_drop(h->group, index);
     h->taken[index] = true;
 }
 
@@ -122,15 +120,12 @@ static ar_status make_end(struct ari_channel_end **gives, ari_sim_comm *c, chann
     struct ari_channel_end *e = calloc(1, sizeof *e);
     if (!e)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
-    e->comm.options = c->options;
-    const ar_status st = ari_fault_watch_create(&e->comm);
+    const ar_status st = ari_sim_comm_init(&e->comm, h->group, index, c->options);
     if (st != AR_OK) {
         free(e);
         return st;
     }
-    ari_comm_init(&e->comm.base, c->base.ops, index, 2);
     e->comm.counted_by = c;
-    ari_member_init(&e->comm.member, h->group, index);
     e->of = h;
     e->next = c->ends;
     c->ends = e;
@@ -174,11 +169,7 @@ void ari_channel_ends_free(ari_sim_comm *c)
 {
     for (struct ari_channel_end *e = c->ends, *next; e; e = next) {
         next = e->next;
-        ari_member_fini(&e->comm.member);
-        ari_fault_watch_free(e->comm.watch);
-        ari_mark_destroy(e->comm.ready);
-        ari_mark_destroy(e->comm.done);
-        free(e->comm.scratch);
+        ari_sim_comm_fini(&e->comm);
         free(e);
     }
 }

@@ -4,7 +4,7 @@
 
 #include "ref/core/reduce.h"
 #include "ref/core/stream.h"
-#include "sim/fault_impl.h"
+#include "sim/wire.h"
 
 /* Up to this size the last member to arrive does the work of all: one meeting instead of two. Measured on two cores,
  * all of `direct` over all of `last`: where every rank has a core 1.0 to 1.4 at 1 KiB and 0.7 to 0.8 at 4 KiB. With
@@ -34,22 +34,6 @@ static void sim_abort(ar_comm *c, ar_status st, const char *why)
 
 /* --- algorithms --------------------------------------------------------------------------------------------------- */
 
-static ar_status ring_run(ar_comm *c, const ari_call *call)
-{
-    ari_sim_comm *s = sim_of(c);
-    if (c->size == 1 || !ari_kind_of(call->kind)->ring)
-        return ari_direct_run(c, call);
-    AR_TRY(ari_sim_reserve(s, ari_ring_scratch(s, call)));
-    AR_TRY(ari_member_enter(&s->member, c, call, NULL, NULL));
-    ari_ring_part(s, call);
-    return ari_member_leave(&s->member);
-}
-
-static ar_status last_run(ar_comm *c, const ari_call *call)
-{
-    return ari_kind_of(call->kind)->ring ? ari_last_run(sim_of(c), call) : ari_direct_run(c, call);
-}
-
 /* Both ranks read the other's input, whose copy lies ready: with two ranks the bytes of a ring, and its bits, since two
  * numbers may be combined in either order. */
 static bool swap_run(ari_sim_comm *s, const ari_call *call, size_t bytes)
@@ -77,7 +61,7 @@ static ar_status auto_run(ar_comm *c, const ari_call *call)
         return AR_OK;
     const bool cores = ari_world_has_cores(ari_group_world(s->member.group));
     if (bytes <= (cores ? LAST_BYTES : LAST_BYTES_CROWDED))
-        return last_run(c, call);
+        return ari_last_run(c, call);
     const bool shares = !cores && call->kind == ARI_ALL_REDUCE && c->size <= ARI_PARTS_MOST && ari_wire_is_plain(s);
     return shares ? ari_share_run(s, call) : ari_direct_run(c, call);
 }
@@ -181,8 +165,8 @@ static void sim_destroy(ar_comm *c)
 static const ari_run_fn algorithms[] = {
     [AR_SIM_AUTO] = auto_run,
     [AR_SIM_DIRECT] = ari_direct_run,
-    [AR_SIM_RING] = ring_run,
-    [AR_SIM_LAST] = last_run,
+    [AR_SIM_RING] = ari_ring_run,
+    [AR_SIM_LAST] = ari_last_run,
 };
 
 /* On a device all algorithms are one. A send or recv meets faults in its channel. */
@@ -203,25 +187,42 @@ static ar_status sim_run(ar_comm *c, const ari_call *call)
 static const ari_comm_ops sim_ops = {
     .run = sim_run, .split = sim_split, .error = sim_error, .abort = sim_abort, .destroy = sim_destroy};
 
+void ari_sim_member_drop(ari_group *g, int index)
+{
+    ari_member dropped;
+    ari_member_init(&dropped, g, index);
+    ari_member_fini(&dropped);
+}
+
+ar_status ari_sim_comm_init(ari_sim_comm *c, ari_group *g, int index, const ar_sim_options *options)
+{
+    c->options = options;
+    AR_TRY(ari_fault_watch_create(c));
+    ari_member_init(&c->member, g, index);
+    ari_comm_init(&c->base, &sim_ops, index, ari_group_size(g));
+    return AR_OK;
+}
+
+void ari_sim_comm_fini(ari_sim_comm *c)
+{
+    ari_member_fini(&c->member);
+    ari_fault_watch_free(c->watch);
+    ari_mark_destroy(c->ready);
+    ari_mark_destroy(c->done);
+    free(c->scratch);
+}
+
 ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *channels, int index,
                               const ar_sim_options *options)
 {
     ari_sim_comm *c = calloc(1, sizeof *c);
-    if (!c) {
-        ari_member dropped;
-        ari_member_init(&dropped, g, index);
-        ari_member_fini(&dropped);
-        return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
-    }
-    c->options = options;
-    ari_member_init(&c->member, g, index);
-    const ar_status st = ari_fault_watch_create(c);
+    const ar_status st =
+        c ? ari_sim_comm_init(c, g, index, options) : ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
     if (st != AR_OK) {
-        ari_member_fini(&c->member);
+        ari_sim_member_drop(g, index);
         free(c);
         return st;
     }
-    ari_comm_init(&c->base, &sim_ops, index, ari_group_size(g));
     c->channels = channels;
     c->swaps = ari_member_can_swap(&c->member) && ari_wire_is_plain(c);
     *gives = c;
@@ -234,10 +235,6 @@ void ari_sim_comm_free(ari_sim_comm *c)
         return;
     ari_channel_ends_free(c);
     ari_channels_leave(c->channels, c->member.index);
-    ari_member_fini(&c->member);
-    ari_fault_watch_free(c->watch);
-    ari_mark_destroy(c->ready);
-    ari_mark_destroy(c->done);
-    free(c->scratch);
+    ari_sim_comm_fini(c);
     free(c);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim/critical_path.h"
+#include "sim/trace_view.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/comm/moves.h"
-#include "sim/slice.h"
 #include "sim/sum.h"
 
 /* `direct`: every rank reads the other ranks' buffers itself. Slice c is still added in the ring's order, ranks c+1,
@@ -10,48 +9,40 @@
  *                        in[1]  a1 b1 c1     and writing its sum to three outputs: every input is read once and every
  *                        in[2]  a2 b2 c2     output written once, which is the least there is. */
 
-typedef struct direct {
-    ari_wire *wire;
-    const ari_group *group;
-    const ari_call *call;
-    int n, r;
-    size_t element;
-} direct;
-
 /* reduce_scatter and reduce: what all ranks have for this one. */
-static void reduce(const direct *d)
+static void reduce(ari_wire *w)
 {
-    const ari_sum sum = ari_sum_of(d->wire, d->r);
+    const ari_sum sum = ari_sum_of(w, w->self);
     const size_t piece = ari_sum_piece_count(&sum);
-    ari_moves own = ari_moves_within(d->call, d->r);
+    ari_moves own = ari_moves_within(w->call, w->self);
     ari_move m = {.count = 0};
     (void)ari_next_move(&own, &m);
     for (size_t done = 0; done < m.count; done += piece) {
         const size_t count = m.count - done < piece ? m.count - done : piece;
-        if (!ari_sum_piece(&sum, ar_buf_at(m.to, done * d->element).ptr, (m.start + done) * d->element, count))
+        if (!ari_sum_piece(&sum, ar_buf_at(m.to, done * w->element).ptr, (m.start + done) * w->element, count))
             return;
     }
 }
 
 /* Whether the outputs that get the same from somebody are too large for the cache together. */
-static bool passes_cache(const direct *d)
+static bool passes_cache(const ari_wire *w)
 {
-    const ari_kind_row *k = ari_kind_of(d->call->kind);
-    const size_t bytes = ari_output_count(d->call, d->r, d->n) * d->element;
-    return (k->out == ARI_PARTS || k->one_buffer) && ari_stream_pays(bytes, k->to_root ? 1 : d->n);
+    const ari_kind_row *k = ari_kind_of(w->call->kind);
+    const size_t bytes = ari_output_count(w->call, w->self, w->n) * w->element;
+    return (k->out == ARI_PARTS || k->one_buffer) && ari_stream_pays(bytes, k->to_root ? 1 : w->n);
 }
 
-static void take_all(const direct *d)
+static void take_all(ari_wire *w)
 {
-    const bool past_cache = passes_cache(d);
-    ari_moves moves = ari_moves_to(d->group, d->r);
+    const bool past_cache = passes_cache(w);
+    ari_moves moves = ari_moves_to(w->group, w->self);
     bool good = true;
     for (ari_move m; good && ari_next_move(&moves, &m);) {
-        const size_t bytes = m.count * d->element;
+        const size_t bytes = m.count * w->element;
         if (m.to.ptr == m.from.ptr)
             continue;
-        if (m.peer != d->r)
-            good = ari_wire_take(d->wire, m.to.ptr, m.peer, m.from.ptr, bytes, past_cache);
+        if (m.peer != w->self)
+            good = ari_wire_take(w, m.to.ptr, m.peer, m.from.ptr, bytes, past_cache);
         else
             (past_cache ? ari_stream_bytes : ari_copy_bytes)(m.to.ptr, m.from.ptr, bytes);
     }
@@ -68,18 +59,38 @@ ar_status ari_direct_run(ar_comm *base, const ari_call *call)
         return AR_OK;
     }
     ari_wire wire = ari_wire_open(c);
-    const direct d = {.wire = &wire,
-                      .group = c->member.group,
-                      .call = call,
-                      .n = base->size,
-                      .r = c->member.index,
-                      .element = ar_dtype_bytes(call->dtype)};
     if (call->kind == ARI_ALL_REDUCE)
-        (void)ari_slice_move(&wire, d.r);
+        (void)ari_slice_move(&wire, wire.self);
     else if (ari_kind_of(call->kind)->combines)
-        reduce(&d);
+        reduce(&wire);
     else
-        take_all(&d);
+        take_all(&wire);
     ari_wire_close(&wire);
     return ari_member_leave(&c->member);
+}
+
+/* --- ranks that have no core each --------------------------------------------------------------------------------- */
+
+/* There every rank would have to get a core twice for a collective: to do its slice, and to hear that all have done
+ * theirs. Here those that have one when the last rank comes do all the slices; the others find, whenever they get one,
+ * that all is done. */
+
+static ar_status share(ari_group *g, void *arg)
+{
+    (void)arg;
+    ari_group_share(g);
+    return AR_OK;
+}
+
+ar_status ari_share_run(ari_sim_comm *c, const ari_call *call)
+{
+    ari_member *m = &c->member;
+    AR_TRY(ari_member_enter(m, &c->base, call, share, NULL));
+    ari_wire wire = ari_wire_open(c);
+    for (int part; (part = ari_member_next_part(m)) >= 0;) {
+        (void)ari_slice_move(&wire, part);
+        ari_member_part_done(m);
+    }
+    ari_wire_close(&wire);
+    return ari_member_leave_shared(m);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/comm/moves.h"
-#include "sim/slice.h"
 #include "sim/sum.h"
 
 /* `last`: the last rank to arrive, the mover m, does the work of all while the others wait: one meeting instead of two.
@@ -22,113 +21,105 @@ typedef struct last {
     bool moves; /* this rank came last */
 } last;
 
-typedef struct mover {
-    ari_wire *wire;
-    const ari_group *group;
-    const ari_call *call;
-    int n, m;
-    size_t element;
-} mover;
-
-static char *output(const mover *v, int i)
+static char *output(const ari_wire *w, int i)
 {
-    return ari_group_call(v->group, i)->out.ptr;
+    return ari_group_call(w->group, i)->out.ptr;
 }
 
 /* --- the mover's part --------------------------------------------------------------------------------------------- */
 
-static bool move_all_reduce(const mover *v)
+static bool move_all_reduce(ari_wire *w)
 {
     bool good = true;
-    for (int c = 0; good && c < v->n; c++)
-        good = ari_slice_move(v->wire, c);
+    for (int c = 0; good && c < w->n; c++)
+        good = ari_slice_move(w, c);
     return good;
 }
 
 /* One slice that rank c gets: whole in the mover's own output, or but for c's own input in c's scratch. */
-static bool move_slice(const mover *v, int c, size_t start, size_t size)
+static bool move_slice(ari_wire *w, int c, size_t start, size_t size)
 {
     _Alignas(64) char partial[ARI_WIRE_PIECE_BYTES];
-    const ari_sum sum = c == v->m ? ari_sum_of(v->wire, c) : ari_sum_before(v->wire, c);
+    const ari_sum sum = c == w->self ? ari_sum_of(w, c) : ari_sum_before(w, c);
     const size_t piece = ari_sum_piece_count(&sum);
-    char *to = c == v->m ? output(v, c) : ((ari_sim_comm *)ari_group_comm(v->group, c))->scratch;
+    char *to = c == w->self ? output(w, c) : ((ari_sim_comm *)ari_group_comm(w->group, c))->scratch;
     for (size_t done = 0; done < size; done += piece) {
-        const size_t count = size - done < piece ? size - done : piece, bytes = count * v->element;
-        char *at = to + done * v->element;
-        if (!ari_sum_piece(&sum, c == v->m ? at : partial, (start + done) * v->element, count))
+        const size_t count = size - done < piece ? size - done : piece, bytes = count * w->element;
+        char *at = to + done * w->element;
+        if (!ari_sum_piece(&sum, c == w->self ? at : partial, (start + done) * w->element, count))
             return false;
-        if (c != v->m && !ari_wire_put(v->wire, c, at, partial, bytes, false))
+        if (c != w->self && !ari_wire_put(w, c, at, partial, bytes, false))
             return false;
     }
     return true;
 }
 
-static bool move_slices(const mover *v)
+static bool move_slices(ari_wire *w)
 {
-    ari_parts slices = ari_parts_of(v->call, v->m, v->n, true);
+    ari_parts slices = ari_parts_of(w->call, w->self, w->n, true);
     for (ari_part p; ari_next_part(&slices, &p);) {
-        if (!move_slice(v, p.peer, p.start, p.count))
+        if (!move_slice(w, p.peer, p.start, p.count))
             return false;
     }
     return true;
 }
 
-static bool put_range(const mover *v, int to, size_t from, size_t end)
+static bool put_range(ari_wire *w, int to, size_t from, size_t end)
 {
-    const char *own = output(v, v->m);
-    return from == end || ari_wire_put(v->wire, to, output(v, to) + from, own + from, end - from, false);
+    const char *own = output(w, w->self);
+    return from == end || ari_wire_put(w, to, output(w, to) + from, own + from, end - from, false);
 }
 
-static bool move_all_gather(const mover *v)
+static bool move_all_gather(ari_wire *w)
 {
-    const size_t whole = ari_counts_before(v->call->counts, v->n) * v->element;
+    const size_t whole = ari_counts_before(w->call->counts, w->n) * w->element;
     size_t at = 0;
-    for (int i = 0; i < v->n; i++) {
-        const size_t bytes = v->call->counts[i] * v->element;
-        const void *from = ari_group_call(v->group, i)->in.ptr;
-        if (bytes > 0 && i == v->m)
-            ari_copy_bytes(output(v, i) + at, from, bytes);
-        else if (bytes > 0 && !ari_wire_take(v->wire, output(v, v->m) + at, i, from, bytes, false))
+    for (int i = 0; i < w->n; i++) {
+        const size_t bytes = w->call->counts[i] * w->element;
+        const void *from = ari_group_call(w->group, i)->in.ptr;
+        if (bytes > 0 && i == w->self)
+            ari_copy_bytes(output(w, i) + at, from, bytes);
+        else if (bytes > 0 && !ari_wire_take(w, output(w, w->self) + at, i, from, bytes, false))
             return false;
         at += bytes;
     }
     at = 0;
-    for (int i = 0; i < v->n; i++) {
-        const size_t next = at + v->call->counts[i] * v->element;
-        if (i != v->m && (!put_range(v, i, 0, at) || !put_range(v, i, next, whole)))
+    for (int i = 0; i < w->n; i++) {
+        const size_t next = at + w->call->counts[i] * w->element;
+        if (i != w->self && (!put_range(w, i, 0, at) || !put_range(w, i, next, whole)))
             return false;
         at = next;
     }
     return true;
 }
 
-static bool move_broadcast(const mover *v)
+static bool move_broadcast(ari_wire *w)
 {
-    const int root = v->call->root;
-    const size_t bytes = v->call->count * v->element;
+    const int root = w->call->root;
+    const size_t bytes = w->call->count * w->element;
     if (bytes == 0)
         return true;
-    if (v->m != root && !ari_wire_take(v->wire, output(v, v->m), root, output(v, root), bytes, false))
+    if (w->self != root && !ari_wire_take(w, output(w, w->self), root, output(w, root), bytes, false))
         return false;
-    for (int i = 0; i < v->n; i++) {
-        if (i != v->m && i != root && !ari_wire_put(v->wire, i, output(v, i), output(v, v->m), bytes, false))
+    for (int i = 0; i < w->n; i++) {
+        if (i != w->self && i != root && !ari_wire_put(w, i, output(w, i), output(w, w->self), bytes, false))
             return false;
     }
     return true;
 }
 
-static bool move(const mover *v)
+static bool move(ari_wire *w)
 {
-    switch (v->call->kind) {
+    switch (w->call->kind) {
     case ARI_ALL_REDUCE:
-        return move_all_reduce(v);
+        return move_all_reduce(w);
     case ARI_REDUCE_SCATTER:
     case ARI_REDUCE:
-        return move_slices(v);
+        return move_slices(w);
     case ARI_ALL_GATHER:
-        return move_all_gather(v);
+        return move_all_gather(w);
     case ARI_BROADCAST:
-        return move_broadcast(v);
+        return move_broadcast(w);
     default:
         return true;
     }
@@ -137,13 +128,7 @@ static bool move(const mover *v)
 static void move_all(last *l)
 {
     ari_wire wire = ari_wire_open(l->c);
-    const mover v = {.wire = &wire,
-                     .group = l->c->member.group,
-                     .call = l->call,
-                     .n = l->c->base.size,
-                     .m = l->c->member.index,
-                     .element = ar_dtype_bytes(l->call->dtype)};
-    (void)move(&v);
+    (void)move(&wire);
     ari_wire_close(&wire);
 }
 
@@ -205,15 +190,18 @@ static ar_status run_watched(last *l)
     return AR_OK;
 }
 
-ar_status ari_last_run(ari_sim_comm *c, const ari_call *call)
+ar_status ari_last_run(ar_comm *base, const ari_call *call)
 {
+    ari_sim_comm *c = (ari_sim_comm *)base;
     ari_move m;
+    if (!ari_kind_of(call->kind)->ring)
+        return ari_direct_run(base, call);
     if (own_move(c, call, &m) && ari_kind_of(call->kind)->combines)
         AR_TRY(ari_sim_reserve(c, m.count * ar_dtype_bytes(call->dtype)));
     last l = {.c = c, .call = call};
     if (!ari_wire_is_plain(c))
         return run_watched(&l);
-    AR_TRY(ari_member_enter(&c->member, &c->base, call, move_alone, &l));
+    AR_TRY(ari_member_enter(&c->member, base, call, move_alone, &l));
     if (!l.moves)
         complete_own(&l);
     ari_member_done(&c->member);

@@ -17,83 +17,79 @@
  * A mark is read by the members between the two meetings and moved by its rank outside of them, so that nobody waits
  * for a point of another collective, and no member is gone while another looks at its marks. */
 
-typedef struct mover {
-    ari_sim_comm *c;
-    const ari_call *call;
-    ari_stream *stream;
-    ari_wire *wire; /* counts */
-    int n, r;
-    size_t element;
-} mover;
-
-static const ari_call *call_of(const mover *v, int i)
+static const ari_call *call_of(const ari_wire *w, int i)
 {
-    return ari_group_call(v->c->member.group, i);
+    return ari_group_call(w->group, i);
 }
 
-static ari_sim_comm *comm_of(const mover *v, int i)
+static ari_sim_comm *comm_of(const ari_wire *w, int i)
 {
-    return (ari_sim_comm *)ari_group_comm(v->c->member.group, i);
+    return (ari_sim_comm *)ari_group_comm(w->group, i);
+}
+
+static ari_stream *stream_of(const ari_wire *w)
+{
+    return ari_queue_stream(w->call->on);
 }
 
 /* --- pieces ------------------------------------------------------------------------------------------------------- */
 
-static ar_status copy(const mover *v, ar_buf to, ar_cbuf from, size_t bytes)
+static ar_status copy(ari_wire *w, ar_buf to, ar_cbuf from, size_t bytes)
 {
-    ar_device *d = v->stream->device;
-    return bytes == 0 || to.ptr == from.ptr ? AR_OK : d->ops->copy(d, v->call->on, to, from, bytes);
+    ar_device *d = stream_of(w)->device;
+    return bytes == 0 || to.ptr == from.ptr ? AR_OK : d->ops->copy(d, w->call->on, to, from, bytes);
 }
 
 /* From the memory of member `from` into the own. */
-static ar_status take(const mover *v, ar_buf to, int from, ar_cbuf at, size_t bytes)
+static ar_status take(ari_wire *w, ar_buf to, int from, ar_cbuf at, size_t bytes)
 {
-    if (from != v->r)
-        ari_wire_account(v->wire, bytes, 0);
-    return copy(v, to, at, bytes);
+    if (from != w->self)
+        ari_wire_account(w, bytes, 0);
+    return copy(w, to, at, bytes);
 }
 
 /* reduce_scatter and reduce, and a slice of all_reduce: `count` elements from `start` on of all inputs, in the ring's
  * order, into `to`. */
-static ar_status combine(const mover *v, ar_buf to, size_t start, size_t count)
+static ar_status combine(ari_wire *w, ar_buf to, size_t start, size_t count)
 {
-    const size_t at = start * v->element;
-    ar_device *d = v->stream->device;
-    ar_cbuf *in = v->c->scratch; /* [n] */
+    const size_t at = start * w->element;
+    ar_device *d = stream_of(w)->device;
+    ar_cbuf *in = w->mover->scratch; /* [n] */
     if (count == 0)
         return AR_OK;
-    if (v->n == 1)
-        return copy(v, to, ar_cbuf_at(call_of(v, 0)->in, at), count * v->element);
-    for (int k = 0; k < v->n; k++)
-        in[k] = ar_cbuf_at(call_of(v, (v->r + 1 + k) % v->n)->in, at);
-    ari_wire_account(v->wire, (size_t)(v->n - 1) * count * v->element, 0);
-    return d->ops->combine(d, v->call->on, to, in, v->n, count, v->call->dtype, v->call->op);
+    if (w->n == 1)
+        return copy(w, to, ar_cbuf_at(call_of(w, 0)->in, at), count * w->element);
+    for (int k = 0; k < w->n; k++)
+        in[k] = ar_cbuf_at(call_of(w, (w->self + 1 + k) % w->n)->in, at);
+    ari_wire_account(w, (size_t)(w->n - 1) * count * w->element, 0);
+    return d->ops->combine(d, w->call->on, to, in, w->n, count, w->call->dtype, w->call->op);
 }
 
-static ar_status all_reduce(const mover *v)
+static ar_status all_reduce(ari_wire *w)
 {
     size_t start, count;
-    ar_comm_slice(v->call->count, v->n, v->r, &start, &count);
-    const size_t at = start * v->element, bytes = count * v->element;
+    ar_comm_slice(w->call->count, w->n, w->self, &start, &count);
+    const size_t at = start * w->element, bytes = count * w->element;
     if (bytes == 0)
         return AR_OK;
-    const ar_buf sum = ar_buf_at(v->call->out, at);
-    AR_TRY(combine(v, sum, start, count));
-    for (int k = 1; k < v->n; k++) {
-        const ar_buf out = call_of(v, (v->r + k) % v->n)->out;
-        ari_wire_account(v->wire, 0, bytes);
-        AR_TRY(copy(v, ar_buf_at(out, at), ar_const(sum), bytes));
+    const ar_buf sum = ar_buf_at(w->call->out, at);
+    AR_TRY(combine(w, sum, start, count));
+    for (int k = 1; k < w->n; k++) {
+        const ar_buf out = call_of(w, (w->self + k) % w->n)->out;
+        ari_wire_account(w, 0, bytes);
+        AR_TRY(copy(w, ar_buf_at(out, at), ar_const(sum), bytes));
     }
     return AR_OK;
 }
 
-static ar_status move(const mover *v)
+static ar_status move(ari_wire *w)
 {
-    const bool combines = ari_kind_of(v->call->kind)->combines;
-    if (v->call->kind == ARI_ALL_REDUCE)
-        return all_reduce(v);
-    ari_moves moves = combines ? ari_moves_within(v->call, v->r) : ari_moves_to(v->c->member.group, v->r);
+    const bool combines = ari_kind_of(w->call->kind)->combines;
+    if (w->call->kind == ARI_ALL_REDUCE)
+        return all_reduce(w);
+    ari_moves moves = combines ? ari_moves_within(w->call, w->self) : ari_moves_to(w->group, w->self);
     for (ari_move m; ari_next_move(&moves, &m);)
-        AR_TRY(combines ? combine(v, m.to, m.start, m.count) : take(v, m.to, m.peer, m.from, m.count * v->element));
+        AR_TRY(combines ? combine(w, m.to, m.start, m.count) : take(w, m.to, m.peer, m.from, m.count * w->element));
     return AR_OK;
 }
 
@@ -109,58 +105,61 @@ static ar_status set_mark(ari_mark **m, ari_stream *s)
     return s->ops->mark(s, m);
 }
 
-static ar_status wait_for_all_ready(const mover *v)
+static ar_status wait_for_all_ready(ari_wire *w)
 {
-    for (int i = 0; i < v->n; i++) {
-        if (i != v->r)
-            AR_TRY(v->stream->ops->wait(v->stream, comm_of(v, i)->ready));
+    ari_stream *s = stream_of(w);
+    for (int i = 0; i < w->n; i++) {
+        if (i != w->self)
+            AR_TRY(s->ops->wait(s, comm_of(w, i)->ready));
     }
     return AR_OK;
 }
 
-static ar_status enqueue(const mover *v)
+static ar_status enqueue(ari_wire *w)
 {
-    AR_TRY(wait_for_all_ready(v));
-    AR_TRY(move(v));
-    return set_mark(&v->c->done, v->stream);
+    AR_TRY(wait_for_all_ready(w));
+    AR_TRY(move(w));
+    return set_mark(&w->mover->done, stream_of(w));
 }
 
 /* *whole: every member has set its mark. */
-static ar_status wait_for_all_done(const mover *v, bool *whole)
+static ar_status wait_for_all_done(ari_wire *w, bool *whole)
 {
-    ari_member_advance(&v->c->member, 1);
-    for (int i = 0; i < v->n; i++) {
-        if (i == v->r)
+    ari_stream *s = stream_of(w);
+    ari_member_advance(&w->mover->member, 1);
+    for (int i = 0; i < w->n; i++) {
+        if (i == w->self)
             continue;
-        *whole = ari_member_await(&v->c->member, i, 1);
+        *whole = ari_member_await(&w->mover->member, i, 1);
         if (!*whole)
             return AR_OK;
-        AR_TRY(v->stream->ops->wait(v->stream, comm_of(v, i)->done));
+        AR_TRY(s->ops->wait(s, comm_of(w, i)->done));
     }
     *whole = true;
     return AR_OK;
 }
 
-static void break_off(const mover *v, ar_status st)
+static void break_off(ari_wire *w, ar_status st)
 {
     char what[384], why[768];
-    ari_member_describe(&v->c->member, v->call, what, sizeof what);
-    snprintf(why, sizeof why, "rank %d in %s: %s", v->c->member.rank, what, ar_error_message());
-    ari_member_break(&v->c->member, st, why);
+    ari_member_describe(&w->mover->member, w->call, what, sizeof what);
+    snprintf(why, sizeof why, "rank %d in %s: %s", w->mover->member.rank, what, ar_error_message());
+    ari_member_break(&w->mover->member, st, why);
 }
 
 /* Between the two meetings. Where the collective is broken off, nothing of this rank's is under way when it leaves: its
  * own memory and its peers' may end then. */
-static void take_part(const mover *v)
+static void take_part(ari_wire *w)
 {
     bool whole = false;
-    ar_status st = enqueue(v);
+    ar_status st = enqueue(w);
     if (st == AR_OK)
-        st = wait_for_all_done(v, &whole);
+        st = wait_for_all_done(w, &whole);
     if (st != AR_OK)
-        break_off(v, st);
+        break_off(w, st);
     if (st != AR_OK || !whole)
-        (void)ari_queue_note(v->call->on, ari_stream_sync(v->stream, v->c->options->timeout_ns)); /* as the world has */
+        (void)ari_queue_note(w->call->on,
+                             ari_stream_sync(stream_of(w), w->mover->options->timeout_ns)); /* as the world has */
 }
 
 ar_status ari_on_device_run(ari_sim_comm *c, const ari_call *call)
@@ -170,14 +169,7 @@ ar_status ari_on_device_run(ari_sim_comm *c, const ari_call *call)
     AR_TRY(set_mark(&c->ready, stream));
     AR_TRY(ari_member_enter(&c->member, &c->base, call, NULL, NULL));
     ari_wire wire = ari_wire_open(c);
-    const mover v = {.c = c,
-                     .call = call,
-                     .stream = stream,
-                     .wire = &wire,
-                     .n = c->base.size,
-                     .r = c->member.index,
-                     .element = ar_dtype_bytes(call->dtype)};
-    take_part(&v);
+    take_part(&wire);
     ari_wire_close(&wire);
     return ari_member_leave(&c->member);
 }

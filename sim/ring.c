@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim/ring_impl.h"
+#include "ref/core/reduce.h"
+#include "sim/wire.h"
 
 /* `ring`: rank r reads rank r-1 only, one chunk a step. There are N chunks; indices are modulo N.
  *
@@ -13,64 +14,68 @@
  *     rank 0            120 after step 1: complete at rank 0
  *
  * Sending is being read: a step ends by publishing the number of steps done, and the right neighbour waits for it. */
-static ari_ring ring_of(ari_sim_comm *c, ari_wire *wire, const ari_call *call)
+typedef struct ring {
+    ari_wire *wire;
+    const ari_call *left_call;
+    int left, right;
+    ari_reduce kernel; /* of reductions */
+    bool past_cache;   /* the outputs are too large for it */
+} ring;
+
+static ring ring_of(ari_wire *w)
 {
-    const int n = c->base.size, r = c->base.rank, left = (r + n - 1) % n;
+    const ari_call *call = w->call;
+    const int left = (w->self + w->n - 1) % w->n;
     const bool chain = call->kind == ARI_REDUCE || call->kind == ARI_BROADCAST; /* segments stay in the cache */
-    const size_t count = call->counts ? ari_counts_before(call->counts, n) : call->count;
-    return (ari_ring){.c = c,
-                      .wire = wire,
-                      .call = call,
-                      .left_call = ari_group_call(c->member.group, left),
-                      .n = n,
-                      .r = r,
-                      .left = left,
-                      .right = (r + 1) % n,
-                      .element = ar_dtype_bytes(call->dtype),
-                      .kernel = ari_reduce_kernel(call->dtype, call->op),
-                      .past_cache = !chain && ari_stream_pays(count * ar_dtype_bytes(call->dtype), n)};
+    const size_t count = call->counts ? ari_counts_before(call->counts, w->n) : call->count;
+    return (ring){.wire = w,
+                  .left_call = ari_group_call(w->group, left),
+                  .left = left,
+                  .right = (w->self + 1) % w->n,
+                  .kernel = ari_reduce_kernel(call->dtype, call->op),
+                  .past_cache = !chain && ari_stream_pays(count * w->element, w->n)};
 }
 
 /* c modulo n for c >= -2n. */
-static int wrap(const ari_ring *g, int c)
+static int wrap(const ring *g, int c)
 {
-    return (c + 2 * g->n) % g->n;
+    return (c + 2 * g->wire->n) % g->wire->n;
 }
 
 /* Where chunk c of the whole buffer lies, in bytes. all_reduce cuts evenly, the others as the counts say. */
-static void chunk_of(const ari_ring *g, int c, size_t *at, size_t *bytes)
+static void chunk_of(const ring *g, int c, size_t *at, size_t *bytes)
 {
-    if (g->call->kind == ARI_ALL_REDUCE) {
-        ar_comm_slice(g->call->count, g->n, c, at, bytes);
+    if (g->wire->call->kind == ARI_ALL_REDUCE) {
+        ar_comm_slice(g->wire->call->count, g->wire->n, c, at, bytes);
     } else {
-        *at = ari_counts_before(g->call->counts, c);
-        *bytes = g->call->counts[c];
+        *at = ari_counts_before(g->wire->call->counts, c);
+        *bytes = g->wire->call->counts[c];
     }
-    *at *= g->element;
-    *bytes *= g->element;
+    *at *= g->wire->element;
+    *bytes *= g->wire->element;
 }
 
-void ari_ring_step(const ari_ring *g, ari_moment since, uint64_t steps_done, ar_ring_step step)
+/* One step is over, whose bytes moved since then: it is published and recorded. chunk -1: nothing was sent. */
+static void end_step(const ring *g, ari_moment since, uint64_t steps_done, ar_ring_step step)
 {
-    const ar_sim_options *o = g->c->options;
+    const ar_sim_options *o = g->wire->mover->options;
     if (g->past_cache)
         ari_stream_end();
-    ari_member_advance(&g->c->member, steps_done);
-    ari_record_transfer(since, ari_group_rank(g->c->member.group, g->left), step.bytes);
-    step.rank = g->r;
+    ari_member_advance(&g->wire->mover->member, steps_done);
+    ari_record_transfer(since, ari_group_rank(g->wire->group, g->left), step.bytes);
+    step.rank = g->wire->self;
     step.read_from = g->left;
     if (o->ring_trace)
         o->ring_trace(o->ring_trace_user, &step);
 }
 
 /* Step s of a round: the chunk that is sent is the one after the chunk received. */
-static void round_step(const ari_ring *g, ari_moment since, int phase, int s, uint64_t steps_done, int received,
+static void round_step(const ring *g, ari_moment since, int phase, int s, uint64_t steps_done, int received,
                        size_t bytes)
 {
-    ari_ring_step(
-        g, since, steps_done,
-        (ar_ring_step){
-            .phase = phase, .step = s, .chunk = wrap(g, received + 1), .read_chunk = received, .bytes = bytes});
+    end_step(g, since, steps_done,
+             (ar_ring_step){
+                 .phase = phase, .step = s, .chunk = wrap(g, received + 1), .read_chunk = received, .bytes = bytes});
 }
 
 /* Partial sums of a reduce_scatter: two places in turn, since the output has room for the own chunk alone. Each is a
@@ -80,36 +85,38 @@ static char *partial_place(const ari_sim_comm *c, int step)
     return (char *)c->scratch + (step % 2 ? c->scratch_bytes / 2 / 64 * 64 : 0);
 }
 
-static const char *left_partial(const ari_ring *g, int step, size_t at)
+static const char *left_partial(const ring *g, int step, size_t at)
 {
     if (step == 0)
         return (const char *)g->left_call->in.ptr + at;
-    if (g->call->kind == ARI_ALL_REDUCE)
+    if (g->wire->call->kind == ARI_ALL_REDUCE)
         return (const char *)g->left_call->out.ptr + at;
-    const ari_sim_comm *left = (const ari_sim_comm *)ari_group_comm(g->c->member.group, g->left);
+    const ari_sim_comm *left = (const ari_sim_comm *)ari_group_comm(g->wire->group, g->left);
     return partial_place(left, step - 1);
 }
 
-static char *own_partial(const ari_ring *g, int step, size_t at)
+static char *own_partial(const ring *g, int step, size_t at)
 {
-    if (g->call->kind == ARI_ALL_REDUCE)
-        return (char *)g->call->out.ptr + at;
-    return step == g->n - 2 ? (char *)g->call->out.ptr : partial_place(g->c, step);
+    if (g->wire->call->kind == ARI_ALL_REDUCE)
+        return (char *)g->wire->call->out.ptr + at;
+    return step == g->wire->n - 2 ? (char *)g->wire->call->out.ptr : partial_place(g->wire->mover, step);
 }
 
-bool ari_ring_add(const ari_ring *g, void *to, const void *from, const void *own, size_t bytes, bool complete)
+/* to = `bytes` that lie at `from` in the left neighbour's memory, combined with own input; complete: nothing is left to
+ * add. False: broken off. */
+static bool add(const ring *g, void *to, const void *from, const void *own, size_t bytes, bool complete)
 {
     const size_t piece = ARI_WIRE_PIECE_BYTES;
     _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
     for (size_t at = 0; at < bytes; at += piece) {
-        const size_t now = bytes - at < piece ? bytes - at : piece, count = now / g->element;
+        const size_t now = bytes - at < piece ? bytes - at : piece, count = now / g->wire->element;
         const void *left = ari_wire_read(g->wire, g->left, (const char *)from + at, now, 0);
         char *out = g->past_cache ? result : (char *)to + at;
         if (!left)
             return false;
         g->kernel.two(out, left, (const char *)own + at, count);
         if (complete && g->kernel.finish)
-            g->kernel.finish(out, count, g->n);
+            g->kernel.finish(out, count, g->wire->n);
         if (g->past_cache)
             ari_stream_bytes((char *)to + at, out, now);
     }
@@ -117,21 +124,21 @@ bool ari_ring_add(const ari_ring *g, void *to, const void *from, const void *own
 }
 
 /* Steps 0 .. N-2. A place of partial sums is written again only after the right neighbour has read it. */
-static bool reduce_scatter_steps(const ari_ring *g)
+static bool reduce_scatter_steps(const ring *g)
 {
-    ari_member *m = &g->c->member;
-    for (int s = 0; s < g->n - 1; s++) {
-        const int received = wrap(g, g->r - 2 - s);
+    ari_member *m = &g->wire->mover->member;
+    for (int s = 0; s < g->wire->n - 1; s++) {
+        const int received = wrap(g, g->wire->self - 2 - s);
         size_t at, bytes;
         chunk_of(g, received, &at, &bytes);
         if (!ari_member_await(m, g->left, (uint64_t)s))
             return false;
-        if (g->call->kind == ARI_REDUCE_SCATTER && s >= 2)
+        if (g->wire->call->kind == ARI_REDUCE_SCATTER && s >= 2)
             if (!ari_member_await(m, g->right, (uint64_t)s))
                 return false;
         const ari_moment since = ari_record_moment();
-        if (bytes > 0 && !ari_ring_add(g, own_partial(g, s, at), left_partial(g, s, at),
-                                       (const char *)g->call->in.ptr + at, bytes, s == g->n - 2))
+        if (bytes > 0 && !add(g, own_partial(g, s, at), left_partial(g, s, at),
+                              (const char *)g->wire->call->in.ptr + at, bytes, s == g->wire->n - 2))
             return false;
         round_step(g, since, 0, s, (uint64_t)s + 1, received, bytes);
     }
@@ -141,11 +148,11 @@ static bool reduce_scatter_steps(const ari_ring *g)
 /* Steps first .. first+N-2 of the call. In an all_reduce the chunk that arrives at step s takes the place of what the
  * right neighbour read at step s of the reduce-scatter. That is over: the left neighbour has done first+s = N-1+s
  * steps, so the one before it N-2+s, and so on round the ring to the right neighbour, which has done s+1. */
-static void all_gather_steps(const ari_ring *g, int first)
+static void all_gather_steps(const ring *g, int first)
 {
-    ari_member *m = &g->c->member;
-    for (int s = 0; s < g->n - 1; s++) {
-        const int received = wrap(g, g->r - 1 - s);
+    ari_member *m = &g->wire->mover->member;
+    for (int s = 0; s < g->wire->n - 1; s++) {
+        const int received = wrap(g, g->wire->self - 1 - s);
         size_t at, bytes;
         chunk_of(g, received, &at, &bytes);
         if (!ari_member_await(m, g->left, (uint64_t)first + (uint64_t)s))
@@ -154,33 +161,132 @@ static void all_gather_steps(const ari_ring *g, int first)
         if (bytes > 0) {
             const bool own_of_left = s == 0 && first == 0;
             const char *from = own_of_left ? g->left_call->in.ptr : (const char *)g->left_call->out.ptr + at;
-            if (!ari_wire_take(g->wire, (char *)g->call->out.ptr + at, g->left, from, bytes, g->past_cache))
+            if (!ari_wire_take(g->wire, (char *)g->wire->call->out.ptr + at, g->left, from, bytes, g->past_cache))
                 return;
         }
         round_step(g, since, 1, s, (uint64_t)first + (uint64_t)s + 1, received, bytes);
     }
 }
 
-static void all_reduce_part(const ari_ring *g)
+static void all_reduce(const ring *g)
 {
     if (reduce_scatter_steps(g))
-        all_gather_steps(g, g->n - 1);
+        all_gather_steps(g, g->wire->n - 1);
 }
 
-static void all_gather_part(const ari_ring *g)
+static void all_gather(const ring *g)
 {
     size_t at, bytes;
-    chunk_of(g, g->r, &at, &bytes);
+    chunk_of(g, g->wire->self, &at, &bytes);
     if (bytes > 0)
-        ari_copy_bytes((char *)g->call->out.ptr + at, g->call->in.ptr, bytes);
+        ari_copy_bytes((char *)g->wire->call->out.ptr + at, g->wire->call->in.ptr, bytes);
     all_gather_steps(g, 0);
 }
 
-size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call)
+/* --- chains ------------------------------------------------------------------------------------------------------- */
+
+/* Broadcast and reduce of `ring`: what is at one end of a chain of N-1 hops, each to the right neighbour, comes to the
+ * other end, segment after segment, so that all hops are busy at once.
+ *
+ *   broadcast from 0, N = 4:   0 > 1 > 2 > 3     each copies what its left neighbour has
+ *   reduce to 0, N = 4:        1 > 2 > 3 > 0     each adds its own input to what its left neighbour has: ((1+2)+3)+0
+ *
+ *   At step s the rank p places from the beginning receives segment s-p+1, and sends segment s-p. */
+enum { SEGMENT_BYTES = 1 << 18 }; /* of what travels along a chain */
+
+typedef struct chain {
+    const ring *g;
+    int phase, place; /* of the rank in the chain: 0 .. N-1 */
+    size_t bytes;
+} chain;
+
+static chain chain_of(const ring *g, int phase, int first)
+{
+    return (chain){.g = g,
+                   .phase = phase,
+                   .place = (g->wire->self - first + g->wire->n) % g->wire->n,
+                   .bytes = g->wire->call->count * g->wire->element};
+}
+
+static size_t segment_bytes(const chain *h, size_t k)
+{
+    const size_t rest = h->bytes - k * SEGMENT_BYTES;
+    return rest < SEGMENT_BYTES ? rest : SEGMENT_BYTES;
+}
+
+/* The left neighbour has segment k; the first of the chain has all of them from the beginning. */
+static bool await_left(const chain *h, size_t k)
+{
+    return h->place == 1 || ari_member_await(&h->g->wire->mover->member, h->g->left, k + 1);
+}
+
+static void chain_step(const chain *h, ari_moment since, size_t k)
+{
+    const bool sends = k > 0 && h->place < h->g->wire->n - 1;
+    end_step(h->g, since, k + 1,
+             (ar_ring_step){.phase = h->phase,
+                            .step = (int)k + h->place - 1,
+                            .chunk = sends ? (int)k - 1 : -1,
+                            .read_chunk = (int)k,
+                            .bytes = segment_bytes(h, k)});
+}
+
+static void broadcast(const ring *g)
+{
+    const chain h = chain_of(g, 1, g->wire->call->root);
+    for (size_t k = 0, at = 0; h.place > 0 && at < h.bytes; k++, at += SEGMENT_BYTES) {
+        const char *from = (const char *)g->left_call->out.ptr + at;
+        if (!await_left(&h, k))
+            return;
+        const ari_moment since = ari_record_moment();
+        if (!ari_wire_take(g->wire, (char *)g->wire->call->out.ptr + at, g->left, from, segment_bytes(&h, k), false))
+            return;
+        chain_step(&h, since, k);
+    }
+}
+
+/* Partial sums of a reduce: two places in turn. */
+static char *chain_partial(const ari_sim_comm *c, size_t k)
+{
+    return (char *)c->scratch + k % 2 * SEGMENT_BYTES;
+}
+
+static size_t chain_scratch(const ari_sim_comm *c, const ari_call *call)
+{
+    if (call->kind != ARI_REDUCE || c->member.index == call->root)
+        return 0;
+    const size_t bytes = call->count * ar_dtype_bytes(call->dtype);
+    return bytes <= SEGMENT_BYTES ? bytes : 2 * SEGMENT_BYTES;
+}
+
+/* A place of partial sums is written again only after the right neighbour has read it. */
+static void reduce(const ring *g)
+{
+    const chain h = chain_of(g, 0, (g->wire->call->root + 1) % g->wire->n);
+    const bool ends = h.place == g->wire->n - 1;
+    for (size_t k = 0, at = 0; h.place > 0 && at < h.bytes; k++, at += SEGMENT_BYTES) {
+        if (!await_left(&h, k))
+            return;
+        if (!ends && k >= 2 && !ari_member_await(&g->wire->mover->member, g->right, k - 1))
+            return;
+        const ari_moment since = ari_record_moment();
+        const ari_sim_comm *left = (const ari_sim_comm *)ari_group_comm(g->wire->group, g->left);
+        const char *from = h.place == 1 ? (const char *)g->left_call->in.ptr + at : chain_partial(left, k);
+        char *to = ends ? (char *)g->wire->call->out.ptr + at : chain_partial(g->wire->mover, k);
+        if (!add(g, to, from, (const char *)g->wire->call->in.ptr + at, segment_bytes(&h, k), ends))
+            return;
+        chain_step(&h, since, k);
+    }
+}
+
+/* --- the call ----------------------------------------------------------------------------------------------------- */
+
+/* Bytes of partial sums. */
+static size_t scratch_of(const ari_sim_comm *c, const ari_call *call)
 {
     size_t largest = 0;
     if (call->kind != ARI_REDUCE_SCATTER)
-        return ari_chain_scratch(c, call);
+        return chain_scratch(c, call);
     for (int i = 0; c->base.size > 2 && i < c->base.size; i++)
         largest = call->counts[i] > largest ? call->counts[i] : largest;
     /* Two places, each a whole number of cache lines. The sum of the counts fits, but twice the largest may not. */
@@ -188,19 +294,37 @@ size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call)
     return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
 }
 
-void ari_ring_part(ari_sim_comm *c, const ari_call *call)
+static void move(const ring *g)
 {
+    switch (g->wire->call->kind) {
+    case ARI_ALL_REDUCE:
+        all_reduce(g);
+        break;
+    case ARI_REDUCE_SCATTER:
+        (void)reduce_scatter_steps(g);
+        break;
+    case ARI_ALL_GATHER:
+        all_gather(g);
+        break;
+    case ARI_BROADCAST:
+        broadcast(g);
+        break;
+    default:
+        reduce(g);
+        break;
+    }
+}
+
+ar_status ari_ring_run(ar_comm *base, const ari_call *call)
+{
+    ari_sim_comm *c = (ari_sim_comm *)base;
+    if (base->size == 1 || !ari_kind_of(call->kind)->ring)
+        return ari_direct_run(base, call);
+    AR_TRY(ari_sim_reserve(c, scratch_of(c, call)));
+    AR_TRY(ari_member_enter(&c->member, base, call, NULL, NULL));
     ari_wire wire = ari_wire_open(c);
-    const ari_ring g = ring_of(c, &wire, call);
-    if (call->kind == ARI_ALL_REDUCE)
-        all_reduce_part(&g);
-    else if (call->kind == ARI_REDUCE_SCATTER)
-        (void)reduce_scatter_steps(&g);
-    else if (call->kind == ARI_ALL_GATHER)
-        all_gather_part(&g);
-    else if (call->kind == ARI_BROADCAST)
-        ari_chain_broadcast(&g);
-    else
-        ari_chain_reduce(&g);
+    const ring g = ring_of(&wire);
+    move(&g);
     ari_wire_close(&wire);
+    return ari_member_leave(&c->member);
 }

@@ -35,22 +35,23 @@ typedef struct ari_sim_comm {
 AR_NODISCARD ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *channels, int index,
                                            const ar_sim_options *options);
 void ari_sim_comm_free(ari_sim_comm *c);
+/** The same of one in the caller's zeroed storage that has no channels: a place in one. Errors: AR_ERR_MEMORY; then the
+ *  member has not been used. */
+AR_NODISCARD ar_status ari_sim_comm_init(ari_sim_comm *c, ari_group *g, int index, const ar_sim_options *options);
+void ari_sim_comm_fini(ari_sim_comm *c);
+/** Member `index` will never come. */
+void ari_sim_member_drop(ari_group *g, int index);
 /** Before entering a collective: once it is agreed upon, nobody may fail. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes);
 
-/* Algorithms. A run is the whole call, from entering to leaving; a part is what member r does of a call that is agreed
- * upon, and returns without waiting for others to finish. */
+/* Algorithms: the whole call, from entering to leaving. */
 
 /** direct: r reads what it needs from every member, and for all_reduce writes its slice to every member. */
 AR_NODISCARD ar_status ari_direct_run(ar_comm *c, const ari_call *call);
-/** Bytes of partial sums that a ring needs for this call. */
-size_t ari_ring_scratch(const ari_sim_comm *c, const ari_call *call);
-/** ring of two ranks or more: r reads its left neighbour (r - 1 mod N), step by step. */
-void ari_ring_part(ari_sim_comm *c, const ari_call *call);
-
-/** last: of a kind that a ring moves. */
-AR_NODISCARD ar_status ari_last_run(ari_sim_comm *c, const ari_call *call);
-
+/** ring: r reads its left neighbour (r - 1 mod N), step by step. direct for kinds that go round no ring. */
+AR_NODISCARD ar_status ari_ring_run(ar_comm *c, const ari_call *call);
+/** last: the last rank to enter does the work of all. direct for the same kinds. */
+AR_NODISCARD ar_status ari_last_run(ar_comm *c, const ari_call *call);
 /** An all_reduce over a plain wire of more ranks than cores: `direct`, but each slice by whichever rank has a core. */
 AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
 
@@ -69,6 +70,10 @@ void ari_channels_leave(ari_channels *s, int index);
 AR_NODISCARD ar_status ari_channel_run(ar_comm *c, const ari_call *call);
 /** Drops this rank's places in channels. */
 void ari_channel_ends_free(ari_sim_comm *c);
+
+/** Copies the next word of *text, past which it moves, to word[0 .. room) ("" at the end), and gives its length. Nothing
+ *  is copied where that is `room` or more. */
+size_t ari_next_word(char *word, size_t room, const char **text);
 
 /** Virtual time: what a collective takes on the cluster (`user`: an ar_sim_cluster), for ari_instruments. */
 void ari_virtual_cost(void *user, ari_group *g);

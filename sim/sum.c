@@ -3,13 +3,9 @@
 
 static ari_sum sum_to(ari_wire *w, int end, int last, bool finishes)
 {
-    const ari_group *g = w->mover->member.group;
-    const ari_call *call = ari_group_call(g, w->mover->member.index);
     return (ari_sum){.wire = w,
-                     .group = g,
-                     .kernel = ari_reduce_kernel(call->dtype, call->op),
-                     .element = ar_dtype_bytes(call->dtype),
-                     .first = (end + 1) % ari_group_size(g),
+                     .kernel = ari_reduce_kernel(w->call->dtype, w->call->op),
+                     .first = (end + 1) % w->n,
                      .last = last,
                      .finishes = finishes};
 }
@@ -21,28 +17,27 @@ ari_sum ari_sum_of(ari_wire *w, int last)
 
 ari_sum ari_sum_before(ari_wire *w, int last)
 {
-    const int n = ari_group_size(w->mover->member.group);
-    return sum_to(w, last, (last + n - 1) % n, false);
+    return sum_to(w, last, (last + w->n - 1) % w->n, false);
 }
 
 size_t ari_sum_piece_count(const ari_sum *s)
 {
-    return ARI_WIRE_PIECE_BYTES / s->element;
+    return ARI_WIRE_PIECE_BYTES / s->wire->element;
 }
 
 /* Member first + k's input, as it arrives. */
 static const void *input(const ari_sum *s, int k, size_t at, size_t bytes, int place)
 {
-    const int n = ari_group_size(s->group), i = s->first + k < n ? s->first + k : s->first + k - n;
-    const char *ptr = (const char *)ari_group_call(s->group, i)->in.ptr + at;
-    return i == s->wire->mover->member.index ? ptr : ari_wire_read(s->wire, i, ptr, bytes, place);
+    const int n = s->wire->n, i = s->first + k < n ? s->first + k : s->first + k - n;
+    const char *ptr = (const char *)ari_group_call(s->wire->group, i)->in.ptr + at;
+    return i == s->wire->self ? ptr : ari_wire_read(s->wire, i, ptr, bytes, place);
 }
 
 /* Three inputs at a time join the sum, so that it passes through the cache less often. */
 bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count)
 {
-    const int n = ari_group_size(s->group), ranks = (s->last + n - s->first) % n + 1;
-    const size_t bytes = count * s->element;
+    const int n = s->wire->n, ranks = (s->last + n - s->first) % n + 1;
+    const size_t bytes = count * s->wire->element;
     _Alignas(64) char partial[ARI_WIRE_PIECE_BYTES];
     const void *sum = input(s, 0, at, bytes, 0);
     if (!sum)
@@ -68,4 +63,106 @@ bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count)
     if (s->finishes && n > 1 && s->kernel.finish)
         s->kernel.finish(out, count, n);
     return true;
+}
+
+/* --- slices ------------------------------------------------------------------------------------------------------- */
+
+/* Slice c of an all_reduce. */
+typedef struct slice {
+    ari_wire *wire;
+    int c;
+    size_t at, end; /* in bytes */
+    bool past_cache;
+} slice;
+
+static slice slice_of(ari_wire *w, int c)
+{
+    size_t start, size;
+    ar_comm_slice(w->call->count, w->n, c, &start, &size);
+    return (slice){.wire = w,
+                   .c = c,
+                   .at = start * w->element,
+                   .end = (start + size) * w->element,
+                   .past_cache = ari_stream_pays(w->call->count * w->element, w->n)};
+}
+
+/* By pieces: what any wire can carry. */
+
+/* Writes what is complete to every output but the mover's own, and to that too where the sum lies elsewhere. */
+static bool hand_out(const slice *s, const char *sum, size_t at, size_t bytes)
+{
+    ari_wire *w = s->wire;
+    for (int k = 0; k < w->n; k++) {
+        const int i = (w->self + k) % w->n;
+        char *to = (char *)ari_group_call(w->group, i)->out.ptr + at;
+        if (i != w->self && !ari_wire_put(w, i, to, sum, bytes, s->past_cache))
+            return false;
+        if (i == w->self && to != sum)
+            ari_stream_bytes(to, sum, bytes);
+    }
+    return true;
+}
+
+static bool move_pieces(const slice *s, size_t from, size_t end)
+{
+    const ari_sum sum = ari_sum_of(s->wire, s->c);
+    _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
+    for (size_t at = from; at < end; at += sizeof result) {
+        const size_t bytes = end - at < sizeof result ? end - at : sizeof result;
+        char *to = s->past_cache ? result : (char *)s->wire->call->out.ptr + at;
+        if (!ari_sum_piece(&sum, to, at, bytes / s->wire->element) || !hand_out(s, to, at, bytes))
+            return false;
+    }
+    return true;
+}
+
+/* All at once: where memory is read and written where it lies. */
+
+enum { CALL_BYTES = 1 << 15 }; /* of the slice, between two looks at the wire */
+
+/* As far as the kernel goes; returns where it stopped. */
+static size_t move_fused(const slice *s, const ari_fused *f, ari_fused_fn kernel, size_t at)
+{
+    const size_t others = (size_t)f->inputs - 1;
+    for (;;) {
+        const size_t limit = s->end - at < CALL_BYTES ? s->end : at + CALL_BYTES, done = kernel(f, at, limit) - at;
+        if (done == 0)
+            return at;
+        ari_wire_account(s->wire, others * done, others * done);
+        at += done;
+    }
+}
+
+/* The kernel takes whole vectors, past the cache from the beginning of a cache line on; pieces are the rest. */
+static bool move_slice(const slice *s, ari_fused_fn kernel)
+{
+    const ari_wire *w = s->wire;
+    const char *in[ARI_FUSED_MOST];
+    char *out[ARI_FUSED_MOST];
+    for (int k = 0; k < w->n; k++) {
+        const ari_call *call = ari_group_call(w->group, (s->c + 1 + k) % w->n); /* the ring's order */
+        in[k] = call->in.ptr;
+        out[k] = call->out.ptr;
+    }
+    const ari_fused f = {.in = in,
+                         .out = out,
+                         .inputs = w->n,
+                         .outputs = w->n,
+                         .divisor = w->call->op == AR_AVG ? w->n : 0,
+                         .past_cache = s->past_cache};
+    size_t head = 0;
+    if (s->past_cache && (!ari_fused_head(&f, s->at, w->element, &head) || head > s->end - s->at))
+        head = s->end - s->at;
+    return move_pieces(s, s->at, s->at + head) && move_pieces(s, move_fused(s, &f, kernel, s->at + head), s->end);
+}
+
+bool ari_slice_move(ari_wire *w, int c)
+{
+    const slice s = slice_of(w, c);
+    const ari_fused_fn kernel = ari_fused_kernel(w->call->dtype, w->call->op);
+    const bool fused = kernel && w->plain && w->n > 1 && w->n <= ARI_FUSED_MOST;
+    const bool good = fused ? move_slice(&s, kernel) : move_pieces(&s, s.at, s.end);
+    if (s.past_cache)
+        ari_stream_end();
+    return good;
 }

@@ -8,9 +8,7 @@
 /* A reduction of the same elements of several members' inputs by one thread, in the ring's order. */
 typedef struct ari_sum {
     ari_wire *wire;
-    const ari_group *group;
     ari_reduce kernel;
-    size_t element;  /* bytes */
     int first, last; /* members first, first+1, ..., last (modulo N) */
     bool finishes;   /* these are all, so the result is the whole one */
 } ari_sum;
@@ -24,5 +22,34 @@ size_t ari_sum_piece_count(const ari_sum *s);
 /** out = the reduction of `count` elements that lie `at` bytes into the inputs. out is memory of the mover that is not
  *  read, or the same elements of an input: it is written when all of them were read. False: broken off. */
 AR_NODISCARD bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count);
+
+/* Many inputs added and written to many outputs in one go: a block of the sum is held in registers until it lies in
+ * every output, so every input is read once, every output is written once, and nothing else touches memory. */
+
+enum { ARI_FUSED_MOST = 64 }; /* inputs, and outputs */
+
+/* The outputs of a block are written after all inputs of the block were read: an output may be one of the inputs. */
+typedef struct ari_fused {
+    const char *const *in; /* [inputs], in the order of additions: ((in[0] + in[1]) + in[2]) + ... */
+    char *const *out;      /* [outputs] */
+    int inputs, outputs;
+    int divisor; /* of each sum: a mean; 0: none */
+    bool
+        past_cache; /* outputs are written past the cache, until ari_stream_end; needs `at` as ari_fused_head gives it */
+} ari_fused;
+
+/** Computes the bytes [at, end) of the outputs from those of the inputs, as far as whole vectors go; returns where it
+ *  stopped. */
+typedef size_t (*ari_fused_fn)(const ari_fused *f, size_t at, size_t end);
+
+/** For this type and operation: ari_reduce's bits. NULL: there is none. */
+ari_fused_fn ari_fused_kernel(ar_dtype t, ar_op op);
+/** How many bytes from `at` on come before a cache line of every output begins. False: the outputs do not lie alike to
+ *  cache lines, or lines begin within an element. */
+bool ari_fused_head(const ari_fused *f, size_t at, size_t element, size_t *head);
+
+/** Slice c of the all_reduce that is agreed upon, from all inputs to all outputs, by the wire's mover, whichever member
+ *  that is: N-1 reads and N-1 writes of the slice, so the N slices come to the ring's 2(N-1) D. False: broken off. */
+bool ari_slice_move(ari_wire *w, int c);
 
 #endif

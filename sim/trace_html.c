@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "sim/trace_text.h"
 #include "sim/trace_view.h"
 
 /* Made by cmake/Embed.cmake. */

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "sim/trace_text.h"
 #include "sim/trace_view.h"
 
 /* The main thread's spans and its collectives are tracks of their own: in a span of computation a collective would look

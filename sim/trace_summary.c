@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "sim/critical_path.h"
+#include "sim/trace_view.h"
 
 /* --- sets of time ------------------------------------------------------------------------------------------------- */
 

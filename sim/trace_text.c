@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim/trace_text.h"
+#include "sim/trace_view.h"
 
 #include <stdarg.h>
 #include <stdio.h>

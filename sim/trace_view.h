@@ -3,6 +3,7 @@
 #define ARI_SIM_TRACE_VIEW_H
 
 #include "ref/comm/call.h"
+#include "ref/core/out.h"
 #include "ref/core/record.h"
 
 /* A trace as one clock saw it, in the order in which it is shown: lanes by rank and track, records by their beginning,
@@ -73,5 +74,46 @@ typedef struct ari_view_flight {
 } ari_view_flight;
 /** All changes, in time; ends before begins where both are at once. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_view_flights(ari_view_flight **gives, size_t *count, const ari_trace_view *v);
+
+/* --- the critical path -------------------------------------------------------------------------------------------- */
+
+/* What a stretch of the critical path was. */
+typedef enum ari_path_kind { ARI_PATH_COMPUTE, ARI_PATH_COMMUNICATION, ARI_PATH_WAIT, ARI_PATH_KINDS } ari_path_kind;
+
+typedef struct ari_path_step {
+    ari_path_kind kind;
+    size_t lane;               /* of the view: where it ran */
+    uint64_t begin_ns, end_ns; /* from the view's start */
+    const ari_record *record;  /* of a collective; else NULL */
+} ari_path_step;
+
+/** The critical path: from the last end back to the first begin, at every moment what decided it. The steps, the last
+ *  one in time first, touch each other: together they are the whole run. Gives; free(). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_critical_path(ari_path_step **gives, size_t *count, const ari_trace_view *v);
+
+/* --- text --------------------------------------------------------------------------------------------------------- */
+
+/* Text on its way into a file: a trace may be larger than what one wants to hold in memory. The first error stays, and
+ * is told at the end. */
+typedef struct ari_trace_text {
+    ari_out *out;
+    ar_status st;
+    size_t used;
+    char buffer[1 << 16];
+} ari_trace_text;
+
+/** Gives. Errors: AR_ERR_IO, AR_ERR_ARG (no path), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_text_create(ari_trace_text **gives, const char *path);
+/** At most 1000 bytes a call. */
+void ari_text_put(ari_trace_text *t, const char *format, ...) AR_PRINTF(2, 3);
+void ari_text_bytes(ari_trace_text *t, const char *bytes, size_t n);
+/** A JSON string, quoted. What is not UTF-8 becomes U+FFFD. '<' is escaped, so that no text can end or open an element
+ *  of a page that the JSON stands in. */
+void ari_text_string(ari_trace_text *t, const char *s);
+/** Microseconds with three decimals. Readers that multiply by 1000 and cut off get `ns` back. */
+void ari_text_us(ari_trace_text *t, uint64_t ns);
+/** Ends the text: the file gets its name if `st` and everything put were AR_OK, else nothing is left of it. Returns the
+ *  first error of both. */
+AR_NODISCARD ar_status ari_text_end(ari_trace_text *t, ar_status st);
 
 #endif

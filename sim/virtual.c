@@ -79,10 +79,12 @@ static void prepare_ring(timing *t)
 }
 
 /* n - 1 steps: in step s member r receives chunk r + first - s from its left neighbour, when both have done the step
- * before. An empty chunk takes the latency too: the step is made all the same. */
+ * before. An empty chunk takes the latency too: the step is made all the same. Reduce-scatter: partial sums of chunk c
+ * go from c + 1 round to c, so first is n - 1; all-gather: chunk c goes from c round to c - 1, so first is 0. */
 static void ring(timing *t, int first)
 {
     const int n = t->n;
+    prepare_ring(t);
     for (int s = 1; s < n; s++) {
         moment left = t->at[n - 1];
         int chunk = (first - s + n) % n;
@@ -93,18 +95,6 @@ static void ring(timing *t, int first)
             chunk = chunk + 1 < n ? chunk + 1 : 0;
         }
     }
-}
-
-/* Partial sums of chunk c go from c + 1 round to c. */
-static void ring_reduce_scatter(timing *t)
-{
-    ring(t, t->n - 1);
-}
-
-/* Chunk c goes from c round to c - 1. */
-static void ring_all_gather(timing *t)
-{
-    ring(t, 0);
 }
 
 /* Everything goes from `start` to the right through all members, each passing on what has come so far: as many small
@@ -200,17 +190,14 @@ static void run_kind(timing *t)
     switch (call->kind) {
     case ARI_ALL_REDUCE:
     case ARI_BARRIER: /* an all-reduce of nothing */
-        prepare_ring(t);
-        ring_reduce_scatter(t);
-        ring_all_gather(t);
+        ring(t, t->n - 1);
+        ring(t, 0);
         break;
     case ARI_REDUCE_SCATTER:
-        prepare_ring(t);
-        ring_reduce_scatter(t);
+        ring(t, t->n - 1);
         break;
     case ARI_ALL_GATHER:
-        prepare_ring(t);
-        ring_all_gather(t);
+        ring(t, 0);
         break;
     case ARI_BROADCAST:
         chain(t, call->root, bytes);

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "sim/wire.h"
 
 bool ari_wire_is_plain(const ari_sim_comm *mover)
@@ -8,11 +13,188 @@ bool ari_wire_is_plain(const ari_sim_comm *mover)
 
 ari_wire ari_wire_open(ari_sim_comm *mover)
 {
-    return (ari_wire){.mover = mover, .plain = ari_wire_is_plain(mover)};
+    const ari_member *m = &mover->member;
+    const ari_call *call = ari_group_call(m->group, m->index);
+    return (ari_wire){.mover = mover,
+                      .group = m->group,
+                      .call = call,
+                      .n = ari_group_size(m->group),
+                      .self = m->index,
+                      .element = ar_dtype_bytes(call->dtype),
+                      .plain = ari_wire_is_plain(mover)};
 }
 
 void ari_wire_close(const ari_wire *w)
 {
     for (ari_sim_comm *c = w->mover; c; c = c->counted_by)
         ari_moved_add(&c->base.moved, w->read, w->written);
+}
+
+/* --- faults ------------------------------------------------------------------------------------------------------- */
+
+/* What a transport that is not perfect does to a transfer, and how the receiver knows. A transfer travels with its
+ * number in the collective, its length and a checksum; all three are made where the bytes lie, and compared where they
+ * arrive. */
+
+typedef struct transfer {
+    ari_wire *wire;
+    uint64_t number;
+    int sender, receiver; /* members */
+    const void *from;
+    void *to;
+    size_t bytes;
+} transfer;
+
+/* Each word passes an invertible step, so that two texts of one length that differ in one word differ in the sum. */
+static uint64_t checksum_of(const void *at, size_t bytes)
+{
+    const char *from = at;
+    uint64_t sum = bytes;
+    for (size_t done = 0; done < bytes; done += sizeof(uint64_t)) {
+        uint64_t word = 0;
+        memcpy(&word, from + done, bytes - done < sizeof word ? bytes - done : sizeof word);
+        sum = ((sum ^ word) << 29 | (sum ^ word) >> 35) * 0x9e3779b97f4a7c15u;
+    }
+    return sum;
+}
+
+/* --- what the receiver says --------------------------------------------------------------------------------------- */
+
+/* Always false: the transfer has not arrived, and the collective is broken off. */
+static bool AR_PRINTF(2, 3) refuse(const transfer *t, const char *format, ...)
+{
+    ari_member *m = &t->wire->mover->member;
+    char what[320], collective[384], why[768];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    ari_member_describe(m, t->wire->call, collective, sizeof collective);
+    snprintf(why, sizeof why, "rank %d, transfer %llu from rank %d in %s: %s", ari_group_rank(m->group, t->receiver),
+             (unsigned long long)t->number, ari_group_rank(m->group, t->sender), collective, what);
+    ari_member_break(m, AR_ERR_DATA, why);
+    return false;
+}
+
+/* "3f800000": the highest byte first. */
+static void write_hex(char *text, const unsigned char *element, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        sprintf(text + 2 * i, "%02x", element[bytes - 1 - i]);
+}
+
+static bool refuse_content(const transfer *t)
+{
+    const size_t element = ar_dtype_bytes(t->wire->call->dtype);
+    const unsigned char *sent = t->from, *arrived = t->to;
+    char sent_hex[2 * sizeof(uint64_t) + 1] = "", arrived_hex[2 * sizeof(uint64_t) + 1] = "";
+    for (size_t i = 0; i < t->bytes / element; i++, sent += element, arrived += element) {
+        if (memcmp(sent, arrived, element) == 0)
+            continue;
+        write_hex(sent_hex, sent, element);
+        write_hex(arrived_hex, arrived, element);
+        return refuse(t, "element %zu of %zu is 0x%s, 0x%s was sent", i, t->bytes / element, arrived_hex, sent_hex);
+    }
+    return refuse(t, "the checksum is wrong");
+}
+
+/* --- the way ------------------------------------------------------------------------------------------------------ */
+
+/* False: there is no memory for it, and the collective is broken off. */
+static bool keep(const transfer *t, ari_kept_transfer *k)
+{
+    if (t->bytes > k->capacity) {
+        void *larger = realloc(k->bytes, t->bytes);
+        if (!larger) {
+            ari_member_break(&t->wire->mover->member, AR_ERR_MEMORY, "no memory for a transfer that arrives twice");
+            return false;
+        }
+        k->bytes = larger;
+        k->capacity = t->bytes;
+    }
+    ari_copy_bytes(k->bytes, t->from, t->bytes);
+    k->on = true;
+    k->number = t->number;
+    k->length = t->bytes;
+    k->checksum = checksum_of(t->from, t->bytes);
+    return true;
+}
+
+static bool verify(const transfer *t, uint64_t number, size_t length, uint64_t checksum)
+{
+    if (number != t->number)
+        return refuse(t, "transfer %llu arrived in its place, a second time", (unsigned long long)number);
+    if (length != t->bytes)
+        return refuse(t, "%zu bytes arrived, %zu were expected", length, t->bytes);
+    return checksum == checksum_of(t->to, t->bytes) || refuse_content(t);
+}
+
+/* The transport carries it: right, wrong, or not at all. False: the receiver has noticed, or had no memory. */
+static bool carry(const transfer *t)
+{
+    ari_sim_comm *c = t->wire->mover;
+    ari_kept_transfer *kept = &c->watch->kept;
+    const bool verifies = c->options->verify_transfers, repeats = kept->on;
+    uint64_t number = t->number, checksum = verifies ? checksum_of(t->from, t->bytes) : 0;
+    size_t length = t->bytes;
+    kept->on = false;
+    if (ari_fault_next(c, AR_SIM_DROP, t->number, NULL))
+        return !verifies || refuse(t, "it never arrived");
+    if (repeats) {
+        number = kept->number;
+        length = kept->length;
+        checksum = kept->checksum;
+        ari_copy_bytes(t->to, kept->bytes, length < t->bytes ? length : t->bytes);
+    } else {
+        ari_copy_bytes(t->to, t->from, t->bytes);
+    }
+    const ar_sim_fault *f = NULL;
+    while (t->bytes > 0 && (f = ari_fault_next(c, AR_SIM_CORRUPT, t->number, f))) {
+        const uint64_t bit = f->bit % ((uint64_t)t->bytes * 8);
+        ((unsigned char *)t->to)[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    if (verifies && !verify(t, number, length, checksum))
+        return false;
+    return !ari_fault_next(c, AR_SIM_DUPLICATE, t->number, NULL) || keep(t, kept);
+}
+
+/* Counts the transfer. False: this rank is lost. */
+static bool begin(ari_wire *w, uint64_t *number)
+{
+    ari_sim_comm *c = w->mover;
+    *number = w->transfers++;
+    ari_member_pulse(&c->member);
+    const bool stalls = ari_fault_next(c, AR_SIM_STALL, *number, NULL) != NULL;
+    if (stalls)
+        ari_fault_stall(c, w->call, "in the middle of");
+    else if (ari_fault_next(c, AR_SIM_KILL, *number, NULL))
+        ari_fault_kill(c, w->call, "in the middle of");
+    else
+        return true;
+    ari_member_break(&c->member, AR_ERR_ABORTED, ""); /* the world has failed already */
+    return false;
+}
+
+static bool move(ari_wire *w, int sender, const void *from, int receiver, void *to, size_t bytes)
+{
+    transfer t = {.wire = w, .sender = sender, .receiver = receiver, .from = from, .to = to, .bytes = bytes};
+    return begin(w, &t.number) && carry(&t);
+}
+
+const void *ari_wire_read_watched(ari_wire *w, int from, const void *at, size_t bytes, int place)
+{
+    void *to = w->mover->watch->place[place];
+    return move(w, from, at, w->self, to, bytes) ? to : NULL;
+}
+
+bool ari_wire_take_watched(ari_wire *w, void *to, int from, const void *at, size_t bytes, bool past_cache)
+{
+    (void)past_cache;
+    return move(w, from, at, w->self, to, bytes);
+}
+
+bool ari_wire_put_watched(ari_wire *w, int to, void *at, const void *from, size_t bytes, bool past_cache)
+{
+    (void)past_cache;
+    return move(w, w->self, from, to, at, bytes);
 }

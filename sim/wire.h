@@ -3,7 +3,24 @@
 #define ARI_SIM_WIRE_H
 
 #include "sim/sim_impl.h"
-#include "sim/stream.h"
+
+/* --- past the cache ----------------------------------------------------------------------------------------------- */
+
+/** Whether outputs that are so large together would not stay in the cache anyway. Then they are written past it: a
+ *  plain store first reads the line that it overwrites. Measured with 32 MiB of last-level cache, plain over streaming:
+ *  0.8 at 24 MiB of outputs and 1.15 at 32 MiB with 2 ranks, 1.0 at both with 4, 0.9 at 16 MiB and 1.3 at 24 MiB
+ *  with 8. */
+static inline bool ari_stream_pays(size_t bytes, int outputs)
+{
+    const size_t most = (size_t)24 << 20;
+    return bytes >= most / (size_t)outputs;
+}
+/** memcpy that does not leave the destination in the cache, where the machine can; plain memcpy elsewhere. */
+void ari_stream_bytes(void *to, const void *from, size_t bytes);
+/** Makes what was streamed so far visible before anything the caller publishes next. */
+void ari_stream_end(void);
+
+/* --- transfers ---------------------------------------------------------------------------------------------------- */
 
 /* Every byte of another rank's memory that a rank's thread reads or writes passes here: the one place where bytes are
  * counted, where a transport's faults strike, and where transfers are verified. A plain wire costs an addition. */
@@ -14,9 +31,13 @@ enum {
     ARI_WIRE_PIECE_BYTES = 1 << 13 /* the longest read: four of them stay in the first-level cache */
 };
 
-/* The moving of one thread in one collective. */
+/* The moving of one thread in one collective that is agreed upon. */
 typedef struct ari_wire {
     ari_sim_comm *mover;
+    const ari_group *group;
+    const ari_call *call;   /* the mover's own */
+    int n, self;            /* members, and which of them the mover is */
+    size_t element;         /* bytes */
     bool plain;             /* neither faults nor verification: memory is read where it lies */
     uint64_t transfers;     /* so far in this collective; not counted where plain */
     uint64_t read, written; /* bytes */
@@ -87,5 +108,43 @@ static inline bool ari_wire_put(ari_wire *w, int to, void *at, const void *from,
     (past_cache ? ari_stream_bytes : ari_copy_bytes)(at, from, bytes);
     return true;
 }
+
+/* --- faults ------------------------------------------------------------------------------------------------------- */
+
+/* A transfer that is kept, because it is to arrive a second time. */
+typedef struct ari_kept_transfer {
+    bool on;
+    uint64_t number, checksum;
+    void *bytes; /* [length]; capacity bytes of memory */
+    size_t length, capacity;
+} ari_kept_transfer;
+
+/* What a communicator needs where faults may strike or transfers are verified. Used as its member is: by one thread at
+ * a time. */
+typedef struct ari_fault_watch {
+    uint64_t number; /* of the collective that it is in or about to enter, over all of the rank's communicators */
+    ari_kept_transfer kept;
+    _Alignas(64) char place[ARI_WIRE_PLACES][ARI_WIRE_PIECE_BYTES]; /* where reads arrive */
+} ari_fault_watch;
+
+/** The communicator's watch, where the options ask for faults or verification; of a communicator that knows its
+ * options. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_fault_watch_create(ari_sim_comm *c);
+/** Accepts NULL. */
+void ari_fault_watch_free(ari_fault_watch *w);
+/** Errors: AR_ERR_ARG, a fault that makes no sense. */
+AR_NODISCARD ar_status ari_fault_check(const ar_sim_fault *faults, size_t count, int ranks);
+
+/** Before the communicator's member enters a collective: counts it, and does what strikes the rank before it. After a
+ *  fault that ends the world, entering is an error. */
+void ari_fault_before(ari_sim_comm *c, const ari_call *call);
+/** The next fault of this kind that strikes the communicator's rank in this collective before (or in) this transfer,
+ *  after `after` (NULL: the first); NULL: none. */
+const ar_sim_fault *ari_fault_next(const ari_sim_comm *c, ar_sim_fault_kind kind, uint64_t transfer,
+                                   const ar_sim_fault *after);
+/** The rank dies, or stands still until the world has failed; `where`: "before", "in the middle of". Afterwards the
+ *  world has failed. */
+void ari_fault_kill(ari_sim_comm *c, const ari_call *call, const char *where);
+void ari_fault_stall(ari_sim_comm *c, const ari_call *call, const char *where);
 
 #endif

@@ -5,8 +5,7 @@
 
 #include "anyrank/sim.h"
 #include "ref/core/reduce.h"
-#include "sim/fused.h"
-#include "sim/stream.h"
+#include "sim/sum.h"
 
 /* Sums of all ranks' inputs that are held in registers and written to all outputs: the bits of the ring's order,
  * whatever the length, the places of the buffers, and who does which slice. */
