@@ -91,15 +91,15 @@ template <class Sums> ar_status add_apart(ar_device *d, ar_queue *q, const Sums 
  * to do. A launch looks for such rows among ROWS_AT_ONCE. */
 constexpr size_t ROWS_AT_ONCE = 1024, COLUMNS_AT_ONCE = 1024;
 
-template <class Sums> struct add_chosen {
-    Sums sums;
-    term_rows terms;
-    const int64_t *row_of;
-    size_t rows_in_acc, from, count, tiles; /* rows [from, from + count), columns in so many tiles */
-    ARI_KERNEL void operator()(const block &b) const
-    {
+template <class Sums>
+ar_status add_chosen(ar_device *d, ar_queue *q, const Sums &sums, const term_rows &terms, const int64_t *row_of,
+                     size_t rows_in_acc, size_t from, size_t count)
+{
+    const size_t cols = terms.cols, tiles = ceil_div(cols, COLUMNS_AT_ONCE);
+    const size_t width = cols < COLUMNS_AT_ONCE ? cols : COLUMNS_AT_ONCE;
+    return launch_blocks(d, q, count * tiles, width, [=] ARI_KERNEL(const block &b) {
         ARI_SHARED uint32_t same[ROWS_AT_ONCE / 32]; /* a bit a row: whether it goes to this block's */
-        const size_t own = b.index / tiles, first = b.index % tiles * COLUMNS_AT_ONCE, left = terms.cols - first;
+        const size_t own = b.index / tiles, first = b.index % tiles * COLUMNS_AT_ONCE, left = cols - first;
         const int64_t *target = row_of + from;
         const int64_t row = target[own];
         if (row < 0)
@@ -118,7 +118,7 @@ template <class Sums> struct add_chosen {
             same[w] = bits;
         });
         b.each(left < COLUMNS_AT_ONCE ? left : COLUMNS_AT_ONCE, [&](size_t j) {
-            const size_t at = static_cast<size_t>(row) * terms.cols + first + j;
+            const size_t at = static_cast<size_t>(row) * cols + first + j;
             typename Sums::element e = sums.load(at);
             for (size_t w = own / 32; w < words; w++) {
                 size_t r = from + w * 32;
@@ -128,19 +128,16 @@ template <class Sums> struct add_chosen {
             }
             sums.store(at, e);
         });
-    }
-};
+    });
+}
 
 template <class Sums>
 static ar_status add_rows(ar_device *d, ar_queue *q, const Sums &sums, const term_rows &terms, const int64_t *row_of,
                           size_t rows_in_acc)
 {
-    const size_t tiles = ceil_div(terms.cols, COLUMNS_AT_ONCE);
     for (size_t from = 0; from < terms.rows; from += ROWS_AT_ONCE) {
         const size_t left = terms.rows - from, count = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
-        const size_t width = terms.cols < COLUMNS_AT_ONCE ? terms.cols : COLUMNS_AT_ONCE;
-        AR_TRY(launch_blocks(d, q, count * tiles, width,
-                             add_chosen<Sums>{sums, terms, row_of, rows_in_acc, from, count, tiles}));
+        AR_TRY(add_chosen(d, q, sums, terms, row_of, rows_in_acc, from, count));
     }
     return AR_OK;
 }

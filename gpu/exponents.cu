@@ -29,33 +29,30 @@ struct groups {
     }
 };
 
-/* One part of one group: the elements of a group lie side by side. */
-struct along_lines {
-    groups g;
-    size_t parts;
-
-    ARI_KERNEL void operator()(const block &b) const
-    {
-        const size_t line = b.index / parts, from = b.index % parts * PART, cols = g.x.shape[3];
+/* A block looks at one part of one group: the elements of a group lie side by side. */
+ar_status along_lines(ar_device *d, ar_queue *q, const groups &g)
+{
+    const size_t rows = g.x.shape[2], cols = g.x.shape[3], parts = ceil_div(cols, PART);
+    const size_t width = cols < PART ? cols : PART;
+    return launch_blocks(d, q, g.x.matrices() * rows * parts, width, [=] ARI_KERNEL(const block &b) {
+        const size_t line = b.index / parts, from = b.index % parts * PART, at = line / rows;
         const size_t n = cols - from < PART ? cols - from : PART;
-        const size_t at = line / g.x.shape[2];
         const float *x = g.x.row(line);
         const int32_t found = b.max(n, [&](size_t i) { return g.exponent(x, at, from + i); });
         b.each(1, [&](size_t) { atomic_max(g.e + line, found); });
-    }
-};
+    });
+}
 
 /* One stretch of GROUPS groups: elements of different groups lie side by side. */
-struct across_lines {
-    groups g;
-    size_t bundles, stretches;
-
-    ARI_KERNEL void operator()(const block &b) const
-    {
+ar_status across_lines(ar_device *d, ar_queue *q, const groups &g)
+{
+    const size_t rows = g.x.shape[2], cols = g.x.shape[3];
+    const size_t bundles = ceil_div(rows, GROUPS), stretches = ceil_div(cols, STRETCH);
+    const size_t blocks = g.x.matrices() * bundles * stretches;
+    return launch_blocks(d, q, blocks, GROUPS * SPLIT * 4, [=] ARI_KERNEL(const block &b) {
         ARI_SHARED int32_t found[GROUPS * SPLIT];
         const size_t at = b.index / (bundles * stretches);
         const size_t first = b.index / stretches % bundles * GROUPS, from = b.index % stretches * STRETCH;
-        const size_t rows = g.x.shape[2], cols = g.x.shape[3];
         const size_t to = cols - from < STRETCH ? cols : from + STRETCH;
         const float *x = g.x.matrix(at);
         b.each(GROUPS * SPLIT, [&](size_t i) {
@@ -73,20 +70,14 @@ struct across_lines {
                 e = found[s * GROUPS + i] > e ? found[s * GROUPS + i] : e;
             atomic_max(g.e + at * rows + first + i, e);
         });
-    }
-};
+    });
+}
 
 ar_status exponents(ar_device *d, ar_queue *q, const groups &g, bool max_into)
 {
-    const size_t matrices = g.x.matrices(), rows = g.x.shape[2], cols = g.x.shape[3];
     if (!max_into)
-        AR_TRY(launch_each(d, q, matrices * rows, [e = g.e] ARI_KERNEL(size_t i) { e[i] = ARI_EXP_ZERO; }));
-    if (g.x.stride[3] == 1 || rows == 1) {
-        const size_t parts = ceil_div(cols, PART);
-        return launch_blocks(d, q, matrices * rows * parts, cols < PART ? cols : PART, along_lines{g, parts});
-    }
-    const size_t bundles = ceil_div(rows, GROUPS), stretches = ceil_div(cols, STRETCH);
-    return launch_blocks(d, q, matrices * bundles * stretches, GROUPS * SPLIT * 4, across_lines{g, bundles, stretches});
+        AR_TRY(launch_each(d, q, g.x.rows(), [e = g.e] ARI_KERNEL(size_t i) { e[i] = ARI_EXP_ZERO; }));
+    return g.x.stride[3] == 1 || g.x.shape[2] == 1 ? along_lines(d, q, g) : across_lines(d, q, g);
 }
 
 } // namespace

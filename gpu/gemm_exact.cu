@@ -89,22 +89,6 @@ struct extents {
     size_t m, n;
 };
 
-/* Puts the sums of a tile together, each for itself, and gives them to OUT with their matrix, row and column. */
-template <bool TEN, class OUT> struct each_sum {
-    tile_sums<TEN> sums;
-    extents x;
-    OUT out;
-
-    ARI_KERNEL void operator()(const block &b) const
-    {
-        const size_t chunks = (x.n + CHUNK - 1) / CHUNK;
-        const size_t line = b.index / chunks, from = b.index % chunks * CHUNK;
-        const size_t matrix = x.t.matrix + line / x.t.rows, row = x.t.row + line % x.t.rows;
-        b.each(x.n - from < CHUNK ? x.n - from : CHUNK,
-               [&](size_t i) { out(x, matrix, row, from + i, sums.at(line, from + i)); });
-    }
-};
-
 /* Integers out. */
 struct integers_out {
     int64_t *s;
@@ -140,66 +124,53 @@ template <bool FINISH> struct values_out {
     }
 };
 
-/* Rounded values into an accumulator: one element of it takes its values from all matrices of the tile, so that its
- * state is read and written once. */
-template <bool TEN> struct into_accumulator {
-    tile_sums<TEN> sums;
-    extents x;
-    uint8_t *t;
-    int64_t *h, *l;
-    const int32_t *e, *f;
+/* What is done with the sums of a tile, as the slots have it. Puts them together, each for itself, and gives them to OUT
+ * with their matrix, row and column. */
+template <class OUT> struct give_to {
+    OUT out;
 
-    ARI_KERNEL void operator()(const block &b) const
+    template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
-        const size_t chunks = (x.n + CHUNK - 1) / CHUNK;
-        const size_t line = b.index / chunks, row = x.t.row + line, from = b.index % chunks * CHUNK;
-        b.each(x.n - from < CHUNK ? x.n - from : CHUNK, [&](size_t i) {
-            const size_t col = from + i, to = row * x.n + col;
-            uint8_t top = t[to];
-            int64_t high = h[to], low = l[to];
-            for (size_t g = 0; g < x.t.matrices; g++) {
-                const size_t matrix = x.t.matrix + g;
-                const wide_sum sum = sums.at(g * x.t.rows + line, col);
-                ari_acc_add(&top, &high, &low,
-                            ari_contract_value2(sum.high, sum.low, e[matrix * x.m + row], f[matrix * x.n + col]));
-            }
-            t[to] = top;
-            h[to] = high;
-            l[to] = low;
+        const OUT to = out;
+        const size_t chunks = ceil_div(x.n, CHUNK), width = x.n < CHUNK ? x.n : CHUNK;
+        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks, width, [=] ARI_KERNEL(const block &b) {
+            const size_t line = b.index / chunks, from = b.index % chunks * CHUNK;
+            const size_t matrix = x.t.matrix + line / x.t.rows, row = x.t.row + line % x.t.rows;
+            b.each(x.n - from < CHUNK ? x.n - from : CHUNK,
+                   [&](size_t i) { to(x, matrix, row, from + i, sums.at(line, from + i)); });
         });
     }
 };
 
-size_t chunks_of(size_t n)
-{
-    return ceil_div(n, CHUNK);
-}
-
-size_t width_of(size_t n)
-{
-    return n < CHUNK ? n : CHUNK;
-}
-
-/* What is done with the sums of a tile, as the slots have it. */
-template <class OUT> struct give_to {
-    OUT out;
-
-    template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
-    {
-        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks_of(x.n), width_of(x.n),
-                             each_sum<TEN, OUT>{s, x, out});
-    }
-};
-
+/* Rounded values into an accumulator: one element of it takes its values from all matrices of the tile, so that its
+ * state is read and written once. */
 struct accumulate {
-    uint8_t *t;
-    int64_t *h, *l;
-    const int32_t *e, *f;
+    uint8_t *tops;
+    int64_t *highs, *lows;
+    const int32_t *of_row, *of_col;
 
-    template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &s, const extents &x) const
+    template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
-        return launch_blocks(d, q, x.t.rows * chunks_of(x.n), width_of(x.n),
-                             into_accumulator<TEN>{s, x, t, h, l, e, f});
+        const accumulate a = *this;
+        const size_t chunks = ceil_div(x.n, CHUNK), width = x.n < CHUNK ? x.n : CHUNK;
+        return launch_blocks(d, q, x.t.rows * chunks, width, [=] ARI_KERNEL(const block &b) {
+            const size_t line = b.index / chunks, row = x.t.row + line, from = b.index % chunks * CHUNK;
+            b.each(x.n - from < CHUNK ? x.n - from : CHUNK, [&](size_t i) {
+                const size_t col = from + i, to = row * x.n + col;
+                uint8_t top = a.tops[to];
+                int64_t high = a.highs[to], low = a.lows[to];
+                for (size_t g = 0; g < x.t.matrices; g++) {
+                    const size_t matrix = x.t.matrix + g;
+                    const wide_sum sum = sums.at(g * x.t.rows + line, col);
+                    ari_acc_add(&top, &high, &low,
+                                ari_contract_value2(sum.high, sum.low, a.of_row[matrix * x.m + row],
+                                                    a.of_col[matrix * x.n + col]));
+                }
+                a.tops[to] = top;
+                a.highs[to] = high;
+                a.lows[to] = low;
+            });
+        });
     }
 };
 
@@ -280,11 +251,11 @@ ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, s
 {
     if (count == 0 || n == 0)
         return AR_OK;
-    const size_t rows = (start + count - 1) / n - start / n + 1, chunks = chunks_of(n);
+    const size_t rows = (start + count - 1) / n - start / n + 1, chunks = ceil_div(n, CHUNK);
     float *to = dev<float>(y);
     const int64_t *sums = dev<int64_t>(s);
     const int32_t *of_row = dev<int32_t>(e), *of_col = dev<int32_t>(f);
-    return launch_blocks(d, q, rows * chunks, width_of(n), [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, rows * chunks, n < CHUNK ? n : CHUNK, [=] ARI_KERNEL(const block &b) {
         const size_t row = start / n + b.index / chunks, from = b.index % chunks * CHUNK;
         b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
             const size_t at = row * n + from + i;

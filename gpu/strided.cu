@@ -5,39 +5,6 @@
 namespace ARI_GPU
 {
 
-/* Where the source is dense along another dimension (2) than the destination (3): a block moves a square tile through
- * its own memory, reading and writing whole lines. Rows of the tile are one longer than the square, so that its columns
- * too fall into different banks. */
-template <class T> struct copy_tile {
-    static const size_t side = 32;
-    view<T> to;
-    view<const T> from;
-    size_t down, across; /* tiles along dimensions 2 and 3 */
-
-    ARI_KERNEL void operator()(const block &b) const
-    {
-        ARI_SHARED T tile[side][side + 1];
-        const size_t matrix = b.index / (down * across), at = b.index % (down * across);
-        const size_t row = at / across * side, col = at % across * side;
-        const size_t rows = to.shape[2] - row, cols = to.shape[3] - col;
-        const T *in = from.matrix(matrix) + static_cast<ptrdiff_t>(row) * from.stride[2] +
-                      static_cast<ptrdiff_t>(col) * from.stride[3];
-        T *out =
-            to.matrix(matrix) + static_cast<ptrdiff_t>(row) * to.stride[2] + static_cast<ptrdiff_t>(col) * to.stride[3];
-        b.each(side * side, [&](size_t i) {
-            const size_t c = i / side, r = i % side;
-            if (r < rows && c < cols)
-                tile[r][c] =
-                    in[static_cast<ptrdiff_t>(r) * from.stride[2] + static_cast<ptrdiff_t>(c) * from.stride[3]];
-        });
-        b.each(side * side, [&](size_t i) {
-            const size_t r = i / side, c = i % side;
-            if (r < rows && c < cols)
-                out[static_cast<ptrdiff_t>(r) * to.stride[2] + static_cast<ptrdiff_t>(c) * to.stride[3]] = tile[r][c];
-        });
-    }
-};
-
 /* The dimension along which neighbours lie closest: the smallest stride that is not 0 among those of more than one
  * element; -1: none. */
 template <class T> int densest(const view<T> &v)
@@ -62,6 +29,36 @@ template <class T> void swap_dimensions(view<T> *v, int a, int b)
     v->stride[b] = stride;
 }
 
+/* Where the source is dense along another dimension (2) than the destination (3): a block moves a square tile through
+ * its own memory, reading and writing whole lines. Rows of the tile are one longer than the square, so that its columns
+ * too fall into different banks. */
+template <class T> ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &to, const view<const T> &from)
+{
+    constexpr size_t side = 32;
+    const size_t down = ceil_div(to.shape[2], side), across = ceil_div(to.shape[3], side);
+    return launch_blocks(d, q, to.matrices() * down * across, side * side, [=] ARI_KERNEL(const block &b) {
+        ARI_SHARED T tile[side][side + 1];
+        const size_t matrix = b.index / (down * across), at = b.index % (down * across);
+        const size_t row = at / across * side, col = at % across * side;
+        const size_t rows = to.shape[2] - row, cols = to.shape[3] - col;
+        const T *in = from.matrix(matrix) + static_cast<ptrdiff_t>(row) * from.stride[2] +
+                      static_cast<ptrdiff_t>(col) * from.stride[3];
+        T *out =
+            to.matrix(matrix) + static_cast<ptrdiff_t>(row) * to.stride[2] + static_cast<ptrdiff_t>(col) * to.stride[3];
+        b.each(side * side, [&](size_t i) {
+            const size_t c = i / side, r = i % side;
+            if (r < rows && c < cols)
+                tile[r][c] =
+                    in[static_cast<ptrdiff_t>(r) * from.stride[2] + static_cast<ptrdiff_t>(c) * from.stride[3]];
+        });
+        b.each(side * side, [&](size_t i) {
+            const size_t r = i / side, c = i % side;
+            if (r < rows && c < cols)
+                out[static_cast<ptrdiff_t>(r) * to.stride[2] + static_cast<ptrdiff_t>(c) * to.stride[3]] = tile[r][c];
+        });
+    });
+}
+
 template <class T> ar_status copy_elements(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
 {
     const size_t worth = 8; /* a shorter side leaves most of a tile's lines empty */
@@ -80,9 +77,7 @@ template <class T> ar_status copy_elements(ar_device *d, ar_queue *q, const ar_t
         });
     swap_dimensions(&to, other, 2);
     swap_dimensions(&from, other, 2);
-    const size_t side = copy_tile<T>::side;
-    const copy_tile<T> kernel = {to, from, ceil_div(to.shape[2], side), ceil_div(to.shape[3], side)};
-    return launch_blocks(d, q, to.matrices() * kernel.down * kernel.across, side * side, kernel);
+    return copy_tiles(d, q, to, from);
 }
 
 ar_status copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
