@@ -87,15 +87,17 @@ void ari_flight_done(ari_flight *f, uint64_t number, uint64_t now_ns)
     }
 }
 
-/* --- views: a head, groups with their ranks, calls from the oldest to the newest ---------------------------------- */
+/* --- views: a head, groups with their ranks, calls from the oldest to the newest, all of them aligned -------------- */
 
 typedef struct view_head {
     uint32_t groups, calls;
 } view_head;
+
 typedef struct view_group {
     uint64_t id, entered;
-    int32_t n;
+    int32_t n, unused;
     char ranks[ARI_FLIGHT_RANKS];
+    int32_t rank[]; /* [n], and one more where n is odd */
 } view_group;
 
 enum { WHAT_BYTES = 160 };
@@ -106,6 +108,11 @@ typedef struct view_call {
     char what[WHAT_BYTES]; /* without its tag */
     char tag[ARI_FLIGHT_TAG];
 } view_call;
+
+static size_t group_bytes(int n)
+{
+    return sizeof(view_group) + ((size_t)n + 1) / 2 * sizeof(uint64_t);
+}
 
 static view_call view_of(const ari_flight_call *c, uint64_t now_ns)
 {
@@ -123,107 +130,82 @@ static view_call view_of(const ari_flight_call *c, uint64_t now_ns)
 void *ari_flight_pack(const ari_flight *f, uint64_t now_ns, size_t *bytes)
 {
     view_head head = {.calls = (uint32_t)(f->calls < ARI_FLIGHT_CALLS ? f->calls : ARI_FLIGHT_CALLS)};
-    size_t size = sizeof head + head.calls * sizeof(view_call);
+    *bytes = sizeof head + head.calls * sizeof(view_call);
     for (const ari_flight_group *g = f->groups; g; g = g->next, head.groups++)
-        size += sizeof(view_group) + (size_t)g->n * sizeof(int);
-    char *view = malloc(size), *at = view;
+        *bytes += group_bytes(g->n);
+    char *view = calloc(1, *bytes), *at = view;
     if (!view)
         return NULL;
     memcpy(at, &head, sizeof head);
     at += sizeof head;
-    for (const ari_flight_group *g = f->groups; g; g = g->next) {
-        view_group v = {.id = g->id, .entered = g->entered, .n = g->n};
-        memcpy(v.ranks, g->ranks, sizeof v.ranks);
-        memcpy(at, &v, sizeof v);
-        memcpy(at + sizeof v, g->rank, (size_t)g->n * sizeof(int));
-        at += sizeof v + (size_t)g->n * sizeof(int);
+    for (const ari_flight_group *g = f->groups; g; at += group_bytes(g->n), g = g->next) {
+        view_group *v = (view_group *)(void *)at;
+        *v = (view_group){.id = g->id, .entered = g->entered, .n = g->n};
+        memcpy(v->ranks, g->ranks, sizeof v->ranks);
+        memcpy(v->rank, g->rank, (size_t)g->n * sizeof *v->rank);
     }
-    for (uint64_t i = f->calls - head.calls; i < f->calls; i++) {
-        const view_call c = view_of(&f->call[i % ARI_FLIGHT_CALLS], now_ns);
-        memcpy(at, &c, sizeof c);
-        at += sizeof c;
-    }
-    *bytes = size;
+    view_call *call = (view_call *)(void *)at;
+    for (uint64_t i = f->calls - head.calls; i < f->calls; i++)
+        *call++ = view_of(&f->call[i % ARI_FLIGHT_CALLS], now_ns);
     return view;
 }
 
-/* A view taken apart. It came over the network: nothing in it is trusted to fit. */
+/* A view taken apart. */
 typedef struct parts {
-    view_head head;
-    const char *group_at, *call_at; /* unaligned */
-    const char *end;
+    char *group; /* the first */
+    view_call *call;
+    uint32_t groups, calls;
 } parts;
 
-static bool group_next(const parts *p, const char **at, view_group *g, const char **ranks)
+static view_group *group_at(char *at)
 {
-    if ((size_t)(p->end - *at) < sizeof *g)
-        return false;
-    memcpy(g, *at, sizeof *g);
-    g->ranks[sizeof g->ranks - 1] = '\0';
-    *ranks = *at + sizeof *g;
-    if (g->n < 1 || (size_t)g->n > (size_t)(p->end - *ranks) / sizeof(int))
-        return false;
-    *at = *ranks + (size_t)g->n * sizeof(int);
-    return true;
+    return (view_group *)(void *)at;
 }
 
-/* False, and no groups and calls in it: it is none. */
-static bool take_apart(parts *p, const ari_flight_view *v)
+/* The view came over the network: nothing in it is trusted to fit. One that is none has no groups and calls. */
+static parts take_apart(const ari_flight_view *v)
 {
-    *p = (parts){.head = {0}};
-    if (v->size < sizeof p->head || !v->bytes)
-        return false;
-    memcpy(&p->head, v->bytes, sizeof p->head);
-    p->group_at = (const char *)v->bytes + sizeof p->head;
-    p->end = (const char *)v->bytes + v->size;
-    p->call_at = p->group_at;
-    for (uint32_t i = 0; i < p->head.groups; i++) {
-        view_group g;
-        const char *ranks;
-        if (!group_next(p, &p->call_at, &g, &ranks)) {
-            *p = (parts){.head = {0}};
-            return false;
-        }
+    view_head head;
+    if (!v->bytes || v->size < sizeof head)
+        return (parts){.calls = 0};
+    memcpy(&head, v->bytes, sizeof head);
+    char *at = (char *)v->bytes + sizeof head, *const end = (char *)v->bytes + v->size;
+    parts p = {.group = at, .groups = head.groups};
+    for (uint32_t i = 0; i < head.groups; i++) {
+        const size_t room = (size_t)(end - at);
+        view_group *g = group_at(at);
+        if (room < sizeof *g || g->n < 1 || (size_t)g->n > room / sizeof *g->rank || group_bytes(g->n) > room)
+            return (parts){.calls = 0};
+        g->ranks[sizeof g->ranks - 1] = '\0';
+        at += group_bytes(g->n);
     }
-    const size_t room = (size_t)(p->end - p->call_at) / sizeof(view_call);
-    p->head.calls = p->head.calls < room ? p->head.calls : (uint32_t)room;
-    return true;
-}
-
-static view_call nth_call(const parts *p, uint32_t i)
-{
-    view_call c;
-    memcpy(&c, p->call_at + i * sizeof c, sizeof c);
-    c.what[sizeof c.what - 1] = '\0';
-    c.tag[sizeof c.tag - 1] = '\0';
-    return c;
-}
-
-static bool find_group(const parts *p, uint64_t id, view_group *g, const char **ranks)
-{
-    const char *at = p->group_at;
-    for (uint32_t i = 0; i < p->head.groups && group_next(p, &at, g, ranks); i++) {
-        if (g->id == id)
-            return true;
+    const size_t room = (size_t)(end - at) / sizeof *p.call;
+    p.call = (view_call *)(void *)at;
+    p.calls = head.calls < room ? head.calls : (uint32_t)room;
+    for (uint32_t i = 0; i < p.calls; i++) {
+        p.call[i].what[WHAT_BYTES - 1] = '\0';
+        p.call[i].tag[ARI_FLIGHT_TAG - 1] = '\0';
     }
-    return false;
+    return p;
 }
 
-static bool find_call(const parts *p, uint64_t group, uint64_t seq, view_call *c)
+static const view_group *find_group(const parts *p, uint64_t id)
 {
-    for (uint32_t i = 0; i < p->head.calls; i++) {
-        *c = nth_call(p, i);
-        if (c->group == group && c->seq == seq)
-            return true;
+    char *at = p->group;
+    for (uint32_t i = 0; i < p->groups; i++, at += group_bytes(group_at(at)->n)) {
+        if (group_at(at)->id == id)
+            return group_at(at);
     }
-    return false;
+    return NULL;
 }
 
-static int rank_at(const char *ranks, int i)
+static const view_call *find_call(const parts *p, uint64_t group, uint64_t seq)
 {
-    int r;
-    memcpy(&r, ranks + (size_t)i * sizeof r, sizeof r);
-    return r;
+    for (uint32_t i = 0; i < p->calls; i++) {
+        if (p->call[i].group == group && p->call[i].seq == seq)
+            return &p->call[i];
+    }
+    return NULL;
 }
 
 /* --- the report --------------------------------------------------------------------------------------------------- */
@@ -231,39 +213,29 @@ static int rank_at(const char *ranks, int i)
 typedef struct report {
     parts *view; /* [size] */
     int size;
-    bool *own;
     FILE *to;
 } report;
 
 /* A call that has not ended, of one rank. */
 typedef struct culprit {
     int rank;
-    view_call call;
-    view_group group;
-    const char *ranks;
+    uint32_t i; /* of its calls */
+    const view_call *call;
+    const view_group *group;
 } culprit;
 
-/* Calls f for every call that has not ended, until it returns true. */
-static bool any_open(const report *r, culprit *k, bool (*f)(const report *r, const culprit *k, culprit *found),
-                     culprit *found)
+/* The next one after `k`, which begins with zeros. */
+static bool next_open(const report *r, culprit *k)
 {
-    for (k->rank = 0; k->rank < r->size; k->rank++) {
+    for (k->i += k->call ? 1 : 0; k->rank < r->size; k->rank++, k->i = 0) {
         const parts *p = &r->view[k->rank];
-        for (uint32_t i = 0; i < p->head.calls; i++) {
-            k->call = nth_call(p, i);
-            if (!k->call.done && find_group(p, k->call.group, &k->group, &k->ranks) && f(r, k, found))
+        for (; k->i < p->calls; k->i++) {
+            k->call = &p->call[k->i];
+            k->group = find_group(p, k->call->group);
+            if (!k->call->done && k->group)
                 return true;
         }
     }
-    return false;
-}
-
-/* The one that has waited longest: the others' are its consequences. */
-static bool keep_longest(const report *r, const culprit *k, culprit *found)
-{
-    (void)r;
-    if (found->rank < 0 || k->call.since_ns > found->call.since_ns)
-        *found = *k;
     return false;
 }
 
@@ -274,7 +246,7 @@ static const char *content_of(const view_call *c)
     return open ? open : "";
 }
 
-/* What two ranks say of one collective must be the same, but for what each may say in its own way. */
+/* What two ranks report of one collective must be the same, but for what may differ between ranks. */
 static bool agree(const view_call *a, const view_call *b)
 {
     const bool message = (a->kind == ARI_SEND || a->kind == ARI_RECV) && (b->kind == ARI_SEND || b->kind == ARI_RECV);
@@ -306,28 +278,27 @@ static bool valid_rank(const report *r, int rank)
     return rank >= 0 && rank < r->size;
 }
 
-/* The first collective of the call's group, as far back as is known, about which two members say different things. */
-static bool write_mismatch(const report *r, const culprit *k, culprit *found)
+/* The first collective of the call's group, as far back as is known, in which two members disagree. */
+static bool write_mismatch(const report *r, const culprit *k)
 {
-    const uint64_t known = k->call.seq > ARI_FLIGHT_CALLS ? k->call.seq - ARI_FLIGHT_CALLS : 0;
-    for (uint64_t seq = known + 1; seq <= k->call.seq; seq++) {
-        view_call first, other;
+    const uint64_t known = k->call->seq > ARI_FLIGHT_CALLS ? k->call->seq - ARI_FLIGHT_CALLS : 0;
+    for (uint64_t seq = known + 1; seq <= k->call->seq; seq++) {
+        const view_call *first = NULL;
         int a = -1;
-        for (int i = 0; i < k->group.n; i++) {
-            const int b = rank_at(k->ranks, i);
-            if (!valid_rank(r, b) || !find_call(&r->view[b], k->call.group, seq, a < 0 ? &first : &other))
-                continue;
-            if (a >= 0 && !agree(&first, &other)) {
+        for (int i = 0; i < k->group->n; i++) {
+            const int b = k->group->rank[i];
+            const view_call *other = valid_rank(r, b) ? find_call(&r->view[b], k->call->group, seq) : NULL;
+            if (first && other && !agree(first, other)) {
                 fprintf(r->to, "ranks %d and %d disagree in ", a, b);
-                write_collective(r->to, &first, &k->group);
+                write_collective(r->to, first, k->group);
                 fprintf(r->to, ": rank %d calls ", a);
-                write_call(r->to, &first);
+                write_call(r->to, first);
                 fprintf(r->to, ", rank %d calls ", b);
-                write_call(r->to, &other);
-                *found = *k;
+                write_call(r->to, other);
                 return true;
             }
-            a = a < 0 ? b : a;
+            a = first ? a : b;
+            first = first ? first : other;
         }
     }
     return false;
@@ -336,17 +307,15 @@ static bool write_mismatch(const report *r, const culprit *k, culprit *found)
 static void write_wait(const report *r, const culprit *k)
 {
     int missing = 0;
-    fprintf(r->to, "rank %d waited %.3f s in ", k->rank, (double)k->call.since_ns * 1e-9);
-    write_call(r->to, &k->call);
+    fprintf(r->to, "rank %d waited %.3f s in ", k->rank, (double)k->call->since_ns * 1e-9);
+    write_call(r->to, k->call);
     fprintf(r->to, ", ");
-    write_collective(r->to, &k->call, &k->group);
-    for (int i = 0; i < k->group.n; i++) {
-        const int b = rank_at(k->ranks, i);
-        view_group g;
-        const char *ranks;
-        if (!valid_rank(r, b) || (find_group(&r->view[b], k->call.group, &g, &ranks) && g.entered >= k->call.seq))
-            continue;
-        fprintf(r->to, missing++ ? ", %d" : ", for rank %d", b);
+    write_collective(r->to, k->call, k->group);
+    for (int i = 0; i < k->group->n; i++) {
+        const int b = k->group->rank[i];
+        const view_group *there = valid_rank(r, b) ? find_group(&r->view[b], k->group->id) : NULL;
+        if (valid_rank(r, b) && !(there && there->entered >= k->call->seq))
+            fprintf(r->to, missing++ ? ", %d" : ", for rank %d", b);
     }
     if (!missing)
         fprintf(r->to, ", to which all have come: a GPU or the network stands still");
@@ -368,26 +337,22 @@ static void write_rank(const report *r, int rank)
     int lines = 0;
     double idle_s = 0;
     snprintf(who, sizeof who, "%d", rank);
-    for (uint32_t i = 0; i < p->head.calls; i++) {
-        const view_call c = nth_call(p, i);
-        if (!c.done)
+    for (const view_call *c = p->call; c < p->call + p->calls; c++) {
+        if (!c->done)
             continue;
-        name_call(last, sizeof last, &c);
-        idle_s = (double)c.since_ns * 1e-9;
+        name_call(last, sizeof last, c);
+        idle_s = (double)c->since_ns * 1e-9;
     }
-    for (uint32_t i = 0; i < p->head.calls; i++) {
-        const view_call c = nth_call(p, i);
-        view_group g = {.ranks = ""};
-        const char *ranks;
-        if (c.done)
+    for (const view_call *c = p->call; c < p->call + p->calls; c++) {
+        if (c->done)
             continue;
-        name_call(now, sizeof now, &c);
-        (void)find_group(p, c.group, &g, &ranks);
-        fprintf(r->to, "\n%9s  %-36s  %-36s  %-12s  %.3f s", lines ? "" : who, lines ? "" : last, now, g.ranks,
-                (double)c.since_ns * 1e-9);
+        name_call(now, sizeof now, c);
+        const view_group *g = find_group(p, c->group);
+        fprintf(r->to, "\n%9s  %-36s  %-36s  %-12s  %.3f s", lines ? "" : who, lines ? "" : last, now,
+                g ? g->ranks : "", (double)c->since_ns * 1e-9);
         lines++;
     }
-    if (!lines && p->call_at)
+    if (!lines && p->call)
         fprintf(r->to, "\n%9s  %-36s  %-36s  %-12s  %.3f s", who, last, "running", "", idle_s);
     else if (!lines)
         fprintf(r->to, "\n%9s  %-36s  %-36s", who, "", "did not answer, or has not begun");
@@ -400,32 +365,44 @@ static void write_table(const report *r)
         write_rank(r, i);
 }
 
+/* What happened, to the report's text; gives the call it is about, none: call is NULL. */
+static ar_status write_first_line(const report *r, int late, culprit *about)
+{
+    for (culprit k = {.rank = 0}; next_open(r, &k);) {
+        *about = k;
+        if (write_mismatch(r, &k))
+            return AR_ERR_MISMATCH;
+    }
+    *about = (culprit){.rank = 0};
+    for (culprit k = {.rank = 0}; next_open(r, &k);) { /* the one that has waited longest: the others' follow from it */
+        if (!about->call || k.call->since_ns > about->call->since_ns)
+            *about = k;
+    }
+    if (about->call)
+        write_wait(r, about);
+    else
+        fprintf(r->to, "rank %d waited too long for another process", late);
+    return AR_ERR_TIMEOUT;
+}
+
 ar_status ari_flight_report(const ari_flight_view *views, int size, int late, bool *own, char **gives)
 {
-    report r = {.view = calloc((size_t)size, sizeof *r.view), .size = size, .own = own};
+    report r = {.view = calloc((size_t)size, sizeof *r.view), .size = size};
     size_t length = 0;
-    ar_status st = AR_ERR_TIMEOUT;
+    culprit about = {.rank = 0};
     *gives = NULL;
     r.to = r.view ? open_memstream(gives, &length) : NULL;
     if (!r.to) {
         free(r.view);
-        return st;
+        return AR_ERR_TIMEOUT;
     }
     for (int i = 0; i < size; i++)
-        (void)take_apart(&r.view[i], &views[i]); /* one that is no view has nothing in it */
-    culprit each, k = {.rank = -1};
-    own[late] = true;
-    if (any_open(&r, &each, write_mismatch, &k))
-        st = AR_ERR_MISMATCH;
-    else if (!any_open(&r, &each, keep_longest, &k) && k.rank < 0)
-        fprintf(r.to, "rank %d waited too long for another process", late);
-    else
-        write_wait(&r, &k);
-    if (st == AR_ERR_MISMATCH) /* the one that was late first is one of many that wait for these */
-        own[late] = false;
-    for (int i = 0; k.rank >= 0 && i < k.group.n; i++) {
-        if (valid_rank(&r, rank_at(k.ranks, i)))
-            own[rank_at(k.ranks, i)] = true;
+        r.view[i] = take_apart(&views[i]);
+    const ar_status st = write_first_line(&r, late, &about);
+    own[late] = st == AR_ERR_TIMEOUT; /* else it is one of many that wait for those that disagree */
+    for (int i = 0; about.call && i < about.group->n; i++) {
+        if (valid_rank(&r, about.group->rank[i]))
+            own[about.group->rank[i]] = true;
     }
     write_table(&r);
     free(r.view);

@@ -31,7 +31,6 @@ typedef struct ari_flight_call {
 } ari_flight_call;
 
 typedef struct ari_flight {
-    int rank;
     ari_flight_group *groups;
     ari_flight_call call[ARI_FLIGHT_CALLS]; /* a ring: number i is at i % ARI_FLIGHT_CALLS */
     uint64_t calls;
@@ -48,9 +47,9 @@ void ari_flight_begin(ari_flight *f, uint64_t number, uint64_t now_ns);
 /** The recorder as bytes; free(). NULL: no memory. */
 void *ari_flight_pack(const ari_flight *f, uint64_t now_ns, size_t *bytes);
 
-/* What a process said of itself; size 0: nothing. */
+/* A recorder as bytes, as another process sent it; its texts are ended where they are not. size 0: nothing. */
 typedef struct ari_flight_view {
-    const void *bytes;
+    void *bytes; /* aligned for uint64_t */
     size_t size;
 } ari_flight_view;
 

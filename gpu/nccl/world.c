@@ -374,7 +374,7 @@ ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device
     AR_TRY(ari_alloc_zero((void **)&w, 1, sizeof *w, "a communicator"));
     atomic_init(&w->refs, 1);
     pthread_mutex_init(&w->lock, NULL);
-    w->rank = w->flight.rank = p->rank;
+    w->rank = p->rank;
     w->size = p->size;
     w->timeout_ns = p->options.timeout_ns;
     w->checks_calls = p->options.check_calls;
