@@ -2,7 +2,7 @@
 /* What stands for MPI in a build without it. */
 #include <stdio.h>
 
-#include "ref/comm/process_impl.h"
+#include "process/process.h"
 
 #define HOW_TO "install Open MPI (libopenmpi-dev), or MPICH, and configure again with -DANYRANK_MPI=ON"
 

@@ -3,6 +3,7 @@
 
 #include "mpi/mpi_impl.h"
 #include "ref/comm/moves.h"
+#include "ref/core/size.h"
 
 /* Collectives in which each byte goes from its source to its target at once: everything is asked for and sent at the
  * beginning, in pieces, and then waited for. Messages of a pair keep their order. */
@@ -15,23 +16,8 @@ typedef struct moves {
     uint64_t received;
     MPI_Request *request;
     int *member; /* of the group, per request */
-    size_t n, room;
+    size_t n, request_room, member_room;
 } moves;
-
-static ar_status grow(moves *v)
-{
-    if (v->n < v->room)
-        return AR_OK;
-    const size_t room = v->room ? 2 * v->room : 32;
-    MPI_Request *request = realloc(v->request, room * sizeof *request);
-    v->request = request ? request : v->request;
-    int *member = realloc(v->member, room * sizeof *member);
-    v->member = member ? member : v->member;
-    if (!request || !member || room > INT32_MAX)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu requests of MPI", room);
-    v->room = room;
-    return AR_OK;
-}
 
 static ar_status begin_part(moves *v, bool send, int member, char *at, size_t bytes)
 {
@@ -39,7 +25,8 @@ static ar_status begin_part(moves *v, bool send, int member, char *at, size_t by
     for (size_t done = 0; done < bytes; done += ARI_MPI_PIECE_BYTES) {
         const size_t rest = bytes - done, now = rest < ARI_MPI_PIECE_BYTES ? rest : ARI_MPI_PIECE_BYTES;
         char *piece = at + done;
-        AR_TRY(grow(v));
+        AR_TRY(ari_grow(&v->request, &v->request_room, v->n, sizeof *v->request, "requests of MPI"));
+        AR_TRY(ari_grow(&v->member, &v->member_room, v->n, sizeof *v->member, "requests of MPI"));
         AR_TRY(send ? ari_mpi_send(v->at->p, piece, now, rank, v->tag, &v->request[v->n])
                     : ari_mpi_receive(v->at->p, piece, now, rank, v->tag, &v->request[v->n]));
         v->member[v->n++] = member;

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "ref/comm/process_impl.h"
+#include "process/process.h"
 #include "ref/comm/rendezvous_impl.h"
 
 /* Ranks as MPI processes. Shared by the files of this folder alone: process.c (what the launcher started), wire.c
@@ -94,8 +94,8 @@ typedef struct ari_mpi_place {
     const ari_call *call;
     const char *where; /* "in", "in the middle of" */
 } ari_mpi_place;
-/** Ends the world: this member waits for these members of its group, for too long. */
-void ari_mpi_late(const ari_mpi_place *at, uint64_t waited_ns, const int *members, int n);
+/** Ends the world: this member waits for these members of its group, for too long. members [n]: ranks afterwards. */
+void ari_mpi_late(const ari_mpi_place *at, uint64_t waited_ns, int *members, int n);
 /** Ends the world with the error that has just been set, in the middle of a call. */
 void ari_mpi_broken(const ari_mpi_place *at, ar_status st);
 /** Waits for all requests; member[i]: of the group, whom request i needs. An error: the world has ended, and the

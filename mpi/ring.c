@@ -213,11 +213,13 @@ static void fail_late(const ring *g, const flow *f, uint64_t waited_ns)
     const ari_mpi_place at = {g->c->p, &g->c->member, g->call, "in the middle of"};
     const int left = (g->r + g->n - 1) % g->n, right = (g->r + 1) % g->n;
     const bool receives = f->received.part < g->received, sends = f->left.part < g->send_to;
-    const int both[2] = {left < right ? left : right, left < right ? right : left};
-    if (receives && sends && left != right)
-        ari_mpi_late(&at, waited_ns, both, 2);
-    else
-        ari_mpi_late(&at, waited_ns, receives ? &left : &right, 1);
+    int members[2] = {receives ? left : right, right};
+    const int n = receives && sends && left != right ? 2 : 1;
+    if (n == 2 && right < left) {
+        members[0] = right;
+        members[1] = left;
+    }
+    ari_mpi_late(&at, waited_ns, members, n);
 }
 
 static ar_status move(const ring *g, flow *f)

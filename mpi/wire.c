@@ -132,18 +132,14 @@ ari_mpi_turn_end ari_mpi_turn(ari_mpi *p, ari_mpi_wait *w)
     return w->waited_ns >= p->base.options.timeout_ns ? ARI_MPI_LATE : ARI_MPI_GO_ON;
 }
 
-void ari_mpi_late(const ari_mpi_place *at, uint64_t waited_ns, const int *members, int n)
+void ari_mpi_late(const ari_mpi_place *at, uint64_t waited_ns, int *members, int n)
 {
     char what[384], missing[128], why[768];
     const ari_group *g = at->member->group;
-    int *ranks = calloc((size_t)n, sizeof *ranks);
-    for (int i = 0; ranks && i < n; i++)
-        ranks[i] = g->rank[members[i]];
+    for (int i = 0; i < n; i++)
+        members[i] = g->rank[members[i]];
     ari_member_describe(at->member, at->call, what, sizeof what);
-    snprintf(missing, sizeof missing, "?");
-    if (ranks)
-        ari_ranks_describe(ranks, n, missing, sizeof missing);
-    free(ranks);
+    ari_ranks_describe(members, n, missing, sizeof missing);
     snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", at->member->rank, (double)waited_ns * 1e-9,
              at->where, what, n == 1 ? "" : "s", missing);
     ari_mpi_control_fail(at->p, NULL, AR_ERR_TIMEOUT, why);

@@ -7,7 +7,7 @@
 
 #include "process/bootstrap.h"
 #include "process/net.h"
-#include "ref/comm/process_impl.h"
+#include "process/process.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ref/comm/comm_impl.h"
-#include "ref/comm/process_impl.h"
+#include "process/process.h"
 #include "ref/core/size.h"
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */

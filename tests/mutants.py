@@ -266,5 +266,5 @@ MUTANTS = [
     ("a mean over processes is divided at every step of the ring", "mpi/ring.c",
      "if (completes(g, k->part) && g->kernel.finish)", "if (g->kernel.finish)", "mpi/mpi_test"),
     ("a late rank of a group is named by its place in the group", "mpi/wire.c",
-     "ranks[i] = g->rank[members[i]];", "ranks[i] = members[i] + 0 * g->rank[0];", "mpi/mpi_test"),
+     "members[i] = g->rank[members[i]];", "members[i] = members[i] + 0 * g->rank[0];", "mpi/mpi_test"),
 ]

@@ -89,8 +89,7 @@ static ar_status enqueue(ari_nccl_comm *c, const ari_call *call)
     return comm && w->settles ? settle(w, comm) : AR_OK;
 }
 
-/* The first failure is what this rank hears of, also where it was the abort that made NCCL fail. */
-static ar_status failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
+ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
 {
     ari_nccl_world *w = c->world;
     char why[1024];
@@ -160,7 +159,7 @@ static ar_status nccl_run(ar_comm *base, const ari_call *call)
     if (st == AR_OK)
         st = ari_nccl_world_enqueued(w, p, s);
     if (st != AR_OK)
-        return failed(c, p, st);
+        return ari_nccl_failed(c, p, st);
     ari_moved_add(&base->moved, ari_nccl_moved(c, call), 0);
     return AR_OK;
 }

@@ -7,8 +7,8 @@
 #include "gpu/nccl/nccl.h"
 #include "process/control.h"
 #include "process/flight.h"
+#include "process/process.h"
 #include "ref/comm/comm_impl.h"
-#include "ref/comm/process_impl.h"
 #include "ref/core/failure.h"
 #include "ref/core/stream.h"
 
@@ -96,7 +96,10 @@ void ari_nccl_destroy(ar_comm *c);
 /* --- comm.c ------------------------------------------------------------------------------------------------------- */
 
 extern const ari_comm_ops ari_nccl_comm_ops;
-/** An id that all members come to alike: of something of `id`. */
+/** A call ended with an error: returns what this rank gets, the first failure, also where NCCL failed only because of
+ *  the abort. */
+ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st);
+/** An id that all members compute alike: of something of `id`. */
 uint64_t ari_nccl_mix(uint64_t id, uint64_t a, uint64_t b);
 
 /* --- move.c ------------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "gpu/nccl/nccl.h"
-#include "ref/comm/process_impl.h"
+#include "process/process.h"
 
 enum { OLDEST = 21000 }; /* ncclAvg and bf16 */
 

@@ -271,14 +271,10 @@ ar_status ari_nccl_split(ar_comm **gives, ar_comm *base, int color, int key)
         *gives = made ? &made->base : NULL;
         return AR_OK;
     }
-    char why[1024];
-    snprintf(why, sizeof why, "%s", ar_error_message());
-    ari_nccl_world_drop(w, p);
+    st = ari_nccl_failed(c, p, st);
     if (made)
-        ari_nccl_destroy(&made->base);
-    AR_TRY(ari_nccl_world_status(w));
-    (void)ar_error_set(st, "%s", why);
-    return w->control ? ari_nccl_world_fail(w, st) : st;
+        ari_nccl_destroy(&made->base); /* its message, if any, is of the same failure */
+    return st;
 }
 
 /* --- the world's own ---------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 
 #include "gpu/nccl/comm.h"
-#include "ref/comm/process_impl.h"
+#include "process/process.h"
 #include "ref/core/clock.h"
 #include "tests/gpu/forked.h"
 #include "tests/sim/plain.h"

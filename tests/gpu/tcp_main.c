@@ -2,7 +2,7 @@
 /* Processes that find each other by sockets: four of this machine, started as torchrun would. */
 #include <stdatomic.h>
 
-#include "ref/comm/process_impl.h"
+#include "process/process.h"
 #include "tests/gpu/forked.h"
 
 enum { RANKS = 4 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_COMM_PROCESS_IMPL_H
-#define ARI_COMM_PROCESS_IMPL_H
+#ifndef ARI_PROCESS_PROCESS_H
+#define ARI_PROCESS_PROCESS_H
 
 #include "anyrank/process.h"
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/comm/process_impl.h"
+#include "process/process.h"
 
 #define LONGEST_WAIT_NS UINT64_C(60000000000)
 
