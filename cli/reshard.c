@@ -163,6 +163,8 @@ static ar_status run(void *values, int *exit_code)
                                   .user = &r};
     ari_progress_begin(&r.progress, v->common.quiet);
     ar_status st = ar_reshard(&result, &o);
+    if (st == AR_ERR_NOT_FOUND) /* a config */
+        st = ar_error_set(st, "%s; give --config FILE", ar_error_message());
     ari_progress_end(&r.progress);
     const ar_status printed = ari_table_end(&r.table, text && st == AR_OK ? stdout : NULL, 2);
     st = st == AR_OK ? printed : st;

@@ -300,8 +300,9 @@ static ar_status run(ari_rs *r, ar_reshard_result *result)
             result->largest_tensor = r->tensor[i].bytes;
     }
     if (r->dp > 1 && !r->o->dp_copies)
-        ari_rs_note(
-            r, "dp=%d: the ranks of a data-parallel group hold the same, so only those of coordinate 0 have a file",
+        (void)ari_rs_note(
+            r, false,
+            "dp=%d: the ranks of a data-parallel group hold the same, so only those of coordinate 0 have a file",
             r->dp);
     return write_all(r, result);
 }

@@ -58,9 +58,8 @@ typedef struct ari_rs {
     size_t bytes, done; /* of all files' tensors */
 } ari_rs;
 
-/** Says what somebody may not expect, or refuses it where the caller asked to be strict: AR_ERR_UNSUPPORTED. */
-AR_NODISCARD ar_status ari_rs_remark(const ari_rs *r, const char *format, ...) AR_PRINTF(2, 3);
-void ari_rs_note(const ari_rs *r, const char *format, ...) AR_PRINTF(2, 3);
+/** Says what may not be expected, or refuses it: AR_ERR_UNSUPPORTED. */
+ar_status ari_rs_note(const ari_rs *r, bool refused, const char *format, ...) AR_PRINTF(3, 4);
 void ari_rs_progress(ari_rs *r, size_t bytes, const char *what);
 /** Lets go of mapped memory that has been read: it comes back from the file where it is needed again. */
 void ari_rs_drop(const void *data, size_t bytes);

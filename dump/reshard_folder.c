@@ -362,7 +362,8 @@ static bool was_read(const ari_rs *r, const char *name)
 static void note_left(const ari_rs *r, const char *name)
 {
     if (!ari_ends_in(name, INDEX) && !was_read(r, name))
-        ari_rs_note(r, "not read and not taken along, for the model's tensors are in other files: %s", ARI_SHOW(name));
+        (void)ari_rs_note(r, false, "not read and not taken along, for the model's tensors are in other files: %s",
+                          ARI_SHOW(name));
 }
 
 static ar_status copy_beside(const ari_rs_folder *d, const ari_rs *r, const char *name, size_t *copied)
@@ -377,7 +378,7 @@ static ar_status copy_beside(const ari_rs_folder *d, const ari_rs *r, const char
         if (is_weights(name))
             note_left(r, name);
         else if ((size_t)s.st_size > ARI_RS_SMALL_BYTES)
-            ari_rs_note(r, "not taken along, for its size: %s", ARI_SHOW(name));
+            (void)ari_rs_note(r, false, "not taken along, for its size: %s", ARI_SHOW(name));
         else if ((st = copy_file(d, from, name)) == AR_OK)
             ++*copied;
     }

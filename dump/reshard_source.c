@@ -19,30 +19,17 @@
 
 /* --- what is told ------------------------------------------------------------------------------------------------- */
 
-#define NOTE 1024
-
-void ari_rs_note(const ari_rs *r, const char *format, ...)
+ar_status ari_rs_note(const ari_rs *r, bool refused, const char *format, ...)
 {
-    char text[NOTE];
-    va_list args;
-    if (!r->o->note)
-        return;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    r->o->note(r->o->user, text);
-}
-
-ar_status ari_rs_remark(const ari_rs *r, const char *format, ...)
-{
-    char text[NOTE];
+    char text[1024];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (r->o->strict)
+    if (refused)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s", text);
-    ari_rs_note(r, "%s", text);
+    if (r->o->note)
+        r->o->note(r->o->user, text);
     return AR_OK;
 }
 
@@ -136,15 +123,14 @@ static ar_status load_config(ari_rs *r)
     const bool needed = r->tp > 1 || r->pp > 1;
     AR_TRY(find_config(r));
     if (!r->config_path && needed)
-        return ar_error_set(AR_ERR_NOT_FOUND,
-                            "%s: no config.json there, which says how tensors are split; give --config FILE",
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: no config.json there, which says how tensors are split",
                             ARI_SHOW(r->folder));
     if (!r->config_path)
         return AR_OK;
     const ar_status st = ar_config_load(&r->config, r->config_path);
     r->has_config = st == AR_OK;
     if (st == AR_ERR_CONFIG && !needed && !r->o->config) {
-        ari_rs_note(r, "the config is not used: %s", ar_error_message());
+        (void)ari_rs_note(r, false, "the config is not used: %s", ar_error_message());
         return AR_OK;
     }
     return st;
@@ -362,20 +348,21 @@ static ar_status tell(const ari_rs *r, const params *p, findings *f)
             add_name(&f->missing, p->list[i].name);
     }
     if (f->missing.count > 0 && found > 0)
-        AR_TRY(ari_rs_remark(r, "%zu of the config's parameters %s not there: %s", f->missing.count,
-                             f->missing.count == 1 ? "is" : "are", f->missing.text));
+        AR_TRY(ari_rs_note(r, r->o->strict, "%zu of the config's parameters %s not there: %s", f->missing.count,
+                           f->missing.count == 1 ? "is" : "are", f->missing.text));
     if (f->unknown.count > 0)
-        AR_TRY(ari_rs_remark(r, "%zu tensor%s that the config does not have, copied whole: %s", f->unknown.count,
-                             f->unknown.count == 1 ? "" : "s", f->unknown.text));
+        AR_TRY(ari_rs_note(r, r->o->strict, "%zu tensor%s that the config does not have, copied whole: %s",
+                           f->unknown.count, f->unknown.count == 1 ? "" : "s", f->unknown.text));
     if (f->cut.count > 0)
-        AR_TRY(ari_rs_remark(r, "%zu row%s past the vocabulary of %zu cut: %s", f->rows_cut,
-                             f->rows_cut == 1 ? "" : "s", r->config.vocab, f->cut.text));
+        AR_TRY(ari_rs_note(r, r->o->strict, "%zu row%s past the vocabulary of %zu cut: %s", f->rows_cut,
+                           f->rows_cut == 1 ? "" : "s", r->config.vocab, f->cut.text));
     if (f->padded.count > 0)
-        ari_rs_note(r, "the vocabulary of %zu is padded to %zu rows with zeros, of which config.json does not tell: %s",
-                    r->config.vocab, padded_rows(r, r->config.vocab), f->padded.text);
+        (void)ari_rs_note(
+            r, false, "the vocabulary of %zu is padded to %zu rows with zeros, of which config.json does not tell: %s",
+            r->config.vocab, padded_rows(r, r->config.vocab), f->padded.text);
     if (f->partial.count > 0)
-        ari_rs_note(r, "%zu tensor%s summed over the ranks' parts: %s", f->partial.count,
-                    f->partial.count == 1 ? "" : "s", f->partial.text);
+        (void)ari_rs_note(r, false, "%zu tensor%s summed over the ranks' parts: %s", f->partial.count,
+                          f->partial.count == 1 ? "" : "s", f->partial.text);
     return AR_OK;
 }
 

@@ -70,6 +70,14 @@ void ari_rank_metadata(const char *pair[2 * ARI_RANK_METADATA], char *const text
 /* What a rank's file says of its tensors, written as ari_placement_parse reads it. Without memory jansson makes NULL
  * of a value and refuses to put a NULL into another: the error is told once, at the end. */
 
+static json_t *whole_or_none(json_t *o, int failed)
+{
+    if (failed == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
 /* PyTorch wants an offset for each. */
 static json_t *saved_offsets(const ari_placed *t)
 {
@@ -86,10 +94,7 @@ static json_t *partial_over(const ari_placement *p, const ari_placed *t)
             json_array_append_new(list, json_string(p->mesh[i].name));
             n++;
         }
-    if (n == json_array_size(list))
-        return list;
-    json_decref(list);
-    return NULL;
+    return whole_or_none(list, n != json_array_size(list));
 }
 
 static json_t *own_tensor(const ari_placement *p, const ari_placed *t)
@@ -102,10 +107,7 @@ static json_t *own_tensor(const ari_placement *p, const ari_placed *t)
     }
     if (t->partial)
         failed |= json_object_set_new(o, "partial", partial_over(p, t));
-    if (failed == 0)
-        return o;
-    json_decref(o);
-    return NULL;
+    return whole_or_none(o, failed);
 }
 
 static json_t *mesh(const ari_placement *p)
@@ -126,10 +128,9 @@ static json_t *coordinates(const ari_placement *p)
 
 static json_t *whole_text(const ari_placement *p)
 {
-    json_t *o = json_object(), *tensors = json_object(), *order = json_array();
-    int failed = json_object_set_new(o, "version", json_integer(1));
-    failed |= json_object_set_new(o, "rank", json_integer(p->rank));
-    failed |= json_object_set_new(o, "world", json_integer(p->world));
+    json_t *o = json_pack("{s:i, s:i, s:i}", "version", 1, "rank", p->rank, "world", p->world);
+    json_t *tensors = json_object(), *order = json_array();
+    int failed = 0;
     if (p->dims > 0) {
         failed |= json_object_set_new(o, "mesh", mesh(p));
         failed |= json_object_set_new(o, "at", coordinates(p));
@@ -143,10 +144,7 @@ static json_t *whole_text(const ari_placement *p)
         failed |= json_object_set_new(o, "order", order);
     else
         json_decref(order);
-    if (failed == 0)
-        return o;
-    json_decref(o);
-    return NULL;
+    return whole_or_none(o, failed);
 }
 
 static json_t *dcp_text(const ari_placement *p)
@@ -155,10 +153,7 @@ static json_t *dcp_text(const ari_placement *p)
     int failed = 0;
     for (size_t i = 0; i < p->tensors; i++)
         failed |= json_object_set_new(o, p->tensor[i].name, saved_offsets(&p->tensor[i]));
-    if (failed == 0)
-        return o;
-    json_decref(o);
-    return NULL;
+    return whole_or_none(o, failed);
 }
 
 static ar_status print(char **gives, json_t *value)

@@ -9,6 +9,7 @@
 
 #include "ref/core/boxes.h"
 #include "ref/core/context.h"
+#include "ref/core/failure.h"
 #include "ref/core/host_view.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
@@ -164,16 +165,10 @@ typedef struct entry {
     bool state;
 } entry;
 
-/* What a rank says at an agreement. */
-typedef struct verdict {
-    ar_status status;
-    char message[1024];
-} verdict;
-
-/* Two rows of verdicts: a rank that is at the next agreement writes the other row, and it cannot be at the one after
+/* Two rows of what it says: a rank that is at the next agreement writes the other row, and it cannot be at the one after
  * that before all have read this one. */
 typedef struct member {
-    verdict said[2];
+    ari_outcome said[2];
     unsigned turn;
 } member;
 
@@ -242,14 +237,10 @@ ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status own)
     AR_TRY(ensure_members(s, ranks));
     member *me = &s->members[rank];
     const unsigned row = me->turn++ % 2;
-    me->said[row].status = own;
-    snprintf(me->said[row].message, sizeof me->said[row].message, "%s", own == AR_OK ? "" : ar_error_message());
+    me->said[row] = ari_outcome_of(own);
     AR_TRY(ar_comm_barrier(ctx->world, ctx->queue, "full tensors"));
-    for (int r = 0; r < ranks; r++) {
-        const verdict *v = &s->members[r].said[row];
-        if (v->status != AR_OK)
-            return ar_error_set(v->status, "%s", v->message);
-    }
+    for (int r = 0; r < ranks; r++)
+        AR_TRY(ari_outcome_status(&s->members[r].said[row]));
     return AR_OK;
 }
 

@@ -5,8 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/comm/comm_impl.h"
 #include "process/process.h"
+#include "ref/comm/comm_impl.h"
+#include "ref/core/failure.h"
 #include "ref/core/size.h"
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */
@@ -79,22 +80,17 @@ ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int thre
 
 /* --- agreement ---------------------------------------------------------------------------------------------------- */
 
-typedef struct verdict {
-    ar_status status;
-    char message[1024];
-} verdict;
-
 /* The lowest that has something to say. */
-static void first_of(verdict *v, const verdict *all, int n)
+static void first_of(ari_outcome *v, const ari_outcome *all, int n)
 {
-    *v = (verdict){.status = AR_OK};
+    *v = (ari_outcome){.status = AR_OK};
     for (int r = n - 1; r >= 0; r--) {
         if (all[r].status != AR_OK)
             *v = all[r];
     }
 }
 
-static void take_verdicts(verdict *v, const void *all, const size_t *sizes, int n)
+static void take_verdicts(ari_outcome *v, const void *all, const size_t *sizes, int n)
 {
     int r = 0;
     while (r < n && sizes[r] == sizeof *v)
@@ -103,7 +99,7 @@ static void take_verdicts(verdict *v, const void *all, const size_t *sizes, int 
         first_of(v, all, n);
         return;
     }
-    *v = (verdict){.status = AR_ERR_INTERNAL};
+    *v = (ari_outcome){.status = AR_ERR_INTERNAL};
     snprintf(v->message, sizeof v->message,
              "process %d is elsewhere than process 0: all processes run the same program with the same options", r);
 }
@@ -118,10 +114,9 @@ ar_status ari_process_give_up(ar_process *p, ar_status st)
 
 ar_status ari_process_agree(ar_process *p, ar_status own)
 {
-    verdict v = {.status = own};
+    ari_outcome v = ari_outcome_of(own);
     void *all = NULL;
     size_t *sizes = NULL;
-    snprintf(v.message, sizeof v.message, "%s", own == AR_OK ? "" : ar_error_message());
     ar_status st = ari_alloc_zero((void **)&sizes, (size_t)p->size, sizeof *sizes, "what the processes say");
     if (st != AR_OK)
         return ari_process_give_up(p, st);
@@ -133,7 +128,7 @@ ar_status ari_process_agree(ar_process *p, ar_status own)
     if (st == AR_OK)
         st = ar_process_broadcast(p, &v, sizeof v);
     AR_TRY(st);
-    return v.status == AR_OK ? AR_OK : ar_error_set(v.status, "%s", v.message);
+    return ari_outcome_status(&v);
 }
 
 /* --- bytes -------------------------------------------------------------------------------------------------------- */

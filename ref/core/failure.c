@@ -3,10 +3,23 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"
+
+ari_outcome ari_outcome_of(ar_status st)
+{
+    ari_outcome o = {.status = st};
+    snprintf(o.message, sizeof o.message, "%s", st == AR_OK ? "" : ar_error_message());
+    return o;
+}
+
+ar_status ari_outcome_status(const ari_outcome *o)
+{
+    return o->status == AR_OK ? AR_OK : ar_error_set(o->status, "%s", o->message);
+}
 
 struct ari_failure {
     atomic_int refs;

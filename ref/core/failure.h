@@ -4,6 +4,16 @@
 
 #include "anyrank/queue.h"
 
+/* A status and its message, to be carried to another thread or process. */
+typedef struct ari_outcome {
+    ar_status status;
+    char message[1024]; /* "": AR_OK */
+} ari_outcome;
+/** st, with this thread's message. */
+ari_outcome ari_outcome_of(ar_status st);
+/** The status, whose message becomes this thread's. */
+ar_status ari_outcome_status(const ari_outcome *o);
+
 /* A failure that may come at any time from outside of a queue and ends what is under way on its stream: that of a
  * communicator whose data a device moves. A wait that would then say that all is well says this instead. Counted
  * references; from any thread. */
