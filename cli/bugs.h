@@ -5,7 +5,7 @@
 #include <jansson.h>
 
 #include "cli/options/args.h"
-#include "verify/faults/fault_curve.h"
+#include "verify/faults/fault_case.h"
 
 /* `anyrank bugs --run`: each fault in the case in which it matters, and the same case without it. */
 typedef struct ari_bug_run {

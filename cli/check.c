@@ -14,7 +14,7 @@
 #include "ref/io/json.h"
 #include "run/run.h"
 #include "verify/check/check_run.h"
-#include "verify/faults/fault_module.h"
+#include "verify/faults/fault_case.h"
 #include "verify/writer/dump_folder.h"
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/faults/fault_curve.h"
+#include "verify/faults/fault_case.h"
 
 #include <math.h>
 
@@ -9,86 +9,107 @@
 TestSuite(fault_curve, .timeout = 300);
 
 /* One gradient of four elements on each of two ranks; loss 4 at every step. */
-typedef struct made {
-    float values[2][4];
-    ari_traced_gradient gradient[2];
-    ari_traced_rank rank[2];
-    ari_fault_trace trace;
-} made;
+static const float usual[2][4] = {{1.0f, -2.0f, 0.5f, 0.0f}, {4.0f, 1.0f, 0.0f, -1.0f}};
 
-static void make(made *m)
+static void report(ari_fault_trace *t, int rank, const float *values, size_t count)
 {
-    static const float values[2][4] = {{1.0f, -2.0f, 0.5f, 0.0f}, {4.0f, 1.0f, 0.0f, -1.0f}};
-    memcpy(m->values, values, sizeof values);
-    m->trace = (ari_fault_trace){.ended = true, .rank = m->rank, .ranks = 2};
-    for (int r = 0; r < 2; r++) {
-        m->gradient[r] = (ari_traced_gradient){.name = "w", .count = 4, .values = m->values[r]};
-        m->rank[r] = (ari_traced_rank){.gradient = &m->gradient[r], .count = 1};
-    }
+    float copy[4];
+    ar_tensor local;
+    const size_t first = (size_t)rank * 4;
+    const ar_layout layout = {.ndim = 1,
+                              .shape = {8},
+                              .nbox = 1,
+                              .box = {{.global = {first}, .local = {0}, .extent = {count}}},
+                              .replicas = 1};
+    memcpy(copy, values, count * sizeof *copy);
+    cr_assert_eq(ar_tensor_view(&local, AR_F32, 1, &count, (ar_buf){copy}), AR_OK);
+    const ar_tap_event e = {.name = "w", .pass = 'g', .step = 1, .local = &local, .layout = &layout};
+    cr_assert_eq(ar_dump_listener_tap(t->gradients.rank[rank], &e), AR_OK, "%s", ar_error_message());
+}
+
+static ari_fault_trace make_of(const float values[2][4])
+{
+    const ar_parallel two = {.dp = 2};
+    ari_fault_trace t = {.ended = true};
+    cr_assert_eq(ari_dump_ranks_create(&t.gradients, &two, NULL), AR_OK);
+    for (int r = 0; r < 2; r++)
+        report(&t, r, values[r], 4);
     for (int i = 0; i < ARI_CURVE_STEPS; i++)
-        m->trace.loss[i] = 4.0f;
+        t.loss[i] = 4.0f;
+    return t;
+}
+
+static ari_fault_trace make(void)
+{
+    return make_of(usual);
 }
 
 Test(fault_curve, equal_runs_deviate_by_nothing)
 {
-    made clean, faulty;
-    make(&clean);
-    make(&faulty);
-    const ari_fault_curve c = ari_fault_curve_of(&clean.trace, &faulty.trace);
+    ari_fault_trace clean = make(), faulty = make();
+    const ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
     cr_assert(c.loss == 0.0 && c.gradient == 0.0);
     cr_assert_str_eq(c.gradient_tensor, "");
+    ari_fault_trace_fini(&clean);
+    ari_fault_trace_fini(&faulty);
 }
 
 Test(fault_curve, the_worst_step_counts_relative_to_the_clean_loss)
 {
-    made clean, faulty;
-    make(&clean);
-    make(&faulty);
-    faulty.trace.loss[3] = 4.5f;
-    faulty.trace.loss[19] = 3.0f;
-    cr_assert_eq(ari_fault_curve_of(&clean.trace, &faulty.trace).loss, 0.25);
+    ari_fault_trace clean = make(), faulty = make();
+    faulty.loss[3] = 4.5f;
+    faulty.loss[19] = 3.0f;
+    cr_assert_eq(ari_fault_curve_of(&clean, &faulty).loss, 0.25);
+    ari_fault_trace_fini(&clean);
+    ari_fault_trace_fini(&faulty);
 }
 
 Test(fault_curve, the_first_ten_losses_have_a_deviation_of_their_own)
 {
-    made clean, faulty;
-    make(&clean);
-    make(&faulty);
-    faulty.trace.loss[9] = 4.25f;
-    faulty.trace.loss[10] = 5.0f;
-    const ari_fault_curve c = ari_fault_curve_of(&clean.trace, &faulty.trace);
+    ari_fault_trace clean = make(), faulty = make();
+    faulty.loss[9] = 4.25f;
+    faulty.loss[10] = 5.0f;
+    const ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
     cr_assert_eq(c.first_losses, 0.0625);
     cr_assert_eq(c.loss, 0.25);
+    ari_fault_trace_fini(&clean);
+    ari_fault_trace_fini(&faulty);
 }
 
 /* Rank 1 holds the tensor's largest element, rank 0 the wrong one: 0.5 of 4. */
 Test(fault_curve, a_gradient_is_measured_by_its_largest_element_on_any_rank)
 {
-    made clean, faulty;
-    make(&clean);
-    make(&faulty);
-    faulty.values[0][2] = 1.0f;
-    const ari_fault_curve c = ari_fault_curve_of(&clean.trace, &faulty.trace);
+    float values[2][4];
+    memcpy(values, usual, sizeof values);
+    values[0][2] = 1.0f;
+    ari_fault_trace clean = make(), faulty = make_of((const float(*)[4])values);
+    const ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
     cr_assert_eq(c.gradient, 0.125);
     cr_assert_str_eq(c.gradient_tensor, "w");
     cr_assert_eq(c.loss, 0.0);
+    ari_fault_trace_fini(&clean);
+    ari_fault_trace_fini(&faulty);
 }
 
 Test(fault_curve, what_is_no_number_or_not_there_is_infinitely_far)
 {
-    made clean, faulty;
-    make(&clean);
-    make(&faulty);
-    faulty.values[1][0] = NAN;
-    faulty.trace.loss[0] = NAN;
-    ari_fault_curve c = ari_fault_curve_of(&clean.trace, &faulty.trace);
+    float values[2][4];
+    memcpy(values, usual, sizeof values);
+    values[1][0] = NAN;
+    ari_fault_trace clean = make(), faulty = make_of((const float(*)[4])values);
+    faulty.loss[0] = NAN;
+    ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
     cr_expect(isinf(c.gradient) && isinf(c.loss));
-    make(&faulty);
-    faulty.gradient[1].count = 3;
-    cr_expect(isinf(ari_fault_curve_of(&clean.trace, &faulty.trace).gradient));
-    make(&faulty);
-    faulty.rank[0].count = 0;
-    cr_expect(isinf(ari_fault_curve_of(&clean.trace, &faulty.trace).gradient));
+    ar_dump_listener_clear(faulty.gradients.rank[1]);
+    report(&faulty, 1, usual[1], 3);
+    cr_expect(isinf(ari_fault_curve_of(&clean, &faulty).gradient));
+    ar_dump_listener_clear(faulty.gradients.rank[1]);
+    report(&faulty, 1, usual[1], 4);
+    cr_expect_eq(ari_fault_curve_of(&clean, &faulty).gradient, 0.0);
+    ar_dump_listener_clear(faulty.gradients.rank[0]);
+    cr_expect(isinf(ari_fault_curve_of(&clean, &faulty).gradient));
+    ari_fault_trace_fini(&clean);
+    ari_fault_trace_fini(&faulty);
 }
 
 Test(fault_curve, every_fault_has_a_legal_case_of_its_own)
@@ -135,8 +156,9 @@ Test(fault_curve, a_run_is_traced_on_every_rank)
     cr_assert_eq(ari_fault_trace_run(&clean, &c, AR_FAULT_NONE, 1, 0), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_fault_trace_run(&again, &c, AR_FAULT_NONE, 2, 0), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_fault_trace_run(&faulty, &c, AR_FAULT_dp_group_missing, 1, 0), AR_OK, "%s", ar_error_message());
-    cr_assert(clean.ended && again.ended && faulty.ended && clean.ranks == 2);
-    cr_expect(clean.rank[0].count > 10 && clean.rank[1].count == clean.rank[0].count);
+    cr_assert(clean.ended && again.ended && faulty.ended && clean.gradients.ranks == 2);
+    const size_t count = ar_dump_listener_count(clean.gradients.rank[0]);
+    cr_expect(count > 10 && ar_dump_listener_count(clean.gradients.rank[1]) == count);
     cr_expect_lt(clean.loss[ARI_CURVE_STEPS - 1], clean.loss[0]);
     const ari_fault_curve same = ari_fault_curve_of(&clean, &again), other = ari_fault_curve_of(&clean, &faulty);
     cr_expect(same.loss == 0.0 && same.gradient == 0.0);

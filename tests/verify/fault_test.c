@@ -4,7 +4,7 @@
 #include "tests/verify/support.h"
 #include "verify/check/check_base.h"
 #include "verify/check/check_run.h"
-#include "verify/faults/fault_module.h"
+#include "verify/faults/fault_case.h"
 
 /* What runs of one model, batch, steps, dropout and clipping are compared with: once, however many they are. */
 typedef struct shared {

@@ -4,10 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "anyrank/model.h"
 #include "ref/core/size.h"
+#include "ref/models/family.h"
 #include "run/run.h"
-#include "verify/faults/fault_module.h"
 
 /* 96 tokens a step. 24 positions divide by 2, 3, 4 and 8; 4 samples over 3 ranks are 2, 1 and 1, and 3 samples in 2
  * micro-batches 2 and 1: means over unlike numbers of tokens differ. */
@@ -15,6 +14,29 @@ enum { BATCH = 4, SEQ = 24 };
 /* Some ten buckets of these models. */
 #define BUCKET_BYTES ((size_t)1 << 20)
 #define ONE_EACH SIZE_MAX
+
+/* What a run must have for a fault to matter in one forward and backward. The first that it lacks is the one that the
+ * message names. */
+enum {
+    NEEDS_UPDATE = 1 << 0,
+    NEEDS_STEPS = 1 << 1,
+    NEEDS_DROPOUT = 1 << 2,
+    NEEDS_MODULE = 1 << 3,
+    NEEDS_FRESH = 1 << 4,
+    NEEDS_TIED = 1 << 5,
+    NEEDS_POSITIONS = 1 << 6,
+    NEEDS_PACKED = 1 << 7,
+    NEEDS_BIAS = 1 << 8,
+    NEEDS_TP = 1 << 9,
+    NEEDS_DP = 1 << 10,
+    NEEDS_SP = 1 << 11,
+    NEEDS_KV_COPIES = 1 << 12,
+    NEEDS_MICRO = 1 << 13,
+    NEEDS_FORWARD_FIRST = 1 << 14,
+    NEEDS_ROW_COLUMN = 1 << 15,
+    NEEDS_BUCKETS = 1 << 16,
+    NEEDS_ROW_BIAS = 1 << 17,
+};
 
 #define LLAMA .run.model = "llama-demo"
 #define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
@@ -28,71 +50,74 @@ enum { BATCH = 4, SEQ = 24 };
 
 /* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
 static const ari_fault_case cases[] = {
-    {AR_FAULT_column_dx_not_reduced, LLAMA},
-    {AR_FAULT_row_bias_every_rank, GPT2},
-    {AR_FAULT_row_input_grad_not_gathered, GPT2, .order = AR_MLP_ROW_COLUMN},
-    {AR_FAULT_heads_divided_twice, LLAMA},
-    {AR_FAULT_allreduce_aliases_input, LLAMA},
-    {AR_FAULT_init_local_fan, LLAMA},
-    {AR_FAULT_init_per_shard_seed, LLAMA},
-    {AR_FAULT_vocab_target_off_by_shard, LLAMA, TP(8)}, /* a shard begins with the space */
-    {AR_FAULT_loss_parallel_no_max, LLAMA},
-    {AR_FAULT_embedding_edge_twice, LLAMA, TP(8)},
+    {AR_FAULT_column_dx_not_reduced, LLAMA, .needs = NEEDS_TP},
+    {AR_FAULT_row_bias_every_rank, GPT2, .needs = NEEDS_TP | NEEDS_ROW_BIAS},
+    {AR_FAULT_row_input_grad_not_gathered, GPT2, .order = AR_MLP_ROW_COLUMN, .needs = NEEDS_TP | NEEDS_ROW_COLUMN},
+    {AR_FAULT_heads_divided_twice, LLAMA, .needs = NEEDS_TP},
+    {AR_FAULT_allreduce_aliases_input, LLAMA, .needs = NEEDS_TP},
+    {AR_FAULT_init_local_fan, LLAMA, .needs = NEEDS_TP | NEEDS_FRESH},
+    {AR_FAULT_init_per_shard_seed, LLAMA, .needs = NEEDS_TP | NEEDS_FRESH},
+    {AR_FAULT_vocab_target_off_by_shard, LLAMA, TP(8), .needs = NEEDS_TP}, /* a shard begins with the space */
+    {AR_FAULT_loss_parallel_no_max, LLAMA, .needs = NEEDS_TP},
+    {AR_FAULT_embedding_edge_twice, LLAMA, TP(8), .needs = NEEDS_TP},
     {AR_FAULT_weight_grad_leading_dims, LLAMA},
-    {AR_FAULT_bias_grad_wrong_axis, GPT2},
+    {AR_FAULT_bias_grad_wrong_axis, GPT2, .needs = NEEDS_BIAS},
     {AR_FAULT_norm_backward_missing, GPT2},
-    {AR_FAULT_sp_norm_grad_local, LLAMA, SP(2)},
-    {AR_FAULT_sp_row_bias_grad_local, GPT2, SP(2)},
-    {AR_FAULT_sp_position_grad_local, GPT2, SP(2)},
-    {AR_FAULT_kv_replica_grad_local, LLAMA, TP(4)}, /* two KV heads */
-    {AR_FAULT_kv_replica_wrong_head, LLAMA, TP(4)},
-    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .run.dropout = 0.1},
-    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1},
-    {AR_FAULT_dp_mean_of_means, LLAMA, DP(3)},
-    {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2)},
-    {AR_FAULT_dp_group_missing, LLAMA, DP(2)},
-    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2)},
-    {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .run.batch = 3},
-    {AR_FAULT_saved_input_overwritten, LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true}},
-    {AR_FAULT_embedding_tied_once, GPT2},
-    {AR_FAULT_gradnorm_counts_replicas, GPT2},
-    {AR_FAULT_gradnorm_local_clip, GPT2},
-    {AR_FAULT_group_wrong_stride, LLAMA, DP_TP(2, 2)},
-    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2)},
-    {AR_FAULT_positions_local, GPT2, SP(2)},
-    {AR_FAULT_silent_truncation, GPT2, TP(3), NO_CLIP}, /* 256 ids; the gradients' norm is no number */
-    {AR_FAULT_gate_up_interleaved_wrong, GPT2},
+    {AR_FAULT_sp_norm_grad_local, LLAMA, SP(2), .needs = NEEDS_SP},
+    {AR_FAULT_sp_row_bias_grad_local, GPT2, SP(2), .needs = NEEDS_SP | NEEDS_ROW_BIAS},
+    {AR_FAULT_sp_position_grad_local, GPT2, SP(2), .needs = NEEDS_SP | NEEDS_POSITIONS},
+    {AR_FAULT_kv_replica_grad_local, LLAMA, TP(4), .needs = NEEDS_KV_COPIES}, /* two KV heads */
+    {AR_FAULT_kv_replica_wrong_head, LLAMA, TP(4), .needs = NEEDS_KV_COPIES},
+    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .run.dropout = 0.1, .needs = NEEDS_DROPOUT},
+    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1, .needs = NEEDS_DROPOUT},
+    {AR_FAULT_dp_mean_of_means, LLAMA, DP(3), .needs = NEEDS_DP},
+    {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2), .needs = NEEDS_DP},
+    {AR_FAULT_dp_group_missing, LLAMA, DP(2), .needs = NEEDS_DP},
+    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2), .needs = NEEDS_DP | NEEDS_TP},
+    {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = NEEDS_MICRO},
+    {AR_FAULT_saved_input_overwritten, LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true},
+     .needs = NEEDS_FORWARD_FIRST},
+    {AR_FAULT_embedding_tied_once, GPT2, .needs = NEEDS_TIED},
+    {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = NEEDS_UPDATE},
+    {AR_FAULT_gradnorm_local_clip, GPT2, .needs = NEEDS_UPDATE},
+    {AR_FAULT_group_wrong_stride, LLAMA, DP_TP(2, 2), .needs = NEEDS_DP | NEEDS_TP},
+    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2), .needs = NEEDS_DP},
+    {AR_FAULT_positions_local, GPT2, SP(2), .needs = NEEDS_SP | NEEDS_POSITIONS},
+    {AR_FAULT_silent_truncation, GPT2, TP(3), NO_CLIP,
+     .needs = NEEDS_TP}, /* 256 ids; the gradients' norm is no number */
+    {AR_FAULT_gate_up_interleaved_wrong, GPT2, .needs = NEEDS_TP | NEEDS_PACKED},
     {AR_FAULT_norm_padded_lanes, GPT2},
-    {AR_FAULT_bias_added_twice, GPT2},
-    {AR_FAULT_row_bias_partial_grad, GPT2},
-    {AR_FAULT_init_replica_differs, GPT2},
-    {AR_FAULT_gather_batch_order, LLAMA, SP(2)},
-    {AR_FAULT_collective_order_swapped, GPT2, DP(2),
-     .run.ddp.bucket_bytes = ONE_EACH}, /* the last two parameters are alike */
-    {AR_FAULT_collective_size_mismatch, LLAMA},
-    {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2)},
-    {AR_FAULT_bucket_first_ready, LLAMA, DP(2)},
-    {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2)},
-    {AR_FAULT_bucket_not_packed, LLAMA, DP(2)},
-    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2},
-    {AR_FAULT_step_before_copy_back, LLAMA, DP(2)},
-    {AR_FAULT_comm_before_producer, LLAMA, DP(2)},
-    {AR_FAULT_stale_activation_reuse, LLAMA, DP(2)},
-    {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .run.batch = 2},
-    {AR_FAULT_unused_set_empty, MODULE, DP(2), .run.ddp = {.find_unused = true}},
-    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .run.batch = 2},
-    {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2)},
-    {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .op = AR_AVG}},
-    {AR_FAULT_dp_init_differs, LLAMA, DP(2)},
-    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}},
-    {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}},
-    {AR_FAULT_accum_last_only, LLAMA, MICRO(2)},
-    {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3},
-    {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2},
-    {AR_FAULT_gradnorm_first_rank_only, LLAMA},
-    {AR_FAULT_adam_step_not_synced, LLAMA, DP(2)},
-    {AR_FAULT_optimizer_counter_ahead, LLAMA},
-    {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2)},
+    {AR_FAULT_bias_added_twice, GPT2, .needs = NEEDS_BIAS},
+    {AR_FAULT_row_bias_partial_grad, GPT2, .needs = NEEDS_TP | NEEDS_ROW_BIAS},
+    {AR_FAULT_init_replica_differs, GPT2, .needs = NEEDS_TP | NEEDS_FRESH},
+    {AR_FAULT_gather_batch_order, LLAMA, SP(2), .needs = NEEDS_SP},
+    {AR_FAULT_collective_order_swapped, GPT2, DP(2), .run.ddp.bucket_bytes = ONE_EACH,
+     .needs = NEEDS_DP}, /* the last two parameters are alike */
+    {AR_FAULT_collective_size_mismatch, LLAMA, .needs = NEEDS_TP},
+    {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2), .needs = NEEDS_DP},
+    {AR_FAULT_bucket_first_ready, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
+    {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
+    {AR_FAULT_bucket_not_packed, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
+    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2, .needs = NEEDS_STEPS},
+    {AR_FAULT_step_before_copy_back, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
+    {AR_FAULT_comm_before_producer, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
+    {AR_FAULT_stale_activation_reuse, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
+    {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .run.batch = 2, .needs = NEEDS_DP},
+    {AR_FAULT_unused_set_empty, MODULE, DP(2), .run.ddp = {.find_unused = true}, .needs = NEEDS_MODULE},
+    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .run.batch = 2, .needs = NEEDS_DP},
+    {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2), .needs = NEEDS_DP | NEEDS_TIED},
+    {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .op = AR_AVG},
+     .needs = NEEDS_MODULE},
+    {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = NEEDS_DP | NEEDS_FRESH},
+    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = NEEDS_UPDATE},
+    {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = NEEDS_UPDATE},
+    {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = NEEDS_MICRO},
+    {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = NEEDS_MICRO},
+    {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2, .needs = NEEDS_STEPS},
+    {AR_FAULT_gradnorm_first_rank_only, LLAMA, .needs = NEEDS_UPDATE},
+    {AR_FAULT_adam_step_not_synced, LLAMA, DP(2), .needs = NEEDS_UPDATE},
+    {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = NEEDS_UPDATE},
+    {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = NEEDS_UPDATE},
     {AR_FAULT_norm_fp16_store, LLAMA},
 };
 
@@ -106,22 +131,36 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     c.run.parallel.tp = split ? c.run.parallel.tp : 2;
     c.run.batch = c.run.batch ? c.run.batch : BATCH;
     c.run.seq = SEQ;
+    c.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     c.run.steps = c.run.steps ? c.run.steps : 1;
     c.run.clip = c.run.clip < 0.0 ? 0.0 : 1.0;
     c.run.ddp.bucket_bytes = c.run.ddp.bucket_bytes == ONE_EACH ? 0 : BUCKET_BYTES;
     return c;
 }
 
+static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
+{
+    return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
+           a->run.steps == b->run.steps && a->run.clip == b->run.clip && a->run.dropout == b->run.dropout;
+}
+
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
 {
     const ar_parallel *p = &a->run.parallel, *q = &b->run.parallel;
-    return strcmp(a->run.model, b->run.model) == 0 && p->tp == q->tp && p->dp == q->dp &&
+    const ar_ddp_options *d = &a->run.ddp, *e = &b->run.ddp;
+    return same_base(a, b) && a->order == b->order && p->tp == q->tp && p->dp == q->dp && p->zero == q->zero &&
            p->micro_batches == q->micro_batches && p->sp == q->sp && p->keep_gathered == q->keep_gathered &&
-           p->forward_first == q->forward_first && a->order == b->order && a->run.batch == b->run.batch &&
-           a->run.seq == b->run.seq && a->run.steps == b->run.steps && a->run.clip == b->run.clip &&
-           a->run.dropout == b->run.dropout && p->zero == q->zero &&
-           a->run.ddp.bucket_bytes == b->run.ddp.bucket_bytes && a->run.ddp.mode == b->run.ddp.mode &&
-           a->run.ddp.find_unused == b->run.ddp.find_unused && a->run.ddp.op == b->run.ddp.op;
+           p->forward_first == q->forward_first && d->bucket_bytes == e->bucket_bytes && d->mode == e->mode &&
+           d->find_unused == e->find_unused && d->op == e->op;
+}
+
+ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed)
+{
+    ar_run run = f->run;
+    run.fault = fault;
+    run.threads = threads;
+    run.seed = seed;
+    return run;
 }
 
 ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
@@ -130,6 +169,60 @@ ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case 
     AR_TRY(ari_run_config(c, folder, sizeof folder, f->run.model));
     *plan = (ar_plan){0};
     return f->order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, f->order);
+}
+
+/* --- what a fault needs ------------------------------------------------------------------------------------------- */
+
+static const struct {
+    unsigned need;
+    const char *text;
+} reasons[] = {
+    {NEEDS_UPDATE, "acts after the backward pass, in clipping or in the update, and grads ends before: 'anyrank check "
+                   "--inject' shows it"},
+    {NEEDS_STEPS, "acts from the second step on, and grads makes one: 'anyrank check --inject' shows it"},
+    {NEEDS_DROPOUT, "is a mistake of dropout, and grads has none: 'anyrank check --inject' shows it"},
+    {NEEDS_MODULE, "shows in a module, not in a model: 'anyrank check --inject' runs one"},
+    {NEEDS_FRESH, "is a mistake of fresh weights, and these are read: give a MODEL without weights"},
+    {NEEDS_TIED, "is a mistake of tied embeddings, which this model has not"},
+    {NEEDS_POSITIONS, "is a mistake of learned positions, which this model has not"},
+    {NEEDS_PACKED, "is a mistake of a fused q|k|v, which this model has not"},
+    {NEEDS_BIAS, "is a mistake of biases, which this model has not"},
+    {NEEDS_ROW_BIAS, "is a mistake of the biases of row-parallel layers, which this model has not"},
+    {NEEDS_TP, "acts between tensor-parallel ranks: give --tp of at least 2"},
+    {NEEDS_DP, "acts between data-parallel ranks: give --dp of at least 2"},
+    {NEEDS_SP, "is a mistake of sequence parallelism: give --tp of at least 2 and --sp"},
+    {NEEDS_KV_COPIES, "is about copies of KV heads, of which this run has none: give --tp above the model's KV heads"},
+    {NEEDS_MICRO, "acts between micro-batches: give --micro-batches of at least 2"},
+    {NEEDS_FORWARD_FIRST,
+     "needs one micro-batch's forward pass before another's backward pass: give --micro-batches of at "
+     "least 2 and --forward-first"},
+    {NEEDS_ROW_COLUMN, "is a mistake of an MLP that is split by rows first: give --mlp-order row-column"},
+    {NEEDS_BUCKETS,
+     "acts where ranks sum gradients in buckets: give --dp of at least 2, or --tp of at least 2 and --sp"},
+};
+
+static unsigned has(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh)
+{
+    const ar_parallel *p = &r->parallel;
+    const bool tp = p->tp > 1, dp = p->dp > 1, sp = tp && p->sp, micro = p->micro_batches > 1;
+    const bool row_bias = c->out_bias || c->mlp_bias, bias = row_bias || c->qkv_bias;
+    return (fresh ? NEEDS_FRESH : 0u) | (c->tied ? NEEDS_TIED : 0u) | (c->learned_positions ? NEEDS_POSITIONS : 0u) |
+           (ari_part_path(ari_family_of(c->arch), ARI_QKV) ? NEEDS_PACKED : 0u) | (bias ? NEEDS_BIAS : 0u) |
+           (row_bias ? NEEDS_ROW_BIAS : 0u) | (tp ? NEEDS_TP : 0u) | (dp ? NEEDS_DP : 0u) | (sp ? NEEDS_SP : 0u) |
+           ((size_t)ari_at_least_one(p->tp) > c->kv_heads ? NEEDS_KV_COPIES : 0u) | (micro ? NEEDS_MICRO : 0u) |
+           (micro && p->forward_first ? NEEDS_FORWARD_FIRST : 0u) |
+           (order == AR_MLP_ROW_COLUMN ? NEEDS_ROW_COLUMN : 0u) | (dp || sp ? NEEDS_BUCKETS : 0u);
+}
+
+ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh)
+{
+    const unsigned needs = r->fault == AR_FAULT_NONE ? 0u : ari_fault_case_of(r->fault).needs;
+    const unsigned missing = needs & ~has(r, order, c, fresh);
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        if (missing & reasons[i].need)
+            return ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(r->fault), reasons[i].text);
+    }
+    return AR_OK;
 }
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */
@@ -141,20 +234,10 @@ typedef struct ari_fault_base {
 
 static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
-    ar_check_options o = {.run = f->run, .skip_f64 = true};
-    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.run.seed = bases->seed;
+    ar_check_options o = {.run = ari_fault_run_of(f, fault, bases->threads, bases->seed), .skip_f64 = true};
     o.run.numerics = bases->numerics;
     o.run.precision = bases->precision;
-    o.run.fault = fault;
-    o.run.threads = bases->threads;
     return o;
-}
-
-static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
-{
-    return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
-           a->run.steps == b->run.steps && a->run.clip == b->run.clip && a->run.dropout == b->run.dropout;
 }
 
 static void destroy(ari_fault_base *b)

@@ -2,22 +2,31 @@
 #ifndef ARI_VERIFY_FAULTS_FAULT_CASE_H
 #define ARI_VERIFY_FAULTS_FAULT_CASE_H
 
+#include "anyrank/check_module.h"
 #include "verify/check/check_base.h"
+#include "verify/writer/dump_ranks.h"
 
 /* Where an injectable fault matters: a bundled model, a layout and a step in which it changes something; or a module
  * (ari_fault_module_check). Small, so that all of them run in a minute. What a fault looks like there is not known
  * here. */
 typedef struct ari_fault_case {
     ar_fault fault;
-    ar_run run;  /* its fault, plan and optimizer are not looked at */
+    ar_run run;  /* its fault and plan are not looked at */
     bool module; /* no model: the name is for reports alone */
     ar_mlp_order order;
+    unsigned needs; /* what one forward and backward must have for the fault to matter: ari_fault_case_check */
 } ari_fault_case;
 
 /** The case of a fault; not of AR_FAULT_NONE. */
 ari_fault_case ari_fault_case_of(ar_fault fault);
 /** Whether two cases run the same, but for the fault. */
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
+/** Its run with a fault, or AR_FAULT_NONE. */
+ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed);
+/** Refuses a fault of a run that could not matter in one forward and backward of it, and says what would show it. What
+ *  depends on the values (an id at the edge of a shard, unlike numbers of tokens) is not looked at. fresh: the weights
+ *  are made here. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh);
 /** The case's config and plan; not of a module. Errors: those of reading the model. */
 AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f);
 
@@ -37,5 +46,46 @@ typedef struct ari_fault_bases {
 AR_NODISCARD ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ari_fault_case *f,
                                           ar_fault fault);
 void ari_fault_bases_fini(ari_fault_bases *bases);
+
+/* --- a module ----------------------------------------------------------------------------------------------------- */
+
+/** Compares a module under the case's layout with the same on one rank: y = x W^T beside a matrix that it has and does
+ *  not use, with squared errors. Where the case takes means over dp the module's gradients are those of a loss that
+ *  each rank divides by its own samples, so that their mean is the one rank's: dp = 2, which leaves every bit. `fault`
+ *  is on in the layout. Gives; ar_check_module_report_destroy. Errors: those of ar_check_module. */
+AR_NODISCARD ar_status ari_fault_module_check(ar_check_module_report **gives, const ari_fault_case *f, ar_fault fault,
+                                              int threads, uint64_t seed);
+
+/* --- a loss curve ------------------------------------------------------------------------------------------------- */
+
+/* What other means of looking for a mistake would see of an injected fault: a loss curve, and gradients compared within
+ * a tolerance. Both compare a faulty run with a clean one of the same layout, so no baseline is needed. */
+
+enum { ARI_CURVE_STEPS = 20, ARI_CURVE_FIRST_STEPS = 10 };
+/* A loss that deviates by less is the same curve to the eye: a pixel of a plot that is 500 of them high. */
+#define ARI_CURVE_UNSEEN 2e-3
+
+/* 20 AdamW steps of a fault's case. */
+typedef struct ari_fault_trace {
+    bool ended; /* false: an error of the ranks ended the run, and there is nothing else */
+    float loss[ARI_CURVE_STEPS];
+    ari_dump_ranks gradients; /* of each rank, at the first step */
+} ari_fault_trace;
+
+/** Runs the case with `fault`, or AR_FAULT_NONE. Gives; ari_fault_trace_fini, also after a failure. Errors: those of
+ *  reading model and text, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, ar_fault fault, int threads,
+                                           uint64_t seed);
+void ari_fault_trace_fini(ari_fault_trace *t);
+
+typedef struct ari_fault_curve {
+    double loss; /* largest relative deviation of the loss from the clean run's over the steps; infinity: not finite */
+    double first_losses; /* the same over the first ten */
+    double gradient;     /* largest |difference| of a gradient over its tensor's largest element, at the first step */
+    char gradient_tensor[176];
+} ari_fault_curve;
+
+/** Both runs must have ended. */
+ari_fault_curve ari_fault_curve_of(const ari_fault_trace *clean, const ari_fault_trace *faulty);
 
 #endif

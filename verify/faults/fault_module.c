@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A module for mistakes that no transformer shows: all parameters of one are used, and gradients of its loss summed. */
-#include "verify/faults/fault_module.h"
+#include "verify/faults/fault_case.h"
 
 #include <stdlib.h>
 
@@ -95,11 +95,10 @@ ar_status ari_fault_module_check(ar_check_module_report **gives, const ari_fault
     samples s = {.of = f};
     const size_t n = f->run.batch * WIDTH;
     const ar_module_case c = {.name = f->run.model, .build = build, .batch = give_batch, .user = &s};
-    ar_check_module_options o = {.run = f->run, .parallel = &f->run.parallel, .layouts = 1, .ddp = &f->run.ddp};
-    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.run.seed = seed;
-    o.run.fault = fault;
-    o.run.threads = threads;
+    const ar_check_module_options o = {.run = ari_fault_run_of(f, fault, threads, seed),
+                                       .parallel = &f->run.parallel,
+                                       .layouts = 1,
+                                       .ddp = &f->run.ddp};
     AR_TRY(ari_alloc((void **)&s.x, 2 * n, sizeof *s.x, "samples"));
     for (size_t i = 0; i < n; i++) {
         s.x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;

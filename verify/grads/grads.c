@@ -10,10 +10,10 @@
 #include "run/cluster_run.h"
 #include "run/estimate.h"
 #include "run/run.h"
+#include "verify/faults/fault_case.h"
 #include "verify/grads/block_case.h"
 #include "verify/grads/grads_allowed.h"
 #include "verify/grads/grads_dump.h"
-#include "verify/grads/grads_fault.h"
 #include "verify/grads/input_batch.h"
 
 enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
@@ -189,7 +189,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     AR_TRY_TO(done, st, check_case(&c, &input.batch, o, &plan));
     AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
     result->fresh = weights == NULL;
-    AR_TRY_TO(done, st, ari_grads_fault_check(o, &c, result->fresh));
+    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->mlp_order, &c, result->fresh));
     AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
     ari_cluster_options run_options = {.config = &c,
                                        .run.plan = plan,
@@ -229,7 +229,7 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     AR_TRY(check_block_layout(&o->run.parallel));
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
     AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
-    AR_TRY_TO(done, st, ari_grads_fault_check(o, &block.config, false));
+    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->mlp_order, &block.config, false));
     AR_TRY_TO(done, st, ari_block_case_want(&block, &g));
     ari_cluster_options run_options = {
         .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
