@@ -12,7 +12,7 @@
 #include "ref/core/budget.h"
 #include "ref/io/json.h"
 #include "run/run.h"
-#include "verify/check/text_batch.h"
+#include "verify/check/check_run.h"
 
 typedef struct bench_values {
     ari_common common;

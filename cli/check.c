@@ -2,7 +2,6 @@
 /* anyrank check: options in, rows out. What is compared and how is the library's (verify/). */
 #include "anyrank/check.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,7 +14,7 @@
 #include "run/run.h"
 #include "verify/check/check_run.h"
 #include "verify/faults/fault_case.h"
-#include "verify/writer/dump_folder.h"
+#include "verify/writer/dump_ranks.h"
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 
@@ -251,39 +250,24 @@ static ar_status run_module(const ari_check_values *v, ar_fault fault, int *exit
 {
     const ari_fault_case f = ari_fault_case_of(fault);
     ari_watch watch = {0};
-    ar_check_module_report *m = NULL;
+    ar_check_report *r = NULL;
     char text[4096];
     AR_TRY(ari_check_values_check_module(v, fault));
-    AR_TRY(ari_fault_module_check(&m, &f, fault, v->common.threads, v->common.seed));
-    ar_check_report r = {.fresh = true,
-                         .parameters = m->parameters,
-                         .batch = m->batch,
-                         .seq = 1,
-                         .tensors = m->tensors,
-                         .elements = m->elements,
-                         .steps = m->steps,
-                         .loss = m->loss,
-                         .max_error_vs_f64 = (double)NAN,
-                         .run = m->run,
-                         .runs = m->runs,
-                         .result = m->result};
-    snprintf(r.config.name, sizeof r.config.name, "%.40s", m->name);
-    memcpy(r.weights_hash, m->weights_hash, sizeof r.weights_hash);
-    memcpy(r.gradients_hash, m->gradients_hash, sizeof r.gradients_hash);
-    const ari_checked checked = {.report = &r,
+    AR_TRY(ari_fault_module_check(&r, &f, fault, v->common.threads, v->common.seed));
+    const ari_checked checked = {.report = r,
                                  .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                  .run.clip = f.run.clip,
                                  .run.ddp = f.run.ddp,
                                  .module = true,
                                  .watch = &watch};
     if (ari_wants_text(&v->common)) {
-        ar_check_module_text(m, text, sizeof text);
+        ar_check_module_text(r, text, sizeof text);
         printf("%s", text);
         ari_check_print_verdict(stdout, &checked, 1, fault);
     }
     *exit_code = ari_check_worst(&checked, 1) == AR_CHECK_SAME ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     const ar_status st = ari_json_end(ari_check_json(&checked, 1), &v->common);
-    ar_check_module_report_destroy(m);
+    ar_check_report_destroy(r);
     return st;
 }
 

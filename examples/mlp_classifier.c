@@ -96,7 +96,7 @@ int main(void)
     const ar_module_case c = {.name = "mlp", .build = build, .batch = batch};
     const ar_check_module_options o = {
         .parallel = layouts, .layouts = 4, .run.steps = 3, .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)};
-    ar_check_module_report *check = NULL;
+    ar_check_report *check = NULL;
     ar_gradcheck_module_report *gradients = NULL;
     draw_spirals();
     bool ok = !ar_sim_run(1, NULL, train, one, NULL) && !ar_sim_run(4, NULL, train, four, NULL);
@@ -111,7 +111,7 @@ int main(void)
         printf("%s\n%s", text[0], text[1]);
         ok = ok && check->result == AR_CHECK_SAME && gradients->ok;
     }
-    ar_check_module_report_destroy(check);
+    ar_check_report_destroy(check);
     ar_gradcheck_module_report_destroy(gradients);
     if (!ok)
         printf("not as expected: %s\n", ar_error_message());

@@ -101,7 +101,7 @@ int main(void)
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
     for (int i = 0; i < 2 && ok; i++) {
         const ar_module_case c = {i ? "forgets s" : "right", build, batch, &forgetful[i], false};
-        ar_check_module_report *check = NULL;
+        ar_check_report *check = NULL;
         ar_gradcheck_module_report *gradients = NULL;
         ok = !ar_check_module(&check, &c, &o) && !ar_gradcheck_module(&gradients, &c, &o);
         if (ok) {
@@ -112,7 +112,7 @@ int main(void)
             printf("%s%s\n", text[0], text[1]);
             ok = check->result == AR_CHECK_SAME && gradients->ok == !forgetful[i];
         }
-        ar_check_module_report_destroy(check);
+        ar_check_report_destroy(check);
         ar_gradcheck_module_report_destroy(gradients);
     }
     return ok ? 0 : 1;

@@ -37,32 +37,17 @@ typedef struct ar_check_module_options {
                                   has buckets of the usual size then */
 } ar_check_module_options;
 
-typedef struct ar_check_module_report {
-    char name[96];
-    size_t batch;                         /* samples */
-    size_t parameters, parameter_tensors; /* elements; tensors */
-    size_t tensors, elements;             /* compared per run */
-    int steps;
-    float *loss;                               /* [max(steps, 1)], of one rank */
-    char weights_hash[65], gradients_hash[65]; /* of one rank: after the last step; of the last step, before clipping */
-    ar_check_vacuous vacuous;
-    ar_check_run *run; /* [runs]; bytes are counted, and not predicted */
-    size_t runs;
-    ar_check_result result; /* the worst of the runs */
-} ar_check_module_report;
-
 /** Runs one rank, then every layout against it. Compared are the parameters' first values, what modules report of their
  *  activations and gradients, the parameters' complete gradients, clipping and new weights; each sample's part on the
- *  rank that holds it. Gives the report even where runs differ or end in an error; its `result` tells. Borrows the
- *  options until return; ar_check_module_report_destroy.
+ *  rank that holds it. Gives the report even where runs differ or end in an error; its `result` tells. config has the
+ *  module's name alone; seq is 1, max_error_vs_f64 NaN; losses and hashes are those of one rank; bytes are counted, and
+ *  not predicted. Borrows the options until return; ar_check_report_destroy.
  *  Errors (no report): AR_ERR_ARG (options; what one rank reports has no place for each value), AR_ERR_MEMORY, what the
  *  case's functions give, and what ends the one rank. */
-AR_NODISCARD ar_status ar_check_module(ar_check_module_report **gives, const ar_module_case *c,
+AR_NODISCARD ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c,
                                        const ar_check_module_options *o);
-/** Accepts NULL. */
-void ar_check_module_report_destroy(ar_check_module_report *r);
 /** The report in words, a line for each layout, and three for one that differs. Truncates to cap. */
-void ar_check_module_text(const ar_check_module_report *r, char *text, size_t cap);
+void ar_check_module_text(const ar_check_report *r, char *text, size_t cap);
 
 /** One tensor of a gradcheck. */
 typedef struct ar_gradcheck_tensor {

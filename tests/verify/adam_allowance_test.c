@@ -5,9 +5,8 @@
 #include <stdlib.h>
 
 #include "tests/verify/support.h"
-#include "verify/check/check_baseline.h"
 #include "verify/check/check_run.h"
-#include "verify/reference/adam_allowance.h"
+#include "verify/reference/sensitivity.h"
 
 TestSuite(adam_allowance, .timeout = 300);
 
@@ -212,16 +211,14 @@ static void expect_found(double factor, const char *tensor)
 {
     static const int64_t ids[2 * 2 * 5] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3, 7, 8, 200, 100, 1, 0, 12, 90, 33, 5};
     const ar_config config = config_of(tiny_models[TINY_LLAMA]);
-    const ar_batch batch[] = {{.batch = 2, .seq = 5, .input_ids = ids}, {.batch = 2, .seq = 5, .input_ids = ids + 10}};
+    ar_batch batch[] = {{.batch = 2, .seq = 5, .input_ids = ids}, {.batch = 2, .seq = 5, .input_ids = ids + 10}};
     const ar_check_options o = {.run.steps = 2,
                                 .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                 .run.numerics = AR_NUMERICS_NATIVE,
                                 .skip_f64 = true};
-    const ari_baseline_case baseline = {.check = &o, .config = &config, .batch = batch};
-    ari_reference ref = {0};
     float loss[2];
-    double error;
-    cr_assert_eq(ari_check_baseline(&ref, loss, &error, &baseline), AR_OK, "%s", ar_error_message());
+    ari_check_base base = {.config = config, .batch = batch, .loss = loss};
+    cr_assert_eq(ari_check_baseline(&base, &o), AR_OK, "%s", ar_error_message());
     ari_cluster_options cluster = {.config = &config,
                                    .run.parallel = {.tp = 2},
                                    .batch = batch,
@@ -232,13 +229,13 @@ static void expect_found(double factor, const char *tensor)
                                    .run.sim = {.timeout_ns = 60000000000u}};
     cluster.run.optimizer.lr *= factor;
     ar_check_run run = {0};
-    cr_assert_eq(ari_check_run(&run, &ref, &cluster), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_check_run(&run, &base.ref, &cluster), AR_OK, "%s", ar_error_message());
     cr_expect(!run.error && run.has_difference == (tensor != NULL), "a factor of %g: ratio %g", factor, run.max_ratio);
     if (tensor)
         cr_expect(strcmp(run.first.tensor, tensor) == 0 && run.first.step == 1 && run.max_ratio > 1.0, "%s",
                   run.first.tensor);
     ari_check_run_fini(&run);
-    ari_reference_fini(&ref);
+    ari_reference_fini(&base.ref);
 }
 
 Test(adam_allowance, a_learning_rate_that_is_off_by_a_thousandth_is_found_in_the_first_weights)

@@ -124,11 +124,11 @@ static ar_check_module_options options(const ar_parallel *p, size_t layouts)
 }
 
 /* The report of one layout. */
-static ar_check_module_report *check_one(given *g, ar_parallel p)
+static ar_check_report *check_one(given *g, ar_parallel p)
 {
     const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = g};
     const ar_check_module_options o = options(&p, 1);
-    ar_check_module_report *r = NULL;
+    ar_check_report *r = NULL;
     fill(g);
     cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
     return r;
@@ -156,7 +156,7 @@ Test(check_module, a_right_module_has_the_same_bits_under_every_layout)
     for (size_t k = 0; k < 3; k++) {
         const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
         ar_check_module_options o = options(layouts, LAYOUTS);
-        ar_check_module_report *r = NULL;
+        ar_check_report *r = NULL;
         o.ddp = ddp[k];
         cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
         for (size_t i = 0; i < LAYOUTS; i++) {
@@ -169,7 +169,7 @@ Test(check_module, a_right_module_has_the_same_bits_under_every_layout)
         }
         cr_expect(k == 0 || strcmp(hash, r->weights_hash) == 0);
         memcpy(hash, r->weights_hash, sizeof hash);
-        ar_check_module_report_destroy(r);
+        ar_check_report_destroy(r);
     }
 }
 
@@ -199,7 +199,7 @@ Test(check_module, what_depends_on_the_layout_is_found_and_named)
         const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g, .own_weights = true};
         ar_check_module_options o = options(&rows[i].parallel, 1);
         o.run.dropout = 0.0;
-        ar_check_module_report *r = NULL;
+        ar_check_report *r = NULL;
         cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
         const ar_check_run *run = &r->run[0];
         cr_expect_eq(run->result, rows[i].first ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "row %zu: %s", i,
@@ -207,7 +207,7 @@ Test(check_module, what_depends_on_the_layout_is_found_and_named)
         cr_expect_str_eq(run->first.tensor, rows[i].first ? rows[i].first : "", "row %zu", i);
         cr_expect_eq(run->has_difference, rows[i].first != NULL, "row %zu", i);
         cr_expect(!rows[i].first || (run->first.pattern[0] && run->first.hint[0]), "row %zu", i);
-        ar_check_module_report_destroy(r);
+        ar_check_report_destroy(r);
     }
 }
 
@@ -224,34 +224,34 @@ Test(check_module, a_mistake_of_the_library_is_named_as_in_a_model)
         fill(&g);
         const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
         ar_check_module_options o = options(rows[i].p, 1);
-        ar_check_module_report *r = NULL;
+        ar_check_report *r = NULL;
         o.run.fault = rows[i].fault;
         cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
         cr_expect_eq(r->result, AR_CHECK_DIFFERENT);
         cr_expect_str_eq(r->run[0].first.tensor, rows[i].first);
-        ar_check_module_report_destroy(r);
+        ar_check_report_destroy(r);
     }
 }
 
 Test(check_module, a_layer_used_twice_is_compared_use_by_use)
 {
     given g = {.mistake = OWN_RIGHT, .twice = true};
-    ar_check_module_report *r = check_one(&g, (ar_parallel){.dp = 2, .tp = 2, .micro_batches = 2});
+    ar_check_report *r = check_one(&g, (ar_parallel){.dp = 2, .tp = 2, .micro_batches = 2});
     const size_t twice = r->tensors;
     cr_expect_eq(r->result, AR_CHECK_SAME, "%s", r->run[0].first.tensor);
-    ar_check_module_report_destroy(r);
+    ar_check_report_destroy(r);
     g = (given){.mistake = OWN_RIGHT};
     r = check_one(&g, (ar_parallel){.dp = 1});
     cr_expect_eq(twice, r->tensors + 4, "two activations and two gradients of them in two steps");
-    ar_check_module_report_destroy(r);
+    ar_check_report_destroy(r);
 }
 
 Test(check_module, a_frozen_parameter_keeps_its_bits)
 {
     given g = {.mistake = OWN_RIGHT, .frozen = true};
-    ar_check_module_report *r = check_one(&g, (ar_parallel){.dp = 2, .zero = 1});
+    ar_check_report *r = check_one(&g, (ar_parallel){.dp = 2, .zero = 1});
     cr_expect_eq(r->result, AR_CHECK_SAME, "%s %s", r->run[0].first.tensor, r->run[0].error ? r->run[0].error : "");
-    ar_check_module_report_destroy(r);
+    ar_check_report_destroy(r);
 }
 
 Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
@@ -261,7 +261,7 @@ Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
     fill(&g);
     const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
     const ar_check_module_options o = options(layouts, 3);
-    ar_check_module_report *r = NULL;
+    ar_check_report *r = NULL;
     char text[2048];
     cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
     cr_expect_eq(r->run[0].result, AR_CHECK_ERROR);
@@ -273,7 +273,7 @@ Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
     ar_check_module_text(r, text, sizeof text);
     cr_expect_not_null(strstr(text, "ERROR"));
     cr_expect_not_null(strstr(text, "whether its mathematics is right, a gradcheck tells"));
-    ar_check_module_report_destroy(r);
+    ar_check_report_destroy(r);
 }
 
 Test(check_module, what_cannot_be_checked_is_refused)
@@ -283,7 +283,7 @@ Test(check_module, what_cannot_be_checked_is_refused)
     fill(&g);
     ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
     ar_check_module_options o = options(&one, 0);
-    ar_check_module_report *r = NULL;
+    ar_check_report *r = NULL;
     cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);
     o = options(&bad, 1);
     cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);

@@ -2,7 +2,6 @@
 /* Runs of every fault against the table of what it must look like. */
 #include "tests/verify/fault_expected.h"
 #include "tests/verify/support.h"
-#include "verify/check/check_base.h"
 #include "verify/check/check_run.h"
 #include "verify/faults/fault_case.h"
 
@@ -249,7 +248,7 @@ Test(fault, those_that_no_transformer_shows_are_caught_in_a_module)
         const ari_fault_case c = ari_fault_case_of(modules[i].fault);
         const char *name = ar_fault_name(modules[i].fault);
         for (int with = 0; with < 2; with++) {
-            ar_check_module_report *r = NULL;
+            ar_check_report *r = NULL;
             const ar_fault fault = with ? c.fault : AR_FAULT_NONE;
             cr_assert(c.module && c.fault == modules[i].fault, "%s has another case", name);
             cr_assert_eq(ari_fault_module_check(&r, &c, fault, 1, 0), AR_OK, "%s", ar_error_message());
@@ -257,7 +256,7 @@ Test(fault, those_that_no_transformer_shows_are_caught_in_a_module)
             cr_expect_eq(r->result, with ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "%s: %s", name, first_of(run));
             cr_expect(!with || strcmp(run->first.tensor, modules[i].tensor) == 0, "%s: %s", name, run->first.tensor);
             cr_expect(!with || strstr(run->first.hint, modules[i].hint), "%s: %s", name, run->first.hint);
-            ar_check_module_report_destroy(r);
+            ar_check_report_destroy(r);
         }
     }
 }

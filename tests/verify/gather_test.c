@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "verify/grads/gather.h"
+#include "verify/grads/grads.h"
 
 TestSuite(gather, .timeout = 300);
 

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "verify/check/coverage.h"
+#include "verify/check/check_run.h"
 
 TestSuite(reports, .timeout = 300);
 

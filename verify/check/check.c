@@ -9,10 +9,7 @@
 #include "ref/core/budget.h"
 #include "ref/core/size.h"
 #include "run/estimate.h"
-#include "run/run.h"
-#include "verify/check/check_base.h"
 #include "verify/check/check_run.h"
-#include "verify/check/text_batch.h"
 #include "verify/gradcheck/gradcheck.h"
 #include "verify/reference/sensitivity.h"
 #include "verify/writer/dump_ranks.h"
@@ -102,16 +99,12 @@ static ar_status check_cluster(const ar_check_options *o)
 
 static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
 {
-    const ari_reference *ref = &b->ref;
     r->fresh = b->weights == NULL;
     r->max_error_vs_f64 = b->max_error_vs_f64;
     r->baseline_seconds = b->seconds;
     r->loss = b->loss;
     b->loss = NULL;
-    r->tensors = ref->count;
-    r->elements = ari_reference_elements(ref);
-    r->vacuous = ref->vacuous;
-    return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
+    return ari_check_describe(r, &b->ref);
 }
 
 /* What a native run may differ by. */
@@ -119,8 +112,7 @@ static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *
 {
     char path[sizeof r->dump];
     ari_allowances all = {.list = NULL};
-    if ((size_t)snprintf(path, sizeof path, "%s/%s", o->dump, ARI_DUMP_ALLOWED) >= sizeof path)
-        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
+    AR_TRY(ari_folder_path(path, sizeof path, o->dump, ARI_DUMP_ALLOWED));
     ar_status st = ari_allowances_add_all(&all, &b->ref);
     if (st == AR_OK)
         st = ari_allowances_write(&all, path, ar_sensitivity_of_precision(o->run.precision), r->gradients_hash);
@@ -132,9 +124,7 @@ static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *
 static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
     ari_dump_facts facts;
-    const int n = snprintf(r->dump, sizeof r->dump, "%s/%s", o->dump, ARI_DUMP_REFERENCE);
-    if (n < 0 || (size_t)n >= sizeof r->dump)
-        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
+    AR_TRY(ari_folder_path(r->dump, sizeof r->dump, o->dump, ARI_DUMP_REFERENCE));
     AR_TRY(ari_dump_check_folder_clear(o->dump));
     ari_dump_facts_of(&facts, &r->config, NULL, AR_NUMERICS_EXACT, AR_FAULT_NONE);
     AR_TRY(ari_dump_reference_write(&b->ref, r->dump, &facts));

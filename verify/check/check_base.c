@@ -1,34 +1,295 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/check/check_base.h"
-
+/* What a check compares layouts with: the baseline's tensors of a model and a text. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
-#include "sim/plan/bytes.h"
-#include "verify/check/baseline_share.h"
-#include "verify/check/check_baseline.h"
+#include "ref/io/file.h"
+#include "run/process_run.h"
 #include "verify/check/check_run.h"
-#include "verify/check/text_batch.h"
-#include "verify/writer/dump_ranks.h"
+#include "verify/reference/sensitivity.h"
 
-static bool is_not_finite(float x)
+/* --- the error against binary64 ----------------------------------------------------------------------------------- */
+
+/* Worst error while no tensor has given one; every error is larger. */
+enum { NOTHING_MEASURED = -1 };
+/* A gradient that is zero in exact arithmetic (a key bias) has no scale of its own: what binary64 leaves of it is
+ * rounding, far below this. */
+static const double NO_SCALE = 1e-12;
+
+/* Adds a gradient's error, relative to the tensor's largest element, to the worst so far. Infinite where one of the two
+ * alone is not finite; NaN where both hold NaN, since then nothing is known of the rest. */
+static void add_error(double *error, const ari_ref_tensor *t, const double *values)
 {
-    return !isfinite(x);
+    double largest = 0.0, worst = 0.0, relative = 0.0;
+    bool blind = false;
+    for (size_t k = 0; k < t->count; k++) {
+        const double wide = values[k], exact = (double)t->values[k];
+        if (isnan(wide) && isnan(exact)) {
+            blind = true;
+            continue;
+        }
+        largest = fmax(largest, fabs(wide));
+        if (wide != exact) /* fmax does not see a NaN, and infinity minus infinity is one */
+            worst = fmax(worst, isfinite(wide) && isfinite(exact) ? fabs(wide - exact) : (double)INFINITY);
+    }
+    if (worst > 0.0)
+        relative = largest > NO_SCALE ? worst / largest : NOTHING_MEASURED;
+    if (isinf(worst))
+        *error = INFINITY;
+    else if (blind && !isinf(*error))
+        *error = NAN;
+    else if (relative > *error) /* never over a NaN */
+        *error = relative;
+}
+
+/* Hears the binary64 run beside the reference. */
+typedef struct measuring {
+    const ari_reference *ref;
+    size_t heard; /* gradients of step 1 come first among those of their name */
+    double error; /* as above, of step 1 */
+} measuring;
+
+static ar_status measure(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
+{
+    measuring *m = user;
+    (void)ndim, (void)shape;
+    /* In execution order, as the reference's; those of later steps come after. */
+    const size_t i = m->heard++;
+    if (i >= m->ref->count || m->ref->tensor[i].pass != pass || strcmp(m->ref->tensor[i].name, name) != 0)
+        return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
+    if (pass == 'g' && m->ref->tensor[i].step == 1)
+        add_error(&m->error, &m->ref->tensor[i], values);
+    return AR_OK;
+}
+
+/* --- the runs ----------------------------------------------------------------------------------------------------- */
+
+typedef struct phase {
+    const ar_check_options *o;
+    const char *what;
+} phase;
+
+static bool progress(void *user, double fraction)
+{
+    const phase *p = user;
+    if (p->o->progress)
+        p->o->progress(p->o->progress_user, fraction, p->what);
+    return true;
+}
+
+/* What all runs of the baseline share. */
+static ar_baseline_options options_of(const ari_check_base *b, const ar_check_options *o)
+{
+    return (ar_baseline_options){.mode = AR_MODE_EXACT,
+                                 .seed = o->run.seed,
+                                 .weights = b->weights ? ari_weights_find : NULL,
+                                 .weights_user = b->weights,
+                                 .dropout = o->run.dropout,
+                                 .steps = (int)o->run.steps,
+                                 .optimizer = o->run.optimizer,
+                                 .clip = o->run.clip};
+}
+
+static ar_status run_exact(ari_check_base *b, const ar_check_options *o, double *losses)
+{
+    phase p = {o, "baseline, exact"};
+    ar_baseline_options exact = options_of(b, o);
+    exact.emit = ari_reference_emit;
+    exact.emit_user = &b->ref;
+    exact.begin_step = ari_reference_begin;
+    exact.progress = progress;
+    exact.progress_user = &p;
+    AR_TRY(ar_baseline_run(&b->config, &exact, b->batch, losses));
+    return ari_reference_finish(&b->ref);
+}
+
+/* Its gradients of step 1 measure the exact one's. */
+static ar_status run_binary64(measuring *m, const ari_check_base *b, const ar_check_options *o, double *unused)
+{
+    phase p = {o, "baseline, binary64"};
+    ar_baseline_options wide = options_of(b, o);
+    wide.mode = AR_MODE_F64;
+    wide.emit = measure;
+    wide.emit_user = m;
+    wide.steps = 0;
+    wide.progress = progress;
+    wide.progress_user = &p;
+    return ar_baseline_run(&b->config, &wide, b->batch, unused);
+}
+
+static ar_status allow(ari_check_base *b, measuring *m, const ar_check_options *o)
+{
+    const ari_sensitivity_case sensitivity = {.of = ar_sensitivity_of_precision(o->run.precision),
+                                              .config = &b->config,
+                                              .batch = b->batch,
+                                              .options = options_of(b, o),
+                                              .heard = measure,
+                                              .heard_user = m,
+                                              .threads = o->run.threads > 0 ? o->run.threads : ari_cores(),
+                                              .progress = o->progress,
+                                              .progress_user = o->progress_user};
+    return ari_sensitivity_allow(&b->ref, &sensitivity);
+}
+
+ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o)
+{
+    const size_t steps = ari_run_steps(&o->run);
+    measuring m = {.ref = &b->ref, .error = NOTHING_MEASURED};
+    double *losses = NULL;
+    ar_status st = AR_OK;
+    b->max_error_vs_f64 = NAN;
+    AR_TRY(ari_alloc_zero((void **)&losses, steps, sizeof *losses, "losses"));
+    AR_TRY_TO(done, st, run_exact(b, o, losses));
+    for (size_t i = 0; i < steps; i++)
+        b->loss[i] = (float)losses[i];
+    if (o->run.numerics == AR_NUMERICS_NATIVE)
+        AR_TRY_TO(done, st, allow(b, &m, o));
+    else if (!o->skip_f64)
+        AR_TRY_TO(done, st, run_binary64(&m, b, o, losses));
+    if (!o->skip_f64 && !(m.error < 0.0))
+        b->max_error_vs_f64 = m.error;
+done:
+    free(losses);
+    return st;
+}
+
+/* --- where ranks are processes ------------------------------------------------------------------------------------ */
+
+/* The others' wait for a word of process 0 has a limit, and its work has none. */
+#define WORD_NS UINT64_C(1000000000)
+enum { AT_WORK = 1, AT_ITS_END = 2 };
+
+typedef struct telling {
+    const ar_check_options *check;
+    uint64_t last_ns;
+    ar_status st; /* of telling */
+} telling;
+
+static void tell(telling *t, int32_t word)
+{
+    if (t->st == AR_OK)
+        t->st = ar_process_broadcast(t->check->run.process, &word, sizeof word);
+    t->last_ns = ari_now_ns();
+}
+
+static void keep_telling(void *user, double fraction, const char *what)
+{
+    telling *t = user;
+    if (ari_now_ns() - t->last_ns > WORD_NS)
+        tell(t, AT_WORK);
+    if (t->check->progress)
+        t->check->progress(t->check->progress_user, fraction, what);
+}
+
+static ar_status run_and_tell(ari_check_base *b, const ar_check_options *o)
+{
+    telling t = {.check = o, .last_ns = ari_now_ns()};
+    ar_check_options options = *o;
+    options.progress = keep_telling;
+    options.progress_user = &t;
+    const ar_status st = ari_check_baseline(b, &options);
+    if (t.st != AR_OK)
+        return t.st;
+    tell(&t, AT_ITS_END);
+    return st != AR_OK ? st : t.st;
+}
+
+static ar_status hear(ar_process *p)
+{
+    int32_t word = AT_WORK;
+    while (word == AT_WORK)
+        AR_TRY(ar_process_broadcast(p, &word, sizeof word));
+    return AR_OK;
+}
+
+/* One tensor: its facts, then its values, then what is allowed beside. */
+static ar_status share_tensor(ar_process *p, ari_ref_tensor *t)
+{
+    const bool first = ar_process_rank(p) == 0;
+    ari_ref_tensor facts = *t;
+    bool beside = t->beside != NULL;
+    AR_TRY(ar_process_broadcast(p, &facts, sizeof facts));
+    AR_TRY(ar_process_broadcast(p, &beside, sizeof beside));
+    if (!first) {
+        *t = facts;
+        t->values = t->beside = NULL;
+        AR_TRY(ari_alloc((void **)&t->values, t->count, sizeof *t->values, t->name));
+        if (beside)
+            AR_TRY(ari_alloc((void **)&t->beside, t->count, sizeof *t->beside, t->name));
+    }
+    AR_TRY(ar_process_broadcast(p, t->values, t->count * sizeof *t->values));
+    return beside ? ar_process_broadcast(p, t->beside, t->count * sizeof *t->beside) : AR_OK;
+}
+
+static ar_status share_reference(ar_process *p, ari_reference *ref)
+{
+    const bool first = ar_process_rank(p) == 0;
+    size_t count = ref->count;
+    AR_TRY(ar_process_broadcast(p, &count, sizeof count));
+    AR_TRY(ar_process_broadcast(p, &ref->step, sizeof ref->step));
+    if (!first) {
+        AR_TRY(ari_alloc_zero((void **)&ref->tensor, count, sizeof *ref->tensor, "the baseline's tensors"));
+        ref->capacity = count;
+    }
+    for (size_t i = 0; i < count; i++) {
+        ref->count = first ? count : i + 1;
+        AR_TRY(share_tensor(p, &ref->tensor[i]));
+    }
+    return first ? AR_OK : ari_reference_finish(ref);
+}
+
+/* Process 0 runs the baseline, and all get what it gives. The others wait as long as it takes: they hear that it is
+ * under way. */
+static ar_status run_shared(ari_check_base *b, const ar_check_options *o)
+{
+    ar_process *p = o->run.process;
+    AR_TRY(ari_process_agree(p, ar_process_rank(p) == 0 ? run_and_tell(b, o) : hear(p)));
+    const ar_status st = share_reference(p, &b->ref);
+    if (st == AR_ERR_MEMORY)
+        return ari_process_give_up(p, st);
+    AR_TRY(st);
+    AR_TRY(ar_process_broadcast(p, b->loss, ari_run_steps(&o->run) * sizeof *b->loss));
+    return ar_process_broadcast(p, &b->max_error_vs_f64, sizeof b->max_error_vs_f64);
+}
+
+/* --- the whole ---------------------------------------------------------------------------------------------------- */
+
+ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, const char *text, uint64_t seed)
+{
+    size_t count = 0, length = 0;
+    unsigned char *bytes = NULL;
+    AR_TRY(ari_mul_size(&count, batch, seq));
+    AR_TRY(ari_alloc((void **)gives, count, sizeof **gives, "token ids"));
+    const ar_status st = ari_text_load(&bytes, &length, text);
+    if (st != AR_OK) {
+        free(*gives);
+        *gives = NULL;
+        return st;
+    }
+    const size_t start = (size_t)((seed * 7919u) % length);
+    for (size_t i = 0; i < count; i++)
+        (*gives)[i] = (int64_t)(bytes[(start + i) % length] % vocab);
+    free(bytes);
+    return AR_OK;
 }
 
 /* A baseline that ends at its gradients' norm: says with which tensor of what it had computed that began. */
-static ar_status name_not_finite(ar_status ended, const ari_reference *ref)
+static ar_status name_not_finite(ar_status ended, ari_reference *ref)
 {
-    const ari_ref_tensor *t = ended == AR_ERR_DATA ? ari_reference_first_with(ref, is_not_finite) : NULL;
     char message[512];
-    if (!t)
+    if (ended != AR_ERR_DATA)
+        return ended;
+    ari_reference_find_vacuous(ref);
+    if (!ref->vacuous.tensor[0])
         return ended;
     snprintf(message, sizeof message, "%s", ar_error_message());
-    return ar_error_set(ended, "%s; the first tensor that is not finite is %s%s of step %d", message, t->name,
-                        ari_pass_suffix(t->pass), t->step);
+    return ar_error_set(ended, "%s; the first tensor that is not finite is %s of step %d", message, ref->vacuous.tensor,
+                        ref->vacuous.step);
 }
 
 /* Consecutive pieces of the text, one global batch a step. Gives both; free(). */
@@ -52,10 +313,7 @@ ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, cons
     AR_TRY(ari_alloc_zero((void **)&b->loss, ari_run_steps(&o->run), sizeof *b->loss, "losses"));
     AR_TRY(make_batches(&b->ids, &b->batch, o, c->vocab));
     const uint64_t start = ari_now_ns();
-    const ari_baseline_case baseline = {.check = o, .config = &b->config, .weights = b->weights, .batch = b->batch};
-    ar_status (*run)(ari_reference *, float *, double *, const ari_baseline_case *) =
-        o->run.process ? ari_check_baseline_shared : ari_check_baseline;
-    AR_TRY(name_not_finite(run(&b->ref, b->loss, &b->max_error_vs_f64, &baseline), &b->ref));
+    AR_TRY(name_not_finite(o->run.process ? run_shared(b, o) : ari_check_baseline(b, o), &b->ref));
     b->seconds = (double)(ari_now_ns() - start) * 1e-9;
     return AR_OK;
 }
@@ -68,67 +326,4 @@ void ari_check_base_fini(ari_check_base *b)
     free(b->batch);
     free(b->ids);
     *b = (ari_check_base){.weights = NULL};
-}
-
-/* One layout, under as many schedules as are asked for: until one run is not the same. The dump is the last one's. */
-static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first,
-                               uint64_t schedules, ari_dump_ranks *dump)
-{
-    const uint64_t predicted = run->bytes_predicted;
-    o->run.sim.explore = schedules > 0;
-    for (uint64_t k = 0; k < (schedules > 0 ? schedules : 1); k++) {
-        ari_check_run_fini(run);
-        ari_dump_ranks_clear(dump);
-        run->bytes_predicted = predicted;
-        o->run.sim.schedule_seed = first + k;
-        AR_TRY(ari_check_run(run, ref, o));
-        run->schedules = schedules > 0 ? k + 1 : 0;
-        run->schedule_seed = o->run.sim.schedule_seed;
-        if (run->result >= AR_CHECK_DIFFERENT)
-            break;
-    }
-    return AR_OK;
-}
-
-/* A run that failed has reported some tensors of some ranks: nothing that could be put together. */
-static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
-                            const ari_dump_ranks *dump)
-{
-    ari_dump_facts facts;
-    char layout[96];
-    if (run->reports)
-        return AR_OK;
-    ari_dump_layout_name(layout, sizeof layout, &dump->parallel);
-    const int n = snprintf(run->dump, sizeof run->dump, "%s/%s", o->dump, layout);
-    if (n < 0 || (size_t)n >= sizeof run->dump)
-        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", o->dump);
-    ari_dump_facts_of(&facts, &b->config, &dump->parallel, o->run.numerics, o->run.fault);
-    return ari_dump_ranks_write(dump, run->dump, &facts);
-}
-
-ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
-                             const ar_parallel *p)
-{
-    ari_cluster_options cluster = {.run = o->run,
-                                   .config = &b->config,
-                                   .batch = b->batch,
-                                   .weights = b->weights ? ari_weights_find : NULL,
-                                   .weights_user = b->weights};
-    cluster.run.parallel = *p;
-    const ari_traffic_case traffic = {.run = cluster.run, .config = &b->config};
-    *run = (ar_check_run){.parallel = *p};
-    AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
-    ari_dump_ranks dump = {.ranks = 0};
-    ar_status st = AR_OK;
-    if (o->dump) {
-        AR_TRY_TO(done, st, ari_dump_ranks_create(&dump, p, NULL));
-        cluster.tap = ar_dump_listener_tap;
-        cluster.tap_user = dump.user;
-    }
-    AR_TRY_TO(done, st, run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
-    if (o->dump)
-        st = write_dump(run, b, o, &dump);
-done:
-    ari_dump_ranks_fini(&dump);
-    return st;
 }

@@ -2,14 +2,51 @@
 /* A module of somebody else's under every layout, against itself on one rank. */
 #include "anyrank/check_module.h"
 
+#include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/boxes.h"
+#include "ref/core/context.h"
 #include "ref/core/size.h"
-#include "run/run.h"
+#include "ref/layers/parts.h"
+#include "ref/layers/share.h"
 #include "verify/check/check_run.h"
-#include "verify/check/module_run.h"
+
+/* --- options and input -------------------------------------------------------------------------------------------- */
+
+ar_status ari_module_run_check(const ar_run *r, const char *name)
+{
+    if (r->numerics != AR_NUMERICS_EXACT || r->precision != AR_PRECISION_F32 || r->storage == AR_BF16 || r->process)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: a module is checked in exact numerics and fp32, by ranks that are threads", name);
+    if (r->sim.trace || r->sim.cluster || r->sim.fault_count > 0 || r->sim.explore)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: the check of a module has no trace, virtual time, faults of the transport or schedule",
+                            name);
+    return ari_run_check_training(r, name);
+}
+
+ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    *module = NULL;
+    *loss = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, c->build(c->user, ctx, module, loss));
+    if (!*module || !*loss)
+        AR_TRY_TO(failed, st, ar_error_set(AR_ERR_ARG, "%s: build gave no %s", c->name, *module ? "loss" : "module"));
+    if (!c->own_weights)
+        AR_TRY_TO(failed, st, ar_module_fresh(*module, ctx, seed));
+    return AR_OK;
+failed:
+    ar_loss_destroy(*loss);
+    ar_module_destroy(*module);
+    *module = NULL;
+    *loss = NULL;
+    return st;
+}
 
 static ar_status check_options(const ar_module_case *c, const ar_check_module_options *o)
 {
@@ -43,6 +80,145 @@ static ar_status take_batches(ar_batch **gives, const ar_module_case *c, size_t 
                                 b->batch, i + 1, (*gives)[0].batch);
     }
     return AR_OK;
+}
+
+/* --- what a rank does --------------------------------------------------------------------------------------------- */
+
+/* What every rank of a module's check does. Ranks share it; each writes only what is its own. */
+typedef struct module_run {
+    const ar_module_case *c;
+    const ar_check_module_options *o;
+    ar_parallel parallel;
+    const ar_batch *batch; /* [max(steps, 1)] */
+    float *loss;           /* [max(steps, 1)], rank 0's to write */
+    size_t parameters;     /* rank 0's to write: elements of the full tensors */
+} module_run;
+
+static bool is_first(const ar_ctx *ctx)
+{
+    return ar_comm_rank(ctx->tp) == 0 && ar_comm_rank(ctx->dp) == 0;
+}
+
+typedef struct rank_state {
+    ar_module *module;
+    ar_loss *loss;
+    ar_param **params; /* [n] */
+    size_t n;
+    ar_ddp *ddp;
+    ar_optimizer *optimizer;
+} rank_state;
+
+static void fini(rank_state *s)
+{
+    ar_optimizer_destroy(s->optimizer);
+    ar_ddp_destroy(s->ddp);
+    free(s->params);
+    ar_loss_destroy(s->loss);
+    ar_module_destroy(s->module);
+}
+
+static ar_status init(rank_state *s, const module_run *run, ar_ctx *ctx)
+{
+    const ar_check_module_options *o = run->o;
+    const bool zero = run->parallel.zero > 0;
+    AR_TRY(ari_module_build(run->c, o->run.seed, ctx, &s->module, &s->loss));
+    AR_TRY(ari_module_list(&s->params, &s->n, s->module));
+    if (o->ddp || zero) {
+        ar_ddp_options options = o->ddp ? *o->ddp : ar_ddp_defaults();
+        options.zero = run->parallel.zero;
+        AR_TRY(ar_ddp_create(&s->ddp, ctx, s->module, &options));
+    }
+    for (size_t i = 0; i < s->n; i++)
+        AR_TRY(ar_param_tap(s->params[i], ctx, 'i', &s->params[i]->value));
+    if (o->run.steps == 0)
+        return AR_OK;
+    return zero ? ar_optimizer_create_sharded(&s->optimizer, ctx, s->ddp, &o->run.optimizer)
+                : ar_optimizer_create(&s->optimizer, ctx, s->params, s->n, &o->run.optimizer);
+}
+
+static ar_status train(module_run *run, ar_ctx *ctx, const rank_state *s)
+{
+    const ar_train_options options = {.parallel = run->parallel, .clip = run->o->run.clip, .ddp = s->ddp};
+    for (int i = 0; i < (int)ari_run_steps(&run->o->run); i++) {
+        ar_train_result result;
+        AR_TRY(ar_module_train_step(&result, s->module, s->loss, ctx, s->optimizer, &run->batch[i], (uint32_t)i + 1,
+                                    &options));
+        if (is_first(ctx))
+            run->loss[i] = result.loss;
+    }
+    return AR_OK;
+}
+
+/* A module may be used twice in one forward pass, and then reports under one name twice. While it runs, the second
+ * report of a value with the same place is passed on as "name (use 2)"; the micro-batches of a rank have other
+ * places. */
+typedef struct use {
+    char name[160];
+    char pass;
+    size_t start; /* of its first row in the full tensor */
+    int times;
+} use;
+
+typedef struct use_names {
+    ar_tap_fn tap; /* who listened before */
+    void *tap_user;
+    use *of; /* [count], of the step under way */
+    size_t count, capacity;
+    uint32_t step;
+} use_names;
+
+static use *find_use(use_names *n, const ar_tap_event *e, size_t start)
+{
+    for (size_t i = 0; i < n->count; i++) {
+        use *u = &n->of[i];
+        if (u->pass == e->pass && u->start == start && strcmp(u->name, e->name) == 0)
+            return u;
+    }
+    return NULL;
+}
+
+static ar_status pass_on(void *user, const ar_tap_event *e)
+{
+    use_names *n = user;
+    const size_t start = e->layout->nbox > 0 && e->layout->ndim > 0 ? e->layout->box[0].global[0] : 0;
+    if (e->step != n->step)
+        n->count = 0;
+    n->step = e->step;
+    use *u = find_use(n, e, start);
+    if (!u) {
+        AR_TRY(ari_grow(&n->of, &n->capacity, n->count, sizeof *n->of, "names of tensors"));
+        u = &n->of[n->count++];
+        *u = (use){.pass = e->pass, .start = start};
+        snprintf(u->name, sizeof u->name, "%s", e->name);
+    }
+    if (++u->times == 1)
+        return n->tap(n->tap_user, e);
+    char name[sizeof u->name + 24];
+    ar_tap_event again = *e;
+    snprintf(name, sizeof name, "%s (use %d)", e->name, u->times);
+    again.name = name;
+    return n->tap(n->tap_user, &again);
+}
+
+static ar_status run_rank(void *user, ar_ctx *ctx)
+{
+    module_run *run = user;
+    rank_state s = {0};
+    use_names names = {.tap = ctx->tap, .tap_user = ctx->tap_user};
+    if (names.tap) {
+        ctx->tap = pass_on;
+        ctx->tap_user = &names;
+    }
+    ar_status st = init(&s, run, ctx);
+    for (size_t i = 0; st == AR_OK && i < s.n && is_first(ctx); i++)
+        run->parameters += ari_layout_count(&s.params[i]->layout);
+    if (st == AR_OK)
+        st = train(run, ctx, &s);
+    fini(&s);
+    ctx->tap = names.tap;
+    ctx->tap_user = names.tap_user;
+    free(names.of);
+    return st;
 }
 
 /* --- the one rank ------------------------------------------------------------------------------------------------- */
@@ -88,15 +264,15 @@ static ar_status keep(void *user, const ar_tap_event *e)
     return st;
 }
 
-static ari_cluster_options cluster_of(ari_module_run *run)
+static ari_cluster_options cluster_of(module_run *run)
 {
     const ar_check_module_options *o = run->o;
-    ari_cluster_options cluster = {.run = o->run, .batch = run->batch, .body = ari_module_run_rank, .body_user = run};
+    ari_cluster_options cluster = {.run = o->run, .batch = run->batch, .body = run_rank, .body_user = run};
     cluster.run.parallel = run->parallel;
     return cluster;
 }
 
-static ar_status run_one_rank(ari_reference *ref, ari_module_run *run)
+static ar_status run_one_rank(ari_reference *ref, module_run *run)
 {
     ari_cluster_result result = {0};
     void *user[1] = {ref};
@@ -111,25 +287,15 @@ static ar_status run_one_rank(ari_reference *ref, ari_module_run *run)
     return ari_reference_finish(ref);
 }
 
-static ar_status describe(ar_check_module_report *r, const ari_reference *ref, const ari_module_run *one)
-{
-    r->parameters = one->parameters;
-    r->parameter_tensors = one->parameter_tensors;
-    r->tensors = ref->count;
-    r->elements = ari_reference_elements(ref);
-    r->vacuous = ref->vacuous;
-    return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
-}
-
 /* --- the layouts -------------------------------------------------------------------------------------------------- */
 
-static ar_status run_layouts(ar_check_module_report *r, const ari_reference *ref, const ari_module_run *given)
+static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const module_run *given)
 {
     const ar_check_module_options *o = given->o;
     const size_t steps = ari_run_steps(&o->run);
     AR_TRY(ari_alloc_zero((void **)&r->run, o->layouts, sizeof *r->run, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
-        ari_module_run run = *given;
+        module_run run = *given;
         float *loss = NULL;
         AR_TRY(ari_alloc_zero((void **)&loss, steps, sizeof *loss, "losses"));
         run.parallel = o->parallel[i];
@@ -145,37 +311,132 @@ static ar_status run_layouts(ar_check_module_report *r, const ari_reference *ref
     return AR_OK;
 }
 
-ar_status ar_check_module(ar_check_module_report **gives, const ar_module_case *c, const ar_check_module_options *o)
+ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c, const ar_check_module_options *o)
 {
-    ar_check_module_report *r = NULL;
+    ar_check_report *r = NULL;
     ar_batch *batch = NULL;
     ari_reference ref = {0};
     ar_status st = AR_OK;
     AR_TRY(check_options(c, o));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
-    snprintf(r->name, sizeof r->name, "%s", c->name);
+    snprintf(r->config.name, sizeof r->config.name, "%s", c->name);
     AR_TRY_TO(done, st, take_batches(&batch, c, ari_run_steps(&o->run)));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&r->loss, ari_run_steps(&o->run), sizeof *r->loss, "losses"));
+    r->fresh = true;
     r->batch = batch->batch;
+    r->seq = 1;
     r->steps = (int)o->run.steps;
-    ari_module_run one = {.c = c, .o = o, .batch = batch, .loss = r->loss};
+    r->max_error_vs_f64 = NAN;
+    module_run one = {.c = c, .o = o, .batch = batch, .loss = r->loss};
     AR_TRY_TO(done, st, run_one_rank(&ref, &one));
-    AR_TRY_TO(done, st, describe(r, &ref, &one));
+    r->parameters = one.parameters;
+    AR_TRY_TO(done, st, ari_check_describe(r, &ref));
     AR_TRY_TO(done, st, run_layouts(r, &ref, &one));
     *gives = r;
     r = NULL;
 done:
     ari_reference_fini(&ref);
     free(batch);
-    ar_check_module_report_destroy(r);
+    ar_check_report_destroy(r);
     return st;
 }
 
-void ar_check_module_report_destroy(ar_check_module_report *r)
+/* --- in words ----------------------------------------------------------------------------------------------------- */
+
+typedef struct words {
+    char *text;
+    size_t cap, used;
+} words;
+
+AR_PRINTF(2, 3) static void say(words *w, const char *format, ...)
 {
-    if (!r)
+    va_list args;
+    if (w->used >= w->cap)
         return;
-    ari_check_runs_destroy(r->run, r->runs);
-    free(r->loss);
-    free(r);
+    va_start(args, format);
+    const int n = vsnprintf(w->text + w->used, w->cap - w->used, format, args);
+    va_end(args);
+    w->used += n > 0 ? (size_t)n : 0;
+}
+
+static void say_index(words *w, int ndim, const size_t *index)
+{
+    say(w, "[");
+    for (int d = 0; d < ndim; d++)
+        say(w, d > 0 ? ", %zu" : "%zu", index[d]);
+    say(w, "]");
+}
+
+static void say_difference(words *w, const ar_first_difference *f)
+{
+    say(w, "    first in step %d, %s: %s", f->step, f->pass, f->tensor);
+    if (f->rank >= 0) {
+        say_index(w, f->ndim, f->index);
+        say(w, ", on rank %d ", f->rank);
+        say_index(w, f->local_ndim, f->local_index);
+        say(w, ": %.9g, on one rank %.9g; %zu of %zu elements differ", (double)f->actual, (double)f->reference,
+            f->elements_different, f->elements);
+    }
+    say(w, "\n");
+    if (f->pattern[0])
+        say(w, "    where: %s\n", f->pattern);
+    if (f->hint[0])
+        say(w, "    looks like: %s\n", f->hint);
+}
+
+static void say_run(words *w, const ar_check_run *run)
+{
+    char layout[96];
+    ar_parallel_text(layout, sizeof layout, &run->parallel);
+    if (run->result == AR_CHECK_SAME)
+        say(w, "  %-28s the same bits in all %zu tensors\n", layout, run->tensors);
+    else if (run->result == AR_CHECK_VACUOUS)
+        say(w, "  %-28s VACUOUS: the same bits, and they say nothing\n", layout);
+    else if (run->result == AR_CHECK_DIFFERENT)
+        say(w, "  %-28s DIFFERENT: %zu of %zu tensors\n", layout, run->tensors_different, run->tensors);
+    else
+        say(w, "  %-28s ERROR: %.*s\n", layout, (int)strcspn(run->error, "\n"), run->error);
+    if (run->has_difference)
+        say_difference(w, &run->first);
+}
+
+void ar_check_module_text(const ar_check_report *r, char *text, size_t cap)
+{
+    words w = {text, cap, 0};
+    if (cap > 0)
+        text[0] = '\0';
+    say(&w, "%s: %zu parameters, %zu samples, ", r->config.name, r->parameters, r->batch);
+    if (r->steps > 0)
+        say(&w, "%d training step%s", r->steps, r->steps == 1 ? "" : "s");
+    else
+        say(&w, "one forward and backward pass");
+    say(&w, "; compared bit for bit with one rank:\n");
+    for (size_t i = 0; i < r->runs; i++)
+        say_run(&w, &r->run[i]);
+    if (r->vacuous.tensor[0])
+        say(&w, "  on one rank already, %s of step %d is %g in %zu of %zu elements: nothing after it says anything\n",
+            r->vacuous.tensor, r->vacuous.step, (double)r->vacuous.value, r->vacuous.elements_empty,
+            r->vacuous.elements);
+    say(&w, "  (One rank is this same code: whether its mathematics is right, a gradcheck tells.)\n");
+}
+
+void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, size_t cap)
+{
+    words w = {text, cap, 0};
+    if (cap > 0)
+        text[0] = '\0';
+    say(&w, "%s: gradients against differences of the loss (%.6g), %zu samples, %zu directions: %s\n", r->name,
+        (double)r->loss, r->batch, r->probes,
+        r->ok          ? "they agree"
+        : r->wrong > 0 ? "THEY DISAGREE"
+                       : "TOO FEW COULD BE RESOLVED");
+    for (size_t i = 0; i < r->tensors; i++) {
+        const ar_gradcheck_tensor *t = &r->tensor[i];
+        say(&w, "  %-28s |g| up to %-9.3g error %.1e of it, %.1e allowed%s", t->name, t->largest, t->error, t->allowed,
+            t->wrong > 0 ? "  WRONG" : "");
+        if (t->unresolved > 0)
+            say(&w, "  (%zu of %zu unresolved)", t->unresolved, t->probes);
+        say(&w, "\n");
+    }
+    say(&w, "  (Allowed is 4 times the error that the differences show to have by themselves, and fp32's rounding.)\n");
 }

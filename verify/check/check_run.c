@@ -9,21 +9,15 @@
 
 #include "ref/core/size.h"
 #include "run/process_run.h"
-#include "verify/check/coverage.h"
+#include "sim/plan/bytes.h"
 #include "verify/diagnose/pattern.h"
-
-/* Who listens to one rank. */
-typedef struct listeners {
-    ari_comparator *comparator;
-    ar_tap_fn also; /* NULL: nobody */
-    void *also_user;
-} listeners;
+#include "verify/writer/dump_ranks.h"
 
 typedef struct comparison {
     const ari_reference *ref;
     int ranks;
     ari_comparator *rank; /* [ranks] */
-    listeners *tap;       /* [ranks] */
+    ari_tap_pair *tap;    /* [ranks]: the comparator and who listens besides */
     void **user;          /* [ranks]: the same, as taps see them */
     float **gathered;     /* [ref->count]: the run's own final weights and gradients; NULL for the others */
 } comparison;
@@ -38,13 +32,6 @@ static void comparison_fini(comparison *c)
     free(c->tap);
     free(c->user);
     free(c->gathered);
-}
-
-static ar_status tap_both(void *user, const ar_tap_event *event)
-{
-    const listeners *l = user;
-    AR_TRY(ari_comparator_tap(l->comparator, event));
-    return l->also ? l->also(l->also_user, event) : AR_OK;
 }
 
 static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, int holders,
@@ -62,7 +49,8 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
     /* The first ranks hold all weights and gradients between them: theirs are the run's. */
     for (int r = 0; r < ranks; r++) {
         AR_TRY(ari_comparator_init(&c->rank[r], ref, r < holders ? c->gathered : NULL));
-        c->tap[r] = (listeners){&c->rank[r], o->tap, o->tap_user ? o->tap_user[r] : NULL};
+        c->tap[r] = (ari_tap_pair){.tap = {ari_comparator_tap, o->tap},
+                                   .user = {&c->rank[r], o->tap_user ? o->tap_user[r] : NULL}};
         c->user[r] = &c->tap[r];
     }
     return AR_OK;
@@ -163,6 +151,72 @@ done:
     free(copy);
     return st;
 }
+
+/* --- reports that do not make a whole ----------------------------------------------------------------------------- */
+
+/* Whether two ranks hold the very same boxes of the same copy. */
+static bool same_part(const ari_finding *a, const ari_finding *b)
+{
+    if (!a->seen || !b->seen || a->layout.nbox == 0 || a->layout.nbox != b->layout.nbox ||
+        a->layout.replica != b->layout.replica)
+        return false;
+    for (size_t k = 0; k < a->layout.nbox; k++) {
+        const ar_box *x = &a->layout.box[k], *y = &b->layout.box[k];
+        for (int d = 0; d < a->layout.ndim; d++) {
+            if (x->global[d] != y->global[d] || x->extent[d] != y->extent[d])
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool explain_same_part(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor)
+{
+    for (int a = 0; a < n; a++) {
+        for (int b = a + 1; b < n; b++) {
+            if (!same_part(&ranks[a].finding[tensor], &ranks[b].finding[tensor]))
+                continue;
+            snprintf(f->pattern, sizeof f->pattern, "ranks %d and %d hold the same part of it, and others hold none", a,
+                     b);
+            snprintf(
+                f->hint, sizeof f->hint,
+                "two ranks have the same place in their groups: the tensor- and data-parallel groups do not form a "
+                "mesh (wrong stride or order of the ranks, or the two swapped)");
+            return true;
+        }
+    }
+    return false;
+}
+
+void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor)
+{
+    size_t covered = 0, count = ranks[0].reference->tensor[tensor].count;
+    int broken = -1, replicas = 1, silent = 0;
+    for (int r = n - 1; r >= 0; r--) {
+        const ari_finding *found = &ranks[r].finding[tensor];
+        covered += found->covered;
+        broken = found->broken ? r : broken;
+        replicas = found->seen ? found->layout.replicas : replicas;
+        silent += !found->seen;
+    }
+    if (silent == n) {
+        snprintf(f->pattern, sizeof f->pattern, "the ranks did not report this tensor");
+        snprintf(f->hint, sizeof f->hint, "a part of the step that the baseline has was not run");
+    } else if (broken >= 0) {
+        snprintf(f->pattern, sizeof f->pattern, "rank %d reported it more than once, in parts that do not join",
+                 broken);
+        snprintf(f->hint, sizeof f->hint,
+                 "a micro-batch went through it twice, or not at all, or stands in the wrong place of the batch");
+    } else if (!explain_same_part(f, ranks, n, tensor)) {
+        snprintf(f->pattern, sizeof f->pattern, "the ranks did not report all of it: %zu of %zu elements, in %d cop%s",
+                 covered, count * (size_t)replicas, replicas, replicas == 1 ? "y" : "ies");
+        snprintf(f->hint, sizeof f->hint, "%s",
+                 silent > 0 ? "some ranks did not run this part of the step"
+                            : "a micro-batch, or a part of the tensor, belongs to no rank or to two");
+    }
+}
+
+/* --- the first difference ----------------------------------------------------------------------------------------- */
 
 static ar_status describe_first(ar_check_run *run, const comparison *c, size_t tensor, const ari_verdict *v,
                                 const ari_cluster_options *o)
@@ -281,7 +335,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     /* Each tensor-parallel group does; but with ZeRO a gradient is shared out over them. */
     const int holders = o->run.parallel.zero > 0 ? world : ari_at_least_one(o->run.parallel.tp);
     AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders, o));
-    options.tap = tap_both;
+    options.tap = ari_tap_both;
     options.tap_user = c.user;
     ended = ari_cluster_run(&result, &options);
     if (ended == AR_ERR_MEMORY ||
@@ -318,6 +372,14 @@ done:
     return o->run.process && ended == AR_OK ? share_verdict(run, o->run.process, st) : st;
 }
 
+ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref)
+{
+    r->tensors = ref->count;
+    r->elements = ari_reference_elements(ref);
+    r->vacuous = ref->vacuous;
+    return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
+}
+
 void ari_check_run_fini(ar_check_run *run)
 {
     free(run->error);
@@ -331,4 +393,67 @@ void ari_check_runs_destroy(ar_check_run *run, size_t runs)
     for (size_t i = 0; i < runs; i++)
         ari_check_run_fini(&run[i]);
     free(run);
+}
+
+/* --- a layout of a check ------------------------------------------------------------------------------------------ */
+
+/* One layout, under as many schedules as are asked for: until one run is not the same. The dump is the last one's. */
+static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first,
+                               uint64_t schedules, ari_dump_ranks *dump)
+{
+    const uint64_t predicted = run->bytes_predicted;
+    o->run.sim.explore = schedules > 0;
+    for (uint64_t k = 0; k < (schedules > 0 ? schedules : 1); k++) {
+        ari_check_run_fini(run);
+        ari_dump_ranks_clear(dump);
+        run->bytes_predicted = predicted;
+        o->run.sim.schedule_seed = first + k;
+        AR_TRY(ari_check_run(run, ref, o));
+        run->schedules = schedules > 0 ? k + 1 : 0;
+        run->schedule_seed = o->run.sim.schedule_seed;
+        if (run->result >= AR_CHECK_DIFFERENT)
+            break;
+    }
+    return AR_OK;
+}
+
+/* A run that failed has reported some tensors of some ranks: nothing that could be put together. */
+static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
+                            const ari_dump_ranks *dump)
+{
+    ari_dump_facts facts;
+    char layout[96];
+    if (run->reports)
+        return AR_OK;
+    ari_dump_layout_name(layout, sizeof layout, &dump->parallel);
+    AR_TRY(ari_folder_path(run->dump, sizeof run->dump, o->dump, layout));
+    ari_dump_facts_of(&facts, &b->config, &dump->parallel, o->run.numerics, o->run.fault);
+    return ari_dump_ranks_write(dump, run->dump, &facts);
+}
+
+ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
+                             const ar_parallel *p)
+{
+    ari_cluster_options cluster = {.run = o->run,
+                                   .config = &b->config,
+                                   .batch = b->batch,
+                                   .weights = b->weights ? ari_weights_find : NULL,
+                                   .weights_user = b->weights};
+    cluster.run.parallel = *p;
+    const ari_traffic_case traffic = {.run = cluster.run, .config = &b->config};
+    *run = (ar_check_run){.parallel = *p};
+    AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
+    ari_dump_ranks dump = {.ranks = 0};
+    ar_status st = AR_OK;
+    if (o->dump) {
+        AR_TRY_TO(done, st, ari_dump_ranks_create(&dump, p, NULL));
+        cluster.tap = ar_dump_listener_tap;
+        cluster.tap_user = dump.user;
+    }
+    AR_TRY_TO(done, st, run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
+    if (o->dump)
+        st = write_dump(run, b, o, &dump);
+done:
+    ari_dump_ranks_fini(&dump);
+    return st;
 }

@@ -1,25 +1,79 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of a check: its input, what the baseline makes of it, and one layout against that. */
 #ifndef ARI_VERIFY_CHECK_CHECK_RUN_H
 #define ARI_VERIFY_CHECK_CHECK_RUN_H
 
-#include "anyrank/check.h"
+#include "anyrank/check_module.h"
 #include "run/cluster_run.h"
 #include "run/estimate.h"
+#include "run/run.h"
 #include "verify/check/compare.h"
 
+/** What a whole check takes: the estimate of its largest layout. Errors: those of ari_estimate_check. */
+AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
+
+/* --- the baseline (check_base.c) ---------------------------------------------------------------------------------- */
+
+/** input_ids [batch, seq] cut from a text, one byte one token (modulo the vocabulary), row after row from a place that
+ * the seed decides (0: the start), around the end. Gives; free(). Errors: those of reading the text,
+ * AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, const char *text,
+                                    uint64_t seed);
+
+/* What the layouts of a check are compared with: the model, its input, and what the baseline made of them. One serves
+ * any number of layouts, faults and ways to sum gradients up. */
+typedef struct ari_check_base {
+    ar_config config;
+    ari_weights *weights; /* NULL: fresh */
+    int64_t *ids;
+    ar_batch *batch; /* [steps, at least 1], global */
+    ari_reference ref;
+    float *loss;             /* [steps, at least 1] */
+    double max_error_vs_f64; /* as in ar_check_report */
+    double seconds;          /* of the baseline */
+} ari_check_base;
+
+/** Reads weights and text and runs the baseline; layouts and faults are not looked at, options not checked. `folder`:
+ *  where the config came from. Gives; ari_check_base_fini, also after a failure. Errors: those of reading, of the
+ *  baseline, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, const ar_config *c,
+                                           const char *folder);
+void ari_check_base_fini(ari_check_base *b);
+/** The part of ari_check_base_init after reading: runs the exact baseline into b->ref and b->loss, both there; unless
+ *  o->skip_f64, the binary64 one for max_error_vs_f64: the worst |exact - binary64| of a gradient of step 1 over its
+ *  tensor's largest |binary64|, NaN where it is not known, infinity where only one of the two is finite; in the native
+ *  numerics, the binary64 one with rounding errors for every tensor's `allowed`. Errors: those of ar_baseline_run,
+ *  AR_ERR_INTERNAL (they emit other tensors). */
+AR_NODISCARD ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o);
+
+/* --- a layout (check_run.c) --------------------------------------------------------------------------------------- */
+
+/** Runs one layout as o says, under as many schedules as it asks for, and compares it. o: as ari_check_base_init had
+ *  it, but for what is said above. Gives *run; ari_check_run_fini, also after a failure. Errors: those of
+ *  ari_check_run. */
+AR_NODISCARD ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
+                                          const ar_parallel *p);
 /** Runs one layout and compares it with the reference; the listener of `o` hears what the comparing does. Fills
  * everything of `run` but bytes_predicted, which it reads. A run that ends in an error of its ranks is a result
  * (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is the machine's and not the layout's. Errors:
  * AR_ERR_MEMORY, of a rank or of the comparing itself. */
 AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
-
 /** Frees what it holds. */
 void ari_check_run_fini(ar_check_run *run);
-
 /** The same for an array of them, and the array; accepts NULL where there are none. */
 void ari_check_runs_destroy(ar_check_run *run, size_t runs);
+/** What a report says of the tensors that layouts are compared with. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref);
+/** Fills `pattern` and `hint` for a tensor that the ranks' reports do not cover once: who holds the same part, or what
+ *  is missing, and what kind of mistake does that. */
+void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor);
 
-/** What a whole check takes: the estimate of its largest layout. Errors: those of ari_estimate_check. */
-AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
+/* --- modules (check_module.c) ------------------------------------------------------------------------------------- */
+
+/** Refuses what no check of modules takes; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
+AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
+/** Builds the module and the loss of a case, and gives the parameters their first values. On error both are NULL. */
+AR_NODISCARD ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module,
+                                        ar_loss **loss);
 
 #endif

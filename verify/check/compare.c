@@ -9,7 +9,10 @@
 #include "ref/core/boxes.h"
 #include "ref/core/host_view.h"
 #include "ref/core/size.h"
+#include "ref/layers/share.h"
 #include "ref/numerics/bits.h"
+#include "run/process_run.h"
+#include "verify/writer/dump_ranks.h"
 
 /* Floats in order as integers: -0 and +0 are neighbours. */
 static int64_t ordered(float x)
@@ -91,53 +94,27 @@ static void compare_run(void *user, const ari_box_run *r)
 
 /* --- reports of one tensor that become one part ------------------------------------------------------------------- */
 
-static size_t count_of(int ndim, const size_t *shape)
+/* Elements of the rank's local tensor. */
+static size_t local_count(const ari_finding *f)
 {
-    size_t count = 1;
-    for (int d = 0; d < ndim; d++)
-        count *= shape[d];
+    size_t count = f->seen ? 1 : 0;
+    for (int d = 0; f->seen && d < f->ndim; d++)
+        count *= f->shape[d];
     return count;
 }
 
-static bool same_but_rows(const ar_box *a, const ar_box *b, int ndim)
-{
-    for (int d = 1; d < ndim; d++) {
-        if (a->global[d] != b->global[d] || a->local[d] != b->local[d] || a->extent[d] != b->extent[d])
-            return false;
-    }
-    return a->local[0] == 0 && b->local[0] == 0;
-}
-
-typedef enum place { NOWHERE, AFTER, BEFORE } place;
-
 /* Where the rows of a report stand: directly after those there are, directly before them, or neither. */
-static place place_of(const ari_finding *f, const ar_layout *o, const ar_tensor *t)
+static ari_side side_of(const ari_finding *f, const ar_layout *o, const ar_tensor *t)
 {
-    const ar_layout *have = &f->layout;
-    const int nd = o->ndim;
-    if (nd < 1 || have->ndim != nd || f->ndim != t->ndim || have->nbox != o->nbox || have->replica != o->replica ||
-        have->replicas != o->replicas || memcmp(have->shape, o->shape, (size_t)nd * sizeof *o->shape) != 0)
-        return NOWHERE;
-    bool after = true, before = true;
-    for (size_t k = 0; k < o->nbox; k++) {
-        const ar_box *a = &have->box[k], *b = &o->box[k];
-        if (!same_but_rows(a, b, nd) || a->extent[0] != f->shape[0] || b->extent[0] != t->shape[0])
-            return NOWHERE;
-        after = after && a->global[0] + a->extent[0] == b->global[0];
-        before = before && b->global[0] + b->extent[0] == a->global[0];
-    }
-    return after ? AFTER : before ? BEFORE : NOWHERE;
+    return f->ndim == t->ndim && ari_same_tensor(&f->layout, o) ? ari_side_of(&f->layout, f->shape[0], o, t->shape[0])
+                                                                : ARI_APART;
 }
 
-static void join(ari_finding *f, const ar_layout *o, const ar_tensor *t, place where)
+static void join(ari_finding *f, const ar_layout *o, const ar_tensor *t, ari_side where)
 {
-    for (size_t k = 0; k < o->nbox; k++) {
-        f->layout.box[k].extent[0] += o->box[k].extent[0];
-        if (where == BEFORE)
-            f->layout.box[k].global[0] = o->box[k].global[0];
-    }
+    ari_join_rows(&f->layout, o, where);
     f->shape[0] += t->shape[0];
-    if (where == BEFORE)
+    if (where == ARI_BEFORE)
         f->first_local += ar_tensor_count(t);
 }
 
@@ -151,34 +128,36 @@ static void first_report(ari_finding *f, const ar_layout *o, const ar_tensor *t)
 
 /* --- copies that are kept ----------------------------------------------------------------------------------------- */
 
-typedef struct filling {
-    float *local;
-    const float *reference;
-} filling;
+/* Between a full tensor and the packed parts of it that one rank holds. */
+typedef struct moving {
+    float *full, *packed;
+    bool to_full;
+} moving;
 
-static void fill_run(void *user, const ari_box_run *r)
+static void move_run(void *user, const ari_box_run *r)
 {
-    const filling *f = user;
-    memcpy(f->local + r->local_index, f->reference + r->full, r->count * sizeof(float));
+    const moving *m = user;
+    float *full = m->full + r->full, *packed = m->packed + r->local_index;
+    for (size_t i = 0; i < r->count; i++)
+        *(m->to_full ? &full[i] : &packed[i]) = m->to_full ? packed[i] : full[i];
 }
 
-/* What a rank holds where nothing differs: the reference's values at the places of the boxes. */
-static ar_status fill_from_reference(float *local, const ari_finding *f, const ari_ref_tensor *reference)
+static ar_status move_boxes(const ari_finding *f, float *full, float *packed, bool to_full)
 {
     ar_tensor view;
-    filling user = {local, reference->values};
-    AR_TRY(ar_tensor_view(&view, AR_F32, f->ndim, f->shape, (ar_buf){local}));
-    ari_for_each_run(&view, &f->layout, fill_run, &user);
+    moving m = {full, packed, to_full};
+    AR_TRY(ar_tensor_view(&view, AR_F32, f->ndim, f->shape, (ar_buf){packed}));
+    ari_for_each_run(&view, &f->layout, move_run, &m);
     return AR_OK;
 }
 
-static ari_kept *find_kept(ari_comparator *c, size_t tensor)
+/* Its place among the copies; kept_count: it is not there. */
+static size_t find_kept(const ari_comparator *c, size_t tensor)
 {
-    for (size_t i = 0; i < c->kept_count; i++) {
-        if (c->kept[i].tensor == tensor)
-            return &c->kept[i];
-    }
-    return NULL;
+    size_t i = 0;
+    while (i < c->kept_count && c->kept[i].tensor != tensor)
+        i++;
+    return i;
 }
 
 /* A slot for a tensor: a free one, or that of the last in execution order if it comes after this one. A tensor that
@@ -202,22 +181,21 @@ static ari_kept *slot_for(ari_comparator *c, size_t tensor)
 /* Keeps what a finding of `had` elements has become by a report: the earlier rows, kept or without a difference, and
  * the new ones after or before them. */
 static ar_status keep_report(ari_comparator *c, size_t tensor, const ari_finding *had, size_t had_count,
-                             const ar_tensor *t, place where)
+                             const ar_tensor *t, ari_side where)
 {
     const size_t count = ar_tensor_count(t);
-    ari_kept *k = find_kept(c, tensor);
+    const size_t at = find_kept(c, tensor);
+    ari_kept *k = at < c->kept_count ? &c->kept[at] : slot_for(c, tensor);
     float *whole = NULL;
-    if (!k)
-        k = slot_for(c, tensor);
     if (!k)
         return AR_OK;
     AR_TRY(ari_alloc((void **)&whole, had_count + count, sizeof *whole, "a copy of a tensor that differs"));
-    float *earlier = whole + (where == BEFORE ? count : 0), *now = whole + (where == BEFORE ? 0 : had_count);
+    float *earlier = whole + (where == ARI_BEFORE ? count : 0), *now = whole + (where == ARI_BEFORE ? 0 : had_count);
     ar_status st = AR_OK;
     if (k->local)
         memcpy(earlier, k->local, had_count * sizeof *whole);
     else if (had_count > 0)
-        st = fill_from_reference(earlier, had, &c->reference->tensor[tensor]);
+        st = move_boxes(had, c->reference->tensor[tensor].values, earlier, false);
     ari_pack_elements(now, t);
     free(k->local);
     k->local = whole;
@@ -231,9 +209,9 @@ static ar_status add_report(ari_comparator *c, size_t i, const ar_tap_event *e)
     const ari_ref_tensor *reference = &c->reference->tensor[i];
     ari_finding *f = &c->finding[i];
     const ari_finding had = *f;
-    const size_t had_count = had.seen ? count_of(had.ndim, had.shape) : 0;
-    const place where = had.seen ? place_of(f, e->layout, e->local) : AFTER;
-    if (where == NOWHERE)
+    const size_t had_count = local_count(&had);
+    const ari_side where = had.seen ? side_of(f, e->layout, e->local) : ARI_AFTER;
+    if (where == ARI_APART)
         f->broken = true;
     else if (had.seen)
         join(f, e->layout, e->local, where);
@@ -244,9 +222,9 @@ static ar_status add_report(ari_comparator *c, size_t i, const ar_tap_event *e)
                       reference->allowed,
                       reference->beside,
                       c->gathered && e->layout->replica == 0 ? c->gathered[i] : NULL,
-                      where == AFTER ? had_count : 0};
+                      where == ARI_AFTER ? had_count : 0};
     ari_for_each_run(e->local, e->layout, compare_run, &user);
-    if (f->different > 0 && where != NOWHERE)
+    if (f->different > 0 && where != ARI_APART)
         return keep_report(c, i, &had, had_count, e->local, where);
     return AR_OK;
 }
@@ -255,7 +233,7 @@ ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
 {
     ari_comparator *c = user;
     const size_t i = ari_reference_find_in(c->reference, e->name, e->pass, (int)e->step);
-    if (i < c->reference->count && count_of(e->layout->ndim, e->layout->shape) == c->reference->tensor[i].count &&
+    if (i < c->reference->count && ari_layout_count(e->layout) == c->reference->tensor[i].count &&
         e->local->dtype == AR_F32)
         return add_report(c, i, e);
     if (!c->unexpected[0])
@@ -348,16 +326,109 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
 ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor)
 {
     const ari_finding *f = &c->finding[tensor];
-    const size_t count = f->seen ? count_of(f->ndim, f->shape) : 0;
-    const float *kept = NULL;
-    for (size_t i = 0; i < c->kept_count; i++)
-        kept = c->kept[i].tensor == tensor ? c->kept[i].local : kept;
-    if (f->different > 0 && !kept)
+    const size_t count = local_count(f);
+    const size_t kept = find_kept(c, tensor);
+    if (f->different > 0 && kept == c->kept_count)
         return ar_error_set(AR_ERR_NOT_FOUND, "no copy of tensor %zu was kept", tensor);
     AR_TRY(ari_alloc_zero((void **)gives, count, sizeof(float), "a copy of a tensor"));
-    if (kept)
-        memcpy(*gives, kept, count * sizeof(float));
+    if (kept < c->kept_count)
+        memcpy(*gives, c->kept[kept].local, count * sizeof(float));
     else if (count > 0)
-        return fill_from_reference(*gives, f, &c->reference->tensor[tensor]);
+        return move_boxes(f, c->reference->tensor[tensor].values, *gives, false);
     return AR_OK;
+}
+
+/* --- where each rank is a process --------------------------------------------------------------------------------- */
+
+/* The first copy of what is gathered: its holder's values are the run's. */
+static bool gives_values(const ari_comparator *c, float *const *gathered, size_t tensor)
+{
+    const ari_finding *f = &c->finding[tensor];
+    return gathered[tensor] && f->seen && !f->broken && f->layout.replica == 0;
+}
+
+/* What a rank's comparator found, from its process (send) to process 0. */
+static ar_status transfer(ari_bytes *b, void *data, size_t n, bool send)
+{
+    return send ? ari_bytes_put(b, data, n) : ari_bytes_take(b, data, n);
+}
+
+static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, float *const *gathered, bool send)
+{
+    for (size_t i = 0; i < c->reference->count; i++) {
+        const ari_finding *f = &c->finding[i];
+        const size_t count = local_count(f);
+        float *packed = NULL;
+        if (!gives_values(c, gathered, i))
+            continue;
+        AR_TRY(ari_alloc_zero((void **)&packed, count, sizeof *packed, "a gathered tensor"));
+        ar_status st = send ? move_boxes(f, gathered[i], packed, false) : AR_OK;
+        if (st == AR_OK)
+            st = transfer(b, packed, count * sizeof *packed, send);
+        if (st == AR_OK && !send)
+            st = move_boxes(f, gathered[i], packed, true);
+        free(packed);
+        AR_TRY(st);
+    }
+    return AR_OK;
+}
+
+static ar_status transfer_kept(ari_bytes *b, ari_comparator *c, bool send)
+{
+    size_t n = c->kept_count;
+    AR_TRY(transfer(b, &n, sizeof n, send));
+    if (n > ARI_KEPT_COPIES)
+        return ar_error_set(AR_ERR_INTERNAL, "a process sent %zu copies of tensors, at most %d are kept", n,
+                            ARI_KEPT_COPIES);
+    for (size_t i = 0; i < n; i++) {
+        ari_kept *k = &c->kept[i];
+        AR_TRY(transfer(b, &k->tensor, sizeof k->tensor, send));
+        if (k->tensor >= c->reference->count)
+            return ar_error_set(AR_ERR_INTERNAL, "a process sent a copy of tensor %zu of %zu", k->tensor,
+                                c->reference->count);
+        const size_t count = local_count(&c->finding[k->tensor]);
+        if (!send) {
+            AR_TRY(ari_alloc((void **)&k->local, count, sizeof *k->local, "a copy of a tensor that differs"));
+            c->kept_count = i + 1;
+        }
+        AR_TRY(transfer(b, k->local, count * sizeof *k->local, send));
+    }
+    return AR_OK;
+}
+
+static ar_status transfer_all(ari_bytes *b, ari_comparator *c, float *const *gathered, bool send)
+{
+    AR_TRY(transfer(b, c->finding, c->reference->count * sizeof *c->finding, send));
+    AR_TRY(transfer(b, c->unexpected, sizeof c->unexpected, send));
+    AR_TRY(transfer_kept(b, c, send));
+    return gathered ? transfer_values(b, c, gathered, send) : AR_OK;
+}
+
+typedef struct receiving {
+    ari_comparator *ranks;
+    float *const *gathered;
+    int holders;
+} receiving;
+
+static ar_status take(void *user, int rank, ari_bytes *b)
+{
+    const receiving *r = user;
+    if (rank == 0) /* what process 0 sends to itself is there */
+        return AR_OK;
+    return transfer_all(b, &r->ranks[rank], rank < r->holders ? r->gathered : NULL, false);
+}
+
+ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered, int holders)
+{
+    const int rank = ar_process_rank(p);
+    receiving r = {ranks, gathered, holders};
+    ari_bytes own = {.count = 0};
+    ar_status st = AR_OK;
+    if (rank > 0 && rank < n)
+        st = transfer_all(&own, &ranks[rank], rank < holders ? gathered : NULL, true);
+    st = ari_process_agree(p, st);
+    if (st == AR_OK)
+        st = ari_process_collect(p, &own, take, &r);
+    ari_bytes_fini(&own);
+    return st;
 }

@@ -11,9 +11,8 @@
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
-#include "run/cluster_run.h"
-#include "verify/check/module_run.h"
-#include "verify/gradcheck/gradcheck_draw.h"
+#include "verify/check/check_run.h"
+#include "verify/gradcheck/gradcheck.h"
 
 enum { STEPS = 8, ALL_USE = 9 };
 static const double FIRST_STEP = 0.125;       /* of the size of what is moved */

@@ -290,11 +290,11 @@ static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, c
 
 static ar_status run_module(ar_check_run *run, const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
-    ar_check_module_report *r = NULL;
+    ar_check_report *r = NULL;
     AR_TRY(ari_fault_module_check(&r, f, fault, bases->threads, bases->seed));
     *run = r->run[0];
     r->run[0] = (ar_check_run){.error = NULL};
-    ar_check_module_report_destroy(r);
+    ar_check_report_destroy(r);
     return AR_OK;
 }
 

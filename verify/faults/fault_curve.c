@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "run/cluster_run.h"
-#include "verify/check/text_batch.h"
 #include "verify/faults/fault_case.h"
 
 /* --- the trace ---------------------------------------------------------------------------------------------------- */

@@ -89,7 +89,7 @@ static ar_status give_batch(void *user, int step, ar_batch *b)
     return AR_OK;
 }
 
-ar_status ari_fault_module_check(ar_check_module_report **gives, const ari_fault_case *f, ar_fault fault, int threads,
+ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault, int threads,
                                  uint64_t seed)
 {
     samples s = {.of = f};

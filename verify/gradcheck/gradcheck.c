@@ -11,9 +11,8 @@
 #include "ref/baseline/perturb.h"
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
-#include "verify/gradcheck/gradcheck_draw.h"
 
-enum { SAMPLES = 2, POSITIONS = 16, MESSAGE = 1024 };
+enum { SAMPLES = 2, POSITIONS = 16, MESSAGE = 1024, DRAWS = 1000 };
 enum { PAIRS = AR_GRADCHECK_STEPS + 1, RATIO = 4 }; /* a row takes the losses at its step and at RATIO times it */
 static const double LARGEST_STEP = 0.25;
 static const double BOUND = 1e-6;                         /* of the best row */
@@ -40,6 +39,32 @@ typedef struct gradcheck {
     ar_batch batch;
     atomic_bool stopped;
 } gradcheck;
+
+/* --- which elements ----------------------------------------------------------------------------------------------- */
+
+static void add(ari_drawn *d, size_t at)
+{
+    for (size_t i = 0; i < d->n; i++) {
+        if (d->at[i] == at)
+            return;
+    }
+    d->at[d->n++] = at;
+}
+
+void ari_draw_elements(ari_drawn *d, uint64_t key, size_t wanted, double low, const double *gradient, size_t count)
+{
+    size_t place = 0;
+    for (uint64_t i = 0; i < DRAWS && d->n < wanted; i++) {
+        place = (size_t)(ari_random_unit(ari_random_u32(key, i, 0, (uint32_t)wanted)) * (double)count);
+        if (low > 0.0 ? fabs(gradient[place]) > low : gradient[place] == 0.0)
+            add(d, place);
+    }
+    for (size_t i = 0; i < count && d->n < wanted; i++) {
+        const size_t at = (place + i) % count;
+        if (low > 0.0 ? fabs(gradient[at]) > low : gradient[at] == 0.0)
+            add(d, at);
+    }
+}
 
 /* --- weights and gradients ---------------------------------------------------------------------------------------- */
 

@@ -5,16 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/budget.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
-#include "run/cluster_run.h"
 #include "run/estimate.h"
 #include "run/run.h"
 #include "verify/faults/fault_case.h"
-#include "verify/grads/block_case.h"
-#include "verify/grads/grads_allowed.h"
-#include "verify/grads/grads_dump.h"
-#include "verify/grads/input_batch.h"
+#include "verify/grads/grads.h"
 
 enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
 
@@ -50,21 +47,17 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
     return ari_param_list(c, want_gradient, g);
 }
 
-static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options, ari_grads_taps *taps,
-                     ar_grads_result *result)
+static ar_status run(ari_cluster_options *o, ari_grads_taps *taps, ar_grads_result *result)
 {
     ari_cluster_result done;
-    const ar_plan plan = run_options->run.plan;
-    run_options->run = o->run;
-    run_options->run.plan = plan;
-    run_options->tap = ari_grads_tap_fn;
-    run_options->tap_user = taps->user;
-    const ar_status st = ari_cluster_run(&done, run_options);
+    o->tap = ari_tap_both;
+    o->tap_user = taps->user;
+    const ar_status st = ari_cluster_run(&done, o);
     free(done.reports);
     if (done.loss)
         result->loss = done.loss[0];
     free(done.loss);
-    result->batch = run_options->batch->batch;
+    result->batch = o->batch->batch;
     result->seconds = done.seconds;
     result->bytes = done.bytes;
     result->has_predicted = done.has_predicted;
@@ -72,18 +65,30 @@ static ar_status run(const ar_grads_options *o, ari_cluster_options *run_options
     return st;
 }
 
-static ar_status path_in(char path[600], const char *folder, const char *name)
+static ar_status run_block(void *user, const ar_baseline_options *o)
 {
-    if (snprintf(path, 600, "%s/%s", folder, name) >= 600)
-        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", folder);
-    return AR_OK;
+    return ari_block_case_baseline(user, o);
+}
+
+/* The baseline's tensors of the run, and what each may be off in the arithmetic that is asked for. */
+static ar_status allow(ari_reference *ref, const ari_cluster_options *run, const ar_grads_options *o)
+{
+    const ari_sensitivity_case c = {
+        .of = o->sensitivity_of,
+        .config = run->config,
+        .batch = run->batch,
+        .run = run->body ? run_block : NULL,
+        .user = run->body_user,
+        .options = {.seed = o->run.seed, .weights = run->weights, .weights_user = run->weights_user},
+        .threads = o->run.threads > 0 ? o->run.threads : ari_cores()};
+    return ari_sensitivity_allow(ref, &c);
 }
 
 /* What stands in the way of the ranks' folder is told before the run. */
 static ar_status check_out(const ar_grads_options *o)
 {
     char path[600];
-    AR_TRY(path_in(path, o->out, RANKS_NAME));
+    AR_TRY(ari_folder_path(path, sizeof path, o->out, RANKS_NAME));
     return o->per_rank ? ari_dump_folder_check(path) : AR_OK;
 }
 
@@ -98,6 +103,11 @@ static ar_status check_complete(const ari_gatherer *g, ar_fault fault)
     return ar_error_set(AR_ERR_DATA, "fault %s leaves nothing whole to write: %s", ar_fault_name(fault), message);
 }
 
+static ar_status file_path(ar_grads_result *result, int file, const ar_grads_options *o, const char *name)
+{
+    return ari_folder_path(result->file[file], sizeof result->file[file], o->out, name);
+}
+
 /* The files of names (the first `files`), then activations and ranks as asked for. */
 static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, const ar_grads_options *o,
                              const ar_config *c, const char *const *names, int files, const ari_reference *sensitive)
@@ -110,9 +120,9 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
     AR_TRY(ari_gather_hash(g, files, result->outputs_hash));
     result->tensors = g->count;
     for (int i = 0; i < files; i++)
-        AR_TRY(path_in(result->file[i], o->out, names[i]));
+        AR_TRY(file_path(result, i, o, names[i]));
     if (o->activations) {
-        AR_TRY(path_in(result->file[ACTIVATIONS_FILE], o->out, "activations.safetensors"));
+        AR_TRY(file_path(result, ACTIVATIONS_FILE, o, "activations.safetensors"));
         AR_TRY(ari_grads_merge(taps, files, o->per_rank));
         AR_TRY(check_complete(g, o->run.fault));
         AR_TRY(ari_grads_order(&order, g, files));
@@ -128,12 +138,13 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
     if (o->per_rank) {
         ari_dump_facts facts;
         ari_dump_facts_of(&facts, c, &o->run.parallel, o->run.numerics, o->run.fault);
-        AR_TRY_TO(done, st, path_in(result->file[RANKS_FOLDER], o->out, RANKS_NAME));
+        AR_TRY_TO(done, st, file_path(result, RANKS_FOLDER, o, RANKS_NAME));
         AR_TRY_TO(done, st, ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts));
     }
     if (o->sensitivity) {
-        AR_TRY_TO(done, st, path_in(result->file[ALLOWED_FILE], o->out, "allowed.safetensors"));
-        st = ari_grads_allowed_write(sensitive, g, result->file[ALLOWED_FILE], o->sensitivity_of, result->outputs_hash);
+        AR_TRY_TO(done, st, file_path(result, ALLOWED_FILE, o, "allowed.safetensors"));
+        st =
+            ari_gather_write_allowed(g, sensitive, result->file[ALLOWED_FILE], o->sensitivity_of, result->outputs_hash);
     }
 done:
     free(order);
@@ -170,40 +181,47 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
     return ari_estimate_fits(&e);
 }
 
-static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options *o)
+static ar_status run_and_write(ar_grads_result *result, const ar_grads_options *o, ari_cluster_options *cluster,
+                               ari_gatherer *g)
 {
     static const char *const names[] = {[OUTPUTS_FILE] = "outputs.safetensors", [GRADS_FILE] = "grads.safetensors"};
-    char folder[512];
-    ar_config c;
-    ar_plan plan;
-    ari_input_batch input = {0};
-    ari_weights *weights = NULL;
-    ari_gatherer g = {0};
+    static const char *const block_names[] = {"block.safetensors"};
     ari_grads_taps taps = {.outputs = NULL};
     ari_reference sensitive = {0};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_run_config(&c, folder, sizeof folder, o->run.model));
-    result->config = c;
-    AR_TRY_TO(done, st, ari_input_batch_load(&input, &c, o->input));
-    memcpy(result->note, input.note, sizeof result->note);
-    AR_TRY_TO(done, st, check_case(&c, &input.batch, o, &plan));
-    AR_TRY_TO(done, st, ari_weights_load(&weights, &c, folder));
-    result->fresh = weights == NULL;
-    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->mlp_order, &c, result->fresh));
-    AR_TRY_TO(done, st, want_all(&g, &c, &input.batch));
-    ari_cluster_options run_options = {.config = &c,
-                                       .run.plan = plan,
-                                       .batch = &input.batch,
-                                       .weights = weights ? ari_weights_find : NULL,
-                                       .weights_user = weights};
-    AR_TRY_TO(done, st, ari_grads_taps_create(&taps, &g, o));
-    AR_TRY_TO(done, st, run(o, &run_options, &taps, result));
+    AR_TRY_TO(done, st, ari_grads_taps_create(&taps, g, o));
+    AR_TRY_TO(done, st, run(cluster, &taps, result));
     if (o->sensitivity)
-        AR_TRY_TO(done, st, ari_grads_allow_model(&sensitive, &run_options, o));
-    st = write_files(result, &taps, o, &c, names, 2, &sensitive);
+        AR_TRY_TO(done, st, allow(&sensitive, cluster, o));
+    st = cluster->body ? write_files(result, &taps, o, cluster->config, block_names, 1, &sensitive)
+                       : write_files(result, &taps, o, cluster->config, names, 2, &sensitive);
 done:
     ari_reference_fini(&sensitive);
     ari_grads_taps_fini(&taps);
+    return st;
+}
+
+static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options *o)
+{
+    char folder[512];
+    ari_input_batch input = {0};
+    ari_weights *weights = NULL;
+    ari_gatherer g = {0};
+    ar_config *c = &result->config;
+    ari_cluster_options cluster = {.run = o->run, .config = c, .batch = &input.batch};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_run_config(c, folder, sizeof folder, o->run.model));
+    AR_TRY_TO(done, st, ari_input_batch_load(&input, c, o->input));
+    memcpy(result->note, input.note, sizeof result->note);
+    AR_TRY_TO(done, st, check_case(c, &input.batch, o, &cluster.run.plan));
+    AR_TRY_TO(done, st, ari_weights_load(&weights, c, folder));
+    result->fresh = weights == NULL;
+    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->mlp_order, c, result->fresh));
+    AR_TRY_TO(done, st, want_all(&g, c, &input.batch));
+    cluster.weights = weights ? ari_weights_find : NULL;
+    cluster.weights_user = weights;
+    st = run_and_write(result, o, &cluster, &g);
+done:
     ari_gatherer_fini(&g);
     ari_weights_destroy(weights);
     ari_input_batch_fini(&input);
@@ -223,24 +241,16 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
 {
     ari_block_case block = {0};
     ari_gatherer g = {0};
-    ari_grads_taps taps = {.outputs = NULL};
-    ari_reference sensitive = {0};
+    ari_cluster_options cluster = {
+        .run = o->run, .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
     ar_status st = AR_OK;
     AR_TRY(check_block_layout(&o->run.parallel));
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
     AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
     AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->mlp_order, &block.config, false));
     AR_TRY_TO(done, st, ari_block_case_want(&block, &g));
-    ari_cluster_options run_options = {
-        .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
-    AR_TRY_TO(done, st, ari_grads_taps_create(&taps, &g, o));
-    AR_TRY_TO(done, st, run(o, &run_options, &taps, result));
-    if (o->sensitivity)
-        AR_TRY_TO(done, st, ari_grads_allow_block(&sensitive, &block, o));
-    st = write_files(result, &taps, o, &block.config, (const char *const[]){"block.safetensors"}, 1, &sensitive);
+    st = run_and_write(result, o, &cluster, &g);
 done:
-    ari_reference_fini(&sensitive);
-    ari_grads_taps_fini(&taps);
     ari_gatherer_fini(&g);
     ari_block_case_fini(&block);
     return st;

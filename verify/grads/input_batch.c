@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/grads/input_batch.h"
+#include "verify/grads/grads.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/reference/adam_allowance.h"
-
 #include <math.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "ref/train/optimizer.h"
+#include "verify/reference/sensitivity.h"
 
 /* What the update's own dozen roundings, each in the run and in the reference, make of its quotient. */
 static const double ROUNDINGS = 0x1p-20;
@@ -57,18 +56,9 @@ static void advance(element *e, const adam_step *s)
     }
 }
 
-/* The distance of the largest element to the next fp32 number. */
-static double step_of_largest(const ari_ref_tensor *t)
-{
-    float largest = 0.0f;
-    for (size_t i = 0; i < t->count; i++)
-        largest = fmaxf(largest, fabsf(t->values[i]));
-    return isfinite(largest) ? (double)(nextafterf(largest, INFINITY) - largest) : 0.0;
-}
-
 static ar_status keep(ari_ref_tensor *t, const element *e, const adam_step *s)
 {
-    t->allowed = s->shrink * s->old_allowed + 2.0 * step_of_largest(t) + ROUNDINGS * s->reach;
+    t->allowed = s->shrink * s->old_allowed + 2.0 * ari_step_of_largest(t) + ROUNDINGS * s->reach;
     if (!t->beside) /* there is one where the gradients' allowances have changed since */
         AR_TRY(ari_alloc((void **)&t->beside, t->count, sizeof *t->beside, t->name));
     for (size_t i = 0; i < t->count; i++)

@@ -77,7 +77,7 @@ static void describe_vacuous(ar_check_vacuous *v, const ari_ref_tensor *t)
     ari_coordinates(v->index, first, t->ndim, t->shape);
 }
 
-static void find_vacuous(ari_reference *r)
+void ari_reference_find_vacuous(ari_reference *r)
 {
     size_t tensors = 0;
     for (size_t i = 0; i < r->count; i++) {
@@ -93,7 +93,7 @@ static void find_vacuous(ari_reference *r)
 
 ar_status ari_reference_finish(ari_reference *r)
 {
-    find_vacuous(r);
+    ari_reference_find_vacuous(r);
     AR_TRY(ari_alloc((void **)&r->by_name, r->count, sizeof *r->by_name, "an index of reference tensors"));
     for (size_t i = 0; i < r->count; i++)
         r->by_name[i] = i;
@@ -129,17 +129,6 @@ size_t ari_reference_find(const ari_reference *r, const char *name, char pass)
     return ari_reference_find_in(r, name, pass, 1);
 }
 
-const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is)(float))
-{
-    for (size_t i = 0; i < r->count; i++) {
-        for (size_t k = 0; k < r->tensor[i].count; k++) {
-            if (is(r->tensor[i].values[k]))
-                return &r->tensor[i];
-        }
-    }
-    return NULL;
-}
-
 size_t ari_reference_elements(const ari_reference *r)
 {
     size_t n = 0;
@@ -167,6 +156,13 @@ bool ari_reference_is_gradient(const ari_reference *r, size_t tensor)
     return r->tensor[tensor].pass == 'g' && r->tensor[tensor].step == last_step(r);
 }
 
+ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name)
+{
+    ar_st_tensor e = {.name = name, .dtype = AR_F32, .ndim = t->ndim, .data = t->values};
+    memcpy(e.shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    return e;
+}
+
 /* Over the tensors that `is` picks. */
 static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari_reference *, size_t),
                       float *const *values)
@@ -178,11 +174,8 @@ static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari
         const ari_ref_tensor *t = &r->tensor[i];
         if (!is(r, i))
             continue;
-        list[n] =
-            (ar_st_tensor){.name = t->name, .dtype = AR_F32, .ndim = t->ndim, .data = values ? values[i] : t->values};
-        for (int d = 0; d < t->ndim; d++)
-            list[n].shape[d] = t->shape[d];
-        n++;
+        list[n] = ari_reference_entry(t, t->name);
+        list[n++].data = values ? values[i] : t->values;
     }
     const ar_status st = ari_tensors_hash(hex, list, n);
     free(list);
@@ -195,50 +188,34 @@ ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_r
     return hash(gradients, r, ari_reference_is_gradient, values);
 }
 
+static const struct {
+    char pass;
+    const char *suffix, *name;
+} passes[] = {{'i', ":init", "init"},  {'f', ":fwd", "forward"}, {'b', ":bwd", "backward"}, {'c', ":clip", "clip"},
+              {'n', ":new", "update"}, {'m', ":m", "update"},    {'v', ":v", "update"},     {'g', ":grad", "backward"}};
+
+static size_t row_of(char pass)
+{
+    size_t i = 0;
+    while (i + 1 < sizeof passes / sizeof *passes && passes[i].pass != pass)
+        i++;
+    return i;
+}
+
 const char *ari_pass_suffix(char pass)
 {
-    switch (pass) {
-    case 'i':
-        return ":init";
-    case 'f':
-        return ":fwd";
-    case 'b':
-        return ":bwd";
-    case 'c':
-        return ":clip";
-    case 'n':
-        return ":new";
-    case 'm':
-        return ":m";
-    case 'v':
-        return ":v";
-    default:
-        return ":grad";
-    }
+    return passes[row_of(pass)].suffix;
 }
 
 const char *ari_pass_name(char pass)
 {
-    switch (pass) {
-    case 'i':
-        return "init";
-    case 'f':
-        return "forward";
-    case 'c':
-        return "clip";
-    case 'n':
-    case 'm':
-    case 'v':
-        return "update";
-    default:
-        return "backward";
-    }
+    return passes[row_of(pass)].name;
 }
 
-void ari_reference_name(char name[ARI_REFERENCE_NAME], const ari_ref_tensor *t)
+bool ari_dump_name(char name[ARI_REFERENCE_NAME], const char *tensor, char pass, uint32_t step)
 {
-    char step[16] = "";
-    if (t->step > 1)
-        snprintf(step, sizeof step, "@%d", t->step);
-    snprintf(name, ARI_REFERENCE_NAME, "%s%s%s", t->name, ari_pass_suffix(t->pass), step);
+    char at[16] = "";
+    if (step > 1)
+        snprintf(at, sizeof at, "@%u", (unsigned)step);
+    return snprintf(name, ARI_REFERENCE_NAME, "%s%s%s", tensor, ari_pass_suffix(pass), at) < ARI_REFERENCE_NAME;
 }

@@ -34,6 +34,8 @@ AR_NODISCARD ar_status ari_reference_emit(void *user, const char *name, char pas
 /** The begin_step of ar_baseline_options; user as above. */
 void ari_reference_begin(void *user, int step);
 AR_NODISCARD ar_status ari_reference_finish(ari_reference *r);
+/** The part of it that sets `vacuous`: also of a run that ended early. */
+void ari_reference_find_vacuous(ari_reference *r);
 void ari_reference_fini(ari_reference *r);
 /** Index of a tensor of a step, or of the first step, or r->count if there is none. */
 size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass, int step);
@@ -44,15 +46,15 @@ bool ari_reference_is_weight(const ari_reference *r, size_t tensor);
 bool ari_reference_is_gradient(const ari_reference *r, size_t tensor);
 /** Elements of all tensors together. */
 size_t ari_reference_elements(const ari_reference *r);
-/** The first tensor with such an element; NULL if there is none. */
-const ari_ref_tensor *ari_reference_first_with(const ari_reference *r, bool (*is)(float));
+/** As something to write or to hash; borrows. */
+ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name);
 /** SHA-256 over the final weights and over the last step's gradients, as io/hash.h defines it. `values`: NULL, or one
  *  array per tensor in place of the reference's own. */
 AR_NODISCARD ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r,
                                             float *const *values);
-/** "NAME:fwd", from the second step on "NAME:fwd@2": the tensor's name in a dump. */
+/** "NAME:fwd", from the second step on "NAME:fwd@2": the tensor's name in a dump. False: it is too long. */
 enum { ARI_REFERENCE_NAME = 192 };
-void ari_reference_name(char name[ARI_REFERENCE_NAME], const ari_ref_tensor *t);
+bool ari_dump_name(char name[ARI_REFERENCE_NAME], const char *tensor, char pass, uint32_t step);
 /** ":init", ":fwd", ":bwd", ":grad", ":clip", ":new". */
 const char *ari_pass_suffix(char pass);
 /** "init", "forward", "backward" (gradients belong to the backward pass), "clip", "update". */

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/reference/adam_allowance.h"
 
 /* --- formats ------------------------------------------------------------------------------------------------------ */
 
@@ -205,6 +204,15 @@ static bool progress(void *user, double fraction)
     return true;
 }
 
+static ar_status run_model(const ari_sensitivity_case *c, const ar_baseline_options *o)
+{
+    double *losses = NULL;
+    AR_TRY(ari_alloc_zero((void **)&losses, o->steps > 1 ? (size_t)o->steps : 1, sizeof *losses, "losses"));
+    const ar_status st = ar_baseline_run(c->config, o, c->batch, losses);
+    free(losses);
+    return st;
+}
+
 static ar_status run_once(measured_run *r)
 {
     const ari_sensitivity_case *c = r->m->c;
@@ -219,7 +227,7 @@ static ar_status run_once(measured_run *r)
     o.doubt = r->seed && r->m->doubt ? doubt_of : NULL;
     o.progress = r->seed <= 1 ? progress : NULL; /* of those at once one tells */
     o.progress_user = r;
-    return c->run(c->user, &o);
+    return c->run ? c->run(c->user, &o) : run_model(c, &o);
 }
 
 /* The seeds of one thread. */
@@ -276,8 +284,7 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
 
 /* --- what is allowed ---------------------------------------------------------------------------------------------- */
 
-/* The distance of the largest element to the next number of the format: no stored result can be asked to be nearer. */
-static double step_of_largest(const ari_ref_tensor *t, double unit)
+double ari_step_of_largest(const ari_ref_tensor *t)
 {
     float largest = 0.0f;
     for (size_t k = 0; k < t->count; k++) {
@@ -285,7 +292,7 @@ static double step_of_largest(const ari_ref_tensor *t, double unit)
         if (isfinite(x) && x > largest)
             largest = x;
     }
-    return (double)(nextafterf(largest, INFINITY) - largest) * (unit / F32);
+    return (double)(nextafterf(largest, INFINITY) - largest);
 }
 
 double ari_sensitivity_safety(size_t elements)
@@ -293,6 +300,7 @@ double ari_sensitivity_safety(size_t elements)
     return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
 }
 
+/* No stored result can be asked to be nearer than the format's next number. */
 static void allow(ari_reference *ref, const measured_run *runs, double stored)
 {
     for (size_t i = 0; i < ref->count; i++) {
@@ -300,7 +308,7 @@ static void allow(ari_reference *ref, const measured_run *runs, double stored)
         double spread = 0.0;
         for (int k = 0; k < ARI_NOISE_SEEDS; k++)
             spread = fmax(spread, runs[k].spread[i]);
-        t->allowed = ari_sensitivity_safety(t->count) * spread + step_of_largest(t, stored);
+        t->allowed = ari_sensitivity_safety(t->count) * spread + ari_step_of_largest(t) * (stored / F32);
     }
 }
 
@@ -345,5 +353,62 @@ done:
     for (int i = 0; i < ARI_NOISE_SEEDS; i++)
         free(runs[i].spread);
     measuring_fini(&m);
+    return st;
+}
+
+/* --- allowances of a dump ----------------------------------------------------------------------------------------- */
+
+ar_status ari_allowances_add(ari_allowances *a, const char *name, double value)
+{
+    AR_TRY(ari_grow(&a->list, &a->capacity, a->count, sizeof *a->list, "allowances"));
+    ari_allowance *one = &a->list[a->count];
+    one->value = value;
+    if ((size_t)snprintf(one->name, sizeof one->name, "%s", name) >= sizeof one->name)
+        return ar_error_set(AR_ERR_ARG, "the name %s is longer than %zu bytes", name, sizeof one->name - 1);
+    a->count++;
+    return AR_OK;
+}
+
+ar_status ari_allowances_add_all(ari_allowances *a, const ari_reference *ref)
+{
+    for (size_t i = 0; i < ref->count; i++) {
+        const ari_ref_tensor *t = &ref->tensor[i];
+        char name[ARI_REFERENCE_NAME];
+        double beside = 0.0;
+        for (size_t k = 0; t->beside && k < t->count; k++)
+            beside = fmax(beside, (double)t->beside[k]);
+        (void)ari_dump_name(name, t->name, t->pass, (uint32_t)t->step); /* a reference's names fit */
+        AR_TRY(ari_allowances_add(a, name, t->allowed + beside));
+    }
+    return AR_OK;
+}
+
+void ari_allowances_fini(ari_allowances *a)
+{
+    free(a->list);
+    *a = (ari_allowances){.list = NULL};
+}
+
+ar_status ari_allowances_write(const ari_allowances *a, const char *path, ar_sensitivity of, const char *hash)
+{
+    char seeds[16], safety[32];
+    ar_st_tensor *tensor = NULL;
+    AR_TRY(ari_alloc((void **)&tensor, a->count, sizeof *tensor, "tensors of a file"));
+    for (size_t i = 0; i < a->count; i++)
+        tensor[i] = (ar_st_tensor){.name = a->list[i].name, .dtype = AR_F64, .data = &a->list[i].value};
+    snprintf(seeds, sizeof seeds, "%d", ARI_NOISE_SEEDS);
+    snprintf(safety, sizeof safety, "%g", ARI_NOISE_SAFETY);
+    const char *const metadata[] = {"format",
+                                    "pt",
+                                    "anyrank.allows",
+                                    ar_sensitivity_name(of),
+                                    "anyrank.seeds",
+                                    seeds,
+                                    "anyrank.safety",
+                                    safety,
+                                    "anyrank.reference",
+                                    hash};
+    const ar_status st = ar_st_write(path, tensor, a->count, metadata, sizeof metadata / sizeof *metadata / 2);
+    free(tensor);
     return st;
 }

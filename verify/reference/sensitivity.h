@@ -16,7 +16,10 @@
 /* Which runs of the baseline. */
 typedef struct ari_sensitivity_case {
     ar_sensitivity of;
-    /* One run as `o` says: ar_baseline_run or ar_baseline_block. Called on several threads at once. */
+    /* Of ar_baseline_run. */
+    const ar_config *config;
+    const ar_batch *batch;
+    /* NULL, or one run of something else as `o` says. Called on several threads at once. */
     ar_status (*run)(void *user, const ar_baseline_options *o);
     void *user;
     ar_baseline_options options; /* of all runs; mode, noise and listeners are set here */
@@ -52,5 +55,29 @@ AR_NODISCARD ar_status ari_allowances_write(const ari_allowances *a, const char 
 
 /** The factor of the spread for a tensor of so many elements. */
 double ari_sensitivity_safety(size_t elements);
+
+/* --- Adam (adam_allowance.c) -------------------------------------------------------------------------------------- */
+
+/* Adam divides a gradient by its own size: one that is mere rounding moves its weight by as much as any other, in
+ * either direction, and a few runs with drawn rounding errors do not show it. What a ':new' tensor may be off follows
+ * from what the gradients may be off, an element at a time (docs/numerics.md, section 7). */
+
+typedef struct ari_adam_case {
+    const ar_optimizer_options *optimizer;
+    int steps;
+    double clip;            /* largest norm of all gradients; 0: none */
+    uint8_t *const *rounds; /* [ref->count], of ':grad' tensors: whether the element is other than zero in any run; one
+                               that is zero in all of them is exact */
+} ari_adam_case;
+
+/** Where the optimizer is Adam or AdamW, sets `allowed` and `beside` of all ':new' tensors; `allowed` of the gradients
+ *  and of their norm is known. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c);
+
+/** The most that step t = 1, 2, .. can move a weight, whatever the gradients, over its learning rate: the largest
+ *  quotient of Adam's two moments. */
+double ari_adam_reach(const ar_optimizer_options *o, int t);
+/** The distance of the tensor's largest finite element to the next fp32 number. */
+double ari_step_of_largest(const ari_ref_tensor *t);
 
 #endif

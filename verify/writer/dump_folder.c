@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Folders that hold the files of ranks and nothing else may be replaced; all others are somebody's. */
-#include "verify/writer/dump_folder.h"
+#include "verify/writer/dump_ranks.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -52,7 +52,7 @@ static ar_status for_each_entry(const char *folder, DIR *open, ar_status (*f)(co
     }
 }
 
-static ar_status path_of(char *path, size_t cap, const char *folder, const char *name)
+ar_status ari_folder_path(char *path, size_t cap, const char *folder, const char *name)
 {
     const int n = snprintf(path, cap, "%s/%s", folder, name);
     if (n < 0 || (size_t)n >= cap)
@@ -64,7 +64,7 @@ static ar_status expect_rank_file(const char *folder, const char *name)
 {
     char path[2048];
     struct stat s;
-    AR_TRY(path_of(path, sizeof path, folder, name));
+    AR_TRY(ari_folder_path(path, sizeof path, folder, name));
     if (is_rank_file(name) && lstat(path, &s) == 0 && S_ISREG(s.st_mode))
         return AR_OK;
     return ar_error_set(AR_ERR_IO,
@@ -76,7 +76,7 @@ static ar_status expect_rank_file(const char *folder, const char *name)
 static ar_status remove_file(const char *folder, const char *name)
 {
     char path[2048];
-    AR_TRY(path_of(path, sizeof path, folder, name));
+    AR_TRY(ari_folder_path(path, sizeof path, folder, name));
     return unlink(path) == 0 ? AR_OK : ari_out_fail("remove the file", path);
 }
 
@@ -132,7 +132,7 @@ static ar_status expect_dump(const char *folder, const char *name)
 {
     char path[2048];
     struct stat s;
-    AR_TRY(path_of(path, sizeof path, folder, name));
+    AR_TRY(ari_folder_path(path, sizeof path, folder, name));
     if (lstat(path, &s) != 0)
         return ari_out_fail("look at", path);
     if (is_dump_file(name, s.st_mode))
@@ -149,7 +149,7 @@ static ar_status remove_dump(const char *folder, const char *name)
 {
     char path[2048];
     struct stat s;
-    AR_TRY(path_of(path, sizeof path, folder, name));
+    AR_TRY(ari_folder_path(path, sizeof path, folder, name));
     if (lstat(path, &s) != 0)
         return ari_out_fail("look at", path);
     if (is_dump_file(name, s.st_mode))

@@ -8,12 +8,12 @@
 
 #include "ref/core/boxes.h"
 #include "ref/core/size.h"
-#include "verify/reference/reference.h"
+#include "verify/writer/dump_ranks.h"
 
 /* What the rank holds of one tensor. */
 typedef struct kept {
-    char name[192];  /* first: the key */
-    ar_tensor local; /* contiguous, owned */
+    char name[ARI_REFERENCE_NAME]; /* first: the key */
+    ar_tensor local;               /* contiguous, owned */
     ar_layout layout;
 } kept;
 
@@ -107,53 +107,54 @@ static void copy_run(void *user, const ari_box_run *r)
 
 /* --- reports of one tensor that become one part ------------------------------------------------------------------- */
 
-typedef enum side { APART, AFTER, BEFORE } side;
-
-/* Where new rows stand that have the same extents as those kept but for dimension 0: directly after them in every box,
- * directly before, or neither. */
-static side side_of(const kept *k, const ar_tensor *t, const ar_layout *o)
+bool ari_same_tensor(const ar_layout *a, const ar_layout *b)
 {
-    const ar_layout *have = &k->layout;
-    bool after = have->nbox == o->nbox, before = after;
-    for (size_t i = 0; i < o->nbox && (after || before); i++) {
-        const ar_box *a = &have->box[i], *b = &o->box[i];
-        bool alike =
-            a->local[0] == 0 && b->local[0] == 0 && a->extent[0] == k->local.shape[0] && b->extent[0] == t->shape[0];
-        for (int d = 1; d < o->ndim; d++)
+    return a->ndim >= 1 && a->ndim == b->ndim && a->replica == b->replica && a->replicas == b->replicas &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+ari_side ari_side_of(const ar_layout *have, size_t had_rows, const ar_layout *more, size_t rows)
+{
+    bool after = have->nbox == more->nbox, before = after;
+    for (size_t i = 0; i < more->nbox && (after || before); i++) {
+        const ar_box *a = &have->box[i], *b = &more->box[i];
+        bool alike = a->local[0] == 0 && b->local[0] == 0 && a->extent[0] == had_rows && b->extent[0] == rows;
+        for (int d = 1; d < more->ndim; d++)
             alike = alike && a->global[d] == b->global[d] && a->local[d] == b->local[d] && a->extent[d] == b->extent[d];
         after = after && alike && a->global[0] + a->extent[0] == b->global[0];
         before = before && alike && b->global[0] + b->extent[0] == a->global[0];
     }
-    return after ? AFTER : before ? BEFORE : APART;
+    return after ? ARI_AFTER : before ? ARI_BEFORE : ARI_APART;
+}
+
+void ari_join_rows(ar_layout *have, const ar_layout *more, ari_side where)
+{
+    for (size_t i = 0; i < more->nbox; i++) {
+        have->box[i].extent[0] += more->box[i].extent[0];
+        if (where == ARI_BEFORE)
+            have->box[i].global[0] = more->box[i].global[0];
+    }
 }
 
 /* Whether both are parts of one tensor that can be stacked along dimension 0. */
 static bool stackable(const kept *k, const ar_tensor *t, const ar_layout *o)
 {
-    const ar_layout *have = &k->layout;
-    if (o->ndim < 1 || have->ndim != o->ndim || k->local.ndim != t->ndim || have->replica != o->replica ||
-        have->replicas != o->replicas || memcmp(have->shape, o->shape, (size_t)o->ndim * sizeof *o->shape) != 0)
-        return false;
-    return memcmp(k->local.shape + 1, t->shape + 1, (size_t)(t->ndim - 1) * sizeof *t->shape) == 0;
+    return ari_same_tensor(&k->layout, o) && k->local.ndim == t->ndim &&
+           memcmp(k->local.shape + 1, t->shape + 1, (size_t)(t->ndim - 1) * sizeof *t->shape) == 0;
 }
 
-static ar_status join_boxes(kept *k, const ar_layout *o, side where)
+static ar_status join_boxes(kept *k, const ar_layout *o, ari_side where)
 {
     ar_layout *have = &k->layout;
-    if (where == APART) {
-        if (have->nbox + o->nbox > AR_MAX_BOXES)
-            return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a rank reports it in more than %d pieces", k->name,
-                                AR_MAX_BOXES);
-        for (size_t i = 0; i < o->nbox; i++) {
-            have->box[have->nbox] = o->box[i];
-            have->box[have->nbox++].local[0] += k->local.shape[0];
-        }
+    if (where != ARI_APART) {
+        ari_join_rows(have, o, where);
         return AR_OK;
     }
+    if (have->nbox + o->nbox > AR_MAX_BOXES)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a rank reports it in more than %d pieces", k->name, AR_MAX_BOXES);
     for (size_t i = 0; i < o->nbox; i++) {
-        have->box[i].extent[0] += o->box[i].extent[0];
-        if (where == BEFORE)
-            have->box[i].global[0] = o->box[i].global[0];
+        have->box[have->nbox] = o->box[i];
+        have->box[have->nbox++].local[0] += k->local.shape[0];
     }
     return AR_OK;
 }
@@ -162,7 +163,7 @@ static ar_status stack(ar_dump_listener *l, kept *k, const ar_tensor *t, const a
 {
     if (!stackable(k, t, o))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a rank reports it in pieces that do not fit together", k->name);
-    const side where = side_of(k, t, o);
+    const ari_side where = ari_side_of(&k->layout, k->local.shape[0], o, t->shape[0]);
     const size_t had = ar_tensor_count(&k->local), more = ar_tensor_count(t);
     float *whole = NULL;
     AR_TRY(ari_alloc_zero((void **)&whole, had + more, sizeof *whole, k->name));
@@ -171,8 +172,8 @@ static ar_status stack(ar_dump_listener *l, kept *k, const ar_tensor *t, const a
         free(whole);
         return st;
     }
-    memcpy(whole + (where == BEFORE ? more : 0), k->local.data.ptr, had * sizeof *whole);
-    ari_for_each_run(t, o, copy_run, whole + (where == BEFORE ? 0 : had));
+    memcpy(whole + (where == ARI_BEFORE ? more : 0), k->local.data.ptr, had * sizeof *whole);
+    ari_for_each_run(t, o, copy_run, whole + (where == ARI_BEFORE ? 0 : had));
     free(k->local.data.ptr);
     k->local.data.ptr = whole;
     k->local.shape[0] += t->shape[0];
@@ -209,13 +210,9 @@ failed:
 
 static ar_status name_of(kept *k, const ar_tap_event *e)
 {
-    char step[16] = "";
-    if (e->step > 1)
-        snprintf(step, sizeof step, "@%u", (unsigned)e->step);
-    const int n = snprintf(k->name, sizeof k->name, "%s%s%s", e->name, ari_pass_suffix(e->pass), step);
-    if (n < 0 || (size_t)n >= sizeof k->name)
-        return ar_error_set(AR_ERR_ARG, "the name '%.80s...' is longer than %zu bytes", e->name, sizeof k->name - 8);
-    return AR_OK;
+    if (ari_dump_name(k->name, e->name, e->pass, e->step))
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "the name '%.80s...' is longer than %zu bytes", e->name, sizeof k->name - 8);
 }
 
 static bool wanted(const ar_dump_listener *l, const ar_tap_event *e)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/writer/dump_ranks.h"
 
-#include <errno.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dump/placement.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 
@@ -37,6 +38,13 @@ void ari_dump_ranks_clear(ari_dump_ranks *d)
 {
     for (int r = 0; r < d->ranks; r++)
         ar_dump_listener_clear(d->rank[r]);
+}
+
+ar_status ari_tap_both(void *user, const ar_tap_event *event)
+{
+    const ari_tap_pair *p = user;
+    AR_TRY(p->tap[0](p->user[0], event));
+    return p->tap[1] ? p->tap[1](p->user[1], event) : AR_OK;
 }
 
 /* --- what is said beside ------------------------------------------------------------------------------------------ */
@@ -110,5 +118,49 @@ ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, cons
     st = ari_out_fail("rename the folder", beside);
 failed:
     discard(beside);
+    return st;
+}
+
+/* --- the reference ------------------------------------------------------------------------------------------------ */
+
+ar_status ari_dump_order_text(char **gives, const char *const *names, size_t n)
+{
+    json_t *order = json_array(), *all = json_pack("{s:i, s:o?}", "version", 1, "order", order);
+    int failed = 0;
+    for (size_t i = 0; i < n; i++)
+        failed |= json_array_append_new(order, json_string(names[i]));
+    *gives = failed ? NULL : json_dumps(all, JSON_COMPACT);
+    json_decref(all);
+    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for an execution order");
+}
+
+typedef char tensor_name[ARI_REFERENCE_NAME];
+
+ar_status ari_dump_reference_write(const ari_reference *r, const char *path, const ari_dump_facts *f)
+{
+    tensor_name *name = NULL;
+    const char **order = NULL;
+    ar_st_tensor *tensor = NULL;
+    char *text = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc((void **)&name, r->count, sizeof *name, "names of a dump"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&order, r->count, sizeof *order, "names of a dump"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&tensor, r->count, sizeof *tensor, "tensors of a dump"));
+    for (size_t i = 0; i < r->count; i++) {
+        const ari_ref_tensor *t = &r->tensor[i];
+        (void)ari_dump_name(name[i], t->name, t->pass, (uint32_t)t->step); /* a reference's names fit */
+        order[i] = name[i];
+        tensor[i] = ari_reference_entry(t, name[i]);
+    }
+    AR_TRY_TO(done, st, ari_dump_order_text(&text, order, r->count));
+    ari_dump_facts all = *f;
+    ari_dump_fact(&all, "format", "pt");
+    ari_dump_fact(&all, ARI_DUMP_PLACEMENT, text);
+    st = ar_st_write(path, tensor, r->count, all.pair, all.n);
+done:
+    free(text);
+    free(tensor);
+    free(order);
+    free(name);
     return st;
 }

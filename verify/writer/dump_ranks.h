@@ -5,7 +5,34 @@
 #include "anyrank/config.h"
 #include "anyrank/dump_listener.h"
 #include "verify/reference/reference.h"
-#include "verify/writer/dump_folder.h"
+
+/* --- folders (dump_folder.c) -------------------------------------------------------------------------------------- */
+
+/* Folders that a dump may take: what is not an earlier dump's is somebody's, and stays. */
+
+/** "FOLDER/NAME". Errors: AR_ERR_ARG (too long). */
+AR_NODISCARD ar_status ari_folder_path(char *path, size_t cap, const char *folder, const char *name);
+/** The folder itself, if it is not there yet; its parent is. Errors: AR_ERR_IO. */
+AR_NODISCARD ar_status ari_folder_make(const char *path);
+
+/** Refuses a folder that holds anything but the files of an earlier dump of ranks. One that is not there is fine.
+ *  Errors: AR_ERR_IO (names what is in the way). */
+AR_NODISCARD ar_status ari_dump_folder_check(const char *folder);
+/** Removes a folder of an earlier dump of ranks; one that is not there is fine. Errors: as above. */
+AR_NODISCARD ar_status ari_dump_folder_remove(const char *folder);
+
+/* A check's folder: a file of the reference, one of what it may differ by, and a folder of ranks for each layout. */
+#define ARI_DUMP_REFERENCE "reference.safetensors"
+#define ARI_DUMP_ALLOWED "allowed.safetensors"
+/** Refuses a folder that holds anything but an earlier check's dump. One that is not there is fine. Errors:
+ *  AR_ERR_IO. */
+AR_NODISCARD ar_status ari_dump_check_folder_check(const char *folder);
+/** Makes it, and removes what an earlier check left in it. Errors: as above. */
+AR_NODISCARD ar_status ari_dump_check_folder_clear(const char *folder);
+/** "tp2-sp", "dp2-tp2-zero1", "tp1": ar_parallel_text as a file's name. */
+void ari_dump_layout_name(char *out, size_t cap, const ar_parallel *p);
+
+/* --- ranks -------------------------------------------------------------------------------------------------------- */
 
 /* A listener for each rank of a run, and what they kept as a folder of ranks' files. */
 typedef struct ari_dump_ranks {
@@ -20,6 +47,25 @@ AR_NODISCARD ar_status ari_dump_ranks_create(ari_dump_ranks *d, const ar_paralle
 void ari_dump_ranks_fini(ari_dump_ranks *d);
 /** Forgets what was reported. */
 void ari_dump_ranks_clear(ari_dump_ranks *d);
+
+/* A rank that goes through its samples in micro-batches reports a tensor once for each: parts of one tensor, of which
+ * neighbouring rows become one. Where new rows stand: directly after those there are in every box, directly before
+ * them, or neither. */
+typedef enum ari_side { ARI_APART, ARI_AFTER, ARI_BEFORE } ari_side;
+/** Whether both are parts of the same copy of one tensor, of at least one dimension. */
+bool ari_same_tensor(const ar_layout *a, const ar_layout *b);
+/** rows: of the local tensors, which the boxes must span. */
+ari_side ari_side_of(const ar_layout *have, size_t had_rows, const ar_layout *more, size_t rows);
+/** Makes one part of both; not ARI_APART. */
+void ari_join_rows(ar_layout *have, const ar_layout *more, ari_side where);
+
+/* Two listeners of one rank; the second tap may be NULL. */
+typedef struct ari_tap_pair {
+    ar_tap_fn tap[2];
+    void *user[2];
+} ari_tap_pair;
+/** An ar_tap_fn; user: the ari_tap_pair. */
+AR_NODISCARD ar_status ari_tap_both(void *user, const ar_tap_event *event);
 
 /* What a dump says of the run beside its tensors: pairs for the files' __metadata__. */
 typedef struct ari_dump_facts {
