@@ -7,8 +7,8 @@
 
 #include "cli/check.h"
 #include "cli/command.h"
-#include "cli/progress.h"
-#include "cli/table.h"
+#include "cli/report/progress.h"
+#include "cli/report/table.h"
 #include "ref/core/out.h"
 #include "ref/io/json.h"
 #include "run/run.h"

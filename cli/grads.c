@@ -8,7 +8,7 @@
 #include "cli/options/layout.h"
 #include "cli/options/step_options.h"
 #include "cli/options/watch.h"
-#include "cli/table.h"
+#include "cli/report/table.h"
 #include "cli/transport.h"
 #include "ref/io/json.h"
 

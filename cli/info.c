@@ -11,7 +11,7 @@
 #include "anyrank/device.h"
 #include "anyrank/process.h"
 #include "cli/command.h"
-#include "cli/table.h"
+#include "cli/report/table.h"
 #include "ref/core/clock.h"
 #include "ref/io/json.h"
 

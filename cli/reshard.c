@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "cli/command.h"
-#include "cli/progress.h"
-#include "cli/table.h"
+#include "cli/report/progress.h"
+#include "cli/report/table.h"
 #include "ref/core/out.h"
 #include "ref/io/json.h"
 

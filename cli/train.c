@@ -6,8 +6,8 @@
 #include <stdio.h>
 
 #include "cli/command.h"
-#include "cli/progress.h"
-#include "cli/table.h"
+#include "cli/report/progress.h"
+#include "cli/report/table.h"
 #include "cli/train.h"
 
 /* --- signals ------------------------------------------------------------------------------------------------------ */

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "cli/command.h"
-#include "cli/progress.h"
+#include "cli/report/progress.h"
 #include "cli/verify_report.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"

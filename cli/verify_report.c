@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "cli/table.h"
+#include "cli/report/table.h"
 #include "ref/core/ends_in.h"
 #include "ref/core/out.h"
 

@@ -2,7 +2,7 @@
 /* The last line of a comparison: the key fact, and what would allow a difference that is mere rounding. */
 #include <math.h>
 
-#include "cli/table.h"
+#include "cli/report/table.h"
 #include "cli/verify_report.h"
 #include "ref/core/out.h"
 

@@ -260,7 +260,7 @@ MUTANTS = [
     ("--zero 1 without --dp is accepted", "cli/options/layout.c",
      "if (v->zero > 0 && v->dp == 0)", "if (v->zero > 1 && v->dp == 0)",
      "cli/edges_test cli/optimizer_test cli/train_test"),
-    ("999.96 kB is printed as 1000.0 kB", "cli/table.c",
+    ("999.96 kB is printed as 1000.0 kB", "cli/report/table.c",
      "(unit == 0 ? 1000.0 : 999.95)", "1000.0", "cli/table_test"),
     # --- mpi
     ("a mean over processes is divided at every step of the ring", "mpi/ring.c",

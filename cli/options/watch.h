@@ -8,7 +8,7 @@
 #include "anyrank/parallel.h"
 #include "anyrank/sim.h"
 #include "cli/options/args.h"
-#include "cli/table.h"
+#include "cli/report/table.h"
 
 /* How runs are watched: recorded in files, and timed as on another cluster. The same for every subcommand that runs a
  * simulated one. */

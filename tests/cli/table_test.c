@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/table.h"
+#include "cli/report/table.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
 
 /* The command's files are no part of the library. */
-#include "cli/progress.c"
-#include "cli/table.c"
+#include "cli/report/progress.c"
+#include "cli/report/table.c"
 
 TestSuite(table, .timeout = 300);
 

@@ -9,7 +9,7 @@
 
 #include "cli/command.h"
 #include "cli/options/layout.h"
-#include "cli/table.h"
+#include "cli/report/table.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/table.h"
+#include "cli/report/table.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -8,7 +8,7 @@
 #include "cli/command.h"
 #include "cli/options/layout.h"
 #include "cli/options/step_options.h"
-#include "cli/table.h"
+#include "cli/report/table.h"
 #include "cli/transport.h"
 
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n)

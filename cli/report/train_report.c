@@ -7,7 +7,7 @@
 #include "cli/command.h"
 #include "cli/options/layout.h"
 #include "cli/options/step_options.h"
-#include "cli/table.h"
+#include "cli/report/table.h"
 #include "cli/transport.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
