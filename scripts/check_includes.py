@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the direction of the includes, and that a name has one definition: scripts/check_includes.py ROOT
+"""Checks the direction of the includes, that a name has one definition, and sizes: scripts/check_includes.py ROOT
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
 bench lies between verify and cli. io stands on core, under models and verify; dump, which reads other people's tensors
@@ -8,7 +8,7 @@ and per-rank files, stands on io and models; comm, what moves data between ranks
 connect and agree, on both, and the communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process,
 gpu/nccl also on what gpu tells of a device; the baseline stands on the scalar definitions and the parsed config and
 nothing else. What predicts or checks collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A
-type or function ar_* or ari_* is defined in one file.
+type or function ar_* or ari_* is defined in one file. A file has at most 600 lines, a function 60.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
@@ -125,6 +125,10 @@ for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/models", "ref/tra
 # Where names of other files are defined a second time: the build, or a table of functions, chooses one of the two.
 ALTERNATIVES = ("gpu/absent.c", "mpi/absent.c", "ref/arith/native.")
 
+MOST_LINES, MOST_FUNCTION_LINES = 600, 60
+# clang-format puts the braces of a function's body into the first column, each alone on its line.
+FUNCTION = re.compile(r"^\{\n((?:(?:[^{}\n].*)?\n)*)\}$", re.MULTILINE)
+
 # What defines a type, with a body or as another name of a type, and what defines a function that is not static.
 # clang-format puts their beginnings, and the brace that ends a type, into the first column.
 DEFINITION = re.compile(
@@ -148,6 +152,8 @@ class Tree:
         self.root = root
         self.includes = {}  # path -> [(line, resolved project path or None, text, is system)]
         self.definitions = {}  # name of a type or function -> {path: line}
+        self.lines = {}  # path -> how many
+        self.functions = {}  # path -> [(line, lines of the body)]
         for top in ("include", "ref", "sim", "process", "mpi", "gpu", "run", "dump", "verify", "cli", "bench", "examples"):
             for path in sorted((root / top).rglob("*")):
                 if path.suffix in SUFFIXES and path.is_file():
@@ -161,13 +167,16 @@ class Tree:
         for match in DEFINITION.finditer(text) if not name.startswith(ALTERNATIVES) else ():
             line = text.count("\n", 0, match.start()) + 1
             self.definitions.setdefault(match.group(match.lastindex), {}).setdefault(name, line)
+        self.lines[name] = text.count("\n")
+        self.functions[name] = [(text.count("\n", 0, match.start()) + 1, match.group(1).count("\n"))
+                                for match in FUNCTION.finditer(text)]
         found = []
         for match in INCLUDE.finditer(text):
             # The match may begin on earlier, blank lines.
             line = text.count("\n", 0, match.start(1) if match.group(1) else match.start(2)) + 1
-            name = match.group(1) or match.group(2)
-            target = self.resolve(path, name)
-            found.append((line, target, name, match.group(1) is None and target is None))
+            included = match.group(1) or match.group(2)
+            target = self.resolve(path, included)
+            found.append((line, target, included, match.group(1) is None and target is None))
         return found
 
     def resolve(self, path, name):
@@ -255,6 +264,16 @@ def check_homonyms(tree):
             yield path, places[path], f"{name} is also defined in {first}: give one of them another name"
 
 
+def check_sizes(tree, name, folder):
+    """A file or a function that is too long to be one idea."""
+    del folder
+    if tree.lines[name] > MOST_LINES:
+        yield 1, f"{tree.lines[name]} lines: at most {MOST_LINES}, split it by ideas"
+    for line, lines in tree.functions[name]:
+        if lines > MOST_FUNCTION_LINES:
+            yield line, f"a function of {lines} lines: at most {MOST_FUNCTION_LINES}"
+
+
 def violations(root):
     """Sorted ["file:line: message"] of a tree, and how many files it has."""
     tree = Tree(root)
@@ -264,7 +283,7 @@ def violations(root):
         if folder is None:
             found.append((name, 1, "this folder has no rule in scripts/check_includes.py"))
             continue
-        for check in (check_direct, check_reached):
+        for check in (check_direct, check_reached, check_sizes):
             found += [(name, line, message) for line, message in check(tree, name, folder)]
     return [f"{name}:{line}: {message}" for name, line, message in sorted(set(found))], len(tree.includes)
 

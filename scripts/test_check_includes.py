@@ -166,6 +166,18 @@ class CheckIncludes(unittest.TestCase):
             with self.subTest(name=name):
                 self.assertEqual(self.run_on({"sim/a.c": defined, name: text}), (0, []))
 
+    def test_a_file_has_at_most_600_lines(self):
+        self.assertEqual(self.run_on({"sim/a.c": "\n" * 600}), (0, []))
+        self.rejects("sim/a.c", "\n" * 601, 1, "601 lines")
+
+    def test_a_function_has_at_most_60_lines(self):
+        def text(lines):
+            return "int a;\nstatic void f(int n)\n{\n" + "    n++;\n" * lines + "}\n\nstatic void g(void)\n{\n}\n"
+        self.assertEqual(self.run_on({"sim/a.c": text(60)}), (0, []))
+        self.rejects("sim/a.c", text(61), 3, "61 lines")
+        classes = "namespace\n{\nclass a\n{\n" + "    int n;\n" * 90 + "};\n" + text(9) + "}\n"
+        self.assertEqual(self.run_on({"gpu/a.cu": classes}), (0, []))
+
     def test_an_empty_root_is_an_error(self):
         with tempfile.TemporaryDirectory() as root:
             done = subprocess.run([sys.executable, str(SCRIPT), root], capture_output=True, text=True, check=False)
