@@ -6,7 +6,7 @@
 
 #include "bench/bench.h"
 #include "cli/command.h"
-#include "cli/options/layout.h"
+#include "cli/options/run.h"
 #include "cli/report/progress.h"
 #include "cli/report/table.h"
 #include "ref/core/budget.h"

@@ -6,7 +6,7 @@
 #include "anyrank/fault.h"
 #include "cli/bugs.h"
 #include "cli/command.h"
-#include "cli/options/layout.h"
+#include "cli/options/run.h"
 #include "cli/report/progress.h"
 #include "cli/report/table.h"
 #include "ref/core/clock.h"

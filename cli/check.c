@@ -276,7 +276,6 @@ ar_status ari_command_check(void *values, int *exit_code)
     ari_check_values *v = values;
     ar_fault fault = AR_FAULT_NONE;
     AR_TRY(ari_check_values_check(v));
-    AR_TRY(ari_check_values_check_processes(v));
     if (v->inject)
         AR_TRY(ar_fault_parse(&fault, v->inject));
     if (v->inject && !v->model && !ari_layout_given(&v->layout) && v->sweep == 0) {

@@ -7,9 +7,7 @@
 
 #include "anyrank/check.h"
 #include "cli/options/args.h"
-#include "cli/options/layout.h"
-#include "cli/options/step_options.h"
-#include "cli/options/watch.h"
+#include "cli/options/run.h"
 #include "cli/transport.h"
 
 /* What `anyrank check` is asked for. Of the training step -1 and NaN: not given. */
@@ -29,12 +27,10 @@ typedef struct ari_check_values {
 
 /** The check itself. */
 ar_status ari_command_check(void *values, int *exit_code);
-/** Refuses options of later versions and those that contradict each other. */
+/** Refuses options that contradict each other, and where ranks are processes what only the simulated cluster has. */
 AR_NODISCARD ar_status ari_check_values_check(const ari_check_values *v);
 /** Takes what was not given from the case in which an injected fault matters. */
 void ari_check_values_inject(ari_check_values *v, ar_fault fault);
-/** Refuses what only the simulated cluster has, where ranks are processes. */
-AR_NODISCARD ar_status ari_check_values_check_processes(const ari_check_values *v);
 /** Refuses what a run of a module, which shows this fault, has not. */
 AR_NODISCARD ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault);
 /** Refuses what is about one run where `models` and layouts make several. After ari_check_values_inject. */

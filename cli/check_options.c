@@ -93,6 +93,12 @@ const ari_args_spec ari_check_spec = {
     .run = ari_command_check,
 };
 
+/* Which option is about one run; NULL: none. */
+static const char *of_one_run(const ari_check_values *v)
+{
+    return v->watch.trace ? "trace" : v->watch.timeline ? "timeline" : v->net_fault ? "net-fault" : NULL;
+}
+
 ar_status ari_check_values_check(const ari_check_values *v)
 {
     if (ari_layout_given(&v->layout) && v->sweep > 0)
@@ -101,8 +107,13 @@ ar_status ari_check_values_check(const ari_check_values *v)
             "--sweep %d takes all layouts, --tp, --dp, --sp, --zero and --micro-batches name one: give one of both",
             v->sweep);
     AR_TRY(ari_dropout_check(v->dropout));
-    AR_TRY(ari_optimizer_values_check(&v->optimizer));
-    return ari_layout_check(&v->layout);
+    AR_TRY(ari_layout_check(&v->layout));
+    return ari_transport_check(&v->transport, v->dump               ? "dump"
+                                              : v->watch.cluster    ? "cluster"
+                                              : v->schedule         ? "schedule"
+                                              : v->verify_transfers ? "verify-transfers"
+                                              : v->list_tensors     ? "list-tensors"
+                                                                    : of_one_run(v));
 }
 
 void ari_check_values_inject(ari_check_values *v, ar_fault fault)
@@ -129,24 +140,10 @@ void ari_check_values_inject(ari_check_values *v, ar_fault fault)
     v->dropout = isnan(v->dropout) ? c.run.dropout : v->dropout;
 }
 
-/* Which option is about one run; NULL: none. */
-static const char *of_one_run(const ari_check_values *v)
-{
-    return v->watch.trace ? "trace" : v->watch.timeline ? "timeline" : v->net_fault ? "net-fault" : NULL;
-}
-
-ar_status ari_check_values_check_processes(const ari_check_values *v)
-{
-    return ari_transport_check(&v->transport, v->dump               ? "dump"
-                                              : v->watch.cluster    ? "cluster"
-                                              : v->schedule         ? "schedule"
-                                              : v->verify_transfers ? "verify-transfers"
-                                              : v->list_tensors     ? "list-tensors"
-                                                                    : of_one_run(v));
-}
-
 ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault)
 {
+    ar_optimizer_options unused;
+    AR_TRY(ari_optimizer_values_options(&unused, &v->optimizer, 1));
     const char *option = v->list_tensors          ? "list-tensors"
                          : v->dump                ? "dump"
                          : v->watch.cluster       ? "cluster"

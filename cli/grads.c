@@ -5,9 +5,7 @@
 #include <stdio.h>
 
 #include "cli/command.h"
-#include "cli/options/layout.h"
-#include "cli/options/step_options.h"
-#include "cli/options/watch.h"
+#include "cli/options/run.h"
 #include "cli/report/table.h"
 #include "cli/transport.h"
 #include "ref/io/json.h"

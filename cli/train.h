@@ -7,9 +7,7 @@
 
 #include "anyrank/training.h"
 #include "cli/options/args.h"
-#include "cli/options/layout.h"
-#include "cli/options/step_options.h"
-#include "cli/options/watch.h"
+#include "cli/options/run.h"
 #include "cli/transport.h"
 #include "run/estimate.h"
 

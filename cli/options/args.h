@@ -10,8 +10,8 @@
 #include "anyrank/status.h"
 
 /* Options of a subcommand, from a table: parsing, --help, what processes compare, the manual pages and the completions
- * come from it. A subcommand has a struct of values, whose fields hold the defaults before the
- * parse, and one static table of options, each with its field:
+ * come from it. A subcommand has a struct of values, whose fields hold the defaults before the parse, and one static
+ * table of options, each with its field:
  *
  *     struct values { ari_common common; ari_layout_values layout; const char *model; int sweep; bool sp; };
  *     #define ARI_VALUES struct values
@@ -106,6 +106,7 @@ bool ari_natural(uint64_t *out, const char *text, const char **end);
 
 /* An option without a field: --help, --version. */
 #define ARI_OPT_NO_FIELD SIZE_MAX
+
 /* A positional argument; its field is a const char *. */
 typedef struct ari_positional {
     const char *name; /* "MODEL"; NULL ends a table */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/options/layout.h"
+#include "cli/options/run.h"
 
 #include <string.h>
 
@@ -9,16 +9,18 @@
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
 const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
-const char *const ari_collectives_names[] = {"direct", "ring", NULL};
+/* Those of ar_sim_algorithm whose bytes of each rank a layout decides; with the others the last rank to come moves
+ * those of all. */
+static const char *const collectives_names[] = {"direct", "ring", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
-const char *const ari_device_names[] = {"cpu", "cuda", "emulated", NULL};
+static const char *const device_names[] = {"cpu", "cuda", "emulated", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
 
 #define ARI_VALUES ari_layout_values
 const ari_option ari_movement_options[] = {
     ARI_OPTION_ENUM("mlp-order", mlp_order, ari_mlp_order_names,
                     "how the MLP's two layers are split (default column-row)"),
-    ARI_OPTION_ENUM("collectives", collectives, ari_collectives_names,
+    ARI_OPTION_ENUM("collectives", collectives, collectives_names,
                     "how the simulated cluster moves data; the bits are the same (default direct)"),
     ARI_OPTION_DOUBLE("timeout", timeout, 0.01, 86400, "S",
                       "longest wait of a rank for another, in seconds (default 60)",
@@ -29,7 +31,7 @@ const ari_option ari_device_options[] = {
     ARI_OPTION_STRING("device", device, "DEVICE",
                       "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA "
                       "device's kernels on the host (default cpu)",
-                      .choices = ari_device_names),
+                      .choices = device_names),
     ARI_OPTION_LATER("cp"),
     ARI_OPTION_LATER("pp"),
     {0},

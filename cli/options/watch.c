@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/options/watch.h"
+#include "cli/options/run.h"
 
-#include "cli/options/layout.h"
 #include "ref/io/json.h"
 
 static const char *const cluster_names[] = {"a100", "h100", NULL};

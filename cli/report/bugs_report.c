@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "cli/command.h"
-#include "cli/options/layout.h"
+#include "cli/options/run.h"
 #include "cli/report/table.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"

@@ -4,8 +4,7 @@
 
 #include "cli/check.h"
 #include "cli/command.h"
-#include "cli/options/layout.h"
-#include "cli/options/step_options.h"
+#include "cli/options/run.h"
 #include "cli/transport.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"

@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "cli/command.h"
-#include "cli/options/layout.h"
-#include "cli/options/step_options.h"
+#include "cli/options/run.h"
 #include "cli/report/table.h"
 #include "cli/transport.h"
 

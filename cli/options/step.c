@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/options/step_options.h"
+#include "cli/options/run.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -10,20 +10,20 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 
-const char *const ari_optimizer_names[] = {"sgd", "adam", "adamw", NULL};
-const char *const ari_schedule_names[] = {"constant", "cosine", NULL};
+static const char *const optimizer_names[] = {"sgd", "adam", "adamw", NULL};
+static const char *const schedule_names[] = {"constant", "cosine", NULL};
 const char *const ari_fault_names[] = {
 #define NAME(name, text) #name,
     AR_FAULT_TABLE(NAME)
 #undef NAME
         NULL};
-const char *const ari_decay_names[] = {"all", "matrices", NULL};
+static const char *const decay_names[] = {"all", "matrices", NULL};
 
 #define ARI_VALUES ari_optimizer_values
 const ari_option ari_optimizer_options[] = {
-    ARI_OPTION_ENUM("optimizer", kind, ari_optimizer_names, "what updates the weights (default adamw)"),
+    ARI_OPTION_ENUM("optimizer", kind, optimizer_names, "what updates the weights (default adamw)"),
     ARI_OPTION_DOUBLE("lr", lr, 0, 1e6, "X", "learning rate (default 0.001)"),
-    ARI_OPTION_ENUM("lr-schedule", schedule, ari_schedule_names,
+    ARI_OPTION_ENUM("lr-schedule", schedule, schedule_names,
                     "how the learning rate goes on after the warm-up; cosine: down to --min-lr in the last step "
                     "(default constant)",
                     .more = "The cosine is half a wave."),
@@ -35,7 +35,7 @@ const ari_option ari_optimizer_options[] = {
     ARI_OPTION_STRING("betas", betas, "B1,B2", "of adam and adamw (default 0.9,0.999)"),
     ARI_OPTION_DOUBLE("weight-decay", weight_decay, 0, 1e6, "X",
                       "added to the gradient by sgd and adam, decoupled in adamw (default 0; adamw 0.01)"),
-    ARI_OPTION_ENUM("decay", decay, ari_decay_names,
+    ARI_OPTION_ENUM("decay", decay, decay_names,
                     "which parameters decay: all, or matrices only, not norms and biases (default all)",
                     .more = "Matrices are the parameters of two dimensions."),
     ARI_OPTION_STRINGS("group", groups, "GLOB:lr=X,decay=Y",
@@ -59,7 +59,7 @@ static ar_status check_kind(const ari_optimizer_values *v, ar_optimizer_kind kin
     const bool sgd = kind == AR_OPTIMIZER_SGD;
     if (!sgd && (!isnan(v->momentum) || v->nesterov))
         return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has --betas",
-                            ari_optimizer_names[kind]);
+                            optimizer_names[kind]);
     if (sgd && v->betas)
         return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
     return AR_OK;
@@ -70,12 +70,6 @@ static ar_status check_min_lr(const ari_optimizer_values *v, int schedule)
     if (schedule != AR_SCHEDULE_COSINE && !isnan(v->min_lr))
         return ar_error_set(AR_ERR_ARG, "--min-lr %g is where --lr-schedule cosine ends: give both", v->min_lr);
     return AR_OK;
-}
-
-ar_status ari_optimizer_values_check(const ari_optimizer_values *v)
-{
-    AR_TRY(check_kind(v, kind_of(v, AR_OPTIMIZER_ADAMW)));
-    return check_min_lr(v, v->schedule);
 }
 
 /* "0.9,0.999" */
@@ -158,7 +152,6 @@ ar_status ari_optimizer_values_change(ar_optimizer_options *o, const ari_optimiz
 ar_status ari_optimizer_values_options(ar_optimizer_options *o, const ari_optimizer_values *v, uint64_t total_steps)
 {
     *o = ar_optimizer_defaults(kind_of(v, AR_OPTIMIZER_ADAMW));
-    AR_TRY(ari_optimizer_values_check(v));
     return ari_optimizer_values_change(o, v, total_steps);
 }
 
@@ -221,8 +214,7 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o)
                      ar_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov", o->nesterov, "beta1",
                      o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "schedule",
                      ar_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps, "total_steps",
-                     (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay", ari_decay_names[o->decay], "groups",
-                     groups);
+                     (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay", decay_names[o->decay], "groups", groups);
 }
 
 ar_status ari_dropout_check(double dropout)

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_RUN_H
+#define ARI_CLI_RUN_H
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "anyrank/run.h"
+#include "cli/options/args.h"
+#include "cli/report/table.h"
+
+/* The options of a run that subcommands share: how a step is split and what runs it (layout.c), what it is given and
+ * does (step.c), how it is watched (watch.c). The macros are rows of an option table; ARI_VALUES, the subcommand's
+ * struct, has fields of the names that they give. */
+
+/* The options that say how a step is split and what runs it: the same for every subcommand that runs one. */
+typedef struct ari_layout_values {
+    int tp, dp, micro_batches; /* 0: not given */
+    bool sp, keep_gathered, forward_first;
+    int zero;            /* stage */
+    size_t bucket_bytes; /* ARI_LAYOUT_NOT_GIVEN: as the subcommand has it */
+    int bucket_mode;
+    bool find_unused;
+    int mlp_order, collectives, numerics;
+    int precision;      /* ar_precision */
+    double timeout;     /* seconds */
+    const char *device; /* NULL: not given */
+} ari_layout_values;
+
+#define ARI_LAYOUT_NOT_GIVEN SIZE_MAX
+#define ARI_LAYOUT_DEFAULTS                                   \
+    {                                                         \
+        .bucket_bytes = ARI_LAYOUT_NOT_GIVEN, .timeout = 60.0 \
+    }
+
+extern const char *const ari_mlp_order_names[];
+extern const char *const ari_bucket_mode_names[]; /* in the order of ar_bucket_mode */
+extern const char *const ari_numerics_names[];
+extern const char *const ari_precision_names[]; /* in the order of ar_precision */
+
+/* Options of an ari_layout_values: how data moves; what the ranks compute on; how a training step is split besides tp;
+ * how the data-parallel ranks sum their gradients. */
+extern const ari_option ari_movement_options[], ari_device_options[], ari_step_layout_options[], ari_bucket_options[];
+
+/* Rows whose help is the subcommand's; ARI_VALUES has an ari_layout_values called `layout`. */
+#define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                 \
+    ARI_OPTION_INT("tp", layout.tp, 1, 4096, "N", tp_help,                                                         \
+                   .more = "More than the model's KV heads are possible: then several ranks hold copies of one."), \
+        ARI_OPTION_GROUP(ari_movement_options, layout),                                                            \
+        ARI_OPTION_ENUM("numerics", layout.numerics, ari_numerics_names, numerics_help),                           \
+        ARI_OPTION_GROUP(ari_device_options, layout)
+#define ARI_LAYOUT_DDP_OPTIONS(bytes_help)                                                                       \
+    ARI_OPTION_INT("zero", layout.zero, 0, 1, "STAGE",                                                           \
+                   "1: each rank of --dp keeps its share of the optimizer's state and updates its share of the " \
+                   "weights (ZeRO-1); 0: each does all (default 0)"),                                            \
+        ARI_OPTION_BYTES("bucket-bytes", layout.bucket_bytes, 0, 0, "BYTES", bytes_help,                         \
+                         .more = "The bits do not depend on it in exact numerics."),                             \
+        ARI_OPTION_GROUP(ari_bucket_options, layout)
+#define ARI_PRECISION_OPTION                                                                                        \
+    ARI_OPTION_ENUM("precision", layout.precision, ari_precision_names,                                             \
+                    "with --numerics native, of products: f32, tf32 or bf16; sums and all else fp32 (default f32)", \
+                    .more = "What enters a product is rounded to TF32 or bf16, and with bf16 what leaves one too.")
+
+/** Whether any option asks for one layout. */
+bool ari_layout_given(const ari_layout_values *v);
+/** Refuses the choices of later versions (AR_ERR_UNSUPPORTED), options that mean nothing without another (AR_ERR_ARG),
+ *  and what the device refuses. */
+AR_NODISCARD ar_status ari_layout_check(const ari_layout_values *v);
+/** Refuses a precision other than fp32 of exact numerics (AR_ERR_ARG). */
+AR_NODISCARD ar_status ari_precision_check(int precision, int numerics);
+/** Puts what they ask for into a run, with process and threads: its layout, how gradients are summed over dp (buckets of
+ *  AR_BUCKET_BYTES unless given), the device, numerics if given, the cluster. After ari_layout_check. */
+void ari_layout_run(ar_run *run, const ari_layout_values *v, const ari_common *common);
+/** What --device names, a name that ari_layout_check has let pass; the CPU where it is not given. */
+ar_device_choice ari_layout_device(const ari_layout_values *v);
+/** The device's name, and a GPU's own and number, into a result. */
+void ari_device_json(json_t *o, const ar_device_choice *c);
+uint64_t ari_layout_timeout_ns(const ari_layout_values *v);
+/** The default plan, or the one that --mlp-order asks for. */
+AR_NODISCARD ar_status ari_layout_plan(const ari_layout_values *v, ar_arch arch, ar_plan *plan);
+
+enum { ARI_LAYOUT_TEXT = 128 };
+/** ar_parallel_text, and behind it the samples of each data-parallel rank where they are not equally many: "dp=3
+ *  (3+3+2)". Writes into text[0 .. ARI_LAYOUT_TEXT) and gives it back. */
+const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
+/* The same as an expression, in storage that lives to the end of the enclosing block. */
+#define ARI_LAYOUT(p, batch) ari_layout_text((char[ARI_LAYOUT_TEXT]){0}, (p), (batch))
+/** The layout as an object, with the samples of each data-parallel rank. Gives; NULL without memory. */
+json_t *ari_layout_json(const ar_parallel *p, size_t batch);
+
+/* --- the training step -------------------------------------------------------------------------------------------- */
+
+/* What updates the weights. */
+typedef struct ari_optimizer_values {
+    int kind, schedule, decay;                 /* -1: not given */
+    double lr, momentum, weight_decay, min_lr; /* NaN: not given */
+    size_t warmup;                             /* ARI_WARMUP_NOT_GIVEN */
+    bool nesterov;
+    const char *betas; /* NULL: not given */
+    ari_strings groups;
+} ari_optimizer_values;
+
+#define ARI_WARMUP_NOT_GIVEN SIZE_MAX
+#define ARI_OPTIMIZER_NOT_GIVEN                                                              \
+    {                                                                                        \
+        .kind = -1, .schedule = -1, .decay = -1, .lr = (double)NAN, .momentum = (double)NAN, \
+        .weight_decay = (double)NAN, .min_lr = (double)NAN, .warmup = ARI_WARMUP_NOT_GIVEN   \
+    }
+
+extern const char *const ari_fault_names[]; /* that --inject takes */
+
+extern const ari_option ari_optimizer_options[]; /* of an ari_optimizer_values */
+
+/* size_t batch, seq; 0: not given. */
+#define ARI_BATCH_OPTIONS(seq_help)                                                                      \
+    ARI_OPTION_SIZE("batch", batch, 1, 1e9, "B", "sequences of a step, all ranks together (default 8)"), \
+        ARI_OPTION_SIZE("seq", seq, 1, 1e9, "S", seq_help)
+/* double clip, dropout; NaN: not given. */
+#define ARI_CLIP_OPTIONS                                                                                               \
+    ARI_OPTION_DOUBLE("clip", clip, 0, 1e30, "X",                                                                      \
+                      "largest norm of all gradients together; 0: no clipping (default 1)"),                           \
+        ARI_OPTION_DOUBLE("dropout", dropout, 0, 1, "P", "probability, below 1 (default 0, whatever the config says)", \
+                          .more =                                                                                      \
+                              "It is on the embedding's output (GPT-2), attention probabilities, and the outputs of "  \
+                              "attention and MLP. The dropout of a configuration is not used; a note says so.")
+/* const char *inject; NULL: not given. */
+#define ARI_INJECT_OPTION                                                                               \
+    ARI_OPTION_STRING("inject", inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \
+                      .choices = ari_fault_names)
+
+/** What they ask for, in a training of total_steps steps. Errors: AR_ERR_ARG (options that mean nothing with the others,
+ *  a list or a group malformed, ar_optimizer_check). */
+AR_NODISCARD ar_status ari_optimizer_values_options(ar_optimizer_options *o, const ari_optimizer_values *v,
+                                                    uint64_t total_steps);
+/** The same on top of the options that *o has, a checkpoint's: what was not given stays as it is; another kind of
+ *  optimizer begins with its own defaults. Errors: those. */
+AR_NODISCARD ar_status ari_optimizer_values_change(ar_optimizer_options *o, const ari_optimizer_values *v,
+                                                   uint64_t total_steps);
+/** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
+ *  dropout 0.1"; of 0 steps what a single forward and backward is. */
+void ari_step_print(FILE *to, const ar_run *run);
+/** A line where the config has a dropout that the run does not use. */
+void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run);
+/** The options as an object. Gives; NULL without memory. */
+json_t *ari_optimizer_json(const ar_optimizer_options *o);
+
+/** Refuses a dropout of 1 (AR_ERR_ARG); NaN is none. */
+AR_NODISCARD ar_status ari_dropout_check(double dropout);
+/** `given`, or `otherwise` where it is NaN. */
+double ari_or_else(double given, double otherwise);
+
+/* --- watching ----------------------------------------------------------------------------------------------------- */
+
+/* How runs are watched: recorded in files, and timed as on another cluster. The same for every subcommand that runs a
+ * simulated one. */
+typedef struct ari_watch_values {
+    const char *trace, *timeline, *cluster; /* NULL: not given */
+} ari_watch_values;
+
+extern const ari_option ari_watch_options[]; /* of an ari_watch_values */
+
+typedef struct ari_watch {
+    ari_watch_values values;
+    ar_trace *trace; /* NULL: nothing is recorded */
+    bool timed;      /* there is a cluster */
+    ar_sim_cluster cluster;
+} ari_watch;
+
+/** Whether a file is asked for, which holds one run. */
+bool ari_watch_records(const ari_watch_values *v);
+/** Gives what a run needs; ari_watch_fini in every case. Refuses a cluster that makes no sense. Errors: AR_ERR_ARG,
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v);
+/** The cluster for the run's options; NULL: none. */
+const ar_sim_cluster *ari_watch_cluster(const ari_watch *w);
+/** Writes the files, by the cluster's clock where there is one. Model and layout head the page. Nothing where none is
+ *  asked for. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parallel *p, size_t batch);
+/** "trace.json: the run, for ui.perfetto.dev", one line a file. */
+void ari_watch_print(FILE *to, const ari_watch *w);
+/** A table of predicted times: the line above it, a row for each run (s NULL: it came to no end). */
+ari_table ari_predicted_begin(FILE *to, const ari_watch *w);
+void ari_predicted_row(ari_table *t, const ar_parallel *p, size_t batch, const ar_trace_summary *s);
+/** The table of one run. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_predicted_print(FILE *to, const ari_watch *w, const ar_parallel *p, size_t batch,
+                                           const ar_trace_summary *s);
+/** Adds "cluster", "trace" and "timeline" to a result, as far as they were given. */
+void ari_watch_json(json_t *result, const ari_watch *w);
+void ari_watch_fini(ari_watch *w);
+
+/** What virtual time says of a run, for JSON. Gives; NULL without memory. */
+json_t *ari_predicted_json(const ar_trace_summary *s);
+
+#endif
