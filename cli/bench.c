@@ -102,10 +102,7 @@ static ar_status end(session *s, const ari_rows *r, int threads, const char *wor
     ari_device_json(o, &s->device);
     if (threads > 0)
         json_object_set_new(o, "threads", json_integer(threads));
-    const bool whole = json_object_set_new(o, "rows", ari_rows_json(r)) == 0;
-    if (!whole)
-        json_decref(o);
-    return ari_json_end(whole ? o : NULL, &v->common);
+    return ari_json_end(ari_json_whole(o, json_pack("{s:o}", "rows", ari_rows_json(r))), &v->common);
 }
 
 static const char *plural(int n)

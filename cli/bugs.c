@@ -65,11 +65,7 @@ static ar_status end(json_t *faults, const char *result, const ari_common *commo
     json_t *o = ari_json_begin("bugs");
     if (result)
         json_object_set_new(o, "result", json_string(result));
-    if (json_object_set_new(o, "faults", faults) != 0) {
-        json_decref(o);
-        o = NULL;
-    }
-    return ari_json_end(o, common);
+    return ari_json_end(ari_json_whole(o, json_pack("{s:o}", "faults", faults)), common);
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */

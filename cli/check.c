@@ -125,8 +125,7 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
     }
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &c));
-    o.run.sim.cluster = ari_watch_cluster(gives->watch);
-    o.run.sim.trace = gives->watch->trace;
+    ari_watch_run(&o.run, gives->watch);
     if (v->net_fault) {
         AR_TRY(parse_net_fault(&gives->net_fault, v->net_fault, ar_parallel_world(&parallel[0])));
         gives->has_net_fault = true;
@@ -215,16 +214,6 @@ static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *
     return st;
 }
 
-/* The whole result; takes `models`. */
-static json_t *list_json(json_t *models)
-{
-    json_t *o = ari_json_begin("check");
-    if (json_object_set_new(o, "models", models) == 0)
-        return o;
-    json_decref(o);
-    return NULL;
-}
-
 static ar_status list_models(const ari_check_values *v, const char *const *models, size_t n)
 {
     json_t *all = json_array();
@@ -242,7 +231,7 @@ static ar_status list_models(const ari_check_values *v, const char *const *model
         }
         json_array_append_new(all, one);
     }
-    return ari_json_end(list_json(all), &v->common);
+    return ari_json_end(ari_json_whole(ari_json_begin("check"), json_pack("{s:o}", "models", all)), &v->common);
 }
 
 /* A fault that no model shows, in the module that does. */

@@ -124,11 +124,7 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     ari_watch_json(o, watch);
     if (r->has_predicted)
         json_object_set_new(o, "predicted", ari_predicted_json(&r->predicted));
-    if (json_object_set_new(o, "files", files) != 0) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
+    return ari_json_whole(o, json_pack("{s:o}", "files", files));
 }
 
 static ar_status print(const ar_grads_result *r, const grads_values *v, const ar_run *run, const ari_watch *watch)
@@ -155,8 +151,6 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
     ar_grads_result r;
     ar_grads_options o = {.run.model = v->model,
                           .run.seed = v->common.seed,
-                          .run.sim.cluster = ari_watch_cluster(watch),
-                          .run.sim.trace = watch->trace,
                           .block = v->block,
                           .input = v->input,
                           .out = v->out,
@@ -168,6 +162,7 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
                           .activations = v->activations,
                           .mlp_order = (ar_mlp_order)v->layout.mlp_order};
     ari_layout_run(&o.run, &v->layout, &v->common);
+    ari_watch_run(&o.run, watch);
     if (v->inject)
         AR_TRY(ar_fault_parse(&o.run.fault, v->inject));
     const ar_status st = ar_grads(&r, &o);

@@ -173,8 +173,7 @@ static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const a
                   .quiet = v->common.quiet,
                   .text = ari_wants_text(&v->common),
                   .every = (uint64_t)v->log_every};
-    o.run.sim.cluster = ari_watch_cluster(watch);
-    o.run.sim.trace = watch->trace;
+    ari_watch_run(&o.run, watch);
     o.listener = (ar_training_listener){.begin = began, .step = stepped, .save = saved, .stop = stopped, .user = &l};
     ari_progress_begin(&l.progress, v->common.quiet);
     ar_status st = ar_train_run(&r, &o);

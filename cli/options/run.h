@@ -172,8 +172,8 @@ bool ari_watch_records(const ari_watch_values *v);
 /** Gives what a run needs; ari_watch_fini in every case. Refuses a cluster that makes no sense. Errors: AR_ERR_ARG,
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v);
-/** The cluster for the run's options; NULL: none. */
-const ar_sim_cluster *ari_watch_cluster(const ari_watch *w);
+/** Puts cluster and trace, which are borrowed, into a run. */
+void ari_watch_run(ar_run *run, const ari_watch *w);
 /** Writes the files, by the cluster's clock where there is one. Model and layout head the page. Nothing where none is
  *  asked for. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parallel *p, size_t batch);

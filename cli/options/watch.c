@@ -36,9 +36,10 @@ ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v)
     return ari_watch_records(v) ? ar_trace_create(&w->trace) : AR_OK;
 }
 
-const ar_sim_cluster *ari_watch_cluster(const ari_watch *w)
+void ari_watch_run(ar_run *run, const ari_watch *w)
 {
-    return w->timed ? &w->cluster : NULL;
+    run->sim.cluster = w->timed ? &w->cluster : NULL;
+    run->sim.trace = w->trace;
 }
 
 ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parallel *p, size_t batch)

@@ -182,10 +182,7 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
     }
     if (n > 0)
         ari_watch_json(o, checked[0].watch);
-    const bool whole = json_array_size(models) == n;
-    if (json_object_set_new(o, "models", models) != 0 || !whole) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
+    json_t *all = json_array_size(models) == n ? json_pack("{s:O}", "models", models) : NULL;
+    json_decref(models);
+    return ari_json_whole(o, all);
 }

@@ -5,8 +5,8 @@
 #include <string.h>
 
 /* The command's files are no part of the library. */
-#include "cli/options/args.c"
 #include "cli/command.c"
+#include "cli/options/args.c"
 #include "cli/options/kinds.c"
 #include "cli/transport.c"
 
@@ -287,6 +287,56 @@ Test(args, the_help_lists_every_option_within_80_columns)
     for (const char *line = text; *line != '\0'; line += strcspn(line, "\n") + 1)
         cr_assert_leq(strcspn(line, "\n"), 80);
     free(text);
+}
+
+Test(args, files_to_write_are_tried_before_any_work)
+{
+    typedef struct files {
+        ari_common common;
+        const char *trace, *plot;
+    } files;
+#define ARI_VALUES files
+    static const ari_option written[] = {ARI_OPTION_FILE("trace", trace, "FILE", "a file", .written = true),
+                                         ARI_OPTION_FILE("plot", plot, "FILE", "another", .written = true),
+                                         {0}};
+#undef ARI_VALUES
+    const ari_args_spec writing = {.command = "try", .options = written, .common_at = offsetof(files, common)};
+    const files fine = {.trace = "/dev/null", .common.json = "-"}, dash = {.trace = "-"};
+    const files same = {.trace = "/dev/null", .plot = "/dev/null"}, no_folder = {.plot = "/no/such/folder/plot"};
+    cr_assert_eq(check_written(&writing, &fine), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(check_written(&writing, &dash), AR_ERR_ARG);
+    cr_assert_str_eq(ar_error_message(), "--trace - is no file: give a path (/dev/stdout is one)");
+    cr_assert_eq(check_written(&writing, &same), AR_ERR_ARG);
+    cr_assert_str_eq(ar_error_message(), "--trace and --plot both name /dev/null: one would replace the other");
+    cr_assert_eq(check_written(&writing, &no_folder), AR_ERR_IO);
+}
+
+Test(args, options_of_a_group_are_found_in_its_struct)
+{
+    typedef struct inner {
+        int size;
+        bool on;
+    } inner;
+    typedef struct outer {
+        ari_common common;
+        int before;
+        inner in;
+    } outer;
+#define ARI_VALUES inner
+    static const ari_option shared[] = {
+        ARI_OPTION_INT("size", size, 1, 9, "N", "a size"), ARI_OPTION_FLAG("on", on, "a flag"), {0}};
+#undef ARI_VALUES
+#define ARI_VALUES outer
+    static const ari_option own[] = {
+        ARI_OPTION_INT("before", before, 1, 9, "N", "another size"), ARI_OPTION_GROUP(shared, in), {0}};
+#undef ARI_VALUES
+    const ari_args_spec grouped = {.command = "try", .options = own, .common_at = offsetof(outer, common)};
+    char words[][16] = {"try", "--size", "7", "--on", "--before=3", "-q"};
+    char *argv[] = {words[0], words[1], words[2], words[3], words[4], words[5]};
+    outer v = {.before = 1};
+    ari_args_action action = ARI_ARGS_HELP;
+    cr_assert_eq(ari_args_parse(&grouped, 6, argv, &v, &action), AR_OK, "%s", ar_error_message());
+    cr_assert(v.before == 3 && v.in.size == 7 && v.in.on && v.common.quiet);
 }
 
 TestSuite(exit_code, .timeout = 300);
