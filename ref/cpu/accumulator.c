@@ -107,10 +107,9 @@ static int64_t target_row(const int64_t *row_of, size_t rows_in_acc, size_t r)
 
 /** Slot acc_add. Rows of the terms may meet in a row of the accumulator, so threads share out its columns; without
  *  row_of and with one row each they share out rows too. Errors: AR_ERR_SHAPE (a row outside the accumulator). */
-ar_status ari_cpu_acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
+ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
                           ar_cbuf row_of)
 {
-    (void)q;
     const size_t rows = terms->shape[0], cols = terms->shape[1];
     const int64_t *targets = row_of.ptr;
     int64_t *sums = hl.ptr;
@@ -134,9 +133,8 @@ ar_status ari_cpu_acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t
 }
 
 /** Slot acc_raise. Errors: none. */
-ar_status ari_cpu_acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
+ar_status ari_cpu_acc_raise(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
 {
-    (void)q;
     uint8_t *top = t.ptr;
     int64_t *h = hl.ptr, *l = h + n;
     const uint8_t *to = t_new.ptr;
@@ -171,9 +169,8 @@ static void scatter(const ar_tensor *y, size_t from, const float *values, size_t
 }
 
 /** Slot acc_value. Errors: none. */
-ar_status ari_cpu_acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n)
+ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n)
 {
-    (void)q;
     const uint8_t *top = t.ptr;
     const int64_t *h = hl.ptr, *l = h + n;
     const bool contiguous = ar_tensor_is_contiguous(y);

@@ -51,11 +51,7 @@ void ar_cpu_select_kernels(void)
 /* BLIS's typed interface takes pointers to non-const operands that it does not write. */
 static void *unconst(const void *p)
 {
-    union {
-        const void *in;
-        void *out;
-    } u = {p};
-    return u.out;
+    return (void *)(uintptr_t)p;
 }
 
 /* By its expert interface: one thread is asked for with the call, not in the process-wide setting. */
@@ -112,10 +108,9 @@ static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tens
 /** Slot gemm_f32. c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T by BLIS's sgemm, any strides; k = 0 gives +0 (or leaves c).
  *  Batches and parts of a product are spread over the threads with one BLIS thread each.
  *  Numerics: fp32 in BLIS's blocking. Errors: none. */
-ar_status ari_cpu_gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
+ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
                            bool add, ar_precision operands)
 {
-    (void)q;
     (void)operands; /* every product of them is exact in fp32 anyway */
     const ari_matrices cm = ari_matrices_of(c), am = ari_matrices_of(a), bm = ari_matrices_of(b);
     if (cm.batch == 0 || cm.rows == 0 || cm.cols == 0)

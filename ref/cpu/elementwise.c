@@ -34,23 +34,20 @@ static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, c
 }
 
 /** Slot add. y may be a or b. */
-ar_status ari_cpu_add(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
+ar_status ari_cpu_add(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
 {
-    (void)q;
     return for_blocks(d, add_loop, y, a, b, n);
 }
 
 /** Slot mul. y may be a or b. */
-ar_status ari_cpu_mul(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
+ar_status ari_cpu_mul(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
 {
-    (void)q;
     return for_blocks(d, mul_loop, y, a, b, n);
 }
 
 /** Slot fill. */
-ar_status ari_cpu_fill(ar_device *d, ar_queue *q, ar_buf y, float value, size_t n)
+ar_status ari_cpu_fill(ar_device *d, ARI_AT_ONCE, ar_buf y, float value, size_t n)
 {
-    (void)q;
     const size_t blocks = ari_blocks_of(n);
     const float stored = ari_canonical32(value);
     float *out = y.ptr;
@@ -112,10 +109,9 @@ static const act_loops loops[] = {[AR_ACT_GELU_ERF] = LOOPS_OF(gelu_erf),
                                   [AR_ACT_NONE] = LOOPS_OF(none)};
 
 /** Slot bias_act. z may be y (then y's own value is lost). */
-ar_status ari_cpu_bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act,
+ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf bias, ar_activation act,
                            const ar_tensor *z)
 {
-    (void)q;
     const size_t rows = y->shape[0], cols = y->shape[1], blocks = ari_blocks_of(cols);
     float *sums = y->data.ptr, *values = act == AR_ACT_NONE ? NULL : z->data.ptr;
     const float *added = bias.ptr;
@@ -131,9 +127,8 @@ ar_status ari_cpu_bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbu
 }
 
 /** Slot act_backward. dx may be dy or x. */
-ar_status ari_cpu_act_backward(ar_device *d, ar_queue *q, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n)
+ar_status ari_cpu_act_backward(ar_device *d, ARI_AT_ONCE, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n)
 {
-    (void)q;
     return for_blocks(d, loops[act].dact, dx, dy, x, n);
 }
 
@@ -144,10 +139,9 @@ static float *row_at(const ar_tensor *t, size_t i)
 }
 
 /** Slot gated_forward. y may be gate or up. */
-ar_status ari_cpu_gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate,
+ar_status ari_cpu_gated_forward(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *gate,
                                 const ar_tensor *up, ar_activation act)
 {
-    (void)q;
     const size_t rows = y->shape[0], cols = y->shape[1];
     ARI_PARALLEL_FOR (i, rows, d, rows * cols)
         loops[act].gated(row_at(y, i), row_at(gate, i), row_at(up, i), cols);
@@ -155,10 +149,9 @@ ar_status ari_cpu_gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, c
 }
 
 /** Slot gated_backward. dgate may be gate, dup may be up, either may be dy. */
-ar_status ari_cpu_gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup,
+ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dgate, const ar_tensor *dup,
                                  const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act)
 {
-    (void)q;
     const size_t rows = dy->shape[0], cols = dy->shape[1];
     ARI_PARALLEL_FOR (i, rows, d, rows * cols)
         loops[act].dgated(row_at(dgate, i), row_at(dup, i), row_at(dy, i), row_at(gate, i), row_at(up, i), cols);
@@ -203,9 +196,8 @@ static uint64_t number_of(const ar_tensor *x, const ar_dropout *w, size_t row)
 }
 
 /** Slot dropout. */
-ar_status ari_cpu_dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which)
+ar_status ari_cpu_dropout(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which)
 {
-    (void)q;
     const size_t n = ar_tensor_count(x), cols = x->ndim > 0 ? x->shape[x->ndim - 1] : 1, rows = n > 0 ? n / cols : 0;
     float *to = y->data.ptr;
     const float *from = x->data.ptr;
@@ -247,9 +239,9 @@ static void round_strided(float *y, ptrdiff_t y_stride, const float *x, ptrdiff_
 }
 
 /** Slot round_bits. Errors: none. */
-ar_status ari_cpu_round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits)
+ar_status ari_cpu_round_bits(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, int bits)
 {
-    (void)d, (void)q;
+    (void)d;
     const size_t row = x->shape[x->ndim - 1], rows = row > 0 ? ar_tensor_count(x) / row : 0;
     for (size_t r = 0; r < rows; r++) {
         size_t rest = r;
@@ -267,17 +259,17 @@ ar_status ari_cpu_round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, cons
 }
 
 /** Slot narrow_bf16. Errors: none. */
-ar_status ari_cpu_narrow_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
+ar_status ari_cpu_narrow_bf16(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, size_t n)
 {
-    (void)d, (void)q;
+    (void)d;
     narrow_loop(y.ptr, x.ptr, n);
     return AR_OK;
 }
 
 /** Slot widen_bf16. Errors: none. */
-ar_status ari_cpu_widen_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
+ar_status ari_cpu_widen_bf16(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, size_t n)
 {
-    (void)d, (void)q;
+    (void)d;
     widen_loop(y.ptr, x.ptr, n);
     return AR_OK;
 }

@@ -6,11 +6,10 @@
 /* Selections of rows. They copy bits: a selection is not a sum, and -0 stays -0. */
 
 /** Slot rows_in_range: ids int64. row_of may be ids. */
-ar_status ari_cpu_rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start,
+ar_status ari_cpu_rows_in_range(ar_device *d, ARI_AT_ONCE, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start,
                                 int64_t count)
 {
     (void)d;
-    (void)q;
     int64_t *out = row_of.ptr;
     const int64_t *id = ids.ptr;
     for (size_t t = 0; t < n; t++) {
@@ -22,9 +21,8 @@ ar_status ari_cpu_rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbu
 }
 
 /** Slot gather_rows. */
-ar_status ari_cpu_gather_rows(ar_device *d, ar_queue *q, ar_buf y, const ar_tensor *w, ar_cbuf row_of, size_t n)
+ar_status ari_cpu_gather_rows(ar_device *d, ARI_AT_ONCE, ar_buf y, const ar_tensor *w, ar_cbuf row_of, size_t n)
 {
-    (void)q;
     const size_t cols = w->shape[1];
     float *out = y.ptr;
     const float *rows = w->data.ptr;
@@ -55,10 +53,9 @@ ARI_ROW_KERNEL void add_terms(float *restrict acc, const float *restrict terms, 
 
 /** Slot sum_rows_f32. The summation order is that of the rows, for every element and any number of threads, since
  *  threads share out the columns. fp32 accumulator. */
-ar_status ari_cpu_sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
+ar_status ari_cpu_sum_rows_f32(ar_device *d, ARI_AT_ONCE, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                                ar_cbuf row_of)
 {
-    (void)q;
     const size_t rows = terms->shape[0], cols = terms->shape[1];
     const size_t blocks = cols / COLUMN_BLOCK + (cols % COLUMN_BLOCK != 0);
     float *sums = acc.ptr;

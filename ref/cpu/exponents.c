@@ -159,19 +159,17 @@ ar_status ari_shift_factors(double **gives, const int32_t *c, int sign, size_t b
 }
 
 /** Slot col_exponents. Errors: none. */
-ar_status ari_cpu_col_exponents(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into)
+ar_status ari_cpu_col_exponents(ar_device *d, ARI_AT_ONCE, ar_buf c, const ar_tensor *b, bool max_into)
 {
-    (void)q;
     const ar_tensor columns = ar_tensor_transposed(b);
     exponents(d, c.ptr, &columns, NULL, max_into);
     return AR_OK;
 }
 
 /** Slot row_exponents. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the table of factors 2^c). */
-ar_status ari_cpu_row_exponents(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
+ar_status ari_cpu_row_exponents(ar_device *d, ARI_AT_ONCE, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
                                 bool max_into)
 {
-    (void)q;
     const ari_matrices m = ari_matrices_of(a);
     double *scale = NULL;
     if (c.ptr)

@@ -141,9 +141,8 @@ static void int_tile(const ari_exact_path *path, const void *context, const ari_
 
 /** Slot gemm_i64. Errors: AR_ERR_SHAPE, AR_ERR_ARG (limbs; one limb for more than 8191 terms), AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
-ar_status ari_cpu_gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs)
+ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs)
 {
-    (void)q;
     AR_TRY(check_pair(a, b, "gemm_i64"));
     if (limbs != 1 && limbs != 2)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: %d limbs, expected 1 or 2", limbs);
@@ -234,10 +233,9 @@ static void round_tile(const ari_exact_path *path, const void *context, const ar
 }
 
 /** Slot gemm_round. z may be NULL for AR_ACT_NONE. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-ar_status ari_cpu_gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
+ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
                              ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z)
 {
-    (void)q;
     AR_TRY(check_pair(a, b, "gemm_round"));
     const ari_matrices ym = ari_matrices_of(y);
     if (ym.batch != a->batch || ym.rows != a->rows || ym.cols != b->rows)
@@ -276,10 +274,9 @@ static void acc_tile(const ari_exact_path *path, const void *context, const ari_
 
 /** Slot gemm_acc. Threads share out the elements of the accumulator. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
-ar_status ari_cpu_gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
+ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
                            ar_cbuf e, ar_cbuf f)
 {
-    (void)q;
     AR_TRY(check_pair(a, b, "gemm_acc"));
     int64_t *sums = hl.ptr;
     const acc_output o = {.t = t.ptr, .h = sums, .l = sums + a->rows * b->rows, .e = e.ptr, .f = f.ptr};

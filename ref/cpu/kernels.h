@@ -10,6 +10,9 @@
 
 #include "anyrank/device.h"
 
+/* The queue that a slot is given: kernels of the CPU run at once, so none looks at it. */
+#define ARI_AT_ONCE ar_queue *q __attribute__((unused))
+
 /* The kernels of the CPU device. ari_cpu_X fills slot X of ar_device_ops and does what anyrank/device.h says there; what
  * a kernel promises beyond that (in-place use, errors) is said beside its definition. All of them run at once in the
  * calling thread, with up to d->threads OpenMP threads; no result depends on how many (the native product's excepted).

@@ -12,9 +12,8 @@ ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
 }
 
 /** Slot ce_max. */
-ar_status ari_cpu_ce_max(ar_device *d, ar_queue *q, ar_buf key, ar_cbuf logits, size_t n, size_t v_local)
+ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, ar_cbuf logits, size_t n, size_t v_local)
 {
-    (void)q;
     int32_t *out = key.ptr;
     const float *x = logits.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * v_local)
@@ -33,10 +32,9 @@ ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, float m, size_t n, int3
 }
 
 /** Slot ce_sum. */
-ar_status ari_cpu_ce_sum(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf key, size_t n, size_t v_local,
+ar_status ari_cpu_ce_sum(ar_device *d, ARI_AT_ONCE, ar_buf sum, ar_cbuf logits, ar_cbuf key, size_t n, size_t v_local,
                          size_t v)
 {
-    (void)q;
     const int32_t p = ari_rowsum_bits(v);
     int64_t *out = sum.ptr;
     const float *x = logits.ptr;
@@ -49,11 +47,10 @@ ar_status ari_cpu_ce_sum(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, 
 }
 
 /** Slot ce_target. */
-ar_status ari_cpu_ce_target(ar_device *d, ar_queue *q, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n,
+ar_status ari_cpu_ce_target(ar_device *d, ARI_AT_ONCE, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n,
                             size_t v_local)
 {
     (void)d;
-    (void)q;
     int32_t *out = bits.ptr;
     const float *x = logits.ptr;
     const int64_t *at = row_of.ptr;
@@ -66,11 +63,10 @@ ar_status ari_cpu_ce_target(ar_device *d, ar_queue *q, ar_buf bits, ar_cbuf logi
 }
 
 /** Slot ce_terms. */
-ar_status ari_cpu_ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits,
+ar_status ari_cpu_ce_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits,
                            ar_cbuf valid, size_t n, size_t v)
 {
     (void)d;
-    (void)q;
     const int32_t p = ari_rowsum_bits(v);
     float *out = terms.ptr;
     const int32_t *keys = key.ptr;
@@ -102,10 +98,9 @@ static void fill_row(float *row, float value, size_t n)
 }
 
 /** Slot ce_backward. dlogits may be logits; no other overlap. */
-ar_status ari_cpu_ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
+ar_status ari_cpu_ce_backward(ar_device *d, ARI_AT_ONCE, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
                               ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v)
 {
-    (void)q;
     const int32_t bits = ari_rowsum_bits(v);
     float *out = dlogits.ptr;
     const float *x = logits.ptr;

@@ -25,20 +25,18 @@ void ari_cpu_free(ar_device *d, ar_buf b)
 }
 
 /** Slot copy: memory of the device is memory of the host. */
-ar_status ari_cpu_copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
+ar_status ari_cpu_copy(ar_device *d, ARI_AT_ONCE, ar_buf dst, ar_cbuf src, size_t bytes)
 {
     (void)d;
-    (void)q;
     if (bytes > 0)
         memcpy(dst.ptr, src.ptr, bytes);
     return AR_OK;
 }
 
 /** Slot zero. */
-ar_status ari_cpu_zero(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes)
+ar_status ari_cpu_zero(ar_device *d, ARI_AT_ONCE, ar_buf dst, size_t bytes)
 {
     (void)d;
-    (void)q;
     if (bytes > 0)
         memset(dst.ptr, 0, bytes);
     return AR_OK;
@@ -128,9 +126,8 @@ static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
 }
 
 /** Slot copy_strided. Errors: AR_ERR_DTYPE (elements that are not 4 or 8 bytes wide), nothing is written then. */
-ar_status ari_cpu_copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
+ar_status ari_cpu_copy_strided(ar_device *d, ARI_AT_ONCE, const ar_tensor *dst, const ar_tensor *src)
 {
-    (void)q;
     const size_t width = ar_dtype_bytes(dst->dtype);
     if (width != 4 && width != 8)
         return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of %zu bytes (%s), expected 4 or 8", width,
@@ -155,11 +152,10 @@ ar_status ari_cpu_copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
 /** Slot combine. Errors: AR_ERR_ARG (no input). */
-ar_status ari_cpu_combine(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
+ar_status ari_cpu_combine(ar_device *d, ARI_AT_ONCE, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
                           ar_op op)
 {
     (void)d;
-    (void)q;
     if (n < 1)
         return ar_error_set(AR_ERR_ARG, "combine: %d inputs, expected at least 1", n);
     const ari_reduce kernel = ari_reduce_kernel(t, op);

@@ -50,10 +50,9 @@ ARI_ROW_KERNEL void rms_forward(float *y, float *rstd, const float *x, const flo
 }
 
 /** Slot norm_forward. y may be x. h = 0 or rows = 0: nothing to do. */
-ar_status ari_cpu_norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd,
+ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd,
                                ar_cbuf x, ar_cbuf gamma, ar_cbuf beta, double eps, size_t rows, size_t h)
 {
-    (void)q;
     if (h == 0)
         return AR_OK;
     const float *in = x.ptr, *gains = gamma.ptr, *shifts = beta.ptr;
@@ -153,11 +152,10 @@ static float *optional_row(ar_buf all, size_t i, size_t h)
 
 /** Slot norm_backward. In place: dx may be dy or x, sum may be residual; no other overlap. dgamma_terms NULL: not
  *  written (a frozen gain). Errors: AR_ERR_MEMORY (two rows of scratch a thread), nothing is written then. */
-ar_status ari_cpu_norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf dx, ar_buf sum,
+ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, ar_buf dx, ar_buf sum,
                                 ar_buf dgamma_terms, ar_cbuf dy, ar_cbuf x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
                                 ar_cbuf residual, size_t rows, size_t h)
 {
-    (void)q;
     const int threads = ari_threads_for(d, rows, rows * h);
     const size_t stride = 2 * h + 16; /* a cache line between two threads' scratch */
     const float *r = rstd.ptr;

@@ -25,9 +25,8 @@ ARI_ROW_KERNEL halves square_loop(const float *g, int32_t e, size_t n)
 }
 
 /** Slot sum_squares. Integers, so that no order of the threads changes the sums. Errors: none. */
-ar_status ari_cpu_sum_squares(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n)
+ar_status ari_cpu_sum_squares(ar_device *d, ARI_AT_ONCE, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n)
 {
-    (void)q;
     const size_t blocks = ari_blocks_of(n);
     const int threads = ari_threads_for(d, blocks, n);
     (void)threads;
@@ -56,9 +55,8 @@ ARI_ROW_KERNEL void scale_loop(float *y, const float *x, float factor, size_t n)
 }
 
 /** Slot scale. y may be x. Errors: none. */
-ar_status ari_cpu_scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n)
+ar_status ari_cpu_scale(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, float factor, size_t n)
 {
-    (void)q;
     const size_t blocks = ari_blocks_of(n);
     float *out = y.ptr;
     const float *in = x.ptr;
@@ -87,9 +85,8 @@ ARI_ROW_KERNEL void round_bf16_loop(float *y, const float *x, size_t n)
 }
 
 /** Slot round_bf16. y may be x. Errors: none. */
-ar_status ari_cpu_round_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
+ar_status ari_cpu_round_bf16(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, size_t n)
 {
-    (void)q;
     return for_blocks(d, round_bf16_loop, y, x, n);
 }
 
@@ -103,9 +100,8 @@ ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
 }
 
 /** Slot take_bf16. Errors: none. */
-ar_status ari_cpu_take_bf16(ar_device *d, ar_queue *q, ar_buf master, ar_cbuf weight, size_t n)
+ar_status ari_cpu_take_bf16(ar_device *d, ARI_AT_ONCE, ar_buf master, ar_cbuf weight, size_t n)
 {
-    (void)q;
     return for_blocks(d, take_bf16_loop, master, weight, n);
 }
 
@@ -149,10 +145,9 @@ static void step_block(const ari_optimizer_constants *k, float *w, float *m, flo
 }
 
 /** Slot optimizer_step. Errors: none. */
-ar_status ari_cpu_optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
+ar_status ari_cpu_optimizer_step(ar_device *d, ARI_AT_ONCE, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
                                  const struct ari_optimizer_constants *k, size_t n)
 {
-    (void)q;
     const size_t blocks = ari_blocks_of(n);
     float *weight = w.ptr, *first = m.ptr, *second = v.ptr;
     const float *gradient = g.ptr;

@@ -120,10 +120,9 @@ static void pack_rows(const pack_job *j, size_t first, size_t n)
 }
 
 /** Slot pack. Errors: AR_ERR_SHAPE (the part does not lie inside p), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-ar_status ari_cpu_pack(ar_device *d, ar_queue *q, ar_packed *p, size_t row_at, size_t k_at, const ar_tensor *a,
+ar_status ari_cpu_pack(ar_device *d, ARI_AT_ONCE, ar_packed *p, size_t row_at, size_t k_at, const ar_tensor *a,
                        ar_cbuf c, int sign, ar_cbuf e)
 {
-    (void)q;
     const ari_matrices m = ari_matrices_of(a);
     if (m.batch != p->batch || row_at > p->rows || m.rows > p->rows - row_at || k_at > p->k || m.cols > p->k - k_at)
         return ar_error_set(AR_ERR_SHAPE, "pack: [%zu, %zu, %zu] at row %zu, column %zu is outside [%zu, %zu, %zu]",

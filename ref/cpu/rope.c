@@ -16,10 +16,9 @@ static void table_column(float *cos, float *sin, float inv_freq, size_t position
 }
 
 /** Slot rope_tables. Errors: those of ari_rope_check; nothing is written then. */
-ar_status ari_cpu_rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
+ar_status ari_cpu_rope_tables(ar_device *d, ARI_AT_ONCE, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
                               double theta, double factor, const ar_rope_llama3 *llama3)
 {
-    (void)q;
     AR_TRY(ari_rope_check(positions, head_dim, theta, factor, llama3));
     const size_t half = head_dim / 2;
     float *c = cos.ptr, *sn = sin.ptr;
@@ -43,10 +42,9 @@ ARI_ROW_KERNEL void rotate(float *y, const float *x, const float *cos, const flo
 }
 
 /** Slot rope. y may be x with x's strides; no other overlap. */
-ar_status ari_cpu_rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
+ar_status ari_cpu_rope(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
                        int direction)
 {
-    (void)q;
     const size_t positions = x->shape[1], heads = x->shape[2], half = x->shape[3] / 2;
     const size_t rows = x->shape[0] * positions;
     const uint32_t flip = direction < 0 ? 0x80000000u : 0;

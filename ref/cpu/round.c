@@ -108,10 +108,9 @@ static void round_segment(float *y, const int64_t *s, int limbs, int32_t e, cons
 }
 
 /** Slot round_i64. Errors: none. */
-ar_status ari_cpu_round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,
+ar_status ari_cpu_round_i64(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,
                             size_t n, ar_cbuf e, ar_cbuf f)
 {
-    (void)q;
     if (count == 0 || n == 0)
         return AR_OK;
     float *out = y.ptr;

@@ -107,10 +107,9 @@ ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale
 }
 
 /** Slot softmax_forward. probs may be scores; no other overlap. */
-ar_status ari_cpu_softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, size_t b, size_t heads,
+ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cbuf scores, size_t b, size_t heads,
                                   size_t s, float scale, const ar_mask *mask)
 {
-    (void)q;
     if (heads == 0 || s == 0)
         return AR_OK;
     const size_t rows = b * heads * s;
@@ -171,10 +170,9 @@ ARI_ROW_KERNEL void softmax_backward_row(float *all_ds, const float *all_probs, 
 }
 
 /** Slot softmax_backward. ds may be dprobs; no other overlap. */
-ar_status ari_cpu_softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, size_t b,
+ar_status ari_cpu_softmax_backward(ar_device *d, ARI_AT_ONCE, ar_buf ds, ar_cbuf probs, ar_buf dprobs, size_t b,
                                    size_t heads, size_t s, float scale, const ar_mask *mask)
 {
-    (void)q;
     if (heads == 0 || s == 0)
         return AR_OK;
     const size_t rows = b * heads * s;
