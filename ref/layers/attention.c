@@ -3,7 +3,6 @@
  * of one KV head, each with some of its query heads. */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/attention.h"
 #include "ref/layers/parts.h"
 
@@ -170,26 +169,24 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
     return ari_linear_init(&m->out, ctx, &out);
 }
 
+static ar_status init(ari_attention *m, ar_ctx *ctx, const ar_attention_options *o)
+{
+    const char *const parts[3] = {o->q ? o->q : o->fused ? "qkv" : "q", o->k ? o->k : "k", o->v ? o->v : "v"};
+    const char *name = m->base.name;
+    m->o = *o;
+    for (int i = 0; i < (o->fused ? 1 : 3); i++)
+        AR_TRY(ari_path(m->qkv_name[i], sizeof m->qkv_name[i], name, parts[i]));
+    AR_TRY(ari_path(m->out_name, sizeof m->out_name, name, o->out ? o->out : "out"));
+    AR_TRY(ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
+    AR_TRY(check_heads(m, ctx));
+    return init_linears(m, ctx);
+}
+
 ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_attention_options *o)
 {
     static const ar_module_ops ops = {
         .kind = "attention", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
     ari_attention *m = NULL;
-    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
-    m->base.ops = &ops;
-    m->o = *o;
-    const char *const parts[3] = {o->q ? o->q : o->fused ? "qkv" : "q", o->k ? o->k : "k", o->v ? o->v : "v"};
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
-    for (int i = 0; i < (o->fused ? 1 : 3); i++)
-        AR_TRY_TO(failed, st, ari_path(m->qkv_name[i], sizeof m->qkv_name[i], name, parts[i]));
-    AR_TRY_TO(failed, st, ari_path(m->out_name, sizeof m->out_name, name, o->out ? o->out : "out"));
-    AR_TRY_TO(failed, st, ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
-    AR_TRY_TO(failed, st, check_heads(m, ctx));
-    AR_TRY_TO(failed, st, init_linears(m, ctx));
-    *gives = &m->base;
-    return AR_OK;
-failed:
-    destroy(&m->base);
-    return st;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    return ari_module_end(gives, &m->base, init(m, ctx, o));
 }

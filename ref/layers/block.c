@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/core/span.h"
 #include "ref/layers/parts.h"
 
@@ -122,14 +121,6 @@ ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
     static const ar_module_ops ops = {
         .kind = "block", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
     block_module *m = NULL;
-    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
-    m->base.ops = &ops;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
-    AR_TRY_TO(failed, st, create_children(m, ctx, o));
-    *gives = &m->base;
-    return AR_OK;
-failed:
-    destroy(&m->base);
-    return st;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    return ari_module_end(gives, &m->base, create_children(m, ctx, o));
 }

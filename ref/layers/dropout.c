@@ -64,7 +64,9 @@ ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar
     return pass ? ari_tap_tokens(ctx, d->name, NULL, pass, y) : AR_OK;
 }
 
-ar_status ari_drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, bool sharded)
+/* The same for a value [samples, width] or [samples, positions, width], or (sharded) the tensor-parallel rank's block
+ * of its features. With sequence parallelism a whole one has the own positions. Not tapped. */
+static ar_status drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, bool sharded)
 {
     const size_t r = (size_t)ar_comm_rank(ctx->tp), n = sharded ? (size_t)ar_comm_size(ctx->tp) : 1;
     const int last = x->ndim - 1;
@@ -106,7 +108,7 @@ static ar_status drop_value(ar_module *base, ar_ctx *ctx, ar_tensor *y, const ar
     if (!ari_dropout_on(ctx))
         return AR_OK;
     AR_TRY(ar_like(ctx, y, x));
-    return ari_drop_features(&m->place, ctx, y, x, base->tap == AR_HELD_SHARD);
+    return drop_features(&m->place, ctx, y, x, base->tap == AR_HELD_SHARD);
 }
 
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -134,15 +136,8 @@ ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, si
     static const ar_module_ops ops = {.kind = "dropout", .forward = forward, .backward = backward, .destroy = destroy};
     (void)ctx;
     dropout_module *m = NULL;
-    ar_status st = AR_OK;
     if (held == AR_HELD_UNTOLD)
         return ar_error_set(AR_ERR_ARG, "%s: dropout needs to know whether its features are whole or a shard", name);
-    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
-    AR_TRY_TO(failed, st, ar_module_init(&m->base, &ops, name, held));
-    AR_TRY_TO(failed, st, ari_dropout_init(&m->place, name, NULL, width, positions));
-    *gives = &m->base;
-    return AR_OK;
-failed:
-    free(m);
-    return st;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, held));
+    return ari_module_end(gives, &m->base, ari_dropout_init(&m->place, name, NULL, width, positions));
 }

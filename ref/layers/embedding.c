@@ -105,14 +105,12 @@ static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_
     return AR_OK;
 }
 
-static ar_status upload_ids(ar_ctx *ctx, const ar_tensor *ids, const ar_batch *batch)
+/* A tensor of numbers on the device. Takes over `host`. */
+static ar_status upload(ar_ctx *ctx, ar_tensor *t, int64_t *host, size_t n)
 {
-    const size_t n = batch->batch * batch->seq;
-    int64_t *host = NULL;
-    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "ids"));
-    for (size_t i = 0; i < n; i++)
-        host[i] = batch->input_ids[ari_token_at(ctx, batch, i)];
-    const ar_status st = ar_ctx_upload(ctx, ids, host);
+    ar_status st = ar_ctx_tensor(ctx, t, AR_I64, 1, &n);
+    if (st == AR_OK)
+        st = ar_ctx_upload(ctx, t, host);
     free(host);
     return st;
 }
@@ -122,10 +120,13 @@ static ar_status upload_ids(ar_ctx *ctx, const ar_tensor *ids, const ar_batch *b
 static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
     const size_t n = batch->batch * batch->seq;
+    int64_t *host = NULL;
     ar_tensor ids;
-    AR_TRY(ar_ctx_tensor(ctx, &ids, AR_I64, 1, &n));
+    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "ids"));
+    for (size_t i = 0; i < n; i++)
+        host[i] = batch->input_ids[ari_token_at(ctx, batch, i)];
+    AR_TRY(upload(ctx, &ids, host, n));
     AR_TRY(ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n));
-    AR_TRY(upload_ids(ctx, &ids, batch));
     AR_TRY(ARI_KERNEL(ctx, rows_in_range, row_of->data, ar_const(ids.data), n, (int64_t)e->start, (int64_t)e->rows));
     ar_ctx_release(ctx, &ids);
     return AR_OK;
@@ -144,11 +145,7 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
         const size_t place = first + i % own;
         host[i] = batch->position_ids ? batch->position_ids[i / own * batch->seq + place] : (int64_t)place;
     }
-    ar_status st = ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n);
-    if (st == AR_OK)
-        st = ar_ctx_upload(ctx, row_of, host);
-    free(host);
-    return st;
+    return upload(ctx, row_of, host, n);
 }
 
 /* The tokens' rows, [b, s, h] or the own positions of it. A selection: one rank has a row, the others zero bits. */

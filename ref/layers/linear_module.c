@@ -2,7 +2,6 @@
 /* The public column- and row-parallel layers: a group of one weight. */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
 
@@ -91,17 +90,9 @@ static ar_status create(ar_module **gives, ar_ctx *ctx, const char *name, const 
                                   .input_is_sharded = o->input_is_sharded,
                                   .sequence = ari_ctx_sp(ctx)};
     linear_module *m = NULL;
-    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
-    m->base.ops = ops;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, ops, name, AR_HELD_UNTOLD));
     m->gather_output = style == ARI_COLUMN && o->gather_output;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
-    AR_TRY_TO(failed, st, ari_linear_init(&m->linear, ctx, &spec));
-    *gives = &m->base;
-    return AR_OK;
-failed:
-    free(m);
-    return st;
+    return ari_module_end(gives, &m->base, ari_linear_init(&m->linear, ctx, &spec));
 }
 
 ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
 
@@ -178,27 +177,21 @@ static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
     return ari_linear_init(&m->second, ctx, &second);
 }
 
+static ar_status init(mlp_module *m, ar_ctx *ctx, const ar_mlp_options *o)
+{
+    const char *name = m->base.name, *first = o->first ? o->first : o->gated ? "gate" : "fc1";
+    m->o = *o;
+    AR_TRY(ari_path(m->first_name, sizeof m->first_name, name, first));
+    AR_TRY(ari_path(m->up_name, sizeof m->up_name, name, o->up ? o->up : "up"));
+    AR_TRY(ari_path(m->second_name, sizeof m->second_name, name, o->second ? o->second : "fc2"));
+    return init_linears(m, ctx);
+}
+
 ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o)
 {
     static const ar_module_ops ops = {
         .kind = "mlp", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
     mlp_module *m = NULL;
-    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
-    m->base.ops = &ops;
-    m->o = *o;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
-    AR_TRY_TO(failed, st,
-              ari_path(m->first_name, sizeof m->first_name, name,
-                       o->first   ? o->first
-                       : o->gated ? "gate"
-                                  : "fc1"));
-    AR_TRY_TO(failed, st, ari_path(m->up_name, sizeof m->up_name, name, o->up ? o->up : "up"));
-    AR_TRY_TO(failed, st, ari_path(m->second_name, sizeof m->second_name, name, o->second ? o->second : "fc2"));
-    AR_TRY_TO(failed, st, init_linears(m, ctx));
-    *gives = &m->base;
-    return AR_OK;
-failed:
-    destroy(&m->base);
-    return st;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    return ari_module_end(gives, &m->base, init(m, ctx, o));
 }

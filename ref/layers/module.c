@@ -89,7 +89,7 @@ static ar_status use(ar_param *p, ar_ctx *ctx)
     return AR_OK;
 }
 
-ar_status ari_module_use(ar_module *m, ar_ctx *ctx, const ar_saved *saved)
+static ar_status use_own(ar_module *m, ar_ctx *ctx, const ar_saved *saved)
 {
     return saved ? for_own(m, ctx, use) : AR_OK;
 }
@@ -108,6 +108,27 @@ ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *nam
     return ari_path(m->name, sizeof m->name, name, NULL);
 }
 
+ar_status ari_module_begin(void **gives, size_t bytes, const ar_module_ops *ops, const char *name, ar_held tap)
+{
+    ar_module *m = NULL;
+    AR_TRY(ari_alloc_zero((void **)&m, 1, bytes, name));
+    const ar_status st = ar_module_init(m, ops, name, tap);
+    if (st == AR_OK)
+        *gives = m;
+    else
+        free(m);
+    return st;
+}
+
+ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st)
+{
+    if (st == AR_OK)
+        *gives = m;
+    else
+        m->ops->destroy(m);
+    return st;
+}
+
 ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held held)
 {
     if (held == AR_HELD_UNTOLD || !ar_tapped(ctx))
@@ -123,7 +144,7 @@ ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
 {
     if (batch)
         ar_ctx_place(ctx, batch);
-    AR_TRY(ari_module_use(m, ctx, saved));
+    AR_TRY(use_own(m, ctx, saved));
     ari_span_begin("%s:fwd", m->name);
     AR_TRY(ari_span_end(m->ops->forward(m, ctx, saved, y, x, batch)));
     return ar_tap_value(ctx, m->name, 'f', y, m->tap);
@@ -304,20 +325,14 @@ ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *c
     static const ar_module_ops ops = {
         .kind = "sequential", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
     sequential_module *m = NULL;
-    ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
-    AR_TRY_TO(failed, st, ar_module_init(&m->base, &ops, name, AR_HELD_UNTOLD));
-    AR_TRY_TO(failed, st, ari_alloc((void **)&m->child, n, sizeof *m->child, name));
-    for (size_t i = 0; i < n; i++) {
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    ar_status st = ari_alloc((void **)&m->child, n, sizeof *m->child, name);
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
         if (!child[i])
-            AR_TRY_TO(failed, st, ar_error_set(AR_ERR_ARG, "%s: child %zu of %zu is NULL", name, i, n));
+            st = ar_error_set(AR_ERR_ARG, "%s: child %zu of %zu is NULL", name, i, n);
         m->child[i] = child[i];
     }
-    m->n = n;
+    m->n = st == AR_OK ? n : 0;
     m->own = own;
-    *gives = &m->base;
-    return AR_OK;
-failed:
-    destroy(&m->base);
-    return st;
+    return ari_module_end(gives, &m->base, st);
 }

@@ -54,18 +54,22 @@ static ar_status check_same(const char *what, const ar_tensor *a, const ar_tenso
                         what, ar_tensor_count(a), a->ndim, ar_tensor_count(b), b->ndim);
 }
 
+static ar_status combine(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b, const char *what,
+                         ar_status (*kernel)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n))
+{
+    AR_TRY(check_same(what, a, b));
+    AR_TRY(ar_like(ctx, y, a));
+    return kernel(ctx->device, ctx->queue, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a));
+}
+
 ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    AR_TRY(check_same("sum", a, b));
-    AR_TRY(ar_like(ctx, y, a));
-    return ARI_KERNEL(ctx, add, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a));
+    return combine(ctx, y, a, b, "sum", ctx->device->ops->add);
 }
 
 ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    AR_TRY(check_same("product", a, b));
-    AR_TRY(ar_like(ctx, y, a));
-    return ARI_KERNEL(ctx, mul, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a));
+    return combine(ctx, y, a, b, "product", ctx->device->ops->mul);
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
@@ -195,13 +199,8 @@ ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name,
     activation_module *m = NULL;
     if (act < AR_ACT_GELU_ERF || act >= AR_ACT_NONE)
         return ar_error_set(AR_ERR_ARG, "%s: %d is no activation", name, (int)act);
-    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, held));
     m->act = act;
-    const ar_status st = ar_module_init(&m->base, &ops, name, held);
-    if (st != AR_OK) {
-        free(m);
-        return st;
-    }
     *gives = &m->base;
     return AR_OK;
 }

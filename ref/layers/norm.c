@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
@@ -106,19 +105,12 @@ ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_no
     static const ar_module_ops ops = {
         .kind = "norm", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
     norm_module *m = NULL;
-    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, name));
-    m->base.ops = &ops;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
     m->kind = kind;
     m->h = h;
     m->eps = eps;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ari_path(m->base.name, sizeof m->base.name, name, NULL));
-    AR_TRY_TO(failed, st, init_param(&m->weight, ctx, m, "weight", AR_INIT_ONES));
-    if (kind == AR_NORM_LAYER)
-        AR_TRY_TO(failed, st, init_param(&m->bias, ctx, m, "bias", AR_INIT_UNIFORM_BIAS));
-    *gives = &m->base;
-    return AR_OK;
-failed:
-    destroy(&m->base);
-    return st;
+    ar_status st = init_param(&m->weight, ctx, m, "weight", AR_INIT_ONES);
+    if (st == AR_OK && kind == AR_NORM_LAYER)
+        st = init_param(&m->bias, ctx, m, "bias", AR_INIT_UNIFORM_BIAS);
+    return ari_module_end(gives, &m->base, st);
 }

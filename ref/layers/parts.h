@@ -66,8 +66,6 @@ AR_NODISCARD ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_ten
 void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x);
 /** The all-gather alone: rows [tokens, f] in that order. */
 AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag);
-/** y [.., s/N, f] = the own positions of the fp32 sum over ranks of x [.., s, f]: a reduce-scatter. */
-AR_NODISCARD ar_status ari_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 /** y [.., s/N, f] = the own positions of rows [tokens, f] in the order of the ranks, of which one rank has each and the
  * others zero bits: a selection, on int32. `y` has its shape. */
 AR_NODISCARD ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag);
@@ -100,10 +98,6 @@ bool ari_dropout_on(const ar_ctx *ctx);
  * bits). */
 AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y,
                                        const ar_tensor *x);
-/** The same for a value [samples, width] or [samples, positions, width], or (sharded) the tensor-parallel rank's block
- * of its features. With sequence parallelism a whole one has the own positions. Not tapped. */
-AR_NODISCARD ar_status ari_drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
-                                         bool sharded);
 /** The same for a value [samples, heads of this rank, queries, keys], whose first head is `head_start` of `width`. Not
  *  tapped. */
 AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
@@ -111,13 +105,16 @@ AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const a
 
 /* --- modules ------------------------------------------------------------------------------------------------------ */
 
+/** A module of `bytes` bytes, which begin with an ar_module and are zero besides: to be completed, and then handed to
+ *  ari_module_end. Errors: AR_ERR_MEMORY, those of ar_module_init. */
+AR_NODISCARD ar_status ari_module_begin(void **gives, size_t bytes, const ar_module_ops *ops, const char *name,
+                                        ar_held tap);
+/** *gives = m, or where its completion has failed destroys it. Returns st. */
+AR_NODISCARD ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st);
 /** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_list(ar_param ***gives, size_t *n, ar_module *m);
 
-/* The uses of parameters, for layers that a caller runs without ar_module_forward and ar_module_backward. */
-/** ar_param_use of the module's own parameters, where a backward pass will follow (saved is not NULL). */
-AR_NODISCARD ar_status ari_module_use(ar_module *m, ar_ctx *ctx, const ar_saved *saved);
-/** ar_param_done of them: their gradients have been added. */
+/** ar_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
 AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
 
 /** Backward with the residual in the same pass: dx = the norm's own gradient (tapped), *sum = residual + dx.

@@ -151,7 +151,8 @@ static ar_status scatter_rows(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *
     return st;
 }
 
-ar_status ari_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+/* y [.., s/N, f] = the own positions of the fp32 sum over ranks of x [.., s, f]: a reduce-scatter. */
+static ar_status scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
     ar_tensor rows;
     AR_TRY(ari_rank_major(ctx, &rows, x));
@@ -180,62 +181,20 @@ static ar_status sum(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *
     return ar_comm_all_reduce(ctx->tp, ctx->queue, y->data, ar_const(x->data), ar_tensor_count(x), AR_F32, AR_SUM, tag);
 }
 
-ar_status ar_copy_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    return copy(ctx, y, x);
-}
-
-ar_status ar_copy_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
-{
-    return sum(ctx, dx, dy, "copy_to_region backward");
-}
-
-ar_status ar_reduce_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    return sum(ctx, y, x, "reduce_from_region");
-}
-
-ar_status ar_reduce_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
-{
-    return copy(ctx, dx, dy);
-}
-
-ar_status ar_gather_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    return ari_gather_features(ctx, y, x, "gather_from_region");
-}
-
-ar_status ar_gather_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
-{
-    return ari_own_features(ctx, dx, dy);
-}
-
-ar_status ar_scatter_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    return ari_own_features(ctx, y, x);
-}
-
-ar_status ar_scatter_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
-{
-    return ari_gather_features(ctx, dx, dy, "scatter_to_region backward");
-}
-
-ar_status ar_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    return ari_gather_tokens(ctx, y, x, "gather_tokens");
-}
-
-ar_status ar_gather_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
-{
-    return ari_scatter_tokens(ctx, dx, dy, "gather_tokens backward");
-}
-
-ar_status ar_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    return ari_scatter_tokens(ctx, y, x, "scatter_tokens");
-}
-
-ar_status ar_scatter_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)
-{
-    return ari_gather_tokens(ctx, dx, dy, "scatter_tokens backward");
-}
+#define CONJUGATE(name, forward, backward)                                        \
+    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)            \
+    {                                                                             \
+        return forward;                                                           \
+    }                                                                             \
+    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x) \
+    {                                                                             \
+        return backward;                                                          \
+    }
+CONJUGATE(copy_to_region, copy(ctx, y, x), sum(ctx, y, x, "copy_to_region backward"))
+CONJUGATE(reduce_from_region, sum(ctx, y, x, "reduce_from_region"), copy(ctx, y, x))
+CONJUGATE(gather_from_region, ari_gather_features(ctx, y, x, "gather_from_region"), ari_own_features(ctx, y, x))
+CONJUGATE(scatter_to_region, ari_own_features(ctx, y, x), ari_gather_features(ctx, y, x, "scatter_to_region backward"))
+CONJUGATE(gather_tokens, ari_gather_tokens(ctx, y, x, "gather_tokens"),
+          scatter_tokens(ctx, y, x, "gather_tokens backward"))
+CONJUGATE(scatter_tokens, scatter_tokens(ctx, y, x, "scatter_tokens"),
+          ari_gather_tokens(ctx, y, x, "scatter_tokens backward"))
