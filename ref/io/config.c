@@ -77,7 +77,8 @@ static bool size_is_sane(const ar_config *c)
     return all < (size_t)1 << 60;
 }
 
-ar_status ari_config_check(const ar_config *c, const ari_json_at *at)
+/* What must hold between the members of a config, whichever reader filled it in. */
+static ar_status check_config(const ar_config *c, const ari_json_at *at)
 {
     const char *name = ARI_SHOW(at->name);
     if (c->kv_heads > c->heads || c->heads % c->kv_heads != 0)
@@ -201,7 +202,7 @@ static ar_status read_config(ar_config *c, const ari_json_at *at)
         AR_TRY(models[i].read(c, at));
         AR_TRY(ari_json_real_or(at, "initializer_range", &c->initializer_range));
         AR_TRY(read_dropout(c, at));
-        return ari_config_check(c, at);
+        return check_config(c, at);
     }
     return unknown_model(at, type);
 }

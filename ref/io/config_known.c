@@ -166,7 +166,8 @@ static const char neutral_keys[][40] = {
     /* read for every model */
     "initializer_range"};
 
-bool ari_config_is_known(const char *key)
+/* A key that is read for every model, or that changes nothing here. */
+static bool is_known(const char *key)
 {
     for (size_t i = 0; i < sizeof neutral_keys / sizeof neutral_keys[0]; i++) {
         if (strcmp(key, neutral_keys[i]) == 0)
@@ -207,7 +208,7 @@ void ari_config_note_others(ar_config *c, const char *group, const json_t *objec
     /* jansson's iterators take an object that may change; this one does not. */
     json_object_foreach((json_t *)(uintptr_t)object, key, value)
     {
-        if (!json_is_null(value) && !is_among(key, keys, n) && (group[0] != '\0' || !ari_config_is_known(key)))
+        if (!json_is_null(value) && !is_among(key, keys, n) && (group[0] != '\0' || !is_known(key)))
             note(c, group, key);
     }
 }

@@ -11,7 +11,7 @@
 #define ARI_CONFIG_MAX_LAYERS ((size_t)1 << 16)
 
 /* How a model_type is read (config_models.c): what differs from zero is filled in, what cannot be computed is refused,
- * and what is not known at all noted. Checks over several keys are ari_config_check's. */
+ * and what is not known at all noted. Checks over several keys are config.c's. */
 typedef struct ari_model_reader {
     char name[16], class[16]; /* class: what the names of its classes begin with, "LlamaForCausalLM"; "": it has none */
     ar_status (*read)(ar_config *c, const ari_json_at *at);
@@ -47,15 +47,10 @@ AR_NODISCARD ar_status ari_config_window_mistral(ar_config *c, const ari_json_at
 AR_NODISCARD ar_status ari_config_refuse(const ari_json_at *at);
 /** The refusal of one key. */
 ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const char *wanted);
-/** A key that is read for every model, or that changes nothing here. */
-bool ari_config_is_known(const char *key);
 /** One that holds a probability of dropout. */
 bool ari_config_is_dropout(const char *key);
 /** Notes in c->unknown every key of the object that is set and neither known nor among keys[n]. group: the object's
  *  own key, where only keys[n] are known; "": the file itself. */
 void ari_config_note_others(ar_config *c, const char *group, const json_t *object, const char *const *keys, size_t n);
-
-/** What must hold between the members of a config, whichever reader filled it in. */
-AR_NODISCARD ar_status ari_config_check(const ar_config *c, const ari_json_at *at);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,15 +53,12 @@ ar_status ari_json_load(json_t **gives, const char *path)
 
 ar_status ari_json_save(const json_t *value, const char *path)
 {
-    char *text = json_dumps(value, JSON_INDENT(2));
-    const size_t length = text == NULL ? 0 : strlen(text);
-    char *line = realloc(text, length + 2);
-    if (text == NULL || line == NULL) {
-        free(line == NULL ? text : line);
+    char *text = json_dumps(value, JSON_INDENT(2)), *line = NULL;
+    const int length = text == NULL ? -1 : asprintf(&line, "%s\n", text);
+    free(text);
+    if (length < 0)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(path));
-    }
-    memcpy(line + length, "\n", 2);
-    const ar_status st = ari_file_write(path, line, length + 1);
+    const ar_status st = ari_file_write(path, line, (size_t)length);
     free(line);
     return st;
 }

@@ -103,7 +103,10 @@ const char *ari_part_leaf(const ari_family *f, ari_role role)
     return dot ? dot + 1 : path;
 }
 
-bool ari_part_present(const ar_config *c, ari_role role)
+/* --- the parameters of a model ------------------------------------------------------------------------------------ */
+
+/* Whether a model of this config has the part as parameters of its own. */
+static bool part_present(const ar_config *c, ari_role role)
 {
     if (role == ARI_POSITIONS)
         return c->learned_positions;
@@ -112,7 +115,7 @@ bool ari_part_present(const ar_config *c, ari_role role)
     return role != ARI_HEAD || !c->tied;
 }
 
-bool ari_part_has_bias(const ar_config *c, ari_role role)
+static bool part_has_bias(const ar_config *c, ari_role role)
 {
     if (kinds[role].form == ARI_NORM)
         return c->norm == AR_NORM_LAYER;
@@ -123,7 +126,7 @@ bool ari_part_has_bias(const ar_config *c, ari_role role)
     return role == ARI_QKV || role == ARI_Q || role == ARI_K || role == ARI_V ? c->qkv_bias : c->mlp_bias;
 }
 
-size_t ari_extent_of(const ar_config *c, ari_shape_extent e)
+static size_t extent_of(const ar_config *c, ari_shape_extent e)
 {
     const size_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     const size_t extents[] = {[ARI_NO_EXTENT] = 0,
@@ -137,8 +140,6 @@ size_t ari_extent_of(const ar_config *c, ari_shape_extent e)
     return extents[e];
 }
 
-/* --- the parameters of a model ------------------------------------------------------------------------------------ */
-
 typedef struct walk {
     const ar_config *config;
     ar_status (*visit)(void *user, const char *name, int ndim, const size_t *shape);
@@ -150,12 +151,12 @@ static ar_status visit_part(const walk *w, const ari_family_part *p, const char 
 {
     const ari_part_kind *k = ari_part_kind_of(p->role);
     const bool transposed = k->form == ARI_LINEAR && ari_family_of(w->config->arch)->transposed;
-    const size_t out = ari_extent_of(w->config, k->out), in = ari_extent_of(w->config, k->in);
+    const size_t out = extent_of(w->config, k->out), in = extent_of(w->config, k->in);
     const size_t shape[2] = {transposed ? in : out, transposed ? out : in};
     char name[160];
     snprintf(name, sizeof name, "%s%s.weight", block, p->path);
     AR_TRY(w->visit(w->user, name, k->form == ARI_NORM ? 1 : 2, shape));
-    if (!ari_part_has_bias(w->config, p->role))
+    if (!part_has_bias(w->config, p->role))
         return AR_OK;
     snprintf(name, sizeof name, "%s%s.bias", block, p->path);
     return w->visit(w->user, name, 1, &out);
@@ -164,7 +165,7 @@ static ar_status visit_part(const walk *w, const ari_family_part *p, const char 
 static ar_status visit_section(const walk *w, ari_section section, const char *block)
 {
     for (const ari_family_part *p = ari_family_of(w->config->arch)->part; p->path; p++) {
-        if (ari_section_of(p->role) == section && ari_part_present(w->config, p->role))
+        if (ari_section_of(p->role) == section && part_present(w->config, p->role))
             AR_TRY(visit_part(w, p, block));
     }
     return AR_OK;

@@ -117,12 +117,6 @@ const char *ari_part_path(const ari_family *f, ari_role role);
 /** Its last component: "q_proj". */
 const char *ari_part_leaf(const ari_family *f, ari_role role);
 
-/** Whether a model of this config has the part as parameters of its own. */
-bool ari_part_present(const ar_config *c, ari_role role);
-/** Whether the part has a bias. */
-bool ari_part_has_bias(const ar_config *c, ari_role role);
-size_t ari_extent_of(const ar_config *c, ari_shape_extent e);
-
 /** Calls visit(user, name, ndim, shape) for every parameter of a config, Hugging Face names and shapes, in the order of
  *  first use. A status other than AR_OK ends the walk with it. */
 AR_NODISCARD ar_status ari_param_list(const ar_config *c,

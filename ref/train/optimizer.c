@@ -33,7 +33,8 @@ void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o,
     ari_optimizer_tick(clock, o);
 }
 
-ar_status ari_update_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps)
+/* The clock after `steps` steps, by as many multiplications: at most UINT32_MAX of them, what a training step counts. */
+static ar_status clock_after(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps)
 {
     if (steps > UINT32_MAX)
         return ar_error_set(AR_ERR_ARG, "an optimizer after %llu steps, expected at most %lu",
@@ -209,7 +210,7 @@ ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
                             const float *(*find)(void *user, const char *param, const char *state, size_t count),
                             void *user)
 {
-    AR_TRY(ari_update_clock(&o->clock, &o->options, steps));
+    AR_TRY(clock_after(&o->clock, &o->options, steps));
     for (size_t i = 0; i < o->n; i++)
         AR_TRY(ari_state_load(&o->states[i], ctx, &o->options, find, user));
     return AR_OK;

@@ -21,9 +21,6 @@ ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *na
 
 /** Begins a step: advances the clock. Once per ar_optimizer_step, also where this rank updates nothing. */
 void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx);
-/** The clock after `steps` steps, by as many multiplications: at most UINT32_MAX of them, what a training step counts.
- *  Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_update_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps);
 /** What the updates of p's elements share in the step that has begun. */
 ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
                                              const ar_param *p, const ar_ctx *ctx);
