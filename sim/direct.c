@@ -12,7 +12,7 @@
 /* reduce_scatter and reduce: what all ranks have for this one. */
 static void reduce(ari_wire *w)
 {
-    const ari_sum sum = ari_sum_of(w, w->self);
+    const ari_sum sum = ari_sum_of(w, w->self, true);
     const size_t piece = ari_sum_piece_count(&sum);
     ari_moves own = ari_moves_within(w->call, w->self);
     ari_move m = {.count = 0};

@@ -18,6 +18,7 @@
 typedef struct last {
     ari_sim_comm *c;
     const ari_call *call;
+    bool plain; /* the wire */
     bool moves; /* this rank came last */
 } last;
 
@@ -40,7 +41,7 @@ static bool move_all_reduce(ari_wire *w)
 static bool move_slice(ari_wire *w, int c, size_t start, size_t size)
 {
     _Alignas(64) char partial[ARI_WIRE_PIECE_BYTES];
-    const ari_sum sum = c == w->self ? ari_sum_of(w, c) : ari_sum_before(w, c);
+    const ari_sum sum = ari_sum_of(w, c, c == w->self);
     const size_t piece = ari_sum_piece_count(&sum);
     char *to = c == w->self ? output(w, c) : ((ari_sim_comm *)ari_group_comm(w->group, c))->scratch;
     for (size_t done = 0; done < size; done += piece) {
@@ -161,32 +162,15 @@ static void complete_own(const last *l)
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */
 
-static ar_status move_alone(ari_group *g, void *arg)
+/* On the last rank to come. A transfer that can fail fails between two meetings, so that every rank hears of it in the
+ * second: then nothing moves yet. */
+static ar_status come_last(ari_group *g, void *arg)
 {
     (void)g;
     last *l = arg;
     l->moves = true;
-    move_all(l);
-    return AR_OK;
-}
-
-static ar_status note_last(ari_group *g, void *arg)
-{
-    (void)g;
-    ((last *)arg)->moves = true;
-    return AR_OK;
-}
-
-/* A transfer that can fail fails between two meetings, so that every rank hears of it in the second. */
-static ar_status run_watched(last *l)
-{
-    ari_member *m = &l->c->member;
-    AR_TRY(ari_member_enter(m, &l->c->base, l->call, note_last, l));
-    if (l->moves)
+    if (l->plain)
         move_all(l);
-    AR_TRY(ari_member_leave(m));
-    if (!l->moves)
-        complete_own(l);
     return AR_OK;
 }
 
@@ -198,12 +182,15 @@ ar_status ari_last_run(ar_comm *base, const ari_call *call)
         return ari_direct_run(base, call);
     if (own_move(c, call, &m) && ari_kind_of(call->kind)->combines)
         AR_TRY(ari_sim_reserve(c, m.count * ar_dtype_bytes(call->dtype)));
-    last l = {.c = c, .call = call};
-    if (!ari_wire_is_plain(c))
-        return run_watched(&l);
-    AR_TRY(ari_member_enter(&c->member, base, call, move_alone, &l));
+    last l = {.c = c, .call = call, .plain = ari_wire_is_plain(c)};
+    AR_TRY(ari_member_enter(&c->member, base, call, come_last, &l));
+    if (!l.plain && l.moves)
+        move_all(&l);
+    if (!l.plain)
+        AR_TRY(ari_member_leave(&c->member));
     if (!l.moves)
         complete_own(&l);
-    ari_member_done(&c->member);
+    if (l.plain)
+        ari_member_done(&c->member);
     return AR_OK;
 }

@@ -1,23 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/sum.h"
 
-static ari_sum sum_to(ari_wire *w, int end, int last, bool finishes)
+ari_sum ari_sum_of(ari_wire *w, int end, bool whole)
 {
     return (ari_sum){.wire = w,
                      .kernel = ari_reduce_kernel(w->call->dtype, w->call->op),
                      .first = (end + 1) % w->n,
-                     .last = last,
-                     .finishes = finishes};
-}
-
-ari_sum ari_sum_of(ari_wire *w, int last)
-{
-    return sum_to(w, last, last, true);
-}
-
-ari_sum ari_sum_before(ari_wire *w, int last)
-{
-    return sum_to(w, last, (last + w->n - 1) % w->n, false);
+                     .last = whole ? end : (end + w->n - 1) % w->n,
+                     .finishes = whole};
 }
 
 size_t ari_sum_piece_count(const ari_sum *s)
@@ -105,7 +95,7 @@ static bool hand_out(const slice *s, const char *sum, size_t at, size_t bytes)
 
 static bool move_pieces(const slice *s, size_t from, size_t end)
 {
-    const ari_sum sum = ari_sum_of(s->wire, s->c);
+    const ari_sum sum = ari_sum_of(s->wire, s->c, true);
     _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
     for (size_t at = from; at < end; at += sizeof result) {
         const size_t bytes = end - at < sizeof result ? end - at : sizeof result;

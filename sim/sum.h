@@ -13,10 +13,9 @@ typedef struct ari_sum {
     bool finishes;   /* these are all, so the result is the whole one */
 } ari_sum;
 
-/** Of all members, the order ending at `last`; of the call that is agreed upon. */
-ari_sum ari_sum_of(ari_wire *w, int last);
-/** The same without the last one, which adds its own input afterwards. */
-ari_sum ari_sum_before(ari_wire *w, int last);
+/** Of the call that is agreed upon: of all members, in the order that ends at `end`, or (not whole) of all but that one,
+ *  which adds its own input afterwards. */
+ari_sum ari_sum_of(ari_wire *w, int end, bool whole);
 /** Elements that one piece may have. */
 size_t ari_sum_piece_count(const ari_sum *s);
 /** out = the reduction of `count` elements that lie `at` bytes into the inputs. out is memory of the mover that is not

@@ -56,39 +56,19 @@ void ari_text_bytes(ari_trace_text *t, const char *bytes, size_t n)
     }
 }
 
-/* Bytes of the character at s in well-formed UTF-8 (the table of the Unicode standard, 3.9); 0: it is not. */
-static size_t utf8_length(const unsigned char *s)
+void ari_text_string(ari_trace_text *t, const char *s)
 {
-    if (s[0] < 0x80)
-        return 1;
-    if (s[0] < 0xc2 || s[0] > 0xf4)
-        return 0;
-    const size_t n = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
-    const unsigned char least = s[0] == 0xe0 ? 0xa0 : s[0] == 0xf0 ? 0x90 : 0x80;
-    const unsigned char most = s[0] == 0xed ? 0x9f : s[0] == 0xf4 ? 0x8f : 0xbf;
-    if (s[1] < least || s[1] > most)
-        return 0;
-    for (size_t i = 2; i < n; i++) {
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    }
-    return n;
-}
-
-void ari_text_string(ari_trace_text *t, const char *string)
-{
-    const unsigned char *s = (const unsigned char *)string;
     ari_text_bytes(t, "\"", 1);
     for (size_t n; *s; s += n ? n : 1) {
-        n = utf8_length(s);
+        n = ari_utf8_length(s, strnlen(s, 4));
         if (n == 0)
             ari_text_bytes(t, "\xef\xbf\xbd", 3);
         else if (*s == '"' || *s == '\\')
             ari_text_put(t, "\\%c", *s);
-        else if (*s < 0x20 || *s == 0x7f || *s == '<')
-            ari_text_put(t, "\\u%04x", *s);
+        else if ((unsigned char)*s < 0x20 || *s == 0x7f || *s == '<')
+            ari_text_put(t, "\\u%04x", (unsigned)*s);
         else
-            ari_text_bytes(t, (const char *)s, n);
+            ari_text_bytes(t, s, n);
     }
     ari_text_bytes(t, "\"", 1);
 }

@@ -175,26 +175,8 @@ static bool begin(ari_wire *w, uint64_t *number)
     return false;
 }
 
-static bool move(ari_wire *w, int sender, const void *from, int receiver, void *to, size_t bytes)
+bool ari_wire_carry(ari_wire *w, int sender, const void *from, int receiver, void *to, size_t bytes)
 {
     transfer t = {.wire = w, .sender = sender, .receiver = receiver, .from = from, .to = to, .bytes = bytes};
     return begin(w, &t.number) && carry(&t);
-}
-
-const void *ari_wire_read_watched(ari_wire *w, int from, const void *at, size_t bytes, int place)
-{
-    void *to = w->mover->watch->place[place];
-    return move(w, from, at, w->self, to, bytes) ? to : NULL;
-}
-
-bool ari_wire_take_watched(ari_wire *w, void *to, int from, const void *at, size_t bytes, bool past_cache)
-{
-    (void)past_cache;
-    return move(w, from, at, w->self, to, bytes);
-}
-
-bool ari_wire_put_watched(ari_wire *w, int to, void *at, const void *from, size_t bytes, bool past_cache)
-{
-    (void)past_cache;
-    return move(w, w->self, from, to, at, bytes);
 }

@@ -52,65 +52,6 @@ ari_wire ari_wire_open(ari_sim_comm *mover);
 /** Before leaving it: what was moved joins the mover's counts. */
 void ari_wire_close(const ari_wire *w);
 
-/* The same three where faults may strike or transfers are verified. */
-const void *ari_wire_read_watched(ari_wire *w, int from, const void *at, size_t bytes, int place);
-bool ari_wire_take_watched(ari_wire *w, void *to, int from, const void *at, size_t bytes, bool past_cache);
-bool ari_wire_put_watched(ari_wire *w, int to, void *at, const void *from, size_t bytes, bool past_cache);
-
-/* A long piece of work is no standstill. */
-static inline void ari_wire_pulse(ari_wire *w, size_t bytes)
-{
-    w->since_pulse += bytes;
-    if (w->since_pulse < ARI_WIRE_PULSE_BYTES)
-        return;
-    ari_member_pulse(&w->mover->member);
-    w->since_pulse = 0;
-}
-
-/** `bytes`, at most ARI_WIRE_PIECE_BYTES, that lie at `at` in the memory of group member `from`, as they arrive here:
- *  `at` itself, or a copy that stays until the next read into the same place. NULL: they do not; the collective is
- *  broken off, and the member leaves. */
-static inline const void *ari_wire_read(ari_wire *w, int from, const void *at, size_t bytes, int place)
-{
-    w->read += bytes;
-    ari_wire_pulse(w, bytes);
-    return w->plain ? at : ari_wire_read_watched(w, from, at, bytes, place);
-}
-
-/** Where the wire is plain, instead of a read and a put: the mover has read and written so many bytes where they
- *  lie. */
-static inline void ari_wire_account(ari_wire *w, size_t read, size_t written)
-{
-    w->read += read;
-    w->written += written;
-    ari_wire_pulse(w, read + written);
-}
-
-/** Copies any number of them; past_cache: with stores that leave the cache alone, until ari_stream_end. False: as
- *  above. */
-static inline bool ari_wire_take(ari_wire *w, void *to, int from, const void *at, size_t bytes, bool past_cache)
-{
-    w->read += bytes;
-    ari_wire_pulse(w, bytes);
-    if (!w->plain)
-        return ari_wire_take_watched(w, to, from, at, bytes, past_cache);
-    (past_cache ? ari_stream_bytes : ari_copy_bytes)(to, at, bytes);
-    return true;
-}
-
-/** Copies own bytes into the memory of member `to`. False: as above. */
-static inline bool ari_wire_put(ari_wire *w, int to, void *at, const void *from, size_t bytes, bool past_cache)
-{
-    w->written += bytes;
-    ari_wire_pulse(w, bytes);
-    if (!w->plain)
-        return ari_wire_put_watched(w, to, at, from, bytes, past_cache);
-    (past_cache ? ari_stream_bytes : ari_copy_bytes)(at, from, bytes);
-    return true;
-}
-
-/* --- faults ------------------------------------------------------------------------------------------------------- */
-
 /* A transfer that is kept, because it is to arrive a second time. */
 typedef struct ari_kept_transfer {
     bool on;
@@ -126,6 +67,67 @@ typedef struct ari_fault_watch {
     ari_kept_transfer kept;
     _Alignas(64) char place[ARI_WIRE_PLACES][ARI_WIRE_PIECE_BYTES]; /* where reads arrive */
 } ari_fault_watch;
+
+/** Copies `bytes` from member `sender` to member `receiver`, one of whom is the mover, where faults may strike or
+ *  transfers are verified. False: they do not arrive; the collective is broken off, and the member leaves. */
+bool ari_wire_carry(ari_wire *w, int sender, const void *from, int receiver, void *to, size_t bytes);
+
+/* A long piece of work is no standstill. */
+static inline void ari_wire_pulse(ari_wire *w, size_t bytes)
+{
+    w->since_pulse += bytes;
+    if (w->since_pulse < ARI_WIRE_PULSE_BYTES)
+        return;
+    ari_member_pulse(&w->mover->member);
+    w->since_pulse = 0;
+}
+
+/** Where the wire is plain, instead of a read and a put: the mover has read and written so many bytes where they
+ *  lie. */
+static inline void ari_wire_account(ari_wire *w, size_t read, size_t written)
+{
+    w->read += read;
+    w->written += written;
+    ari_wire_pulse(w, read + written);
+}
+
+/** `bytes`, at most ARI_WIRE_PIECE_BYTES, that lie at `at` in the memory of group member `from`, as they arrive here:
+ *  `at` itself, or a copy that stays until the next read into the same place. NULL: they do not; the collective is
+ *  broken off, and the member leaves. */
+static inline const void *ari_wire_read(ari_wire *w, int from, const void *at, size_t bytes, int place)
+{
+    w->read += bytes;
+    ari_wire_pulse(w, bytes);
+    if (w->plain)
+        return at;
+    char *to = w->mover->watch->place[place];
+    return ari_wire_carry(w, from, at, w->self, to, bytes) ? to : NULL;
+}
+
+/** Copies any number of them; past_cache: with stores that leave the cache alone, until ari_stream_end. False: as
+ *  above. */
+static inline bool ari_wire_take(ari_wire *w, void *to, int from, const void *at, size_t bytes, bool past_cache)
+{
+    w->read += bytes;
+    ari_wire_pulse(w, bytes);
+    if (!w->plain)
+        return ari_wire_carry(w, from, at, w->self, to, bytes);
+    (past_cache ? ari_stream_bytes : ari_copy_bytes)(to, at, bytes);
+    return true;
+}
+
+/** Copies own bytes into the memory of member `to`. False: as above. */
+static inline bool ari_wire_put(ari_wire *w, int to, void *at, const void *from, size_t bytes, bool past_cache)
+{
+    w->written += bytes;
+    ari_wire_pulse(w, bytes);
+    if (!w->plain)
+        return ari_wire_carry(w, w->self, from, to, at, bytes);
+    (past_cache ? ari_stream_bytes : ari_copy_bytes)(at, from, bytes);
+    return true;
+}
+
+/* --- faults ------------------------------------------------------------------------------------------------------- */
 
 /** The communicator's watch, where the options ask for faults or verification; of a communicator that knows its
  * options. Errors: AR_ERR_MEMORY. */

@@ -39,6 +39,8 @@ const char *ari_printable(char *out, size_t cap, const char *text);
 #define ARI_PRINTABLE 160
 /** The same as an expression, in storage that lives to the end of the enclosing block. */
 #define ARI_SHOW(text) ari_printable((char[ARI_PRINTABLE]){0}, ARI_PRINTABLE, (text))
+/** Bytes of the character at text, where n > 0 bytes are left; 0: it is not well-formed UTF-8 (RFC 3629). */
+size_t ari_utf8_length(const char *text, size_t n);
 /** AR_ERR_IO: "PATH: cannot WHAT: REASON", the reason from errno. */
 ar_status ari_out_fail(const char *what, const char *path);
 

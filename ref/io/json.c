@@ -65,29 +65,11 @@ ar_status ari_json_save(const json_t *value, const char *path)
 
 /* --- text --------------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the character at s, where n bytes are left; 0: it is not well-formed. */
-static size_t character(const unsigned char *s, size_t n)
-{
-    const unsigned char c = s[0];
-    if (c < 0x80)
-        return 1;
-    const size_t bytes = c >= 0xC2 && c <= 0xDF ? 2 : c >= 0xE0 && c <= 0xEF ? 3 : c >= 0xF0 && c <= 0xF4 ? 4 : 0;
-    /* RFC 3629, section 4: the second byte's range depends on the first, the others are 80..BF. */
-    unsigned char low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80, high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
-    if (bytes > n)
-        return 0;
-    for (size_t i = 1; i < bytes; i++, low = 0x80, high = 0xBF) {
-        if (s[i] < low || s[i] > high)
-            return 0;
-    }
-    return bytes;
-}
-
 bool ari_utf8_valid(const char *text, size_t length)
 {
     size_t n = 1;
     for (size_t i = 0; i < length && n > 0; i += n)
-        n = character((const unsigned char *)text + i, length - i);
+        n = ari_utf8_length(text + i, length - i);
     return n > 0;
 }
 
@@ -97,7 +79,7 @@ json_t *ari_json_text(const char *text)
     if (clean == NULL)
         return NULL;
     for (size_t i = 0, length = strlen(clean); i < length;) {
-        const size_t n = character((const unsigned char *)clean + i, length - i);
+        const size_t n = ari_utf8_length(clean + i, length - i);
         if (n == 0)
             clean[i] = '?';
         i += n == 0 ? 1 : n;
