@@ -62,7 +62,7 @@ ALLOWED = {
             "sim/plan", "run", "dump", "verify", "bench"] + ROOMS,
     "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
               "sim/plan", "run", "dump", "verify"] + ROOMS,
-    "bench/nccl": ["gpu", "gpu/nccl"],
+    "bench/nccl": ["bench", "gpu", "gpu/nccl"],
     "examples": [],
     "tests/sim": [],  # of the tests, PLAIN alone
 }

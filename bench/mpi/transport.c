@@ -9,18 +9,18 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "anyrank/process.h"
+#include "bench/harness.h"
 
 #define BLOCK_SECONDS 0.01
-enum { MOST = 201 };
 
 typedef struct bench {
     ar_comm *c;
     ar_queue *q;
     float *in, *out;
     size_t count;
+    int calls; /* of a block */
 } bench;
 
 static void need(ar_status st)
@@ -31,60 +31,48 @@ static void need(ar_status st)
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Seconds of a call, the slowest rank's. */
 static double time_block(const bench *b, bool plain, int calls)
 {
     MPI_Barrier(MPI_COMM_WORLD);
-    const double begin = now_s();
+    const double begin = ari_bench_seconds();
     for (int i = 0; i < calls; i++) {
         if (plain)
             MPI_Allreduce(b->in, b->out, (int)b->count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
         else
             need(ar_comm_all_reduce(b->c, b->q, (ar_buf){b->out}, (ar_cbuf){b->in}, b->count, AR_F32, AR_SUM, "bench"));
     }
-    double took = (now_s() - begin) / calls;
+    double took = (ari_bench_seconds() - begin) / calls;
     MPI_Allreduce(MPI_IN_PLACE, &took, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     return took;
 }
 
-static int ascending(const void *a, const void *b)
+enum { PLAIN, OWN, SIDES };
+
+static ar_status repetition(void *user, double times[SIDES])
 {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    const bench *b = user;
+    times[PLAIN] = time_block(b, true, b->calls);
+    times[OWN] = time_block(b, false, b->calls);
+    return AR_OK;
 }
 
-static double median(double *x, int n)
+static void measure(bench *b, int rank, size_t repetitions)
 {
-    qsort(x, (size_t)n, sizeof *x, ascending);
-    return x[n / 2];
-}
-
-static void measure(const bench *b, int rank, int repetitions)
-{
-    double plain[MOST], own[MOST], ratio[MOST];
-    double first = time_block(b, false, 3);
-    const int calls = first < BLOCK_SECONDS ? (int)(BLOCK_SECONDS / first) : 1;
-    for (int i = 0; i < repetitions; i++) {
-        plain[i] = time_block(b, true, calls);
-        own[i] = time_block(b, false, calls);
-        ratio[i] = own[i] / plain[i];
-    }
-    const double p = median(plain, repetitions), o = median(own, repetitions), r = median(ratio, repetitions);
+    ari_bench_series s = {0};
+    const double first = time_block(b, false, 3);
+    b->calls = first < BLOCK_SECONDS ? (int)(BLOCK_SECONDS / first) : 1;
+    need(ari_bench_repeat(&s, SIDES, repetitions, 0, repetition, b));
     if (rank == 0)
         printf("%10zu bytes  MPI_Allreduce %10.2f us  ar_comm %10.2f us  ratio %.2f\n", b->count * sizeof(float),
-               p * 1e6, o * 1e6, r);
+               ari_bench_times_of(&s, PLAIN).median * 1e6, ari_bench_times_of(&s, OWN).median * 1e6,
+               ari_bench_ratio_of(&s, OWN, PLAIN).median);
+    ari_bench_series_destroy(&s);
 }
 
 int main(int argc, char **argv)
 {
-    const int wanted = argc > 1 ? atoi(argv[1]) : 21, repetitions = wanted < 1 ? 1 : wanted > MOST ? MOST : wanted;
+    const int wanted = argc > 1 ? atoi(argv[1]) : 21;
     const size_t sizes[] = {4, 1024, 16384, 262144, 4194304, 67108864};
     const size_t most = sizes[sizeof sizes / sizeof *sizes - 1];
     ar_process *p = NULL;
@@ -96,7 +84,7 @@ int main(int argc, char **argv)
     need(b.in && b.out ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory"));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         b.count = sizes[i] / sizeof(float);
-        measure(&b, ar_process_rank(p), repetitions);
+        measure(&b, ar_process_rank(p), wanted < 1 ? 1 : (size_t)wanted);
     }
     ar_queue_destroy(b.q);
     ar_comm_destroy(b.c);

@@ -10,15 +10,14 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "anyrank/process.h"
+#include "bench/harness.h"
 #include "gpu/native.h"
 #include "gpu/nccl/nccl.h"
 
 #define BLOCK_SECONDS 0.01
 #define MOST_BYTES ((size_t)1 << 28)
-enum { MOST = 201 };
 
 typedef struct bench {
     ar_process *process;
@@ -30,6 +29,7 @@ typedef struct bench {
     ari_nccl_emulated_stream emulated;
     ar_buf in, out;
     size_t count;
+    int calls; /* of a block */
 } bench;
 
 static void need(const bench *b, ar_status st)
@@ -40,13 +40,6 @@ static void need(const bench *b, ar_status st)
     if (b->process)
         ar_process_abort(b->process, st, ar_error_message());
     exit(1);
-}
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static ar_status call_directly(const bench *b)
@@ -65,11 +58,11 @@ static ar_status call_own(const bench *b)
 static double time_block(const bench *b, bool direct, int calls)
 {
     need(b, ar_comm_barrier(b->comm, b->queue, "bench"));
-    const double begin = now_s();
+    const double begin = ari_bench_seconds();
     for (int i = 0; i < calls; i++)
         need(b, direct ? call_directly(b) : call_own(b));
     need(b, ar_queue_sync(b->queue, 0));
-    const double own = (now_s() - begin) / calls;
+    const double own = (ari_bench_seconds() - begin) / calls;
     double *all = NULL, took = own;
     need(b, ar_process_gather(b->process, (void **)&all, NULL, &own, sizeof own));
     for (int r = 0; all && r < ar_process_size(b->process); r++)
@@ -79,33 +72,28 @@ static double time_block(const bench *b, bool direct, int calls)
     return took;
 }
 
-static int ascending(const void *a, const void *b)
+enum { DIRECT, OWN, SIDES };
+
+static ar_status repetition(void *user, double times[SIDES])
 {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    const bench *b = user;
+    times[DIRECT] = time_block(b, true, b->calls);
+    times[OWN] = time_block(b, false, b->calls);
+    return AR_OK;
 }
 
-static double median(double *x, int n)
+static void measure(bench *b, size_t repetitions)
 {
-    qsort(x, (size_t)n, sizeof *x, ascending);
-    return x[n / 2];
-}
-
-static void measure(const bench *b, int repetitions)
-{
-    double direct[MOST], own[MOST], ratio[MOST];
+    ari_bench_series s = {0};
     (void)time_block(b, true, 3); /* connections are made by the first calls of each size */
     const double first = time_block(b, false, 3);
-    const int calls = first < BLOCK_SECONDS ? (int)(BLOCK_SECONDS / first) : 1;
-    for (int i = 0; i < repetitions; i++) {
-        direct[i] = time_block(b, true, calls);
-        own[i] = time_block(b, false, calls);
-        ratio[i] = own[i] / direct[i];
-    }
-    const double p = median(direct, repetitions), o = median(own, repetitions), r = median(ratio, repetitions);
+    b->calls = first < BLOCK_SECONDS ? (int)(BLOCK_SECONDS / first) : 1;
+    need(b, ari_bench_repeat(&s, SIDES, repetitions, 0, repetition, b));
     if (ar_process_rank(b->process) == 0)
         printf("%10zu bytes  ncclAllReduce %10.2f us  ar_comm %10.2f us  ratio %.3f\n", b->count * sizeof(float),
-               p * 1e6, o * 1e6, r);
+               ari_bench_times_of(&s, DIRECT).median * 1e6, ari_bench_times_of(&s, OWN).median * 1e6,
+               ari_bench_ratio_of(&s, OWN, DIRECT).median);
+    ari_bench_series_destroy(&s);
 }
 
 /* The same group as the communicator's, in NCCL's own hands. */
@@ -144,14 +132,14 @@ static void begin(bench *b)
 
 int main(int argc, char **argv)
 {
-    const int wanted = argc > 1 ? atoi(argv[1]) : 21, repetitions = wanted < 1 ? 1 : wanted > MOST ? MOST : wanted;
+    const int wanted = argc > 1 ? atoi(argv[1]) : 21;
     bench b = {.process = NULL};
     begin(&b);
     /* What stands for NCCL is no transport to measure: it is to see that this program works. */
     const size_t most = b.nccl.emulated_gpu ? (size_t)1 << 16 : MOST_BYTES;
     for (size_t bytes = 8; bytes <= most; bytes = bytes < most && bytes * 8 > most ? most : bytes * 8) {
         b.count = bytes / sizeof(float);
-        measure(&b, repetitions);
+        measure(&b, wanted < 1 ? 1 : (size_t)wanted);
         if (bytes == most)
             break;
     }
