@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands for MPI in a build without it. */
+/* Instead of MPI in a build without it. */
 #include <stdio.h>
 
 #include "process/process.h"

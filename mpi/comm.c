@@ -192,7 +192,7 @@ static ar_status make_comm(ar_comm **gives, ari_mpi *p, ari_group *g, int index,
 
 ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *process, ar_device *d)
 {
-    (void)d; /* of whichever device: the queue says where a call's data lie */
+    (void)d; /* of whichever device: the queue knows where a call's data are */
     ari_mpi *p = (ari_mpi *)process;
     const int context = atomic_fetch_add(&p->next_context, 1);
     if (context > p->last_context)
@@ -218,11 +218,11 @@ static ar_status agree_context(int *context, ari_mpi_comm *c, const ari_call *ca
     const int n = c->base.size, own = c->base.rank, tag = ari_mpi_tag(c->context, ARI_MPI_SPLIT);
     const ari_mpi_place at = {c->p, &c->member, call, "in the middle of"};
     size_t *words = NULL;
-    AR_TRY(ari_alloc((void **)&words, 2 * (size_t)n, sizeof *words, "what the ranks of a split say"));
+    AR_TRY(ari_alloc((void **)&words, 2 * (size_t)n, sizeof *words, "contexts of a split"));
     size_t *const ones = words + n;
     for (int i = 0; i < n; i++)
         ones[i] = 1;
-    const ari_call told = {
+    const ari_call all_gather = {
         .kind = ARI_ALL_GATHER, .dtype = AR_I64, .counts = ones, .in = {&words[own]}, .out = {words}};
     *context = ari_mpi_meeting_context(c->meeting);
     ar_status st = AR_OK;
@@ -230,7 +230,7 @@ static ar_status agree_context(int *context, ari_mpi_comm *c, const ari_call *ca
         const bool claimed = claim(c->p, *context);
         const size_t next = (size_t)atomic_load(&c->p->next_context);
         words[own] = next << 1 | claimed;
-        st = ari_mpi_direct(&at, tag, &told, NULL);
+        st = ari_mpi_direct(&at, tag, &all_gather, NULL);
         all = true;
         size_t most = 0;
         for (int i = 0; i < n; i++) {

@@ -14,7 +14,7 @@
  *   TEXT    ------->   ends, with this text: one line, and the table of views
  *
  * Two may fail at once: the lower rank is the origin then, and the other one follows it, since each gets the other's
- * FAILURE instead of a view. A process that does not answer soon is left out of the table; one that follows and hears
+ * FAILURE instead of a view. A process that does not answer soon is left out of the table; one that follows and receives
  * no text ends with the line alone. Where the library takes calls of several threads, one of them listens, so that a
  * process that computes answers too. */
 
@@ -356,7 +356,7 @@ void ari_mpi_control_fail(ari_mpi *p, const ari_group *with, ar_status st, const
 {
     ari_mpi_control *c = p->control_of;
     const int own = p->base.rank;
-    ari_mpi_control_turn(p); /* somebody else may have failed before */
+    ari_mpi_control_turn(p); /* another process may have failed before */
     pthread_mutex_lock(&c->lock);
     if (atomic_load(&c->phase) == CALM) {
         c->what = (failure){.st = st, .n = with ? with->n : 1};

@@ -27,7 +27,7 @@ struct ari_mpi_meeting {
     ari_mpi *p;
     ari_member *m;
     int tag_out, tag_in;
-    slot *slot;           /* [n]; the own one holds what is told */
+    slot *slot;           /* [n]; the own one holds what is sent */
     MPI_Request *request; /* [3n]: receptions, first parts, rests */
     int *index, *missing; /* [3n], [n] */
 };
@@ -193,7 +193,7 @@ static bool look_for_returned(ari_mpi_meeting *s, const ari_call *call)
     return false;
 }
 
-static ar_status hear_all(ari_mpi_meeting *s, const ari_call *call)
+static ar_status receive_all(ari_mpi_meeting *s, const ari_call *call)
 {
     const int n = s->m->group->n;
     ari_mpi_wait w = {0};
@@ -275,7 +275,7 @@ ar_status ari_mpi_meet(ari_mpi_meeting *s, const ari_call *call)
     ari_world_begin(m, call);
     ar_status st = begin(s);
     if (st == AR_OK)
-        st = hear_all(s, call);
+        st = receive_all(s, call);
     if (st == AR_OK)
         st = compare(s);
     if (st == AR_OK)

@@ -17,7 +17,7 @@
  *   wait, and communicators do not wait for each other.
  * - All data go through one MPI communicator. An ar_comm is a context: a number that no two communicators of a process
  *   share, and with it some tags. So making and destroying one needs nothing collective of MPI, which might not return.
- * - Each process mirrors the world: groups, and what each member called, filled in as it is heard of. Reports and
+ * - Each process mirrors the world: groups, and what each member called, filled in as it is received. Reports and
  *   comparisons are those of the simulator. */
 
 typedef struct ari_mpi_control ari_mpi_control;
@@ -58,7 +58,7 @@ static inline int ari_mpi_tag(int context, ari_mpi_use use)
 
 /* --- wire.c ------------------------------------------------------------------------------------------------------- */
 
-/** Most of the first message with which a member tells what it calls, which is short everywhere. */
+/** Most of the first message with which a member sends its call, which is short everywhere. */
 enum { ARI_MPI_FIRST_BYTES = 512 };
 /** Longest message: counts of MPI are int, and each one that arrives shows that something moves. */
 enum { ARI_MPI_PIECE_BYTES = 1 << 26 };
@@ -84,7 +84,7 @@ typedef struct ari_mpi_wait {
     uint64_t waited_ns;
 } ari_mpi_wait;
 typedef enum ari_mpi_turn_end { ARI_MPI_GO_ON, ARI_MPI_LATE, ARI_MPI_FAILED } ari_mpi_turn_end;
-/** One turn of a wait in which nothing moved: hears what other processes say, and gives the core away more and more. */
+/** One turn of a wait in which nothing moved: receives what other processes send, and gives the core away more and more. */
 AR_NODISCARD ari_mpi_turn_end ari_mpi_turn(ari_mpi *p, ari_mpi_wait *w);
 
 /* Who waits, where: for reports. */
@@ -105,11 +105,11 @@ AR_NODISCARD ar_status ari_mpi_await(const ari_mpi_place *at, MPI_Request *reque
 /* --- control.c ---------------------------------------------------------------------------------------------------- */
 
 AR_NODISCARD ar_status ari_mpi_control_create(ari_mpi *p);
-/** Tells the others that this process ends, and waits for them to say so too, or for a failure and then not for long.
- *  Whether all have: then nobody waits in vain in MPI_Finalize. */
+/** Notifies the others that this process ends, and waits for the same from them, or for a failure and then not for
+ *  long. True: all have; then no process waits in vain in MPI_Finalize. */
 bool ari_mpi_control_goodbye(ari_mpi *p);
 void ari_mpi_control_destroy(ari_mpi *p);
-/** Hears what has come, sends what is due. Any thread. */
+/** Receives what has come, sends what is due. Any thread. */
 void ari_mpi_control_turn(ari_mpi *p);
 /** Whether a process has failed, as far as it is known here. */
 bool ari_mpi_control_has_failed(const ari_mpi *p);
@@ -125,13 +125,13 @@ uint64_t ari_mpi_control_returned_ns(const ari_mpi *p, int rank);
 
 /* What the members of a group call, one collective after the other. */
 typedef struct ari_mpi_meeting ari_mpi_meeting;
-/** Of member m's group. tag_out: of what this member tells; tag_in: of what it hears. */
+/** Of member m's group. tag_out: of what this member sends; tag_in: of what it receives. */
 AR_NODISCARD ar_status ari_mpi_meeting_create(ari_mpi_meeting **gives, ari_mpi *p, ari_member *m, int tag_out,
                                               int tag_in);
 void ari_mpi_meeting_destroy(ari_mpi_meeting *s);
 /** Returns when all members have come with the same call. Errors: as ari_member_enter; then this member is out. */
 AR_NODISCARD ar_status ari_mpi_meet(ari_mpi_meeting *s, const ari_call *call);
-/** What members told with the call that was agreed upon last: the largest context that is the first one free. */
+/** What members sent with the call that was agreed upon last: the largest context that is the first one free. */
 int ari_mpi_meeting_context(const ari_mpi_meeting *s);
 /** This member is out of the call. */
 void ari_mpi_part(ari_mpi_meeting *s, bool finished);

@@ -89,28 +89,28 @@ static void drop_pending(acceptor *a, int i)
 }
 
 /* "" if there is a place for this process. */
-static void refusal(const acceptor *a, const hello *said, char *text, size_t size)
+static void refusal(const acceptor *a, const hello *from, char *text, size_t size)
 {
     const ari_bootstrap *g = a->job;
     text[0] = '\0';
-    if ((int)said->size != g->size)
-        snprintf(text, size, "rank %u (%s) was started as one of %u processes, process 0 as one of %d", said->rank,
-                 ARI_SHOW(said->name), said->size, g->size);
-    else if (said->rank == 0 || said->rank >= (uint32_t)g->size || said->channel >= (uint32_t)a->channels)
-        snprintf(text, size, "another rank %u (%s) has come, of ranks 0 to %d", said->rank, ARI_SHOW(said->name),
+    if ((int)from->size != g->size)
+        snprintf(text, size, "rank %u (%s) was started as one of %u processes, process 0 as one of %d", from->rank,
+                 ARI_SHOW(from->name), from->size, g->size);
+    else if (from->rank == 0 || from->rank >= (uint32_t)g->size || from->channel >= (uint32_t)a->channels)
+        snprintf(text, size, "another rank %u (%s) has come, of ranks 0 to %d", from->rank, ARI_SHOW(from->name),
                  g->size - 1);
-    else if (a->fds[(int)said->rank * a->channels + (int)said->channel] >= 0)
-        snprintf(text, size, "two processes have rank %u: %s and %s", said->rank, a->names[said->rank],
-                 ARI_SHOW(said->name));
+    else if (a->fds[(int)from->rank * a->channels + (int)from->channel] >= 0)
+        snprintf(text, size, "two processes have rank %u: %s and %s", from->rank, a->names[from->rank],
+                 ARI_SHOW(from->name));
 }
 
-static void take_connection(acceptor *a, const hello *said, int fd)
+static void take_connection(acceptor *a, const hello *from, int fd)
 {
     char text[sizeof a->why];
-    refusal(a, said, text, sizeof text);
+    refusal(a, from, text, sizeof text);
     if (!text[0]) {
-        a->fds[(int)said->rank * a->channels + (int)said->channel] = fd;
-        memcpy(a->names[said->rank], said->name, ARI_NAME_BYTES);
+        a->fds[(int)from->rank * a->channels + (int)from->channel] = fd;
+        memcpy(a->names[from->rank], from->name, ARI_NAME_BYTES);
         a->missing--;
         return;
     }
@@ -127,18 +127,18 @@ static void take_connection(acceptor *a, const hello *said, int fd)
 static void take_hello(acceptor *a, int i)
 {
     pending *v = &a->pending[i];
-    hello said = v->hello;
+    hello from = v->hello;
     const int fd = v->fd;
-    said.name[sizeof said.name - 1] = '\0';
+    from.name[sizeof from.name - 1] = '\0';
     drop_pending(a, i);
-    if (said.version != VERSION) {
+    if (from.version != VERSION) {
         refuse(fd, AR_ERR_ARG, "process 0 is of another version of anyrank");
-    } else if (said.key != a->job->key) {
+    } else if (from.key != a->job->key) {
         refuse(
             fd, AR_ERR_ARG,
             "the port belongs to another job: ANYRANK_PORT chooses another one, the same for all processes of a job");
     } else {
-        take_connection(a, &said, fd);
+        take_connection(a, &from, fd);
     }
 }
 

@@ -19,7 +19,7 @@ typedef struct ari_flight_group {
 } ari_flight_group;
 
 /* A call as it is kept: without the memory that the caller's points to. Words are made of it only for a view. */
-enum { ARI_FLIGHT_COUNTS = 9 }; /* as many as words have room for, and one that says that there are more */
+enum { ARI_FLIGHT_COUNTS = 9 }; /* as many as a description has room for, and one that shows that there are more */
 typedef struct ari_flight_call {
     uint64_t group, seq; /* seq: in the group, 1, 2, ..; 0: no call */
     uint64_t since_ns;   /* since when it waits for nothing but itself; when it ended, once it has */
@@ -36,7 +36,7 @@ typedef struct ari_flight {
     uint64_t calls;
 } ari_flight;
 
-/** A group of which calls will be told; copies. Errors: AR_ERR_MEMORY. */
+/** A group whose calls will be recorded; copies. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_flight_add(ari_flight *f, ari_flight_group **gives, uint64_t id, const int *rank, int n);
 void ari_flight_remove(ari_flight *f, ari_flight_group *g);
 /** Returns the call's number, for ari_flight_done. */

@@ -32,7 +32,7 @@ static ar_status read_number(int *out, const char *name, int least, int most)
     return AR_OK;
 }
 
-/* Which variables say who this process is. */
+/* The variables that identify this process. */
 typedef struct names {
     const char *rank, *size, *local;
 } names;
@@ -73,7 +73,7 @@ static bool first_of_list(char *host, size_t size, const char *list)
         return false;
     snprintf(host, size, "%.*s%.*s%.*s", (int)(open - list), list, (int)strcspn(open + 1, "-,]"), open + 1,
              (int)strcspn(close + 1, ","), close + 1);
-    return strchr(host, '[') == NULL; /* a list of lists: say it yourself */
+    return strchr(host, '[') == NULL; /* a list of lists: MASTER_ADDR is needed */
 }
 
 static ar_status read_host(ari_launch *l, bool slurm)
@@ -97,7 +97,7 @@ static ar_status read_host(ari_launch *l, bool slurm)
                                     "machine of rank 0, the same for all processes");
 }
 
-/* torchrun itself listens on MASTER_PORT where it says so, and another program cannot: the next port is taken then. */
+/* torchrun itself listens on MASTER_PORT where this variable is set, and another program cannot: the next port is taken then. */
 static ar_status read_port(ari_launch *l, bool slurm)
 {
     if (variable("ANYRANK_PORT"))
@@ -124,7 +124,7 @@ static ar_status read_port(ari_launch *l, bool slurm)
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
 
-/* FNV-1a of what is one job's own, as far as its launcher tells. */
+/* FNV-1a of what identifies a job, as far as its launcher sets it. */
 static uint64_t key_of_job(void)
 {
     static const char *const of[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID",

@@ -17,7 +17,7 @@
 
 /* Between two tries to reach a process that is not there yet. */
 enum { RETRY_MS = 50, BACKLOG = 1024 };
-/* A host that loses its power says nothing: after this silence, three probes of five seconds each. */
+/* A host that loses its power sends nothing: after this silence, three probes of five seconds each. */
 enum { KEEPALIVE_IDLE_S = 15, KEEPALIVE_EVERY_S = 5, KEEPALIVE_PROBES = 3 };
 
 /* Options of which none is needed for what is sent to arrive. */
@@ -61,7 +61,7 @@ static int port_of(const struct sockaddr_storage *a)
 
 /* --- listening ---------------------------------------------------------------------------------------------------- */
 
-/* Where to listen: on the loopback alone where that is all that the others are told. */
+/* Where to listen: on the loopback alone where that is the address that the others have. */
 static socklen_t place_to_listen(struct sockaddr_storage *at, const char *host)
 {
     struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM};
@@ -148,7 +148,7 @@ static int poll_ms(uint64_t now_ns, uint64_t deadline_ns)
     return ms > 1000000 ? 1000000 : (int)ms;
 }
 
-/* One address. -1: errno tells why not. */
+/* One address. -1: the reason is in errno. */
 static int connect_to(const struct addrinfo *a, int port, uint64_t deadline_ns)
 {
     const int fd = socket(a->ai_family, SOCK_STREAM, 0);

@@ -13,7 +13,7 @@ typedef enum ari_net_end {
     ARI_NET_OK,
     ARI_NET_TIMEOUT, /* nothing moved for so long */
     ARI_NET_WOKEN,
-    ARI_NET_GONE /* closed, or the network's own error, which errno tells; 0: closed */
+    ARI_NET_GONE /* closed, or the network's own error, which is in errno; 0: closed */
 } ari_net_end;
 
 typedef struct ari_net_limit {

@@ -46,7 +46,7 @@ static const char *name_of(uint32_t what)
 
 /* --- what ends a call --------------------------------------------------------------------------------------------- */
 
-/* Ends the world, for all wait in this call or will in the next; returns what everybody gets. */
+/* Ends the world, for all wait in this call or will in the next; returns what every process gets. */
 static ar_status fail(tcp_process *t, ar_status st, const char *why)
 {
     ari_control_fail(t->control, st, why);

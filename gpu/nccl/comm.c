@@ -50,7 +50,7 @@ static ar_status message_group(ari_flight_group **gives, ari_nccl_comm *c, const
     ari_flight_group **g = &c->message[call->peer + (sends ? 0 : c->base.size)];
     if (!*g) {
         const int from = sends ? c->base.rank : call->peer, to = sends ? call->peer : c->base.rank;
-        const int pair[2] = {c->rank[from], c->rank[to]};
+        const int pair[2] = {c->group->rank[from], c->group->rank[to]};
         const uint64_t id = ari_nccl_mix(c->id, (uint64_t)from + 1, ~(uint64_t)to);
         pthread_mutex_lock(&c->world->lock);
         const ar_status st = ari_flight_add(&c->world->flight, g, id, pair, 2);

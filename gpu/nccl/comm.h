@@ -57,7 +57,6 @@ struct ari_nccl_comm {
     void *comm;                 /* NCCL's; NULL: a group of one, or aborted. Guarded by the world's lock */
     uint64_t id;
     uint64_t splits;
-    int *rank; /* [n], of the world */
     ari_flight_group *group;
     ari_flight_group **message; /* [2n]: sent to, received from; NULL: none yet */
     ar_buf word;                /* what a barrier adds up */
@@ -68,7 +67,7 @@ struct ari_nccl_comm {
 
 AR_NODISCARD ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device *d);
 void ari_nccl_world_release(ari_nccl_world *w);
-/** AR_OK, or the failure, as this rank is to hear of it. */
+/** AR_OK, or the failure, as this rank gets it. */
 ar_status ari_nccl_world_status(ari_nccl_world *w);
 /** Ends the world with `st` and the calling thread's message; returns what this rank is to get. */
 ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st);

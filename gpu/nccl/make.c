@@ -12,7 +12,7 @@
 #include "ref/core/size.h"
 
 /* How communicators come about: all members meet through the control, where one that is missing is named; the first of
- * them makes NCCL's id; then all of them enter NCCL, which cannot be told how long to wait, in a thread that can be
+ * them makes NCCL's id; then all of them enter NCCL, which has no timeout, in a thread that can be
  * left behind. */
 
 #define WORLD_ID UINT64_C(1)
@@ -69,7 +69,7 @@ static void *enter_nccl(void *arg)
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
     if (left && comm)
-        (void)e->nccl.CommAbort(comm); /* nobody waits for it any more */
+        (void)e->nccl.CommAbort(comm); /* no call waits for it any more */
     release_entry(e);
     return NULL;
 }
@@ -135,7 +135,6 @@ static void free_comm(ari_nccl_comm *c)
     pthread_mutex_unlock(&w->lock);
     w->device->ops->free(w->device, c->word);
     free(c->message);
-    free(c->rank);
     free(c);
     ari_nccl_world_release(w);
 }
@@ -181,8 +180,6 @@ static ar_status new_comm(ari_nccl_comm **gives, ari_nccl_world *w, uint64_t id,
     c->world = w;
     c->id = id;
     atomic_fetch_add(&w->refs, 1);
-    AR_TRY_TO(failed, st, ari_alloc((void **)&c->rank, (size_t)n, sizeof *rank, "ranks of a group"));
-    memcpy(c->rank, rank, (size_t)n * sizeof *rank);
     AR_TRY_TO(failed, st, ari_alloc_zero((void **)&c->message, 2 * (size_t)n, sizeof *c->message, "ranks of a group"));
     AR_TRY_TO(failed, st, make_word(w, &c->word));
     pthread_mutex_lock(&w->lock);
@@ -218,7 +215,7 @@ static ar_status connect_comm(ari_nccl_comm *c)
         memcpy(&id, all.at, sizeof id);
     free(all.memory);
     if (!whole)
-        return ar_error_set(AR_ERR_INTERNAL, "rank %d gives no id of NCCL's", c->rank[0]);
+        return ar_error_set(AR_ERR_INTERNAL, "rank %d gives no id of NCCL's", c->group->rank[0]);
     AR_TRY(make_nccl(w, &comm, &id, n, r));
     pthread_mutex_lock(&w->lock);
     const bool late = w->aborted;
@@ -239,15 +236,15 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
     int *rank = NULL, index = 0;
     const uint64_t number = ++c->splits;
     if (c->base.size == 1)
-        return call->color < 0 ? AR_OK : new_comm(gives, w, ari_nccl_mix(c->id, number, 0), c->rank, 1, 0);
+        return call->color < 0 ? AR_OK : new_comm(gives, w, ari_nccl_mix(c->id, number, 0), c->group->rank, 1, 0);
     AR_TRY(ari_calls_exchange(&calls, w->control, ari_nccl_mix(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
-                              c->rank, c->base.size, call));
+                              c->group->rank, c->base.size, call));
     ar_status st = ari_alloc((void **)&rank, (size_t)c->base.size, sizeof *rank, "ranks of a group");
     if (st == AR_OK && call->color >= 0) {
         const int n = ari_group_members_of(&calls.group, call->color, rank);
         for (int i = 0; i < n; i++) {
             index = rank[i] == c->base.rank ? i : index;
-            rank[i] = c->rank[rank[i]];
+            rank[i] = c->group->rank[rank[i]];
         }
         st = new_comm(gives, w, ari_nccl_mix(c->id, number, (uint64_t)call->color + 1), rank, n, index);
     }

@@ -25,7 +25,7 @@ ar_status ari_nccl_world_status(ari_nccl_world *w)
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", message);
 }
 
-/* Takes over what the control says. Whatever waits on a stream hears of the failure once the stream goes on. */
+/* Takes over the failure of the control. What waits on a stream gets it once the stream continues. */
 static void take_failure(ari_nccl_world *w)
 {
     const ar_status st = ari_control_status(w->control);
@@ -56,7 +56,7 @@ static void abort_all(ari_nccl_world *w)
         pthread_mutex_unlock(&w->lock);
         if (!comm)
             return;
-        (void)w->nccl.CommAbort(comm); /* the failure that led here says more than its result */
+        (void)w->nccl.CommAbort(comm); /* the failure that led here explains more than its result */
     }
 }
 
@@ -247,7 +247,7 @@ static void world_tick(void *user)
     if (seen == ALL_WELL && !w->aborted)
         seen = look_for_errors(w, now);
     pthread_mutex_unlock(&w->lock);
-    if (seen == TOO_LATE) /* again and again until there is an answer: the hub takes only the first */
+    if (seen == TOO_LATE) /* again and again until there is an answer: the coordinator takes only the first */
         ari_control_late(w->control);
     if (seen == BROKEN)
         (void)ari_nccl_world_fail(w, AR_ERR_DEVICE);
@@ -288,7 +288,7 @@ static ar_status check_device(const ari_nccl_world *w)
 
 /* --- the control, where the processes were not connected by sockets ----------------------------------------------- */
 
-/* What process 0 tells the others. */
+/* What process 0 sends to the others. */
 typedef struct invitation {
     int32_t port;
     uint64_t key;
@@ -309,30 +309,30 @@ static void invite(invitation *i, int port)
         freeaddrinfo(found);
 }
 
-/* What a process has to say before it connects. */
-typedef struct saying {
+/* How far a process has come before it connects. */
+typedef struct readiness {
     int32_t status;
     char text[500];
-} saying;
+} readiness;
 
 /* A process that cannot take part must not leave the others waiting: all learn of the first that cannot. */
 static ar_status agree_to_connect(const ari_nccl_world *w, ar_process *p, ar_status own, invitation *to)
 {
     struct {
-        saying said;
+        readiness own;
         invitation to;
-    } all = {.said = {.status = own}, .to = *to};
-    saying *of = NULL;
-    snprintf(all.said.text, sizeof all.said.text, "%s", own == AR_OK ? "" : ar_error_message());
-    AR_TRY(ar_process_gather(p, (void **)&of, NULL, &all.said, sizeof all.said));
+    } all = {.own = {.status = own}, .to = *to};
+    readiness *of = NULL;
+    snprintf(all.own.text, sizeof all.own.text, "%s", own == AR_OK ? "" : ar_error_message());
+    AR_TRY(ar_process_gather(p, (void **)&of, NULL, &all.own, sizeof all.own));
     for (int r = w->size - 1; of && r >= 0; r--) {
         if (of[r].status != AR_OK)
-            all.said = of[r];
+            all.own = of[r];
     }
     free(of);
     AR_TRY(ar_process_broadcast(p, &all, sizeof all));
     *to = all.to;
-    return all.said.status == AR_OK ? AR_OK : ar_error_set((ar_status)all.said.status, "%s", all.said.text);
+    return all.own.status == AR_OK ? AR_OK : ar_error_set((ar_status)all.own.status, "%s", all.own.text);
 }
 
 static ar_status connect_control(ari_nccl_world *w, ar_process *p, ar_status ready)
