@@ -29,12 +29,19 @@ enum { TAG_FAILURE = 1, TAG_VIEW, TAG_TEXT, TAG_GOODBYE };
 
 typedef enum phase { CALM, ORIGIN, FOLLOWER, ENDED } phase;
 
-/* Begins a FAILURE, followed by the `n` ranks that get `st`, and a TEXT, followed by these and the text. */
+/* A FAILURE, and the beginning of a TEXT, followed by the text. */
 typedef struct failure {
     ar_status st;
-    int n;
+    bool own; /* to whom it is sent: this process gets `st`, and else AR_ERR_ABORTED */
     char line[768];
 } failure;
+
+typedef struct peer {
+    _Atomic uint64_t returned_ns; /* 0: it may still call something */
+    /* guarded by the control's `lock` */
+    bool fails; /* of an origin: it gets the failure's status too */
+    bool has_view;
+} peer;
 
 /* On its way. */
 typedef struct message {
@@ -48,12 +55,10 @@ struct ari_mpi_control {
     ari_mpi *p;
     pthread_mutex_t lock;
     _Atomic(phase) phase;
-    _Atomic uint64_t *returned_ns; /* [size] */
+    peer *peer; /* [size] */
     /* guarded by `lock` */
     int origin;
     failure what;
-    int *ranks;        /* [size]; the first what.n get what.st */
-    bool *has_view;    /* [size] */
     uint64_t deadline; /* of the phase */
     message *sent;     /* that have not left yet */
     /* the listener */
@@ -66,16 +71,15 @@ struct ari_mpi_control {
 
 /* One that cannot be sent does not arrive: the other process ends by its own timeout. */
 static void post(ari_mpi_control *c, int to, int tag, const void *head, size_t head_bytes, const void *tail,
-                 size_t tail_bytes, const char *text)
+                 size_t tail_bytes)
 {
-    const size_t text_bytes = text ? strlen(text) + 1 : 0, bytes = head_bytes + tail_bytes + text_bytes;
+    const size_t bytes = head_bytes + tail_bytes;
     message *m = bytes <= INT32_MAX ? malloc(sizeof *m + bytes) : NULL;
     if (!m)
         return;
     m->to = to;
     ari_copy_bytes(m->bytes, head, head_bytes);
     ari_copy_bytes(m->bytes + head_bytes, tail, tail_bytes);
-    ari_copy_bytes(m->bytes + head_bytes + tail_bytes, text, text_bytes);
     int rc = MPI_ERR_OTHER;
     if (ari_mpi_enter(c->p)) {
         rc = MPI_Isend(m->bytes, (int)bytes, MPI_BYTE, to, tag, c->p->control, &m->request);
@@ -107,14 +111,14 @@ static void free_sent(ari_mpi_control *c)
     }
 }
 
-/* The failure, its ranks, and the text if there is one; but for TAG_GOODBYE. */
+/* The failure, and the text if there is one; but for TAG_GOODBYE. */
 static void post_to_all(ari_mpi_control *c, int tag, const char *text)
 {
-    const bool failed = tag != TAG_GOODBYE;
-    const size_t ranks = (size_t)c->what.n * sizeof *c->ranks;
+    failure f = c->what;
     for (int i = 0; i < c->p->base.size; i++) {
+        f.own = c->peer[i].fails;
         if (i != c->p->base.rank)
-            post(c, i, tag, &c->what, failed ? sizeof c->what : 0, c->ranks, failed ? ranks : 0, text);
+            post(c, i, tag, &f, tag == TAG_GOODBYE ? 0 : sizeof f, text, text ? strlen(text) + 1 : 0);
     }
 }
 
@@ -123,20 +127,14 @@ static void post_view(ari_mpi_control *c, int to)
 {
     ari_rank_state *own = &c->p->world->rank[c->p->base.rank];
     ari_world_take_view(c->p->world, c->p->base.rank);
-    post(c, to, TAG_VIEW, &own->view, sizeof own->view, own->rows, own->rows ? own->row_count * sizeof *own->rows : 0,
-         NULL);
+    post(c, to, TAG_VIEW, &own->view, sizeof own->view, own->rows, own->rows ? own->row_count * sizeof *own->rows : 0);
 }
 
 /* --- the failure: the lock held ----------------------------------------------------------------------------------- */
 
 static void end_with(ari_mpi_control *c, const char *text)
 {
-    int own = -1;
-    for (int i = 0; i < c->what.n; i++) {
-        if (c->ranks[i] == c->p->base.rank)
-            own = c->ranks[i];
-    }
-    ari_world_end_as(c->p->world, own, c->what.st, text);
+    ari_world_end_as(c->p->world, c->what.own ? c->p->base.rank : -1, c->what.st, text);
     atomic_store(&c->phase, ENDED);
 }
 
@@ -144,7 +142,7 @@ static void fill_in_silent(ari_mpi_control *c)
 {
     for (int i = 0; i < c->p->base.size; i++) {
         ari_rank_view *v = &c->p->world->rank[i].view;
-        if (c->has_view[i])
+        if (c->peer[i].has_view)
             continue;
         *v = (ari_rank_view){.waiting_s = 0};
         snprintf(v->last, sizeof v->last, "?");
@@ -154,18 +152,8 @@ static void fill_in_silent(ari_mpi_control *c)
 
 static void end_as_origin(ari_mpi_control *c)
 {
-    char *text = NULL;
-    size_t size = 0;
     fill_in_silent(c);
-    FILE *to = open_memstream(&text, &size);
-    if (to) {
-        fputs(c->what.line, to);
-        ari_world_write_table(to, c->p->world);
-        if (fclose(to) != 0) {
-            free(text);
-            text = NULL;
-        }
-    }
+    char *text = ari_world_make_message(c->p->world, c->what.line);
     post_to_all(c, TAG_TEXT, text ? text : c->what.line);
     end_with(c, text ? text : c->what.line);
     free(text);
@@ -174,7 +162,7 @@ static void end_as_origin(ari_mpi_control *c)
 static bool all_views_here(const ari_mpi_control *c)
 {
     for (int i = 0; i < c->p->base.size; i++) {
-        if (!c->has_view[i])
+        if (!c->peer[i].has_view)
             return false;
     }
     return true;
@@ -193,21 +181,14 @@ static void act_on_deadline(ari_mpi_control *c)
         end_with(c, c->what.line);
 }
 
-/* A failure as another process reports it; gives what follows it. NULL: it makes no sense. */
-static const char *take_failure(ari_mpi_control *c, const char *bytes, size_t size)
+/* A failure as another process reports it; false: it is none. */
+static bool take_failure(ari_mpi_control *c, const char *bytes, size_t size)
 {
-    failure f;
-    if (size < sizeof f)
-        return NULL;
-    memcpy(&f, bytes, sizeof f);
-    const size_t ranks = f.n >= 0 && f.n <= c->p->base.size ? (size_t)f.n * sizeof *c->ranks : SIZE_MAX;
-    if (ranks > size - sizeof f)
-        return NULL;
-    f.line[sizeof f.line - 1] = '\0';
-    c->what = f;
-    if (ranks > 0)
-        memcpy(c->ranks, bytes + sizeof f, ranks);
-    return bytes + sizeof f + ranks;
+    if (size < sizeof c->what)
+        return false;
+    memcpy(&c->what, bytes, sizeof c->what);
+    c->what.line[sizeof c->what.line - 1] = '\0';
+    return true;
 }
 
 static void receive_failure(ari_mpi_control *c, int from, const char *bytes, size_t size)
@@ -225,23 +206,22 @@ static void receive_failure(ari_mpi_control *c, int from, const char *bytes, siz
 static void receive_view(ari_mpi_control *c, int from, const char *bytes, size_t size)
 {
     ari_rank_state *r = &c->p->world->rank[from];
-    const size_t rows = size / sizeof *r->rows;
-    if (atomic_load(&c->phase) != ORIGIN || c->has_view[from] || size < sizeof r->view)
+    if (atomic_load(&c->phase) != ORIGIN || c->peer[from].has_view || size < sizeof r->view)
         return;
     memcpy(&r->view, bytes, sizeof r->view);
     r->row_count = (size - sizeof r->view) / sizeof *r->rows;
-    r->rows = r->row_count > 0 && r->row_count <= rows ? malloc(r->row_count * sizeof *r->rows) : NULL;
+    r->rows = r->row_count > 0 ? malloc(r->row_count * sizeof *r->rows) : NULL;
     if (r->rows)
         memcpy(r->rows, bytes + sizeof r->view, r->row_count * sizeof *r->rows);
     r->taken = true;
-    c->has_view[from] = true;
+    c->peer[from].has_view = true;
 }
 
 static void receive_text(ari_mpi_control *c, const char *bytes, size_t size)
 {
-    const char *text = atomic_load(&c->phase) == ENDED ? NULL : take_failure(c, bytes, size);
-    if (text && text < bytes + size && bytes[size - 1] == '\0')
-        end_with(c, text);
+    if (atomic_load(&c->phase) != ENDED && size > sizeof c->what && bytes[size - 1] == '\0' &&
+        take_failure(c, bytes, size))
+        end_with(c, bytes + sizeof c->what);
 }
 
 static void receive_message(ari_mpi_control *c, int from, int tag, const char *bytes, size_t size)
@@ -253,7 +233,7 @@ static void receive_message(ari_mpi_control *c, int from, int tag, const char *b
     else if (tag == TAG_TEXT)
         receive_text(c, bytes, size);
     else if (tag == TAG_GOODBYE)
-        atomic_store(&c->returned_ns[from], ari_now_ns());
+        atomic_store(&c->peer[from].returned_ns, ari_now_ns());
 }
 
 /* --- listening: the lock held ------------------------------------------------------------------------------------- */
@@ -317,7 +297,7 @@ bool ari_mpi_control_has_failed(const ari_mpi *p)
 
 uint64_t ari_mpi_control_returned_ns(const ari_mpi *p, int rank)
 {
-    return atomic_load(&p->control_of->returned_ns[rank]);
+    return atomic_load(&p->control_of->peer[rank].returned_ns);
 }
 
 static void nap(void)
@@ -325,13 +305,13 @@ static void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
-/* Whether no message is left to a process that has answered; NULL has_view: to any. */
-static bool all_left(ari_mpi_control *c, const bool *has_view)
+/* Whether no message is left to a process that has answered; `any`: to any process. */
+static bool all_left(ari_mpi_control *c, bool any)
 {
     bool all = true;
     pthread_mutex_lock(&c->lock);
     for (const message *m = c->sent; m; m = m->next)
-        all = all && has_view && !has_view[m->to];
+        all = all && !any && !c->peer[m->to].has_view;
     pthread_mutex_unlock(&c->lock);
     return all;
 }
@@ -346,7 +326,7 @@ void ari_mpi_control_finish(ari_mpi *p)
         nap();
     }
     const uint64_t deadline = ari_now_ns() + FLUSH_NS;
-    while (!all_left(c, c->has_view) && ari_now_ns() < deadline) {
+    while (!all_left(c, false) && ari_now_ns() < deadline) {
         ari_mpi_control_turn(p);
         nap();
     }
@@ -359,16 +339,14 @@ void ari_mpi_control_fail(ari_mpi *p, const ari_group *with, ar_status st, const
     ari_mpi_control_turn(p); /* another process may have failed before */
     pthread_mutex_lock(&c->lock);
     if (atomic_load(&c->phase) == CALM) {
-        c->what = (failure){.st = st, .n = with ? with->n : 1};
+        c->what = (failure){.st = st, .own = true};
         snprintf(c->what.line, sizeof c->what.line, "%.*s", (int)strcspn(line, "\n"), line);
         for (int i = 0; with && i < with->n; i++)
-            c->ranks[i] = with->rank[i];
-        if (!with)
-            c->ranks[0] = own;
+            c->peer[with->rank[i]].fails = true;
         c->origin = own;
         c->deadline = ari_now_ns() + VIEW_NS;
         ari_world_take_view(p->world, own);
-        c->has_view[own] = true;
+        c->peer[own].has_view = true;
         atomic_store(&c->phase, ORIGIN);
         post_to_all(c, TAG_FAILURE, NULL);
     }
@@ -388,41 +366,29 @@ static void *listener(void *arg)
     return NULL;
 }
 
-static void control_free(ari_mpi_control *c)
-{
-    free(c->has_view);
-    free(c->ranks);
-    free(c->returned_ns);
-    free(c);
-}
-
 ar_status ari_mpi_control_create(ari_mpi *p)
 {
-    const size_t n = (size_t)p->base.size;
     ari_mpi_control *c = calloc(1, sizeof *c);
-    if (c) {
-        c->p = p;
-        c->returned_ns = calloc(n, sizeof *c->returned_ns);
-        c->ranks = calloc(n, sizeof *c->ranks);
-        c->has_view = calloc(n, sizeof *c->has_view);
-    }
-    if (!c || !c->returned_ns || !c->ranks || !c->has_view) {
-        if (c)
-            control_free(c);
+    peer *peers = calloc((size_t)p->base.size, sizeof *peers);
+    if (!c || !peers) {
+        free(peers);
+        free(c);
         return ar_error_set(AR_ERR_MEMORY, "no memory for %d processes", p->base.size);
     }
+    c->p = p;
+    c->peer = peers;
     p->control_of = c;
     if (pthread_mutex_init(&c->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no locks for %d processes", p->base.size);
     /* Without a thread for it, a process learns of failures where it waits. */
-    c->listens = !p->one_at_a_time && n > 1 && pthread_create(&c->thread, NULL, listener, c) == 0;
+    c->listens = !p->one_at_a_time && p->base.size > 1 && pthread_create(&c->thread, NULL, listener, c) == 0;
     return AR_OK;
 }
 
 static bool all_returned(const ari_mpi_control *c)
 {
     for (int i = 0; i < c->p->base.size; i++) {
-        if (i != c->p->base.rank && atomic_load(&c->returned_ns[i]) == 0)
+        if (i != c->p->base.rank && atomic_load(&c->peer[i].returned_ns) == 0)
             return false;
     }
     return true;
@@ -461,7 +427,7 @@ bool ari_mpi_control_goodbye(ari_mpi *p)
     pthread_mutex_unlock(&c->lock);
     for (;;) {
         ari_mpi_control_turn(p);
-        if (all_left(c, NULL) && all_returned(c)) {
+        if (all_left(c, true) && all_returned(c)) {
             if (ari_mpi_control_has_failed(p))
                 take_away(p);
             return true;
@@ -490,6 +456,7 @@ void ari_mpi_control_destroy(ari_mpi *p)
         next = m->next;
         free(m);
     }
-    control_free(c);
+    free(c->peer);
+    free(c);
     p->control_of = NULL;
 }

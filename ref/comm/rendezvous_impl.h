@@ -132,6 +132,8 @@ void ari_world_take_view(ari_world *w, int rank);
 void ari_world_end_as(ari_world *w, int rank, ar_status st, const char *text);
 /** Writes them, each line after a line break. */
 void ari_world_write_table(FILE *to, const ari_world *w);
+/** The line and the table; free(). NULL: no memory. */
+char *ari_world_make_message(const ari_world *w, const char *line);
 /** The status of a call of this rank in this group (NULL: none) after a failure, with its message. */
 ar_status ari_world_echo(ari_world *w, int rank, const ari_group *g);
 /** Something changed that waiting members must look at: wakes those of g (NULL: of all groups). */

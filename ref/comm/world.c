@@ -115,14 +115,14 @@ uint64_t ari_world_number(ari_world *w, int rank)
 
 /* --- failure ------------------------------------------------------------------------------------------------------ */
 
-static char *make_message(const ari_world *w)
+char *ari_world_make_message(const ari_world *w, const char *line)
 {
     char *text = NULL;
     size_t size = 0;
     FILE *to = open_memstream(&text, &size);
     if (!to)
         return NULL;
-    fputs(w->line, to);
+    fputs(line, to);
     ari_world_write_table(to, w);
     if (fclose(to) != 0) {
         free(text);
@@ -164,7 +164,7 @@ void ari_world_fail(ari_world *w, int rank, const ari_group *with, ar_status st,
         w->failed_rank = rank;
         w->failed_group = with ? with->id : 0;
         keep_line(w, what);
-        w->message = make_message(w);
+        w->message = ari_world_make_message(w, w->line);
         atomic_store(&w->st, st);
         wake_all(w);
     }
