@@ -82,19 +82,10 @@ static ar_status read_mesh(ari_map *m, const json_t *mesh)
 }
 
 /* --- which rank a file is ----------------------------------------------------------------------------------------- */
-/* The number that the pattern has for `name`; -1: none. */
-static int number_of(const ari_map_glob *g, const char *name)
-{
-    for (int i = 0; i < g->numbers; i++)
-        if (strcmp(g->name[i], name) == 0)
-            return i;
-    return -1;
-}
-
 /* Either {rank}, or every dimension of the mesh that has more than one rank. */
 static ar_status check_files(const ari_map *m)
 {
-    const bool by_rank = number_of(&m->files, "rank") >= 0;
+    const bool by_rank = ari_map_number(&m->files, "rank") >= 0;
     if (m->dims == 0)
         return ari_map_bad(m, NULL, "key 'files' needs the 'mesh' that its ranks make, [[\"tp\", 4]]");
     for (int i = 0; i < m->files.numbers; i++)
@@ -103,7 +94,7 @@ static ar_status check_files(const ari_map *m)
                 m, NULL, "key 'files': '{%s}' is neither {rank} nor a dimension of the mesh; '*' stands for anything",
                 m->files.name[i]);
     for (size_t d = 0; d < m->dims && !by_rank; d++)
-        if (m->mesh[d].size > 1 && number_of(&m->files, m->mesh[d].name) < 0)
+        if (m->mesh[d].size > 1 && ari_map_number(&m->files, m->mesh[d].name) < 0)
             return ari_map_bad(m, NULL, "key 'files': dimension '%s' of the mesh is missing, expected {%s} or {rank}",
                                m->mesh[d].name, m->mesh[d].name);
     return AR_OK;
@@ -132,10 +123,10 @@ ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank)
     *rank = -1;
     if (!m->has_files || !ari_map_glob_match(&m->files, name, &match))
         return AR_OK;
-    const int by_rank = number_of(&m->files, "rank");
+    const int by_rank = ari_map_number(&m->files, "rank");
     size_t found = 0;
     for (size_t d = 0; d < m->dims; d++) {
-        const int k = number_of(&m->files, m->mesh[d].name);
+        const int k = ari_map_number(&m->files, m->mesh[d].name);
         const size_t at = k < 0 ? 0 : match.number[k];
         if (at >= (size_t)m->mesh[d].size)
             return ari_map_bad(m, NULL, "file '%s' has %s %zu, the mesh has %d of it", ARI_SHOW(name), m->mesh[d].name,

@@ -85,27 +85,12 @@ typedef struct ari_map_match {
     size_t star[ARI_MAP_CAPTURES][2]; /* begin, end in the text */
     size_t number[ARI_MAP_CAPTURES];
 } ari_map_match;
-/* Values that a pattern may compute with. */
-typedef struct ari_map_values {
-    const ari_map_glob *glob;
-    const ari_map_match *match; /* NULL: the pattern is only checked */
-    const ar_dump_dim *mesh;
-    const int *at; /* coordinates; NULL: the file is no rank's */
-    size_t dims;
-    int rank;
-    bool has_index; /* {index}, of a tensor that is taken apart index by index */
-    size_t index;
-} ari_map_values;
-
 /** Compiles. *problem: what is wrong, static storage, with AR_ERR_FORMAT; AR_ERR_MEMORY sets the error itself. */
 AR_NODISCARD ar_status ari_map_glob_compile(ari_map_glob *g, const char *text, const char **problem);
 void ari_map_glob_fini(ari_map_glob *g);
 bool ari_map_glob_match(const ari_map_glob *g, const char *text, ari_map_match *m);
-/** Fills a pattern: '*' is the glob's next one, {*2} its second one, {expression} a number computed from captured
- *  numbers, coordinates, {rank} and integers with + - * / % and brackets. With values->match NULL nothing is filled,
- *  *gives stays. Errors: as ari_map_glob_compile. */
-AR_NODISCARD ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_values *values,
-                                    const char **problem);
+/** The number that the glob has under this name; -1: none. */
+int ari_map_number(const ari_map_glob *g, const char *name);
 
 /* --- rules (map_rule.c) ------------------------------------------------------------------------------------------- */
 typedef struct ari_map_split {
@@ -183,6 +168,11 @@ typedef struct ari_map_place {
     ari_map_peer peer;
     void *user;
 } ari_map_place;
+/** Fills a pattern: '*' is the glob's next one, {*2} its second one, {expression} a number computed from captured
+ *  numbers, coordinates, {rank}, {index} of a tensor that is taken apart and integers with + - * / % and brackets. With
+ *  p->entry NULL nothing is filled, the pattern is only checked. Errors: as ari_map_glob_compile. */
+AR_NODISCARD ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_place *p, size_t index,
+                                    const char **problem);
 /** "InvalidMapping: FILE: rule 3 ('glob'): tensor 'x' of rank 1: ...". */
 ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...) AR_PRINTF(2, 3);
 /** Where the elements of dimension `dim` stand, in ascending order of `local`, and how many the full one has. Errors:

@@ -28,6 +28,14 @@ static size_t take_name(char name[ARI_MAP_NAME], const char *text)
     return n;
 }
 
+int ari_map_number(const ari_map_glob *g, const char *name)
+{
+    for (int i = 0; i < g->numbers; i++)
+        if (strcmp(g->name[i], name) == 0)
+            return i;
+    return -1;
+}
+
 static const char *add_number(ari_map_glob *g, const char **text)
 {
     if (g->numbers == ARI_MAP_CAPTURES)
@@ -36,9 +44,8 @@ static const char *add_number(ari_map_glob *g, const char **text)
     const size_t n = take_name(name, *text + 1);
     if (n == 0 || (*text)[n + 1] != '}')
         return "a brace begins a number, {name}; '\\{' is the brace itself";
-    for (int i = 0; i < g->numbers; i++)
-        if (strcmp(g->name[i], name) == 0)
-            return "the same number twice";
+    if (ari_map_number(g, name) >= 0)
+        return "the same number twice";
     g->token[g->tokens++] = (ari_map_token){.kind = ARI_MAP_NUMBER, .number = g->numbers++};
     *text += n + 2;
     return NULL;
@@ -147,7 +154,8 @@ bool ari_map_glob_match(const ari_map_glob *g, const char *text, ari_map_match *
 /* --- expressions -------------------------------------------------------------------------------------------------- */
 typedef struct expression {
     const char *at;
-    const ari_map_values *values;
+    const ari_map_place *place; /* without an entry values are 0 */
+    size_t index;
     const char *problem;
     int depth;
 } expression;
@@ -168,23 +176,21 @@ static char peek(expression *e)
 
 static int64_t value_of(expression *e, const char *name)
 {
-    const ari_map_values *v = e->values;
-    for (int i = 0; i < v->glob->numbers; i++)
-        if (strcmp(v->glob->name[i], name) == 0)
-            return v->match == NULL ? 0 : (int64_t)v->match->number[i];
-    if (v->has_index && strcmp(name, "index") == 0)
-        return v->index > INT32_MAX ? fail(e, "is beyond the range of numbers") : (int64_t)v->index;
+    const ari_map_place *p = e->place;
+    const int number = ari_map_number(&p->r->glob, name);
+    if (number >= 0)
+        return (int64_t)p->match.number[number];
+    if (p->r->unstack != NULL && strcmp(name, "index") == 0)
+        return e->index > INT32_MAX ? fail(e, "is beyond the range of numbers") : (int64_t)e->index;
     const bool is_rank = strcmp(name, "rank") == 0;
-    size_t d = 0;
-    while (d < v->dims && strcmp(v->mesh[d].name, name) != 0)
-        d++;
-    if (d == v->dims && !is_rank)
+    const size_t d = ari_map_dim(p->m, name);
+    if (d == p->m->dims && !is_rank)
         return fail(e, "names a number that neither the glob nor the mesh has");
-    if (v->match == NULL)
+    if (p->entry == NULL)
         return 0;
-    if (v->at == NULL)
+    if (p->rank < 0)
         return fail(e, "names a coordinate, but the file is no rank's");
-    return is_rank ? v->rank : v->at[d];
+    return is_rank ? p->rank : p->at[d];
 }
 
 static int64_t sum(expression *e);
@@ -225,7 +231,7 @@ static int64_t combine(expression *e, int64_t a, char op, int64_t b)
     int64_t out = 0;
     if (op == '/' || op == '%') {
         if (b == 0)
-            return e->values->match == NULL ? 0 : fail(e, "divides by 0");
+            return e->place->entry == NULL ? 0 : fail(e, "divides by 0");
         return op == '/' ? a / b : a % b; /* not INT64_MIN / -1: values stay within 2^62 */
     }
     const bool beyond = op == '*'   ? __builtin_mul_overflow(a, b, &out)
@@ -257,16 +263,17 @@ static int64_t sum(expression *e)
 /* --- patterns ----------------------------------------------------------------------------------------------------- */
 typedef struct filling {
     FILE *out;
-    const ari_map_values *values;
+    const ari_map_place *place;
+    size_t index;
     int star; /* the next '*' */
 } filling;
 
 static const char *put_star(filling *f, int star)
 {
-    const ari_map_match *m = f->values->match;
-    if (star >= f->values->glob->stars)
+    const ari_map_match *m = &f->place->match;
+    if (star >= f->place->r->glob.stars)
         return "has more '*' than the glob";
-    if (m != NULL)
+    if (f->place->entry != NULL)
         fwrite(m->text + m->star[star][0], 1, m->star[star][1] - m->star[star][0], f->out);
     return NULL;
 }
@@ -279,14 +286,14 @@ static const char *put_braces(filling *f, const char **text)
         *text += 3;
         return put_star(f, star);
     }
-    expression e = {*text, f->values, NULL, 0};
+    expression e = {*text, f->place, f->index, NULL, 0};
     const int64_t value = sum(&e);
     if (e.problem == NULL && peek(&e) != '}')
         return "has braces with something that is no expression of numbers, names, + - * / % and brackets";
-    if (e.problem == NULL && value < 0 && f->values->match != NULL)
+    if (e.problem == NULL && value < 0 && f->place->entry != NULL)
         return "comes to a number below 0";
     *text = e.at + 1;
-    if (e.problem == NULL && f->values->match != NULL)
+    if (e.problem == NULL && f->place->entry != NULL)
         fprintf(f->out, "%lld", (long long)value);
     return e.problem;
 }
@@ -310,7 +317,7 @@ static const char *put_pattern(filling *f, const char *pattern)
     return problem;
 }
 
-ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_values *values, const char **problem)
+ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_place *p, size_t index, const char **problem)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -318,7 +325,7 @@ ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_values *
         *problem = "is too long";
         return AR_ERR_FORMAT;
     }
-    filling f = {open_memstream(&text, &bytes), values, 0};
+    filling f = {open_memstream(&text, &bytes), p, index, 0};
     if (f.out == NULL)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a name");
     *problem = put_pattern(&f, pattern);
@@ -327,7 +334,7 @@ ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_values *
         free(text);
         return ar_error_set(AR_ERR_MEMORY, "no memory for a name");
     }
-    if (*problem != NULL || values->match == NULL) {
+    if (*problem != NULL || p->entry == NULL) {
         free(text);
         return *problem != NULL ? AR_ERR_FORMAT : AR_OK;
     }

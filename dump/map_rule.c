@@ -217,9 +217,9 @@ static ar_status read_permute(const ari_map *m, ari_map_rule *r, const json_t *v
 /* --- the rule ----------------------------------------------------------------------------------------------------- */
 static ar_status check_pattern(const ari_map *m, const ari_map_rule *r, const char *key, const char *pattern)
 {
-    const ari_map_values values = {.glob = &r->glob, .mesh = m->mesh, .dims = m->dims, .has_index = r->unstack != NULL};
+    const ari_map_place none = {.m = m, .r = r};
     const char *problem = NULL;
-    const ar_status st = ari_map_fill(NULL, pattern, &values, &problem);
+    const ar_status st = ari_map_fill(NULL, pattern, &none, 0, &problem);
     return problem == NULL ? st : ari_map_bad(m, r, "key '%s': '%s' %s", key, ARI_SHOW(pattern), problem);
 }
 
