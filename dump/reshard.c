@@ -144,52 +144,48 @@ static ar_status copy_item(sink *s, const ari_rs_item *item)
 }
 
 /* Writes the data of the items, in their order, and hashes it on the way. */
-static ar_status copy_items(ari_rs *r, ar_st_writer *w, const ari_rs_item *item, size_t n, ari_sha256 *hash)
+static ar_status copy_items(ari_rs *r, ar_st_writer *w, const ari_rs_contents *c, ari_sha256 *hash)
 {
     sink s = {.r = r, .writer = w, .hash = hash};
     ar_status st = AR_OK;
-    for (size_t i = 0; i < n && st == AR_OK; i++) {
-        s.index = i;
-        st = copy_item(&s, &item[i]);
-    }
+    for (; s.index < c->n && st == AR_OK; s.index++)
+        st = copy_item(&s, &c->item[s.index]);
     free(s.buffer);
     return st;
 }
 
 /* --- one file ----------------------------------------------------------------------------------------------------- */
 
-static ar_status open_writer(ar_st_writer **w, const ari_rs_folder *d, const ari_rs_file *f, const ari_rs_item *item,
-                             size_t n, const ari_rs_metadata *m)
+static ar_status open_writer(ar_st_writer **w, const ari_rs_folder *d, const ari_rs_contents *c)
 {
     ar_st_tensor *list = NULL;
     char *path = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&list, n, sizeof *list, "the tensors of a file"));
-    AR_TRY_TO(done, st, ari_file_path(&path, d->path, f->name));
-    for (size_t i = 0; i < n; i++)
-        list[i] = ari_rs_described(item[i].tensor, item[i].box.extent);
-    st = ar_st_writer_open(w, path, list, n, m->pair, m->pairs);
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&list, c->n, sizeof *list, "the tensors of a file"));
+    AR_TRY_TO(done, st, ari_file_path(&path, d->path, c->file->name));
+    for (size_t i = 0; i < c->n; i++)
+        list[i] = ari_rs_described(c->item[i].tensor, c->item[i].box.extent);
+    st = ar_st_writer_open(w, path, list, c->n, c->pair, c->pairs);
 done:
     free(list);
     free(path);
     return st;
 }
 
-static ar_status write_file(ari_rs_folder *d, ari_rs *r, const ari_rs_file *f, const ari_rs_item *item, size_t n,
-                            const ari_rs_metadata *m)
+static ar_status write_file(ari_rs_folder *d, ari_rs *r, const ari_rs_contents *c)
 {
     ari_sha256 hash = {NULL};
     ar_st_writer *w = NULL;
     ar_status st = AR_OK;
     char hex[65];
     AR_TRY(ari_sha256_init(&hash));
-    AR_TRY_TO(done, st, open_writer(&w, d, f, item, n, m));
-    AR_TRY_TO(done, st, copy_items(r, w, item, n, &hash));
+    AR_TRY_TO(done, st, open_writer(&w, d, c));
+    AR_TRY_TO(done, st, copy_items(r, w, c, &hash));
     AR_TRY_TO(done, st, ari_sha256_final(&hash, hex));
     st = ar_st_writer_commit(w);
     w = NULL;
     if (st == AR_OK)
-        st = ari_rs_folder_add(d, f, hex);
+        st = ari_rs_folder_add(d, c->file, hex);
 done:
     ar_st_writer_discard(w);
     ari_sha256_drop(&hash);
@@ -198,30 +194,24 @@ done:
 
 static ar_status make_file(ari_rs_folder *d, ari_rs *r, const ari_rs_file *f, ar_reshard_result *result)
 {
-    ari_rs_metadata m = {.pairs = 0};
-    ari_rs_item *item = NULL;
-    size_t n = 0;
+    ari_rs_contents c;
     bool kept = false;
-    ar_status st = AR_OK;
-    AR_TRY(ari_rs_items(&item, &n, r, f));
-    if (!r->o->dry_run) {
-        AR_TRY_TO(done, st, ari_rs_metadata_of(&m, r, f, item, n));
-        AR_TRY_TO(done, st, ari_rs_folder_kept(&kept, d, r, f, item, n, &m));
-        if (kept)
-            ari_rs_progress(r, f->bytes, f->name);
-        else
-            AR_TRY_TO(done, st, write_file(d, r, f, item, n, &m));
-    }
+    ar_status st = ari_rs_contents_make(&c, r, f);
+    if (st == AR_OK && !r->o->dry_run)
+        st = ari_rs_folder_kept(&kept, d, r, &c);
+    if (kept)
+        ari_rs_progress(r, f->bytes, f->name);
+    else if (st == AR_OK && !r->o->dry_run)
+        st = write_file(d, r, &c);
+    ari_rs_contents_free(&c);
+    AR_TRY(st);
     result->files++;
     result->files_kept += kept;
     result->bytes += f->bytes;
-    const ar_reshard_file told = {.name = f->name, .tensors = n, .bytes = f->bytes, .kept = kept};
+    const ar_reshard_file told = {.name = f->name, .tensors = f->items, .bytes = f->bytes, .kept = kept};
     if (r->o->file)
         r->o->file(r->o->user, &told);
-done:
-    ari_rs_metadata_free(&m);
-    free(item);
-    return st;
+    return AR_OK;
 }
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */

@@ -81,18 +81,18 @@ typedef struct ari_rs_item {
 
 /** Lists the files, each with the number of its tensors and bytes. */
 AR_NODISCARD ar_status ari_rs_plan(ari_rs *r);
-/** The items of a file in the order of its data: dtypes from the end of their table, then names. Gives; free. */
-AR_NODISCARD ar_status ari_rs_items(ari_rs_item **gives, size_t *n, const ari_rs *r, const ari_rs_file *f);
-/** The values of a file's __metadata__. Gives pairs, *pairs of them; ari_rs_metadata_free. */
-#define ARI_RS_METADATA (ARI_RANK_METADATA + 1)
-typedef struct ari_rs_metadata {
-    const char *pair[2 * ARI_RS_METADATA];
+/* What a file holds. */
+typedef struct ari_rs_contents {
+    const ari_rs_file *file;
+    ari_rs_item *item; /* [n] in the order of the data: dtypes from the end of their table, then names */
+    size_t n;
+    const char *pair[2 * (ARI_RANK_METADATA + 1)]; /* of its __metadata__; [pairs] */
     size_t pairs;
-    char *owned[2];
-} ari_rs_metadata;
-AR_NODISCARD ar_status ari_rs_metadata_of(ari_rs_metadata *m, const ari_rs *r, const ari_rs_file *f,
-                                          const ari_rs_item *item, size_t n);
-void ari_rs_metadata_free(ari_rs_metadata *m);
+    char *owned[2]; /* by them */
+} ari_rs_contents;
+/** Of a file that is written; a dry run has no metadata. ari_rs_contents_free, also after an error. */
+AR_NODISCARD ar_status ari_rs_contents_make(ari_rs_contents *c, const ari_rs *r, const ari_rs_file *f);
+void ari_rs_contents_free(ari_rs_contents *c);
 
 /* The output's folder: locked while it is written, with the request and the hashes of whole files beside them. */
 typedef struct ari_rs_folder {
@@ -105,8 +105,7 @@ typedef struct ari_rs_folder {
 AR_NODISCARD ar_status ari_rs_folder_begin(ari_rs_folder *d, const ari_rs *r);
 void ari_rs_folder_end(ari_rs_folder *d);
 /** *kept: whether a former run has written this file and it is whole still. */
-AR_NODISCARD ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_rs_file *f,
-                                          const ari_rs_item *item, size_t n, const ari_rs_metadata *m);
+AR_NODISCARD ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_rs_contents *c);
 /** Takes down that a file is whole, with its hash. */
 AR_NODISCARD ar_status ari_rs_folder_add(ari_rs_folder *d, const ari_rs_file *f, const char hash[65]);
 #define ARI_RS_SMALL_BYTES ((size_t)64 << 20)

@@ -255,30 +255,30 @@ void ari_rs_folder_end(ari_rs_folder *d)
 /* --- finished files ----------------------------------------------------------------------------------------------- */
 
 /* Whether an open file says of itself what it should. */
-static bool same_header(const ar_st_file *st, const ari_rs_item *item, size_t n, const ari_rs_metadata *m)
+static bool same_header(const ar_st_file *st, const ari_rs_contents *c)
 {
-    bool same = ar_st_count(st) == n;
-    for (size_t i = 0; same && i < m->pairs; i++) {
-        const char *value = ar_st_metadata(st, m->pair[2 * i]);
-        same = value && strcmp(value, m->pair[2 * i + 1]) == 0;
+    bool same = ar_st_count(st) == c->n;
+    for (size_t i = 0; same && i < c->pairs; i++) {
+        const char *value = ar_st_metadata(st, c->pair[2 * i]);
+        same = value && strcmp(value, c->pair[2 * i + 1]) == 0;
     }
-    for (size_t i = 0; same && i < n; i++) {
-        const ar_dump_tensor *from = item[i].tensor->from;
+    for (size_t i = 0; same && i < c->n; i++) {
+        const ar_dump_tensor *from = c->item[i].tensor->from;
         const ar_st_entry *e = ar_st_find(st, from->name);
         same = e && e->dtype == from->dtype && e->ndim == from->ndim &&
-               memcmp(e->shape, item[i].box.extent, (size_t)e->ndim * sizeof *e->shape) == 0;
+               memcmp(e->shape, c->item[i].box.extent, (size_t)e->ndim * sizeof *e->shape) == 0;
     }
     return same;
 }
 
-static ar_status hash_data(char hex[65], ari_rs *r, const ar_st_file *st, const ari_rs_item *item, size_t n)
+static ar_status hash_data(char hex[65], ari_rs *r, const ar_st_file *st, const ari_rs_contents *c)
 {
     const size_t step = (size_t)8 << 20;
     ari_sha256 h = {NULL};
     ar_status status = AR_OK;
     AR_TRY(ari_sha256_init(&h));
-    for (size_t i = 0; i < n; i++) {
-        const ar_st_entry *e = ar_st_find(st, item[i].tensor->from->name);
+    for (size_t i = 0; i < c->n; i++) {
+        const ar_st_entry *e = ar_st_find(st, c->item[i].tensor->from->name);
         for (size_t at = 0; at < e->bytes; at += step) {
             const size_t bytes = e->bytes - at < step ? e->bytes - at : step;
             AR_TRY_TO(done, status, ari_sha256_update(&h, (const char *)e->data + at, bytes));
@@ -292,19 +292,18 @@ done:
     return status;
 }
 
-ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_rs_file *f, const ari_rs_item *item,
-                             size_t n, const ari_rs_metadata *m)
+ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_rs_contents *c)
 {
-    const char *wanted = json_string_value(json_object_get(json_object_get(d->journal, "files"), f->name));
+    const char *wanted = json_string_value(json_object_get(json_object_get(d->journal, "files"), c->file->name));
     char *path = NULL, hex[65] = "";
     ar_st_file *file = NULL;
     *kept = false;
     if (!wanted)
         return AR_OK;
-    AR_TRY(ari_file_path(&path, d->path, f->name));
+    AR_TRY(ari_file_path(&path, d->path, c->file->name));
     ar_status st = ar_st_open(&file, path);
-    if (st == AR_OK && same_header(file, item, n, m))
-        st = hash_data(hex, r, file, item, n);
+    if (st == AR_OK && same_header(file, c))
+        st = hash_data(hex, r, file, c);
     *kept = st == AR_OK && strcmp(hex, wanted) == 0;
     ar_st_close(file);
     free(path);

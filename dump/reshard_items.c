@@ -109,7 +109,7 @@ static int compare_items(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-ar_status ari_rs_items(ari_rs_item **gives, size_t *n, const ari_rs *r, const ari_rs_file *f)
+static ar_status list_items(ari_rs_item **gives, size_t *n, const ari_rs *r, const ari_rs_file *f)
 {
     const size_t most = f->tensor ? f->tensors : r->tensors;
     ari_rs_item *list = NULL;
@@ -230,7 +230,7 @@ ar_status ari_rs_plan(ari_rs *r)
     for (size_t k = 0; k < r->files; k++) {
         ari_rs_item *item = NULL;
         ari_rs_file *f = &r->file[k];
-        AR_TRY(ari_rs_items(&item, &f->items, r, f));
+        AR_TRY(list_items(&item, &f->items, r, f));
         for (size_t i = 0; i < f->items; i++)
             f->bytes += item[i].bytes; /* of parts of tensors that files hold */
         free(item);
@@ -267,9 +267,10 @@ static int compare_uses(const void *a, const void *b)
     return x < y ? -1 : x > y; /* r->tensor is in this order */
 }
 
-static ar_status placement_texts(char *text[2], const ari_rs *r, const ari_rs_file *f, const ari_rs_item *item,
-                                 size_t n)
+static ar_status placement_texts(ari_rs_contents *c, const ari_rs *r)
 {
+    const ari_rs_file *f = c->file;
+    const size_t n = c->n;
     ari_placement p = {.rank = f->rank, .world = r->pp * r->dp * r->tp, .tensors = n, .ordered = f->box == 0 ? n : 0};
     const ari_rs_item **by_use = NULL;
     ar_status st = AR_OK;
@@ -280,13 +281,13 @@ static ar_status placement_texts(char *text[2], const ari_rs *r, const ari_rs_fi
     AR_TRY_TO(done, st, ari_alloc((void **)&p.tensor, n, sizeof *p.tensor, "the tensors of a file"));
     AR_TRY_TO(done, st, ari_alloc((void **)&p.order, n, sizeof *p.order, "the tensors of a file"));
     for (size_t i = 0; i < n; i++) {
-        place(&p.tensor[i], &item[i]);
-        by_use[i] = &item[i];
+        place(&p.tensor[i], &c->item[i]);
+        by_use[i] = &c->item[i];
     }
     qsort(by_use, n, sizeof *by_use, compare_uses);
     for (size_t i = 0; i < n; i++)
         p.order[i] = (char *)(uintptr_t)by_use[i]->tensor->from->name;
-    st = ari_placement_text(&text[0], &text[1], &p);
+    st = ari_placement_text(&c->owned[0], &c->owned[1], &p);
 done:
     free(by_use);
     free(p.tensor);
@@ -294,26 +295,29 @@ done:
     return st;
 }
 
-ar_status ari_rs_metadata_of(ari_rs_metadata *m, const ari_rs *r, const ari_rs_file *f, const ari_rs_item *item,
-                             size_t n)
+ar_status ari_rs_contents_make(ari_rs_contents *c, const ari_rs *r, const ari_rs_file *f)
 {
     const char *format = ar_dump_metadata(r->dump[0], "format");
-    *m = (ari_rs_metadata){.pairs = 0};
+    *c = (ari_rs_contents){.file = f};
+    AR_TRY(list_items(&c->item, &c->n, r, f));
+    if (r->o->dry_run)
+        return AR_OK;
     if (!r->merged) {
-        AR_TRY(placement_texts(m->owned, r, f, item, n));
-        ari_rank_metadata(m->pair, m->owned);
-        m->pairs = ARI_RANK_METADATA;
+        AR_TRY(placement_texts(c, r));
+        ari_rank_metadata(c->pair, c->owned);
+        c->pairs = ARI_RANK_METADATA;
     }
     if (format) {
-        m->pair[2 * m->pairs] = "format";
-        m->pair[2 * m->pairs + 1] = format;
-        m->pairs++;
+        c->pair[2 * c->pairs] = "format";
+        c->pair[2 * c->pairs + 1] = format;
+        c->pairs++;
     }
     return AR_OK;
 }
 
-void ari_rs_metadata_free(ari_rs_metadata *m)
+void ari_rs_contents_free(ari_rs_contents *c)
 {
-    free(m->owned[0]);
-    free(m->owned[1]);
+    free(c->owned[0]);
+    free(c->owned[1]);
+    free(c->item);
 }
