@@ -9,7 +9,7 @@
 #include "cli/options/run.h"
 #include "cli/report/progress.h"
 #include "cli/report/table.h"
-#include "ref/core/budget.h"
+#include "ref/core/wait.h"
 #include "ref/io/json.h"
 #include "run/run.h"
 #include "verify/check/check_run.h"

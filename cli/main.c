@@ -11,7 +11,7 @@
 
 #include "anyrank/device.h"
 #include "cli/transport.h"
-#include "ref/core/nearest.h"
+#include "ref/core/text.h"
 #include "ref/io/file.h"
 
 /* In the order in which a person meets them. */

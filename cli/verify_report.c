@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "cli/report/table.h"
-#include "ref/core/ends_in.h"
 #include "ref/core/out.h"
+#include "ref/core/text.h"
 
 static size_t count_state(const ar_verify_report *r, ar_verify_state state)
 {

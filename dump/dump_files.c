@@ -8,9 +8,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "ref/core/ends_in.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 

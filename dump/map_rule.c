@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "dump/map.h"
-#include "ref/core/nearest.h"
 #include "ref/core/out.h"
+#include "ref/core/text.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "dump/reshard.h"
-#include "ref/core/ends_in.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 

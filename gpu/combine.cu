@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reductions over the ranks that share the device, one thread an element; the operations are those of
- * ref/core/reduce_scalar.h. */
+ * ref/core/reduce.h. */
 #include "gpu/kernels.h"
-#include "ref/core/reduce_scalar.h"
+#include "ref/core/reduce.h"
 
 namespace ARI_GPU
 {

@@ -2,7 +2,7 @@
 /* One thread an element, in dropout four; the definitions are those of ref/numerics and ref/core/half.h. Each thread
  * reads what it needs before it writes, so that outputs may be inputs. */
 #include "gpu/kernels.h"
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 
 namespace ARI_GPU
 {

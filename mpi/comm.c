@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "mpi/mpi_impl.h"
+#include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
-#include "ref/core/stream.h"
 
 /* The communicator over processes. A send and the recv that it meets are a meeting of two, as in the simulator: what
  * rank a sends to rank b is a channel, with a group of its own for reports. */

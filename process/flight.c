@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "ref/comm/rendezvous_impl.h"
-#include "ref/core/ranks.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 /* --- the recorder ------------------------------------------------------------------------------------------------- */
 

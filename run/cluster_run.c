@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/core/wait.h"
 #include "ref/models/model.h"
 #include "run/process_run.h"
 #include "run/run.h"

@@ -9,8 +9,8 @@
 
 #include "anyrank/check.h"
 #include "anyrank/model.h"
-#include "ref/core/budget.h"
 #include "ref/core/size.h"
+#include "ref/core/wait.h"
 #include "ref/models/family.h"
 #include "run/run.h"
 

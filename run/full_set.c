@@ -7,11 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/boxes.h"
 #include "ref/core/context.h"
-#include "ref/core/failure.h"
 #include "ref/core/host_view.h"
 #include "ref/core/out.h"
+#include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/layers/share.h"

@@ -7,7 +7,7 @@
 
 #include "process/process.h"
 #include "ref/comm/comm_impl.h"
-#include "ref/core/failure.h"
+#include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */

@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 
 #include "anyrank/safetensors.h"
-#include "ref/core/ends_in.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/models/family.h"
 

@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "ref/core/stream.h"
+#include "ref/core/queue_impl.h"
 #include "sim/wire.h"
 
 /* Between two ranks alone. A channel carries what rank a sends to rank b: a group of the two, of which the sender is

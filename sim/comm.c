@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ref/core/queue_impl.h"
 #include "ref/core/reduce.h"
-#include "ref/core/stream.h"
 #include "sim/wire.h"
 
 /* Up to this size the last member to arrive does the work of all: one meeting instead of two. Measured on two cores,

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/splitmix.h"
+#include "ref/core/scheduler.h"
 #include "sim/wire.h"
 
 /* --- as data ------------------------------------------------------------------------------------------------------ */

@@ -4,7 +4,6 @@
 #include "anyrank/device.h"
 #include "ref/comm/moves.h"
 #include "ref/core/queue_impl.h"
-#include "ref/core/stream.h"
 #include "sim/wire.h"
 
 /* Ranks that share a device: what they move lies in its memory, and each moves by enqueuing on a stream of its own. As

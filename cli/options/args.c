@@ -6,9 +6,9 @@
 
 #include "cli/command.h"
 #include "cli/transport.h"
-#include "ref/core/nearest.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 #define ARI_VALUES ari_common
 static const ari_option common_options[] = {

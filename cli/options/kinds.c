@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "cli/options/args.h"
-#include "ref/core/nearest.h"
 #include "ref/core/out.h"
+#include "ref/core/text.h"
 
 /* --- what would be right ------------------------------------------------------------------------------------------ */
 

@@ -16,7 +16,6 @@
 #include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
-#include "ref/core/stream.h"
 
 namespace ari_cuda
 {

@@ -10,7 +10,6 @@
 
 #include "gpu/kernels.h"
 #include "ref/core/queue_impl.h"
-#include "ref/core/stream.h"
 
 namespace ari_emulated
 {

@@ -9,8 +9,7 @@
 #include "process/flight.h"
 #include "process/process.h"
 #include "ref/comm/comm_impl.h"
-#include "ref/core/failure.h"
-#include "ref/core/stream.h"
+#include "ref/core/queue_impl.h"
 
 /* Shared by the files of the NCCL communicator: world.c what is under way and who watches it, make.c how communicators
  * come about, comm.c calls, move.c what NCCL is asked for. */

@@ -22,7 +22,6 @@ AR_NODISCARD ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p);
 size_t ari_exact_grad_bytes(const ar_param *p);
 void ari_exact_grad_release(ar_param *p);
 
-/* Buckets (exact_bucket.c). */
 size_t ari_exact_bucket_bytes(size_t n, ar_dtype storage);
 AR_NODISCARD ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at,
                                              ar_dtype storage, const ar_param *p);

@@ -4,10 +4,14 @@
  * is rounded to it first, and in bf16 what leaves one too. */
 #include <stdlib.h>
 
-#include "ref/arith/native.h"
 #include "ref/arith/operand.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+
+struct ar_param_grad {
+    size_t n;
+    ar_buf sum; /* fp32 [n], in the order of the layer's matrix [out, in] */
+};
 
 struct ar_operand {
     ari_extents x;
@@ -324,17 +328,69 @@ static size_t native_grad_bytes(const ar_param *p)
     return p->grad ? p->grad->n * sizeof(float) : 0;
 }
 
+/* --- buckets: the numbers themselves, fp32 or bf16, summed in ring order ------------------------------------------ */
+
+static size_t native_bucket_bytes(size_t n, ar_dtype storage)
+{
+    const size_t width = ar_dtype_bytes(storage);
+    return n > SIZE_MAX / width ? SIZE_MAX : n * width;
+}
+
+static ar_status native_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
+                                    const ar_param *p)
+{
+    (void)n;
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t count = ar_tensor_count(&p->value), width = ar_dtype_bytes(storage);
+    const ar_buf to = ar_buf_at(bucket, at * width);
+    if (!p->grad || !p->has_grad)
+        return dev->zero(ctx->device, q, to, count * width);
+    if (storage == AR_BF16)
+        return dev->narrow_bf16(ctx->device, q, to, ar_const(p->grad->sum), count);
+    return dev->copy(ctx->device, q, to, ar_const(p->grad->sum), count * width);
+}
+
+static ar_status native_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage)
+{
+    return ctx->device->ops->zero(ctx->device, q, bucket, native_bucket_bytes(n, storage));
+}
+
+static ar_status native_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage,
+                                      ar_comm *over, const size_t *counts, const char *tag)
+{
+    (void)ctx;
+    if (!ari_has_peers(over))
+        return AR_OK;
+    if (!counts)
+        return ar_comm_all_reduce(over, q, bucket, ar_const(bucket), n, storage, AR_SUM, tag);
+    const ar_buf own = ar_buf_at(bucket, ari_share_start(over, counts) * ar_dtype_bytes(storage));
+    return ar_comm_reduce_scatter(over, q, own, ar_const(bucket), counts, storage, AR_SUM, tag);
+}
+
+static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
+                                      ar_dtype storage)
+{
+    (void)n;
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t width = ar_dtype_bytes(storage);
+    const ar_cbuf from = ar_cbuf_at(bucket, (at + p->own_start) * width);
+    const ar_buf to = ar_buf_at(p->grad->sum, p->own_start * sizeof(float));
+    if (storage == AR_BF16)
+        return dev->widen_bf16(ctx->device, q, to, from, p->own_count);
+    return dev->copy(ctx->device, q, to, from, p->own_count * width);
+}
+
 /* One table a precision, alike but for it. */
-#define NATIVE(of)                                                                                                     \
-    {                                                                                                                  \
-        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,             \
-        .param_operand = native_param_operand, .operand_done = native_operand_done, .contract = native_contract,       \
-        .fold = native_fold, .round = native_round, .grad_contract = native_grad_contract,                             \
-        .grad_rows = native_grad_rows, .grads_reduce = native_grads_reduce, .grad_value = native_grad_value,           \
-        .grad_zero = native_grad_zero, .bucket_bytes = ari_native_bucket_bytes, .bucket_pack = ari_native_bucket_pack, \
-        .bucket_zero = ari_native_bucket_zero, .bucket_reduce = ari_native_bucket_reduce,                              \
-        .bucket_unpack = ari_native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes, \
-        .param_release = grad_release                                                                                  \
+#define NATIVE(of)                                                                                                 \
+    {                                                                                                              \
+        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,         \
+        .param_operand = native_param_operand, .operand_done = native_operand_done, .contract = native_contract,   \
+        .fold = native_fold, .round = native_round, .grad_contract = native_grad_contract,                         \
+        .grad_rows = native_grad_rows, .grads_reduce = native_grads_reduce, .grad_value = native_grad_value,       \
+        .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes, .bucket_pack = native_bucket_pack,     \
+        .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce,                                  \
+        .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes, \
+        .param_release = grad_release                                                                              \
     }
 
 const ar_arith_ops *ar_arith_native(ar_precision precision)

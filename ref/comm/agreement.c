@@ -1,55 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdarg.h>
 #include <string.h>
 
 #include "anyrank/device.h"
 #include "ref/comm/moves.h"
 #include "ref/comm/rendezvous_impl.h"
-#include "ref/core/stream.h"
+#include "ref/core/queue_impl.h"
 
-/* --- text that grows at its end and never past it ----------------------------------------------------------------- */
+/* --- calls as text ------------------------------------------------------------------------------------------------ */
 
-typedef struct line {
-    char *text;
-    size_t size, used;
-} line;
-
-static void AR_PRINTF(2, 3) put(line *l, const char *format, ...)
-{
-    if (l->used >= l->size)
-        return;
-    va_list args;
-    va_start(args, format);
-    const int n = vsnprintf(l->text + l->used, l->size - l->used, format, args);
-    va_end(args);
-    l->used += n > 0 ? (size_t)n : 0;
-}
-
-void ari_ranks_describe(const int *ranks, int n, char *text, size_t size)
-{
-    line l = {text, size, 0};
-    put(&l, "%s", "");
-    for (int i = 0, end; i < n; i = end) {
-        for (end = i + 1; end < n && ranks[end] == ranks[end - 1] + 1; end++) {
-        }
-        put(&l, end - i > 1 ? "%s%d-%d" : "%s%d", i > 0 ? ", " : "", ranks[i], ranks[end - 1]);
-    }
-}
-
-static void put_counts(line *l, const char *what, const size_t *counts, int n)
+static void put_counts(ari_text *l, const char *what, const size_t *counts, int n)
 {
     const int shown = n <= 8 ? n : 8;
-    put(l, ", %s [", what);
+    ari_say(l, ", %s [", what);
     for (int i = 0; i < shown; i++)
-        put(l, "%s%zu", i > 0 ? ", " : "", counts[i]);
-    put(l, "%s]", shown < n ? ", ..." : "");
+        ari_say(l, "%s%zu", i > 0 ? ", " : "", counts[i]);
+    ari_say(l, "%s]", shown < n ? ", ..." : "");
 }
 
-static void put_extents(line *l, const ari_call *call, int n)
+static void put_extents(ari_text *l, const ari_call *call, int n)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
     if (k->in == ARI_COUNT || k->out == ARI_COUNT)
-        put(l, ", count %zu", call->count);
+        ari_say(l, ", count %zu", call->count);
     if (k->out == ARI_RECV_PARTS) {
         put_counts(l, "send", call->counts, n);
         put_counts(l, "receive", call->recv_counts, n);
@@ -61,22 +33,22 @@ static void put_extents(line *l, const ari_call *call, int n)
 void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
-    line l = {text, size, 0};
-    put(&l, "%s(", k->name);
+    ari_text l = ari_plain_text_in(text, size);
+    ari_say(&l, "%s(", k->name);
     if (call->kind != ARI_BARRIER && call->kind != ARI_SPLIT)
-        put(&l, "%s", ar_dtype_name(call->dtype));
+        ari_say(&l, "%s", ar_dtype_name(call->dtype));
     put_extents(&l, call, n);
     if (k->combines)
-        put(&l, ", %s", ari_op_name(call->op));
+        ari_say(&l, ", %s", ari_op_name(call->op));
     if (ari_has_root(call->kind))
-        put(&l, ", root %d", call->root);
+        ari_say(&l, ", root %d", call->root);
     if (k->has_peer)
-        put(&l, ", peer %d", call->peer);
+        ari_say(&l, ", peer %d", call->peer);
     if (call->kind == ARI_EXCHANGE)
-        put(&l, ", %zu operations", call->count);
+        ari_say(&l, ", %zu operations", call->count);
     if (call->kind == ARI_SPLIT)
-        put(&l, "color %d, key %d", call->color, call->key);
-    put(&l, ")%s%s%s", call->tag[0] ? " '" : "", call->tag, call->tag[0] ? "'" : "");
+        ari_say(&l, "color %d, key %d", call->color, call->key);
+    ari_say(&l, ")%s%s%s", call->tag[0] ? " '" : "", call->tag, call->tag[0] ? "'" : "");
 }
 
 /* Where the call's data lie: on the host, or the device's name. */
@@ -92,9 +64,9 @@ static bool in_one_memory(const ari_call *x, const ari_call *y)
     return a == b || strcmp(a, b) == 0;
 }
 
-static void put_memory(line *l, const ari_call *x, const ari_call *y)
+static void put_memory(ari_text *l, const ari_call *x, const ari_call *y)
 {
-    put(l, "data in memory of '%s' against '%s'", memory_of(x), memory_of(y));
+    ari_say(l, "data in memory of '%s' against '%s'", memory_of(x), memory_of(y));
 }
 
 /* --- the comparison ----------------------------------------------------------------------------------------------- */
@@ -115,24 +87,24 @@ static ar_status disagree(const ari_group *g, int a, int b, char *why, size_t si
 /* The first field in which y differs from x, as text; "" if none. */
 static void difference(const ari_call *x, const ari_call *y, int n, char *text, size_t size)
 {
-    line l = {text, size, 0};
-    text[0] = '\0'; /* nothing is formatted where calls agree: that would be a seventh of a short collective */
+    ari_text l = ari_plain_text_in(text, size);
+    /* Nothing is formatted where calls agree: that would be a seventh of a short collective. */
     if (x->kind != y->kind) {
-        put(&l, "kind %s against %s", ari_kind_name(x->kind), ari_kind_name(y->kind));
+        ari_say(&l, "kind %s against %s", ari_kind_name(x->kind), ari_kind_name(y->kind));
     } else if (x->dtype != y->dtype) {
-        put(&l, "dtype %s against %s", ar_dtype_name(x->dtype), ar_dtype_name(y->dtype));
+        ari_say(&l, "dtype %s against %s", ar_dtype_name(x->dtype), ar_dtype_name(y->dtype));
     } else if (x->op != y->op) {
-        put(&l, "operation %s against %s", ari_op_name(x->op), ari_op_name(y->op));
+        ari_say(&l, "operation %s against %s", ari_op_name(x->op), ari_op_name(y->op));
     } else if (x->root != y->root) {
-        put(&l, "root %d against %d", x->root, y->root);
+        ari_say(&l, "root %d against %d", x->root, y->root);
     } else if (!in_one_memory(x, y)) {
         put_memory(&l, x, y);
     } else if (x->kind != ARI_EXCHANGE && x->count != y->count) {
-        put(&l, "count %zu against %zu", x->count, y->count);
+        ari_say(&l, "count %zu against %zu", x->count, y->count);
     } else if (x->counts && x->kind != ARI_ALL_TO_ALL) {
         for (int i = 0; i < n && l.used == 0; i++) {
             if (x->counts[i] != y->counts[i])
-                put(&l, "count of rank %d: %zu against %zu", i, x->counts[i], y->counts[i]);
+                ari_say(&l, "count of rank %d: %zu against %zu", i, x->counts[i], y->counts[i]);
         }
     }
 }
@@ -162,15 +134,15 @@ static ar_status compare_message(const ari_group *g, char *why, size_t size)
     if (send->count == receive->count && send->dtype == receive->dtype && one_memory)
         return AR_OK;
     char text[128];
-    line l = {text, sizeof text, 0};
+    ari_text l = ari_plain_text_in(text, sizeof text);
     if (!one_memory) {
         put_memory(&l, send, receive);
         return disagree(g, 0, 1, why, size, text);
     }
-    put(&l, "rank %d sends %zu elements of %s to rank %d, which expects %zu", g->rank[0], send->count,
-        ar_dtype_name(send->dtype), g->rank[1], receive->count);
+    ari_say(&l, "rank %d sends %zu elements of %s to rank %d, which expects %zu", g->rank[0], send->count,
+            ar_dtype_name(send->dtype), g->rank[1], receive->count);
     if (send->dtype != receive->dtype)
-        put(&l, " of %s", ar_dtype_name(receive->dtype));
+        ari_say(&l, " of %s", ar_dtype_name(receive->dtype));
     return disagree(g, 0, 1, why, size, text);
 }
 

@@ -7,7 +7,7 @@
 #include "anyrank/device.h"
 #include "ref/comm/comm_impl.h"
 #include "ref/comm/moves.h"
-#include "ref/core/stream.h"
+#include "ref/core/queue_impl.h"
 
 /* A group of one and all that was split from it: one world, one first error. */
 typedef struct self_world {

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/comm/rendezvous_impl.h"
+#include "ref/core/clock.h"
+#include "ref/core/wait.h"
 
 void ari_group_free(ari_group *g)
 {
@@ -142,4 +145,113 @@ void ari_group_set_virtual_last(ari_group *g, int index)
 {
     g->virtual_last = g->rank[index];
     g->virtual_begin_ns = g->slot[index].virtual_begin_ns;
+}
+
+/* --- shared work -------------------------------------------------------------------------------------------------- */
+
+/* A collective cut into parts, each of which is done by one of the members that have a core. */
+
+void ari_group_share(ari_group *g)
+{
+    /* The members of the last such collective have left it: this one they have all entered. */
+    atomic_store_explicit(&g->parts, 0, memory_order_relaxed);
+}
+
+/* Takes the part, unless it has begun. */
+static bool take_part(ari_group *g, int part)
+{
+    const uint64_t bit = (uint64_t)1 << part;
+    return !(atomic_load_explicit(&g->parts, memory_order_relaxed) & bit) &&
+           !(atomic_fetch_or_explicit(&g->parts, bit, memory_order_relaxed) & bit);
+}
+
+/* A schedule that is explored has no cores: it must be the same each time. */
+static int core_of(const ari_world *w)
+{
+    const int cpu = w->with.scheduler ? 0 : sched_getcpu();
+    return cpu < 0 ? 0 : cpu % w->cores;
+}
+
+/* Two cores walk towards each other, each pair from the ends of its range, so that one which is done early takes what
+ * the other would have come to last. */
+int ari_member_next_part(ari_member *m)
+{
+    ari_group *g = m->group;
+    const int n = g->n, cores = g->world->cores, core = core_of(g->world);
+    const int first = core % 2 == 0 ? core * n / cores : (core + 1) * n / cores + n - 1;
+    ari_wait_yield();
+    for (int k = 0; k < n; k++) {
+        const int part = (core % 2 == 0 ? first + k : first - k) % n;
+        if (take_part(g, part))
+            return part;
+    }
+    return -1;
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+/* What a trace keeps of a member's collectives, and its virtual clock. */
+
+static size_t count_of(const ari_call *call, int n)
+{
+    return call->counts && call->kind != ARI_ALL_TO_ALL ? ari_counts_before(call->counts, n) : call->count;
+}
+
+void ari_member_record_begin(ari_member *m, const ar_comm *c, const ari_call *call)
+{
+    const ari_lane *lane = ari_lane_self();
+    ari_group *g = m->group;
+    g->slot[m->index].virtual_begin_ns = lane ? lane->virtual_ns : 0;
+    if (!lane || !lane->recording)
+        return;
+    m->record = (ari_record){.kind = ARI_RECORD_COLLECTIVE,
+                             .begin_ns = ari_now_ns(),
+                             .virtual_begin_ns = lane->virtual_ns,
+                             .op_kind = call->kind,
+                             .dtype = call->dtype,
+                             .op = call->op,
+                             .root = call->root,
+                             .count = count_of(call, g->n),
+                             .group = g->id,
+                             .seq = m->seq,
+                             .ranks = g->n,
+                             .bytes_read = atomic_load_explicit(&c->moved.read, memory_order_relaxed),
+                             .bytes_written = atomic_load_explicit(&c->moved.written, memory_order_relaxed)};
+}
+
+/* The collective is agreed upon: nobody writes what is read here before this member enters the next one. */
+void ari_member_record_agreed(ari_member *m)
+{
+    const ari_lane *lane = ari_lane_self();
+    const ari_group *g = m->group;
+    if (!lane || !lane->recording)
+        return;
+    m->record.agreed_ns = ari_now_ns();
+    m->record.last = g->last;
+    m->record.virtual_last = g->virtual_last;
+    m->record.virtual_from = g->slot[m->index].virtual_from;
+    m->record.virtual_agreed_ns = g->virtual_begin_ns;
+}
+
+/* A collective that an error ended is recorded too: a trace of a failing run shows who was in what. */
+void ari_member_record_end(ari_member *m, bool finished)
+{
+    ari_lane *lane = ari_lane_self();
+    const ari_slot *slot = &m->group->slot[m->index];
+    ari_record *r = &m->record;
+    if (finished && ari_lane_is_virtual(lane))
+        ari_lane_reach(lane, slot->virtual_end_ns);
+    if (!lane || !lane->recording)
+        return;
+    r->broken = !finished;
+    r->end_ns = ari_now_ns();
+    r->virtual_end_ns = lane->virtual_ns;
+    if (r->agreed_ns == 0) { /* it never was: all of it was waiting */
+        r->agreed_ns = r->end_ns;
+        r->virtual_agreed_ns = r->virtual_end_ns;
+        r->last = r->virtual_last = m->rank;
+    }
+    r->bytes_read = atomic_load_explicit(&slot->comm->moved.read, memory_order_relaxed) - r->bytes_read;
+    r->bytes_written = atomic_load_explicit(&slot->comm->moved.written, memory_order_relaxed) - r->bytes_written;
+    ari_record_add(lane->recording, r, slot->call.tag);
 }

@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "ref/comm/rendezvous.h"
-#include "ref/core/ranks.h"
+#include "ref/core/text.h"
 #include "ref/core/wait.h"
 
 /* Shared by the files of the rendezvous: world.c, rank_table.c, group.c, rendezvous.c, agreement.c; and by mpi/, where

@@ -3,8 +3,8 @@
 
 #include "anyrank/device.h"
 #include "ref/comm/moves.h"
+#include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
-#include "ref/core/stream.h"
 
 /* A device's data moved through the host's memory: what the call reads is copied down before it runs, and what it has
  * written is copied up after it. */

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "ref/comm/rendezvous_impl.h"
-#include "ref/core/budget.h"
 #include "ref/core/clock.h"
+#include "ref/core/wait.h"
 
 static ar_status init_ranks(ari_world *w, int ranks)
 {

@@ -5,7 +5,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "ref/core/host_device.h"
+/* Definitions that the C compiler and nvcc compile alike: for the host, and for a GPU where nvcc does. */
+#if defined(__CUDACC__)
+#define ARI_FN static __host__ __device__ inline
+#else
+#define ARI_FN static inline
+#endif
 
 /* A floating-point value as its bits, and back. */
 
@@ -35,6 +40,61 @@ ARI_FN double ari_float64(uint64_t u)
     double x;
     memcpy(&x, &u, sizeof x);
     return x;
+}
+
+/* IEEE 754 binary16 (F16) and bfloat16 (BF16): 16 bits, converted to fp32 exactly and from it by one rounding to
+ * nearest, ties to even. NaN stays NaN (quiet where it is rounded), what is too large becomes an infinity, subnormals
+ * are as exact as everything else. Without branches, so that loops over them vectorise. */
+
+ARI_FN float ari_f32_of_bf16(uint16_t b)
+{
+    return ari_float32((uint32_t)b << 16);
+}
+
+/* Half of the last kept bit's weight is added, less 1 where that bit is 0: then a tie does not carry. A carry out of
+ * the significand raises the exponent, up to infinity. A NaN keeps its upper bits and becomes quiet, lest the bits
+ * that are cut off were the ones that made it a NaN. */
+ARI_FN uint16_t ari_bf16_of_f32(float x)
+{
+    const uint32_t bits = ari_bits32(x);
+    const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const uint32_t quiet = bits >> 16 | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
+/** x rounded to the nearest number of `bits` bits of significand (1 < bits < 24), ties to even; the exponents are
+ *  fp32's, so that 8 bits make a bf16 number. */
+ARI_FN float ari_f32_to_bits(float x, int bits)
+{
+    const int cut = 24 - bits;
+    const uint32_t u = ari_bits32(x), half = (UINT32_C(1) << (cut - 1)) - 1u, mask = ~((UINT32_C(1) << cut) - 1u);
+    const uint32_t rounded = (u + half + (u >> cut & 1u)) & mask;
+    const uint32_t quiet = (u & mask) | 0x400000u;
+    return ari_float32((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
+/* The 15 lower bits, moved to fp32's places, are the value times 2^(15-127), subnormals included (they are fp32's
+ * subnormals): the product is exact. Infinities and NaN come out as numbers of exponent 31 - 15, and get their own. */
+ARI_FN float ari_f32_of_f16(uint16_t h)
+{
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    const uint32_t magnitude = (uint32_t)(h & 0x7fffu);
+    const uint32_t number = ari_bits32(ari_float32(magnitude << 13) * 0x1p112f);
+    return ari_float32(sign | number | (magnitude >= 0x7c00u ? 0x7f800000u : 0u));
+}
+
+/* Three cases of the magnitude:
+ *   normal      as for BF16, 13 bits are cut; the exponent's bias falls by 112. Past 65519 the carry gives infinity.
+ *   subnormal   0.5f + x: the sum's last bit weighs 2^-24, as a subnormal's does, so the addition does the rounding.
+ *   2^16 and more, infinities, NaN: set. */
+ARI_FN uint16_t ari_f16_of_f32(float x)
+{
+    const uint32_t bits = ari_bits32(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+    const uint32_t subnormal = ari_bits32(ari_float32(magnitude) + 0.5f) - ari_bits32(0.5f);
+    const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    const uint32_t finite = magnitude < 113u << 23 ? subnormal : normal;
+    return (uint16_t)(sign | (magnitude >= 143u << 23 ? special : finite));
 }
 
 #endif

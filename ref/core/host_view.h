@@ -13,4 +13,17 @@ void ari_host_view_end(ar_tensor *view, const ar_tensor *t);
 /** The elements of a view of any strides, packed row-major; fp32, host memory, no overlap. */
 void ari_pack_elements(float *to, const ar_tensor *t);
 
+/* Elements that lie next to each other in the full tensor: a run along the last dimension of a box. */
+typedef struct ari_box_run {
+    const float *local; /* the first element in the rank's memory */
+    ptrdiff_t stride;   /* from one to the next there, in elements */
+    size_t count;
+    size_t full;        /* index of the first in the full tensor, row-major */
+    size_t local_index; /* and in the local one, row-major in its shape */
+} ari_box_run;
+
+/** Calls f for every run of every box of a rank's tensor (host memory, fp32). */
+void ari_for_each_run(const ar_tensor *local, const ar_layout *layout, void (*f)(void *user, const ari_box_run *run),
+                      void *user);
+
 #endif

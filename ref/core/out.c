@@ -16,34 +16,6 @@
 /* Bytes of such a name after its folder: two numbers and what stands around them. */
 #define TEMPORARY_BYTES 64
 
-const char *ari_printable(char *out, size_t cap, const char *text)
-{
-    size_t n = 0;
-    for (; text[n] != '\0' && n + 1 < cap; n++)
-        out[n] = (unsigned char)text[n] < 0x20 || text[n] == 0x7f ? '?' : text[n];
-    out[n] = '\0';
-    if (text[n] != '\0' && n >= 3)
-        memcpy(out + n - 3, "...", 3);
-    return out;
-}
-
-size_t ari_utf8_length(const char *text, size_t n)
-{
-    const unsigned char *s = (const unsigned char *)text, c = s[0];
-    if (c < 0x80)
-        return 1;
-    const size_t bytes = c >= 0xC2 && c <= 0xDF ? 2 : c >= 0xE0 && c <= 0xEF ? 3 : c >= 0xF0 && c <= 0xF4 ? 4 : 0;
-    /* RFC 3629, section 4: the second byte's range depends on the first, the others are 80..BF. */
-    unsigned char low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80, high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
-    if (bytes > n)
-        return 0;
-    for (size_t i = 1; i < bytes; i++, low = 0x80, high = 0xBF) {
-        if (s[i] < low || s[i] > high)
-            return 0;
-    }
-    return bytes;
-}
-
 ar_status ari_out_fail(const char *what, const char *path)
 {
     char text[128];

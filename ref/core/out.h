@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "anyrank/status.h"
+#include "ref/core/text.h"
 
 /* Files are written whole or not at all: everything the project writes appears by rename, so a reader never sees half a
  * file and a failure leaves what was there before. */
@@ -33,14 +34,6 @@ AR_NODISCARD ar_status ari_out_commit_all(ari_out *const *list, size_t n);
 /** Closes and removes the file. Accepts NULL. */
 void ari_out_discard(ari_out *o);
 
-/** `text` for a message: at most cap - 1 bytes, control characters as '?', an ellipsis where it was cut. Returns
- *  `out`. Names in files of others may hold anything, terminal escapes included. */
-const char *ari_printable(char *out, size_t cap, const char *text);
-#define ARI_PRINTABLE 160
-/** The same as an expression, in storage that lives to the end of the enclosing block. */
-#define ARI_SHOW(text) ari_printable((char[ARI_PRINTABLE]){0}, ARI_PRINTABLE, (text))
-/** Bytes of the character at text, where n > 0 bytes are left; 0: it is not well-formed UTF-8 (RFC 3629). */
-size_t ari_utf8_length(const char *text, size_t n);
 /** AR_ERR_IO: "PATH: cannot WHAT: REASON", the reason from errno. */
 ar_status ari_out_fail(const char *what, const char *path);
 

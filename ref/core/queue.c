@@ -8,11 +8,9 @@
 #include <string.h>
 
 #include "ref/core/clock.h"
-#include "ref/core/failure.h"
 #include "ref/core/lane.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
-#include "ref/core/stream.h"
 #include "ref/core/wait.h"
 
 /* A worker without work sleeps soon: the cores belong to the ranks, which compute in the meantime. Measured: a queue

@@ -10,7 +10,6 @@
 #include "ref/core/clock.h"
 #include "ref/core/lane.h"
 #include "ref/core/size.h"
-#include "ref/core/span.h"
 
 enum { SPANS = 64, CHUNK_BYTES = 1 << 16, NAME_BYTES = 160 };
 

@@ -80,4 +80,15 @@ bool ari_trace_is_virtual(const ar_trace *t);
 /** Whether memory ran out, so that the end is missing. */
 bool ari_trace_is_cut(const ar_trace *t);
 
+/* Spans of the library's own code. Where nothing is recorded they cost one test of a pointer: no text is made. */
+
+/** ar_trace_begin with a name as of printf. */
+void ari_span_begin(const char *format, ...) AR_PRINTF(1, 2);
+/** ar_trace_end around a call: `AR_TRY(ari_span_end(f(x)))` ends the span whatever f returns. Returns st. */
+static inline ar_status ari_span_end(ar_status st)
+{
+    ar_trace_end();
+    return st;
+}
+
 #endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/reduce.h"
 
-#include "ref/core/reduce_scalar.h"
-
 /* Every version of a kernel does the same operation per element, so the choice among them cannot change bits. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED)
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))

@@ -6,8 +6,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "ref/core/splitmix.h"
-
 /* One lane at a time holds the turn. Every call that gives it away chooses the next holder at once, among the lanes
  * that can run at that moment, and wakes that one alone. Lanes are looked at in the order of their creation, which only
  * the holder can extend, so nothing that is chosen from depends on how fast the system's threads are.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/numerics/philox.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/numerics/optimizer.h"
 
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 #include "ref/cpu/row_sum.h"
 
 /* Gradients and weights, element by element: the norm's integer sums, clipping, the optimizers' updates. What an

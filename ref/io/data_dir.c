@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "anyrank/config.h"
-#include "ref/core/nearest.h"
+#include "ref/core/text.h"
 #include "ref/io/file.h"
 
 /* The bundled models and text: where they are, and what they are called. */

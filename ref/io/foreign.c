@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "anyrank/safetensors.h"
-#include "ref/core/ends_in.h"
+#include "ref/core/text.h"
 
 /* --- files, by their first bytes ---------------------------------------------------------------------------------- */
 

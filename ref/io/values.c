@@ -2,7 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
-#include "ref/core/span.h"
+#include "ref/core/record.h"
 #include "ref/layers/parts.h"
 
 typedef struct block_module {

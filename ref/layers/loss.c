@@ -4,8 +4,8 @@
 
 #include <stdlib.h>
 
+#include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "ref/core/span.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/bits.h"

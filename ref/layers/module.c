@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
+#include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "ref/core/span.h"
 #include "ref/layers/parts.h"
 
 /* --- saved activations -------------------------------------------------------------------------------------------- */

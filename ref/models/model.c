@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "ref/core/context.h"
+#include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "ref/core/span.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 #include "ref/models/family.h"

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
+#include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "ref/core/span.h"
 #include "ref/train/ddp.h"
 #include "ref/train/faults.h"
 

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "anyrank/arith.h"
+#include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "ref/core/span.h"
 #include "ref/layers/parts.h"
 #include "ref/train/faults.h"
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/ranks.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/train/gradients.h"
 
 /* --- findings ----------------------------------------------------------------------------------------------------- */

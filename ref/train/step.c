@@ -8,8 +8,8 @@
 
 #include "anyrank/gradients.h"
 #include "ref/core/context.h"
+#include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "ref/core/span.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/numerics/optimizer.h"

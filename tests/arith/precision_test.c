@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "anyrank/arith.h"
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 #include "support/rank_run.h"
 
 TestSuite(precision, .timeout = 300);

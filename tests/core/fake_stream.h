@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "ref/core/stream.h"
+#include "ref/core/queue_impl.h"
 
 typedef bool (*fake_work)(void *arg); /* false: the stream fails */
 

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 
 /* BF16 and F16 against their definition in exact double arithmetic: all 65,536 values one way, and the other way every
  * boundary between two neighbours with the fp32 numbers beside it. */

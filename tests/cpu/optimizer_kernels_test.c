@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "anyrank/device.h"
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 #include "ref/numerics/optimizer.h"
 #include "support/bits.h"
 

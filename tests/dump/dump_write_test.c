@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
-#include "ref/core/splitmix.h"
+#include "ref/core/scheduler.h"
 #include "support/small.h"
 
 TestSuite(dump_write, .timeout = 300, .init = folder_begin, .fini = folder_end);

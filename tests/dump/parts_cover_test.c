@@ -5,7 +5,7 @@
 
 #include "dump/placement.h"
 #include "ref/core/clock.h"
-#include "ref/core/splitmix.h"
+#include "ref/core/scheduler.h"
 #include "support/small.h"
 
 TestSuite(parts_cover, .timeout = 300);

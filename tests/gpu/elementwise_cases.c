@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "gpu/conformance.h"
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 #include "ref/numerics/bits.h"
 
 static const char *const acts[] = {"gelu-erf", "gelu-tanh", "silu", "relu", "none"};

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "gpu/conformance.h"
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 
 typedef struct native {
     size_t shape[4]; /* batch, batch, m, n */

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 
 #include "ref/comm/comm_impl.h"
-#include "ref/core/budget.h"
+#include "ref/core/wait.h"
 #include "tests/sim/plain.h"
 
 /* Bytes of other ranks' memory that each rank's thread reads and writes, against closed forms; D is the whole buffer,

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "anyrank/sim.h"
-#include "ref/core/budget.h"
 #include "ref/core/wait.h"
 #include "tests/support/small.h"
 

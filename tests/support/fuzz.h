@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/splitmix.h"
+#include "ref/core/scheduler.h"
 
 typedef struct fuzz_input {
     unsigned char *bytes; /* [room]; free() */

@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "ref/core/queue_impl.h"
 #include "ref/core/reduce.h"
-#include "ref/core/stream.h"
 
 enum { MOST_INPUTS = 16 };
 

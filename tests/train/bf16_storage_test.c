@@ -2,7 +2,7 @@
 /* Matrices of bf16 numbers with fp32 copies in the optimizer, in native numerics. */
 #include <math.h>
 
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 #include "tests/train/native_expect.h"
 
 TestSuite(bf16_storage, .timeout = 300);

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ref/core/budget.h"
 #include "ref/core/size.h"
+#include "ref/core/wait.h"
 #include "run/estimate.h"
 #include "verify/check/check_run.h"
 #include "verify/gradcheck/gradcheck.h"

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/core/wait.h"
 #include "ref/io/file.h"
 #include "run/process_run.h"
 #include "verify/check/check_run.h"

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/boxes.h"
 #include "ref/core/host_view.h"
 #include "ref/core/size.h"
 #include "ref/layers/share.h"

@@ -2,7 +2,7 @@
 /* A function of each value: a flipped bit, a coarser format, a clamp, a lost sign, zero. */
 #include <stdio.h>
 
-#include "ref/core/half.h"
+#include "ref/core/float_bits.h"
 #include "verify/diagnose/explain_impl.h"
 
 /* --- few elements ------------------------------------------------------------------------------------------------- */

@@ -52,7 +52,7 @@ static ar_status look_in_one_group(ari_clue *best, const ari_case *c)
     ari_survey_fini(&own.survey);
     if (st == AR_OK && clue.confidence > best->confidence) {
         *best = clue;
-        ari_text t = {best->hint, sizeof best->hint, strlen(best->hint), false};
+        ari_text t = {.at = best->hint, .cap = sizeof best->hint, .used = strlen(best->hint)};
         if (rank >= d.tp)
             ari_say(&t, "; ranks are counted from %d, the first of this tensor-parallel group", rank / d.tp * d.tp);
     }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "ref/core/text.h"
 #include "verify/diagnose/pattern.h"
 
 /* --- the walk ----------------------------------------------------------------------------------------------------- */
@@ -133,19 +134,6 @@ void ari_group_view_fini(ari_group_view *view);
 
 /* --- text --------------------------------------------------------------------------------------------------------- */
 
-/* Appends to a buffer; what does not fit is cut and ends in "...". */
-typedef struct ari_text {
-    char *at;
-    size_t cap, used;
-    bool cut;
-} ari_text;
-
-static inline ari_text ari_text_in(char *at, size_t cap)
-{
-    at[0] = '\0';
-    return (ari_text){at, cap, 0, false};
-}
-void ari_say(ari_text *t, const char *format, ...) AR_PRINTF(2, 3);
 /* "rank 2", "ranks 1, 3", "ranks 0..3"; `in` says of each rank whether it is meant. */
 void ari_say_ranks(ari_text *t, int ranks, bool (*in)(const void *, int), const void *user);
 /* "token 17", "tokens 3..9", "samples 1 onward", "features 0..3, 8..11, ..."; indices with hits along a dimension. */

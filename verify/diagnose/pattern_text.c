@@ -1,29 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Words: names of dimensions, lists of indices and ranks, the line that says where. */
-#include <stdarg.h>
-#include <stdio.h>
-
 #include "verify/diagnose/pattern_impl.h"
 #include "verify/diagnose/roles.h"
 
 enum { RUNS_SHOWN = 3, ROWS_SHOWN = 6 }; /* a line has about 250 characters */
-
-void ari_say(ari_text *t, const char *format, ...)
-{
-    if (t->cut)
-        return;
-    va_list args;
-    va_start(args, format);
-    const int n = vsnprintf(t->at + t->used, t->cap - t->used, format, args);
-    va_end(args);
-    if (n >= 0 && (size_t)n < t->cap - t->used) {
-        t->used += (size_t)n;
-        return;
-    }
-    t->cut = true;
-    t->used = t->cap - 1;
-    memcpy(t->at + t->cap - 4, "...", 4);
-}
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/budget.h"
 #include "ref/core/clock.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/core/wait.h"
 #include "verify/diagnose/explain.h"
 #include "verify/dumps/verify_impl.h"
 

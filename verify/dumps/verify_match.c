@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/nearest.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "verify/dumps/verify_impl.h"
 
 /* Which tensors are compared, in which order, by what. */

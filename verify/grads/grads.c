@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/budget.h"
 #include "ref/core/size.h"
+#include "ref/core/wait.h"
 #include "ref/models/family.h"
 #include "run/estimate.h"
 #include "run/run.h"

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/text.h"
+
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+
+void ari_say(ari_text *t, const char *format, ...)
+{
+    if (t->cut)
+        return;
+    va_list args;
+    va_start(args, format);
+    const int n = vsnprintf(t->at + t->used, t->cap - t->used, format, args);
+    va_end(args);
+    if (n >= 0 && (size_t)n < t->cap - t->used) {
+        t->used += (size_t)n;
+        return;
+    }
+    t->cut = true;
+    t->used = t->cap - 1;
+    if (!t->plain)
+        memcpy(t->at + t->cap - 4, "...", 4);
+}
+
+void ari_ranks_describe(const int *ranks, int n, char *text, size_t size)
+{
+    ari_text l = ari_plain_text_in(text, size);
+    for (int i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && ranks[end] == ranks[end - 1] + 1; end++) {
+        }
+        ari_say(&l, end - i > 1 ? "%s%d-%d" : "%s%d", i > 0 ? ", " : "", ranks[i], ranks[end - 1]);
+    }
+}
+
+const char *ari_printable(char *out, size_t cap, const char *text)
+{
+    size_t n = 0;
+    for (; text[n] != '\0' && n + 1 < cap; n++)
+        out[n] = (unsigned char)text[n] < 0x20 || text[n] == 0x7f ? '?' : text[n];
+    out[n] = '\0';
+    if (text[n] != '\0' && n >= 3)
+        memcpy(out + n - 3, "...", 3);
+    return out;
+}
+
+size_t ari_utf8_length(const char *text, size_t n)
+{
+    const unsigned char *s = (const unsigned char *)text, c = s[0];
+    if (c < 0x80)
+        return 1;
+    const size_t bytes = c >= 0xC2 && c <= 0xDF ? 2 : c >= 0xE0 && c <= 0xEF ? 3 : c >= 0xF0 && c <= 0xF4 ? 4 : 0;
+    /* RFC 3629, section 4: the second byte's range depends on the first, the others are 80..BF. */
+    unsigned char low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80, high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
+    if (bytes > n)
+        return 0;
+    for (size_t i = 1; i < bytes; i++, low = 0x80, high = 0xBF) {
+        if (s[i] < low || s[i] > high)
+            return 0;
+    }
+    return bytes;
+}
+
+/* --- the nearest word --------------------------------------------------------------------------------------------- */
+
+enum { LONGEST = 64 };
+
+static size_t least(size_t a, size_t b, size_t c)
+{
+    const size_t ab = a < b ? a : b;
+    return ab < c ? ab : c;
+}
+
+/* Levenshtein's distance, one row at a time; words longer than LONGEST are near nothing. */
+static size_t distance(const char *a, const char *b)
+{
+    const size_t n = strlen(a), m = strlen(b);
+    if (n > LONGEST || m > LONGEST)
+        return SIZE_MAX;
+    size_t row[LONGEST + 1];
+    for (size_t j = 0; j <= m; j++)
+        row[j] = j;
+    for (size_t i = 1; i <= n; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= m; j++) {
+            const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = least(row[j] + 1, row[j - 1] + 1, replaced);
+        }
+    }
+    return row[m];
+}
+
+const char *ari_nearest(const char *word, const char *const *candidates, size_t n)
+{
+    const size_t third = strlen(word) / 3;
+    size_t best = (third > 2 ? third : 2) + 1;
+    const char *found = NULL;
+    for (size_t i = 0; i < n; i++) {
+        const size_t d = distance(word, candidates[i]);
+        if (d < best) {
+            best = d;
+            found = candidates[i];
+        }
+    }
+    return found;
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_TEXT_H
+#define ARI_CORE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "anyrank/status.h"
+
+/* Text that grows at the end of a buffer. What does not fit is cut; the text then ends in "...", unless it is plain. */
+typedef struct ari_text {
+    char *at;
+    size_t cap, used;
+    bool cut, plain;
+} ari_text;
+
+static inline ari_text ari_text_in(char *at, size_t cap)
+{
+    if (cap > 0)
+        at[0] = '\0';
+    return (ari_text){.at = at, .cap = cap, .cut = cap == 0};
+}
+static inline ari_text ari_plain_text_in(char *at, size_t cap)
+{
+    ari_text t = ari_text_in(at, cap);
+    t.plain = true;
+    return t;
+}
+void ari_say(ari_text *t, const char *format, ...) AR_PRINTF(2, 3);
+
+/** Whether a name ends in `end`, ".safetensors" or the like. */
+static inline bool ari_ends_in(const char *name, const char *end)
+{
+    const size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + (n - m), end) == 0;
+}
+
+/** The candidate with the smallest edit distance to `word`, or NULL if none is within a third of its length (at least
+ *  2): for "did you mean". Borrows. */
+const char *ari_nearest(const char *word, const char *const *candidates, size_t n);
+
+/** "0-3, 8" of ascending or other ranks. */
+void ari_ranks_describe(const int *ranks, int n, char *text, size_t size);
+
+/** `text` for a message: at most cap - 1 bytes, control characters as '?', an ellipsis where it was cut. Returns
+ *  `out`. Names in files of others may hold anything, terminal escapes included. */
+const char *ari_printable(char *out, size_t cap, const char *text);
+#define ARI_PRINTABLE 160
+/** The same as an expression, in storage that lives to the end of the enclosing block. */
+#define ARI_SHOW(text) ari_printable((char[ARI_PRINTABLE]){0}, ARI_PRINTABLE, (text))
+/** Bytes of the character at text, where n > 0 bytes are left; 0: it is not well-formed UTF-8 (RFC 3629). */
+size_t ari_utf8_length(const char *text, size_t n);
+
+#endif
