@@ -144,9 +144,7 @@ static void fill_in_silent(ari_mpi_control *c)
         ari_rank_view *v = &c->p->world->rank[i].view;
         if (c->peer[i].has_view)
             continue;
-        *v = (ari_rank_view){.waiting_s = 0};
-        snprintf(v->last, sizeof v->last, "?");
-        snprintf(v->current, sizeof v->current, "no answer");
+        *v = (ari_rank_view){.last = "?", .now = {.current = "no answer"}};
     }
 }
 

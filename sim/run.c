@@ -88,8 +88,8 @@ static void fill_reports(ar_sim_rank_report *reports, const rank_run *runs, int 
         reports[i].rank = i;
         snprintf(reports[i].status, sizeof reports[i].status, "%s", ar_status_name(runs[i].st));
         memcpy(reports[i].last, v->last, sizeof v->last);
-        memcpy(reports[i].current, v->current, sizeof v->current);
-        reports[i].waiting_s = v->waiting_s;
+        memcpy(reports[i].current, v->now.current, sizeof v->now.current);
+        reports[i].waiting_s = v->now.waiting_s;
     }
 }
 

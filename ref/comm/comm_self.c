@@ -1,53 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/device.h"
 #include "ref/comm/comm_impl.h"
 #include "ref/comm/moves.h"
 #include "ref/core/queue_impl.h"
 
-/* A group of one and all that was split from it: one world, one first error. */
-typedef struct self_world {
-    atomic_int refs;
-    pthread_mutex_t lock;
-    _Atomic(ar_status) st; /* stored last, after `message` */
-    char message[512];
-} self_world;
-
+/* Of a group of one and all that was split from it: one world, one first error. */
 typedef struct self_comm {
     ar_comm base;
-    self_world *world;
+    ari_failure *world; /* kept */
 } self_comm;
 
-static const ari_comm_ops self_ops;
+static ar_status self_give(ar_comm **gives, ari_failure *world);
 
-static ar_status self_give(ar_comm **gives, self_world *w);
-
-static self_comm *self_of(ar_comm *c)
+static ari_failure *world_of(const ar_comm *c)
 {
-    return (self_comm *)c;
+    return ((const self_comm *)c)->world;
 }
 
 static ar_status self_error(const ar_comm *c, const char **message)
 {
-    const self_world *w = ((const self_comm *)c)->world;
-    const ar_status st = atomic_load(&w->st);
-    *message = st == AR_OK ? "" : w->message;
-    return st;
+    *message = "";
+    return ari_failure_get(world_of(c), message);
 }
 
 static void self_abort(ar_comm *c, ar_status st, const char *why)
 {
-    self_world *w = self_of(c)->world;
-    pthread_mutex_lock(&w->lock);
-    if (atomic_load(&w->st) == AR_OK) {
-        snprintf(w->message, sizeof w->message, "%s", why);
-        atomic_store(&w->st, st);
-    }
-    pthread_mutex_unlock(&w->lock);
+    ari_failure_set(world_of(c), st, why);
 }
 
 /* By the device whose memory it is. */
@@ -92,9 +72,9 @@ static ar_status check_own(const ari_call *call)
 
 static ar_status self_run(ar_comm *c, const ari_call *call)
 {
-    self_world *w = self_of(c)->world;
-    if (atomic_load(&w->st) != AR_OK)
-        return ar_error_set(AR_ERR_ABORTED, "%s '%s': aborted: %s", ari_kind_name(call->kind), call->tag, w->message);
+    const char *why = "";
+    if (self_error(c, &why) != AR_OK)
+        return ar_error_set(AR_ERR_ABORTED, "%s '%s': aborted: %s", ari_kind_name(call->kind), call->tag, why);
     const ar_status st = check_own(call);
     if (st != AR_OK) {
         self_abort(c, st, ar_error_message());
@@ -111,34 +91,25 @@ static ar_status self_split(ar_comm **gives, ar_comm *c, int color, int key)
     (void)key;
     const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .tag = ""};
     AR_TRY(self_run(c, &call));
-    return color < 0 ? AR_OK : self_give(gives, self_of(c)->world);
-}
-
-static void release_world(self_world *w)
-{
-    if (atomic_fetch_sub(&w->refs, 1) != 1)
-        return;
-    pthread_mutex_destroy(&w->lock);
-    free(w);
+    return color < 0 ? AR_OK : self_give(gives, world_of(c));
 }
 
 static void self_destroy(ar_comm *c)
 {
-    release_world(self_of(c)->world);
+    ari_failure_release(world_of(c));
     free(c);
 }
 
 static const ari_comm_ops self_ops = {
     .run = self_run, .split = self_split, .error = self_error, .abort = self_abort, .destroy = self_destroy};
 
-static ar_status self_give(ar_comm **gives, self_world *w)
+static ar_status self_give(ar_comm **gives, ari_failure *world)
 {
     self_comm *c = calloc(1, sizeof *c);
     if (!c)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
     ari_comm_init(&c->base, &self_ops, 0, 1);
-    c->world = w;
-    atomic_fetch_add(&w->refs, 1);
+    c->world = ari_failure_keep(world);
     *gives = &c->base;
     return AR_OK;
 }
@@ -148,14 +119,10 @@ ar_status ar_comm_self(ar_comm **gives)
     if (!gives)
         return ar_error_set(AR_ERR_ARG, "ar_comm_self: no place for the communicator");
     *gives = NULL;
-    self_world *w = calloc(1, sizeof *w);
-    if (!w || pthread_mutex_init(&w->lock, NULL) != 0) {
-        free(w);
+    ari_failure *world = NULL;
+    if (ari_failure_create(&world) != AR_OK)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
-    }
-    atomic_init(&w->refs, 1);
-    atomic_init(&w->st, AR_OK);
-    const ar_status st = self_give(gives, w);
-    release_world(w);
+    const ar_status st = self_give(gives, world);
+    ari_failure_release(world);
     return st;
 }

@@ -112,13 +112,14 @@ static void take_view(ari_rank_state *r, uint64_t now_ns)
         snprintf(v->last, sizeof v->last, "none");
     const ari_activity *oldest = r->now;
     if (oldest) {
-        ari_ranks_describe(oldest->group->rank, oldest->group->n, v->group, sizeof v->group);
-        join_activities(r, v->current, sizeof v->current);
+        ari_ranks_describe(oldest->group->rank, oldest->group->n, v->now.group, sizeof v->now.group);
+        join_activities(r, v->now.current, sizeof v->now.current);
         take_rows(r, now_ns);
     } else {
-        snprintf(v->current, sizeof v->current, "%s", atomic_load(&r->returned) == ARI_RUNS ? "running" : "returned");
+        snprintf(v->now.current, sizeof v->now.current, "%s",
+                 atomic_load(&r->returned) == ARI_RUNS ? "running" : "returned");
     }
-    v->waiting_s = seconds_since(oldest ? oldest->since_ns : r->idle_since_ns, now_ns);
+    v->now.waiting_s = seconds_since(oldest ? oldest->since_ns : r->idle_since_ns, now_ns);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -141,22 +142,17 @@ static size_t rows_of(const ari_rank_state *r)
     return r->rows ? r->row_count : 1;
 }
 
-static ari_rank_row row_at(const ari_rank_state *r, size_t i)
+static const ari_rank_row *row_at(const ari_rank_state *r, size_t i)
 {
-    if (r->rows)
-        return r->rows[i];
-    ari_rank_row row = {.waiting_s = r->view.waiting_s};
-    memcpy(row.current, r->view.current, sizeof row.current);
-    memcpy(row.group, r->view.group, sizeof row.group);
-    return row;
+    return r->rows ? &r->rows[i] : &r->view.now;
 }
 
 static bool same_place(const ari_rank_state *a, const ari_rank_state *b)
 {
     bool same = strcmp(a->view.last, b->view.last) == 0 && rows_of(a) == rows_of(b);
     for (size_t i = 0; same && i < rows_of(a); i++) {
-        const ari_rank_row x = row_at(a, i), y = row_at(b, i);
-        same = strcmp(x.current, y.current) == 0 && strcmp(x.group, y.group) == 0;
+        const ari_rank_row *x = row_at(a, i), *y = row_at(b, i);
+        same = strcmp(x->current, y->current) == 0 && strcmp(x->group, y->group) == 0;
     }
     return same;
 }
@@ -179,9 +175,8 @@ static widths widths_of(const ari_world *w)
         const ari_rank_state *r = &w->rank[i];
         widen(&width.last, r->view.last);
         for (size_t k = 0; k < rows_of(r); k++) {
-            const ari_rank_row row = row_at(r, k);
-            widen(&width.now, row.current);
-            widen(&width.group, row.group);
+            widen(&width.now, row_at(r, k)->current);
+            widen(&width.group, row_at(r, k)->group);
         }
     }
     return width;
@@ -207,15 +202,15 @@ void ari_world_write_table(FILE *to, const ari_world *w)
         char who[32];
         snprintf(who, sizeof who, end == first + 1 ? "%d" : "%d-%d", first, end - 1);
         for (size_t i = 0; i < rows_of(r); i++) {
-            const ari_rank_row row = row_at(r, i);
-            double longest = row.waiting_s;
+            const ari_rank_row *row = row_at(r, i);
+            double longest = row->waiting_s;
             for (int k = first + 1; k < end; k++) {
-                const double waits = row_at(&w->rank[k], i).waiting_s;
+                const double waits = row_at(&w->rank[k], i)->waiting_s;
                 longest = waits > longest ? waits : longest;
             }
             char time[32];
             snprintf(time, sizeof time, "%.3f s", longest);
-            write_row(to, &width, i == 0 ? who : "", i == 0 ? r->view.last : "", &row, time);
+            write_row(to, &width, i == 0 ? who : "", i == 0 ? r->view.last : "", row, time);
         }
     }
 }

@@ -425,7 +425,7 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_
     return ari_world_echo(g->world, m->rank, g);
 }
 
-static void come_to_leave(ari_member *m)
+void ari_member_part_done(ari_member *m)
 {
     ari_group *g = m->group;
     const uint64_t before = atomic_fetch_add(&g->leaves, 1);
@@ -433,7 +433,7 @@ static void come_to_leave(ari_member *m)
         ari_group_wake(g);
 }
 
-static ar_status leave_with_all(ari_member *m)
+ar_status ari_member_leave_shared(ari_member *m)
 {
     ari_group *g = m->group;
     const uint64_t all = all_have_left(m);
@@ -449,18 +449,8 @@ static ar_status leave_with_all(ari_member *m)
 
 ar_status ari_member_leave(ari_member *m)
 {
-    come_to_leave(m);
-    return leave_with_all(m);
-}
-
-void ari_member_part_done(ari_member *m)
-{
-    come_to_leave(m);
-}
-
-ar_status ari_member_leave_shared(ari_member *m)
-{
-    return leave_with_all(m);
+    ari_member_part_done(m);
+    return ari_member_leave_shared(m);
 }
 
 void ari_member_done(ari_member *m)

@@ -25,13 +25,18 @@
 typedef struct ari_world ari_world;
 typedef struct ari_group ari_group;
 
+/* A line of the table of ranks. */
+typedef struct ari_rank_row {
+    char current[96]; /* the collective that the rank was in */
+    char group[32];   /* the ranks it met there; "" if it was in none */
+    double waiting_s; /* how long it had been there */
+} ari_rank_row;
+
 /* What a rank was doing when the world failed. */
 typedef struct ari_rank_view {
     char last[96];    /* the last collective it finished: "all_reduce #12 layers.0.mlp.down_proj", or "none" */
-    char current[96]; /* the ones it was in, the oldest first; "running" between two, "returned" after all; ends in
-                         "; ..." where they do not fit */
-    char group[32];   /* the ranks it met in the oldest of these; "" if it was in none */
-    double waiting_s; /* how long it had been there */
+    ari_rank_row now; /* all that it was in, the oldest first, which group and time are of; "running" between two,
+                         "returned" after all; ends in "; ..." where they do not fit */
 } ari_rank_view;
 
 /* --- world -------------------------------------------------------------------------------------------------------- */

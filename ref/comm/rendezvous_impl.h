@@ -21,12 +21,6 @@ enum { ARI_CACHE_LINE = 64 };
 /* A rank that returned with an error ends the world itself, so others need not report that it is missing. */
 typedef enum ari_return { ARI_RUNS, ARI_RETURNED_OK, ARI_RETURNED_ERROR } ari_return;
 
-/* A line of the table of ranks. */
-typedef struct ari_rank_row {
-    char current[96], group[32];
-    double waiting_s;
-} ari_rank_row;
-
 typedef struct ari_rank_state {
     _Alignas(ARI_CACHE_LINE) pthread_mutex_t lock;
     /* guarded by `lock` */

@@ -137,22 +137,6 @@ ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes)
     return AR_OK;
 }
 
-static ari_owned *find(ar_ctx *c, const void *ptr)
-{
-    for (ari_owned *o = c->owned.next; o != &c->owned; o = o->next) {
-        if (o->buf.ptr == ptr)
-            return o;
-    }
-    return NULL;
-}
-
-void ari_step_free(ar_ctx *c, ar_buf b)
-{
-    ari_owned *o = b.ptr ? find(c, b.ptr) : NULL;
-    if (o)
-        release(c, o);
-}
-
 ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object))
 {
     const ar_buf b = {object};
@@ -164,9 +148,17 @@ ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void 
 
 void ari_step_disown(ar_ctx *c, void *object)
 {
-    ari_owned *o = object ? find(c, object) : NULL;
-    if (o)
-        release(c, o);
+    for (ari_owned *o = object ? c->owned.next : &c->owned; o != &c->owned; o = o->next) {
+        if (o->buf.ptr == object) {
+            release(c, o);
+            return;
+        }
+    }
+}
+
+void ari_step_free(ar_ctx *c, ar_buf b)
+{
+    ari_step_disown(c, b.ptr);
 }
 
 ar_comm *ar_ctx_tp(const ar_ctx *c)

@@ -44,12 +44,11 @@ void ari_pack_elements(float *to, const ar_tensor *t)
 {
     const size_t count = ar_tensor_count(t);
     for (size_t i = 0; i < count; i++) {
-        size_t rest = i;
+        size_t at[AR_MAX_DIMS];
         ptrdiff_t offset = 0;
-        for (int d = t->ndim - 1; d >= 0; d--) {
-            offset += (ptrdiff_t)(rest % t->shape[d]) * t->stride[d];
-            rest /= t->shape[d];
-        }
+        ari_coordinates(at, i, t->ndim, t->shape);
+        for (int d = 0; d < t->ndim; d++)
+            offset += (ptrdiff_t)at[d] * t->stride[d];
         to[i] = ((const float *)t->data.ptr)[offset];
     }
 }

@@ -60,20 +60,9 @@ KERNELS(u8, uint8_t)
 
 ari_reduce ari_reduce_kernel(ar_dtype t, ar_op op)
 {
-    switch (t) {
-    case AR_F64:
-        return f64_kernels[op];
-    case AR_BF16:
-        return bf16_kernels[op];
-    case AR_F16:
-        return f16_kernels[op];
-    case AR_I64:
-        return i64_kernels[op];
-    case AR_I32:
-        return i32_kernels[op];
-    case AR_U8:
-        return u8_kernels[op];
-    default: /* F32: the boundary lets no other type pass */
-        return f32_kernels[op];
-    }
+    static const ari_reduce
+        *const kernels[AR_DTYPE_COUNT] = {[AR_F32] = f32_kernels, [AR_F64] = f64_kernels, [AR_BF16] = bf16_kernels,
+                                          [AR_F16] = f16_kernels, [AR_I64] = i64_kernels, [AR_I32] = i32_kernels,
+                                          [AR_U8] = u8_kernels}; /* the boundary lets no other type pass */
+    return kernels[t][op];
 }
