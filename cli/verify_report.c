@@ -3,11 +3,112 @@
  * detail, what one of them lacks. */
 #include "cli/verify_report.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "cli/report/table.h"
 #include "ref/core/out.h"
+#include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/io/safetensors.h"
+
+/* --- how figures are spelled -------------------------------------------------------------------------------------- */
+
+/* Each writes into out[0 .. TEXT) and gives it back. */
+enum { TEXT = 21 * AR_ST_MAX_DIMS + 3 };
+
+static const char *shape_text(char *out, int ndim, const size_t *shape)
+{
+    ari_st_shape_text(out, TEXT, ndim, shape);
+    return out;
+}
+
+/* The place of an element, row-major, in the row's tensor. */
+static const char *index_text(char *out, const ar_verify_row *r, size_t element)
+{
+    size_t at[AR_ST_MAX_DIMS] = {0};
+    ari_coordinates(at, element, r->ndim, r->shape);
+    return shape_text(out, r->ndim, at);
+}
+
+/* As many digits as tell two values of the dtype apart. */
+static const char *value_text(char *out, ar_dtype t, double x)
+{
+    const bool wide = t == AR_F64 || t == AR_I64 || t == AR_U64 || t == AR_I32 || t == AR_U32;
+    snprintf(out, TEXT, "%.*g", wide ? 17 : 9, x);
+    return out;
+}
+
+/* The largest difference: of numbers, unless only one of the two is one. */
+static const char *size_text(char *out, const ar_verify_row *r)
+{
+    const double a = r->worst_value[0], b = r->worst_value[1];
+    if (isnan(a) != isnan(b))
+        snprintf(out, TEXT, "NaN");
+    else if (!isnan(a) && isinf(a - b))
+        snprintf(out, TEXT, "inf");
+    else
+        snprintf(out, TEXT, "%.2e", r->max_abs);
+    return out;
+}
+
+/* "-" where one of the two is all zero. */
+static const char *cosine_text(char *out, const ar_verify_row *r, int digits)
+{
+    if (isnan(r->cosine))
+        snprintf(out, TEXT, "-");
+    else
+        snprintf(out, TEXT, "%.*f", digits, r->cosine);
+    return out;
+}
+
+/* "within 3 ulp". */
+static const char *rule_text(char *out, const ar_verify_report *r)
+{
+    switch (r->rule) {
+    case AR_VERIFY_ULP:
+        snprintf(out, TEXT, "within %llu ulp", (unsigned long long)r->ulp);
+        break;
+    case AR_VERIFY_TOLERANCE:
+        snprintf(out, TEXT, "within rtol %g and atol %g", r->rtol, r->atol);
+        break;
+    case AR_VERIFY_SENSITIVITY:
+        snprintf(out, TEXT, "within what rounding%s%s explains", r->allows[0] ? " of " : "", r->allows);
+        break;
+    case AR_VERIFY_BITS:
+        snprintf(out, TEXT, "the same bits");
+        break;
+    }
+    return out;
+}
+
+/* The same as expressions, in storage that lives to the end of the enclosing block. */
+#define SHAPE(ndim, shape) shape_text((char[TEXT]){0}, (ndim), (shape))
+#define INDEX(r, element) index_text((char[TEXT]){0}, (r), (element))
+#define VALUE(t, x) value_text((char[TEXT]){0}, (t), (x))
+#define SIZE(r) size_text((char[TEXT]){0}, (r))
+#define COSINE(r, digits) cosine_text((char[TEXT]){0}, (r), (digits))
+#define RULE(r) rule_text((char[TEXT]){0}, (r))
+
+static const char *plural(size_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+/* How many tensors have copies that differ. */
+static size_t count_copies(const ar_verify_report *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->rows; i++)
+        n += r->row[i].copies_differ;
+    return n;
+}
+
+/* Whether differences are measured by what is allowed. */
+static bool has_ratio(const ar_verify_report *r)
+{
+    return r->rule != AR_VERIFY_BITS;
+}
 
 static size_t count_state(const ar_verify_report *r, ar_verify_state state)
 {
@@ -29,20 +130,20 @@ static void difference_row(ari_table *t, const ar_verify_report *r, const ar_ver
 {
     ari_table_cell(t, "%s", ARI_SHOW(row->name));
     if (row->dtype == row->other_dtype)
-        ari_table_cell(t, "%s %s", ar_dtype_name(row->dtype), ARI_SHAPE(row->ndim, row->shape));
+        ari_table_cell(t, "%s %s", ar_dtype_name(row->dtype), SHAPE(row->ndim, row->shape));
     else
         ari_table_cell(t, "%s/%s %s", ar_dtype_name(row->dtype), ar_dtype_name(row->other_dtype),
-                       ARI_SHAPE(row->ndim, row->shape));
+                       SHAPE(row->ndim, row->shape));
     ari_table_cell(t, "%s of %s", ARI_COUNT(row->elements_different), ARI_COUNT(row->elements));
-    ari_table_cell(t, "%s", ARI_SIZE(row));
+    ari_table_cell(t, "%s", SIZE(row));
     ari_table_cell(t, "%.2e", row->max_rel);
     ari_table_cell(t, "%s", ARI_COUNT(row->max_ulp));
-    if (ari_has_ratio(r))
+    if (has_ratio(r))
         ari_table_cell(t, "%.3g", row->ratio);
-    ari_table_cell(t, "%s", ARI_COSINE(row, 6));
-    ari_table_cell(t, "%s", ARI_INDEX(row, row->worst));
-    ari_table_cell(t, "%s", ARI_VALUE(row->dtype, row->worst_value[0]));
-    ari_table_cell(t, "%s", ARI_VALUE(row->other_dtype, row->worst_value[1]));
+    ari_table_cell(t, "%s", COSINE(row, 6));
+    ari_table_cell(t, "%s", INDEX(row, row->worst));
+    ari_table_cell(t, "%s", VALUE(row->dtype, row->worst_value[0]));
+    ari_table_cell(t, "%s", VALUE(row->other_dtype, row->worst_value[1]));
 }
 
 static ar_status print_differences(FILE *to, const ar_verify_report *r, size_t most)
@@ -57,7 +158,7 @@ static ar_status print_differences(FILE *to, const ar_verify_report *r, size_t m
     ari_table t = {.columns = columns};
     if (n == 0 || most == 0)
         return AR_OK;
-    if (ari_has_ratio(r))
+    if (has_ratio(r))
         columns[width++] = ratio;
     memcpy(&columns[width], rest, sizeof rest);
     t.n = width + sizeof rest / sizeof *rest;
@@ -89,8 +190,8 @@ static ar_status print_other_kind(FILE *to, const ar_verify_report *r, size_t mo
         ari_table_cell(&t, "%s", row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE");
         ari_table_cell(&t, "%s", ARI_SHOW(row->name));
         ari_table_cell(&t, "%s %s in the reference, %s %s in the other%s%s", ar_dtype_name(row->dtype),
-                       ARI_SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
-                       ARI_SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
+                       SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
+                       SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
     }
     fprintf(to, "\nanother shape or dtype, values not compared:\n");
     const ar_status st = ari_table_end(&t, to, 2);
@@ -102,7 +203,7 @@ static ar_status print_other_kind(FILE *to, const ar_verify_report *r, size_t mo
 
 static void print_copies(FILE *to, const ar_verify_report *r, size_t most)
 {
-    const size_t n = ari_verify_copies(r);
+    const size_t n = count_copies(r);
     size_t shown = 0;
     if (n == 0)
         return;
@@ -114,8 +215,8 @@ static void print_copies(FILE *to, const ar_verify_report *r, size_t most)
         shown++;
         fprintf(to, "  COPIES %s (%s): rank %d and rank %d in %s element%s, first at %s: %s and %s\n",
                 ARI_SHOW(row->name), row->in_reference ? "reference" : "other", row->ranks[0], row->ranks[1],
-                ARI_COUNT(row->elements_different), ari_plural(row->elements_different), ARI_INDEX(row, row->first),
-                ARI_VALUE(row->dtype, row->first_value[0]), ARI_VALUE(row->dtype, row->first_value[1]));
+                ARI_COUNT(row->elements_different), plural(row->elements_different), INDEX(row, row->first),
+                VALUE(row->dtype, row->first_value[0]), VALUE(row->dtype, row->first_value[1]));
     }
     print_more(to, n, most);
 }
@@ -133,7 +234,7 @@ static void print_names(FILE *to, const ar_verify_report *r, ar_verify_state sta
             continue;
         shown++;
         fprintf(to, "  %s %s %s %s\n", state == AR_VERIFY_MISSING ? "MISSING" : "UNEXPECTED", ARI_SHOW(row->name),
-                ar_dtype_name(row->dtype), ARI_SHAPE(row->ndim, row->shape));
+                ar_dtype_name(row->dtype), SHAPE(row->ndim, row->shape));
     }
     print_more(to, n, most);
 }
@@ -142,28 +243,17 @@ static void print_names(FILE *to, const ar_verify_report *r, ar_verify_state sta
 
 static const char *pass_text(char pass)
 {
-    switch (pass) {
-    case 'i':
-        return "initial values";
-    case 'f':
-        return "forward pass";
-    case 'b':
-        return "backward pass";
-    case 'g':
-        return "gradient of a parameter";
-    case 'c':
-        return "clipping";
-    case 'n':
-        return "update of the weights";
-    case 'm':
-        return "first moment of the gradient";
-    case 'v':
-        return "second moment of the gradient";
-    case 'w':
-        return "weights";
-    default:
-        return "";
-    }
+    static const char *const texts[] = {['i'] = "initial values",
+                                        ['f'] = "forward pass",
+                                        ['b'] = "backward pass",
+                                        ['g'] = "gradient of a parameter",
+                                        ['c'] = "clipping",
+                                        ['n'] = "update of the weights",
+                                        ['m'] = "first moment of the gradient",
+                                        ['v'] = "second moment of the gradient",
+                                        ['w'] = "weights"};
+    const size_t at = (unsigned char)pass;
+    return at < sizeof texts / sizeof *texts && texts[at] ? texts[at] : "";
 }
 
 static void print_where(FILE *to, const ar_verify_report *r, const ar_verify_row *row)
@@ -172,7 +262,7 @@ static void print_where(FILE *to, const ar_verify_report *r, const ar_verify_row
     if (row->step > 0 && row->pass != 'w' && row->pass != '?')
         fprintf(to, "step %d, ", row->step);
     fprintf(to, "%s%selement %s", pass_text(row->pass), pass_text(row->pass)[0] ? "; first " : "first ",
-            ARI_INDEX(row, row->first));
+            INDEX(row, row->first));
     if (row->state == AR_VERIFY_DIFFERENT && row->ranks[0] >= 0 && r->ranks > 1)
         fprintf(to, ", of rank %d of %d", row->ranks[0], r->ranks);
     fprintf(to, "\n");
@@ -180,18 +270,18 @@ static void print_where(FILE *to, const ar_verify_report *r, const ar_verify_row
 
 static void print_values(FILE *to, const ar_verify_report *r, const ar_verify_row *row)
 {
-    fprintf(to, "    first     %s in the reference, %s in the other\n", ARI_VALUE(row->dtype, row->first_value[0]),
-            ARI_VALUE(row->other_dtype, row->first_value[1]));
-    fprintf(to, "    worst     %s in the reference, %s in the other, at %s", ARI_VALUE(row->dtype, row->worst_value[0]),
-            ARI_VALUE(row->other_dtype, row->worst_value[1]), ARI_INDEX(row, row->worst));
-    if (ari_has_ratio(r))
+    fprintf(to, "    first     %s in the reference, %s in the other\n", VALUE(row->dtype, row->first_value[0]),
+            VALUE(row->other_dtype, row->first_value[1]));
+    fprintf(to, "    worst     %s in the reference, %s in the other, at %s", VALUE(row->dtype, row->worst_value[0]),
+            VALUE(row->other_dtype, row->worst_value[1]), INDEX(row, row->worst));
+    if (has_ratio(r))
         fprintf(to, "; %.2e is allowed, the difference is %.3g times that", row->allowed, row->ratio);
     fprintf(to, "\n    how many  %s of %s elements (%.3g %%)", ARI_COUNT(row->elements_different),
             ARI_COUNT(row->elements), 100.0 * (double)row->elements_different / (double)row->elements);
     if (row->bits_different != row->elements_different)
         fprintf(to, "; in bits %s", ARI_COUNT(row->bits_different));
     fprintf(to, "\n    how much  rms %.2e of difference against %.2e of the reference; cosine %s, scale %.9g\n",
-            row->rms, row->rms_reference, ARI_COSINE(row, 9), row->scale);
+            row->rms, row->rms_reference, COSINE(row, 9), row->scale);
     if (row->nan[0] + row->nan[1] > 0)
         fprintf(to, "    NaN       %s in the reference, %s in the other\n", ARI_COUNT(row->nan[0]),
                 ARI_COUNT(row->nan[1]));
@@ -209,7 +299,7 @@ static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_ro
         print_values(to, r, row);
     if (row->copies_differ)
         fprintf(to, "    copies    %s on rank %d, %s on rank %d (%s); %s of its elements differ between the two\n",
-                ARI_VALUE(row->dtype, row->first_value[0]), row->ranks[0], ARI_VALUE(row->dtype, row->first_value[1]),
+                VALUE(row->dtype, row->first_value[0]), row->ranks[0], VALUE(row->dtype, row->first_value[1]),
                 row->ranks[1], row->in_reference ? "of the reference" : "of the other",
                 ARI_COUNT(row->elements_different));
     if (row->pattern[0])
@@ -223,7 +313,7 @@ static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_ro
 static void print_head(FILE *to, const ar_verify_report *r)
 {
     const char *space = "";
-    fprintf(to, "different: %zu of %zu tensor%s", r->different, r->compared, ari_plural(r->compared));
+    fprintf(to, "different: %zu of %zu tensor%s", r->different, r->compared, plural(r->compared));
     if (r->missing > 0)
         fprintf(to, ", %zu missing", r->missing);
     if (r->unexpected > 0)
@@ -232,7 +322,7 @@ static void print_head(FILE *to, const ar_verify_report *r)
         fprintf(to, "; first in execution order: %s", ARI_SHOW(r->row[r->first].name));
     fprintf(to, "\n  reference  %s\n  other      %s", ARI_SHOW(r->reference), ARI_SHOW(r->other));
     if (r->ranks > 0)
-        fprintf(to, ", %d rank%s", r->ranks, ari_plural((size_t)r->ranks));
+        fprintf(to, ", %d rank%s", r->ranks, plural((size_t)r->ranks));
     for (size_t d = 0; d < r->mesh_dims; d++, space = " ")
         fprintf(to, "%s%s=%d", d ? space : ": ", r->mesh[d].name, r->mesh[d].size);
     fprintf(to, "\n");
@@ -253,7 +343,7 @@ static void print_nan(FILE *to, const ar_verify_report *r)
     }
     if (first)
         fprintf(to, "note: NaN in both, %s element%s of %zu tensor%s that %s the same, the first %s\n",
-                ARI_COUNT(elements), ari_plural(elements), tensors, ari_plural(tensors), tensors == 1 ? "is" : "are",
+                ARI_COUNT(elements), plural(elements), tensors, plural(tensors), tensors == 1 ? "is" : "are",
                 ARI_SHOW(first));
 }
 
@@ -261,14 +351,13 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
 {
     if (r->left_out[0] + r->left_out[1] > 0)
         fprintf(to, "note: left out, as only one dump has them: %zu tensor%s of the reference, %zu of the other\n",
-                r->left_out[0], ari_plural(r->left_out[0]), r->left_out[1]);
+                r->left_out[0], plural(r->left_out[0]), r->left_out[1]);
 }
 
 static void print_drift(FILE *to, const ar_verify_report *r)
 {
     if (r->drift > 0)
-        fprintf(to, "note: copies of %zu tensor%s differ in bits, %s: drift\n", r->drift, ari_plural(r->drift),
-                ARI_RULE(r));
+        fprintf(to, "note: copies of %zu tensor%s differ in bits, %s: drift\n", r->drift, plural(r->drift), RULE(r));
 }
 
 /* Whether a tensor is only in one dump, under a name that is another's with `prefix` before it. */
@@ -344,4 +433,109 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
     if (!r->same)
         fprintf(to, "\n");
     return AR_OK;
+}
+
+/* --- the verdict -------------------------------------------------------------------------------------------------- */
+
+static double roundoff_of(ar_dtype t)
+{
+    switch (t) {
+    case AR_F64:
+        return 0x1p-53;
+    case AR_F32:
+        return 0x1p-24;
+    case AR_F16:
+        return 0x1p-11;
+    case AR_BF16:
+        return 0x1p-8;
+    default:
+        return 0.0;
+    }
+}
+
+/* Whether a tensor differs by so little that sums in another order do it. A tensor's rms difference then is some
+ * round-offs, its worst some hundred; of short formats less is taken, where so many would be a large part. */
+static bool by_rounding(const ar_verify_row *row)
+{
+    const double u = roundoff_of(row->dtype);
+    return row->nan[0] == row->nan[1] && row->inf[0] == row->inf[1] && isfinite(row->worst_value[0]) &&
+           isfinite(row->worst_value[1]) && row->rms <= fmin(16.0 * u, 0.01) * row->rms_reference &&
+           row->max_abs <= fmin(256.0 * u, 0.05) * row->max_reference;
+}
+
+/* The smallest number of one digit that is not below x. */
+static double one_digit_up(double x)
+{
+    const double unit = pow(10.0, floor(log10(x)));
+    return ceil(x / unit * (1.0 - 1e-12)) * unit * (1.0 + 1e-9);
+}
+
+static void print_rounding(FILE *to, const ar_verify_report *r)
+{
+    enum { MOST_ULP = 1000 };
+    uint64_t ulp = 0;
+    double most = 0.0;
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (row->state == AR_VERIFY_SAME)
+            continue;
+        if (row->state != AR_VERIFY_DIFFERENT || !by_rounding(row))
+            return;
+        ulp = row->max_ulp > ulp ? row->max_ulp : ulp;
+        most = fmax(most, row->max_abs);
+    }
+    fprintf(to, "; no more than rounding in another order leaves: ");
+    if (ulp <= MOST_ULP)
+        fprintf(to, "--ulp %llu allows it", (unsigned long long)ulp);
+    else
+        fprintf(to, "--atol %.2g allows it", one_digit_up(most));
+}
+
+static void print_same(FILE *to, const ar_verify_report *r)
+{
+    const ar_verify_row *worst = NULL;
+    size_t exact = 0;
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        exact += row->bits_different == 0;
+        if (row->ratio > (worst ? worst->ratio : 0.0))
+            worst = row;
+    }
+    fprintf(to, "verify: %s%s: %zu tensor%s, %s element%s", has_ratio(r) ? "the same " : "", RULE(r), r->compared,
+            plural(r->compared), ARI_COUNT(r->elements), plural(r->elements));
+    if (has_ratio(r))
+        fprintf(to, ", %zu tensor%s bit for bit", exact, plural(exact));
+    if (worst)
+        fprintf(to, "; the worst difference is %.3g of what is allowed, in %s", worst->ratio, ARI_SHOW(worst->name));
+    fprintf(to, "\n");
+}
+
+void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
+{
+    if (r->same) {
+        print_same(to, r);
+        return;
+    }
+    if (r->compared > 0)
+        fprintf(to, "verify: DIFFERENT: %zu of %zu tensor%s not %s", r->different, r->compared, plural(r->compared),
+                has_ratio(r) ? RULE(r) : "the same in every bit");
+    else
+        fprintf(to, "verify: DIFFERENT: no tensor stands in both");
+    if (r->missing + r->unexpected > 0)
+        fprintf(to, ", %zu missing, %zu unexpected", r->missing, r->unexpected);
+    if (count_copies(r) > 0)
+        fprintf(to, "; ranks hold different copies of %zu tensor%s", count_copies(r), plural(count_copies(r)));
+    if (r->worst != SIZE_MAX && r->row[r->worst].state == AR_VERIFY_DIFFERENT) {
+        const ar_verify_row *w = &r->row[r->worst];
+        fprintf(to, "; worst %s: ", ARI_SHOW(w->name));
+        if (has_ratio(r))
+            fprintf(to, "%.3g times what is allowed", w->ratio);
+        else
+            fprintf(to, "max|d| %s at %s", SIZE(w), INDEX(w, w->worst));
+    }
+    if (r->compared > 0 && r->different == 0)
+        fprintf(to, "; what both have is the same: --common leaves the others out");
+    if (r->rule == AR_VERIFY_BITS && r->different > 0)
+        print_rounding(to, r);
+    fprintf(to, "\n");
 }

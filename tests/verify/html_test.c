@@ -99,7 +99,7 @@ Test(html, page_holds_the_report_as_json)
     cr_assert_str_eq(json_string_value(json_object_get(first, "state")), "different");
     cr_assert_str_eq(json_string_value(json_object_get(first, "hint")), "missing all-reduce");
     cr_assert_str_eq(json_string_value(json_object_get(first, "ratio")), "Infinity");
-    cr_assert_eq(json_integer_value(json_array_get(json_object_get(first, "worst"), 1)), 2);
+    cr_assert_eq(json_integer_value(json_array_get(json_object_get(first, "index"), 1)), 2);
     const json_t *map = json_object_get(first, "map");
     cr_assert_eq(json_array_size(map), 6);
     cr_assert_float_eq(json_real_value(json_array_get(map, 1)), 2.5, 0.0);
@@ -118,8 +118,8 @@ Test(html, names_of_others_cannot_leave_the_data)
     cr_assert_null(strstr(page, "<script>alert(1)"));
     json_t *data = data_of(page);
     const json_t *rows = json_object_get(data, "rows");
-    cr_assert_str_eq(json_string_value(json_object_get(json_array_get(rows, 3), "name")), "</script><script>alert(1)");
-    cr_assert_str_eq(json_string_value(json_object_get(json_array_get(rows, 2), "name")), "bad ? name");
+    cr_assert_str_eq(json_string_value(json_object_get(json_array_get(rows, 3), "tensor")), "</script><script>alert(1)");
+    cr_assert_str_eq(json_string_value(json_object_get(json_array_get(rows, 2), "tensor")), "bad ? name");
     json_decref(data);
     free(page);
 }

@@ -111,13 +111,9 @@ static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
 static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
     char path[sizeof r->dump];
-    ari_allowances all = {.list = NULL};
     AR_TRY(ari_folder_path(path, sizeof path, o->dump, ARI_DUMP_ALLOWED));
-    ar_status st = ari_allowances_add_all(&all, &b->ref);
-    if (st == AR_OK)
-        st = ari_allowances_write(&all, path, ar_sensitivity_of_precision(o->run.precision), r->gradients_hash);
-    ari_allowances_fini(&all);
-    return st;
+    return ari_allowances_write(&b->ref, NULL, 0, path, ar_sensitivity_of_precision(o->run.precision),
+                                r->gradients_hash);
 }
 
 /* The reference's file, in a folder that holds nothing of an earlier dump any more. */

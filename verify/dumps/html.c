@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A report as a page of its own. The page is verify/dumps/report_page.html, which the build puts into the library; what
- * it shows is written into it where it says so. */
-#include <inttypes.h>
+/* A report for programs, and as a page of its own. The page is verify/dumps/report_page.html, which the build puts into
+ * the library; what it shows is written into it where it says so. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "anyrank/verify.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
+#include "verify/dumps/report.h"
 
 /* Made by cmake/Embed.cmake. */
 extern const unsigned char ari_report_page[];
@@ -18,30 +17,139 @@ extern const unsigned long ari_report_page_bytes;
 
 static const char place_of_data[] = "@REPORT@";
 
-static json_t *place_of(const ar_verify_row *r, size_t element)
-{
-    size_t index[AR_ST_MAX_DIMS] = {0};
-    ari_coordinates(index, element, r->ndim, r->shape);
-    return ari_json_sizes(index, (size_t)r->ndim);
-}
-
-static json_t *count_of(size_t n)
-{
-    return json_integer((json_int_t)n);
-}
-
-static json_t *pair_of(const double *value)
-{
-    json_t *list = json_array();
-    json_array_append_new(list, ari_json_number(value[0]));
-    json_array_append_new(list, ari_json_number(value[1]));
-    return list;
-}
-
 static const char *const states[] = {
     [AR_VERIFY_SAME] = "same",        [AR_VERIFY_DIFFERENT] = "different", [AR_VERIFY_SHAPE] = "shape",
     [AR_VERIFY_DTYPE] = "dtype",      [AR_VERIFY_MISSING] = "missing",     [AR_VERIFY_UNEXPECTED] = "unexpected",
     [AR_VERIFY_REPLICAS] = "replicas"};
+
+static json_t *whole(uint64_t n)
+{
+    return json_integer(n > INT64_MAX ? INT64_MAX : (json_int_t)n);
+}
+
+static json_t *index_of(const ar_verify_row *r, size_t element)
+{
+    size_t at[AR_ST_MAX_DIMS] = {0};
+    ari_coordinates(at, element, r->ndim, r->shape);
+    return ari_json_sizes(at, (size_t)r->ndim);
+}
+
+static void set(json_t *o, const char *key, double x)
+{
+    json_object_set_new(o, key, ari_json_number(x));
+}
+
+static void set_measures(json_t *o, const ar_verify_row *r)
+{
+    set(o, "max_abs", r->max_abs);
+    set(o, "max_rel", r->max_rel);
+    json_object_set_new(o, "max_ulp", whole(r->max_ulp));
+    set(o, "rms", r->rms);
+    set(o, "rms_reference", r->rms_reference);
+    set(o, "max_reference", r->max_reference);
+    set(o, "cosine", r->cosine);
+    set(o, "scale", r->scale);
+    json_object_set_new(o, "nan", json_pack("[o,o]", whole(r->nan[0]), whole(r->nan[1])));
+    json_object_set_new(o, "inf", json_pack("[o,o]", whole(r->inf[0]), whole(r->inf[1])));
+    set(o, "allowed", r->allowed);
+    set(o, "ratio", r->ratio);
+}
+
+static void set_places(json_t *o, const ar_verify_row *r)
+{
+    json_object_set_new(o, "index", index_of(r, r->worst));
+    set(o, "reference", r->worst_value[0]);
+    set(o, "actual", r->worst_value[1]);
+    json_object_set_new(o, "first_index", index_of(r, r->first));
+    set(o, "first_reference", r->first_value[0]);
+    set(o, "first_actual", r->first_value[1]);
+    if (r->copies_differ) {
+        json_object_set_new(o, "ranks", json_pack("[i,i]", r->ranks[0], r->ranks[1]));
+        json_object_set_new(o, "copies_of", json_string(r->in_reference ? "reference" : "other"));
+    } else {
+        json_object_set_new(o, "rank", r->ranks[0] < 0 ? json_null() : json_integer(r->ranks[0]));
+    }
+}
+
+/* What there is to say of any row. */
+static json_t *row_head(const ar_verify_row *r)
+{
+    const char pass[] = {r->pass, '\0'};
+    json_t *o = json_object();
+    json_object_set_new(o, "tensor", ari_json_text(r->name));
+    json_object_set_new(o, "state", json_string(states[r->state]));
+    json_object_set_new(o, "pass", r->pass == '?' ? json_null() : json_string(pass));
+    json_object_set_new(o, "step", json_integer(r->step));
+    json_object_set_new(o, "dtype", json_string(ar_dtype_name(r->dtype)));
+    json_object_set_new(o, "other_dtype", json_string(ar_dtype_name(r->other_dtype)));
+    json_object_set_new(o, "shape", ari_json_sizes(r->shape, (size_t)r->ndim));
+    json_object_set_new(o, "other_shape", ari_json_sizes(r->other_shape, (size_t)r->other_ndim));
+    json_object_set_new(o, "elements", whole(r->elements));
+    json_object_set_new(o, "elements_different", whole(r->elements_different));
+    json_object_set_new(o, "bits_different", whole(r->bits_different));
+    return o;
+}
+
+json_t *ari_verify_row_json(const ar_verify_row *r, bool places)
+{
+    json_t *o = row_head(r);
+    set_measures(o, r);
+    if (places)
+        set_places(o, r);
+    json_object_set_new(o, "pattern", ari_json_text(r->pattern));
+    json_object_set_new(o, "hint", ari_json_text(r->hint));
+    return o;
+}
+
+static json_t *names_of(const ar_verify_report *r, ar_verify_state state)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < r->rows; i++) {
+        if (r->row[i].state == state)
+            json_array_append_new(a, ari_json_text(r->row[i].name));
+    }
+    return a;
+}
+
+static json_t *rule_json(const ar_verify_report *r)
+{
+    switch (r->rule) {
+    case AR_VERIFY_ULP:
+        return json_pack("{s:s, s:o}", "name", "ulp", "ulp", whole(r->ulp));
+    case AR_VERIFY_TOLERANCE:
+        return json_pack("{s:s, s:f, s:f}", "name", "tolerance", "rtol", r->rtol, "atol", r->atol);
+    case AR_VERIFY_SENSITIVITY:
+        return json_pack("{s:s, s:o}", "name", "sensitivity", "allows", ari_json_text(r->allows));
+    case AR_VERIFY_BITS:
+        break;
+    }
+    return json_pack("{s:s}", "name", "bits");
+}
+
+void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
+{
+    size_t copies = 0;
+    for (size_t i = 0; i < r->rows; i++)
+        copies += r->row[i].copies_differ;
+    json_object_set_new(o, "result", json_string(r->same ? "same" : "different"));
+    json_object_set_new(o, "reference", ari_json_text(r->reference));
+    json_object_set_new(o, "other", ari_json_text(r->other));
+    json_object_set_new(o, "rule", rule_json(r));
+    json_object_set_new(o, "tensors", whole(r->compared));
+    json_object_set_new(o, "tensors_different", whole(r->different));
+    json_object_set_new(o, "elements", whole(r->elements));
+    json_object_set_new(o, "elements_different", whole(r->elements_different));
+    json_object_set_new(o, "missing", names_of(r, AR_VERIFY_MISSING));
+    json_object_set_new(o, "unexpected", names_of(r, AR_VERIFY_UNEXPECTED));
+    json_object_set_new(o, "tensors_with_different_copies", whole(copies));
+    json_object_set_new(o, "left_out", ari_json_sizes(r->left_out, 2));
+    json_object_set_new(o, "tensors_drifting", whole(r->drift));
+    json_object_set_new(o, "ranks", json_integer(r->ranks));
+    json_object_set_new(o, "bytes", whole(r->bytes));
+    set(o, "seconds", r->seconds);
+}
+
+/* --- the page ----------------------------------------------------------------------------------------------------- */
 
 /* Three digits are enough for a colour, and keep the page small. */
 static json_t *map_of(const ar_verify_row *r)
@@ -64,54 +172,16 @@ static json_t *bins_of(const ar_verify_row *r)
     return list;
 }
 
-static void add_values(json_t *o, const ar_verify_row *r)
+/* Of the many that are the same a line in the table is enough. */
+static json_t *row_of(const ar_verify_row *r)
 {
-    json_object_set_new(o, "nan", json_pack("[I, I]", (json_int_t)r->nan[0], (json_int_t)r->nan[1]));
-    json_object_set_new(o, "inf", json_pack("[I, I]", (json_int_t)r->inf[0], (json_int_t)r->inf[1]));
-    json_object_set_new(o, "max_abs", ari_json_number(r->max_abs));
-    json_object_set_new(o, "max_rel", ari_json_number(r->max_rel));
-    json_object_set_new(o, "rms", ari_json_number(r->rms));
-    json_object_set_new(o, "rms_reference", ari_json_number(r->rms_reference));
-    json_object_set_new(o, "max_ulp", json_integer((json_int_t)r->max_ulp));
-    json_object_set_new(o, "cosine", ari_json_number(r->cosine));
-    json_object_set_new(o, "scale", ari_json_number(r->scale));
-    json_object_set_new(o, "allowed", ari_json_number(r->allowed));
-    json_object_set_new(o, "ratio", ari_json_number(r->ratio));
-    json_object_set_new(o, "first", place_of(r, r->first));
-    json_object_set_new(o, "first_value", pair_of(r->first_value));
-    json_object_set_new(o, "worst", place_of(r, r->worst));
-    json_object_set_new(o, "worst_value", pair_of(r->worst_value));
-    json_object_set_new(o, "ranks", json_pack("[i, i]", r->ranks[0], r->ranks[1]));
-    json_object_set_new(o, "in_reference", json_boolean(r->in_reference));
-    json_object_set_new(o, "pattern", ari_json_text(r->pattern));
-    json_object_set_new(o, "hint", ari_json_text(r->hint));
+    if (r->state == AR_VERIFY_SAME && r->bits_different == 0)
+        return row_head(r);
+    json_t *o = ari_verify_row_json(r, true);
     json_object_set_new(o, "bins", bins_of(r));
     json_object_set_new(o, "map", map_of(r));
     json_object_set_new(o, "map_shape", json_pack("[I, I]", (json_int_t)r->map_rows, (json_int_t)r->map_cols));
     json_object_set_new(o, "matrix", json_pack("[I, I]", (json_int_t)r->matrix_rows, (json_int_t)r->matrix_cols));
-}
-
-static json_t *row_of(const ar_verify_row *r)
-{
-    const char pass[2] = {r->pass ? r->pass : '?', '\0'};
-    const bool only_other = r->state == AR_VERIFY_UNEXPECTED;
-    json_t *o = json_object();
-    json_object_set_new(o, "name", ari_json_text(r->name));
-    json_object_set_new(o, "state", json_string(states[r->state]));
-    json_object_set_new(o, "pass", json_string(pass));
-    json_object_set_new(o, "step", json_integer(r->step));
-    json_object_set_new(o, "dtype", json_string(ar_dtype_name(only_other ? r->other_dtype : r->dtype)));
-    json_object_set_new(o, "other_dtype", json_string(ar_dtype_name(r->other_dtype)));
-    json_object_set_new(o, "shape",
-                        only_other ? ari_json_sizes(r->other_shape, (size_t)r->other_ndim)
-                                   : ari_json_sizes(r->shape, (size_t)r->ndim));
-    json_object_set_new(o, "other_shape", ari_json_sizes(r->other_shape, (size_t)r->other_ndim));
-    json_object_set_new(o, "elements", count_of(r->elements));
-    json_object_set_new(o, "different", count_of(r->elements_different));
-    json_object_set_new(o, "bits_different", count_of(r->bits_different));
-    /* Of the many that are the same a line in the table is enough. */
-    if (r->state != AR_VERIFY_SAME || r->bits_different > 0)
-        add_values(o, r);
     return o;
 }
 
@@ -131,27 +201,10 @@ static json_t *row_number(size_t row, size_t rows)
 
 static json_t *report_of(const ar_verify_report *r)
 {
-    static const char *const rules[] = {[AR_VERIFY_BITS] = "bits",
-                                        [AR_VERIFY_ULP] = "ulp",
-                                        [AR_VERIFY_TOLERANCE] = "tolerance",
-                                        [AR_VERIFY_SENSITIVITY] = "sensitivity"};
     json_t *o = json_object(), *rows = json_array();
-    json_object_set_new(o, "same", json_boolean(r->same));
-    json_object_set_new(o, "reference", ari_json_text(r->reference));
-    json_object_set_new(o, "other", ari_json_text(r->other));
-    json_object_set_new(o, "rule", json_string(rules[r->rule]));
-    json_object_set_new(o, "ulp", json_integer((json_int_t)r->ulp));
-    json_object_set_new(o, "rtol", ari_json_number(r->rtol));
-    json_object_set_new(o, "atol", ari_json_number(r->atol));
-    json_object_set_new(o, "compared", count_of(r->compared));
-    json_object_set_new(o, "different", count_of(r->different));
-    json_object_set_new(o, "missing", count_of(r->missing));
-    json_object_set_new(o, "unexpected", count_of(r->unexpected));
-    json_object_set_new(o, "elements", count_of(r->elements));
-    json_object_set_new(o, "elements_different", count_of(r->elements_different));
+    ari_verify_set_facts(o, r);
     json_object_set_new(o, "first", row_number(r->first, r->rows));
     json_object_set_new(o, "worst", row_number(r->worst, r->rows));
-    json_object_set_new(o, "ranks", json_integer(r->ranks));
     json_object_set_new(o, "mesh", mesh_of(r));
     for (size_t i = 0; i < r->rows; i++)
         json_array_append_new(rows, row_of(&r->row[i]));

@@ -6,6 +6,7 @@
 
 #include "anyrank/verify.h"
 #include "verify/diagnose/order.h"
+#include "verify/reference/tasks.h"
 
 /* The parts of ar_verify.
  *
@@ -124,20 +125,6 @@ bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, 
 /** All about numbers [start, start + n) of a pair, at most ARI_CHUNK. */
 AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                                        ari_scaled_sums *sums);
-
-/* --- threads (verify_tasks.c) ------------------------------------------------------------------------------------- */
-
-/* One task; `worker` below the number of threads. */
-typedef ar_status (*ari_task_fn)(void *user, size_t task, int worker);
-typedef struct ari_tasks {
-    size_t n;
-    int threads; /* at least 1; the calling thread is the first */
-    ari_task_fn run;
-    void *user;
-    void (*progress)(void *user, size_t done); /* by the calling thread, now and then; NULL */
-} ari_tasks;
-/** Runs all. Errors: the lowest task's that failed; others may then not have run. */
-AR_NODISCARD ar_status ari_tasks_run(const ari_tasks *t);
 
 /* --- the whole (verify.c, verify_match.c, verify_scan.c, verify_shape.c) ------------------------------------------ */
 

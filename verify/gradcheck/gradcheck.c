@@ -2,7 +2,6 @@
 #include "verify/gradcheck/gradcheck.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +10,9 @@
 #include "ref/baseline/perturb.h"
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
+#include "verify/reference/tasks.h"
 
-enum { SAMPLES = 2, POSITIONS = 16, MESSAGE = 1024, DRAWS = 1000 };
+enum { SAMPLES = 2, POSITIONS = 16, DRAWS = 1000 };
 enum { PAIRS = AR_GRADCHECK_STEPS + 1, RATIO = 4 }; /* a row takes the losses at its step and at RATIO times it */
 static const double LARGEST_STEP = 0.25;
 static const double BOUND = 1e-6;                         /* of the best row */
@@ -37,7 +37,8 @@ typedef struct gradcheck {
     ari_perturbation *moved; /* [elements][PAIRS][up, down], the largest step first */
     size_t elements;
     ar_batch batch;
-    atomic_bool stopped;
+    size_t first; /* perturbations of the first share; 0: there is one share */
+    atomic_bool stopped, failed;
 } gradcheck;
 
 /* --- which elements ----------------------------------------------------------------------------------------------- */
@@ -180,11 +181,7 @@ static ar_status plan_moves(gradcheck *g)
 /* A part of the perturbations, on one thread. */
 typedef struct share {
     gradcheck *g;
-    ari_perturbation *from;
-    size_t n;
     bool reports; /* to the caller */
-    ar_status status;
-    char message[MESSAGE];
 } share;
 
 static bool progress(void *user, double fraction)
@@ -196,34 +193,29 @@ static bool progress(void *user, double fraction)
     return !atomic_load(&s->g->stopped);
 }
 
-static void *work(void *arg)
+static ar_status work(void *user, size_t task, int worker)
 {
-    share *s = arg;
+    gradcheck *g = user;
+    share s = {.g = g, .reports = worker == 0};
+    const size_t from = task == 0 ? 0 : g->first, to = task == 0 && g->first > 0 ? g->first : g->elements * 2 * PAIRS;
     const ar_baseline_options o = {
-        .mode = AR_MODE_F64, .weights = weights, .weights_user = s->g, .progress = progress, .progress_user = s};
-    s->status = ari_baseline_perturb(s->g->c->config, &o, &s->g->batch, s->from, s->n);
-    if (s->status != AR_OK) {
-        snprintf(s->message, sizeof s->message, "%s", ar_error_message());
-        atomic_store(&s->g->stopped, true);
-    }
-    return NULL;
+        .mode = AR_MODE_F64, .weights = weights, .weights_user = g, .progress = progress, .progress_user = &s};
+    const ar_status st = ari_baseline_perturb(g->c->config, &o, &g->batch, g->moved + from, to - from);
+    if (st == AR_ERR_ABORTED && atomic_load(&g->failed)) /* by the other share's failure, which is the one to tell */
+        return AR_OK;
+    if (st != AR_OK && st != AR_ERR_ABORTED)
+        atomic_store(&g->failed, true);
+    if (st != AR_OK)
+        atomic_store(&g->stopped, true);
+    return st;
 }
 
 /* A loss costs the blocks from the moved weight on: the first 3 in 10 cost as much as the rest. */
 static ar_status take_differences(gradcheck *g)
 {
-    const size_t all = g->elements * 2 * PAIRS, first = g->c->threads > 1 ? all / 10 * 3 : 0;
-    share other = {.g = g, .from = g->moved, .n = first}, own = {.g = g, .from = g->moved + first, .reports = true};
-    pthread_t thread;
-    bool started = first > 0 && pthread_create(&thread, NULL, work, &other) == 0;
-    if (!started)
-        own.from = g->moved;
-    own.n = all - (size_t)(own.from - g->moved);
-    work(&own);
-    if (started)
-        pthread_join(thread, NULL);
-    const share *failed = other.status != AR_OK && other.status != AR_ERR_ABORTED ? &other : &own;
-    return failed->status == AR_OK ? AR_OK : ar_error_set(failed->status, "%s", failed->message);
+    g->first = g->c->threads > 1 ? g->elements * 2 * PAIRS / 10 * 3 : 0;
+    const ari_tasks t = {g->first > 0 ? 2 : 1, g->c->threads > 1 ? 2 : 1, work, g, NULL};
+    return ari_tasks_run(&t);
 }
 
 /* --- the table ---------------------------------------------------------------------------------------------------- */

@@ -211,29 +211,27 @@ ar_status ari_gather_hash(const ari_gatherer *g, int files, char hex[65])
     return st;
 }
 
-static ar_status add_wanted(ari_allowances *all, const ari_reference *ref, const ari_gatherer *wanted)
-{
-    for (size_t i = 0; i < wanted->count; i++) {
-        const ari_gathered *w = &wanted->list[i];
-        if (!w->tap[0]) /* under its own name, which the reference has */
-            continue;
-        const size_t at = ari_reference_find(ref, w->tap, w->pass);
-        if (at == ref->count)
-            return ar_error_set(AR_ERR_INTERNAL, "the baseline did not emit %s%s", w->tap, ari_pass_suffix(w->pass));
-        AR_TRY(ari_allowances_add(all, w->full.name, ref->tensor[at].allowed));
-    }
-    return AR_OK;
-}
-
 ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *ref, const char *path, ar_sensitivity of,
                                    const char *hash)
 {
-    ari_allowances all = {.list = NULL};
-    ar_status st = add_wanted(&all, ref, g);
-    if (st == AR_OK)
-        st = ari_allowances_add_all(&all, ref);
-    if (st == AR_OK)
-        st = ari_allowances_write(&all, path, of, hash);
-    ari_allowances_fini(&all);
+    ari_allowance *wanted = NULL;
+    size_t n = 0;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc((void **)&wanted, g->count, sizeof *wanted, "allowances"));
+    for (size_t i = 0; i < g->count; i++) {
+        const ari_gathered *w = &g->list[i];
+        if (!w->tap[0]) /* under its own name, which the reference has */
+            continue;
+        const size_t at = ari_reference_find(ref, w->tap, w->pass);
+        if (at == ref->count) {
+            st = ar_error_set(AR_ERR_INTERNAL, "the baseline did not emit %s%s", w->tap, ari_pass_suffix(w->pass));
+            goto done;
+        }
+        snprintf(wanted[n].name, sizeof wanted[n].name, "%s", w->full.name);
+        wanted[n++].value = ref->tensor[at].allowed;
+    }
+    st = ari_allowances_write(ref, wanted, n, path, of, hash);
+done:
+    free(wanted);
     return st;
 }

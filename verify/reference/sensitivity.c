@@ -2,11 +2,11 @@
 #include "verify/reference/sensitivity.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "verify/reference/tasks.h"
 
 /* --- formats ------------------------------------------------------------------------------------------------------ */
 
@@ -69,8 +69,7 @@ typedef struct measured_run {
     uint64_t seed; /* 0: without noise */
     int step;
     double *spread; /* [ref->count] largest |noisy - quiet| */
-    ar_status st;
-    char message[512]; /* of the thread that ran it */
+    bool tells;     /* of those at once, the calling thread's */
 } measured_run;
 
 static void begin_step(void *user, int step)
@@ -225,45 +224,16 @@ static ar_status run_once(measured_run *r)
     o.emit_user = r;
     o.begin_step = begin_step;
     o.doubt = r->seed && r->m->doubt ? doubt_of : NULL;
-    o.progress = r->seed <= 1 ? progress : NULL; /* of those at once one tells */
+    o.progress = r->tells ? progress : NULL;
     o.progress_user = r;
     return c->run ? c->run(c->user, &o) : run_model(c, &o);
 }
 
-/* The seeds of one thread. */
-typedef struct share {
-    measured_run *run; /* [ARI_NOISE_SEEDS] */
-    int first, every;
-} share;
-
-static void *run_share(void *arg)
+static ar_status run_seed(void *user, size_t task, int worker)
 {
-    const share *s = arg;
-    for (int i = s->first; i < ARI_NOISE_SEEDS; i += s->every) {
-        measured_run *r = &s->run[i];
-        r->st = run_once(r);
-        if (r->st != AR_OK)
-            snprintf(r->message, sizeof r->message, "%s", ar_error_message());
-    }
-    return NULL;
-}
-
-/* The calling thread takes the first share, and those whose thread could not be had. */
-static void run_shares(measured_run *runs, int threads)
-{
-    share s[ARI_NOISE_SEEDS];
-    pthread_t thread[ARI_NOISE_SEEDS];
-    bool started[ARI_NOISE_SEEDS] = {false};
-    for (int i = 0; i < threads; i++) {
-        s[i] = (share){.run = runs, .first = i, .every = threads};
-        started[i] = i > 0 && pthread_create(&thread[i], NULL, run_share, &s[i]) == 0;
-    }
-    for (int i = 0; i < threads; i++)
-        if (!started[i])
-            run_share(&s[i]);
-    for (int i = 0; i < threads; i++)
-        if (started[i])
-            pthread_join(thread[i], NULL);
+    measured_run *r = &((measured_run *)user)[task];
+    r->tells = worker == 0;
+    return run_once(r);
 }
 
 static ar_status run_seeds(measuring *m, measured_run *runs)
@@ -274,12 +244,8 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
             AR_TRY(ari_alloc_zero((void **)&spread, m->ref->count, sizeof *spread, "spreads"));
         runs[i] = (measured_run){.m = m, .seed = (uint64_t)i + 1, .spread = spread};
     }
-    const int threads = m->c->threads < 1 ? 1 : m->c->threads;
-    run_shares(runs, threads < ARI_NOISE_SEEDS ? threads : ARI_NOISE_SEEDS);
-    for (int i = 0; i < ARI_NOISE_SEEDS; i++)
-        if (runs[i].st != AR_OK)
-            return ar_error_set(runs[i].st, "%s", runs[i].message);
-    return AR_OK;
+    const ari_tasks t = {ARI_NOISE_SEEDS, m->c->threads < 1 ? 1 : m->c->threads, run_seed, runs, NULL};
+    return ari_tasks_run(&t);
 }
 
 /* --- what is allowed ---------------------------------------------------------------------------------------------- */
@@ -337,7 +303,7 @@ static void measuring_fini(measuring *m)
 ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *c)
 {
     measuring m = {.c = c, .ref = ref, .fills = ref->count == 0};
-    measured_run quiet = {.m = &m}, runs[ARI_NOISE_SEEDS] = {{0}};
+    measured_run quiet = {.m = &m, .tells = true}, runs[ARI_NOISE_SEEDS] = {{0}};
     const ar_baseline_options *o = &c->options;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, run_once(&quiet));
@@ -358,44 +324,31 @@ done:
 
 /* --- allowances of a dump ----------------------------------------------------------------------------------------- */
 
-ar_status ari_allowances_add(ari_allowances *a, const char *name, double value)
+static ari_allowance allowance_of(const ari_ref_tensor *t)
 {
-    AR_TRY(ari_grow(&a->list, &a->capacity, a->count, sizeof *a->list, "allowances"));
-    ari_allowance *one = &a->list[a->count];
-    one->value = value;
-    if ((size_t)snprintf(one->name, sizeof one->name, "%s", name) >= sizeof one->name)
-        return ar_error_set(AR_ERR_ARG, "the name %s is longer than %zu bytes", name, sizeof one->name - 1);
-    a->count++;
-    return AR_OK;
+    ari_allowance a;
+    double beside = 0.0;
+    for (size_t k = 0; t->beside && k < t->count; k++)
+        beside = fmax(beside, (double)t->beside[k]);
+    (void)ari_dump_name(a.name, t->name, t->pass, (uint32_t)t->step); /* a reference's names fit */
+    a.value = t->allowed + beside;
+    return a;
 }
 
-ar_status ari_allowances_add_all(ari_allowances *a, const ari_reference *ref)
-{
-    for (size_t i = 0; i < ref->count; i++) {
-        const ari_ref_tensor *t = &ref->tensor[i];
-        char name[ARI_REFERENCE_NAME];
-        double beside = 0.0;
-        for (size_t k = 0; t->beside && k < t->count; k++)
-            beside = fmax(beside, (double)t->beside[k]);
-        (void)ari_dump_name(name, t->name, t->pass, (uint32_t)t->step); /* a reference's names fit */
-        AR_TRY(ari_allowances_add(a, name, t->allowed + beside));
-    }
-    return AR_OK;
-}
-
-void ari_allowances_fini(ari_allowances *a)
-{
-    free(a->list);
-    *a = (ari_allowances){.list = NULL};
-}
-
-ar_status ari_allowances_write(const ari_allowances *a, const char *path, ar_sensitivity of, const char *hash)
+ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *more, size_t n, const char *path,
+                               ar_sensitivity of, const char *hash)
 {
     char seeds[16], safety[32];
+    const size_t count = n + ref->count;
+    ari_allowance *list = NULL;
     ar_st_tensor *tensor = NULL;
-    AR_TRY(ari_alloc((void **)&tensor, a->count, sizeof *tensor, "tensors of a file"));
-    for (size_t i = 0; i < a->count; i++)
-        tensor[i] = (ar_st_tensor){.name = a->list[i].name, .dtype = AR_F64, .data = &a->list[i].value};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc((void **)&list, count, sizeof *list, "allowances"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&tensor, count, sizeof *tensor, "tensors of a file"));
+    for (size_t i = 0; i < count; i++) {
+        list[i] = i < n ? more[i] : allowance_of(&ref->tensor[i - n]);
+        tensor[i] = (ar_st_tensor){.name = list[i].name, .dtype = AR_F64, .data = &list[i].value};
+    }
     snprintf(seeds, sizeof seeds, "%d", ARI_NOISE_SEEDS);
     snprintf(safety, sizeof safety, "%g", ARI_NOISE_SAFETY);
     const char *const metadata[] = {"format",
@@ -408,7 +361,9 @@ ar_status ari_allowances_write(const ari_allowances *a, const char *path, ar_sen
                                     safety,
                                     "anyrank.reference",
                                     hash};
-    const ar_status st = ar_st_write(path, tensor, a->count, metadata, sizeof metadata / sizeof *metadata / 2);
+    st = ar_st_write(path, tensor, count, metadata, sizeof metadata / sizeof *metadata / 2);
+done:
     free(tensor);
+    free(list);
     return st;
 }

@@ -35,23 +35,16 @@ typedef struct ari_sensitivity_case {
  *  AR_ERR_INTERNAL (it emits other tensors than ref has), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *c);
 
-/* What tensors may differ by, by the names they have in a dump. */
+/* What a tensor may differ by, by the name that it has in a dump. */
 typedef struct ari_allowance {
     char name[ARI_REFERENCE_NAME];
     double value;
 } ari_allowance;
-typedef struct ari_allowances {
-    ari_allowance *list;
-    size_t count, capacity;
-} ari_allowances;
-AR_NODISCARD ar_status ari_allowances_add(ari_allowances *a, const char *name, double value);
-/** All of a reference under the names of a dump; of weights after Adam the largest element's. */
-AR_NODISCARD ar_status ari_allowances_add_all(ari_allowances *a, const ari_reference *ref);
-void ari_allowances_fini(ari_allowances *a);
-/** Writes them as a file: an F64 of no dimensions a tensor, and as metadata what they are of. hash: of the reference's
- *  values. Errors: those of ar_st_write, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_allowances_write(const ari_allowances *a, const char *path, ar_sensitivity of,
-                                            const char *hash);
+/** Writes `more` [n], then those of a reference, of weights after Adam the largest element's, as a file: an F64 of no
+ *  dimensions a tensor, and as metadata what they are of. hash: of the reference's values. Errors: those of
+ *  ar_st_write, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *more, size_t n,
+                                            const char *path, ar_sensitivity of, const char *hash);
 
 /** The factor of the spread for a tensor of so many elements. */
 double ari_sensitivity_safety(size_t elements);

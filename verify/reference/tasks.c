@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/reference/tasks.h"
+
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/dumps/verify_impl.h"
 
 /* A pool for one run: threads take the next task until there is none. */
 typedef struct pool {

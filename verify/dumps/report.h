@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DUMPS_REPORT_H
+#define ARI_VERIFY_DUMPS_REPORT_H
+
+#include <jansson.h>
+
+#include "anyrank/verify.h"
+
+/* A report for programs, as the command prints it and the page reads it: docs/verify.md lists the fields. */
+
+/** Sets what is said of the whole. */
+void ari_verify_set_facts(json_t *o, const ar_verify_report *r);
+/** A row; places: where it differs too. Gives. */
+json_t *ari_verify_row_json(const ar_verify_row *r, bool places);
+
+#endif
