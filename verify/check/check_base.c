@@ -292,17 +292,15 @@ static ar_status name_not_finite(ar_status ended, ari_reference *ref)
                         ref->vacuous.step);
 }
 
-/* Consecutive pieces of the text, one global batch a step. Gives both; free(). */
-static ar_status make_batches(int64_t **ids, ar_batch **batch, const ar_check_options *o, size_t vocab)
+ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, size_t vocab, const char *text)
 {
-    const size_t steps = ari_run_steps(&o->run);
+    const size_t steps = ari_run_steps(r);
     size_t rows = 0;
-    AR_TRY(ari_mul_size(&rows, steps, o->run.batch));
-    AR_TRY(ari_text_ids(ids, rows, o->run.seq, vocab, o->text, o->run.seed));
+    AR_TRY(ari_mul_size(&rows, steps, r->batch));
+    AR_TRY(ari_text_ids(ids, rows, r->seq, vocab, text, r->seed));
     AR_TRY(ari_alloc_zero((void **)batch, steps, sizeof **batch, "batches"));
     for (size_t i = 0; i < steps; i++)
-        (*batch)[i] =
-            (ar_batch){.batch = o->run.batch, .seq = o->run.seq, .input_ids = *ids + i * o->run.batch * o->run.seq};
+        (*batch)[i] = (ar_batch){.batch = r->batch, .seq = r->seq, .input_ids = *ids + i * r->batch * r->seq};
     return AR_OK;
 }
 
@@ -311,7 +309,7 @@ ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, cons
     *b = (ari_check_base){.config = *c};
     AR_TRY(ari_weights_load(&b->weights, c, folder));
     AR_TRY(ari_alloc_zero((void **)&b->loss, ari_run_steps(&o->run), sizeof *b->loss, "losses"));
-    AR_TRY(make_batches(&b->ids, &b->batch, o, c->vocab));
+    AR_TRY(ari_text_batches(&b->ids, &b->batch, &o->run, c->vocab, o->text));
     const uint64_t start = ari_now_ns();
     AR_TRY(name_not_finite(o->run.process ? run_shared(b, o) : ari_check_baseline(b, o), &b->ref));
     b->seconds = (double)(ari_now_ns() - start) * 1e-9;

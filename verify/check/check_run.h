@@ -20,6 +20,10 @@ AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_option
 AR_NODISCARD ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, const char *text,
                                     uint64_t seed);
 
+/** Consecutive pieces of it, one global batch a step. Gives both; free(), also after a failure. */
+AR_NODISCARD ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, size_t vocab,
+                                        const char *text);
+
 /* What the layouts of a check are compared with: the model, its input, and what the baseline made of them. One serves
  * any number of layouts, faults and ways to sum gradients up. */
 typedef struct ari_check_base {

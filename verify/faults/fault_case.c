@@ -227,11 +227,6 @@ ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_con
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */
 
-typedef struct ari_fault_base {
-    ari_fault_case of;
-    ari_check_base base;
-} ari_fault_base;
-
 static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
     ar_check_options o = {.run = ari_fault_run_of(f, fault, bases->threads, bases->seed), .skip_f64 = true};
@@ -240,51 +235,32 @@ static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault
     return o;
 }
 
-static void destroy(ari_fault_base *b)
-{
-    if (b)
-        ari_check_base_fini(&b->base);
-    free(b);
-}
-
-/* Moves the i-th to the front. */
-static void use(ari_fault_bases *bases, size_t i)
-{
-    ari_fault_base *b = bases->base[i];
-    memmove(&bases->base[1], &bases->base[0], i * sizeof(ari_fault_base *));
-    bases->base[0] = b;
-}
-
-static ar_status make(ari_fault_base **gives, const ari_fault_bases *bases, const ari_fault_case *f)
+static ar_status fill(ari_fault_base *b, const ari_fault_bases *bases, const ari_fault_case *f)
 {
     char folder[512];
     ar_config c;
-    ari_fault_base *b = NULL;
     const ar_check_options o = options_of(bases, f, AR_FAULT_NONE);
+    ari_check_base_fini(&b->base);
+    *b = (ari_fault_base){.of = *f};
     AR_TRY(ari_run_config(&c, folder, sizeof folder, f->run.model));
-    AR_TRY(ari_alloc_zero((void **)&b, 1, sizeof *b, "a baseline"));
-    b->of = *f;
-    const ar_status st = ari_check_base_init(&b->base, &o, &c, folder);
-    if (st == AR_OK)
-        *gives = b;
-    else
-        destroy(b);
-    return st;
+    return ari_check_base_init(&b->base, &o, &c, folder);
 }
 
+/* The one of the case; else that which was not used for longest makes place for it. */
 static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, const ari_fault_case *f)
 {
+    ari_fault_base *b = bases->base;
     size_t i = 0;
-    while (i < ARI_FAULT_BASES && bases->base[i] && !same_base(&bases->base[i]->of, f))
+    while (i < ARI_FAULT_BASES && !(b[i].used > 0 && same_base(&b[i].of, f)))
         i++;
     if (i == ARI_FAULT_BASES) {
-        destroy(bases->base[--i]);
-        bases->base[i] = NULL;
+        i = 0;
+        for (size_t k = 1; k < ARI_FAULT_BASES; k++)
+            i = b[k].used < b[i].used ? k : i;
+        AR_TRY(fill(&b[i], bases, f));
     }
-    if (!bases->base[i])
-        AR_TRY(make(&bases->base[i], bases, f));
-    use(bases, i);
-    *gives = &bases->base[0]->base;
+    b[i].used = ++bases->uses;
+    *gives = &b[i].base;
     return AR_OK;
 }
 
@@ -314,6 +290,6 @@ ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ar
 void ari_fault_bases_fini(ari_fault_bases *bases)
 {
     for (size_t i = 0; i < ARI_FAULT_BASES; i++)
-        destroy(bases->base[i]);
-    *bases = (ari_fault_bases){.base = {NULL}};
+        ari_check_base_fini(&bases->base[i].base);
+    *bases = (ari_fault_bases){.uses = 0};
 }

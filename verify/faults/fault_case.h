@@ -32,12 +32,19 @@ AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ar
 /* Baselines that cases share: those of one model, batch, steps, clipping and dropout have one. As many are kept as were
  * used last. */
 enum { ARI_FAULT_BASES = 4 };
+typedef struct ari_fault_base {
+    ari_fault_case of;
+    ari_check_base base;
+    size_t used; /* when it was last, counted from 1; 0: not made */
+} ari_fault_base;
+
 typedef struct ari_fault_bases {
     int threads; /* 0: the machine's cores */
     uint64_t seed;
     ar_numerics numerics; /* of all but modules, which run in the exact ones */
     ar_precision precision;
-    struct ari_fault_base *base[ARI_FAULT_BASES]; /* the one used last first; NULL: none yet */
+    ari_fault_base base[ARI_FAULT_BASES];
+    size_t uses;
 } ari_fault_bases;
 
 /** Compares a run of the case with `fault`, or AR_FAULT_NONE for the clean one. Gives *run; ari_check_run_fini, also

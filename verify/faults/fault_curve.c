@@ -16,22 +16,23 @@ static bool is_first_gradient(void *user, const ar_tap_event *e)
 
 static ar_status run_steps(ari_fault_trace *t, ari_cluster_options *o)
 {
-    const size_t batch_size = o->run.batch, seq = o->run.seq;
     int64_t *ids = NULL;
-    ar_batch batch[ARI_CURVE_STEPS];
+    ar_batch *batch = NULL;
     ari_cluster_result result = {0};
-    AR_TRY(ari_text_ids(&ids, batch_size * ARI_CURVE_STEPS, seq, o->config->vocab, NULL, o->run.seed));
-    for (size_t i = 0; i < ARI_CURVE_STEPS; i++)
-        batch[i] = (ar_batch){.batch = batch_size, .seq = seq, .input_ids = ids + i * batch_size * seq};
-    o->batch = batch;
-    const ar_status st = ari_cluster_run(&result, o);
-    t->ended = st == AR_OK;
+    ar_status st = ari_text_batches(&ids, &batch, &o->run, o->config->vocab, NULL);
+    if (st == AR_OK) {
+        o->batch = batch;
+        st = ari_cluster_run(&result, o);
+        t->ended = st == AR_OK;
+        st = st == AR_ERR_MEMORY ? st : AR_OK; /* any other is what the fault did */
+    }
     if (t->ended)
         memcpy(t->loss, result.loss, sizeof t->loss);
     free(result.loss);
     free(result.reports);
+    free(batch);
     free(ids);
-    return st == AR_ERR_MEMORY ? st : AR_OK; /* any other is what the fault did */
+    return st;
 }
 
 ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed)
