@@ -128,22 +128,15 @@ static void print_more(FILE *to, size_t n, size_t most)
 
 static void difference_row(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
 {
-    ari_table_cell(t, "%s", ARI_SHOW(row->name));
-    if (row->dtype == row->other_dtype)
-        ari_table_cell(t, "%s %s", ar_dtype_name(row->dtype), SHAPE(row->ndim, row->shape));
-    else
-        ari_table_cell(t, "%s/%s %s", ar_dtype_name(row->dtype), ar_dtype_name(row->other_dtype),
-                       SHAPE(row->ndim, row->shape));
-    ari_table_cell(t, "%s of %s", ARI_COUNT(row->elements_different), ARI_COUNT(row->elements));
-    ari_table_cell(t, "%s", SIZE(row));
-    ari_table_cell(t, "%.2e", row->max_rel);
-    ari_table_cell(t, "%s", ARI_COUNT(row->max_ulp));
+    const bool same_dtype = row->dtype == row->other_dtype;
+    ari_table_row(t, "%s\t%s%s%s %s\t%s of %s\t%s\t%.2e\t%s", ARI_SHOW(row->name), ar_dtype_name(row->dtype),
+                  same_dtype ? "" : "/", same_dtype ? "" : ar_dtype_name(row->other_dtype),
+                  SHAPE(row->ndim, row->shape), ARI_COUNT(row->elements_different), ARI_COUNT(row->elements), SIZE(row),
+                  row->max_rel, ARI_COUNT(row->max_ulp));
     if (has_ratio(r))
         ari_table_cell(t, "%.3g", row->ratio);
-    ari_table_cell(t, "%s", COSINE(row, 6));
-    ari_table_cell(t, "%s", INDEX(row, row->worst));
-    ari_table_cell(t, "%s", VALUE(row->dtype, row->worst_value[0]));
-    ari_table_cell(t, "%s", VALUE(row->other_dtype, row->worst_value[1]));
+    ari_table_row(t, "%s\t%s\t%s\t%s", COSINE(row, 6), INDEX(row, row->worst), VALUE(row->dtype, row->worst_value[0]),
+                  VALUE(row->other_dtype, row->worst_value[1]));
 }
 
 static ar_status print_differences(FILE *to, const ar_verify_report *r, size_t most)
@@ -187,11 +180,10 @@ static ar_status print_other_kind(FILE *to, const ar_verify_report *r, size_t mo
         if (row->state != AR_VERIFY_SHAPE && row->state != AR_VERIFY_DTYPE)
             continue;
         shown++;
-        ari_table_cell(&t, "%s", row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE");
-        ari_table_cell(&t, "%s", ARI_SHOW(row->name));
-        ari_table_cell(&t, "%s %s in the reference, %s %s in the other%s%s", ar_dtype_name(row->dtype),
-                       SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
-                       SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
+        ari_table_row(&t, "%s\t%s\t%s %s in the reference, %s %s in the other%s%s",
+                      row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE", ARI_SHOW(row->name), ar_dtype_name(row->dtype),
+                      SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
+                      SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
     }
     fprintf(to, "\nanother shape or dtype, values not compared:\n");
     const ar_status st = ari_table_end(&t, to, 2);
