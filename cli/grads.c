@@ -12,10 +12,10 @@
 
 typedef struct grads_values {
     ari_common common;
-    const char *model, *block, *input, *out, *inject;
+    ar_grads_options o; /* but for the run */
+    const char *inject;
     ari_layout_values layout;
     ari_watch_values watch;
-    bool per_rank, activations, sensitivity;
     int sensitivity_of; /* -1: not given */
 } grads_values;
 
@@ -23,13 +23,13 @@ static const char *const sensitivities[] = {"f32", "tf32", "bf16", "bf16-pure", 
 
 #define ARI_VALUES grads_values
 static const ari_option options[] = {
-    ARI_OPTION_FILE("input", input, "FILE.safetensors",
+    ARI_OPTION_FILE("input", o.input, "FILE.safetensors",
                     "input_ids [b, s]; optional attention_mask ([b, s] of 0/1, or additive [b|1, heads|1, s, s]), "
                     "labels",
                     .more = "labels are [b, s]. position_ids [b or 1, s] may be there too; any other tensor is "
                             "refused."),
-    ARI_OPTION_FOLDER("block", block, "DIR", "a single block in place of a model: case.json and inputs.safetensors"),
-    ARI_OPTION_FOLDER("out", out, "DIR", "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
+    ARI_OPTION_FOLDER("block", o.block, "DIR", "a single block in place of a model: case.json and inputs.safetensors"),
+    ARI_OPTION_FOLDER("out", o.out, "DIR", "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
                       .more = "The outputs are logits, loss and hidden states. Each file is complete or not there."),
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
@@ -38,16 +38,16 @@ static const ari_option options[] = {
     ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: 25MiB)"),
     ARI_INJECT_OPTION,
     ARI_OPTION_GROUP(ari_watch_options, watch),
-    ARI_OPTION_FLAG("per-rank", per_rank,
+    ARI_OPTION_FLAG("per-rank", o.per_rank,
                     "write what each rank holds to DIR/ranks too: weights, gradients and outputs, with their places",
                     .more = "The folder has a file of each rank, with --activations of every tensor; 'anyrank "
                             "verify' and PyTorch's distributed checkpoint read it. It replaces the ranks of an "
                             "earlier run, and no folder that holds anything else."),
-    ARI_OPTION_FLAG("activations", activations,
+    ARI_OPTION_FLAG("activations", o.activations,
                     "write every tensor of the two passes to activations.safetensors too, and to the ranks' files",
                     .more = "That includes the weights and the gradients, under the names that 'anyrank check "
                             "--list-tensors' prints, in the same bytes for every layout in exact numerics."),
-    ARI_OPTION_FLAG("sensitivity", sensitivity,
+    ARI_OPTION_FLAG("sensitivity", o.sensitivity,
                     "write allowed.safetensors too: what rounding alone may change in each tensor",
                     .more = "For every tensor it has one number, the largest difference that rounding alone may make "
                             "in it, for anyrank-verify(1). That takes some runs of the baseline on one rank, in "
@@ -62,7 +62,8 @@ static const ari_option options[] = {
 };
 
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, model, "a folder with a Hugging Face config.json (and weights), or a bundled name",
+    ARI_POSITIONAL("MODEL", FOLDER, o.run.model,
+                   "a folder with a Hugging Face config.json (and weights), or a bundled name",
                    .choices = ari_model_names),
     {0},
 };
@@ -70,18 +71,18 @@ static const ari_positional positionals[] = {
 static ar_status check_values(const grads_values *v)
 {
     AR_TRY(ari_layout_check(&v->layout));
-    if (!v->model && !v->block)
+    if (!v->o.run.model && !v->o.block)
         return ar_error_set(AR_ERR_ARG, "give a MODEL, or --block DIR");
-    if (v->model && v->block)
+    if (v->o.run.model && v->o.block)
         return ar_error_set(AR_ERR_ARG, "give a MODEL or --block, not both");
-    if (v->model && !v->input)
+    if (v->o.run.model && !v->o.input)
         return ar_error_set(AR_ERR_ARG, "--input FILE.safetensors is missing: it holds the model's input_ids");
-    if (v->block && v->input)
+    if (v->o.block && v->o.input)
         return ar_error_set(AR_ERR_ARG, "--input goes with a MODEL; a block reads DIR/inputs.safetensors");
-    if (v->sensitivity_of >= 0 && !v->sensitivity)
+    if (v->sensitivity_of >= 0 && !v->o.sensitivity)
         return ar_error_set(AR_ERR_ARG, "--sensitivity-of %s says of which arithmetic: give --sensitivity too",
                             sensitivities[v->sensitivity_of]);
-    if (!v->out)
+    if (!v->o.out)
         return ar_error_set(AR_ERR_ARG, "--out DIR is missing: it says where the results go");
     return AR_OK;
 }
@@ -111,15 +112,15 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
         json_object_set_new(o, "fault", json_string(v->inject));
     json_object_set_new(o, "outputs_hash", json_string(r->outputs_hash));
     json_object_set_new(o, "tensors", json_integer((json_int_t)r->tensors));
-    if (v->activations)
+    if (v->o.activations)
         json_object_set_new(o, "activations", json_integer((json_int_t)r->activations));
     json_object_set_new(o, "bytes", json_pack("{s:I}", "counted", (json_int_t)r->bytes));
     json_object_set_new(o, "seconds", ari_json_number(r->seconds));
-    if (v->model)
+    if (v->o.run.model)
         json_object_set_new(o, "weights", json_string(r->fresh ? "fresh" : "folder"));
-    if (v->model)
+    if (v->o.run.model)
         json_object_set_new(o, "notes", notes_json(r));
-    if (v->model)
+    if (v->o.run.model)
         json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)r->loss)));
     ari_watch_json(o, watch);
     if (r->has_predicted)
@@ -138,7 +139,7 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
         if (r->file[i][0])
             printf("%s\n", r->file[i]);
     }
-    if (v->model)
+    if (v->o.run.model)
         printf("loss %.9g (%s)\n", (double)r->loss, r->fresh ? "fresh weights" : "weights of the folder");
     ari_ranks_print(stdout, run, ar_parallel_world(&run->parallel));
     printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds),
@@ -149,18 +150,11 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
 static ar_status run_watched(const grads_values *v, const ari_watch *watch)
 {
     ar_grads_result r;
-    ar_grads_options o = {.run.model = v->model,
-                          .run.seed = v->common.seed,
-                          .block = v->block,
-                          .input = v->input,
-                          .out = v->out,
-                          .sensitivity = v->sensitivity,
-                          .sensitivity_of = v->sensitivity_of >= 0
-                                                ? (ar_sensitivity)v->sensitivity_of
-                                                : ar_sensitivity_of_precision((ar_precision)v->layout.precision),
-                          .per_rank = v->per_rank,
-                          .activations = v->activations,
-                          .mlp_order = (ar_mlp_order)v->layout.mlp_order};
+    ar_grads_options o = v->o;
+    o.run.seed = v->common.seed;
+    o.mlp_order = (ar_mlp_order)v->layout.mlp_order;
+    o.sensitivity_of = v->sensitivity_of >= 0 ? (ar_sensitivity)v->sensitivity_of
+                                              : ar_sensitivity_of_precision((ar_precision)v->layout.precision);
     ari_layout_run(&o.run, &v->layout, &v->common);
     ari_watch_run(&o.run, watch);
     if (v->inject)
@@ -173,7 +167,7 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
             fprintf(stderr, "note: %s\n", r.note[i]);
     }
     AR_TRY(st);
-    AR_TRY(ari_watch_write(watch, v->model ? v->model : v->block, &o.run.parallel, r.batch));
+    AR_TRY(ari_watch_write(watch, v->o.run.model ? v->o.run.model : v->o.block, &o.run.parallel, r.batch));
     if (ari_wants_text(&v->common))
         AR_TRY(print(&r, v, &o.run, watch));
     return ari_json_end(as_json(&r, v, &o.run, watch), &v->common);

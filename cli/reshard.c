@@ -12,47 +12,44 @@
 
 typedef struct reshard_values {
     ari_common common;
-    const char *in, *map, *config, *out;
-    int tp, dp, pp;
-    bool dp_copies, embedding_hidden, strict, dry_run;
-    size_t pad_vocab, shard_size;
+    ar_reshard_options o;
 } reshard_values;
 
 #define ARI_VALUES reshard_values
 static const ari_option options[] = {
-    ARI_OPTION_FOLDER("out", out, "DIR",
+    ARI_OPTION_FOLDER("out", o.out, "DIR",
                       "where it goes: a folder that is not there, is empty, or was begun by the same request"),
-    ARI_OPTION_INT("tp", tp, 1, 65536, "N",
+    ARI_OPTION_INT("tp", o.tp, 1, 65536, "N",
                    "tensor-parallel ranks (default 1; with all three 1, one Hugging Face folder)"),
-    ARI_OPTION_INT("pp", pp, 1, 65536, "N",
+    ARI_OPTION_INT("pp", o.pp, 1, 65536, "N",
                    "pipeline stages: layers shared out evenly, the first stages one more (default 1)",
                    .more = "The embedding is on the first stage, final norm and LM head on the last, tied weights on "
                            "both."),
-    ARI_OPTION_INT("dp", dp, 1, 65536, "N",
+    ARI_OPTION_INT("dp", o.dp, 1, 65536, "N",
                    "data-parallel ranks: rank (p, d, t) is p*dp*tp + d*tp + t; all of a group read one file (default "
                    "1)",
                    .more = "Only the ranks with d = 0 have a file."),
-    ARI_OPTION_FLAG("dp-copies", dp_copies, "a file of its own for every data-parallel rank"),
-    ARI_OPTION_FLAG("embedding-hidden", embedding_hidden,
+    ARI_OPTION_FLAG("dp-copies", o.dp_copies, "a file of its own for every data-parallel rank"),
+    ARI_OPTION_FLAG("embedding-hidden", o.embedding_hidden,
                     "split the embedding along the hidden dimension (default: along the vocabulary)"),
-    ARI_OPTION_SIZE("pad-vocab", pad_vocab, 1, 1 << 20, "N",
+    ARI_OPTION_SIZE("pad-vocab", o.pad_vocab, 1, 1 << 20, "N",
                     "pad the vocabulary with rows of zeros to a multiple of N (default: as the config has it)",
                     .more = "Rows past the vocabulary of config.json are cut, with a note, when they are read."),
-    ARI_OPTION_BYTES("shard-size", shard_size, 1, 9e15, "BYTES",
+    ARI_OPTION_BYTES("shard-size", o.shard_bytes, 1, 9e15, "BYTES",
                      "merged: the most tensors of one file, as 5GB or 500MiB (default 5GB)",
                      .more = "More make shards with an index."),
-    ARI_OPTION_FILE("map", map, "FILE", "how the files of IN fit together, where they do not say"),
-    ARI_OPTION_FILE("config", config, "FILE", "config.json, or a folder with one (default: the one in IN)",
+    ARI_OPTION_FILE("map", o.map, "FILE", "how the files of IN fit together, where they do not say"),
+    ARI_OPTION_FILE("config", o.config, "FILE", "config.json, or a folder with one (default: the one in IN)",
                     .more = "Merging needs none."),
-    ARI_OPTION_FLAG("strict", strict,
+    ARI_OPTION_FLAG("strict", o.strict,
                     "refuse tensors that the config does not have, missing ones, and rows past the vocabulary",
                     .more = "They are otherwise noted; tensors that the config does not have are copied whole."),
-    ARI_OPTION_FLAG("dry-run", dry_run, "say what would be written"),
+    ARI_OPTION_FLAG("dry-run", o.dry_run, "say what would be written"),
     {0},
 };
 
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("IN", FILE, in,
+    ARI_POSITIONAL("IN", FILE, o.in,
                    "a Hugging Face folder, a folder of per-rank files, or a checkpoint of anyrank train",
                    .required = true),
     {0},
@@ -64,7 +61,7 @@ static const ari_positional positionals[] = {
 
 typedef struct report {
     ari_progress progress; /* first: it is the library's user */
-    const reshard_values *v;
+    const ar_reshard_options *o;
     ari_table table;
     size_t files;
     json_t *json_files, *notes;
@@ -78,7 +75,7 @@ static void on_note(void *user, const char *text)
 static void on_file(void *user, const ar_reshard_file *f)
 {
     report *r = user;
-    const char *state = r->v->dry_run ? "" : f->kept ? "kept" : "written";
+    const char *state = r->o->dry_run ? "" : f->kept ? "kept" : "written";
     json_array_append_new(r->json_files,
                           json_pack("{s:s, s:I, s:I, s:b}", "file", f->name, "tensors", (json_int_t)f->tensors, "bytes",
                                     (json_int_t)f->bytes, "kept", (int)f->kept));
@@ -89,48 +86,47 @@ static void on_file(void *user, const ar_reshard_file *f)
 
 /* --- the result --------------------------------------------------------------------------------------------------- */
 
-static void print_layout(const reshard_values *v)
+static void print_layout(const ar_reshard_options *o)
 {
-    if (v->tp == 1 && v->dp == 1 && v->pp == 1)
+    if (o->tp == 1 && o->dp == 1 && o->pp == 1)
         printf("merged");
     else
-        printf("tp=%d", v->tp);
-    if (v->dp > 1)
-        printf(" dp=%d", v->dp);
-    if (v->pp > 1)
-        printf(" pp=%d", v->pp);
+        printf("tp=%d", o->tp);
+    if (o->dp > 1)
+        printf(" dp=%d", o->dp);
+    if (o->pp > 1)
+        printf(" pp=%d", o->pp);
 }
 
 static void print(const report *r, const ar_reshard_result *result)
 {
-    const reshard_values *v = r->v;
+    const ar_reshard_options *o = r->o;
     size_t i;
     json_t *note;
     if (r->files > MOST_FILES)
         printf("  .. and %zu more\n", r->files - MOST_FILES);
     json_array_foreach(r->notes, i, note) printf("note: %s\n", json_string_value(note));
-    printf("%s%s tensors, ", v->dry_run ? "would write " : "", ARI_COUNT(result->tensors));
-    print_layout(v);
+    printf("%s%s tensors, ", o->dry_run ? "would write " : "", ARI_COUNT(result->tensors));
+    print_layout(o);
     printf(": %s in %s file%s", ARI_BYTES(result->bytes), ARI_COUNT(result->files), result->files == 1 ? "" : "s");
     if (result->files_kept > 0)
         printf(" (%s kept of a former run)", ARI_COUNT(result->files_kept));
-    if (!v->dry_run)
-        printf(", in %s: %s", ARI_SECONDS(result->seconds), ARI_SHOW(v->out));
+    if (!o->dry_run)
+        printf(", in %s: %s", ARI_SECONDS(result->seconds), ARI_SHOW(o->out));
     printf("\n");
 }
 
 static json_t *as_json(const report *r, const ar_reshard_result *result)
 {
-    const reshard_values *v = r->v;
-    json_t *o = ari_json_begin("reshard");
+    const ar_reshard_options *o = r->o;
     json_t *rest =
         json_pack("{s:s, s:{s:i, s:i, s:i}, s:I, s:I, s:I, s:I, s:I, s:o, s:o*, s:O, s:O}", "result",
-                  v->dry_run ? "dry run" : "written", "layout", "tp", v->tp, "dp", v->dp, "pp", v->pp, "tensors",
+                  o->dry_run ? "dry run" : "written", "layout", "tp", o->tp, "dp", o->dp, "pp", o->pp, "tensors",
                   (json_int_t)result->tensors, "bytes", (json_int_t)result->bytes, "largest_tensor_bytes",
                   (json_int_t)result->largest_tensor, "files_kept", (json_int_t)result->files_kept, "files_copied",
                   (json_int_t)result->copied, "seconds", ari_json_number(result->seconds), "out",
-                  v->out ? ari_json_text(v->out) : NULL, "notes", r->notes, "files", r->json_files);
-    return ari_json_whole(o, rest);
+                  o->out ? ari_json_text(o->out) : NULL, "notes", r->notes, "files", r->json_files);
+    return ari_json_whole(ari_json_begin("reshard"), rest);
 }
 
 static ar_status run(void *values, int *exit_code)
@@ -139,28 +135,16 @@ static ar_status run(void *values, int *exit_code)
     (void)exit_code;
     static const ari_column columns[] = {
         {"file", ARI_LEFT}, {"tensors", ARI_RIGHT}, {"bytes", ARI_RIGHT}, {"", ARI_LEFT}};
-    report r = {.v = v, .table = ARI_TABLE(columns), .json_files = json_array(), .notes = json_array()};
+    report r = {.o = &v->o, .table = ARI_TABLE(columns), .json_files = json_array(), .notes = json_array()};
     ar_reshard_result result;
     const bool text = ari_wants_text(&v->common);
-    if (!v->out && !v->dry_run)
+    if (!v->o.out && !v->o.dry_run)
         return ar_error_set(AR_ERR_ARG, "--out DIR is missing: it says where the files go");
-    const ar_reshard_options o = {.in = v->in,
-                                  .map = v->map,
-                                  .config = v->config,
-                                  .out = v->out,
-                                  .tp = v->tp,
-                                  .dp = v->dp,
-                                  .pp = v->pp,
-                                  .dp_copies = v->dp_copies,
-                                  .embedding_hidden = v->embedding_hidden,
-                                  .strict = v->strict,
-                                  .pad_vocab = v->pad_vocab,
-                                  .shard_bytes = v->shard_size,
-                                  .dry_run = v->dry_run,
-                                  .progress = ari_progress_show,
-                                  .note = on_note,
-                                  .file = on_file,
-                                  .user = &r};
+    ar_reshard_options o = v->o;
+    o.progress = ari_progress_show;
+    o.note = on_note;
+    o.file = on_file;
+    o.user = &r;
     ari_progress_begin(&r.progress, v->common.quiet);
     ar_status st = ar_reshard(&result, &o);
     if (st == AR_ERR_NOT_FOUND) /* a config */
@@ -177,7 +161,7 @@ static ar_status run(void *values, int *exit_code)
     return st;
 }
 
-static const reshard_values defaults = {.tp = 1, .dp = 1, .pp = 1};
+static const reshard_values defaults = {.o = {.tp = 1, .dp = 1, .pp = 1}};
 
 const ari_args_spec ari_reshard_spec = {
     .command = "reshard",

@@ -29,8 +29,9 @@ AR_NODISCARD ar_status ari_transport_begin(ar_process **gives, const ari_transpo
 void ari_transport_end(ar_process *p, ar_status st);
 /** Whether this process prints and writes files: the only one, or process 0. */
 bool ari_transport_reports(const ar_process *p);
-/** What the ranks compute on, unless that is the CPU, and how they are connected, if they are processes: "device: 4 ranks
- *  share GPU 0 (NVIDIA H200)", "ranks: 4 processes, connected by MPI". world 0: runs of different numbers of ranks. */
+/** What the ranks compute on, unless that is the CPU, and how they are connected, if they are processes: "device: 4
+ *  ranks share GPU 0 (NVIDIA H200)", "ranks: 4 processes, connected by MPI". world 0: runs of different numbers of
+ *  ranks. */
 void ari_ranks_print(FILE *to, const ar_run *run, int world);
 /** The same as "transport" of an object. */
 void ari_transport_json(json_t *o, const ar_process *p);

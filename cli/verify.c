@@ -16,13 +16,13 @@
 
 typedef struct verify_values {
     ari_common common;
-    const char *reference, *other, *map, *reference_map, *allowed, *html;
-    bool bits, no_equal_nan, only_common;
+    ar_verify_options o; /* but for the rule and what it allows, and the globs */
+    const char *html;
+    bool bits;
     size_t ulp;        /* SIZE_MAX: not given */
     double rtol, atol; /* below 0: not given */
     ari_strings only, leave;
-    int tp, dp;
-    size_t heads, kv_heads, max_report;
+    size_t max_report;
 } verify_values;
 
 #define ARI_VALUES verify_values
@@ -32,33 +32,33 @@ static const ari_option options[] = {
                     .more = "From -0 to +0 is one."),
     ARI_OPTION_DOUBLE("rtol", rtol, 0, DBL_MAX, "X", "or |other - reference| <= atol + rtol*|reference|"),
     ARI_OPTION_DOUBLE("atol", atol, 0, DBL_MAX, "Y", "the absolute part of it; one of the two that is not given is 0"),
-    ARI_OPTION_FILE("sensitivity", allowed, "ALLOWED.safetensors",
+    ARI_OPTION_FILE("sensitivity", o.allowed, "ALLOWED.safetensors",
                     "or what this file of grads --sensitivity allows each tensor"),
-    ARI_OPTION_FILE("map", map, "FILE",
+    ARI_OPTION_FILE("map", o.map, "FILE",
                     "how the files of OTHER make full tensors: shards, packing, transposition, names"),
-    ARI_OPTION_FILE("reference-map", reference_map, "FILE", "the same for REFERENCE"),
+    ARI_OPTION_FILE("reference-map", o.reference_map, "FILE", "the same for REFERENCE"),
     ARI_OPTION_STRINGS("only", only, "GLOB[,GLOB]", "only tensors of these names; may be given several times"),
     ARI_OPTION_STRINGS("ignore", leave, "GLOB[,GLOB]", "no tensors of these names; may be given several times"),
-    ARI_OPTION_FLAG("common", only_common,
+    ARI_OPTION_FLAG("common", o.common,
                     "compare what both have; what only one has is left out and counted, not a difference"),
-    ARI_OPTION_FLAG("no-equal-nan", no_equal_nan, "NaN against NaN is a difference",
+    ARI_OPTION_FLAG("no-equal-nan", o.nan_differs, "NaN against NaN is a difference",
                     .more = "Otherwise it is the same, by --bits if the payloads are."),
     ARI_OPTION_FILE("html", html, "FILE.html", "write the report as a page too, which needs no network",
                     .written = true),
     ARI_OPTION_SIZE("max-report", max_report, 0, 0, "N", "print at most N rows of a table (default 20)"),
-    ARI_OPTION_INT("tp", tp, 1, 4096, "N",
+    ARI_OPTION_INT("tp", o.tp, 1, 4096, "N",
                    "tensor-parallel ranks of OTHER's run, where its files do not tell: for the hints alone"),
-    ARI_OPTION_INT("dp", dp, 1, 4096, "N", "its data-parallel ranks, for the hints alone"),
-    ARI_OPTION_SIZE("heads", heads, 1, 1e6, "H", "attention heads of the model, for the hints alone"),
-    ARI_OPTION_SIZE("kv-heads", kv_heads, 1, 1e6, "K", "key/value heads of the model, for the hints alone"),
+    ARI_OPTION_INT("dp", o.dp, 1, 4096, "N", "its data-parallel ranks, for the hints alone"),
+    ARI_OPTION_SIZE("heads", o.heads, 1, 1e6, "H", "attention heads of the model, for the hints alone"),
+    ARI_OPTION_SIZE("kv-heads", o.kv_heads, 1, 1e6, "K", "key/value heads of the model, for the hints alone"),
     {0},
 };
 
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("REFERENCE", FILE, reference,
+    ARI_POSITIONAL("REFERENCE", FILE, o.reference,
                    "a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank",
                    .required = true),
-    ARI_POSITIONAL("OTHER", FILE, other, "the dump to compare with it", .required = true),
+    ARI_POSITIONAL("OTHER", FILE, o.other, "the dump to compare with it", .required = true),
     {0},
 };
 
@@ -67,18 +67,17 @@ static const ari_positional positionals[] = {
 static ar_status choose_rule(ar_verify_options *o, const verify_values *v)
 {
     const bool by_ulp = v->ulp != SIZE_MAX, by_tolerance = v->rtol >= 0.0 || v->atol >= 0.0;
-    if (v->bits + by_ulp + by_tolerance + (v->allowed != NULL) > 1)
+    if (v->bits + by_ulp + by_tolerance + (v->o.allowed != NULL) > 1)
         return ar_error_set(
             AR_ERR_ARG,
             "--bits, --ulp, --rtol with --atol, and --sensitivity each say what counts as the same: give one of them");
     o->rule = by_ulp         ? AR_VERIFY_ULP
               : by_tolerance ? AR_VERIFY_TOLERANCE
-              : v->allowed   ? AR_VERIFY_SENSITIVITY
+              : v->o.allowed ? AR_VERIFY_SENSITIVITY
                              : AR_VERIFY_BITS;
     o->ulp = by_ulp ? v->ulp : 0;
     o->rtol = v->rtol > 0.0 ? v->rtol : 0.0;
     o->atol = v->atol > 0.0 ? v->atol : 0.0;
-    o->allowed = v->allowed;
     return AR_OK;
 }
 
@@ -91,7 +90,7 @@ static bool same_file(const char *a, const char *b)
 /* What is read is not written over: the one of two names that was meant for a dump is easily in the other's place. */
 static ar_status keep_inputs(const verify_values *v, const char *option, const char *path)
 {
-    const char *const inputs[] = {v->reference, v->other, v->map, v->reference_map, v->allowed};
+    const char *const inputs[] = {v->o.reference, v->o.other, v->o.map, v->o.reference_map, v->o.allowed};
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
         if (same_file(inputs[i], path))
             return ar_error_set(AR_ERR_ARG, "%s %s: that is %s, which is read; give the name of another file", option,
@@ -183,20 +182,11 @@ static ar_status compare(ar_verify_report **gives, const verify_values *v, ar_ve
 static ar_status run(void *values, int *exit_code)
 {
     const verify_values *v = values;
-    ar_verify_options o = {.reference = v->reference,
-                           .other = v->other,
-                           .map = v->map,
-                           .reference_map = v->reference_map,
-                           .common = v->only_common,
-                           .nan_differs = v->no_equal_nan,
-                           .tp = v->tp,
-                           .dp = v->dp,
-                           .heads = v->heads,
-                           .kv_heads = v->kv_heads,
-                           .threads = v->common.threads};
+    ar_verify_options o = v->o;
     globs only = {0}, leave = {0};
     ar_verify_report *r = NULL;
     ar_status st = AR_OK;
+    o.threads = v->common.threads;
     AR_TRY(choose_rule(&o, v));
     AR_TRY(keep_inputs(v, "--json", v->common.json));
     AR_TRY(keep_inputs(v, "--html", v->html));

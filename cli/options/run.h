@@ -69,8 +69,8 @@ bool ari_layout_given(const ari_layout_values *v);
 AR_NODISCARD ar_status ari_layout_check(const ari_layout_values *v);
 /** Refuses a precision other than fp32 of exact numerics (AR_ERR_ARG). */
 AR_NODISCARD ar_status ari_precision_check(int precision, int numerics);
-/** Puts what they ask for into a run, with process and threads: its layout, how gradients are summed over dp (buckets of
- *  AR_BUCKET_BYTES unless given), the device, numerics if given, the cluster. After ari_layout_check. */
+/** Puts what they ask for into a run, with process and threads: its layout, how gradients are summed over dp (buckets
+ *  of AR_BUCKET_BYTES unless given), the device, numerics if given, the cluster. After ari_layout_check. */
 void ari_layout_run(ar_run *run, const ari_layout_values *v, const ari_common *common);
 /** What --device names, a name that ari_layout_check has let pass; the CPU where it is not given. */
 ar_device_choice ari_layout_device(const ari_layout_values *v);
@@ -129,8 +129,8 @@ extern const ari_option ari_optimizer_options[]; /* of an ari_optimizer_values *
     ARI_OPTION_STRING("inject", inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \
                       .choices = ari_fault_names)
 
-/** What they ask for, in a training of total_steps steps. Errors: AR_ERR_ARG (options that mean nothing with the others,
- *  a list or a group malformed, ar_optimizer_check). */
+/** What they ask for, in a training of total_steps steps. Errors: AR_ERR_ARG (options that mean nothing with the
+ *  others, a list or a group malformed, ar_optimizer_check). */
 AR_NODISCARD ar_status ari_optimizer_values_options(ar_optimizer_options *o, const ari_optimizer_values *v,
                                                     uint64_t total_steps);
 /** The same on top of the options that *o has, a checkpoint's: what was not given stays as it is; another kind of

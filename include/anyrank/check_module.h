@@ -30,7 +30,8 @@ typedef struct ar_module_case {
 
 typedef struct ar_check_module_options {
     ar_run run;                  /* model, plan, parallel, batch, seq and ddp are not looked at. Exact numerics, fp32,
-                                    threads; no trace, virtual time or faults of the transport. fault: in the layouts, not on the one rank */
+                                    threads; no trace, virtual time or faults of the transport. fault: in the
+                                    layouts, not on the one rank */
     const ar_parallel *parallel; /* [layouts] */
     size_t layouts;
     const ar_ddp_options *ddp; /* NULL: each gradient is summed over dp on its own. A layout with zero needs none, and

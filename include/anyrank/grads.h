@@ -11,8 +11,8 @@ AR_BEGIN_DECLS
 /* One forward and backward on given inputs, on N simulated ranks; outputs and gradients as safetensors files. */
 typedef struct ar_grads_options {
     ar_run run; /* model: NULL with `block`, whose layout is tp alone. batch and seq are the input's, 0 here, as are
-                 * steps, clip and dropout; storage fp32, ranks that are threads. fault: one that acts in a forward or backward pass of such a
-                 * run */
+                   steps, clip and dropout; storage fp32, ranks that are threads. fault: one that acts in a forward or
+                   backward pass of such a run */
     const char *block; /* folder with case.json and inputs.safetensors of a single block; NULL with a model */
     const char *input; /* safetensors: input_ids [b, s]; optional attention_mask, labels. Not with `block` */
     const char *out;   /* folder, made if it is not there */
