@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ends of a model: token and position embedding, LM head, loss. */
-#include "ref/baseline/model.h"
+#include "ref/baseline/run.h"
 
 #include "ref/numerics/scalar.h"
 

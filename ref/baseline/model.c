@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The entry points: a whole model on one batch, and one block alone. */
-#include "ref/baseline/model.h"
+#include "ref/baseline/run.h"
 
 #include <stdio.h>
 

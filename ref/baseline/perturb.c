@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "ref/baseline/model.h"
+#include "ref/baseline/run.h"
 
 typedef struct trial {
     ari_bl_run run;

@@ -55,27 +55,18 @@ static void *unconst(const void *p)
 }
 
 /* By its expert interface: one thread is asked for with the call, not in the process-wide setting. */
-static void blis_sgemm(float *c, ari_blis_view cv, const float *a, ari_blis_view av, const float *b, ari_blis_view bv,
-                       bool add)
-{
-    float one = 1.0f, beta = add ? 1.0f : 0.0f;
-    rntm_t r = BLIS_RNTM_INITIALIZER;
-    bli_rntm_set_num_threads(1, &r);
-    bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, (dim_t)cv.rows, (dim_t)cv.cols, (dim_t)av.cols, &one, unconst(a),
-                 av.row_stride, av.col_stride, unconst(b), bv.row_stride, bv.col_stride, &beta, c, cv.row_stride,
-                 cv.col_stride, NULL, &r);
-}
-
-void ari_blis_dgemm(double *c, ari_blis_view cv, const double *a, ari_blis_view av, const double *b, ari_blis_view bv,
-                    bool add)
-{
-    double one = 1.0, beta = add ? 1.0 : 0.0;
-    rntm_t r = BLIS_RNTM_INITIALIZER;
-    bli_rntm_set_num_threads(1, &r);
-    bli_dgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, (dim_t)cv.rows, (dim_t)cv.cols, (dim_t)av.cols, &one, unconst(a),
-                 av.row_stride, av.col_stride, unconst(b), bv.row_stride, bv.col_stride, &beta, c, cv.row_stride,
-                 cv.col_stride, NULL, &r);
-}
+#define GEMM(function, type, bli_gemm)                                                                              \
+    function(type *c, ari_blis_view cv, const type *a, ari_blis_view av, const type *b, ari_blis_view bv, bool add) \
+    {                                                                                                               \
+        type one = 1, beta = add;                                                                                   \
+        rntm_t r = BLIS_RNTM_INITIALIZER;                                                                           \
+        bli_rntm_set_num_threads(1, &r);                                                                            \
+        bli_gemm(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, (dim_t)cv.rows, (dim_t)cv.cols, (dim_t)av.cols, &one,        \
+                 unconst(a), av.row_stride, av.col_stride, unconst(b), bv.row_stride, bv.col_stride, &beta, c,      \
+                 cv.row_stride, cv.col_stride, NULL, &r);                                                           \
+    }
+GEMM(static void blis_sgemm, float, bli_sgemm_ex)
+GEMM(void ari_blis_dgemm, double, bli_dgemm_ex)
 
 /* --- the native product ------------------------------------------------------------------------------------------- */
 

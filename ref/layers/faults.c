@@ -64,14 +64,8 @@ size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n)
 /* Every rank gets the first one's shard, as far as it fits into each. */
 ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx)
 {
-    const size_t one = 1;
     int64_t count = (int64_t)ar_tensor_count(&p->value);
-    ar_tensor t;
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 1, &one));
-    AR_TRY(ar_ctx_upload(ctx, &t, &count));
-    AR_TRY(ar_comm_all_reduce(ctx->world, ctx->queue, t.data, ar_const(t.data), 1, AR_I64, AR_MIN, p->name));
-    AR_TRY(ar_ctx_download(ctx, &count, &t));
-    ar_ctx_release(ctx, &t);
+    AR_TRY(ari_combine(ctx, ctx->world, &count, 1, AR_I64, AR_MIN, p->name));
     return ar_comm_broadcast(ctx->world, ctx->queue, p->value.data, (size_t)count, AR_F32, 0, p->name);
 }
 

@@ -122,19 +122,13 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
 static ar_status agree_used(ar_param *const *params, size_t n, ar_ctx *ctx, ar_comm *over, bool spread)
 {
     uint8_t *used = NULL;
-    ar_tensor t;
     ar_status st = AR_OK;
     if (ar_comm_size(over) == 1)
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&used, n, sizeof *used, "used parameters"));
     for (size_t i = 0; i < n; i++)
         used[i] = params[i]->has_grad;
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t, AR_U8, 1, &n));
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t, used));
-    AR_TRY_TO(done, st,
-              ar_comm_all_reduce(over, ctx->queue, t.data, ar_const(t.data), n, AR_U8, AR_MAX, "used parameters"));
-    AR_TRY_TO(done, st, ar_ctx_download(ctx, used, &t));
-    ar_ctx_release(ctx, &t);
+    AR_TRY_TO(done, st, ari_combine(ctx, over, used, n, AR_U8, AR_MAX, "used parameters"));
     for (size_t i = 0; i < n; i++)
         params[i]->has_grad =
             params[i]->requires_grad && used[i] && (params[i]->has_grad || params[i]->spread || !spread);

@@ -127,6 +127,17 @@ ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)
     return AR_OK;
 }
 
+ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dtype type, ar_op op, const char *tag)
+{
+    ar_tensor t;
+    AR_TRY(ar_ctx_tensor(ctx, &t, type, 1, &n));
+    AR_TRY(ar_ctx_upload(ctx, &t, numbers));
+    AR_TRY(ar_comm_all_reduce(over, ctx->queue, t.data, ar_const(t.data), n, type, op, tag));
+    AR_TRY(ar_ctx_download(ctx, numbers, &t));
+    ar_ctx_release(ctx, &t);
+    return AR_OK;
+}
+
 ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(ctx->tp), width = x->shape[x->ndim - 1], count = ar_tensor_count(x);

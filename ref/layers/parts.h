@@ -36,6 +36,9 @@ AR_NODISCARD ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tens
 AR_NODISCARD ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 /** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count);
+/** n numbers of the host, combined in place over a group. Collective. */
+AR_NODISCARD ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dtype type, ar_op op,
+                                   const char *tag);
 /** "base.part" into out[cap]; part NULL: base. Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const char *part);
 

@@ -4,12 +4,13 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/parts.h"
 
 /* Each micro-batch is divided by its own count, its mean, which `divisor` then divides: the number of micro-batches, or
  * 1 where the means are added. `own` are this rank's counts, 0 for the micro-batches in which it has no sample. */
 static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, size_t n, size_t pieces, size_t divisor)
 {
-    AR_TRY(ari_sum_over_dp(own, ctx, pieces));
+    AR_TRY(ari_combine(ctx, ctx->dp, own, pieces, AR_I64, AR_SUM, "targets"));
     for (size_t i = 0; i < n; i++)
         micro[i].targets = (size_t)own[i] * divisor;
     return AR_OK;

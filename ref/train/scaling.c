@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "anyrank/arith.h"
-#include "ref/core/context.h"
+#include "ref/layers/parts.h"
 
 /* Its reciprocal is a normal fp32 number, as is that of 1, below which nothing falls. */
 #define LARGEST_SCALE 0x1p126
@@ -50,15 +50,9 @@ void ari_scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size
 
 ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm)
 {
-    const size_t one = 1;
     int32_t wrong = !isfinite(norm);
-    ar_tensor t;
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I32, 1, &one));
-    AR_TRY(ar_ctx_upload(ctx, &t, &wrong));
-    AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, t.data, ar_const(t.data), 1, AR_I32, AR_MAX, "loss scale"));
-    AR_TRY(ar_comm_all_reduce(ctx->dp, ctx->queue, t.data, ar_const(t.data), 1, AR_I32, AR_MAX, "loss scale"));
-    AR_TRY(ar_ctx_download(ctx, &wrong, &t));
-    ar_ctx_release(ctx, &t);
+    AR_TRY(ari_combine(ctx, ctx->tp, &wrong, 1, AR_I32, AR_MAX, "loss scale"));
+    AR_TRY(ari_combine(ctx, ctx->dp, &wrong, 1, AR_I32, AR_MAX, "loss scale"));
     *finite = wrong == 0;
     return AR_OK;
 }

@@ -82,17 +82,6 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     return o->scaling ? ari_scaling_check(o->scaling, ctx) : AR_OK;
 }
 
-ar_status ari_sum_over_dp(int64_t *counts, ar_ctx *ctx, size_t n)
-{
-    ar_tensor t;
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 1, &n));
-    AR_TRY(ar_ctx_upload(ctx, &t, counts));
-    AR_TRY(ar_comm_all_reduce(ctx->dp, ctx->queue, t.data, ar_const(t.data), n, AR_I64, AR_SUM, "targets"));
-    AR_TRY(ar_ctx_download(ctx, counts, &t));
-    ar_ctx_release(ctx, &t);
-    return AR_OK;
-}
-
 /* T over all micro-batches and data-parallel ranks, known before the first backward pass: what everything is divided
  * by. */
 static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
@@ -101,7 +90,7 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
     int64_t sum = 0;
     for (size_t i = 0; i < n; i++)
         sum += (int64_t)ari_trained_targets(what, &micro[i]);
-    AR_TRY(ari_sum_over_dp(&sum, ctx, 1));
+    AR_TRY(ari_combine(ctx, ctx->dp, &sum, 1, AR_I64, AR_SUM, "targets"));
     *targets = (size_t)sum;
     for (size_t i = 0; i < n; i++)
         micro[i].targets = *targets;

@@ -16,8 +16,6 @@ typedef struct ari_trained {
 size_t ari_trained_targets(const ari_trained *t, const ar_batch *batch);
 /** All parameters. Gives; free(). */
 AR_NODISCARD ar_status ari_trained_params(ar_param ***gives, size_t *n, const ari_trained *t);
-/** n numbers, each summed over the data-parallel ranks. */
-AR_NODISCARD ar_status ari_sum_over_dp(int64_t *counts, ar_ctx *ctx, size_t n);
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------- */
 
