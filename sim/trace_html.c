@@ -12,26 +12,26 @@ extern const unsigned long ari_trace_page_bytes;
 
 static const char place_of_data[] = "@TRACE@";
 
-static void put_string(ari_trace_text *t, const char *string)
+static void put_string(FILE *t, const char *string)
 {
-    ari_text_put(t, ",");
+    fprintf(t, ",");
     ari_text_string(t, string);
 }
 
 /* The order of the fields is the page's: see `read` there. */
-static void put_record(ari_trace_text *t, const ari_trace_view *v, const ari_view_lane *lane, size_t i)
+static void put_record(FILE *t, const ari_trace_view *v, const ari_view_lane *lane, size_t i)
 {
     const ari_record *r = lane->shown[i];
     const uint64_t begin = ari_view_begin(v, r), length = ari_view_end(v, r) - begin;
     static const char letters[] = "swcqt";
-    ari_text_put(t, "%s[\"%c\",%" PRIu64 ",%" PRIu64 ",%u", i > 0 ? ",\n" : "", letters[r->kind], begin, length,
-                 (unsigned)r->depth);
+    fprintf(t, "%s[\"%c\",%" PRIu64 ",%" PRIu64 ",%u", i > 0 ? ",\n" : "", letters[r->kind], begin, length,
+            (unsigned)r->depth);
     switch (r->kind) {
     case ARI_RECORD_WORK:
-        ari_text_put(t, ",%.17g", r->flops);
+        fprintf(t, ",%.17g", r->flops);
         break;
     case ARI_RECORD_TRANSFER:
-        ari_text_put(t, ",%d,%" PRIu64, r->peer, r->bytes);
+        fprintf(t, ",%d,%" PRIu64, r->peer, r->bytes);
         break;
     case ARI_RECORD_SPAN:
     case ARI_RECORD_WAIT:
@@ -39,83 +39,82 @@ static void put_record(ari_trace_text *t, const ari_trace_view *v, const ari_vie
         break;
     case ARI_RECORD_COLLECTIVE: {
         const ari_meeting *m = &v->meetings[lane->meeting[i]];
-        ari_text_put(t, ",%" PRIu64 ",%zu,\"%s\"", ari_view_waiting(v, m, r), lane->meeting[i],
-                     ari_kind_name(r->op_kind));
+        fprintf(t, ",%" PRIu64 ",%zu,\"%s\"", ari_view_waiting(v, m, r), lane->meeting[i], ari_kind_name(r->op_kind));
         put_string(t, r->name);
-        ari_text_put(t, ",%" PRIu64 ",%" PRIu64, r->bytes_read, r->bytes_written);
+        fprintf(t, ",%" PRIu64 ",%" PRIu64, r->bytes_read, r->bytes_written);
         if (r->broken) /* maybe for the reason that members called different things */
-            ari_text_put(t, ",\"%s\",\"%s\",%zu,%d", ar_dtype_name(r->dtype), ari_op_name(r->op), r->count, r->root);
+            fprintf(t, ",\"%s\",\"%s\",%zu,%d", ar_dtype_name(r->dtype), ari_op_name(r->op), r->count, r->root);
         break;
     }
     }
-    ari_text_put(t, "]");
+    fprintf(t, "]");
 }
 
-static void put_lanes(ari_trace_text *t, const ari_trace_view *v)
+static void put_lanes(FILE *t, const ari_trace_view *v)
 {
-    ari_text_put(t, "\"lanes\":[");
+    fprintf(t, "\"lanes\":[");
     for (size_t i = 0; i < v->lane_count; i++) {
         const ari_view_lane *lane = &v->lanes[i];
-        ari_text_put(t, "%s{\"rank\":%d,\"track\":%d,\"name\":", i > 0 ? ",\n" : "", lane->rank, lane->track);
+        fprintf(t, "%s{\"rank\":%d,\"track\":%d,\"name\":", i > 0 ? ",\n" : "", lane->rank, lane->track);
         ari_text_string(t, lane->name);
-        ari_text_put(t, ",\"records\":[");
+        fprintf(t, ",\"records\":[");
         for (size_t k = 0; k < lane->count; k++)
             put_record(t, v, lane, k);
-        ari_text_put(t, "]}");
+        fprintf(t, "]}");
     }
-    ari_text_put(t, "]");
+    fprintf(t, "]");
 }
 
 /* What all members of a collective agree on. */
-static void put_meetings(ari_trace_text *t, const ari_trace_view *v)
+static void put_meetings(FILE *t, const ari_trace_view *v)
 {
-    ari_text_put(t, "\"meetings\":[");
+    fprintf(t, "\"meetings\":[");
     for (size_t i = 0; i < v->meeting_count; i++) {
         const ari_meeting *m = &v->meetings[i];
         const ari_record *r = m->of;
         char ranks[256];
         ari_view_ranks(v, m, ranks, sizeof ranks);
-        ari_text_put(t, "%s[%" PRIu64 ",%" PRIu64 ",\"%s\",%d,\"%s\",\"%s\",%zu,%d,%" PRIu64 ",%d]", i > 0 ? ",\n" : "",
-                     r->group, r->seq, ranks, r->ranks, ar_dtype_name(r->dtype), ari_op_name(r->op), r->count, m->last,
-                     m->came_ns - v->start_ns, r->root);
+        fprintf(t, "%s[%" PRIu64 ",%" PRIu64 ",\"%s\",%d,\"%s\",\"%s\",%zu,%d,%" PRIu64 ",%d]", i > 0 ? ",\n" : "",
+                r->group, r->seq, ranks, r->ranks, ar_dtype_name(r->dtype), ari_op_name(r->op), r->count, m->last,
+                m->came_ns - v->start_ns, r->root);
     }
-    ari_text_put(t, "]");
+    fprintf(t, "]");
 }
 
-static void put_summary(ari_trace_text *t, const ar_trace *trace, ar_trace_clock clock)
+static void put_summary(FILE *t, const ar_trace *trace, ar_trace_clock clock)
 {
     ar_trace_summary s;
     if (ar_trace_summarise(&s, trace, clock) != AR_OK) {
-        ari_text_put(t, "\"summary\":null");
+        fprintf(t, "\"summary\":null");
         return;
     }
-    ari_text_put(t,
-                 "\"summary\":{\"seconds\":%.17g,\"compute\":%.17g,\"communication\":%.17g,\"exposed\":%.17g,"
-                 "\"overlap\":%.17g,\"bytes\":%" PRIu64 ",\"collectives\":%zu,",
-                 s.seconds, s.compute, s.communication, s.exposed, s.overlap, s.bytes, s.collectives);
-    ari_text_put(t, "\"path\":{\"compute\":%.17g,\"communication\":%.17g,\"wait\":%.17g},\"longest\":[", s.path_compute,
-                 s.path_communication, s.path_wait);
+    fprintf(t,
+            "\"summary\":{\"seconds\":%.17g,\"compute\":%.17g,\"communication\":%.17g,\"exposed\":%.17g,"
+            "\"overlap\":%.17g,\"bytes\":%" PRIu64 ",\"collectives\":%zu,",
+            s.seconds, s.compute, s.communication, s.exposed, s.overlap, s.bytes, s.collectives);
+    fprintf(t, "\"path\":{\"compute\":%.17g,\"communication\":%.17g,\"wait\":%.17g},\"longest\":[", s.path_compute,
+            s.path_communication, s.path_wait);
     for (size_t i = 0; i < s.parts; i++) {
-        ari_text_put(t, "%s[%d,%.17g", i > 0 ? "," : "", s.longest[i].rank, s.longest[i].seconds);
+        fprintf(t, "%s[%d,%.17g", i > 0 ? "," : "", s.longest[i].rank, s.longest[i].seconds);
         put_string(t, s.longest[i].what);
-        ari_text_put(t, "]");
+        fprintf(t, "]");
     }
-    ari_text_put(t, "]}");
+    fprintf(t, "]}");
 }
 
-static void put_data(ari_trace_text *t, const ari_trace_view *v, const ar_trace *trace, const char *title)
+static void put_data(FILE *t, const ari_trace_view *v, const ar_trace *trace, const char *title)
 {
-    ari_text_put(t, "{\"title\":");
+    fprintf(t, "{\"title\":");
     ari_text_string(t, title);
-    ari_text_put(t, ",\"clock\":\"%s\",\"cut\":%s,\"ranks\":%d,\"end\":%" PRIu64 ",\n",
-                 v->clock == AR_TRACE_REAL ? "real" : "virtual", v->cut ? "true" : "false", v->ranks,
-                 v->end_ns - v->start_ns);
+    fprintf(t, ",\"clock\":\"%s\",\"cut\":%s,\"ranks\":%d,\"end\":%" PRIu64 ",\n",
+            v->clock == AR_TRACE_REAL ? "real" : "virtual", v->cut ? "true" : "false", v->ranks,
+            v->end_ns - v->start_ns);
     put_summary(t, trace, v->clock);
-    ari_text_put(t, ",\n");
+    fprintf(t, ",\n");
     put_meetings(t, v);
-    ari_text_put(t, ",\n");
+    fprintf(t, ",\n");
     put_lanes(t, v);
-    ari_text_put(t, "}");
+    fprintf(t, "}");
 }
 
 ar_status ar_trace_write_html(const ar_trace *t, ar_trace_clock clock, const char *title, const char *path)
@@ -131,9 +130,9 @@ ar_status ar_trace_write_html(const ar_trace *t, ar_trace_clock clock, const cha
     AR_TRY(ari_trace_view_init(&view, t, clock));
     ar_status st = ari_text_create(&text, path);
     if (st == AR_OK) {
-        ari_text_bytes(text, page, (size_t)(data - page));
-        put_data(text, &view, t, title ? title : "");
-        ari_text_bytes(text, rest, ari_trace_page_bytes - (size_t)(rest - page));
+        fwrite(page, 1, (size_t)(data - page), text->to);
+        put_data(text->to, &view, t, title ? title : "");
+        fwrite(rest, 1, ari_trace_page_bytes - (size_t)(rest - page), text->to);
         st = ari_text_end(text, AR_OK);
     }
     ari_trace_view_fini(&view);

@@ -12,7 +12,7 @@
 typedef enum track_kind { ALL_OF_LANE, COMPUTATION, COMMUNICATION } track_kind;
 
 typedef struct writer {
-    ari_trace_text *text;
+    FILE *to;
     const ari_trace_view *view;
     bool any; /* an event has been written */
     uint64_t flows;
@@ -37,20 +37,20 @@ static track_kind track_of(const ari_view_lane *lane, const ari_record *r)
 
 static void begin_event(writer *w, const char *phase, int pid)
 {
-    ari_text_put(w->text, "%s{\"ph\":\"%s\",\"pid\":%d", w->any ? ",\n" : "", phase, pid);
+    fprintf(w->to, "%s{\"ph\":\"%s\",\"pid\":%d", w->any ? ",\n" : "", phase, pid);
     w->any = true;
 }
 
 static void put_time(writer *w, const char *key, uint64_t ns)
 {
-    ari_text_put(w->text, ",\"%s\":", key);
-    ari_text_us(w->text, ns);
+    fprintf(w->to, ",\"%s\":", key);
+    ari_text_us(w->to, ns);
 }
 
 static void put_string(writer *w, const char *key, const char *value)
 {
-    ari_text_put(w->text, ",\"%s\":", key);
-    ari_text_string(w->text, value);
+    fprintf(w->to, ",\"%s\":", key);
+    ari_text_string(w->to, value);
 }
 
 /* --- names of processes and tracks -------------------------------------------------------------------------------- */
@@ -58,21 +58,21 @@ static void put_string(writer *w, const char *key, const char *value)
 static void name_process(writer *w, int pid, const char *name, int sort)
 {
     begin_event(w, "M", pid);
-    ari_text_put(w->text, ",\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", name);
+    fprintf(w->to, ",\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", name);
     begin_event(w, "M", pid);
-    ari_text_put(w->text, ",\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}", sort);
+    fprintf(w->to, ",\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}", sort);
 }
 
 static void name_track(writer *w, size_t lane, track_kind kind, const char *name)
 {
     const int pid = w->view->lanes[lane].rank;
     begin_event(w, "M", pid);
-    ari_text_put(w->text, ",\"tid\":%zu,\"name\":\"thread_name\",\"args\":{\"name\":", track_id(lane, kind));
-    ari_text_string(w->text, name);
-    ari_text_put(w->text, "}}");
+    fprintf(w->to, ",\"tid\":%zu,\"name\":\"thread_name\",\"args\":{\"name\":", track_id(lane, kind));
+    ari_text_string(w->to, name);
+    fprintf(w->to, "}}");
     begin_event(w, "M", pid);
-    ari_text_put(w->text, ",\"tid\":%zu,\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}",
-                 track_id(lane, kind), 2 * w->view->lanes[lane].track + (kind == COMMUNICATION));
+    fprintf(w->to, ",\"tid\":%zu,\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", track_id(lane, kind),
+            2 * w->view->lanes[lane].track + (kind == COMMUNICATION));
 }
 
 static void put_names(writer *w)
@@ -101,7 +101,7 @@ static void put_names(writer *w)
 static void begin_slice(writer *w, size_t lane, track_kind kind, const char *category, uint64_t begin, uint64_t end)
 {
     begin_event(w, "X", w->view->lanes[lane].rank);
-    ari_text_put(w->text, ",\"tid\":%zu,\"cat\":\"%s\"", track_id(lane, kind), category);
+    fprintf(w->to, ",\"tid\":%zu,\"cat\":\"%s\"", track_id(lane, kind), category);
     put_time(w, "ts", begin);
     put_time(w, "dur", end - begin);
 }
@@ -115,25 +115,24 @@ static void put_collective(writer *w, size_t lane, size_t place, track_kind kind
     char ranks[256];
     ari_view_ranks(v, m, ranks, sizeof ranks);
     begin_slice(w, lane, kind, "collective", begin, end);
-    ari_text_put(w->text, ",\"name\":\"%s\",\"args\":{\"op\":\"%s\"", ari_kind_name(r->op_kind),
-                 ari_kind_name(r->op_kind));
+    fprintf(w->to, ",\"name\":\"%s\",\"args\":{\"op\":\"%s\"", ari_kind_name(r->op_kind), ari_kind_name(r->op_kind));
     put_string(w, "tag", r->name);
     if (ari_kind_of(r->op_kind)->combines)
-        ari_text_put(w->text, ",\"reduction\":\"%s\"", ari_op_name(r->op));
+        fprintf(w->to, ",\"reduction\":\"%s\"", ari_op_name(r->op));
     if (ari_has_root(r->op_kind))
-        ari_text_put(w->text, ",\"root\":%d", r->root);
-    ari_text_put(w->text,
-                 ",\"dtype\":\"%s\",\"count\":%zu,\"bytes read\":%" PRIu64 ",\"bytes written\":%" PRIu64
-                 ",\"group\":%" PRIu64 ",\"sequence\":%" PRIu64 ",\"ranks\":\"%s\",\"group size\":%d,\"came last\":%d",
-                 ar_dtype_name(r->dtype), r->count, r->bytes_read, r->bytes_written, r->group, r->seq, ranks, r->ranks,
-                 m->last);
+        fprintf(w->to, ",\"root\":%d", r->root);
+    fprintf(w->to,
+            ",\"dtype\":\"%s\",\"count\":%zu,\"bytes read\":%" PRIu64 ",\"bytes written\":%" PRIu64
+            ",\"group\":%" PRIu64 ",\"sequence\":%" PRIu64 ",\"ranks\":\"%s\",\"group size\":%d,\"came last\":%d",
+            ar_dtype_name(r->dtype), r->count, r->bytes_read, r->bytes_written, r->group, r->seq, ranks, r->ranks,
+            m->last);
     put_time(w, "waiting_us", waiting);
     put_time(w, "moving_us", end - begin - waiting);
-    ari_text_put(w->text, "%s}}", r->broken ? ",\"broken off\":true" : "");
+    fprintf(w->to, "%s}}", r->broken ? ",\"broken off\":true" : "");
     if (waiting == 0)
         return;
     begin_slice(w, lane, kind, "waiting", begin, begin + waiting);
-    ari_text_put(w->text, ",\"name\":\"waiting\",\"args\":{\"for rank\":%d}}", m->last);
+    fprintf(w->to, ",\"name\":\"waiting\",\"args\":{\"for rank\":%d}}", m->last);
 }
 
 static void put_slice(writer *w, size_t lane, size_t place, track_kind kind)
@@ -145,22 +144,22 @@ static void put_slice(writer *w, size_t lane, size_t place, track_kind kind)
     case ARI_RECORD_SPAN:
         begin_slice(w, lane, kind, "span", begin, end);
         put_string(w, "name", r->name);
-        ari_text_put(w->text, "}");
+        fprintf(w->to, "}");
         break;
     case ARI_RECORD_WORK:
         begin_slice(w, lane, kind, "work", begin, end);
-        ari_text_put(w->text, ",\"name\":\"work\",\"args\":{\"flops\":%.17g}}", r->flops);
+        fprintf(w->to, ",\"name\":\"work\",\"args\":{\"flops\":%.17g}}", r->flops);
         break;
     case ARI_RECORD_WAIT:
         begin_slice(w, lane, kind, "queue", begin, end);
-        ari_text_put(w->text, ",\"name\":\"waits for a queue\",\"args\":{\"queue\":");
-        ari_text_string(w->text, r->name);
-        ari_text_put(w->text, "}}");
+        fprintf(w->to, ",\"name\":\"waits for a queue\",\"args\":{\"queue\":");
+        ari_text_string(w->to, r->name);
+        fprintf(w->to, "}}");
         break;
     case ARI_RECORD_TRANSFER:
         begin_slice(w, lane, kind, "transfer", begin, end);
-        ari_text_put(w->text, ",\"name\":\"from rank %d\",\"args\":{\"from\":%d,\"bytes\":%" PRIu64 "}}", r->peer,
-                     r->peer, r->bytes);
+        fprintf(w->to, ",\"name\":\"from rank %d\",\"args\":{\"from\":%d,\"bytes\":%" PRIu64 "}}", r->peer, r->peer,
+                r->bytes);
         break;
     case ARI_RECORD_COLLECTIVE:
         put_collective(w, lane, place, kind);
@@ -205,10 +204,10 @@ static void put_arrow_end(writer *w, const char *phase, const char *category, co
 {
     const ari_view_lane *lane = &w->view->lanes[p->lane];
     begin_event(w, phase, lane->rank);
-    ari_text_put(w->text, ",\"tid\":%zu,\"id\":%" PRIu64 ",\"cat\":\"%s\",\"name\":\"%s\"",
-                 track_id(p->lane, track_of(lane, p->record)), w->flows, category, name);
+    fprintf(w->to, ",\"tid\":%zu,\"id\":%" PRIu64 ",\"cat\":\"%s\",\"name\":\"%s\"",
+            track_id(p->lane, track_of(lane, p->record)), w->flows, category, name);
     put_time(w, "ts", p->ns);
-    ari_text_put(w->text, "%s}", phase[0] == 'f' ? ",\"bp\":\"e\"" : "");
+    fprintf(w->to, "%s}", phase[0] == 'f' ? ",\"bp\":\"e\"" : "");
 }
 
 /* An arrow whose ends cannot both be shown is left out. */
@@ -346,9 +345,9 @@ static void put_arrows(writer *w)
 static void put_counter(writer *w, int pid, uint64_t ns, int64_t bytes)
 {
     begin_event(w, "C", pid);
-    ari_text_put(w->text, ",\"name\":\"bytes in flight\"");
+    fprintf(w->to, ",\"name\":\"bytes in flight\"");
     put_time(w, "ts", ns);
-    ari_text_put(w->text, ",\"args\":{\"bytes\":%" PRId64 "}}", bytes);
+    fprintf(w->to, ",\"args\":{\"bytes\":%" PRId64 "}}", bytes);
 }
 
 /* Each changes once at a time, whatever begins and ends then: of two values at one moment a reader may show either. */
@@ -393,9 +392,9 @@ done:
 static void put_cut(writer *w)
 {
     begin_event(w, "i", w->view->ranks);
-    ari_text_put(w->text, ",\"tid\":0,\"s\":\"g\",\"name\":\"memory ran out here: the end of this trace is missing\"");
+    fprintf(w->to, ",\"tid\":0,\"s\":\"g\",\"name\":\"memory ran out here: the end of this trace is missing\"");
     put_time(w, "ts", w->view->end_ns - w->view->start_ns);
-    ari_text_put(w->text, "}");
+    fprintf(w->to, "}");
 }
 
 ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const char *path)
@@ -407,17 +406,16 @@ ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const cha
     AR_TRY(ari_trace_view_init(&view, t, clock));
     ar_status st = ari_text_create(&text, path);
     if (st == AR_OK) {
-        writer w = {.text = text, .view = &view};
-        ari_text_put(text,
-                     "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"clock\":\"%s\",\"cut\":%s},\"traceEvents\":[\n",
-                     clock == AR_TRACE_REAL ? "real" : "virtual", view.cut ? "true" : "false");
+        writer w = {.to = text->to, .view = &view};
+        fprintf(w.to, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"clock\":\"%s\",\"cut\":%s},\"traceEvents\":[\n",
+                clock == AR_TRACE_REAL ? "real" : "virtual", view.cut ? "true" : "false");
         put_names(&w);
         put_slices(&w);
         put_arrows(&w);
         st = put_counters(&w);
         if (view.cut)
             put_cut(&w);
-        ari_text_put(text, "\n]}\n");
+        fprintf(w.to, "\n]}\n");
         st = ari_text_end(text, st);
     }
     ari_trace_view_fini(&view);

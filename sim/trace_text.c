@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/trace_view.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LONGEST = 1000 };
+/* The stream is never told of an error: what is lost after the first one is lost anyway. */
+static ssize_t write_out(void *cookie, const char *bytes, size_t n)
+{
+    ari_trace_text *t = cookie;
+    if (t->st == AR_OK)
+        t->st = ari_out_write(t->out, bytes, n);
+    return (ssize_t)n;
+}
 
 ar_status ari_text_create(ari_trace_text **gives, const char *path)
 {
@@ -15,76 +20,52 @@ ar_status ari_text_create(ari_trace_text **gives, const char *path)
     if (!t)
         return ar_error_set(AR_ERR_MEMORY, "no memory to write a trace");
     t->st = AR_OK;
-    t->used = 0;
-    const ar_status st = ari_out_create(&t->out, path);
+    t->to = NULL;
+    ar_status st = ari_out_create(&t->out, path);
+    if (st == AR_OK && !(t->to = fopencookie(t, "w", (cookie_io_functions_t){.write = write_out}))) {
+        ari_out_discard(t->out);
+        st = ar_error_set(AR_ERR_MEMORY, "no memory to write a trace");
+    }
     if (st != AR_OK) {
         free(t);
         return st;
     }
+    setvbuf(t->to, t->buffer, _IOFBF, sizeof t->buffer);
     *gives = t;
     return AR_OK;
 }
 
-static void flush(ari_trace_text *t)
+void ari_text_string(FILE *to, const char *s)
 {
-    if (t->st == AR_OK)
-        t->st = ari_out_write(t->out, t->buffer, t->used);
-    t->used = 0;
-}
-
-void ari_text_put(ari_trace_text *t, const char *format, ...)
-{
-    if (sizeof t->buffer - t->used <= LONGEST)
-        flush(t);
-    va_list list;
-    va_start(list, format);
-    const int n = vsnprintf(t->buffer + t->used, LONGEST + 1, format, list);
-    va_end(list);
-    t->used += n < 0 ? 0 : n > LONGEST ? (size_t)LONGEST : (size_t)n;
-}
-
-void ari_text_bytes(ari_trace_text *t, const char *bytes, size_t n)
-{
-    while (n > 0) {
-        if (t->used == sizeof t->buffer)
-            flush(t);
-        const size_t room = sizeof t->buffer - t->used, step = n < room ? n : room;
-        memcpy(t->buffer + t->used, bytes, step);
-        t->used += step;
-        bytes += step;
-        n -= step;
-    }
-}
-
-void ari_text_string(ari_trace_text *t, const char *s)
-{
-    ari_text_bytes(t, "\"", 1);
+    fputc('"', to);
     for (size_t n; *s; s += n ? n : 1) {
         n = ari_utf8_length(s, strnlen(s, 4));
         if (n == 0)
-            ari_text_bytes(t, "\xef\xbf\xbd", 3);
+            fputs("\xef\xbf\xbd", to);
         else if (*s == '"' || *s == '\\')
-            ari_text_put(t, "\\%c", *s);
+            fprintf(to, "\\%c", *s);
         else if ((unsigned char)*s < 0x20 || *s == 0x7f || *s == '<')
-            ari_text_put(t, "\\u%04x", (unsigned)*s);
+            fprintf(to, "\\u%04x", (unsigned)*s);
         else
-            ari_text_bytes(t, s, n);
+            fwrite(s, 1, n, to);
     }
-    ari_text_bytes(t, "\"", 1);
+    fputc('"', to);
 }
 
-void ari_text_us(ari_trace_text *t, uint64_t ns)
+void ari_text_us(FILE *to, uint64_t ns)
 {
     /* Perfetto's reader has (int64_t)(us * 1000.0), which for some decimals is the nanosecond before. */
     const bool falls_short = (uint64_t)((double)ns / 1000.0 * 1000.0) < ns;
-    ari_text_put(t, "%llu.%03u%s", (unsigned long long)(ns / 1000), (unsigned)(ns % 1000), falls_short ? "1" : "");
+    fprintf(to, "%llu.%03u%s", (unsigned long long)(ns / 1000), (unsigned)(ns % 1000), falls_short ? "1" : "");
 }
 
 ar_status ari_text_end(ari_trace_text *t, ar_status st)
 {
-    flush(t);
+    const bool whole = fclose(t->to) == 0;
     if (st == AR_OK)
         st = t->st;
+    if (st == AR_OK && !whole)
+        st = ar_error_set(AR_ERR_MEMORY, "no memory to write a trace");
     if (st == AR_OK)
         st = ari_out_commit(t->out);
     else
