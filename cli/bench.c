@@ -110,19 +110,21 @@ static const char *plural(int n)
     return n == 1 ? "" : "s";
 }
 
+#define ARI_ROW ar_bench_gemm_row
+static const ari_field gemm_fields[] = {
+    ARI_FIELD("batch", "batch", COUNT, batch),
+    ARI_FIELD("m", "m", COUNT, m),
+    ARI_FIELD("n", "n", COUNT, n),
+    ARI_FIELD("k", "k", COUNT, k),
+    ARI_FIELD("native_gflops", "native GF/s", RATE, native_gflops),
+    ARI_FIELD("exact_over_native", "exact/native", RATIO, exact_over_native),
+    ARI_FIELD("exact_over_native_prepared", "weights prepared", RATIO, exact_over_native_prepared),
+    ARI_FIELD("spread", "spread", SHARE, spread),
+};
+#undef ARI_ROW
+
 static ar_status run_gemm(session *s)
 {
-#define AT(name) offsetof(ar_bench_gemm_row, name)
-    static const ari_field fields[] = {
-        {"batch", "batch", ARI_AS_COUNT, AT(batch)},
-        {"m", "m", ARI_AS_COUNT, AT(m)},
-        {"n", "n", ARI_AS_COUNT, AT(n)},
-        {"k", "k", ARI_AS_COUNT, AT(k)},
-        {"native_gflops", "native GF/s", ARI_AS_RATE, AT(native_gflops)},
-        {"exact_over_native", "exact/native", ARI_AS_RATIO, AT(exact_over_native)},
-        {"exact_over_native_prepared", "weights prepared", ARI_AS_RATIO, AT(exact_over_native_prepared)},
-        {"spread", "spread", ARI_AS_SHARE, AT(spread)}};
-#undef AT
     const bench_values *v = s->v;
     ar_bench_gemm_row rows[ARI_BENCH_GEMM_SHAPES];
     const int given = (v->m > 0) + (v->n > 0) + (v->k > 0);
@@ -137,25 +139,28 @@ static ar_status run_gemm(session *s)
         AR_TRY(ari_bench_gemm(&rows[i], &s->device, s->threads, s->repetitions));
     }
     return end(
-        s, ARI_ROWS(fields, rows, n), s->threads,
+        s, ARI_ROWS(gemm_fields, rows, n), s->threads,
         "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
         "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the "
         "repetitions'\nexact/native, (largest - smallest)/median.\n",
         s->threads, plural(s->threads));
 }
 
+#define ARI_ROW ar_bench_grad_row
+static const ari_field grad_fields[] = {
+    ARI_FIELD("out", "out", COUNT, out),
+    ARI_FIELD("in", "in", COUNT, in),
+    ARI_FIELD("tokens", "tokens", COUNT, tokens),
+    ARI_FIELD("seq", "seq", COUNT, seq),
+    ARI_FIELD("seconds", "time", SECONDS, seconds),
+    ARI_FIELD("over_contraction", "of one contraction", RATIO, over_contraction),
+    ARI_FIELD("over_native", "of sgemm", RATIO, over_native),
+    ARI_FIELD("spread", "spread", SHARE, spread),
+};
+#undef ARI_ROW
+
 static ar_status run_grad(session *s)
 {
-#define AT(name) offsetof(ar_bench_grad_row, name)
-    static const ari_field fields[] = {{"out", "out", ARI_AS_COUNT, AT(out)},
-                                       {"in", "in", ARI_AS_COUNT, AT(in)},
-                                       {"tokens", "tokens", ARI_AS_COUNT, AT(tokens)},
-                                       {"seq", "seq", ARI_AS_COUNT, AT(seq)},
-                                       {"seconds", "time", ARI_AS_SECONDS, AT(seconds)},
-                                       {"over_contraction", "of one contraction", ARI_AS_RATIO, AT(over_contraction)},
-                                       {"over_native", "of sgemm", ARI_AS_RATIO, AT(over_native)},
-                                       {"spread", "spread", ARI_AS_SHARE, AT(spread)}};
-#undef AT
     enum { n = ARI_BENCH_GRAD_SHAPES };
     ar_bench_grad_row rows[n];
     for (size_t i = 0; i < n; i++) {
@@ -164,7 +169,7 @@ static ar_status run_grad(session *s)
         AR_TRY(ari_bench_grad(&rows[i], &s->device, s->threads, s->repetitions));
     }
     return end(
-        s, ARI_ROWS(fields, rows, n), s->threads,
+        s, ARI_ROWS(grad_fields, rows, n), s->threads,
         "\nThe exact gradient of a weight [out, in], %d thread%s: each sequence's contraction is rounded and goes "
         "into\nthe accumulator. Medians of its time over that of one exact contraction over all tokens, and of "
         "sgemm.\n'spread': of the first ratio, (largest - smallest)/median.\n",
@@ -184,19 +189,22 @@ static const ar_config *block_at(const session *s, size_t i)
     return !s->v->model ? ari_bench_block_config(i) : i == 0 ? &s->config : NULL;
 }
 
+#define ARI_ROW block_line
+static const ari_field block_fields[] = {
+    ARI_FIELD("block", "block", TEXT, block),
+    ARI_FIELD("numerics", "numerics", TEXT, numerics),
+    ARI_FIELD("batch", "batch", COUNT, batch),
+    ARI_FIELD("seq", "seq", COUNT, seq),
+    ARI_FIELD("seconds", "time", SECONDS, row.seconds),
+    ARI_FIELD("gflops", "GF/s", RATE, row.gflops),
+    ARI_FIELD("gemm_fraction", "products", RATIO, row.gemm_fraction),
+    ARI_FIELD("over_native", "of native", RATIO, row.over_first),
+    ARI_FIELD("spread", "spread", SHARE, row.spread),
+};
+#undef ARI_ROW
+
 static ar_status run_block(session *s)
 {
-#define AT(name) offsetof(block_line, name)
-    static const ari_field fields[] = {{"block", "block", ARI_AS_TEXT, AT(block)},
-                                       {"numerics", "numerics", ARI_AS_TEXT, AT(numerics)},
-                                       {"batch", "batch", ARI_AS_COUNT, AT(batch)},
-                                       {"seq", "seq", ARI_AS_COUNT, AT(seq)},
-                                       {"seconds", "time", ARI_AS_SECONDS, AT(row.seconds)},
-                                       {"gflops", "GF/s", ARI_AS_RATE, AT(row.gflops)},
-                                       {"gemm_fraction", "products", ARI_AS_RATIO, AT(row.gemm_fraction)},
-                                       {"over_native", "of native", ARI_AS_RATIO, AT(row.over_first)},
-                                       {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
-#undef AT
     enum { MOST = 4 };
     const bench_values *v = s->v;
     const size_t batch = v->batch ? v->batch : 2, seq = v->seq ? v->seq : 512;
@@ -213,7 +221,7 @@ static ar_status run_block(session *s)
         lines[n] = (block_line){c->name, "native", batch, seq, rows[0]};
         lines[n + 1] = (block_line){c->name, "exact", batch, seq, rows[1]};
     }
-    return end(s, ARI_ROWS(fields, lines, n), s->threads,
+    return end(s, ARI_ROWS(block_fields, lines, n), s->threads,
                "\nOne transformer block forward and backward, %d thread%s; medians. 'products': time of its matrix "
                "products\nalone, by sgemm, over that of the block. 'of native': over the time of the native block. "
                "'spread': of the\ntimes, (largest - smallest)/median.\n",
@@ -255,21 +263,24 @@ static step_line step_line_of(const session *s, const ar_run *run, ar_parallel p
 }
 
 /* One rank and the layout, in the numerics asked for or in both. */
+#define ARI_ROW step_line
+static const ari_field step_fields[] = {
+    ARI_FIELD("model", NULL, TEXT, model),
+    ARI_FIELD("layout", NULL, WORDS, layout),
+    ARI_FIELD(NULL, "layout", WORDS, shown),
+    ARI_FIELD("numerics", "numerics", TEXT, numerics),
+    ARI_FIELD("batch", NULL, COUNT, batch),
+    ARI_FIELD("seq", NULL, COUNT, seq),
+    ARI_FIELD("seconds", "time", SECONDS, row.seconds),
+    ARI_FIELD("gflops", "GF/s", RATE, row.gflops),
+    ARI_FIELD("gemm_fraction", "products", RATIO, row.gemm_fraction),
+    ARI_FIELD("over_single", "of tp=1", RATIO, row.over_first),
+    ARI_FIELD("spread", "spread", SHARE, row.spread),
+};
+#undef ARI_ROW
+
 static ar_status run_step(session *s)
 {
-#define AT(name) offsetof(step_line, name)
-    static const ari_field fields[] = {{"model", NULL, ARI_AS_TEXT, AT(model)},
-                                       {"layout", NULL, ARI_AS_WORDS, AT(layout)},
-                                       {NULL, "layout", ARI_AS_WORDS, AT(shown)},
-                                       {"numerics", "numerics", ARI_AS_TEXT, AT(numerics)},
-                                       {"batch", NULL, ARI_AS_COUNT, AT(batch)},
-                                       {"seq", NULL, ARI_AS_COUNT, AT(seq)},
-                                       {"seconds", "time", ARI_AS_SECONDS, AT(row.seconds)},
-                                       {"gflops", "GF/s", ARI_AS_RATE, AT(row.gflops)},
-                                       {"gemm_fraction", "products", ARI_AS_RATIO, AT(row.gemm_fraction)},
-                                       {"over_single", "of tp=1", ARI_AS_RATIO, AT(row.over_first)},
-                                       {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
-#undef AT
     static const ar_numerics all[] = {AR_NUMERICS_NATIVE, AR_NUMERICS_EXACT};
     const bench_values *v = s->v;
     step_line lines[4];
@@ -293,7 +304,7 @@ static ar_status run_step(session *s)
     free(ids);
     AR_TRY(st);
     return end(
-        s, ARI_ROWS(fields, lines, n), s->threads,
+        s, ARI_ROWS(step_fields, lines, n), s->threads,
         "\nA training step of %s (AdamW, clipping), batch %zu x seq %zu, %d thread%s in all; medians. 'products': "
         "time\nof the model's matrix products alone, by sgemm, over that of the step. 'of tp=1': over the time of "
         "one rank's\nstep. 'spread': of that ratio, in the first row of the times, (largest - smallest)/median.\n",
@@ -321,24 +332,27 @@ static size_t ddp_rows(ar_bench_ddp_row *rows)
     return n;
 }
 
+#define ARI_ROW ddp_line
+static const ari_field ddp_fields[] = {
+    ARI_FIELD("model", NULL, TEXT, model),
+    ARI_FIELD("ranks", NULL, INT, ranks),
+    ARI_FIELD("numerics", NULL, TEXT, numerics),
+    ARI_FIELD("batch", NULL, COUNT, batch),
+    ARI_FIELD("seq", NULL, COUNT, seq),
+    ARI_FIELD("ddp", NULL, FLAG, ddp),
+    ARI_FIELD("bucket_bytes", "capacity", CAPACITY, capacity),
+    ARI_FIELD("mode", "mode", TEXT, mode),
+    ARI_FIELD("buckets", "buckets", COUNT, row.buckets),
+    ARI_FIELD("all_reduces", "all-reduces", COUNT, row.all_reduces),
+    ARI_FIELD("bytes", "MB", MEGABYTES, row.bytes),
+    ARI_FIELD("seconds", "time", SECONDS, row.seconds),
+    ARI_FIELD("over_alone", "of no DDP", RATIO, row.over_alone),
+    ARI_FIELD("spread", "spread", SHARE, row.spread),
+};
+#undef ARI_ROW
+
 static ar_status run_ddp(session *s)
 {
-#define AT(name) offsetof(ddp_line, name)
-    static const ari_field fields[] = {{"model", NULL, ARI_AS_TEXT, AT(model)},
-                                       {"ranks", NULL, ARI_AS_INT, AT(ranks)},
-                                       {"numerics", NULL, ARI_AS_TEXT, AT(numerics)},
-                                       {"batch", NULL, ARI_AS_COUNT, AT(batch)},
-                                       {"seq", NULL, ARI_AS_COUNT, AT(seq)},
-                                       {"ddp", NULL, ARI_AS_FLAG, AT(ddp)},
-                                       {"bucket_bytes", "capacity", ARI_AS_CAPACITY, AT(capacity)},
-                                       {"mode", "mode", ARI_AS_TEXT, AT(mode)},
-                                       {"buckets", "buckets", ARI_AS_COUNT, AT(row.buckets)},
-                                       {"all_reduces", "all-reduces", ARI_AS_COUNT, AT(row.all_reduces)},
-                                       {"bytes", "MB", ARI_AS_MEGABYTES, AT(row.bytes)},
-                                       {"seconds", "time", ARI_AS_SECONDS, AT(row.seconds)},
-                                       {"over_alone", "of no DDP", ARI_AS_RATIO, AT(row.over_alone)},
-                                       {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
-#undef AT
     const ari_layout_values *layout = &s->v->layout;
     ar_bench_ddp_row rows[1 + 2 * DDP_CAPACITIES];
     ddp_line lines[1 + 2 * DDP_CAPACITIES];
@@ -369,7 +383,7 @@ static ar_status run_ddp(session *s)
                               .ddp = !rows[i].alone,
                               .row = rows[i]};
     return end(
-        s, ARI_ROWS(fields, lines, n), s->threads,
+        s, ARI_ROWS(ddp_fields, lines, n), s->threads,
         "\nA training step of %s (AdamW, %s), batch %zu x seq %zu, dp=%d, %d thread%s in all; medians. 'no DDP': "
         "the\nsame ranks with the same samples, each for itself. 'all-reduces', 'MB': of rank 0 in one step, bytes "
         "read and\nwritten between ranks. 'spread': of the ratio, in the first row of the times, (largest - "
@@ -402,21 +416,24 @@ static size_t allreduce_rows(const bench_values *v, allreduce_line *lines)
     return n;
 }
 
+#define ARI_ROW allreduce_line
+static const ari_field allreduce_fields[] = {
+    ARI_FIELD("ranks", "ranks", INT, row.ranks),
+    ARI_FIELD("bytes", "size", BYTES, row.bytes),
+    ARI_FIELD("numerics", "type", TEXT, dtype),
+    ARI_FIELD("algorithm", "how", TEXT, algorithm),
+    ARI_FIELD("seconds", "time", MILLISECONDS, row.seconds),
+    ARI_FIELD("bus_gbps", "bus GB/s", RATIO, row.bus_gbps),
+    ARI_FIELD("over_copy", NULL, RATIO, row.over_copy),
+    ARI_FIELD("copy_seconds", "copy", MILLISECONDS, row.copy_seconds),
+    ARI_FIELD("copy", NULL, TEXT, row.copy),
+    ARI_FIELD(NULL, "times a copy", RATIO, row.over_copy),
+    ARI_FIELD("spread", "spread", SHARE, row.spread),
+};
+#undef ARI_ROW
+
 static ar_status run_allreduce(session *s)
 {
-#define AT(name) offsetof(allreduce_line, name)
-    static const ari_field fields[] = {{"ranks", "ranks", ARI_AS_INT, AT(row.ranks)},
-                                       {"bytes", "size", ARI_AS_BYTES, AT(row.bytes)},
-                                       {"numerics", "type", ARI_AS_TEXT, AT(dtype)},
-                                       {"algorithm", "how", ARI_AS_TEXT, AT(algorithm)},
-                                       {"seconds", "time", ARI_AS_MILLISECONDS, AT(row.seconds)},
-                                       {"bus_gbps", "bus GB/s", ARI_AS_RATIO, AT(row.bus_gbps)},
-                                       {"over_copy", NULL, ARI_AS_RATIO, AT(row.over_copy)},
-                                       {"copy_seconds", "copy", ARI_AS_MILLISECONDS, AT(row.copy_seconds)},
-                                       {"copy", NULL, ARI_AS_TEXT, AT(row.copy)},
-                                       {NULL, "times a copy", ARI_AS_RATIO, AT(row.over_copy)},
-                                       {"spread", "spread", ARI_AS_SHARE, AT(row.spread)}};
-#undef AT
     allreduce_line lines[ALLREDUCE_MOST];
     const size_t n = allreduce_rows(s->v, lines);
     for (size_t i = 0; i < n; i++) {
@@ -424,7 +441,7 @@ static ar_status run_allreduce(session *s)
         AR_TRY(ari_bench_allreduce(&lines[i].row, ari_layout_timeout_ns(&s->v->layout), s->repetitions));
     }
     return end(
-        s, ARI_ROWS(fields, lines, n), 0,
+        s, ARI_ROWS(allreduce_fields, lines, n), 0,
         "\nOne all-reduce (sum) between N ranks, which are threads of this process, each with an input and an "
         "output of\nthis size; medians. 'bus': 2(N-1)/N x size over the time, the rate of each link of a ring that "
         "took as long.\n'copy': the same threads each copy their input to their output, so the memory has the same "

@@ -63,6 +63,11 @@ typedef struct ari_field {
     ari_field_kind kind;
     size_t at; /* offset in the row */
 } ari_field;
+/* Of a member of ARI_ROW, the struct. */
+#define ARI_FIELD(name, column, as, member)                      \
+    {                                                            \
+        (name), (column), ARI_AS_##as, offsetof(ARI_ROW, member) \
+    }
 
 typedef struct ari_rows {
     const ari_field *fields;
