@@ -159,11 +159,6 @@ ar_st_tensor ari_full_tensor_entry(const ari_full_tensor *t)
 }
 
 /* --- all of them -------------------------------------------------------------------------------------------------- */
-typedef struct entry {
-    ari_full_tensor tensor;
-    bool state;
-} entry;
-
 /* Two rows of what it says: a rank that is at the next agreement writes the other row, and it cannot be at the one after
  * that before all have read this one. */
 typedef struct member {
@@ -173,7 +168,7 @@ typedef struct member {
 
 struct ari_full_set {
     pthread_mutex_t lock; /* of the list's pointers, counts and of `members`, not of what they point to */
-    entry **list;
+    ari_full_tensor **list;
     size_t count, capacity;
     member *members; /* [ranks]; NULL before the first agreement */
     int ranks;
@@ -196,7 +191,7 @@ ar_status ari_full_set_create(ari_full_set **gives, ar_process *p)
 void ari_full_set_clear(ari_full_set *s)
 {
     for (size_t i = 0; i < s->count; i++) {
-        ari_full_tensor_fini(&s->list[i]->tensor);
+        ari_full_tensor_fini(s->list[i]);
         free(s->list[i]);
     }
     s->count = 0;
@@ -263,22 +258,22 @@ typedef struct part {
     size_t shape[AR_MAX_DIMS]; /* of the rank's own tensor */
 } part;
 
-static entry *find(ari_full_set *s, size_t from, const char *name, size_t *at)
+static ari_full_tensor *find(ari_full_set *s, size_t from, const char *name, size_t *at)
 {
     for (size_t i = 0; i < s->count; i++) {
         *at = (from + i) % s->count;
-        if (strcmp(s->list[*at]->tensor.name, name) == 0)
+        if (strcmp(s->list[*at]->name, name) == 0)
             return s->list[*at];
     }
     return NULL;
 }
 
-static ar_status add(entry **e, ari_full_set *s, const char *name, bool state, const ar_layout *layout)
+static ar_status add(ari_full_tensor **e, ari_full_set *s, const char *name, bool state, const ar_layout *layout)
 {
-    entry *made = NULL;
+    ari_full_tensor *made = NULL;
     AR_TRY(ari_grow(&s->list, &s->capacity, s->count, sizeof *s->list, "the list of full tensors"));
     AR_TRY(ari_alloc_zero((void **)&made, 1, sizeof *made, "a full tensor"));
-    const ar_status st = ari_full_tensor_init(&made->tensor, name, layout->ndim, layout->shape);
+    const ar_status st = ari_full_tensor_init(made, name, layout->ndim, layout->shape);
     if (st != AR_OK) {
         free(made);
         return st;
@@ -296,7 +291,7 @@ static ar_status take_here(pass *p, const char *name, bool state, const ar_tenso
     size_t at = 0;
     ar_status st = AR_OK;
     pthread_mutex_lock(&s->lock);
-    entry *e = find(s, p->cursor, name, &at);
+    ari_full_tensor *e = find(s, p->cursor, name, &at);
     if (e == NULL) {
         at = s->count;
         st = add(&e, s, name, state, layout);
@@ -306,8 +301,7 @@ static ar_status take_here(pass *p, const char *name, bool state, const ar_tenso
     p->cursor = at + 1;
     if (p->compare == (layout->replica == 0))
         return AR_OK;
-    return p->compare ? compare_copy(&e->tensor, p->rank, local, layout)
-                      : ari_full_tensor_write(&e->tensor, p->rank, local, layout);
+    return p->compare ? compare_copy(e, p->rank, local, layout) : ari_full_tensor_write(e, p->rank, local, layout);
 }
 
 static ar_status send_part(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
@@ -359,18 +353,17 @@ static ar_status take_all(pass *p, ar_param *const *params, size_t n, ar_optimiz
 
 static int by_name(const void *a, const void *b)
 {
-    const entry *const *x = (const entry *const *)a;
-    const entry *const *y = (const entry *const *)b;
-    return strcmp((*x)->tensor.name, (*y)->tensor.name);
+    const ari_full_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
 }
 
 /* In the order of names, so that the first that is not whole does not depend on who came first. */
 static ar_status check_all(const ari_full_set *s)
 {
     if (s->count > 0)
-        qsort(s->list, s->count, sizeof(entry *), by_name);
+        qsort(s->list, s->count, sizeof *s->list, by_name);
     for (size_t i = 0; i < s->count; i++)
-        AR_TRY(ari_full_tensor_check(&s->list[i]->tensor));
+        AR_TRY(ari_full_tensor_check(s->list[i]));
     return AR_OK;
 }
 
@@ -451,7 +444,7 @@ ar_status ari_full_set_entries(const ari_full_set *s, bool state, ar_st_tensor *
     *n = 0;
     for (size_t i = 0; i < s->count; i++) {
         if (s->list[i]->state == state)
-            list[(*n)++] = ari_full_tensor_entry(&s->list[i]->tensor);
+            list[(*n)++] = ari_full_tensor_entry(s->list[i]);
     }
     *gives = list;
     return AR_OK;

@@ -12,6 +12,7 @@
  *  own boxes, at the same time as others. */
 typedef struct ari_full_tensor {
     char name[160];
+    bool state; /* an optimizer's; else a parameter, or what is gathered */
     int ndim;
     size_t shape[AR_MAX_DIMS];
     size_t count;
