@@ -5,7 +5,9 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -28,28 +30,7 @@ ar_status ari_folder_make(const char *path)
  * them. */
 static bool is_rank_file(const char *name)
 {
-    static const char numbers[] = "0123456789", prefix[] = "rank-";
-    if (strncmp(name, prefix, strlen(prefix)) != 0)
-        return false;
-    const char *rest = name + strlen(prefix);
-    const size_t digits = strspn(rest, numbers);
-    rest += digits;
-    if (rest[0] == '-' && strspn(rest + 1, numbers) > 0)
-        rest += 1 + strspn(rest + 1, numbers);
-    return digits >= 5 && strcmp(rest, ".safetensors") == 0;
-}
-
-/* Calls f for every entry but . and .., until it fails. */
-static ar_status for_each_entry(const char *folder, DIR *open, ar_status (*f)(const char *folder, const char *name))
-{
-    for (;;) {
-        errno = 0;
-        const struct dirent *e = readdir(open);
-        if (!e)
-            return errno ? ari_out_fail("read the folder", folder) : AR_OK;
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            AR_TRY(f(folder, e->d_name));
-    }
+    return fnmatch("rank-[0-9][0-9][0-9][0-9]+([0-9])?(-+([0-9])).safetensors", name, FNM_EXTMATCH) == 0;
 }
 
 ar_status ari_folder_path(char *path, size_t cap, const char *folder, const char *name)
@@ -80,15 +61,24 @@ static ar_status remove_file(const char *folder, const char *name)
     return unlink(path) == 0 ? AR_OK : ari_out_fail("remove the file", path);
 }
 
-/* *there: whether it is there; then f was called for all entries. */
+static int is_entry(const struct dirent *e)
+{
+    return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+}
+
+/* Calls f for every entry until it fails. *there: whether the folder is there. */
 static ar_status visit(const char *folder, bool *there, ar_status (*f)(const char *folder, const char *name))
 {
-    DIR *open = opendir(folder);
-    *there = open != NULL;
-    if (!open)
-        return errno == ENOENT ? AR_OK : ari_out_fail("open the folder", folder);
-    const ar_status st = for_each_entry(folder, open, f);
-    closedir(open);
+    struct dirent **entry = NULL;
+    const int n = scandir(folder, &entry, is_entry, NULL);
+    ar_status st = n >= 0 || errno == ENOENT ? AR_OK : ari_out_fail("open the folder", folder);
+    *there = n >= 0;
+    for (int i = 0; i < n; i++) {
+        if (st == AR_OK)
+            st = f(folder, entry[i]->d_name);
+        free(entry[i]);
+    }
+    free(entry);
     return st;
 }
 
