@@ -110,23 +110,38 @@ static bool has_ratio(const ar_verify_report *r)
     return r->rule != AR_VERIFY_BITS;
 }
 
-static size_t count_state(const ar_verify_report *r, ar_verify_state state)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < r->rows; i++)
-        n += r->row[i].state == state;
-    return n;
-}
-
-static void print_more(FILE *to, size_t n, size_t most)
-{
-    if (n > most)
-        fprintf(to, "  .. and %zu more (--max-report %zu prints all)\n", n - most, n);
-}
-
 /* --- tables ------------------------------------------------------------------------------------------------------- */
 
-static void difference_row(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
+/* Rows of one kind, under a title. */
+typedef struct section {
+    const char *title;
+    unsigned states; /* a bit each; 0: rows whose copies differ */
+    bool or_none;    /* without --max-report's rows it is not there at all */
+    void (*add)(ari_table *t, const ar_verify_report *r, const ar_verify_row *row);
+} section;
+
+static bool is_in(const section *s, const ar_verify_row *row)
+{
+    return s->states ? (s->states >> row->state & 1u) != 0 : row->copies_differ;
+}
+
+static ar_status print_section(FILE *to, const ar_verify_report *r, size_t most, const section *s, ari_table *t)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->rows; i++) {
+        if (is_in(s, &r->row[i]) && n++ < most)
+            s->add(t, r, &r->row[i]);
+    }
+    if (n == 0 || (most == 0 && s->or_none))
+        return ari_table_end(t, NULL, 2);
+    fprintf(to, "\n%s:\n", s->title);
+    const ar_status st = ari_table_end(t, to, 2);
+    if (n > most)
+        fprintf(to, "  .. and %zu more (--max-report %zu prints all)\n", n - most, n);
+    return st;
+}
+
+static void add_difference(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
 {
     const bool same_dtype = row->dtype == row->other_dtype;
     ari_table_row(t, "%s\t%s%s%s %s\t%s of %s\t%s\t%.2e\t%s", ARI_SHOW(row->name), ar_dtype_name(row->dtype),
@@ -141,94 +156,66 @@ static void difference_row(ari_table *t, const ar_verify_report *r, const ar_ver
 
 static ar_status print_differences(FILE *to, const ar_verify_report *r, size_t most)
 {
+    static const section differences = {"values that differ, in execution order", 1u << AR_VERIFY_DIFFERENT, true,
+                                        add_difference};
     ari_column columns[11] = {{"tensor", ARI_LEFT},   {"dtype, shape", ARI_LEFT}, {"different", ARI_RIGHT},
                               {"max abs", ARI_RIGHT}, {"max rel", ARI_RIGHT},     {"max ulp", ARI_RIGHT}};
     const ari_column ratio = {"of allowed", ARI_RIGHT};
     const ari_column rest[] = {
         {"cosine", ARI_RIGHT}, {"worst at", ARI_LEFT}, {"reference", ARI_RIGHT}, {"other", ARI_RIGHT}};
-    const size_t n = count_state(r, AR_VERIFY_DIFFERENT);
-    size_t width = 6, shown = 0;
-    ari_table t = {.columns = columns};
-    if (n == 0 || most == 0)
-        return AR_OK;
+    size_t width = 6;
     if (has_ratio(r))
         columns[width++] = ratio;
     memcpy(&columns[width], rest, sizeof rest);
-    t.n = width + sizeof rest / sizeof *rest;
-    for (size_t i = 0; i < r->rows && shown < most; i++) {
-        if (r->row[i].state != AR_VERIFY_DIFFERENT)
-            continue;
-        difference_row(&t, r, &r->row[i]);
-        shown++;
-    }
-    fprintf(to, "\nvalues that differ, in execution order:\n");
-    const ar_status st = ari_table_end(&t, to, 2);
-    print_more(to, n, most);
-    return st;
+    ari_table t = {.columns = columns, .n = width + sizeof rest / sizeof *rest};
+    return print_section(to, r, most, &differences, &t);
+}
+
+static void add_other_kind(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
+{
+    (void)r;
+    ari_table_row(t, "%s\t%s\t%s %s in the reference, %s %s in the other%s%s",
+                  row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE", ARI_SHOW(row->name), ar_dtype_name(row->dtype),
+                  SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
+                  SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
 }
 
 static ar_status print_other_kind(FILE *to, const ar_verify_report *r, size_t most)
 {
+    static const section kinds = {"another shape or dtype, values not compared",
+                                  1u << AR_VERIFY_SHAPE | 1u << AR_VERIFY_DTYPE, true, add_other_kind};
     static const ari_column columns[] = {{NULL, ARI_LEFT}, {NULL, ARI_LEFT}, {NULL, ARI_LEFT}};
-    const size_t n = count_state(r, AR_VERIFY_SHAPE) + count_state(r, AR_VERIFY_DTYPE);
-    size_t shown = 0;
     ari_table t = ARI_TABLE(columns);
-    if (n == 0 || most == 0)
-        return AR_OK;
-    for (size_t i = 0; i < r->rows && shown < most; i++) {
-        const ar_verify_row *row = &r->row[i];
-        if (row->state != AR_VERIFY_SHAPE && row->state != AR_VERIFY_DTYPE)
-            continue;
-        shown++;
-        ari_table_row(&t, "%s\t%s\t%s %s in the reference, %s %s in the other%s%s",
-                      row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE", ARI_SHOW(row->name), ar_dtype_name(row->dtype),
-                      SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
-                      SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
-    }
-    fprintf(to, "\nanother shape or dtype, values not compared:\n");
-    const ar_status st = ari_table_end(&t, to, 2);
-    print_more(to, n, most);
-    if (count_state(r, AR_VERIFY_DTYPE) > 0)
+    bool dtypes = false;
+    for (size_t i = 0; i < r->rows; i++)
+        dtypes = dtypes || r->row[i].state == AR_VERIFY_DTYPE;
+    const ar_status st = print_section(to, r, most, &kinds, &t);
+    if (dtypes && most > 0)
         fprintf(to, "  (--rtol with --atol, and --sensitivity, compare values of different dtypes)\n");
     return st;
 }
 
-static void print_copies(FILE *to, const ar_verify_report *r, size_t most)
+static void add_copies(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
 {
-    const size_t n = count_copies(r);
-    size_t shown = 0;
-    if (n == 0)
-        return;
-    fprintf(to, "\ncopies of one tensor that differ from each other:\n");
-    for (size_t i = 0; i < r->rows && shown < most; i++) {
-        const ar_verify_row *row = &r->row[i];
-        if (!row->copies_differ)
-            continue;
-        shown++;
-        fprintf(to, "  COPIES %s (%s): rank %d and rank %d in %s element%s, first at %s: %s and %s\n",
-                ARI_SHOW(row->name), row->in_reference ? "reference" : "other", row->ranks[0], row->ranks[1],
-                ARI_COUNT(row->elements_different), plural(row->elements_different), INDEX(row, row->first),
-                VALUE(row->dtype, row->first_value[0]), VALUE(row->dtype, row->first_value[1]));
-    }
-    print_more(to, n, most);
+    (void)r;
+    ari_table_cell(t, "COPIES %s (%s): rank %d and rank %d in %s element%s, first at %s: %s and %s",
+                   ARI_SHOW(row->name), row->in_reference ? "reference" : "other", row->ranks[0], row->ranks[1],
+                   ARI_COUNT(row->elements_different), plural(row->elements_different), INDEX(row, row->first),
+                   VALUE(row->dtype, row->first_value[0]), VALUE(row->dtype, row->first_value[1]));
 }
 
-static void print_names(FILE *to, const ar_verify_report *r, ar_verify_state state, size_t most)
+static void add_name(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
 {
-    const size_t n = count_state(r, state);
-    size_t shown = 0;
-    if (n == 0)
-        return;
-    fprintf(to, "\nonly in the %s:\n", state == AR_VERIFY_MISSING ? "reference" : "other");
-    for (size_t i = 0; i < r->rows && shown < most; i++) {
-        const ar_verify_row *row = &r->row[i];
-        if (row->state != state)
-            continue;
-        shown++;
-        fprintf(to, "  %s %s %s %s\n", state == AR_VERIFY_MISSING ? "MISSING" : "UNEXPECTED", ARI_SHOW(row->name),
-                ar_dtype_name(row->dtype), SHAPE(row->ndim, row->shape));
-    }
-    print_more(to, n, most);
+    (void)r;
+    ari_table_cell(t, "%s %s %s %s", row->state == AR_VERIFY_MISSING ? "MISSING" : "UNEXPECTED", ARI_SHOW(row->name),
+                   ar_dtype_name(row->dtype), SHAPE(row->ndim, row->shape));
+}
+
+static ar_status print_lines(FILE *to, const ar_verify_report *r, size_t most, const section *s)
+{
+    static const ari_column columns[] = {{NULL, ARI_LEFT}};
+    ari_table t = ARI_TABLE(columns);
+    return print_section(to, r, most, s, &t);
 }
 
 /* --- one tensor in detail ----------------------------------------------------------------------------------------- */
@@ -407,18 +394,21 @@ static void print_renamed(FILE *to, const ar_verify_report *r)
 
 ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
 {
+    static const section copies = {"copies of one tensor that differ from each other", 0, false, add_copies},
+                         missing = {"only in the reference", 1u << AR_VERIFY_MISSING, false, add_name},
+                         unexpected = {"only in the other", 1u << AR_VERIFY_UNEXPECTED, false, add_name};
     if (!r->same)
         print_head(to, r);
     print_renamed(to, r);
-    print_copies(to, r, most);
+    AR_TRY(print_lines(to, r, most, &copies));
     AR_TRY(print_differences(to, r, most));
     AR_TRY(print_other_kind(to, r, most));
     if (r->different > 0)
         print_detail(to, r, &r->row[r->first], "first in execution order");
     if (r->different > 0 && r->worst != r->first)
         print_detail(to, r, &r->row[r->worst], "worst, with what reached it from those before it");
-    print_names(to, r, AR_VERIFY_MISSING, most);
-    print_names(to, r, AR_VERIFY_UNEXPECTED, most);
+    AR_TRY(print_lines(to, r, most, &missing));
+    AR_TRY(print_lines(to, r, most, &unexpected));
     print_nan(to, r);
     print_drift(to, r);
     print_left_out(to, r);

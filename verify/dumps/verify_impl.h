@@ -45,9 +45,8 @@ typedef struct ari_chunk {
 /** Points chunk->raw at numbers [start, start + n) of the tensor. Errors: those of ar_dump_read; AR_ERR_DTYPE. */
 AR_NODISCARD ar_status ari_chunk_raw(ari_chunk *c, const ar_dump_tensor *t, const ari_format *f, size_t start,
                                      size_t n);
-/** Fills chunk->value from the tensor, or from chunk->raw where that is as good. */
-AR_NODISCARD ar_status ari_chunk_values(ari_chunk *c, const ar_dump_tensor *t, const ari_format *f, size_t start,
-                                        size_t n);
+/** Fills chunk->value from chunk->raw. */
+AR_NODISCARD ar_status ari_chunk_values(ari_chunk *c, const ari_format *f, size_t n);
 /** Bytes of n numbers as chunk->raw holds them. */
 size_t ari_raw_bytes(const ari_format *f, size_t n);
 /** Counts what is no number and what is infinite. */

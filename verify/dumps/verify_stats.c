@@ -432,10 +432,9 @@ static void add_products(ari_scaled_sums *sums, const ari_scratch *s, size_t n, 
 }
 
 /* Both sides are the same bytes: what is left is the reference's size. */
-static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
-                             ari_scaled_sums *sums)
+static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t n, ari_deviation *tally, ari_scaled_sums *sums)
 {
-    AR_TRY(ari_chunk_values(&s->side[0], p->side[0], &p->format[0], start, n));
+    AR_TRY(ari_chunk_values(&s->side[0], &p->format[0], n));
     uint64_t most = largest_bits(s->side[0].value, n);
     size_t finite = n;
     if (most >= INFINITE_BITS) {
@@ -454,7 +453,7 @@ static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start
 {
     double *a = s->side[0].value, *b = s->side[1].value;
     for (int k = 0; k < 2; k++)
-        AR_TRY(ari_chunk_values(&s->side[k], p->side[k], &p->format[k], start, n));
+        AR_TRY(ari_chunk_values(&s->side[k], &p->format[k], n));
     if (p->format[0].dtype == p->format[1].dtype)
         ari_steps(s->steps, &p->format[0], s->side[0].raw, s->side[1].raw, n);
     take_all(p, s, start, n, tally);
@@ -484,6 +483,6 @@ ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_
     }
     if (p->side[0]->dtype == p->side[1]->dtype && !p->rule.nan_differs &&
         memcmp(s->side[0].raw, s->side[1].raw, ari_raw_bytes(&p->format[0], n)) == 0)
-        return equal_chunk(p, s, start, n, tally, sums);
+        return equal_chunk(p, s, n, tally, sums);
     return different_chunk(p, s, start, n, tally, sums);
 }

@@ -91,26 +91,13 @@ static double decode_small(const ari_format *f, unsigned u)
     return sign ? -x : x;
 }
 
-ar_status ari_chunk_values(ari_chunk *c, const ar_dump_tensor *t, const ari_format *f, size_t start, size_t n)
+ar_status ari_chunk_values(ari_chunk *c, const ari_format *f, size_t n)
 {
-    if (f->bits < 8) {
-        for (size_t i = 0; i < n; i++)
-            c->value[i] = decode_small(f, c->raw[i]);
-        return AR_OK;
-    }
-    if (f->dtype == AR_F32) {
-        for (size_t i = 0; i < n; i++) {
-            float x;
-            memcpy(&x, c->raw + i * sizeof x, sizeof x);
-            c->value[i] = (double)x;
-        }
-        return AR_OK;
-    }
-    if (f->dtype == AR_F64) {
-        memcpy(c->value, c->raw, n * sizeof *c->value);
-        return AR_OK;
-    }
-    return ar_dump_read_f64(t, start, n, c->value);
+    if (f->bits >= 8)
+        return ar_values_to_f64(f->dtype, c->raw, n, c->value);
+    for (size_t i = 0; i < n; i++)
+        c->value[i] = decode_small(f, c->raw[i]);
+    return AR_OK;
 }
 
 static void release(const void *data, size_t bytes)
