@@ -71,8 +71,8 @@ struct ar_arith_ops {
     /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or
      * ptr NULL: all into the one row of a vector parameter. */
     ar_status (*grad_rows)(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);
-    /* Sums the gradients of n parameters over a group (data parallelism). */
-    ar_status (*grads_reduce)(ar_ctx *ctx, ar_param *const *params, size_t n, ar_comm *over, const char *tag);
+    /* Sums the gradient over a group (data parallelism), where it is: as bucket_reduce does a bucket of it alone. */
+    ar_status (*grad_reduce)(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag);
     /* g (local, contiguous, the parameter's stored shape) = the gradient. */
     ar_status (*grad_value)(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
     ar_status (*grad_zero)(ar_ctx *ctx, ar_param *p);

@@ -146,17 +146,10 @@ static ar_status exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar
     ar_operand *o = NULL;
     AR_TRY(step_operand(ctx, &o));
     AR_TRY(operand_init(o, a, b->k_full, b->k_over, false, tag));
-    if (o->x.k != b->x.k || o->x.batch != b->x.batch)
-        return ar_error_set(AR_ERR_SHAPE, "%s: A is [%zu x %zu, %zu], B is [%zu x %zu, %zu]", tag, o->x.batch,
-                            o->x.rows, o->x.k, b->x.batch, b->x.rows, b->x.k);
+    AR_TRY(ari_check_pair(&o->x, &b->x, tag));
     AR_TRY(quantise(ctx, o, a, ar_const(b->c), +1, true, tag));
     *gives = o;
     return AR_OK;
-}
-
-static void exact_operand_done(ar_ctx *ctx, const ar_operand *o)
-{
-    ari_step_disown(ctx, (void *)(uintptr_t)o); /* const for the layers; the step, which made it, ends it */
 }
 
 /* --- operands kept with their parameters -------------------------------------------------------------------------- */
@@ -258,12 +251,6 @@ static void exact_param_release(ar_param *p)
 
 /* --- contract, fold, round ---------------------------------------------------------------------------------------- */
 
-static void sum_destroy(ar_ctx *ctx, void *object)
-{
-    (void)ctx; /* its buffer is the step's */
-    free(object);
-}
-
 static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = NULL;
@@ -271,22 +258,8 @@ static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a
     s->a = a;
     s->b = b;
     s->limbs = limbs_of(b->k_full);
-    AR_TRY(ari_step_own(ctx, s, sum_destroy));
+    AR_TRY(ari_step_own(ctx, s, ari_object_free));
     *gives = s; /* the multiplication waits for fold or round: a sum that nobody folds is rounded tile by tile */
-    return AR_OK;
-}
-
-/* How much of `total` elements each rank of a group has, in units of `width`. Gives; free(). Equal parts, of whole
- * rows, where the group divides the rows. */
-static ar_status slice_counts(size_t **gives, ar_comm *over, size_t total, size_t width)
-{
-    const int n = ar_comm_size(over);
-    AR_TRY(ari_alloc((void **)gives, (size_t)n, sizeof **gives, "slice sizes"));
-    for (int i = 0; i < n; i++) {
-        size_t start = 0, count = 0;
-        ar_comm_slice(total, n, i, &start, &count);
-        (*gives)[i] = count * width;
-    }
     return AR_OK;
 }
 
@@ -304,7 +277,7 @@ static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, 
     AR_TRY(dev->gemm_i64(ctx->device, ctx->queue, partial, s->a->packed, s->b->packed, s->limbs));
     ari_work_of_product(&s->a->x, &s->b->x);
     size_t *counts = NULL;
-    AR_TRY(slice_counts(&counts, over, total, limbs));
+    AR_TRY(ari_slice_counts(&counts, over, total, limbs));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
@@ -337,7 +310,7 @@ static ar_status round_slice(ar_ctx *ctx, ar_buf y, const ar_sum *s)
 static ar_status gather_rounded(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s, ar_buf own)
 {
     size_t *counts = NULL;
-    AR_TRY(slice_counts(&counts, s->over, s->a->x.batch * s->a->x.rows * s->b->x.rows, 1));
+    AR_TRY(ari_slice_counts(&counts, s->over, s->a->x.batch * s->a->x.rows * s->b->x.rows, 1));
     const ar_status st =
         ar_comm_all_gather(s->over, ctx->queue, y->data, ar_const(own), counts, AR_F32, "rounded sums");
     free(counts);
@@ -387,13 +360,13 @@ const ar_arith_ops *ar_arith_exact(void)
         .operand_b = exact_operand_b,
         .operand_a = exact_operand_a,
         .param_operand = exact_param_operand,
-        .operand_done = exact_operand_done,
+        .operand_done = ari_operand_done,
         .contract = exact_contract,
         .fold = exact_fold,
         .round = exact_round,
         .grad_contract = ari_exact_grad_contract,
         .grad_rows = ari_exact_grad_rows,
-        .grads_reduce = ari_exact_grads_reduce,
+        .grad_reduce = ari_exact_grad_reduce,
         .grad_value = ari_exact_grad_value,
         .grad_zero = ari_exact_grad_zero,
         .bucket_bytes = ari_exact_bucket_bytes,

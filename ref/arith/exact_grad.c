@@ -130,26 +130,6 @@ ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, 
     return ctx->device->ops->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, rows, terms, row_of);
 }
 
-ar_status ari_exact_grads_reduce(ar_ctx *ctx, ar_param *const *params, size_t n, ar_comm *over, const char *tag)
-{
-    if (!ari_has_peers(over))
-        return AR_OK;
-    const ar_device_ops *dev = ctx->device->ops;
-    for (size_t i = 0; i < n; i++) {
-        ar_param *p = params[i];
-        AR_TRY(ari_exact_grad_ensure(ctx, p));
-        const size_t count = p->grad->n;
-        ar_buf t = {NULL};
-        AR_TRY(ari_step_alloc(ctx, &t, count));
-        AR_TRY(ar_comm_all_reduce(over, ctx->queue, t, ar_const(p->grad->t), count, AR_U8, AR_MAX, tag));
-        AR_TRY(dev->acc_raise(ctx->device, ctx->queue, p->grad->t, p->grad->hl, ar_const(t), count));
-        AR_TRY(
-            ar_comm_all_reduce(over, ctx->queue, p->grad->hl, ar_const(p->grad->hl), 2 * count, AR_I64, AR_SUM, tag));
-        ari_step_free(ctx, t);
-    }
-    return AR_OK;
-}
-
 ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
 {
     if (!p->grad)
@@ -210,21 +190,38 @@ ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t 
     return dev->copy(ctx->device, q, l, ar_cbuf_at(hl, count * word), count * word);
 }
 
+/* The one sum of gradients: of a bucket's runs, or of a gradient's own. counts as of bucket_reduce. */
+static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
+                             const char *tag)
+{
+    AR_TRY(ar_comm_all_reduce(over, q, r->most, ar_const(r->t), n, AR_U8, AR_MAX, tag));
+    AR_TRY(ctx->device->ops->acc_raise(ctx->device, q, r->t, r->hl, ar_const(r->most), n));
+    if (!counts)
+        return ar_comm_all_reduce(over, q, r->hl, ar_const(r->hl), 2 * n, AR_I64, AR_SUM, tag);
+    const ar_buf l = ar_buf_at(r->hl, n * sizeof(int64_t));
+    const size_t own = ari_share_start(over, counts) * sizeof(int64_t);
+    AR_TRY(ar_comm_reduce_scatter(over, q, ar_buf_at(r->hl, own), ar_const(r->hl), counts, AR_I64, AR_SUM, tag));
+    return ar_comm_reduce_scatter(over, q, ar_buf_at(l, own), ar_const(l), counts, AR_I64, AR_SUM, tag);
+}
+
 ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
                                   const size_t *counts, const char *tag)
 {
     (void)storage;
+    const runs r = runs_of(bucket, n);
+    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, tag) : AR_OK;
+}
+
+ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag)
+{
     if (!ari_has_peers(over))
         return AR_OK;
-    const runs r = runs_of(bucket, n);
-    AR_TRY(ar_comm_all_reduce(over, q, r.most, ar_const(r.t), n, AR_U8, AR_MAX, tag));
-    AR_TRY(ctx->device->ops->acc_raise(ctx->device, q, r.t, r.hl, ar_const(r.most), n));
-    if (!counts)
-        return ar_comm_all_reduce(over, q, r.hl, ar_const(r.hl), 2 * n, AR_I64, AR_SUM, tag);
-    const ar_buf l = ar_buf_at(r.hl, n * sizeof(int64_t));
-    const size_t own = ari_share_start(over, counts) * sizeof(int64_t);
-    AR_TRY(ar_comm_reduce_scatter(over, q, ar_buf_at(r.hl, own), ar_const(r.hl), counts, AR_I64, AR_SUM, tag));
-    return ar_comm_reduce_scatter(over, q, ar_buf_at(l, own), ar_const(l), counts, AR_I64, AR_SUM, tag);
+    AR_TRY(ari_exact_grad_ensure(ctx, p));
+    runs r = {.hl = p->grad->hl, .t = p->grad->t};
+    AR_TRY(ari_step_alloc(ctx, &r.most, p->grad->n));
+    AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, tag));
+    ari_step_free(ctx, r.most);
+    return AR_OK;
 }
 
 ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,

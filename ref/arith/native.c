@@ -23,12 +23,6 @@ struct ar_sum {
     ar_tensor folded; /* the reduced matrix, or the own rows of it; data NULL: never folded */
 };
 
-static void free_object(ar_ctx *ctx, void *object)
-{
-    (void)ctx;
-    free(object);
-}
-
 static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *p)
 {
     ari_extents x;
@@ -37,7 +31,7 @@ static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *
     AR_TRY(ari_alloc_zero((void **)&o, 1, sizeof *o, "an operand"));
     o->x = x;
     o->parts = *p;
-    AR_TRY(ari_step_own(ctx, o, free_object));
+    AR_TRY(ari_step_own(ctx, o, ari_object_free));
     *gives = o;
     return AR_OK;
 }
@@ -53,10 +47,7 @@ static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **gives, const a
                                   const char *tag)
 {
     AR_TRY(operand(ctx, gives, a));
-    if ((*gives)->x.k != b->x.k || (*gives)->x.batch != b->x.batch)
-        return ar_error_set(AR_ERR_SHAPE, "%s: A is [%zu x %zu, %zu], B is [%zu x %zu, %zu]", tag, (*gives)->x.batch,
-                            (*gives)->x.rows, (*gives)->x.k, b->x.batch, b->x.rows, b->x.k);
-    return AR_OK;
+    return ari_check_pair(&(*gives)->x, &b->x, tag);
 }
 
 static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
@@ -73,18 +64,13 @@ static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, a
     return operand(ctx, borrows, &parts);
 }
 
-static void native_operand_done(ar_ctx *ctx, const ar_operand *o)
-{
-    ari_step_disown(ctx, (void *)(uintptr_t)o);
-}
-
 static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = NULL;
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a sum"));
     s->a = a;
     s->b = b;
-    AR_TRY(ari_step_own(ctx, s, free_object));
+    AR_TRY(ari_step_own(ctx, s, ari_object_free));
     *gives = s;
     return AR_OK;
 }
@@ -169,9 +155,7 @@ static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_comm *over, const char 
     ar_tensor own;
     size_t *counts = NULL;
     AR_TRY(ar_ctx_tensor(ctx, &own, AR_F32, 2, shape));
-    AR_TRY(ari_alloc((void **)&counts, n, sizeof *counts, "slice sizes"));
-    for (size_t i = 0; i < n; i++)
-        counts[i] = shape[0] * cols;
+    AR_TRY(ari_slice_counts(&counts, over, s->a->x.rows * cols, 1));
     const ar_status st =
         ar_comm_reduce_scatter(over, ctx->queue, own.data, ar_const(s->folded.data), counts, AR_F32, AR_SUM, tag);
     free(counts);
@@ -301,18 +285,6 @@ static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *ter
     return ctx->device->ops->sum_rows_f32(ctx->device, ctx->queue, p->grad->sum, rows, terms, row_of);
 }
 
-static ar_status native_grads_reduce(ar_ctx *ctx, ar_param *const *params, size_t n, ar_comm *over, const char *tag)
-{
-    if (!ari_has_peers(over))
-        return AR_OK;
-    for (size_t i = 0; i < n; i++) {
-        AR_TRY(native_grad_ensure(ctx, params[i]));
-        const ar_param_grad *g = params[i]->grad;
-        AR_TRY(ar_comm_all_reduce(over, ctx->queue, g->sum, ar_const(g->sum), g->n, AR_F32, AR_SUM, tag));
-    }
-    return AR_OK;
-}
-
 static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
 {
     if (!p->grad)
@@ -367,6 +339,14 @@ static ar_status native_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, s
     return ar_comm_reduce_scatter(over, q, own, ar_const(bucket), counts, storage, AR_SUM, tag);
 }
 
+static ar_status native_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag)
+{
+    if (!ari_has_peers(over))
+        return AR_OK;
+    AR_TRY(native_grad_ensure(ctx, p));
+    return native_bucket_reduce(ctx, ctx->queue, p->grad->sum, p->grad->n, AR_F32, over, NULL, tag);
+}
+
 static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
                                       ar_dtype storage)
 {
@@ -384,9 +364,9 @@ static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_
 #define NATIVE(of)                                                                                                 \
     {                                                                                                              \
         .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,         \
-        .param_operand = native_param_operand, .operand_done = native_operand_done, .contract = native_contract,   \
+        .param_operand = native_param_operand, .operand_done = ari_operand_done, .contract = native_contract,      \
         .fold = native_fold, .round = native_round, .grad_contract = native_grad_contract,                         \
-        .grad_rows = native_grad_rows, .grads_reduce = native_grads_reduce, .grad_value = native_grad_value,       \
+        .grad_rows = native_grad_rows, .grad_reduce = native_grad_reduce, .grad_value = native_grad_value,         \
         .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes, .bucket_pack = native_bucket_pack,     \
         .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce,                                  \
         .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes, \

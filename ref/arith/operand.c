@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/arith/operand.h"
 
+#include <stdlib.h>
+
 #include "anyrank/trace.h"
+#include "ref/core/context.h"
+#include "ref/core/size.h"
 
 ar_status ari_parts_extents(ari_extents *x, const ar_parts *p)
 {
@@ -48,6 +52,37 @@ ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold h
                             "%s: %zu rows cannot be scattered over %zu ranks; use a multiple of %zu", tag, a->rows, n,
                             n);
     return AR_OK;
+}
+
+ar_status ari_check_pair(const ari_extents *a, const ari_extents *b, const char *tag)
+{
+    if (a->k != b->k || a->batch != b->batch)
+        return ar_error_set(AR_ERR_SHAPE, "%s: A is [%zu x %zu, %zu], B is [%zu x %zu, %zu]", tag, a->batch, a->rows,
+                            a->k, b->batch, b->rows, b->k);
+    return AR_OK;
+}
+
+ar_status ari_slice_counts(size_t **gives, const ar_comm *over, size_t total, size_t width)
+{
+    const int n = ar_comm_size(over);
+    AR_TRY(ari_alloc((void **)gives, (size_t)n, sizeof **gives, "slice sizes"));
+    for (int i = 0; i < n; i++) {
+        size_t start = 0, count = 0;
+        ar_comm_slice(total, n, i, &start, &count);
+        (*gives)[i] = count * width;
+    }
+    return AR_OK;
+}
+
+void ari_operand_done(ar_ctx *ctx, const ar_operand *o)
+{
+    ari_step_disown(ctx, (void *)(uintptr_t)o); /* const for the layers; the step, which made it, ends it */
+}
+
+void ari_object_free(ar_ctx *ctx, void *object)
+{
+    (void)ctx;
+    free(object);
 }
 
 void ari_work_of_product(const ari_extents *a, const ari_extents *b)

@@ -18,6 +18,18 @@ AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p);
  *  AR_ERR_UNSUPPORTED (several matrices). */
 AR_NODISCARD ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold how, const char *tag);
 
+/** Whether A fits B. Errors: AR_ERR_SHAPE. */
+AR_NODISCARD ar_status ari_check_pair(const ari_extents *a, const ari_extents *b, const char *tag);
+
+/** How much of `total` elements each rank of a group has, in units of `width`. Gives; free(). Equal parts, of whole
+ *  rows, where the group divides the rows. */
+AR_NODISCARD ar_status ari_slice_counts(size_t **gives, const ar_comm *over, size_t total, size_t width);
+
+/** Slot operand_done. */
+void ari_operand_done(ar_ctx *ctx, const ar_operand *o);
+/** Ends an object of the step that has nothing but its memory. */
+void ari_object_free(ar_ctx *ctx, void *object);
+
 /** What a product of operands with these extents takes of virtual time: the multiplications and additions of a floating
  *  GEMM, in either arithmetic, so that a run in exact numerics predicts the native one's. To be called where the
  * product is computed. */

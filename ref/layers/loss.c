@@ -32,8 +32,8 @@ ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor
     ar_tensor value;
     float total = 0.0f;
     if (sum->spread)
-        AR_TRY(ctx->arith->grads_reduce(ctx, &sum, 1, ctx->tp, "loss"));
-    AR_TRY(ctx->arith->grads_reduce(ctx, &sum, 1, ctx->dp, "loss"));
+        AR_TRY(ctx->arith->grad_reduce(ctx, sum, ctx->tp, "loss"));
+    AR_TRY(ctx->arith->grad_reduce(ctx, sum, ctx->dp, "loss"));
     sum->has_grad = true; /* also where this rank added nothing: there is something to make zero now */
     AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, &one));
     AR_TRY(ctx->arith->grad_value(ctx, &value, sum));

@@ -111,9 +111,9 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
     if (!p->requires_grad)
         return AR_OK;
     if (p->spread)
-        AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->tp, p->name));
+        AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->tp, p->name));
     if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
-        AR_TRY(ctx->arith->grads_reduce(ctx, &p, 1, ctx->dp, p->name));
+        AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->dp, p->name));
     return AR_OK;
 }
 

@@ -160,7 +160,8 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
     for (int i = 0; i < 2; i++)
         AR_TRY_TO(done, st, arith->grad_zero(ctx, all[i]));
     AR_TRY_TO(done, st, add_share(ctx, g, &w, &b));
-    AR_TRY_TO(done, st, arith->grads_reduce(ctx, all, 2, ar_ctx_tp(ctx), "gradients"));
+    for (int i = 0; i < 2; i++)
+        AR_TRY_TO(done, st, arith->grad_reduce(ctx, all[i], ar_ctx_tp(ctx), "gradients"));
     AR_TRY_TO(done, st, download(ctx, g->w[r], &w));
     AR_TRY_TO(done, st, download(ctx, g->b[r], &b));
 done:
