@@ -3,8 +3,8 @@
  * another with the 128-bit contraction, the (t, H, L) accumulator and the element definitions. Equal bits. */
 #include "tests/baseline/support.h"
 
-#include "ref/numerics/contraction.h"
 #include "ref/numerics/scalar.h"
+#include "tests/support/contraction.h"
 
 /* A tied Llama of one layer with two groups of query heads: b 3, s 5, h 8, H 4, G 2, F 12, V 11; d 6, so that the scale
  * of the scores is no power of two and each of its roundings shows. */

@@ -5,8 +5,8 @@
 
 #include "ref/baseline/run.h"
 #include "ref/numerics/accumulator.h"
-#include "ref/numerics/contraction.h"
 #include "ref/numerics/integer_sum.h"
+#include "tests/support/contraction.h"
 
 static uint64_t state = 88172645463325252U;
 

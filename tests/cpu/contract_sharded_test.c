@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 
-#include "ref/numerics/contraction.h"
 #include "ref/numerics/integer_sum.h"
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
+#include "tests/support/contraction.h"
 
 /* What ranks do with a contraction: exponents combined by maximum, integers of parts, partial sums added, rounding in
  * pieces. Whatever the cut, the bits are those of the definition on the whole operands. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 
-#include "ref/numerics/contraction.h"
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
+#include "tests/support/contraction.h"
 
-/* The exact contraction of the CPU device against its definition in 128-bit integers (ref/numerics/contraction.c):
+/* The exact contraction of the CPU device against its definition in 128-bit integers (tests/support/contraction.c):
  * every comparison is of bits, and on every path. */
 PATH_SUITE(contract, .timeout = 300);
 

@@ -2,9 +2,9 @@
 #include <criterion/criterion.h>
 
 #include "ref/numerics/accumulator.h"
-#include "ref/numerics/contraction.h"
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
+#include "tests/support/contraction.h"
 
 /* Contractions that end in an accumulator, against the two definitions one after the other: each matrix of the batch by
  * ar_contract_definition, each of its values by ari_acc_add. The states are compared, not only their values. */

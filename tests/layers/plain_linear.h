@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "ref/numerics/accumulator.h"
-#include "ref/numerics/contraction.h"
+#include "tests/support/contraction.h"
 
 typedef struct plain_shape {
     size_t samples, each; /* tokens = samples * each */

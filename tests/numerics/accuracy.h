@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/numerics/contraction.h"
 #include "ref/numerics/scalar.h"
+#include "tests/support/contraction.h"
 
 typedef enum accuracy_data {
     ACCURACY_GAUSSIAN,

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/numerics/contraction.h"
 #include "ref/numerics/scalar.h"
+#include "tests/support/contraction.h"
 
 TestSuite(contraction, .timeout = 300);
 

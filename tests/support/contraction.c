@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/numerics/contraction.h"
+#include "tests/support/contraction.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_CONTRACTION_H
-#define ARI_NUMERICS_CONTRACTION_H
+#ifndef TEST_SUPPORT_CONTRACTION_H
+#define TEST_SUPPORT_CONTRACTION_H
 
 #include <stdbool.h>
 #include <stddef.h>
