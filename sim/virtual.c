@@ -2,6 +2,7 @@
 /* What a collective takes on the cluster of virtual time: from when its members came and what each called, when each is
  * done (docs/virtual-time.md). Nothing else goes in, neither how the data really moves nor when. */
 #include "ref/comm/moves.h"
+#include "ref/comm/rendezvous_impl.h"
 #include "sim/sim_impl.h"
 
 enum { MOST_MEMBERS = 4096 }; /* ar_sim_run takes no more ranks */
@@ -222,21 +223,24 @@ void ari_virtual_cost(void *user, ari_group *g)
     t.n = ari_group_size(g);
     int first = 0, last = 0;
     for (int i = 0; i < t.n; i++) {
-        first = ari_group_virtual_begin(g, i) < ari_group_virtual_begin(g, first) ? i : first;
-        last = ari_group_virtual_begin(g, i) > ari_group_virtual_begin(g, last) ? i : last;
+        first = g->slot[i].virtual_begin_ns < g->slot[first].virtual_begin_ns ? i : first;
+        last = g->slot[i].virtual_begin_ns > g->slot[last].virtual_begin_ns ? i : last;
     }
-    const uint64_t base = ari_group_virtual_begin(g, first);
+    const uint64_t base = g->slot[first].virtual_begin_ns;
     for (int i = 0; i < t.n; i++) {
         const int per_node = t.cluster->ranks_per_node;
         t.node[i] = per_node > 0 ? ari_group_rank(g, i) / per_node : 0;
-        t.at[i] = (moment){(double)(ari_group_virtual_begin(g, i) - base), i};
+        t.at[i] = (moment){(double)(g->slot[i].virtual_begin_ns - base), i};
     }
     if (t.call->kind == ARI_SPLIT) {
         for (int i = 0; i < t.n; i++)
             t.at[i] = later(t.at[i], t.at[last]);
     }
     run_kind(&t);
-    ari_group_set_virtual_last(g, last);
-    for (int i = 0; i < t.n; i++)
-        ari_group_set_virtual_end(g, i, ari_virtual_after(base, t.at[i].ns), t.at[i].from);
+    g->virtual_last = g->rank[last];
+    g->virtual_begin_ns = g->slot[last].virtual_begin_ns;
+    for (int i = 0; i < t.n; i++) {
+        g->slot[i].virtual_end_ns = ari_virtual_after(base, t.at[i].ns);
+        g->slot[i].virtual_from = g->rank[t.at[i].from];
+    }
 }

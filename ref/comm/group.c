@@ -128,25 +128,6 @@ void ari_group_wake(ari_group *g)
     ari_wake(&g->sleepers);
 }
 
-/* --- virtual time ------------------------------------------------------------------------------------------------- */
-
-uint64_t ari_group_virtual_begin(const ari_group *g, int index)
-{
-    return g->slot[index].virtual_begin_ns;
-}
-
-void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns, int from)
-{
-    g->slot[index].virtual_end_ns = ns;
-    g->slot[index].virtual_from = g->rank[from];
-}
-
-void ari_group_set_virtual_last(ari_group *g, int index)
-{
-    g->virtual_last = g->rank[index];
-    g->virtual_begin_ns = g->slot[index].virtual_begin_ns;
-}
-
 /* --- shared work -------------------------------------------------------------------------------------------------- */
 
 /* A collective cut into parts, each of which is done by one of the members that have a core. */

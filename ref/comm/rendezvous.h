@@ -101,12 +101,6 @@ ar_comm *ari_group_comm(const ari_group *g, int index);
 /** Of a split that is agreed upon: the members of `color`, in the order of (key, rank), and how many. members: [n]. */
 int ari_group_members_of(const ari_group *g, int color, int *members);
 
-/** Virtual time: when member `index` came to the collective, and when it is done with it, which the coming of member
- *  `from` decided. For virtual_cost alone, which also says which member came last (by index). */
-uint64_t ari_group_virtual_begin(const ari_group *g, int index);
-void ari_group_set_virtual_end(ari_group *g, int index, uint64_t ns, int from);
-void ari_group_set_virtual_last(ari_group *g, int index);
-
 void ari_member_init(ari_member *m, ari_group *g, int index);
 /** The member will not come again; the group ends with its last member. */
 void ari_member_fini(ari_member *m);

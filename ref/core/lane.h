@@ -21,7 +21,8 @@ typedef struct ari_instruments {
     ari_scheduler *scheduler; /* NULL: the system's */
     double flops;             /* of a rank, per virtual second; 0: no virtual time */
     /* Virtual time: called by the last member of a group to enter a collective, before any goes on: from the members'
-     * calls and ari_group_virtual_begin it sets each one's ari_group_set_virtual_end. NULL: none. */
+     * calls and slots' virtual_begin_ns it sets each one's virtual_end_ns and virtual_from, and the group's virtual_last
+     * and virtual_begin_ns. NULL: none. */
     void (*virtual_cost)(void *user, struct ari_group *g);
     void *user;
 } ari_instruments;
