@@ -130,6 +130,7 @@ AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t
 /* A row's tensors; NULL where one of the dumps has none of that name. */
 typedef struct ari_sides {
     const ar_dump_tensor *of[2];
+    const ari_pair *pair; /* NULL: their values are not compared */
 } ari_sides;
 
 typedef struct ari_verifying {

@@ -73,7 +73,7 @@ static void add_found(found *all, size_t *n, const ari_verifying *v, const ar_du
 {
     const ar_dump_tensor *t = a ? a : b;
     all[(*n)++] = (found){.name = t->name,
-                          .sides = {{a, b}},
+                          .sides = {.of = {a, b}},
                           .told = SIZE_MAX,
                           .key = ari_order_of(t->name, ar_dump_path(v->dump[a ? 0 : 1]))};
 }
@@ -229,10 +229,11 @@ static ar_status allowance_of(const ari_verifying *v, const ari_sides *s, double
     return AR_OK;
 }
 
-static ar_status make_pair(ari_verifying *v, ar_verify_row *row, const ari_sides *s)
+static ar_status make_pair(ari_verifying *v, ar_verify_row *row, ari_sides *s)
 {
     const ar_verify_options *o = v->o;
     ari_pair *p = &v->pair[v->pairs++];
+    s->pair = p;
     *p = (ari_pair){.row = row, .rule = {o->rule, o->ulp, o->rtol, o->atol, o->nan_differs}};
     for (int k = 0; k < 2; k++) {
         p->side[k] = s->of[k];
@@ -267,7 +268,7 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
         describe(row, &all[i].sides);
         decide_state(row, &all[i].sides, v->o->rule);
         if (row->state == AR_VERIFY_SAME)
-            AR_TRY(make_pair(v, row, &all[i].sides));
+            AR_TRY(make_pair(v, row, &v->sides[i]));
     }
     return AR_OK;
 }

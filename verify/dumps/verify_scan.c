@@ -81,26 +81,12 @@ static bool copies_differ(void *user, const void *a, const void *b)
     return ari_elements_differ(r->pair, &r->format, a, b);
 }
 
-/* The pair of a row, if its values are compared. */
-static const ari_pair *pair_of_row(const ari_verifying *v, const ar_verify_row *row)
-{
-    size_t low = 0, high = v->pairs;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (v->pair[middle].row < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < v->pairs && v->pair[low].row == row ? &v->pair[low] : NULL;
-}
-
 static ar_status copies_task(void *user, size_t task, int worker)
 {
     const pass *p = user;
     const ari_sides *s = &p->v->sides[task];
     ar_verify_row *row = &p->v->report->row[task];
-    copies_rule rule = {.pair = pair_of_row(p->v, row)};
+    copies_rule rule = {.pair = s->pair};
     const bool by_rule = rule.pair && p->v->o->rule != AR_VERIFY_BITS;
     (void)worker;
     for (int k = 0; k < 2; k++) {
