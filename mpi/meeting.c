@@ -29,7 +29,7 @@ struct ari_mpi_meeting {
     int tag_out, tag_in;
     slot *slot;           /* [n]; the own one holds what is sent */
     MPI_Request *request; /* [3n]: receptions, first parts, rests */
-    int *index, *missing; /* [3n], [n] */
+    int *index;           /* [3n] */
 };
 
 void ari_mpi_meeting_destroy(ari_mpi_meeting *s)
@@ -43,7 +43,6 @@ void ari_mpi_meeting_destroy(ari_mpi_meeting *s)
     free(s->slot);
     free(s->request);
     free(s->index);
-    free(s->missing);
     free(s);
 }
 
@@ -57,8 +56,7 @@ ar_status ari_mpi_meeting_create(ari_mpi_meeting **gives, ari_mpi *p, ari_member
     s->slot = calloc(n, sizeof *s->slot);
     s->request = calloc(3 * n, sizeof *s->request);
     s->index = calloc(3 * n, sizeof *s->index);
-    s->missing = calloc(n, sizeof *s->missing);
-    bool good = s->slot && s->request && s->index && s->missing;
+    bool good = s->slot && s->request && s->index;
     for (size_t i = 0; good && i < n; i++) {
         s->slot[i].room = ARI_MPI_FIRST_BYTES;
         s->slot[i].bytes = malloc(ARI_MPI_FIRST_BYTES);
@@ -168,9 +166,9 @@ static void fail_late(ari_mpi_meeting *s, const ari_call *call, uint64_t waited_
     int n = 0;
     for (int i = 0; i < g->n; i++) {
         if (atomic_load(&g->slot[i].entered) < s->m->seq)
-            s->missing[n++] = i;
+            s->index[n++] = i;
     }
-    ari_mpi_late(&at, waited_ns, s->missing, n);
+    ari_mpi_late(&at, waited_ns, s->index, n);
 }
 
 /* What a rank called before it returned may be on its way still. */

@@ -67,7 +67,4 @@ void ari_control_late(ari_control *c);
 AR_NODISCARD ar_status ari_control_exchange(ari_control *c, uint64_t group, uint64_t seq, int index, int n,
                                             const void *bytes, size_t size, ari_gather_result *gives);
 
-/** The control of a process that sockets connect, borrowed; NULL: something else connects it. */
-ari_control *ari_process_tcp_control(ar_process *p);
-
 #endif

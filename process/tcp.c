@@ -20,8 +20,7 @@ enum { CONTROL_MS = 1000 };
 
 typedef struct tcp_process {
     ar_process base;
-    ari_control *control; /* NULL: there is no other process */
-    int *data;            /* process 0: [size], [0] none; the others: [1], to process 0 */
+    int *data; /* process 0: [size], [0] none; the others: [1], to process 0 */
     uint64_t calls;
 } tcp_process;
 
@@ -49,8 +48,8 @@ static const char *name_of(uint32_t what)
 /* Ends the world, for all wait in this call or will in the next; returns what every process gets. */
 static ar_status fail(tcp_process *t, ar_status st, const char *why)
 {
-    ari_control_fail(t->control, st, why);
-    AR_TRY(ari_control_status(t->control));
+    ari_control_fail(t->base.control, st, why);
+    AR_TRY(ari_control_status(t->base.control));
     return ar_error_set(st, "%s", why);
 }
 
@@ -60,7 +59,7 @@ static ar_status ended(tcp_process *t, ari_net_end end, uint32_t what, int peer)
     if (end == ARI_NET_OK)
         return AR_OK;
     if (end == ARI_NET_WOKEN) {
-        AR_TRY(ari_control_status(t->control));
+        AR_TRY(ari_control_status(t->base.control));
         return ar_error_set(AR_ERR_INTERNAL, "woken in a %s for no reason", name_of(what));
     }
     if (end == ARI_NET_TIMEOUT) {
@@ -70,7 +69,7 @@ static ar_status ended(tcp_process *t, ari_net_end end, uint32_t what, int peer)
     }
     /* A process has gone: the control learns it too, and knows more of one that failed first. */
     for (int ms = 0; ms < CONTROL_MS; ms += 10) {
-        AR_TRY(ari_control_status(t->control));
+        AR_TRY(ari_control_status(t->base.control));
         usleep(10000);
     }
     snprintf(why, sizeof why, "rank %d is gone: its connection was closed in a %s of the processes", peer,
@@ -82,7 +81,7 @@ static ari_net_limit limit_of(tcp_process *t)
 {
     const uint64_t longer = t->base.rank == 0 ? 0 : PATIENCE_NS;
     return (ari_net_limit){.idle_ns = ari_deadline_ns(t->base.options.timeout_ns, longer),
-                           .wake_fd = ari_control_wake_fd(t->control)};
+                           .wake_fd = ari_control_wake_fd(t->base.control)};
 }
 
 static ar_status send_bytes(tcp_process *t, int fd, int peer, uint32_t what, const void *bytes, size_t n)
@@ -121,7 +120,7 @@ static ar_status receive_bytes(tcp_process *t, int fd, int peer, uint32_t what, 
 static ar_status begin(tcp_process *t)
 {
     t->calls++;
-    return t->control ? ari_control_status(t->control) : AR_OK;
+    return t->base.control ? ari_control_status(t->base.control) : AR_OK;
 }
 
 /* --- calls -------------------------------------------------------------------------------------------------------- */
@@ -198,14 +197,14 @@ static void tcp_abort(ar_process *p, ar_status st, const char *why)
 {
     char text[1024];
     snprintf(text, sizeof text, "rank %d aborted: %s", p->rank, why);
-    if (tcp_of(p)->control)
-        ari_control_fail(tcp_of(p)->control, st, text);
+    if (p->control)
+        ari_control_fail(p->control, st, text);
 }
 
 static void tcp_destroy(ar_process *p)
 {
     tcp_process *t = tcp_of(p);
-    ari_control_destroy(t->control);
+    ari_control_destroy(t->base.control);
     for (int r = 0; t->data && r < (p->rank == 0 ? p->size : 1); r++) {
         if (t->data[r] >= 0)
             close(t->data[r]);
@@ -216,11 +215,6 @@ static void tcp_destroy(ar_process *p)
 
 static const ari_process_ops tcp_ops = {
     .name = "tcp", .broadcast = tcp_broadcast, .gather = tcp_gather, .abort = tcp_abort, .destroy = tcp_destroy};
-
-ari_control *ari_process_tcp_control(ar_process *p)
-{
-    return p->ops == &tcp_ops ? tcp_of(p)->control : NULL;
-}
 
 /* --- bootstrap ---------------------------------------------------------------------------------------------------- */
 
@@ -234,8 +228,8 @@ static ar_status connect_all(tcp_process *t, const ari_launch *l)
     int *data = NULL;
     ar_status st = ari_alloc((void **)&data, (size_t)most, sizeof *data, "connections");
     if (st == AR_OK)
-        st = l->rank == 0 ? ari_bootstrap_accept(&b, listener, data, &t->control)
-                          : ari_bootstrap_connect(&b, l->host, l->port, data, &t->control);
+        st = l->rank == 0 ? ari_bootstrap_accept(&b, listener, data, &t->base.control)
+                          : ari_bootstrap_connect(&b, l->host, l->port, data, &t->base.control);
     if (listener >= 0)
         close(listener);
     if (st == AR_OK)

@@ -381,7 +381,7 @@ ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device
     w->settles = getenv("NCCL_COMM_BLOCKING") != NULL;
     w->device = d;
     w->end = &w->first;
-    w->control = ari_process_tcp_control(p);
+    w->control = p->control;
     w->owns_control = !w->control && w->size > 1;
     ar_status st = prepare(w);
     if (w->owns_control)

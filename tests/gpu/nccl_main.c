@@ -7,7 +7,7 @@
 #include "gpu/nccl/comm.h"
 #include "process/process.h"
 #include "ref/core/clock.h"
-#include "tests/gpu/forked.h"
+#include "tests/process/forked.h"
 #include "tests/sim/plain.h"
 
 enum { RANKS = 4, CASES = 220 };

@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 
 #include "process/process.h"
-#include "tests/gpu/forked.h"
+#include "tests/process/forked.h"
 
 enum { RANKS = 4 };
 #define LIMIT_NS UINT64_C(600000000000) /* a guard: nothing waits for it */

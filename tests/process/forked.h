@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_GPU_FORKED_H
-#define TESTS_GPU_FORKED_H
+#ifndef TESTS_PROCESS_FORKED_H
+#define TESTS_PROCESS_FORKED_H
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
