@@ -8,7 +8,8 @@ and per-rank files, stands on io and models; comm, what moves data between ranks
 connect and agree, on both, and the communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process,
 gpu/nccl also on what gpu tells of a device; the baseline stands on the scalar definitions and the parsed config and
 nothing else. What predicts or checks collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A
-type or function ar_* or ari_* is defined in one file. A file has at most 600 lines, a function 60.
+type or function ar_* or ari_* is defined in one file. A file has at most 600 lines, a function 60, a folder
+25 files.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
@@ -124,7 +125,11 @@ for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/models", "ref/tra
 # Where names of other files are defined a second time: the build, or a table of functions, chooses one of the two.
 ALTERNATIVES = ("gpu/absent.c", "mpi/absent.c", "ref/arith/native.")
 
-MOST_LINES, MOST_FUNCTION_LINES = 600, 60
+MOST_LINES, MOST_FUNCTION_LINES, MOST_FILES = 600, 60, 25
+# Not the public headers: one noun each, whose paths are the interface.
+CROWDED = {PUBLIC}
+# Folders that have no rooms yet: they may not grow. A folder that has come down to MOST_FILES leaves this list.
+SHRINKING = {"ref/core": 27, "verify/diagnose": 41}
 # clang-format puts the braces of a function's body into the first column, each alone on its line.
 FUNCTION = re.compile(r"^\{\n((?:(?:[^{}\n].*)?\n)*)\}$", re.MULTILINE)
 
@@ -273,10 +278,21 @@ def check_sizes(tree, name, folder):
             yield line, f"a function of {lines} lines: at most {MOST_FUNCTION_LINES}"
 
 
+def check_folders(tree):
+    """Folders with more files than a reader keeps apart, told at their first one."""
+    folders = {}
+    for name in tree.includes:
+        folders.setdefault(name.rpartition("/")[0], []).append(name)
+    for folder, names in folders.items():
+        most = SHRINKING.get(folder, MOST_FILES)
+        if len(names) > most and folder not in CROWDED:
+            yield min(names), 1, f"{folder} has {len(names)} files: at most {most}, give it rooms"
+
+
 def violations(root):
     """Sorted ["file:line: message"] of a tree, and how many files it has."""
     tree = Tree(root)
-    found = list(check_homonyms(tree))
+    found = list(check_homonyms(tree)) + list(check_folders(tree))
     for name in tree.includes:
         folder = folder_of(name)
         if folder is None:

@@ -178,6 +178,14 @@ class CheckIncludes(unittest.TestCase):
         classes = "namespace\n{\nclass a\n{\n" + "    int n;\n" * 90 + "};\n" + text(9) + "}\n"
         self.assertEqual(self.run_on({"gpu/a.cu": classes}), (0, []))
 
+    def test_a_folder_has_at_most_25_files(self):
+        more = {f"mpi/a{i:02}.c": "" for i in range(25)}
+        self.assertEqual(self.run_on(more), (0, []))
+        self.assertEqual(self.run_on({f"include/anyrank/a{i}.h": "" for i in range(30)}), (0, []))
+        status, output = self.run_on({**more, "mpi/b.h": ""})
+        self.assertEqual((status, len(output)), (1, 1), output)
+        self.assertTrue(output[0].startswith("mpi/a00.c:1: mpi has 26 files"), output)
+
     def test_an_empty_root_is_an_error(self):
         with tempfile.TemporaryDirectory() as root:
             done = subprocess.run([sys.executable, str(SCRIPT), root], capture_output=True, text=True, check=False)
