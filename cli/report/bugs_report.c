@@ -222,8 +222,9 @@ static json_t *json_first(const ari_bug_run *r)
     const ar_first_difference *f = &r->first;
     if (!f->tensor[0])
         return json_null();
-    return json_pack("{s:i, s:s, s:s, s:i, s:i, s:s, s:s}", "step", f->step, "pass", f->pass, "tensor", f->tensor,
-                     "layer", f->layer, "rank", f->rank, "pattern", f->pattern, "hint", f->hint);
+    return json_pack("{s:i, s:s, s:s, s:i, s:i, s:s, s:s, s:s?, s:o}", "step", f->step, "pass", f->pass, "tensor",
+                     f->tensor, "layer", f->layer, "rank", f->rank, "pattern", f->pattern, "hint", f->hint, "cause",
+                     f->evidence.cause, "evidence", ari_json_evidence(&f->evidence));
 }
 
 static json_t *json_curve(const ari_bug_run *r)

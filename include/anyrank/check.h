@@ -2,6 +2,7 @@
 #ifndef ANYRANK_CHECK_H
 #define ANYRANK_CHECK_H
 
+#include "anyrank/cause.h"
 #include "anyrank/run.h"
 
 AR_BEGIN_DECLS
@@ -56,6 +57,7 @@ typedef struct ar_first_difference {
     int rank; /* that holds it: of a replicated value the lowest whose copy is wrong; -1: the tensor was not reported */
     size_t elements, elements_different; /* of this tensor */
     char pattern[256], hint[512];
+    ar_evidence evidence; /* of the hint */
 } ar_first_difference;
 
 typedef struct ar_check_run {

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "anyrank/cause.h"
 #include "anyrank/dump.h"
 
 AR_BEGIN_DECLS
@@ -85,6 +86,7 @@ typedef struct ar_verify_row {
     bool in_reference;  /* copies_differ: of the reference */
     int ranks[2];       /* copies_differ: the two that differ; else ranks[0] the rank that holds `first`, -1 */
     char pattern[256], hint[512]; /* "" where it was not explained */
+    ar_evidence evidence;
     /* For a picture: the largest |difference| over what is allowed (over the reference's rms without a tolerance) in
      * each cell of a grid over the tensor as a matrix, [map_rows][map_cols]; NULL where nothing differs. */
     float *map;

@@ -117,6 +117,14 @@ json_t *ari_json_sizes(const size_t *x, size_t n)
     return list;
 }
 
+json_t *ari_json_evidence(const ar_evidence *e)
+{
+    json_t *numbers = json_object();
+    for (size_t i = 0; i < e->numbers && numbers; i++)
+        json_object_set_new(numbers, e->number[i].name, ari_json_number(e->number[i].value));
+    return numbers;
+}
+
 json_t *ari_json_floats(const float *x, size_t n)
 {
     json_t *list = json_array();

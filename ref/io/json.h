@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "anyrank/cause.h"
 #include "anyrank/status.h"
 
 /* Bounds on JSON that others wrote. A tree takes up to about 250 bytes for the three of "{}," so it is the number of
@@ -37,6 +38,8 @@ bool ari_utf8_valid(const char *text, size_t length);
 /** Lists of numbers: of sizes (a shape, an index) and of fp32 numbers. Give; NULL without memory. */
 json_t *ari_json_sizes(const size_t *x, size_t n);
 json_t *ari_json_floats(const float *x, size_t n);
+/** The numbers of a cause by name: {"factor": 3.0, ..}. Gives; NULL without memory. */
+json_t *ari_json_evidence(const ar_evidence *e);
 
 /** Reads members of one object with messages that name the file and the key: "config.json: key 'hidden_size': ...". */
 typedef struct ari_json_at {

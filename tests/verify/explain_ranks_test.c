@@ -4,7 +4,7 @@
 
 #include "tests/dump/folder.h"
 #include "tests/support/noise.h"
-#include "verify/diagnose/explain.h"
+#include "verify/diagnose/diagnose.h"
 
 TestSuite(explain_ranks, .init = folder_begin, .fini = folder_end, .timeout = 300);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/diagnose/explain_sample.h"
+#include "verify/diagnose/case.h"
 
 #include "dump/folder.h"
-#include "verify/diagnose/explain.h"
+#include "verify/diagnose/diagnose.h"
 
 TestSuite(explain_sample, .timeout = 300, .init = folder_begin, .fini = folder_end);
 

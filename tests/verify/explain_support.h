@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "tests/support/noise.h"
-#include "verify/diagnose/explain.h"
+#include "verify/diagnose/diagnose.h"
 
 #define GQA_GRADS "llama-gqa-tiny/grads.safetensors"
 #define GQA_MODEL "llama-gqa-tiny/model.safetensors"

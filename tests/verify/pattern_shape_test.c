@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any shape, any number of ranks, and what is refused. */
 #include "tests/verify/pattern_support.h"
-#include "verify/diagnose/pattern_impl.h"
+#include "verify/diagnose/case.h"
 
 TestSuite(pattern_shape, .timeout = 300);
 
@@ -64,7 +64,7 @@ Test(pattern_shape, any_damage_gives_two_lines)
                     *at(&w, r, i) = value;
             }
         }
-        const ari_pattern p = found(&w);
+        const ari_diagnosis p = found(&w);
         cr_expect(p.pattern[0] != '\0' && p.hint[0] != '\0');
         cr_expect(memchr(p.pattern, '\0', sizeof p.pattern) && memchr(p.hint, '\0', sizeof p.hint));
         cr_expect(!strstr(p.hint, "nan") && !strstr(p.hint, "inf "), "%s", p.hint);
@@ -122,26 +122,26 @@ Test(pattern_shape, what_is_allowed_is_no_difference)
 Test(pattern_shape, layouts_that_are_not_the_tensors_are_refused)
 {
     world w;
-    ari_pattern p = {"untouched", ""};
+    ari_diagnosis p = {.pattern = "untouched"};
     replicated(&w, "x", 'f', 2, 2, SHAPE(4, 5));
     w.layout[1].box[0].extent[1] = 6;
-    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
     cr_assert(strstr(ar_error_message(), "rank 1"), "%s", ar_error_message());
     w.layout[1].box[0].extent[1] = 5;
     w.layout[1].box[0].global[0] = SIZE_MAX; /* start + extent would wrap */
-    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
     w.layout[1].box[0].global[0] = 0;
     w.copy[0].shape[0] = 3;
-    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
     w.copy[0].shape[0] = 4;
     w.layout[0].shape[1] = 7;
-    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
     w.layout[0].shape[1] = 5;
     w.layout[0].nbox = AR_MAX_BOXES + 1;
-    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
     w.layout[0].nbox = 1;
     w.d.ranks = 0;
-    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_ARG);
+    cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
     w.d.ranks = 2;
     cr_assert_str_eq(p.pattern, "untouched");
     world_free(&w);
@@ -150,12 +150,12 @@ Test(pattern_shape, layouts_that_are_not_the_tensors_are_refused)
 Test(pattern_shape, sizes_that_overflow_are_refused)
 {
     world w;
-    ari_pattern p;
+    ari_diagnosis p;
     const size_t huge[2] = {SIZE_MAX / 2, 4};
     replicated(&w, "x", 'f', 1, 2, SHAPE(4, 5));
     w.d.shape = huge;
     memcpy(w.layout[0].shape, huge, sizeof huge);
-    cr_assert_eq(ari_pattern_find(&p, &w.d), AR_ERR_OVERFLOW);
+    cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_OVERFLOW);
     world_free(&w);
 }
 

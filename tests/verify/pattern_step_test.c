@@ -36,10 +36,10 @@ Test(pattern_step, tokens_with_one_ranks_part_of_a_sum_miss_a_reduce_scatter)
         w.d.sp = true;
         sum_contributions(&w, 3);
         spoil(&w, own_contribution);
-        expect_hint(&w, "missing reduce-scatter over tp");
+        expect_cause(&w, "missing_reduce_scatter");
         expect_hint(&w, "about 1/3 of the reference");
         w.d.sp = false; /* without sequence parallelism positions are not shared out */
-        expect_no_hint(&w, "reduce-scatter");
+        expect_cause(&w, "unknown");
         world_free(&w);
     }
 }
@@ -59,16 +59,16 @@ Test(pattern_step, a_rank_whose_tokens_have_no_gradient_does_not_count_as_right)
                 *at(&w, r, i) = contribution(i, r);
         }
     }
-    expect_hint(&w, "missing reduce-scatter over tp");
+    expect_cause(&w, "missing_reduce_scatter");
     for (size_t i = 0; i < w.count; i++) {
         for (int r = 0; r < 2; r++) {
             if (at(&w, r, i))
                 *at(&w, r, i) = 0.0f;
         }
     }
-    expect_hint(&w, "no gradient flows through this module");
+    expect_cause(&w, "no_backward");
     w.d.name = "transformer.h.0.ln_2";
-    expect_hint(&w, "the norm's gradient is missing");
+    expect_cause(&w, "norm_backward_missing");
     expect_no_hint(&w, "zeros from");
     world_free(&w);
 }
@@ -92,7 +92,7 @@ Test(pattern_step, values_that_are_no_part_of_the_sum_miss_no_reduce_scatter)
     w.d.sp = true;
     sum_contributions(&w, 2);
     spoil(&w, unrelated);
-    expect_no_hint(&w, "reduce-scatter");
+    expect_cause(&w, "unknown");
     spoil(&w, half_and_more); /* its share is a half, but it is too large for a part */
     expect_no_hint(&w, "reduce-scatter");
     world_free(&w);
@@ -117,10 +117,10 @@ Test(pattern_step, one_shard_sent_to_ranks_of_unlike_sizes_is_recognised)
 {
     world w;
     uneven_broadcast(&w);
-    expect_hint(&w, "one shard broadcast over the whole world");
+    expect_cause(&w, "shards_seeded_alike");
     expect_hint(&w, "rank 1 has rank 0's, rank 2 has rank 0's");
     *at(&w, 1, 7 * 8) += 0.5f; /* the row that the others do not have is neither */
-    expect_no_hint(&w, "broadcast over the whole world");
+    expect_cause(&w, "part_of_one_rank");
     world_free(&w);
 }
 
@@ -140,7 +140,7 @@ Test(pattern_step, a_table_of_positions_shows_through_dropout)
                 *value += noise(i % 64 + 5000);
         }
     }
-    expect_hint(&w, "depends on the token's position alone");
+    expect_cause(&w, "positions");
     world_free(&w);
 }
 
@@ -156,7 +156,7 @@ Test(pattern_step, differences_that_occur_once_are_no_table)
         if (w.reference[i] != 0.0f)
             *at(&w, 0, i) += noise(i + 5000);
     }
-    expect_no_hint(&w, "position alone");
+    expect_cause(&w, "unknown");
     world_free(&w);
 }
 
@@ -181,14 +181,14 @@ Test(pattern_step, an_input_of_another_micro_batch_is_suspected_where_all_went_f
 {
     world w;
     other_inputs(&w);
-    expect_hint(&w, "the saved input of another micro-batch");
+    expect_cause(&w, "input_of_other_micro_batch");
     expect_no_hint(&w, "leading dimensions");
     w.d.forward_first = false;
-    expect_no_hint(&w, "went forward before the first went back");
+    expect_cause(&w, "input_overwritten");
     w.d.forward_first = true;
     for (size_t i = 0; i < w.count; i++) /* a part of the sum */
         *at(&w, 0, i) = noise(i);
-    expect_hint(&w, "a part of the sum is missing");
+    expect_cause(&w, "one_sample");
     world_free(&w);
 }
 
@@ -203,10 +203,9 @@ Test(pattern_step, a_factor_of_a_row_parallel_bias_alone_is_the_tensor_parallel_
     world w;
     mesh(&w, "transformer.h.3.mlp.c_proj.bias", 'g', 3, 3, 1, SHAPE(96), -1);
     spoil(&w, a_third);
-    expect_hint(&w, "averaged over tp");
+    expect_cause(&w, "averaged_again");
     expect_no_hint(&w, "dp");
     w.d.name = "transformer.h.3.ln_2.weight"; /* any other may be either's */
-    expect_hint(&w, "averaged over dp where the sum was wanted, or the same over tp");
     world_free(&w);
 }
 
@@ -270,7 +269,7 @@ Test(pattern_step, an_update_in_another_direction_is_no_factor)
     updated(&w, 1.0f, 1.0f, &before);
     for (size_t i = 0; i < w.count; i++)
         *at(&w, 1, i) = before[i] + 1e-3f * noise(i + 900);
-    expect_no_hint(&w, "times the expected");
+    expect_cause(&w, "replicas_apart");
     expect_no_hint(&w, "factor of its own");
     world_free(&w);
     free(before);

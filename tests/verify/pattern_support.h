@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "tests/support/noise.h"
-#include "verify/diagnose/pattern.h"
+#include "verify/diagnose/diagnose.h"
 
 enum { MAX_RANKS = 64, MAX_COUNT = 8192 };
 
@@ -177,30 +177,44 @@ static inline size_t at3(const world *w, size_t b, size_t t, size_t f)
     return (b * w->shape[1] + t) * w->shape[2] + f;
 }
 
-static inline ari_pattern found(const world *w)
+static inline ari_diagnosis found(const world *w)
 {
-    ari_pattern p;
-    cr_assert_eq(ari_pattern_find(&p, &w->d), AR_OK, "%s", ar_error_message());
+    ari_diagnosis p;
+    cr_assert_eq(ari_diagnose(&p, &w->d), AR_OK, "%s", ar_error_message());
     return p;
 }
 
-/* The hint says `text`, and says it of the data: found twice, it is the same. */
+static inline const char *cause_of(const ari_diagnosis *p)
+{
+    return p->evidence.cause ? p->evidence.cause : "none";
+}
+
+/* The identifier of docs/causes.md; found twice, all is the same. */
+static inline void expect_cause(const world *w, const char *id)
+{
+    const ari_diagnosis p = found(w), q = found(w);
+    cr_expect_str_eq(cause_of(&p), id, "expected %s, not %s\n  pattern %s\n  hint    %s", id, cause_of(&p), p.pattern,
+                     p.hint);
+    cr_expect(!strstr(p.hint, "{") && !strstr(p.pattern, "{"), "%s", p.hint);
+    cr_expect(strcmp(p.hint, q.hint) == 0 && strcmp(p.pattern, q.pattern) == 0);
+}
+
+/* The sentence is filled with these words and numbers. */
 static inline void expect_hint(const world *w, const char *text)
 {
-    const ari_pattern p = found(w), q = found(w);
+    const ari_diagnosis p = found(w);
     cr_expect(strstr(p.hint, text), "expected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
-    cr_expect(strcmp(p.hint, q.hint) == 0 && strcmp(p.pattern, q.pattern) == 0);
 }
 
 static inline void expect_no_hint(const world *w, const char *text)
 {
-    const ari_pattern p = found(w);
+    const ari_diagnosis p = found(w);
     cr_expect(!strstr(p.hint, text), "unexpected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
 }
 
 static inline void expect_pattern(const world *w, const char *text)
 {
-    const ari_pattern p = found(w);
+    const ari_diagnosis p = found(w);
     cr_expect(strstr(p.pattern, text), "expected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
 }
 

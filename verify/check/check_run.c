@@ -10,7 +10,7 @@
 #include "ref/core/size.h"
 #include "run/process_run.h"
 #include "sim/plan/bytes.h"
-#include "verify/diagnose/pattern.h"
+#include "verify/diagnose/diagnose.h"
 #include "verify/writer/dump_ranks.h"
 
 typedef struct comparison {
@@ -140,10 +140,11 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .beta1 = adam ? o->run.optimizer.beta1 : 0.0,
                               .beta2 = adam ? o->run.optimizer.beta2 : 0.0,
                               .zero = o->run.parallel.zero > 0};
-    ari_pattern p = {{0}, {0}};
-    AR_TRY_TO(done, st, ari_pattern_find(&p, &d));
+    ari_diagnosis p = {.hint = ""};
+    AR_TRY_TO(done, st, ari_diagnose(&p, &d));
     snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);
     snprintf(f->hint, sizeof f->hint, "%s", p.hint);
+    f->evidence = p.evidence;
 done:
     for (int r = 0; local && r < c->ranks; r++)
         free(local[r]);

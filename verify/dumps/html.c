@@ -98,6 +98,8 @@ json_t *ari_verify_row_json(const ar_verify_row *r, bool places)
         set_places(o, r);
     json_object_set_new(o, "pattern", ari_json_text(r->pattern));
     json_object_set_new(o, "hint", ari_json_text(r->hint));
+    json_object_set_new(o, "cause", r->evidence.cause ? json_string(r->evidence.cause) : json_null());
+    json_object_set_new(o, "evidence", ari_json_evidence(&r->evidence));
     return o;
 }
 

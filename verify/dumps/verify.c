@@ -10,7 +10,7 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
-#include "verify/diagnose/explain.h"
+#include "verify/diagnose/diagnose.h"
 #include "verify/dumps/verify_impl.h"
 
 enum { MOST_THREADS = 16 }; /* memory hands out no more to more threads */

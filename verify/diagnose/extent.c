@@ -1,9 +1,96 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of a dump of ranks as the pattern engine wants them. */
+/* What is read of dumps: a sample of a tensor, the copies of its ranks, and what dumps say of the run. */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/explain_impl.h"
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/order.h"
+#include "verify/diagnose/roles.h"
+
+/* --- a sample ----------------------------------------------------------------------------------------------------- */
+
+static size_t thinned(size_t n, size_t step)
+{
+    return n / step + (n % step != 0);
+}
+
+size_t ari_sample_count(const size_t *step, const ar_dump_tensor *t)
+{
+    size_t n = 1;
+    for (int d = 0; d < t->ndim; d++)
+        n *= thinned(t->shape[d], step[d]);
+    return n;
+}
+
+void ari_sample_steps(size_t *step, const ar_dump_tensor *t, size_t most)
+{
+    for (int d = 0; d < t->ndim; d++)
+        step[d] = 1;
+    while (ari_sample_count(step, t) > most) {
+        size_t largest = 0;
+        for (int d = 0; d < t->ndim; d++)
+            largest = thinned(t->shape[d], step[d]) > largest ? thinned(t->shape[d], step[d]) : largest;
+        for (int d = 0; d < t->ndim; d++)
+            step[d] *= thinned(t->shape[d], step[d]) == largest ? 2 : 1;
+    }
+}
+
+/* The sampled elements of a box; false where there are none. */
+static bool thin_box(ar_dump_box *to, const ar_dump_box *from, const size_t *step, int ndim)
+{
+    *to = *from;
+    for (int d = 0; d < ndim; d++) {
+        const size_t first = thinned(from->global[d], step[d]);
+        const size_t end = thinned(from->global[d] + from->extent[d], step[d]);
+        if (first >= end)
+            return false;
+        to->global[d] = first;
+        to->extent[d] = end - first;
+        to->at += (first * step[d] - from->global[d]) * from->stride[d];
+        to->stride[d] = from->stride[d] * step[d];
+    }
+    return true;
+}
+
+ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step)
+{
+    size_t boxes = 0;
+    *s = (ari_sample){.tensor = *t};
+    for (size_t i = 0; i < t->parts; i++)
+        boxes += t->part[i].boxes;
+    AR_TRY(ari_alloc((void **)&s->part, t->parts, sizeof *s->part, t->name));
+    const ar_status st = ari_alloc((void **)&s->box, boxes, sizeof *s->box, t->name);
+    if (st != AR_OK) {
+        ari_sample_fini(s);
+        return st;
+    }
+    for (int d = 0; d < t->ndim; d++)
+        s->tensor.shape[d] = thinned(t->shape[d], step[d]);
+    s->tensor.count = ari_sample_count(step, t);
+    s->tensor.whole = NULL;
+    s->tensor.part = s->part;
+    ar_dump_box *box = s->box;
+    for (size_t i = 0; i < t->parts; i++) {
+        s->part[i] = t->part[i];
+        s->part[i].box = box;
+        s->part[i].boxes = 0;
+        for (size_t b = 0; b < t->part[i].boxes; b++) {
+            const bool kept = thin_box(&box[s->part[i].boxes], &t->part[i].box[b], step, t->ndim);
+            s->part[i].boxes += kept;
+        }
+        box += s->part[i].boxes;
+    }
+    return AR_OK;
+}
+
+void ari_sample_fini(ari_sample *s)
+{
+    free(s->part);
+    free(s->box);
+    *s = (ari_sample){.box = NULL};
+}
+
+/* --- copies of ranks ---------------------------------------------------------------------------------------------- */
 
 enum { MOST_ELEMENTS = 1 << 23 };
 
@@ -17,12 +104,13 @@ static size_t parts_of_rank(const ar_dump_tensor *t, size_t first, size_t *boxes
     return n;
 }
 
-/* Whether every part is a rank's, and all of it is small enough; counts ranks and elements. */
+/* Whether every part is a rank's copy, and no term of a sum, and all of it is small enough; counts ranks and
+ * elements. */
 static bool is_of_ranks(const ar_dump_tensor *t, int *ranks, size_t *elements)
 {
     *ranks = 0;
     *elements = 0;
-    if (t->ndim > AR_MAX_DIMS || t->parts < 2)
+    if (t->ndim > AR_MAX_DIMS || t->parts < 2 || t->part[0].partial)
         return false;
     for (size_t i = 0, n = 0, boxes; i < t->parts; i += n) {
         n = parts_of_rank(t, i, &boxes);
@@ -216,4 +304,69 @@ void ari_rank_copies_fini(ari_rank_copies *r)
     free(r->layout);
     free(r->data);
     *r = (ari_rank_copies){0};
+}
+
+/* --- the run ------------------------------------------------------------------------------------------------------ */
+
+/* A forward value of a tensor that has heads, or positions. */
+static void learn(ari_facts *f, size_t *q, size_t *k, const ar_dump_tensor *t, const ari_order_key *key)
+{
+    const ari_role role = ari_module_of(t->name, key->stem).role;
+    if (key->pass != 'f' || t->ndim < 3 || t->count == 0)
+        return;
+    if (t->ndim == 4 && role == ARI_PROBS)
+        f->heads = t->shape[1];
+    if (t->ndim != 3)
+        return;
+    if (f->seq == 0) {
+        f->batch = t->shape[0];
+        f->seq = t->shape[1];
+    }
+    if (role == ARI_Q || role == ARI_Q_HEADS || role == ARI_Q_ROPE)
+        *q = t->shape[2];
+    if (role == ARI_K || role == ARI_K_HEADS || role == ARI_K_ROPE)
+        *k = t->shape[2];
+}
+
+/* Whether ranks hold different positions of a forward value. */
+static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key)
+{
+    if (key->pass != 'f' || t->ndim != 3 || t->parts < 2 || t->part[0].boxes == 0)
+        return false;
+    const ar_dump_box *b = &t->part[0].box[0];
+    return b->extent[1] < t->shape[1] && b->extent[2] == t->shape[2];
+}
+
+ari_facts ari_facts_of(const ari_explain_case *c)
+{
+    ari_facts f = {0};
+    size_t q = 0, k = 0;
+    const ar_dump *dumps[] = {c->reference, c->other};
+    for (size_t d = 0; d < 2; d++) {
+        for (size_t i = 0; dumps[d] && i < ar_dump_count(dumps[d]); i++) {
+            const ar_dump_tensor *t = ar_dump_at(dumps[d], i);
+            const ari_order_key key = ari_order_of(t->name, ar_dump_path(dumps[d]));
+            if (d == 0)
+                learn(&f, &q, &k, t, &key);
+            else
+                f.sp = f.sp || shares_positions(t, &key);
+        }
+    }
+    if (f.heads > 0 && q > 0 && k > 0 && q % f.heads == 0 && k % (q / f.heads) == 0)
+        f.kv_heads = k / (q / f.heads);
+    f.heads = c->heads ? c->heads : f.heads;
+    f.kv_heads = c->kv_heads ? c->kv_heads : f.kv_heads ? f.kv_heads : f.heads;
+    return f;
+}
+
+const ar_dump_tensor *ari_find_ids(const ari_explain_case *c)
+{
+    static const char *const names[] = {"input_ids", "ids", "tokens", "input_ids:fwd"};
+    const ar_dump *dumps[] = {c->reference, c->other};
+    for (size_t k = 0; k < 8; k++) {
+        const ar_dump_tensor *t = dumps[k % 2] ? ar_dump_find(dumps[k % 2], names[k / 2]) : NULL;
+        if (t && t->count > 1 && t->ndim > 0)
+            return t;
+    }
+    return NULL;
 }

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_CAUSE_H
+#define ANYRANK_CAUSE_H
+
+#include <stddef.h>
+
+enum { AR_EVIDENCE_NUMBERS = 8 };
+
+/** What a difference looks like: the cause that fits best and the numbers that say so. */
+typedef struct ar_evidence {
+    const char *cause; /* identifier (docs/causes.md), "missing_all_reduce"; "unknown": what was found fits no known
+                          cause; NULL: not explained. Static storage */
+    size_t numbers;
+    struct {
+        const char *name; /* static storage: "factor", "share", "n" */
+        double value;
+    } number[AR_EVIDENCE_NUMBERS];
+} ar_evidence;
+
+#endif

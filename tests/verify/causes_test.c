@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of causes and docs/causes.md have the same identifiers, and every sentence is well formed. */
+#include <stdio.h>
+
+#include "tests/verify/pattern_support.h"
+#include "verify/diagnose/case.h"
+
+TestSuite(causes, .timeout = 300);
+
+enum { MOST = 400 };
+
+/* Calls f for every row of the table. */
+static void for_each_row(void (*f)(const ari_cause *row, void *user), void *user)
+{
+    for (int part = 0; part < 2; part++) {
+        size_t n;
+        const ari_cause *row = part ? ari_causes_of_places(&n) : ari_causes_of_numbers(&n);
+        for (size_t i = 0; i < n; i++)
+            f(&row[i], user);
+    }
+}
+
+typedef struct ids {
+    char id[MOST][64];
+    size_t n;
+    bool seen[MOST];
+} ids;
+
+static size_t find(const ids *d, const char *id)
+{
+    size_t i = 0;
+    while (i < d->n && strcmp(d->id[i], id) != 0)
+        i++;
+    return i;
+}
+
+/* Rows of the document's tables: "| `missing_all_reduce` | ..". */
+static void read_document(ids *d)
+{
+    char line[1024];
+    FILE *f = fopen(TEST_SOURCE_DIR "/docs/causes.md", "r");
+    cr_assert_not_null(f);
+    while (fgets(line, sizeof line, f)) {
+        if (strncmp(line, "| `", 3) != 0)
+            continue;
+        char *end = strchr(line + 3, '`');
+        cr_assert(end && d->n < MOST);
+        *end = '\0';
+        cr_expect_eq(find(d, line + 3), d->n, "%s is there twice", line + 3);
+        snprintf(d->id[d->n++], sizeof d->id[0], "%s", line + 3);
+    }
+    fclose(f);
+}
+
+static void expect_documented(const ari_cause *row, void *user)
+{
+    ids *d = user;
+    if (!row->id)
+        return;
+    const size_t i = find(d, row->id);
+    cr_expect(i < d->n, "docs/causes.md lacks %s", row->id);
+    d->seen[i < d->n ? i : 0] = true;
+}
+
+Test(causes, table_and_document_have_the_same_identifiers)
+{
+    static ids d;
+    read_document(&d);
+    for_each_row(expect_documented, &d);
+    for (size_t i = 0; i < d.n; i++)
+        cr_expect(d.seen[i], "no row has %s", d.id[i]);
+}
+
+static void expect_well_formed(const ari_cause *row, void *user)
+{
+    (void)user;
+    const char *texts[] = {row->text, row->looks};
+    cr_expect(row->id ? row->text[0] && row->kind != ARI_FOUND_NOTHING && row->confidence > 0 : row->confidence == 0,
+              "%s", row->text);
+    for (size_t k = 0; k < 2; k++) {
+        for (const char *open = strchr(texts[k], '{'); open; open = strchr(open + 1, '{')) {
+            const size_t name = strcspn(open + 1, ":}"), all = strcspn(open + 1, "}");
+            cr_expect(name > 0 && open[1 + all] == '}', "%s", open);
+            cr_expect(all == name || (all == name + 4 && open[2 + name] == '.' && strchr("efg", open[4 + name])), "%s",
+                      open);
+        }
+    }
+}
+
+Test(causes, every_sentence_is_well_formed)
+{
+    for_each_row(expect_well_formed, NULL);
+}
+
+/* --- what the values rule out ------------------------------------------------------------------------------------- */
+
+Test(causes, evidence_has_the_numbers_of_the_sentence)
+{
+    world w;
+    replicated(&w, "model.norm.weight", 'g', 3, 1, SHAPE(64));
+    for (int r = 0; r < 3; r++) {
+        for (size_t i = 0; i < w.count; i++)
+            w.local[r][i] = 0.731f * w.reference[i];
+    }
+    const ari_diagnosis p = found(&w);
+    cr_expect_str_eq(cause_of(&p), "wrong_scalar");
+    cr_expect(strstr(p.hint, "the reference times 0.731: one wrong scalar"), "%s", p.hint);
+    world_free(&w);
+    replicated(&w, "model.norm.weight", 'g', 3, 1, SHAPE(64));
+    for (int r = 0; r < 3; r++) {
+        for (size_t i = 0; i < w.count; i++)
+            w.local[r][i] = 3.0f * w.reference[i];
+    }
+    const ari_diagnosis q = found(&w);
+    cr_expect_str_eq(cause_of(&q), "reduced_again");
+    cr_assert_eq(q.evidence.numbers, 1);
+    cr_expect(strcmp(q.evidence.number[0].name, "tp") == 0 && q.evidence.number[0].value == 3.0);
+    world_free(&w);
+}
+
+/* Of one rank, or of equal copies, nothing is said that takes several. */
+Test(causes, one_rank_lacks_no_collective)
+{
+    static const char *const of_ranks[] = {"missing_all_reduce", "missing_all_gather", "missing_broadcast",
+                                           "missing_average",    "replicas_apart",     "part_of_one_rank"};
+    world w;
+    replicated(&w, "model.layers.0.mlp", 'b', 1, 3, SHAPE(2, 8, 16));
+    for (size_t i = 0; i < w.count; i++)
+        w.local[0][i] = i % 16 < 8 ? 0.25f * w.reference[i] : 0.0f;
+    const ari_diagnosis p = found(&w);
+    for (size_t i = 0; i < sizeof of_ranks / sizeof *of_ranks; i++)
+        cr_expect_str_neq(cause_of(&p), of_ranks[i], "%s", p.hint);
+    world_free(&w);
+}

@@ -1,0 +1,499 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DIAGNOSE_CASE_H
+#define ARI_VERIFY_DIAGNOSE_CASE_H
+
+/* Inside the diagnosis: one walk over the data that all parts share, what a first walk found (the survey), traces and
+ * the measures that find them. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "anyrank/cause.h"
+#include "ref/core/text.h"
+#include "verify/diagnose/diagnose.h"
+
+/* --- the walk ----------------------------------------------------------------------------------------------------- */
+
+/* The full tensor as rows of its last dimension; ndim 0 is one row of one element. */
+typedef struct ari_grid {
+    const ari_difference *d;
+    int nd; /* at least 1 */
+    size_t shape[AR_MAX_DIMS];
+    size_t rows, cols, count;
+} ari_grid;
+
+/* Consecutive elements of one row that one rank holds in one box. */
+typedef struct ari_run {
+    int rank;
+    size_t box, row, col, count;
+    size_t index; /* of the first element, in the full tensor */
+    size_t at;    /* of the first element, in the local tensor */
+    const float *ref, *value;
+} ari_run;
+
+/* Rows from first to last, in a row the ranks, of a rank the boxes: one order, whatever the shape. */
+typedef struct ari_runs {
+    const ari_grid *g;
+    int rank, only; /* only: this rank's runs alone; -1: all */
+    size_t row, box;
+} ari_runs;
+
+ari_runs ari_runs_of(const ari_grid *g);
+ari_runs ari_runs_of_rank(const ari_grid *g, int rank);
+bool ari_runs_next(ari_runs *it, ari_run *run);
+
+/* Index along dimension `dim` (0 .. nd-1) of element `index` of the full tensor. */
+size_t ari_grid_index(const ari_grid *g, size_t index, int dim);
+/* Elements that lie side by side for each index of a dimension. */
+size_t ari_grid_inner(const ari_grid *g, int dim);
+
+static inline bool ari_same_bits(float a, float b)
+{
+    uint32_t x, y;
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    return x == y;
+}
+
+/* Whether element i of a run differs: other bits, and further away than allowed. */
+static inline bool ari_run_differs(const ari_grid *g, const ari_run *run, size_t i)
+{
+    if (ari_same_bits(run->ref[i], run->value[i]))
+        return false;
+    const ari_difference *d = g->d;
+    const double allowed = d->allowed + (d->beside ? (double)d->beside[run->index + i] : 0.0);
+    return !(allowed > 0.0) || !(fabs((double)run->value[i] - (double)run->ref[i]) <= allowed);
+}
+
+/* --- the survey --------------------------------------------------------------------------------------------------- */
+
+/* Of v against r: sums, and elements that differ. */
+typedef struct ari_sums {
+    double vr, rr, vv;
+    size_t n;
+} ari_sums;
+static inline void ari_sums_add(ari_sums *s, double v, double r)
+{
+    s->vr += v * r;
+    s->rr += r * r;
+    s->vv += v * v;
+}
+/* The factor that takes r to v best, and the sum of squares that it leaves. */
+static inline double ari_factor_of(const ari_sums *s)
+{
+    return s->vr / s->rr;
+}
+static inline double ari_factor_left(const ari_sums *s)
+{
+    return s->vv - s->vr * ari_factor_of(s);
+}
+
+/* Counts and sums over the elements that differ, but for `held` and `kept`. */
+typedef struct ari_tally {
+    size_t held, different;
+    size_t kept;           /* no difference, and the reference is not zero (a zero can be right by accident) */
+    size_t nan;            /* NaN where the reference has none */
+    size_t zero;           /* zero where the reference is not */
+    size_t gained;         /* not zero where the reference is */
+    double vv, vr, rr, dd; /* sums of value^2, value*reference, reference^2, (value-reference)^2 */
+    double max_difference, max_relative;
+} ari_tally;
+
+typedef struct ari_survey {
+    size_t different;  /* elements of the full tensor that differ on some rank */
+    size_t shared;     /* elements that several ranks hold */
+    size_t disagree;   /* of those, where the copies differ from each other */
+    bool whole;        /* every rank holds every element */
+    bool product;      /* the different elements are all combinations of an index set per dimension */
+    int wrong_ranks;   /* ranks with a difference */
+    int holding_ranks; /* ranks that hold anything but zeros that are right: those say nothing */
+    double max_reference;
+    size_t *hits[AR_MAX_DIMS]; /* [shape[dim]]: how many different elements have this index */
+    size_t hit[AR_MAX_DIMS];   /* how many indices of a dimension have any */
+    uint8_t *bits;             /* one bit an element: differs */
+    ari_tally total, *rank;    /* [ranks] */
+} ari_survey;
+
+static inline bool ari_survey_bit(const ari_survey *s, size_t index)
+{
+    return ((unsigned)s->bits[index / 8] >> (index % 8)) & 1u;
+}
+
+/* Of the angle between values and reference, over the elements that differ; NaN if either is all zero. */
+double ari_cosine(const ari_tally *t);
+
+ar_status ari_grid_init(ari_grid *g, const ari_difference *d);
+ar_status ari_survey_init(ari_survey *s, const ari_grid *g);
+void ari_survey_fini(ari_survey *s);
+
+/* --- the case ----------------------------------------------------------------------------------------------------- */
+
+/* What the dumps say of the run; 0: they do not. */
+typedef struct ari_facts {
+    size_t heads, kv_heads, batch, seq;
+    bool sp; /* ranks hold different positions between the tensor-parallel regions */
+} ari_facts;
+ari_facts ari_facts_of(const ari_explain_case *c);
+/* The ids of the batch, where a dump has them; NULL. */
+const ar_dump_tensor *ari_find_ids(const ari_explain_case *c);
+
+typedef struct ari_case {
+    ari_grid grid;
+    ari_survey survey;
+    /* What a relation may be off by, of rounding on both sides: absolute + relative*|value|. */
+    double absolute, relative;
+    /* Of a tensor that one rank holds, which may stand for a run whose ranks are not seen; ref and val are NULL where
+     * copies of several ranks are looked at. */
+    const float *ref, *val;
+    size_t count;
+    double max_ref; /* largest finite |reference| */
+    bool inner;     /* a box of the tensor alone: sizes of heads and of packed parts do not apply */
+    bool noisy;     /* elements that do not count as different differ in bits nevertheless */
+    /* Of tensors of dumps; known is never NULL. */
+    const ari_explain_case *known;
+    ari_facts facts;
+    const ar_dump_tensor *reference, *other;
+    const char *path;           /* of the other dump, for passes of names */
+    size_t start;               /* of the first element in the full tensor */
+    const size_t *step;         /* of a sample of the tensor: which index of each dimension is taken; NULL: every one */
+    const ar_dump_tensor *full; /* of which `reference` is a sample, or the same */
+} ari_case;
+
+/* Whether a value is what a relation says, but for rounding. */
+static inline bool ari_holds(const ari_case *c, float value, double expected)
+{
+    const double v = (double)value;
+    if (isnan(v) || isnan(expected))
+        return isnan(v) && isnan(expected);
+    return v == expected || fabs(v - expected) <= c->absolute + (c->relative + 0x1p-21) * fabs(expected);
+}
+
+/* Whether a relation explains the differences: what it leaves is small beside them. Where all is within a few times
+ * rounding, any relation holds to rounding. */
+static inline bool ari_explains(const ari_case *c, double worst_left)
+{
+    return !(worst_left > 0.2 * c->survey.total.max_difference);
+}
+
+/* Whether element i counts as different. */
+static inline bool ari_off(const ari_case *c, size_t i)
+{
+    return ari_survey_bit(&c->survey, i);
+}
+
+static inline bool ari_is_near(double a, double b, double relative)
+{
+    return fabs(a - b) <= relative * fabs(b);
+}
+
+static inline bool ari_is_activation(const ari_difference *d)
+{
+    return d->pass == 'f' || d->pass == 'b';
+}
+
+enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
+
+/* What a measure found, apart from what is said of it: a trace is a kind, properties and numbers; the table of causes
+ * has a row for each that stands for a cause, and the sentence that the numbers fill. */
+
+/* --- traces ------------------------------------------------------------------------------------------------------- */
+
+/* Of a measure: what was found. */
+#define ARI_KINDS(X)                                                                                                   \
+    X(ANYTHING)                                                                                                        \
+    X(BATCH_ROWS)                                                                                                      \
+    X(BIAS_AXIS)                                                                                                       \
+    X(BITS)                                                                                                            \
+    X(BLOCK_OF_RANK)                                                                                                   \
+    X(CONSTANT_ADDED)                                                                                                  \
+    X(DECAY) X(DRIFT) X(DROPOUT) X(EDGE_ROWS) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) \
+        X(GRID) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LOOKUP) X(LOSS) X(MASK) X(MEAN)   \
+            X(MEANS) X(NAN) X(NOISE) X(NORM) X(OTHER_TENSOR) X(OWN_BLOCK) X(PADDING) X(PRECISION) X(RANKS_WRONG)       \
+                X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING)      \
+                    X(ROWS_ZERO) X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARD_FACTORS)               \
+                        X(SHARD_WRONG) X(SHARE) X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES)          \
+                            X(SLICE_FACTORS) X(STATISTIC) X(SUM) X(TABLE_ADDED) X(TAIL) X(TENSOR_ADDED) X(TRANSPOSED)  \
+                                X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK)
+#define ARI_KIND(name) ARI_FOUND_##name,
+typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace_kind;
+
+/* Properties: those of the run and the tensor, which every trace has, then those that measures add. What one of the
+ * latter means is said where it is set. */
+#define ARI_PROPERTIES(X)                                                                                              \
+    X(SEEN)                                                                                                            \
+    X(HIDDEN)                                                                                                          \
+    X(DP)                                                                                                              \
+    X(SQUARE)                                                                                                          \
+    X(SP)                                                                                                              \
+    X(APART)                                                                                                           \
+    X(EQUAL) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) \
+        X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) X(FIRST_MOMENT) X(FLOOR) X(FOREIGN) X(FRACTION)         \
+            X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT)        \
+                X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_RANKS) X(OF_SHARDS) X(OF_STEP) X(OF_THETA)       \
+                    X(OF_TP) X(OF_WEIGHT) X(ONE) X(OVERWRITTEN) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) X(POWER)       \
+                        X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME) X(TOKENS) X(TWICE)        \
+                            X(ZERO)
+#define ARI_PROPERTY(name) ARI_AT_##name,
+enum { ARI_PROPERTIES(ARI_PROPERTY) };
+#define ARI_IF(name) ((uint64_t)1 << ARI_AT_##name)
+
+enum { ARI_MOST_FACTS = 24 };
+
+/* A number, or some words, that the sentence needs. */
+typedef struct ari_fact {
+    const char *name; /* static storage */
+    enum { ARI_NUMBER, ARI_INTEGER, ARI_TEXT } is;
+    double number;
+    char text[192];
+} ari_fact;
+
+typedef struct ari_cause ari_cause;
+typedef struct ari_trace {
+    ari_trace_kind kind;
+    uint64_t is; /* properties */
+    int less;    /* what the cause's confidence is lowered by */
+    size_t facts;
+    ari_fact fact[ARI_MOST_FACTS];
+    /* By ari_judge. */
+    const ari_cause *cause;
+    int confidence;
+    char looks[128], hint[512];
+    ar_evidence evidence;
+} ari_trace;
+
+/* States what was found; facts follow. */
+void ari_found(ari_trace *t, ari_trace_kind kind, uint64_t is);
+/* Takes it back. */
+void ari_lost(ari_trace *t);
+void ari_number(ari_trace *t, const char *name, double number);
+void ari_count(ari_trace *t, const char *name, size_t number);
+void ari_words(ari_trace *t, const char *name, const char *format, ...) AR_PRINTF(3, 4);
+/* Words that the caller appends to. */
+ari_text ari_list(ari_trace *t, const char *name);
+/* A number's value, 0 where it was not stated. */
+double ari_value(const ari_trace *t, const char *name);
+
+/* --- causes ------------------------------------------------------------------------------------------------------- */
+
+/* How much a cause says: the most specific one is reported. Of two of a kind the first measure's. */
+enum ari_confidence {
+    ARI_SILENT = 0,
+    ARI_LAST_RESORT = 10, /* nothing but the pass and the name */
+    ARI_PLACE = 30,       /* where it is suggests a cause */
+    ARI_STATISTIC = 40,   /* a number computed over all elements does */
+    ARI_SHAPE = 60,       /* a structure in the values, several causes possible */
+    ARI_TRACE = 80,       /* the trace of one kind of mistake */
+    ARI_IDENTITY = 90     /* an equation with the reference that holds element by element */
+};
+
+/* A row of the table. A trace's cause is the first row of its kind whose conditions it meets. Rows without an
+ * identifier add to the sentence: those without a kind to the row before them, those with one to every row of the
+ * kind. */
+struct ari_cause {
+    const char *id; /* docs/causes.md; "unknown": the values fit no known cause */
+    ari_trace_kind kind;
+    int confidence;
+    const char *passes;      /* letters of passes, "^" first: all others; NULL: any */
+    unsigned is;             /* ARI_IS_ bits of the name, one of them; 0: any */
+    uint64_t needs, without; /* properties */
+    const char *looks;       /* what the elements look like, for the pattern */
+    const char *text;        /* {name} is a fact, {name:.3g} a number in another form */
+};
+
+/** The trace's cause; fills the last fields of the trace. */
+void ari_judge(ari_trace *t, const ari_case *c);
+/** The table, in two parts. */
+const ari_cause *ari_causes_of_numbers(size_t *n);
+const ari_cause *ari_causes_of_places(size_t *n);
+
+/* --- the mesh ----------------------------------------------------------------------------------------------------- */
+
+/* Ranks along tp and dp; where the layout is not known or is none, all along tp. */
+int ari_tp_of(const ari_difference *d);
+int ari_dp_of(const ari_difference *d);
+
+typedef enum ari_over { ARI_OVER_TP, ARI_OVER_DP, ARI_OVER_BOTH } ari_over;
+/* "tp", "dp", "tp and dp". */
+const char *ari_over_name(ari_over over);
+/* Along which groups copies of one part differ from each other. */
+ari_over ari_apart_over(const ari_difference *d);
+/* Groups of a kind, and whether a rank is in group `key` of them: of the tensor-parallel ones the key is the dp rank,
+ * of the data-parallel ones the tp rank; both: one group of all ranks. */
+int ari_groups(const ari_difference *d, ari_over over);
+bool ari_in_group(const ari_difference *d, int rank, ari_over over, int key);
+
+/* What ari_one_group made. */
+typedef struct ari_group_view {
+    ar_layout *layout;
+    ari_rank_copy *copy; /* NULL: nothing was made */
+    size_t shape[AR_MAX_DIMS];
+} ari_group_view;
+/* The difference as the tensor-parallel group of `rank` sees it: its ranks alone, of an activation its samples alone.
+ * Leaves view->copy NULL where there is one group only, or the group's ranks hold unlike samples. Errors:
+ * AR_ERR_MEMORY. */
+ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_difference *d, int rank);
+void ari_group_view_fini(ari_group_view *view);
+
+/* --- what is read of a dump (extent.c) ---------------------------------------------------------------------------- */
+
+/* Every n-th index of a tensor's dimensions as a tensor of its own. Blocks, heads, shards and their order stay what
+ * they are, only smaller, and so does every rank's part: a part's box is that of the sampled elements in it. */
+typedef struct ari_sample {
+    ar_dump_tensor tensor;
+    ar_dump_part *part;
+    ar_dump_box *box;
+} ari_sample;
+/* Of each dimension which index is taken, 1: every one, so that at most `most` elements are left. The largest
+ * dimensions are thinned first, those of equal size alike, by powers of two. */
+void ari_sample_steps(size_t *step, const ar_dump_tensor *t, size_t most);
+/* Elements that are left. */
+size_t ari_sample_count(const size_t *step, const ar_dump_tensor *t);
+/* Borrows the tensor, which has parts. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step);
+void ari_sample_fini(ari_sample *s);
+
+/* The copies of the ranks of a dump. */
+typedef struct ari_rank_copies {
+    int ranks, tp, dp;
+    ari_rank_copy *copy; /* [ranks]; NULL: the dump is no ranks', or their parts are no copies of boxes */
+    ar_layout *layout;   /* [ranks] */
+    float *data;
+} ari_rank_copies;
+AR_NODISCARD ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c);
+void ari_rank_copies_fini(ari_rank_copies *r);
+
+/* --- words -------------------------------------------------------------------------------------------------------- */
+
+/* "rank 2", "ranks 1, 3", "ranks 0..3": those with a difference, or those that hold anything and have none. */
+void ari_say_wrong_ranks(ari_text *t, const ari_case *c);
+void ari_say_right_ranks(ari_text *t, const ari_case *c);
+/* "token 17", "tokens 3..9", "samples 1 onward", "features 0..3, 8..11, ..."; indices with hits along a dimension. */
+void ari_say_indices(ari_text *t, const ari_case *c, int dim);
+/* What an index along `dim` is called: "token"; plural: "tokens". */
+const char *ari_dim_name(const ari_grid *g, int dim, bool plural);
+/* The line that says where; `looks` is what the elements look like, "" if nothing is to be said. */
+void ari_say_where(ari_text *t, const ari_case *c, const char *looks);
+/* Appends what part of the tensor the differences are in: shard, heads, which of q|k|v; nothing if it is all of it. */
+void ari_say_part(ari_text *t, const ari_case *c);
+/* "bit for bit", or "to within 3.1e-06 of the largest value" for the largest that is off. */
+void ari_say_exactness(ari_trace *t, const ari_case *c, double worst);
+
+/* Whether the name contains `part` (lower case). */
+bool ari_name_has(const ari_difference *d, const char *part);
+/* Whether it is a parameter's bias. */
+bool ari_is_bias(const ari_difference *d);
+/* Whether the last dimension of this activation is heads side by side. */
+bool ari_is_by_heads(const ari_difference *d);
+/* Elements of a head along a dimension; 0: no heads lie there, or their size is not known. */
+size_t ari_head_size(const ari_case *c, int dim);
+/* Whether heads lie along a dimension, known or not. */
+bool ari_has_heads(const ari_case *c, int dim);
+/* Parts packed one after the other along a dimension: "q", "k", "v"; "gate", "up"; returns how many, 0: none. `size`
+ * of each in elements. */
+int ari_packed(const ari_case *c, int dim, const char *part[3], size_t size[3]);
+/* The range of indices along a dimension that hold all differences. */
+void ari_hull(const ari_case *c, int dim, size_t *from, size_t *to);
+/* Of [from, to) in n: the fewest even blocks of which it is one; 0: it is none. */
+size_t ari_block_of(size_t n, size_t from, size_t to, size_t *which);
+
+/* --- measures ----------------------------------------------------------------------------------------------------- */
+
+/* Looks for the traces of one kind or of a few; *t stays as it is where there is none. Errors: AR_ERR_MEMORY,
+ * AR_ERR_OVERFLOW, those of reading a dump. */
+typedef ar_status (*ari_measure)(ari_trace *t, const ari_case *c);
+
+/* copies.c: copies that should be equal, shards of ranks */
+ar_status ari_measure_sum(ari_trace *t, const ari_case *c);
+ar_status ari_measure_own_block(ari_trace *t, const ari_case *c);
+ar_status ari_measure_drift(ari_trace *t, const ari_case *c);
+ar_status ari_measure_shards(ari_trace *t, const ari_case *c);
+ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c);
+/* factor.c, scales.c: the reference times a number */
+ar_status ari_measure_factor(ari_trace *t, const ari_case *c);
+ar_status ari_measure_means(ari_trace *t, const ari_case *c);
+ar_status ari_measure_scales(ari_trace *t, const ari_case *c);
+/* What a factor is without the sizes of the run, as properties and the fact "name": a power of 2, an integer (the fact
+ * "n"), its root, one of those inverse, a fraction; `apart` is what is not known of it. */
+void ari_name_number(ari_trace *t, double factor, double apart);
+/* loss.c: single values */
+ar_status ari_measure_loss(ari_trace *t, const ari_case *c);
+ar_status ari_measure_norm(ari_trace *t, const ari_case *c);
+/* value.c: a function of each value */
+ar_status ari_measure_bits(ari_trace *t, const ari_case *c);
+ar_status ari_measure_precision(ari_trace *t, const ari_case *c);
+ar_status ari_measure_function(ari_trace *t, const ari_case *c);
+ar_status ari_measure_nan(ari_trace *t, const ari_case *c);
+/* zero.c: zeros, or one value, where the reference has others */
+ar_status ari_measure_zero(ari_trace *t, const ari_case *c);
+ar_status ari_measure_block_of_zeros(ari_trace *t, const ari_case *c);
+ar_status ari_measure_tail(ari_trace *t, const ari_case *c);
+ar_status ari_measure_dropped(ari_trace *t, const ari_case *c);
+ar_status ari_measure_mask(ari_trace *t, const ari_case *c);
+/* order.c, move.c: the reference's values in another place */
+ar_status ari_measure_order(ari_trace *t, const ari_case *c);
+ar_status ari_measure_transposed(ari_trace *t, const ari_case *c);
+ar_status ari_measure_shift(ari_trace *t, const ari_case *c);
+/* added.c, other.c: something was added, another tensor's values */
+ar_status ari_measure_added(ari_trace *t, const ari_case *c);
+ar_status ari_measure_other(ari_trace *t, const ari_case *c);
+ar_status ari_measure_added_tensor(ari_trace *t, const ari_case *c);
+/* rope.c */
+ar_status ari_measure_rope(ari_trace *t, const ari_case *c);
+/* rows.c: rows of ids, statistics of a norm */
+ar_status ari_measure_ids(ari_trace *t, const ari_case *c);
+ar_status ari_measure_statistic(ari_trace *t, const ari_case *c);
+/* share.c: how much of the reference there is */
+ar_status ari_measure_bias(ari_trace *t, const ari_case *c);
+ar_status ari_measure_share(ari_trace *t, const ari_case *c);
+ar_status ari_measure_gradient(ari_trace *t, const ari_case *c);
+ar_status ari_measure_scatter(ari_trace *t, const ari_case *c);
+ar_status ari_measure_noise(ari_trace *t, const ari_case *c);
+/* update.c: beside the step before */
+ar_status ari_measure_last(ari_trace *t, const ari_case *c);
+ar_status ari_measure_update(ari_trace *t, const ari_case *c);
+ar_status ari_measure_decay(ari_trace *t, const ari_case *c);
+ar_status ari_measure_share_update(ari_trace *t, const ari_case *c);
+/* place.c: where the differences are */
+ar_status ari_measure_place(ari_trace *t, const ari_case *c);
+ar_status ari_measure_anything(ari_trace *t, const ari_case *c);
+
+/* --- looking (diagnose.c) ----------------------------------------------------------------------------------------- */
+
+/* A tensor, or a box of it, in one copy: the one rank of a run whose ranks are not seen. */
+typedef struct ari_view {
+    float *ref, *val, *beside, *earlier; /* own */
+    size_t shape[AR_MAX_DIMS];
+    char name[256]; /* without suffixes */
+    ar_layout layout;
+    ari_rank_copy copy;
+    ari_difference d;
+    size_t first_row, rows; /* the stretch that is looked at, in rows of the full tensor; rows 0: all of it */
+    bool surveyed;
+    ari_case c;
+} ari_view;
+/* Fills the rest of d, the case and its survey from shape, d.ndim, c.ref and c.val. */
+AR_NODISCARD ar_status ari_view_survey(ari_view *v);
+/* Frees the survey alone. */
+void ari_view_forget(ari_view *v);
+void ari_view_fini(ari_view *v);
+
+/* The best trace of a tensor in one copy, or of copies of ranks; cause NULL: none. Errors: those of the measures. */
+AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
+AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
+
+#ifdef ARI_CAUSE_ROWS /* how rows are written */
+#define ANY NULL
+#define K(name) ARI_FOUND_##name
+#define IF(name) ((uint64_t)1 << ARI_AT_##name)
+#define ALSO(passes, needs, without, text)                       \
+    {                                                            \
+        NULL, K(NOTHING), 0, passes, 0, needs, without, "", text \
+    }
+#define ALWAYS(kind, passes, needs, without, text)         \
+    {                                                      \
+        NULL, kind, 0, passes, 0, needs, without, "", text \
+    }
+#endif
+
+#endif

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of causes, and the sentences that a trace's numbers fill. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+/* --- traces ------------------------------------------------------------------------------------------------------- */
+
+void ari_found(ari_trace *t, ari_trace_kind kind, uint64_t is)
+{
+    t->kind = kind;
+    t->is = is;
+    t->less = 0;
+    t->facts = 0;
+}
+
+void ari_lost(ari_trace *t)
+{
+    ari_found(t, ARI_FOUND_NOTHING, 0);
+}
+
+/* The fact of that name, a new one if there is none. */
+static ari_fact *fact_of(ari_trace *t, const char *name)
+{
+    size_t i = 0;
+    while (i < t->facts && strcmp(t->fact[i].name, name) != 0)
+        i++;
+    i = i < ARI_MOST_FACTS ? i : ARI_MOST_FACTS - 1; /* no measure states so many */
+    t->facts += i == t->facts;
+    t->fact[i].name = name;
+    return &t->fact[i];
+}
+
+void ari_number(ari_trace *t, const char *name, double number)
+{
+    ari_fact *f = fact_of(t, name);
+    f->is = ARI_NUMBER;
+    f->number = number;
+}
+
+void ari_count(ari_trace *t, const char *name, size_t number)
+{
+    ari_fact *f = fact_of(t, name);
+    f->is = ARI_INTEGER;
+    f->number = (double)number;
+}
+
+ari_text ari_list(ari_trace *t, const char *name)
+{
+    ari_fact *f = fact_of(t, name);
+    f->is = ARI_TEXT;
+    return ari_text_in(f->text, sizeof f->text);
+}
+
+void ari_words(ari_trace *t, const char *name, const char *format, ...)
+{
+    char words[sizeof t->fact->text];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(words, sizeof words, format, args);
+    va_end(args);
+    ari_text text = ari_list(t, name);
+    ari_say(&text, "%s", words);
+}
+
+double ari_value(const ari_trace *t, const char *name)
+{
+    for (size_t i = 0; i < t->facts; i++) {
+        if (strcmp(t->fact[i].name, name) == 0)
+            return t->fact[i].number;
+    }
+    return 0.0;
+}
+
+/* --- which row ---------------------------------------------------------------------------------------------------- */
+
+/* What every trace of a case has. */
+static uint64_t properties_of(const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const struct {
+        bool has;
+        uint64_t is;
+    } all[] = {
+        {!d->hidden, ARI_IF(SEEN)},
+        {d->hidden, ARI_IF(HIDDEN)},
+        {ari_dp_of(d) > 1, ARI_IF(DP)},
+        {ari_dp_of(d) == ari_tp_of(d), ARI_IF(SQUARE)},
+        {d->sp, ARI_IF(SP)},
+        {c->survey.disagree > 0, ARI_IF(APART)},
+        {c->survey.shared > 0 && c->survey.disagree == 0, ARI_IF(EQUAL)},
+        {d->micro_batches > 1, ARI_IF(MICRO)},
+        {d->step > 1, ARI_IF(LATER)},
+        {d->batch > 1, ARI_IF(BATCH)},
+        {d->ndim == 2, ARI_IF(MATRIX)},
+        {isfinite(ari_cosine(&c->survey.total)), ARI_IF(FINITE)},
+    };
+    uint64_t is = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        is |= all[i].has ? all[i].is : 0;
+    return is;
+}
+
+static bool is_pass(const char *passes, char pass)
+{
+    return !passes || (passes[0] == '^' ? !strchr(passes + 1, pass) : strchr(passes, pass) != NULL);
+}
+
+static bool meets(const ari_cause *row, uint64_t is, unsigned name, char pass)
+{
+    return (is & row->needs) == row->needs && !(is & row->without) && (!row->is || (row->is & name)) &&
+           is_pass(row->passes, pass);
+}
+
+/* --- the sentence ------------------------------------------------------------------------------------------------- */
+
+/* What every case knows besides its traces' facts. */
+static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_t n)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_grid *g = &c->grid;
+    const ari_tally *all = &c->survey.total;
+    const struct {
+        const char *name;
+        double number;
+        bool whole;
+    } numbers[] = {
+        {"tp", ari_tp_of(d), true},
+        {"dp", ari_dp_of(d), true},
+        {"ranks", d->ranks, true},
+        {"batch", (double)d->batch, true},
+        {"micro", d->micro_batches, true},
+        {"different", (double)c->survey.different, true},
+        {"count", (double)g->count, true},
+        {"row_count", (double)g->rows, true},
+        {"row_samples", (double)g->shape[0], true},
+        {"angle", ari_cosine(all), false},
+        {"size", sqrt(all->vv / all->rr), false},
+    };
+    const int last = g->nd - 1, rows = g->nd < 2 ? 0 : g->nd - 2;
+    const struct {
+        const char *name, *text;
+    } words[] = {{"row", ari_dim_name(g, rows, false)},
+                 {"rows", ari_dim_name(g, rows, true)},
+                 {"columns", ari_dim_name(g, last, true)}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (strlen(numbers[i].name) != n || strncmp(numbers[i].name, name, n) != 0)
+            continue;
+        *f = (ari_fact){numbers[i].name, numbers[i].whole ? ARI_INTEGER : ARI_NUMBER, numbers[i].number, ""};
+        return true;
+    }
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (strlen(words[i].name) != n || strncmp(words[i].name, name, n) != 0)
+            continue;
+        *f = (ari_fact){words[i].name, ARI_TEXT, 0.0, ""};
+        snprintf(f->text, sizeof f->text, "%s", words[i].text);
+        return true;
+    }
+    return false;
+}
+
+static bool find_fact(ari_fact *f, const ari_trace *t, const ari_case *c, const char *name, size_t n)
+{
+    for (size_t i = 0; i < t->facts; i++) {
+        if (strlen(t->fact[i].name) == n && strncmp(t->fact[i].name, name, n) == 0) {
+            *f = t->fact[i];
+            return true;
+        }
+    }
+    return fact_of_case(f, c, name, n);
+}
+
+static void keep_evidence(ar_evidence *e, const ari_fact *f)
+{
+    for (size_t i = 0; i < e->numbers; i++) {
+        if (strcmp(e->number[i].name, f->name) == 0)
+            return;
+    }
+    if (e->numbers < AR_EVIDENCE_NUMBERS && isfinite(f->number)) {
+        e->number[e->numbers].name = f->name;
+        e->number[e->numbers++].value = f->number;
+    }
+}
+
+/* `form` is ".3g", "" for the number's own. */
+static void say_fact(ari_text *out, const ari_fact *f, const char *form)
+{
+    const int precision = form[0] == '.' ? form[1] - '0' : 6;
+    const char how = form[0] == '.' ? form[2] : f->is == ARI_INTEGER ? 'f' : 'g';
+    if (f->is == ARI_TEXT)
+        ari_say(out, "%s", f->text);
+    else if (how == 'f')
+        ari_say(out, "%.*f", form[0] == '.' ? precision : 0, f->number);
+    else if (how == 'e')
+        ari_say(out, "%.*e", precision, f->number);
+    else
+        ari_say(out, "%.*g", precision, f->number);
+}
+
+static void fill(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
+{
+    while (*text) {
+        const size_t plain = strcspn(text, "{");
+        ari_say(out, "%.*s", (int)plain, text);
+        text += plain;
+        if (!*text)
+            return;
+        const char *name = text + 1, *end = strchr(name, '}');
+        const size_t n = strcspn(name, ":}");
+        ari_fact f = {.name = "", .is = ARI_TEXT, .text = "{?}"}; /* no row asks for what its measure does not state */
+        (void)find_fact(&f, t, c, name, n);
+        say_fact(out, &f, name[n] == ':' ? name + n + 1 : "");
+        if (f.is != ARI_TEXT)
+            keep_evidence(&t->evidence, &f);
+        text = end + 1;
+    }
+}
+
+/* The row's sentence, and what rows after it, up to `end`, add. */
+static void say_cause(ari_trace *t, const ari_case *c, const ari_cause *end, uint64_t is, unsigned name)
+{
+    const ari_cause *row = t->cause;
+    const char pass = c->grid.d->pass;
+    ari_text looks = ari_text_in(t->looks, sizeof t->looks), hint = ari_text_in(t->hint, sizeof t->hint);
+    t->evidence = (ar_evidence){.cause = row->id};
+    fill(&hint, t, c, row->text);
+    fill(&looks, t, c, row->looks);
+    bool own = true;
+    for (const ari_cause *r = row + 1; r < end; r++) {
+        own = own && !r->id && r->kind == ARI_FOUND_NOTHING;
+        if (!r->id && (own || r->kind == t->kind) && meets(r, is, name, pass))
+            fill(&hint, t, c, r->text);
+    }
+}
+
+void ari_judge(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const unsigned name = ari_name_is(d->name);
+    const uint64_t is = t->is | properties_of(c);
+    t->cause = NULL;
+    t->confidence = ARI_SILENT;
+    for (int part = 0; part < 2 && !t->cause; part++) {
+        size_t n;
+        const ari_cause *row = part == 0 ? ari_causes_of_numbers(&n) : ari_causes_of_places(&n), *end = row + n;
+        while (row < end && !(row->id && row->kind == t->kind && meets(row, is, name, d->pass)))
+            row++;
+        if (row == end)
+            continue;
+        t->cause = row;
+        t->confidence = row->confidence - t->less;
+        say_cause(t, c, end, is, name);
+    }
+}

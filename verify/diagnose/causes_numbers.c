@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Causes of relations between the values: factors, single values, functions, parts of sums, the step before. */
+#define ARI_CAUSE_ROWS
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+#define TIMES "each {name} times the reference"
+#define FACTOR "every different element is the reference times {name}{fit}"
+#define PRECISION \
+    "{format}: every different value has a mantissa of {mantissa} bits and is within one step of the reference; "
+#define ZERO "each zero where the reference is not"
+#define BIAS_AXIS "a bias gradient summed over the wrong axis: it is unrelated to the reference (cosine {angle:.2f})"
+#define PART                                                                                                          \
+    "a part of the sum is missing: the gradient points the reference's way (cosine {angle:.2f}), its share of it is " \
+    "{share:.3g}"
+#define SCATTER                                                                                                 \
+    "looks like a missing reduce-scatter over tp: every token has about 1/{tp} of the reference (its share is " \
+    "{share:.3g}, cosine {angle:.2f}), what one of {tp} ranks contributes; "
+#define UPDATE "the update is {factor:.4g} times the expected, and otherwise unchanged: "
+#define CORRECTED                                                                                                      \
+    "Adam's correction of another step: the update is {factor:.4g} times the expected, as that of step {as} would be " \
+    "in step {step} (sqrt(1 - beta2^t)/(1 - beta1^t))"
+#define DECAY "weight decay {what}: the difference is {part:.4g} times the weight before the step, on {wrong}"
+
+static const ari_cause rows[] = {
+    /* The reference times a number. */
+    {"sign_flipped", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(ONE) | IF(NEGATIVE), 0, TIMES,
+     FACTOR ": the sign is flipped"},
+    {"init_scale_of_shard", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_SHARDS), 0, TIMES,
+     FACTOR ": initial scale from the shard's size, {fans}: fans of the full tensor over fans of the shard"},
+    {"init_scale_of_shard", K(FACTOR), ARI_IDENTITY + 5, "i", 0, IF(SEEN) | IF(ROOT), 0, TIMES,
+     FACTOR
+     ": initial scale from the shard's size, sqrt({ranks}), as 1/sqrt(fan_in) gives for 1/{ranks} of the fan_in"},
+    {"init_scale", K(FACTOR), ARI_IDENTITY + 5, "i", 0, 0, 0, TIMES, FACTOR ": another scheme, range or fan"},
+    {"bias_gradient_wrong_axis", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(FEATURES), 0, TIMES,
+     "every different element is the reference times {factor} = {features} features / {tokens} tokens: a bias gradient "
+     "summed over the wrong axis, where each dY is the same; or, if dY is not, a wrong divisor"},
+    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP) | IF(INVERSE), 0, TIMES,
+     FACTOR " (dp = {dp} ranks): averaged over dp where the sum was wanted"},
+    ALSO(ANY, IF(SQUARE), 0, ", or the same over tp"),
+    {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP), 0, TIMES,
+     FACTOR " (dp = {dp} ranks): a value that was complete on every data-parallel rank was added over dp (a bucket "
+            "reduced a second time), or each rank divided by its own number of targets in place of the global one"},
+    ALSO(ANY, IF(SQUARE), 0, "; or the same over tp"),
+    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_TP) | IF(INVERSE), 0, TIMES,
+     FACTOR " (N = {tp} ranks): averaged over tp where the sum was wanted, or divided by N before each rank added its "
+            "own"},
+    {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_TP), 0, TIMES,
+     FACTOR " (N = {tp} ranks): a value that was complete on every rank was summed over tp (reduced twice, or counted "
+            "once per replica)"},
+    {"half_is_missing", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(SEEN) | IF(TWICE) | IF(INVERSE), 0, TIMES,
+     FACTOR ": one of two equal contributions is missing, or a division by 2 too many"},
+    {"counted_twice", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(SEEN) | IF(TWICE), 0, TIMES,
+     FACTOR ": counted twice (a bucket reduced twice, a gradient accumulated over an old one)"},
+    {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(SEEN) | IF(NAMED), 0, TIMES,
+     FACTOR ": a sum where the mean was wanted, or the other way round"},
+    {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(NEGATIVE), 0, TIMES,
+     FACTOR ": the sign is flipped, and a scalar is wrong"},
+    {"loss_scale", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(POWER) | IF(INVERSE), 0, TIMES,
+     FACTOR ": a loss scale divided out once too often"},
+    {"loss_scale", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(POWER), 0, TIMES,
+     FACTOR ": a loss scale that was not divided out"},
+    {"scale_by_root", K(FACTOR), ARI_IDENTITY + 5, "^g", 0, IF(ROOT), 0, TIMES,
+     FACTOR ": a scale by the square root of a size (a softmax scale, a fan, a number of ranks)"},
+    {"mean_over_tokens", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(TOKENS) | IF(INVERSE), 0, TIMES,
+     FACTOR ": the number of {what}: a mean over tokens that was taken twice, or where the sum was wanted (or {tokens} "
+            "ranks)"},
+    {"sum_over_tokens", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(TOKENS), 0, TIMES,
+     FACTOR ": the number of {what}: a sum over tokens where the mean was wanted (or {tokens} ranks)"},
+    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(COUNT) | IF(INVERSE) | IF(EVERYWHERE), 0, TIMES,
+     FACTOR ": averaged over {n} ranks or micro-batches where the sum was wanted, or divided by their number twice (a "
+            "mean in place of a sum over dp)"},
+    {"missing_all_reduce", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(INVERSE), 0, TIMES,
+     FACTOR ": looks like a missing all-reduce over {over} of {n} equal parts, or a mean over {n} ranks in place of "
+            "the sum (divided by N before each rank added its own)"},
+    {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(COUNT) | IF(EVERYWHERE), 0, TIMES,
+     FACTOR ": a sum over {n} ranks or micro-batches where the mean was wanted (dp), or each divided by its own number "
+            "of targets in place of the global one"},
+    {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT), 0, TIMES,
+     FACTOR ": a value complete on each of {n} ranks was added over {over} (an all-reduce too many, or counted once "
+            "per replica)"},
+    {"clip_factor", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(INVERSE) | IF(EVERYWHERE), 0, TIMES,
+     FACTOR ": the gradient-clipping factor is in it (clipped on one side, or by another norm), or another divisor of "
+            "the loss"},
+    {"divisor_of_other_count", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(FRACTION), 0, TIMES,
+     FACTOR ": a divisor that counts others (targets, tokens, samples of one rank or micro-batch in place of all)"},
+    {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(EVERYWHERE), 0, TIMES,
+     FACTOR ": one wrong scalar for the whole pass (the loss's divisor, a number of tokens)"},
+    {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, 0, 0, TIMES,
+     FACTOR
+     ": one wrong scalar (a divisor, a learning rate, a clipping factor, the softmax scale, a number of tokens), "
+     "not wrong data"},
+    ALWAYS(K(FACTOR), ANY, IF(HIDDEN) | IF(TWICE) | IF(INVERSE), 0, "; or one of two equal contributions is missing"),
+    ALWAYS(K(FACTOR), ANY, IF(HIDDEN) | IF(TWICE), IF(INVERSE), "; or counted twice"),
+    ALWAYS(K(FACTOR), ANY, IF(EVERYWHERE), 0, "; {asked} other tensors looked at have the same factor"),
+    ALWAYS(K(FACTOR), ANY, IF(ALONE), 0, "; {asked} other tensors looked at do not have it"),
+    /* Another number for each rank, slice or shard. */
+    {"scaled_by_rank", K(RANK_FACTORS), ARI_TRACE - 2, "i", 0, 0, 0, "each rank's a constant times the reference",
+     "each rank has the reference times a constant of its own, from {low} to {high}: a scale from the shard's size "
+     "where the shards are not equal"},
+    {"scaled_by_rank", K(RANK_FACTORS), ARI_TRACE - 2, ANY, 0, 0, 0, "each rank's a constant times the reference",
+     "each rank has the reference times a constant of its own, from {low} to {high}: each rank divided or clipped by "
+     "its own norm or count in place of the group's"},
+    {"scaled_by_rank", K(SHARD_FACTORS), ARI_IDENTITY + 3, ANY, 0, 0, 0, "each shard a constant times the reference",
+     "each of {shards} shards of the {axes} has a factor of its own:{factors}; each rank divided, clipped or scaled by "
+     "its own count, norm or size in place of the group's"},
+    {"gain_twice_or_missing", K(SLICE_FACTORS), ARI_SHAPE + 7, ANY, 0, IF(FEATURES), 0, "",
+     "each {axis} is scaled by a factor of its own, from {low} to {high}, and not otherwise changed: a gain (norm "
+     "weight) that was applied twice, or left out, or a scale of another tensor"},
+    {"row_statistic", K(SLICE_FACTORS), ARI_SHAPE + 5, ANY, ARI_IS_PROBS, IF(ROWS), 0, "",
+     "each of {wrong} {axes} is scaled by a factor of its own, from {low} to {high}, and not otherwise changed: a "
+     "per-row statistic is wrong (the softmax's denominator), as when it includes padded lanes or covers the shard "
+     "alone"},
+    {"row_statistic", K(SLICE_FACTORS), ARI_SHAPE + 5, ANY, 0, IF(ROWS), 0, "",
+     "each of {wrong} {axes} is scaled by a factor of its own, from {low} to {high}, and not otherwise changed: a "
+     "per-row statistic is wrong (a variance, a mean square or a denominator), as when it includes padded lanes or "
+     "covers the shard alone"},
+    {"row_statistic", K(SLICE_FACTORS), ARI_SHAPE + 7, ANY, 0, 0, 0, "",
+     "each {axis} is scaled by a factor of its own, from {low} to {high}, and not otherwise changed: a statistic of "
+     "each {axis} is wrong (a variance, a mean square, a denominator, a weight of samples)"},
+    {"statistic_of_one_shard", K(ROW_SHARD_FACTORS), ARI_IDENTITY + 1, ANY, 0, 0, 0,
+     "each shard of each {row} a constant times the reference",
+     "in each {row}, each of {shards} shards of the {columns} has a factor of its own ({low:.4g} to {high:.4g}): a "
+     "statistic of the row (mean square, variance, maximum, denominator) taken over one rank's part in place of all of "
+     "it"},
+    {"mean_of_means", K(MEANS), ARI_IDENTITY + 3, ANY, 0, IF(AVERAGE), 0, "",
+     "mean of means: what belongs to each of {parts} {of} is the reference times a factor of its own, from {low} to "
+     "{high}, and the sum of 1/factor is {inverse}: each of the {parts} {of} divided by its own number of target "
+     "tokens, and the results were averaged; all must divide by T, the count of the global batch"},
+    {"sum_of_local_means", K(MEANS), ARI_IDENTITY + 3, ANY, 0, IF(SAME), 0, "",
+     "sum of local means: all is the reference times {low}, and the sum of 1/factor is {inverse}: each of the {parts} "
+     "{of} divided by its own number of target tokens, and the results were added; all must divide by T, the count of "
+     "the global batch"},
+    {"sum_of_local_means", K(MEANS), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
+     "sum of local means: what belongs to each of {parts} {of} is the reference times a factor of its own, from {low} "
+     "to {high}, and the sum of 1/factor is {inverse}: each of the {parts} {of} divided by its own number of target "
+     "tokens, and the results were added; all must divide by T, the count of the global batch"},
+    /* Single values. */
+    {"loss_of_all_vocabularies", K(LOSS), ARI_IDENTITY, ANY, 0, IF(LOG), 0, "",
+     "the reference plus log({n}) = {log:.6f}: softmax denominators added over {n} ranks that each hold the whole "
+     "vocabulary"},
+    {"loss_without_common_maximum", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART), 0, "",
+     "softmax maximum: the ranks do not agree on the loss (from {low:.9g} to {high:.9g}, reference {reference:.9g}); "
+     "each took the exponentials relative to its own shard's maximum, but denominators add up only under one maximum "
+     "(an all-reduce(max)); or each rank has the loss of its own tokens, or divided by their number"},
+    {"target_logit", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(SEEN), 0, "",
+     "target logit: the loss is off by {off:.3g} ({percent:.2g}%) and equal on every rank; if the logits are right, "
+     "the target's logit came from the wrong shard (check ids at a shard's edge), labels were shifted inside a shard, "
+     "or the number of targets is another"},
+    {"averaged_again", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(COUNT) | IF(INVERSE), 0, "",
+     "a factor of {name}: divided by {n} too often: a mean over ranks or micro-batches of what was a mean already"},
+    {"reduced_again", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(COUNT), 0, "",
+     "a factor of {name}: a sum over {n} ranks or micro-batches where the mean was wanted"},
+    {"divisor_of_other_count", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(FRACTION), 0, "",
+     "a factor of {name}: a divisor that counts others (the targets of one rank or micro-batch in place of all, or the "
+     "other way round)"},
+    {"sign_flipped", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(ONE), 0, "", "a factor of {name}: the sign is flipped"},
+    {"wrong_scalar", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(POWER), 0, "", "a factor of {name}: one wrong scalar"},
+    {"wrong_scalar", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(ROOT), 0, "", "a factor of {name}: one wrong scalar"},
+    {"unknown", K(LOSS), ARI_STATISTIC, ANY, 0, 0, 0, "",
+     "no known trace: the loss is off by {off:.3g} ({percent:.2g}%); if the logits are right, some target's logit came "
+     "from elsewhere (labels shifted, ids at a shard's edge), denominators were added without a common maximum, or the "
+     "number of targets is another"},
+    {"norm_of_own_gradients", K(NORM), ARI_IDENTITY + 5, ANY, 0, IF(SAME), 0, "",
+     "this is the norm of the gradients of its own dump, {low}, which differ from the reference's already: the norm "
+     "itself is computed right"},
+    {"norm_of_own_shards", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART), 0, "",
+     "each rank clips by the norm of its own shards: the ranks' norms differ (from {low} to {high}, reference "
+     "{reference}; the root of the sum of a tensor-parallel group's squares is {root}); squares are added over tp "
+     "before the root"},
+    {"norm_counts_twice", K(NORM), ARI_TRACE + 2, ANY, 0, IF(TWICE), 0, "",
+     "the norm counts something twice: it is {low}{everywhere}, {times:.4g} times the reference; a parameter that all "
+     "ranks hold (norms, row-parallel biases, copies of KV heads, a tied weight) counts once, not once per rank; clip "
+     "factor: where it is below 1, gradients are {expected:.4g} times the expected"},
+    {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, 0, 0, "",
+     "the norm leaves something out: it is {low}{everywhere}, {times:.4g} times the reference; squares of other ranks' "
+     "shards were not added, or a parameter is not in the list; clip factor: where it is below 1, gradients are "
+     "{expected:.4g} times the expected"},
+    /* A function of each value. */
+    {"two_exchanged", K(BITS), ARI_SHAPE + 15, ANY, 0, IF(EXCHANGED), 0, "",
+     "two elements exchanged: {elements}; {others}: a write to one place, or one value from elsewhere"},
+    {"bit_flipped", K(BITS), ARI_IDENTITY + 7, ANY, 0, IF(ONE), 0, "",
+     "{flipped}: {bit}, of {elements}; {others}: memory or storage, not arithmetic"},
+    {"few_elements", K(BITS), ARI_SHAPE + 15, ANY, 0, 0, 0, "",
+     "{which}: {elements}; {others}: a write to one place, or one value from elsewhere"},
+    {"rounding", K(ROUNDING), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
+     "rounding: the largest difference is {largest:.1e} of the largest value, in no pattern; sums taken in another "
+     "order (a ring, atomics, another blocking), a fused multiply-add, or another exp or rsqrt"},
+    ALSO(ANY, IF(APART), 0, "; even the copies of one value differ"),
+    {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(CUT), 0, "each of {format} precision",
+     PRECISION "{nearest} of {wrong} are the reference truncated (cut off, not rounded) to {format}; stored or sent in "
+               "{bits} bits on the way"},
+    {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(SAME), 0, "each of {format} precision",
+     PRECISION "{nearest} of {wrong} are exactly the reference rounded to {format}; stored or sent in {bits} bits on "
+               "the way"},
+    {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, 0, 0, "each of {format} precision",
+     PRECISION "{nearest} of {wrong} are the reference rounded: the values were computed in it too; stored or sent in "
+               "{bits} bits on the way"},
+    {"mask_inverted", K(FUNCTION), ARI_IDENTITY + 9, ANY, 0, IF(EXCHANGED), 0, "each 1 for 0 and 0 for 1",
+     "inverted: every 1 is a 0 here and every 0 a 1: a mask of what is kept against one of what is left out"},
+    {"absolute_value", K(FUNCTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "each the negative of the reference",
+     "the sign is flipped in {wrong} elements, all of them negative in the reference: the absolute value was taken"},
+    {"clipped", K(FUNCTION), ARI_IDENTITY + 4, ANY, 0, IF(CUT) | IF(ZERO), 0,
+     "each zero where the reference is negative",
+     "clipped: all {wrong} different elements are negative in the reference and zero here (a ReLU, or an unsigned "
+     "format)"},
+    {"clipped", K(FUNCTION), ARI_IDENTITY + 4, ANY, 0, IF(CUT), 0, "each at a bound",
+     "clipped: all {wrong} different elements lie outside [{low}, {high}] in the reference and on that bound here (a "
+     "clamp, or the largest value of a format)"},
+    {"quantised", K(GRID), ARI_TRACE + 4, ANY, 0, IF(ROWS), 0, "",
+     "quantised: in each of {rows} rows every different value is a multiple of one step of that row's and within one "
+     "step of the reference: an integer format with a scale for each row"},
+    {"quantised", K(GRID), ARI_TRACE + 4, ANY, 0, 0, 0, "each a multiple of {step}",
+     "quantised: every different value is a multiple of {step} and within one step of the reference ({steps} steps to "
+     "the largest): an integer format with one scale"},
+    {"not_a_number", K(NAN), ARI_SHAPE, ANY, 0, 0, 0, "",
+     "not a number in {nan} of the {wrong} different values held: memory read before it was written (a collective "
+     "before its producer, a stale buffer), an overflow in the exponential or in 16 bits, or 0/0 in a row whose keys "
+     "are all masked"},
+    /* How much of the reference there is. */
+    {"bias_gradient_wrong_axis", K(BIAS_AXIS), ARI_TRACE + 5, ANY, 0, IF(LAST), 0, "",
+     BIAS_AXIS ", and zero at elements {first}, {second}, ... alone, where the last tokens of the samples stand, which "
+               "predict nothing: element t holds token t's sum over features"},
+    {"bias_gradient_wrong_axis", K(BIAS_AXIS), ARI_TRACE + 5, ANY, 0, IF(TOKENS), 0, "",
+     BIAS_AXIS
+     ", and only the first {end} elements are written, one for each of the {tokens} tokens that a rank has at "
+     "once: features were summed in place of tokens"},
+    {"bias_gradient_wrong_axis", K(BIAS_AXIS), ARI_TRACE + 5, ANY, 0, IF(SOME), 0, "",
+     BIAS_AXIS ", and zero from element {end} on, as if an element were a token"},
+    {"bias_gradient_wrong_axis", K(BIAS_AXIS), ARI_TRACE + 5, ANY, 0, 0, 0, "",
+     BIAS_AXIS "; a bias gradient sums dY over all tokens of all samples, one sum a feature"},
+    {"input_of_other_micro_batch", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_INPUT) | IF(FOREIGN), 0, "",
+     "the saved input of another micro-batch: the gradient points the reference's way (cosine {angle:.2f}, its share "
+     "of "
+     "it is {share:.3g}), but is not a part of its sum; all micro-batches went forward before the first went back, so "
+     "each needs its own saved input, and a later forward pass has overwritten it"},
+    {"input_overwritten", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OVERWRITTEN), 0, "",
+     "the saved input was overwritten in part: {share:.3g} of the reference is left in the gradient (cosine "
+     "{angle:.2f}), about 1 - {out}/{in}, as when a reduction in place writes {out} outputs a token over the {in} "
+     "inputs that the backward pass needs"},
+    ALSO(ANY, IF(SAMPLES), 0, "; or one of {batch} samples counted alone"),
+    {"input_overwritten", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(FOREIGN), 0, "",
+     "{share:.3g} of the reference is in the gradient (cosine {angle:.2f}), and something foreign: part of the saved "
+     "input or of dY was overwritten, in place or by a reused buffer"},
+    ALSO(ANY, IF(MICRO), 0, ", or by the forward pass of another micro-batch before this one's backward"),
+    {"other_input", K(GRADIENT), ARI_STATISTIC, ANY, 0, IF(ALL), 0, "",
+     "computed from other data: the gradient is unrelated to the reference (cosine {angle:.3f}, size {size:.3g} of "
+     "it); "
+     "if dY and this module's dX are right, then the saved input is not: overwritten in place by a reduction or by a "
+     "second forward, or released too early"},
+    ALSO(ANY, IF(DP), 0, "; or its bucket was filled anew while it was being reduced"),
+    {"one_micro_batch", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO), 0, "",
+     PART ", about 1/{micro}: as if one of {micro} micro-batches counted; each one's gradients are added to those of "
+          "the ones before, not written over them"},
+    {"one_sample", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(SAMPLES) | IF(OF_INPUT), 0, "",
+     PART ", about 1/{batch}: as if one of {batch} samples counted; leading dimensions not flattened, or the last "
+          "micro-batch alone, or its saved input used for all"},
+    {"one_sample", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(SAMPLES), 0, "",
+     PART ", about 1/{batch}: as if one of {batch} samples counted; leading dimensions not flattened, or the last "
+          "micro-batch alone"},
+    {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_RANKS), 0, "",
+     PART ", about 1/{ranks}: what one of {ranks} ranks contributes; a reduction is missing"},
+    {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(HIDDEN), 0, "",
+     PART ": of the ranks, samples, micro-batches or uses of a tied weight some are left out (not reduced over tp or "
+          "dp, leading dimensions not flattened, overwritten in place of added)"},
+    {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(BATCH), 0, "",
+     PART " (one of {batch} samples is about {sample:.3g}): leading dimensions not flattened, or tokens, a micro-batch "
+          "or one of two uses of a tied weight left out"},
+    {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, 0, 0, "",
+     PART ": tokens, a micro-batch or one of two uses of a tied weight are left out"},
+    ALWAYS(K(GRADIENT), ANY, IF(PERHAPS), 0,
+           "; or, as it is also about 1 - {out}/{in}, outputs written over a saved "
+           "input"),
+    {"counted_twice", K(SHARE), ARI_STATISTIC + 6, ANY, 0, IF(TWICE), 0, "",
+     "a contribution counted twice: the difference is {share:.3g} of the reference and orthogonal to the rest: "
+     "{contributes} was added once more"},
+    {"partial_sum", K(SHARE), ARI_STATISTIC + 7, ANY, 0, 0, 0, "",
+     "a partial sum: cosine with the reference {angle:.2f}, its share of it {share:.3g}, and what is missing is "
+     "orthogonal to it: {contributes}"},
+    ALSO("g", 0, 0,
+         "; a gradient of one rank's tokens or heads that was not reduced over tp or dp, or of one sample or "
+         "micro-batch alone (leading dimensions not flattened, overwritten in place of added)"),
+    ALSO("b", 0, 0, "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input gradient"),
+    ALSO("^gb", 0, 0, "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output"),
+    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, 0, 0, "",
+     SCATTER "the input gradient of a column-parallel layer is partial until the ranks' are added and each keeps its "
+             "positions (sequence parallelism)"},
+    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, ANY, 0, 0, 0, "",
+     SCATTER "a row-parallel output is partial until the ranks' are added and each keeps its positions (sequence "
+             "parallelism)"},
+    {"low_precision", K(NOISE), ARI_STATISTIC - 4, ANY, 0, 0, 0, "",
+     "rounding of low precision, perhaps: the difference is {size:.1e} of the values, spread evenly and unrelated to "
+     "them, the size that {arithmetic} arithmetic leaves; a sensitivity file says what is honest"},
+    /* Beside the step before. */
+    {"gradient_of_last_step", K(LAST), ARI_IDENTITY + 4, ANY, 0, IF(ALL), 0, "",
+     "last step's value: every different element is the gradient of step {before}{times}, and nothing of this step's: "
+     "a bucket that was not filled again, was believed to be reduced already, or was copied back before its reduction "
+     "had ended"},
+    {"gradient_not_zeroed", K(LAST), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
+     "last step's value is still in it: the gradient is {times_now}the reference plus {times_last}that of step "
+     "{before}: gradients add up from step to step where they are not zeroed (zero_grad did not reach this parameter), "
+     "or a bucket still held it"},
+    {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(SOME), 0, "",
+     "each rank's update is the expected one times a factor of its own, from {factor:.4g} to {high:.4g}: each clipped "
+     "by the norm of its own shards, or has a learning rate of its own"},
+    {"no_update", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(ZERO), 0, "",
+     "no update: these are the weights before the step, which was left out or whose result was lost"},
+    {"adam_step_not_synced", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_STEP) | IF(APART), 0, "",
+     CORRECTED ", on {wrong} and not on the others that hold it: they count their steps differently"},
+    {"adam_step_counter", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_STEP), 0, "",
+     CORRECTED ": the counter was advanced without an update, or an update was not counted"},
+    {"update_sign", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(NEGATIVE), 0, "",
+     UPDATE "its sign is wrong: the step goes up the gradient"},
+    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FIRST_MOMENT) | IF(SECOND_MOMENT), 0, "",
+     UPDATE "Adam's moments were not corrected, (1 - beta1^t)/sqrt(1 - beta2^t) with t = {step}"},
+    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(SECOND_MOMENT), 0, "",
+     UPDATE "Adam's second moment was not corrected, 1/sqrt(1 - beta2^t) with t = {step}"},
+    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FIRST_MOMENT), 0, "",
+     UPDATE "Adam's first moment was not corrected, 1 - beta1^t with t = {step}"},
+    {"update_scaled", K(UPDATE), ARI_TRACE - 1, ANY, 0, 0, 0, "",
+     UPDATE "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer"},
+    {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
+     DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
+           "gradient is zero"},
+    {"decay_of_ranks_apart", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(APART), 0, "",
+     DECAY " and not on the others that hold it: replicas drift apart unless each decays alike"},
+    {"weight_decay", K(DECAY), ARI_TRACE + 3, ANY, 0, 0, 0, "",
+     DECAY "; a parameter in another group of the optimizer, or decay that was added to the gradient"},
+    {"shares_not_gathered", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(OF_BEFORE), 0, "",
+     "shares that were not gathered: what differs is the weight before the step, bit for bit, on {wrong} of {ranks} "
+     "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over dp"},
+    {"shares_misaligned", K(SHARE_UPDATE), ARI_STATISTIC + 5, ANY, 0, 0, 0, "",
+     "shares that do not line up: the update is as large as the expected ({size:.3g} times) and has another direction "
+     "(cosine {cosine:.2f}), as when a rank updates its share of the weights with another share of the gradient "
+     "(ZeRO)"},
+};
+
+const ari_cause *ari_causes_of_numbers(size_t *n)
+{
+    *n = sizeof rows / sizeof *rows;
+    return rows;
+}

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Causes of copies that differ, zeros, values in another place or of another tensor, rows, and places. */
+#define ARI_CAUSE_ROWS
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+#define ZERO "each zero where the reference is not"
+#define TAIL "{of}: {each} has only the first {cut} of its {extent} {axes} right{by_heads}, the rest is {rest}"
+#define MASK                                                                                                     \
+    "another mask: {zero} values are zero where the reference is not, {gained} the other way round, all others " \
+    "are right; "
+#define MASK_LOOKS "zeros in other places"
+#define MOVED "the reference's values in another place"
+#define SLICES "{within}; {units} of the reference, {exact}"
+#define DEALT "interleaved: {p} runs of {q} are dealt out in turn; "
+#define HEAD_RULE "heads assigned by the wrong rule (KV head r mod n_kv in place of floor(r n_kv / N))"
+#define TRANSPOSED "transposed: the data is the reference's with its dimensions in the order {order}{shape}; {exact}; "
+#define OTHER_LOOKS "each another tensor's value"
+#define OTHER "these are the values of {other} in the reference: all {different} different elements, {exact}"
+#define STATISTIC                                                                                                     \
+    "a norm's statistics: each wrong row is stretched, by {low:.4g} to {high:.4g}, and perhaps moved, but otherwise " \
+    "unchanged: mean and variance (or mean square) are not the row's"
+#define TURNED "pairs of features turned"
+#define ROPE                                                                                                        \
+    "RoPE: each pair of features ({pairing}) keeps its length and is turned by an angle of its position, the same " \
+    "for all heads and samples that differ: "
+
+static const ari_cause rows[] = {
+    /* Copies that should be equal. */
+    {"missing_broadcast", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ONE), 0, "",
+     "looks like a missing broadcast or all-reduce over {over}: {who} has the value, the others hold zeros where the "
+     "reference does not"},
+    {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, 0, 0, "",
+     "looks like a missing all-reduce over {over}: the values of {holders} add up to the reference (largest difference "
+     "{worst:.1e} of its largest value), {who} has it"},
+    ALSO("b", 0, 0,
+         "; the input gradient of a column-parallel layer, or of a head held by several ranks, is partial "
+         "until it is reduced"),
+    ALSO("f", 0, 0, "; a row-parallel output is partial until it is reduced"),
+    ALSO("g", IF(OF_DP), 0,
+         "; each data-parallel rank saw its own samples: gradients are added over dp before the "
+         "update"),
+    ALSO("g", IF(OF_DP) | IF(LATER), 0, "; in the step before they were: what said so then was not reset"),
+    ALSO("g", IF(SP), IF(OF_DP),
+         "; a replicated parameter of which each rank saw its own positions only (sequence "
+         "parallelism): its gradient is spread over the ranks and must be added over tp"),
+    ALSO("g", 0, IF(OF_DP) | IF(SP),
+         "; a replicated parameter whose ranks saw different tokens or heads needs its "
+         "gradients added"),
+    {"missing_average", K(MEAN), ARI_IDENTITY + 1, ANY, 0, 0, 0, "",
+     "looks like a missing average over {over}: the mean of the ranks' values is the reference (largest difference "
+     "{worst:.1e} of its largest value), as if each rank had divided by its own part's count, or multiplied by N"},
+    {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 5, ANY, 0, IF(ZERO), 0, "",
+     "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and zeros elsewhere"},
+    ALSO("b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
+    {"missing_all_gather", K(OWN_BLOCK), ARI_TRACE + 5, ANY, 0, 0, 0, "",
+     "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and is wrong elsewhere: "
+     "the other ranks' parts never arrived"},
+    ALSO("b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
+    {"replicas_apart", K(DRIFT), ARI_SHAPE - 10, ANY, 0, 0, 0, "",
+     "replicas apart: the copy of {right} is right, that of {wrong} is not (largest difference {largest:.2g}); "},
+    ALSO("i", 0, 0, "a replicated parameter must start equal: is the rank in its seed, or was it never broadcast?"),
+    ALSO("n", 0, 0, "optimizer state, weight decay or clipping that is not the same on every replica"),
+    ALSO("^in", 0, 0,
+         "a replicated value needs equal inputs, weights and masks on every rank: look for a collective "
+         "that this rank skipped, or a buffer that was overwritten there"),
+    /* Shards that are another rank's. */
+    {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), 0, "",
+     "the wrong KV head: rank r holds head r mod {heads}, not floor(r {heads} / {ranks}): {pairs}"},
+    {"packed_cut_as_one", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(PACKED), 0, "",
+     "a packed tensor (q|k|v, gate|up) sharded as one block: {pairs}"},
+    {"shards_seeded_alike", K(SHARDS), ARI_IDENTITY + 4, "i", 0, IF(SAME), 0, "",
+     "every shard was seeded alike, or one shard broadcast over the whole world: equal bits: {pairs}; the random "
+     "stream must be indexed in the full tensor"},
+    {"one_shard_on_all_ranks", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SAME), 0, "",
+     "every rank worked on one shard: equal bits: {pairs}"},
+    {"shards_rotated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SHIFT), 0, "",
+     "shards in rotated order: rank r holds that of rank r + {shift} mod {ranks}: {pairs}"},
+    {"shards_misplaced", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
+     "shards at the wrong ranks (a rank taken from another group or mesh dimension): {pairs}"},
+    {"world_rank_in_group", K(WORLD_RANK), ARI_TRACE - 4, ANY, 0, 0, 0, "",
+     "the first tensor-parallel group is right, every rank of all others is wrong{zeros}: the rank in the world was "
+     "used where the rank in the tensor-parallel group belongs (in an offset, as an owner, to choose a shard)"},
+    /* Zeros, or one value, where the reference has others. */
+    {"zeros_of_ranks", K(ZERO), ARI_TRACE - 5, ANY, 0, IF(SOME), 0, ZERO,
+     "zeros from {wrong} alone: its part was not computed, not sent, or not copied back"},
+    {"partly_written", K(ZERO), ARI_TRACE - 5, ANY, 0, 0, IF(ALL), ZERO,
+     "{different} elements were never written, or their contribution was dropped; those around them are right"},
+    {"norm_backward_missing", K(ZERO), ARI_TRACE - 5, "b", ARI_IS_NORM, 0, 0, ZERO,
+     "the norm's gradient is missing: its dx is zero, so only the residual carries the gradient on"},
+    {"no_backward", K(ZERO), ARI_TRACE - 5, "b", 0, 0, 0, ZERO,
+     "no gradient flows through this module: its backward is missing, detached, or a collective in it has no backward"},
+    {"no_gradient", K(ZERO), ARI_TRACE - 5, "g", 0, 0, 0, ZERO,
+     "this parameter got no gradient: it was not used, was detached, or its gradient was not added or copied back"},
+    ALSO(ANY, IF(DP), 0, "; or its bucket was reduced before it was written there"),
+    {"no_head_computed", K(ZERO), ARI_TRACE - 5, "f", ARI_IS_CONTEXT | ARI_IS_PROBS, 0, 0, ZERO,
+     "heads: no head was computed; a local head count divided by the number of ranks twice can floor to 0"},
+    {"never_written", K(ZERO), ARI_TRACE - 5, ANY, 0, 0, 0, ZERO,
+     "this value was never written: the buffer is cleared and its producer did not run"},
+    {"block_not_written", K(ZERO_BLOCK), ARI_TRACE + 3, ANY, 0, 0, 0, ZERO,
+     "a block of zeros: all {different} different elements are zero here and make up one block, the rest is right"
+     "{part}; that part was never written, not gathered or left out of a loop (a size rounded down)"},
+    {"divided_twice", K(TAIL), ARI_TRACE + 8, ANY, 0, IF(FLOOR), 0, "",
+     TAIL "; that is {local} / {shards} rounded down: the local {count} was divided by the number of ranks twice"},
+    {"divided_twice", K(TAIL), ARI_TRACE + 8, ANY, 0, IF(TWICE), 0, "",
+     TAIL "; that is 1/{shards} for {shards} {ranks}: the local {count} was divided by the number of ranks twice"},
+    {"shard_tail_missing", K(TAIL), ARI_TRACE + 8, ANY, 0, 0, 0, "",
+     TAIL "; the rest was left out of the loop, or its size was rounded down"},
+    {"filled", K(FILLED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "each {filled}",
+     "all {wrong} different elements have the one value {filled}, larger than any of the reference: filled and never "
+     "written, or the fill of a mask or of padding that should not be seen"},
+    {"ids_of_other_shards", K(ROWS_ZERO), ARI_TRACE + 1, "f", ARI_IS_EMBEDDING, 0, 0, ZERO,
+     "{zero} of {all} {rows} are zero as a whole, all others are right; ids whose rows another rank holds: a missing "
+     "all-reduce over the shards of the vocabulary, or a range of ids that leaves some out"},
+    {"rows_left_out", K(ROWS_ZERO), ARI_TRACE + 1, ANY, 0, 0, 0, ZERO,
+     "{zero} of {all} {rows} are zero as a whole, all others are right; "},
+    ALSO("f", 0, 0, "left out by a mask or a loop, or not gathered"),
+    ALSO("b", 0, 0, "left out of the loss on this side alone (labels that are ignored, padding), or not gathered"),
+    ALSO("^fb", 0, 0, "their part was not computed, not sent or not added"),
+    {"dropout_without_scale", K(DROPOUT), ARI_TRACE + 2, ANY, 0, IF(ONE), 0, ZERO,
+     "{dropped} elements ({percent:.2g}%) are zero, anywhere in the tensor, and all others are right: a dropout mask "
+     "without its scale 1/(1-p), another mask on this side, or writes that were lost"},
+    {"dropout", K(DROPOUT), ARI_IDENTITY + 2, ANY, 0, 0, 0, "zero or {factor} times the reference",
+     "{dropped} elements ({percent:.2g}%) are zero, anywhere in the tensor, and all others are {factor} times the "
+     "reference: dropout with p = {p:.3g}, which the reference does not have (eval against train, or a rank that drops "
+     "where it should not)"},
+    {"causal_mask_missing", K(MASK), ARI_TRACE + 7, ANY, 0, IF(CAUSAL), 0, "",
+     "the causal mask is missing: all {gained} elements that are zero in the reference and not here have a key after "
+     "the query"},
+    {"mask_differs_in_replica", K(MASK), ARI_TRACE - 1, ANY, 0, IF(APART), 0, MASK_LOOKS,
+     MASK "dropout in a replicated region needs the same mask on every rank, and the copies differ"},
+    {"mask_of_other_seed", K(MASK), ARI_TRACE - 1, ANY, 0, IF(EQUAL), 0, MASK_LOOKS,
+     MASK "the copies agree: a mask from another seed, step or layer"},
+    {"mask_of_shard_index", K(MASK), ARI_TRACE - 1, ANY, 0, IF(SEEN), 0, MASK_LOOKS,
+     MASK "dropout in a sharded region needs the mask of the element's index in the full tensor, not in the shard"},
+    {"mask_of_other_seed", K(MASK), ARI_TRACE - 1, ANY, 0, 0, 0, MASK_LOOKS,
+     MASK "a mask from another seed, step or layer, or, in a sharded region, of the index in the shard"},
+    /* The reference's values in another place. */
+    {"gathered_in_rank_order", K(RANK_MAJOR), ARI_IDENTITY + 8, ANY, 0, 0, 0, MOVED,
+     "tokens gathered over {n} ranks left one part after the other ([ranks, b, s/N, h] in place of [b, s, h]): for "
+     "more than one sample an all-gather along tokens must put each sample's parts together; {exact}"},
+    {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE) | IF(BY_HEADS), IF(ALL), MOVED,
+     "the two halves are exchanged (rotate_half, or RoPE's halves the wrong way round)" SLICES},
+    {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE), IF(ALL), MOVED,
+     "the two halves are exchanged" SLICES},
+    {"batch_order", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(SAMPLES), 0, MOVED,
+     "batch order: sample i has that of sample i + {by}, modulo {n}" SLICES},
+    {"token_blocks_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(TWICE) | IF(TOKENS), 0, MOVED,
+     "rotated token blocks: the two halves stand in rank-rotated order, each rank's own chunk first (chunked "
+     "all-gather), or shards 0 and 1 of 2 in each other's place" SLICES},
+    {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(TWICE), 0, MOVED,
+     "the two halves are exchanged: shards 0 and 1 of 2 in each other's place" SLICES},
+    {"token_blocks_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS) | IF(BLOCKS), 0, MOVED,
+     "rotated token blocks: block k of {blocks} has block k{sign}1's tokens: chunks of an all-gather put down starting "
+     "with the rank's own" SLICES},
+    {"tokens_shifted", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
+     "shifted by {slices} {axes} (the end wraps round): positions or labels rolled" SLICES},
+    {"heads_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
+     "off by {heads}: head i has head i{sign}{head_by}'s, if a head has {head} {axes}" SLICES},
+    {"shards_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(BLOCKS), 0, MOVED,
+     "shards in rotated order: block k of {blocks} has block k{sign}1's (rank r took the shard of its "
+     "neighbour)" SLICES},
+    {"ids_off_by_one", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(IDS), 0, MOVED,
+     "rotated by {slices}: off-by-one ids" SLICES},
+    {"rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED, "rotated by {slices}" SLICES},
+    {"ids_off_by_one", K(SHIFTED_SLICES), ARI_IDENTITY + 7, ANY, 0, IF(IDS), 0, MOVED,
+     "shifted by {slices} {axes}: {axis} i has that of i {sign} {slices} (off-by-one ids)" SLICES},
+    {"tokens_shifted", K(SHIFTED_SLICES), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
+     "shifted by {slices} {axes}: {axis} i has that of i {sign} {slices}" SLICES},
+    {"shifted", K(SHIFTED_SLICES), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
+     "shifted by {slices} {axes}: {axis} i has that of i {sign} {slices}" SLICES},
+    {"sequence_reversed", K(REVERSED), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED, "sequence reversed" SLICES},
+    {"reversed", K(REVERSED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED, "reversed" SLICES},
+    {"rope_pairing", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(PAIRS), 0, MOVED,
+     "RoPE: {pairs}: its pairs are neighbours on one side and halves on the other (interleaved against "
+     "rotate_half)" SLICES},
+    {"packed_cut_as_one", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(PACKED), 0, MOVED,
+     DEALT "a packed tensor ({packed}) cut into shards as one block, or put together shard by shard" SLICES},
+    {"gathered_in_rank_order", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(ROWS), 0, MOVED,
+     DEALT "tokens gathered over {q} ranks left one part after the other ([ranks, b, s/N] against [b, s]), or batch "
+           "and sequence exchanged" SLICES},
+    {"samples_dealt_out", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(SAMPLES), 0, MOVED,
+     DEALT "samples dealt out to ranks in turn on one side, in runs on the other (dp sharding of the batch)" SLICES},
+    {"tokens_dealt_out", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
+     DEALT "tokens dealt out to ranks in turn on one side, in runs on the other (sequence sharding)" SLICES},
+    {"dimension_flattened", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
+     DEALT
+     "a [{p}, {q}] dimension flattened the other way round (heads and lanes, gate and up, shards and rows)" SLICES},
+    {"wrong_kv_head", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
+     "exchanged: {unit} {a} has {b}'s and the other way round{moved}; " HEAD_RULE SLICES},
+    {"shards_misplaced", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
+     "exchanged: {unit} {a} has {b}'s and the other way round{moved}; shard {a} of {shards} is at another rank's "
+     "place" SLICES},
+    {"slices_exchanged", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
+     "exchanged: {unit} {a} has {b}'s and the other way round{moved}" SLICES},
+    {"wrong_kv_head", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}; " HEAD_RULE SLICES},
+    {"shard_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}; shard {a} of {shards} is another rank's "
+     "(one shard loaded, seeded or sent twice)" SLICES},
+    {"slices_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}" SLICES},
+    {"wrong_kv_head", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
+     "in another order: {unit} {a} has {b}'s{moved}; " HEAD_RULE SLICES},
+    {"shards_misplaced", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
+     "in another order: {unit} {a} has {b}'s{moved}; shard {a} of {shards} is at another rank's place" SLICES},
+    {"slices_reordered", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
+     "in another order: {unit} {a} has {b}'s{moved}" SLICES},
+    {"heads_and_tokens_exchanged", K(HEADS_MOVED), ARI_IDENTITY + 8, ANY, 0, 0, 0, MOVED,
+     "heads and tokens exchanged: the reference's [b, s, {heads} heads, {lanes}] stands here as [b, {heads} heads, s, "
+     "{lanes}] under the old shape, or the other way round (a reshape where a transposition was wanted first); "
+     "{exact}"},
+    {"weight_transposed", K(TRANSPOSED), ARI_IDENTITY + 8, "^fb", 0, IF(MATRIX), 0, "the reference's values transposed",
+     TRANSPOSED "a weight [in, out] (Conv1D, JAX) against [out, in] (Linear)"},
+    {"transposed", K(TRANSPOSED), ARI_IDENTITY + 8, ANY, 0, IF(SAMPLES), 0, "the reference's values transposed",
+     TRANSPOSED "[s, b, h] against [b, s, h]"},
+    {"transposed", K(TRANSPOSED), ARI_IDENTITY + 8, ANY, 0, 0, 0, "the reference's values transposed",
+     TRANSPOSED "heads and tokens exchanged, or a view of data that was not made contiguous"},
+    {"shifted_in_memory", K(SHIFTED), ARI_IDENTITY + 2, ANY, 0, 0, 0, "the reference's values {by} elements {looks}",
+     "shifted in memory: {follow} of {all} different elements are the reference's {by} {side}; an offset into a buffer "
+     "or a file is off by that much{rows}"},
+    /* Something was added, or another tensor's values are here. */
+    {"constant_added", K(CONSTANT_ADDED), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
+     "a constant was added: the difference is {added} in every one of the {count} elements (it varies by {spread:.0e} "
+     "of its size)"},
+    {"bias_counted_again", K(VECTOR_ADDED), ARI_IDENTITY + 3, "f", 0, 0, 0, "",
+     "a bias counted more than once, or left out: the same vector is added to each of the {row_count} {rows} (it "
+     "varies by {spread:.0e} of its size, {size:.2g}){source}"},
+    ALSO(ANY, IF(OF_TP), 0, "; a row-parallel bias is added once, after the sum over tp, or it counts {tp} times"),
+    ALSO(ANY, IF(HIDDEN), IF(NAMED),
+         "; a row-parallel bias is added once, after the sum over tp, or it counts N times"),
+    {"vector_added", K(VECTOR_ADDED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
+     "the difference is one vector: the same is added to each of the {row_count} {rows} (it varies by {spread:.0e} of "
+     "its size, {size:.2g}){source}"},
+    {"positions", K(TABLE_ADDED), ARI_TRACE + 6, ANY, 0, 0, 0, "",
+     "positions: the difference is the same for all {samples} samples (it varies by {spread:.0e} of its size), so it "
+     "depends on the token's position alone; learned positions looked up by a local index, counted twice, or left "
+     "out{source}"},
+    {"row_number_added", K(ROW_ADDED), ARI_TRACE, ANY, 0, 0, 0, "",
+     "each {row} has one number of its own added to all its {columns} (it varies by {spread:.0e} of its size, "
+     "{size:.2g}): a mean, a maximum or a bias along the other dimension"},
+    {"no_update", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_BEFORE), 0, OTHER_LOOKS,
+     OTHER "; the weights before the step: no update (the optimizer does not have this parameter, or its result was "
+           "lost)"},
+    {"stale_value", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_STEP), 0, OTHER_LOOKS,
+     OTHER "; stale: the value of step {of_step} at step {step} (not written again, or read too early)"},
+    {"other_point_of_step", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(SAME), 0, OTHER_LOOKS,
+     OTHER "; the same tensor at another point of the step"},
+    {"rope_missing", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(PAIRS), 0, OTHER_LOOKS,
+     OTHER "; RoPE's rotation is missing"},
+    {"other_layer", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_LAYER), 0, OTHER_LOOKS,
+     OTHER "; another layer's: layers exchanged, or counted from another start"},
+    {"other_module", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_MODULE), 0, OTHER_LOOKS,
+     OTHER "; another module of the same layer: two were exchanged, or one name stands for the other"},
+    {"other_tensor", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, 0, 0, OTHER_LOOKS,
+     OTHER "; a buffer that was used again, or one name in place of another"},
+    ALWAYS(K(OTHER_TENSOR), ANY, IF(EXCHANGED), 0, "; and that one has this one's: the two are exchanged"),
+    {"one_buffer_for_two", K(SHARED_TENSOR), ARI_TRACE + 5, ANY, 0, 0, 0, "",
+     "the other dump has the same values under {other} ({exact}), where the reference has two different tensors: one "
+     "buffer for both, or one name saved twice"},
+    {"decay_in_gradient", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(OF_WEIGHT), 0, "",
+     "{what}: weight decay of {factor:.4g} was added to the gradient"},
+    {"other_learning_rate", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(OF_GRADIENT), 0, "",
+     "{what}: another learning rate, or a step more or less along the gradient"},
+    {"gradient_not_zeroed", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(OF_STEP), 0, "",
+     "{what}: a gradient of another step is in it (not zeroed before it was added to)"},
+    {"residual", K(TENSOR_ADDED), ARI_IDENTITY + 1, "fb", 0, 0, 0, "",
+     "{what}: a residual or a second use of a value counted twice, or left out"},
+    {"tensor_added", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, 0, 0, "", "{what}"},
+    /* Whole rows. */
+    {"ids_at_shard_edge", K(LOOKUP), ARI_TRACE + 8, ANY, 0, 0, 0, "",
+     "ids at a shard's edge: the {tokens} wrong token{hold} {ids} id{plural} (equal reference rows), and no token with "
+     "{them} is right; the first or last id of a shard belongs to {whose}{bits}"},
+    {"ids_at_shard_edge", K(EDGE_ROWS), ARI_TRACE + 6, ANY, 0, 0, 0, "",
+     "ids at a shard's edge: only {ids} {differ}, the first or last of a shard: they belong to two shards, or to none"},
+    {"repeated_ids", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(TWICE), 0, "",
+     "repeated ids: exactly the rows of the {ids} ids that the batch has more than once differ: their contributions "
+     "were overwritten in place of added"},
+    {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(SOME), 0, "",
+     "a tied weight: exactly the rows of the {ids} ids that the batch holds differ, all others have the LM head's "
+     "gradient and are right; the embedding's own use of the weight is missing from the sum, or was counted twice"},
+    {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(PERHAPS), 0, "",
+     "a tied weight, perhaps: the rows of {ids} ids differ as a whole, all others have gradients too and are right; if "
+     "those are the ids of the batch, the embedding's own use of the weight is missing from the sum, or was counted "
+     "twice"},
+    {"embedding_sum", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, 0, 0, "",
+     "every row that the batch looks up differs ({ids} ids): the embedding's own sum over tokens is wrong"},
+    {"ids_of_nobody", K(LEFT_OVER), ARI_TRACE + 7, ANY, 0, 0, 0, "",
+     "the last {left} of {vocabulary} ids belong to nobody: {vocabulary} over {shards} ranks, rounded down, leaves the "
+     "ids from {from} on out; a vocabulary that does not divide needs uneven shards, or padding that is masked"},
+    {"vocabulary_padding", K(PADDING), ARI_TRACE + 6, ANY, 0, 0, 0, "",
+     "padded vocabulary: only the last {ids} ids (from {from} on) differ, which are zero in the reference; padding "
+     "must "
+     "stay out of the softmax and of gradients, and never be saved"},
+    {"norm_over_padding", K(STATISTIC), ARI_IDENTITY + 1, ANY, 0, IF(PADDED), 0, "",
+     STATISTIC "; sqrt({padded} / {lanes}) = {factor:.4g}: they were taken over {padded} lanes, padding included"},
+    {"norm_statistic", K(STATISTIC), ARI_TRACE + 6, ANY, 0, 0, 0, "",
+     STATISTIC "; they include lanes of padding, or cover a shard of the features alone"},
+    {"rope_missing", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(ZERO), 0, TURNED, ROPE "the rotation is missing"},
+    {"rope_direction", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(NEGATIVE), 0, TURNED,
+     ROPE "it goes the wrong way round (the sign of the sine)"},
+    {"rope_twice", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(TWICE), 0, TURNED, ROPE "it was applied twice"},
+    {"rope_theta", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(OF_THETA), 0, TURNED,
+     ROPE "the fastest pair is right and slower ones are not: another rope_theta, scaling or head size"},
+    {"rope_offset", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(SHIFT), 0, TURNED,
+     ROPE "from position {first} on, every position counts as {by} {side}: an offset of the positions (a rank's or a "
+          "chunk's start, a cache's length)"},
+    {"rope_restarts", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(SOME), 0, TURNED,
+     ROPE "positions before {first} are right, and {first} counts as {by} {side}: positions counted from each shard's "
+          "or sample's own start"},
+    {"rope_positions", K(ROPE), ARI_IDENTITY + 2, ANY, 0, 0, 0, TURNED,
+     ROPE "other positions, or other frequencies (position {first} is the first, its fastest pair turned by "
+          "{angle:.4g})"},
+    ALWAYS(K(ROPE), "b", 0, 0, "; a gradient is turned back by the same angles"),
+    /* Where the differences are. */
+    {"part_of_one_rank", K(SHARD_WRONG), ARI_PLACE + 9, ANY, 0, 0, 0, "",
+     "{where}; all others are right, so look at what one rank{or_head} had there: its weights, its inputs, or data "
+     "that "
+     "was not there yet"},
+    ALSO(ANY, IF(FINITE), 0, " (there: cosine with the reference {angle:.3f}, size {size:.3g} of it)"),
+    {"first_sample_alone", K(FIRST_SAMPLE), ARI_PLACE + 8, ANY, 0, 0, 0, "",
+     "only the first of {row_samples} samples is right: leading dimensions not flattened, or a mask, a position or an "
+     "offset taken from the first sample"},
+    {"part_of_one_rank", K(RANKS_WRONG), ARI_PLACE + 6, ANY, 0, 0, 0, "",
+     "the shards of all other ranks are right; {wrong} read other weights, inputs or state, or computed before its "
+     "data "
+     "arrived"},
+    {"part_of_one_rank", K(BLOCK_OF_RANK), ARI_PLACE + 6, ANY, 0, 0, 0, "",
+     "only {where} {differ}, the block that rank {rank} of {ranks} contributes, and every copy has it so: look at that "
+     "rank's part before it was gathered"},
+    {"later_tokens", K(LATER_TOKENS), ARI_PLACE, ANY, 0, 0, 0, "",
+     "the first tokens are right and later ones are not: a mask, a position offset or a chunk's border"},
+    {"other_initial_values", K(ANYTHING), ARI_LAST_RESORT, "i", 0, 0, 0, "",
+     "other initial values: another seed, another name in the random key, or an index that is not the full tensor's"},
+    {"unknown", K(ANYTHING), ARI_LAST_RESORT, "n", 0, 0, 0, "",
+     "if the gradient is right, look at the optimizer: step count, state, weight decay, clipping, or a step taken "
+     "before the reduced gradient was copied back"},
+    {"unknown", K(ANYTHING), ARI_LAST_RESORT, "g", 0, 0, 0, "",
+     "if this is the first difference, the gradients around it are right: look at this parameter's own sum over tokens "
+     "and ranks, and at the saved input"},
+    {"unknown", K(ANYTHING), ARI_LAST_RESORT, "f", 0, 0, 0, "",
+     "no known trace; if this is the first difference, its inputs are right: look at this module's own weights and "
+     "arithmetic"},
+    {"unknown", K(ANYTHING), ARI_LAST_RESORT, "b", 0, 0, 0, "",
+     "no known trace; if this is the first difference, its inputs are right: look at this module's own backward, its "
+     "saved values and its collective"},
+    {"unknown", K(ANYTHING), ARI_LAST_RESORT, ANY, 0, 0, 0, "",
+     "no known trace: another tensor, other training, or a conversion that computed"},
+    ALWAYS(K(ANYTHING), ANY, IF(APART), 0,
+           "; copies that should be equal differ, so each rank computed from data of "
+           "its own"),
+    ALWAYS(K(ANYTHING), ANY, IF(FINITE), 0, " (cosine with the reference {angle:.3f}, size {size:.3g} of it)"),
+};
+
+const ari_cause *ari_causes_of_places(size_t *n)
+{
+    *n = sizeof rows / sizeof *rows;
+    return rows;
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The diagnosis: what is looked at of a tensor, by which measures, and which trace says most. */
+#include "verify/diagnose/diagnose.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/case.h"
+
+/* --- measures ----------------------------------------------------------------------------------------------------- */
+
+enum { RANKS = 1, WHOLE = 2, BOX = 4 }; /* copies of ranks; all of a tensor in one copy; a box of a tensor */
+
+/* `most` is the highest confidence of what a measure finds: from there on none can say more than a trace that is as
+ * confident. Of two findings of equal confidence the first here is reported. */
+static const struct {
+    ari_measure measure;
+    int most;
+    unsigned on;
+} measures[] = {
+    {ari_measure_function, ARI_IDENTITY + 9, WHOLE},
+    {ari_measure_other, ARI_IDENTITY + 9, WHOLE},
+    {ari_measure_order, ARI_IDENTITY + 8, WHOLE | BOX},
+    {ari_measure_transposed, ARI_IDENTITY + 8, WHOLE | BOX},
+    {ari_measure_bits, ARI_IDENTITY + 7, WHOLE},
+    {ari_measure_own_block, ARI_IDENTITY + 5, RANKS},
+    {ari_measure_shards, ARI_IDENTITY + 5, RANKS},
+    {ari_measure_norm, ARI_IDENTITY + 5, RANKS | WHOLE},
+    {ari_measure_factor, ARI_IDENTITY + 5, RANKS | WHOLE},
+    {ari_measure_last, ARI_IDENTITY + 4, RANKS | WHOLE},
+    {ari_measure_share_update, ARI_IDENTITY + 4, RANKS},
+    {ari_measure_added, ARI_IDENTITY + 4, RANKS | WHOLE},
+    {ari_measure_means, ARI_IDENTITY + 3, RANKS | WHOLE},
+    {ari_measure_dropped, ARI_IDENTITY + 3, WHOLE},
+    {ari_measure_precision, ARI_IDENTITY + 3, RANKS | WHOLE},
+    {ari_measure_scales, ARI_IDENTITY + 3, RANKS | WHOLE},
+    {ari_measure_sum, ARI_IDENTITY + 2, RANKS},
+    {ari_measure_rope, ARI_IDENTITY + 2, WHOLE},
+    {ari_measure_shift, ARI_IDENTITY + 2, WHOLE | BOX},
+    {ari_measure_loss, ARI_IDENTITY + 1, RANKS | WHOLE},
+    {ari_measure_statistic, ARI_IDENTITY + 1, RANKS | WHOLE},
+    {ari_measure_added_tensor, ARI_IDENTITY + 1, WHOLE},
+    {ari_measure_ids, ARI_TRACE + 8, RANKS | WHOLE},
+    {ari_measure_tail, ARI_TRACE + 8, RANKS | WHOLE},
+    {ari_measure_mask, ARI_TRACE + 7, RANKS | WHOLE},
+    {ari_measure_bias, ARI_TRACE + 5, RANKS | WHOLE},
+    {ari_measure_decay, ARI_TRACE + 3, RANKS | WHOLE},
+    {ari_measure_block_of_zeros, ARI_TRACE + 3, WHOLE},
+    {ari_measure_update, ARI_TRACE - 1, RANKS | WHOLE},
+    {ari_measure_world_rank, ARI_TRACE - 4, RANKS},
+    {ari_measure_zero, ARI_TRACE - 5, RANKS | WHOLE},
+    {ari_measure_nan, ARI_SHAPE, RANKS | WHOLE},
+    {ari_measure_drift, ARI_SHAPE - 10, RANKS},
+    {ari_measure_share, ARI_STATISTIC + 7, WHOLE},
+    {ari_measure_scatter, ARI_STATISTIC + 6, RANKS},
+    {ari_measure_gradient, ARI_STATISTIC + 5, RANKS | WHOLE},
+    {ari_measure_place, ARI_PLACE + 9, RANKS | WHOLE},
+    {ari_measure_noise, ARI_STATISTIC - 4, WHOLE},
+    {ari_measure_anything, ARI_LAST_RESORT, RANKS | WHOLE},
+};
+
+static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
+{
+    *best = (ari_trace){.kind = ARI_FOUND_NOTHING};
+    for (size_t i = 0; i < sizeof measures / sizeof *measures; i++) {
+        ari_trace t = {.kind = ARI_FOUND_NOTHING};
+        if (best->confidence >= measures[i].most)
+            break;
+        if (!(measures[i].on & on))
+            continue;
+        AR_TRY(measures[i].measure(&t, c));
+        if (t.kind == ARI_FOUND_NOTHING)
+            continue;
+        ari_judge(&t, c);
+        if (t.confidence > best->confidence)
+            *best = t;
+    }
+    return AR_OK;
+}
+
+/* --- a tensor, or a box of it, in one copy ------------------------------------------------------------------------ */
+
+void ari_view_forget(ari_view *v)
+{
+    if (v->surveyed)
+        ari_survey_fini(&v->c.survey);
+    v->surveyed = false;
+}
+
+void ari_view_fini(ari_view *v)
+{
+    ari_view_forget(v);
+    free(v->ref);
+    free(v->val);
+    free(v->beside);
+    free(v->earlier);
+}
+
+ar_status ari_view_survey(ari_view *v)
+{
+    v->d.shape = v->shape;
+    v->d.reference = v->c.ref;
+    v->d.ranks = 1;
+    v->d.hidden = true;
+    AR_TRY(ar_layout_replicate(&v->layout, v->d.ndim, v->shape, 0, 1));
+    v->copy = (ari_rank_copy){.local = v->c.val, .ndim = v->d.ndim, .layout = &v->layout};
+    memcpy(v->copy.shape, v->shape, sizeof v->shape);
+    v->d.copy = &v->copy;
+    AR_TRY(ari_grid_init(&v->c.grid, &v->d));
+    v->c.count = v->c.grid.count;
+    AR_TRY(ari_survey_init(&v->c.survey, &v->c.grid));
+    v->surveyed = true;
+    return AR_OK;
+}
+
+/* Copies the box of v's shape that begins at `from` out of a tensor of the grid's shape. */
+static ar_status cut_out(float **gives, const ari_view *v, const ari_grid *g, const float *data, const size_t *from)
+{
+    size_t count = 1;
+    for (int dim = 0; dim < g->nd; dim++)
+        count *= v->shape[dim];
+    AR_TRY(ari_alloc((void **)gives, count, sizeof **gives, g->d->name));
+    for (size_t i = 0; i < count; i++) {
+        size_t rest = i, at = 0, stride = 1;
+        for (int dim = g->nd - 1; dim >= 0; dim--) {
+            at += (from[dim] + rest % v->shape[dim]) * stride;
+            rest /= v->shape[dim];
+            stride *= g->shape[dim];
+        }
+        (*gives)[i] = data[at];
+    }
+    return AR_OK;
+}
+
+/* The box of shape v->shape at `from` as a tensor of its own; its values are `val`, or those of the whole. */
+static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole, const size_t *from, const float *val)
+{
+    v->c = *whole;
+    v->c.inner = true;
+    v->d = *whole->grid.d;
+    v->d.beside = v->d.before = v->d.last = NULL;
+    AR_TRY(cut_out(&v->ref, v, &whole->grid, whole->grid.d->reference, from));
+    if (!val)
+        AR_TRY(cut_out(&v->val, v, &whole->grid, whole->val, from));
+    v->c.ref = v->ref;
+    v->c.val = val ? val : v->val;
+    v->c.absolute = val ? v->d.allowed : whole->absolute;
+    v->c.noisy = val ? v->d.allowed > 0.0 : whole->noisy;
+    AR_TRY(ari_view_survey(v));
+    v->c.max_ref = v->c.survey.max_reference;
+    return v->c.survey.different > 0 ? best_of(best, &v->c, BOX) : AR_OK;
+}
+
+/* The box that holds all differences. */
+static ar_status look_inside(ari_trace *best, const ari_case *c)
+{
+    ari_view v = {.ref = NULL};
+    ari_trace own = {.kind = ARI_FOUND_NOTHING};
+    size_t from[AR_MAX_DIMS], count = 1;
+    for (int dim = 0; dim < c->grid.nd; dim++) {
+        size_t to;
+        ari_hull(c, dim, &from[dim], &to);
+        v.shape[dim] = to - from[dim];
+        count *= v.shape[dim];
+    }
+    if (count == c->count || count < 4)
+        return AR_OK;
+    const ar_status st = look_at_box(&own, &v, c, from, NULL);
+    if (st == AR_OK && own.confidence - 1 > best->confidence) {
+        *best = own;
+        best->confidence--;
+        ari_text t = ari_text_in(best->hint, sizeof best->hint);
+        ari_say(&t, "within the part that differs (indices counted from its start): %s", own.hint);
+    }
+    ari_view_fini(&v);
+    return st;
+}
+
+ar_status ari_look_at_whole(ari_trace *best, const ari_case *c)
+{
+    AR_TRY(best_of(best, c, WHOLE));
+    return best->confidence < ARI_IDENTITY + 7 ? look_inside(best, c) : AR_OK;
+}
+
+/* --- copies of ranks ---------------------------------------------------------------------------------------------- */
+
+/* What each rank holds of the tensor as one of its own, where its values are the reference's in another place on every
+ * rank that is wrong. */
+static ar_status look_at_boxes(ari_trace *best, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    ari_trace first = {.kind = ARI_FOUND_NOTHING};
+    for (int r = 0; r < d->ranks && d->ndim > 0; r++) {
+        const ar_box *b = d->copy[r].layout->box;
+        ari_view v = {.ref = NULL};
+        ari_trace own = {.kind = ARI_FOUND_NOTHING};
+        if (c->survey.rank[r].different == 0)
+            continue;
+        for (int dim = 0; dim < d->ndim; dim++) {
+            v.shape[dim] = b->extent[dim];
+            if (d->copy[r].layout->nbox != 1 || d->copy[r].shape[dim] != b->extent[dim])
+                return AR_OK;
+        }
+        const ar_status st = look_at_box(&own, &v, c, b->global, d->copy[r].local);
+        ari_view_fini(&v);
+        if (st != AR_OK || !own.cause)
+            return st;
+        if (first.cause)
+            continue;
+        first = own;
+        ari_text t = ari_text_in(first.hint, sizeof first.hint);
+        ari_say(&t, "on rank %d: %s", r, own.hint);
+    }
+    if (first.confidence > best->confidence)
+        *best = first;
+    return AR_OK;
+}
+
+static ar_status look_at_copies(ari_trace *best, const ari_case *c)
+{
+    AR_TRY(best_of(best, c, RANKS));
+    return best->confidence < ARI_IDENTITY && c->survey.total.nan == 0 ? look_at_boxes(best, c) : AR_OK;
+}
+
+/* Traces that a tensor-parallel group leaves are sought in one group alone too, where the other groups would hide
+ * them. */
+static ar_status look_in_one_group(ari_trace *best, const ari_case *c)
+{
+    ari_difference d;
+    ari_group_view view;
+    ari_case own = *c;
+    ari_trace t = {.kind = ARI_FOUND_NOTHING};
+    int rank = 0;
+    while (rank < c->grid.d->ranks && c->survey.rank[rank].different == 0)
+        rank++;
+    AR_TRY(ari_one_group(&d, &view, c->grid.d, rank));
+    if (!view.copy)
+        return AR_OK;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_grid_init(&own.grid, &d));
+    AR_TRY_TO(done, st, ari_survey_init(&own.survey, &own.grid));
+    st = own.survey.different > 0 ? look_at_copies(&t, &own) : AR_OK;
+    ari_survey_fini(&own.survey);
+    if (st == AR_OK && t.confidence > best->confidence) {
+        *best = t;
+        ari_text text = {.at = best->hint, .cap = sizeof best->hint, .used = strlen(best->hint)};
+        if (rank >= d.tp)
+            ari_say(&text, "; ranks are counted from %d, the first of this tensor-parallel group", rank / d.tp * d.tp);
+    }
+done:
+    ari_group_view_fini(&view);
+    return st;
+}
+
+ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c)
+{
+    AR_TRY(look_at_copies(best, c));
+    return look_in_one_group(best, c);
+}
+
+/* The layouts' view of the tensor, where it is another one of the same count; what is wrong with it ari_grid_init
+ * says. */
+static ari_difference in_layout_shape(const ari_difference *d)
+{
+    ari_difference own = *d;
+    const ar_layout *o = d->ranks > 0 && d->copy ? d->copy[0].layout : NULL;
+    size_t count = 1, viewed = 1;
+    if (!o || !d->shape || o->ndim == d->ndim || o->ndim < 1 || o->ndim > AR_MAX_DIMS || d->ndim > AR_MAX_DIMS)
+        return own;
+    for (int i = 0; i < d->ndim; i++)
+        count *= d->shape[i];
+    for (int i = 0; i < o->ndim; i++)
+        viewed *= o->shape[i];
+    if (count == viewed) {
+        own.ndim = o->ndim;
+        own.shape = o->shape;
+    }
+    return own;
+}
+
+ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
+{
+    static const ari_explain_case nothing = {.tp = 0};
+    const ari_difference d = in_layout_shape(given);
+    ari_case c = {.known = &nothing};
+    ari_trace best;
+    ari_diagnosis found = {.hint = ""};
+    AR_TRY(ari_grid_init(&c.grid, &d));
+    AR_TRY(ari_survey_init(&c.survey, &c.grid));
+    ari_text where = ari_text_in(found.pattern, sizeof found.pattern), why = ari_text_in(found.hint, sizeof found.hint);
+    ar_status st = AR_OK;
+    if (c.survey.different == 0) {
+        ari_say(&where, "no element differs");
+        ari_say(&why, "nothing to explain");
+    } else {
+        AR_TRY_TO(done, st, ari_look_at_ranks(&best, &c));
+        ari_say_where(&where, &c, best.looks);
+        ari_say(&why, "%s", best.hint);
+        found.evidence = best.evidence;
+    }
+    *out = found;
+done:
+    ari_survey_fini(&c.survey);
+    return st;
+}

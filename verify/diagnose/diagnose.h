@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DIAGNOSE_H
+#define ARI_VERIFY_DIAGNOSE_H
+
+#include "anyrank/tensor.h"
+#include "anyrank/verify.h"
+
+/* Says where a tensor differs from its reference and what leaves that trace: measures look at the values, the layouts,
+ * the name and the pass, and at nothing else; one table (causes.c, docs/causes.md) says what a trace is a sign of. */
+
+typedef struct ari_diagnosis {
+    char pattern[256]; /* where: how many elements, of which ranks, samples, tokens, features; what they look like */
+    char hint[512];    /* the cause's sentence, with the numbers that say so */
+    ar_evidence evidence;
+} ari_diagnosis;
+
+/* --- the copies of N ranks ---------------------------------------------------------------------------------------- */
+
+/* What one rank holds: contiguous, row-major in the local shape. */
+typedef struct ari_rank_copy {
+    const float *local; /* NULL is fine where the layout has no element */
+    size_t shape[AR_MAX_DIMS];
+    int ndim;
+    const ar_layout *layout; /* all ranks': of the full tensor's shape, or of one other of the same count, [b, s, H, d]
+                                for [b, s, H*d] */
+} ari_rank_copy;
+
+/* Fields from `allowed` on may be left zero: what is not known is not used. */
+typedef struct ari_difference {
+    const char *name;    /* docs/names.md, without the pass: "model.layers.3.mlp.down_proj" */
+    char pass;           /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new
+                            weights, 'w' weights of no known step, '?' not known */
+    int ndim;            /* 0 .. AR_MAX_DIMS */
+    const size_t *shape; /* [ndim], of the full tensor */
+    const float *reference;    /* the full tensor, row-major */
+    int ranks;                 /* N >= 1 */
+    const ari_rank_copy *copy; /* [ranks] */
+    double allowed;            /* largest |difference| that is none; 0: equal bits or different */
+    double noise;              /* largest |value| that rounding makes of a zero */
+    const float *beside;       /* what is allowed beside that, an element at a time; NULL: nothing */
+    int step;                  /* 1, 2, .. */
+    int tp, dp;                /* the layout: rank = dp_rank * tp + tp_rank; 0: tp is all ranks */
+    int micro_batches;         /* of each rank; 0: one */
+    bool forward_first;        /* all micro-batches go forward before the first goes back */
+    bool sp;                   /* positions are spread over tp between the tensor-parallel regions */
+    size_t batch, seq;         /* of the run */
+    const int64_t *ids;        /* [batch, seq] of this step, or NULL */
+    size_t head_dim;           /* of a tensor whose features are heads side by side */
+    const float *before;       /* of new weights: the reference's before the step, or NULL */
+    const float *last;         /* of a gradient: the reference's of the step before, or NULL */
+    double beta1, beta2;       /* of Adam; both 0: another optimizer */
+    bool zero;                 /* each dp rank updates its share of the weights */
+    bool hidden;               /* the one rank stands for a run whose ranks are not seen */
+} ari_difference;
+
+/** Fills *out; texts that do not fit end in "...". The same input gives the same text.
+ *  Memory:  borrows `given` until return; needs about count/8 bytes, 20 bytes a column and 8 bytes an index of each
+ *           dimension, and up to 16 bytes an element of one sample and 8 of one rank's copy.
+ *  Errors:  AR_ERR_ARG (a layout that is not the tensor's, a box outside it, no ranks), AR_ERR_OVERFLOW, AR_ERR_MEMORY.
+ *           On error *out is untouched.
+ *  Threads: safe. */
+AR_NODISCARD ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given);
+
+/* --- a tensor of two dumps ---------------------------------------------------------------------------------------- */
+
+/* What is known beside the tensor. All may be left zero. */
+typedef struct ari_explain_case {
+    const ar_dump *reference, *other; /* for values that are another tensor's; NULL: the tensor alone */
+    double atol, rtol;                /* an element may differ by atol + rtol*|reference| without being different; both
+                                         0: equal bits or different */
+    int tp, dp;                       /* of the other run; 0: not known */
+    size_t heads, kv_heads;           /* of the model; 0: not known */
+} ari_explain_case;
+
+/* Of tensors with more elements than the first, twice as many as the second are looked at. */
+#define ARI_EXPLAIN_ELEMENTS ((size_t)1 << 22)
+#define ARI_EXPLAIN_SAMPLED ((size_t)1 << 20)
+
+/** Fills row->pattern, row->hint and row->evidence. Of the row it reads name, pass, step and first. Where the other
+ *  dump is of ranks, their parts are looked at one by one; where it is whole, its layout is found from the data. The
+ *  same tensors give the same texts.
+ *  Memory: up to 40 bytes an element of at most ARI_EXPLAIN_ELEMENTS, and 16 for those of all ranks. Of larger tensors
+ *          a sample of every dimension's indices is looked at, which shows blocks, heads and shards, and a stretch of
+ *          rows around the first difference, which shows neighbours; what says more is reported, and the text says
+ *          which.
+ *  Errors: AR_ERR_ARG (other shapes: there is nothing to compare), AR_ERR_MEMORY, those of ar_dump_read_f32. On error
+ *          the row is untouched.
+ *  Threads: safe for other rows. */
+AR_NODISCARD ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
+                                   const ari_explain_case *c);
+
+#endif

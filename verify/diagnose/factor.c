@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reference times a number: one for all that differs, or one for each rank; and single values: the loss, the norm
+ * of all gradients. */
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/order.h"
+#include "verify/diagnose/roles.h"
+
+/* --- what a factor is called -------------------------------------------------------------------------------------- */
+
+/* What noise leaves unknown of a factor: six times its standard error, relative to it. */
+static double uncertainty(const ari_sums *s)
+{
+    const double error = sqrt(fmax(ari_factor_left(s), 0.0) / (double)s->n / s->rr) / fabs(ari_factor_of(s));
+    return fmin(fmax(2e-5, 6.0 * error), 3e-3);
+}
+
+/* p/q of small numbers: of counts that are divided by. */
+static bool is_fraction(double factor, double apart, int *p, int *q)
+{
+    for (*q = 2; *q <= 9; (*q)++) {
+        *p = (int)nearbyint(factor * *q);
+        if (*p >= 2 && *p <= 16 && fabs(factor * *q - *p) <= fmin(fmax(2e-6, 0.8 * apart), 2e-4) * *p)
+            return true;
+    }
+    return false;
+}
+
+void ari_name_number(ari_trace *t, double factor, double apart)
+{
+    const char *sign = factor < 0.0 ? "-" : "";
+    const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor), power = nearbyint(log2(size));
+    int p = 0, q = 0;
+    t->is |= (fabs(factor) < 1.0 ? ARI_IF(INVERSE) : 0) | (factor < 0.0 ? ARI_IF(NEGATIVE) : 0);
+    const char *over = t->is & ARI_IF(INVERSE) ? "1/" : "";
+    if (ari_is_near(fabs(factor), 1.0, 2e-5)) {
+        t->is |= ARI_IF(ONE);
+        ari_words(t, "name", "%s1", sign);
+        return;
+    }
+    if (power >= 8.0 && ari_is_near(size, exp2(power), apart)) {
+        t->is |= ARI_IF(POWER);
+        ari_words(t, "name", "%s2^%s%.0f", sign, t->is & ARI_IF(INVERSE) ? "-" : "", power);
+        return;
+    }
+    for (int n = 2; n <= ARI_MOST_RANKS; n++) {
+        const bool whole = ari_is_near(size, n, apart);
+        if (!whole && (n > 32 || !ari_is_near(size * size, n, apart) || nearbyint(sqrt(n)) * nearbyint(sqrt(n)) == n))
+            continue;
+        t->is |= whole ? ARI_IF(COUNT) : ARI_IF(ROOT);
+        ari_count(t, "n", (size_t)n);
+        if (whole)
+            ari_words(t, "name", "%s%s%d", sign, over, n);
+        else
+            ari_words(t, "name", "%.6g (%s%ssqrt(%d))", factor, sign, over, n);
+        return;
+    }
+    if (is_fraction(fabs(factor), apart, &p, &q)) {
+        t->is |= ARI_IF(FRACTION);
+        ari_words(t, "name", "%.6g (%s%d/%d)", factor, sign, p, q);
+        return;
+    }
+    ari_words(t, "name", "%.6g", factor);
+}
+
+/* --- by the sizes of a run whose ranks are seen ------------------------------------------------------------------- */
+
+/* Where every dY is the same, a bias gradient over the wrong axis counts features in place of tokens. */
+static bool is_features_per_token(const ari_difference *d, double factor)
+{
+    const double tokens = (double)d->batch * (double)d->seq;
+    return d->pass == 'g' && ari_is_bias(d) && tokens > 0.0 &&
+           ari_is_near(factor, (double)d->copy[0].shape[0] / tokens, 1e-5);
+}
+
+/* Of a row-parallel bias alone a factor is the tensor-parallel group's, which holds it whole: one of the data-parallel
+ * group would be in every gradient. */
+static bool is_of_tp(const ari_difference *d)
+{
+    const bool row_bias = d->pass == 'g' && d->ndim == 1 && (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL);
+    return ari_tp_of(d) > 1 && (ari_dp_of(d) == 1 || row_bias);
+}
+
+static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, double tolerance)
+{
+    const bool of_tp = is_of_tp(d) && ari_tp_of(d) == ari_dp_of(d);
+    const double n = ari_tp_of(d), dp = of_tp ? 1 : ari_dp_of(d), b = (double)d->batch;
+    const double tokens = d->seq > 1 ? b * (double)(d->seq - 1) : 0.0;
+    const struct {
+        double value;
+        const char *text;
+        uint64_t is;
+    } known[] = {
+        {dp > 1 ? dp : 0, "dp", ARI_IF(OF_DP)},
+        {dp > 1 ? 1 / dp : 0, "1/dp", ARI_IF(OF_DP) | ARI_IF(INVERSE)},
+        {n > 1 ? n : 0, "N", ARI_IF(OF_TP)},
+        {n > 1 ? 1 / n : 0, "1/N", ARI_IF(OF_TP) | ARI_IF(INVERSE)},
+        {2, "2", ARI_IF(TWICE)},
+        {0.5, "1/2", ARI_IF(TWICE) | ARI_IF(INVERSE)},
+        {-1, "-1", ARI_IF(ONE) | ARI_IF(NEGATIVE)},
+        {n > 2 ? sqrt(n) : 0, "the square root of N", 0},
+        {n > 2 ? n * n : 0, "N^2", 0},
+        {n > 2 ? 1 / (n * n) : 0, "1/N^2", 0},
+        {b > 1 ? b : 0, "the batch", 0},
+        {b > 1 ? 1 / b : 0, "1/batch", 0},
+        {tokens, "T, the number of targets", 0},
+        {tokens > 0 ? 1 / tokens : 0, "1/T, of the number of targets", 0},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (known[i].value == 0.0 || !ari_is_near(factor, known[i].value, tolerance))
+            continue;
+        t->is |= ARI_IF(NAMED) | known[i].is;
+        ari_words(t, "name", "%.6g = %s", factor, known[i].text);
+        return true;
+    }
+    ari_words(t, "name", "%.6g", factor);
+    return false;
+}
+
+/* sqrt((fan_in + fan_out) / (the shard's)): Xavier's scale from the shard's sizes; 0 if this is not such a tensor. */
+static double shard_scale(const ari_difference *d, const size_t *local)
+{
+    if (d->pass != 'i' || d->ndim != 2 || local[0] + local[1] == 0)
+        return 0.0;
+    return sqrt(((double)d->shape[0] + (double)d->shape[1]) / ((double)local[0] + (double)local[1]));
+}
+
+static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor, double tolerance)
+{
+    const ari_difference *d = c->grid.d;
+    const size_t *local = d->copy[rank].shape;
+    const double scale = shard_scale(d, local);
+    ari_found(t, ARI_FOUND_FACTOR, 0);
+    ari_number(t, "factor", factor);
+    ari_list(t, "fit");
+    t->less = name_by_sizes(t, d, factor, tolerance) || d->pass == 'i' ? 5 : 15;
+    if (is_features_per_token(d, factor)) {
+        t->is |= ARI_IF(FEATURES);
+        ari_count(t, "features", local[0]);
+        ari_count(t, "tokens", d->batch * d->seq);
+    } else if (scale > 1.0 && ari_is_near(factor, scale, 1e-5)) {
+        t->is |= ARI_IF(OF_SHARDS);
+        ari_words(t, "fans", "sqrt((%zu + %zu) / (%zu + %zu))", d->shape[0], d->shape[1], local[0], local[1]);
+    } else if (d->pass == 'i' && d->ranks > 1 && ari_is_near(factor, sqrt((double)d->ranks), 1e-5)) {
+        t->is |= ARI_IF(ROOT);
+    }
+}
+
+/* --- the same in other tensors of the dumps ----------------------------------------------------------------------- */
+
+enum { TENSORS_ASKED = 12, ELEMENTS_ASKED = 512 };
+
+/* Whether this factor takes the reference's first elements of another tensor to the other's: 1, 0, or -1 where they
+ * say nothing. */
+static int factor_in(const ar_dump_tensor *r, const ar_dump_tensor *v, double factor)
+{
+    float a[ELEMENTS_ASKED], b[ELEMENTS_ASKED];
+    const size_t n = r->count < ELEMENTS_ASKED ? r->count : ELEMENTS_ASKED, from = (r->count - n) / 2;
+    ari_sums s = {0};
+    if (ar_dump_read_f32(r, from, n, a) != AR_OK || ar_dump_read_f32(v, from, n, b) != AR_OK)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        ari_sums_add(&s, (double)b[i], (double)a[i]);
+    if (!(s.rr > 0.0) || !(s.vv > 0.0))
+        return -1;
+    return ari_is_near(ari_factor_of(&s), factor, 1e-4) && ari_factor_left(&s) <= 1e-6 * s.vv;
+}
+
+/* Of other tensors of the same pass: how many have the factor too, of how many asked. */
+static void ask_others(const ari_case *c, double factor, size_t *same, size_t *asked)
+{
+    const ar_dump *r = c->known->reference, *v = c->known->other;
+    *same = *asked = 0;
+    const size_t all = r && v ? ar_dump_count(r) : 0, step = all / TENSORS_ASKED + 1;
+    for (size_t i = 0; i < all && *asked < TENSORS_ASKED; i += step) {
+        const ar_dump_tensor *a = ar_dump_at(r, i), *b = a ? ar_dump_find(v, a->name) : NULL;
+        if (!b || a == c->full || a->count != b->count || a->count < 8 ||
+            ari_order_of(a->name, c->path).pass != c->grid.d->pass)
+            continue;
+        const int answer = factor_in(a, b, factor);
+        *same += answer == 1;
+        *asked += answer >= 0;
+    }
+}
+
+/* --- of a run whose ranks are not seen ---------------------------------------------------------------------------- */
+
+/* Whether the factor is the number of the batch's tokens, or of those that have a target; 0: neither. */
+static size_t tokens_of(const ari_case *c, double factor)
+{
+    const ari_difference *d = c->grid.d;
+    const size_t counts[] = {d->batch * d->seq, d->seq > 1 ? d->batch * (d->seq - 1) : 0, d->seq};
+    const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
+    for (size_t i = 0; i < 3; i++) {
+        if (counts[i] > 8 && ari_is_near(size, (double)counts[i], 1e-4))
+            return counts[i];
+    }
+    return 0;
+}
+
+/* Of initial values: Xavier's scale from a shard's sizes; the number of shards, 0: it is not. */
+static int fan_shards(const ari_case *c, double factor)
+{
+    const ari_difference *d = c->grid.d;
+    if (d->ndim != 2 || ari_is_activation(d) || d->pass == 'g')
+        return 0;
+    for (int n = 2; n <= ARI_MOST_RANKS; n++) {
+        const double a = (double)d->shape[0], b = (double)d->shape[1], square = factor * factor;
+        if (ari_is_near(square, (a + b) / (a / n + b), 2e-5) || ari_is_near(square, (a + b) / (a + b / n), 2e-5))
+            return n;
+    }
+    return 0;
+}
+
+/* The largest |value - factor*reference| over what differs; infinity where it does not hold. */
+static double worst_left(const ari_case *c, double factor)
+{
+    const double beside = c->absolute * fmax(1.0, fabs(factor));
+    double worst = 0.0;
+    for (size_t i = 0; i < c->count; i++) {
+        if (!ari_off(c, i))
+            continue;
+        const double expected = factor * (double)c->ref[i], left = fabs((double)c->val[i] - expected);
+        if (!(left <= beside + (c->relative + 0x1p-21) * fabs(expected)))
+            return INFINITY;
+        worst = left > worst ? left : worst;
+    }
+    return worst;
+}
+
+static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
+{
+    const double factor = ari_factor_of(s), worst = worst_left(c, factor);
+    const size_t tokens = tokens_of(c, factor);
+    size_t same = 0, asked = 0;
+    if (!isfinite(worst) || s->n < 2)
+        return;
+    ari_found(t, ARI_FOUND_FACTOR, 0);
+    ari_number(t, "factor", factor);
+    ari_name_number(t, factor, uncertainty(s));
+    if (c->known->tp == 1 && c->known->dp == 1) /* no number of ranks */
+        t->is &= ~ARI_IF(COUNT);
+    const int n = (int)ari_value(t, "n"), shards = fan_shards(c, factor);
+    t->is |= (shards ? ARI_IF(OF_SHARDS) : 0) | (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0);
+    ari_words(t, "fans", "the root of a ratio for one of %d shards", shards);
+    const bool telling =
+        (t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS))) || ari_is_near(factor, -1.0, 2e-5);
+    t->less = telling ? 0 : 7;
+    if (s->n < 4 && !telling) {
+        ari_lost(t);
+        return;
+    }
+    ask_others(c, factor, &same, &asked);
+    t->is |= (asked > 0 && same == asked ? ARI_IF(EVERYWHERE) : 0) | (asked > 0 && same == 0 ? ARI_IF(ALONE) : 0) |
+             (tokens > 0 ? ARI_IF(TOKENS) : 0);
+    ari_count(t, "asked", asked);
+    ari_count(t, "tokens", tokens);
+    ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
+    ari_words(t, "over", "%s",
+              (t->is & ARI_IF(EVERYWHERE) && c->known->tp != n) || (c->known->dp == n && c->known->tp != n) ? "dp"
+              : c->known->tp == n && c->known->dp != n                                                      ? "tp"
+                                                       : "tp or dp");
+    ari_words(t, "fit", " (to within %.0e of the largest)", fmax(worst / (c->max_ref * fabs(factor)), 1e-9));
+}
+
+/* --- one factor, or one for each rank ----------------------------------------------------------------------------- */
+
+static ari_sums sums_of_tally(const ari_tally *a)
+{
+    return (ari_sums){a->vr, a->rr, a->vv, a->different};
+}
+
+static void measure_hidden(ari_trace *t, const ari_case *c)
+{
+    const ari_sums s = sums_of_tally(&c->survey.total);
+    const double factor = ari_factor_of(&s), left = ari_factor_left(&s);
+    if (c->count < 2 || !(s.vv > 0.0) || !(s.rr > 0.0) || !(fabs(factor - 1.0) > 1e-4) || !(fabs(factor) > 1e-9) ||
+        !(left <= fmax(1e-4 * s.vv, fmin(0.01 * s.vv, (double)s.n * c->absolute * c->absolute))))
+        return;
+    found_hidden(t, c, &s);
+}
+
+ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const bool few =
+        c->survey.different < 4; /* of one to three values any ratio is constant: only a telling one counts */
+    double low = INFINITY, high = -INFINITY;
+    int rank = -1;
+    if (d->hidden) {
+        measure_hidden(t, c);
+        return AR_OK;
+    }
+    for (int r = 0; r < d->ranks; r++) {
+        const ari_sums s = sums_of_tally(&c->survey.rank[r]);
+        if (s.n == 0)
+            continue;
+        const double factor = ari_factor_of(&s);
+        if (!(fabs(factor) > 1e-6 && fabs(factor - 1.0) > 1e-4 && ari_factor_left(&s) <= 1e-10 * s.vv))
+            return AR_OK;
+        low = fmin(low, factor);
+        high = fmax(high, factor);
+        rank = rank < 0 ? r : rank;
+    }
+    if (ari_is_near(low, high, 1e-5)) {
+        found_seen(t, c, rank, low, few ? 1e-6 : 1e-5);
+        if (few && !(t->is & ARI_IF(NAMED)))
+            ari_lost(t);
+    } else if (!few) {
+        ari_found(t, ARI_FOUND_RANK_FACTORS, 0);
+        ari_number(t, "low", low);
+        ari_number(t, "high", high);
+    }
+    return AR_OK;
+}
+
+/* The one value's range over the ranks. */
+static void range_of(double *low, double *high, const ari_case *c)
+{
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    *low = INFINITY;
+    *high = -INFINITY;
+    while (ari_runs_next(&it, &run)) {
+        *low = fmin(*low, (double)run.value[0]);
+        *high = fmax(*high, (double)run.value[0]);
+    }
+}
+
+/* --- the loss ----------------------------------------------------------------------------------------------------- */
+
+/* How many ranks' whole vocabularies would make the value: the loss is larger by the logarithm; 0: none. */
+static int vocabularies(const ari_case *c, double value, double ref)
+{
+    const ari_difference *d = c->grid.d;
+    for (int n = d->hidden ? 2 : d->ranks; n <= (d->hidden ? ARI_MOST_RANKS : d->ranks); n++) {
+        const double unsure = d->hidden ? 1e-5 * (1.0 + fabs(ref)) + 0.5 * c->relative * fabs(value) : 1e-5;
+        if (n > 1 && fabs(value - ref - log((double)n)) <= unsure && log1p(1.0 / n) >= 2.0 * unsure)
+            return n;
+    }
+    return 0;
+}
+
+ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const bool loss = ari_name_is(d->name) & ARI_IS_LOSS;
+    double low, high;
+    if (c->grid.count != 1 || c->survey.total.nan > 0 || (!d->hidden && (d->pass != 'f' || !loss)))
+        return AR_OK;
+    range_of(&low, &high, c);
+    const double ref = (double)d->reference[0];
+    const int n = c->survey.disagree > 0 ? 0 : vocabularies(c, low, ref);
+    if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, 2e-5)))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_LOSS, n > 0 ? ARI_IF(LOG) : 0);
+    ari_number(t, "low", low);
+    ari_number(t, "high", high);
+    ari_number(t, "reference", ref);
+    ari_number(t, "off", low - ref);
+    ari_number(t, "percent", 100.0 * (low - ref) / fabs(ref));
+    if (n > 0) {
+        ari_count(t, "n", (size_t)n);
+        ari_number(t, "log", log((double)n));
+    } else if (d->hidden) {
+        ari_name_number(t, low / ref, 2e-5);
+        if (!loss && !(t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(ONE) | ARI_IF(FRACTION))))
+            ari_lost(t);
+    }
+    return AR_OK;
+}
+
+/* --- the norm of all gradients ------------------------------------------------------------------------------------ */
+
+enum { CHUNK = 4096, MOST_SUMMED = 1 << 26 };
+
+/* The root of the sum of squares of the other dump's gradients of a step, and whether any of them is not the
+ * reference's; 0 where the dump has none, or too many to add up here. */
+static ar_status norm_of_gradients(double *norm, bool *differ, const ari_case *c, int step)
+{
+    float x[CHUNK], y[CHUNK];
+    double sum = 0.0;
+    size_t elements = 0;
+    *norm = 0.0;
+    *differ = false;
+    for (size_t i = 0; i < ar_dump_count(c->known->other); i++) {
+        const ar_dump_tensor *t = ar_dump_at(c->known->other, i), *r = ar_dump_find(c->known->reference, t->name);
+        const ari_order_key key = ari_order_of(t->name, c->path);
+        if (key.pass != 'g' || key.step != step)
+            continue;
+        elements += t->count;
+        if (!r || r->count != t->count || elements > MOST_SUMMED)
+            return AR_OK;
+        for (size_t at = 0; at < t->count; at += CHUNK) {
+            const size_t n = t->count - at < CHUNK ? t->count - at : CHUNK;
+            AR_TRY(ar_dump_read_f32(t, at, n, x));
+            AR_TRY(ar_dump_read_f32(r, at, n, y));
+            for (size_t k = 0; k < n; k++)
+                sum += (double)x[k] * (double)x[k];
+            *differ = *differ || memcmp(x, y, n * sizeof *x) != 0;
+        }
+    }
+    *norm = sqrt(sum);
+    return AR_OK;
+}
+
+/* Whether it is the norm of its own dump's gradients, which differ from the reference's already. */
+static ar_status is_own_norm(bool *own, const ari_case *c)
+{
+    const double v = (double)c->val[0];
+    double norm = 0.0;
+    bool differ = false;
+    *own = false;
+    if (!isfinite(v) || !c->known->other || !c->known->reference)
+        return AR_OK;
+    AR_TRY(norm_of_gradients(&norm, &differ, c, c->grid.d->step));
+    *own = differ && ari_is_near(norm, v, 1e-4);
+    return AR_OK;
+}
+
+ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    double low, high, squares = 0.0;
+    bool own = false;
+    if (d->pass != 'c' || c->grid.count != 1 || c->survey.total.nan > 0)
+        return AR_OK;
+    if (d->hidden)
+        AR_TRY(is_own_norm(&own, c));
+    for (int r = 0; r < ari_tp_of(d); r++)
+        squares += d->copy[r].local ? (double)d->copy[r].local[0] * (double)d->copy[r].local[0] : 0.0;
+    range_of(&low, &high, c);
+    const double ref = (double)d->reference[0];
+    ari_found(t, ARI_FOUND_NORM, own ? ARI_IF(SAME) : low > ref ? ARI_IF(TWICE) : 0);
+    ari_number(t, "low", low);
+    ari_number(t, "high", high);
+    ari_number(t, "reference", ref);
+    ari_number(t, "root", sqrt(squares));
+    ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
+    ari_number(t, "times", low / ref);
+    ari_number(t, "expected", ref / low);
+    return AR_OK;
+}

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whole rows: ids looked up, ids of the batch, ids that belong to nobody, rows whose mean or variance is another. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+/* --- tokens of one id --------------------------------------------------------------------------------------------- */
+
+enum { ROWS_COMPARED = 64 };
+
+static bool row_has_difference(const ari_case *c, size_t row)
+{
+    for (size_t i = 0; i < c->grid.cols; i++) {
+        if (ari_survey_bit(&c->survey, row * c->grid.cols + i))
+            return true;
+    }
+    return false;
+}
+
+static bool same_reference_row(const ari_grid *g, size_t a, size_t b)
+{
+    return memcmp(g->d->reference + a * g->cols, g->d->reference + b * g->cols, g->cols * sizeof(float)) == 0;
+}
+
+/* Tokens with equal reference rows looked up one id. */
+typedef struct looked_up {
+    size_t row[ROWS_COMPARED]; /* a wrong token of each id */
+    size_t ids, wrong, right;  /* right: tokens of these ids without a difference */
+    bool many;
+} looked_up;
+
+static void find_ids(looked_up *l, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    for (size_t row = 0; row < g->rows && !l->many; row++) {
+        size_t i = 0;
+        if (!row_has_difference(c, row))
+            continue;
+        l->wrong++;
+        while (i < l->ids && !same_reference_row(g, row, l->row[i]))
+            i++;
+        if (i < l->ids)
+            continue;
+        l->many = l->ids == ROWS_COMPARED;
+        if (!l->many)
+            l->row[l->ids++] = row;
+    }
+    for (size_t row = 0; row < g->rows && !l->many; row++) {
+        for (size_t i = 0; i < l->ids; i++)
+            l->right += same_reference_row(g, row, l->row[i]) && !row_has_difference(c, row);
+    }
+}
+
+static void measure_lookup(ari_trace *t, const ari_case *c)
+{
+    const ari_survey *s = &c->survey;
+    looked_up l = {.ids = 0};
+    find_ids(&l, c);
+    if (l.many || l.right > 0 || l.ids > (size_t)c->grid.d->ranks || l.wrong == c->grid.rows)
+        return;
+    const bool none = s->total.zero == s->total.different;
+    ari_found(t, ARI_FOUND_LOOKUP, 0);
+    ari_count(t, "tokens", l.wrong);
+    ari_count(t, "ids", l.ids);
+    ari_words(t, "hold", l.wrong == 1 ? " holds" : "s hold");
+    ari_words(t, "plural", l.ids == 1 ? "" : "s");
+    ari_words(t, "them", l.ids == 1 ? "it" : "them");
+    ari_words(t, "whose", none ? "no shard" : "two shards, whose rows were added");
+    ari_words(t, "bits",
+              s->total.max_difference > 1e6 * s->max_reference ? " as bit patterns (differences up to %.1e)" : "",
+              s->total.max_difference);
+}
+
+/* Whether row `id` is the first or the last of some rank's shard, and not of the whole. */
+static bool is_edge(const ari_difference *d, size_t id)
+{
+    for (int r = 0; r < d->ranks; r++) {
+        const ar_layout *o = d->copy[r].layout;
+        for (size_t k = 0; k < o->nbox; k++) {
+            const size_t start = o->box[k].global[0], end = start + o->box[k].extent[0];
+            if ((id == start && start > 0) || (id + 1 == end && end < d->shape[0]))
+                return true;
+        }
+    }
+    return false;
+}
+
+static void measure_edge_rows(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const ari_survey *s = &c->survey;
+    if (s->hit[0] > 2 * (size_t)g->d->ranks)
+        return;
+    for (size_t id = 0; id < g->shape[0]; id++) {
+        if (s->hits[0][id] > 0 && !is_edge(g->d, id))
+            return;
+    }
+    ari_found(t, ARI_FOUND_EDGE_ROWS, 0);
+    ari_text ids = ari_list(t, "ids");
+    ari_say_indices(&ids, c, 0);
+    ari_words(t, "differ", s->hit[0] == 1 ? "differs" : "differ");
+}
+
+/* --- the ids of the batch ----------------------------------------------------------------------------------------- */
+
+static bool row_is_zero(const ari_case *c, const float *data, size_t row)
+{
+    for (size_t i = 0; i < c->grid.cols; i++) {
+        if (data[row * c->grid.cols + i] != 0.0f)
+            return false;
+    }
+    return true;
+}
+
+/* How often the batch has each id; *last of them where a sequence ends, which predicts nothing. */
+static void count_id(size_t *times, size_t *last, size_t vocab, double id, bool ends)
+{
+    if (!(id >= 0.0 && id < (double)vocab))
+        return;
+    times[(size_t)id]++;
+    last[(size_t)id] += ends;
+}
+
+static ar_status count_ids(size_t *times, size_t *last, const ari_case *c, const ar_dump_tensor *of_dump)
+{
+    const ari_difference *d = c->grid.d;
+    double *ids = NULL;
+    for (size_t i = 0; d->ids && i < d->batch * d->seq; i++)
+        count_id(times, last, c->grid.shape[0], (double)d->ids[i], (i + 1) % d->seq == 0);
+    if (d->ids)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&ids, of_dump->count, sizeof *ids, of_dump->name));
+    const ar_status st = ar_dump_read_f64(of_dump, 0, of_dump->count, ids);
+    const size_t seq = of_dump->shape[of_dump->ndim - 1];
+    for (size_t i = 0; st == AR_OK && i < of_dump->count; i++)
+        count_id(times, last, c->grid.shape[0], ids[i], (i + 1) % seq == 0);
+    free(ids);
+    return st;
+}
+
+/* Wrong rows against the ids of the batch. */
+static void compare_ids(ari_trace *t, const ari_case *c, const size_t *times, const size_t *last)
+{
+    size_t wrong = 0, unused = 0, once = 0, right = 0, right_repeated = 0, others = 0;
+    for (size_t id = 0; id < c->grid.shape[0]; id++) {
+        const bool off = c->survey.hits[0][id] > 0;
+        wrong += off;
+        unused += off && times[id] == 0;
+        once += off && times[id] == 1;
+        right += !off && times[id] > last[id];
+        right_repeated += !off && times[id] > last[id] + 1;
+        others += !off && !row_is_zero(c, c->grid.d->reference, id);
+    }
+    const bool repeated = once == 0 && right_repeated == 0 && right > 0;
+    if (unused > 0 || wrong < 2 || (!repeated && right > 0))
+        return;
+    ari_found(t, ARI_FOUND_BATCH_ROWS, repeated ? ARI_IF(TWICE) : others > 0 ? ARI_IF(SOME) : 0);
+    ari_count(t, "ids", wrong);
+}
+
+/* Without the ids: some rows are wrong as a whole, scattered, and the others, which have gradients too, are right. */
+static void guess_tied(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    size_t wrong = 0, partly = 0, zero = 0, from, to;
+    for (size_t row = 0; row < g->rows; row++) {
+        const size_t hits = c->survey.hits[0][row];
+        wrong += hits > 0;
+        partly += hits > 0 && hits * 10 < g->cols * 9;
+        zero += hits == 0 && row_is_zero(c, g->d->reference, row);
+    }
+    ari_hull(c, 0, &from, &to);
+    if (wrong < 4 || partly * 10 > wrong || zero * 10 > g->rows || wrong * 3 > (to - from) * 2)
+        return;
+    ari_found(t, ARI_FOUND_BATCH_ROWS, ARI_IF(PERHAPS));
+    t->less = 24;
+    ari_count(t, "ids", wrong);
+}
+
+static ar_status measure_batch(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ar_dump_tensor *of_dump = d->ids ? NULL : ari_find_ids(c->known);
+    size_t *times = NULL, *last = NULL;
+    if (!d->ids && !of_dump) {
+        if (d->hidden)
+            guess_tied(t, c);
+        return AR_OK;
+    }
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&times, c->grid.shape[0], sizeof *times, d->name));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&last, c->grid.shape[0], sizeof *last, d->name));
+    AR_TRY_TO(done, st, count_ids(times, last, c, of_dump));
+    compare_ids(t, c, times, last);
+done:
+    free(times);
+    free(last);
+    return st;
+}
+
+/* --- ids that belong to nobody ------------------------------------------------------------------------------------ */
+
+/* All rows that differ come last, and the reference has zeros there. */
+static bool is_padding(const ari_case *c, size_t *from)
+{
+    const ari_survey *s = &c->survey;
+    size_t to;
+    ari_hull(c, 0, from, &to);
+    for (size_t row = *from; row < to; row++) {
+        if (s->hits[0][row] == 0 || !row_is_zero(c, c->grid.d->reference, row))
+            return false;
+    }
+    return to == c->grid.shape[0] && *from > 0;
+}
+
+/* The last ids alone, as many as are left over where a vocabulary is split over ranks and rounded down. */
+static void measure_left_over(ari_trace *t, const ari_case *c, int dim)
+{
+    const ari_difference *d = c->grid.d;
+    const size_t n = c->grid.shape[dim], most = d->hidden ? ARI_MOST_RANKS : (size_t)ari_tp_of(d);
+    size_t from, to;
+    ari_hull(c, dim, &from, &to);
+    if (to != n || from == 0 || (d->hidden && (n - from) * 8 > n) || c->survey.hit[dim] != n - from)
+        return;
+    for (size_t ranks = d->hidden ? 2 : most; ranks <= most; ranks++) {
+        if (n % ranks != n - from)
+            continue;
+        ari_found(t, ARI_FOUND_LEFT_OVER, 0);
+        t->less = d->hidden ? 5 : 0;
+        ari_count(t, "left", n - from);
+        ari_count(t, "vocabulary", n);
+        ari_count(t, "shards", ranks);
+        ari_count(t, "from", from);
+        return;
+    }
+}
+
+ar_status ari_measure_ids(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const ari_difference *d = g->d;
+    const unsigned is = ari_name_is(d->name);
+    const bool activation = ari_is_activation(d), embedding = is & ARI_IS_EMBEDDING;
+    const int dim = activation ? g->nd - 1 : 0;
+    size_t from = 0;
+    if (!(is & (ARI_IS_EMBEDDING | ARI_IS_HEAD)) || c->start > 0)
+        return AR_OK;
+    if (d->pass == 'f' && d->ndim >= 2 && embedding)
+        measure_lookup(t, c);
+    else if (d->pass == 'g' && d->ndim == 2)
+        measure_edge_rows(t, c);
+    if (t->kind == ARI_FOUND_NOTHING && strcmp(ari_dim_name(g, dim, false), "id") == 0)
+        measure_left_over(t, c, dim);
+    if (t->kind != ARI_FOUND_NOTHING || d->ndim != 2 || activation)
+        return AR_OK;
+    if (d->hidden && is_padding(c, &from)) {
+        ari_found(t, ARI_FOUND_PADDING, 0);
+        ari_count(t, "ids", g->shape[0] - from);
+        ari_count(t, "from", from);
+        return AR_OK;
+    }
+    return d->pass == 'g' && embedding ? measure_batch(t, c) : AR_OK;
+}
+
+/* --- a norm's mean and variance ----------------------------------------------------------------------------------- */
+
+static bool run_is_wrong(const ari_grid *g, const ari_run *run)
+{
+    for (size_t i = 0; i < run->count; i++) {
+        if (ari_run_differs(g, run, i))
+            return true;
+    }
+    return false;
+}
+
+typedef struct lines {
+    bool possible, moved; /* moved: some row is not a mere multiple */
+    size_t n;             /* rows */
+    double low, high;     /* slopes */
+} lines;
+
+/* Fits value = slope * reference + shift. What is left must be small beside the difference, not beside the values: a
+ * bias that is added after the stretching leaves that much. */
+static void add_line(lines *l, const ari_run *run)
+{
+    double sr = 0.0, sv = 0.0, rr = 0.0, rv = 0.0, vv = 0.0, dd = 0.0, sd = 0.0;
+    const double n = (double)run->count;
+    for (size_t i = 0; i < run->count; i++) {
+        const double r = (double)run->ref[i], v = (double)run->value[i], apart = v - r;
+        sr += r, sv += v, rr += r * r, rv += r * v, vv += v * v, dd += apart * apart, sd += apart;
+    }
+    const double slope = (rv - sr * sv / n) / (rr - sr * sr / n);
+    const double left = (vv - sv * sv / n) - slope * (rv - sr * sv / n);
+    l->possible = l->possible && slope > 0.0 && left <= 0.05 * (dd - sd * sd / n) + 1e-10 * vv;
+    l->low = l->n == 0 || slope < l->low ? slope : l->low;
+    l->high = l->n == 0 || slope > l->high ? slope : l->high;
+    l->moved = l->moved || vv - rv * rv / rr > 1e-10 * vv;
+    l->n++;
+}
+
+ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    lines l = {.possible = true};
+    ari_runs it = ari_runs_of(g);
+    ari_run run;
+    if (g->d->pass != 'f' || !(ari_name_is(g->d->name) & ARI_IS_NORM) || g->nd < 2 || g->cols < 8)
+        return AR_OK;
+    while (l.possible && ari_runs_next(&it, &run)) {
+        if (run.count == g->cols && run_is_wrong(g, &run))
+            add_line(&l, &run);
+    }
+    if (!l.possible || l.n == 0 || (fabs(l.low - 1.0) < 1e-3 && fabs(l.high - 1.0) < 1e-3))
+        return AR_OK;
+    size_t padded = 1;
+    while (padded < g->cols)
+        padded *= 2;
+    const double factor = sqrt((double)padded / (double)g->cols);
+    const bool by_padding = padded > g->cols && fabs(l.low / factor - 1.0) < 0.02 && fabs(l.high / factor - 1.0) < 0.02;
+    if (!l.moved && !by_padding) /* a factor for each row */
+        return AR_OK;
+    ari_found(t, ARI_FOUND_STATISTIC, by_padding ? ARI_IF(PADDED) : 0);
+    ari_number(t, "low", l.low);
+    ari_number(t, "high", l.high);
+    ari_count(t, "padded", padded);
+    ari_count(t, "lanes", g->cols);
+    ari_number(t, "factor", factor);
+    return AR_OK;
+}

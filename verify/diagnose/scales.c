@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reference times a number that is another one for each slice, sample, shard or row. */
+#include <stdlib.h>
+
+#include "anyrank/parallel.h"
+#include "ref/core/size.h"
+#include "verify/diagnose/case.h"
+
+/* --- a factor for each slice -------------------------------------------------------------------------------------- */
+
+/* Whether values are the reference times a number, but for rounding of n of them. */
+static bool scales(const ari_case *c, const ari_sums *s, double n)
+{
+    const double left = ari_factor_left(s);
+    return s->rr > 0.0 && fabs(ari_factor_of(s)) > 1e-9 && left <= 1e-3 * s->vv &&
+           left <= fmax(1e-10, 0.25 * c->relative * c->relative) * s->vv + n * c->absolute * c->absolute;
+}
+
+enum { ROWS = -1 }; /* all dimensions but the last as one axis */
+
+/* Sums of each slice along an axis, over all copies; n counts what differs. */
+static ar_status sum_slices(ari_sums **gives, size_t *n, const ari_case *c, int axis)
+{
+    const ari_grid *g = &c->grid;
+    const bool last = axis == g->nd - 1;
+    *n = axis == ROWS ? g->rows : g->shape[axis];
+    AR_TRY(ari_alloc_zero((void **)gives, *n, sizeof **gives, g->d->name));
+    ari_runs it = ari_runs_of(g);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        ari_sums *s = *gives + (axis == ROWS ? run.row : ari_grid_index(g, run.index, axis));
+        for (size_t i = 0; i < run.count; i++, s += last) {
+            ari_sums_add(s, (double)run.value[i], (double)run.ref[i]);
+            s->n += ari_survey_bit(&c->survey, run.index + i);
+        }
+    }
+    return AR_OK;
+}
+
+/* The range of the slices' factors; false unless each that differs has one, and not all the same. */
+static bool range_of(double *low, double *high, size_t *wrong, const ari_case *c, const ari_sums *s, size_t n)
+{
+    const double size = (double)(c->grid.count / n);
+    size_t apart = 0;
+    double first = 0.0;
+    bool far = false;
+    *low = INFINITY;
+    *high = -INFINITY;
+    *wrong = 0;
+    for (size_t k = 0; k < n; k++) {
+        const double factor = ari_factor_of(&s[k]);
+        if (s[k].n == 0)
+            continue;
+        if (!scales(c, &s[k], size))
+            return false;
+        first = (*wrong)++ ? first : factor;
+        apart +=
+            fabs(factor - first) > fmax(2e-5, c->relative) * fabs(first) + 4.0 * c->absolute * sqrt(size / s[k].rr);
+        far = far || fabs(factor - 1.0) > (c->val ? 2e-3 : 1e-4);
+        *low = fmin(*low, factor);
+        *high = fmax(*high, factor);
+    }
+    return *wrong > 1 && apart > 0 && far && size >= 8.0;
+}
+
+static ar_status measure_slices(ari_trace *t, const ari_case *c, int axis)
+{
+    const ari_grid *g = &c->grid;
+    const int rows = g->nd < 2 ? 0 : g->nd - 2, dim = axis == ROWS ? rows : axis;
+    ari_sums *s = NULL;
+    double low = 0.0, high = 0.0;
+    size_t n = 0, wrong = 0;
+    AR_TRY(sum_slices(&s, &n, c, axis));
+    if (n > 1 && range_of(&low, &high, &wrong, c, s, n) && (c->val || low > 0.0)) {
+        ari_found(t, ARI_FOUND_SLICE_FACTORS, axis == g->nd - 1 ? ARI_IF(FEATURES) : axis == ROWS ? ARI_IF(ROWS) : 0);
+        ari_words(t, "axis", "%s", ari_dim_name(g, dim, false));
+        ari_words(t, "axes", "%s", ari_dim_name(g, dim, true));
+        ari_count(t, "wrong", wrong);
+        ari_number(t, "low", low);
+        ari_number(t, "high", high);
+    }
+    free(s);
+    return AR_OK;
+}
+
+/* --- a mean over each part in place of the whole ------------------------------------------------------------------ */
+
+/* If part k of the tokens was divided by its own count T_k in place of T, what belongs to it is the reference times
+ * f_k = T/T_k, or T/(P T_k) where the P parts were averaged after that. Then the sum of 1/f_k is 1, or P. */
+typedef struct parts {
+    int n;
+    double inverse, low, high; /* sum of 1/f, smallest and largest f */
+} parts;
+
+static void add_part(parts *p, double factor)
+{
+    p->inverse += 1.0 / factor;
+    p->low = p->n == 0 ? factor : fmin(factor, p->low);
+    p->high = p->n == 0 ? factor : fmax(factor, p->high);
+    p->n++;
+}
+
+/* Part k are samples [start, start + count): false if they have no factor in common. */
+static bool add_samples(parts *p, const ari_case *c, const ari_sums *s, size_t start, size_t count)
+{
+    double factor = NAN;
+    for (size_t i = start; i < start + count; i++) {
+        const double own = ari_factor_of(&s[i]);
+        if (s[i].rr == 0.0 && s[i].vv == 0.0)
+            continue;
+        if (!scales(c, &s[i], (double)(c->grid.count / c->grid.shape[0])) || !(own > 0.0) ||
+            (!isnan(factor) && !ari_is_near(own, factor, 1e-4)))
+            return false;
+        factor = own;
+    }
+    if (!isnan(factor))
+        add_part(p, factor);
+    return true;
+}
+
+/* The parts are the samples of a data-parallel rank, or of one of its micro-batches; where ranks are not seen, runs of
+ * samples with one factor. */
+static bool parts_of_samples(parts *p, const ari_case *c, const ari_sums *s, int micro_batches)
+{
+    const ari_difference *d = c->grid.d;
+    const ar_parallel layout = {.dp = ari_dp_of(d), .micro_batches = micro_batches};
+    size_t start = 0, count = 0;
+    for (size_t end = 0; d->hidden && start < c->grid.shape[0]; start = end) {
+        for (end = start + 1; end < c->grid.shape[0]; end++) {
+            if (!ari_is_near(ari_factor_of(&s[end]), ari_factor_of(&s[start]), 2e-5))
+                break;
+        }
+        if (!add_samples(p, c, s, start, end - start))
+            return false;
+    }
+    for (int i = 0; !d->hidden && i < layout.dp * micro_batches; i++) {
+        ar_parallel_rows(&layout, c->grid.shape[0], i / micro_batches, i % micro_batches, &start, &count);
+        if (!add_samples(p, c, s, start, count))
+            return false;
+    }
+    return true;
+}
+
+/* One value of all samples, of which every data-parallel rank has its own. */
+static bool parts_of_ranks(parts *p, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    for (int rank = 0; rank < d->ranks; rank += ari_tp_of(d)) {
+        ari_runs it = ari_runs_of_rank(&c->grid, rank);
+        ari_run run;
+        const double factor = ari_runs_next(&it, &run) ? (double)run.value[0] / (double)run.ref[0] : 0.0;
+        if (!(factor > 0.0) || !isfinite(factor))
+            return false;
+        add_part(p, factor);
+    }
+    return true;
+}
+
+/* Whether the parts' factors are those of means; how many parts an average would be over. */
+static bool are_means(ari_trace *t, const parts *p, int expected, uint64_t is)
+{
+    const bool apart = !ari_is_near(p->low, p->high, 1e-4);
+    const bool averaged = apart && (ari_is_near(p->inverse, p->n, 1e-4) || ari_is_near(p->inverse, expected, 1e-4));
+    if (!averaged && !(p->n > 1 && ari_is_near(p->inverse, 1.0, 1e-4) && (apart || !(is & ARI_IF(HIDDEN)))))
+        return false;
+    ari_found(t, ARI_FOUND_MEANS, is | (averaged ? ARI_IF(AVERAGE) : 0) | (apart ? 0 : ARI_IF(SAME)));
+    ari_count(t, "parts", (size_t)p->n);
+    ari_number(t, "low", p->low);
+    ari_number(t, "high", p->high);
+    ari_number(t, "inverse", p->inverse);
+    ari_words(t, "of", "%s",
+              is & ARI_IF(OF_DP)      ? "data-parallel ranks"
+              : is & ARI_IF(OF_MICRO) ? "micro-batches"
+                                      : "ranks or micro-batches");
+    return true;
+}
+
+ar_status ari_measure_means(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const int dp = ari_dp_of(d), micro = d->micro_batches > 1 ? d->micro_batches : 1;
+    const bool samples = ari_is_activation(d) && d->ndim >= 3, value = d->pass == 'f' && c->grid.count == 1;
+    parts p = {.n = 0}, of_micro = {.n = 0}, runs = {.n = 0};
+    ari_sums *s = NULL;
+    size_t n = 0;
+    if ((!samples && !(value && dp > 1)) || c->survey.total.nan > 0)
+        return AR_OK;
+    if (samples)
+        AR_TRY(sum_slices(&s, &n, c, 0));
+    if (d->hidden && n > 1 && parts_of_samples(&runs, c, s, 1) && runs.n > 1)
+        are_means(t, &runs, runs.n, ARI_IF(HIDDEN));
+    else if (dp > 1 && (samples ? parts_of_samples(&p, c, s, 1) : parts_of_ranks(&p, c)) && p.n > 1 &&
+             are_means(t, &p, p.n, ARI_IF(OF_DP)))
+        ;
+    else if (micro > 1 && samples && parts_of_samples(&of_micro, c, s, micro))
+        are_means(t, &of_micro, micro, ARI_IF(OF_MICRO));
+    free(s);
+    return AR_OK;
+}
+
+/* --- a factor for each shard -------------------------------------------------------------------------------------- */
+
+typedef struct shards {
+    int dim;
+    size_t n, inner; /* shards; elements of one that lie side by side */
+    ari_sums s[ARI_MOST_RANKS];
+} shards;
+
+/* Whether an element is the reference times a factor; what rounding left in the reference is scaled with it. */
+static bool is_scaled(const ari_case *c, size_t i, double factor)
+{
+    const double expected = factor * (double)c->ref[i], off = fabs((double)c->val[i] - expected);
+    return off <= fmax(1.0, fabs(factor)) * c->absolute + (c->relative + 0x1p-21) * fabs(expected);
+}
+
+/* The standard error of a factor; of the sums' elements, there are `outer` times as many as counted. */
+static double noise_in_factor(const ari_sums *s, size_t outer)
+{
+    return sqrt(fmax(ari_factor_left(s), 0.0) / s->rr / (double)(s->n * outer));
+}
+
+/* Whether every shard of n along a dimension has a factor, and not all the same. */
+static bool shards_scale(shards *p, const ari_case *c, int dim, size_t n, const ari_sums *slice)
+{
+    const ari_grid *g = &c->grid;
+    const size_t inner = ari_grid_inner(g, dim), outer = g->count / inner / g->shape[dim];
+    bool apart = false;
+    *p = (shards){.dim = dim, .n = n, .inner = g->shape[dim] / n * inner};
+    for (size_t i = 0; i < g->shape[dim]; i++) {
+        ari_sums *s = &p->s[i / (g->shape[dim] / n)];
+        s->vr += slice[i].vr;
+        s->rr += slice[i].rr;
+        s->vv += slice[i].vv;
+        s->n += p->inner / (g->shape[dim] / n);
+    }
+    for (size_t k = 0; k < n; k++) {
+        const double factor = ari_factor_of(&p->s[k]);
+        if (!isfinite(factor) || fabs(factor) < 1e-9 || fabs(factor) * c->max_ref <= 4.0 * c->absolute)
+            return false;
+        const double unsure = noise_in_factor(&p->s[k], outer) + noise_in_factor(&p->s[0], outer);
+        apart = apart || fabs(factor - ari_factor_of(&p->s[0])) > fmax(1e-3 * fabs(factor), 6.0 * unsure);
+    }
+    double worst = 0.0;
+    for (size_t i = 0; apart && i < c->count; i++) {
+        const double expected = ari_factor_of(&p->s[i / p->inner % n]) * (double)c->ref[i];
+        if (!is_scaled(c, i, ari_factor_of(&p->s[i / p->inner % n])))
+            return false;
+        worst = fmax(worst, fabs((double)c->val[i] - expected));
+    }
+    return apart && ari_explains(c, worst);
+}
+
+static void found_shards(ari_trace *t, const ari_case *c, const shards *p)
+{
+    ari_found(t, ARI_FOUND_SHARD_FACTORS, 0);
+    ari_count(t, "shards", p->n);
+    ari_words(t, "axes", "%s", ari_dim_name(&c->grid, p->dim, true));
+    ari_text factors = ari_list(t, "factors");
+    for (size_t k = 0; k < p->n && k < 6; k++)
+        ari_say(&factors, " %.5g", ari_factor_of(&p->s[k]));
+    ari_say(&factors, p->n > 6 ? " ..." : "");
+}
+
+static ar_status measure_shards(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    shards p;
+    for (int dim = 0; dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++) {
+        ari_sums *slice = NULL;
+        size_t indices = 0;
+        AR_TRY(sum_slices(&slice, &indices, c, dim));
+        for (size_t n = 2; n <= ARI_MOST_RANKS && n < indices && t->kind == ARI_FOUND_NOTHING; n++) {
+            if (indices % n == 0 && c->count / n >= 8 && shards_scale(&p, c, dim, n, slice))
+                found_shards(t, c, &p);
+        }
+        free(slice);
+    }
+    return AR_OK;
+}
+
+/* --- a factor for each shard of each row -------------------------------------------------------------------------- */
+
+/* Whether a run of features is the reference times a number. */
+static bool run_scales(const ari_case *c, size_t from, size_t n, double *factor)
+{
+    ari_sums s = {0};
+    for (size_t i = from; i < from + n; i++)
+        ari_sums_add(&s, (double)c->val[i], (double)c->ref[i]);
+    *factor = s.rr > 0.0 ? ari_factor_of(&s) : 1.0;
+    for (size_t i = from; i < from + n; i++) {
+        if (!is_scaled(c, i, *factor))
+            return false;
+    }
+    return true;
+}
+
+/* Whether each row's n runs of features have factors, which differ from run to run. */
+static bool row_shards_scale(const ari_case *c, size_t n, double *low, double *high)
+{
+    const size_t cols = c->grid.cols, size = cols / n;
+    size_t apart = 0;
+    *low = INFINITY;
+    *high = -INFINITY;
+    for (size_t row = 0; row < c->grid.rows; row++) {
+        double first = 1.0, factor = 1.0;
+        for (size_t k = 0; k < n; k++) {
+            if (!run_scales(c, row * cols + k * size, size, &factor))
+                return false;
+            first = k == 0 ? factor : first;
+            apart += fabs(factor - first) > 1e-3 + c->relative;
+            *low = fmin(*low, factor);
+            *high = fmax(*high, factor);
+        }
+    }
+    return apart * 4 > c->grid.rows * n && *low > 0.0;
+}
+
+static void measure_row_shards(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    double low, high;
+    for (size_t n = 2; n <= ARI_MOST_RANKS && n * 4 <= g->cols && g->nd > 1; n++) {
+        if (g->cols % n != 0 || !row_shards_scale(c, n, &low, &high))
+            continue;
+        ari_found(t, ARI_FOUND_ROW_SHARD_FACTORS, 0);
+        ari_count(t, "shards", n);
+        ari_number(t, "low", low);
+        ari_number(t, "high", high);
+        return;
+    }
+}
+
+/* Rows beside rounding: each is the reference times a number; what differs beyond rounding has one apart from 1. */
+static void measure_noisy_rows(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    double low = INFINITY, high = -INFINITY;
+    size_t scaled = 0;
+    if (g->nd < 3 || g->cols < 8 || !c->noisy)
+        return;
+    for (size_t row = 0; row < g->rows; row++) {
+        double factor = 1.0;
+        size_t off = 0;
+        if (!run_scales(c, row * g->cols, g->cols, &factor))
+            return;
+        for (size_t i = row * g->cols; i < (row + 1) * g->cols; i++)
+            off += ari_off(c, i);
+        if (off == 0)
+            continue;
+        scaled++;
+        low = fmin(low, factor);
+        high = fmax(high, factor);
+    }
+    if (scaled < 8 || !(low > 0.0) || !(high > low * 1.02))
+        return;
+    ari_found(t, ARI_FOUND_SLICE_FACTORS, ARI_IF(ROWS));
+    ari_words(t, "axes", "%s", ari_dim_name(g, g->nd - 2, true));
+    ari_count(t, "wrong", scaled);
+    ari_number(t, "low", low);
+    ari_number(t, "high", high);
+}
+
+ar_status ari_measure_scales(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    if (c->survey.total.nan > 0)
+        return AR_OK;
+    if (c->val)
+        AR_TRY(measure_shards(t, c));
+    for (int dim = 0; c->val && g->nd > 1 && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++)
+        AR_TRY(measure_slices(t, c, dim));
+    if (t->kind == ARI_FOUND_NOTHING && ari_is_activation(g->d))
+        AR_TRY(measure_slices(t, c, ROWS));
+    if (t->kind == ARI_FOUND_NOTHING && c->val)
+        measure_row_shards(t, c);
+    if (t->kind == ARI_FOUND_NOTHING && c->val)
+        measure_noisy_rows(t, c);
+    return AR_OK;
+}

@@ -1,0 +1,573 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much of the reference there is where values are whole and wrong: parts of sums, noise; and beside the step
+ * before: gradients that were not zeroed or not written again, and the update of weights alone, which the weights' own
+ * size hides. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+double ari_cosine(const ari_tally *t)
+{
+    return t->vr / sqrt(t->vv * t->rr);
+}
+
+/* --- a bias ------------------------------------------------------------------------------------------------------- */
+
+/* What the local gradients look like if element t stands for token t. */
+typedef struct per_token {
+    bool ends;      /* on every rank zero from element `end` on, and the reference is not */
+    bool last_only; /* zero exactly at the last token of each sample, which predicts nothing */
+    size_t end;
+} per_token;
+
+static bool zero_at_last_tokens(const ari_difference *d, int r)
+{
+    const size_t n = d->copy[r].shape[0];
+    if (d->seq < 2 || n < d->seq)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        if ((d->copy[r].local[i] == 0.0f) != (i % d->seq == d->seq - 1))
+            return false;
+    }
+    return true;
+}
+
+static per_token look_per_token(const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    per_token p = {.ends = true, .last_only = true, .end = SIZE_MAX};
+    for (int r = 0; r < d->ranks; r++) {
+        if (c->survey.rank[r].held == 0)
+            continue;
+        size_t n = d->copy[r].shape[0];
+        p.last_only = p.last_only && zero_at_last_tokens(d, r);
+        while (n > 0 && d->copy[r].local[n - 1] == 0.0f)
+            n--;
+        /* A handful of zeros at the end is no evidence. */
+        p.ends = p.ends && n > 0 && n + 8 <= d->copy[r].shape[0] && (p.end == SIZE_MAX || p.end == n);
+        p.end = n;
+    }
+    return p;
+}
+
+/* Tokens that go through a rank at once: of all samples, of a data-parallel rank's, or of a micro-batch. The last token
+ * has no target, so that its own zero belongs to the tail. */
+static bool ends_at_tokens(const ari_difference *d, size_t end, size_t *tokens)
+{
+    const size_t dp = (size_t)ari_dp_of(d), micro = d->micro_batches > 1 ? (size_t)d->micro_batches : 1;
+    const size_t of_rank = (d->batch + dp - 1) / dp, samples[] = {d->batch, of_rank, (of_rank + micro - 1) / micro};
+    for (size_t i = 0; i < 3; i++) {
+        *tokens = samples[i] * d->seq;
+        if (*tokens > 0 && (end == *tokens || end + 1 == *tokens))
+            return true;
+    }
+    return false;
+}
+
+ar_status ari_measure_bias(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_tally *all = &c->survey.total;
+    size_t tokens = 0;
+    if (d->pass != 'g' || !ari_is_bias(d) || all->kept * 10 > all->held || all->different < 16 ||
+        !(fabs(ari_cosine(all)) < 0.7))
+        return AR_OK;
+    const per_token p = look_per_token(c);
+    const bool exact = p.ends && ends_at_tokens(d, p.end, &tokens);
+    if (d->hidden && !exact && !p.last_only && !p.ends) /* without ranks a part of a sum looks the same */
+        return AR_OK;
+    ari_found(t, ARI_FOUND_BIAS_AXIS, p.last_only ? ARI_IF(LAST) : exact ? ARI_IF(TOKENS) : p.ends ? ARI_IF(SOME) : 0);
+    t->less = exact || p.last_only ? 0 : 25;
+    ari_count(t, "end", p.end);
+    ari_count(t, "tokens", tokens);
+    ari_count(t, "first", d->seq - 1);
+    ari_count(t, "second", 2 * d->seq - 1);
+    return AR_OK;
+}
+
+/* --- a weight ----------------------------------------------------------------------------------------------------- */
+
+/* A row-parallel layer reads x [tokens, in/N] and writes y [tokens, out]. If y was put where x lay, the tokens that it
+ * did not reach are right, a share of 1 - out/(in/N); 0 if this is not such a weight or nothing is left. */
+static double share_after_overwriting(const ari_difference *d, size_t *out, size_t *in)
+{
+    const size_t *local = d->copy[0].shape;
+    if (d->ndim != 2 || d->copy[0].layout->nbox != 1)
+        return 0.0;
+    const int split = local[0] < d->shape[0] ? 0 : 1; /* [in, out] or [out, in] */
+    *out = d->shape[1 - split];
+    *in = local[split];
+    return local[split] < d->shape[split] && *out < *in ? 1.0 - (double)*out / (double)*in : 0.0;
+}
+
+/* How many times too large or too small: log of the ratio, without sign. */
+static double distance(double share, double expected)
+{
+    return expected > 0.0 ? fabs(log(share / expected)) : HUGE_VAL;
+}
+
+/* Between its forward and its backward pass other micro-batches go forward through a layer, and it keeps an input for
+ * each. */
+static bool keeps_several_inputs(const ari_difference *d)
+{
+    return d->forward_first && d->micro_batches > 1 && d->ndim == 2;
+}
+
+/* Whether the share is about 1/n; what is nearer than `within`. */
+static bool is_one_of(double share, double n, double within)
+{
+    return n > 1.0 && distance(share, 1.0 / n) < log(within);
+}
+
+static void found_part(ari_trace *t, const ari_case *c, double angle, double share)
+{
+    const ari_difference *d = c->grid.d;
+    /* What samples leave out of a sum is at worst unrelated to what they leave in: then cosine^2 = share, and larger if
+     * samples agree. A smaller one means that something foreign was added. */
+    const bool foreign = angle * angle < 0.8 * share;
+    size_t out = 0, in = 0;
+    const double overwritten = distance(share, share_after_overwriting(d, &out, &in));
+    const double samples = d->batch > 1 ? distance(share, 1 / (double)d->batch) : HUGE_VAL;
+    const bool all_shared = c->survey.shared == c->grid.count;
+    if (overwritten < log(1.4) && (foreign || overwritten < samples))
+        t->is |= ARI_IF(OVERWRITTEN) | (!foreign && samples < log(1.25) ? ARI_IF(SAMPLES) : 0);
+    else if (foreign)
+        t->is |= ARI_IF(FOREIGN);
+    else if (!d->forward_first && is_one_of(share, d->micro_batches, 1.3))
+        t->is |= ARI_IF(OF_MICRO);
+    else if (samples < log(1.5)) /* samples differ, and this still tells 1/8 from 1/2 */
+        t->is |= ARI_IF(SAMPLES) | (keeps_several_inputs(d) ? ARI_IF(OF_INPUT) : 0);
+    else if (all_shared && is_one_of(share, d->ranks, 1.5))
+        t->is |= ARI_IF(OF_RANKS);
+    if (!(t->is & (ARI_IF(OVERWRITTEN) | ARI_IF(FOREIGN))) && overwritten < log(1.25))
+        t->is |= ARI_IF(PERHAPS);
+    ari_count(t, "out", out);
+    ari_count(t, "in", in);
+    ari_number(t, "sample", 1.0 / (double)(d->batch > 0 ? d->batch : 1));
+}
+
+ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_tally *all = &c->survey.total;
+    if (d->pass != 'g' || all->different < 64 || all->kept * 10 > all->held)
+        return AR_OK;
+    const double angle = ari_cosine(all), share = all->vr / all->rr;
+    /* A part of a sum, as in found_part; with other samples' inputs the foreign is alike, and less of it is enough. */
+    const bool part = share < 0.9 && angle * angle >= 0.91 * share, along = angle >= 0.2 && share > 0.0;
+    if (!(along && share < 0.9) && !(keeps_several_inputs(d) && along && share < 2.0) && !(fabs(angle) < 0.2))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_GRADIENT, 0);
+    ari_number(t, "share", share);
+    if (keeps_several_inputs(d) && along && share < 2.0 && !part)
+        t->is |= ARI_IF(OF_INPUT) | ARI_IF(FOREIGN);
+    else if (along)
+        found_part(t, c, angle, share);
+    else
+        t->is |= ARI_IF(ALL);
+    return AR_OK;
+}
+
+/* --- a part of a sum of a run whose ranks are not seen ------------------------------------------------------------ */
+
+/* Parts of a sum are not all of one size: a share of 1/n may be one of these. */
+static void say_how_many(ari_trace *trace, const ari_case *c, double share)
+{
+    const double low = fmax(2.0, floor(1.0 / (share * 1.4))), high = ceil(1.4 / share);
+    ari_text t = ari_list(trace, "contributes");
+    const int known[] = {c->known->tp, c->known->dp};
+    for (size_t i = 0; i < 2; i++) {
+        if (known[i] > 1 && known[i] >= low && known[i] <= high) {
+            ari_say(&t, "what one of %d ranks contributes", known[i]);
+            return;
+        }
+    }
+    ari_say(&t, "what one of some %.0f to %.0f ranks, samples or micro-batches contributes", low, high);
+}
+
+ar_status ari_measure_share(ari_trace *t, const ari_case *c)
+{
+    const ari_tally *all = &c->survey.total;
+    const double share = all->vr / all->rr, cosine = ari_cosine(all);
+    if (all->different < 64 || all->nan > 0 || all->zero * 4 > all->different || !isfinite(cosine) ||
+        all->kept * 20 > all->held)
+        return AR_OK;
+    const double apart = (all->rr - 2.0 * all->vr + all->vv) / all->rr, along = (all->vr - all->rr) / all->rr;
+    const double within = share <= 0.62 ? 0.3 : 0.1; /* of a sum less a part, more is known */
+    const bool part = share >= 0.04 && share <= 0.9 && cosine > 0.15 && fabs(all->vv / all->vr - 1.0) <= within;
+    const bool twice = along >= 0.04 && along <= 0.62 && fabs(apart / along - 1.0) <= 0.3;
+    if (!part && !twice)
+        return AR_OK;
+    ari_found(t, ARI_FOUND_SHARE, part ? 0 : ARI_IF(TWICE));
+    ari_number(t, "share", part ? share : along);
+    say_how_many(t, c, part ? share : along);
+    return AR_OK;
+}
+
+/* --- a sum that was not taken before its tokens were shared out --------------------------------------------------- */
+
+/* Whether every rank holds some of the positions only. */
+static bool positions_are_shared(const ari_difference *d)
+{
+    for (int r = 0; r < d->ranks; r++) {
+        if (d->copy[r].shape[1] >= d->shape[1])
+            return false;
+    }
+    return true;
+}
+
+/* No rank has a second copy of its tokens to add up. But one of N contributions to a sum, unrelated to the others, is
+ * orthogonal to what is missing: of the reference its share is about 1/N, and v*r = v*v. */
+ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_tally *all = &c->survey.total;
+    const int tp = ari_tp_of(d);
+    if (!d->sp || tp < 2 || !ari_is_activation(d) || d->ndim != 3 || !positions_are_shared(d) || all->different < 64 ||
+        all->nan > 0 || all->kept * 20 > all->held || c->survey.wrong_ranks < c->survey.holding_ranks)
+        return AR_OK;
+    const double share = all->vr / all->rr, size = all->vv / all->rr;
+    if (!(share > 0.0) || fabs(log(share * tp)) > log(1.5) || fabs(log(size / share)) > log(1.5))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_SCATTER, 0);
+    ari_number(t, "share", share);
+    return AR_OK;
+}
+
+/* --- nothing but noise -------------------------------------------------------------------------------------------- */
+
+/* The largest root mean square of the differences over any slice of any dimension, against that of all. */
+static ar_status concentration(double *out, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const double all = c->survey.total.dd / (double)c->count;
+    *out = 0.0;
+    for (int dim = 0; dim < g->nd; dim++) {
+        double *sum = NULL;
+        const size_t n = g->shape[dim], inner = ari_grid_inner(g, dim), size = c->count / n;
+        if (n < 2 || size < 16)
+            continue;
+        AR_TRY(ari_alloc_zero((void **)&sum, n, sizeof *sum, g->d->name));
+        for (size_t i = 0; i < c->count; i++) {
+            const double apart = (double)c->val[i] - (double)c->ref[i];
+            sum[i / inner % n] += apart * apart / (double)size;
+        }
+        for (size_t k = 0; k < n; k++)
+            *out = fmax(*out, sum[k] / all);
+        free(sum);
+    }
+    return AR_OK;
+}
+
+/* Whether the differences are large beside the update, of which weights are but a small part. */
+static bool is_of_update(const ari_case *c)
+{
+    const float *before = c->grid.d->before;
+    double moved = 0.0;
+    if (c->grid.d->pass != 'n' || !before)
+        return c->grid.d->pass == 'n';
+    for (size_t i = 0; i < c->count; i++) {
+        const double by = (double)c->ref[i] - (double)before[i];
+        moved += by * by;
+    }
+    return c->survey.total.dd > 1e-3 * moved;
+}
+
+/* Whether a row, or the first position, has the reference's bits: rounding leaves none where it is in all others. */
+static bool has_exact_rows(const ari_case *c)
+{
+    for (size_t row = 0; row < c->grid.rows && c->grid.rows > 1 && c->grid.cols > 1; row++) {
+        const size_t at = row * c->grid.cols, size = c->grid.cols * sizeof *c->ref;
+        const float first = c->ref[at];
+        bool varies = false;
+        for (size_t i = at + 1; i < at + c->grid.cols && !varies; i++)
+            varies = !ari_same_bits(c->ref[i], first);
+        if (varies && memcmp(c->ref + at, c->val + at, size) == 0)
+            return true;
+    }
+    return false;
+}
+
+ar_status ari_measure_noise(ari_trace *t, const ari_case *c)
+{
+    const ari_tally *all = &c->survey.total;
+    const double size = sqrt(all->dd / all->rr), along = all->vr / all->rr - 1.0;
+    double peak = 0.0;
+    if (all->nan > 0 || all->different < 64 || (all->different * 2 < c->count && !c->noisy) || !(size < 0.03) ||
+        !(fabs(along) * sqrt((double)all->different) < 8.0 * size) || is_of_update(c))
+        return AR_OK;
+    AR_TRY(concentration(&peak, c));
+    if (!(peak < 12.0) || has_exact_rows(c))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_NOISE, 0);
+    ari_number(t, "size", size);
+    ari_words(t, "arithmetic", "%s", size < 3e-5 ? "long sums of fp32" : size < 1.5e-3 ? "tf32 or fp16" : "bf16");
+    return AR_OK;
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+/* Over what differs: v the ranks' values, r the reference, l the reference of the step before. */
+typedef struct products {
+    double vv, vr, vl, rr, rl, ll;
+} products;
+
+static products products_of(const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    products p = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        for (size_t i = 0; i < run.count; i++) {
+            const double v = (double)run.value[i], r = (double)run.ref[i], l = (double)d->last[run.index + i];
+            if (!ari_run_differs(&c->grid, &run, i))
+                continue;
+            p.vv += v * v;
+            p.vr += v * r;
+            p.vl += v * l;
+            p.rr += r * r;
+            p.rl += r * l;
+            p.ll += l * l;
+        }
+    }
+    return p;
+}
+
+/* v = now*r + last*l, to what rounding of the two leaves; false where it is no such sum. */
+static bool split(double *now, double *last, const products *p)
+{
+    const double determinant = p->rr * p->ll - p->rl * p->rl;
+    if (!(determinant > 1e-6 * p->rr * p->ll))
+        return false;
+    *now = (p->vr * p->ll - p->vl * p->rl) / determinant;
+    *last = (p->vl * p->rr - p->vr * p->rl) / determinant;
+    return p->vv - *now * p->vr - *last * p->vl <= 1e-10 * p->vv;
+}
+
+ar_status ari_measure_last(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    double now = 0.0, last = 0.0;
+    if (d->pass != 'g' || !d->last || c->survey.different < 8 || c->survey.total.nan > 0)
+        return AR_OK;
+    const products p = products_of(c);
+    if (!split(&now, &last, &p) || fabs(last) <= 1e-4)
+        return AR_OK;
+    ari_found(t, ARI_FOUND_LAST, fabs(now) <= 1e-4 ? ARI_IF(ALL) : 0);
+    ari_number(t, "now", now);
+    ari_number(t, "last", last);
+    ari_count(t, "before", (size_t)d->step - 1);
+    ari_words(t, "times_now", fabs(now - 1.0) <= 1e-4 ? "" : "%.6g times ", now);
+    ari_words(t, "times_last", fabs(last - 1.0) <= 1e-4 ? "" : "%.6g times ", last);
+    ari_words(t, "times", fabs(last - 1.0) <= 1e-4 ? "" : " times %.6g", last);
+    return AR_OK;
+}
+
+/* --- the update --------------------------------------------------------------------------------------------------- */
+
+/* Over what one rank holds: u the reference's update, v the rank's. */
+typedef struct update {
+    double vu, uu, vv;
+    double noise; /* squares of what the weights' own rounding leaves in v - u */
+} update;
+
+static update update_of(const ari_case *c, int rank)
+{
+    const ari_difference *d = c->grid.d;
+    update s = {0.0, 0.0, 0.0, 0.0};
+    ari_runs it = ari_runs_of_rank(&c->grid, rank);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        for (size_t i = 0; i < run.count; i++) {
+            const double before = (double)d->before[run.index + i], round = 0x1p-23 * (double)run.ref[i];
+            const double v = (double)run.value[i] - before, u = (double)run.ref[i] - before;
+            s.vu += v * u;
+            s.uu += u * u;
+            s.vv += v * v;
+            s.noise += round * round;
+        }
+    }
+    return s;
+}
+
+/* The factor of the rank's update to the reference's; NAN where it is not one number. A decay that is part of the
+ * update leaves a little. */
+static double factor_of(const update *s)
+{
+    const double factor = s->vu / s->uu, left = s->vv - s->vu * factor;
+    return s->uu > 100.0 * s->noise && left <= 1e-4 * s->vv + 4.0 * s->noise ? factor : (double)NAN;
+}
+
+/* sqrt(1 - beta2^t)/(1 - beta1^t): what Adam corrects its moments by at step t. */
+static double correction(const ari_difference *d, int t)
+{
+    return sqrt(1.0 - pow(d->beta2, t)) / (1.0 - pow(d->beta1, t));
+}
+
+/* Of which step Adam's correction would make the update `factor` times the expected; 0: of none. */
+static int corrected_as(const ari_difference *d, double factor)
+{
+    enum { AHEAD = 4 };
+    if (!(d->beta1 > 0.0 && d->beta2 > 0.0))
+        return 0;
+    for (int t = 1; t <= d->step + AHEAD; t++) {
+        const double expected = correction(d, t) / correction(d, d->step);
+        if (t != d->step && fabs(factor - expected) <= 2e-3 * expected)
+            return t;
+    }
+    return 0;
+}
+
+/* What the factor of an update is, as a property. */
+static void found_update(ari_trace *t, const ari_difference *d, double factor)
+{
+    const double first = 1.0 - pow(d->beta1, d->step), second = sqrt(1.0 - pow(d->beta2, d->step));
+    const bool adam = d->beta2 > 0.0 && d->step > 0;
+    const int as = corrected_as(d, factor);
+    if (factor == 0.0)
+        t->is |= ARI_IF(ZERO);
+    else if (as > 0)
+        t->is |= ARI_IF(OF_STEP);
+    else if (ari_is_near(factor, -1.0, 1e-3))
+        t->is |= ARI_IF(NEGATIVE);
+    else if (adam && ari_is_near(factor, first / second, 1e-3))
+        t->is |= ARI_IF(FIRST_MOMENT) | ARI_IF(SECOND_MOMENT);
+    else if (adam && ari_is_near(factor, 1.0 / second, 1e-3))
+        t->is |= ARI_IF(SECOND_MOMENT);
+    else if (adam && ari_is_near(factor, first, 1e-3))
+        t->is |= ARI_IF(FIRST_MOMENT);
+    ari_count(t, "as", (size_t)as);
+    ari_count(t, "step", (size_t)d->step);
+}
+
+ar_status ari_measure_update(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    double low = INFINITY, high = -INFINITY;
+    if (d->pass != 'n' || !d->before || c->survey.different < 4 || c->survey.total.nan > 0)
+        return AR_OK;
+    for (int r = 0; r < d->ranks; r++) {
+        if (c->survey.rank[r].different == 0)
+            continue;
+        const update s = update_of(c, r);
+        const double factor = factor_of(&s);
+        if (!(fabs(factor - 1.0) > 1e-3))
+            return AR_OK;
+        low = fmin(low, factor);
+        high = fmax(high, factor);
+    }
+    const bool one = (low == 0.0 && high == 0.0) || high - low <= 1e-3 * fabs(high);
+    ari_found(t, ARI_FOUND_UPDATE, one ? 0 : ARI_IF(SOME));
+    ari_number(t, "factor", low);
+    ari_number(t, "high", high);
+    ari_text wrong = ari_list(t, "wrong");
+    ari_say_wrong_ranks(&wrong, c);
+    if (one)
+        found_update(t, d, low);
+    return AR_OK;
+}
+
+/* --- weight decay ------------------------------------------------------------------------------------------------- */
+
+/* Over the wrong ranks: x the difference, w the weight before the step. */
+typedef struct decayed {
+    double xw, ww, xx;
+    double noise; /* squares of what rounding of the weights leaves in x */
+    bool still;   /* the reference leaves the weights as they are */
+} decayed;
+
+static void add_decay(decayed *s, const ari_case *c)
+{
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        if (c->survey.rank[run.rank].different == 0)
+            continue;
+        for (size_t i = 0; i < run.count; i++) {
+            const double w = (double)c->grid.d->before[run.index + i], x = (double)run.value[i] - (double)run.ref[i];
+            const double round = 0x1p-23 * (double)run.ref[i];
+            s->xw += x * w;
+            s->ww += w * w;
+            s->xx += x * x;
+            s->noise += round * round;
+            s->still = s->still && ari_same_bits(run.ref[i], c->grid.d->before[run.index + i]);
+        }
+    }
+}
+
+/* Decoupled decay takes lr*decay*w away: where it is left out, that is the difference. */
+ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    decayed s = {0.0, 0.0, 0.0, 0.0, true};
+    if (d->pass != 'n' || !d->before || c->survey.different < 8 || c->survey.total.nan > 0)
+        return AR_OK;
+    add_decay(&s, c);
+    const double part = s.xw / s.ww, left = s.xx - s.xw * part;
+    if (!(s.xx > 16.0 * s.noise) || left > 1e-3 * s.xx + 2.0 * s.noise || !(fabs(part) < 0.5))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_DECAY, s.still ? ARI_IF(ZERO) : 0);
+    ari_words(t, "what", part > 0.0 ? "left out" : "counted more than once");
+    ari_number(t, "part", fabs(part));
+    ari_text wrong = ari_list(t, "wrong");
+    ari_say_wrong_ranks(&wrong, c);
+    return AR_OK;
+}
+
+/* --- shares of the data-parallel ranks ---------------------------------------------------------------------------- */
+
+/* Whether all that differs is, bit for bit, what it was before the step. */
+static bool is_as_before(const ari_case *c)
+{
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        for (size_t i = 0; i < run.count; i++) {
+            if (ari_run_differs(&c->grid, &run, i) && !ari_same_bits(run.value[i], c->grid.d->before[run.index + i]))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* The update's size and direction where it differs, beside the reference's. */
+static void compare_updates(const ari_case *c, double *size, double *cosine)
+{
+    double vu = 0.0, uu = 0.0, vv = 0.0;
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        for (size_t i = 0; i < run.count; i++) {
+            const double before = (double)c->grid.d->before[run.index + i];
+            const double v = (double)run.value[i] - before, u = (double)run.ref[i] - before;
+            if (!ari_run_differs(&c->grid, &run, i))
+                continue;
+            vu += v * u;
+            uu += u * u;
+            vv += v * v;
+        }
+    }
+    *size = sqrt(vv / uu);
+    *cosine = vu / sqrt(uu * vv);
+}
+
+ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    double size = 0.0, cosine = 1.0;
+    if (d->pass != 'n' || !d->before || !d->zero || ari_dp_of(d) < 2 || c->survey.different < 8 ||
+        c->survey.total.nan > 0)
+        return AR_OK;
+    const bool before = is_as_before(c);
+    compare_updates(c, &size, &cosine);
+    if (!before && !(size > 0.2 && size < 5.0 && fabs(cosine) < 0.5))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_SHARE_UPDATE, before ? ARI_IF(OF_BEFORE) : 0);
+    ari_count(t, "wrong", (size_t)c->survey.wrong_ranks);
+    ari_number(t, "size", size);
+    ari_number(t, "cosine", cosine);
+    return AR_OK;
+}

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A function of each value: a flipped bit, a coarser format, a clamp, a lost sign, NaN. */
+#include "ref/core/float_bits.h"
+#include "verify/diagnose/case.h"
+
+/* --- few elements ------------------------------------------------------------------------------------------------- */
+
+enum { FEW = 4 };
+
+/* The one bit that takes a to b, in noise to about b; -1: there is none. */
+static int flipped_bit(const ari_case *c, size_t i)
+{
+    int found = -1;
+    for (int bit = 0; bit < 32; bit++) {
+        const float back = ari_float32(ari_bits32(c->val[i]) ^ (1u << bit));
+        if (c->noisy ? !ari_holds(c, back, (double)c->ref[i]) : !ari_same_bits(back, c->ref[i]))
+            continue;
+        if (found >= 0)
+            return -1;
+        found = bit;
+    }
+    return found;
+}
+
+static void say_elements(ari_trace *t, const ari_case *c, const size_t *which, size_t n)
+{
+    const ari_grid *g = &c->grid;
+    ari_text text = ari_list(t, "elements");
+    for (size_t i = 0; i < n; i++) {
+        ari_say(&text, i ? ", [" : "[");
+        for (int dim = 0; dim < g->nd; dim++)
+            ari_say(&text, dim ? ", %zu" : "%zu", ari_grid_index(g, which[i], dim));
+        ari_say(&text, "] (%.9g, reference %.9g)", (double)c->val[which[i]], (double)c->ref[which[i]]);
+    }
+}
+
+ar_status ari_measure_bits(ari_trace *t, const ari_case *c)
+{
+    const ari_survey *s = &c->survey;
+    size_t which[FEW], n = 0;
+    if (s->different == 0 || s->different > FEW || c->count < 16)
+        return AR_OK;
+    for (size_t i = 0; i < c->count && n < s->different; i++) {
+        if (ari_off(c, i))
+            which[n++] = i;
+    }
+    for (size_t i = 0; i < n && c->noisy; i++) { /* the largest of much rounding is no write to one place */
+        if (fabs((double)c->val[which[i]] - (double)c->ref[which[i]]) < 100.0 * c->absolute)
+            return AR_OK;
+    }
+    int bit = flipped_bit(c, which[0]);
+    for (size_t i = 1; i < n; i++)
+        bit = flipped_bit(c, which[i]) == bit ? bit : -1;
+    const bool exchanged = n == 2 && ari_same_bits(c->ref[which[0]], c->val[which[1]]) &&
+                           ari_same_bits(c->ref[which[1]], c->val[which[0]]);
+    ari_found(t, ARI_FOUND_BITS, exchanged ? ARI_IF(EXCHANGED) : bit >= 0 ? ARI_IF(ONE) : 0);
+    ari_words(t, "which", n == 1 ? "one element alone" : "%zu elements alone", n);
+    ari_words(t, "flipped", n == 1 ? "one bit flipped" : "the same bit flipped in %zu elements", n);
+    ari_words(t, "bit", bit == 31 ? "bit 31, the sign" : "bit %d, of the %s", bit, bit >= 23 ? "exponent" : "mantissa");
+    ari_words(t, "others", "all others are equal%s", c->noisy ? " to rounding" : "");
+    say_elements(t, c, which, n);
+    return AR_OK;
+}
+
+/* --- formats ------------------------------------------------------------------------------------------------------ */
+
+/* x to `kept` bits of mantissa: to nearest (ties to even), or cut off. */
+static float round_to(float x, int kept, bool cut)
+{
+    const uint32_t u = ari_bits32(x), unit = 1u << (23 - kept);
+    if (!isfinite(x))
+        return x;
+    if (cut)
+        return ari_float32(u & ~(unit - 1));
+    return ari_float32((u + unit / 2 - 1 + ((u >> (23 - kept)) & 1u)) & ~(unit - 1));
+}
+
+/* Mantissa bits that are used, of values that differ. */
+static int mantissa_bits(uint32_t all)
+{
+    int used = 23;
+    while (used > 0 && (all & (1u << (23 - used))) == 0)
+        used--;
+    return used;
+}
+
+typedef struct fit {
+    size_t different, nearest, cut, near; /* elements; near: within one step of the format */
+} fit;
+
+/* All that differ, on every rank; their mantissas' bits go to *value and *ref. */
+static fit fit_format(const ari_case *c, int kept, uint32_t *value, uint32_t *ref)
+{
+    fit r = {0};
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        for (size_t i = 0; i < run.count; i++) {
+            if (!ari_run_differs(&c->grid, &run, i))
+                continue;
+            const float v = run.value[i], x = run.ref[i];
+            /* The smallest numbers of fp16 have a step of their own. */
+            const double step = ldexp(fabs((double)x), -kept) + (kept == 10 ? 0x1p-24 : 0.0);
+            *value |= isfinite(v) ? ari_bits32(v) & 0x7fffffu : 0;
+            *ref |= isfinite(x) ? ari_bits32(x) & 0x7fffffu : 0;
+            r.different++;
+            r.nearest += ari_same_bits(v, round_to(x, kept, false));
+            r.cut += ari_same_bits(v, round_to(x, kept, true));
+            r.near += fabs((double)v - (double)x) <= step + c->absolute;
+        }
+    }
+    return r;
+}
+
+ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
+{
+    static const int formats[] = {2, 3, 7, 10};
+    const ari_survey *s = &c->survey;
+    uint32_t value = 0, ref = 0;
+    size_t k = 0;
+    if (s->total.nan > 0 || !(s->max_reference > 0.0))
+        return AR_OK;
+    /* 2^-18 of the largest value is 64 units in its last place: sums of thousands of terms stay below. */
+    if (s->total.max_difference <= 0x1p-18 * s->max_reference) {
+        ari_found(t, ARI_FOUND_ROUNDING, 0);
+        ari_number(t, "largest", s->total.max_difference / s->max_reference);
+        return AR_OK;
+    }
+    (void)fit_format(c, formats[3], &value, &ref);
+    const int used = mantissa_bits(value);
+    while (k < 4 && formats[k] < used)
+        k++;
+    if (used < 1 || k == 4 || mantissa_bits(ref) <= formats[k] || s->total.different < 16)
+        return AR_OK;
+    const int kept = formats[k];
+    const fit r = fit_format(c, kept, &value, &ref);
+    /* A reference from elsewhere is rounding off itself, and moves a value now and then to the next step. */
+    if (r.near < r.different)
+        return AR_OK;
+    ari_found(t, ARI_FOUND_PRECISION,
+              r.cut * 10 >= r.different * 9 && r.cut > r.nearest ? ARI_IF(CUT)
+              : r.nearest * 2 >= r.different                     ? ARI_IF(SAME)
+                                                                 : 0);
+    ari_words(t, "format", "%s",
+              kept == 10  ? s->max_reference < 65504.0 ? "fp16 or tf32" : "tf32"
+              : kept == 7 ? "bf16"
+              : kept == 3 ? "fp8 (e4m3)"
+                          : "fp8 (e5m2)");
+    ari_count(t, "mantissa", (size_t)kept);
+    ari_count(t, "bits", kept < 4 ? 8 : 16);
+    ari_count(t, "nearest", t->is & ARI_IF(CUT) ? r.cut : r.nearest);
+    ari_count(t, "wrong", r.different);
+    return AR_OK;
+}
+
+/* --- functions ---------------------------------------------------------------------------------------------------- */
+
+typedef struct bounds {
+    double low, high;         /* of the other's values */
+    double ref_low, ref_high; /* of the reference's */
+    size_t at_low, at_high, different, lost_sign, negative;
+} bounds;
+
+static bounds bounds_of(const ari_case *c)
+{
+    bounds b = {INFINITY, -INFINITY, INFINITY, -INFINITY, 0, 0, 0, 0, 0};
+    for (size_t i = 0; i < c->count; i++) {
+        const double v = (double)c->val[i], r = (double)c->ref[i];
+        b.low = fmin(b.low, v);
+        b.high = fmax(b.high, v);
+        b.ref_low = fmin(b.ref_low, r);
+        b.ref_high = fmax(b.ref_high, r);
+    }
+    for (size_t i = 0; i < c->count; i++) {
+        const double v = (double)c->val[i], r = (double)c->ref[i];
+        if (!ari_off(c, i))
+            continue;
+        b.different++;
+        b.at_low += v == b.low && r < v;
+        b.at_high += v == b.high && r > v;
+        b.negative += r < 0.0;
+        b.lost_sign += r < 0.0 && ari_holds(c, c->val[i], -r);
+    }
+    return b;
+}
+
+static bool clamps(const ari_case *c, const bounds *b)
+{
+    return b->different >= 4 && b->low < b->high && b->at_low + b->at_high == b->different &&
+           (b->low > b->ref_low + c->absolute || b->high < b->ref_high - c->absolute);
+}
+
+/* Whether all different values of [from, to) are multiples of a step, and within one of the reference. */
+static bool is_grid(const ari_case *c, size_t from, size_t to, double step)
+{
+    size_t several = 0; /* of zeros alone any step is one */
+    for (size_t i = from; i < to; i++) {
+        const double v = (double)c->val[i];
+        if (!ari_off(c, i))
+            continue;
+        several += fabs(v) > 0.5 * step;
+        if (!(fabs(v - nearbyint(v / step) * step) <= 1e-4 * step) || fabs(v - (double)c->ref[i]) > 1.01 * step)
+            return false;
+    }
+    return several >= 4;
+}
+
+/* The step of a grid of at most 256 steps that all different values of [from, to) lie on; 0 if there is none: the
+ * smallest value, or what signed integers of 8 and 4 bits make of the largest. */
+static double grid_step(const ari_case *c, size_t from, size_t to, size_t *n)
+{
+    double least = INFINITY, largest = 0.0;
+    for (size_t i = from; i < to; i++) {
+        const double v = fabs((double)c->val[i]);
+        largest = fmax(largest, v); /* itself a multiple, and often right */
+        if (!ari_off(c, i) || v == 0.0)
+            continue;
+        (*n)++;
+        least = fmin(least, v);
+    }
+    const double steps[] = {largest / 127.0, largest / 128.0, largest / 7.0, largest / 8.0, least};
+    for (size_t k = 0; k < sizeof steps / sizeof *steps && isfinite(largest); k++) {
+        if (steps[k] > 0.0 && largest <= 256.0 * steps[k] && is_grid(c, from, to, steps[k]))
+            return steps[k];
+    }
+    return 0.0;
+}
+
+static void measure_grid(ari_trace *t, const ari_case *c)
+{
+    const size_t cols = c->grid.cols;
+    size_t n = 0, rows = 0;
+    const double step = grid_step(c, 0, c->count, &n);
+    if (step > 4.0 * c->absolute && n >= 64) {
+        ari_found(t, ARI_FOUND_GRID, 0);
+        ari_number(t, "step", step);
+        ari_count(t, "steps", (size_t)nearbyint(c->max_ref / step));
+        return;
+    }
+    for (size_t row = 0; row * cols < c->count; row++) {
+        size_t own = 0;
+        const double of_row = grid_step(c, row * cols, (row + 1) * cols, &own);
+        if (own > 0 && !(of_row > 2.0 * c->absolute && own >= 12))
+            return;
+        rows += own > 0;
+    }
+    if (rows < 2)
+        return;
+    ari_found(t, ARI_FOUND_GRID, ARI_IF(ROWS));
+    ari_count(t, "rows", rows);
+}
+
+/* Whether all values are 0 or 1, and each the other one of the reference's. */
+static bool is_inverted(const ari_case *c)
+{
+    size_t ones = 0;
+    for (size_t i = 0; i < c->count; i++) {
+        const float r = c->ref[i];
+        if ((r != 0.0f && r != 1.0f) || c->val[i] != 1.0f - r)
+            return false;
+        ones += r == 1.0f;
+    }
+    return ones > 0 && ones < c->count;
+}
+
+ar_status ari_measure_function(ari_trace *t, const ari_case *c)
+{
+    const bounds b = bounds_of(c);
+    if (c->survey.total.nan > 0 || b.different < 4 || c->count < 8)
+        return AR_OK;
+    if (is_inverted(c))
+        ari_found(t, ARI_FOUND_FUNCTION, ARI_IF(EXCHANGED));
+    else if (b.lost_sign == b.different)
+        ari_found(t, ARI_FOUND_FUNCTION, ARI_IF(NEGATIVE));
+    else if (clamps(c, &b))
+        ari_found(t, ARI_FOUND_FUNCTION,
+                  b.low == 0.0 && b.at_low == b.different ? ARI_IF(CUT) | ARI_IF(ZERO) : ARI_IF(CUT));
+    else
+        measure_grid(t, c);
+    if (t->kind == ARI_FOUND_FUNCTION) {
+        ari_count(t, "wrong", b.different);
+        ari_number(t, "low", b.low);
+        ari_number(t, "high", b.high);
+    }
+    return AR_OK;
+}
+
+/* --- NaN ---------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_measure_nan(ari_trace *t, const ari_case *c)
+{
+    const ari_tally *all = &c->survey.total;
+    if (all->nan == 0)
+        return AR_OK;
+    ari_found(t, ARI_FOUND_NAN, 0);
+    ari_count(t, "nan", all->nan);
+    ari_count(t, "wrong", all->different);
+    return AR_OK;
+}

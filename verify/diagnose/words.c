@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Words: names of dimensions, heads and packed parts, lists of indices and ranks, the line that says where. */
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+enum { RUNS_SHOWN = 3, ROWS_SHOWN = 6 }; /* a line has about 250 characters */
+
+/* --- names -------------------------------------------------------------------------------------------------------- */
+
+bool ari_name_has(const ari_difference *d, const char *part)
+{
+    return strstr(d->name, part) != NULL;
+}
+
+bool ari_is_bias(const ari_difference *d)
+{
+    const char *dot = strrchr(d->name, '.');
+    return d->ndim == 1 && strstr(dot ? dot : d->name, "bias") != NULL;
+}
+
+bool ari_is_by_heads(const ari_difference *d)
+{
+    if (!ari_is_activation(d) || d->ndim != 3 || d->head_dim == 0 || d->shape[2] % d->head_dim != 0)
+        return false;
+    switch (ari_module_of(d->name, strlen(d->name)).role) {
+    case ARI_Q_ROPE:
+    case ARI_K_ROPE:
+    case ARI_Q_HEADS:
+    case ARI_K_HEADS:
+    case ARI_V_HEADS:
+        return true;
+    case ARI_Q:
+    case ARI_K:
+    case ARI_V:
+    case ARI_CONTEXT:
+        return d->pass == 'f';
+    case ARI_OUT: /* its input */
+        return d->pass == 'b';
+    default:
+        return false;
+    }
+}
+
+const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
+{
+    static const char *const words[][2] = {
+        {"sample", "samples"}, {"token", "tokens"},     {"feature", "features"}, {"head", "heads"},
+        {"query", "queries"},  {"key", "keys"},         {"lane", "lanes"},       {"row", "rows"},
+        {"column", "columns"}, {"element", "elements"}, {"id", "ids"},
+    };
+    enum { SAMPLE, TOKEN, FEATURE, HEAD, QUERY, KEY, LANE, ROW, COLUMN, ELEMENT, ID };
+    const ari_difference *d = g->d;
+    const unsigned is = ari_name_is(d->name);
+    const bool scores = is & ARI_IS_SCORES, vocabulary = is & (ARI_IS_EMBEDDING | ARI_IS_HEAD);
+    const bool logits = (is & ARI_IS_LOGITS) || ((is & ARI_IS_HEAD) && d->pass == 'f');
+    const int activation[5][4] = {{ELEMENT},
+                                  {ELEMENT},
+                                  {TOKEN, FEATURE},
+                                  {SAMPLE, TOKEN, logits ? ID : FEATURE},
+                                  {SAMPLE, scores ? HEAD : TOKEN, scores ? QUERY : HEAD, scores ? KEY : LANE}};
+    int word = activation[d->ndim][dim];
+    if (!ari_is_activation(d))
+        word = d->ndim < 2 ? ELEMENT : dim == d->ndim - 1 ? COLUMN : dim == 0 && vocabulary ? ID : ROW;
+    return words[word][plural];
+}
+
+/* --- heads -------------------------------------------------------------------------------------------------------- */
+
+/* The dimension along which a module's outputs lie (inputs: the other one), -1 where there is none. */
+static int feature_dim(const ari_case *c, bool inputs)
+{
+    const ari_difference *d = c->grid.d;
+    if (ari_is_activation(d))
+        return d->ndim - 1;
+    if (d->ndim == 2)
+        return (int)ari_module_within(d->name).in_out ^ (int)inputs;
+    return d->ndim == 1 && !inputs ? 0 : -1;
+}
+
+typedef enum head_kind { NO_HEADS, QUERY_HEADS, KEY_HEADS, PACKED_HEADS } head_kind;
+
+/* Whose heads a module's outputs are, or of the attention's output layer its inputs. */
+static head_kind heads_of(ari_role role)
+{
+    switch (role) {
+    case ARI_Q:
+    case ARI_Q_HEADS:
+    case ARI_Q_ROPE:
+    case ARI_CONTEXT:
+    case ARI_OUT:
+        return QUERY_HEADS;
+    case ARI_K:
+    case ARI_V:
+    case ARI_K_HEADS:
+    case ARI_V_HEADS:
+    case ARI_K_ROPE:
+        return KEY_HEADS;
+    case ARI_QKV:
+        return PACKED_HEADS;
+    default:
+        return NO_HEADS;
+    }
+}
+
+static head_kind heads_along(const ari_case *c, int dim)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_role role = ari_module_within(d->name).role;
+    const bool parameter = !ari_is_activation(d);
+    if (dim != feature_dim(c, role == ARI_OUT))
+        return NO_HEADS;
+    if (role == ARI_OUT && (d->pass == 'f' || (parameter && d->ndim != 2)))
+        return NO_HEADS;
+    if (role == ARI_QKV && !parameter && d->pass != 'f')
+        return NO_HEADS;
+    /* "q_proj:bwd" is the gradient of its input, which has no heads. */
+    if (!parameter && d->pass == 'b' && role != ARI_OUT && strstr(d->name, "_proj"))
+        return NO_HEADS;
+    return heads_of(role);
+}
+
+bool ari_has_heads(const ari_case *c, int dim)
+{
+    return heads_along(c, dim) != NO_HEADS;
+}
+
+size_t ari_head_size(const ari_case *c, int dim)
+{
+    const size_t n = c->grid.shape[dim], heads = c->facts.heads, kv = c->facts.kv_heads;
+    const head_kind kind = heads_along(c, dim);
+    const size_t all = kind == QUERY_HEADS ? heads : kind == KEY_HEADS ? kv : kind == PACKED_HEADS ? heads + 2 * kv : 0;
+    return all > 0 && n % all == 0 && !c->inner ? n / all : 0;
+}
+
+int ari_packed(const ari_case *c, int dim, const char *part[3], size_t size[3])
+{
+    const ari_difference *d = c->grid.d;
+    const ari_role role = ari_module_within(d->name).role;
+    const size_t n = c->grid.shape[dim], head = ari_head_size(c, dim);
+    const bool qkv = role == ARI_QKV;
+    if (c->inner || dim != feature_dim(c, false) || (ari_is_activation(d) && d->pass != 'f'))
+        return 0;
+    if (qkv && head > 0) {
+        size[0] = head * c->facts.heads;
+        size[1] = size[2] = head * c->facts.kv_heads;
+    } else if (qkv && n % 3 == 0) {
+        size[0] = size[1] = size[2] = n / 3;
+    } else if (role == ARI_GATE_UP && n % 2 == 0) {
+        part[0] = "gate", part[1] = "up";
+        size[0] = size[1] = n / 2;
+        return 2;
+    } else {
+        return 0;
+    }
+    part[0] = "q", part[1] = "k", part[2] = "v";
+    return 3;
+}
+
+/* --- parts of a dimension ----------------------------------------------------------------------------------------- */
+
+void ari_hull(const ari_case *c, int dim, size_t *from, size_t *to)
+{
+    const size_t *hits = c->survey.hits[dim], n = c->grid.shape[dim];
+    *from = 0;
+    *to = n;
+    while (*from < n && hits[*from] == 0)
+        (*from)++;
+    while (*to > *from && hits[*to - 1] == 0)
+        (*to)--;
+}
+
+size_t ari_block_of(size_t n, size_t from, size_t to, size_t *which)
+{
+    const size_t size = to - from;
+    if (size == 0 || size == n || n % size != 0 || from % size != 0)
+        return 0;
+    *which = from / size;
+    return n / size;
+}
+
+static bool say_packed(ari_text *t, const ari_case *c, int dim, size_t *from, size_t *to, size_t *n)
+{
+    const char *part[3];
+    size_t size[3], start = 0;
+    const int parts = ari_packed(c, dim, part, size);
+    for (int i = 0; i < parts; start += size[i++]) {
+        if (*from < start || *to > start + size[i])
+            continue;
+        ari_say(t, "; that is %s%s of %s", *to - *from == size[i] ? "" : "within ", part[i],
+                parts == 3 ? "q|k|v" : "gate|up");
+        *from -= start;
+        *to -= start;
+        *n = size[i];
+        return true;
+    }
+    return false;
+}
+
+static void say_block(ari_text *t, const ari_case *c, int dim)
+{
+    size_t from, to, which = 0, n = c->grid.shape[dim];
+    ari_hull(c, dim, &from, &to);
+    if (n < 2 || to - from == n || to == from || c->survey.hit[dim] * 10 < (to - from) * 9)
+        return;
+    const char *part[3];
+    size_t size[3];
+    const bool is_packed = ari_packed(c, dim, part, size) > 0, packed = say_packed(t, c, dim, &from, &to, &n);
+    const size_t blocks = ari_block_of(n, from, to, &which), head = ari_head_size(c, dim);
+    if (head > 0 && (packed || !is_packed) && from % head == 0 && to % head == 0 && to - from < n) {
+        ari_say(t, to - from == head ? "; head %zu" : "; heads %zu", from / head);
+        if (to - from > head)
+            ari_say(t, "..%zu", to / head - 1);
+        ari_say(t, " of %zu", n / head);
+    }
+    if (blocks > 1 && blocks <= 64 && (to - from > 1 || blocks <= 8))
+        ari_say(t, "; shard %zu of %zu%s%s (from 0)", which, blocks, packed ? "" : " of the ",
+                packed ? "" : ari_dim_name(&c->grid, dim, true));
+}
+
+/* --- lists -------------------------------------------------------------------------------------------------------- */
+
+/* A set of 0 .. n-1 given by `in`, as runs: "17", "3..9, 12", "5 onward". */
+static void say_set(ari_text *t, size_t n, bool (*in)(const void *, size_t), const void *user, bool onward)
+{
+    size_t runs = 0, members = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (!in(user, i))
+            continue;
+        const size_t start = i;
+        while (i + 1 < n && in(user, i + 1))
+            i++;
+        members += i - start + 1;
+        if (++runs > RUNS_SHOWN)
+            continue;
+        ari_say(t, runs > 1 ? ", " : " ");
+        if (start == i)
+            ari_say(t, "%zu", start);
+        else if (onward && i + 1 == n && start > 0)
+            ari_say(t, "%zu onward", start);
+        else
+            ari_say(t, "%zu..%zu", start, i);
+    }
+    if (runs > RUNS_SHOWN)
+        ari_say(t, ", ... (%zu in all)", members);
+}
+
+struct index_set {
+    const size_t *hits;
+    size_t unit; /* consecutive indices that count as one */
+};
+
+static bool index_in(const void *user, size_t i)
+{
+    const struct index_set *s = user;
+    return s->hits[i * s->unit] > 0;
+}
+
+/* Whether each block of `unit` indices is hit as a whole or not at all. */
+static bool in_units(const size_t *hits, size_t n, size_t unit)
+{
+    for (size_t i = 0; i < n; i++) {
+        if ((hits[i] > 0) != (hits[i / unit * unit] > 0))
+            return false;
+    }
+    return true;
+}
+
+static bool is_wrong(const void *user, size_t rank)
+{
+    const ari_case *c = user;
+    return c->survey.rank[rank].different > 0;
+}
+
+static bool is_right(const void *user, size_t rank)
+{
+    const ari_case *c = user;
+    return c->survey.rank[rank].different == 0 && c->survey.rank[rank].kept > 0;
+}
+
+static void say_ranks(ari_text *t, const ari_case *c, bool (*in)(const void *, size_t))
+{
+    const size_t ranks = (size_t)c->grid.d->ranks;
+    size_t n = 0;
+    for (size_t r = 0; r < ranks; r++)
+        n += in(c, r);
+    ari_say(t, n == 1 ? "rank" : "ranks");
+    say_set(t, ranks, in, c, false);
+}
+
+void ari_say_wrong_ranks(ari_text *t, const ari_case *c)
+{
+    say_ranks(t, c, is_wrong);
+}
+
+void ari_say_right_ranks(ari_text *t, const ari_case *c)
+{
+    say_ranks(t, c, is_right);
+}
+
+void ari_say_indices(ari_text *t, const ari_case *c, int dim)
+{
+    const ari_grid *g = &c->grid;
+    const ari_survey *s = &c->survey;
+    struct index_set set = {s->hits[dim], 1};
+    const size_t n = g->shape[dim], unit = g->d->head_dim;
+    if (dim == g->nd - 1 && ari_is_by_heads(g->d) && in_units(set.hits, n, unit)) {
+        set.unit = unit;
+        const size_t heads = s->hit[dim] / unit;
+        ari_say(t, heads == 1 ? "head" : "heads");
+        say_set(t, n / unit, index_in, &set, true);
+        ari_say(t, " (");
+        set.unit = 1;
+    }
+    ari_say(t, "%s", ari_dim_name(g, dim, s->hit[dim] != 1));
+    say_set(t, n, index_in, &set, true);
+    if (unit > 0 && dim == g->nd - 1 && ari_is_by_heads(g->d) && in_units(set.hits, n, unit))
+        ari_say(t, ")");
+}
+
+/* --- the line that says where ------------------------------------------------------------------------------------- */
+
+/* Rows (tokens) that differ: all of their elements, or some. */
+static void count_rows(const ari_case *c, size_t *full, size_t *touched)
+{
+    const ari_grid *g = &c->grid;
+    *full = *touched = 0;
+    for (size_t row = 0; row < g->rows; row++) {
+        size_t n = 0;
+        for (size_t i = 0; i < g->cols; i++)
+            n += ari_off(c, row * g->cols + i);
+        *full += n == g->cols;
+        *touched += n > 0;
+    }
+}
+
+/* "every feature of 2 tokens: [0, 17], [3, 5]". */
+static void say_rows(ari_text *t, const ari_case *c, size_t rows)
+{
+    const ari_grid *g = &c->grid;
+    size_t shown = 0;
+    ari_say(t, "every %s of %zu %s:", ari_dim_name(g, g->nd - 1, false), rows, ari_dim_name(g, g->nd - 2, rows != 1));
+    for (size_t row = 0; row < g->rows && shown < ROWS_SHOWN; row++) {
+        if (!ari_off(c, row * g->cols))
+            continue;
+        ari_say(t, shown++ ? ", [" : " [");
+        for (int dim = 0; dim + 1 < g->nd; dim++)
+            ari_say(t, dim ? ", %zu" : "%zu", ari_grid_index(g, row * g->cols, dim));
+        ari_say(t, "]");
+    }
+    if (rows > shown)
+        ari_say(t, ", ...");
+}
+
+static void say_place(ari_text *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const ari_survey *s = &c->survey;
+    size_t full = 0, touched = 0;
+    int named = 0;
+    if (g->nd >= 3 && !s->product) {
+        count_rows(c, &full, &touched);
+        if (full == touched && touched * 4 <= g->rows) {
+            ari_say(t, ": ");
+            say_rows(t, c, full);
+            return;
+        }
+    }
+    for (int dim = 0; dim < g->nd; dim++) {
+        if (s->hit[dim] == g->shape[dim])
+            continue;
+        ari_say(t, named++ ? ", " : s->product ? ": " : ", all within ");
+        ari_say_indices(t, c, dim);
+    }
+    if (!named && !s->product)
+        ari_say(t, ", scattered");
+}
+
+static void say_where_ranks(ari_text *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const ari_survey *s = &c->survey;
+    const int n = g->d->ranks;
+    if (n == 1)
+        return;
+    ari_say(t, "; ");
+    if (s->wrong_ranks == n)
+        ari_say(t, n == 2 ? "on both ranks" : "on all %d ranks", n);
+    else {
+        ari_say(t, "on ");
+        ari_say_wrong_ranks(t, c);
+        ari_say(t, s->wrong_ranks == 1 ? " only" : " of %d", n);
+    }
+    if (s->shared > 0 && s->disagree == 0)
+        ari_say(t, ", whose copies are equal");
+    else if (s->disagree == s->different)
+        ari_say(t, "; the copies differ from each other");
+    else if (s->shared > 0)
+        ari_say(t, "; the copies differ from each other in %zu element%s", s->disagree, s->disagree == 1 ? "" : "s");
+}
+
+static void say_share(ari_text *t, size_t part, size_t whole)
+{
+    const double percent = 100.0 * (double)part / (double)whole;
+    if (percent < 99.5)
+        ari_say(t, "%zu of %zu elements (%.2g%%)", part, whole, percent);
+    else
+        ari_say(t, "%zu of %zu elements, all but %zu", part, whole, whole - part);
+}
+
+void ari_say_where(ari_text *t, const ari_case *c, const char *looks)
+{
+    const ari_grid *g = &c->grid;
+    const ari_survey *s = &c->survey;
+    if (s->different == g->count)
+        ari_say(t, g->count == 1 ? "the one value" : "all %zu elements", g->count);
+    else
+        say_share(t, s->different, g->count);
+    const bool every = s->total.kept == 0 && s->different < g->count;
+    if (every)
+        ari_say(t, ", every one that is not zero in the reference");
+    if (looks[0])
+        ari_say(t, ", %s", looks);
+    if (s->different < g->count && !every)
+        say_place(t, c);
+    if (s->total.nan > 0)
+        ari_say(t, g->d->hidden ? "; %zu NaN" : "; %zu NaN over the ranks", s->total.nan);
+    say_where_ranks(t, c);
+}
+
+void ari_say_part(ari_text *t, const ari_case *c)
+{
+    for (int dim = 0; dim < c->grid.nd; dim++)
+        say_block(t, c, dim);
+}
+
+void ari_say_exactness(ari_trace *t, const ari_case *c, double worst)
+{
+    ari_words(t, "exact", worst == 0.0 ? "bit for bit" : "to within %.1e of the largest value", worst / c->max_ref);
+}

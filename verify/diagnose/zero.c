@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Zeros, or one value, where the reference has others: nothing written, shards filled in part, dropout, masks; and
+ * where the differences are, which is left to say where no relation holds. */
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+ar_status ari_measure_zero(ari_trace *t, const ari_case *c)
+{
+    const ari_survey *s = &c->survey;
+    if (s->total.zero < s->total.different)
+        return AR_OK;
+    ari_found(t, ARI_FOUND_ZERO,
+              s->wrong_ranks == s->holding_ranks && s->total.kept == 0 ? ARI_IF(ALL)
+              : s->wrong_ranks < s->holding_ranks                      ? ARI_IF(SOME)
+                                                                       : 0);
+    ari_text wrong = ari_list(t, "wrong");
+    ari_say_wrong_ranks(&wrong, c);
+    return AR_OK;
+}
+
+ar_status ari_measure_block_of_zeros(ari_trace *t, const ari_case *c)
+{
+    const ari_survey *s = &c->survey;
+    size_t covered = 1, from, to;
+    if (s->total.zero < s->total.different || s->total.different < 2 || s->total.kept == 0)
+        return AR_OK;
+    for (int dim = 0; dim < c->grid.nd; dim++) {
+        ari_hull(c, dim, &from, &to);
+        if (s->hit[dim] * 10 < (to - from) * 9)
+            return AR_OK;
+        covered *= to - from;
+    }
+    if (covered == c->count || s->total.different * 4 < covered)
+        return AR_OK;
+    ari_found(t, ARI_FOUND_ZERO_BLOCK, 0);
+    ari_text part = ari_list(t, "part");
+    ari_say_part(&part, c);
+    return AR_OK;
+}
+
+/* --- shards of which only the first part is there ----------------------------------------------------------------- */
+
+/* The first `cut` of each shard's `extent` indices are right; n shards, 0: those of the ranks. */
+static void found_tail(ari_trace *t, const ari_case *c, int dim, size_t cut, size_t extent, size_t n)
+{
+    const ari_difference *d = c->grid.d;
+    const bool zero = c->survey.total.zero == c->survey.total.different, seen = n == 0;
+    const bool by_heads = seen && ari_is_by_heads(d) && dim == d->ndim - 1 && cut % d->head_dim == 0;
+    const bool heads =
+        seen ? ari_name_has(d, "attn") || ari_name_has(d, "attention") || (ari_name_is(d->name) & ARI_IS_CONTEXT)
+             : ari_has_heads(c, dim);
+    const size_t ranks = seen ? (size_t)ari_tp_of(d) : n;
+    const size_t local = by_heads ? extent / d->head_dim : 0, right = by_heads ? cut / d->head_dim : 0;
+    ari_found(t, ARI_FOUND_TAIL, 0);
+    if (by_heads && local % ranks != 0 && right == local / ranks)
+        t->is |= ARI_IF(FLOOR);
+    else if (extent % cut == 0 && extent / cut == ranks)
+        t->is |= ARI_IF(TWICE);
+    t->less = seen ? zero ? 0 : 18 : 4;
+    ari_words(t, "of", heads ? "heads" : "shards");
+    ari_words(t, "each", seen ? "every rank" : "each of %zu shards", n);
+    ari_count(t, "cut", cut);
+    ari_count(t, "extent", extent);
+    ari_count(t, "shards", ranks);
+    ari_count(t, "local", local);
+    ari_words(t, "axes", "%s", ari_dim_name(&c->grid, dim, true));
+    ari_words(t, "by_heads", by_heads ? " (%zu of %zu heads)" : "", right, local);
+    ari_words(t, "rest", zero ? "zero" : "wrong");
+    ari_words(t, "ranks", seen ? "ranks" : "shards");
+    ari_words(t, "count", heads ? "head count" : "extent");
+}
+
+/* Of n = 2 .. shards along a dimension each has zeros from the same place on, and only there; that place. */
+static size_t cut_of_shards(const ari_case *c, int dim, size_t n)
+{
+    const size_t *hits = c->survey.hits[dim], size = c->grid.shape[dim] / n;
+    size_t cut = 0;
+    while (cut < size && hits[cut] == 0)
+        cut++;
+    if (cut == 0 || cut == size)
+        return 0;
+    for (size_t i = 0; i < n * size; i++) {
+        if ((hits[i] > 0) != (i % size >= cut))
+            return 0;
+    }
+    return cut;
+}
+
+static void measure_shards(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    for (int dim = g->nd - 1; dim >= 0 && t->kind == ARI_FOUND_NOTHING; dim--) {
+        for (size_t n = 2; n <= ARI_MOST_RANKS && n * 2 <= g->shape[dim] && t->kind == ARI_FOUND_NOTHING; n++) {
+            const size_t cut = g->shape[dim] % n == 0 ? cut_of_shards(c, dim, n) : 0;
+            if (cut > 0)
+                found_tail(t, c, dim, cut, g->shape[dim] / n, n);
+        }
+    }
+}
+
+/* Along one dimension, over all ranks: where in the local extent differences begin, and where right values end. */
+typedef struct cut {
+    bool possible;
+    size_t first_wrong, last_right, extent;
+} cut;
+
+static void look_for_cut(cut *cuts, const ari_case *c, int rank)
+{
+    const ari_grid *g = &c->grid;
+    ari_runs it = ari_runs_of_rank(g, rank);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        for (size_t i = 0; i < run.count; i++) {
+            const bool off = ari_run_differs(g, &run, i);
+            size_t rest = run.at + i;
+            if (!off && run.ref[i] == 0.0f) /* zero is right anywhere */
+                continue;
+            for (int dim = g->nd - 1; dim >= 0; dim--) {
+                const size_t n = g->d->copy[rank].shape[dim], at = rest % n;
+                rest /= n;
+                if (off && at < cuts[dim].first_wrong)
+                    cuts[dim].first_wrong = at;
+                if (!off && at + 1 > cuts[dim].last_right)
+                    cuts[dim].last_right = at + 1;
+            }
+        }
+    }
+}
+
+static void measure_ranks(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const ari_survey *s = &c->survey;
+    cut all[AR_MAX_DIMS];
+    bool begun = false;
+    if (g->d->ndim == 0 || g->d->ranks < 2 || s->wrong_ranks < s->holding_ranks)
+        return;
+    for (int r = 0; r < g->d->ranks; r++) {
+        cut mine[AR_MAX_DIMS];
+        if (s->rank[r].different == 0 && s->rank[r].kept == 0)
+            continue;
+        for (int dim = 0; dim < g->nd; dim++)
+            mine[dim] = (cut){true, SIZE_MAX, 0, g->d->copy[r].shape[dim]};
+        look_for_cut(mine, c, r);
+        for (int dim = 0; dim < g->nd; dim++) {
+            const bool cut_here = mine[dim].last_right > 0 && mine[dim].last_right <= mine[dim].first_wrong;
+            all[dim] = begun ? all[dim] : mine[dim];
+            all[dim].possible = all[dim].possible && cut_here && mine[dim].extent < g->shape[dim] &&
+                                all[dim].first_wrong == mine[dim].first_wrong && all[dim].extent == mine[dim].extent;
+        }
+        begun = true;
+    }
+    const bool zero = s->total.zero == s->total.different;
+    for (int dim = g->nd - 1; dim >= 0 && begun; dim--) {
+        const bool fraction = all[dim].possible && all[dim].extent % all[dim].first_wrong == 0;
+        if (all[dim].possible && (zero || fraction)) {
+            found_tail(t, c, dim, all[dim].first_wrong, all[dim].extent, 0);
+            return;
+        }
+    }
+}
+
+ar_status ari_measure_tail(ari_trace *t, const ari_case *c)
+{
+    const ari_tally *all = &c->survey.total;
+    if (!c->grid.d->hidden)
+        measure_ranks(t, c);
+    else if (all->zero == all->different && all->different > 1 && all->kept > 0)
+        measure_shards(t, c);
+    return AR_OK;
+}
+
+/* --- dropout ------------------------------------------------------------------------------------------------------ */
+
+static bool is_dropped(const ari_case *c, size_t i)
+{
+    return ari_off(c, i) && fabs((double)c->val[i]) <= c->grid.d->noise;
+}
+
+/* The one factor of all elements that are not dropped; 0: they have none. */
+static double factor_of_rest(const ari_case *c)
+{
+    ari_sums s = {0};
+    double worst = 0.0;
+    for (size_t i = 0; i < c->count; i++) {
+        if (is_dropped(c, i))
+            continue;
+        ari_sums_add(&s, (double)c->val[i], (double)c->ref[i]);
+    }
+    const double factor = s.rr > 0.0 ? ari_factor_of(&s) : 0.0;
+    for (size_t i = 0; i < c->count; i++) {
+        const double expected = factor * (double)c->ref[i], left = fabs((double)c->val[i] - expected);
+        if (is_dropped(c, i))
+            continue;
+        if (!ari_holds(c, c->val[i], expected))
+            return 0.0;
+        worst = fmax(worst, left);
+    }
+    return ari_explains(c, worst) ? factor : 0.0;
+}
+
+/* Whether the dropped elements lie anywhere: along no dimension are they more than chance would have it. */
+static bool lie_anywhere(const ari_case *c, size_t dropped)
+{
+    const ari_grid *g = &c->grid;
+    const double rate = (double)dropped / (double)c->count;
+    for (int dim = 0; dim < g->nd; dim++) {
+        const size_t inner = ari_grid_inner(g, dim);
+        size_t most = 0;
+        const double size = (double)c->count / (double)g->shape[dim];
+        for (size_t k = 0; k < g->shape[dim]; k++) {
+            size_t own = 0;
+            for (size_t start = k * inner; start < c->count; start += inner * g->shape[dim]) {
+                for (size_t i = start; i < start + inner; i++)
+                    own += is_dropped(c, i);
+            }
+            most = own > most ? own : most;
+        }
+        if ((double)most > size * rate + 6.0 * sqrt(size * rate) + 4.0)
+            return false;
+    }
+    return true;
+}
+
+static void measure_dropout(ari_trace *t, const ari_case *c)
+{
+    size_t dropped = 0;
+    for (size_t i = 0; i < c->count; i++)
+        dropped += is_dropped(c, i);
+    const double rate = (double)dropped / (double)c->count;
+    if (dropped < 16 || rate > 0.95)
+        return;
+    const double factor = factor_of_rest(c), spread = sqrt(rate * (1.0 - rate) / (double)c->count);
+    const bool scaled = fabs(factor * (1.0 - rate) - 1.0) <= 5.0 * factor * spread, right = fabs(factor - 1.0) < 1e-3;
+    if ((!scaled && !right) || !lie_anywhere(c, dropped))
+        return;
+    ari_found(t, ARI_FOUND_DROPOUT, right ? ARI_IF(ONE) : 0);
+    ari_count(t, "dropped", dropped);
+    ari_number(t, "percent", 100.0 * rate);
+    ari_number(t, "factor", factor);
+    ari_number(t, "p", 1.0 - 1.0 / factor);
+}
+
+/* --- whole tokens ------------------------------------------------------------------------------------------------- */
+
+/* Rows that are zero as a whole; false if any row is so in part alone. */
+static bool count_rows(const ari_case *c, size_t *none)
+{
+    const ari_grid *g = &c->grid;
+    *none = 0;
+    for (size_t row = 0; row < g->rows; row++) {
+        size_t dropped = 0, right = 0;
+        for (size_t i = row * g->cols; i < (row + 1) * g->cols; i++) {
+            dropped += is_dropped(c, i);
+            right += !ari_off(c, i) && fabs((double)c->ref[i]) > 2.0 * g->d->noise;
+        }
+        if (dropped > 0 && right > 0)
+            return false;
+        *none += dropped > 0;
+    }
+    return *none > 1;
+}
+
+static void measure_tokens(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    size_t none = 0;
+    if (g->nd < 2 || c->survey.total.zero < c->survey.different || !count_rows(c, &none) || none == g->rows)
+        return;
+    ari_found(t, ARI_FOUND_ROWS_ZERO, 0);
+    ari_count(t, "zero", none);
+    ari_count(t, "all", g->rows);
+}
+
+/* --- one value ---------------------------------------------------------------------------------------------------- */
+
+static void measure_filled(ari_trace *t, const ari_case *c)
+{
+    const ari_survey *s = &c->survey;
+    float value = 0.0f;
+    size_t n = 0;
+    for (size_t i = 0; i < c->count; i++) {
+        if (!ari_off(c, i))
+            continue;
+        if (n++ == 0)
+            value = c->val[i];
+        else if (c->val[i] != value && !ari_holds(c, c->val[i], (double)value))
+            return;
+    }
+    if (n < 8 || s->different == c->count || isnan(value) || fabs((double)value) <= 8.0 * c->absolute)
+        return;
+    if (fabs((double)value) <= c->max_ref) /* a clamp lies at a bound of the values */
+        return;
+    ari_found(t, ARI_FOUND_FILLED, 0);
+    ari_count(t, "wrong", n);
+    ari_number(t, "filled", (double)value);
+}
+
+ar_status ari_measure_dropped(ari_trace *t, const ari_case *c)
+{
+    if (c->survey.total.nan > 0 || c->count < 64)
+        return AR_OK;
+    measure_filled(t, c);
+    if (t->kind == ARI_FOUND_NOTHING)
+        measure_tokens(t, c);
+    if (t->kind == ARI_FOUND_NOTHING)
+        measure_dropout(t, c);
+    return AR_OK;
+}
+
+/* --- another mask ------------------------------------------------------------------------------------------------- */
+
+/* Whether all values that are zero in the reference and not here have a key after the query. */
+static bool lacks_causal_mask(const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    size_t after = 0;
+    if (!c->val || g->nd < 3 || g->shape[g->nd - 1] != g->shape[g->nd - 2] || c->survey.total.gained < 4)
+        return false;
+    for (size_t i = 0; i < c->count; i++) {
+        const size_t key = i % g->cols, query = i / g->cols % g->shape[g->nd - 2];
+        after += ari_off(c, i) && c->ref[i] == 0.0f && fabs((double)c->val[i]) > g->d->noise && key > query;
+    }
+    return after >= c->survey.total.gained;
+}
+
+ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
+{
+    const ari_tally *all = &c->survey.total;
+    const bool causal = lacks_causal_mask(c);
+    /* Both ways, and not a handful: elements dropped that the reference keeps, and kept that it drops. */
+    if (!causal && (all->zero + all->gained < all->different || all->zero * 20 < all->different ||
+                    all->gained * 20 < all->different || all->different < 16))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_MASK, causal ? ARI_IF(CAUSAL) : 0);
+    ari_count(t, "zero", all->zero);
+    ari_count(t, "gained", all->gained);
+    return AR_OK;
+}
+
+/* --- ranks, samples, tokens --------------------------------------------------------------------------------------- */
+
+/* The one rank in whose even block along `dim` all differences lie; -1 if there is none. */
+static int only_block(const ari_case *c, int dim)
+{
+    const ari_grid *g = &c->grid;
+    if (g->d->ranks < 2 || g->shape[dim] < (size_t)g->d->ranks)
+        return -1;
+    for (int r = 0; r < g->d->ranks; r++) {
+        size_t start = 0, count = 0, inside = 0;
+        ar_split_uneven(g->shape[dim], g->d->ranks, r, &start, &count);
+        for (size_t i = start; i < start + count; i++)
+            inside += c->survey.hits[dim][i] > 0;
+        if (inside == c->survey.hit[dim] && inside * 2 > count)
+            return r;
+    }
+    return -1;
+}
+
+static void place_of_rank(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_survey *s = &c->survey;
+    if (d->allowed > 0.0 && s->total.max_difference < 100.0 * d->allowed) /* where rounding happened to be larger */
+        return;
+    if (s->wrong_ranks < s->holding_ranks) {
+        ari_found(t, ARI_FOUND_RANKS_WRONG, 0);
+        ari_text wrong = ari_list(t, "wrong");
+        ari_say_wrong_ranks(&wrong, c);
+        return;
+    }
+    for (int dim = c->grid.nd - 1; dim >= 0 && s->whole && t->kind == ARI_FOUND_NOTHING; dim--) {
+        const int r = only_block(c, dim);
+        if (r < 0)
+            continue;
+        ari_found(t, ARI_FOUND_BLOCK_OF_RANK, 0);
+        ari_text where = ari_list(t, "where");
+        ari_say_indices(&where, c, dim);
+        ari_words(t, "differ", s->hit[dim] == 1 ? "differs" : "differ");
+        ari_count(t, "rank", (size_t)r);
+    }
+}
+
+/* Whether the first tokens are right and later ones are not. A first token whose reference is zero is right by
+ * accident; a small difference may begin with the first sum. */
+static bool begins_later(const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const ari_survey *s = &c->survey;
+    return s->total.kept > 0 && s->total.dd > 4e-4 * s->total.rr && g->d->ndim == 3 && s->hits[1][0] == 0 &&
+           s->hit[1] * 4 > g->shape[1];
+}
+
+/* --- shards, heads, packed parts ---------------------------------------------------------------------------------- */
+
+/* Whether [from, to) lies in one of the packed parts. */
+static bool is_packed_part(const ari_case *c, int dim, size_t from, size_t to)
+{
+    const char *part[3];
+    size_t size[3], start = 0;
+    const int parts = ari_packed(c, dim, part, size);
+    for (int i = 0; i < parts; start += size[i++]) {
+        if (from >= start && to <= start + size[i])
+            return true;
+    }
+    return false;
+}
+
+static void place_of_shard(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    for (int dim = 0; dim < g->nd; dim++) {
+        const size_t n = g->shape[dim];
+        size_t from, to, which = 0;
+        ari_hull(c, dim, &from, &to);
+        const size_t blocks = ari_block_of(n, from, to, &which), head = ari_head_size(c, dim);
+        const bool heads = head > 0 && from % head == 0 && to % head == 0 && to - from < n;
+        if (to - from == n || to - from < 2 || c->survey.hit[dim] * 10 <= (to - from) * 9 ||
+            (!heads && !is_packed_part(c, dim, from, to) && (blocks == 0 || blocks > 64)) || n < 2)
+            continue;
+        ari_found(t, ARI_FOUND_SHARD_WRONG, 0);
+        ari_text where = ari_list(t, "where");
+        if (blocks > 1)
+            ari_say(&where, "only shard %zu of %zu along dimension %d differs", which, blocks, dim);
+        else
+            ari_say(&where, "only %s %zu..%zu of %zu differ", ari_dim_name(g, dim, true), from, to - 1, n);
+        ari_say_part(&where, c);
+        ari_words(t, "or_head", heads ? " (or one head)" : "");
+        return;
+    }
+}
+
+ar_status ari_measure_place(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const ari_survey *s = &c->survey;
+    const bool activation = ari_is_activation(g->d) && g->d->ndim >= 3;
+    if (c->val && g->d->hidden)
+        place_of_shard(t, c);
+    if (t->kind == ARI_FOUND_NOTHING && activation && g->shape[0] > 1 && s->hits[0][0] == 0 &&
+        s->hit[0] + 1 == g->shape[0])
+        ari_found(t, ARI_FOUND_FIRST_SAMPLE, 0);
+    if (t->kind == ARI_FOUND_NOTHING)
+        place_of_rank(t, c);
+    if (t->kind == ARI_FOUND_NOTHING && activation && begins_later(c))
+        ari_found(t, ARI_FOUND_LATER_TOKENS, 0);
+    return AR_OK;
+}
+
+ar_status ari_measure_anything(ari_trace *t, const ari_case *c)
+{
+    ari_found(t, ARI_FOUND_ANYTHING, isfinite(ari_cosine(&c->survey.total)) ? ARI_IF(NAMED) : 0);
+    return AR_OK;
+}
