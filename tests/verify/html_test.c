@@ -118,7 +118,8 @@ Test(html, names_of_others_cannot_leave_the_data)
     cr_assert_null(strstr(page, "<script>alert(1)"));
     json_t *data = data_of(page);
     const json_t *rows = json_object_get(data, "rows");
-    cr_assert_str_eq(json_string_value(json_object_get(json_array_get(rows, 3), "tensor")), "</script><script>alert(1)");
+    cr_assert_str_eq(json_string_value(json_object_get(json_array_get(rows, 3), "tensor")),
+                     "</script><script>alert(1)");
     cr_assert_str_eq(json_string_value(json_object_get(json_array_get(rows, 2), "tensor")), "bad ? name");
     json_decref(data);
     free(page);
