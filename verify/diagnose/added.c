@@ -146,6 +146,23 @@ static ar_status say_source(ari_trace *t, const ari_case *c, const period *p)
 
 /* --- what is added ------------------------------------------------------------------------------------------------ */
 
+/* Whether differences a period apart are alike in most places of a few: most tensors are ruled out by that. */
+static bool may_repeat(const ari_case *c, size_t length)
+{
+    const size_t places = 64;
+    size_t asked = 0, far = 0;
+    for (size_t k = 0; c->val && k < places; k++) {
+        const size_t at = (c->count - length) / places * k;
+        const double a = (double)c->val[at] - (double)c->ref[at];
+        const double b = (double)c->val[at + length] - (double)c->ref[at + length];
+        if (fabs(a) <= 4.0 * c->absolute || b == 0.0)
+            continue;
+        asked++;
+        far += fabs(a - b) > 0.5 * (fabs(a) + fabs(b));
+    }
+    return far * 2 <= asked;
+}
+
 static ar_status look(ari_trace *t, const ari_case *c, ari_trace_kind kind, size_t length)
 {
     const ari_difference *d = c->grid.d;
@@ -203,7 +220,8 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
         (c->val ? c->count < 8 : !ari_is_activation(g->d)))
         return AR_OK;
     for (size_t i = 0; i < 3 && t->kind == ARI_FOUND_NOTHING; i++) {
-        if (lengths[i] > 0 && lengths[i] * 2 <= g->count && (i == 0 || lengths[i] != lengths[i - 1]))
+        if (lengths[i] > 0 && lengths[i] * 2 <= g->count && (i == 0 || lengths[i] != lengths[i - 1]) &&
+            may_repeat(c, lengths[i]))
             AR_TRY(look(t, c, kinds[i], lengths[i]));
     }
     if (t->kind == ARI_FOUND_NOTHING && c->val && g->nd > 1 && g->cols >= 4)

@@ -207,33 +207,38 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
     X(BITS)                                                                                                            \
     X(BLOCK_OF_RANK)                                                                                                   \
     X(CONSTANT_ADDED)                                                                                                  \
-    X(DECAY) X(DRIFT) X(DROPOUT) X(EDGE_ROWS) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) \
-        X(GRID) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LOOKUP) X(LOSS) X(MASK) X(MEAN)   \
-            X(MEANS) X(NAN) X(NOISE) X(NORM) X(OTHER_TENSOR) X(OWN_BLOCK) X(PADDING) X(PRECISION) X(RANKS_WRONG)       \
-                X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING)      \
-                    X(ROWS_ZERO) X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARD_FACTORS)               \
-                        X(SHARD_WRONG) X(SHARE) X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES)          \
-                            X(SLICE_FACTORS) X(STATISTIC) X(SUM) X(TABLE_ADDED) X(TAIL) X(TENSOR_ADDED) X(TRANSPOSED)  \
-                                X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK)
+    X(DECAY)                                                                                                           \
+    X(DRIFT)                                                                                                           \
+    X(DROPOUT)                                                                                                         \
+    X(EDGE_ROWS) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(HEADS_MOVED)       \
+        X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LOOKUP) X(LOSS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) \
+            X(NORM) X(OTHER_TENSOR) X(OWN_BLOCK) X(PADDING) X(PRECISION) X(RANKS_WRONG) X(RANK_FACTORS) X(RANK_MAJOR)  \
+                X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) X(ROW_ADDED)          \
+                    X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE)                 \
+                        X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) X(SLICE_FACTORS) X(STATISTIC)    \
+                            X(SUM) X(TABLE_ADDED) X(TAIL) X(TENSOR_ADDED) X(TRANSPOSED) X(UPDATE) X(VECTOR_ADDED)      \
+                                X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK)
 #define ARI_KIND(name) ARI_FOUND_##name,
 typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace_kind;
 
 /* Properties: those of the run and the tensor, which every trace has, then those that measures add. What one of the
  * latter means is said where it is set. */
-#define ARI_PROPERTIES(X)                                                                                              \
-    X(SEEN)                                                                                                            \
-    X(HIDDEN)                                                                                                          \
-    X(DP)                                                                                                              \
-    X(SQUARE)                                                                                                          \
-    X(SP)                                                                                                              \
-    X(APART)                                                                                                           \
-    X(EQUAL) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) \
-        X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) X(FIRST_MOMENT) X(FLOOR) X(FOREIGN) X(FRACTION)         \
-            X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT)        \
-                X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_RANKS) X(OF_SHARDS) X(OF_STEP) X(OF_THETA)       \
-                    X(OF_TP) X(OF_WEIGHT) X(ONE) X(OVERWRITTEN) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) X(POWER)       \
-                        X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME) X(TOKENS) X(TWICE)        \
-                            X(ZERO)
+#define ARI_PROPERTIES(X)                                                                                       \
+    X(SEEN)                                                                                                     \
+    X(HIDDEN)                                                                                                   \
+    X(DP)                                                                                                       \
+    X(SQUARE)                                                                                                   \
+    X(SP)                                                                                                       \
+    X(APART)                                                                                                    \
+    X(EQUAL)                                                                                                    \
+    X(MICRO)                                                                                                    \
+    X(LATER)                                                                                                    \
+    X(BATCH) X(MATRIX) X(FINITE) X(ALL) X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) X(COUNT) X(CUT)     \
+        X(EVERYWHERE) X(EXCHANGED) X(FEATURES) X(FIRST_MOMENT) X(FLOOR) X(FOREIGN) X(FRACTION) X(HEADS) X(IDS)  \
+            X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT)     \
+                X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_RANKS) X(OF_SHARDS) X(OF_STEP) X(OF_THETA) X(OF_TP)   \
+                    X(OF_WEIGHT) X(ONE) X(OVERWRITTEN) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) X(POWER) X(ROOT) \
+                        X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME) X(TOKENS) X(TWICE) X(ZERO)
 #define ARI_PROPERTY(name) ARI_AT_##name,
 enum { ARI_PROPERTIES(ARI_PROPERTY) };
 #define ARI_IF(name) ((uint64_t)1 << ARI_AT_##name)
@@ -403,60 +408,57 @@ size_t ari_block_of(size_t n, size_t from, size_t to, size_t *which);
  * AR_ERR_OVERFLOW, those of reading a dump. */
 typedef ar_status (*ari_measure)(ari_trace *t, const ari_case *c);
 
-/* copies.c: copies that should be equal, shards of ranks */
-ar_status ari_measure_sum(ari_trace *t, const ari_case *c);
-ar_status ari_measure_own_block(ari_trace *t, const ari_case *c);
-ar_status ari_measure_drift(ari_trace *t, const ari_case *c);
-ar_status ari_measure_shards(ari_trace *t, const ari_case *c);
-ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c);
-/* factor.c, scales.c: the reference times a number */
-ar_status ari_measure_factor(ari_trace *t, const ari_case *c);
-ar_status ari_measure_means(ari_trace *t, const ari_case *c);
-ar_status ari_measure_scales(ari_trace *t, const ari_case *c);
+/* Copies of ranks; the same where no one copy of all shows it as well; all of a tensor in one copy; a box of a tensor. */
+enum { ARI_RANKS = 1, ARI_VALUES = 2, ARI_WHOLE = 4, ARI_BOX = 8 };
+
+/* Every ari_measure_, the highest confidence of what it finds, and what it looks at. From that confidence on none that
+ * follows can say more. Of two findings of equal confidence the first here is reported. */
+#define ARI_MEASURES(M)                                    \
+    M(function, ARI_IDENTITY + 9, ARI_WHOLE)               \
+    M(other, ARI_IDENTITY + 9, ARI_WHOLE)                  \
+    M(order, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)        \
+    M(transposed, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)   \
+    M(bits, ARI_IDENTITY + 7, ARI_WHOLE)                   \
+    M(own_block, ARI_IDENTITY + 5, ARI_RANKS)              \
+    M(shards, ARI_IDENTITY + 5, ARI_RANKS)                 \
+    M(norm, ARI_IDENTITY + 5, ARI_RANKS | ARI_WHOLE)       \
+    M(factor, ARI_IDENTITY + 5, ARI_RANKS | ARI_WHOLE)     \
+    M(last, ARI_IDENTITY + 4, ARI_VALUES | ARI_WHOLE)      \
+    M(share_update, ARI_IDENTITY + 4, ARI_RANKS)           \
+    M(added, ARI_IDENTITY + 4, ARI_VALUES | ARI_WHOLE)     \
+    M(means, ARI_IDENTITY + 3, ARI_RANKS | ARI_WHOLE)      \
+    M(dropped, ARI_IDENTITY + 3, ARI_WHOLE)                \
+    M(precision, ARI_IDENTITY + 3, ARI_VALUES | ARI_WHOLE) \
+    M(scales, ARI_IDENTITY + 3, ARI_VALUES | ARI_WHOLE)    \
+    M(sum, ARI_IDENTITY + 2, ARI_RANKS)                    \
+    M(rope, ARI_IDENTITY + 2, ARI_WHOLE)                   \
+    M(shift, ARI_IDENTITY + 2, ARI_WHOLE | ARI_BOX)        \
+    M(loss, ARI_IDENTITY + 1, ARI_RANKS | ARI_WHOLE)       \
+    M(statistic, ARI_IDENTITY + 1, ARI_VALUES | ARI_WHOLE) \
+    M(added_tensor, ARI_IDENTITY + 1, ARI_WHOLE)           \
+    M(ids, ARI_TRACE + 8, ARI_VALUES | ARI_WHOLE)          \
+    M(tail, ARI_TRACE + 8, ARI_VALUES | ARI_WHOLE)         \
+    M(mask, ARI_TRACE + 7, ARI_VALUES | ARI_WHOLE)         \
+    M(bias, ARI_TRACE + 5, ARI_VALUES | ARI_WHOLE)         \
+    M(decay, ARI_TRACE + 3, ARI_VALUES | ARI_WHOLE)        \
+    M(block_of_zeros, ARI_TRACE + 3, ARI_WHOLE)            \
+    M(update, ARI_TRACE - 1, ARI_VALUES | ARI_WHOLE)       \
+    M(world_rank, ARI_TRACE - 4, ARI_RANKS)                \
+    M(zero, ARI_TRACE - 5, ARI_RANKS | ARI_WHOLE)          \
+    M(nan, ARI_SHAPE, ARI_VALUES | ARI_WHOLE)              \
+    M(drift, ARI_SHAPE - 10, ARI_RANKS)                    \
+    M(share, ARI_STATISTIC + 7, ARI_WHOLE)                 \
+    M(scatter, ARI_STATISTIC + 6, ARI_RANKS)               \
+    M(gradient, ARI_STATISTIC + 5, ARI_VALUES | ARI_WHOLE) \
+    M(place, ARI_PLACE + 9, ARI_RANKS | ARI_WHOLE)         \
+    M(noise, ARI_STATISTIC - 4, ARI_WHOLE)                 \
+    M(anything, ARI_LAST_RESORT, ARI_RANKS | ARI_WHOLE)
+#define ARI_MEASURE(name, most, on) ar_status ari_measure_##name(ari_trace *t, const ari_case *c);
+ARI_MEASURES(ARI_MEASURE)
+
 /* What a factor is without the sizes of the run, as properties and the fact "name": a power of 2, an integer (the fact
  * "n"), its root, one of those inverse, a fraction; `apart` is what is not known of it. */
 void ari_name_number(ari_trace *t, double factor, double apart);
-/* loss.c: single values */
-ar_status ari_measure_loss(ari_trace *t, const ari_case *c);
-ar_status ari_measure_norm(ari_trace *t, const ari_case *c);
-/* value.c: a function of each value */
-ar_status ari_measure_bits(ari_trace *t, const ari_case *c);
-ar_status ari_measure_precision(ari_trace *t, const ari_case *c);
-ar_status ari_measure_function(ari_trace *t, const ari_case *c);
-ar_status ari_measure_nan(ari_trace *t, const ari_case *c);
-/* zero.c: zeros, or one value, where the reference has others */
-ar_status ari_measure_zero(ari_trace *t, const ari_case *c);
-ar_status ari_measure_block_of_zeros(ari_trace *t, const ari_case *c);
-ar_status ari_measure_tail(ari_trace *t, const ari_case *c);
-ar_status ari_measure_dropped(ari_trace *t, const ari_case *c);
-ar_status ari_measure_mask(ari_trace *t, const ari_case *c);
-/* order.c, move.c: the reference's values in another place */
-ar_status ari_measure_order(ari_trace *t, const ari_case *c);
-ar_status ari_measure_transposed(ari_trace *t, const ari_case *c);
-ar_status ari_measure_shift(ari_trace *t, const ari_case *c);
-/* added.c, other.c: something was added, another tensor's values */
-ar_status ari_measure_added(ari_trace *t, const ari_case *c);
-ar_status ari_measure_other(ari_trace *t, const ari_case *c);
-ar_status ari_measure_added_tensor(ari_trace *t, const ari_case *c);
-/* rope.c */
-ar_status ari_measure_rope(ari_trace *t, const ari_case *c);
-/* rows.c: rows of ids, statistics of a norm */
-ar_status ari_measure_ids(ari_trace *t, const ari_case *c);
-ar_status ari_measure_statistic(ari_trace *t, const ari_case *c);
-/* share.c: how much of the reference there is */
-ar_status ari_measure_bias(ari_trace *t, const ari_case *c);
-ar_status ari_measure_share(ari_trace *t, const ari_case *c);
-ar_status ari_measure_gradient(ari_trace *t, const ari_case *c);
-ar_status ari_measure_scatter(ari_trace *t, const ari_case *c);
-ar_status ari_measure_noise(ari_trace *t, const ari_case *c);
-/* update.c: beside the step before */
-ar_status ari_measure_last(ari_trace *t, const ari_case *c);
-ar_status ari_measure_update(ari_trace *t, const ari_case *c);
-ar_status ari_measure_decay(ari_trace *t, const ari_case *c);
-ar_status ari_measure_share_update(ari_trace *t, const ari_case *c);
-/* place.c: where the differences are */
-ar_status ari_measure_place(ari_trace *t, const ari_case *c);
-ar_status ari_measure_anything(ari_trace *t, const ari_case *c);
 
 /* --- looking (diagnose.c) ----------------------------------------------------------------------------------------- */
 

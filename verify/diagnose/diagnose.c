@@ -9,55 +9,13 @@
 
 /* --- measures ----------------------------------------------------------------------------------------------------- */
 
-enum { RANKS = 1, WHOLE = 2, BOX = 4 }; /* copies of ranks; all of a tensor in one copy; a box of a tensor */
-
-/* `most` is the highest confidence of what a measure finds: from there on none can say more than a trace that is as
- * confident. Of two findings of equal confidence the first here is reported. */
 static const struct {
     ari_measure measure;
     int most;
     unsigned on;
 } measures[] = {
-    {ari_measure_function, ARI_IDENTITY + 9, WHOLE},
-    {ari_measure_other, ARI_IDENTITY + 9, WHOLE},
-    {ari_measure_order, ARI_IDENTITY + 8, WHOLE | BOX},
-    {ari_measure_transposed, ARI_IDENTITY + 8, WHOLE | BOX},
-    {ari_measure_bits, ARI_IDENTITY + 7, WHOLE},
-    {ari_measure_own_block, ARI_IDENTITY + 5, RANKS},
-    {ari_measure_shards, ARI_IDENTITY + 5, RANKS},
-    {ari_measure_norm, ARI_IDENTITY + 5, RANKS | WHOLE},
-    {ari_measure_factor, ARI_IDENTITY + 5, RANKS | WHOLE},
-    {ari_measure_last, ARI_IDENTITY + 4, RANKS | WHOLE},
-    {ari_measure_share_update, ARI_IDENTITY + 4, RANKS},
-    {ari_measure_added, ARI_IDENTITY + 4, RANKS | WHOLE},
-    {ari_measure_means, ARI_IDENTITY + 3, RANKS | WHOLE},
-    {ari_measure_dropped, ARI_IDENTITY + 3, WHOLE},
-    {ari_measure_precision, ARI_IDENTITY + 3, RANKS | WHOLE},
-    {ari_measure_scales, ARI_IDENTITY + 3, RANKS | WHOLE},
-    {ari_measure_sum, ARI_IDENTITY + 2, RANKS},
-    {ari_measure_rope, ARI_IDENTITY + 2, WHOLE},
-    {ari_measure_shift, ARI_IDENTITY + 2, WHOLE | BOX},
-    {ari_measure_loss, ARI_IDENTITY + 1, RANKS | WHOLE},
-    {ari_measure_statistic, ARI_IDENTITY + 1, RANKS | WHOLE},
-    {ari_measure_added_tensor, ARI_IDENTITY + 1, WHOLE},
-    {ari_measure_ids, ARI_TRACE + 8, RANKS | WHOLE},
-    {ari_measure_tail, ARI_TRACE + 8, RANKS | WHOLE},
-    {ari_measure_mask, ARI_TRACE + 7, RANKS | WHOLE},
-    {ari_measure_bias, ARI_TRACE + 5, RANKS | WHOLE},
-    {ari_measure_decay, ARI_TRACE + 3, RANKS | WHOLE},
-    {ari_measure_block_of_zeros, ARI_TRACE + 3, WHOLE},
-    {ari_measure_update, ARI_TRACE - 1, RANKS | WHOLE},
-    {ari_measure_world_rank, ARI_TRACE - 4, RANKS},
-    {ari_measure_zero, ARI_TRACE - 5, RANKS | WHOLE},
-    {ari_measure_nan, ARI_SHAPE, RANKS | WHOLE},
-    {ari_measure_drift, ARI_SHAPE - 10, RANKS},
-    {ari_measure_share, ARI_STATISTIC + 7, WHOLE},
-    {ari_measure_scatter, ARI_STATISTIC + 6, RANKS},
-    {ari_measure_gradient, ARI_STATISTIC + 5, RANKS | WHOLE},
-    {ari_measure_place, ARI_PLACE + 9, RANKS | WHOLE},
-    {ari_measure_noise, ARI_STATISTIC - 4, WHOLE},
-    {ari_measure_anything, ARI_LAST_RESORT, RANKS | WHOLE},
-};
+#define ROW(name, most, on) {ari_measure_##name, most, on},
+    ARI_MEASURES(ROW)};
 
 static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
 {
@@ -148,7 +106,7 @@ static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole
     v->c.noisy = val ? v->d.allowed > 0.0 : whole->noisy;
     AR_TRY(ari_view_survey(v));
     v->c.max_ref = v->c.survey.max_reference;
-    return v->c.survey.different > 0 ? best_of(best, &v->c, BOX) : AR_OK;
+    return v->c.survey.different > 0 ? best_of(best, &v->c, ARI_BOX) : AR_OK;
 }
 
 /* The box that holds all differences. */
@@ -178,7 +136,7 @@ static ar_status look_inside(ari_trace *best, const ari_case *c)
 
 ar_status ari_look_at_whole(ari_trace *best, const ari_case *c)
 {
-    AR_TRY(best_of(best, c, WHOLE));
+    AR_TRY(best_of(best, c, ARI_WHOLE));
     return best->confidence < ARI_IDENTITY + 7 ? look_inside(best, c) : AR_OK;
 }
 
@@ -216,10 +174,12 @@ static ar_status look_at_boxes(ari_trace *best, const ari_case *c)
     return AR_OK;
 }
 
+/* What one copy of all shows as well is not sought again where copies agree and it was looked at (ari_explain). */
 static ar_status look_at_copies(ari_trace *best, const ari_case *c)
 {
-    AR_TRY(best_of(best, c, RANKS));
-    return best->confidence < ARI_IDENTITY && c->survey.total.nan == 0 ? look_at_boxes(best, c) : AR_OK;
+    const bool seen = c->known->other && c->survey.disagree == 0;
+    AR_TRY(best_of(best, c, seen ? ARI_RANKS : ARI_RANKS | ARI_VALUES));
+    return !seen && best->confidence < ARI_IDENTITY && c->survey.total.nan == 0 ? look_at_boxes(best, c) : AR_OK;
 }
 
 /* Traces that a tensor-parallel group leaves are sought in one group alone too, where the other groups would hide

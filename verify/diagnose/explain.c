@@ -175,8 +175,10 @@ static void set_sizes(ari_view *v)
 static double worst_difference(const ari_view *v)
 {
     double worst = 0.0;
-    for (size_t i = 0; i < v->c.count; i++)
-        worst = fmax(worst, fabs((double)v->val[i] - (double)v->ref[i]));
+    for (size_t i = 0; i < v->c.count; i++) {
+        const double apart = fabs((double)v->val[i] - (double)v->ref[i]);
+        worst = apart > worst ? apart : worst;
+    }
     return worst;
 }
 

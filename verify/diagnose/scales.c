@@ -63,24 +63,20 @@ static bool range_of(double *low, double *high, size_t *wrong, const ari_case *c
     return *wrong > 1 && apart > 0 && far && size >= 8.0;
 }
 
-static ar_status measure_slices(ari_trace *t, const ari_case *c, int axis)
+static void measure_slices(ari_trace *t, const ari_case *c, int axis, const ari_sums *s, size_t n)
 {
     const ari_grid *g = &c->grid;
     const int rows = g->nd < 2 ? 0 : g->nd - 2, dim = axis == ROWS ? rows : axis;
-    ari_sums *s = NULL;
     double low = 0.0, high = 0.0;
-    size_t n = 0, wrong = 0;
-    AR_TRY(sum_slices(&s, &n, c, axis));
-    if (n > 1 && range_of(&low, &high, &wrong, c, s, n) && (c->val || low > 0.0)) {
-        ari_found(t, ARI_FOUND_SLICE_FACTORS, axis == g->nd - 1 ? ARI_IF(FEATURES) : axis == ROWS ? ARI_IF(ROWS) : 0);
-        ari_words(t, "axis", "%s", ari_dim_name(g, dim, false));
-        ari_words(t, "axes", "%s", ari_dim_name(g, dim, true));
-        ari_count(t, "wrong", wrong);
-        ari_number(t, "low", low);
-        ari_number(t, "high", high);
-    }
-    free(s);
-    return AR_OK;
+    size_t wrong = 0;
+    if (n < 2 || !range_of(&low, &high, &wrong, c, s, n) || (!c->val && !(low > 0.0)))
+        return;
+    ari_found(t, ARI_FOUND_SLICE_FACTORS, axis == g->nd - 1 ? ARI_IF(FEATURES) : axis == ROWS ? ARI_IF(ROWS) : 0);
+    ari_words(t, "axis", "%s", ari_dim_name(g, dim, false));
+    ari_words(t, "axes", "%s", ari_dim_name(g, dim, true));
+    ari_count(t, "wrong", wrong);
+    ari_number(t, "low", low);
+    ari_number(t, "high", high);
 }
 
 /* --- a mean over each part in place of the whole ------------------------------------------------------------------ */
@@ -261,21 +257,14 @@ static void found_shards(ari_trace *t, const ari_case *c, const shards *p)
     ari_say(&factors, p->n > 6 ? " ..." : "");
 }
 
-static ar_status measure_shards(ari_trace *t, const ari_case *c)
+static void measure_shards(ari_trace *t, const ari_case *c, int dim, const ari_sums *slice)
 {
-    const ari_grid *g = &c->grid;
+    const size_t indices = c->grid.shape[dim];
     shards p;
-    for (int dim = 0; dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++) {
-        ari_sums *slice = NULL;
-        size_t indices = 0;
-        AR_TRY(sum_slices(&slice, &indices, c, dim));
-        for (size_t n = 2; n <= ARI_MOST_RANKS && n < indices && t->kind == ARI_FOUND_NOTHING; n++) {
-            if (indices % n == 0 && c->count / n >= 8 && shards_scale(&p, c, dim, n, slice))
-                found_shards(t, c, &p);
-        }
-        free(slice);
+    for (size_t n = 2; n <= ARI_MOST_RANKS && n < indices && t->kind == ARI_FOUND_NOTHING; n++) {
+        if (indices % n == 0 && c->count / n >= 8 && shards_scale(&p, c, dim, n, slice))
+            found_shards(t, c, &p);
     }
-    return AR_OK;
 }
 
 /* --- a factor for each shard of each row -------------------------------------------------------------------------- */
@@ -330,50 +319,28 @@ static void measure_row_shards(ari_trace *t, const ari_case *c)
     }
 }
 
-/* Rows beside rounding: each is the reference times a number; what differs beyond rounding has one apart from 1. */
-static void measure_noisy_rows(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    double low = INFINITY, high = -INFINITY;
-    size_t scaled = 0;
-    if (g->nd < 3 || g->cols < 8 || !c->noisy)
-        return;
-    for (size_t row = 0; row < g->rows; row++) {
-        double factor = 1.0;
-        size_t off = 0;
-        if (!run_scales(c, row * g->cols, g->cols, &factor))
-            return;
-        for (size_t i = row * g->cols; i < (row + 1) * g->cols; i++)
-            off += ari_off(c, i);
-        if (off == 0)
-            continue;
-        scaled++;
-        low = fmin(low, factor);
-        high = fmax(high, factor);
-    }
-    if (scaled < 8 || !(low > 0.0) || !(high > low * 1.02))
-        return;
-    ari_found(t, ARI_FOUND_SLICE_FACTORS, ARI_IF(ROWS));
-    ari_words(t, "axes", "%s", ari_dim_name(g, g->nd - 2, true));
-    ari_count(t, "wrong", scaled);
-    ari_number(t, "low", low);
-    ari_number(t, "high", high);
-}
-
 ar_status ari_measure_scales(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
+    ari_sums *s[AR_MAX_DIMS + 1] = {NULL}; /* of each dimension's indices, of rows */
+    size_t n = 0;
+    ar_status st = AR_OK;
     if (c->survey.total.nan > 0)
         return AR_OK;
-    if (c->val)
-        AR_TRY(measure_shards(t, c));
+    for (int dim = 0; c->val && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++) {
+        AR_TRY_TO(done, st, sum_slices(&s[dim], &n, c, dim));
+        measure_shards(t, c, dim, s[dim]);
+    }
     for (int dim = 0; c->val && g->nd > 1 && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++)
-        AR_TRY(measure_slices(t, c, dim));
-    if (t->kind == ARI_FOUND_NOTHING && ari_is_activation(g->d))
-        AR_TRY(measure_slices(t, c, ROWS));
+        measure_slices(t, c, dim, s[dim], g->shape[dim]);
+    if (t->kind == ARI_FOUND_NOTHING && ari_is_activation(g->d)) {
+        AR_TRY_TO(done, st, sum_slices(&s[AR_MAX_DIMS], &n, c, ROWS));
+        measure_slices(t, c, ROWS, s[AR_MAX_DIMS], n);
+    }
     if (t->kind == ARI_FOUND_NOTHING && c->val)
         measure_row_shards(t, c);
-    if (t->kind == ARI_FOUND_NOTHING && c->val)
-        measure_noisy_rows(t, c);
-    return AR_OK;
+done:
+    for (int i = 0; i <= AR_MAX_DIMS; i++)
+        free(s[i]);
+    return st;
 }

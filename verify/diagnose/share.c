@@ -309,42 +309,47 @@ ar_status ari_measure_noise(ari_trace *t, const ari_case *c)
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-/* Over what differs: v the ranks' values, r the reference, l the reference of the step before. */
-typedef struct products {
-    double vv, vr, vl, rr, rl, ll;
-} products;
+/* Sums over copies: v the values, r the reference, e the reference of the step before; of weights v and r are updates,
+ * that is less e. */
+typedef struct beside {
+    double vv, vr, rr, ve, re, ee;
+    double xx, xe;         /* x: v - r */
+    double noise;          /* squares of what the weights' own rounding leaves in x */
+    bool still, as_before; /* all of r, all of v has the bits of e */
+} beside;
 
-static products products_of(const ari_case *c)
+/* Over what rank holds, -1: all wrong ranks; over what differs alone, or all. */
+static beside look_beside(const ari_case *c, int rank, bool different)
 {
-    const ari_difference *d = c->grid.d;
-    products p = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-    ari_runs it = ari_runs_of(&c->grid);
+    const float *earlier = c->grid.d->last ? c->grid.d->last : c->grid.d->before;
+    beside s = {.still = true, .as_before = true};
+    ari_runs it = rank < 0 ? ari_runs_of(&c->grid) : ari_runs_of_rank(&c->grid, rank);
     ari_run run;
     while (ari_runs_next(&it, &run)) {
-        for (size_t i = 0; i < run.count; i++) {
-            const double v = (double)run.value[i], r = (double)run.ref[i], l = (double)d->last[run.index + i];
-            if (!ari_run_differs(&c->grid, &run, i))
+        for (size_t i = 0; i < run.count && c->survey.rank[run.rank].different > 0; i++) {
+            if (different && !ari_run_differs(&c->grid, &run, i))
                 continue;
-            p.vv += v * v;
-            p.vr += v * r;
-            p.vl += v * l;
-            p.rr += r * r;
-            p.rl += r * l;
-            p.ll += l * l;
+            const double e = (double)earlier[run.index + i], base = c->grid.d->last ? 0.0 : e;
+            const double v = (double)run.value[i] - base, r = (double)run.ref[i] - base;
+            const double x = (double)run.value[i] - (double)run.ref[i], round = 0x1p-23 * (double)run.ref[i];
+            s.vv += v * v, s.vr += v * r, s.rr += r * r, s.ve += v * e, s.re += r * e, s.ee += e * e;
+            s.xx += x * x, s.xe += x * e, s.noise += round * round;
+            s.still = s.still && ari_same_bits(run.ref[i], earlier[run.index + i]);
+            s.as_before = s.as_before && ari_same_bits(run.value[i], earlier[run.index + i]);
         }
     }
-    return p;
+    return s;
 }
 
-/* v = now*r + last*l, to what rounding of the two leaves; false where it is no such sum. */
-static bool split(double *now, double *last, const products *p)
+/* v = now*r + last*e, to what rounding of the two leaves; false where it is no such sum. */
+static bool split(double *now, double *last, const beside *s)
 {
-    const double determinant = p->rr * p->ll - p->rl * p->rl;
-    if (!(determinant > 1e-6 * p->rr * p->ll))
+    const double determinant = s->rr * s->ee - s->re * s->re;
+    if (!(determinant > 1e-6 * s->rr * s->ee))
         return false;
-    *now = (p->vr * p->ll - p->vl * p->rl) / determinant;
-    *last = (p->vl * p->rr - p->vr * p->rl) / determinant;
-    return p->vv - *now * p->vr - *last * p->vl <= 1e-10 * p->vv;
+    *now = (s->vr * s->ee - s->ve * s->re) / determinant;
+    *last = (s->ve * s->rr - s->vr * s->re) / determinant;
+    return s->vv - *now * s->vr - *last * s->ve <= 1e-10 * s->vv;
 }
 
 ar_status ari_measure_last(ari_trace *t, const ari_case *c)
@@ -353,8 +358,8 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
     double now = 0.0, last = 0.0;
     if (d->pass != 'g' || !d->last || c->survey.different < 8 || c->survey.total.nan > 0)
         return AR_OK;
-    const products p = products_of(c);
-    if (!split(&now, &last, &p) || fabs(last) <= 1e-4)
+    const beside s = look_beside(c, -1, true);
+    if (!split(&now, &last, &s) || fabs(last) <= 1e-4)
         return AR_OK;
     ari_found(t, ARI_FOUND_LAST, fabs(now) <= 1e-4 ? ARI_IF(ALL) : 0);
     ari_number(t, "now", now);
@@ -368,37 +373,12 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
 
 /* --- the update --------------------------------------------------------------------------------------------------- */
 
-/* Over what one rank holds: u the reference's update, v the rank's. */
-typedef struct update {
-    double vu, uu, vv;
-    double noise; /* squares of what the weights' own rounding leaves in v - u */
-} update;
-
-static update update_of(const ari_case *c, int rank)
-{
-    const ari_difference *d = c->grid.d;
-    update s = {0.0, 0.0, 0.0, 0.0};
-    ari_runs it = ari_runs_of_rank(&c->grid, rank);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        for (size_t i = 0; i < run.count; i++) {
-            const double before = (double)d->before[run.index + i], round = 0x1p-23 * (double)run.ref[i];
-            const double v = (double)run.value[i] - before, u = (double)run.ref[i] - before;
-            s.vu += v * u;
-            s.uu += u * u;
-            s.vv += v * v;
-            s.noise += round * round;
-        }
-    }
-    return s;
-}
-
 /* The factor of the rank's update to the reference's; NAN where it is not one number. A decay that is part of the
  * update leaves a little. */
-static double factor_of(const update *s)
+static double factor_of(const beside *s)
 {
-    const double factor = s->vu / s->uu, left = s->vv - s->vu * factor;
-    return s->uu > 100.0 * s->noise && left <= 1e-4 * s->vv + 4.0 * s->noise ? factor : (double)NAN;
+    const double factor = s->vr / s->rr, left = s->vv - s->vr * factor;
+    return s->rr > 100.0 * s->noise && left <= 1e-4 * s->vv + 4.0 * s->noise ? factor : (double)NAN;
 }
 
 /* sqrt(1 - beta2^t)/(1 - beta1^t): what Adam corrects its moments by at step t. */
@@ -452,7 +432,7 @@ ar_status ari_measure_update(ari_trace *t, const ari_case *c)
     for (int r = 0; r < d->ranks; r++) {
         if (c->survey.rank[r].different == 0)
             continue;
-        const update s = update_of(c, r);
+        const beside s = look_beside(c, r, false);
         const double factor = factor_of(&s);
         if (!(fabs(factor - 1.0) > 1e-3))
             return AR_OK;
@@ -472,41 +452,14 @@ ar_status ari_measure_update(ari_trace *t, const ari_case *c)
 
 /* --- weight decay ------------------------------------------------------------------------------------------------- */
 
-/* Over the wrong ranks: x the difference, w the weight before the step. */
-typedef struct decayed {
-    double xw, ww, xx;
-    double noise; /* squares of what rounding of the weights leaves in x */
-    bool still;   /* the reference leaves the weights as they are */
-} decayed;
-
-static void add_decay(decayed *s, const ari_case *c)
-{
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        if (c->survey.rank[run.rank].different == 0)
-            continue;
-        for (size_t i = 0; i < run.count; i++) {
-            const double w = (double)c->grid.d->before[run.index + i], x = (double)run.value[i] - (double)run.ref[i];
-            const double round = 0x1p-23 * (double)run.ref[i];
-            s->xw += x * w;
-            s->ww += w * w;
-            s->xx += x * x;
-            s->noise += round * round;
-            s->still = s->still && ari_same_bits(run.ref[i], c->grid.d->before[run.index + i]);
-        }
-    }
-}
-
 /* Decoupled decay takes lr*decay*w away: where it is left out, that is the difference. */
 ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    decayed s = {0.0, 0.0, 0.0, 0.0, true};
     if (d->pass != 'n' || !d->before || c->survey.different < 8 || c->survey.total.nan > 0)
         return AR_OK;
-    add_decay(&s, c);
-    const double part = s.xw / s.ww, left = s.xx - s.xw * part;
+    const beside s = look_beside(c, -1, false);
+    const double part = s.xe / s.ee, left = s.xx - s.xe * part;
     if (!(s.xx > 16.0 * s.noise) || left > 1e-3 * s.xx + 2.0 * s.noise || !(fabs(part) < 0.5))
         return AR_OK;
     ari_found(t, ARI_FOUND_DECAY, s.still ? ARI_IF(ZERO) : 0);
@@ -519,53 +472,17 @@ ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
 
 /* --- shares of the data-parallel ranks ---------------------------------------------------------------------------- */
 
-/* Whether all that differs is, bit for bit, what it was before the step. */
-static bool is_as_before(const ari_case *c)
-{
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        for (size_t i = 0; i < run.count; i++) {
-            if (ari_run_differs(&c->grid, &run, i) && !ari_same_bits(run.value[i], c->grid.d->before[run.index + i]))
-                return false;
-        }
-    }
-    return true;
-}
-
-/* The update's size and direction where it differs, beside the reference's. */
-static void compare_updates(const ari_case *c, double *size, double *cosine)
-{
-    double vu = 0.0, uu = 0.0, vv = 0.0;
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        for (size_t i = 0; i < run.count; i++) {
-            const double before = (double)c->grid.d->before[run.index + i];
-            const double v = (double)run.value[i] - before, u = (double)run.ref[i] - before;
-            if (!ari_run_differs(&c->grid, &run, i))
-                continue;
-            vu += v * u;
-            uu += u * u;
-            vv += v * v;
-        }
-    }
-    *size = sqrt(vv / uu);
-    *cosine = vu / sqrt(uu * vv);
-}
-
 ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    double size = 0.0, cosine = 1.0;
     if (d->pass != 'n' || !d->before || !d->zero || ari_dp_of(d) < 2 || c->survey.different < 8 ||
         c->survey.total.nan > 0)
         return AR_OK;
-    const bool before = is_as_before(c);
-    compare_updates(c, &size, &cosine);
-    if (!before && !(size > 0.2 && size < 5.0 && fabs(cosine) < 0.5))
+    const beside s = look_beside(c, -1, true);
+    const double size = sqrt(s.vv / s.rr), cosine = s.vr / sqrt(s.rr * s.vv);
+    if (!s.as_before && !(size > 0.2 && size < 5.0 && fabs(cosine) < 0.5))
         return AR_OK;
-    ari_found(t, ARI_FOUND_SHARE_UPDATE, before ? ARI_IF(OF_BEFORE) : 0);
+    ari_found(t, ARI_FOUND_SHARE_UPDATE, s.as_before ? ARI_IF(OF_BEFORE) : 0);
     ari_count(t, "wrong", (size_t)c->survey.wrong_ranks);
     ari_number(t, "size", size);
     ari_number(t, "cosine", cosine);

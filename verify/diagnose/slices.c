@@ -143,9 +143,9 @@ static void axis_fini(axis *a)
     free(a->plain);
 }
 
-static ar_status axis_init(axis *a, const ari_case *c, int dim, size_t outer, size_t n, size_t inner)
+static ar_status axis_init(axis *a, const ari_case *c)
 {
-    *a = (axis){.dim = dim, .n = n, .inner = inner, .size = outer * inner};
+    const size_t n = a->n;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc((void **)&a->from, n, sizeof *a->from, c->grid.d->name));
     AR_TRY_TO(done, st, ari_alloc((void **)&a->wrong, n, sizeof *a->wrong, c->grid.d->name));
@@ -449,6 +449,45 @@ static void found_order(ari_trace *t, const ari_case *c, const axis *a)
 
 /* --- the axes ----------------------------------------------------------------------------------------------------- */
 
+/* Whether a slice with a difference may be some slice of the reference, as far as its first elements say. */
+static bool may_be_a_slice(const ari_case *c, const axis *a, size_t i)
+{
+    const size_t n = a->size < 4 ? a->size : 4;
+    for (size_t from = 0; from < a->n; from++) {
+        size_t k = 0;
+        while (k < n && ari_holds(c, c->val[place(a, i, k)], (double)c->ref[place(a, from, k)]))
+            k++;
+        if (k == n)
+            return true;
+    }
+    return false;
+}
+
+static bool row_is_wrong(const ari_case *c, size_t row)
+{
+    for (size_t i = row * c->grid.cols; i < (row + 1) * c->grid.cols; i++) {
+        if (ari_off(c, i))
+            return true;
+    }
+    return false;
+}
+
+/* Whether it is worth looking: not where none of some slices with differences is any slice of the reference. */
+static bool is_promising(const ari_case *c, const axis *a)
+{
+    enum { ASKED = 8 };
+    size_t asked = 0;
+    for (size_t k = 0; k < 8 * ASKED && asked < ASKED; k++) {
+        const size_t i = a->n <= 8 * ASKED ? k : k * (a->n / (8 * ASKED));
+        if (i >= a->n || (a->dim != ROWS && c->survey.hits[a->dim][i] == 0) || (a->dim == ROWS && !row_is_wrong(c, i)))
+            continue;
+        if (may_be_a_slice(c, a, i))
+            return true;
+        asked++;
+    }
+    return asked < ASKED;
+}
+
 /* Looks along one axis; a more confident trace than *t takes its place. */
 static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t outer, size_t n, size_t inner)
 {
@@ -456,7 +495,10 @@ static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t outer, si
     projected *sorted = NULL, *wanted = NULL;
     if (n < 2)
         return AR_OK;
-    AR_TRY(axis_init(&a, c, dim, outer, n, inner));
+    a = (axis){.dim = dim, .n = n, .inner = inner, .size = outer * inner};
+    if (!is_promising(c, &a))
+        return AR_OK;
+    AR_TRY(axis_init(&a, c));
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc((void **)&sorted, n, sizeof *sorted, c->grid.d->name));
     AR_TRY_TO(done, st, ari_alloc((void **)&wanted, n, sizeof *wanted, c->grid.d->name));

@@ -183,7 +183,9 @@ static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run, row
     t->held += run->count;
     for (size_t i = 0; i < run->count; i++) {
         const size_t c = run->col + i, index = run->index + i;
-        if (row->holders[c] == 0) {
+        if (g->d->ranks == 1) {
+            /* no copy to compare it with */
+        } else if (row->holders[c] == 0) {
             row->first[c] = run->value[i];
             row->holders[c] = 1;
         } else {
@@ -203,21 +205,18 @@ static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run, row
 
 static void count_hits(ari_survey *s, const ari_grid *g)
 {
-    for (size_t i = 0; i < g->count; i++) {
-        if (i % 8 == 0 && s->bits[i / 8] == 0) {
-            i += 7;
-            continue;
+    size_t *columns = s->hits[g->nd - 1], combinations = 1;
+    for (size_t row = 0; row < g->rows; row++) {
+        size_t n = 0;
+        for (size_t c = 0, i = row * g->cols; c < g->cols; c++, i++) {
+            const bool off = ari_survey_bit(s, i);
+            columns[c] += off;
+            n += off;
         }
-        if (!ari_survey_bit(s, i))
-            continue;
-        s->different++;
-        size_t rest = i;
-        for (int dim = g->nd - 1; dim >= 0; dim--) {
-            s->hits[dim][rest % g->shape[dim]]++;
-            rest /= g->shape[dim];
-        }
+        for (int dim = 0; n > 0 && dim < g->nd - 1; dim++)
+            s->hits[dim][ari_grid_index(g, row * g->cols, dim)] += n;
+        s->different += n;
     }
-    size_t combinations = 1;
     for (int dim = 0; dim < g->nd; dim++) {
         for (size_t i = 0; i < g->shape[dim]; i++)
             s->hit[dim] += s->hits[dim][i] > 0;

@@ -166,10 +166,10 @@ static bounds bounds_of(const ari_case *c)
     bounds b = {INFINITY, -INFINITY, INFINITY, -INFINITY, 0, 0, 0, 0, 0};
     for (size_t i = 0; i < c->count; i++) {
         const double v = (double)c->val[i], r = (double)c->ref[i];
-        b.low = fmin(b.low, v);
-        b.high = fmax(b.high, v);
-        b.ref_low = fmin(b.ref_low, r);
-        b.ref_high = fmax(b.ref_high, r);
+        b.low = v < b.low ? v : b.low;
+        b.high = v > b.high ? v : b.high;
+        b.ref_low = r < b.ref_low ? r : b.ref_low;
+        b.ref_high = r > b.ref_high ? r : b.ref_high;
     }
     for (size_t i = 0; i < c->count; i++) {
         const double v = (double)c->val[i], r = (double)c->ref[i];
@@ -212,11 +212,11 @@ static double grid_step(const ari_case *c, size_t from, size_t to, size_t *n)
     double least = INFINITY, largest = 0.0;
     for (size_t i = from; i < to; i++) {
         const double v = fabs((double)c->val[i]);
-        largest = fmax(largest, v); /* itself a multiple, and often right */
+        largest = v > largest ? v : largest; /* itself a multiple, and often right */
         if (!ari_off(c, i) || v == 0.0)
             continue;
         (*n)++;
-        least = fmin(least, v);
+        least = v < least ? v : least;
     }
     const double steps[] = {largest / 127.0, largest / 128.0, largest / 7.0, largest / 8.0, least};
     for (size_t k = 0; k < sizeof steps / sizeof *steps && isfinite(largest); k++) {
@@ -265,9 +265,9 @@ static bool is_inverted(const ari_case *c)
 
 ar_status ari_measure_function(ari_trace *t, const ari_case *c)
 {
-    const bounds b = bounds_of(c);
-    if (c->survey.total.nan > 0 || b.different < 4 || c->count < 8)
+    if (c->survey.total.nan > 0 || c->survey.different < 4 || c->count < 8)
         return AR_OK;
+    const bounds b = bounds_of(c);
     if (is_inverted(c))
         ari_found(t, ARI_FOUND_FUNCTION, ARI_IF(EXCHANGED));
     else if (b.lost_sign == b.different)

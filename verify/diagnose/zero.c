@@ -86,87 +86,23 @@ static size_t cut_of_shards(const ari_case *c, int dim, size_t n)
     return cut;
 }
 
-static void measure_shards(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    for (int dim = g->nd - 1; dim >= 0 && t->kind == ARI_FOUND_NOTHING; dim--) {
-        for (size_t n = 2; n <= ARI_MOST_RANKS && n * 2 <= g->shape[dim] && t->kind == ARI_FOUND_NOTHING; n++) {
-            const size_t cut = g->shape[dim] % n == 0 ? cut_of_shards(c, dim, n) : 0;
-            if (cut > 0)
-                found_tail(t, c, dim, cut, g->shape[dim] / n, n);
-        }
-    }
-}
-
-/* Along one dimension, over all ranks: where in the local extent differences begin, and where right values end. */
-typedef struct cut {
-    bool possible;
-    size_t first_wrong, last_right, extent;
-} cut;
-
-static void look_for_cut(cut *cuts, const ari_case *c, int rank)
-{
-    const ari_grid *g = &c->grid;
-    ari_runs it = ari_runs_of_rank(g, rank);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        for (size_t i = 0; i < run.count; i++) {
-            const bool off = ari_run_differs(g, &run, i);
-            size_t rest = run.at + i;
-            if (!off && run.ref[i] == 0.0f) /* zero is right anywhere */
-                continue;
-            for (int dim = g->nd - 1; dim >= 0; dim--) {
-                const size_t n = g->d->copy[rank].shape[dim], at = rest % n;
-                rest /= n;
-                if (off && at < cuts[dim].first_wrong)
-                    cuts[dim].first_wrong = at;
-                if (!off && at + 1 > cuts[dim].last_right)
-                    cuts[dim].last_right = at + 1;
-            }
-        }
-    }
-}
-
-static void measure_ranks(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    const ari_survey *s = &c->survey;
-    cut all[AR_MAX_DIMS];
-    bool begun = false;
-    if (g->d->ndim == 0 || g->d->ranks < 2 || s->wrong_ranks < s->holding_ranks)
-        return;
-    for (int r = 0; r < g->d->ranks; r++) {
-        cut mine[AR_MAX_DIMS];
-        if (s->rank[r].different == 0 && s->rank[r].kept == 0)
-            continue;
-        for (int dim = 0; dim < g->nd; dim++)
-            mine[dim] = (cut){true, SIZE_MAX, 0, g->d->copy[r].shape[dim]};
-        look_for_cut(mine, c, r);
-        for (int dim = 0; dim < g->nd; dim++) {
-            const bool cut_here = mine[dim].last_right > 0 && mine[dim].last_right <= mine[dim].first_wrong;
-            all[dim] = begun ? all[dim] : mine[dim];
-            all[dim].possible = all[dim].possible && cut_here && mine[dim].extent < g->shape[dim] &&
-                                all[dim].first_wrong == mine[dim].first_wrong && all[dim].extent == mine[dim].extent;
-        }
-        begun = true;
-    }
-    const bool zero = s->total.zero == s->total.different;
-    for (int dim = g->nd - 1; dim >= 0 && begun; dim--) {
-        const bool fraction = all[dim].possible && all[dim].extent % all[dim].first_wrong == 0;
-        if (all[dim].possible && (zero || fraction)) {
-            found_tail(t, c, dim, all[dim].first_wrong, all[dim].extent, 0);
-            return;
-        }
-    }
-}
-
+/* Of a run whose ranks are not seen any number of shards may be; of one whose ranks are seen those that it has. */
 ar_status ari_measure_tail(ari_trace *t, const ari_case *c)
 {
+    const ari_grid *g = &c->grid;
     const ari_tally *all = &c->survey.total;
-    if (!c->grid.d->hidden)
-        measure_ranks(t, c);
-    else if (all->zero == all->different && all->different > 1 && all->kept > 0)
-        measure_shards(t, c);
+    const bool seen = !g->d->hidden, zero = all->zero == all->different;
+    if (seen ? c->survey.wrong_ranks < c->survey.holding_ranks : !zero || all->different < 2 || all->kept == 0)
+        return AR_OK;
+    for (int dim = g->d->ndim - 1; dim >= 0 && t->kind == ARI_FOUND_NOTHING; dim--) {
+        const size_t size = g->shape[dim], local = seen ? g->d->copy[0].shape[dim] : 0;
+        const size_t own = local > 0 && size % local == 0 ? size / local : 0, most = seen ? own : ARI_MOST_RANKS;
+        for (size_t n = seen ? own : 2; n > 1 && n <= most && n * 2 <= size && t->kind == ARI_FOUND_NOTHING; n++) {
+            const size_t cut = size % n == 0 ? cut_of_shards(c, dim, n) : 0;
+            if (cut > 0 && (zero || size / n % cut == 0))
+                found_tail(t, c, dim, cut, size / n, seen ? 0 : n);
+        }
+    }
     return AR_OK;
 }
 
