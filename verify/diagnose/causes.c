@@ -139,26 +139,28 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
         {"angle", ari_cosine(all), false},
         {"size", sqrt(all->vv / all->rr), false},
     };
-    const int last = g->nd - 1, rows = g->nd < 2 ? 0 : g->nd - 2;
-    const struct {
-        const char *name, *text;
-    } words[] = {{"row", ari_dim_name(g, rows, false)},
-                 {"rows", ari_dim_name(g, rows, true)},
-                 {"columns", ari_dim_name(g, last, true)}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (strlen(numbers[i].name) != n || strncmp(numbers[i].name, name, n) != 0)
             continue;
         *f = (ari_fact){numbers[i].name, numbers[i].whole ? ARI_INTEGER : ARI_NUMBER, numbers[i].number, ""};
         return true;
     }
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        if (strlen(words[i].name) != n || strncmp(words[i].name, name, n) != 0)
-            continue;
-        *f = (ari_fact){words[i].name, ARI_TEXT, 0.0, ""};
-        snprintf(f->text, sizeof f->text, "%s", words[i].text);
-        return true;
-    }
-    return false;
+    static const char *const words[] = {"row", "rows", "columns", "wrong", "right", "part"};
+    const int rows = g->nd < 2 ? 0 : g->nd - 2;
+    ari_text text = ari_text_in(f->text, sizeof f->text);
+    f->is = ARI_TEXT;
+    size_t i = 0;
+    while (i < 6 && (strlen(words[i]) != n || strncmp(words[i], name, n) != 0))
+        i++;
+    if (i < 3)
+        ari_say(&text, "%s", ari_dim_name(g, i < 2 ? rows : g->nd - 1, i > 0));
+    else if (i == 3)
+        ari_say_wrong_ranks(&text, c);
+    else if (i == 4)
+        ari_say_right_ranks(&text, c);
+    else if (i == 5)
+        ari_say_part(&text, c);
+    return i < 6;
 }
 
 static bool find_fact(ari_fact *f, const ari_trace *t, const ari_case *c, const char *name, size_t n)
@@ -209,8 +211,9 @@ static void fill(ari_text *out, ari_trace *t, const ari_case *c, const char *tex
             return;
         const char *name = text + 1, *end = strchr(name, '}');
         const size_t n = strcspn(name, ":}");
-        ari_fact f = {.name = "", .is = ARI_TEXT, .text = "{?}"}; /* no row asks for what its measure does not state */
-        (void)find_fact(&f, t, c, name, n);
+        ari_fact f = {.name = ""};
+        if (!find_fact(&f, t, c, name, n)) /* no row asks for what its measure does not state */
+            ari_say(out, "{?}");
         say_fact(out, &f, name[n] == ':' ? name + n + 1 : "");
         if (f.is != ARI_TEXT)
             keep_evidence(&t->evidence, &f);

@@ -155,8 +155,7 @@ static const ari_cause rows[] = {
      "a factor of {name}: a divisor that counts others (the targets of one rank or micro-batch in place of all, or the "
      "other way round)"},
     {"sign_flipped", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(ONE), 0, "", "a factor of {name}: the sign is flipped"},
-    {"wrong_scalar", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(POWER), 0, "", "a factor of {name}: one wrong scalar"},
-    {"wrong_scalar", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(ROOT), 0, "", "a factor of {name}: one wrong scalar"},
+    {"wrong_scalar", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(NAMED), 0, "", "a factor of {name}: one wrong scalar"},
     {"unknown", K(LOSS), ARI_STATISTIC, ANY, 0, 0, 0, "",
      "no known trace: the loss is off by {off:.3g} ({percent:.2g}%); if the logits are right, some target's logit came "
      "from elsewhere (labels shifted, ids at a shard's edge), denominators were added without a common maximum, or the "

@@ -219,9 +219,6 @@ ar_status ari_measure_drift(ari_trace *t, const ari_case *c)
     if (s->disagree == 0 || s->wrong_ranks == s->holding_ranks)
         return AR_OK;
     ari_found(t, ARI_FOUND_DRIFT, 0);
-    ari_text right = ari_list(t, "right"), wrong = ari_list(t, "wrong");
-    ari_say_right_ranks(&right, c);
-    ari_say_wrong_ranks(&wrong, c);
     ari_number(t, "largest", s->total.max_difference);
     return AR_OK;
 }

@@ -74,9 +74,7 @@ ar_status ari_view_survey(ari_view *v)
 /* Copies the box of v's shape that begins at `from` out of a tensor of the grid's shape. */
 static ar_status cut_out(float **gives, const ari_view *v, const ari_grid *g, const float *data, const size_t *from)
 {
-    size_t count = 1;
-    for (int dim = 0; dim < g->nd; dim++)
-        count *= v->shape[dim];
+    const size_t count = ari_volume(v->shape, g->nd);
     AR_TRY(ari_alloc((void **)gives, count, sizeof **gives, g->d->name));
     for (size_t i = 0; i < count; i++) {
         size_t rest = i, at = 0, stride = 1;
@@ -114,13 +112,12 @@ static ar_status look_inside(ari_trace *best, const ari_case *c)
 {
     ari_view v = {.ref = NULL};
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
-    size_t from[AR_MAX_DIMS], count = 1;
+    size_t from[AR_MAX_DIMS], to;
     for (int dim = 0; dim < c->grid.nd; dim++) {
-        size_t to;
         ari_hull(c, dim, &from[dim], &to);
         v.shape[dim] = to - from[dim];
-        count *= v.shape[dim];
     }
+    const size_t count = ari_volume(v.shape, c->grid.nd);
     if (count == c->count || count < 4)
         return AR_OK;
     const ar_status st = look_at_box(&own, &v, c, from, NULL);
@@ -224,14 +221,9 @@ static ari_difference in_layout_shape(const ari_difference *d)
 {
     ari_difference own = *d;
     const ar_layout *o = d->ranks > 0 && d->copy ? d->copy[0].layout : NULL;
-    size_t count = 1, viewed = 1;
     if (!o || !d->shape || o->ndim == d->ndim || o->ndim < 1 || o->ndim > AR_MAX_DIMS || d->ndim > AR_MAX_DIMS)
         return own;
-    for (int i = 0; i < d->ndim; i++)
-        count *= d->shape[i];
-    for (int i = 0; i < o->ndim; i++)
-        viewed *= o->shape[i];
-    if (count == viewed) {
+    if (ari_volume(d->shape, d->ndim) == ari_volume(o->shape, o->ndim)) {
         own.ndim = o->ndim;
         own.shape = o->shape;
     }

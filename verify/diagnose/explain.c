@@ -17,8 +17,7 @@ static void choose_shape(ari_view *v, const ar_dump_tensor *t)
     v->d.ndim = t->ndim - folded;
     for (int dim = 0; dim < v->d.ndim; dim++)
         v->shape[dim] = t->shape[dim + folded];
-    for (int dim = 0; dim < folded; dim++)
-        v->shape[0] *= t->shape[dim];
+    v->shape[0] *= ari_volume(t->shape, folded);
     v->c.count = t->count;
 }
 

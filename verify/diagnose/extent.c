@@ -118,12 +118,8 @@ static bool is_of_ranks(const ar_dump_tensor *t, int *ranks, size_t *elements)
             return false;
         *ranks = t->part[i].rank + 1;
         for (size_t k = i; k < i + n; k++) {
-            for (size_t b = 0; b < t->part[k].boxes; b++) {
-                size_t count = 1;
-                for (int dim = 0; dim < t->ndim; dim++)
-                    count *= t->part[k].box[b].extent[dim];
-                *elements += count;
-            }
+            for (size_t b = 0; b < t->part[k].boxes; b++)
+                *elements += ari_volume(t->part[k].box[b].extent, t->ndim);
         }
     }
     return *elements <= MOST_ELEMENTS && *ranks > 1 && *ranks <= 4096;
@@ -147,9 +143,7 @@ static int stacking_dim(const ar_layout *o)
  * tensor. */
 static void place_box(float *local, const size_t *shape, const float *values, const ar_box *b, int ndim)
 {
-    size_t n = 1;
-    for (int dim = 0; dim < ndim; dim++)
-        n *= b->extent[dim];
+    const size_t n = ari_volume(b->extent, ndim);
     for (size_t i = 0; i < n; i++) {
         size_t rest = i, at = 0, stride = 1;
         for (int dim = ndim - 1; dim >= 0; dim--) {
@@ -219,23 +213,12 @@ static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_du
         at = 0;
         for (size_t end = b + p[k]->boxes; st == AR_OK && b < end; b++) {
             const ar_box *box = &copy->layout->box[b];
-            size_t count = 1;
-            for (int dim = 0; dim < t->ndim; dim++)
-                count *= box->extent[dim];
             place_box(local, copy->shape, values + at, box, t->ndim);
-            at += count;
+            at += ari_volume(box->extent, t->ndim);
         }
     }
     free(values);
     return st;
-}
-
-static size_t local_count(const size_t *shape, int ndim)
-{
-    size_t n = 1;
-    for (int dim = 0; dim < ndim; dim++)
-        n *= shape[dim];
-    return n;
 }
 
 /* Ranks along tp and dp from the mesh, where ranks are counted dp * tp; else what the case says. */
@@ -284,7 +267,7 @@ ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, cons
             p[k] = &t->part[i + k];
         sort_parts(p, parts, t->ndim);
         stacked = lay_out(&out->layout[t->part[i].rank], copy->shape, t, p, parts);
-        const size_t n = stacked && boxes > 0 ? local_count(copy->shape, t->ndim) : 0;
+        const size_t n = stacked && boxes > 0 ? ari_volume(copy->shape, t->ndim) : 0;
         copy->local = out->data + at;
         if (n > 0)
             AR_TRY_TO(failed, st, read_parts(out->data + at, copy, t, p, parts, n));

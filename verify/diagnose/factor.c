@@ -363,6 +363,7 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
         ari_number(t, "log", log((double)n));
     } else if (d->hidden) {
         ari_name_number(t, low / ref, 2e-5);
+        t->is |= t->is & (ARI_IF(POWER) | ARI_IF(ROOT)) ? ARI_IF(NAMED) : 0;
         if (!loss && !(t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(ONE) | ARI_IF(FRACTION))))
             ari_lost(t);
     }

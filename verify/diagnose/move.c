@@ -19,12 +19,9 @@ static permuted permute(const size_t *shape, int nd, const int *order)
 {
     permuted p = {.nd = nd};
     for (int i = 0; i < nd; i++) {
-        size_t stride = 1;
-        for (int k = order[i] + 1; k < nd; k++)
-            stride *= shape[k];
         p.order[i] = order[i];
         p.extent[i] = shape[order[i]];
-        p.stride[i] = stride;
+        p.stride[i] = ari_volume(shape + order[i] + 1, nd - order[i] - 1);
     }
     return p;
 }

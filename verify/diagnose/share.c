@@ -443,8 +443,6 @@ ar_status ari_measure_update(ari_trace *t, const ari_case *c)
     ari_found(t, ARI_FOUND_UPDATE, one ? 0 : ARI_IF(SOME));
     ari_number(t, "factor", low);
     ari_number(t, "high", high);
-    ari_text wrong = ari_list(t, "wrong");
-    ari_say_wrong_ranks(&wrong, c);
     if (one)
         found_update(t, d, low);
     return AR_OK;
@@ -465,8 +463,6 @@ ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
     ari_found(t, ARI_FOUND_DECAY, s.still ? ARI_IF(ZERO) : 0);
     ari_words(t, "what", part > 0.0 ? "left out" : "counted more than once");
     ari_number(t, "part", fabs(part));
-    ari_text wrong = ari_list(t, "wrong");
-    ari_say_wrong_ranks(&wrong, c);
     return AR_OK;
 }
 

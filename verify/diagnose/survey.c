@@ -76,10 +76,7 @@ size_t ari_grid_index(const ari_grid *g, size_t index, int dim)
 
 size_t ari_grid_inner(const ari_grid *g, int dim)
 {
-    size_t inner = 1;
-    for (int i = dim + 1; i < g->nd; i++)
-        inner *= g->shape[i];
-    return inner;
+    return ari_volume(g->shape + dim + 1, g->nd - dim - 1);
 }
 
 /* The part of row `row` that lies in box b of rank r, if any. */
@@ -314,14 +311,6 @@ static bool same_boxes(const ar_layout *a, const ar_layout *b)
     return a->nbox > 0;
 }
 
-static size_t local_count(const ari_rank_copy *c)
-{
-    size_t count = 1;
-    for (int i = 0; i < c->ndim; i++)
-        count *= c->shape[i];
-    return count;
-}
-
 ari_over ari_apart_over(const ari_difference *d)
 {
     const int tp = ari_tp_of(d), dp = ari_dp_of(d);
@@ -330,7 +319,8 @@ ari_over ari_apart_over(const ari_difference *d)
         for (int b = 0; b < a; b++) {
             const bool neighbours = a / tp == b / tp, strided = a % tp == b % tp;
             if ((!neighbours && !strided) || !same_boxes(d->copy[a].layout, d->copy[b].layout) ||
-                memcmp(d->copy[a].local, d->copy[b].local, local_count(&d->copy[a]) * sizeof(float)) == 0)
+                memcmp(d->copy[a].local, d->copy[b].local,
+                       ari_volume(d->copy[a].shape, d->copy[a].ndim) * sizeof(float)) == 0)
                 continue;
             within_tp = within_tp || neighbours;
             within_dp = within_dp || strided;
@@ -395,7 +385,7 @@ ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_dif
 {
     const int tp = ari_tp_of(d), dp = ari_dp_of(d), first = rank / tp * tp;
     const bool activation = ari_is_activation(d) && d->ndim >= 3;
-    size_t start = 0, count = 0, inner = 1;
+    size_t start = 0, count = 0;
     *view = (ari_group_view){NULL, NULL, {0}};
     if (dp < 2 || (activation && !samples_of(d, first, tp, &start, &count)) || (d->pass == 'g' && is_shared_out(d, tp)))
         return AR_OK;
@@ -408,8 +398,7 @@ ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_dif
     *out = *d;
     for (int i = 0; i < d->ndim; i++)
         view->shape[i] = d->shape[i];
-    for (int i = 1; i < d->ndim; i++)
-        inner *= d->shape[i];
+    const size_t inner = activation ? ari_volume(d->shape + 1, d->ndim - 1) : 1;
     if (activation) {
         view->shape[0] = out->batch = count;
         out->reference = d->reference + start * inner;
