@@ -220,8 +220,9 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
     X(DRIFT)                                                                                                        \
     X(DROPOUT)                                                                                                      \
     X(EDGE_ROWS)                                                                                                    \
-    X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(HEADS_MOVED) X(INTERLEAVED)  \
-        X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LOOKUP) X(LOSS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM)     \
+    X(EXCHANGED)                                                                                                    \
+    X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(HEADS_MOVED) X(INTERLEAVED) X(LAST)       \
+        X(LATER_TOKENS) X(LEFT_OVER) X(LOOKUP) X(LOSS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM)             \
             X(OTHER_TENSOR) X(OWN_BLOCK) X(PADDING) X(PRECISION) X(RANKS_WRONG) X(RANK_FACTORS) X(RANK_MAJOR)       \
                 X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) X(ROW_ADDED)       \
                     X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE)              \
@@ -244,12 +245,13 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
     X(MICRO)                                                                                                           \
     X(LATER)                                                                                                           \
     X(BATCH)                                                                                                           \
-    X(MATRIX) X(FINITE) X(ALL) X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE)       \
-        X(EXCHANGED) X(FEATURES) X(FIRST_MOMENT) X(FLOOR) X(FOREIGN) X(FRACTION) X(HEADS) X(IDS) X(INVERSE) X(LAST)    \
-            X(LOG) X(NAMED) X(NEGATIVE) X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO)       \
-                X(OF_MODULE) X(OF_RANKS) X(OF_SHARDS) X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE)              \
-                    X(OVERWRITTEN) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) \
-                        X(SECOND_MOMENT) X(SHIFT) X(SOME) X(TOKENS) X(TWICE) X(ZERO)
+    X(MATRIX)                                                                                                          \
+    X(FINITE) X(ALL) X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED)    \
+        X(FEATURES) X(FIRST_MOMENT) X(FLOOR) X(FOREIGN) X(FRACTION) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) \
+            X(NEGATIVE) X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE)          \
+                X(OF_RANKS) X(OF_SHARDS) X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(OVERWRITTEN) X(PACKED)  \
+                    X(PADDED) X(PAIRS) X(PERHAPS) X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT)         \
+                        X(SHIFT) X(SOME) X(TOKENS) X(TWICE) X(ZERO)
 #define ARI_PROPERTY(name) ARI_AT_##name,
 enum { ARI_PROPERTIES(ARI_PROPERTY) };
 #define ARI_IF(name) ((uint64_t)1 << ARI_AT_##name)
@@ -382,8 +384,7 @@ void ari_rank_copies_fini(ari_rank_copies *r);
 /* --- words -------------------------------------------------------------------------------------------------------- */
 
 /* "rank 2", "ranks 1, 3", "ranks 0..3": those with a difference, or those that hold anything and have none. */
-void ari_say_wrong_ranks(ari_text *t, const ari_case *c);
-void ari_say_right_ranks(ari_text *t, const ari_case *c);
+void ari_say_ranks(ari_text *t, const ari_case *c, bool right);
 /* "token 17", "tokens 3..9", "samples 1 onward", "features 0..3, 8..11, ..."; indices with hits along a dimension. */
 void ari_say_indices(ari_text *t, const ari_case *c, int dim);
 /* What an index along `dim` is called: "token"; plural: "tokens". */
@@ -408,6 +409,8 @@ bool ari_has_heads(const ari_case *c, int dim);
 /* Parts packed one after the other along a dimension: "q", "k", "v"; "gate", "up"; returns how many, 0: none. `size`
  * of each in elements. */
 int ari_packed(const ari_case *c, int dim, const char *part[3], size_t size[3]);
+/* Which of them [from, to) lies in; returns how many there are, 0: it lies in none. */
+int ari_packed_part(const ari_case *c, int dim, size_t from, size_t to, const char **name, size_t *start, size_t *size);
 /* The range of indices along a dimension that hold all differences. */
 void ari_hull(const ari_case *c, int dim, size_t *from, size_t *to);
 /* Of [from, to) in n: the fewest even blocks of which it is one; 0: it is none. */

@@ -154,10 +154,8 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
         i++;
     if (i < 3)
         ari_say(&text, "%s", ari_dim_name(g, i < 2 ? rows : g->nd - 1, i > 0));
-    else if (i == 3)
-        ari_say_wrong_ranks(&text, c);
-    else if (i == 4)
-        ari_say_right_ranks(&text, c);
+    else if (i < 5)
+        ari_say_ranks(&text, c, i == 4);
     else if (i == 5)
         ari_say_part(&text, c);
     return i < 6;

@@ -88,7 +88,7 @@ static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_ove
     if (right == 0)
         ari_say(&who, "no rank");
     else
-        ari_say_right_ranks(&who, c);
+        ari_say_ranks(&who, c, true);
 }
 
 static void found_mean(ari_trace *t, const ari_case *c, const fold *sums, ari_over over)

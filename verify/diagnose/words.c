@@ -178,22 +178,19 @@ size_t ari_block_of(size_t n, size_t from, size_t to, size_t *which)
     return n / size;
 }
 
-static bool say_packed(ari_text *t, const ari_case *c, int dim, size_t *from, size_t *to, size_t *n)
+int ari_packed_part(const ari_case *c, int dim, size_t from, size_t to, const char **name, size_t *start, size_t *size)
 {
     const char *part[3];
-    size_t size[3], start = 0;
-    const int parts = ari_packed(c, dim, part, size);
-    for (int i = 0; i < parts; start += size[i++]) {
-        if (*from < start || *to > start + size[i])
-            continue;
-        ari_say(t, "; that is %s%s of %s", *to - *from == size[i] ? "" : "within ", part[i],
-                parts == 3 ? "q|k|v" : "gate|up");
-        *from -= start;
-        *to -= start;
-        *n = size[i];
-        return true;
+    size_t sizes[3];
+    const int parts = ari_packed(c, dim, part, sizes);
+    *start = 0;
+    for (int i = 0; i < parts; *start += sizes[i++]) {
+        *name = part[i];
+        *size = sizes[i];
+        if (from >= *start && to <= *start + sizes[i])
+            return parts;
     }
-    return false;
+    return 0;
 }
 
 static void say_block(ari_text *t, const ari_case *c, int dim)
@@ -202,9 +199,16 @@ static void say_block(ari_text *t, const ari_case *c, int dim)
     ari_hull(c, dim, &from, &to);
     if (n < 2 || to - from == n || to == from || c->survey.hit[dim] * 10 < (to - from) * 9)
         return;
-    const char *part[3];
-    size_t size[3];
-    const bool is_packed = ari_packed(c, dim, part, size) > 0, packed = say_packed(t, c, dim, &from, &to, &n);
+    const char *part[3], *name = "";
+    size_t sizes[3], start, size;
+    const bool is_packed = ari_packed(c, dim, part, sizes) > 0;
+    const int packed = ari_packed_part(c, dim, from, to, &name, &start, &size);
+    if (packed) {
+        ari_say(t, "; that is %s%s of %s", to - from == size ? "" : "within ", name, packed == 3 ? "q|k|v" : "gate|up");
+        from -= start;
+        to -= start;
+        n = size;
+    }
     const size_t blocks = ari_block_of(n, from, to, &which), head = ari_head_size(c, dim);
     if (head > 0 && (packed || !is_packed) && from % head == 0 && to % head == 0 && to - from < n) {
         ari_say(t, to - from == head ? "; head %zu" : "; heads %zu", from / head);
@@ -265,36 +269,26 @@ static bool in_units(const size_t *hits, size_t n, size_t unit)
     return true;
 }
 
-static bool is_wrong(const void *user, size_t rank)
+struct rank_set {
+    const ari_tally *rank;
+    bool right;
+};
+
+static bool rank_in(const void *user, size_t r)
 {
-    const ari_case *c = user;
-    return c->survey.rank[rank].different > 0;
+    const struct rank_set *s = user;
+    return s->right ? s->rank[r].different == 0 && s->rank[r].kept > 0 : s->rank[r].different > 0;
 }
 
-static bool is_right(const void *user, size_t rank)
+void ari_say_ranks(ari_text *t, const ari_case *c, bool right)
 {
-    const ari_case *c = user;
-    return c->survey.rank[rank].different == 0 && c->survey.rank[rank].kept > 0;
-}
-
-static void say_ranks(ari_text *t, const ari_case *c, bool (*in)(const void *, size_t))
-{
+    const struct rank_set set = {c->survey.rank, right};
     const size_t ranks = (size_t)c->grid.d->ranks;
     size_t n = 0;
     for (size_t r = 0; r < ranks; r++)
-        n += in(c, r);
+        n += rank_in(&set, r);
     ari_say(t, n == 1 ? "rank" : "ranks");
-    say_set(t, ranks, in, c, false);
-}
-
-void ari_say_wrong_ranks(ari_text *t, const ari_case *c)
-{
-    say_ranks(t, c, is_wrong);
-}
-
-void ari_say_right_ranks(ari_text *t, const ari_case *c)
-{
-    say_ranks(t, c, is_right);
+    say_set(t, ranks, rank_in, &set, false);
 }
 
 void ari_say_indices(ari_text *t, const ari_case *c, int dim)
@@ -303,17 +297,17 @@ void ari_say_indices(ari_text *t, const ari_case *c, int dim)
     const ari_survey *s = &c->survey;
     struct index_set set = {s->hits[dim], 1};
     const size_t n = g->shape[dim], unit = g->d->head_dim;
-    if (dim == g->nd - 1 && ari_is_by_heads(g->d) && in_units(set.hits, n, unit)) {
+    const bool by_heads = dim == g->nd - 1 && ari_is_by_heads(g->d) && in_units(set.hits, n, unit);
+    if (by_heads) {
         set.unit = unit;
-        const size_t heads = s->hit[dim] / unit;
-        ari_say(t, heads == 1 ? "head" : "heads");
+        ari_say(t, s->hit[dim] == unit ? "head" : "heads");
         say_set(t, n / unit, index_in, &set, true);
         ari_say(t, " (");
         set.unit = 1;
     }
     ari_say(t, "%s", ari_dim_name(g, dim, s->hit[dim] != 1));
     say_set(t, n, index_in, &set, true);
-    if (unit > 0 && dim == g->nd - 1 && ari_is_by_heads(g->d) && in_units(set.hits, n, unit))
+    if (by_heads)
         ari_say(t, ")");
 }
 
@@ -387,7 +381,7 @@ static void say_where_ranks(ari_text *t, const ari_case *c)
         ari_say(t, n == 2 ? "on both ranks" : "on all %d ranks", n);
     else {
         ari_say(t, "on ");
-        ari_say_wrong_ranks(t, c);
+        ari_say_ranks(t, c, false);
         ari_say(t, s->wrong_ranks == 1 ? " only" : " of %d", n);
     }
     if (s->shared > 0 && s->disagree == 0)

@@ -323,30 +323,19 @@ static bool begins_later(const ari_case *c)
 
 /* --- shards, heads, packed parts ---------------------------------------------------------------------------------- */
 
-/* Whether [from, to) lies in one of the packed parts. */
-static bool is_packed_part(const ari_case *c, int dim, size_t from, size_t to)
-{
-    const char *part[3];
-    size_t size[3], start = 0;
-    const int parts = ari_packed(c, dim, part, size);
-    for (int i = 0; i < parts; start += size[i++]) {
-        if (from >= start && to <= start + size[i])
-            return true;
-    }
-    return false;
-}
-
 static void place_of_shard(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     for (int dim = 0; dim < g->nd; dim++) {
         const size_t n = g->shape[dim];
-        size_t from, to, which = 0;
+        const char *name;
+        size_t from, to, which = 0, start, size;
         ari_hull(c, dim, &from, &to);
         const size_t blocks = ari_block_of(n, from, to, &which), head = ari_head_size(c, dim);
         const bool heads = head > 0 && from % head == 0 && to % head == 0 && to - from < n;
         if (to - from == n || to - from < 2 || c->survey.hit[dim] * 10 <= (to - from) * 9 ||
-            (!heads && !is_packed_part(c, dim, from, to) && (blocks == 0 || blocks > 64)) || n < 2)
+            (!heads && !ari_packed_part(c, dim, from, to, &name, &start, &size) && (blocks == 0 || blocks > 64)) ||
+            n < 2)
             continue;
         ari_found(t, ARI_FOUND_SHARD_WRONG, 0);
         ari_text where = ari_list(t, "where");
