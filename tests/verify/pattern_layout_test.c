@@ -30,6 +30,7 @@ Test(pattern_layout, gradients_that_were_not_added_over_dp_say_so)
         mesh(&w, "model.layers.0.mlp.up_proj.weight", 'g', 2, 2, 2, SHAPE(8, 12), dim);
         spoil(&w, part_of_dp);
         expect_cause(&w, "missing_all_reduce");
+        expect_hint(&w, "missing all-reduce over dp");
         expect_no_hint(&w, "over tp");
         world_free(&w);
     }
@@ -42,6 +43,8 @@ Test(pattern_layout, gradients_that_were_not_added_over_tp_say_so_beside_other_g
     w.d.sp = true;
     spoil(&w, part_of_tp);
     expect_cause(&w, "missing_all_reduce");
+    expect_hint(&w, "missing all-reduce over tp");
+    expect_hint(&w, "its own positions only");
     world_free(&w);
 }
 
@@ -51,6 +54,7 @@ Test(pattern_layout, activations_of_each_group_are_looked_at_alone)
     mesh(&w, "model.layers.0.mlp", 'b', 2, 2, 3, SHAPE(3, 4, 12), -1);
     spoil(&w, part_of_tp);
     expect_cause(&w, "missing_all_reduce");
+    expect_hint(&w, "over tp");
     world_free(&w);
 }
 
@@ -103,6 +107,7 @@ Test(pattern_layout, means_of_unlike_numbers_of_samples_are_told_from_their_sums
     world_refresh(&w);
     spoil(&w, sum_of_means);
     expect_cause(&w, "sum_of_local_means");
+    expect_hint(&w, "data-parallel ranks");
     world_free(&w);
 }
 
@@ -131,6 +136,7 @@ Test(pattern_layout, means_over_micro_batches_are_recognised)
     w.d.micro_batches = 2;
     spoil(&w, mean_of_micro_batches);
     expect_cause(&w, "mean_of_means");
+    expect_hint(&w, "micro-batches");
     w.d.micro_batches = 1; /* without them it is a factor for each row */
     expect_cause(&w, "row_statistic");
     world_free(&w);
@@ -151,6 +157,7 @@ Test(pattern_layout, a_factor_is_that_of_the_group_that_has_so_many_ranks)
     world_free(&w);
     mesh(&w, "model.norm.weight", 'g', 3, 2, 1, SHAPE(96), -1);
     spoil(&w, doubled);
+    expect_hint(&w, "summed over tp");
     world_free(&w);
 }
 

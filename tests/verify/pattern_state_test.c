@@ -127,6 +127,7 @@ Test(pattern_state, the_correction_of_another_step_of_adam_is_named)
     w.d.beta1 = 0.9;
     w.d.beta2 = 0.999;
     expect_hint(&w, "as that of step 2 would be in step 1");
+    expect_hint(&w, "the counter was advanced without an update");
     w.d.beta1 = w.d.beta2 = 0.0; /* SGD has none */
     expect_cause(&w, "update_scaled");
     world_free(&w);

@@ -204,8 +204,10 @@ Test(pattern_step, a_factor_of_a_row_parallel_bias_alone_is_the_tensor_parallel_
     mesh(&w, "transformer.h.3.mlp.c_proj.bias", 'g', 3, 3, 1, SHAPE(96), -1);
     spoil(&w, a_third);
     expect_cause(&w, "averaged_again");
+    expect_hint(&w, "averaged over tp");
     expect_no_hint(&w, "dp");
     w.d.name = "transformer.h.3.ln_2.weight"; /* any other may be either's */
+    expect_hint(&w, "averaged over dp where the sum was wanted, or the same over tp");
     world_free(&w);
 }
 

@@ -29,6 +29,8 @@ Test(pattern_replica, partial_values_look_like_a_missing_all_reduce)
         replicated(&w, "model.layers.3.mlp", 'b', n, 3, SHAPE(2, 8, 12));
         make_partial(&w);
         expect_cause(&w, "missing_all_reduce");
+        expect_hint(&w, "over tp: the values of the ranks add up to the reference");
+        expect_hint(&w, "no rank has it");
         expect_pattern(&w, "the copies differ from each other");
         world_free(&w);
     }
@@ -114,6 +116,7 @@ Test(pattern_replica, own_block_among_zeros_looks_like_a_missing_all_gather)
     replicated(&w, "transformer.h.3.mlp.c_fc", 'b', 4, 3, SHAPE(2, 8, 16));
     keep_own_features(&w, 0.0f);
     expect_hint(&w, "missing all-gather along features: every rank has its own 1/4 of them right (rank 3: 12..15)");
+    expect_hint(&w, "zeros elsewhere");
     world_free(&w);
 }
 
@@ -123,6 +126,8 @@ Test(pattern_replica, own_block_among_rubbish_looks_like_a_missing_all_gather_to
     replicated(&w, "transformer.h.3.mlp.c_fc", 'b', 4, 3, SHAPE(2, 8, 16));
     keep_own_features(&w, 3.0f);
     expect_cause(&w, "missing_all_gather");
+    expect_hint(&w, "along features");
+    expect_hint(&w, "never arrived");
     world_free(&w);
 }
 
@@ -143,6 +148,7 @@ Test(pattern_replica, own_tokens_among_zeros_are_named_tokens)
     for (size_t i = 0; i < w.count; i++)
         *at(&w, i / 4 % 8 < 4 ? 1 : 0, i) = 0.0f;
     expect_cause(&w, "missing_all_gather");
+    expect_hint(&w, "along tokens");
     world_free(&w);
 }
 
@@ -166,6 +172,7 @@ Test(pattern_replica, copies_without_a_relation_are_said_to_differ)
             *at(&w, r, i) = noise(i * 3 + (size_t)r + 7000);
     }
     expect_cause(&w, "unknown");
+    expect_hint(&w, "each rank computed from data of its own");
     world_free(&w);
 }
 

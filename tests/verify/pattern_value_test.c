@@ -134,6 +134,7 @@ Test(pattern_value, zeros_in_other_places_are_another_mask)
         }
     }
     expect_cause(&w, "mask_of_shard_index");
+    expect_hint(&w, "the element's index in the full tensor");
     *at(&w, 0, 1) += 0.25f;
     expect_cause(&w, "unknown");
     world_free(&w);
@@ -293,6 +294,7 @@ Test(pattern_part, wrong_rows_of_one_id_are_a_shards_edge)
     expect_hint(
         &w,
         "ids at a shard's edge: the 3 wrong tokens hold 1 id (equal reference rows), and no token with it is right");
+    expect_hint(&w, "belongs to two shards, whose rows were added as bit patterns");
     expect_pattern(&w, "every feature of 3 tokens: [0, 3], [1, 1], [2, 4]");
     for (size_t i = 0; i < 4; i++)
         set_everywhere(&w, 9 * 4 + i, w.reference[9 * 4 + i]);
@@ -398,6 +400,7 @@ Test(pattern_part, an_input_overwritten_by_a_narrower_output_leaves_the_share_it
     expect_hint(&w, "about 1 - 24/48");
     for (size_t i = 0; i < w.count; i++)
         set_everywhere(&w, i, 0.8f * w.reference[i] + 0.9f * noise(i + 5000));
+    expect_hint(&w, "something foreign");
     expect_no_hint(&w, "1 - 24/48");
     w.d.batch = 2; /* nothing foreign in it, and both readings are near: the nearer one leads */
     for (size_t i = 0; i < w.count; i++)

@@ -10,15 +10,6 @@
 
 enum { ROWS_COMPARED = 64 };
 
-static bool row_has_difference(const ari_case *c, size_t row)
-{
-    for (size_t i = 0; i < c->grid.cols; i++) {
-        if (ari_survey_bit(&c->survey, row * c->grid.cols + i))
-            return true;
-    }
-    return false;
-}
-
 static bool same_reference_row(const ari_grid *g, size_t a, size_t b)
 {
     return memcmp(g->d->reference + a * g->cols, g->d->reference + b * g->cols, g->cols * sizeof(float)) == 0;
@@ -36,7 +27,7 @@ static void find_ids(looked_up *l, const ari_case *c)
     const ari_grid *g = &c->grid;
     for (size_t row = 0; row < g->rows && !l->many; row++) {
         size_t i = 0;
-        if (!row_has_difference(c, row))
+        if (!ari_row_differs(c, row))
             continue;
         l->wrong++;
         while (i < l->ids && !same_reference_row(g, row, l->row[i]))
@@ -49,7 +40,7 @@ static void find_ids(looked_up *l, const ari_case *c)
     }
     for (size_t row = 0; row < g->rows && !l->many; row++) {
         for (size_t i = 0; i < l->ids; i++)
-            l->right += same_reference_row(g, row, l->row[i]) && !row_has_difference(c, row);
+            l->right += same_reference_row(g, row, l->row[i]) && !ari_row_differs(c, row);
     }
 }
 

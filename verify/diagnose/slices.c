@@ -463,15 +463,6 @@ static bool may_be_a_slice(const ari_case *c, const axis *a, size_t i)
     return false;
 }
 
-static bool row_is_wrong(const ari_case *c, size_t row)
-{
-    for (size_t i = row * c->grid.cols; i < (row + 1) * c->grid.cols; i++) {
-        if (ari_off(c, i))
-            return true;
-    }
-    return false;
-}
-
 /* Whether it is worth looking: not where none of some slices with differences is any slice of the reference. */
 static bool is_promising(const ari_case *c, const axis *a)
 {
@@ -479,7 +470,8 @@ static bool is_promising(const ari_case *c, const axis *a)
     size_t asked = 0;
     for (size_t k = 0; k < 8 * ASKED && asked < ASKED; k++) {
         const size_t i = a->n <= 8 * ASKED ? k : k * (a->n / (8 * ASKED));
-        if (i >= a->n || (a->dim != ROWS && c->survey.hits[a->dim][i] == 0) || (a->dim == ROWS && !row_is_wrong(c, i)))
+        if (i >= a->n || (a->dim != ROWS && c->survey.hits[a->dim][i] == 0) ||
+            (a->dim == ROWS && !ari_row_differs(c, i)))
             continue;
         if (may_be_a_slice(c, a, i))
             return true;
