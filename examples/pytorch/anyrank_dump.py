@@ -13,16 +13,36 @@ file; it needs torch and safetensors and nothing else.
 
 Names. A module's output is "PATH:fwd", the gradient of its first tensor input through this module alone "PATH:bwd", a
 parameter's gradient "NAME:grad", its value "NAME:init" (as it was when the Dumper was made). A module with several
-output tensors has "PATH.1:fwd" beside it; one that is called again in the same step "PATH.call2:fwd". The output object
-of a Hugging Face model gives "loss:fwd" and "lm_head:fwd".
+output tensors has "PATH.1:fwd" beside it; one that is called again in the same forward pass "PATH.call2:fwd". The output object
+of a Hugging Face model gives "loss:fwd" and "lm_head:fwd". What has as many rows as the model's input has samples (or tokens) is one row a sample. Several forward passes in one step are micro-batches: their
+samples follow one another along dimension 0 (not under {"dp": None}: the first pass counts), scalars that `partial`
+names are added, and other scalars are left out, since the factor that is to average them is outside of the model.
 
 Placements. A DTensor says itself where it stands. For plain tensors of hand-written parallel layers say it with `shard`,
 a dictionary from glob to {mesh dimension: tensor dimension}; the first glob that matches a tensor's name counts:
 
     shard={"*.q_proj.weight:*": {"tp": 0}, "*.q_proj:fwd": {"tp": -1}, "*.o_proj.weight:*": {"tp": 1}}
 
-Uneven shards are fine: the ranks tell each other their sizes. What nothing is said of is whole, a copy on each rank;
-activations and their gradients are shared out along dimension 0 over the mesh dimension named "dp", if there is one.
+Uneven shards are fine: the ranks tell each other their sizes. A rank's part of several tensors packed in one (q|k|v,
+gate|up) is a piece of each: {"tp": 0, "blocks": [8, 2, 2]} with their relative sizes, or "blocks": None where one cut
+goes straight through all of it, as in Megatron's linear_qkv, whose heads alternate. Where there are fewer KV heads than
+ranks, {"tp": 0, "copies": 2} says that each two neighbours hold the same part. What nothing is said of is whole, a copy on each rank;
+activations and their gradients are shared out along dimension 0 over the mesh dimension named "dp", if there is one,
+also where a glob says nothing of "dp" ({"dp": None} says that they are not). A scalar is taken as the mean over "dp".
+
+DDP and FSDP average: each rank's loss is that of its own samples, and so are the gradients of its activations, `dp`
+times those of one rank. Where the module is wrapped in DDP or FSDP2, or with mean_over="dp", the gradients of
+activations are divided by the ranks of that dimension, so that they compare. Prefixes of wrappers ("module.") are left
+out of the names.
+
+A whole training step, between backward() and the next forward pass:
+
+    loss.backward()
+    dump.keep_gradients()                                # before they are clipped
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    dump.keep_update(optimizer, norm)                    # NAME:new, NAME:m and NAME:v of the optimizer, grad_norm:clip
+    dump.next_step()                                     # what follows is NAME:fwd@2, ..
 """
 
 import fnmatch
@@ -34,12 +54,22 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from torch.nn.parallel import DistributedDataParallel
+
 try:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 except ImportError:  # before PyTorch 2.5
     DTensor = ()
+try:
+    from torch.distributed.fsdp import FSDPModule
+except ImportError:  # before PyTorch 2.6
+    FSDPModule = ()
 
 PLACEMENT, DCP = "ANYRANK_PLACEMENT", "DCP_SHARDING_INFO"
+VALUES = ("init", "fwd", "bwd", "grad", "new", "m", "v", "clip")
+STATE = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
+PACKED = {"c_attn", "qkv_proj", "Wqkv", "query_key_value", "qkv", "in_proj_weight", "in_proj_bias", "gate_up_proj"}
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class _Listen(torch.autograd.Function):
@@ -64,14 +94,41 @@ def _copy(t):
     return _local(t.detach()).detach().to("cpu", copy=True).contiguous()
 
 
-class _Value:
-    """A tensor that was recorded: its bytes, and where a DTensor says it stands."""
+def _plain(name):
+    """A parameter's or module's name without what wrappers add to it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
-    def __init__(self, tensor):
+
+def _in_backward():
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+def _spec(t):
+    """Where a DTensor, or the local part of one that a parallel module gave out, stands: shape, mesh, placements."""
+    if DTensor and isinstance(t, DTensor):
+        return tuple(t.shape), t.device_mesh, t.placements
+    return getattr(t, "_anyrank_spec", None)
+
+
+def _local_spec(t, whole):
+    """The same of a plain tensor that was cut out of, or summed up from, a DTensor with the place `whole`."""
+    shape, mesh, _ = whole
+    if len(shape) != t.dim():
+        return None
+    cut = [d for d in range(t.dim()) if t.shape[d] != shape[d]]
+    if mesh.ndim > 1 or len(cut) > 1:
+        return None
+    return shape, mesh, (Shard(cut[0]) if cut else Replicate(),)
+
+
+class _Value:
+    """A tensor that was recorded: its bytes, and where it stands if a DTensor says so."""
+
+    def __init__(self, tensor, spec=None, per_sample=False):
         self.data = _copy(tensor)
-        self.spec = None
-        if DTensor and isinstance(tensor, DTensor):
-            self.spec = (tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+        self.spec = spec or _spec(tensor)
+        self.per_sample = per_sample
 
 
 def _first_tensor(args, kwargs):
@@ -92,12 +149,14 @@ class Dumper:
     shard    {glob: {mesh dimension: tensor dimension}} for tensors that are no DTensors
     partial  {glob: mesh dimension} for plain tensors that are still to be summed over it
     only     globs of names to keep; default: all
-    values   which kinds: any of "init", "fwd", "bwd", "grad"
+    values   which kinds: any of "init", "fwd", "bwd", "grad", "new", "m", "v", "clip"
+    mean_over  the mesh dimension over which the run averages losses and gradients; default: "dp" for DDP and FSDP2
     """
 
-    def __init__(self, module, folder, mesh=None, shard=None, partial=None, only=None,
-                 values=("init", "fwd", "bwd", "grad")):
-        self.module, self.folder = module, pathlib.Path(folder)
+    def __init__(self, module, folder, mesh=None, shard=None, partial=None, only=None, values=VALUES, mean_over=None):
+        wrapped = isinstance(module, (DistributedDataParallel, FSDPModule))
+        self.module = module.module if isinstance(module, DistributedDataParallel) else module
+        self.folder = pathlib.Path(folder)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.mesh = dict(mesh) if mesh else {"tp": self.world}
@@ -106,8 +165,15 @@ class Dumper:
             size *= n
         if size != self.world:
             raise ValueError(f"the mesh {self.mesh} has {size} ranks, the run has {self.world}")
+        unknown = set(values) - set(VALUES)
+        if unknown:
+            raise ValueError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
         self.shard, self.partial, self.only, self.values = shard or {}, partial or {}, only, set(values)
-        self.kept, self.calls, self.handles = {}, {}, []
+        self.mean_over = mean_over or ("dp" if wrapped and "dp" in self.mesh else None)
+        if self.mean_over and self.mean_over not in self.mesh:
+            raise ValueError(f"mean_over: the mesh {self.mesh} has no dimension {self.mean_over!r}")
+        self.kept, self.calls, self.handles, self.step, self.has_gradients = {}, {}, [], 1, False
+        self.samples = None
         self._listen()
 
     # --- listening ------------------------------------------------------------------------------------------------
@@ -115,39 +181,88 @@ class Dumper:
     def _wants(self, name):
         return self.only is None or any(fnmatch.fnmatchcase(name, glob) for glob in self.only)
 
-    def _keep(self, name, tensor):
+    def _parameters(self):
+        return [(_plain(name), p) for name, p in self.module.named_parameters()]
+
+    def _at_step(self, name):
+        return name if self.step == 1 else f"{name}@{self.step}"
+
+    def _keep(self, name, tensor, spec=None):
         if not self._wants(name):
             return
         path, suffix = name.rsplit(":", 1)
         self.calls[name] = self.calls.get(name, 0) + 1
         if self.calls[name] > 1:
             name = f"{path}.call{self.calls[name]}:{suffix}"
-        self.kept[name] = _Value(tensor)
+        self.kept.setdefault(self._at_step(name), []).append(_Value(tensor, spec, self._per_sample(tensor, suffix)))
+
+    def _begin_pass(self, _module, args, kwargs):
+        if _in_backward():
+            return
+        self.calls = {name: n for name, n in self.calls.items() if not name.endswith((":fwd", ":bwd"))}
+        given = next((x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.dim() > 0), None)
+        self.samples = None if given is None else {given.shape[0], given.shape[:2].numel()}
+
+    def _per_sample(self, t, suffix):
+        """Whether an activation has the samples along dimension 0: as many as the model's input, or a row a token.
+
+        What depends on no parameter and has one row, such as the angles of a rotary embedding, is that of all samples.
+        """
+        if suffix not in ("fwd", "bwd") or t.dim() == 0:
+            return False
+        return self.samples is None or t.shape[0] in self.samples and (t.shape[0] > 1 or t.requires_grad or suffix == "bwd")
 
     def _listen(self):
+        self.handles.append(self.module.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
         if "init" in self.values:
-            for name, p in self.module.named_parameters():
+            for name, p in self._parameters():
                 self._keep(f"{name}:init", p)
+        paths = set()
         for path, m in self.module.named_modules():
+            path = _plain(path)
+            if path in paths:
+                continue  # what a wrapper holds is the wrapper's
+            paths.add(path)
             if path and "fwd" in self.values:
-                self.handles.append(m.register_forward_hook(self._output_hook(path)))
+                whole = {}
+                # What parallelize_module makes of the output, a plain tensor, is seen after what it makes it of.
+                self.handles.append(m.register_forward_hook(self._whole_hook(whole), prepend=True))
+                self.handles.append(m.register_forward_hook(self._output_hook(path, whole)))
             elif not path:
                 self.handles.append(m.register_forward_hook(self._model_hook))
             # What changes its input in place cannot have it replaced by a view.
             if path and "bwd" in self.values and not getattr(m, "inplace", False):
                 self.handles.append(m.register_forward_pre_hook(self._input_hook(path), with_kwargs=True))
         if "grad" in self.values:
-            for name, p in self.module.named_parameters():
+            for name, p in self._parameters():
                 if p.requires_grad:
                     self.handles.append(p.register_post_accumulate_grad_hook(self._grad_hook(name)))
 
-    def _output_hook(self, path):
+    def _whole_hook(self, whole):
         def hook(_module, _args, output):
+            whole["spec"] = _spec(output) if isinstance(output, torch.Tensor) else None
+        return hook
+
+    def _output_hook(self, path, whole):
+        def hook(_module, args, output):
+            sharded = DTensor and any(isinstance(p, DTensor) and any(x.is_shard() for x in p.placements)
+                                      for p in _module.parameters())
+            if _in_backward():
+                return  # activation checkpointing computes it again
             found = [output] if isinstance(output, torch.Tensor) else (
                 [x for x in output if isinstance(x, torch.Tensor)] if isinstance(output, (tuple, list)) else [])
             for i, t in enumerate(found):
-                if t.is_floating_point():
-                    self._keep(f"{path}.{i}:fwd" if i else f"{path}:fwd", t)
+                if not t.is_floating_point():
+                    continue
+                if i and sharded and not self._glob(f"{path}.{i}:fwd"):
+                    continue  # attention weights of the rank's heads, or whole: nothing says which
+                if _spec(t) is None:
+                    given = args[0] if args and isinstance(args[0], torch.Tensor) else None
+                    if whole["spec"]:
+                        t._anyrank_spec = _local_spec(t, whole["spec"])
+                    elif given is not None and _spec(given) and given.shape == t.shape and not list(_module.parameters()):
+                        t._anyrank_spec = _spec(given)  # an activation of a part is a part
+                self._keep(f"{path}.{i}:fwd" if i else f"{path}:fwd", t)
         return hook
 
     def _model_hook(self, _module, _args, output):
@@ -163,24 +278,59 @@ class Dumper:
             at = _first_tensor(args, kwargs)
             if at is None or not torch.is_grad_enabled():
                 return None
+            spec = _spec(args[at[1]] if at[0] == "args" else kwargs[at[1]])
             def listener(grad):
-                self._keep(f"{path}:bwd", grad)
+                grad = grad / self.mesh[self.mean_over] if self.mean_over else grad
+                self._keep(f"{path}:bwd", grad, _spec(grad) or spec)
+            def listen(x):
+                heard = _Listen.apply(x, listener)
+                if not (DTensor and isinstance(x, DTensor)):
+                    heard._anyrank_spec = spec
+                return heard
             if at[0] == "args":
                 args = list(args)
-                args[at[1]] = _Listen.apply(args[at[1]], listener)
+                args[at[1]] = listen(args[at[1]])
                 return tuple(args), kwargs
             kwargs = dict(kwargs)
-            kwargs[at[1]] = _Listen.apply(kwargs[at[1]], listener)
+            kwargs[at[1]] = listen(kwargs[at[1]])
             return args, kwargs
         return hook
 
     def _grad_hook(self, name):
         def hook(_p):
-            # The value is read in write(), when all micro-batches and reductions are done; here only the place in the
-            # order is taken.
+            # The value is read in keep_gradients(), when all micro-batches and reductions are done; here only the place
+            # in the order is taken.
             if self._wants(f"{name}:grad"):
-                self.kept.setdefault(f"{name}:grad", None)
+                self.kept.setdefault(self._at_step(f"{name}:grad"), [])
         return hook
+
+    # --- a training step ------------------------------------------------------------------------------------------
+
+    def keep_gradients(self):
+        """Records the parameters' gradients as they are now; without this call write() does."""
+        self.has_gradients = True
+        for name, p in self._parameters() if "grad" in self.values else []:
+            if p.grad is not None and self._wants(f"{name}:grad"):
+                self.kept[self._at_step(f"{name}:grad")] = [_Value(p.grad)]
+
+    def keep_update(self, optimizer=None, grad_norm=None):
+        """Records the parameters after the update, the optimizer's state and the norm that the gradients were clipped by."""
+        if grad_norm is not None and "clip" in self.values:
+            norm = grad_norm.full_tensor() if DTensor and isinstance(grad_norm, DTensor) else grad_norm
+            self._keep("grad_norm:clip", torch.as_tensor(norm))
+        for name, p in self._parameters():
+            if "new" in self.values:
+                self._keep(f"{name}:new", p)
+            for key, kind in STATE.items():
+                value = optimizer.state[p].get(key) if optimizer is not None and p in optimizer.state else None
+                if kind in self.values and value is not None:
+                    self._keep(f"{name}:{kind}", value)
+
+    def next_step(self):
+        """What is recorded from here on belongs to the next training step."""
+        if not self.has_gradients:
+            self.keep_gradients()
+        self.step, self.calls, self.has_gradients = self.step + 1, {}, False
 
     def close(self):
         """Removes all hooks."""
@@ -197,12 +347,19 @@ class Dumper:
             rest //= self.mesh[name]
         return at
 
-    def _rule(self, name, data, is_distributed):
-        for glob, dims in self.shard.items():
-            if not is_distributed and fnmatch.fnmatchcase(name, glob):
-                return {mesh: dim % data.dim() for mesh, dim in dims.items()}
-        activation = name.endswith((":fwd", ":bwd")) and data.dim() > 0
-        return {"dp": 0} if activation and self.mesh.get("dp", 1) > 1 else {}
+    def _glob(self, name):
+        """What `shard` says of a tensor."""
+        return next((dims for glob, dims in self.shard.items() if fnmatch.fnmatchcase(name.split("@")[0], glob)), {})
+
+    def _rule(self, name, v):
+        rule = {"dp": 0} if v.per_sample and self.mesh.get("dp", 1) > 1 else {}
+        if not v.spec:
+            rule.update(self._glob(name))
+        packed = any(part in PACKED for part in name.split(":")[0].split(".")[-2:]) and not name.split("@")[0].endswith(":bwd")
+        if packed and rule.get("tp") is not None and "blocks" not in rule:
+            raise ValueError(f"{name} looks like several tensors packed in one; say their relative sizes, such as "
+                             '"blocks": [1, 1, 1], or "blocks": None where one cut goes straight through all of it')
+        return {mesh: dim % v.data.dim() for mesh, dim in rule.items() if dim is not None and mesh in self.mesh}
 
     def _line(self, told, mesh_dim):
         """What the ranks that differ from this one along a mesh dimension alone said, and this one's place among them."""
@@ -215,24 +372,41 @@ class Dumper:
         first = self.rank - at * stride
         return [told[first + i * stride] for i in range(self.mesh[mesh_dim])], at
 
-    def _spread(self, name, told, rule, offset, shape):
-        """Adds to a part's place that dimensions of the mesh share out dimensions of the tensor."""
+    def _spread(self, name, told, rule, offset, shape, local_shape, extra):
+        """Where this rank's part stands when dimensions of the mesh share out dimensions of the tensor: its boxes, and
+        the extents of the full tensor.
+        """
         if len(set(rule.values())) < len(rule):
             raise ValueError(f"{name}: two mesh dimensions shard one tensor dimension: use DTensor for that")
+        mine, blocks, copies = list(local_shape), extra.get("blocks"), extra.get("copies", 1)
+        before = {}
         for mesh_dim, dim in rule.items():
             line, at = self._line(told, mesh_dim)
             if any(s is None or len(s) != len(shape) for s in line):
                 raise ValueError(f"{name}: a rank along {mesh_dim} does not have this tensor")
-            extents = [s[dim] for s in line]
-            offset[dim] += sum(extents[:at])
+            each = copies if mesh_dim != "dp" else 1
+            extents = [s[dim] for s in line][::each]
+            before[dim] = sum(extents[:at // each])
+            offset[dim] += before[dim]
             shape[dim] = sum(extents)
-        return offset, shape
+        if not blocks:
+            return [{"global": offset, "local": [0] * len(shape), "extent": mine}], shape
+        (dim,) = [d for mesh_dim, d in rule.items() if mesh_dim != "dp"] or [0]
+        if mine[dim] % sum(blocks) or before.get(dim, 0) % sum(blocks) or shape[dim] % sum(blocks):
+            raise ValueError(f"{name}: blocks of {blocks} do not divide its {mine[dim]} rows")
+        boxes, full, local = [], 0, 0
+        for share in blocks:
+            def part(n, share=share):
+                return n // sum(blocks) * share
+            box = {"global": list(offset), "local": [0] * len(shape), "extent": list(mine)}
+            box["global"][dim], box["local"][dim] = full + part(before.get(dim, 0)), local
+            box["extent"][dim] = part(mine[dim])
+            boxes.append(box)
+            full, local = full + part(shape[dim]), local + part(mine[dim])
+        return boxes, shape
 
     def _partial_over(self, name):
-        for glob, dim in self.partial.items():
-            if fnmatch.fnmatchcase(name, glob):
-                return dim
-        return None
+        return next((dim for glob, dim in self.partial.items() if fnmatch.fnmatchcase(name.split("@")[0], glob)), None)
 
     def _distributed(self, spec):
         """Offset and full shape of a DTensor, the mesh dimension it is to be summed over, and those it knows of."""
@@ -260,12 +434,30 @@ class Dumper:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def _collect(self):
-        if "grad" in self.values:
-            for name, p in self.module.named_parameters():
-                key = f"{name}:grad"
-                if p.grad is not None and self._wants(key):
-                    self.kept[key] = _Value(p.grad)
-        return {name: v for name, v in self.kept.items() if v is not None}
+        if not self.has_gradients:
+            self.keep_gradients()
+        values = {name: self._join(name, parts) for name, parts in self.kept.items()}
+        for name, v in values.items():
+            if v and self._is_mean(name, v):
+                v.data = v.data / self.mesh["dp"]
+        return {name: v for name, v in values.items() if v}
+
+    def _join(self, name, parts):
+        """What micro-batches gave, as one value; None: nothing to write down."""
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        first = parts[0]
+        if first.data.dim() == 0:
+            first.data = sum(v.data for v in parts)
+            return first if self._partial_over(name) else None
+        if self._glob(name).get("dp", 0 if first.per_sample else None) is not None and not first.spec:
+            first.data = torch.cat([v.data for v in parts])
+        return first
+
+    def _is_mean(self, name, v):
+        """A scalar of the forward pass: each data-parallel rank has that of its own samples, or all have the same."""
+        return (v.data.dim() == 0 and name.split("@")[0].endswith(":fwd") and self.mesh.get("dp", 1) > 1 and
+                self._partial_over(name) is None)
 
     def write(self):
         """Writes this rank's file and forgets what was recorded. Every rank must call it. Returns the path."""
@@ -276,15 +468,19 @@ class Dumper:
             offset, shape, partial, known = [0] * v.data.dim(), list(v.data.shape), self._partial_over(name), []
             if v.spec:
                 offset, shape, partial, known = self._distributed(v.spec)
-            rule = {dim: n for dim, n in self._rule(name, v.data, bool(v.spec)).items() if dim not in known}
-            offset, shape = self._spread(name, [other.get(name) for other in told], rule, offset, shape)
-            dcp[name] = {"saved_offsets": offset}
-            tensors[name] = {"shape": shape, "boxes": [{"global": offset, "local": [0] * len(shape),
-                                                        "extent": list(v.data.shape)}]}
-            if partial:
+            elif self._is_mean(name, v):
+                partial = "dp"
+            rule = {dim: n for dim, n in self._rule(name, v).items() if dim not in known}
+            extra = {} if v.spec else self._glob(name)
+            boxes, shape = self._spread(name, [other.get(name) for other in told], rule, offset, shape,
+                                        v.data.shape, extra)
+            if len(boxes) == 1:
+                dcp[name] = {"saved_offsets": boxes[0]["global"]}
+            tensors[name] = {"shape": shape, "boxes": boxes}
+            if partial and self.mesh[partial] > 1:
                 tensors[name]["partial"] = partial
             # Ranks that hold the same part of the same sum hold copies of it.
-            parts[name] = (tuple(offset), tuple(v.data.shape), at[partial] if partial else None)
+            parts[name] = (tuple(boxes[0]["global"]), tuple(v.data.shape), at[partial] if partial else None)
         everyone = self._tell(parts)
         for name, t in tensors.items():
             copies = [rank for rank, other in enumerate(everyone) if other.get(name) == parts[name]]
@@ -297,5 +493,5 @@ class Dumper:
         save_file({name: v.data for name, v in values.items()}, half,
                   {"format": "pt", "DCP_VERSION": "1.0", DCP: json.dumps(dcp), PLACEMENT: json.dumps(placement)})
         os.replace(half, path)
-        self.kept, self.calls = {}, {}
+        self.kept, self.calls, self.step, self.has_gradients = {}, {}, 1, False
         return path

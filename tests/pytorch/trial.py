@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken and right PyTorch runs, and what `anyrank verify` says of each: is the cause named, is a right run let alone?
+
+    python tests/pytorch/trial.py --anyrank build/anyrank [--only GLOB] [--folder DIR [--again]] [--json FILE] [-v]
+
+Needs torch, transformers and safetensors. Every run is 1 to 4 gloo processes on this machine's CPU, forked from this
+one. cases.py lists them: for each broken one the causes (docs/causes.md) that are right, and those that are partly so.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "examples" / "pytorch")]
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+import cases  # noqa: E402
+
+
+def on_ranks(world, function, folder):
+    """Runs function(rank) in `world` forked processes with a gloo group; True if all of them came back well."""
+    store, pids = tempfile.mktemp(dir=folder), []
+    for rank in range(world):
+        pid = os.fork()
+        if pid:
+            pids.append(pid)
+            continue
+        status = 1
+        try:
+            if world > 1:
+                dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+            function(rank)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(status)
+    return all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
+
+
+def verify(anyrank, reference, other, rule, folder):
+    """The JSON report of verify, or None where it did not end well."""
+    out = folder / "report.json"
+    out.unlink(missing_ok=True)
+    done = subprocess.run([anyrank, "verify", reference, other, *rule, "--json", out, "-q"], capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        print(done.stdout, done.stderr, file=sys.stderr)
+        return None
+    return json.loads(out.read_text())
+
+
+def judge(case, report):
+    """right, partly, wrong, unseen; of a right run: right, or alarm."""
+    if report is None:
+        return "error", "", ""
+    first = report["first"]
+    if not case.bug:
+        return ("right", "", "") if report["result"] == "same" else ("alarm", first["tensor"], first.get("cause", ""))
+    if report["result"] == "same":
+        return "unseen", "", ""
+    cause, tensor = first.get("cause") or "unknown", first["tensor"]
+    if case.first and not any(fnmatch.fnmatchcase(tensor, glob) for glob in case.first):
+        return "other tensor", tensor, cause
+    for verdict, causes in (("right", case.causes), ("partly", case.partly + ("unknown", ""))):
+        if any(fnmatch.fnmatchcase(cause, glob) for glob in causes):
+            return verdict, tensor, cause
+    return "wrong", tensor, cause
+
+
+class Trial:
+    def __init__(self, anyrank, folder, again):
+        self.anyrank, self.folder, self.again, self.references = anyrank, folder, again, {}
+
+    def reference(self, case):
+        """What this case is compared with, and verify's rule; made once."""
+        key = case.reference()
+        if key not in self.references:
+            path = self.folder / ("one-" + "".join(c if c.isalnum() else "-" for c in "-".join(key)))
+            if not (self.again and path.exists()) and not on_ranks(1, lambda rank: case.run_reference(path), self.folder):
+                raise SystemExit(f"trial.py: the reference of {case.name} failed")
+            self.references[key] = case.against(self.anyrank, path)
+        return self.references[key]
+
+    def look(self, case, keep):
+        reference, rule = self.reference(case)
+        other = self.folder / case.name
+        good = self.again and other.exists() or on_ranks(case.world, lambda rank: case.run(rank, other), self.folder)
+        report = verify(self.anyrank, reference, other, rule, self.folder) if good else None
+        if not keep:
+            shutil.rmtree(other, ignore_errors=True)
+        return report
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--anyrank", default="build/anyrank")
+    parser.add_argument("--only", default="*")
+    parser.add_argument("--folder", type=pathlib.Path)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--again", action="store_true", help="compare what --folder holds of an earlier trial")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = args.folder or pathlib.Path(tempfile.mkdtemp(prefix="anyrank-trial-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    trial, counts, rows = Trial(args.anyrank, folder, args.again), {}, []
+    for case in cases.CASES:
+        if not fnmatch.fnmatchcase(case.name, args.only):
+            continue
+        report = trial.look(case, keep=args.folder is not None)
+        verdict, tensor, cause = judge(case, report)
+        kind = ("broken " if case.bug else "right ") + case.dtype
+        counts.setdefault(kind, {}).setdefault(verdict, 0)
+        counts[kind][verdict] += 1
+        rows.append({"case": case.name, "kind": kind, "verdict": verdict, "tensor": tensor, "cause": cause})
+        print(f"{verdict:12} {case.name:58} {tensor:48} {cause}", flush=True)
+        if args.verbose and report and report["first"]:
+            print(f"    {report['first'].get('pattern')}\n    {report['first'].get('hint')}", flush=True)
+    for kind, of in sorted(counts.items()):
+        print(f"{kind}: {sum(of.values())}: " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(of.items())))
+    if args.json:
+        args.json.write_text(json.dumps({"counts": counts, "cases": rows}, indent=1) + "\n")
+    if args.folder is None:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
