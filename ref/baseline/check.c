@@ -28,11 +28,15 @@ static ar_status check_config(const ar_config *c)
                             "baseline: rope of Llama 3 with factor %g, low_freq_factor %g, high_freq_factor %g: "
                             "expected positive numbers, the third above the second",
                             o->factor, o->low_freq_factor, o->high_freq_factor);
-    if (c->gated != (c->arch == AR_ARCH_LLAMA) || c->learned_positions != (c->arch == AR_ARCH_GPT2))
+    const ari_bl_names *names = ari_bl_names_of(c->arch);
+    if (names == NULL)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "baseline: no names for architecture %d", (int)c->arch);
+    const bool gated = names->fc_param[1] != NULL, learned = names->positions != NULL;
+    if (c->gated != gated || c->learned_positions != learned)
         return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "baseline: gated %d and learned_positions %d in architecture %d: docs/names.md names a "
-                            "gated MLP for Llama and learned positions for GPT-2, and only there",
-                            c->gated, c->learned_positions, (int)c->arch);
+                            "baseline: gated %d and learned_positions %d in architecture %d: expected %d and %d, as "
+                            "docs/names.md names its parts",
+                            c->gated, c->learned_positions, (int)c->arch, gated, learned);
     return AR_OK;
 }
 

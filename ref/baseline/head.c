@@ -2,6 +2,8 @@
 /* The ends of a model: token and position embedding, LM head, loss. */
 #include "ref/baseline/run.h"
 
+#include <stdio.h>
+
 #include "ref/numerics/scalar.h"
 
 ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
@@ -39,7 +41,7 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
     if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_embed, 0, m->dx, m->dx, 0, run->c->hidden));
     ari_bl_terms terms = {.values = m->dx, .row_of = m->ids, .stream = true};
-    if (ari_bl_has_head(run->c) && run->c->tied) { /* both uses into the same sums */
+    if (run->names->head != NULL && run->c->tied) { /* both uses into the same sums */
         terms.stream = false;
         terms.dy = m->dlogits;
         terms.ld = run->c->vocab;
@@ -97,7 +99,7 @@ static ar_status cross_entropy(ari_bl_run *run, ari_bl_model *m, double *loss)
     return AR_OK;
 }
 
-/* The stack has no head: its loss is the sum of all elements of its output. */
+/* Without a head: the loss is the sum of all elements of its output. */
 static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss)
 {
     const ari_bl_memory *mark = run->top;
@@ -112,10 +114,10 @@ static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss
 
 ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss)
 {
-    if (ari_bl_has_head(run->c)) {
+    if (run->names->head != NULL) {
         const size_t v = run->c->vocab;
         AR_TRY(ari_bl_linear_forward(run, &m->head, m->dlogits, m->head_x));
-        AR_TRY(ari_bl_emit_tokens(run, "lm_head", 'f', m->dlogits, v, 0, v));
+        AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'f', m->dlogits, v, 0, v));
         AR_TRY(cross_entropy(run, m, loss));
     } else {
         AR_TRY(output_sum(run, m, loss));
@@ -126,13 +128,15 @@ ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss)
 ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *dx)
 {
     const size_t h = run->c->hidden, v = run->c->vocab;
-    if (!ari_bl_has_head(run->c)) {
+    if (run->names->head == NULL) {
         for (size_t i = 0; i < run->tokens * h; i++)
             dx[i] = 1.0;
         return AR_OK;
     }
-    AR_TRY(ari_bl_emit_tokens(run, "lm_head.logits", 'b', m->dlogits, v, 0, v));
+    char logits[200];
+    snprintf(logits, sizeof logits, "%s.logits", run->names->head);
+    AR_TRY(ari_bl_emit_tokens(run, logits, 'b', m->dlogits, v, 0, v));
     AR_TRY(ari_bl_linear_backward(run, &m->head, dx, m->dlogits));
-    AR_TRY(ari_bl_emit_tokens(run, "lm_head", 'b', dx, h, 0, h));
+    AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'b', dx, h, 0, h));
     return run->c->tied ? AR_OK : ari_bl_linear_gradients(run, &m->head, m->dlogits, m->head_x);
 }

@@ -7,11 +7,6 @@
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
 
-bool ari_bl_has_head(const ar_config *c)
-{
-    return c->arch != AR_ARCH_STACK;
-}
-
 static ar_status progress(const ari_bl_run *run, size_t done, size_t all)
 {
     const ar_baseline_options *o = run->o;
@@ -44,6 +39,22 @@ static ar_status load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
     return AR_OK;
 }
 
+static ar_status load_head(ari_bl_run *run, ari_bl_model *m)
+{
+    const size_t h = run->c->hidden, v = run->c->vocab;
+    const char *name = run->names->head;
+    char part[200];
+    double *weight = NULL;
+    m->head = (ari_bl_linear){.in = h, .out = v, .parts = 1, .name = {name}, .width = {v}, .weight = m->embed};
+    if (run->c->tied)
+        return AR_OK;
+    snprintf(part, sizeof part, "%s.weight", name);
+    AR_TRY(ari_bl_parameter(run, &weight, part, v, h, AR_INIT_XAVIER_NORMAL, h, v));
+    ari_bl_training_add(run, part, v, h, weight, h, 1);
+    m->head.weight = weight;
+    return AR_OK;
+}
+
 ar_status ari_bl_load_model(ari_bl_run *run, ari_bl_model *m)
 {
     const ar_config *c = run->c;
@@ -57,16 +68,7 @@ ar_status ari_bl_load_model(ari_bl_run *run, ari_bl_model *m)
         AR_TRY(load_block(run, &m->block[layer], layer));
     if (c->final_norm)
         AR_TRY(ari_bl_load_norm(run, &m->final_norm, run->names->final_norm));
-    m->head = (ari_bl_linear){
-        .in = c->hidden, .out = c->vocab, .parts = 1, .name = {"lm_head"}, .width = {c->vocab}, .weight = m->embed};
-    if (!ari_bl_has_head(c) || c->tied)
-        return AR_OK;
-    double *weight = NULL;
-    AR_TRY(ari_bl_parameter(run, &weight, "lm_head.weight", c->vocab, c->hidden, AR_INIT_XAVIER_NORMAL, c->hidden,
-                            c->vocab));
-    ari_bl_training_add(run, "lm_head.weight", c->vocab, c->hidden, weight, c->hidden, 1);
-    m->head.weight = weight;
-    return AR_OK;
+    return run->names->head != NULL ? load_head(run, m) : AR_OK;
 }
 
 /* Taken before the blocks' activations so that these can be released one by one. */
@@ -80,7 +82,7 @@ ar_status ari_bl_take_buffers(ari_bl_run *run, ari_bl_model *m)
         return run->memory;
     for (size_t t = 0; t < run->tokens; t++)
         m->ids[t] = (size_t)run->batch->input_ids[t];
-    if (!ari_bl_has_head(run->c))
+    if (run->names->head == NULL)
         return AR_OK;
     m->dlogits = ari_bl_doubles(run, run->tokens, run->c->vocab);
     return m->dlogits == NULL ? run->memory : AR_OK;

@@ -12,6 +12,7 @@ static const ari_bl_names llama_names = {
     .ln1 = "input_layernorm",
     .ln2 = "post_attention_layernorm",
     .final_norm = "model.norm",
+    .head = "lm_head",
     .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
     .o_param = "self_attn.o_proj",
     .fc_param = {"mlp.gate_proj", "mlp.up_proj"},
@@ -40,6 +41,7 @@ static const ari_bl_names gpt2_names = {
     .ln1 = "ln_1",
     .ln2 = "ln_2",
     .final_norm = "transformer.ln_f",
+    .head = "lm_head",
     .qkv_param = {"attn.c_attn"},
     .o_param = "attn.c_proj",
     .fc_param = {"mlp.c_fc"},
@@ -90,7 +92,9 @@ static const ari_bl_names stack_names = {
 
 const ari_bl_names *ari_bl_names_of(ar_arch arch)
 {
-    return arch == AR_ARCH_LLAMA ? &llama_names : arch == AR_ARCH_GPT2 ? &gpt2_names : &stack_names;
+    static const ari_bl_names *const names[] = {
+        [AR_ARCH_LLAMA] = &llama_names, [AR_ARCH_GPT2] = &gpt2_names, [AR_ARCH_STACK] = &stack_names};
+    return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }
 
 ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, size_t rows, size_t cols,

@@ -18,7 +18,8 @@ typedef struct ari_bl_names {
     const char *embed, *positions, *embedded; /* wte, wpe, and their sum */
     const char *blocks;                       /* blocks.N is the path of block N */
     const char *ln1, *ln2, *final_norm;
-    const char *qkv_param[3], *o_param, *fc_param[2], *down_param; /* qkv_param[1] NULL: q, k and v are one tensor */
+    const char *head;                                              /* NULL: none; the loss is the sum of the output */
+    const char *qkv_param[3], *o_param, *fc_param[2], *down_param; /* [1] NULL: q, k and v are one tensor; no gate */
     const char *qkv[3], *rope[2], *probs, *context, *residual, *fc[2], *act;
     const char *dqkv[3], *dattention, *dfc[2], *dmlp;                /* backward only */
     const char *drop_embed, *drop_probs, *drop_attention, *drop_mlp; /* dropout sites; drop_embed may be NULL */
@@ -300,8 +301,6 @@ typedef struct ari_bl_model {
     double *dx;              /* [tokens, h]: the gradient on its way back */
 } ari_bl_model;
 
-/** Whether there is an LM head and a cross-entropy. */
-bool ari_bl_has_head(const ar_config *c);
 /** A run's struct from the caller's: checked, nothing loaded. Whatever it returns, ari_bl_release(run, NULL) ends
  *  it. */
 AR_NODISCARD ar_status ari_bl_begin(ari_bl_run *run, const ar_config *c, const ar_baseline_options *o,

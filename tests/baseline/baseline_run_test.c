@@ -367,6 +367,9 @@ Test(baseline_run, bad_shapes_are_refused)
     c.gated = false;
     refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_UNSUPPORTED, "gated 0");
     c.gated = true;
+    c.arch = (ar_arch)99;
+    refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_UNSUPPORTED, "architecture 99");
+    c.arch = AR_ARCH_LLAMA;
     c.vocab = SIZE_MAX / 8;
     refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_OVERFLOW, "");
     refused(ar_baseline_run(NULL, &o, &good, &loss), AR_ERR_ARG, "NULL");
