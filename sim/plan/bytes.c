@@ -41,6 +41,8 @@ static ar_status shape_of(ari_step_shape *s, const ari_traffic_case *c)
 {
     const size_t tp = (size_t)ari_at_least_one(c->run.parallel.tp), kv = c->config->kv_heads;
     *s = (ari_step_shape){.config = c->config,
+                          .packed = c->config->arch == AR_ARCH_GPT2,
+                          .head = c->config->arch != AR_ARCH_STACK,
                           .exact = c->run.numerics == AR_NUMERICS_EXACT,
                           .backward = !c->forward_only,
                           .sp = c->run.parallel.sp && tp > 1,
@@ -69,7 +71,7 @@ static ar_status count_layers(ari_byte_tally *total, const ari_traffic_case *c, 
         AR_TRY(ar_plan_mlp_order(&c->run.plan, c->config, i, &order));
         ari_count_block(&t, order);
     }
-    if (c->config->arch != AR_ARCH_STACK)
+    if (s->head)
         ari_count_head(&t);
     AR_TRY(t.weights.st);
     AR_TRY(t.tokens.st);
@@ -152,8 +154,8 @@ static ar_status count_step(ari_byte_tally *total, const ari_traffic_case *c, co
     dp_groups.links = ari_tally_mul(&dp_groups, dp - 1, s->tp);
     ari_tally_all_reduce(&dp_groups, 1, 8); /* the number of targets */
     reduce_terms(&dp_groups, s, 1, 4);      /* the loss */
-    if (s->sp && c->config->arch == AR_ARCH_STACK)
-        reduce_terms(&tp_groups, s, 1, 4); /* its loss sums all tokens' features */
+    if (s->sp && !s->head)
+        reduce_terms(&tp_groups, s, 1, 4); /* the loss sums all tokens' features */
     if (s->backward) {
         reduce_gradients(&tp_groups, s, n->spread, n->spread_vectors);
         count_gradients(&ranks, c, s, n);

@@ -25,6 +25,8 @@ void ari_tally_all_reduce(ari_byte_tally *t, size_t elements, size_t width);
 /* What decides the bytes of a step, worked out once from a case. */
 typedef struct ari_step_shape {
     const ar_config *config;
+    bool packed; /* q, k and v are one parameter */
+    bool head;   /* an LM head and a cross-entropy; without, the loss sums the output */
     bool exact, backward, sp, keep_gathered;
     size_t matrix; /* bytes of an element of a matrix, and of its gradient in native numerics */
     size_t tp;

@@ -56,7 +56,7 @@ static void attention(counter *k, const ari_step_shape *s)
     const ar_config *c = s->config;
     const size_t q = ari_tally_mul(&k->sum, c->heads, c->head_dim);
     const size_t kv = ari_tally_mul(&k->sum, 2 * c->kv_heads, c->head_dim);
-    const size_t inputs = c->arch == AR_ARCH_GPT2 ? 1 : 3; /* q, k and v are one there */
+    const size_t inputs = s->packed ? 1 : 3;
     tensors(k, inputs * (c->qkv_bias ? 2 : 1) + (c->out_bias ? 2 : 1));
     held(k, 1, c->hidden, q);
     held(k, s->replicas, c->hidden, kv);
@@ -107,7 +107,7 @@ ar_status ari_count_params(ari_param_elements *n, const ari_step_shape *s, const
     }
     if (c->final_norm)
         norm(&k, s);
-    if (c->arch != AR_ARCH_STACK && !c->tied) {
+    if (s->head && !c->tied) {
         held(&k, 1, c->vocab, c->hidden);
         tensors(&k, 1);
     }
