@@ -11,7 +11,7 @@
 AR_BEGIN_DECLS
 
 typedef enum ar_arch {
-    AR_ARCH_LLAMA, /* LlamaForCausalLM, and of the same form and names Qwen2ForCausalLM and MistralForCausalLM */
+    AR_ARCH_LLAMA, /* LlamaForCausalLM and those of the same form and names */
     AR_ARCH_GPT2,  /* GPT2LMHeadModel */
     AR_ARCH_STACK  /* the project's own: embedding, pre-LayerNorm blocks, loss = sum of the output */
 } ar_arch;
@@ -73,12 +73,12 @@ static inline size_t ar_config_window(const ar_config *c, size_t layer)
     return (c->full_attention[bit / 64] >> (bit % 64) & 1) != 0 ? 0 : c->window;
 }
 
-/** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture ("llama",
- *  "qwen2", "mistral", "gpt2", "anyrank-stack"; docs/models.md has their keys). The sizes must be in the file;
- *  everything else that Hugging Face leaves out has its default. A key that is not known is ignored and named in
- *  c->unknown. Errors: AR_ERR_IO, AR_ERR_FORMAT (not JSON: line and column), AR_ERR_CONFIG (unknown model_type, a
- *  missing or ill-typed key, a value that changes the mathematics and is not supported, heads that do not divide; the
- *  message names the key), AR_ERR_OVERFLOW (more JSON than any config). On error *c is untouched. */
+/** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture; docs/models.md
+ *  lists them and their keys. The sizes must be in the file; everything else that Hugging Face leaves out has its
+ *  default. A key that is not known is ignored and named in c->unknown. Errors: AR_ERR_IO, AR_ERR_FORMAT (not JSON: line
+ *  and column), AR_ERR_CONFIG (unknown model_type, a missing or ill-typed key, a value that changes the mathematics and
+ *  is not supported, heads that do not divide; the message names the key), AR_ERR_OVERFLOW (more JSON than any config).
+ *  On error *c is untouched. */
 AR_NODISCARD ar_status ar_config_load(ar_config *c, const char *path);
 /** The same from JSON text. `name` is for messages. */
 AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name);

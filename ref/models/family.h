@@ -104,7 +104,7 @@ typedef struct ari_family {
     const char *attention, *mlp; /* modules of a block: "self_attn" */
     const char *embedded;        /* what the first block gets: under this name it is tapped */
     const char *prefix;          /* that files may leave out of all names; NULL: none */
-    bool transposed;             /* linear layers store [in, out] */
+    bool transposed;             /* linear layers store [in, out]: those, and only those, with ARI_QKV */
     ari_family_part part[16];    /* in the order of first use; a path of NULL ends them */
 } ari_family;
 /** Static storage. */
