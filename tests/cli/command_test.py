@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -26,20 +27,9 @@ EXTENDED = "ANYRANK_TEST_EXTENDED" in os.environ
 LIMIT_S = 1800  # a guard against hanging
 SMALL_KIB = 300 * 1024
 
-FAULTS = """
-    column_dx_not_reduced row_bias_every_rank row_input_grad_not_gathered heads_divided_twice allreduce_aliases_input
-    init_local_fan init_per_shard_seed vocab_target_off_by_shard loss_parallel_no_max embedding_edge_twice
-    weight_grad_leading_dims bias_grad_wrong_axis norm_backward_missing sp_norm_grad_local sp_row_bias_grad_local
-    sp_position_grad_local kv_replica_grad_local kv_replica_wrong_head dropout_same_mask_in_shard
-    dropout_different_mask_in_replica dp_mean_of_means dp_sum_of_local_means dp_group_missing dp_broadcast_over_world
-    accum_mean_of_means saved_input_overwritten embedding_tied_once gradnorm_counts_replicas gradnorm_local_clip
-    group_wrong_stride world_rank_in_group positions_local silent_truncation gate_up_interleaved_wrong norm_padded_lanes
-    bias_added_twice row_bias_partial_grad init_replica_differs gather_batch_order collective_order_swapped
-    collective_size_mismatch collective_dtype_mismatch bucket_first_ready bucket_reduced_twice bucket_not_packed
-    bucket_stale_done step_before_copy_back comm_before_producer stale_activation_reuse unused_skips_collective
-    unused_set_empty unused_in_last_micro_batch tied_reduced_at_first_use accum_last_only accum_sum_of_means
-    mean_divides_by_world dp_init_differs zero_gather_missing zero_shards_misaligned zero_grad_not_recursive
-    gradnorm_first_rank_only adam_step_not_synced optimizer_counter_ahead weight_decay_on_shard_only norm_fp16_store""".split()
+# As the documentation lists them.
+FAULTS_PAGE = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
+FAULTS = re.findall(r"^\| \[(\w+)\]", FAULTS_PAGE, re.MULTILINE)
 # They end a run in an error, which says so.
 ENDS = {**{fault: "disagree" for fault in FAULTS if fault.startswith("collective_")},
         "unused_skips_collective": "returned while"}
@@ -555,6 +545,14 @@ class Others(CommandTest):
         self.assertIn(f"{len(FAULTS)} faults", self.passes("bugs").out.strip().splitlines()[-1])
         self.refused("bugs", "--curves", says="--run")
         self.refused("bugs", "--rnu", says="--run")
+
+    def test_every_fault_is_documented(self):
+        self.assertEqual(sorted(re.findall(r"^## (\w+)$", FAULTS_PAGE, re.MULTILINE)), sorted(FAULTS))
+        rows = re.findall(r"^\| (\w+) \|", (ROOT / "docs/sensitivity.md").read_text(encoding="utf-8"), re.MULTILINE)
+        self.assertLessEqual(set(FAULTS), set(rows))
+        for page, count in (("README.md", "one of N known faults"), ("docs/faults.md", "of the N end the run")):
+            text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+            self.assertIn(count.replace("N", str(len(FAULTS))), text, page)
 
     # Most of a minute for what tests/verify/fault_test.c holds in more cases: among the long tests.
     @unittest.skipUnless(EXTENDED, "a long test")
