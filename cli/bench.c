@@ -17,8 +17,8 @@
 typedef struct bench_values {
     ari_common common;
     const char *what, *model;
-    ari_layout_values layout;
-    size_t m, n, k, batch, seq, bytes;
+    ari_run_values r;
+    size_t m, n, k, bytes;
     int ranks;       /* 0: not given */
     int dtype;       /* -1: not given */
     int algorithm;   /* ar_sim_algorithm */
@@ -33,9 +33,9 @@ static const ari_option options[] = {
     ARI_OPTION_SIZE("m", m, 1, 1e6, "M", "rows of X; with --n and --k: one shape in place of the default ones"),
     ARI_OPTION_SIZE("n", n, 1, 1e6, "N", "rows of W"),
     ARI_OPTION_SIZE("k", k, 1, 1e6, "K", "columns of both"),
-    ARI_OPTION_SIZE("batch", batch, 1, 1e6, "B",
+    ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e6, "B",
                     "gemm: matrices of that shape (default 1); block, step, ddp: sequences (default 2, 8, 8)"),
-    ARI_OPTION_SIZE("seq", seq, 1, 4096, "S", "block, step, ddp: tokens of a sequence (default 512, 64, 64)"),
+    ARI_OPTION_SIZE("seq", r.run.seq, 1, 4096, "S", "block, step, ddp: tokens of a sequence (default 512, 64, 64)"),
     ARI_OPTION_INT("repetitions", repetitions, 1, 1000, "R",
                    "of which the medians are told (default 7; block, step, allreduce 15)"),
     ARI_OPTION_INT("ranks", ranks, 2, 4096, "N", "allreduce: simulated ranks (default: 2, 4 and 8)"),
@@ -47,8 +47,8 @@ static const ari_option options[] = {
                     "allreduce: how data moves (default auto: last for short messages, else direct)"),
     ARI_LAYOUT_OPTIONS("step: tensor-parallel ranks (default 4 where no layout is given)",
                        "step: exact or native (default: both)"),
-    ARI_OPTION_GROUP(ari_step_layout_options, layout),
-    ARI_OPTION_ENUM("precision", layout.precision, ari_precision_names,
+    ARI_OPTION_GROUP(ari_step_layout_options, r),
+    ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,
                     "block: what the native one multiplies: f32, tf32 or bf16; sums and all else fp32 (default f32)"),
     ARI_OPTION_LATER("zero"),
     {0},
@@ -133,7 +133,7 @@ static ar_status run_gemm(session *s)
         return ar_error_set(AR_ERR_ARG, "--m, --n and --k go together");
     memcpy(rows, ari_bench_gemm_shapes_for(&s->device), sizeof rows);
     if (given)
-        rows[0] = (ar_bench_gemm_row){.batch = v->batch ? v->batch : 1, .m = v->m, .n = v->n, .k = v->k};
+        rows[0] = (ar_bench_gemm_row){.batch = v->r.run.batch ? v->r.run.batch : 1, .m = v->m, .n = v->n, .k = v->k};
     for (size_t i = 0; i < n; i++) {
         show_progress(s, i, n);
         AR_TRY(ari_bench_gemm(&rows[i], &s->device, s->threads, s->repetitions));
@@ -207,7 +207,7 @@ static ar_status run_block(session *s)
 {
     enum { MOST = 4 };
     const bench_values *v = s->v;
-    const size_t batch = v->batch ? v->batch : 2, seq = v->seq ? v->seq : 512;
+    const size_t batch = v->r.run.batch ? v->r.run.batch : 2, seq = v->r.run.seq ? v->r.run.seq : 512;
     block_line lines[MOST];
     char folder[512];
     size_t n = 0;
@@ -216,8 +216,7 @@ static ar_status run_block(session *s)
     for (const ar_config *c; (c = block_at(s, n / 2)) && n < MOST; n += 2) {
         ar_bench_side_row rows[2] = {0};
         show_progress(s, n, MOST);
-        AR_TRY(ari_bench_block(rows, c, batch, seq, &s->device, (ar_precision)v->layout.precision, s->threads,
-                               s->repetitions));
+        AR_TRY(ari_bench_block(rows, c, batch, seq, &s->device, v->r.run.precision, s->threads, s->repetitions));
         lines[n] = (block_line){c->name, "native", batch, seq, rows[0]};
         lines[n + 1] = (block_line){c->name, "exact", batch, seq, rows[1]};
     }
@@ -233,12 +232,13 @@ static ar_status begin_run(session *s, ar_run *run, int64_t **ids)
 {
     const bench_values *v = s->v;
     char folder[512];
-    *run = (ar_run){.batch = v->batch ? v->batch : 8, .seq = v->seq ? v->seq : 64};
-    ari_layout_run(run, &v->layout, &v->common);
+    *run = ari_run_of(&v->r, &v->common);
+    run->batch = run->batch ? run->batch : 8;
+    run->seq = run->seq ? run->seq : 64;
     run->threads = s->threads;
-    AR_TRY(ari_layout_check(&v->layout));
+    AR_TRY(ari_layout_check(&v->r));
     AR_TRY(ari_run_config(&s->config, folder, sizeof folder, v->model ? v->model : "llama-demo"));
-    AR_TRY(ari_layout_plan(&v->layout, s->config.arch, &run->plan));
+    AR_TRY(ari_layout_plan(&v->r, s->config.arch, &run->plan));
     return ari_text_ids(ids, run->batch, run->seq, s->config.vocab, NULL, v->common.seed);
 }
 
@@ -289,11 +289,11 @@ static ar_status run_step(session *s)
     ar_bench_step_options o = {.config = &s->config, .repetitions = s->repetitions};
     ar_status st = begin_run(s, &o.run, &ids);
     o.input_ids = ids;
-    if (!ari_layout_given(&v->layout))
+    if (!ari_layout_given(&v->r))
         o.run.parallel = (ar_parallel){.tp = 4};
     for (size_t i = 0; i < 2 && st == AR_OK; i++) {
         ar_bench_side_row row[2] = {0};
-        if (v->layout.numerics >= 0 && (ar_numerics)v->layout.numerics != all[i])
+        if ((int)v->r.run.numerics >= 0 && v->r.run.numerics != all[i])
             continue;
         show_progress(s, n, 4);
         o.run.numerics = all[i];
@@ -353,18 +353,18 @@ static const ari_field ddp_fields[] = {
 
 static ar_status run_ddp(session *s)
 {
-    const ari_layout_values *layout = &s->v->layout;
+    const ar_run *given = &s->v->r.run;
     ar_bench_ddp_row rows[1 + 2 * DDP_CAPACITIES];
     ddp_line lines[1 + 2 * DDP_CAPACITIES];
     const size_t n = ddp_rows(rows);
     int64_t *ids = NULL;
     ar_bench_step_options o = {.config = &s->config, .repetitions = s->repetitions};
-    if (layout->tp > 1 || layout->micro_batches > 1)
+    if (given->parallel.tp > 1 || given->parallel.micro_batches > 1)
         return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
     ar_status st = begin_run(s, &o.run, &ids);
     o.input_ids = ids;
-    o.run.parallel = (ar_parallel){.dp = layout->dp > 1 ? layout->dp : 2};
-    o.run.numerics = layout->numerics >= 0 ? (ar_numerics)layout->numerics : AR_NUMERICS_NATIVE;
+    o.run.parallel = (ar_parallel){.dp = given->parallel.dp > 1 ? given->parallel.dp : 2};
+    o.run.numerics = (int)given->numerics >= 0 ? given->numerics : AR_NUMERICS_NATIVE;
     show_progress(s, 0, 1);
     if (st == AR_OK)
         st = ari_bench_ddp(rows, n, &o);
@@ -438,7 +438,7 @@ static ar_status run_allreduce(session *s)
     const size_t n = allreduce_rows(s->v, lines);
     for (size_t i = 0; i < n; i++) {
         show_progress(s, i, n);
-        AR_TRY(ari_bench_allreduce(&lines[i].row, ari_layout_timeout_ns(&s->v->layout), s->repetitions));
+        AR_TRY(ari_bench_allreduce(&lines[i].row, ari_layout_timeout_ns(&s->v->r), s->repetitions));
     }
     return end(
         s, ARI_ROWS(allreduce_fields, lines, n), 0,
@@ -479,20 +479,20 @@ static ar_status run(void *values, int *exit_code)
     (void)exit_code;
     if (v->model && !(b && b->has_model))
         return ar_error_set(AR_ERR_ARG, "bench %s takes no model, '%s' is one too many", v->what, v->model);
-    if (v->layout.precision != AR_PRECISION_F32 && !block)
+    if (v->r.run.precision != AR_PRECISION_F32 && !block)
         return ar_error_set(AR_ERR_ARG, "bench %s multiplies fp32: --precision is for bench block", v->what);
-    if (v->layout.device && b && b->run == run_allreduce)
+    if (v->r.device && b && b->run == run_allreduce)
         return ar_error_set(AR_ERR_ARG, "bench allreduce sums in the host's memory: --device is for the others");
-    ari_layout_values layout = v->layout;
+    ari_run_values r = v->r;
     if (block) /* both numerics; the precision is the native one's */
-        layout.numerics = AR_NUMERICS_NATIVE;
-    if (v->layout.device)
-        AR_TRY(ari_layout_check(&layout));
+        r.run.numerics = AR_NUMERICS_NATIVE;
+    if (v->r.device)
+        AR_TRY(ari_layout_check(&r));
     if (!b)
         return ar_error_set(
             AR_ERR_ARG, "there is no benchmark '%s'; there are gemm, grad, block, step, ddp and allreduce", v->what);
     session s = {.v = v,
-                 .device = ari_layout_device(&v->layout),
+                 .device = ari_layout_device(&v->r),
                  .threads = v->common.threads > 0 ? v->common.threads
                             : b->one_thread       ? 1
                                                   : ari_cores(),
@@ -504,8 +504,8 @@ static ar_status run(void *values, int *exit_code)
 }
 
 /* dtype and numerics: both. */
-static const bench_values defaults = {.layout = {.numerics = -1, .bucket_bytes = ARI_LAYOUT_NOT_GIVEN, .timeout = 60.0},
-                                      .dtype = -1};
+static const bench_values defaults = {
+    .r = {.run.numerics = (ar_numerics)-1, .run.ddp.bucket_bytes = ARI_NOT_GIVEN, .timeout = 60.0}, .dtype = -1};
 
 const ari_args_spec ari_bench_spec = {
     .command = "bench",

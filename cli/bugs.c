@@ -16,7 +16,8 @@
 typedef struct bugs_values {
     ari_common common;
     bool run, curves;
-    int numerics, precision;
+    ar_numerics numerics;
+    ar_precision precision;
 } bugs_values;
 
 #define ARI_VALUES bugs_values
@@ -149,12 +150,11 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
 static ar_status run_faults(ari_bug_run *run, const bugs_values *v)
 {
     const ari_common *common = &v->common;
-    session s = {.common = common,
-                 .curves = v->curves,
-                 .bases = {.threads = common->threads,
-                           .seed = common->seed,
-                           .numerics = (ar_numerics)v->numerics,
-                           .precision = (ar_precision)v->precision}};
+    session s = {
+        .common = common,
+        .curves = v->curves,
+        .bases = {
+            .threads = common->threads, .seed = common->seed, .numerics = v->numerics, .precision = v->precision}};
     ari_progress line;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&s.clean, FAULTS, sizeof *s.clean, "clean runs"));
@@ -178,8 +178,7 @@ static ar_status run(const bugs_values *v, int *exit_code)
     AR_TRY(ari_alloc_zero((void **)&runs, AR_FAULT_COUNT - 1, sizeof *runs, "runs of the faults"));
     ar_status st = run_faults(runs, v);
     if (st == AR_OK && ari_wants_text(&v->common))
-        st = native ? ari_bugs_print_native(stdout, runs, (ar_precision)v->precision)
-                    : ari_bugs_print(stdout, runs, v->curves);
+        st = native ? ari_bugs_print_native(stdout, runs, v->precision) : ari_bugs_print(stdout, runs, v->curves);
     if (st == AR_OK) {
         const bool well = native ? ari_bugs_clean(runs) : ari_bugs_well(runs);
         *exit_code = well ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;

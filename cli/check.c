@@ -37,19 +37,20 @@ static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
 }
 
 /* A model's config and all options, with its layouts in p: the one given, those of --sweep, or the default set. */
-static ar_status options_of(const ari_check_values *v, const char *model, ar_fault fault, ar_config *c,
-                            ar_check_options *o, ar_parallel *p)
+static ar_status options_of(const ari_check_values *v, const char *model, ar_config *c, ar_check_options *o,
+                            ar_parallel *p)
 {
     char folder[512];
-    AR_TRY(ari_check_values_options(o, v, fault));
+    *o = v->o;
+    o->run = ari_run_of(&v->r, &v->common);
     o->run.model = model;
     AR_TRY(ari_run_config(c, folder, sizeof folder, o->run.model));
-    AR_TRY(ari_layout_plan(&v->layout, c->arch, &o->run.plan));
+    AR_TRY(ari_layout_plan(&v->r, c->arch, &o->run.plan));
     AR_TRY(ari_estimate_layers(c));
-    const bool given = ari_layout_given(&v->layout);
+    const bool given = ari_layout_given(&v->r);
     p[0] = o->run.parallel;
-    o->run.seq = v->seq ? v->seq : ar_check_default_seq(c, given ? p : NULL);
-    if (v->layout.bucket_bytes == ARI_LAYOUT_NOT_GIVEN)
+    o->run.seq = o->run.seq ? o->run.seq : ar_check_default_seq(c, given ? p : NULL);
+    if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
         o->run.ddp.bucket_bytes = ar_check_default_bucket_bytes(c);
     if (given) {
         o->layouts = 1;
@@ -79,12 +80,12 @@ static ar_status announce(const ari_check_values *v, const ar_check_options *o, 
 /* Of two models each has a folder in the one given. */
 static ar_status dump_folder(char *path, size_t cap, const ari_check_values *v, const char *model)
 {
-    if (v->model) {
-        snprintf(path, cap, "%s", v->dump);
-        return strlen(v->dump) < cap ? AR_OK : ar_error_set(AR_ERR_ARG, "--dump: the path is too long");
+    if (v->r.run.model) {
+        snprintf(path, cap, "%s", v->o.dump);
+        return strlen(v->o.dump) < cap ? AR_OK : ar_error_set(AR_ERR_ARG, "--dump: the path is too long");
     }
-    AR_TRY(ari_folder_make(v->dump));
-    const int n = snprintf(path, cap, "%s/%s", v->dump, model);
+    AR_TRY(ari_folder_make(v->o.dump));
+    const int n = snprintf(path, cap, "%s/%s", v->o.dump, model);
     return n > 0 && (size_t)n < cap ? AR_OK : ar_error_set(AR_ERR_ARG, "--dump: the path is too long");
 }
 
@@ -112,14 +113,14 @@ static ar_status parse_net_fault(ar_sim_fault *f, const char *text, int ranks)
     return AR_OK;
 }
 
-static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model, ar_fault fault)
+static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model)
 {
     ar_parallel parallel[MOST_LAYOUTS];
     ar_check_options o;
     ar_config c;
     char dump[560];
-    AR_TRY(options_of(v, model, fault, &c, &o, parallel));
-    if (v->dump) {
+    AR_TRY(options_of(v, model, &c, &o, parallel));
+    if (v->o.dump) {
         AR_TRY(dump_folder(dump, sizeof dump, v, model));
         o.dump = dump;
     }
@@ -156,20 +157,20 @@ static ar_status write_record(const ari_watch *watch, const ari_checked *c, bool
     return AR_OK;
 }
 
-static ar_status run_models(const ari_check_values *v, const char *const *models, size_t n, ar_fault fault,
-                            const ari_watch *watch, ari_checked *checked, int *exit_code)
+static ar_status run_models(const ari_check_values *v, const char *const *models, size_t n, const ari_watch *watch,
+                            ari_checked *checked, int *exit_code)
 {
     const bool text = ari_wants_text(&v->common);
     for (size_t i = 0; i < n; i++) {
         checked[i].watch = watch;
-        AR_TRY(check_model(&checked[i], v, models[i], fault));
+        AR_TRY(check_model(&checked[i], v, models[i]));
         if (text)
             AR_TRY(ari_check_print(stdout, &checked[i], v->memory));
     }
     if (ari_watch_records(&v->watch))
         AR_TRY(write_record(watch, &checked[0], text));
     if (text)
-        ari_check_print_verdict(stdout, checked, n, fault);
+        ari_check_print_verdict(stdout, checked, n, v->r.run.fault);
     *exit_code = ari_check_worst(checked, n) == AR_CHECK_SAME ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     return ari_transport_reports(v->common.process) ? ari_json_end(ari_check_json(checked, n), &v->common) : AR_OK;
 }
@@ -214,15 +215,17 @@ static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *
     return st;
 }
 
-static ar_status list_models(const ari_check_values *v, const char *const *models, size_t n)
+static ar_status list_models(ari_check_values *v, const char *const *models, size_t n)
 {
+    v->r.run.fault = AR_FAULT_NONE;
+    AR_TRY(ari_check_values_complete(v));
     json_t *all = json_array();
     for (size_t i = 0; i < n; i++) {
         ar_parallel parallel[MOST_LAYOUTS];
         ar_check_options o;
         ar_config c;
         json_t *one = NULL;
-        ar_status st = options_of(v, models[i], AR_FAULT_NONE, &c, &o, parallel);
+        ar_status st = options_of(v, models[i], &c, &o, parallel);
         if (st == AR_OK)
             st = list_tensors(&one, ari_wants_text(&v->common) ? stdout : NULL, &o);
         if (st != AR_OK) {
@@ -235,13 +238,14 @@ static ar_status list_models(const ari_check_values *v, const char *const *model
 }
 
 /* A fault that no model shows, in the module that does. */
-static ar_status run_module(const ari_check_values *v, ar_fault fault, int *exit_code)
+static ar_status run_module(const ari_check_values *v, int *exit_code)
 {
+    const ar_fault fault = v->r.run.fault;
     const ari_fault_case f = ari_fault_case_of(fault);
     ari_watch watch = {0};
     ar_check_report *r = NULL;
     char text[4096];
-    AR_TRY(ari_check_values_check_module(v, fault));
+    AR_TRY(ari_check_values_check_module(v));
     AR_TRY(ari_fault_module_check(&r, &f, fault, v->common.threads, v->common.seed));
     const ari_checked checked = {.report = r,
                                  .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
@@ -263,26 +267,28 @@ static ar_status run_module(const ari_check_values *v, ar_fault fault, int *exit
 ar_status ari_command_check(void *values, int *exit_code)
 {
     ari_check_values *v = values;
-    ar_fault fault = AR_FAULT_NONE;
+    ar_run *run = &v->r.run;
     AR_TRY(ari_check_values_check(v));
-    if (v->inject)
-        AR_TRY(ar_fault_parse(&fault, v->inject));
-    if (v->inject && !v->model && !ari_layout_given(&v->layout) && v->sweep == 0) {
-        if (ari_fault_case_of(fault).module)
-            return run_module(v, fault, exit_code);
-        ari_check_values_inject(v, fault);
+    if (v->r.inject)
+        AR_TRY(ar_fault_parse(&run->fault, v->r.inject));
+    if (v->r.inject && !run->model && !ari_layout_given(&v->r) && v->sweep == 0) {
+        if (ari_fault_case_of(run->fault).module)
+            return run_module(v, exit_code);
+        AR_TRY(ari_check_values_inject(v));
     }
-    const char *models[MOST_MODELS] = {v->model ? v->model : "llama-demo", "gpt2-demo"};
-    const size_t n = v->model ? 1 : MOST_MODELS;
+    const char *models[MOST_MODELS] = {run->model ? run->model : "llama-demo", "gpt2-demo"};
+    const size_t n = run->model ? 1 : MOST_MODELS;
     AR_TRY(ari_check_values_check_runs(v, n));
     if (v->list_tensors)
         return list_models(v, models, n);
     ari_checked checked[MOST_MODELS] = {0};
     ari_watch watch = {0};
-    AR_TRY(ari_transport_begin(&v->common.process, &v->transport, &ari_check_spec, v, v->layout.timeout, true));
+    AR_TRY(ari_transport_begin(&v->common.process, &v->transport, &ari_check_spec, v, v->r.timeout, true));
     ar_status st = ari_watch_begin(&watch, &v->watch);
     if (st == AR_OK)
-        st = run_models(v, models, n, fault, &watch, checked, exit_code);
+        st = ari_check_values_complete(v);
+    if (st == AR_OK)
+        st = run_models(v, models, n, &watch, checked, exit_code);
     for (size_t i = 0; i < n; i++)
         ar_check_report_destroy(checked[i].report);
     ari_watch_fini(&watch);

@@ -10,19 +10,16 @@
 #include "cli/options/run.h"
 #include "cli/transport.h"
 
-/* What `anyrank check` is asked for. Of the training step -1 and NaN: not given. */
+/* What `anyrank check` is asked for. */
 typedef struct ari_check_values {
     ari_common common;
-    const char *model, *text, *inject, *dump;
-    ari_layout_values layout;
+    ar_check_options o; /* but for the run */
+    ari_run_values r;
     ari_transport_values transport;
-    ari_optimizer_values optimizer;
     ari_watch_values watch;
     const char *schedule, *net_fault; /* NULL: not given */
-    int sweep, steps;
-    size_t batch, seq; /* 0: not given */
-    double clip, dropout;
-    bool gradcheck, list_tensors, memory, skip_f64, verify_transfers;
+    int sweep, steps;                 /* -1: not given */
+    bool list_tensors, memory;
 } ari_check_values;
 
 /** The check itself. */
@@ -30,13 +27,13 @@ ar_status ari_command_check(void *values, int *exit_code);
 /** Refuses options that contradict each other, and where ranks are processes what only the simulated cluster has. */
 AR_NODISCARD ar_status ari_check_values_check(const ari_check_values *v);
 /** Takes what was not given from the case in which an injected fault matters. */
-void ari_check_values_inject(ari_check_values *v, ar_fault fault);
+AR_NODISCARD ar_status ari_check_values_inject(ari_check_values *v);
 /** Refuses what a run of a module, which shows this fault, has not. */
-AR_NODISCARD ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault);
+AR_NODISCARD ar_status ari_check_values_check_module(const ari_check_values *v);
 /** Refuses what is about one run where `models` and layouts make several. After ari_check_values_inject. */
 AR_NODISCARD ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models);
-/** The options of a check as far as they do not depend on the model. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *v, ar_fault fault);
+/** Completes what does not depend on the model: what was not given, and what is told in words. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_check_values_complete(ari_check_values *v);
 
 /* One model's report, and what it was asked for. */
 typedef struct ari_checked {

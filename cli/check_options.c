@@ -14,7 +14,7 @@ static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (no layout given: a set of those that the model allows)",
                        "exact: the same bits; native: fp32, within an allowance (default exact)"),
     ARI_PRECISION_OPTION,
-    ARI_OPTION_GROUP(ari_step_layout_options, layout),
+    ARI_OPTION_GROUP(ari_step_layout_options, r),
     ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: an eighth of "
                            "the model's gradients, so that there are several, and at most 25MiB)"),
     ARI_OPTION_INT("sweep", sweep, 1, 4096, "W", "every legal layout of up to W ranks (W: 8 unless given)",
@@ -23,21 +23,21 @@ static const ari_option options[] = {
                            "parallelism, in one and in two micro-batches, and with and without ZeRO."),
     ARI_BATCH_OPTIONS(
         "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"),
-    ARI_OPTION_FILE("text", text, "FILE", "any file, one byte one token (default: the project's own text)"),
+    ARI_OPTION_FILE("text", o.text, "FILE", "any file, one byte one token (default: the project's own text)"),
     ARI_OPTION_INT("steps", steps, 0, 1e6, "K", "training steps; 0: one forward and backward, no update (default 3)"),
-    ARI_OPTION_GROUP(ari_optimizer_options, optimizer),
+    ARI_OPTION_GROUP(ari_optimizer_options, r),
     ARI_CLIP_OPTIONS,
     ARI_INJECT_OPTION,
-    ARI_OPTION_FLAG("gradcheck", gradcheck,
+    ARI_OPTION_FLAG("gradcheck", o.gradcheck,
                     "compare the binary64 baseline's gradients with central differences, on a small batch",
                     .more = "The batch has at most 2 sequences of 16 tokens, and several step sizes are tried."),
-    ARI_OPTION_FLAG("skip-f64", skip_f64,
+    ARI_OPTION_FLAG("skip-f64", o.skip_f64,
                     "do not run the binary64 baseline, which only measures the exact one's error"),
     ARI_OPTION_FLAG("memory", memory, "print the memory of a rank in every layout too", .own = true),
     ARI_OPTION_FLAG("list-tensors", list_tensors,
                     "print the tensors that are compared, in the order of execution, and compare nothing",
                     .more = "Pass and shape are printed too."),
-    ARI_OPTION_FOLDER("dump", dump, "DIR",
+    ARI_OPTION_FOLDER("dump", o.dump, "DIR",
                       "write the baseline's tensors to DIR/reference.safetensors and each layout's ranks to a folder "
                       "of its own, for 'anyrank verify'",
                       .more = "A layout's folder is named as in DIR/tp4-sp or DIR/dp2-tp2-zero1; of two models each "
@@ -57,7 +57,7 @@ static const ari_option options[] = {
                       .more = "A fault is delay, stall, kill, corrupt, duplicate, drop or slow, a rank, and one of "
                               "the collectives that it begins, counted from 1. seed:N draws one of the first 100 "
                               "collectives."),
-    ARI_OPTION_FLAG("verify-transfers", verify_transfers,
+    ARI_OPTION_FLAG("verify-transfers", r.run.sim.verify_transfers,
                     "compare number, length and checksum of every transfer: what the transport does wrong is an error "
                     "there",
                     .more = "The error names the ranks and the element."),
@@ -65,18 +65,14 @@ static const ari_option options[] = {
 };
 
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, model,
+    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
                    "a folder with a Hugging Face config.json (and weights), or llama-demo, gpt2-demo, stack-demo; "
                    "default: llama-demo and gpt2-demo",
                    .choices = ari_model_names),
     {0},
 };
 
-static const ari_check_values defaults = {.layout = ARI_LAYOUT_DEFAULTS,
-                                          .steps = -1,
-                                          .optimizer = ARI_OPTIMIZER_NOT_GIVEN,
-                                          .clip = (double)NAN,
-                                          .dropout = (double)NAN};
+static const ari_check_values defaults = {.r = ARI_RUN_NOT_GIVEN(), .steps = -1};
 
 const ari_args_spec ari_check_spec = {
     .command = "check",
@@ -101,74 +97,70 @@ static const char *of_one_run(const ari_check_values *v)
 
 ar_status ari_check_values_check(const ari_check_values *v)
 {
-    if (ari_layout_given(&v->layout) && v->sweep > 0)
+    if (ari_layout_given(&v->r) && v->sweep > 0)
         return ar_error_set(
             AR_ERR_ARG,
             "--sweep %d takes all layouts, --tp, --dp, --sp, --zero and --micro-batches name one: give one of both",
             v->sweep);
-    AR_TRY(ari_dropout_check(v->dropout));
-    AR_TRY(ari_layout_check(&v->layout));
-    return ari_transport_check(&v->transport, v->dump               ? "dump"
-                                              : v->watch.cluster    ? "cluster"
-                                              : v->schedule         ? "schedule"
-                                              : v->verify_transfers ? "verify-transfers"
-                                              : v->list_tensors     ? "list-tensors"
-                                                                    : of_one_run(v));
+    AR_TRY(ari_layout_check(&v->r));
+    return ari_transport_check(&v->transport, v->o.dump                       ? "dump"
+                                              : v->watch.cluster              ? "cluster"
+                                              : v->schedule                   ? "schedule"
+                                              : v->r.run.sim.verify_transfers ? "verify-transfers"
+                                              : v->list_tensors               ? "list-tensors"
+                                                                              : of_one_run(v));
 }
 
-void ari_check_values_inject(ari_check_values *v, ar_fault fault)
+ar_status ari_check_values_inject(ari_check_values *v)
 {
-    const ari_fault_case c = ari_fault_case_of(fault);
-    v->model = c.run.model;
-    v->layout.tp = c.run.parallel.tp;
-    v->layout.dp = c.run.parallel.dp;
-    v->layout.micro_batches = c.run.parallel.micro_batches;
-    v->layout.sp = c.run.parallel.sp;
-    v->layout.forward_first = c.run.parallel.forward_first;
-    v->layout.zero = c.run.parallel.zero;
-    v->layout.keep_gathered = c.run.parallel.keep_gathered;
-    v->layout.bucket_mode = (int)c.run.ddp.mode;
-    v->layout.find_unused = v->layout.find_unused || c.run.ddp.find_unused;
-    if (v->layout.bucket_bytes == ARI_LAYOUT_NOT_GIVEN)
-        v->layout.bucket_bytes = c.run.ddp.bucket_bytes;
+    const ari_fault_case c = ari_fault_case_of(v->r.run.fault);
+    ar_run *r = &v->r.run;
+    r->model = c.run.model;
+    r->parallel = c.run.parallel;
+    r->ddp = c.run.ddp;
+    r->batch = c.run.batch;
+    r->seq = c.run.seq;
+    r->clip = c.run.clip;
+    r->dropout = c.run.dropout;
+    v->steps = (int)c.run.steps;
+    AR_TRY(ari_args_again(&ari_check_spec, v));
+    r->ddp.mode = c.run.ddp.mode;
     if (c.order != AR_MLP_COLUMN_ROW) /* else the one given stands */
-        v->layout.mlp_order = (int)c.order;
-    v->batch = v->batch ? v->batch : c.run.batch;
-    v->seq = v->seq ? v->seq : c.run.seq;
-    v->steps = v->steps < 0 ? (int)c.run.steps : v->steps;
-    v->clip = isnan(v->clip) ? c.run.clip : v->clip;
-    v->dropout = isnan(v->dropout) ? c.run.dropout : v->dropout;
+        v->r.mlp_order = c.order;
+    return AR_OK;
 }
 
-ar_status ari_check_values_check_module(const ari_check_values *v, ar_fault fault)
+ar_status ari_check_values_check_module(const ari_check_values *v)
 {
-    ar_optimizer_options unused;
-    AR_TRY(ari_optimizer_values_options(&unused, &v->optimizer, 1));
+    ari_check_values complete = *v;
+    complete.schedule = NULL;
+    complete.steps = 1;
+    AR_TRY(ari_check_values_complete(&complete)); /* they are to be right ones, though nothing uses them */
     const char *option = v->list_tensors          ? "list-tensors"
-                         : v->dump                ? "dump"
+                         : v->o.dump              ? "dump"
                          : v->watch.cluster       ? "cluster"
                          : v->schedule            ? "schedule"
-                         : v->gradcheck           ? "gradcheck"
-                         : v->layout.device       ? "device"
+                         : v->o.gradcheck         ? "gradcheck"
+                         : v->r.device            ? "device"
                          : v->transport.transport ? "transport"
                                                   : of_one_run(v);
     if (!option)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "--inject %s shows in a module, not in a model, and --%s is about a model's run",
-                        ar_fault_name(fault), option);
+                        ar_fault_name(v->r.run.fault), option);
 }
 
 ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models)
 {
     const char *option = of_one_run(v);
-    if (v->list_tensors && v->dump)
+    if (v->list_tensors && v->o.dump)
         return ar_error_set(AR_ERR_ARG,
                             "--dump writes what a run computes, and --list-tensors runs none: give one of both");
     if (!option)
         return AR_OK;
     if (v->list_tensors)
         return ar_error_set(AR_ERR_ARG, "--%s is about a run, and --list-tensors runs none: give one of both", option);
-    if (models > 1 && !ari_layout_given(&v->layout))
+    if (models > 1 && !ari_layout_given(&v->r))
         return ar_error_set(
             AR_ERR_ARG,
             "--%s is about one run, and this check has several: name a MODEL and a layout, as in 'llama-demo --tp 4'",
@@ -176,7 +168,7 @@ ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models)
     if (models > 1)
         return ar_error_set(AR_ERR_ARG, "--%s is about one run, and this check has one of each of two models: name one",
                             option);
-    if (!ari_layout_given(&v->layout))
+    if (!ari_layout_given(&v->r))
         return ar_error_set(AR_ERR_ARG,
                             "--%s is about one run, and this check has one of each of several layouts: name one, as in "
                             "'--tp 4' or '--dp 2 --tp 2'",
@@ -210,23 +202,22 @@ static ar_status parse_schedule(uint64_t *first, uint64_t *count, const ari_chec
     return AR_OK;
 }
 
-ar_status ari_check_values_options(ar_check_options *o, const ari_check_values *v, ar_fault fault)
+ar_status ari_check_values_complete(ari_check_values *v)
 {
-    *o = (ar_check_options){.run.batch = v->batch ? v->batch : 8,
-                            .run.steps = v->steps < 0 ? 3 : (uint64_t)v->steps,
-                            .run.clip = ari_or_else(v->clip, 1.0),
-                            .run.dropout = ari_or_else(v->dropout, 0.0),
-                            .run.seed = v->common.seed,
-                            .run.fault = fault,
-                            .run.sim.verify_transfers = v->verify_transfers,
-                            .gradcheck = v->gradcheck,
-                            .text = v->text,
-                            .skip_f64 = v->skip_f64};
-    ari_layout_run(&o->run, &v->layout, &v->common);
-    if (o->run.steps == 0) /* gradients only: there is nothing to clip them for */
-        o->run.clip = 0.0;
+    const ar_mlp_order order = v->r.mlp_order;
+    ar_run base = v->r.run;
+    base.batch = base.batch ? base.batch : 8;
+    base.steps = v->steps < 0 ? 3 : (uint64_t)v->steps;
+    base.clip = isnan(base.clip) ? 1.0 : base.clip;
+    base.dropout = isnan(base.dropout) ? 0.0 : base.dropout;
+    base.seed = v->common.seed;
+    base.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     if (v->schedule)
-        AR_TRY(parse_schedule(&o->run.sim.schedule_seed, &o->schedules, v));
-    /* Nothing is updated in 0 steps; the options are still to be right ones. */
-    return ari_optimizer_values_options(&o->run.optimizer, &v->optimizer, o->run.steps > 0 ? o->run.steps : 1);
+        AR_TRY(parse_schedule(&base.sim.schedule_seed, &v->o.schedules, v));
+    AR_TRY(ari_run_again(&v->r, &base, &ari_check_spec, v));
+    v->r.run.ddp.mode = base.ddp.mode; /* a fault's case may have replaced the two that were given */
+    v->r.mlp_order = order;
+    if (v->r.run.steps == 0) /* gradients only: there is nothing to clip them for */
+        v->r.run.clip = 0.0;
+    return AR_OK;
 }

@@ -13,8 +13,7 @@
 typedef struct grads_values {
     ari_common common;
     ar_grads_options o; /* but for the run */
-    const char *inject;
-    ari_layout_values layout;
+    ari_run_values r;
     ari_watch_values watch;
     int sensitivity_of; /* -1: not given */
 } grads_values;
@@ -34,7 +33,7 @@ static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
     ARI_PRECISION_OPTION,
-    ARI_OPTION_GROUP(ari_step_layout_options, layout),
+    ARI_OPTION_GROUP(ari_step_layout_options, r),
     ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: 25MiB)"),
     ARI_INJECT_OPTION,
     ARI_OPTION_GROUP(ari_watch_options, watch),
@@ -62,7 +61,7 @@ static const ari_option options[] = {
 };
 
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, o.run.model,
+    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
                    "a folder with a Hugging Face config.json (and weights), or a bundled name",
                    .choices = ari_model_names),
     {0},
@@ -70,12 +69,12 @@ static const ari_positional positionals[] = {
 
 static ar_status check_values(const grads_values *v)
 {
-    AR_TRY(ari_layout_check(&v->layout));
-    if (!v->o.run.model && !v->o.block)
+    AR_TRY(ari_layout_check(&v->r));
+    if (!v->r.run.model && !v->o.block)
         return ar_error_set(AR_ERR_ARG, "give a MODEL, or --block DIR");
-    if (v->o.run.model && v->o.block)
+    if (v->r.run.model && v->o.block)
         return ar_error_set(AR_ERR_ARG, "give a MODEL or --block, not both");
-    if (v->o.run.model && !v->o.input)
+    if (v->r.run.model && !v->o.input)
         return ar_error_set(AR_ERR_ARG, "--input FILE.safetensors is missing: it holds the model's input_ids");
     if (v->o.block && v->o.input)
         return ar_error_set(AR_ERR_ARG, "--input goes with a MODEL; a block reads DIR/inputs.safetensors");
@@ -105,22 +104,22 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
             json_array_append_new(files, ari_json_text(r->file[i]));
     }
     json_object_set_new(o, "result", json_string("same"));
-    json_object_set_new(o, "numerics", json_string(ari_numerics_names[v->layout.numerics]));
+    json_object_set_new(o, "numerics", json_string(ari_numerics_names[v->r.run.numerics]));
     ari_device_json(o, &run->device);
     json_object_set_new(o, "layout", ari_layout_json(&run->parallel, r->batch));
-    if (v->inject)
-        json_object_set_new(o, "fault", json_string(v->inject));
+    if (v->r.inject)
+        json_object_set_new(o, "fault", json_string(v->r.inject));
     json_object_set_new(o, "outputs_hash", json_string(r->outputs_hash));
     json_object_set_new(o, "tensors", json_integer((json_int_t)r->tensors));
     if (v->o.activations)
         json_object_set_new(o, "activations", json_integer((json_int_t)r->activations));
     json_object_set_new(o, "bytes", json_pack("{s:I}", "counted", (json_int_t)r->bytes));
     json_object_set_new(o, "seconds", ari_json_number(r->seconds));
-    if (v->o.run.model)
+    if (v->r.run.model)
         json_object_set_new(o, "weights", json_string(r->fresh ? "fresh" : "folder"));
-    if (v->o.run.model)
+    if (v->r.run.model)
         json_object_set_new(o, "notes", notes_json(r));
-    if (v->o.run.model)
+    if (v->r.run.model)
         json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)r->loss)));
     ari_watch_json(o, watch);
     if (r->has_predicted)
@@ -139,7 +138,7 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
         if (r->file[i][0])
             printf("%s\n", r->file[i]);
     }
-    if (v->o.run.model)
+    if (v->r.run.model)
         printf("loss %.9g (%s)\n", (double)r->loss, r->fresh ? "fresh weights" : "weights of the folder");
     ari_ranks_print(stdout, run, ar_parallel_world(&run->parallel));
     printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds),
@@ -151,14 +150,14 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
 {
     ar_grads_result r;
     ar_grads_options o = v->o;
+    o.run = ari_run_of(&v->r, &v->common);
     o.run.seed = v->common.seed;
-    o.mlp_order = (ar_mlp_order)v->layout.mlp_order;
-    o.sensitivity_of = v->sensitivity_of >= 0 ? (ar_sensitivity)v->sensitivity_of
-                                              : ar_sensitivity_of_precision((ar_precision)v->layout.precision);
-    ari_layout_run(&o.run, &v->layout, &v->common);
+    o.mlp_order = v->r.mlp_order;
+    o.sensitivity_of =
+        v->sensitivity_of >= 0 ? (ar_sensitivity)v->sensitivity_of : ar_sensitivity_of_precision(v->r.run.precision);
     ari_watch_run(&o.run, watch);
-    if (v->inject)
-        AR_TRY(ar_fault_parse(&o.run.fault, v->inject));
+    if (v->r.inject)
+        AR_TRY(ar_fault_parse(&o.run.fault, v->r.inject));
     const ar_status st = ar_grads(&r, &o);
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &r.config));
@@ -167,7 +166,7 @@ static ar_status run_watched(const grads_values *v, const ari_watch *watch)
             fprintf(stderr, "note: %s\n", r.note[i]);
     }
     AR_TRY(st);
-    AR_TRY(ari_watch_write(watch, v->o.run.model ? v->o.run.model : v->o.block, &o.run.parallel, r.batch));
+    AR_TRY(ari_watch_write(watch, v->r.run.model ? v->r.run.model : v->o.block, &o.run.parallel, r.batch));
     if (ari_wants_text(&v->common))
         AR_TRY(print(&r, v, &o.run, watch));
     return ari_json_end(as_json(&r, v, &o.run, watch), &v->common);
@@ -186,7 +185,8 @@ static ar_status run(void *values, int *exit_code)
     return st;
 }
 
-static const grads_values defaults = {.layout = ARI_LAYOUT_DEFAULTS, .sensitivity_of = -1};
+static const grads_values defaults = {.r = {.timeout = 60.0, .run.ddp.bucket_bytes = ARI_NOT_GIVEN},
+                                      .sensitivity_of = -1};
 
 const ari_args_spec ari_grads_spec = {
     .command = "grads",

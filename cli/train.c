@@ -126,9 +126,9 @@ static bool stopped(void *user)
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
 /* Files first: what is printed last is that all went well. */
-static ar_status report(const ar_training_report *r, const ar_training_options *o, const ari_train_values *v,
-                        const ari_watch *watch)
+static ar_status report(const ar_training_report *r, const ari_train_values *v, const ari_watch *watch)
 {
+    const ar_training_options *o = &v->o;
     const bool text = ari_wants_text(&v->common);
     const char *plot = v->plot && r->steps > 0 ? v->plot : NULL;
     if (plot)
@@ -162,24 +162,24 @@ static ar_status verdict(const ar_training_report *r, int *exit_code)
     return AR_OK;
 }
 
-static ar_status train(const ari_train_values *v, ar_checkpoint *resume, const ari_watch *watch, int *exit_code)
+static ar_status train(ari_train_values *v, ar_checkpoint *resume, const ari_watch *watch, int *exit_code)
 {
-    ar_training_options o;
+    ar_training_options *o = &v->o;
     ar_training_report *r = NULL;
     ari_estimate e;
-    AR_TRY(ari_train_values_options(&o, &e, v, resume));
-    listener l = {.o = &o,
+    AR_TRY(ari_train_values_complete(v, &e, resume));
+    listener l = {.o = o,
                   .estimate = &e,
                   .quiet = v->common.quiet,
                   .text = ari_wants_text(&v->common),
                   .every = (uint64_t)v->log_every};
-    ari_watch_run(&o.run, watch);
-    o.listener = (ar_training_listener){.begin = began, .step = stepped, .save = saved, .stop = stopped, .user = &l};
+    ari_watch_run(&o->run, watch);
+    o->listener = (ar_training_listener){.begin = began, .step = stepped, .save = saved, .stop = stopped, .user = &l};
     ari_progress_begin(&l.progress, v->common.quiet);
-    ar_status st = ar_train_run(&r, &o);
+    ar_status st = ar_train_run(&r, o);
     ari_progress_end(&l.progress);
     if (st == AR_OK && ari_transport_reports(v->common.process))
-        st = report(r, &o, v, watch);
+        st = report(r, v, watch);
     if (st == AR_OK)
         st = verdict(r, exit_code);
     ar_training_report_destroy(r);
@@ -195,7 +195,7 @@ ar_status ari_command_train(void *values, int *exit_code)
     catch_signals();
     AR_TRY(ari_train_values_check(v));
     AR_TRY_TO(done, st,
-              ari_transport_begin(&v->common.process, &v->transport, &ari_train_spec, v, v->layout.timeout, false));
+              ari_transport_begin(&v->common.process, &v->transport, &ari_train_spec, v, v->r.timeout, false));
     AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch));
     if (v->resume)
         AR_TRY_TO(done, st, ar_checkpoint_open(&resume, v->resume));

@@ -11,33 +11,25 @@
 #include "cli/transport.h"
 #include "run/estimate.h"
 
-/* What `anyrank train` is asked for. 0, -1, NaN and NULL: not given. */
+/* What `anyrank train` is asked for. 0, -1 and NULL: not given. */
 typedef struct ari_train_values {
     ari_common common;
-    const char *model, *data, *save, *resume, *plot, *inject, *loss_scale;
-    ari_layout_values layout;
+    ar_training_options o; /* but for the run; data_format -1 */
+    ari_run_values r;      /* seed ARI_NOT_GIVEN, numerics -1 */
     ari_transport_values transport;
-    ari_optimizer_values optimizer;
     ari_watch_values watch;
-    int steps, save_every, stop_after, verify_every, log_every;
-    int data_format, storage;
-    size_t batch, seq, keep;
-    double clip, dropout;
-    size_t seed; /* ARI_SEED_NOT_GIVEN */
-    bool in_order;
+    const char *resume, *plot, *loss_scale;
+    int steps, save_every, stop_after, verify_every, log_every, storage;
 } ari_train_values;
-
-#define ARI_SEED_NOT_GIVEN SIZE_MAX
 
 /** The run itself. */
 ar_status ari_command_train(void *values, int *exit_code);
 /** Refuses what makes no sense together, and files that could not be written, before any work. Errors: AR_ERR_ARG,
  *  AR_ERR_UNSUPPORTED, AR_ERR_IO. */
 AR_NODISCARD ar_status ari_train_values_check(const ari_train_values *v);
-/** The options of a run that begins, or goes on with a checkpoint (NULL: begins), which it borrows; and what it will
- *  take. Errors: AR_ERR_ARG, those of reading the model's config, and where memory would not suffice. */
-AR_NODISCARD ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, const ari_train_values *v,
-                                                ar_checkpoint *c);
+/** Completes the options of a run that begins, or goes on with a checkpoint (NULL: begins), which it borrows: v->o is
+ *  whole. And what it will take. Errors: AR_ERR_ARG, those of reading the model's config, and where memory would not suffice. */
+AR_NODISCARD ar_status ari_train_values_complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c);
 
 /* A training run for people, and as JSON. */
 

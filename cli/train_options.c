@@ -19,19 +19,19 @@ static const char *const storage_names[] = {"f32", "bf16", NULL};
 
 #define ARI_VALUES ari_train_values
 static const ari_option options[] = {
-    ARI_OPTION_FILE("data", data, "FILE",
+    ARI_OPTION_FILE("data", o.data, "FILE",
                     "what to train on: any file, one byte one token, or a token file (default: the project's own text)",
                     .more = "Bytes need a vocabulary of 256, or of the largest byte in the file and one."),
-    ARI_OPTION_ENUM("data-format", data_format, data_format_names,
+    ARI_OPTION_ENUM("data-format", o.data_format, data_format_names,
                     "of --data; auto: by its name (.u16, .u32, .safetensors; else bytes)",
                     .more = "Files of u16 and u32 are little-endian, without a header; a safetensors file has a "
                             "tensor input_ids or tokens."),
-    ARI_OPTION_FLAG("in-order", in_order,
+    ARI_OPTION_FLAG("in-order", o.in_order,
                     "take the data's windows as they come, in place of shuffling them anew in every epoch"),
     ARI_OPTION_INT("steps", steps, 1, 1e9, "K",
                    "training steps since the start of the run, also with --resume (default 100)"),
     ARI_BATCH_OPTIONS("tokens of each (default 64)"),
-    ARI_OPTION_GROUP(ari_optimizer_options, optimizer),
+    ARI_OPTION_GROUP(ari_optimizer_options, r),
     ARI_CLIP_OPTIONS,
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits under every layout; native: fp32 (default exact)"),
@@ -43,15 +43,15 @@ static const ari_option options[] = {
                       .choices = loss_scale_names,
                       .more = "Gradients are divided by S before they are used. A step whose gradients overflow "
                               "changes no weight."),
-    ARI_OPTION_GROUP(ari_step_layout_options, layout),
+    ARI_OPTION_GROUP(ari_step_layout_options, r),
     ARI_LAYOUT_DDP_OPTIONS("gradients are summed over --dp in buckets of so many bytes of fp32, as "
                            "4096, 25MiB (default 25MiB)"),
-    ARI_OPTION_FOLDER("save", save, "DIR", "write a checkpoint there at the end, and where the run is interrupted",
+    ARI_OPTION_FOLDER("save", o.save, "DIR", "write a checkpoint there at the end, and where the run is interrupted",
                       .more = "It is DIR/step-NNNNNNNN, with weights in Hugging Face's layout, the optimizer's "
                               "state, and all that going on needs; the link DIR/latest names the newest. Each "
                               "appears whole or not at all. A folder that holds another run's checkpoints is refused."),
     ARI_OPTION_INT("save-every", save_every, 1, 1e9, "K", "with --save: one every K steps, too"),
-    ARI_OPTION_SIZE("keep", keep, 1, 1e9, "N", "with --save: only the newest N checkpoints stay (default: all)"),
+    ARI_OPTION_SIZE("keep", o.keep, 1, 1e9, "N", "with --save: only the newest N checkpoints stay (default: all)"),
     ARI_OPTION_FOLDER("resume", resume, "DIR",
                       "go on with a checkpoint, under any layout: data, steps, optimizer and the like are the "
                       "checkpoint's where they are not given",
@@ -76,12 +76,12 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_watch_options, watch),
     /* In place of the one that every subcommand has, which stays in the list: --resume needs to know whether it was
      * given. */
-    ARI_OPTION_SIZE("seed", seed, 0, 9e18, NULL, NULL),
+    ARI_OPTION_SIZE("seed", r.run.seed, 0, 9e18, NULL, NULL),
     {0},
 };
 
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, model,
+    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
                    "a folder with a Hugging Face config.json (and weights, with which training starts), or "
                    "llama-demo, gpt2-demo, stack-demo; with --resume the checkpoint's own unless given",
                    .choices = ari_model_names),
@@ -89,13 +89,9 @@ static const ari_positional positionals[] = {
 };
 
 static const ari_train_values defaults = {
-    .layout = {.numerics = -1, .bucket_bytes = ARI_LAYOUT_NOT_GIVEN, .timeout = 60.0},
-    .optimizer = ARI_OPTIMIZER_NOT_GIVEN,
-    .data_format = -1,
-    .storage = -1,
-    .clip = (double)NAN,
-    .dropout = (double)NAN,
-    .seed = ARI_SEED_NOT_GIVEN};
+    .o.data_format = (ar_data_format)-1,
+    .r = ARI_RUN_NOT_GIVEN(.run.numerics = (ar_numerics)-1, .run.seed = ARI_NOT_GIVEN),
+    .storage = -1};
 
 const ari_args_spec ari_train_spec = {
     .command = "train",
@@ -118,19 +114,18 @@ const ari_args_spec ari_train_spec = {
 
 ar_status ari_train_values_check(const ari_train_values *v)
 {
-    if (!v->model && !v->resume)
+    if (!v->r.run.model && !v->resume)
         return ar_error_set(AR_ERR_ARG, "give a MODEL, or --resume DIR; anyrank train --help tells what each is");
-    if (!v->save && (v->save_every > 0 || v->keep > 0))
+    if (!v->o.save && (v->save_every > 0 || v->o.keep > 0))
         return ar_error_set(AR_ERR_ARG, "--%s is about the checkpoints of --save: give --save DIR too",
                             v->save_every > 0 ? "save-every" : "keep");
-    if (v->data_format >= 0 && !v->data)
+    if ((int)v->o.data_format >= 0 && !v->o.data)
         return ar_error_set(AR_ERR_ARG, "--data-format is that of --data: give --data FILE too");
-    AR_TRY(ari_dropout_check(v->dropout));
     AR_TRY(ari_transport_check(&v->transport, v->watch.cluster    ? "cluster"
                                               : v->watch.trace    ? "trace"
                                               : v->watch.timeline ? "timeline"
                                                                   : NULL));
-    return ari_layout_check(&v->layout);
+    return ari_layout_check(&v->r);
 }
 
 /* --- the options of a run ----------------------------------------------------------------------------------------- */
@@ -151,13 +146,14 @@ static ar_status fits(ari_estimate *e, const ar_training_options *o, const ar_co
 }
 
 /* What needs the model's config. */
-static ar_status set_plan(ar_training_options *o, ari_estimate *e, const ari_train_values *v)
+static ar_status set_plan(ari_train_values *v, ari_estimate *e)
 {
+    ar_training_options *o = &v->o;
     char folder[512];
     ar_config c;
     AR_TRY(ari_train_config(&c, folder, sizeof folder, o));
     AR_TRY(ari_estimate_layers(&c));
-    AR_TRY(ari_layout_plan(&v->layout, c.arch, &o->run.plan));
+    AR_TRY(ari_layout_plan(&v->r, c.arch, &o->run.plan));
     AR_TRY(ar_parallel_check(&o->run.parallel, &c, &o->run.plan, o->run.batch, o->run.seq));
     return fits(e, o, &c);
 }
@@ -178,8 +174,9 @@ static ar_status set_scaling(ar_training_options *o, const char *text)
     return AR_OK;
 }
 
-static ar_status set_numerics(ar_training_options *o, const ari_train_values *v)
+static ar_status set_numerics(ari_train_values *v)
 {
+    ar_training_options *o = &v->o;
     if (v->storage >= 0)
         o->run.storage = v->storage == 1 ? AR_BF16 : AR_F32;
     if (v->loss_scale)
@@ -190,38 +187,24 @@ static ar_status set_numerics(ar_training_options *o, const ari_train_values *v)
     return AR_OK;
 }
 
-/* What decides the values of the weights: given, or the checkpoint's, or the default. */
-static ar_status set_trajectory(ar_training_options *o, const ari_train_values *v)
+ar_status ari_train_values_complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c)
 {
-    if (v->data) {
-        o->data = v->data;
-        o->data_format = v->data_format < 0 ? AR_DATA_AUTO : (ar_data_format)v->data_format;
-    }
-    o->in_order = o->in_order || v->in_order;
-    o->run.steps = v->steps > 0 ? (uint64_t)v->steps : o->run.steps;
-    o->run.batch = v->batch ? v->batch : o->run.batch;
-    o->run.seq = v->seq ? v->seq : o->run.seq;
-    o->run.seed = v->seed == ARI_SEED_NOT_GIVEN ? o->run.seed : v->seed;
-    o->run.clip = ari_or_else(v->clip, o->run.clip);
-    o->run.dropout = ari_or_else(v->dropout, o->run.dropout);
-    return ari_optimizer_values_change(&o->run.optimizer, &v->optimizer, o->run.steps);
-}
-
-ar_status ari_train_values_options(ar_training_options *o, ari_estimate *e, const ari_train_values *v, ar_checkpoint *c)
-{
+    ar_training_options *o = &v->o;
+    const bool has_data = o->data != NULL;
     *o = ar_training_defaults();
     if (c)
         ar_training_resume(o, c);
-    AR_TRY(set_trajectory(o, v));
-    o->run.model = v->model;
-    o->save = v->save;
+    if (has_data) /* the checkpoint's format is that of its own data */
+        o->data_format = AR_DATA_AUTO;
+    if (v->steps > 0)
+        o->run.steps = (uint64_t)v->steps;
+    AR_TRY(ari_run_again(&v->r, &o->run, &ari_train_spec, v));
+    o->run = ari_run_of(&v->r, &v->common);
     o->save_every = (uint64_t)v->save_every;
-    o->keep = v->keep;
     o->stop_after = (uint64_t)v->stop_after;
     o->verify_every = (uint64_t)v->verify_every;
-    ari_layout_run(&o->run, &v->layout, &v->common);
-    AR_TRY(set_numerics(o, v));
-    if (v->inject)
-        AR_TRY(ar_fault_parse(&o->run.fault, v->inject));
-    return set_plan(o, e, v);
+    AR_TRY(set_numerics(v));
+    if (v->r.inject)
+        AR_TRY(ar_fault_parse(&o->run.fault, v->r.inject));
+    return set_plan(v, e);
 }

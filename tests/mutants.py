@@ -258,7 +258,7 @@ MUTANTS = [
     ("a network fault of a rank that is not there is accepted", "cli/check.c",
      "if (f->rank >= ranks)", "if (f->rank > ranks)", "cli/edges_test cli/cluster_test cli/command_test"),
     ("--zero 1 without --dp is accepted", "cli/options/layout.c",
-     "if (v->zero > 0 && v->dp == 0)", "if (v->zero > 1 && v->dp == 0)",
+     "if (p->zero > 0 && p->dp == 0)", "if (p->zero > 1 && p->dp == 0)",
      "cli/edges_test cli/optimizer_test cli/train_test"),
     ("999.96 kB is printed as 1000.0 kB", "cli/report/table.c",
      "(unit == 0 ? 1000.0 : 999.95)", "1000.0", "cli/table_test"),

@@ -166,12 +166,21 @@ static ar_status take_positional(const ari_args_spec *spec, size_t *taken, const
     return AR_OK;
 }
 
+static ari_common *common_of(const ari_args_spec *spec, void *values)
+{
+    return (void *)((char *)values + spec->common_at);
+}
+
 ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values, ari_args_action *action)
 {
     const ari_option_list options = ari_options_of(spec);
     size_t taken = 0;
     bool options_over = false;
     *action = ARI_ARGS_RUN;
+    for (size_t i = 0; i < options.n; i++) {
+        if (options.option[i]->kind == ARI_OPT_STRINGS)
+            ((ari_strings *)(void *)((char *)values + options.at[i]))->n = 0;
+    }
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i];
         if (!options_over && strcmp(argument, "--") == 0)
@@ -187,6 +196,13 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
     if (next != NULL && next->name != NULL && next->required)
         return ar_error_set(AR_ERR_ARG, "%s is missing: %s", next->name, next->help);
     return AR_OK;
+}
+
+ar_status ari_args_again(const ari_args_spec *spec, void *values)
+{
+    const ari_common *common = common_of(spec, values);
+    ari_args_action action;
+    return ari_args_parse(spec, common->argc, common->argv, values, &action);
 }
 
 /* --- what was asked for, as text that can be compared ------------------------------------------------------------- */
@@ -372,8 +388,11 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
     ar_status st = ari_alloc_zero(&values, 1, spec->size, "options");
     if (st == AR_OK && spec->defaults)
         memcpy(values, spec->defaults, spec->size);
-    if (st == AR_OK)
+    if (st == AR_OK) {
+        common_of(spec, values)->argc = argc;
+        common_of(spec, values)->argv = argv;
         st = begin(spec, argc, argv, values, &runs);
+    }
     if (st == AR_OK && runs)
         st = spec->run(values, &exit_code);
     if (st != AR_OK) {
@@ -382,7 +401,7 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
         exit_code = st == AR_ERR_MISMATCH && spec->mismatch_differs ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
     }
     if (values)
-        ari_transport_end(((ari_common *)(void *)((char *)values + spec->common_at))->process, st);
+        ari_transport_end(common_of(spec, values)->process, st);
     free(values);
     return exit_code;
 }

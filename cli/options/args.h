@@ -127,8 +127,10 @@ typedef struct ari_common {
     const char *json; /* "-": standard output; NULL: none */
     bool quiet;
     bool no_color;
-    int threads;                /* of the whole process; 0: as many as there are cores */
-    uint64_t seed;              /* 0 unless given */
+    int threads;   /* of the whole process; 0: as many as there are cores */
+    uint64_t seed; /* 0 unless given */
+    int argc;      /* what ari_args_run was given */
+    char *const *argv;
     struct ar_process *process; /* this one's place, once a run has begun whose ranks are processes; NULL: threads */
 } ari_common;
 
@@ -164,6 +166,10 @@ typedef enum ari_args_action { ARI_ARGS_RUN, ARI_ARGS_HELP, ARI_ARGS_VERSION } a
  * borrowed from argv. */
 AR_NODISCARD ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values,
                                       ari_args_action *action);
+
+/** Parses the arguments of ari_args_run once more, over what has been put into *values since: what was given counts
+ *  again. They have no error, as they had none. Errors: those of ari_args_parse. */
+AR_NODISCARD ar_status ari_args_again(const ari_args_spec *spec, void *values);
 
 /** The subcommand, the version, and every option and positional with its value, in one line each: "--tp 2", "no --sp".
  *  Without what is a process's own. Gives; free(). Errors: AR_ERR_MEMORY. */

@@ -16,7 +16,7 @@ const char *const ari_numerics_names[] = {"exact", "native", NULL};
 static const char *const device_names[] = {"cpu", "cuda", "emulated", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
 
-#define ARI_VALUES ari_layout_values
+#define ARI_VALUES ari_run_values
 const ari_option ari_movement_options[] = {
     ARI_OPTION_ENUM("mlp-order", mlp_order, ari_mlp_order_names,
                     "how the MLP's two layers are split (default column-row)"),
@@ -37,23 +37,24 @@ const ari_option ari_device_options[] = {
     {0},
 };
 const ari_option ari_step_layout_options[] = {
-    ARI_OPTION_FLAG("sp", sp,
+    ARI_OPTION_FLAG("sp", run.parallel.sp,
                     "sequence parallel beside --tp: each rank holds a part of every sequence between the regions"),
-    ARI_OPTION_FLAG("keep-gathered", keep_gathered,
+    ARI_OPTION_FLAG("keep-gathered", run.parallel.keep_gathered,
                     "with --sp: keep gathered inputs for the backward pass, in place of gathering them again"),
-    ARI_OPTION_INT("dp", dp, 1, 4096, "N",
+    ARI_OPTION_INT("dp", run.parallel.dp, 1, 4096, "N",
                    "data-parallel ranks, or groups of --tp ranks: each holds some of the sequences",
                    .more = "Ranks need not hold equally many."),
-    ARI_OPTION_INT("micro-batches", micro_batches, 1, 1e9, "M",
+    ARI_OPTION_INT("micro-batches", run.parallel.micro_batches, 1, 1e9, "M",
                    "pieces in which a rank goes through its sequences; gradients are accumulated (default 1)"),
-    ARI_OPTION_FLAG("forward-first", forward_first, "all micro-batches go forward before the first goes backward"),
+    ARI_OPTION_FLAG("forward-first", run.parallel.forward_first,
+                    "all micro-batches go forward before the first goes backward"),
     {0},
 };
 const ari_option ari_bucket_options[] = {
-    ARI_OPTION_ENUM("bucket-mode", bucket_mode, ari_bucket_mode_names,
+    ARI_OPTION_ENUM("bucket-mode", run.ddp.mode, ari_bucket_mode_names,
                     "overlap: each bucket is reduced while the backward pass goes on; eager: all after it (default "
                     "overlap)"),
-    ARI_OPTION_FLAG("find-unused", find_unused,
+    ARI_OPTION_FLAG("find-unused", run.ddp.find_unused,
                     "the ranks of --dp agree which parameters got a gradient; the others are left alone",
                     .more = "They keep no gradient, and their optimizer state stays as it is. Without this option a "
                             "parameter without gradient is an error that names it."),
@@ -61,44 +62,38 @@ const ari_option ari_bucket_options[] = {
 };
 #undef ARI_VALUES
 
-bool ari_layout_given(const ari_layout_values *v)
+bool ari_layout_given(const ari_run_values *v)
 {
-    return v->tp > 0 || v->dp > 0 || v->micro_batches > 0 || v->sp || v->zero > 0;
+    const ar_parallel *p = &v->run.parallel;
+    return p->tp > 0 || p->dp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0;
 }
 
-ar_device_choice ari_layout_device(const ari_layout_values *v)
+ar_device_choice ari_layout_device(const ari_run_values *v)
 {
     ar_device_choice c = {0};
     return v->device && ar_device_choice_parse(&c, v->device) == AR_OK ? c : (ar_device_choice){0};
 }
 
-void ari_layout_run(ar_run *run, const ari_layout_values *v, const ari_common *common)
+ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
 {
-    run->parallel = (ar_parallel){.tp = ari_at_least_one(v->tp),
-                                  .dp = ari_at_least_one(v->dp),
-                                  .micro_batches = ari_at_least_one(v->micro_batches),
-                                  .sp = v->sp,
-                                  .keep_gathered = v->keep_gathered,
-                                  .zero = v->zero,
-                                  .forward_first = v->forward_first};
-    run->ddp = ar_ddp_defaults();
-    run->ddp.bucket_bytes = v->bucket_bytes == ARI_LAYOUT_NOT_GIVEN ? AR_BUCKET_BYTES : v->bucket_bytes;
-    run->ddp.mode = (ar_bucket_mode)v->bucket_mode;
-    run->ddp.zero = v->zero;
-    run->ddp.find_unused = v->find_unused;
-    if (v->numerics >= 0)
-        run->numerics = (ar_numerics)v->numerics;
-    run->precision = (ar_precision)v->precision;
-    run->device = ari_layout_device(v);
-    run->process = common->process;
-    run->threads = common->threads;
-    run->sim.algorithm = v->collectives == 0 ? AR_SIM_DIRECT : AR_SIM_RING;
-    run->sim.timeout_ns = ari_layout_timeout_ns(v);
+    ar_run run = v->run;
+    ar_parallel *p = &run.parallel;
+    p->tp = ari_at_least_one(p->tp);
+    p->dp = ari_at_least_one(p->dp);
+    p->micro_batches = ari_at_least_one(p->micro_batches);
+    run.ddp.zero = p->zero;
+    run.ddp.bucket_bytes = run.ddp.bucket_bytes == ARI_NOT_GIVEN ? AR_BUCKET_BYTES : run.ddp.bucket_bytes;
+    run.device = ari_layout_device(v);
+    run.process = common->process;
+    run.threads = common->threads;
+    run.sim.algorithm = v->collectives == 0 ? AR_SIM_DIRECT : AR_SIM_RING;
+    run.sim.timeout_ns = ari_layout_timeout_ns(v);
+    return run;
 }
 
 /* What a device refuses (ANYRANK_EXACT_PATH), it refuses before minutes of work. A GPU that is there is left alone: of
  * several processes each has another one. */
-static ar_status check_device(const ari_layout_values *v)
+static ar_status check_device(const ari_run_values *v)
 {
     ar_device_choice c = {0};
     ar_device *device = NULL;
@@ -111,7 +106,7 @@ static ar_status check_device(const ari_layout_values *v)
     return AR_OK;
 }
 
-ar_status ari_precision_check(int precision, int numerics)
+ar_status ari_precision_check(ar_precision precision, ar_numerics numerics)
 {
     if (precision == AR_PRECISION_F32 || numerics == AR_NUMERICS_NATIVE)
         return AR_OK;
@@ -119,19 +114,23 @@ ar_status ari_precision_check(int precision, int numerics)
                         ari_precision_names[precision]);
 }
 
-ar_status ari_layout_check(const ari_layout_values *v)
+ar_status ari_layout_check(const ari_run_values *v)
 {
-    AR_TRY(ari_precision_check(v->precision, v->numerics));
-    if (v->sp && v->tp == 0)
+    const ar_parallel *p = &v->run.parallel;
+    if (v->run.dropout >= 1.0)
+        return ar_error_set(AR_ERR_ARG, "--dropout %g drops everything: give a probability from 0 to below 1",
+                            v->run.dropout);
+    AR_TRY(ari_precision_check(v->run.precision, v->run.numerics));
+    if (p->sp && p->tp == 0)
         return ar_error_set(AR_ERR_ARG, "--sp splits sequences over the ranks of --tp: give --tp N too");
-    if (v->keep_gathered && !v->sp)
+    if (p->keep_gathered && !p->sp)
         return ar_error_set(AR_ERR_ARG, "--keep-gathered is about the gathers of --sp: give --tp N --sp too");
-    if (v->forward_first && v->micro_batches < 2)
+    if (p->forward_first && p->micro_batches < 2)
         return ar_error_set(AR_ERR_ARG,
                             "--forward-first is an order of micro-batches: give --micro-batches M of at least 2 too");
-    if (v->zero > 0 && v->dp == 0)
+    if (p->zero > 0 && p->dp == 0)
         return ar_error_set(
-            AR_ERR_ARG, "--zero %d shares the optimizer's state out to the ranks of --dp: give --dp N too", v->zero);
+            AR_ERR_ARG, "--zero %d shares the optimizer's state out to the ranks of --dp: give --dp N too", p->zero);
     return check_device(v);
 }
 
@@ -143,15 +142,15 @@ void ari_device_json(json_t *o, const ar_device_choice *c)
         json_object_set_new(o, "gpu", json_pack("{s:i, s:s}", "index", c->index, "name", gpu.name));
 }
 
-uint64_t ari_layout_timeout_ns(const ari_layout_values *v)
+uint64_t ari_layout_timeout_ns(const ari_run_values *v)
 {
     return (uint64_t)(v->timeout * 1e9);
 }
 
-ar_status ari_layout_plan(const ari_layout_values *v, ar_arch arch, ar_plan *plan)
+ar_status ari_layout_plan(const ari_run_values *v, ar_arch arch, ar_plan *plan)
 {
     *plan = (ar_plan){0};
-    return v->mlp_order == 0 ? AR_OK : ar_plan_add_mlp_order(plan, arch, (ar_mlp_order)v->mlp_order);
+    return v->mlp_order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, arch, v->mlp_order);
 }
 
 /* Samples of a data-parallel rank. */

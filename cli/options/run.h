@@ -14,24 +14,31 @@
  * does (step.c), how it is watched (watch.c). The macros are rows of an option table; ARI_VALUES, the subcommand's
  * struct, has fields of the names that they give. */
 
-/* The options that say how a step is split and what runs it: the same for every subcommand that runs one. */
-typedef struct ari_layout_values {
-    int tp, dp, micro_batches; /* 0: not given */
-    bool sp, keep_gathered, forward_first;
-    int zero;            /* stage */
-    size_t bucket_bytes; /* ARI_LAYOUT_NOT_GIVEN: as the subcommand has it */
-    int bucket_mode;
-    bool find_unused;
-    int mlp_order, collectives, numerics;
-    int precision;      /* ar_precision */
-    double timeout;     /* seconds */
-    const char *device; /* NULL: not given */
-} ari_layout_values;
+/* A run as options ask for it, and what they say in other words than a run has. Not given is 0 of a size, SIZE_MAX of
+ * bucket_bytes and of warmup_steps, NaN of a double, NULL of a text, and -1 of the optimizer's enumerations. */
+typedef struct ari_run_values {
+    ar_run run;
+    ar_mlp_order mlp_order;
+    int collectives; /* 0: direct, 1: ring */
+    double timeout;  /* seconds */
+    const char *device, *inject, *betas;
+    ari_strings groups;
+} ari_run_values;
 
-#define ARI_LAYOUT_NOT_GIVEN SIZE_MAX
-#define ARI_LAYOUT_DEFAULTS                                   \
-    {                                                         \
-        .bucket_bytes = ARI_LAYOUT_NOT_GIVEN, .timeout = 60.0 \
+#define ARI_NOT_GIVEN SIZE_MAX
+/* All that is not given; then any other fields. */
+#define ARI_RUN_NOT_GIVEN(...)                                                                                       \
+    {                                                                                                                \
+        .timeout = 60.0, .run.ddp.bucket_bytes = ARI_NOT_GIVEN, .run.clip = (double)NAN, .run.dropout = (double)NAN, \
+        .run.optimizer = {.kind = (ar_optimizer_kind)-1,                                                             \
+                          .schedule = (ar_schedule)-1,                                                               \
+                          .decay = (ar_decay)-1,                                                                     \
+                          .lr = (double)NAN,                                                                         \
+                          .momentum = (double)NAN,                                                                   \
+                          .weight_decay = (double)NAN,                                                               \
+                          .min_lr = (double)NAN,                                                                     \
+                          .warmup_steps = ARI_NOT_GIVEN},                                                            \
+        __VA_ARGS__                                                                                                  \
     }
 
 extern const char *const ari_mlp_order_names[];
@@ -39,46 +46,50 @@ extern const char *const ari_bucket_mode_names[]; /* in the order of ar_bucket_m
 extern const char *const ari_numerics_names[];
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
-/* Options of an ari_layout_values: how data moves; what the ranks compute on; how a training step is split besides tp;
- * how the data-parallel ranks sum their gradients. */
-extern const ari_option ari_movement_options[], ari_device_options[], ari_step_layout_options[], ari_bucket_options[];
+/* Options of an ari_run_values: how data moves; what the ranks compute on; how a training step is split besides tp;
+ * how the data-parallel ranks sum their gradients; what updates the weights. */
+extern const ari_option ari_movement_options[], ari_device_options[], ari_step_layout_options[], ari_bucket_options[],
+    ari_optimizer_options[];
 
-/* Rows whose help is the subcommand's; ARI_VALUES has an ari_layout_values called `layout`. */
+/* Rows whose help is the subcommand's; ARI_VALUES has an ari_run_values called `r`. */
 #define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                 \
-    ARI_OPTION_INT("tp", layout.tp, 1, 4096, "N", tp_help,                                                         \
+    ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 4096, "N", tp_help,                                                 \
                    .more = "More than the model's KV heads are possible: then several ranks hold copies of one."), \
-        ARI_OPTION_GROUP(ari_movement_options, layout),                                                            \
-        ARI_OPTION_ENUM("numerics", layout.numerics, ari_numerics_names, numerics_help),                           \
-        ARI_OPTION_GROUP(ari_device_options, layout)
+        ARI_OPTION_GROUP(ari_movement_options, r),                                                                 \
+        ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names, numerics_help),                            \
+        ARI_OPTION_GROUP(ari_device_options, r)
 #define ARI_LAYOUT_DDP_OPTIONS(bytes_help)                                                                       \
-    ARI_OPTION_INT("zero", layout.zero, 0, 1, "STAGE",                                                           \
+    ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 1, "STAGE",                                                   \
                    "1: each rank of --dp keeps its share of the optimizer's state and updates its share of the " \
                    "weights (ZeRO-1); 0: each does all (default 0)"),                                            \
-        ARI_OPTION_BYTES("bucket-bytes", layout.bucket_bytes, 0, 0, "BYTES", bytes_help,                         \
+        ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help,                      \
                          .more = "The bits do not depend on it in exact numerics."),                             \
-        ARI_OPTION_GROUP(ari_bucket_options, layout)
+        ARI_OPTION_GROUP(ari_bucket_options, r)
 #define ARI_PRECISION_OPTION                                                                                        \
-    ARI_OPTION_ENUM("precision", layout.precision, ari_precision_names,                                             \
+    ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,                                              \
                     "with --numerics native, of products: f32, tf32 or bf16; sums and all else fp32 (default f32)", \
                     .more = "What enters a product is rounded to TF32 or bf16, and with bf16 what leaves one too.")
 
 /** Whether any option asks for one layout. */
-bool ari_layout_given(const ari_layout_values *v);
-/** Refuses the choices of later versions (AR_ERR_UNSUPPORTED), options that mean nothing without another (AR_ERR_ARG),
- *  and what the device refuses. */
-AR_NODISCARD ar_status ari_layout_check(const ari_layout_values *v);
+bool ari_layout_given(const ari_run_values *v);
+/** Refuses a dropout of 1, options that mean nothing without another (AR_ERR_ARG), and what the device refuses. */
+AR_NODISCARD ar_status ari_layout_check(const ari_run_values *v);
 /** Refuses a precision other than fp32 of exact numerics (AR_ERR_ARG). */
-AR_NODISCARD ar_status ari_precision_check(int precision, int numerics);
-/** Puts what they ask for into a run, with process and threads: its layout, how gradients are summed over dp (buckets
- *  of AR_BUCKET_BYTES unless given), the device, numerics if given, the cluster. After ari_layout_check. */
-void ari_layout_run(ar_run *run, const ari_layout_values *v, const ari_common *common);
+AR_NODISCARD ar_status ari_precision_check(ar_precision precision, ar_numerics numerics);
+/** The run that they ask for, with process and threads, and buckets of AR_BUCKET_BYTES unless given. After
+ *  ari_layout_check. */
+ar_run ari_run_of(const ari_run_values *v, const ari_common *common);
+/** Parses the options of a run again, on top of `base`, so that what was not given is as it is there; an optimizer of
+ *  another kind than the base's begins with its own defaults. `v` is part of `values`. Errors: AR_ERR_ARG (options that
+ *  mean nothing with the others, a list or a group malformed, ar_optimizer_check). */
+AR_NODISCARD ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values);
 /** What --device names, a name that ari_layout_check has let pass; the CPU where it is not given. */
-ar_device_choice ari_layout_device(const ari_layout_values *v);
+ar_device_choice ari_layout_device(const ari_run_values *v);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
-uint64_t ari_layout_timeout_ns(const ari_layout_values *v);
+uint64_t ari_layout_timeout_ns(const ari_run_values *v);
 /** The default plan, or the one that --mlp-order asks for. */
-AR_NODISCARD ar_status ari_layout_plan(const ari_layout_values *v, ar_arch arch, ar_plan *plan);
+AR_NODISCARD ar_status ari_layout_plan(const ari_run_values *v, ar_arch arch, ar_plan *plan);
 
 enum { ARI_LAYOUT_TEXT = 128 };
 /** ar_parallel_text, and behind it the samples of each data-parallel rank where they are not equally many: "dp=3
@@ -91,52 +102,22 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch);
 
 /* --- the training step -------------------------------------------------------------------------------------------- */
 
-/* What updates the weights. */
-typedef struct ari_optimizer_values {
-    int kind, schedule, decay;                 /* -1: not given */
-    double lr, momentum, weight_decay, min_lr; /* NaN: not given */
-    size_t warmup;                             /* ARI_WARMUP_NOT_GIVEN */
-    bool nesterov;
-    const char *betas; /* NULL: not given */
-    ari_strings groups;
-} ari_optimizer_values;
-
-#define ARI_WARMUP_NOT_GIVEN SIZE_MAX
-#define ARI_OPTIMIZER_NOT_GIVEN                                                              \
-    {                                                                                        \
-        .kind = -1, .schedule = -1, .decay = -1, .lr = (double)NAN, .momentum = (double)NAN, \
-        .weight_decay = (double)NAN, .min_lr = (double)NAN, .warmup = ARI_WARMUP_NOT_GIVEN   \
-    }
-
 extern const char *const ari_fault_names[]; /* that --inject takes */
 
-extern const ari_option ari_optimizer_options[]; /* of an ari_optimizer_values */
-
-/* size_t batch, seq; 0: not given. */
-#define ARI_BATCH_OPTIONS(seq_help)                                                                      \
-    ARI_OPTION_SIZE("batch", batch, 1, 1e9, "B", "sequences of a step, all ranks together (default 8)"), \
-        ARI_OPTION_SIZE("seq", seq, 1, 1e9, "S", seq_help)
-/* double clip, dropout; NaN: not given. */
-#define ARI_CLIP_OPTIONS                                                                                               \
-    ARI_OPTION_DOUBLE("clip", clip, 0, 1e30, "X",                                                                      \
-                      "largest norm of all gradients together; 0: no clipping (default 1)"),                           \
-        ARI_OPTION_DOUBLE("dropout", dropout, 0, 1, "P", "probability, below 1 (default 0, whatever the config says)", \
-                          .more =                                                                                      \
-                              "It is on the embedding's output (GPT-2), attention probabilities, and the outputs of "  \
-                              "attention and MLP. The dropout of a configuration is not used; a note says so.")
-/* const char *inject; NULL: not given. */
-#define ARI_INJECT_OPTION                                                                               \
-    ARI_OPTION_STRING("inject", inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \
+#define ARI_BATCH_OPTIONS(seq_help)                                                                            \
+    ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e9, "B", "sequences of a step, all ranks together (default 8)"), \
+        ARI_OPTION_SIZE("seq", r.run.seq, 1, 1e9, "S", seq_help)
+#define ARI_CLIP_OPTIONS                                                                                       \
+    ARI_OPTION_DOUBLE("clip", r.run.clip, 0, 1e30, "X",                                                        \
+                      "largest norm of all gradients together; 0: no clipping (default 1)"),                   \
+        ARI_OPTION_DOUBLE(                                                                                     \
+            "dropout", r.run.dropout, 0, 1, "P", "probability, below 1 (default 0, whatever the config says)", \
+            .more = "It is on the embedding's output (GPT-2), attention probabilities, and the outputs of "    \
+                    "attention and MLP. The dropout of a configuration is not used; a note says so.")
+#define ARI_INJECT_OPTION                                                                                 \
+    ARI_OPTION_STRING("inject", r.inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \
                       .choices = ari_fault_names)
 
-/** What they ask for, in a training of total_steps steps. Errors: AR_ERR_ARG (options that mean nothing with the
- *  others, a list or a group malformed, ar_optimizer_check). */
-AR_NODISCARD ar_status ari_optimizer_values_options(ar_optimizer_options *o, const ari_optimizer_values *v,
-                                                    uint64_t total_steps);
-/** The same on top of the options that *o has, a checkpoint's: what was not given stays as it is; another kind of
- *  optimizer begins with its own defaults. Errors: those. */
-AR_NODISCARD ar_status ari_optimizer_values_change(ar_optimizer_options *o, const ari_optimizer_values *v,
-                                                   uint64_t total_steps);
 /** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
  *  dropout 0.1"; of 0 steps what a single forward and backward is. */
 void ari_step_print(FILE *to, const ar_run *run);
@@ -144,11 +125,6 @@ void ari_step_print(FILE *to, const ar_run *run);
 void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run);
 /** The options as an object. Gives; NULL without memory. */
 json_t *ari_optimizer_json(const ar_optimizer_options *o);
-
-/** Refuses a dropout of 1 (AR_ERR_ARG); NaN is none. */
-AR_NODISCARD ar_status ari_dropout_check(double dropout);
-/** `given`, or `otherwise` where it is NaN. */
-double ari_or_else(double given, double otherwise);
 
 /* --- watching ----------------------------------------------------------------------------------------------------- */
 

@@ -19,23 +19,23 @@ const char *const ari_fault_names[] = {
         NULL};
 static const char *const decay_names[] = {"all", "matrices", NULL};
 
-#define ARI_VALUES ari_optimizer_values
+#define ARI_VALUES ari_run_values
 const ari_option ari_optimizer_options[] = {
-    ARI_OPTION_ENUM("optimizer", kind, optimizer_names, "what updates the weights (default adamw)"),
-    ARI_OPTION_DOUBLE("lr", lr, 0, 1e6, "X", "learning rate (default 0.001)"),
-    ARI_OPTION_ENUM("lr-schedule", schedule, schedule_names,
+    ARI_OPTION_ENUM("optimizer", run.optimizer.kind, optimizer_names, "what updates the weights (default adamw)"),
+    ARI_OPTION_DOUBLE("lr", run.optimizer.lr, 0, 1e6, "X", "learning rate (default 0.001)"),
+    ARI_OPTION_ENUM("lr-schedule", run.optimizer.schedule, schedule_names,
                     "how the learning rate goes on after the warm-up; cosine: down to --min-lr in the last step "
                     "(default constant)",
                     .more = "The cosine is half a wave."),
-    ARI_OPTION_SIZE("warmup", warmup, 0, 1e9, "STEPS",
+    ARI_OPTION_SIZE("warmup", run.optimizer.warmup_steps, 0, 1e9, "STEPS",
                     "steps in which the learning rate rises linearly to --lr (default 0)"),
-    ARI_OPTION_DOUBLE("min-lr", min_lr, 0, 1e6, "X", "learning rate at the end of a cosine (default 0)"),
-    ARI_OPTION_DOUBLE("momentum", momentum, 0, 1, "X", "of sgd, below 1 (default 0)"),
-    ARI_OPTION_FLAG("nesterov", nesterov, "of sgd with --momentum: Nesterov's variant"),
+    ARI_OPTION_DOUBLE("min-lr", run.optimizer.min_lr, 0, 1e6, "X", "learning rate at the end of a cosine (default 0)"),
+    ARI_OPTION_DOUBLE("momentum", run.optimizer.momentum, 0, 1, "X", "of sgd, below 1 (default 0)"),
+    ARI_OPTION_FLAG("nesterov", run.optimizer.nesterov, "of sgd with --momentum: Nesterov's variant"),
     ARI_OPTION_STRING("betas", betas, "B1,B2", "of adam and adamw (default 0.9,0.999)"),
-    ARI_OPTION_DOUBLE("weight-decay", weight_decay, 0, 1e6, "X",
+    ARI_OPTION_DOUBLE("weight-decay", run.optimizer.weight_decay, 0, 1e6, "X",
                       "added to the gradient by sgd and adam, decoupled in adamw (default 0; adamw 0.01)"),
-    ARI_OPTION_ENUM("decay", decay, decay_names,
+    ARI_OPTION_ENUM("decay", run.optimizer.decay, decay_names,
                     "which parameters decay: all, or matrices only, not norms and biases (default all)",
                     .more = "Matrices are the parameters of two dimensions."),
     ARI_OPTION_STRINGS("group", groups, "GLOB:lr=X,decay=Y",
@@ -49,26 +49,18 @@ const ari_option ari_optimizer_options[] = {
 
 _Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often as there may be groups");
 
-static ar_optimizer_kind kind_of(const ari_optimizer_values *v, ar_optimizer_kind otherwise)
+/* Refuses what was given, if it is another optimizer's or another schedule's. */
+static ar_status check_given(const ari_run_values *v, ar_optimizer_kind kind, ar_schedule schedule)
 {
-    return v->kind < 0 ? otherwise : (ar_optimizer_kind)v->kind;
-}
-
-static ar_status check_kind(const ari_optimizer_values *v, ar_optimizer_kind kind)
-{
+    const ar_optimizer_options *given = &v->run.optimizer;
     const bool sgd = kind == AR_OPTIMIZER_SGD;
-    if (!sgd && (!isnan(v->momentum) || v->nesterov))
+    if (!sgd && (!isnan(given->momentum) || given->nesterov))
         return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has --betas",
                             optimizer_names[kind]);
     if (sgd && v->betas)
         return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
-    return AR_OK;
-}
-
-static ar_status check_min_lr(const ari_optimizer_values *v, int schedule)
-{
-    if (schedule != AR_SCHEDULE_COSINE && !isnan(v->min_lr))
-        return ar_error_set(AR_ERR_ARG, "--min-lr %g is where --lr-schedule cosine ends: give both", v->min_lr);
+    if (schedule != AR_SCHEDULE_COSINE && !isnan(given->min_lr))
+        return ar_error_set(AR_ERR_ARG, "--min-lr %g is where --lr-schedule cosine ends: give both", given->min_lr);
     return AR_OK;
 }
 
@@ -125,34 +117,24 @@ static ar_status parse_group(ar_param_group *group, const char *text)
     return AR_OK;
 }
 
-ar_status ari_optimizer_values_change(ar_optimizer_options *o, const ari_optimizer_values *v, uint64_t total_steps)
+ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values)
 {
-    const ar_optimizer_kind kind = kind_of(v, o->kind);
-    AR_TRY(check_kind(v, kind));
-    if (kind != o->kind)
+    const ari_run_values first = *v;
+    const ar_optimizer_kind kind = first.run.optimizer.kind;
+    ar_optimizer_options *o = &v->run.optimizer;
+    v->run = *base;
+    if ((int)kind >= 0 && kind != base->optimizer.kind)
         *o = ar_optimizer_defaults(kind);
-    o->lr = ari_or_else(v->lr, o->lr);
-    o->momentum = ari_or_else(v->momentum, o->momentum);
-    o->weight_decay = ari_or_else(v->weight_decay, o->weight_decay);
-    o->nesterov = o->nesterov || v->nesterov;
-    o->schedule = v->schedule < 0 ? o->schedule : (ar_schedule)v->schedule;
-    AR_TRY(check_min_lr(v, (int)o->schedule));
-    o->warmup_steps = v->warmup == ARI_WARMUP_NOT_GIVEN ? o->warmup_steps : v->warmup;
-    o->total_steps = total_steps;
-    o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? ari_or_else(v->min_lr, o->min_lr) : 0.0;
-    o->decay = v->decay < 0 ? o->decay : (ar_decay)v->decay;
+    AR_TRY(ari_args_again(spec, values));
+    AR_TRY(check_given(&first, o->kind, o->schedule));
+    o->total_steps = v->run.steps > 0 ? v->run.steps : 1; /* none is taken, and they are still to be right ones */
+    o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? o->min_lr : 0.0;
     if (v->betas)
         AR_TRY(parse_betas(&o->beta1, &o->beta2, v->betas));
     for (size_t i = 0; i < v->groups.n; i++)
         AR_TRY(parse_group(&o->group[i], v->groups.text[i]));
     o->groups = v->groups.n > 0 ? v->groups.n : o->groups;
     return ar_optimizer_check(o);
-}
-
-ar_status ari_optimizer_values_options(ar_optimizer_options *o, const ari_optimizer_values *v, uint64_t total_steps)
-{
-    *o = ar_optimizer_defaults(kind_of(v, AR_OPTIMIZER_ADAMW));
-    return ari_optimizer_values_change(o, v, total_steps);
 }
 
 /* ", cosine to 0.0001 after 2 steps of warm-up" */
@@ -215,16 +197,4 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o)
                      o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "schedule",
                      ar_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps, "total_steps",
                      (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay", decay_names[o->decay], "groups", groups);
-}
-
-ar_status ari_dropout_check(double dropout)
-{
-    if (dropout >= 1.0)
-        return ar_error_set(AR_ERR_ARG, "--dropout %g drops everything: give a probability from 0 to below 1", dropout);
-    return AR_OK;
-}
-
-double ari_or_else(double given, double otherwise)
-{
-    return isnan(given) ? otherwise : given;
 }
