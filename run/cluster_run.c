@@ -167,7 +167,7 @@ done:
 
 static int threads_of(const ari_cluster_options *o, int ranks)
 {
-    return ari_core_budget(o->run.threads > 0 ? o->run.threads : ari_cores(), ranks);
+    return ari_core_budget(ari_threads(o->run.threads), ranks);
 }
 
 static ar_status rank_main(ar_comm *world, void *arg)

@@ -112,7 +112,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     if (n->beside > 0.0 && run->run.precision != AR_PRECISION_F32)
         n->beside += FLOAT;
     if (run->noise_runs > 0)
-        n->noisy = fmin(run->run.threads > 0 ? run->run.threads : ari_cores(), run->noise_runs);
+        n->noisy = fmin(ari_threads(run->run.threads), run->noise_runs);
     n->tokens = (double)run->run.batch * (double)run->run.seq;
     n->q = heads * d;
     n->kv = (double)c->kv_heads * d;

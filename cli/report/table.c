@@ -6,24 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/size.h"
 #include "ref/io/json.h"
 
 enum { COLUMN_GAP = 2 };
 
 static void add_cell(ari_table *t, const char *text)
 {
-    if (t->count == t->capacity) {
-        const size_t capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
-        char **cells = realloc(t->cells, capacity * sizeof *cells);
-        t->failed |= cells == NULL;
-        if (cells == NULL)
-            return;
-        t->cells = cells;
-        t->capacity = capacity;
+    char *copy = strdup(text);
+    if (!copy || ari_grow(&t->cells, &t->capacity, t->count, sizeof *t->cells, "a table") != AR_OK) {
+        t->failed = true;
+        free(copy);
+        return;
     }
-    t->cells[t->count] = strdup(text);
-    t->failed |= t->cells[t->count] == NULL;
-    t->count += t->cells[t->count] != NULL;
+    t->cells[t->count++] = copy;
 }
 
 static void add_cells(ari_table *t, const char *between, const char *format, va_list args)

@@ -169,6 +169,11 @@ int ari_cores(void)
     return online > 0 ? (int)online : 1;
 }
 
+int ari_threads(int asked)
+{
+    return asked > 0 ? asked : ari_cores();
+}
+
 int ari_core_budget(int threads, int ranks)
 {
     const int share = ranks > 0 ? threads / ranks : 1;

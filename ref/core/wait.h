@@ -67,6 +67,8 @@ void ari_wait_poll(void);
 
 /** Cores of the machine this process may run on (its affinity mask), at least 1. */
 int ari_cores(void);
+/** As many threads as were asked for; 0: ari_cores. */
+int ari_threads(int asked);
 
 /** Threads that the kernels of one of `ranks` rank threads may use out of `threads` for the whole process: an equal
  * share, rounded down, at least 1. So ranks * share <= threads wherever there are at least as many threads as ranks,

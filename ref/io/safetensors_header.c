@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
@@ -215,14 +216,8 @@ static ar_status add_metadata(const reader *r, const slice *key, const slice *va
     ari_st_header *h = r->h;
     if (h->n_metadata == ARI_ST_MAX_METADATA)
         return bad(r, key->begin, "too many keys in " ARI_ST_METADATA);
-    if (h->n_metadata == h->cap_metadata) {
-        const size_t cap = h->cap_metadata == 0 ? 8 : 2 * h->cap_metadata;
-        char **grown = realloc(h->metadata, 2 * cap * sizeof *grown);
-        if (grown == NULL)
-            return no_memory(r);
-        h->metadata = grown;
-        h->cap_metadata = cap;
-    }
+    if (ari_grow(&h->metadata, &h->cap_metadata, h->n_metadata, 2 * sizeof *h->metadata, "metadata") != AR_OK)
+        return no_memory(r);
     char **pair = h->metadata + 2 * h->n_metadata;
     pair[0] = pair[1] = NULL;
     h->n_metadata++; /* before the strings: the header frees what is there */
@@ -319,15 +314,9 @@ static ar_status read_fields(const reader *r, ari_st_item *item, const json_t *f
 static ar_status add_tensor(const reader *r, char *name, const slice *value)
 {
     ari_st_header *h = r->h;
-    if (h->n == h->cap) {
-        const size_t cap = h->cap == 0 ? 16 : 2 * h->cap; /* bounded by the header's bytes */
-        ari_st_item *grown = realloc(h->items, cap * sizeof *grown);
-        if (grown == NULL) {
-            free(name);
-            return no_memory(r);
-        }
-        h->items = grown;
-        h->cap = cap;
+    if (ari_grow(&h->items, &h->cap, h->n, sizeof *h->items, "tensors") != AR_OK) { /* bounded by the header's bytes */
+        free(name);
+        return no_memory(r);
     }
     ari_st_item *item = &h->items[h->n++];
     memset(item, 0, sizeof *item);

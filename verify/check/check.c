@@ -173,7 +173,7 @@ static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, co
                                   .weights_user = b->weights,
                                   .batch = b->batch,
                                   .seed = o->run.seed,
-                                  .threads = o->run.threads > 0 ? o->run.threads : ari_cores(),
+                                  .threads = ari_threads(o->run.threads),
                                   .progress = gradcheck_progress,
                                   .progress_user = &options};
     AR_TRY(ari_gradcheck(&r->gradcheck, &c));

@@ -130,7 +130,7 @@ static ar_status allow(ari_check_base *b, measuring *m, const ar_check_options *
                                               .options = options_of(b, o),
                                               .heard = measure,
                                               .heard_user = m,
-                                              .threads = o->run.threads > 0 ? o->run.threads : ari_cores(),
+                                              .threads = ari_threads(o->run.threads),
                                               .progress = o->progress,
                                               .progress_user = o->progress_user};
     return ari_sensitivity_allow(&b->ref, &sensitivity);
@@ -281,15 +281,13 @@ ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, 
 /* A baseline that ends at its gradients' norm: says with which tensor of what it had computed that began. */
 static ar_status name_not_finite(ar_status ended, ari_reference *ref)
 {
-    char message[512];
     if (ended != AR_ERR_DATA)
         return ended;
     ari_reference_find_vacuous(ref);
     if (!ref->vacuous.tensor[0])
         return ended;
-    snprintf(message, sizeof message, "%s", ar_error_message());
-    return ar_error_set(ended, "%s; the first tensor that is not finite is %s of step %d", message, ref->vacuous.tensor,
-                        ref->vacuous.step);
+    return ar_error_set(ended, "%s; the first tensor that is not finite is %s of step %d", ar_error_message(),
+                        ref->vacuous.tensor, ref->vacuous.step);
 }
 
 ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, size_t vocab, const char *text)

@@ -273,7 +273,7 @@ static ar_status run(ari_verifying *v)
 ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
 {
     AR_TRY(check_options(o));
-    const int threads = o->threads > 0 ? o->threads : ari_cores();
+    const int threads = ari_threads(o->threads);
     ari_verifying v = {.o = o, .threads = threads < MOST_THREADS ? threads : MOST_THREADS};
     const ar_status st = run(&v);
     for (size_t i = 0; i < v.pairs; i++)

@@ -80,7 +80,7 @@ static ar_status allow(ari_reference *ref, const ari_cluster_options *run, const
         .run = run->body ? run_block : NULL,
         .user = run->body_user,
         .options = {.seed = o->run.seed, .weights = run->weights, .weights_user = run->weights_user},
-        .threads = o->run.threads > 0 ? o->run.threads : ari_cores()};
+        .threads = ari_threads(o->run.threads)};
     return ari_sensitivity_allow(ref, &c);
 }
 
@@ -95,12 +95,11 @@ static ar_status check_out(const ar_grads_options *o)
 /* A mistake may leave ranks with the wrong parts: that is no broken invariant. */
 static ar_status check_complete(const ari_gatherer *g, ar_fault fault)
 {
-    char message[512];
     const ar_status st = ari_gather_check(g);
     if (st != AR_ERR_INTERNAL || fault == AR_FAULT_NONE)
         return st;
-    snprintf(message, sizeof message, "%s", ar_error_message());
-    return ar_error_set(AR_ERR_DATA, "fault %s leaves nothing whole to write: %s", ar_fault_name(fault), message);
+    return ar_error_set(AR_ERR_DATA, "fault %s leaves nothing whole to write: %s", ar_fault_name(fault),
+                        ar_error_message());
 }
 
 static ar_status file_path(ar_grads_result *result, int file, const ar_grads_options *o, const char *name)

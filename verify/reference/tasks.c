@@ -4,9 +4,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 
+#include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
 /* A pool for one run: threads take the next task until there is none. */
@@ -15,8 +15,7 @@ typedef struct pool {
     atomic_size_t next, done;
     pthread_mutex_t lock; /* of what follows */
     size_t failed;        /* the lowest task that did; SIZE_MAX */
-    ar_status status;
-    char message[1024];
+    ari_outcome outcome;  /* its own */
 } pool;
 
 typedef struct worker {
@@ -30,8 +29,7 @@ static void keep_failure(pool *p, size_t task, ar_status st)
     pthread_mutex_lock(&p->lock);
     if (task < p->failed) {
         p->failed = task;
-        p->status = st;
-        snprintf(p->message, sizeof p->message, "%s", ar_error_message());
+        p->outcome = ari_outcome_of(st);
     }
     pthread_mutex_unlock(&p->lock);
     atomic_store(&p->next, p->tasks->n); /* nobody begins another */
@@ -77,7 +75,5 @@ ar_status ari_tasks_run(const ari_tasks *t)
         pthread_join(workers[i].thread, NULL);
     free(workers);
     pthread_mutex_destroy(&p.lock);
-    if (p.failed == SIZE_MAX)
-        return AR_OK;
-    return p.message[0] ? ar_error_set(p.status, "%s", p.message) : p.status;
+    return ari_outcome_status(&p.outcome);
 }

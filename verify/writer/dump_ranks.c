@@ -10,6 +10,7 @@
 
 #include "dump/placement.h"
 #include "ref/core/out.h"
+#include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
 ar_status ari_dump_ranks_create(ari_dump_ranks *d, const ar_parallel *p, const ar_dump_listener_options *o)
@@ -97,12 +98,10 @@ static ar_status make_beside(char *path, size_t cap, const char *folder)
 }
 
 /* After a failure, whose message stays. */
-static void discard(const char *folder)
+static ar_status discard(const char *folder, ar_status st)
 {
-    char message[1024];
-    snprintf(message, sizeof message, "%s", ar_error_message());
-    if (ari_dump_folder_remove(folder) != AR_OK)
-        (void)ar_error_set(AR_ERR_IO, "%s", message);
+    const ari_outcome failed = ari_outcome_of(st);
+    return ari_dump_folder_remove(folder) == AR_OK ? st : ari_outcome_status(&failed);
 }
 
 ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f)
@@ -117,8 +116,7 @@ ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, cons
         return AR_OK;
     st = ari_out_fail("rename the folder", beside);
 failed:
-    discard(beside);
-    return st;
+    return discard(beside, st);
 }
 
 /* --- the reference ------------------------------------------------------------------------------------------------ */
